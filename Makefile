@@ -77,10 +77,13 @@ test-long-mutants: deps
 	VERIFIER_SEED=$(call part,10000) VERIFIER_MUTANTS=$(call share,400000) $(long) passes --test verifiers -- search::
 
 # All mistakes that are kept in the compiler's source beside the right lines (ir/src/faults.rs), each on jobs until one shows what becomes of it: whether
-# a verifier refuses it. FAULT=zero.piece tries those whose names begin so; FAULTS_EVERYWHERE=1 goes on through all jobs (docs/proofs.md).
+# a verifier refuses it; those of the code generator on kernels, until the check of a compile refuses one. FAULT=zero.piece tries those whose names begin so;
+# FAULTS_EVERYWHERE=1 goes on through all jobs and kernels (docs/proofs.md).
 FAULTS_EVERYWHERE ?= 0
+faults = FAULTS_EVERYWHERE=$(FAULTS_EVERYWHERE) FAULTS_FIRST=$(call part,400) FAULTS=$(call share,400) $(long)
 test-long-faults: deps
-	FAULTS_EVERYWHERE=$(FAULTS_EVERYWHERE) FAULTS_FIRST=$(call part,400) FAULTS=$(call share,400) $(long) passes --test differential -- --nocapture faults::
+	$(faults) passes --test differential -- --nocapture faults::
+	$(faults) codegen --lib -- --nocapture check::faults::
 
 test-long-meshes: deps
 	MESHES_FIRST=$(call part,13406) MESHES=$(call share,13406) $(long) passes --test differential -- --nocapture everywhere::

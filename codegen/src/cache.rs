@@ -100,7 +100,7 @@ mod tests {
     use crate::Shape;
 
     fn compiled(name: &str) -> Compiled {
-        let shape = Shape { tiles: 3, scratch_bytes: 64 };
+        let shape = Shape { tiles: 3, line: 1, scratch_bytes: 64 };
         Compiled {
             name: name.into(),
             shape,

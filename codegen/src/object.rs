@@ -3,6 +3,7 @@
 use crate::build::Builder;
 use crate::build::lines::Added;
 use crate::build::llvm::{Llvm, set_target_attributes};
+use crate::build::masked;
 use crate::build::mlir::{self, Mlir};
 use crate::build::simt::Simt;
 use crate::check::Verification;
@@ -89,6 +90,7 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
     let Written { shape, launch, mlir, module } = written;
     module.set_triple(&machine.get_triple());
     module.set_data_layout(&machine.get_target_data().get_data_layout());
+    masked::spell_out_single_stores(&context, &module)?;
     module.verify().map_err(|e| CompileError::Invalid { text: e.to_string() })?;
     let write = |kind| write(&machine, &module, kind);
     Ok(Compiled {

@@ -43,7 +43,7 @@ pub fn rounded<B: Builder>(b: &B, dtype: DType, x: B::Vector) -> B::Vector {
 fn rounds(op: &Op) -> bool {
     match op {
         Op::Select | Op::StopGradient | Op::Expand | Op::Compare(_) => false,
-        Op::Unary(u) => !matches!(u, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Not),
+        Op::Unary(u) => ir::fault!("pointwise.function.rounded", false, !matches!(u, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Not)),
         Op::Binary(o) => !matches!(o, Binary::Max | Binary::Min | Binary::And | Binary::Or),
         _ => true,
     }
@@ -68,7 +68,7 @@ pub fn global_index<B: Builder>(b: &B, scalars: B::Pointer, info: &DimInfo, loca
     let inside = b.int2(IntBinary::Rem, stored, b.i64(chunk as i64));
     let pair = b.int2(IntBinary::ShrLogical, number, b.i64(1));
     let last = b.compare_int(Compare::Eq, b.int2(IntBinary::And, number, b.i64(1)), b.i64(1));
-    let mirrored = b.int2(IntBinary::Sub, b.i64(2 * pairs as i64 - 1), pair);
+    let mirrored = b.int2(IntBinary::Sub, b.i64(2 * pairs as i64 - ir::fault!("pointwise.index.mirrored", 0, 1)), pair);
     let chunks = b.int2(IntBinary::Mul, b.select(last, mirrored, pair), b.i64(chunk as i64));
     b.int2(IntBinary::Add, chunks, inside)
 }
@@ -82,7 +82,11 @@ fn stored_index<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, local: B
         // Digits of a mixed-radix number, innermost first. The outermost needs no remainder.
         let mut rest = local;
         for (k, &(extent, stride)) in map.parts.iter().enumerate().rev() {
-            let digit = if k == 0 { rest } else { b.int2(IntBinary::Rem, rest, b.i64(extent as i64)) };
+            let digit = if k == ir::fault!("pointwise.index.outermost", map.parts.len() - 1, 0) {
+                rest
+            } else {
+                b.int2(IntBinary::Rem, rest, b.i64(extent as i64))
+            };
             if k != 0 {
                 rest = b.int2(IntBinary::Div, rest, b.i64(extent as i64));
             }
@@ -142,11 +146,16 @@ impl<B: Builder> Sources<'_, B> {
             shifted(z, 31)
         };
         let argument = |from_end: usize| b.load_splat(b.at_const(self.scalars, 8 * (self.scalar_count - from_end) as i64), Lane::I64);
-        let stream = mix(xor(mix(xor(b.i64(key as i64), mix(argument(2)))), argument(1)));
+        let [seed, step] = ir::fault!("pointwise.uniform.step", [1, 2], [2, 1]).map(argument);
+        let stream = mix(xor(mix(xor(b.i64(key as i64), mix(seed))), step));
         let mut index = b.i64(0);
         for &dim in &ty.dims {
             let global = global_index(b, self.scalars, &dims[dim], local(dim));
-            index = b.int2(IntBinary::Add, b.int2(IntBinary::Mul, index, b.i64(dims[dim].global as i64)), global);
+            index = b.int2(
+                IntBinary::Add,
+                b.int2(IntBinary::Mul, index, b.i64(ir::fault!("pointwise.uniform.local", dims[dim].size, dims[dim].global) as i64)),
+                global,
+            );
         }
         let bits = b.int2(IntBinary::ShrLogical, mix(xor(stream, index)), b.i64(40));
         let whole = b.convert(Convert::IntToFloat(Lane::F32), b.convert(Convert::Int(Lane::I32), bits));
@@ -195,7 +204,7 @@ fn cast<B: Builder>(b: &B, from: Lane, to: Lane, x: B::Vector) -> B::Vector {
         (Lane::I32, Lane::F32) => b.convert(Convert::IntToFloat(Lane::F32), x),
         (Lane::I32, Lane::Mask) => b.compare_int(Compare::Ne, x, b.i32(0)),
         (Lane::Mask, Lane::F32) => b.select(x, b.f32(1.0), b.f32(0.0)),
-        (Lane::Mask, Lane::I32) => b.convert(Convert::Unsigned(Lane::I32), x),
+        (Lane::Mask, Lane::I32) => b.convert(ir::fault!("pointwise.cast.bool", Convert::Int(Lane::I32), Convert::Unsigned(Lane::I32)), x),
         _ => x,
     }
 }
@@ -240,7 +249,7 @@ fn unary<B: Builder>(b: &B, op: Unary, lane: Lane, x: B::Vector) -> B::Vector {
             let one = b.float2(FloatBinary::CopySign, b.f32(1.0), x);
             // Zero and not-a-number stay what they are.
             let moving = b.int2(IntBinary::Or, b.compare_float(Compare::Lt, x, zero), b.compare_float(Compare::Gt, x, zero));
-            b.select(moving, one, x)
+            ir::fault!("pointwise.sign.zero", one, b.select(moving, one, x))
         }
         Unary::Not => b.int2(IntBinary::Xor, x, b.mask_first(b.lanes())),
     }
@@ -248,7 +257,7 @@ fn unary<B: Builder>(b: &B, op: Unary, lane: Lane, x: B::Vector) -> B::Vector {
 
 /// The greater of two floats; not-a-number if either is.
 pub fn greater<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
-    b.select(b.compare_float(Compare::Eq, x, x), b.max(x, y), x)
+    ir::fault!("pointwise.greater.broken", b.max(x, y), b.select(b.compare_float(Compare::Eq, x, x), b.max(x, y), x))
 }
 
 fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vector {
@@ -264,8 +273,13 @@ fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector)
             // would trap; it counts as one.
             let y = b.select(b.compare_int(Compare::Eq, y, b.i32(0)), b.i32(1), y);
             let (quotient, remainder) = (b.int2(IntBinary::Div, x, y), b.int2(IntBinary::Rem, x, y));
-            let signs_differ = b.compare_int(Compare::Lt, b.int2(IntBinary::Xor, remainder, y), b.i32(0));
-            let off = b.int2(IntBinary::And, b.compare_int(Compare::Ne, remainder, b.i32(0)), signs_differ);
+            let signs_differ =
+                b.compare_int(Compare::Lt, b.int2(IntBinary::Xor, ir::fault!("pointwise.ints.signs", quotient, remainder), y), b.i32(0));
+            let off = ir::fault!(
+                "pointwise.ints.floored",
+                signs_differ,
+                b.int2(IntBinary::And, b.compare_int(Compare::Ne, remainder, b.i32(0)), signs_differ)
+            );
             match op {
                 Binary::Div => b.select(off, b.int2(IntBinary::Sub, quotient, b.i32(1)), quotient),
                 _ => b.select(off, b.int2(IntBinary::Add, remainder, y), remainder),

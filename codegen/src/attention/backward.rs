@@ -110,7 +110,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
         backward.clear(&head, backward.scratch.dv, plan.key_blocks() * plan.key_block);
         b.for_each(b.index(0), b.index(plan.sizes(&plan.group)), 1, &mut |member| {
             let at = head.at(b, &plan, &plan.group, member);
-            backward.clear(&at, backward.scratch.dq, plan.query_blocks() * plan.query_block);
+            backward.clear(&at, backward.scratch.dq, ir::fault!("attention.dq.cleared", 1, plan.query_blocks()) * plan.query_block);
             backward.member(&functions, &at);
             backward.finish(&at, AttentionGrad::Q);
         });
@@ -118,7 +118,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
         backward.finish(&head, AttentionGrad::V);
     });
     b.finish_function();
-    Ok(Shape { tiles: plan.sizes(&plan.shared) as u64, scratch_bytes: backward.scratch.bytes as u64 })
+    Ok(Shape { tiles: plan.sizes(&plan.shared) as u64, line: 1, scratch_bytes: backward.scratch.bytes as u64 })
 }
 
 impl<'c> Backward<'_, 'c> {
@@ -209,14 +209,14 @@ impl<'c> Backward<'_, 'c> {
                 let mut slope = b.sub(b.load(ds, Lane::F32, None), delta);
                 if masked {
                     let mask = plan.row_mask(b, positions, b.index_add(key, b.index(first)), end);
-                    probability = b.select(mask, probability, b.f32(0.0));
+                    probability = ir::fault!("attention.probability.hidden", probability, b.select(mask, probability, b.f32(0.0)));
                     slope = b.select(mask, slope, b.f32(0.0));
                 }
                 b.store(p, probability, Lane::F32, None);
-                b.store(ds, b.mul(probability, slope), Lane::F32, None);
+                b.store(ds, ir::fault!("attention.slope.probability", slope, b.mul(probability, slope)), Lane::F32, None);
             }
         });
-        b.for_each(queries, b.index(plan.query_block), 1, &mut |row| {
+        b.for_each(queries, ir::fault!("attention.rows.rest", queries, b.index(plan.query_block)), 1, &mut |row| {
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 b.store(b.at_const(line(p, row), 4 * first), b.f32(0.0), Lane::F32, None);
                 b.store(b.at_const(line(ds, row), 4 * first), b.f32(0.0), Lane::F32, None);
@@ -289,7 +289,7 @@ impl<'c> Backward<'_, 'c> {
             }
         }
         if let Some(dv) = functions.dv {
-            b.call(dv, &[p, dout, self.rows(at, self.scratch.dv, keys)], &[]);
+            b.call(dv, &[ir::fault!("attention.dv.weights", ds, p), dout, self.rows(at, self.scratch.dv, keys)], &[]);
         }
         if let Some(dk) = functions.dk {
             b.call(dk, &[ds, q, self.rows(at, self.scratch.dk, keys)], &[]);
@@ -313,7 +313,7 @@ impl<'c> Backward<'_, 'c> {
         let scale = plan.attention.scale.0;
         let (sums, rows, dim, factor) = match which {
             AttentionGrad::Q => (self.scratch.dq, plan.queries, plan.attention.at, scale),
-            AttentionGrad::K => (self.scratch.dk, plan.keys, plan.attention.keys, scale),
+            AttentionGrad::K => (self.scratch.dk, plan.keys, plan.attention.keys, ir::fault!("attention.dk.scale", 1.0, scale)),
             AttentionGrad::V => (self.scratch.dv, plan.keys, plan.attention.keys, 1.0),
         };
         for (position, output) in plan.kernel.outputs.iter().enumerate() {

@@ -106,14 +106,20 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     });
     b.finish_function();
     let tiles = runs * plan.sizes(&heads);
-    Ok(Shape { tiles: tiles as u64, scratch_bytes: forward.scratch.bytes as u64 })
+    Ok(Shape { tiles: tiles as u64, line: 1, scratch_bytes: forward.scratch.bytes as u64 })
 }
 
 impl<'c> Forward<'_, 'c> {
     fn functions(&self) -> Functions<'c> {
         let (b, plan, division) = (self.b, self.plan, self.division);
         let [q, k, v] = &self.operands;
-        let copy_q = Copy { name: "copy_q", rows: q, factor: plan.attention.scale.0 * LOG2_E, panel: plan.width, height: 0 };
+        let copy_q = Copy {
+            name: "copy_q",
+            rows: q,
+            factor: plan.attention.scale.0 * ir::fault!("attention.scale.log2", 1.0, LOG2_E),
+            panel: plan.width,
+            height: 0,
+        };
         let copy_v = Copy { name: "copy_v", rows: v, factor: 1.0, panel: division.columns, height: division.block };
         let panels = Panels { b, plan, division };
         let heights = (division.height..=division.tallest()).rev();
@@ -240,8 +246,11 @@ impl<'c> Forward<'_, 'c> {
                 (column, any.map_or(there, |any| b.both(there, any)))
             })
             .collect();
-        let end = seen.iter().fold(b.index(0), |end, (column, any)| b.index_select(*any, b.index_add(*column, b.index(division.strip)), end));
-        let first = seen.iter().rev().fold(end, |first, (column, any)| b.index_select(*any, *column, first));
+        let end = seen.iter().fold(b.index(0), |end, (column, any)| {
+            b.index_select(*any, b.index_add(*column, b.index(ir::fault!("attention.strips.end", 0, division.strip))), end)
+        });
+        let start = ir::fault!("attention.strips.first", b.index(0), end);
+        let first = seen.iter().rev().fold(start, |first, (column, any)| b.index_select(*any, *column, first));
         (first, end)
     }
 
@@ -250,10 +259,10 @@ impl<'c> Forward<'_, 'c> {
         let (b, plan) = (self.b, self.plan);
         let part = |offset: i64, row_bytes: i64| b.at(b.at_const(at.scratch, offset), b.index_mul(row, b.index(row_bytes)));
         let weight = across(b, b.load(part(self.scratch.weight, 4 * b.lanes() as i64), Lane::F32, None), |x, y| b.add(x, y));
-        let reference = b.mul(b.load_splat(part(self.scratch.reference, 4), Lane::F32), b.f32(LN_2));
+        let reference = b.mul(b.load_splat(part(self.scratch.reference, 4), Lane::F32), b.f32(ir::fault!("attention.lse.ln2", 1.0, LN_2)));
         // A query that sees no key has no weight: its result is zero, its logarithm minus infinity.
         let none = b.compare_float(crate::build::Compare::Eq, weight, b.f32(0.0));
-        let inverse = b.select(none, b.f32(0.0), b.div(b.f32(1.0), weight));
+        let inverse = ir::fault!("attention.nothing.seen", b.div(b.f32(1.0), weight), b.select(none, b.f32(0.0), b.div(b.f32(1.0), weight)));
         for (position, output) in plan.kernel.outputs.iter().enumerate() {
             let tensor = plan.kernel.inputs.len() + position;
             let dtype = plan.kernel.body[output.value].ty.dtype;

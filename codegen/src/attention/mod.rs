@@ -223,7 +223,7 @@ impl<P: Copy> Arguments<P> {
         for &dim in dims.iter().rev() {
             let size = b.index(plan.kernel.body.dims.size(dim) as i64);
             let index = b.index_rem(rest, size);
-            rest = b.index_div(rest, size);
+            rest = ir::fault!("attention.heads.digit", rest, b.index_div(rest, size));
             for (tensor, pointer) in tensors.iter_mut().enumerate() {
                 let stride = plan.stride(tensor, dim);
                 if stride != 0 {
@@ -270,7 +270,7 @@ impl Plan<'_> {
     /// Whether any of the queries may see any of the keys, by the bounds of their positions. Without a causal mask: always.
     pub fn any_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Option<inkwell::values::IntValue<'c>> {
         self.positions.map(|_| {
-            let before = b.signed_less_equal(keys.least(b), queries.greatest(b));
+            let before = b.signed_less_equal(ir::fault!("attention.visible.any", keys.greatest(b), keys.least(b)), queries.greatest(b));
             let near = self.window().map(|w| b.signed_less_equal(b.index_sub(queries.least(b), keys.greatest(b)), b.index(w - 1)));
             near.map_or(before, |near| b.both(before, near))
         })
@@ -278,12 +278,18 @@ impl Plan<'_> {
 
     /// Whether these are all keys of a block of so many, and seen by all of the queries.
     pub fn all_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>, block: i64) -> inkwell::values::IntValue<'c> {
-        let whole = b.index_equal(keys.span.count, b.index(block));
+        let whole = b.index_equal(keys.span.count, ir::fault!("attention.visible.whole", keys.span.count, b.index(block)));
         match self.positions {
             None => whole,
             Some(_) => {
-                let before = b.both(whole, b.signed_less_equal(keys.greatest(b), queries.least(b)));
-                let near = self.window().map(|w| b.signed_less_equal(b.index_sub(queries.greatest(b), keys.least(b)), b.index(w - 1)));
+                let before =
+                    b.both(whole, b.signed_less_equal(keys.greatest(b), ir::fault!("attention.visible.all", queries.greatest(b), queries.least(b))));
+                let near = self.window().map(|w| {
+                    b.signed_less_equal(
+                        b.index_sub(ir::fault!("attention.visible.near", queries.least(b), queries.greatest(b)), keys.least(b)),
+                        b.index(w - 1),
+                    )
+                });
                 near.map_or(before, |near| b.both(before, near))
             }
         }
@@ -297,11 +303,15 @@ impl Plan<'_> {
         let stride = self.stride(tensors[1], self.attention.keys);
         let keys = tiles::load_strided(b, b.at(keys, b.index_mul(key, b.index(4 * stride))), stride, Lane::I32, Some(present));
         let query = b.load_splat(query, Lane::I32);
-        let seen = b.int2(IntBinary::And, present, b.compare_int(Compare::Le, keys, query));
+        let seen = b.int2(IntBinary::And, present, b.compare_int(ir::fault!("attention.mask.causal", Compare::Lt, Compare::Le), keys, query));
         let Some(window) = self.attention.window else { return seen };
         // Positions are not negative, so that their differences are numbers too.
         let back = b.int2(IntBinary::Sub, query, keys);
-        b.int2(IntBinary::And, seen, b.compare_int(Compare::Lt, back, b.i32(i32::try_from(window).unwrap_or(i32::MAX))))
+        b.int2(
+            IntBinary::And,
+            seen,
+            b.compare_int(ir::fault!("attention.mask.window", Compare::Le, Compare::Lt), back, b.i32(i32::try_from(window).unwrap_or(i32::MAX))),
+        )
     }
 
     /// Where the position of this query and those of all keys lie. Rows that only fill a block have the last query's.

@@ -151,7 +151,8 @@ impl<'c> Panels<'_, 'c> {
         let above = joined(above.collect(), |x, y| b.max(x, y));
         let strip = b.at(p, b.index_mul(column, b.index(4)));
         store_sums(b, block, End::Store, (strip, division.block), &scores);
-        let too_far = b.any(b.compare_float(Compare::Gt, above, b.f32(MARGIN)));
+        let too_far =
+            ir::fault!("attention.raise.never", b.index_equal(column, b.index(0)), b.any(b.compare_float(Compare::Gt, above, b.f32(MARGIN))));
         b.branch(too_far, || b.call(raise, &[p, sums, reference, weight], &[column]), || ());
         // From memory, row by row: there are no registers for these beside the scores.
         b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
@@ -194,9 +195,9 @@ impl<'c> Panels<'_, 'c> {
                     b.store(place, b.mul(b.load(place, Lane::F32, None), factor), Lane::F32, None);
                 });
             };
-            rescale(p, column);
-            rescale(line(sums, plan.width), b.index(plan.width));
-            rescale(line(weight, lanes), b.index(lanes));
+            rescale(p, ir::fault!("attention.raise.exponentials", b.index(0), column));
+            rescale(line(sums, plan.width), b.index(ir::fault!("attention.raise.sums", 0, plan.width)));
+            rescale(line(weight, lanes), b.index(ir::fault!("attention.raise.weight", 0, lanes)));
         });
         b.finish_function();
         function
@@ -212,7 +213,13 @@ impl<'c> Panels<'_, 'c> {
         b.for_each(b.index(0), b.index(plan.width), division.columns, &mut |column| {
             let v = b.at(v, b.index_mul(column, b.index(4 * division.block)));
             let sums = b.at(sums, b.index_mul(column, b.index(4)));
-            store_sums(b, block, End::Add, (sums, plan.width), &multiply(b, block, &factors, keys, [p, v]));
+            store_sums(
+                b,
+                block,
+                End::Add,
+                (sums, plan.width),
+                &multiply(b, block, &factors, ir::fault!("attention.weigh.keys", b.index_sub(keys, b.index(4)), keys), [p, v]),
+            );
         });
         b.finish_function();
         function

@@ -181,7 +181,7 @@ pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, copy: &Copy) -> FunctionValue<'c> {
             store(row, column.first, if factor == 1.0 { value } else { b.mul(value, b.f32(factor)) });
         }
     });
-    b.for_each(count, b.index(height), 1, &mut |row| {
+    b.for_each(count, ir::fault!("attention.copy.rest", count, b.index(height)), 1, &mut |row| {
         for column in vector_columns(b, plan) {
             store(row, column.first, b.f32(0.0));
         }
@@ -230,7 +230,7 @@ pub fn bounds<'c>(b: &Llvm<'c>, name: &str, stride: i64) -> FunctionValue<'c> {
         let present = b.mask_below(b.index_sub(count, i));
         let read = load_strided(b, b.at(from, b.index_mul(i, b.index(4 * stride))), stride, Lane::I32, Some(present));
         let value = b.select(present, read, first);
-        vec![lesser(found[0], value), greater(found[1], value)]
+        vec![lesser(found[0], value), greater(ir::fault!("attention.bounds.greatest", first, found[1]), value)]
     });
     b.store_first(to, across(b, found[0], lesser), Lane::I32);
     b.store_first(b.at_const(to, 4), across(b, found[1], greater), Lane::I32);
@@ -270,7 +270,15 @@ pub fn transpose<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows, block: 
     let lanes = b.lanes() as i64;
     b.for_each(b.index(0), b.index(block), lanes, &mut |row| {
         let sources: Vec<Pointer> = (0..lanes)
-            .map(|i| b.at(from, b.index_mul(b.index_min(b.index_add(row, b.index(i)), last), b.index(rows.bytes(rows.row_stride)))))
+            .map(|i| {
+                b.at(
+                    from,
+                    b.index_mul(
+                        ir::fault!("attention.turn.last", b.index_add(row, b.index(i)), b.index_min(b.index_add(row, b.index(i)), last)),
+                        b.index(rows.bytes(rows.row_stride)),
+                    ),
+                )
+            })
             .collect();
         for source in &sources {
             fetch_row(b, plan, rows, b.at_const(*source, rows.bytes(AHEAD * rows.row_stride)));

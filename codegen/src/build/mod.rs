@@ -11,6 +11,7 @@ pub mod fragments;
 mod instructions;
 pub mod lines;
 pub mod llvm;
+pub mod masked;
 pub mod mlir;
 pub mod simt;
 pub mod squares;
@@ -215,7 +216,7 @@ pub trait Builder {
         // Half of the last place that stays, less one where it is even; a carry may reach infinity.
         let bits = self.convert(Convert::Bits(Lane::I32), a);
         let odd = self.int2(IntBinary::And, self.int2(IntBinary::ShrLogical, bits, self.i32(16)), self.i32(1));
-        let up = self.int2(IntBinary::Add, bits, self.int2(IntBinary::Add, odd, self.i32(0x7fff)));
+        let up = self.int2(IntBinary::Add, bits, self.int2(IntBinary::Add, odd, self.i32(ir::fault!("pointwise.bf16.half", 0, 0x7fff))));
         let upper = |bits| self.convert(Convert::Bits(Lane::F32), self.int2(IntBinary::And, bits, self.i32(-0x10000)));
         // The quiet bit of not-a-number is among those kept.
         let quiet = upper(self.int2(IntBinary::Or, bits, self.i32(0x40_0000)));

@@ -4,24 +4,34 @@
 use ir::dim::{Base, Dim, Dims};
 use ir::graph::{Body, Value};
 use ir::kernel::Kernel;
-use ir::op::{Binary, DType, Op, Real, Unary};
+use ir::op::{Binary, DType, Op, Real, Reduce, Unary};
 use ir::random::mix;
 
 /// The elements of an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Draw {
-    /// Between -1 and 1, and not close to 0.
+    /// Between -1 and 1: one of 32 is 0, and no other is close to it.
     Signed,
-    /// The same without signs.
+    /// Between 0 and 1, and not close to 0.
     Positive,
+    /// Few numbers below zero: of some that are alike, one is the greatest.
+    Low,
+    /// As `Signed`, but some stretches are [`STEEP`] times as large.
+    Uneven,
     Bool,
-    /// Ints `first..end`.
+    /// Ints `first..end`; of those from 0 on, one of 16 is -1, which is no index, and so is the last.
     Below {
         first: u64,
         end: u64,
     },
-    /// The index along the only dim.
-    Positions,
+    /// Ints of either sign, small ones; perhaps without 0.
+    Ints {
+        zero: bool,
+    },
+    /// The index along the only dim, or this if that is less.
+    Positions {
+        least: u64,
+    },
     /// Ends of experts' rows along this dim, of so many rows.
     Ends {
         experts: Dim,
@@ -33,6 +43,10 @@ pub enum Draw {
 #[derive(Clone, Copy, Default)]
 struct Wanted {
     positive: bool,
+    /// The greatest is looked for.
+    low: bool,
+    /// An int by which others are divided.
+    divides: bool,
     /// It is an index below this.
     below: Option<u64>,
     whole: Option<Draw>,
@@ -40,6 +54,12 @@ struct Wanted {
 
 /// Ints of which nothing says how large they are.
 const INTS: u64 = 16;
+/// Indices of which one may be none.
+const SOME: u64 = 8;
+
+impl Draw {
+    pub const INTS: Draw = Draw::Ints { zero: true };
+}
 
 fn is_whole_number(op: &Op) -> bool {
     matches!(op, Op::Const(Real(x)) if x.fract() == 0.0)
@@ -61,10 +81,17 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
     let mut out = vec![None; kernel.inputs.len()];
     for v in body.values().rev() {
         let (node, of) = (&body[v], wanted[v.index()]);
+        let divides =
+            matches!(node.op, Op::Binary(Binary::Div | Binary::Rem)) && node.ty.dtype == DType::I32 && matches!(body[node.args[1]].op, Op::Input(_));
+        if divides {
+            wanted[node.args[1].index()].divides = true;
+        }
         let mut positive = |slot: usize| wanted[node.args[slot].index()].positive = true;
         match &node.op {
             Op::Unary(Unary::Sqrt | Unary::Rsqrt | Unary::Log | Unary::Recip) => positive(0),
+            Op::Binary(Binary::Div | Binary::Rem) if divides => {}
             Op::Binary(Binary::Div | Binary::Rem) => positive(1),
+            Op::Binary(Binary::Pow) if node.ty.dtype == DType::I32 => (0..2).for_each(&mut positive),
             Op::Binary(Binary::Pow) if !is_whole_number(&body[node.args[1]].op) => positive(0),
             _ => {}
         }
@@ -80,6 +107,12 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
                 Op::Gather { .. } | Op::Scatter { .. } => positive(0),
                 _ => {}
             }
+        }
+        match &node.op {
+            Op::Reduce { kind: Reduce::Max, .. } | Op::ArgMax { .. } => wanted[node.args[0].index()].low = true,
+            Op::Cast | Op::Expand | Op::StopGradient if of.low => wanted[node.args[0].index()].low = true,
+            Op::Select if of.low => [1, 2].map(|slot: usize| wanted[node.args[slot].index()].low = true).into_iter().collect(),
+            _ => {}
         }
         let below = |slot: usize, end: u64, wanted: &mut Vec<Wanted>| {
             let old = &mut wanted[node.args[slot].index()].below;
@@ -97,8 +130,15 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
             Op::GroupedDot { rows, experts, .. } => {
                 wanted[node.args[2].index()].whole = Some(Draw::Ends { experts: *experts, rows: body.dims.size(*rows) });
             }
-            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) if a.causal => {
-                node.args[node.args.len() - 2..].iter().for_each(|p| wanted[p.index()].whole = Some(Draw::Positions));
+            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
+                // Scores far apart, where nothing is made of them but their softmax.
+                if !matches!(node.op, Op::AttentionGrad(..)) {
+                    wanted[node.args[0].index()].whole = Some(Draw::Uneven);
+                }
+                // The first query sees no key.
+                for (least, positions) in (0..).zip(&node.args[node.args.len() - 2..]).filter(|_| a.causal) {
+                    wanted[positions.index()].whole = Some(Draw::Positions { least });
+                }
             }
             Op::Binary(_) | Op::Add | Op::Select | Op::Cast | Op::Expand | Op::StopGradient => {
                 if let Some(end) = of.below {
@@ -108,16 +148,18 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
             Op::Input(i) => {
                 let draw = of.whole.unwrap_or(match node.ty.dtype {
                     DType::Bool => Draw::Bool,
+                    DType::I32 if of.below.is_none() && !of.positive => Draw::Ints { zero: !of.divides },
                     DType::I32 => {
-                        let first = u64::from(of.positive);
+                        let first = u64::from(of.positive || of.divides);
                         Draw::Below { first, end: of.below.unwrap_or(INTS).max(first + 1) }
                     }
                     DType::F32 | DType::Bf16 | DType::F16 if of.positive => Draw::Positive,
+                    DType::F32 | DType::Bf16 | DType::F16 if of.low => Draw::Low,
                     DType::F32 | DType::Bf16 | DType::F16 => Draw::Signed,
                 });
                 // Of several uses, the one that asks for most.
                 let old = out[*i as usize].get_or_insert(draw);
-                if matches!(old, Draw::Signed | Draw::Below { .. }) && !matches!(draw, Draw::Signed) {
+                if matches!(old, Draw::Signed | Draw::Low | Draw::Below { .. } | Draw::Ints { .. }) && !matches!(draw, Draw::Signed | Draw::INTS) {
                     *old = draw;
                 }
             }
@@ -132,18 +174,48 @@ const UNIT: f64 = 1.0 / (1 << 24) as f64;
 /// The least size of a float.
 const LEAST: f64 = 1.0 / 32.0;
 
-/// A float for 64 random bits.
-pub fn float(draw: Draw, bits: u64) -> f64 {
+/// How much larger the elements of some stretches are: so much that of a softmax's greatest scores some are greater by 32 powers of 2 than those before.
+const STEEP: f64 = 48.0;
+/// Bytes of a stretch.
+const STRETCH: u64 = 512;
+
+/// A float for 64 random bits, so many bytes from where its operand begins or somewhere before.
+pub fn float(draw: Draw, byte: u64, bits: u64) -> f64 {
     let size = LEAST + (1.0 - LEAST) * (bits >> 40) as f64 * UNIT;
-    if draw == Draw::Positive || bits & 1 == 0 { size } else { -size }
+    let signed = if bits >> 1 & 31 == 0 {
+        0.0
+    } else if bits & 1 == 0 {
+        size
+    } else {
+        -size
+    };
+    match draw {
+        Draw::Positive => size,
+        Draw::Low => ((bits >> 40) % 16) as f64 / 16.0 - 1.0,
+        Draw::Uneven if mix(byte / STRETCH) & 7 == 0 => STEEP * signed,
+        _ => signed,
+    }
+}
+
+/// An int for 64 random bits, which does not depend on where it is.
+pub fn one_int(draw: Draw, bits: u64) -> i64 {
+    match draw {
+        Draw::Below { first: 0, .. } if bits & 15 == 0 => -1,
+        Draw::Below { first, end } => (first + (bits >> 20) % (end - first).max(1)) as i64,
+        Draw::Ints { zero } => {
+            let x = ((bits >> 20) % (2 * INTS)) as i64 - INTS as i64;
+            if x == 0 && !zero { INTS as i64 } else { x }
+        }
+        _ => (bits >> 63) as i64,
+    }
 }
 
 /// An int for 64 random bits, at the index that an element has along each of its dims.
-pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> u64 {
+pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> i64 {
     match draw {
-        Draw::Signed | Draw::Positive | Draw::Bool => bits >> 63,
-        Draw::Below { first, end } => first + (bits >> 20) % (end - first).max(1),
-        Draw::Positions => at.iter().sum(),
+        Draw::Positions { least } => at.iter().sum::<u64>().max(least) as i64,
+        // Of some indices the last is none.
+        Draw::Below { first: 0, .. } if dims.elements(of) >= SOME && at.iter().zip(of).all(|(i, d)| i + 1 == dims.size(*d)) => -1,
         Draw::Ends { experts, rows } => {
             let place = of.iter().position(|d| *d == experts).unwrap_or(0);
             let part = at.iter().enumerate().filter(|(k, _)| *k != place).fold(0, |part, (_, i)| mix(part ^ i));
@@ -154,8 +226,9 @@ pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> u64 {
                 let ideal = share * (e + 1) / dims.size(experts);
                 end = if bits & 3 == 0 { end } else { end.max(ideal - (bits >> 2) % (share / dims.size(experts) / 2 + 1).min(ideal + 1)) };
             }
-            end
+            end as i64
         }
+        _ => one_int(draw, bits),
     }
 }
 

@@ -26,14 +26,24 @@ const ALIGN: usize = 64;
 /// What an output holds before: no number, -5898331, no bool.
 const UNWRITTEN: u16 = 0xffa5;
 
+/// The same, byte by byte.
+fn unwritten(byte: usize) -> u8 {
+    UNWRITTEN.to_le_bytes()[byte % 2]
+}
+
 /// Elements up to which ints are drawn one by one, and no pool is made of them.
 const FEW: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Content {
     Unwritten,
-    Floats { dtype: DType, signed: bool },
-    Ints { first: u64, end: u64 },
+    /// No numbers.
+    Garbage,
+    Floats {
+        dtype: DType,
+        draw: Draw,
+    },
+    Ints(Draw),
     Bools,
 }
 
@@ -57,16 +67,14 @@ fn content(content: Content) -> Vec<u8> {
     let mut bytes = vec![0; PAGES * PAGE];
     let mut fill = |dtype: DType, of: &dyn Fn(u64) -> f64| {
         let elements = bytes.chunks_exact_mut(dtype.bytes() as usize).zip(0..);
-        elements.for_each(|(to, i)| encode(dtype, of(mix(i)), to));
+        elements.for_each(|(to, i)| encode(dtype, of(i), to));
     };
     match content {
         Content::Unwritten => bytes.chunks_exact_mut(2).for_each(|to| to.copy_from_slice(&UNWRITTEN.to_le_bytes())),
-        Content::Floats { dtype, signed } => {
-            let draw = if signed { Draw::Signed } else { Draw::Positive };
-            fill(dtype, &|bits| draw::float(draw, bits));
-        }
-        Content::Ints { first, end } => fill(DType::I32, &|bits| (first + (bits >> 20) % (end - first)) as f64),
-        Content::Bools => fill(DType::Bool, &|bits| (bits >> 63) as f64),
+        Content::Garbage => bytes.fill(0xff),
+        Content::Floats { dtype, draw } => fill(dtype, &|i| draw::float(draw, i * dtype.bytes(), mix(i))),
+        Content::Ints(draw) => fill(DType::I32, &|i| draw::one_int(draw, mix(i)) as f64),
+        Content::Bools => fill(DType::Bool, &|i| (mix(i) >> 63) as f64),
     }
     bytes
 }
@@ -93,7 +101,8 @@ pub struct Mapped {
     mapping: *mut u8,
     mapped: usize,
     start: *mut u8,
-    bytes: u64,
+    /// Bytes of the operand.
+    bytes: usize,
 }
 
 impl Drop for Mapped {
@@ -118,7 +127,7 @@ impl Mapped {
         let mapping = unsafe { mmap_anonymous(null_mut(), mapped, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }?.cast::<u8>();
         // SAFETY: within the mapping.
         let start = unsafe { mapping.add(PAGE + (inner - bytes) / ALIGN * ALIGN) };
-        let new = Mapped { mapping, mapped, start, bytes: bytes as u64 };
+        let new = Mapped { mapping, mapped, start, bytes };
         if access == Access::Write {
             // SAFETY: the inner part of the mapping.
             unsafe { mprotect(mapping.add(PAGE).cast(), inner, MprotectFlags::READ | MprotectFlags::WRITE) }?;
@@ -148,7 +157,7 @@ impl Mapped {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes as u64
     }
 
     /// The element at an offset. It lies within what was asked for.
@@ -181,6 +190,25 @@ impl Mapped {
         }
     }
 
+    /// Whether the bytes before and behind the operand, up to the pages that must not be touched, are what they were: those of an output that began
+    /// unwritten, or those of `before`.
+    pub fn is_untouched_around(&self, before: Option<&Mapped>) -> bool {
+        let inner = self.mapped - 2 * PAGE;
+        // SAFETY: the inner part of a mapping can be read. Of both, if they are of outputs of one size.
+        let all = |m: &Mapped| unsafe { std::slice::from_raw_parts(m.mapping.add(PAGE).cast_const(), inner) };
+        // SAFETY: the operand begins in the inner part.
+        let first = unsafe { self.start.offset_from(self.mapping) } as usize - PAGE;
+        let (now, old) = (all(self), before.map(all));
+        (0..first).chain(first + self.bytes..inner).all(|i| now[i] == old.map_or(unwritten(i), |old| old[i]))
+    }
+
+    /// Whether a byte of an output is what it was.
+    pub fn is_untouched(&self, before: Option<&Mapped>, byte: usize) -> bool {
+        // SAFETY: as for `get`.
+        let at = |m: &Mapped| unsafe { m.start.add(byte).read() };
+        at(self) == before.map_or(unwritten(byte), at)
+    }
+
     /// Whether none of so many elements from the first on is unwritten.
     pub fn all_written(&self, dtype: DType, elements: u64) -> bool {
         let (n, both) = (elements as usize, u32::from(UNWRITTEN) << 16 | u32::from(UNWRITTEN));
@@ -207,9 +235,9 @@ impl Pools {
         let size = bytes(dims, ty, strides);
         let pool = match (ty.dtype, draw) {
             (DType::Bool, _) => Content::Bools,
-            (DType::I32, Draw::Below { first, end }) if dims.elements(&ty.dims) > FEW => Content::Ints { first, end },
+            (DType::I32, Draw::Below { .. } | Draw::Ints { .. }) if dims.elements(&ty.dims) > FEW => Content::Ints(draw),
             (DType::I32, _) => return self.ints(dims, ty, strides, draw, key as u64),
-            (dtype, _) => Content::Floats { dtype, signed: draw != Draw::Positive },
+            (dtype, draw) => Content::Floats { dtype, draw },
         };
         // Operands of one kind are others.
         Mapped::of_pool(self.of(pool)?, key * 97, size as usize, access)
@@ -234,14 +262,19 @@ impl Pools {
         Ok(new)
     }
 
-    /// An output that nothing has written yet, or scratch.
+    /// What may hold anything: no numbers.
+    pub fn garbage(&mut self, bytes: u64) -> Result<Mapped, Errno> {
+        Mapped::of_pool(self.of(Content::Garbage)?, 0, bytes as usize, Access::Write)
+    }
+
+    /// An output that nothing has written yet.
     pub fn unwritten(&mut self, bytes: u64) -> Result<Mapped, Errno> {
         Mapped::of_pool(self.of(Content::Unwritten)?, 0, bytes as usize, Access::Write)
     }
 
     /// An output that is added to, and what it was before.
     pub fn added_to(&mut self, dims: &Dims, ty: &Type, strides: &[u64], key: usize) -> Result<[Mapped; 2], Errno> {
-        let which = if ty.dtype.is_float() { Content::Floats { dtype: ty.dtype, signed: true } } else { Content::Ints { first: 0, end: 16 } };
+        let which = if ty.dtype.is_float() { Content::Floats { dtype: ty.dtype, draw: Draw::Signed } } else { Content::Ints(Draw::INTS) };
         let (pool, size) = (self.of(which)?, bytes(dims, ty, strides) as usize);
         let of = |access| Mapped::of_pool(pool, key * 97, size, access);
         Ok([of(Access::Write)?, of(Access::Read)?])

@@ -7,14 +7,17 @@
 
 mod draw;
 mod emulated;
+#[cfg(test)]
+mod faults;
 mod in_place;
 mod limit;
 mod load;
 mod memory;
 mod places;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
+use crate::Shape;
 use crate::object::Compiled;
 use crate::target::{Arch, Target};
 use draw::Draw;
@@ -66,6 +69,9 @@ pub enum Wrong {
     Unwritten(Spot),
     #[error("on random operands {place} is {got:?} where the result takes the place of operand {operand}, and {want:?} elsewhere")]
     InPlace { place: Spot, operand: usize, got: f64, want: f64 },
+    /// Beside the elements of a result.
+    #[error("memory is written beside the elements of result {0}")]
+    Beyond(usize),
     /// What a GPU would have done, as the emulator says.
     #[error("on random operands: {0}")]
     Fault(String),
@@ -76,6 +82,7 @@ impl Wrong {
     pub fn output(&self) -> Option<usize> {
         match self {
             Wrong::Value { place, .. } | Wrong::Unwritten(place) | Wrong::InPlace { place, .. } => Some(place.output),
+            Wrong::Beyond(output) => Some(*output),
             Wrong::Fault(_) => None,
         }
     }
@@ -101,6 +108,8 @@ const RUN: u64 = 1 << 20;
 const PRODUCTS: u64 = 16;
 /// Points of a tile beyond which it is not run.
 const LONGEST: u64 = 1 << 29;
+/// Points of a tile beyond which no two are run one after the other.
+const PAIRS: u64 = 4 * RUN;
 /// Bytes that a run may write, scratch included.
 const BYTES: u64 = 1 << 30;
 
@@ -123,19 +132,24 @@ fn cost(kernel: &Kernel) -> u64 {
     others.map(|v| points(kernel, v)).fold(Work::of(kernel).flops / 2 / PRODUCTS, u64::saturating_add)
 }
 
-/// Ranges of tiles to run, in order: all in two, or the first, some and the last; of large tiles the first and the
-/// last alone.
-fn ranges(tiles: u64, cost: u64, seed: u64) -> Vec<[u64; 2]> {
-    let half = tiles / 2;
+/// Ranges of tiles to run, in order: all in two, or the first, some and the last; of large tiles the first and the last alone. Two tiles at least, unless
+/// these take long, as the first sees to copies for the second; those between go from one line of tiles to the next.
+fn ranges(shape: Shape, cost: u64, seed: u64) -> Vec<[u64; 2]> {
+    let (tiles, half) = (shape.tiles, shape.tiles / 2);
     let of_tile = (cost / tiles.max(1)).max(1);
-    let n = (RUN / 3 / of_tile).max(1);
-    if cost <= RUN || 3 * n >= tiles {
+    let n = (RUN / 3 / of_tile).max(2);
+    if cost <= RUN || tiles <= 3 || 3 * n >= tiles && of_tile <= RUN {
         return vec![[0, half], [half, tiles]];
     }
     if of_tile > RUN {
-        return vec![[0, 1], [tiles - 1, tiles]];
+        return vec![[0, if of_tile > PAIRS { 1 } else { 2 }], [tiles - 1, tiles]];
     }
-    let between = n + mix(seed) % (tiles - 3 * n + 1);
+    let lines = tiles / shape.line.max(1);
+    let between = match shape.line {
+        0 | 1 => n + mix(seed) % (tiles - 3 * n + 1),
+        line if lines > 1 => ((1 + mix(seed) % (lines - 1)) * line).saturating_sub(n / 2).clamp(n, tiles - 2 * n),
+        _ => n + mix(seed) % (tiles - 3 * n + 1),
+    };
     vec![[0, n], [between, between + n], [tiles - n, tiles]]
 }
 
@@ -206,7 +220,7 @@ impl Checker {
             return Ok(operands.ran(whole));
         }
         let shape = compiled.shape;
-        let ranges = ranges(shape.tiles, cost, seed);
+        let ranges = ranges(shape, cost, seed);
         let some: u64 = ranges.iter().map(|[first, end]| end - first).sum();
         let of_tile = cost / shape.tiles.max(1);
         if of_tile > LONGEST {
@@ -257,7 +271,7 @@ impl Checker {
         let draws = draw::draws(kernel).into_iter().enumerate();
         let inputs: Vec<Mapped> = draws.map(|(k, draw)| self.input(kernel, k, draw, Access::Read)).collect::<Result<_, _>>()?;
         let (outputs, before) = self.outputs(kernel, None)?;
-        let scratch = self.pools.unwritten(scratch_bytes)?;
+        let scratch = self.pools.garbage(scratch_bytes)?;
         let scalars = draw::scalars(kernel);
         let scalar_bits = kernel.scalars.iter().zip(&scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
         Ok(Operands { inputs, outputs, before, scratch, scalars, scalar_bits })
@@ -320,7 +334,8 @@ impl Operands {
     }
 
     fn ran(self, whole: bool) -> Ran {
-        Ran { inputs: self.inputs, outputs: self.outputs, before: self.before, scalars: self.scalars, whole }
+        let beyond = self.outputs.iter().zip(&self.before).position(|(now, before)| !now.is_untouched_around(before.as_ref()));
+        Ran { inputs: self.inputs, outputs: self.outputs, before: self.before, scalars: self.scalars, whole, beyond }
     }
 }
 

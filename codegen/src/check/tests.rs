@@ -17,6 +17,13 @@ fn held_on(target: &Target, code: &Kernel, body: &Kernel) -> Result<Verification
     Checker { emulates: true, ..Checker::default() }.check(body, &compiled, target)
 }
 
+/// A kernel's code is what its body says.
+pub fn passes(kernel: &Kernel, target: &Target) {
+    let compiled = object::compile(kernel, target, Emit::default()).expect("the kernel compiles");
+    let passed = Checker::default().check(kernel, &compiled, target);
+    assert!(matches!(passed, Ok(Verification::Passed { .. })), "{passed:?}");
+}
+
 /// A kernel is what it says; and its code is not what another one says.
 fn is_told_from(kernel: &Kernel, other: &Kernel) {
     let passed = held(kernel, kernel);
@@ -228,14 +235,44 @@ fn operands_are_such_as_results_say_something_of() {
     let one = make.op(Op::Compare(Compare::Eq), &[index, iota]);
     let kernel = make.kernel(Family::Loops { grid: vec![s, v] }, &[one]);
     assert_eq!(draw::draws(&kernel), [Draw::Below { first: 0, end: 700 }]);
+    let mut make = Make::default();
+    let [s, v] = [("s", 5), ("v", 9)].map(|(n, size)| make.dim(n, size));
+    let (x, y, z) = (make.input(DType::Bf16, &[s, v]), make.input(DType::I32, &[s, v]), make.input(DType::I32, &[s, v]));
+    let wide = make.op_as(Op::Cast, &[x], Type::new(DType::F32, [s, v]));
+    let greatest = make.op(Op::Reduce { kind: Reduce::Max, over: vec![v] }, &[wide]);
+    let quotient = make.op(Op::Binary(Binary::Div), &[y, z]);
+    let kernel = make.kernel(Family::Loops { grid: vec![s] }, &[greatest, quotient]);
+    assert_eq!(draw::draws(&kernel), [Draw::Low, Draw::INTS, Draw::Ints { zero: false }]);
+}
+
+/// What lies beside the elements of a result is another's.
+#[test]
+fn a_write_beside_the_elements_is_found() {
+    let kernel = |size| {
+        let mut make = Make::default();
+        let [s, h] = [("s", 9), ("h", size)].map(|(n, size)| make.dim(n, size));
+        let x = make.input(DType::F32, &[s, h]);
+        let y = make.op(Op::Unary(Unary::Neg), &[x]);
+        let mut kernel = make.kernel(Family::Loops { grid: vec![s, h] }, &[y]);
+        kernel.inputs[0].strides = vec![80, 1];
+        kernel.outputs[0].strides = vec![80, 1];
+        kernel
+    };
+    assert!(held(&kernel(70), &kernel(70)).is_ok());
+    let wrong = held(&kernel(70), &kernel(69)).expect_err("a column more");
+    assert!(matches!(wrong, Wrong::Beyond(_)), "{wrong}");
 }
 
 #[test]
 fn ranges_of_tiles_are_apart_and_reach_both_ends() {
-    assert_eq!(ranges(5, 1000, 1), [[0, 2], [2, 5]]);
-    assert_eq!(ranges(7, 80 * RUN, 1), [[0, 1], [6, 7]]);
+    let ranges = |tiles, line, cost, seed| ranges(Shape { tiles, line, scratch_bytes: 0 }, cost, seed);
+    assert_eq!(ranges(5, 1, 1000, 1), [[0, 2], [2, 5]]);
+    assert_eq!(ranges(7, 1, 80 * RUN, 1), [[0, 1], [6, 7]]);
+    assert_eq!(ranges(7, 1, 14 * RUN, 1), [[0, 2], [6, 7]]);
     for (tiles, cost) in [(100, 50 * RUN), (1000, 10 * RUN), (7, 6 * RUN)] {
-        let [[zero, a], [b, c], [d, end]] = ranges(tiles, cost, 3)[..] else { panic!("three ranges") };
-        assert!(zero == 0 && a <= b && b < c && c <= d && d < end && end == tiles);
+        let [[zero, a], [b, c], [d, end]] = ranges(tiles, 1, cost, 3)[..] else { panic!("three ranges") };
+        assert!(zero == 0 && 1 < a && a <= b && b + 1 < c && c <= d && d < end && end == tiles);
     }
+    let [_, [from, to], _] = ranges(100, 10, 50 * RUN, 3)[..] else { panic!("three ranges") };
+    assert!((1..10).any(|line| from < 10 * line && 10 * line < to), "{from}..{to} are of two lines");
 }

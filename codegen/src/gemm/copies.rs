@@ -95,7 +95,7 @@ impl<'c> Tile<'_, 'c> {
         }
         let to = b.at(b.at_const(self.area, self.scratch.packed[factor as usize].start), self.other(factor));
         let share = next.share(b, block, to, micros);
-        self.set(MADE[factor as usize], share.complete);
+        self.set(MADE[factor as usize], ir::fault!("gemm.next.made", b.index(1), share.complete));
         Some(share)
     }
 
@@ -111,7 +111,7 @@ impl<'c> Tile<'_, 'c> {
         let flag = |condition| b.index_select(condition, b.index(1), b.index(0));
         let some = if plan.experts.is_none() { flag(b.index_less(b.index_mul(line, b.index(fast)), until)) } else { b.index(0) };
         // Copies that are kept serve a line.
-        let kept = if plan.passes() == Some(1) { b.index_select(same, b.index(0), some) } else { some };
+        let kept = if plan.passes() == Some(1) { ir::fault!("gemm.next.kept", some, b.index_select(same, b.index(0), some)) } else { some };
         let wanted = match plan.kept() {
             Kept::A => [kept, some],
             Kept::B => [some, kept],

@@ -82,7 +82,8 @@ impl<B: Builder> Epilogue<'_, B> {
     pub fn write(&self, spot: Spot<B>, sums: &[B::Vector], memory: Memory<B>) -> Result<(), CompileError> {
         let (b, kernel) = (self.b, self.kernel);
         let dot = self.product.dot;
-        let rounded = sums.iter().map(|sum| pointwise::rounded(b, kernel.body[dot].ty.dtype, *sum)).collect();
+        let rounded =
+            sums.iter().map(|sum| ir::fault!("gemm.epilogue.rounded", *sum, pointwise::rounded(b, kernel.body[dot].ty.dtype, *sum))).collect();
         let mut known = memory.inputs;
         known.insert(dot, rounded);
         // All values before any store: an output may lie over an input.
@@ -101,6 +102,7 @@ impl<B: Builder> Epilogue<'_, B> {
                 (1, None) => b.store(place, values[0], lane, spot.mask),
                 (1, Some(_)) => b.scatter_run(place, self.offsets(1, lane), &values, lane),
                 (stride, _) => {
+                    let stride = ir::fault!("gemm.epilogue.stride", 1, stride);
                     for (k, value) in (0..).zip(values) {
                         let place = b.at_const(place, k * stride * lane.bytes());
                         b.scatter(place, self.offsets(stride, lane), value, lane, spot.mask);
@@ -148,7 +150,7 @@ impl<B: Builder> Epilogue<'_, B> {
             return b.splat(b.index_rem(b.index_div(row, b.index(inner)), b.index(size)));
         }
         if let Some((inner, size)) = product.n.digit(dims, dim) {
-            let first = b.index_add(self.column, b.index(spot.column));
+            let first = ir::fault!("gemm.epilogue.column", b.index(spot.column), b.index_add(self.column, b.index(spot.column)));
             let column = b.int2(IntBinary::Add, b.splat(first), self.lanes());
             return b.int2(IntBinary::Rem, b.int2(IntBinary::Div, column, b.i64(inner)), b.i64(size));
         }
@@ -159,7 +161,7 @@ impl<B: Builder> Epilogue<'_, B> {
                 let outer = b.index_div(self.outer, b.index(inner * inner_axes));
                 return b.splat(b.index_rem(outer, b.index(size)));
             }
-            inner_axes *= axis.size;
+            inner_axes *= ir::fault!("gemm.epilogue.outer", 1, axis.size);
         }
         b.i64(0)
     }

@@ -46,7 +46,7 @@ impl<'c> Tile<'_, 'c> {
                 let mut starts = starts.to_vec();
                 let factor = b.index_mul(expert, b.index(self.bytes(plan.b) * experts.axis.strides[plan.b]));
                 starts[plan.b] = b.at(starts[plan.b], factor);
-                let copy = b.index_add(b.index_mul(copies, count), expert);
+                let copy = ir::fault!("gemm.experts.copy", copies, b.index_add(b.index_mul(copies, count), expert));
                 let renew = b.index_unequal(self.get(Cell::Copy), copy);
                 self.set(Cell::Copy, copy);
                 self.passes(&Part { rows: self.panels(from, to), columns, outer, starts: &starts }, renew, next);
@@ -54,7 +54,7 @@ impl<'c> Tile<'_, 'c> {
             b.branch(b.index_less(from, to), some, || ());
         });
         let last = b.index(experts.axis.size - 1);
-        let from = b.index_max(self.owned(end_of(last), last, plan.m.size).to, tile.from);
+        let from = b.index_max(ir::fault!("gemm.experts.nobody", b.index(plan.m.size), self.owned(end_of(last), last, plan.m.size).to), tile.from);
         b.branch(b.index_less(from, tile.to), || self.nothing(&Part { rows: self.panels(from, tile.to), columns, outer, starts }, next), || ());
     }
 
@@ -84,7 +84,7 @@ impl<'c> Tile<'_, 'c> {
         let owned = |repeat: Index<'c>| {
             let end = self.shifted(part.starts[experts.ends], repeat, &plan.outer_k, experts.ends);
             let own = self.owned(end, expert, plan.k.size);
-            (own, b.index_div(b.index_add(b.index_sub(own.to, own.from), b.index(depth - 1)), b.index(depth)))
+            (own, b.index_div(b.index_add(b.index_sub(own.to, own.from), b.index(ir::fault!("gemm.experts.blocks", 0, depth - 1))), b.index(depth)))
         };
         // Counted first, so that the last one is known.
         self.set(Cell::Passes, b.index(0));
@@ -99,7 +99,7 @@ impl<'c> Tile<'_, 'c> {
                     let after = b.index_add(number, b.index(1));
                     self.set(Cell::Done, after);
                     let [a, factor] = self.factors(part.starts, repeat, k);
-                    let depth = b.index_min(b.index(depth), b.index_sub(own.to, k));
+                    let depth = b.index_min(b.index(depth), b.index_sub(ir::fault!("gemm.experts.end", b.index(plan.k.size), own.to), k));
                     let (first, last) = (b.index_equal(number, b.index(0)), b.index_equal(after, passes));
                     self.pass(part, &Pass { a, b: factor, depth, first, last, renew: None, next });
                 });

@@ -89,7 +89,7 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
             let mut sum = sums[(i * vectors + j) as usize];
             let place = b.at_const(partial, 4 * (i * g.partials.unwrap_or(0) + j * lanes));
             if variant.stage.resumes {
-                sum = b.add(sum, b.load(place, Lane::F32, mask_of(j)));
+                sum = ir::fault!("gemm.partial.sum", sum, b.add(sum, b.load(place, Lane::F32, mask_of(j))));
             }
             if !variant.stage.finishes {
                 b.store(place, sum, Lane::F32, mask_of(j));
@@ -130,7 +130,7 @@ fn epilogue<'a, 'c>(g: &'a Gemm<'_, 'c>, function: FunctionValue<'c>) -> Epilogu
 fn mask<'c>(b: &Llvm<'c>, columns: i64, j: i64) -> Option<Vector<'c>> {
     let lanes = b.lanes() as i64;
     let used = (columns - j * lanes).min(lanes);
-    (used < lanes).then(|| b.mask_first(used as usize))
+    (used < ir::fault!("gemm.columns.mask", 1, lanes)).then(|| b.mask_first(used as usize))
 }
 
 /// The epilogue of micro-kernels of this width, whose sums wait in their room: a function of their parameters, with the number of rows for the
@@ -234,7 +234,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
     let vectors = (variant.columns + lanes - 1) / lanes;
     let tail = variant.columns % lanes;
     // Strides in bytes: of A over rows and contracted elements, of B over contracted elements.
-    let packed_rows = if plan.owns(Own::Rows) { plan.blocks.height } else { variant.rows };
+    let packed_rows = if ir::fault!("gemm.experts.height", false, plan.owns(Own::Rows)) { plan.blocks.height } else { variant.rows };
     let (a_row, a_step) = if plan.blocks.pack_a { (4, 4 * packed_rows) } else { (4 * plan.m.strides[plan.a], 4 * plan.k.strides[plan.a]) };
     let b_step = if plan.blocks.pack_b { 4 * plan.blocks.width } else { 4 * plan.k.strides[plan.b] };
     let masked = |j: i64| (!plan.blocks.pack_b && j == vectors - 1 && tail != 0).then(|| b.mask_first(tail as usize));
@@ -273,7 +273,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
         step(s, UNROLL)
     });
     beside.copies.iter().for_each(|work| work.finish(b, b.index_div(depth, b.index(UNROLL))));
-    if g.plan.k.size % UNROLL != 0 || plan.owns(Own::Contracted) {
+    if ir::fault!("gemm.depth.rest", false, g.plan.k.size % UNROLL != 0) || plan.owns(Own::Contracted) {
         state = b.repeat_carrying(whole, depth, b.index(1), &state, &mut |_, s| step(s, 1));
     }
     state.vectors

@@ -112,7 +112,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<cr
     b.branch(b.index_equal(entry.first_tile, entry.begin), || tiles.begin(), || ());
     tiles.emit(&Call { first: entry.first_tile, end: entry.end_tile, begin: entry.begin, until: entry.until });
     b.finish_function();
-    Ok(crate::Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch.bytes as u64 })
+    Ok(crate::Shape { tiles: plan.tiles() as u64, line: plan.line() as u64, scratch_bytes: scratch.bytes as u64 })
 }
 
 /// The functions of one kernel.

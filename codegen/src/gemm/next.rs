@@ -171,7 +171,7 @@ impl Next {
         let complete = b.both(wanted, b.index_less(zero, strips));
         let depth = b.index_select(complete, block.depth, zero);
         let strips = b.index_max(strips, one);
-        let each = b.index_div(b.index_add(depth, b.index_sub(strips, one)), strips);
+        let each = ir::fault!("gemm.next.strip", b.index_div(depth, strips), b.index_div(b.index_add(depth, b.index_sub(strips, one)), strips));
         Share { block, to, panels, depth, each, complete: b.index_select(complete, one, zero) }
     }
 
@@ -266,7 +266,7 @@ impl<'a, 'c> Work<'a, 'c> {
     pub fn finish(&self, b: &Llvm<'c>, iterations: Index<'c>) {
         if let Next::Copied(strips) = self.next {
             let iterations = b.index_sub(b.index_max(iterations, b.index(DELAY)), b.index(DELAY));
-            let done = b.index_mul(iterations, b.index(strips.times));
+            let done = b.index_mul(b.index_add(iterations, b.index(ir::fault!("gemm.next.done", 1, 0))), b.index(strips.times));
             b.for_each(done, self.part.numbers[0], 1, &mut |element| self.copy(b, strips, element));
         }
     }

@@ -69,7 +69,7 @@ fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
     let (count, panels) = (b.index_parameter(function, 2), b.index_parameter(function, 3));
     b.for_each(b.index(0), count, 1, &mut |k| {
         let source = b.at(from, b.index_mul(k, b.index(panel.bytes(panel.k_stride))));
-        let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
+        let target = b.at(to, b.index_mul(k, b.index(4 * ir::fault!("gemm.copy.stride", panel.items, panel.out_stride))));
         b.for_each(b.index(0), panels, 1, &mut |number| {
             let source = b.at(source, b.index_mul(number, b.index(panel.bytes(panel.items))));
             let target = b.at(target, b.index_mul(number, b.index(4 * panel.out_panel)));
@@ -136,6 +136,7 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
     let whole = b.index_mul(b.index_div(count, b.index(lanes)), b.index(lanes));
     each_panel(b, function, panel, &mut |from, to| {
         b.for_each(b.index(0), whole, lanes, &mut |k| square(from, to, k, None));
+        let count = ir::fault!("gemm.copy.rest", whole, count);
         b.for_each(whole, count, lanes, &mut |k| square(from, to, k, Some(b.mask_below(b.index_sub(count, k)))));
     });
 }
@@ -149,7 +150,7 @@ fn collect<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
             let source = b.at(from, b.index_mul(k, b.index(panel.bytes(panel.k_stride))));
             let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
             for (first, used) in vectors(b, panel.items) {
-                let start = b.at_const(source, panel.bytes(first * panel.item_stride));
+                let start = b.at_const(source, panel.bytes(first * ir::fault!("gemm.copy.collected", 1, panel.item_stride)));
                 let value = b.gather(start, offsets, panel.lane, mask_of(b, function, panel, [first, used]));
                 b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
             }

@@ -86,7 +86,7 @@ impl<'c> Tile<'_, 'c> {
             b.for_each(from_of(call.first), to, self.g.plan.together(), &mut |tile| {
                 let place = self.place(line, tile, to);
                 let next = self.after(line, &place, within(call.until), call.until);
-                self.tiles(&place, line, b.index_equal(tile, from_of(call.begin)), next);
+                self.tiles(&place, line, b.index_equal(tile, ir::fault!("gemm.line.begin", within(call.begin), from_of(call.begin))), next);
             });
         });
     }
@@ -155,11 +155,13 @@ impl<'c> Tile<'_, 'c> {
         let passes = blocks.depths * plan.outer_k.iter().map(|x| x.size).product::<i64>();
         b.for_each(b.index(0), b.index(passes), 1, &mut |number| {
             let k_of = |number| b.index_mul(b.index_rem(number, b.index(blocks.depths)), b.index(blocks.depth));
-            let depth_of = |number| b.index_min(b.index(blocks.depth), b.index_sub(b.index(plan.k.size), k_of(number)));
+            let depth_of = |number| {
+                b.index_min(b.index(blocks.depth), b.index_sub(b.index(ir::fault!("gemm.passes.end", plan.k.size - 1, plan.k.size)), k_of(number)))
+            };
             let block_of = |number| self.factors(part.starts, b.index_div(number, b.index(blocks.depths)), k_of(number));
             let [a, factor] = block_of(number);
             // With several passes the copies change within the tile.
-            let renew = if passes == 1 { Some(renew) } else { None };
+            let renew = if ir::fault!("gemm.passes.renew", true, passes == 1) { Some(renew) } else { None };
             let (first, last) = (b.index_equal(number, b.index(0)), b.index_equal(number, b.index(passes - 1)));
             let next = if passes == 1 {
                 next
@@ -192,7 +194,7 @@ impl<'c> Tile<'_, 'c> {
         let (mut place, mut rest) = (start, number);
         for axis in axes.iter().rev() {
             let digit = b.index_rem(rest, b.index(axis.size));
-            rest = b.index_div(rest, b.index(axis.size));
+            rest = ir::fault!("gemm.outer.digit", rest, b.index_div(rest, b.index(axis.size)));
             place = b.at(place, b.index_mul(digit, b.index(bytes * axis.strides[tensor])));
         }
         place
@@ -322,14 +324,15 @@ impl<'c> Tile<'_, 'c> {
         let (b, blocks) = (self.g.b, &self.g.plan.blocks);
         let Some(row_stride) = self.g.partials else { return self.area };
         let row = b.index_sub(row, self.first_row(part.rows, part.rows.panels.from));
-        let column = b.index_sub(column, b.index_mul(part.columns.from, b.index(blocks.width)));
+        let column = b.index_sub(column, b.index_mul(part.columns.from, b.index(ir::fault!("gemm.partial.column", blocks.width - 1, blocks.width))));
         let down = b.at(b.at_const(self.area, self.scratch.partials), b.index_mul(row, b.index(4 * row_stride)));
         b.at(down, b.index_mul(column, b.index(4)))
     }
 
     fn first_row(&self, rows: Rows<'c>, panel: Index<'c>) -> Index<'c> {
         let b = self.g.b;
-        b.index_add(rows.base, b.index_add(b.index_mul(panel, rows.height), b.index_min(panel, rows.tall)))
+        let longer = ir::fault!("gemm.rows.first", b.index(0), b.index_min(panel, rows.tall));
+        b.index_add(rows.base, b.index_add(b.index_mul(panel, rows.height), longer))
     }
 
     /// Rows of a panel.
@@ -347,7 +350,7 @@ impl<'c> Tile<'_, 'c> {
         if blocks.tall == 0 {
             return (*body.borrow_mut())(blocks.height);
         }
-        let is_tall = b.index_less(panel, rows.tall);
+        let is_tall = b.index_less(panel, ir::fault!("gemm.rows.tall", b.index_add(rows.tall, b.index(1)), rows.tall));
         b.branch(is_tall, || (*body.borrow_mut())(blocks.height + 1), || (*body.borrow_mut())(blocks.height));
     }
 
@@ -368,7 +371,7 @@ impl<'c> Tile<'_, 'c> {
             return body(last);
         }
         let body = RefCell::new(body);
-        let is_full = b.index_less(panel, b.index(plan.blocks.column_panels - 1));
+        let is_full = b.index_less(panel, b.index(ir::fault!("gemm.columns.last", plan.blocks.column_panels, plan.blocks.column_panels - 1)));
         b.branch(is_full, || (*body.borrow_mut())(plan.blocks.width), || (*body.borrow_mut())(last));
     }
 

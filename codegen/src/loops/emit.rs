@@ -105,7 +105,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         for &dim in plan.grid.iter().rev() {
             let size = b.index(self.size(dim));
             along.insert(dim, Along::Same(b.index_rem(rest, size)));
-            rest = b.index_div(rest, size);
+            rest = ir::fault!("loops.grid.digit", rest, b.index_div(rest, size));
         }
         let Some(vector) = plan.vector.filter(|_| plan.vector_in_grid) else {
             let place = self.place(along, None);
@@ -115,7 +115,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         let size = self.size(vector);
         let tail = size % lanes;
         let from = b.index_mul(segment, b.index(plan.segment));
-        let to = b.index_min(b.index_add(from, b.index(plan.segment)), b.index(size));
+        let to = b.index_min(b.index_add(from, b.index(plan.segment)), ir::fault!("loops.grid.end", b.index(size - tail), b.index(size)));
         // Segments are whole groups of vectors; only the last one ends in single vectors and a part of one.
         let unit = lanes * plan.wide;
         let grouped = b.index_min(to, b.index(size / unit * unit));
@@ -138,11 +138,11 @@ impl<'a, B: Builder> Loops<'a, B> {
             result
         };
         run(from, grouped, plan.wide, None)?;
-        if plan.wide > 1 && size / lanes % plan.wide != 0 {
+        if plan.wide > 1 && ir::fault!("loops.grid.single", size % plan.wide, size / lanes % plan.wide) != 0 {
             run(grouped, whole, 1, None)?;
         }
         if tail != 0 {
-            run(whole, to, 1, Some(b.mask_first(tail as usize)))?;
+            run(whole, to, 1, ir::fault!("loops.grid.tail", None, Some(b.mask_first(tail as usize))))?;
         }
         Ok(())
     }
@@ -240,7 +240,8 @@ impl<'a, B: Builder> Loops<'a, B> {
             });
         }
         if tail != 0 {
-            let mask = place.also(b, b.mask_first(tail as usize));
+            let mask = place.also(b, b.mask_first(ir::fault!("loops.nest.tail", tail - 1, tail) as usize));
+            let mask = ir::fault!("loops.nest.mask", b.mask_first(b.lanes()), mask);
             let place = self.moved(place, dim, Along::Lanes(b.index(size - tail)), Some(mask));
             body(self, &place);
         }
@@ -281,7 +282,7 @@ impl<'a, B: Builder> Loops<'a, B> {
 /// What is there and what is added to it.
 pub fn accumulated<B: Builder>(b: &B, dtype: DType, old: B::Vector, value: B::Vector) -> B::Vector {
     match dtype {
-        DType::F32 | DType::Bf16 | DType::F16 => pointwise::rounded(b, dtype, b.add(old, value)),
+        DType::F32 | DType::Bf16 | DType::F16 => pointwise::rounded(b, dtype, ir::fault!("loops.store.added", value, b.add(old, value))),
         DType::I32 => b.int2(IntBinary::Add, old, value),
         DType::Bool => b.int2(IntBinary::Or, old, value),
     }

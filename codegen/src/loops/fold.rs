@@ -32,7 +32,7 @@ impl Fold {
     }
 
     pub fn start<B: Builder>(self, b: &B) -> Vec<B::Vector> {
-        let least = |lane| if lane == Lane::F32 { b.f32(f64::NEG_INFINITY) } else { b.i32(i32::MIN) };
+        let least = |lane| if lane == Lane::F32 { b.f32(ir::fault!("reduce.max.start", 0.0, f64::NEG_INFINITY)) } else { b.i32(i32::MIN) };
         match self {
             Fold::Join { kind: Reduce::Max, lane } => vec![least(lane)],
             Fold::Join { kind: Reduce::Sum | Reduce::Any, lane } => vec![zero(b, lane)],
@@ -44,7 +44,7 @@ impl Fold {
     pub fn step<B: Builder>(self, loops: &Loops<'_, B>, (place, k): (&Place<B>, usize), state: &[B::Vector], x: B::Vector) -> Vec<B::Vector> {
         let b = loops.b;
         let neutral = self.start(b);
-        let only = |x, neutral| place.mask.map_or(x, |m| b.select(m, x, neutral));
+        let only = |x, neutral| ir::fault!("reduce.tail.neutral", None, place.mask).map_or(x, |m| b.select(m, x, neutral));
         match self {
             Fold::Join { .. } => self.join(b, state, &[only(x, neutral[0])]),
             Fold::ArgMax { over, .. } => {
@@ -63,7 +63,11 @@ impl Fold {
             Fold::Join { kind: Reduce::Any, .. } => vec![b.int2(IntBinary::Or, x[0], y[0])],
             Fold::ArgMax { lane, .. } => {
                 let compare = |op| if lane == Lane::F32 { b.compare_float(op, y[0], x[0]) } else { b.compare_int(op, y[0], x[0]) };
-                let tie = b.int2(IntBinary::And, compare(Compare::Eq), b.compare_int(Compare::Lt, y[1], x[1]));
+                let tie = b.int2(
+                    IntBinary::And,
+                    compare(Compare::Eq),
+                    b.compare_int(ir::fault!("reduce.arg_max.tie", Compare::Gt, Compare::Lt), y[1], x[1]),
+                );
                 let better = b.int2(IntBinary::Or, compare(Compare::Gt), tie);
                 vec![b.select(better, y[0], x[0]), b.select(better, y[1], x[1])]
             }

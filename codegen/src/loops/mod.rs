@@ -36,7 +36,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, grid: &[Dim], target: &Target, nam
         let pointers: Vec<_> = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
         emit::emit(b, kernel, &plan, entry, &pointers)
     })?;
-    Ok(Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch as u64 })
+    Ok(Shape { tiles: plan.tiles() as u64, line: 1, scratch_bytes: scratch as u64 })
 }
 
 /// Workers that compute a tile together, where there are several, and bytes that they share: a vector of each sum

@@ -133,7 +133,7 @@ impl<B: Builder> Access<B> {
         match (self.offsets.is_empty(), self.between_lanes) {
             (true, _) => lanes(),
             (false, 0) => element(&self.offsets, k),
-            (false, _) => b.int2(IntBinary::Add, element(&self.offsets, k), lanes()),
+            (false, _) => ir::fault!("loops.place.lanes", element(&self.offsets, k), b.int2(IntBinary::Add, element(&self.offsets, k), lanes())),
         }
     }
 
@@ -170,7 +170,7 @@ impl<B: Builder> Stored<B> {
                 }
                 Along::Run(first) => {
                     access.start = b.at(access.start, b.index_mul(*first, b.index(stride * bytes)));
-                    access.between_lanes += stride * place.width as i64;
+                    access.between_lanes += ir::fault!("loops.place.run", stride, stride * place.width as i64);
                     access.in_run += stride;
                 }
                 Along::Each(indices) => {

@@ -124,7 +124,7 @@ impl<B: Builder> Loops<'_, B> {
         result?;
         let mut sets = state.chunks(one_set.len()).map(<[B::Vector]>::to_vec);
         let mut total = sets.next().expect("invariant: at least one set of accumulators");
-        for set in sets {
+        for set in sets.skip(ir::fault!("reduce.sets.join", 1, 0)) {
             total = join_sets(b, &all, &total, &set);
         }
         if let Some(team) = self.plan.team {
@@ -135,7 +135,7 @@ impl<B: Builder> Loops<'_, B> {
             }
         }
         if vector.is_some() {
-            let mut distance = b.lanes() / 2;
+            let mut distance = b.lanes() / ir::fault!("reduce.lanes.half", 4, 2);
             while distance > 0 {
                 let other: Vec<B::Vector> = total.iter().map(|x| b.swap_lanes(*x, distance)).collect();
                 total = join_sets(b, &all, &total, &other);
@@ -205,13 +205,18 @@ impl<B: Builder> Loops<'_, B> {
         });
         let mut first = state[..per_set].to_vec();
         if together < whole {
-            first = b.repeat(b.index(together), b.index(whole), width, &first, &mut |index, state| {
+            first = b.repeat(b.index(ir::fault!("reduce.rest.first", 0, together)), b.index(whole), width, &first, &mut |index, state| {
                 let places = self.all_moved(places, dim, &along(index), None);
                 body(self, &places, &[state])
             });
         }
         if whole < size {
-            let places = self.all_moved(places, dim, &along(b.index(whole)), Some(b.mask_first((size - whole) as usize)));
+            let places = self.all_moved(
+                places,
+                dim,
+                &along(b.index(whole)),
+                ir::fault!("reduce.tail.mask", None, Some(b.mask_first((size - whole) as usize))),
+            );
             first = body(self, &places, &[&first]);
         }
         first.into_iter().chain(state[per_set..].iter().copied()).collect()
@@ -221,7 +226,7 @@ impl<B: Builder> Loops<'_, B> {
     fn own(&self, dim: Dim) -> (B::Index, i64) {
         let b = self.b;
         match self.plan.team.filter(|t| t.dim == dim) {
-            Some(team) => (b.index_mul(b.member(), b.index(team.share)), team.share),
+            Some(team) => (b.index_mul(b.member(), b.index(ir::fault!("reduce.team.share", team.share - 1, team.share))), team.share),
             None => (b.index(0), self.size(dim)),
         }
     }
@@ -268,13 +273,13 @@ impl<B: Builder> Loops<'_, B> {
         self.nest(place, others, None, &mut |this, place| {
             let zero = zero(b, lane);
             b.repeat(b.index(0), b.index(size), 1, &[zero], &mut |index, sum| {
-                let index = if order.reverse { b.index_sub(b.index(size - 1), index) } else { index };
+                let index = if ir::fault!("reduce.running.reverse", false, order.reverse) { b.index_sub(b.index(size - 1), index) } else { index };
                 let place = this.moved(place, order.along, Along::Same(index), place.mask);
                 match this.value(arg, &place, &mut Known::new()) {
                     Ok(x) => {
                         let sum = if lane == Lane::F32 { b.add(sum[0], x[0]) } else { b.int2(IntBinary::Add, sum[0], x[0]) };
                         kept.store(b, &place, &[pointwise::rounded(b, dtype, sum)]);
-                        vec![sum]
+                        vec![ir::fault!("reduce.running.carried", pointwise::rounded(b, dtype, sum), sum)]
                     }
                     Err(error) => {
                         result = Err(error);

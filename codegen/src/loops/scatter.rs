@@ -180,7 +180,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
         result
     })?;
     let scratch = if scatter.in_output { 0 } else { scatter.own_rows * scatter.row_bytes() };
-    Ok(Shape { tiles: tiles as u64, scratch_bytes: scratch as u64 })
+    Ok(Shape { tiles: tiles as u64, line: 1, scratch_bytes: scratch as u64 })
 }
 
 impl Scatter<'_> {
@@ -190,7 +190,11 @@ impl Scatter<'_> {
 
     /// The number of a row among those of its owner.
     fn number<B: Builder>(&self, b: &B, row: B::Index) -> B::Index {
-        if self.interleaved { b.index_div(row, b.index(self.owners)) } else { b.index_rem(row, b.index(self.own_rows)) }
+        if self.interleaved {
+            b.index_div(row, b.index(self.owners))
+        } else {
+            b.index_rem(row, b.index(ir::fault!("scatter.sum.row", self.owners, self.own_rows)))
+        }
     }
 
     /// Where the sums of a row of the tile stand.
@@ -214,7 +218,7 @@ impl Scatter<'_> {
 
     fn tile<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>) -> Result<(), CompileError> {
         let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
-        if !(self.in_output && self.kernel.outputs[0].accumulate) {
+        if !(self.in_output && ir::fault!("scatter.sum.before", false, self.kernel.outputs[0].accumulate)) {
             self.each_element(b, loops, tile, &mut |loops, sums, place| {
                 sums.store(loops.b, place, &[zero(loops.b, lane)]);
                 Ok(())
@@ -246,7 +250,7 @@ impl Scatter<'_> {
             (tile.owner, rows, self.owners)
         } else {
             let from = b.index_mul(tile.owner, b.index(self.own_rows));
-            (from, b.index_min(b.index_add(from, b.index(self.own_rows)), rows), 1)
+            (from, b.index_min(b.index_add(from, b.index(self.own_rows)), ir::fault!("scatter.rows.end", b.index_add(rows, b.index(1)), rows)), 1)
         };
         let inner: Vec<Dim> = self.batch.iter().chain(&self.row).copied().collect();
         let mut result = Ok(());
@@ -273,7 +277,7 @@ impl Scatter<'_> {
             for before in (0..self.chunk).step_by(lanes as usize) {
                 let first = b.index_add(tile.first, b.index(before));
                 let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
-                let mask = if size % self.chunk == 0 { place.mask } else { Some(place.also(b, within())) };
+                let mask = if ir::fault!("scatter.chunk.tail", 0, size % self.chunk) == 0 { place.mask } else { Some(place.also(b, within())) };
                 let place = loops.moved(place, vector, Along::Lanes(first), mask);
                 body(loops, &place);
             }
@@ -285,7 +289,7 @@ impl Scatter<'_> {
         let node = &self.kernel.body[self.node];
         let indices = widen(b, loops.value(node.args[1], place, &mut Known::new())?[0]);
         let (row, inside) = local_row(b, loops.scalars, &self.kernel.body.dims[self.table].index, indices);
-        let row = b.first_as_index(b.select(inside, row, b.i64(NOWHERE)));
+        let row = b.first_as_index(b.select(inside, row, b.i64(ir::fault!("scatter.row.nowhere", 0, NOWHERE))));
         // One pass if the row's owner is the tile's, else none: unsigned, so any difference counts as at least one.
         let nowhere = b.index_mul(b.index_div(row, b.index(NOWHERE)), b.index(self.owners));
         let distance = b.index_sub(b.index_add(self.owner(b, row), nowhere), tile.owner);
@@ -300,7 +304,11 @@ impl Scatter<'_> {
                 match loops.value(node.args[0], place, &mut Known::new()) {
                     Ok(value) => {
                         let (old, value) = (sums.load(b, &target)[0], value[0]);
-                        let sum = if sums.lane == Lane::F32 { b.add(old, value) } else { b.int2(IntBinary::Add, old, value) };
+                        let sum = if sums.lane == Lane::F32 {
+                            ir::fault!("scatter.sum.twice", value, b.add(old, value))
+                        } else {
+                            b.int2(IntBinary::Add, old, value)
+                        };
                         sums.store(b, &target, &[sum]);
                     }
                     Err(error) => result = Err(error),

@@ -40,7 +40,7 @@ impl<B: Builder> Loops<'_, B> {
             Op::Scatter { .. } => self.kept[&v].load(b, place).into_iter().map(|x| pointwise::rounded(b, node.ty.dtype, x)).collect(),
             Op::Pad { from, to, at } => {
                 let length = from.map_or(1, |d| self.size(d));
-                let (along, inside) = enter(b, place, *to, Window { start: *at as i64, length });
+                let (along, inside) = enter(b, place, *to, Window { start: ir::fault!("loops.pad.at", *at as i64 + 1, *at as i64), length });
                 let inner = self.windowed(place, *to, *from, along, &inside);
                 let value = self.value(node.args[0], &inner, known)?;
                 let zero = zero(b, pointwise::lane(node.ty.dtype));
@@ -58,7 +58,7 @@ impl<B: Builder> Loops<'_, B> {
                         None => value,
                         Some(before) => zipped(&[&inside, &value, &before], |x| Ok::<_, CompileError>(b.select(x[0], x[1], x[2])))?,
                     });
-                    start += length;
+                    start = ir::fault!("loops.concat.start", length, start + length);
                 }
                 result.expect("invariant: `concat` has operands")
             }
@@ -106,11 +106,12 @@ impl<B: Builder> Loops<'_, B> {
         let found = indices.into_iter().map(|i| local_row(b, self.scalars, &self.kernel.body.dims[dim].index, widen(b, i)));
         let (rows, inside): (Vec<_>, Vec<_>) = found.unzip();
         let differs = |d| matches!(place.along.get(d), Some(Along::Lanes(_) | Along::Run(_) | Along::Each(_)));
-        let varies = self.kernel.body.dims_of(index).iter().any(differs);
+        let varies = self.kernel.body.dims_of(ir::fault!("loops.gather.varies", table, index)).iter().any(differs);
         let along = if varies { Along::Each(rows) } else { Along::Same(b.first_as_index(rows[0])) };
         let inner = self.moved(place, dim, along, place.mask);
         let value = self.value(table, &inner, known)?;
         let zero = zero(b, pointwise::lane(node.ty.dtype));
+        let inside = ir::fault!("loops.gather.outside", vec![b.mask_first(b.lanes())], inside);
         zipped(&[&inside, &value], |x| Ok(b.select(x[0], x[1], zero)))
     }
 }
@@ -135,7 +136,7 @@ pub fn local_row<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, global:
     let mut inside = b.compare_int(Compare::Ge, rest, b.i64(0));
     let mut row = b.i64(0);
     if map.is_contiguous() {
-        inside = within(b, rest, map.len() as i64);
+        inside = ir::fault!("loops.row.below", b.compare_int(Compare::Lt, rest, b.i64(map.len() as i64)), within(b, rest, map.len() as i64));
         row = rest;
     } else {
         for &(extent, stride) in &map.parts {

@@ -36,8 +36,8 @@ pub fn exp<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let exponent = b.int2(IntBinary::Shl, b.convert(Convert::Bits(Lane::I32), shifted), b.i32(23));
     let scaled = b.int2(IntBinary::Add, b.convert(Convert::Bits(Lane::I32), p), exponent);
     let result = b.convert(Convert::Bits(Lane::F32), scaled);
-    let result = b.select(b.compare_float(Compare::Lt, x, b.f32(-87.33)), b.f32(0.0), result);
-    let result = b.select(b.compare_float(Compare::Gt, x, b.f32(88.722_83)), b.f32(f64::INFINITY), result);
+    let result = ir::fault!("math.exp.least", result, b.select(b.compare_float(Compare::Lt, x, b.f32(-87.33)), b.f32(0.0), result));
+    let result = ir::fault!("math.exp.most", result, b.select(b.compare_float(Compare::Gt, x, b.f32(88.722_83)), b.f32(f64::INFINITY), result));
     b.select(b.compare_float(Compare::Eq, x, x), result, x)
 }
 
@@ -88,7 +88,7 @@ pub fn log<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     );
     let z = b.mul(f, f);
     let y = b.mul(b.mul(f, z), p);
-    let y = b.fma(e, b.f32(-2.121_944_4e-4), y);
+    let y = b.fma(e, b.f32(ir::fault!("math.log.low", 2.121_944_4e-4, -2.121_944_4e-4)), y);
     let y = b.fma(z, b.f32(-0.5), y);
     let result = b.fma(e, b.f32(0.693_359_375), b.add(f, y));
     // Positive and finite: as computed. Otherwise -inf at zero, x itself for inf and nan, nan below zero.
@@ -106,7 +106,17 @@ pub fn tanh<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let e = exp(b, b.add(a, a));
     let large = b.sub(b.f32(1.0), quotient(b, b.f32(2.0), b.add(e, b.f32(1.0))));
     let z = b.mul(x, x);
-    let p = polynomial(b, z, &[-5.704_988_727_45e-3, 2.063_908_879_54e-2, -5.373_971_555_31e-2, 1.333_144_220_36e-1, -3.333_328_194_22e-1]);
+    let p = polynomial(
+        b,
+        z,
+        &[
+            ir::fault!("math.tanh.term", 5.704_988_727_45e-3, -5.704_988_727_45e-3),
+            2.063_908_879_54e-2,
+            -5.373_971_555_31e-2,
+            1.333_144_220_36e-1,
+            -3.333_328_194_22e-1,
+        ],
+    );
     let small = b.fma(b.mul(p, z), a, a);
     let result = b.select(b.compare_float(Compare::Lt, a, b.f32(0.625)), small, large);
     b.float2(FloatBinary::CopySign, result, x)
@@ -123,7 +133,7 @@ pub fn erf<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
         t,
         &[-1.728_534_7e-5, 3.831_971_26e-4, -3.883_964_38e-3, 2.425_462_19e-2, -1.067_778_47e-1, -6.348_466_87e-1, -1.287_175_12e-1],
     );
-    let large = b.sub(b.f32(1.0), exp(b, b.fma(p, t, b.float1(FloatUnary::Neg, t))));
+    let large = b.sub(b.f32(1.0), exp(b, b.fma(p, t, ir::fault!("math.erf.sign", t, b.float1(FloatUnary::Neg, t)))));
     let q = polynomial(b, square, &[-5.967_617_03e-4, 4.991_194_23e-3, -2.676_813_49e-2, 1.128_199_25e-1, -3.761_253_36e-1, 1.283_791_66e-1]);
     let small = b.fma(q, a, a);
     let result = b.select(b.compare_float(Compare::Gt, a, b.f32(0.921_875)), large, small);
@@ -151,12 +161,12 @@ pub enum Circular {
 pub fn circular<B: Builder>(b: &B, which: Circular, x: B::Vector) -> B::Vector {
     let n = b.float1(FloatUnary::Round, b.mul(x, b.f32(std::f64::consts::FRAC_2_PI)));
     let r = b.fma(n, b.f32(-1.570_796_25), x);
-    let r = b.fma(n, b.f32(-7.549_789_415_861_596e-8), r);
+    let r = b.fma(n, b.f32(ir::fault!("math.circular.middle", 0.0, -7.549_789_415_861_596e-8)), r);
     let r = b.fma(n, b.f32(-5.390_302_953_474_925e-15), r);
     let quadrant = b.convert(Convert::FloatToInt(Lane::I32), n);
     let quadrant = match which {
         Circular::Sin => quadrant,
-        Circular::Cos => b.int2(IntBinary::Add, quadrant, b.i32(1)),
+        Circular::Cos => b.int2(IntBinary::Add, quadrant, b.i32(ir::fault!("math.cos.quadrant", 3, 1))),
     };
     let z = b.mul(r, r);
     let s = polynomial(b, z, &[-1.951_529_589_1e-4, 8.332_160_873_6e-3, -1.666_665_461_1e-1]);
@@ -165,7 +175,7 @@ pub fn circular<B: Builder>(b: &B, which: Circular, x: B::Vector) -> B::Vector {
     let cosine = b.fma(b.mul(z, z), c, b.fma(z, b.f32(-0.5), b.f32(1.0)));
     let bit = |n: i32| b.compare_int(Compare::Ne, b.int2(IntBinary::And, quadrant, b.i32(n)), b.i32(0));
     let result = b.select(bit(1), cosine, sine);
-    b.select(bit(2), b.float1(FloatUnary::Neg, result), result)
+    b.select(bit(ir::fault!("math.circular.sign", 1, 2)), b.float1(FloatUnary::Neg, result), result)
 }
 
 /// x^y through f64: a rounding error of the logarithm would be multiplied by the size of the exponent.
@@ -218,7 +228,7 @@ fn special_powers<B: Builder>(b: &B, x: B::Vector, y: B::Vector, result: B::Vect
     let half = b.mul(y, b.f32(0.5));
     let odd = b.int2(IntBinary::And, whole, b.compare_float(Compare::Ne, b.float1(FloatUnary::Floor, half), half));
     let negative = b.compare_int(Compare::Lt, b.convert(Convert::Bits(Lane::I32), x), b.i32(0));
-    let signed = b.select(odd, b.float1(FloatUnary::Neg, result), result);
+    let signed = ir::fault!("math.pow.odd", result, b.select(odd, b.float1(FloatUnary::Neg, result), result));
     let below = b.int2(IntBinary::And, b.compare_float(Compare::Lt, x, zero), b.compare_float(Compare::Lt, a, infinity));
     let broken = b.compare_float(Compare::Ne, b.float1(FloatUnary::Floor, y), y);
     let signed = b.select(b.int2(IntBinary::And, below, broken), b.f32(f64::NAN), signed);

@@ -261,7 +261,19 @@ fn run_over(
     over: &[(usize, usize)],
     calls: Calls,
 ) -> Vec<Vec<f64>> {
-    let loaded = Loaded::new(kernel, target);
+    run_loaded(&Loaded::new(kernel, target), kernel, inputs, scalars, initial, over, calls)
+}
+
+/// The same of code that is loaded.
+pub fn run_loaded(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    inputs: &[Vec<f64>],
+    scalars: &[f64],
+    initial: f64,
+    over: &[(usize, usize)],
+    calls: Calls,
+) -> Vec<Vec<f64>> {
     let mut buffers: Vec<Buffer> = kernel.inputs.iter().zip(inputs).map(|(i, data)| Buffer::new(kernel, &i.ty, &i.strides, data)).collect();
     for output in &kernel.outputs {
         let ty = &kernel.body[output.value].ty;

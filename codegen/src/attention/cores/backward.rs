@@ -107,7 +107,12 @@ impl<'c> Cores<'_, 'c> {
                 let numbers = kept.clone().unwrap_or_else(|| self.numbers_of_columns(sizes, self.plus(stage, numbers)));
                 let p: Vec<_> = scores.iter().zip(&numbers).map(|(score, [log, _])| b.fast_exp2(b.fma(*score, self.scale(), *log))).collect();
                 let p = self.hide(at, &own, visit, &p, b.f32(0.0));
-                let ds: Vec<_> = p.iter().zip(dp).zip(&numbers).map(|((p, dp), [_, delta])| b.mul(*p, b.sub(dp, *delta))).collect();
+                let ds: Vec<_> = p
+                    .iter()
+                    .zip(dp)
+                    .zip(&numbers)
+                    .map(|((p, dp), [log, delta])| b.mul(*p, b.sub(dp, *ir::fault!("gpu.cores.delta", log, delta))))
+                    .collect();
                 let mut sums = sums.to_vec();
                 for (sums, (of, _)) in sums.chunks_mut(half).zip(&kind.sums) {
                     match of {

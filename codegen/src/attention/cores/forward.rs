@@ -123,7 +123,7 @@ impl<'c> Cores<'_, 'c> {
 
     /// Multiplies the sums of values of a row.
     pub(super) fn rescale(&self, row: usize, factor: Value<'c>, sums: &mut [Value<'c>]) {
-        for i in of_row(row, self.plan.d as usize / 2) {
+        for i in of_row(row, self.plan.d as usize / ir::fault!("gpu.cores.rescaled", 4, 2)) {
             sums[i] = self.b.mul(sums[i], factor);
         }
     }

@@ -108,7 +108,7 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Lau
         Ok(())
     })?;
     let shared = parts.iter().map(|p| p.shared_bytes).max().expect("invariant: a kernel has results");
-    let shape = Shape { tiles: parts.iter().map(|p| p.tiles(plan) as u64).sum(), scratch_bytes: 0 };
+    let shape = Shape { tiles: parts.iter().map(|p| p.tiles(plan) as u64).sum(), line: 1, scratch_bytes: 0 };
     Ok((shape, launch_of_blocks(kernel, &shape, bounds, shared as u32)))
 }
 
@@ -231,7 +231,7 @@ impl<'c> Cores<'_, 'c> {
             if rows.rows % count == 0 {
                 b.asm(Instruction::CopyAsync { bytes: UNIT as u32 }, &[to.into(), from.into()]);
             } else {
-                let present = b.less(b.index_add(row, b.index(pass * together)), b.index(rows.rows));
+                let present = b.less(ir::fault!("gpu.cores.present", row, b.index_add(row, b.index(pass * together))), b.index(rows.rows));
                 let bytes = b.choose(present, b.word(UNIT), b.word(0));
                 b.asm(Instruction::CopyAsyncFilled { bytes: UNIT as u32 }, &[to.into(), from.into(), bytes.into()]);
             }

@@ -125,10 +125,10 @@ impl<'c> Cores<'_, 'c> {
             let mut all = b.compare_int(Compare::Le, keys[1], queries[0]);
             if let Some(window) = self.window() {
                 any = both(any, self.near(queries[0], keys[1], window));
-                all = both(all, self.near(queries[1], keys[0], window));
+                all = both(all, self.near(ir::fault!("gpu.visits.near", queries[0], queries[1]), keys[0], window));
             }
             if rows % others != 0 {
-                all = both(all, b.less(block, b.word(blocks - 1)).into());
+                all = ir::fault!("gpu.visits.last", all, both(all, b.less(block, b.word(blocks - 1)).into()));
             }
             let twice = self.scaled(block, 2);
             let shown = b.choose(all.into_int_value(), twice, self.plus(twice, 1));

@@ -35,7 +35,7 @@ impl<'c> Lanes<'_, 'c> {
                     let e = mask.map_or(e, |m| b.select(m, e, b.f32(0.0)));
                     let rescale = math::exp(b, b.sub(before, greatest));
                     next[row] = greatest;
-                    next[kept + row] = b.fma(carried[kept + row], rescale, e);
+                    next[kept + row] = b.fma(carried[kept + row], ir::fault!("gpu.lanes.rescaled", b.f32(1.0), rescale), e);
                     for sum in &mut next[2 * kept + row * wide..][..wide] {
                         *sum = b.mul(*sum, rescale);
                     }

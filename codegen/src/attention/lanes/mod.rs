@@ -56,7 +56,7 @@ pub fn emit(b: &Simt, plan: &Plan, name: &str) -> Result<Shape, CompileError> {
         }
         Ok(())
     })?;
-    Ok(Shape { tiles: parts.iter().map(|part| part.tiles(plan) as u64).sum(), scratch_bytes: 0 })
+    Ok(Shape { tiles: parts.iter().map(|part| part.tiles(plan) as u64).sum(), line: 1, scratch_bytes: 0 })
 }
 
 /// Writes a tile: the arguments at its head, and its first row.
@@ -207,7 +207,7 @@ impl<'c> Lanes<'_, 'c> {
         let (query, key) = if own.side == Side::Queries { (mine[row], theirs) } else { (theirs, mine[row]) };
         let also = |mask: Value<'c>, more: Option<Value<'c>>| more.map_or(mask, |more| b.int2(IntBinary::And, mask, more));
         let seen = also(b.compare_int(Compare::Le, key, query), self.window().map(|w| self.near(query, key, w)));
-        Some(also(seen, others.present))
+        Some(ir::fault!("gpu.lanes.present", seen, also(seen, others.present)))
     }
 
     /// Calls `body` with all rows of the other side that some row of the tile may see, and the carried values.
@@ -283,7 +283,8 @@ impl<'c> Lanes<'_, 'c> {
         let step = b.index(lane.bytes() * self.plan.stride(tensor, self.dim(own.side)));
         for (row, number) in own.numbers.iter().enumerate() {
             let place = b.at(at.tensors[tensor], b.index_mul(*number, step));
-            let distinct = b.compare_int(Compare::Eq, b.splat(*number), b.splat(b.index_add(own.first, b.index(row as i64))));
+            let row_number = ir::fault!("gpu.lanes.distinct", *number, b.index_add(own.first, b.index(row as i64)));
+            let distinct = b.compare_int(Compare::Eq, b.splat(*number), b.splat(row_number));
             b.when(distinct, &[], || {
                 write(row, place);
                 vec![]

@@ -41,7 +41,7 @@ pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &Plan, name: &st
         let tensors: Vec<Pointer> = (0..tensors).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
         blocks.g.tile(b.narrow(entry.first_tile), &tensors, &mut |part| blocks.part(part, entry.scalars))
     })?;
-    let shape = Shape { tiles: plan.tile.count(product) as u64, scratch_bytes: 0 };
+    let shape = Shape { tiles: plan.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
     Ok((shape, launch_of_blocks(kernel, &shape, bounds, plan.shared_bytes() as u32)))
 }
 
@@ -179,11 +179,11 @@ impl<'c> Blocks<'_, 'c> {
         carried.extend([b.word(0), b.word(ahead * plan.stage_bytes())].map(Value::from));
         let out = b.loop_over([b.word(0), steps, b.word(1)], &carried, &mut |step, carried| {
             let [read, write] = [0, 1].map(|k| carried[count + k].into_int_value());
-            b.asm(Instruction::WaitCopies { left: ahead as u32 - 1 }, &[]);
+            b.asm(Instruction::WaitCopies { left: ir::fault!("gpu.stages.wait", ahead as u32, ahead as u32 - 1) }, &[]);
             multiplier.show(b);
             // This stage is there, and that which is filled next has been read, by all.
             b.barrier();
-            let later = b.index_add(step, b.word(ahead));
+            let later = b.index_add(step, b.word(ir::fault!("gpu.stages.later", ahead - 1, ahead)));
             b.if_so(b.less(later, steps), || fill(later, write));
             commit();
             let mut sums = carried[..count].to_vec();

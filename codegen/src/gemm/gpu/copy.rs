@@ -134,7 +134,7 @@ impl Copy {
             own_size: axis.size,
             own_stride,
             k_stride,
-            own_whole: axis.size % own == 0,
+            own_whole: ir::fault!("gpu.copy.whole", axis.size % 8, axis.size % own) == 0,
             k_whole: product.k.size % tile.depth == 0 && !product.owns(Own::Contracted),
             in_units,
         }
@@ -268,7 +268,7 @@ impl Copy {
         let line = b.index_add(place.line, lines);
         let within = b.index_mul(place.unit, b.word(self.unit()));
         let own_left = |at| b.index_sub(b.word(self.own_size), b.index_add(place.own, at));
-        let k_left = |at| b.index_sub(stage.k_end, b.index_add(stage.k, at));
+        let k_left = |at| b.index_sub(stage.k_end, ir::fault!("gpu.copy.depth", at, b.index_add(stage.k, at)));
         let (own_whole, k_whole) = (self.own_whole, self.k_whole);
         let (line_left, unit_left) = match self.lines {
             Lines::Own => ((!own_whole).then(|| own_left(line)), (!k_whole).then(|| k_left(within))),

@@ -72,7 +72,7 @@ impl<'c> Fma<'c> {
         let first = b.index_add(to, first);
         for (number, run) in (0..).zip(sums.chunks_exact(RUN as usize)) {
             let (row, half) = (number / 2, number % 2);
-            let row = row / RUN * (self.rows / 2) + row % RUN;
+            let row = ir::fault!("gpu.product.row", row, row / RUN * (self.rows / 2) + row % RUN);
             b.store_shared(b.index_add(first, b.word(row * row_bytes + half * 2 * self.columns)), run);
         }
     }

@@ -65,7 +65,7 @@ impl<'c> Groups<'c> {
             sums.copy_from_slice(&b.asm(self.instruction, &operands));
         }
         b.asm(Instruction::CommitProducts, &[]);
-        b.asm(Instruction::WaitProducts { left: 1 }, &[]);
+        b.asm(Instruction::WaitProducts { left: ir::fault!("gpu.groups.wait", 2, 1) }, &[]);
     }
 
     /// All products are done when it returns.

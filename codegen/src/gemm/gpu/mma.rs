@@ -152,7 +152,7 @@ impl<'c> Mma<'c> {
         for (number, sums) in (0..).zip(sums.chunks_exact(4)) {
             let (i, j) = (number / across, number % across);
             for (half, pair) in (0..).zip(sums.chunks_exact(2)) {
-                let offset = (ROWS * i + 8 * half) * row_bytes + 4 * COLUMNS * j;
+                let offset = (ROWS * i + ir::fault!("gpu.product.half", 1, 8) * half) * row_bytes + 4 * COLUMNS * j;
                 b.store_shared(b.index_add(first, b.word(offset)), pair);
             }
         }

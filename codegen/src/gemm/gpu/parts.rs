@@ -104,7 +104,7 @@ impl<'c> Gpu<'_, 'c> {
                 b.at(whole.starts[tensor], b.index_mul(b.widen(expert), step))
             };
             let [from, to] = self.owned(experts, moved(experts.ends), expert, product.m.size);
-            let (from, to) = (b.choose(nobody, to, from), b.choose(nobody, b.word(product.m.size), to));
+            let (from, to) = (b.choose(nobody, to, from), b.choose(nobody, ir::fault!("gpu.experts.nobody", to, b.word(product.m.size)), to));
             let (from, to) = (b.most(from, whole.from), b.least(to, whole.to));
             let k_to = b.choose(nobody, b.word(0), whole.k_to);
             let mut starts = whole.starts.clone();

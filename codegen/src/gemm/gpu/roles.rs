@@ -42,7 +42,7 @@ pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &st
         b.either(b.equal(group, b.word(0)), || copied = roles.copy(), || multiplied = roles.multiply());
         copied.and(multiplied)
     })?;
-    let shape = Shape { tiles: ring.tile.count(product) as u64, scratch_bytes: 0 };
+    let shape = Shape { tiles: ring.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
     let launch = launch_of_blocks(kernel, &shape, bounds, ring.shared_bytes() as u32);
     Ok((shape, with_maps(launch, ring.maps.iter().map(|m| m.map.clone()).collect())))
 }

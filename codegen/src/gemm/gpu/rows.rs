@@ -104,7 +104,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
         let pieces = match product.n.size % tile.columns {
             0 => b.word(all),
             _ => {
-                let left = b.index_sub(b.word(product.n.size + COLUMNS - 1), part.column);
+                let left = b.index_sub(b.word(product.n.size + ir::fault!("gpu.rows.pieces", 0, COLUMNS - 1)), part.column);
                 b.least(b.word(all), b.index_div(left, b.word(COLUMNS)))
             }
         };

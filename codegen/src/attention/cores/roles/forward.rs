@@ -40,7 +40,7 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Resul
         b.either(b.equal(group, b.word(0)), || roles.copy(), || roles.multiply(b.index_sub(group, b.word(1))));
         Ok((roles.runs() * plan.sizes(&plan.heads()), roles.list_at() + roles.copiers.list_bytes(Side::Queries, SIZES)))
     })?;
-    let shape = Shape { tiles: tiles as u64, scratch_bytes: 0 };
+    let shape = Shape { tiles: tiles as u64, line: 1, scratch_bytes: 0 };
     let launch = launch_of_blocks(kernel, &shape, BOUNDS, shared_bytes as u32);
     Ok((shape, with_maps(launch, form.maps.iter().map(|m| m.map.clone()).collect())))
 }

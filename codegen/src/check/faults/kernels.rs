@@ -1,0 +1,412 @@
+//! The kernels that faults are tried on: some of each family, for CPUs and GPUs.
+
+use crate::target::Target;
+use crate::testing::Make;
+use ir::dim::{Base, Dim, DimInfo, IndexMap, Order};
+use ir::graph::{Type, Value};
+use ir::kernel::{Family, Kernel};
+use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Reduce, Unary};
+
+/// A kernel, and what it is compiled for.
+pub struct Case {
+    pub name: String,
+    pub kernel: Kernel,
+    /// Of a GPU, by name; else this machine.
+    gpu: Option<&'static str>,
+}
+
+impl Case {
+    pub fn target(&self) -> Target {
+        self.gpu.map_or_else(|| Target::host().expect("a supported machine"), Target::gpu)
+    }
+}
+
+const SUM: fn(Vec<Dim>) -> Op = |over| Op::Reduce { kind: Reduce::Sum, over };
+const MAX: fn(Vec<Dim>) -> Op = |over| Op::Reduce { kind: Reduce::Max, over };
+const F32: DType = DType::F32;
+const BF16: DType = DType::Bf16;
+
+impl Make {
+    fn dims<const N: usize>(&mut self, sizes: [(&str, u64); N]) -> [Dim; N] {
+        sizes.map(|(name, size)| self.dim(name, size))
+    }
+
+    fn unary(&mut self, op: Unary, x: Value) -> Value {
+        self.op(Op::Unary(op), &[x])
+    }
+
+    fn binary(&mut self, op: Binary, x: Value, y: Value) -> Value {
+        self.op(Op::Binary(op), &[x, y])
+    }
+
+    fn cast(&mut self, x: Value, dtype: DType) -> Value {
+        let dims = self.body.dims_of(x).to_vec();
+        self.op_as(Op::Cast, &[x], Type::new(dtype, dims))
+    }
+
+    /// A dim whose elements are parts of a longer one, in strides.
+    fn strided_dim(&mut self, name: &str, global: u64, parts: Vec<(u64, u64)>, order: Order) -> Dim {
+        let index = IndexMap { parts, base: Base::Zero };
+        self.body.dims.add(DimInfo { order, size: index.len(), index, ..DimInfo::new(name, global) })
+    }
+}
+
+/// A softmax of rows of which a mask hides some, and its sum.
+fn softmax(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
+    let mut m = Make::default();
+    let [s, h] = m.dims([("s", rows), ("h", columns)]);
+    let (x, mask) = (m.input(dtype, &[s, h]), m.input(DType::Bool, &[s, h]));
+    let x = m.cast(x, F32);
+    let hidden = m.number(-1e5);
+    let x = m.op_as(Op::Select, &[mask, x, hidden], Type::new(F32, [s, h]));
+    let most = m.op(MAX(vec![h]), &[x]);
+    let x = m.binary(Binary::Sub, x, most);
+    let x = m.unary(Unary::Exp, x);
+    let sum = m.op(SUM(vec![h]), &[x]);
+    let y = m.binary(Binary::Div, x, sum);
+    let y = m.cast(y, dtype);
+    m.kernel(Family::Loops { grid: vec![s] }, &[y, most])
+}
+
+/// The greatest of each row and where it is, and of all rows' columns the sums and the greatest.
+fn greatest(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
+    let mut m = Make::default();
+    let [s, h] = m.dims([("s", rows), ("h", columns)]);
+    let x = m.input(dtype, &[s, h]);
+    let most = m.op(MAX(vec![h]), &[x]);
+    let place = m.op_as(Op::ArgMax { over: h }, &[x], Type::new(DType::I32, [s]));
+    m.kernel(Family::Loops { grid: vec![s] }, &[most, place])
+}
+
+fn columns(sizes: [u64; 2], with_most: bool) -> Kernel {
+    let mut m = Make::default();
+    let [s, h] = m.dims([("s", sizes[0]), ("h", sizes[1])]);
+    let x = m.input(F32, &[s, h]);
+    let sum = m.op(SUM(vec![s]), &[x]);
+    let most = with_most.then(|| m.op(MAX(vec![s]), &[x]));
+    let both = most.map_or(sum, |most| m.binary(Binary::Mul, sum, most));
+    m.kernel(Family::Loops { grid: vec![h] }, &[both])
+}
+
+/// Functions of numbers of either sign, or of positive ones.
+fn functions(positive: bool, dtype: DType) -> Kernel {
+    use Unary::{Cos, Erf, Exp, Floor, Log, Recip, Rsqrt, Sign, Sin, Sqrt, Tanh};
+    let mut m = Make::default();
+    let [a, b] = m.dims([("a", 3), ("b", 37)]);
+    let (x, y) = (m.input(dtype, &[a, b]), m.input(dtype, &[a, b]));
+    let of: &[Unary] = if positive { &[Log, Sqrt, Rsqrt, Recip] } else { &[Exp, Tanh, Sin, Cos, Erf, Floor, Sign] };
+    let mut outputs: Vec<Value> = of.iter().map(|op| m.unary(*op, x)).collect();
+    if positive {
+        outputs.push(m.binary(Binary::Pow, x, y));
+    } else {
+        let three = m.source(Op::Const(Real(3.0)), dtype, &[]);
+        let cube = m.op_as(Op::Binary(Binary::Pow), &[x, three], Type::new(dtype, [a, b]));
+        outputs.extend([cube, m.binary(Binary::Max, x, y), m.binary(Binary::Min, x, y), m.binary(Binary::Rem, x, y)]);
+    }
+    m.kernel(Family::Loops { grid: vec![a, b] }, &outputs)
+}
+
+fn ints() -> Kernel {
+    let mut m = Make::default();
+    let [d] = m.dims([("d", 77)]);
+    let (x, y) = (m.input(DType::I32, &[d]), m.input(DType::I32, &[d]));
+    let ops = [Binary::Div, Binary::Rem, Binary::Sub, Binary::Max];
+    let mut outputs: Vec<Value> = ops.iter().map(|op| m.binary(*op, x, y)).collect();
+    outputs.push(m.unary(Unary::Abs, x));
+    let less = m.op_as(Op::Compare(Compare::Le), &[x, y], Type::new(DType::Bool, [d]));
+    outputs.extend([less, m.cast(less, DType::I32), m.cast(less, F32)]);
+    m.kernel(Family::Loops { grid: vec![d] }, &outputs)
+}
+
+/// Running sums in both directions.
+fn running(dtype: DType) -> Kernel {
+    let mut m = Make::default();
+    let [s, h] = m.dims([("s", 5), ("h", 70)]);
+    let x = m.input(dtype, &[s, h]);
+    let sums = [false, true].map(|reverse| m.op(Op::Cumsum { over: h, reverse }, &[x]));
+    m.kernel(Family::Loops { grid: vec![s] }, &sums)
+}
+
+/// Three operands one after the other, and a border around them.
+fn windows(along_lanes: bool) -> Kernel {
+    let mut m = Make::default();
+    let [s, a, b, c, all, wide] = m.dims([("s", 21), ("a", 5), ("b", 20), ("c", 9), ("all", 34), ("wide", 40)]);
+    let dims = |d: Dim| if along_lanes { [s, d] } else { [d, s] };
+    let parts = [a, b, c].map(|d| m.input(F32, &dims(d)));
+    let joined = m.op_as(Op::Concat { from: vec![a, b, c], to: all }, &parts, Type::new(F32, dims(all)));
+    let padded = m.op_as(Op::Pad { from: Some(all), to: wide, at: 3 }, &[joined], Type::new(F32, dims(wide)));
+    m.kernel(Family::Loops { grid: dims(wide).to_vec() }, &[padded])
+}
+
+/// Rows of a table, of which this rank has all or a part.
+fn gather(sharded: bool) -> Kernel {
+    let mut m = Make::default();
+    let base = sharded.then(|| m.scalar(DType::I32));
+    let v = if base.is_some() { m.sharded_dim("v", 30, 60, 0) } else { m.dim("v", 30) };
+    let [s, h] = m.dims([("s", 40), ("h", 35)]);
+    let (table, index) = (m.input(F32, &[v, h]), m.input(DType::I32, &[s]));
+    let rows = m.op_as(Op::Gather { dim: v }, &[table, index], Type::new(F32, [s, h]));
+    m.kernel(Family::Loops { grid: vec![s, h] }, &[rows])
+}
+
+/// Of each column of a table, the row that an index for each element says.
+fn gather_each() -> Kernel {
+    let mut m = Make::default();
+    let [v, s, h] = m.dims([("v", 30), ("s", 7), ("h", 35)]);
+    let (table, index) = (m.input(F32, &[v, h]), m.input(DType::I32, &[s, h]));
+    let rows = m.op_as(Op::Gather { dim: v }, &[table, index], Type::new(F32, [s, h]));
+    m.kernel(Family::Loops { grid: vec![s, h] }, &[rows])
+}
+
+/// Random numbers and indices along dims of which this rank has parts, in a zig-zag or in strides.
+fn random(order: Order) -> Kernel {
+    let mut m = Make::default();
+    let h = m.strided_dim("h", 96, vec![(3, 32), (8, 1)], Order::Plain);
+    let s = m.strided_dim("s", 24, vec![(24, 1)], order);
+    // The seed and the step.
+    m.scalar(DType::I32);
+    m.scalar(DType::I32);
+    let x = m.source(Op::Uniform { key: 77 }, F32, &[s, h]);
+    let [i, j] = [s, h].map(|d| m.source(Op::Iota(d), DType::I32, &[d]));
+    let causal = m.op_as(Op::Compare(Compare::Ge), &[i, j], Type::new(DType::Bool, [s, h]));
+    let zero = m.number(0.0);
+    let y = m.op_as(Op::Select, &[causal, x, zero], Type::new(F32, [s, h]));
+    m.kernel(Family::Loops { grid: vec![s, h] }, &[y, x])
+}
+
+/// A part of an update of weights, rounded to bf16 too.
+fn update(size: u64, accumulate: bool) -> Kernel {
+    let mut m = Make::default();
+    let n = m.dim("n", size);
+    let (rate, decay) = (m.scalar(F32), m.scalar(F32));
+    let [w, g, v] = [0; 3].map(|_| m.input(F32, &[n]));
+    let square = m.binary(Binary::Mul, g, g);
+    let part = m.binary(Binary::Mul, v, decay);
+    let v = m.op(Op::Add, &[part, square]);
+    let root = m.unary(Unary::Sqrt, v);
+    let small = m.number(1e-3);
+    let root = m.op(Op::Add, &[root, small]);
+    let step = m.binary(Binary::Div, g, root);
+    let step = m.binary(Binary::Mul, step, rate);
+    let w = m.binary(Binary::Sub, w, step);
+    let half = m.cast(w, BF16);
+    let mut kernel = m.kernel(Family::Loops { grid: vec![n] }, &[w, v, half]);
+    kernel.outputs[1].accumulate = accumulate;
+    kernel
+}
+
+/// A norm of 16-bit rows, of four dims, of which the results lie apart.
+fn norm(dtype: DType, columns: u64) -> Kernel {
+    let mut m = Make::default();
+    let [a, b, h] = m.dims([("a", 3), ("b", 6), ("h", columns)]);
+    let (x, w) = (m.input(dtype, &[a, b, h]), m.input(F32, &[h]));
+    let x = m.cast(x, F32);
+    let squares = m.binary(Binary::Mul, x, x);
+    let sum = m.op(SUM(vec![h]), &[squares]);
+    let root = m.unary(Unary::Rsqrt, sum);
+    let y = m.binary(Binary::Mul, x, root);
+    let y = m.binary(Binary::Mul, y, w);
+    let y = m.cast(y, dtype);
+    let mut kernel = m.kernel(Family::Loops { grid: vec![a, b] }, &[y]);
+    let row = columns.div_ceil(8) * 8 + 8;
+    kernel.outputs[0].strides = vec![6 * row, row, 1];
+    kernel
+}
+
+/// Sums of rows by index, of which some rows are here.
+fn scatter(dtype: DType, sharded: bool, accumulate: bool, columns: u64) -> Kernel {
+    let mut m = Make::default();
+    let base = sharded.then(|| m.scalar(DType::I32));
+    let v = if base.is_some() { m.sharded_dim("v", 37, 74, 0) } else { m.dim("v", 37) };
+    let [s, h] = m.dims([("s", 60), ("h", columns)]);
+    let (values, index) = (m.input(dtype, &[s, h]), m.input(DType::I32, &[s]));
+    let table = m.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(dtype, [v, h]));
+    let mut kernel = m.kernel(Family::Scatter, &[table]);
+    kernel.outputs[0].accumulate = accumulate;
+    kernel
+}
+
+/// How factors are stored.
+#[derive(Clone, Copy)]
+enum Stored {
+    Plain,
+    FirstTurned,
+    SecondTurned,
+    Collected,
+}
+
+/// A product with a function after it.
+fn gemm(dtype: DType, sizes: [u64; 3], stored: Stored, function: Option<Unary>) -> Kernel {
+    let mut make = Make::default();
+    let [m, n, k] = make.dims([("m", sizes[0]), ("n", sizes[1]), ("k", sizes[2])]);
+    let a = make.input(dtype, &if matches!(stored, Stored::FirstTurned) { [k, m] } else { [m, k] });
+    let b = match stored {
+        Stored::SecondTurned => make.input(dtype, &[n, k]),
+        Stored::Collected => make.strided_input(dtype, &[n, k], &[2 * sizes[2], 2]),
+        _ => make.input(dtype, &[k, n]),
+    };
+    let c = make.op_as(Op::dot(vec![k]), &[a, b], Type::new(dtype, [m, n]));
+    let c = function.map_or(c, |f| make.unary(f, c));
+    let mut kernel = make.kernel(Family::Gemm, &[c]);
+    if matches!(stored, Stored::Collected) {
+        kernel.outputs[0].strides = vec![2 * sizes[1], 2];
+    }
+    kernel
+}
+
+/// Products of heads of a batch, two directions at once, which are added to what is there, with a residue and a mask of random numbers.
+fn batched(dtype: DType) -> Kernel {
+    let mut make = Make::default();
+    let [b, h, m, n, k] = make.dims([("b", 3), ("h", 2), ("m", 19), ("n", 50), ("k", 27)]);
+    make.scalar(DType::I32);
+    make.scalar(DType::I32);
+    let (x, y) = (make.input(dtype, &[b, m, h, k]), make.input(dtype, &[h, b, k, n]));
+    let (bias, residue) = (make.input(dtype, &[n]), make.input(dtype, &[b, h, m, n]));
+    let c = make.op_as(Op::dot(vec![k]), &[x, y], Type::new(dtype, [b, h, m, n]));
+    let c = make.op(Op::Add, &[c, bias]);
+    let drawn = make.source(Op::Uniform { key: 5 }, F32, &[b, h, m, n]);
+    let rate = make.number(0.25);
+    let kept = make.op_as(Op::Compare(Compare::Ge), &[drawn, rate], Type::new(DType::Bool, [b, h, m, n]));
+    let zero = make.source(Op::Const(Real(0.0)), dtype, &[]);
+    let c = make.op_as(Op::Select, &[kept, c, zero], Type::new(dtype, [b, h, m, n]));
+    let c = make.op(Op::Add, &[c, residue]);
+    let mut kernel = make.kernel(Family::Gemm, &[c]);
+    kernel.outputs[0].accumulate = true;
+    kernel
+}
+
+/// Rows of experts times their matrices, or the sums over each expert's rows.
+fn experts(dtype: DType, sums_rows: bool, [rows, h, f]: [u64; 3]) -> Kernel {
+    let mut m = Make::default();
+    let [rows, e, h, f] = m.dims([("rows", rows), ("e", 5), ("h", h), ("f", f)]);
+    let a = m.input(dtype, &[rows, h]);
+    let b = m.input(dtype, &if sums_rows { vec![rows, f] } else { vec![e, h, f] });
+    let ends = m.input(DType::I32, &[e]);
+    let over = if sums_rows { vec![rows] } else { vec![h, e] };
+    let result = if sums_rows { vec![e, h, f] } else { vec![rows, f] };
+    let c = m.op_as(Op::grouped_dot(rows, e, over), &[a, b, ends], Type::new(dtype, result));
+    m.kernel(Family::Gemm, &[c])
+}
+
+/// An attention: heads whose queries share keys, sizes, a mask.
+#[derive(Clone, Copy)]
+struct Heads {
+    dtype: DType,
+    group: u64,
+    queries: u64,
+    keys: u64,
+    d: u64,
+    causal: bool,
+    window: Option<u32>,
+}
+
+const HEADS: Heads = Heads { dtype: F32, group: 1, queries: 50, keys: 50, d: 16, causal: true, window: None };
+
+fn attention(heads: Heads, backward: bool) -> Kernel {
+    let mut m = Make::default();
+    let [b, kv, group, d, at, keys] =
+        m.dims([("b", 2), ("kv", 2), ("group", heads.group), ("d", heads.d), ("at", heads.queries), ("keys", heads.keys)]);
+    let a = Attention { at, keys, d, scale: Real(0.3), causal: heads.causal, window: heads.window };
+    let (of_q, of_k) = ([b, at, kv, group, d], [b, keys, kv, d]);
+    let (q, k, v) = (m.input(heads.dtype, &of_q), m.input(heads.dtype, &of_k), m.input(heads.dtype, &of_k));
+    let rows = backward.then(|| ([(); 2].map(|()| m.input(F32, &of_q[..4])), m.input(heads.dtype, &of_q)));
+    let positions: Vec<Value> = if heads.causal { [at, keys].map(|d| m.input(DType::I32, &[d])).to_vec() } else { vec![] };
+    let Some(([lse, delta], dout)) = rows else {
+        let out = m.op(Op::Attention(a.clone()), &[&[q, k, v], &positions[..]].concat());
+        let lse = m.op(Op::AttentionLse(a), &[&[q, k], &positions[..]].concat());
+        return m.kernel(Family::Attention, &[out, lse]);
+    };
+    let args = [&[q, k, v, lse, delta, dout], &positions[..]].concat();
+    let outputs = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].map(|which| {
+        let ty = m.body[if which == AttentionGrad::Q { q } else { k }].ty.clone();
+        m.op_as(Op::AttentionGrad(a.clone(), which), &args, ty)
+    });
+    m.kernel(Family::AttentionGrad, &outputs)
+}
+
+/// All of them; those for GPUs last.
+pub fn cases() -> Vec<Case> {
+    let zigzag = Order::ZigZag { pairs: 3, chunk: 4 };
+    let group = Heads { group: 2, ..HEADS };
+    let long = Heads { queries: 150, keys: 300, d: 20, causal: false, ..HEADS };
+    let near = Heads { queries: 200, keys: 200, window: Some(40), ..HEADS };
+    let half = Heads { dtype: BF16, queries: 150, keys: 150, d: 64, ..HEADS };
+    let cpu = [
+        ("softmax", softmax(F32, [9, 70])),
+        ("softmax in bf16", softmax(BF16, [9, 70])),
+        ("softmax of some tiles", softmax(F32, [2000, 3000])),
+        ("greatest", greatest(F32, [9, 70])),
+        ("greatest in bf16", greatest(BF16, [9, 70])),
+        ("columns", columns([40, 300], true)),
+        ("functions", functions(false, F32)),
+        ("functions of positive numbers", functions(true, F32)),
+        ("functions in bf16", functions(false, BF16)),
+        ("functions in f16", functions(false, DType::F16)),
+        ("ints", ints()),
+        ("running sums", running(F32)),
+        ("running sums in bf16", running(BF16)),
+        ("windows along lanes", windows(true)),
+        ("windows across lanes", windows(false)),
+        ("gather", gather(false)),
+        ("gather of a part", gather(true)),
+        ("gather for each element", gather_each()),
+        ("random in a zig-zag", random(zigzag)),
+        ("random", random(Order::Plain)),
+        ("update", update(1003, false)),
+        ("update that adds", update(40_001, true)),
+        ("norm", norm(F32, 100)),
+        ("norm in bf16", norm(BF16, 100)),
+        ("scatter", scatter(F32, false, false, 35)),
+        ("scatter of a part that adds", scatter(F32, true, true, 35)),
+        ("scatter in bf16", scatter(BF16, false, false, 35)),
+        ("product", gemm(F32, [30, 70, 40], Stored::Plain, None)),
+        ("product of a turned factor", gemm(F32, [45, 70, 41], Stored::FirstTurned, Some(Unary::Tanh))),
+        ("product with a turned factor", gemm(F32, [61, 75, 43], Stored::SecondTurned, None)),
+        ("product with a collected factor", gemm(F32, [61, 75, 43], Stored::Collected, None)),
+        ("product in passes", gemm(F32, [50, 70, 2500], Stored::Plain, Some(Unary::Abs))),
+        ("product in bf16", gemm(BF16, [77, 90, 66], Stored::Plain, None)),
+        ("product of many tiles", gemm(F32, [700, 900, 300], Stored::FirstTurned, None)),
+        ("product of some tiles", gemm(F32, [900, 3000, 800], Stored::Plain, None)),
+        ("product in passes of some columns", gemm(F32, [40, 3000, 1100], Stored::Plain, None)),
+        ("products of heads", batched(F32)),
+        ("products of heads in bf16", batched(BF16)),
+        ("vector", gemm(F32, [1, 90, 66], Stored::Plain, None)),
+        ("experts", experts(F32, false, [200, 24, 40])),
+        ("experts in bf16", experts(BF16, false, [200, 24, 40])),
+        ("experts' gradients", experts(F32, true, [600, 24, 40])),
+        ("attention", attention(HEADS, false)),
+        ("attention of groups", attention(group, false)),
+        ("attention without a mask", attention(long, false)),
+        ("attention in a window", attention(near, false)),
+        ("attention in bf16", attention(half, false)),
+        ("gradients of attention", attention(HEADS, true)),
+        ("gradients of groups", attention(group, true)),
+        ("gradients without a mask", attention(long, true)),
+        ("gradients in a window", attention(near, true)),
+        ("gradients in bf16", attention(half, true)),
+    ];
+    let gpu = [
+        ("sm_80", "softmax", softmax(F32, [5, 70])),
+        ("sm_80", "softmax in runs", softmax(BF16, [5, 512])),
+        ("sm_80", "columns", columns([64, 40], false)),
+        ("sm_80", "windows", windows(true)),
+        ("sm_80", "gather of a part", gather(true)),
+        ("sm_80", "scatter", scatter(F32, true, true, 35)),
+        ("sm_80", "norm", norm(BF16, 512)),
+        ("sm_80", "product", gemm(F32, [70, 75, 43], Stored::Plain, None)),
+        ("sm_80", "product in bf16", gemm(BF16, [72, 80, 48], Stored::Plain, None)),
+        ("sm_80", "product of a turned factor in bf16", gemm(BF16, [72, 80, 48], Stored::FirstTurned, None)),
+        ("sm_80", "experts in bf16", experts(BF16, false, [150, 32, 40])),
+        ("sm_80", "experts' gradients in bf16", experts(BF16, true, [150, 32, 40])),
+        ("sm_80", "attention", attention(Heads { queries: 40, keys: 40, ..group }, false)),
+        ("sm_80", "attention without a mask", attention(Heads { queries: 40, keys: 40, causal: false, ..HEADS }, false)),
+        ("sm_80", "gradients", attention(Heads { queries: 40, keys: 40, ..group }, true)),
+        ("sm_80", "attention in bf16", attention(Heads { queries: 150, keys: 150, window: Some(80), ..half }, false)),
+        ("sm_80", "gradients in bf16", attention(Heads { queries: 90, keys: 90, ..half }, true)),
+        ("sm_90a", "product in bf16", gemm(BF16, [200, 136, 136], Stored::Plain, None)),
+        ("sm_90a", "attention in bf16", attention(Heads { queries: 150, keys: 150, ..half }, false)),
+        ("sm_90a", "gradients in bf16", attention(Heads { queries: 150, keys: 150, ..half }, true)),
+    ];
+    let cpu = cpu.into_iter().map(|(name, kernel)| Case { name: name.into(), kernel, gpu: None });
+    cpu.chain(gpu.into_iter().map(|(gpu, name, kernel)| Case { name: format!("{name} on {gpu}"), kernel, gpu: Some(gpu) })).collect()
+}
