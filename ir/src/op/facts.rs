@@ -137,6 +137,12 @@ impl Op {
         }
     }
 
+    /// Whether one element of the result is made of many of an operand.
+    pub fn is_combining(&self) -> bool {
+        let outer = matches!(self, Op::Dot { over, .. } if over.is_empty());
+        matches!(self.kind(), Contraction | Reduction | Routing) && !outer
+    }
+
     /// The dims that it names beside those of its operands and result.
     pub fn dims(&self) -> Vec<Dim> {
         let mut out = vec![];

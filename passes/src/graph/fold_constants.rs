@@ -10,10 +10,15 @@ use std::collections::HashMap;
 const MOST: u64 = 1 << 24;
 
 /// Replaces every value that follows from constants and indices alone, and takes more than arithmetic to compute, by a
-/// [`Table`]. Equal tables (a model's layers all want the same angles) are one.
+/// [`Table`]. Equal tables (a model's layers all want the same angles) are one. A sum over a dim is none, nor what follows
+/// from it: `meaning` sums over a few elements, and a table would hold the sum of all.
 pub fn tabulate(mut graph: Graph) -> Graph {
     let body = &graph.body;
-    let (fixed, mut heavy) = (fixed(body), vec![false; body.nodes.len()]);
+    let (mut fixed, mut heavy) = (fixed(body), vec![false; body.nodes.len()]);
+    for v in body.values() {
+        let node = &body[v];
+        fixed[v.index()] &= !node.op.is_combining() && node.args.iter().all(|a| fixed[a.index()]);
+    }
     for v in body.values() {
         let node = &body[v];
         let costly = matches!(
@@ -21,7 +26,6 @@ pub fn tabulate(mut graph: Graph) -> Graph {
             Op::Unary(Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf)
                 | Op::Binary(Binary::Pow)
                 | Op::Dot { .. }
-                | Op::Cumsum { .. }
         );
         heavy[v.index()] = costly || node.args.iter().any(|a| heavy[a.index()]);
     }

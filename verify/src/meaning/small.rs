@@ -233,17 +233,17 @@ pub fn spread(body: &Body, from: &[Dim], data: &[f64], to: &[Dim]) -> Vec<f64> {
     at.into_iter().map(|i| data[i as usize]).collect()
 }
 
-/// Of each value, whether tables are made of it: it follows from constants and indices alone, and takes a
-/// function or a sum to compute, or such a value is computed from it. A constant that is spread out is none.
+/// Of each value, whether tables are made of it: it follows from constants and indices alone, element by element, and takes a
+/// function or a product to compute, or such a value is computed from it. A constant that is spread out is none.
 fn tabled(body: &Body) -> Vec<bool> {
     let (mut fixed, mut heavy) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
     for v in body.values() {
         let node = &body[v];
         let all = |of: &[bool]| node.args.iter().all(|a| of[a.index()]);
-        fixed[v.index()] = matches!(node.op, Op::Const(_) | Op::Iota(_)) || !node.op.is_source() && all(&fixed);
+        fixed[v.index()] = matches!(node.op, Op::Const(_) | Op::Iota(_)) || !node.op.is_source() && !node.op.is_combining() && all(&fixed);
         let costly = match &node.op {
             Op::Unary(u) => matches!(u, Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf),
-            Op::Binary(Binary::Pow) | Op::Dot { .. } | Op::Cumsum { .. } => true,
+            Op::Binary(Binary::Pow) | Op::Dot { .. } => true,
             _ => false,
         };
         heavy[v.index()] = fixed[v.index()] && (costly || node.args.iter().any(|a| heavy[a.index()]));
