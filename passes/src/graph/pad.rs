@@ -142,6 +142,8 @@ fn padding(body: &Body, known: &Known, v: Value, d: Dim) -> Padding {
         Op::Slice { to, .. } => is(*to != Some(d) && zeros[0], finite),
         Op::Pad { to, .. } => is(*to != d && zeros[0], finite),
         Op::Concat { to, .. } => is(*to != d && zeros.iter().all(|z| *z), finite),
+        // What is summed from the first element on is not zero behind the last.
+        Op::Cumsum { over, reverse } if *over == d => is(*reverse && zeros[0], finite),
         // No index points into the padding.
         Op::Scatter { dim } if *dim == d => is(true, true),
         op => is(op.keeps_zero(&zeros), finite),
