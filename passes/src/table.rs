@@ -248,11 +248,14 @@ pub const PASSES: &[Pass] = &[
         wanted: always,
         run: |m| {
             let Module { options, pipeline, training, evaluation, .. } = m;
-            for graphs in [training, evaluation] {
-                // Local graphs are held to sharded ones, and these were held to the text.
-                graphs.model = None;
-                graphs.stages = partition::partition(graphs.sharded(), &pipeline.layout, pipeline.weights(), options.moe_buffer)?;
-            }
+            let made = |graphs: &Graphs, training: Option<&Graphs>| {
+                let training = training.map(Graphs::sharded);
+                partition::partition(graphs.sharded(), training, &pipeline.layout, pipeline.weights(), options.moe_buffer)
+            };
+            // Local graphs are held to sharded ones, and these were held to the text.
+            (training.model, evaluation.model) = (None, None);
+            training.stages = made(training, None)?;
+            evaluation.stages = made(evaluation, Some(training))?;
             Ok(vec![])
         },
         verifiers: &[&PARTITION],

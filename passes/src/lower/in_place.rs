@@ -26,9 +26,10 @@ impl LocalLowering<'_, '_, '_> {
         let state = if update.new == v { None } else { Some(update.states.iter().position(|s| *s == v)? as u32) };
         let holders: Vec<Value> = self.renewed_readers(update.slot, state).collect();
         let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
-        let holder = *holders.first()?;
+        // What nothing reads lies nowhere yet.
+        let holder = holders.into_iter().find(|h| alone && self.views.contains_key(h))?;
         let old = self.own_view(holder);
-        (alone && body[holder].ty == body[v].ty && self.memory(&old) == self.space).then_some(old)
+        (body[holder].ty == body[v].ty && self.memory(&old) == self.space).then_some(old)
     }
 
     /// As [`Self::in_place`], of this rank's part of a parameter of which all parts are then gathered; `group` are the nodes that may still read it.

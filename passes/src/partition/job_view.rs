@@ -1,5 +1,6 @@
 //! What holds for all stages together: which stage computes what, and when.
 
+use crate::partition::held::{Held, StageSet, held, intersect};
 use crate::partition::stored_rows::Rows;
 use crate::pipeline::stages::assign;
 use ir::diag::Diagnostic;
@@ -12,16 +13,6 @@ use ir::options::Buffer;
 use ir::pipeline::{Layout, Weights};
 use ir::sharded::Sharded;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-
-/// A set of stages; none means all.
-pub(super) type StageSet = Option<BTreeSet<u32>>;
-
-pub(super) fn intersect(a: &StageSet, b: &StageSet) -> StageSet {
-    match (a, b) {
-        (None, x) | (x, None) => x.clone(),
-        (Some(a), Some(b)) => Some(a & b),
-    }
-}
 
 /// What holds for all stages together.
 pub(super) struct JobView<'a> {
@@ -39,6 +30,8 @@ pub(super) struct JobView<'a> {
     pub(super) of_pass: HashMap<(Phase, u32), Vec<Value>>,
     /// The node of each parameter that has one.
     pub(super) of_params: HashMap<u32, Value>,
+    /// The stages that hold each parameter, if not all do.
+    held: Held,
     /// Sums over stages, in order: for each, the stages that add and need it.
     pub(super) stage_sums: BTreeMap<Value, BTreeSet<u32>>,
     /// Of operands of a sum over stages, the one stage that adds it.
@@ -53,7 +46,13 @@ pub(super) struct JobView<'a> {
 }
 
 impl<'a> JobView<'a> {
-    pub(super) fn new(s: &'a Sharded, layout: &'a Layout, weights: Weights, buffer: Buffer) -> Result<JobView<'a>, Vec<Diagnostic>> {
+    pub(super) fn new(
+        s: &'a Sharded,
+        training: Option<&Sharded>,
+        layout: &'a Layout,
+        weights: Weights,
+        buffer: Buffer,
+    ) -> Result<JobView<'a>, Vec<Diagnostic>> {
         let body = &s.graph.body;
         let n = body.nodes.len();
         let mut reports: Vec<(u32, Value)> = vec![];
@@ -66,12 +65,15 @@ impl<'a> JobView<'a> {
         for (k, r) in s.graph.losses.iter().chain(&s.graph.metrics).enumerate() {
             reports.push((ir::fault!("partition.reports.number", 1, 2) + k as u32, r.value));
         }
+        let of_training = training.map_or_else(Held::new, |t| held(&t.graph, layout, &assign(&t.graph.body, layout), &Held::new()));
+        let virtual_stage = assign(body, layout);
         let mut job = JobView {
             s,
             layout,
             weights,
             buffer,
-            virtual_stage: assign(body, layout),
+            held: held(&s.graph, layout, &virtual_stage, &of_training),
+            virtual_stage,
             chunk: vec![Chunk::Forward(0); n],
             prologue: vec![false; n],
             of_pass: HashMap::new(),
@@ -204,7 +206,7 @@ impl<'a> JobView<'a> {
         let body = &self.s.graph.body;
         let all: BTreeSet<u32> = (0..self.layout.stages).collect();
         let users = body.users();
-        let uses = self.uses();
+        let uses = &self.held;
         let mut gradients: HashMap<Value, Vec<u32>> = HashMap::new();
         for (param, v) in &self.s.graph.grads {
             gradients.entry(*v).or_default().push(*param);
@@ -230,13 +232,13 @@ impl<'a> JobView<'a> {
                 (_, None) if !once => node.args.iter().fold(None, |set, a| intersect(&set, &origin[a.index()])),
                 _ => {
                     let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone().filter(|_| !shared.contains(a))).collect();
-                    let common = args.iter().fold(None, |x, y| intersect(&x, y));
-                    if common.as_ref().is_some_and(BTreeSet::is_empty) {
+                    let common = args.iter().fold(None, |x, y| intersect(&x, y)).filter(|set| !set.is_empty());
+                    let apart = common.is_none() && args.iter().any(Option::is_some);
+                    // Terms are summed where they are; of what is no sum, each stage that wants it gets the operands.
+                    if apart && node.op == Op::Add {
                         self.stage_sums.insert(v, BTreeSet::new());
-                        None
-                    } else {
-                        common
                     }
+                    common
                 }
             };
             // The gradient of a parameter that several virtual stages use, and what shares it out.
@@ -306,9 +308,18 @@ impl<'a> JobView<'a> {
                 self.demand[a.index()].extend(&wanted);
             }
         }
-        // A per-microbatch value that other stages need at the end goes the same way.
+        // Sums over stages come before the update, and so does what is summed.
+        let mut summed = vec![false; body.nodes.len()];
+        for v in body.values().rev().filter(|v| once(self, *v)).collect::<Vec<Value>>() {
+            if summed[v.index()] || self.stage_sums.contains_key(&v) {
+                self.chunk[v.index()] = Chunk::Reduce;
+                body[v].args.iter().for_each(|a| summed[a.index()] = true);
+            }
+        }
+        // A per-microbatch value that other stages need at the end goes the same way, and so does a parameter.
+        let anywhere = |op: &Op| op.is_source() && !matches!(op, Op::Param(_));
         for v in body.values() {
-            if let (Some(set), false, false) = (&origin[v.index()], once(self, v), body[v].op.is_source())
+            if let (Some(set), false, false) = (&origin[v.index()], once(self, v), anywhere(&body[v].op))
                 && !self.demand[v.index()].is_subset(set)
             {
                 let on = *set.first().expect("invariant: a value has a stage");
@@ -318,41 +329,6 @@ impl<'a> JobView<'a> {
                 self.adds_on.insert((v, usize::MAX), on);
             }
         }
-    }
-
-    /// The stages that use each parameter, and so hold and update it; parameters that no stage's values use are everywhere, and so are
-    /// those that something loose combines though no stage has them all.
-    pub(super) fn uses(&self) -> HashMap<u32, BTreeSet<u32>> {
-        let body = &self.s.graph.body;
-        let mut uses: HashMap<u32, BTreeSet<u32>> = HashMap::new();
-        let mut reaches: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
-        for v in body.values().rev().filter(|v| body[*v].origin.phase != Phase::Update) {
-            let mut set = std::mem::take(&mut reaches[v.index()]);
-            set.extend(self.stage(v));
-            if let Op::Param(p) = body[v].op {
-                uses.entry(p).or_default().extend(set);
-                continue;
-            }
-            for a in &body[v].args {
-                if self.virtual_stage[a.index()].is_none() {
-                    reaches[a.index()].extend(&set);
-                }
-            }
-        }
-        uses.retain(|_, stages| !stages.is_empty());
-        let mut params: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
-        for v in body.values().filter(|v| self.virtual_stage[v.index()].is_none() && body[*v].origin.phase != Phase::Update) {
-            let mut of: BTreeSet<u32> = body[v].args.iter().flat_map(|a| params[a.index()].iter().copied()).collect();
-            if let Op::Param(p) = body[v].op {
-                of.insert(p);
-            }
-            let common = of.iter().fold(None, |set, p| intersect(&set, &uses.get(p).cloned()));
-            if common.is_some_and(|c| c.is_empty()) {
-                of.iter().for_each(|p| drop(uses.remove(p)));
-            }
-            params[v.index()] = of;
-        }
-        uses
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod cross;
 mod emit;
+mod held;
 mod job_view;
 mod reshard;
 mod ring;
@@ -20,12 +21,19 @@ use ir::pipeline::{Layout, Weights};
 use ir::sharded::Sharded;
 use job_view::JobView;
 
-/// The local graphs, one per stage.
+/// The local graphs, one per stage. An evaluation is told the graph of `training`, which says where parameters are that none of its
+/// stages uses.
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
-pub fn partition(s: &Sharded, layout: &Layout, weights: Weights, buffer: Buffer) -> Result<Vec<Local>, Vec<Diagnostic>> {
-    let job = JobView::new(s, layout, weights, buffer)?;
+pub fn partition(
+    s: &Sharded,
+    training: Option<&Sharded>,
+    layout: &Layout,
+    weights: Weights,
+    buffer: Buffer,
+) -> Result<Vec<Local>, Vec<Diagnostic>> {
+    let job = JobView::new(s, training, layout, weights, buffer)?;
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
 }
 
