@@ -3,7 +3,7 @@
 use crate::partition::held::{Held, StageSet, held, intersect};
 use crate::partition::stored_rows::Rows;
 use crate::pipeline::stages::assign;
-use ir::diag::Diagnostic;
+use ir::diag::{Diagnostic, Span};
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::{Phase, Value};
 use ir::local::Chunk;
@@ -161,9 +161,12 @@ impl<'a> JobView<'a> {
         }
         let users = body.users();
         let mut params = vec![false; body.nodes.len()];
+        // The sum over the batch that a value follows from, if one does.
+        let mut sums: Vec<Option<Value>> = vec![None; body.nodes.len()];
         for v in body.values() {
             let node = &body[v];
             params[v.index()] = matches!(node.op, Op::Param(_)) || node.args.iter().any(|a| params[a.index()]);
+            sums[v.index()] = node.args.iter().find_map(|a| sums[a.index()]);
             let chunk = self.virtual_stage[v.index()].map_or(0, |g| self.layout.chunk(g));
             self.chunk[v.index()] = match node.origin.phase {
                 Phase::Forward => Chunk::Forward(chunk),
@@ -179,22 +182,36 @@ impl<'a> JobView<'a> {
             }
             if completes && node.origin.phase != Phase::Update {
                 self.prologue[v.index()] = true;
-                if params[v.index()] {
-                    let mut e = Diagnostic::error(
-                        "E0631",
+                let span = |v: Value| body[v].origin.span;
+                let used = users[v.index()].first().and_then(|(c, _)| span(*c));
+                let summed = span(node.args[0]);
+                let (text, labels) = match sums[v.index()] {
+                    _ if params[v.index()] => (
                         "a sum over the whole batch is used before the last microbatch: its backward would need every microbatch's forward",
-                    );
-                    if let Some(span) = body[node.args[0]].origin.span {
-                        e = e.label(span, "this sums over the batch");
+                        [(summed, "this sums over the batch"), (used, "and this is not linear in it")],
+                    ),
+                    Some(first) => (
+                        "a sum over the whole batch follows from another one: each would go through all microbatches before the first of a step",
+                        [(summed, "this sums over the batch"), (span(body[first].args[0]), "what follows from this sum")],
+                    ),
+                    None => {
+                        sums[v.index()] = Some(v);
+                        continue;
                     }
-                    if let Some(span) = users[v.index()].first().and_then(|(c, _)| body[*c].origin.span) {
-                        e = e.label(span, "and this is not linear in it");
-                    }
-                    let e = e.help("use one microbatch (a micro-batch-size of global batch / dp), or a mean per sequence (over: seq)");
-                    // Layers that say the same say it once.
-                    if !errors.contains(&e) {
-                        errors.push(e);
-                    }
+                };
+                let label = |e: Diagnostic, (span, text): (Option<Span>, &str)| match span {
+                    Some(span) => e.label(span, text),
+                    None => e,
+                };
+                let e = labels.into_iter().fold(Diagnostic::error("E0631", text), label);
+                let e = e.help(if params[v.index()] {
+                    "use one microbatch (a micro-batch-size of global batch / dp), or a mean per sequence (over: seq)"
+                } else {
+                    "use one microbatch (a micro-batch-size of global batch / dp), or sums of which none needs another: a variance is mean(x * x) - mean(x) ^ 2"
+                });
+                // Layers that say the same say it once.
+                if !errors.contains(&e) {
+                    errors.push(e);
                 }
             }
         }

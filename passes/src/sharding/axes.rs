@@ -355,16 +355,29 @@ pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
     for v in body.values() {
         let node = &body[v];
         fed[v.index()] = matches!(node.op, Op::Input(_) | Op::Uniform { .. }) || node.args.iter().any(|a| fed[a.index()]);
+        let rows = |d: Dim| dims.original(d) == batch;
+        if let Op::Param(p) = node.op
+            && node.ty.dims.iter().any(|d| rows(*d))
+        {
+            let param = &graph.params[p as usize];
+            let text = format!("`{}` has a row for each of `{}`, and microbatches come one after another", param.name, dims.name(batch));
+            let mut e = Diagnostic::error("E0636", text);
+            if let Some(span) = param.span {
+                e = e.label(span, "all of the batch is needed for its new value");
+            }
+            out.push(e.help("use one microbatch (a micro-batch-size of global batch / dp), or a dim of a size of its own"));
+        }
         if node.op.is_source() || node.origin.phase != Phase::Forward {
             continue;
         }
-        let rows = |d: Dim| dims.original(d) == batch;
         let along = |kind: LoopKind| {
             let mut loops = algebra(body, v).loops.into_iter().filter(|l| l.kind == kind);
             loops.any(|l| l.args.iter().zip(&node.args).any(|(d, a)| fed[a.index()] && d.is_some_and(rows)))
         };
-        let mut meeting: Vec<Dim> =
-            node.args.iter().filter(|a| fed[a.index()]).flat_map(|a| body.dims_of(*a)).copied().filter(|d| rows(*d)).collect();
+        // Any index, of data or not, may be that of another row.
+        let looks_up = matches!(node.op, Op::Gather { dim } if rows(dim)) && fed[node.args[0].index()];
+        let met = node.args.iter().filter(|a| looks_up || fed[a.index()]);
+        let mut meeting: Vec<Dim> = met.flat_map(|a| body.dims_of(*a)).copied().filter(|d| rows(*d)).collect();
         meeting.sort();
         meeting.dedup();
         // As texts call it.
