@@ -217,7 +217,7 @@ impl Checker {
         if arch == Arch::Nvptx {
             let operands = self.operands(kernel, 0)?;
             let whole = limit::within(self.limit, || emulated::run(compiled, &operands, cost, mix(seed)))?;
-            return Ok(operands.ran(whole));
+            return Ok(Ran { emulated: true, ..operands.ran(whole) });
         }
         let shape = compiled.shape;
         let ranges = ranges(shape, cost, seed);
@@ -335,7 +335,7 @@ impl Operands {
 
     fn ran(self, whole: bool) -> Ran {
         let beyond = self.outputs.iter().zip(&self.before).position(|(now, before)| !now.is_untouched_around(before.as_ref()));
-        Ran { inputs: self.inputs, outputs: self.outputs, before: self.before, scalars: self.scalars, whole, beyond }
+        Ran { inputs: self.inputs, outputs: self.outputs, before: self.before, scalars: self.scalars, whole, beyond, emulated: false }
     }
 }
 

@@ -23,9 +23,7 @@ pub fn tabulate(mut graph: Graph) -> Graph {
         let node = &body[v];
         let costly = matches!(
             node.op,
-            Op::Unary(Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf)
-                | Op::Binary(Binary::Pow)
-                | Op::Dot { .. }
+            Op::Unary(Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf) | Op::Binary(Binary::Pow) | Op::Dot { .. }
         );
         heavy[v.index()] = costly || node.args.iter().any(|a| heavy[a.index()]);
     }

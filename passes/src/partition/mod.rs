@@ -26,13 +26,7 @@ use job_view::JobView;
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
-pub fn partition(
-    s: &Sharded,
-    training: Option<&Sharded>,
-    layout: &Layout,
-    weights: Weights,
-    buffer: Buffer,
-) -> Result<Vec<Local>, Vec<Diagnostic>> {
+pub fn partition(s: &Sharded, training: Option<&Sharded>, layout: &Layout, weights: Weights, buffer: Buffer) -> Result<Vec<Local>, Vec<Diagnostic>> {
     let job = JobView::new(s, training, layout, weights, buffer)?;
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
 }
