@@ -135,7 +135,19 @@ impl Finder<'_> {
             let sizes = x.iter().filter(|d| !y.contains(d)).map(|d| if *d == along { size } else { body.dims.size(*d) });
             sizes.product::<u64>()
         };
-        a.contains(&along) != b.contains(&along) && !over.contains(&along) && own(a, b) > 1 && own(b, a) > 1
+        let alike = body[v].args.iter().any(|x| self.is_alike(*x, along));
+        a.contains(&along) != b.contains(&along) && !over.contains(&along) && own(a, b) > 1 && own(b, a) > 1 && !alike
+    }
+
+    /// Whether a value is spread out from one without the dim, as the gradient of a plain sum is: of a chunk of such rows nobody
+    /// could say which it has.
+    fn is_alike(&self, v: Value, along: Dim) -> bool {
+        let body = &self.local.body;
+        match body[v].op {
+            Op::Expand => !body[body[v].args[0]].ty.has(along),
+            Op::Cast => self.is_alike(body[v].args[0], along),
+            _ => false,
+        }
     }
 
     /// Whether a value is made in the same pass as another one, and is of one microbatch.
