@@ -7,10 +7,12 @@
 
 mod blocks;
 mod captures;
+mod extras;
 mod schedules;
 
 use crate::harness::{Case, Data, Range, Ranges};
 use captures::Captures;
+use extras::Extras;
 use ir::op::DType;
 use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
@@ -22,6 +24,17 @@ pub struct Triple {
     pub text: String,
     pub case: Case,
     pub ranges: Ranges,
+    /// What several microbatches cannot have, if the model has it.
+    pub whole: Whole,
+}
+
+/// What of a model needs the whole batch before the step's end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Whole {
+    /// Rows of the batch meet: E0636 with several microbatches.
+    pub meets: bool,
+    /// A sum over the batch that follows from parameters is used other than linearly: E0631 with several microbatches.
+    pub sums: bool,
 }
 
 /// The model, mesh and schedule of a seed.
@@ -30,7 +43,7 @@ pub fn triple(seed: u64) -> Triple {
     let case = case(&mut dice, seed);
     let mut writer = Writer::new(dice, case);
     writer.model();
-    Triple { text: writer.text, case: writer.case, ranges: writer.ranges }
+    Triple { text: writer.text, case: writer.case, ranges: writer.ranges, whole: writer.extras.whole }
 }
 
 /// Deterministic random choices.
@@ -164,6 +177,7 @@ struct Writer {
     /// No two positions hold the same values but for rounding, on which the gradient of a maximum would hang.
     distinct: bool,
     captures: Captures,
+    extras: Extras,
 }
 
 /// Sizes of the dims that every model has.
@@ -209,7 +223,7 @@ impl Writer {
         let short = virtual_stages(&case).saturating_sub(layers.iter().sum());
         layers[0] += short;
         let tokens = if dice.chance(80) || is_steered(case.seed) { Tokens::Sequences } else { Tokens::Rows };
-        let captures = Captures::new(case.seed);
+        let (captures, extras) = (Captures::new(case.seed), Extras::new(case.seed));
         let (dropout, ignored) = (case.data == Data::Real && dice.chance(15), dice.chance(40));
         Writer {
             dice,
@@ -226,6 +240,7 @@ impl Writer {
             ignored,
             distinct: false,
             captures,
+            extras,
         }
     }
 
@@ -277,6 +292,7 @@ impl Writer {
         self.line(header);
         self.helpers();
         self.entry();
+        self.extra(Self::beside_entry);
         let shared = self.dice.chance(20);
         if shared {
             self.line("param shared: [hidden] ~ normal(0.02);");
@@ -286,15 +302,18 @@ impl Writer {
             self.line("let y = stop_gradient(x) * 2;");
         }
         self.before_layers();
+        let last = self.layers.len() - 1;
         for k in 0..self.layers.len() {
             let blocks: Vec<String> = (0..1 + self.dice.below(2)).map(|_| self.block()).collect();
-            self.repeat(k, &blocks, shared, second);
+            let beside = if k == last { self.extra(Self::extra_block) } else { None };
+            self.repeat(k, &blocks, beside, shared, second);
         }
         if second {
             self.line("x = x + y;");
         }
         self.after_layers();
         self.head();
+        self.extra(Self::beside_head);
         self.line("}");
         self.train();
         self.plan();
@@ -353,7 +372,7 @@ impl Writer {
         self.line("x = drop(norm(x) as norm0);");
     }
 
-    fn repeat(&mut self, k: usize, blocks: &[String], shared: bool, second: bool) {
+    fn repeat(&mut self, k: usize, blocks: &[String], beside: Option<&str>, shared: bool, second: bool) {
         self.line(format!("repeat i in depth{k} as layers{k} {{"));
         let parallel = blocks.len() > 1 && self.dice.chance(40);
         let alternate = self.dice.chance(25);
@@ -369,6 +388,12 @@ impl Writer {
             self.line("z = z * shared;");
         }
         self.in_layers(k);
+        if let Some(beside) = beside {
+            self.line(format!("z = z + real({beside}(norm(z) as norm_{beside}) as {beside});"));
+            if self.exact() {
+                self.line("z = minimum(maximum(z, -3), 3);");
+            }
+        }
         if parallel {
             let calls: Vec<String> = blocks.iter().enumerate().map(|(n, b)| format!("{b}(n) as part{n}")).collect();
             self.line("let n = norm(z) as norm;");

@@ -31,6 +31,7 @@ mod random;
 mod rewrites;
 mod shared;
 mod shrink;
+mod states;
 mod sums;
 mod tf32;
 mod verdicts;

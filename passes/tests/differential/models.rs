@@ -301,7 +301,7 @@ fn mixtral_agrees_on_both_grids() {
 }
 
 /// What a text is refused for.
-fn refused(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], words: &str) -> Vec<String> {
+pub fn refused(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], words: &str) -> Vec<String> {
     let defines: Vec<(&str, &str)> = model.1.iter().chain(more).copied().collect();
     match attempt(model.0, &defines, &case(words), &Ranges::new()) {
         Ok(Outcome::Refused(errors)) => errors.into_iter().map(|e| e.code).collect(),

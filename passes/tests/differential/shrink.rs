@@ -64,7 +64,7 @@ pub fn shrunk(mut best: Triple) -> Triple {
         for simpler in SIMPLER {
             let mut case = best.case.clone();
             simpler(&mut case);
-            let next = Triple { case, text: best.text.clone(), ranges: best.ranges.clone() };
+            let next = Triple { case, text: best.text.clone(), ranges: best.ranges.clone(), whole: best.whole };
             if next.case != best.case && wrong(&next).as_ref() == Some(&how) {
                 best = next;
             }
@@ -78,7 +78,7 @@ pub fn shrunk(mut best: Triple) -> Triple {
                     break;
                 }
                 let text = [&lines[..at], &lines[at + run..]].concat().join("\n");
-                let next = Triple { case: best.case.clone(), text, ranges: best.ranges.clone() };
+                let next = Triple { case: best.case.clone(), text, ranges: best.ranges.clone(), whole: best.whole };
                 if wrong(&next).as_ref() == Some(&how) { best = next } else { at += 1 }
             }
         }
