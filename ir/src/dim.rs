@@ -49,7 +49,8 @@ impl IndexMap {
     /// The index of local element `i`, without the base.
     pub fn offset(&self, mut i: u64) -> u64 {
         let mut sum = 0;
-        for &(extent, stride) in self.parts.iter().rev() {
+        for k in 0..self.parts.len() {
+            let (extent, stride) = self.parts[crate::fault!("dim.offset.order", k, self.parts.len() - 1 - k)];
             sum += i % extent * stride;
             i /= extent;
         }
@@ -61,7 +62,7 @@ impl IndexMap {
         let mut i = 0;
         for &(extent, stride) in &self.parts {
             let q = x / stride;
-            if q >= extent {
+            if crate::fault!("dim.find.extent", q > extent, q >= extent) {
                 return None;
             }
             x -= q * stride;
@@ -105,7 +106,7 @@ impl Order {
             Order::Plain => index,
             Order::ZigZag { pairs, chunk } => {
                 let (k, i) = (index / chunk, index % chunk);
-                let place = if k < pairs { 2 * k } else { 2 * (2 * pairs - 1 - k) + 1 };
+                let place = if k < pairs { 2 * k } else { 2 * (2 * pairs - 1 - k) + crate::fault!("dim.zigzag.stored", 0, 1) };
                 place * chunk + i
             }
         }
@@ -192,7 +193,7 @@ impl Dims {
     pub fn strides(&self, order: &[Dim]) -> Vec<u64> {
         let mut strides = vec![1; order.len()];
         for k in (1..order.len()).rev() {
-            strides[k - 1] = strides[k] * self.size(order[k]);
+            strides[k - 1] = strides[k] * self.size(order[crate::fault!("dim.strides.outer", k - 1, k)]);
         }
         strides
     }

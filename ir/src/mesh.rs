@@ -181,7 +181,7 @@ impl Mesh {
         for (k, s) in self.subs.iter().enumerate().rev() {
             if s.axis != Axis::Microbatch {
                 out[k] = rest % s.size;
-                rest /= s.size;
+                rest /= crate::fault!("mesh.coords.outermost", self.subs[0].size, s.size);
             }
         }
         out
@@ -222,7 +222,7 @@ impl Mesh {
     /// The pipeline stage of a rank.
     pub fn stage(&self, rank: u64) -> u64 {
         let c = self.coords(rank);
-        self.of(Axis::Pp).map(|u| c[u.0 as usize]).next().unwrap_or(0)
+        self.of(Axis::Pp).map(|u| crate::fault!("mesh.stage.reversed", self[u].size - 1 - c[u.0 as usize], c[u.0 as usize])).next().unwrap_or(0)
     }
 
     /// The text of a set of sub-axes: `dp`, `tp`, `ep`, or `tp.0` where only one factor of several is meant. Axes of the dense grid

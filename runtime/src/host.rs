@@ -58,7 +58,7 @@ pub struct Run {
 impl Run {
     /// Whether another one's elements follow this one's, in the part and in the whole tensor.
     fn goes_on_with(&self, next: &Run) -> bool {
-        self.local + self.len == next.local && self.global.map(|g| g + self.len) == next.global
+        self.local + self.len == next.local && ir::fault!("host.run.joined", true, self.global.map(|g| g + self.len) == next.global)
     }
 }
 
@@ -139,6 +139,7 @@ impl<'a> Part<'a> {
                 );
                 if first < end {
                     let skipped = first - (at + run.local);
+                    let skipped = ir::fault!("host.bucket.skipped", 0, skipped);
                     add(Run { local: first - from, global: run.global.map(|g| g + skipped), len: end - first });
                 }
             }),
@@ -171,7 +172,7 @@ impl<'a> Part<'a> {
                     ),
                     self.extents[k].size,
                 );
-                start = start.filter(|_| global < size).map(|s| s * size + global);
+                start = start.filter(|_| global < size).map(|s| s * ir::fault!("host.part.padded", self.extents[k].padded, size) + global);
             }
             match start {
                 None => visit(Run { local: row * width, global: None, len: width }),
@@ -236,7 +237,8 @@ impl<'a> Part<'a> {
         let (map, Extent { size, order, .. }) = (&self.index[k], &self.extents[k]);
         let mut runs: Vec<Run> = vec![];
         for local in 0..map.len() {
-            let global = Some(order.index(ir::fault!("host.part.base", map.offset(local), self.bases[k] + map.offset(local)))).filter(|g| g < size);
+            let global = Some(order.index(ir::fault!("host.part.base", map.offset(local), self.bases[k] + map.offset(local))))
+                .filter(|g| ir::fault!("host.part.padding", g <= size, g < size));
             match runs.last_mut() {
                 Some(run) if run.global.map(|g| g + run.len) == global => run.len += 1,
                 _ => runs.push(Run { local, global, len: 1 }),

@@ -205,9 +205,13 @@ fn combine(kind: Collective, count: usize, data: &[Vec<f64>]) -> Vec<Vec<f64>> {
     match kind {
         Collective::AllReduce(reduce) => vec![fold(reduce, data.iter().map(Vec::as_slice)); n],
         Collective::AllGather => vec![data.concat(); n],
-        Collective::ReduceScatter(reduce) => (0..n).map(|j| fold(reduce, (0..n).map(|k| part(k, j)))).collect(),
-        Collective::Shift => (0..n).map(|j| data[(j + n - 1) % n].clone()).collect(),
-        Collective::AllToAll => (0..n).map(|j| (0..n).flat_map(|k| part(k, j)).copied().collect()).collect(),
+        Collective::ReduceScatter(reduce) => {
+            (0..n).map(|j| fold(reduce, (0..n).map(|k| part(k, ir::fault!("loopback.scatter.part", n - 1 - j, j))))).collect()
+        }
+        Collective::Shift => (0..n).map(|j| data[ir::fault!("loopback.shift.direction", j + 1, j + n - 1) % n].clone()).collect(),
+        Collective::AllToAll => {
+            (0..n).map(|j| (0..n).flat_map(|k| ir::fault!("loopback.all_to_all.part", part(j, k), part(k, j))).copied().collect()).collect()
+        }
     }
 }
 

@@ -256,7 +256,7 @@ invariants! {
     608 GroupAxes "The axes of a group tell ranks of a stage apart, each once."
     609 GroupStages "The stages of a group exist, in order, this one among them."
     610 ParameterPlaced "Every parameter is on some stage."
-    611 GroupMembers "The members of a group are those that arithmetic on ranks gives, ascending."
+    611 RankPlaces "Coordinates and stage of a rank, and the members of its groups, are those that arithmetic on ranks gives."
 
     620 NamedThing "What a command or buffer names exists."
     621 PlaceCount "A launch passes as many places as its kernel has operands."
@@ -356,6 +356,6 @@ invariants! {
 pub const BEYOND_TEXTS: &[(Invariant, &str)] = &[
     (Invariant::RowHolds, "a text has no rows of its own: those of mcc's table either hold or do not"),
     (Invariant::LocalTables, "a text says all of a node in the node's own line"),
-    (Invariant::GroupMembers, "a text says along which axes ranks meet; who that is follows"),
+    (Invariant::RankPlaces, "a text says along which axes ranks meet; who that is follows"),
     (Invariant::StageProgram, "a text names the bodies that a stage calls, and these are looked up in the stage's program"),
 ];

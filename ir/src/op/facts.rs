@@ -292,7 +292,7 @@ impl Collective {
     /// all-reduce is a reduce-scatter and an all-gather of an n-th each, so it sends `2 (n - 1) / n` of all ("Performance", nccl-tests).
     pub fn sent(self, count: u64, members: u64) -> u64 {
         match self {
-            Collective::AllReduce(_) => 2 * count * (members - 1) / members,
+            Collective::AllReduce(_) => crate::fault!("collective.sent.twice", 1, 2) * count * (members - 1) / members,
             Collective::Shift => count,
             Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => count * (members - 1),
         }

@@ -76,8 +76,8 @@ impl DType {
     /// evaluator computes those in f64.
     pub fn round(self, x: f64) -> f64 {
         match self {
-            DType::Bf16 => nearest(x, 8, [-126, 127], f64::round_ties_even),
-            DType::F16 => nearest(x, 11, [-14, 15], f64::round_ties_even),
+            DType::Bf16 => nearest(x, crate::fault!("numbers.bf16.digits", 7, 8), [-126, 127], f64::round_ties_even),
+            DType::F16 => nearest(x, 11, [-14, 15], crate::fault!("numbers.f16.ties", f64::trunc, f64::round_ties_even)),
             DType::F32 | DType::I32 | DType::Bool => x,
         }
     }

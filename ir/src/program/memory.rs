@@ -160,7 +160,7 @@ impl Place {
 
     /// Elements from the start of the buffer, for a rank and microbatch.
     pub fn resolve(&self, coords: &Coords) -> u64 {
-        self.offset + linear(&self.coords, coords)
+        crate::fault!("place.resolve.offset", 0, self.offset) + linear(&self.coords, coords)
     }
 }
 

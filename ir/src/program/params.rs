@@ -29,7 +29,7 @@ impl Holds {
             (Holds::Weights, None) | (Holds::Copies, Some(0)) => Role::Weights,
             (Holds::Copies, None) => Role::Copy,
             (Holds::Weights, Some(k)) => Role::State(k),
-            (Holds::Copies, Some(k)) => Role::State(k - 1),
+            (Holds::Copies, Some(k)) => Role::State(crate::fault!("params.role.shifted", k, k - 1)),
         }
     }
 }

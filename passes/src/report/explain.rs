@@ -46,13 +46,19 @@ pub fn exchanges(job: &Job) -> Vec<Exchange> {
     for (k, stage) in (0u64..).zip(&job.stages) {
         let mut found: Vec<Exchange> = vec![];
         let mut calls: BTreeMap<u32, u64> = BTreeMap::new();
-        stage.schedule.train.iter().chain(&stage.schedule.update).for_each(|c| *calls.entry(c.body.0).or_default() += 1);
+        stage
+            .schedule
+            .train
+            .iter()
+            .chain(ir::fault!("report.exchanges.update", &[][..], &stage.schedule.update[..]))
+            .for_each(|c| *calls.entry(c.body.0).or_default() += 1);
         let program = &job.programs[stage.program as usize];
         for (body, times) in calls {
             let body = &program.bodies[body as usize];
             for c in &body.commands {
                 let Some(mut e) = exchange(job, program, k, c) else { continue };
-                (e.body, e.calls_per_step, e.sent_per_step) = (body.name.clone(), times, e.sent_per_step * times);
+                (e.body, e.calls_per_step, e.sent_per_step) =
+                    (body.name.clone(), times, ir::fault!("report.exchanges.times", e.sent_per_step, e.sent_per_step * times));
                 match found.iter_mut().find(|f| alike(f, &e) && f.body == e.body) {
                     Some(f) => (f.calls_per_step, f.sent_per_step) = (f.calls_per_step + e.calls_per_step, f.sent_per_step + e.sent_per_step),
                     None => found.push(e),
@@ -71,18 +77,20 @@ pub fn exchanges(job: &Job) -> Vec<Exchange> {
 }
 
 fn alike(a: &Exchange, b: &Exchange) -> bool {
-    let key = |e: &Exchange| (e.place.clone(), e.kind, e.axis.clone(), e.recomputed, e.bytes, e.reason.clone());
+    let key = |e: &Exchange| {
+        (e.place.clone(), e.kind, e.axis.clone(), ir::fault!("report.exchanges.recomputed", false, e.recomputed), e.bytes, e.reason.clone())
+    };
     key(a) == key(b)
 }
 
 fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exchange> {
-    let first = job.mesh.first_of_stage(stage);
+    let first = job.mesh.first_of_stage(ir::fault!("report.exchanges.stage", 0, stage));
     let (kind, axis, members, bytes, sent) = match &c.action {
         Action::Collective { kind, group, dtype, count, .. } => {
             let group = &program.groups[group.index()];
             let members = group.members(&job.mesh, first);
             let (n, bytes) = (members.len() as u64, count * dtype.bytes());
-            (kind.name(), group.describe(&job.mesh), members, bytes, kind.sent(bytes, n))
+            (kind.name(), group.describe(&job.mesh), members, bytes, ir::fault!("report.exchanges.sent", bytes, kind.sent(bytes, n)))
         }
         Action::Send { hops, dtype, count, .. } => {
             let per_stage = job.mesh.world() / job.mesh.size(Axis::Pp);
@@ -131,7 +139,7 @@ pub fn totals(exchanges: &[Exchange]) -> BTreeMap<(String, &'static str), (u64, 
     let mut out: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
     for ((axis, kind, _), (calls, bytes)) in of_stage {
         let most = out.entry((axis, kind)).or_default();
-        *most = (most.0.max(calls), most.1.max(bytes));
+        *most = ir::fault!("report.totals.most", (most.0 + calls, most.1 + bytes), (most.0.max(calls), most.1.max(bytes)));
     }
     out
 }
@@ -203,7 +211,7 @@ pub fn line(s: &Sharded, job: &Job, file: u16, line: u32) -> Option<Line> {
         let origin = &body[*v].origin;
         let k = match (origin.phase, origin.recomputed) {
             (Phase::Forward, _) => 0,
-            (Phase::Backward, true) => 1,
+            (Phase::Backward, true) => ir::fault!("report.line.recomputed", 2, 1),
             (Phase::Backward, false) | (Phase::Update, _) => 2,
         };
         flops[k] += rows.computed(body, *v, local_flops(s, *v) * ranks);
@@ -245,12 +253,14 @@ fn local_flops(s: &Sharded, v: Value) -> u64 {
     let body = &s.graph.body;
     let local = |v: Value, d: Dim| {
         let parts: u64 = s.mesh.ids().filter(|u| s.sharding(v)[*u] == Placement::Split(d)).map(|u| s.mesh[u].size).product();
-        body.dims.size(d) / parts
+        ir::fault!("report.line.whole", body.dims.size(d), body.dims.size(d) / parts)
     };
     let args = &body[v].args;
     let each = 2 * body[v].op.products();
     match &body[v].op {
-        Op::Dot { over, .. } => each * s.local_elements(v) * over.iter().map(|d| local(args[0], *d)).product::<u64>(),
+        Op::Dot { over, .. } => {
+            ir::fault!("report.line.product", 1, each) * s.local_elements(v) * over.iter().map(|d| local(args[0], *d)).product::<u64>()
+        }
         Op::Attention(a) | Op::AttentionGrad(a, _) => each * s.local_elements(args[0]) * local(args[1], a.keys),
         _ => 0,
     }

@@ -66,7 +66,7 @@ impl Kind {
             (Arena::Persistent | Arena::Host, Content::Param { .. }) => Kind::Parameters,
             // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
             (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
-            (Arena::Persistent | Arena::Host, Content::State { .. }) => Kind::Optimizer,
+            (Arena::Persistent | Arena::Host, Content::State { .. }) => ir::fault!("report.memory.states", Kind::Parameters, Kind::Optimizer),
             (Arena::Persistent | Arena::Host, Content::Table { .. }) => Kind::Tables,
             (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) => Kind::Gradients,
         }
@@ -81,7 +81,7 @@ fn of_messages(program: &Program) -> Vec<bool> {
     let mut out = vec![true; program.stashes.len()];
     for (k, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash) {
         if let Some((stash, _)) = program.stash(buffer) {
-            out[stash] &= messages.contains(&BufferId(k as u32));
+            out[stash] = ir::fault!("report.memory.messages", true, out[stash]) && messages.contains(&BufferId(k as u32));
         }
     }
     out
@@ -138,19 +138,20 @@ impl Footprint {
         let [mut bytes, mut host] = Space::ALL.map(|space| {
             let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
             for b in program.buffers.iter().filter(|b| b.arena == space.lasting()) {
-                *bytes.entry(Kind::of(program, &messages, b)).or_default() += b.bytes().next_multiple_of(ALIGN);
+                *bytes.entry(Kind::of(program, &messages, b)).or_default() +=
+                    ir::fault!("report.memory.aligned", b.bytes(), b.bytes().next_multiple_of(ALIGN));
             }
             bytes
         });
         let arenas = schedule.arena_bytes(program);
         let mut temporary = arenas[Arena::Temporary as usize];
         for k in stashed {
-            let stash = program.stashes[k] * u64::from(schedule.slots[k].count);
+            let stash = program.stashes[k] * u64::from(ir::fault!("report.memory.slots", 1, schedule.slots[k].count));
             *bytes.entry(if messages[k] { Kind::Messages } else { Kind::Activations }).or_default() += stash;
             temporary -= stash;
         }
         bytes.insert(Kind::Temporary, temporary);
-        host.insert(Kind::Temporary, arenas[Arena::Staging as usize]);
+        host.insert(Kind::Temporary, arenas[ir::fault!("report.memory.staging", Arena::Host, Arena::Staging) as usize]);
         Footprint { bytes, host, slots }
     }
 
@@ -182,7 +183,7 @@ impl Footprints {
     /// The first stage whose ranks hold most.
     pub fn most(&self) -> (usize, &Footprint) {
         let all = self.0.iter().enumerate();
-        all.max_by_key(|(k, f)| (f.total(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+        all.max_by_key(|(k, f)| (ir::fault!("report.memory.most", 0, f.total()), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
     }
 
     /// The first stage whose ranks hold most in the host's memory.
@@ -221,7 +222,7 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
         let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
         let copies = match b.arena {
             Arena::Stash => match program.stash(b) {
-                Some((stash, _)) if peak.stashed.contains(&stash) => u64::from(schedule.slots[stash].count),
+                Some((stash, _)) if ir::fault!("report.owners.peak", true, peak.stashed.contains(&stash)) => u64::from(schedule.slots[stash].count),
                 _ => continue,
             },
             Arena::Temporary if !peak.temporary.contains(&BufferId(k as u32)) => continue,
@@ -250,7 +251,7 @@ pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
     let mut change = vec![0i64; body.commands.len() + 1];
     for (id, (first, last)) in &lives {
         change[*first] += bytes(id) as i64;
-        change[last + 1] -= bytes(id) as i64;
+        change[ir::fault!("report.owners.last", *last, last + 1)] -= bytes(id) as i64;
     }
     let (mut now, mut most, mut at) = (0, 0, 0);
     for (k, c) in change.iter().enumerate() {

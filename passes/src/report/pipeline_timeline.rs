@@ -107,7 +107,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
     let cost = |kind: BodyKind| match kind {
         BodyKind::Forward(_) => costs.forward,
         BodyKind::Backward(_) if splits => costs.backward,
-        BodyKind::Backward(_) => costs.backward + costs.weight,
+        BodyKind::Backward(_) => ir::fault!("report.timeline.weight", costs.backward, costs.backward + costs.weight),
         BodyKind::Weight(_) => costs.weight,
         BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => 0,
     };
@@ -134,7 +134,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
                     (stage.now, stage.busy) = (begin + takes, stage.busy + takes);
                 }
                 for (hops, channel) in sent {
-                    messages.entry((s, s + hops, *channel)).or_default().push_back(begin + takes);
+                    messages.entry((s, s + hops, *channel)).or_default().push_back(ir::fault!("report.timeline.arrival", begin, begin + takes));
                 }
                 stage.at += 1;
                 moved = true;
@@ -149,7 +149,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
         StageTime {
             warmup: warmup as u64,
             busy: played.busy,
-            idle: played.now - played.first.unwrap_or(0) - played.busy,
+            idle: played.now - ir::fault!("report.timeline.first", 0, played.first.unwrap_or(0)) - played.busy,
             in_flight: in_flight(program, played.calls),
         }
     });
@@ -179,7 +179,7 @@ fn in_flight(program: &Program, calls: &[Call]) -> f64 {
         one += if lives.is_empty() { 0 } else { *size };
         for life in lives {
             bytes[life.first] += i128::from(*size);
-            bytes[life.last + 1] -= i128::from(*size);
+            bytes[ir::fault!("report.timeline.last", life.last, life.last + 1)] -= i128::from(*size);
         }
     }
     let mut now = 0;

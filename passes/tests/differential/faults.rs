@@ -1,11 +1,12 @@
 //! Faults of the compiler's own source ([`ir::faults`]), switched on one by one: each has to be refused, or to change nothing.
 //!
 //! A job is compiled with a fault on. If a verifier refuses, that is that. If another job than without the fault comes of it, two steps and an
-//! evaluation of all ranks are compared with those of the right one, and so is what jobs say beside their programs. What changes a result and
+//! evaluation of all ranks are compared with those of the right one, and so is what jobs say beside their programs, and what is reported of them. What changes a result and
 //! was not refused got *through*: it has to stand in [`KNOWN`], with the reason.
 
 mod jobs;
 mod known;
+mod told;
 
 use crate::harness::{Outcomes, Ranges, Runner, models, options};
 use crate::models::GPT2;
@@ -26,6 +27,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
+use told::{Told, otherwise, told};
 
 /// A fault, as the sources have it.
 struct Fault {
@@ -43,6 +45,11 @@ impl Fault {
     /// Whether what runs a job has it too: then equal jobs may do otherwise.
     fn is_of_runs(&self) -> bool {
         ["ir/", "runtime/"].iter().any(|folder| self.place.starts_with(folder))
+    }
+
+    /// Whether what is reported of a job has it.
+    fn is_told(&self) -> bool {
+        ["ir/", "passes/src/report/"].iter().any(|folder| self.place.starts_with(folder))
     }
 }
 
@@ -66,6 +73,7 @@ struct Right {
     runner: Runner,
     reached: BTreeSet<&'static str>,
     ran: OnceLock<(Outcomes, BTreeSet<&'static str>)>,
+    told: OnceLock<(Told, BTreeSet<&'static str>)>,
 }
 
 impl Right {
@@ -77,7 +85,7 @@ impl Right {
             Err(e) => panic!("{asked}: {e}"),
         };
         let runner = Runner::new(&compiled, &asked.case, &Ranges::new());
-        Right { compiled, runner, reached, ran: OnceLock::new() }
+        Right { compiled, runner, reached, ran: OnceLock::new(), told: OnceLock::new() }
     }
 
     fn ran(&self, asked: &Asked) -> &(Outcomes, BTreeSet<&'static str>) {
@@ -87,8 +95,14 @@ impl Right {
         })
     }
 
+    fn told(&self) -> &(Told, BTreeSet<&'static str>) {
+        self.told.get_or_init(|| watch(None, || told(&self.compiled)))
+    }
+
     fn reaches(&self, asked: &Asked, fault: &Fault) -> bool {
-        self.reached.contains(fault.name) || fault.is_of_runs() && self.ran(asked).1.contains(fault.name)
+        self.reached.contains(fault.name)
+            || fault.is_told() && self.told().1.contains(fault.name)
+            || fault.is_of_runs() && self.ran(asked).1.contains(fault.name)
     }
 }
 
@@ -113,6 +127,16 @@ impl Asked {
             Ok(Ok(Ok(compiled))) => compiled,
         };
         let (got, want) = (&compiled.job, &right.compiled.job);
+        if got == want && fault.is_told() {
+            match watch(Some(fault.name), || quietly(|| told(&compiled))).0 {
+                Err(_) => return Came::Through("a report panics".into()),
+                Ok(got) => {
+                    if let Some(what) = otherwise(&got, &right.told().0) {
+                        return Came::Through(format!("reports {what} otherwise"));
+                    }
+                }
+            }
+        }
         if got == want && !fault.is_of_runs() {
             return Came::Same;
         }

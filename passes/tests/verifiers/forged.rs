@@ -40,7 +40,7 @@ fn broken(invariant: Invariant) -> Module {
 
 #[test]
 fn what_no_text_can_say_is_refused() {
-    for (invariant, why) in BEYOND_TEXTS.iter().filter(|(i, _)| ![Invariant::RowHolds, Invariant::GroupMembers].contains(i)) {
+    for (invariant, why) in BEYOND_TEXTS.iter().filter(|(i, _)| ![Invariant::RowHolds, Invariant::RankPlaces].contains(i)) {
         let module = broken(*invariant);
         let all = said(&module);
         assert!(all.contains(&Some(*invariant)) && !all.contains(&None), "{invariant}: {all:?}");
@@ -50,13 +50,15 @@ fn what_no_text_can_say_is_refused() {
     }
 }
 
-/// Who is in a group, and in which order, is asked of one function by all but the verifier.
+/// Where a rank is, who is in its groups, and in which order, is asked of one function by all but the verifier.
 #[test]
-fn members_in_another_order_are_refused() {
+fn ranks_in_other_places_are_refused() {
     let module = base("base_events.mir");
     assert_eq!(said(&module), []);
-    let (all, _) = watch(Some("mesh.group.reversed"), || said(&module));
-    assert!(all.contains(&Some(Invariant::GroupMembers)), "{all:?}");
+    for fault in ["mesh.group.reversed", "mesh.coords.outermost", "mesh.stage.reversed"] {
+        let (all, _) = watch(Some(fault), || said(&module));
+        assert!(all.contains(&Some(Invariant::RankPlaces)), "{fault}: {all:?}");
+    }
 }
 
 /// A table that says of a greatest element what is true of a sum.

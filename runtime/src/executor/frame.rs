@@ -26,7 +26,12 @@ impl Spot {
         let of = |b: &Buffer| match program.stash(b) {
             Some((k, begin)) if b.arena == Arena::Stash => {
                 let Slots { count, at } = schedule.slots[k];
-                Spot { arena: Arena::Temporary, byte: at + b.offset - begin, slots: count, bytes: program.stashes[k] }
+                Spot {
+                    arena: Arena::Temporary,
+                    byte: ir::fault!("executor.stash.buffer", at, at + b.offset - begin),
+                    slots: count,
+                    bytes: program.stashes[k],
+                }
             }
             _ => Spot { arena: b.arena, byte: b.offset, slots: 1, bytes: 0 },
         };
@@ -66,7 +71,7 @@ impl<'a> Frame<'a> {
     /// The rank's coordinates in a call.
     fn enter(&self, coords: &mut Coords, call: &Call) {
         for u in self.job.mesh.of(Axis::Microbatch) {
-            coords[u.0 as usize] = u64::from(call.microbatch);
+            coords[u.0 as usize] = u64::from(ir::fault!("executor.call.microbatch", 0, call.microbatch));
         }
     }
 
@@ -82,7 +87,7 @@ impl<'a> Frame<'a> {
     pub(super) fn locate(&self, coords: &Coords, call: &Call, place: &Place) -> Location {
         let start = self.start(call, place.buffer);
         let bytes = self.program.buffers[place.buffer.index()].dtype.bytes();
-        Location { byte: start.byte + place.resolve(coords) * bytes, ..start }
+        Location { byte: start.byte + place.resolve(coords) * ir::fault!("executor.place.bytes", 4, bytes), ..start }
     }
 
     /// The communication or copy that a command is, if it is one.
@@ -134,7 +139,7 @@ fn scalar(scalar: &Scalar, coords: &Coords, step: &Step) -> f64 {
         Scalar::LossScale => step.loss_scale,
         Scalar::Step => ir::fault!("executor.scalars.step", step.seed as f64, step.number as f64),
         Scalar::Seed => step.seed as f64,
-        Scalar::BiasCorrection(beta) => 1.0 - beta.0.powf(step.number as f64),
+        Scalar::BiasCorrection(beta) => 1.0 - beta.0.powf(ir::fault!("executor.scalars.bias", step.number + 1, step.number) as f64),
         Scalar::Linear(form) => linear(form, coords) as f64,
         // Checked: a program's launches have no slots.
         Scalar::Slot(_) => f64::NAN,

@@ -13,6 +13,12 @@ type Key = (Vec<SubAxis>, Vec<u64>);
 
 /// The groups of a stage's program have distinct members that exist, this stage's ranks among them.
 pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(), Violation> {
+    for rank in looked_at(mesh, stage) {
+        let own = coordinates(mesh, rank);
+        let same = mesh.coords(rank) == own && mesh.rank(&own) == rank && mesh.stage(rank) == stage;
+        let wrong = || format!("rank {rank} is not at {own:?}, on stage {stage}");
+        ensure(same, Invariant::RankPlaces, wrong).map_err(|breach| at.error(breach))?;
+    }
     for (g, group) in groups.iter().enumerate() {
         let fail = |breach: Breach| at.of(LocusPart::Group(g)).error(breach);
         for (k, u) in group.subs.iter().enumerate() {
@@ -28,7 +34,7 @@ pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(
         }
         for rank in looked_at(mesh, stage) {
             let (own, want) = (group.members(mesh, rank), members(mesh, group, rank));
-            ensure(own == want, Invariant::GroupMembers, || format!("rank {rank} meets {own:?} and not {want:?}")).map_err(fail)?;
+            ensure(own == want, Invariant::RankPlaces, || format!("rank {rank} meets {own:?} and not {want:?}")).map_err(fail)?;
         }
     }
     Ok(())
@@ -41,6 +47,11 @@ fn steps(mesh: &Mesh) -> Vec<u64> {
         (*step, ranks) = (ranks, ranks.saturating_mul(sub.size));
     }
     steps
+}
+
+/// Where a rank is along each sub-axis.
+fn coordinates(mesh: &Mesh, rank: u64) -> Vec<u64> {
+    mesh.subs.iter().zip(steps(mesh)).map(|(sub, step)| rank.checked_div(step).map_or(0, |r| r % sub.size)).collect()
 }
 
 /// The first and the last rank of a stage, and the ranks one step along each sub-axis from the first.

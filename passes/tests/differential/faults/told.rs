@@ -1,0 +1,38 @@
+//! What is reported of a job: that costs and memory are what programs have is held by tests alone, so a fault there is seen by comparing.
+
+use ir::diag::Sources;
+use passes::compile::Compiled;
+use passes::report::explain::{exchanges, line, totals};
+use passes::report::footprint::{Footprint, Footprints, over_budget, owners};
+use passes::report::pipeline_timeline::{Costs, UNIT, timeline};
+use std::collections::BTreeSet;
+
+/// Reports of a job, by what they are of.
+pub type Told = Vec<(&'static str, String)>;
+
+pub fn told(compiled: &Compiled) -> Told {
+    let (job, sharded) = (&compiled.job, &compiled.sharded);
+    let all = exchanges(job);
+    let stages = 0..job.stages.len();
+    let memory: Vec<_> = stages.map(|stage| (Footprint::of(job, stage), owners(job, stage))).collect();
+    let footprints = Footprints::new(job, &Footprint::of);
+    let most = (footprints.most(), footprints.most_on_host(), footprints.least());
+    let budget = over_budget(job, &footprints, &Sources::default(), 1);
+    let times = [UNIT, Costs { forward: 2, backward: 3, weight: 1 }].map(|costs| timeline(job, costs));
+    let spans: BTreeSet<(u16, u32)> = sharded.graph.body.nodes.iter().filter_map(|n| n.origin.span).map(|s| (s.file, s.line)).collect();
+    let lines: Vec<_> = spans.into_iter().map(|(file, number)| line(sharded, job, file, number)).collect();
+    vec![
+        ("exchanges", format!("{all:?}")),
+        ("exchanges of a step", format!("{:?}", totals(&all))),
+        ("memory", format!("{memory:?}")),
+        ("the stage that holds most", format!("{most:?}")),
+        ("a budget", format!("{budget:?}")),
+        ("times", format!("{times:?}")),
+        ("lines of the text", format!("{lines:?}")),
+    ]
+}
+
+/// What is told otherwise.
+pub fn otherwise(got: &Told, want: &Told) -> Option<&'static str> {
+    got.iter().zip(want).find(|(g, w)| g != w).map(|(g, _)| g.0)
+}
