@@ -9,9 +9,9 @@ use std::collections::HashMap;
 /// The most elements that a table may have; larger ones are computed where they are used.
 const MOST: u64 = 1 << 24;
 
-/// Replaces every value that follows from constants and indices alone, and takes more than arithmetic to compute, by a
-/// [`Table`]. Equal tables (a model's layers all want the same angles) are one. A sum over a dim is none, nor what follows
-/// from it: `meaning` sums over a few elements, and a table would hold the sum of all.
+/// Replaces every value that follows from constants and indices alone, and takes more than arithmetic to compute,
+/// by a [`Table`]. Equal tables (a model's layers all want the same angles) are one. A sum over a dim is none, nor
+/// what follows from it: `meaning` sums over a few elements, and a table would hold the sum of all.
 pub fn tabulate(mut graph: Graph) -> Graph {
     let body = &graph.body;
     let (mut fixed, mut heavy) = (fixed(body), vec![false; body.nodes.len()]);

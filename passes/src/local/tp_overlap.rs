@@ -139,8 +139,8 @@ impl Finder<'_> {
         a.contains(&along) != b.contains(&along) && !over.contains(&along) && own(a, b) > 1 && own(b, a) > 1 && !alike
     }
 
-    /// Whether a value is spread out from one without the dim, as the gradient of a plain sum is: of a chunk of such rows nobody
-    /// could say which it has.
+    /// Whether a value is spread out from one without the dim, as the gradient of a plain sum is: of a chunk of such
+    /// rows nobody could say which it has.
     fn is_alike(&self, v: Value, along: Dim) -> bool {
         let body = &self.local.body;
         match body[v].op {

@@ -18,9 +18,9 @@ pub(super) fn intersect(a: &StageSet, b: &StageSet) -> StageSet {
 /// The stages that hold each parameter; those that it does not have are held by all.
 pub(super) type Held = HashMap<u32, BTreeSet<u32>>;
 
-/// The stages whose values use a parameter hold and update it. A state that updates alone read is where what it follows from is.
-/// Parameters that no stage uses are where `of_training` has them, or everywhere; and so are those that something loose combines
-/// though no stage has them all.
+/// The stages whose values use a parameter hold and update it. A state that updates alone read is where what it
+/// follows from is. Parameters that no stage uses are where `of_training` has them, or everywhere; and so are those
+/// that something loose combines though no stage has them all.
 pub(super) fn held(graph: &Graph, layout: &Layout, virtual_stage: &[Option<u32>], of_training: &Held) -> Held {
     let body = &graph.body;
     let stage = |v: Value| virtual_stage[v.index()].map(|g| layout.stage(g));

@@ -21,8 +21,8 @@ use ir::pipeline::{Layout, Weights};
 use ir::sharded::Sharded;
 use job_view::JobView;
 
-/// The local graphs, one per stage. An evaluation is told the graph of `training`, which says where parameters are that none of its
-/// stages uses.
+/// The local graphs, one per stage. An evaluation is told the graph of `training`, which says where parameters are
+/// that none of its stages uses.
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.

@@ -33,7 +33,7 @@ pub struct Triple {
 pub struct Whole {
     /// Rows of the batch meet: E0636 with several microbatches.
     pub meets: bool,
-    /// A sum over the batch that follows from parameters is used other than linearly: E0631 with several microbatches.
+    /// A sum over the batch of what parameters make is used other than linearly: E0631 with several microbatches.
     pub sums: bool,
 }
 

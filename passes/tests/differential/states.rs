@@ -96,7 +96,7 @@ fn a_running_sum_is_not_zero_in_padding() {
     }
 }
 
-/// A plain sum has ones for gradient: of a product with them, cut into chunks of rows, nothing tells one chunk from another.
+/// A plain sum has ones for gradient: of a product with them, cut into chunks, nothing tells one chunk from another.
 #[test]
 fn rows_that_are_all_alike_are_not_cut() {
     let text = "model m(batch, seq = 4, hidden = 4, classes = 6, layers = 1) {

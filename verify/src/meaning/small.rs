@@ -233,8 +233,9 @@ pub fn spread(body: &Body, from: &[Dim], data: &[f64], to: &[Dim]) -> Vec<f64> {
     at.into_iter().map(|i| data[i as usize]).collect()
 }
 
-/// Of each value, whether tables are made of it: it follows from constants and indices alone, element by element, and takes a
-/// function or a product to compute, or such a value is computed from it. A constant that is spread out is none.
+/// Of each value, whether tables are made of it: it follows from constants and indices alone, element by element,
+/// and takes a function or a product to compute, or such a value is computed from it. A constant that is spread out
+/// is none.
 fn tabled(body: &Body) -> Vec<bool> {
     let (mut fixed, mut heavy) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
     for v in body.values() {

@@ -1,4 +1,5 @@
-//! What texts have beside a stream and its layers: metrics of inputs, rows that meet across the batch, more losses and outputs, running sums, `argmax`, states.
+//! What texts have beside a stream and its layers: metrics of inputs, rows that meet across the batch, more losses
+//! and outputs, running sums, `argmax`, states.
 //!
 //! Dice of their own draw all this, so that what it stands beside stays as it is.
 
