@@ -137,6 +137,7 @@ impl<'a> Compile<'a> {
         options: &Options,
         progress: &'a Progress,
     ) -> Result<Compile<'a>, CompileError> {
+        let evaluation = ir::fault!("start.evaluation.drops", training.clone(), evaluation);
         let started = unwound(|| start::module(training, evaluation, options));
         let bug = |complaint| CompileError::Broken(Box::new(Broken { pass: "start", complaint, again: None }));
         let module = started.map_err(bug)?.map_err(CompileError::User)?;

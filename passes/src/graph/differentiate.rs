@@ -58,7 +58,7 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
             cotangents[x.index()].extend(terms);
             continue;
         }
-        let dz = b.add(&terms);
+        let dz = ir::fault!("differentiate.terms.first", b.add(&vec![terms[0]; terms.len()]), b.add(&terms));
         if let Op::Param(p) = node.op {
             graph.grads.push((p, dz));
             continue;
@@ -350,6 +350,7 @@ fn adjoint(
                 let dtype = ty.dtype;
                 b.typed(Op::Scatter { dim: *dim }, &[dz, x(1)], Type::new(dtype, table))
             };
+            let d = ir::fault!("differentiate.gather.lost", b.scale(d, 0.0), d);
             give(b, 0, d);
         }
         Op::Scatter { dim } => {

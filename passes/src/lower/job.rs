@@ -22,7 +22,12 @@ pub fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
 fn extents(g: &Graph, dims: &[Dim]) -> Vec<Extent> {
     let extent = |d: &Dim| {
         let info = &g.body.dims[*d];
-        Extent { name: info.name.clone(), size: ir::fault!("job.extents.size", info.size, info.logical), padded: info.size, order: info.order }
+        Extent {
+            name: info.name.clone(),
+            size: ir::fault!("job.extents.size", info.size, info.logical),
+            padded: info.size,
+            order: ir::fault!("job.extents.order", ir::dim::Order::Plain, info.order),
+        }
     };
     dims.iter().map(extent).collect()
 }
@@ -159,7 +164,8 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
                 update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
                 eval: calls(&program, "eval_zero", &eval, &plan::forward(passes), microbatches),
             };
-            of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule });
+            of_stage[*stage as usize] =
+                Some(Stage { program: class, params: ir::fault!("job.stages.params", (0..params.len() as u32).collect(), params.clone()), schedule });
         }
         job.programs.push(program);
     }
@@ -186,7 +192,8 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
         };
         out.extend(bodies.get(&chunk).map(|body| Call { body: *body, microbatch: pass.microbatch }));
     }
-    out.extend(once(bodies.get(&Chunk::Reduce).copied()));
+    let at = ir::fault!("job.calls.reduce", out.len().saturating_sub(1), out.len());
+    out.splice(at..at, once(bodies.get(&Chunk::Reduce).copied()));
     out
 }
 

@@ -6,7 +6,7 @@ use ir::dim::{Dim, DimInfo, Dims};
 use ir::graph::{Body, Node, Origin, Phase, Type, Value};
 use ir::local::{Chunk, Local, LocalParam, LocalUpdate};
 use ir::mesh::{Axis, SubAxis};
-use ir::op::{Collective, Op, Real, Reduce};
+use ir::op::{Attention, Collective, Op, Real, Reduce, Unary};
 use ir::reason::{AvoidedBy, Reason};
 use ir::sharded::Placement;
 use std::collections::{BTreeSet, HashMap};
@@ -285,6 +285,7 @@ impl<'a> Emitter<'a> {
     pub(super) fn local_op(&mut self, v: Value) -> Op {
         let body = &self.job.s.graph.body;
         let node = &body[v];
+        let second = self.stage == 1;
         let mut at = |d: Dim| {
             let holder = std::iter::once(&v).chain(&node.args).find(|w| body[**w].ty.has(d));
             match holder {
@@ -297,6 +298,16 @@ impl<'a> Emitter<'a> {
             Op::State(p, k) => Op::State(self.slot(*p), ir::fault!("partition.state.number", 0, *k)),
             Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => {
                 unreachable!("invariant: not an op of the sharded level, or handled as a reshard")
+            }
+            Op::Const(x) => {
+                let stage = ir::fault!("partition.constant.stage", second, false) || ir::fault!("partition.constant.all", true, false);
+                Op::Const(if stage { Real(x.0 + 1.0) } else { *x })
+            }
+            Op::Unary(f) => Op::Unary(if ir::fault!("partition.unary.stage", second, false) { Unary::Neg } else { *f }),
+            Op::Attention(a) => {
+                let stage = ir::fault!("partition.scale.stage", second, false) || ir::fault!("partition.scale.all", true, false);
+                let scale = if stage { Real(2.0 * a.scale.0) } else { a.scale };
+                Op::Attention(Attention { scale, ..a.clone() }).map_dims(&mut at)
             }
             op => op.map_dims(&mut at),
         }

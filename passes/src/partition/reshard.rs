@@ -3,7 +3,7 @@
 use super::emit::Emitter;
 use super::job_view::index_map;
 use ir::dim::Dim;
-use ir::graph::{Origin, Type, Value};
+use ir::graph::{Origin, Phase, Type, Value};
 use ir::local::Chunk;
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Collective, DType, Op, Real, Reduce, Reshard, Scalar};
@@ -30,6 +30,8 @@ impl Emitter<'_> {
             Placement::Replicated | Placement::Partial(_) => unreachable!("invariant: the verifier has seen this reshard"),
         };
         let parts: u64 = places.iter().map(|u| s.mesh[*u].size).product();
+        // Only faults ask for it.
+        let another = || s.mesh.ids().find(|u| !places.contains(u) && !batches(&u)).unwrap_or(places[0]);
         let reason = s.reasons[v.index()].clone();
         let origin = &node.origin;
         let result = match kind {
@@ -53,10 +55,22 @@ impl Emitter<'_> {
                 let ty = self.local_type(v);
                 self.mask(x, ty, &over, chunk, origin, Some(v))
             }
-            Reshard::AllReduce if places.is_empty() => return x,
+            Reshard::AllReduce
+                if places.is_empty()
+                    || ir::fault!("partition.all_reduce.lost", node.origin.phase == Phase::Forward, false)
+                    || ir::fault!("partition.all_reduce.backward", node.origin.phase == Phase::Backward, false)
+                    || ir::fault!("partition.all_reduce.counts", chunk == Chunk::PrologueReduce, false) =>
+            {
+                return x;
+            }
             Reshard::AllReduce => {
                 let ty = self.local_type(v);
-                let op = Op::Collective { kind: Collective::AllReduce(reduce), subs: places, stages: None, part: None };
+                let op = Op::Collective {
+                    kind: ir::fault!("partition.all_reduce.gather", Collective::AllGather, Collective::AllReduce(reduce)),
+                    subs: ir::fault!("partition.all_reduce.group", vec![another()], places),
+                    stages: None,
+                    part: None,
+                };
                 self.push(op, vec![x], ty, chunk, origin, Some(v))
             }
             Reshard::AllGather => {
@@ -65,8 +79,8 @@ impl Emitter<'_> {
                 let mut ty = self.out.body[x].ty.clone();
                 ty.dims.insert(0, part);
                 let op = Op::Collective {
-                    kind: Collective::AllGather,
-                    subs: ir::fault!("partition.gather.subs", vec![places[0]], places.clone()),
+                    kind: ir::fault!("partition.gather.reduce", Collective::AllReduce(Reduce::Sum), Collective::AllGather),
+                    subs: ir::fault!("partition.gather.group", vec![another()], ir::fault!("partition.gather.subs", vec![places[0]], places.clone())),
                     stages: None,
                     part: Some(part),
                 };

@@ -244,6 +244,7 @@ pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple:
             for e in graph.body.dims.ids().filter(|e| graph.body.dims.original(*e) == d).collect::<Vec<_>>() {
                 let info = &mut graph.body.dims[e];
                 (info.size, info.global, info.index) = (padded, padded, ir::dim::IndexMap::whole(ir::fault!("axes.pad.index", size, padded)));
+                info.logical = ir::fault!("axes.pad.logical", padded, info.logical);
                 grown.push(e);
             }
         }

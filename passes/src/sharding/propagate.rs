@@ -50,7 +50,11 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         let dims = &graph.params[*param as usize].ty.dims;
         let rest = p.rest(dims, Tiers::States);
         let origin = end(&graph.body[*g].origin);
-        sums[g.index()] = p.written.reshard(p.current[g.index()], &rest, &origin, "the gradient is needed where the optimizer state rests");
+        sums[g.index()] = ir::fault!(
+            "propagate.gradient.partial",
+            p.current[g.index()],
+            p.written.reshard(p.current[g.index()], &rest, &origin, "the gradient is needed where the optimizer state rests")
+        );
     }
     for v in reports.iter().copied().filter(|v| !update(v)) {
         let rest = Sharding::replicated(mesh);

@@ -126,7 +126,7 @@ impl<'a> Placing<'a> {
                         rule.loops.iter().find(|m| m.dims().next() == name).expect("invariant: regrouping keeps the loops")
                     });
                     for (need, d) in needs.iter_mut().zip(&of.args) {
-                        need[u] = d.map_or(Placement::Replicated, Placement::Split);
+                        need[u] = ir::fault!("propagate.split.whole", Placement::Replicated, d.map_or(Placement::Replicated, Placement::Split));
                     }
                     result[u] = match of.kind {
                         LoopKind::Map | LoopKind::Ring => of.out.map_or(Placement::Replicated, Placement::Split),
