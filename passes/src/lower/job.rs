@@ -192,8 +192,10 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
         };
         out.extend(bodies.get(&chunk).map(|body| Call { body: *body, microbatch: pass.microbatch }));
     }
-    let at = ir::fault!("job.calls.reduce", out.len().saturating_sub(1), out.len());
-    out.splice(at..at, once(bodies.get(&Chunk::Reduce).copied()));
+    out.extend(once(bodies.get(&Chunk::Reduce).copied()));
+    if let Some(last) = out.len().checked_sub(1) {
+        out.swap(ir::fault!("job.calls.reduce", last.saturating_sub(1), last), last);
+    }
     out
 }
 

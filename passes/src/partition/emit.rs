@@ -285,7 +285,8 @@ impl<'a> Emitter<'a> {
     pub(super) fn local_op(&mut self, v: Value) -> Op {
         let body = &self.job.s.graph.body;
         let node = &body[v];
-        let second = self.stage == 1;
+        // Of later stages, faults make something else.
+        let stage = self.stage as f64;
         let mut at = |d: Dim| {
             let holder = std::iter::once(&v).chain(&node.args).find(|w| body[**w].ty.has(d));
             match holder {
@@ -300,13 +301,12 @@ impl<'a> Emitter<'a> {
                 unreachable!("invariant: not an op of the sharded level, or handled as a reshard")
             }
             Op::Const(x) => {
-                let stage = ir::fault!("partition.constant.stage", second, false) || ir::fault!("partition.constant.all", true, false);
-                Op::Const(if stage { Real(x.0 + 1.0) } else { *x })
+                Op::Const(ir::fault!("partition.constant.all", Real(x.0 + 1.0), ir::fault!("partition.constant.stage", Real(x.0 + stage), *x)))
             }
-            Op::Unary(f) => Op::Unary(if ir::fault!("partition.unary.stage", second, false) { Unary::Neg } else { *f }),
+            Op::Unary(f) => Op::Unary(ir::fault!("partition.unary.stage", if stage > 0.0 { Unary::Neg } else { *f }, *f)),
             Op::Attention(a) => {
-                let stage = ir::fault!("partition.scale.stage", second, false) || ir::fault!("partition.scale.all", true, false);
-                let scale = if stage { Real(2.0 * a.scale.0) } else { a.scale };
+                let scaled = |times: f64| Real(times * a.scale.0);
+                let scale = ir::fault!("partition.scale.all", scaled(2.0), ir::fault!("partition.scale.stage", scaled(1.0 + stage), a.scale));
                 Op::Attention(Attention { scale, ..a.clone() }).map_dims(&mut at)
             }
             op => op.map_dims(&mut at),
