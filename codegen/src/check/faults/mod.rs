@@ -255,7 +255,7 @@ fn try_out(fault: &Fault, all: &[Case], right: &[OnceLock<Right>], everywhere: b
 }
 
 /// How many faults are tried by default.
-const SAMPLE: usize = 4;
+const SAMPLE: usize = 3;
 
 fn number(variable: &str, default: usize) -> usize {
     std::env::var(variable).map_or(default, |n| n.parse().expect("a number"))
