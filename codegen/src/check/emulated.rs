@@ -1,7 +1,6 @@
 //! Code for a GPU, in the emulator: some blocks of a launch, each of which computes one tile or a few.
 
-use crate::check::Operands;
-use crate::object::Compiled;
+use crate::check::operands::Operands;
 use emulator::{Device, LaunchError, LoadError, Options};
 use ir::launch::{Launch, MAP_BYTES, Swizzle, TensorMap, WARP};
 use std::collections::BTreeSet;
@@ -12,6 +11,14 @@ const RUN: u64 = 1 << 22;
 const LONGEST: u64 = 1 << 28;
 /// Most blocks of a launch.
 const MOST_BLOCKS: u64 = 1 << 24;
+
+/// A kernel's code for a GPU, and how it is launched.
+pub struct Code<'a> {
+    pub name: &'a str,
+    pub ptx: &'a str,
+    pub tiles: u64,
+    pub launch: Option<&'a Launch>,
+}
 
 /// What the emulator says of code.
 #[derive(Debug, thiserror::Error)]
@@ -67,17 +74,16 @@ fn encode(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
 ///
 /// # Errors
 /// What the emulator finds wrong, or cannot do.
-pub fn run(compiled: &Compiled, operands: &Operands, cost: u64, between: u64) -> Result<bool, Emulated> {
-    let text = std::str::from_utf8(&compiled.object).map_err(|e| Emulated::Unknown(e.to_string()))?;
-    let launch = compiled.launch.as_ref().ok_or_else(|| Emulated::Unknown("nothing says how it is launched".into()))?;
-    let launch = spread(launch, compiled.shape.tiles);
+pub fn run(code: &Code, operands: &Operands, cost: u64, between: u64) -> Result<bool, Emulated> {
+    let launch = code.launch.ok_or_else(|| Emulated::Unknown("nothing says how it is launched".into()))?;
+    let launch = spread(launch, code.tiles);
     let of_block = cost / u64::from(launch.grid);
     if of_block > LONGEST {
         return Err(Emulated::Unknown(format!("a block of it goes through {of_block} points")));
     }
     let mut device = Device::new(Options { threads: 1, ..Options::default() });
-    let module = device.load(text)?;
-    let kernel = module.kernel(&compiled.name).ok_or_else(|| Emulated::Unknown("its PTX has no kernel of its name".into()))?;
+    let module = device.load(code.ptx)?;
+    let kernel = module.kernel(code.name).ok_or_else(|| Emulated::Unknown("its PTX has no kernel of its name".into()))?;
     // SAFETY: operands outlive the device, begin at multiples of 64, and only this thread uses them.
     let mut lent = |at: *const u8, bytes: u64| unsafe { device.lend(at, bytes) };
     let addresses: Vec<u64> = operands.all().map(|m| lent(m.start(), m.bytes())).collect();

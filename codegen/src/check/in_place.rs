@@ -2,7 +2,8 @@
 //! then read what it needs of the operand before it writes there.
 
 use crate::check::memory::Mapped;
-use crate::check::{Operands, Over, Spot, Wrong};
+use crate::check::operands::{Operands, Over};
+use crate::check::{Spot, Wrong};
 use ir::graph::Type;
 use ir::kernel::Kernel;
 use ir::op::Op;

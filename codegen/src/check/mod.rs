@@ -13,6 +13,7 @@ mod in_place;
 mod limit;
 mod load;
 mod memory;
+mod operands;
 mod places;
 #[cfg(test)]
 pub mod tests;
@@ -21,7 +22,7 @@ use crate::Shape;
 use crate::object::Compiled;
 use crate::target::{Arch, Target};
 use draw::Draw;
-use emulated::Emulated;
+use emulated::{Code, Emulated};
 use inkwell::targets::TargetMachine;
 use ir::kernel::Kernel;
 use ir::kernel::part::points;
@@ -31,6 +32,7 @@ use ir::work::Work;
 pub use limit::SECONDS;
 use load::Loader;
 use memory::{Access, Mapped, Pools};
+use operands::{Operands, Over};
 use places::Ran;
 use serde::{Deserialize, Serialize};
 
@@ -216,8 +218,10 @@ impl Checker {
         let (cost, seed) = (cost(kernel), key(&compiled.name));
         if arch == Arch::Nvptx {
             let operands = self.operands(kernel, 0)?;
-            let whole = limit::within(self.limit, || emulated::run(compiled, &operands, cost, mix(seed)))?;
-            return Ok(Ran { emulated: true, ..operands.ran(whole) });
+            let ptx = std::str::from_utf8(&compiled.object).map_err(|e| e.to_string())?;
+            let code = Code { name: &compiled.name, ptx, tiles: compiled.shape.tiles, launch: compiled.launch.as_ref() };
+            let whole = limit::within(self.limit, || emulated::run(&code, &operands, cost, mix(seed)))?;
+            return Ok(Ran { emulated: true, ..ran(operands, whole) });
         }
         let shape = compiled.shape;
         let ranges = ranges(shape, cost, seed);
@@ -258,7 +262,7 @@ impl Checker {
             call(&inputs.chain(over.outputs()).map(Mapped::start).collect::<Vec<_>>());
             in_place::same(kernel, &operands, &over, seed).map_err(Stopped::Wrong)?;
         }
-        Ok(operands.ran(some == shape.tiles))
+        Ok(ran(operands, some == shape.tiles))
     }
 
     fn input(&mut self, kernel: &Kernel, k: usize, draw: Draw, access: Access) -> Result<Mapped, Stopped> {
@@ -302,41 +306,11 @@ impl Checker {
     }
 }
 
-/// A result and an operand of its place, that place, and all other results.
-struct Over {
-    pair: (usize, usize),
-    place: Mapped,
-    others: Vec<Mapped>,
-}
-
-impl Over {
-    /// In order.
-    fn outputs(&self) -> impl Iterator<Item = &Mapped> {
-        let (before, after) = self.others.split_at(self.pair.0);
-        before.iter().chain([&self.place]).chain(after)
-    }
-}
-
-/// What a kernel's code is run on.
-struct Operands {
-    inputs: Vec<Mapped>,
-    outputs: Vec<Mapped>,
-    /// What those outputs hold before that are added to.
-    before: Vec<Option<Mapped>>,
-    scratch: Mapped,
-    scalars: Vec<f64>,
-    scalar_bits: Vec<u64>,
-}
-
-impl Operands {
-    fn all(&self) -> impl Iterator<Item = &Mapped> {
-        self.inputs.iter().chain(&self.outputs)
-    }
-
-    fn ran(self, whole: bool) -> Ran {
-        let beyond = self.outputs.iter().zip(&self.before).position(|(now, before)| !now.is_untouched_around(before.as_ref()));
-        Ran { inputs: self.inputs, outputs: self.outputs, before: self.before, scalars: self.scalars, whole, beyond, emulated: false }
-    }
+/// What tiles left of operands; all tiles, or some.
+fn ran(operands: Operands, whole: bool) -> Ran {
+    let Operands { inputs, outputs, before, scalars, .. } = operands;
+    let beyond = outputs.iter().zip(&before).position(|(now, before)| !now.is_untouched_around(before.as_ref()));
+    Ran { inputs, outputs, before, scalars, whole, beyond, emulated: false }
 }
 
 /// Why a run says nothing of code, or what it says at once.
