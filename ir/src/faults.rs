@@ -29,7 +29,55 @@ pub const fn on(_: &str) -> bool {
 }
 
 #[cfg(feature = "faults")]
+pub use sources::{Fault, in_sources};
+#[cfg(feature = "faults")]
 pub use watched::{on, watch};
+
+#[cfg(feature = "faults")]
+mod sources {
+    use crate::random::key;
+    use std::fs;
+    use std::path::Path;
+
+    /// A fault, as the sources have it.
+    pub struct Fault {
+        pub name: &'static str,
+        /// `passes/src/local/bucket.rs:228`.
+        pub place: String,
+    }
+
+    /// Every `fault!` in the sources of these crates of a workspace, in an order that mixes all of them. Files and folders called `faults` are
+    /// about faults, and have none.
+    ///
+    /// # Panics
+    /// A file cannot be read, or a fault does not begin with its name.
+    pub fn in_sources(root: &Path, crates: &[&str]) -> Vec<Fault> {
+        let mut found = vec![];
+        crates.iter().for_each(|krate| read(root, &root.join(krate).join("src"), &mut found));
+        found.sort_by_key(|f| key(f.name));
+        found
+    }
+
+    fn read(root: &Path, folder: &Path, found: &mut Vec<Fault>) {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.file_stem().is_some_and(|stem| stem == "faults") {
+            } else if path.is_dir() {
+                read(root, &path, found);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).expect("text");
+                let shown = path.strip_prefix(root).expect("in the workspace").display().to_string();
+                let mut pieces = text.split("fault!(");
+                let mut line = 1 + pieces.next().map_or(0, |before| before.matches('\n').count());
+                for piece in pieces {
+                    let name = piece.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"')).expect("a fault begins with its name").0;
+                    found.push(Fault { name: name.to_string().leak(), place: format!("{shown}:{line}") });
+                    line += piece.matches('\n').count();
+                }
+            }
+        }
+    }
+}
 
 #[cfg(feature = "faults")]
 mod watched {

@@ -206,6 +206,27 @@ impl Kernel {
         Kernel { body, outputs, family: self.family.clone(), inputs: self.inputs.clone(), scalars: self.scalars.clone(), on: self.on }
     }
 
+    /// Per result and operand, whether a launch may put the result in the operand's place: both lie alike, and a result at a point depends on the
+    /// operand at that point alone.
+    pub fn in_place(&self) -> Vec<Vec<bool>> {
+        let body = &self.body;
+        let mut at_own_point = vec![true; self.inputs.len()];
+        // The values that lead to an op of several points.
+        let mut leads = vec![false; body.nodes.len()];
+        for v in body.values().rev() {
+            let node = &body[v];
+            if leads[v.index()] || !node.op.is_source() && !node.op.is_pointwise() {
+                node.args.iter().for_each(|a| leads[a.index()] = true);
+            }
+            if let Op::Input(i) = node.op {
+                at_own_point[i as usize] &= !leads[v.index()];
+            }
+        }
+        let may =
+            |o: &Output, i: usize| !o.accumulate && at_own_point[i] && self.inputs[i].ty == body[o.value].ty && self.inputs[i].strides == o.strides;
+        self.outputs.iter().map(|o| (0..self.inputs.len()).map(|i| may(o, i)).collect()).collect()
+    }
+
     /// The reference device: interprets the body in f64.
     ///
     /// `inputs` are dense, in each operand's storage order; the result holds the outputs alike (not yet accumulated).

@@ -1,7 +1,7 @@
 //! Stores of which a constant mask leaves one lane.
 //!
-//! LLVM 22 joins a truncation to 16 bits and a masked store of what comes of it, and where AVX-512 has one lane left of that, stores all 32 bits: two bytes
-//! beyond the lane. So such a store is written as one of an element.
+//! LLVM 22 joins a truncation to 16 bits and a masked store of what comes of it, and where AVX-512 has one lane
+//! left of that, stores all 32 bits: two bytes beyond the lane. So such a store is written as one of an element.
 
 use crate::CompileError;
 use inkwell::builder::Builder;
@@ -85,7 +85,8 @@ mod tests {
     use ir::kernel::Family;
     use ir::op::{Binary, DType, Op};
 
-    /// Rows of one element more than vectors have, of which the results lie apart: the check of a compile looks at what lies between.
+    /// Rows of one element more than vectors have, of which the results lie apart: the check of a compile looks at
+    /// what lies between.
     #[test]
     fn one_lane_of_16_bits_is_two_bytes() {
         for size in [17, 33] {

@@ -54,7 +54,8 @@ fn some(blocks: u32, cost: u64, between: u64) -> BTreeSet<usize> {
     [0, between % u64::from(blocks), u64::from(blocks) - 1].map(|b| b as usize).into()
 }
 
-/// As many blocks as there are tiles for, so that each computes the fewest; where they share scratch, as many as a card would run.
+/// As many blocks as there are tiles for, so that each computes the fewest; where they share scratch, as many as a
+/// card would run.
 fn spread(launch: &Launch, tiles: u64) -> Launch {
     // Where warps compute tiles by themselves, their blocks share nothing.
     let of_block = if launch.shared_bytes == 0 { u64::from(launch.block / WARP) } else { 1 };
@@ -62,7 +63,11 @@ fn spread(launch: &Launch, tiles: u64) -> Launch {
     Launch { grid, ..launch.clone() }
 }
 
-fn encode(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
+/// A tensor map as the emulator has it.
+///
+/// # Errors
+/// What the driver would not take.
+pub fn encode(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
     let swizzle = match map.swizzle {
         Swizzle::B128 => emulator::Swizzle::B128,
     };

@@ -1,38 +1,23 @@
-//! Results in the place of operands: a launch may say so where a result at a point depends on the operand at that point alone. Code must
-//! then read what it needs of the operand before it writes there.
+//! Results in the place of operands: a launch may say so where a result at a point depends on the operand at that
+//! point alone. Code must then read what it needs of the operand before it writes there.
 
 use crate::check::memory::Mapped;
 use crate::check::operands::{Operands, Over};
 use crate::check::{Spot, Wrong};
 use ir::graph::Type;
 use ir::kernel::Kernel;
-use ir::op::Op;
 use ir::random::mix;
 
-/// Places of a result that are compared: all, or so many, of which few are in the middle, where each is a page of its own.
+/// Places of a result that are compared: all, or so many, of which few are in the middle, where each is a page of
+/// its own.
 const PLACES: u64 = 1 << 12;
 const BETWEEN: u64 = 1 << 8;
 
-/// A result and an operand in whose place it may be, if there are such; of a kernel with several results, the first one, as
-/// code that writes it early is wrong in the others.
+/// A result and an operand in whose place it may be, if there are such; of a kernel with several results, the first
+/// one, as code that writes it early is wrong in the others.
 pub fn pair(kernel: &Kernel) -> Option<(usize, usize)> {
-    let body = &kernel.body;
-    // Values that lead to an op of several points.
-    let mut leads = vec![false; body.nodes.len()];
-    let mut at_own_point = vec![true; kernel.inputs.len()];
-    for v in body.values().rev() {
-        let node = &body[v];
-        if leads[v.index()] || !node.op.is_source() && !node.op.is_pointwise() {
-            node.args.iter().for_each(|a| leads[a.index()] = true);
-        }
-        if let Op::Input(i) = node.op {
-            at_own_point[i as usize] &= !leads[v.index()];
-        }
-    }
-    kernel.outputs.iter().enumerate().filter(|(_, o)| !o.accumulate).find_map(|(k, o)| {
-        let same = |i: usize| at_own_point[i] && kernel.inputs[i].ty == body[o.value].ty && kernel.inputs[i].strides == o.strides;
-        Some((k, (0..kernel.inputs.len()).find(|i| same(*i))?))
-    })
+    let of = |(k, operands): (usize, Vec<bool>)| Some((k, operands.iter().position(|may| *may)?));
+    kernel.in_place().into_iter().enumerate().find_map(of)
 }
 
 /// That code computes the same with a result in an operand's place, wherever it wrote.

@@ -22,6 +22,8 @@ use crate::Shape;
 use crate::object::Compiled;
 use crate::target::{Arch, Target};
 use draw::Draw;
+#[cfg(test)]
+pub use emulated::encode;
 use emulated::{Code, Emulated};
 use inkwell::targets::TargetMachine;
 use ir::kernel::Kernel;

@@ -418,14 +418,7 @@ pub fn run_ptx_shifted(
     let scratch = upload(vec![0xff; launch.scratch_bytes as usize]);
     // Fewer warps, or blocks, than tiles, so that some compute several.
     launch.grid = (launch.grid / 2).clamp(1, 8);
-    let encode = |map: &ir::launch::TensorMap, address| {
-        let swizzle = match map.swizzle {
-            ir::launch::Swizzle::B128 => emulator::Swizzle::B128,
-        };
-        let (size, stride, extent) = (map.sizes.clone(), map.strides.clone(), map.extents.clone());
-        emulator::TensorMap { base: address, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
-    };
-    let parameters = launch.pack(&pointers, &bits, scratch, encode)?;
+    let parameters = launch.pack(&pointers, &bits, scratch, crate::check::encode)?;
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
     device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters).map_err(|e| e.to_string())?;
     let outputs = kernel.outputs.iter().zip(&pointers[kernel.inputs.len()..]);

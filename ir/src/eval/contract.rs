@@ -42,8 +42,8 @@ fn loops(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f64]
         .collect()
 }
 
-/// As products of matrices, one for each element of the dims that both factors and the result have; none where factors have dims of
-/// which this says nothing.
+/// As products of matrices, one for each element of the dims that both factors and the result have; none where
+/// factors have dims of which this says nothing.
 fn matrices(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f64], &[Dim])) -> Option<Vec<f64>> {
     let of = |in_a: bool, in_b: bool| out.iter().copied().filter(|d| a.1.contains(d) == in_a && b.1.contains(d) == in_b).collect::<Vec<_>>();
     let (each, rows, columns) = (of(true, true), of(true, false), of(false, true));
@@ -86,7 +86,8 @@ mod tests {
     use crate::dim::DimInfo;
     use crate::random;
 
-    /// Loops and matrices agree, exactly on integers: over dims of any place, of one matrix and of several, small and large.
+    /// Loops and matrices agree, exactly on integers: over dims of any place, of one matrix and of several, small
+    /// and large.
     #[test]
     fn matrices_are_the_sums_that_loops_make() {
         let names = ["batch", "heads", "rows", "more", "columns", "k", "l"];

@@ -11,16 +11,14 @@ mod told;
 use crate::harness::{Outcomes, Ranges, Runner, models, options};
 use crate::models::GPT2;
 use crate::random::number;
-use ir::faults::watch;
+use ir::faults::{Fault, in_sources, watch};
 use ir::program::Job;
-use ir::random::key;
 use jobs::{Asked, jobs};
 use known::KNOWN;
 use passes::compile::{CompileError, Compiled, compile};
 use runtime::host::Tensor;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,28 +27,19 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use told::{Told, otherwise, told};
 
-/// A fault, as the sources have it.
-struct Fault {
-    name: &'static str,
-    /// `passes/src/local/bucket.rs:228`.
-    place: String,
+/// The pass, or what else makes such mistakes.
+fn pass(fault: &Fault) -> &'static str {
+    fault.name.split('.').next().unwrap_or_default()
 }
 
-impl Fault {
-    /// The pass, or what else makes such mistakes.
-    fn pass(&self) -> &'static str {
-        self.name.split('.').next().unwrap_or_default()
-    }
+/// Whether what runs a job has it too: then equal jobs may do otherwise.
+fn is_of_runs(fault: &Fault) -> bool {
+    ["ir/", "runtime/"].iter().any(|folder| fault.place.starts_with(folder))
+}
 
-    /// Whether what runs a job has it too: then equal jobs may do otherwise.
-    fn is_of_runs(&self) -> bool {
-        ["ir/", "runtime/"].iter().any(|folder| self.place.starts_with(folder))
-    }
-
-    /// Whether what is reported of a job has it.
-    fn is_told(&self) -> bool {
-        ["ir/", "passes/src/report/"].iter().any(|folder| self.place.starts_with(folder))
-    }
+/// Whether what is reported of a job has it.
+fn is_told(fault: &Fault) -> bool {
+    ["ir/", "passes/src/report/"].iter().any(|folder| fault.place.starts_with(folder))
 }
 
 /// What came of a fault in a job.
@@ -101,8 +90,8 @@ impl Right {
 
     fn reaches(&self, asked: &Asked, fault: &Fault) -> bool {
         self.reached.contains(fault.name)
-            || fault.is_told() && self.told().1.contains(fault.name)
-            || fault.is_of_runs() && self.ran(asked).1.contains(fault.name)
+            || is_told(fault) && self.told().1.contains(fault.name)
+            || is_of_runs(fault) && self.ran(asked).1.contains(fault.name)
     }
 }
 
@@ -127,7 +116,7 @@ impl Asked {
             Ok(Ok(Ok(compiled))) => compiled,
         };
         let (got, want) = (&compiled.job, &right.compiled.job);
-        if got == want && fault.is_told() {
+        if got == want && is_told(fault) {
             match watch(Some(fault.name), || quietly(|| told(&compiled))).0 {
                 Err(_) => return Came::Through("a report panics".into()),
                 Ok(got) => {
@@ -137,7 +126,7 @@ impl Asked {
                 }
             }
         }
-        if got == want && !fault.is_of_runs() {
+        if got == want && !is_of_runs(fault) {
             return Came::Same;
         }
         if said(got) != said(want) {
@@ -191,34 +180,9 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").into()
 }
 
-/// Every `fault!` of the workspace's sources, in an order that mixes all of them.
+/// Those above the code generator.
 fn faults() -> Vec<Fault> {
-    let mut found = vec![];
-    for krate in ["frontend", "ir", "passes", "runtime"] {
-        read(&root().join(krate).join("src"), &mut found);
-    }
-    found.sort_by_key(|f| key(f.name));
-    found
-}
-
-fn read(folder: &Path, found: &mut Vec<Fault>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            read(&path, found);
-        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("ir/src/faults.rs") {
-            let text = fs::read_to_string(&path).expect("text");
-            let shown = path.strip_prefix(root()).expect("in the workspace").display().to_string();
-            let mut line = 1;
-            let mut pieces = text.split("fault!(");
-            line += pieces.next().map_or(0, |before| before.matches('\n').count());
-            for piece in pieces {
-                let name = piece.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"')).expect("a fault begins with its name").0;
-                found.push(Fault { name: name.to_string().leak(), place: format!("{shown}:{line}") });
-                line += piece.matches('\n').count();
-            }
-        }
-    }
+    in_sources(&root(), &["frontend", "ir", "passes", "runtime"])
 }
 
 /// What came of a fault in all jobs that were tried.
@@ -300,7 +264,7 @@ fn no_fault_of_a_pass_gets_through() {
                     let begin = Instant::now();
                     let tried = try_out(fault, &all, &right, everywhere);
                     println!("{:<36} {:<44} {:>6.2} s  {}", fault.name, fault.place, begin.elapsed().as_secs_f64(), tried.verdict());
-                    done.lock().expect("no poison").insert(fault.name, (fault.pass(), tried));
+                    done.lock().expect("no poison").insert(fault.name, (pass(fault), tried));
                 }
             });
         }

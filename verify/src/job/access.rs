@@ -74,7 +74,6 @@ impl Facts {
         let body = &kernel.body;
         let shape =
             |dims: &[ir::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
-        let replaceable = at_own_point(kernel);
         Facts {
             on: kernel.on,
             inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
@@ -87,14 +86,7 @@ impl Facts {
                     (ty.dtype, shape(&ty.dims, &o.strides), if o.accumulate { Effect::Add } else { Effect::Write })
                 })
                 .collect(),
-            in_place: kernel
-                .outputs
-                .iter()
-                .map(|o| {
-                    let same = |i: usize| kernel.inputs[i].ty == body[o.value].ty && kernel.inputs[i].strides == o.strides;
-                    (0..kernel.inputs.len()).map(|i| !o.accumulate && replaceable[i] && same(i)).collect()
-                })
-                .collect(),
+            in_place: kernel.in_place(),
             depends: kernel.outputs.iter().map(|o| depends(kernel, o.value)).collect(),
             scalars: kernel.scalars.clone(),
             random: body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. })),
@@ -140,24 +132,6 @@ fn depends(kernel: &Kernel, of: Value) -> (Vec<usize>, Vec<usize>) {
     }
     let chosen = |set: Vec<bool>| (0..set.len()).filter(|k| set[*k]).collect();
     (chosen(inputs), chosen(scalars))
-}
-
-/// Per operand, whether a result at a point depends on it at that point alone, so that it may take the operand's place.
-fn at_own_point(kernel: &Kernel) -> Vec<bool> {
-    let body = &kernel.body;
-    let mut out = vec![true; kernel.inputs.len()];
-    // The values that lead to an op of several points.
-    let mut leads = vec![false; body.nodes.len()];
-    for v in body.values().rev() {
-        let node = &body[v];
-        if leads[v.index()] || !node.op.is_source() && !node.op.is_pointwise() {
-            node.args.iter().for_each(|a| leads[a.index()] = true);
-        }
-        if let Op::Input(i) = node.op {
-            out[i as usize] &= !leads[v.index()];
-        }
-    }
-    out
 }
 
 /// Where the part of each member of a group over `subs` begins, if members have parts of `count` elements by their place in rank order: along one

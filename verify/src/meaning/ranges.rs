@@ -1,7 +1,7 @@
 //! V158: what inputs of integers may hold keeps indices within their tables.
 //!
-//! The pass that finds it goes backwards from indices, by intervals. Here inputs hold what they may, least and most of all, each of their
-//! elements in its turn, and indices are what the text makes of that.
+//! The pass that finds it goes backwards from indices, by intervals. Here inputs hold what they may, least and most
+//! of all, each of their elements in its turn, and indices are what the text makes of that.
 
 use super::chosen::Chosen;
 use super::sample::Sample;
@@ -17,8 +17,9 @@ use std::collections::BTreeSet;
 /// Of more intervals than twice as many, the first ones and the last ones are looked at.
 const INTERVALS: usize = 4;
 
-/// That no index of a text leaves its table while its inputs hold what they may, by input. What is made of several numbers together, as a sum of
-/// two inputs, and what is `@any`, is not claimed to stay within: the compile warned of it.
+/// That no index of a text leaves its table while its inputs hold what they may, by input. What is made of several
+/// numbers together, as a sum of two inputs, and what is `@any`, is not claimed to stay within: the compile warned
+/// of it.
 pub fn verify(model: &Graph, chosen: &Chosen, takes: &[Option<Vec<Interval>>]) -> Result<(), Violation> {
     let body = &model.body;
     let pools: Vec<Vec<f64>> = takes.iter().map(|t| t.as_deref().map_or(vec![], ends)).collect();
@@ -68,7 +69,8 @@ fn behind(model: &Graph, values: impl Iterator<Item = Value>) -> BTreeSet<Value>
     seen
 }
 
-/// Of each value whether nothing bounds it: it is made of floats, of several numbers of the inputs, or of inputs that may hold anything.
+/// Of each value whether nothing bounds it: it is made of floats, of several numbers of the inputs, or of inputs
+/// that may hold anything.
 fn open(model: &Graph, pools: &[Vec<f64>], needed: &BTreeSet<Value>) -> Vec<bool> {
     let body = &model.body;
     let (mut open, mut varies) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);

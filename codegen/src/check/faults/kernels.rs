@@ -254,7 +254,8 @@ fn gemm(dtype: DType, sizes: [u64; 3], stored: Stored, function: Option<Unary>) 
     kernel
 }
 
-/// Products of heads of a batch, two directions at once, which are added to what is there, with a residue and a mask of random numbers.
+/// Products of heads of a batch, two directions at once, which are added to what is there, with a residue and a
+/// mask of random numbers.
 fn batched(dtype: DType) -> Kernel {
     let mut make = Make::default();
     let [b, h, m, n, k] = make.dims([("b", 3), ("h", 2), ("m", 19), ("n", 50), ("k", 27)]);

@@ -1,8 +1,11 @@
-//! Faults of the code generator's own source ([`ir::faults`]), switched on one by one: the check of a compile has to refuse what comes of each.
+//! Faults of the code generator's own source ([`ir::faults`]), switched on one by one: the check of a compile has
+//! to refuse what comes of each.
 //!
-//! A process of its own compiles kernels with a fault on, since wrong code may crash. Code for CPUs is held to its body as a compile holds it (V950),
-//! code for GPUs runs in the emulator, as in `mcc gpu-check`. Code that is another one and was not refused is held to the right code, on other operands and
-//! everywhere: if its results differ in some kernel, and none was refused, the fault got *through*, and has to stand in [`KNOWN`], with the reason.
+//! A process of its own compiles kernels with a fault on, since wrong code may crash. Code for CPUs is held to its
+//! body as a compile holds it (V950), code for GPUs runs in the emulator, as in `mcc gpu-check`. Code that is
+//! another one and was not refused is held to the right code, on other operands and everywhere: if its results
+//! differ in some kernel, and none was refused, the fault got *through*, and has to stand in [`KNOWN`], with the
+//! reason.
 
 mod judge;
 mod kernels;
@@ -11,12 +14,10 @@ mod known;
 use super::{Checker, Verification};
 use crate::object::{self, Compiled, Emit};
 use crate::target::Arch;
-use ir::faults::watch;
-use ir::random::key;
+use ir::faults::{Fault, in_sources, watch};
 use kernels::{Case, cases};
 use known::KNOWN;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -25,38 +26,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-/// A fault, as the sources have it.
-struct Fault {
-    name: &'static str,
-    /// `codegen/src/math/mod.rs:28`.
-    place: String,
-}
-
-/// Every `fault!` of the crate, in an order that mixes all of them.
+/// Those of this crate.
 fn faults() -> Vec<Fault> {
-    let mut found = vec![];
-    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-    found.sort_by_key(|f| key(f.name));
-    found
-}
-
-fn read(folder: &Path, found: &mut Vec<Fault>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() && !path.ends_with("check/faults") {
-            read(&path, found);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            let text = fs::read_to_string(&path).expect("text");
-            let shown = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).expect("in the crate").display().to_string();
-            let mut pieces = text.split("fault!(");
-            let mut line = 1 + pieces.next().map_or(0, |before| before.matches('\n').count());
-            for piece in pieces {
-                let name = piece.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"')).expect("a fault begins with its name").0;
-                found.push(Fault { name: name.to_string().leak(), place: format!("codegen/{shown}:{line}") });
-                line += piece.matches('\n').count();
-            }
-        }
-    }
+    in_sources(Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace"), &["codegen"])
 }
 
 /// What came of a fault in a kernel.
@@ -133,7 +105,8 @@ fn with(case: &Case, fault: &'static str, right: &str, say: &dyn Fn(&str)) -> Ca
     judge::differs(case, fault).map_or(Came::Equal, Came::Through)
 }
 
-/// What a parent asks its child for: a fault, and numbers of cases with the hash of their right code. `-` on all of them.
+/// What a parent asks its child for: a fault, and numbers of cases with the hash of their right code. `-` on all of
+/// them.
 const ASKED: &str = "CODEGEN_FAULT";
 /// What a child's lines begin with, that the test harness has not written.
 const SAYS: &str = "a fault: ";
@@ -261,7 +234,8 @@ fn number(variable: &str, default: usize) -> usize {
     std::env::var(variable).map_or(default, |n| n.parse().expect("a number"))
 }
 
-/// A sample of faults, or `FAULTS` from number `FAULTS_FIRST` on, each on kernels until one is refused; with `FAULTS_EVERYWHERE=1` on all kernels. `FAULT=name` tries those whose names begin so.
+/// A sample of faults, or `FAULTS` from number `FAULTS_FIRST` on, each on kernels until one is refused; with
+/// `FAULTS_EVERYWHERE=1` on all kernels. `FAULT=name` tries those whose names begin so.
 #[test]
 fn no_fault_of_the_code_generator_gets_through() {
     let list = faults();
@@ -303,7 +277,8 @@ fn no_fault_of_the_code_generator_gets_through() {
     assert!(mended.is_empty(), "these get through no more, and faults/known.rs says so: {mended:?}");
 }
 
-/// By family: faults, those that were refused and by what, that made other code with the same results or changed none, that got through.
+/// By family: faults, those that were refused and by what, that made other code with the same results or changed
+/// none, that got through.
 fn table(done: &BTreeMap<&'static str, Tried>) {
     let mut families: BTreeMap<&str, Vec<&Tried>> = BTreeMap::new();
     done.iter().for_each(|(name, tried)| families.entry(name.split('.').next().unwrap_or_default()).or_default().push(tried));

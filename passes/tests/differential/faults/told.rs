@@ -1,4 +1,5 @@
-//! What is reported of a job: that costs and memory are what programs have is held by tests alone, so a fault there is seen by comparing.
+//! What is reported of a job: that costs and memory are what programs have is held by tests alone, so a fault there
+//! is seen by comparing.
 
 use ir::diag::Sources;
 use passes::compile::Compiled;
