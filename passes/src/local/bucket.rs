@@ -67,17 +67,11 @@ pub fn join(local: Local, size: u64) -> Local {
 fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
     let body = &local.body;
     let mut depth = vec![0; body.nodes.len()];
-    // Sums over stages keep their order on all stages: none may come to run before another one.
-    let mut after: Vec<Option<Value>> = vec![None; body.nodes.len()];
     let mut open: BTreeMap<Key, Vec<(Value, Value)>> = BTreeMap::new();
     for v in body.values() {
         let node = &body[v];
         depth[v.index()] = node.args.iter().map(|a| depth[a.index()]).max().unwrap_or(0);
-        after[v.index()] = node.args.iter().filter_map(|a| after[a.index()]).max();
         let Op::Collective { kind, subs, stages, .. } = &node.op else { continue };
-        if stages.is_some() {
-            after[v.index()] = Some(v);
-        }
         let chunk = local.chunks[v.index()];
         let arg = node.args[0];
         // Of a gather, what is known is where its operand lies.
@@ -93,10 +87,13 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
             open.entry(key).or_default().push((first_of_step(local, arg), v));
         }
     }
+    // Sums over stages keep their order on all stages: none may come to run before another one. A bucket follows from what earlier ones
+    // do, of which each runs as a whole.
     let mut out = vec![];
     for mut members in open.into_values() {
         members.sort_unstable();
         let first = members.iter().map(|m| m.1).min();
+        let after = last_sums_over_stages(body, &out);
         members.retain(|(_, v)| after[v.index()] < first);
         let (mut bucket, mut elements) = (vec![], 0);
         for (_, v) in members {
@@ -111,6 +108,30 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
     }
     out.retain(|b| b.len() > 1);
     out
+}
+
+/// For each value, the last of the sums over stages that it follows from, where what follows from a member of a bucket follows from all of them.
+fn last_sums_over_stages(body: &Body, buckets: &[Vec<Value>]) -> Vec<Option<Value>> {
+    let of: HashMap<Value, usize> = buckets.iter().enumerate().flat_map(|(k, bucket)| bucket.iter().map(move |v| (*v, k))).collect();
+    let (mut last, mut whole) = (vec![None; body.nodes.len()], vec![None; buckets.len()]);
+    loop {
+        let before = whole.clone();
+        for v in body.values() {
+            let node = &body[v];
+            let own = node.args.iter().filter_map(|a| last[a.index()]).max();
+            let own = if matches!(node.op, Op::Collective { stages: Some(_), .. }) { Some(v) } else { own };
+            last[v.index()] = match of.get(&v) {
+                Some(k) => {
+                    whole[*k] = own.max(whole[*k]);
+                    whole[*k]
+                }
+                None => own,
+            };
+        }
+        if whole == before {
+            return last;
+        }
+    }
 }
 
 /// Whether the parts of a collective are outermost, and its result is in the order of its operand.
