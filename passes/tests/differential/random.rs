@@ -228,3 +228,74 @@ fn parts_of_parts_of_gradients_are_found() {
       plan { dp: batch | hidden; cp: seq; attention.cp: kv; }";
     on_random_rows(text, &Case { dp: 2, cp: 2, global_batch: 2, ..Case::default() }, 0..30);
 }
+
+/// In a sum cut into chunks one term is the same in all rows: each chunk is a part of what there was before.
+#[test]
+fn chunks_of_what_rows_share_are_parts_of_it() {
+    let text = "model m(batch, hidden = 4, ffn = 12, classes = 12, experts = 2, expert_ffn = 8, top = 2, depth = 1) {
+        fn norm(x) = minimum(maximum(x, -2), 2);
+        fn act(x) = where(x > 1, x, 0);
+        dim features = 3;
+        input feats: [batch, features];
+        let x = linear(feats, features, hidden, bias: true) as embed;
+        x = norm(x);
+        param shared: [hidden] ~ normal(0.02);
+        param curved: [hidden] ~ normal(0.02);
+        let curve = act(curved * 2);
+        repeat i in depth as layers {
+          let z = minimum(maximum(x * shared + curve, -3), 3);
+          let logits = linear(z, hidden, experts) as router;
+          let score, chosen = top_k(logits, over: experts, k: top);
+          let weight = minimum(maximum(score, -1), 1);
+          let y = experts_mlp(z, chosen, weight, [batch], top, experts, hidden, expert_ffn, act: \"relu\") as experts;
+          x = norm(y + linear(act(linear(z, hidden, ffn) as up), ffn, hidden) as beside);
+          loss aux = sum(x);
+        }
+        loss second = sum(linear(x, hidden, classes) as side);
+      }
+      plan { dp: batch; tp: ffn, classes; }";
+    let case = Case { dp: 2, tp: 4, tp_overlap: TpOverlap::Pipeline { chunks: 2 }, micro_batch: 2, global_batch: 4, ..Case::default() };
+    on_random_rows(text, &case, [0, 1, 2, 3, 2568]);
+}
+
+/// Gradients that stages sum come in one order on all of them, also where one follows from what a bucket of others brings.
+#[test]
+fn sums_over_stages_keep_their_order_beside_buckets() {
+    let text = "model m(batch, seq = 6, hidden = 2, ffn = 4, classes = 2, vocab = 5, depth = 9) {
+        fn norm(x) = rms_norm(x, over: hidden);
+        input tokens: i32[batch, seq];
+        param wte: [vocab, hidden] ~ normal(0.02);
+        let x = wte[vocab: tokens];
+        dim features = 3;
+        input feats: [batch, seq, features];
+        x = x + linear(feats, features, hidden, bias: true) as embed;
+        x = norm(x) as norm0;
+        param shared: [hidden] ~ normal(0.02);
+        let y = stop_gradient(x) * 2;
+        param curved: [hidden] ~ normal(0.02);
+        let curve = tanh(curved * 2);
+        fn block(x) {
+          let g = tanh(linear(x, hidden, ffn) as gate);
+          return linear(g * linear(x, hidden, ffn) as up, ffn, hidden) as down;
+        }
+        fn beside(x) {
+          state centre: [hidden] = 0;
+          update centre = centre + tanh(sum(x, over: [batch, seq]));
+          return x * stop_gradient(centre);
+        }
+        repeat i in depth as layers {
+          let z = x * shared + curve;
+          z = z + beside(norm(z) as norm_beside) as beside;
+          x = norm(x + block(z) as part) as norm0;
+          y = x - y;
+        }
+        x = norm(x + y) as last_norm;
+        input goal: [batch, seq, classes];
+        loss fit = mean(tanh(linear(x, hidden, classes) as guess) * goal);
+        loss size_of_embedding = sum(wte * wte);
+        metric size = mean(x * x);
+      }
+      plan { dp: batch | hidden; tp: classes, hidden, ffn, vocab; sp: seq; pp: depth; }";
+    let case = Case { dp: 2, tp: 2, pp: 3, sp: true, vpp: Some(3), group: Some(3), micro_batch: 1, global_batch: 6, ..Case::default() };
+    on_random_rows(text, &case, [0, 1, 3105]);
+}

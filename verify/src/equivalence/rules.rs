@@ -185,17 +185,18 @@ impl<'a> Rules<'a> {
     }
 
     /// The term of a key whose result has dims of these sizes, or the access to an older term that it is.
-    pub fn known(&mut self, key: Key, own: &[u64]) -> Access {
+    pub fn known(&mut self, mut key: Key, own: &[u64]) -> Access {
+        let spread = spread(&mut key);
+        let sizes: Vec<u64> = own.iter().enumerate().map(|(i, n)| if spread.contains(&i) { 1 } else { *n }).collect();
         let fresh = self.terms.count();
         let term = self.terms.intern(key);
-        let plain = Access::whole(term, own);
-        if term.0 as usize >= fresh && !self.is_same(term) {
-            return plain;
+        let plain = Access::whole(term, &sizes);
+        let known = if term.0 as usize >= fresh && !self.is_same(term) { None } else { self.same.get(&term) };
+        let mut out = known.and_then(|x| through(&plain, x)).unwrap_or(plain);
+        for i in spread {
+            out.dims[i] = Digits::new([(own[i], 0)]);
         }
-        match self.same.get(&term) {
-            Some(x) => through(&plain, x).unwrap_or(plain),
-            None => plain,
-        }
+        out
     }
 
     /// Whether a term that was just made is part of an older one: the same op of parts of the same operands. If not, later ones may be part of it.
@@ -223,6 +224,22 @@ impl<'a> Rules<'a> {
             }
         }
     }
+}
+
+/// Takes from an op the dims along which all of its operands are spread out, as its result then is, and says which of the result's they are.
+fn spread(key: &mut Key) -> Vec<usize> {
+    let Key { what: What::Op(op, _), args, labels, sizes, .. } = key else { return vec![] };
+    let (Some((own, rows)), true) = (labels.split_last(), op.is_pointwise() || matches!(op, Op::Dot { .. })) else { return vec![] };
+    let mut out = vec![];
+    for (i, d) in own.iter().enumerate() {
+        let places: Vec<(usize, usize)> = rows.iter().enumerate().filter_map(|(k, row)| Some((k, row.iter().position(|e| e == d)?))).collect();
+        if sizes[d.0 as usize] > 1 && places.iter().all(|(k, at)| args[*k].dims[*at].iter().all(|a| a.1 == 0)) {
+            places.iter().for_each(|(k, at)| args[*k].dims[*at] = Digits::new([]));
+            sizes[d.0 as usize] = 1;
+            out.push(i);
+        }
+    }
+    out
 }
 
 /// The part along the first dim that belongs to a rank, counted by its coordinates.
