@@ -153,7 +153,7 @@ impl<B: Builder> Sources<'_, B> {
             let global = global_index(b, self.scalars, &dims[dim], local(dim));
             index = b.int2(
                 IntBinary::Add,
-                b.int2(IntBinary::Mul, index, b.i64(ir::fault!("pointwise.uniform.local", dims[dim].size, dims[dim].global) as i64)),
+                b.int2(IntBinary::Mul, index, b.i64(ir::fault!("pointwise.uniform.local", dims[dim].size, dims[dim].logical) as i64)),
                 global,
             );
         }

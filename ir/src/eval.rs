@@ -148,7 +148,7 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
                 .map(|_| {
                     let mut index = 0u64;
                     for (k, d) in node.ty.dims.iter().enumerate() {
-                        index = index * dims[*d].global + env.index(dims, *d, walk.at[k] as u64);
+                        index = index * dims[*d].logical + env.index(dims, *d, walk.at[k] as u64);
                     }
                     walk.step();
                     random::uniform(stream, index)

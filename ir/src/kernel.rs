@@ -80,20 +80,20 @@ impl Kernel {
         format!("k_{}", &blake3::hash(crate::text::print_kernel(&self.plain()).as_bytes()).to_hex()[..16])
     }
 
-    /// The same without what does not change what it computes: where its ops come from, names and global extents.
+    /// The same without what does not change what it computes: where its ops come from, names and extents of whole dims.
     pub fn plain(&self) -> Kernel {
         let mut plain = self.clone();
         for node in &mut plain.body.nodes {
             node.origin = crate::graph::Origin::new(crate::graph::Phase::Forward);
         }
-        // Only random numbers depend on global extents.
+        // Only random numbers depend on how long dims are as a whole, without padding.
         let random = plain.body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. }));
         for dim in &mut plain.body.dims.list {
             dim.name.clear();
-            dim.logical = 0;
+            dim.global = 0;
             dim.copy_of = None;
             if !random {
-                dim.global = 0;
+                dim.logical = 0;
             }
         }
         plain

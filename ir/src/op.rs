@@ -184,7 +184,7 @@ pub enum Op {
     /// The global index along a dim: i32 `[dim]`.
     Iota(Dim),
     /// Uniform in [0, 1), keyed by `key`, the seed, the step and the element's global index (row-major over the
-    /// result's dims with their global sizes; the definition is [`crate::random::uniform`]). f32.
+    /// result's whole dims without their padding; the definition is [`crate::random::uniform`]). f32.
     Uniform {
         key: u64,
     },

@@ -172,7 +172,7 @@ fn body_sound(kernel: &Kernel) -> Checked {
     let known = |d: &Dim| (d.0 as usize) < dims.list.len();
     for (k, info) in dims.list.iter().enumerate() {
         ensure(info.copy_of.is_none_or(|d| (d.0 as usize) < k), || format!("dim `{}` is a copy of a later one", info.name))?;
-        ensure(info.size <= MOST && info.global <= MOST, || format!("dim `{}` has {} elements", info.name, info.size))?;
+        ensure([info.size, info.logical, info.global].into_iter().all(|n| n <= MOST), || format!("dim `{}` has {} elements", info.name, info.size))?;
         ensure(info.index.parts.iter().all(|p| p.0 > 0 && p.1 > 0 && p.0 <= MOST && p.1 <= MOST), || {
             format!("dim `{}` has an empty part", info.name)
         })?;

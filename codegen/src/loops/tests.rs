@@ -351,7 +351,7 @@ fn an_index_map_of_several_parts_is_followed() {
     let mut make = Make::default();
     // Two chunks of four, 20 apart.
     let index = IndexMap { parts: vec![(2, 20), (4, 1)], base: Base::Slot(0) };
-    let d = make.body.dims.add(DimInfo { index, global: 40, ..DimInfo::new("d", 8) });
+    let d = make.body.dims.add(DimInfo { index, ..DimInfo::new("d", 8) });
     make.scalar(DType::I32);
     let s = make.dim("s", 10);
     let at = make.source(Op::Iota(d), DType::I32, &[d]);

@@ -25,10 +25,10 @@ impl Make {
         self.body.dims.add(DimInfo::new(name, size))
     }
 
-    /// Elements `base ..` (a scalar argument) of a dim of `global` elements.
-    pub fn sharded_dim(&mut self, name: &str, size: u64, global: u64, base: u32) -> Dim {
+    /// Elements `base ..` (a scalar argument) of a dim of `logical` elements.
+    pub fn sharded_dim(&mut self, name: &str, size: u64, logical: u64, base: u32) -> Dim {
         let index = IndexMap { parts: vec![(size, 1)], base: Base::Slot(base) };
-        self.body.dims.add(DimInfo { index, global, ..DimInfo::new(name, size) })
+        self.body.dims.add(DimInfo { index, logical, ..DimInfo::new(name, size) })
     }
 
     pub fn input(&mut self, dtype: DType, dims: &[Dim]) -> Value {

@@ -114,6 +114,22 @@ fn rows_that_are_all_alike_are_not_cut() {
     }
 }
 
+/// Draws are numbered by the model's own dims, whatever a mesh makes of those.
+#[test]
+fn what_is_drawn_is_the_same_with_padding() {
+    let text = "model m(batch, seq = 4, hidden = 6, vocab = 5) {
+        input tokens: i32[batch, seq];
+        param wte: [vocab, hidden] ~ normal(0.5);
+        param row: [hidden] ~ normal(0.5);
+        let x = dropout(wte[vocab: tokens], 0.5);
+        loss sum(x * x * row[hidden: argmax(x, over: hidden)]);
+      }
+      plan { dp: batch; tp: hidden; }";
+    for words in ["b2", "tp2", "tp4 m2", "dp2 tp8"] {
+        check(text, &[], &Case { data: Data::Real, ..case(words) });
+    }
+}
+
 #[test]
 fn what_asks_for_the_whole_batch_needs_one_microbatch() {
     let model =

@@ -149,7 +149,7 @@ impl<'a> Small<'a> {
 
     fn uniform(&self, key: u64, dims: &[Dim]) -> Vec<f64> {
         let stream = random::stream(key, self.sample.scalar(&Scalar::Seed) as u64, self.sample.scalar(&Scalar::Step) as u64);
-        self.elements(dims, dims, |d| self.graph.body.dims[d].global).into_iter().map(|i| random::uniform(stream, i)).collect()
+        self.elements(dims, dims, |d| self.graph.body.dims[d].logical).into_iter().map(|i| random::uniform(stream, i)).collect()
     }
 
     /// The number of each element that is looked at among all of a tensor, by the model's indices and row-major

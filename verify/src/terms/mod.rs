@@ -300,11 +300,11 @@ impl Terms {
                     Op::Uniform { .. } => dims.clone(),
                     _ => vec![],
                 };
-                let global = matches!(node.op, Op::Uniform { .. });
+                let numbered = matches!(node.op, Op::Uniform { .. });
                 let index = |d: &Dim| {
                     let info = &body.dims[*d];
                     let map = IndexMap { base: base(&info.index.base)?, ..info.index.clone() };
-                    Some((map, if global { info.global } else { 0 }, info.order))
+                    Some((map, if numbered { info.logical } else { 0 }, info.order))
                 };
                 let maps = asked.iter().map(|d| Some((labels.of(*d), index(d)?))).collect::<Option<Vec<_>>>()?;
                 let op = op.map_dims(&mut |d| labels.of(d));
