@@ -5,10 +5,11 @@ use super::sections::Sections;
 use super::value::Val;
 use super::{Elab, Elaborated};
 use crate::ast::Ident;
+use ir::algebra::{Algebra, algebra};
 use ir::diag::{Diagnostic, Severity};
 use ir::graph::{Body, Feed, Graph, Phase, Value};
 use ir::model::Model;
-use ir::op::Op;
+use ir::op::{Op, Reduce};
 use ir::pattern;
 
 impl Elab<'_> {
@@ -64,13 +65,14 @@ impl Elab<'_> {
     }
 }
 
-/// Moves what only updates of states need to the end of the step, from where it no longer tells one element of the batch from
-/// another: there the sums over all microbatches are complete.
+/// Moves what only updates of states need to the end of the step, and what only metrics that no microbatch knows, from where
+/// it no longer tells one element of the batch from another: there the sums over all microbatches are complete.
 fn postpone(graph: &mut Graph) {
     let body = &graph.body;
     let of_batch = |v: Value| body.dims_of(v).iter().any(|d| Some(body.dims.original(*d)) == graph.batch);
+    let late = late(body, &of_batch);
     let mut early = vec![false; body.nodes.len()];
-    for r in graph.losses.iter().chain(&graph.metrics).chain(&graph.outputs) {
+    for r in graph.losses.iter().chain(graph.metrics.iter().filter(|m| !late[m.value.index()])).chain(&graph.outputs) {
         early[r.value.index()] = true;
     }
     for v in body.values().rev() {
@@ -85,6 +87,31 @@ fn postpone(graph: &mut Graph) {
             node.origin.phase = Phase::Update;
         }
     }
+}
+
+/// Whether a value is known when all microbatches are behind, and not before: it follows from a sum over the batch in another way than
+/// a sum does, as the exponential of a loss, or from a maximum over it. What follows from no parameter is known before the first one.
+fn late(body: &Body, of_batch: &dyn Fn(Value) -> bool) -> Vec<bool> {
+    let (mut params, mut late) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
+    let mut sums: Vec<Option<Reduce>> = vec![None; body.nodes.len()];
+    for v in body.values() {
+        let node = &body[v];
+        params[v.index()] = matches!(node.op, Op::Param(_)) || node.args.iter().any(|a| params[a.index()]);
+        if of_batch(v) || !params[v.index()] {
+            continue;
+        }
+        if node.args.iter().any(|a| of_batch(*a)) {
+            sums[v.index()] = Some(if let Op::Reduce { kind, .. } = node.op { kind } else { Reduce::Sum });
+            continue;
+        }
+        let of: Vec<usize> = (0..node.args.len()).filter(|k| sums[node.args[*k].index()].is_some()).collect();
+        let (Some(first), Algebra { linear, joint, .. }) = (of.first(), algebra(body, v)) else { continue };
+        let summed = of.iter().all(|k| sums[node.args[*k].index()] == Some(Reduce::Sum));
+        let is_sum = summed && (joint && of.len() == node.args.len() || of.len() == 1 && linear.contains(first));
+        late[v.index()] = !is_sum || node.args.iter().any(|a| late[a.index()]);
+        sums[v.index()] = Some(Reduce::Sum);
+    }
+    late
 }
 
 /// Removes updates of states that nothing reads, not even they themselves: a checkpoint alone would have them.

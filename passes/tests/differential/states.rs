@@ -130,6 +130,22 @@ fn what_is_drawn_is_the_same_with_padding() {
     }
 }
 
+/// What a metric makes of sums over the batch is computed when all microbatches are behind.
+#[test]
+fn metrics_make_anything_of_sums_over_the_batch() {
+    let texts = [
+        "metric one = exp(sum(x * x) / 64);",
+        "metric one = sqrt(sum(x * x) + 1); metric two = sum(x) / (1 + sum(abs(x))) + 3;",
+        "metric one = maximum(sum(x), sum(first));",
+        "metric one = max(tanh(sum(x, over: batch)) * sum(table, over: vocab));",
+        "metric one = tanh(sum(x)); state seen: [] = 0; update seen = seen + exp(sum(x) / 64); metric two = seen;",
+        "let all = sum(x * first); loss other = all * 2; metric one = all ^ 2;",
+    ];
+    for text in texts {
+        MESHES.iter().for_each(|words| check(&layers(text), &[], &Case { data: Data::Real, ..case(words) }));
+    }
+}
+
 #[test]
 fn what_asks_for_the_whole_batch_needs_one_microbatch() {
     let model =

@@ -397,10 +397,7 @@ impl Writer {
 
     fn metric_of_stream(&mut self) {
         let metric = match self.exact() {
-            true if self.whole_batch(15) => {
-                self.extras.whole.sums = true;
-                "abs(sum(x))"
-            }
+            true if self.dice.chance(15) => "abs(sum(x))",
             true => self.dice.pick(&[
                 "sum(max(x, over: hidden))",
                 "sum(cumsum(x, over: hidden))",
@@ -408,10 +405,7 @@ impl Writer {
                 "sum(x * x) + sum(x)",
                 "sum(f32(x > 0))",
             ]),
-            false if self.whole_batch(20) => {
-                self.extras.whole.sums = true;
-                self.dice.pick2("exp(-mean(x * x))", "sum(x) / (1 + sum(abs(x)))")
-            }
+            false if self.dice.chance(20) => self.dice.pick2("exp(-mean(x * x))", "sum(x) / (1 + sum(abs(x)))"),
             false => self.dice.pick(&[
                 "mean(max(x, over: hidden))",
                 "mean(cumsum(x, over: hidden))",
