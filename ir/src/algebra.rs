@@ -77,7 +77,7 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
     let plain = |loops: Vec<Loop>, linear: &[usize]| Algebra { loops, linear: linear.to_vec(), joint: false };
     match &node.op {
         Op::Add => Algebra { loops: by_name(&map_or_sum), linear: (0..node.args.len()).collect(), joint: true },
-        Op::Unary(Unary::Neg) | Op::StopGradient | Op::Expand => plain(by_name(&map_or_sum), &[0]),
+        Op::Unary(Unary::Neg) | Op::StopGradient | Op::Expand | Op::Cut => plain(by_name(&map_or_sum), &[0]),
         Op::Cast => {
             let float = node.ty.dtype.is_float() && body[node.args[0]].ty.dtype.is_float();
             plain(by_name(&map_or_sum), if float { &[0] } else { &[] })

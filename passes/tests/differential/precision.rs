@@ -76,7 +76,12 @@ fn routers_stay_in_f32() {
         for words in ["bf16 m1", "f16 m1", "bf16 dp2 tp2 sp ep4 etp1 m1", "bf16 cp2 ep2 full1 m1"] {
             let c = compiled(model.0, model.1, &case(words));
             let (local, body) = (&c.locals[0], &c.locals[0].body);
-            let forward = |v: Value| matches!(local.chunks[v.index()], Chunk::Forward(_)) && body[v].origin.phase == Phase::Forward;
+            // Sums over ranks of what it leaves are taken at the end.
+            let forward = |v: Value| match local.chunks[v.index()] {
+                Chunk::Forward(_) => body[v].origin.phase == Phase::Forward,
+                Chunk::Reduce => matches!(body[v].op, Op::Collective { .. }),
+                _ => false,
+            };
             let is_router = |v: Value| match body[v].op {
                 Op::Param(slot) => c.job.params[local.stages[0].1[slot as usize] as usize].name.ends_with("moe.router.w"),
                 _ => false,

@@ -146,6 +146,50 @@ fn metrics_make_anything_of_sums_over_the_batch() {
     }
 }
 
+/// What a dim is a part of, or is made of, says how long it is: it is not padded, whoever looks rows up in it.
+#[test]
+fn what_is_measured_by_others_is_not_padded() {
+    let text = "model m(batch, hidden = 6, vocab = 5) {
+        dim both = 2 * hidden, other = hidden, pair = 2, half = hidden / 2;
+        input tokens: i32[batch];
+        param wte: [vocab, hidden] ~ normal(0.5);
+        param row: [hidden] ~ normal(0.5);
+        param rest: [half] ~ normal(0.5);
+        let x = wte[vocab: tokens];
+        let y = concat(x, tanh(linear(x, hidden, other) as side), [hidden, other] -> both);
+        let z = view(x, hidden -> [pair, half]) * rest[half: argmax(view(x, hidden -> [pair, half]), over: half)];
+        loss sum(tanh(linear(y, both, hidden) as back) * row[hidden: argmax(x, over: hidden)]);
+        loss halves = sum(tanh(z));
+      }
+      plan { dp: batch; tp: hidden; }";
+    for words in ["b2", "tp4 m2", "dp2 tp4"] {
+        check(text, &[], &Case { data: Data::Real, ..case(words) });
+    }
+}
+
+/// A mean that layers add to is a sum of sums, whatever stage each is on.
+#[test]
+fn sums_over_the_batch_go_through_layers() {
+    let text = "model m(batch, hidden = 4, ffn = 6, layers = 4) {
+        input x: f32[batch, hidden];
+        let h = x;
+        let total = expand(0.0, []);
+        let greatest = expand(0.0, []);
+        repeat layers {
+          h = h + mlp(h, hidden, ffn) as mlp;
+          total = total + mean(h ^ 2);
+          greatest = greatest + sum(abs(h));
+        }
+        loss size = 0.1 * total;
+        loss main = mean(abs(h));
+        metric greatest = sqrt(greatest);
+      }
+      plan { dp: batch; tp: ffn; pp: layers; }";
+    for words in MESHES {
+        check(text, &[], &Case { data: Data::Real, ..case(words) });
+    }
+}
+
 #[test]
 fn what_asks_for_the_whole_batch_needs_one_microbatch() {
     let model =

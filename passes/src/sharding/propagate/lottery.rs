@@ -88,13 +88,11 @@ impl Placing<'_> {
                 }
             }
         }
-        if self.flow.old[v].op != Op::Cut {
-            if rule.joint && current.contains(&Placement::SUM) && adds(current) {
-                rows.extend([Mode::Sums; 2]);
-            }
-            if !rule.joint {
-                rows.extend(rule.linear.iter().filter(|k| current[**k] == Placement::SUM).flat_map(|k| [Mode::Through(*k); 2]));
-            }
+        if rule.joint && current.contains(&Placement::SUM) && adds(current) {
+            rows.extend([Mode::Sums; 2]);
+        }
+        if !rule.joint {
+            rows.extend(rule.linear.iter().filter(|k| current[**k] == Placement::SUM).flat_map(|k| [Mode::Through(*k); 2]));
         }
         // A copy of a value is made as the value is: who compares the two (the gradient of a maximum does) must find the same bits.
         let original = (self.flow.uses.originals[v.index()], u);
