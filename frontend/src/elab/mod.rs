@@ -63,6 +63,8 @@ pub struct Elab<'a> {
     inputs: Vec<Input>,
     losses: Vec<Report>,
     metrics: Vec<Report>,
+    /// The declaration of each metric, and the first of each loss.
+    report_spans: BTreeMap<String, Span>,
     outputs: Vec<Report>,
     updates: Vec<Update>,
     dims: Vec<DimEntry>,
@@ -106,6 +108,7 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         inputs: vec![],
         losses: vec![],
         metrics: vec![],
+        report_spans: BTreeMap::new(),
         outputs: vec![],
         updates: vec![],
         dims: vec![],

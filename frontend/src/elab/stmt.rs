@@ -5,7 +5,7 @@ use super::value::{Closure, DimEntry, Flow, FrameId, Val};
 use super::{Elab, MORE_STACK, RED_ZONE};
 use crate::ast::*;
 use ir::diag::{Diagnostic, Span};
-use ir::graph::Report;
+use ir::graph::{OF_EVERY_STEP, Report};
 use ir::op::{DType, Op};
 use std::rc::Rc;
 
@@ -79,13 +79,14 @@ impl Elab<'_> {
                 }
             }
             StmtKind::Loss { name, value } => {
+                let free = name.as_ref().is_none_or(|n| self.names_report(n, Scalar::Loss));
                 let name = name.as_ref().map_or("loss", |n| &n.name).to_string();
-                if let Some(value) = self.scalar(frame, value, Scalar::Loss) {
+                if let (true, Some(value)) = (free, self.scalar(frame, value, Scalar::Loss)) {
                     self.losses.push(Report { name, value });
                 }
             }
             StmtKind::Metric { name, value } => {
-                if let Some(value) = self.scalar(frame, value, Scalar::Metric) {
+                if let (true, Some(value)) = (self.names_report(name, Scalar::Metric), self.scalar(frame, value, Scalar::Metric)) {
                     self.metrics.push(Report { name: name.name.to_string(), value });
                 }
             }
@@ -327,6 +328,31 @@ impl Elab<'_> {
     }
 
     /// A scalar tensor to be reported.
+    /// Whether a loss or metric may have a name: it is none that a run has of itself, and no other report's; losses of equal name add up.
+    fn names_report(&mut self, name: &Ident, what: Scalar) -> bool {
+        let kind = if what == Scalar::Loss { "loss" } else { "metric" };
+        let e = |text: String| Diagnostic::error("E0411", text);
+        if OF_EVERY_STEP.contains(&&*name.name) {
+            let e =
+                e(format!("`{}` is what a run reports of every step by itself", name.name)).label(name.span, format!("a {kind} needs another name"));
+            self.report(e);
+            return false;
+        }
+        let adds = what == Scalar::Loss && self.losses.iter().any(|r| *r.name == *name.name);
+        let first = *self.report_spans.entry(name.name.to_string()).or_insert(name.span);
+        let taken = [&self.losses, &self.metrics].into_iter().flatten().any(|r| *r.name == *name.name);
+        if !taken || adds {
+            return true;
+        }
+        let e = e(format!("two reports are called `{}`", name.name)).label(name.span, "second time");
+        self.report(if first == name.span {
+            e.help("what is repeated reports once: carry a sum through it (`total = total + ..`), and report that behind it")
+        } else {
+            e.label(first, "first time").help("give each a name of its own; losses of one name add up")
+        });
+        false
+    }
+
     fn scalar(&mut self, frame: FrameId, expr: &Expr, what: Scalar) -> Option<ir::graph::Value> {
         let val = self.eval(frame, expr);
         let value = self.tensor(&val, expr.span)?;
@@ -345,7 +371,7 @@ impl Elab<'_> {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Scalar {
     Loss,
     Metric,

@@ -104,3 +104,36 @@ pub struct Summary {
     /// Of the steps that were timed.
     pub profile: Option<Profile>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::graph::OF_EVERY_STEP;
+
+    #[test]
+    fn no_report_of_a_text_has_a_name_of_every_step() {
+        let one = Some(1.0);
+        let step = Progress {
+            step: 1,
+            steps: 1,
+            loss: one,
+            grad_norm: one,
+            lr: 1.0,
+            tokens_per_s: 1.0,
+            step_ms: 1.0,
+            mfu: one,
+            memory_bytes: 1,
+            ranks: 1,
+            valid_loss: one,
+            loss_scale: one,
+            skipped: true,
+            reports: BTreeMap::new(),
+        };
+        let written = serde_json::to_value(&step).expect("it is plain");
+        let mut names: Vec<&str> = written.as_object().expect("by name").keys().map(String::as_str).collect();
+        let mut known = OF_EVERY_STEP;
+        names.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(names, known);
+    }
+}
