@@ -3,16 +3,18 @@
 use crate::partition::held::{Held, StageSet, held, intersect};
 use crate::partition::stored_rows::Rows;
 use crate::pipeline::stages::assign;
+use crate::sharding::axes::one_microbatch;
+use ir::algebra::algebra;
 use ir::diag::{Diagnostic, Span};
 use ir::dim::{Base, Dim, IndexMap};
-use ir::graph::{Phase, Value};
+use ir::graph::{Phase, Users, Value};
 use ir::local::Chunk;
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Op, Reshard};
 use ir::options::Buffer;
 use ir::pipeline::{Layout, Weights};
-use ir::sharded::Sharded;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use ir::sharded::{Placement, Sharded};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// What holds for all stages together.
 pub(super) struct JobView<'a> {
@@ -175,16 +177,15 @@ impl<'a> JobView<'a> {
                 Phase::Update if reported[v.index()] => Chunk::Reduce,
                 Phase::Update => Chunk::Update,
             };
-            let completes = matches!(&node.op, Op::Reshard { kind: Reshard::AllReduce | Reshard::ReduceScatter, subs }
-                if subs.iter().any(|u| self.s.mesh[*u].axis == Axis::Microbatch));
+            let completes = completes_batch(self.s, v);
             if ir::fault!("partition.prologue.copies", false, node.origin.phase != Phase::Update && body.copied_param(v).is_some()) {
                 self.prologue[v.index()] = true;
             }
             if completes && node.origin.phase != Phase::Update {
                 self.prologue[v.index()] = true;
                 let span = |v: Value| body[v].origin.span;
-                let used = users[v.index()].first().and_then(|(c, _)| span(*c));
                 let summed = span(node.args[0]);
+                let used = not_linear(self.s, &users, v).and_then(span);
                 let (text, labels) = match sums[v.index()] {
                     _ if params[v.index()] => (
                         "a sum over the whole batch is used before the last microbatch: its backward would need every microbatch's forward",
@@ -204,11 +205,11 @@ impl<'a> JobView<'a> {
                     None => e,
                 };
                 let e = labels.into_iter().fold(Diagnostic::error("E0631", text), label);
-                let e = e.help(if params[v.index()] {
-                    "use one microbatch (a micro-batch-size of global batch / dp), or a mean per sequence (over: seq)"
-                } else {
-                    "use one microbatch (a micro-batch-size of global batch / dp), or sums of which none needs another: a variance is mean(x * x) - mean(x) ^ 2"
-                });
+                let instead = match params[v.index()] {
+                    true => "a mean per sequence instead of one over the batch",
+                    false => "sums of which none needs another: a variance is mean(x * x) - mean(x) ^ 2",
+                };
+                let e = e.help(format!("{}, or {instead}", one_microbatch(&self.s.graph, &self.s.mesh)));
                 // Layers that say the same say it once.
                 if !errors.contains(&e) {
                     errors.push(e);
@@ -378,4 +379,36 @@ pub(super) fn index_map(s: &Sharded, d: Dim, splits: &[SubAxis], within: &[SubAx
         }
     }
     IndexMap { parts, base: if base.is_empty() { Base::Zero } else { Base::Coords(base) } }
+}
+
+/// Whether a node takes the sum over all microbatches.
+fn completes_batch(s: &Sharded, v: Value) -> bool {
+    matches!(&s.graph.body[v].op, Op::Reshard { kind: Reshard::AllReduce | Reshard::ReduceScatter, subs }
+        if subs.iter().any(|u| s.mesh[*u].axis == Axis::Microbatch))
+}
+
+/// The first that follows from a sum over the batch in another way than a sum does, or the first that follows from it.
+fn not_linear(s: &Sharded, users: &Users, sum: Value) -> Option<Value> {
+    let body = &s.graph.body;
+    let mut sums = vec![false; body.nodes.len()];
+    for v in body.values() {
+        let of_batch = body.dims_of(v).iter().any(|d| Some(body.dims.original(*d)) == s.graph.batch);
+        let parts = s.mesh.of(Axis::Microbatch).any(|u| s.shardings[v.index()][u] == Placement::SUM);
+        sums[v.index()] = completes_batch(s, v) || parts || !of_batch && body[v].args.iter().any(|a| sums[a.index()]);
+    }
+    let (mut open, mut seen) = (VecDeque::from([sum]), BTreeSet::from([sum]));
+    while let Some(v) = open.pop_front() {
+        for (c, slot) in users[v.index()].iter().filter(|(c, _)| body[*c].origin.phase == Phase::Forward) {
+            let rule = algebra(body, *c);
+            let alone = body[*c].args.iter().filter(|a| sums[a.index()]).count() == 1;
+            let is_sum = rule.joint || matches!(body[*c].op, Op::Reshard { .. }) || rule.linear.contains(slot) && alone;
+            if !is_sum {
+                return Some(*c);
+            }
+            if seen.insert(*c) {
+                open.push_back(*c);
+            }
+        }
+    }
+    users[sum.index()].first().map(|u| u.0)
 }

@@ -3,12 +3,13 @@
 use ir::algebra::{Loop, LoopKind, algebra};
 use ir::diag::Diagnostic;
 use ir::dim::{Dim, Dims};
-use ir::graph::{Graph, Phase};
+use ir::graph::{Graph, Node, Phase};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::model::Plan;
 use ir::op::Op;
 use ir::options::{CpComm, Options, SequenceParallel, Zero};
 use ir::sharded::Digits;
+use std::collections::BTreeSet;
 
 /// Axis -> tiers -> dims. A later tier is used only where no dim of an earlier one took any part of the axis.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -221,6 +222,16 @@ pub enum Tiers {
     Attention,
 }
 
+/// Dims of a node whose sizes follow from those of others.
+fn measures(node: &Node) -> Vec<Dim> {
+    match &node.op {
+        Op::View { from, to } if from.len() != 1 || to.len() != 1 => [from.as_slice(), to].concat(),
+        Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
+        Op::Slice { from: d, to: other, .. } | Op::Pad { to: d, from: other, .. } => other.iter().chain([d]).copied().collect(),
+        _ => vec![],
+    }
+}
+
 /// Pads every dim along which parameters are looked up (a vocabulary) to the least multiple that its axes divide, `multiple`
 /// included. Returns the dims that grew. Nothing is masked yet: see [`crate::graph::pad`].
 pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple: u64) -> Vec<Dim> {
@@ -233,6 +244,9 @@ pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple:
             _ => None,
         })
         .collect();
+    // What is a part of another dim, or made of others, is as long as those say.
+    let measured: BTreeSet<Dim> = body.nodes.iter().flat_map(measures).map(|d| body.dims.original(d)).collect();
+    looked_up.retain(|d| !measured.contains(&body.dims.original(*d)));
     looked_up.sort_unstable();
     looked_up.dedup();
     let mut grown = vec![];
@@ -347,6 +361,12 @@ fn check_inputs(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan) -> Vec<D
     out
 }
 
+/// The way out for what no microbatch has.
+pub fn one_microbatch(graph: &Graph, mesh: &Mesh) -> String {
+    let rows = graph.batch.map_or(1, |b| graph.body.dims.size(b)) / mesh.size(Axis::Dp);
+    format!("use one microbatch (a micro-batch-size of {rows})")
+}
+
 /// What needs the whole batch at once cannot be had from microbatches that come one after another: E0636.
 pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
     let (body, dims) = (&graph.body, &graph.body.dims);
@@ -366,7 +386,7 @@ pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
             if let Some(span) = param.span {
                 e = e.label(span, "all of the batch is needed for its new value");
             }
-            out.push(e.help("use one microbatch (a micro-batch-size of global batch / dp), or a dim of a size of its own"));
+            out.push(e.help(format!("{}, or a dim of a size of its own", one_microbatch(graph, mesh))));
         }
         if node.op.is_source() || node.origin.phase != Phase::Forward {
             continue;
@@ -384,11 +404,12 @@ pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
         // As texts call it.
         let (op, name) = (node.op.name().trim_start_matches("reduce_"), dims.name(batch));
         let (what, instead) = if along(LoopKind::Block) {
-            (format!("`{op}` along `{name}`"), ", or leave the batch out: a capacity per sequence")
+            let routes = matches!(node.op, Op::Dispatch(_) | Op::Combine(_));
+            (format!("`{op}` along `{name}`"), if routes { ", or leave the batch out: a capacity per sequence" } else { "" })
         } else if along(LoopKind::Max) {
             (format!("`{op}` along `{name}`"), ", or take the mean over the batch of what is greatest in a sequence")
         } else if meeting.len() > 1 {
-            (format!("`{op}` of each row of `{name}` with each other one"), "")
+            (format!("what each row of `{name}` has to do with each other one"), "; dp may split it: rows are gathered")
         } else {
             continue;
         };
@@ -399,7 +420,7 @@ pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
             e = e.label(span, "all of the batch meets here");
         }
         if !out.iter().any(|o| o.labels == e.labels) {
-            out.push(e.help(format!("use one microbatch (a micro-batch-size of global batch / dp){instead}")));
+            out.push(e.help(format!("{}{instead}", one_microbatch(graph, mesh))));
         }
     }
     out
