@@ -7,16 +7,16 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use std::num::NonZero;
 use std::thread;
 
-/// Products from which on matrices are worth their copies.
-const FEW: usize = 1 << 14;
+/// Terms of a sum from which on matrices are worth their copies. How many sums there are does not count: a chunk of rows has the
+/// same sums as all of them, to the bit.
+const FEW: u64 = 32;
 
 /// Products from which on all cores take part.
 const MANY: usize = 1 << 26;
 
 /// `sum over over of a * b`, in the storage order `out`.
 pub(super) fn contract(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f64], &[Dim])) -> Vec<f64> {
-    let products = dims.elements(out).saturating_mul(dims.elements(over)) as usize;
-    let matrices = if products < FEW { None } else { matrices(dims, out, over, a, b) };
+    let matrices = if dims.elements(over) < FEW { None } else { matrices(dims, out, over, a, b) };
     matrices.unwrap_or_else(|| loops(dims, out, over, a, b))
 }
 
@@ -105,6 +105,21 @@ mod tests {
             assert!(got == loops(&dims, &out, &[k, l], (&a, &of_a), (&b, &of_b)), "sizes {sizes:?}");
             // A dim that one factor lacks is none of a matrix.
             assert_eq!(matrices(&dims, &out, &[k], (&a, &of_a), (&b, &of_b)), None);
+        }
+    }
+
+    /// A chunk of rows has the same sums as all of them, to the bit, however few these are.
+    #[test]
+    fn chunks_of_rows_are_rows_of_the_whole() {
+        let mut dims = Dims::default();
+        let [rows, chunk, columns] = [("rows", 12), ("chunk", 3), ("columns", 200)].map(|(name, n)| dims.add(DimInfo::new(name, n)));
+        for terms in [8, 31, 32, 300] {
+            let k = dims.add(DimInfo::new("k", terms));
+            let data = |n: u64, seed: u64| -> Vec<f64> { (0..n).map(|i| random::uniform(random::stream(seed, 0, 0), i) - 0.5).collect() };
+            let (a, b) = (data(12 * terms, 1), data(terms * 200, 2));
+            let whole = contract(&dims, &[rows, columns], &[k], (&a, &[rows, k]), (&b, &[k, columns]));
+            let part = contract(&dims, &[chunk, columns], &[k], (&a[..3 * terms as usize], &[chunk, k]), (&b, &[k, columns]));
+            assert_eq!(part, whole[..600], "{terms} terms");
         }
     }
 }

@@ -21,12 +21,17 @@ use std::collections::{BTreeMap, BTreeSet};
 pub fn offload(training: Local, evaluation: Local) -> (Local, Local) {
     let types = zero::copies(&training, &evaluation);
     let slots = zero::slots(&training, &evaluation);
+    // What an update has of its weights from elsewhere, as a state that needs them too does, is not on the host.
+    let at_update = |v: &Value| training.chunks[v.index()] == Chunk::Update;
+    let own: BTreeSet<u32> = (training.body.values().filter(at_update))
+        .filter_map(|v| if let Op::Param(slot) = training.body[v].op { Some(slot) } else { None })
+        .collect();
     // The element type of what passes read, by slot of what is moved.
     let moved: BTreeMap<u32, DType> = training
         .updates
         .iter()
         .filter(|u| !u.states.is_empty() || types.contains_key(&u.slot))
-        .filter(|u| u.slot as usize >= training.params.len() || own_part(&training.body, u.new) == u.new)
+        .filter(|u| u.slot as usize >= training.params.len() || own_part(&training.body, u.new) == u.new && own.contains(&u.slot))
         .map(|u| (u.slot, types.get(&u.slot).copied().unwrap_or(DType::F32)))
         .collect();
     if moved.is_empty() {

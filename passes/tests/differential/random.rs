@@ -299,3 +299,40 @@ fn sums_over_stages_keep_their_order_beside_buckets() {
     let case = Case { dp: 2, tp: 2, pp: 3, sp: true, vpp: Some(3), group: Some(3), micro_batch: 1, global_batch: 6, ..Case::default() };
     on_random_rows(text, &case, [0, 1, 3105]);
 }
+
+/// A gradient that is the same along a dim, and a weight that is not, are told apart where both lie in one row of a bucket.
+#[test]
+fn a_bucket_may_hold_gradients_that_repeat() {
+    let text = "model m(batch, seq = 2, hidden = 6, classes = 3) {
+        dim features = 3;
+        input feats: [batch, seq, features];
+        let x = linear(feats, features, hidden, bias: true) as embed;
+        loss second = sum(linear(x, hidden, classes) as side);
+      }
+      train { optimizer: sgd(momentum: 0); weight_decay: 0.25; }
+      plan { cp: seq; }";
+    for zero in Zero::ALL {
+        let case = Case { dp: 2, cp: 2, zero, micro_batch: 1, global_batch: 2, ..Case::default() };
+        check(text, &[], &case);
+    }
+}
+
+/// A state needs the weights too: the update has them from there.
+#[test]
+fn weights_that_a_state_reads_stay_where_they_are_read() {
+    let text = "model m(batch, seq = 6, hidden = 2, vocab = 5, classes = 1, depth = 2) {
+        input tokens: i32[batch, seq];
+        param wte: [vocab, hidden] ~ normal(0.02);
+        let x = wte[vocab: tokens];
+        repeat i in depth as layers {
+          x = rms_norm(x + tanh(x), over: hidden) as norm;
+        }
+        input goal: [batch, seq, classes];
+        loss fit = mean((linear(x, hidden, classes) as guess - goal) ^ 2);
+        state both: [] = 0;
+        update both = mean(wte * wte) * mean(x * x) + 0.5 * both;
+      }
+      plan { dp: batch | hidden; tp: hidden; pp: depth; }";
+    let case = Case { dp: 2, pp: 2, zero: Zero::Params, offload: Offload::Optimizer, micro_batch: 1, global_batch: 2, ..Case::default() };
+    on_random_rows(text, &case, (0..20).chain([1601]));
+}

@@ -67,13 +67,8 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> 
         let mut atoms = found.dims.iter();
         for (own, digits) in out.dims.iter_mut().zip(&dims) {
             let here: Vec<(u64, u64)> = atoms.by_ref().take(digits.iter().count()).flat_map(Digits::iter).collect();
-            if here.iter().all(|d| d.1 == 0) {
-                continue;
-            }
-            if own.iter().any(|d| d.1 != 0) {
-                return None;
-            }
-            *own = Digits::new(here);
+            // Each operand may tell some digits of it.
+            *own = own.plus(&Digits::new(here))?;
         }
         out.offset += found.offset;
         out.coords = add(&out.coords, &found.coords)?;

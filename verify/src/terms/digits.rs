@@ -58,6 +58,23 @@ impl Digits {
         Some((Digits(outer), Digits::new(inner.into_iter().rev())))
     }
 
+    /// The sum of two functions of one index. None where a digit of one ends within one of the other that it does not divide.
+    pub fn plus(&self, other: &Digits) -> Option<Digits> {
+        let (mut a, mut b, mut out) = (self.0.clone(), other.0.clone(), vec![]);
+        while let (Some((n, s)), Some((m, t))) = (a.pop(), b.pop()) {
+            let both = n.min(m);
+            for (list, n, s) in [(&mut a, n, s), (&mut b, m, t)] {
+                match (n % both, n / both) {
+                    (0, 1) => {}
+                    (0, rest) => list.push((rest, both * s)),
+                    _ => return None,
+                }
+            }
+            out.push((both, s + t));
+        }
+        (self.extent() == other.extent()).then(|| Digits::new(out.into_iter().rev()))
+    }
+
     /// The same indices in row-major order, as dims of these extents.
     pub fn reshaped(&self, extents: &[u64]) -> Option<Vec<Digits>> {
         let mut rest = self.clone();
@@ -161,6 +178,16 @@ mod tests {
     fn neighbours_that_are_one_merge() {
         assert_eq!(Digits::new([(2, 12), (1, 7), (3, 4), (4, 1)]), Digits::new([(24, 1)]));
         assert_ne!(Digits::new([(2, 1), (3, 2)]), Digits::new([(6, 1)]));
+    }
+
+    #[test]
+    fn functions_of_an_index_add_up() {
+        let rows = Digits::new([(3, 3), (3, 0)]);
+        assert_eq!(rows.plus(&Digits::new([(3, 0), (3, 1)])), Some(Digits::new([(9, 1)])));
+        assert_eq!(Digits::new([(2, 5), (6, 0)]).plus(&Digits::new([(4, 1), (3, 7)])), Some(Digits::new([(2, 7), (2, 1), (3, 7)])));
+        assert_eq!(rows.plus(&Digits::new([(9, 2)])), Some(Digits::new([(3, 9), (3, 2)])));
+        assert_eq!(Digits::new([(2, 5), (3, 0)]).plus(&Digits::new([(3, 1), (2, 7)])), None);
+        assert_eq!(rows.plus(&Digits::new([(3, 1)])), None);
     }
 
     #[test]
