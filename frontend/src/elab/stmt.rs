@@ -320,14 +320,20 @@ impl Elab<'_> {
         let e = Diagnostic::error("E0415", format!("`{name}` changes from one iteration to the next: {then} at the start, {now} at the end"));
         let e = e.label(var.changed.unwrap_or(repeat.count.span), format!("becomes {now} here"));
         let e = e.label(repeat.count.span, format!("every iteration of `{}` begins with the `{name}` of the one before", repeat.count.name));
-        self.report(e.help(format!("what `repeat` carries keeps its dims and dtype; give the result its own name, or bring it back to {then}")));
+        let begins = match (first, &var.val) {
+            (Val::Int(_) | Val::Real(_), Val::Tensor(v)) => Some(self.shape(&self.body[*v].ty.dims)),
+            _ => None,
+        };
+        self.report(e.help(match begins {
+            Some(dims) => format!("what `repeat` carries keeps its dims; let `{name}` begin as a tensor: `expand(0.0, {dims})`"),
+            None => format!("what `repeat` carries keeps its dims and dtype; give the result its own name, or bring it back to {then}"),
+        }));
         if let Some(var) = self.frames[frame.0].vars.get_mut(name) {
             var.val = Val::Bad;
         }
         false
     }
 
-    /// A scalar tensor to be reported.
     /// Whether a loss or metric may have a name: it is none that a run has of itself, and no other report's; losses of equal name add up.
     fn names_report(&mut self, name: &Ident, what: Scalar) -> bool {
         let kind = if what == Scalar::Loss { "loss" } else { "metric" };
@@ -353,6 +359,7 @@ impl Elab<'_> {
         false
     }
 
+    /// A scalar tensor to be reported.
     fn scalar(&mut self, frame: FrameId, expr: &Expr, what: Scalar) -> Option<ir::graph::Value> {
         let val = self.eval(frame, expr);
         let value = self.tensor(&val, expr.span)?;
