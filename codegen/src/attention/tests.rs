@@ -303,6 +303,21 @@ fn warpgroups_read_heads_out_of_rows_of_queries_keys_and_values() {
     }
 }
 
+/// As a hop of a ring receives keys and values of one sequence: its only index may have any stride.
+#[test]
+fn one_sequence_of_a_hop_stays_on_tensor_cores() {
+    let case = Case { batch: 1, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
+    let (first, second) = (forward(&case), backward(&case));
+    let (of_first, of_second) = (inputs(&case, &first), backward_inputs(&case, &second));
+    for (mut kernel, inputs, tolerance) in [(first, of_first, tolerance(case.dtype)), (second, of_second, 3.0 * tolerance(case.dtype))] {
+        for input in &mut kernel.inputs[1..3] {
+            input.strides[0] = 1;
+        }
+        assert!(text(&kernel, "sm_80").contains("mma.sync") && text(&kernel, "sm_90a").contains("wgmma"));
+        check_with(&kernel, &inputs, &[], tolerance);
+    }
+}
+
 /// Rows that are no multiple of the distance of heads apart, as no tensor map says it.
 #[test]
 fn warpgroups_leave_what_has_no_tensor_map_to_warps() {

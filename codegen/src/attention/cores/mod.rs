@@ -60,10 +60,11 @@ pub fn half(plan: &Plan) -> Option<Half> {
         DType::F32 | DType::I32 | DType::Bool => return None,
     };
     let tensors = tensors(kernel);
-    // Strides of everything but the elements of a head are multiples of so many elements.
+    // Strides of everything but the elements of a head are multiples of so many elements. The only index along a dim may have any.
     let dense = |tensor: usize, unit: u64| {
         let (ty, strides) = tensors[tensor];
-        ty.dims.iter().zip(strides).all(|(d, s)| if *d == plan.attention.d { *s == 1 } else { s % unit == 0 })
+        let fits = |d: &Dim, s: u64| if *d == plan.attention.d { s == 1 } else { s % unit == 0 };
+        ty.dims.iter().zip(strides).all(|(d, s)| kernel.body.dims.size(*d) == 1 || fits(d, *s))
     };
     let inputs = factors.iter().all(|f| kernel.body[*f].ty.dtype == dtype && plan.operand(*f).is_ok_and(|t| dense(t, (UNIT / ELEMENT) as u64)));
     let mut outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)));
