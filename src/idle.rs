@@ -55,17 +55,24 @@ const PLAN: &[Rule<PlanArgs>] = &[
     ),
     rule(
         &["--adam-beta1", "--adam-beta2", "--adam-eps"],
-        |a| a.training.optimizer == Some(Optimizer::Sgd),
+        |a| a.training.optimizer.is_some_and(|o| o != Optimizer::Adamw),
         Refused,
-        "is AdamW's, and the optimizer is SGD",
+        "is AdamW's, and the optimizer is another",
         "`--optimizer adamw`, or leave it out",
     ),
     rule(
         &["--sgd-momentum"],
-        |a| a.training.optimizer == Some(Optimizer::Adamw),
+        |a| a.training.optimizer.is_some_and(|o| o != Optimizer::Sgd),
         Refused,
-        "is SGD's, and the optimizer is AdamW",
+        "is SGD's, and the optimizer is another",
         "`--optimizer sgd`, or leave it out",
+    ),
+    rule(
+        &["--lion-beta1", "--lion-beta2"],
+        |a| a.training.optimizer.is_some_and(|o| o != Optimizer::Lion),
+        Refused,
+        "is Lion's, and the optimizer is another",
+        "`--optimizer lion`, or leave it out",
     ),
     rule(
         &["--microbatch-group-size-per-virtual-pipeline-stage"],

@@ -118,9 +118,12 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
     let args = &args.training;
     if let Some(kind) = args.optimizer {
         train.optimizer = match (kind, train.optimizer) {
-            (Optimizer::Adamw, old @ model::Optimizer::AdamW { .. }) | (Optimizer::Sgd, old @ model::Optimizer::Sgd { .. }) => old,
-            (Optimizer::Adamw, model::Optimizer::Sgd { .. }) => Train::default().optimizer,
-            (Optimizer::Sgd, model::Optimizer::AdamW { .. }) => model::Optimizer::Sgd { momentum: Real(0.0) },
+            (Optimizer::Adamw, old @ model::Optimizer::AdamW { .. })
+            | (Optimizer::Sgd, old @ model::Optimizer::Sgd { .. })
+            | (Optimizer::Lion, old @ model::Optimizer::Lion { .. }) => old,
+            (Optimizer::Adamw, _) => Train::default().optimizer,
+            (Optimizer::Sgd, _) => model::Optimizer::Sgd { momentum: Real(0.0) },
+            (Optimizer::Lion, _) => model::Optimizer::Lion { beta1: Real(0.9), beta2: Real(0.99) },
         };
     }
     let set = |to: &mut Real, from: Option<f64>| {
@@ -135,6 +138,10 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
             set(eps, args.adam_eps);
         }
         model::Optimizer::Sgd { momentum } => set(momentum, args.sgd_momentum),
+        model::Optimizer::Lion { beta1, beta2 } => {
+            set(beta1, args.lion_beta1);
+            set(beta2, args.lion_beta2);
+        }
     }
     let s = &mut train.schedule;
     set(&mut s.peak, args.lr);
@@ -176,14 +183,20 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
 pub fn contradictions(model: &Model, args: &PlanArgs, options: &Options) -> Vec<Diagnostic> {
     let (train, flags) = (&model.train, &args.training);
     let mut out = vec![];
-    let (other, foreign): (&str, &[(&str, bool)]) = match train.optimizer {
-        model::Optimizer::AdamW { .. } => ("sgd", &[("--sgd-momentum", flags.sgd_momentum.is_some())]),
-        model::Optimizer::Sgd { .. } => (
-            "adamw",
-            &[("--adam-beta1", flags.adam_beta1.is_some()), ("--adam-beta2", flags.adam_beta2.is_some()), ("--adam-eps", flags.adam_eps.is_some())],
-        ),
+    let own = match train.optimizer {
+        model::Optimizer::AdamW { .. } => "adamw",
+        model::Optimizer::Sgd { .. } => "sgd",
+        model::Optimizer::Lion { .. } => "lion",
     };
-    for (flag, _) in foreign.iter().filter(|f| f.1) {
+    let given = [
+        ("adamw", "--adam-beta1", flags.adam_beta1),
+        ("adamw", "--adam-beta2", flags.adam_beta2),
+        ("adamw", "--adam-eps", flags.adam_eps),
+        ("sgd", "--sgd-momentum", flags.sgd_momentum),
+        ("lion", "--lion-beta1", flags.lion_beta1),
+        ("lion", "--lion-beta2", flags.lion_beta2),
+    ];
+    for (other, flag, _) in given.iter().filter(|g| g.2.is_some() && g.0 != own) {
         let e = Diagnostic::error("E0702", format!("`{flag}` is not of the optimizer that the text trains with"));
         out.push(e.help(format!("`--optimizer {other}`, or leave it out")));
     }

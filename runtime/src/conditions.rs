@@ -79,6 +79,7 @@ impl fmt::Display for Recipe {
         match self.optimizer {
             Optimizer::AdamW { beta1: Real(a), beta2: Real(b), eps: Real(eps) } => write!(f, "AdamW with betas {a} and {b}, epsilon {eps:e}")?,
             Optimizer::Sgd { momentum: Real(m) } => write!(f, "SGD with momentum {m}")?,
+            Optimizer::Lion { beta1: Real(a), beta2: Real(b) } => write!(f, "Lion with betas {a} and {b}")?,
         }
         write!(f, ", weight decay {}", self.weight_decay.0)?;
         match self.clip {

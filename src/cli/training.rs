@@ -16,6 +16,7 @@ pub enum Precision {
 pub enum Optimizer {
     Adamw,
     Sgd,
+    Lion,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -118,6 +119,12 @@ pub struct TrainingArgs {
     /// Share that the velocity keeps in a step
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
     pub sgd_momentum: Option<f64>,
+    /// Share that the mean of the gradients keeps where it says which way a parameter goes
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
+    pub lion_beta1: Option<f64>,
+    /// Share that it keeps from step to step
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
+    pub lion_beta2: Option<f64>,
     /// Greatest global gradient norm; 0 for none
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub clip_grad: Option<f64>,

@@ -200,7 +200,7 @@ impl Plan<'_> {
             Some(Some("sgd")) => true,
             Some(_) => {
                 if let Some((flag, _)) = &kind {
-                    self.leave_otherwise(flag, "mcc has AdamW and SGD; the line has AdamW");
+                    self.leave_otherwise(flag, "mcc has AdamW, SGD and Lion; the line has AdamW");
                 }
                 false
             }

@@ -149,6 +149,7 @@ const TOGETHER: &[Mistake] = &[
     ),
     ("check gpt2.mdl --optimizer sgd --adam-beta1 0.5", 2, "`--adam-beta1` is AdamW's", "`--optimizer adamw`"),
     ("check gpt2.mdl --optimizer adamw --sgd-momentum 0.5", 2, "`--sgd-momentum` is SGD's", "`--optimizer sgd`"),
+    ("check gpt2.mdl --optimizer sgd --lion-beta1 0.5", 2, "`--lion-beta1` is Lion's", "`--optimizer lion`"),
     ("check gpt2.mdl --lr 1e-3 --min-lr 1", 2, "above `--lr`", "a smaller `--min-lr`"),
     ("check gpt2.mdl --lr-warmup-iters 9 --lr-decay-iters 9", 2, "`--lr-warmup-iters` still raises it", "a smaller `--lr-warmup-iters`"),
     ("check gpt2.mdl --min-loss-scale 8 --initial-loss-scale 4", 2, "above `--initial-loss-scale`", "a smaller `--min-loss-scale`"),

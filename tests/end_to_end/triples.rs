@@ -61,7 +61,7 @@ impl Recipe {
             (Recipe::Text, _) => {}
             (Recipe::Sgd, o) => *o = Optimizer::Sgd { momentum: Real(0.0) },
             (Recipe::AdamW, Optimizer::AdamW { eps, .. }) => *eps = Real(1e-3),
-            (Recipe::AdamW, o @ Optimizer::Sgd { .. }) => *o = Optimizer::AdamW { beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-3) },
+            (Recipe::AdamW, o) => *o = Optimizer::AdamW { beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-3) },
         }
     }
 }

@@ -228,40 +228,44 @@ impl Elab<'_> {
     }
 
     fn optimizer(&mut self, frame: FrameId, expr: &Expr) -> Option<Optimizer> {
-        let choices: [(&str, &[&'static str]); 2] = [("adamw", &["betas", "eps"]), ("sgd", &["momentum"])];
+        let choices: [(&str, &[&'static str]); 3] = [("adamw", &["betas", "eps"]), ("sgd", &["momentum"]), ("lion", &["betas"])];
         let (call, args) = self.parts(expr, "optimizer", &choices)?;
-        if call.path.to_string() == "sgd" {
-            let momentum = match args.first() {
-                Some((_, e)) => self.at_least_zero(frame, e)?,
-                None => 0.0,
-            };
-            return Some(Optimizer::Sgd { momentum: Real(momentum) });
-        }
-        let (mut beta1, mut beta2, mut eps) = (0.9, 0.95, 1e-8);
-        for (name, e) in args {
-            if name == "eps" {
-                eps = self.at_least_zero(frame, e)?;
-            } else {
-                let ExprKind::List(items) = &e.kind else {
-                    let d = Diagnostic::error("E0503", "`betas` are two numbers").label(e.span, "expected [beta1, beta2]");
-                    self.report(d.help("`betas: [0.9, 0.95]`"));
-                    return None;
-                };
-                let [first, second] = items.as_slice() else {
-                    let d =
-                        Diagnostic::error("E0503", format!("`betas` are two numbers, not {}", items.len())).label(e.span, "expected [beta1, beta2]");
-                    self.report(d.help("`betas: [0.9, 0.95]`"));
-                    return None;
-                };
-                beta1 = self.at_least_zero(frame, &first.expr)?;
-                beta2 = self.at_least_zero(frame, &second.expr)?;
-                if let Some((beta, place)) = [(beta1, first.expr.span), (beta2, second.expr.span)].into_iter().find(|(b, _)| *b >= 1.0) {
-                    self.report(Diagnostic::error("E0304", format!("beta = {beta}")).label(place, "expected less than 1"));
-                    return None;
-                }
+        let of = |name: &str| args.iter().find(|a| a.0 == name).map(|a| a.1);
+        Some(match &*call.path.to_string() {
+            "sgd" => Optimizer::Sgd { momentum: Real(of("momentum").map_or(Some(0.0), |e| self.at_least_zero(frame, e))?) },
+            "lion" => {
+                let [beta1, beta2] = self.betas(frame, of("betas"), [0.9, 0.99])?;
+                Optimizer::Lion { beta1, beta2 }
             }
+            _ => {
+                let [beta1, beta2] = self.betas(frame, of("betas"), [0.9, 0.95])?;
+                let eps = of("eps").map_or(Some(1e-8), |e| self.at_least_zero(frame, e))?;
+                Optimizer::AdamW { beta1, beta2: ir::fault!("elaborate.train.beta", beta1, beta2), eps: Real(eps) }
+            }
+        })
+    }
+
+    /// Two shares that averages keep, each less than 1.
+    fn betas(&mut self, frame: FrameId, expr: Option<&Expr>, default: [f64; 2]) -> Option<[Real; 2]> {
+        let Some(e) = expr else { return Some(default.map(Real)) };
+        let unlike = |what: &str| {
+            let d = Diagnostic::error("E0503", format!("`betas` are two numbers{what}")).label(e.span, "expected [beta1, beta2]");
+            d.help(format!("`betas: [{}, {}]`", default[0], default[1]))
+        };
+        let ExprKind::List(items) = &e.kind else {
+            self.report(unlike(""));
+            return None;
+        };
+        let [first, second] = items.as_slice() else {
+            self.report(unlike(&format!(", not {}", items.len())));
+            return None;
+        };
+        let betas = [self.at_least_zero(frame, &first.expr)?, self.at_least_zero(frame, &second.expr)?];
+        if let Some((beta, place)) = betas.into_iter().zip([first.expr.span, second.expr.span]).find(|(b, _)| *b >= 1.0) {
+            self.report(Diagnostic::error("E0304", format!("beta = {beta}")).label(place, "expected less than 1"));
+            return None;
         }
-        Some(Optimizer::AdamW { beta1: Real(beta1), beta2: Real(ir::fault!("elaborate.train.beta", beta1, beta2)), eps: Real(eps) })
+        Some(betas.map(Real))
     }
 
     fn schedule(&mut self, frame: FrameId, expr: &Expr) -> Option<Schedule> {

@@ -397,7 +397,11 @@ fn extents(io: &mut Io, dims: &mut Vec<Extent>) -> Result {
 pub(super) fn train(io: &mut Io, t: &mut Train) -> Result {
     io.line("optimizer ")?;
     let zero = Real(0.0);
-    let all = [("adamw", Optimizer::AdamW { beta1: zero, beta2: zero, eps: zero }), ("sgd", Optimizer::Sgd { momentum: zero })];
+    let all = [
+        ("adamw", Optimizer::AdamW { beta1: zero, beta2: zero, eps: zero }),
+        ("sgd", Optimizer::Sgd { momentum: zero }),
+        ("lion", Optimizer::Lion { beta1: zero, beta2: zero }),
+    ];
     io.variant(&mut t.optimizer, "an optimizer", &all)?;
     match &mut t.optimizer {
         Optimizer::AdamW { beta1, beta2, eps } => {
@@ -406,6 +410,10 @@ pub(super) fn train(io: &mut Io, t: &mut Train) -> Result {
             io.with(" eps ", &mut eps.0, Io::real)?;
         }
         Optimizer::Sgd { momentum } => io.with(" momentum ", &mut momentum.0, Io::real)?,
+        Optimizer::Lion { beta1, beta2 } => {
+            io.with(" beta1 ", &mut beta1.0, Io::real)?;
+            io.with(" beta2 ", &mut beta2.0, Io::real)?;
+        }
     }
     io.with(" weight_decay ", &mut t.weight_decay.0, Io::real)?;
     io.option(&mut t.clip, zero, " clip ", |io, c| io.real(&mut c.0))?;

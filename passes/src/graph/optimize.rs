@@ -1,4 +1,4 @@
-//! The optimizer, as ordinary ops of the logical graph: global-norm clipping, AdamW, SGD.
+//! The optimizer, as ordinary ops of the logical graph: global-norm clipping, AdamW, SGD, Lion.
 
 use ir::build::Builder;
 use ir::graph::{Graph, Origin, Phase, Type, Update, Value};
@@ -10,7 +10,8 @@ use std::collections::HashMap;
 /// that has a gradient.
 ///
 /// AdamW: decoupled decay on parameters marked for it, `p *= 1 - lr * wd` first; bias-corrected moments in f32 (Loshchilov &
-/// Hutter 2019, algorithm 2). SGD: `g += wd * p`, `v = momentum * v + g`, `p -= lr * v`. Clipping: `g *= min(1, clip / (norm + 1e-6))`.
+/// Hutter 2019, algorithm 2). SGD: `g += wd * p`, `v = momentum * v + g`, `p -= lr * v`. Lion: decay as AdamW's, `p -= lr * sign(beta1 * m +
+/// (1 - beta1) * g)`, then `m` is the mean of gradients that keeps `beta2` (Chen et al. 2023, algorithm 2). Clipping: `g *= min(1, clip / (norm + 1e-6))`.
 pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     let origin = Origin::new(Phase::Update);
     let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
@@ -89,14 +90,7 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
                 let below = ir::fault!("optimize.adam.eps", root, b.add(&[root, eps]));
                 let direction = b.div(mean, below);
                 let step = b.mul(direction, rate);
-                let kept = if decay == 0.0 {
-                    param
-                } else {
-                    let lost = ir::fault!("optimize.adam.decay_rate", b.constant(decay), b.scale(rate, decay));
-                    let one = b.constant(1.0);
-                    let keep = b.sub(one, lost);
-                    b.mul(param, keep)
-                };
+                let kept = decayed(&mut b, param, rate, decay);
                 (b.sub(kept, step), ir::fault!("optimize.adam.states", vec![v, m], vec![m, v]))
             }
             Optimizer::Sgd { momentum } => {
@@ -117,6 +111,15 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
                 let step = b.mul(direction, rate);
                 (b.sub(param, step), states)
             }
+            Optimizer::Lion { beta1, beta2 } => {
+                let m = state(&mut b, 0);
+                let mean = average(&mut b, m, grad, ir::fault!("optimize.lion.beta", beta2.0, beta1.0));
+                let direction = b.unary(Unary::Sign, mean);
+                let step = b.mul(direction, rate);
+                let kept = decayed(&mut b, param, rate, decay);
+                let m = average(&mut b, m, grad, beta2.0);
+                (b.sub(kept, step), vec![m])
+            }
         };
         graph.updates.push(Update { param: p, grad: Some(g), new, states });
     }
@@ -128,4 +131,15 @@ fn average(b: &mut Builder, old: Value, new: Value, beta: f64) -> Value {
     let kept = b.scale(old, beta);
     let added = b.scale(new, ir::fault!("optimize.average.beta", beta, 1.0 - beta));
     b.add(&[kept, added])
+}
+
+/// What decoupled decay leaves of a parameter: `(1 - rate * decay) * p`.
+fn decayed(b: &mut Builder, param: Value, rate: Value, decay: f64) -> Value {
+    if decay == 0.0 {
+        return param;
+    }
+    let lost = ir::fault!("optimize.adam.decay_rate", b.constant(decay), b.scale(rate, decay));
+    let one = b.constant(1.0);
+    let keep = b.sub(one, lost);
+    b.mul(param, keep)
 }

@@ -190,6 +190,15 @@ fn sums_over_the_batch_go_through_layers() {
     }
 }
 
+/// Which way Lion goes is one mean of gradients, and what it keeps another.
+#[test]
+fn lion_goes_the_same_way_on_any_mesh() {
+    let text = layers("").replace("sgd(momentum: 0.5); clip: 0.0;", "lion(betas: [0.5, 0.75]); weight_decay: 0.25;");
+    for words in MESHES.into_iter().chain(["dp2 zero2 offload", "bf16 dp2 m2 zero1", "pp2 m2 zbh"]) {
+        check(&text, &[], &case(words));
+    }
+}
+
 #[test]
 fn what_asks_for_the_whole_batch_needs_one_microbatch() {
     let model =

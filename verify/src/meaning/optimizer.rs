@@ -45,6 +45,12 @@ pub fn update(train: &Train, step: &Step, param: &Param, p: f64, g: f64, states:
             let v = momentum.0 * states[0] + g;
             (p - rate * v, vec![v])
         }
+        // Chen et al. 2023, algorithm 2: which way, of one mean; what is kept, another.
+        Optimizer::Lion { beta1, beta2 } => {
+            let way = beta1.0 * states[0] + (1.0 - beta1.0) * g;
+            let sign = if way == 0.0 { 0.0 } else { way.signum() };
+            (p - rate * (sign + decay * p), vec![beta2.0 * states[0] + (1.0 - beta2.0) * g])
+        }
     }
 }
 
@@ -53,5 +59,6 @@ pub fn states(train: &Train) -> usize {
     match train.optimizer {
         Optimizer::AdamW { .. } => 2,
         Optimizer::Sgd { momentum } => usize::from(momentum.0 != 0.0),
+        Optimizer::Lion { .. } => 1,
     }
 }

@@ -63,7 +63,7 @@ pub fn half(plan: &Plan) -> Option<Half> {
     // Strides of everything but the elements of a head are multiples of so many elements. The only index along a dim may have any.
     let dense = |tensor: usize, unit: u64| {
         let (ty, strides) = tensors[tensor];
-        let fits = |d: &Dim, s: u64| if *d == plan.attention.d { s == 1 } else { s % unit == 0 };
+        let fits = |d: &Dim, s: u64| if *d == plan.attention.d { s == 1 } else { s.is_multiple_of(unit) };
         ty.dims.iter().zip(strides).all(|(d, s)| kernel.body.dims.size(*d) == 1 || fits(d, *s))
     };
     let inputs = factors.iter().all(|f| kernel.body[*f].ty.dtype == dtype && plan.operand(*f).is_ok_and(|t| dense(t, (UNIT / ELEMENT) as u64)));

@@ -83,7 +83,7 @@ model experts(batch, seq = 4, hidden = 4, ffn = 4, experts = 4, k = 2) {
   let y = combine(dot(a, down, over: ffn), chosen, over: [batch, seq, k], from: [experts, slot]);
   loss mean(dot(score, y, over: k) ^ 2);
 }
-train { optimizer: adamw(betas: [0.9, 0.95], eps: 1e-8); lr: constant(0.001); weight_decay: 0.1; clip: 1.0; }
+train { optimizer: lion(betas: [0.9, 0.99]); lr: constant(0.001); weight_decay: 0.1; clip: 1.0; }
 plan { dp: batch; sp: seq; ep: experts; etp: ffn; }";
 
 const NOTHING: &[(&str, &str)] = &[];
