@@ -31,12 +31,21 @@ pub trait Env {
     }
 }
 
+/// What sees a node's operands and its value, and may change that, before others are made of it.
+pub type Change<'a> = dyn FnMut(Value, &[&[f64]], &mut [f64], &mut dyn Env) + 'a;
+
 /// Evaluates all nodes in order; the result holds one tensor per node.
 pub fn run(body: &Body, env: &mut dyn Env) -> Vec<Vec<f64>> {
+    run_changed(body, env, &mut |_, _, _, _| {})
+}
+
+/// As [`run`], of values that are changed.
+pub fn run_changed(body: &Body, env: &mut dyn Env, change: &mut Change<'_>) -> Vec<Vec<f64>> {
     let mut values: Vec<Vec<f64>> = Vec::with_capacity(body.nodes.len());
     for v in body.values() {
         let args: Vec<&[f64]> = body[v].args.iter().map(|a| values[a.index()].as_slice()).collect();
-        let out = eval(body, v, &args, env);
+        let mut out = eval(body, v, &args, env);
+        change(v, &args, &mut out, env);
         values.push(out);
     }
     values

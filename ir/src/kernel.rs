@@ -231,8 +231,13 @@ impl Kernel {
     ///
     /// `inputs` are dense, in each operand's storage order; the result holds the outputs alike (not yet accumulated).
     pub fn run(&self, inputs: &[Vec<f64>], scalars: &[f64]) -> Vec<Vec<f64>> {
+        self.run_changed(inputs, scalars, &mut |_, _, _, _| {})
+    }
+
+    /// As [`Kernel::run`], of values that are changed.
+    pub fn run_changed(&self, inputs: &[Vec<f64>], scalars: &[f64], change: &mut eval::Change<'_>) -> Vec<Vec<f64>> {
         let mut env = KernelEnv { kernel: self, inputs, scalars };
-        let values = eval::run(&self.body, &mut env);
+        let values = eval::run_changed(&self.body, &mut env, change);
         self.outputs.iter().map(|o| values[o.value.index()].clone()).collect()
     }
 }

@@ -15,6 +15,7 @@ mod load;
 mod memory;
 mod operands;
 mod places;
+mod rounding;
 #[cfg(test)]
 pub mod tests;
 

@@ -1,8 +1,9 @@
 //! Which places of a kernel's results are looked at, and what is to be there.
 
 use crate::check::memory::{self, Mapped};
-use crate::check::{Spot, Wrong};
+use crate::check::{Spot, Wrong, rounding};
 use ir::dim::Dim;
+use ir::eval::Change;
 use ir::graph::Type;
 use ir::kernel::distance::{Distance, narrowest, rms};
 use ir::kernel::part::{Most, Part, all_points};
@@ -135,13 +136,13 @@ impl Interpreted {
             |o: &u64| (ran.whole && ran.before[output.number].is_some() || output.is_written(*o)).then(|| ran.outputs[output.number].get(dtype, *o));
         let got = offsets.iter().map(got).collect();
         let mut new = Interpreted { part, operands, offsets, want: vec![], got };
-        new.want = new.run(output, &new.operands);
+        new.want = new.run(output, &new.operands, &mut |_, _, _, _| {});
         new
     }
 
-    /// What the body says on these operands.
-    fn run(&self, output: &Output, operands: &[Vec<f64>]) -> Vec<f64> {
-        let mut values = self.part.run(operands, &output.ran.scalars).concat();
+    /// What the body says on these operands, where values on the way are changed.
+    fn run(&self, output: &Output, operands: &[Vec<f64>], change: &mut Change<'_>) -> Vec<f64> {
+        let mut values = self.part.run_changed(operands, &output.ran.scalars, change).concat();
         let dtype = output.ty.dtype;
         if let Some(before) = &output.ran.before[output.number] {
             values.iter_mut().zip(&self.offsets).for_each(|(x, o)| *x += before.get(dtype, *o));
@@ -158,10 +159,23 @@ impl Interpreted {
             let inputs = output.kernel.inputs.iter().zip(&self.operands);
             let others: Vec<Vec<f64>> =
                 inputs.map(|(i, values)| if i.ty.dtype.is_float() { values.iter().zip(0..).map(other).collect() } else { values.clone() }).collect();
-            let now = self.run(output, &others);
-            most.iter_mut().zip(now.iter().zip(&self.want)).for_each(|(m, (a, b))| *m = m.max(far(*a, *b)));
+            self.widen(&mut most, &self.run(output, &others, &mut |_, _, _, _| {}));
         }
         most
+    }
+
+    /// How far each place goes when sums are as wrong as rounding may make them.
+    fn rounded(&self, output: &Output) -> Vec<f64> {
+        let mut most = vec![0.0f64; self.want.len()];
+        for time in 0..3 {
+            let mut change = rounding::change(&self.part.kernel.body, time, output.ran.emulated);
+            self.widen(&mut most, &self.run(output, &self.operands, &mut change));
+        }
+        most
+    }
+
+    fn widen(&self, most: &mut [f64], now: &[f64]) {
+        most.iter_mut().zip(now.iter().zip(&self.want)).for_each(|(m, (a, b))| *m = m.max(far(*a, *b)));
     }
 }
 
@@ -238,10 +252,11 @@ fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
     let (got, want): (Vec<f64>, Vec<f64>) = pairs().unzip();
     let allowed = allowed(output.kernel, output.ty.dtype, output.ran.emulated);
     if !Distance::of(&got, &want, 0.0).is_within(allowed) {
-        // What the last digits of operands change says little.
+        // What the last digits of operands change says little; nor does what rounding makes of long sums.
         let scale = rms(want.iter().copied());
-        let steps: Vec<Vec<f64>> = parts.iter().map(|p| p.unsteady(output)).collect();
-        let all = parts.iter().zip(&steps).flat_map(|(p, steps)| (0..p.want.len()).map(move |k| (p, k, STEPS * steps[k])));
+        let step = |(unsteady, rounded): (&f64, &f64)| STEPS * unsteady + rounded;
+        let steps: Vec<Vec<f64>> = parts.iter().map(|p| p.unsteady(output).iter().zip(&p.rounded(output)).map(step).collect()).collect();
+        let all = parts.iter().zip(&steps).flat_map(|(p, steps)| (0..p.want.len()).map(move |k| (p, k, steps[k])));
         let beyond: Vec<(&Interpreted, usize, f64)> = all
             .filter_map(|(p, k, step)| {
                 let (far, size) = (far(p.got[k]?, p.want[k]), p.want[k].abs().max(scale));

@@ -115,6 +115,30 @@ fn code_of_loops_is_held_to_its_body() {
     is_told_from(&loops(DType::F32, Unary::Exp, [3000, 3000]), &loops(DType::F32, Unary::Cos, [3000, 3000]));
 }
 
+/// Sums over this many rows, as gradients of biases are; of so many columns.
+fn columns([rows, columns]: [u64; 2], function: Unary) -> Kernel {
+    let mut make = Make::default();
+    let [s, h] = [("s", rows), ("h", columns)].map(|(n, size)| make.dim(n, size));
+    let x = make.input(DType::F32, &[s, h]);
+    let x = make.op(Op::Unary(function), &[x]);
+    let sum = make.op(Op::Reduce { kind: Reduce::Sum, over: vec![s] }, &[x]);
+    make.kernel(Family::Loops { grid: vec![h] }, &[sum])
+}
+
+/// Rounding grows with the number of terms, of either sign or of one, and is not taken for another sum.
+#[test]
+fn long_sums_are_held_to_their_bodies_as_far_as_rounding_goes() {
+    for sizes in [[1 << 16, 768], [100_000, 10], [1 << 20, 64], [1 << 22, 1]] {
+        for function in [Unary::Neg, Unary::Abs] {
+            let passed = held(&columns(sizes, function), &columns(sizes, function));
+            assert!(matches!(passed, Ok(Verification::Passed { .. })), "{sizes:?}: {passed:?}");
+        }
+    }
+    // One of many rows is left out.
+    let (less, more) = (columns([(1 << 16) - 1, 64], Unary::Neg), columns([1 << 16, 64], Unary::Neg));
+    assert!(matches!(held(&less, &more), Err(Wrong::Value { .. })));
+}
+
 #[test]
 fn code_of_products_is_held_to_its_body() {
     for dtype in [DType::F32, DType::Bf16] {

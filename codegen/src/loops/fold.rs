@@ -31,6 +31,14 @@ impl Fold {
         }
     }
 
+    /// Whether joins are rounded.
+    pub fn rounds(self) -> bool {
+        match self {
+            Fold::Join { kind: Reduce::Sum, lane } => lane == Lane::F32,
+            Fold::Join { kind: Reduce::Max | Reduce::Any, .. } | Fold::ArgMax { .. } => false,
+        }
+    }
+
     pub fn start<B: Builder>(self, b: &B) -> Vec<B::Vector> {
         let least = |lane| if lane == Lane::F32 { b.f32(ir::fault!("reduce.max.start", 0.0, f64::NEG_INFINITY)) } else { b.i32(i32::MIN) };
         match self {

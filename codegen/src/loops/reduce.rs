@@ -5,7 +5,7 @@ use super::fold::{Fold, join_sets};
 use super::place::{Along, Order, Place, Stored, element, zipped};
 use super::value::{Known, zero};
 use crate::CompileError;
-use crate::build::{Builder, IntBinary, Lane};
+use crate::build::{Builder, IntBinary, Lane, LoopBody};
 use crate::pointwise;
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -13,6 +13,16 @@ use ir::op::{Op, Reduce};
 
 /// Accumulators that a reduction keeps apart, to hide the latency of an addition.
 const PARALLEL: i64 = 4;
+
+/// Terms that an accumulator takes in one after the other, at least, before what they come to is added to the sum of
+/// all those before. What rounding adds to a sum grows with the additions that follow each other: of a million terms
+/// in blocks of a thousand they are two thousand.
+const BLOCK: i64 = 256;
+
+/// The terms of a block, of so many that an accumulator takes in.
+fn block(terms: i64) -> i64 {
+    BLOCK.max(terms.isqrt().unsigned_abs().next_power_of_two() as i64)
+}
 
 /// Takes in the elements at some places: of some sets the state before, and the state after, one after the other.
 type FoldBody<'a, L, P, V> = dyn FnMut(&mut L, &[P], &[&[V]]) -> Vec<V> + 'a;
@@ -27,10 +37,44 @@ struct Innermost {
     run: Option<i64>,
 }
 
+/// What the loops of a reduction carry.
+struct Carried<'a, V> {
+    /// Of one set of accumulators, and what that begins with.
+    folds: &'a [Fold],
+    start: &'a [V],
+    sets: i64,
+    /// Terms of a block, where floats are summed.
+    block: Option<i64>,
+}
+
 /// What a reduction leaves a number at: an element of a place's runs.
 struct Point {
     place: usize,
     k: usize,
+}
+
+/// A loop of a reduction, in which an accumulator takes in `terms` at each iteration. Where a block has several
+/// iterations' and the loop has more, accumulators begin anew for each block.
+fn in_blocks<B: Builder>(
+    b: &B,
+    (to, step): (i64, i64),
+    terms: i64,
+    carried: &Carried<'_, B::Vector>,
+    state: &[B::Vector],
+    body: &mut LoopBody<'_, B::Index, B::Vector>,
+) -> Vec<B::Vector> {
+    let Some(iterations) = carried.block.map(|n| n / terms).filter(|n| (1..to / step).contains(n)) else {
+        return b.repeat(b.index(0), b.index(to), step, state, body);
+    };
+    let (per_block, per_set) = (iterations * step, carried.start.len());
+    let fresh: Vec<B::Vector> = (0..carried.sets).flat_map(|_| carried.start.to_vec()).collect();
+    b.repeat(b.index(0), b.index(to), per_block, state, &mut |first, totals| {
+        let end = b.index_add(first, b.index(ir::fault!("reduce.block.end", per_block - step, per_block)));
+        let end = if to % per_block == 0 { end } else { b.index_min(end, b.index(to)) };
+        let sums = b.repeat(first, end, step, ir::fault!("reduce.block.fresh", totals, fresh.as_slice()), &mut *body);
+        let sets = totals.chunks(per_set).zip(sums.chunks(per_set));
+        sets.flat_map(|(total, sum)| join_sets(b, carried.folds, ir::fault!("reduce.block.total", sum, total), sum)).collect()
+    })
 }
 
 impl<B: Builder> Loops<'_, B> {
@@ -93,8 +137,11 @@ impl<B: Builder> Loops<'_, B> {
         let all: Vec<Fold> = points.iter().flat_map(|_| folds.iter().copied()).collect();
         let one_set: Vec<B::Vector> = all.iter().flat_map(|f| f.start(b)).collect();
         let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
+        let terms = self.terms(&others, innermost, sets);
+        let block = all.iter().any(|f| f.rounds()).then(|| block(terms));
+        let carried = Carried { folds: &all, start: &one_set, sets, block };
         let mut result = Ok(());
-        let state = self.fold_nest(places, &others, innermost, sets, &state, &mut |this, places, sets| {
+        let state = self.fold_nest(places, &others, innermost, &carried, &state, &mut |this, places, sets| {
             let mut known: Vec<Known<B::Vector>> = places.iter().map(|_| Known::new()).collect();
             let mut out = Vec::new();
             for (number, set) in sets.iter().enumerate() {
@@ -155,22 +202,30 @@ impl<B: Builder> Loops<'_, B> {
         Ok(out)
     }
 
-    /// Loops that carry `sets` sets of accumulators; the innermost loop hands each set, or all that share runs, their own elements.
+    /// Terms that an accumulator takes in, in loops over these dims.
+    fn terms(&self, others: &[Dim], innermost: Innermost, sets: i64) -> i64 {
+        let width = if innermost.lanes_along { self.b.lanes() as i64 } else { 1 };
+        let last = innermost.dim.map_or(1, |d| self.own(d).1);
+        others.iter().map(|d| self.own(*d).1).product::<i64>() * (last / (width * sets)).max(1)
+    }
+
+    /// Loops that carry sets of accumulators; the innermost loop hands each set, or all that share runs, their own elements.
     fn fold_nest(
         &mut self,
         places: &[Place<B>],
         others: &[Dim],
         innermost: Innermost,
-        sets: i64,
+        carried: &Carried<'_, B::Vector>,
         state: &[B::Vector],
         body: &mut FoldBody<'_, Self, Place<B>, B::Vector>,
     ) -> Vec<B::Vector> {
-        let b = self.b;
+        let (b, sets) = (self.b, carried.sets);
         if let Some((&dim, rest)) = others.split_first() {
             let (from, size) = self.own(dim);
-            return b.repeat(b.index(0), b.index(size), 1, state, &mut |index, state| {
+            let terms = self.terms(rest, innermost, sets);
+            return in_blocks(b, (size, 1), terms, carried, state, &mut |index, state| {
                 let places = self.all_moved(places, dim, &Along::Same(b.index_add(from, index)), None);
-                self.fold_nest(&places, rest, innermost, sets, state, body)
+                self.fold_nest(&places, rest, innermost, carried, state, body)
             });
         }
         let per_set = state.len() / sets as usize;
@@ -186,7 +241,7 @@ impl<B: Builder> Loops<'_, B> {
         };
         let together = size / (width * sets) * (width * sets);
         let whole = size / width * width;
-        let state = b.repeat(b.index(0), b.index(together), width * sets, state, &mut |index, state| {
+        let state = in_blocks(b, (together, width * sets), 1, carried, state, &mut |index, state| {
             let mut out = Vec::new();
             let run = innermost.run.unwrap_or(1) as usize;
             for (number, own) in state.chunks(per_set * run).enumerate() {

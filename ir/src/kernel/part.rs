@@ -180,8 +180,13 @@ impl Part {
 
     /// As [`Kernel::run`], on what is left of operands.
     pub fn run(&self, inputs: &[Vec<f64>], scalars: &[f64]) -> Vec<Vec<f64>> {
+        self.run_changed(inputs, scalars, &mut |_, _, _, _| {})
+    }
+
+    /// As [`Kernel::run_changed`], on what is left of operands.
+    pub fn run_changed(&self, inputs: &[Vec<f64>], scalars: &[f64], change: &mut eval::Change<'_>) -> Vec<Vec<f64>> {
         let mut env = PartEnv { part: self, whole: KernelEnv { kernel: &self.kernel, inputs, scalars } };
-        let values = eval::run(&self.kernel.body, &mut env);
+        let values = eval::run_changed(&self.kernel.body, &mut env, change);
         self.kernel.outputs.iter().map(|o| values[o.value.index()].clone()).collect()
     }
 }

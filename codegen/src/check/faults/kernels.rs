@@ -339,6 +339,7 @@ pub fn cases() -> Vec<Case> {
         ("greatest", greatest(F32, [9, 70])),
         ("greatest in bf16", greatest(BF16, [9, 70])),
         ("columns", columns([40, 300], true)),
+        ("long columns", columns([700, 140], false)),
         ("functions", functions(false, F32)),
         ("functions of positive numbers", functions(true, F32)),
         ("functions in bf16", functions(false, BF16)),
