@@ -21,7 +21,8 @@ pub mod targets;
 use codegen::target::Arch;
 use codegen::{Batch, BatchError, Emit, LinkError, Verification, Verify, Workers};
 use frontend::{Loader, Models};
-use ir::diag::{Diagnostic, Severity, Sources};
+use ir::diag::{Diagnostic, Severity, Sources, Span};
+use ir::kernel::Kernel;
 use ir::model::Model;
 use ir::module::Module;
 use ir::options::Options;
@@ -98,7 +99,7 @@ impl Request {
     pub fn generate(&self, levels: Levels, progress: &Progress) -> Result<Artifact, Error> {
         let (job, targets) = (&levels.compiled.job, &self.targets);
         let batch = generate(&job.kernels, targets, Emit::default(), self.verify, self.cache.as_deref(), &self.workers, progress)?;
-        let (checked, Batch { kernels, .. }) = (KernelChecks::of(&batch), batch);
+        let (checked, Batch { kernels, .. }) = (KernelChecks::of(&batch, &job.kernels), batch);
         if let Some(error) = beyond_scratch(&entries(&kernels), job, targets) {
             return Err(Error::User(vec![error], levels.sources));
         }
@@ -213,18 +214,35 @@ pub struct KernelChecks {
     /// Of these now, and the time that all took, one after the other.
     pub now: usize,
     pub time: Duration,
-    /// Why others were not, and how many of them.
-    pub not: BTreeMap<String, usize>,
+    /// How many nobody has looked at, as nobody asked for it.
+    pub unseen: usize,
+    /// Why the code of others does not run here, and of how many.
+    pub foreign: BTreeMap<String, usize>,
+    /// Those that are too large for it.
+    pub not: Vec<NotChecked>,
+}
+
+/// A kernel that is too large to be held to its body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotChecked {
+    pub kernel: String,
+    /// What of the text it computes.
+    pub span: Option<Span>,
+    pub why: String,
 }
 
 impl KernelChecks {
-    fn of(batch: &Batch) -> KernelChecks {
+    fn of(batch: &Batch, kernels: &[Kernel]) -> KernelChecks {
         let mut out = KernelChecks { cached: batch.cached, now: batch.held, time: batch.holding, ..KernelChecks::default() };
-        for kernel in &batch.kernels {
-            match &kernel.verification {
+        for (kernel, compiled) in kernels.iter().zip(&batch.kernels) {
+            match &compiled.verification {
                 Verification::Passed { .. } => out.held += 1,
-                Verification::NotChecked(why) => *out.not.entry(why.clone()).or_default() += 1,
-                Verification::None => {}
+                Verification::Foreign(why) => *out.foreign.entry(why.clone()).or_default() += 1,
+                Verification::NotChecked(why) => {
+                    let span = kernel.body.nodes.iter().rev().find_map(|n| n.origin.span);
+                    out.not.push(NotChecked { kernel: compiled.name.clone(), span, why: why.clone() });
+                }
+                Verification::None => out.unseen += 1,
             }
         }
         out

@@ -1,9 +1,10 @@
 //! The table that `mcc compile` ends with.
 
+use ir::diag::Sources;
 use ir::kernel::Family;
 use ir::mesh::{Axis, Mesh};
 use ir::program::Job;
-use mcc::KernelChecks;
+use mcc::{KernelChecks, NotChecked};
 use passes::report::explain::{exchanges, totals};
 use passes::report::footprint::{Footprint, Footprints, Kind, size};
 use passes::report::pipeline_timeline::{UNIT, timeline};
@@ -12,7 +13,13 @@ use std::fmt::Write;
 use std::time::Duration;
 
 /// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; seconds per pass and per verifier.
-pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)], verified: &[(&str, Duration)], checked: &KernelChecks) -> String {
+pub fn table(
+    job: &Job,
+    memory: &Footprints,
+    times: &[(&str, Duration)],
+    verified: &[(&str, Duration)],
+    checked: (&KernelChecks, &Sources),
+) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
     let parameters = job.parameters();
@@ -62,9 +69,12 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)], verifie
     out
 }
 
+/// Of kernels that are not checked, how many are named.
+const NAMED: usize = 3;
+
 /// `30 kernels from the cache, 12 held to their bodies in 0.31 s`.
-fn code(checked: &KernelChecks) -> String {
-    let KernelChecks { cached, held, now, time, not } = checked;
+fn code((checked, sources): (&KernelChecks, &Sources)) -> String {
+    let KernelChecks { cached, held, now, time, unseen, foreign, not } = checked;
     let mut parts = vec![format!("{} from the cache", count(*cached as u64))];
     parts.push(match (*now, *held) {
         (0, 0) => "none held to their bodies".into(),
@@ -72,7 +82,16 @@ fn code(checked: &KernelChecks) -> String {
         (now, all) if now == all => format!("{now} held to their bodies in {:.2} s", time.as_secs_f64()),
         (now, all) => format!("{all} held to their bodies, {now} of them now in {:.2} s", time.as_secs_f64()),
     });
-    parts.extend(not.iter().map(|(why, n)| format!("{n} not checked: {why}")));
+    parts.extend((*held > 0 && *unseen > 0).then(|| format!("{unseen} not, as nobody asked for it")));
+    parts.extend(foreign.iter().map(|(why, n)| format!("{n} not checked: {why}")));
+    if !not.is_empty() {
+        let named = not.iter().take(NAMED).map(|NotChecked { kernel, span, why }| match span.and_then(|s| sources.line(s)) {
+            Some(line) => format!("{kernel} of {line} ({why})"),
+            None => format!("{kernel} ({why})"),
+        });
+        let more = (not.len() > NAMED).then(|| format!("{} more", not.len() - NAMED));
+        parts.push(format!("{} not checked: {}", not.len(), named.chain(more).collect::<Vec<_>>().join("; ")));
+    }
     parts.join(", ")
 }
 

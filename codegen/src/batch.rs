@@ -1,9 +1,9 @@
 //! Many kernels at once: known ones from the cache, the others by workers in parallel.
 
 use crate::cache::Cache;
-use crate::check::{Checker, Verification, Verify};
+use crate::check::{self, Checker, Verification, Verify};
 use crate::object::{self, Compiled, Emit};
-use crate::target::{Arch, Target};
+use crate::target::Target;
 use crate::worker::{Worker, WorkerCommand, WorkerError};
 use ir::kernel::Kernel;
 use ir::progress::Progress;
@@ -72,11 +72,12 @@ pub fn compile(
     let mut seen = BTreeSet::new();
     let named = kernels.iter().map(|k| (k.name(), k)).filter(|(name, _)| seen.insert(name.clone()));
     let jobs: Vec<Job> = named.map(|(name, kernel)| Job { known: cache.as_ref().and_then(|c| c.get(&name, target, emit)), name, kernel }).collect();
-    // With `all`, GPU kernels are looked at that were not when they were new.
+    // What a compile without checks, or a machine that lacks something, has left is looked at where it can be.
+    let runs = check::runs(target, verify);
     let is_done = |known: &Compiled| match known.verification {
-        _ if verify != Verify::All => true,
-        Verification::Passed { .. } => true,
-        Verification::NotChecked(_) => target.arch != Arch::Nvptx,
+        _ if verify == Verify::Off => true,
+        Verification::Passed { .. } | Verification::NotChecked(_) => true,
+        Verification::Foreign(_) => !runs,
         Verification::None => false,
     };
     let open: Vec<usize> = (0..jobs.len()).filter(|i| !jobs[*i].known.as_ref().is_some_and(is_done)).collect();
@@ -211,6 +212,27 @@ mod tests {
         // No worker is needed any more: this command would fail.
         let command = WorkerCommand { program: "/nonexistent".into(), arguments: vec![] };
         assert_eq!(run(&Workers::Processes { command, count: 2 }).expect("cached").kernels, first.kernels);
+    }
+
+    #[test]
+    fn what_nobody_has_looked_at_is_looked_at_once_it_can_be() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (host, gpu) = (Target::host().expect("a supported machine"), Target::gpu("sm_80"));
+        let said = |target: &Target, verify| {
+            let of = [kernel(5)];
+            let batch = compile(&of, target, Emit::default(), verify, Some(directory.path()), &Workers::InProcess, &Progress::default());
+            let batch = batch.expect("compiled");
+            (batch.cached, batch.held, batch.kernels[0].verification.clone())
+        };
+        assert_eq!(said(&host, Verify::Off), (0, 0, Verification::None));
+        let passed = Verification::Passed { places: 5 };
+        assert_eq!(said(&host, Verify::New), (1, 1, passed.clone()));
+        assert_eq!(said(&host, Verify::New), (1, 0, passed.clone()));
+        let foreign = Verification::Foreign("code for a GPU".into());
+        assert_eq!(said(&gpu, Verify::Off), (0, 0, Verification::None));
+        assert_eq!(said(&gpu, Verify::New), (1, 0, foreign.clone()));
+        assert_eq!(said(&gpu, Verify::New), (1, 0, foreign));
+        assert_eq!(said(&gpu, Verify::All), (1, 1, passed));
     }
 
     #[test]

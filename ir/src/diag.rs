@@ -28,6 +28,13 @@ pub struct Sources {
     pub files: Vec<Source>,
 }
 
+impl Sources {
+    /// Where a place is, as a user finds it: `mlp.mdl:7`.
+    pub fn line(&self, span: Span) -> Option<String> {
+        self.files.get(span.file as usize).map(|f| format!("{}:{}", f.name, span.line))
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Source {
     /// As the user named it, or `std/nn.mdl` for the library.

@@ -63,9 +63,9 @@ pub struct CompileArgs {
 pub enum VerifyKernels {
     /// None
     Off,
-    /// Those that are not in the cache
+    /// Those that are not in the cache, or that nobody has looked at
     New,
-    /// Those from the cache as well, if nobody has looked at them, and code for GPUs, in the emulator: for minutes
+    /// Code for GPUs as well, in the emulator: for minutes
     All,
 }
 

@@ -43,10 +43,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
     Off,
-    /// Those that are compiled.
+    /// Those that are compiled, and those from the cache that nobody has looked at where they could run.
     #[default]
     New,
-    /// Those from the cache as well that nobody has looked at.
+    /// Code for GPUs as well, in the emulator.
     All,
 }
 
@@ -59,7 +59,9 @@ pub enum Verification {
     /// Nobody asked for it.
     #[default]
     None,
-    /// It was not, and why.
+    /// It does not run on this machine, and why.
+    Foreign(String),
+    /// It is too large for it, and by what.
     NotChecked(String),
     /// So many places of its results are what the body says.
     Passed { places: u64 },
@@ -158,6 +160,14 @@ fn ranges(shape: Shape, cost: u64, seed: u64) -> Vec<[u64; 2]> {
     vec![[0, n], [between, between + n], [tiles - n, tiles]]
 }
 
+/// Whether code for this target is run here, in the emulator where that is asked for.
+pub fn runs(target: &Target, verify: Verify) -> bool {
+    match target.arch {
+        Arch::Nvptx => verify == Verify::All,
+        Arch::X86_64 => foreign(target).is_none(),
+    }
+}
+
 /// Why code for this target does not run here, if it does not.
 fn foreign(target: &Target) -> Option<String> {
     match target.arch {
@@ -202,7 +212,7 @@ impl Checker {
         }
         match &self.foreign {
             Some((_, Some(_))) if self.emulates && target.arch == Arch::Nvptx => {}
-            Some((_, Some(why))) => return Ok(Verification::NotChecked(why.clone())),
+            Some((_, Some(why))) => return Ok(Verification::Foreign(why.clone())),
             _ => {}
         }
         let ran = match self.run(kernel, compiled, target.arch) {
@@ -231,7 +241,8 @@ impl Checker {
         let some: u64 = ranges.iter().map(|[first, end]| end - first).sum();
         let of_tile = cost / shape.tiles.max(1);
         if of_tile > LONGEST {
-            return Err(Stopped::Unknown(format!("a tile of it goes through {of_tile} points")));
+            let points = if cost == u64::MAX { "more than 2^64".into() } else { of_tile.to_string() };
+            return Err(Stopped::Unknown(format!("a tile of it goes through {points} points")));
         }
         let dims = &kernel.body.dims;
         let output = |o: &ir::kernel::Output| memory::bytes(dims, &kernel.body[o.value].ty, &o.strides);

@@ -183,7 +183,7 @@ fn code_for_other_machines_is_not_run() {
     let compiled = object::compile(&kernel, &gpu, Emit::default()).expect("the kernel compiles");
     let said = Checker::default().check(&kernel, &compiled, &gpu);
     // Only where it is asked for, as it takes seconds.
-    assert_eq!(said, Ok(Verification::NotChecked("code for a GPU".into())));
+    assert_eq!(said, Ok(Verification::Foreign("code for a GPU".into())));
 }
 
 /// Some blocks of it, in the emulator: products, attention, loops and sums by index, on tensor cores and without.

@@ -91,9 +91,12 @@ fn bound(kernel: &Kernel) -> BTreeSet<Dim> {
 }
 
 /// The points of a node's loops: of all dims that it has to do with. An index picks one of a table's rows, and a
-/// row is one expert's.
+/// row is one expert's. An op that moves elements reads one for each that it leaves.
 pub fn points(kernel: &Kernel, v: Value) -> u64 {
     let (body, node) = (&kernel.body, &kernel.body[v]);
+    if let Op::Concat { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::View { .. } | Op::Shard { .. } = node.op {
+        return body.elements(v);
+    }
     let picked = match &node.op {
         Op::Gather { dim } | Op::Scatter { dim } => Some(*dim),
         Op::GroupedDot { experts, .. } => Some(*experts),
@@ -222,6 +225,25 @@ impl Env for PartEnv<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dim::DimInfo;
+    use crate::graph::{Body, Origin, Phase};
+    use crate::kernel::Family;
+    use crate::op::DType;
+    use crate::program::Space;
+
+    /// What is joined is read once.
+    #[test]
+    fn a_place_of_what_moves_elements_is_one_point() {
+        let mut body = Body::default();
+        let [s, a, b, all, wide] = [("s", 3), ("a", 5), ("b", 6), ("all", 11), ("wide", 20)].map(|(n, size)| body.dims.add(DimInfo::new(n, size)));
+        let mut push = |op, args: &[Value], dims: [Dim; 2]| body.push(op, args, Type::new(DType::F32, dims), Origin::new(Phase::Forward));
+        let (x, y) = (push(Op::Input(0), &[], [s, a]), push(Op::Input(1), &[], [s, b]));
+        let joined = push(Op::Concat { from: vec![a, b], to: all }, &[x, y], [s, all]);
+        let padded = push(Op::Pad { from: Some(all), to: wide, at: 3 }, &[joined], [s, wide]);
+        let slice = push(Op::Slice { from: all, to: Some(a), at: 2 }, &[joined], [s, a]);
+        let kernel = Kernel { on: Space::Device, family: Family::Loops { grid: vec![s] }, body, inputs: vec![], scalars: vec![], outputs: vec![] };
+        assert_eq!([joined, padded, slice].map(|v| points(&kernel, v)), [33, 60, 15]);
+    }
 
     #[test]
     fn the_first_and_the_last_are_always_left() {
