@@ -2,6 +2,7 @@
 
 use crate::misuse::misuse;
 use crate::print::note;
+use crate::report::count;
 use crate::shown::Verbosity;
 use ir::diag::Sources;
 use ir::model::Train;
@@ -18,17 +19,21 @@ use runtime::reference;
 /// Sequences that are looked at by default, where the batch has so many.
 const FEW: u64 = 4;
 
-/// What the first step of a run should come to on so many sequences; 0 is the default.
+/// What the interpreter comes to in a second, about: multiplications in products of matrices, and points of other loops.
+const SPEED: [f64; 2] = [6e9, 1.5e8];
+
+/// What the first step of a run should come to on so many sequences, or on as many as are looked at by default.
 ///
 /// # Errors
 /// A number that does not divide the batch, a model that is too large, or that is not what it is on copies; and as of
 /// [`launch::first_step`].
-pub fn expected(artifact: &Artifact, options: &RunOptions, sequences: u64, verbosity: Verbosity) -> anyhow::Result<Option<FirstStep>> {
+pub fn expected(artifact: &Artifact, options: &RunOptions, sequences: Option<u64>, verbosity: Verbosity) -> anyhow::Result<Option<FirstStep>> {
     let batch = artifact.job.global_batch;
+    let _interpreting = options.stop.interpreting();
     let few = match sequences {
-        0 => (1..=FEW).rev().find(|n| batch.is_multiple_of(*n)).unwrap_or(1),
-        n if batch.is_multiple_of(n) => n,
-        n => return Err(misuse!("--check-first-step={n}: the batch of {batch} sequences is no multiple of that")),
+        None => (1..=FEW).rev().find(|n| batch.is_multiple_of(*n)).unwrap_or(1),
+        Some(n) if batch.is_multiple_of(n) => n,
+        Some(n) => return Err(misuse!("--check-first-step={n}: the batch of {batch} sequences is no multiple of that")),
     };
     // That copies come to the same shows in as few as there can be.
     let numbers = if few == batch { vec![few] } else { vec![few, 2 * few] };
@@ -41,9 +46,26 @@ pub fn expected(artifact: &Artifact, options: &RunOptions, sequences: u64, verbo
         ));
     }
     if verbosity != Verbosity::Quiet {
-        note!("interpreting the first step, on {few} of {batch} sequences");
+        // The first of them twice.
+        let work = jobs.iter().chain(&jobs[..1]).map(reference::work);
+        let [products, points] = work.fold([0.0; 2], |sums, own| [0, 1].map(|i: usize| sums[i] + own[i] as f64));
+        note!(
+            "interpreting the first step, on {few} of {batch} sequences: {} multiplications in products and {} other operations, about {}",
+            count(products as u64),
+            count(points as u64),
+            time(products / SPEED[0] + points / SPEED[1])
+        );
     }
     Ok(launch::first_step(artifact, options, &jobs)?)
+}
+
+/// `20 s`, `3 min`, `2 h`.
+fn time(seconds: f64) -> String {
+    match seconds.ceil() as u64 {
+        s @ 0..100 => format!("{s} s"),
+        s @ 100..6_000 => format!("{} min", s.div_ceil(60)),
+        s => format!("{} h", s.div_ceil(3_600)),
+    }
 }
 
 /// The model of a job as its text has it, in f32, on one rank and for so many sequences a step.

@@ -45,8 +45,8 @@ pub fn listen(stop: StopRequest, announce: Announce) -> Result<(), Failure> {
         for signal in signals.forever() {
             let name = low_level::signal_name(signal).unwrap_or("a signal");
             interrupts += u32::from(signal == SIGINT);
-            if stop.is_meeting() {
-                note!("error: {name} came before all ranks had met: nothing was trained, and nothing is saved");
+            if let Some(awaited) = stop.awaited() {
+                note!("error: {name} came before {awaited}: nothing was trained, and nothing is saved");
                 low_level::exit(1);
             }
             if signal == SIGINT && interrupts > 1 {

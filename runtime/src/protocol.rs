@@ -91,7 +91,7 @@ pub struct FirstStep {
 pub struct Expected {
     pub report: String,
     pub value: Real,
-    /// The greatest relative distance that is rounding.
+    /// The greatest distance that is rounding.
     pub allowed: Real,
 }
 

@@ -9,7 +9,7 @@ use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
-use crate::launch::{apart, spread};
+use crate::launch::{is_beyond, spread};
 use crate::profile::{Part, now};
 use crate::protocol::{self, Blamed, Event, Expected, FirstStep, OnNonfinite, Orders, SaveFile, StepEvent};
 use crate::reference::{Plans, Reference};
@@ -68,7 +68,7 @@ pub enum WorkerError {
     NotFinite { rank: u64, tensor: String, element: u64, value: f64, step: u64 },
     #[error(
         "rank {rank}: the first step is not the reference's: on {sequences} sequences `{report}` is {found:e} and should be {expected:e}; \
-         {:.1e} of it is more than the {allowed:.0e} that rounding explains. Nothing was trained", apart(*.found, *.expected)
+         they are {:.1e} apart, and rounding explains {allowed:.1e}. Nothing was trained", (.found - .expected).abs()
     )]
     FirstStep { rank: u64, report: String, sequences: u64, found: f64, expected: f64, allowed: f64 },
     #[error("the launcher does not listen any more: {0}")]
@@ -89,6 +89,10 @@ impl WorkerError {
             WorkerError::Exec(e) => e.fault.help(),
             WorkerError::Data(e) => e.help(),
             WorkerError::NotFinite { .. } => Some(Help::from("a lower learning rate or ").option(OptionName::Clip).and(" may keep it finite")),
+            WorkerError::FirstStep { .. } => Some(Help::from(
+                "the same artifact on other machines shows whether it is the hardware, and the text compiled for one rank whether it is \
+                 kernels or exchanges: please report these with the text; without --check-first-step the run trains with what it has",
+            )),
             WorkerError::Orders(_)
             | WorkerError::World { .. }
             | WorkerError::Artifact(_)
@@ -97,7 +101,6 @@ impl WorkerError {
             | WorkerError::Save { .. }
             | WorkerError::Reserve { .. }
             | WorkerError::Stop { .. }
-            | WorkerError::FirstStep { .. }
             | WorkerError::Silence(_) => None,
         }
     }
@@ -394,7 +397,7 @@ fn compare_first<D: Device>(
     let reports = rank.reports().to_vec();
     for Expected { report, value: Real(value), allowed: Real(allowed) } in &first.expected {
         let found = job.reports.iter().zip(&reports).find(|(name, _)| *name == report).and_then(|(_, found)| *found);
-        if let Some(found) = found.filter(|found| apart(*found, *value) > *allowed) {
+        if let Some(found) = found.filter(|found| is_beyond(*found, *value, *allowed)) {
             let (rank, report, sequences) = (rank.rank(), report.clone(), first.sequences);
             return Err(WorkerError::FirstStep { rank, report, sequences, found, expected: *value, allowed: *allowed });
         }

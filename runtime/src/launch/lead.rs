@@ -2,7 +2,6 @@
 
 use super::checkpoints::Checkpoints;
 use super::error::{RunError, RunFailure};
-use super::first_step::apart;
 use super::gather::Gather;
 use super::metrics::Metrics;
 use super::options::RunOptions;
@@ -243,7 +242,12 @@ fn first(job: &Job, orders: &Orders, reports: &[Option<f64>]) -> Option<String> 
     let said = expected.iter().filter_map(|e| {
         let found = job.reports.iter().zip(reports).find(|(name, _)| **name == e.report)?;
         let found = (*found.1)?;
-        Some(format!("{} {:.5}, {:.1e} from the reference's", e.report, found, apart(found, e.value.0)))
+        let (apart, value) = ((found - e.value.0).abs(), e.value.0.abs());
+        Some(if apart < value || apart == 0.0 {
+            format!("{} {found:.5}, {:.1e} from the reference's", e.report, apart / value.max(f64::MIN_POSITIVE))
+        } else {
+            format!("{} {found:.1e}, as near zero as the reference's {value:.1e} up to rounding", e.report)
+        })
     });
     let said: Vec<String> = said.collect();
     let of = if *sequences == job.global_batch { format!("all {sequences}") } else { format!("{sequences} of the {}", job.global_batch) };

@@ -32,7 +32,7 @@ mod stop;
 
 pub use error::{RunError, RunFailure};
 pub use first_step::{NARROW, WIDE, first_step};
-pub(crate) use first_step::{apart, spread};
+pub(crate) use first_step::{is_beyond, spread};
 pub use options::{MEETING, PATIENCE, RunOptions};
 pub use plan::host;
 pub use progress::{Note, Progress, RankTimes, RunEvent, Saved, Summary};

@@ -14,6 +14,7 @@ pub struct StopRequest(Arc<Asked>);
 struct Asked {
     stop: AtomicBool,
     meeting: AtomicBool,
+    interpreting: AtomicBool,
 }
 
 impl StopRequest {
@@ -26,13 +27,32 @@ impl StopRequest {
         self.0.stop.load(Ordering::SeqCst)
     }
 
-    /// Whether the run waits for ranks that other launchers start: nothing has been done then that could be saved, and whoever asked may as well end the process.
-    pub fn is_meeting(&self) -> bool {
-        self.0.meeting.load(Ordering::SeqCst)
+    /// What the run waits for before its first step, if it does: ranks that other launchers start, or what the step should come to. Nothing has been done then that
+    /// could be saved, and whoever asked may as well end the process.
+    pub fn awaited(&self) -> Option<&'static str> {
+        if self.0.interpreting.load(Ordering::SeqCst) {
+            return Some("the first step was interpreted");
+        }
+        self.0.meeting.load(Ordering::SeqCst).then_some("all ranks had met")
+    }
+
+    /// Until that is dropped, the run finds out what its first step should come to.
+    pub fn interpreting(&self) -> Interpreting<'_> {
+        self.0.interpreting.store(true, Ordering::SeqCst);
+        Interpreting(self)
     }
 
     pub(super) fn set_meeting(&self, now: Meeting) {
         self.0.meeting.store(now == Meeting::Begun, Ordering::SeqCst);
+    }
+}
+
+/// A run that finds out what its first step should come to.
+pub struct Interpreting<'a>(&'a StopRequest);
+
+impl Drop for Interpreting<'_> {
+    fn drop(&mut self) {
+        self.0.0.interpreting.store(false, Ordering::SeqCst);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The reference device: interpreted kernels, memory of f64. What is stored as a 16-bit float is rounded to it.
 
 use crate::device::{Device, DeviceError, Element, Launches, Location, Memory};
+use crate::reference::noise::{self, Numbers};
 use crate::strides::{offsets, reach};
 use ir::op::DType;
 use ir::program::{Arena, Job, KernelId, Program, Space};
@@ -56,6 +57,8 @@ pub struct Reference<'a> {
     job: &'a Job,
     plans: &'a Plans,
     unit: u64,
+    numbers: Numbers,
+    launches: u64,
     arenas: [Vec<f64>; Arena::ALL.len()],
 }
 
@@ -67,7 +70,13 @@ pub(super) fn unit(program: &Program) -> u64 {
 impl<'a> Reference<'a> {
     pub fn new(job: &'a Job, plans: &'a Plans, program: &Program, bytes: [u64; Arena::ALL.len()]) -> Reference<'a> {
         let unit = unit(program);
-        Reference { job, plans, unit, arenas: bytes.map(|b| vec![f64::NAN; b.div_ceil(unit) as usize]) }
+        let arenas = bytes.map(|b| vec![f64::NAN; b.div_ceil(unit) as usize]);
+        Reference { job, plans, unit, numbers: Numbers::Exact, launches: 0, arenas }
+    }
+
+    #[must_use]
+    pub fn of(self, numbers: Numbers) -> Reference<'a> {
+        Reference { numbers, ..self }
     }
 
     /// The first slot of a location, and slots per element.
@@ -133,7 +142,12 @@ impl Launches for Reference<'_> {
         let plans = self.plans;
         let plan = plans.kernels.get(kernel.index()).ok_or(DeviceError::NotLoaded(kernel.0))?;
         let inputs: Vec<Vec<f64>> = plan.inputs.iter().zip(args).map(|(operand, at)| self.gather(*at, operand)).collect();
-        let outputs = self.job.kernels[kernel.index()].run(&inputs, scalars);
+        let kernel = &self.job.kernels[kernel.index()];
+        let outputs = match self.numbers {
+            Numbers::Exact => kernel.run(&inputs, scalars),
+            Numbers::Noisy => kernel.run_changed(&inputs, scalars, &mut noise::change(kernel, self.launches)),
+        };
+        self.launches += 1;
         for (((operand, accumulate), at), values) in plan.outputs.iter().zip(&args[inputs.len()..]).zip(&outputs) {
             self.scatter(*at, operand, *accumulate, values);
         }

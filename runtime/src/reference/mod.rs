@@ -4,8 +4,10 @@
 //! Ranks take turns ([`crate::loopback`]). Memory that was never written is NaN, and temporary memory is so again at every call.
 
 mod device;
+mod noise;
 
 pub use device::{Plans, Reference};
+pub use noise::{DIGIT, Numbers};
 
 use crate::check;
 use crate::executor::{Held, Order, Rank, Step, arena_bytes, named};
@@ -13,8 +15,11 @@ use crate::host::{Tensor, Whole, sizes};
 use crate::loopback::{Hub, TurnError, Turns, run_phase, settle};
 use crate::scale::Scaler;
 use crate::weights::Weights;
-use ir::program::Job;
-use ir::program::Phase;
+use ir::kernel::Kernel;
+use ir::kernel::part::points;
+use ir::op::Kind;
+use ir::program::{Action, Job, Phase};
+use ir::work::Work;
 use std::collections::BTreeMap;
 
 /// Optimizer states by parameter name and number.
@@ -155,13 +160,29 @@ pub fn run_step_with(
 ///
 /// # Errors
 /// As for [`run_step`].
-pub fn passes(job: &Job, weights: &Weights, batch: &[Tensor], number: u64, seed: u64) -> Result<BTreeMap<String, f64>, Error> {
+pub fn passes(job: &Job, weights: &Weights, batch: &[Tensor], number: u64, seed: u64, numbers: Numbers) -> Result<BTreeMap<String, f64>, Error> {
     check::check(job)?;
     let plans = Plans::new(job);
     let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch };
-    let mut ranks = ranks(job, &plans, Order::List, |held| weights.get(held));
+    let mut ranks = ranks(job, &plans, (Order::List, numbers), |held| weights.get(held));
     run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Train, &step, &mut Turns::Long)?;
     reports(job, &ranks)
+}
+
+/// What [`passes`] has to do: multiplications in products and attention, and points of the loops of all else.
+pub fn work(job: &Job) -> [u64; 2] {
+    let of_kernel = |kernel: &Kernel| {
+        let others = kernel.body.values().filter(|v| kernel.body[*v].op.kind() != Kind::Contraction);
+        [Work::of(kernel).flops / 2, others.map(|v| points(kernel, v)).fold(0, u64::saturating_add)]
+    };
+    let of_kernels: Vec<[u64; 2]> = job.kernels.iter().map(of_kernel).collect();
+    let stage = &job.stages[0];
+    let calls = stage.schedule.train.iter().map(|call| &job.programs[stage.program as usize].bodies[call.body.index()]);
+    let launched = calls.flat_map(|body| &body.commands).filter_map(|c| match &c.action {
+        Action::Launch { kernel, .. } => Some(of_kernels[kernel.index()]),
+        _ => None,
+    });
+    launched.fold([0; 2], |sums, own| [0, 1].map(|i: usize| sums[i].saturating_add(own[i])))
 }
 
 /// Bytes of memory that all ranks of a job take here.
@@ -225,7 +246,7 @@ fn start<'a>(
         let param = job.params.iter().position(|p| p.name == *name).ok_or_else(|| Error::Unknown(name.clone()))?;
         given.insert((param as u32, *number), shaped(name, state, &sizes(&job.params[param].dims))?);
     }
-    Ok(ranks(job, plans, order, |held| {
+    Ok(ranks(job, plans, (order, Numbers::Exact), |held| {
         Some(match held {
             Held::Param(p) => whole[p as usize] as &dyn Whole,
             Held::State(p, s) => *given.get(&(p, s))?,
@@ -235,12 +256,17 @@ fn start<'a>(
 }
 
 /// All ranks of a job, that hold these parameters and states.
-fn ranks<'a, 'w>(job: &'a Job, plans: &'a Plans, order: Order, whole: impl Fn(Held) -> Option<&'w dyn Whole>) -> Vec<Rank<'a, Reference<'a>>> {
+fn ranks<'a, 'w>(
+    job: &'a Job,
+    plans: &'a Plans,
+    (order, numbers): (Order, Numbers),
+    whole: impl Fn(Held) -> Option<&'w dyn Whole>,
+) -> Vec<Rank<'a, Reference<'a>>> {
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
     (0..job.mesh.world())
         .map(|rank| {
             let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-            let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), order);
+            let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)).of(numbers), order);
             rank.initialise(|held| match held {
                 Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
                 held => whole(held),
