@@ -136,3 +136,27 @@ pub fn count(n: u64) -> String {
         _ => format!("{:.1} B", x / 1e9),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::diag::{Source, Span};
+
+    /// What is too large to be held to its body is named, and what is said of kernels adds up.
+    #[test]
+    fn kernels_that_are_not_checked_are_named() {
+        let sources = Sources { files: vec![Source { name: "m.mdl".into(), text: String::new() }] };
+        let not = |kernel: &str, span| NotChecked { kernel: kernel.into(), span, why: "it is large".into() };
+        let mut checks = KernelChecks { cached: 5, held: 4, unseen: 1, ..KernelChecks::default() };
+        checks.not.push(not("k_1", Some(Span { file: 0, line: 7, col: 1, len: 1 })));
+        assert_eq!(
+            code((&checks, &sources)),
+            "5 from the cache, 4 held to their bodies before, 1 not, as nobody asked for it, 1 not checked: k_1 of m.mdl:7 (it is large)"
+        );
+        (2..6).for_each(|k| checks.not.push(not(&format!("k_{k}"), None)));
+        checks.foreign.insert("code for a GPU".into(), 3);
+        let said = code((&checks, &sources));
+        let expected = "3 not checked: code for a GPU, 5 not checked: k_1 of m.mdl:7 (it is large); k_2 (it is large); k_3 (it is large); 2 more";
+        assert!(said.ends_with(expected), "{said}");
+    }
+}
