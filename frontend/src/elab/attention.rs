@@ -3,9 +3,13 @@
 use super::Elab;
 use super::call::Entered;
 use super::value::{FrameId, Val};
+use ir::diag::Diagnostic;
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::op::{self, Binary, Compare, Op, Real};
+
+/// Why an attention is computed by its body; nothing if its arguments are wrong, which the body says.
+type Unfit = Option<&'static str>;
 
 /// Dims and indices of queries and keys, and the window, if there is one.
 type Mask = ([(Dim, Value); 2], Option<u32>);
@@ -18,7 +22,27 @@ impl Elab<'_> {
         if self.options.inline_ops || !function.op || !library || &*function.name.name != "attention" {
             return None;
         }
-        self.attention(entered.frame)
+        match self.attention(entered.frame) {
+            Ok(value) => Some(value),
+            Err(why) => {
+                why.into_iter().for_each(|why| self.stores_scores(entered.frame, why));
+                None
+            }
+        }
+    }
+
+    /// Says of an attention that its body is computed, and how much that stores.
+    fn stores_scores(&mut self, frame: FrameId, why: &str) {
+        let (Some(q), Some(d), Some(keys), Some(span)) =
+            (self.tensor_argument(frame, "q"), self.dim_argument(frame, "d"), self.dim_argument(frame, "keys"), self.user_span)
+        else {
+            return;
+        };
+        let scores: Vec<Dim> = self.ty(q).dims.iter().copied().filter(|x| *x != d).chain([keys]).collect();
+        let bytes = scores.iter().fold(4u64, |n, d| n.saturating_mul(self.body.dims.size(*d)));
+        let e = Diagnostic::warning("W0404", format!("this attention stores a score for each query and key: {why}"));
+        let e = e.label(span, format!("{} of f32, {:.1} MiB of all ranks together", self.shape(&scores), bytes as f64 / f64::from(1 << 20)));
+        self.report(e.help("without a bias, and with no mask or `causal`, alone or with `within`, it is one kernel that stores none"));
     }
 
     fn argument(&self, frame: FrameId, name: &str) -> Option<Val> {
@@ -40,29 +64,36 @@ impl Elab<'_> {
     }
 
     /// [`Op::Attention`] where there is no bias, the mask is none or causal, with a window or without, and the shapes are what the op describes.
-    fn attention(&mut self, frame: FrameId) -> Option<Val> {
-        let (q, k, v) = (self.tensor_argument(frame, "q")?, self.tensor_argument(frame, "k")?, self.tensor_argument(frame, "v")?);
-        let (d, keys) = (self.dim_argument(frame, "d")?, self.dim_argument(frame, "keys")?);
-        let Val::Real(scale) = self.argument(frame, "scale")? else { return None };
-        let Val::None = self.argument(frame, "bias")? else { return None };
-        let (causal, window) = match self.argument(frame, "mask")? {
-            Val::None => (None, None),
-            Val::Tensor(mask) => {
-                let (sides, window) = self.mask(mask)?;
+    fn attention(&mut self, frame: FrameId) -> Result<Val, Unfit> {
+        let tensors = ["q", "k", "v"].map(|name| self.tensor_argument(frame, name));
+        let dims = ["d", "keys"].map(|name| self.dim_argument(frame, name));
+        let ([Some(q), Some(k), Some(v)], [Some(d), Some(keys)], Some(Val::Real(scale))) = (tensors, dims, self.argument(frame, "scale")) else {
+            return Err(None);
+        };
+        match self.argument(frame, "bias") {
+            Some(Val::None) => {}
+            Some(Val::Tensor(_)) => return Err(Some("it has a bias")),
+            _ => return Err(None),
+        }
+        let (causal, window) = match self.argument(frame, "mask") {
+            Some(Val::None) => (None, None),
+            Some(Val::Tensor(mask)) => {
+                let (sides, window) = self.mask(mask).ok_or(Some("its mask is another than `causal`, alone or with `within`"))?;
                 (Some(sides), window)
             }
-            _ => return None,
+            _ => return Err(None),
         };
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
         let same_dtype = tq.dtype.is_float() && tk.dtype == tq.dtype && tv.dtype == tq.dtype;
         let queries: Vec<Dim> = tq.dims.iter().copied().filter(|x| !tk.has(*x)).collect();
         let at = match causal {
             Some([(at, _), (masked, _)]) if masked == keys && queries.contains(&at) => at,
-            Some(_) => return None,
+            Some(_) => return Err(Some("its mask is of other dims than its queries and keys")),
             // Without a mask any dim that only queries have can be the position; the original of `keys` usually is.
             None => {
                 let original = self.body.dims.original(keys);
-                queries.iter().copied().find(|x| self.body.dims.original(*x) == original).or(queries.first().copied())?
+                let at = queries.iter().copied().find(|x| self.body.dims.original(*x) == original).or(queries.first().copied());
+                at.ok_or(Some("no dim of its queries is theirs alone"))?
             }
         };
         let shared = |t: &Type| t.dims.iter().all(|x| *x == keys || tq.has(*x));
@@ -75,7 +106,7 @@ impl Elab<'_> {
             && tv.dims.len() == tk.dims.len()
             && tv.dims.iter().all(|x| tk.has(*x));
         if !fits {
-            return None;
+            return Err(Some("its values have other dims than its keys, or its operands other dims or types than one kernel takes"));
         }
         let op = Op::Attention(op::Attention {
             at,
@@ -86,7 +117,7 @@ impl Elab<'_> {
             window,
         });
         let positions = causal.into_iter().flatten().map(|(_, position)| position);
-        Some(Val::Tensor(self.push(op, [q, k, v].into_iter().chain(positions).collect(), tq)))
+        Ok(Val::Tensor(self.push(op, [q, k, v].into_iter().chain(positions).collect(), tq)))
     }
 
     /// Dims and indices of queries and keys, and the window, of a mask that is causal, within a window or not.
