@@ -211,7 +211,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (8, "a88318e83dfc888a");
+    let (format, layout) = (9, "244c89212faf8a61");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),
@@ -225,8 +225,8 @@ fn another_format_is_named_with_its_version() {
     let out = artifact(dir.path());
     let manifest = out.join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replace(&format!("\"format\": {FORMAT}"), "\"format\": 9")).unwrap();
-    assert!(refused(&out).contains("has format 9, written by mcc"));
+    fs::write(&manifest, text.replace(&format!("\"format\": {FORMAT}"), &format!("\"format\": {}", FORMAT + 1))).unwrap();
+    assert!(refused(&out).contains(&format!("has format {}, written by mcc", FORMAT + 1)));
     fs::write(&manifest, &text[..100]).unwrap();
     assert!(refused(&out).contains("manifest.json` is damaged"));
 }
