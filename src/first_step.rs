@@ -19,7 +19,8 @@ use runtime::reference;
 /// Sequences that are looked at by default, where the batch has so many.
 const FEW: u64 = 4;
 
-/// What the interpreter comes to in a second, about: multiplications in products of matrices, and points of other loops.
+/// What the interpreter comes to in a second, about: multiplications in products of matrices, and points of
+/// other loops.
 const SPEED: [f64; 2] = [6e9, 1.5e8];
 
 /// What the first step of a run should come to on so many sequences, or on as many as are looked at by default.

@@ -80,7 +80,8 @@ impl Kernel {
         format!("k_{}", &blake3::hash(crate::text::print_kernel(&self.plain()).as_bytes()).to_hex()[..16])
     }
 
-    /// The same without what does not change what it computes: where its ops come from, names and extents of whole dims.
+    /// The same without what does not change what it computes: where its ops come from, names and extents of
+    /// whole dims.
     pub fn plain(&self) -> Kernel {
         let mut plain = self.clone();
         for node in &mut plain.body.nodes {

@@ -24,7 +24,8 @@ pub enum Optimizer {
     AdamW { beta1: Real, beta2: Real, eps: Real },
     /// `v = momentum * v + g; p -= lr * v`; no state at momentum 0.
     Sgd { momentum: Real },
-    /// `p -= lr * (sign(beta1 * m + (1 - beta1) * g) + wd * p); m = beta2 * m + (1 - beta2) * g`, Chen et al. 2023, algorithm 2.
+    /// `p -= lr * (sign(beta1 * m + (1 - beta1) * g) + wd * p); m = beta2 * m + (1 - beta2) * g`, Chen et al.
+    /// 2023, algorithm 2.
     Lion { beta1: Real, beta2: Real },
 }
 

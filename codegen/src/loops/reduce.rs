@@ -209,7 +209,8 @@ impl<B: Builder> Loops<'_, B> {
         others.iter().map(|d| self.own(*d).1).product::<i64>() * (last / (width * sets)).max(1)
     }
 
-    /// Loops that carry sets of accumulators; the innermost loop hands each set, or all that share runs, their own elements.
+    /// Loops that carry sets of accumulators; the innermost loop hands each set, or all that share runs, their
+    /// own elements.
     fn fold_nest(
         &mut self,
         places: &[Place<B>],

@@ -65,8 +65,9 @@ impl Elab<'_> {
     }
 }
 
-/// Moves what only updates of states need to the end of the step, and what only metrics that no microbatch knows, from where
-/// it no longer tells one element of the batch from another: there the sums over all microbatches are complete.
+/// Moves what only updates of states need to the end of the step, and what only metrics that no microbatch
+/// knows, from where it no longer tells one element of the batch from another: there the sums over all
+/// microbatches are complete.
 fn postpone(graph: &mut Graph) {
     let body = &graph.body;
     let of_batch = |v: Value| body.dims_of(v).iter().any(|d| Some(body.dims.original(*d)) == graph.batch);
@@ -89,8 +90,9 @@ fn postpone(graph: &mut Graph) {
     }
 }
 
-/// Whether a value is known when all microbatches are behind, and not before: it follows from a sum over the batch in another way than
-/// a sum does, as the exponential of a loss, or from a maximum over it. What follows from no parameter is known before the first one.
+/// Whether a value is known when all microbatches are behind, and not before: it follows from a sum over the
+/// batch in another way than a sum does, as the exponential of a loss, or from a maximum over it. What follows
+/// from no parameter is known before the first one.
 fn late(body: &Body, of_batch: &dyn Fn(Value) -> bool) -> Vec<bool> {
     let (mut params, mut late) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
     let mut sums: Vec<Option<Reduce>> = vec![None; body.nodes.len()];

@@ -334,7 +334,8 @@ impl Elab<'_> {
         false
     }
 
-    /// Whether a loss or metric may have a name: it is none that a run has of itself, and no other report's; losses of equal name add up.
+    /// Whether a loss or metric may have a name: it is none that a run has of itself, and no other report's;
+    /// losses of equal name add up.
     fn names_report(&mut self, name: &Ident, what: Scalar) -> bool {
         let kind = if what == Scalar::Loss { "loss" } else { "metric" };
         let e = |text: String| Diagnostic::error("E0411", text);

@@ -7,8 +7,8 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use std::num::NonZero;
 use std::thread;
 
-/// Terms of a sum from which on matrices are worth their copies. How many sums there are does not count: a chunk of rows has the
-/// same sums as all of them, to the bit.
+/// Terms of a sum from which on matrices are worth their copies. How many sums there are does not count: a
+/// chunk of rows has the same sums as all of them, to the bit.
 const FEW: u64 = 32;
 
 /// Products from which on all cores take part.

@@ -9,9 +9,10 @@ use std::collections::HashMap;
 /// Appends the global gradient norm (before clipping; every parameter counts once) and the update of every parameter
 /// that has a gradient.
 ///
-/// AdamW: decoupled decay on parameters marked for it, `p *= 1 - lr * wd` first; bias-corrected moments in f32 (Loshchilov &
-/// Hutter 2019, algorithm 2). SGD: `g += wd * p`, `v = momentum * v + g`, `p -= lr * v`. Lion: decay as AdamW's, `p -= lr * sign(beta1 * m +
-/// (1 - beta1) * g)`, then `m` is the mean of gradients that keeps `beta2` (Chen et al. 2023, algorithm 2). Clipping: `g *= min(1, clip / (norm + 1e-6))`.
+/// AdamW: decoupled decay on parameters marked for it, `p *= 1 - lr * wd` first; bias-corrected moments in f32
+/// (Loshchilov & Hutter 2019, algorithm 2). SGD: `g += wd * p`, `v = momentum * v + g`, `p -= lr * v`. Lion:
+/// decay as AdamW's, `p -= lr * sign(beta1 * m + (1 - beta1) * g)`, then `m` is the mean of gradients that
+/// keeps `beta2` (Chen et al. 2023, algorithm 2). Clipping: `g *= min(1, clip / (norm + 1e-6))`.
 pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     let origin = Origin::new(Phase::Update);
     let mut b = Builder { body: &mut graph.body, origin: origin.clone() };

@@ -87,8 +87,8 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
             open.entry(key).or_default().push((first_of_step(local, arg), v));
         }
     }
-    // Sums over stages keep their order on all stages: none may come to run before another one. A bucket follows from what earlier ones
-    // do, of which each runs as a whole.
+    // Sums over stages keep their order on all stages: none may come to run before another one. A bucket
+    // follows from what earlier ones do, of which each runs as a whole.
     let mut out = vec![];
     for mut members in open.into_values() {
         members.sort_unstable();
@@ -110,7 +110,8 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
     out
 }
 
-/// For each value, the last of the sums over stages that it follows from, where what follows from a member of a bucket follows from all of them.
+/// For each value, the last of the sums over stages that it follows from, where what follows from a member of a
+/// bucket follows from all of them.
 fn last_sums_over_stages(body: &Body, buckets: &[Vec<Value>]) -> Vec<Option<Value>> {
     let of: HashMap<Value, usize> = buckets.iter().enumerate().flat_map(|(k, bucket)| bucket.iter().map(move |v| (*v, k))).collect();
     let (mut last, mut whole) = (vec![None; body.nodes.len()], vec![None; buckets.len()]);

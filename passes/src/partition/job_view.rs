@@ -387,7 +387,8 @@ fn completes_batch(s: &Sharded, v: Value) -> bool {
         if subs.iter().any(|u| s.mesh[*u].axis == Axis::Microbatch))
 }
 
-/// The first that follows from a sum over the batch in another way than a sum does, or the first that follows from it.
+/// The first that follows from a sum over the batch in another way than a sum does, or the first that follows
+/// from it.
 fn not_linear(s: &Sharded, users: &Users, sum: Value) -> Option<Value> {
     let body = &s.graph.body;
     let mut sums = vec![false; body.nodes.len()];

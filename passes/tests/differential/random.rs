@@ -258,7 +258,8 @@ fn chunks_of_what_rows_share_are_parts_of_it() {
     on_random_rows(text, &case, [0, 1, 2, 3, 2568]);
 }
 
-/// Gradients that stages sum come in one order on all of them, also where one follows from what a bucket of others brings.
+/// Gradients that stages sum come in one order on all of them, also where one follows from what a bucket of
+/// others brings.
 #[test]
 fn sums_over_stages_keep_their_order_beside_buckets() {
     let text = "model m(batch, seq = 6, hidden = 2, ffn = 4, classes = 2, vocab = 5, depth = 9) {
@@ -300,7 +301,8 @@ fn sums_over_stages_keep_their_order_beside_buckets() {
     on_random_rows(text, &case, [0, 1, 3105]);
 }
 
-/// A gradient that is the same along a dim, and a weight that is not, are told apart where both lie in one row of a bucket.
+/// A gradient that is the same along a dim, and a weight that is not, are told apart where both lie in one row
+/// of a bucket.
 #[test]
 fn a_bucket_may_hold_gradients_that_repeat() {
     let text = "model m(batch, seq = 2, hidden = 6, classes = 3) {

@@ -24,8 +24,8 @@ pub const WIDE: [f64; 2] = [1e-4, 1e-4];
 pub const NARROW: [f64; 2] = [4e-3, 4e-2];
 /// How far numbers in f64 may be apart that should be the same.
 const EQUAL: f64 = 1e-6;
-/// The part of its size without cancellation that a number counts as at least. Losses of usual models are of a size of
-/// one to two times themselves, gradient norms of one to four.
+/// The part of its size without cancellation that a number counts as at least. Losses of usual models are of a
+/// size of one to two times themselves, gradient norms of one to four.
 const SIZE: f64 = 0.25;
 
 /// What is compared.
@@ -60,7 +60,8 @@ pub fn first_step(artifact: &Artifact, options: &RunOptions, references: &[Job])
     if let Some((name, value)) = COMPARED.iter().zip(&expected).find(|(_, value)| !value.is_finite()) {
         return Err(RunError::Reference(format!("`{name}` is {value} where the model is interpreted, without rounding")));
     }
-    // Without cancellation: how far each number goes when the last digits of all that it is made of change, in parts of such a digit.
+    // Without cancellation: how far each number goes when the last digits of all that it is made of change, in
+    // parts of such a digit.
     let sizes: Vec<f64> = expected.iter().zip(found(first, Numbers::Noisy)?).map(|(a, b)| (a - b).abs() / DIGIT).collect();
     for other in &references[1..] {
         for ((name, size), (a, b)) in COMPARED.iter().zip(&sizes).zip(expected.iter().zip(found(other, Numbers::Exact)?)) {

@@ -27,8 +27,9 @@ impl StopRequest {
         self.0.stop.load(Ordering::SeqCst)
     }
 
-    /// What the run waits for before its first step, if it does: ranks that other launchers start, or what the step should come to. Nothing has been done then that
-    /// could be saved, and whoever asked may as well end the process.
+    /// What the run waits for before its first step, if it does: ranks that other launchers start, or what the
+    /// step should come to. Nothing has been done then that could be saved, and whoever asked may as well end
+    /// the process.
     pub fn awaited(&self) -> Option<&'static str> {
         if self.0.interpreting.load(Ordering::SeqCst) {
             return Some("the first step was interpreted");

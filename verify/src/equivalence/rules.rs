@@ -226,7 +226,8 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Takes from an op the dims along which all of its operands are spread out, as its result then is, and says which of the result's they are.
+/// Takes from an op the dims along which all of its operands are spread out, as its result then is, and says
+/// which of the result's they are.
 fn spread(key: &mut Key) -> Vec<usize> {
     let Key { what: What::Op(op, _), args, labels, sizes, .. } = key else { return vec![] };
     let (Some((own, rows)), true) = (labels.split_last(), op.is_pointwise() || matches!(op, Op::Dot { .. })) else { return vec![] };

@@ -58,7 +58,8 @@ impl Digits {
         Some((Digits(outer), Digits::new(inner.into_iter().rev())))
     }
 
-    /// The sum of two functions of one index. None where a digit of one ends within one of the other that it does not divide.
+    /// The sum of two functions of one index. None where a digit of one ends within one of the other that it
+    /// does not divide.
     pub fn plus(&self, other: &Digits) -> Option<Digits> {
         let (mut a, mut b, mut out) = (self.0.clone(), other.0.clone(), vec![]);
         while let (Some((n, s)), Some((m, t))) = (a.pop(), b.pop()) {

@@ -60,7 +60,8 @@ pub fn half(plan: &Plan) -> Option<Half> {
         DType::F32 | DType::I32 | DType::Bool => return None,
     };
     let tensors = tensors(kernel);
-    // Strides of everything but the elements of a head are multiples of so many elements. The only index along a dim may have any.
+    // Strides of everything but the elements of a head are multiples of so many elements. The only index along
+    // a dim may have any.
     let dense = |tensor: usize, unit: u64| {
         let (ty, strides) = tensors[tensor];
         let fits = |d: &Dim, s: u64| if *d == plan.attention.d { s == 1 } else { s.is_multiple_of(unit) };
