@@ -102,6 +102,15 @@ fn stored_index<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, local: B
     }
 }
 
+/// A number in every lane.
+pub fn constant<B: Builder>(b: &B, dtype: DType, number: f64) -> B::Vector {
+    match dtype {
+        DType::F32 | DType::Bf16 | DType::F16 => b.f32(f64::from(dtype.round(number) as f32)),
+        DType::I32 => b.i32(number as i32),
+        DType::Bool => b.mask_first(if number != 0.0 { b.lanes() } else { 0 }),
+    }
+}
+
 /// Writes sources: ops without operands, other than inputs.
 pub struct Sources<'a, B: Builder> {
     pub b: &'a B,
@@ -119,11 +128,7 @@ impl<B: Builder> Sources<'_, B> {
     pub fn value(&self, v: Value, local: &mut dyn FnMut(Dim) -> B::Vector) -> Result<B::Vector, CompileError> {
         let (b, node) = (self.b, &self.body[v]);
         match &node.op {
-            Op::Const(number) => Ok(match node.ty.dtype {
-                dtype @ (DType::F32 | DType::Bf16 | DType::F16) => b.f32(f64::from(dtype.round(number.0) as f32)),
-                DType::I32 => b.i32(number.0 as i32),
-                DType::Bool => b.mask_first(if number.0 != 0.0 { b.lanes() } else { 0 }),
-            }),
+            Op::Const(number) => Ok(constant(b, node.ty.dtype, number.0)),
             Op::Scalar(Scalar::Slot(slot)) => Ok(scalar(b, self.scalars, *slot, node.ty.dtype)),
             Op::Iota(dim) => {
                 let index = global_index(b, self.scalars, &self.body.dims[*dim], local(*dim));
@@ -178,6 +183,14 @@ pub fn plus<B: Builder>(b: &B, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vec
 /// The op is not pointwise.
 pub fn apply<B: Builder>(b: &B, body: &Body, v: Value, args: &[B::Vector]) -> Result<B::Vector, CompileError> {
     b.locate(v);
+    of_one(b, body, v, args)
+}
+
+/// The same within what computes one value of the kernel, of another body than the kernel's.
+///
+/// # Errors
+/// The op is not pointwise.
+pub fn of_one<B: Builder>(b: &B, body: &Body, v: Value, args: &[B::Vector]) -> Result<B::Vector, CompileError> {
     let node = &body[v];
     let from = |k: usize| lane(body[node.args[k]].ty.dtype);
     let value = match &node.op {

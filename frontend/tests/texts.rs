@@ -125,7 +125,7 @@ fn a_plain_causal_model_uses_the_attention_op() {
     let uses = |e: &Elaborated| e.model.graph.body.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))).count();
     assert_eq!(uses(&elaborated("gpt2", "layers=3", Options::default())), 3);
     assert_eq!(uses(&elaborated("llama", "layers=3 kv_heads=8", Options::default())), 3);
-    assert_eq!(uses(&elaborated("llama", "layers=3 packed=true", Options::default())), 0);
+    assert_eq!(uses(&elaborated("llama", "layers=3 packed=true", Options::default())), 3);
     assert_eq!(uses(&elaborated("gpt2", "layers=3", Options { inline_ops: true, ..Options::default() })), 0);
 }
 
@@ -133,7 +133,7 @@ fn a_plain_causal_model_uses_the_attention_op() {
 fn a_window_belongs_to_the_attention_op() {
     let windows = |defines: &str| {
         let e = elaborated("llama", defines, Options::default());
-        let window = |op: &Op| if let Op::Attention(a) = op { Some(a.window) } else { None };
+        let window = |op: &Op| if let Op::Attention(a) = op { a.scoring.ordered().map(|o| a.scoring.window(o)) } else { None };
         e.model.graph.body.nodes.iter().filter_map(|n| window(&n.op)).collect::<Vec<_>>()
     };
     assert_eq!(windows("layers=3 window=128 window_every=2"), [Some(128), None, Some(128)]);

@@ -128,6 +128,10 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         // Gradients of keys sum over the queries that share them: their positions, and the heads of a group.
         Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
             let mut loops = blocked(&[a.keys, a.d]);
+            // A number of each query and key cannot go round with either.
+            if arg_dims.iter().any(|dims| dims.contains(&a.at) && dims.contains(&a.keys)) {
+                return plain(loops, &[]);
+            }
             let along = |dims: &[Dim]| [a.at, a.keys].into_iter().find(|d| dims.contains(d));
             loops.push(Loop { kind: LoopKind::Ring, args: arg_dims.iter().map(|dims| along(dims)).collect(), out: along(out_dims) });
             plain(loops, &[])

@@ -131,6 +131,36 @@ fn mapped(dims: &Dims, over: &[Dim], of: &[(&[f64], &[Dim])], f: impl Fn(&[f64])
     out
 }
 
+/// The result of a pointwise op, of this type, from single numbers of type `from`. A 16-bit result is rounded.
+pub fn number(op: &Op, dtype: DType, from: DType, args: &[f64]) -> f64 {
+    let x = at_a_point(op, dtype, from, args);
+    if dtype.is_half() { dtype.round(x) } else { x }
+}
+
+fn at_a_point(op: &Op, dtype: DType, from: DType, args: &[f64]) -> f64 {
+    match op {
+        Op::Const(c) => c.0,
+        Op::Unary(u) => unary(*u, args[0]),
+        Op::Binary(b) => binary(*b, from, args[0], args[1]),
+        Op::Compare(c) => compare(*c, args[0], args[1]),
+        Op::Select => {
+            if args[0] != 0.0 {
+                args[1]
+            } else {
+                args[2]
+            }
+        }
+        Op::Add => args.iter().sum(),
+        Op::Cast => match dtype {
+            DType::F32 | DType::Bf16 | DType::F16 => args[0],
+            DType::I32 => args[0].trunc(),
+            DType::Bool => f64::from(args[0] != 0.0),
+        },
+        Op::StopGradient => args[0],
+        _ => unreachable!("invariant: a pointwise op"),
+    }
+}
+
 /// Evaluates one node from its operands' values. A 16-bit result is rounded, once.
 pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f64> {
     let mut out = unrounded(body, v, args, env);
@@ -166,18 +196,10 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
         }
         Op::Scalar(s) => vec![env.scalar(s)],
         Op::Unary(u) => args[0].iter().map(|x| unary(*u, *x)).collect(),
-        Op::Binary(b) => {
-            let dtype = body[node.args[0]].ty.dtype;
-            pointwise(body, v, args, |p| binary(*b, dtype, p[0], p[1]))
+        Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast => {
+            let from = body[node.args[0]].ty.dtype;
+            pointwise(body, v, args, |p| at_a_point(&node.op, node.ty.dtype, from, p))
         }
-        Op::Compare(c) => pointwise(body, v, args, |p| compare(*c, p[0], p[1])),
-        Op::Select => pointwise(body, v, args, |p| if p[0] != 0.0 { p[1] } else { p[2] }),
-        Op::Add => pointwise(body, v, args, |p| p.iter().sum()),
-        Op::Cast => pointwise(body, v, args, |p| match node.ty.dtype {
-            DType::F32 | DType::Bf16 | DType::F16 => p[0],
-            DType::I32 => p[0].trunc(),
-            DType::Bool => f64::from(p[0] != 0.0),
-        }),
         Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. } | Op::Send { .. } | Op::Limit { .. } => pointwise(body, v, args, |p| p[0]),
         Op::View { from, to } => view(body, v, args[0], from, to),
         Op::Slice { from, to, at } => {

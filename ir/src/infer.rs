@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Type, Value};
-use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Unary};
+use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Scoring, Unary};
 
 /// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
 /// else it is a bug of the pass that built the node.
@@ -321,13 +321,27 @@ fn routes(r: &Routing, chosen: &Type) -> bool {
     chosen.dtype == DType::I32 && chosen.has(r.choice) && !chosen.has(r.experts)
 }
 
+/// Whether a program is one of pointwise ops, by the type rules, whose results are a float of 32 bits and a bool.
+fn is_scoring(s: &Scoring) -> bool {
+    let body = s.body();
+    let source = |v: Value| match body[v].op {
+        Op::Input(0) => body[v].ty.dtype == DType::F32,
+        Op::Input(_) | Op::Const(_) => true,
+        Op::Cut => false,
+        _ => body[v].op.is_pointwise(),
+    };
+    let is = |at: Option<u32>, dtype| at.is_none_or(|at| s.steps.get(at as usize).is_some_and(|s| s.dtype == dtype));
+    body.values().all(|v| source(v) && check(&body, v).is_ok()) && is(s.score, DType::F32) && is(s.seen, DType::Bool)
+}
+
 fn attention_fits(a: &Attention, args: &[&Type]) -> bool {
     let (q, k) = (args[0], args[1]);
-    let along = |ty: &Type, d: Dim| ty.dtype == DType::I32 && ty.dims == [d];
-    let placed = a.positions(args).is_none_or(|[queries, keys]| along(queries, a.at) && along(keys, a.keys));
-    placed
-        && (a.causal || a.window.is_none())
-        && a.window != Some(0)
+    let of_pairs = |ty: &Type| ty.dims.iter().all(|d| *d == a.keys || *d != a.d && q.has(*d));
+    let further = a.further(args);
+    let types = a.scoring.operand_types();
+    further.len() == types.len()
+        && further.iter().zip(types).all(|(ty, read)| read == Some(ty.dtype) && of_pairs(ty))
+        && is_scoring(&a.scoring)
         && q.dtype == k.dtype
         && q.dtype.is_float()
         && q.has(a.at)

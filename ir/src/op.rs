@@ -6,9 +6,11 @@
 
 mod facts;
 mod numbers;
+mod scoring;
 
 pub use facts::{Arity, Kind};
 pub use numbers::{DType, Real, tf32};
+pub use scoring::{Scoring, Step};
 
 use crate::dim::{Dim, IndexMap, Linear};
 use crate::mesh::SubAxis;
@@ -119,34 +121,18 @@ pub enum Scalar {
     Slot(u32),
 }
 
-/// `softmax(scale * q k^T) v` over `keys`, contracted over `d`, per definition `std.attention`.
-/// With `causal`, the last two operands are i32 positions, `[at]` of queries and `[keys]` of keys: a query sees a key iff the key's
-/// position is not after its own, and with a `window` less than that many before it. A query that sees no key has result 0 and log-sum-exp -inf, and gives no gradients.
+/// `softmax(scoring(scale * q k^T)) v` over `keys`, contracted over `d`, per definition `std.attention`. The last operands are those that `scoring` reads, of any dims of q
+/// but `d`, and `keys`. A query that sees no key has result 0 and log-sum-exp -inf, and gives no gradients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attention {
     pub at: Dim,
     pub keys: Dim,
     pub d: Dim,
     pub scale: Real,
-    pub causal: bool,
-    /// Of a causal mask alone; at least 1.
-    pub window: Option<u32>,
+    pub scoring: Scoring,
 }
 
 impl Attention {
-    /// Whether a causal mask lets a query see a key, by their positions.
-    pub fn sees(&self, query: f64, key: f64) -> bool {
-        key <= query && self.window.is_none_or(|w| query - key < f64::from(w))
-    }
-
-    /// Of an attention op's operands: the positions of queries and of keys.
-    pub fn positions<T: Copy>(&self, args: &[T]) -> Option<[T; 2]> {
-        match args {
-            [.., queries, keys] if self.causal => Some([*queries, *keys]),
-            _ => None,
-        }
-    }
-
     /// The same over other dims.
     pub fn map_dims(&self, f: &mut dyn FnMut(Dim) -> Dim) -> Attention {
         Attention { at: f(self.at), keys: f(self.keys), d: f(self.d), ..self.clone() }
@@ -319,8 +305,8 @@ pub enum Op {
     Combine(Routing),
 
     // Attention. q has `at`, `d` and any other dims; k has `keys`, `d` and a subset of q's others; v has `keys`, k's
-    // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries). Positions follow the operands
-    // named here, if causal.
+    // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries). What the program of scores reads
+    // follows the operands named here.
     /// `(q, k, v)` -> dims of q.
     Attention(Attention),
     /// `(q, k)` -> q's dims without `d`, f32: log of the sum of exponentials of the scaled scores.

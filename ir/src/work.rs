@@ -51,11 +51,7 @@ impl Work {
             };
             if o.accumulate { 2 * touched } else { held }
         });
-        let seen = |keys: u64, a: &Attention| {
-            let most = a.window.map_or(keys, |w| keys.min(u64::from(w)));
-            // Queries at 0, 1, .. see one key, two, .., as many as the window has.
-            if a.causal { most * (most + 1) / 2 + (keys - most) * most } else { keys * keys }
-        };
+        let seen = |keys: u64, a: &Attention| a.pairs(keys);
         Work { flops: body.values().map(|v| flops(kernel, v, seen)).sum(), bytes: read.sum::<u64>() + written.sum::<u64>() }
     }
 }
@@ -112,7 +108,7 @@ mod tests {
     use crate::dim::{Dim, DimInfo};
     use crate::graph::{Body, Origin, Phase};
     use crate::kernel::{Family, Operand, Output, dense};
-    use crate::op::{DType, Real};
+    use crate::op::{DType, Real, Scoring};
     use crate::program::Space;
 
     /// A kernel of one op over operands of these dims, which is added to what is there.
@@ -137,7 +133,8 @@ mod tests {
     fn keys_that_a_mask_hides_need_no_work() {
         let flops = |causal, window| {
             let (body, [at, keys, d]) = dims([8, 8, 4]);
-            let op = Op::Attention(Attention { at, keys, d, scale: Real(1.0), causal, window });
+            let scoring = if causal { Scoring::causal(window) } else { Scoring::PLAIN };
+            let op = Op::Attention(Attention { at, keys, d, scale: Real(1.0), scoring });
             let mut operands = vec![(DType::F32, vec![at, d]), (DType::F32, vec![keys, d]), (DType::F32, vec![keys, d])];
             operands.extend([(DType::I32, vec![at]), (DType::I32, vec![keys])].into_iter().filter(|_| causal));
             let kernel = kernel(body, op, &operands, vec![at, d]);

@@ -94,7 +94,14 @@ impl Shape {
                     let heads = |v: Value, at: Dim| size(&mut dims(v).into_iter().filter(|d| *d != at && *d != x.d));
                     let (seq, d) = (body.dims.size(x.at), body.dims.size(x.d));
                     let (heads, kv_heads) = (heads(node.args[0], x.at), heads(node.args[1], x.keys));
-                    Shape::Attention { heads, kv_heads, seq, d, causal: x.causal, backward: kernel.family == Family::AttentionGrad }
+                    Shape::Attention {
+                        heads,
+                        kv_heads,
+                        seq,
+                        d,
+                        causal: x.scoring.ordered().is_some(),
+                        backward: kernel.family == Family::AttentionGrad,
+                    }
                 }
                 _ => bytes(),
             },

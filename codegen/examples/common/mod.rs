@@ -6,7 +6,7 @@
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Origin, Phase, Type, Value};
 use ir::kernel::{Family, Kernel, Operand, Output, dense};
-use ir::op::{Attention, AttentionGrad, DType, Op, Real};
+use ir::op::{Attention, AttentionGrad, DType, Op, Real, Scoring};
 use std::error::Error;
 
 /// Which factors are stored with their contracted dim outermost (a) or innermost (b).
@@ -92,7 +92,7 @@ pub fn attention(heads: Heads, family: Family) -> Kernel {
     let mut m = Maker { body: Body::default(), inputs: vec![] };
     let sizes = [("b", heads.batch), ("at", heads.seq), ("keys", heads.seq), ("kv", heads.kv), ("group", heads.group), ("d", heads.d)];
     let [batch, at, keys, kv, group, d] = sizes.map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
-    let a = Attention { at, keys, d, scale: Real(0.125), causal: true, window: None };
+    let a = Attention { at, keys, d, scale: Real(0.125), scoring: Scoring::causal(None) };
     let q = m.input(DType::F32, &[batch, at, kv, group, d]);
     let [k, v] = [0, 1].map(|_| m.input(DType::F32, &[batch, keys, kv, d]));
     let (q_ty, k_ty, row) = (m.body[q].ty.clone(), m.body[k].ty.clone(), Type::new(DType::F32, [batch, at, kv, group]));

@@ -4,7 +4,7 @@
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
 use super::tiles::{self, Column, Copy, End, Product, Stored, product, store_column, transpose, vector_columns};
-use super::{Arguments, GradientOperands, Plan, Rows, Run, Span, Visible, span};
+use super::{Arguments, GradientOperands, Place, Plan, Rows, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -14,6 +14,9 @@ use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{AttentionGrad, Op};
 use std::f64::consts::LOG2_E;
+
+/// Below all logarithms of sums that are numbers.
+const LOWEST: f64 = -1e30;
 
 /// Offsets in scratch, in bytes.
 struct Scratch {
@@ -56,8 +59,8 @@ impl Scratch {
             dq: take(plan.query_blocks() * query_rows),
             dk: take(plan.key_blocks() * key_rows),
             dv: take(plan.key_blocks() * key_rows),
-            query_bounds: take(2 * plan.query_blocks()),
-            key_bounds: take(2),
+            query_bounds: take(plan.bounds_size(0) * plan.query_blocks()),
+            key_bounds: take(plan.bounds_size(1)),
             bytes: used,
         }
     }
@@ -68,7 +71,7 @@ struct Functions<'c> {
     copy_q: FunctionValue<'c>,
     copy_k: FunctionValue<'c>,
     copy_dout: FunctionValue<'c>,
-    bounds: Option<[FunctionValue<'c>; 2]>,
+    bounds: [Vec<FunctionValue<'c>>; 2],
     transpose_k: FunctionValue<'c>,
     transpose_v: FunctionValue<'c>,
     scores: FunctionValue<'c>,
@@ -104,7 +107,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
         let head = arguments.at(b, &plan, &plan.shared, tile);
         b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
             let rows = span(b, block, plan.query_block, plan.queries);
-            plan.measured(b, functions.bounds, &head, 0, rows, backward.query_bounds(&head, block));
+            plan.measured(b, &functions.bounds, &head, 0, rows, backward.query_bounds(&head, block));
         });
         backward.clear(&head, backward.scratch.dk, plan.key_blocks() * plan.key_block);
         backward.clear(&head, backward.scratch.dv, plan.key_blocks() * plan.key_block);
@@ -177,7 +180,7 @@ impl<'c> Backward<'_, 'c> {
             bounds: plan.bounds(b),
             transpose_k: transpose(b, plan, "transpose_k", &operands.k, plan.key_block),
             transpose_v: transpose(b, plan, "transpose_v", &operands.v, plan.key_block),
-            scores: against_keys("scores", End::StoreScaled(plan.attention.scale.0 * LOG2_E)),
+            scores: against_keys("scores", End::StoreScaled(plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { LOG2_E })),
             dp: against_keys("dp", End::Store),
             gradient: self.gradient("gradient", false),
             gradient_masked: self.gradient("gradient_masked", true),
@@ -187,13 +190,15 @@ impl<'c> Backward<'_, 'c> {
         }
     }
 
-    /// A function `(p, ds, lse, delta, positions of queries and of keys; query, key, keys' end, queries)`: scores, as exponents of two, to probabilities, the gradient of probabilities to that
+    /// A function `(p, ds, lse, delta, operands of the program; query, key, keys' end, queries)`: scores, as exponents of two unless the program changes them, to probabilities, the gradient of probabilities to that
     /// of scores but for the scale. Rows from `queries` on are padding and become zero.
     fn gradient(&self, name: &str, masked: bool) -> FunctionValue<'c> {
         let (b, plan) = (self.b, self.plan);
-        let function = b.function(name, 6, 4, Visibility::Local);
-        let [p, ds, lse, delta, at, of] = [0, 1, 2, 3, 4, 5].map(|i| b.pointer_parameter(function, i));
-        let [query, key, end, queries] = [6, 7, 8, 9].map(|i| b.index_parameter(function, i));
+        let further = plan.program.operands.len() as u32;
+        let function = b.function(name, 4 + further as usize, 4, Visibility::Local);
+        let [p, ds, lse, delta] = [0, 1, 2, 3].map(|i| b.pointer_parameter(function, i));
+        let bases: Vec<Pointer> = (0..further).map(|i| b.pointer_parameter(function, 4 + i)).collect();
+        let [query, key, end, queries] = [4, 5, 6, 7].map(|i| b.index_parameter(function, further + i));
         let line = |start: Pointer<'c>, row: Index<'c>| b.at(start, b.index_mul(row, b.index(4 * plan.key_block)));
         let of_query = |start: Pointer<'c>, tensor: usize, row: Index<'c>| {
             let stride = plan.stride(tensor, plan.attention.at);
@@ -201,14 +206,21 @@ impl<'c> Backward<'_, 'c> {
         };
         b.for_each(b.index(0), queries, 1, &mut |row| {
             let log = b.mul(of_query(lse, self.operands.lse, row), b.f32(LOG2_E));
+            // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
+            let log = if plan.program.changes() { b.max(log, b.f32(LOWEST)) } else { log };
             let delta = of_query(delta, self.operands.delta, row);
-            let positions = plan.row_positions(b, [at, of], b.index_add(query, row));
+            let query = b.index_add(query, row);
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 let (p, ds) = (b.at_const(line(p, row), 4 * first), b.at_const(line(ds, row), 4 * first));
-                let mut probability = math::exp2(b, b.sub(b.load(p, Lane::F32, None), log));
+                let place = Place { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                let scored = plan.scored(b, &bases, place, b.load(p, Lane::F32, None));
+                let score = if plan.program.changes() { b.mul(scored.score, b.f32(LOG2_E)) } else { scored.score };
+                let mut probability = math::exp2(b, b.sub(score, log));
                 let mut slope = b.sub(b.load(ds, Lane::F32, None), delta);
-                if masked {
-                    let mask = plan.row_mask(b, positions, b.index_add(key, b.index(first)), end);
+                if let Some(factor) = scored.slope {
+                    slope = ir::fault!("attention.slope.changed", slope, b.mul(slope, factor));
+                }
+                if let Some(mask) = scored.mask {
                     probability = ir::fault!("attention.probability.hidden", probability, b.select(mask, probability, b.f32(0.0)));
                     slope = b.select(mask, slope, b.f32(0.0));
                 }
@@ -238,7 +250,7 @@ impl<'c> Backward<'_, 'c> {
         });
         b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
             let keys = span(b, key_block, plan.key_block, plan.keys);
-            let run = plan.measured(b, functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
+            let run = plan.measured(b, &functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
             b.call(functions.copy_k, &[source(&operands.k, keys.first), part(self.scratch.k)], &[keys.count]);
             b.call(functions.transpose_k, &[source(&operands.k, keys.first), part(self.scratch.k_transposed)], &[keys.count]);
             b.call(functions.transpose_v, &[source(&operands.v, keys.first), part(self.scratch.v_transposed)], &[keys.count]);
@@ -256,7 +268,7 @@ impl<'c> Backward<'_, 'c> {
 
     /// Where the bounds of a block of queries lie.
     fn query_bounds(&self, at: &Arguments<Pointer<'c>>, block: Index<'c>) -> Pointer<'c> {
-        self.b.at(self.b.at_const(at.scratch, self.scratch.query_bounds), self.b.index_mul(block, self.b.index(8)))
+        self.b.at(self.b.at_const(at.scratch, self.scratch.query_bounds), self.b.index_mul(block, self.b.index(4 * self.plan.bounds_size(0))))
     }
 
     /// A part of scratch with a row of elements for each query, or key: where those of a block begin.
@@ -278,8 +290,7 @@ impl<'c> Backward<'_, 'c> {
             let stride = plan.stride(tensor, plan.attention.at);
             b.at(at.tensors[tensor], b.index_mul(rows.first, b.index(4 * stride)))
         };
-        let [queries, of] = plan.position_tensors(at);
-        let pointers = [p, ds, of_query(operands.lse), of_query(operands.delta), queries, of];
+        let pointers = [&[p, ds, of_query(operands.lse), of_query(operands.delta)], &at.further(plan)[..]].concat();
         let numbers = [rows.first, keys.first, b.index_add(keys.first, keys.count), rows.count];
         match plan.visible(plan.key_block) {
             Visible::All => b.call(functions.gradient, &pointers, &numbers),

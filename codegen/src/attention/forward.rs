@@ -52,10 +52,10 @@ impl Scratch {
             sums: take(tile * plan.width),
             reference: take(div_ceil(tile, lanes) * lanes),
             weight: take(tile * lanes),
-            tile_bounds: take(2),
-            panel_bounds: take(2 * division.tile_panels()),
-            key_bounds: take(2),
-            strip_bounds: take(2 * division.strips()),
+            tile_bounds: take(plan.bounds_size(0)),
+            panel_bounds: take(plan.bounds_size(0) * division.tile_panels()),
+            key_bounds: take(plan.bounds_size(1)),
+            strip_bounds: take(plan.bounds_size(1) * division.strips()),
             bytes: used,
         }
     }
@@ -66,7 +66,7 @@ struct Functions<'c> {
     copy_q: FunctionValue<'c>,
     transpose_k: FunctionValue<'c>,
     copy_v: FunctionValue<'c>,
-    bounds: Option<[FunctionValue<'c>; 2]>,
+    bounds: [Vec<FunctionValue<'c>>; 2],
     /// For each height that panels have, the greater first.
     panels: Vec<Panel<'c>>,
 }
@@ -116,7 +116,7 @@ impl<'c> Forward<'_, 'c> {
         let copy_q = Copy {
             name: "copy_q",
             rows: q,
-            factor: plan.attention.scale.0 * ir::fault!("attention.scale.log2", 1.0, LOG2_E),
+            factor: plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { ir::fault!("attention.scale.log2", 1.0, LOG2_E) },
             panel: plan.width,
             height: 0,
         };
@@ -144,22 +144,23 @@ impl<'c> Forward<'_, 'c> {
         let [q, k, v] = &self.operands;
         let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
         b.call(functions.copy_q, &[source(q, first), part(scratch.q)], &[queries.count]);
-        let tile = plan.measured(b, functions.bounds, at, 0, queries, part(scratch.tile_bounds));
-        let panel_bounds = |panel: Index<'c>| b.at(part(scratch.panel_bounds), b.index_mul(b.index_sub(panel, panels[0]), b.index(8)));
+        let tile = plan.measured(b, &functions.bounds, at, 0, queries, part(scratch.tile_bounds));
+        let panel_bounds =
+            |panel: Index<'c>| b.at(part(scratch.panel_bounds), b.index_mul(b.index_sub(panel, panels[0]), b.index(4 * plan.bounds_size(0))));
         let rows_of = |panel: Index<'c>| {
             let first = division.row(b, panel);
             Span { first, count: b.index_sub(division.row(b, b.index_add(panel, b.index(1))), first) }
         };
         b.for_each(panels[0], panels[1], 1, &mut |panel| {
-            plan.measured(b, functions.bounds, at, 0, rows_of(panel), panel_bounds(panel));
+            plan.measured(b, &functions.bounds, at, 0, rows_of(panel), panel_bounds(panel));
         });
         b.for_each(b.index(0), b.index(div_ceil(plan.keys, division.block)), 1, &mut |block| {
             let keys = span(b, block, division.block, plan.keys);
-            let run = plan.measured(b, functions.bounds, at, 1, keys, part(scratch.key_bounds));
+            let run = plan.measured(b, &functions.bounds, at, 1, keys, part(scratch.key_bounds));
             let work = || {
                 b.for_each(b.index(0), keys.count, division.strip, &mut |column| {
                     let strip = self.strip(at, keys, column);
-                    plan.measured(b, functions.bounds, at, 1, strip.span, strip.bounds);
+                    plan.measured(b, &functions.bounds, at, 1, strip.span, strip.bounds);
                     b.call(functions.transpose_k, &[source(k, strip.span.first), self.strip_keys(at, column)], &[strip.span.count]);
                 });
                 b.call(functions.copy_v, &[source(v, keys.first), part(scratch.v)], &[keys.count]);
@@ -182,7 +183,8 @@ impl<'c> Forward<'_, 'c> {
     fn strip(&self, at: &Arguments<Pointer<'c>>, keys: Span<'c>, column: Index<'c>) -> Run<'c> {
         let (b, strip) = (self.b, self.division.strip);
         let count = b.index_min(b.index(strip), b.index_sub(keys.count, column));
-        let bounds = b.at(b.at_const(at.scratch, self.scratch.strip_bounds), b.index_mul(b.index_div(column, b.index(strip)), b.index(8)));
+        let bytes = b.index(4 * self.plan.bounds_size(1));
+        let bounds = b.at(b.at_const(at.scratch, self.scratch.strip_bounds), b.index_mul(b.index_div(column, b.index(strip)), bytes));
         Run { span: Span { first: b.index_add(keys.first, column), count }, bounds }
     }
 
@@ -217,9 +219,8 @@ impl<'c> Forward<'_, 'c> {
         let (first, end) = self.visible_columns(at, meeting);
         b.for_each(first, end, division.strip, &mut |column| {
             let strip = self.strip(at, keys, column);
-            let [queries, of] = plan.position_tensors(at);
             let (q, k) = (own(scratch.q, plan.width), self.strip_keys(at, column));
-            let pointers = [q, k, p, sums, own(scratch.reference, 1), own(scratch.weight, lanes), queries, of];
+            let pointers = [&[q, k, p, sums, own(scratch.reference, 1), own(scratch.weight, lanes)], &at.further(plan)[..]].concat();
             let numbers = [rows.span.first, strip.span.first, b.index_add(strip.span.first, strip.span.count), column];
             let whole = || b.call(functions.exponentials, &pointers, &numbers);
             match plan.visible(division.strip) {

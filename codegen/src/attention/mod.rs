@@ -12,6 +12,9 @@ mod forward;
 mod lanes;
 mod panels;
 #[cfg(test)]
+mod programs;
+mod scoring;
+#[cfg(test)]
 mod tests;
 mod tiles;
 
@@ -21,17 +24,18 @@ pub use forward::emit as emit_forward;
 use crate::abi::{Entry, launch_of_warps};
 use crate::build::llvm::{Index, Llvm, Pointer, Vector};
 use crate::build::simt::Simt;
-use crate::build::{Builder, Compare, IntBinary, Lane};
+use crate::build::{Builder, IntBinary, Lane};
 use crate::layout::{self, div_ceil, tensors};
 use crate::pointwise;
 use crate::target::Target;
 use crate::{CompileError, Shape};
-use inkwell::values::FunctionValue;
+use inkwell::values::{FunctionValue, IntValue};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::Kernel;
 use ir::launch::Launch;
 use ir::op::{Attention, Op};
+use scoring::{Applied, Program, Sight};
 
 /// Writes the kernel `name` for a GPU, on tensor cores where they can do it, and reports what it needs.
 ///
@@ -53,8 +57,8 @@ const BLOCK: i64 = 64;
 pub struct Plan<'a> {
     pub kernel: &'a Kernel,
     pub attention: Attention,
-    /// The tensors of positions of queries and of keys, if a causal mask compares them.
-    pub positions: Option<[usize; 2]>,
+    /// What becomes of scores.
+    pub program: Program,
     pub queries: i64,
     pub keys: i64,
     /// Elements of a head, and the same rounded up to whole vectors.
@@ -116,14 +120,14 @@ impl<'a> Plan<'a> {
         }
         let (q, k) = (body.dims_of(first.args[0]), body.dims_of(first.args[1]));
         let others = q.iter().copied().filter(|d| *d != attention.at && *d != attention.d);
-        let (shared, group) = others.partition(|d| k.contains(d));
+        let (shared, group): (Vec<Dim>, Vec<Dim>) = others.partition(|d| k.contains(d));
         let size = |dim: Dim| body.dims.size(dim) as i64;
         let lanes = target.lanes() as i64;
         let whole_vectors = |n: i64| div_ceil(n, lanes) * lanes;
         let (queries, keys, d) = (size(attention.at), size(attention.keys), size(attention.d));
-        let mut plan = Plan {
+        Ok(Plan {
             kernel,
-            positions: None,
+            program: Program::new(kernel, &attention, &group, &first.args)?,
             queries,
             keys,
             d,
@@ -133,11 +137,7 @@ impl<'a> Plan<'a> {
             shared,
             group,
             attention,
-        };
-        if let Some([queries, keys]) = plan.attention.positions(&first.args) {
-            plan.positions = Some([plan.operand(queries)?, plan.operand(keys)?]);
-        }
-        Ok(plan)
+        })
     }
 
     /// # Errors
@@ -168,15 +168,11 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// It is not an input of the kernel.
     pub fn operand(&self, v: Value) -> Result<usize, CompileError> {
-        match self.kernel.body[v].op {
-            Op::Input(i) => Ok(i as usize),
-            _ => Err(CompileError::unsupported("an operand of attention that is not an input")),
-        }
+        operand(self.kernel, v)
     }
 
     pub fn stride(&self, tensor: usize, dim: Dim) -> i64 {
-        let (ty, strides) = tensors(self.kernel)[tensor];
-        layout::stride(ty, strides, dim)
+        stride(self.kernel, tensor, dim)
     }
 
     /// A tensor as rows along `at`.
@@ -202,6 +198,18 @@ impl<'a> Plan<'a> {
     fn sizes(&self, dims: &[Dim]) -> i64 {
         dims.iter().map(|d| self.kernel.body.dims.size(*d) as i64).product()
     }
+}
+
+fn operand(kernel: &Kernel, v: Value) -> Result<usize, CompileError> {
+    match kernel.body[v].op {
+        Op::Input(i) => Ok(i as usize),
+        _ => Err(CompileError::unsupported("an operand of attention that is not an input")),
+    }
+}
+
+fn stride(kernel: &Kernel, tensor: usize, dim: Dim) -> i64 {
+    let (ty, strides) = tensors(kernel)[tensor];
+    layout::stride(ty, strides, dim)
 }
 
 /// Arguments of a kernel under construction.
@@ -260,99 +268,100 @@ pub enum Visible {
 impl Plan<'_> {
     /// Of blocks of so many keys.
     pub fn visible(&self, block: i64) -> Visible {
-        if self.positions.is_some() || self.keys % block != 0 { Visible::Some } else { Visible::All }
+        if self.program.hides() || self.keys % block != 0 { Visible::Some } else { Visible::All }
     }
 
-    fn window(&self) -> Option<i64> {
-        self.attention.window.map(i64::from)
-    }
-
-    /// Whether any of the queries may see any of the keys, by the bounds of their positions. Without a causal mask: always.
-    pub fn any_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Option<inkwell::values::IntValue<'c>> {
-        self.positions.map(|_| {
-            let before = b.signed_less_equal(ir::fault!("attention.visible.any", keys.greatest(b), keys.least(b)), queries.greatest(b));
-            let near = self.window().map(|w| b.signed_less_equal(b.index_sub(queries.least(b), keys.greatest(b)), b.index(w - 1)));
-            near.map_or(before, |near| b.both(before, near))
+    fn sight<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Sight<Vector<'c>> {
+        self.program.sight(b, &|k| {
+            let side = self.program.operands[k].side();
+            let slot = self.program.bounded(side).position(|(n, _)| n == k).expect("invariant: its bounds are found");
+            [queries, keys][side].bounds_of(b, slot)
         })
     }
 
+    /// Whether any of the queries may see any of the keys, by the bounds of operands. Nothing: who knows.
+    pub fn any_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Option<IntValue<'c>> {
+        self.sight(b, queries, keys).any.map(|any| b.any(any))
+    }
+
     /// Whether these are all keys of a block of so many, and seen by all of the queries.
-    pub fn all_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>, block: i64) -> inkwell::values::IntValue<'c> {
+    pub fn all_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>, block: i64) -> IntValue<'c> {
         let whole = b.index_equal(keys.span.count, ir::fault!("attention.visible.whole", keys.span.count, b.index(block)));
-        match self.positions {
-            None => whole,
-            Some(_) => {
-                let before =
-                    b.both(whole, b.signed_less_equal(keys.greatest(b), ir::fault!("attention.visible.all", queries.greatest(b), queries.least(b))));
-                let near = self.window().map(|w| {
-                    b.signed_less_equal(
-                        b.index_sub(ir::fault!("attention.visible.near", queries.least(b), queries.greatest(b)), keys.least(b)),
-                        b.index(w - 1),
-                    )
-                });
-                near.map_or(before, |near| b.both(before, near))
-            }
+        match self.sight(b, queries, keys).all {
+            _ if !self.program.hides() => whole,
+            Some(all) => b.both(whole, b.any(all)),
+            None => b.index_equal(b.index(0), b.index(1)),
         }
     }
 
-    /// The lanes of a row of scores that are seen: keys `key ..`, of which the block holds fewer than `end`. `positions` are those of
-    /// the row's query and of all keys.
-    pub fn row_mask<'c>(&self, b: &Llvm<'c>, positions: Option<[Pointer<'c>; 2]>, key: Index<'c>, end: Index<'c>) -> Vector<'c> {
-        let present = b.mask_below(b.index_sub(end, key));
-        let (Some([query, keys]), Some(tensors)) = (positions, self.positions) else { return present };
-        let stride = self.stride(tensors[1], self.attention.keys);
-        let keys = tiles::load_strided(b, b.at(keys, b.index_mul(key, b.index(4 * stride))), stride, Lane::I32, Some(present));
-        let query = b.load_splat(query, Lane::I32);
-        let seen = b.int2(IntBinary::And, present, b.compare_int(ir::fault!("attention.mask.causal", Compare::Lt, Compare::Le), keys, query));
-        let Some(window) = self.attention.window else { return seen };
-        // Positions are not negative, so that their differences are numbers too.
-        let back = b.int2(IntBinary::Sub, query, keys);
-        b.int2(
-            IntBinary::And,
-            seen,
-            b.compare_int(ir::fault!("attention.mask.window", Compare::Le, Compare::Lt), back, b.i32(i32::try_from(window).unwrap_or(i32::MAX))),
-        )
-    }
-
-    /// Where the position of this query and those of all keys lie. Rows that only fill a block have the last query's.
-    pub fn row_positions<'c>(&self, b: &Llvm<'c>, [queries, keys]: [Pointer<'c>; 2], query: Index<'c>) -> Option<[Pointer<'c>; 2]> {
-        let stride = self.stride(self.positions?[0], self.attention.at);
+    /// A vector of a row's products as the program leaves them. `bases` are where the program's operands begin.
+    pub fn scored<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: Place<'c>, product: Vector<'c>) -> Scored<'c> {
+        let Place { query, key, end } = place;
+        let present = end.map(|end| b.mask_below(b.index_sub(end, key)));
+        // Rows that only fill a block have the last query's numbers.
         let query = b.index_min(query, b.index(self.queries - 1));
-        Some([b.at(queries, b.index_mul(query, b.index(4 * stride))), keys])
+        let number = |k: usize| {
+            let operand = &self.program.operands[k];
+            let row = b.at(bases[k], b.index_mul(query, b.index(operand.step(0))));
+            match operand.strides[1] {
+                Some(stride) => tiles::load_strided(b, b.at(row, b.index_mul(key, b.index(operand.step(1)))), stride, operand.lane(), present),
+                None => b.load_splat(row, operand.lane()),
+            }
+        };
+        let mut applied = Applied::new(b, &self.program, product, &number);
+        let (score, slope) = (applied.score(), applied.slope());
+        let mask = present.map(|present| match applied.seen() {
+            Some(seen) => ir::fault!("attention.mask.seen", present, b.int2(IntBinary::And, present, seen)),
+            None => present,
+        });
+        Scored { score, slope, mask }
     }
 
-    /// The tensors of positions, of queries and of keys; without a causal mask, two pointers that nothing reads.
-    pub fn position_tensors<'c>(&self, at: &Arguments<Pointer<'c>>) -> [Pointer<'c>; 2] {
-        self.positions.map_or([at.scratch; 2], |tensors| tensors.map(|t| at.tensors[t]))
+    /// The functions that find the bounds of operands, of queries and of keys.
+    pub fn bounds<'c>(&self, b: &Llvm<'c>) -> [Vec<FunctionValue<'c>>; 2] {
+        let name = |side: usize, k: usize| format!("{}_bounds_{k}", ["query", "key"][side]);
+        [0, 1].map(|side| self.program.bounded(side).map(|(k, o)| tiles::bounds(b, &name(side, k), o.strides[side].unwrap_or(0))).collect())
     }
 
-    /// The functions that find the bounds of positions, of queries and of keys.
-    pub fn bounds<'c>(&self, b: &Llvm<'c>) -> Option<[FunctionValue<'c>; 2]> {
-        let [queries, keys] = self.positions?;
-        let of = |name: &str, tensor: usize, dim: Dim| tiles::bounds(b, name, self.stride(tensor, dim));
-        Some([of("query_bounds", queries, self.attention.at), of("key_bounds", keys, self.attention.keys)])
+    /// Elements of scratch for the bounds of a run of queries (0) or keys (1).
+    pub fn bounds_size(&self, which: usize) -> i64 {
+        2 * self.program.bounded(which).count() as i64
     }
 
     /// A run of queries (0) or keys (1), whose bounds are written to `place` first.
     pub fn measured<'c>(
         &self,
         b: &Llvm<'c>,
-        functions: Option<[FunctionValue<'c>; 2]>,
+        functions: &[Vec<FunctionValue<'c>>; 2],
         at: &Arguments<Pointer<'c>>,
         which: usize,
         span: Span<'c>,
         place: Pointer<'c>,
     ) -> Run<'c> {
-        if let (Some(functions), Some(tensors)) = (functions, self.positions) {
-            let stride = self.stride(tensors[which], [self.attention.at, self.attention.keys][which]);
-            let first = b.at(at.tensors[tensors[which]], b.index_mul(span.first, b.index(4 * stride)));
-            b.call(functions[which], &[first, place], &[span.count]);
+        for (slot, ((_, operand), function)) in (0..).zip(self.program.bounded(which).zip(&functions[which])) {
+            let first = b.at(at.tensors[operand.tensor], b.index_mul(span.first, b.index(operand.step(which))));
+            b.call(*function, &[first, b.at_const(place, 8 * slot)], &[span.count]);
         }
         Run { span, bounds: place }
     }
 }
 
-/// A run of queries or keys and where the least and greatest of their positions lie.
+/// Where a vector of scores is: its query, its first key, and the end of the keys that there are, if not all lanes may have one or the mask counts.
+#[derive(Clone, Copy)]
+pub struct Place<'c> {
+    pub query: Index<'c>,
+    pub key: Index<'c>,
+    pub end: Option<Index<'c>>,
+}
+
+/// Scores as the softmax takes them but for the mask, their slopes unless these are 1, and the lanes that are seen, if that was asked for.
+pub struct Scored<'c> {
+    pub score: Vector<'c>,
+    pub slope: Option<Vector<'c>>,
+    pub mask: Option<Vector<'c>>,
+}
+
+/// A run of queries or keys and where the least and greatest numbers lie that operands have there.
 #[derive(Clone, Copy)]
 pub struct Run<'c> {
     pub span: Span<'c>,
@@ -360,11 +369,7 @@ pub struct Run<'c> {
 }
 
 impl<'c> Run<'c> {
-    fn least(&self, b: &Llvm<'c>) -> Index<'c> {
-        b.load_integer(self.bounds, Lane::I32)
-    }
-
-    fn greatest(&self, b: &Llvm<'c>) -> Index<'c> {
-        b.load_integer(b.at_const(self.bounds, 4), Lane::I32)
+    fn bounds_of(&self, b: &Llvm<'c>, slot: usize) -> [Vector<'c>; 2] {
+        [0, 4].map(|byte| b.load_splat(b.at_const(self.bounds, 8 * slot as i64 + byte), Lane::I32))
     }
 }

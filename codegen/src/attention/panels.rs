@@ -5,12 +5,13 @@
 //! raised, which happens only where a score is above it by more than [`MARGIN`].
 
 use super::tiles::{self, Block, End, Factors, across, multiply, store_sums};
-use super::{Plan, div_ceil};
+use super::{Place, Plan, Scored, div_ceil};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Compare, Lane};
 use crate::math;
 use crate::target::Target;
 use inkwell::values::FunctionValue;
+use std::f64::consts::LOG2_E;
 
 /// Queries of a tile at least, if there are as many: they share copies of keys and values.
 const TILE: i64 = 256;
@@ -89,7 +90,7 @@ impl Division {
 
 /// The functions for panels of one height.
 pub struct Panel<'c> {
-    /// `(q, k, p, sums, reference, weight, positions of queries and of keys; query, key, keys' end, column)`: exponentials of a strip of keys go to the panel's
+    /// `(q, k, p, sums, reference, weight, operands of the program; query, key, keys' end, column)`: exponentials of a strip of keys go to the panel's
     /// rows of `block` at `p`, from `column` on; their sums are added to `weight`, by lanes.
     pub exponentials: FunctionValue<'c>,
     /// The same with a mask.
@@ -128,18 +129,22 @@ impl<'c> Panels<'_, 'c> {
         let (b, plan, division) = (self.b, self.plan, &self.division);
         let lanes = b.lanes() as i64;
         let name = if masked { "exponentials_masked" } else { "exponentials" };
-        let function = b.function(&format!("{name}_{rows}"), 8, 4, Visibility::Local);
-        let [q, k, p, sums, reference, weight, at, of] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i| b.pointer_parameter(function, i));
-        let [query, key, end, column] = [8, 9, 10, 11].map(|i| b.index_parameter(function, i));
+        let further = plan.program.operands.len() as u32;
+        let function = b.function(&format!("{name}_{rows}"), 6 + further as usize, 4, Visibility::Local);
+        let [q, k, p, sums, reference, weight] = [0, 1, 2, 3, 4, 5].map(|i| b.pointer_parameter(function, i));
+        let bases: Vec<Pointer> = (0..further).map(|i| b.pointer_parameter(function, 6 + i)).collect();
+        let [query, key, end, column] = [6, 7, 8, 9].map(|i| b.index_parameter(function, further + i));
         let block = Block { rows, vectors: division.strip / lanes };
         let factors = Factors { a: (plan.width, 1), b_row: division.strip, unroll: if plan.d % 4 == 0 { 4 } else { 1 } };
         let mut scores = multiply(b, block, &factors, b.index(plan.d), [q, k]);
-        if masked {
+        if masked || plan.program.changes() {
             for (row, scores) in scores.chunks_mut(block.vectors as usize).enumerate() {
-                let positions = plan.row_positions(b, [at, of], b.index_add(query, b.index(row as i64)));
-                for (first, score) in (0..).step_by(lanes as usize).zip(scores) {
-                    let mask = plan.row_mask(b, positions, b.index_add(key, b.index(first)), end);
-                    *score = b.select(mask, *score, b.f32(HIDDEN));
+                let query = b.index_add(query, b.index(row as i64));
+                for (first, product) in (0..).step_by(lanes as usize).zip(scores) {
+                    let place = Place { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                    let Scored { score, mask, .. } = plan.scored(b, &bases, place, *product);
+                    let score = if plan.program.changes() { b.mul(score, b.f32(LOG2_E)) } else { score };
+                    *product = mask.map_or(score, |mask| b.select(mask, score, b.f32(HIDDEN)));
                 }
             }
         }

@@ -5,7 +5,7 @@ use crate::testing::{Make, assembling, check_with, golden, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
-use ir::op::{Attention, AttentionGrad, DType, Op, Real};
+use ir::op::{Attention, AttentionGrad, DType, Op, Real, Scoring};
 
 /// An attention problem.
 #[derive(Clone)]
@@ -40,13 +40,13 @@ fn parts(case: &Case) -> Parts {
     let [batch, kv, group] = [("batch", case.batch), ("kv", case.kv), ("group", case.group)].map(|(n, s)| make.dim(n, s));
     let d = make.dim("d", case.d);
     let (at, keys) = (make.dim("at", case.queries), make.dim("keys", case.keys));
-    let attention = Attention { at, keys, d, scale: Real(0.3), causal: case.causal, window: case.window };
+    let attention = Attention { at, keys, d, scale: Real(0.3), scoring: if case.causal { Scoring::causal(case.window) } else { Scoring::PLAIN } };
     Parts { make, attention, q_dims: vec![batch, at, kv, group, d], k_dims: vec![batch, keys, kv, d] }
 }
 
 /// The last two operands, if there is a mask; the last two inputs of the kernel.
 fn position_inputs(make: &mut Make, a: &Attention) -> Vec<Value> {
-    if a.causal { [a.at, a.keys].map(|d| make.input(DType::I32, &[d])).to_vec() } else { vec![] }
+    if !a.scoring.is_plain() { [a.at, a.keys].map(|d| make.input(DType::I32, &[d])).to_vec() } else { vec![] }
 }
 
 fn forward(case: &Case) -> Kernel {

@@ -136,8 +136,9 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
                     wanted[node.args[0].index()].whole = Some(Draw::Uneven);
                 }
                 // The first query sees no key.
-                for (least, positions) in (0..).zip(&node.args[node.args.len() - 2..]).filter(|_| a.causal) {
-                    wanted[positions.index()].whole = Some(Draw::Positions { least });
+                let further = a.further(&node.args);
+                for (least, k) in (0..).zip(a.scoring.ordered().into_iter().flatten()) {
+                    wanted[further[k].index()].whole = Some(Draw::Positions { least });
                 }
             }
             Op::Binary(_) | Op::Add | Op::Select | Op::Cast | Op::Expand | Op::StopGradient => {

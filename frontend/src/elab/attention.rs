@@ -6,13 +6,27 @@ use super::value::{FrameId, Val};
 use ir::diag::Diagnostic;
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
-use ir::op::{self, Binary, Compare, Op, Real};
+use ir::op::{self, Binary, DType, Op, Real, Scoring, Unary};
+use std::collections::{HashMap, HashSet};
 
 /// Why an attention is computed by its body; nothing if its arguments are wrong, which the body says.
 type Unfit = Option<&'static str>;
 
-/// Dims and indices of queries and keys, and the window, if there is one.
-type Mask = ([(Dim, Value); 2], Option<u32>);
+/// Steps of a program of scores, and operands that it reads, at most.
+const MOST_STEPS: usize = 64;
+const MOST_OPERANDS: usize = 8;
+
+/// A program of scores in the making.
+struct Program {
+    /// The dims of a score that its query and its key have.
+    pair: [Dim; 2],
+    scoring: Scoring,
+    operands: Vec<Value>,
+    /// The steps that values are.
+    steps: HashMap<Value, u32>,
+    /// How often steps may still be asked for.
+    left: usize,
+}
 
 impl Elab<'_> {
     /// The operation that an `@op` function of the library is, if its arguments fit; none runs its body.
@@ -42,7 +56,7 @@ impl Elab<'_> {
         let bytes = scores.iter().fold(4u64, |n, d| n.saturating_mul(self.body.dims.size(*d)));
         let e = Diagnostic::warning("W0404", format!("this attention stores a score for each query and key: {why}"));
         let e = e.label(span, format!("{} of f32, {:.1} MiB of all ranks together", self.shape(&scores), bytes as f64 / f64::from(1 << 20)));
-        self.report(e.help("without a bias, and with no mask or `causal`, alone or with `within`, it is one kernel that stores none"));
+        self.report(e.help("with values that have the dims of its keys, and a bias that does not train, it is one kernel that stores none"));
     }
 
     fn argument(&self, frame: FrameId, name: &str) -> Option<Val> {
@@ -63,39 +77,26 @@ impl Elab<'_> {
         }
     }
 
-    /// [`Op::Attention`] where there is no bias, the mask is none or causal, with a window or without, and the shapes are what the op describes.
+    /// [`Op::Attention`] where the shapes are what the op describes, and scores get no bias that trains.
     fn attention(&mut self, frame: FrameId) -> Result<Val, Unfit> {
         let tensors = ["q", "k", "v"].map(|name| self.tensor_argument(frame, name));
         let dims = ["d", "keys"].map(|name| self.dim_argument(frame, name));
         let ([Some(q), Some(k), Some(v)], [Some(d), Some(keys)], Some(Val::Real(scale))) = (tensors, dims, self.argument(frame, "scale")) else {
             return Err(None);
         };
-        match self.argument(frame, "bias") {
-            Some(Val::None) => {}
-            Some(Val::Tensor(_)) => return Err(Some("it has a bias")),
-            _ => return Err(None),
-        }
-        let (causal, window) = match self.argument(frame, "mask") {
-            Some(Val::None) => (None, None),
-            Some(Val::Tensor(mask)) => {
-                let (sides, window) = self.mask(mask).ok_or(Some("its mask is another than `causal`, alone or with `within`"))?;
-                (Some(sides), window)
-            }
+        let [mask, bias] = ["mask", "bias"].map(|name| match self.argument(frame, name) {
+            Some(Val::None) => Ok(None),
+            Some(Val::Tensor(v)) => Ok(Some(v)),
+            _ => Err(None),
+        });
+        let cap = match self.argument(frame, "cap") {
+            Some(Val::None) => None,
+            Some(Val::Real(cap)) => Some(cap),
             _ => return Err(None),
         };
+        let (mask, bias) = (mask?, bias?);
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
         let same_dtype = tq.dtype.is_float() && tk.dtype == tq.dtype && tv.dtype == tq.dtype;
-        let queries: Vec<Dim> = tq.dims.iter().copied().filter(|x| !tk.has(*x)).collect();
-        let at = match causal {
-            Some([(at, _), (masked, _)]) if masked == keys && queries.contains(&at) => at,
-            Some(_) => return Err(Some("its mask is of other dims than its queries and keys")),
-            // Without a mask any dim that only queries have can be the position; the original of `keys` usually is.
-            None => {
-                let original = self.body.dims.original(keys);
-                let at = queries.iter().copied().find(|x| self.body.dims.original(*x) == original).or(queries.first().copied());
-                at.ok_or(Some("no dim of its queries is theirs alone"))?
-            }
-        };
         let shared = |t: &Type| t.dims.iter().all(|x| *x == keys || tq.has(*x));
         let fits = same_dtype
             && tq.has(d)
@@ -108,59 +109,103 @@ impl Elab<'_> {
         if !fits {
             return Err(Some("its values have other dims than its keys, or its operands other dims or types than one kernel takes"));
         }
-        let op = Op::Attention(op::Attention {
-            at,
-            keys,
-            d,
-            scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)),
-            causal: ir::fault!("elaborate.attention.causal", false, causal.is_some()),
-            window,
-        });
-        let positions = causal.into_iter().flatten().map(|(_, position)| position);
-        Ok(Val::Tensor(self.push(op, [q, k, v].into_iter().chain(positions).collect(), tq)))
-    }
-
-    /// Dims and indices of queries and keys, and the window, of a mask that is causal, within a window or not.
-    fn mask(&self, mask: Value) -> Option<Mask> {
-        let Op::Binary(Binary::And) = self.body[mask].op else { return Some((self.causal(mask)?, None)) };
-        let [a, b] = [self.unexpanded(self.body[mask].args[0]), self.unexpanded(self.body[mask].args[1])];
-        let (sides, (dims, window)) = match (self.causal(a), self.causal(b)) {
-            (Some(sides), None) => (sides, self.within(b)?),
-            (None, Some(sides)) => (sides, self.within(a)?),
-            _ => return None,
-        };
-        (sides.map(|s| s.0) == dims).then_some((sides, Some(window)))
-    }
-
-    /// Dims of queries and keys, and the window, of a mask that is `index(at) - index(keys) < window` and nothing else.
-    fn within(&self, mask: Value) -> Option<([Dim; 2], u32)> {
-        let node = &self.body[mask];
-        let Op::Compare(Compare::Lt) = node.op else { return None };
-        let (back, window) = (&self.body[self.unexpanded(node.args[0])], &self.body[self.unexpanded(node.args[1])]);
-        let (Op::Binary(Binary::Sub), Op::Const(Real(window))) = (&back.op, &window.op) else { return None };
-        let dims = [self.iota(back.args[0])?.0, self.iota(back.args[1])?.0];
-        let is_size = window.fract() == 0.0 && (1.0..=f64::from(i32::MAX)).contains(window);
-        is_size.then_some((dims, ir::fault!("elaborate.attention.window", *window as u32 + 1, *window as u32)))
-    }
-
-    /// Dims and indices of queries and keys, of a mask that is `index(at) >= index(keys)` and nothing else.
-    fn causal(&self, mask: Value) -> Option<[(Dim, Value); 2]> {
-        let node = &self.body[mask];
-        let (first, second) = (*node.args.first()?, *node.args.get(1)?);
-        match node.op {
-            Op::Compare(Compare::Ge) => Some([self.iota(first)?, self.iota(second)?]),
-            Op::Compare(Compare::Le) => Some([self.iota(second)?, self.iota(first)?]),
-            _ => None,
+        let at = self.position([mask, bias], &tq, &tk, keys).ok_or(Some("no dim of its queries is theirs alone"))?;
+        if [mask, bias].into_iter().flatten().any(|v| self.ty(v).dims.iter().any(|x| *x == d || *x != keys && !tq.has(*x))) {
+            return Err(Some("its mask or its bias has a dim that its scores lack"));
         }
+        if bias.is_some_and(|b| self.trains(b)) {
+            return Err(Some("its bias trains"));
+        }
+        let mut program = Program { pair: [at, keys], scoring: Scoring::PLAIN, operands: vec![], steps: HashMap::new(), left: 4 * MOST_STEPS };
+        self.score(&mut program, cap, bias)?;
+        program.scoring.seen = ir::fault!("elaborate.attention.causal", None, mask.map(|m| self.steps(&mut program, m)).transpose()?);
+        let op = op::Attention { at, keys, d, scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)), scoring: program.scoring };
+        let further = program.operands[..op.scoring.operands()].to_vec();
+        Ok(Val::Tensor(self.push(Op::Attention(op), [q, k, v].into_iter().chain(further).collect(), tq)))
     }
 
-    /// An index, expanded or not, and its dim.
-    fn iota(&self, v: Value) -> Option<(Dim, Value)> {
+    /// The dim of queries that is their position: one that keys lack, that a mask or a bias names, and of which `keys` is a copy, as far as there is one.
+    fn position(&self, by: [Option<Value>; 2], q: &Type, k: &Type, keys: Dim) -> Option<Dim> {
+        let own: Vec<Dim> = q.dims.iter().copied().filter(|x| !k.has(*x)).collect();
+        let named: Vec<Dim> = own.iter().copied().filter(|x| by.iter().flatten().any(|v| self.ty(*v).has(*x))).collect();
+        let among = if named.is_empty() { own } else { named };
+        let original = self.body.dims.original(keys);
+        among.iter().copied().find(|x| self.body.dims.original(*x) == original).or(among.first().copied())
+    }
+
+    /// Whether a value depends on a parameter.
+    fn trains(&self, v: Value) -> bool {
+        let (mut stack, mut met) = (vec![v], HashSet::from([v]));
+        while let Some(v) = stack.pop() {
+            match self.body[v].op {
+                Op::Param(_) => return true,
+                Op::StopGradient => {}
+                _ => stack.extend(self.body[v].args.iter().copied().filter(|a| met.insert(*a))),
+            }
+        }
+        false
+    }
+
+    /// The steps of the changed score: a soft cap, then a bias.
+    fn score(&self, program: &mut Program, cap: Option<f64>, bias: Option<Value>) -> Result<(), Unfit> {
+        if cap.is_none() && bias.is_none() {
+            return Ok(());
+        }
+        let mut score = program.scoring.step(Op::Input(0), DType::F32, &[]);
+        if let Some(cap) = cap {
+            let cap = program.scoring.step(Op::Const(Real(cap)), DType::F32, &[]);
+            let part = program.scoring.step(Op::Binary(Binary::Div), DType::F32, &[score, cap]);
+            let bent = program.scoring.step(Op::Unary(Unary::Tanh), DType::F32, &[part]);
+            score = program.scoring.step(Op::Binary(Binary::Mul), DType::F32, &[bent, cap]);
+        }
+        if let Some(bias) = bias {
+            let dtype = self.ty(bias).dtype;
+            let mut term = self.steps(program, bias)?;
+            if dtype != DType::F32 {
+                term = program.scoring.step(Op::Cast, DType::F32, &[term]);
+            }
+            score = program.scoring.step(Op::Add, DType::F32, &[score, term]);
+        }
+        program.scoring.score = Some(score);
+        Ok(())
+    }
+
+    /// The step that a value is: its op, where that is of single numbers of a query and a key; else an operand.
+    fn steps(&self, program: &mut Program, v: Value) -> Result<u32, Unfit> {
         let v = self.unexpanded(v);
-        match self.body[v].op {
-            Op::Iota(dim) => Some((dim, v)),
-            _ => None,
+        program.left = program.left.saturating_sub(1);
+        if program.left == 0 || program.scoring.steps.len() == MOST_STEPS || program.operands.len() > MOST_OPERANDS {
+            return Err(Some("its mask and bias take more steps or operands than one kernel takes"));
         }
+        if let Some(step) = program.steps.get(&v) {
+            return Ok(*step);
+        }
+        let node = &self.body[v];
+        let of_pairs = program.pair.iter().all(|d| node.ty.has(*d)) && node.op.is_pointwise() && node.op != Op::Cut;
+        let step = match &node.op {
+            Op::Const(Real(x)) => {
+                let x = ir::fault!("elaborate.attention.window", *x + 1.0, *x);
+                program.scoring.step(Op::Const(Real(x)), node.ty.dtype, &[])
+            }
+            op if of_pairs => {
+                let args = node.args.iter().map(|a| self.steps(program, *a)).collect::<Result<Vec<u32>, Unfit>>()?;
+                program.scoring.step(op.clone(), node.ty.dtype, &args)
+            }
+            _ => {
+                // What is said twice, as indices are, is read once.
+                let alike = |w: &Value| {
+                    let other = &self.body[*w];
+                    (&other.op, &other.args, &other.ty) == (&node.op, &node.args, &node.ty)
+                };
+                let number = program.operands.iter().position(alike).unwrap_or_else(|| {
+                    program.operands.push(v);
+                    program.operands.len() - 1
+                });
+                program.scoring.step(Op::Input(number as u32 + 1), node.ty.dtype, &[])
+            }
+        };
+        program.steps.insert(v, step);
+        Ok(step)
     }
 
     fn unexpanded(&self, mut v: Value) -> Value {

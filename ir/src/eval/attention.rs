@@ -1,7 +1,7 @@
 //! Attention, its log-sum-exp and its gradients, row of scores by row.
 
 use super::contract::contract;
-use super::{Walk, reorder};
+use super::{Walk, reorder, strides};
 use crate::dim::Dim;
 use crate::graph::{Body, Value};
 use crate::op::{Attention, AttentionGrad};
@@ -12,30 +12,35 @@ struct Tensor {
     dims: Vec<Dim>,
 }
 
-/// Scaled scores, masked by minus infinity; `keys` innermost.
-fn scores(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) -> Tensor {
+/// Scores as the softmax takes them, `keys` innermost; and, if asked for, their slopes by scaled products.
+fn scores(body: &Body, v: Value, a: &Attention, args: &[&[f64]], slopes: bool) -> (Tensor, Vec<f64>) {
     let (dims, q, k) = (&body.dims, body[v].args[0], body[v].args[1]);
     let mut over: Vec<Dim> = body.dims_of(q).iter().copied().filter(|d| *d != a.d).collect();
-    let place = over.iter().position(|d| *d == a.at).expect("invariant: checked by infer");
     over.push(a.keys);
     let mut data = contract(dims, &over, &[a.d], (args[0], body.dims_of(q)), (args[1], body.dims_of(k)));
-    let positions = a.positions(args);
-    let mut walk = Walk::new(dims, &over);
-    for x in &mut data {
-        *x *= a.scale.0;
-        if let Some([queries, keys]) = positions
-            && !a.sees(queries[walk.at[place]], keys[walk.at[over.len() - 1]])
-        {
-            *x = f64::NEG_INFINITY;
+    data.iter_mut().for_each(|x| *x *= a.scale.0);
+    let (program, slope) = if slopes { a.scoring.with_slope() } else { (a.scoring.clone(), None) };
+    let mut out = vec![];
+    if !program.is_plain() {
+        let further = a.further(args);
+        let steps: Vec<Vec<usize>> = a.further(&body[v].args).iter().map(|w| strides(dims, body.dims_of(*w), &over)).collect();
+        let mut walk = Walk::new(dims, &over);
+        let mut numbers = vec![0.0; further.len()];
+        for x in &mut data {
+            numbers.iter_mut().zip(further.iter().zip(&steps)).for_each(|(n, (data, steps))| *n = data[walk.offset(steps)]);
+            if let Some(slope) = slope {
+                out.push(program.run(*x, &numbers)[slope as usize]);
+            }
+            *x = program.apply(*x, &numbers);
+            walk.step();
         }
-        walk.step();
     }
-    Tensor { data, dims: over }
+    (Tensor { data, dims: over }, out)
 }
 
 /// Softmax over `keys`, from its own sums or from given log-sum-exps. A row without any key is all zero.
-fn probabilities(body: &Body, v: Value, a: &Attention, args: &[&[f64]], lse: Option<(&[f64], &[Dim])>) -> Tensor {
-    let mut s = scores(body, v, a, args);
+fn probabilities(body: &Body, a: &Attention, scores: Tensor, lse: Option<(&[f64], &[Dim])>) -> Tensor {
+    let mut s = scores;
     let n = body.dims.size(a.keys) as usize;
     let lse = lse.map(|(data, dims)| reorder(&body.dims, data, dims, &s.dims[..s.dims.len() - 1]));
     for (r, row) in s.data.chunks_mut(n).enumerate() {
@@ -61,21 +66,22 @@ fn log_sum(row: &[f64]) -> f64 {
 
 pub(super) fn result(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) -> Vec<f64> {
     let node = &body[v];
-    let p = probabilities(body, v, a, args, None);
+    let p = probabilities(body, a, scores(body, v, a, args, false).0, None);
     contract(&body.dims, &node.ty.dims, &[a.keys], (&p.data, &p.dims), (args[2], body.dims_of(node.args[2])))
 }
 
 pub(super) fn log_sums(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) -> Vec<f64> {
-    let s = scores(body, v, a, args);
+    let (s, _) = scores(body, v, a, args, false);
     let rows: Vec<f64> = s.data.chunks(body.dims.size(a.keys) as usize).map(log_sum).collect();
     reorder(&body.dims, &rows, &s.dims[..s.dims.len() - 1], &body[v].ty.dims)
 }
 
-/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`.
+/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`, times the slope of what the program makes of a score.
 pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
     let (node, dims) = (&body[v], &body.dims);
     let of = |k: usize| (args[k], body.dims_of(node.args[k]));
-    let p = probabilities(body, v, a, args, Some(of(3)));
+    let (s, slopes) = scores(body, v, a, args, which != AttentionGrad::V);
+    let p = probabilities(body, a, s, Some(of(3)));
     // Sums over dims that the result lacks (the queries of a group) are part of the contraction.
     let rest = |has: &[Dim], out: &[Dim]| has.iter().copied().filter(|d| !out.contains(d)).collect::<Vec<_>>();
     if which == AttentionGrad::V {
@@ -86,7 +92,9 @@ pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGra
     let delta = reorder(dims, args[4], body.dims_of(node.args[4]), &p.dims[..p.dims.len() - 1]);
     let n = dims.size(a.keys) as usize;
     for (k, x) in ds.iter_mut().enumerate() {
-        *x = p.data[k] * (*x - delta[k / n]) * a.scale.0;
+        let slope = slopes.get(k).copied().unwrap_or(1.0);
+        // What is not seen has no slope, whatever the program makes of it.
+        *x = if p.data[k] == 0.0 { 0.0 } else { p.data[k] * (*x - delta[k / n]) * a.scale.0 * slope };
     }
     let (other, over) = match which {
         AttentionGrad::Q => (of(1), vec![a.keys]),

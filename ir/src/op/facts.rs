@@ -59,7 +59,7 @@ impl Op {
     /// The name in the text form, the kind, the operands.
     fn facts(&self) -> (&'static str, Kind, Arity) {
         let takes = Arity::Exactly;
-        let attends = |a: &Attention, operands: usize| takes(operands + 2 * usize::from(a.causal));
+        let attends = |a: &Attention, operands: usize| takes(operands + a.scoring.operands());
         match self {
             Op::Input(_) => ("input", Stored, takes(0)),
             Op::Param(_) => ("param", Stored, takes(0)),

@@ -16,6 +16,7 @@ mod op;
 mod program;
 #[cfg(test)]
 mod samples;
+mod scoring;
 mod sharded;
 #[cfg(test)]
 mod tests;

@@ -2,11 +2,12 @@
 
 use super::io::{Io, Result};
 use super::labels::Labels;
+use super::scoring::scoring;
 use super::tokens::label;
 use crate::dim::{Base, Dim, IndexMap, Linear, Order};
 use crate::graph::{Node, Value};
 use crate::mesh::{Mesh, SubAxis};
-use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
+use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -43,7 +44,7 @@ fn each<T: Copy>(all: &[T], op: impl Fn(T) -> Op) -> Vec<Op> {
 
 const D: Dim = Dim(0);
 const ROUTING: Routing = Routing { experts: D, choice: D };
-const ATTENTION: Attention = Attention { at: D, keys: D, d: D, scale: Real(0.0), causal: false, window: None };
+const ATTENTION: Attention = Attention { at: D, keys: D, d: D, scale: Real(0.0), scoring: Scoring::PLAIN };
 
 ops! { io;
     Op::Input(i), [Op::Input(0)] => io.with(" ", i, |io, i| io.hinted(i, |h| &h.inputs));
@@ -227,8 +228,7 @@ fn attention(io: &mut Io, a: &mut Attention) -> Result {
     io.with(" keys ", &mut a.keys, dim)?;
     io.with(" d ", &mut a.d, dim)?;
     io.with(" scale ", &mut a.scale.0, Io::real)?;
-    io.flag(&mut a.causal, " causal")?;
-    io.option(&mut a.window, 0, " window ", Io::number)
+    scoring(io, &mut a.scoring)
 }
 
 pub(super) fn scalar(io: &mut Io, s: &mut Scalar) -> Result {

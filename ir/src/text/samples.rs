@@ -8,7 +8,7 @@ use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
-use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
+use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
 use crate::options::{Buffer as MoeBuffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
 use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
 use crate::program::{
@@ -70,10 +70,25 @@ pub fn graph() -> Graph {
     }
 }
 
+/// A program with a step of each kind.
+fn every_step() -> Scoring {
+    let mut s = Scoring::causal(Some(7));
+    let product = s.step(Op::Input(0), DType::F32, &[]);
+    let half = s.step(Op::Input(3), DType::Bf16, &[]);
+    let bias = s.step(Op::Cast, DType::F32, &[half]);
+    let bent = s.step(Op::Unary(Unary::Tanh), DType::F32, &[product]);
+    let low = s.step(Op::Const(Real(f64::NEG_INFINITY)), DType::F32, &[]);
+    let sum = s.step(Op::Add, DType::F32, &[bent, bias, low]);
+    let kept = s.step(Op::StopGradient, DType::F32, &[sum]);
+    let seen = s.seen.expect("invariant: a causal mask");
+    s.score = Some(s.step(Op::Select, DType::F32, &[seen, kept, product]));
+    s
+}
+
 /// Every op with its fields set, in no meaningful order; types do not fit.
 pub fn every_op() -> Vec<Op> {
     let (a, b, c) = (Dim(0), Dim(1), Dim(2));
-    let attention = Attention { at: a, keys: b, d: c, scale: Real(0.125), causal: true, window: Some(7) };
+    let attention = Attention { at: a, keys: b, d: c, scale: Real(0.125), scoring: every_step() };
     let mut ops = vec![
         Op::Input(7),
         Op::Param(1),
@@ -123,7 +138,7 @@ pub fn every_op() -> Vec<Op> {
         Op::Dispatch(Routing { experts: a, choice: b }),
         Op::Combine(Routing { experts: b, choice: c }),
         Op::Attention(attention.clone()),
-        Op::AttentionLse(Attention { causal: false, window: None, ..attention.clone() }),
+        Op::AttentionLse(Attention { scoring: Scoring::PLAIN, ..attention.clone() }),
     ];
     ops.extend(Unary::ALL.iter().map(|u| Op::Unary(*u)));
     ops.extend(Binary::ALL.iter().map(|u| Op::Binary(*u)));

@@ -366,8 +366,11 @@ fn adjoint(
             give(b, 0, d);
         }
         Op::Attention(a) => {
-            let positions: Vec<Value> = a.positions(args).into_iter().flatten().collect();
-            let scores = b.op(Op::AttentionLse(a.clone()), &[&args[..2], &positions].concat());
+            let further = a.further(args).to_vec();
+            if (3..args.len()).any(&wants) {
+                return Err(no_gradient(b, op));
+            }
+            let scores = b.op(Op::AttentionLse(a.clone()), &[&args[..2], &further].concat());
             b.body[scores].origin.phase = Phase::Forward;
             let (gradient, result) = (b.cast(dz, DType::F32), b.cast(v, DType::F32));
             let product = ir::fault!("differentiate.attention.delta", gradient, b.mul(gradient, result));
@@ -381,7 +384,7 @@ fn adjoint(
             .enumerate()
             {
                 if wants(k) {
-                    let d = b.op(Op::AttentionGrad(a.clone(), which), &[&args[..3], &[scores, delta, dz], &positions].concat());
+                    let d = b.op(Op::AttentionGrad(a.clone(), which), &[&args[..3], &[scores, delta, dz], &further].concat());
                     give(b, k, d);
                 }
             }

@@ -56,7 +56,7 @@ impl Emitter<'_> {
         let node = &body[v];
         let a = attention(&node.op).expect("invariant: a ring is of attention");
         let gradient = matches!(node.op, Op::AttentionGrad(..));
-        let inputs = |w: Value| (body[w].args[..2].to_vec(), a.positions(&body[w].args));
+        let inputs = |w: Value| (body[w].args[..2].to_vec(), a.further(&body[w].args).to_vec());
         let sibling = |w: &Value| {
             let other = &body[*w];
             let alike = match &other.op {
@@ -128,7 +128,13 @@ impl Emitter<'_> {
         out
     }
 
-    /// The blocks of keys in the order in which a rank has them, each as k, v (if asked for) and positions. The exchange that brings
+    /// The further operands of attention, and which of them belong to keys, so that they go round with these.
+    fn further<'x>(&self, a: &Attention, args: &'x [Value]) -> (&'x [Value], Vec<usize>) {
+        let further = a.further(args);
+        (further, (0..further.len()).filter(|k| self.out.body[further[*k]].ty.has(a.keys)).collect())
+    }
+
+    /// The blocks of keys in the order in which a rank has them, each as k, v (if asked for) and what else belongs to keys. The exchange that brings
     /// a block stands before what `each` computes with the block before it.
     fn round(&mut self, own: &[Value], ring: &Ring, each: &mut dyn FnMut(&mut Self, &[Value])) {
         let steps: u64 = ring.subs.iter().map(|u| self.job.s.mesh[*u].size).product();
@@ -168,16 +174,18 @@ impl Emitter<'_> {
         let op = self.local_op(first);
         let a = attention(&op).expect("invariant: a ring is of attention").clone();
         let q = args[0];
-        let positions = a.positions(&args);
+        let (further, travel) = self.further(&a, &args);
         // Parts are merged unrounded.
         let out_ty = Type::new(DType::F32, self.out.body.dims_of(q));
         let lse_ty = Type::new(DType::F32, out_ty.dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>());
         let mut own = vec![args[1]];
         own.extend(out.map(|_| args[2]));
-        own.extend(positions.map(|p| p[1]));
+        let first_of_keys = own.len();
+        own.extend(travel.iter().map(|k| further[*k]));
         let mut sum: Option<(Option<Value>, Value)> = None;
         self.round(&own, ring, &mut |e, block| {
-            let at: Vec<Value> = positions.map_or(vec![], |p| vec![p[0], ir::fault!("ring.positions.stay", p[1], block[block.len() - 1])]);
+            let mut at = further.to_vec();
+            travel.iter().zip(&block[first_of_keys..]).for_each(|(k, w)| at[*k] = ir::fault!("ring.positions.stay", at[*k], *w));
             let op = |e: &mut Self, op: Op, args: &[Value], ty: &Type| e.push(op, [args, &at].concat(), ty.clone(), ring.chunk, ring.origin, None);
             let part = out.map(|_| op(e, Op::Attention(a.clone()), &[q, block[0], block[1]], &out_ty));
             let part_lse = op(e, Op::AttentionLse(a.clone()), &[q, block[0]], &lse_ty);
@@ -242,9 +250,9 @@ impl Emitter<'_> {
         let args: Vec<Value> = body[first].args.iter().map(|a| self.get(*a, ring.chunk)).collect();
         let op = self.local_op(first);
         let a = attention(&op).expect("invariant: a ring is of attention").clone();
-        let positions = a.positions(&args);
+        let (further, travel) = self.further(&a, &args);
         let mut own = vec![args[1], args[2]];
-        own.extend(positions.map(|p| p[1]));
+        own.extend(travel.iter().map(|k| further[*k]));
         let types = |e: &Self, values: &[Value]| values.iter().map(|w| e.out.body[*w].ty.clone()).collect::<Vec<Type>>();
         // The sum stays here; what travels is in the precision of activations.
         let (q_ty, key_types) = (Type::new(DType::F32, self.out.body.dims_of(args[0])), types(self, &args[1..3]));
@@ -253,7 +261,9 @@ impl Emitter<'_> {
         let mut load: Option<Value> = None;
         self.round(&own, ring, &mut |e, block| {
             let mut operands = vec![args[0], block[0], block[1], args[3], args[4], args[5]];
-            operands.extend(positions.into_iter().flat_map(|p| [p[0], block[2]]));
+            let first = operands.len();
+            operands.extend(further);
+            travel.iter().zip(&block[2..]).for_each(|(k, w)| operands[first + *k] = *w);
             load = load.map(|x| ir::fault!("ring.gradients.stay", x, e.shift(x, ring)));
             let grad = |e: &mut Self, which, ty: &Type| {
                 e.push(Op::AttentionGrad(a.clone(), which), operands.clone(), ty.clone(), ring.chunk, ring.origin, None)

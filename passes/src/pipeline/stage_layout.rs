@@ -121,10 +121,7 @@ pub fn costs(graph: &Graph) -> Vec<u64> {
         after[v.index()] = node.origin.layer.is_some() || node.args.iter().any(|a| after[a.index()]);
         let each = match &node.op {
             Op::Dot { over, .. } => 2 * over.iter().map(size).product::<u64>(),
-            Op::Attention(a) => {
-                let seen = size(&a.keys) / if a.causal { 2 } else { 1 };
-                4 * a.window.map_or(seen, |w| seen.min(w.into()))
-            }
+            Op::Attention(a) => 4 * a.pairs(size(&a.keys)) / size(&a.keys).max(1),
             _ if node.op.is_source() => 0,
             _ => 1,
         };

@@ -64,7 +64,9 @@ pub fn choose(graph: &Graph, mesh: &Mesh, lists: &Lists) -> Vec<Choice> {
         let Op::Attention(a) = &node.op else { continue };
         let (d, keys) = (dims.original(a.at), dims.original(a.keys));
         let split = lists.of(Axis::Cp).iter().flatten().any(|l| *l == d);
-        if !a.causal || d != keys || !split || out.iter().any(|(e, _)| *e == d) {
+        let further = a.further(&node.args);
+        let by_index = |[query, key]: [usize; 2]| [query, key].iter().all(|k| matches!(body[further[*k]].op, Op::Iota(_)));
+        if !a.scoring.ordered().is_some_and(by_index) || d != keys || !split || out.iter().any(|(e, _)| *e == d) {
             continue;
         }
         let dim = Declared::of(dims, d);

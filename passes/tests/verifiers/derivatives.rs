@@ -6,7 +6,7 @@ use ir::dim::{Dim, DimInfo};
 use ir::graph::{Graph, Init, Origin, Param, Phase, Report, Type, Value};
 use ir::model::{Model, Plan, Train};
 use ir::module::{Module, Whole};
-use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Unary};
+use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Scoring, Unary};
 use ir::options::Options;
 use ir::progress::Progress;
 use ir::random::mix;
@@ -60,7 +60,13 @@ fn cases() -> Vec<Case> {
         out.push(Case { indices: vec![J], ..case(op, &[shape]) });
     }
     for (causal, window) in [(false, None), (true, None), (true, Some(1)), (true, Some(2))] {
-        let op = Op::Attention(Attention { at: I, keys: K, d: J, scale: Real(0.7), causal, window });
+        let op = Op::Attention(Attention {
+            at: I,
+            keys: K,
+            d: J,
+            scale: Real(0.7),
+            scoring: if causal { Scoring::causal(window) } else { Scoring::PLAIN },
+        });
         let indices = if causal { vec![I, K] } else { vec![] };
         out.push(Case { indices, ..case(op, &[&[I, J], &[K, J], &[K, J]]) });
     }

@@ -11,7 +11,7 @@
 
 use ir::dim::{Dim, Dims};
 use ir::graph::{Body, Graph, Value};
-use ir::op::{Op, Real};
+use ir::op::{DType, Op, Real};
 use std::collections::BTreeSet;
 
 /// Two things that should be alike, and are not.
@@ -106,8 +106,11 @@ fn first(g: &Graph) -> Chosen {
         match &node.op {
             Op::Attention(a) => {
                 add(dims, dims.original(a.at), &mut chosen, [1]);
-                if let Some(w) = a.window {
-                    around(&mut chosen, a.at, u64::from(w));
+                for step in &a.scoring.steps {
+                    match step.op {
+                        Op::Const(Real(c)) if step.dtype == DType::I32 && c >= 0.0 => around(&mut chosen, a.at, c as u64),
+                        _ => {}
+                    }
                 }
             }
             Op::Compare(_) => {

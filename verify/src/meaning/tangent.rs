@@ -8,7 +8,7 @@
 use super::small::Small;
 use ir::dim::Dim;
 use ir::graph::{Node, Value};
-use ir::op::{Attention, Binary, Op, Reduce, Unary};
+use ir::op::{Attention, Binary, Op, Reduce, Scoring, Unary};
 
 /// The tangent of each value; none is zero.
 pub type Tangents = Vec<Option<Vec<f64>>>;
@@ -124,35 +124,7 @@ impl Rule<'_> {
     fn binary(&self, op: Binary) -> Vec<f64> {
         let [x, y] = [0, 1].map(|k| self.along(self.args[k], k));
         let [dx, dy] = [0, 1].map(|k| self.along(&self.movement(k), k));
-        let of = |i: usize| {
-            let (x, y, dx, dy) = (x[i], y[i], dx[i], dy[i]);
-            match op {
-                Binary::Sub => dx - dy,
-                Binary::Mul => dx * y + x * dy,
-                Binary::Div => dx / y - if dy == 0.0 { 0.0 } else { x / y * (dy / y) },
-                Binary::Rem => dx - if dy == 0.0 { 0.0 } else { (x / y).floor() * dy },
-                Binary::Pow => {
-                    let base = if dx == 0.0 { 0.0 } else { y * x.powf(y - 1.0) * dx };
-                    base + if dy == 0.0 { 0.0 } else { x.powf(y) * x.ln() * dy }
-                }
-                // On a tie the result is the second operand.
-                Binary::Max => {
-                    if x > y {
-                        dx
-                    } else {
-                        dy
-                    }
-                }
-                Binary::Min => {
-                    if x < y {
-                        dx
-                    } else {
-                        dy
-                    }
-                }
-                Binary::And | Binary::Or => 0.0,
-            }
-        };
+        let of = |i: usize| slope_of_two(op, [x[i], y[i]], [dx[i], dy[i]]);
         (0..x.len()).map(of).collect()
     }
 
@@ -167,11 +139,7 @@ impl Rule<'_> {
         let [q, dq] = of(0, &[a.d]);
         let [k, dk] = of(1, &[a.keys, a.d]);
         let [v, dv] = of(2, &[a.keys, a.d]);
-        let positions = a.positions(&self.args).map(|[queries, keys]| {
-            let at = rows.iter().position(|d| *d == a.at).expect("invariant: queries have places");
-            let inside: usize = rows[at + 1..].iter().map(|d| body.dims.size(*d) as usize).product();
-            (queries, keys, inside, body.dims.size(a.at) as usize)
-        });
+        let further: Vec<[Vec<f64>; 2]> = (3..self.args.len()).map(|k| of(k, &[a.keys])).collect();
         let [n, d] = [a.keys, a.d].map(|d| body.dims.size(d) as usize);
         let count = rows.iter().map(|d| body.dims.size(*d) as usize).product::<usize>();
         let mut out = Vec::with_capacity(count * d);
@@ -181,11 +149,11 @@ impl Rule<'_> {
             let mut p = vec![f64::NEG_INFINITY; n];
             let mut ds = vec![0.0; n];
             for j in 0..n {
-                let sees = positions.is_none_or(|(queries, keys, inside, at)| a.sees(queries[r / inside % at], keys[j]));
-                if sees {
-                    let (k, dk) = (&k[(r * n + j) * d..][..d], &dk[(r * n + j) * d..][..d]);
-                    p[j] = a.scale.0 * dot(q, k);
-                    ds[j] = a.scale.0 * (dot(dq, k) + dot(q, dk));
+                let (k, dk) = (&k[(r * n + j) * d..][..d], &dk[(r * n + j) * d..][..d]);
+                let score = [a.scale.0 * dot(q, k), a.scale.0 * (dot(dq, k) + dot(q, dk))];
+                let numbers: Vec<[f64; 2]> = further.iter().map(|x| [0, 1].map(|m: usize| x[m][r * n + j])).collect();
+                if let Some([s, moved]) = scored(&a.scoring, score, &numbers) {
+                    (p[j], ds[j]) = (s, moved);
                 }
             }
             let top = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -199,6 +167,58 @@ impl Rule<'_> {
         }
         let dims = [&rows[..], &[a.d]].concat();
         super::small::spread(body, &dims, &out, &self.node.ty.dims)
+    }
+}
+
+/// The score that a program makes of one, and how that moves, from how the score and the operands' numbers do; nothing where the key is not seen.
+fn scored(program: &Scoring, score: [f64; 2], numbers: &[[f64; 2]]) -> Option<[f64; 2]> {
+    let mut values: Vec<[f64; 2]> = vec![];
+    for step in &program.steps {
+        let args: Vec<[f64; 2]> = step.args.iter().map(|a| values[*a as usize]).collect();
+        let from = step.args.first().map_or(step.dtype, |a| program.steps[*a as usize].dtype);
+        let x = || ir::eval::number(&step.op, step.dtype, from, &args.iter().map(|a| a[0]).collect::<Vec<_>>());
+        values.push(match &step.op {
+            Op::Input(0) => score,
+            Op::Input(n) => numbers[*n as usize - 1],
+            Op::Unary(u) if step.dtype.is_float() => [x(), if args[0][1] == 0.0 { 0.0 } else { slope(*u, args[0][0]) * args[0][1] }],
+            Op::Binary(b) if step.dtype.is_float() => [x(), slope_of_two(*b, [args[0][0], args[1][0]], [args[0][1], args[1][1]])],
+            Op::Add => [x(), args.iter().map(|a| a[1]).sum()],
+            Op::Select => args[if args[0][0] == 0.0 { 2 } else { 1 }],
+            Op::Cast if step.dtype.is_float() => [x(), args[0][1]],
+            _ => [x(), 0.0],
+        });
+    }
+    let at = |k: u32| values[k as usize];
+    program.seen.is_none_or(|s| at(s)[0] != 0.0).then(|| program.score.map_or(score, at))
+}
+
+/// How a function of two numbers moves.
+fn slope_of_two(op: Binary, [x, y]: [f64; 2], [dx, dy]: [f64; 2]) -> f64 {
+    match op {
+        Binary::Sub => dx - dy,
+        Binary::Mul => dx * y + x * dy,
+        Binary::Div => dx / y - if dy == 0.0 { 0.0 } else { x / y * (dy / y) },
+        Binary::Rem => dx - if dy == 0.0 { 0.0 } else { (x / y).floor() * dy },
+        Binary::Pow => {
+            let base = if dx == 0.0 { 0.0 } else { y * x.powf(y - 1.0) * dx };
+            base + if dy == 0.0 { 0.0 } else { x.powf(y) * x.ln() * dy }
+        }
+        // On a tie the result is the second operand.
+        Binary::Max => {
+            if x > y {
+                dx
+            } else {
+                dy
+            }
+        }
+        Binary::Min => {
+            if x < y {
+                dx
+            } else {
+                dy
+            }
+        }
+        Binary::And | Binary::Or => 0.0,
     }
 }
 

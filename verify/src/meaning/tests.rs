@@ -7,7 +7,7 @@ use super::tangent;
 use ir::build::Builder;
 use ir::dim::{Dim, DimInfo, Order};
 use ir::graph::{Graph, Init, Origin, Param, Phase, Type, Value};
-use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Unary};
+use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Scoring, Unary};
 use std::collections::HashMap;
 
 /// A graph of the dims `i`, `j` and `k`, and of parameters over these.
@@ -144,7 +144,7 @@ fn forward_derivatives_of_lookups_and_attention_are_differences() {
         let args = case.params.clone();
         let mut b = case.builder();
         let positions = [b.op(Op::Iota(I), &[]), b.op(Op::Iota(K), &[])];
-        let attention = Attention { at: I, keys: K, d: J, scale: Real(0.7), causal, window };
+        let attention = Attention { at: I, keys: K, d: J, scale: Real(0.7), scoring: if causal { Scoring::causal(window) } else { Scoring::PLAIN } };
         let args = if causal { [&args[..], &positions].concat() } else { args };
         let v = b.op(Op::Attention(attention), &args);
         case.check(v, "attention");

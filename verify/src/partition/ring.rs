@@ -249,13 +249,17 @@ impl<'l> Stage<'_, 'l> {
         };
         // A log-sum-exp asks for no values.
         let wanted = match &node.op {
-            Op::AttentionLse(_) => [&g.args[..2], a.positions(&g.args).as_ref().map_or(&[], |p| p.as_slice())].concat(),
+            Op::AttentionLse(_) => [&g.args[..2], a.further(&g.args)].concat(),
             _ => g.args.clone(),
         };
         if !same_kind || wanted.len() != node.args.len() {
             return Err(Invariant::RingOperands.breach(format!("{w} is another attention than {}", r.v)));
         }
-        let keys = |k: usize| k == 1 || k == 2 && !matches!(node.op, Op::AttentionLse(_)) || a.causal && k + 1 == wanted.len();
+        // Keys, values, and of the program's operands those that belong to keys.
+        let first = wanted.len() - a.scoring.operands();
+        let keys = |k: usize| {
+            k == 1 || k == 2 && k < first && !matches!(node.op, Op::AttentionLse(_)) || k >= first && s.graph.body[wanted[k]].ty.has(a.keys)
+        };
         let mut turn = None;
         let mut pairs = vec![];
         for (k, (x, v)) in node.args.iter().zip(&wanted).enumerate() {

@@ -105,14 +105,21 @@ impl<'c> Cores<'_, 'c> {
                 let scores = self.products(sizes, part(0), stage);
                 let dp = self.products(sizes, part(tile_bytes), self.plus(stage, block_bytes));
                 let numbers = kept.clone().unwrap_or_else(|| self.numbers_of_columns(sizes, self.plus(stage, numbers)));
+                let here = if plan.program.grouped { of(visit) } else { at.at(b, plan, &[], b.index(0)) };
+                let (scores, slopes) = self.changed(&here, &own, visit, &scores);
                 let p: Vec<_> = scores.iter().zip(&numbers).map(|(score, [log, _])| b.fast_exp2(b.fma(*score, self.scale(), *log))).collect();
-                let p = self.hide(at, &own, visit, &p, b.f32(0.0));
-                let ds: Vec<_> = p
+                let p = self.hide(&here, &own, visit, &p, b.f32(0.0));
+                let mut ds: Vec<_> = p
                     .iter()
                     .zip(dp)
                     .zip(&numbers)
                     .map(|((p, dp), [log, delta])| b.mul(*p, b.sub(dp, *ir::fault!("gpu.cores.delta", log, delta))))
                     .collect();
+                for ((ds, p), slope) in ds.iter_mut().zip(&p).zip(slopes.into_iter().flatten()) {
+                    // What is hidden has no slope, whatever the program makes of it.
+                    let none = b.compare_float(Compare::Eq, *p, b.f32(0.0));
+                    *ds = b.select(none, b.f32(0.0), ir::fault!("gpu.cores.slope", *ds, b.mul(*ds, slope)));
+                }
                 let mut sums = sums.to_vec();
                 for (sums, (of, _)) in sums.chunks_mut(half).zip(&kind.sums) {
                     match of {
@@ -142,6 +149,8 @@ impl<'c> Cores<'_, 'c> {
     }
 
     fn minus_log2(&self, lse: Value<'c>) -> Value<'c> {
+        // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
+        let lse = if self.plan.program.changes() { self.b.max(lse, self.b.f32(-1e30)) } else { lse };
         self.b.mul(lse, self.b.f32(-LOG2_E))
     }
 

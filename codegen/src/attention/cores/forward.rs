@@ -31,6 +31,7 @@ impl<'c> Cores<'_, 'c> {
             };
             let end = self.stream(&visits, [part(stages), b.word(2 * block_bytes)], begin, &load, &start, &mut |visit, stage, carried| {
                 let scores = self.products(sizes, part(0), stage);
+                let (scores, _) = self.changed(at, &own, visit, &scores);
                 let scores = self.hide(at, &own, visit, &scores, b.f32(f64::NEG_INFINITY));
                 let (state, sums) = carried.split_at(2 * rows);
                 let mut sums = sums.to_vec();
@@ -77,9 +78,9 @@ impl<'c> Cores<'_, 'c> {
         }
     }
 
-    /// Scores to powers of 2.
+    /// Scores, which are scaled where the program changes them, to powers of 2.
     pub(super) fn scale(&self) -> Value<'c> {
-        self.b.f32(self.plan.attention.scale.0 * LOG2_E)
+        self.b.f32(if self.plan.program.changes() { LOG2_E } else { self.plan.attention.scale.0 * LOG2_E })
     }
 
     /// The exponent that powers are taken relative to: the greatest, or 0 where nothing was seen.

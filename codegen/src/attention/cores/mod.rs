@@ -13,6 +13,7 @@ mod forward;
 pub mod roles;
 mod visits;
 
+use super::scoring::{Applied, Operand};
 use super::{Arguments, GradientOperands, Plan, Rows};
 use crate::abi::{Bounds, launch_of_blocks};
 use crate::build::asm::{Half, Instruction};

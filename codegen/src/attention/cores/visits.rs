@@ -16,6 +16,14 @@ impl Side {
             Side::Keys => Side::Queries,
         }
     }
+
+    /// Its number where both are numbered: queries 0, keys 1.
+    pub fn which(self) -> usize {
+        match self {
+            Side::Queries => 0,
+            Side::Keys => 1,
+        }
+    }
 }
 
 /// What a tile meets, in order. Numbers have 32 bits.
@@ -41,12 +49,16 @@ pub struct Visit<'c> {
     pub entry: Option<Index<'c>>,
 }
 
-/// A row that a tile meets, for the mask: its position, if that counts, and whether it is there, if it may not be.
-#[derive(Clone, Copy)]
+/// A row that a tile meets, for the program of scores: what each operand of its side alone holds for it, as far as that counts, and whether it is there, if it
+/// may not be.
+#[derive(Clone)]
 pub struct Met<'c> {
-    pub position: Option<Value<'c>>,
+    pub numbers: Vec<Option<Value<'c>>>,
     pub present: Option<Value<'c>>,
 }
+
+/// Of each operand of the program its least and its greatest number among some rows, where these are its side's and that counts.
+type BoundsOf<'c> = Vec<Option<[Value<'c>; 2]>>;
 
 impl<'c> Visits<'c> {
     pub fn visit(&self, cores: &Cores<'_, 'c>, i: Index<'c>) -> Visit<'c> {
@@ -54,7 +66,11 @@ impl<'c> Visits<'c> {
         let (head, i) = if self.heads == 1 { (b.word(0), i) } else { (b.index_div(i, self.of_head), b.index_rem(i, self.of_head)) };
         match self.list {
             Some(list) => Visit::listed(cores, head, b.load_shared_word(b.index_add(list, b.index_mul(i, b.word(4))))),
-            None => Visit { head, block: i, masked: self.last.1.then(|| b.equal(i, b.word(self.last.0)).into()), entry: None },
+            None => {
+                let last = self.last.1.then(|| b.equal(i, b.word(self.last.0)).into());
+                let masked = if cores.plan.program.hides() { Some(b.equal(i, i).into()) } else { last };
+                Visit { head, block: i, masked, entry: None }
+            }
         }
     }
 }
@@ -71,28 +87,26 @@ impl<'c> Visit<'c> {
 impl<'c> Cores<'_, 'c> {
     /// Bytes of the list of visits.
     pub fn list_bytes(&self, own: Side, sizes: Sizes) -> i64 {
-        match self.plan.positions {
-            Some(_) => 4 * (div_ceil(self.count(own.other()), sizes.others) + 1),
-            None => 0,
-        }
+        if self.plan.program.tells() { 4 * (div_ceil(self.count(own.other()), sizes.others) + 1) } else { 0 }
     }
 
-    /// The positions of rows of one side, by their numbers (64 bits); past the end the last one's.
-    pub fn position(&self, at: &At<'c>, side: Side, number: Index<'c>) -> Option<Value<'c>> {
+    /// What an operand holds for a row of its side, by its number (64 bits); past the end the last one's.
+    pub fn number(&self, at: &At<'c>, side: Side, operand: &Operand, number: Index<'c>) -> Value<'c> {
         let b = self.b;
-        let tensor = self.plan.positions?[usize::from(side == Side::Keys)];
-        let step = b.index(Lane::I32.bytes() * self.plan.stride(tensor, self.dim(side)));
         let number = b.least(number, b.index(self.count(side) - 1));
-        Some(b.load_splat(b.at(at.tensors[tensor], b.index_mul(number, step)), Lane::I32))
+        b.load_splat(b.at(at.tensors[operand.tensor], b.index_mul(number, b.index(operand.step(side.which())))), operand.lane())
     }
 
-    /// The least and the greatest position of `count` rows from `first` on, in all lanes.
-    fn bounds(&self, at: &At<'c>, side: Side, first: Index<'c>, count: i64) -> Option<[Value<'c>; 2]> {
+    /// The least and the greatest numbers that operands hold for `count` rows from `first` on, in all lanes.
+    fn bounds(&self, at: &At<'c>, side: Side, first: Index<'c>, count: i64) -> BoundsOf<'c> {
         let b = self.b;
         let number = |k: i64| b.index_add(b.index_add(first, b.lane()), b.index(k * LANES as i64));
-        let own = (0..count / LANES as i64).map(|k| self.position(at, side, number(k))).collect::<Option<Vec<_>>>()?;
-        let fold = |op: Compare| own[1..].iter().fold(own[0], |x, y| b.select(b.compare_int(op, x, *y), x, *y));
-        Some([b.least_of_warp(fold(Compare::Lt)), b.greatest_of_warp(fold(Compare::Gt))])
+        let of = |operand: &Operand| {
+            let own: Vec<_> = (0..count / LANES as i64).map(|k| self.number(at, side, operand, number(k))).collect();
+            let fold = |op: Compare| own[1..].iter().fold(own[0], |x, y| b.select(b.compare_int(op, x, *y), x, *y));
+            [b.least_of_warp(fold(Compare::Lt)), b.greatest_of_warp(fold(Compare::Gt))]
+        };
+        self.plan.program.operands.iter().map(|o| (o.bounded && o.side() == side.which()).then(|| of(o))).collect()
     }
 
     /// All blocks of `heads` heads, for a tile of one side.
@@ -108,31 +122,24 @@ impl<'c> Cores<'_, 'c> {
         let (b, side, others) = (self.b, own.side.other(), own.sizes.others);
         let rows = self.count(side);
         let blocks = div_ceil(rows, others);
-        let Some(mine) = self.bounds(at, own.side, own.first, own.sizes.own()) else {
+        if !self.plan.program.tells() {
             return self.unlisted(own.side, own.sizes, heads);
-        };
+        }
+        let mine = self.bounds(at, own.side, own.first, own.sizes.own());
         let lane = self.lane();
         let entry = |i: Index<'c>| b.index_add(list, self.scaled(i, 4));
         b.loop_over([self.warp(), b.word(blocks), b.word(self.team.warps)], &[], &mut |block, _| {
             let first = b.widen(self.scaled(block, others));
-            let theirs = self.bounds(at, side, first, others).expect("invariant: both sides have positions");
-            let [queries, keys] = match own.side {
-                Side::Queries => [mine, theirs],
-                Side::Keys => [theirs, mine],
-            };
-            let both = |x, y| b.int2(IntBinary::And, x, y);
-            let mut any = b.compare_int(Compare::Le, keys[0], queries[1]);
-            let mut all = b.compare_int(Compare::Le, keys[1], queries[0]);
-            if let Some(window) = self.window() {
-                any = both(any, self.near(queries[0], keys[1], window));
-                all = both(all, self.near(ir::fault!("gpu.visits.near", queries[0], queries[1]), keys[0], window));
-            }
+            let theirs = self.bounds(at, side, first, others);
+            let sight = self.plan.program.sight(b, &|k| mine[k].or(theirs[k]).expect("invariant: a bounded operand is of one side"));
+            let mut all = sight.all.unwrap_or_else(|| b.less(b.word(0), b.word(0)).into());
             if rows % others != 0 {
-                all = ir::fault!("gpu.visits.last", all, both(all, b.less(block, b.word(blocks - 1)).into()));
+                let whole = b.less(block, b.word(blocks - 1)).into();
+                all = ir::fault!("gpu.visits.last", all, b.int2(IntBinary::And, all, whole));
             }
             let twice = self.scaled(block, 2);
             let shown = b.choose(all.into_int_value(), twice, self.plus(twice, 1));
-            let shown = b.choose(any.into_int_value(), shown, b.word(-1));
+            let shown = sight.any.map_or(shown, |any| b.choose(any.into_int_value(), shown, b.word(-1)));
             b.if_so(b.equal(lane, b.word(0)), || b.store_shared(entry(block), &[shown.into()]));
             vec![]
         });
@@ -158,24 +165,77 @@ impl<'c> Cores<'_, 'c> {
         Visits { count: self.scaled(of_head, heads), of_head, heads, list: Some(list), last: (0, false) }
     }
 
-    fn window(&self) -> Option<i32> {
-        self.plan.attention.window.map(|w| i32::try_from(w).unwrap_or(i32::MAX))
+    /// What the program makes of scaled products, one of each pair of a block, and the slopes of that, unless these are 1.
+    pub fn changed(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, products: &[Value<'c>]) -> (Vec<Value<'c>>, Option<Vec<Value<'c>>>) {
+        let (b, program) = (self.b, &self.plan.program);
+        if !program.changes() {
+            return (products.to_vec(), None);
+        }
+        let reads = [program.reads(program.scoring.score), program.reads(program.slope)].concat();
+        let mine = self.own_numbers(at, own, &reads);
+        let scale = b.f32(self.plan.attention.scale.0);
+        let (mut scores, mut slopes) = (products.to_vec(), vec![b.f32(1.0); products.len()]);
+        for n in 0..own.sizes.others / COLUMNS {
+            for (e, met) in (0..).zip(self.met(at, own, visit, n, &reads)) {
+                for k in 0..2 * own.sizes.tall {
+                    let place = place(own.sizes, n, e, k);
+                    let number = |i: usize| self.of_pair(at, own, visit, (&mine[k as usize], &met.numbers), i, (n, e, k));
+                    let mut applied = Applied::new(b, program, b.mul(products[place], scale), &number);
+                    scores[place] = applied.score();
+                    if let Some(slope) = applied.slope() {
+                        slopes[place] = slope;
+                    }
+                }
+            }
+        }
+        (scores, program.slope.map(|_| slopes))
     }
 
-    /// Positions are not negative, so that their differences are numbers too.
-    fn near(&self, query: Value<'c>, key: Value<'c>, window: i32) -> Value<'c> {
-        self.b.compare_int(Compare::Lt, self.b.int2(IntBinary::Sub, query, key), self.b.i32(window))
+    /// What operands of the tile's own side alone hold for each of this lane's rows, as far as they are read.
+    fn own_numbers(&self, at: &At<'c>, own: &Own<'c>, reads: &[usize]) -> Vec<Vec<Option<Value<'c>>>> {
+        let rows = (0..2 * own.sizes.tall).map(|k| self.row(own, k / 2, k % 2));
+        rows.map(|row| self.numbers_of_side(at, own.side, row, reads)).collect()
     }
 
-    /// `values`, one of each score of a block, with `hidden` where the mask hides it.
-    pub fn hide(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, values: &[Value<'c>], hidden: Value<'c>) -> Vec<Value<'c>> {
-        let (b, side) = (self.b, own.side.other());
-        self.hide_by(at, own, visit, values, hidden, &|n| {
-            [0, 1].map(|e| {
-                let number = b.index_add(self.scaled(visit.block, own.sizes.others), self.plus(self.column(n), e));
-                Met { position: self.position(at, side, b.widen(number)), present: self.present(own, number) }
-            })
+    fn numbers_of_side(&self, at: &At<'c>, side: Side, number: Index<'c>, reads: &[usize]) -> Vec<Option<Value<'c>>> {
+        let operands = self.plan.program.operands.iter().enumerate();
+        operands.map(|(k, o)| (o.side() == side.which() && reads.contains(&k)).then(|| self.number(at, side, o, number))).collect()
+    }
+
+    /// This lane's columns among the n-th eight of a block.
+    fn met(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, n: i64, reads: &[usize]) -> [Met<'c>; 2] {
+        [0, 1].map(|e| {
+            let number = self.b.index_add(self.scaled(visit.block, own.sizes.others), self.plus(self.column(n), e));
+            Met { numbers: self.numbers_of_side(at, own.side.other(), self.b.widen(number), reads), present: self.present(own, number) }
         })
+    }
+
+    /// What operand `i` holds for a pair: of the tile's row k, and of this lane's column e among the n-th eight.
+    fn of_pair(
+        &self,
+        at: &At<'c>,
+        own: &Own<'c>,
+        visit: &Visit<'c>,
+        (mine, theirs): (&[Option<Value<'c>>], &[Option<Value<'c>>]),
+        i: usize,
+        (n, e, k): (i64, i64, i64),
+    ) -> Value<'c> {
+        if let Some(value) = mine[i].or(theirs[i]) {
+            return value;
+        }
+        let (b, operand) = (self.b, &self.plan.program.operands[i]);
+        let (side, other) = (own.side, own.side.other());
+        let row = b.least(self.row(own, k / 2, k % 2), b.index(self.count(side) - 1));
+        let column = b.widen(b.index_add(self.scaled(visit.block, own.sizes.others), self.plus(self.column(n), e)));
+        let column = b.least(column, b.index(self.count(other) - 1));
+        let [row, column] = [(row, side), (column, other)].map(|(number, side)| b.index_mul(number, b.index(operand.step(side.which()))));
+        b.load_splat(b.at(b.at(at.tensors[operand.tensor], row), column), operand.lane())
+    }
+
+    /// `values`, one of each score of a block, with `hidden` where the program hides it.
+    pub fn hide(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, values: &[Value<'c>], hidden: Value<'c>) -> Vec<Value<'c>> {
+        let reads = self.plan.program.reads(self.plan.program.scoring.seen);
+        self.hide_by(at, own, visit, values, hidden, &|n| self.met(at, own, visit, n, &reads))
     }
 
     /// Whether the other side has a row of this number, if it may not.
@@ -195,31 +255,29 @@ impl<'c> Cores<'_, 'c> {
         met: &dyn Fn(i64) -> [Met<'c>; 2],
     ) -> Vec<Value<'c>> {
         let Some(masked) = visit.masked else { return values.to_vec() };
-        let (b, sizes) = (self.b, own.sizes);
+        let (b, program) = (self.b, &self.plan.program);
         b.when(masked, values, || {
-            let mine: Vec<_> = (0..2 * sizes.tall).map(|k| self.position(at, own.side, self.row(own, k / 2, k % 2))).collect();
+            let mine = self.own_numbers(at, own, &program.reads(program.scoring.seen));
             let mut values = values.to_vec();
-            for n in 0..sizes.others / COLUMNS {
-                for (e, Met { position, present }) in (0..).zip(met(n)) {
-                    for k in 0..2 * sizes.tall {
-                        let positions = mine[k as usize]
-                            .zip(position)
-                            .map(|(mine, theirs)| if own.side == Side::Queries { (mine, theirs) } else { (theirs, mine) });
-                        let both = |x, y| b.int2(IntBinary::And, x, y);
-                        let seen = positions.map(|(query, key)| {
-                            let before = b.compare_int(Compare::Le, key, query);
-                            self.window().map_or(before, |w| both(before, self.near(query, key, w)))
-                        });
-                        let seen = match (seen, present) {
-                            (Some(seen), Some(present)) => both(seen, present),
+            for n in 0..own.sizes.others / COLUMNS {
+                for (e, met) in (0..).zip(met(n)) {
+                    for k in 0..2 * own.sizes.tall {
+                        let place = place(own.sizes, n, e, k);
+                        let number = |i: usize| self.of_pair(at, own, visit, (&mine[k as usize], &met.numbers), i, (n, e, k));
+                        let seen = match (Applied::new(b, program, values[place], &number).seen(), met.present) {
+                            (Some(seen), Some(present)) => b.int2(IntBinary::And, seen, present),
                             (seen, present) => seen.or(present).expect("invariant: something is hidden"),
                         };
-                        let at = ((k / 2 * sizes.others / COLUMNS + n) * 4 + 2 * (k % 2) + e) as usize;
-                        values[at] = b.select(seen, values[at], hidden);
+                        values[place] = b.select(seen, values[place], hidden);
                     }
                 }
             }
             values
         })
     }
+}
+
+/// Where, among a lane's elements of a block, that of its row k and of its column e among the n-th eight is.
+fn place(sizes: Sizes, n: i64, e: i64, k: i64) -> usize {
+    ((k / 2 * sizes.others / COLUMNS + n) * 4 + 2 * (k % 2) + e) as usize
 }

@@ -4,6 +4,9 @@
 use super::*;
 use ir::op::AttentionGrad;
 
+/// Below all logarithms of sums that are numbers.
+const LOWEST: f64 = -1e30;
+
 impl<'c> Lanes<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
         let plan = self.plan;
@@ -21,10 +24,14 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Probabilities and the gradients of scores, from products: `q` with `k`, `dout` with `v`, and the query's two numbers.
-    fn slopes(&self, mask: Option<Value<'c>>, [score, dp]: [Value<'c>; 2], [lse, delta]: [Value<'c>; 2]) -> [Value<'c>; 2] {
+    fn slopes(&self, scored: &dyn Fn(Value<'c>) -> Scored<'c>, [product, dp]: [Value<'c>; 2], [lse, delta]: [Value<'c>; 2]) -> [Value<'c>; 2] {
         let b = self.b;
         let scale = b.f32(self.plan.attention.scale.0);
-        let p = math::exp(b, b.sub(b.mul(score, scale), lse));
+        let Scored { score, slope, mask } = scored(b.mul(product, scale));
+        // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
+        let lse = if self.plan.program.changes() { b.max(lse, b.f32(LOWEST)) } else { lse };
+        let p = math::exp(b, b.sub(score, lse));
+        let scale = slope.map_or(scale, |slope| b.mul(scale, slope));
         let ds = b.mul(b.mul(p, scale), b.sub(dp, delta));
         [p, ds].map(|x| mask.map_or(x, |m| b.select(m, x, b.f32(0.0))))
     }
@@ -51,7 +58,8 @@ impl<'c> Lanes<'_, 'c> {
                 let scores = self.products(at, (&q, &queries), &k, others);
                 let dp = self.products(at, (&dout, &gradients), &v, others);
                 let rows = scores.into_iter().zip(dp).enumerate();
-                let ds: Vec<_> = rows.map(|(row, (s, dp))| self.slopes(self.mask(&own, row, others), [s, dp], numbers[row])[1]).collect();
+                let ds: Vec<_> =
+                    rows.map(|(row, (s, dp))| self.slopes(&|x| self.scored(at, &own, row, others, x), [s, dp], numbers[row])[1]).collect();
                 self.weigh(at, &ds, &k, others, sums)
             });
             for output in &outputs {
@@ -73,13 +81,15 @@ impl<'c> Lanes<'_, 'c> {
             let start = vec![b.f32(0.0); 2 * half];
             let sums = b.repeat(b.index(0), b.index(plan.sizes(&plan.group)), 1, &start, &mut |member, sums| {
                 let at = at.at(b, plan, &plan.group, member);
+                // Numbers of keys may be others for each head of queries.
+                let own = Own { held: self.own(&at, Side::Keys, first, rows).held, ..own.clone() };
                 self.meet(&at, &own, sums, &mut |others, sums| {
                     let numbers = [lse, delta].map(|t| self.each(at.tensors[t], others.numbers, self.step(t), Lane::F32));
                     let scores = self.products(&at, (&k, &keys), &q, others);
                     let dp = self.products(&at, (&v, &values), &dout, others);
                     let rows = scores.into_iter().zip(dp).enumerate();
                     let (p, ds): (Vec<_>, Vec<_>) =
-                        rows.map(|(row, (s, dp))| self.slopes(self.mask(&own, row, others), [s, dp], numbers).into()).unzip();
+                        rows.map(|(row, (s, dp))| self.slopes(&|x| self.scored(&at, &own, row, others, x), [s, dp], numbers).into()).unzip();
                     let (dk, dv) = sums.split_at(half);
                     let dk = if outputs[0].is_empty() { dk.to_vec() } else { self.weigh(&at, &ds, &q, others, dk) };
                     let dv = if outputs[1].is_empty() { dv.to_vec() } else { self.weigh(&at, &p, &dout, others, dv) };

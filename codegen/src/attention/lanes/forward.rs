@@ -26,8 +26,7 @@ impl<'c> Lanes<'_, 'c> {
                 let products = self.products(at, (&q, &starts), &k, others);
                 let mut weights = Vec::new();
                 for (row, product) in products.into_iter().enumerate() {
-                    let mask = self.mask(&own, row, others);
-                    let score = b.mul(product, b.f32(plan.attention.scale.0));
+                    let Scored { score, mask, .. } = self.scored(at, &own, row, others, b.mul(product, b.f32(plan.attention.scale.0)));
                     let score = mask.map_or(score, |m| b.select(m, score, b.f32(HIDDEN)));
                     let before = carried[row];
                     let greatest = b.max(across(b, score, |x, y| b.max(x, y)), before);

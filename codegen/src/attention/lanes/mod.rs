@@ -7,6 +7,7 @@
 mod backward;
 mod forward;
 
+use super::scoring::{Applied, Operand};
 use super::tiles::{Stored, across, load_strided, store_column, vector_columns};
 use super::{Arguments, GradientOperands, Plan, Rows};
 use crate::build::simt::{LANES, Simt};
@@ -93,11 +94,13 @@ impl Side {
 }
 
 /// The rows of a tile. Those past the end are the last one again, and are not stored.
+#[derive(Clone)]
 struct Own<'c> {
     side: Side,
     first: IntValue<'c>,
     numbers: Vec<IntValue<'c>>,
-    positions: Option<Vec<Value<'c>>>,
+    /// Of each operand of the program that this side has for itself, what it holds for each row.
+    held: Vec<Option<Vec<Value<'c>>>>,
 }
 
 /// 32 rows of the other side, one to a lane. Lanes past the end have the last row.
@@ -108,7 +111,15 @@ struct Others<'c> {
     numbers: Value<'c>,
     /// The lanes that have a row of their own, unless all do.
     present: Option<Value<'c>>,
-    positions: Option<Value<'c>>,
+    /// Of each operand of the program that this side has for itself, what it holds for the lanes' rows.
+    held: Vec<Option<Value<'c>>>,
+}
+
+/// What the program makes of a row's products: the score, its slope unless that is 1, the lanes that are seen, unless all are.
+struct Scored<'c> {
+    score: Value<'c>,
+    slope: Option<Value<'c>>,
+    mask: Option<Value<'c>>,
 }
 
 /// The kernel under construction.
@@ -143,21 +154,20 @@ impl<'c> Lanes<'_, 'c> {
         }
     }
 
-    /// The tensor of positions of one side, if a mask compares them, and the bytes between them.
-    fn positions(&self, side: Side) -> Option<(usize, i64)> {
-        let tensor = self.plan.positions?[usize::from(side == Side::Keys)];
-        Some((tensor, Lane::I32.bytes() * self.plan.stride(tensor, self.dim(side))))
+    /// The operands of the program, and whether they are of one side alone.
+    fn operands(&self, side: Side) -> impl Iterator<Item = (&Operand, bool)> {
+        let which = usize::from(side == Side::Keys);
+        self.plan.program.operands.iter().map(move |o| (o, o.side() == which))
     }
 
     fn own(&self, at: &At<'c>, side: Side, first: IntValue<'c>, rows: i64) -> Own<'c> {
         let b = self.b;
         let last = b.index(self.count(side) - 1);
         let numbers: Vec<_> = (0..rows).map(|r| b.index_min(b.index_add(first, b.index(r)), last)).collect();
-        let positions = self.positions(side).map(|(tensor, step)| {
-            let place = |n: &IntValue<'c>| b.at(at.tensors[tensor], b.index_mul(*n, b.index(step)));
-            numbers.iter().map(|n| b.load_splat(place(n), Lane::I32)).collect()
-        });
-        Own { side, first, numbers, positions }
+        let row = |o: &Operand, n: &IntValue<'c>| b.at(at.tensors[o.tensor], b.index_mul(*n, b.index(o.step(usize::from(side == Side::Keys)))));
+        let all = |o: &Operand| numbers.iter().map(|n| b.load_splat(row(o, n), o.lane())).collect();
+        let held = self.operands(side).map(|(o, own)| own.then(|| all(o))).collect();
+        Own { side, first, numbers, held }
     }
 
     fn others(&self, at: &At<'c>, side: Side, first: IntValue<'c>) -> Others<'c> {
@@ -166,8 +176,9 @@ impl<'c> Lanes<'_, 'c> {
         let present = (rows % LANES as i64 != 0).then(|| b.compare_int(Compare::Lt, b.lane_numbers(), b.splat(count)));
         let number = b.int2(IntBinary::Add, b.splat(first), b.lane_numbers());
         let numbers = present.map_or(number, |present| b.select(present, number, b.i64(rows - 1)));
-        let positions = self.positions(side).map(|(tensor, step)| self.each(at.tensors[tensor], numbers, step, Lane::I32));
-        Others { first, count, numbers, present, positions }
+        let which = usize::from(side == Side::Keys);
+        let held = self.operands(side).map(|(o, own)| own.then(|| self.each(at.tensors[o.tensor], numbers, o.step(which), o.lane()))).collect();
+        Others { first, count, numbers, present, held }
     }
 
     /// The elements of the lanes' rows, `step` bytes apart.
@@ -175,39 +186,39 @@ impl<'c> Lanes<'_, 'c> {
         self.b.gather(from, self.b.int2(IntBinary::Mul, numbers, self.b.i64(step)), lane, None)
     }
 
-    /// Whether the mask leaves any score of these rows.
+    /// Whether any score of these rows is seen, as far as the bounds of operands say.
     fn any_visible(&self, own: &Own<'c>, others: &Others<'c>) -> Option<Value<'c>> {
         let b = self.b;
         let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
         let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
-        let (own_positions, positions) = (own.positions.as_ref()?, others.positions?);
-        let mine = [&lesser as &dyn Fn(_, _) -> _, &greater].map(|join| own_positions[1..].iter().fold(own_positions[0], |x, y| join(x, *y)));
-        let theirs = [across(b, positions, lesser), across(b, positions, greater)];
-        let ([least_query, greatest_query], [least_key, greatest_key]) = if own.side == Side::Queries { (mine, theirs) } else { (theirs, mine) };
-        let before = b.compare_int(Compare::Le, least_key, greatest_query);
-        Some(match self.window() {
-            None => before,
-            Some(window) => b.int2(IntBinary::And, before, self.near(least_query, greatest_key, window)),
-        })
+        let bounds = |k: usize| match (&own.held[k], others.held[k]) {
+            (Some(mine), _) => [&lesser as &dyn Fn(_, _) -> _, &greater].map(|join| mine[1..].iter().fold(mine[0], |x, y| join(x, *y))),
+            (None, Some(theirs)) => [across(b, theirs, lesser), across(b, theirs, greater)],
+            (None, None) => unreachable!("invariant: a bounded operand is of one side"),
+        };
+        self.plan.program.sight(b, &bounds).any
     }
 
-    fn window(&self) -> Option<i32> {
-        self.plan.attention.window.map(|w| i32::try_from(w).unwrap_or(i32::MAX))
-    }
-
-    /// Positions are not negative, so that their differences are numbers too.
-    fn near(&self, query: Value<'c>, key: Value<'c>, window: i32) -> Value<'c> {
-        self.b.compare_int(Compare::Lt, self.b.int2(IntBinary::Sub, query, key), self.b.i32(window))
-    }
-
-    /// The lanes whose score with row `row` is seen, unless all are.
-    fn mask(&self, own: &Own<'c>, row: usize, others: &Others<'c>) -> Option<Value<'c>> {
+    /// What the program makes of the products of row `row` with the lanes' rows.
+    fn scored(&self, at: &At<'c>, own: &Own<'c>, row: usize, others: &Others<'c>, product: Value<'c>) -> Scored<'c> {
         let b = self.b;
-        let (Some(mine), Some(theirs)) = (own.positions.as_ref(), others.positions) else { return others.present };
-        let (query, key) = if own.side == Side::Queries { (mine[row], theirs) } else { (theirs, mine[row]) };
-        let also = |mask: Value<'c>, more: Option<Value<'c>>| more.map_or(mask, |more| b.int2(IntBinary::And, mask, more));
-        let seen = also(b.compare_int(Compare::Le, key, query), self.window().map(|w| self.near(query, key, w)));
-        Some(ir::fault!("gpu.lanes.present", seen, also(seen, others.present)))
+        let number = |k: usize| match (&own.held[k], others.held[k]) {
+            (Some(mine), _) => mine[row],
+            (None, Some(theirs)) => theirs,
+            (None, None) => {
+                let operand = &self.plan.program.operands[k];
+                let [mine, theirs] = if own.side == Side::Queries { [0, 1] } else { [1, 0] }.map(|side| operand.step(side));
+                let row = b.at(at.tensors[operand.tensor], b.index_mul(own.numbers[row], b.index(mine)));
+                if theirs == 0 { b.load_splat(row, operand.lane()) } else { self.each(row, others.numbers, theirs, operand.lane()) }
+            }
+        };
+        let mut applied = Applied::new(b, &self.plan.program, product, &number);
+        let (score, slope, seen) = (applied.score(), applied.slope(), applied.seen());
+        let mask = match (seen, others.present) {
+            (Some(seen), Some(present)) => Some(ir::fault!("gpu.lanes.present", seen, b.int2(IntBinary::And, seen, present))),
+            (seen, present) => seen.or(present),
+        };
+        Scored { score, slope, mask }
     }
 
     /// Calls `body` with all rows of the other side that some row of the tile may see, and the carried values.

@@ -17,8 +17,8 @@ use ir::launch::most_shared;
 const STAGES: i64 = 4;
 /// A tile's rows, and those of a block: with more, a warpgroup's sums and products of a pair have no room beside all else that it must know.
 const SIZES: Sizes = Sizes { warps: GROUPS * WARPS, tall: 1, others: 64 };
-/// Numbers of a row that comes by.
-const NUMBERS: i64 = 3;
+/// Numbers of a row that comes by, before those of the program's operands.
+pub const NUMBERS: i64 = 2;
 
 /// What the kernel has beside the attention: maps of q, k, v and dout.
 pub struct Form {
@@ -28,8 +28,12 @@ pub struct Form {
 }
 
 impl Form {
-    /// Nothing if an operand has no tensor map.
+    /// Nothing if an operand has no tensor map, or if the program asks for more than whether a pair is seen: then products cannot begin with what is
+    /// subtracted of them.
     pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
+        if plan.program.changes() || plan.program.grouped {
+            return None;
+        }
         let GradientOperands { q, k, v, dout, .. } = plan.gradient_operands().ok()?;
         let map = |rows: &Rows, side| Map::new(plan, rows.tensor, side, SIZES.others);
         let maps = [map(&q, Side::Queries)?, map(&k, Side::Keys)?, map(&v, Side::Keys)?, map(&dout, Side::Queries)?];
@@ -76,6 +80,17 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Resul
     Ok((shape, with_maps(launch, form.maps.iter().map(|m| m.map.clone()).collect())))
 }
 
+/// The program's operands that are of one side alone.
+pub fn of_side<'p>(plan: &'p Plan, side: Side) -> impl Iterator<Item = &'p Operand> {
+    plan.program.operands.iter().filter(move |o| o.side() == side.which())
+}
+
+/// Numbers of a row that comes by, at most.
+fn rows_numbers(plan: &Plan) -> i64 {
+    let of = |side| of_side(plan, side).count() as i64;
+    NUMBERS + of(Side::Queries).max(of(Side::Keys))
+}
+
 /// Runs of rows of a head.
 fn runs(plan: &Plan, kind: &Kind) -> i64 {
     let rows = if kind.side == Side::Queries { plan.queries } else { plan.keys };
@@ -105,7 +120,7 @@ impl Places {
             let blocks = 2 * own_bytes;
             let barriers = blocks + stages * 2 * block_bytes;
             let numbers = barriers + Stages::bytes(1) + Stages::bytes(stages);
-            let words = numbers + stages * NUMBERS * number_bytes;
+            let words = numbers + stages * rows_numbers(plan) * number_bytes;
             Places { stages, own_bytes, block_bytes, number_bytes, blocks, barriers, numbers, words, list: words + 4 * (1 + stages) }
         };
         let fit = (2..=STAGES).rev().find(|stages| at(*stages).list <= last_list);
@@ -155,11 +170,12 @@ impl<'a, 'c> Roles<'a, 'c> {
         [first, self.b().index_add(first, self.b().word(self.places.block_bytes))]
     }
 
-    /// Numbers of the rows of a stage: of queries what scores and their gradients begin with, if keys meet them; of either side positions, if they count.
-    pub fn numbers(&self, slot: Index<'c>) -> [Index<'c>; NUMBERS as usize] {
+    /// Numbers of the rows of a stage: of queries what scores and their gradients begin with, if keys meet them; of either side those of the program's operands
+    /// that are of this side alone, in order.
+    pub fn numbers(&self, slot: Index<'c>, k: usize) -> Index<'c> {
         let bytes = self.places.number_bytes;
-        let first = self.of_slot(self.places.numbers, NUMBERS * bytes, slot);
-        std::array::from_fn(|k| self.b().index_add(first, self.b().word(k as i64 * bytes)))
+        let first = self.of_slot(self.places.numbers, rows_numbers(self.plan()) * bytes, slot);
+        self.b().index_add(first, self.b().word(k as i64 * bytes))
     }
 
     fn word(&self, slot: Index<'c>) -> Index<'c> {
@@ -198,7 +214,7 @@ impl<'a, 'c> Roles<'a, 'c> {
         let (own, blocks) = (self.own.filling(), self.blocks.filling());
         self.each_tile(&mut |kind, number| {
             let tile = self.tile(kind, number);
-            if plan.positions.is_some() {
+            if plan.program.tells() {
                 // The list of the tile before this one is read no more.
                 self.copiers.meet();
             }
@@ -223,7 +239,7 @@ impl<'a, 'c> Roles<'a, 'c> {
         let slot = self.own.slot(own);
         self.own.wait_empty(slot, own);
         one_lane(b, || {
-            if plan.positions.is_some() {
+            if plan.program.tells() {
                 b.store_shared(self.at(places.words), &[visits.count.into()]);
             }
             fill(mine, &tile.heads, b.narrow(tile.own.first), [self.at(0), self.at(places.own_bytes)], SIZES.own(), self.own.full(slot));
@@ -234,9 +250,9 @@ impl<'a, 'c> Roles<'a, 'c> {
             let numbers = self.numbers_of(kind, tile, &visit);
             let slot = self.blocks.slot(blocks);
             self.blocks.wait_empty(slot, blocks);
-            let places = self.numbers(slot).map(|first| b.index_add(first, self.copiers.scaled(self.copiers.lane(), 4)));
             for (which, k, number) in &numbers {
-                b.store_shared(b.index_add(places[*which], b.word(4 * k)), &[*number]);
+                let place = b.index_add(self.numbers(slot, *which), self.copiers.scaled(self.copiers.lane(), 4));
+                b.store_shared(b.index_add(place, b.word(4 * k)), &[*number]);
             }
             if !numbers.is_empty() {
                 // The arrival is for all lanes.
@@ -255,7 +271,7 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     /// What [`Roles::numbers`] has of a visit, every 32nd row for a lane: which, of the row how far after the lane's first, the number. Past the end there are those of
-    /// the last row, but positions that the mask hides.
+    /// the last row.
     fn numbers_of(&self, kind: &Kind, tile: &Tile<'c>, visit: &Visit<'c>) -> Vec<(usize, i64, Value<'c>)> {
         let (b, plan, cores) = (self.b(), self.plan(), self.copiers);
         let side = kind.side.other();
@@ -271,9 +287,10 @@ impl<'a, 'c> Roles<'a, 'c> {
                 let [score, dp] = self.starts([lse, delta]);
                 numbers.extend([(0, k, score), (1, k, dp)]);
             }
-            if let Some(position) = cores.position(&at, side, b.widen(row)) {
-                let hidden = b.i32(if side == Side::Queries { -1 } else { i32::MAX });
-                numbers.push((2, k, cores.present(&tile.own, row).map_or(position, |present| b.select(present, position, hidden))));
+            for (place, operand) in (NUMBERS as usize..).zip(of_side(plan, side)) {
+                let number = cores.number(&at, side, operand, b.widen(row));
+                let number = if operand.dtype == DType::Bool { b.select(number, b.i32(1), b.i32(0)) } else { number };
+                numbers.push((place, k, number));
             }
         }
         numbers
@@ -299,13 +316,11 @@ impl<'a, 'c> Roles<'a, 'c> {
             self.own.wait_full(slot, own);
             self.own.advance(own);
             let unlisted = self.multipliers.unlisted(kind.side, SIZES, plan.sizes(kind.met(plan)));
-            let count = match plan.positions {
-                None => unlisted.count,
-                Some(_) => b.uniform(b.load_shared_word(self.at(self.places.words))),
-            };
-            let visit = |i: Index<'c>, slot: Index<'c>| match plan.positions {
-                None => unlisted.visit(self.multipliers, i),
-                Some(_) => Visit::listed(self.multipliers, b.word(0), b.uniform(b.load_shared_word(self.word(slot)))),
+            let listed = plan.program.tells();
+            let count = if listed { b.uniform(b.load_shared_word(self.at(self.places.words))) } else { unlisted.count };
+            let visit = |i: Index<'c>, slot: Index<'c>| match listed {
+                false => unlisted.visit(self.multipliers, i),
+                true => Visit::listed(self.multipliers, b.word(0), b.uniform(b.load_shared_word(self.word(slot)))),
             };
             let kept = (kind.side == Side::Queries).then(|| {
                 let numbers = self.multipliers.numbers_of_rows(&tile.at, &tile.own, self.of_query);

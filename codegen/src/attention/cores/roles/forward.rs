@@ -133,7 +133,7 @@ impl<'a, 'c> Roles<'a, 'c> {
         let (queries, blocks) = (self.queries.filling(), self.blocks.filling());
         b.tiles(self.given, &mut |number| {
             let tile = self.tile(number);
-            if self.plan().positions.is_some() {
+            if self.plan().program.tells() {
                 // The list of the tile before this one is read no more.
                 self.copiers.meet();
             }
@@ -141,7 +141,7 @@ impl<'a, 'c> Roles<'a, 'c> {
             elected(b, || {
                 let slot = self.queries.slot(queries);
                 self.queries.wait_empty(slot, queries);
-                if self.plan().positions.is_some() {
+                if self.plan().program.tells() {
                     b.store_shared(self.at(self.words_at()), &[visits.count.into()]);
                 }
                 let first = b.narrow(tile.own.first);
@@ -187,13 +187,12 @@ impl<'a, 'c> Roles<'a, 'c> {
             let slot = self.queries.slot(queries);
             self.queries.wait_full(slot, queries);
             self.queries.advance(queries);
-            let (unlisted, count) = match plan.positions {
-                None => {
-                    let visits = cores.unlisted(Side::Queries, SIZES, 1);
-                    let count = visits.count;
-                    (Some(visits), count)
-                }
-                Some(_) => (None, b.uniform(b.load_shared_word(self.at(self.words_at())))),
+            let (unlisted, count) = if plan.program.tells() {
+                (None, b.uniform(b.load_shared_word(self.at(self.words_at()))))
+            } else {
+                let visits = cores.unlisted(Side::Queries, SIZES, 1);
+                let count = visits.count;
+                (Some(visits), count)
             };
             let visit = |i: Index<'c>, slot: Index<'c>| match &unlisted {
                 Some(visits) => visits.visit(cores, i),
@@ -201,7 +200,8 @@ impl<'a, 'c> Roles<'a, 'c> {
             };
             // Scores of a block, once they are there: without what is hidden, as exponentials.
             let weigh = |visit: &Visit<'c>, scores: &[Value<'c>], state: &[Value<'c>]| {
-                let scores = cores.hide(&tile.at, &tile.own, visit, scores, b.f32(f64::NEG_INFINITY));
+                let (scores, _) = cores.changed(&tile.at, &tile.own, visit, scores);
+                let scores = cores.hide(&tile.at, &tile.own, visit, &scores, b.f32(f64::NEG_INFINITY));
                 let mut factors = vec![b.f32(1.0); rows];
                 let (weights, state) = cores.softmax(SIZES, scores, state, &mut |row, factor| factors[row] = factor);
                 (weights, state, factors)

@@ -1,6 +1,6 @@
 //! What a warpgroup's rows of a tile of gradients make of the pairs of blocks that they meet.
 
-use super::backward::Roles;
+use super::backward::{NUMBERS, Roles};
 use super::*;
 use crate::build::Convert;
 
@@ -62,24 +62,35 @@ impl<'c> Meeting<'_, '_, 'c> {
         sums
     }
 
-    /// Of a stage, this lane's columns among the n-th eight. Rows that there are not have positions that the mask hides.
+    /// Of a stage, this lane's columns among the n-th eight.
     fn met(&self, visit: &Visit<'c>, slot: Index<'c>, n: i64) -> [Met<'c>; 2] {
         let (b, cores, own) = (self.roles.b(), self.roles.multipliers, &self.tile.own);
-        if cores.plan.positions.is_none() {
-            let first = b.index_add(cores.scaled(visit.block, own.sizes.others), cores.column(n));
-            return [0, 1].map(|e| Met { position: None, present: cores.present(own, cores.plus(first, e)) });
+        let first = b.index_add(cores.scaled(visit.block, own.sizes.others), cores.column(n));
+        let mut both = [0, 1].map(|e| Met { numbers: vec![], present: cores.present(own, cores.plus(first, e)) });
+        let mut slots = NUMBERS as usize..;
+        for operand in &cores.plan.program.operands {
+            let theirs = operand.side() == own.side.other().which();
+            let pair = slots.by_ref().take(usize::from(theirs)).next().map(|k| {
+                let pair = b.load_shared(b.index_add(self.roles.numbers(slot, k), cores.scaled(cores.column(n), 4)), 2);
+                let bits = |x: Value<'c>| b.convert(Convert::Bits(Lane::I32), x);
+                [pair[0], pair[1]].map(|x| match operand.dtype {
+                    DType::F32 | DType::Bf16 | DType::F16 => x,
+                    DType::I32 => bits(x),
+                    DType::Bool => b.compare_int(Compare::Ne, bits(x), b.i32(0)),
+                })
+            });
+            for (e, met) in both.iter_mut().enumerate() {
+                met.numbers.push(pair.map(|pair| pair[e]));
+            }
         }
-        let place = b.index_add(self.roles.numbers(slot)[2], cores.scaled(cores.column(n), 4));
-        let position = |value: Value<'c>| Met { position: Some(b.convert(Convert::Bits(Lane::I32), value)), present: None };
-        let pair = b.load_shared(place, 2);
-        [0, 1].map(|e| position(pair[e]))
+        both
     }
 
     /// What the products of a pair begin with, of each element's query.
     fn start(&self, which: usize, slot: Index<'c>) -> Vec<Value<'c>> {
         match &self.kept {
             Some(kept) => kept.iter().map(|numbers| numbers[which]).collect(),
-            None => self.roles.multipliers.of_columns(self.tile.own.sizes, self.roles.numbers(slot)[which]),
+            None => self.roles.multipliers.of_columns(self.tile.own.sizes, self.roles.numbers(slot, which)),
         }
     }
 }

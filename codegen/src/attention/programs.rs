@@ -1,0 +1,259 @@
+//! Attention with random programs of scores: masks, biases, windows, documents, soft caps, sizes and groups in any mix.
+
+use crate::target::Target;
+use crate::testing::{Make, Numbers, emulate, random_inputs, run};
+use ir::dim::Dim;
+use ir::graph::Value;
+use ir::kernel::{Family, Kernel};
+use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Scoring, Unary};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a further operand holds.
+#[derive(Clone, Copy)]
+enum Fill {
+    /// 0, 1, ..
+    Positions,
+    /// Numbers that do not fall, each for some in a row.
+    Documents,
+    Bools,
+    Floats,
+    /// Small positive numbers.
+    Slopes,
+}
+
+/// A problem in the making.
+struct Draft {
+    scoring: Scoring,
+    operands: Vec<(DType, Vec<Dim>, Fill)>,
+    /// What it has, for the count of pairs.
+    features: BTreeSet<&'static str>,
+    batch: Dim,
+    kv: Dim,
+    group: Dim,
+    at: Dim,
+    keys: Dim,
+}
+
+impl Draft {
+    fn operand(&mut self, dtype: DType, dims: &[Dim], fill: Fill) -> u32 {
+        self.operands.push((dtype, dims.to_vec(), fill));
+        self.scoring.step(Op::Input(self.operands.len() as u32), dtype, &[])
+    }
+
+    fn bool(&mut self, op: Op, args: &[u32]) -> u32 {
+        self.scoring.step(op, DType::Bool, args)
+    }
+
+    fn f32(&mut self, op: Op, args: &[u32]) -> u32 {
+        self.scoring.step(op, DType::F32, args)
+    }
+
+    fn int(&mut self, op: Op, args: &[u32]) -> u32 {
+        self.scoring.step(op, DType::I32, args)
+    }
+
+    /// The positions of queries and of keys, once.
+    fn positions(&mut self) -> [u32; 2] {
+        let place = |d: &Draft, dim: Dim| d.operands.iter().position(|o| o.1 == [dim] && matches!(o.2, Fill::Positions));
+        [self.at, self.keys].map(|dim| match place(self, dim) {
+            Some(k) => self.scoring.step(Op::Input(k as u32 + 1), DType::I32, &[]),
+            None => self.operand(DType::I32, &[dim], Fill::Positions),
+        })
+    }
+
+    /// A condition of its own.
+    fn condition(&mut self, which: u64, random: &mut Numbers) -> u32 {
+        let (at, keys, batch) = (self.at, self.keys, self.batch);
+        let feature = ["causal", "window", "documents", "prefix", "padding", "chunks", "pairs"][which as usize];
+        self.features.insert(feature);
+        match feature {
+            "causal" => {
+                let [q, k] = self.positions();
+                self.bool(Op::Compare(Compare::Ge), &[q, k])
+            }
+            "window" => {
+                let [q, k] = self.positions();
+                let (back, size) = (self.int(Op::Binary(Binary::Sub), &[q, k]), random.below(60) + 1);
+                let size = self.int(Op::Const(Real(size as f64)), &[]);
+                self.bool(Op::Compare(Compare::Lt), &[back, size])
+            }
+            "documents" => {
+                let [q, k] = [at, keys].map(|d| self.operand(DType::I32, &[batch, d], Fill::Documents));
+                self.bool(Op::Compare(Compare::Eq), &[q, k])
+            }
+            "prefix" => {
+                let [q, k] = self.positions();
+                let prefix = self.int(Op::Const(Real(random.below(40) as f64)), &[]);
+                let (before, early) = (self.bool(Op::Compare(Compare::Le), &[k, q]), self.bool(Op::Compare(Compare::Lt), &[k, prefix]));
+                self.bool(Op::Binary(Binary::Or), &[before, early])
+            }
+            "padding" => {
+                let there = self.operand(DType::Bool, &[batch, keys], Fill::Bools);
+                if random.below(2) == 0 { there } else { self.bool(Op::Unary(Unary::Not), &[there]) }
+            }
+            "chunks" => {
+                let sides = self.positions();
+                let size = self.int(Op::Const(Real(random.below(30) as f64 + 3.0)), &[]);
+                let [q, k] = sides.map(|x| self.int(Op::Binary(Binary::Div), &[x, size]));
+                self.bool(Op::Compare(Compare::Eq), &[q, k])
+            }
+            _ => self.operand(DType::Bool, &[at, keys], Fill::Bools),
+        }
+    }
+
+    /// A change of the score.
+    fn change(&mut self, which: u64, score: u32, random: &mut Numbers) -> u32 {
+        let (at, keys, batch, kv, group) = (self.at, self.keys, self.batch, self.kv, self.group);
+        let feature = ["cap", "alibi", "bias of keys", "bias of pairs", "factor of queries"][which as usize];
+        self.features.insert(feature);
+        match feature {
+            "cap" => {
+                let cap = self.f32(Op::Const(Real(0.5 + random.below(8) as f64)), &[]);
+                let part = self.f32(Op::Binary(Binary::Div), &[score, cap]);
+                let bent = self.f32(Op::Unary(Unary::Tanh), &[part]);
+                self.f32(Op::Binary(Binary::Mul), &[bent, cap])
+            }
+            "alibi" => {
+                let [q, k] = self.positions();
+                let back = self.int(Op::Binary(Binary::Sub), &[k, q]);
+                let far = self.f32(Op::Cast, &[back]);
+                let slope = self.operand(DType::F32, &[kv, group], Fill::Slopes);
+                let bias = self.f32(Op::Binary(Binary::Mul), &[slope, far]);
+                self.f32(Op::Add, &[score, bias])
+            }
+            "bias of keys" => {
+                let bias = self.operand(DType::Bf16, &[batch, keys], Fill::Floats);
+                let bias = self.f32(Op::Cast, &[bias]);
+                self.f32(Op::Add, &[score, bias])
+            }
+            "bias of pairs" => {
+                let bias = self.operand(DType::F32, &[kv, at, keys], Fill::Floats);
+                self.f32(Op::Add, &[score, bias])
+            }
+            _ => {
+                let factor = self.operand(DType::F32, &[batch, at], Fill::Slopes);
+                self.f32(Op::Binary(Binary::Mul), &[score, factor])
+            }
+        }
+    }
+}
+
+/// A problem: its forward and backward kernels, and the operands of the latter; the first three and the last ones are the former's.
+struct Problem {
+    forward: Kernel,
+    backward: Kernel,
+    inputs: Vec<Vec<f64>>,
+    features: BTreeSet<&'static str>,
+    dtype: DType,
+}
+
+fn problem(seed: u64, d: u64, dtype: DType) -> Problem {
+    let mut random = Numbers::new(seed);
+    let mut make = Make::default();
+    let size = |random: &mut Numbers, most: u64| random.below(most) + 1;
+    let [batch, kv, group] = ["batch", "kv", "group"].map(|name| make.dim(name, size(&mut random, 2)));
+    let d = make.dim("d", d);
+    let queries = size(&mut random, 150);
+    let same = random.below(2) == 0;
+    let (at, keys) = (make.dim("at", queries), make.dim("keys", if same { queries } else { size(&mut random, 150) }));
+    let mut draft = Draft { scoring: Scoring::PLAIN, operands: vec![], features: BTreeSet::new(), batch, kv, group, at, keys };
+    for _ in 0..random.below(3) {
+        let which = random.below(5);
+        let before = draft.scoring.score.unwrap_or_else(|| draft.scoring.step(Op::Input(0), DType::F32, &[]));
+        draft.scoring.score = Some(draft.change(which, before, &mut random));
+    }
+    for _ in 0..random.below(3) {
+        let which = random.below(7);
+        let more = draft.condition(which, &mut random);
+        let seen = draft.scoring.seen;
+        draft.scoring.seen = Some(seen.map_or(more, |seen| draft.bool(Op::Binary(Binary::And), &[seen, more])));
+    }
+    let Draft { scoring, operands, mut features, .. } = draft;
+    if make.body.dims.size(group) > 1 {
+        features.insert("groups");
+    }
+    let (q_dims, k_dims) = (vec![batch, at, kv, group, d], vec![batch, keys, kv, d]);
+    let attention = Attention { at, keys, d, scale: Real(0.3), scoring };
+    let further = |make: &mut Make| operands.iter().map(|(dtype, dims, _)| make.input(*dtype, dims)).collect::<Vec<Value>>();
+
+    let mut first = Make::default();
+    first.body = make.body.clone();
+    let [q, k, v] = [&q_dims, &k_dims, &k_dims].map(|dims| first.input(dtype, dims));
+    let more = further(&mut first);
+    let out = first.op(Op::Attention(attention.clone()), &[&[q, k, v], &more[..]].concat());
+    let lse = first.op(Op::AttentionLse(attention.clone()), &[&[q, k], &more[..]].concat());
+    let forward = first.kernel(Family::Attention, &[out, lse]);
+
+    let [q, k, v] = [&q_dims, &k_dims, &k_dims].map(|dims| make.input(dtype, dims));
+    let [lse, delta] = [0, 1].map(|_| make.input(DType::F32, &q_dims[..4]));
+    let dout = make.input(dtype, &q_dims);
+    let more = further(&mut make);
+    let outputs = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].map(|which| {
+        let ty = make.body[if which == AttentionGrad::Q { q } else { k }].ty.clone();
+        make.op_as(Op::AttentionGrad(attention.clone(), which), &[&[q, k, v, lse, delta, dout], &more[..]].concat(), ty)
+    });
+    let backward = make.kernel(Family::AttentionGrad, &outputs);
+
+    let mut inputs = random_inputs(&backward, seed, 4);
+    for ((input, operand), (dtype, _, fill)) in inputs[6..].iter_mut().zip(&backward.inputs[6..]).zip(&operands) {
+        let along = backward.body.dims.size(*operand.ty.dims.last().expect("operands have dims"));
+        let mut document = 0;
+        for (i, x) in (0..).zip(input.iter_mut()) {
+            document = if i % along == 0 { 0 } else { document + u64::from(random.below(12) == 0) };
+            *x = match fill {
+                Fill::Positions => (i % along) as f64,
+                Fill::Documents => document as f64,
+                Fill::Bools => random.below(4).min(1) as f64,
+                Fill::Floats => dtype.round(2.0 * random.unit()),
+                Fill::Slopes => dtype.round(0.05 + random.unit().abs() / 4.0),
+            };
+        }
+    }
+    let of_forward = [&inputs[..3], &inputs[6..]].concat();
+    inputs[3] = forward.run(&of_forward, &[]).swap_remove(1);
+    Problem { forward, backward, inputs, features, dtype }
+}
+
+/// Runs both kernels of a problem and compares the results with the evaluator's.
+fn check(seed: u64, problem: &Problem, run: impl Fn(&Kernel, &[Vec<f64>]) -> Vec<Vec<f64>>) {
+    let tolerance = if problem.dtype == DType::F32 { 2e-5 } else { 1.5e-2 };
+    let of_forward = [&problem.inputs[..3], &problem.inputs[6..]].concat();
+    for (kernel, inputs, tolerance) in [(&problem.forward, &of_forward, tolerance), (&problem.backward, &problem.inputs, 3.0 * tolerance)] {
+        kernel.verify().expect("a well-formed test");
+        for (number, (want, got)) in kernel.run(inputs, &[]).iter().zip(run(kernel, inputs)).enumerate() {
+            for (at, (w, g)) in want.iter().zip(got).enumerate() {
+                let close = (g - w).abs() <= tolerance * (1.0 + w.abs()) || g == *w;
+                assert!(close, "seed {seed} ({:?}) output {number} element {at}: {g}, not {w}", problem.features);
+            }
+        }
+    }
+}
+
+#[test]
+fn any_program_of_scores_agrees_on_cpus() {
+    let host = Target::host().expect("a supported machine");
+    let mut pairs: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for seed in 0..ATTENTION_PROGRAMS {
+        let problem = problem(seed, 5 + seed % 40, DType::F32);
+        check(seed, &problem, |kernel, inputs| run(kernel, &host, inputs, &[], 0.0));
+        for a in &problem.features {
+            problem.features.iter().filter(|b| a < *b).for_each(|b| *pairs.entry((a, b)).or_default() += 1);
+        }
+    }
+    println!("pairs of features: {pairs:?}");
+    assert!(pairs.len() > 70, "few pairs of features: {}", pairs.len());
+}
+
+/// Programs in one run: half a minute.
+const ATTENTION_PROGRAMS: u64 = 500;
+
+#[test]
+fn any_program_of_scores_agrees_on_gpus() {
+    let cases = [(20, DType::F32), (64, DType::Bf16), (128, DType::F16), (64, DType::F16)];
+    for (seed, (d, dtype)) in (1000..1048).zip(cases.into_iter().cycle()) {
+        let gpus = if dtype == DType::F32 { &["sm_80"][..] } else { &["sm_80", "sm_90a"] };
+        for gpu in gpus {
+            check(seed, &problem(seed, d, dtype), |kernel, inputs| emulate(kernel, &Target::gpu(gpu), inputs, &[], 0.0));
+        }
+    }
+}

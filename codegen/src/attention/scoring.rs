@@ -1,0 +1,270 @@
+//! The program of scores in code: on vectors of scores, and on the bounds of a block's operands, which tell whether it hides all of a block or nothing.
+
+use super::{Arguments, Plan, operand, stride};
+use crate::CompileError;
+use crate::build::{Builder, Compare, IntBinary, Lane};
+use crate::pointwise;
+use ir::dim::Dim;
+use ir::graph::{Body, Value};
+use ir::kernel::{Family, Kernel};
+use ir::op::{self, Attention, Binary, DType, Op, Scoring, Unary};
+
+/// A program as it is compiled: with the slope of scores, where gradients ask for it.
+pub struct Program {
+    pub scoring: Scoring,
+    pub slope: Option<u32>,
+    /// Its steps, for the code of each.
+    body: Body,
+    /// The further operands, in order.
+    pub operands: Vec<Operand>,
+    /// Whether one of them has other numbers for queries that share keys.
+    pub grouped: bool,
+}
+
+/// A further operand: a tensor with a number for each query, each key, both or neither.
+#[derive(Clone, Copy)]
+pub struct Operand {
+    pub tensor: usize,
+    pub dtype: DType,
+    /// Elements between the numbers of neighbouring queries, and of neighbouring keys; nothing where all have the same.
+    pub strides: [Option<i64>; 2],
+    /// Whether the least and the greatest number of a block are found: of integers of one side alone, the same for all queries that share keys.
+    pub bounded: bool,
+}
+
+impl Operand {
+    pub fn lane(&self) -> Lane {
+        pointwise::stored(self.dtype)
+    }
+
+    /// Bytes between the numbers of neighbours of a side (queries 0, keys 1).
+    pub fn step(&self, side: usize) -> i64 {
+        self.lane().bytes() * self.strides[side].unwrap_or(0)
+    }
+
+    /// Whether its numbers are of this side (queries 0, keys 1) alone, of both (2), or of neither (3).
+    pub fn side(&self) -> usize {
+        match self.strides {
+            [Some(_), None] => 0,
+            [None, Some(_)] => 1,
+            [Some(_), Some(_)] => 2,
+            [None, None] => 3,
+        }
+    }
+}
+
+impl Program {
+    /// The program of a kernel's attention; `group` are the dims of queries that share keys.
+    ///
+    /// # Errors
+    /// An operand is no input of the kernel.
+    pub fn new(kernel: &Kernel, attention: &Attention, group: &[Dim], args: &[Value]) -> Result<Program, CompileError> {
+        let gradients = kernel.family == Family::AttentionGrad;
+        let (scoring, slope) = if gradients { attention.scoring.with_slope() } else { (attention.scoring.clone(), None) };
+        let further = |v: &Value| {
+            let ty = &kernel.body[*v].ty;
+            let tensor = operand(kernel, *v)?;
+            let strides = [attention.at, attention.keys].map(|d| ty.has(d).then(|| stride(kernel, tensor, d)));
+            let one_side = strides[0].is_some() != strides[1].is_some();
+            let bounded = ty.dtype == DType::I32 && one_side && !group.iter().any(|d| ty.has(*d));
+            Ok(Operand { tensor, dtype: ty.dtype, strides, bounded })
+        };
+        let operands = attention.further(args).iter().map(further).collect::<Result<_, CompileError>>()?;
+        let grouped = attention.further(args).iter().any(|v| group.iter().any(|d| kernel.body[*v].ty.has(*d)));
+        Ok(Program { body: scoring.body(), scoring, slope, operands, grouped })
+    }
+
+    /// Whether scores are changed.
+    pub fn changes(&self) -> bool {
+        self.scoring.score.is_some()
+    }
+
+    /// Whether keys are hidden.
+    pub fn hides(&self) -> bool {
+        self.scoring.seen.is_some()
+    }
+
+    /// The operands whose bounds are found, of a side (queries 0, keys 1).
+    pub fn bounded(&self, side: usize) -> impl Iterator<Item = (usize, &Operand)> {
+        self.operands.iter().enumerate().filter(move |(_, o)| o.bounded && o.side() == side)
+    }
+
+    /// The operands that a step takes to compute.
+    pub fn reads(&self, step: Option<u32>) -> Vec<usize> {
+        let (mut stack, mut met, mut out) = (step.map_or(vec![], |s| vec![s]), vec![false; self.scoring.steps.len()], vec![]);
+        while let Some(at) = stack.pop() {
+            if std::mem::replace(&mut met[at as usize], true) {
+                continue;
+            }
+            match self.scoring.steps[at as usize].op {
+                Op::Input(n) if n > 0 => out.push(n as usize - 1),
+                _ => stack.extend(&self.scoring.steps[at as usize].args),
+            }
+        }
+        out
+    }
+
+    /// Whether blocks can be told apart: the bounds of a block can say something of what is hidden.
+    pub fn tells(&self) -> bool {
+        self.hides() && self.operands.iter().any(|o| o.bounded)
+    }
+}
+
+/// The program on a vector of scores. Steps are written as they are asked for.
+pub struct Applied<'r, B: Builder> {
+    pub b: &'r B,
+    program: &'r Program,
+    product: B::Vector,
+    number: &'r dyn Fn(usize) -> B::Vector,
+    known: Vec<Option<B::Vector>>,
+}
+
+impl<'r, B: Builder> Applied<'r, B> {
+    /// `product` is the scaled product of queries and keys, `number` what an operand holds for them.
+    pub fn new(b: &'r B, program: &'r Program, product: B::Vector, number: &'r dyn Fn(usize) -> B::Vector) -> Self {
+        Applied { b, program, product, number, known: vec![None; program.scoring.steps.len()] }
+    }
+
+    /// The changed score.
+    pub fn score(&mut self) -> B::Vector {
+        self.program.scoring.score.map_or(self.product, |at| self.value(at))
+    }
+
+    /// Whether the key is seen.
+    pub fn seen(&mut self) -> Option<B::Vector> {
+        self.program.scoring.seen.map(|at| self.value(at))
+    }
+
+    /// The slope of the score, unless it is 1.
+    pub fn slope(&mut self) -> Option<B::Vector> {
+        self.program.slope.map(|at| self.value(at))
+    }
+
+    fn value(&mut self, at: u32) -> B::Vector {
+        if let Some(value) = self.known[at as usize] {
+            return value;
+        }
+        let node = &self.program.body[Value(at)];
+        let args: Vec<B::Vector> = node.args.iter().map(|a| self.value(a.0)).collect();
+        let value = match node.op {
+            Op::Input(0) => self.product,
+            Op::Input(n) => (self.number)(n as usize - 1),
+            Op::Const(x) => pointwise::constant(self.b, node.ty.dtype, x.0),
+            _ => pointwise::of_one(self.b, &self.program.body, Value(at), &args).expect("invariant: programs of scores are pointwise"),
+        };
+        self.known[at as usize] = Some(value);
+        value
+    }
+}
+
+/// What the bounds of a block say: of numbers the least and the greatest; of conditions whether any may hold (nothing: one may) and whether all do (nothing: who knows).
+#[derive(Clone, Copy)]
+enum Known<V> {
+    Numbers([V; 2]),
+    Truth([Option<V>; 2]),
+    Nothing,
+}
+
+/// What of a block is seen: whether anything may be, nothing if that is not known; whether all is, likewise.
+pub struct Sight<V> {
+    pub any: Option<V>,
+    pub all: Option<V>,
+}
+
+impl Program {
+    /// What of a block is seen, from the least and the greatest number that a bounded operand holds in it.
+    pub fn sight<B: Builder>(&self, b: &B, bounds: &dyn Fn(usize) -> [B::Vector; 2]) -> Sight<B::Vector> {
+        let Some(seen) = self.scoring.seen.filter(|_| self.tells()) else { return Sight { any: None, all: None } };
+        let mut known: Vec<Known<B::Vector>> = vec![];
+        for step in &self.scoring.steps[..=seen as usize] {
+            let args: Vec<Known<B::Vector>> = step.args.iter().map(|a| known[*a as usize]).collect();
+            known.push(match step.op {
+                Op::Input(n) if n > 0 && self.operands[n as usize - 1].bounded => Known::Numbers(bounds(n as usize - 1)),
+                Op::Const(x) if step.dtype == DType::I32 => Known::Numbers([b.i32(x.0 as i32); 2]),
+                ref op => known_of(b, op, &args),
+            });
+        }
+        match known[seen as usize] {
+            Known::Truth([any, all]) => Sight { any, all },
+            Known::Numbers(_) | Known::Nothing => Sight { any: None, all: None },
+        }
+    }
+}
+
+fn known_of<B: Builder>(b: &B, op: &Op, args: &[Known<B::Vector>]) -> Known<B::Vector> {
+    let both = |x, y| b.int2(IntBinary::And, x, y);
+    let either = |x, y| b.int2(IntBinary::Or, x, y);
+    let not = |x| b.int2(IntBinary::Xor, x, b.mask_first(b.lanes()));
+    let sub = |x, y| b.int2(IntBinary::Sub, x, y);
+    let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
+    let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
+    // Both, where either may be unknown: of what may hold the other says it, of what is sure nothing does.
+    let joined = |x: Option<B::Vector>, y: Option<B::Vector>, f: &dyn Fn(B::Vector, B::Vector) -> B::Vector| match (x, y) {
+        (Some(x), Some(y)) => Some(f(x, y)),
+        (x, y) => x.or(y),
+    };
+    let sure = |x: Option<B::Vector>, y: Option<B::Vector>, f: &dyn Fn(B::Vector, B::Vector) -> B::Vector| Some(f(x?, y?));
+    let truth = |known: &Known<B::Vector>| match known {
+        Known::Truth(t) => *t,
+        Known::Numbers(_) | Known::Nothing => [None, None],
+    };
+    match (op, args) {
+        (Op::Unary(Unary::Neg), [Known::Numbers([low, high])]) => Known::Numbers([sub(b.i32(0), *high), sub(b.i32(0), *low)]),
+        (Op::Add, [Known::Numbers(x), Known::Numbers(y)]) => Known::Numbers([0, 1].map(|k| b.int2(IntBinary::Add, x[k], y[k]))),
+        (Op::Binary(Binary::Sub), [Known::Numbers(x), Known::Numbers(y)]) => {
+            Known::Numbers([sub(x[0], ir::fault!("attention.sight.difference", y[0], y[1])), sub(x[1], y[0])])
+        }
+        (Op::Binary(Binary::Max), [Known::Numbers(x), Known::Numbers(y)]) => Known::Numbers([0, 1].map(|k| greater(x[k], y[k]))),
+        (Op::Binary(Binary::Min), [Known::Numbers(x), Known::Numbers(y)]) => Known::Numbers([0, 1].map(|k| lesser(x[k], y[k]))),
+        (Op::Compare(c), [Known::Numbers(x), Known::Numbers(y)]) => {
+            let below = |c, [x, y]: [&[B::Vector; 2]; 2]| {
+                [
+                    Some(b.compare_int(c, x[0], ir::fault!("attention.visible.any", y[0], y[1]))),
+                    Some(b.compare_int(c, ir::fault!("attention.visible.all", x[0], x[1]), y[0])),
+                ]
+            };
+            let equal = || {
+                let meet = both(b.compare_int(Compare::Le, x[0], y[1]), b.compare_int(Compare::Le, y[0], x[1]));
+                let one = both(
+                    b.compare_int(Compare::Eq, x[0], y[1]),
+                    ir::fault!("attention.sight.equal", b.compare_int(Compare::Eq, x[0], y[1]), b.compare_int(Compare::Eq, y[0], x[1])),
+                );
+                [meet, one]
+            };
+            Known::Truth(match c {
+                op::Compare::Le => below(Compare::Le, [x, y]),
+                op::Compare::Lt => below(Compare::Lt, [x, y]),
+                op::Compare::Ge => below(Compare::Le, [y, x]),
+                op::Compare::Gt => below(Compare::Lt, [y, x]),
+                op::Compare::Eq => equal().map(Some),
+                op::Compare::Ne => {
+                    let [meet, one] = equal();
+                    [Some(not(one)), Some(not(meet))]
+                }
+            })
+        }
+        (Op::Binary(Binary::And), [x, y]) => {
+            let ([any, all], [other_any, other_all]) = (truth(x), truth(y));
+            Known::Truth([
+                joined(any, other_any, &both),
+                sure(all, other_all, ir::fault!("attention.sight.all", &either as &dyn Fn(_, _) -> _, &both)),
+            ])
+        }
+        (Op::Binary(Binary::Or), [x, y]) => {
+            let ([any, all], [other_any, other_all]) = (truth(x), truth(y));
+            Known::Truth([sure(any, other_any, &either), joined(all, other_all, &either)])
+        }
+        (Op::Unary(Unary::Not), [x]) => {
+            let [any, all] = truth(x);
+            Known::Truth([all.map(not), any.map(not)])
+        }
+        _ => Known::Nothing,
+    }
+}
+
+impl<P: Copy> Arguments<P> {
+    /// Where the operands of the program begin.
+    pub fn further(&self, plan: &Plan) -> Vec<P> {
+        plan.program.operands.iter().map(|o| self.tensors[o.tensor]).collect()
+    }
+}
