@@ -1,4 +1,4 @@
-//! Causal attention: `cargo run --release -p codegen --example attention_bench [BATCHxHEADS[/KV]xSEQxD]`.
+//! Causal attention: `cargo run --release -p codegen --example attention_bench [BATCHxHEADS[/KV]xSEQxD [documents|ragged|alibi|capped]]`.
 //!
 //! Prints medians of thread time, and rates of the work that the mask leaves. Backward and forward take turns in one thread.
 
@@ -6,7 +6,8 @@ mod common;
 
 use codegen::abi::KernelFn;
 use codegen::{Emit, Target, Verify, Workers};
-use common::{Heads, attention, thread_seconds};
+use common::{Heads, Scores, attention, thread_seconds};
+use ir::graph::Type;
 use ir::kernel::Family;
 use ir::op::DType;
 use std::error::Error;
@@ -17,7 +18,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = Target::host()?;
     let shape = std::env::args().nth(1).unwrap_or_else(|| "1x12x512x64".into());
     let sizes = Heads::parse(&shape)?;
-    let kernels = [Family::Attention, Family::AttentionGrad].map(|family| attention(sizes, family));
+    let scores = std::env::args().nth(2).map_or(Ok(Scores::Causal), |word| Scores::parse(&word))?;
+    let kernels = [Family::Attention, Family::AttentionGrad].map(|family| attention(sizes, family, scores));
     let compiled =
         codegen::compile(&kernels, &target, Emit::default(), Verify::Off, None, &Workers::InProcess, &ir::progress::Progress::default())?.kernels;
     let directory = tempfile::tempdir()?;
@@ -28,9 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut seconds = [vec![], vec![]];
     let mut buffers: Vec<Vec<Vec<u32>>> = vec![];
     for k in &kernels {
-        let fill = |dtype: DType, n: u64| (0..n as u32).map(|i| if dtype == DType::I32 { i } else { 0.5f32.to_bits() }).collect();
-        let inputs = k.inputs.iter().map(|i| fill(i.ty.dtype, k.body.dims.elements(&i.ty.dims)));
-        let outputs = k.outputs.iter().map(|o| fill(DType::F32, k.body.elements(o.value)));
+        let inputs = k.inputs.iter().map(|i| scores.fill(k, &i.ty, 0.5));
+        let outputs = k.outputs.iter().map(|o| scores.fill(k, &Type::new(DType::F32, k.body.dims_of(o.value)), 0.5));
         buffers.push(inputs.chain(outputs).collect());
     }
     for _ in 0..TURNS {

@@ -2,7 +2,7 @@
 //!
 //! - `peak THREADS SECONDS`: of a loop of independent multiply-adds, their rate in GFLOP/s instead.
 //! - `gemm MxKxN NN|NT|TN|TT 0|1 THREADS SECONDS`: a product, or one that is added to its result.
-//! - `attention forward|backward BATCHxHEADS[/KV]xSEQxD THREADS SECONDS`: causal.
+//! - `attention forward|backward BATCHxHEADS[/KV]xSEQxD [documents|ragged|alibi|capped] THREADS SECONDS`: causal, and what is said beside.
 //!
 //! Threads share the tiles of a call as those of a rank do, and its time is that of the clock.
 
@@ -13,7 +13,8 @@ mod ranges;
 
 use codegen::abi::KernelFn;
 use codegen::{Emit, Target, Verify, Workers};
-use common::{Heads, Layout, PEAK_FLOPS, attention, peak, product};
+use common::{Heads, Layout, PEAK_FLOPS, Scores, attention, peak, product};
+use ir::graph::Type;
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;
 use ranges::{Call, Ranges};
@@ -48,7 +49,7 @@ struct Arguments(Vec<*mut u8>);
 // SAFETY: the buffers outlive the threads, and each tile is written by one of them.
 unsafe impl Sync for Arguments {}
 
-fn prepare(kernel: &Kernel, target: &Target) -> Result<Ready, Box<dyn Error>> {
+fn prepare(kernel: &Kernel, scores: Scores, target: &Target) -> Result<Ready, Box<dyn Error>> {
     let compiled = codegen::compile(
         std::slice::from_ref(kernel),
         target,
@@ -67,9 +68,8 @@ fn prepare(kernel: &Kernel, target: &Target) -> Result<Ready, Box<dyn Error>> {
     let library = unsafe { libloading::Library::new(&path)? };
     // SAFETY: the symbol has the kernel ABI.
     let function: KernelFn = unsafe { *library.get::<KernelFn>(compiled.name.as_bytes())? };
-    let fill = |dtype: DType, n: u64| (0..n as u32).map(|i| if dtype == DType::I32 { i } else { 0.01f32.to_bits() }).collect();
-    let inputs = kernel.inputs.iter().map(|i| fill(i.ty.dtype, kernel.body.dims.elements(&i.ty.dims)));
-    let outputs = kernel.outputs.iter().map(|o| fill(DType::F32, kernel.body.elements(o.value)));
+    let inputs = kernel.inputs.iter().map(|i| scores.fill(kernel, &i.ty, 0.01));
+    let outputs = kernel.outputs.iter().map(|o| scores.fill(kernel, &Type::new(DType::F32, kernel.body.dims_of(o.value)), 0.01));
     let buffers = inputs.chain(outputs).collect();
     Ok(Ready { function, tiles: compiled.shape.tiles, scratch_bytes: compiled.shape.scratch_bytes as usize, buffers, _library: library })
 }
@@ -139,6 +139,7 @@ fn answer(line: &str, target: &Target, known: &mut HashMap<String, Ready>) -> Re
     let words: Vec<&str> = line.split_whitespace().collect();
     let [what @ .., threads, budget] = words.as_slice() else { return Err("too few words".into()) };
     let (threads, budget) = (threads.parse()?, budget.parse()?);
+    let mut scores = Scores::Causal;
     let kernel = match what {
         // SAFETY: `main` has detected the feature.
         ["peak"] => return Ok(turns(threads, budget, || (), |_| unsafe { peak() }).iter().map(|s| threads as f64 * PEAK_FLOPS / s / 1e9).collect()),
@@ -146,13 +147,15 @@ fn answer(line: &str, target: &Target, known: &mut HashMap<String, Ready>) -> Re
             let layout = LAYOUTS.iter().find(|l| l.name == *layout).ok_or("no such layout")?;
             product(sizes(shape)?, *layout, *beta == "1")
         }
-        ["attention", "forward", shape] => attention(Heads::parse(shape)?, Family::Attention),
-        ["attention", "backward", shape] => attention(Heads::parse(shape)?, Family::AttentionGrad),
+        ["attention", pass @ ("forward" | "backward"), shape, program @ ..] => {
+            scores = program.first().map_or(Ok(Scores::Causal), |word| Scores::parse(word))?;
+            attention(Heads::parse(shape)?, if *pass == "forward" { Family::Attention } else { Family::AttentionGrad }, scores)
+        }
         _ => return Err(format!("`{line}` is no request").into()),
     };
     let ready = match known.entry(what.join(" ")) {
         std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
-        std::collections::hash_map::Entry::Vacant(e) => e.insert(prepare(&kernel, target)?),
+        std::collections::hash_map::Entry::Vacant(e) => e.insert(prepare(&kernel, scores, target)?),
     };
     Ok(call(ready, threads, budget))
 }

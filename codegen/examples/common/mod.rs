@@ -6,7 +6,7 @@
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Origin, Phase, Type, Value};
 use ir::kernel::{Family, Kernel, Operand, Output, dense};
-use ir::op::{Attention, AttentionGrad, DType, Op, Real, Scoring};
+use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Scoring, Unary};
 use std::error::Error;
 
 /// Which factors are stored with their contracted dim outermost (a) or innermost (b).
@@ -87,23 +87,105 @@ impl Heads {
     }
 }
 
+/// What an attention's program of scores says beside the causal mask.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Scores {
+    Causal,
+    /// Documents of 256 positions.
+    Documents,
+    /// Documents of the same mean, whose borders are anywhere.
+    Ragged,
+    /// A slope for each head, times how far back a key is.
+    Alibi,
+    /// A soft cap.
+    Capped,
+}
+
+impl Scores {
+    pub fn parse(word: &str) -> Result<Scores, String> {
+        let all = [
+            ("causal", Scores::Causal),
+            ("documents", Scores::Documents),
+            ("ragged", Scores::Ragged),
+            ("alibi", Scores::Alibi),
+            ("capped", Scores::Capped),
+        ];
+        all.into_iter().find(|(name, _)| *name == word).map(|(_, s)| s).ok_or_else(|| format!("`{word}` is no program of scores"))
+    }
+
+    /// The program, and the operands that it takes beside the positions.
+    fn program(self, [batch, at, keys, kv, group]: [Dim; 5]) -> (Scoring, Vec<Type>) {
+        let mut s = Scoring::causal(None);
+        match self {
+            Scores::Causal => (s, vec![]),
+            Scores::Documents | Scores::Ragged => {
+                let [q, k] = [3, 4].map(|n| s.step(Op::Input(n), DType::I32, &[]));
+                let same = s.step(Op::Compare(Compare::Eq), DType::Bool, &[q, k]);
+                s.seen = s.seen.map(|seen| s.step(Op::Binary(Binary::And), DType::Bool, &[seen, same]));
+                (s, [at, keys].map(|d| Type::new(DType::I32, [batch, d])).to_vec())
+            }
+            Scores::Alibi => {
+                let back = s.step(Op::Binary(Binary::Sub), DType::I32, &[1, 0]);
+                let far = s.step(Op::Cast, DType::F32, &[back]);
+                let slope = s.step(Op::Input(3), DType::F32, &[]);
+                let bias = s.step(Op::Binary(Binary::Mul), DType::F32, &[slope, far]);
+                let score = s.step(Op::Input(0), DType::F32, &[]);
+                s.score = Some(s.step(Op::Add, DType::F32, &[score, bias]));
+                (s, vec![Type::new(DType::F32, [kv, group])])
+            }
+            Scores::Capped => {
+                let score = s.step(Op::Input(0), DType::F32, &[]);
+                let cap = s.step(Op::Const(Real(50.0)), DType::F32, &[]);
+                let part = s.step(Op::Binary(Binary::Div), DType::F32, &[score, cap]);
+                let bent = s.step(Op::Unary(Unary::Tanh), DType::F32, &[part]);
+                s.score = Some(s.step(Op::Binary(Binary::Mul), DType::F32, &[bent, cap]));
+                (s, vec![])
+            }
+        }
+    }
+
+    /// The bits of an operand's elements: floats all `x`, positions in order, documents in a row.
+    pub fn fill(self, kernel: &Kernel, ty: &Type, x: f32) -> Vec<u32> {
+        let n = kernel.body.dims.elements(&ty.dims) as u32;
+        if ty.dtype != DType::I32 {
+            return vec![x.to_bits(); n as usize];
+        }
+        let along = kernel.body.dims.size(*ty.dims.last().expect("positions and documents are of a dim")) as u32;
+        let at = (0..n).map(|i| i % along);
+        match (self, ty.dims.len()) {
+            (Scores::Documents, 2) => at.map(|i| i / 256).collect(),
+            // Borders at multiples of the golden section, so that lengths vary.
+            (Scores::Ragged, 2) => {
+                let borders: Vec<u32> = (1..along / 256).map(|k| (f64::from(along) * (f64::from(k) * 0.618_034).fract()) as u32).collect();
+                at.map(|i| borders.iter().filter(|b| **b <= i).count() as u32).collect()
+            }
+            _ => at.collect(),
+        }
+    }
+}
+
 /// Causal attention: forward with its logarithms, or all three gradients.
-pub fn attention(heads: Heads, family: Family) -> Kernel {
+pub fn attention(heads: Heads, family: Family, scores: Scores) -> Kernel {
     let mut m = Maker { body: Body::default(), inputs: vec![] };
     let sizes = [("b", heads.batch), ("at", heads.seq), ("keys", heads.seq), ("kv", heads.kv), ("group", heads.group), ("d", heads.d)];
     let [batch, at, keys, kv, group, d] = sizes.map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
-    let a = Attention { at, keys, d, scale: Real(0.125), scoring: Scoring::causal(None) };
+    let (scoring, more) = scores.program([batch, at, keys, kv, group]);
+    let a = Attention { at, keys, d, scale: Real(0.125), scoring };
+    let further = |m: &mut Maker| {
+        let positions = [at, keys].map(|d| Type::new(DType::I32, [d]));
+        positions.iter().chain(&more).map(|ty| m.input(ty.dtype, &ty.dims)).collect::<Vec<Value>>()
+    };
     let q = m.input(DType::F32, &[batch, at, kv, group, d]);
     let [k, v] = [0, 1].map(|_| m.input(DType::F32, &[batch, keys, kv, d]));
     let (q_ty, k_ty, row) = (m.body[q].ty.clone(), m.body[k].ty.clone(), Type::new(DType::F32, [batch, at, kv, group]));
     if family == Family::Attention {
-        let places = [m.input(DType::I32, &[at]), m.input(DType::I32, &[keys])];
+        let places = further(&mut m);
         let out = (Op::Attention(a.clone()), [&[q, k, v], &places[..]].concat(), q_ty);
         return m.kernel(family, vec![out, (Op::AttentionLse(a), [&[q, k], &places[..]].concat(), row)]);
     }
     let [lse, delta] = [0, 1].map(|_| m.input(DType::F32, &row.dims));
     let dout = m.input(DType::F32, &q_ty.dims);
-    let places = [m.input(DType::I32, &[at]), m.input(DType::I32, &[keys])];
+    let places = further(&mut m);
     let args = [&[q, k, v, lse, delta, dout], &places[..]].concat();
     let grads = [(AttentionGrad::Q, q_ty), (AttentionGrad::K, k_ty.clone()), (AttentionGrad::V, k_ty)];
     m.kernel(family, grads.map(|(which, ty)| (Op::AttentionGrad(a.clone(), which), args.clone(), ty)).to_vec())

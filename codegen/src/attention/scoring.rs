@@ -140,6 +140,14 @@ impl<'r, B: Builder> Applied<'r, B> {
         self.program.slope.map(|at| self.value(at))
     }
 
+    /// A constant whose inverse is a number too.
+    fn divisor(&self, v: Value) -> Option<f64> {
+        match self.program.body[v].op {
+            Op::Const(x) => Some(x.0).filter(|x| (1e-30..1e30).contains(&x.abs())),
+            _ => None,
+        }
+    }
+
     fn value(&mut self, at: u32) -> B::Vector {
         if let Some(value) = self.known[at as usize] {
             return value;
@@ -150,6 +158,11 @@ impl<'r, B: Builder> Applied<'r, B> {
             Op::Input(0) => self.product,
             Op::Input(n) => (self.number)(n as usize - 1),
             Op::Const(x) => pointwise::constant(self.b, node.ty.dtype, x.0),
+            // A number divides as its inverse multiplies: a soft cap has no other division of its own.
+            Op::Binary(Binary::Div) if node.ty.dtype == DType::F32 && self.divisor(node.args[1]).is_some() => {
+                let inverse = self.divisor(node.args[1]).map_or(1.0, |x| 1.0 / x);
+                self.b.mul(args[0], self.b.f32(ir::fault!("attention.program.inverse", 1.0, inverse)))
+            }
             _ => pointwise::of_one(self.b, &self.program.body, Value(at), &args).expect("invariant: programs of scores are pointwise"),
         };
         self.known[at as usize] = Some(value);
