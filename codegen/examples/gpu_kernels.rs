@@ -107,7 +107,7 @@ fn rounding(mut kernel: Kernel) -> Kernel {
 fn attention(backward: bool, d: u64) -> Kernel {
     let mut make = Maker::default();
     let [at, keys, kv, group, d] = make.dims([("at", 4096), ("keys", 4096), ("kv", 8), ("group", 2), ("d", d)]);
-    let attention = Attention { at, keys, d, scale: Real(0.125), scoring: Scoring::causal(None) };
+    let attention = Attention { at, keys, d, values: d, scale: Real(0.125), scoring: Scoring::causal(None) };
     let (rows, of_keys) = (vec![at, kv, group, d], [keys, kv, d]);
     let q = make.input(DType::Bf16, &rows);
     let [k, v] = [0, 1].map(|_| make.input(DType::Bf16, &of_keys));

@@ -189,7 +189,7 @@ fn attention_reads_sixteen_bits_sums_in_f32_and_rounds_once() {
         for (queries, keys, size) in [(20, 20, 16), (70, 70, 24)] {
             let parts = |make: &mut Make| {
                 let [b, at, heads, keys, d] = [("b", 2), ("at", queries), ("heads", 2), ("keys", keys), ("d", size)].map(|(n, s)| make.dim(n, s));
-                let attention = Attention { at, keys, d, scale: Real(0.25), scoring: Scoring::PLAIN };
+                let attention = Attention { at, keys, d, values: d, scale: Real(0.25), scoring: Scoring::PLAIN };
                 let [q, k, v] = [at, keys, keys].map(|rows| make.input(dtype, &[b, rows, heads, d]));
                 (attention, [q, k, v], vec![b, at, heads, d])
             };

@@ -127,7 +127,7 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::Dispatch(r) | Op::Combine(r) => plain(blocked(&[r.experts]), &[0]),
         // Gradients of keys sum over the queries that share them: their positions, and the heads of a group.
         Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
-            let mut loops = blocked(&[a.keys, a.d]);
+            let mut loops = blocked(&[a.keys, a.d, a.values]);
             // A number of each query and key cannot go round with either.
             if arg_dims.iter().any(|dims| dims.contains(&a.at) && dims.contains(&a.keys)) {
                 return plain(loops, &[]);

@@ -254,19 +254,19 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         }
         Op::Attention(a) => {
             let (q, v) = (args[0], args[2]);
-            if !attention_fits(a, args) || !same(&args[..3]) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
+            if !attention_fits(a, args) || !same(&args[..3]) || !v.has(a.keys) || !v.has(a.values) || v.has(a.at) {
                 return fail("operands do not fit");
             }
-            Type::new(sum(q.dtype), q.dims.clone())
+            Type::new(sum(q.dtype), a.result_dims(&q.dims))
         }
         Op::AttentionLse(a) => {
-            if !attention_fits(a, args) {
+            if !attention_fits(a, args) || a.values != a.d {
                 return fail("operands do not fit");
             }
             Type::new(DType::F32, args[0].dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>())
         }
         Op::AttentionGrad(a, which) => {
-            if !attention_fits(a, args) || args[3].has(a.d) || args[4].has(a.d) || !args[5].has(a.d) {
+            if !attention_fits(a, args) || args[3].has(a.values) || args[4].has(a.values) || !args[5].has(a.values) {
                 return fail("operands do not fit");
             }
             if !same(&[args[0], args[1], args[2], args[5]]) || [args[3], args[4]].iter().any(|t| t.dtype != DType::F32) {
@@ -349,6 +349,7 @@ fn attention_fits(a: &Attention, args: &[&Type]) -> bool {
         && k.has(a.keys)
         && k.has(a.d)
         && !q.has(a.keys)
+        && (a.values == a.d || !q.has(a.values) && !k.has(a.values))
         && k.dims.iter().all(|d| *d == a.keys || q.has(*d))
         && !k.has(a.at)
 }

@@ -128,6 +128,8 @@ pub struct Attention {
     pub at: Dim,
     pub keys: Dim,
     pub d: Dim,
+    /// The elements of a head of values and of the result: `d`, or a dim of their own.
+    pub values: Dim,
     pub scale: Real,
     pub scoring: Scoring,
 }
@@ -135,7 +137,7 @@ pub struct Attention {
 impl Attention {
     /// The same over other dims.
     pub fn map_dims(&self, f: &mut dyn FnMut(Dim) -> Dim) -> Attention {
-        Attention { at: f(self.at), keys: f(self.keys), d: f(self.d), ..self.clone() }
+        Attention { at: f(self.at), keys: f(self.keys), d: f(self.d), values: f(self.values), ..self.clone() }
     }
 }
 
@@ -305,13 +307,13 @@ pub enum Op {
     Combine(Routing),
 
     // Attention. q has `at`, `d` and any other dims; k has `keys`, `d` and a subset of q's others; v has `keys`, k's
-    // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries). What the program of scores reads
+    // others, and `values`. Dims of q that k lacks share their keys (grouped queries). What the program of scores reads
     // follows the operands named here.
-    /// `(q, k, v)` -> dims of q.
+    /// `(q, k, v)` -> dims of q, with `values` in place of `d`.
     Attention(Attention),
     /// `(q, k)` -> q's dims without `d`, f32: log of the sum of exponentials of the scaled scores.
     AttentionLse(Attention),
-    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: d)`, f32, in lse's dims. `lse` and `delta` may be
+    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: values)`, f32, in lse's dims. `lse` and `delta` may be
     /// those of attention to more keys than these: the result is these keys' part of the gradient.
     AttentionGrad(Attention, AttentionGrad),
 }

@@ -84,9 +84,10 @@ fn bytes(kernel: &Kernel, ty: &Type) -> u64 {
 fn flops(kernel: &Kernel, v: Value, seen: impl Fn(u64, &Attention) -> u64) -> u64 {
     let body = &kernel.body;
     let node = &body[v];
-    let products = node.op.products();
     let of_attention = |a: &Attention| {
-        let (each, keys) = (2 * products * body.elements(node.args[0]), body.dims.size(a.keys));
+        let [d, values] = [a.d, a.values].map(|d| body.dims.size(d));
+        let rows = body.elements(node.args[0]) / d.max(1);
+        let (each, keys) = (2 * node.op.products_of_pairs(d, values) * rows, body.dims.size(a.keys));
         u64::try_from(u128::from(each) * u128::from(seen(keys, a)) / u128::from(keys.max(1))).unwrap_or(u64::MAX)
     };
     match &node.op {
@@ -134,7 +135,7 @@ mod tests {
         let flops = |causal, window| {
             let (body, [at, keys, d]) = dims([8, 8, 4]);
             let scoring = if causal { Scoring::causal(window) } else { Scoring::PLAIN };
-            let op = Op::Attention(Attention { at, keys, d, scale: Real(1.0), scoring });
+            let op = Op::Attention(Attention { at, keys, d, values: d, scale: Real(1.0), scoring });
             let mut operands = vec![(DType::F32, vec![at, d]), (DType::F32, vec![keys, d]), (DType::F32, vec![keys, d])];
             operands.extend([(DType::I32, vec![at]), (DType::I32, vec![keys])].into_iter().filter(|_| causal));
             let kernel = kernel(body, op, &operands, vec![at, d]);

@@ -102,7 +102,9 @@ fn work(kernel: &Kernel) -> u64 {
                 let all: BTreeSet<Dim> = over.iter().chain([rows]).chain(&body[v].ty.dims).copied().filter(|d| d != experts).collect();
                 return all.into_iter().map(|d| body.dims.size(d)).product();
             }
-            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => body.dims.elements(&[a.keys, a.d]),
+            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
+                body.dims.elements(&[a.keys, a.d]).saturating_add(body.dims.elements(&[a.keys, a.values]))
+            }
             _ => 1,
         };
         body.elements(v).saturating_mul(summed)

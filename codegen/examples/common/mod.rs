@@ -170,7 +170,7 @@ pub fn attention(heads: Heads, family: Family, scores: Scores) -> Kernel {
     let sizes = [("b", heads.batch), ("at", heads.seq), ("keys", heads.seq), ("kv", heads.kv), ("group", heads.group), ("d", heads.d)];
     let [batch, at, keys, kv, group, d] = sizes.map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
     let (scoring, more) = scores.program([batch, at, keys, kv, group]);
-    let a = Attention { at, keys, d, scale: Real(0.125), scoring };
+    let a = Attention { at, keys, d, values: d, scale: Real(0.125), scoring };
     let further = |m: &mut Maker| {
         let positions = [at, keys].map(|d| Type::new(DType::I32, [d]));
         positions.iter().chain(&more).map(|ty| m.input(ty.dtype, &ty.dims)).collect::<Vec<Value>>()

@@ -4,7 +4,7 @@
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
 use super::tiles::{self, Column, Copy, End, Product, Stored, product, store_column, transpose, vector_columns};
-use super::{Arguments, GradientOperands, Place, Plan, Rows, Run, Span, Visible, span};
+use super::{Arguments, GradientOperands, Place, Plan, Rows, Run, Size, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -46,19 +46,20 @@ impl Scratch {
             used += div_ceil(4 * elements, 64) * 64;
             start
         };
-        let (query_rows, key_rows) = (plan.query_block * plan.width, plan.key_block * plan.width);
+        let [query_rows, key_rows] = [plan.query_block, plan.key_block].map(|block| block * plan.d.width);
+        let [of_results, of_values] = [plan.query_block, plan.key_block].map(|block| block * plan.values.width);
         let square = plan.query_block * plan.key_block;
         Scratch {
             q: take(plan.query_blocks() * query_rows),
-            dout: take(plan.query_blocks() * query_rows),
+            dout: take(plan.query_blocks() * of_results),
             k: take(key_rows),
             k_transposed: take(key_rows),
-            v_transposed: take(key_rows),
+            v_transposed: take(of_values),
             p: take(square),
             ds: take(square),
             dq: take(plan.query_blocks() * query_rows),
             dk: take(plan.key_blocks() * key_rows),
-            dv: take(plan.key_blocks() * key_rows),
+            dv: take(plan.key_blocks() * of_values),
             query_bounds: take(plan.bounds_size(0) * plan.query_blocks()),
             key_bounds: take(plan.bounds_size(1)),
             bytes: used,
@@ -109,11 +110,11 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
             let rows = span(b, block, plan.query_block, plan.queries);
             plan.measured(b, &functions.bounds, &head, 0, rows, backward.query_bounds(&head, block));
         });
-        backward.clear(&head, backward.scratch.dk, plan.key_blocks() * plan.key_block);
-        backward.clear(&head, backward.scratch.dv, plan.key_blocks() * plan.key_block);
+        backward.clear(&head, backward.scratch.dk, plan.key_blocks() * plan.key_block * plan.d.width);
+        backward.clear(&head, backward.scratch.dv, plan.key_blocks() * plan.key_block * plan.values.width);
         b.for_each(b.index(0), b.index(plan.sizes(&plan.group)), 1, &mut |member| {
             let at = head.at(b, &plan, &plan.group, member);
-            backward.clear(&at, backward.scratch.dq, ir::fault!("attention.dq.cleared", 1, plan.query_blocks()) * plan.query_block);
+            backward.clear(&at, backward.scratch.dq, ir::fault!("attention.dq.cleared", 1, plan.query_blocks()) * plan.query_block * plan.d.width);
             backward.member(&functions, &at);
             backward.finish(&at, AttentionGrad::Q);
         });
@@ -132,14 +133,14 @@ impl<'c> Backward<'_, 'c> {
 
     fn functions(&self, target: &Target) -> Functions<'c> {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
-        let copy = |name: &str, rows: &Rows| tiles::copy(b, plan, &Copy::plain(plan, name, rows));
-        let against_keys = |name: &'static str, end: End| {
+        let copy = |name: &str, rows: &Rows| tiles::copy(b, &Copy::plain(name, rows));
+        let against_keys = |name: &'static str, size: Size, end: End| {
             let product_of = Product {
                 name,
                 rows: plan.query_block,
                 columns: plan.key_block,
-                depth: plan.d,
-                a: (plan.width, 1),
+                depth: size.d,
+                a: (size.width, 1),
                 b_row: plan.key_block,
                 c_row: plan.key_block,
                 end,
@@ -147,15 +148,15 @@ impl<'c> Backward<'_, 'c> {
             product(b, &product_of, target.registers)
         };
         // Sums of rows, weighted by a block of probabilities: per key down its column, per query along its row.
-        let per_key = |name: &'static str| {
+        let per_key = |name: &'static str, size: Size| {
             let product_of = Product {
                 name,
                 rows: plan.key_block,
-                columns: plan.width,
+                columns: size.width,
                 depth: plan.query_block,
                 a: (1, plan.key_block),
-                b_row: plan.width,
-                c_row: plan.width,
+                b_row: size.width,
+                c_row: size.width,
                 end: End::Add,
             };
             product(b, &product_of, target.registers)
@@ -164,11 +165,11 @@ impl<'c> Backward<'_, 'c> {
             let product_of = Product {
                 name: "dq",
                 rows: plan.query_block,
-                columns: plan.width,
+                columns: plan.d.width,
                 depth: plan.key_block,
                 a: (plan.key_block, 1),
-                b_row: plan.width,
-                c_row: plan.width,
+                b_row: plan.d.width,
+                c_row: plan.d.width,
                 end: End::Add,
             };
             product(b, &product_of, target.registers)
@@ -178,15 +179,15 @@ impl<'c> Backward<'_, 'c> {
             copy_k: copy("copy_k", &operands.k),
             copy_dout: copy("copy_dout", &operands.dout),
             bounds: plan.bounds(b),
-            transpose_k: transpose(b, plan, "transpose_k", &operands.k, plan.key_block),
-            transpose_v: transpose(b, plan, "transpose_v", &operands.v, plan.key_block),
-            scores: against_keys("scores", End::StoreScaled(plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { LOG2_E })),
-            dp: against_keys("dp", End::Store),
+            transpose_k: transpose(b, "transpose_k", &operands.k, plan.key_block),
+            transpose_v: transpose(b, "transpose_v", &operands.v, plan.key_block),
+            scores: against_keys("scores", plan.d, End::StoreScaled(plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { LOG2_E })),
+            dp: against_keys("dp", plan.values, End::Store),
             gradient: self.gradient("gradient", false),
             gradient_masked: self.gradient("gradient_masked", true),
             dq: self.wants(AttentionGrad::Q).then(per_query),
-            dk: self.wants(AttentionGrad::K).then(|| per_key("dk")),
-            dv: self.wants(AttentionGrad::V).then(|| per_key("dv")),
+            dk: self.wants(AttentionGrad::K).then(|| per_key("dk", plan.d)),
+            dv: self.wants(AttentionGrad::V).then(|| per_key("dv", plan.values)),
         }
     }
 
@@ -245,8 +246,8 @@ impl<'c> Backward<'_, 'c> {
         let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
         b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
             let rows = span(b, block, plan.query_block, plan.queries);
-            b.call(functions.copy_q, &[source(&operands.q, rows.first), self.rows(at, self.scratch.q, rows)], &[rows.count]);
-            b.call(functions.copy_dout, &[source(&operands.dout, rows.first), self.rows(at, self.scratch.dout, rows)], &[rows.count]);
+            b.call(functions.copy_q, &[source(&operands.q, rows.first), self.rows(at, self.scratch.q, rows, plan.d)], &[rows.count]);
+            b.call(functions.copy_dout, &[source(&operands.dout, rows.first), self.rows(at, self.scratch.dout, rows, plan.values)], &[rows.count]);
         });
         b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
             let keys = span(b, key_block, plan.key_block, plan.keys);
@@ -272,9 +273,9 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// A part of scratch with a row of elements for each query, or key: where those of a block begin.
-    fn rows(&self, at: &Arguments<Pointer<'c>>, offset: i64, block: Span<'c>) -> Pointer<'c> {
+    fn rows(&self, at: &Arguments<Pointer<'c>>, offset: i64, block: Span<'c>, size: Size) -> Pointer<'c> {
         let b = self.b;
-        b.at(b.at_const(at.scratch, offset), b.index_mul(block.first, b.index(4 * self.plan.width)))
+        b.at(b.at_const(at.scratch, offset), b.index_mul(block.first, b.index(4 * size.width)))
     }
 
     /// A block of queries and a block of keys.
@@ -283,7 +284,7 @@ impl<'c> Backward<'_, 'c> {
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let (p, ds) = (part(self.scratch.p), part(self.scratch.ds));
         let (rows, keys) = (queries_run.span, keys_run.span);
-        let [q, dout] = [self.scratch.q, self.scratch.dout].map(|offset| self.rows(at, offset, rows));
+        let [q, dout] = [(self.scratch.q, plan.d), (self.scratch.dout, plan.values)].map(|(offset, size)| self.rows(at, offset, rows, size));
         b.call(functions.scores, &[q, part(self.scratch.k_transposed), p], &[]);
         b.call(functions.dp, &[dout, part(self.scratch.v_transposed), ds], &[]);
         let of_query = |tensor: usize| {
@@ -300,20 +301,20 @@ impl<'c> Backward<'_, 'c> {
             }
         }
         if let Some(dv) = functions.dv {
-            b.call(dv, &[ir::fault!("attention.dv.weights", ds, p), dout, self.rows(at, self.scratch.dv, keys)], &[]);
+            b.call(dv, &[ir::fault!("attention.dv.weights", ds, p), dout, self.rows(at, self.scratch.dv, keys, plan.values)], &[]);
         }
         if let Some(dk) = functions.dk {
-            b.call(dk, &[ds, q, self.rows(at, self.scratch.dk, keys)], &[]);
+            b.call(dk, &[ds, q, self.rows(at, self.scratch.dk, keys, plan.d)], &[]);
         }
         if let Some(dq) = functions.dq {
-            b.call(dq, &[ds, part(self.scratch.k), self.rows(at, self.scratch.dq, rows)], &[]);
+            b.call(dq, &[ds, part(self.scratch.k), self.rows(at, self.scratch.dq, rows, plan.d)], &[]);
         }
     }
 
-    fn clear(&self, at: &Arguments<Pointer<'c>>, offset: i64, rows: i64) {
+    fn clear(&self, at: &Arguments<Pointer<'c>>, offset: i64, elements: i64) {
         let b = self.b;
         let start = b.at_const(at.scratch, offset);
-        b.for_each(b.index(0), b.index(rows * self.plan.width), b.lanes() as i64, &mut |i| {
+        b.for_each(b.index(0), b.index(elements), b.lanes() as i64, &mut |i| {
             b.store(b.at(start, b.index_mul(i, b.index(4))), b.f32(0.0), Lane::F32, None);
         });
     }
@@ -334,12 +335,13 @@ impl<'c> Backward<'_, 'c> {
             let tensor = plan.kernel.inputs.len() + position;
             let dtype = plan.kernel.body[output.value].ty.dtype;
             let row_stride = pointwise::stored(dtype).bytes() * plan.stride(tensor, dim);
-            let stored = Stored { dtype, stride: plan.stride(tensor, plan.attention.d), accumulate: output.accumulate };
+            let (columns, size) = plan.columns_of(tensor);
+            let stored = Stored { dtype, stride: plan.stride(tensor, columns), size, accumulate: output.accumulate };
             b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
-                let from = b.at(b.at_const(at.scratch, sums), b.index_mul(row, b.index(4 * plan.width)));
+                let from = b.at(b.at_const(at.scratch, sums), b.index_mul(row, b.index(4 * size.width)));
                 let to = b.at(at.tensors[tensor], b.index_mul(row, b.index(row_stride)));
-                tiles::fetch_stored(b, plan, to, stored, row_stride);
-                for column in vector_columns(b, plan) {
+                tiles::fetch_stored(b, to, stored, row_stride);
+                for column in vector_columns(b, size) {
                     let Column { first, .. } = column;
                     let value = b.load(b.at_const(from, 4 * first), Lane::F32, None);
                     store_column(b, to, &column, stored, b.mul(value, b.f32(factor)));

@@ -45,11 +45,11 @@ impl Scratch {
         };
         let tile = division.tile_panels() * division.tallest();
         Scratch {
-            q: take(tile * plan.width),
-            k: take(division.block * plan.width),
-            v: take(division.block * plan.width),
+            q: take(tile * plan.d.width),
+            k: take(division.block * plan.d.width),
+            v: take(division.block * plan.values.width),
             p: take(division.tallest() * division.block),
-            sums: take(tile * plan.width),
+            sums: take(tile * plan.values.width),
             reference: take(div_ceil(tile, lanes) * lanes),
             weight: take(tile * lanes),
             tile_bounds: take(plan.bounds_size(0)),
@@ -117,16 +117,16 @@ impl<'c> Forward<'_, 'c> {
             name: "copy_q",
             rows: q,
             factor: plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { ir::fault!("attention.scale.log2", 1.0, LOG2_E) },
-            panel: plan.width,
+            panel: plan.d.width,
             height: 0,
         };
         let copy_v = Copy { name: "copy_v", rows: v, factor: 1.0, panel: division.columns, height: division.block };
         let panels = Panels { b, plan, division };
         let heights = (division.height..=division.tallest()).rev();
         Functions {
-            copy_q: tiles::copy(b, plan, &copy_q),
-            transpose_k: transpose(b, plan, "transpose_k", k, division.strip),
-            copy_v: tiles::copy(b, plan, &copy_v),
+            copy_q: tiles::copy(b, &copy_q),
+            transpose_k: transpose(b, "transpose_k", k, division.strip),
+            copy_v: tiles::copy(b, &copy_v),
             bounds: plan.bounds(b),
             panels: heights.map(|rows| panels.of(rows)).collect(),
         }
@@ -190,7 +190,7 @@ impl<'c> Forward<'_, 'c> {
 
     /// Where that strip lies, transposed.
     fn strip_keys(&self, at: &Arguments<Pointer<'c>>, column: Index<'c>) -> Pointer<'c> {
-        self.b.at(self.b.at_const(at.scratch, self.scratch.k), self.b.index_mul(column, self.b.index(4 * self.plan.width)))
+        self.b.at(self.b.at_const(at.scratch, self.scratch.k), self.b.index_mul(column, self.b.index(4 * self.plan.d.width)))
     }
 
     /// No keys seen yet.
@@ -204,7 +204,7 @@ impl<'c> Forward<'_, 'c> {
                 b.store(b.at(b.at_const(at.scratch, offset), b.index_mul(i, b.index(4))), value, Lane::F32, None);
             });
         };
-        fill(self.scratch.sums, rows * plan.width, b.f32(0.0));
+        fill(self.scratch.sums, rows * plan.values.width, b.f32(0.0));
         fill(self.scratch.reference, rows, b.f32(NOTHING));
         fill(self.scratch.weight, rows * lanes, b.f32(0.0));
     }
@@ -215,11 +215,11 @@ impl<'c> Forward<'_, 'c> {
         let &Meeting { row, rows, keys } = meeting;
         let lanes = b.lanes() as i64;
         let own = |offset: i64, elements: i64| b.at(b.at_const(at.scratch, offset), b.index_mul(row, b.index(4 * elements)));
-        let (p, sums) = (b.at_const(at.scratch, scratch.p), own(scratch.sums, plan.width));
+        let (p, sums) = (b.at_const(at.scratch, scratch.p), own(scratch.sums, plan.values.width));
         let (first, end) = self.visible_columns(at, meeting);
         b.for_each(first, end, division.strip, &mut |column| {
             let strip = self.strip(at, keys, column);
-            let (q, k) = (own(scratch.q, plan.width), self.strip_keys(at, column));
+            let (q, k) = (own(scratch.q, plan.d.width), self.strip_keys(at, column));
             let pointers = [&[q, k, p, sums, own(scratch.reference, 1), own(scratch.weight, lanes)], &at.further(plan)[..]].concat();
             let numbers = [rows.span.first, strip.span.first, b.index_add(strip.span.first, strip.span.count), column];
             let whole = || b.call(functions.exponentials, &pointers, &numbers);
@@ -275,10 +275,10 @@ impl<'c> Forward<'_, 'c> {
                 b.store_first(place, log, Lane::F32);
                 continue;
             }
-            let to = Stored { dtype, stride: plan.stride(tensor, plan.attention.d), accumulate: output.accumulate };
-            tiles::fetch_stored(b, plan, place, to, row_stride);
-            for column in vector_columns(b, plan) {
-                let sum = b.load(b.at_const(part(self.scratch.sums, 4 * plan.width), 4 * column.first), Lane::F32, None);
+            let to = Stored { dtype, stride: plan.stride(tensor, plan.attention.values), size: plan.values, accumulate: output.accumulate };
+            tiles::fetch_stored(b, place, to, row_stride);
+            for column in vector_columns(b, plan.values) {
+                let sum = b.load(b.at_const(part(self.scratch.sums, 4 * plan.values.width), 4 * column.first), Lane::F32, None);
                 store_column(b, place, &column, to, b.mul(sum, inverse));
             }
         }

@@ -61,14 +61,28 @@ pub struct Plan<'a> {
     pub program: Program,
     pub queries: i64,
     pub keys: i64,
-    /// Elements of a head, and the same rounded up to whole vectors.
-    pub d: i64,
-    pub width: i64,
+    /// Elements of a head of queries and keys, and of one of values and results.
+    pub d: Size,
+    pub values: Size,
     pub query_block: i64,
     pub key_block: i64,
     /// Dims of q beside `at` and `d`: those that k has too, and those whose queries share keys.
     pub shared: Vec<Dim>,
     pub group: Vec<Dim>,
+}
+
+/// Elements of a head, and the same rounded up to whole vectors.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Size {
+    pub d: i64,
+    pub width: i64,
+}
+
+impl Size {
+    /// Elements of a row as tensor cores take them: whole instructions.
+    pub fn padded(self) -> i64 {
+        div_ceil(self.d, 16) * 16
+    }
 }
 
 /// A matrix operand: rows along `at` or `keys`, columns along `d`; strides in elements.
@@ -79,6 +93,8 @@ pub struct Rows {
     pub column_stride: i64,
     pub rows: i64,
     pub block: i64,
+    /// Of a row.
+    pub size: Size,
     pub lane: Lane,
 }
 
@@ -107,7 +123,9 @@ impl<'a> Plan<'a> {
     /// An output is something else.
     pub fn new(kernel: &'a Kernel, target: &Target) -> Result<Plan<'a>, CompileError> {
         let body = &kernel.body;
-        let first = &body[kernel.outputs[0].value];
+        // A logarithm does not say what values are like.
+        let of_values = kernel.outputs.iter().find(|o| !matches!(body[o.value].op, Op::AttentionLse(_)));
+        let first = &body[of_values.unwrap_or(&kernel.outputs[0]).value];
         let attention = match &first.op {
             Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => a.clone(),
             other => return Err(CompileError::unsupported(format!("`{}` as a result of an attention kernel", other.name()))),
@@ -124,14 +142,15 @@ impl<'a> Plan<'a> {
         let size = |dim: Dim| body.dims.size(dim) as i64;
         let lanes = target.lanes() as i64;
         let whole_vectors = |n: i64| div_ceil(n, lanes) * lanes;
-        let (queries, keys, d) = (size(attention.at), size(attention.keys), size(attention.d));
+        let (queries, keys) = (size(attention.at), size(attention.keys));
+        let [d, values] = [attention.d, attention.values].map(|dim| Size { d: size(dim), width: whole_vectors(size(dim)) });
         Ok(Plan {
             kernel,
             program: Program::new(kernel, &attention, &group, &first.args)?,
             queries,
             keys,
             d,
-            width: whole_vectors(d),
+            values,
             query_block: queries.min(BLOCK),
             key_block: whole_vectors(keys).min(BLOCK),
             shared,
@@ -187,7 +206,14 @@ impl<'a> Plan<'a> {
 
     fn rows(&self, tensor: usize, dim: Dim, rows: i64, block: i64) -> Rows {
         let lane = pointwise::stored(tensors(self.kernel)[tensor].0.dtype);
-        Rows { tensor, row_stride: self.stride(tensor, dim), column_stride: self.stride(tensor, self.attention.d), rows, block, lane }
+        let (columns, size) = self.columns_of(tensor);
+        Rows { tensor, row_stride: self.stride(tensor, dim), column_stride: self.stride(tensor, columns), rows, block, size, lane }
+    }
+
+    /// The dim of a row's elements in a tensor, and how many there are.
+    pub fn columns_of(&self, tensor: usize) -> (Dim, Size) {
+        let has_values = tensors(self.kernel)[tensor].0.has(self.attention.values);
+        if has_values { (self.attention.values, self.values) } else { (self.attention.d, self.d) }
     }
 
     /// The dims that number heads of queries.

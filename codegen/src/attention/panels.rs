@@ -48,7 +48,7 @@ impl Division {
         let panels = div_ceil(plan.queries, tiles::tallest(target.registers, 2));
         let strip = 2 * lanes;
         // The more queries in a tile, the fewer copies: as many as half of the second-level cache holds with their sums, if that leaves enough tiles.
-        let most = (i64::from(target.l2_bytes) / 2 / (8 * plan.width)).max(TILE);
+        let most = (i64::from(target.l2_bytes) / 2 / (4 * (plan.d.width + plan.values.width))).max(TILE);
         let enough = div_ceil(TILES, plan.sizes(&plan.heads())).min(div_ceil(plan.queries, TILE));
         Division {
             panels,
@@ -57,7 +57,7 @@ impl Division {
             runs: div_ceil(plan.queries, most).max(enough),
             block: KEYS.min(div_ceil(plan.keys, strip) * strip),
             strip,
-            columns: lanes * tiles::vectors_abreast(plan.width, lanes),
+            columns: lanes * tiles::vectors_abreast(plan.values.width, lanes),
         }
     }
 
@@ -135,8 +135,8 @@ impl<'c> Panels<'_, 'c> {
         let bases: Vec<Pointer> = (0..further).map(|i| b.pointer_parameter(function, 6 + i)).collect();
         let [query, key, end, column] = [6, 7, 8, 9].map(|i| b.index_parameter(function, further + i));
         let block = Block { rows, vectors: division.strip / lanes };
-        let factors = Factors { a: (plan.width, 1), b_row: division.strip, unroll: if plan.d % 4 == 0 { 4 } else { 1 } };
-        let mut scores = multiply(b, block, &factors, b.index(plan.d), [q, k]);
+        let factors = Factors { a: (plan.d.width, 1), b_row: division.strip, unroll: if plan.d.d % 4 == 0 { 4 } else { 1 } };
+        let mut scores = multiply(b, block, &factors, b.index(plan.d.d), [q, k]);
         if masked || plan.program.changes() {
             for (row, scores) in scores.chunks_mut(block.vectors as usize).enumerate() {
                 let query = b.index_add(query, b.index(row as i64));
@@ -201,7 +201,7 @@ impl<'c> Panels<'_, 'c> {
                 });
             };
             rescale(p, ir::fault!("attention.raise.exponentials", b.index(0), column));
-            rescale(line(sums, plan.width), b.index(ir::fault!("attention.raise.sums", 0, plan.width)));
+            rescale(line(sums, plan.values.width), b.index(ir::fault!("attention.raise.sums", 0, plan.values.width)));
             rescale(line(weight, lanes), b.index(ir::fault!("attention.raise.weight", 0, lanes)));
         });
         b.finish_function();
@@ -215,14 +215,14 @@ impl<'c> Panels<'_, 'c> {
         let keys = b.index_parameter(function, 3);
         let block = Block { rows, vectors: division.columns / b.lanes() as i64 };
         let factors = Factors { a: (division.block, 1), b_row: division.columns, unroll: 4 };
-        b.for_each(b.index(0), b.index(plan.width), division.columns, &mut |column| {
+        b.for_each(b.index(0), b.index(plan.values.width), division.columns, &mut |column| {
             let v = b.at(v, b.index_mul(column, b.index(4 * division.block)));
             let sums = b.at(sums, b.index_mul(column, b.index(4)));
             store_sums(
                 b,
                 block,
                 End::Add,
-                (sums, plan.width),
+                (sums, plan.values.width),
                 &multiply(b, block, &factors, ir::fault!("attention.weigh.keys", b.index_sub(keys, b.index(4)), keys), [p, v]),
             );
         });

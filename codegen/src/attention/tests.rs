@@ -16,6 +16,8 @@ struct Case {
     queries: u64,
     keys: u64,
     d: u64,
+    /// Elements of a head of values, if they are others.
+    values: Option<u64>,
     causal: bool,
     /// Of q, k, v and their gradients.
     dtype: DType,
@@ -25,23 +27,45 @@ struct Case {
 }
 
 const IN_ORDER: fn(u64, u64) -> u64 = |i, _| i;
-const BASE: Case =
-    Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, dtype: DType::F32, window: None, positions: [IN_ORDER; 2] };
+const BASE: Case = Case {
+    batch: 2,
+    kv: 2,
+    group: 1,
+    queries: 20,
+    keys: 20,
+    d: 16,
+    values: None,
+    causal: true,
+    dtype: DType::F32,
+    window: None,
+    positions: [IN_ORDER; 2],
+};
 
 struct Parts {
     make: Make,
     attention: Attention,
     q_dims: Vec<Dim>,
     k_dims: Vec<Dim>,
+    v_dims: Vec<Dim>,
+    out_dims: Vec<Dim>,
 }
 
 fn parts(case: &Case) -> Parts {
     let mut make = Make::default();
     let [batch, kv, group] = [("batch", case.batch), ("kv", case.kv), ("group", case.group)].map(|(n, s)| make.dim(n, s));
     let d = make.dim("d", case.d);
+    let values = case.values.map_or(d, |size| make.dim("values", size));
     let (at, keys) = (make.dim("at", case.queries), make.dim("keys", case.keys));
-    let attention = Attention { at, keys, d, scale: Real(0.3), scoring: if case.causal { Scoring::causal(case.window) } else { Scoring::PLAIN } };
-    Parts { make, attention, q_dims: vec![batch, at, kv, group, d], k_dims: vec![batch, keys, kv, d] }
+    let attention =
+        Attention { at, keys, d, values, scale: Real(0.3), scoring: if case.causal { Scoring::causal(case.window) } else { Scoring::PLAIN } };
+    Parts {
+        make,
+        attention,
+        q_dims: vec![batch, at, kv, group, d],
+        k_dims: vec![batch, keys, kv, d],
+        v_dims: vec![batch, keys, kv, values],
+        out_dims: vec![batch, at, kv, group, values],
+    }
 }
 
 /// The last two operands, if there is a mask; the last two inputs of the kernel.
@@ -50,27 +74,32 @@ fn position_inputs(make: &mut Make, a: &Attention) -> Vec<Value> {
 }
 
 fn forward(case: &Case) -> Kernel {
-    let Parts { mut make, attention, q_dims, k_dims } = parts(case);
+    let Parts { mut make, attention, q_dims, k_dims, v_dims, .. } = parts(case);
     let q = make.input(case.dtype, &q_dims);
-    let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &k_dims));
+    let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &v_dims));
     let positions = position_inputs(&mut make, &attention);
     let out = make.op(Op::Attention(attention.clone()), &[&[q, k, v], &positions[..]].concat());
-    let lse = make.op(Op::AttentionLse(attention), &[&[q, k], &positions[..]].concat());
+    let lse = make.op(Op::AttentionLse(attention.without_values()), &[&[q, k], &positions[..]].concat());
     make.kernel(Family::Attention, &[out, lse])
 }
 
 fn backward(case: &Case) -> Kernel {
-    let Parts { mut make, attention, q_dims, k_dims } = parts(case);
+    let Parts { mut make, attention, q_dims, k_dims, v_dims, out_dims } = parts(case);
     let q = make.input(case.dtype, &q_dims);
-    let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &k_dims));
+    let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &v_dims));
     let row_dims = &q_dims[..4];
     let (lse, delta) = (make.input(DType::F32, row_dims), make.input(DType::F32, row_dims));
-    let dout = make.input(case.dtype, &q_dims);
+    let dout = make.input(case.dtype, &out_dims);
     let positions = position_inputs(&mut make, &attention);
     let grads = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V];
     let outputs = grads.map(|which| {
         let grad = Op::AttentionGrad(attention.clone(), which);
-        let ty = make.body[if which == AttentionGrad::Q { q } else { k }].ty.clone();
+        let of = match which {
+            AttentionGrad::Q => q,
+            AttentionGrad::K => k,
+            AttentionGrad::V => v,
+        };
+        let ty = make.body[of].ty.clone();
         make.op_as(grad, &[&[q, k, v, lse, delta, dout], &positions[..]].concat(), ty)
     });
     make.kernel(Family::AttentionGrad, &outputs)
@@ -330,6 +359,21 @@ fn warpgroups_leave_what_has_no_tensor_map_to_warps() {
         let text = text(&kernel, "sm_90a");
         assert!(text.contains("mma.sync") && !text.contains("wgmma"), "{text}");
         check_with(&kernel, &inputs, &[], tolerance);
+    }
+}
+
+#[test]
+fn heads_of_any_eight_elements_are_on_tensor_cores_and_spill_nothing() {
+    let sizes = [(64, None), (72, None), (80, None), (96, None), (112, None), (128, None), (160, None), (192, None), (192, Some(128)), (256, None)];
+    for (d, values) in sizes {
+        let case = Case { queries: 512, keys: 512, group: 2, d, values, dtype: DType::F16, ..CORES };
+        for kernel in [forward(&case), backward(&case)] {
+            for cpu in ["sm_80", "sm_90a"] {
+                let text = text(&kernel, cpu);
+                assert!(text.contains("mma.sync") || text.contains("wgmma"), "heads of {d} and {values:?}: {text}");
+                assembling::assemble(&text, &Target::gpu(cpu));
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Operations on blocks of rows in scratch: products, copies, transposes.
 
-use super::{Plan, Rows};
+use super::{Rows, Size};
 use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Compare, Lane};
 use crate::layout::div_ceil;
@@ -129,17 +129,17 @@ pub fn store_sums<'c>(b: &Llvm<'c>, block: Block, end: End, (c, c_row): (Pointer
 const AHEAD: i64 = 32;
 
 /// Brings a row of an operand into the second-level cache, if it lies in one piece.
-fn fetch_row<'c>(b: &Llvm<'c>, plan: &Plan, rows: &Rows, row: Pointer<'c>) {
+fn fetch_row<'c>(b: &Llvm<'c>, rows: &Rows, row: Pointer<'c>) {
     if rows.column_stride == 1 {
-        (0..rows.bytes(plan.d)).step_by(64).for_each(|byte| b.prefetch(b.at_const(row, byte), Level::Second));
+        (0..rows.bytes(rows.size.d)).step_by(64).for_each(|byte| b.prefetch(b.at_const(row, byte), Level::Second));
     }
 }
 
 /// Brings the place near of a result's row that is stored some rows later, if its elements are dense: rows far apart would each wait for memory.
-pub fn fetch_stored<'c>(b: &Llvm<'c>, plan: &Plan, row: Pointer<'c>, to: Stored, row_stride: i64) {
+pub fn fetch_stored<'c>(b: &Llvm<'c>, row: Pointer<'c>, to: Stored, row_stride: i64) {
     if to.stride == 1 {
         let later = b.at_const(row, AHEAD * row_stride);
-        (0..pointwise::stored(to.dtype).bytes() * plan.d).step_by(64).for_each(|byte| b.prefetch(b.at_const(later, byte), Level::First));
+        (0..pointwise::stored(to.dtype).bytes() * to.size.d).step_by(64).for_each(|byte| b.prefetch(b.at_const(later, byte), Level::First));
     }
 }
 
@@ -157,13 +157,13 @@ pub struct Copy<'a> {
 
 impl<'a> Copy<'a> {
     /// Rows as they are, each in one piece.
-    pub fn plain(plan: &Plan, name: &'a str, rows: &'a Rows) -> Copy<'a> {
-        Copy { name, rows, factor: 1.0, panel: plan.width, height: rows.block }
+    pub fn plain(name: &'a str, rows: &'a Rows) -> Copy<'a> {
+        Copy { name, rows, factor: 1.0, panel: rows.size.width, height: rows.block }
     }
 }
 
 /// A function `(from, to, count)` that copies `count` rows into padded rows of f32.
-pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, copy: &Copy) -> FunctionValue<'c> {
+pub fn copy<'c>(b: &Llvm<'c>, copy: &Copy) -> FunctionValue<'c> {
     let &Copy { rows, factor, panel, height, .. } = copy;
     let function = b.function(copy.name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
@@ -174,15 +174,15 @@ pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, copy: &Copy) -> FunctionValue<'c> {
     };
     b.for_each(b.index(0), count, 1, &mut |row| {
         let source = b.at(from, b.index_mul(row, b.index(rows.bytes(rows.row_stride))));
-        fetch_row(b, plan, rows, b.at_const(source, rows.bytes(AHEAD * rows.row_stride)));
-        for column in vector_columns(b, plan) {
+        fetch_row(b, rows, b.at_const(source, rows.bytes(AHEAD * rows.row_stride)));
+        for column in vector_columns(b, rows.size) {
             let place = b.at_const(source, rows.bytes(column.first * rows.column_stride));
             let value = load_strided(b, place, rows.column_stride, rows.lane, column.mask);
             store(row, column.first, if factor == 1.0 { value } else { b.mul(value, b.f32(factor)) });
         }
     });
     b.for_each(count, ir::fault!("attention.copy.rest", count, b.index(height)), 1, &mut |row| {
-        for column in vector_columns(b, plan) {
+        for column in vector_columns(b, rows.size) {
             store(row, column.first, b.f32(0.0));
         }
     });
@@ -197,12 +197,12 @@ pub struct Column<V> {
     pub mask: Option<V>,
 }
 
-/// The vectors that cover a row of `d` elements.
-pub fn vector_columns<B: Builder>(b: &B, plan: &Plan) -> Vec<Column<B::Vector>> {
+/// The vectors that cover a row of so many elements.
+pub fn vector_columns<B: Builder>(b: &B, size: Size) -> Vec<Column<B::Vector>> {
     let lanes = b.lanes() as i64;
-    (0..plan.width)
+    (0..size.width)
         .step_by(b.lanes())
-        .map(|first| Column { first, mask: (first + lanes > plan.d).then(|| b.mask_first((plan.d - first) as usize)) })
+        .map(|first| Column { first, mask: (first + lanes > size.d).then(|| b.mask_first((size.d - first) as usize)) })
         .collect()
 }
 
@@ -244,6 +244,8 @@ pub struct Stored {
     pub dtype: DType,
     /// Elements between columns.
     pub stride: i64,
+    /// Of a row.
+    pub size: Size,
     pub accumulate: bool,
 }
 
@@ -263,7 +265,7 @@ pub fn store_column<B: Builder>(b: &B, row: B::Pointer, column: &Column<B::Vecto
 }
 
 /// A function `(from, to; count)` that transposes a block of `count` rows of an operand to rows of `block` f32. Columns beyond the rows repeat the last.
-pub fn transpose<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows, block: i64) -> FunctionValue<'c> {
+pub fn transpose<'c>(b: &Llvm<'c>, name: &str, rows: &Rows, block: i64) -> FunctionValue<'c> {
     let function = b.function(name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let last = b.index_sub(b.index_parameter(function, 2), b.index(1));
@@ -281,9 +283,9 @@ pub fn transpose<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows, block: 
             })
             .collect();
         for source in &sources {
-            fetch_row(b, plan, rows, b.at_const(*source, rows.bytes(AHEAD * rows.row_stride)));
+            fetch_row(b, rows, b.at_const(*source, rows.bytes(AHEAD * rows.row_stride)));
         }
-        for column in vector_columns(b, plan) {
+        for column in vector_columns(b, rows.size) {
             let place = |source: &Pointer<'c>| b.at_const(*source, rows.bytes(column.first * rows.column_stride));
             let square: Vec<Vector> = sources.iter().map(|s| load_strided(b, place(s), rows.column_stride, rows.lane, column.mask)).collect();
             let target = b.at(b.at_const(to, 4 * column.first * block), b.index_mul(row, b.index(4)));

@@ -84,7 +84,7 @@ fn scatter(function: Unary, accumulate: bool) -> Kernel {
 fn attention(scale: f64, gradients: &[AttentionGrad]) -> Kernel {
     let mut make = Make::default();
     let [heads, at, keys, d] = [("heads", 3), ("at", 50), ("keys", 50), ("d", 16)].map(|(n, size)| make.dim(n, size));
-    let a = Attention { at, keys, d, scale: Real(scale), scoring: Scoring::causal(None) };
+    let a = Attention { at, keys, d, values: d, scale: Real(scale), scoring: Scoring::causal(None) };
     let q = make.input(DType::F32, &[at, heads, d]);
     let (k, v) = (make.input(DType::F32, &[keys, heads, d]), make.input(DType::F32, &[keys, heads, d]));
     let rows = (!gradients.is_empty()).then(|| [(); 2].map(|()| make.input(DType::F32, &[at, heads])));

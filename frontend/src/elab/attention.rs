@@ -56,7 +56,7 @@ impl Elab<'_> {
         let bytes = scores.iter().fold(4u64, |n, d| n.saturating_mul(self.body.dims.size(*d)));
         let e = Diagnostic::warning("W0404", format!("this attention stores a score for each query and key: {why}"));
         let e = e.label(span, format!("{} of f32, {:.1} MiB of all ranks together", self.shape(&scores), bytes as f64 / f64::from(1 << 20)));
-        self.report(e.help("with values that have the dims of its keys, and a bias that does not train, it is one kernel that stores none"));
+        self.report(e.help("with a bias that does not train it is one kernel that stores none"));
     }
 
     fn argument(&self, frame: FrameId, name: &str) -> Option<Val> {
@@ -105,10 +105,12 @@ impl Elab<'_> {
             && tk.has(d)
             && shared(&tk)
             && tv.dims.len() == tk.dims.len()
-            && tv.dims.iter().all(|x| tk.has(*x));
-        if !fits {
-            return Err(Some("its values have other dims than its keys, or its operands other dims or types than one kernel takes"));
-        }
+            && tk.dims.iter().all(|x| *x == d || tv.has(*x));
+        // Values have the elements of keys, or a dim of their own.
+        let values = if tv.has(d) { Some(d) } else { tv.dims.iter().copied().find(|x| !tk.has(*x) && !tq.has(*x)) };
+        let Some(values) = values.filter(|_| fits) else {
+            return Err(Some("its operands have other dims or types than one kernel takes"));
+        };
         let at = self.position([mask, bias], &tq, &tk, keys).ok_or(Some("no dim of its queries is theirs alone"))?;
         if [mask, bias].into_iter().flatten().any(|v| self.ty(v).dims.iter().any(|x| *x == d || *x != keys && !tq.has(*x))) {
             return Err(Some("its mask or its bias has a dim that its scores lack"));
@@ -119,9 +121,10 @@ impl Elab<'_> {
         let mut program = Program { pair: [at, keys], scoring: Scoring::PLAIN, operands: vec![], steps: HashMap::new(), left: 4 * MOST_STEPS };
         self.score(&mut program, cap, bias)?;
         program.scoring.seen = ir::fault!("elaborate.attention.causal", None, mask.map(|m| self.steps(&mut program, m)).transpose()?);
-        let op = op::Attention { at, keys, d, scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)), scoring: program.scoring };
+        let op = op::Attention { at, keys, d, values, scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)), scoring: program.scoring };
         let further = program.operands[..op.scoring.operands()].to_vec();
-        Ok(Val::Tensor(self.push(Op::Attention(op), [q, k, v].into_iter().chain(further).collect(), tq)))
+        let ty = Type::new(tq.dtype, op.result_dims(&tq.dims));
+        Ok(Val::Tensor(self.push(Op::Attention(op), [q, k, v].into_iter().chain(further).collect(), ty)))
     }
 
     /// The dim of queries that is their position: one that keys lack, that a mask or a bias names, and of which `keys` is a copy, as far as there is one.

@@ -88,7 +88,7 @@ pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGra
         let over = rest(&p.dims, &node.ty.dims);
         return contract(dims, &node.ty.dims, &over, (&p.data, &p.dims), of(5));
     }
-    let mut ds = contract(dims, &p.dims, &[a.d], of(5), of(2));
+    let mut ds = contract(dims, &p.dims, &[a.values], of(5), of(2));
     let delta = reorder(dims, args[4], body.dims_of(node.args[4]), &p.dims[..p.dims.len() - 1]);
     let n = dims.size(a.keys) as usize;
     for (k, x) in ds.iter_mut().enumerate() {

@@ -63,10 +63,10 @@ fn bound(kernel: &Kernel) -> BTreeSet<Dim> {
     for node in &body.nodes {
         match &node.op {
             // Queries know nothing of each other.
-            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, AttentionGrad::Q) => out.extend([a.keys, a.d]),
+            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, AttentionGrad::Q) => out.extend([a.keys, a.d, a.values]),
             // Nor do keys, which get sums over the queries that share them.
             Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => {
-                out.extend([a.at, a.d]);
+                out.extend([a.at, a.d, a.values]);
                 out.extend(body[node.args[0]].ty.dims.iter().filter(|d| !body[node.args[1]].ty.dims.contains(d)));
             }
             // Sums over the dims of the index.

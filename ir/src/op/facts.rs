@@ -236,13 +236,12 @@ impl Op {
         }
     }
 
-    /// Products of a matrix product's or attention's factors, each of two operations: for every element of the result of the one, for every element of the
-    /// first operand of the other ([`Attention::keys`] times). Attention is two products forward and four backward.
-    pub fn products(&self) -> u64 {
+    /// Of attention, multiply-adds for each query and key, given the elements of a head of keys and of one of values: two products forward and four backward.
+    pub fn products_of_pairs(&self, d: u64, values: u64) -> u64 {
         match self {
-            Op::Dot { .. } | Op::GroupedDot { .. } => 1,
-            Op::Attention(_) | Op::AttentionGrad(_, AttentionGrad::Q) => 2,
-            Op::AttentionGrad(_, AttentionGrad::K | AttentionGrad::V) => 1,
+            Op::Attention(_) | Op::AttentionGrad(_, AttentionGrad::Q) => d + values,
+            Op::AttentionGrad(_, AttentionGrad::K) => d,
+            Op::AttentionGrad(_, AttentionGrad::V) => values,
             _ => 0,
         }
     }

@@ -4,7 +4,7 @@
 //! are one path, as in FlexAttention (Dong et al. 2024), whose `score_mod` and `mask_mod` these are.
 
 use super::{Attention, Binary, Compare, DType, Op, Real, Unary};
-use crate::dim::Dims;
+use crate::dim::{Dim, Dims};
 use crate::eval::number;
 use crate::graph::{Body, Origin, Phase, Type, Value};
 use serde::{Deserialize, Serialize};
@@ -329,6 +329,16 @@ impl Attention {
     /// The operands that its program reads: the last ones.
     pub fn further<'x, T>(&self, args: &'x [T]) -> &'x [T] {
         &args[args.len() - self.scoring.operands().min(args.len())..]
+    }
+
+    /// The attention whose logarithm of sums is this one's: it has no values.
+    pub fn without_values(&self) -> Attention {
+        Attention { values: self.d, ..self.clone() }
+    }
+
+    /// The dims of the result of queries with these: `values` in place of `d`.
+    pub fn result_dims(&self, queries: &[Dim]) -> Vec<Dim> {
+        queries.iter().map(|d| if *d == self.d { self.values } else { *d }).collect()
     }
 
     /// Keys that as many queries see together, as far as its program says: of a causal mask as if queries were evenly spread over the positions of their

@@ -44,7 +44,7 @@ fn each<T: Copy>(all: &[T], op: impl Fn(T) -> Op) -> Vec<Op> {
 
 const D: Dim = Dim(0);
 const ROUTING: Routing = Routing { experts: D, choice: D };
-const ATTENTION: Attention = Attention { at: D, keys: D, d: D, scale: Real(0.0), scoring: Scoring::PLAIN };
+const ATTENTION: Attention = Attention { at: D, keys: D, d: D, values: D, scale: Real(0.0), scoring: Scoring::PLAIN };
 
 ops! { io;
     Op::Input(i), [Op::Input(0)] => io.with(" ", i, |io, i| io.hinted(i, |h| &h.inputs));
@@ -227,6 +227,9 @@ fn attention(io: &mut Io, a: &mut Attention) -> Result {
     io.with(" at ", &mut a.at, dim)?;
     io.with(" keys ", &mut a.keys, dim)?;
     io.with(" d ", &mut a.d, dim)?;
+    let mut values = (a.values != a.d).then_some(a.values);
+    io.option(&mut values, D, " values ", dim)?;
+    a.values = values.unwrap_or(a.d);
     io.with(" scale ", &mut a.scale.0, Io::real)?;
     scoring(io, &mut a.scoring)
 }

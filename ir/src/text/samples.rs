@@ -88,7 +88,7 @@ fn every_step() -> Scoring {
 /// Every op with its fields set, in no meaningful order; types do not fit.
 pub fn every_op() -> Vec<Op> {
     let (a, b, c) = (Dim(0), Dim(1), Dim(2));
-    let attention = Attention { at: a, keys: b, d: c, scale: Real(0.125), scoring: every_step() };
+    let attention = Attention { at: a, keys: b, d: c, values: a, scale: Real(0.125), scoring: every_step() };
     let mut ops = vec![
         Op::Input(7),
         Op::Param(1),
@@ -138,7 +138,7 @@ pub fn every_op() -> Vec<Op> {
         Op::Dispatch(Routing { experts: a, choice: b }),
         Op::Combine(Routing { experts: b, choice: c }),
         Op::Attention(attention.clone()),
-        Op::AttentionLse(Attention { scoring: Scoring::PLAIN, ..attention.clone() }),
+        Op::AttentionLse(Attention { values: c, scoring: Scoring::PLAIN, ..attention.clone() }),
     ];
     ops.extend(Unary::ALL.iter().map(|u| Op::Unary(*u)));
     ops.extend(Binary::ALL.iter().map(|u| Op::Binary(*u)));

@@ -370,11 +370,11 @@ fn adjoint(
             if (3..args.len()).any(&wants) {
                 return Err(no_gradient(b, op));
             }
-            let scores = b.op(Op::AttentionLse(a.clone()), &[&args[..2], &further].concat());
+            let scores = b.op(Op::AttentionLse(a.without_values()), &[&args[..2], &further].concat());
             b.body[scores].origin.phase = Phase::Forward;
             let (gradient, result) = (b.cast(dz, DType::F32), b.cast(v, DType::F32));
             let product = ir::fault!("differentiate.attention.delta", gradient, b.mul(gradient, result));
-            let delta = b.sum(product, &[a.d]);
+            let delta = b.sum(product, &[a.values]);
             for (k, which) in ir::fault!(
                 "differentiate.attention.swapped",
                 [AttentionGrad::Q, AttentionGrad::V, AttentionGrad::K],

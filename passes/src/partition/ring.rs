@@ -60,7 +60,7 @@ impl Emitter<'_> {
         let sibling = |w: &Value| {
             let other = &body[*w];
             let alike = match &other.op {
-                Op::Attention(b) | Op::AttentionLse(b) => !gradient && a == b && inputs(*w) == inputs(v),
+                Op::Attention(b) | Op::AttentionLse(b) => !gradient && a.without_values() == b.without_values() && inputs(*w) == inputs(v),
                 Op::AttentionGrad(b, _) => gradient && a == b && other.args == node.args,
                 _ => false,
             };
@@ -176,8 +176,8 @@ impl Emitter<'_> {
         let q = args[0];
         let (further, travel) = self.further(&a, &args);
         // Parts are merged unrounded.
-        let out_ty = Type::new(DType::F32, self.out.body.dims_of(q));
-        let lse_ty = Type::new(DType::F32, out_ty.dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>());
+        let out_ty = Type::new(DType::F32, a.result_dims(self.out.body.dims_of(q)));
+        let lse_ty = Type::new(DType::F32, out_ty.dims.iter().copied().filter(|d| *d != a.values).collect::<Vec<_>>());
         let mut own = vec![args[1]];
         own.extend(out.map(|_| args[2]));
         let first_of_keys = own.len();
@@ -188,7 +188,7 @@ impl Emitter<'_> {
             travel.iter().zip(&block[first_of_keys..]).for_each(|(k, w)| at[*k] = ir::fault!("ring.positions.stay", at[*k], *w));
             let op = |e: &mut Self, op: Op, args: &[Value], ty: &Type| e.push(op, [args, &at].concat(), ty.clone(), ring.chunk, ring.origin, None);
             let part = out.map(|_| op(e, Op::Attention(a.clone()), &[q, block[0], block[1]], &out_ty));
-            let part_lse = op(e, Op::AttentionLse(a.clone()), &[q, block[0]], &lse_ty);
+            let part_lse = op(e, Op::AttentionLse(a.without_values()), &[q, block[0]], &lse_ty);
             sum = Some(match sum {
                 None => (part, part_lse),
                 Some(before) => e.merge(before, (part, part_lse), ring),

@@ -121,7 +121,10 @@ pub fn costs(graph: &Graph) -> Vec<u64> {
         after[v.index()] = node.origin.layer.is_some() || node.args.iter().any(|a| after[a.index()]);
         let each = match &node.op {
             Op::Dot { over, .. } => 2 * over.iter().map(size).product::<u64>(),
-            Op::Attention(a) => 4 * a.pairs(size(&a.keys)) / size(&a.keys).max(1),
+            Op::Attention(a) => {
+                let [keys, d, values] = [a.keys, a.d, a.values].map(|d| size(&d).max(1));
+                2 * a.pairs(keys) * (d + values) / (keys * values)
+            }
             _ if node.op.is_source() => 0,
             _ => 1,
         };

@@ -256,12 +256,14 @@ fn local_flops(s: &Sharded, v: Value) -> u64 {
         ir::fault!("report.line.whole", body.dims.size(d), body.dims.size(d) / parts)
     };
     let args = &body[v].args;
-    let each = 2 * body[v].op.products();
     match &body[v].op {
         Op::Dot { over, .. } => {
-            ir::fault!("report.line.product", 1, each) * s.local_elements(v) * over.iter().map(|d| local(args[0], *d)).product::<u64>()
+            ir::fault!("report.line.product", 1, 2) * s.local_elements(v) * over.iter().map(|d| local(args[0], *d)).product::<u64>()
         }
-        Op::Attention(a) | Op::AttentionGrad(a, _) => each * s.local_elements(args[0]) * local(args[1], a.keys),
+        Op::Attention(a) | Op::AttentionGrad(a, _) => {
+            let [d, values] = [a.d, a.values].map(|d| body.dims.size(d));
+            2 * body[v].op.products_of_pairs(d, values) * (s.local_elements(args[0]) / d.max(1)) * local(args[1], a.keys)
+        }
         _ => 0,
     }
 }

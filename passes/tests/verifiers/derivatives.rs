@@ -64,6 +64,7 @@ fn cases() -> Vec<Case> {
             at: I,
             keys: K,
             d: J,
+            values: J,
             scale: Real(0.7),
             scoring: if causal { Scoring::causal(window) } else { Scoring::PLAIN },
         });

@@ -138,11 +138,11 @@ impl Rule<'_> {
         };
         let [q, dq] = of(0, &[a.d]);
         let [k, dk] = of(1, &[a.keys, a.d]);
-        let [v, dv] = of(2, &[a.keys, a.d]);
+        let [v, dv] = of(2, &[a.keys, a.values]);
         let further: Vec<[Vec<f64>; 2]> = (3..self.args.len()).map(|k| of(k, &[a.keys])).collect();
-        let [n, d] = [a.keys, a.d].map(|d| body.dims.size(d) as usize);
+        let [n, d, width] = [a.keys, a.d, a.values].map(|d| body.dims.size(d) as usize);
         let count = rows.iter().map(|d| body.dims.size(*d) as usize).product::<usize>();
-        let mut out = Vec::with_capacity(count * d);
+        let mut out = Vec::with_capacity(count * width);
         let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(a, b)| a * b).sum::<f64>();
         for r in 0..count {
             let (q, dq) = (&q[r * d..][..d], &dq[r * d..][..d]);
@@ -161,11 +161,11 @@ impl Rule<'_> {
             let sum: f64 = p.iter().sum();
             p.iter_mut().for_each(|x| *x = if sum > 0.0 { *x / sum } else { 0.0 });
             let mean = dot(&p, &ds);
-            for e in 0..d {
-                out.push((0..n).map(|j| p[j] * (ds[j] - mean) * v[(r * n + j) * d + e] + p[j] * dv[(r * n + j) * d + e]).sum());
+            for e in 0..width {
+                out.push((0..n).map(|j| p[j] * (ds[j] - mean) * v[(r * n + j) * width + e] + p[j] * dv[(r * n + j) * width + e]).sum());
             }
         }
-        let dims = [&rows[..], &[a.d]].concat();
+        let dims = [&rows[..], &[a.values]].concat();
         super::small::spread(body, &dims, &out, &self.node.ty.dims)
     }
 }

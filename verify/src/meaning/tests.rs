@@ -144,7 +144,8 @@ fn forward_derivatives_of_lookups_and_attention_are_differences() {
         let args = case.params.clone();
         let mut b = case.builder();
         let positions = [b.op(Op::Iota(I), &[]), b.op(Op::Iota(K), &[])];
-        let attention = Attention { at: I, keys: K, d: J, scale: Real(0.7), scoring: if causal { Scoring::causal(window) } else { Scoring::PLAIN } };
+        let attention =
+            Attention { at: I, keys: K, d: J, values: J, scale: Real(0.7), scoring: if causal { Scoring::causal(window) } else { Scoring::PLAIN } };
         let args = if causal { [&args[..], &positions].concat() } else { args };
         let v = b.op(Op::Attention(attention), &args);
         case.check(v, "attention");

@@ -281,7 +281,8 @@ impl<'l> Stage<'_, 'l> {
         }
         let names = self.names(&pairs)?;
         let mapped = a.map_dims(&mut |d| names.iter().find(|n| n.0 == d).map_or(d, |n| n.1));
-        if mapped != *b {
+        let is_log = matches!(node.op, Op::AttentionLse(_));
+        if (if is_log { mapped.without_values() } else { mapped }) != *b {
             return Err(Invariant::RingOperands.breach(format!("{w} runs along other dims than {}", r.v)));
         }
         turn.ok_or_else(|| Invariant::RingStep.breach(BROKEN))

@@ -14,6 +14,16 @@ pub enum Of {
     Scores,
 }
 
+impl Of {
+    /// Elements of a row of the sums.
+    pub fn size(self, plan: &Plan) -> Size {
+        match self {
+            Of::Probabilities => plan.values,
+            Of::Scores => plan.d,
+        }
+    }
+}
+
 /// Tiles of one side.
 pub struct Kind<'s> {
     pub side: Side,
@@ -52,9 +62,14 @@ impl<'c> Cores<'_, 'c> {
             let sums = sums.iter().map(|(of_what, which)| (*of_what, of(*which))).filter(|(_, outputs)| !outputs.is_empty());
             Kind { side, sums: sums.collect() }
         };
-        let keys = kind(Side::Keys, &[(Of::Probabilities, AttentionGrad::V), (Of::Scores, AttentionGrad::K)]);
+        let of_keys = [(Of::Probabilities, AttentionGrad::V), (Of::Scores, AttentionGrad::K)];
+        // Sums of both would be more registers than there are.
+        let keys = match self.plan.d.padded() + self.plan.values.padded() > MOST_ELEMENTS {
+            true => of_keys.iter().map(|sum| kind(Side::Keys, &[*sum])).collect(),
+            false => vec![kind(Side::Keys, &of_keys)],
+        };
         let queries = kind(Side::Queries, &[(Of::Scores, AttentionGrad::Q)]);
-        [keys, queries].into_iter().filter(|kind| !kind.sums.is_empty()).collect()
+        keys.into_iter().chain([queries]).filter(|kind| !kind.sums.is_empty()).collect()
     }
 
     fn part<'s>(&'s self, operands: GradientOperands, kind: Kind<'s>) -> Part<'s, 'c> {
@@ -64,12 +79,15 @@ impl<'c> Cores<'_, 'c> {
             Side::Queries => ([q, dout], [k, v]),
             Side::Keys => ([k, v], [q, dout]),
         };
-        let sizes = Sizes { warps: WARPS, tall: 1, others: if plan.d == 64 { 64 } else { 32 } };
-        let (tile_bytes, block_bytes) = (sizes.own() * self.row_bytes(), sizes.others * self.row_bytes());
+        let (d, values) = (plan.d, plan.values);
+        let sizes = Sizes { warps: WARPS, tall: 1, others: if d.d.max(values.d) <= 64 { 64 } else { 32 } };
+        // Of queries or keys first, then of what has the elements of values.
+        let bytes = |rows: i64| [d, values].map(|size| rows * Self::row_bytes(size));
+        let ([tile_bytes, second_tile], [block_bytes, second_block]) = (bytes(sizes.own()), bytes(sizes.others));
         // Two numbers of each query that comes by.
-        let numbers = 2 * block_bytes;
+        let numbers = block_bytes + second_block;
         let stage_bytes = numbers + if side == Side::Keys { 8 * sizes.others } else { 0 };
-        let stages = 2 * tile_bytes;
+        let stages = tile_bytes + second_tile;
         let list = stages + 2 * stage_bytes;
         let (heads, runs_of) = (plan.sizes(kind.met(plan)), kind.heads(plan));
         let write = move |at: &At<'c>, first: Index<'c>| {
@@ -99,11 +117,13 @@ impl<'c> Cores<'_, 'c> {
                 let numbers = self.numbers_of_rows(at, &own, [lse, delta]);
                 numbers.into_iter().map(|[lse, delta]| [self.minus_log2(lse), delta]).collect::<Vec<_>>()
             });
-            let half = (sizes.tall * plan.d / 2) as usize;
-            let start = vec![b.f32(0.0); half * kind.sums.len()];
+            let halves: Vec<usize> = kind.sums.iter().map(|(of, _)| (sizes.tall * of.size(plan).padded() / 2) as usize).collect();
+            let start = vec![b.f32(0.0); halves.iter().sum()];
             let sums = self.stream(&visits, [part(stages), b.word(stage_bytes)], begin, &load, &start, &mut |visit, stage, sums| {
-                let scores = self.products(sizes, part(0), stage);
-                let dp = self.products(sizes, part(tile_bytes), self.plus(stage, block_bytes));
+                let scores = self.products(sizes, d, part(0), stage);
+                // Probabilities alone need no gradients of theirs.
+                let of_scores = kind.sums.iter().any(|(of, _)| *of == Of::Scores);
+                let dp = of_scores.then(|| self.products(sizes, values, part(tile_bytes), self.plus(stage, block_bytes))).unwrap_or_default();
                 let numbers = kept.clone().unwrap_or_else(|| self.numbers_of_columns(sizes, self.plus(stage, numbers)));
                 let here = if plan.program.grouped { of(visit) } else { at.at(b, plan, &[], b.index(0)) };
                 let (scores, slopes) = self.changed(&here, &own, visit, &scores);
@@ -121,10 +141,13 @@ impl<'c> Cores<'_, 'c> {
                     *ds = b.select(none, b.f32(0.0), ir::fault!("gpu.cores.slope", *ds, b.mul(*ds, slope)));
                 }
                 let mut sums = sums.to_vec();
-                for (sums, (of, _)) in sums.chunks_mut(half).zip(&kind.sums) {
+                let mut rest = &mut sums[..];
+                for (half, (of, _)) in halves.iter().zip(&kind.sums) {
+                    let (sums, more) = rest.split_at_mut(*half);
+                    rest = more;
                     match of {
-                        Of::Scores => self.weigh(sizes, &ds, stage, sums),
-                        Of::Probabilities => self.weigh(sizes, &p, self.plus(stage, block_bytes), sums),
+                        Of::Scores => self.weigh(sizes, d, &ds, stage, sums),
+                        Of::Probabilities => self.weigh(sizes, values, &p, self.plus(stage, block_bytes), sums),
                     }
                 }
                 sums
@@ -137,7 +160,10 @@ impl<'c> Cores<'_, 'c> {
 
     /// Stores the sums of a tile.
     pub fn store_gradients(&self, at: &At<'c>, own: &Own<'c>, kind: &Kind, sums: &[Value<'c>]) {
-        for (sums, (of, outputs)) in sums.chunks((own.sizes.tall * self.plan.d / 2) as usize).zip(&kind.sums) {
+        let mut rest = sums;
+        for (of, outputs) in &kind.sums {
+            let (sums, more) = rest.split_at((own.sizes.tall * of.size(self.plan).padded() / 2) as usize);
+            rest = more;
             let factor = match of {
                 Of::Scores => self.plan.attention.scale.0,
                 Of::Probabilities => 1.0,

@@ -11,10 +11,12 @@ impl<'c> Cores<'_, 'c> {
         let operand = |slot: usize| plan.operand(args[slot]);
         let [q, k, v] = [plan.query_rows(operand(0)?), plan.key_rows(operand(1)?), plan.key_rows(operand(2)?)];
         // Two blocks with 64 KiB each, or less, fit a multiprocessor.
-        let sizes = Sizes { warps: WARPS, tall: 2, others: if plan.d == 64 { 64 } else { 32 } };
-        let block_bytes = sizes.others * self.row_bytes();
-        let stages = sizes.own() * self.row_bytes();
-        let list = stages + 4 * block_bytes;
+        let (d, values) = (plan.d, plan.values);
+        let small = d.d.max(values.d) <= 64;
+        let sizes = Sizes { warps: WARPS, tall: if values.d <= 128 { 2 } else { 1 }, others: if small { 64 } else { 32 } };
+        let [of_keys, of_values] = [d, values].map(|size| sizes.others * Self::row_bytes(size));
+        let stages = sizes.own() * Self::row_bytes(d);
+        let list = stages + 2 * (of_keys + of_values);
         let write = move |at: &At<'c>, first: Index<'c>| {
             let b = self.b;
             let own = Own { side: Side::Queries, sizes, first };
@@ -22,21 +24,21 @@ impl<'c> Cores<'_, 'c> {
             let visits = self.visits(at, &own, 1, part(list));
             let rows = 2 * sizes.tall as usize;
             // The state of each row, then the sums of values.
-            let start = [self.nothing_seen(sizes), vec![b.f32(0.0); rows * plan.d as usize / 4]].concat();
+            let start = [self.nothing_seen(sizes), vec![b.f32(0.0); rows * values.padded() as usize / 4]].concat();
             let begin = || self.copy_rows(at, &q, first, sizes.own(), part(0));
             let load = |visit: &Visit<'c>, stage: Index<'c>| {
                 let first = b.widen(self.scaled(visit.block, sizes.others));
                 self.copy_rows(at, &k, first, sizes.others, stage);
-                self.copy_rows(at, &v, first, sizes.others, self.plus(stage, block_bytes));
+                self.copy_rows(at, &v, first, sizes.others, self.plus(stage, of_keys));
             };
-            let end = self.stream(&visits, [part(stages), b.word(2 * block_bytes)], begin, &load, &start, &mut |visit, stage, carried| {
-                let scores = self.products(sizes, part(0), stage);
+            let end = self.stream(&visits, [part(stages), b.word(of_keys + of_values)], begin, &load, &start, &mut |visit, stage, carried| {
+                let scores = self.products(sizes, d, part(0), stage);
                 let (scores, _) = self.changed(at, &own, visit, &scores);
                 let scores = self.hide(at, &own, visit, &scores, b.f32(f64::NEG_INFINITY));
                 let (state, sums) = carried.split_at(2 * rows);
                 let mut sums = sums.to_vec();
                 let (weights, state) = self.softmax(sizes, scores, state, &mut |k, factor| self.rescale(k, factor, &mut sums));
-                self.weigh(sizes, &weights, self.plus(stage, block_bytes), &mut sums);
+                self.weigh(sizes, values, &weights, self.plus(stage, of_keys), &mut sums);
                 [state, sums].concat()
             });
             self.finish(at, &own, &end);
@@ -124,7 +126,7 @@ impl<'c> Cores<'_, 'c> {
 
     /// Multiplies the sums of values of a row.
     pub(super) fn rescale(&self, row: usize, factor: Value<'c>, sums: &mut [Value<'c>]) {
-        for i in of_row(row, self.plan.d as usize / ir::fault!("gpu.cores.rescaled", 4, 2)) {
+        for i in of_row(row, self.plan.values.padded() as usize / ir::fault!("gpu.cores.rescaled", 4, 2)) {
             sums[i] = self.b.mul(sums[i], factor);
         }
     }

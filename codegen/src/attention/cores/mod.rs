@@ -1,4 +1,4 @@
-//! Attention on the tensor cores of sm_80, after FlashAttention-2 (Dao 2023): 16-bit operands, heads of 64 or 128 elements.
+//! Attention on the tensor cores of sm_80, after FlashAttention-2 (Dao 2023): 16-bit operands, heads of a multiple of 8 elements, up to 256.
 //!
 //! A block keeps a tile of rows of one side in shared memory, its own, and the other side's rows come by in blocks: while one is computed with, the next is on its
 //! way (`cp.async`). A warp has some rows of the tile. Scores, their exponentials and all sums stay in its registers: the layout of a product's
@@ -14,7 +14,7 @@ pub mod roles;
 mod visits;
 
 use super::scoring::{Applied, Operand};
-use super::{Arguments, GradientOperands, Plan, Rows};
+use super::{Arguments, GradientOperands, Plan, Rows, Size};
 use crate::abi::{Bounds, launch_of_blocks};
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;
@@ -43,6 +43,9 @@ const DEPTH: i64 = 16;
 const ELEMENT: i64 = 2;
 const UNIT: i64 = 16;
 
+/// Elements of a head at most.
+const MOST_ELEMENTS: i64 = 256;
+
 /// Rows of a side whose list of visits leaves room for the tiles in the shared memory of sm_80, 163 KiB.
 const MOST_ROWS: i64 = 1 << 19;
 
@@ -65,12 +68,15 @@ pub fn half(plan: &Plan) -> Option<Half> {
     // a dim may have any.
     let dense = |tensor: usize, unit: u64| {
         let (ty, strides) = tensors[tensor];
-        let fits = |d: &Dim, s: u64| if *d == plan.attention.d { s == 1 } else { s.is_multiple_of(unit) };
+        let fits = |d: &Dim, s: u64| if *d == plan.attention.d || *d == plan.attention.values { s == 1 } else { s.is_multiple_of(unit) };
         ty.dims.iter().zip(strides).all(|(d, s)| kernel.body.dims.size(*d) == 1 || fits(d, *s))
     };
     let inputs = factors.iter().all(|f| kernel.body[*f].ty.dtype == dtype && plan.operand(*f).is_ok_and(|t| dense(t, (UNIT / ELEMENT) as u64)));
     let mut outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)));
-    let fits = (plan.d == 64 || plan.d == 128) && plan.queries.max(plan.keys) <= MOST_ROWS && plan.attention.scale.0 > 0.0 && inputs;
+    let fits = [plan.d, plan.values].iter().all(|s| s.d % 8 == 0 && s.d <= MOST_ELEMENTS)
+        && plan.queries.max(plan.keys) <= MOST_ROWS
+        && plan.attention.scale.0 > 0.0
+        && inputs;
     (fits && outputs.all(|(i, _)| dense(kernel.inputs.len() + i, 2))).then_some(half)
 }
 
@@ -183,8 +189,8 @@ struct Own<'c> {
 
 impl<'c> Cores<'_, 'c> {
     /// Bytes from row to row in shared memory.
-    fn row_bytes(&self) -> i64 {
-        ELEMENT * self.plan.d + UNIT
+    fn row_bytes(size: Size) -> i64 {
+        ELEMENT * size.padded() + UNIT
     }
 
     fn lane(&self) -> Index<'c> {
@@ -221,15 +227,18 @@ impl<'c> Cores<'_, 'c> {
     /// Starts the copy of `count` rows, from `first` on (64 bits), into shared memory. Rows past the end become zero.
     fn copy_rows(&self, at: &At<'c>, rows: &Rows, first: Index<'c>, count: i64, to: Index<'c>) {
         let b = self.b;
-        let units = ELEMENT * self.plan.d / UNIT;
+        let (units, row_bytes) = (ELEMENT * rows.size.padded() / UNIT, Self::row_bytes(rows.size));
+        if THREADS % units != 0 || rows.size.d != rows.size.padded() {
+            return self.copy_uneven_rows(at, rows, first, count, to);
+        }
         let (row, unit) = (b.index_div(b.thread(), b.word(units)), b.index_rem(b.thread(), b.word(units)));
-        let to = b.index_add(b.index_add(to, self.scaled(row, self.row_bytes())), self.scaled(unit, UNIT));
+        let to = b.index_add(b.index_add(to, self.scaled(row, row_bytes)), self.scaled(unit, UNIT));
         let row = b.index_add(first, b.widen(row));
         let from = b.at(at.tensors[rows.tensor], b.index_mul(row, b.index(rows.bytes(rows.row_stride))));
         let from = b.index_add(b.address(from), b.widen(self.scaled(unit, UNIT)));
         let together = THREADS / units;
         for pass in 0..count / together {
-            let to = self.plus(to, pass * together * self.row_bytes());
+            let to = self.plus(to, pass * together * row_bytes);
             let from = b.index_add(from, b.index(pass * together * rows.bytes(rows.row_stride)));
             if rows.rows % count == 0 {
                 b.asm(Instruction::CopyAsync { bytes: UNIT as u32 }, &[to.into(), from.into()]);
@@ -241,24 +250,49 @@ impl<'c> Cores<'_, 'c> {
         }
     }
 
+    /// The same where threads and the units of rows do not come out even, or rows are filled up: with zeros.
+    fn copy_uneven_rows(&self, at: &At<'c>, rows: &Rows, first: Index<'c>, count: i64, to: Index<'c>) {
+        let b = self.b;
+        let (units, there) = (ELEMENT * rows.size.padded() / UNIT, ELEMENT * rows.size.d / UNIT);
+        for pass in 0..div_ceil(count * units, THREADS) {
+            let number = self.plus(b.thread(), pass * THREADS);
+            let (row, unit) = (b.index_div(number, b.word(units)), b.index_rem(number, b.word(units)));
+            let to = b.index_add(b.index_add(to, self.scaled(row, Self::row_bytes(rows.size))), self.scaled(unit, UNIT));
+            let row = b.index_add(first, b.widen(row));
+            let present = b.bits(IntBinary::And, b.less(row, b.index(rows.rows)), b.less(unit, b.word(there)));
+            // What is not copied is not read either, wherever it would be.
+            let (row, unit) = (b.least(row, b.index(rows.rows - 1)), b.choose(present, unit, b.word(0)));
+            let from = b.at(at.tensors[rows.tensor], b.index_mul(row, b.index(rows.bytes(rows.row_stride))));
+            let from = b.index_add(b.address(from), b.widen(self.scaled(unit, UNIT)));
+            let bytes = b.choose(present, b.word(UNIT), b.word(0));
+            let copy = || {
+                b.asm(Instruction::CopyAsyncFilled { bytes: UNIT as u32 }, &[to.into(), from.into(), bytes.into()]);
+            };
+            match (pass + 1) * THREADS <= count * units {
+                true => copy(),
+                false => b.if_so(b.less(number, b.word(count * units)), copy),
+            }
+        }
+    }
+
     /// The address of a unit of a row, for `ldmatrix`.
-    fn matrix(&self, tile: Index<'c>, row: Index<'c>, unit: Index<'c>) -> Index<'c> {
-        self.b.index_add(self.b.index_add(tile, self.scaled(row, self.row_bytes())), self.scaled(unit, UNIT))
+    fn matrix(&self, size: Size, tile: Index<'c>, row: Index<'c>, unit: Index<'c>) -> Index<'c> {
+        self.b.index_add(self.b.index_add(tile, self.scaled(row, Self::row_bytes(size))), self.scaled(unit, UNIT))
     }
 
     /// The products of the warp's rows of a tile with the rows of a block: for each 16 of the former and each 8 of the latter four sums.
-    fn products(&self, sizes: Sizes, own: Index<'c>, others: Index<'c>) -> Vec<Value<'c>> {
-        let b = self.b;
-        let own = b.index_add(own, self.scaled(self.warp(), sizes.of_warp() * self.row_bytes()));
+    fn products(&self, sizes: Sizes, size: Size, own: Index<'c>, others: Index<'c>) -> Vec<Value<'c>> {
+        let (b, row_bytes) = (self.b, Self::row_bytes(size));
+        let own = b.index_add(own, self.scaled(self.warp(), sizes.of_warp() * row_bytes));
         let mut sums = vec![b.f32(0.0); (sizes.of_warp() * sizes.others / LANES as i64) as usize];
         // Rows first, then units, as the first factor's words go; units first, then rows, for the second's.
-        let first = self.matrix(own, self.lane_bits(0, 4), self.lane_bits(4, 1));
+        let first = self.matrix(size, own, self.lane_bits(0, 4), self.lane_bits(4, 1));
         let second_row = b.index_add(self.lane_bits(0, 3), self.scaled(self.lane_bits(4, 1), 8));
-        let second = self.matrix(others, second_row, self.lane_bits(3, 1));
-        for step in 0..self.plan.d / DEPTH {
+        let second = self.matrix(size, others, second_row, self.lane_bits(3, 1));
+        for step in 0..size.padded() / DEPTH {
             let load = |from, rows: i64| {
                 let plain = Instruction::LoadMatrices { transposed: false };
-                let at = |i: i64| self.plus(from, 16 * i * self.row_bytes() + 2 * UNIT * step);
+                let at = |i: i64| self.plus(from, 16 * i * row_bytes + 2 * UNIT * step);
                 (0..rows / 16).map(|i| b.asm(plain, &[at(i).into()])).collect::<Vec<_>>()
             };
             let (rows, columns) = (load(first, sizes.of_warp()), load(second, sizes.others).concat());
@@ -277,20 +311,20 @@ impl<'c> Cores<'_, 'c> {
 
     /// Adds the rows of a block to the sums of each of the warp's rows, times its weights for them, which are rounded to 16 bits: those are laid
     /// out as `products` gives them.
-    fn weigh(&self, sizes: Sizes, weights: &[Value<'c>], others: Index<'c>, sums: &mut [Value<'c>]) {
+    fn weigh(&self, sizes: Sizes, size: Size, weights: &[Value<'c>], others: Index<'c>, sums: &mut [Value<'c>]) {
         let b = self.b;
         let across = (sizes.others / COLUMNS * 4) as usize;
-        let first = self.matrix(others, self.lane_bits(0, 4), self.lane_bits(4, 1));
+        let first = self.matrix(size, others, self.lane_bits(0, 4), self.lane_bits(4, 1));
         for step in 0..sizes.others / DEPTH {
             let row = |weights: &[Value<'c>]| {
                 let two_tiles = &weights[(8 * step) as usize..][..8];
                 two_tiles.chunks_exact(2).map(|pair| b.half_pair(self.half, [pair[0], pair[1]])).collect::<Vec<_>>()
             };
             let rows: Vec<_> = weights.chunks_exact(across).map(row).collect();
-            for pair in 0..self.plan.d / 16 {
-                let from = self.plus(first, DEPTH * step * self.row_bytes() + 2 * UNIT * pair);
+            for pair in 0..size.padded() / 16 {
+                let from = self.plus(first, DEPTH * step * Self::row_bytes(size) + 2 * UNIT * pair);
                 let columns = b.asm(Instruction::LoadMatrices { transposed: true }, &[from.into()]);
-                for (sums, row) in sums.chunks_exact_mut((self.plan.d / 2) as usize).zip(&rows) {
+                for (sums, row) in sums.chunks_exact_mut((size.padded() / 2) as usize).zip(&rows) {
                     self.multiply(&mut sums[(8 * pair) as usize..][..8], std::slice::from_ref(row), &columns);
                 }
             }
@@ -355,10 +389,11 @@ impl<'c> Cores<'_, 'c> {
         let b = self.b;
         let dtype = self.plan.kernel.body[output.value].ty.dtype;
         let lane = pointwise::stored(dtype);
+        let size = self.plan.columns_of(tensor).1;
         self.each_row(at, own, tensor, &|k, start| {
             let start = b.at(start, b.widen(self.scaled(self.column(0), lane.bytes())));
-            let of_tall = &sums[k / 2 * (self.plan.d / COLUMNS * 4) as usize..];
-            for (n, sums) in (0..self.plan.d / COLUMNS).zip(of_tall.chunks_exact(4)) {
+            let of_tall = &sums[k / 2 * (size.padded() / COLUMNS * 4) as usize..];
+            for (n, sums) in (0..size.d / COLUMNS).zip(of_tall.chunks_exact(4)) {
                 let place = b.at_const(start, n * COLUMNS * lane.bytes());
                 let pair = [0, 1].map(|e| b.mul(sums[2 * (k % 2) + e], factors[k]));
                 if output.accumulate {

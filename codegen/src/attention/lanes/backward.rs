@@ -43,7 +43,7 @@ impl<'c> Lanes<'_, 'c> {
 
     fn queries<'s>(&'s self, operands: GradientOperands, outputs: Vec<(usize, &'s Output)>) -> Part<'s, 'c> {
         let plan = self.plan;
-        let rows = self.rows_of_tile(1);
+        let rows = self.rows_of_tile(Self::columns(plan.d));
         let write = move |at: &At<'c>, first| {
             let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, operands);
             let own = self.own(at, Side::Queries, first, rows);
@@ -53,7 +53,7 @@ impl<'c> Lanes<'_, 'c> {
                 .iter()
                 .map(|n| [lse, delta].map(|t| b.load_splat(b.at(at.tensors[t], b.index_mul(*n, b.index(self.step(t)))), Lane::F32)))
                 .collect();
-            let start = vec![b.f32(0.0); own.numbers.len() * self.columns()];
+            let start = vec![b.f32(0.0); own.numbers.len() * Self::columns(plan.d)];
             let sums = self.meet(at, &own, &start, &mut |others, sums| {
                 let scores = self.products(at, (&q, &queries), &k, others);
                 let dp = self.products(at, (&dout, &gradients), &v, others);
@@ -72,13 +72,13 @@ impl<'c> Lanes<'_, 'c> {
 
     fn keys<'s>(&'s self, operands: GradientOperands, outputs: [Vec<(usize, &'s Output)>; 2]) -> Part<'s, 'c> {
         let plan = self.plan;
-        let rows = self.rows_of_tile(2);
+        let rows = self.rows_of_tile(Self::columns(plan.d) + Self::columns(plan.values));
         let write = move |at: &At<'c>, first| {
             let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, operands);
             let own = self.own(at, Side::Keys, first, rows);
             let [keys, values] = [k, v].map(|rows| self.starts(at, &rows, &own));
-            let half = own.numbers.len() * self.columns();
-            let start = vec![b.f32(0.0); 2 * half];
+            let [first_half, second_half] = [plan.d, plan.values].map(|size| own.numbers.len() * Self::columns(size));
+            let start = vec![b.f32(0.0); first_half + second_half];
             let sums = b.repeat(b.index(0), b.index(plan.sizes(&plan.group)), 1, &start, &mut |member, sums| {
                 let at = at.at(b, plan, &plan.group, member);
                 // Numbers of keys may be others for each head of queries.
@@ -90,13 +90,13 @@ impl<'c> Lanes<'_, 'c> {
                     let rows = scores.into_iter().zip(dp).enumerate();
                     let (p, ds): (Vec<_>, Vec<_>) =
                         rows.map(|(row, (s, dp))| self.slopes(&|x| self.scored(&at, &own, row, others, x), [s, dp], numbers).into()).unzip();
-                    let (dk, dv) = sums.split_at(half);
+                    let (dk, dv) = sums.split_at(first_half);
                     let dk = if outputs[0].is_empty() { dk.to_vec() } else { self.weigh(&at, &ds, &q, others, dk) };
                     let dv = if outputs[1].is_empty() { dv.to_vec() } else { self.weigh(&at, &p, &dout, others, dv) };
                     [dk, dv].concat()
                 })
             });
-            for (outputs, sums) in outputs.iter().zip(sums.chunks(half)) {
+            for (outputs, sums) in outputs.iter().zip(<[_; 2]>::from(sums.split_at(first_half))) {
                 for output in outputs {
                     self.store_sums(at, &own, *output, sums);
                 }

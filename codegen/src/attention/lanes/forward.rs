@@ -13,12 +13,13 @@ impl<'c> Lanes<'_, 'c> {
         // The logarithm alone has no values.
         let values = results.first().map(|(_, o)| plan.operand(plan.kernel.body[o.value].args[2])).transpose()?.map(|v| plan.key_rows(v));
         let (q, k) = (plan.query_rows(plan.operand(args[0])?), plan.key_rows(plan.operand(args[1])?));
-        let rows = self.rows_of_tile(i64::from(values.is_some()));
+        let wide = if values.is_some() { Self::columns(plan.values) } else { 0 };
+        let rows = self.rows_of_tile(wide);
         let write = move |at: &At<'c>, first| {
             let b = self.b;
             let own = self.own(at, Side::Queries, first, rows);
             let starts = self.starts(at, &q, &own);
-            let (kept, wide) = (own.numbers.len(), if values.is_some() { self.columns() } else { 0 });
+            let kept = own.numbers.len();
             // The greatest score of each query so far, its lanes' shares of the sum of exponentials relative to it, and the sums of values.
             let start = [vec![b.f32(HIDDEN); kept], vec![b.f32(0.0); kept + kept * wide]].concat();
             let end = self.meet(at, &own, &start, &mut |others, carried| {

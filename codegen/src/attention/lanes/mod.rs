@@ -9,7 +9,7 @@ mod forward;
 
 use super::scoring::{Applied, Operand};
 use super::tiles::{Stored, across, load_strided, store_column, vector_columns};
-use super::{Arguments, GradientOperands, Plan, Rows};
+use super::{Arguments, GradientOperands, Plan, Rows, Size};
 use crate::build::simt::{LANES, Simt};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
@@ -129,15 +129,15 @@ struct Lanes<'a, 'c> {
 }
 
 impl<'c> Lanes<'_, 'c> {
-    /// Rows that a warp keeps with so many sums over each.
-    fn rows_of_tile(&self, sums: i64) -> i64 {
-        let fit = SUMS / (sums * self.columns() as i64).max(1);
+    /// Rows that a warp keeps with so many vectors of sums for each.
+    fn rows_of_tile(&self, sums: usize) -> i64 {
+        let fit = SUMS / (sums as i64).max(1);
         if fit >= ROWS { ROWS } else { fit.max(1) }
     }
 
     /// Vectors of a row.
-    fn columns(&self) -> usize {
-        self.plan.width as usize / LANES
+    fn columns(size: Size) -> usize {
+        size.width as usize / LANES
     }
 
     fn dim(&self, side: Side) -> Dim {
@@ -248,11 +248,12 @@ impl<'c> Lanes<'_, 'c> {
 
     /// The products of each row of the tile with the lanes' rows.
     fn products(&self, at: &At<'c>, mine: (&Rows, &[PointerValue<'c>]), theirs: &Rows, others: &Others<'c>) -> Vec<Value<'c>> {
-        let (b, plan, (rows, starts)) = (self.b, self.plan, mine);
-        let unroll = if plan.d % 4 == 0 { 4 } else { 1 };
+        let (b, (rows, starts)) = (self.b, mine);
+        let d = rows.size.d;
+        let unroll = if d % 4 == 0 { 4 } else { 1 };
         let column = |rows: &Rows, from, e| b.at(from, b.index_mul(e, b.index(rows.bytes(rows.column_stride))));
         let zeros = vec![b.f32(0.0); starts.len()];
-        b.repeat(b.index(0), b.index(plan.d), unroll, &zeros, &mut |e, sums| {
+        b.repeat(b.index(0), b.index(d), unroll, &zeros, &mut |e, sums| {
             let mut sums = sums.to_vec();
             for u in 0..unroll {
                 let e = b.index_add(e, b.index(u));
@@ -272,7 +273,7 @@ impl<'c> Lanes<'_, 'c> {
         b.repeat(b.index(0), others.count, 1, sums, &mut |lane, sums| {
             let row = b.at(at.tensors[theirs.tensor], b.index_mul(b.index_add(others.first, lane), row_bytes));
             let weights: Vec<_> = weights.iter().map(|w| b.broadcast(*w, lane)).collect();
-            let elements: Vec<_> = vector_columns(b, self.plan)
+            let elements: Vec<_> = vector_columns(b, theirs.size)
                 .iter()
                 .map(|c| load_strided(b, b.at_const(row, theirs.bytes(c.first * theirs.column_stride)), theirs.column_stride, theirs.lane, c.mask))
                 .collect();
@@ -307,9 +308,10 @@ impl<'c> Lanes<'_, 'c> {
     fn store_sums(&self, at: &At<'c>, own: &Own<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>]) {
         let b = self.b;
         let dtype = self.plan.kernel.body[output.value].ty.dtype;
-        let stored = Stored { dtype, stride: self.plan.stride(tensor, self.plan.attention.d), accumulate: output.accumulate };
+        let (columns, size) = self.plan.columns_of(tensor);
+        let stored = Stored { dtype, stride: self.plan.stride(tensor, columns), size, accumulate: output.accumulate };
         self.store_rows(at, own, tensor, &|row, place| {
-            for (column, sum) in vector_columns(b, self.plan).iter().zip(&sums[row * self.columns()..]) {
+            for (column, sum) in vector_columns(b, size).iter().zip(&sums[row * Self::columns(size)..]) {
                 store_column(b, place, column, stored, *sum);
             }
         });

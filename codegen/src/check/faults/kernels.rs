@@ -307,7 +307,8 @@ fn attention(heads: Heads, backward: bool) -> Kernel {
     let mut m = Make::default();
     let [b, kv, group, d, at, keys] =
         m.dims([("b", 2), ("kv", 2), ("group", heads.group), ("d", heads.d), ("at", heads.queries), ("keys", heads.keys)]);
-    let a = Attention { at, keys, d, scale: Real(0.3), scoring: if heads.causal { Scoring::causal(heads.window) } else { Scoring::PLAIN } };
+    let a =
+        Attention { at, keys, d, values: d, scale: Real(0.3), scoring: if heads.causal { Scoring::causal(heads.window) } else { Scoring::PLAIN } };
     let (of_q, of_k) = ([b, at, kv, group, d], [b, keys, kv, d]);
     let (q, k, v) = (m.input(heads.dtype, &of_q), m.input(heads.dtype, &of_k), m.input(heads.dtype, &of_k));
     let rows = backward.then(|| ([(); 2].map(|()| m.input(F32, &of_q[..4])), m.input(heads.dtype, &of_q)));

@@ -65,7 +65,7 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Resul
             kinds: &kinds,
             copiers: &copiers,
             multipliers: &multipliers,
-            matrices: Matrices { b, half, d: plan.d },
+            matrices: Matrices { b, half, d: plan.d.d },
             own: stages(places.barriers, 1),
             blocks: stages(places.barriers + Stages::bytes(1), places.stages),
             places,
@@ -114,7 +114,7 @@ struct Places {
 impl Places {
     /// With as many stages as fit before a list that begins there at the latest.
     fn new(plan: &Plan, last_list: i64) -> Places {
-        let row = ELEMENT * plan.d;
+        let row = ELEMENT * plan.d.d;
         let (own_bytes, block_bytes, number_bytes) = (SIZES.own() * row, SIZES.others * row, Lane::F32.bytes() * SIZES.others);
         let at = |stages: i64| {
             let blocks = 2 * own_bytes;
@@ -231,7 +231,7 @@ impl<'a, 'c> Roles<'a, 'c> {
             Side::Keys => ([1, 2], [0, 3]),
         };
         let fill = |maps: [usize; 2], heads: &Heads<'c>, first: Index<'c>, to: [Index<'c>; 2], rows: i64, full: Index<'c>| {
-            b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(2 * rows * ELEMENT * plan.d).into()]);
+            b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(2 * rows * ELEMENT * plan.d.d).into()]);
             for (map, to) in maps.into_iter().zip(to) {
                 self.form.maps[map].copy(self.copiers, self.given.maps[map], heads, [first, to], rows, full);
             }
@@ -327,7 +327,7 @@ impl<'a, 'c> Roles<'a, 'c> {
                 numbers.into_iter().map(|numbers| self.starts(numbers)).collect()
             });
             let meeting = Meeting { roles: self, kind, tile: &tile, mine, kept, blocks };
-            let start = vec![b.f32(0.0); kind.sums.len() * plan.d as usize / 2];
+            let start = vec![b.f32(0.0); kind.sums.len() * plan.d.d as usize / 2];
             b.if_so(b.less(b.word(0), count), || meeting.ready());
             let sums = b.loop_over([b.word(0), count, b.word(1)], &start, &mut |i, sums| {
                 b.asm(Instruction::LeaveRolled, &[]);

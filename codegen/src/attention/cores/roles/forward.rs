@@ -22,7 +22,7 @@ impl Form {
         let node = kernel.outputs.iter().map(|o| &kernel.body[o.value]).find(|node| matches!(node.op, Op::Attention(_)))?;
         let map = |slot: usize, side: Side, rows| Map::new(plan, plan.operand(node.args[slot]).ok()?, side, rows);
         let keys = |slot: usize| map(slot, Side::Keys, SIZES.others);
-        Some(Form { maps: [map(0, Side::Queries, SIZES.own())?, keys(1)?, keys(2)?], stages: if plan.d == 64 { 8 } else { 5 } })
+        Some(Form { maps: [map(0, Side::Queries, SIZES.own())?, keys(1)?, keys(2)?], stages: if plan.d.d == 64 { 8 } else { 5 } })
     }
 }
 
@@ -61,7 +61,7 @@ struct Roles<'a, 'c> {
 impl<'a, 'c> Roles<'a, 'c> {
     fn new(b: &'a Simt<'c>, plan: &'a Plan<'a>, half: Half, form: &'a Form, given: &'a Given<'c>) -> Self {
         let cores = |team| Cores { b, plan, half, team };
-        let barriers = SIZES.own() * ELEMENT * plan.d + form.stages * SIZES.others * ELEMENT * plan.d;
+        let barriers = SIZES.own() * ELEMENT * plan.d.d + form.stages * SIZES.others * ELEMENT * plan.d.d;
         let at = |offset: i64| b.index_add(b.shared(), b.word(offset));
         Roles {
             form,
@@ -69,7 +69,7 @@ impl<'a, 'c> Roles<'a, 'c> {
             arguments: arguments(b, plan.kernel, given),
             copiers: cores(COPIERS),
             multipliers: cores(MULTIPLIERS),
-            matrices: Matrices { b, half, d: plan.d },
+            matrices: Matrices { b, half, d: plan.d.d },
             queries: Stages::new(b, at(barriers), 1),
             blocks: Stages::new(b, at(barriers + Stages::bytes(1)), form.stages),
         }
@@ -85,7 +85,7 @@ impl<'a, 'c> Roles<'a, 'c> {
 
     /// Bytes of a stage of queries, of keys or of values.
     fn stage_bytes(&self, rows: i64) -> i64 {
-        rows * ELEMENT * self.plan().d
+        rows * ELEMENT * self.plan().d.d
     }
 
     /// The address at so many bytes of shared memory.
@@ -206,7 +206,7 @@ impl<'a, 'c> Roles<'a, 'c> {
                 let (weights, state) = cores.softmax(SIZES, scores, state, &mut |row, factor| factors[row] = factor);
                 (weights, state, factors)
             };
-            let none = vec![b.f32(0.0); plan.d as usize / 2];
+            let none = vec![b.f32(0.0); plan.d.d as usize / 2];
             let start = [cores.nothing_seen(SIZES), none.clone()].concat();
             let some = b.less(b.word(0), count);
             b.if_so(b.equal(count, b.word(0)), || release(b, self.queries.empty(slot)));
@@ -220,7 +220,7 @@ impl<'a, 'c> Roles<'a, 'c> {
                 let (weights, state, _) = weigh(&first, &scores, &start[..2 * rows]);
                 self.ready(blocks);
                 let carried = [state, none, matrices.halves(&weights)].concat();
-                let (state, sums) = (2 * rows, 2 * rows + plan.d as usize / 2);
+                let (state, sums) = (2 * rows, 2 * rows + plan.d.d as usize / 2);
                 let end = b.loop_over([b.word(1), count, b.word(1)], &carried, &mut |i, carried| {
                     b.asm(Instruction::LeaveRolled, &[]);
                     let before = matrices.fence(&carried[state..sums]);

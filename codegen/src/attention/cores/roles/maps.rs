@@ -36,7 +36,7 @@ impl Map {
         let heads = merge(&kernel.body.dims, &heads, &[(ty, strides)]);
         let along = heads.into_iter().map(|axis| (Along { size: axis.size, stride: axis.strides[0], extent: 1 }, Direction::Heads(axis.dims)));
         let of_rows = (Along { size, stride: plan.stride(tensor, dim), extent: rows }, Direction::Rows);
-        let (map, directions) = maps::map(kernel, tensor, plan.d, std::iter::once(of_rows).chain(along).collect())?;
+        let (map, directions) = maps::map(kernel, tensor, plan.d.d, std::iter::once(of_rows).chain(along).collect())?;
         Some(Map { map, directions, rows })
     }
 
@@ -54,7 +54,7 @@ impl Map {
                 Direction::Heads(dims) => number(dims),
             });
             let mut coordinates: Vec<Index<'c>> = std::iter::once(b.word(0)).chain(others).collect();
-            for part in 0..plan.d / LINE_ELEMENTS {
+            for part in 0..plan.d.d / LINE_ELEMENTS {
                 coordinates[0] = b.word(part * LINE_ELEMENTS);
                 let to = b.index_add(to, b.word((part * count + done) * LINE));
                 maps::copy_box(b, map, &coordinates, [to, full]);

@@ -53,7 +53,7 @@ impl<'c> Meeting<'_, '_, 'c> {
         };
         let weights: Vec<_> = self.kind.sums.iter().map(|(of, _)| words(*of)).collect();
         let sums = matrices.fence(sums);
-        let each = sums.chunks(cores.plan.d as usize / 2).zip(weights);
+        let each = sums.chunks(cores.plan.d.d as usize / 2).zip(weights);
         let sums: Vec<_> = each.flat_map(|(sums, (words, rows))| matrices.weigh(&words, rows, sums)).collect();
         matrices.commit();
         let sums = matrices.wait(0, &sums);
