@@ -32,6 +32,8 @@ pub enum Draw {
     Positions {
         least: u64,
     },
+    /// Along the last dim numbers that do not fall, each for some in a row.
+    Documents,
     /// Ends of experts' rows along this dim, of so many rows.
     Ends {
         experts: Dim,
@@ -140,6 +142,9 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
                 for (least, k) in (0..).zip(a.scoring.ordered().into_iter().flatten()) {
                     wanted[further[k].index()].whole = Some(Draw::Positions { least });
                 }
+                for k in a.scoring.compared().into_iter().flatten() {
+                    wanted[further[k].index()].whole.get_or_insert(Draw::Documents);
+                }
             }
             Op::Binary(_) | Op::Add | Op::Select | Op::Cast | Op::Expand | Op::StopGradient => {
                 if let Some(end) = of.below {
@@ -177,6 +182,8 @@ const LEAST: f64 = 1.0 / 32.0;
 
 /// How much larger the elements of some stretches are: so much that of a softmax's greatest scores some are greater by 32 powers of 2 than those before.
 const STEEP: f64 = 48.0;
+/// Places of a document.
+const RUN: u64 = 40;
 /// Bytes of a stretch.
 const STRETCH: u64 = 512;
 
@@ -215,6 +222,7 @@ pub fn one_int(draw: Draw, bits: u64) -> i64 {
 pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> i64 {
     match draw {
         Draw::Positions { least } => at.iter().sum::<u64>().max(least) as i64,
+        Draw::Documents => at.last().map_or(0, |i| i / RUN) as i64,
         // Of some indices the last is none.
         Draw::Below { first: 0, .. } if dims.elements(of) >= SOME && at.iter().zip(of).all(|(i, d)| i + 1 == dims.size(*d)) => -1,
         Draw::Ends { experts, rows } => {

@@ -313,6 +313,16 @@ impl Scoring {
         })
     }
 
+    /// Pairs of operands, by their numbers from 0, of integers of which a condition says that they are equal.
+    pub fn compared(&self) -> Vec<[usize; 2]> {
+        let equal = |at: u32| {
+            let step = &self.steps[at as usize];
+            let ints = step.args.iter().all(|a| self.steps[*a as usize].dtype == DType::I32);
+            (step.op == Op::Compare(Compare::Eq) && ints).then_some([self.operand(step.args[0])?, self.operand(step.args[1])?])
+        };
+        self.conditions().into_iter().filter_map(equal).collect()
+    }
+
     /// The number that the difference of these two operands has to stay below, by a condition.
     pub fn window(&self, [first, second]: [usize; 2]) -> Option<u64> {
         self.conditions().into_iter().find_map(|at| {

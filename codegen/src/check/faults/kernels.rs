@@ -297,30 +297,67 @@ struct Heads {
     queries: u64,
     keys: u64,
     d: u64,
+    /// Elements of a head of values, if they are others.
+    values: Option<u64>,
     causal: bool,
     window: Option<u32>,
+    /// Whether keys of other documents are hidden, and whether scores get a soft cap and a bias of their key.
+    documents: bool,
+    changed: bool,
 }
 
-const HEADS: Heads = Heads { dtype: F32, group: 1, queries: 50, keys: 50, d: 16, causal: true, window: None };
+const HEADS: Heads =
+    Heads { dtype: F32, group: 1, queries: 50, keys: 50, d: 16, values: None, causal: true, window: None, documents: false, changed: false };
+
+/// The program of scores, and the operands that it has beside the positions.
+fn scoring(heads: Heads, [b, at, keys]: [Dim; 3]) -> (Scoring, Vec<(DType, Vec<Dim>)>) {
+    let mut s = if heads.causal { Scoring::causal(heads.window) } else { Scoring::PLAIN };
+    let mut operands = if heads.causal { [at, keys].map(|d| (DType::I32, vec![d])).to_vec() } else { vec![] };
+    let operand = |s: &mut Scoring, operands: &mut Vec<_>, dtype: DType, dims: &[Dim]| {
+        operands.push((dtype, dims.to_vec()));
+        s.step(Op::Input(operands.len() as u32), dtype, &[])
+    };
+    if heads.documents {
+        let [q, k] = [at, keys].map(|d| operand(&mut s, &mut operands, DType::I32, &[b, d]));
+        let same = s.step(Op::Compare(Compare::Eq), DType::Bool, &[q, k]);
+        s.seen = Some(s.seen.map_or(same, |seen| s.step(Op::Binary(Binary::And), DType::Bool, &[seen, same])));
+    }
+    if heads.changed {
+        let score = s.step(Op::Input(0), F32, &[]);
+        let cap = s.step(Op::Const(Real(0.5)), F32, &[]);
+        let part = s.step(Op::Binary(Binary::Div), F32, &[score, cap]);
+        let bent = s.step(Op::Unary(Unary::Tanh), F32, &[part]);
+        let bias = operand(&mut s, &mut operands, F32, &[b, keys]);
+        s.score = Some(s.step(Op::Add, F32, &[bent, bias]));
+    }
+    (s, operands)
+}
 
 fn attention(heads: Heads, backward: bool) -> Kernel {
     let mut m = Make::default();
     let [b, kv, group, d, at, keys] =
         m.dims([("b", 2), ("kv", 2), ("group", heads.group), ("d", heads.d), ("at", heads.queries), ("keys", heads.keys)]);
-    let a =
-        Attention { at, keys, d, values: d, scale: Real(0.3), scoring: if heads.causal { Scoring::causal(heads.window) } else { Scoring::PLAIN } };
+    let values = heads.values.map_or(d, |size| m.dim("values", size));
+    let (scoring, operands) = scoring(heads, [b, at, keys]);
+    let a = Attention { at, keys, d, values, scale: Real(0.3), scoring };
     let (of_q, of_k) = ([b, at, kv, group, d], [b, keys, kv, d]);
-    let (q, k, v) = (m.input(heads.dtype, &of_q), m.input(heads.dtype, &of_k), m.input(heads.dtype, &of_k));
-    let rows = backward.then(|| ([(); 2].map(|()| m.input(F32, &of_q[..4])), m.input(heads.dtype, &of_q)));
-    let positions: Vec<Value> = if heads.causal { [at, keys].map(|d| m.input(DType::I32, &[d])).to_vec() } else { vec![] };
+    let (of_out, of_v) = ([b, at, kv, group, values], [b, keys, kv, values]);
+    let (q, k, v) = (m.input(heads.dtype, &of_q), m.input(heads.dtype, &of_k), m.input(heads.dtype, &of_v));
+    let rows = backward.then(|| ([(); 2].map(|()| m.input(F32, &of_q[..4])), m.input(heads.dtype, &of_out)));
+    let further: Vec<Value> = operands.iter().map(|(dtype, dims)| m.input(*dtype, dims)).collect();
     let Some(([lse, delta], dout)) = rows else {
-        let out = m.op(Op::Attention(a.clone()), &[&[q, k, v], &positions[..]].concat());
-        let lse = m.op(Op::AttentionLse(a), &[&[q, k], &positions[..]].concat());
+        let out = m.op(Op::Attention(a.clone()), &[&[q, k, v], &further[..]].concat());
+        let lse = m.op(Op::AttentionLse(a.without_values()), &[&[q, k], &further[..]].concat());
         return m.kernel(Family::Attention, &[out, lse]);
     };
-    let args = [&[q, k, v, lse, delta, dout], &positions[..]].concat();
+    let args = [&[q, k, v, lse, delta, dout], &further[..]].concat();
     let outputs = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].map(|which| {
-        let ty = m.body[if which == AttentionGrad::Q { q } else { k }].ty.clone();
+        let of = match which {
+            AttentionGrad::Q => q,
+            AttentionGrad::K => k,
+            AttentionGrad::V => v,
+        };
+        let ty = m.body[of].ty.clone();
         m.op_as(Op::AttentionGrad(a.clone(), which), &args, ty)
     });
     m.kernel(Family::AttentionGrad, &outputs)
@@ -332,6 +369,8 @@ pub fn cases() -> Vec<Case> {
     let group = Heads { group: 2, ..HEADS };
     let long = Heads { queries: 150, keys: 300, d: 20, causal: false, ..HEADS };
     let near = Heads { queries: 200, keys: 200, window: Some(40), ..HEADS };
+    let packed = Heads { queries: 150, keys: 150, documents: true, ..HEADS };
+    let changed = Heads { changed: true, values: Some(20), ..HEADS };
     let half = Heads { dtype: BF16, queries: 150, keys: 150, d: 64, ..HEADS };
     let cpu = [
         ("softmax", softmax(F32, [9, 70])),
@@ -382,6 +421,10 @@ pub fn cases() -> Vec<Case> {
         ("attention without a mask", attention(long, false)),
         ("attention in a window", attention(near, false)),
         ("attention in bf16", attention(half, false)),
+        ("attention in documents", attention(packed, false)),
+        ("attention with changed scores", attention(changed, false)),
+        ("gradients in documents", attention(packed, true)),
+        ("gradients with changed scores", attention(changed, true)),
         ("gradients of attention", attention(HEADS, true)),
         ("gradients of groups", attention(group, true)),
         ("gradients without a mask", attention(long, true)),
@@ -406,6 +449,10 @@ pub fn cases() -> Vec<Case> {
         ("sm_80", "gradients", attention(Heads { queries: 40, keys: 40, ..group }, true)),
         ("sm_80", "attention in bf16", attention(Heads { queries: 150, keys: 150, window: Some(80), ..half }, false)),
         ("sm_80", "gradients in bf16", attention(Heads { queries: 90, keys: 90, ..half }, true)),
+        ("sm_80", "attention in documents in bf16", attention(Heads { documents: true, ..half }, false)),
+        ("sm_80", "gradients of heads of 72 in bf16", attention(Heads { queries: 90, keys: 90, d: 72, values: Some(104), ..half }, true)),
+        ("sm_80", "attention with changed scores in bf16", attention(Heads { changed: true, d: 80, ..half }, false)),
+        ("sm_80", "gradients with changed scores in bf16", attention(Heads { changed: true, queries: 90, keys: 90, ..half }, true)),
         ("sm_90a", "product in bf16", gemm(BF16, [200, 136, 136], Stored::Plain, None)),
         ("sm_90a", "attention in bf16", attention(Heads { queries: 150, keys: 150, ..half }, false)),
         ("sm_90a", "gradients in bf16", attention(Heads { queries: 150, keys: 150, ..half }, true)),
