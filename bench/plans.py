@@ -1,0 +1,55 @@
+"""What models are planned to take, packed and not: `python3 -m bench.plans > docs/benchmarks/plans.md`.
+
+Compiles without making code for the host; the bytes are those that mcc prints, and allocates.
+"""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MCC = ROOT / "target/release/mcc"
+LLAMA = "-D hidden=4096 -D heads=32 -D kv_heads=8 -D ffn=14336 -D layers=32 -D vocab=128256 -D seq=8192"
+DEEPSEEK = "-D layers=4 -D seq=4096 -D vocab=8192"
+MESHES = [
+    ("one rank", ""),
+    ("--tp 8 --sp", "--tp 8 --sp"),
+    *[(f"--tp 2 --cp 4 --cp-comm-type {how}", f"--tp 2 --cp 4 --cp-comm-type {how}") for how in ["p2p", "all_gather", "a2a", "a2a+p2p"]],
+]
+
+
+def plan(model: str, flags: str) -> tuple[str, float]:
+    """The line of memory of a compile, and its total in GiB."""
+    with tempfile.TemporaryDirectory() as out:
+        words = [MCC, "compile", ROOT / "models" / f"{model}.mdl", *flags.split(), "--target", "sm_90a", "--dtype", "bf16"]
+        batch = ["--micro-batch-size", "1", "--global-batch-size", "8", "--emit", "program", "-o", f"{out}/a.mcc"]
+        ran = subprocess.run([*words, *batch], check=True, capture_output=True, text=True)
+    line = next(line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("memory"))
+    number, unit = re.search(r"([\d.]+) (MiB|GiB|TiB)", line).groups()
+    return line, float(number) * {"MiB": 1 / 1024, "GiB": 1, "TiB": 1024}[unit]
+
+
+def activations(line: str) -> str:
+    return re.search(r"activations ([\d.]+ \w+)", line).group(1)
+
+
+def main() -> None:
+    print("# Plans\n")
+    print("What a rank takes, by `python3 -m bench.plans`: bf16 for sm_90a, one sequence a microbatch, eight a step.\n")
+    print("## Llama-3 8B at 8,192 tokens, plain and packed\n")
+    print("`-D packed=true` keeps attention within documents and counts positions from their starts.\n")
+    print("| mesh | plain | packed | of it activations | packed / plain |\n|---|---|---|---|---|")
+    for name, flags in MESHES:
+        (_, plain), (line, packed) = plan("llama", f"{LLAMA} {flags}"), plan("llama", f"{LLAMA} -D packed=true {flags}")
+        print(f"| {name} | {plain:.2f} GiB | {packed:.2f} GiB | {activations(line)} | {packed / plain:.3f} |")
+    print("\n## Four layers of DeepSeek-V3 at 4,096 tokens\n")
+    print("Keys of 192 elements a head, values of 128; no matrix of scores is stored.\n")
+    print("| mesh | a rank | of it activations |\n|---|---|---|")
+    for name, flags in [("--ep 8 --dp 8", "--ep 8 --dp 8"), ("--tp 8 --sp --ep 8 --dp 8", "--tp 8 --sp --ep 8 --dp 8")]:
+        line, total = plan("deepseek_v3", f"{DEEPSEEK} {flags}")
+        print(f"| {name} | {total:.2f} GiB | {activations(line)} |")
+
+
+if __name__ == "__main__":
+    main()
