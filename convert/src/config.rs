@@ -1,6 +1,7 @@
 //! A Hugging Face config by the table of its family: settings of the model text, refusals, warnings.
 
 use crate::family::{FAMILIES, Family, Kind, Missing, Plain, Role, Rope};
+use crate::layer_types;
 use serde_json::{Map, Value};
 
 pub type Config = Map<String, Value>;
@@ -75,6 +76,7 @@ impl<'a> Reader<'a> {
                 (None, Missing::Default) => {}
                 (None, Missing::Value(text)) => self.settings.push((setting, text.into())),
                 (None, Missing::Absent(text)) => self.settings.extend(value.is_none().then(|| (setting, text.into()))),
+                (None, Missing::Either { absent, null }) => self.settings.push((setting, if value.is_none() { absent } else { null }.into())),
             },
             Role::Must(allowed) => {
                 if let Some(value) = value.filter(|v| !allowed.iter().any(|a| a.is(v))) {
@@ -88,6 +90,10 @@ impl<'a> Reader<'a> {
                     self.errors.push(format!("{name} = {value} is not supported, only lists of \"{only}\""));
                 }
             }
+            Role::FullEvery(setting, usual) => match layer_types::full_every(self.config, name, usual) {
+                Ok(n) => self.settings.push((setting, n.to_string())),
+                Err(what) => self.errors.push(what),
+            },
             Role::As(other) => {
                 let followed = self.config.get(other);
                 if let (Some(value), Some(followed)) = (value, followed)
@@ -223,16 +229,28 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
     let changed = |name: &str| get(now, name).filter(|value| get(then, name).is_none_or(|old| !same(&old, value)));
     let json = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::String(text.into()));
     for field in family.fields() {
-        let (setting, kind) = match field.role {
-            Role::Setting { name, kind, .. } => (name, kind),
+        let (setting, kind, missing) = match field.role {
+            Role::Setting { name, kind, missing } => (name, kind, missing),
             Role::As(other) => match family.role(other) {
-                Some(Role::Setting { name, kind, .. }) => (name, kind),
+                Some(Role::Setting { name, kind, missing }) => (name, kind, missing),
                 _ => continue,
             },
+            Role::FullEvery(setting, _) => {
+                let number = |name: &str| get(now, name).and_then(|v| v.parse::<u64>().ok());
+                if let (Some(n), Some(layers)) = (number(setting).filter(|n| *n >= 1), number("layers"))
+                    && (changed(setting).is_some() || changed("layers").is_some())
+                {
+                    config.insert(field.name.into(), layer_types::list(n, layers));
+                    if family.role(layer_types::PATTERN).is_some() {
+                        config.insert(layer_types::PATTERN.into(), n.into());
+                    }
+                }
+                continue;
+            }
             Role::Must(_) | Role::Every(_) | Role::Should(..) | Role::Rope | Role::Irrelevant => continue,
         };
         if let Some(value) = changed(setting) {
-            let none = kind == Kind::Size && value == "0";
+            let none = (kind == Kind::Size && value == "0") || matches!(missing, Missing::Either { null, .. } if same(&value, null));
             config.insert(field.name.into(), if none { Value::Null } else { json(&value) });
         }
     }
@@ -273,7 +291,7 @@ pub fn fresh(family: &Family) -> Config {
         let value = match field.role {
             Role::Must(allowed) => allowed.first().map(Plain::json),
             Role::Should(usual, _) => Some(usual.json()),
-            Role::Setting { .. } | Role::As(_) | Role::Every(_) | Role::Rope | Role::Irrelevant => None,
+            Role::Setting { .. } | Role::As(_) | Role::Every(_) | Role::FullEvery(..) | Role::Rope | Role::Irrelevant => None,
         };
         config.extend(value.map(|v| (field.name.to_owned(), v)));
     }
@@ -415,6 +433,32 @@ mod tests {
         assert_eq!(errors(&with(case("qwen2"), "use_sliding_window", "true")), "use_sliding_window = true is not supported, only false");
         let mixed = with(case("qwen3"), "layer_types", r#"["full_attention","sliding_attention"]"#);
         assert!(errors(&mixed).ends_with("is not supported, only lists of \"full_attention\""), "{}", errors(&mixed));
+    }
+
+    #[test]
+    fn windows_of_all_but_every_nth_layer_are_a_number() {
+        let gemma = |field: &str, value: &str| with(case("gemma2"), field, value);
+        assert_eq!(setting(&read(&case("gemma2")).unwrap(), "full_every"), "2");
+        let every = |list: &str| setting(&read(&with(gemma("layer_types", list), "num_hidden_layers", "3")).unwrap(), "full_every");
+        assert_eq!(every("null"), "2");
+        assert_eq!(every(r#"["sliding_attention","sliding_attention","full_attention"]"#), "3");
+        assert_eq!(every(r#"["full_attention","full_attention","full_attention"]"#), "1");
+        assert_eq!(every(r#"["sliding_attention","sliding_attention","sliding_attention"]"#), "4");
+        for odd in [r#"["full_attention","sliding_attention"]"#, r#"["sliding_attention"]"#, "[]", r#""full_attention""#] {
+            assert!(errors(&gemma("layer_types", odd)).contains("is not supported, only \"sliding_attention\" with every n-th layer"), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_cap_that_is_null_is_none() {
+        let mut config = with(case("gemma2"), "attn_logit_softcapping", "null");
+        assert_eq!(setting(&read(&config).unwrap(), "score_cap"), "0.0");
+        config.remove("attn_logit_softcapping");
+        assert_eq!(setting(&read(&config).unwrap(), "score_cap"), "50.0");
+        let family = read(&config).unwrap().family;
+        let now = [("score_cap".to_owned(), "0.0".to_owned()), ("full_every".to_owned(), "1".to_owned()), ("layers".to_owned(), "2".to_owned())];
+        let written = write(family, config, &[], &now);
+        assert_eq!((&written["attn_logit_softcapping"], &written["layer_types"]), (&Value::Null, &layer_types::list(1, 2)));
     }
 
     #[test]

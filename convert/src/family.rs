@@ -4,6 +4,7 @@
 
 mod bert;
 mod common;
+mod gemma;
 mod gpt2;
 mod llama;
 mod mixtral;
@@ -66,6 +67,8 @@ pub enum Role {
     Must(&'static [Plain]),
     /// A list of which every entry must be this; other lists are refused.
     Every(&'static str),
+    /// A list of the type of each layer: the setting is the n of which every n-th layer has no window. Without a list it has this value.
+    FullEvery(&'static str, u64),
     /// The text has one setting for this field and another one, which it follows: a warning if they differ.
     As(&'static str),
     /// Another value changes training and nothing else: a warning, with the reason.
@@ -94,6 +97,11 @@ pub enum Missing {
     Value(&'static str),
     /// The same if it is missing; null is the text's own default.
     Absent(&'static str),
+    /// One value if it is missing, another if it is null.
+    Either {
+        absent: &'static str,
+        null: &'static str,
+    },
 }
 
 /// A value of a field that is compared, never computed with.
@@ -137,13 +145,18 @@ const fn derived(field: &'static str, name: &'static str) -> Field {
     Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Default } }
 }
 
+/// A size that null leaves to the text, but for which Hugging Face has a default of its own.
+const fn size_or(field: &'static str, name: &'static str, default: &'static str) -> Field {
+    Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Absent(default) } }
+}
+
 const fn real(field: &'static str, name: &'static str, default: &'static str) -> Field {
     Field { name: field, role: Role::Setting { name, kind: Kind::Real, missing: Missing::Value(default) } }
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 8] =
-    [&gpt2::GPT2, &llama::LLAMA, &llama::MISTRAL, &llama::QWEN2, &llama::QWEN3, &mixtral::MIXTRAL, &nemotron::NEMOTRON, &bert::BERT];
+pub const FAMILIES: [&Family; 9] =
+    [&gpt2::GPT2, &llama::LLAMA, &llama::MISTRAL, &llama::QWEN2, &llama::QWEN3, &mixtral::MIXTRAL, &nemotron::NEMOTRON, &gemma::GEMMA2, &bert::BERT];
 
 impl Family {
     /// What the fields of its configs mean.

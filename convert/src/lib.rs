@@ -16,6 +16,7 @@ mod export;
 mod family;
 mod header;
 mod import;
+mod layer_types;
 mod layout;
 mod staging;
 mod tensors;

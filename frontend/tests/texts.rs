@@ -47,7 +47,7 @@ fn check_types(e: &Elaborated) {
 
 #[test]
 fn every_model_elaborates_to_a_well_typed_graph() {
-    for name in ["mlp", "gpt2", "llama", "bert", "vit", "umlp", "t5", "nemotron", "mixtral", "deepseek_v3"] {
+    for name in ["mlp", "gpt2", "llama", "bert", "vit", "umlp", "t5", "nemotron", "mixtral", "deepseek_v3", "gemma"] {
         for inline_ops in [false, true] {
             let options = Options { inline_ops, ..Options::default() };
             match run(&format!("{name}.mdl"), &model(name), &options) {
@@ -99,6 +99,7 @@ const TINY: &[(&str, &str)] = &[
     ("gpt2", "batch=2 vocab=11 hidden=8 heads=2 layers=2 seq=5"),
     ("llama", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 ffn=12 layers=2 seq=5 qk_norm=true"),
     ("llama", "batch=2 vocab=11 hidden=8 heads=2 ffn=12 layers=2 seq=5 window=2 packed=true tied=true"),
+    ("gemma", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 head_dim=4 ffn=12 layers=3 seq=5 window=2 score_cap=1.0"),
     ("bert", "batch=2 vocab=11 hidden=8 heads=2 layers=2 seq=5"),
     ("vit", "batch=2 height=4 width=4 patch=2 hidden=8 heads=2 layers=1 classes=5"),
     ("nemotron", "batch=2 vocab=11 hidden=16 heads=2 kv_heads=1 ffn=12 layers=1 seq=5"),

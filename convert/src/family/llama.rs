@@ -1,6 +1,6 @@
 //! Llama and those whose text is `models/llama.mdl` too.
 
-use super::{Family, Field, Kind, Missing, Plain, Role, Rope, attention_dropout, derived, flag, irrelevant, must, real, rope, size};
+use super::{Family, Field, Kind, Plain, Role, Rope, attention_dropout, derived, flag, irrelevant, must, real, rope, size, size_or};
 
 /// What all of them have.
 const SHARED: &[Field] = &[
@@ -30,11 +30,6 @@ const ROPE: Rope = Rope {
     ],
     share: None,
 };
-
-/// A size that null leaves to the text, but for which Hugging Face has a default of its own.
-const fn size_or(field: &'static str, name: &'static str, default: &'static str) -> Field {
-    Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Absent(default) } }
-}
 
 pub const LLAMA: Family = Family {
     architecture: "LlamaForCausalLM",

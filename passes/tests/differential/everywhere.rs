@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Outcome, Ranges, attempt};
 use crate::meshes::{meshes, mixed};
-use crate::models::{BERT, DEEPSEEK, GPT2, LLAMA, MIXTRAL};
+use crate::models::{BERT, DEEPSEEK, GEMMA, GPT2, LLAMA, MIXTRAL};
 use crate::random::number;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 type Model = (&'static str, (&'static str, &'static [(&'static str, &'static str)]), &'static [(&'static str, &'static str)]);
 
 /// Those that differ in what a mesh splits, with sizes of which some go with 8 ranks on any axis.
-const MODELS: [Model; 6] = [
+const MODELS: [Model; 7] = [
     ("gpt2", GPT2, &[("seq", "16"), ("hidden", "16"), ("heads", "8"), ("layers", "8")]),
     ("llama", LLAMA, &[("seq", "8"), ("heads", "8"), ("ffn", "24")]),
     ("windows", LLAMA, &[("seq", "8"), ("window", "3"), ("window_every", "2"), ("tied", "true")]),
+    ("gemma", GEMMA, &[("seq", "8"), ("window", "3"), ("score_cap", "1.0"), ("logit_cap", "2.0")]),
     ("bert", BERT, &[("seq", "8")]),
     ("mixtral", MIXTRAL, &[("seq", "8"), ("aux_per_sequence", "true")]),
     ("deepseek", DEEPSEEK, &[("seq", "8")]),

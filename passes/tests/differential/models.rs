@@ -16,6 +16,11 @@ pub const LLAMA: (&str, &[(&str, &str)]) = (
     &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "12"), ("layers", "4"), ("seq", "4")],
 );
 
+pub const GEMMA: (&str, &[(&str, &str)]) = (
+    include_str!("../../../models/gemma.mdl"),
+    &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "12"), ("layers", "4"), ("seq", "4")],
+);
+
 pub const MIXTRAL: (&str, &[(&str, &str)]) = (
     include_str!("../../../models/mixtral.mdl"),
     &[

@@ -1,0 +1,64 @@
+//! Gemma 2, whose text is `models/gemma.mdl`.
+
+use super::{Family, Field, Kind, Missing, Plain, Role, Rope, attention_dropout, irrelevant, must, real, rope, size, size_or};
+
+/// What all of them have.
+const SHARED: &[Field] = &[
+    size("vocab_size", "vocab"),
+    size("hidden_size", "hidden"),
+    size("num_attention_heads", "heads"),
+    size_or("num_key_value_heads", "kv_heads", "4"),
+    size_or("head_dim", "head_dim", "256"),
+    size("intermediate_size", "ffn"),
+    size("num_hidden_layers", "layers"),
+    size("max_position_embeddings", "seq"),
+    real("rms_norm_eps", "norm_eps", "1e-6"),
+    size_or("query_pre_attn_scalar", "query_scalar", "256"),
+    Field {
+        name: "sliding_window",
+        role: Role::Setting { name: "window", kind: Kind::Size, missing: Missing::Either { absent: "4096", null: "0" } },
+    },
+    rope("rope_theta"),
+    rope("rope_scaling"),
+    rope("rope_parameters"),
+    rope("partial_rotary_factor"),
+    must("hidden_activation", &[Plain::Text("gelu_pytorch_tanh")]),
+    // Of the first files, which the architecture does not read.
+    irrelevant("hidden_act"),
+    must("tie_word_embeddings", &[Plain::Bool(true)]),
+    must("attention_bias", &[Plain::Bool(false)]),
+    must("use_bidirectional_attention", &[Plain::Bool(false), Plain::Null]),
+    attention_dropout("attention_dropout"),
+    irrelevant("cache_implementation"),
+];
+
+/// A cap that null leaves out, and a config without the field has.
+const fn cap(field: &'static str, name: &'static str, absent: &'static str) -> Field {
+    Field { name: field, role: Role::Setting { name, kind: Kind::Real, missing: Missing::Either { absent, null: "0.0" } } }
+}
+
+/// Every second layer has a window.
+pub const GEMMA2: Family = Family {
+    architecture: "Gemma2ForCausalLM",
+    others: &["Gemma2Model"],
+    model_type: "gemma2",
+    model: "gemma",
+    text: include_str!("../../../models/gemma.mdl"),
+    base: "model.",
+    fields: &[
+        SHARED,
+        &[
+            cap("attn_logit_softcapping", "score_cap", "50.0"),
+            cap("final_logit_softcapping", "logit_cap", "30.0"),
+            Field { name: "layer_types", role: Role::FullEvery("full_every", 2) },
+            // Of the first files, which the architecture does not read.
+            irrelevant("sliding_window_size"),
+        ],
+    ],
+    rope: Some(Rope { theta: "10000.0", scaling: &[], share: None }),
+    fixed: &[],
+    free: &["batch"],
+    unused: &["rotary_emb.inv_freq"],
+    tied: &[("lm_head.weight", "model.embed_tokens.weight")],
+    renamed: &[],
+};

@@ -1,0 +1,124 @@
+"""Makes the reference cases named on the command line: python tests/cases/make.py gemma2 qwen3_moe
+
+Needs transformers 5.23 and PyTorch 2.15 (bench/requirements/torch.txt). All of training is in fp64, also where the
+models of transformers turn to fp32: in norms, in softmax and in rotary angles.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+import torch
+import torch.nn.functional as F
+import transformers
+
+HERE = Path(__file__).parent
+STEPS, BATCH, SEQ, VOCAB = 6, 4, 24, 96
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 32, "initializer_range": 0.15, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": None,
+}
+CASES = {
+    # Caps low enough to bend what goes through them.
+    "gemma2": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 3.0,
+                          "final_logit_softcapping": 4.0}),
+}
+
+
+def checkpoint(name, tensor):
+    """What a checkpoint calls a tensor or its parts: experts share tensors in memory only."""
+    stem = name.removesuffix(".gate_up_proj").removesuffix(".down_proj")
+    if not stem.endswith(".experts"):
+        yield name, tensor
+        return
+    for i, expert in enumerate(tensor):
+        if name.endswith(".down_proj"):
+            yield f"{stem}.{i}.down_proj.weight", expert
+        else:
+            gate, up = expert.chunk(2)
+            yield f"{stem}.{i}.gate_proj.weight", gate
+            yield f"{stem}.{i}.up_proj.weight", up
+
+
+def norms(named):
+    return {n: t.detach().norm().item() for name, tensor in named for n, t in checkpoint(name, tensor)}
+
+
+def in_fp64():
+    """Has the models stay in fp64 where they ask for fp32."""
+    softmax, to = F.softmax, torch.Tensor.to
+    wide = {torch.float32: torch.float64}
+    F.softmax = lambda x, dim=None, dtype=None, **_: softmax(x, dim=dim)
+    torch.Tensor.float = torch.Tensor.double
+    torch.Tensor.to = lambda self, *a, **k: to(
+        self,
+        *[wide.get(v, v) if isinstance(v, torch.dtype) else v for v in a],
+        **{n: wide.get(v, v) if isinstance(v, torch.dtype) else v for n, v in k.items()},
+    )
+
+
+def initial(case, architecture, options):
+    """A model whose parameters are neither zero nor one throughout, written as a checkpoint in fp32."""
+    config = getattr(transformers, architecture[0])(**{**SIZES, **options})
+    model = getattr(transformers, architecture[1])._from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() == 1:
+                p.add_(0.2 * torch.randn_like(p))
+            elif p.abs().max() == 0:
+                p.copy_(0.15 * torch.randn_like(p))
+    with tempfile.TemporaryDirectory() as out:
+        model.save_pretrained(out)
+        for file in ["config.json", "model.safetensors"]:
+            (case / file).write_bytes((Path(out) / file).read_bytes())
+    return model
+
+
+def losses(model, tokens):
+    """Mean cross entropy, and what balances experts."""
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    out = model(input_ids=inputs, use_cache=False)
+    loss = F.cross_entropy(out.logits.reshape(-1, VOCAB), targets.reshape(-1))
+    if getattr(model.config, "output_router_logits", False):
+        loss = loss + model.config.router_aux_loss_coef * out.aux_loss
+    return loss
+
+
+def make(name):
+    prefix, options = CASES[name]
+    case = HERE / name
+    case.mkdir(exist_ok=True)
+    torch.manual_seed(sum(name.encode()))
+    rows = torch.randint(0, VOCAB, (STEPS, BATCH, SEQ + 1), dtype=torch.int32)
+    numpy.save(case / "tokens.npy", rows.numpy())
+    kind = "TextConfig" if prefix == "Gemma3" else "Config"
+    model = initial(case, (prefix + kind, prefix + "ForCausalLM"), options).double().train()
+    named = list(model.named_parameters())
+    decayed, plain = [p for _, p in named if p.dim() > 1], [p for _, p in named if p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-6)
+    expected = {"losses": [], "grad_norms": [], "param_norms_init": norms(named)}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = losses(model, rows[step].long())
+        loss.backward()
+        norm = sum(p.grad.square().sum() for _, p in named).sqrt()
+        if step == 0:
+            expected["grad_norms_by_param_step0"] = norms((n, p.grad) for n, p in named)
+        expected["losses"].append(loss.item())
+        expected["grad_norms"].append(norm.item())
+        for _, p in named:
+            p.grad.mul_(min(1.0, 1.0 / (norm.item() + 1e-6)))
+        optimizer.step()
+    expected["param_norms"] = norms(named)
+    (case / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    print(name, expected["losses"], expected["grad_norms"])
+
+
+if __name__ == "__main__":
+    in_fp64()
+    for name in sys.argv[1:]:
+        make(name)
