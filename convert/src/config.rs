@@ -1,6 +1,6 @@
 //! A Hugging Face config by the table of its family: settings of the model text, refusals, warnings.
 
-use crate::family::{FAMILIES, Family, Kind, Missing, Plain, Role, Rope};
+use crate::family::{FAMILIES, Family, Field, Kind, Missing, Plain, Role, Rope};
 use crate::layer_types;
 use serde_json::{Map, Value};
 
@@ -42,7 +42,7 @@ pub fn read(config: &Config) -> Result<Reading, Vec<String>> {
     let fixed = family.fixed.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
     let mut reader = Reader { config, settings: fixed, warnings: vec![], errors: vec![] };
     for field in family.fields() {
-        reader.field(field.name, field.role);
+        reader.field(family, field.name, field.role);
     }
     if let Some(rope) = &family.rope {
         reader.rope(rope);
@@ -64,8 +64,8 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn field(&mut self, name: &'static str, role: Role) {
-        let value = self.config.get(name);
+    fn field(&mut self, family: &Family, name: &'static str, role: Role) {
+        let value = self.config.get(written_as(family, self.config, name));
         match role {
             Role::Setting { name: setting, kind, missing } => match (value.filter(|v| !v.is_null()), missing) {
                 (Some(value), _) => match literal(value, kind) {
@@ -105,6 +105,13 @@ impl<'a> Reader<'a> {
             Role::Should(usual, reason) => {
                 if let Some(value) = value.filter(|v| !v.is_null() && !usual.is(v)) {
                     self.warnings.push(format!("{name} = {value}: {reason}"));
+                }
+            }
+            Role::Alias(other) => {
+                if let (Some(value), Some(same)) = (value, self.config.get(other))
+                    && value != same
+                {
+                    self.errors.push(format!("{name} = {value} contradicts {other} = {same}"));
                 }
             }
             Role::Rope | Role::Irrelevant => {}
@@ -190,6 +197,12 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The name that a config has for a field: an alias if that alone is there.
+fn written_as(family: &Family, config: &Config, name: &'static str) -> &'static str {
+    let alias = |f: &&Field| matches!(f.role, Role::Alias(other) if other == name) && config.contains_key(f.name);
+    if config.contains_key(name) { name } else { family.fields().find(alias).map_or(name, |f| f.name) }
+}
+
 /// A value as the model text writes it, or what it should have been.
 fn literal(value: &Value, kind: Kind) -> Result<String, &'static str> {
     match kind {
@@ -207,6 +220,7 @@ impl Plain {
             Plain::Number(x) => value.as_f64() == Some(*x),
             Plain::Text(text) => value == text,
             Plain::EmptyObject => value.as_object().is_some_and(Map::is_empty),
+            Plain::EmptyList => value.as_array().is_some_and(Vec::is_empty),
         }
     }
 
@@ -217,6 +231,7 @@ impl Plain {
             Plain::Number(x) => x.into(),
             Plain::Text(text) => text.into(),
             Plain::EmptyObject => Value::Object(Map::new()),
+            Plain::EmptyList => Value::Array(vec![]),
         }
     }
 }
@@ -247,11 +262,11 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
                 }
                 continue;
             }
-            Role::Must(_) | Role::Every(_) | Role::Should(..) | Role::Rope | Role::Irrelevant => continue,
+            Role::Must(_) | Role::Every(_) | Role::Alias(_) | Role::Should(..) | Role::Rope | Role::Irrelevant => continue,
         };
         if let Some(value) = changed(setting) {
             let none = (kind == Kind::Size && value == "0") || matches!(missing, Missing::Either { null, .. } if same(&value, null));
-            config.insert(field.name.into(), if none { Value::Null } else { json(&value) });
+            config.insert(written_as(family, &config, field.name).into(), if none { Value::Null } else { json(&value) });
         }
     }
     if let Some(rope) = &family.rope {
@@ -291,7 +306,7 @@ pub fn fresh(family: &Family) -> Config {
         let value = match field.role {
             Role::Must(allowed) => allowed.first().map(Plain::json),
             Role::Should(usual, _) => Some(usual.json()),
-            Role::Setting { .. } | Role::As(_) | Role::Every(_) | Role::FullEvery(..) | Role::Rope | Role::Irrelevant => None,
+            Role::Setting { .. } | Role::As(_) | Role::Every(_) | Role::FullEvery(..) | Role::Alias(_) | Role::Rope | Role::Irrelevant => None,
         };
         config.extend(value.map(|v| (field.name.to_owned(), v)));
     }
@@ -459,6 +474,29 @@ mod tests {
         let now = [("score_cap".to_owned(), "0.0".to_owned()), ("full_every".to_owned(), "1".to_owned()), ("layers".to_owned(), "2".to_owned())];
         let written = write(family, config, &[], &now);
         assert_eq!((&written["attn_logit_softcapping"], &written["layer_types"]), (&Value::Null, &layer_types::list(1, 2)));
+    }
+
+    #[test]
+    fn a_field_has_another_name_in_another_version() {
+        let mut old = case("qwen3_moe");
+        let count = old.remove("num_local_experts").unwrap();
+        assert_eq!(errors(&old), "num_experts is missing");
+        old.insert("num_experts".into(), count);
+        assert_eq!(read(&old).unwrap().settings, read(&case("qwen3_moe")).unwrap().settings);
+        let both = with(case("qwen3_moe"), "num_experts", "7");
+        assert!(errors(&both).starts_with("num_local_experts = 8 contradicts num_experts = 7"), "{}", errors(&both));
+        let now = [("experts".to_owned(), "16".to_owned())];
+        for config in [old, case("qwen3_moe")] {
+            let written = write(&crate::family::QWEN3_MOE, config.clone(), &[], &now);
+            assert_eq!(written.len(), config.len());
+            assert_eq!(setting(&read(&written).unwrap(), "experts"), "16");
+        }
+    }
+
+    #[test]
+    fn layers_without_experts_are_refused() {
+        assert_eq!(errors(&with(case("qwen3_moe"), "mlp_only_layers", "[0]")), "mlp_only_layers = [0] is not supported, only [] or null");
+        assert_eq!(errors(&with(case("qwen3_moe"), "decoder_sparse_step", "2")), "decoder_sparse_step = 2 is not supported, only 1.0");
     }
 
     #[test]

@@ -13,6 +13,8 @@ mod nemotron;
 pub use common::COMMON;
 #[cfg(test)]
 pub use llama::LLAMA;
+#[cfg(test)]
+pub use mixtral::QWEN3_MOE;
 
 /// A kind of model, as Hugging Face names it and as mcc writes it.
 pub struct Family {
@@ -69,6 +71,8 @@ pub enum Role {
     Every(&'static str),
     /// A list of the type of each layer: the setting is the n of which every n-th layer has no window. Without a list it has this value.
     FullEvery(&'static str, u64),
+    /// Another name of a field, in configs of other versions.
+    Alias(&'static str),
     /// The text has one setting for this field and another one, which it follows: a warning if they differ.
     As(&'static str),
     /// Another value changes training and nothing else: a warning, with the reason.
@@ -112,6 +116,7 @@ pub enum Plain {
     Number(f64),
     Text(&'static str),
     EmptyObject,
+    EmptyList,
 }
 
 const fn irrelevant(name: &'static str) -> Field {
@@ -155,8 +160,18 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 9] =
-    [&gpt2::GPT2, &llama::LLAMA, &llama::MISTRAL, &llama::QWEN2, &llama::QWEN3, &mixtral::MIXTRAL, &nemotron::NEMOTRON, &gemma::GEMMA2, &bert::BERT];
+pub const FAMILIES: [&Family; 10] = [
+    &gpt2::GPT2,
+    &llama::LLAMA,
+    &llama::MISTRAL,
+    &llama::QWEN2,
+    &llama::QWEN3,
+    &mixtral::MIXTRAL,
+    &mixtral::QWEN3_MOE,
+    &nemotron::NEMOTRON,
+    &gemma::GEMMA2,
+    &bert::BERT,
+];
 
 impl Family {
     /// What the fields of its configs mean.

@@ -23,8 +23,14 @@ SIZES = {
 }
 CASES = {
     # Caps low enough to bend what goes through them.
-    "gemma2": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 3.0,
-                          "final_logit_softcapping": 4.0}),
+    "gemma2": ("Gemma2", {
+        "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 4.0,
+    }),
+    "qwen3_moe": ("Qwen3Moe", {
+        "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
+        "output_router_logits": True, "router_aux_loss_coef": 0.02,
+    }),
 }
 
 
@@ -63,7 +69,8 @@ def in_fp64():
 def initial(case, architecture, options):
     """A model whose parameters are neither zero nor one throughout, written as a checkpoint in fp32."""
     config = getattr(transformers, architecture[0])(**{**SIZES, **options})
-    model = getattr(transformers, architecture[1])._from_config(config, attn_implementation="eager")
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = getattr(transformers, architecture[1])._from_config(config, **plain)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 1:

@@ -34,7 +34,7 @@ const LONG: Series = Series { batch: 8, seq: 64, epsilon: "1e-8", names: &["gpt2
 const SHORT: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["llama31", "mistral", "qwen2", "qwen3", "nemotron", "gemma2", "bert"] };
 
 /// Of 6 steps, with experts whose balance is a mean over the batch: one microbatch.
-const EXPERTS: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["mixtral"] };
+const EXPERTS: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["mixtral", "qwen3_moe"] };
 
 /// Arrays beside the tokens, by the input's name.
 const FURTHER: [&str; 2] = ["labels", "kinds"];
@@ -209,33 +209,33 @@ fn reference_cases_on_cp2_by_gathers_and_by_heads() {
 }
 
 #[test]
-fn mixtral_on_one_rank() {
+fn experts_on_one_rank() {
     all_agree(&EXPERTS, "--micro-batch-size 4");
 }
 
 #[test]
-fn mixtral_on_ep2() {
+fn experts_on_ep2() {
     all_agree(&EXPERTS, "--cp 2 --ep 2 --micro-batch-size 4");
 }
 
 #[test]
-fn mixtral_on_tp2() {
+fn experts_on_tp2() {
     all_agree(&EXPERTS, "--tp 2 --sp --micro-batch-size 4");
     all_agree(&EXPERTS, "--tp 2 --ep 2 --etp 1 --micro-batch-size 4");
 }
 
 #[test]
-fn mixtral_on_dp2_ep2() {
+fn experts_on_dp2_ep2() {
     all_agree(&EXPERTS, "--dp 2 --ep 2 --micro-batch-size 2");
 }
 
 #[test]
-fn mixtral_on_etp2() {
+fn experts_on_etp2() {
     all_agree(&EXPERTS, "--dp 2 --tp 2 --sp --ep 2 --etp 2 --micro-batch-size 2");
 }
 
 #[test]
-fn mixtral_on_pp2() {
+fn experts_on_pp2() {
     all_agree(&EXPERTS, "--pp 2 --micro-batch-size 4");
 }
 
@@ -258,11 +258,11 @@ fn reference_cases_on_some_meshes_of_eight_ranks() {
     let (count, first) = (number("NATIVE_MESHES", 4), number("NATIVE_FIRST", 0));
     let all = [&LONG, &SHORT, &EXPERTS].into_iter().flat_map(|series| series.names.iter().map(move |name| (series, *name)));
     let all: Vec<(&Series, &str, Case)> =
-        all.flat_map(|(series, name)| meshes(name == "mixtral").into_iter().map(move |m| (series, name, m))).collect();
+        all.flat_map(|(series, name)| meshes(EXPERTS.names.contains(&name)).into_iter().map(move |m| (series, name, m))).collect();
     let ran = mixed(all).into_iter().skip(first).filter(|(series, name, mesh)| {
         // A balance of the whole batch goes with one microbatch; elsewhere there are as many as fit.
         let rows = series.batch / mesh.dp;
-        let mesh = Case { micro_batch: if *name == "mixtral" { rows } else { 1 }, global_batch: series.batch, ..mesh.clone() };
+        let mesh = Case { micro_batch: if EXPERTS.names.contains(name) { rows } else { 1 }, global_batch: series.batch, ..mesh.clone() };
         let dir = Dir::new();
         let words = mesh_arguments(&mesh).join(" ");
         if rows == 0 {

@@ -1,6 +1,6 @@
-//! Mixtral.
+//! Mixtral, and Qwen3-MoE, whose text is `models/mixtral.mdl` too.
 
-use super::{Family, Field, Plain, Role, Rope, attention_dropout, derived, flag, must, real, rope, size};
+use super::{Family, Field, Plain, Role, Rope, attention_dropout, derived, flag, irrelevant, must, real, rope, size, size_or};
 
 const NO_NOISE: &str = "mcc adds no noise to what routers see, so training explores a little less; inference is the same";
 
@@ -42,4 +42,48 @@ pub const MIXTRAL: Family = Family {
     unused: &["rotary_emb.inv_freq"],
     tied: &[],
     renamed: &[],
+};
+
+/// Norms of queries and keys, and experts in every layer.
+pub const QWEN3_MOE: Family = Family {
+    architecture: "Qwen3MoeForCausalLM",
+    others: &["Qwen3MoeModel"],
+    model_type: "qwen3_moe",
+    fields: &[&[
+        size("vocab_size", "vocab"),
+        size("hidden_size", "hidden"),
+        size("num_attention_heads", "heads"),
+        size_or("num_key_value_heads", "kv_heads", "4"),
+        derived("head_dim", "head_dim"),
+        size("num_experts", "experts"),
+        // As transformers 5 writes it.
+        Field { name: "num_local_experts", role: Role::Alias("num_experts") },
+        size("num_experts_per_tok", "top_k"),
+        size("moe_intermediate_size", "expert_ffn"),
+        flag("norm_topk_prob", "norm_topk", "false"),
+        size("num_hidden_layers", "layers"),
+        size("max_position_embeddings", "seq"),
+        real("rms_norm_eps", "norm_eps", "1e-6"),
+        flag("output_router_logits", "balanced", "false"),
+        real("router_aux_loss_coef", "aux_coef", "0.001"),
+        rope("rope_theta"),
+        rope("rope_scaling"),
+        rope("rope_parameters"),
+        rope("partial_rotary_factor"),
+        must("decoder_sparse_step", &[Plain::Number(1.0)]),
+        must("mlp_only_layers", &[Plain::EmptyList, Plain::Null]),
+        // The width of layers without experts.
+        irrelevant("intermediate_size"),
+        must("use_sliding_window", &[Plain::Bool(false)]),
+        // Of use with `use_sliding_window` only.
+        irrelevant("sliding_window"),
+        irrelevant("max_window_layers"),
+        must("attention_bias", &[Plain::Bool(false)]),
+        must("tie_word_embeddings", &[Plain::Bool(false)]),
+        must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
+        attention_dropout("attention_dropout"),
+    ]],
+    rope: Some(Rope { theta: "10000.0", scaling: &[], share: None }),
+    fixed: &[("qk_norm", "true"), ("qwen", "true")],
+    ..MIXTRAL
 };
