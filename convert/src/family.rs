@@ -160,12 +160,13 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 10] = [
+pub const FAMILIES: [&Family; 11] = [
     &gpt2::GPT2,
     &llama::LLAMA,
     &llama::MISTRAL,
     &llama::QWEN2,
     &llama::QWEN3,
+    &llama::OLMO2,
     &mixtral::MIXTRAL,
     &mixtral::QWEN3_MOE,
     &nemotron::NEMOTRON,

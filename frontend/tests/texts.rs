@@ -98,6 +98,7 @@ fn loss(e: &Elaborated) -> f64 {
 const TINY: &[(&str, &str)] = &[
     ("gpt2", "batch=2 vocab=11 hidden=8 heads=2 layers=2 seq=5"),
     ("llama", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 ffn=12 layers=2 seq=5 qk_norm=true"),
+    ("llama", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 ffn=12 layers=2 seq=5 olmo=true"),
     ("llama", "batch=2 vocab=11 hidden=8 heads=2 ffn=12 layers=2 seq=5 window=2 packed=true tied=true"),
     ("gemma", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 head_dim=4 ffn=12 layers=3 seq=5 window=2 score_cap=1.0"),
     ("bert", "batch=2 vocab=11 hidden=8 heads=2 layers=2 seq=5"),

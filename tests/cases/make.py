@@ -27,6 +27,7 @@ CASES = {
         "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 4.0,
     }),
+    "olmo2": ("Olmo2", {}),
     "qwen3_moe": ("Qwen3Moe", {
         "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
         "output_router_logits": True, "router_aux_loss_coef": 0.02,

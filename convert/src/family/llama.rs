@@ -10,7 +10,6 @@ const SHARED: &[Field] = &[
     size("intermediate_size", "ffn"),
     size("num_hidden_layers", "layers"),
     size("max_position_embeddings", "seq"),
-    real("rms_norm_eps", "norm_eps", "1e-6"),
     flag("tie_word_embeddings", "tied", "false"),
     rope("rope_theta"),
     rope("rope_scaling"),
@@ -19,6 +18,9 @@ const SHARED: &[Field] = &[
     must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
     attention_dropout("attention_dropout"),
 ];
+
+/// The constant in norms, of all but OLMo.
+const EPS: &[Field] = &[real("rms_norm_eps", "norm_eps", "1e-6")];
 
 const ROPE: Rope = Rope {
     theta: "10000.0",
@@ -40,6 +42,7 @@ pub const LLAMA: Family = Family {
     base: "model.",
     fields: &[
         SHARED,
+        EPS,
         &[
             derived("num_key_value_heads", "kv_heads"),
             derived("head_dim", "head_dim"),
@@ -65,6 +68,7 @@ pub const MISTRAL: Family = Family {
     model_type: "mistral",
     fields: &[
         SHARED,
+        EPS,
         &[size_or("num_key_value_heads", "kv_heads", "8"), derived("head_dim", "head_dim"), size_or("sliding_window", "window", "4096")],
     ],
     ..LLAMA
@@ -84,7 +88,7 @@ pub const QWEN2: Family = Family {
     architecture: "Qwen2ForCausalLM",
     others: &["Qwen2Model"],
     model_type: "qwen2",
-    fields: &[SHARED, NO_WINDOW, &[size_or("num_key_value_heads", "kv_heads", "32"), derived("head_dim", "head_dim")]],
+    fields: &[SHARED, EPS, NO_WINDOW, &[size_or("num_key_value_heads", "kv_heads", "32"), derived("head_dim", "head_dim")]],
     fixed: &[("qkv_bias", "true")],
     ..LLAMA
 };
@@ -96,9 +100,28 @@ pub const QWEN3: Family = Family {
     model_type: "qwen3",
     fields: &[
         SHARED,
+        EPS,
         NO_WINDOW,
         &[size_or("num_key_value_heads", "kv_heads", "32"), size_or("head_dim", "head_dim", "128"), must("attention_bias", &[Plain::Bool(false)])],
     ],
     fixed: &[("qk_norm", "true")],
+    ..LLAMA
+};
+
+/// Norms behind the blocks, and of whole queries and keys.
+pub const OLMO2: Family = Family {
+    architecture: "Olmo2ForCausalLM",
+    others: &["Olmo2Model"],
+    model_type: "olmo2",
+    fields: &[
+        SHARED,
+        &[
+            real("rms_norm_eps", "norm_eps", "1e-5"),
+            derived("num_key_value_heads", "kv_heads"),
+            derived("head_dim", "head_dim"),
+            must("attention_bias", &[Plain::Bool(false)]),
+        ],
+    ],
+    fixed: &[("olmo", "true")],
     ..LLAMA
 };
