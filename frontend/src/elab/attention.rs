@@ -94,6 +94,11 @@ impl Elab<'_> {
             Some(Val::Real(cap)) => Some(cap),
             _ => return Err(None),
         };
+        let sink = match self.argument(frame, "sink") {
+            Some(Val::None) => None,
+            Some(Val::Tensor(v)) => Some(v),
+            _ => return Err(None),
+        };
         let (mask, bias) = (mask?, bias?);
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
         let same_dtype = tq.dtype.is_float() && tk.dtype == tq.dtype && tv.dtype == tq.dtype;
@@ -115,6 +120,9 @@ impl Elab<'_> {
         if [mask, bias].into_iter().flatten().any(|v| self.ty(v).dims.iter().any(|x| *x == d || *x != keys && !tq.has(*x))) {
             return Err(Some("its mask or its bias has a dim that its scores lack"));
         }
+        if sink.is_some_and(|s| !self.ty(s).dtype.is_float() || self.ty(s).dims.iter().any(|x| *x == d || !tq.has(*x))) {
+            return Err(Some("its sink is no float of its queries"));
+        }
         if bias.is_some_and(|b| self.trains(b)) {
             return Err(Some("its bias trains"));
         }
@@ -124,7 +132,32 @@ impl Elab<'_> {
         let op = op::Attention { at, keys, d, values, scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)), scoring: program.scoring };
         let further = program.operands[..op.scoring.operands()].to_vec();
         let ty = Type::new(tq.dtype, op.result_dims(&tq.dims));
-        Ok(Val::Tensor(self.push(Op::Attention(op), [q, k, v].into_iter().chain(further).collect(), ty)))
+        let log = (Op::AttentionLse(op.without_values()), [q, k].into_iter().chain(further.iter().copied()).collect());
+        let whole = self.push(Op::Attention(op), [q, k, v].into_iter().chain(further).collect(), ty);
+        Ok(Val::Tensor(sink.map_or(whole, |sink| self.with_sink(whole, log, sink, d))))
+    }
+
+    /// Attention beside a sink: with the log-sum-exp of its scores, each result counts `1 / (1 + exp(sink - log))`, which is the logistic function.
+    fn with_sink(&mut self, whole: Value, (log, args): (Op, Vec<Value>), sink: Value, d: Dim) -> Value {
+        let ty = self.ty(whole).clone();
+        let rows = |q: &Type| Type::new(DType::F32, q.dims.iter().copied().filter(|x| *x != d).collect::<Vec<_>>());
+        let rows = rows(&self.ty(args[0]).clone());
+        let log = self.push(log, args, rows.clone());
+        let sink = match self.ty(sink).dtype {
+            DType::F32 => sink,
+            _ => self.push(Op::Cast, vec![sink], Type::new(DType::F32, self.ty(sink).dims.clone())),
+        };
+        // By tanh, which has slopes where a query sees no key and the logarithm is infinite.
+        let above = self.push(Op::Binary(Binary::Sub), vec![log, sink], rows.clone());
+        let [half, one] = [0.5, 1.0].map(|x| self.constant(x, DType::F32));
+        let near = self.push(Op::Binary(Binary::Mul), vec![above, half], rows.clone());
+        let bent = self.push(Op::Unary(Unary::Tanh), vec![near], rows.clone());
+        let twice = self.push(Op::Add, vec![bent, one], rows.clone());
+        let share = self.push(Op::Binary(Binary::Mul), vec![twice, half], rows);
+        let wide = Type::new(DType::F32, ty.dims.clone());
+        let exact = if ty.dtype == DType::F32 { whole } else { self.push(Op::Cast, vec![whole], wide.clone()) };
+        let shared = self.push(Op::Binary(Binary::Mul), vec![exact, share], wide);
+        if ty.dtype == DType::F32 { shared } else { self.push(Op::Cast, vec![shared], ty) }
     }
 
     /// The dim of queries that is their position: one that keys lack, that a mask or a bias names, and of which `keys` is a copy, as far as there is one.

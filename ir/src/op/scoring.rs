@@ -317,8 +317,9 @@ impl Scoring {
     pub fn compared(&self) -> Vec<[usize; 2]> {
         let equal = |at: u32| {
             let step = &self.steps[at as usize];
+            let (Op::Compare(Compare::Eq), [x, y]) = (&step.op, step.args.as_slice()) else { return None };
             let ints = step.args.iter().all(|a| self.steps[*a as usize].dtype == DType::I32);
-            (step.op == Op::Compare(Compare::Eq) && ints).then_some([self.operand(step.args[0])?, self.operand(step.args[1])?])
+            Some([self.operand(*x)?, self.operand(*y)?]).filter(|_| ints)
         };
         self.conditions().into_iter().filter_map(equal).collect()
     }
@@ -385,6 +386,13 @@ mod tests {
         let steps = s.steps.len();
         s.step(Op::Const(Real(2.0)), DType::F32, &[]);
         assert_eq!((s.steps.len(), s.operands()), (steps, 2));
+    }
+
+    #[test]
+    fn a_condition_that_is_an_operand_compares_nothing() {
+        let mut s = Scoring::PLAIN;
+        s.seen = Some(s.step(Op::Input(1), DType::Bool, &[]));
+        assert_eq!((s.compared(), s.ordered(), s.conditions()), (vec![], None, vec![0]));
     }
 
     #[test]

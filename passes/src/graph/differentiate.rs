@@ -8,7 +8,7 @@ use ir::build::Builder;
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Origin, Phase, Report, Type, Value};
 use ir::model::Train;
-use ir::op::{AttentionGrad, Binary, Compare, DType, Op, Reduce, Scalar, Unary};
+use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Scalar, Unary};
 
 /// A loss that has no gradient in some op it depends on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +32,8 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
 
     let trains: Vec<bool> = depends(&graph.body, |op| matches!(op, Op::Param(p) if graph.params[*p as usize].trains()));
     let mut cotangents: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
+    // Of attention, what comes by the logarithm of its sums.
+    let mut by_logarithm: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
     {
         let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
         let seed = if ir::fault!("differentiate.seed.scale", false, train.loss_scale.is_some()) {
@@ -44,10 +46,20 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
     for v in (0..=loss.0).rev().map(Value) {
         let terms = std::mem::take(&mut cotangents[v.index()]);
         if terms.is_empty() || !trains[v.index()] {
-            continue;
+            match by_logarithm[v.index()].is_empty() {
+                true => continue,
+                false => return Err(DifferentiateError::NoGradient { op: "attention_lse".into(), origin: Box::new(graph.body[v].origin.clone()) }),
+            }
         }
         let node = graph.body[v].clone();
         let origin = Origin { phase: Phase::Backward, ..node.origin.clone() };
+        // Both results of an attention have their gradients from one kernel.
+        if let Op::AttentionLse(a) = &node.op {
+            let whole = attention_of(&graph.body, v, a);
+            let Some(whole) = whole else { return Err(DifferentiateError::NoGradient { op: "attention_lse".into(), origin: Box::new(origin) }) };
+            by_logarithm[whole.index()].extend(terms);
+            continue;
+        }
         let mut b = Builder { body: &mut graph.body, origin };
         // Gradients are f32: of a parameter's 16-bit copy, each term is one before they are summed.
         if b.body.copied_param(v).is_some() {
@@ -70,7 +82,8 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
             cotangents[x.index()].push(dx);
         };
         let wants = |slot: usize| trains[node.args[slot].index()];
-        adjoint(&mut b, v, &node.op, &node.args, &node.ty, dz, &wants, &mut give)?;
+        let by_logarithm = std::mem::take(&mut by_logarithm[v.index()]);
+        adjoint(&mut b, v, (&node.op, &by_logarithm), &node.args, &node.ty, dz, &wants, &mut give)?;
     }
     if graph.grads.is_empty() {
         return Err(DifferentiateError::NothingToTrain);
@@ -125,7 +138,7 @@ fn depends(body: &Body, on: impl Fn(&Op) -> bool) -> Vec<bool> {
 fn adjoint(
     b: &mut Builder,
     v: Value,
-    op: &Op,
+    (op, by_logarithm): (&Op, &[Value]),
     args: &[Value],
     ty: &Type,
     dz: Value,
@@ -375,6 +388,14 @@ fn adjoint(
             let (gradient, result) = (b.cast(dz, DType::F32), b.cast(v, DType::F32));
             let product = ir::fault!("differentiate.attention.delta", gradient, b.mul(gradient, result));
             let delta = b.sum(product, &[a.values]);
+            // The logarithm moves as the mean of the scores does, by their probabilities.
+            let delta = if by_logarithm.is_empty() {
+                delta
+            } else {
+                let sum = b.add(by_logarithm);
+                let minus = b.op(Op::Unary(Unary::Neg), &[sum]);
+                ir::fault!("differentiate.attention.logarithm", b.add(&[delta, sum]), b.add(&[delta, minus]))
+            };
             for (k, which) in ir::fault!(
                 "differentiate.attention.swapped",
                 [AttentionGrad::Q, AttentionGrad::V, AttentionGrad::K],
@@ -394,6 +415,15 @@ fn adjoint(
         op => return Err(no_gradient(b, op)),
     }
     Ok(())
+}
+
+/// The attention before `v` whose logarithm of sums that is.
+fn attention_of(body: &Body, v: Value, log: &Attention) -> Option<Value> {
+    let args = &body[v].args;
+    (0..v.0).rev().map(Value).find(|w| match &body[*w].op {
+        Op::Attention(a) => a.without_values() == *log && body[*w].args[..2] == args[..2] && a.further(&body[*w].args) == log.further(args),
+        _ => false,
+    })
 }
 
 /// A contraction whose result has the storage order of `like`, as far as it has its dims: a gradient lies as its parameter does.

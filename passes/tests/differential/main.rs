@@ -29,6 +29,7 @@ mod precision;
 mod programs;
 mod random;
 mod rewrites;
+mod scores;
 mod shared;
 mod shrink;
 mod states;

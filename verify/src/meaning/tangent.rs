@@ -106,7 +106,8 @@ impl Rule<'_> {
                 }
                 out
             }
-            Op::Attention(a) => self.attention(a),
+            Op::Attention(a) => self.attention(a, false),
+            Op::AttentionLse(a) => self.attention(a, true),
             op => return Err(op.name()),
         }))
     }
@@ -128,8 +129,8 @@ impl Rule<'_> {
         (0..x.len()).map(of).collect()
     }
 
-    /// `d softmax(s) v = p (ds - sum(p ds)) v + p dv`, a row of scores at a time.
-    fn attention(&self, a: &Attention) -> Vec<f64> {
+    /// `d softmax(s) v = p (ds - sum(p ds)) v + p dv`, a row of scores at a time; of the logarithm of its sums `sum(p ds)`.
+    fn attention(&self, a: &Attention, logarithm: bool) -> Vec<f64> {
         let body = &self.small.body;
         let rows: Vec<Dim> = body.dims_of(self.node.args[0]).iter().copied().filter(|d| *d != a.d).collect();
         let of = |k: usize, last: &[Dim]| {
@@ -138,8 +139,8 @@ impl Rule<'_> {
         };
         let [q, dq] = of(0, &[a.d]);
         let [k, dk] = of(1, &[a.keys, a.d]);
-        let [v, dv] = of(2, &[a.keys, a.values]);
-        let further: Vec<[Vec<f64>; 2]> = (3..self.args.len()).map(|k| of(k, &[a.keys])).collect();
+        let [v, dv] = if logarithm { [vec![], vec![]] } else { of(2, &[a.keys, a.values]) };
+        let further: Vec<[Vec<f64>; 2]> = (self.args.len() - a.scoring.operands()..self.args.len()).map(|k| of(k, &[a.keys])).collect();
         let [n, d, width] = [a.keys, a.d, a.values].map(|d| body.dims.size(d) as usize);
         let count = rows.iter().map(|d| body.dims.size(*d) as usize).product::<usize>();
         let mut out = Vec::with_capacity(count * width);
@@ -161,11 +162,15 @@ impl Rule<'_> {
             let sum: f64 = p.iter().sum();
             p.iter_mut().for_each(|x| *x = if sum > 0.0 { *x / sum } else { 0.0 });
             let mean = dot(&p, &ds);
+            if logarithm {
+                out.push(mean);
+                continue;
+            }
             for e in 0..width {
                 out.push((0..n).map(|j| p[j] * (ds[j] - mean) * v[(r * n + j) * width + e] + p[j] * dv[(r * n + j) * width + e]).sum());
             }
         }
-        let dims = [&rows[..], &[a.values]].concat();
+        let dims = if logarithm { rows } else { [&rows[..], &[a.values]].concat() };
         super::small::spread(body, &dims, &out, &self.node.ty.dims)
     }
 }
