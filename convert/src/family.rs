@@ -53,6 +53,10 @@ pub struct Rope {
     pub scaling: &'static [(&'static str, &'static str, Kind)],
     /// The setting of the share of each head that turns, and its default; none: all of it.
     pub share: Option<(&'static str, &'static str)>,
+    /// The setting of the theta of layers with windows; none: all layers turn alike.
+    pub local: Option<&'static str>,
+    /// The setting of a factor that divides all frequencies; none: the text has none.
+    pub linear: Option<&'static str>,
 }
 
 pub struct Field {
@@ -160,7 +164,7 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 11] = [
+pub const FAMILIES: [&Family; 12] = [
     &gpt2::GPT2,
     &llama::LLAMA,
     &llama::MISTRAL,
@@ -171,6 +175,7 @@ pub const FAMILIES: [&Family; 11] = [
     &mixtral::QWEN3_MOE,
     &nemotron::NEMOTRON,
     &gemma::GEMMA2,
+    &gemma::GEMMA3,
     &bert::BERT,
 ];
 

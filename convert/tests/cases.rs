@@ -18,7 +18,8 @@ fn case(name: &str) -> PathBuf {
 }
 
 /// All cases.
-const CASES: [&str; 12] = ["gpt2", "llama", "llama31", "qwen2", "qwen3", "olmo2", "mistral", "mixtral", "qwen3_moe", "nemotron", "gemma2", "bert"];
+const CASES: [&str; 13] =
+    ["gpt2", "llama", "llama31", "qwen2", "qwen3", "olmo2", "mistral", "mixtral", "qwen3_moe", "nemotron", "gemma2", "gemma3", "bert"];
 
 /// A directory with a case's files, to be changed, and what is imported from it.
 struct Bench {

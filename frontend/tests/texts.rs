@@ -101,6 +101,7 @@ const TINY: &[(&str, &str)] = &[
     ("llama", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 ffn=12 layers=2 seq=5 olmo=true"),
     ("llama", "batch=2 vocab=11 hidden=8 heads=2 ffn=12 layers=2 seq=5 window=2 packed=true tied=true"),
     ("gemma", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 head_dim=4 ffn=12 layers=3 seq=5 window=2 score_cap=1.0"),
+    ("gemma", "batch=2 vocab=11 hidden=8 heads=2 head_dim=4 kv_heads=1 ffn=12 layers=3 seq=5 window=2 qk_norm=true score_cap=0.0 local_theta=10.0"),
     ("bert", "batch=2 vocab=11 hidden=8 heads=2 layers=2 seq=5"),
     ("vit", "batch=2 height=4 width=4 patch=2 hidden=8 heads=2 layers=1 classes=5"),
     ("nemotron", "batch=2 vocab=11 hidden=16 heads=2 kv_heads=1 ffn=12 layers=1 seq=5"),

@@ -27,6 +27,14 @@ CASES = {
         "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 4.0,
     }),
+    # The layers with a window turn by 100, the last by 1000 and a factor.
+    "gemma3": ("Gemma3", {
+        "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 6,
+        "final_logit_softcapping": None, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }),
     "olmo2": ("Olmo2", {}),
     "qwen3_moe": ("Qwen3Moe", {
         "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,

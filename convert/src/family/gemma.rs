@@ -1,4 +1,4 @@
-//! Gemma 2, whose text is `models/gemma.mdl`.
+//! Gemma 2 and the text part of Gemma 3, whose text is `models/gemma.mdl`.
 
 use super::{Family, Field, Kind, Missing, Plain, Role, Rope, attention_dropout, irrelevant, must, real, rope, size, size_or};
 
@@ -55,10 +55,32 @@ pub const GEMMA2: Family = Family {
             irrelevant("sliding_window_size"),
         ],
     ],
-    rope: Some(Rope { theta: "10000.0", scaling: &[], share: None }),
+    rope: Some(Rope { theta: "10000.0", scaling: &[], share: None, local: None, linear: None }),
     fixed: &[],
     free: &["batch"],
     unused: &["rotary_emb.inv_freq"],
     tied: &[("lm_head.weight", "model.embed_tokens.weight")],
     renamed: &[],
+};
+
+/// Norms of queries and keys; five layers of six have a window, and a theta of their own.
+pub const GEMMA3: Family = Family {
+    architecture: "Gemma3ForCausalLM",
+    others: &["Gemma3TextModel"],
+    model_type: "gemma3_text",
+    fields: &[
+        SHARED,
+        &[
+            must("attn_logit_softcapping", &[Plain::Null]),
+            cap("final_logit_softcapping", "logit_cap", "0.0"),
+            Field { name: "layer_types", role: Role::FullEvery("full_every", 6) },
+            // Read with `layer_types`.
+            irrelevant("sliding_window_pattern"),
+            irrelevant("_sliding_window_pattern"),
+            rope("rope_local_base_freq"),
+        ],
+    ],
+    rope: Some(Rope { theta: "1000000.0", scaling: &[], share: None, local: Some("local_theta"), linear: Some("rope_factor") }),
+    fixed: &[("qk_norm", "true"), ("score_cap", "0.0")],
+    ..GEMMA2
 };

@@ -31,6 +31,8 @@ const ROPE: Rope = Rope {
         ("original_max_position_embeddings", "rope_original", Kind::Size),
     ],
     share: None,
+    local: None,
+    linear: None,
 };
 
 pub const LLAMA: Family = Family {
