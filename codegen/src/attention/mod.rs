@@ -12,6 +12,7 @@ mod forward;
 mod lanes;
 mod panels;
 #[cfg(test)]
+#[path = "programs/tests.rs"]
 mod programs;
 mod scoring;
 #[cfg(test)]

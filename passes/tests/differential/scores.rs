@@ -1,7 +1,7 @@
 //! Attention whose scores get everything: documents, a window, slopes, a bias out of a table, a soft cap, a sink, values of another size.
 
 use crate::harness::{Case, check};
-use crate::models::{case, on};
+use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case, on};
 
 const SCORES: (&str, &[(&str, &str)]) = (
     r#"
@@ -45,6 +45,16 @@ fn scores_that_get_everything_agree_on_every_mesh() {
     let cases =
         ["", "m2", "dp2 m2", "tp2", "tp2 sp m2", "pp2 m2", "cp2", "cp2 gather", "cp2 ulysses", "tp2 cp2 m2", "tp2 cp2 pp2 sp m2", "full2 pp2 m2"];
     on(SCORES, &[], &cases);
+}
+
+#[test]
+fn packed_documents_agree_on_every_mesh() {
+    let packed = &[("packed", "true"), ("separator", "3")];
+    for model in [GPT2, LLAMA, DEEPSEEK] {
+        on(model, packed, &["m2", "dp2 tp2 sp m2", "pp2 m2", "cp2", "cp2 gather m2"]);
+    }
+    on(LLAMA, packed, &["cp4", "cp2 ulysses tp2 m2", "tp2 cp2 pp2 sp m2"]);
+    on(MIXTRAL, packed, &["dp2 ep2", "cp2 tp2 sp ep2 etp2"]);
 }
 
 /// Without a number of each pair of positions keys go round.

@@ -123,7 +123,7 @@ impl<'c> Cores<'_, 'c> {
                 let scores = self.products(sizes, d, part(0), stage);
                 // Probabilities alone need no gradients of theirs.
                 let of_scores = kind.sums.iter().any(|(of, _)| *of == Of::Scores);
-                let dp = of_scores.then(|| self.products(sizes, values, part(tile_bytes), self.plus(stage, block_bytes))).unwrap_or_default();
+                let dp = if of_scores { self.products(sizes, values, part(tile_bytes), self.plus(stage, block_bytes)) } else { vec![] };
                 let numbers = kept.clone().unwrap_or_else(|| self.numbers_of_columns(sizes, self.plus(stage, numbers)));
                 let here = if plan.program.grouped { of(visit) } else { at.at(b, plan, &[], b.index(0)) };
                 let (scores, slopes) = self.changed(&here, &own, visit, &scores);
