@@ -1,4 +1,5 @@
-//! Causal attention: `cargo run --release -p codegen --example attention_bench [BATCHxHEADS[/KV]xSEQxD [documents|ragged|alibi|capped]]`.
+//! Causal attention: `cargo run --release -p codegen --example attention_bench [BATCHxHEADS[/KV]xSEQxD
+//! [documents|ragged|alibi|capped]]`.
 //!
 //! Prints medians of thread time, and rates of the work that the mask leaves. Backward and forward take turns in one thread.
 

@@ -2,7 +2,8 @@
 //!
 //! - `peak THREADS SECONDS`: of a loop of independent multiply-adds, their rate in GFLOP/s instead.
 //! - `gemm MxKxN NN|NT|TN|TT 0|1 THREADS SECONDS`: a product, or one that is added to its result.
-//! - `attention forward|backward BATCHxHEADS[/KV]xSEQxD [documents|ragged|alibi|capped] THREADS SECONDS`: causal, and what is said beside.
+//! - `attention forward|backward BATCHxHEADS[/KV]xSEQxD [documents|ragged|alibi|capped] THREADS SECONDS`: causal,
+//!   and what is said beside.
 //!
 //! Threads share the tiles of a call as those of a rank do, and its time is that of the clock.
 

@@ -123,8 +123,9 @@ impl<'a> Reader<'a> {
     }
 
     /// transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor`, transformers 5 all of them in
-    /// `rope_parameters`, by the type of layer if layers with windows have a theta of their own (`rope_local_base_freq` before).
-    /// Frequencies are scaled as Llama 3 does it, all of them by one factor, or not at all.
+    /// `rope_parameters`, by the type of layer if layers with windows have a theta of their own
+    /// (`rope_local_base_freq` before). Frequencies are scaled as Llama 3 does it, all of them by one factor, or
+    /// not at all.
     fn rope(&mut self, rope: &Rope) {
         let mut found: Option<(&str, &Value)> = None;
         for name in ["rope_parameters", "rope_scaling"] {

@@ -73,7 +73,8 @@ pub enum Role {
     Must(&'static [Plain]),
     /// A list of which every entry must be this; other lists are refused.
     Every(&'static str),
-    /// A list of the type of each layer: the setting is the n of which every n-th layer has no window. Without a list it has this value.
+    /// A list of the type of each layer: the setting is the n of which every n-th layer has no window. Without a
+    /// list it has this value.
     FullEvery(&'static str, u64),
     /// Another name of a field, in configs of other versions.
     Alias(&'static str),

@@ -1,4 +1,5 @@
-//! Which layers see all that is before them: every n-th, as the model text says it; by a list of the type of each, as configs say it.
+//! Which layers see all that is before them: every n-th, as the model text says it; by a list of the type of
+//! each, as configs say it.
 
 use crate::config::Config;
 use serde_json::Value;
@@ -14,7 +15,8 @@ pub fn list(full_every: u64, layers: u64) -> Value {
     (1..=layers).map(|n| if n.is_multiple_of(full_every) { FULL } else { WINDOW }).collect()
 }
 
-/// The number that stands for a config's list. Of those that give the same list, the config's own number or the usual one is preferred.
+/// The number that stands for a config's list. Of those that give the same list, the config's own number or the
+/// usual one is preferred.
 ///
 /// # Errors
 /// The list follows no such number, or is none.

@@ -121,8 +121,9 @@ pub enum Scalar {
     Slot(u32),
 }
 
-/// `softmax(scoring(scale * q k^T)) v` over `keys`, contracted over `d`, per definition `std.attention`. The last operands are those that `scoring` reads, of any dims of q
-/// but `d`, and `keys`. A query that sees no key has result 0 and log-sum-exp -inf, and gives no gradients.
+/// `softmax(scoring(scale * q k^T)) v` over `keys`, contracted over `d`, per definition `std.attention`. The last
+/// operands are those that `scoring` reads, of any dims of q but `d`, and `keys`. A query that sees no key has
+/// result 0 and log-sum-exp -inf, and gives no gradients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attention {
     pub at: Dim,
@@ -307,14 +308,15 @@ pub enum Op {
     Combine(Routing),
 
     // Attention. q has `at`, `d` and any other dims; k has `keys`, `d` and a subset of q's others; v has `keys`, k's
-    // others, and `values`. Dims of q that k lacks share their keys (grouped queries). What the program of scores reads
-    // follows the operands named here.
+    // others, and `values`. Dims of q that k lacks share their keys (grouped queries). What the program of scores
+    // reads follows the operands named here.
     /// `(q, k, v)` -> dims of q, with `values` in place of `d`.
     Attention(Attention),
     /// `(q, k)` -> q's dims without `d`, f32: log of the sum of exponentials of the scaled scores.
     AttentionLse(Attention),
-    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: values)`, f32, in lse's dims. `lse` and `delta` may be
-    /// those of attention to more keys than these: the result is these keys' part of the gradient.
+    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: values)`, f32, in
+    /// lse's dims. `lse` and `delta` may be those of attention to more keys than these: the result is these keys'
+    /// part of the gradient.
     AttentionGrad(Attention, AttentionGrad),
 }
 

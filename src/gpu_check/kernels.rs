@@ -27,7 +27,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A model and its flags. Heads of 64 and hidden sizes of 128 and more take the paths that tensor cores have.
-const CASES: [(&str, &str); 9] = [
+const CASES: [(&str, &str); 10] = [
     ("gpt2", "--dtype fp32"),
     ("gpt2", "--dtype bf16"),
     ("gpt2", "--dtype fp16 -D dropout_rate=0.1"),
@@ -36,12 +36,13 @@ const CASES: [(&str, &str); 9] = [
     ("llama", "--dtype bf16 -D kv_heads=1 -D ffn=200 -D packed=true -D window=40"),
     ("llama", "--dtype fp16 -D kv_heads=2 -D ffn=200 -D packed=true -D head_dim=80"),
     ("llama", "--dtype fp32 --tf32 -D kv_heads=1 -D ffn=200"),
+    ("gemma", "--dtype bf16 -D kv_heads=1 -D ffn=200 -D head_dim=64 -D query_scalar=64 -D score_cap=2.0 -D window=40"),
     ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96 -D aux_per_sequence=true"),
 ];
 
 /// Sizes with which products have several tiles for each multiprocessor and more stages than a ring holds, and heads
 /// 128 elements, on a card alone: the emulator would take hours.
-const LARGE: [(&str, &str); 8] = [
+const LARGE: [(&str, &str); 9] = [
     ("gpt2", "--dtype bf16 -D heads=8"),
     ("gpt2", "--dtype fp16 -D heads=16"),
     ("gpt2", "--dtype fp32 -D heads=16"),
@@ -49,6 +50,7 @@ const LARGE: [(&str, &str); 8] = [
     ("llama", "--dtype bf16 -D heads=8 -D kv_heads=2 -D ffn=2816 -D packed=true"),
     ("llama", "--dtype fp16 -D heads=8 -D kv_heads=2 -D ffn=2816 -D packed=true -D head_dim=96"),
     ("llama", "--dtype fp32 --tf32 -D heads=16 -D kv_heads=4 -D ffn=2816"),
+    ("gemma", "--dtype bf16 -D heads=4 -D kv_heads=2 -D ffn=2816 -D head_dim=256 -D score_cap=2.0 -D window=400"),
     ("mixtral", "--dtype bf16 -D heads=8 -D kv_heads=2 -D experts=8 -D expert_ffn=1408 -D aux_per_sequence=true"),
 ];
 

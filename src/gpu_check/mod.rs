@@ -22,9 +22,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use table::Table;
 
 /// The models, so that the command needs no other files.
-const MODELS: [(&str, &str); 4] = [
+const MODELS: [(&str, &str); 5] = [
     ("gpt2", include_str!("../../models/gpt2.mdl")),
     ("llama", include_str!("../../models/llama.mdl")),
+    ("gemma", include_str!("../../models/gemma.mdl")),
     ("mixtral", include_str!("../../models/mixtral.mdl")),
     ("mlp", include_str!("../../models/mlp.mdl")),
 ];

@@ -191,7 +191,8 @@ impl<'c> Backward<'_, 'c> {
         }
     }
 
-    /// A function `(p, ds, lse, delta, operands of the program; query, key, keys' end, queries)`: scores, as exponents of two unless the program changes them, to probabilities, the gradient of probabilities to that
+    /// A function `(p, ds, lse, delta, operands of the program; query, key, keys' end, queries)`: scores, as
+    /// exponents of two unless the program changes them, to probabilities, the gradient of probabilities to that
     /// of scores but for the scale. Rows from `queries` on are padding and become zero.
     fn gradient(&self, name: &str, masked: bool) -> FunctionValue<'c> {
         let (b, plan) = (self.b, self.plan);
@@ -207,7 +208,8 @@ impl<'c> Backward<'_, 'c> {
         };
         b.for_each(b.index(0), queries, 1, &mut |row| {
             let log = b.mul(of_query(lse, self.operands.lse, row), b.f32(LOG2_E));
-            // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
+            // A program may make all scores of a query infinitely low: then no difference from their logarithm
+            // counts.
             let log = if plan.program.changes() { b.max(log, b.f32(LOWEST)) } else { log };
             let delta = of_query(delta, self.operands.delta, row);
             let query = b.index_add(query, row);

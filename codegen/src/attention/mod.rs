@@ -373,7 +373,8 @@ impl Plan<'_> {
     }
 }
 
-/// Where a vector of scores is: its query, its first key, and the end of the keys that there are, if not all lanes may have one or the mask counts.
+/// Where a vector of scores is: its query, its first key, and the end of the keys that there are, if not all
+/// lanes may have one or the mask counts.
 #[derive(Clone, Copy)]
 pub struct Place<'c> {
     pub query: Index<'c>,
@@ -381,7 +382,8 @@ pub struct Place<'c> {
     pub end: Option<Index<'c>>,
 }
 
-/// Scores as the softmax takes them but for the mask, their slopes unless these are 1, and the lanes that are seen, if that was asked for.
+/// Scores as the softmax takes them but for the mask, their slopes unless these are 1, and the lanes that are
+/// seen, if that was asked for.
 pub struct Scored<'c> {
     pub score: Vector<'c>,
     pub slope: Option<Vector<'c>>,

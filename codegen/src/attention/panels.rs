@@ -90,8 +90,9 @@ impl Division {
 
 /// The functions for panels of one height.
 pub struct Panel<'c> {
-    /// `(q, k, p, sums, reference, weight, operands of the program; query, key, keys' end, column)`: exponentials of a strip of keys go to the panel's
-    /// rows of `block` at `p`, from `column` on; their sums are added to `weight`, by lanes.
+    /// `(q, k, p, sums, reference, weight, operands of the program; query, key, keys' end, column)`: exponentials
+    /// of a strip of keys go to the panel's rows of `block` at `p`, from `column` on; their sums are added to
+    /// `weight`, by lanes.
     pub exponentials: FunctionValue<'c>,
     /// The same with a mask.
     pub exponentials_masked: FunctionValue<'c>,

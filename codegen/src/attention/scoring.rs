@@ -1,4 +1,5 @@
-//! The program of scores in code: on vectors of scores, and on the bounds of a block's operands, which tell whether it hides all of a block or nothing.
+//! The program of scores in code: on vectors of scores, and on the bounds of a block's operands, which tell
+//! whether it hides all of a block or nothing.
 
 use super::{Arguments, Plan, operand, stride};
 use crate::CompileError;
@@ -26,9 +27,11 @@ pub struct Program {
 pub struct Operand {
     pub tensor: usize,
     pub dtype: DType,
-    /// Elements between the numbers of neighbouring queries, and of neighbouring keys; nothing where all have the same.
+    /// Elements between the numbers of neighbouring queries, and of neighbouring keys; nothing where all have the
+    /// same.
     pub strides: [Option<i64>; 2],
-    /// Whether the least and the greatest number of a block are found: of integers of one side alone, the same for all queries that share keys.
+    /// Whether the least and the greatest number of a block are found: of integers of one side alone, the same
+    /// for all queries that share keys.
     pub bounded: bool,
 }
 
@@ -170,7 +173,8 @@ impl<'r, B: Builder> Applied<'r, B> {
     }
 }
 
-/// What the bounds of a block say: of numbers the least and the greatest; of conditions whether any may hold (nothing: one may) and whether all do (nothing: who knows).
+/// What the bounds of a block say: of numbers the least and the greatest; of conditions whether any may hold
+/// (nothing: one may) and whether all do (nothing: who knows).
 #[derive(Clone, Copy)]
 enum Known<V> {
     Numbers([V; 2]),

@@ -137,7 +137,8 @@ impl Elab<'_> {
         Ok(Val::Tensor(sink.map_or(whole, |sink| self.with_sink(whole, log, sink, d))))
     }
 
-    /// Attention beside a sink: with the log-sum-exp of its scores, each result counts `1 / (1 + exp(sink - log))`, which is the logistic function.
+    /// Attention beside a sink: with the log-sum-exp of its scores, each result counts `1 / (1 + exp(sink -
+    /// log))`, which is the logistic function.
     fn with_sink(&mut self, whole: Value, (log, args): (Op, Vec<Value>), sink: Value, d: Dim) -> Value {
         let ty = self.ty(whole).clone();
         let rows = |q: &Type| Type::new(DType::F32, q.dims.iter().copied().filter(|x| *x != d).collect::<Vec<_>>());
@@ -160,7 +161,8 @@ impl Elab<'_> {
         if ty.dtype == DType::F32 { shared } else { self.push(Op::Cast, vec![shared], ty) }
     }
 
-    /// The dim of queries that is their position: one that keys lack, that a mask or a bias names, and of which `keys` is a copy, as far as there is one.
+    /// The dim of queries that is their position: one that keys lack, that a mask or a bias names, and of which
+    /// `keys` is a copy, as far as there is one.
     fn position(&self, by: [Option<Value>; 2], q: &Type, k: &Type, keys: Dim) -> Option<Dim> {
         let own: Vec<Dim> = q.dims.iter().copied().filter(|x| !k.has(*x)).collect();
         let named: Vec<Dim> = own.iter().copied().filter(|x| by.iter().flatten().any(|v| self.ty(*v).has(*x))).collect();

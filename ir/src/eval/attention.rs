@@ -76,7 +76,8 @@ pub(super) fn log_sums(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) ->
     reorder(&body.dims, &rows, &s.dims[..s.dims.len() - 1], &body[v].ty.dims)
 }
 
-/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`, times the slope of what the program makes of a score.
+/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`, times the slope of what the
+/// program makes of a score.
 pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
     let (node, dims) = (&body[v], &body.dims);
     let of = |k: usize| (args[k], body.dims_of(node.args[k]));

@@ -236,7 +236,8 @@ impl Op {
         }
     }
 
-    /// Of attention, multiply-adds for each query and key, given the elements of a head of keys and of one of values: two products forward and four backward.
+    /// Of attention, multiply-adds for each query and key, given the elements of a head of keys and of one of
+    /// values: two products forward and four backward.
     pub fn products_of_pairs(&self, d: u64, values: u64) -> u64 {
         match self {
             Op::Attention(_) | Op::AttentionGrad(_, AttentionGrad::Q) => d + values,

@@ -1,7 +1,8 @@
 //! What attention makes of a score: a small program of pointwise ops on single numbers.
 //!
-//! It says what a score is changed to, and which keys a query sees. So masks that are causal, windows, documents, padding, biases and soft caps
-//! are one path, as in FlexAttention (Dong et al. 2024), whose `score_mod` and `mask_mod` these are.
+//! It says what a score is changed to, and which keys a query sees. So masks that are causal, windows, documents,
+//! padding, biases and soft caps are one path, as in FlexAttention (Dong et al. 2024), whose `score_mod` and
+//! `mask_mod` these are.
 
 use super::{Attention, Binary, Compare, DType, Op, Real, Unary};
 use crate::dim::{Dim, Dims};
@@ -9,10 +10,11 @@ use crate::eval::number;
 use crate::graph::{Body, Origin, Phase, Type, Value};
 use serde::{Deserialize, Serialize};
 
-/// A program over the score of a query and a key (`scale * q . k`, f32) and the numbers that the further operands of attention hold for the two.
+/// A program over the score of a query and a key (`scale * q . k`, f32) and the numbers that the further operands
+/// of attention hold for the two.
 ///
-/// Steps are in the order in which results first need them, and none stands twice, so that programs which are written alike are equal.
-/// [`Op::Input`] 0 is the score, `Op::Input(n)` the n-th further operand, from 1.
+/// Steps are in the order in which results first need them, and none stands twice, so that programs which are
+/// written alike are equal. [`Op::Input`] 0 is the score, `Op::Input(n)` the n-th further operand, from 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scoring {
     pub steps: Vec<Step>,
@@ -38,7 +40,8 @@ impl Scoring {
         self.score.is_none() && self.seen.is_none()
     }
 
-    /// A mask by positions, operand 1 of queries and 2 of keys: a query sees a key iff the key's is not after its own, and with a window less than that many before.
+    /// A mask by positions, operand 1 of queries and 2 of keys: a query sees a key iff the key's is not after its
+    /// own, and with a window less than that many before.
     pub fn causal(window: Option<u32>) -> Scoring {
         let mut s = Scoring::PLAIN;
         let [query, key] = [1, 2].map(|n| s.step(Op::Input(n), DType::I32, &[]));
@@ -113,7 +116,8 @@ impl Scoring {
         }
     }
 
-    /// The same program with the slope of the changed score by the score as one more result: a step, or nothing where it is 1 whatever the score.
+    /// The same program with the slope of the changed score by the score as one more result: a step, or nothing
+    /// where it is 1 whatever the score.
     pub fn with_slope(&self) -> (Scoring, Option<u32>) {
         let mut out = self.clone();
         let Some(score) = self.score else { return (out, None) };
@@ -352,8 +356,8 @@ impl Attention {
         queries.iter().map(|d| if *d == self.d { self.values } else { *d }).collect()
     }
 
-    /// Keys that as many queries see together, as far as its program says: of a causal mask as if queries were evenly spread over the positions of their
-    /// keys; what depends on data, such as documents, is not known.
+    /// Keys that as many queries see together, as far as its program says: of a causal mask as if queries were
+    /// evenly spread over the positions of their keys; what depends on data, such as documents, is not known.
     pub fn pairs(&self, keys: u64) -> u64 {
         let Some(ordered) = self.scoring.ordered() else { return keys.saturating_mul(keys) };
         let most = self.scoring.window(ordered).map_or(keys, |w| keys.min(w));

@@ -1,7 +1,8 @@
 //! Programs of scores in text: `[i32.1, i32.2, ge 0 1] seen 2`.
 //!
-//! A step is `product` (the score), the type and the number of a further operand (`i32.1`), the type and the value of a constant (`i32 7.0`), or an op and
-//! the steps that its operands are, by their numbers from 0 (`ge 0 1`, `cast.f32 2`).
+//! A step is `product` (the score), the type and the number of a further operand (`i32.1`), the type and the
+//! value of a constant (`i32 7.0`), or an op and the steps that its operands are, by their numbers from 0 (`ge 0
+//! 1`, `cast.f32 2`).
 
 use super::io::{Io, Result};
 use crate::op::{Binary, Compare, DType, Op, Real, Scoring, Step, Unary};

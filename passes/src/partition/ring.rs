@@ -134,8 +134,9 @@ impl Emitter<'_> {
         (further, (0..further.len()).filter(|k| self.out.body[further[*k]].ty.has(a.keys)).collect())
     }
 
-    /// The blocks of keys in the order in which a rank has them, each as k, v (if asked for) and what else belongs to keys. The exchange that brings
-    /// a block stands before what `each` computes with the block before it.
+    /// The blocks of keys in the order in which a rank has them, each as k, v (if asked for) and what else
+    /// belongs to keys. The exchange that brings a block stands before what `each` computes with the block before
+    /// it.
     fn round(&mut self, own: &[Value], ring: &Ring, each: &mut dyn FnMut(&mut Self, &[Value])) {
         let steps: u64 = ring.subs.iter().map(|u| self.job.s.mesh[*u].size).product();
         let types: Vec<Type> = own.iter().map(|w| self.out.body[*w].ty.clone()).collect();

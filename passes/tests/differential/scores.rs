@@ -1,4 +1,5 @@
-//! Attention whose scores get everything: documents, a window, slopes, a bias out of a table, a soft cap, a sink, values of another size.
+//! Attention whose scores get everything: documents, a window, slopes, a bias out of a table, a soft cap, a sink,
+//! values of another size.
 
 use crate::harness::{Case, check};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case, on};

@@ -129,7 +129,8 @@ impl Rule<'_> {
         (0..x.len()).map(of).collect()
     }
 
-    /// `d softmax(s) v = p (ds - sum(p ds)) v + p dv`, a row of scores at a time; of the logarithm of its sums `sum(p ds)`.
+    /// `d softmax(s) v = p (ds - sum(p ds)) v + p dv`, a row of scores at a time; of the logarithm of its sums
+    /// `sum(p ds)`.
     fn attention(&self, a: &Attention, logarithm: bool) -> Vec<f64> {
         let body = &self.small.body;
         let rows: Vec<Dim> = body.dims_of(self.node.args[0]).iter().copied().filter(|d| *d != a.d).collect();
@@ -175,7 +176,8 @@ impl Rule<'_> {
     }
 }
 
-/// The score that a program makes of one, and how that moves, from how the score and the operands' numbers do; nothing where the key is not seen.
+/// The score that a program makes of one, and how that moves, from how the score and the operands' numbers do;
+/// nothing where the key is not seen.
 fn scored(program: &Scoring, score: [f64; 2], numbers: &[[f64; 2]]) -> Option<[f64; 2]> {
     let mut values: Vec<[f64; 2]> = vec![];
     for step in &program.steps {

@@ -1,4 +1,5 @@
-//! Attention on the tensor cores of sm_80, after FlashAttention-2 (Dao 2023): 16-bit operands, heads of a multiple of 8 elements, up to 256.
+//! Attention on the tensor cores of sm_80, after FlashAttention-2 (Dao 2023): 16-bit operands, heads of a
+//! multiple of 8 elements, up to 256.
 //!
 //! A block keeps a tile of rows of one side in shared memory, its own, and the other side's rows come by in blocks: while one is computed with, the next is on its
 //! way (`cp.async`). A warp has some rows of the tile. Scores, their exponentials and all sums stay in its registers: the layout of a product's

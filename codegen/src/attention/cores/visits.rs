@@ -49,15 +49,16 @@ pub struct Visit<'c> {
     pub entry: Option<Index<'c>>,
 }
 
-/// A row that a tile meets, for the program of scores: what each operand of its side alone holds for it, as far as that counts, and whether it is there, if it
-/// may not be.
+/// A row that a tile meets, for the program of scores: what each operand of its side alone holds for it, as far
+/// as that counts, and whether it is there, if it may not be.
 #[derive(Clone)]
 pub struct Met<'c> {
     pub numbers: Vec<Option<Value<'c>>>,
     pub present: Option<Value<'c>>,
 }
 
-/// Of each operand of the program its least and its greatest number among some rows, where these are its side's and that counts.
+/// Of each operand of the program its least and its greatest number among some rows, where these are its side's
+/// and that counts.
 type BoundsOf<'c> = Vec<Option<[Value<'c>; 2]>>;
 
 impl<'c> Visits<'c> {
@@ -165,7 +166,8 @@ impl<'c> Cores<'_, 'c> {
         Visits { count: self.scaled(of_head, heads), of_head, heads, list: Some(list), last: (0, false) }
     }
 
-    /// What the program makes of scaled products, one of each pair of a block, and the slopes of that, unless these are 1.
+    /// What the program makes of scaled products, one of each pair of a block, and the slopes of that, unless
+    /// these are 1.
     pub fn changed(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, products: &[Value<'c>]) -> (Vec<Value<'c>>, Option<Vec<Value<'c>>>) {
         let (b, program) = (self.b, &self.plan.program);
         if !program.changes() {

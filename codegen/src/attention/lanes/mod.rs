@@ -115,7 +115,8 @@ struct Others<'c> {
     held: Vec<Option<Value<'c>>>,
 }
 
-/// What the program makes of a row's products: the score, its slope unless that is 1, the lanes that are seen, unless all are.
+/// What the program makes of a row's products: the score, its slope unless that is 1, the lanes that are seen,
+/// unless all are.
 struct Scored<'c> {
     score: Value<'c>,
     slope: Option<Value<'c>>,

@@ -1,4 +1,5 @@
-//! Attention with random programs of scores: masks, biases, windows, documents, soft caps, sizes and groups in any mix.
+//! Attention with random programs of scores: masks, biases, windows, documents, soft caps, sizes and groups in
+//! any mix.
 
 use crate::target::Target;
 use crate::testing::{Make, Numbers, emulate, random_inputs, run};
@@ -138,7 +139,8 @@ impl Draft {
     }
 }
 
-/// A problem: its forward and backward kernels, and the operands of the latter; the first three and the last ones are the former's.
+/// A problem: its forward and backward kernels, and the operands of the latter; the first three and the last ones
+/// are the former's.
 struct Problem {
     forward: Kernel,
     backward: Kernel,

@@ -28,8 +28,8 @@ pub struct Form {
 }
 
 impl Form {
-    /// Nothing if an operand has no tensor map, or if the program asks for more than whether a pair is seen: then products cannot begin with what is
-    /// subtracted of them.
+    /// Nothing if an operand has no tensor map, or if the program asks for more than whether a pair is seen: then
+    /// products cannot begin with what is subtracted of them.
     pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
         if plan.program.changes() || plan.program.grouped {
             return None;
@@ -170,8 +170,8 @@ impl<'a, 'c> Roles<'a, 'c> {
         [first, self.b().index_add(first, self.b().word(self.places.block_bytes))]
     }
 
-    /// Numbers of the rows of a stage: of queries what scores and their gradients begin with, if keys meet them; of either side those of the program's operands
-    /// that are of this side alone, in order.
+    /// Numbers of the rows of a stage: of queries what scores and their gradients begin with, if keys meet them;
+    /// of either side those of the program's operands that are of this side alone, in order.
     pub fn numbers(&self, slot: Index<'c>, k: usize) -> Index<'c> {
         let bytes = self.places.number_bytes;
         let first = self.of_slot(self.places.numbers, rows_numbers(self.plan()) * bytes, slot);

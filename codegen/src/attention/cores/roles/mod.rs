@@ -37,7 +37,8 @@ pub enum Form {
 }
 
 impl Form {
-    /// Nothing if the GPU has no tensor copies, an operand no tensor map, or heads are of other than 64 or 128 elements.
+    /// Nothing if the GPU has no tensor copies, an operand no tensor map, or heads are of other than 64 or 128
+    /// elements.
     pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
         if !target.has_wgmma() || plan.d != plan.values || ![64, 128].contains(&plan.d.d) {
             return None;
