@@ -169,22 +169,22 @@ fn a_dim_that_does_not_divide_offers_sizes_that_do() {
         "--tp 3",
         expect![[r#"
         error[E0204]: dim `heads` of `layers.0.attn.q.w` cannot be split over axis `tp`: heads = 4 does not divide by tp = 3
-          --> gpt2.mdl:16:13
+          --> gpt2.mdl:24:13
            |
-        16 |     let q = linear(x, hidden, [heads, head_dim], bias: true) as q;
+        24 |     let q = linear(x, hidden, [heads, head_dim], bias: true) as q;
            |             ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ heads = 4 does not divide by tp = 3
         ...
-        42 |   tp: heads, ffn, vocab;
+        60 |   tp: heads, ffn, vocab;
            |   --------------------- `tp` splits `heads` here
            |
            = help: nearest sizes that divide: 3, 6 (`-D heads=6`)
         error[E0204]: dim `ffn` of `layers.0.mlp.up.w` cannot be split over axis `tp`: ffn = 32 does not divide by tp = 3
-          --> gpt2.mdl:26:18
+          --> gpt2.mdl:44:18
            |
-        26 |     x = x + drop(mlp(norm(x) as ln2, hidden, ffn, act: "gelu_tanh", out_std: out_std) as mlp);
+        44 |     x = x + drop(mlp(norm(x) as ln2, hidden, ffn, act: "gelu_tanh", out_std: out_std) as mlp);
            |                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ ffn = 32 does not divide by tp = 3
         ...
-        42 |   tp: heads, ffn, vocab;
+        60 |   tp: heads, ffn, vocab;
            |   --------------------- `tp` splits `ffn` here
            |
            = help: nearest sizes that divide: 30, 33 (`-D ffn=33`)
