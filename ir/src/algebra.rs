@@ -129,7 +129,8 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
             let mut loops = blocked(&[a.keys, a.d, a.values]);
             // A number of each query and key cannot go round with either.
-            if arg_dims.iter().any(|dims| dims.contains(&a.at) && dims.contains(&a.keys)) {
+            let of_pairs = arg_dims.iter().any(|dims| dims.contains(&a.at) && dims.contains(&a.keys));
+            if crate::fault!("algebra.attention.pairs", false, of_pairs) {
                 return plain(loops, &[]);
             }
             let along = |dims: &[Dim]| [a.at, a.keys].into_iter().find(|d| dims.contains(d));

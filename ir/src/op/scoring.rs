@@ -191,7 +191,7 @@ impl Scoring {
                         self.f32(Op::Unary(Unary::Neg), &[square])
                     }
                     Unary::Tanh => {
-                        let (one, square) = (self.number(1.0), self.power(y, 2));
+                        let (one, square) = (self.number(1.0), self.power(y, crate::fault!("scoring.slope.tanh", 1, 2)));
                         self.f32(Op::Binary(Binary::Sub), &[one, square])
                     }
                     Unary::Sin => self.f32(Op::Unary(Unary::Cos), &[x]),
@@ -235,7 +235,7 @@ impl Scoring {
                 sum(self, [dx, minus])
             }
             Binary::Mul => {
-                let parts = [dx.map(|d| self.times(d, y)), dy.map(|d| self.times(d, x))];
+                let parts = [dx.map(|d| self.times(d, crate::fault!("scoring.slope.product", x, y))), dy.map(|d| self.times(d, x))];
                 sum(self, parts)
             }
             Binary::Div => {

@@ -4,9 +4,9 @@
 use crate::harness::{Case, check};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case, on};
 
-const SCORES: (&str, &[(&str, &str)]) = (
+pub const SCORES: (&str, &[(&str, &str)]) = (
     r#"
-model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6, layers = 2, seq = 16, capped = true, table = true) {
+model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6, layers = 2, seq = 16, table = true) {
   input x0: f32[batch, seq, hidden];
   input ids: i32[batch, seq];
   dim buckets = 8;

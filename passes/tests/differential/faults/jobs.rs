@@ -2,6 +2,7 @@
 
 use crate::harness::Case;
 use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, T5, case};
+use crate::scores::SCORES;
 use std::fmt;
 
 /// What a compile is asked for.
@@ -171,6 +172,7 @@ const JOBS: &[(&str, Model, &[&str])] = &[
     ),
     ("capacity", (CAPACITY, NOTHING), &["b2", "dp2 ep2", "dp2 ep2 b4 room175"]),
     ("wide", (WIDE, NOTHING), &["m2"]),
+    ("scores", SCORES, &["m2", "dp2 tp2 m2", "cp2", "table=false | cp2"]),
 ];
 
 /// All of them.
