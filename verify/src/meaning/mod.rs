@@ -105,8 +105,8 @@ pub fn verify(m: &Module) -> Result<Unproved, Violation> {
     Ok(None)
 }
 
-/// Whether something has two derivatives at one place: a clamp, a step, a comparison of floats. A greatest number that is subtracted behind a
-/// `stop_gradient` has none.
+/// Whether something has two derivatives at one place: a clamp, a step, a comparison of floats. A greatest number
+/// that is subtracted behind a `stop_gradient` has none.
 fn bends(body: &Body) -> bool {
     let users = body.users();
     let float = |v: Value| body[v].ty.dtype.is_float();
