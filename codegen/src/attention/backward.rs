@@ -4,7 +4,7 @@
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
 use super::tiles::{self, Column, Copy, End, Product, Stored, product, store_column, transpose, vector_columns};
-use super::{Arguments, GradientOperands, Place, Plan, Rows, Run, Size, Span, Visible, span};
+use super::{Arguments, GradientOperands, LOWEST, Place, Plan, Rows, Run, Size, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -14,9 +14,6 @@ use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{AttentionGrad, Op};
 use std::f64::consts::LOG2_E;
-
-/// Below all logarithms of sums that are numbers.
-const LOWEST: f64 = -1e30;
 
 /// Offsets in scratch, in bytes.
 struct Scratch {

@@ -51,6 +51,10 @@ pub fn emit_for_gpu(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> R
     }
 }
 
+/// Below all logarithms of sums that are numbers: where a program makes all scores of a query infinitely low,
+/// differences are taken from it.
+const LOWEST: f64 = -1e30;
+
 /// Queries and keys of a block, where there are as many.
 const BLOCK: i64 = 64;
 

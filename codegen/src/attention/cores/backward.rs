@@ -1,6 +1,7 @@
 //! The gradients of attention, in two kinds of tiles: of queries, for the gradient of q, and of keys, for those of k and v, which meet the queries of all heads that
 //! share them. Both compute the scores and the gradients of probabilities again; every sum is one warp's, in a fixed order.
 
+use super::super::LOWEST;
 use super::*;
 use ir::op::AttentionGrad;
 use std::f64::consts::LOG2_E;
@@ -176,7 +177,7 @@ impl<'c> Cores<'_, 'c> {
 
     fn minus_log2(&self, lse: Value<'c>) -> Value<'c> {
         // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
-        let lse = if self.plan.program.changes() { self.b.max(lse, self.b.f32(-1e30)) } else { lse };
+        let lse = if self.plan.program.changes() { self.b.max(lse, self.b.f32(LOWEST)) } else { lse };
         self.b.mul(lse, self.b.f32(-LOG2_E))
     }
 

@@ -1,11 +1,9 @@
 //! The gradients of attention. Tiles of one kind keep queries and sum the gradient of q; those of the other keep keys, meet the queries of all heads that
 //! share them, and sum the gradients of k and v. Every sum is one warp's, in a fixed order; for that, scores are computed twice.
 
+use super::super::LOWEST;
 use super::*;
 use ir::op::AttentionGrad;
-
-/// Below all logarithms of sums that are numbers.
-const LOWEST: f64 = -1e30;
 
 impl<'c> Lanes<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
