@@ -276,6 +276,10 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
                 crate::op::AttentionGrad::Q => 0,
                 crate::op::AttentionGrad::K => 1,
                 crate::op::AttentionGrad::V => 2,
+                crate::op::AttentionGrad::Bias => {
+                    let bias = a.scoring.bias().filter(|k| [a.at, a.keys].iter().all(|d| args[6 + k].has(*d)));
+                    6 + bias.ok_or("its program adds no operand of pairs last").or_else(|text| fail(text).map(|_| 0))?
+                }
             }];
             Type::new(sum(of.dtype), of.dims.clone())
         }

@@ -27,7 +27,7 @@ pub enum Family {
     Gemm,
     /// `Attention` and `AttentionLse` of the same operands (the latter optional).
     Attention,
-    /// One to three `AttentionGrad` of the same operands.
+    /// One to three `AttentionGrad` of the same operands, or that of a bias alone.
     AttentionGrad,
     /// One `Scatter`, then pointwise ops on its result.
     Scatter,

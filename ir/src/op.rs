@@ -59,8 +59,9 @@ named! {
 }
 
 named! {
-    /// The three gradients of attention.
-    AttentionGrad { Q = "attention_dq", K = "attention_dk", V = "attention_dv" }
+    /// The gradients of attention: of its three operands, and of the bias that its program adds last
+    /// ([`Scoring::bias`]).
+    AttentionGrad { Q = "attention_dq", K = "attention_dk", V = "attention_dv", Bias = "attention_dbias" }
 }
 
 named! {

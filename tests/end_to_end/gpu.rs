@@ -176,7 +176,8 @@ const JOBS: [(&str, &[&str]); 11] = [
 ];
 
 /// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of 16 bits with heads of 64 or
-/// 128, are multiplied by tensor cores; by those of warpgroups where there are any. Factors of tf32 too, by the latter only if they lie right.
+/// 128, are multiplied by tensor cores; by those of warpgroups where there are any, and attention has no number of each
+/// pair. Factors of tf32 too, by the latter only if they lie right.
 fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     let body = &kernel.body;
     let of_groups = if target == "sm_90a" { "HGMMA" } else { "HMMA" };
@@ -192,7 +193,9 @@ fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
                 (both && halves).then_some(of_groups)
             }
             Op::Attention(a) | Op::AttentionGrad(a, _) => {
-                (body[args[0]].ty.dtype.is_half() && [64, 128].contains(&body.dims.size(a.d))).then_some(of_groups)
+                let of_pairs = a.further(args).iter().any(|v| [a.at, a.keys].iter().all(|d| body[*v].ty.has(*d)));
+                let fits = body[args[0]].ty.dtype.is_half() && [64, 128].contains(&body.dims.size(a.d));
+                fits.then_some(if of_pairs { "HMMA" } else { of_groups })
             }
             _ => None,
         }

@@ -3,6 +3,8 @@
 //! A tile is one head of keys with all queries that share it, so the gradients of k and v need no sums between tiles. Scores and
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
+mod bias;
+
 use super::tiles::{self, Column, Copy, End, Product, Stored, product, store_column, transpose, vector_columns};
 use super::{Arguments, GradientOperands, LOWEST, Place, Plan, Rows, Run, Size, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
@@ -29,6 +31,8 @@ struct Scratch {
     dq: i64,
     dk: i64,
     dv: i64,
+    /// Of a gradient of a bias: sums for all queries of a head and a block of keys.
+    pairs: i64,
     /// Bounds of positions, of all blocks of queries and of a block of keys.
     query_bounds: i64,
     key_bounds: i64,
@@ -46,6 +50,7 @@ impl Scratch {
         let [query_rows, key_rows] = [plan.query_block, plan.key_block].map(|block| block * plan.d.width);
         let [of_results, of_values] = [plan.query_block, plan.key_block].map(|block| block * plan.values.width);
         let square = plan.query_block * plan.key_block;
+        let [by_rows, by_pairs] = if plan.bias().is_some() { [0, 1] } else { [1, 0] };
         Scratch {
             q: take(plan.query_blocks() * query_rows),
             dout: take(plan.query_blocks() * of_results),
@@ -54,9 +59,10 @@ impl Scratch {
             v_transposed: take(of_values),
             p: take(square),
             ds: take(square),
-            dq: take(plan.query_blocks() * query_rows),
-            dk: take(plan.key_blocks() * key_rows),
-            dv: take(plan.key_blocks() * of_values),
+            dq: take(by_rows * plan.query_blocks() * query_rows),
+            dk: take(by_rows * plan.key_blocks() * key_rows),
+            dv: take(by_rows * plan.key_blocks() * of_values),
+            pairs: take(by_pairs * plan.query_blocks() * square),
             query_bounds: take(plan.bounds_size(0) * plan.query_blocks()),
             key_bounds: take(plan.bounds_size(1)),
             bytes: used,
@@ -99,14 +105,14 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     let operands = plan.gradient_operands()?;
     let backward = Backward { b, plan: &plan, operands, scratch: Scratch::new(&plan) };
     let functions = backward.functions(target);
+    if let Some(bias) = plan.bias() {
+        return Ok(backward.of_bias(&functions, bias, name));
+    }
     let entry = b.kernel(name);
     let arguments = Arguments::new(kernel, &entry, |from, bytes| b.load_pointer(b.at_const(from, bytes)));
     b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
         let head = arguments.at(b, &plan, &plan.shared, tile);
-        b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
-            let rows = span(b, block, plan.query_block, plan.queries);
-            plan.measured(b, &functions.bounds, &head, 0, rows, backward.query_bounds(&head, block));
-        });
+        backward.measure_queries(&functions, &head);
         backward.clear(&head, backward.scratch.dk, plan.key_blocks() * plan.key_block * plan.d.width);
         backward.clear(&head, backward.scratch.dv, plan.key_blocks() * plan.key_block * plan.values.width);
         b.for_each(b.index(0), b.index(plan.sizes(&plan.group)), 1, &mut |member| {
@@ -238,31 +244,55 @@ impl<'c> Backward<'_, 'c> {
         function
     }
 
+    /// The bounds of all blocks of queries.
+    fn measure_queries(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>) {
+        let (b, plan) = (self.b, self.plan);
+        b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
+            let rows = span(b, block, plan.query_block, plan.queries);
+            plan.measured(b, &functions.bounds, at, 0, rows, self.query_bounds(at, block));
+        });
+    }
+
     /// All blocks of one head of queries.
     fn member(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>) {
+        self.copy_queries(functions, at);
+        self.b.for_each(self.b.index(0), self.b.index(self.plan.key_blocks()), 1, &mut |block| self.keys(functions, at, block));
+    }
+
+    /// Where the rows of an operand begin, from one on.
+    fn source(&self, at: &Arguments<Pointer<'c>>, rows: &Rows, first: Index<'c>) -> Pointer<'c> {
+        let b = self.b;
+        b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))))
+    }
+
+    fn copy_queries(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
-        let part = |offset: i64| b.at_const(at.scratch, offset);
-        let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
+        let source = |rows: &Rows, first: Index<'c>| self.source(at, rows, first);
         b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
             let rows = span(b, block, plan.query_block, plan.queries);
             b.call(functions.copy_q, &[source(&operands.q, rows.first), self.rows(at, self.scratch.q, rows, plan.d)], &[rows.count]);
             b.call(functions.copy_dout, &[source(&operands.dout, rows.first), self.rows(at, self.scratch.dout, rows, plan.values)], &[rows.count]);
         });
-        b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
-            let keys = span(b, key_block, plan.key_block, plan.keys);
-            let run = plan.measured(b, &functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
-            b.call(functions.copy_k, &[source(&operands.k, keys.first), part(self.scratch.k)], &[keys.count]);
-            b.call(functions.transpose_k, &[source(&operands.k, keys.first), part(self.scratch.k_transposed)], &[keys.count]);
-            b.call(functions.transpose_v, &[source(&operands.v, keys.first), part(self.scratch.v_transposed)], &[keys.count]);
-            b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |query_block| {
-                let rows = span(b, query_block, plan.query_block, plan.queries);
-                let queries = Run { span: rows, bounds: self.query_bounds(at, query_block) };
-                let work = || self.block(functions, at, queries, run);
-                match plan.any_visible(b, queries, run) {
-                    Some(any) => b.branch(any, work, || ()),
-                    None => work(),
-                }
-            });
+    }
+
+    /// A block of keys with all queries of a head, which are copied.
+    fn keys(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, block: Index<'c>) {
+        let (b, plan, operands) = (self.b, self.plan, &self.operands);
+        let part = |offset: i64| b.at_const(at.scratch, offset);
+        let keys = span(b, block, plan.key_block, plan.keys);
+        let run = plan.measured(b, &functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
+        let [k, v] = [&operands.k, &operands.v].map(|rows| self.source(at, rows, keys.first));
+        b.call(functions.copy_k, &[k, part(self.scratch.k)], &[keys.count]);
+        b.call(functions.transpose_k, &[k, part(self.scratch.k_transposed)], &[keys.count]);
+        b.call(functions.transpose_v, &[v, part(self.scratch.v_transposed)], &[keys.count]);
+        b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |query_block| {
+            let rows = span(b, query_block, plan.query_block, plan.queries);
+            let queries = Run { span: rows, bounds: self.query_bounds(at, query_block) };
+            let work = || self.block(functions, at, queries, run);
+            match plan.any_visible(b, queries, run) {
+                Some(any) => b.branch(any, work, || ()),
+                None => work(),
+            }
         });
     }
 
@@ -308,6 +338,9 @@ impl<'c> Backward<'_, 'c> {
         if let Some(dq) = functions.dq {
             b.call(dq, &[ds, part(self.scratch.k), self.rows(at, self.scratch.dq, rows, plan.d)], &[]);
         }
+        if plan.bias().is_some() {
+            self.add_pairs(at, ds, rows);
+        }
     }
 
     fn clear(&self, at: &Arguments<Pointer<'c>>, offset: i64, elements: i64) {
@@ -326,6 +359,7 @@ impl<'c> Backward<'_, 'c> {
             AttentionGrad::Q => (self.scratch.dq, plan.queries, plan.attention.at, scale),
             AttentionGrad::K => (self.scratch.dk, plan.keys, plan.attention.keys, ir::fault!("attention.dk.scale", 1.0, scale)),
             AttentionGrad::V => (self.scratch.dv, plan.keys, plan.attention.keys, 1.0),
+            AttentionGrad::Bias => unreachable!("invariant: that of a bias is stored by pairs"),
         };
         for (position, output) in plan.kernel.outputs.iter().enumerate() {
             if !matches!(plan.kernel.body[output.value].op, Op::AttentionGrad(_, w) if w == which) {

@@ -33,9 +33,9 @@ use crate::{CompileError, Shape};
 use inkwell::values::{FunctionValue, IntValue};
 use ir::dim::Dim;
 use ir::graph::Value;
-use ir::kernel::Kernel;
+use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
-use ir::op::{Attention, Op};
+use ir::op::{Attention, AttentionGrad, Op};
 use scoring::{Applied, Program, Sight};
 
 /// Writes the kernel `name` for a GPU, on tensor cores where they can do it, and reports what it needs.
@@ -224,6 +224,19 @@ impl<'a> Plan<'a> {
     /// The dims that number heads of queries.
     fn heads(&self) -> Vec<Dim> {
         self.shared.iter().chain(&self.group).copied().collect()
+    }
+
+    /// The output that is the gradient of a bias, if the kernel computes that: it is alone.
+    pub fn bias(&self) -> Option<&'a Output> {
+        let is_bias = |o: &&Output| matches!(self.kernel.body[o.value].op, Op::AttentionGrad(_, AttentionGrad::Bias));
+        self.kernel.outputs.first().filter(is_bias)
+    }
+
+    /// The dims of heads of queries that a bias has, and those along which its gradient is a sum.
+    pub fn heads_of_bias(&self, bias: &Output) -> [Vec<Dim>; 2] {
+        let ty = &self.kernel.body[bias.value].ty;
+        let (own, summed) = self.heads().into_iter().partition(|d| ty.has(*d));
+        [own, summed]
     }
 
     fn sizes(&self, dims: &[Dim]) -> i64 {

@@ -7,8 +7,8 @@ use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::pointwise;
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
-use ir::kernel::{Family, Kernel};
-use ir::op::{self, Attention, Binary, DType, Op, Scoring, Unary};
+use ir::kernel::{Kernel, Output};
+use ir::op::{self, Attention, AttentionGrad, Binary, DType, Op, Scoring, Unary};
 
 /// A program as it is compiled: with the slope of scores, where gradients ask for it.
 pub struct Program {
@@ -62,8 +62,10 @@ impl Program {
     /// # Errors
     /// An operand is no input of the kernel.
     pub fn new(kernel: &Kernel, attention: &Attention, group: &[Dim], args: &[Value]) -> Result<Program, CompileError> {
-        let gradients = kernel.family == Family::AttentionGrad;
-        let (scoring, slope) = if gradients { attention.scoring.with_slope() } else { (attention.scoring.clone(), None) };
+        // A bias is added to the score that is changed already.
+        let of_products = |o: &Output| matches!(kernel.body[o.value].op, Op::AttentionGrad(_, AttentionGrad::Q | AttentionGrad::K));
+        let (scoring, slope) =
+            if kernel.outputs.iter().any(of_products) { attention.scoring.with_slope() } else { (attention.scoring.clone(), None) };
         let further = |v: &Value| {
             let ty = &kernel.body[*v].ty;
             let tensor = operand(kernel, *v)?;
@@ -85,6 +87,11 @@ impl Program {
     /// Whether keys are hidden.
     pub fn hides(&self) -> bool {
         self.scoring.seen.is_some()
+    }
+
+    /// Whether an operand has a number for each pair of a query and a key.
+    pub fn reads_pairs(&self) -> bool {
+        self.operands.iter().any(|o| o.side() == 2)
     }
 
     /// The operands whose bounds are found, of a side (queries 0, keys 1).

@@ -91,14 +91,9 @@ fn backward(case: &Case) -> Kernel {
     let (lse, delta) = (make.input(DType::F32, row_dims), make.input(DType::F32, row_dims));
     let dout = make.input(case.dtype, &out_dims);
     let positions = position_inputs(&mut make, &attention);
-    let grads = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V];
-    let outputs = grads.map(|which| {
+    let grads = [(AttentionGrad::Q, q), (AttentionGrad::K, k), (AttentionGrad::V, v)];
+    let outputs = grads.map(|(which, of)| {
         let grad = Op::AttentionGrad(attention.clone(), which);
-        let of = match which {
-            AttentionGrad::Q => q,
-            AttentionGrad::K => k,
-            AttentionGrad::V => v,
-        };
         let ty = make.body[of].ty.clone();
         make.op_as(grad, &[&[q, k, v, lse, delta, dout], &positions[..]].concat(), ty)
     });

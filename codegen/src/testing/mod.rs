@@ -13,7 +13,7 @@ use ir::op::{DType, Op, Real, Scalar};
 use ir::program::Space;
 
 /// A kernel under construction.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Make {
     pub body: Body,
     inputs: Vec<Operand>,

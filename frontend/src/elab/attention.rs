@@ -22,6 +22,8 @@ struct Program {
     pair: [Dim; 2],
     scoring: Scoring,
     operands: Vec<Value>,
+    /// An operand whatever it is made of.
+    whole: Option<Value>,
     /// The steps that values are.
     steps: HashMap<Value, u32>,
     /// How often steps may still be asked for.
@@ -56,7 +58,7 @@ impl Elab<'_> {
         let bytes = scores.iter().fold(4u64, |n, d| n.saturating_mul(self.body.dims.size(*d)));
         let e = Diagnostic::warning("W0404", format!("this attention stores a score for each query and key: {why}"));
         let e = e.label(span, format!("{} of f32, {:.1} MiB of all ranks together", self.shape(&scores), bytes as f64 / f64::from(1 << 20)));
-        self.report(e.help("with a bias that does not train it is one kernel that stores none"));
+        self.report(e.help("with other operands, or fewer steps, it is one kernel that stores none"));
     }
 
     fn argument(&self, frame: FrameId, name: &str) -> Option<Val> {
@@ -77,7 +79,7 @@ impl Elab<'_> {
         }
     }
 
-    /// [`Op::Attention`] where the shapes are what the op describes, and scores get no bias that trains.
+    /// [`Op::Attention`] where the shapes are what the op describes.
     fn attention(&mut self, frame: FrameId) -> Result<Val, Unfit> {
         let tensors = ["q", "k", "v"].map(|name| self.tensor_argument(frame, name));
         let dims = ["d", "keys"].map(|name| self.dim_argument(frame, name));
@@ -123,10 +125,9 @@ impl Elab<'_> {
         if sink.is_some_and(|s| !self.ty(s).dtype.is_float() || self.ty(s).dims.iter().any(|x| *x == d || !tq.has(*x))) {
             return Err(Some("its sink is no float of its queries"));
         }
-        if bias.is_some_and(|b| self.trains(b)) {
-            return Err(Some("its bias trains"));
-        }
-        let mut program = Program { pair: [at, keys], scoring: Scoring::PLAIN, operands: vec![], steps: HashMap::new(), left: 4 * MOST_STEPS };
+        let mut program =
+            Program { pair: [at, keys], scoring: Scoring::PLAIN, operands: vec![], whole: None, steps: HashMap::new(), left: 4 * MOST_STEPS };
+        let bias = bias.map(|b| if self.trains(b) { self.of_pairs(b, program.pair, &mut program) } else { b });
         self.score(&mut program, cap, bias)?;
         program.scoring.seen = ir::fault!("elaborate.attention.causal", None, mask.map(|m| self.steps(&mut program, m)).transpose()?);
         let op = op::Attention { at, keys, d, values, scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)), scoring: program.scoring };
@@ -184,6 +185,20 @@ impl Elab<'_> {
         false
     }
 
+    /// A bias that trains, as an operand of f32 with a number for each query and key: so its gradient is one.
+    fn of_pairs(&mut self, bias: Value, pair: [Dim; 2], program: &mut Program) -> Value {
+        let mut dims = self.ty(bias).dims.clone();
+        let lacking: Vec<Dim> = pair.into_iter().filter(|d| !dims.contains(d)).collect();
+        let exact = match self.ty(bias).dtype {
+            DType::F32 => bias,
+            _ => self.push(Op::Cast, vec![bias], Type::new(DType::F32, dims.clone())),
+        };
+        dims.extend(&lacking);
+        let wide = if lacking.is_empty() { exact } else { self.push(Op::Expand, vec![exact], Type::new(DType::F32, dims)) };
+        program.whole = Some(wide);
+        wide
+    }
+
     /// The steps of the changed score: a soft cap, then a bias.
     fn score(&self, program: &mut Program, cap: Option<f64>, bias: Option<Value>) -> Result<(), Unfit> {
         if cap.is_none() && bias.is_none() {
@@ -210,7 +225,8 @@ impl Elab<'_> {
 
     /// The step that a value is: its op, where that is of single numbers of a query and a key; else an operand.
     fn steps(&self, program: &mut Program, v: Value) -> Result<u32, Unfit> {
-        let v = self.unexpanded(v);
+        let whole = program.whole == Some(v);
+        let v = if whole { v } else { self.unexpanded(v) };
         program.left = program.left.saturating_sub(1);
         if program.left == 0 || program.scoring.steps.len() == MOST_STEPS || program.operands.len() > MOST_OPERANDS {
             return Err(Some("its mask and bias take more steps or operands than one kernel takes"));
@@ -219,7 +235,7 @@ impl Elab<'_> {
             return Ok(*step);
         }
         let node = &self.body[v];
-        let of_pairs = program.pair.iter().all(|d| node.ty.has(*d)) && node.op.is_pointwise() && node.op != Op::Cut;
+        let of_pairs = !whole && program.pair.iter().all(|d| node.ty.has(*d)) && node.op.is_pointwise() && node.op != Op::Cut;
         let step = match &node.op {
             Op::Const(Real(x)) => {
                 let x = ir::fault!("elaborate.attention.window", *x + 1.0, *x);

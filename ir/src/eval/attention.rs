@@ -81,7 +81,8 @@ pub(super) fn log_sums(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) ->
 pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
     let (node, dims) = (&body[v], &body.dims);
     let of = |k: usize| (args[k], body.dims_of(node.args[k]));
-    let (s, slopes) = scores(body, v, a, args, which != AttentionGrad::V);
+    let of_products = matches!(which, AttentionGrad::Q | AttentionGrad::K);
+    let (s, slopes) = scores(body, v, a, args, of_products);
     let p = probabilities(body, a, s, Some(of(3)));
     // Sums over dims that the result lacks (the queries of a group) are part of the contraction.
     let rest = |has: &[Dim], out: &[Dim]| has.iter().copied().filter(|d| !out.contains(d)).collect::<Vec<_>>();
@@ -93,13 +94,15 @@ pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGra
     let delta = reorder(dims, args[4], body.dims_of(node.args[4]), &p.dims[..p.dims.len() - 1]);
     let n = dims.size(a.keys) as usize;
     for (k, x) in ds.iter_mut().enumerate() {
-        let slope = slopes.get(k).copied().unwrap_or(1.0);
+        let slope = slopes.get(k).copied().unwrap_or(1.0) * if of_products { a.scale.0 } else { 1.0 };
         // What is not seen has no slope, whatever the program makes of it.
-        *x = if p.data[k] == 0.0 { 0.0 } else { p.data[k] * (*x - delta[k / n]) * a.scale.0 * slope };
+        *x = if p.data[k] == 0.0 { 0.0 } else { p.data[k] * (*x - delta[k / n]) * slope };
     }
+    let summed = rest(&p.dims, &node.ty.dims);
     let (other, over) = match which {
+        AttentionGrad::Bias => return contract(dims, &node.ty.dims, &summed, (&ds, &p.dims), (&[1.0], &[])),
         AttentionGrad::Q => (of(1), vec![a.keys]),
-        AttentionGrad::K | AttentionGrad::V => (of(0), rest(&p.dims, &node.ty.dims)),
+        AttentionGrad::K | AttentionGrad::V => (of(0), summed),
     };
     contract(dims, &node.ty.dims, &over, (&ds, &p.dims), other)
 }

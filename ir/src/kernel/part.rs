@@ -69,6 +69,11 @@ fn bound(kernel: &Kernel) -> BTreeSet<Dim> {
                 out.extend([a.at, a.d, a.values]);
                 out.extend(body[node.args[0]].ty.dims.iter().filter(|d| !body[node.args[1]].ty.dims.contains(d)));
             }
+            // Nor do pairs, whose gradients are summed over what they have in common.
+            Op::AttentionGrad(a, AttentionGrad::Bias) => {
+                out.extend([a.d, a.values]);
+                out.extend(body[node.args[0]].ty.dims.iter().filter(|d| !node.ty.dims.contains(d)));
+            }
             // Sums over the dims of the index.
             Op::Scatter { dim } => {
                 out.insert(*dim);

@@ -237,10 +237,10 @@ impl Op {
     }
 
     /// Of attention, multiply-adds for each query and key, given the elements of a head of keys and of one of
-    /// values: two products forward and four backward.
+    /// values: two products forward and four backward. The gradient of a bias computes two of these again.
     pub fn products_of_pairs(&self, d: u64, values: u64) -> u64 {
         match self {
-            Op::Attention(_) | Op::AttentionGrad(_, AttentionGrad::Q) => d + values,
+            Op::Attention(_) | Op::AttentionGrad(_, AttentionGrad::Q | AttentionGrad::Bias) => d + values,
             Op::AttentionGrad(_, AttentionGrad::K) => d,
             Op::AttentionGrad(_, AttentionGrad::V) => values,
             _ => 0,

@@ -317,6 +317,15 @@ impl Scoring {
         })
     }
 
+    /// The operand, by its number from 0, that is added to the score last and read for nothing else: its gradient
+    /// is that of the changed score, [`super::AttentionGrad::Bias`].
+    pub fn bias(&self) -> Option<usize> {
+        let score = &self.steps[self.score? as usize];
+        let added = *score.args.last().filter(|_| score.op == Op::Add)?;
+        let reads = self.steps.iter().flat_map(|s| &s.args).filter(|a| **a == added).count();
+        self.operand(added).filter(|_| reads == 1 && self.seen != Some(added))
+    }
+
     /// Pairs of operands, by their numbers from 0, of integers of which a condition says that they are equal.
     pub fn compared(&self) -> Vec<[usize; 2]> {
         let equal = |at: u32| {

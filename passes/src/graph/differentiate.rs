@@ -380,7 +380,9 @@ fn adjoint(
         }
         Op::Attention(a) => {
             let further = a.further(args).to_vec();
-            if (3..args.len()).any(&wants) {
+            let first = args.len() - further.len();
+            let bias = a.scoring.bias().map(|k| first + k).filter(|k| wants(*k));
+            if (first..args.len()).any(|k| wants(k) && Some(k) != bias) {
                 return Err(no_gradient(b, op));
             }
             let scores = b.op(Op::AttentionLse(a.without_values()), &[&args[..2], &further].concat());
@@ -403,6 +405,7 @@ fn adjoint(
             )
             .into_iter()
             .enumerate()
+            .chain(bias.map(|k| (k, AttentionGrad::Bias)))
             {
                 if wants(k) {
                     let d = b.op(Op::AttentionGrad(a.clone(), which), &[&args[..3], &[scores, delta, dz], &further].concat());

@@ -13,7 +13,7 @@ use ir::dim::Dim;
 use ir::graph::{Body, Users, Value};
 use ir::kernel::Family;
 use ir::local::{Chunk, Local};
-use ir::op::{Kind, Op};
+use ir::op::{AttentionGrad, Kind, Op};
 use ir::program::Space;
 use order::Order;
 use std::collections::{BTreeSet, HashMap};
@@ -196,6 +196,8 @@ impl Fusion<'_> {
                 let args = &self.body[w].args;
                 a.without_values() == *b && args[..2] == node.args[..2] && a.further(args) == b.further(&node.args)
             }
+            // That of a bias goes by pairs, the others by rows.
+            (Op::AttentionGrad(_, AttentionGrad::Bias), _) | (_, Op::AttentionGrad(_, AttentionGrad::Bias)) => false,
             (Op::AttentionGrad(a, _), Op::AttentionGrad(b, _)) => a == b && self.body[w].args == node.args,
             _ => false,
         };

@@ -6,7 +6,7 @@ use ir::diag::Span;
 use ir::dim::Dim;
 use ir::graph::{Phase, Value};
 use ir::mesh::Axis;
-use ir::op::Op;
+use ir::op::{AttentionGrad, Op};
 use ir::program::{Action, Command, Job, Program, Space};
 use ir::reason::Reason;
 use ir::sharded::{Placement, Sharded};
@@ -260,6 +260,8 @@ fn local_flops(s: &Sharded, v: Value) -> u64 {
         Op::Dot { over, .. } => {
             ir::fault!("report.line.product", 1, 2) * s.local_elements(v) * over.iter().map(|d| local(args[0], *d)).product::<u64>()
         }
+        // What is computed again for a bias is no work of the model.
+        Op::AttentionGrad(_, AttentionGrad::Bias) => 0,
         Op::Attention(a) | Op::AttentionGrad(a, _) => {
             let [d, values] = [a.d, a.values].map(|d| body.dims.size(d));
             2 * body[v].op.products_of_pairs(d, values) * (s.local_elements(args[0]) / d.max(1)) * local(args[1], a.keys)

@@ -6,7 +6,8 @@ use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case, on};
 
 pub const SCORES: (&str, &[(&str, &str)]) = (
     r#"
-model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6, layers = 2, seq = 16, table = true) {
+model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6, layers = 2, seq = 16, table = true,
+             trained = false, slopes = false) {
   input x0: f32[batch, seq, hidden];
   input ids: i32[batch, seq];
   dim buckets = 8;
@@ -24,6 +25,15 @@ model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6,
     if table {
       let by_table = near[buckets: (index(keys) + expand(index(seq), keys)) % 8];
       bias = expand(bias, batch) + expand(by_table, kv);
+    }
+    if trained {
+      param relative: [buckets, kv] ~ normal(1.0);
+      let learnt = relative[buckets: (expand(index(seq), keys) - index(keys) + 16) % 8];
+      bias = bias + learnt;
+    }
+    if slopes {
+      param slope: [group, keys] ~ normal(1.0);
+      bias = slope;
     }
     let mask = (same(document, seq, keys) or expand(index(keys), seq) < 3) and within(seq, keys, 9);
     let y = attention(q, k, v, head_dim, keys, mask: mask and causal(seq, keys), bias: bias, cap: 2.0, sink: sink);
@@ -68,4 +78,14 @@ fn scores_without_a_table_agree_in_rings() {
 fn scores_that_get_everything_are_what_the_body_says() {
     check(SCORES.0, SCORES.1, &Case { inline_ops: true, ..case("m2") });
     check(SCORES.0, &[("table", "false")], &Case { inline_ops: true, ..case("tp2 m2") });
+}
+
+/// A bias that trains is a number of each pair, whose gradient is summed over what it has no dim of.
+#[test]
+fn biases_that_train_agree_on_every_mesh() {
+    let cases = ["", "m2", "dp2 tp2 m2", "tp2 sp m2", "pp2 m2", "cp2", "cp2 ulysses", "tp2 cp2 pp2 sp m2", "full2 pp2 m2"];
+    on(SCORES, &[("table", "false"), ("trained", "true")], &cases);
+    on(SCORES, &[("trained", "true")], &["dp2 m2", "tp2 cp2 m2"]);
+    on(SCORES, &[("table", "false"), ("slopes", "true")], &["dp2 tp2 m2", "cp2 gather"]);
+    check(SCORES.0, &[("table", "false"), ("trained", "true")], &Case { inline_ops: true, ..case("tp2 m2") });
 }

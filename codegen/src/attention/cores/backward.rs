@@ -3,7 +3,6 @@
 
 use super::super::LOWEST;
 use super::*;
-use ir::op::AttentionGrad;
 use std::f64::consts::LOG2_E;
 
 /// What an output is a sum of.
@@ -53,6 +52,9 @@ impl Kind<'_> {
 impl<'c> Cores<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
         let operands = self.plan.gradient_operands()?;
+        if let Some(bias) = self.plan.bias() {
+            return Ok(vec![self.pairs(operands, bias)]);
+        }
         Ok(self.kinds().into_iter().map(|kind| self.part(operands, kind)).collect())
     }
 
@@ -91,8 +93,9 @@ impl<'c> Cores<'_, 'c> {
         let stages = tile_bytes + second_tile;
         let list = stages + 2 * stage_bytes;
         let (heads, runs_of) = (plan.sizes(kind.met(plan)), kind.heads(plan));
-        let write = move |at: &At<'c>, first: Index<'c>| {
+        let write = move |at: &At<'c>, run: Index<'c>| {
             let b = self.b;
+            let first = b.index_mul(run, b.index(sizes.own()));
             let own = Own { side, sizes, first };
             let part = |offset: i64| self.plus(b.shared(), offset);
             let visits = self.visits(at, &own, heads, part(list));
@@ -114,10 +117,7 @@ impl<'c> Cores<'_, 'c> {
                     self.copy_numbers(&at, [lse, delta], first, sizes.others, self.plus(stage, numbers));
                 }
             };
-            let kept = (side == Side::Queries).then(|| {
-                let numbers = self.numbers_of_rows(at, &own, [lse, delta]);
-                numbers.into_iter().map(|[lse, delta]| [self.minus_log2(lse), delta]).collect::<Vec<_>>()
-            });
+            let kept = (side == Side::Queries).then(|| self.exponents_of_rows(at, &own, [lse, delta]));
             let halves: Vec<usize> = kind.sums.iter().map(|(of, _)| (sizes.tall * of.size(plan).padded() / 2) as usize).collect();
             let start = vec![b.f32(0.0); halves.iter().sum()];
             let sums = self.stream(&visits, [part(stages), b.word(stage_bytes)], begin, &load, &start, &mut |visit, stage, sums| {
@@ -128,14 +128,8 @@ impl<'c> Cores<'_, 'c> {
                 let numbers = kept.clone().unwrap_or_else(|| self.numbers_of_columns(sizes, self.plus(stage, numbers)));
                 let here = if plan.program.grouped { of(visit) } else { at.at(b, plan, &[], b.index(0)) };
                 let (scores, slopes) = self.changed(&here, &own, visit, &scores);
-                let p: Vec<_> = scores.iter().zip(&numbers).map(|(score, [log, _])| b.fast_exp2(b.fma(*score, self.scale(), *log))).collect();
-                let p = self.hide(&here, &own, visit, &p, b.f32(0.0));
-                let mut ds: Vec<_> = p
-                    .iter()
-                    .zip(dp)
-                    .zip(&numbers)
-                    .map(|((p, dp), [log, delta])| b.mul(*p, b.sub(dp, *ir::fault!("gpu.cores.delta", log, delta))))
-                    .collect();
+                let p = self.probabilities(&here, &own, visit, &scores, &numbers);
+                let mut ds = self.weighted(&p, &dp, &numbers);
                 for ((ds, p), slope) in ds.iter_mut().zip(&p).zip(slopes.into_iter().flatten()) {
                     // What is hidden has no slope, whatever the program makes of it.
                     let none = b.compare_float(Compare::Eq, *p, b.f32(0.0));
@@ -156,7 +150,36 @@ impl<'c> Cores<'_, 'c> {
             self.store_gradients(at, &own, &kind, &sums);
         };
         let shared_bytes = list + self.list_bytes(side, sizes);
-        Part { heads: runs_of, sizes, runs: div_ceil(self.count(side), sizes.own()), shared_bytes, write: Box::new(write) }
+        Part { heads: runs_of, runs: div_ceil(self.count(side), sizes.own()), shared_bytes, write: Box::new(write) }
+    }
+
+    /// Of each score of a block of queries its row's logarithm, as it is subtracted from an exponent of two, and its
+    /// other number.
+    pub(super) fn exponents_of_rows(&self, at: &At<'c>, own: &Own<'c>, numbers: [usize; 2]) -> Vec<[Value<'c>; 2]> {
+        let numbers = self.numbers_of_rows(at, own, numbers);
+        numbers.into_iter().map(|[lse, delta]| [self.minus_log2(lse), delta]).collect()
+    }
+
+    /// What the softmax makes of changed scores; zero where they are hidden.
+    pub(super) fn probabilities(
+        &self,
+        at: &At<'c>,
+        own: &Own<'c>,
+        visit: &Visit<'c>,
+        scores: &[Value<'c>],
+        numbers: &[[Value<'c>; 2]],
+    ) -> Vec<Value<'c>> {
+        let b = self.b;
+        let p: Vec<_> = scores.iter().zip(numbers).map(|(score, [log, _])| b.fast_exp2(b.fma(*score, self.scale(), *log))).collect();
+        self.hide(at, own, visit, &p, b.f32(0.0))
+    }
+
+    /// The gradients of changed scores, from probabilities and their gradients.
+    pub(super) fn weighted(&self, p: &[Value<'c>], dp: &[Value<'c>], numbers: &[[Value<'c>; 2]]) -> Vec<Value<'c>> {
+        let b = self.b;
+        let slope =
+            |((p, dp), [log, delta]): ((&Value<'c>, &Value<'c>), &[Value<'c>; 2])| b.mul(*p, b.sub(*dp, *ir::fault!("gpu.cores.delta", log, delta)));
+        p.iter().zip(dp).zip(numbers).map(slope).collect()
     }
 
     /// Stores the sums of a tile.

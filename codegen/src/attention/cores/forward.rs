@@ -13,12 +13,14 @@ impl<'c> Cores<'_, 'c> {
         // Two blocks with 64 KiB each, or less, fit a multiprocessor.
         let (d, values) = (plan.d, plan.values);
         let small = d.d.max(values.d) <= 64;
-        let sizes = Sizes { warps: WARPS, tall: if values.d <= 128 { 2 } else { 1 }, others: if small { 64 } else { 32 } };
+        let sizes =
+            Sizes { warps: WARPS, tall: if values.d <= 128 && !plan.program.reads_pairs() { 2 } else { 1 }, others: if small { 64 } else { 32 } };
         let [of_keys, of_values] = [d, values].map(|size| sizes.others * Self::row_bytes(size));
         let stages = sizes.own() * Self::row_bytes(d);
         let list = stages + 2 * (of_keys + of_values);
-        let write = move |at: &At<'c>, first: Index<'c>| {
+        let write = move |at: &At<'c>, run: Index<'c>| {
             let b = self.b;
+            let first = b.index_mul(run, b.index(sizes.own()));
             let own = Own { side: Side::Queries, sizes, first };
             let part = |offset: i64| self.plus(b.shared(), offset);
             let visits = self.visits(at, &own, 1, part(list));
@@ -45,7 +47,7 @@ impl<'c> Cores<'_, 'c> {
         };
         let heads = plan.heads();
         let shared_bytes = list + self.list_bytes(Side::Queries, sizes);
-        Ok(Part { heads, sizes, runs: div_ceil(plan.queries, sizes.own()), shared_bytes, write: Box::new(write) })
+        Ok(Part { heads, runs: div_ceil(plan.queries, sizes.own()), shared_bytes, write: Box::new(write) })
     }
 
     /// Of each row the greatest score so far, then of each this lane's share of the sum of exponentials relative to it: before any score.

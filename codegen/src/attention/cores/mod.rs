@@ -10,6 +10,7 @@
 //! positions; it says which need the mask.
 
 mod backward;
+mod bias;
 mod forward;
 pub mod roles;
 mod visits;
@@ -28,7 +29,7 @@ use backward::{Kind, Of};
 use ir::dim::Dim;
 use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
-use ir::op::{DType, Op};
+use ir::op::{AttentionGrad, DType, Op};
 use visits::{Met, Side, Visit, Visits};
 
 type At<'c> = Arguments<Pointer<'c>>;
@@ -73,7 +74,9 @@ pub fn half(plan: &Plan) -> Option<Half> {
         ty.dims.iter().zip(strides).all(|(d, s)| kernel.body.dims.size(*d) == 1 || fits(d, *s))
     };
     let inputs = factors.iter().all(|f| kernel.body[*f].ty.dtype == dtype && plan.operand(*f).is_ok_and(|t| dense(t, (UNIT / ELEMENT) as u64)));
-    let mut outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)));
+    // Numbers of rows and of pairs are stored one by one.
+    let of_heads = |o: &Output| !matches!(kernel.body[o.value].op, Op::AttentionLse(_) | Op::AttentionGrad(_, AttentionGrad::Bias));
+    let mut outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| of_heads(o));
     let fits = [plan.d, plan.values].iter().all(|s| s.d % 8 == 0 && s.d <= MOST_ELEMENTS)
         && plan.queries.max(plan.keys) <= MOST_ROWS
         && plan.attention.scale.0 > 0.0
@@ -111,7 +114,7 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Lau
                 // The last runs of a causal head are the longest; they come first.
                 let run = b.index_sub(b.index(part.runs - 1), b.index_rem(tile, runs));
                 let at = arguments.at(b, plan, &part.heads, b.index_div(tile, runs));
-                (part.write)(&at, b.index_mul(run, b.index(part.sizes.own())));
+                (part.write)(&at, run);
             });
             before += part.tiles(plan);
         }
@@ -122,7 +125,7 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Lau
     Ok((shape, launch_of_blocks(kernel, &shape, bounds, shared as u32)))
 }
 
-/// Writes a tile: the arguments at its head, and its first row.
+/// Writes a tile: the arguments at its head, and its number among the runs of that.
 type WriteTile<'s, 'c> = dyn Fn(&At<'c>, Index<'c>) + 's;
 /// Computes with a visit, in a stage of shared memory, from carried values the next ones.
 type Meet<'s, 'c> = dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<'c>> + 's;
@@ -130,7 +133,6 @@ type Meet<'s, 'c> = dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<
 /// Tiles of one kind: runs of rows of each head.
 struct Part<'s, 'c> {
     heads: Vec<Dim>,
-    sizes: Sizes,
     runs: i64,
     shared_bytes: i64,
     write: Box<WriteTile<'s, 'c>>,

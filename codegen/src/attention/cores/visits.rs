@@ -110,6 +110,26 @@ impl<'c> Cores<'_, 'c> {
         self.plan.program.operands.iter().map(|o| (o.bounded && o.side() == side.which()).then(|| of(o))).collect()
     }
 
+    /// The visit of one block of the other side, for a tile with these sizes.
+    pub fn visit_of(&self, own: Side, sizes: Sizes, block: Index<'c>) -> Visit<'c> {
+        let (b, plan, rows) = (self.b, self.plan, self.count(own.other()));
+        let last = (rows % sizes.others != 0).then(|| b.equal(block, b.word(rows / sizes.others)));
+        let masked = if plan.program.hides() { Some(b.equal(block, block)) } else { last };
+        Visit { head: b.word(0), block, masked: masked.map(Into::into), entry: None }
+    }
+
+    /// Whether any score of a block may be seen, as far as the bounds of operands say.
+    pub fn any_seen(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>) -> Option<Value<'c>> {
+        if !self.plan.program.tells() {
+            return None;
+        }
+        let others = own.sizes.others;
+        let first = self.b.widen(self.scaled(visit.block, others));
+        let mine = self.bounds(at, own.side, own.first, own.sizes.own());
+        let theirs = self.bounds(at, own.side.other(), first, others);
+        self.plan.program.sight(self.b, &|k| mine[k].or(theirs[k]).expect("invariant: a bounded operand is of one side")).any
+    }
+
     /// All blocks of `heads` heads, for a tile of one side.
     pub fn unlisted(&self, own: Side, sizes: Sizes, heads: i64) -> Visits<'c> {
         let (b, rows) = (self.b, self.count(own.other()));
@@ -280,6 +300,6 @@ impl<'c> Cores<'_, 'c> {
 }
 
 /// Where, among a lane's elements of a block, that of its row k and of its column e among the n-th eight is.
-fn place(sizes: Sizes, n: i64, e: i64, k: i64) -> usize {
+pub fn place(sizes: Sizes, n: i64, e: i64, k: i64) -> usize {
     ((k / 2 * sizes.others / COLUMNS + n) * 4 + 2 * (k % 2) + e) as usize
 }

@@ -9,6 +9,9 @@ impl<'c> Lanes<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
         let plan = self.plan;
         let operands = plan.gradient_operands()?;
+        if let Some(bias) = plan.bias() {
+            return Ok(vec![self.pairs(operands, bias)]);
+        }
         let [dq, dk, dv] = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
             .map(|which| self.outputs(move |op| matches!(op, Op::AttentionGrad(_, w) if *w == which)));
         let mut parts = Vec::new();
@@ -21,11 +24,18 @@ impl<'c> Lanes<'_, 'c> {
         Ok(parts)
     }
 
-    /// Probabilities and the gradients of scores, from products: `q` with `k`, `dout` with `v`, and the query's two numbers.
-    fn slopes(&self, scored: &dyn Fn(Value<'c>) -> Scored<'c>, [product, dp]: [Value<'c>; 2], [lse, delta]: [Value<'c>; 2]) -> [Value<'c>; 2] {
+    /// Probabilities and the gradients of scores times a factor, from products: `q` with `k`, `dout` with `v`, and
+    /// the query's two numbers.
+    fn slopes(
+        &self,
+        scored: &dyn Fn(Value<'c>) -> Scored<'c>,
+        [product, dp]: [Value<'c>; 2],
+        [lse, delta]: [Value<'c>; 2],
+        factor: f64,
+    ) -> [Value<'c>; 2] {
         let b = self.b;
-        let scale = b.f32(self.plan.attention.scale.0);
-        let Scored { score, slope, mask } = scored(b.mul(product, scale));
+        let Scored { score, slope, mask } = scored(b.mul(product, b.f32(self.plan.attention.scale.0)));
+        let scale = b.f32(factor);
         // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
         let lse = if self.plan.program.changes() { b.max(lse, b.f32(LOWEST)) } else { lse };
         let p = math::exp(b, b.sub(score, lse));
@@ -43,29 +53,68 @@ impl<'c> Lanes<'_, 'c> {
         let plan = self.plan;
         let rows = self.rows_of_tile(Self::columns(plan.d));
         let write = move |at: &At<'c>, first| {
-            let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, operands);
             let own = self.own(at, Side::Queries, first, rows);
-            let [queries, gradients] = [q, dout].map(|rows| self.starts(at, &rows, &own));
-            let numbers: Vec<[Value; 2]> = own
-                .numbers
-                .iter()
-                .map(|n| [lse, delta].map(|t| b.load_splat(b.at(at.tensors[t], b.index_mul(*n, b.index(self.step(t)))), Lane::F32)))
-                .collect();
-            let start = vec![b.f32(0.0); own.numbers.len() * Self::columns(plan.d)];
-            let sums = self.meet(at, &own, &start, &mut |others, sums| {
-                let scores = self.products(at, (&q, &queries), &k, others);
-                let dp = self.products(at, (&dout, &gradients), &v, others);
-                let rows = scores.into_iter().zip(dp).enumerate();
-                let ds: Vec<_> =
-                    rows.map(|(row, (s, dp))| self.slopes(&|x| self.scored(at, &own, row, others, x), [s, dp], numbers[row])[1]).collect();
-                self.weigh(at, &ds, &k, others, sums)
-            });
+            let start = vec![self.b.f32(0.0); own.numbers.len() * Self::columns(plan.d)];
+            let slopes = self.slopes_of_queries(at, &own, &operands, plan.attention.scale.0);
+            let sums = self.meet(at, &own, &start, &mut |others, sums| self.weigh(at, &slopes(others), &operands.k, others, sums));
             for output in &outputs {
                 self.store_sums(at, &own, *output, &sums);
             }
         };
         let heads = plan.shared.iter().chain(&plan.group).copied().collect();
         Part { heads, rows, runs: div_ceil(plan.queries, rows), write: Box::new(write) }
+    }
+
+    /// The gradients of the scores of a tile's queries with the lanes' keys, times a factor.
+    fn slopes_of_queries(&self, at: &At<'c>, own: &Own<'c>, operands: &GradientOperands, factor: f64) -> impl Fn(&Others<'c>) -> Vec<Value<'c>> {
+        let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, *operands);
+        let [queries, gradients] = [q, dout].map(|rows| self.starts(at, &rows, own));
+        let number = |n: &IntValue<'c>, t: usize| b.load_splat(b.at(at.tensors[t], b.index_mul(*n, b.index(self.step(t)))), Lane::F32);
+        let numbers: Vec<[Value; 2]> = own.numbers.iter().map(|n| [lse, delta].map(|t| number(n, t))).collect();
+        move |others| {
+            let scores = self.products(at, (&q, &queries), &k, others);
+            let dp = self.products(at, (&dout, &gradients), &v, others);
+            let rows = scores.into_iter().zip(dp).enumerate();
+            rows.map(|(row, (s, dp))| self.slopes(&|x| self.scored(at, own, row, others, x), [s, dp], numbers[row], factor)[1]).collect()
+        }
+    }
+
+    /// The gradient of a bias: a tile has some queries of one head of the bias and goes through the keys, for each
+    /// run of which it sums over what the bias has no dim of.
+    fn pairs<'s>(&'s self, operands: GradientOperands, bias: &'s Output) -> Part<'s, 'c> {
+        let plan = self.plan;
+        let [own_heads, summed] = plan.heads_of_bias(bias);
+        let tensor = plan.kernel.inputs.len();
+        let write = move |at: &At<'c>, first| {
+            let b = self.b;
+            b.repeat(b.index(0), b.index(plan.keys), LANES as i64, &[], &mut |key, _| {
+                let zeros = vec![b.f32(0.0); ROWS as usize];
+                let sums = b.repeat(b.index(0), b.index(ir::fault!("gpu.lanes.bias.first", 1, plan.sizes(&summed))), 1, &zeros, &mut |one, sums| {
+                    let at = at.at(b, plan, &summed, one);
+                    let own = self.own(&at, Side::Queries, first, ROWS);
+                    let others = self.others(&at, Side::Keys, key);
+                    let add = || {
+                        let slopes = self.slopes_of_queries(&at, &own, &operands, 1.0)(&others);
+                        sums.iter().zip(slopes).map(|(sum, slope)| ir::fault!("gpu.lanes.bias.last", slope, b.add(*sum, slope))).collect()
+                    };
+                    match self.any_visible(&own, &others) {
+                        None => add(),
+                        Some(any) => b.when(any, sums, add),
+                    }
+                });
+                let (own, others) = (self.own(at, Side::Queries, first, ROWS), self.others(at, Side::Keys, key));
+                let dtype = plan.kernel.body[bias.value].ty.dtype;
+                let stride = plan.stride(tensor, plan.attention.keys);
+                let stored = Stored { dtype, stride, size: Size { d: LANES as i64, width: LANES as i64 }, accumulate: bias.accumulate };
+                let bytes = pointwise::stored(dtype).bytes();
+                self.store_rows(at, &own, tensor, &|row, place| {
+                    let place = b.at(place, b.index_mul(key, b.index(bytes * stride)));
+                    store_column(b, place, &Column { first: 0, mask: others.present }, stored, sums[row]);
+                });
+                vec![]
+            });
+        };
+        Part { heads: own_heads, rows: ROWS, runs: div_ceil(plan.queries, ROWS), write: Box::new(write) }
     }
 
     fn keys<'s>(&'s self, operands: GradientOperands, outputs: [Vec<(usize, &'s Output)>; 2]) -> Part<'s, 'c> {
@@ -86,8 +135,11 @@ impl<'c> Lanes<'_, 'c> {
                     let scores = self.products(&at, (&k, &keys), &q, others);
                     let dp = self.products(&at, (&v, &values), &dout, others);
                     let rows = scores.into_iter().zip(dp).enumerate();
-                    let (p, ds): (Vec<_>, Vec<_>) =
-                        rows.map(|(row, (s, dp))| self.slopes(&|x| self.scored(&at, &own, row, others, x), [s, dp], numbers).into()).unzip();
+                    let (p, ds): (Vec<_>, Vec<_>) = rows
+                        .map(|(row, (s, dp))| {
+                            self.slopes(&|x| self.scored(&at, &own, row, others, x), [s, dp], numbers, plan.attention.scale.0).into()
+                        })
+                        .unzip();
                     let (dk, dv) = sums.split_at(first_half);
                     let dk = if outputs[0].is_empty() { dk.to_vec() } else { self.weigh(&at, &ds, &q, others, dk) };
                     let dv = if outputs[1].is_empty() { dv.to_vec() } else { self.weigh(&at, &p, &dout, others, dv) };

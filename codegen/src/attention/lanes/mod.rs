@@ -8,7 +8,7 @@ mod backward;
 mod forward;
 
 use super::scoring::{Applied, Operand};
-use super::tiles::{Stored, across, load_strided, store_column, vector_columns};
+use super::tiles::{Column, Stored, across, load_strided, store_column, vector_columns};
 use super::{Arguments, GradientOperands, Plan, Rows, Size};
 use crate::build::simt::{LANES, Simt};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};

@@ -139,11 +139,12 @@ impl Draft {
     }
 }
 
-/// A problem: its forward and backward kernels, and the operands of the latter; the first three and the last ones
-/// are the former's.
+/// A problem: its forward and backward kernels, that of the gradient of a bias if there is one, and the operands of
+/// the latter; the first three and the last ones are the forward kernel's.
 struct Problem {
     forward: Kernel,
     backward: Kernel,
+    bias: Option<Kernel>,
     inputs: Vec<Vec<f64>>,
     features: BTreeSet<&'static str>,
     dtype: DType,
@@ -195,16 +196,21 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
     let [lse, delta] = [0, 1].map(|_| make.input(DType::F32, &q_dims[..4]));
     let dout = make.input(dtype, &out_dims);
     let more = further(&mut make);
-    let outputs = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].map(|which| {
-        let of = match which {
-            AttentionGrad::Q => q,
-            AttentionGrad::K => k,
-            AttentionGrad::V => v,
+    let bias = attention.scoring.bias().map(|k| more[k]).filter(|v| [at, keys].iter().all(|d| make.body[*v].ty.has(*d)));
+    let backward_of = |mut make: Make, gradients: &[(AttentionGrad, Value)]| {
+        let args = [&[q, k, v, lse, delta, dout], &more[..]].concat();
+        let one = |(which, of): &(AttentionGrad, Value)| {
+            let ty = make.body[*of].ty.clone();
+            make.op_as(Op::AttentionGrad(attention.clone(), *which), &args, ty)
         };
-        let ty = make.body[of].ty.clone();
-        make.op_as(Op::AttentionGrad(attention.clone(), which), &[&[q, k, v, lse, delta, dout], &more[..]].concat(), ty)
-    });
-    let backward = make.kernel(Family::AttentionGrad, &outputs);
+        let outputs: Vec<Value> = gradients.iter().map(one).collect();
+        make.kernel(Family::AttentionGrad, &outputs)
+    };
+    let bias = bias.map(|bias| backward_of(make.clone(), &[(AttentionGrad::Bias, bias)]));
+    if bias.is_some() {
+        features.insert("bias that trains");
+    }
+    let backward = backward_of(make, &[(AttentionGrad::Q, q), (AttentionGrad::K, k), (AttentionGrad::V, v)]);
 
     let mut inputs = random_inputs(&backward, seed, 4);
     for ((input, operand), (dtype, _, fill)) in inputs[6..].iter_mut().zip(&backward.inputs[6..]).zip(&operands) {
@@ -223,14 +229,15 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
     }
     let of_forward = [&inputs[..3], &inputs[6..]].concat();
     inputs[3] = forward.run(&of_forward, &[]).swap_remove(1);
-    Problem { forward, backward, inputs, features, dtype }
+    Problem { forward, backward, bias, inputs, features, dtype }
 }
 
 /// Runs both kernels of a problem and compares the results with the evaluator's.
 fn check(seed: u64, problem: &Problem, run: impl Fn(&Kernel, &[Vec<f64>]) -> Vec<Vec<f64>>) {
     let tolerance = if problem.dtype == DType::F32 { 2e-5 } else { 1.5e-2 };
     let of_forward = [&problem.inputs[..3], &problem.inputs[6..]].concat();
-    for (kernel, inputs, tolerance) in [(&problem.forward, &of_forward, tolerance), (&problem.backward, &problem.inputs, 3.0 * tolerance)] {
+    let backward = [Some(&problem.backward), problem.bias.as_ref()].into_iter().flatten().map(|k| (k, &problem.inputs, 3.0 * tolerance));
+    for (kernel, inputs, tolerance) in [(&problem.forward, &of_forward, tolerance)].into_iter().chain(backward) {
         kernel.verify().expect("a well-formed test");
         for (number, (want, got)) in kernel.run(inputs, &[]).iter().zip(run(kernel, inputs)).enumerate() {
             for (at, (w, g)) in want.iter().zip(got).enumerate() {
@@ -262,11 +269,15 @@ const ATTENTION_PROGRAMS: u64 = 500;
 #[test]
 fn any_program_of_scores_agrees_on_gpus() {
     let sizes = [[64, 64], [128, 128], [20, 20], [80, 80], [96, 96], [64, 64], [12, 40], [160, 160], [192, 128], [72, 104], [256, 256], [192, 192]];
+    let mut biases = [0; 2];
     for (seed, d) in (1000..1048).zip(sizes.into_iter().cycle()) {
         let dtype = if d[0] == 20 || d[0] == 12 { DType::F32 } else { [DType::Bf16, DType::F16][seed as usize / 12 % 2] };
         let gpus = if dtype == DType::F32 { &["sm_80"][..] } else { &["sm_80", "sm_90a"] };
         for gpu in gpus {
-            check(seed, &problem(seed, d, dtype), |kernel, inputs| emulate(kernel, &Target::gpu(gpu), inputs, &[], 0.0));
+            let problem = problem(seed, d, dtype);
+            biases[usize::from(dtype == DType::F32)] += usize::from(problem.bias.is_some());
+            check(seed, &problem, |kernel, inputs| emulate(kernel, &Target::gpu(gpu), inputs, &[], 0.0));
         }
     }
+    assert!(biases[0] >= 6 && biases[1] >= 1, "few biases that train: {biases:?}");
 }

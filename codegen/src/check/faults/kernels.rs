@@ -304,13 +304,26 @@ struct Heads {
     /// Whether keys of other documents are hidden, and whether scores get a soft cap and a bias of their key.
     documents: bool,
     changed: bool,
+    /// Whether the bias is one of each pair instead, whose gradient is asked for.
+    trained: bool,
 }
 
-const HEADS: Heads =
-    Heads { dtype: F32, group: 1, queries: 50, keys: 50, d: 16, values: None, causal: true, window: None, documents: false, changed: false };
+const HEADS: Heads = Heads {
+    dtype: F32,
+    group: 1,
+    queries: 50,
+    keys: 50,
+    d: 16,
+    values: None,
+    causal: true,
+    window: None,
+    documents: false,
+    changed: false,
+    trained: false,
+};
 
 /// The program of scores, and the operands that it has beside the positions.
-fn scoring(heads: Heads, [b, at, keys]: [Dim; 3]) -> (Scoring, Vec<(DType, Vec<Dim>)>) {
+fn scoring(heads: Heads, [b, kv, at, keys]: [Dim; 4]) -> (Scoring, Vec<(DType, Vec<Dim>)>) {
     let mut s = if heads.causal { Scoring::causal(heads.window) } else { Scoring::PLAIN };
     let mut operands = if heads.causal { [at, keys].map(|d| (DType::I32, vec![d])).to_vec() } else { vec![] };
     let operand = |s: &mut Scoring, operands: &mut Vec<_>, dtype: DType, dims: &[Dim]| {
@@ -327,7 +340,8 @@ fn scoring(heads: Heads, [b, at, keys]: [Dim; 3]) -> (Scoring, Vec<(DType, Vec<D
         let cap = s.step(Op::Const(Real(0.5)), F32, &[]);
         let part = s.step(Op::Binary(Binary::Div), F32, &[score, cap]);
         let bent = s.step(Op::Unary(Unary::Tanh), F32, &[part]);
-        let bias = operand(&mut s, &mut operands, F32, &[b, keys]);
+        let dims = if heads.trained { vec![kv, at, keys] } else { vec![b, keys] };
+        let bias = operand(&mut s, &mut operands, F32, &dims);
         s.score = Some(s.step(Op::Add, F32, &[bent, bias]));
     }
     (s, operands)
@@ -338,7 +352,7 @@ fn attention(heads: Heads, backward: bool) -> Kernel {
     let [b, kv, group, d, at, keys] =
         m.dims([("b", 2), ("kv", 2), ("group", heads.group), ("d", heads.d), ("at", heads.queries), ("keys", heads.keys)]);
     let values = heads.values.map_or(d, |size| m.dim("values", size));
-    let (scoring, operands) = scoring(heads, [b, at, keys]);
+    let (scoring, operands) = scoring(heads, [b, kv, at, keys]);
     let a = Attention { at, keys, d, values, scale: Real(0.3), scoring };
     let (of_q, of_k) = ([b, at, kv, group, d], [b, keys, kv, d]);
     let (of_out, of_v) = ([b, at, kv, group, values], [b, keys, kv, values]);
@@ -351,15 +365,13 @@ fn attention(heads: Heads, backward: bool) -> Kernel {
         return m.kernel(Family::Attention, &[out, lse]);
     };
     let args = [&[q, k, v, lse, delta, dout], &further[..]].concat();
-    let outputs = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].map(|which| {
-        let of = match which {
-            AttentionGrad::Q => q,
-            AttentionGrad::K => k,
-            AttentionGrad::V => v,
-        };
+    let bias = a.scoring.bias().filter(|_| heads.trained).map(|k| (AttentionGrad::Bias, further[k]));
+    let wanted = bias.map_or(vec![(AttentionGrad::Q, q), (AttentionGrad::K, k), (AttentionGrad::V, v)], |bias| vec![bias]);
+    let gradient = |m: &mut Make, (which, of): (AttentionGrad, Value)| {
         let ty = m.body[of].ty.clone();
         m.op_as(Op::AttentionGrad(a.clone(), which), &args, ty)
-    });
+    };
+    let outputs: Vec<Value> = wanted.into_iter().map(|one| gradient(&mut m, one)).collect();
     m.kernel(Family::AttentionGrad, &outputs)
 }
 
@@ -371,6 +383,7 @@ pub fn cases() -> Vec<Case> {
     let near = Heads { queries: 200, keys: 200, window: Some(40), ..HEADS };
     let packed = Heads { queries: 150, keys: 150, documents: true, ..HEADS };
     let changed = Heads { changed: true, values: Some(20), ..HEADS };
+    let trained = Heads { trained: true, documents: true, queries: 150, keys: 140, ..changed };
     let half = Heads { dtype: BF16, queries: 150, keys: 150, d: 64, ..HEADS };
     let cpu = [
         ("softmax", softmax(F32, [9, 70])),
@@ -430,6 +443,7 @@ pub fn cases() -> Vec<Case> {
         ("gradients without a mask", attention(long, true)),
         ("gradients in a window", attention(near, true)),
         ("gradients in bf16", attention(half, true)),
+        ("gradient of a bias", attention(trained, true)),
     ];
     let gpu = [
         ("sm_80", "softmax", softmax(F32, [5, 70])),
@@ -453,6 +467,8 @@ pub fn cases() -> Vec<Case> {
         ("sm_80", "gradients of heads of 72 in bf16", attention(Heads { queries: 90, keys: 90, d: 72, values: Some(104), ..half }, true)),
         ("sm_80", "attention with changed scores in bf16", attention(Heads { changed: true, d: 80, ..half }, false)),
         ("sm_80", "gradients with changed scores in bf16", attention(Heads { changed: true, queries: 90, keys: 90, ..half }, true)),
+        ("sm_80", "gradient of a bias", attention(Heads { queries: 40, keys: 70, ..trained }, true)),
+        ("sm_80", "gradient of a bias in bf16", attention(Heads { trained: true, changed: true, queries: 90, keys: 90, ..half }, true)),
         ("sm_90a", "product in bf16", gemm(BF16, [200, 136, 136], Stored::Plain, None)),
         ("sm_90a", "attention in bf16", attention(Heads { queries: 150, keys: 150, ..half }, false)),
         ("sm_90a", "gradients in bf16", attention(Heads { queries: 150, keys: 150, ..half }, true)),
