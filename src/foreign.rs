@@ -8,7 +8,7 @@ use crate::print::{note, report};
 use crate::report::count;
 use crate::text::show;
 use anyhow::{Context, anyhow};
-use convert::{CONFIG, ConvertError, MODEL, WEIGHTS, WHOLE};
+use convert::{CONFIG, ConvertError, DTYPES, MODEL, WEIGHTS, WHOLE};
 use runtime::checkpoint::Stored;
 use runtime::paths::same;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
         return Err(misuse!("-o says where model.mdl and the weights go: `mcc import hf {} -o {name}-mcc`", args.directory.display()).into());
     };
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
-    free(output, if args.model.is_some() { &[WEIGHTS] } else { &[MODEL, WEIGHTS, CONFIG] }, args.force)?;
+    free(output, if args.model.is_some() { &[WEIGHTS, DTYPES] } else { &[MODEL, WEIGHTS, CONFIG, DTYPES] }, args.force)?;
     let done = match &args.model {
         Some(model) => convert::import_as(&args.directory, model, &args.define, output),
         None => convert::import(&args.directory, output),
@@ -52,8 +52,11 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     let stored = Stored::open(&args.weights)?;
     let whole = if args.weights.is_dir() || stored.has_states() { Some(weights_of(stored, &args.weights, &args.output)?) } else { None };
     let weights = whole.as_ref().map_or(args.weights.as_path(), |file| file.path());
-    let done = convert::export(weights, args.model.as_deref(), &args.define, &args.output).map_err(failure)?;
+    let done = convert::export(weights, args.model.as_deref(), &args.define, args.dtype.map(Into::into), &args.output).map_err(failure)?;
     show(&done.warnings, &done.sources);
+    if done.rounded > 0 {
+        report!("rounded {} of {} values to {}, to nearest even\n", count(done.rounded), count(done.elements), done.dtype.name());
+    }
     report!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display());
     Ok(())
 }

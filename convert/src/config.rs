@@ -1,5 +1,6 @@
 //! A Hugging Face config by the table of its family: settings of the model text, refusals, warnings.
 
+use crate::dtypes::Float;
 use crate::family::{FAMILIES, Family, Field, Kind, Missing, Plain, Role, Rope};
 use crate::layer_types;
 use serde_json::{Map, Value};
@@ -320,12 +321,16 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
             write_rope(rope, &mut config, &|name| get(now, name).map(|v| json(&v)));
         }
     }
-    for dtype in ["dtype", "torch_dtype"] {
-        if let Some(value) = config.get_mut(dtype) {
-            *value = "float32".into();
+    config
+}
+
+/// Has a config speak of tensors of this type, if it speaks of any.
+pub fn set_dtype(config: &mut Config, dtype: Float) {
+    for name in ["dtype", "torch_dtype"] {
+        if let Some(value) = config.get_mut(name) {
+            *value = dtype.of_config().into();
         }
     }
-    config
 }
 
 /// The fields of rotary position embedding, in the style of transformers 4, which both read.

@@ -2,15 +2,16 @@
 
 use crate::config::{self, Config};
 use crate::copy::{Direction, copy};
+use crate::dtypes::{DTYPES, Float, Losses, Record};
 use crate::family::{FAMILIES, Family};
 use crate::import::{CONFIG, elaborate, parameters, read, read_config, text};
 use crate::layout::{Foreign, foreign};
 use crate::staging::Staging;
-use crate::tensors::{Checkpoint, Format, WHOLE, write};
+use crate::tensors::{Checkpoint, Format, WHOLE, Wanted, write};
 use crate::{ConvertError, check, header};
 use ir::diag::Sources;
 use ir::model::Model;
-use ir::provenance::{Provenance, likely};
+use ir::provenance::{Provenance, few, likely};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,9 @@ use std::path::{Path, PathBuf};
 pub struct Exported {
     pub tensors: usize,
     pub elements: u64,
+    /// The type of most of them, and how many elements were rounded to their tensor's.
+    pub dtype: Float,
+    pub rounded: u64,
     pub weights: PathBuf,
     /// None: the model is no architecture of the importer's, and has no config beside it.
     pub config: Option<PathBuf>,
@@ -32,13 +36,22 @@ pub struct Exported {
 /// The model is the one that the weights say they are of. The text `model`, if one is given, takes the place of theirs, with their settings as far as it
 /// has them. Settings given as `-D name=value` are for what the weights do not say.
 ///
-/// The config is the `config.json` beside the text, or beside the weights if no text is given, byte for byte, unless settings have changed since or it speaks of
-/// another dtype than f32; without one it is made from the settings.
+/// Every tensor has the type `dtype`; without one that which the import has found, by the `dtypes.json` beside the text, or beside the weights if no text is
+/// given; f32 if there is none.
+///
+/// The config is the `config.json` beside the text, or beside the weights, byte for byte, unless settings have changed since or the type is not that of the
+/// import; without one it is made from the settings.
 ///
 /// # Errors
 /// Files that are missing or malformed; settings that contradict the weights; a text with errors or without `weights hf`; tensors that do not fit; settings
-/// that the config cannot say. Nothing is written then.
-pub fn export(weights: &Path, model: Option<&Path>, defines: &[(String, String)], out: &Path) -> Result<Exported, ConvertError> {
+/// that the config cannot say; values beyond the range of their type. Nothing is written then.
+pub fn export(
+    weights: &Path,
+    model: Option<&Path>,
+    defines: &[(String, String)],
+    dtype: Option<Float>,
+    out: &Path,
+) -> Result<Exported, ConvertError> {
     let checkpoint = Checkpoint::file(weights)?;
     let saved = checkpoint.provenance.as_ref();
     agree(weights, saved, defines)?;
@@ -51,19 +64,24 @@ pub fn export(weights: &Path, model: Option<&Path>, defines: &[(String, String)]
     let mut tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
     let params = parameters(&described.graph);
     check::fits(&checkpoint, &params, &[], || likely(saved, &described.graph.name, &described.settings))?;
-    let config = config_of(&described, &model.unwrap_or(weights).with_file_name(CONFIG))?;
+    let beside = |name: &str| model.unwrap_or(weights).with_file_name(name);
+    let record = if dtype.is_some() { None } else { Record::read(&beside(DTYPES))? };
+    let usual = dtype.or(record.as_ref().map(|r| r.usual)).unwrap_or(Float::F32);
+    let config = config_of(&described, &beside(CONFIG), usual, record.is_some())?;
 
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    let shapes: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
+    let of = |name: &str| record.as_ref().map_or(usual, |r| r.of(name));
+    let wanted: Vec<_> = tensors.iter().map(|t| Wanted { name: t.name.clone(), shape: t.shape.clone(), dtype: of(&t.name) }).collect();
     let mut staging = Staging::new(out)?;
-    staging.file(WHOLE, |f| {
-        write(f, Format::Pytorch, &shapes, |i, bytes| {
+    let losses = staging.file(WHOLE, |f| {
+        write(f, Format::Pytorch, &wanted, |i, bytes| {
             for part in &tensors[i].parts {
                 let found = &checkpoint.tensors[&params[part.param].0];
                 copy(&part.loops, Direction::Export, (checkpoint.bytes(found), found.dtype, part.own), (bytes, part.foreign));
             }
         })
     })?;
+    within(weights, &wanted, &losses)?;
     if let Some(config) = &config {
         staging.file(CONFIG, |f| f.write_all(config))?;
     }
@@ -72,11 +90,22 @@ pub fn export(weights: &Path, model: Option<&Path>, defines: &[(String, String)]
     Ok(Exported {
         tensors: tensors.len(),
         elements: tensors.iter().map(elements).sum(),
+        dtype: usual,
+        rounded: losses.iter().map(|l| l.rounded).sum(),
         weights: out.join(WHOLE),
         config: config.map(|_| out.join(CONFIG)),
         warnings,
         sources,
     })
+}
+
+/// Whether every value is in the range of its tensor's type.
+fn within(weights: &Path, tensors: &[Wanted], losses: &[Losses]) -> Result<(), ConvertError> {
+    let beyond = |(tensor, losses): (&Wanted, &Losses)| {
+        losses.beyond.map(|value| format!("`{}` has {value:e}, which is beyond the range of {}", tensor.name, tensor.dtype.name()))
+    };
+    let what: Vec<String> = few(&tensors.iter().zip(losses).filter_map(beyond).collect::<Vec<_>>());
+    if what.is_empty() { Ok(()) } else { Err(ConvertError::Tensors { path: weights.into(), what }) }
 }
 
 /// Settings that are given are those of the weights, or not among them.
@@ -123,11 +152,11 @@ fn carried(sources: &mut Sources, saved: &Provenance, defines: &[(String, String
     model.map_err(|diagnostics| ConvertError::Text { sources: std::mem::take(sources), diagnostics })
 }
 
-/// The bytes of the config that goes with a model; none if nothing is known of its kind.
-fn config_of(model: &Model, beside: &Path) -> Result<Option<Vec<u8>>, ConvertError> {
+/// The bytes of the config that goes with a model whose tensors are of this type, as they were in the import if `imported`; none if nothing is known of its kind.
+fn config_of(model: &Model, beside: &Path, dtype: Float, imported: bool) -> Result<Option<Vec<u8>>, ConvertError> {
     let refused = |what| ConvertError::Config { path: beside.into(), what };
     if !beside.exists() {
-        return Ok(made(model).map_err(refused)?.map(|config| bytes(&config)));
+        return Ok(made(model, dtype).map_err(refused)?.map(|config| bytes(&config)));
     }
     let (original, config) = read_config(beside)?;
     let reading = config::read(&config).map_err(refused)?;
@@ -137,7 +166,10 @@ fn config_of(model: &Model, beside: &Path) -> Result<Option<Vec<u8>>, ConvertErr
         return Err(refused(vec![what]));
     }
     let then = text(family, &reading.settings)?.1.settings;
-    let new = config::write(family, config.clone(), &then, &model.settings);
+    let mut new = config::write(family, config.clone(), &then, &model.settings);
+    if !imported {
+        config::set_dtype(&mut new, dtype);
+    }
     says(family, &new, model).map_err(refused)?;
     Ok(Some(if new == config { original } else { bytes(&new) }))
 }
@@ -152,10 +184,11 @@ fn bytes(config: &Config) -> Vec<u8> {
 ///
 /// # Errors
 /// What the nearest one cannot say.
-fn made(model: &Model) -> Result<Option<Config>, Vec<String>> {
+fn made(model: &Model, dtype: Float) -> Result<Option<Config>, Vec<String>> {
     let mut nearest: Option<Vec<String>> = None;
     for family in FAMILIES.into_iter().filter(|f| f.model == model.graph.name) {
-        let config = config::write(family, config::fresh(family), &[], &model.settings);
+        let mut config = config::write(family, config::fresh(family), &[], &model.settings);
+        config::set_dtype(&mut config, dtype);
         match says(family, &config, model) {
             Ok(()) => return Ok(Some(config)),
             Err(what) if nearest.as_ref().is_none_or(|n| what.len() < n.len()) => nearest = Some(what),

@@ -2,10 +2,11 @@
 
 use crate::config::{self, Config, Reading};
 use crate::copy::{Direction, copy};
+use crate::dtypes::{DTYPES, Float, Record};
 use crate::family::Family;
 use crate::layout::{Foreign, Part, foreign};
 use crate::staging::Staging;
-use crate::tensors::{Checkpoint, Format, write};
+use crate::tensors::{Checkpoint, Format, Wanted, write};
 use crate::{ConvertError, check, header};
 use ir::diag::Sources;
 use ir::graph::Graph;
@@ -43,7 +44,8 @@ pub struct Imported {
 const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text of your own, which says in a section `weights hf` how they are named";
 
 /// Reads `config.json` and `model.safetensors` (or the shards of `model.safetensors.index.json`) in `dir`; writes `model.mdl`,
-/// `weights.safetensors` (f32, one tensor per parameter under its own name, in its declared dims) and a copy of `config.json` to `out`.
+/// `weights.safetensors` (f32, one tensor per parameter under its own name, in its declared dims), a copy of `config.json`, and
+/// `dtypes.json`, by which an export gives every tensor the type that it had, to `out`.
 ///
 /// # Errors
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
@@ -54,21 +56,24 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     let (text, model) = text(family, &settings)?;
     let checkpoint = Checkpoint::in_directory(dir)?;
     let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: sources(&text), diagnostics })?;
+    let own: Vec<String> = tensors.iter().map(|t| t.name.clone()).collect();
     let skipped = names(&mut tensors, &checkpoint, family)?;
     fit(&checkpoint, &tensors, &skipped)?;
+    let record = record(own, &tensors, &checkpoint);
 
     let mut staging = Staging::new(out)?;
     staging.file(MODEL, |f| f.write_all(text.as_bytes()))?;
     let provenance = provenance(&model, &sources(&text));
     staging.file(WEIGHTS, |f| weights(f, &model.graph, &tensors, &checkpoint, &provenance))?;
     staging.file(CONFIG, |f| f.write_all(&original))?;
+    staging.file(DTYPES, |f| f.write_all(record.text().as_bytes()))?;
     staging.commit()?;
     let plain = imported(model, &tensors, &checkpoint, out);
     Ok(Imported { architecture: family.architecture.into(), skipped, warnings, model: out.join(MODEL), ..plain })
 }
 
-/// Reads the tensors in `dir` for the model in the text `model`, with settings given as `-D name=value`; writes `weights.safetensors` to
-/// `out`. No config is read: the text says everything.
+/// Reads the tensors in `dir` for the model in the text `model`, with settings given as `-D name=value`; writes `weights.safetensors`
+/// and `dtypes.json` to `out`. No config is read: the text says everything.
 ///
 /// # Errors
 /// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit. Nothing is written then.
@@ -79,8 +84,10 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
     let provenance = provenance(&described, &sources);
     let tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources, diagnostics })?;
     fit(&checkpoint, &tensors, &[])?;
+    let record = record(tensors.iter().map(|t| t.name.clone()).collect(), &tensors, &checkpoint);
     let mut staging = Staging::new(out)?;
     staging.file(WEIGHTS, |f| weights(f, &described.graph, &tensors, &checkpoint, &provenance))?;
+    staging.file(DTYPES, |f| f.write_all(record.text().as_bytes()))?;
     staging.commit()?;
     let warnings = warnings.into_iter().map(|w| w.message).collect();
     Ok(Imported { warnings, model: model.into(), ..imported(described, &tensors, &checkpoint, out) })
@@ -89,6 +96,16 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
 fn fit(checkpoint: &Checkpoint, tensors: &[Foreign], beside: &[String]) -> Result<(), ConvertError> {
     let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
     check::fits(checkpoint, &wanted, beside, Vec::new)
+}
+
+/// The types of tensors, by the names that an export gives them.
+fn record(own: Vec<String>, tensors: &[Foreign], checkpoint: &Checkpoint) -> Record {
+    let float = |t: &Foreign| match checkpoint.tensors[&t.name].dtype {
+        Dtype::BF16 => Float::Bf16,
+        Dtype::F16 => Float::F16,
+        _ => Float::F32,
+    };
+    Record::new(&own.into_iter().zip(tensors).map(|(name, t)| (name, float(t))).collect::<Vec<_>>())
 }
 
 /// What weights of a model say of it.
@@ -210,12 +227,14 @@ fn weights(file: &mut std::fs::File, graph: &Graph, tensors: &[Foreign], checkpo
             holders[part.param].push((tensor, part));
         }
     }
-    write(file, Format::Mcc(provenance), &parameters(graph), |param, bytes| {
+    let wanted: Vec<Wanted> = parameters(graph).into_iter().map(|(name, shape)| Wanted { name, shape, dtype: Float::F32 }).collect();
+    let exact = write(file, Format::Mcc(provenance), &wanted, |param, bytes| {
         for (tensor, part) in &holders[param] {
             let found = &checkpoint.tensors[&tensor.name];
             copy(&part.loops, Direction::Import, (checkpoint.bytes(found), found.dtype, part.foreign), (bytes, part.own));
         }
-    })
+    });
+    exact.map(|_| ())
 }
 
 /// Names and shapes of a graph's parameters, in order.

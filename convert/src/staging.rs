@@ -25,11 +25,11 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Writes a file of this name.
+    /// Writes a file of this name, and returns what the writing returns.
     ///
     /// # Errors
     /// What the file system says.
-    pub fn file(&mut self, name: &str, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), ConvertError> {
+    pub fn file<T>(&mut self, name: &str, write: impl FnOnce(&mut File) -> std::io::Result<T>) -> Result<T, ConvertError> {
         let path = self.dir.join(name);
         if path.is_dir() {
             return Err(ConvertError::Io { path, cause: std::io::ErrorKind::IsADirectory.into() });
@@ -37,9 +37,9 @@ impl Staging {
         // As any new file; the process's mask takes away what it does for those.
         let permissions = Permissions::from_mode(0o666);
         let mut file = tempfile::Builder::new().prefix(".mcc-").permissions(permissions).tempfile_in(&self.dir).map_err(ConvertError::io(&path))?;
-        write(file.as_file_mut()).map_err(ConvertError::io(&path))?;
+        let done = write(file.as_file_mut()).map_err(ConvertError::io(&path))?;
         self.files.push((file, path));
-        Ok(())
+        Ok(done)
     }
 
     /// Gives every file its name; returns the paths in the order of writing.
@@ -104,7 +104,7 @@ mod tests {
     fn a_failing_write_is_an_error_that_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut staging = Staging::new(dir.path()).unwrap();
-        let error = staging.file("x", |_| Err(std::io::Error::other("disk full"))).unwrap_err();
+        let error = staging.file("x", |_| Err::<(), _>(std::io::Error::other("disk full"))).unwrap_err();
         assert!(error.to_string().ends_with("x`: disk full"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! Safetensors files: mapped ones to read, whole or in shards, and the order of bytes to write.
 
 use crate::ConvertError;
+use crate::dtypes::{Float, Losses};
 use ir::provenance::{self, Provenance};
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -163,20 +164,28 @@ pub enum Format<'a> {
     Pytorch,
 }
 
-/// Writes f32 tensors, in this order. Each is filled (from zeros) and written before the next one takes memory.
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    pub name: String,
+    pub shape: Vec<u64>,
+    pub dtype: Float,
+}
+
+/// Writes tensors, in this order. Each is filled in f32 (from zeros), brought to its type and written before the next one takes
+/// memory. Returns what was lost of each.
 ///
 /// # Errors
 /// What the file system says.
-pub fn write(file: &mut File, format: Format<'_>, tensors: &[(String, Vec<u64>)], mut fill: impl FnMut(usize, &mut [u8])) -> std::io::Result<()> {
+pub fn write(file: &mut File, format: Format<'_>, tensors: &[Wanted], mut fill: impl FnMut(usize, &mut [u8])) -> std::io::Result<Vec<Losses>> {
     let mut end = 0;
     let mut infos = vec![];
-    for (name, shape) in tensors {
+    for Wanted { name, shape, dtype } in tensors {
         let shape: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
         let start = end;
-        end += shape.iter().product::<usize>() * 4;
-        infos.push((name.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
+        end += shape.iter().product::<usize>() * dtype.size();
+        infos.push((name.clone(), TensorInfo { dtype: dtype.stored(), shape, data_offsets: (start, end) }));
     }
-    let sizes: Vec<usize> = infos.iter().map(|(_, i)| i.data_offsets.1 - i.data_offsets.0).collect();
     let (key, value) = match format {
         Format::Mcc(provenance) => {
             let json = serde_json::to_string(provenance).expect("invariant: plain data with text keys");
@@ -191,13 +200,18 @@ pub fn write(file: &mut File, format: Format<'_>, tensors: &[(String, Vec<u64>)]
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     let mut buffer = vec![];
-    for (i, size) in sizes.into_iter().enumerate() {
+    let mut losses = vec![Losses::default(); tensors.len()];
+    for (i, tensor) in tensors.iter().enumerate() {
         buffer.clear();
-        buffer.resize(size, 0);
+        buffer.resize(tensor.shape.iter().product::<u64>() as usize * 4, 0);
         fill(i, &mut buffer);
-        out.write_all(&buffer)?;
+        match tensor.dtype {
+            Float::F32 => out.write_all(&buffer)?,
+            narrow => out.write_all(&narrow.narrow(&buffer, &mut losses[i]))?,
+        }
     }
-    out.flush()
+    out.flush()?;
+    Ok(losses)
 }
 
 #[cfg(test)]
@@ -208,7 +222,8 @@ mod tests {
     fn no_damage_to_a_header_makes_reading_panic() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.safetensors");
-        let tensors = [("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![])];
+        let wanted = |name: &str, shape: &[u64]| Wanted { name: name.into(), shape: shape.into(), dtype: Float::F32 };
+        let tensors = [wanted("a", &[2, 3]), wanted("b", &[])];
         write(&mut File::create(&path).unwrap(), Format::Pytorch, &tensors, |i, bytes| bytes.fill(i as u8)).unwrap();
         let good = std::fs::read(&path).unwrap();
         assert_eq!(norms(&path).unwrap().len(), 2);

@@ -1,7 +1,7 @@
 //! What `mcc import` and `mcc export` take.
 
 use super::values::define;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 #[derive(Subcommand)]
@@ -43,10 +43,10 @@ pub struct ImportArgs {
     /// Replace what is there of these files; without it the import is refused
     #[arg(long)]
     pub force: bool,
-    /// Where model.mdl, weights.safetensors and config.json go: needed
+    /// Where model.mdl, weights.safetensors, config.json and dtypes.json go: needed
     #[arg(short, long, value_name = "OUT")]
     pub output: Option<PathBuf>,
-    /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors is written
+    /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors and dtypes.json are written
     #[arg(long, value_name = "MODEL.mdl")]
     pub model: Option<PathBuf>,
     /// Sets a setting of that model text
@@ -60,6 +60,24 @@ pub enum Export {
     Hf(ExportArgs),
 }
 
+/// A type of exported tensors.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Float {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<Float> for convert::Float {
+    fn from(float: Float) -> convert::Float {
+        match float {
+            Float::F32 => convert::Float::F32,
+            Float::Bf16 => convert::Float::Bf16,
+            Float::F16 => convert::Float::F16,
+        }
+    }
+}
+
 #[derive(Args)]
 pub struct ExportArgs {
     /// Weights under mcc's names, as `mcc run --save-weights` writes them, or a checkpoint of a run
@@ -70,6 +88,9 @@ pub struct ExportArgs {
     /// Sets a setting of the model text, where the weights do not say it
     #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
     pub define: Vec<(String, String)>,
+    /// The type of all tensors; what it cannot hold is rounded to nearest even [default: of each the type that it had when it was imported, else f32]
+    #[arg(long, value_enum)]
+    pub dtype: Option<Float>,
     /// Where model.safetensors and config.json go
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,

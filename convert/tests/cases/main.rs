@@ -1,92 +1,16 @@
 //! The reference cases: imported, exported, and computed by the reference interpreter.
 
-#[path = "../../tests/cases/judge.rs"]
+mod bench;
+mod dtypes;
+mod first_step;
+#[path = "../../../tests/cases/judge.rs"]
 mod judge;
 
-use convert::{ConvertError, Imported};
-use ir::dim::Base;
-use ir::eval::{Env, eval};
-use ir::graph::{Graph, Type, Value};
-use ir::op::{Op, Scalar};
-use safetensors::SafeTensors;
+use bench::{Bench, CASES, Tensor, case, read, save};
+use convert::ConvertError;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-
-fn case(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/cases").join(name)
-}
-
-/// All cases.
-const CASES: [&str; 13] =
-    ["gpt2", "llama", "llama31", "qwen2", "qwen3", "olmo2", "mistral", "mixtral", "qwen3_moe", "nemotron", "gemma2", "gemma3", "bert"];
-
-/// A directory with a case's files, to be changed, and what is imported from it.
-struct Bench {
-    dir: tempfile::TempDir,
-}
-
-impl Bench {
-    fn new(name: &str) -> Bench {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("in")).unwrap();
-        for file in ["config.json", "model.safetensors"] {
-            fs::copy(case(name).join(file), dir.path().join("in").join(file)).unwrap();
-        }
-        Bench { dir }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn import(&self) -> Result<Imported, ConvertError> {
-        convert::import(&self.path("in"), &self.path("out"))
-    }
-
-    fn error(&self) -> String {
-        let error = self.import().unwrap_err().to_string();
-        assert!(!self.path("out").exists(), "something was written");
-        error
-    }
-
-    fn export(&self) -> Result<convert::Exported, ConvertError> {
-        convert::export(&self.path("out/weights.safetensors"), Some(&self.path("out/model.mdl")), &[], &self.path("back"))
-    }
-
-    /// Replaces the tensors by what a function makes of their list of name, dtype, shape and bytes.
-    fn tensors(&self, change: impl FnOnce(&mut Vec<Tensor>)) {
-        let path = self.path("in/model.safetensors");
-        let mut list = read(&path);
-        change(&mut list);
-        save(&path, &list);
-    }
-
-    /// Weights as another program would write them, which do not say which model they are of.
-    fn anonymous(&self, name: &str) {
-        let path = self.path(name);
-        save(&path, &read(&path));
-    }
-
-    fn same(&self, a: &str, b: &str) {
-        assert!(fs::read(self.path(a)).unwrap() == fs::read(self.path(b)).unwrap(), "{a} differs from {b}");
-    }
-}
-
-type Tensor = (String, safetensors::Dtype, Vec<usize>, Vec<u8>);
-
-fn read(path: &Path) -> Vec<Tensor> {
-    let bytes = fs::read(path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let mut list: Vec<Tensor> = file.iter().map(|(n, t)| (n.to_owned(), t.dtype(), t.shape().to_vec(), t.data().to_vec())).collect();
-    list.sort_by(|a, b| a.0.cmp(&b.0));
-    list
-}
-
-fn save(path: &Path, list: &[Tensor]) {
-    let views = list.iter().map(|(n, d, s, b)| (n.as_str(), safetensors::tensor::TensorView::new(*d, s.clone(), b).unwrap()));
-    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
-}
+use std::path::Path;
 
 #[test]
 fn what_was_imported_exports_to_the_same_files() {
@@ -246,21 +170,6 @@ fn shards_are_read_as_one_file() {
 }
 
 #[test]
-fn narrow_floats_are_widened_and_counted() {
-    let bench = Bench::new("gpt2");
-    let narrow = |b: &[u8]| half::bf16::from_f32(f32::from_le_bytes(b.try_into().unwrap()));
-    bench.tensors(|list| {
-        for tensor in list.iter_mut() {
-            (tensor.1, tensor.3) = (safetensors::Dtype::BF16, tensor.3.chunks(4).flat_map(|b| narrow(b).to_le_bytes()).collect());
-        }
-    });
-    assert_eq!(bench.import().unwrap().widened, [("bf16", 52)]);
-    let exact: Vec<u8> = read(&case("gpt2").join("model.safetensors"))[1].3.chunks(4).flat_map(|b| narrow(b).to_f32().to_le_bytes()).collect();
-    bench.export().unwrap();
-    assert!(read(&bench.path("back/model.safetensors"))[1].3 == exact);
-}
-
-#[test]
 fn tensors_that_do_not_fit_are_all_named_with_their_shapes() {
     let bench = Bench::new("gpt2");
     bench.tensors(|list| {
@@ -359,7 +268,7 @@ fn a_setting_that_the_architecture_lacks_is_refused() {
     bench.anonymous("out/weights.safetensors");
     let defines = [("window".to_owned(), "16".to_owned())];
     let error =
-        convert::export(&bench.path("out/weights.safetensors"), Some(&bench.path("out/model.mdl")), &defines, &bench.path("back")).unwrap_err();
+        convert::export(&bench.path("out/weights.safetensors"), Some(&bench.path("out/model.mdl")), &defines, None, &bench.path("back")).unwrap_err();
     assert!(error.to_string().contains("LlamaForCausalLM computes window = 0, the model has 16"), "{error}");
     assert!(!bench.path("back").exists());
 }
@@ -376,158 +285,6 @@ fn weights_of_another_model_are_refused() {
     assert!(!bench.path("back").exists());
 }
 
-/// The weights and the first batch of a case.
-struct Data<'a> {
-    graph: &'a Graph,
-    weights: BTreeMap<String, Vec<f64>>,
-    inputs: BTreeMap<String, Vec<f64>>,
-}
-
-impl Env for Data<'_> {
-    fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64> {
-        match op {
-            Op::Param(p) => self.weights[&self.graph.params[*p as usize].name].clone(),
-            Op::Input(i) => self.inputs[&self.graph.inputs[*i as usize].name].clone(),
-            Op::State(..) => vec![0.0; self.graph.body.dims.elements(&ty.dims) as usize],
-            Op::Table(t) => self.graph.tables[*t as usize].data.clone(),
-            other => panic!("{other:?} in a logical graph"),
-        }
-    }
-
-    fn scalar(&self, _: &Scalar) -> f64 {
-        0.0
-    }
-
-    fn base(&self, _: &Base) -> u64 {
-        0
-    }
-}
-
-/// An array of a case for each step, batch and place.
-struct Array {
-    name: String,
-    shape: Vec<usize>,
-    data: Vec<f64>,
-}
-
-fn arrays(name: &str) -> Vec<Array> {
-    let mut out = vec![];
-    for input in ["tokens", "labels", "kinds"] {
-        let Ok(bytes) = fs::read(case(name).join(format!("{input}.npy"))) else { continue };
-        let file = npyz::NpyFile::new(&bytes[..]).unwrap();
-        let shape = file.shape().iter().map(|n| *n as usize).collect();
-        out.push(Array { name: input.into(), shape, data: file.into_vec::<i32>().unwrap().into_iter().map(f64::from).collect() });
-    }
-    out
-}
-
-/// The inputs of the first step; tokens without labels are their own targets, one place later.
-fn inputs(arrays: &[Array]) -> BTreeMap<String, Vec<f64>> {
-    let mut out = BTreeMap::new();
-    for array in arrays {
-        let [batch, width] = [array.shape[1], array.shape[2]];
-        let rows = || array.data.chunks(width).take(batch);
-        if arrays.len() == 1 {
-            out.insert("tokens".into(), rows().flat_map(|r| &r[..width - 1]).copied().collect());
-            out.insert("targets".into(), rows().flat_map(|r| &r[1..]).copied().collect());
-        } else {
-            out.insert(array.name.clone(), rows().flatten().copied().collect());
-        }
-    }
-    out
-}
-
-/// What the reference interpreter computes for step 0 in f64.
-struct Step {
-    loss: f64,
-    grad_norm: f64,
-    /// L2 norm of each gradient, by the names of the checkpoint: gradients are exported as if they were weights.
-    grad_norms: BTreeMap<String, f64>,
-}
-
-fn step(name: &str) -> Step {
-    let bench = Bench::new(name);
-    bench.import().unwrap();
-    let text = fs::read_to_string(bench.path("out/model.mdl")).unwrap();
-    let arrays = arrays(name);
-    let inputs = inputs(&arrays);
-    let batch = arrays[0].shape[1];
-    let seq = inputs["tokens"].len() / batch;
-    let options = frontend::Options { defines: vec![("seq".into(), seq.to_string())], batch: batch as u64, ..frontend::Options::default() };
-    let mut sources = ir::diag::Sources::default();
-    let model = frontend::compile(&mut sources, "model.mdl", &text, &options, &mut |_| Err("none".into())).unwrap().model;
-    let graph = passes::graph::differentiate::differentiate(model.graph, &model.train).unwrap();
-    let graph = passes::graph::optimize::optimize(graph, &model.train);
-    let float = |b: &[u8]| f64::from(f32::from_le_bytes(b.try_into().unwrap()));
-    let mut data = Data {
-        graph: &graph,
-        weights: read(&bench.path("out/weights.safetensors")).into_iter().map(|t| (t.0, t.3.chunks(4).map(float).collect())).collect(),
-        inputs,
-    };
-    let (loss, norm) = (graph.loss.unwrap(), graph.grad_norm.unwrap());
-    let needed = needed(&graph, &[loss, norm]);
-    let mut values: Vec<Vec<f64>> = vec![];
-    for v in graph.body.values() {
-        let args: Vec<&[f64]> = graph.body[v].args.iter().map(|a| values[a.index()].as_slice()).collect();
-        let value = if needed[v.index()] { eval(&graph.body, v, &args, &mut data) } else { vec![] };
-        values.push(value);
-    }
-    let mut list = read(&bench.path("out/weights.safetensors"));
-    for (param, v) in &graph.grads {
-        let (param, dims) = (&graph.params[*param as usize], &graph.body[*v].ty.dims);
-        assert_eq!(*dims, param.ty.dims, "{}", param.name);
-        let tensor = list.iter_mut().find(|t| t.0 == param.name).unwrap();
-        tensor.3 = values[v.index()].iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
-    }
-    save(&bench.path("out/weights.safetensors"), &list);
-    bench.export().unwrap();
-    let grad_norms = convert::norms(&bench.path("back/model.safetensors")).unwrap();
-    Step { loss: values[loss.index()][0], grad_norm: values[norm.index()][0], grad_norms }
-}
-
-fn needed(graph: &Graph, roots: &[Value]) -> Vec<bool> {
-    let mut needed = vec![false; graph.body.nodes.len()];
-    let mut stack = roots.to_vec();
-    while let Some(v) = stack.pop() {
-        if !std::mem::replace(&mut needed[v.index()], true) {
-            stack.extend(&graph.body[v].args);
-        }
-    }
-    needed
-}
-
-fn expected(name: &str) -> serde_json::Value {
-    serde_json::from_slice(&fs::read(case(name).join("expected.json")).unwrap()).unwrap()
-}
-
-fn agrees(name: &str) {
-    let (step, expected) = (step(name), expected(name));
-    let first = serde_json::json!({
-        "losses": [expected["losses"][0]],
-        "grad_norms": [expected["grad_norms"][0]],
-        "param_norms": expected["grad_norms_by_param_step0"],
-    });
-    let run = judge::Run { losses: &[step.loss], grad_norms: &[step.grad_norm], param_norms: Some(&step.grad_norms) };
-    assert_eq!(judge::judge(&run, &first), Vec::<String>::new(), "{name}");
-}
-
-#[test]
-fn the_first_step_of_every_case_agrees() {
-    for name in CASES {
-        agrees(name);
-    }
-}
-
-#[test]
-fn the_norms_of_the_cases_weights_are_the_expected_ones() {
-    for name in CASES {
-        let norms = convert::norms(&case(name).join("model.safetensors")).unwrap();
-        let first = serde_json::json!({"losses": [1.0], "grad_norms": [1.0], "param_norms": expected(name)["param_norms_init"]});
-        let run = judge::Run { losses: &[1.0], grad_norms: &[1.0], param_norms: Some(&norms) };
-        assert_eq!(judge::judge(&run, &first), Vec::<String>::new(), "{name}");
-    }
-}
-
 #[test]
 fn weights_say_which_model_they_are_of() {
     for name in CASES {
@@ -535,7 +292,7 @@ fn weights_say_which_model_they_are_of() {
         bench.import().unwrap();
         bench.export().unwrap();
         let weights = bench.path("out/weights.safetensors");
-        convert::export(&weights, None, &[], &bench.path("alone")).unwrap_or_else(|e| panic!("{name}: {e}"));
+        convert::export(&weights, None, &[], None, &bench.path("alone")).unwrap_or_else(|e| panic!("{name}: {e}"));
         bench.same("back/model.safetensors", "alone/model.safetensors");
         bench.same("back/config.json", "alone/config.json");
     }
@@ -547,7 +304,7 @@ fn settings_that_contradict_the_weights_are_refused() {
     bench.import().unwrap();
     let weights = bench.path("out/weights.safetensors");
     let export = |model: Option<&Path>, name: &str, value: &str| {
-        let error = convert::export(&weights, model, &[(name.into(), value.into())], &bench.path("back")).err().map(|e| e.to_string());
+        let error = convert::export(&weights, model, &[(name.into(), value.into())], None, &bench.path("back")).err().map(|e| e.to_string());
         error.map(|e| e.replace(&bench.dir.path().display().to_string(), ""))
     };
     let text = bench.path("out/model.mdl");
@@ -566,7 +323,7 @@ fn a_given_text_keeps_its_length_of_sequences() {
     bench.import().unwrap();
     let shorter = [("seq".to_owned(), "8".to_owned())];
     convert::import_as(&bench.path("in"), &bench.path("out/model.mdl"), &shorter, &bench.path("short")).unwrap();
-    convert::export(&bench.path("short/weights.safetensors"), Some(&bench.path("out/model.mdl")), &[], &bench.path("back")).unwrap();
+    convert::export(&bench.path("short/weights.safetensors"), Some(&bench.path("out/model.mdl")), &[], None, &bench.path("back")).unwrap();
     bench.same("in/config.json", "back/config.json");
 }
 
@@ -575,7 +332,7 @@ fn a_text_that_weights_do_not_fit_is_told_by_the_first_tensors_and_the_reason() 
     let (bench, other) = (Bench::new("gpt2"), Bench::new("llama"));
     bench.import().unwrap();
     other.import().unwrap();
-    let error = convert::export(&bench.path("out/weights.safetensors"), Some(&other.path("out/model.mdl")), &[], &bench.path("back"))
+    let error = convert::export(&bench.path("out/weights.safetensors"), Some(&other.path("out/model.mdl")), &[], None, &bench.path("back"))
         .unwrap_err()
         .to_string();
     assert!(error.lines().count() < 24 && error.contains(" more\n"), "{error}");
@@ -585,6 +342,6 @@ fn a_text_that_weights_do_not_fit_is_told_by_the_first_tensors_and_the_reason() 
 #[test]
 fn weights_of_another_program_need_a_text() {
     let bench = Bench::new("gpt2");
-    let error = convert::export(&bench.path("in/model.safetensors"), None, &[], &bench.path("back")).unwrap_err().to_string();
+    let error = convert::export(&bench.path("in/model.safetensors"), None, &[], None, &bench.path("back")).unwrap_err().to_string();
     assert!(error.ends_with("name the text with --model, and its settings with -D"), "{error}");
 }
