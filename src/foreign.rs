@@ -31,7 +31,10 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
         note!("warning: {w}");
     }
     if !done.skipped.is_empty() {
-        report!("left out, as the model does not need them: {}\n", done.skipped.join(", "));
+        report!("left out, as the model does not need them: {}\n", listed(&done.skipped));
+    }
+    if let Some((scheme, n)) = done.decoded {
+        report!("computed {n} tensors from {scheme} to f32; an export writes them as bf16\n");
     }
     for (dtype, n) in &done.widened {
         report!("widened {n} tensors of {dtype} to f32\n");
@@ -59,6 +62,14 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     }
     report!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display());
     Ok(())
+}
+
+/// Names, or the first of many and their number.
+fn listed(names: &[String]) -> String {
+    match names {
+        [first, .., last] if names.len() > 64 => format!("{} tensors from {first} to {last}", count(names.len() as u64)),
+        _ => names.join(", "),
+    }
 }
 
 /// Weights without optimizer states, in a file that goes when it is dropped.

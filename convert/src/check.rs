@@ -1,7 +1,7 @@
 //! Whether a checkpoint has exactly the tensors that are wanted.
 
 use crate::ConvertError;
-use crate::tensors::Checkpoint;
+use crate::tensors::{Checkpoint, Coding};
 use ir::provenance::few;
 use safetensors::Dtype;
 
@@ -20,7 +20,7 @@ pub fn fits(
         match checkpoint.tensors.get(name) {
             None => missing.push(format!("`{name}` is missing, expected {shape:?}")),
             Some(found) if found.shape != *shape => others.push(format!("`{name}` is {:?}, expected {shape:?}", found.shape)),
-            Some(found) if !matches!(found.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) => {
+            Some(found) if matches!(found.coding, Coding::Plain) && !matches!(found.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) => {
                 others.push(format!("`{name}` is of type {:?}, expected F32, F16 or BF16", found.dtype));
             }
             Some(_) => {}

@@ -3,6 +3,7 @@
 use crate::dtypes::Float;
 use crate::family::{FAMILIES, Family, Field, Kind, Missing, Plain, Role, Rope};
 use crate::layer_types;
+use crate::quantised::Scheme;
 use serde_json::{Map, Value};
 
 pub type Config = Map<String, Value>;
@@ -12,6 +13,8 @@ pub struct Reading {
     pub family: &'static Family,
     /// Settings of the model text and their values as the text writes them. What is left out keeps its default.
     pub settings: Vec<(&'static str, String)>,
+    /// How tensors are coded.
+    pub quantised: Option<Scheme>,
     pub warnings: Vec<String>,
 }
 
@@ -41,7 +44,7 @@ pub fn family(config: &Config) -> Result<&'static Family, String> {
 pub fn read(config: &Config) -> Result<Reading, Vec<String>> {
     let family = family(config).map_err(|e| vec![e])?;
     let fixed = family.fixed.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-    let mut reader = Reader { config, settings: fixed, warnings: vec![], errors: vec![] };
+    let mut reader = Reader { config, settings: fixed, quantised: None, warnings: vec![], errors: vec![] };
     for field in family.fields() {
         reader.field(family, field.name, field.role);
     }
@@ -53,8 +56,8 @@ pub fn read(config: &Config) -> Result<Reading, Vec<String>> {
             .warnings
             .push(format!("{name} = {value} is not known for {}; if it changes the computation, the import is wrong", family.architecture));
     }
-    let Reader { settings, warnings, errors, .. } = reader;
-    if errors.is_empty() { Ok(Reading { family, settings, warnings }) } else { Err(errors) }
+    let Reader { settings, quantised, warnings, errors, .. } = reader;
+    if errors.is_empty() { Ok(Reading { family, settings, quantised, warnings }) } else { Err(errors) }
 }
 
 /// The field of the theta of layers with windows, in the style of transformers 4, and what it is where there is none.
@@ -64,6 +67,7 @@ const LOCAL_THETA: &str = "10000.0";
 struct Reader<'a> {
     config: &'a Config,
     settings: Vec<(&'static str, String)>,
+    quantised: Option<Scheme>,
     warnings: Vec<String>,
     errors: Vec<String>,
 }
@@ -110,6 +114,18 @@ impl<'a> Reader<'a> {
             Role::Should(usual, reason) => {
                 if let Some(value) = value.filter(|v| !v.is_null() && !usual.is(v)) {
                     self.warnings.push(format!("{name} = {value}: {reason}"));
+                }
+            }
+            Role::Quantised => match value.filter(|v| !v.is_null()).map(Scheme::read) {
+                Some(Ok(scheme)) => self.quantised = Some(scheme),
+                Some(Err(what)) => self.errors.push(what),
+                None => {}
+            },
+            Role::Equal(other) => {
+                if let (Some(value), Some(wanted)) = (value.filter(|v| !v.is_null()), self.config.get(other))
+                    && value != wanted
+                {
+                    self.errors.push(format!("{name} = {value} is not supported, only what {other} is, {wanted}"));
                 }
             }
             Role::Alias(other) => {
@@ -253,6 +269,7 @@ fn written_as(family: &Family, config: &Config, name: &'static str) -> &'static 
 fn literal(value: &Value, kind: Kind) -> Result<String, &'static str> {
     match kind {
         Kind::Size => value.as_i64().filter(|n| *n >= 1).map(|n| n.to_string()).ok_or("a whole number from 1 on"),
+        Kind::Count => value.as_i64().filter(|n| *n >= 0).map(|n| n.to_string()).ok_or("a whole number from 0 on"),
         Kind::Real => value.as_f64().filter(|x| x.is_finite() && *x >= 0.0).map(|x| format!("{x:?}")).ok_or("a number from 0 on"),
         Kind::Bool => value.as_bool().map(|b| b.to_string()).ok_or("true or false"),
     }
@@ -308,7 +325,15 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
                 }
                 continue;
             }
-            Role::Must(_) | Role::Every(_) | Role::Alias(_) | Role::Should(..) | Role::Rope | Role::Irrelevant => continue,
+            Role::Equal(other) => {
+                if let Some(Role::Setting { name, .. }) = family.role(other)
+                    && let Some(value) = changed(name).filter(|_| config.contains_key(field.name))
+                {
+                    config.insert(field.name.into(), json(&value));
+                }
+                continue;
+            }
+            Role::Must(_) | Role::Every(_) | Role::Alias(_) | Role::Should(..) | Role::Rope | Role::Quantised | Role::Irrelevant => continue,
         };
         if let Some(value) = changed(setting) {
             let none = (kind == Kind::Size && value == "0") || matches!(missing, Missing::Either { null, .. } if same(&value, null));
@@ -331,6 +356,13 @@ pub fn set_dtype(config: &mut Config, dtype: Float) {
             *value = dtype.of_config().into();
         }
     }
+}
+
+/// A config as a file.
+pub fn bytes(config: &Config) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(config).expect("invariant: JSON with text keys");
+    bytes.push(b'\n');
+    bytes
 }
 
 /// The fields of rotary position embedding, in the style of transformers 4, which both read.
@@ -360,7 +392,15 @@ pub fn fresh(family: &Family) -> Config {
         let value = match field.role {
             Role::Must(allowed) => allowed.first().map(Plain::json),
             Role::Should(usual, _) => Some(usual.json()),
-            Role::Setting { .. } | Role::As(_) | Role::Every(_) | Role::FullEvery(..) | Role::Alias(_) | Role::Rope | Role::Irrelevant => None,
+            Role::Setting { .. }
+            | Role::As(_)
+            | Role::Every(_)
+            | Role::FullEvery(..)
+            | Role::Equal(_)
+            | Role::Alias(_)
+            | Role::Rope
+            | Role::Quantised
+            | Role::Irrelevant => None,
         };
         config.extend(value.map(|v| (field.name.to_owned(), v)));
     }

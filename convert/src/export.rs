@@ -156,7 +156,7 @@ fn carried(sources: &mut Sources, saved: &Provenance, defines: &[(String, String
 fn config_of(model: &Model, beside: &Path, dtype: Float, imported: bool) -> Result<Option<Vec<u8>>, ConvertError> {
     let refused = |what| ConvertError::Config { path: beside.into(), what };
     if !beside.exists() {
-        return Ok(made(model, dtype).map_err(refused)?.map(|config| bytes(&config)));
+        return Ok(made(model, dtype).map_err(refused)?.map(|config| config::bytes(&config)));
     }
     let (original, config) = read_config(beside)?;
     let reading = config::read(&config).map_err(refused)?;
@@ -171,13 +171,7 @@ fn config_of(model: &Model, beside: &Path, dtype: Float, imported: bool) -> Resu
         config::set_dtype(&mut new, dtype);
     }
     says(family, &new, model).map_err(refused)?;
-    Ok(Some(if new == config { original } else { bytes(&new) }))
-}
-
-fn bytes(config: &Config) -> Vec<u8> {
-    let mut bytes = serde_json::to_vec_pretty(config).expect("invariant: JSON with text keys");
-    bytes.push(b'\n');
-    bytes
+    Ok(Some(if new == config { original } else { config::bytes(&new) }))
 }
 
 /// A config made from settings, of the first architecture that can say them all; none if no architecture has the model.

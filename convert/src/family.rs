@@ -4,6 +4,7 @@
 
 mod bert;
 mod common;
+mod deepseek;
 mod gemma;
 mod gpt2;
 mod llama;
@@ -39,6 +40,8 @@ pub struct Family {
     pub free: &'static [&'static str],
     /// Ends of names of tensors that the model does not compute with: buffers and other heads.
     pub unused: &'static [&'static str],
+    /// What stands before the number of a layer in names of tensors, if layers beyond the model's are left out.
+    pub beyond: Option<&'static str>,
     /// Tensors that some files hold although they are tied to another parameter: both names.
     pub tied: &'static [(&'static str, &'static str)],
     /// Ends of names that older files write otherwise: today's and theirs.
@@ -76,6 +79,8 @@ pub enum Role {
     /// A list of the type of each layer: the setting is the n of which every n-th layer has no window. Without a
     /// list it has this value.
     FullEvery(&'static str, u64),
+    /// It has to be what another field is, or missing.
+    Equal(&'static str),
     /// Another name of a field, in configs of other versions.
     Alias(&'static str),
     /// The text has one setting for this field and another one, which it follows: a warning if they differ.
@@ -84,6 +89,8 @@ pub enum Role {
     Should(Plain, &'static str),
     /// Rotary position embedding, in one of two styles.
     Rope,
+    /// How tensors are coded.
+    Quantised,
     /// Does not change what the model computes.
     Irrelevant,
 }
@@ -92,6 +99,8 @@ pub enum Role {
 pub enum Kind {
     /// From 1 on; where the text has 0, for none, configs have null.
     Size,
+    /// From 0 on.
+    Count,
     Real,
     Bool,
 }
@@ -165,7 +174,7 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 12] = [
+pub const FAMILIES: [&Family; 13] = [
     &gpt2::GPT2,
     &llama::LLAMA,
     &llama::MISTRAL,
@@ -174,6 +183,7 @@ pub const FAMILIES: [&Family; 12] = [
     &llama::OLMO2,
     &mixtral::MIXTRAL,
     &mixtral::QWEN3_MOE,
+    &deepseek::DEEPSEEK_V3,
     &nemotron::NEMOTRON,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
@@ -181,9 +191,10 @@ pub const FAMILIES: [&Family; 12] = [
 ];
 
 impl Family {
-    /// What the fields of its configs mean.
+    /// What the fields of its configs mean: its own, and those of all of which it says nothing.
     pub fn fields(&self) -> impl Iterator<Item = &'static Field> {
-        self.fields.iter().copied().chain([COMMON]).flatten()
+        let own = || self.fields.iter().copied().flatten();
+        own().chain(COMMON.iter().filter(move |common| own().all(|f| f.name != common.name)))
     }
 
     /// What a field means, if it is known.

@@ -6,8 +6,8 @@ use crate::dtypes::{DTYPES, Float, Record};
 use crate::family::Family;
 use crate::layout::{Foreign, Part, foreign};
 use crate::staging::Staging;
-use crate::tensors::{Checkpoint, Format, Wanted, write};
-use crate::{ConvertError, check, header};
+use crate::tensors::{Checkpoint, Coding, Format, Tensor, Wanted, write};
+use crate::{ConvertError, check, header, quantised};
 use ir::diag::Sources;
 use ir::graph::Graph;
 use ir::model::Model;
@@ -32,6 +32,8 @@ pub struct Imported {
     pub elements: u64,
     /// Number of tensors that were narrower than f32, by dtype: they were widened, which is exact.
     pub widened: Vec<(&'static str, usize)>,
+    /// How tensors were coded, and how many: f32 has what the codes stand for, rounded once.
+    pub decoded: Option<(&'static str, usize)>,
     /// Tensors that the model does not need: buffers, copies of tied ones, heads it has none of.
     pub skipped: Vec<String>,
     /// Fields of the config that are unknown, or that make training differ; warnings about a text that was given.
@@ -50,14 +52,21 @@ const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text o
 /// # Errors
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
-    let (original, config) = read_config(&dir.join(CONFIG))?;
+    let (mut original, mut config) = read_config(&dir.join(CONFIG))?;
     let refused = |what: Vec<String>| ConvertError::Config { path: dir.join(CONFIG), what: what.into_iter().chain([WAY_OUT.to_owned()]).collect() };
-    let Reading { family, settings, warnings } = config::read(&config).map_err(refused)?;
+    let Reading { family, settings, quantised, warnings } = config::read(&config).map_err(refused)?;
     let (text, model) = text(family, &settings)?;
-    let checkpoint = Checkpoint::in_directory(dir)?;
+    let mut checkpoint = Checkpoint::in_directory(dir)?;
+    if let Some(scheme) = quantised {
+        quantised::decode(&mut checkpoint, scheme)?;
+        // What is exported is not coded.
+        config.remove(quantised::FIELD);
+        original = config::bytes(&config);
+    }
     let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: sources(&text), diagnostics })?;
     let own: Vec<String> = tensors.iter().map(|t| t.name.clone()).collect();
-    let skipped = names(&mut tensors, &checkpoint, family)?;
+    let layers = model.settings.iter().find(|s| s.0 == "layers").and_then(|s| s.1.parse().ok()).unwrap_or(u64::MAX);
+    let skipped = names(&mut tensors, &checkpoint, family, layers)?;
     fit(&checkpoint, &tensors, &skipped)?;
     let record = record(own, &tensors, &checkpoint);
 
@@ -98,11 +107,11 @@ fn fit(checkpoint: &Checkpoint, tensors: &[Foreign], beside: &[String]) -> Resul
     check::fits(checkpoint, &wanted, beside, Vec::new)
 }
 
-/// The types of tensors, by the names that an export gives them.
+/// The types of tensors, by the names that an export gives them: codes are exported as bf16.
 fn record(own: Vec<String>, tensors: &[Foreign], checkpoint: &Checkpoint) -> Record {
-    let float = |t: &Foreign| match checkpoint.tensors[&t.name].dtype {
-        Dtype::BF16 => Float::Bf16,
-        Dtype::F16 => Float::F16,
+    let float = |t: &Foreign| match &checkpoint.tensors[&t.name] {
+        Tensor { coding: Coding::Scaled(..), .. } | Tensor { dtype: Dtype::BF16, .. } => Float::Bf16,
+        Tensor { dtype: Dtype::F16, .. } => Float::F16,
         _ => Float::F32,
     };
     Record::new(&own.into_iter().zip(tensors).map(|(name, t)| (name, float(t))).collect::<Vec<_>>())
@@ -115,8 +124,13 @@ fn provenance(model: &Model, sources: &Sources) -> Provenance {
 
 /// What can be said of any model whose tensors were written to a directory.
 fn imported(model: Model, tensors: &[Foreign], checkpoint: &Checkpoint, out: &Path) -> Imported {
+    let coded = |t: &Foreign| match &checkpoint.tensors[&t.name].coding {
+        Coding::Plain => None,
+        Coding::Scaled(scheme, _) => Some(scheme.name()),
+    };
+    let decoded = tensors.iter().filter_map(coded).next().map(|name| (name, tensors.iter().filter_map(coded).count()));
     let widened = [("f16", Dtype::F16), ("bf16", Dtype::BF16)].map(|(name, dtype)| {
-        let is = |t: &&Foreign| checkpoint.tensors[&t.name].dtype == dtype;
+        let is = |t: &&Foreign| coded(t).is_none() && checkpoint.tensors[&t.name].dtype == dtype;
         (name, tensors.iter().filter(is).count())
     });
     Imported {
@@ -125,6 +139,7 @@ fn imported(model: Model, tensors: &[Foreign], checkpoint: &Checkpoint, out: &Pa
         elements: model.graph.params.iter().map(|p| model.graph.body.dims.elements(&p.ty.dims)).sum(),
         settings: model.settings,
         widened: widened.into_iter().filter(|(_, n)| *n > 0).collect(),
+        decoded,
         skipped: vec![],
         warnings: vec![],
         model: out.join(MODEL),
@@ -186,11 +201,11 @@ pub fn text(family: &Family, settings: &[(&str, String)]) -> Result<(String, Mod
     }
 }
 
-/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model does not need.
+/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model, of so many layers, does not need.
 ///
 /// # Errors
 /// A copy of a tied tensor that is not equal to it.
-fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family) -> Result<Vec<String>, ConvertError> {
+fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family, layers: u64) -> Result<Vec<String>, ConvertError> {
     let bare = !checkpoint.tensors.keys().any(|name| name.starts_with(family.base));
     let strip = |name: &str| if bare { name.strip_prefix(family.base).unwrap_or(name).to_owned() } else { name.to_owned() };
     let older = |name: &str| {
@@ -204,7 +219,11 @@ fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family) -> R
         }
     }
     let wanted = |name: &str| tensors.iter().any(|t| t.name == name);
-    let is_unused = |name: &str| family.unused.iter().any(|u| name.ends_with(u));
+    let beyond = |name: &str| {
+        let number = family.beyond.and_then(|prefix| name.strip_prefix(strip(prefix).as_str())?.split('.').next()?.parse::<u64>().ok());
+        number.is_some_and(|n| n >= layers)
+    };
+    let is_unused = |name: &str| family.unused.iter().any(|u| name.ends_with(u)) || beyond(name);
     let mut skipped: Vec<String> = checkpoint.tensors.keys().filter(|name| is_unused(name) && !wanted(name)).cloned().collect();
     for (copy, source) in family.tied {
         let source = strip(source);
@@ -230,8 +249,8 @@ fn weights(file: &mut std::fs::File, graph: &Graph, tensors: &[Foreign], checkpo
     let wanted: Vec<Wanted> = parameters(graph).into_iter().map(|(name, shape)| Wanted { name, shape, dtype: Float::F32 }).collect();
     let exact = write(file, Format::Mcc(provenance), &wanted, |param, bytes| {
         for (tensor, part) in &holders[param] {
-            let found = &checkpoint.tensors[&tensor.name];
-            copy(&part.loops, Direction::Import, (checkpoint.bytes(found), found.dtype, part.foreign), (bytes, part.own));
+            let (values, dtype) = checkpoint.floats(&checkpoint.tensors[&tensor.name]);
+            copy(&part.loops, Direction::Import, (&values, dtype, part.foreign), (bytes, part.own));
         }
     });
     exact.map(|_| ())

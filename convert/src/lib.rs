@@ -19,6 +19,7 @@ mod header;
 mod import;
 mod layer_types;
 mod layout;
+mod quantised;
 mod staging;
 mod tensors;
 

@@ -2,11 +2,13 @@
 
 use crate::ConvertError;
 use crate::dtypes::{Float, Losses};
+use crate::quantised::{self, Scheme};
 use ir::provenance::{self, Provenance};
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::fs::File;
@@ -26,12 +28,28 @@ pub struct Checkpoint {
     pub provenance: Option<Provenance>,
 }
 
-/// Where a tensor lies.
+/// Where a tensor lies, and how.
 pub struct Tensor {
     pub dtype: Dtype,
     pub shape: Vec<u64>,
+    pub coding: Coding,
     map: usize,
     bytes: std::ops::Range<usize>,
+}
+
+impl Tensor {
+    /// The same bytes, as codes of a tensor of this shape.
+    pub fn standing_for(self, shape: Vec<u64>, coding: Coding) -> Tensor {
+        Tensor { shape, coding, ..self }
+    }
+}
+
+/// What the elements of a tensor are.
+pub enum Coding {
+    /// Its values.
+    Plain,
+    /// Codes; another tensor has their scales.
+    Scaled(Scheme, Box<Tensor>),
 }
 
 impl Checkpoint {
@@ -118,7 +136,7 @@ impl Checkpoint {
                 return Err(malformed(format!("ends within `{name}`")));
             }
             let shape = info.shape.iter().map(|n| *n as u64).collect();
-            let tensor = Tensor { dtype: info.dtype, shape, map: self.maps.len(), bytes: data + start..data + end };
+            let tensor = Tensor { dtype: info.dtype, shape, coding: Coding::Plain, map: self.maps.len(), bytes: data + start..data + end };
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(malformed(format!("holds `{name}`, which another shard holds too")));
             }
@@ -130,6 +148,15 @@ impl Checkpoint {
     /// The bytes of a tensor, row-major, little-endian.
     pub fn bytes(&self, tensor: &Tensor) -> &[u8] {
         &self.maps[tensor.map][tensor.bytes.clone()]
+    }
+
+    /// The values of a tensor, row-major, little-endian, and their type.
+    pub fn floats(&self, tensor: &Tensor) -> (Cow<'_, [u8]>, Dtype) {
+        let bytes = self.bytes(tensor);
+        match &tensor.coding {
+            Coding::Plain => (bytes.into(), tensor.dtype),
+            Coding::Scaled(scheme, scale) => (quantised::values(*scheme, &tensor.shape, bytes, self.bytes(scale)).into(), Dtype::F32),
+        }
     }
 }
 

@@ -35,6 +35,13 @@ CASES = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     }),
+    # Two of four groups of two experts; the first layer is dense.
+    "deepseek_v3": ("DeepseekV3", {
+        "num_key_value_heads": 4, "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 12,
+        "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "rms_norm_eps": 1e-5,
+        "num_nextn_predict_layers": 0,
+    }),
     "olmo2": ("Olmo2", {}),
     "qwen3_moe": ("Qwen3Moe", {
         "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
@@ -56,6 +63,12 @@ def checkpoint(name, tensor):
             gate, up = expert.chunk(2)
             yield f"{stem}.{i}.gate_proj.weight", gate
             yield f"{stem}.{i}.up_proj.weight", up
+
+
+def states(model):
+    """What checkpoints have beside the parameters."""
+    parameters = dict(model.named_parameters())
+    return [(n, s) for n, s in model.state_dict().items() if n.endswith("_correction_bias") and n not in parameters]
 
 
 def norms(named):
@@ -86,6 +99,8 @@ def initial(case, architecture, options):
                 p.add_(0.2 * torch.randn_like(p))
             elif p.abs().max() == 0:
                 p.copy_(0.15 * torch.randn_like(p))
+        for _, state in states(model):
+            state.copy_(0.1 * torch.randn_like(state))
     with tempfile.TemporaryDirectory() as out:
         model.save_pretrained(out)
         for file in ["config.json", "model.safetensors"]:
@@ -112,24 +127,24 @@ def make(name):
     numpy.save(case / "tokens.npy", rows.numpy())
     kind = "TextConfig" if prefix == "Gemma3" else "Config"
     model = initial(case, (prefix + kind, prefix + "ForCausalLM"), options).double().train()
-    named = list(model.named_parameters())
+    named, beside = list(model.named_parameters()), states(model)
     decayed, plain = [p for _, p in named if p.dim() > 1], [p for _, p in named if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-6)
-    expected = {"losses": [], "grad_norms": [], "param_norms_init": norms(named)}
+    expected = {"losses": [], "grad_norms": [], "param_norms_init": norms(named + beside)}
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = losses(model, rows[step].long())
         loss.backward()
         norm = sum(p.grad.square().sum() for _, p in named).sqrt()
         if step == 0:
-            expected["grad_norms_by_param_step0"] = norms((n, p.grad) for n, p in named)
+            expected["grad_norms_by_param_step0"] = norms([(n, p.grad) for n, p in named] + [(n, 0 * s) for n, s in beside])
         expected["losses"].append(loss.item())
         expected["grad_norms"].append(norm.item())
         for _, p in named:
             p.grad.mul_(min(1.0, 1.0 / (norm.item() + 1e-6)))
         optimizer.step()
-    expected["param_norms"] = norms(named)
+    expected["param_norms"] = norms(named + beside)
     (case / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
     print(name, expected["losses"], expected["grad_norms"])
 

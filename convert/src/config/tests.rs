@@ -263,3 +263,25 @@ fn a_config_made_from_settings_reads_back() {
         assert!(same(&setting(&reading, name), value), "{name}: {} is not {value}", setting(&reading, name));
     }
 }
+
+#[test]
+fn what_deepseek_asks_for_and_the_text_does_not_compute_is_refused() {
+    let config = |field: &str, value: &str| with(case("deepseek_v3"), field, value);
+    assert_eq!(errors(&config("num_key_value_heads", "2")), "num_key_value_heads = 2 is not supported, only what num_attention_heads is, 4");
+    assert_eq!(errors(&config("scoring_func", "\"softmax\"")), "scoring_func = \"softmax\" is not supported, only \"sigmoid\"");
+    assert_eq!(errors(&config("attention_bias", "true")), "attention_bias = true is not supported, only false");
+    assert!(warnings(&config("num_nextn_predict_layers", "1")).starts_with("num_nextn_predict_layers = 1: layers that predict"));
+    assert!(warnings(&config("swa_every", "2")).starts_with("swa_every = 2 is not known for DeepseekV3ForCausalLM"));
+    assert_eq!(warnings(&config("auto_map", r#"{"AutoConfig": "configuration_deepseek.DeepseekV3Config"}"#)), "");
+}
+
+#[test]
+fn queries_of_deepseek_may_come_from_the_stream_and_all_layers_may_have_experts() {
+    let config = with(with(case("deepseek_v3"), "q_lora_rank", "null"), "first_k_dense_replace", "0");
+    let reading = read(&config).unwrap();
+    assert_eq!((setting(&reading, "q_rank"), setting(&reading, "first_dense")), ("0".into(), "0".into()));
+    let now = [("q_rank".to_owned(), "0".to_owned()), ("first_dense".to_owned(), "0".to_owned()), ("heads".to_owned(), "8".to_owned())];
+    let written = write(reading.family, case("deepseek_v3"), &[], &now);
+    assert_eq!((&written["q_lora_rank"], &written["first_k_dense_replace"]), (&Value::Null, &Value::from(0)));
+    assert_eq!((&written["num_key_value_heads"], &written["num_attention_heads"]), (&Value::from(8), &Value::from(8)));
+}

@@ -1,12 +1,13 @@
 //! What configs of all families have.
 
-use super::{Field, Plain, irrelevant, must};
+use super::{Field, Plain, Role, irrelevant, must};
+use crate::quantised;
 
 /// Fields of every config.
 pub const COMMON: &[Field] = &[
     // Code of the repository instead of the architecture's.
     must("auto_map", &[Plain::Null]),
-    must("quantization_config", &[Plain::Null]),
+    Field { name: quantised::FIELD, role: Role::Quantised },
     must("pruned_heads", &[Plain::Null, Plain::EmptyObject]),
     must("is_encoder_decoder", &[Plain::Bool(false), Plain::Null]),
     must("add_cross_attention", &[Plain::Bool(false), Plain::Null]),

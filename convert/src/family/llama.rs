@@ -59,6 +59,7 @@ pub const LLAMA: Family = Family {
     fixed: &[],
     free: &["batch", "packed", "separator"],
     unused: &["rotary_emb.inv_freq"],
+    beyond: None,
     tied: &[("lm_head.weight", "model.embed_tokens.weight")],
     renamed: &[],
 };

@@ -40,6 +40,7 @@ pub const MIXTRAL: Family = Family {
     fixed: &[],
     free: &["batch", "aux_per_sequence"],
     unused: &["rotary_emb.inv_freq"],
+    beyond: None,
     tied: &[],
     renamed: &[],
 };

@@ -33,6 +33,7 @@ pub const NEMOTRON: Family = Family {
     fixed: &[],
     free: &["batch"],
     unused: &["rotary_emb.inv_freq"],
+    beyond: None,
     tied: &[],
     renamed: &[],
 };

@@ -104,3 +104,62 @@ fn what_is_beyond_a_type_is_refused() {
     assert!(!bench.path("other").exists());
     export(&bench, Float::Bf16).unwrap();
 }
+
+/// The value of a code of E4M3, by its bits.
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let size = if exponent == 0 { mantissa / 512.0 } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) };
+    if code < 128 { size } else { -size }
+}
+
+#[test]
+fn fp8_with_scales_per_block_is_imported_as_what_it_stands_for_and_exported_as_bf16() {
+    let bench = narrowed("deepseek_v3", FLOATS[0], "_correction_bias");
+    let config = fs::read_to_string(bench.path("in/config.json")).unwrap();
+    let coded = r#"{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [8, 16]},"#;
+    fs::write(bench.path("in/config.json"), config.replacen('{', coded, 1)).unwrap();
+    let mut count = 0;
+    bench.tensors(|list| {
+        let mut scales = vec![];
+        for (name, dtype, shape, bytes) in list.iter_mut().filter(|t| t.0.ends_with("_proj.weight")) {
+            let elements = shape.iter().product::<usize>();
+            *dtype = Dtype::F8_E4M3;
+            *bytes = (0..elements).map(|i| (i * 37 % 251) as u8).map(|code| if code & 127 == 127 { 0 } else { code }).collect();
+            let blocks = vec![shape[0].div_ceil(8), shape[1].div_ceil(16)];
+            let values = (0..blocks[0] * blocks[1]).flat_map(|i| (0.01 + i as f32).to_le_bytes()).collect();
+            scales.push((format!("{name}_scale_inv"), Dtype::F32, blocks, values));
+        }
+        count = scales.len();
+        list.extend(scales);
+        // A layer that predicts a further token.
+        list.push(("model.layers.2.enorm.weight".into(), Dtype::BF16, vec![1], vec![0; 2]));
+    });
+    let imported = bench.import().unwrap();
+    assert_eq!((imported.decoded, imported.skipped), (Some(("fp8", count)), vec!["model.layers.2.enorm.weight".to_owned()]));
+    let weights = read(&bench.path("out/weights.safetensors"));
+    let up = &weights.iter().find(|t| t.0 == "layers.0.mlp.up.w").unwrap().3;
+    for (row, column) in [(0, 0), (7, 15), (8, 16), (47, 31)] {
+        // The model's own dims are [hidden, ffn], the checkpoint's [ffn, hidden].
+        let code = ((row * 32 + column) * 37 % 251) as u8;
+        let value = if code & 127 == 127 { 0.0 } else { e4m3(code) } * (0.01 + (row / 8 * 2 + column / 16) as f32);
+        assert_eq!(up[(column * 48 + row) * 4..][..4], value.to_le_bytes(), "{row} {column}");
+    }
+    assert!(json(&bench, "out/config.json").get("quantization_config").is_none());
+    let exported = bench.export().unwrap();
+    assert_eq!(exported.dtype, Float::Bf16);
+    bench.same("out/config.json", "back/config.json");
+    for (name, dtype, ..) in read(&bench.path("back/model.safetensors")) {
+        assert_eq!(dtype, if name.ends_with("_correction_bias") { Dtype::F32 } else { Dtype::BF16 }, "{name}");
+    }
+}
+
+#[test]
+fn scales_that_do_not_go_with_their_codes_are_refused() {
+    let bench = Bench::new("deepseek_v3");
+    let config = fs::read_to_string(bench.path("in/config.json")).unwrap();
+    fs::write(bench.path("in/config.json"), config.replacen('{', r#"{"quantization_config": {"quant_method": "fp8"},"#, 1)).unwrap();
+    bench.tensors(|list| list.push(("model.layers.0.self_attn.o_proj.weight_scale_inv".into(), Dtype::F32, vec![1, 1], vec![0; 4])));
+    let error = bench.error();
+    let name = "model.layers.0.self_attn.o_proj.weight";
+    assert!(error.contains(&format!("`{name}`, F32 [32, 48], and `{name}_scale_inv`, F32 [1, 1], are not fp8 with scales")), "{error}");
+}
