@@ -1,9 +1,10 @@
 //! A Hugging Face config by the table of its family: settings of the model text, refusals, warnings.
 
 use crate::dtypes::Float;
-use crate::family::{FAMILIES, Family, Field, Kind, Missing, Plain, Role, Rope};
+use crate::family::{FAMILIES, Family, Field, Kind, Missing, Plain, Role};
 use crate::layer_types;
 use crate::quantised::Scheme;
+use crate::rotary;
 use serde_json::{Map, Value};
 
 pub type Config = Map<String, Value>;
@@ -60,16 +61,12 @@ pub fn read(config: &Config) -> Result<Reading, Vec<String>> {
     if errors.is_empty() { Ok(Reading { family, settings, quantised, warnings }) } else { Err(errors) }
 }
 
-/// The field of the theta of layers with windows, in the style of transformers 4, and what it is where there is none.
-const LOCAL: &str = "rope_local_base_freq";
-const LOCAL_THETA: &str = "10000.0";
-
-struct Reader<'a> {
-    config: &'a Config,
-    settings: Vec<(&'static str, String)>,
+pub struct Reader<'a> {
+    pub config: &'a Config,
+    pub settings: Vec<(&'static str, String)>,
     quantised: Option<Scheme>,
-    warnings: Vec<String>,
-    errors: Vec<String>,
+    pub warnings: Vec<String>,
+    pub errors: Vec<String>,
 }
 
 impl<'a> Reader<'a> {
@@ -139,105 +136,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor`, transformers 5 all of them in
-    /// `rope_parameters`, by the type of layer if layers with windows have a theta of their own
-    /// (`rope_local_base_freq` before). Frequencies are scaled as Llama 3 does it, all of them by one factor, or
-    /// not at all.
-    fn rope(&mut self, rope: &Rope) {
-        let mut found: Option<(&str, &Value)> = None;
-        for name in ["rope_parameters", "rope_scaling"] {
-            let Some(value) = self.config.get(name).filter(|v| !v.is_null()) else { continue };
-            if !value.is_object() {
-                self.errors.push(format!("{name} = {value} is not an object"));
-                return;
-            }
-            found.get_or_insert((name, value));
-        }
-        let empty = Map::new();
-        let (mut group, mut inner) = found.map_or(("rope_parameters", &empty), |(name, value)| (name, value.as_object().unwrap_or(&empty)));
-        if let Some(setting) = rope.local {
-            let [full, local] = ["full_attention", "sliding_attention"].map(|name| inner.get(name));
-            match local.or(self.config.get(LOCAL)) {
-                None => self.settings.push((setting, LOCAL_THETA.into())),
-                Some(Value::Object(local)) => self.local(setting, local),
-                Some(value) => self.number(LOCAL, setting, value, Kind::Real),
-            }
-            if full.or(local).is_some() {
-                for (name, value) in inner.iter().filter(|(name, _)| !["full_attention", "sliding_attention"].contains(&name.as_str())) {
-                    self.errors.push(format!("{group}.{name} = {value} stands beside the types of layers"));
-                }
-                (group, inner) = ("rope_parameters.full_attention", full.and_then(Value::as_object).unwrap_or(&empty));
-            }
-        }
-        let theta = self.either(group, inner, "rope_theta");
-        match theta {
-            Some(value) => self.number("rope_theta", "rope_theta", value, Kind::Real),
-            None => self.settings.push(("rope_theta", rope.theta.into())),
-        }
-        let share = self.either(group, inner, "partial_rotary_factor");
-        match (rope.share, share) {
-            (Some((setting, _)), Some(value)) => self.number("partial_rotary_factor", setting, value, Kind::Real),
-            (Some((setting, default)), None) => self.settings.push((setting, default.into())),
-            (None, Some(value)) if value.as_f64() != Some(1.0) => {
-                self.errors.push(format!("partial_rotary_factor = {value} is not supported, only 1.0"));
-            }
-            (None, _) => {}
-        }
-        let kind = inner.get("rope_type").or(inner.get("type"));
-        let mut known = vec!["rope_type", "type", "rope_theta", "partial_rotary_factor"];
-        match kind.map(|k| k.as_str().unwrap_or("")) {
-            None if found.is_some() && !inner.contains_key("rope_theta") => {
-                self.errors.push(format!("{group} = {} has no rope_type", Value::Object(inner.clone())))
-            }
-            None | Some("default") => {}
-            Some("llama3") if !rope.scaling.is_empty() => {
-                for (field, setting, kind) in rope.scaling {
-                    known.push(field);
-                    match inner.get(*field) {
-                        Some(value) => self.number(&format!("{group}.{field}"), setting, value, *kind),
-                        None => self.errors.push(format!("{group}.{field} is missing")),
-                    }
-                }
-            }
-            Some("linear") if rope.linear.is_some() => {
-                known.push("factor");
-                match (inner.get("factor"), rope.linear) {
-                    (Some(value), Some(setting)) => self.number(&format!("{group}.factor"), setting, value, Kind::Real),
-                    _ => self.errors.push(format!("{group}.factor is missing")),
-                }
-            }
-            Some(_) => {
-                let kind = kind.unwrap_or(&Value::Null);
-                let only = match (rope.scaling, rope.linear) {
-                    (_, Some(_)) => "\"default\" or \"linear\"",
-                    ([], None) => "\"default\"",
-                    (_, None) => "\"default\" or \"llama3\"",
-                };
-                self.errors.push(format!("{group}.rope_type = {kind} is not supported, only {only}"));
-                known.extend(inner.keys().map(String::as_str));
-            }
-        }
-        for (name, value) in inner.iter().filter(|(name, _)| !known.contains(&name.as_str())) {
-            self.warnings.push(format!("{group}.{name} = {value} is not known; if it changes the computation, the import is wrong"));
-        }
-    }
-
-    /// How layers with windows turn: by a theta alone.
-    fn local(&mut self, setting: &'static str, local: &Map<String, Value>) {
-        for (name, value) in local {
-            match name.as_str() {
-                "rope_theta" => self.number("rope_parameters.sliding_attention.rope_theta", setting, value, Kind::Real),
-                "rope_type" if value == "default" => {}
-                _ => self.errors.push(format!("rope_parameters.sliding_attention.{name} = {value} is not supported, only a rope_theta")),
-            }
-        }
-        if !local.contains_key("rope_theta") {
-            self.settings.push((setting, LOCAL_THETA.into()));
-        }
-    }
-
     /// A field that stands in a group or beside it.
-    fn either<'v>(&mut self, group: &str, inner: &'v Map<String, Value>, name: &str) -> Option<&'v Value>
+    pub fn either<'v>(&mut self, group: &str, inner: &'v Map<String, Value>, name: &str) -> Option<&'v Value>
     where
         'a: 'v,
     {
@@ -251,7 +151,7 @@ impl<'a> Reader<'a> {
         inner.or(outer)
     }
 
-    fn number(&mut self, field: &str, setting: &'static str, value: &Value, kind: Kind) {
+    pub fn number(&mut self, field: &str, setting: &'static str, value: &Value, kind: Kind) {
         match literal(value, kind) {
             Ok(text) => self.settings.push((setting, text)),
             Err(wanted) => self.errors.push(format!("{field} = {value} is not {wanted}")),
@@ -266,7 +166,7 @@ fn written_as(family: &Family, config: &Config, name: &'static str) -> &'static 
 }
 
 /// A value as the model text writes it, or what it should have been.
-fn literal(value: &Value, kind: Kind) -> Result<String, &'static str> {
+pub fn literal(value: &Value, kind: Kind) -> Result<String, &'static str> {
     match kind {
         Kind::Size => value.as_i64().filter(|n| *n >= 1).map(|n| n.to_string()).ok_or("a whole number from 1 on"),
         Kind::Count => value.as_i64().filter(|n| *n >= 0).map(|n| n.to_string()).ok_or("a whole number from 0 on"),
@@ -341,9 +241,8 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
         }
     }
     if let Some(rope) = &family.rope {
-        let mut settings = rope.scaling.iter().map(|s| s.1).chain(rope.share.map(|s| s.0)).chain(rope.local).chain(rope.linear).chain(["rope_theta"]);
-        if settings.any(|setting| changed(setting).is_some()) {
-            write_rope(rope, &mut config, &|name| get(now, name).map(|v| json(&v)));
+        if rotary::settings(rope).any(|setting| changed(setting).is_some()) {
+            rotary::write(rope, &mut config, &|name| get(now, name).map(|v| json(&v)));
         }
     }
     config
@@ -363,22 +262,6 @@ pub fn bytes(config: &Config) -> Vec<u8> {
     let mut bytes = serde_json::to_vec_pretty(config).expect("invariant: JSON with text keys");
     bytes.push(b'\n');
     bytes
-}
-
-/// The fields of rotary position embedding, in the style of transformers 4, which both read.
-fn write_rope(rope: &Rope, config: &mut Config, setting: &dyn Fn(&str) -> Option<Value>) {
-    config.remove("rope_parameters");
-    config.insert("rope_theta".into(), setting("rope_theta").unwrap_or_default());
-    let share = rope.share.and_then(|(name, _)| setting(name));
-    config.extend(share.map(|value| ("partial_rotary_factor".to_owned(), value)));
-    let local = rope.local.and_then(setting);
-    config.extend(local.map(|value| (LOCAL.to_owned(), value)));
-    let kind = if rope.linear.is_some() { "linear" } else { "llama3" };
-    let mut group = Map::from_iter([("rope_type".to_owned(), Value::from(kind))]);
-    group.extend(rope.linear.and_then(setting).map(|value| ("factor".to_owned(), value)));
-    group.extend(rope.scaling.iter().filter_map(|(field, name, _)| Some(((*field).to_owned(), setting(name)?))));
-    let scaled = group.get("factor").is_some_and(|f| f.as_f64() != Some(1.0));
-    config.insert("rope_scaling".into(), if scaled { Value::Object(group) } else { Value::Null });
 }
 
 /// The fields of a config that do not come from settings.

@@ -52,14 +52,34 @@ pub struct Family {
 pub struct Rope {
     /// Hugging Face's `rope_theta` where the config has none, as the text writes it.
     pub theta: &'static str,
-    /// Fields and settings of the scaling that Llama 3 has; none: the text has no scaling.
+    /// Fields and settings of the scaling that Llama 3 has; none: the text has no such scaling.
     pub scaling: &'static [(&'static str, &'static str, Kind)],
+    /// How the text says YaRN; none: it has no such scaling.
+    pub yarn: Option<Yarn>,
     /// The setting of the share of each head that turns, and its default; none: all of it.
     pub share: Option<(&'static str, &'static str)>,
     /// The setting of the theta of layers with windows; none: all layers turn alike.
     pub local: Option<&'static str>,
     /// The setting of a factor that divides all frequencies; none: the text has none.
     pub linear: Option<&'static str>,
+}
+
+/// The settings of YaRN.
+pub struct Yarn {
+    /// The setting that chooses it; none: a text with a factor has it.
+    pub chosen: Option<&'static str>,
+    /// Whether scores are multiplied too, by what `mscale_all_dim` says: the setting of that.
+    pub scores: Option<&'static str>,
+}
+
+impl Yarn {
+    /// Fields and their settings, with Hugging Face's defaults.
+    pub const NUMBERS: [(&str, &str, Kind, &str); 2] = [("beta_slow", "rope_low", Kind::Real, "1.0"), ("beta_fast", "rope_high", Kind::Real, "32.0")];
+    pub const FACTOR: (&str, &str) = ("factor", "rope_factor");
+    pub const ORIGINAL: (&str, &str) = ("original_max_position_embeddings", "rope_original");
+    pub const TRUNCATE: (&str, &str) = ("truncate", "yarn_truncate");
+    /// By what queries and keys are multiplied.
+    pub const SCALE: (&str, &str) = ("attention_factor", "yarn_scale");
 }
 
 pub struct Field {

@@ -20,6 +20,7 @@ mod import;
 mod layer_types;
 mod layout;
 mod quantised;
+mod rotary;
 mod staging;
 mod tensors;
 

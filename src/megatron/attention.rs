@@ -63,7 +63,7 @@ impl Plan<'_> {
             self.leave(&flag, "frequencies are in the text");
         }
         if !is_plain {
-            self.differs.push(format!("the script's model scales frequencies by YaRN, models/{} does not", self.text.file));
+            self.differs.push(format!("the script scales frequencies by YaRN, these lines do not: settings of models/{} would", self.text.file));
         }
         let factor = self.valued("rope-scaling-factor");
         match (self.switch("use-rope-scaling"), factor) {

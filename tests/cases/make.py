@@ -42,6 +42,23 @@ CASES = {
         "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "rms_norm_eps": 1e-5,
         "num_nextn_predict_layers": 0,
     }),
+    # Queries from the stream, one group, weights that do not add up to one, halves that turn: as others use DeepSeek's.
+    "deepseek_yarn": ("DeepseekV3", {
+        "num_key_value_heads": 4, "moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "norm_topk_prob": False,
+        "rope_interleave": False, "num_nextn_predict_layers": 0, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+            "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 0.5, "mscale_all_dim": 2.0,
+        },
+    }),
+    # Biases everywhere; the ramp of YaRN is not cut to whole pairs.
+    "llama_yarn": ("Llama", {
+        "attention_bias": True, "mlp_bias": True, "head_dim": 16, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+            "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False,
+        },
+    }),
     "olmo2": ("Olmo2", {}),
     "qwen3_moe": ("Qwen3Moe", {
         "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,

@@ -31,11 +31,15 @@ struct Series {
 const LONG: Series = Series { batch: 8, seq: 64, epsilon: "1e-8", names: &["gpt2", "llama"] };
 
 /// Of 6 steps, one per architecture.
-const SHORT: Series =
-    Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["llama31", "mistral", "qwen2", "qwen3", "olmo2", "nemotron", "gemma2", "gemma3", "bert"] };
+const SHORT: Series = Series {
+    batch: 4,
+    seq: 24,
+    epsilon: "1e-6",
+    names: &["llama31", "llama_yarn", "mistral", "qwen2", "qwen3", "olmo2", "nemotron", "gemma2", "gemma3", "bert"],
+};
 
 /// Of 6 steps, with experts whose balance is a mean over the batch: one microbatch.
-const EXPERTS: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["mixtral", "qwen3_moe", "deepseek_v3"] };
+const EXPERTS: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["mixtral", "qwen3_moe", "deepseek_v3", "deepseek_yarn"] };
 
 /// Arrays beside the tokens, by the input's name.
 const FURTHER: [&str; 2] = ["labels", "kinds"];

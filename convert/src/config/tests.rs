@@ -60,7 +60,7 @@ fn what_the_text_does_not_compute_is_refused_by_field_and_value() {
         errors(&with(gpt2(), "activation_function", "\"relu\"")),
         "activation_function = \"relu\" is not supported, only \"gelu_new\" or \"gelu_pytorch_tanh\""
     );
-    assert_eq!(errors(&with(llama("5"), "attention_bias", "true")), "attention_bias = true is not supported, only false");
+    assert_eq!(errors(&with(llama("5"), "rope_interleaved", "true")), "rope_interleaved = true is not supported, only false or null");
     assert!(errors(&with(llama("4"), "quantization_config", "{\"bits\":4}")).starts_with("quantization_config = {\"bits\":4} is not"));
 }
 
@@ -93,8 +93,8 @@ fn the_frequencies_of_llama_3_are_read_in_both_styles() {
 
 #[test]
 fn other_scalings_of_frequencies_are_refused() {
-    let error = errors(&with(llama("4"), "rope_scaling", r#"{"type": "yarn", "factor": 4.0}"#));
-    assert_eq!(error, "rope_scaling.rope_type = \"yarn\" is not supported, only \"default\" or \"llama3\"");
+    let error = errors(&with(llama("4"), "rope_scaling", r#"{"type": "dynamic", "factor": 4.0}"#));
+    assert_eq!(error, "rope_scaling.rope_type = \"dynamic\" is not supported, only \"default\" or \"llama3\" or \"yarn\"");
 }
 
 fn case(name: &str) -> Config {
@@ -284,4 +284,44 @@ fn queries_of_deepseek_may_come_from_the_stream_and_all_layers_may_have_experts(
     let written = write(reading.family, case("deepseek_v3"), &[], &now);
     assert_eq!((&written["q_lora_rank"], &written["first_k_dense_replace"]), (&Value::Null, &Value::from(0)));
     assert_eq!((&written["num_key_value_heads"], &written["num_attention_heads"]), (&Value::from(8), &Value::from(8)));
+}
+
+#[test]
+fn yarn_is_read_in_both_styles_with_what_it_implies() {
+    let yarn = r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16"#;
+    let four = with(with(llama("4"), "rope_theta", "10000.0"), "rope_scaling", &format!("{yarn}}}"));
+    let five = with(llama("5"), "rope_parameters", &format!("{yarn}, \"rope_theta\": 1e4}}"));
+    let reading = read(&four).unwrap();
+    assert_eq!(reading.settings, read(&five).unwrap().settings);
+    let of = |name: &str| setting(&reading, name);
+    assert_eq!((of("yarn"), of("rope_low"), of("rope_high"), of("yarn_truncate")), ("true".into(), "1.0".into(), "32.0".into(), "true".into()));
+    assert_eq!(of("yarn_scale"), format!("{:?}", 0.1 * 4f64.ln() + 1.0));
+    let more = |fields: &str| read(&with(llama("5"), "rope_parameters", &format!("{yarn}, \"rope_theta\": 1e4, {fields}}}"))).unwrap();
+    assert_eq!(setting(&more(r#""mscale": 1.0, "mscale_all_dim": 1.0"#), "yarn_scale"), "1.0");
+    assert_eq!(setting(&more(r#""attention_factor": 1.5, "mscale": 2.0, "mscale_all_dim": 1.0"#), "yarn_scale"), "1.5");
+    assert_eq!(errors(&with(llama("4"), "rope_scaling", r#"{"type": "yarn"}"#)), "rope_scaling.factor is missing");
+    let odd = r#"{"type": "yarn", "factor": 2.0, "truncate": 3}"#;
+    assert_eq!(errors(&with(llama("4"), "rope_scaling", odd)), "rope_scaling.truncate = 3 is not true or false");
+}
+
+#[test]
+fn yarn_is_written_and_reads_back() {
+    for (name, fields) in [("llama", ""), ("deepseek_v3", r#", "mscale": 0.5, "mscale_all_dim": 2.0"#)] {
+        let yarn = format!(r#"{{"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "truncate": false, "rope_theta": 1e4{fields}}}"#);
+        let reading = read(&with(case(name), "rope_parameters", &yarn)).unwrap();
+        let now: Vec<(String, String)> = reading.settings.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect();
+        let again = read(&write(reading.family, case(name), &[], &now)).unwrap();
+        for (name, value) in now {
+            assert!(same(&setting(&again, &name), &value), "{name}: {} is not {value}", setting(&again, &name));
+        }
+    }
+}
+
+#[test]
+fn biases_of_llamas_attention_are_those_of_all_its_projections() {
+    let reading = read(&with(with(llama("5"), "attention_bias", "true"), "mlp_bias", "true")).unwrap();
+    assert_eq!(
+        (setting(&reading, "o_bias"), setting(&reading, "qkv_bias"), setting(&reading, "mlp_bias")),
+        ("true".into(), "default".into(), "true".into())
+    );
 }

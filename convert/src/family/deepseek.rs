@@ -1,6 +1,6 @@
 //! DeepSeek-V3.
 
-use super::{Family, Field, Kind, Missing, Plain, Role, Rope, attention_dropout, flag, irrelevant, must, real, rope, size, size_or};
+use super::{Family, Field, Kind, Missing, Plain, Role, Rope, Yarn, attention_dropout, flag, irrelevant, must, real, rope, size, size_or};
 
 const NO_PREDICTION: &str = "layers that predict further tokens are left out: mcc does not train them";
 
@@ -65,7 +65,14 @@ pub const DEEPSEEK_V3: Family = Family {
         irrelevant("ep_size"),
         irrelevant("pretraining_tp"),
     ]],
-    rope: Some(Rope { theta: "10000.0", scaling: &[], share: None, local: None, linear: None }),
+    rope: Some(Rope {
+        theta: "10000.0",
+        scaling: &[],
+        yarn: Some(Yarn { chosen: None, scores: Some("mscale_all") }),
+        share: None,
+        local: None,
+        linear: None,
+    }),
     fixed: &[],
     free: &["batch", "packed", "separator", "bias_rate"],
     unused: &["rotary_emb.inv_freq"],

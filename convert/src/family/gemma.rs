@@ -55,7 +55,7 @@ pub const GEMMA2: Family = Family {
             irrelevant("sliding_window_size"),
         ],
     ],
-    rope: Some(Rope { theta: "10000.0", scaling: &[], share: None, local: None, linear: None }),
+    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: None, local: None, linear: None }),
     fixed: &[],
     free: &["batch"],
     unused: &["rotary_emb.inv_freq"],
@@ -81,7 +81,7 @@ pub const GEMMA3: Family = Family {
             rope("rope_local_base_freq"),
         ],
     ],
-    rope: Some(Rope { theta: "1000000.0", scaling: &[], share: None, local: Some("local_theta"), linear: Some("rope_factor") }),
+    rope: Some(Rope { theta: "1000000.0", scaling: &[], yarn: None, share: None, local: Some("local_theta"), linear: Some("rope_factor") }),
     fixed: &[("qk_norm", "true"), ("score_cap", "0.0")],
     ..GEMMA2
 };

@@ -1,6 +1,6 @@
 //! Llama and those whose text is `models/llama.mdl` too.
 
-use super::{Family, Field, Kind, Plain, Role, Rope, attention_dropout, derived, flag, irrelevant, must, real, rope, size, size_or};
+use super::{Family, Field, Kind, Plain, Role, Rope, Yarn, attention_dropout, derived, flag, irrelevant, must, real, rope, size, size_or};
 
 /// What all of them have.
 const SHARED: &[Field] = &[
@@ -30,6 +30,7 @@ const ROPE: Rope = Rope {
         ("high_freq_factor", "rope_high", Kind::Real),
         ("original_max_position_embeddings", "rope_original", Kind::Size),
     ],
+    yarn: Some(Yarn { chosen: Some("yarn"), scores: None }),
     share: None,
     local: None,
     linear: None,
@@ -48,8 +49,8 @@ pub const LLAMA: Family = Family {
         &[
             derived("num_key_value_heads", "kv_heads"),
             derived("head_dim", "head_dim"),
-            must("attention_bias", &[Plain::Bool(false)]),
-            must("mlp_bias", &[Plain::Bool(false)]),
+            flag("attention_bias", "o_bias", "false"),
+            flag("mlp_bias", "mlp_bias", "false"),
             must("rope_interleaved", &[Plain::Bool(false), Plain::Null]),
             // How the same products are cut into pieces.
             irrelevant("pretraining_tp"),
@@ -105,7 +106,7 @@ pub const QWEN3: Family = Family {
         SHARED,
         EPS,
         NO_WINDOW,
-        &[size_or("num_key_value_heads", "kv_heads", "32"), size_or("head_dim", "head_dim", "128"), must("attention_bias", &[Plain::Bool(false)])],
+        &[size_or("num_key_value_heads", "kv_heads", "32"), size_or("head_dim", "head_dim", "128"), flag("attention_bias", "o_bias", "false")],
     ],
     fixed: &[("qk_norm", "true")],
     ..LLAMA
@@ -122,7 +123,7 @@ pub const OLMO2: Family = Family {
             real("rms_norm_eps", "norm_eps", "1e-5"),
             derived("num_key_value_heads", "kv_heads"),
             derived("head_dim", "head_dim"),
-            must("attention_bias", &[Plain::Bool(false)]),
+            flag("attention_bias", "o_bias", "false"),
         ],
     ],
     fixed: &[("olmo", "true")],

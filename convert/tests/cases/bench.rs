@@ -10,8 +10,24 @@ pub fn case(name: &str) -> PathBuf {
 }
 
 /// All cases.
-pub const CASES: [&str; 14] =
-    ["gpt2", "llama", "llama31", "qwen2", "qwen3", "olmo2", "mistral", "mixtral", "qwen3_moe", "deepseek_v3", "nemotron", "gemma2", "gemma3", "bert"];
+pub const CASES: [&str; 16] = [
+    "gpt2",
+    "llama",
+    "llama31",
+    "qwen2",
+    "qwen3",
+    "olmo2",
+    "mistral",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v3",
+    "deepseek_yarn",
+    "llama_yarn",
+    "nemotron",
+    "gemma2",
+    "gemma3",
+    "bert",
+];
 
 /// A directory with a case's files, to be changed, and what is imported from it.
 pub struct Bench {
