@@ -56,7 +56,12 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) 
 
 /// What the command line asks for: kernels are compiled in processes of this program, as many as there are cores.
 fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify) -> Result<Request, Failure> {
-    let elaboration = frontend::Options { defines: args.define.clone(), precision: precision(&args.precision), ..Default::default() };
+    let elaboration = frontend::Options {
+        defines: args.define.clone(),
+        recompute: args.recompute_modules.clone(),
+        precision: precision(&args.precision),
+        ..Default::default()
+    };
     Ok(Request {
         name: text.name.clone(),
         text: text.text.clone(),

@@ -54,6 +54,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
         "add `--recompute full`",
     ),
     rule(
+        &["--recompute-modules"],
+        |a| a.recompute != Recompute::Selective,
+        Refused,
+        "says what `--recompute selective` computes again",
+        "add `--recompute selective`",
+    ),
+    rule(
         &["--adam-beta1", "--adam-beta2", "--adam-eps"],
         |a| a.training.optimizer.is_some_and(|o| o != Optimizer::Adamw),
         Refused,

@@ -57,13 +57,16 @@ pub struct Options {
     pub training: bool,
     /// Elaborate the bodies of `@op` functions, never the operations they stand for.
     pub inline_ops: bool,
+    /// What the backward pass may compute again, in the place of what the text's plan says: functions, or what calls
+    /// are named (`as`).
+    pub recompute: Option<Vec<String>>,
     /// The working precision, which unmarked float types have: `F32`, `Bf16` or `F16`.
     pub precision: DType,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { defines: vec![], batch: 1, training: true, inline_ops: false, precision: DType::F32 }
+        Options { defines: vec![], batch: 1, training: true, inline_ops: false, recompute: None, precision: DType::F32 }
     }
 }
 

@@ -252,6 +252,31 @@ pub enum Feed {
     Documents(u32, i64),
     /// The distance to the last separator.
     Positions(u32, i64),
+    /// The n-th row of the dim before the last: what comes n + 1 elements after this one; -100 past the end.
+    Ahead(u32),
+}
+
+impl Feed {
+    /// The input that it derives from.
+    pub fn source(&self) -> Option<u32> {
+        match self {
+            Feed::Const(_) => None,
+            Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _) | Feed::Ahead(i) => Some(*i),
+        }
+    }
+
+    /// The same of another input.
+    #[must_use]
+    pub fn derived_from(self, new: impl Fn(u32) -> u32) -> Feed {
+        match self {
+            Feed::Const(x) => Feed::Const(x),
+            Feed::Next(i) => Feed::Next(new(i)),
+            Feed::Prev(i, first) => Feed::Prev(new(i), first),
+            Feed::Documents(i, separator) => Feed::Documents(new(i), separator),
+            Feed::Positions(i, separator) => Feed::Positions(new(i), separator),
+            Feed::Ahead(i) => Feed::Ahead(new(i)),
+        }
+    }
 }
 
 /// A table of numbers known at compile time, in its type's storage order.

@@ -332,11 +332,7 @@ fn drop_entries(graph: &mut Graph) {
         }
     }
     params.extend(graph.grads.iter().map(|g| g.0).chain(graph.updates.iter().map(|u| u.param)));
-    let feed = |f: &Feed| match f {
-        Feed::Const(_) => None,
-        Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _) => Some(*i),
-    };
-    let fed: Vec<u32> = graph.inputs.iter().filter_map(|x| x.default.as_ref().and_then(feed)).collect();
+    let fed: Vec<u32> = graph.inputs.iter().filter_map(|x| x.default.as_ref().and_then(Feed::source)).collect();
     inputs.extend(fed);
     let new = |used: &HashSet<u32>, x: u32| (0..x).filter(|y| used.contains(y)).count() as u32;
     for node in &mut graph.body.nodes {
@@ -350,9 +346,7 @@ fn drop_entries(graph: &mut Graph) {
     graph.grads.iter_mut().for_each(|g| g.0 = new(&params, g.0));
     graph.updates.iter_mut().for_each(|u| u.param = new(&params, u.param));
     for x in &mut graph.inputs {
-        if let Some(Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _)) = &mut x.default {
-            *i = new(&inputs, *i);
-        }
+        x.default = x.default.take().map(|feed| feed.derived_from(|i| new(&inputs, i)));
     }
     drop_from(&mut graph.params, |i| !params.contains(&(i as u32)));
     drop_from(&mut graph.inputs, |i| !inputs.contains(&(i as u32)));

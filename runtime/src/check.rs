@@ -126,10 +126,7 @@ fn whole(job: &Job) -> Checked {
         ensure(table.data.len() as u64 == expected, || format!("table `{}` has {} elements, not {expected}", table.name, table.data.len()))?;
     }
     for input in &job.inputs {
-        let source = match &input.default {
-            None | Some(Feed::Const(_)) => None,
-            Some(Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _)) => Some(*i),
-        };
+        let source = input.default.as_ref().and_then(Feed::source);
         ensure(source.is_none_or(|i| (i as usize) < job.inputs.len()), || format!("input `{}` derives from no input", input.name))?;
     }
     Ok(())

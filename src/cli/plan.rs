@@ -47,7 +47,7 @@ impl From<CpComm> for options::CpComm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Recompute {
     None,
-    /// What the functions compute that the plan's `recompute` names [default: the attention core]
+    /// What `--recompute-modules` or the plan's `recompute` names [default: the attention core]
     Selective,
     /// Layers, but for what enters them
     Full,
@@ -152,6 +152,10 @@ pub struct PlanArgs {
     /// What the backward pass computes again instead of keeping it
     #[arg(long, visible_alias = "recompute-granularity", value_enum, default_value = "none", help_heading = "Memory")]
     pub recompute: Recompute,
+    /// What `selective` recomputes, in the place of what the plan names: functions of the text, or names of
+    /// calls (`.. as mlp`)
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', help_heading = "Memory")]
+    pub recompute_modules: Option<Vec<String>>,
     /// Which layers `full` recomputes [default: uniform]
     #[arg(long, value_enum, help_heading = "Memory")]
     pub recompute_method: Option<RecomputeMethod>,

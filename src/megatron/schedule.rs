@@ -62,16 +62,26 @@ impl Plan<'_> {
         if let Some((_, value)) = self.valued("recompute-granularity") {
             self.compile("--recompute", value);
         }
-        if let Some(flag) = self.flags.take("recompute-modules") {
-            let core = flag.values.iter().all(|v| v.whole() == Some("core_attn"));
-            self.leave(
-                &flag,
-                if core {
-                    "`--recompute selective` computes attention's core again"
-                } else {
-                    "`recompute` of the text's plan names functions, which `--recompute selective` computes again"
-                },
-            );
+        self.recompute_modules();
+    }
+
+    /// Megatron's names of modules, as functions and calls of mcc's texts are called.
+    fn recompute_modules(&mut self) {
+        let Some(flag) = self.flags.take("recompute-modules") else { return };
+        let named = |module: &str| match module {
+            "core_attn" => Some("attention"),
+            "layernorm" => Some("norm1,norm2"),
+            "mlp" => Some("mlp"),
+            "moe" => Some("moe"),
+            "shared_experts" => Some("shared"),
+            "mla_up_proj" => Some("mla_up_proj"),
+            _ => None,
+        };
+        let names: Option<Vec<&str>> = flag.values.iter().map(|v| v.whole().and_then(named)).collect();
+        match names {
+            Some(names) if names == ["attention"] => self.leave(&flag, "`--recompute selective` computes attention's core again"),
+            Some(names) => self.compile("--recompute-modules", Text::known(&names.join(","), flag.line)),
+            None => self.leave(&flag, "`--recompute-modules` takes names of functions and calls of the text"),
         }
     }
 

@@ -155,6 +155,8 @@ const TOGETHER: &[Mistake] = &[
     ("check gpt2.mdl --min-loss-scale 8 --initial-loss-scale 4", 2, "above `--initial-loss-scale`", "a smaller `--min-loss-scale`"),
     ("check gpt2.mdl --recompute-method block", 2, "which layers `--recompute full` is about", "add `--recompute full`"),
     ("check gpt2.mdl --recompute-num-layers 2", 2, "which layers `--recompute full` is about", "add `--recompute full`"),
+    ("check gpt2.mdl --recompute-modules mlp", 2, "says what `--recompute selective` computes again", "add `--recompute selective`"),
+    ("check gpt2.mdl --recompute selective --recompute-modules mpl", 1, "nothing that the model calls is `mpl`", "did you mean `mlp`?"),
     ("check gpt2.mdl --tp-comm-overlap-chunks 2", 2, "which is off", "add `--tp-comm-overlap`"),
     ("check gpt2.mdl --microbatch-group-size-per-virtual-pipeline-stage 2", 2, "one per pipeline stage", "add `--vpp 2`"),
     ("check gpt2.mdl TINY --sp", 0, "`--sp` does nothing on one", "`--tp 2` or more"),

@@ -31,7 +31,10 @@ fn recomputation_changes_no_bit() {
     for (name, mesh) in [("gpt2", "--tp 2 --sp"), ("llama", "--cp 2"), ("gpt2", "--bf16")] {
         let kept = train(name, mesh, 3).1;
         let full = "--recompute full --recompute-method";
-        for how in ["--recompute selective", &format!("{full} uniform --recompute-num-layers 2"), &format!("{full} block --recompute-num-layers 2")] {
+        let named = "--recompute selective --recompute-modules mlp,norm1";
+        for how in
+            ["--recompute selective", named, &format!("{full} uniform --recompute-num-layers 2"), &format!("{full} block --recompute-num-layers 2")]
+        {
             assert!(train(name, &format!("{mesh} {how}"), 3).1 == kept, "{name} {mesh} {how}");
         }
     }

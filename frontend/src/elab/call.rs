@@ -124,9 +124,14 @@ impl Elab<'_> {
         }
         let name = entered.closure.function.name.name.clone();
         let within = self.origin.within.clone();
-        if self.recomputed.contains(&name) {
-            self.origin.within.get_or_insert_with(|| Arc::from(&*name));
-            self.called.insert(name.clone());
+        let names = std::iter::once(&name).chain(call.alias.iter().map(|a| &a.name));
+        for name in names {
+            if self.recomputed.contains(name) {
+                self.origin.within.get_or_insert_with(|| Arc::from(&**name));
+            }
+            if !self.called.contains(name) {
+                self.called.insert(name.clone());
+            }
         }
         self.calls.push(name);
         let segments: Vec<Rc<str>> = call.alias.iter().map(|a| a.name.clone()).collect();

@@ -153,7 +153,7 @@ fn drop_unused(graph: &mut Graph) {
     }
     // An input derives from an earlier one.
     for n in (0..graph.inputs.len()).rev() {
-        if let (true, Some(from)) = (read[n], graph.inputs[n].default.as_ref().and_then(source)) {
+        if let (true, Some(from)) = (read[n], graph.inputs[n].default.as_ref().and_then(Feed::source)) {
             read[from as usize] = true;
         }
     }
@@ -162,7 +162,7 @@ fn drop_unused(graph: &mut Graph) {
     for (n, mut input) in std::mem::take(&mut graph.inputs).into_iter().enumerate() {
         if read[n] {
             number[n] = inputs.len() as u32;
-            input.default = input.default.map(|feed| renumbered(feed, &number));
+            input.default = input.default.map(|feed| feed.derived_from(|i| number[i as usize]));
             inputs.push(input);
         }
     }
@@ -183,21 +183,4 @@ fn drop_unused(graph: &mut Graph) {
     }
     graph.body = body;
     graph.map_roots(|v| place[v.index()]);
-}
-
-fn source(feed: &Feed) -> Option<u32> {
-    match feed {
-        Feed::Const(_) => None,
-        Feed::Next(n) | Feed::Prev(n, _) | Feed::Documents(n, _) | Feed::Positions(n, _) => Some(*n),
-    }
-}
-
-fn renumbered(feed: Feed, number: &[u32]) -> Feed {
-    match feed {
-        Feed::Const(x) => Feed::Const(x),
-        Feed::Next(n) => Feed::Next(number[n as usize]),
-        Feed::Prev(n, first) => Feed::Prev(number[n as usize], first),
-        Feed::Documents(n, separator) => Feed::Documents(number[n as usize], separator),
-        Feed::Positions(n, separator) => Feed::Positions(number[n as usize], separator),
-    }
 }

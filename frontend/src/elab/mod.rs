@@ -81,7 +81,7 @@ pub struct Elab<'a> {
     /// The innermost call in the user's text, and the calls around it.
     user_span: Option<Span>,
     calls: Vec<Rc<str>>,
-    /// Functions whose values the backward pass may recompute, and those of them that were called.
+    /// Functions and named calls whose values the backward pass may recompute, and the names of all that was called.
     recomputed: Vec<Rc<str>>,
     called: BTreeSet<Rc<str>>,
     diagnostics: Vec<Diagnostic>,
@@ -121,7 +121,7 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         layers: 0,
         user_span: None,
         calls: vec![],
-        recomputed: sections::recomputed(ast),
+        recomputed: options.recompute.as_ref().map_or_else(|| sections::recomputed(ast), |names| names.iter().map(|n| n.as_str().into()).collect()),
         called: BTreeSet::new(),
         diagnostics: vec![],
         seen: HashSet::new(),
@@ -151,6 +151,7 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         elab.exec_block(frame, &model.body.stmts);
         if !elab.stopped {
             sections = elab.sections(ast, model, frame);
+            elab.check_recomputed();
         }
     }
     elab.finish(name, batch, settings, sections)

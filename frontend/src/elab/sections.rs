@@ -322,7 +322,7 @@ impl Elab<'_> {
 
     // plan
 
-    /// The functions that a plan can name: those in sight of the model, and those that were called.
+    /// What a plan can name: the functions in sight of the model, those that were called, and names of calls.
     fn functions_from(&self, frame: FrameId) -> BTreeSet<Rc<str>> {
         let mut out = self.called.clone();
         let mut at = Some(frame);
@@ -333,6 +333,17 @@ impl Elab<'_> {
             at = frame.parent;
         }
         out
+    }
+
+    /// What the command line names for recomputation is called.
+    pub fn check_recomputed(&mut self) {
+        let asked = self.options.recompute.iter().flatten();
+        let unknown: Vec<&String> = asked.filter(|name| !self.called.contains(name.as_str())).collect();
+        for name in unknown {
+            let e = Diagnostic::error("E0504", format!("nothing that the model calls is `{name}`, which is to be recomputed"));
+            let near = nearest(name, self.called.iter().map(|n| &**n)).map(|n| format!("did you mean `{n}`?"));
+            self.report(e.help(near.unwrap_or_else(|| "name functions that the text calls, or what calls are named: `.. as mlp`".into())));
+        }
     }
 
     fn plan_line(&mut self, frame: FrameId, stmt: &Stmt, dims: &[Rc<str>], plan: &mut Plan) {

@@ -71,7 +71,7 @@ impl Elab<'_> {
 
     /// The default of an input: a number, or a loader function of another input.
     fn feed(&mut self, frame: FrameId, expr: &Expr, ty: &Type) -> Option<Feed> {
-        const LOADERS: [&str; 4] = ["next", "prev", "documents", "positions"];
+        const LOADERS: [&str; 5] = ["next", "prev", "documents", "positions", "ahead"];
         let ExprKind::Call(call) = &expr.kind else {
             let val = self.eval(frame, expr);
             return match val {
@@ -83,7 +83,7 @@ impl Elab<'_> {
                         let e = Diagnostic::error("E0202", format!("the default of an input is {}", other.kind()));
                         self.report(
                             e.label(expr.span, "expected a number")
-                                .help("a number, `next(x)`, `prev(x, first)`, `documents(x, separator)` or `positions(x, separator)`"),
+                                .help("a number, `next(x)`, `prev(x, first)`, `documents(x, separator)`, `positions(x, separator)` or `ahead(x)`"),
                         );
                         None
                     }
@@ -94,12 +94,12 @@ impl Elab<'_> {
         if !LOADERS.contains(&name.as_str()) {
             let e = Diagnostic::error("E0401", format!("no loader function is called `{name}`")).label(call.path.span(), "unknown");
             let near = crate::names::nearest(&name, LOADERS).map(|n| format!("did you mean `{n}`?"));
-            self.report(e.help(
-                near.unwrap_or_else(|| "an input can default to next(x), prev(x, first), documents(x, separator) or positions(x, separator)".into()),
-            ));
+            self.report(e.help(near.unwrap_or_else(|| {
+                "an input can default to next(x), prev(x, first), documents(x, separator), positions(x, separator) or ahead(x)".into()
+            })));
             return None;
         }
-        let wanted = if name == "next" { 1 } else { 2 };
+        let wanted = if ["next", "ahead"].contains(&name.as_str()) { 1 } else { 2 };
         if call.args.len() != wanted || call.args.iter().any(|a| a.to.is_some()) {
             let e = Diagnostic::error("E0409", format!("`{name}` takes {wanted} arguments, has {}", call.args.len()));
             self.report(e.label(expr.span, "in this call"));
@@ -119,10 +119,17 @@ impl Elab<'_> {
             return None;
         };
         let given = self.inputs[from as usize].ty.clone();
-        if given != *ty {
+        let mut own = ty.clone();
+        if name == "ahead" && own.dims.len() > 1 {
+            own.dims.remove(own.dims.len() - 2);
+        }
+        if given != own {
             let (a, b) = (self.describe(&given), self.describe(ty));
             let e = Diagnostic::error("E0202", format!("`{name}` of {a} is not {b}"));
-            self.report(e.label(expr.span, format!("is {a}")).help("an input that derives from another one has its dims and dtype"));
+            self.report(e.label(expr.span, format!("is {a}")).help(match &*name {
+                "ahead" => "what looks ahead has the other input's dims, and its depth before the last one: `[batch, depth, seq]`",
+                _ => "an input that derives from another one has its dims and dtype",
+            }));
             return None;
         }
         let number = match call.args.get(1) {
@@ -142,6 +149,7 @@ impl Elab<'_> {
             "next" => Feed::Next(from),
             "prev" => Feed::Prev(from, number),
             "documents" => Feed::Documents(from, number),
+            "ahead" => Feed::Ahead(from),
             _ => Feed::Positions(from, number),
         })
     }

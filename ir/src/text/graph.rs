@@ -122,11 +122,12 @@ pub(super) fn feed(io: &mut Io, f: &mut Feed) -> Result {
         ("prev", Feed::Prev(0, 0)),
         ("documents", Feed::Documents(0, 0)),
         ("positions", Feed::Positions(0, 0)),
+        ("ahead", Feed::Ahead(0)),
     ];
     io.variant(f, "a feed", &all)?;
     match f {
         Feed::Const(r) => io.with(" ", &mut r.0, Io::real),
-        Feed::Next(i) => io.with(" ", i, Io::number),
+        Feed::Next(i) | Feed::Ahead(i) => io.with(" ", i, Io::number),
         Feed::Prev(i, first) => {
             io.with(" ", i, Io::number)?;
             io.with(" first ", first, Io::number)

@@ -31,7 +31,7 @@ pub fn parse(text: &str) -> Result<Vec<Part>, Diagnostic> {
         let mut part = Part::default();
         for symbol in symbols {
             match symbol {
-                't' => part.layers += 1,
+                't' | 'm' => part.layers += 1,
                 'E' => part.embedding = true,
                 _ => part.loss = true,
             }
@@ -49,6 +49,9 @@ pub fn parse(text: &str) -> Result<Vec<Part>, Diagnostic> {
     if position('E').is_some_and(|k| k != 0) || position('L').is_some_and(|k| k + 1 != length) {
         return Err(error("the embedding comes first in a pipeline layout, the loss last", EXAMPLE));
     }
+    if symbols.iter().skip_while(|c| **c != 'm').any(|c| *c == 't') {
+        return Err(error("layers `m`, which predict further tokens, come behind all others in a pipeline layout", EXAMPLE));
+    }
     Ok(parts)
 }
 
@@ -59,7 +62,7 @@ fn sequence(chars: &[char], at: &mut usize, depth: u32) -> Result<Vec<char>, Dia
     while let Some(c) = chars.get(*at).filter(|c| **c != ')') {
         *at += 1;
         let mut item = match c {
-            'E' | 't' | 'L' | '|' => vec![*c],
+            'E' | 't' | 'm' | 'L' | '|' => vec![*c],
             '(' if depth < 8 => {
                 let inner = sequence(chars, at, depth + 1)?;
                 if chars.get(*at) != Some(&')') {
@@ -213,6 +216,8 @@ mod tests {
         assert_eq!(read("Et*3|t*4|t*3L"), "Ettt|tttt|tttL");
         assert_eq!(read("E,t | (tt|)*2, L"), "Et|tt|tt|L");
         assert_eq!(read("E|(t|t)*2|L"), "E|t|tt|t|L");
+        assert_eq!(read("Et|t|mL"), "Et|t|tL");
+        assert!(read("Et|m|tL").contains("behind all others"));
         assert_eq!(read("Et)"), "`)` in the pipeline layout closes nothing");
         assert_eq!(read("E(t"), "a `(` in the pipeline layout is not closed");
         assert_eq!(read("Ex"), "`x` means nothing in a pipeline layout");

@@ -362,6 +362,13 @@ fn what_meets_across_the_batch_needs_one_microbatch() {
     check(&model(alone), &[], &Case { data: Data::Real, ..case("dp2 m2") });
 }
 
+/// Two tokens further: layers on what was, the embedding and the head shared, on any stage.
+#[test]
+fn deepseek_agrees_where_it_predicts_further_tokens() {
+    on(DEEPSEEK, &[("mtp", "2")], &["m2", "dp2 ep2 m2", "tp2 sp ep2 etp1 m2", "cp2", "pp2 m2", "pp4 m2 zbh", "dp2 pp2 cp2 selective m2"]);
+    on(DEEPSEEK, &[("mtp", "1"), ("packed", "true"), ("separator", "3")], &["tp2", "cp2 gather", "pp2 m2"]);
+}
+
 #[test]
 fn deepseek_agrees_with_its_routing_bias_updated_once_per_step() {
     on(DEEPSEEK, &[], &["", "m2", "dp2 ep2 m2", "dp2 tp2 sp ep2 m2", "tp2 sp ep2 etp1", "cp2 ep2", "dp2 pp2 ep2 m2"]);

@@ -120,8 +120,10 @@ impl Data {
         let data = Data { inputs, sources, batch, ahead: 0, files: specs.iter().map(|s| s.file.clone()).collect() };
         for (k, source) in data.sources.iter().enumerate() {
             data.check_default(k)?;
-            if let Source::Feed(Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _)) = source {
-                data.derivable(k, *i as usize)?;
+            if let Source::Feed(feed) = source
+                && let Some(i) = feed.source()
+            {
+                data.derivable(k, i as usize)?;
             }
         }
         Ok(data)
@@ -166,7 +168,7 @@ impl Data {
         let value = match self.sources[k] {
             Source::Feed(Feed::Const(value)) => value.0,
             Source::Feed(Feed::Prev(_, first)) => first as f64,
-            Source::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..)) | Source::File { .. } => return Ok(()),
+            Source::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) | Source::File { .. } => return Ok(()),
         };
         match &self.inputs[k].takes {
             Some(takes) if !takes.iter().any(|i| i.has(value)) => {
@@ -180,14 +182,20 @@ impl Data {
     fn derivable(&self, derived: usize, from: usize) -> Result<(), DataError> {
         let (input, other) = (&self.inputs[derived], &self.inputs[from]);
         let missing = |how: String| Err(DataError::Missing { input: input.name.clone(), how });
+        let ahead = matches!(self.sources[derived], Source::Feed(Feed::Ahead(_)));
         match &self.sources[from] {
+            Source::Feed(Feed::Next(base)) if ahead && matches!(self.sources[*base as usize], Source::File { .. }) => {}
             Source::Feed(_) => return missing(format!("it derives from `{}`, which has no file", other.name)),
             Source::File { longer: false, .. } if matches!(self.sources[derived], Source::Feed(Feed::Next(_))) => {
                 return missing(format!("it is what comes after `{}`, whose file has no element more than that input takes", other.name));
             }
             Source::File { .. } => {}
         }
-        if sizes(&input.dims) == sizes(&other.dims) && !input.dims.is_empty() {
+        let mut own = sizes(&input.dims);
+        if ahead && own.len() > 1 {
+            own.remove(own.len() - 2);
+        }
+        if own == sizes(&other.dims) && !own.is_empty() {
             return Ok(());
         }
         missing(format!("it derives from `{}`, which has other dims", other.name))
@@ -233,6 +241,14 @@ impl Data {
             },
             // What the text gives was looked at.
             Source::Feed(Feed::Const(_)) => true,
+            Source::Feed(Feed::Ahead(i)) => {
+                let (base, _) = self.base(*i);
+                let of_file = match &self.sources[base] {
+                    Source::File { file, .. } => file.holds_only(takes),
+                    Source::Feed(_) => true,
+                };
+                of_file && takes.iter().any(|i| i.has(NOTHING))
+            }
             Source::Feed(Feed::Documents(..) | Feed::Positions(..)) => {
                 let line = self.inputs[k].dims.last().map_or(1, |d| d.size);
                 takes.iter().any(|i| i.has(0.0) && i.has(line as f64))
@@ -283,6 +299,12 @@ impl Data {
                     (tensor, k)
                 }
                 Source::Feed(Feed::Next(i)) => (lines(&held[*i as usize], input, true, |line, n| line[1..=n].to_vec()), *i as usize),
+                Source::Feed(Feed::Ahead(i)) => {
+                    let (base, shift) = self.base(*i);
+                    let depth = input.dims.len().checked_sub(2).map_or(1, |d| input.dims[d].size) as usize;
+                    let longer = matches!(self.sources[base], Source::File { longer: true, .. });
+                    (lines(&held[base], input, longer, |line, n| ahead(&line[shift..n + shift], depth)), base)
+                }
                 Source::Feed(Feed::Prev(i, first)) => (self.derive(&held, *i, input, |line| previous(line, *first as f64)), *i as usize),
                 Source::Feed(Feed::Documents(i, separator)) => {
                     (self.derive(&held, *i, input, |line| documents(line, *separator as f64)), *i as usize)
@@ -295,6 +317,14 @@ impl Data {
             out.push(tensor);
         }
         Ok(out)
+    }
+
+    /// The input with the file that one derives from which others look ahead in, and how much further on that one is.
+    fn base(&self, from: u32) -> (usize, usize) {
+        match self.sources[from as usize] {
+            Source::Feed(Feed::Next(base)) => (base as usize, 1),
+            Source::File { .. } | Source::Feed(_) => (from as usize, 0),
+        }
     }
 
     fn derive(&self, held: &[Option<Vec<f64>>], from: u32, input: &InputEntry, f: impl Fn(&[f64]) -> Vec<f64>) -> Tensor {
@@ -327,7 +357,7 @@ impl Data {
             Source::Feed(Feed::Next(_)) => token(position + 1),
             // The first of a line is the text's number, which was looked at.
             Source::Feed(Feed::Prev(..)) => token(position.saturating_sub(1)),
-            Source::Feed(Feed::Documents(..) | Feed::Positions(..)) => DataError::Derived { file, position, value, input, takes },
+            Source::Feed(Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) => DataError::Derived { file, position, value, input, takes },
         })
     }
 }
@@ -362,6 +392,15 @@ fn lines(held: &Option<Vec<f64>>, input: &InputEntry, longer: bool, f: impl Fn(&
     let held = held.as_deref().unwrap_or_default();
     let data = held.chunks(n + usize::from(longer)).flat_map(|line| f(line, n)).collect();
     Tensor { sizes, data }
+}
+
+/// What stands where a line has no element any more: labels of it count for nothing.
+const NOTHING: f64 = -100.0;
+
+/// Of each depth the elements that come so much later, and one more.
+fn ahead(line: &[f64], depth: usize) -> Vec<f64> {
+    let row = |k: usize| line.iter().skip(k + 1).copied().chain(std::iter::repeat(NOTHING)).take(line.len());
+    (0..depth).flat_map(row).collect()
 }
 
 fn previous(line: &[f64], first: f64) -> Vec<f64> {

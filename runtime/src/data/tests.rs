@@ -59,6 +59,30 @@ fn text_is_windows_of_bytes_that_begin_again() {
 }
 
 #[test]
+fn what_comes_further_on_ends_with_the_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text");
+    fs::write(&file, "abcdefghijk").unwrap();
+    let mut job = job(256);
+    let ahead = |from, takes: &[i32]| InputEntry {
+        name: format!("ahead of {from}"),
+        dtype: DType::I32,
+        dims: dims(&[2, 2, 3]),
+        default: Some(Feed::Ahead(from)),
+        takes: Some(takes.iter().map(|least| Interval { least: *least, most: 255 }).collect()),
+    };
+    job.inputs.extend([ahead(0, &[-100]), ahead(1, &[-100])]);
+    let step = open(&job, &file).unwrap().batch(0).unwrap();
+    let [b, c, d, e, f, g] = b"bcdefg".map(f64::from);
+    let none = -100.0;
+    assert_eq!(step[3].data, [b, c, none, c, none, none, e, f, none, f, none, none]);
+    assert_eq!(step[4].data, [c, d, none, d, none, none, f, g, none, g, none, none]);
+    // Something stands past the end, which the input has to take.
+    job.inputs[4] = ahead(1, &[0]);
+    assert!(open(&job, &file).unwrap().batch(0).unwrap_err().to_string().contains("-100"));
+}
+
+#[test]
 fn llmc_files_are_16_bit_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tokens.bin");
