@@ -132,7 +132,17 @@ impl<'a> Reader<'a> {
                     self.errors.push(format!("{name} = {value} contradicts {other} = {same}"));
                 }
             }
-            Role::Rope | Role::Irrelevant => {}
+            Role::Choice { missing, options } => {
+                let said = value.filter(|v| !v.is_null()).cloned().unwrap_or_else(|| missing.into());
+                match options.iter().find(|(option, _)| said == *option) {
+                    Some((_, settings)) => self.settings.extend(settings.iter().map(|(name, value)| (*name, quoted(value)))),
+                    None => {
+                        let only: Vec<String> = options.iter().map(|(option, _)| format!("\"{option}\"")).collect();
+                        self.errors.push(format!("{name} = {said} is not supported, only {}", only.join(" or ")));
+                    }
+                }
+            }
+            Role::Rope | Role::Over(_) | Role::Irrelevant => {}
         }
     }
 
@@ -159,9 +169,18 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The name that a config has for a field: an alias if that alone is there.
+/// A choice of a setting as the model text writes it.
+fn quoted(value: &str) -> String {
+    if value.parse::<bool>().is_ok() { value.into() } else { format!("\"{value}\"") }
+}
+
+/// The name that a config has for a field: one that counts in its place, or an alias if that alone is there.
 fn written_as(family: &Family, config: &Config, name: &'static str) -> &'static str {
     let alias = |f: &&Field| matches!(f.role, Role::Alias(other) if other == name) && config.contains_key(f.name);
+    let over = |f: &&Field| matches!(f.role, Role::Over(other) if other == name) && config.contains_key(f.name);
+    if let Some(field) = family.fields().find(over) {
+        return field.name;
+    }
     if config.contains_key(name) { name } else { family.fields().find(alias).map_or(name, |f| f.name) }
 }
 
@@ -225,6 +244,13 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
                 }
                 continue;
             }
+            Role::Choice { options, .. } => {
+                let is = |(_, settings): &&(_, &[(&str, &str)])| settings.iter().all(|(name, value)| get(now, name).is_some_and(|v| same(&v, value)));
+                if let Some((option, _)) = options.iter().find(is).filter(|(_, settings)| settings.iter().any(|(name, _)| changed(name).is_some())) {
+                    config.insert(field.name.into(), (*option).into());
+                }
+                continue;
+            }
             Role::Equal(other) => {
                 if let Some(Role::Setting { name, .. }) = family.role(other)
                     && let Some(value) = changed(name).filter(|_| config.contains_key(field.name))
@@ -233,7 +259,9 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
                 }
                 continue;
             }
-            Role::Must(_) | Role::Every(_) | Role::Alias(_) | Role::Should(..) | Role::Rope | Role::Quantised | Role::Irrelevant => continue,
+            Role::Must(_) | Role::Every(_) | Role::Alias(_) | Role::Over(_) | Role::Should(..) | Role::Rope | Role::Quantised | Role::Irrelevant => {
+                continue;
+            }
         };
         if let Some(value) = changed(setting) {
             let none = (kind == Kind::Size && value == "0") || matches!(missing, Missing::Either { null, .. } if same(&value, null));
@@ -281,6 +309,8 @@ pub fn fresh(family: &Family) -> Config {
             | Role::FullEvery(..)
             | Role::Equal(_)
             | Role::Alias(_)
+            | Role::Over(_)
+            | Role::Choice { .. }
             | Role::Rope
             | Role::Quantised
             | Role::Irrelevant => None,

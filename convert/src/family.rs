@@ -10,6 +10,7 @@ mod gpt2;
 mod llama;
 mod mixtral;
 mod nemotron;
+mod t5;
 
 pub use common::COMMON;
 #[cfg(test)]
@@ -101,6 +102,10 @@ pub enum Role {
     FullEvery(&'static str, u64),
     /// It has to be what another field is, or missing.
     Equal(&'static str),
+    /// It stands for several settings; other values are refused. Where the field is missing, it has this value.
+    Choice { missing: &'static str, options: &'static [(&'static str, &'static [(&'static str, &'static str)])] },
+    /// Where it is there, it counts in the place of another field.
+    Over(&'static str),
     /// Another name of a field, in configs of other versions.
     Alias(&'static str),
     /// The text has one setting for this field and another one, which it follows: a warning if they differ.
@@ -194,7 +199,7 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 13] = [
+pub const FAMILIES: [&Family; 14] = [
     &gpt2::GPT2,
     &llama::LLAMA,
     &llama::MISTRAL,
@@ -208,6 +213,7 @@ pub const FAMILIES: [&Family; 13] = [
     &gemma::GEMMA2,
     &gemma::GEMMA3,
     &bert::BERT,
+    &t5::T5,
 ];
 
 impl Family {

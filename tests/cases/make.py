@@ -21,6 +21,11 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 32, "initializer_range": 0.15, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": None,
 }
+T5_SIZES = {
+    "vocab_size": VOCAB, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}
 CASES = {
     # Caps low enough to bend what goes through them.
     "gemma2": ("Gemma2", {
@@ -60,6 +65,11 @@ CASES = {
         },
     }),
     "olmo2": ("Olmo2", {}),
+    # v1.1, whose head is a matrix of its own, and v1.0.
+    "t5": ("T5", {
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    }),
+    "t5_relu": ("T5", {"feed_forward_proj": "relu"}),
     "qwen3_moe": ("Qwen3Moe", {
         "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
         "output_router_logits": True, "router_aux_loss_coef": 0.02,
@@ -107,9 +117,12 @@ def in_fp64():
 
 def initial(case, architecture, options):
     """A model whose parameters are neither zero nor one throughout, written as a checkpoint in fp32."""
-    config = getattr(transformers, architecture[0])(**{**SIZES, **options})
+    sizes = T5_SIZES if architecture[0] == "T5Config" else SIZES
+    config = getattr(transformers, architecture[0])(**{**sizes, **options})
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = getattr(transformers, architecture[1])._from_config(config, **plain)
+    if options.get("tie_word_embeddings") is False:
+        model.lm_head.weight = torch.nn.Parameter(0.15 * torch.randn_like(model.lm_head.weight))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 1:
@@ -125,8 +138,10 @@ def initial(case, architecture, options):
     return model
 
 
-def losses(model, tokens):
+def losses(model, tokens, labels):
     """Mean cross entropy, and what balances experts."""
+    if labels is not None:
+        return model(input_ids=tokens, labels=labels, use_cache=False).loss
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     out = model(input_ids=inputs, use_cache=False)
     loss = F.cross_entropy(out.logits.reshape(-1, VOCAB), targets.reshape(-1))
@@ -140,10 +155,20 @@ def make(name):
     case = HERE / name
     case.mkdir(exist_ok=True)
     torch.manual_seed(sum(name.encode()))
-    rows = torch.randint(0, VOCAB, (STEPS, BATCH, SEQ + 1), dtype=torch.int32)
+    labels = None
+    if prefix == "T5":
+        rows = torch.randint(0, VOCAB, (STEPS, BATCH, 20), dtype=torch.int32)
+        labels = torch.randint(1, VOCAB, (STEPS, BATCH, 16), dtype=torch.int32)
+        # Rows of uneven lengths.
+        for i, length in enumerate([16, 3, 11, 7]):
+            labels[:, i, length:] = -100
+        numpy.save(case / "labels.npy", labels.numpy())
+    else:
+        rows = torch.randint(0, VOCAB, (STEPS, BATCH, SEQ + 1), dtype=torch.int32)
     numpy.save(case / "tokens.npy", rows.numpy())
     kind = "TextConfig" if prefix == "Gemma3" else "Config"
-    model = initial(case, (prefix + kind, prefix + "ForCausalLM"), options).double().train()
+    head = "ForConditionalGeneration" if prefix == "T5" else "ForCausalLM"
+    model = initial(case, (prefix + kind, prefix + head), options).double().train()
     named, beside = list(model.named_parameters()), states(model)
     decayed, plain = [p for _, p in named if p.dim() > 1], [p for _, p in named if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
@@ -151,7 +176,7 @@ def make(name):
     expected = {"losses": [], "grad_norms": [], "param_norms_init": norms(named + beside)}
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = losses(model, rows[step].long())
+        loss = losses(model, rows[step].long(), None if labels is None else labels[step].long())
         loss.backward()
         norm = sum(p.grad.square().sum() for _, p in named).sqrt()
         if step == 0:

@@ -22,24 +22,28 @@ const TRAIN: &str =
 /// What cases have in common.
 struct Series {
     batch: u64,
-    seq: u64,
+    /// Lengths of sequences, as settings.
+    lengths: &'static str,
     epsilon: &'static str,
     names: &'static [&'static str],
 }
 
 /// Of 20 steps.
-const LONG: Series = Series { batch: 8, seq: 64, epsilon: "1e-8", names: &["gpt2", "llama"] };
+const LONG: Series = Series { batch: 8, lengths: "-D seq=64", epsilon: "1e-8", names: &["gpt2", "llama"] };
 
 /// Of 6 steps, one per architecture.
 const SHORT: Series = Series {
     batch: 4,
-    seq: 24,
+    lengths: "-D seq=24",
     epsilon: "1e-6",
     names: &["llama31", "llama_yarn", "mistral", "qwen2", "qwen3", "olmo2", "nemotron", "gemma2", "gemma3", "bert"],
 };
 
 /// Of 6 steps, with experts whose balance is a mean over the batch: one microbatch.
-const EXPERTS: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["mixtral", "qwen3_moe", "deepseek_v3", "deepseek_yarn"] };
+const EXPERTS: Series = Series { batch: 4, lengths: "-D seq=24", epsilon: "1e-6", names: &["mixtral", "qwen3_moe", "deepseek_v3", "deepseek_yarn"] };
+
+/// Of 6 steps, with an encoder and a decoder.
+const STACKS: Series = Series { batch: 4, lengths: "-D source=20 -D target=16", epsilon: "1e-6", names: &["t5", "t5_relu"] };
 
 /// Arrays beside the tokens, by the input's name.
 const FURTHER: [&str; 2] = ["labels", "kinds"];
@@ -50,9 +54,9 @@ fn agrees(case: &str, series: &Series, mesh: &str) {
     trains(&dir, case, series, mesh);
 }
 
-fn compiles(dir: &Dir, case: &str, Series { seq, epsilon, .. }: &Series, mesh: &str) -> Ran {
+fn compiles(dir: &Dir, case: &str, Series { lengths, epsilon, .. }: &Series, mesh: &str) -> Ran {
     dir.line(&format!("import hf {CASES}/{case} -o model")).succeeds();
-    dir.line(&format!("compile model/model.mdl {mesh} -D seq={seq} {TRAIN} --adam-eps {epsilon} -o out.mcc"))
+    dir.line(&format!("compile model/model.mdl {mesh} {lengths} {TRAIN} --adam-eps {epsilon} -o out.mcc"))
 }
 
 /// What training a compiled case came to.
@@ -62,13 +66,13 @@ struct Trained {
     param_norms: BTreeMap<String, f64>,
 }
 
-fn trained(dir: &Dir, case: &str, Series { seq, .. }: &Series) -> Trained {
+fn trained(dir: &Dir, case: &str, Series { lengths, .. }: &Series) -> Trained {
     let from = format!("{CASES}/{case}");
     let further = FURTHER.into_iter().map(|name| (name, format!("{from}/{name}.npy"))).filter(|(_, path)| PathBuf::from(path).exists());
     let further: String = further.map(|(name, path)| format!(" --data {name}={path}")).collect();
     let data = if further.is_empty() { format!("--data {from}/tokens.npy") } else { format!("--data tokens={from}/tokens.npy{further}") };
     dir.line(&format!("run out.mcc {data} --init model/weights.safetensors --save-weights trained.safetensors --metrics m.jsonl")).succeeds();
-    dir.line(&format!("export hf trained.safetensors --model model/model.mdl -D seq={seq} -o exported")).succeeds();
+    dir.line(&format!("export hf trained.safetensors --model model/model.mdl {lengths} -o exported")).succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
     let of = |name: &str| steps.iter().map(|s| s[name].as_f64().expect("a number")).collect::<Vec<f64>>();
     let param_norms = convert::norms(&dir.path("exported/model.safetensors")).expect("exported weights");
@@ -214,6 +218,24 @@ fn reference_cases_on_cp2_by_gathers_and_by_heads() {
 }
 
 #[test]
+fn encoders_and_decoders_on_one_rank_and_on_dp2() {
+    all_agree(&STACKS, "");
+    all_agree(&STACKS, "--dp 2");
+}
+
+#[test]
+fn encoders_and_decoders_on_tp2_and_on_cp2() {
+    all_agree(&STACKS, "--tp 2 --sp");
+    all_agree(&STACKS, "--cp 2");
+}
+
+#[test]
+fn encoders_and_decoders_on_pp2_and_on_dp2_tp2_pp2() {
+    all_agree(&STACKS, "--pp 2");
+    all_agree(&STACKS, "--dp 2 --tp 2 --pp 2 --sp");
+}
+
+#[test]
 fn experts_on_one_rank() {
     all_agree(&EXPERTS, "--micro-batch-size 4");
 }
@@ -261,7 +283,7 @@ fn windows_on_cp2_by_gathers_and_by_heads() {
 fn reference_cases_on_some_meshes_of_eight_ranks() {
     let number = |variable: &str, default: usize| std::env::var(variable).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
     let (count, first) = (number("NATIVE_MESHES", 4), number("NATIVE_FIRST", 0));
-    let all = [&LONG, &SHORT, &EXPERTS].into_iter().flat_map(|series| series.names.iter().map(move |name| (series, *name)));
+    let all = [&LONG, &SHORT, &EXPERTS, &STACKS].into_iter().flat_map(|series| series.names.iter().map(move |name| (series, *name)));
     let all: Vec<(&Series, &str, Case)> =
         all.flat_map(|(series, name)| meshes(EXPERTS.names.contains(&name)).into_iter().map(move |m| (series, name, m))).collect();
     let ran = mixed(all).into_iter().skip(first).filter(|(series, name, mesh)| {

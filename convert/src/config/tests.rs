@@ -325,3 +325,22 @@ fn biases_of_llamas_attention_are_those_of_all_its_projections() {
         ("true".into(), "default".into(), "true".into())
     );
 }
+
+#[test]
+fn what_t5_feeds_forward_is_a_choice_of_two_settings() {
+    let reading = |name: &str| read(&case(name)).unwrap();
+    let of = |reading: &Reading| ["gated", "act", "tied"].map(|name| setting(reading, name));
+    assert_eq!(of(&reading("t5")), ["true", "\"gelu_tanh\"", "false"]);
+    assert_eq!(of(&reading("t5_relu")), ["false", "\"relu\"", "true"]);
+    let silu = with(case("t5"), "feed_forward_proj", "\"gated-silu\"");
+    assert_eq!(errors(&silu), "feed_forward_proj = \"gated-silu\" is not supported, only \"relu\" or \"gated-gelu\"");
+    // transformers 4 says of the embedding that it is not tied, 5 that outputs are not scaled.
+    let mut four = with(case("t5"), "tie_word_embeddings", "false");
+    four.remove("scale_decoder_outputs");
+    assert_eq!(of(&read(&four).unwrap()), of(&reading("t5")));
+    let now = [("gated".to_owned(), "false".to_owned()), ("act".to_owned(), "relu".to_owned()), ("tied".to_owned(), "true".to_owned())];
+    let written = write(reading("t5").family, four, &[], &now);
+    assert_eq!((&written["feed_forward_proj"], &written["tie_word_embeddings"]), (&Value::from("relu"), &Value::from(true)));
+    assert!(warnings(&with(case("t5"), "dropout_rate", "0.1")).starts_with("dropout_rate = 0.1: mcc drops nothing"));
+    assert!(errors(&with(case("t5"), "decoder_start_token_id", "1")).starts_with("decoder_start_token_id = 1 is not supported"));
+}

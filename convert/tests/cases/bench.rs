@@ -10,7 +10,7 @@ pub fn case(name: &str) -> PathBuf {
 }
 
 /// All cases.
-pub const CASES: [&str; 16] = [
+pub const CASES: [&str; 18] = [
     "gpt2",
     "llama",
     "llama31",
@@ -27,6 +27,8 @@ pub const CASES: [&str; 16] = [
     "gemma2",
     "gemma3",
     "bert",
+    "t5",
+    "t5_relu",
 ];
 
 /// A directory with a case's files, to be changed, and what is imported from it.

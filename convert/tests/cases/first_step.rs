@@ -66,6 +66,11 @@ fn inputs(arrays: &[Array]) -> BTreeMap<String, Vec<f64>> {
         } else {
             out.insert(array.name.clone(), rows().flatten().copied().collect());
         }
+        // What a decoder sees: labels one place later, behind a zero.
+        if array.name == "labels" && arrays.iter().all(|a| a.name != "kinds") {
+            let shifted = rows().flat_map(|r| [0.0].into_iter().chain(r[..width - 1].iter().copied()));
+            out.insert("shifted".into(), shifted.collect());
+        }
     }
     out
 }
@@ -86,7 +91,11 @@ fn step(name: &str) -> Step {
     let inputs = inputs(&arrays);
     let batch = arrays[0].shape[1];
     let seq = inputs["tokens"].len() / batch;
-    let options = frontend::Options { defines: vec![("seq".into(), seq.to_string())], batch: batch as u64, ..frontend::Options::default() };
+    let defines = match inputs.get("shifted") {
+        Some(shifted) => vec![("source".into(), seq.to_string()), ("target".into(), (shifted.len() / batch).to_string())],
+        None => vec![("seq".into(), seq.to_string())],
+    };
+    let options = frontend::Options { defines, batch: batch as u64, ..frontend::Options::default() };
     let mut sources = ir::diag::Sources::default();
     let model = frontend::compile(&mut sources, "model.mdl", &text, &options, &mut |_| Err("none".into())).unwrap().model;
     let graph = passes::graph::differentiate::differentiate(model.graph, &model.train).unwrap();

@@ -1,0 +1,53 @@
+//! T5, v1.0 and v1.1.
+
+use super::{Family, Field, Plain, Role, derived, flag, irrelevant, must, real, size, size_or};
+
+const NO_DROPOUT: &str = "mcc drops nothing in this model, so training regularises less; inference is the same";
+
+pub const T5: Family = Family {
+    architecture: "T5ForConditionalGeneration",
+    others: &["T5WithLMHeadModel"],
+    model_type: "t5",
+    model: "t5",
+    text: include_str!("../../../models/t5.mdl"),
+    base: "",
+    fields: &[&[
+        size("vocab_size", "vocab"),
+        size("d_model", "hidden"),
+        size("num_heads", "heads"),
+        size("d_kv", "head_dim"),
+        size("d_ff", "ffn"),
+        size("num_layers", "encoder_layers"),
+        derived("num_decoder_layers", "decoder_layers"),
+        size_or("relative_attention_num_buckets", "buckets", "32"),
+        size_or("relative_attention_max_distance", "max_distance", "128"),
+        real("layer_norm_epsilon", "norm_eps", "1e-6"),
+        Field {
+            name: "feed_forward_proj",
+            role: Role::Choice {
+                missing: "relu",
+                options: &[("relu", &[("gated", "false"), ("act", "relu")]), ("gated-gelu", &[("gated", "true"), ("act", "gelu_tanh")])],
+            },
+        },
+        flag("tie_word_embeddings", "tied", "true"),
+        // As transformers 5 writes it, beside a `tie_word_embeddings` that is always true.
+        Field { name: "scale_decoder_outputs", role: Role::Over("tie_word_embeddings") },
+        Field { name: "dropout_rate", role: Role::Should(Plain::Number(0.0), NO_DROPOUT) },
+        must("is_encoder_decoder", &[Plain::Bool(true)]),
+        must("decoder_start_token_id", &[Plain::Number(0.0)]),
+        must("pad_token_id", &[Plain::Number(0.0)]),
+        // What `feed_forward_proj` says.
+        irrelevant("dense_act_fn"),
+        irrelevant("is_gated_act"),
+        irrelevant("classifier_dropout"),
+        irrelevant("n_positions"),
+        irrelevant("output_past"),
+    ]],
+    rope: None,
+    fixed: &[],
+    free: &["batch", "source", "target"],
+    unused: &["EncDecAttention.relative_attention_bias.weight"],
+    beyond: None,
+    tied: &[("encoder.embed_tokens.weight", "shared.weight"), ("decoder.embed_tokens.weight", "shared.weight"), ("lm_head.weight", "shared.weight")],
+    renamed: &[],
+};
