@@ -36,11 +36,11 @@ pub struct Exported {
 /// The model is the one that the weights say they are of. The text `model`, if one is given, takes the place of theirs, with their settings as far as it
 /// has them. Settings given as `-D name=value` are for what the weights do not say.
 ///
-/// Every tensor has the type `dtype`; without one that which the import has found, by the `dtypes.json` beside the text, or beside the weights if no text is
-/// given; f32 if there is none.
+/// Every tensor has the type `dtype`; without one that which the import has found, by the `dtypes.json` beside the
+/// text, or beside the weights if no text is given; f32 if there is none.
 ///
-/// The config is the `config.json` beside the text, or beside the weights, byte for byte, unless settings have changed since or the type is not that of the
-/// import; without one it is made from the settings.
+/// The config is the `config.json` beside the text, or beside the weights, byte for byte, unless settings have
+/// changed since or the type is not that of the import; without one it is made from the settings.
 ///
 /// # Errors
 /// Files that are missing or malformed; settings that contradict the weights; a text with errors or without `weights hf`; tensors that do not fit; settings
@@ -152,7 +152,8 @@ fn carried(sources: &mut Sources, saved: &Provenance, defines: &[(String, String
     model.map_err(|diagnostics| ConvertError::Text { sources: std::mem::take(sources), diagnostics })
 }
 
-/// The bytes of the config that goes with a model whose tensors are of this type, as they were in the import if `imported`; none if nothing is known of its kind.
+/// The bytes of the config that goes with a model whose tensors are of this type, as they were in the import if
+/// `imported`; none if nothing is known of its kind.
 fn config_of(model: &Model, beside: &Path, dtype: Float, imported: bool) -> Result<Option<Vec<u8>>, ConvertError> {
     let refused = |what| ConvertError::Config { path: beside.into(), what };
     if !beside.exists() {

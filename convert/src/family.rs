@@ -184,6 +184,12 @@ const fn attention_dropout(name: &'static str) -> Field {
     Field { name, role: Role::Should(Plain::Number(0.0), REASON) }
 }
 
+/// A rate of dropout, of which the text has none.
+const fn no_dropout(name: &'static str) -> Field {
+    const REASON: &str = "mcc drops nothing in this model, so training regularises less; inference is the same";
+    Field { name, role: Role::Should(Plain::Number(0.0), REASON) }
+}
+
 /// A size that null leaves to the text's formula.
 const fn derived(field: &'static str, name: &'static str) -> Field {
     Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Default } }
@@ -199,13 +205,14 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 14] = [
+pub const FAMILIES: [&Family; 15] = [
     &gpt2::GPT2,
     &llama::LLAMA,
     &llama::MISTRAL,
     &llama::QWEN2,
     &llama::QWEN3,
     &llama::OLMO2,
+    &llama::PHI3,
     &mixtral::MIXTRAL,
     &mixtral::QWEN3_MOE,
     &deepseek::DEEPSEEK_V3,

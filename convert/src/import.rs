@@ -45,9 +45,9 @@ pub struct Imported {
 /// What can be done about a config that asks for more than the known texts compute.
 const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text of your own, which says in a section `weights hf` how they are named";
 
-/// Reads `config.json` and `model.safetensors` (or the shards of `model.safetensors.index.json`) in `dir`; writes `model.mdl`,
-/// `weights.safetensors` (f32, one tensor per parameter under its own name, in its declared dims), a copy of `config.json`, and
-/// `dtypes.json`, by which an export gives every tensor the type that it had, to `out`.
+/// Reads `config.json` and `model.safetensors` (or the shards of `model.safetensors.index.json`) in `dir`; writes
+/// `model.mdl`, `weights.safetensors` (f32, one tensor per parameter under its own name, in its declared dims), a
+/// copy of `config.json`, and `dtypes.json`, by which an export gives every tensor the type that it had, to `out`.
 ///
 /// # Errors
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
@@ -81,8 +81,8 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     Ok(Imported { architecture: family.architecture.into(), skipped, warnings, model: out.join(MODEL), ..plain })
 }
 
-/// Reads the tensors in `dir` for the model in the text `model`, with settings given as `-D name=value`; writes `weights.safetensors`
-/// and `dtypes.json` to `out`. No config is read: the text says everything.
+/// Reads the tensors in `dir` for the model in the text `model`, with settings given as `-D name=value`; writes
+/// `weights.safetensors` and `dtypes.json` to `out`. No config is read: the text says everything.
 ///
 /// # Errors
 /// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit. Nothing is written then.
@@ -201,7 +201,8 @@ pub fn text(family: &Family, settings: &[(&str, String)]) -> Result<(String, Mod
     }
 }
 
-/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model, of so many layers, does not need.
+/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model, of
+/// so many layers, does not need.
 ///
 /// # Errors
 /// A copy of a tied tensor that is not equal to it.

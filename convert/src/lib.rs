@@ -1,7 +1,9 @@
 //! Foreign checkpoints to model text and weights of mcc, and back.
 //!
-//! [`import`] reads a Hugging Face directory (`config.json` and safetensors) and writes `model.mdl`, `weights.safetensors`, a copy
-//! of the `config.json`, and `dtypes.json`, which says of which type the tensors were; [`import_as`] reads the tensors for a text of the user's; [`export`] goes back, with every tensor byte for byte as it was.
+//! [`import`] reads a Hugging Face directory (`config.json` and safetensors) and writes `model.mdl`,
+//! `weights.safetensors`, a copy of the `config.json`, and `dtypes.json`, which says of which type the tensors were;
+//! [`import_as`] reads the tensors for a text of the user's; [`export`] goes back, with every tensor byte for byte as
+//! it was.
 //!
 //! What is specific to a kind of model is data: its text in `models/`, whose `weights hf` section says how the foreign tensors are named
 //! and laid out, and the table of its config's fields in [`family`].

@@ -199,8 +199,8 @@ pub struct Wanted {
     pub dtype: Float,
 }
 
-/// Writes tensors, in this order. Each is filled in f32 (from zeros), brought to its type and written before the next one takes
-/// memory. Returns what was lost of each.
+/// Writes tensors, in this order. Each is filled in f32 (from zeros), brought to its type and written before the next
+/// one takes memory. Returns what was lost of each.
 ///
 /// # Errors
 /// What the file system says.

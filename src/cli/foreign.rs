@@ -46,7 +46,8 @@ pub struct ImportArgs {
     /// Where model.mdl, weights.safetensors, config.json and dtypes.json go: needed
     #[arg(short, long, value_name = "OUT")]
     pub output: Option<PathBuf>,
-    /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors and dtypes.json are written
+    /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors
+    /// and dtypes.json are written
     #[arg(long, value_name = "MODEL.mdl")]
     pub model: Option<PathBuf>,
     /// Sets a setting of that model text
@@ -88,7 +89,8 @@ pub struct ExportArgs {
     /// Sets a setting of the model text, where the weights do not say it
     #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
     pub define: Vec<(String, String)>,
-    /// The type of all tensors; what it cannot hold is rounded to nearest even [default: of each the type that it had when it was imported, else f32]
+    /// The type of all tensors; what it cannot hold is rounded to nearest even [default: of each the type that it had
+    /// when it was imported, else f32]
     #[arg(long, value_enum)]
     pub dtype: Option<Float>,
     /// Where model.safetensors and config.json go

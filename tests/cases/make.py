@@ -70,6 +70,11 @@ CASES = {
         "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }),
     "t5_relu": ("T5", {"feed_forward_proj": "relu"}),
+    "phi3": ("Phi3", {
+        "sliding_window": 7, "original_max_position_embeddings": 32, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5,
+        },
+    }),
     "qwen3_moe": ("Qwen3Moe", {
         "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
         "output_router_logits": True, "router_aux_loss_coef": 0.02,

@@ -36,7 +36,7 @@ const SHORT: Series = Series {
     batch: 4,
     lengths: "-D seq=24",
     epsilon: "1e-6",
-    names: &["llama31", "llama_yarn", "mistral", "qwen2", "qwen3", "olmo2", "nemotron", "gemma2", "gemma3", "bert"],
+    names: &["llama31", "llama_yarn", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "nemotron", "gemma2", "gemma3", "bert"],
 };
 
 /// Of 6 steps, with experts whose balance is a mean over the batch: one microbatch.

@@ -344,3 +344,12 @@ fn what_t5_feeds_forward_is_a_choice_of_two_settings() {
     assert!(warnings(&with(case("t5"), "dropout_rate", "0.1")).starts_with("dropout_rate = 0.1: mcc drops nothing"));
     assert!(errors(&with(case("t5"), "decoder_start_token_id", "1")).starts_with("decoder_start_token_id = 1 is not supported"));
 }
+
+#[test]
+fn scalings_of_phi_3_are_refused_by_name() {
+    let scaling = r#"{"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "rope_theta": 1e4}"#;
+    let error = errors(&with(case("phi3"), "rope_parameters", scaling));
+    assert_eq!(error, "rope_parameters.rope_type = \"longrope\" is not supported, only \"default\"");
+    assert_eq!(setting(&read(&case("phi3")).unwrap(), "rotary_factor"), "0.5");
+    assert_eq!(setting(&read(&with(case("phi3"), "sliding_window", "null")).unwrap(), "window"), "default");
+}

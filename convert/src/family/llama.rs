@@ -1,6 +1,8 @@
 //! Llama and those whose text is `models/llama.mdl` too.
 
-use super::{Family, Field, Kind, Plain, Role, Rope, Yarn, attention_dropout, derived, flag, irrelevant, must, real, rope, size, size_or};
+use super::{
+    Family, Field, Kind, Plain, Role, Rope, Yarn, attention_dropout, derived, flag, irrelevant, must, no_dropout, real, rope, size, size_or,
+};
 
 /// What all of them have.
 const SHARED: &[Field] = &[
@@ -127,5 +129,32 @@ pub const OLMO2: Family = Family {
         ],
     ],
     fixed: &[("olmo", "true")],
+    ..LLAMA
+};
+
+/// Queries, keys and values in one tensor, and both sides of the gate; a window in every layer or none.
+pub const PHI3: Family = Family {
+    architecture: "Phi3ForCausalLM",
+    others: &["Phi3Model"],
+    model_type: "phi3",
+    fields: &[
+        SHARED,
+        &[
+            real("rms_norm_eps", "norm_eps", "1e-5"),
+            derived("num_key_value_heads", "kv_heads"),
+            derived("head_dim", "head_dim"),
+            derived("sliding_window", "window"),
+            must("attention_bias", &[Plain::Bool(false)]),
+            must("mlp_bias", &[Plain::Bool(false)]),
+            no_dropout("resid_pdrop"),
+            no_dropout("embd_pdrop"),
+            // Of use with a scaling of frequencies only.
+            irrelevant("original_max_position_embeddings"),
+            // The code of the first files, which transformers has had since as its own.
+            irrelevant("auto_map"),
+        ],
+    ],
+    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: Some(("rotary_factor", "1.0")), local: None, linear: None }),
+    fixed: &[("fused", "true")],
     ..LLAMA
 };

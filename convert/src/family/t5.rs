@@ -1,8 +1,6 @@
 //! T5, v1.0 and v1.1.
 
-use super::{Family, Field, Plain, Role, derived, flag, irrelevant, must, real, size, size_or};
-
-const NO_DROPOUT: &str = "mcc drops nothing in this model, so training regularises less; inference is the same";
+use super::{Family, Field, Plain, Role, derived, flag, irrelevant, must, no_dropout, real, size, size_or};
 
 pub const T5: Family = Family {
     architecture: "T5ForConditionalGeneration",
@@ -32,7 +30,7 @@ pub const T5: Family = Family {
         flag("tie_word_embeddings", "tied", "true"),
         // As transformers 5 writes it, beside a `tie_word_embeddings` that is always true.
         Field { name: "scale_decoder_outputs", role: Role::Over("tie_word_embeddings") },
-        Field { name: "dropout_rate", role: Role::Should(Plain::Number(0.0), NO_DROPOUT) },
+        no_dropout("dropout_rate"),
         must("is_encoder_decoder", &[Plain::Bool(true)]),
         must("decoder_start_token_id", &[Plain::Number(0.0)]),
         must("pad_token_id", &[Plain::Number(0.0)]),

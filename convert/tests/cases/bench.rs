@@ -10,7 +10,7 @@ pub fn case(name: &str) -> PathBuf {
 }
 
 /// All cases.
-pub const CASES: [&str; 18] = [
+pub const CASES: [&str; 19] = [
     "gpt2",
     "llama",
     "llama31",
@@ -23,6 +23,7 @@ pub const CASES: [&str; 18] = [
     "deepseek_v3",
     "deepseek_yarn",
     "llama_yarn",
+    "phi3",
     "nemotron",
     "gemma2",
     "gemma3",

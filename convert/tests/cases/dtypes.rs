@@ -17,7 +17,8 @@ fn narrow(tensor: &mut Tensor, dtype: Dtype) {
     tensor.1 = dtype;
 }
 
-/// A case whose tensors are of this type, but for those whose name ends so; the config says it, in the style of transformers 5.
+/// A case whose tensors are of this type, but for those whose name ends so; the config says it, in the style of
+/// transformers 5.
 fn narrowed(name: &str, (_, dtype, of_config): (&str, Dtype, &str), but: &str) -> Bench {
     let bench = Bench::new(name);
     bench.tensors(|list| list.iter_mut().filter(|t| !t.0.ends_with(but)).for_each(|t| narrow(t, dtype)));
