@@ -7,6 +7,7 @@ mod common;
 mod deepseek;
 mod gemma;
 mod gpt2;
+mod gpt_oss;
 mod llama;
 mod mixtral;
 mod nemotron;
@@ -205,7 +206,7 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 15] = [
+pub const FAMILIES: [&Family; 16] = [
     &gpt2::GPT2,
     &llama::LLAMA,
     &llama::MISTRAL,
@@ -216,6 +217,7 @@ pub const FAMILIES: [&Family; 15] = [
     &mixtral::MIXTRAL,
     &mixtral::QWEN3_MOE,
     &deepseek::DEEPSEEK_V3,
+    &gpt_oss::GPT_OSS,
     &nemotron::NEMOTRON,
     &gemma::GEMMA2,
     &gemma::GEMMA3,

@@ -47,7 +47,7 @@ fn check_types(e: &Elaborated) {
 
 #[test]
 fn every_model_elaborates_to_a_well_typed_graph() {
-    for name in ["mlp", "gpt2", "llama", "bert", "vit", "umlp", "t5", "nemotron", "mixtral", "deepseek_v3", "gemma"] {
+    for name in ["mlp", "gpt2", "llama", "bert", "vit", "umlp", "t5", "nemotron", "mixtral", "deepseek_v3", "gpt_oss", "gemma"] {
         for inline_ops in [false, true] {
             let options = Options { inline_ops, ..Options::default() };
             match run(&format!("{name}.mdl"), &model(name), &options) {

@@ -75,6 +75,14 @@ CASES = {
             "rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5,
         },
     }),
+    # A limit low enough to bend what goes through it.
+    "gpt_oss": ("GptOss", {
+        "head_dim": 16, "intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7,
+        "swiglu_limit": 0.5, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+            "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False,
+        },
+    }),
     "qwen3_moe": ("Qwen3Moe", {
         "head_dim": 16, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
         "output_router_logits": True, "router_aux_loss_coef": 0.02,
@@ -83,9 +91,9 @@ CASES = {
 
 
 def checkpoint(name, tensor):
-    """What a checkpoint calls a tensor or its parts: experts share tensors in memory only."""
+    """What a checkpoint calls a tensor or its parts: experts share tensors in memory only, but for gpt-oss's."""
     stem = name.removesuffix(".gate_up_proj").removesuffix(".down_proj")
-    if not stem.endswith(".experts"):
+    if not stem.endswith(".experts") or SHARED:
         yield name, tensor
         return
     for i, expert in enumerate(tensor):
@@ -156,7 +164,9 @@ def losses(model, tokens, labels):
 
 
 def make(name):
+    global SHARED
     prefix, options = CASES[name]
+    SHARED = prefix == "GptOss"
     case = HERE / name
     case.mkdir(exist_ok=True)
     torch.manual_seed(sum(name.encode()))
@@ -175,7 +185,8 @@ def make(name):
     head = "ForConditionalGeneration" if prefix == "T5" else "ForCausalLM"
     model = initial(case, (prefix + kind, prefix + head), options).double().train()
     named, beside = list(model.named_parameters()), states(model)
-    decayed, plain = [p for _, p in named if p.dim() > 1], [p for _, p in named if p.dim() == 1]
+    is_plain = [p.dim() == 1 or n.endswith("_bias") for n, p in named]
+    decayed, plain = ([p for (_, p), s in zip(named, is_plain) if s == side] for side in [False, True])
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-6)
     expected = {"losses": [], "grad_norms": [], "param_norms_init": norms(named + beside)}

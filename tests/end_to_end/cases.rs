@@ -40,7 +40,8 @@ const SHORT: Series = Series {
 };
 
 /// Of 6 steps, with experts whose balance is a mean over the batch: one microbatch.
-const EXPERTS: Series = Series { batch: 4, lengths: "-D seq=24", epsilon: "1e-6", names: &["mixtral", "qwen3_moe", "deepseek_v3", "deepseek_yarn"] };
+const EXPERTS: Series =
+    Series { batch: 4, lengths: "-D seq=24", epsilon: "1e-6", names: &["mixtral", "qwen3_moe", "deepseek_v3", "deepseek_yarn", "gpt_oss"] };
 
 /// Of 6 steps, with an encoder and a decoder.
 const STACKS: Series = Series { batch: 4, lengths: "-D source=20 -D target=16", epsilon: "1e-6", names: &["t5", "t5_relu"] };

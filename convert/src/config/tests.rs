@@ -353,3 +353,12 @@ fn scalings_of_phi_3_are_refused_by_name() {
     assert_eq!(setting(&read(&case("phi3")).unwrap(), "rotary_factor"), "0.5");
     assert_eq!(setting(&read(&with(case("phi3"), "sliding_window", "null")).unwrap(), "window"), "default");
 }
+
+#[test]
+fn gpt_oss_has_windows_in_all_but_every_nth_layer_and_a_limit() {
+    let reading = read(&case("gpt_oss")).unwrap();
+    let of = |name: &str| setting(&reading, name);
+    assert_eq!((of("full_every"), of("limit"), of("rope_factor"), of("yarn_truncate")), ("2".into(), "0.5".into(), "4.0".into(), "false".into()));
+    assert_eq!(errors(&with(case("gpt_oss"), "attention_bias", "false")), "attention_bias = false is not supported, only true");
+    assert!(errors(&with(case("gpt_oss"), "output_router_logits", "true")).starts_with("output_router_logits = true is not supported"));
+}

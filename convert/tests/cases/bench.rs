@@ -10,7 +10,7 @@ pub fn case(name: &str) -> PathBuf {
 }
 
 /// All cases.
-pub const CASES: [&str; 19] = [
+pub const CASES: [&str; 20] = [
     "gpt2",
     "llama",
     "llama31",
@@ -22,6 +22,7 @@ pub const CASES: [&str; 19] = [
     "qwen3_moe",
     "deepseek_v3",
     "deepseek_yarn",
+    "gpt_oss",
     "llama_yarn",
     "phi3",
     "nemotron",
