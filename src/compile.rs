@@ -4,7 +4,7 @@ use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs, Ve
 use crate::failure::Failure;
 use crate::limits::Watch;
 use crate::misuse::{self, misuse};
-use crate::options::{contradictions, options, override_train, precision};
+use crate::options::{contradictions, options, override_train, precision, still_warms_up};
 use crate::print::{self, note, out, progress};
 use crate::text::{Shown, Text};
 use crate::{dump, idle, report, reproducer, signals};
@@ -87,6 +87,7 @@ fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progres
         return Err(misuse::shown(&contradictions));
     }
     shown.show(&idle::in_plan(args, &models.training.plan), &models.sources)?;
+    shown.show(still_warms_up(&models.training.train, args).as_slice(), &models.sources)?;
     let elaborated = start.elapsed();
     let budget = args.memory.map(|bytes| Budget {
         bytes,

@@ -62,7 +62,7 @@ const PLAN: &[Rule<PlanArgs>] = &[
     ),
     rule(
         &["--adam-beta1", "--adam-beta2", "--adam-eps"],
-        |a| a.training.optimizer.is_some_and(|o| o != Optimizer::Adamw),
+        |a| a.training.optimizer.is_some_and(|o| !matches!(o, Optimizer::Adamw | Optimizer::Muon)),
         Refused,
         "is AdamW's, and the optimizer is another",
         "`--optimizer adamw`, or leave it out",
@@ -80,6 +80,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
         Refused,
         "is Lion's, and the optimizer is another",
         "`--optimizer lion`, or leave it out",
+    ),
+    rule(
+        &["--muon-momentum", "--muon-nesterov", "--muon-scale-mode", "--muon-extra-scale-factor", "--muon-num-ns-steps"],
+        |a| a.training.optimizer.is_some_and(|o| o != Optimizer::Muon),
+        Refused,
+        "is Muon's, and the optimizer is another",
+        "`--optimizer muon`, or leave it out",
     ),
     rule(
         &["--microbatch-group-size-per-virtual-pipeline-stage"],
@@ -110,7 +117,7 @@ const PLAN: &[Rule<PlanArgs>] = &[
         "a smaller `--min-loss-scale`, or a greater `--initial-loss-scale`",
     ),
     rule(
-        &["--min-lr", "--lr-decay-iters"],
+        &["--min-lr", "--lr-decay-iters", "--lr-constant-iters"],
         |a| a.training.lr_decay_style == Some(DecayStyle::Constant),
         Warned,
         "does nothing with `--lr-decay-style constant`",
@@ -380,7 +387,12 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
         }
     }
     if args.training.lr_decay_style.is_none() && job.train.schedule.decay == Decay::Constant {
-        let typed = [("--min-lr", args.training.min_lr.is_some()), ("--lr-decay-iters", args.training.lr_decay_iters.is_some())];
+        let flags = &args.training;
+        let typed = [
+            ("--min-lr", flags.min_lr.is_some()),
+            ("--lr-decay-iters", flags.lr_decay_iters.is_some()),
+            ("--lr-constant-iters", flags.lr_constant_iters.is_some()),
+        ];
         let says = "does nothing: the text's learning rate is constant";
         out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("add `--lr-decay-style cosine` or `linear`")));
     }

@@ -1,11 +1,13 @@
 //! The flags of a plan as options of the passes.
 
-use crate::cli::{self, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap, WsdDecayStyle};
+use crate::cli::{
+    self, DecayStyle, MuonScaleMode, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap, WsdDecayStyle,
+};
 use crate::failure::Failure;
 use crate::misuse::misuse;
 use anyhow::Context;
 use ir::diag::Diagnostic;
-use ir::model::{self, LossScale, Model, Train};
+use ir::model::{self, LossScale, Model, Muon, MuonScale, Train};
 use ir::op::{DType, Real};
 use ir::options::{Buffer, Counts, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
 use ir::pipeline::{Order, Schedule};
@@ -120,10 +122,14 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
         train.optimizer = match (kind, train.optimizer) {
             (Optimizer::Adamw, old @ model::Optimizer::AdamW { .. })
             | (Optimizer::Sgd, old @ model::Optimizer::Sgd { .. })
-            | (Optimizer::Lion, old @ model::Optimizer::Lion { .. }) => old,
+            | (Optimizer::Lion, old @ model::Optimizer::Lion { .. })
+            | (Optimizer::Muon, old @ model::Optimizer::Muon { .. }) => old,
             (Optimizer::Adamw, _) => Train::default().optimizer,
             (Optimizer::Sgd, _) => model::Optimizer::Sgd { momentum: Real(0.0) },
             (Optimizer::Lion, _) => model::Optimizer::Lion { beta1: Real(0.9), beta2: Real(0.99) },
+            // What the text says of AdamW holds of what is no matrix.
+            (Optimizer::Muon, model::Optimizer::AdamW { beta1, beta2, eps }) => model::Optimizer::Muon { muon: Muon::default(), beta1, beta2, eps },
+            (Optimizer::Muon, _) => model::Optimizer::Muon { muon: Muon::default(), beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-8) },
         };
     }
     let set = |to: &mut Real, from: Option<f64>| {
@@ -141,6 +147,20 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
         model::Optimizer::Lion { beta1, beta2 } => {
             set(beta1, args.lion_beta1);
             set(beta2, args.lion_beta2);
+        }
+        model::Optimizer::Muon { muon, beta1, beta2, eps } => {
+            set(beta1, args.adam_beta1);
+            set(beta2, args.adam_beta2);
+            set(eps, args.adam_eps);
+            set(&mut muon.momentum, args.muon_momentum);
+            set(&mut muon.factor, args.muon_extra_scale_factor);
+            muon.iterations = args.muon_num_ns_steps.unwrap_or(muon.iterations);
+            muon.nesterov = args.muon_nesterov.map_or(muon.nesterov, |s| s == cli::Switch::On);
+            muon.scale = args.muon_scale_mode.map_or(muon.scale, |mode| match mode {
+                MuonScaleMode::Spectral => MuonScale::Spectral,
+                MuonScaleMode::ShapeScaling => MuonScale::ShapeScaling,
+                MuonScaleMode::UnitRmsNorm => MuonScale::UnitRmsNorm,
+            });
         }
     }
     let s = &mut train.schedule;
@@ -173,10 +193,21 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
     }
     s.warmup = args.lr_warmup_iters.unwrap_or(s.warmup);
     s.steps = args.lr_decay_iters.unwrap_or(s.steps);
+    s.constant = args.lr_constant_iters.unwrap_or(s.constant);
     set(&mut train.weight_decay, args.weight_decay);
     if let Some(clip) = args.clip_grad {
         train.clip = (clip > 0.0).then_some(Real(clip));
     }
+}
+
+/// W0706: a constant rate is asked for, and the text's warms up first.
+pub fn still_warms_up(train: &Train, args: &PlanArgs) -> Option<Diagnostic> {
+    let (flags, steps) = (&args.training, train.schedule.warmup);
+    let silent = flags.lr_decay_style == Some(DecayStyle::Constant) && flags.lr_warmup_iters.is_none() && steps > 0;
+    silent.then(|| {
+        let d = Diagnostic::warning("W0706", format!("with `--lr-decay-style constant` the rate still warms up for the text's {steps} steps"));
+        d.help(format!("`--lr-warmup-iters 0` for the same rate in all steps, `--lr-warmup-iters {steps}` to say so"))
+    })
 }
 
 /// What the flags contradict in the text's settings and its `train` section, once they are in it.
@@ -187,16 +218,24 @@ pub fn contradictions(model: &Model, args: &PlanArgs, options: &Options) -> Vec<
         model::Optimizer::AdamW { .. } => "adamw",
         model::Optimizer::Sgd { .. } => "sgd",
         model::Optimizer::Lion { .. } => "lion",
+        model::Optimizer::Muon { .. } => "muon",
     };
     let given = [
-        ("adamw", "--adam-beta1", flags.adam_beta1),
-        ("adamw", "--adam-beta2", flags.adam_beta2),
-        ("adamw", "--adam-eps", flags.adam_eps),
-        ("sgd", "--sgd-momentum", flags.sgd_momentum),
-        ("lion", "--lion-beta1", flags.lion_beta1),
-        ("lion", "--lion-beta2", flags.lion_beta2),
+        ("adamw", "--adam-beta1", flags.adam_beta1.is_some()),
+        ("adamw", "--adam-beta2", flags.adam_beta2.is_some()),
+        ("adamw", "--adam-eps", flags.adam_eps.is_some()),
+        ("sgd", "--sgd-momentum", flags.sgd_momentum.is_some()),
+        ("lion", "--lion-beta1", flags.lion_beta1.is_some()),
+        ("lion", "--lion-beta2", flags.lion_beta2.is_some()),
+        ("muon", "--muon-momentum", flags.muon_momentum.is_some()),
+        ("muon", "--muon-nesterov", flags.muon_nesterov.is_some()),
+        ("muon", "--muon-scale-mode", flags.muon_scale_mode.is_some()),
+        ("muon", "--muon-extra-scale-factor", flags.muon_extra_scale_factor.is_some()),
+        ("muon", "--muon-num-ns-steps", flags.muon_num_ns_steps.is_some()),
     ];
-    for (other, flag, _) in given.iter().filter(|g| g.2.is_some() && g.0 != own) {
+    // Muon has AdamW's numbers for what is no matrix.
+    let foreign = |of: &str| of != own && !(of == "adamw" && own == "muon");
+    for (other, flag, _) in given.iter().filter(|g| g.2 && foreign(g.0)) {
         let e = Diagnostic::error("E0702", format!("`{flag}` is not of the optimizer that the text trains with"));
         out.push(e.help(format!("`--optimizer {other}`, or leave it out")));
     }
@@ -205,14 +244,17 @@ pub fn contradictions(model: &Model, args: &PlanArgs, options: &Options) -> Vec<
         let e = Diagnostic::error("E0703", format!("the learning rate would rise from its peak, {:e}, to its final value, {:e}", s.peak.0, s.min.0));
         out.push(e.help(format!("`--min-lr {:.0e}`, a tenth of the peak, or a greater --lr", s.peak.0 / 10.0)));
     }
-    if s.decay != model::Decay::Constant && s.steps > 0 && s.steps <= s.warmup {
-        let text = format!("the learning rate warms up for {} steps and is to have fallen at step {}", s.warmup, s.steps);
-        out.push(Diagnostic::error("E0703", text).help(format!("`--lr-warmup-iters {}`, or a greater --lr-decay-iters", s.steps / 10)));
-    } else if let Some(falling) = s.falling.filter(|falling| s.steps > 0 && *falling > s.steps - s.warmup) {
-        let text = format!("the learning rate is to fall in the last {falling} of {} steps, and warms up for {}", s.steps, s.warmup);
-        out.push(
-            Diagnostic::error("E0703", text).help(format!("`--lr-wsd-decay-iters {}` or less, or a greater --lr-decay-iters", s.steps - s.warmup)),
-        );
+    let end = s.steps.saturating_sub(s.constant);
+    if s.decay != model::Decay::Constant && s.steps > 0 && end <= s.warmup {
+        let text = format!("the learning rate warms up for {} steps and is to have fallen at step {end}", s.warmup);
+        let ways = match s.constant {
+            0 => format!("`--lr-warmup-iters {}`, or a greater --lr-decay-iters", s.steps / 10),
+            stays => format!("a greater --lr-decay-iters than {}, or a smaller --lr-constant-iters than {stays}", s.steps),
+        };
+        out.push(Diagnostic::error("E0703", text).help(ways));
+    } else if let Some(falling) = s.falling.filter(|falling| s.steps > 0 && *falling > end - s.warmup) {
+        let text = format!("the learning rate is to fall in the last {falling} of {end} steps, and warms up for {}", s.warmup);
+        out.push(Diagnostic::error("E0703", text).help(format!("`--lr-wsd-decay-iters {}` or less, or a greater --lr-decay-iters", end - s.warmup)));
     }
     if flags.lr_decay_style == Some(DecayStyle::Wsd) && s.falling.is_none() {
         let e = Diagnostic::error("E0703", "nothing says in how many steps the learning rate falls at the end");

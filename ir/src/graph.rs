@@ -208,6 +208,8 @@ pub struct Param {
     /// Attributes of the `train` section's groups.
     pub lr_scale: Real,
     pub frozen: bool,
+    /// Where the optimizer is Muon, a group leaves it to AdamW, whatever it is.
+    pub adam: bool,
     /// A `state`: no gradient, no optimizer; initialized, stored and exported as parameters are.
     pub state: bool,
     pub layer: Option<u32>,

@@ -13,6 +13,7 @@ pub mod infer;
 pub mod kernel;
 pub mod launch;
 pub mod local;
+pub mod matrix;
 pub mod mesh;
 pub mod model;
 pub mod module;

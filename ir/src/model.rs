@@ -27,6 +27,61 @@ pub enum Optimizer {
     /// `p -= lr * (sign(beta1 * m + (1 - beta1) * g) + wd * p); m = beta2 * m + (1 - beta2) * g`, Chen et al.
     /// 2023, algorithm 2.
     Lion { beta1: Real, beta2: Real },
+    /// Jordan et al. 2024, with the decay and scales of Moonlight (Liu et al. 2025): hidden matrices
+    /// ([`crate::matrix`]) go along their momentum with its singular values near one, all else is AdamW's.
+    Muon { muon: Muon, beta1: Real, beta2: Real, eps: Real },
+}
+
+/// What becomes of a hidden matrix with `r` inputs and `c` outputs: `m = momentum * m + g`, and `n = g + momentum * m`
+/// with `nesterov`, else `m`. `x = n / (|n| + 1e-7)` is followed by as many `iterations` of Newton-Schulz,
+/// `x = 3.4445 x + (-4.7750 a + 2.0315 a^2) x` with `a = x x^T`, and `p -= lr * (factor * scale(r, c) * x + wd * p)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Muon {
+    pub momentum: Real,
+    pub nesterov: bool,
+    pub scale: MuonScale,
+    pub factor: Real,
+    pub iterations: u32,
+}
+
+impl Default for Muon {
+    /// Moonlight's: updates are about as large as those of AdamW.
+    fn default() -> Muon {
+        Muon { momentum: Real(0.95), nesterov: true, scale: MuonScale::Spectral, factor: Real(0.2), iterations: 5 }
+    }
+}
+
+impl Muon {
+    /// More iterations than these are an error: each makes three products of the graph.
+    pub const MOST: u32 = 20;
+
+    /// What an update with singular values near one is multiplied by.
+    pub fn size(&self, inputs: u64, outputs: u64) -> f64 {
+        let (inputs, outputs) = (inputs as f64, outputs as f64);
+        let scale = match self.scale {
+            MuonScale::Spectral => inputs.max(outputs),
+            MuonScale::ShapeScaling => (outputs / inputs).max(1.0),
+            MuonScale::UnitRmsNorm => outputs / inputs,
+        };
+        self.factor.0 * scale.sqrt()
+    }
+}
+
+/// How Muon's update grows with a matrix, by the names of Megatron-LM (`--muon-scale-mode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MuonScale {
+    /// `sqrt(max(inputs, outputs))`: elements are as large whatever the shape.
+    Spectral,
+    /// `sqrt(max(1, outputs / inputs))`.
+    ShapeScaling,
+    /// `sqrt(outputs / inputs)`.
+    UnitRmsNorm,
+}
+
+impl MuonScale {
+    /// Each, under the name that it has in every text.
+    pub const ALL: [(&str, MuonScale); 3] =
+        [("spectral", MuonScale::Spectral), ("shape_scaling", MuonScale::ShapeScaling), ("unit_rms_norm", MuonScale::UnitRmsNorm)];
 }
 
 /// The curve on which a learning rate falls.
@@ -54,7 +109,8 @@ impl Decay {
     ];
 }
 
-/// Learning rate over steps: linear warm-up from 0, then `peak`, then along `decay` to `min` at step `steps`, then `min`.
+/// Learning rate over steps: linear warm-up from 0, then `peak`, then along `decay` to `min`, then `min`. It is there
+/// at step `steps`, or `constant` steps before that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
     pub decay: Decay,
@@ -62,9 +118,12 @@ pub struct Schedule {
     pub min: Real,
     pub warmup: u64,
     pub steps: u64,
-    /// The last so many of the `steps`, in which the rate falls; none is all behind the warm-up.
+    /// So many steps, until it is `min`, in which the rate falls; none is all behind the warm-up.
     #[serde(default)]
     pub falling: Option<u64>,
+    /// The last so many of the `steps`, in which the rate stays at `min`.
+    #[serde(default)]
+    pub constant: u64,
 }
 
 /// What the seed of the backward pass is multiplied by, and gradients are divided by before their norm is taken.
@@ -102,7 +161,7 @@ impl Default for Train {
     fn default() -> Self {
         Train {
             optimizer: Optimizer::AdamW { beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-8) },
-            schedule: Schedule { decay: Decay::Constant, peak: Real(1e-3), min: Real(0.0), warmup: 0, steps: 0, falling: None },
+            schedule: Schedule { decay: Decay::Constant, peak: Real(1e-3), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 },
             weight_decay: Real(0.0),
             clip: None,
             loss_scale: None,

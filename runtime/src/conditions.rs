@@ -4,7 +4,7 @@
 
 use crate::schedule::learning_rate;
 use ir::diag::Source;
-use ir::model::{Optimizer, Schedule, Train};
+use ir::model::{Muon, MuonScale, Optimizer, Schedule, Train};
 use ir::op::Real;
 use ir::program::Job;
 use ir::provenance::{Provenance, few};
@@ -80,6 +80,13 @@ impl fmt::Display for Recipe {
             Optimizer::AdamW { beta1: Real(a), beta2: Real(b), eps: Real(eps) } => write!(f, "AdamW with betas {a} and {b}, epsilon {eps:e}")?,
             Optimizer::Sgd { momentum: Real(m) } => write!(f, "SGD with momentum {m}")?,
             Optimizer::Lion { beta1: Real(a), beta2: Real(b) } => write!(f, "Lion with betas {a} and {b}")?,
+            Optimizer::Muon { muon, beta1: Real(a), beta2: Real(b), eps: Real(eps) } => {
+                let Muon { momentum, nesterov, scale, factor, iterations } = muon;
+                let nesterov = if nesterov { " (Nesterov's)" } else { "" };
+                let scale = MuonScale::ALL.iter().find(|s| s.1 == scale).map_or("", |s| s.0);
+                write!(f, "Muon with momentum {}{nesterov}, scale {scale} x {}, {iterations} iterations, ", momentum.0, factor.0)?;
+                write!(f, "AdamW's betas {a} and {b}, epsilon {eps:e}")?;
+            }
         }
         write!(f, ", weight decay {}", self.weight_decay.0)?;
         match self.clip {

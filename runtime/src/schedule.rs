@@ -4,14 +4,15 @@ use ir::model::{Decay, Schedule};
 use std::f64::consts::PI;
 
 /// The rate of a step, counted from 1: `peak * step / warmup` while it warms up, then `peak`, then along its curve to
-/// `min` at step `steps` (as in Megatron-LM's `OptimizerParamScheduler`), then `min`. It falls in the last `falling` of
-/// the steps, or in all behind the warm-up. A schedule without `steps` ends with the run.
+/// `min` (as in Megatron-LM's `OptimizerParamScheduler`), where it is at step `steps`, or `constant` steps earlier, and
+/// stays. It falls in the last `falling` steps before that, or in all behind the warm-up. A schedule without `steps`
+/// ends with the run.
 pub fn learning_rate(schedule: &Schedule, step: u64, run_steps: u64) -> f64 {
     let (peak, min) = (schedule.peak.0, schedule.min.0);
     if step <= schedule.warmup && schedule.warmup > 0 {
         return peak * step as f64 / schedule.warmup as f64;
     }
-    let last = if schedule.steps == 0 { run_steps } else { schedule.steps };
+    let last = if schedule.steps == 0 { run_steps } else { schedule.steps }.saturating_sub(schedule.constant);
     let begin = schedule.falling.map_or(0, |falling| last.saturating_sub(falling)).max(schedule.warmup);
     // Of the way down: where steps end before they begin to fall, none is left.
     let done = if step >= last || last <= begin { 1.0 } else { step.saturating_sub(begin) as f64 / (last - begin) as f64 };
@@ -32,7 +33,7 @@ mod tests {
     use super::*;
     use ir::op::Real;
 
-    const FALLS: Schedule = Schedule { decay: Decay::Linear, peak: Real(1.0), min: Real(0.5), warmup: 2, steps: 6, falling: None };
+    const FALLS: Schedule = Schedule { decay: Decay::Linear, peak: Real(1.0), min: Real(0.5), warmup: 2, steps: 6, falling: None, constant: 0 };
 
     fn rates(schedule: Schedule, steps: &[u64]) -> Vec<f64> {
         steps.iter().map(|s| learning_rate(&schedule, *s, 100)).collect()
@@ -85,11 +86,22 @@ mod tests {
     /// As above.
     #[test]
     fn rates_fall_with_the_root_of_the_steps_as_in_megatron_lm() {
-        let schedule = Schedule { decay: Decay::InverseSquareRoot, peak: Real(1e-3), min: Real(1e-4), warmup: 10, steps: 1200, falling: None };
+        let schedule =
+            Schedule { decay: Decay::InverseSquareRoot, peak: Real(1e-3), min: Real(1e-4), warmup: 10, steps: 1200, falling: None, constant: 0 };
         let got = rates(schedule, &[5, 10, 11, 40, 1000, 1100, 1200, 1201]);
         assert_eq!(got, [5e-4, 1e-3, 9.534625892455924e-4, 5e-4, 1e-4, 1e-4, 1e-4, 1e-4]);
         let never = Schedule { warmup: 0, min: Real(1e-6), ..schedule };
         assert_eq!(rates(never, &[1, 4, 1200, 1201]), [1e-3, 5e-4, 2.8867513459481286e-5, 1e-6]);
+    }
+
+    #[test]
+    fn the_last_steps_have_the_least_rate() {
+        let stays = Schedule { constant: 3, steps: 9, ..FALLS };
+        assert_eq!(rates(stays, &[2, 4, 6, 7, 9, 20]), [1.0, 0.75, 0.5, 0.5, 0.5, 0.5]);
+        // They are behind those in which it falls.
+        assert_eq!(rates(Schedule { falling: Some(2), ..stays }, &[2, 4, 5, 6, 9]), [1.0, 1.0, 0.75, 0.5, 0.5]);
+        let to_the_end = Schedule { steps: 0, ..stays };
+        assert_eq!([1, 4, 6, 7, 8].map(|step| learning_rate(&to_the_end, step, 9)), [0.5, 0.75, 0.5, 0.5, 0.5]);
     }
 
     #[test]

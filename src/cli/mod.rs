@@ -21,7 +21,7 @@ pub use plan::{Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use report::ReportArgs;
 pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
 pub use spelling::{avoided_by, changes, help};
-pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs, WsdDecayStyle};
+pub use training::{DecayStyle, MuonScaleMode, Optimizer, Precision, PrecisionArgs, Switch, WsdDecayStyle};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;

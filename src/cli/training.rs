@@ -17,6 +17,26 @@ pub enum Optimizer {
     Adamw,
     Sgd,
     Lion,
+    /// Of hidden matrices; of all else AdamW
+    Muon,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MuonScaleMode {
+    /// With the root of the greater of inputs and outputs
+    Spectral,
+    /// With the root of outputs / inputs, and no less than 1
+    #[value(name = "shape_scaling", alias = "shape-scaling")]
+    ShapeScaling,
+    /// With the root of outputs / inputs
+    #[value(name = "unit_rms_norm", alias = "unit-rms-norm")]
+    UnitRmsNorm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,6 +124,9 @@ pub struct TrainingArgs {
     /// The last steps, in which the rate of WSD falls
     #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub lr_wsd_decay_iters: Option<u64>,
+    /// The last steps before `--lr-decay-iters`, in which the rate stays at its final value
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub lr_constant_iters: Option<u64>,
     /// Of parameters with two or more dims that are not marked `@no_decay`
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub weight_decay: Option<f64>,
@@ -125,6 +148,21 @@ pub struct TrainingArgs {
     /// Share that it keeps from step to step
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
     pub lion_beta2: Option<f64>,
+    /// Share that the momentum of a hidden matrix keeps in a step
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
+    pub muon_momentum: Option<f64>,
+    /// Whether a hidden matrix goes where its momentum will be
+    #[arg(long, value_enum, value_name = "SWITCH", num_args = 0..=1, default_missing_value = "on")]
+    pub muon_nesterov: Option<Switch>,
+    /// How updates grow with a matrix
+    #[arg(long, value_enum)]
+    pub muon_scale_mode: Option<MuonScaleMode>,
+    /// What updates of matrices are multiplied by beside
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
+    pub muon_extra_scale_factor: Option<f64>,
+    /// Iterations of Newton-Schulz
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(ir::model::Muon::MOST)))]
+    pub muon_num_ns_steps: Option<u32>,
     /// Greatest global gradient norm; 0 for none
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub clip_grad: Option<f64>,

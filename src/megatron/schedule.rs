@@ -204,27 +204,48 @@ impl Plan<'_> {
     }
 
     fn optimizer(&mut self) {
+        const ADAM: [(&str, &str); 3] = [("adam-beta1", "0.9"), ("adam-beta2", "0.999"), ("adam-eps", "1e-8")];
+        const SGD: [(&str, &str); 1] = [("sgd-momentum", "0.9")];
+        const MUON: [(&str, &str); 4] =
+            [("muon-momentum", "0.9"), ("muon-scale-mode", "spectral"), ("muon-extra-scale-factor", "1.0"), ("muon-num-ns-steps", "5")];
         let kind = self.valued("optimizer");
-        let is_sgd = match kind.as_ref().map(|(_, value)| value.whole()) {
-            None | Some(Some("adam")) => false,
-            Some(Some("sgd")) => true,
+        let ours = match kind.as_ref().map(|(_, value)| value.whole()) {
+            None | Some(Some("adam")) => "adamw",
+            Some(Some("sgd")) => "sgd",
+            Some(Some("muon" | "dist_muon")) => "muon",
             Some(_) => {
                 if let Some((flag, _)) = &kind {
-                    self.leave_otherwise(flag, "mcc has AdamW, SGD and Lion; the line has AdamW");
+                    self.leave_otherwise(flag, "mcc has AdamW, SGD, Lion and Muon; the line has AdamW");
                 }
-                false
+                "adamw"
             }
         };
-        self.compile("--optimizer", Text::known(if is_sgd { "sgd" } else { "adamw" }, 0));
-        let own: &[(&str, &str)] =
-            if is_sgd { &[("sgd-momentum", "0.9")] } else { &[("adam-beta1", "0.9"), ("adam-beta2", "0.999"), ("adam-eps", "1e-8")] };
+        self.compile("--optimizer", Text::known(ours, 0));
+        let own = match ours {
+            "sgd" => SGD.to_vec(),
+            "muon" => [MUON.as_slice(), &ADAM].concat(),
+            _ => ADAM.to_vec(),
+        };
         for (name, default) in own.iter().chain(&[("weight-decay", "0.01"), ("clip-grad", "1.0")]) {
             self.with_default(name, default);
+        }
+        if ours == "muon" {
+            let nesterov = self.switch("muon-use-nesterov").or_else(|| self.switch("muon-nesterov"));
+            self.compile("--muon-nesterov", Text::known(if nesterov.is_some() { "on" } else { "off" }, nesterov.map_or(0, |f| f.line)));
+            for (name, why) in [
+                ("muon-tp-mode", "a matrix is orthogonalized as a whole, whatever ranks hold of it"),
+                ("muon-fp32-matmul-prec", "its products are in f32, with `--tf32` in tf32"),
+                ("muon-no-split-qkv", "queries, keys and values are matrices of their own in the text"),
+            ] {
+                if let Some(flag) = self.flags.take(name) {
+                    self.leave_otherwise(&flag, why);
+                }
+            }
         }
         if let Some((_, value)) = self.valued("lr") {
             self.compile("--lr", value);
         }
-        for name in ["adam-beta1", "adam-beta2", "adam-eps", "sgd-momentum"] {
+        for name in ADAM.iter().chain(&SGD).chain(&MUON).map(|own| own.0).chain(["muon-use-nesterov", "muon-nesterov"]) {
             self.drop_flag(name, "it belongs to another optimizer");
         }
         for name in ["start-weight-decay", "end-weight-decay"] {

@@ -279,6 +279,11 @@ fn a_rate_that_stays_and_falls_at_the_end_is_taken() {
         let pairs = words.windows(2).filter(|pair| of_rate(&pair[0])).map(|pair| pair.join(" "));
         pairs.collect::<Vec<_>>().join(" ")
     };
+    let says = lines_of("--train-iters 10 --optimizer muon --muon-extra-scale-factor 0.2 --muon-tp-mode duplicated --adam-beta2 0.95");
+    for flag in ["--optimizer muon", "--muon-momentum 0.9", "--muon-scale-mode spectral", "--muon-extra-scale-factor 0.2", "--muon-nesterov off"] {
+        assert!(says.contains(flag), "{flag}: {says}");
+    }
+    assert!(says.contains("--adam-beta2 0.95") && says.contains("a matrix is orthogonalized as a whole"), "{says}");
     let says = lines_of("--train-iters 1000 --lr-decay-style inverse-square-root --lr-warmup-iters 10");
     assert_eq!(flags(&says), "--lr-decay-style inverse-square-root --lr-warmup-iters 10 --min-lr 0 --lr-decay-iters 1000", "{says}");
     let says = lines_of("--train-iters 1000 --lr-decay-style WSD --lr-wsd-decay-iters 100 --lr-wsd-decay-style minus_sqrt --min-lr 1e-4");

@@ -57,6 +57,7 @@ impl Elab<'_> {
                 param.lr_scale = ir::fault!("elaborate.group.rate", param.lr_scale, group.lr_scale.unwrap_or(param.lr_scale));
                 param.frozen = ir::fault!("elaborate.group.frozen", false, group.frozen.unwrap_or(param.frozen));
                 param.decay = group.decay.unwrap_or(param.decay);
+                param.adam = group.muon.map_or(param.adam, |muon| !muon);
             }
         }
         let model =

@@ -5,7 +5,7 @@ use super::value::{FrameId, Val};
 use crate::ast::*;
 use crate::names::nearest;
 use ir::diag::{Diagnostic, Span};
-use ir::model::{Decay, Optimizer, Plan, PlanEntry, Schedule, Train, WeightLine, Weights};
+use ir::model::{Decay, Muon, MuonScale, Optimizer, Plan, PlanEntry, Schedule, Train, WeightLine, Weights};
 use ir::op::Real;
 use ir::pattern;
 use std::collections::BTreeSet;
@@ -26,9 +26,11 @@ pub struct Group {
     pub lr_scale: Option<Real>,
     pub frozen: Option<bool>,
     pub decay: Option<bool>,
+    pub muon: Option<bool>,
 }
 
 const AXES: [&str; 7] = ["dp", "tp", "sp", "cp", "ep", "etp", "pp"];
+const GROUP: [&str; 4] = ["lr_scale", "frozen", "decay", "muon"];
 const TRAIN: [&str; 4] = ["optimizer", "lr", "weight_decay", "clip"];
 
 /// The functions that the plan's `recompute` names; without it, the attention core.
@@ -128,14 +130,15 @@ impl Elab<'_> {
             ("lr_scale", v) if self.real(v).is_some() => group.lr_scale = self.real(v).map(Real),
             ("frozen", Val::Bool(b)) => group.frozen = Some(*b),
             ("decay", Val::Bool(b)) => group.decay = Some(*b),
-            ("lr_scale" | "frozen" | "decay", other) => {
+            ("muon", Val::Bool(b)) => group.muon = Some(*b),
+            ("lr_scale" | "frozen" | "decay" | "muon", other) => {
                 let e = Diagnostic::error("E0202", format!("`{name}` of {}", other.kind())).label(value.span, "wrong kind");
-                self.report(e.help("`lr_scale: 0.5; frozen: true; decay: false;`"));
+                self.report(e.help("`lr_scale: 0.5; frozen: true; decay: false; muon: false;`"));
             }
             _ => {
                 let e = Diagnostic::error("E0503", format!("a group has no setting `{name}`")).label(path.span(), "unknown");
-                let near = nearest(&name, ["lr_scale", "frozen", "decay"]).map(|n| format!("did you mean `{n}`?"));
-                self.report(e.help(near.unwrap_or_else(|| "lr_scale, frozen, decay".into())));
+                let near = nearest(&name, GROUP).map(|n| format!("did you mean `{n}`?"));
+                self.report(e.help(near.unwrap_or_else(|| GROUP.join(", "))));
             }
         }
     }
@@ -228,10 +231,12 @@ impl Elab<'_> {
     }
 
     fn optimizer(&mut self, frame: FrameId, expr: &Expr) -> Option<Optimizer> {
-        let choices: [(&str, &[&'static str]); 3] = [("adamw", &["betas", "eps"]), ("sgd", &["momentum"]), ("lion", &["betas"])];
+        let muon: &[&'static str] = &["momentum", "nesterov", "scale", "factor", "iterations", "betas", "eps"];
+        let choices: [(&str, &[&'static str]); 4] = [("adamw", &["betas", "eps"]), ("sgd", &["momentum"]), ("lion", &["betas"]), ("muon", muon)];
         let (call, args) = self.parts(expr, "optimizer", &choices)?;
         let of = |name: &str| args.iter().find(|a| a.0 == name).map(|a| a.1);
-        Some(match &*call.path.to_string() {
+        let name = call.path.to_string();
+        Some(match &*name {
             "sgd" => Optimizer::Sgd { momentum: Real(of("momentum").map_or(Some(0.0), |e| self.at_least_zero(frame, e))?) },
             "lion" => {
                 let [beta1, beta2] = self.betas(frame, of("betas"), [0.9, 0.99])?;
@@ -239,10 +244,58 @@ impl Elab<'_> {
             }
             _ => {
                 let [beta1, beta2] = self.betas(frame, of("betas"), [0.9, 0.95])?;
-                let eps = of("eps").map_or(Some(1e-8), |e| self.at_least_zero(frame, e))?;
-                Optimizer::AdamW { beta1, beta2: ir::fault!("elaborate.train.beta", beta1, beta2), eps: Real(eps) }
+                let eps = Real(of("eps").map_or(Some(1e-8), |e| self.at_least_zero(frame, e))?);
+                if name == "muon" {
+                    let muon = self.muon(frame, of)?;
+                    return Some(Optimizer::Muon { muon, beta1, beta2, eps });
+                }
+                Optimizer::AdamW { beta1, beta2: ir::fault!("elaborate.train.beta", beta1, beta2), eps }
             }
         })
+    }
+
+    /// What Muon does with hidden matrices.
+    fn muon<'e>(&mut self, frame: FrameId, of: impl Fn(&str) -> Option<&'e Expr>) -> Option<Muon> {
+        let mut muon = Muon::default();
+        if let Some(e) = of("momentum") {
+            muon.momentum = Real(self.at_least_zero(frame, e)?);
+            if muon.momentum.0 >= 1.0 {
+                self.report(Diagnostic::error("E0304", format!("momentum = {}", muon.momentum.0)).label(e.span, "expected less than 1"));
+                return None;
+            }
+        }
+        if let Some(e) = of("nesterov") {
+            muon.nesterov = match self.eval(frame, e) {
+                Val::Bool(b) => b,
+                other => {
+                    self.report(Diagnostic::error("E0202", format!("`nesterov` of {}", other.kind())).label(e.span, "expected a bool"));
+                    return None;
+                }
+            };
+        }
+        if let Some(e) = of("scale") {
+            let val = self.eval(frame, e);
+            let named = if let Val::Text(s) = &val { MuonScale::ALL.iter().find(|(name, _)| *name == &**s) } else { None };
+            let Some((_, scale)) = named else {
+                let names = MuonScale::ALL.map(|(name, _)| format!("\"{name}\"")).join(", ");
+                self.report(Diagnostic::error("E0503", "`scale` is no scale of Muon's").label(e.span, "unknown").help(format!("one of {names}")));
+                return None;
+            };
+            muon.scale = *scale;
+        }
+        if let Some(e) = of("factor") {
+            muon.factor = Real(self.at_least_zero(frame, e)?);
+        }
+        if let Some(e) = of("iterations") {
+            let n = self.count(frame, e)?;
+            if !(1..=u64::from(Muon::MOST)).contains(&n) {
+                let wanted = format!("expected 1 to {}", Muon::MOST);
+                self.report(Diagnostic::error("E0304", format!("iterations = {n}")).label(e.span, wanted));
+                return None;
+            }
+            muon.iterations = n as u32;
+        }
+        Some(muon)
     }
 
     /// Two shares that averages keep, each less than 1.
@@ -272,14 +325,14 @@ impl Elab<'_> {
         let params = |decay: Decay| -> &[&'static str] {
             match decay {
                 Decay::Constant => &["peak", "warmup"],
-                Decay::InverseSquareRoot => &["peak", "to", "warmup", "steps"],
-                _ => &["peak", "to", "warmup", "steps", "falling"],
+                Decay::InverseSquareRoot => &["peak", "to", "warmup", "steps", "constant"],
+                _ => &["peak", "to", "warmup", "steps", "falling", "constant"],
             }
         };
         let (call, args) = self.parts(expr, "lr", &Decay::ALL.map(|(name, decay)| (name, params(decay))))?;
         let name = call.path.to_string();
         let (_, decay) = Decay::ALL.into_iter().find(|(n, _)| *n == name).expect("invariant: `parts` takes no other name");
-        let mut schedule = Schedule { decay, peak: Real(0.0), min: Real(0.0), warmup: 0, steps: 0, falling: None };
+        let mut schedule = Schedule { decay, peak: Real(0.0), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 };
         let (mut peak, mut steps) = (None, None);
         for (name, e) in args {
             match name {
@@ -287,6 +340,7 @@ impl Elab<'_> {
                 "to" => schedule.min = Real(self.at_least_zero(frame, e)?),
                 "warmup" => schedule.warmup = ir::fault!("elaborate.train.warmup", 0, self.count(frame, e)?),
                 "steps" => steps = Some(self.count(frame, e)?),
+                "constant" => schedule.constant = self.count(frame, e)?,
                 _ => schedule.falling = Some(self.count(frame, e)?),
             }
         }

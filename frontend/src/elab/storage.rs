@@ -200,6 +200,7 @@ impl Elab<'_> {
                 decay: decays && lives == Lives::Trained && ty.dims.len() >= ir::fault!("elaborate.decay.dims", 1, 2),
                 lr_scale: Real(1.0),
                 frozen: false,
+                adam: false,
                 state: lives == Lives::State,
                 layer: self.origin.layer,
                 span: Some(place),

@@ -31,6 +31,7 @@ pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn Beside) ->
         decay: false,
         lr_scale: Real(1.0),
         frozen: false,
+        adam: false,
         state: false,
         layer: None,
         span: None,
@@ -101,6 +102,7 @@ fn param(io: &mut Io, p: &mut Param) -> Result {
     io.flag(&mut p.decay, " decay")?;
     io.or(&mut p.lr_scale, Real(1.0), " lr_scale ", |io, x| io.real(&mut x.0))?;
     io.flag(&mut p.frozen, " frozen")?;
+    io.flag(&mut p.adam, " adam")?;
     io.flag(&mut p.state, " state")?;
     io.option(&mut p.layer, 0, " layer ", Io::number)?;
     span(io, &mut p.span)

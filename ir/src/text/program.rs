@@ -13,7 +13,7 @@ use crate::dim::Order;
 use crate::graph::{Feed, Init};
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
-use crate::model::{Decay, LossScale, Optimizer, Train};
+use crate::model::{Decay, LossScale, Muon, MuonScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry,
@@ -401,6 +401,7 @@ pub(super) fn train(io: &mut Io, t: &mut Train) -> Result {
         ("adamw", Optimizer::AdamW { beta1: zero, beta2: zero, eps: zero }),
         ("sgd", Optimizer::Sgd { momentum: zero }),
         ("lion", Optimizer::Lion { beta1: zero, beta2: zero }),
+        ("muon", Optimizer::Muon { muon: Muon::default(), beta1: zero, beta2: zero, eps: zero }),
     ];
     io.variant(&mut t.optimizer, "an optimizer", &all)?;
     match &mut t.optimizer {
@@ -413,6 +414,16 @@ pub(super) fn train(io: &mut Io, t: &mut Train) -> Result {
         Optimizer::Lion { beta1, beta2 } => {
             io.with(" beta1 ", &mut beta1.0, Io::real)?;
             io.with(" beta2 ", &mut beta2.0, Io::real)?;
+        }
+        Optimizer::Muon { muon, beta1, beta2, eps } => {
+            io.with(" momentum ", &mut muon.momentum.0, Io::real)?;
+            io.flag(&mut muon.nesterov, " nesterov")?;
+            io.with(" scale ", &mut muon.scale, |io, s| io.variant(s, "a scale", &MuonScale::ALL))?;
+            io.with(" factor ", &mut muon.factor.0, Io::real)?;
+            io.with(" iterations ", &mut muon.iterations, Io::number)?;
+            io.with(" beta1 ", &mut beta1.0, Io::real)?;
+            io.with(" beta2 ", &mut beta2.0, Io::real)?;
+            io.with(" eps ", &mut eps.0, Io::real)?;
         }
     }
     io.with(" weight_decay ", &mut t.weight_decay.0, Io::real)?;
@@ -436,5 +447,6 @@ pub(super) fn train(io: &mut Io, t: &mut Train) -> Result {
     io.with(" min ", &mut s.min.0, Io::real)?;
     io.with(" warmup ", &mut s.warmup, Io::number)?;
     io.with(" steps ", &mut s.steps, Io::number)?;
-    io.option(&mut s.falling, 0, " falling ", Io::number)
+    io.option(&mut s.falling, 0, " falling ", Io::number)?;
+    io.or(&mut s.constant, 0, " constant ", Io::number)
 }

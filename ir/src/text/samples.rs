@@ -52,6 +52,7 @@ pub fn graph() -> Graph {
             decay: true,
             lr_scale: Real(2.0),
             frozen: false,
+            adam: true,
             state: false,
             layer: Some(3),
             span: Some(Span { file: 0, line: 2, col: 3, len: 1 }),
@@ -376,7 +377,7 @@ pub fn job() -> Job {
         mesh: mesh(),
         train: Train {
             optimizer: Optimizer::Sgd { momentum: Real(0.9) },
-            schedule: Schedule { decay: Decay::MinusSqrt, peak: Real(1e-3), min: Real(1e-5), warmup: 10, steps: 100, falling: Some(20) },
+            schedule: Schedule { decay: Decay::MinusSqrt, peak: Real(1e-3), min: Real(1e-5), warmup: 10, steps: 100, falling: Some(20), constant: 5 },
             weight_decay: Real(0.1),
             clip: Some(Real(1.0)),
             loss_scale: Some(LossScale::FP16),

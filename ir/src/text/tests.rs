@@ -260,7 +260,7 @@ fn a_graph_in_text() {
           %4 = reduce_sum %0 over [batch] : f32[hidden]  // backward layers.3.proj layer 3 @0:23:11+6
           %5 = sub %1, %4 : f32[hidden, hidden#1]  // update layer 3 @0:23:11+6
         batch batch
-        param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 layer 3 @0:2:3+1
+        param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 adam layer 3 @0:2:3+1
         input 0 x : f32[batch, hidden] default prev 0 first -1 any
         table 0 "rope sin" : f32[batch] = [0.1, -0.0, inf, 1e-300]
         loss loss = %3
@@ -294,7 +294,7 @@ fn a_sharded_graph_in_text() {
           %5 = sub %1, %4 : f32[hidden, hidden#1] {}  // update layer 3 @0:23:11+6
           %6 = reshard.all_gather %2 over tp.0 : f32[batch, hidden#1] {}  // forward layers.3.proj layer 3 @0:23:11+6 because "the output \"y\" is asked for whole" avoided by unlisted tp "odd \"name\""
         batch batch
-        param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 layer 3 @0:2:3+1
+        param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 adam layer 3 @0:2:3+1
         input 0 x : f32[batch, hidden] default prev 0 first -1 any
         table 0 "rope sin" : f32[batch] = [0.1, -0.0, inf, 1e-300]
         loss loss = %3
@@ -426,7 +426,7 @@ fn what_a_module_says_before_its_graphs() {
         setting path = "a \"b\"\tc"
         asks training
         optimizer sgd momentum 0.9 weight_decay 0.1 clip 1.0 loss_scale dynamic 4294967296.0 least 1.0 window 1000 hysteresis 2
-        schedule minus_sqrt peak 0.001 min 1e-5 warmup 10 steps 100 falling 20
+        schedule minus_sqrt peak 0.001 min 1e-5 warmup 10 steps 100 falling 20 constant 5
         plan tp = [[heads, "odd name"], []] @0:4:2+9
         plan attention.cp = []
         options

@@ -1,10 +1,15 @@
-//! The optimizer, as ordinary ops of the logical graph: global-norm clipping, AdamW, SGD, Lion.
+//! The optimizer, as ordinary ops of the logical graph: global-norm clipping, AdamW, SGD, Lion, Muon.
+
+mod muon;
 
 use ir::build::Builder;
 use ir::graph::{Graph, Origin, Phase, Type, Update, Value};
+use ir::matrix;
 use ir::model::{Optimizer, Train};
-use ir::op::{Binary, DType, Op, Scalar, Unary};
-use std::collections::HashMap;
+use ir::op::{Binary, DType, Op, Real, Scalar, Unary};
+use ir::options::Zero;
+use muon::{Copies, orthogonal};
+use std::collections::{BTreeSet, HashMap};
 
 /// Appends the global gradient norm (before clipping; every parameter counts once) and the update of every parameter
 /// that has a gradient.
@@ -12,7 +17,8 @@ use std::collections::HashMap;
 /// AdamW: decoupled decay on parameters marked for it, `p *= 1 - lr * wd` first; bias-corrected moments in f32
 /// (Loshchilov & Hutter 2019, algorithm 2). SGD: `g += wd * p`, `v = momentum * v + g`, `p -= lr * v`. Lion:
 /// decay as AdamW's, `p -= lr * sign(beta1 * m + (1 - beta1) * g)`, then `m` is the mean of gradients that
-/// keeps `beta2` (Chen et al. 2023, algorithm 2). Clipping: `g *= min(1, clip / (norm + 1e-6))`.
+/// keeps `beta2` (Chen et al. 2023, algorithm 2). Muon: hidden matrices as [`ir::model::Muon`] says, decay as AdamW's;
+/// what is none is AdamW's. Clipping: `g *= min(1, clip / (norm + 1e-6))`.
 pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     let origin = Origin::new(Phase::Update);
     let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
@@ -63,6 +69,8 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
             of_params.entry(p).or_insert(v);
         }
     }
+    let matrices = matrix::hidden(&graph);
+    let mut copies = Copies::default();
     for (p, g) in graph.grads.clone() {
         let info = graph.params[p as usize].clone();
         let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
@@ -75,25 +83,28 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         let decay = if ir::fault!("optimize.decay.everything", true, info.decay) { train.weight_decay.0 } else { 0.0 };
         let state = |b: &mut Builder, slot: u32| b.typed(Op::State(p, slot), &[], Type::new(DType::F32, info.ty.dims.clone()));
         let (new, states) = match train.optimizer {
-            Optimizer::AdamW { beta1, beta2, eps } => {
-                let (m, v) = (state(&mut b, 0), state(&mut b, 1));
-                let m = average(&mut b, m, grad, ir::fault!("optimize.adam.beta", beta2.0, beta1.0));
-                // `(1 - beta2) g` times g: plain squares are those of the norm if nothing clips, which would then be kept until the update.
-                let (kept, part) = (b.scale(v, beta2.0), b.scale(grad, 1.0 - beta2.0));
-                let added = b.mul(part, ir::fault!("optimize.adam.square", part, grad));
-                let v = b.add(&[kept, added]);
-                let c1 = b.op(Op::Scalar(Scalar::BiasCorrection(beta1)), &[]);
-                let c2 = b.op(Op::Scalar(Scalar::BiasCorrection(ir::fault!("optimize.adam.correction", beta1, beta2))), &[]);
-                let mean = b.div(m, c1);
-                let variance = b.div(v, c2);
-                let root = b.unary(Unary::Sqrt, variance);
-                let eps = b.constant(eps.0);
-                let below = ir::fault!("optimize.adam.eps", root, b.add(&[root, eps]));
-                let direction = b.div(mean, below);
-                let step = b.mul(direction, rate);
-                let kept = decayed(&mut b, param, rate, decay);
-                (b.sub(kept, step), ir::fault!("optimize.adam.states", vec![v, m], vec![m, v]))
-            }
+            Optimizer::AdamW { beta1, beta2, eps } => adamw(&mut b, state, grad, [beta1, beta2, eps], (param, rate, decay)),
+            Optimizer::Muon { muon, beta1, beta2, eps } => match &matrices[p as usize] {
+                None => adamw(&mut b, state, grad, [beta1, beta2, eps], (param, rate, decay)),
+                Some(m) => {
+                    let [inputs, outputs] = [&m.inputs, &m.outputs].map(|dims| b.body.dims.elements(dims));
+                    let old = state(&mut b, 0);
+                    let old = b.scale(old, ir::fault!("optimize.muon.momentum", 1.0 - muon.momentum.0, muon.momentum.0));
+                    let v = b.add(&[old, grad]);
+                    let n = if ir::fault!("optimize.muon.nesterov", !muon.nesterov, muon.nesterov) {
+                        let ahead = b.scale(v, muon.momentum.0);
+                        b.add(&[grad, ahead])
+                    } else {
+                        v
+                    };
+                    let direction = orthogonal(&mut b, n, m, &muon, &mut copies);
+                    let size = ir::fault!("optimize.muon.size.transposed", muon.size(outputs, inputs), muon.size(inputs, outputs));
+                    let far = b.scale(rate, size);
+                    let step = b.mul(direction, far);
+                    let kept = decayed(&mut b, param, ir::fault!("optimize.muon.decay.rate", far, rate), decay);
+                    (b.sub(kept, step), vec![v])
+                }
+            },
             Optimizer::Sgd { momentum } => {
                 let grad = if decay == 0.0 {
                     grad
@@ -125,6 +136,44 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         graph.updates.push(Update { param: p, grad: Some(g), new, states });
     }
     graph
+}
+
+/// The hidden matrices, by name, whose momentum ranks share out by its dims: `zero` has flat parts of what is updated
+/// element by element.
+pub fn momentum_shared_out(graph: &Graph, train: &Train, zero: Zero) -> BTreeSet<String> {
+    match (train.optimizer, zero) {
+        (Optimizer::Muon { .. }, Zero::States | Zero::Gradients) => {
+            graph.params.iter().zip(matrix::hidden(graph)).filter(|(_, m)| m.is_some()).map(|(p, _)| p.name.clone()).collect()
+        }
+        (Optimizer::AdamW { .. } | Optimizer::Sgd { .. } | Optimizer::Lion { .. }, _) | (_, Zero::None | Zero::Params) => BTreeSet::new(),
+    }
+}
+
+/// The new parameter and states of AdamW, from a parameter with its rate and decay.
+fn adamw(
+    b: &mut Builder,
+    state: impl Fn(&mut Builder, u32) -> Value,
+    grad: Value,
+    [beta1, beta2, eps]: [Real; 3],
+    (param, rate, decay): (Value, Value, f64),
+) -> (Value, Vec<Value>) {
+    let (m, v) = (state(b, 0), state(b, 1));
+    let m = average(b, m, grad, ir::fault!("optimize.adam.beta", beta2.0, beta1.0));
+    // `(1 - beta2) g` times g: plain squares are those of the norm if nothing clips, which would then be kept until the update.
+    let (kept, part) = (b.scale(v, beta2.0), b.scale(grad, 1.0 - beta2.0));
+    let added = b.mul(part, ir::fault!("optimize.adam.square", part, grad));
+    let v = b.add(&[kept, added]);
+    let c1 = b.op(Op::Scalar(Scalar::BiasCorrection(beta1)), &[]);
+    let c2 = b.op(Op::Scalar(Scalar::BiasCorrection(ir::fault!("optimize.adam.correction", beta1, beta2))), &[]);
+    let mean = b.div(m, c1);
+    let variance = b.div(v, c2);
+    let root = b.unary(Unary::Sqrt, variance);
+    let eps = b.constant(eps.0);
+    let below = ir::fault!("optimize.adam.eps", root, b.add(&[root, eps]));
+    let direction = b.div(mean, below);
+    let step = b.mul(direction, rate);
+    let kept = decayed(b, param, rate, decay);
+    (b.sub(kept, step), ir::fault!("optimize.adam.states", vec![v, m], vec![m, v]))
 }
 
 /// `beta * old + (1 - beta) * new`.

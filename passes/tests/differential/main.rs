@@ -20,6 +20,7 @@ mod loops;
 mod memory;
 mod meshes;
 mod models;
+mod muon;
 mod mutations;
 mod offload;
 mod overlap;

@@ -89,6 +89,7 @@ fn model(case: &Case, [i, j]: [u64; 2]) -> Model {
             decay: false,
             lr_scale: Real(1.0),
             frozen: false,
+            adam: false,
             state: false,
             layer: None,
             span: None,

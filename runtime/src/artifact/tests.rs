@@ -202,6 +202,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         model::Optimizer,
         model::Decay,
         model::LossScale,
+        model::MuonScale,
         reason::AvoidedBy
     );
     trace!(program::BodyKind, program::Stream, program::Action, program::Arena, program::Space, program::Content, program::Holds);

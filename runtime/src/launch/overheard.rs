@@ -21,7 +21,7 @@ use std::io;
 
 /// The orders of a run of four steps, of which all are timed.
 fn orders() -> Orders {
-    let schedule = Schedule { decay: Decay::Constant, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0, falling: None };
+    let schedule = Schedule { decay: Decay::Constant, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 };
     Orders {
         conditions: Conditions { data: vec![], batch: 1, steps: 4, schedule, recipe: None },
         artifact: "a.mcc".into(),

@@ -13,6 +13,7 @@
 
 mod chosen;
 mod claims;
+mod muon;
 mod optimizer;
 mod ranges;
 mod rounding;

@@ -29,7 +29,8 @@ pub fn update(train: &Train, step: &Step, param: &Param, p: f64, g: f64, states:
     let decay = if param.decay { train.weight_decay.0 } else { 0.0 };
     match train.optimizer {
         // Loshchilov & Hutter 2019, algorithm 2, with decay that no gradient sees.
-        Optimizer::AdamW { beta1, beta2, eps } => {
+        // Of what is no hidden matrix: those are looked at as a whole.
+        Optimizer::AdamW { beta1, beta2, eps } | Optimizer::Muon { beta1, beta2, eps, .. } => {
             let m = beta1.0 * states[0] + (1.0 - beta1.0) * g;
             let v = beta2.0 * states[1] + (1.0 - beta2.0) * g * g;
             let m_hat = m / (1.0 - beta1.0.powf(step.number));
@@ -54,10 +55,11 @@ pub fn update(train: &Train, step: &Step, param: &Param, p: f64, g: f64, states:
     }
 }
 
-/// How many states an optimizer keeps of a parameter.
-pub fn states(train: &Train) -> usize {
+/// How many states an optimizer keeps of a parameter, which is a hidden matrix or not.
+pub fn states(train: &Train, is_matrix: bool) -> usize {
     match train.optimizer {
-        Optimizer::AdamW { .. } => 2,
+        Optimizer::Muon { .. } if is_matrix => 1,
+        Optimizer::AdamW { .. } | Optimizer::Muon { .. } => 2,
         Optimizer::Sgd { momentum } => usize::from(momentum.0 != 0.0),
         Optimizer::Lion { .. } => 1,
     }

@@ -36,6 +36,7 @@ impl Case {
                 decay: false,
                 lr_scale: Real(1.0),
                 frozen: false,
+                adam: false,
                 state: false,
                 layer: None,
                 span: None,

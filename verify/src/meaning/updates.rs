@@ -5,11 +5,13 @@
 //! epsilon counts.
 
 use super::claims::{Claims, Values, alike, near};
+use super::muon::{self, Side};
 use super::optimizer::{self, Step};
 use super::sample::Gradients;
 use crate::violation::fail;
 use crate::{Invariant, Violation};
 use ir::graph::{Param, Phase, Update, Value};
+use ir::model::Optimizer;
 use ir::op::Scalar;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -138,7 +140,8 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
         for u in &graph.updates {
             let Some(grad) = u.grad else { continue };
             let param = &graph.params[u.param as usize];
-            if u.states.len() != optimizer::states(train) {
+            let sides = if let Optimizer::Muon { .. } = train.optimizer { muon::sides(model.graph, u.param) } else { None };
+            if u.states.len() != optimizer::states(train, sides.is_some()) {
                 return fail(Invariant::Renewed, u.new, format!("`{}` has {} states", param.name, u.states.len()));
             }
             clean(self.claims, u, |v| self.value(v))?;
@@ -146,10 +149,19 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
             let [p, g] = [model.fill(dims, dims, sample.param(param)), self.tensor(param, grad)];
             let old: Vec<Vec<f64>> = (0..u.states.len() as u32).map(|k| model.fill(dims, dims, sample.state(param, k))).collect();
             let new: Vec<Vec<f64>> = std::iter::once(&u.new).chain(&u.states).map(|v| self.tensor(param, *v)).collect();
-            for i in 0..p.len() {
-                let states: Vec<f64> = old.iter().map(|s| s[i]).collect();
-                let (want, states) = optimizer::update(train, &step, param, p[i], g[i], &states);
-                for (k, want) in std::iter::once(want).chain(states).enumerate() {
+            let wanted = match sides {
+                Some(sides) => self.matrix(param, &sides, &step, [&p, &g, &old[0]]),
+                None => {
+                    let of = |i: usize| {
+                        let states: Vec<f64> = old.iter().map(|s| s[i]).collect();
+                        let (want, states) = optimizer::update(train, &step, param, p[i], g[i], &states);
+                        std::iter::once(want).chain(states).collect()
+                    };
+                    (0..p.len()).map(of).collect::<Vec<Vec<f64>>>()
+                }
+            };
+            for (i, wanted) in wanted.into_iter().enumerate() {
+                for (k, want) in wanted.into_iter().enumerate() {
                     let size = if k == 0 { p[i].abs() } else { old[k - 1][i].abs() };
                     if !near(new[k][i], want, size) {
                         let what = if k == 0 { "".to_string() } else { format!("state {} of ", k - 1) };
@@ -160,5 +172,17 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
             }
         }
         Ok(())
+    }
+
+    /// What becomes of each element of a hidden matrix and of its momentum.
+    fn matrix(&self, param: &Param, sides: &[Side], step: &Step, tensors: [&[f64]; 3]) -> Vec<Vec<f64>> {
+        let Claims { train, model, .. } = self.claims;
+        let Optimizer::Muon { muon, .. } = &train.optimizer else { unreachable!("invariant: only Muon knows matrices") };
+        let dims = || param.ty.dims.iter();
+        let looked_at: Vec<usize> = dims().map(|d| model.body.dims.size(*d) as usize).collect();
+        let sizes: Vec<u64> = dims().map(|d| model.graph.body.dims.size(*d)).collect();
+        let tensor = muon::Tensor { param, sides, looked_at: &looked_at, sizes: &sizes };
+        let (new, momentum) = tensor.update(train, muon, step, tensors);
+        new.into_iter().zip(momentum).map(|(p, m)| vec![p, m]).collect()
     }
 }

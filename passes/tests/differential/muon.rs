@@ -1,0 +1,112 @@
+//! Muon on any mesh: matrices of heads, of experts and of routers, and what is none.
+
+use crate::harness::{check, compiled};
+use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, T5, case};
+use ir::graph::Graph;
+use ir::matrix;
+use passes::report::footprint::{Footprint, Kind};
+
+/// The rule of `models/` replaced.
+fn by_muon(text: &str, rule: &str) -> String {
+    let Some(from) = text.find("optimizer:") else { return format!("{text} train {{ optimizer: {rule}; }}") };
+    let to = from + text[from..].find(';').expect("a setting ends");
+    format!("{}optimizer: {rule}{}", &text[..from], &text[to..])
+}
+
+fn graph((text, defines): (&str, &[(&str, &str)])) -> Graph {
+    compiled(&by_muon(text, "muon()"), defines, &case("")).graph
+}
+
+/// `q: 1x8x16`: a name without the layer's number, and how many matrices of how many inputs and outputs.
+fn matrices(graph: &Graph) -> Vec<String> {
+    let elements = |dims: &[ir::dim::Dim]| graph.body.dims.elements(dims);
+    let mut out: Vec<String> = vec![];
+    for (p, m) in graph.params.iter().zip(matrix::hidden(graph)) {
+        let shape = m.map_or("adamw".to_string(), |m| format!("{}x{}x{}", elements(&m.batch), elements(&m.inputs), elements(&m.outputs)));
+        let name: Vec<&str> = p.name.split('.').filter(|part| part.parse::<u32>().is_err()).collect();
+        let line = format!("{}: {shape}", name.join("."));
+        if !out.contains(&line) {
+            out.push(line);
+        }
+    }
+    out
+}
+
+#[test]
+fn products_say_what_is_a_matrix() {
+    let gpt2 = matrices(&graph(GPT2));
+    for line in ["layers.attn.q.w: 1x8x8", "layers.attn.o.w: 1x8x8", "layers.mlp.up.w: 1x8x16", "layers.mlp.down.w: 1x16x8", "layers.attn.q.b: adamw"]
+    {
+        assert!(gpt2.iter().any(|l| l == line), "{line}: {gpt2:?}");
+    }
+    for line in ["wte: adamw", "wpe: adamw", "ln_f.w: adamw"] {
+        assert!(gpt2.iter().any(|l| l == line), "{line}: {gpt2:?}");
+    }
+    let llama = matrices(&graph(LLAMA));
+    for line in ["head: adamw", "embed: adamw", "layers.attn.k.w: 1x8x8", "layers.attn.o.w: 1x16x8"] {
+        assert!(llama.iter().any(|l| l == line), "{line}: {llama:?}");
+    }
+    let mixtral = matrices(&graph(MIXTRAL));
+    assert!(mixtral.iter().any(|l| l.ends_with(": 4x8x8")) && mixtral.iter().any(|l| l.ends_with(": 1x8x4")), "{mixtral:?}");
+    let deepseek = matrices(&graph(DEEPSEEK));
+    for line in ["layers.attn.kv_a.w: 1x8x4", "layers.moe.router.w: 1x8x8", "layers.moe.experts.down: 8x4x8", "head: adamw"] {
+        assert!(deepseek.iter().any(|l| l == line), "{line}: {deepseek:?}");
+    }
+    // The output reads the embedding too.
+    let t5 = matrices(&graph(T5));
+    for line in ["embed: adamw", "encoder.relative: adamw", "decoder.layers.cross.k.w: 1x8x8"] {
+        assert!(t5.iter().any(|l| l == line), "{line}: {t5:?}");
+    }
+    let given = by_muon(LLAMA.0, "muon()").replace("train {", "train { group \"layers.attn.*\" { muon: false; }");
+    let given = matrices(&compiled(&given, LLAMA.1, &case("")).graph);
+    assert!(given.iter().any(|l| l == "layers.attn.q.w: adamw") && given.iter().any(|l| l == "layers.mlp.up.w: 1x8x12"), "{given:?}");
+}
+
+/// Bytes of optimizer states per rank.
+#[test]
+fn ranks_share_momentum_out() {
+    let text = by_muon(GPT2.0, "muon()");
+    let sizes = [("vocab", "64"), ("hidden", "64"), ("heads", "4"), ("ffn", "128"), ("layers", "2"), ("seq", "4")];
+    let states = |words: &str| {
+        let c = compiled(&text, &sizes, &case(words));
+        let held = Footprint::of(&c.job, 0);
+        [Kind::Optimizer, Kind::Gradients].map(|kind| held.bytes[&kind])
+    };
+    let [whole, gradients] = states("dp2 m2");
+    for words in ["dp2 m2 zero1", "dp2 m2 zero2", "dp2 m2 zero3"] {
+        let [half, of_gradients] = states(words);
+        assert!(half * 2 < whole + whole / 10, "{words}: {half} of {whole} bytes of states");
+        // What is scattered is beside what was accumulated.
+        let most = if words.ends_with("zero1") { gradients * 3 / 2 } else { gradients * 6 / 10 };
+        assert!(of_gradients <= most, "{words}: {of_gradients} of {gradients} bytes of gradients");
+    }
+}
+
+#[test]
+fn muon_goes_the_same_way_on_any_mesh() {
+    let meshes = [
+        "m2",
+        "dp2 m2",
+        "tp2 sp m2",
+        "tp4",
+        "pp2 m2",
+        "dp2 zero1 m2",
+        "dp2 zero2 m2",
+        "dp2 zero3 m2",
+        "dp2 tp2 pp2 sp m2 zero1",
+        "bf16 dp2 m2 zero1",
+        "bf16 dp2 tp2 m2 zero2",
+        "dp4 m2 zero2 bucket40",
+        "dp2 cp2 m2 zero1",
+    ];
+    let text = by_muon(GPT2.0, "muon()");
+    meshes.iter().for_each(|words| check(&text, GPT2.1, &case(words)));
+    let text = by_muon(MIXTRAL.0, "muon(momentum: 0.5, nesterov: false, scale: \"shape_scaling\", factor: 1.0)");
+    ["b2", "dp2 ep2", "tp2 sp ep2 etp1", "dp2 ep2 zero1", "dp2 zero2"].iter().for_each(|words| check(&text, MIXTRAL.1, &case(words)));
+}
+
+#[test]
+fn muon_on_the_host_keeps_momentum_there() {
+    let text = by_muon(LLAMA.0, "muon(iterations: 2)");
+    ["offload m2", "offload dp2 zero1 m2", "bf16 offload dp2 m2"].iter().for_each(|words| check(&text, LLAMA.1, &case(words)));
+}
