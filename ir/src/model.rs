@@ -32,8 +32,9 @@ pub enum Optimizer {
     Muon { muon: Muon, beta1: Real, beta2: Real, eps: Real },
 }
 
-/// What becomes of a hidden matrix with `r` inputs and `c` outputs: `m = momentum * m + g`, and `n = g + momentum * m`
-/// with `nesterov`, else `m`. `x = n / (|n| + 1e-7)` is followed by as many `iterations` of Newton-Schulz,
+/// What becomes of a hidden matrix with `r` inputs and `c` outputs: `m = momentum * m + g`, and
+/// `n = g + momentum * m` with `nesterov`, else `m`. `x = n / (|n| + 1e-7)` is followed by as many `iterations` of
+/// Newton-Schulz,
 /// `x = 3.4445 x + (-4.7750 a + 2.0315 a^2) x` with `a = x x^T`, and `p -= lr * (factor * scale(r, c) * x + wd * p)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Muon {

@@ -17,8 +17,8 @@ use std::collections::{BTreeSet, HashMap};
 /// AdamW: decoupled decay on parameters marked for it, `p *= 1 - lr * wd` first; bias-corrected moments in f32
 /// (Loshchilov & Hutter 2019, algorithm 2). SGD: `g += wd * p`, `v = momentum * v + g`, `p -= lr * v`. Lion:
 /// decay as AdamW's, `p -= lr * sign(beta1 * m + (1 - beta1) * g)`, then `m` is the mean of gradients that
-/// keeps `beta2` (Chen et al. 2023, algorithm 2). Muon: hidden matrices as [`ir::model::Muon`] says, decay as AdamW's;
-/// what is none is AdamW's. Clipping: `g *= min(1, clip / (norm + 1e-6))`.
+/// keeps `beta2` (Chen et al. 2023, algorithm 2). Muon: hidden matrices as [`ir::model::Muon`] says, decay as
+/// AdamW's; what is none is AdamW's. Clipping: `g *= min(1, clip / (norm + 1e-6))`.
 pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     let origin = Origin::new(Phase::Update);
     let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
