@@ -31,7 +31,8 @@ pub struct Exported {
     pub sources: Sources,
 }
 
-/// Reads weights; writes `model.safetensors` and `config.json` to `out`, as Hugging Face does: tensors by name, one after the other, `format: pt`.
+/// Reads weights; writes `model.safetensors` and `config.json` to `out`, as Hugging Face does: the widest type first,
+/// by name, one after the other, `format: pt`.
 ///
 /// The model is the one that the weights say they are of. The text `model`, if one is given, takes the place of theirs, with their settings as far as it
 /// has them. Settings given as `-D name=value` are for what the weights do not say.
@@ -69,8 +70,9 @@ pub fn export(
     let usual = dtype.or(record.as_ref().map(|r| r.usual)).unwrap_or(Float::F32);
     let config = config_of(&described, &beside(CONFIG), usual, record.is_some())?;
 
-    tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let of = |name: &str| record.as_ref().map_or(usual, |r| r.of(name));
+    // As safetensors itself orders them.
+    tensors.sort_by(|a, b| (of(&a.name), &a.name).cmp(&(of(&b.name), &b.name)));
     let wanted: Vec<_> = tensors.iter().map(|t| Wanted { name: t.name.clone(), shape: t.shape.clone(), dtype: of(&t.name) }).collect();
     let mut staging = Staging::new(out)?;
     let losses = staging.file(WHOLE, |f| {

@@ -97,5 +97,5 @@ pub fn read(path: &Path) -> Vec<Tensor> {
 
 pub fn save(path: &Path, list: &[Tensor]) {
     let views = list.iter().map(|(n, d, s, b)| (n.as_str(), safetensors::tensor::TensorView::new(*d, s.clone(), b).unwrap()));
-    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+    fs::write(path, safetensors::serialize(views, Some([("format".to_owned(), "pt".to_owned())].into())).unwrap()).unwrap();
 }
