@@ -179,7 +179,6 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         ],
         Flag("compile", "--recompute"),
     ),
-    (&["recompute-modules"], Flag("compile", "--recompute-modules")),
     (&["activations-checkpoint-method"], Flag("compile", "--recompute-method")),
     (&["activations-checkpoint-num-layers"], Flag("compile", "--recompute-num-layers")),
     (&["distribute-saved-activations"], Flag("compile", "--sp")),

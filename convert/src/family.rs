@@ -72,6 +72,8 @@ pub struct Yarn {
     pub chosen: Option<&'static str>,
     /// Whether scores are multiplied too, by what `mscale_all_dim` says: the setting of that.
     pub scores: Option<&'static str>,
+    /// Whether transformers takes a config that says nothing of frequencies for one that scales them.
+    pub expected: bool,
 }
 
 impl Yarn {

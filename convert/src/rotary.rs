@@ -23,6 +23,10 @@ impl Reader<'_> {
             }
             found.get_or_insert((name, value));
         }
+        let silent = ["rope_parameters", "rope_scaling"].iter().all(|name| !self.config.contains_key(*name));
+        if silent && rope.yarn.as_ref().is_some_and(|yarn| yarn.expected) {
+            self.errors.push("rope_parameters is missing: without it transformers scales frequencies by YaRN; null is for none".into());
+        }
         let empty = Map::new();
         let (mut group, mut inner) = found.map_or(("rope_parameters", &empty), |(name, value)| (name, value.as_object().unwrap_or(&empty)));
         if let Some(setting) = rope.local {

@@ -86,6 +86,25 @@ impl ir::eval::Env for Filled<'_> {
     }
 }
 
+/// The same, but for the inputs that are given.
+struct Given<'a>(Filled<'a>, &'a [(&'a str, Vec<f64>)]);
+
+impl ir::eval::Env for Given<'_> {
+    fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64> {
+        let name = if let Op::Input(n) = op { &self.0.0.inputs[*n as usize].name } else { "" };
+        let given = self.1.iter().find(|(given, _)| *given == name);
+        given.map_or_else(|| self.0.source(op, ty), |(_, data)| data.clone())
+    }
+
+    fn scalar(&self, scalar: &ir::op::Scalar) -> f64 {
+        self.0.scalar(scalar)
+    }
+
+    fn base(&self, base: &ir::dim::Base) -> u64 {
+        self.0.base(base)
+    }
+}
+
 fn loss(e: &Elaborated) -> f64 {
     let graph = &e.model.graph;
     let values = ir::eval::run(&graph.body, &mut Filled(graph));
@@ -117,6 +136,37 @@ fn the_attention_op_computes_what_its_body_says() {
         let body = elaborated(name, defines, Options { inline_ops: true, ..Options::default() });
         let (a, b) = (loss(&op), loss(&body));
         assert!((a - b).abs() < 1e-9, "{name} {defines}: {a} and {b}");
+    }
+}
+
+/// Attention, positions and the loss: nothing of a document reaches another one.
+#[test]
+fn a_packed_sequence_has_the_losses_of_its_documents_alone() {
+    let documents: [&[u8]; 3] = [&[5, 7, 9, 3], &[8, 6, 3], &[4, 10, 1, 2, 9, 7]];
+    let all: Vec<f64> = documents.concat().into_iter().map(f64::from).collect();
+    let numbers = |of: &[u8]| of.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+    let place = |per_document: fn(usize, usize) -> usize| {
+        let each = documents.iter().enumerate().flat_map(|(k, d)| (0..d.len()).map(move |i| per_document(k, i) as f64));
+        each.take(all.len() - 1).collect::<Vec<f64>>()
+    };
+    let sizes = "batch=1 vocab=11 hidden=8 heads=2 layers=2";
+    for (name, more) in [("llama", "ffn=12"), ("gpt2", ""), ("gemma", "head_dim=4 kv_heads=1 ffn=12 window=2")] {
+        let of = |seq: usize, packed: bool, inputs: &[(&str, Vec<f64>)]| {
+            let e = elaborated(name, &format!("{sizes} {more} seq={seq} packed={packed} separator=3"), Options::default());
+            let graph = &e.model.graph;
+            let values = ir::eval::run(&graph.body, &mut Given(Filled(graph), inputs));
+            graph.losses.iter().map(|l| values[l.value.index()][0]).sum::<f64>()
+        };
+        let inputs =
+            [("tokens", all[..all.len() - 1].to_vec()), ("targets", all[1..].to_vec()), ("document", place(|k, _| k)), ("position", place(|_, i| i))];
+        let packed = of(all.len() - 1, true, &inputs);
+        let alone = documents.map(|d| {
+            let counted = d.len() - 1;
+            counted as f64 * of(counted, false, &[("tokens", numbers(&d[..counted])), ("targets", numbers(&d[1..]))])
+        });
+        let counted: usize = documents.iter().map(|d| d.len() - 1).sum();
+        let wanted = alone.iter().sum::<f64>() / counted as f64;
+        assert!((packed - wanted).abs() < 1e-9, "{name}: {packed}, its documents alone {wanted}");
     }
 }
 

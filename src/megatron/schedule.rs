@@ -70,7 +70,7 @@ impl Plan<'_> {
         let Some(flag) = self.flags.take("recompute-modules") else { return };
         let named = |module: &str| match module {
             "core_attn" => Some("attention"),
-            "layernorm" => Some("norm1,norm2"),
+            "layernorm" => Some("norm"),
             "mlp" => Some("mlp"),
             "moe" => Some("moe"),
             "shared_experts" => Some("shared"),

@@ -176,8 +176,8 @@ const JOBS: [(&str, &[&str]); 11] = [
 ];
 
 /// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of 16 bits with heads of 64 or
-/// 128, are multiplied by tensor cores; by those of warpgroups where there are any, and attention has no number of each
-/// pair. Factors of tf32 too, by the latter only if they lie right.
+/// 128, are multiplied by tensor cores; by those of warpgroups where there are any and attention has no number of
+/// each pair. Factors of tf32 too, by the latter only if they lie right.
 fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     let body = &kernel.body;
     let of_groups = if target == "sm_90a" { "HGMMA" } else { "HMMA" };

@@ -31,7 +31,7 @@ fn recomputation_changes_no_bit() {
     for (name, mesh) in [("gpt2", "--tp 2 --sp"), ("llama", "--cp 2"), ("gpt2", "--bf16")] {
         let kept = train(name, mesh, 3).1;
         let full = "--recompute full --recompute-method";
-        let named = "--recompute selective --recompute-modules mlp,norm1";
+        let named = "--recompute selective --recompute-modules mlp,norm";
         for how in
             ["--recompute selective", named, &format!("{full} uniform --recompute-num-layers 2"), &format!("{full} block --recompute-num-layers 2")]
         {

@@ -44,6 +44,17 @@ fn the_reference_cases_give_no_warning() {
 }
 
 #[test]
+fn frequencies_that_gpt_oss_does_not_speak_of_are_no_plain_ones() {
+    let mut config: Config = serde_json::from_str(include_str!("../../../tests/cases/gpt_oss/config.json")).unwrap();
+    assert_eq!(errors(&config), "");
+    for name in ["rope_parameters", "rope_scaling"] {
+        config.remove(name);
+    }
+    assert!(errors(&config).contains("rope_parameters is missing"), "{}", errors(&config));
+    assert_eq!(errors(&with(config, "rope_scaling", "null")), "");
+}
+
+#[test]
 fn a_null_keeps_the_formula_of_the_text() {
     assert_eq!(setting(&read(&gpt2()).unwrap(), "ffn"), "default");
     assert_eq!(setting(&read(&with(gpt2(), "n_inner", "300")).unwrap(), "ffn"), "300");

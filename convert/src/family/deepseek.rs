@@ -68,7 +68,7 @@ pub const DEEPSEEK_V3: Family = Family {
     rope: Some(Rope {
         theta: "10000.0",
         scaling: &[],
-        yarn: Some(Yarn { chosen: None, scores: Some("mscale_all") }),
+        yarn: Some(Yarn { chosen: None, scores: Some("mscale_all"), expected: false }),
         share: None,
         local: None,
         linear: None,

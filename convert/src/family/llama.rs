@@ -32,7 +32,7 @@ const ROPE: Rope = Rope {
         ("high_freq_factor", "rope_high", Kind::Real),
         ("original_max_position_embeddings", "rope_original", Kind::Size),
     ],
-    yarn: Some(Yarn { chosen: Some("yarn"), scores: None }),
+    yarn: Some(Yarn { chosen: Some("yarn"), scores: None, expected: false }),
     share: None,
     local: None,
     linear: None,

@@ -3,40 +3,71 @@
 
 use crate::harness::{Case, check};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case, on};
+use crate::random::number;
+use ir::random::mix;
+use std::collections::BTreeSet;
 
 pub const SCORES: (&str, &[(&str, &str)]) = (
     r#"
-model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6, layers = 2, seq = 16, table = true,
-             trained = false, slopes = false) {
+model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6, layers = 2, seq = 16,
+             ordered = true, window = 9, prefix = 3, documents = true, padding = false, sloped = true, table = true,
+             trained = false, columns = false, cap = 2.0, sunk = true) {
   input x0: f32[batch, seq, hidden];
   input ids: i32[batch, seq];
+  input there: bool[batch, seq];
   dim buckets = 8;
   input near: f32[batch, buckets];
   let document = ids % 3;
   param scale: [hidden] ~ normal(1.0);
   fn self_attention(x) {
     dim keys = seq;
-    param sink: [kv, group] ~ normal(1.0);
     let q = linear(x, hidden, [kv, group, head_dim], std: 0.5) as q;
     let k = view(linear(x, hidden, [kv, head_dim], std: 0.5) as k, seq -> keys);
     let v = view(linear(x, hidden, [kv, value_dim], std: 0.5) as v, seq -> keys);
     let back = f32(index(keys) - expand(index(seq), keys));
     let bias = expand(back, kv) * (2.0 ^ (-1.0 - index(kv)));
+    if not sloped {
+      bias = expand(0.01 * back, kv);
+    }
     if table {
       let by_table = near[buckets: (index(keys) + expand(index(seq), keys)) % 8];
       bias = expand(bias, batch) + expand(by_table, kv);
     }
-    if trained {
+    if trained and not columns {
       param relative: [buckets, kv] ~ normal(1.0);
       let learnt = relative[buckets: (expand(index(seq), keys) - index(keys) + 16) % 8];
       bias = bias + learnt;
     }
-    if slopes {
-      param slope: [group, keys] ~ normal(1.0);
-      bias = slope;
+    if columns {
+      param column: [group, keys] ~ normal(1.0);
+      bias = column;
     }
-    let mask = (same(document, seq, keys) or expand(index(keys), seq) < 3) and within(seq, keys, 9);
-    let y = attention(q, k, v, head_dim, keys, mask: mask and causal(seq, keys), bias: bias, cap: 2.0, sink: sink);
+    let mask = expand(index(keys), seq) < seq;
+    if documents {
+      mask = same(document, seq, keys);
+    }
+    if prefix > 0 {
+      mask = mask or expand(index(keys), seq) < prefix;
+    }
+    if window > 0 {
+      mask = mask and within(seq, keys, window);
+    }
+    if padding {
+      mask = mask and expand(view(there, seq -> keys), seq);
+    }
+    if ordered {
+      mask = mask and causal(seq, keys);
+    }
+    let most = none;
+    if cap > 0 {
+      most = cap;
+    }
+    let drain = none;
+    if sunk {
+      param sink: [kv, group] ~ normal(1.0);
+      drain = sink;
+    }
+    let y = attention(q, k, v, head_dim, keys, mask: mask, bias: bias, cap: most, sink: drain);
     return linear(y, [kv, group, value_dim], hidden, std: 0.5) as o;
   }
   let x = x0 * scale;
@@ -50,6 +81,50 @@ plan { dp: batch; tp: kv, group; sp: seq; cp: seq; pp: layers; }
 "#,
     &[],
 );
+
+/// Settings of `SCORES`, of which each is drawn, and what for.
+const DRAWN: &[(&str, &[&str])] = &[
+    ("ordered", &["true", "true", "false"]),
+    ("window", &["0", "1", "5", "9"]),
+    ("prefix", &["0", "3"]),
+    ("documents", &["false", "true"]),
+    ("padding", &["false", "true"]),
+    ("sloped", &["false", "true"]),
+    ("table", &["false", "false", "true"]),
+    ("trained", &["false", "true"]),
+    ("columns", &["false", "false", "false", "true"]),
+    ("cap", &["0.0", "2.0"]),
+    ("sunk", &["false", "true"]),
+    ("kv", &["2", "4"]),
+    ("group", &["1", "2"]),
+    ("head_dim", &["4", "6"]),
+    ("value_dim", &["4", "6"]),
+    ("seq", &["8", "16"]),
+];
+
+/// Meshes, each with some way of context parallelism or none.
+const MESHES: &[&str] = &[
+    "",
+    "m2",
+    "dp2 m2",
+    "tp2",
+    "tp2 sp m2",
+    "cp2",
+    "cp2 m2",
+    "cp4",
+    "cp2 gather",
+    "cp2 ulysses",
+    "cp4 both",
+    "tp2 cp2 m2",
+    "tp2 cp2 gather",
+    "tp2 cp2 pp2 sp m2",
+    "dp2 cp2 pp2 m2",
+    "full2 pp2 m2",
+    "selective cp2",
+];
+
+/// How many random programs of scores are tried: half a minute of one core.
+const PROGRAMS: u64 = 500;
 
 #[test]
 fn scores_that_get_everything_agree_on_every_mesh() {
@@ -86,6 +161,27 @@ fn biases_that_train_agree_on_every_mesh() {
     let cases = ["", "m2", "dp2 tp2 m2", "tp2 sp m2", "pp2 m2", "cp2", "cp2 ulysses", "tp2 cp2 pp2 sp m2", "full2 pp2 m2"];
     on(SCORES, &[("table", "false"), ("trained", "true")], &cases);
     on(SCORES, &[("trained", "true")], &["dp2 m2", "tp2 cp2 m2"]);
-    on(SCORES, &[("table", "false"), ("slopes", "true")], &["dp2 tp2 m2", "cp2 gather"]);
+    on(SCORES, &[("table", "false"), ("columns", "true")], &["dp2 tp2 m2", "cp2 gather"]);
     check(SCORES.0, &[("table", "false"), ("trained", "true")], &Case { inline_ops: true, ..case("tp2 m2") });
+}
+
+/// Any mix of what scores can have, on any mesh.
+#[test]
+fn random_programs_of_scores_agree_on_meshes() {
+    let first = number("SCORES_FIRST", 0);
+    let mut pairs: BTreeSet<[(&str, &str); 2]> = BTreeSet::new();
+    for seed in first..first + number("SCORES_COUNT", PROGRAMS) {
+        let mut state = mix(seed);
+        let mut pick = |n: usize| {
+            state = mix(state);
+            (state >> 11) as usize % n
+        };
+        let drawn: Vec<(&str, &str)> = DRAWN.iter().map(|(name, values)| (*name, values[pick(values.len())])).collect();
+        let mesh = MESHES[pick(MESHES.len())];
+        let wrong = std::panic::catch_unwind(|| check(SCORES.0, &drawn, &case(mesh)));
+        assert!(wrong.is_ok(), "seed {seed}: {drawn:?} on `{mesh}`");
+        let with: Vec<(&str, &str)> = drawn.into_iter().chain([("mesh", mesh)]).collect();
+        pairs.extend(with.iter().enumerate().flat_map(|(i, a)| with[i + 1..].iter().map(|b| [*a, *b])));
+    }
+    println!("pairs of features: {}", pairs.len());
 }

@@ -84,7 +84,7 @@ fn rows_that_the_table_does_not_have_are_refused() {
     // Attention is linear in values and in the gradient of its result; its gradients are sums over pairs.
     let named = |ops: &[&'static str]| ops.iter().copied().collect::<BTreeSet<_>>();
     let expected = [
-        ("block as map", named(&["attention_dk", "attention_dv", "dispatch"])),
+        ("block as map", named(&["attention_dbias", "attention_dk", "attention_dv", "dispatch"])),
         ("block as sum", named(&["attention_dq", "combine"])),
         ("linear", named(&["attention", "attention_dv", "cast"])),
     ];

@@ -217,6 +217,8 @@ fn every_input_that_a_model_indexes_with_is_bounded_by_its_table() {
         ("bert", "padded=true", "tokens: 0 to 30521; labels: -100, 0 to 30521; kinds: 0 to 1".into()),
         ("deepseek_v3", "", "tokens: 0 to 129279; targets: -100, 0 to 129279".into()),
         ("gemma", "", "tokens: 0 to 255999; targets: -100, 0 to 255999".into()),
+        ("deepseek_v3", "mtp=1", "tokens: 0 to 129279; targets: -100, 0 to 129279; further: -100, 0 to 129279".into()),
+        ("gpt_oss", "", "tokens: 0 to 201087; targets: -100, 0 to 201087".into()),
         ("gpt2", "", "tokens: 0 to 50303; targets: -100, 0 to 50303".into()),
         ("llama", "", "tokens: 0 to 31999; targets: -100, 0 to 31999".into()),
         (
