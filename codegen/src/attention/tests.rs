@@ -1,11 +1,11 @@
 use crate::object::{self, Emit};
 use crate::target::Target;
 use crate::testing::ordering::every_line_is_needed;
-use crate::testing::{Make, assembling, check_with, golden, random_inputs};
+use crate::testing::{Make, assembling, check_with, golden, matrix_operations, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
-use ir::op::{Attention, AttentionGrad, DType, Op, Real, Scoring};
+use ir::op::{Attention, AttentionGrad, Compare, DType, Op, Real, Scoring};
 
 /// An attention problem.
 #[derive(Clone)]
@@ -22,6 +22,8 @@ struct Case {
     /// Of q, k, v and their gradients.
     dtype: DType,
     window: Option<u32>,
+    /// Whether positions are numbers of documents instead, of which a query sees its own.
+    documents: bool,
     /// Position of a query and of a key, by its number and how many there are.
     positions: [fn(u64, u64) -> u64; 2],
 }
@@ -38,6 +40,7 @@ const BASE: Case = Case {
     causal: true,
     dtype: DType::F32,
     window: None,
+    documents: false,
     positions: [IN_ORDER; 2],
 };
 
@@ -56,8 +59,12 @@ fn parts(case: &Case) -> Parts {
     let d = make.dim("d", case.d);
     let values = case.values.map_or(d, |size| make.dim("values", size));
     let (at, keys) = (make.dim("at", case.queries), make.dim("keys", case.keys));
-    let attention =
-        Attention { at, keys, d, values, scale: Real(0.3), scoring: if case.causal { Scoring::causal(case.window) } else { Scoring::PLAIN } };
+    let mut scoring = if case.causal { Scoring::causal(case.window) } else { Scoring::PLAIN };
+    if case.documents {
+        let [query, key] = [1, 2].map(|n| scoring.step(Op::Input(n), DType::I32, &[]));
+        scoring.seen = Some(scoring.step(Op::Compare(Compare::Eq), DType::Bool, &[query, key]));
+    }
+    let attention = Attention { at, keys, d, values, scale: Real(0.3), scoring };
     Parts {
         make,
         attention,
@@ -102,7 +109,7 @@ fn backward(case: &Case) -> Kernel {
 
 fn inputs(case: &Case, kernel: &Kernel) -> Vec<Vec<f64>> {
     let mut inputs = random_inputs(kernel, 4, 1);
-    if case.causal {
+    if case.causal || case.documents {
         let first = inputs.len() - 2;
         for (input, (n, position)) in inputs[first..].iter_mut().zip([case.queries, case.keys].into_iter().zip(case.positions)) {
             *input = (0..n).map(|i| position(i, n) as f64).collect();
@@ -377,5 +384,23 @@ fn the_texts_for_tensor_cores_are_as_they_were() {
     let kernel = forward(&Case { queries: 128, keys: 128, d: 64, dtype: DType::Bf16, ..BASE });
     for cpu in ["sm_80", "sm_90a"] {
         golden(&format!("attention_bf16_{cpu}.ptx"), &text(&kernel, cpu));
+    }
+}
+
+/// Documents of 128, 256 and 128 positions: of 16 squares of 128 a side, 1 + 4 + 1 are computed, forward and backward.
+#[test]
+fn the_work_of_documents_is_the_sum_of_their_squares() {
+    const ONE: fn(u64, u64) -> u64 = |_, _| 0;
+    const THREE: fn(u64, u64) -> u64 = |i, _| u64::from(i >= 128) + u64::from(i >= 384);
+    for gpu in ["sm_80", "sm_90a"] {
+        for kernel in [forward, backward] {
+            let operations = |of: fn(u64, u64) -> u64| {
+                let sizes = Case { batch: 1, kv: 1, queries: 512, keys: 512, d: 64, dtype: DType::Bf16, ..BASE };
+                let case = Case { causal: false, documents: true, positions: [of; 2], ..sizes };
+                matrix_operations(&kernel(&case), &Target::gpu(gpu), &inputs(&case, &kernel(&case)))
+            };
+            let [all, some] = [ONE, THREE].map(operations);
+            assert!(all > 0 && 16 * some == 6 * all, "{gpu}: {some} of {all}");
+        }
     }
 }

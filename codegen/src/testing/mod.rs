@@ -396,8 +396,29 @@ pub fn run_ptx_shifted(
     inputs: &[Vec<f64>],
     scalars: &[f64],
     initial: f64,
-    [of_inputs, of_outputs]: [u64; 2],
+    shifts: [u64; 2],
 ) -> Result<Vec<Vec<f64>>, String> {
+    launched(kernel, compiled, ptx, options, inputs, scalars, initial, shifts).map(|(outputs, _)| outputs)
+}
+
+/// Operations of tensor cores that a kernel without scalars executes.
+pub fn matrix_operations(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>]) -> u64 {
+    let (compiled, ptx) = compiled(kernel, target);
+    let launched = launched(kernel, &compiled, &ptx, emulator::Options::default(), inputs, &[], 0.0, [0, 0]);
+    launched.unwrap_or_else(|e| panic!("{e}\n{ptx}")).1.matrix_operations
+}
+
+#[expect(clippy::too_many_arguments, reason = "of tests only")]
+fn launched(
+    kernel: &Kernel,
+    compiled: &object::Compiled,
+    ptx: &str,
+    options: emulator::Options,
+    inputs: &[Vec<f64>],
+    scalars: &[f64],
+    initial: f64,
+    [of_inputs, of_outputs]: [u64; 2],
+) -> Result<(Vec<Vec<f64>>, emulator::Statistics), String> {
     let mut device = emulator::Device::new(options);
     let module = device.load(ptx).map_err(|e| e.to_string())?;
     let mut upload = |bytes: Vec<u8>| {
@@ -420,9 +441,9 @@ pub fn run_ptx_shifted(
     launch.grid = (launch.grid / 2).clamp(1, 8);
     let parameters = launch.pack(&pointers, &bits, scratch, crate::check::encode)?;
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
-    device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters).map_err(|e| e.to_string())?;
+    let executed = device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters).map_err(|e| e.to_string())?;
     let outputs = kernel.outputs.iter().zip(&pointers[kernel.inputs.len()..]);
-    Ok(outputs
+    let outputs = outputs
         .map(|(output, p)| {
             let ty = &kernel.body[output.value].ty;
             let last = offsets(kernel, ty, &output.strides).into_iter().max().map_or(0, |m| m + 1);
@@ -430,7 +451,8 @@ pub fn run_ptx_shifted(
             device.read(*p, &mut bytes).expect("it was allocated");
             decoded(kernel, ty, &output.strides, &bytes)
         })
-        .collect())
+        .collect();
+    Ok((outputs, executed))
 }
 
 /// The GPUs that kernels are compiled and assembled for.
