@@ -80,7 +80,7 @@ impl Plan<'_> {
         let names: Option<Vec<&str>> = flag.values.iter().map(|v| v.whole().and_then(named)).collect();
         match names {
             Some(names) if names == ["attention"] => self.leave(&flag, "`--recompute selective` computes attention's core again"),
-            Some(names) => self.compile("--recompute-modules", Text::known(&names.join(","), flag.line)),
+            Some(names) => self.compile("--recompute-modules", Text::known(names.join(","), flag.line)),
             None => self.leave(&flag, "`--recompute-modules` takes names of functions and calls of the text"),
         }
     }
