@@ -44,7 +44,9 @@ def contestants(scores: str, seq: int, d: int):
         return score + slope[h] * (j - i) if scores == "alibi" else CAP * torch.tanh(score / CAP)
 
     block = create_block_mask(seen, None, None, seq, seq, device="cpu")
-    compiled = torch.compile(flex_attention)
+    # Each shape by itself: after eight of them it would be compiled no more.
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, dynamic=False)
     change = changed if scores in ("alibi", "capped") else None
 
     def forward():
