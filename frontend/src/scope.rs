@@ -6,7 +6,8 @@ use crate::names::nearest;
 use ir::diag::{Diagnostic, Span};
 use std::rc::Rc;
 
-const LOADERS: [&str; 5] = ["next", "prev", "documents", "positions", "ahead"];
+/// What an input can derive from another one by.
+pub const LOADERS: [&str; 5] = ["next", "prev", "documents", "positions", "ahead"];
 const CONSTANTS: [&str; 3] = ["pi", "inf", "training"];
 
 /// What the text may use beside its own names.

@@ -277,8 +277,9 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
                 crate::op::AttentionGrad::K => 1,
                 crate::op::AttentionGrad::V => 2,
                 crate::op::AttentionGrad::Bias => {
-                    let bias = a.scoring.bias().filter(|k| [a.at, a.keys].iter().all(|d| args[6 + k].has(*d)));
-                    6 + bias.ok_or("its program adds no operand of pairs last").or_else(|text| fail(text).map(|_| 0))?
+                    let of_pairs = |k: &usize| [a.at, a.keys].iter().all(|d| args[6 + k].has(*d));
+                    let Some(bias) = a.scoring.bias().filter(of_pairs) else { return fail("its program adds no operand of pairs last") };
+                    6 + bias
                 }
             }];
             Type::new(sum(of.dtype), of.dims.clone())

@@ -5,8 +5,8 @@ use std::f64::consts::PI;
 
 /// The rate of a step, counted from 1: `peak * step / warmup` while it warms up, then `peak`, then along its curve to
 /// `min` (as in Megatron-LM's `OptimizerParamScheduler`), where it is at step `steps`, or `constant` steps earlier,
-/// and stays. It falls in the last `falling` steps before that, or in all behind the warm-up. A schedule without `steps`
-/// ends with the run.
+/// and stays. It falls in the last `falling` steps before that, or in all behind the warm-up. A schedule without
+/// `steps` ends with the run.
 pub fn learning_rate(schedule: &Schedule, step: u64, run_steps: u64) -> f64 {
     let (peak, min) = (schedule.peak.0, schedule.min.0);
     if step <= schedule.warmup && schedule.warmup > 0 {

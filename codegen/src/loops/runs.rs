@@ -197,7 +197,8 @@ mod tests {
         let compiled = object::compile(&kernel, &Target::gpu("sm_90a"), Emit::default()).expect("the kernel compiles");
         let ptx = String::from_utf8(compiled.object.clone()).expect("PTX is text");
         let inputs = random_inputs(&kernel, 1, 7);
-        let run = |shifts| run_ptx_shifted(&kernel, &compiled, &ptx, emulator::Options::default(), &inputs, &[], 2.0, shifts);
+        let options = emulator::Options::default;
+        let run = |shifts| run_ptx_shifted(&kernel, &compiled, &ptx, options(), &inputs, &[], 2.0, shifts).map(|(outputs, _)| outputs);
         let usual = run([0, 0]).expect("all begin at multiples of 16 bytes");
         assert_eq!(run([0, 4]).expect("outputs do not"), usual);
         assert!(run([4, 0]).expect_err("inputs said that they do").contains("align"), "{:?}", run([4, 0]));

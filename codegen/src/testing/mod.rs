@@ -380,36 +380,15 @@ pub fn run_ptx(
     scalars: &[f64],
     initial: f64,
 ) -> Result<Vec<Vec<f64>>, String> {
-    run_ptx_shifted(kernel, compiled, ptx, options, inputs, scalars, initial, [0, 0])
+    run_ptx_shifted(kernel, compiled, ptx, options, inputs, scalars, initial, [0, 0]).map(|(outputs, _)| outputs)
 }
 
-/// The same, with inputs, and outputs, so many bytes after where allocations begin.
+/// The same, with inputs, and outputs, so many bytes after where allocations begin; and what was executed.
 ///
 /// # Errors
 /// What the emulator finds wrong.
 #[expect(clippy::too_many_arguments, reason = "of tests only")]
 pub fn run_ptx_shifted(
-    kernel: &Kernel,
-    compiled: &object::Compiled,
-    ptx: &str,
-    options: emulator::Options,
-    inputs: &[Vec<f64>],
-    scalars: &[f64],
-    initial: f64,
-    shifts: [u64; 2],
-) -> Result<Vec<Vec<f64>>, String> {
-    launched(kernel, compiled, ptx, options, inputs, scalars, initial, shifts).map(|(outputs, _)| outputs)
-}
-
-/// Operations of tensor cores that a kernel without scalars executes.
-pub fn matrix_operations(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>]) -> u64 {
-    let (compiled, ptx) = compiled(kernel, target);
-    let launched = launched(kernel, &compiled, &ptx, emulator::Options::default(), inputs, &[], 0.0, [0, 0]);
-    launched.unwrap_or_else(|e| panic!("{e}\n{ptx}")).1.matrix_operations
-}
-
-#[expect(clippy::too_many_arguments, reason = "of tests only")]
-fn launched(
     kernel: &Kernel,
     compiled: &object::Compiled,
     ptx: &str,
@@ -453,6 +432,13 @@ fn launched(
         })
         .collect();
     Ok((outputs, executed))
+}
+
+/// Operations of tensor cores that a kernel without scalars executes.
+pub fn matrix_operations(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>]) -> u64 {
+    let (compiled, ptx) = compiled(kernel, target);
+    let run = run_ptx_shifted(kernel, &compiled, &ptx, emulator::Options::default(), inputs, &[], 0.0, [0, 0]);
+    run.unwrap_or_else(|e| panic!("{e}\n{ptx}")).1.matrix_operations
 }
 
 /// The GPUs that kernels are compiled and assembled for.

@@ -2,7 +2,7 @@
 
 use super::{Family, Field, Kind, Missing, Plain, Role, Rope, Yarn, attention_dropout, flag, irrelevant, must, real, rope, size, size_or};
 
-const NO_PREDICTION: &str = "layers that predict further tokens are left out: mcc does not train them";
+const NO_PREDICTION: &str = "layers that predict further tokens are left out: their weights are not read, `-D mtp=1` trains new ones";
 
 pub const DEEPSEEK_V3: Family = Family {
     architecture: "DeepseekV3ForCausalLM",

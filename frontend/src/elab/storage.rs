@@ -3,6 +3,7 @@
 use super::Elab;
 use super::value::{FrameId, Val};
 use crate::ast::*;
+use crate::scope::LOADERS;
 use ir::diag::{Diagnostic, Span};
 use ir::graph::{Feed, Input, Phase, Type, Update};
 use ir::op::{DType, Op, Real};
@@ -71,7 +72,6 @@ impl Elab<'_> {
 
     /// The default of an input: a number, or a loader function of another input.
     fn feed(&mut self, frame: FrameId, expr: &Expr, ty: &Type) -> Option<Feed> {
-        const LOADERS: [&str; 5] = ["next", "prev", "documents", "positions", "ahead"];
         let ExprKind::Call(call) = &expr.kind else {
             let val = self.eval(frame, expr);
             return match val {

@@ -159,7 +159,8 @@ fn adamw(
 ) -> (Value, Vec<Value>) {
     let (m, v) = (state(b, 0), state(b, 1));
     let m = average(b, m, grad, ir::fault!("optimize.adam.beta", beta2.0, beta1.0));
-    // `(1 - beta2) g` times g: plain squares are those of the norm if nothing clips, which would then be kept until the update.
+    // `(1 - beta2) g` times g: plain squares are those of the norm if nothing clips, which would then be kept until
+    // the update.
     let (kept, part) = (b.scale(v, beta2.0), b.scale(grad, 1.0 - beta2.0));
     let added = b.mul(part, ir::fault!("optimize.adam.square", part, grad));
     let v = b.add(&[kept, added]);
