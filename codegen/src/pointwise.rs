@@ -273,10 +273,22 @@ pub fn greater<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
     ir::fault!("pointwise.greater.broken", b.max(x, y), b.select(b.compare_float(Compare::Eq, x, x), b.max(x, y), x))
 }
 
+/// [`ir::random::mix_two`].
+fn mix<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
+    let [first, second, third] = ir::random::MIX_FACTORS.map(|f| b.i32(f.cast_signed()));
+    let [far, near] = ir::random::MIX_SHIFTS.map(|s| b.i32(s as i32));
+    let folded = |z, shift| b.int2(IntBinary::Xor, z, b.int2(IntBinary::ShrLogical, z, shift));
+    let z = b.int2(IntBinary::Xor, x, b.int2(IntBinary::Mul, y, first));
+    let z = b.int2(IntBinary::Mul, folded(z, far), second);
+    let z = b.int2(IntBinary::Add, folded(z, near), x);
+    folded(b.int2(IntBinary::Mul, z, third), ir::fault!("pointwise.mix.shift", far, near))
+}
+
 fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vector {
     match (op, lane) {
         (Binary::And, _) => b.int2(IntBinary::And, x, y),
         (Binary::Or, _) => b.int2(IntBinary::Or, x, y),
+        (Binary::Mix, _) => mix(b, x, y),
         (Binary::Sub, Lane::I32) => b.int2(IntBinary::Sub, x, y),
         (Binary::Mul, Lane::I32) => b.int2(IntBinary::Mul, x, y),
         (Binary::Max, Lane::I32) => b.select(b.compare_int(Compare::Gt, x, y), x, y),

@@ -181,10 +181,9 @@ const fn rope(name: &'static str) -> Field {
     Field { name, role: Role::Rope }
 }
 
-/// A rate of dropout of attention weights.
-const fn attention_dropout(name: &'static str) -> Field {
-    const REASON: &str = "mcc drops no attention weights, so training regularises a little less; inference is the same";
-    Field { name, role: Role::Should(Plain::Number(0.0), REASON) }
+/// A rate of dropout of attention weights; the default is Transformers'.
+const fn attention_dropout(name: &'static str, default: &'static str) -> Field {
+    real(name, "attention_dropout", default)
 }
 
 /// A rate of dropout, of which the text has none.

@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Type, Value};
-use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Scoring, Unary};
+use crate::op::{Attention, Collective, DType, Op, Reduce, Routing, Scalar, Scoring, Unary};
 
 /// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
 /// else it is a bug of the pass that built the node.
@@ -107,7 +107,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             if !same(args) {
                 return fail("operands of different dtypes");
             }
-            if matches!(b, Binary::And | Binary::Or) != (args[0].dtype == DType::Bool) {
+            if !b.takes(args[0].dtype) {
                 return fail(&format!("not defined for {}", args[0].dtype.name()));
             }
             Type::new(args[0].dtype, union(args))
@@ -336,7 +336,11 @@ fn is_scoring(s: &Scoring) -> bool {
         _ => body[v].op.is_pointwise(),
     };
     let is = |at: Option<u32>, dtype| at.is_none_or(|at| s.steps.get(at as usize).is_some_and(|s| s.dtype == dtype));
-    body.values().all(|v| source(v) && check(&body, v).is_ok()) && is(s.score, DType::F32) && is(s.seen, DType::Bool)
+    body.values().all(|v| source(v) && check(&body, v).is_ok())
+        && is(s.score, DType::F32)
+        && is(s.seen, DType::Bool)
+        && is(s.weight, DType::F32)
+        && !s.weight.is_some_and(|w| s.reads_score(w))
 }
 
 fn attention_fits(a: &Attention, args: &[&Type]) -> bool {

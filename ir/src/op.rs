@@ -41,10 +41,21 @@ named! {
 
 named! {
     /// Pointwise functions of two operands. `Rem` has the sign of its second operand (floored). `And`, `Or` are of bools.
-    /// Division of ints is floored.
+    /// Division of ints is floored. `Mix` is of ints: 32 bits that depend on all of both ([`crate::random::mix_two`]).
     Binary {
         Sub = "sub", Mul = "mul", Div = "div", Rem = "rem", Pow = "pow", Max = "maximum", Min = "minimum",
-        And = "and", Or = "or",
+        And = "and", Or = "or", Mix = "mix",
+    }
+}
+
+impl Binary {
+    /// Whether there is such a function of two numbers of this type.
+    pub fn takes(self, dtype: DType) -> bool {
+        match self {
+            Binary::And | Binary::Or => dtype == DType::Bool,
+            Binary::Mix => dtype == DType::I32,
+            _ => dtype != DType::Bool,
+        }
     }
 }
 

@@ -178,8 +178,11 @@ impl Plan<'_> {
             None if self.text.has("dropout_rate") => self.set_default("dropout_rate", "0.1", "--hidden-dropout"),
             None => self.differs.push("Megatron-LM's default `--hidden-dropout 0.1` is in the script's model, no dropout in the text".into()),
         }
+        let own = self.text.has("attention_dropout");
         match self.valued("attention-dropout") {
+            Some((flag, value)) if own => self.set("attention_dropout", value, &flag),
             Some((flag, value)) => self.without_dropout(&flag, &value, "of attention's weights"),
+            None if own => self.set_default("attention_dropout", "0.1", "--attention-dropout"),
             None => self.differs.push(
                 "Megatron-LM's default `--attention-dropout 0.1` is in the script's model, no dropout of attention's weights in the text".into(),
             ),

@@ -122,7 +122,15 @@ fn a_script_of_a_gpt_becomes_lines_that_ask_for_what_is_missing() {
     dir.line(&import).fails_with(&["line 10: `--train-iters ${ITERS}`", "`--set ITERS=..` gives it"]);
     dir.line(&format!("{import} --set ITERS=1 --set ITTERS=2")).fails_with(&["`--set ITTERS=..`", "did you mean `ITERS`?"]);
     let made = dir.line(&format!("{import} --set ITERS=1")).succeeds();
-    for part in ["-D dropout_rate=0.1", "-D ffn=128", "--pad-vocab-to 128", "--lr-decay-style constant", "--global-batch-size 2", "--dp 1"] {
+    for part in [
+        "-D dropout_rate=0.1",
+        "-D attention_dropout=0.1",
+        "-D ffn=128",
+        "--pad-vocab-to 128",
+        "--lr-decay-style constant",
+        "--global-batch-size 2",
+        "--dp 1",
+    ] {
         assert!(made.stdout.contains(part), "no `{part}` in:\n{}", made.stdout);
     }
     assert!(!made.stdout.contains("--lr-decay-iters") && made.stderr.contains("--attention-dropout 0.1"), "{}{}", made.stdout, made.stderr);

@@ -99,6 +99,8 @@ pub enum Scores {
     Alibi,
     /// A soft cap.
     Capped,
+    /// A tenth of the probabilities is dropped.
+    Dropped,
 }
 
 impl Scores {
@@ -109,6 +111,7 @@ impl Scores {
             ("ragged", Scores::Ragged),
             ("alibi", Scores::Alibi),
             ("capped", Scores::Capped),
+            ("dropped", Scores::Dropped),
         ];
         all.into_iter().find(|(name, _)| *name == word).map(|(_, s)| s).ok_or_else(|| format!("`{word}` is no program of scores"))
     }
@@ -132,6 +135,15 @@ impl Scores {
                 let score = s.step(Op::Input(0), DType::F32, &[]);
                 s.score = Some(s.step(Op::Add, DType::F32, &[score, bias]));
                 (s, vec![Type::new(DType::F32, [kv, group])])
+            }
+            Scores::Dropped => {
+                let row = s.step(Op::Input(3), DType::I32, &[]);
+                let bits = s.step(Op::Binary(Binary::Mix), DType::I32, &[row, 1]);
+                let limit = s.step(Op::Const(Real(f64::from((0.1 * 2f64.powi(32) - 2f64.powi(31)) as i32))), DType::I32, &[]);
+                let kept = s.step(Op::Compare(Compare::Ge), DType::Bool, &[bits, limit]);
+                let [some, none] = [1.0 / 0.9, 0.0].map(|x| s.step(Op::Const(Real(x)), DType::F32, &[]));
+                s.weight = Some(s.step(Op::Select, DType::F32, &[kept, some, none]));
+                (s, vec![Type::new(DType::I32, [batch, kv, group, at])])
             }
             Scores::Capped => {
                 let score = s.step(Op::Input(0), DType::F32, &[]);

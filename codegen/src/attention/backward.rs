@@ -222,7 +222,12 @@ impl<'c> Backward<'_, 'c> {
                 let scored = plan.scored(b, &bases, place, b.load(p, Lane::F32, None));
                 let score = if plan.program.changes() { b.mul(scored.score, b.f32(LOG2_E)) } else { scored.score };
                 let mut probability = math::exp2(b, b.sub(score, log));
-                let mut slope = b.sub(b.load(ds, Lane::F32, None), delta);
+                let mut dp = b.load(ds, Lane::F32, None);
+                let weight = plan.weight(b, &bases, place);
+                if let Some(weight) = weight {
+                    dp = ir::fault!("attention.weight.slope", dp, b.mul(dp, weight));
+                }
+                let mut slope = b.sub(dp, delta);
                 if let Some(factor) = scored.slope {
                     slope = ir::fault!("attention.slope.changed", slope, b.mul(slope, factor));
                 }
@@ -230,7 +235,8 @@ impl<'c> Backward<'_, 'c> {
                     probability = ir::fault!("attention.probability.hidden", probability, b.select(mask, probability, b.f32(0.0)));
                     slope = b.select(mask, slope, b.f32(0.0));
                 }
-                b.store(p, probability, Lane::F32, None);
+                let counted = weight.map_or(probability, |w| ir::fault!("attention.weight.values", probability, b.mul(probability, w)));
+                b.store(p, counted, Lane::F32, None);
                 b.store(ds, ir::fault!("attention.slope.probability", slope, b.mul(probability, slope)), Lane::F32, None);
             }
         });

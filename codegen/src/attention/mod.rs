@@ -340,8 +340,35 @@ impl Plan<'_> {
 
     /// A vector of a row's products as the program leaves them. `bases` are where the program's operands begin.
     pub fn scored<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: Place<'c>, product: Vector<'c>) -> Scored<'c> {
-        let Place { query, key, end } = place;
-        let present = end.map(|end| b.mask_below(b.index_sub(end, key)));
+        let present = place.present(b);
+        let mask_of = |applied: &mut Applied<Llvm<'c>>| {
+            present.map(|present| match applied.seen() {
+                Some(seen) => ir::fault!("attention.mask.seen", present, b.int2(IntBinary::And, present, seen)),
+                None => present,
+            })
+        };
+        self.applied(b, bases, place, product, |mut applied| {
+            let (score, slope) = (applied.score(), applied.slope());
+            Scored { score, slope, mask: mask_of(&mut applied) }
+        })
+    }
+
+    /// What the probabilities of a vector of a row's keys count, if not 1.
+    pub fn weight<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: Place<'c>) -> Option<Vector<'c>> {
+        self.program.scoring.weight?;
+        self.applied(b, bases, place, b.f32(0.0), |mut applied| applied.weight())
+    }
+
+    /// The program at a place, for what is asked of it.
+    fn applied<'c, R>(
+        &self,
+        b: &Llvm<'c>,
+        bases: &[Pointer<'c>],
+        place: Place<'c>,
+        product: Vector<'c>,
+        ask: impl FnOnce(Applied<Llvm<'c>>) -> R,
+    ) -> R {
+        let (Place { query, key, .. }, present) = (place, place.present(b));
         // Rows that only fill a block have the last query's numbers.
         let query = b.index_min(query, b.index(self.queries - 1));
         let number = |k: usize| {
@@ -352,13 +379,7 @@ impl Plan<'_> {
                 None => b.load_splat(row, operand.lane()),
             }
         };
-        let mut applied = Applied::new(b, &self.program, product, &number);
-        let (score, slope) = (applied.score(), applied.slope());
-        let mask = present.map(|present| match applied.seen() {
-            Some(seen) => ir::fault!("attention.mask.seen", present, b.int2(IntBinary::And, present, seen)),
-            None => present,
-        });
-        Scored { score, slope, mask }
+        ask(Applied::new(b, &self.program, product, &number))
     }
 
     /// The functions that find the bounds of operands, of queries and of keys.
@@ -397,6 +418,13 @@ pub struct Place<'c> {
     pub query: Index<'c>,
     pub key: Index<'c>,
     pub end: Option<Index<'c>>,
+}
+
+impl<'c> Place<'c> {
+    /// The lanes that have a key, if not all may.
+    fn present(&self, b: &Llvm<'c>) -> Option<Vector<'c>> {
+        self.end.map(|end| b.mask_below(b.index_sub(end, self.key)))
+    }
 }
 
 /// Scores as the softmax takes them but for the mask, their slopes unless these are 1, and the lanes that are

@@ -162,14 +162,17 @@ impl<'c> Panels<'_, 'c> {
         b.branch(too_far, || b.call(raise, &[p, sums, reference, weight], &[column]), || ());
         // From memory, row by row: there are no registers for these beside the scores.
         b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
+            let query = b.index_add(query, row);
             let line = |start: Pointer<'c>, elements: i64| b.at(start, b.index_mul(row, b.index(4 * elements)));
             let (strip, weight, reference) = (line(strip, division.block), line(weight, lanes), reference_of(line(reference, 1)));
             let mut sum = b.load(weight, Lane::F32, None);
             for first in (0..division.strip).step_by(lanes as usize) {
                 let place = b.at_const(strip, 4 * first);
                 let value = math::exp2(b, b.sub(b.load(place, Lane::F32, None), reference));
-                b.store(place, value, Lane::F32, None);
-                sum = b.add(sum, value);
+                let key = Place { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                let counted = plan.weight(b, &bases, key).map_or(value, |weight| b.mul(value, weight));
+                b.store(place, counted, Lane::F32, None);
+                sum = b.add(sum, ir::fault!("attention.weight.sum", counted, value));
             }
             b.store(weight, sum, Lane::F32, None);
         });

@@ -89,6 +89,11 @@ impl Program {
         self.scoring.seen.is_some()
     }
 
+    /// Whether probabilities count other than 1.
+    pub fn weighs(&self) -> bool {
+        self.scoring.weight.is_some()
+    }
+
     /// Whether an operand has a number for each pair of a query and a key.
     pub fn reads_pairs(&self) -> bool {
         self.operands.iter().any(|o| o.side() == 2)
@@ -101,17 +106,11 @@ impl Program {
 
     /// The operands that a step takes to compute.
     pub fn reads(&self, step: Option<u32>) -> Vec<usize> {
-        let (mut stack, mut met, mut out) = (step.map_or(vec![], |s| vec![s]), vec![false; self.scoring.steps.len()], vec![]);
-        while let Some(at) = stack.pop() {
-            if std::mem::replace(&mut met[at as usize], true) {
-                continue;
-            }
-            match self.scoring.steps[at as usize].op {
-                Op::Input(n) if n > 0 => out.push(n as usize - 1),
-                _ => stack.extend(&self.scoring.steps[at as usize].args),
-            }
-        }
-        out
+        let read = |at: &u32| match self.scoring.steps[*at as usize].op {
+            Op::Input(n) if n > 0 => Some(n as usize - 1),
+            _ => None,
+        };
+        step.map_or(vec![], |step| self.scoring.needs(step).iter().filter_map(read).collect())
     }
 
     /// Whether blocks can be told apart: the bounds of a block can say something of what is hidden.
@@ -148,6 +147,11 @@ impl<'r, B: Builder> Applied<'r, B> {
     /// The slope of the score, unless it is 1.
     pub fn slope(&mut self) -> Option<B::Vector> {
         self.program.slope.map(|at| self.value(at))
+    }
+
+    /// What the probability counts, unless it is 1.
+    pub fn weight(&mut self) -> Option<B::Vector> {
+        self.program.scoring.weight.map(|at| self.value(at))
     }
 
     /// A constant whose inverse is a number too.

@@ -86,7 +86,7 @@ fn is_long(op: &Op) -> bool {
         Op::Unary(unary) => {
             matches!(unary, Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf | Unary::Rsqrt | Unary::Sign)
         }
-        Op::Binary(binary) => matches!(binary, Binary::Pow | Binary::Rem),
+        Op::Binary(binary) => matches!(binary, Binary::Pow | Binary::Rem | Binary::Mix),
         Op::Uniform { .. } | Op::Iota(_) => true,
         _ => false,
     }

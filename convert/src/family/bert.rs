@@ -19,7 +19,7 @@ pub const BERT: Family = Family {
         size("max_position_embeddings", "seq"),
         real("layer_norm_eps", "norm_eps", "1e-12"),
         real("hidden_dropout_prob", "dropout_rate", "0.1"),
-        attention_dropout("attention_probs_dropout_prob"),
+        attention_dropout("attention_probs_dropout_prob", "0.1"),
         must("hidden_act", &[Plain::Text("gelu")]),
         must("position_embedding_type", &[Plain::Text("absolute")]),
         must("tie_word_embeddings", &[Plain::Bool(true)]),

@@ -53,7 +53,7 @@ pub const DEEPSEEK_V3: Family = Family {
         must("scoring_func", &[Plain::Text("sigmoid")]),
         must("topk_method", &[Plain::Text("noaux_tc")]),
         must("moe_layer_freq", &[Plain::Number(1.0)]),
-        attention_dropout("attention_dropout"),
+        attention_dropout("attention_dropout", "0.0"),
         Field { name: "num_nextn_predict_layers", role: Role::Should(Plain::Number(0.0), NO_PREDICTION) },
         Field { name: "num_mtp_layers", role: Role::Alias("num_nextn_predict_layers") },
         // The code of the first files, which transformers has had since as its own.

@@ -28,7 +28,7 @@ const SHARED: &[Field] = &[
     must("tie_word_embeddings", &[Plain::Bool(true)]),
     must("attention_bias", &[Plain::Bool(false)]),
     must("use_bidirectional_attention", &[Plain::Bool(false), Plain::Null]),
-    attention_dropout("attention_dropout"),
+    attention_dropout("attention_dropout", "0.0"),
     irrelevant("cache_implementation"),
 ];
 

@@ -19,7 +19,7 @@ pub const GPT2: Family = Family {
         real("layer_norm_epsilon", "norm_eps", "1e-5"),
         real("resid_pdrop", "dropout_rate", "0.1"),
         Field { name: "embd_pdrop", role: Role::As("resid_pdrop") },
-        attention_dropout("attn_pdrop"),
+        attention_dropout("attn_pdrop", "0.1"),
         must("activation_function", &[Plain::Text("gelu_new"), Plain::Text("gelu_pytorch_tanh")]),
         must("tie_word_embeddings", &[Plain::Bool(true)]),
         must("scale_attn_weights", &[Plain::Bool(true)]),

@@ -42,7 +42,7 @@ pub const GPT_OSS: Family = Family {
         irrelevant("router_aux_loss_coef"),
         // The length that frequencies are scaled from stands beside their factor.
         irrelevant("initial_context_length"),
-        attention_dropout("attention_dropout"),
+        attention_dropout("attention_dropout", "0.0"),
     ]],
     rope: Some(Rope {
         theta: "150000.0",

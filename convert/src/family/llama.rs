@@ -18,7 +18,7 @@ const SHARED: &[Field] = &[
     rope("rope_parameters"),
     rope("partial_rotary_factor"),
     must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
-    attention_dropout("attention_dropout"),
+    attention_dropout("attention_dropout", "0.0"),
 ];
 
 /// The constant in norms, of all but OLMo.

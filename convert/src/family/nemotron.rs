@@ -27,7 +27,7 @@ pub const NEMOTRON: Family = Family {
         must("tie_word_embeddings", &[Plain::Bool(false)]),
         must("attention_bias", &[Plain::Bool(false)]),
         must("mlp_bias", &[Plain::Bool(false)]),
-        attention_dropout("attention_dropout"),
+        attention_dropout("attention_dropout", "0.0"),
     ]],
     rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: Some(("rotary_factor", "0.5")), local: None, linear: None }),
     fixed: &[],

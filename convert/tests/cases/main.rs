@@ -57,7 +57,7 @@ fn the_text_has_the_configs_values_as_defaults() {
     assert_eq!(
         head,
         "// GPT-2: learned positions, pre-norm, tied output. model gpt2(batch, vocab = 512, hidden = 128, heads = 8, head_dim = hidden / heads, \
-         ffn = 4 * hidden, layers = 4, seq = 64, norm_eps = 1e-5, dropout_rate = 0.0, packed = false, separator = 0)"
+         ffn = 4 * hidden, layers = 4, seq = 64, norm_eps = 1e-5, dropout_rate = 0.0, attention_dropout = 0.0, packed = false, separator = 0)"
     );
     assert_eq!(frontend::format("model.mdl", &text).unwrap(), text);
 }

@@ -35,7 +35,7 @@ impl Elab<'_> {
     pub fn as_op(&mut self, entered: &Entered) -> Option<Val> {
         let function = &entered.closure.function;
         let library = self.in_library(function.name.span);
-        if self.options.inline_ops || !function.op || !library || &*function.name.name != "attention" {
+        if self.options.inline_ops || !function.op || !library || &*function.name.name != "weighed_attention" {
             return None;
         }
         match self.attention(entered.frame) {
@@ -101,6 +101,11 @@ impl Elab<'_> {
             Some(Val::Tensor(v)) => Some(v),
             _ => return Err(None),
         };
+        let weight = match self.argument(frame, "weight") {
+            Some(Val::None) => None,
+            Some(Val::Tensor(v)) => Some(v),
+            _ => return Err(None),
+        };
         let (mask, bias) = (mask?, bias?);
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
         let same_dtype = tq.dtype.is_float() && tk.dtype == tq.dtype && tv.dtype == tq.dtype;
@@ -119,8 +124,11 @@ impl Elab<'_> {
             return Err(Some("its operands have other dims or types than one kernel takes"));
         };
         let at = self.position([mask, bias], &tq, &tk, keys).ok_or(Some("no dim of its queries is theirs alone"))?;
-        if [mask, bias].into_iter().flatten().any(|v| self.ty(v).dims.iter().any(|x| *x == d || *x != keys && !tq.has(*x))) {
-            return Err(Some("its mask or its bias has a dim that its scores lack"));
+        if [mask, bias, weight].into_iter().flatten().any(|v| self.ty(v).dims.iter().any(|x| *x == d || *x != keys && !tq.has(*x))) {
+            return Err(Some("its mask, its bias or its weight has a dim that its scores lack"));
+        }
+        if weight.is_some_and(|w| self.trains(w)) {
+            return Err(Some("its weight trains"));
         }
         if sink.is_some_and(|s| !self.ty(s).dtype.is_float() || self.ty(s).dims.iter().any(|x| *x == d || !tq.has(*x))) {
             return Err(Some("its sink is no float of its queries"));
@@ -130,6 +138,7 @@ impl Elab<'_> {
         let bias = bias.map(|b| if self.trains(b) { self.of_pairs(b, program.pair, &mut program) } else { b });
         self.score(&mut program, cap, bias)?;
         program.scoring.seen = ir::fault!("elaborate.attention.causal", None, mask.map(|m| self.steps(&mut program, m)).transpose()?);
+        program.scoring.weight = weight.map(|w| self.steps(&mut program, w)).transpose()?;
         let op = op::Attention { at, keys, d, values, scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)), scoring: program.scoring };
         let further = program.operands[..op.scoring.operands()].to_vec();
         let ty = Type::new(tq.dtype, op.result_dims(&tq.dims));

@@ -26,6 +26,7 @@ pub const PRIMITIVES: &[&str] = &[
     "sign",
     "maximum",
     "minimum",
+    "mix",
     "where",
     "dot",
     "sum",
@@ -64,7 +65,7 @@ struct Signature {
 
 fn signature(name: &str) -> Signature {
     let (names, required): (&'static [&'static str], usize) = match name {
-        "maximum" | "minimum" => (&["a", "b"], 2),
+        "maximum" | "minimum" | "mix" => (&["a", "b"], 2),
         "where" => (&["condition", "a", "b"], 3),
         "dot" => (&["a", "b", "over"], 2),
         "sum" | "max" | "mean" | "any" | "argmax" => (&["x", "over"], 1),
@@ -123,6 +124,7 @@ impl Elab<'_> {
         match &*name {
             "maximum" => self.extremum(&args, Binary::Max),
             "minimum" => self.extremum(&args, ir::fault!("elaborate.minimum.maximum", Binary::Max, Binary::Min)),
+            "mix" => self.mix(&args),
             "where" => self.select(&args),
             "dot" => self.dot(&args),
             "sum" => self.reduce(&args, &name, Reduce::Sum),
@@ -263,6 +265,20 @@ impl Elab<'_> {
             return Val::Bad;
         }
         Val::Tensor(self.binary(op, x, y))
+    }
+
+    /// 32 bits of two integers.
+    fn mix(&mut self, args: &Args) -> Val {
+        let Some((x, y)) = self.promote((args.val(0), args.span(0)), (args.val(1), args.span(1))) else { return Val::Bad };
+        if self.ty(x).dtype != DType::I32 {
+            let e =
+                Diagnostic::error("E0202", "`mix` of numbers that are no integers").label(args.span(0), format!("is {}", self.ty(x).dtype.name()));
+            return self.fail(e.help("`i32(..)` makes an integer of it"));
+        }
+        if !self.check_elementwise("mix", args.span, &[(x, args.span(0)), (y, args.span(1))]) {
+            return Val::Bad;
+        }
+        Val::Tensor(self.binary(Binary::Mix, x, y))
     }
 
     fn select(&mut self, args: &Args) -> Val {

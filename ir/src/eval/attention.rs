@@ -12,15 +12,16 @@ struct Tensor {
     dims: Vec<Dim>,
 }
 
-/// Scores as the softmax takes them, `keys` innermost; and, if asked for, their slopes by scaled products.
-fn scores(body: &Body, v: Value, a: &Attention, args: &[&[f64]], slopes: bool) -> (Tensor, Vec<f64>) {
+/// Scores as the softmax takes them, `keys` innermost; if asked for, their slopes by scaled products; and what
+/// probabilities count. Of these nothing where all are 1.
+fn scores(body: &Body, v: Value, a: &Attention, args: &[&[f64]], slopes: bool) -> (Tensor, [Vec<f64>; 2]) {
     let (dims, q, k) = (&body.dims, body[v].args[0], body[v].args[1]);
     let mut over: Vec<Dim> = body.dims_of(q).iter().copied().filter(|d| *d != a.d).collect();
     over.push(a.keys);
     let mut data = contract(dims, &over, &[a.d], (args[0], body.dims_of(q)), (args[1], body.dims_of(k)));
     data.iter_mut().for_each(|x| *x *= a.scale.0);
     let (program, slope) = if slopes { a.scoring.with_slope() } else { (a.scoring.clone(), None) };
-    let mut out = vec![];
+    let (mut out, mut weights) = (vec![], vec![]);
     if !program.is_plain() {
         let further = a.further(args);
         let steps: Vec<Vec<usize>> = a.further(&body[v].args).iter().map(|w| strides(dims, body.dims_of(*w), &over)).collect();
@@ -31,11 +32,14 @@ fn scores(body: &Body, v: Value, a: &Attention, args: &[&[f64]], slopes: bool) -
             if let Some(slope) = slope {
                 out.push(program.run(*x, &numbers)[slope as usize]);
             }
+            if program.weight.is_some() {
+                weights.push(program.weight(&numbers));
+            }
             *x = program.apply(*x, &numbers);
             walk.step();
         }
     }
-    (Tensor { data, dims: over }, out)
+    (Tensor { data, dims: over }, [out, weights])
 }
 
 /// Softmax over `keys`, from its own sums or from given log-sum-exps. A row without any key is all zero.
@@ -66,7 +70,9 @@ fn log_sum(row: &[f64]) -> f64 {
 
 pub(super) fn result(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) -> Vec<f64> {
     let node = &body[v];
-    let p = probabilities(body, a, scores(body, v, a, args, false).0, None);
+    let (s, [_, weights]) = scores(body, v, a, args, false);
+    let mut p = probabilities(body, a, s, None);
+    p.data.iter_mut().zip(&weights).for_each(|(p, w)| *p *= w);
     contract(&body.dims, &node.ty.dims, &[a.keys], (&p.data, &p.dims), (args[2], body.dims_of(node.args[2])))
 }
 
@@ -76,18 +82,19 @@ pub(super) fn log_sums(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) ->
     reorder(&body.dims, &rows, &s.dims[..s.dims.len() - 1], &body[v].ty.dims)
 }
 
-/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`, times the slope of what the
-/// program makes of a score.
+/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (W * dP - delta)`, times the slope of what the
+/// program makes of a score; W is what probabilities count.
 pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
     let (node, dims) = (&body[v], &body.dims);
     let of = |k: usize| (args[k], body.dims_of(node.args[k]));
     let of_products = matches!(which, AttentionGrad::Q | AttentionGrad::K);
-    let (s, slopes) = scores(body, v, a, args, of_products);
-    let p = probabilities(body, a, s, Some(of(3)));
+    let (s, [slopes, weights]) = scores(body, v, a, args, of_products);
+    let mut p = probabilities(body, a, s, Some(of(3)));
     // Sums over dims that the result lacks (the queries of a group) are part of the contraction.
     let rest = |has: &[Dim], out: &[Dim]| has.iter().copied().filter(|d| !out.contains(d)).collect::<Vec<_>>();
     if which == AttentionGrad::V {
         let over = rest(&p.dims, &node.ty.dims);
+        p.data.iter_mut().zip(&weights).for_each(|(p, w)| *p *= w);
         return contract(dims, &node.ty.dims, &over, (&p.data, &p.dims), of(5));
     }
     let mut ds = contract(dims, &p.dims, &[a.values], of(5), of(2));
@@ -96,7 +103,8 @@ pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGra
     for (k, x) in ds.iter_mut().enumerate() {
         let slope = slopes.get(k).copied().unwrap_or(1.0) * if of_products { a.scale.0 } else { 1.0 };
         // What is not seen has no slope, whatever the program makes of it.
-        *x = if p.data[k] == 0.0 { 0.0 } else { p.data[k] * (*x - delta[k / n]) * slope };
+        let weight = weights.get(k).copied().unwrap_or(1.0);
+        *x = if p.data[k] == 0.0 { 0.0 } else { p.data[k] * (weight * *x - delta[k / n]) * slope };
     }
     let summed = rest(&p.dims, &node.ty.dims);
     let (other, over) = match which {

@@ -79,6 +79,7 @@ pub(super) fn binary(op: Binary, dtype: DType, a: f64, b: f64) -> f64 {
         }
         Binary::And => f64::from(a != 0.0 && b != 0.0),
         Binary::Or => f64::from(a != 0.0 || b != 0.0),
+        Binary::Mix => f64::from(crate::random::mix_two(a as i32, b as i32)),
     }
 }
 

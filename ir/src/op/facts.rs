@@ -218,7 +218,7 @@ impl Op {
                 Binary::Mul | Binary::And => zero[0] || zero[1],
                 Binary::Div | Binary::Rem => zero[0],
                 Binary::Sub | Binary::Max | Binary::Min | Binary::Or => all,
-                Binary::Pow => false,
+                Binary::Pow | Binary::Mix => false,
             },
             Op::Compare(c) => match c {
                 Compare::Ne | Compare::Lt | Compare::Gt => all,

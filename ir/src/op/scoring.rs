@@ -1,8 +1,8 @@
 //! What attention makes of a score: a small program of pointwise ops on single numbers.
 //!
-//! It says what a score is changed to, and which keys a query sees. So masks that are causal, windows, documents,
-//! padding, biases and soft caps are one path, as in FlexAttention (Dong et al. 2024), whose `score_mod` and
-//! `mask_mod` these are.
+//! It says what a score is changed to, which keys a query sees, and what a probability counts. So masks that are
+//! causal, windows, documents, padding, biases, soft caps and dropout are one path, as in FlexAttention (Dong et al.
+//! 2024), whose `score_mod` and `mask_mod` are the first two.
 
 use super::{Attention, Binary, Compare, DType, Op, Real, Unary};
 use crate::dim::{Dim, Dims};
@@ -22,6 +22,9 @@ pub struct Scoring {
     pub score: Option<u32>,
     /// Whether the query sees the key, bool; without, it does.
     pub seen: Option<u32>,
+    /// What the key's probability counts, f32, whatever the score: 0 for one that is dropped. Without, 1. It is in
+    /// no sum of exponentials.
+    pub weight: Option<u32>,
 }
 
 /// A step of a program: an op, the type of its result, the steps that its operands are.
@@ -34,10 +37,10 @@ pub struct Step {
 
 impl Scoring {
     /// The score as it is, every key seen.
-    pub const PLAIN: Scoring = Scoring { steps: vec![], score: None, seen: None };
+    pub const PLAIN: Scoring = Scoring { steps: vec![], score: None, seen: None, weight: None };
 
     pub fn is_plain(&self) -> bool {
-        self.score.is_none() && self.seen.is_none()
+        self.score.is_none() && self.seen.is_none() && self.weight.is_none()
     }
 
     /// A mask by positions, operand 1 of queries and 2 of keys: a query sees a key iff the key's is not after its
@@ -114,6 +117,28 @@ impl Scoring {
             Some(seen) if values[seen as usize] == 0.0 => f64::NEG_INFINITY,
             _ => self.score.map_or(score, |s| values[s as usize]),
         }
+    }
+
+    /// What the probability of a key counts.
+    pub fn weight(&self, operands: &[f64]) -> f64 {
+        self.weight.map_or(1.0, |w| self.run(0.0, operands)[w as usize])
+    }
+
+    /// Whether a step depends on the score.
+    pub fn reads_score(&self, step: u32) -> bool {
+        self.needs(step).iter().any(|at| self.steps[*at as usize].op == Op::Input(0))
+    }
+
+    /// A step and all that it is computed from, each once.
+    pub fn needs(&self, step: u32) -> Vec<u32> {
+        let mut out = vec![step];
+        let mut next = 0;
+        while let Some(at) = out.get(next) {
+            let new: Vec<u32> = self.steps[*at as usize].args.iter().copied().filter(|a| !out.contains(a)).collect();
+            out.extend(new);
+            next += 1;
+        }
+        out
     }
 
     /// The same program with the slope of the changed score by the score as one more result: a step, or nothing
@@ -280,7 +305,7 @@ impl Scoring {
                 let [a, b] = [dx, dy].map(|d| d.unwrap_or_else(|| self.number(0.0)));
                 Some(self.f32(Op::Select, &[first, a, b]))
             }
-            Binary::And | Binary::Or => None,
+            Binary::And | Binary::Or | Binary::Mix => None,
         }
     }
 
@@ -323,7 +348,7 @@ impl Scoring {
         let score = &self.steps[self.score? as usize];
         let added = *score.args.last().filter(|_| score.op == Op::Add)?;
         let reads = self.steps.iter().flat_map(|s| &s.args).filter(|a| **a == added).count();
-        self.operand(added).filter(|_| reads == 1 && self.seen != Some(added))
+        self.operand(added).filter(|_| reads == 1 && ![self.seen, self.weight].contains(&Some(added)))
     }
 
     /// Pairs of operands, by their numbers from 0, of integers of which a condition says that they are equal.

@@ -83,6 +83,7 @@ fn every_step() -> Scoring {
     let kept = s.step(Op::StopGradient, DType::F32, &[sum]);
     let seen = s.seen.expect("invariant: a causal mask");
     s.score = Some(s.step(Op::Select, DType::F32, &[seen, kept, product]));
+    s.weight = Some(s.step(Op::Input(4), DType::F32, &[]));
     s
 }
 

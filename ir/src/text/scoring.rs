@@ -7,7 +7,7 @@
 use super::io::{Io, Result};
 use crate::op::{Binary, Compare, DType, Op, Real, Scoring, Step, Unary};
 
-/// ` steps [..] score 4 seen 2`; nothing of a plain one.
+/// ` steps [..] score 4 seen 2 weight 7`; nothing of a plain one.
 pub(super) fn scoring(io: &mut Io, s: &mut Scoring) -> Result {
     let mut types: Vec<DType> = vec![];
     let mut steps = (!s.steps.is_empty()).then(|| std::mem::take(&mut s.steps));
@@ -23,7 +23,8 @@ pub(super) fn scoring(io: &mut Io, s: &mut Scoring) -> Result {
     })?;
     s.steps = steps.unwrap_or_default();
     io.option(&mut s.score, 0, " score ", Io::number)?;
-    io.option(&mut s.seen, 0, " seen ", Io::number)
+    io.option(&mut s.seen, 0, " seen ", Io::number)?;
+    io.option(&mut s.weight, 0, " weight ", Io::number)
 }
 
 const TYPES: [DType; 5] = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool];

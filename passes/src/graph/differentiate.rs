@@ -277,7 +277,7 @@ fn adjoint(
                 }
             }
             Binary::Rem => return Err(no_gradient(b, op)),
-            Binary::And | Binary::Or => {}
+            Binary::And | Binary::Or | Binary::Mix => {}
         },
         Op::Select => {
             let zero = b.constant_like(0.0, dz);

@@ -268,7 +268,7 @@ impl Walk<'_> {
                 | Unary::Erf
                 | Unary::Floor,
             )
-            | Op::Binary(Binary::Pow)
+            | Op::Binary(Binary::Pow | Binary::Mix)
             | Op::Param(_)
             | Op::State(..)
             | Op::Uniform { .. }

@@ -11,7 +11,7 @@ pub const SCORES: (&str, &[(&str, &str)]) = (
     r#"
 model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6, layers = 2, seq = 16,
              ordered = true, window = 9, prefix = 3, documents = true, padding = false, sloped = true, table = true,
-             trained = false, columns = false, cap = 2.0, sunk = true) {
+             trained = false, columns = false, cap = 2.0, sunk = true, rate = 0.0) {
   input x0: f32[batch, seq, hidden];
   input ids: i32[batch, seq];
   input there: bool[batch, seq];
@@ -67,7 +67,7 @@ model scores(batch, hidden = 16, kv = 2, group = 2, head_dim = 4, value_dim = 6,
       param sink: [kv, group] ~ normal(1.0);
       drain = sink;
     }
-    let y = attention(q, k, v, head_dim, keys, mask: mask, bias: bias, cap: most, sink: drain);
+    let y = attention(q, k, v, head_dim, keys, mask: mask, bias: bias, cap: most, sink: drain, dropout: rate);
     return linear(y, [kv, group, value_dim], hidden, std: 0.5) as o;
   }
   let x = x0 * scale;
@@ -95,6 +95,7 @@ const DRAWN: &[(&str, &[&str])] = &[
     ("columns", &["false", "false", "false", "true"]),
     ("cap", &["0.0", "2.0"]),
     ("sunk", &["false", "true"]),
+    ("rate", &["0.0", "0.3"]),
     ("kv", &["2", "4"]),
     ("group", &["1", "2"]),
     ("head_dim", &["4", "6"]),
@@ -141,6 +142,18 @@ fn packed_documents_agree_on_every_mesh() {
     }
     on(LLAMA, packed, &["cp4", "cp2 ulysses tp2 m2", "tp2 cp2 pp2 sp m2"]);
     on(MIXTRAL, packed, &["dp2 ep2", "cp2 tp2 sp ep2 etp2"]);
+}
+
+/// Which probabilities are dropped depends on no mesh.
+#[test]
+fn dropped_probabilities_agree_on_every_mesh() {
+    let cases = ["", "m2", "dp2 m2", "tp2 sp m2", "cp2", "cp4 m2", "cp2 ulysses", "cp4 both", "tp2 cp2 pp2 sp m2", "full2 pp2 m2", "selective cp2"];
+    on(SCORES, &[("table", "false"), ("rate", "0.3")], &cases);
+    on(SCORES, &[("rate", "0.3")], &["dp2 m2", "tp2 cp2 m2"]);
+    check(SCORES.0, &[("rate", "0.3")], &Case { inline_ops: true, ..case("m2") });
+    for model in [GPT2, LLAMA, DEEPSEEK] {
+        on(model, &[("attention_dropout", "0.2")], &["m2", "dp2 tp2 sp m2", "cp2"]);
+    }
 }
 
 /// Without a number of each pair of positions keys go round.

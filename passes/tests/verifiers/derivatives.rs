@@ -47,7 +47,7 @@ fn cases() -> Vec<Case> {
         case(Op::Select, &[&[I, J], &[I, J], &[J]]),
     ];
     out.extend(Unary::ALL.iter().filter(|u| **u != Unary::Not).map(|u| Case { positive: true, ..case(Op::Unary(*u), &[&[I, J]]) }));
-    let binary = Binary::ALL.iter().filter(|b| !matches!(b, Binary::And | Binary::Or | Binary::Rem));
+    let binary = Binary::ALL.iter().filter(|b| b.takes(DType::F32) && **b != Binary::Rem);
     out.extend(binary.map(|b| Case { positive: true, ..case(Op::Binary(*b), &[&[I, J], &[J, K]]) }));
     let routing = Routing { experts: I, choice: J };
     for (op, shape) in [

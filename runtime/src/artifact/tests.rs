@@ -212,7 +212,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (11, "7f0170b6a965ca17");
+    let (format, layout) = (12, "2aa8b1e7e1ccc242");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),

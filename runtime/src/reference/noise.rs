@@ -25,7 +25,7 @@ fn rounds(op: &Op) -> bool {
     match op {
         Op::Unary(Unary::Neg | Unary::Abs | Unary::Floor | Unary::Sign | Unary::Not) => false,
         Op::Unary(_) => true,
-        Op::Binary(Binary::Max | Binary::Min | Binary::Rem | Binary::And | Binary::Or) => false,
+        Op::Binary(Binary::Max | Binary::Min | Binary::Rem | Binary::And | Binary::Or | Binary::Mix) => false,
         Op::Binary(_) | Op::Add => true,
         Op::Dot { .. } | Op::GroupedDot { .. } | Op::Cumsum { .. } | Op::Scatter { .. } => true,
         Op::Reduce { kind, .. } => *kind == Reduce::Sum,

@@ -11,6 +11,7 @@
 //! That is no proof of all inputs: what differs at elements or numbers that are not looked at, is not seen.
 //! `docs/proofs.md` says what that leaves.
 
+mod chance;
 mod chosen;
 mod claims;
 mod muon;

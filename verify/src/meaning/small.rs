@@ -3,12 +3,13 @@
 //! Nothing is rounded, but for what follows from constants alone: tables are evaluated when compiling, as the
 //! text's types say.
 
+use super::chance::{self, Chances};
 use super::chosen::Chosen;
 use super::sample::Sample;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Type, Value};
-use ir::op::{Binary, Compare, DType, Op, Real, Routing, Scalar, Unary};
+use ir::op::{Binary, DType, Op, Routing, Scalar, Scoring, Unary};
 use ir::random;
 use std::collections::HashMap;
 
@@ -45,6 +46,15 @@ impl<'a> Small<'a> {
             let n = chosen.count(d);
             let info = &mut body.dims[d];
             (info.size, info.global, info.index) = (n, n, IndexMap::whole(n));
+        }
+        let drawn = match draws {
+            Draws::Keyed => vec![],
+            Draws::Mean => programs_at_mean(&body),
+        };
+        for (v, program) in drawn {
+            if let Op::Attention(a) = &mut body.nodes[v.index()].op {
+                a.scoring = program;
+            }
         }
         for (node, tabled) in body.nodes.iter_mut().zip(tabled) {
             // Numbers are what they are in real numbers; tables are rounded once more than those.
@@ -101,7 +111,7 @@ impl<'a> Small<'a> {
             Op::ArgMax { over } => {
                 eval::eval(&self.body, v, args, env).into_iter().map(|k| self.places[over.0 as usize][k as usize] as f64).collect()
             }
-            Op::Select if self.draws == Draws::Mean => match self.chance(node.args[0]) {
+            Op::Select if self.draws == Draws::Mean => match chances(&self.body).of(node.args[0]) {
                 Some(p) => {
                     let [yes, no] = [1, 2].map(|k| self.spread(node.args[k], args[k], &node.ty.dims));
                     yes.iter().zip(no).map(|(a, b)| p * a + (1.0 - p) * b).collect()
@@ -116,30 +126,6 @@ impl<'a> Small<'a> {
     fn row(&self, d: Dim, index: f64) -> f64 {
         let places = &self.places[d.0 as usize];
         if index < 0.0 { -1.0 } else { places.binary_search(&(index as u64)).map_or(-1.0, |k| k as f64) }
-    }
-
-    /// The chance of a condition on a draw.
-    fn chance(&self, v: Value) -> Option<f64> {
-        let node = &self.body[v];
-        let (Op::Compare(how), [x, y]) = (&node.op, node.args.as_slice()) else { return None };
-        let number = |v: Value| match self.body[v].op {
-            Op::Const(Real(c)) => Some(c.clamp(0.0, 1.0)),
-            _ => None,
-        };
-        let draw = |v: Value| matches!(self.body[v].op, Op::Uniform { .. });
-        let (below, c) = match how {
-            Compare::Lt | Compare::Le => (true, (*x, *y)),
-            Compare::Gt | Compare::Ge => (false, (*x, *y)),
-            Compare::Eq | Compare::Ne => return None,
-        };
-        let (below, limit) = if draw(c.0) {
-            (below, number(c.1)?)
-        } else if draw(c.1) {
-            (!below, number(c.0)?)
-        } else {
-            return None;
-        };
-        Some(if below { limit } else { 1.0 - limit })
     }
 
     /// A value along more dims, in their order.
@@ -220,6 +206,24 @@ impl<'a> Small<'a> {
         };
         self.body.values().fold(0, |sum, v| sum.saturating_add(of(v)))
     }
+}
+
+/// Draws of a graph: no input is one.
+fn chances(body: &Body) -> Chances<'_> {
+    Chances { body, input: &|_| false }
+}
+
+/// The programs of attention with choices by draws at their mean.
+fn programs_at_mean(body: &Body) -> Vec<(Value, Scoring)> {
+    let of = |v: Value| match &body[v].op {
+        Op::Attention(a) if a.scoring.weight.is_some() => {
+            let further = a.further(&body[v].args);
+            let drawn = |n: u32| n.checked_sub(1).is_some_and(|n| chances(body).is_drawn(further[n as usize]));
+            Some((v, chance::at_mean(&a.scoring, &drawn)))
+        }
+        _ => None,
+    };
+    body.values().filter_map(of).collect()
 }
 
 /// A value along more dims, in their order.

@@ -129,8 +129,8 @@ impl Rule<'_> {
         (0..x.len()).map(of).collect()
     }
 
-    /// `d softmax(s) v = p (ds - sum(p ds)) v + p dv`, a row of scores at a time; of the logarithm of its sums
-    /// `sum(p ds)`.
+    /// `d w softmax(s) v = w p (ds - sum(p ds)) v + w p dv`, a row of scores at a time; of the logarithm of its sums
+    /// `sum(p ds)`. What probabilities count, `w`, does not move.
     fn attention(&self, a: &Attention, logarithm: bool) -> Vec<f64> {
         let body = &self.small.body;
         let rows: Vec<Dim> = body.dims_of(self.node.args[0]).iter().copied().filter(|d| *d != a.d).collect();
@@ -149,11 +149,12 @@ impl Rule<'_> {
         for r in 0..count {
             let (q, dq) = (&q[r * d..][..d], &dq[r * d..][..d]);
             let mut p = vec![f64::NEG_INFINITY; n];
-            let mut ds = vec![0.0; n];
+            let (mut ds, mut weights) = (vec![0.0; n], vec![1.0; n]);
             for j in 0..n {
                 let (k, dk) = (&k[(r * n + j) * d..][..d], &dk[(r * n + j) * d..][..d]);
                 let score = [a.scale.0 * dot(q, k), a.scale.0 * (dot(dq, k) + dot(q, dk))];
                 let numbers: Vec<[f64; 2]> = further.iter().map(|x| [0, 1].map(|m: usize| x[m][r * n + j])).collect();
+                weights[j] = a.scoring.weight(&numbers.iter().map(|x| x[0]).collect::<Vec<f64>>());
                 if let Some([s, moved]) = scored(&a.scoring, score, &numbers) {
                     (p[j], ds[j]) = (s, moved);
                 }
@@ -167,6 +168,7 @@ impl Rule<'_> {
                 out.push(mean);
                 continue;
             }
+            p.iter_mut().zip(&weights).for_each(|(p, w)| *p *= w);
             for e in 0..width {
                 out.push((0..n).map(|j| p[j] * (ds[j] - mean) * v[(r * n + j) * width + e] + p[j] * dv[(r * n + j) * width + e]).sum());
             }
@@ -225,7 +227,7 @@ fn slope_of_two(op: Binary, [x, y]: [f64; 2], [dx, dy]: [f64; 2]) -> f64 {
                 dy
             }
         }
-        Binary::And | Binary::Or => 0.0,
+        Binary::And | Binary::Or | Binary::Mix => 0.0,
     }
 }
 

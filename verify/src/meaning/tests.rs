@@ -89,7 +89,7 @@ fn forward_derivatives_are_differences() {
         let v = b.unary(*u, square);
         case.check(v, u.name());
     }
-    for o in Binary::ALL.iter().filter(|o| !matches!(o, Binary::And | Binary::Or)) {
+    for o in Binary::ALL.iter().filter(|o| o.takes(DType::F32)) {
         let mut case = Case::new(&[&[I, J], &[J, K]]);
         let [x, y] = [case.params[0], case.params[1]];
         let mut b = case.builder();
@@ -140,13 +140,17 @@ fn forward_derivatives_of_lookups_and_attention_are_differences() {
         let v = b.op(op.clone(), &[x, at]);
         case.check(v, op.name());
     }
-    for (causal, window) in [(false, None), (true, None), (true, Some(1))] {
+    for (causal, window, weighs) in [(false, None, false), (true, None, false), (true, Some(1), false), (true, None, true)] {
         let mut case = Case::new(&[&[I, J], &[K, J], &[K, J]]);
         let args = case.params.clone();
         let mut b = case.builder();
         let positions = [b.op(Op::Iota(I), &[]), b.op(Op::Iota(K), &[])];
-        let attention =
-            Attention { at: I, keys: K, d: J, values: J, scale: Real(0.7), scoring: if causal { Scoring::causal(window) } else { Scoring::PLAIN } };
+        let mut scoring = if causal { Scoring::causal(window) } else { Scoring::PLAIN };
+        if weighs {
+            let key = scoring.step(Op::Input(2), DType::I32, &[]);
+            scoring.weight = Some(scoring.step(Op::Cast, DType::F32, &[key]));
+        }
+        let attention = Attention { at: I, keys: K, d: J, values: J, scale: Real(0.7), scoring };
         let args = if causal { [&args[..], &positions].concat() } else { args };
         let v = b.op(Op::Attention(attention), &args);
         case.check(v, "attention");

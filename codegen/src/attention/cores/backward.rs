@@ -129,7 +129,7 @@ impl<'c> Cores<'_, 'c> {
                 let here = if plan.program.grouped { of(visit) } else { at.at(b, plan, &[], b.index(0)) };
                 let (scores, slopes) = self.changed(&here, &own, visit, &scores);
                 let p = self.probabilities(&here, &own, visit, &scores, &numbers);
-                let mut ds = self.weighted(&p, &dp, &numbers);
+                let (counted, mut ds) = self.weighted(&here, &own, visit, &p, dp, &numbers);
                 for ((ds, p), slope) in ds.iter_mut().zip(&p).zip(slopes.into_iter().flatten()) {
                     // What is hidden has no slope, whatever the program makes of it.
                     let none = b.compare_float(Compare::Eq, *p, b.f32(0.0));
@@ -142,7 +142,7 @@ impl<'c> Cores<'_, 'c> {
                     rest = more;
                     match of {
                         Of::Scores => self.weigh(sizes, d, &ds, stage, sums),
-                        Of::Probabilities => self.weigh(sizes, values, &p, self.plus(stage, block_bytes), sums),
+                        Of::Probabilities => self.weigh(sizes, values, &counted, self.plus(stage, block_bytes), sums),
                     }
                 }
                 sums
@@ -174,12 +174,26 @@ impl<'c> Cores<'_, 'c> {
         self.hide(at, own, visit, &p, b.f32(0.0))
     }
 
-    /// The gradients of changed scores, from probabilities and their gradients.
-    pub(super) fn weighted(&self, p: &[Value<'c>], dp: &[Value<'c>], numbers: &[[Value<'c>; 2]]) -> Vec<Value<'c>> {
+    /// Probabilities as they count, and the gradients of changed scores: from probabilities and their gradients.
+    pub(super) fn weighted(
+        &self,
+        at: &At<'c>,
+        own: &Own<'c>,
+        visit: &Visit<'c>,
+        p: &[Value<'c>],
+        mut dp: Vec<Value<'c>>,
+        numbers: &[[Value<'c>; 2]],
+    ) -> (Vec<Value<'c>>, Vec<Value<'c>>) {
         let b = self.b;
+        let mut counted = p.to_vec();
+        if let Some(weights) = self.weights(at, own, visit) {
+            dp.iter_mut().zip(&weights).for_each(|(dp, w)| *dp = ir::fault!("gpu.cores.weight.slope", *dp, b.mul(*dp, *w)));
+            counted.iter_mut().zip(&weights).for_each(|(p, w)| *p = b.mul(*p, *w));
+        }
         let slope =
             |((p, dp), [log, delta]): ((&Value<'c>, &Value<'c>), &[Value<'c>; 2])| b.mul(*p, b.sub(*dp, *ir::fault!("gpu.cores.delta", log, delta)));
-        p.iter().zip(dp).zip(numbers).map(slope).collect()
+        let slopes = p.iter().zip(&dp).zip(numbers).map(slope).collect();
+        (counted, slopes)
     }
 
     /// Stores the sums of a tile.

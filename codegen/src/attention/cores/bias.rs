@@ -62,7 +62,7 @@ impl<'c> Cores<'_, 'c> {
         let numbers = self.exponents_of_rows(at, own, [lse, delta]);
         let (scores, _) = self.changed(at, own, visit, &self.products(sizes, plan.d, queries, keys));
         let p = self.probabilities(at, own, visit, &scores, &numbers);
-        let slopes = self.weighted(&p, &self.products(sizes, plan.values, gradients, values), &numbers);
+        let (_, slopes) = self.weighted(at, own, visit, &p, self.products(sizes, plan.values, gradients, values), &numbers);
         sums.iter().zip(slopes).map(|(sum, slope)| ir::fault!("gpu.cores.bias.last", slope, b.add(*sum, slope))).collect()
     }
 

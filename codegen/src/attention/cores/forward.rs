@@ -39,7 +39,10 @@ impl<'c> Cores<'_, 'c> {
                 let scores = self.hide(at, &own, visit, &scores, b.f32(f64::NEG_INFINITY));
                 let (state, sums) = carried.split_at(2 * rows);
                 let mut sums = sums.to_vec();
-                let (weights, state) = self.softmax(sizes, scores, state, &mut |k, factor| self.rescale(k, factor, &mut sums));
+                let (mut weights, state) = self.softmax(sizes, scores, state, &mut |k, factor| self.rescale(k, factor, &mut sums));
+                for (e, weight) in weights.iter_mut().zip(self.weights(at, &own, visit).into_iter().flatten()) {
+                    *e = ir::fault!("gpu.cores.weight.values", *e, b.mul(*e, weight));
+                }
                 self.weigh(sizes, values, &weights, self.plus(stage, of_keys), &mut sums);
                 [state, sums].concat()
             });

@@ -61,6 +61,9 @@ pub struct Met<'c> {
 /// and that counts.
 type BoundsOf<'c> = Vec<Option<[Value<'c>; 2]>>;
 
+/// What each operand of the program holds for a pair.
+type Numbers<'n, 'c> = dyn Fn(usize) -> Value<'c> + 'n;
+
 impl<'c> Visits<'c> {
     pub fn visit(&self, cores: &Cores<'_, 'c>, i: Index<'c>) -> Visit<'c> {
         let b = cores.b;
@@ -194,23 +197,42 @@ impl<'c> Cores<'_, 'c> {
             return (products.to_vec(), None);
         }
         let reads = [program.reads(program.scoring.score), program.reads(program.slope)].concat();
-        let mine = self.own_numbers(at, own, &reads);
         let scale = b.f32(self.plan.attention.scale.0);
         let (mut scores, mut slopes) = (products.to_vec(), vec![b.f32(1.0); products.len()]);
+        self.each_pair(at, own, visit, &reads, &mut |place, number| {
+            let mut applied = Applied::new(b, program, b.mul(products[place], scale), number);
+            scores[place] = applied.score();
+            if let Some(slope) = applied.slope() {
+                slopes[place] = slope;
+            }
+        });
+        (scores, program.slope.map(|_| slopes))
+    }
+
+    /// What the probability of each pair of a block counts, if not 1.
+    pub fn weights(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>) -> Option<Vec<Value<'c>>> {
+        let (b, program) = (self.b, &self.plan.program);
+        let reads = program.reads(Some(program.scoring.weight?));
+        let mut weights = vec![b.f32(1.0); (own.sizes.of_warp() * own.sizes.others / LANES as i64) as usize];
+        self.each_pair(at, own, visit, &reads, &mut |place, number| {
+            let weight = Applied::new(b, program, b.f32(0.0), number).weight();
+            weights[place] = weight.expect("invariant: the program has a weight");
+        });
+        Some(weights)
+    }
+
+    /// Calls `body` for each pair of a block with the pair's place among the lane's elements, and with what says of
+    /// the operands in `reads` what they hold for it.
+    fn each_pair(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, reads: &[usize], body: &mut dyn FnMut(usize, &Numbers<'_, 'c>)) {
+        let mine = self.own_numbers(at, own, reads);
         for n in 0..own.sizes.others / COLUMNS {
-            for (e, met) in (0..).zip(self.met(at, own, visit, n, &reads)) {
+            for (e, met) in (0..).zip(self.met(at, own, visit, n, reads)) {
                 for k in 0..2 * own.sizes.tall {
-                    let place = place(own.sizes, n, e, k);
                     let number = |i: usize| self.of_pair(at, own, visit, (&mine[k as usize], &met.numbers), i, (n, e, k));
-                    let mut applied = Applied::new(b, program, b.mul(products[place], scale), &number);
-                    scores[place] = applied.score();
-                    if let Some(slope) = applied.slope() {
-                        slopes[place] = slope;
-                    }
+                    body(place(own.sizes, n, e, k), &number);
                 }
             }
         }
-        (scores, program.slope.map(|_| slopes))
     }
 
     /// What operands of the tile's own side alone hold for each of this lane's rows, as far as they are read.

@@ -34,14 +34,15 @@ impl<'c> Lanes<'_, 'c> {
         factor: f64,
     ) -> [Value<'c>; 2] {
         let b = self.b;
-        let Scored { score, slope, mask } = scored(b.mul(product, b.f32(self.plan.attention.scale.0)));
+        let Scored { score, slope, weight, mask } = scored(b.mul(product, b.f32(self.plan.attention.scale.0)));
         let scale = b.f32(factor);
         // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
         let lse = if self.plan.program.changes() { b.max(lse, b.f32(LOWEST)) } else { lse };
         let p = math::exp(b, b.sub(score, lse));
         let scale = slope.map_or(scale, |slope| b.mul(scale, slope));
+        let [counted, dp] = weight.map_or([p, dp], |w| [p, ir::fault!("gpu.lanes.weight.slope", b.f32(1.0), dp)].map(|x| b.mul(x, w)));
         let ds = b.mul(b.mul(p, scale), b.sub(dp, delta));
-        [p, ds].map(|x| mask.map_or(x, |m| b.select(m, x, b.f32(0.0))))
+        [counted, ds].map(|x| mask.map_or(x, |m| b.select(m, x, b.f32(0.0))))
     }
 
     /// Bytes between the numbers of neighbouring queries.

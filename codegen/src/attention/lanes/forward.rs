@@ -27,7 +27,7 @@ impl<'c> Lanes<'_, 'c> {
                 let products = self.products(at, (&q, &starts), &k, others);
                 let mut weights = Vec::new();
                 for (row, product) in products.into_iter().enumerate() {
-                    let Scored { score, mask, .. } = self.scored(at, &own, row, others, b.mul(product, b.f32(plan.attention.scale.0)));
+                    let Scored { score, mask, weight, .. } = self.scored(at, &own, row, others, b.mul(product, b.f32(plan.attention.scale.0)));
                     let score = mask.map_or(score, |m| b.select(m, score, b.f32(HIDDEN)));
                     let before = carried[row];
                     let greatest = b.max(across(b, score, |x, y| b.max(x, y)), before);
@@ -39,7 +39,7 @@ impl<'c> Lanes<'_, 'c> {
                     for sum in &mut next[2 * kept + row * wide..][..wide] {
                         *sum = b.mul(*sum, rescale);
                     }
-                    weights.push(e);
+                    weights.push(weight.map_or(e, |w| b.mul(e, w)));
                 }
                 if let Some(v) = &values {
                     let sums = self.weigh(at, &weights, v, others, &next[2 * kept..]);

@@ -115,11 +115,12 @@ struct Others<'c> {
     held: Vec<Option<Value<'c>>>,
 }
 
-/// What the program makes of a row's products: the score, its slope unless that is 1, the lanes that are seen,
-/// unless all are.
+/// What the program makes of a row's products: the score, its slope and what its probability counts unless they are
+/// 1, the lanes that are seen, unless all are.
 struct Scored<'c> {
     score: Value<'c>,
     slope: Option<Value<'c>>,
+    weight: Option<Value<'c>>,
     mask: Option<Value<'c>>,
 }
 
@@ -214,12 +215,12 @@ impl<'c> Lanes<'_, 'c> {
             }
         };
         let mut applied = Applied::new(b, &self.plan.program, product, &number);
-        let (score, slope, seen) = (applied.score(), applied.slope(), applied.seen());
+        let (score, slope, weight, seen) = (applied.score(), applied.slope(), applied.weight(), applied.seen());
         let mask = match (seen, others.present) {
             (Some(seen), Some(present)) => Some(ir::fault!("gpu.lanes.present", seen, b.int2(IntBinary::And, seen, present))),
             (seen, present) => seen.or(present),
         };
-        Scored { score, slope, mask }
+        Scored { score, slope, weight, mask }
     }
 
     /// Calls `body` with all rows of the other side that some row of the tile may see, and the carried values.

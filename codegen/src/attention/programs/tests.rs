@@ -20,6 +20,8 @@ enum Fill {
     Floats,
     /// Small positive numbers.
     Slopes,
+    /// Any 32 bits.
+    Bits,
 }
 
 /// A problem in the making.
@@ -139,6 +141,29 @@ impl Draft {
     }
 }
 
+impl Draft {
+    /// What probabilities count: drops, or a number of each query or key.
+    fn weight(&mut self, which: u64, random: &mut Numbers) -> u32 {
+        let (at, keys, batch, kv, group) = (self.at, self.keys, self.batch, self.kv, self.group);
+        self.features.insert("weights");
+        match which {
+            0 => self.operand(DType::F32, &[batch, at], Fill::Floats),
+            1 => self.operand(DType::F32, &[kv, keys], Fill::Floats),
+            _ => {
+                self.features.insert("drops");
+                let row = self.operand(DType::I32, &[batch, kv, group, at], Fill::Bits);
+                let key = self.positions()[1];
+                let bits = self.int(Op::Binary(Binary::Mix), &[row, key]);
+                let rate = 0.1 + 0.2 * random.below(5) as f64;
+                let limit = self.int(Op::Const(Real((rate * 2f64.powi(32) - 2f64.powi(31)).floor())), &[]);
+                let kept = self.bool(Op::Compare(Compare::Ge), &[bits, limit]);
+                let [some, none] = [1.0 / (1.0 - rate), 0.0].map(|x| self.f32(Op::Const(Real(x)), &[]));
+                self.f32(Op::Select, &[kept, some, none])
+            }
+        }
+    }
+}
+
 /// A problem: its forward and backward kernels, that of the gradient of a bias if there is one, and the operands of
 /// the latter; the first three and the last ones are the forward kernel's.
 struct Problem {
@@ -171,6 +196,10 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
         let more = draft.condition(which, &mut random);
         let seen = draft.scoring.seen;
         draft.scoring.seen = Some(seen.map_or(more, |seen| draft.bool(Op::Binary(Binary::And), &[seen, more])));
+    }
+    // One in two has weights, most of them drops.
+    if let which @ 0..4 = random.below(8) {
+        draft.scoring.weight = Some(draft.weight(which, &mut random));
     }
     let Draft { scoring, operands, mut features, .. } = draft;
     if values != d {
@@ -223,6 +252,7 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
                 Fill::Documents => document as f64,
                 Fill::Bools => random.below(4).min(1) as f64,
                 Fill::Floats => dtype.round(2.0 * random.unit()),
+                Fill::Bits => f64::from(ir::random::mix(i ^ seed) as i32),
                 Fill::Slopes => dtype.round(0.05 + random.unit().abs() / 4.0),
             };
         }

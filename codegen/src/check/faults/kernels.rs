@@ -110,7 +110,7 @@ fn ints() -> Kernel {
     let mut m = Make::default();
     let [d] = m.dims([("d", 77)]);
     let (x, y) = (m.input(DType::I32, &[d]), m.input(DType::I32, &[d]));
-    let ops = [Binary::Div, Binary::Rem, Binary::Sub, Binary::Max];
+    let ops = [Binary::Div, Binary::Rem, Binary::Sub, Binary::Max, Binary::Mix];
     let mut outputs: Vec<Value> = ops.iter().map(|op| m.binary(*op, x, y)).collect();
     outputs.push(m.unary(Unary::Abs, x));
     let less = m.op_as(Op::Compare(Compare::Le), &[x, y], Type::new(DType::Bool, [d]));
@@ -306,6 +306,8 @@ struct Heads {
     changed: bool,
     /// Whether the bias is one of each pair instead, whose gradient is asked for.
     trained: bool,
+    /// Whether some probabilities are dropped.
+    drops: bool,
 }
 
 const HEADS: Heads = Heads {
@@ -320,6 +322,7 @@ const HEADS: Heads = Heads {
     documents: false,
     changed: false,
     trained: false,
+    drops: false,
 };
 
 /// The program of scores, and the operands that it has beside the positions.
@@ -343,6 +346,14 @@ fn scoring(heads: Heads, [b, kv, at, keys]: [Dim; 4]) -> (Scoring, Vec<(DType, V
         let dims = if heads.trained { vec![kv, at, keys] } else { vec![b, keys] };
         let bias = operand(&mut s, &mut operands, F32, &dims);
         s.score = Some(s.step(Op::Add, F32, &[bent, bias]));
+    }
+    if heads.drops {
+        let [row, key] = [at, keys].map(|d| operand(&mut s, &mut operands, DType::I32, &[b, d]));
+        let bits = s.step(Op::Binary(Binary::Mix), DType::I32, &[row, key]);
+        let limit = s.step(Op::Const(Real(0.0)), DType::I32, &[]);
+        let kept = s.step(Op::Compare(Compare::Ge), DType::Bool, &[bits, limit]);
+        let [twice, none] = [2.0, 0.0].map(|x| s.step(Op::Const(Real(x)), F32, &[]));
+        s.weight = Some(s.step(Op::Select, F32, &[kept, twice, none]));
     }
     (s, operands)
 }
@@ -384,6 +395,7 @@ pub fn cases() -> Vec<Case> {
     let packed = Heads { queries: 150, keys: 150, documents: true, ..HEADS };
     let changed = Heads { changed: true, values: Some(20), ..HEADS };
     let trained = Heads { trained: true, documents: true, queries: 150, keys: 140, ..changed };
+    let dropping = Heads { drops: true, ..HEADS };
     let half = Heads { dtype: BF16, queries: 150, keys: 150, d: 64, ..HEADS };
     let cpu = [
         ("softmax", softmax(F32, [9, 70])),
@@ -438,6 +450,8 @@ pub fn cases() -> Vec<Case> {
         ("attention with changed scores", attention(changed, false)),
         ("gradients in documents", attention(packed, true)),
         ("gradients with changed scores", attention(changed, true)),
+        ("attention that drops", attention(dropping, false)),
+        ("gradients that drop", attention(dropping, true)),
         ("gradients of attention", attention(HEADS, true)),
         ("gradients of groups", attention(group, true)),
         ("gradients without a mask", attention(long, true)),
@@ -467,6 +481,10 @@ pub fn cases() -> Vec<Case> {
         ("sm_80", "gradients of heads of 72 in bf16", attention(Heads { queries: 90, keys: 90, d: 72, values: Some(104), ..half }, true)),
         ("sm_80", "attention with changed scores in bf16", attention(Heads { changed: true, d: 80, ..half }, false)),
         ("sm_80", "gradients with changed scores in bf16", attention(Heads { changed: true, queries: 90, keys: 90, ..half }, true)),
+        ("sm_80", "attention that drops", attention(Heads { queries: 40, keys: 40, ..dropping }, false)),
+        ("sm_80", "gradients that drop", attention(Heads { queries: 40, keys: 40, ..dropping }, true)),
+        ("sm_80", "attention that drops in bf16", attention(Heads { drops: true, ..half }, false)),
+        ("sm_80", "gradients that drop in bf16", attention(Heads { drops: true, queries: 90, keys: 90, ..half }, true)),
         ("sm_80", "gradient of a bias", attention(Heads { queries: 40, keys: 70, ..trained }, true)),
         ("sm_80", "gradient of a bias in bf16", attention(Heads { trained: true, changed: true, queries: 90, keys: 90, ..half }, true)),
         ("sm_90a", "product in bf16", gemm(BF16, [200, 136, 136], Stored::Plain, None)),

@@ -38,9 +38,10 @@ pub enum Form {
 
 impl Form {
     /// Nothing if the GPU has no tensor copies, an operand no tensor map, heads are of other than 64 or 128
-    /// elements, or scores depend on a number of each pair: where these lie takes registers that are not there.
+    /// elements, scores depend on a number of each pair, or probabilities count other than 1: what these take are
+    /// registers that are not there.
     pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
-        if !target.has_wgmma() || plan.program.reads_pairs() || plan.d != plan.values || ![64, 128].contains(&plan.d.d) {
+        if !target.has_wgmma() || plan.program.reads_pairs() || plan.program.weighs() || plan.d != plan.values || ![64, 128].contains(&plan.d.d) {
             return None;
         }
         match plan.kernel.family {
