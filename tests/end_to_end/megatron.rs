@@ -133,7 +133,7 @@ fn a_script_of_a_gpt_becomes_lines_that_ask_for_what_is_missing() {
     ] {
         assert!(made.stdout.contains(part), "no `{part}` in:\n{}", made.stdout);
     }
-    assert!(!made.stdout.contains("--lr-decay-iters") && made.stderr.contains("--attention-dropout 0.1"), "{}{}", made.stdout, made.stderr);
+    assert!(!made.stdout.contains("--lr-decay-iters") && made.stdout.contains("#   --attention-dropout 0.1"), "{}{}", made.stdout, made.stderr);
     dir.write("lines.sh", &made.stdout);
     let missing = run_script(&dir, "lines.sh", &[], &[]);
     assert!(missing.code != Some(0) && missing.stderr.contains("DATA"), "{}", missing.stderr);
