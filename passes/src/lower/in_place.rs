@@ -92,7 +92,10 @@ impl LocalLowering<'_, '_, '_> {
     /// Whether whatever reads a value made in chunk `from` is done, but for the nodes of a group.
     fn is_behind(&self, x: Value, from: Chunk, group: &[Value]) -> bool {
         let body = &self.local.body;
+        // A view of it may be what a parameter or state becomes, which is read last of all.
+        let renewed = ir::fault!("in_place.operand.renewed", false, self.renews.contains_key(&x));
         !self.is_root(x)
+            && !renewed
             && self.users[x.index()].iter().all(|(c, _)| match role(body, *c) {
                 // Who reads a view may read other elements.
                 Role::Alias => self.is_behind(*c, from, &[]),
