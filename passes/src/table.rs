@@ -224,15 +224,11 @@ pub const PASSES: &[Pass] = &[
         levels: (Level::Graph, Level::Sharded),
         wanted: always,
         run: |m| {
-            let Module { plan, options, mesh, train, training, evaluation, .. } = m;
+            let Module { plan, options, mesh, training, evaluation, .. } = m;
             let mut found = vec![];
-            let matrices = optimize::momentum_shared_out(training.whole.graph(), train, options.zero);
             for graphs in [training, evaluation] {
                 let graph = graphs.take_graph();
-                let mut lists = axes::lists(plan, &graph, options);
-                if !matrices.is_empty() {
-                    lists.share_matrices(&graph, &matrices);
-                }
+                let lists = axes::lists(plan, &graph, options);
                 let sharded = propagate::propagate(graph, mesh, &lists, options.rows);
                 // Rows at random may repeat work; they are for tests of what is computed.
                 if options.rows == Rows::Rules && found.is_empty() {
@@ -283,7 +279,7 @@ pub const PASSES: &[Pass] = &[
     // Before buckets: what is shared out is reduced and gathered in buckets of its own.
     local(
         "zero",
-        "Shares updates out among data-parallel ranks, as flat parts of buckets of parameters.",
+        "Shares updates out among data-parallel ranks, as parts of buckets of parameters.",
         |o| o.zero != Zero::None,
         |m| {
             let Module { options, training, evaluation, .. } = m;

@@ -7,9 +7,8 @@ use ir::graph::{Graph, Origin, Phase, Type, Update, Value};
 use ir::matrix;
 use ir::model::{Optimizer, Train};
 use ir::op::{Binary, DType, Op, Real, Scalar, Unary};
-use ir::options::Zero;
 use muon::{Copies, orthogonal};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 /// Appends the global gradient norm (before clipping; every parameter counts once) and the update of every parameter
 /// that has a gradient.
@@ -136,17 +135,6 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         graph.updates.push(Update { param: p, grad: Some(g), new, states });
     }
     graph
-}
-
-/// The hidden matrices, by name, whose momentum ranks share out by its dims: `zero` has flat parts of what is updated
-/// element by element.
-pub fn momentum_shared_out(graph: &Graph, train: &Train, zero: Zero) -> BTreeSet<String> {
-    match (train.optimizer, zero) {
-        (Optimizer::Muon { .. }, Zero::States | Zero::Gradients) => {
-            graph.params.iter().zip(matrix::hidden(graph)).filter(|(_, m)| m.is_some()).map(|(p, _)| p.name.clone()).collect()
-        }
-        (Optimizer::AdamW { .. } | Optimizer::Sgd { .. } | Optimizer::Lion { .. }, _) | (_, Zero::None | Zero::Params) => BTreeSet::new(),
-    }
 }
 
 /// The new parameter and states of AdamW, from a parameter with its rate and decay.

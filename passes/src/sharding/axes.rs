@@ -22,9 +22,6 @@ pub struct Lists {
     /// Per axis, the dims that it splits for the sake of what `zero` shares out alone, as one more tier. Their digits are those of
     /// parameters, so that every graph over the same parameters, whatever its ops, has them rest alike.
     pub shared: Vec<(Axis, Vec<Dim>)>,
-    /// Dims of each hidden matrix that Muon updates, sorted, where ranks share states out and parameters not: its
-    /// momentum rests split like a parameter of `Zero::Params`, as no flat part of it can be updated by itself.
-    pub matrices: BTreeSet<Vec<Dim>>,
     pub cp: CpComm,
 }
 
@@ -39,25 +36,6 @@ impl Lists {
         let experts = if info.role == info.axis { &[] } else { self.of(info.role) };
         let attention = self.attention.iter().filter(|t| t.0 == info.axis).flat_map(|t| &t.1);
         experts.iter().chain(self.of(info.axis)).chain(attention).flatten().copied().collect()
-    }
-
-    /// Whether these are the dims of a hidden matrix whose momentum ranks share out, in any order, each once or more.
-    pub fn is_matrix(&self, dims: &[Dim]) -> bool {
-        let mut dims = dims.to_vec();
-        dims.sort_unstable();
-        dims.dedup();
-        self.matrices.contains(&dims)
-    }
-
-    /// Has ranks share the momentum of these parameters out, by name, along the dims that `Zero::Params` would take.
-    pub fn share_matrices(&mut self, graph: &Graph, named: &BTreeSet<String>) {
-        for p in graph.params.iter().filter(|p| named.contains(&p.name)) {
-            let mut dims = p.ty.dims.clone();
-            dims.sort_unstable();
-            self.matrices.insert(dims);
-        }
-        let own = |axis: Axis| (axis, dims_of_params(graph, self.of(axis)));
-        self.shared = [Axis::Dp, Axis::Cp].map(own).to_vec();
     }
 }
 
@@ -108,7 +86,7 @@ pub fn lists(plan: &Plan, graph: &Graph, options: &Options) -> Lists {
             }
         }
     }
-    Lists { tiers, attention, cp, zero, shared, matrices: BTreeSet::new() }
+    Lists { tiers, attention, cp, zero, shared }
 }
 
 /// The dims of parameters beside those listed, that of most elements first: in a transformer, `hidden`.
@@ -188,7 +166,7 @@ impl<'a> Chooser<'a> {
                 Tiers::First => &list[..list.len().min(1)],
             };
             let shared = lists.shared.iter().find(|t| t.0 == *axis).map(|t| &t.1).filter(|_| match tiers {
-                Tiers::States => lists.zero == Zero::Params || lists.is_matrix(of),
+                Tiers::States => true,
                 Tiers::All => lists.zero == Zero::Params,
                 // What the plan says of attention on cp, it says of heads and keys alone.
                 Tiers::Attention => *axis == Axis::Dp && lists.zero == Zero::Params,

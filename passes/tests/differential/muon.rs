@@ -98,11 +98,20 @@ fn muon_goes_the_same_way_on_any_mesh() {
         "bf16 dp2 tp2 m2 zero2",
         "dp4 m2 zero2 bucket40",
         "dp2 cp2 m2 zero1",
+        "dp4 zero1",
+        "dp2 tp2 m2 zero2",
+        "tp4 dp2 zero1",
+        "bf16 dp4 m2 zero1",
+        "bf16 dp2 cp2 zero2",
+        "dp2 pp2 m2 zero2 bucket1000",
+        "dp6 zero1",
     ];
     let text = by_muon(GPT2.0, "muon()");
     meshes.iter().for_each(|words| check(&text, GPT2.1, &case(words)));
     let text = by_muon(MIXTRAL.0, "muon(momentum: 0.5, nesterov: false, scale: \"shape_scaling\", factor: 1.0)");
-    ["b2", "dp2 ep2", "tp2 sp ep2 etp1", "dp2 ep2 zero1", "dp2 zero2"].iter().for_each(|words| check(&text, MIXTRAL.1, &case(words)));
+    ["b2", "dp2 ep2", "tp2 sp ep2 etp1", "dp2 ep2 zero1", "dp2 zero2", "dp4 ep2 zero2"]
+        .iter()
+        .for_each(|words| check(&text, MIXTRAL.1, &case(words)));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a value of a rewritten graph holds of terms: a part of one, or parts of several, one after the other, as buckets and chunks do.
 
+use super::each::Each;
 use super::rules::{Rules, own_part};
 use crate::Invariant;
 use crate::terms::digits::Digits;
@@ -16,6 +17,7 @@ use std::rc::Rc;
 pub enum Held {
     One(Access),
     Joined(Joined),
+    Each(Each),
 }
 
 /// Parts of terms, one after the other. The index along which they follow each other is that of all dims but `lead` outermost and `trail` innermost ones,
@@ -119,6 +121,7 @@ impl Joined {
     pub fn agrees(&self, rules: &mut Rules, got: &Held) -> Checked<bool> {
         let got = match got {
             Held::Joined(j) => j.clone(),
+            Held::Each(e) => e.joined()?,
             Held::One(x) => as_joined(rules.mesh, x, self).ok_or_else(|| Invariant::BucketAligned.breach("it is of ranks' parts, and of others"))?,
         };
         if !self.is_like(&got) {

@@ -74,7 +74,7 @@ impl<'a> Rules<'a> {
                 What::Exchange { kind: Collective::AllReduce(_) | Collective::AllGather, subs, .. } => operands & !bits(subs),
                 What::Exchange { kind: Collective::ReduceScatter(_) | Collective::AllToAll | Collective::Shift, subs, .. } => operands | bits(subs),
                 What::Message { .. } => Subs::MAX,
-                What::Fill(_) => 0,
+                What::Fill(_) | What::Unknown(_) => 0,
             };
             self.varies.push(set);
         }

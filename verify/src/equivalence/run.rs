@@ -1,5 +1,6 @@
 //! Graphs on terms. All classes of stages run side by side, since a sum over stages is of what each of them has then.
 
+use super::each::Each;
 use super::pieces::{self, Held, Joined};
 use super::rules::{self, Rules};
 use super::step::Step;
@@ -162,9 +163,41 @@ impl<'a> Run<'a> {
         Access::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
     }
 
+    /// What an op makes of values that ranks have each.
+    fn each(&self, rules: &mut Rules, v: Value, op: &Op, args: &[Held]) -> Checked<Option<Held>> {
+        let body = &self.local.body;
+        let node = &body[v];
+        let own = |j: &Held| matches!(j, Held::Joined(j) if !j.own.is_empty() && (j.lead, j.trail) == (0, 0));
+        let parts = match (op, args.first()) {
+            (Op::Slice { .. }, Some(x @ Held::Joined(j))) if own(x) => Some([Held::Each(Each::of_parts(rules, j, body[node.args[0]].ty.dtype)?)]),
+            _ => None,
+        };
+        let args = parts.as_ref().map_or(args, |p| &p[..]);
+        let Some(all) = args.iter().find_map(|x| if let Held::Each(e) = x { Some(e) } else { None }) else { return Ok(None) };
+        if let Op::Collective { kind, subs, stages, part } = op {
+            let (subs, arg, own) = (rules::in_rank_order(subs), body.dims_of(node.args[0]), body.dims_of(v));
+            let gathers = *kind == Collective::AllGather && stages.is_none() && subs == all.own;
+            if gathers && own.split_first().is_some_and(|(p, from)| Some(*p) == *part && from == arg) {
+                return all.gathered(rules).map(Some);
+            }
+            if stages.is_some() || rules::bits(&subs) & rules::bits(&all.own) != 0 {
+                return Err(Invariant::OpOnPieces.breach(format!("{} of values that its ranks have each", kind.name())));
+            }
+        }
+        let mut of = vec![];
+        for rank in 0..all.of.len() {
+            let args: Vec<Held> = args.iter().map(|x| all.on(rules.mesh, rank, x)).collect::<Checked<_>>()?;
+            of.push(self.made(rules, v, op, &args)?);
+        }
+        Ok(Some(Held::Each(Each { own: all.own.clone(), of: of.into() })))
+    }
+
     /// What an op makes of operands.
     fn made(&self, rules: &mut Rules, v: Value, op: &Op, args: &[Held]) -> Checked<Held> {
         let body = &self.local.body;
+        if let Some(each) = self.each(rules, v, op, args)? {
+            return Ok(each);
+        }
         let plain: Option<Vec<Access>> = args.iter().map(|a| if let Held::One(x) = a { Some(x.clone()) } else { None }).collect();
         let step = |rules| Step { rules, body, v, before: self.before };
         match (op, plain) {
@@ -205,6 +238,7 @@ impl<'a> Run<'a> {
                 x if subs.is_empty() => flat(x),
                 Held::One(x) => Held::One(rules.linear(&over, x, dtype).flat()),
                 Held::Joined(j) => Held::Joined(Step { rules, body: &local.body, v, before: self.before }.linear(j, &over)),
+                Held::Each(_) => return Err(Invariant::StageSum.breach("it is a sum of what ranks have each")),
             });
         }
         if given.keys().map(|class| of(*class).len()).sum::<usize>() < stages.len() {
@@ -251,14 +285,21 @@ impl<'a> Run<'a> {
         if !from.per_microbatch() || !behind {
             return held.clone();
         }
-        let (what, dtype) = (if local.accumulate[a.index()] { What::Sum } else { What::Last }, local.body[a].ty.dtype);
-        let batches = rules::bits(&rules.batches());
+        let what = if local.accumulate[a.index()] { What::Sum } else { What::Last };
+        self.behind(rules, a, &what, held)
+    }
+
+    /// What microbatches leave of a value, if they are all behind.
+    fn behind(&self, rules: &mut Rules, a: Value, what: &What, held: &Held) -> Held {
+        let (body, batches) = (&self.local.body, rules::bits(&rules.batches()));
         let differs = |x: &Access, rules: &mut Rules| (rules.varies(x.term) | rules::of_coords(x)) & batches != 0;
+        let last = *what == What::Last;
         match held {
-            Held::One(x) if what == What::Last && !differs(x, rules) => held.clone(),
-            Held::Joined(j) if what == What::Last && !j.pieces.iter().filter_map(|p| p.of.as_ref()).any(|x| differs(x, rules)) => held.clone(),
-            Held::One(x) => Held::One(rules.linear(&what, x, dtype)),
-            Held::Joined(j) => Held::Joined(Step { rules, body: &local.body, v: a, before: false }.linear(j, &what)),
+            Held::One(x) if last && !differs(x, rules) => held.clone(),
+            Held::Joined(j) if last && !j.pieces.iter().filter_map(|p| p.of.as_ref()).any(|x| differs(x, rules)) => held.clone(),
+            Held::One(x) => Held::One(rules.linear(what, x, body[a].ty.dtype)),
+            Held::Joined(j) => Held::Joined(Step { rules, body, v: a, before: false }.linear(j, what)),
+            Held::Each(e) => Held::Each(Each { own: e.own.clone(), of: e.of.iter().map(|x| self.behind(rules, a, what, x)).collect() }),
         }
     }
 }
@@ -279,6 +320,7 @@ fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Checked
     }
     let one = |x: &Held| match x {
         Held::Joined(j) => Some(j.clone()),
+        Held::Each(_) => None,
         Held::One(x) => pieces::as_joined(rules.mesh, x, &shape),
     };
     let all: Option<Vec<Joined>> = given.iter().map(one).collect();
@@ -305,5 +347,6 @@ fn flat(held: &Held) -> Held {
     match held {
         Held::One(x) => Held::One(x.flat()),
         Held::Joined(j) => Held::Joined(j.clone()),
+        Held::Each(e) => e.joined().map_or_else(|_| held.clone(), Held::Joined),
     }
 }

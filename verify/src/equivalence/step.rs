@@ -92,7 +92,7 @@ impl Step<'_, '_> {
                 Held::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => {
                     pieces.extend(j.pieces.iter().cloned())
                 }
-                Held::Joined(_) => return Err(Invariant::JoinedOperands.breach("it joins parts of buckets")),
+                Held::Joined(_) | Held::Each(_) => return Err(Invariant::JoinedOperands.breach("it joins parts of buckets")),
             }
         }
         let joined = self.held(Joined { lead, trail, own: vec![], pieces: pieces.into() }.merged());
@@ -231,7 +231,7 @@ impl Step<'_, '_> {
         };
         let shape = args.iter().zip(&node.args).find_map(|(x, a)| match x {
             Held::Joined(j) => Some((j, body.dims_of(*a).get(j.lead).copied().filter(|_| body.dims_of(*a).len() == j.lead + 1 + j.trail)?)),
-            Held::One(_) => None,
+            Held::One(_) | Held::Each(_) => None,
         });
         let (shape, along) = shape.ok_or_else(|| Invariant::OpOnPieces.breach(format!("{} of values in pieces, in several dims", node.op.name())))?;
         let at = |dims: &[Dim]| dims.iter().position(|d| *d == along);
@@ -252,7 +252,9 @@ impl Step<'_, '_> {
                     own: vec![],
                     pieces: [Run { count: x.dims[k].extent(), of: Some(x.clone()) }].into(),
                 }),
-                (Held::Joined(_), _) => return Err(Invariant::OpOnPieces.breach(format!("{} of values in different dims", node.op.name()))),
+                (Held::Joined(_) | Held::Each(_), _) => {
+                    return Err(Invariant::OpOnPieces.breach(format!("{} of values in different dims", node.op.name())));
+                }
             };
             place.push(j.is_some());
             joined.extend(j);
@@ -262,7 +264,7 @@ impl Step<'_, '_> {
             let mut of = of.into_iter();
             let operand = |(x, in_pieces): (&Held, &bool)| match x {
                 Held::One(x) if !in_pieces => Some(x.clone()),
-                Held::One(_) | Held::Joined(_) => of.next().flatten(),
+                Held::One(_) | Held::Joined(_) | Held::Each(_) => of.next().flatten(),
             };
             let operands: Option<Vec<Access>> = args.iter().zip(&place).map(operand).collect();
             let of = operands

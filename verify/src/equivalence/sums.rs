@@ -16,7 +16,7 @@ fn rank(what: &What) -> Option<u8> {
         What::Sum | What::Last => Some(0),
         What::Exchange { kind: Collective::AllReduce(_), stages: None, .. } => Some(1),
         What::Exchange { .. } | What::Op(..) | What::Held(..) | What::Stored | What::Joined | What::Parts(_) => None,
-        What::Message { .. } | What::Met(_) | What::Fill(_) => None,
+        What::Message { .. } | What::Met(_) | What::Fill(_) | What::Unknown(_) => None,
     }
 }
 

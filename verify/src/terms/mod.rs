@@ -96,6 +96,8 @@ pub enum What {
     /// A sum over pipeline stages: those of each list, which are alike, have an operand each.
     Met(Vec<Vec<u64>>),
     Fill(Real),
+    /// What nothing is known of; each by its number.
+    Unknown(usize),
 }
 
 /// An index map whose base is known, the whole extent where it matters, and the order in which the whole is stored.
@@ -114,6 +116,7 @@ impl What {
             What::Message { .. } => "recv",
             What::Met(_) => "sum over stages",
             What::Fill(_) => "fill",
+            What::Unknown(_) => "padding",
         }
     }
 }

@@ -5,6 +5,7 @@ use super::find::Shared;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Origin, Phase, Type, Users, Value};
 use ir::local::{Chunk, Local, LocalUpdate};
+use ir::mesh::SubAxis;
 use ir::op::{Collective, DType, Op, Real, Reduce};
 use ir::options::Zero;
 use ir::program::Holds;
@@ -13,9 +14,9 @@ use ir::sharded::Sharding;
 use std::collections::{HashMap, HashSet};
 
 /// A local graph that is written node by node, from another one.
-struct Writing<'a> {
-    old: &'a Local,
-    out: Local,
+pub(super) struct Writing<'a> {
+    pub(super) old: &'a Local,
+    pub(super) out: Local,
     /// For each old value, the one that stands for it.
     map: Vec<Option<Value>>,
     /// Buckets and parameters in them, as chunks have read them.
@@ -36,7 +37,7 @@ impl<'a> Writing<'a> {
         Writing { old, out, map: vec![None; old.body.nodes.len()], buckets: HashMap::new(), params: HashMap::new(), all, dtypes }
     }
 
-    fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin) -> Value {
+    pub(super) fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin) -> Value {
         self.out.chunks.push(chunk);
         self.out.accumulate.push(false);
         self.out.source.push(None);
@@ -45,11 +46,11 @@ impl<'a> Writing<'a> {
         Value(self.out.body.nodes.len() as u32 - 1)
     }
 
-    fn dim(&mut self, name: &str, size: u64) -> Dim {
+    pub(super) fn dim(&mut self, name: &str, size: u64) -> Dim {
         self.out.body.dims.add(DimInfo::new(name, size))
     }
 
-    fn new_value(&self, v: Value) -> Value {
+    pub(super) fn new_value(&self, v: Value) -> Value {
         self.map[v.index()].expect("invariant: operands are written first")
     }
 
@@ -130,12 +131,12 @@ pub fn read_from_buckets(local: Local, planned: &[Planned], home: &dyn Fn(u32) -
 
 /// Writes the training graph.
 pub struct Sharing<'a> {
-    w: Writing<'a>,
-    planned: &'a [Planned],
+    pub(super) w: Writing<'a>,
+    pub(super) planned: &'a [Planned],
     homes: &'a HashMap<u32, (usize, u64)>,
     zero: Zero,
     /// Per bucket: a dim of a rank's part, with its place.
-    parts: Vec<Dim>,
+    pub(super) parts: Vec<Dim>,
     /// Per bucket: this rank's part of the gradient.
     gradients: Vec<Option<Value>>,
     /// By the last of a bucket's values that is computed: when all of them are.
@@ -218,13 +219,14 @@ impl<'a> Sharing<'a> {
         stack.extend(old.updates.iter().filter(|u| !self.homes.contains_key(&u.slot)).flat_map(|u| u.states.iter().chain([&u.new])));
         stack.extend(members().map(|m| m.term));
         // Scalars that updates use.
+        let own: HashSet<Value> = members().flat_map(|m| m.own.iter().copied()).collect();
         let mut seen: HashSet<Value> = HashSet::new();
         let mut steps: Vec<Value> = members().flat_map(|m| m.states.iter().copied().chain([m.new]).chain(m.added())).collect();
         while let Some(v) = steps.pop() {
             if gradients.contains(&v) || !seen.insert(v) {
                 continue;
             }
-            match body.dims_of(v).is_empty() && !gone.contains(&v) {
+            match body.dims_of(v).is_empty() && !gone.contains(&v) && !own.contains(&v) {
                 true => stack.push(v),
                 false => steps.extend(&body[v].args),
             }
@@ -255,7 +257,7 @@ impl<'a> Sharing<'a> {
     /// Completes the gradient of a bucket: terms to their places, zeros between them, each rank the sum of its part.
     fn reduce(&mut self, k: usize) {
         let planned = self.planned;
-        let Planned { bucket, members, part } = &planned[k];
+        let Planned { bucket, members, part, owners, .. } = &planned[k];
         let (body, class) = (&self.w.old.body, &members[0].class);
         let chunk = if self.per_microbatch(k) { class.chunk } else { Chunk::Reduce };
         let origin = body[members[0].gradient].origin.clone();
@@ -289,11 +291,19 @@ impl<'a> Sharing<'a> {
         let ranks = self.w.dim("rank", bucket.size / part.len());
         let own = self.parts[k];
         x = self.w.push(Op::View { from: vec![all], to: vec![ranks, own] }, vec![x], f32(&[ranks, own]), chunk, &origin);
-        let op = Op::Collective { kind: Collective::ReduceScatter(Reduce::Sum), subs: class.subs.clone(), stages: None, part: Some(ranks) };
+        let op = Op::Collective { kind: Collective::ReduceScatter(Reduce::Sum), subs: owners.clone(), stages: None, part: Some(ranks) };
         x = self.w.push(op, vec![x], f32(&[own]), chunk, &origin);
         self.w.out.accumulate[x.index()] = ir::fault!("zero.gradient.accumulate", false, class.accumulates && self.per_microbatch(k));
         let why = below(body, &members[0]).into_iter().find_map(|v| self.w.old.reasons[v.index()].as_ref().filter(|_| Some(v) != members[0].stages));
-        self.w.out.reasons[x.index()] = why.map(|w| w.and(&format!("; {} in one bucket", members.len())));
+        let why = why.map(|w| w.and(&format!("; {} in one bucket", members.len())));
+        self.w.out.reasons[x.index()].clone_from(&why);
+        // Ranks beside the owners of matrices have terms too.
+        let others: Vec<SubAxis> = class.subs.iter().copied().filter(|u| !owners.contains(u)).collect();
+        if !others.is_empty() {
+            let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: others, stages: None, part: None };
+            x = ir::fault!("zero.whole.others", x, self.w.push(op, vec![x], f32(&[own]), Chunk::Reduce, &origin));
+            self.w.out.reasons[x.index()] = why;
+        }
         self.gradients[k] = Some(x);
     }
 
@@ -323,7 +333,7 @@ impl<'a> Sharing<'a> {
         self.gradients[k] = Some(ir::fault!("zero.stages.lost", self.gradient(k), x));
     }
 
-    fn gradient(&self, k: usize) -> Value {
+    pub(super) fn gradient(&self, k: usize) -> Value {
         self.gradients[k].expect("invariant: a gradient is complete before it is used")
     }
 
@@ -342,18 +352,10 @@ impl<'a> Sharing<'a> {
         if let Some(w) = known.get(&v) {
             return *w;
         }
-        let (own, slot, copies) = (self.parts[k], (self.w.old.params.len() + k) as u32, planned[k].bucket.holds == Holds::Copies);
+        let own = self.parts[k];
         let ty = Type::new(node.ty.dtype, [own]);
         let w = match &node.op {
-            Op::Param(_) if copies => self.w.push(Op::State(slot, 0), vec![], ty, chunk, &node.origin),
-            Op::Param(_) => {
-                let all = self.w.bucket(k, chunk);
-                let cut = Op::Shard { from: self.w.all[k], to: own, index: planned[k].part.clone() };
-                self.w.push(cut, vec![all], ty, chunk, &node.origin)
-            }
-            Op::State(_, n) => {
-                self.w.push(Op::State(slot, ir::fault!("zero.state.number", *n, n + u32::from(copies))), vec![], ty, chunk, &node.origin)
-            }
+            Op::Param(_) | Op::State(..) => self.old(k, v, chunk),
             op => {
                 let args = node.args.iter().map(|a| self.step(k, *a, chunk, known)).collect();
                 match op {
@@ -367,6 +369,24 @@ impl<'a> Sharing<'a> {
         };
         known.insert(v, w);
         w
+    }
+
+    /// This rank's part of what a bucket holds of a parameter or state of its first member.
+    pub(super) fn old(&mut self, k: usize, v: Value, chunk: Chunk) -> Value {
+        let node = &self.w.old.body[v];
+        let (own, slot, copies) = (self.parts[k], (self.w.old.params.len() + k) as u32, self.planned[k].bucket.holds == Holds::Copies);
+        let ty = Type::new(node.ty.dtype, [own]);
+        let op = match &node.op {
+            Op::Param(_) if copies => Op::State(slot, 0),
+            Op::Param(_) => {
+                let all = self.w.bucket(k, chunk);
+                let cut = Op::Shard { from: self.w.all[k], to: own, index: self.planned[k].part.clone() };
+                return self.w.push(cut, vec![all], ty, chunk, &node.origin);
+            }
+            Op::State(_, n) => Op::State(slot, ir::fault!("zero.state.number", *n, n + u32::from(copies))),
+            op => unreachable!("invariant: {} is no old value", op.name()),
+        };
+        self.w.push(op, vec![], ty, chunk, &node.origin)
     }
 
     /// The sum of squares of buckets whose ranks are the same, and whose squares are added to others in the same way.
@@ -383,7 +403,8 @@ impl<'a> Sharing<'a> {
         if terms.len() > 1 {
             x = self.w.push(Op::Add, terms, scalar.clone(), Chunk::Reduce, &origin);
         }
-        let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: first.class.subs.clone(), stages: None, part: None };
+        let subs = planned[buckets[0]].owners.clone();
+        let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs, stages: None, part: None };
         x = ir::fault!("zero.norm.part", x, self.w.push(op, vec![x], scalar, Chunk::Reduce, &origin));
         self.w.out.reasons[x.index()] = Some("each rank has the squares of its part of the gradients".into());
         match first.sum {
@@ -402,7 +423,7 @@ impl<'a> Sharing<'a> {
         let body = &self.w.old.body;
         let mut groups: Vec<Vec<usize>> = vec![];
         for k in buckets {
-            let key = |k: usize| planned[k].members[0].class.adds();
+            let key = |k: usize| (planned[k].owners.clone(), planned[k].members[0].class.adds());
             match groups.iter_mut().find(|g| ir::fault!("zero.norm.group", true, key(g[0]) == key(*k))) {
                 Some(group) => group.push(*k),
                 None => groups.push(vec![*k]),
@@ -452,10 +473,16 @@ impl<'a> Sharing<'a> {
     /// The new values of a rank's part, and of all parameters from all ranks.
     fn update(&mut self, k: usize) {
         let planned = self.planned;
-        let Planned { bucket, members, part } = &planned[k];
-        let (first, chunk, mut known) = (&members[0], Chunk::Update, HashMap::new());
-        let mut states: Vec<Value> = first.states.iter().map(|s| self.step(k, *s, chunk, &mut known)).collect();
-        let mut new = self.step(k, first.new, chunk, &mut known);
+        let Planned { bucket, members, part, owners, distance } = &planned[k];
+        let (first, chunk) = (&members[0], Chunk::Update);
+        let (mut new, mut states) = match distance {
+            Some(distance) => self.whole(k, *distance),
+            None => {
+                let mut known = HashMap::new();
+                let states = first.states.iter().map(|s| self.step(k, *s, chunk, &mut known)).collect();
+                (self.step(k, first.new, chunk, &mut known), states)
+            }
+        };
         let origin = self.w.old.body[first.new].origin.clone();
         let (own, all, dtype) = (self.parts[k], self.w.all[k], self.w.dtypes[k]);
         if bucket.holds == Holds::Copies {
@@ -463,7 +490,7 @@ impl<'a> Sharing<'a> {
             new = self.w.push(Op::Cast, vec![new], Type::new(dtype, [own]), chunk, &origin);
         }
         let ranks = self.w.dim("rank", bucket.size / part.len());
-        let op = Op::Collective { kind: Collective::AllGather, subs: first.class.subs.clone(), stages: None, part: Some(ranks) };
+        let op = Op::Collective { kind: Collective::AllGather, subs: owners.clone(), stages: None, part: Some(ranks) };
         new = self.w.push(op, vec![new], Type::new(dtype, [ranks, own]), chunk, &origin);
         self.w.out.reasons[new.index()] =
             Some(Reason::from("each rank has its part of the new parameters").and(&format!("; {} in one bucket", members.len())));

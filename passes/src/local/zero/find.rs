@@ -7,7 +7,7 @@ use ir::mesh::SubAxis;
 use ir::op::{Collective, Compare, DType, Op, Real, Reduce};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// A parameter whose gradient is summed over ranks that each compute the same new value from it, element by element.
+/// A parameter whose gradient is summed over ranks that each compute the same new value from it.
 #[derive(Clone, Debug)]
 pub struct Shared {
     pub slot: u32,
@@ -27,12 +27,24 @@ pub struct Shared {
     pub sum: Option<(Value, Option<Value>)>,
     pub new: Value,
     pub states: Vec<Value>,
+    /// What its update makes of the gradient and the old values, these included.
+    pub own: HashSet<Value>,
     pub class: Class,
+}
+
+/// What one element of a new value follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Takes {
+    /// The elements at its place: so any part of a parameter can be updated by itself.
+    Elements,
+    /// The whole parameter, as where a matrix is multiplied by itself.
+    Whole,
 }
 
 /// What parameters of a bucket have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Class {
+    pub takes: Takes,
     /// When its term is known.
     pub chunk: Chunk,
     /// Ranks with a term of the gradient and a copy of the parameter.
@@ -115,7 +127,10 @@ impl Finding<'_> {
         }
         let roots: Vec<Value> = u.states.iter().chain([&u.new]).copied().collect();
         let mut gradient = None;
-        let steps = self.steps(&roots, u.slot, &dims, &mut gradient)?;
+        let (takes, own) = match self.steps(&roots, u.slot, &dims, &mut gradient) {
+            Some(own) => (Takes::Elements, own),
+            None => (Takes::Whole, self.whole(&roots, u.slot, &dims, &mut gradient)?),
+        };
         let gradient = gradient?;
         // Below the masks: the sum over ranks, and over stages.
         let (mut masks, mut subs, mut stages) = (vec![], vec![], None);
@@ -142,7 +157,12 @@ impl Finding<'_> {
         if subs.is_empty() || !same_dims || !known || body[term].ty.dtype != DType::F32 {
             return None;
         }
-        let square = self.square(gradient, &steps, &dims)?;
+        // A part of a gradient can be added to another stage's, and a whole matrix is alone there.
+        let meets = |v: &Value| matches!(&body[*v].op, Op::Collective { subs: over, .. } if over.iter().any(|u| subs.contains(u)));
+        if takes == Takes::Whole && (stages.is_some() || own.iter().any(meets)) {
+            return None;
+        }
+        let square = self.square(gradient, &own, &dims)?;
         if let Some(square) = square {
             let mut of = None;
             self.steps(&body[square].args, u.slot, &dims, &mut of)?;
@@ -151,17 +171,19 @@ impl Finding<'_> {
             }
         }
         let sum = square.and_then(|s| self.sum(s));
-        let key = sum.map(|(sum, mask)| (sum, mask.map(|m| self.text(&[body[m].args[0], body[m].args[2]], gradient))));
+        let updated = Updated { gradient, own: &own, takes };
+        let key = sum.map(|(sum, mask)| (sum, mask.map(|m| self.text(&[body[m].args[0], body[m].args[2]], &updated))));
         let class = Class {
+            takes,
             chunk: self.local.chunks[term.index()],
             subs,
             copies: ir::fault!("zero.class.copies", None, copied(u.slot)),
             accumulates: self.local.accumulate[term.index()],
             alone: ir::fault!("zero.class.alone", None, (stages.is_some() || sum.is_none()).then_some(u.slot)),
             sum: ir::fault!("zero.class.norm", None, key),
-            update: ir::fault!("zero.class.update", String::new(), self.text(&roots.iter().copied().chain(square).collect::<Vec<_>>(), gradient)),
+            update: ir::fault!("zero.class.update", String::new(), self.text(&roots.iter().copied().chain(square).collect::<Vec<_>>(), &updated)),
         };
-        Some(Shared { slot: u.slot, dims, term, masks, gradient, stages, square, sum, new: u.new, states: u.states.clone(), class })
+        Some(Shared { slot: u.slot, dims, term, masks, gradient, stages, square, sum, new: u.new, states: u.states.clone(), own, class })
     }
 
     /// The values of an update that are computed element by element, down to the old values, scalars, and the one value that `gradient`
@@ -190,6 +212,53 @@ impl Finding<'_> {
         Some(seen)
     }
 
+    /// As [`Self::steps`], of an update that multiplies, sums or gathers what it has of a parameter; scalars that
+    /// follow from it are its own too. None if it takes anything else than that, scalars of all, and the one value
+    /// that `gradient` becomes, or if no update may run on a rank by itself.
+    fn whole(&self, roots: &[Value], slot: u32, dims: &[Dim], gradient: &mut Option<Value>) -> Option<HashSet<Value>> {
+        let body = &self.local.body;
+        let mut known: HashMap<Value, bool> = HashMap::new();
+        *gradient = None;
+        let mut stack: Vec<(Value, bool)> = roots.iter().map(|v| (*v, false)).collect();
+        while let Some((v, behind)) = stack.pop() {
+            if known.contains_key(&v) {
+                continue;
+            }
+            let (node, scalar) = (&body[v], body.dims_of(v).is_empty());
+            let full = node.ty.dims.len() == dims.len() && dims.iter().all(|d| node.ty.has(*d));
+            let (updates, once) = (self.local.chunks[v.index()] == Chunk::Update, self.local.chunks[v.index()] == Chunk::Reduce);
+            let is_own = match &node.op {
+                Op::Param(s) | Op::State(s, _) => (*s == slot && node.ty.dims == dims).then_some(true)?,
+                _ if !updates && scalar => false,
+                Op::Select | Op::Collective { .. } if once && full && gradient.is_none_or(|g| g == v) => {
+                    *gradient = Some(v);
+                    true
+                }
+                op if updates && !behind => {
+                    let fits = match op {
+                        Op::Reduce { .. } | Op::Dot { .. } | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } => true,
+                        Op::Collective { kind, stages, .. } => stages.is_none() && *kind != Collective::Shift,
+                        op => scalar || op.is_pointwise() && !self.masks(v),
+                    };
+                    if !fits {
+                        return None;
+                    }
+                    stack.push((v, true));
+                    stack.extend(node.args.iter().map(|a| (*a, false)));
+                    continue;
+                }
+                _ if updates => node.args.iter().any(|a| known[a]),
+                _ => return None,
+            };
+            if !is_own && !scalar {
+                return None;
+            }
+            known.insert(v, is_own);
+        }
+        let own: HashSet<Value> = known.into_iter().filter(|k| k.1 && Some(k.0) != *gradient).map(|k| k.0).collect();
+        Some(own)
+    }
+
     /// Whether a value is another one, zero where indices say so.
     fn masks(&self, v: Value) -> bool {
         let body = &self.local.body;
@@ -202,7 +271,7 @@ impl Finding<'_> {
 
     /// The sum of all elements of what follows from the gradient element by element, if there is one. None if anything but that and the update's
     /// steps uses the gradient.
-    fn square(&self, gradient: Value, steps: &HashSet<Value>, dims: &[Dim]) -> Option<Option<Value>> {
+    fn square(&self, gradient: Value, own: &HashSet<Value>, dims: &[Dim]) -> Option<Option<Value>> {
         let body = &self.local.body;
         let mut found: Option<Value> = None;
         let mut seen: HashSet<Value> = HashSet::new();
@@ -213,8 +282,9 @@ impl Finding<'_> {
                     continue;
                 }
                 match &body[*user].op {
+                    _ if own.contains(user) => stack.push(*user),
                     Op::Reduce { kind: Reduce::Sum, over } if over.len() == dims.len() && found.is_none() => found = Some(*user),
-                    op if op.is_pointwise() && (steps.contains(user) || self.local.chunks[user.index()] == Chunk::Reduce) => stack.push(*user),
+                    op if op.is_pointwise() && self.local.chunks[user.index()] == Chunk::Reduce => stack.push(*user),
                     _ => return None,
                 }
             }
@@ -242,36 +312,82 @@ impl Finding<'_> {
         }
     }
 
-    /// How values follow from the gradient, the old values and scalars, as a text: equal for parameters of any dims.
-    fn text(&self, roots: &[Value], gradient: Value) -> String {
-        let mut numbers: BTreeMap<Value, usize> = BTreeMap::new();
-        let mut out = String::new();
-        fn visit(f: &Finding, v: Value, gradient: Value, numbers: &mut BTreeMap<Value, usize>, out: &mut String) -> String {
-            let node = &f.local.body[v];
-            if v == gradient {
-                return "g".into();
-            }
-            if let Some(n) = f.numbers.get(&v).filter(|_| !matches!(node.op, Op::Reduce { .. })) {
-                return format!("s{n}");
-            }
-            if let Some(n) = numbers.get(&v) {
-                return format!("%{n}");
-            }
-            let args: Vec<String> = node.args.iter().map(|a| visit(f, *a, gradient, numbers, out)).collect();
-            let op = match &node.op {
-                Op::Param(_) => "param".to_string(),
-                Op::State(_, k) => format!("state {k}"),
-                Op::Reduce { .. } => "sum".to_string(),
-                op => format!("{op:?}"),
-            };
-            numbers.insert(v, numbers.len());
-            out.push_str(&format!("{op} {} {}; ", node.ty.dtype.name(), args.join(" ")));
-            format!("%{}", numbers.len() - 1)
-        }
+    /// How values follow from the gradient, the old values and scalars, as a text: equal for parameters of any dims,
+    /// or, of those that are taken whole, of dims that are alike.
+    fn text(&self, roots: &[Value], updated: &Updated) -> String {
+        let mut text = Text { finding: self, updated, numbers: BTreeMap::new(), dims: vec![], out: String::new() };
         for v in roots {
-            let name = visit(self, *v, gradient, &mut numbers, &mut out);
-            out.push_str(&format!("{name}. "));
+            let name = text.visit(*v);
+            text.out.push_str(&format!("{name}. "));
         }
-        out
+        text.out
+    }
+}
+
+/// What is known of an update that is written as a text.
+struct Updated<'a> {
+    gradient: Value,
+    own: &'a HashSet<Value>,
+    takes: Takes,
+}
+
+struct Text<'a> {
+    finding: &'a Finding<'a>,
+    updated: &'a Updated<'a>,
+    numbers: BTreeMap<Value, usize>,
+    /// In the order in which they are met.
+    dims: Vec<Dim>,
+    out: String,
+}
+
+impl Text<'_> {
+    fn visit(&mut self, v: Value) -> String {
+        let node = &self.finding.local.body[v];
+        if v == self.updated.gradient {
+            return match self.updated.takes {
+                Takes::Elements => "g".into(),
+                Takes::Whole => format!("g {}", self.named(&node.ty.dims)),
+            };
+        }
+        let of_all = |_: &&usize| !matches!(node.op, Op::Reduce { .. }) && !self.updated.own.contains(&v);
+        if let Some(n) = self.finding.numbers.get(&v).filter(of_all) {
+            return format!("s{n}");
+        }
+        if let Some(n) = self.numbers.get(&v) {
+            return format!("%{n}");
+        }
+        let args: Vec<String> = node.args.iter().map(|a| self.visit(*a)).collect();
+        let op = match (&node.op, self.updated.takes) {
+            (Op::Param(_), _) => "param".to_string(),
+            (Op::State(_, k), _) => format!("state {k}"),
+            (Op::Reduce { .. }, Takes::Elements) => "sum".to_string(),
+            (op, Takes::Elements) => format!("{op:?}"),
+            (op, Takes::Whole) => {
+                let op = op.map_dims(&mut |d| Dim(self.number(d) as u32));
+                format!("{op:?}")
+            }
+        };
+        let dims = match self.updated.takes {
+            Takes::Elements => String::new(),
+            Takes::Whole => self.named(&node.ty.dims),
+        };
+        self.numbers.insert(v, self.numbers.len());
+        self.out.push_str(&format!("{op} {} {}{dims}; ", node.ty.dtype.name(), args.join(" ")));
+        format!("%{}", self.numbers.len() - 1)
+    }
+
+    /// The number of a dim. What it is, is written where it is met first.
+    fn number(&mut self, d: Dim) -> usize {
+        if let Some(n) = self.dims.iter().position(|e| *e == d) {
+            return n;
+        }
+        let info = &self.finding.local.body.dims[d];
+        self.out.push_str(&format!("dim {} {:?}; ", info.size, info.index));
+        self.dims.push(d);
+        self.dims.len() - 1
+    }
+
+    fn named(&mut self, dims: &[Dim]) -> String {
+        dims.iter().map(|d| format!(" d{}", self.number(*d))).collect()
     }
 }

@@ -10,18 +10,23 @@
 //!
 //! **Classes.** Parameters of a bucket have everything in common but their dims: who sums the gradient, when a term of it is known, how the new
 //! value follows from it, to which sum its squares belong. So an update is one expression over the slice; where a model has others (no decay, norms that tensor-parallel
-//! ranks sum too, experts), they are buckets of their own. What is not updated element by element stays as it is.
+//! ranks sum too, experts), they are buckets of their own.
+//!
+//! **Whole matrices.** What is not updated element by element, as Muon's matrices, belongs whole to one rank: parameters of one size and one
+//! expression lie in a bucket at equal distances, so many of them that each rank's part is as many whole ones. A rank runs the expression for each of
+//! its own. Where there are too few for all ranks, some of their sub-axes share them out ([`owners`]), and gradients are summed over the others.
 //!
 //! Where a model computes with 16-bit copies alone, the bucket of parameters holds those, and weights exist as slices only, as one more state.
 
 mod emit;
 mod find;
+mod whole;
 
 use emit::Sharing;
-use find::{Shared, find};
+use find::{Shared, Takes, find};
 use ir::dim::{Base, IndexMap};
 use ir::local::{Chunk, Local};
-use ir::mesh::SubAxis;
+use ir::mesh::{Mesh, SubAxis};
 use ir::op::{DType, Op};
 use ir::options::Zero;
 use ir::program::{Bucket, Holds, Piece, own_part};
@@ -32,6 +37,9 @@ const ALIGN: u64 = 64;
 
 /// A bucket's end is a multiple of this and of the number of its ranks.
 const END: u64 = 128;
+
+/// Of places for whole parameters, at most one in so many is empty.
+const EMPTY: u64 = 4;
 
 /// Shares out the updates of training graphs; each with the graph of evaluation of the same stages, which finds its parameters in the buckets. A bucket is
 /// full with `size` elements.
@@ -96,7 +104,17 @@ fn share(training: Local, evaluation: Local, updates: Vec<Shared>, zero: Zero, s
             None => classes.push(vec![shared]),
         }
     }
-    let buckets: Vec<Planned> = classes.into_iter().flat_map(|c| fill(&training, c, size)).map(|members| plan(&training, members)).collect();
+    let mut buckets: Vec<Planned> = vec![];
+    for class in classes {
+        let owners = match class[0].class.takes {
+            Takes::Elements => class[0].class.subs.clone(),
+            Takes::Whole => owners(&training.mesh, &class[0].class.subs, class.len() as u64),
+        };
+        // What nobody shares out is updated as it is.
+        if !owners.is_empty() {
+            buckets.extend(fill(&training, class, &owners, size).into_iter().map(|members| plan(&training, members, owners.clone())));
+        }
+    }
     let homes: HashMap<u32, (usize, u64)> =
         buckets.iter().enumerate().flat_map(|(k, b)| b.bucket.pieces.iter().map(move |p| (p.slot, (k, p.at)))).collect();
     let at_evaluation = |slot: u32| homes.get(&(slot_of[ir::fault!("zero.evaluation.slot", 0, slot as usize)]? as u32)).copied();
@@ -110,6 +128,24 @@ struct Planned {
     members: Vec<Shared>,
     /// The elements of a rank, of all.
     part: IndexMap,
+    /// The ranks that have parts, of those that have a term of the gradient.
+    owners: Vec<SubAxis>,
+    /// From one member to the next, where they are taken whole.
+    distance: Option<u64>,
+}
+
+/// Which sub-axes share out so many whole parameters: those of most ranks that leave few places empty, the innermost of them. None for one parameter.
+fn owners(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Vec<SubAxis> {
+    let ranks = |subs: &[SubAxis]| subs.iter().map(|u| mesh[*u].size).product::<u64>();
+    let (mut best, mut most) = (vec![], 1);
+    for chosen in 1u32..1 << subs.len() {
+        let of: Vec<SubAxis> = subs.iter().rev().enumerate().filter(|(k, _)| chosen >> k & 1 == 1).map(|(_, u)| *u).rev().collect();
+        let places = count.next_multiple_of(ranks(&of));
+        if ranks(&of) > most && (places - count) * EMPTY <= places {
+            (most, best) = (ranks(&of), of);
+        }
+    }
+    best
 }
 
 /// Of parameters that nothing reads but casts to one 16-bit type, that type.
@@ -132,11 +168,16 @@ fn read_as(local: &Local) -> HashMap<u32, Option<DType>> {
     out
 }
 
-/// Cuts the members of a class into buckets.
-fn fill(local: &Local, class: Vec<Shared>, size: u64) -> Vec<Vec<Shared>> {
+/// Cuts the members of a class into buckets; whole ones as many at a time as there are owners.
+fn fill(local: &Local, class: Vec<Shared>, owners: &[SubAxis], size: u64) -> Vec<Vec<Shared>> {
+    let at_once = match class[0].class.takes {
+        Takes::Elements => 1,
+        Takes::Whole => ir::fault!("zero.whole.turns", 1, ranks(local, owners) as usize),
+    };
     let (mut out, mut elements): (Vec<Vec<Shared>>, u64) = (vec![vec![]], 0);
     for shared in class {
-        if elements >= size {
+        let last = out.last().expect("invariant: there is a bucket");
+        if elements >= size && last.len().is_multiple_of(at_once) {
             out.push(vec![]);
             elements = 0;
         }
@@ -146,8 +187,12 @@ fn fill(local: &Local, class: Vec<Shared>, size: u64) -> Vec<Vec<Shared>> {
     out
 }
 
-fn plan(local: &Local, members: Vec<Shared>) -> Planned {
-    let ranks: u64 = members[0].class.subs.iter().map(|u| local.mesh[*u].size).product();
+fn ranks(local: &Local, subs: &[SubAxis]) -> u64 {
+    subs.iter().map(|u| local.mesh[*u].size).product()
+}
+
+fn plan(local: &Local, members: Vec<Shared>, owners: Vec<SubAxis>) -> Planned {
+    let ranks = ranks(local, &owners);
     let mut end = 0u64;
     let mut pieces = vec![];
     for m in &members {
@@ -156,12 +201,20 @@ fn plan(local: &Local, members: Vec<Shared>) -> Planned {
         pieces.push(Piece { slot: m.slot, at, index });
         end = ir::fault!("zero.piece.overlap", at, at + local.body.dims.elements(&m.dims));
     }
-    let size = end.next_multiple_of(lcm(ranks, END));
+    // Whole ones are all of one size.
+    let distance = match members[0].class.takes {
+        Takes::Elements => None,
+        Takes::Whole => Some(local.body.dims.elements(&members[0].dims).next_multiple_of(ALIGN)),
+    };
+    let size = match distance {
+        None => end.next_multiple_of(lcm(ranks, END)),
+        Some(distance) => (members.len() as u64).next_multiple_of(ranks) * distance,
+    };
     let count = size / ranks;
-    let base = Base::Coords(own_part(&local.mesh, &members[0].class.subs, count));
+    let base = Base::Coords(own_part(&local.mesh, &owners, count));
     let part = IndexMap { parts: vec![(ir::fault!("zero.part.count", count / 2, count), 1)], base };
     let holds = if members[0].class.copies.is_some() { Holds::Copies } else { Holds::Weights };
-    Planned { bucket: Bucket { size, holds, pieces }, members, part }
+    Planned { bucket: Bucket { size, holds, pieces }, members, part, owners, distance }
 }
 
 fn lcm(a: u64, b: u64) -> u64 {

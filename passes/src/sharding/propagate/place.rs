@@ -151,13 +151,7 @@ impl<'a> Placing<'a> {
 
     /// Whether ranks share a gradient out: it is summed in every microbatch to where it rests, so that what they accumulate is a part.
     fn is_shared(&self, v: Value) -> bool {
-        let lists = self.chooser.lists;
-        let shares = match lists.zero {
-            Zero::None | Zero::States => false,
-            Zero::Gradients => lists.is_matrix(self.flow.old.dims_of(v)),
-            Zero::Params => true,
-        };
-        shares && self.flow.uses.is_gradient[v.index()]
+        self.flow.uses.is_gradient[v.index()] && self.chooser.lists.zero == Zero::Params
     }
 
     /// Where a value rests once it is complete.

@@ -1,0 +1,98 @@
+//! What ranks have where they have different values: a node is done once for each of them.
+//!
+//! A rank's own part of a bucket is a part of some parameters. Where ops take a whole one of these, as where a matrix is
+//! multiplied by itself, ranks do the same op of different values, and what they gather in the end is known of each.
+
+use super::pieces::{Held, Joined, Run};
+use super::rules::{Rules, bits, of_coords};
+use crate::Invariant;
+use crate::terms::{Access, What};
+use crate::violation::Checked;
+use ir::mesh::{Mesh, SubAxis};
+use ir::op::DType;
+use std::rc::Rc;
+
+/// The value that each rank of these sub-axes has, in rank order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Each {
+    pub own: Vec<SubAxis>,
+    pub of: Rc<[Held]>,
+}
+
+impl Each {
+    /// Of ranks' own parts of a value in one dim, each rank's. What nothing is known of is a value by itself.
+    pub fn of_parts(rules: &mut Rules, j: &Joined, dtype: DType) -> Checked<Each> {
+        let ranks: u64 = j.own.iter().map(|u| rules.mesh[*u].size).product();
+        let count = j.count() / ranks;
+        let mut of = vec![];
+        for rank in 0..ranks {
+            let pieces = j.cut(rules.mesh, rank * count, count)?.into_iter().map(|p| match p.of {
+                Some(_) => p,
+                None => Run { count: p.count, of: Some(unknown(rules, p.count, dtype)) },
+            });
+            let part = Joined { own: vec![], pieces: pieces.collect(), ..j.clone() };
+            of.push(part.held(rules.mesh, &[count]));
+        }
+        Ok(Each { own: j.own.clone(), of: of.into() })
+    }
+
+    /// Ranks' own parts of what they have together, along one dim.
+    pub fn joined(&self) -> Checked<Joined> {
+        let mut pieces: Vec<Run> = vec![];
+        for x in self.of.iter() {
+            match x {
+                Held::One(x) => {
+                    let x = x.flat();
+                    pieces.push(Run { count: x.dims[0].extent(), of: Some(x) });
+                }
+                Held::Joined(j) if (j.lead, j.trail) == (0, 0) && j.own.is_empty() => pieces.extend(j.pieces.iter().cloned()),
+                Held::Joined(_) | Held::Each(_) => return Err(Invariant::OpOnPieces.breach("ranks' values in pieces, in several dims")),
+            }
+        }
+        Ok(Joined { lead: 0, trail: 0, own: self.own.clone(), pieces: pieces.into() })
+    }
+
+    /// What all ranks have of what each of them has, gathered.
+    pub fn gathered(&self, rules: &mut Rules) -> Checked<Held> {
+        let joined = self.joined()?;
+        for x in joined.pieces.iter().filter_map(|p| p.of.as_ref()) {
+            if (rules.varies(x.term) | of_coords(x)) & bits(&self.own) != 0 {
+                return Err(Invariant::OpOnPieces.breach("ranks take what a rank has for different values"));
+            }
+        }
+        Ok(Held::Joined(Joined { own: vec![], ..joined }))
+    }
+
+    /// What the rank of this number has of a value.
+    pub fn on(&self, mesh: &Mesh, rank: usize, x: &Held) -> Checked<Held> {
+        match x {
+            Held::Each(e) if e.own == self.own => Ok(e.of[rank].clone()),
+            Held::One(x) => Ok(Held::One(self.placed(mesh, rank, x))),
+            Held::Joined(j) if bits(&j.own) & bits(&self.own) == 0 => Ok(x.clone()),
+            Held::Each(_) | Held::Joined(_) => Err(Invariant::BucketAligned.breach("its operands are parts of different ranks")),
+        }
+    }
+
+    /// A value with the coordinates of a rank in their place.
+    fn placed(&self, mesh: &Mesh, rank: usize, x: &Access) -> Access {
+        let (mut rest, mut out) = (rank as u64, x.clone());
+        for u in self.own.iter().rev() {
+            let mut at = rest % mesh[*u].size;
+            rest /= mesh[*u].size;
+            if let Some(k) = out.coords.iter().position(|c| c.0 == *u) {
+                let (_, digits) = out.coords.remove(k);
+                for (n, stride) in digits.iter().rev() {
+                    out.offset += at % n * stride;
+                    at /= n;
+                }
+            }
+        }
+        out
+    }
+}
+
+/// A value of which nothing is known, and which no other one is.
+fn unknown(rules: &mut Rules, count: u64, dtype: DType) -> Access {
+    let number = rules.terms.count();
+    Access::whole(rules.terms.plain(What::Unknown(number), vec![], vec![count], dtype), &[count])
+}
