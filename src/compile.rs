@@ -24,6 +24,7 @@ use mcc::{Error, Request, machine};
 use passes::compile::Compiled;
 use passes::remedy;
 use passes::report::footprint::{self, Footprint, Footprints, Kind};
+use passes::report::matrices::matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
 use runtime::artifact::{self, KernelEntry};
@@ -248,7 +249,13 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     times.push(("kernels", generated));
     let verified: Vec<(&str, Duration)> = compiled.times.iter().flat_map(|t| t.verified.iter().copied()).collect();
     let footprints = Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, targets, scratch));
-    let table = report::table(&compiled.job, &footprints, &times, &verified, (&artifact.checked, &artifact.levels.sources));
+    let table = report::table(
+        &compiled.job,
+        (&footprints, matrices(&compiled.graph, &compiled.locals)),
+        &times,
+        &verified,
+        (&artifact.checked, &artifact.levels.sources),
+    );
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     // Standard output is for modules where these were asked for.
     match args.inspect.print_after.is_empty() {

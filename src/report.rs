@@ -7,15 +7,16 @@ use ir::program::Job;
 use mcc::{KernelChecks, NotChecked};
 use passes::report::explain::{exchanges, totals};
 use passes::report::footprint::{Footprint, Footprints, Kind, size};
+use passes::report::matrices::Matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; seconds per pass and per verifier.
+/// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; what ranks have to do with Muon's matrices; seconds per pass and per verifier.
 pub fn table(
     job: &Job,
-    memory: &Footprints,
+    (memory, matrices): (&Footprints, Option<Matrices>),
     times: &[(&str, Duration)],
     verified: &[(&str, Duration)],
     checked: (&KernelChecks, &Sources),
@@ -63,10 +64,29 @@ pub fn table(
         let parts: Vec<String> = host.host.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b))).collect();
         let _ = writeln!(out, "host       {whose}: {} = {}", size(host.on_host()), parts.join(" + "));
     }
+    if let Some(m) = matrices {
+        let _ = writeln!(out, "muon       {}", muon(job, &m));
+    }
     let _ = writeln!(out, "seconds    {}", seconds(times));
     let _ = writeln!(out, "verifying  {}", seconds(verified));
     let _ = writeln!(out, "code       {}", code(checked));
     out
+}
+
+/// What each rank iterates of matrices, and keeps of them.
+fn muon(job: &Job, m: &Matrices) -> String {
+    let whose = if job.stages.len() > 1 { format!("each rank of stage {} (most)", m.stage) } else { "each rank".into() };
+    let empty = if m.places > m.count { format!(" (of {} places {} are empty)", count(m.places), count(m.places - m.count)) } else { String::new() };
+    let [[own, all], [kept, whole]] = [m.operations, m.bytes];
+    format!(
+        "{whose} iterates {} of {} matrices{empty}, {} of {} operations; states {} of {}",
+        count(m.of_rank),
+        count(m.count),
+        count(own),
+        count(all),
+        size(kept),
+        size(whole)
+    )
 }
 
 /// Of kernels that are not checked, how many are named.

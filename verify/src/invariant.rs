@@ -201,7 +201,7 @@ invariants! {
     412 StageSum "A collective over stages is a sum, of the stages that take part in it."
     413 StagesAlike "What stages give to a sum has one size, and the same parts."
     414 DigitView "A view or slice of a rewritten graph is a map of digits."
-    415 OpOnPieces "An op of values in pieces is one that pieces go through: along one dim, element by element."
+    415 OpOnPieces "An op of values in pieces is one that pieces go through: along one dim, element by element, or on each rank by itself."
     416 JoinedOperands "Operands of a concatenation have the dims of its result, and are not parts of buckets."
     417 KnownSum "What is summed is known, and the same on all ranks that have it."
     418 UpdatedOnce "A parameter is updated once."

@@ -3,5 +3,6 @@
 pub mod complaints;
 pub mod explain;
 pub mod footprint;
+pub mod matrices;
 pub mod pipeline_timeline;
 pub mod sizes;

@@ -5,6 +5,7 @@ use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, T5, case};
 use ir::graph::Graph;
 use ir::matrix;
 use passes::report::footprint::{Footprint, Kind};
+use passes::report::matrices;
 
 /// The rule of `models/` replaced.
 fn by_muon(text: &str, rule: &str) -> String {
@@ -80,6 +81,35 @@ fn ranks_share_momentum_out() {
         let most = if words.ends_with("zero1") { gradients * 3 / 2 } else { gradients * 6 / 10 };
         assert!(of_gradients <= most, "{words}: {of_gradients} of {gradients} bytes of gradients");
     }
+}
+
+/// Matrices and places of a rank; its share of operations and of states, in percent of all.
+fn shared(text: &str, sizes: &[(&str, &str)], words: &str) -> ([u64; 3], [u64; 2]) {
+    let c = compiled(text, sizes, &case(words));
+    let m = matrices::matrices(&c.graph, &c.locals).expect("matrices");
+    ([m.count, m.places, m.of_rank], [m.operations, m.bytes].map(|[own, all]| 100 * own / all))
+}
+
+/// Each layer has three matrices of one kind, and one each of three others.
+#[test]
+fn each_matrix_belongs_whole_to_one_rank() {
+    let text = by_muon(GPT2.0, "muon()");
+    let sizes = |layers| [("vocab", "16"), ("hidden", "16"), ("heads", "4"), ("ffn", "32"), ("layers", layers), ("seq", "4")];
+    for zero in ["zero1", "zero2", "bf16 zero1"] {
+        let of = |mesh: &str, layers| shared(&text, &sizes(layers), &format!("{mesh} {zero}"));
+        assert_eq!(of("dp2", "8"), ([48, 48, 24], [50, 50]), "{zero}");
+        assert_eq!(of("dp4", "8"), ([48, 48, 12], [25, 25]), "{zero}");
+        assert_eq!(of("dp2 cp2", "8"), ([48, 48, 12], [25, 25]), "{zero}");
+        assert_eq!(of("dp2 tp2", "8"), ([48, 48, 24], [50, 50]), "{zero}");
+        assert_eq!(of("dp2 pp2 m2", "8"), ([24, 24, 12], [50, 50]), "{zero}");
+        // Nine of a kind and three of others, for four ranks: one place in four is empty.
+        assert_eq!(of("dp4", "3").0, [18, 24, 6], "{zero}");
+        // Two of a kind, for four ranks: two ranks and two share them out.
+        assert_eq!(of("dp4", "2").0, [12, 14, 5], "{zero}");
+    }
+    // One of a kind is nobody's alone, and without --zero all of them are everybody's.
+    assert_eq!(shared(&text, &sizes("1"), "dp2 zero1").0, [6, 7, 5]);
+    assert_eq!(shared(&text, &sizes("2"), "dp2"), ([12, 12, 12], [100, 100]));
 }
 
 #[test]

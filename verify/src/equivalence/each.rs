@@ -1,7 +1,7 @@
 //! What ranks have where they have different values: a node is done once for each of them.
 //!
-//! A rank's own part of a bucket is a part of some parameters. Where ops take a whole one of these, as where a matrix is
-//! multiplied by itself, ranks do the same op of different values, and what they gather in the end is known of each.
+//! A rank's own part of a bucket may be some whole parameters. Where ops take one of these, as where a matrix is
+//! multiplied by itself, ranks do the same op of different values. What they gather in the end is known of each.
 
 use super::pieces::{Held, Joined, Run};
 use super::rules::{Rules, bits, of_coords};
@@ -95,4 +95,60 @@ impl Each {
 fn unknown(rules: &mut Rules, count: u64, dtype: DType) -> Access {
     let number = rules.terms.count();
     Access::whole(rules.terms.plain(What::Unknown(number), vec![], vec![count], dtype), &[count])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terms::digits::Digits;
+    use ir::mesh::{Axis, Sizes};
+    use ir::op::{Collective, Op, Reduce};
+
+    fn input(rules: &mut Rules, k: u32, size: u64) -> Access {
+        let what = What::Held(Op::Param(k), vec![]);
+        Access::whole(rules.terms.plain(what, vec![], vec![size], DType::F32), &[size])
+    }
+
+    #[test]
+    fn ranks_own_parts_are_what_each_has_and_all_of_them_once_gathered() {
+        let mesh = Mesh::of_sizes(&Sizes { dp: 4, ..Sizes::default() }).expect("a mesh");
+        let own: Vec<SubAxis> = mesh.of(Axis::Dp).collect();
+        let mut rules = Rules::new(&mesh);
+        // Three values of six elements for four ranks; of the fourth place nothing is known.
+        let all: Vec<Access> = (0..3).map(|k| input(&mut rules, k, 6)).collect();
+        let runs = all.iter().cloned().map(Some).chain([None]).map(|of| Run { count: 6, of });
+        let parts = Joined { lead: 0, trail: 0, own: own.clone(), pieces: runs.collect() };
+        let each = Each::of_parts(&mut rules, &parts, DType::F32).expect("parts");
+        assert_eq!(each.of[..3], all.iter().cloned().map(Held::One).collect::<Vec<_>>()[..]);
+        assert!(each.of[3] != each.of[2] && matches!(&each.of[3], Held::One(_)));
+        let again = Each::of_parts(&mut rules, &parts, DType::F32).expect("parts");
+        assert!(again.of[3] != each.of[3], "nothing is known of either");
+        let gathered = each.gathered(&mut rules).expect("all ranks have the same of each");
+        let Held::Joined(gathered) = gathered else { panic!("{gathered:?}") };
+        assert!(gathered.own.is_empty());
+        assert!(Joined { own: vec![], ..parts }.agrees(&mut rules, &Held::Joined(gathered.clone())).expect("parts"));
+        let swapped: Vec<Run> = [1, 0, 2, 3].map(|k| gathered.pieces[k].clone()).to_vec();
+        let swapped = Held::Joined(Joined { pieces: swapped.into(), ..gathered.clone() });
+        assert!(!Joined { own: vec![], ..gathered }.agrees(&mut rules, &swapped).expect("parts"));
+    }
+
+    #[test]
+    fn what_ranks_take_for_different_values_is_not_gathered_and_a_part_is_that_of_the_rank() {
+        let mesh = Mesh::of_sizes(&Sizes { dp: 4, ..Sizes::default() }).expect("a mesh");
+        let own: Vec<SubAxis> = mesh.of(Axis::Dp).collect();
+        let mut rules = Rules::new(&mesh);
+        let x = input(&mut rules, 0, 8);
+        let digits: Vec<_> = own.iter().copied().zip([Digits::new([(2, 4)]), Digits::new([(2, 2)])]).collect();
+        let part = Held::One(Access { coords: digits, dims: vec![Digits::new([(2, 1)])], ..x.clone() });
+        let of_rank = |rank: u64| Held::One(Access { offset: 2 * rank, dims: vec![Digits::new([(2, 1)])], ..x.clone() });
+        let each = Each { own: own.clone(), of: (0..4).map(of_rank).collect() };
+        for rank in 0..4 {
+            assert_eq!(each.on(&mesh, rank, &part), Ok(of_rank(rank as u64)), "{rank}");
+        }
+        // A sum of what each rank has of a scattered value is another one on each.
+        let what = What::Exchange { kind: Collective::ReduceScatter(Reduce::Sum), subs: own.clone(), stages: None };
+        let varies = rules.terms.plain(what, vec![x], vec![2], DType::F32);
+        let of = (0..4).map(|_| Held::One(Access::whole(varies, &[2]))).collect();
+        assert_eq!(Each { own, of }.gathered(&mut rules).map_err(|e| e.invariant), Err(Invariant::OpOnPieces));
+    }
 }

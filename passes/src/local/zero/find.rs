@@ -157,7 +157,8 @@ impl Finding<'_> {
         if subs.is_empty() || !same_dims || !known || body[term].ty.dtype != DType::F32 {
             return None;
         }
-        // A part of a gradient can be added to another stage's, and a whole matrix is alone there.
+        // Stages that add to one gradient would have to agree on its place, and what exchanges with the ranks that
+        // share it out is done by none of them alone.
         let meets = |v: &Value| matches!(&body[*v].op, Op::Collective { subs: over, .. } if over.iter().any(|u| subs.contains(u)));
         if takes == Takes::Whole && (stages.is_some() || own.iter().any(meets)) {
             return None;
@@ -212,9 +213,8 @@ impl Finding<'_> {
         Some(seen)
     }
 
-    /// As [`Self::steps`], of an update that multiplies, sums or gathers what it has of a parameter; scalars that
-    /// follow from it are its own too. None if it takes anything else than that, scalars of all, and the one value
-    /// that `gradient` becomes, or if no update may run on a rank by itself.
+    /// As [`Self::steps`], of an update that multiplies, sums or gathers what it has of its parameter: the values that
+    /// follow from the old ones and the gradient, scalars too. None if there are others but scalars of all parameters.
     fn whole(&self, roots: &[Value], slot: u32, dims: &[Dim], gradient: &mut Option<Value>) -> Option<HashSet<Value>> {
         let body = &self.local.body;
         let mut known: HashMap<Value, bool> = HashMap::new();

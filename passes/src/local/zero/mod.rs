@@ -12,9 +12,10 @@
 //! value follows from it, to which sum its squares belong. So an update is one expression over the slice; where a model has others (no decay, norms that tensor-parallel
 //! ranks sum too, experts), they are buckets of their own.
 //!
-//! **Whole matrices.** What is not updated element by element, as Muon's matrices, belongs whole to one rank: parameters of one size and one
-//! expression lie in a bucket at equal distances, so many of them that each rank's part is as many whole ones. A rank runs the expression for each of
-//! its own. Where there are too few for all ranks, some of their sub-axes share them out ([`owners`]), and gradients are summed over the others.
+//! **Whole matrices.** What is not updated element by element, as Muon's matrices, belongs whole to one rank:
+//! parameters of one size and one expression lie in a bucket at equal distances, so many of them that each rank's part
+//! is as many whole ones. A rank runs the expression for each of its own. Where there are too few for all ranks, some of
+//! their sub-axes share them out ([`owners`]), and gradients are summed over the others too.
 //!
 //! Where a model computes with 16-bit copies alone, the bucket of parameters holds those, and weights exist as slices only, as one more state.
 
@@ -38,7 +39,7 @@ const ALIGN: u64 = 64;
 /// A bucket's end is a multiple of this and of the number of its ranks.
 const END: u64 = 128;
 
-/// Of places for whole parameters, at most one in so many is empty.
+/// Of places for whole parameters, one in so many may be empty: each is a parameter and a gradient of zeros on all ranks.
 const EMPTY: u64 = 4;
 
 /// Shares out the updates of training graphs; each with the graph of evaluation of the same stages, which finds its parameters in the buckets. A bucket is
@@ -134,7 +135,8 @@ struct Planned {
     distance: Option<u64>,
 }
 
-/// Which sub-axes share out so many whole parameters: those of most ranks that leave few places empty, the innermost of them. None for one parameter.
+/// Which sub-axes share out so many whole parameters: those of most ranks that leave few places empty, the innermost
+/// of them. None for one parameter.
 fn owners(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Vec<SubAxis> {
     let ranks = |subs: &[SubAxis]| subs.iter().map(|u| mesh[*u].size).product::<u64>();
     let (mut best, mut most) = (vec![], 1);
@@ -172,7 +174,7 @@ fn read_as(local: &Local) -> HashMap<u32, Option<DType>> {
 fn fill(local: &Local, class: Vec<Shared>, owners: &[SubAxis], size: u64) -> Vec<Vec<Shared>> {
     let at_once = match class[0].class.takes {
         Takes::Elements => 1,
-        Takes::Whole => ir::fault!("zero.whole.turns", 1, ranks(local, owners) as usize),
+        Takes::Whole => ranks(local, owners) as usize,
     };
     let (mut out, mut elements): (Vec<Vec<Shared>>, u64) = (vec![vec![]], 0);
     for shared in class {

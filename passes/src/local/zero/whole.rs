@@ -7,7 +7,8 @@ use ir::op::{DType, Op, Real};
 use std::collections::HashMap;
 
 impl Sharing<'_> {
-    /// The new values of a rank's part of a bucket, and its states: those of each of its parameters, `distance` apart.
+    /// The new values of a rank's part of a bucket, and its states: those of each of its parameters, which are
+    /// `distance` apart.
     pub(super) fn whole(&mut self, k: usize, distance: u64) -> (Value, Vec<Value>) {
         let first = &self.planned[k].members[0];
         let roots: Vec<Value> = [first.new].into_iter().chain(first.states.iter().copied()).collect();

@@ -89,7 +89,7 @@ plan { dp: batch; sp: seq; ep: experts; etp: ffn; }";
 
 /// Matrices of heads and of experts, a router, a bias, norms' weights and a head, all with Muon.
 const MUON: &str = "
-model muon(batch, seq = 4, hidden = 4, heads = 2, head_dim = 3, ffn = 6, experts = 2, k = 1, classes = 3, layers = 2) {
+model muon(batch, seq = 4, hidden = 8, heads = 2, head_dim = 4, ffn = 6, experts = 2, k = 1, classes = 3, layers = 2) {
   input x0: f32[batch, seq, hidden];
   let x = x0;
   repeat layers {
@@ -100,7 +100,7 @@ model muon(batch, seq = 4, hidden = 4, heads = 2, head_dim = 3, ffn = 6, experts
   let y = experts_mlp(x, chosen, score, [batch, seq], k, experts, hidden, ffn) as experts;
   loss mean(linear(x + y, hidden, classes, std: 0.5) ^ 2);
 }
-train { optimizer: muon(momentum: 0.9, scale: \"shape_scaling\"); lr: constant(0.01); weight_decay: 0.1; clip: 1.0; group \"experts.up.*\" { lr_scale: 0.5; } }
+train { optimizer: muon(momentum: 0.9, nesterov: false, scale: \"shape_scaling\"); lr: constant(0.01); weight_decay: 0.1; clip: 1.0; group \"experts.up.*\" { lr_scale: 0.5; } }
 plan { dp: batch; tp: heads, ffn; pp: layers; ep: experts; }";
 
 const NOTHING: &[(&str, &str)] = &[];
@@ -187,7 +187,7 @@ const JOBS: &[(&str, Model, &[&str])] = &[
         ],
     ),
     ("capacity", (CAPACITY, NOTHING), &["b2", "dp2 ep2", "dp2 ep2 b4 room175"]),
-    ("muon", (MUON, NOTHING), &["m2", "dp2 tp2 m2"]),
+    ("muon", (MUON, NOTHING), &["m2", "dp2 tp2 m2", "dp2 zero1 m2", "bf16 dp4 zero2 m2", "layers=4 | dp2 zero2 m2"]),
     ("wide", (WIDE, NOTHING), &["m2"]),
     ("scores", SCORES, &["m2", "dp2 tp2 m2", "cp2", "table=false | cp2"]),
 ];
