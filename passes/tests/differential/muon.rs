@@ -107,6 +107,9 @@ fn each_matrix_belongs_whole_to_one_rank() {
         // Two of a kind, for four ranks: two ranks and two share them out.
         assert_eq!(of("dp4", "2").0, [12, 14, 5], "{zero}");
     }
+    // Those of virtual stages are scattered together once a step, and apart in each microbatch.
+    assert_eq!(shared(&text, &sizes("4"), "dp2 pp2 v2 m2 zero1").0, [12, 12, 6]);
+    assert_eq!(shared(&text, &sizes("4"), "dp2 pp2 v2 m2 zero2").0, [12, 14, 10]);
     // One of a kind is nobody's alone, and without --zero all of them are everybody's.
     assert_eq!(shared(&text, &sizes("1"), "dp2 zero1").0, [6, 7, 5]);
     assert_eq!(shared(&text, &sizes("2"), "dp2"), ([12, 12, 12], [100, 100]));
@@ -135,6 +138,8 @@ fn muon_goes_the_same_way_on_any_mesh() {
         "bf16 dp2 cp2 zero2",
         "dp2 pp2 m2 zero2 bucket1000",
         "dp6 zero1",
+        "dp2 pp2 v2 m2 zero1",
+        "dp2 pp2 v2 m2 zero2",
     ];
     let text = by_muon(GPT2.0, "muon()");
     meshes.iter().for_each(|words| check(&text, GPT2.1, &case(words)));

@@ -267,7 +267,7 @@ impl<'a> Sharing<'a> {
             let (own, origin) = (Type::new(DType::F32, m.dims.clone()), &body[m.term].origin);
             let mut x = self.w.new_value(m.term);
             if body.dims_of(m.term) != m.dims {
-                x = self.w.push(Op::Expand, vec![x], own.clone(), class.chunk, origin);
+                x = self.w.push(Op::Expand, vec![x], own.clone(), m.class.chunk, origin);
                 self.w.out.accumulate[x.index()] = class.accumulates && !self.per_microbatch(k);
             }
             for mask in ir::fault!("zero.gradient.unmasked", &[][..], &m.masks[..]) {

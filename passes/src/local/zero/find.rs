@@ -69,6 +69,11 @@ impl Shared {
 }
 
 impl Class {
+    /// The same with terms that are known in another chunk.
+    pub fn at(&self, chunk: Chunk) -> Class {
+        Class { chunk, ..self.clone() }
+    }
+
     /// What buckets have in common whose squares are one term.
     pub fn adds(&self) -> impl PartialEq {
         (self.subs.clone(), self.sum.clone())

@@ -24,7 +24,7 @@ mod find;
 mod whole;
 
 use emit::Sharing;
-use find::{Shared, Takes, find};
+use find::{Class, Shared, Takes, find};
 use ir::dim::{Base, IndexMap};
 use ir::local::{Chunk, Local};
 use ir::mesh::{Mesh, SubAxis};
@@ -99,8 +99,10 @@ pub fn copies(training: &Local, evaluation: &Local) -> HashMap<u32, DType> {
 fn share(training: Local, evaluation: Local, updates: Vec<Shared>, zero: Zero, size: u64) -> (Local, Local) {
     let slot_of = slots(&training, &evaluation);
     let mut classes: Vec<Vec<Shared>> = vec![];
+    // What is scattered once a step is scattered together, whichever virtual stage made its terms.
+    let alike = |a: &Class, b: &Class| a == b || zero == Zero::States && a.takes == Takes::Whole && *a == b.at(a.chunk);
     for shared in updates {
-        match classes.iter_mut().find(|c| c[0].class == shared.class) {
+        match classes.iter_mut().find(|c| alike(&c[0].class, &shared.class)) {
             Some(class) => class.push(shared),
             None => classes.push(vec![shared]),
         }
