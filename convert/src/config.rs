@@ -175,7 +175,7 @@ fn quoted(value: &str) -> String {
 }
 
 /// The name that a config has for a field: one that counts in its place, or an alias if that alone is there.
-fn written_as(family: &Family, config: &Config, name: &'static str) -> &'static str {
+pub fn written_as(family: &Family, config: &Config, name: &'static str) -> &'static str {
     let alias = |f: &&Field| matches!(f.role, Role::Alias(other) if other == name) && config.contains_key(f.name);
     let over = |f: &&Field| matches!(f.role, Role::Over(other) if other == name) && config.contains_key(f.name);
     if let Some(field) = family.fields().find(over) {
@@ -190,6 +190,13 @@ pub fn literal(value: &Value, kind: Kind) -> Result<String, &'static str> {
         Kind::Size => value.as_i64().filter(|n| *n >= 1).map(|n| n.to_string()).ok_or("a whole number from 1 on"),
         Kind::Count => value.as_i64().filter(|n| *n >= 0).map(|n| n.to_string()).ok_or("a whole number from 0 on"),
         Kind::Real => value.as_f64().filter(|x| x.is_finite() && *x >= 0.0).map(|x| format!("{x:?}")).ok_or("a number from 0 on"),
+        Kind::Reals => {
+            let all: Option<Vec<String>> = value
+                .as_array()
+                .filter(|list| !list.is_empty())
+                .and_then(|list| list.iter().map(|v| v.as_f64().filter(|x| x.is_finite() && *x > 0.0).map(|x| format!("{x:?}"))).collect());
+            all.map(|all| format!("[{}]", all.join(", "))).ok_or("a list of numbers above 0")
+        }
         Kind::Bool => value.as_bool().map(|b| b.to_string()).ok_or("true or false"),
     }
 }
@@ -322,7 +329,8 @@ pub fn fresh(family: &Family) -> Config {
 
 /// Whether two values of a setting are the same, however they are written.
 pub fn same(a: &str, b: &str) -> bool {
-    a == b || matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if a == b)
+    let list = |text: &str| serde_json::from_str::<Vec<f64>>(text);
+    a == b || matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if a == b) || matches!((list(a), list(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::ConvertError;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The file of an import that says of which type the tensors were.
@@ -91,19 +91,26 @@ fn narrow(wide: &[u8], losses: &mut Losses, round: impl Fn(f32) -> ([u8; 2], f32
     out
 }
 
-/// The type of most tensors, and of each other one by its name.
+/// The type of most tensors, and of each other one by its name; which copies there were not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     pub usual: Float,
     others: BTreeMap<String, Float>,
+    /// Copies of tensors that the text speaks of and the checkpoint did not have.
+    absent: BTreeSet<String>,
 }
 
 impl Record {
-    /// Of tensors by name.
-    pub fn new(tensors: &[(String, Float)]) -> Record {
+    /// Of tensors by name, and copies that are not there.
+    pub fn new(tensors: &[(String, Float)], absent: &[String]) -> Record {
         let count = |dtype: Float| tensors.iter().filter(|t| t.1 == dtype).count();
         let usual = Float::ALL.into_iter().rev().max_by_key(|d| count(*d)).unwrap_or(Float::F32);
-        Record { usual, others: tensors.iter().filter(|t| t.1 != usual).cloned().collect() }
+        Record { usual, others: tensors.iter().filter(|t| t.1 != usual).cloned().collect(), absent: absent.iter().cloned().collect() }
+    }
+
+    /// Whether a copy was not there.
+    pub fn lacks(&self, copy: &str) -> bool {
+        self.absent.contains(copy)
     }
 
     pub fn of(&self, tensor: &str) -> Float {
@@ -113,7 +120,11 @@ impl Record {
     /// The text of the file.
     pub fn text(&self) -> String {
         let others: Map<String, Value> = self.others.iter().map(|(name, dtype)| (name.clone(), dtype.name().into())).collect();
-        format!("{:#}\n", serde_json::json!({"dtype": self.usual.name(), "others": others}))
+        let mut record = Map::from_iter([("dtype".to_owned(), self.usual.name().into()), ("others".to_owned(), others.into())]);
+        if !self.absent.is_empty() {
+            record.insert("absent".into(), self.absent.iter().cloned().collect());
+        }
+        format!("{:#}\n", Value::from(record))
     }
 
     /// The file of an import; none if there is none.
@@ -128,7 +139,11 @@ impl Record {
         let parsed = serde_json::from_slice::<Value>(&bytes).ok().and_then(|value| {
             let usual = Float::by_name(value.get("dtype")?.as_str()?)?;
             let others = value.get("others")?.as_object()?.iter().map(|(name, d)| Some((name.clone(), Float::by_name(d.as_str()?)?)));
-            Some(Record { usual, others: others.collect::<Option<_>>()? })
+            let absent = match value.get("absent") {
+                Some(names) => names.as_array()?.iter().map(|name| Some(name.as_str()?.to_owned())).collect::<Option<_>>()?,
+                None => BTreeSet::new(),
+            };
+            Some(Record { usual, others: others.collect::<Option<_>>()?, absent })
         });
         let malformed =
             || ConvertError::Malformed { path: path.into(), what: "does not say dtypes as an import does: --dtype takes its place".into() };
@@ -163,14 +178,21 @@ mod tests {
     #[test]
     fn a_record_reads_back() {
         let tensors = [("a".to_owned(), Float::Bf16), ("b".to_owned(), Float::F32), ("c".to_owned(), Float::Bf16)];
-        let record = Record::new(&tensors);
+        let record = Record::new(&tensors, &["d".to_owned()]);
+        assert!(record.lacks("d") && !record.lacks("a"));
         assert_eq!((record.usual, record.of("b"), record.of("c")), (Float::Bf16, Float::F32, Float::Bf16));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(DTYPES);
         assert_eq!(Record::read(&path).unwrap(), None);
         std::fs::write(&path, record.text()).unwrap();
         assert_eq!(Record::read(&path).unwrap(), Some(record));
-        for bad in ["", "{}", r#"{"dtype": "f8", "others": {}}"#, r#"{"dtype": "f32", "others": {"a": 1}}"#] {
+        for bad in [
+            "",
+            "{}",
+            r#"{"dtype": "f8", "others": {}}"#,
+            r#"{"dtype": "f32", "others": {"a": 1}}"#,
+            r#"{"dtype": "f32", "others": {}, "absent": [1]}"#,
+        ] {
             std::fs::write(&path, bad).unwrap();
             assert!(Record::read(&path).is_err(), "{bad}");
         }

@@ -62,22 +62,34 @@ pub fn export(
         (None, Some(saved)) => carried(&mut sources, saved, defines)?,
         (None, None) => return Err(ConvertError::Unexplained(weights.into())),
     };
-    let mut tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
+    let of_model = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
     let params = parameters(&described.graph);
     check::fits(&checkpoint, &params, &[], || likely(saved, &described.graph.name, &described.settings))?;
     let beside = |name: &str| model.unwrap_or(weights).with_file_name(name);
-    let record = if dtype.is_some() { None } else { Record::read(&beside(DTYPES))? };
-    let usual = dtype.or(record.as_ref().map(|r| r.usual)).unwrap_or(Float::F32);
+    // A dtype that is given takes the place of a record, also of one that cannot be read.
+    let found = match (Record::read(&beside(DTYPES)), dtype) {
+        (Err(_), Some(_)) => None,
+        (found, _) => found?,
+    };
+    let record = found.as_ref().filter(|_| dtype.is_none());
+    let usual = dtype.or(record.map(|r| r.usual)).unwrap_or(Float::F32);
     let config = config_of(&described, &beside(CONFIG), usual, record.is_some())?;
 
-    let of = |name: &str| record.as_ref().map_or(usual, |r| r.of(name));
+    // Copies are there as they were, whatever the types are.
+    let lacks = |copy: &str| found.as_ref().is_some_and(|r| r.lacks(copy));
+    let mut tensors: Vec<(Float, &str, &Foreign)> = vec![];
+    for tensor in &of_model {
+        let dtype = record.map_or(usual, |r| r.of(&tensor.name));
+        let copies = tensor.copies.iter().filter(|copy| !lacks(copy));
+        tensors.extend([&tensor.name].into_iter().chain(copies).map(|name| (dtype, name.as_str(), tensor)));
+    }
     // As safetensors itself orders them.
-    tensors.sort_by(|a, b| (of(&a.name), &a.name).cmp(&(of(&b.name), &b.name)));
-    let wanted: Vec<_> = tensors.iter().map(|t| Wanted { name: t.name.clone(), shape: t.shape.clone(), dtype: of(&t.name) }).collect();
+    tensors.sort_by_key(|(dtype, name, _)| (*dtype, *name));
+    let wanted: Vec<_> = tensors.iter().map(|(dtype, name, t)| Wanted { name: (*name).into(), shape: t.shape.clone(), dtype: *dtype }).collect();
     let mut staging = Staging::new(out)?;
     let losses = staging.file(WHOLE, |f| {
         write(f, Format::Pytorch, &wanted, |i, bytes| {
-            for part in &tensors[i].parts {
+            for part in &tensors[i].2.parts {
                 let found = &checkpoint.tensors[&params[part.param].0];
                 copy(&part.loops, Direction::Export, (checkpoint.bytes(found), found.dtype, part.own), (bytes, part.foreign));
             }
@@ -88,10 +100,10 @@ pub fn export(
         staging.file(CONFIG, |f| f.write_all(config))?;
     }
     staging.commit()?;
-    let elements = |t: &Foreign| t.shape.iter().product::<u64>();
+    let elements = |t: &Wanted| t.shape.iter().product::<u64>();
     Ok(Exported {
-        tensors: tensors.len(),
-        elements: tensors.iter().map(elements).sum(),
+        tensors: wanted.len(),
+        elements: wanted.iter().map(elements).sum(),
         dtype: usual,
         rounded: losses.iter().map(|l| l.rounded).sum(),
         weights: out.join(WHOLE),

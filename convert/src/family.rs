@@ -42,12 +42,22 @@ pub struct Family {
     pub free: &'static [&'static str],
     /// Ends of names of tensors that the model does not compute with: buffers and other heads.
     pub unused: &'static [&'static str],
-    /// What stands before the number of a layer in names of tensors, if layers beyond the model's are left out.
-    pub beyond: Option<&'static str>,
+    /// Layers that predict further tokens, if the text has such. What lies behind them is left out.
+    pub predicting: Option<Predicting>,
     /// Tensors that some files hold although they are tied to another parameter: both names.
     pub tied: &'static [(&'static str, &'static str)],
     /// Ends of names that older files write otherwise: today's and theirs.
     pub renamed: &'static [(&'static str, &'static str)],
+}
+
+/// Layers behind the others, which predict further tokens.
+#[derive(Clone, Copy)]
+pub struct Predicting {
+    /// What stands before the number of any layer in names of tensors.
+    pub prefix: &'static str,
+    /// The setting of how many there are, and the config's field.
+    pub setting: &'static str,
+    pub field: &'static str,
 }
 
 /// The settings of a text that turns queries and keys by their position.
@@ -64,6 +74,22 @@ pub struct Rope {
     pub local: Option<&'static str>,
     /// The setting of a factor that divides all frequencies; none: the text has none.
     pub linear: Option<&'static str>,
+    /// LongRoPE; none: the text has no such scaling.
+    pub long: Option<Long>,
+}
+
+/// The settings of LongRoPE: a factor for each frequency, others for sequences longer than the original ones.
+pub struct Long {
+    /// Hugging Face's length of original sequences where the config has none.
+    pub original: &'static str,
+}
+
+impl Long {
+    pub const SHORT: (&str, &str) = ("short_factor", "short_factors");
+    pub const LONG: (&str, &str) = ("long_factor", "long_factors");
+    /// By what queries and keys are multiplied.
+    pub const SCALE: (&str, &str) = ("attention_factor", "long_scale");
+    pub const ORIGINAL: (&str, &str) = ("original_max_position_embeddings", "rope_original");
 }
 
 /// The settings of YaRN.
@@ -130,6 +156,8 @@ pub enum Kind {
     /// From 0 on.
     Count,
     Real,
+    /// Several of them.
+    Reals,
     Bool,
 }
 

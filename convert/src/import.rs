@@ -3,7 +3,7 @@
 use crate::config::{self, Config, Reading};
 use crate::copy::{Direction, copy};
 use crate::dtypes::{DTYPES, Float, Record};
-use crate::family::Family;
+use crate::family::{Family, Predicting};
 use crate::layout::{Foreign, Part, foreign};
 use crate::staging::Staging;
 use crate::tensors::{Checkpoint, Coding, Format, Tensor, Wanted, write};
@@ -13,6 +13,7 @@ use ir::graph::Graph;
 use ir::model::Model;
 use ir::provenance::Provenance;
 use safetensors::Dtype;
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -54,9 +55,17 @@ const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text o
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     let (mut original, mut config) = read_config(&dir.join(CONFIG))?;
     let refused = |what: Vec<String>| ConvertError::Config { path: dir.join(CONFIG), what: what.into_iter().chain([WAY_OUT.to_owned()]).collect() };
-    let Reading { family, settings, quantised, warnings } = config::read(&config).map_err(refused)?;
-    let (text, model) = text(family, &settings)?;
+    let Reading { family, mut settings, quantised, mut warnings } = config::read(&config).map_err(refused)?;
+    let (mut text, mut model) = self::text(family, &settings)?;
     let mut checkpoint = Checkpoint::in_directory(dir)?;
+    if let Some(predicting) = family.predicting.filter(|p| lacking(p, &model, &checkpoint, family)) {
+        warnings.push(format!("{} is not 0, and there are no such layers among the tensors: 0 is taken", predicting.field));
+        settings.retain(|(name, _)| *name != predicting.setting);
+        settings.push((predicting.setting, "0".into()));
+        (text, model) = self::text(family, &settings)?;
+        config.insert(config::written_as(family, &config, predicting.field).into(), 0.into());
+        original = config::bytes(&config);
+    }
     if let Some(scheme) = quantised {
         quantised::decode(&mut checkpoint, scheme)?;
         // What is exported is not coded.
@@ -64,11 +73,11 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
         original = config::bytes(&config);
     }
     let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: sources(&text), diagnostics })?;
-    let own: Vec<String> = tensors.iter().map(|t| t.name.clone()).collect();
-    let layers = model.settings.iter().find(|s| s.0 == "layers").and_then(|s| s.1.parse().ok()).unwrap_or(u64::MAX);
-    let skipped = names(&mut tensors, &checkpoint, family, layers)?;
+    let own = tensors.clone();
+    let skipped = names(&mut tensors, &checkpoint, family, &model)?;
     fit(&checkpoint, &tensors, &skipped)?;
-    let record = record(own, &tensors, &checkpoint);
+    equal(&checkpoint, &tensors, family.predicting.map(|p| p.field))?;
+    let record = record(&own, &tensors, &checkpoint);
 
     let mut staging = Staging::new(out)?;
     staging.file(MODEL, |f| f.write_all(text.as_bytes()))?;
@@ -93,7 +102,8 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
     let provenance = provenance(&described, &sources);
     let tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources, diagnostics })?;
     fit(&checkpoint, &tensors, &[])?;
-    let record = record(tensors.iter().map(|t| t.name.clone()).collect(), &tensors, &checkpoint);
+    equal(&checkpoint, &tensors, None)?;
+    let record = record(&tensors, &tensors, &checkpoint);
     let mut staging = Staging::new(out)?;
     staging.file(WEIGHTS, |f| weights(f, &described.graph, &tensors, &checkpoint, &provenance))?;
     staging.file(DTYPES, |f| f.write_all(record.text().as_bytes()))?;
@@ -104,17 +114,52 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
 
 fn fit(checkpoint: &Checkpoint, tensors: &[Foreign], beside: &[String]) -> Result<(), ConvertError> {
     let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
-    check::fits(checkpoint, &wanted, beside, Vec::new)
+    let copies = tensors.iter().flat_map(|t| &t.copies);
+    check::fits(checkpoint, &wanted, &beside.iter().chain(copies).cloned().collect::<Vec<_>>(), Vec::new)
 }
 
-/// The types of tensors, by the names that an export gives them: codes are exported as bf16.
-fn record(own: Vec<String>, tensors: &[Foreign], checkpoint: &Checkpoint) -> Record {
+/// Whether copies that are there are equal to what they are copies of; `field` says how many layers have some.
+fn equal(checkpoint: &Checkpoint, tensors: &[Foreign], field: Option<&str>) -> Result<(), ConvertError> {
+    let mut what = vec![];
+    for (tensor, copy) in tensors.iter().flat_map(|t| t.copies.iter().map(move |copy| (t, copy))) {
+        let first = &checkpoint.tensors[&tensor.name];
+        if checkpoint.tensors.get(copy).is_some_and(|second| !checkpoint.alike(first, second)) {
+            what.push(format!("`{copy}` is not equal to `{}`, of which the text says that it is a copy", tensor.name));
+        }
+    }
+    if what.is_empty() {
+        return Ok(());
+    }
+    let mut what = ir::provenance::few(&what);
+    what.extend(field.map(|field| format!("help: {field} = 0 in the config leaves these layers out")));
+    Err(ConvertError::Tensors { path: checkpoint.path.clone(), what })
+}
+
+/// Whether a model has layers that predict further tokens, of which the files have no tensor: what transformers saves
+/// has none.
+fn lacking(predicting: &Predicting, model: &Model, checkpoint: &Checkpoint, family: &Family) -> bool {
+    let layers = number(model, "layers");
+    let prefix = format!("{}{layers}.", predicting.prefix);
+    let bare = prefix.strip_prefix(family.base).unwrap_or(&prefix);
+    number(model, predicting.setting) > 0 && !checkpoint.tensors.keys().any(|name| name.starts_with(&prefix) || name.starts_with(bare))
+}
+
+/// A setting that is a whole number.
+fn number(model: &Model, setting: &str) -> u64 {
+    model.settings.iter().find(|s| s.0 == setting).and_then(|s| s.1.parse().ok()).unwrap_or(0)
+}
+
+/// The types of tensors, by the names that an export gives them: codes are exported as bf16. Copies that are not there.
+fn record(own: &[Foreign], tensors: &[Foreign], checkpoint: &Checkpoint) -> Record {
     let float = |t: &Foreign| match &checkpoint.tensors[&t.name] {
         Tensor { coding: Coding::Scaled(..), .. } | Tensor { dtype: Dtype::BF16, .. } => Float::Bf16,
         Tensor { dtype: Dtype::F16, .. } => Float::F16,
         _ => Float::F32,
     };
-    Record::new(&own.into_iter().zip(tensors).map(|(name, t)| (name, float(t))).collect::<Vec<_>>())
+    let both = || own.iter().zip(tensors);
+    let copies = both().flat_map(|(own, t)| own.copies.iter().zip(&t.copies));
+    let absent: Vec<String> = copies.filter(|(_, copy)| !checkpoint.tensors.contains_key(*copy)).map(|(own, _)| own.clone()).collect();
+    Record::new(&both().map(|(own, t)| (own.name.clone(), float(t))).collect::<Vec<_>>(), &absent)
 }
 
 /// What weights of a model say of it.
@@ -201,12 +246,12 @@ pub fn text(family: &Family, settings: &[(&str, String)]) -> Result<(String, Mod
     }
 }
 
-/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model, of
-/// so many layers, does not need.
+/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model does
+/// not need.
 ///
 /// # Errors
 /// A copy of a tied tensor that is not equal to it.
-fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family, layers: u64) -> Result<Vec<String>, ConvertError> {
+fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family, model: &Model) -> Result<Vec<String>, ConvertError> {
     let bare = !checkpoint.tensors.keys().any(|name| name.starts_with(family.base));
     let strip = |name: &str| if bare { name.strip_prefix(family.base).unwrap_or(name).to_owned() } else { name.to_owned() };
     let older = |name: &str| {
@@ -215,21 +260,24 @@ fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family, laye
     };
     for tensor in tensors.iter_mut() {
         tensor.name = strip(&tensor.name);
+        tensor.copies.iter_mut().for_each(|copy| *copy = strip(copy));
         if let (false, Some(old)) = (checkpoint.tensors.contains_key(&tensor.name), older(&tensor.name)) {
             tensor.name = old;
         }
     }
-    let wanted = |name: &str| tensors.iter().any(|t| t.name == name);
+    let known: HashSet<&str> = tensors.iter().flat_map(|t| [&t.name].into_iter().chain(&t.copies)).map(String::as_str).collect();
+    let wanted = |name: &str| known.contains(name);
     let beyond = |name: &str| {
-        let number = family.beyond.and_then(|prefix| name.strip_prefix(strip(prefix).as_str())?.split('.').next()?.parse::<u64>().ok());
-        number.is_some_and(|n| n >= layers)
+        let Some(Predicting { prefix, setting, .. }) = family.predicting else { return false };
+        let layer = name.strip_prefix(strip(prefix).as_str()).and_then(|rest| rest.split('.').next()?.parse::<u64>().ok());
+        layer.is_some_and(|n| n >= number(model, "layers") + number(model, setting))
     };
     let is_unused = |name: &str| family.unused.iter().any(|u| name.ends_with(u)) || beyond(name);
     let mut skipped: Vec<String> = checkpoint.tensors.keys().filter(|name| is_unused(name) && !wanted(name)).cloned().collect();
     for (copy, source) in family.tied {
         let source = strip(source);
         if let (false, Some(second), Some(first)) = (wanted(copy), checkpoint.tensors.get(*copy), checkpoint.tensors.get(&source)) {
-            if second.shape != first.shape || second.dtype != first.dtype || checkpoint.bytes(second) != checkpoint.bytes(first) {
+            if !checkpoint.alike(first, second) {
                 let what = vec![format!("`{copy}` is not equal to `{source}`, although the config ties them")];
                 return Err(ConvertError::Tensors { path: checkpoint.path.clone(), what });
             }

@@ -13,6 +13,8 @@ pub struct Foreign {
     /// Elements, outermost first; row-major and dense, as all strides here.
     pub shape: Vec<u64>,
     pub parts: Vec<Part>,
+    /// Names under which a checkpoint holds it once more.
+    pub copies: Vec<String>,
 }
 
 /// A parameter, or a slice of one, within a foreign tensor: a nest of loops over both.
@@ -43,7 +45,8 @@ pub fn foreign(section: &str, model: &Model) -> Result<Vec<Foreign>, Vec<Diagnos
         let e = Diagnostic::error("E0505", format!("model `{}` has no section `weights {section}`", model.graph.name));
         return Err(vec![e.help("it says how foreign tensors are named: `weights hf { embed = \"model.embed_tokens.weight\"; }`")]);
     };
-    let mut rule = Rule { graph: &model.graph, paths: paths(&model.graph), lines: HashMap::new(), found: vec![], errors: vec![] };
+    let mut rule =
+        Rule { graph: &model.graph, settings: &model.settings, paths: paths(&model.graph), lines: HashMap::new(), found: vec![], errors: vec![] };
     for line in &weights.lines {
         if let Err(e) = rule.line(line) {
             rule.errors.push(*e);
@@ -78,6 +81,7 @@ fn paths(graph: &Graph) -> Paths {
 
 struct Rule<'a> {
     graph: &'a Graph,
+    settings: &'a [(String, String)],
     paths: Paths,
     /// The line of each parameter that has one.
     lines: HashMap<usize, Option<Span>>,
@@ -115,7 +119,7 @@ impl Rule<'_> {
                 None => e,
             });
         }
-        let mut names: Vec<&str> = self.found.iter().map(|f| f.name.as_str()).collect();
+        let mut names: Vec<&str> = self.found.iter().flat_map(|f| [&f.name].into_iter().chain(&f.copies)).map(String::as_str).collect();
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|w| w[0] == w[1]) {
             self.errors.push(Diagnostic::error("E0505", format!("two lines name the tensor \"{}\"", twice[0])));
@@ -151,46 +155,113 @@ impl Rule<'_> {
 
     /// The tensors of one iteration: one, or one per index of the dims in the template.
     fn tensors(&mut self, line: &WeightLine, params: &[usize], numbers: &[(String, u64)]) -> Result<(), Box<Diagnostic>> {
-        let holes = holes(&line.template).ok_or_else(|| error(line, format!("\"{}\" has an open brace", line.template)))?;
-        let mut name = line.template.clone();
-        for (segment, number) in numbers {
-            if !holes.contains(segment) {
-                let message = format!("\"{}\" is one tensor for all iterations of `{segment}`", line.template);
-                return Err(helped(line, message, format!("put `{{{segment}}}` where the iteration's number stands")));
-            }
-            name = name.replace(&format!("{{{segment}}}"), &number.to_string());
-        }
         let views: Vec<View<'_>> = params.iter().map(|p| View::new(self.graph, *p)).collect();
+        let template = self.template(line, &line.template, numbers)?;
         let mut indexed: Vec<(String, u64)> = vec![];
-        for hole in holes.iter().filter(|h| numbers.iter().all(|(segment, _)| segment != *h)) {
-            let size = views.iter().map(|v| v.dim(hole).map(|d| d.0)).collect::<Option<Vec<u64>>>();
-            let size = size.filter(|sizes| sizes.iter().all(|s| *s == sizes[0]));
-            let size =
-                size.ok_or_else(|| error(line, format!("`{{{hole}}}` is neither a repeat around `{}` nor a dim of it", line.params.join("`, `"))))?;
-            if indexed.iter().all(|(n, _)| n != hole) {
-                indexed.push((hole.clone(), size[0]));
+        for hole in template.holes.iter().filter(|h| numbers.iter().all(|(segment, _)| *segment != h.count)) {
+            let size = size_of(&views, &hole.count);
+            let size = size.ok_or_else(|| {
+                error(line, format!("`{{{}}}` is neither a repeat around `{}` nor a dim of it", hole.count, line.params.join("`, `")))
+            })?;
+            if indexed.iter().all(|(n, _)| *n != hole.count) {
+                indexed.push((hole.count.clone(), size));
             }
+        }
+        // Copies have the holes of their tensor, and may have those of other repeats: one copy for each iteration.
+        let mut copies = vec![];
+        for text in &line.copies {
+            let copy = self.template(line, text, numbers)?;
+            let other = |h: &&Hole| numbers.iter().chain(&indexed).all(|(name, _)| *name != h.count);
+            let mut further: Vec<(String, u64)> = copy.holes.iter().filter(other).map(|h| (h.count.clone(), self.iterations(&h.count))).collect();
+            further.dedup();
+            copies.push((copy, further));
         }
         let shape = Shape::new(line, &views, &indexed)?;
-        let total: u64 = indexed.iter().map(|(_, size)| size).product();
-        for mut index in 0..total {
-            let mut name = name.clone();
-            let mut at = vec![];
-            for (hole, size) in indexed.iter().rev() {
-                name = name.replace(&format!("{{{hole}}}"), &(index % size).to_string());
-                at.push((hole.as_str(), index % size));
-                index /= size;
-            }
+        for at in indices(&indexed) {
+            let known = [numbers, &at].concat();
+            let named = |(copy, further): &(Template, Vec<_>)| indices(further).map(|i| copy.filled(&[&known[..], &i].concat())).collect::<Vec<_>>();
             let parts = views.iter().enumerate().map(|(k, view)| shape.part(k, view, &at)).collect();
-            self.found.push(Foreign { name, shape: shape.sizes(), parts });
+            let copies = copies.iter().flat_map(named).collect();
+            self.found.push(Foreign { name: template.filled(&known), shape: shape.sizes(), parts, copies });
         }
         Ok(())
     }
+
+    /// How often a repeat of this name runs; 0: there is none.
+    fn iterations(&self, name: &str) -> u64 {
+        let numbers = self.paths.values().flatten().flat_map(|(_, numbers)| numbers);
+        numbers.filter(|(segment, _)| segment == name).map(|(_, number)| number + 1).max().unwrap_or(0)
+    }
+
+    /// A template of parameters with these iteration numbers.
+    fn template(&self, line: &WeightLine, text: &str, numbers: &[(String, u64)]) -> Result<Template, Box<Diagnostic>> {
+        let mut template = Template { text: text.to_owned(), holes: vec![] };
+        for rest in text.split('{').skip(1) {
+            let (hole, _) = rest.split_once('}').ok_or_else(|| error(line, format!("\"{text}\" has an open brace")))?;
+            let (first, count) = match hole.split_once('+') {
+                None => (0, hole),
+                Some((setting, count)) => {
+                    let found = self.settings.iter().find(|(name, _)| name == setting.trim()).and_then(|(_, value)| value.parse::<u64>().ok());
+                    let unknown = || {
+                        let message = format!("`{{{hole}}}` counts on from `{}`, which is no setting that is a whole number", setting.trim());
+                        helped(line, message, "a setting, then what counts: `{layers + further}`")
+                    };
+                    (found.filter(|n| *n <= u64::from(u32::MAX)).ok_or_else(unknown)?, count.trim())
+                }
+            };
+            template.holes.push(Hole { text: hole.to_owned(), first, count: count.to_owned() });
+        }
+        if let Some((segment, _)) = numbers.iter().find(|(segment, _)| template.holes.iter().all(|h| h.count != *segment)) {
+            let message = format!("\"{text}\" is one tensor for all iterations of `{segment}`");
+            return Err(helped(line, message, format!("put `{{{segment}}}` where the iteration's number stands")));
+        }
+        Ok(template)
+    }
 }
 
-/// What stands in braces; none if one is not closed.
-fn holes(template: &str) -> Option<Vec<String>> {
-    template.split('{').skip(1).map(|rest| rest.split_once('}').map(|(hole, _)| hole.to_owned())).collect()
+/// A name with holes.
+struct Template {
+    text: String,
+    holes: Vec<Hole>,
+}
+
+/// What stands in braces.
+struct Hole {
+    text: String,
+    /// The number of the first.
+    first: u64,
+    /// The repeat or dim that counts.
+    count: String,
+}
+
+impl Template {
+    /// The name at a number of each repeat and dim.
+    fn filled(&self, at: &[(String, u64)]) -> String {
+        let mut name = self.text.clone();
+        for hole in &self.holes {
+            let number = at.iter().find(|(n, _)| *n == hole.count).map_or(0, |(_, number)| hole.first + number);
+            name = name.replace(&format!("{{{}}}", hole.text), &number.to_string());
+        }
+        name
+    }
+}
+
+/// All indices of dims of these sizes, the last one fastest.
+fn indices(sizes: &[(String, u64)]) -> impl Iterator<Item = Vec<(String, u64)>> + '_ {
+    (0..sizes.iter().map(|(_, size)| size).product()).map(move |mut index: u64| {
+        let mut at: Vec<(String, u64)> = vec![];
+        for (name, size) in sizes.iter().rev() {
+            at.push((name.clone(), index % size));
+            index /= size;
+        }
+        at
+    })
+}
+
+/// The size of a dim that all of them have.
+fn size_of(views: &[View<'_>], dim: &str) -> Option<u64> {
+    let sizes = views.iter().map(|v| v.dim(dim).map(|d| d.0)).collect::<Option<Vec<u64>>>()?;
+    sizes.first().copied().filter(|first| sizes.iter().all(|s| s == first))
 }
 
 /// A parameter's dims by name: sizes and dense strides.
@@ -331,7 +402,7 @@ impl Shape {
     }
 
     /// Where the `k`th parameter of the line lies, at an index of the dims in the template.
-    fn part(&self, k: usize, view: &View<'_>, at: &[(&str, u64)]) -> Part {
+    fn part(&self, k: usize, view: &View<'_>, at: &[(String, u64)]) -> Part {
         let own = at.iter().map(|(name, i)| view.dim(name).map_or(0, |d| d.1) * i).sum();
         let mut part = Part { param: view.number, own, foreign: 0, loops: vec![] };
         let mut stride = 1;

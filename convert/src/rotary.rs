@@ -1,7 +1,7 @@
 //! Rotary position embedding: what configs say of it in either style, and how it is written.
 
 use crate::config::{Config, Reader, literal};
-use crate::family::{Kind, Rope, Yarn};
+use crate::family::{Kind, Long, Rope, Yarn};
 use serde_json::{Map, Value};
 
 /// The field of the theta of layers with windows, in the style of transformers 4, and what it is where there is none.
@@ -90,18 +90,60 @@ impl Reader<'_> {
                     Err(errors) => self.errors.extend(errors),
                 }
             }
+            // transformers has taken all of these names for it.
+            Some("longrope" | "su" | "yarn") if rope.long.is_some() => {
+                let long = rope.long.as_ref().expect("invariant: the arm asks");
+                known.extend([Long::SHORT.0, Long::LONG.0, Long::SCALE.0, Long::ORIGINAL.0, "factor"]);
+                self.long(group, inner, long);
+            }
             Some(_) => {
                 let kind = kind.unwrap_or(&Value::Null);
                 let mut only = vec!["\"default\""];
                 only.extend((!rope.scaling.is_empty()).then_some("\"llama3\""));
                 only.extend(rope.linear.map(|_| "\"linear\""));
                 only.extend(rope.yarn.as_ref().map(|_| "\"yarn\""));
+                only.extend(rope.long.as_ref().map(|_| "\"longrope\""));
                 self.errors.push(format!("{group}.rope_type = {kind} is not supported, only {}", only.join(" or ")));
                 known.extend(inner.keys().map(String::as_str));
             }
         }
         for (name, value) in inner.iter().filter(|(name, _)| !known.contains(&name.as_str())) {
             self.warnings.push(format!("{group}.{name} = {value} is not known; if it changes the computation, the import is wrong"));
+        }
+    }
+
+    /// LongRoPE: what stands beside the group counts for the original length, as transformers has it.
+    fn long(&mut self, group: &str, inner: &Map<String, Value>, long: &Long) {
+        let mut lengths = vec![];
+        for (field, setting) in [Long::SHORT, Long::LONG] {
+            match inner.get(field).filter(|v| !v.is_null()) {
+                Some(value) => {
+                    lengths.extend(value.as_array().map(Vec::len));
+                    self.number(&format!("{group}.{field}"), setting, value, Kind::Reals);
+                }
+                None => self.errors.push(format!("{group}.{field} is missing")),
+            }
+        }
+        if let [short, long] = lengths[..]
+            && short != long
+        {
+            self.errors.push(format!("{group} has {short} numbers in {} and {long} in {}", Long::SHORT.0, Long::LONG.0));
+        }
+        let (field, setting) = Long::ORIGINAL;
+        let usual = long.original.parse::<Value>().expect("invariant: a number");
+        let original = self.config.get(field).filter(|v| !v.is_null()).unwrap_or(&usual);
+        if let Some(other) = inner.get(field).filter(|v| !v.is_null() && v.as_f64() != original.as_f64()) {
+            self.errors.push(format!("{group}.{field} = {other} contradicts {field} = {original}, which counts"));
+        }
+        self.number(field, setting, original, Kind::Size);
+        let number = |name: &str| inner.get(name).and_then(Value::as_f64);
+        let longest = self.config.get("max_position_embeddings").and_then(Value::as_f64).unwrap_or(1.0);
+        let original = original.as_f64().unwrap_or(1.0);
+        let ratio = number("factor").unwrap_or(longest / original);
+        let scale = if ratio <= 1.0 { 1.0 } else { (1.0 + ratio.ln() / original.ln()).sqrt() };
+        match inner.get(Long::SCALE.0).filter(|v| !v.is_null()) {
+            Some(value) => self.number(&format!("{group}.{}", Long::SCALE.0), Long::SCALE.1, value, Kind::Real),
+            None => self.number(&format!("{group}.factor"), Long::SCALE.1, &scale.into(), Kind::Real),
         }
     }
 
@@ -185,7 +227,8 @@ pub fn settings(rope: &Rope) -> impl Iterator<Item = &'static str> {
         let own = [Yarn::FACTOR.1, Yarn::ORIGINAL.1, Yarn::TRUNCATE.1, Yarn::SCALE.1];
         own.into_iter().chain(Yarn::NUMBERS.map(|n| n.1)).chain(yarn.chosen).chain(yarn.scores)
     });
-    plain.chain(yarn)
+    let long = rope.long.iter().flat_map(|_| [Long::SHORT.1, Long::LONG.1, Long::SCALE.1, Long::ORIGINAL.1]);
+    plain.chain(yarn).chain(long)
 }
 
 /// The fields of rotary position embedding, in the style of transformers 4, which both read.
@@ -197,14 +240,20 @@ pub fn write(rope: &Rope, config: &mut Config, setting: &dyn Fn(&str) -> Option<
     let local = rope.local.and_then(setting);
     config.extend(local.map(|value| (LOCAL.to_owned(), value)));
     let yarn = rope.yarn.as_ref().filter(|yarn| yarn.chosen.is_none_or(|chosen| setting(chosen) == Some(true.into())));
+    let listed = |name: &str| setting(name).is_some_and(|v| v.as_array().is_some_and(|list| !list.is_empty()));
+    let long = rope.long.as_ref().filter(|_| listed(Long::SHORT.1) || listed(Long::LONG.1));
     let kind = match (yarn, rope.linear) {
+        _ if long.is_some() => "longrope",
         (Some(_), _) => "yarn",
         (None, Some(_)) => "linear",
         (None, None) => "llama3",
     };
     let mut group = Map::from_iter([("rope_type".to_owned(), Value::from(kind))]);
     let mut fields: Vec<(&str, &str)> = vec![];
-    if let Some(yarn) = yarn {
+    if long.is_some() {
+        fields.extend([Long::SHORT, Long::LONG, Long::SCALE]);
+        config.extend(setting(Long::ORIGINAL.1).map(|value| (Long::ORIGINAL.0.to_owned(), value)));
+    } else if let Some(yarn) = yarn {
         fields.extend([Yarn::FACTOR, Yarn::ORIGINAL, Yarn::TRUNCATE, Yarn::SCALE]);
         fields.extend(Yarn::NUMBERS.map(|n| (n.0, n.1)));
         fields.extend(yarn.scores.map(|setting| ("mscale_all_dim", setting)));
@@ -213,6 +262,6 @@ pub fn write(rope: &Rope, config: &mut Config, setting: &dyn Fn(&str) -> Option<
         fields.extend(rope.scaling.iter().map(|s| (s.0, s.1)));
     }
     group.extend(fields.into_iter().filter_map(|(field, name)| Some((field.to_owned(), setting(name)?))));
-    let scaled = group.get("factor").is_some_and(|f| f.as_f64() != Some(1.0));
+    let scaled = long.is_some() || group.get("factor").is_some_and(|f| f.as_f64() != Some(1.0));
     config.insert("rope_scaling".into(), if scaled { Value::Object(group) } else { Value::Null });
 }

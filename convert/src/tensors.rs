@@ -150,6 +150,11 @@ impl Checkpoint {
         &self.maps[tensor.map][tensor.bytes.clone()]
     }
 
+    /// Whether two tensors are the same bytes of the same type.
+    pub fn alike(&self, a: &Tensor, b: &Tensor) -> bool {
+        a.shape == b.shape && a.dtype == b.dtype && self.bytes(a) == self.bytes(b)
+    }
+
     /// The values of a tensor, row-major, little-endian, and their type.
     pub fn floats(&self, tensor: &Tensor) -> (Cow<'_, [u8]>, Dtype) {
         let bytes = self.bytes(tensor);

@@ -111,6 +111,8 @@ pub enum StmtKind {
     Weight {
         paths: Vec<Path>,
         template: Text,
+        /// Templates of copies.
+        copies: Vec<Text>,
         layout: Option<Vec<Product>>,
     },
     /// Did not parse (an error says so); the names that it seems to declare.
@@ -154,6 +156,7 @@ pub enum Kind {
     Real,
     Bool,
     Text,
+    Reals,
     Dim,
     Dims,
 }

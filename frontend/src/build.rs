@@ -270,11 +270,12 @@ impl Builder<'_, '_> {
             "real" => Kind::Real,
             "bool" => Kind::Bool,
             "text" => Kind::Text,
+            "reals" => Kind::Reals,
             "dim" => Kind::Dim,
             "dims" => Kind::Dims,
             other => {
                 let e = Diagnostic::error("E0401", format!("no kind of value is called `{other}`")).label(self.span(&word), "unknown");
-                self.error(e.help("int, real, bool, text, dim, dims, or a tensor type such as [.., hidden] or i32[batch, seq]"));
+                self.error(e.help("int, real, bool, text, reals, dim, dims, or a tensor type such as [.., hidden] or i32[batch, seq]"));
                 return None;
             }
         })
@@ -418,8 +419,9 @@ impl Builder<'_, '_> {
             Rule::weight_line => {
                 let paths = parts.all(Rule::path).into_iter().map(|p| self.path(p)).collect();
                 let template = self.text(&parts.expect(Rule::text));
+                let copies = parts.all(Rule::text).iter().map(|p| self.text(p)).collect();
                 let layout = parts.maybe(Rule::layout).map(|p| p.into_inner().map(|p| self.product(p)).collect());
-                StmtKind::Weight { paths, template, layout }
+                StmtKind::Weight { paths, template, copies, layout }
             }
             _ => StmtKind::Call(self.call(parts.expect(Rule::call))),
         }

@@ -186,7 +186,7 @@ impl Printer {
                 }
                 self.with_block(&line, block);
             }
-            StmtKind::Weight { paths, template, layout } => {
+            StmtKind::Weight { paths, template, copies, layout } => {
                 for (i, path) in paths.iter().enumerate() {
                     if i > 0 {
                         line.text(",").space();
@@ -194,6 +194,9 @@ impl Printer {
                     line.text(&path.to_string());
                 }
                 line.text(" = ").quoted(template);
+                for copy in copies {
+                    line.text(",").space().quoted(copy);
+                }
                 if let Some(products) = layout {
                     line.space().open("[");
                     for (i, product) in products.iter().enumerate() {
@@ -307,6 +310,9 @@ impl Line {
                 }
                 Some(Kind::Text) => {
                     self.text(": text");
+                }
+                Some(Kind::Reals) => {
+                    self.text(": reals");
                 }
                 Some(Kind::Dim) => {
                     self.text(": dim");

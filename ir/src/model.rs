@@ -196,13 +196,16 @@ pub struct Weights {
     pub lines: Vec<WeightLine>,
 }
 
-/// One foreign tensor (or, with `{x}` in the template, one per iteration or index).
+/// One foreign tensor; with `{x}` in the template one per iteration or index of `x`, with `{n + x}` counted on from a
+/// setting `n`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightLine {
     /// Parameter paths without iteration numbers, `layers.attn.q.w`.
     pub params: Vec<String>,
     /// `model.layers.{layers}.self_attn.q_proj.weight`.
     pub template: String,
+    /// Names under which a checkpoint holds the same once more.
+    pub copies: Vec<String>,
     /// The foreign dims, outermost first; none: as declared.
     pub layout: Option<Vec<Product>>,
     pub span: Option<Span>,

@@ -13,6 +13,8 @@ import numpy
 import torch
 import torch.nn.functional as F
 import transformers
+from safetensors.torch import load_file, save_file
+from transformers.modeling_layers import MtpModel
 
 HERE = Path(__file__).parent
 STEPS, BATCH, SEQ, VOCAB = 6, 4, 24, 96
@@ -47,6 +49,12 @@ CASES = {
         "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "rms_norm_eps": 1e-5,
         "num_nextn_predict_layers": 0,
     }),
+    # Two layers behind the others predict a token further each.
+    "deepseek_mtp": ("DeepseekV3", {
+        "num_key_value_heads": 4, "moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 12, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "num_nextn_predict_layers": 2,
+    }),
     # Queries from the stream, one group, weights that do not add up to one, halves that turn: as others use DeepSeek's.
     "deepseek_yarn": ("DeepseekV3", {
         "num_key_value_heads": 4, "moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
@@ -73,6 +81,20 @@ CASES = {
     "phi3": ("Phi3", {
         "sliding_window": 7, "original_max_position_embeddings": 32, "rope_parameters": {
             "rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5,
+        },
+    }),
+    # A factor for each frequency, for sequences longer than 16.
+    "phi3_long": ("Phi3", {
+        "original_max_position_embeddings": 16, "max_position_embeddings": 64, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.25, 1.5], "long_factor": [1.5, 3.0, 6.0],
+        },
+    }),
+    # The same for sequences that are no longer than 32; all of each head turns.
+    "phi3_short": ("Phi3", {
+        "original_max_position_embeddings": 32, "max_position_embeddings": 64, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0,
+            "short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.5, 3.0, 6.0, 8.0],
         },
     }),
     # A limit low enough to bend what goes through it.
@@ -111,6 +133,57 @@ def states(model):
     return [(n, s) for n, s in model.state_dict().items() if n.endswith("_correction_bias") and n not in parameters]
 
 
+class Further:
+    """Layers that predict further tokens, as transformers runs them to draft tokens, under the names of checkpoints."""
+
+    # As `models/deepseek_v3.mdl` has it.
+    WEIGHT = 0.1
+
+    def __init__(self, model):
+        self.first = model.config.num_hidden_layers
+        self.depths = getattr(model.config, "num_mtp_layers", None) or 0
+        if not self.depths:
+            return
+        self.layers = MtpModel(model, self.depths).layers.train()
+        with torch.no_grad():
+            for name, p in [*self.layers.named_parameters(), *states(self.layers)]:
+                draw = 0.15 * torch.randn_like(p)
+                p.copy_(1 + draw if name.endswith("norm.weight") else draw)
+
+    def named(self, tensors):
+        for name, tensor in tensors:
+            k, rest = name.split(".", 1)
+            rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+            yield f"model.layers.{self.first + int(k)}.{rest}", tensor
+
+    def parameters(self):
+        return list(self.named(self.layers.named_parameters())) if self.depths else []
+
+    def states(self):
+        return list(self.named(states(self.layers))) if self.depths else []
+
+    def copies(self, named):
+        """Embedding and head, which checkpoints have once more for each layer."""
+        named = dict(named)
+        for k in range(self.depths):
+            yield f"model.layers.{self.first + k}.embed_tokens.weight", named["model.embed_tokens.weight"]
+            yield f"model.layers.{self.first + k}.shared_head.head.weight", named["lm_head.weight"]
+
+    def loss(self, model, hidden, targets):
+        """Mean cross entropy of each token further, by what is known of the text up to the one before."""
+        loss, token = 0.0, targets
+        at = torch.arange(targets.shape[1])[None]
+        mask = torch.full((targets.shape[1],) * 2, -1e30, dtype=torch.float64).triu(1)[None, None]
+        for layer in self.layers:
+            known = model.model.embed_tokens(token.clamp(min=0))
+            turn = model.model.rotary_emb(known, position_ids=at)
+            hidden = layer(known, hidden, turn, mask, at, None)
+            token = torch.cat([token[:, 1:], torch.full_like(token[:, :1], -100)], 1)
+            logits = model.lm_head(hidden).flatten(0, 1)
+            loss += self.WEIGHT / self.depths * F.cross_entropy(logits, token.flatten(), ignore_index=-100)
+        return loss
+
+
 def norms(named):
     return {n: t.detach().norm().item() for name, tensor in named for n, t in checkpoint(name, tensor)}
 
@@ -146,20 +219,31 @@ def initial(case, architecture, options):
             state.copy_(0.1 * torch.randn_like(state))
     with tempfile.TemporaryDirectory() as out:
         model.save_pretrained(out)
+        further = Further(model)
+        if further.depths:
+            own = [(n, t.detach()) for n, t in further.parameters() + further.states()]
+            own += further.copies(model.state_dict().items())
+            tensors = load_file(f"{out}/model.safetensors")
+            tensors |= {n: t.contiguous().clone() for name, tensor in own for n, t in checkpoint(name, tensor)}
+            save_file(tensors, f"{out}/model.safetensors", metadata={"format": "pt"})
         for file in ["config.json", "model.safetensors"]:
             (case / file).write_bytes((Path(out) / file).read_bytes())
-    return model
+    if further.depths:
+        further.layers.double()
+    return model.double().train(), further
 
 
-def losses(model, tokens, labels):
-    """Mean cross entropy, and what balances experts."""
+def losses(model, further, tokens, labels):
+    """Mean cross entropy, also of tokens further on, and what balances experts."""
     if labels is not None:
         return model(input_ids=tokens, labels=labels, use_cache=False).loss
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    out = model(input_ids=inputs, use_cache=False)
+    out = model(input_ids=inputs, use_cache=False, output_hidden_states=bool(further.depths))
     loss = F.cross_entropy(out.logits.reshape(-1, VOCAB), targets.reshape(-1))
     if getattr(model.config, "output_router_logits", False):
         loss = loss + model.config.router_aux_loss_coef * out.aux_loss
+    if further.depths:
+        loss = loss + further.loss(model, out.hidden_states[-1], targets)
     return loss
 
 
@@ -183,26 +267,28 @@ def make(name):
     numpy.save(case / "tokens.npy", rows.numpy())
     kind = "TextConfig" if prefix == "Gemma3" else "Config"
     head = "ForConditionalGeneration" if prefix == "T5" else "ForCausalLM"
-    model = initial(case, (prefix + kind, prefix + head), options).double().train()
-    named, beside = list(model.named_parameters()), states(model)
+    model, further = initial(case, (prefix + kind, prefix + head), options)
+    named, beside = list(model.named_parameters()) + further.parameters(), states(model) + further.states()
     is_plain = [p.dim() == 1 or n.endswith("_bias") for n, p in named]
     decayed, plain = ([p for (_, p), s in zip(named, is_plain) if s == side] for side in [False, True])
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-6)
-    expected = {"losses": [], "grad_norms": [], "param_norms_init": norms(named + beside)}
+    expected = {"losses": [], "grad_norms": [], "param_norms_init": norms([*named, *beside, *further.copies(named)])}
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = losses(model, rows[step].long(), None if labels is None else labels[step].long())
+        loss = losses(model, further, rows[step].long(), None if labels is None else labels[step].long())
         loss.backward()
         norm = sum(p.grad.square().sum() for _, p in named).sqrt()
         if step == 0:
-            expected["grad_norms_by_param_step0"] = norms([(n, p.grad) for n, p in named] + [(n, 0 * s) for n, s in beside])
+            grads = [(n, p.grad) for n, p in named]
+            still = [(n, 0 * s) for n, s in beside]
+            expected["grad_norms_by_param_step0"] = norms([*grads, *still, *further.copies(grads)])
         expected["losses"].append(loss.item())
         expected["grad_norms"].append(norm.item())
         for _, p in named:
             p.grad.mul_(min(1.0, 1.0 / (norm.item() + 1e-6)))
         optimizer.step()
-    expected["param_norms"] = norms(named + beside)
+    expected["param_norms"] = norms([*named, *beside, *further.copies(named)])
     (case / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
     print(name, expected["losses"], expected["grad_norms"])
 

@@ -281,7 +281,6 @@ fn what_deepseek_asks_for_and_the_text_does_not_compute_is_refused() {
     assert_eq!(errors(&config("num_key_value_heads", "2")), "num_key_value_heads = 2 is not supported, only what num_attention_heads is, 4");
     assert_eq!(errors(&config("scoring_func", "\"softmax\"")), "scoring_func = \"softmax\" is not supported, only \"sigmoid\"");
     assert_eq!(errors(&config("attention_bias", "true")), "attention_bias = true is not supported, only false");
-    assert!(warnings(&config("num_nextn_predict_layers", "1")).starts_with("num_nextn_predict_layers = 1: layers that predict"));
     assert!(warnings(&config("swa_every", "2")).starts_with("swa_every = 2 is not known for DeepseekV3ForCausalLM"));
     assert_eq!(warnings(&config("auto_map", r#"{"AutoConfig": "configuration_deepseek.DeepseekV3Config"}"#)), "");
 }
@@ -357,12 +356,66 @@ fn what_t5_feeds_forward_is_a_choice_of_two_settings() {
 }
 
 #[test]
-fn scalings_of_phi_3_are_refused_by_name() {
-    let scaling = r#"{"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "rope_theta": 1e4}"#;
-    let error = errors(&with(case("phi3"), "rope_parameters", scaling));
-    assert_eq!(error, "rope_parameters.rope_type = \"longrope\" is not supported, only \"default\"");
+fn phi_3_has_a_share_of_each_head_that_turns_and_a_window() {
     assert_eq!(setting(&read(&case("phi3")).unwrap(), "rotary_factor"), "0.5");
     assert_eq!(setting(&read(&with(case("phi3"), "sliding_window", "null")).unwrap(), "window"), "default");
+    let error = errors(&with(case("phi3"), "rope_parameters", r#"{"rope_type": "llama3", "rope_theta": 1e4}"#));
+    assert_eq!(error, "rope_parameters.rope_type = \"llama3\" is not supported, only \"default\" or \"longrope\"");
+}
+
+#[test]
+fn longrope_is_read_in_both_styles_with_what_it_implies() {
+    let five = case("phi3_long");
+    let mut four = five.clone();
+    four.remove("rope_parameters");
+    for (field, value) in [
+        ("rope_theta", "100.0"),
+        ("partial_rotary_factor", "0.75"),
+        ("rope_scaling", r#"{"type": "su", "short_factor": [1, 1.25, 1.5], "long_factor": [1.5, 3, 6.0]}"#),
+    ] {
+        four = with(four, field, value);
+    }
+    let (read_five, read_four) = (read(&five).unwrap(), read(&four).unwrap());
+    assert_eq!(read_five.settings, read_four.settings);
+    assert_eq!(read_four.warnings, Vec::<String>::new());
+    let of = |config: &Config, name: &str| setting(&read(config).unwrap(), name);
+    assert_eq!((of(&five, "short_factors"), of(&five, "rope_original")), ("[1.0, 1.25, 1.5]".into(), "16".into()));
+    // The ratio of 64 and 16.
+    assert_eq!(of(&five, "long_scale"), format!("{:?}", 1.5f64.sqrt()));
+    assert_eq!(of(&with(five.clone(), "max_position_embeddings", "16"), "long_scale"), "1.0");
+    let scaled = |more: &str| {
+        let group = format!(r#"{{"type": "longrope", "short_factor": [1, 1, 1], "long_factor": [1, 2, 3], {more}}}"#);
+        with(four.clone(), "rope_scaling", &group)
+    };
+    assert_eq!(of(&scaled(r#""factor": 1.0"#), "long_scale"), "1.0");
+    assert_eq!(of(&scaled(r#""attention_factor": 1.25"#), "long_scale"), "1.25");
+    assert_eq!(of(&with(four.clone(), "original_max_position_embeddings", "null"), "rope_original"), "4096");
+    assert_eq!(
+        errors(&scaled(r#""original_max_position_embeddings": 32"#)),
+        "rope_scaling.original_max_position_embeddings = 32 contradicts original_max_position_embeddings = 16, which counts"
+    );
+    let wrong = r#"{"type": "longrope", "short_factor": [1, 2], "long_factor": [1, 2, 3]}"#;
+    assert_eq!(errors(&with(four.clone(), "rope_scaling", wrong)), "rope_scaling has 2 numbers in short_factor and 3 in long_factor");
+    let wrong = r#"{"type": "longrope", "short_factor": [1, 0]}"#;
+    assert_eq!(
+        errors(&with(four, "rope_scaling", wrong)),
+        "rope_scaling.short_factor = [1,0] is not a list of numbers above 0; rope_scaling.long_factor is missing"
+    );
+}
+
+#[test]
+fn longrope_is_written_and_reads_back() {
+    let reading = read(&case("phi3_long")).unwrap();
+    let then: Vec<(String, String)> = reading.settings.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect();
+    let now: Vec<_> = then.iter().map(|(n, v)| (n.clone(), if n == "short_factors" { "[1.0, 1.0, 2.0]".into() } else { v.clone() })).collect();
+    let written = write(reading.family, case("phi3_long"), &then, &now);
+    assert_eq!(written["rope_scaling"]["short_factor"], serde_json::json!([1.0, 1.0, 2.0]));
+    let again = read(&written).unwrap();
+    assert_eq!(again.warnings, Vec::<String>::new());
+    for (name, value) in &now {
+        assert!(same(&setting(&again, name), value), "{name}: {} is not {value}", setting(&again, name));
+    }
+    assert!(same("[1, 2.0]", "[1.0,2]") && !same("[1.0]", "[2.0]") && !same("[1.0]", "1.0"));
 }
 
 #[test]

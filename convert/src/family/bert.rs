@@ -30,7 +30,7 @@ pub const BERT: Family = Family {
     fixed: &[],
     free: &["batch", "padded"],
     unused: &["embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
-    beyond: None,
+    predicting: None,
     tied: &[("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"), ("cls.predictions.decoder.bias", "cls.predictions.bias")],
     renamed: &[("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")],
 };

@@ -1,8 +1,11 @@
 //! DeepSeek-V3.
 
-use super::{Family, Field, Kind, Missing, Plain, Role, Rope, Yarn, attention_dropout, flag, irrelevant, must, real, rope, size, size_or};
+use super::{
+    Family, Field, Kind, Missing, Plain, Predicting, Role, Rope, Yarn, attention_dropout, flag, irrelevant, must, real, rope, size, size_or,
+};
 
-const NO_PREDICTION: &str = "layers that predict further tokens are left out: their weights are not read, `-D mtp=1` trains new ones";
+/// The field of how many layers predict further tokens.
+const FURTHER: &str = "num_nextn_predict_layers";
 
 pub const DEEPSEEK_V3: Family = Family {
     architecture: "DeepseekV3ForCausalLM",
@@ -54,8 +57,8 @@ pub const DEEPSEEK_V3: Family = Family {
         must("topk_method", &[Plain::Text("noaux_tc")]),
         must("moe_layer_freq", &[Plain::Number(1.0)]),
         attention_dropout("attention_dropout", "0.0"),
-        Field { name: "num_nextn_predict_layers", role: Role::Should(Plain::Number(0.0), NO_PREDICTION) },
-        Field { name: "num_mtp_layers", role: Role::Alias("num_nextn_predict_layers") },
+        Field { name: FURTHER, role: Role::Setting { name: "mtp", kind: Kind::Count, missing: Missing::Value("0") } },
+        Field { name: "num_mtp_layers", role: Role::Alias(FURTHER) },
         // The code of the first files, which transformers has had since as its own.
         irrelevant("auto_map"),
         // Losses of that code's, which transformers does not add.
@@ -72,11 +75,12 @@ pub const DEEPSEEK_V3: Family = Family {
         share: None,
         local: None,
         linear: None,
+        long: None,
     }),
     fixed: &[],
-    free: &["batch", "packed", "separator", "bias_rate"],
+    free: &["batch", "packed", "separator", "bias_rate", "mtp_weight"],
     unused: &["rotary_emb.inv_freq"],
-    beyond: Some("model.layers."),
+    predicting: Some(Predicting { prefix: "model.layers.", setting: "mtp", field: FURTHER }),
     tied: &[],
     renamed: &[],
 };

@@ -55,11 +55,11 @@ pub const GEMMA2: Family = Family {
             irrelevant("sliding_window_size"),
         ],
     ],
-    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: None, local: None, linear: None }),
+    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: None, local: None, linear: None, long: None }),
     fixed: &[],
     free: &["batch"],
     unused: &["rotary_emb.inv_freq"],
-    beyond: None,
+    predicting: None,
     tied: &[("lm_head.weight", "model.embed_tokens.weight")],
     renamed: &[],
 };
@@ -81,7 +81,15 @@ pub const GEMMA3: Family = Family {
             rope("rope_local_base_freq"),
         ],
     ],
-    rope: Some(Rope { theta: "1000000.0", scaling: &[], yarn: None, share: None, local: Some("local_theta"), linear: Some("rope_factor") }),
+    rope: Some(Rope {
+        theta: "1000000.0",
+        scaling: &[],
+        yarn: None,
+        share: None,
+        local: Some("local_theta"),
+        linear: Some("rope_factor"),
+        long: None,
+    }),
     fixed: &[("qk_norm", "true"), ("score_cap", "0.0")],
     ..GEMMA2
 };

@@ -38,7 +38,7 @@ pub const GPT2: Family = Family {
     fixed: &[],
     free: &["batch"],
     unused: &[".attn.bias", ".attn.masked_bias"],
-    beyond: None,
+    predicting: None,
     tied: &[("lm_head.weight", "transformer.wte.weight")],
     renamed: &[],
 };

@@ -51,11 +51,12 @@ pub const GPT_OSS: Family = Family {
         share: None,
         local: None,
         linear: None,
+        long: None,
     }),
     fixed: &[],
     free: &["batch", "packed", "separator"],
     unused: &["rotary_emb.inv_freq"],
-    beyond: None,
+    predicting: None,
     tied: &[],
     renamed: &[],
 };

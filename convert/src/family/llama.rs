@@ -1,7 +1,7 @@
 //! Llama and those whose text is `models/llama.mdl` too.
 
 use super::{
-    Family, Field, Kind, Plain, Role, Rope, Yarn, attention_dropout, derived, flag, irrelevant, must, no_dropout, real, rope, size, size_or,
+    Family, Field, Kind, Long, Plain, Role, Rope, Yarn, attention_dropout, derived, flag, irrelevant, must, no_dropout, real, rope, size, size_or,
 };
 
 /// What all of them have.
@@ -36,6 +36,7 @@ const ROPE: Rope = Rope {
     share: None,
     local: None,
     linear: None,
+    long: None,
 };
 
 pub const LLAMA: Family = Family {
@@ -62,7 +63,7 @@ pub const LLAMA: Family = Family {
     fixed: &[],
     free: &["batch", "packed", "separator"],
     unused: &["rotary_emb.inv_freq"],
-    beyond: None,
+    predicting: None,
     tied: &[("lm_head.weight", "model.embed_tokens.weight")],
     renamed: &[],
 };
@@ -148,13 +149,20 @@ pub const PHI3: Family = Family {
             must("mlp_bias", &[Plain::Bool(false)]),
             no_dropout("resid_pdrop"),
             no_dropout("embd_pdrop"),
-            // Of use with a scaling of frequencies only.
-            irrelevant("original_max_position_embeddings"),
+            rope("original_max_position_embeddings"),
             // The code of the first files, which transformers has had since as its own.
             irrelevant("auto_map"),
         ],
     ],
-    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: Some(("rotary_factor", "1.0")), local: None, linear: None }),
+    rope: Some(Rope {
+        theta: "10000.0",
+        scaling: &[],
+        yarn: None,
+        share: Some(("rotary_factor", "1.0")),
+        local: None,
+        linear: None,
+        long: Some(Long { original: "4096" }),
+    }),
     fixed: &[("fused", "true")],
     ..LLAMA
 };

@@ -36,11 +36,11 @@ pub const MIXTRAL: Family = Family {
         must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
         attention_dropout("attention_dropout", "0.0"),
     ]],
-    rope: Some(Rope { theta: "1000000.0", scaling: &[], yarn: None, share: None, local: None, linear: None }),
+    rope: Some(Rope { theta: "1000000.0", scaling: &[], yarn: None, share: None, local: None, linear: None, long: None }),
     fixed: &[],
     free: &["batch", "aux_per_sequence"],
     unused: &["rotary_emb.inv_freq"],
-    beyond: None,
+    predicting: None,
     tied: &[],
     renamed: &[],
 };
@@ -84,7 +84,7 @@ pub const QWEN3_MOE: Family = Family {
         must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
         attention_dropout("attention_dropout", "0.0"),
     ]],
-    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: None, local: None, linear: None }),
+    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: None, local: None, linear: None, long: None }),
     fixed: &[("qk_norm", "true"), ("qwen", "true")],
     ..MIXTRAL
 };

@@ -29,11 +29,11 @@ pub const NEMOTRON: Family = Family {
         must("mlp_bias", &[Plain::Bool(false)]),
         attention_dropout("attention_dropout", "0.0"),
     ]],
-    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: Some(("rotary_factor", "0.5")), local: None, linear: None }),
+    rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: Some(("rotary_factor", "0.5")), local: None, linear: None, long: None }),
     fixed: &[],
     free: &["batch"],
     unused: &["rotary_emb.inv_freq"],
-    beyond: None,
+    predicting: None,
     tied: &[],
     renamed: &[],
 };

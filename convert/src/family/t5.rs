@@ -45,7 +45,7 @@ pub const T5: Family = Family {
     fixed: &[],
     free: &["batch", "source", "target"],
     unused: &["EncDecAttention.relative_attention_bias.weight"],
-    beyond: None,
+    predicting: None,
     tied: &[("encoder.embed_tokens.weight", "shared.weight"), ("decoder.embed_tokens.weight", "shared.weight"), ("lm_head.weight", "shared.weight")],
     renamed: &[],
 };

@@ -56,6 +56,29 @@ fn a_dim_in_the_template_gives_one_tensor_per_index() {
 }
 
 #[test]
+fn an_index_can_count_on_from_a_setting() {
+    let params = "repeat layers {\nparam w: [a] = 0;\n}\nrepeat a as more {\nparam w: [b] = 0;\n}";
+    let found = shapes(params, "layers.w = \"h.{layers}.x\";\nmore.w = \"h.{ layers+more }.x\";");
+    let shape = |n: u64| if n < 2 { vec![2] } else { vec![3] };
+    assert_eq!(found, (0..4).map(|n| (format!("h.{n}.x"), shape(n))).collect::<Vec<_>>());
+    let found = shapes("param w: [b, a] = 0;", "w = \"e.{c + a}.x\";");
+    assert_eq!(found, [("e.5.x".into(), vec![3]), ("e.6.x".into(), vec![3])]);
+}
+
+#[test]
+fn further_templates_name_copies_one_for_each_iteration() {
+    let line = "w = \"x\", \"y\", \"h.{layers + more}.x\";\nmore.v = \"h.{layers + more}.v\";";
+    let found = check("param w: [a] = 0;\nrepeat b as more {\nparam v: [a] = 0;\n}", line).unwrap();
+    assert_eq!((found[0].name.as_str(), found[0].copies.join(" ")), ("x", "y h.2.x h.3.x h.4.x".into()));
+    // A configuration without the repeat has no copies of it.
+    assert_eq!(check("param w: [a] = 0;", line).unwrap()[0].copies, ["y"]);
+    let found = check("param w: [b, a] = 0;", "w = \"x.{a}\", \"y.{a}\";").unwrap();
+    assert_eq!((found[1].name.as_str(), found[1].copies.join(" ")), ("x.1", "y.1".into()));
+    let error = check("param w: [a] = 0;\nparam v: [a] = 0;", "w = \"x\", \"y\";\nv = \"y\";").unwrap_err();
+    assert_eq!(error, "two lines name the tensor \"y\"");
+}
+
+#[test]
 fn lines_of_other_configurations_are_skipped() {
     assert_eq!(shapes("param w: [a] = 0;", "w = \"x\";\nv.w = \"y\" [b];").len(), 1);
 }
@@ -73,13 +96,15 @@ fn lines_that_do_not_fit_are_errors() {
     assert_eq!(error("param w: [a] = 0;", "w = \"x.{c}\";"), "`{c}` is neither a repeat around `w` nor a dim of it");
     assert_eq!(error("param w: [a] = 0;", "w = \"x.{a\";"), "\"x.{a\" has an open brace");
     assert_eq!(error("param w: [a] = 0;", "w, v = \"x\" [(a | a)];"), "this configuration has no parameter `v`, but others of the line");
+    let lacks = "counts on from `q`, which is no setting that is a whole number";
+    assert_eq!(error("param w: [a] = 0;", "w = \"x.{q + a}\";"), format!("`{{q + a}}` {lacks}"));
     let repeated = "repeat layers {\nparam w: [a] = 0;\n}";
     assert_eq!(error(repeated, "layers.w = \"x\";"), "\"x\" is one tensor for all iterations of `layers`");
 }
 
 /// Sizes at which every element can be looked at; those that a model has.
-const SMALL: [&str; 10] =
-    ["vocab=4", "hidden=8", "ffn=8", "heads=2", "kv_heads=2", "head_dim=4", "layers=2", "encoder_layers=2", "decoder_layers=2", "seq=4"];
+const SMALL: [&str; 11] =
+    ["vocab=4", "hidden=8", "ffn=8", "heads=2", "kv_heads=2", "head_dim=4", "layers=2", "encoder_layers=2", "decoder_layers=2", "seq=4", "mtp=2"];
 
 fn small(text: &str) -> Model {
     let defines = SMALL.iter().filter_map(|d| d.split_once('=')).filter(|(name, _)| text.contains(&format!(" {name} = ")));

@@ -10,7 +10,7 @@ pub fn case(name: &str) -> PathBuf {
 }
 
 /// All cases.
-pub const CASES: [&str; 20] = [
+pub const CASES: [&str; 23] = [
     "gpt2",
     "llama",
     "llama31",
@@ -21,10 +21,13 @@ pub const CASES: [&str; 20] = [
     "mixtral",
     "qwen3_moe",
     "deepseek_v3",
+    "deepseek_mtp",
     "deepseek_yarn",
     "gpt_oss",
     "llama_yarn",
     "phi3",
+    "phi3_long",
+    "phi3_short",
     "nemotron",
     "gemma2",
     "gemma3",

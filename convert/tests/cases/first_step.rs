@@ -75,6 +75,12 @@ fn inputs(arrays: &[Array]) -> BTreeMap<String, Vec<f64>> {
     out
 }
 
+/// What comes one element further than targets, two, and so on; -100 past the end.
+fn further(targets: &[f64], seq: usize, depths: usize) -> Vec<f64> {
+    let row = |row: &[f64], n: usize| (0..seq).map(|i| row.get(i + n).copied().unwrap_or(-100.0)).collect::<Vec<_>>();
+    targets.chunks(seq).flat_map(|r| (1..=depths).flat_map(move |n| row(r, n))).collect()
+}
+
 /// What the reference interpreter computes for step 0 in f64.
 struct Step {
     loss: f64,
@@ -85,10 +91,10 @@ struct Step {
 
 fn step(name: &str) -> Step {
     let bench = Bench::new(name);
-    bench.import().unwrap();
+    let settings = bench.import().unwrap().settings;
     let text = fs::read_to_string(bench.path("out/model.mdl")).unwrap();
     let arrays = arrays(name);
-    let inputs = inputs(&arrays);
+    let mut inputs = inputs(&arrays);
     let batch = arrays[0].shape[1];
     let seq = inputs["tokens"].len() / batch;
     let defines = match inputs.get("shifted") {
@@ -96,6 +102,9 @@ fn step(name: &str) -> Step {
         None => vec![("seq".into(), seq.to_string())],
     };
     let options = frontend::Options { defines, batch: batch as u64, ..frontend::Options::default() };
+    if let Some((_, depths)) = settings.iter().find(|(name, depths)| name == "mtp" && depths != "0") {
+        inputs.insert("further".into(), further(&inputs["targets"], seq, depths.parse().unwrap()));
+    }
     let mut sources = ir::diag::Sources::default();
     let model = frontend::compile(&mut sources, "model.mdl", &text, &options, &mut |_| Err("none".into())).unwrap().model;
     let graph = passes::graph::differentiate::differentiate(model.graph, &model.train).unwrap();

@@ -146,6 +146,55 @@ fn a_tied_copy_that_differs_is_refused() {
 }
 
 #[test]
+fn copies_that_a_text_speaks_of_come_back_as_they_were() {
+    let (embed, head) = ("model.layers.2.embed_tokens.weight", "model.layers.3.shared_head.head.weight");
+    let bench = Bench::new("deepseek_mtp");
+    bench.tensors(|list| list.retain(|t| t.0 != embed && t.0 != head));
+    assert_eq!(bench.import().unwrap().skipped, Vec::<String>::new());
+    bench.export().unwrap();
+    bench.same("in/model.safetensors", "back/model.safetensors");
+    let float = Some(convert::Float::F32);
+    convert::export(&bench.path("out/weights.safetensors"), Some(&bench.path("out/model.mdl")), &[], float, &bench.path("f32")).unwrap();
+    bench.same("in/model.safetensors", "f32/model.safetensors");
+    let text = bench.path("out/model.mdl");
+    convert::import_as(&bench.path("in"), &text, &[], &bench.path("own")).unwrap();
+    assert!(read(&bench.path("out/weights.safetensors")) == read(&bench.path("own/weights.safetensors")));
+    bench.same("out/dtypes.json", "own/dtypes.json");
+
+    let differs = Bench::new("deepseek_mtp");
+    differs.tensors(|list| list.iter_mut().find(|t| t.0 == head).unwrap().3[5] ^= 1);
+    let error = differs.error();
+    assert!(error.contains(&format!("`{head}` is not equal to `lm_head.weight`, of which the text says that it is a copy")), "{error}");
+    assert!(error.contains("num_nextn_predict_layers = 0 in the config"), "{error}");
+    // So they are.
+    let config = fs::read_to_string(differs.path("in/config.json")).unwrap();
+    fs::write(differs.path("in/config.json"), config.replace("\"num_nextn_predict_layers\": 2", "\"num_nextn_predict_layers\": 0")).unwrap();
+    let skipped = differs.import().unwrap().skipped;
+    assert!(skipped.iter().any(|name| name == head) && skipped.iter().all(|name| name > &"model.layers.2.".to_owned()), "{skipped:?}");
+    // A layer behind all of them is left out too.
+    let more = Bench::new("deepseek_mtp");
+    more.tensors(|list| list.push(("model.layers.4.enorm.weight".into(), safetensors::Dtype::F32, vec![32], vec![0; 128])));
+    assert_eq!(more.import().unwrap().skipped, ["model.layers.4.enorm.weight"]);
+}
+
+/// As transformers saves a model whose config speaks of such layers.
+#[test]
+fn layers_that_predict_and_are_not_there_are_not_in_the_model() {
+    let bench = Bench::new("deepseek_mtp");
+    bench.tensors(|list| list.retain(|t| !t.0.starts_with("model.layers.2.") && !t.0.starts_with("model.layers.3.")));
+    let warning = "num_nextn_predict_layers is not 0, and there are no such layers among the tensors: 0 is taken";
+    assert_eq!(bench.import().unwrap().warnings, [warning]);
+    bench.export().unwrap();
+    bench.same("in/model.safetensors", "back/model.safetensors");
+    let config = fs::read_to_string(bench.path("back/config.json")).unwrap();
+    assert!(config.contains("\"num_nextn_predict_layers\": 0"), "{config}");
+    // One of two is missing.
+    let half = Bench::new("deepseek_mtp");
+    half.tensors(|list| list.retain(|t| !t.0.starts_with("model.layers.3.")));
+    assert!(half.error().contains("`model.layers.3.enorm.weight` is missing, expected [32]"));
+}
+
+#[test]
 fn shards_are_read_as_one_file() {
     let (whole, sharded) = (Bench::new("llama"), Bench::new("llama"));
     let list = read(&sharded.path("in/model.safetensors"));

@@ -1,6 +1,6 @@
 //! Calls of functions: binding arguments, checking types, inlining the body.
 
-use super::value::{Closure, DimId, Flow, FrameId, Val, Var};
+use super::value::{Closure, DimId, Flow, FrameId, Val, Var, is_reals};
 use super::{Elab, MAX_CALLS};
 use crate::ast::*;
 use crate::names::nearest;
@@ -269,7 +269,7 @@ impl Elab<'_> {
                 (_, Val::Bad) => Val::Bad,
                 (Some(Kind::Type(_)), Val::None) if optional => Val::None,
                 (Some(Kind::Type(ty)), val) => self.fit_type(inner, ty, &val, place, &format!("`{}`", param.name.name)),
-                (Some(Kind::Int | Kind::Real | Kind::Bool | Kind::Text | Kind::Dim | Kind::Dims) | None, val) => val,
+                (Some(Kind::Int | Kind::Real | Kind::Bool | Kind::Text | Kind::Reals | Kind::Dim | Kind::Dims) | None, val) => val,
             };
             good &= !matches!(val, Val::Bad);
             self.set_param(inner, param, val, place);
@@ -294,6 +294,7 @@ impl Elab<'_> {
             Some(Kind::Real) => ("a real", self.real(&val).map(Val::Real)),
             Some(Kind::Bool) => ("a bool", matches!(val, Val::Bool(_)).then(|| val.clone())),
             Some(Kind::Text) => ("a text", matches!(val, Val::Text(_)).then(|| val.clone())),
+            Some(Kind::Reals) => ("a list of numbers", is_reals(&val).then(|| val.clone())),
             Some(Kind::Dim) => (
                 "a dim",
                 match &val {
@@ -393,7 +394,7 @@ impl Elab<'_> {
                     _ => v,
                 }
             }
-            Val::None | Val::Text(_) | Val::Dims(_) | Val::Tuple(_) | Val::Bad => {
+            Val::None | Val::Text(_) | Val::Reals(_) | Val::Dims(_) | Val::Tuple(_) | Val::Bad => {
                 let e = Diagnostic::error("E0202", format!("{what} wants a tensor, this is {}", val.kind()));
                 return self.fail(e.label(span, format!("is {}", val.kind())));
             }

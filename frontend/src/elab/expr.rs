@@ -60,11 +60,16 @@ impl Elab<'_> {
         self.fail(e)
     }
 
+    /// A list of dims, or of numbers if its first element is one.
     fn list(&mut self, frame: FrameId, elements: &[Element]) -> Val {
         let mut dims = vec![];
         let mut good = true;
-        for element in elements {
-            match self.dims_of(frame, &element.expr) {
+        for (i, element) in elements.iter().enumerate() {
+            let val = self.eval(frame, &element.expr);
+            if let (0, Val::Int(_) | Val::Real(_)) = (i, &val) {
+                return self.reals(frame, val, &elements[1..]);
+            }
+            match self.as_dims(val, element.expr.span) {
                 Some(ids) => {
                     for id in ids {
                         if dims.contains(&id) {
@@ -81,6 +86,26 @@ impl Elab<'_> {
         if good { Val::Dims(dims) } else { Val::Bad }
     }
 
+    /// A list of numbers, the first of which is known.
+    fn reals(&mut self, frame: FrameId, first: Val, rest: &[Element]) -> Val {
+        let mut numbers: Vec<f64> = self.real(&first).into_iter().collect();
+        let mut good = true;
+        for element in rest {
+            let val = self.eval(frame, &element.expr);
+            match self.real(&val) {
+                Some(x) => numbers.push(x),
+                None => {
+                    good = false;
+                    if !matches!(val, Val::Bad) {
+                        let e = Diagnostic::error("E0202", format!("{} in a list of numbers", self.said(&val)));
+                        self.report(e.label(element.expr.span, "expected a number"));
+                    }
+                }
+            }
+        }
+        if good { Val::Reals(numbers.into()) } else { Val::Bad }
+    }
+
     fn twice(&mut self, name: &str, span: Span) {
         let e = Diagnostic::error("E0207", format!("dim `{name}` is named twice")).label(span, "second time");
         self.report(e.help(format!("a second dim of its size: `dim other = {name};`, then use `other`")));
@@ -88,12 +113,17 @@ impl Elab<'_> {
 
     /// An expression that must be a dim or dims.
     pub fn dims_of(&mut self, frame: FrameId, expr: &Expr) -> Option<Vec<super::value::DimId>> {
-        match self.eval(frame, expr) {
+        let val = self.eval(frame, expr);
+        self.as_dims(val, expr.span)
+    }
+
+    fn as_dims(&mut self, val: Val, span: Span) -> Option<Vec<super::value::DimId>> {
+        match val {
             Val::Dim(d) => Some(vec![d]),
             Val::Dims(ds) => Some(ds),
             Val::Bad => None,
             other => {
-                let e = Diagnostic::error("E0202", format!("expected a dim, this is {}", other.kind())).label(expr.span, "not a dim");
+                let e = Diagnostic::error("E0202", format!("expected a dim, this is {}", other.kind())).label(span, "not a dim");
                 self.report(match other {
                     Val::Int(n) => e.help(format!("declare a dim of this size: `dim name = {n};`")),
                     _ => e,

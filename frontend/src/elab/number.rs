@@ -49,7 +49,7 @@ impl Elab<'_> {
             Val::Int(n) => Some(Num::Int(*n)),
             Val::Real(x) => Some(Num::Real(*x)),
             Val::Dim(d) => self.dims[d.0].size.map(Num::Int),
-            Val::Bad | Val::None | Val::Bool(_) | Val::Text(_) | Val::Dims(_) | Val::Tensor(_) | Val::Tuple(_) => None,
+            Val::Bad | Val::None | Val::Bool(_) | Val::Text(_) | Val::Reals(_) | Val::Dims(_) | Val::Tensor(_) | Val::Tuple(_) => None,
         }
     }
 
@@ -168,6 +168,8 @@ impl Elab<'_> {
             (Val::Text(x), Val::Text(y)) => x == y,
             (Val::Bool(x), Val::Bool(y)) => x == y,
             (Val::Dims(x), Val::Dims(y)) => x == y,
+            (Val::Reals(x), Val::Reals(y)) => x == y,
+            (Val::Reals(_), Val::Dims(none)) | (Val::Dims(none), Val::Reals(_)) if none.is_empty() => false,
             (Val::Tensor(_), _) | (_, Val::Tensor(_)) => return None,
             _ => {
                 let e = Diagnostic::error("E0202", format!("{} is compared with {}", a.kind(), b.kind()));

@@ -545,6 +545,7 @@ impl Elab<'_> {
             Val::Real(x) => format!("{x:?}"),
             Val::Bool(b) => b.to_string(),
             Val::Text(text) => text.to_string(),
+            Val::Reals(numbers) => format!("[{}]", numbers.iter().map(|x| format!("{x:?}")).collect::<Vec<_>>().join(", ")),
             Val::Dim(d) => self.dims[d.0].size.map_or_else(|| self.dims[d.0].name.to_string(), |n| n.to_string()),
             Val::Dims(ds) => format!("[{}]", ds.iter().map(|d| &*self.dims[d.0].name).collect::<Vec<_>>().join(", ")),
             Val::None => "none".into(),

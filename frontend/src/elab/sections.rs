@@ -452,9 +452,10 @@ impl Elab<'_> {
     // weights
 
     fn weight_line(&mut self, stmt: &Stmt, dims: &[Rc<str>]) -> Option<WeightLine> {
-        let StmtKind::Weight { paths, template, layout } = &stmt.kind else { return None };
+        let StmtKind::Weight { paths, template, copies, layout } = &stmt.kind else { return None };
         let layout = layout.as_ref().map(|products| products.iter().map(|p| self.product(p, dims)).collect());
-        Some(WeightLine { params: paths.iter().map(Path::to_string).collect(), template: template.text.to_string(), layout, span: Some(stmt.span) })
+        let (params, copies) = (paths.iter().map(Path::to_string).collect(), copies.iter().map(|c| c.text.to_string()).collect());
+        Some(WeightLine { params, template: template.text.to_string(), copies, layout, span: Some(stmt.span) })
     }
 
     fn product(&mut self, product: &Product, dims: &[Rc<str>]) -> ir::model::Product {

@@ -1,11 +1,14 @@
 //! The settings in a model's header, with the values given for them from outside.
 
-use super::value::{DimEntry, FrameId, Val};
+use super::value::{DimEntry, FrameId, Val, is_reals};
 use super::{Elab, MAX_DIM};
 use crate::ast::*;
 use crate::names::nearest;
 use ir::diag::Diagnostic;
 use std::rc::Rc;
+
+/// The kind of a setting that is a list.
+const REALS: &str = "a list of numbers";
 
 impl Elab<'_> {
     /// Evaluates the header in order; an earlier setting can be used by later ones. Returns every value as text.
@@ -88,6 +91,7 @@ impl Elab<'_> {
             ("a real", Val::Int(n)) => Some(Val::Real(n as f64)),
             ("a real", Val::Real(x)) => Some(Val::Real(x)),
             ("a bool", Val::Bool(b)) => Some(Val::Bool(b)),
+            (REALS, val) if is_reals(&val) => Some(val),
             ("a text", _) => Some(Val::Text(text.trim().trim_matches('"').into())),
             ("anything", val) => Some(val),
             _ => None,
@@ -98,6 +102,7 @@ impl Elab<'_> {
             self.fail(match kind {
                 "an int" => e.help("an integer such as 4096 or 50_304"),
                 "a real" => e.help("a number such as 0.1 or 1e-5"),
+                REALS => e.help("numbers in brackets, such as [1.0, 1.5], or [] for none"),
                 _ => e.help("true or false"),
             })
         })
@@ -110,9 +115,10 @@ impl Elab<'_> {
             Some(Kind::Real) => return Some("a real"),
             Some(Kind::Bool) => return Some("a bool"),
             Some(Kind::Text) => return Some("a text"),
+            Some(Kind::Reals) => return Some(REALS),
             Some(Kind::Type(_) | Kind::Dims) => {
-                let e = Diagnostic::error("E0202", format!("setting `{}` cannot be a tensor or a list", setting.name.name));
-                self.report(e.label(setting.name.span, "an int, real, bool or text"));
+                let e = Diagnostic::error("E0202", format!("setting `{}` cannot be a tensor or a list of dims", setting.name.name));
+                self.report(e.label(setting.name.span, "an int, real, bool, text or list of numbers"));
                 return None;
             }
             None => {}
@@ -128,6 +134,8 @@ impl Elab<'_> {
             Val::Real(_) => "a real",
             Val::Bool(_) => "a bool",
             Val::Text(_) => "a text",
+            Val::Reals(_) => REALS,
+            Val::Dims(dims) if dims.is_empty() => REALS,
             Val::Bad | Val::None | Val::Dims(_) | Val::Tensor(_) | Val::Tuple(_) => "anything",
         })
     }
@@ -142,8 +150,10 @@ impl Elab<'_> {
             },
             (Some(Kind::Bool), v) => ("a bool", matches!(v, Val::Bool(_))),
             (Some(Kind::Text), v) => ("a text", matches!(v, Val::Text(_))),
+            (Some(Kind::Reals), v) => (REALS, is_reals(v)),
             (Some(Kind::Type(_) | Kind::Dims) | None, v) => {
-                ("an int, real, bool or text", matches!(v, Val::Int(_) | Val::Dim(_) | Val::Real(_) | Val::Bool(_) | Val::Text(_)))
+                let plain = matches!(v, Val::Int(_) | Val::Dim(_) | Val::Real(_) | Val::Bool(_) | Val::Text(_));
+                ("an int, real, bool, text or list of numbers", plain || is_reals(v))
             }
         };
         if fits {
@@ -197,9 +207,22 @@ fn cycle(start: &Rc<str>, model: &Model) -> Option<Vec<String>> {
     }
 }
 
-/// The value of a `-D`: a number, true or false, else a text.
+/// The value of a `-D`: a number, true or false, numbers in brackets, else a text.
 fn literal(text: &str) -> Val {
     let text = text.trim();
+    let Some(list) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) else { return single(text) };
+    if list.trim().is_empty() {
+        return Val::Dims(vec![]);
+    }
+    let number = |item: &str| match single(item.trim()) {
+        Val::Int(n) => Some(n as f64),
+        Val::Real(x) => Some(x),
+        _ => None,
+    };
+    list.split(',').map(number).collect::<Option<Vec<f64>>>().map_or_else(|| Val::Text(text.into()), |numbers| Val::Reals(numbers.into()))
+}
+
+fn single(text: &str) -> Val {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text),

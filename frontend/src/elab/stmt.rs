@@ -122,9 +122,7 @@ impl Elab<'_> {
         let vals = match (names.len(), val) {
             (n, Val::Bad) => vec![Val::Bad; n],
             (n, Val::Tuple(items)) if items.len() == n => items,
-            (1, val @ (Val::None | Val::Int(_) | Val::Real(_) | Val::Bool(_) | Val::Text(_) | Val::Dim(_) | Val::Dims(_) | Val::Tensor(_))) => {
-                vec![val]
-            }
+            (1, val) if !matches!(val, Val::Tuple(_)) => vec![val],
             (n, val) => {
                 let count = if let Val::Tuple(items) = &val { items.len() } else { 1 };
                 let values = if count == 1 { "1 value".to_string() } else { format!("{count} values") };

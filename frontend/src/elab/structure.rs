@@ -181,6 +181,10 @@ impl Elab<'_> {
                 continue;
             }
             let val = self.eval(frame, &arg.value);
+            if let (true, Val::Reals(numbers)) = (is_stack, &val) {
+                vals.extend(numbers.iter().map(|x| (self.constant(*x, DType::F32), arg.value.span)));
+                continue;
+            }
             match self.tensor(&val, arg.value.span) {
                 Some(v) => vals.push((v, arg.value.span)),
                 None => good = false,
@@ -281,7 +285,7 @@ impl Elab<'_> {
         }
     }
 
-    /// `stack(a, b, over: d)`: element i of d is the i-th value; a choice by the index along d.
+    /// `stack(a, b, over: d)`: element i of d is the i-th value, or number of a list; a choice by the index along d.
     pub fn stack(&mut self, frame: FrameId, call: &Call, span: Span) -> Val {
         let Some(Joined { values, to, to_span, .. }) = self.joined(frame, call, span) else { return Val::Bad };
         let Some(over) = self.ir_dim(to, to_span) else { return Val::Bad };

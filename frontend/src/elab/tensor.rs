@@ -191,7 +191,7 @@ impl Elab<'_> {
             Val::Real(x) => Some(self.constant(*x, DType::F32)),
             Val::Bool(b) => Some(self.constant(f64::from(u8::from(*b)), DType::Bool)),
             Val::Bad => None,
-            other @ (Val::None | Val::Text(_) | Val::Dims(_) | Val::Tuple(_)) => {
+            other @ (Val::None | Val::Text(_) | Val::Reals(_) | Val::Dims(_) | Val::Tuple(_)) => {
                 let e = Diagnostic::error("E0202", format!("expected a tensor or a number, this is {}", other.kind()));
                 self.report(e.label(span, format!("is {}", other.kind())));
                 None

@@ -17,6 +17,8 @@ pub enum Val {
     Real(f64),
     Bool(bool),
     Text(Rc<str>),
+    /// One number or more; without numbers a list is one of dims.
+    Reals(Rc<[f64]>),
     Dim(DimId),
     Dims(Vec<DimId>),
     Tensor(Value),
@@ -34,6 +36,7 @@ impl Val {
             Val::Real(_) => "a real",
             Val::Bool(_) => "a bool",
             Val::Text(_) => "a text",
+            Val::Reals(_) => "a list of numbers",
             Val::Dim(_) => "a dim",
             Val::Dims(_) => "a list of dims",
             Val::Tensor(_) => "a tensor",
@@ -41,6 +44,11 @@ impl Val {
             Val::Tuple(_) => "several values",
         }
     }
+}
+
+/// Whether a value is a list of numbers, or a list of nothing.
+pub fn is_reals(val: &Val) -> bool {
+    matches!(val, Val::Reals(_)) || matches!(val, Val::Dims(dims) if dims.is_empty())
 }
 
 /// A declared dim: position in the elaborator's table. It enters the graph when a tensor first has it.
