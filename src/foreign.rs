@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use convert::{CONFIG, ConvertError, DTYPES, MODEL, WEIGHTS, WHOLE};
 use runtime::checkpoint::Stored;
 use runtime::paths::same;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 pub fn import(args: &ImportArgs) -> Result<(), Failure> {
@@ -55,13 +55,24 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     let stored = Stored::open(&args.weights)?;
     let whole = if args.weights.is_dir() || stored.has_states() { Some(weights_of(stored, &args.weights, &args.output)?) } else { None };
     let weights = whole.as_ref().map_or(args.weights.as_path(), |file| file.path());
-    let done = convert::export(weights, args.model.as_deref(), &args.define, args.dtype.map(Into::into), &args.output).map_err(failure)?;
+    let kept = kept(args);
+    let model = args.model.as_deref();
+    let done = convert::export_with(weights, model, &kept, &args.define, args.dtype.map(Into::into), &args.output).map_err(failure)?;
     show(&done.warnings, &done.sources);
     if done.rounded > 0 {
         report!("rounded {} of {} values to {}, to nearest even\n", count(done.rounded), count(done.elements), done.dtype.name());
     }
     report!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display());
     Ok(())
+}
+
+/// Where an export looks for what the import has left: beside the text; without one in a checkpoint, or beside it.
+fn kept(args: &ExportArgs) -> PathBuf {
+    let of_weights = || {
+        let within = args.model.is_none() && [CONFIG, DTYPES].iter().any(|name| args.weights.join(name).is_file());
+        if within { args.weights.clone() } else { args.weights.with_file_name("") }
+    };
+    args.model.as_ref().map_or_else(of_weights, |text| text.with_file_name(""))
 }
 
 /// Names, or the first of many and their number.

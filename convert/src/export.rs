@@ -53,6 +53,21 @@ pub fn export(
     dtype: Option<Float>,
     out: &Path,
 ) -> Result<Exported, ConvertError> {
+    export_with(weights, model, &model.unwrap_or(weights).with_file_name(""), defines, dtype, out)
+}
+
+/// Does what [`export`] does, with the config and the types of tensors that lie in the directory `kept`.
+///
+/// # Errors
+/// Those of [`export`].
+pub fn export_with(
+    weights: &Path,
+    model: Option<&Path>,
+    kept: &Path,
+    defines: &[(String, String)],
+    dtype: Option<Float>,
+    out: &Path,
+) -> Result<Exported, ConvertError> {
     let checkpoint = Checkpoint::file(weights)?;
     let saved = checkpoint.provenance.as_ref();
     agree(weights, saved, defines)?;
@@ -65,7 +80,7 @@ pub fn export(
     let of_model = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
     let params = parameters(&described.graph);
     check::fits(&checkpoint, &params, &[], || likely(saved, &described.graph.name, &described.settings))?;
-    let beside = |name: &str| model.unwrap_or(weights).with_file_name(name);
+    let beside = |name: &str| kept.join(name);
     // A dtype that is given takes the place of a record, also of one that cannot be read.
     let found = match (Record::read(&beside(DTYPES)), dtype) {
         (Err(_), Some(_)) => None,

@@ -27,7 +27,7 @@ mod staging;
 mod tensors;
 
 pub use dtypes::{DTYPES, Float};
-pub use export::{Exported, export};
+pub use export::{Exported, export, export_with};
 pub use import::{CONFIG, Imported, MODEL, WEIGHTS, import, import_as};
 pub use tensors::{WHOLE, norms};
 

@@ -90,6 +90,29 @@ fn imports_and_exports_replace_nothing_unless_told() {
 }
 
 #[test]
+fn exports_of_checkpoints_have_the_config_that_lies_in_them_or_beside_them() {
+    let dir = gpt2();
+    dir.line(&format!("{RUN} --save saved --save-state state")).succeeds();
+    // Beside the output lies another's.
+    dir.write("config.json", "none of this model");
+    let step = fs::read_dir(dir.path("saved"))
+        .expect("saved")
+        .find_map(|e| Some(e.ok()?.file_name().into_string().ok()?).filter(|n| n.starts_with("step-")));
+    let step = format!("saved/{}", step.expect("a checkpoint"));
+    dir.line(&format!("export hf {step} -o plain")).succeeds();
+    let config = fs::read_to_string(dir.path("plain/config.json")).expect("a config");
+    for (n, place) in ["saved", &step].into_iter().enumerate() {
+        let own = config.replacen('{', &format!("{{\"_name_or_path\": \"{n}\", "), 1);
+        dir.write(&format!("{place}/config.json"), &own);
+        dir.line(&format!("export hf {step} -o out{n}")).succeeds();
+        assert_eq!(fs::read_to_string(dir.path(&format!("out{n}/config.json"))).expect("a config"), own);
+    }
+    fs::rename(dir.path("state"), dir.path("saved/state")).expect("moved");
+    dir.line("export hf saved/state -o of_state").succeeds();
+    assert_eq!(fs::read(dir.path("of_state/config.json")).expect("a config"), fs::read(dir.path("saved/config.json")).expect("a config"));
+}
+
+#[test]
 fn a_limit_on_files_is_an_error_that_leaves_nothing() {
     let dir = gpt2();
     dir.line(&format!("{RUN} --save-weights w")).succeeds();
