@@ -176,6 +176,41 @@ mod tests {
         assert!(values[4..].iter().all(|x| *x == 0.0));
     }
 
+    /// Some values, their sum, that of their sizes, and their sum with each times its place.
+    fn gist(values: &[f32], places: &[usize]) -> (Vec<f32>, [f64; 3]) {
+        let sums = values.iter().enumerate().fold([0.0; 3], |[a, b, c], (i, x)| {
+            let x = f64::from(*x);
+            [a + x, b + x.abs(), c + i as f64 * x]
+        });
+        (places.iter().map(|i| values[*i]).collect(), sums)
+    }
+
+    /// As `torch.float8_e4m3fn` times each block's `weight_scale_inv`, with the block of published files, of which the
+    /// last row and column of `kv_a_proj_with_mqa` and others have a part.
+    #[test]
+    fn blocks_of_128_that_do_not_go_round_are_what_pytorch_makes_of_them() {
+        let codes: Vec<u8> = (0..200 * 300).map(|i| (i * 37 % 251) as u8).map(|c| if c & 127 == 127 { 0 } else { c }).collect();
+        let scales: Vec<u8> = (1..=6).flat_map(|i| (i as f32 / 4.0).to_le_bytes()).collect();
+        let values = floats(&values(Scheme::Fp8 { block: [128, 128] }, &[200, 300], &codes, &scales));
+        let places = [(127, 127), (127, 128), (128, 127), (199, 255), (199, 256), (199, 299)].map(|(row, column)| row * 300 + column);
+        let (some, [sum, sizes, placed]) = gist(&values, &places);
+        assert_eq!(some, [0.0068359375, 0.34375, 3.5, -320.0, 0.234375, 360.0]);
+        assert_eq!((sum, sizes), (267_691.175_292_968_75, 1_542_041.872_558_593_8));
+        assert!((placed / 10_024_454_333.866_7 - 1.0).abs() < 1e-12, "{placed}");
+    }
+
+    /// As transformers' `convert_moe_packed_tensors`, with several groups in a row.
+    #[test]
+    fn groups_of_mxfp4_are_what_transformers_makes_of_them() {
+        let codes: Vec<u8> = (0..2 * 40 * 3 * 16).map(|i| (i * 37 % 251) as u8).collect();
+        let scales: Vec<u8> = (0..2 * 40 * 3).map(|i| (120 + i * 5 % 11) as u8).collect();
+        let values = floats(&values(Scheme::Mxfp4, &[2, 96, 40], &codes, &scales));
+        let places = [(0, 31, 39), (0, 32, 1), (1, 95, 39), (1, 63, 20), (1, 64, 20)].map(|(e, column, row)| (e * 96 + column) * 40 + row);
+        let (some, sums) = gist(&values, &places);
+        assert_eq!(some, [0.03125, -12.0, -4.0, 0.03125, 1.0]);
+        assert_eq!(sums, [1086.097_656_25, 24_852.214_843_75, 3_396_040.812_5]);
+    }
+
     #[test]
     fn other_schemes_and_what_is_not_known_of_one_are_refused() {
         let read = |text: &str| Scheme::read(&serde_json::from_str(text).unwrap());
