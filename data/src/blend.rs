@@ -1,0 +1,227 @@
+//! Samples of several data sets in one order: `BlendedDataset` of megatron-core.
+//!
+//! The next sample is of the data set that is furthest behind its weight, the first of equals
+//! (`build_blending_indices` in `helpers.cpp`). Each data set's own samples come in their order. So one number a
+//! sample is kept, which data set it is of; which of its samples that is, is counted from the last mark on.
+
+use crate::split::normalized;
+use std::path::PathBuf;
+
+/// Data sets and what part of the samples is of each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Blend {
+    pub prefixes: Vec<PathBuf>,
+    /// None takes all samples of each data set for one epoch.
+    pub weights: Option<Vec<f64>>,
+}
+
+/// Words that are no blend, or a blend that cannot be.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum BlendError {
+    #[error("no data set is named")]
+    Nothing,
+    #[error("`{0}` stands where a weight is meant, as others have one: either all data sets have weights, as in 0.7 A 0.3 B, or none")]
+    Mixed(String),
+    #[error("`{}` has the weight {weight}; a weight is above 0: leave the data set out", .prefix.display())]
+    Weight { prefix: PathBuf, weight: f64 },
+    #[error("{0} data sets; a blend has at most {MOST}: join some of them")]
+    Many(usize),
+    #[error("{prefixes} data sets and {weights} weights; each data set has one")]
+    Count { prefixes: usize, weights: usize },
+    #[error(
+        "`{}` has {has} samples, and the blend takes {takes} of it; a larger surplus makes more, for example two or ten times {surplus}",
+        .prefix.display()
+    )]
+    Oversampled { prefix: PathBuf, has: u64, takes: u64, surplus: f64 },
+    #[error("`{}` has no sample for this split: leave it out of the blend, or give the split more", .0.display())]
+    Empty(PathBuf),
+    #[error("weights need a number of samples that is to be drawn by them")]
+    Unsized,
+}
+
+/// Most data sets of a blend.
+pub const MOST: usize = 32766;
+
+impl Blend {
+    /// Reads `A`, `A B C` or `0.7 A 0.3 B`, as Megatron reads `--data-path`.
+    ///
+    /// # Errors
+    /// Nothing; some weights but not all; weights that are not above 0.
+    pub fn parse(words: &[String]) -> Result<Blend, BlendError> {
+        let paths = |words: Vec<&str>| words.into_iter().map(|w| PathBuf::from(w.trim())).collect();
+        let even: Vec<(&str, &str)> = words.as_chunks::<2>().0.iter().map(|[w, p]| (w.as_str(), p.as_str())).collect();
+        let weights: Vec<Option<f64>> = even.iter().map(|(w, _)| w.trim().parse().ok()).collect();
+        let blend = match weights.iter().copied().collect::<Option<Vec<f64>>>() {
+            Some(weights) if words.len().is_multiple_of(2) => {
+                Blend { prefixes: paths(even.into_iter().map(|(_, p)| p).collect()), weights: Some(weights) }
+            }
+            _ if words.len().is_multiple_of(2) && weights.iter().any(Option::is_some) => {
+                let odd = weights.iter().position(Option::is_none).unwrap_or(0);
+                return Err(BlendError::Mixed(even[odd].0.into()));
+            }
+            _ => Blend { prefixes: paths(words.iter().map(String::as_str).collect()), weights: None },
+        };
+        blend.check()?;
+        Ok(blend)
+    }
+
+    /// # Errors
+    /// As [`Blend::parse`].
+    pub fn check(&self) -> Result<(), BlendError> {
+        let count = self.prefixes.len();
+        if count == 0 {
+            return Err(BlendError::Nothing);
+        }
+        if count > MOST {
+            return Err(BlendError::Many(count));
+        }
+        let Some(weights) = &self.weights else { return Ok(()) };
+        if weights.len() != count {
+            return Err(BlendError::Count { prefixes: count, weights: weights.len() });
+        }
+        let sum = weights.iter().sum::<f64>();
+        match self.prefixes.iter().zip(weights).find(|(_, w)| !(**w > 0.0 && (**w / sum) > 0.0)) {
+            Some((prefix, weight)) => Err(BlendError::Weight { prefix: prefix.clone(), weight: *weight }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How many samples of each data set are used, for so many of all, and how many are made, with a surplus
+/// (`_get_size_per_split_per_dataset`).
+pub fn sizes(weights: &[f64], samples: u64, surplus: f64) -> Vec<(u64, u64)> {
+    let used = |weight: f64| (samples as f64 * weight).ceil() as u64;
+    let made = |used: u64| (used as f64 * (1.0 + surplus)).ceil() as u64;
+    normalized(weights).into_iter().map(|w| (used(w), made(used(w)))).collect()
+}
+
+/// Which data set each sample is of.
+pub struct Mixed {
+    of: Vec<u16>,
+    sets: usize,
+    /// How many samples of each data set come before every `stride`-th sample.
+    marks: Vec<u32>,
+    stride: usize,
+}
+
+impl Mixed {
+    /// So many samples, by weights.
+    pub fn by_weights(weights: &[f64], samples: u32) -> Mixed {
+        let weights = normalized(weights);
+        let mut mixed = Mixed::new(weights.len(), samples);
+        let mut counts = vec![0u32; weights.len()];
+        for n in 0..samples {
+            let at = f64::from(n).max(1.0);
+            let mut most = (0, weights[0] * at - f64::from(counts[0]));
+            for (set, (weight, count)) in weights.iter().zip(&counts).enumerate().skip(1) {
+                let error = weight * at - f64::from(*count);
+                if error > most.1 {
+                    most = (set, error);
+                }
+            }
+            mixed.push(most.0, &mut counts);
+        }
+        mixed
+    }
+
+    /// All samples of each data set, each in its part of the way (`build_exhaustive_blending_indices`).
+    pub fn exhaustive(sizes: &[u32]) -> Mixed {
+        let total: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
+        let weights: Vec<f64> = sizes.iter().map(|s| f64::from(*s) / total as f64).collect();
+        let mut mixed = Mixed::new(sizes.len(), total.min(u32::MAX.into()) as u32);
+        let mut counts = vec![0u32; sizes.len()];
+        let mut unspent: Vec<usize> = (0..sizes.len()).filter(|s| sizes[*s] > 0).collect();
+        let mut n = 0.0f64;
+        while !unspent.is_empty() {
+            let mut most = (0, f64::MIN);
+            for (place, set) in unspent.iter().enumerate() {
+                let error = weights[*set] * n.max(1.0) - f64::from(counts[*set]);
+                if error > most.1 {
+                    most = (place, error);
+                }
+            }
+            let set = unspent[most.0];
+            mixed.push(set, &mut counts);
+            if counts[set] == sizes[set] {
+                unspent.remove(most.0);
+            }
+            n += 1.0;
+        }
+        mixed
+    }
+
+    fn new(sets: usize, samples: u32) -> Mixed {
+        // Marks then take half a byte a sample at most.
+        let stride = (8 * sets).max(1024);
+        Mixed { of: Vec::with_capacity(samples as usize), sets, marks: vec![], stride }
+    }
+
+    fn push(&mut self, set: usize, counts: &mut [u32]) {
+        if self.of.len().is_multiple_of(self.stride) {
+            self.marks.extend_from_slice(counts);
+        }
+        self.of.push(set as u16);
+        counts[set] += 1;
+    }
+
+    /// Samples.
+    pub fn len(&self) -> u64 {
+        self.of.len() as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
+    /// The data set of sample number n, and its own number there.
+    pub fn get(&self, n: u64) -> Option<(usize, u64)> {
+        let n = usize::try_from(n).ok()?;
+        let set = *self.of.get(n)?;
+        let mark = n / self.stride;
+        let before = self.marks.get(mark * self.sets + usize::from(set))?;
+        let since = self.of[mark * self.stride..n].iter().filter(|s| **s == set).count();
+        Some((set.into(), u64::from(*before) + since as u64))
+    }
+
+    /// How many samples each data set has in it.
+    pub fn counts(&self) -> Vec<u64> {
+        let mut counts = vec![0; self.sets];
+        self.of.iter().for_each(|s| counts[usize::from(*s)] += 1);
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(String::from).collect()
+    }
+
+    #[test]
+    fn blends_are_read_as_megatron_reads_them() {
+        let paths = |text: &str| words(text).into_iter().map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(Blend::parse(&words("30 a 70 b")), Ok(Blend { prefixes: paths("a b"), weights: Some(vec![30.0, 70.0]) }));
+        assert_eq!(Blend::parse(&words("a b")), Ok(Blend { prefixes: paths("a b"), weights: None }));
+        assert_eq!(Blend::parse(&words("1 2 3")), Ok(Blend { prefixes: paths("1 2 3"), weights: None }));
+        assert_eq!(Blend::parse(&words("1 a b c")), Err(BlendError::Mixed("b".into())));
+        assert_eq!(Blend::parse(&words("0 a 1 b")), Err(BlendError::Weight { prefix: "a".into(), weight: 0.0 }));
+        assert!(Blend::parse(&words("nan a 1 b")).is_err() && Blend::parse(&words("inf a 1 b")).is_err());
+        assert_eq!(Blend::parse(&[]), Err(BlendError::Nothing));
+    }
+
+    #[test]
+    fn a_samples_own_number_counts_those_of_its_data_set_before_it() {
+        for mixed in [Mixed::by_weights(&[0.2, 0.5, 0.3], 5000), Mixed::exhaustive(&[1000, 0, 2500])] {
+            let mut counts = [0; 3];
+            for n in 0..mixed.len() {
+                let (set, own) = mixed.get(n).expect("a sample");
+                assert_eq!(own, counts[set]);
+                counts[set] += 1;
+            }
+            assert_eq!(mixed.counts(), counts);
+            assert_eq!(mixed.get(mixed.len()), None);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Data sets of tokens as Megatron-LM keeps them, and the order in which it trains on them.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`indexed`] | the files `PREFIX.bin` and `PREFIX.idx`: read in place, and written byte for byte as megatron-core does |
+//! | [`random`] | numpy's legacy shuffle, from which all orders follow |
+//! | [`order`] | which tokens are sample number n of one data set: its documents, samples and shuffle |
+//! | [`blend`] | which data set, and which of its samples, is sample number n of several |
+//! | [`split`] | `99,1,0`: which documents train, which are held out |
+//! | [`dataset`] | all of it put together: [`dataset::open`] gives the samples of each split |
+//! | [`text`] | text to data sets, what a data set holds, and new tokenizers (feature `text`) |
+//!
+//! Nothing here prints, and nothing panics, whatever bytes a file has. Memory is bounded by the size of the files
+//! that were opened and the number of samples that were asked for. The crate depends on no sibling.
+
+pub mod blend;
+
+mod cores;
+
+pub mod indexed;
+mod map;
+pub mod order;
+pub mod random;
+pub mod split;
