@@ -35,6 +35,8 @@ pub enum BlendError {
     Oversampled { prefix: PathBuf, has: u64, takes: u64, surplus: f64 },
     #[error("`{}` has no sample for this split: leave it out of the blend, or give the split more", .0.display())]
     Empty(PathBuf),
+    #[error("{0} samples; a blend has at most 4294967293: ask for fewer, or for longer sequences")]
+    Large(u64),
     #[error("weights need a number of samples that is to be drawn by them")]
     Unsized,
 }

@@ -2,6 +2,7 @@
 
 use std::num::NonZero;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// Fewer items than this are not worth a thread.
@@ -34,9 +35,34 @@ pub fn map<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> T + Sync) -> Vec
     })
 }
 
+/// As [`map`] of more items than there are cores: whoever is free takes the next.
+pub fn queue<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> T + Sync) -> Vec<T> {
+    let threads = count().min(items.len()).max(1);
+    let items = Mutex::new(items.into_iter().enumerate());
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let mut made: Vec<(usize, T)> = map((0..threads).collect(), |_| {
+        let mut own = vec![];
+        while let Some((n, item)) = next() {
+            own.push((n, work(item)));
+        }
+        own
+    })
+    .into_iter()
+    .flatten()
+    .collect();
+    made.sort_by_key(|(n, _)| *n);
+    made.into_iter().map(|(_, made)| made).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_queue_keeps_the_order_of_its_items() {
+        assert_eq!(queue((0..1000).collect(), |n: u32| n * 2), (0..1000).map(|n| n * 2).collect::<Vec<_>>());
+        assert_eq!(queue(vec![], |n: u32| n), []);
+    }
 
     #[test]
     fn ranges_cover_all_once_and_in_order() {

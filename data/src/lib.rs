@@ -14,11 +14,15 @@
 //! that were opened and the number of samples that were asked for. The crate depends on no sibling.
 
 pub mod blend;
+mod cache;
 
 mod cores;
+pub mod dataset;
 
 pub mod indexed;
 mod map;
 pub mod order;
 pub mod random;
 pub mod split;
+
+pub use dataset::{Dataset, Error};

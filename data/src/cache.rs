@@ -1,0 +1,231 @@
+//! Orders kept in files, so that they are built once.
+//!
+//! | bytes of `KEY.order` | hold |
+//! |---|---|
+//! | 8 | `mccorder` |
+//! | 8 | the version, 1 |
+//! | 32 | the key: the BLAKE3 hash of the rule and of the lengths of its documents |
+//! | 24 | how many numbers each of the three indices has |
+//! | 4 each | documents, samples, shuffle |
+//! | 32 | the hash of all before: BLAKE3 of the hashes of pieces of 16 MiB |
+//!
+//! A file that is anything else is replaced.
+
+use crate::cores;
+use crate::map::{Map, Numbers, number};
+use crate::order::{Extra, Order, Rest, Rule};
+use blake3::{Hash, Hasher};
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+const MAGIC: [u8; 8] = *b"mccorder";
+const VERSION: u64 = 1;
+const HEADER: usize = 72;
+const PIECE: usize = 16 << 20;
+
+/// By what an order is known again.
+pub fn key(rule: &Rule, lengths: &[u8]) -> Hash {
+    // An order that follows other rules than those of this version is another.
+    let Rule { sequence_length, extra, rest, seed, samples, documents } = rule;
+    let extra = match extra {
+        Extra::Token => 1,
+        Extra::Nothing => 0,
+    };
+    let rest = match rest {
+        Rest::Dropped => 0,
+        Rest::Kept => 1,
+    };
+    let mut hasher = Hasher::new();
+    hasher.update(b"an order of samples, as megatron-core 0.16");
+    let (asked, samples) = (u64::from(samples.is_some()), samples.unwrap_or(0));
+    for number in [u64::from(*sequence_length), extra, rest, u64::from(*seed), asked, samples, documents.start, documents.end] {
+        hasher.update(&number.to_le_bytes());
+    }
+    let bytes = |document: u64| usize::try_from(document).unwrap_or(usize::MAX).saturating_mul(4).min(lengths.len());
+    hasher.update(pieces(lengths.get(bytes(documents.start)..bytes(documents.end)).unwrap_or_default()).as_bytes());
+    hasher.finalize()
+}
+
+/// The hash of the hashes of pieces, which all cores make.
+fn pieces(bytes: &[u8]) -> Hash {
+    let hashes = cores::queue(bytes.chunks(PIECE).collect(), |piece: &[u8]| blake3::hash(piece));
+    let mut all = Hasher::new();
+    for hash in hashes {
+        all.update(hash.as_bytes());
+    }
+    all.finalize()
+}
+
+/// Hashes in the same way what is written.
+struct Hashed<W> {
+    out: W,
+    piece: Hasher,
+    filled: usize,
+    all: Hasher,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = self.out.write(&bytes[..bytes.len().min(PIECE - self.filled)])?;
+        self.piece.update(&bytes[..taken]);
+        self.filled += taken;
+        if self.filled == PIECE {
+            self.end();
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl<W> Hashed<W> {
+    fn end(&mut self) {
+        self.all.update(self.piece.finalize().as_bytes());
+        self.piece.reset();
+        self.filled = 0;
+    }
+
+    fn finish(mut self) -> (W, Hash) {
+        if self.filled > 0 {
+            self.end();
+        }
+        (self.out, self.all.finalize())
+    }
+}
+
+/// Writes an order as a file that is whole or not there.
+pub fn write(file: &Path, key: &Hash, order: &Order) -> io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let part = tempfile::Builder::new().prefix(".order-").tempfile_in(folder)?;
+    let mut out = Hashed { out: BufWriter::with_capacity(1 << 20, part), piece: Hasher::new(), filled: 0, all: Hasher::new() };
+    let rows = [&order.documents, &order.samples, &order.shuffle];
+    out.write_all(&MAGIC)?;
+    out.write_all(&VERSION.to_le_bytes())?;
+    out.write_all(key.as_bytes())?;
+    rows.iter().try_for_each(|row| out.write_all(&row.len().to_le_bytes()))?;
+    let mut bytes = Vec::with_capacity(1 << 18);
+    for row in rows {
+        let mut numbers = row.iter().peekable();
+        while numbers.peek().is_some() {
+            bytes.clear();
+            bytes.extend(numbers.by_ref().take(1 << 16).flat_map(u32::to_le_bytes));
+            out.write_all(&bytes)?;
+        }
+    }
+    let (mut out, hash) = out.finish();
+    out.write_all(hash.as_bytes())?;
+    let part = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    part.as_file().sync_data()?;
+    // Whoever reads the data set may use its order.
+    fs::set_permissions(part.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+    part.persist(file)?;
+    Ok(())
+}
+
+/// What a file of an order turned out to be.
+pub enum Found {
+    Order(Order),
+    Missing,
+    /// Why it is not used.
+    Damaged(String),
+}
+
+/// Reads an order, all of whose bytes are looked at.
+pub fn read(file: &Path, key: &Hash) -> io::Result<Found> {
+    let map = match Map::open(file) {
+        Ok(map) => Arc::new(map),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
+        Err(e) => return Err(e),
+    };
+    let damaged = |what: &str| Ok(Found::Damaged(what.into()));
+    let Some((content, hash)) = map.split_last_chunk::<32>() else { return damaged("it is too short") };
+    if content.len() < HEADER || !content.starts_with(&MAGIC) {
+        return damaged("it is no order of samples");
+    }
+    if number(content, 1) != Some(VERSION.to_le_bytes()) {
+        return damaged("it is of another version");
+    }
+    if content[16..48] != *key.as_bytes() {
+        return damaged("it is the order of other data");
+    }
+    let mut rows = vec![];
+    let mut begin = HEADER;
+    for row in 6..9 {
+        let count = number(content, row).map_or(u64::MAX, u64::from_le_bytes);
+        let bytes = usize::try_from(count).ok().and_then(|n| n.checked_mul(4)).and_then(|n| begin.checked_add(n));
+        let Some(end) = bytes.filter(|end| *end <= content.len()) else { return damaged("its indices are longer than it is") };
+        rows.push(begin..end);
+        begin = end;
+    }
+    let [documents, samples, shuffle] = [0, 1, 2].map(|k| rows[k].clone());
+    if begin != content.len() || samples.len() != 2 * shuffle.len() + 8 {
+        return damaged("its indices are not as long as it says");
+    }
+    if *pieces(content).as_bytes() != *hash {
+        return damaged("its hash is not that of its content");
+    }
+    let row = |bytes| Numbers::File(map.clone(), bytes);
+    Ok(Found::Order(Order { documents: row(documents), samples: row(samples), shuffle: row(shuffle) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::RandomState;
+
+    fn order(seed: u32) -> (Rule, Vec<u8>, Order) {
+        let rule = Rule { sequence_length: 4, extra: Extra::Token, rest: Rest::Dropped, seed, samples: Some(50), documents: 0..9 };
+        let lengths: Vec<u8> = (1..10i32).flat_map(|l| (l * 3).to_le_bytes()).collect();
+        let order = Order::build(&rule, &lengths).expect("an order");
+        (rule, lengths, order)
+    }
+
+    #[test]
+    fn an_order_is_read_as_it_was_written_and_damage_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("new/x.order");
+        let (rule, lengths, order) = order(3);
+        let key = key(&rule, &lengths);
+        assert!(matches!(read(&file, &key), Ok(Found::Missing)));
+        write(&file, &key, &order).expect("written");
+        let all = |o: &Order| [o.documents().collect::<Vec<_>>(), o.samples().collect(), o.shuffle().collect()];
+        match read(&file, &key) {
+            Ok(Found::Order(read)) => assert_eq!(all(&read), all(&order)),
+            _ => panic!("it is whole"),
+        }
+        let whole = fs::read(&file).expect("a file");
+        let mut random = RandomState::new(1);
+        for _ in 0..2000 {
+            let mut bytes = whole.clone();
+            let at = random.interval(bytes.len() as u32 - 1) as usize;
+            match random.interval(2) {
+                0 => bytes.truncate(at),
+                1 => bytes[at] ^= 1 << random.interval(7),
+                _ => bytes.insert(at, 0xff),
+            }
+            fs::remove_file(&file).and_then(|()| fs::write(&file, bytes)).expect("written");
+            assert!(matches!(read(&file, &key), Ok(Found::Damaged(_))));
+        }
+    }
+
+    #[test]
+    fn keys_differ_where_orders_do() {
+        let (rule, mut lengths, _) = order(3);
+        let first = key(&rule, &lengths);
+        let others = [
+            Rule { seed: 4, ..rule.clone() },
+            Rule { samples: None, ..rule.clone() },
+            Rule { extra: Extra::Nothing, ..rule.clone() },
+            Rule { rest: Rest::Kept, ..rule.clone() },
+            Rule { documents: 0..8, ..rule.clone() },
+        ];
+        assert!(others.iter().all(|r| key(r, &lengths) != first));
+        lengths[0] += 1;
+        assert_ne!(key(&rule, &lengths), first);
+    }
+}

@@ -1,0 +1,365 @@
+//! The samples of training, validation and test: data sets, their orders and their blend.
+//!
+//! Which samples there are, and in which order, is what `BlendedMegatronDatasetBuilder` of megatron-core 0.16 makes of
+//! the same request. [`Dataset::sample`] gives any of them; many threads and processes may ask at once, and share the
+//! memory that tokens and orders are in.
+
+use crate::blend::{Blend, BlendError, Mixed, sizes};
+use crate::cache::{self, Found};
+use crate::cores;
+use crate::indexed::{Indexed, IndexedError, Token, bare, with};
+use crate::order::{Extra, MOST, Order, OrderError, Rest, Rule};
+use crate::split::{Part, Split, SplitError, normalized};
+use blake3::Hash;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where samples come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// One blend, of which each part has some documents of each data set.
+    Shared { blend: Blend, split: Split },
+    /// A blend for each of training, validation and test.
+    Own([Option<Blend>; 3]),
+}
+
+/// Where orders are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// In `PREFIX.cache`, beside each data set.
+    Beside,
+    Folder(PathBuf),
+    /// In memory alone.
+    Nowhere,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    pub source: Source,
+    /// Samples of each part. None takes one epoch.
+    pub samples: [Option<u64>; 3],
+    pub sequence_length: u32,
+    pub seed: u32,
+    pub extra: Extra,
+    /// What becomes of validation's last tokens; those of training and test are dropped.
+    pub valid_rest: Rest,
+    /// How many more samples than the blend takes are made of each data set, as a part of them. Megatron's is 0.005.
+    pub surplus: f64,
+    pub cache: Cache,
+    /// What fills a sample that has too few tokens.
+    pub pad: u32,
+}
+
+impl Request {
+    /// Megatron's defaults.
+    pub fn new(source: Source, samples: [Option<u64>; 3], sequence_length: u32) -> Request {
+        let (extra, valid_rest) = (Extra::Token, Rest::Dropped);
+        Request { source, samples, sequence_length, seed: 1234, extra, valid_rest, surplus: 0.005, cache: Cache::Beside, pad: 0 }
+    }
+}
+
+/// Why there are no samples.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Indexed(#[from] IndexedError),
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    #[error("the blend of {}: {cause}", .part.name())]
+    Blend { part: Part, cause: BlendError },
+    #[error("`{}`, {}: {cause}", .prefix.display(), .part.name())]
+    Order { prefix: PathBuf, part: Part, cause: OrderError },
+    #[error("`{}`: {cause}; orders of samples are kept there, and another folder can be named for them", .file.display())]
+    Cache { file: PathBuf, cause: io::Error },
+    #[error("sample {n} is asked for, of {samples}")]
+    Beyond { n: u64, samples: u64 },
+    #[error("a sample has {width} tokens, and there is room for {room}")]
+    Room { width: usize, room: usize },
+    #[error("{pad} fills samples, which takes {takes}")]
+    Pad { pad: u32, takes: &'static str },
+    #[error("a surplus of {0}; it is 0 or more")]
+    Surplus(f64),
+}
+
+/// What happened while orders were built, of which a user may want to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A file is replaced, as it is damaged.
+    Damaged {
+        file: PathBuf,
+        what: String,
+    },
+    Built {
+        prefix: PathBuf,
+        part: Part,
+        samples: u64,
+    },
+}
+
+/// The samples of training, validation and test, where there are any, and what happened on the way.
+pub struct Opened {
+    pub parts: [Option<Dataset>; 3],
+    pub notices: Vec<Notice>,
+}
+
+/// The samples of a part, in order.
+pub struct Dataset {
+    sets: Vec<Set>,
+    mixed: Option<Mixed>,
+    width: usize,
+    pad: u32,
+    key: Hash,
+}
+
+struct Set {
+    tokens: Arc<Indexed>,
+    order: Order,
+}
+
+/// What a sample turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The data set that it is of, of those of its blend.
+    pub set: usize,
+    /// Tokens of documents. What comes after them fills the sample up.
+    pub tokens: usize,
+}
+
+/// A document in a sample, whole or in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The token of the sample with which it begins.
+    pub at: u32,
+    /// The document: a sequence of the data set.
+    pub document: u32,
+}
+
+/// An order that is to be built or read.
+struct Task {
+    prefix: PathBuf,
+    part: Part,
+    tokens: Arc<Indexed>,
+    rule: Rule,
+}
+
+/// Opens all data sets of a request and builds the orders of their samples, or reads those that were built before.
+///
+/// # Errors
+/// A data set that cannot be read or has nothing for a part; a blend that takes more samples of a data set than were
+/// made; orders that cannot be kept.
+pub fn open(request: &Request) -> Result<Opened, Error> {
+    if !(request.surplus >= 0.0 && request.surplus.is_finite()) {
+        return Err(Error::Surplus(request.surplus));
+    }
+    let plans = Part::ALL.map(|part| plan(request, part));
+    let mut opened: BTreeMap<PathBuf, Arc<Indexed>> = BTreeMap::new();
+    let mut tasks = vec![];
+    let mut blends = vec![];
+    for (part, plan) in Part::ALL.into_iter().zip(plans) {
+        let Some(plan) = plan? else { continue };
+        for (prefix, samples) in plan.blend.prefixes.iter().zip(&plan.samples) {
+            let prefix = bare(prefix);
+            let tokens = match opened.get(&prefix) {
+                Some(tokens) => tokens.clone(),
+                None => Arc::new(Indexed::open(&prefix)?),
+            };
+            opened.insert(prefix.clone(), tokens.clone());
+            let documents = plan.split.sequences(part, tokens.sequences()).unwrap_or(0..0);
+            let rest = if part == Part::Valid { request.valid_rest } else { Rest::Dropped };
+            let (sequence_length, seed, extra) = (request.sequence_length, request.seed, request.extra);
+            let rule = Rule { sequence_length, extra, rest, seed, samples: *samples, documents };
+            tasks.push(Task { prefix, part, tokens, rule });
+        }
+        blends.push((part, plan));
+    }
+    let mut notices = vec![];
+    let mut orders = cores::queue(tasks, |task| order(request, task)).into_iter();
+    let mut parts = [const { None }; 3];
+    for (part, plan) in blends {
+        let mut sets = vec![];
+        let mut hasher = blake3::Hasher::new();
+        for made in orders.by_ref().take(plan.samples.len()) {
+            let (set, key, happened) = made?;
+            hasher.update(key.as_bytes());
+            notices.extend(happened);
+            sets.push(set);
+        }
+        let mixed = mix(request, &plan, &sets).map_err(|cause| Error::Blend { part, cause })?;
+        for weight in plan.blend.weights.iter().flatten() {
+            hasher.update(&weight.to_le_bytes());
+        }
+        hasher.update(&plan.size.unwrap_or(u64::MAX).to_le_bytes());
+        let width = request.sequence_length as usize + request.extra.tokens() as usize;
+        parts[part as usize] = Some(Dataset { sets, mixed, width, pad: request.pad, key: hasher.finalize() });
+    }
+    Ok(Opened { parts, notices })
+}
+
+/// What a part is made of.
+struct Plan {
+    blend: Blend,
+    split: Split,
+    /// Of each data set.
+    samples: Vec<Option<u64>>,
+    /// Of the part.
+    size: Option<u64>,
+    /// Whether samples are of one data set, in its own order.
+    plain: bool,
+}
+
+/// As `BlendedMegatronDatasetBuilder` plans it; none where the part has nothing.
+fn plan(request: &Request, part: Part) -> Result<Option<Plan>, Error> {
+    let (blend, split) = match &request.source {
+        Source::Shared { blend, split } => (blend.clone(), split.clone()),
+        Source::Own(blends) => match &blends[part as usize] {
+            Some(blend) => (blend.clone(), Split::all_for(part)),
+            None => return Ok(None),
+        },
+    };
+    let wrong = |cause| Error::Blend { part, cause };
+    blend.check().map_err(wrong)?;
+    if split.0[part as usize].is_none() {
+        return Ok(None);
+    }
+    let size = request.samples[part as usize];
+    let plain = blend.prefixes.len() == 1 && (blend.weights.is_none() || matches!(request.source, Source::Own(_)));
+    if plain {
+        return Ok(Some(Plan { blend, split, samples: vec![size], size, plain }));
+    }
+    let Some(weights) = &blend.weights else {
+        let samples = vec![None; blend.prefixes.len()];
+        return Ok(Some(Plan { blend, split, samples, size, plain }));
+    };
+    let asked = size.ok_or_else(|| wrong(BlendError::Unsized))?;
+    let (used, made): (Vec<u64>, Vec<u64>) = sizes(weights, asked, request.surplus).into_iter().unzip();
+    let size = used.into_iter().try_fold(0u64, u64::checked_add);
+    let samples = made.into_iter().map(Some).collect();
+    Ok(Some(Plan { blend, split, samples, size: size.or(Some(u64::MAX)), plain }))
+}
+
+/// Which data set each sample is of.
+fn mix(request: &Request, plan: &Plan, sets: &[Set]) -> Result<Option<Mixed>, BlendError> {
+    if plan.plain {
+        return Ok(None);
+    }
+    let few = |n: u64| u32::try_from(n).ok().filter(|n| *n <= MOST).ok_or(BlendError::Large(n));
+    let mixed = match &plan.blend.weights {
+        Some(weights) => Mixed::by_weights(&normalized(weights), few(plan.size.unwrap_or(0))?),
+        None => {
+            if let Some(empty) = sets.iter().find(|s| s.order.is_empty()) {
+                return Err(BlendError::Empty(empty.tokens.prefix().into()));
+            }
+            let lengths: Vec<u64> = sets.iter().map(|s| s.order.len()).collect();
+            let all = lengths.iter().try_fold(0u64, |sum, l| sum.checked_add(*l)).unwrap_or(u64::MAX);
+            match plan.size {
+                Some(size) => Mixed::by_weights(&lengths.iter().map(|l| *l as f64).collect::<Vec<_>>(), few(size.min(all))?),
+                None => {
+                    few(all)?;
+                    Mixed::exhaustive(&lengths.iter().map(|l| *l as u32).collect::<Vec<_>>())
+                }
+            }
+        }
+    };
+    for (set, takes) in sets.iter().zip(mixed.counts()) {
+        let (prefix, has) = (set.tokens.prefix(), set.order.len());
+        if takes > has {
+            return Err(BlendError::Oversampled { prefix: prefix.into(), has, takes, surplus: request.surplus });
+        }
+    }
+    Ok(Some(mixed))
+}
+
+/// Reads an order or builds it.
+fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Error> {
+    let Task { prefix, part, tokens, rule } = task;
+    let key = cache::key(&rule, tokens.lengths());
+    let name = format!("{}-{}.order", part.name(), &key.to_hex()[..32]);
+    let file = match &request.cache {
+        Cache::Beside => Some(with(&prefix, ".cache").join(name)),
+        Cache::Folder(folder) => Some(folder.join(name)),
+        Cache::Nowhere => None,
+    };
+    let mut notices = vec![];
+    let kept = |file: &PathBuf| cache::read(file, &key).map_err(|cause| Error::Cache { file: file.clone(), cause });
+    match file.as_ref().map(kept).transpose()? {
+        Some(Found::Order(order)) => return Ok((Set { tokens, order }, key, notices)),
+        Some(Found::Damaged(what)) => notices.push(Notice::Damaged { file: file.clone().unwrap_or_default(), what }),
+        Some(Found::Missing) | None => {}
+    }
+    let mut order = Order::build(&rule, tokens.lengths()).map_err(|cause| Error::Order { prefix: prefix.clone(), part, cause })?;
+    notices.push(Notice::Built { prefix, part, samples: order.len() });
+    if let Some(file) = file {
+        cache::write(&file, &key, &order).map_err(|cause| Error::Cache { file: file.clone(), cause })?;
+        // What is in the file is shared by all processes that read it.
+        if let Found::Order(read) = kept(&file)? {
+            order = read;
+        }
+    }
+    Ok((Set { tokens, order }, key, notices))
+}
+
+impl Dataset {
+    /// Samples.
+    pub fn len(&self) -> u64 {
+        self.mixed.as_ref().map_or_else(|| self.sets[0].order.len(), Mixed::len)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens of a sample, with the extra one.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// By what the samples and their order are known again: the hash of what they follow from, without the tokens.
+    pub fn key(&self) -> Hash {
+        self.key
+    }
+
+    /// The data sets of the blend, and the order of each.
+    pub fn sets(&self) -> impl Iterator<Item = (&Indexed, &Order)> {
+        self.sets.iter().map(|s| (&*s.tokens, &s.order))
+    }
+
+    /// The data set of sample number n, and which of its samples that is.
+    pub fn set(&self, n: u64) -> Option<(usize, u64)> {
+        match &self.mixed {
+            Some(mixed) => mixed.get(n),
+            None => Some((0, n)).filter(|_| n < self.len()),
+        }
+    }
+
+    /// Copies sample number n, with [`Dataset::width`] tokens, and says which documents it is made of.
+    ///
+    /// # Errors
+    /// There is no such sample; the buffer has another size; a token that its type does not take; a damaged cache.
+    pub fn sample<T: Token>(&self, n: u64, tokens: &mut [T], pieces: &mut Vec<Piece>) -> Result<Sample, Error> {
+        if tokens.len() != self.width {
+            return Err(Error::Room { width: self.width, room: tokens.len() });
+        }
+        let (set, own) = self.set(n).ok_or(Error::Beyond { n, samples: self.len() })?;
+        let Set { tokens: from, order } = &self.sets[set];
+        let damaged = || Error::Order { prefix: from.prefix().into(), part: Part::Train, cause: OrderError::Damaged };
+        let place = order.place(own).ok_or_else(damaged)?;
+        pieces.clear();
+        let (mut at, mut skipped, mut filled) = (place.document, place.token, 0);
+        while filled < tokens.len() {
+            let Some(document) = order.document(at) else { break };
+            let left = from.length(document.into()).and_then(|l| l.checked_sub(skipped)).ok_or_else(damaged)?;
+            let taken = (left as usize).min(tokens.len() - filled);
+            from.read(document.into(), skipped.into(), &mut tokens[filled..filled + taken])?;
+            pieces.push(Piece { at: filled as u32, document });
+            filled += taken;
+            skipped = 0;
+            at = at.checked_add(1).ok_or_else(damaged)?;
+        }
+        let pad = T::of(self.pad.into()).ok_or(Error::Pad { pad: self.pad, takes: T::TAKES })?;
+        tokens[filled..].fill(pad);
+        Ok(Sample { set, tokens: filled })
+    }
+}
