@@ -104,6 +104,8 @@ pub struct Mixed {
     /// How many samples of each data set come before every `stride`-th sample.
     marks: Vec<u32>,
     stride: usize,
+    /// Samples until the next mark.
+    to_mark: usize,
 }
 
 impl Mixed {
@@ -112,16 +114,15 @@ impl Mixed {
         let weights = normalized(weights);
         let mut mixed = Mixed::new(weights.len(), samples);
         let mut counts = vec![0u32; weights.len()];
+        // As floats, and without a branch between them, so that errors are computed several at a time.
+        let (mut taken, mut errors) = (vec![0.0f64; weights.len()], vec![0.0f64; weights.len()]);
         for n in 0..samples {
             let at = f64::from(n).max(1.0);
-            let mut most = (0, weights[0] * at - f64::from(counts[0]));
-            for (set, (weight, count)) in weights.iter().zip(&counts).enumerate().skip(1) {
-                let error = weight * at - f64::from(*count);
-                if error > most.1 {
-                    most = (set, error);
-                }
-            }
-            mixed.push(most.0, &mut counts);
+            errors.iter_mut().zip(&weights).zip(&taken).for_each(|((error, weight), taken)| *error = weight * at - taken);
+            let most = largest(&errors);
+            let set = errors.iter().position(|e| *e == most).unwrap_or(0);
+            mixed.push(set, &mut counts);
+            taken[set] += 1.0;
         }
         mixed
     }
@@ -154,14 +155,16 @@ impl Mixed {
 
     fn new(sets: usize, samples: u32) -> Mixed {
         // Marks then take half a byte a sample at most.
-        let stride = (8 * sets).max(1024);
-        Mixed { of: Vec::with_capacity(samples as usize), sets, marks: vec![], stride }
+        let stride = (8 * sets).max(64);
+        Mixed { of: Vec::with_capacity(samples as usize), sets, marks: vec![], stride, to_mark: 0 }
     }
 
     fn push(&mut self, set: usize, counts: &mut [u32]) {
-        if self.of.len().is_multiple_of(self.stride) {
+        if self.to_mark == 0 {
             self.marks.extend_from_slice(counts);
+            self.to_mark = self.stride;
         }
+        self.to_mark -= 1;
         self.of.push(set as u16);
         counts[set] += 1;
     }
@@ -191,6 +194,17 @@ impl Mixed {
         self.of.iter().for_each(|s| counts[usize::from(*s)] += 1);
         counts
     }
+}
+
+/// The largest of some numbers.
+fn largest(numbers: &[f64]) -> f64 {
+    let larger = |a: f64, b: f64| if b > a { b } else { a };
+    let (fours, rest) = numbers.as_chunks::<4>();
+    let mut most = [f64::MIN; 4];
+    for four in fours {
+        most = std::array::from_fn(|k| larger(most[k], four[k]));
+    }
+    most.iter().chain(rest).copied().fold(f64::MIN, larger)
 }
 
 #[cfg(test)]

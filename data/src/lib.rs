@@ -8,21 +8,23 @@
 //! | [`blend`] | which data set, and which of its samples, is sample number n of several |
 //! | [`split`] | `99,1,0`: which documents train, which are held out |
 //! | [`dataset`] | all of it put together: [`dataset::open`] gives the samples of each split |
-//! | [`text`] | text to data sets, what a data set holds, and new tokenizers (feature `text`) |
+//! | [`inspect`] | what a data set holds |
+//! | [`text`] | text to data sets, and new tokenizers (feature `text`) |
 //!
 //! Nothing here prints, and nothing panics, whatever bytes a file has. Memory is bounded by the size of the files
 //! that were opened and the number of samples that were asked for. The crate depends on no sibling.
 
 pub mod blend;
 mod cache;
-
 mod cores;
 pub mod dataset;
-
 pub mod indexed;
+pub mod inspect;
 mod map;
 pub mod order;
 pub mod random;
 pub mod split;
+#[cfg(feature = "text")]
+pub mod text;
 
 pub use dataset::{Dataset, Error};
