@@ -328,6 +328,7 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         | Command::Import(_)
         | Command::Export(_)
         | Command::Checkpoint(_)
+        | Command::Data(_)
         | Command::CodegenWorker => {}
     }
     found

@@ -8,6 +8,7 @@ mod cli;
 mod codes;
 mod compile;
 mod damaged;
+mod data;
 mod dump;
 mod explain;
 mod failure;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         Command::Import(cli::Import::MegatronArgs(args)) => megatron::import(&args),
         Command::Export(cli::Export::Hf(args)) => foreign::export(&args),
         Command::Checkpoint(command) => checkpoint::run(&command),
+        Command::Data(command) => data::run(&command),
         Command::Passes => opt::list(),
         Command::Opt(args) => opt::run(&args),
         Command::Reduce(args) => opt::reduce(&args),

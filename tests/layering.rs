@@ -69,6 +69,13 @@ fn the_emulator_stands_alone() {
     assert!(all["emulator"].iter().all(|d| !all.contains_key(d)));
 }
 
+/// Whoever trains by other means can use it as it is.
+#[test]
+fn data_stands_alone() {
+    let all = dependencies();
+    assert!(all["data"].iter().all(|d| !all.contains_key(d)));
+}
+
 #[test]
 fn the_pipeline_knows_only_what_is_before_it() {
     let all = dependencies();
@@ -87,7 +94,7 @@ fn the_pipeline_knows_only_what_is_before_it() {
 }
 
 /// The crates' roots.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "src/main.rs",
     "frontend/src/lib.rs",
     "ir/src/lib.rs",
@@ -96,6 +103,7 @@ const CRATES: [&str; 9] = [
     "codegen/src/lib.rs",
     "runtime/src/lib.rs",
     "convert/src/lib.rs",
+    "data/src/lib.rs",
     "emulator/src/lib.rs",
 ];
 
@@ -138,7 +146,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn files_fit_on_a_few_screens() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = ["src", "tests", "frontend", "ir", "verify", "passes", "codegen", "runtime", "convert", "emulator", "fuzz"];
+    let folders = ["src", "tests", "frontend", "ir", "verify", "passes", "codegen", "runtime", "convert", "data", "emulator", "fuzz"];
     let long = |f: &PathBuf| fs::read_to_string(f).expect("UTF-8").lines().count() > 600;
     let files = folders.iter().flat_map(|c| sources(&root.join(c))).filter(|f| !f.components().any(|c| c.as_os_str() == "target"));
     let long: Vec<PathBuf> = files.filter(long).map(|f| f.strip_prefix(root).expect("below it").into()).collect();
@@ -148,7 +156,8 @@ fn files_fit_on_a_few_screens() {
 #[test]
 fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let crates = ["src", "frontend/src", "ir/src", "verify/src", "passes/src", "codegen/src", "runtime/src", "convert/src", "emulator/src"];
+    let crates =
+        ["src", "frontend/src", "ir/src", "verify/src", "passes/src", "codegen/src", "runtime/src", "convert/src", "data/src", "emulator/src"];
     let files: Vec<PathBuf> = crates.iter().flat_map(|c| sources(&root.join(c))).collect();
     assert!(files.len() > 100, "{} files were found", files.len());
     // Tests print for who runs them.
@@ -188,7 +197,8 @@ fn has_flag(line: &str, is_one: impl Fn(&str) -> bool) -> bool {
 #[test]
 fn what_compiles_speaks_of_options_and_not_of_flags() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files: Vec<PathBuf> = ["ir/src", "verify/src", "frontend/src", "passes/src"].iter().flat_map(|c| sources(&root.join(c))).collect();
+    let files: Vec<PathBuf> =
+        ["ir/src", "verify/src", "frontend/src", "passes/src", "data/src"].iter().flat_map(|c| sources(&root.join(c))).collect();
     assert!(files.len() > 100, "{} files were found", files.len());
     let spelled = |line: &str| has_flag(line, |name| name.starts_with(|c: char| c.is_ascii_lowercase() || c == '{'));
     for file in files.into_iter().filter(|f| !f.ends_with("tests.rs") && !f.ends_with(SHOWS_COMMANDS)) {

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod compile;
+mod data;
 mod foreign;
 mod limits;
 mod passes;
@@ -14,6 +15,7 @@ mod values;
 
 pub use checkpoint::{Checkpoint, ConvertArgs, DiffArgs, Format, WhichArgs};
 pub use compile::{CompileArgs, Level, OutputArgs, VerifyKernels};
+pub use data::{Data, DataInspectArgs, TokenizeArgs, TrainTokenizerArgs};
 pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
@@ -63,6 +65,9 @@ pub enum Command {
     /// Lists, verifies, compares and converts what runs have saved
     #[command(subcommand)]
     Checkpoint(Checkpoint),
+    /// Makes data sets of tokens of texts, and tokenizers, and says what data sets hold
+    #[command(subcommand)]
+    Data(Data),
     /// Lists the passes of a compile, in order
     Passes,
     /// Runs passes, or verifiers, on the text of a module

@@ -1,6 +1,6 @@
 //! Data sets read in place.
 
-use super::{Dtype, HEADER, IndexedError, MAGIC, Token, VERSION, bare, paths};
+use super::format::{Dtype, HEADER, IndexedError, MAGIC, Token, VERSION, bare, paths};
 use crate::cores;
 use crate::map::{Map, number};
 use std::io;

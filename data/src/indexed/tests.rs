@@ -2,6 +2,7 @@ use super::*;
 use crate::random::RandomState;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 /// A data set of a few sequences, with an empty document and documents of two sequences.
 fn small(prefix: &Path, dtype: Dtype) {

@@ -1,6 +1,7 @@
 //! Data sets written, as `IndexedDatasetBuilder` of megatron-core does.
 
-use super::{Dtype, Indexed, IndexedError, MAGIC, VERSION, bare, paths, with};
+use super::format::{Dtype, IndexedError, MAGIC, VERSION, bare, paths, with};
+use super::read::Indexed;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};

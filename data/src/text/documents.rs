@@ -1,6 +1,6 @@
 //! Documents read one after the other, in batches.
 
-use super::TextError;
+use super::error::TextError;
 use flate2::bufread::MultiGzDecoder;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,8 @@
 //! Tokens are on the disk first, then lengths, then the state, which takes its name at once. So a state speaks of
 //! tokens and lengths that are there, whenever the job ended.
 
-use super::{Position, TextError};
+use super::documents::Position;
+use super::error::TextError;
 use crate::indexed::with;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};

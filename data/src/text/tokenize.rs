@@ -1,9 +1,9 @@
 //! All documents to tokens, on all cores, in the order in which they are read.
 
-use super::documents::{Batch, Documents};
+use super::documents::{Batch, Documents, Position};
+use super::error::TextError;
 use super::journal::{self, Journal, State};
-use super::tokenizer::Special;
-use super::{Position, TextError, Tokenizer};
+use super::tokenizer::{Special, Tokenizer};
 use crate::cores;
 use crate::indexed::{Dtype, Writer, bare, paths};
 use std::fs;

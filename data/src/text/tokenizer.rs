@@ -1,6 +1,6 @@
 //! A tokenizer, and which of its tokens ends a document.
 
-use super::TextError;
+use super::error::TextError;
 use serde_json::Value;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

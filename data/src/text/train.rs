@@ -1,7 +1,8 @@
 //! A byte-level BPE tokenizer, as GPT-2's, made of documents.
 
-use super::documents::Documents;
-use super::{Position, TextError, Tokenizer};
+use super::documents::{Documents, Position};
+use super::error::TextError;
+use super::tokenizer::Tokenizer;
 use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,148 @@
+//! `mcc data`.
+
+use crate::cli::{Data as Command, DataInspectArgs, TokenizeArgs, TrainTokenizerArgs};
+use crate::failure::Failure;
+use crate::misuse::misuse;
+use crate::print::{note, out, report};
+use crate::shown::escapes;
+use crate::signals;
+use anyhow::Context;
+use data::indexed::{Indexed, paths};
+use data::inspect::{Look, document, inspect as look};
+use data::text::{self, Begin, Existing, Outcome, Progress, Recipe, Request, Special, Tokenizer};
+use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use std::fs;
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+
+pub fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Tokenize(args) => tokenize(args),
+        Command::Inspect(args) => inspect(args),
+        Command::TrainTokenizer(args) => train(args),
+    }
+}
+
+fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
+    let tokenizer = Tokenizer::open(&args.tokenizer)?;
+    let end = args.append_eod.then(|| tokenizer.end(args.eod_token.as_deref())).transpose()?;
+    let (existing, begin) = if args.force { (Existing::Replaced, Begin::Anew) } else { (Existing::Refused, Begin::On) };
+    let (bin, idx) = paths(&args.output);
+    if let Some(there) = [bin, idx].into_iter().find(|f| !args.force && f.exists()) {
+        return Err(misuse!("`{}` is there already: --force replaces it, or name another prefix", there.display()).into());
+    }
+    let request = Request {
+        inputs: args.text.inputs.clone(),
+        tokenizer: &tokenizer,
+        field: args.text.field.clone(),
+        end,
+        special: if args.add_special_tokens { Special::Added } else { Special::LeftOut },
+        dtype: None,
+        prefix: args.output.clone(),
+        existing,
+        begin,
+    };
+    let bar = bar();
+    let outcome = signals::tidily(|came| {
+        let outcome = text::tokenize(&request, |progress| {
+            advance(&bar, progress);
+            if came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        bar.finish_and_clear();
+        if let Ok(Outcome::Stopped(at)) = &outcome {
+            note!("stopped after {} documents: the same command goes on from there", HumanCount(at.documents));
+        }
+        outcome
+    })?;
+    let Outcome::Done(done) = outcome? else { return Err(Failure::Reported) };
+    let prefix = args.output.display();
+    let resumed = if done.resumed > 0 { format!(", {} of them by an earlier command", HumanCount(done.resumed)) } else { String::new() };
+    report!(
+        "{prefix}.bin, {prefix}.idx: {} documents{resumed}, {} tokens of {}\n",
+        HumanCount(done.documents),
+        HumanCount(done.tokens),
+        done.dtype.name()
+    );
+    Ok(())
+}
+
+/// A bar on a terminal, and nothing elsewhere.
+fn bar() -> ProgressBar {
+    if !(std::io::stderr().is_terminal() && escapes()) {
+        return ProgressBar::hidden();
+    }
+    let template = "{bar:24} {bytes}/{total_bytes}  {msg}  {bytes_per_sec}  {eta} left";
+    let style = ProgressStyle::with_template(template).expect("invariant: the template is right");
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style)
+}
+
+fn advance(bar: &ProgressBar, progress: &Progress) {
+    bar.set_length(progress.of);
+    bar.set_position(progress.bytes);
+    bar.set_message(format!("{} tokens", HumanCount(progress.tokens)));
+}
+
+fn inspect(args: &DataInspectArgs) -> Result<(), Failure> {
+    let set = Indexed::open(&args.prefix)?;
+    let contents = look(&set, if args.quick { Look::Index } else { Look::Tokens })?;
+    if args.document >= contents.documents && (args.document > 0 || args.tokenizer.is_some()) {
+        return Err(misuse!("there is no document {}: `{}` has {}", args.document, set.prefix().display(), contents.documents).into());
+    }
+    let tokens = document(&set, args.document, args.tokens)?;
+    let tokenizer = args.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
+    let text = tokenizer.as_ref().map(|t| t.decode(&tokens)).transpose().map_err(anyhow::Error::msg)?;
+    if let (Some(most), Some(tokenizer)) = (contents.largest_token, &tokenizer)
+        && u64::from(most) >= tokenizer.tokens()
+    {
+        note!("warning: token {most} is none of this tokenizer's {}: the data set was made by another", HumanCount(tokenizer.tokens()));
+    }
+    if args.json {
+        out!(
+            "{}\n",
+            json!({"prefix": set.prefix().display().to_string(), "dtype": contents.dtype.name(), "documents": contents.documents,
+                   "sequences": contents.sequences, "tokens": contents.tokens, "empty": contents.empty, "shortest": contents.shortest,
+                   "median": contents.median, "longest": contents.longest, "largest_token": contents.largest_token,
+                   "document": {"number": args.document, "tokens": tokens, "text": text}})
+        )?;
+        return Ok(());
+    }
+    let bytes = contents.tokens * contents.dtype.size();
+    let row = |name: &str, what: String| out!("{name:<14}{what}\n");
+    row("documents", HumanCount(contents.documents).to_string() + &empty(contents.empty))?;
+    if contents.sequences != contents.documents - contents.empty {
+        row("sequences", HumanCount(contents.sequences).to_string())?;
+    }
+    row("tokens", format!("{} of {}, {}", HumanCount(contents.tokens), contents.dtype.name(), HumanBytes(bytes)))?;
+    let [shortest, median, longest] = [contents.shortest, contents.median, contents.longest].map(HumanCount);
+    row("lengths", format!("{shortest} to {longest} tokens, half of them up to {median}"))?;
+    if let Some(most) = contents.largest_token {
+        row("largest token", most.to_string())?;
+    }
+    let shown = text.map_or_else(|| tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" "), |text| format!("{text:?}"));
+    row(&format!("document {}", args.document), shown)?;
+    Ok(())
+}
+
+fn empty(documents: u64) -> String {
+    if documents == 0 { String::new() } else { format!(", {} of them empty", HumanCount(documents)) }
+}
+
+fn train(args: &TrainTokenizerArgs) -> Result<(), Failure> {
+    let file = args.output.join("tokenizer.json");
+    let config = file.with_file_name("tokenizer_config.json");
+    if let Some(there) = [&file, &config].into_iter().find(|f| !args.force && f.exists()) {
+        return Err(misuse!("`{}` is there already: --force replaces it, or name another directory", there.display()).into());
+    }
+    fs::create_dir_all(&args.output).with_context(|| format!("cannot make `{}`", args.output.display()))?;
+    let recipe = Recipe {
+        inputs: args.text.inputs.clone(),
+        field: args.text.field.clone(),
+        tokens: args.vocab_size as usize,
+        special: args.special_token.clone(),
+    };
+    let tokenizer = text::train(&recipe, &file)?;
+    let fewer = if tokenizer.tokens() < u64::from(args.vocab_size) { ": the texts have no more that stands together twice" } else { "" };
+    report!("{}: {} tokens{fewer}\n", file.display(), HumanCount(tokenizer.tokens()));
+    Ok(())
+}
