@@ -4,7 +4,10 @@
 //! (`build_blending_indices` in `helpers.cpp`). Each data set's own samples come in their order. So one number a
 //! sample is kept, which data set it is of; which of its samples that is, is counted from the last mark on.
 
+use crate::cache::Rows;
+use crate::map::Numbers;
 use crate::split::normalized;
+use blake3::Hash;
 use std::path::PathBuf;
 
 /// Data sets and what part of the samples is of each.
@@ -99,21 +102,68 @@ pub fn sizes(weights: &[f64], samples: u64, surplus: f64) -> Vec<(u64, u64)> {
 
 /// Which data set each sample is of.
 pub struct Mixed {
-    of: Vec<u16>,
+    /// The data set of each sample, two a number, the first in the lower half; the data sets and samples there are; how
+    /// many samples of each data set come before every `stride`-th sample, and before the end.
+    pub(crate) rows: Rows,
     sets: usize,
-    /// How many samples of each data set come before every `stride`-th sample.
+    samples: u64,
+}
+
+/// One that is being made.
+struct Mixing {
+    of: Vec<u32>,
     marks: Vec<u32>,
+    counts: Vec<u32>,
+    samples: u32,
     stride: usize,
     /// Samples until the next mark.
     to_mark: usize,
+}
+
+/// Samples between marks, which then take half a byte a sample at most.
+fn stride(sets: usize) -> usize {
+    (8 * sets).max(64)
+}
+
+impl Mixing {
+    fn new(sets: usize, samples: u32) -> Mixing {
+        Mixing {
+            of: Vec::with_capacity((samples as usize).div_ceil(2)),
+            marks: vec![],
+            counts: vec![0; sets],
+            samples: 0,
+            stride: stride(sets),
+            to_mark: 0,
+        }
+    }
+
+    fn push(&mut self, set: usize) {
+        if self.to_mark == 0 {
+            self.marks.extend_from_slice(&self.counts);
+            self.to_mark = self.stride;
+        }
+        self.to_mark -= 1;
+        match self.of.last_mut() {
+            Some(last) if self.samples % 2 == 1 => *last |= (set as u32) << 16,
+            Some(_) | None => self.of.push(set as u32),
+        }
+        self.samples += 1;
+        self.counts[set] += 1;
+    }
+
+    fn done(mut self) -> Mixed {
+        self.marks.extend_from_slice(&self.counts);
+        let (sets, samples) = (self.counts.len(), self.samples);
+        let rows = [self.of, vec![sets as u32, samples], self.marks];
+        Mixed { rows: rows.map(Numbers::Memory), sets, samples: samples.into() }
+    }
 }
 
 impl Mixed {
     /// So many samples, by weights.
     pub fn by_weights(weights: &[f64], samples: u32) -> Mixed {
         let weights = normalized(weights);
-        let mut mixed = Mixed::new(weights.len(), samples);
-        let mut counts = vec![0u32; weights.len()];
+        let mut mixing = Mixing::new(weights.len(), samples);
         // As floats, and without a branch between them, so that errors are computed several at a time.
         let (mut taken, mut errors) = (vec![0.0f64; weights.len()], vec![0.0f64; weights.len()]);
         for n in 0..samples {
@@ -121,78 +171,84 @@ impl Mixed {
             errors.iter_mut().zip(&weights).zip(&taken).for_each(|((error, weight), taken)| *error = weight * at - taken);
             let most = largest(&errors);
             let set = errors.iter().position(|e| *e == most).unwrap_or(0);
-            mixed.push(set, &mut counts);
+            mixing.push(set);
             taken[set] += 1.0;
         }
-        mixed
+        mixing.done()
     }
 
     /// All samples of each data set, each in its part of the way (`build_exhaustive_blending_indices`).
     pub fn exhaustive(sizes: &[u32]) -> Mixed {
         let total: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
         let weights: Vec<f64> = sizes.iter().map(|s| f64::from(*s) / total as f64).collect();
-        let mut mixed = Mixed::new(sizes.len(), total.min(u32::MAX.into()) as u32);
-        let mut counts = vec![0u32; sizes.len()];
+        let mut mixing = Mixing::new(sizes.len(), total.min(u32::MAX.into()) as u32);
         let mut unspent: Vec<usize> = (0..sizes.len()).filter(|s| sizes[*s] > 0).collect();
         let mut n = 0.0f64;
         while !unspent.is_empty() {
             let mut most = (0, f64::MIN);
             for (place, set) in unspent.iter().enumerate() {
-                let error = weights[*set] * n.max(1.0) - f64::from(counts[*set]);
+                let error = weights[*set] * n.max(1.0) - f64::from(mixing.counts[*set]);
                 if error > most.1 {
                     most = (place, error);
                 }
             }
             let set = unspent[most.0];
-            mixed.push(set, &mut counts);
-            if counts[set] == sizes[set] {
+            mixing.push(set);
+            if mixing.counts[set] == sizes[set] {
                 unspent.remove(most.0);
             }
             n += 1.0;
         }
-        mixed
+        mixing.done()
     }
 
-    fn new(sets: usize, samples: u32) -> Mixed {
-        // Marks then take half a byte a sample at most.
-        let stride = (8 * sets).max(64);
-        Mixed { of: Vec::with_capacity(samples as usize), sets, marks: vec![], stride, to_mark: 0 }
+    /// The blend of so many data sets that rows are, if they have the lengths for it.
+    pub(crate) fn of(rows: Rows, sets: usize) -> Option<Mixed> {
+        let [of, about, marks] = &rows;
+        let samples = about.get(1).map(u64::from)?;
+        let fits = about.get(0) == u32::try_from(sets).ok() && about.len() == 2 && of.len() == samples.div_ceil(2);
+        let marked = samples.div_ceil(stride(sets) as u64) + 1;
+        (fits && marks.len() == marked * sets as u64).then_some(Mixed { sets, samples, rows })
     }
 
-    fn push(&mut self, set: usize, counts: &mut [u32]) {
-        if self.to_mark == 0 {
-            self.marks.extend_from_slice(counts);
-            self.to_mark = self.stride;
-        }
-        self.to_mark -= 1;
-        self.of.push(set as u16);
-        counts[set] += 1;
+    /// By what the blend of these weights, or the one of all samples, is known again.
+    pub(crate) fn key(weights: &[f64], samples: Option<u32>) -> Hash {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"a blend of samples, as megatron-core 0.16");
+        hasher.update(&samples.map_or(u64::MAX, u64::from).to_le_bytes());
+        weights.iter().for_each(|w| {
+            hasher.update(&w.to_le_bytes());
+        });
+        hasher.finalize()
     }
 
     /// Samples.
     pub fn len(&self) -> u64 {
-        self.of.len() as u64
+        self.samples
     }
 
     pub fn is_empty(&self) -> bool {
-        self.of.is_empty()
+        self.len() == 0
+    }
+
+    fn set(&self, n: u64) -> Option<usize> {
+        let two = self.rows[0].get(n / 2)?;
+        Some((two >> (16 * (n % 2)) & 0xffff) as usize).filter(|set| *set < self.sets)
     }
 
     /// The data set of sample number n, and its own number there.
     pub fn get(&self, n: u64) -> Option<(usize, u64)> {
-        let n = usize::try_from(n).ok()?;
-        let set = *self.of.get(n)?;
-        let mark = n / self.stride;
-        let before = self.marks.get(mark * self.sets + usize::from(set))?;
-        let since = self.of[mark * self.stride..n].iter().filter(|s| **s == set).count();
-        Some((set.into(), u64::from(*before) + since as u64))
+        let set = self.set(n).filter(|_| n < self.samples)?;
+        let mark = n / stride(self.sets) as u64;
+        let before = self.rows[2].get(mark * self.sets as u64 + set as u64)?;
+        let since = (mark * stride(self.sets) as u64..n).filter(|k| self.set(*k) == Some(set)).count();
+        Some((set, u64::from(before) + since as u64))
     }
 
     /// How many samples each data set has in it.
     pub fn counts(&self) -> Vec<u64> {
-        let mut counts = vec![0; self.sets];
-        self.of.iter().for_each(|s| counts[usize::from(*s)] += 1);
-        counts
+        let end = self.rows[2].len().saturating_sub(self.sets as u64);
+        (0..self.sets as u64).map(|set| self.rows[2].get(end + set).map_or(0, u64::from)).collect()
     }
 }
 
@@ -229,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_samples_own_number_counts_those_of_its_data_set_before_it() {
-        for mixed in [Mixed::by_weights(&[0.2, 0.5, 0.3], 5000), Mixed::exhaustive(&[1000, 0, 2500])] {
+        for mixed in [Mixed::by_weights(&[0.2, 0.5, 0.3], 5001), Mixed::exhaustive(&[1000, 0, 2500])] {
             let mut counts = [0; 3];
             for n in 0..mixed.len() {
                 let (set, own) = mixed.get(n).expect("a sample");

@@ -1,19 +1,19 @@
-//! Orders kept in files, so that they are built once.
+//! Orders and blends kept in files, so that they are built once.
 //!
-//! | bytes of `KEY.order` | hold |
+//! | bytes of `KEY.order` or `KEY.blend` | hold |
 //! |---|---|
 //! | 8 | `mccorder` |
 //! | 8 | the version, 1 |
-//! | 32 | the key: the BLAKE3 hash of the rule and of the lengths of its documents |
-//! | 24 | how many numbers each of the three indices has |
-//! | 4 each | documents, samples, shuffle |
+//! | 32 | the key: the BLAKE3 hash of all that the content follows from |
+//! | 24 | how many numbers each of three rows has |
+//! | 4 each | the rows: documents, samples and shuffle of an order, or those of a blend |
 //! | 32 | the hash of all before: BLAKE3 of the hashes of pieces of 16 MiB |
 //!
 //! A file that is anything else is replaced.
 
 use crate::cores;
 use crate::map::{Map, Numbers, number};
-use crate::order::{Extra, Order, Rest, Rule};
+use crate::order::{Extra, Rest, Rule};
 use blake3::{Hash, Hasher};
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -25,7 +25,10 @@ const VERSION: u64 = 1;
 const HEADER: usize = 72;
 const PIECE: usize = 16 << 20;
 
-/// By what an order is known again.
+/// Three rows of numbers, of which an order or a blend is made.
+pub type Rows = [Numbers; 3];
+
+/// By what an order is known again: the rule, and the lengths of its documents.
 pub fn key(rule: &Rule, lengths: &[u8]) -> Hash {
     // An order that follows other rules than those of this version is another.
     let Rule { sequence_length, extra, rest, seed, samples, documents } = rule;
@@ -97,13 +100,12 @@ impl<W> Hashed<W> {
     }
 }
 
-/// Writes an order as a file that is whole or not there.
-pub fn write(file: &Path, key: &Hash, order: &Order) -> io::Result<()> {
+/// Writes rows as a file that is whole or not there.
+pub fn write(file: &Path, key: &Hash, rows: &Rows) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let part = tempfile::Builder::new().prefix(".order-").tempfile_in(folder)?;
     let mut out = Hashed { out: BufWriter::with_capacity(1 << 20, part), piece: Hasher::new(), filled: 0, all: Hasher::new() };
-    let rows = [&order.documents, &order.samples, &order.shuffle];
     out.write_all(&MAGIC)?;
     out.write_all(&VERSION.to_le_bytes())?;
     out.write_all(key.as_bytes())?;
@@ -127,15 +129,15 @@ pub fn write(file: &Path, key: &Hash, order: &Order) -> io::Result<()> {
     Ok(())
 }
 
-/// What a file of an order turned out to be.
+/// What a file of rows turned out to be.
 pub enum Found {
-    Order(Order),
+    Rows(Rows),
     Missing,
     /// Why it is not used.
     Damaged(String),
 }
 
-/// Reads an order, all of whose bytes are looked at.
+/// Reads rows, all of whose bytes are looked at.
 pub fn read(file: &Path, key: &Hash) -> io::Result<Found> {
     let map = match Map::open(file) {
         Ok(map) => Arc::new(map),
@@ -145,13 +147,13 @@ pub fn read(file: &Path, key: &Hash) -> io::Result<Found> {
     let damaged = |what: &str| Ok(Found::Damaged(what.into()));
     let Some((content, hash)) = map.split_last_chunk::<32>() else { return damaged("it is too short") };
     if content.len() < HEADER || !content.starts_with(&MAGIC) {
-        return damaged("it is no order of samples");
+        return damaged("it is no order of samples and no blend");
     }
     if number(content, 1) != Some(VERSION.to_le_bytes()) {
         return damaged("it is of another version");
     }
     if content[16..48] != *key.as_bytes() {
-        return damaged("it is the order of other data");
+        return damaged("it is of other data");
     }
     let mut rows = vec![];
     let mut begin = HEADER;
@@ -162,20 +164,19 @@ pub fn read(file: &Path, key: &Hash) -> io::Result<Found> {
         rows.push(begin..end);
         begin = end;
     }
-    let [documents, samples, shuffle] = [0, 1, 2].map(|k| rows[k].clone());
-    if begin != content.len() || samples.len() != 2 * shuffle.len() + 8 {
+    if begin != content.len() {
         return damaged("its indices are not as long as it says");
     }
     if *pieces(content).as_bytes() != *hash {
         return damaged("its hash is not that of its content");
     }
-    let row = |bytes| Numbers::File(map.clone(), bytes);
-    Ok(Found::Order(Order { documents: row(documents), samples: row(samples), shuffle: row(shuffle) }))
+    Ok(Found::Rows([0, 1, 2].map(|k| Numbers::File(map.clone(), rows[k].clone()))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::order::Order;
     use crate::random::RandomState;
 
     fn order(seed: u32) -> (Rule, Vec<u8>, Order) {
@@ -192,10 +193,10 @@ mod tests {
         let (rule, lengths, order) = order(3);
         let key = key(&rule, &lengths);
         assert!(matches!(read(&file, &key), Ok(Found::Missing)));
-        write(&file, &key, &order).expect("written");
+        write(&file, &key, &order.rows).expect("written");
         let all = |o: &Order| [o.documents().collect::<Vec<_>>(), o.samples().collect(), o.shuffle().collect()];
         match read(&file, &key) {
-            Ok(Found::Order(read)) => assert_eq!(all(&read), all(&order)),
+            Ok(Found::Rows(rows)) => assert_eq!(all(&Order::of(rows).expect("an order")), all(&order)),
             _ => panic!("it is whole"),
         }
         let whole = fs::read(&file).expect("a file");

@@ -1,11 +1,11 @@
 //! The samples of training, validation and test: data sets, their orders and their blend.
 //!
 //! Which samples there are, and in which order, is what `BlendedMegatronDatasetBuilder` of megatron-core 0.16 makes of
-//! the same request. [`Dataset::sample`] gives any of them; many threads and processes may ask at once, and share the
-//! memory that tokens and orders are in.
+//! the same request. [`Dataset::sample`] gives any of them. Many threads and processes may ask at once, and share
+//! the memory that tokens and orders are in.
 
 use crate::blend::{Blend, BlendError, Mixed, sizes};
-use crate::cache::{self, Found};
+use crate::cache::{self, Found, Rows};
 use crate::cores;
 use crate::indexed::{Indexed, IndexedError, Token, bare, with};
 use crate::order::{Extra, MOST, Order, OrderError, Rest, Rule};
@@ -13,7 +13,7 @@ use crate::split::{Part, Split, SplitError, normalized};
 use blake3::Hash;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Where samples come from.
@@ -108,6 +108,7 @@ pub struct Opened {
 /// The samples of a part, in order.
 pub struct Dataset {
     sets: Vec<Set>,
+    part: Part,
     mixed: Option<Mixed>,
     width: usize,
     pad: u32,
@@ -187,13 +188,13 @@ pub fn open(request: &Request) -> Result<Opened, Error> {
             notices.extend(happened);
             sets.push(set);
         }
-        let mixed = mix(request, &plan, &sets).map_err(|cause| Error::Blend { part, cause })?;
+        let mixed = mix(request, part, &plan, &sets, &mut notices)?;
         for weight in plan.blend.weights.iter().flatten() {
             hasher.update(&weight.to_le_bytes());
         }
         hasher.update(&plan.size.unwrap_or(u64::MAX).to_le_bytes());
         let width = request.sequence_length as usize + request.extra.tokens() as usize;
-        parts[part as usize] = Some(Dataset { sets, mixed, width, pad: request.pad, key: hasher.finalize() });
+        parts[part as usize] = Some(Dataset { sets, part, mixed, width, pad: request.pad, key: hasher.finalize() });
     }
     Ok(Opened { parts, notices })
 }
@@ -240,33 +241,36 @@ fn plan(request: &Request, part: Part) -> Result<Option<Plan>, Error> {
     Ok(Some(Plan { blend, split, samples, size: size.or(Some(u64::MAX)), plain }))
 }
 
-/// Which data set each sample is of.
-fn mix(request: &Request, plan: &Plan, sets: &[Set]) -> Result<Option<Mixed>, BlendError> {
+/// Which data set each sample is of: reads it or finds it out.
+fn mix(request: &Request, part: Part, plan: &Plan, sets: &[Set], notices: &mut Vec<Notice>) -> Result<Option<Mixed>, Error> {
+    let wrong = |cause| Error::Blend { part, cause };
     if plan.plain {
         return Ok(None);
     }
-    let few = |n: u64| u32::try_from(n).ok().filter(|n| *n <= MOST).ok_or(BlendError::Large(n));
-    let mixed = match &plan.blend.weights {
-        Some(weights) => Mixed::by_weights(&normalized(weights), few(plan.size.unwrap_or(0))?),
+    let few = |n: u64| u32::try_from(n).ok().filter(|n| *n <= MOST).ok_or_else(|| wrong(BlendError::Large(n)));
+    let (weights, samples) = match &plan.blend.weights {
+        Some(weights) => (normalized(weights), Some(few(plan.size.unwrap_or(0))?)),
         None => {
             if let Some(empty) = sets.iter().find(|s| s.order.is_empty()) {
-                return Err(BlendError::Empty(empty.tokens.prefix().into()));
+                return Err(wrong(BlendError::Empty(empty.tokens.prefix().into())));
             }
-            let lengths: Vec<u64> = sets.iter().map(|s| s.order.len()).collect();
-            let all = lengths.iter().try_fold(0u64, |sum, l| sum.checked_add(*l)).unwrap_or(u64::MAX);
-            match plan.size {
-                Some(size) => Mixed::by_weights(&lengths.iter().map(|l| *l as f64).collect::<Vec<_>>(), few(size.min(all))?),
-                None => {
-                    few(all)?;
-                    Mixed::exhaustive(&lengths.iter().map(|l| *l as u32).collect::<Vec<_>>())
-                }
-            }
+            let all = sets.iter().try_fold(0u64, |sum, s| sum.checked_add(s.order.len())).unwrap_or(u64::MAX);
+            let all = plan.size.map_or_else(|| few(all).map(|_| None), |size| few(size.min(all)).map(Some))?;
+            (sets.iter().map(|s| s.order.len() as f64).collect(), all)
         }
     };
+    let key = Mixed::key(&weights, samples);
+    let file = sets.first().and_then(|first| request.cache.file(first.tokens.prefix(), part, &key, "blend"));
+    let read = |rows| Mixed::of(rows, sets.len());
+    let build = || match samples {
+        Some(samples) => Mixed::by_weights(&weights, samples),
+        None => Mixed::exhaustive(&sets.iter().map(|s| s.order.len() as u32).collect::<Vec<_>>()),
+    };
+    let mixed = kept(file.as_deref(), &key, notices, read, |_| Ok(build()), |mixed| &mixed.rows)?;
     for (set, takes) in sets.iter().zip(mixed.counts()) {
         let (prefix, has) = (set.tokens.prefix(), set.order.len());
         if takes > has {
-            return Err(BlendError::Oversampled { prefix: prefix.into(), has, takes, surplus: request.surplus });
+            return Err(wrong(BlendError::Oversampled { prefix: prefix.into(), has, takes, surplus: request.surplus }));
         }
     }
     Ok(Some(mixed))
@@ -276,29 +280,52 @@ fn mix(request: &Request, plan: &Plan, sets: &[Set]) -> Result<Option<Mixed>, Bl
 fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Error> {
     let Task { prefix, part, tokens, rule } = task;
     let key = cache::key(&rule, tokens.lengths());
-    let name = format!("{}-{}.order", part.name(), &key.to_hex()[..32]);
-    let file = match &request.cache {
-        Cache::Beside => Some(with(&prefix, ".cache").join(name)),
-        Cache::Folder(folder) => Some(folder.join(name)),
-        Cache::Nowhere => None,
+    let file = request.cache.file(&prefix, part, &key, "order");
+    let build = |notices: &mut Vec<Notice>| {
+        let order = Order::build(&rule, tokens.lengths()).map_err(|cause| Error::Order { prefix: prefix.clone(), part, cause })?;
+        notices.push(Notice::Built { prefix: prefix.clone(), part, samples: order.len() });
+        Ok(order)
     };
     let mut notices = vec![];
-    let kept = |file: &PathBuf| cache::read(file, &key).map_err(|cause| Error::Cache { file: file.clone(), cause });
-    match file.as_ref().map(kept).transpose()? {
-        Some(Found::Order(order)) => return Ok((Set { tokens, order }, key, notices)),
-        Some(Found::Damaged(what)) => notices.push(Notice::Damaged { file: file.clone().unwrap_or_default(), what }),
-        Some(Found::Missing) | None => {}
+    let order = kept(file.as_deref(), &key, &mut notices, Order::of, build, |order| &order.rows)?;
+    Ok((Set { tokens, order }, key, notices))
+}
+
+/// What a file of a cache has, else what is built and then kept there.
+fn kept<T>(
+    file: Option<&Path>,
+    key: &Hash,
+    notices: &mut Vec<Notice>,
+    read: impl Fn(Rows) -> Option<T>,
+    build: impl FnOnce(&mut Vec<Notice>) -> Result<T, Error>,
+    rows: impl FnOnce(&T) -> &Rows,
+) -> Result<T, Error> {
+    let Some(file) = file else { return build(notices) };
+    let failed = |cause| Error::Cache { file: file.into(), cause };
+    let found = |found| match found {
+        Found::Rows(rows) => read(rows).ok_or(Some("its rows do not fit each other".to_string())),
+        Found::Damaged(what) => Err(Some(what)),
+        Found::Missing => Err(None),
+    };
+    match found(cache::read(file, key).map_err(failed)?) {
+        Ok(made) => return Ok(made),
+        Err(damage) => notices.extend(damage.map(|what| Notice::Damaged { file: file.into(), what })),
     }
-    let mut order = Order::build(&rule, tokens.lengths()).map_err(|cause| Error::Order { prefix: prefix.clone(), part, cause })?;
-    notices.push(Notice::Built { prefix, part, samples: order.len() });
-    if let Some(file) = file {
-        cache::write(&file, &key, &order).map_err(|cause| Error::Cache { file: file.clone(), cause })?;
-        // What is in the file is shared by all processes that read it.
-        if let Found::Order(read) = kept(&file)? {
-            order = read;
+    let made = build(notices)?;
+    cache::write(file, key, rows(&made)).map_err(failed)?;
+    // What is in the file is shared by all processes that read it.
+    Ok(found(cache::read(file, key).map_err(failed)?).unwrap_or(made))
+}
+
+impl Cache {
+    fn file(&self, prefix: &Path, part: Part, key: &Hash, kind: &str) -> Option<PathBuf> {
+        let name = format!("{}-{}.{kind}", part.name(), &key.to_hex()[..32]);
+        match self {
+            Cache::Beside => Some(with(prefix, ".cache").join(name)),
+            Cache::Folder(folder) => Some(folder.join(name)),
+            Cache::Nowhere => None,
         }
     }
-    Ok((Set { tokens, order }, key, notices))
 }
 
 impl Dataset {
@@ -343,8 +370,8 @@ impl Dataset {
             return Err(Error::Room { width: self.width, room: tokens.len() });
         }
         let (set, own) = self.set(n).ok_or(Error::Beyond { n, samples: self.len() })?;
-        let Set { tokens: from, order } = &self.sets[set];
-        let damaged = || Error::Order { prefix: from.prefix().into(), part: Part::Train, cause: OrderError::Damaged };
+        let Some(Set { tokens: from, order }) = self.sets.get(set) else { return Err(Error::Beyond { n, samples: self.len() }) };
+        let damaged = || Error::Order { prefix: from.prefix().into(), part: self.part, cause: OrderError::Damaged };
         let place = order.place(own).ok_or_else(damaged)?;
         pieces.clear();
         let (mut at, mut skipped, mut filled) = (place.document, place.token, 0);

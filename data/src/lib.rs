@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`indexed`] | the files `PREFIX.bin` and `PREFIX.idx`: read in place, and written byte for byte as megatron-core does |
+//! | [`indexed`] | `PREFIX.bin` and `PREFIX.idx`: read in place, and written byte for byte as megatron-core does |
 //! | [`random`] | numpy's legacy shuffle, from which all orders follow |
 //! | [`order`] | which tokens are sample number n of one data set: its documents, samples and shuffle |
 //! | [`blend`] | which data set, and which of its samples, is sample number n of several |

@@ -6,12 +6,13 @@
 //!
 //! | index | has | bytes |
 //! |---|---|---|
-//! | documents | the documents of all epochs, shuffled together; if the last epoch is used to less than 80 %, it is shuffled by itself | 4 a document and epoch |
+//! | documents | those of all epochs, shuffled together, but for a last one used to less than 80 % | 4 a document and epoch |
 //! | samples | of each sample and of the end: the place in `documents`, and the token there | 8 a sample |
 //! | shuffle | the sample that comes n-th; those of a last epoch that stands by itself come last | 4 a sample |
 //!
 //! The source is `megatron/core/datasets/gpt_dataset.py` and `build_sample_idx` in `helpers.cpp`, megatron-core 0.16.
 
+use crate::cache::Rows;
 use crate::cores;
 use crate::map::{Numbers, number};
 use crate::random::RandomState;
@@ -76,10 +77,8 @@ pub const MOST: u32 = u32::MAX - 2;
 
 /// The order of one data set's samples.
 pub struct Order {
-    pub(crate) documents: Numbers,
-    /// Two numbers each.
-    pub(crate) samples: Numbers,
-    pub(crate) shuffle: Numbers,
+    /// Documents; samples, two numbers each; shuffle.
+    pub(crate) rows: Rows,
 }
 
 /// Where a sample begins.
@@ -161,12 +160,17 @@ impl Order {
             let shuffle = shuffled_samples(&extent, &mut random);
             (samples.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), shuffle)
         });
-        Ok(Order { documents: Numbers::Memory(documents), samples: Numbers::Memory(samples), shuffle: Numbers::Memory(shuffle) })
+        Ok(Order { rows: [documents, samples, shuffle].map(Numbers::Memory) })
+    }
+
+    /// The order that rows are, if they have the lengths for it.
+    pub(crate) fn of(rows: Rows) -> Option<Order> {
+        (rows[1].len() == 2 * rows[2].len() + 2).then_some(Order { rows })
     }
 
     /// Samples.
     pub fn len(&self) -> u64 {
-        self.shuffle.len()
+        self.rows[2].len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -175,28 +179,28 @@ impl Order {
 
     /// The document at a place in the order of documents.
     pub fn document(&self, at: u32) -> Option<u32> {
-        self.documents.get(at.into())
+        self.rows[0].get(at.into())
     }
 
     /// Where sample number n begins.
     pub fn place(&self, n: u64) -> Option<Place> {
-        let sample = u64::from(self.shuffle.get(n)?);
-        Some(Place { document: self.samples.get(2 * sample)?, token: self.samples.get(2 * sample + 1)? })
+        let sample = u64::from(self.rows[2].get(n)?);
+        Some(Place { document: self.rows[1].get(2 * sample)?, token: self.rows[1].get(2 * sample + 1)? })
     }
 
     /// The documents of all epochs, as Megatron's `document_index`.
     pub fn documents(&self) -> impl Iterator<Item = u32> + '_ {
-        self.documents.iter()
+        self.rows[0].iter()
     }
 
     /// Places and tokens in turn, as the rows of Megatron's `sample_index`.
     pub fn samples(&self) -> impl Iterator<Item = u32> + '_ {
-        self.samples.iter()
+        self.rows[1].iter()
     }
 
     /// As Megatron's `shuffle_index`.
     pub fn shuffle(&self) -> impl Iterator<Item = u32> + '_ {
-        self.shuffle.iter()
+        self.rows[2].iter()
     }
 }
 
@@ -220,8 +224,8 @@ fn shuffled_samples(extent: &Extent, random: &mut RandomState) -> Vec<u32> {
 
 /// Where each sample begins, and where the last ends: of all tokens in order, at each multiple of the sequence length.
 ///
-/// With an extra token, a border is the document that has the token after it; without one, it is the document that
-/// has the token before it, so that a border between two documents is the end of the first.
+/// With an extra token, a border is in the document that has the token after it. Without one, it is in the document
+/// that has the token before it, so that a border between two documents is the end of the first.
 fn cut(rule: &Rule, extent: &Extent, documents: &[u32], length: impl Fn(u32) -> u32 + Sync) -> Vec<u32> {
     let step = u64::from(rule.sequence_length);
     let borders = extent.samples as usize + 1;

@@ -21,7 +21,8 @@ impl Part {
     }
 }
 
-/// What part of the sequences each of training, validation and test has: where it begins and ends, of 0 to 1. None has no sequence.
+/// What part of the sequences each of training, validation and test has: where it begins and ends, of 0 to 1. None
+/// has no sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split(pub [Option<(f64, f64)>; 3]);
 

@@ -38,6 +38,9 @@ fn the_other_commands_explain_themselves() {
     help("import hf --help", expect_file!["./expected/import.txt"]);
     help("import megatron-args --help", expect_file!["./expected/import-megatron.txt"]);
     help("export hf --help", expect_file!["./expected/export.txt"]);
+    help("data tokenize --help", expect_file!["./expected/data-tokenize.txt"]);
+    help("data inspect --help", expect_file!["./expected/data-inspect.txt"]);
+    help("data train-tokenizer --help", expect_file!["./expected/data-train-tokenizer.txt"]);
 }
 
 /// What `mcc check` does with a text.

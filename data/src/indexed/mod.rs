@@ -1,4 +1,5 @@
-//! Megatron's indexed data set: `PREFIX.bin` has the tokens of all sequences one after the other, `PREFIX.idx` says where each begins.
+//! Megatron's indexed data set: `PREFIX.bin` has the tokens of all sequences one after the other, `PREFIX.idx` says
+//! where each begins.
 //!
 //! | bytes of `PREFIX.idx` | hold |
 //! |---|---|

@@ -139,7 +139,7 @@ impl Indexed {
                     return malformed(HEADER + 4 * n, format!("sequence {n} has a length of {length}; {AGAIN}"));
                 }
                 let (begin, end) = (pointer(n), pointer(n + 1));
-                // All sequences before were in order, or another thread says so: neither addition nor product overflows then.
+                // The product cannot overflow, as a length has 31 bits.
                 if begin.checked_add(length as u64 * size) != Some(end) {
                     let after = if n + 1 == s { format!("`{}` ends", self.bin.display()) } else { "the next begins".into() };
                     let what = format!(
