@@ -313,8 +313,10 @@ fn kept<T>(
     }
     let made = build(notices)?;
     cache::write(file, key, rows(&made)).map_err(failed)?;
-    // What is in the file is shared by all processes that read it.
-    Ok(found(cache::read(file, key).map_err(failed)?).unwrap_or(made))
+    // What is in the file is shared by all processes that read it, so that it need not be in this one's memory.
+    drop(made);
+    let lost = || failed(io::Error::other("it was changed while it was written"));
+    found(cache::read(file, key).map_err(failed)?).map_err(|_| lost())
 }
 
 impl Cache {
