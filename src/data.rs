@@ -6,13 +6,11 @@ use crate::misuse::misuse;
 use crate::print::{note, out, report};
 use crate::shown::escapes;
 use crate::signals;
-use anyhow::Context;
 use data::indexed::{Indexed, paths};
 use data::inspect::{Look, document, inspect as look};
 use data::text::{self, Begin, Existing, Outcome, Progress, Recipe, Request, Special, Tokenizer};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use std::fs;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 
@@ -134,7 +132,6 @@ fn train(args: &TrainTokenizerArgs) -> Result<(), Failure> {
     if let Some(there) = [&file, &config].into_iter().find(|f| !args.force && f.exists()) {
         return Err(misuse!("`{}` is there already: --force replaces it, or name another directory", there.display()).into());
     }
-    fs::create_dir_all(&args.output).with_context(|| format!("cannot make `{}`", args.output.display()))?;
     let recipe = Recipe {
         inputs: args.text.inputs.clone(),
         field: args.text.field.clone(),

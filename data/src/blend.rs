@@ -102,8 +102,8 @@ pub fn sizes(weights: &[f64], samples: u64, surplus: f64) -> Vec<(u64, u64)> {
 
 /// Which data set each sample is of.
 pub struct Mixed {
-    /// The data set of each sample, two a number, the first in the lower half; the data sets and samples there are; how
-    /// many samples of each data set come before every `stride`-th sample, and before the end.
+    /// The data set of each sample, two a number, the first in the lower half; how many data sets and samples there
+    /// are; how many samples of each data set come before every `stride`-th sample, and before the end.
     pub(crate) rows: Rows,
     sets: usize,
     samples: u64,

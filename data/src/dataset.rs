@@ -1,7 +1,7 @@
 //! The samples of training, validation and test: data sets, their orders and their blend.
 //!
-//! Which samples there are, and in which order, is what `BlendedMegatronDatasetBuilder` of megatron-core 0.16 makes of
-//! the same request. [`Dataset::sample`] gives any of them. Many threads and processes may ask at once, and share
+//! Which samples there are, and in which order, is what `BlendedMegatronDatasetBuilder` of megatron-core 0.16 makes
+//! of the same request. [`Dataset::sample`] gives any of them. Many threads and processes may ask at once, and share
 //! the memory that tokens and orders are in.
 
 use crate::blend::{Blend, BlendError, Mixed, sizes};

@@ -22,6 +22,7 @@ pub struct Contents {
     /// Documents without tokens.
     pub empty: u64,
     pub shortest: u64,
+    /// The least length that half of the documents do not exceed.
     pub median: u64,
     pub longest: u64,
     /// If all tokens were looked at, and there are any.
@@ -39,7 +40,7 @@ pub fn inspect(set: &Indexed, look: Look) -> Result<Contents, IndexedError> {
         range.map(length).collect::<Vec<u64>>()
     });
     let mut lengths = lengths.concat();
-    let middle = lengths.len() / 2;
+    let middle = lengths.len().saturating_sub(1) / 2;
     let median = if lengths.is_empty() { 0 } else { *lengths.select_nth_unstable(middle).1 };
     let largest_token = match look {
         Look::Index => None,

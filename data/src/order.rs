@@ -222,7 +222,7 @@ fn shuffled_samples(extent: &Extent, random: &mut RandomState) -> Vec<u32> {
     out
 }
 
-/// Where each sample begins, and where the last ends: of all tokens in order, at each multiple of the sequence length.
+/// Where each sample begins, and where the last ends: of all tokens in order, at each multiple of a sample's length.
 ///
 /// With an extra token, a border is in the document that has the token after it. Without one, it is in the document
 /// that has the token before it, so that a border between two documents is the end of the first.

@@ -3,6 +3,7 @@
 mod cases;
 mod checkpoints;
 mod cli;
+mod data;
 mod docs;
 mod driver;
 mod dumps;

@@ -23,7 +23,7 @@ pub struct Recipe {
 }
 
 /// Makes a tokenizer of all documents and writes it as a `tokenizer.json`, with the `tokenizer_config.json` beside it
-/// that says which token ends a document. The same documents make the same file.
+/// that says which token ends a document. Their folder is made, too. The same documents make the same file.
 ///
 /// # Errors
 /// Fewer tokens than there are bytes; text that cannot be read; what the file system says.
@@ -70,6 +70,9 @@ pub fn train(recipe: &Recipe, file: &Path) -> Result<Tokenizer, TextError> {
         let file = file.to_path_buf();
         |cause| TextError::Io { file, cause }
     };
+    if let Some(folder) = file.parent().filter(|f| !f.as_os_str().is_empty()) {
+        fs::create_dir_all(folder).map_err(io(folder))?;
+    }
     fs::write(file, text).map_err(io(file))?;
     if let Some(end) = recipe.special.first() {
         let config = file.with_file_name("tokenizer_config.json");
