@@ -40,7 +40,13 @@ pub fn copy(loops: &[Loop], direction: Direction, from: (&[u8], Dtype, u64), to:
     match dtype {
         Dtype::F32 => nest.copy::<4>(&|b| b, source, start, target, first),
         Dtype::F16 => nest.copy::<2>(&|b| half::f16::from_le_bytes(b).to_f32().to_le_bytes(), source, start, target, first),
-        Dtype::BF16 => nest.copy::<2>(&|b| half::bf16::from_le_bytes(b).to_f32().to_le_bytes(), source, start, target, first),
+        Dtype::BF16 => nest.copy::<2>(
+            &|b| ir::fault!("convert.copy.bf16", half::f16::from_le_bytes(b).to_f32(), half::bf16::from_le_bytes(b).to_f32()).to_le_bytes(),
+            source,
+            start,
+            target,
+            first,
+        ),
         other => unreachable!("invariant: {other:?} was refused"),
     }
 }

@@ -123,7 +123,7 @@ fn equal(checkpoint: &Checkpoint, tensors: &[Foreign], field: Option<&str>) -> R
     let mut what = vec![];
     for (tensor, copy) in tensors.iter().flat_map(|t| t.copies.iter().map(move |copy| (t, copy))) {
         let first = &checkpoint.tensors[&tensor.name];
-        if checkpoint.tensors.get(copy).is_some_and(|second| !checkpoint.alike(first, second)) {
+        if checkpoint.tensors.get(copy).is_some_and(|second| ir::fault!("convert.copies.unequal", false, !checkpoint.alike(first, second))) {
             what.push(format!("`{copy}` is not equal to `{}`, of which the text says that it is a copy", tensor.name));
         }
     }
@@ -159,7 +159,7 @@ fn record(own: &[Foreign], tensors: &[Foreign], checkpoint: &Checkpoint) -> Reco
     let both = || own.iter().zip(tensors);
     let copies = both().flat_map(|(own, t)| own.copies.iter().zip(&t.copies));
     let absent: Vec<String> = copies.filter(|(_, copy)| !checkpoint.tensors.contains_key(*copy)).map(|(own, _)| own.clone()).collect();
-    Record::new(&both().map(|(own, t)| (own.name.clone(), float(t))).collect::<Vec<_>>(), &absent)
+    Record::new(&both().map(|(own, t)| (own.name.clone(), float(t))).collect::<Vec<_>>(), ir::fault!("convert.copies.absent", &[], &absent))
 }
 
 /// What weights of a model say of it.
@@ -270,7 +270,7 @@ fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family, mode
     let beyond = |name: &str| {
         let Some(Predicting { prefix, setting, .. }) = family.predicting else { return false };
         let layer = name.strip_prefix(strip(prefix).as_str()).and_then(|rest| rest.split('.').next()?.parse::<u64>().ok());
-        layer.is_some_and(|n| n >= number(model, "layers") + number(model, setting))
+        layer.is_some_and(|n| n >= number(model, "layers") + ir::fault!("convert.layers.beyond", 1, 0) + number(model, setting))
     };
     let is_unused = |name: &str| family.unused.iter().any(|u| name.ends_with(u)) || beyond(name);
     let mut skipped: Vec<String> = checkpoint.tensors.keys().filter(|name| is_unused(name) && !wanted(name)).cloned().collect();

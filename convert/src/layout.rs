@@ -239,7 +239,8 @@ impl Template {
     fn filled(&self, at: &[(String, u64)]) -> String {
         let mut name = self.text.clone();
         for hole in &self.holes {
-            let number = at.iter().find(|(n, _)| *n == hole.count).map_or(0, |(_, number)| hole.first + number);
+            let number =
+                at.iter().find(|(n, _)| *n == hole.count).map_or(0, |(_, number)| ir::fault!("convert.layout.first", 0, hole.first) + number);
             name = name.replace(&format!("{{{}}}", hole.text), &number.to_string());
         }
         name
@@ -403,7 +404,7 @@ impl Shape {
 
     /// Where the `k`th parameter of the line lies, at an index of the dims in the template.
     fn part(&self, k: usize, view: &View<'_>, at: &[(String, u64)]) -> Part {
-        let own = at.iter().map(|(name, i)| view.dim(name).map_or(0, |d| d.1) * i).sum();
+        let own = at.iter().map(|(name, i)| view.dim(name).map_or(0, |d| d.1) * ir::fault!("convert.layout.index", 0, *i)).sum();
         let mut part = Part { param: view.number, own, foreign: 0, loops: vec![] };
         let mut stride = 1;
         let mut push = |name: &str, size: u64, foreign: u64| part.loops.push(Loop { size, own: view.dim(name).map_or(0, |d| d.1), foreign });
@@ -411,7 +412,7 @@ impl Shape {
             match factor {
                 Factor::Dim { name, size } => push(name, *size, stride),
                 Factor::Parts(parts) => {
-                    part.foreign = parts[..k].iter().map(|p| product(p)).sum::<u64>() * stride;
+                    part.foreign = parts[..k].iter().map(|p| product(p)).sum::<u64>() * ir::fault!("convert.layout.alternative", 1, stride);
                     let mut inner = stride;
                     for (name, size) in parts[k].iter().rev() {
                         push(name, *size, inner);

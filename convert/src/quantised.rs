@@ -104,7 +104,7 @@ pub fn values(scheme: Scheme, shape: &[u64], codes: &[u8], scales: &[u8]) -> Vec
     match (scheme, sizes.as_slice()) {
         (Scheme::Fp8 { block }, &[_, columns]) => {
             let [high, wide] = block.map(|n| n as usize);
-            let (scales, across) = (scales.as_chunks::<4>().0, columns.div_ceil(wide));
+            let (scales, across) = (scales.as_chunks::<4>().0, ir::fault!("convert.fp8.last", columns / wide, columns.div_ceil(wide)));
             let scale = |row: usize, column: usize| f32::from_le_bytes(scales[row / high * across + column / wide]);
             let value = |(i, code): (usize, &u8)| (e4m3(*code) * scale(i / columns, i % columns)).to_le_bytes();
             codes.iter().enumerate().flat_map(value).collect()
@@ -115,7 +115,7 @@ pub fn values(scheme: Scheme, shape: &[u64], codes: &[u8], scales: &[u8]) -> Vec
                 for column in 0..columns {
                     for row in 0..rows {
                         let at = (expert * rows + row) * columns + column;
-                        let code = codes[at / 2] >> (4 * (at % 2));
+                        let code = codes[at / 2] >> (4 * ir::fault!("convert.mxfp4.half", 1 - at % 2, at % 2));
                         out.extend((e2m1(code & 15) * 2f32.powi(i32::from(scales[at / 32]) - 127)).to_le_bytes());
                     }
                 }

@@ -140,7 +140,11 @@ impl Reader<'_> {
         let longest = self.config.get("max_position_embeddings").and_then(Value::as_f64).unwrap_or(1.0);
         let original = original.as_f64().unwrap_or(1.0);
         let ratio = number("factor").unwrap_or(longest / original);
-        let scale = if ratio <= 1.0 { 1.0 } else { (1.0 + ratio.ln() / original.ln()).sqrt() };
+        let scale = if ratio <= 1.0 {
+            1.0
+        } else {
+            ir::fault!("convert.long.scale", 1.0 + ratio.ln() / original.ln(), (1.0 + ratio.ln() / original.ln()).sqrt())
+        };
         match inner.get(Long::SCALE.0).filter(|v| !v.is_null()) {
             Some(value) => self.number(&format!("{group}.{}", Long::SCALE.0), Long::SCALE.1, value, Kind::Real),
             None => self.number(&format!("{group}.factor"), Long::SCALE.1, &scale.into(), Kind::Real),

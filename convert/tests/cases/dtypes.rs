@@ -36,7 +36,7 @@ fn json(bench: &Bench, name: &str) -> serde_json::Value {
 }
 
 #[test]
-fn tensors_come_back_in_the_type_that_they_had() {
+pub fn tensors_come_back_in_the_type_that_they_had() {
     for name in ["gpt2", "llama31", "mixtral", "bert"] {
         for float in FLOATS {
             let bench = narrowed(name, float, "-");
@@ -114,7 +114,7 @@ fn e4m3(code: u8) -> f32 {
 }
 
 #[test]
-fn fp8_with_scales_per_block_is_imported_as_what_it_stands_for_and_exported_as_bf16() {
+pub fn fp8_with_scales_per_block_is_imported_as_what_it_stands_for_and_exported_as_bf16() {
     let bench = narrowed("deepseek_v3", FLOATS[0], "_correction_bias");
     let config = fs::read_to_string(bench.path("in/config.json")).unwrap();
     let coded = r#"{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [8, 16]},"#;
@@ -149,6 +149,15 @@ fn fp8_with_scales_per_block_is_imported_as_what_it_stands_for_and_exported_as_b
     let exported = bench.export().unwrap();
     assert_eq!(exported.dtype, Float::Bf16);
     bench.same("out/config.json", "back/config.json");
+    // Every element of every coded tensor, also of those whose last block is a part of one.
+    let back = read(&bench.path("back/model.safetensors"));
+    for (name, _, shape, codes) in read(&bench.path("in/model.safetensors")).into_iter().filter(|t| t.1 == Dtype::F8_E4M3) {
+        let found = &back.iter().find(|t| t.0 == name).unwrap().3;
+        for (i, (code, bytes)) in codes.iter().zip(found.as_chunks::<2>().0).enumerate() {
+            let block = i / shape[1] / 8 * shape[1].div_ceil(16) + i % shape[1] / 16;
+            assert_eq!(half::bf16::from_le_bytes(*bytes), half::bf16::from_f32(e4m3(*code) * (0.01 + block as f32)), "{name} {i}");
+        }
+    }
     for (name, dtype, ..) in read(&bench.path("back/model.safetensors")) {
         assert_eq!(dtype, if name.ends_with("_correction_bias") { Dtype::F32 } else { Dtype::BF16 }, "{name}");
     }
@@ -178,7 +187,7 @@ fn mxfp4(rows: usize, columns: usize) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
 }
 
 #[test]
-fn experts_in_mxfp4_are_imported_as_what_they_stand_for() {
+pub fn experts_in_mxfp4_are_imported_as_what_they_stand_for() {
     let (plain, coded) = (Bench::new("gpt_oss"), Bench::new("gpt_oss"));
     // Their down projection is [experts, 20, 32]: no group has 32 of 20, so the other one alone is coded here.
     let experts = |name: &str| name.ends_with(".experts.gate_up_proj");

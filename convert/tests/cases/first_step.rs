@@ -155,7 +155,7 @@ fn expected(name: &str) -> serde_json::Value {
     serde_json::from_slice(&fs::read(case(name).join("expected.json")).unwrap()).unwrap()
 }
 
-fn agrees(name: &str) {
+pub fn agrees(name: &str) {
     let (step, expected) = (step(name), expected(name));
     let first = serde_json::json!({
         "losses": [expected["losses"][0]],

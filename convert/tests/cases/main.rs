@@ -2,6 +2,7 @@
 
 mod bench;
 mod dtypes;
+mod faults;
 mod first_step;
 #[path = "../../../tests/cases/judge.rs"]
 mod judge;
