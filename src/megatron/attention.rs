@@ -1,5 +1,6 @@
 //! Attention: its heads, positions and windows.
 
+use super::flags::Flag;
 use super::plan::Plan;
 use super::text::Text;
 
@@ -43,6 +44,47 @@ impl Plan<'_> {
         }
     }
 
+    /// YaRN as latent attention has it: `--rotary-scaling-factor`, and by how much queries, keys and scores are larger.
+    /// The other numbers are not flags of Megatron-LM's: 32 and 1 turns within 4,096 positions, as in the text.
+    fn yarn(&mut self) {
+        let number = |given: &Option<(Flag, Text)>, usual: f64| match given {
+            Some((_, value)) => value.whole().and_then(|v| v.parse::<f64>().ok()),
+            None => Some(usual),
+        };
+        let factor = self.valued("rotary-scaling-factor");
+        let [mscale, all] = ["mscale", "mscale-all-dim"].map(|name| self.valued(name));
+        let numbers = (number(&factor, 1.0), number(&mscale, 1.0), number(&all, 0.0));
+        match factor {
+            Some((flag, value)) if numbers.0.is_none_or(|x| x > 1.0) => {
+                self.set("rope_factor", value, &flag);
+                self.set_default("rope_original", "4096", "--original-max-position-embeddings");
+            }
+            factor => {
+                let why = "frequencies are scaled by a `--rotary-scaling-factor` above 1 alone";
+                [factor, mscale, all].into_iter().flatten().for_each(|(flag, _)| self.leave(&flag, why));
+                return;
+            }
+        }
+        let gain = |factor: f64, mscale: f64| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
+        match numbers {
+            (_, Some(mscale), Some(all)) if mscale == all => {}
+            (Some(factor), Some(mscale), Some(all)) => {
+                let scale = gain(factor, mscale) / gain(factor, all);
+                self.computed.push(format!("-D yarn_scale={scale}: what `--mscale {mscale}` and `--mscale-all-dim {all}` make of the factor"));
+                self.compile("-D yarn_scale", Text::known(format!("{scale:?}"), 0));
+            }
+            _ => self
+                .differs
+                .push("by how much queries and keys are larger (`--mscale`, `--mscale-all-dim`) is not computed: `-D yarn_scale=..`".into()),
+        }
+        if let Some((flag, _)) = &mscale {
+            self.leave(flag, "`-D yarn_scale` has it");
+        }
+        if let Some((flag, value)) = all {
+            self.set("mscale_all", value, &flag);
+        }
+    }
+
     /// How positions turn heads, and how far they see.
     pub fn positions(&mut self) {
         if let Some((flag, value)) = self.valued("rotary-percent") {
@@ -62,11 +104,16 @@ impl Plan<'_> {
         if let Some((flag, _)) = kind {
             self.leave(&flag, "frequencies are in the text");
         }
-        if !is_plain {
-            self.differs.push(format!("the script scales frequencies by YaRN, these lines do not: settings of models/{} would", self.text.file));
+        match (is_plain, self.text.has("mscale_all")) {
+            (true, _) => {}
+            (false, true) => self.yarn(),
+            (false, false) => {
+                self.differs.push(format!("the script scales frequencies by YaRN, these lines do not: settings of models/{} would", self.text.file))
+            }
         }
         let factor = self.valued("rope-scaling-factor");
         match (self.switch("use-rope-scaling"), factor) {
+            (Some(flag), _) if self.text.traits.has_latent => self.leave(&flag, "latent attention scales frequencies by YaRN alone"),
             (Some(flag), factor) => {
                 self.set("rope_factor", factor.map_or_else(|| Text::known("8.0", flag.line), |(_, value)| value), &flag);
             }

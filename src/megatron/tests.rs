@@ -272,6 +272,29 @@ fn what_mcc_lacks_is_named_with_what_to_do_instead() {
 }
 
 #[test]
+fn latent_attention_has_yarn_and_layers_that_predict() {
+    let latent = "--multi-latent-attention --num-experts 4 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope";
+    let says =
+        lines_of(&format!("{latent} --rotary-scaling-factor 40 --mscale 0.5 --mscale-all-dim 1.0 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"));
+    let scale = (0.05 * 40f64.ln() + 1.0) / (0.1 * 40f64.ln() + 1.0);
+    let settings = ["rope_factor=40", "rope_original=4096", "mscale_all=1.0", "mtp=1", "mtp_weight=0.3", &format!("yarn_scale={scale:?}")];
+    for setting in settings {
+        assert!(says.contains(&format!("  -D {setting} ")), "{setting}: {says}");
+    }
+    assert!(!says.contains("by YaRN"), "{says}");
+    // Equal ones, and none, change queries and keys no further.
+    let says = lines_of(&format!("{latent} --rotary-scaling-factor 40 --mscale 1.0 --mscale-all-dim 1.0"));
+    assert!(says.contains("-D mscale_all=1.0") && !says.contains("-D yarn_scale="), "{says}");
+    let says = lines_of(latent);
+    assert!(!says.contains("rope_factor") && !says.contains("YaRN"), "{says}");
+    let says = lines_of(&format!("{latent} --rotary-scaling-factor $F --mscale 0.5"));
+    assert!(says.contains("-D \"rope_factor=${F}\"") || says.contains("-D rope_factor=\"${F}\""), "{says}");
+    assert!(says.contains("is not computed: `-D yarn_scale=..`"), "{says}");
+    let says = lines_of(&format!("{latent} --rope-type rope --rotary-scaling-factor 40"));
+    assert!(!says.contains("yarn_scale"), "{says}");
+}
+
+#[test]
 fn a_rate_that_stays_and_falls_at_the_end_is_taken() {
     let flags = |says: &str| -> String {
         let of_rate = |word: &&str| word.starts_with("--lr-") || word.starts_with("--min-lr");
