@@ -275,10 +275,11 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
             config.insert(written_as(family, &config, field.name).into(), if none { Value::Null } else { json(&value) });
         }
     }
+    let setting = |name: &str| get(now, name).map(|v| json(&v));
     if let Some(rope) = &family.rope
-        && rotary::settings(rope).any(|setting| changed(setting).is_some())
+        && (rotary::settings(rope).any(|setting| changed(setting).is_some()) || rotary::reads_length(rope, &setting) && changed("seq").is_some())
     {
-        rotary::write(rope, &mut config, &|name| get(now, name).map(|v| json(&v)));
+        rotary::write(rope, &mut config, &setting);
     }
     config
 }

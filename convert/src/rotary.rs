@@ -235,6 +235,23 @@ pub fn settings(rope: &Rope) -> impl Iterator<Item = &'static str> {
     plain.chain(yarn).chain(long)
 }
 
+/// Whether a config that leaves a field out means a number that follows from the longest sequence: with LongRoPE and
+/// YaRN.
+pub fn reads_length(rope: &Rope, setting: &dyn Fn(&str) -> Option<Value>) -> bool {
+    long(rope, setting).is_some() || yarn(rope, setting).is_some()
+}
+
+/// LongRoPE, if settings have its factors.
+fn long<'r>(rope: &'r Rope, setting: &dyn Fn(&str) -> Option<Value>) -> Option<&'r Long> {
+    let listed = |name: &str| setting(name).is_some_and(|v| v.as_array().is_some_and(|list| !list.is_empty()));
+    rope.long.as_ref().filter(|_| listed(Long::SHORT.1) || listed(Long::LONG.1))
+}
+
+/// YaRN, if settings choose it.
+fn yarn<'r>(rope: &'r Rope, setting: &dyn Fn(&str) -> Option<Value>) -> Option<&'r Yarn> {
+    rope.yarn.as_ref().filter(|yarn| yarn.chosen.is_none_or(|chosen| setting(chosen) == Some(true.into())))
+}
+
 /// The fields of rotary position embedding, in the style of transformers 4, which both read.
 pub fn write(rope: &Rope, config: &mut Config, setting: &dyn Fn(&str) -> Option<Value>) {
     config.remove("rope_parameters");
@@ -243,9 +260,7 @@ pub fn write(rope: &Rope, config: &mut Config, setting: &dyn Fn(&str) -> Option<
     config.extend(share.map(|value| ("partial_rotary_factor".to_owned(), value)));
     let local = rope.local.and_then(setting);
     config.extend(local.map(|value| (LOCAL.to_owned(), value)));
-    let yarn = rope.yarn.as_ref().filter(|yarn| yarn.chosen.is_none_or(|chosen| setting(chosen) == Some(true.into())));
-    let listed = |name: &str| setting(name).is_some_and(|v| v.as_array().is_some_and(|list| !list.is_empty()));
-    let long = rope.long.as_ref().filter(|_| listed(Long::SHORT.1) || listed(Long::LONG.1));
+    let (yarn, long) = (yarn(rope, setting), long(rope, setting));
     let kind = match (yarn, rope.linear) {
         _ if long.is_some() => "longrope",
         (Some(_), _) => "yarn",
