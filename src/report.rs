@@ -13,7 +13,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; what ranks have to do with Muon's matrices; seconds per pass and per verifier.
+/// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a
+/// pipeline; memory per rank by kind, of the device and of the host; what ranks have to do with Muon's matrices;
+/// seconds per pass and per verifier.
 pub fn table(
     job: &Job,
     (memory, matrices): (&Footprints, Option<Matrices>),

@@ -149,7 +149,8 @@ fn number(model: &Model, setting: &str) -> u64 {
     model.settings.iter().find(|s| s.0 == setting).and_then(|s| s.1.parse().ok()).unwrap_or(0)
 }
 
-/// The types of tensors, by the names that an export gives them: codes are exported as bf16. Copies that are not there.
+/// The types of tensors, by the names that an export gives them: codes are exported as bf16. Copies that are not
+/// there.
 fn record(own: &[Foreign], tensors: &[Foreign], checkpoint: &Checkpoint) -> Record {
     let float = |t: &Foreign| match &checkpoint.tensors[&t.name] {
         Tensor { coding: Coding::Scaled(..), .. } | Tensor { dtype: Dtype::BF16, .. } => Float::Bf16,
@@ -246,8 +247,8 @@ pub fn text(family: &Family, settings: &[(&str, String)]) -> Result<(String, Mod
     }
 }
 
-/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model does
-/// not need.
+/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model
+/// does not need.
 ///
 /// # Errors
 /// A copy of a tied tensor that is not equal to it.

@@ -185,8 +185,8 @@ mod tests {
         (places.iter().map(|i| values[*i]).collect(), sums)
     }
 
-    /// As `torch.float8_e4m3fn` times each block's `weight_scale_inv`, with the block of published files, of which the
-    /// last row and column of `kv_a_proj_with_mqa` and others have a part.
+    /// As `torch.float8_e4m3fn` times each block's `weight_scale_inv`, with the block of published files, of which
+    /// the last row and column of `kv_a_proj_with_mqa` and others have a part.
     #[test]
     fn blocks_of_128_that_do_not_go_round_are_what_pytorch_makes_of_them() {
         let codes: Vec<u8> = (0..200 * 300).map(|i| (i * 37 % 251) as u8).map(|c| if c & 127 == 127 { 0 } else { c }).collect();

@@ -6,7 +6,7 @@
 //!
 //! | index | has | bytes |
 //! |---|---|---|
-//! | documents | those of all epochs, shuffled together, but for a last one used to less than 80 % | 4 a document and epoch |
+//! | documents | those of all epochs, shuffled; a last one used to less than 80 % by itself | 4 a document and epoch |
 //! | samples | of each sample and of the end: the place in `documents`, and the token there | 8 a sample |
 //! | shuffle | the sample that comes n-th; those of a last epoch that stands by itself come last | 4 a sample |
 //!

@@ -41,7 +41,8 @@ named! {
 
 named! {
     /// Pointwise functions of two operands. `Rem` has the sign of its second operand (floored). `And`, `Or` are of bools.
-    /// Division of ints is floored. `Mix` is of ints: 32 bits that depend on all of both ([`crate::random::mix_two`]).
+    /// Division of ints is floored. `Mix` is of ints: 32 bits that depend on all of both
+    /// ([`crate::random::mix_two`]).
     Binary {
         Sub = "sub", Mul = "mul", Div = "div", Rem = "rem", Pow = "pow", Max = "maximum", Min = "minimum",
         And = "and", Or = "or", Mix = "mix",

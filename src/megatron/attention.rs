@@ -44,8 +44,9 @@ impl Plan<'_> {
         }
     }
 
-    /// YaRN as latent attention has it: `--rotary-scaling-factor`, and by how much queries, keys and scores are larger.
-    /// The other numbers are not flags of Megatron-LM's: 32 and 1 turns within 4,096 positions, as in the text.
+    /// YaRN as latent attention has it: `--rotary-scaling-factor`, and by how much queries, keys and scores are
+    /// larger. The other numbers are not flags of Megatron-LM's: 32 and 1 turns within 4,096 positions, as in the
+    /// text.
     fn yarn(&mut self) {
         let number = |given: &Option<(Flag, Text)>, usual: f64| match given {
             Some((_, value)) => value.whole().and_then(|v| v.parse::<f64>().ok()),

@@ -21,7 +21,8 @@ pub struct Matrices {
     pub bytes: [u64; 2],
 }
 
-/// Of the stage whose ranks have most to do with them; none if there are no such matrices. `locals` are those of training, after all passes.
+/// Of the stage whose ranks have most to do with them; none if there are no such matrices. `locals` are those of
+/// training, after all passes.
 pub fn matrices(graph: &Graph, locals: &[Local]) -> Option<Matrices> {
     let all = locals.iter().map(|l| of_class(graph, l)).filter(|m| m.count > 0);
     // The first of those that have as much.

@@ -12,8 +12,8 @@
 //! - **Pieces.** Values one after the other along an index, a rank's own part of them, and slices that digits cannot say at once are lists of runs of terms; ops are done run by run,
 //!   and zeros between them stay zeros. What a bucket of parameters or states holds are its pieces, of old values where a step begins and of new ones where it ends.
 //! - **Ranks.** A slice of ranks' own parts is one of what each of them has ([`each`]). A node of such values is done
-//!   for each rank by itself, unless it is a collective among them: an all-gather, of what all ranks take for the same,
-//!   has their values one after the other.
+//!   for each rank by itself, unless it is a collective among them: an all-gather, of what all ranks take for the
+//!   same, has their values one after the other.
 //! - **Copies.** Where passes compute with a copy of a parameter, or of a bucket, that is the weights in its type, and the weights are the first state.
 //!
 //! **Invariants** (training and evaluation of each class): reports, new parameters and states, what is sent on each channel, and what is held to limits, are

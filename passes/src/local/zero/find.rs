@@ -218,8 +218,9 @@ impl Finding<'_> {
         Some(seen)
     }
 
-    /// As [`Self::steps`], of an update that multiplies, sums or gathers what it has of its parameter: the values that
-    /// follow from the old ones and the gradient, scalars too. None if there are others but scalars of all parameters.
+    /// As [`Self::steps`], of an update that multiplies, sums or gathers what it has of its parameter: the values
+    /// that follow from the old ones and the gradient, scalars too. None if there are others but scalars of all
+    /// parameters.
     fn whole(&self, roots: &[Value], slot: u32, dims: &[Dim], gradient: &mut Option<Value>) -> Option<HashSet<Value>> {
         let body = &self.local.body;
         let mut known: HashMap<Value, bool> = HashMap::new();

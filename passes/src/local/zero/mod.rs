@@ -13,9 +13,9 @@
 //! ranks sum too, experts), they are buckets of their own.
 //!
 //! **Whole matrices.** What is not updated element by element, as Muon's matrices, belongs whole to one rank:
-//! parameters of one size and one expression lie in a bucket at equal distances, so many of them that each rank's part
-//! is as many whole ones. A rank runs the expression for each of its own. Where there are too few for all ranks, some of
-//! their sub-axes share them out ([`owners`]), and gradients are summed over the others too.
+//! parameters of one size and one expression lie in a bucket at equal distances, so many of them that each rank's
+//! part is as many whole ones. A rank runs the expression for each of its own. Where there are too few for all
+//! ranks, some of their sub-axes share them out ([`owners`]), and gradients are summed over the others too.
 //!
 //! Where a model computes with 16-bit copies alone, the bucket of parameters holds those, and weights exist as slices only, as one more state.
 
@@ -39,7 +39,8 @@ const ALIGN: u64 = 64;
 /// A bucket's end is a multiple of this and of the number of its ranks.
 const END: u64 = 128;
 
-/// Of places for whole parameters, one in so many may be empty: each is a parameter and a gradient of zeros on all ranks.
+/// Of places for whole parameters, one in so many may be empty: each is a parameter and a gradient of zeros on all
+/// ranks.
 const EMPTY: u64 = 4;
 
 /// Shares out the updates of training graphs; each with the graph of evaluation of the same stages, which finds its parameters in the buckets. A bucket is
