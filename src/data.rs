@@ -135,11 +135,11 @@ fn train(args: &TrainTokenizerArgs) -> Result<(), Failure> {
     let recipe = Recipe {
         inputs: args.text.inputs.clone(),
         field: args.text.field.clone(),
-        tokens: args.vocab_size as usize,
+        tokens: args.tokens as usize,
         special: args.special_token.clone(),
     };
     let tokenizer = text::train(&recipe, &file)?;
-    let fewer = if tokenizer.tokens() < u64::from(args.vocab_size) { ": the texts have no more that stands together twice" } else { "" };
+    let fewer = if tokenizer.tokens() < u64::from(args.tokens) { ": the texts have no more that stands together twice" } else { "" };
     report!("{}: {} tokens{fewer}\n", file.display(), HumanCount(tokenizer.tokens()));
     Ok(())
 }

@@ -321,7 +321,6 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
             "vocab-extra-ids",
             "legacy-tokenizer",
             "hf-tokenizer",
-            "append-eod",
             "tiktoken-pattern",
             "tiktoken-num-special-tokens",
             "tiktoken-special-tokens",

@@ -78,7 +78,7 @@ pub struct TrainTokenizerArgs {
     pub text: TextArgs,
     /// All its tokens, with the 256 bytes and the special ones
     #[arg(long, value_name = "N", default_value_t = 32000, value_parser = from_one::<u32>)]
-    pub vocab_size: u32,
+    pub tokens: u32,
     /// A token that no text makes; may be given several times. The first ends documents
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
     pub special_token: Vec<String>,

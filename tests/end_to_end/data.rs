@@ -7,7 +7,7 @@ use expect_test::expect;
 fn text_becomes_a_data_set_that_is_shown_as_text() {
     let dir = Dir::new();
     dir.write("a.jsonl", "{\"text\": \"The quick brown fox.\"}\n{\"text\": \"\"}\n");
-    let trained = dir.line("data train-tokenizer a.jsonl --vocab-size 257 -o tokenizer").succeeds().stdout;
+    let trained = dir.line("data train-tokenizer a.jsonl --tokens 257 -o tokenizer").succeeds().stdout;
     assert_eq!(trained, "tokenizer/tokenizer.json: 257 tokens\n");
     let tokenize = "data tokenize a.jsonl --tokenizer tokenizer --append-eod -o a";
     let made = dir.line(tokenize).succeeds().stdout;
@@ -33,7 +33,7 @@ fn what_is_no_data_set_and_no_text_is_refused() {
     dir.write("a.txt", "Some text");
     dir.write("b.bin", "tokens");
     dir.line("data train-tokenizer a.csv -o tokenizer").fails_with(&["`.csv` is no text that is known", ".jsonl"]);
-    dir.line("data train-tokenizer a.txt --vocab-size 100 -o tokenizer").fails_with(&["257 or more"]);
+    dir.line("data train-tokenizer a.txt --tokens 100 -o tokenizer").fails_with(&["257 or more"]);
     dir.line("data tokenize a.txt --tokenizer a.txt -o a").fails_with(&["no tokenizer that can be read"]);
     dir.line("data inspect a").fails_with(&["there is no data set `a`"]);
     dir.line("data inspect b").fails_with(&["`b.bin` is there and `b.idx` is not"]);
