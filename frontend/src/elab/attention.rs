@@ -86,7 +86,7 @@ impl Elab<'_> {
         let ([Some(q), Some(k), Some(v)], [Some(d), Some(keys)], Some(Val::Real(scale))) = (tensors, dims, self.argument(frame, "scale")) else {
             return Err(None);
         };
-        let [mask, bias] = ["mask", "bias"].map(|name| match self.argument(frame, name) {
+        let [mask, bias, sink, weight] = ["mask", "bias", "sink", "weight"].map(|name| match self.argument(frame, name) {
             Some(Val::None) => Ok(None),
             Some(Val::Tensor(v)) => Ok(Some(v)),
             _ => Err(None),
@@ -96,17 +96,7 @@ impl Elab<'_> {
             Some(Val::Real(cap)) => Some(cap),
             _ => return Err(None),
         };
-        let sink = match self.argument(frame, "sink") {
-            Some(Val::None) => None,
-            Some(Val::Tensor(v)) => Some(v),
-            _ => return Err(None),
-        };
-        let weight = match self.argument(frame, "weight") {
-            Some(Val::None) => None,
-            Some(Val::Tensor(v)) => Some(v),
-            _ => return Err(None),
-        };
-        let (mask, bias) = (mask?, bias?);
+        let (mask, bias, sink, weight) = (mask?, bias?, sink?, weight?);
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
         let same_dtype = tq.dtype.is_float() && tk.dtype == tq.dtype && tv.dtype == tq.dtype;
         let shared = |t: &Type| t.dims.iter().all(|x| *x == keys || tq.has(*x));
