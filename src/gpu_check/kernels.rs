@@ -25,34 +25,56 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// A model and its flags. Heads of 64 and hidden sizes of 128 and more take the paths that tensor cores have.
-const CASES: [(&str, &str); 10] = [
+const CASES: [(&str, &str); 15] = [
     ("gpt2", "--dtype fp32"),
     ("gpt2", "--dtype bf16"),
     ("gpt2", "--dtype fp16 -D dropout_rate=0.1"),
+    ("gpt2", "--dtype bf16 -D attention_dropout=0.1"),
     ("llama", "--dtype bf16 -D kv_heads=1 -D ffn=200"),
     ("llama", "--dtype fp32 -D kv_heads=1 -D ffn=200"),
     ("llama", "--dtype bf16 -D kv_heads=1 -D ffn=200 -D packed=true -D window=40"),
     ("llama", "--dtype fp16 -D kv_heads=2 -D ffn=200 -D packed=true -D head_dim=80"),
     ("llama", "--dtype fp32 --tf32 -D kv_heads=1 -D ffn=200"),
+    ("llama", "--dtype bf16 -D kv_heads=1 -D ffn=200 --optimizer muon"),
     ("gemma", "--dtype bf16 -D kv_heads=1 -D ffn=200 -D head_dim=64 -D query_scalar=64 -D score_cap=2.0 -D window=40"),
     ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96 -D aux_per_sequence=true"),
+    ("gpt_oss", "--dtype bf16 -D kv_heads=1 -D experts=4 -D top_k=2 -D expert_ffn=96 -D window=40"),
+    (
+        "deepseek_v3",
+        "--dtype bf16 -D mtp=1 -D first_dense=1 -D experts=4 -D groups=2 -D top_groups=1 -D top_k=2 -D expert_ffn=96 -D ffn=200 -D q_rank=48 -D kv_rank=64",
+    ),
+    ("t5", "--dtype bf16 -D ffn=200"),
 ];
 
 /// Sizes with which products have several tiles for each multiprocessor and more stages than a ring holds, and heads
 /// 128 elements, on a card alone: the emulator would take hours.
-const LARGE: [(&str, &str); 9] = [
+const LARGE: [(&str, &str); 13] = [
     ("gpt2", "--dtype bf16 -D heads=8"),
     ("gpt2", "--dtype fp16 -D heads=16"),
     ("gpt2", "--dtype fp32 -D heads=16"),
+    ("gpt2", "--dtype bf16 -D heads=8 -D attention_dropout=0.1"),
     ("llama", "--dtype bf16 -D heads=8 -D kv_heads=2 -D ffn=2816"),
     ("llama", "--dtype bf16 -D heads=8 -D kv_heads=2 -D ffn=2816 -D packed=true"),
     ("llama", "--dtype fp16 -D heads=8 -D kv_heads=2 -D ffn=2816 -D packed=true -D head_dim=96"),
     ("llama", "--dtype fp32 --tf32 -D heads=16 -D kv_heads=4 -D ffn=2816"),
     ("gemma", "--dtype bf16 -D heads=4 -D kv_heads=2 -D ffn=2816 -D head_dim=256 -D score_cap=2.0 -D window=400"),
     ("mixtral", "--dtype bf16 -D heads=8 -D kv_heads=2 -D experts=8 -D expert_ffn=1408 -D aux_per_sequence=true"),
+    ("gpt_oss", "--dtype bf16 -D heads=16 -D kv_heads=4 -D experts=8 -D expert_ffn=1408"),
+    ("deepseek_v3", "--dtype bf16 -D heads=8 -D first_dense=0 -D experts=8 -D groups=2 -D top_groups=1 -D top_k=2 -D expert_ffn=704 -D q_rank=384"),
+    ("t5", "--dtype bf16 -D heads=16 -D ffn=2816"),
 ];
+
+/// Sizes by the names that a model's text gives them.
+fn size_flags(model: &str, hidden: u32, layers: u32, positions: u32) -> String {
+    let named = match model {
+        "t5" => format!("-D encoder_layers={layers} -D source={positions} -D target={positions}"),
+        _ => format!("-D layers={layers} -D seq={positions}"),
+    };
+    format!("-D hidden={hidden} {named}")
+}
 
 #[derive(Default, Serialize)]
 pub struct Kernels {
@@ -75,16 +97,18 @@ pub struct Found {
 
 /// The model, all flags, and whether the emulator computes the same.
 fn cases(check: &Check) -> Vec<(&'static str, String, bool)> {
-    let (cases, sizes) = match check.args.quick {
-        true => (&CASES[1..2], "-D hidden=64 -D heads=1 -D layers=1 -D seq=16"),
-        false if check.device == DeviceKind::Emulated => (&CASES[..], "-D hidden=128 -D heads=2 -D layers=1 -D seq=32"),
-        false => (&CASES[..], "-D hidden=256 -D heads=4 -D layers=2 -D seq=96"),
+    let (cases, heads, [hidden, layers, positions]) = match check.args.quick {
+        true => (&CASES[1..2], 1, [64, 1, 16]),
+        false if check.device == DeviceKind::Emulated => (&CASES[..], 2, [128, 1, 32]),
+        false => (&CASES[..], 4, [256, 2, 96]),
     };
     // What is emulated needs no emulator beside it.
     let beside = check.device != DeviceKind::Emulated;
-    let small = cases.iter().map(|(model, flags)| (*model, format!("{flags} {sizes} -D vocab=256"), beside));
+    let small = cases
+        .iter()
+        .map(|(model, flags)| (*model, format!("{flags} {} -D heads={heads} -D vocab=256", size_flags(model, hidden, layers, positions)), beside));
     let large = if beside && !check.args.quick && check.unmeasured().is_none() { &LARGE[..] } else { &[] };
-    let large = large.iter().map(|(model, flags)| (*model, format!("{flags} -D hidden=1024 -D layers=1 -D seq=1024 -D vocab=2048"), false));
+    let large = large.iter().map(|(model, flags)| (*model, format!("{flags} {} -D vocab=2048", size_flags(model, 1024, 1, 1024)), false));
     small
         .chain(large)
         .map(|(model, flags, beside)| (model, format!("{flags} --micro-batch-size 2 --global-batch-size 4 --lr 1e-3"), beside))
@@ -102,10 +126,16 @@ pub fn run(check: &Check) -> anyhow::Result<Kernels> {
                 loop {
                     let k = next.fetch_add(1, Ordering::Relaxed);
                     let Some((model, flags, _)) = cases.get(k) else { break };
+                    let begun = Instant::now();
                     let kernels = check.case::<Vec<Found>>("kernels", k).map_err(|e| format!("{e:#}"));
+                    let seconds = begun.elapsed().as_secs();
+                    // Whoever ends a run before its report knows so much.
                     match &kernels {
-                        Ok(_) => progress!("kernels of {model} {flags}"),
-                        Err(e) => progress!("kernels of {model} {flags}: {e}"),
+                        Ok(found) => {
+                            let right = found.iter().filter(|f| f.right).count();
+                            progress!("{right} of {} kernels right, {seconds} s: {model} {flags}", found.len());
+                        }
+                        Err(e) => progress!("failed, {seconds} s: {model} {flags}: {e}"),
                     }
                     found.lock().expect("invariant: no holder panics").insert(k, kernels);
                 }
@@ -155,7 +185,9 @@ pub fn threads() -> usize {
 /// Trains one step of an artifact of one rank, with random weights.
 pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Task<'a>) -> anyhow::Result<()> {
     let job = &artifact.job;
-    let data = Data::open(job, &[Spec::parse(&data(&check.work), Encoding::Text)])?;
+    let fed = job.inputs.iter().filter(|i| i.default.is_none());
+    let specs: Vec<Spec> = fed.map(|i| Spec::parse(&format!("{}={}", i.name, data(&check.work)), Encoding::Text)).collect();
+    let data = Data::open(job, &specs)?;
     let batch = data.batch(0)?;
     let weights = Weights::random(job, check.seed);
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();

@@ -22,11 +22,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use table::Table;
 
 /// The models, so that the command needs no other files.
-const MODELS: [(&str, &str); 5] = [
+const MODELS: [(&str, &str); 8] = [
     ("gpt2", include_str!("../../models/gpt2.mdl")),
     ("llama", include_str!("../../models/llama.mdl")),
     ("gemma", include_str!("../../models/gemma.mdl")),
     ("mixtral", include_str!("../../models/mixtral.mdl")),
+    ("gpt_oss", include_str!("../../models/gpt_oss.mdl")),
+    ("deepseek_v3", include_str!("../../models/deepseek_v3.mdl")),
+    ("t5", include_str!("../../models/t5.mdl")),
     ("mlp", include_str!("../../models/mlp.mdl")),
 ];
 
@@ -68,23 +71,29 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
     }
     progress!("{}, {}, seed {}", check.gpu.as_ref().map_or("emulator".into(), |g| g.name.clone()), check.target, check.seed);
     let mut report = Report::new(&check);
+    let (file, table) = (args.output.join("gpu-check.json"), args.output.join("gpu-check.md"));
+    // After each part: a run that is ended early has given what it knew.
+    let written = |report: &Report| -> anyhow::Result<()> {
+        std::fs::write(&file, serde_json::to_string_pretty(report)? + "\n")?;
+        Ok(std::fs::write(&table, report.text())?)
+    };
     let asked = |part: GpuPart| args.only.is_empty() || args.only.contains(&part);
     if asked(GpuPart::Kernels) {
         report.kernels = Some(said(kernels::run(&check)?));
+        written(&report)?;
     }
     if asked(GpuPart::Steps) {
         report.steps = Some(said(steps::run(&check)?));
+        written(&report)?;
     }
     if asked(GpuPart::Nccl) {
         report.nccl = Some(said(steps::nccl(&check)?));
+        written(&report)?;
     }
     if asked(GpuPart::Times) {
         report.benchmarks = Some(said(bench::run(&check)?));
+        written(&report)?;
     }
-    let file = args.output.join("gpu-check.json");
-    let table = args.output.join("gpu-check.md");
-    std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")?;
-    std::fs::write(&table, report.text())?;
     progress!("\nwritten: {}, {}", file.display(), table.display());
     match report.wrong() {
         0 => Ok(std::fs::remove_dir_all(&check.work)?),

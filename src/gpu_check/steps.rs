@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::table::{Table, markdown, verdict};
+use crate::print::progress;
 use runtime::gpu::{cuda, nccl};
 use runtime::launch::{NARROW, WIDE};
 use runtime::target::DeviceKind;
@@ -58,6 +59,7 @@ impl Row {
     fn new(Case { model, flags, allowed, .. }: Case, mesh: &str, found: anyhow::Result<[f64; 2]>) -> Row {
         let found = found.map_err(|e| format!("{e:#}"));
         let right = found.as_ref().is_ok_and(|d| d.iter().zip(allowed).all(|(d, most)| *d <= most));
+        progress!("steps {}: {model} {flags} {mesh}", if right { "right" } else { "WRONG" });
         Row { model: model.into(), flags: flags.into(), mesh: mesh.into(), found, allowed, right }
     }
 }
