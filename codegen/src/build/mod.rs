@@ -313,4 +313,7 @@ pub trait Frame: Builder {
 
     /// The pointer stored at `from`, among the arguments.
     fn load_pointer(&self, from: Self::Pointer) -> Self::Pointer;
+
+    /// Does something for each lane that a mask has, in order.
+    fn each_lane(&self, mask: Self::Vector, body: &mut dyn FnMut(Self::Index));
 }

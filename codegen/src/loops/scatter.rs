@@ -1,8 +1,8 @@
 //! Sums of rows by index: the gradient of a gather.
 //!
-//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in storage order and adds the
-//! values whose row is its own, so the order of additions, and with it the result, does not depend on who computes
-//! the tile. Frequent indices are often neighbours (the bytes of a text, the first words of a vocabulary): on a GPU
+//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in storage order, as many at once
+//! as there are lanes, and adds the values whose row is its own, so the order of additions, and with it the result, does
+//! not depend on who computes the tile. Frequent indices are often neighbours (the bytes of a text, the first words of a vocabulary): on a GPU
 //! every n-th row is a tile's, which spreads them.
 
 use super::emit::Loops;
@@ -21,8 +21,6 @@ use std::collections::BTreeMap;
 
 /// Bytes of sums in scratch at most, where the outputs are not the sums themselves.
 const SCRATCH: i64 = 1 << 20;
-/// What stands for the row of an index that is not here: beyond all rows.
-const NOWHERE: i64 = 1 << 40;
 
 /// How the work is cut.
 struct Cuts {
@@ -39,7 +37,7 @@ fn cuts(target: &Target) -> Cuts {
     match target.arch {
         Arch::X86_64 => Cuts { owners: 16, chunks: 1, turns: None },
         // A line of a cache.
-        Arch::Nvptx => Cuts { owners: 32, chunks: 128, turns: Some(128) },
+        Arch::Nvptx => Cuts { owners: 64, chunks: 128, turns: Some(128) },
     }
 }
 
@@ -47,6 +45,9 @@ fn cuts(target: &Target) -> Cuts {
 type AtPlace<'a, B> = dyn FnMut(&mut Loops<'_, B>, &Place<B>) + 'a;
 /// What happens at each element of a tile, of whose row the sums are given.
 type AtElement<'a, B> = dyn FnMut(&mut Loops<'_, B>, Stored<B>, &Place<B>) -> Result<(), CompileError> + 'a;
+
+/// What happens at an index whose row is the tile's.
+type AtRow<'a, B> = dyn FnMut(&mut Loops<'_, B>, &Place<B>, <B as Builder>::Index) + 'a;
 
 /// What a scatter is made of.
 struct Scatter<'a> {
@@ -184,8 +185,10 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
 }
 
 impl Scatter<'_> {
-    fn owner<B: Builder>(&self, b: &B, row: B::Index) -> B::Index {
-        if self.interleaved { b.index_rem(row, b.index(self.owners)) } else { b.index_div(row, b.index(self.own_rows)) }
+    /// Of the row in each lane.
+    fn owner<B: Builder>(&self, b: &B, row: B::Vector) -> B::Vector {
+        let (op, by) = if self.interleaved { (IntBinary::Rem, self.owners) } else { (IntBinary::Div, self.own_rows) };
+        b.int2(op, row, b.i64(by))
     }
 
     /// The number of a row among those of its owner.
@@ -216,7 +219,7 @@ impl Scatter<'_> {
         Stored { start, lane, strides, lane_stride: 0 }
     }
 
-    fn tile<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>) -> Result<(), CompileError> {
+    fn tile<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>) -> Result<(), CompileError> {
         let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if !(self.in_output && ir::fault!("scatter.sum.before", false, self.kernel.outputs[0].accumulate)) {
             self.each_element(b, loops, tile, &mut |loops, sums, place| {
@@ -224,14 +227,12 @@ impl Scatter<'_> {
                 Ok(())
             })?;
         }
-        let points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
-        let start = loops.place(BTreeMap::new(), None);
         let mut result = Ok(());
-        loops.nest(&start, &points, None, &mut |loops, place| {
+        self.each_own_point(b, loops, tile, &mut |loops, place, row| {
             if result.is_ok() {
-                result = self.add_point(b, loops, place, tile);
+                result = self.add_point(b, loops, place, tile, row);
             }
-        });
+        })?;
         result?;
         if self.in_output {
             return Ok(());
@@ -284,37 +285,69 @@ impl Scatter<'_> {
         });
     }
 
-    /// Adds the values of one index if its row belongs to the tile.
-    fn add_point<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, tile: &Tile<B>) -> Result<(), CompileError> {
-        let node = &self.kernel.body[self.node];
-        let indices = widen(b, loops.value(node.args[1], place, &mut Known::new())?[0]);
-        let (row, inside) = local_row(b, loops.scalars, &self.kernel.body.dims[self.table].index, indices);
-        let row = b.first_as_index(b.select(inside, row, b.i64(ir::fault!("scatter.row.nowhere", 0, NOWHERE))));
-        // One pass if the row's owner is the tile's, else none: unsigned, so any difference counts as at least one.
-        let nowhere = b.index_mul(b.index_div(row, b.index(NOWHERE)), b.index(self.owners));
-        let distance = b.index_sub(b.index_add(self.owner(b, row), nowhere), tile.owner);
-        let passes = b.index_sub(b.index(1), b.index_min(distance, b.index(1)));
+    /// Looks at as many indices at once as there are lanes, and goes in order through those whose rows are the tile's.
+    fn each_own_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>, body: &mut AtRow<'_, B>) -> Result<(), CompileError> {
+        let points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
+        let start = loops.place(BTreeMap::new(), None);
+        let (index, map) = (self.kernel.body[self.node].args[1], &self.kernel.body.dims[self.table].index);
         let mut result = Ok(());
-        b.repeat(b.index(0), passes, 1, &[], &mut |_, _| {
-            let sums = self.sums(b, loops, tile, row);
-            self.nest(b, loops, place, &self.row, tile, &mut |loops, place| {
-                let mut along = place.along.clone();
-                along.insert(self.table, Along::Same(row));
-                let target = loops.place(along, place.mask);
-                match loops.value(node.args[0], place, &mut Known::new()) {
-                    Ok(value) => {
-                        let (old, value) = (sums.load(b, &target)[0], value[0]);
-                        let sum = if sums.lane == Lane::F32 {
-                            ir::fault!("scatter.sum.twice", value, b.add(old, value))
-                        } else {
-                            b.int2(IntBinary::Add, old, value)
-                        };
-                        sums.store(b, &target, &[sum]);
-                    }
-                    Err(error) => result = Err(error),
-                }
+        // The row of each lane of a place, and which of them are here.
+        let mut rows = |loops: &mut Loops<'_, B>, place: &Place<B>| match loops.value(index, place, &mut Known::new()) {
+            Ok(index) => local_row(b, loops.scalars, map, widen(b, index[0])),
+            Err(error) => {
+                result = Err(error);
+                (b.i64(0), b.mask_first(0))
+            }
+        };
+        let own = |row: B::Vector, here: B::Vector| {
+            let own = b.compare_int(Compare::Eq, self.owner(b, row), b.splat(tile.owner));
+            ir::fault!("scatter.row.nowhere", own, b.int2(IntBinary::And, own, here))
+        };
+        let Some((&last, outer)) = points.split_last() else {
+            let (row, here) = rows(loops, &start);
+            b.each_lane(b.int2(IntBinary::And, own(row, here), b.mask_first(1)), &mut |_| body(loops, &start, b.first_as_index(row)));
+            return result;
+        };
+        let (size, lanes) = (loops.size(last), b.lanes() as i64);
+        loops.nest(&start, outer, None, &mut |loops, place| {
+            b.repeat(b.index(0), b.index(size), lanes, &[], &mut |first, _| {
+                let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
+                let there = (ir::fault!("scatter.lanes.tail", 0, size % lanes) != 0).then(within);
+                let many = loops.moved(place, last, Along::Lanes(first), there);
+                let (row, here) = rows(loops, &many);
+                let own = own(row, here);
+                b.each_lane(many.mask.map_or(own, |there| b.int2(IntBinary::And, own, there)), &mut |lane| {
+                    let one = loops.moved(place, last, Along::Same(ir::fault!("scatter.lanes.first", first, b.index_add(first, lane))), None);
+                    let row = rows(loops, &one).0;
+                    body(loops, &one, b.first_as_index(row));
+                });
+                Vec::new()
             });
-            Vec::new()
+        });
+        result
+    }
+
+    /// Adds the values of one index to its row of the tile.
+    fn add_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, tile: &Tile<B>, row: B::Index) -> Result<(), CompileError> {
+        let node = &self.kernel.body[self.node];
+        let mut result = Ok(());
+        let sums = self.sums(b, loops, tile, row);
+        self.nest(b, loops, place, &self.row, tile, &mut |loops, place| {
+            let mut along = place.along.clone();
+            along.insert(self.table, Along::Same(row));
+            let target = loops.place(along, place.mask);
+            match loops.value(node.args[0], place, &mut Known::new()) {
+                Ok(value) => {
+                    let (old, value) = (sums.load(b, &target)[0], value[0]);
+                    let sum = if sums.lane == Lane::F32 {
+                        ir::fault!("scatter.sum.twice", value, b.add(old, value))
+                    } else {
+                        b.int2(IntBinary::Add, old, value)
+                    };
+                    sums.store(b, &target, &[sum]);
+                }
+                Err(error) => result = Err(error),
+            }
         });
         result
     }

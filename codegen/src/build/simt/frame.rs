@@ -6,11 +6,11 @@ use crate::abi::{Bounds, Entry, WARPS};
 use crate::build::asm::Instruction;
 use crate::build::instructions::built;
 use crate::build::llvm::set_target_attributes;
-use crate::build::{Builder, Frame, KernelBody};
+use crate::build::{Builder, Frame, IntBinary, KernelBody};
 use inkwell::AddressSpace;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::types::BasicMetadataTypeEnum;
-use inkwell::values::{IntValue, PointerValue};
+use inkwell::values::{BasicValueEnum as Value, IntValue, PointerValue};
 use ir::launch::MAP_BYTES;
 
 /// LLVM's number of the calling convention `ptx_kernel`.
@@ -169,5 +169,17 @@ impl<'c> Frame for Simt<'c> {
 
     fn load_pointer(&self, from: PointerValue<'c>) -> PointerValue<'c> {
         self.global(built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value())
+    }
+
+    fn each_lane(&self, mask: Value<'c>, body: &mut dyn FnMut(IntValue<'c>)) {
+        let word = self.ballot(mask);
+        let count = self.widen(self.count_ones(word));
+        let never_zero = self.context.bool_type().const_int(1, false);
+        self.counted([self.index(0), count, self.index(1)], &[word.into()], &mut |_, left| {
+            let left = left[0].into_int_value();
+            let lane = self.value("llvm.cttz", &[left.get_type().into()], &[left.into(), never_zero.into()]);
+            body(self.widen(lane.into_int_value()));
+            vec![self.bits(IntBinary::And, left, self.index_sub(left, self.word(1))).into()]
+        });
     }
 }
