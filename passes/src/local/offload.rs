@@ -9,7 +9,7 @@
 //! An update stays on the device if it would free no memory there: one without states, of a parameter that passes read in f32. So does one of a parameter
 //! outside of buckets whose new value is gathered: its states would be in parts.
 
-use crate::local::role::{Role, role};
+use crate::local::role::{Role, role, without_dead};
 use crate::local::zero;
 use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
@@ -148,41 +148,4 @@ fn on_host(mut local: Local, moved: &BTreeMap<u32, DType>) -> Local {
     }
     local.host = host;
     local
-}
-
-/// The graph without nodes that lead nowhere.
-fn without_dead(local: Local) -> Local {
-    let body = &local.body;
-    let mut used = vec![false; body.nodes.len()];
-    let roots = local.updates.iter().flat_map(|u| u.states.iter().chain([&u.new])).chain(local.reports.iter().map(|r| &r.1));
-    let mut stack: Vec<Value> = roots.copied().collect();
-    stack.extend(body.values().filter(|v| role(body, *v) == Role::Exchange));
-    while let Some(v) = stack.pop() {
-        if !std::mem::replace(&mut used[v.index()], true) {
-            stack.extend(&body[v].args);
-        }
-    }
-    let kept: Vec<Value> = body.values().filter(|v| used[v.index()]).collect();
-    let mut new = vec![Value(0); used.len()];
-    kept.iter().enumerate().for_each(|(k, v)| new[v.index()] = Value(k as u32));
-    let node = |v: &Value| {
-        let node = &body[*v];
-        Node { args: node.args.iter().map(|a| new[a.index()]).collect(), ..node.clone() }
-    };
-    let nodes = kept.iter().map(node).collect();
-    let mut updates = local.updates.clone();
-    for u in &mut updates {
-        u.new = new[u.new.index()];
-        u.states.iter_mut().for_each(|s| *s = new[s.index()]);
-    }
-    Local {
-        chunks: kept.iter().map(|v| local.chunks[v.index()]).collect(),
-        accumulate: kept.iter().map(|v| local.accumulate[v.index()]).collect(),
-        source: kept.iter().map(|v| local.source[v.index()].clone()).collect(),
-        reasons: kept.iter().map(|v| local.reasons[v.index()].clone()).collect(),
-        reports: local.reports.iter().map(|(r, v)| (*r, new[v.index()])).collect(),
-        updates,
-        body: Body { nodes, dims: local.body.dims },
-        ..local
-    }
 }

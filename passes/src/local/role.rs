@@ -1,7 +1,8 @@
 //! What nodes of local graphs come to as commands, and how much of them a kernel holds.
 
 use ir::dim::Dim;
-use ir::graph::{Body, Value};
+use ir::graph::{Body, Node, Value};
+use ir::local::Local;
 use ir::op::{Kind, Op};
 
 /// Values that a kernel of several nodes reads, and results that it stores, at most. The time that LLVM takes for a kernel grows with their square, and the parameters of a GPU's
@@ -46,4 +47,41 @@ fn is_renumbering(body: &Body, v: Value) -> bool {
     let long = |dims: &[Dim]| dims.iter().copied().filter(|d| body.dims.size(*d) != 1).collect::<Vec<_>>();
     let arg = body[v].args[0];
     body.dims_of(arg).len() == body.dims_of(v).len() && long(body.dims_of(arg)) == long(body.dims_of(v))
+}
+
+/// The graph without nodes that lead nowhere.
+pub fn without_dead(local: Local) -> Local {
+    let body = &local.body;
+    let mut used = vec![false; body.nodes.len()];
+    let roots = local.updates.iter().flat_map(|u| u.states.iter().chain([&u.new])).chain(local.reports.iter().map(|r| &r.1));
+    let mut stack: Vec<Value> = roots.copied().collect();
+    stack.extend(body.values().filter(|v| role(body, *v) == Role::Exchange));
+    while let Some(v) = stack.pop() {
+        if !std::mem::replace(&mut used[v.index()], true) {
+            stack.extend(&body[v].args);
+        }
+    }
+    let kept: Vec<Value> = body.values().filter(|v| used[v.index()]).collect();
+    let mut new = vec![Value(0); used.len()];
+    kept.iter().enumerate().for_each(|(k, v)| new[v.index()] = Value(k as u32));
+    let node = |v: &Value| {
+        let node = &body[*v];
+        Node { args: node.args.iter().map(|a| new[a.index()]).collect(), ..node.clone() }
+    };
+    let nodes = kept.iter().map(node).collect();
+    let mut updates = local.updates.clone();
+    for u in &mut updates {
+        u.new = new[u.new.index()];
+        u.states.iter_mut().for_each(|s| *s = new[s.index()]);
+    }
+    Local {
+        chunks: kept.iter().map(|v| local.chunks[v.index()]).collect(),
+        accumulate: kept.iter().map(|v| local.accumulate[v.index()]).collect(),
+        source: kept.iter().map(|v| local.source[v.index()].clone()).collect(),
+        reasons: kept.iter().map(|v| local.reasons[v.index()].clone()).collect(),
+        reports: local.reports.iter().map(|(r, v)| (*r, new[v.index()])).collect(),
+        updates,
+        body: Body { nodes, dims: local.body.dims },
+        ..local
+    }
 }

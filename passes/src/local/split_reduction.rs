@@ -1,10 +1,13 @@
 //! Cuts large sums in two steps: those of all elements of a value over all but the first dims, then over these; those of many scalars into sums of as many as a kernel reads.
 //!
-//! A kernel computes a result by one thread (of a GPU: by one warp), so a norm in one step would read a whole gradient by itself. Sums of parts of
-//! a flat bucket, which has one dim, stay as they are. Of sums over elements only those that run once per step are looked at; losses are sums of few results.
+//! A kernel computes a result by one thread (of a GPU: by one warp), so a norm in one step would read a whole gradient by itself. A rank's part
+//! of a flat bucket has one dim: its sum is made of rows of it, as many as there are elements in one, as nearly as its
+//! size can be cut. What is pointwise before the sum is done in these rows, so that it stays in the kernel.
+//! Of sums over elements only those that run once per step are looked at; losses are sums of few results.
 //! A sum of many scalars has a term per parameter, as the norm of all gradients has. Sums of many tensors stay: the proof of rewrites knows sums of sums of scalars alone.
 
-use crate::local::role::MAX_OPERANDS;
+use crate::local::role::{MAX_OPERANDS, without_dead};
+use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op, Reduce};
@@ -21,19 +24,16 @@ pub fn cut(local: Local) -> Local {
     for v in local.body.values() {
         let (node, k) = (&local.body[v], v.index());
         let mut node = Node { args: node.args.iter().map(|a| new[a.index()]).collect(), ..node.clone() };
-        if let Some(dims) = first_results(&local, v) {
-            let over = ir::fault!(
-                "split_reduction.part.dims",
-                local.body.dims_of(local.body[v].args[0])[dims.len() - 1..].to_vec(),
-                local.body.dims_of(local.body[v].args[0])[dims.len()..].to_vec()
-            );
-            let part = Node {
-                op: Op::Reduce { kind: ir::fault!("split_reduction.part.max", Reduce::Max, Reduce::Sum), over },
-                ty: Type::new(node.ty.dtype, dims.clone()),
-                ..node.clone()
-            };
-            node.args = vec![push(&mut out, part, &local, v)];
-            node.op = Op::Reduce { kind: Reduce::Sum, over: dims };
+        if let Some(sizes) = rows(&local, v) {
+            let [row, element] = [("row", sizes[0]), ("element", sizes[1])].map(|(name, size)| out.body.dims.add(DimInfo::new(name, size)));
+            let arg = in_rows(&mut out, &local, &new, (v, local.body[v].args[0]), &[row, element]);
+            node.args = vec![in_two(&mut out, &local, v, arg, &[row], &[element])];
+            node.op = Op::Reduce { kind: ir::fault!("split_reduction.rows.max", Reduce::Max, Reduce::Sum), over: vec![row] };
+        } else if let Some(kept) = first_results(&local, v) {
+            let dims = local.body.dims_of(local.body[v].args[0]);
+            let (kept, over) = dims.split_at(kept);
+            node.args = vec![in_two(&mut out, &local, v, node.args[0], kept, over)];
+            node.op = Op::Reduce { kind: Reduce::Sum, over: kept.to_vec() };
         }
         while node.op == Op::Add && node.ty == Type::scalar(DType::F32) && node.args.len() > MAX_OPERANDS {
             let terms = std::mem::take(&mut node.args);
@@ -51,7 +51,7 @@ pub fn cut(local: Local) -> Local {
         u.new = new[u.new.index()];
         u.states.iter_mut().for_each(|s| *s = new[s.index()]);
     }
-    out
+    without_dead(out)
 }
 
 /// Adds a node that runs when and where `like` does.
@@ -67,16 +67,54 @@ fn push(out: &mut Local, node: Node, old: &Local, like: Value) -> Value {
     value
 }
 
-/// The dims that the first step of a sum keeps, if it takes two.
-fn first_results(local: &Local, v: Value) -> Option<Vec<ir::dim::Dim>> {
+/// The first step of a sum, over the inner dims of its operand.
+fn in_two(out: &mut Local, local: &Local, v: Value, arg: Value, kept: &[Dim], over: &[Dim]) -> Value {
+    let node = &local.body[v];
+    let over = ir::fault!("split_reduction.part.dims", [&kept[kept.len() - 1..], over].concat(), over.to_vec());
+    let op = Op::Reduce { kind: ir::fault!("split_reduction.part.max", Reduce::Max, Reduce::Sum), over };
+    let ty = Type::new(node.ty.dtype, kept.to_vec());
+    push(out, Node { op, args: vec![arg], ty, origin: node.origin.clone() }, local, v)
+}
+
+/// A value of one dim in rows, for its user: a view of it, or the same pointwise ops of views.
+fn in_rows(out: &mut Local, local: &Local, new: &[Value], (user, v): (Value, Value), rows: &[Dim; 2]) -> Value {
+    let node = &local.body[v];
+    let ty = Type::new(node.ty.dtype, rows.to_vec());
+    let alike = |a: &Value| local.body.dims_of(*a) == node.ty.dims;
+    let own = node.op.is_pointwise() && node.args.iter().all(alike);
+    if !own {
+        let op = Op::View { from: node.ty.dims.clone(), to: rows.to_vec() };
+        return push(out, Node { op, args: vec![new[v.index()]], ty, origin: node.origin.clone() }, local, user);
+    }
+    let mut args: Vec<Value> = vec![];
+    for (k, a) in node.args.iter().enumerate() {
+        let known = node.args[..k].iter().position(|b| b == a);
+        args.push(known.map_or_else(|| in_rows(out, local, new, (v, *a), rows), |b| args[b]));
+    }
+    push(out, Node { args, ty, ..node.clone() }, local, v)
+}
+
+/// Whether a value is a sum of all elements of another that is to be cut.
+fn is_large(local: &Local, v: Value) -> bool {
     let (body, node) = (&local.body, &local.body[v]);
     let once = matches!(local.chunks[v.index()], Chunk::Reduce | Chunk::Update);
-    if !once || !matches!(node.op, Op::Reduce { kind: Reduce::Sum, .. }) || !node.ty.dims.is_empty() {
-        return None;
-    }
-    let dims = body.dims_of(node.args[0]);
+    let all = once && matches!(node.op, Op::Reduce { kind: Reduce::Sum, .. }) && node.ty.dims.is_empty();
+    all && body.elements(node.args[0]) >= LARGE
+}
+
+/// The number of dims that the first step of a sum keeps, if it takes two.
+fn first_results(local: &Local, v: Value) -> Option<usize> {
+    let (body, dims) = (&local.body, local.body[v].args.first().map_or(&[][..], |a| local.body.dims_of(*a)));
     let results = |k: usize| body.dims.elements(&dims[..k]);
-    let all = results(dims.len());
     let first = (1..dims.len()).find(|k| results(*k) >= RESULTS)?;
-    (all >= LARGE && results(first) < all).then(|| dims[..first].to_vec())
+    (is_large(local, v) && results(first) < results(dims.len())).then_some(first)
+}
+
+/// The numbers of rows and of elements of each, if a sum over one dim takes two steps.
+fn rows(local: &Local, v: Value) -> Option<[u64; 2]> {
+    let arg = *local.body[v].args.first().filter(|_| is_large(local, v))?;
+    let [dim] = *local.body.dims_of(arg) else { return None };
+    let size = local.body.dims.size(dim);
+    let elements = (RESULTS..=size.isqrt()).rev().find(|n| size.is_multiple_of(*n))?;
+    Some([size / elements, elements])
 }

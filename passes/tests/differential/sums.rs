@@ -39,13 +39,17 @@ fn norms_in_two_steps_are_the_same() {
         for words in ["b2", "m2", "tp2 m2", "dp2 m2", "dp2 tp2 zero1", "dp2 zero2 m2", "offload m2", "bf16 dp2 m2", "f16 m2", "f16 offload"] {
             check(&text(clip), &[], &case(words));
         }
+        // Ranks' parts of buckets that are large enough.
+        for words in ["dp2 zero1 m2", "dp2 zero2 m2", "dp2 tp2 zero1", "bf16 dp2 zero1"] {
+            check(&text(clip), &[("rows", "512")], &case(words));
+        }
     }
 }
 
 #[test]
 fn many_threads_sum_a_large_gradient() {
-    for words in ["m2", "tp2 m2", "offload"] {
-        let c = compiled(&text("0.5"), &[], &case(words));
+    for (words, rows) in [("m2", "256"), ("tp2 m2", "256"), ("offload", "256"), ("dp2 zero1", "256"), ("dp2 tp2 zero2 m2", "512")] {
+        let c = compiled(&text("0.5"), &[("rows", rows)], &case(words));
         for kernel in kernels(&c.job) {
             let results: u64 = match &kernel.family {
                 Family::Loops { grid } => grid.iter().map(|d| kernel.body.dims.size(*d)).product(),

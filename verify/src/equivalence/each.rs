@@ -46,7 +46,9 @@ impl Each {
                     pieces.push(Run { count: x.dims[0].extent(), of: Some(x) });
                 }
                 Held::Joined(j) if (j.lead, j.trail) == (0, 0) && j.own.is_empty() => pieces.extend(j.pieces.iter().cloned()),
-                Held::Joined(_) | Held::Each(_) => return Err(Invariant::OpOnPieces.breach("ranks' values in pieces, in several dims")),
+                Held::Joined(_) | Held::Each(_) | Held::Sums(_) => {
+                    return Err(Invariant::OpOnPieces.breach("ranks' values in pieces, in several dims"));
+                }
             }
         }
         Ok(Joined { lead: 0, trail: 0, own: self.own.clone(), pieces: pieces.into() })
@@ -69,7 +71,7 @@ impl Each {
             Held::Each(e) if e.own == self.own => Ok(e.of[rank].clone()),
             Held::One(x) => Ok(Held::One(self.placed(mesh, rank, x))),
             Held::Joined(j) if bits(&j.own) & bits(&self.own) == 0 => Ok(x.clone()),
-            Held::Each(_) | Held::Joined(_) => Err(Invariant::BucketAligned.breach("its operands are parts of different ranks")),
+            Held::Each(_) | Held::Joined(_) | Held::Sums(_) => Err(Invariant::BucketAligned.breach("its operands are parts of different ranks")),
         }
     }
 

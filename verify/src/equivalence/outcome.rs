@@ -133,7 +133,7 @@ fn of_bucket(rules: &mut Rules, class: &Class, of: &Outcome, b: &Bucket, dtype: 
         }
         match state.map_or(new, |k| &states[k]) {
             Held::One(x) => Ok(x.clone()),
-            Held::Joined(_) | Held::Each(_) => Err(Invariant::BucketUpdate.breach("a new value is in pieces")),
+            Held::Joined(_) | Held::Each(_) | Held::Sums(_) => Err(Invariant::BucketUpdate.breach("a new value is in pieces")),
         }
     };
     let new = pieces::bucket(b, &mut |p| {
@@ -152,6 +152,6 @@ fn differs(invariant: Invariant, local: &Local, v: Value, what: &str) -> Result<
 fn same(rules: &mut Rules, a: &Held, b: &Held) -> bool {
     match (a, b) {
         (Held::One(x), Held::One(y)) => rules.terms.normal(x.clone()) == rules.terms.normal(y.clone()),
-        (Held::One(_) | Held::Joined(_) | Held::Each(_), _) => false,
+        (Held::One(_) | Held::Joined(_) | Held::Each(_) | Held::Sums(_), _) => false,
     }
 }

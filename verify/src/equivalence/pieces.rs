@@ -18,6 +18,8 @@ pub enum Held {
     One(Access),
     Joined(Joined),
     Each(Each),
+    /// Sums, each of some of the elements of such parts: all of them together of all elements, each once.
+    Sums(Joined),
 }
 
 /// Parts of terms, one after the other. The index along which they follow each other is that of all dims but `lead` outermost and `trail` innermost ones,
@@ -122,6 +124,7 @@ impl Joined {
         let got = match got {
             Held::Joined(j) => j.clone(),
             Held::Each(e) => e.joined()?,
+            Held::Sums(_) => return Ok(false),
             Held::One(x) => as_joined(rules.mesh, x, self).ok_or_else(|| Invariant::BucketAligned.breach("it is of ranks' parts, and of others"))?,
         };
         if !self.is_like(&got) {

@@ -238,7 +238,7 @@ impl<'a> Run<'a> {
                 x if subs.is_empty() => flat(x),
                 Held::One(x) => Held::One(rules.linear(&over, x, dtype).flat()),
                 Held::Joined(j) => Held::Joined(Step { rules, body: &local.body, v, before: self.before }.linear(j, &over)),
-                Held::Each(_) => return Err(Invariant::StageSum.breach("it is a sum of what ranks have each")),
+                Held::Each(_) | Held::Sums(_) => return Err(Invariant::StageSum.breach("it is a sum of what ranks have each")),
             });
         }
         if given.keys().map(|class| of(*class).len()).sum::<usize>() < stages.len() {
@@ -296,7 +296,8 @@ impl<'a> Run<'a> {
         let last = *what == What::Last;
         match held {
             Held::One(x) if last && !differs(x, rules) => held.clone(),
-            Held::Joined(j) if last && !j.pieces.iter().filter_map(|p| p.of.as_ref()).any(|x| differs(x, rules)) => held.clone(),
+            Held::Joined(j) | Held::Sums(j) if last && !j.pieces.iter().filter_map(|p| p.of.as_ref()).any(|x| differs(x, rules)) => held.clone(),
+            Held::Sums(j) => Held::Sums(Step { rules, body, v: a, before: false }.linear(j, what)),
             Held::One(x) => Held::One(rules.linear(what, x, body[a].ty.dtype)),
             Held::Joined(j) => Held::Joined(Step { rules, body, v: a, before: false }.linear(j, what)),
             Held::Each(e) => Held::Each(Each { own: e.own.clone(), of: e.of.iter().map(|x| self.behind(rules, a, what, x)).collect() }),
@@ -307,6 +308,9 @@ impl<'a> Run<'a> {
 /// The sum of what stages give, in one dim each; those of each list give one of them.
 fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Checked<Held> {
     let (stages, given): (Vec<Vec<u64>>, Vec<Held>) = given.into_iter().unzip();
+    if given.iter().any(|x| matches!(x, Held::Sums(_))) {
+        return Err(Invariant::StagesAlike.breach("stages give sums of what is in pieces"));
+    }
     let shape = given.iter().find_map(|x| if let Held::Joined(j) = x { Some(j.clone()) } else { None });
     let Some(shape) = shape else {
         let all: Vec<Access> = given.into_iter().filter_map(|x| if let Held::One(x) = x { Some(x) } else { None }).collect();
@@ -320,7 +324,7 @@ fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Checked
     }
     let one = |x: &Held| match x {
         Held::Joined(j) => Some(j.clone()),
-        Held::Each(_) => None,
+        Held::Each(_) | Held::Sums(_) => None,
         Held::One(x) => pieces::as_joined(rules.mesh, x, &shape),
     };
     let all: Option<Vec<Joined>> = given.iter().map(one).collect();
@@ -346,7 +350,7 @@ fn sizes(local: &Local, v: Value) -> Vec<u64> {
 fn flat(held: &Held) -> Held {
     match held {
         Held::One(x) => Held::One(x.flat()),
-        Held::Joined(j) => Held::Joined(j.clone()),
+        Held::Joined(_) | Held::Sums(_) => held.clone(),
         Held::Each(e) => e.joined().map_or_else(|_| held.clone(), Held::Joined),
     }
 }

@@ -7,8 +7,8 @@ use crate::job::parts_in_rank_order;
 use crate::terms::digits::Digits;
 use crate::terms::{Access, What};
 use crate::violation::Checked;
-use ir::dim::{Base, Dim, IndexMap};
-use ir::graph::{Body, Value};
+use ir::dim::{Base, Dim, DimInfo, IndexMap};
+use ir::graph::{Body, Type, Value};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, DType, Op, Reduce};
 use ir::program::{Bucket, Holds, Piece};
@@ -92,7 +92,7 @@ impl Step<'_, '_> {
                 Held::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => {
                     pieces.extend(j.pieces.iter().cloned())
                 }
-                Held::Joined(_) | Held::Each(_) => return Err(Invariant::JoinedOperands.breach("it joins parts of buckets")),
+                Held::Joined(_) | Held::Each(_) | Held::Sums(_) => return Err(Invariant::JoinedOperands.breach("it joins parts of buckets")),
             }
         }
         let joined = self.held(Joined { lead, trail, own: vec![], pieces: pieces.into() }.merged());
@@ -128,8 +128,11 @@ impl Step<'_, '_> {
         let node = &body[self.v];
         let own = node.ty.dims.as_slice();
         let no = || Err(Invariant::OpOnPieces.breach(format!("{} of values in pieces", node.op.name())));
-        let (Some(Held::Joined(j)), Some(a)) = (args.first().filter(|_| args.len() == 1), node.args.first()) else {
-            return self.piecewise(args);
+        let sums = matches!(node.op, Op::Reduce { kind: Reduce::Sum, .. });
+        let (j, a) = match (args, &node.args[..]) {
+            ([Held::Joined(j)], [a]) => (j, a),
+            ([Held::Sums(j)], _) if sums => return if own.is_empty() { self.reduce(j) } else { Ok(args[0].clone()) },
+            _ => return self.piecewise(args),
         };
         let arg = body.dims_of(*a);
         let (outer, rest) = arg.split_at(j.lead);
@@ -146,7 +149,10 @@ impl Step<'_, '_> {
                 Ok(self.held(Joined { own: subs, ..j.clone() }))
             }
             Op::Expand | Op::Cut | Op::StopGradient if own == arg => Ok(args[0].clone()),
-            Op::Reduce { kind: Reduce::Sum, .. } if own.is_empty() && (j.lead, j.trail) == (0, 0) => self.reduce(j),
+            Op::Reduce { .. } if sums && (j.lead, j.trail) == (0, 0) => match own {
+                [] => self.reduce(j),
+                _ => Ok(Held::Sums(j.clone())),
+            },
             Op::Collective { kind, subs, stages: None, part } => {
                 let subs = in_rank_order(subs);
                 match kind {
@@ -219,8 +225,40 @@ impl Step<'_, '_> {
         Ok(Held::One(if j.own.is_empty() { self.rules.sum(terms) } else { self.rules.parts(&j.own, terms, dtype) }))
     }
 
-    /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of operands there.
     fn piecewise(&mut self, args: &[Held]) -> Checked<Held> {
+        let joined = match self.in_one_dim(args) {
+            Some((body, v)) => Step { rules: self.rules, body: &body, v, before: self.before }.pieces(args)?,
+            None => self.pieces(args)?,
+        };
+        Ok(self.held(joined))
+    }
+
+    /// The node alone, if it is pointwise and its operands are in pieces along several dims at once: these as one.
+    fn in_one_dim(&self, args: &[Held]) -> Option<(Body, Value)> {
+        let node = &self.body[self.v];
+        let dims = node.ty.dims.as_slice();
+        let ends = args.iter().find_map(|x| if let Held::Joined(j) = x { Some((j.lead, j.trail)) } else { None })?;
+        let middle = dims.get(ends.0..dims.len().checked_sub(ends.1)?).filter(|m| m.len() > 1)?;
+        let mut body = Body { dims: self.body.dims.clone(), nodes: vec![] };
+        let size = middle.iter().map(|d| body.dims.size(*d)).product();
+        let flat = body.dims.add(DimInfo::new("flat", size));
+        let one = [&dims[..ends.0], &[flat], &dims[dims.len() - ends.1..]].concat();
+        for (k, (x, a)) in args.iter().zip(&node.args).enumerate() {
+            let Type { dtype, dims: own } = &self.body[*a].ty;
+            let own = match x {
+                Held::One(_) if own.is_empty() => vec![],
+                Held::Joined(j) if own == dims && (j.lead, j.trail) == ends => one.clone(),
+                _ => return None,
+            };
+            body.push(Op::Input(k as u32), vec![], Type::new(*dtype, own), node.origin.clone());
+        }
+        let args: Vec<Value> = (0..args.len() as u32).map(Value).collect();
+        let v = body.push(node.op.clone(), args, Type::new(node.ty.dtype, one), node.origin.clone());
+        node.op.is_pointwise().then_some((body, v))
+    }
+
+    /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of operands there.
+    fn pieces(&mut self, args: &[Held]) -> Checked<Joined> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
         let maps = match &node.op {
@@ -231,7 +269,7 @@ impl Step<'_, '_> {
         };
         let shape = args.iter().zip(&node.args).find_map(|(x, a)| match x {
             Held::Joined(j) => Some((j, body.dims_of(*a).get(j.lead).copied().filter(|_| body.dims_of(*a).len() == j.lead + 1 + j.trail)?)),
-            Held::One(_) | Held::Each(_) => None,
+            Held::One(_) | Held::Each(_) | Held::Sums(_) => None,
         });
         let (shape, along) = shape.ok_or_else(|| Invariant::OpOnPieces.breach(format!("{} of values in pieces, in several dims", node.op.name())))?;
         let at = |dims: &[Dim]| dims.iter().position(|d| *d == along);
@@ -252,7 +290,7 @@ impl Step<'_, '_> {
                     own: vec![],
                     pieces: [Run { count: x.dims[k].extent(), of: Some(x.clone()) }].into(),
                 }),
-                (Held::Joined(_) | Held::Each(_), _) => {
+                (Held::Joined(_) | Held::Each(_) | Held::Sums(_), _) => {
                     return Err(Invariant::OpOnPieces.breach(format!("{} of values in different dims", node.op.name())));
                 }
             };
@@ -264,7 +302,7 @@ impl Step<'_, '_> {
             let mut of = of.into_iter();
             let operand = |(x, in_pieces): (&Held, &bool)| match x {
                 Held::One(x) if !in_pieces => Some(x.clone()),
-                Held::One(_) | Held::Joined(_) | Held::Each(_) => of.next().flatten(),
+                Held::One(_) | Held::Joined(_) | Held::Each(_) | Held::Sums(_) => of.next().flatten(),
             };
             let operands: Option<Vec<Access>> = args.iter().zip(&place).map(operand).collect();
             let of = operands
@@ -272,6 +310,6 @@ impl Step<'_, '_> {
                 .transpose()?;
             pieces.push(Run { count, of });
         }
-        Ok(self.held(Joined { lead, trail: node.ty.dims.len() - lead - 1, own: shape.own.clone(), pieces: pieces.into() }))
+        Ok(Joined { lead, trail: node.ty.dims.len() - lead - 1, own: shape.own.clone(), pieces: pieces.into() })
     }
 }

@@ -57,13 +57,14 @@ train { optimizer: adamw(betas: [0.9, 0.95], eps: 1e-8); lr: cosine(6e-4, to: 6e
   group \"router.*\" { frozen: true; } }
 plan { dp: batch; cp: seq; ep: experts; }";
 
-/// A gradient that is large enough to be summed in two steps.
+/// Gradients that are large enough to be summed in two steps, also where ranks share them out.
 const WIDE: &str = "
 model wide(batch, hidden = 256) {
   input x: f32[batch, hidden];
   dim out = hidden;
   param w: [hidden, out] ~ normal(0.02);
-  loss mean(dot(x, w, over: hidden) ^ 2);
+  param b: [out] = 0;
+  loss mean((dot(x, w, over: hidden) + b) ^ 2);
 }
 train { optimizer: sgd(momentum: 0.0); lr: constant(0.001); clip: 1.0; }
 plan { dp: batch; }";
@@ -188,7 +189,7 @@ const JOBS: &[(&str, Model, &[&str])] = &[
     ),
     ("capacity", (CAPACITY, NOTHING), &["b2", "dp2 ep2", "dp2 ep2 b4 room175"]),
     ("muon", (MUON, NOTHING), &["m2", "dp2 tp2 m2", "dp2 zero1 m2", "bf16 dp4 zero2 m2", "layers=4 | dp2 zero2 m2"]),
-    ("wide", (WIDE, NOTHING), &["m2"]),
+    ("wide", (WIDE, NOTHING), &["m2", "hidden=512 | dp2 zero1 m2"]),
     ("scores", SCORES, &["m2", "dp2 tp2 m2", "cp2", "table=false | cp2"]),
 ];
 
