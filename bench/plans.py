@@ -1,15 +1,16 @@
 """What models are planned to take, packed and not: `python3 -m bench.plans > docs/benchmarks/plans.md`.
 
-Compiles without making code for the host; the bytes are those that mcc prints, and allocates.
+Compiles without making code for the host; the bytes are those that mcc prints, and allocates. With `--before DIR`, a
+checkout of an earlier commit with its `target/release/mcc`, what that one plans stands beside.
 """
 
+import argparse
 import re
 import subprocess
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MCC = ROOT / "target/release/mcc"
 LLAMA = "-D hidden=4096 -D heads=32 -D kv_heads=8 -D ffn=14336 -D layers=32 -D vocab=128256 -D seq=8192"
 DEEPSEEK = "-D layers=4 -D seq=4096 -D vocab=8192"
 MESHES = [
@@ -19,10 +20,11 @@ MESHES = [
 ]
 
 
-def plan(model: str, flags: str) -> tuple[str, float]:
-    """The line of memory of a compile, and its total in GiB."""
+def plan(root: Path, model: str, flags: str) -> tuple[str, float]:
+    """The line of memory of a compile by the mcc of a checkout, and its total in GiB."""
     with tempfile.TemporaryDirectory() as out:
-        words = [MCC, "compile", ROOT / "models" / f"{model}.mdl", *flags.split(), "--target", "sm_90a", "--dtype", "bf16"]
+        model = root / "models" / f"{model}.mdl"
+        words = [root / "target/release/mcc", "compile", model, *flags.split(), "--target", "sm_90a", "--dtype", "bf16"]
         batch = ["--micro-batch-size", "1", "--global-batch-size", "8", "--emit", "program", "-o", f"{out}/a.mcc"]
         ran = subprocess.run([*words, *batch], check=True, capture_output=True, text=True)
     line = next(line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("memory"))
@@ -34,21 +36,40 @@ def activations(line: str) -> str:
     return re.search(r"activations ([\d.]+ \w+)", line).group(1)
 
 
+def table(columns: list[str], rows: list[list[str]]) -> None:
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, metavar="DIR", help="a checkout of an earlier commit, built")
+    before = parser.parse_args().before
+    earlier = ["packed, before"] if before else []
+
     print("# Plans\n")
-    print("What a rank takes, by `python3 -m bench.plans`: bf16 for sm_90a, one sequence a microbatch, eight a step.\n")
-    print("## Llama-3 8B at 8,192 tokens, plain and packed\n")
+    print("What a rank takes, by `python3 -m bench.plans`: bf16 for sm_90a, one sequence a microbatch, eight a step.")
+    if before:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=before, check=True, capture_output=True, text=True)
+        print(f"*Before* is commit {commit.stdout.strip()}, by `--before`: attention with documents or with values of another size was no kernel, and")
+        print("stored its scores.")
+    print("\n## Llama-3 8B at 8,192 tokens, plain and packed\n")
     print("`-D packed=true` keeps attention within documents and counts positions from their starts.\n")
-    print("| mesh | plain | packed | of it activations | packed / plain |\n|---|---|---|---|---|")
+    rows = []
     for name, flags in MESHES:
-        (_, plain), (line, packed) = plan("llama", f"{LLAMA} {flags}"), plan("llama", f"{LLAMA} -D packed=true {flags}")
-        print(f"| {name} | {plain:.2f} GiB | {packed:.2f} GiB | {activations(line)} | {packed / plain:.3f} |")
+        (_, plain), (line, packed) = plan(ROOT, "llama", f"{LLAMA} {flags}"), plan(ROOT, "llama", f"{LLAMA} -D packed=true {flags}")
+        old = [f"{plan(before, 'llama', f'{LLAMA} -D packed=true {flags}')[1]:.2f} GiB"] if before else []
+        rows.append([name, f"{plain:.2f} GiB", *old, f"{packed:.2f} GiB", activations(line), f"{packed / plain:.3f}"])
+    table(["mesh", "plain", *earlier, "packed", "of it activations", "packed / plain"], rows)
     print("\n## Four layers of DeepSeek-V3 at 4,096 tokens\n")
     print("Keys of 192 elements a head, values of 128; no matrix of scores is stored.\n")
-    print("| mesh | a rank | of it activations |\n|---|---|---|")
-    for name, flags in [("--ep 8 --dp 8", "--ep 8 --dp 8"), ("--tp 8 --sp --ep 8 --dp 8", "--tp 8 --sp --ep 8 --dp 8")]:
-        line, total = plan("deepseek_v3", f"{DEEPSEEK} {flags}")
-        print(f"| {name} | {total:.2f} GiB | {activations(line)} |")
+    rows = []
+    for flags in ["--ep 8 --dp 8", "--tp 8 --sp --ep 8 --dp 8"]:
+        line, total = plan(ROOT, "deepseek_v3", f"{DEEPSEEK} {flags}")
+        old = [f"{plan(before, 'deepseek_v3', f'{DEEPSEEK} {flags}')[1]:.2f} GiB"] if before else []
+        rows.append([flags, *old, f"{total:.2f} GiB", activations(line)])
+    table(["mesh", *(["before"] if before else []), "a rank", "of it activations"], rows)
 
 
 if __name__ == "__main__":
