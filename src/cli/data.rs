@@ -18,10 +18,10 @@ pub enum Data {
 
 #[derive(Args)]
 pub struct TextArgs {
-    /// JSON lines (.jsonl, .json, .ndjson) or plain text (.txt, a document each), also with .gz or .zst
+    /// JSON lines (.jsonl, .json, .ndjson) or plain text (.txt, a document each), also with .gz or .zst, or .parquet
     #[arg(required = true, value_name = "IN")]
     pub inputs: Vec<PathBuf>,
-    /// Of JSON lines, the field that has the text, or a list of texts
+    /// Of JSON lines the field, of Parquet the column, that has the text, or a list of texts
     #[arg(long, value_name = "NAME", default_value = "text")]
     pub field: String,
 }

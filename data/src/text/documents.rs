@@ -1,6 +1,7 @@
 //! Documents read one after the other, in batches.
 
 use super::error::TextError;
+use super::parquet::{Row, Table};
 use flate2::bufread::MultiGzDecoder;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ enum Kind {
     Lines,
     /// One document.
     Plain,
+    /// Parquet: a row each.
+    Rows,
 }
 
 /// How far reading has come.
@@ -32,23 +35,40 @@ pub struct Position {
     pub offset: u64,
     /// Its lines that were read.
     pub line: u64,
+    /// Of a Parquet file, the row group that is read next.
+    pub group: u64,
+    /// Its rows that were read.
+    pub row: u64,
 }
 
 /// Documents that are not looked into yet.
 pub struct Batch {
     file: PathBuf,
-    kind: Kind,
-    /// Each line or text, with its number counted from 1.
-    documents: Vec<(u64, Vec<u8>)>,
+    documents: Found,
     /// Where the next batch begins.
     pub end: Position,
     pub bytes: usize,
 }
 
+/// Documents as they stand in a file.
+enum Found {
+    /// Each line, with its number counted from 1.
+    Lines(Vec<(u64, Vec<u8>)>),
+    Plain(Vec<u8>),
+    Rows(Vec<Row>),
+}
+
+/// A file that is being read.
+enum Reader {
+    Bytes(Box<dyn BufRead + Send>),
+    Rows(Box<Table>),
+}
+
 /// Reads all documents of some files.
 pub struct Documents {
     inputs: Vec<(PathBuf, Kind)>,
-    open: Option<Box<dyn BufRead + Send>>,
+    field: String,
+    open: Option<Reader>,
     at: Position,
     /// Bytes of the files as they are on the disk.
     read: Arc<AtomicU64>,
@@ -74,21 +94,26 @@ fn kind(file: &Path) -> Result<Kind, TextError> {
     match of.as_str() {
         "jsonl" | "json" | "ndjson" => Ok(Kind::Lines),
         "txt" => Ok(Kind::Plain),
-        "parquet" => Err(TextError::Kind { file: file.into(), what: "Parquet is not read: write its rows as JSON lines first".into() }),
+        "parquet" if extension(file) == "parquet" => Ok(Kind::Rows),
+        "parquet" => {
+            Err(TextError::Kind { file: file.into(), what: "decompress it first: a Parquet file is not read from its begin to its end".into() })
+        }
         "" => Err(TextError::Kind { file: file.into(), what: "its name does not end with what it holds".into() }),
         other => Err(TextError::Kind { file: file.into(), what: format!("`.{other}` is no text that is known") }),
     }
 }
 
 impl Documents {
+    /// Of JSON lines, documents are what the field has; of Parquet, what the column of this name has.
+    ///
     /// # Errors
     /// No file; one of a kind that is not known.
-    pub fn new(files: &[PathBuf], at: Position) -> Result<Documents, TextError> {
+    pub fn new(files: &[PathBuf], field: &str, at: Position) -> Result<Documents, TextError> {
         if files.is_empty() {
             return Err(TextError::Nothing);
         }
         let inputs = files.iter().map(|f| Ok((f.clone(), kind(f)?))).collect::<Result<_, TextError>>()?;
-        Ok(Documents { inputs, open: None, at, read: Arc::default() })
+        Ok(Documents { inputs, field: field.into(), open: None, at, read: Arc::default() })
     }
 
     /// Bytes that were read, as files have them.
@@ -126,64 +151,107 @@ impl Documents {
     /// What the file system or a decompressor says; a document that is too long.
     pub fn batch(&mut self, bytes: usize) -> Result<Option<Batch>, TextError> {
         let Some((file, kind)) = self.inputs.get(self.at.input).cloned() else { return Ok(None) };
-        let io = |cause| TextError::Io { file: file.clone(), cause };
-        let mut reader = match self.open.take() {
+        let reader = match self.open.take() {
             Some(reader) => reader,
-            None => self.open(&file).map_err(io)?,
+            None if kind == Kind::Rows => Reader::Rows(Box::new(Table::open(&file, &self.field, (self.at.group, self.at.row))?)),
+            None => Reader::Bytes(self.open(&file).map_err(|cause| TextError::Io { file: file.clone(), cause })?),
         };
-        let mut batch = Batch { file: file.clone(), kind, documents: vec![], end: self.at, bytes: 0 };
+        let mut batch = Batch { file, documents: Found::Rows(vec![]), end: self.at, bytes: 0 };
+        let on = match reader {
+            Reader::Bytes(reader) => self.text(reader, kind, bytes, &mut batch)?.map(Reader::Bytes),
+            Reader::Rows(rows) => self.rows(rows, bytes, &mut batch)?.map(Reader::Rows),
+        };
+        if on.is_none() {
+            self.at = Position { input: self.at.input + 1, ..Position::default() };
+        }
+        self.open = on;
+        batch.end = self.at;
+        Ok(Some(batch))
+    }
+
+    /// Fills a batch, and gives the reader back if there is more.
+    fn text<R: BufRead>(&mut self, mut reader: R, kind: Kind, bytes: usize, batch: &mut Batch) -> Result<Option<R>, TextError> {
+        let mut lines = vec![];
         while batch.bytes < bytes {
             let mut text = vec![];
             let mut limited = reader.by_ref().take(LONGEST + 1);
             let read = match kind {
-                Kind::Lines => limited.read_until(b'\n', &mut text),
                 Kind::Plain => limited.read_to_end(&mut text),
+                Kind::Lines | Kind::Rows => limited.read_until(b'\n', &mut text),
             };
-            let read = read.map_err(io)?;
+            let read = read.map_err(|cause| TextError::Io { file: batch.file.clone(), cause })?;
             self.at.offset += read as u64;
             self.at.line += 1;
             if text.len() as u64 > LONGEST {
                 let what = "it has more than 1 GiB, which is no document: split it".into();
-                return Err(TextError::Line { file, line: self.at.line, column: None, what });
+                return Err(TextError::Line { file: batch.file.clone(), line: self.at.line, column: None, what });
             }
-            if read > 0 {
-                batch.bytes += read;
-                batch.documents.push((self.at.line, text));
+            batch.bytes += read;
+            if kind == Kind::Plain {
+                batch.documents = Found::Plain(text);
+                return Ok(None);
             }
-            if read == 0 || kind == Kind::Plain {
-                self.at = Position { input: self.at.input + 1, ..Position::default() };
-                batch.end = self.at;
-                return Ok(Some(batch));
+            if read == 0 {
+                batch.documents = Found::Lines(lines);
+                return Ok(None);
             }
+            lines.push((self.at.line, text));
         }
-        self.open = Some(reader);
-        batch.end = self.at;
-        Ok(Some(batch))
+        batch.documents = Found::Lines(lines);
+        Ok(Some(reader))
+    }
+
+    /// As [`Documents::text`], of a Parquet file.
+    fn rows(&mut self, mut table: Box<Table>, bytes: usize, batch: &mut Batch) -> Result<Option<Box<Table>>, TextError> {
+        let mut found = vec![];
+        while batch.bytes < bytes {
+            let Some(row) = table.row()? else {
+                self.read.fetch_add(table.uncounted(), Ordering::Relaxed);
+                batch.documents = Found::Rows(found);
+                return Ok(None);
+            };
+            // What a row takes beside its texts counts, too.
+            batch.bytes += row.texts.iter().map(|text| text.len() + size_of::<usize>()).sum::<usize>() + size_of::<usize>();
+            found.push(row);
+        }
+        self.read.fetch_add(table.uncounted(), Ordering::Relaxed);
+        (self.at.group, self.at.row) = table.next();
+        batch.documents = Found::Rows(found);
+        Ok(Some(table))
     }
 }
 
 impl Batch {
-    /// Gives each document's texts: those of the field of a JSON object, or the one of a file.
+    /// Gives each document's texts: those of the field of a JSON object, the one of a file, or those of a row.
     ///
     /// # Errors
     /// A line that is no JSON object with such a field; text that is not UTF-8; what `each` says.
-    pub fn texts(&self, field: &str, mut each: impl FnMut(&[String]) -> Result<(), String>) -> Result<(), TextError> {
-        for (line, bytes) in &self.documents {
-            let error = |column, what| TextError::Line { file: self.file.clone(), line: *line, column, what };
-            match self.kind {
-                Kind::Lines if bytes.trim_ascii().is_empty() => {}
-                Kind::Lines => {
-                    let texts = field_of(bytes, field).map_err(|(column, what)| error(column, what))?;
-                    each(&texts).map_err(|what| error(None, what))?;
+    pub fn texts(&self, field: &str, mut each: impl FnMut(&[&str]) -> Result<(), String>) -> Result<(), TextError> {
+        match &self.documents {
+            Found::Lines(lines) => {
+                for (line, bytes) in lines.iter().filter(|(_, bytes)| !bytes.trim_ascii().is_empty()) {
+                    let wrong = |column, what| TextError::Line { file: self.file.clone(), line: *line, column, what };
+                    let texts = field_of(bytes, field).map_err(|(column, what)| wrong(column, what))?;
+                    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                    each(&texts).map_err(|what| wrong(None, what))?;
                 }
-                Kind::Plain => {
-                    let text = String::from_utf8(bytes.clone()).map_err(|e| {
-                        let at = e.utf8_error().valid_up_to();
-                        let line = 1 + bytes[..at].iter().filter(|b| **b == b'\n').count() as u64;
-                        let what = format!("byte {at} of the file is not UTF-8: convert it, for example with iconv");
-                        TextError::Line { file: self.file.clone(), line, column: None, what }
-                    })?;
-                    each(&[text]).map_err(|what| error(None, what))?;
+            }
+            Found::Plain(bytes) => {
+                let wrong = |line, what| TextError::Line { file: self.file.clone(), line, column: None, what };
+                let text = std::str::from_utf8(bytes).map_err(|e| {
+                    let at = e.valid_up_to();
+                    let line = 1 + bytes[..at].iter().filter(|b| **b == b'\n').count() as u64;
+                    wrong(line, format!("byte {at} of the file is not UTF-8: convert it, for example with iconv"))
+                })?;
+                each(&[text]).map_err(|what| wrong(1, what))?;
+            }
+            Found::Rows(rows) => {
+                for Row { group, row, texts } in rows {
+                    let wrong = |what| TextError::Row { file: self.file.clone(), group: *group, row: *row, what };
+                    let texts = texts.iter().map(|text| std::str::from_utf8(text.data()));
+                    let texts = texts.collect::<Result<Vec<_>, _>>();
+                    let texts = texts.map_err(|e| wrong(format!("byte {} of its text is not UTF-8", e.valid_up_to())))?;
+                    each(&texts).map_err(wrong)?;
                 }
             }
         }

@@ -13,10 +13,14 @@ pub enum TextError {
     Indexed(#[from] IndexedError),
     #[error("no text is named")]
     Nothing,
-    #[error("`{}`: {what}; read are JSON lines (.jsonl, .json, .ndjson) and plain text (.txt), also with .gz or .zst", .file.display())]
+    #[error("`{}`: {what}; read are JSON lines (.jsonl, .json, .ndjson) and plain text (.txt), also with .gz or .zst, and .parquet", .file.display())]
     Kind { file: PathBuf, what: String },
     #[error("`{}`, line {line}{}: {what}", .file.display(), in_column(*.column))]
     Line { file: PathBuf, line: u64, column: Option<usize>, what: String },
+    #[error("`{}`: {what}", .file.display())]
+    Table { file: PathBuf, what: String },
+    #[error("`{}`, row {row} of row group {group}, both counted from 0: {what}", .file.display())]
+    Row { file: PathBuf, group: u64, row: u64, what: String },
     #[error("`{}`: it is no tokenizer that can be read: {what}; what is meant is the tokenizer.json of Hugging Face's tokenizers", .file.display())]
     Tokenizer { file: PathBuf, what: String },
     #[error("`{}` has no token `{token}`; its tokens are listed under `model.vocab` and `added_tokens`", .file.display())]

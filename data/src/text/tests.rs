@@ -5,11 +5,11 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-fn fixture(name: &str) -> PathBuf {
+pub(super) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/text").join(name)
 }
 
-fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix: &Path) -> Request<'a> {
+pub(super) fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix: &Path) -> Request<'a> {
     Request {
         inputs,
         tokenizer,
@@ -23,14 +23,14 @@ fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix: &Path) ->
     }
 }
 
-fn done(request: &Request) -> Summary {
+pub(super) fn done(request: &Request) -> Summary {
     match tokenize(request, |_| ControlFlow::Continue(())).expect("tokens") {
         Outcome::Done(summary) => summary,
         Outcome::Stopped(_) => panic!("nobody stopped it"),
     }
 }
 
-fn files(prefix: &Path) -> [Vec<u8>; 2] {
+pub(super) fn files(prefix: &Path) -> [Vec<u8>; 2] {
     let (bin, idx) = paths(prefix);
     [bin, idx].map(|f| fs::read(f).expect("a file"))
 }
@@ -106,9 +106,12 @@ fn said(name: &str, text: &[u8]) -> String {
 
 #[test]
 fn text_that_cannot_be_read_is_named_with_its_place() {
-    let kinds = "read are JSON lines (.jsonl, .json, .ndjson) and plain text (.txt), also with .gz or .zst";
+    let kinds = "read are JSON lines (.jsonl, .json, .ndjson) and plain text (.txt), also with .gz or .zst, and .parquet";
     assert_eq!(said("x.csv", b""), format!("`x.csv`: `.csv` is no text that is known; {kinds}"));
-    assert_eq!(said("x.parquet", b""), format!("`x.parquet`: Parquet is not read: write its rows as JSON lines first; {kinds}"));
+    assert_eq!(
+        said("x.parquet.gz", b""),
+        format!("`x.parquet.gz`: decompress it first: a Parquet file is not read from its begin to its end; {kinds}")
+    );
     let object = "each line is a JSON object whose field `text` is a text";
     assert_eq!(
         said("x.jsonl", b"{\"text\": \"a\"}\n\n{\"text\": 1}"),

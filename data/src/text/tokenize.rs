@@ -40,7 +40,7 @@ pub enum Begin {
 pub struct Request<'a> {
     pub inputs: Vec<PathBuf>,
     pub tokenizer: &'a Tokenizer,
-    /// Of JSON lines, the field that has the text.
+    /// Of JSON lines the field that has the text, of Parquet the column.
     pub field: String,
     /// The token that is put after each document that has any: [`Tokenizer::end`] says which.
     pub end: Option<u32>,
@@ -103,7 +103,7 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
     {
         return Err(TextError::Exists(there));
     }
-    Documents::new(&request.inputs, Position::default())?;
+    Documents::new(&request.inputs, &request.field, Position::default())?;
     let dtype = request.dtype.unwrap_or(Dtype::of_vocabulary(request.tokenizer.tokens()));
     let (job, of) = identity(request, dtype)?;
     let earlier = match request.begin {
@@ -121,7 +121,7 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
     let fresh = State { job, position: Position::default(), documents: 0, sequences: 0, tokens: 0 };
     let mut state = earlier.map_or(fresh, |r| r.state);
     let resumed = state.documents;
-    let mut documents = Documents::new(&request.inputs, state.position)?;
+    let mut documents = Documents::new(&request.inputs, &request.field, state.position)?;
     let before: u64 = request.inputs.iter().take(state.position.input).filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
     let read = documents.read();
     let told = |state: &State| Progress { bytes: before + read.load(Ordering::Relaxed), of, documents: state.documents, tokens: state.tokens };

@@ -1,9 +1,9 @@
 //! A tokenizer, and which of its tokens ends a document.
 
 use super::error::TextError;
+use super::unwound;
 use serde_json::Value;
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// A `tokenizer.json` of Hugging Face's tokenizers.
@@ -96,10 +96,7 @@ pub enum Special {
     LeftOut,
 }
 
-/// What a tokenizer does. It is not ours, and a file that it does not expect may end it.
+/// What a tokenizer does. A file that it does not expect may end it.
 fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => done.map_err(|e| e.to_string()),
-        Err(_) => Err("the tokenizer has failed".into()),
-    }
+    unwound("the tokenizer", work)
 }

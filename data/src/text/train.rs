@@ -14,7 +14,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 /// What a new tokenizer is made of.
 pub struct Recipe {
     pub inputs: Vec<PathBuf>,
-    /// Of JSON lines, the field that has the text.
+    /// Of JSON lines the field that has the text, of Parquet the column.
     pub field: String,
     /// All tokens, special ones too.
     pub tokens: usize,
@@ -42,12 +42,12 @@ pub fn train(recipe: &Recipe, file: &Path) -> Result<Tokenizer, TextError> {
     tokenizer.with_post_processor(Some(ByteLevel::new(false, false, true)));
     // An iterator has no place for an error: the first ends it.
     let failed = RefCell::new(None);
-    let mut documents = Documents::new(&recipe.inputs, Position::default())?;
+    let mut documents = Documents::new(&recipe.inputs, &recipe.field, Position::default())?;
     let batches = std::iter::from_fn(|| match documents.batch(1 << 18) {
         Ok(Some(batch)) => {
             let mut texts = vec![];
             let read = batch.texts(&recipe.field, |of| {
-                texts.extend_from_slice(of);
+                texts.extend(of.iter().map(ToString::to_string));
                 Ok(())
             });
             read.map_err(|e| failed.replace(Some(e))).ok().map(|()| texts)
