@@ -8,6 +8,7 @@
 //! | [`blend`] | which data set, and which of its samples, is sample number n of several |
 //! | [`split`] | `99,1,0`: which documents train, which are held out |
 //! | [`dataset`] | all of it put together: [`dataset::open`] gives the samples of each split |
+//! | [`paths`] | patterns, as `dir/part-*`, that name many data sets |
 //! | [`inspect`] | what a data set holds |
 //! | [`text`] | text to data sets, and new tokenizers (feature `text`) |
 //!
@@ -22,6 +23,7 @@ pub mod indexed;
 pub mod inspect;
 mod map;
 pub mod order;
+pub mod paths;
 pub mod random;
 pub mod split;
 #[cfg(feature = "text")]
