@@ -16,7 +16,9 @@ use crate::map::{Map, Numbers, number};
 use crate::order::{Extra, Rest, Rule};
 use blake3::{Hash, Hasher};
 use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -61,72 +63,53 @@ fn pieces(bytes: &[u8]) -> Hash {
     all.finalize()
 }
 
-/// Hashes in the same way what is written.
-struct Hashed<W> {
-    out: W,
-    piece: Hasher,
-    filled: usize,
-    all: Hasher,
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = self.out.write(&bytes[..bytes.len().min(PIECE - self.filled)])?;
-        self.piece.update(&bytes[..taken]);
-        self.filled += taken;
-        if self.filled == PIECE {
-            self.end();
-        }
-        Ok(taken)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
-}
-
-impl<W> Hashed<W> {
-    fn end(&mut self) {
-        self.all.update(self.piece.finalize().as_bytes());
-        self.piece.reset();
-        self.filled = 0;
-    }
-
-    fn finish(mut self) -> (W, Hash) {
-        if self.filled > 0 {
-            self.end();
-        }
-        (self.out, self.all.finalize())
-    }
-}
-
-/// Writes rows as a file that is whole or not there.
+/// Writes rows as a file that is whole or not there. All cores write and hash pieces.
 pub fn write(file: &Path, key: &Hash, rows: &Rows) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let part = tempfile::Builder::new().prefix(".order-").tempfile_in(folder)?;
-    let mut out = Hashed { out: BufWriter::with_capacity(1 << 20, part), piece: Hasher::new(), filled: 0, all: Hasher::new() };
-    out.write_all(&MAGIC)?;
-    out.write_all(&VERSION.to_le_bytes())?;
-    out.write_all(key.as_bytes())?;
-    rows.iter().try_for_each(|row| out.write_all(&row.len().to_le_bytes()))?;
-    let mut bytes = Vec::with_capacity(1 << 18);
-    for row in rows {
-        let mut numbers = row.iter().peekable();
-        while numbers.peek().is_some() {
-            bytes.clear();
-            bytes.extend(numbers.by_ref().take(1 << 16).flat_map(u32::to_le_bytes));
-            out.write_all(&bytes)?;
-        }
+    let mut header = [&MAGIC[..], &VERSION.to_le_bytes(), key.as_bytes()].concat();
+    rows.iter().for_each(|row| header.extend(row.len().to_le_bytes()));
+    let header = Numbers::Memory(header.as_chunks().0.iter().map(|n| u32::from_le_bytes(*n)).collect());
+    let content = [&header, &rows[0], &rows[1], &rows[2]];
+    let numbers: u64 = content.iter().map(|row| row.len()).sum();
+    let each = PIECE as u64 / 4;
+    let pieces = (0..numbers.div_ceil(each)).map(|n| n * each..numbers.min((n + 1) * each)).collect();
+    let hashes = cores::queue(pieces, |piece: Range<u64>| {
+        let begin = 4 * piece.start;
+        let bytes = bytes(&content, piece);
+        part.as_file().write_all_at(&bytes, begin).map(|()| blake3::hash(&bytes))
+    });
+    let mut all = Hasher::new();
+    for hash in hashes {
+        all.update(hash?.as_bytes());
     }
-    let (mut out, hash) = out.finish();
-    out.write_all(hash.as_bytes())?;
-    let part = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-    part.as_file().sync_data()?;
-    // Whoever reads the data set may use its order.
+    part.as_file().write_all_at(all.finalize().as_bytes(), 4 * numbers)?;
+    // What a crash leaves of it is found by its hash, so nobody waits for the disk. Whoever reads the data set may use
+    // its order.
     fs::set_permissions(part.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
     part.persist(file)?;
     Ok(())
+}
+
+/// Some numbers of rows, which follow each other, as a file has them.
+fn bytes(rows: &[&Numbers], wanted: Range<u64>) -> Vec<u8> {
+    let mut bytes = vec![0; 4 * (wanted.end - wanted.start) as usize];
+    let (mut rest, mut begin) = (bytes.as_chunks_mut::<4>().0, 0);
+    for row in rows {
+        let end = begin + row.len();
+        let own = wanted.start.clamp(begin, end) - begin..wanted.end.clamp(begin, end) - begin;
+        let (out, after) = rest.split_at_mut((own.end - own.start) as usize);
+        match row {
+            Numbers::Memory(numbers) => {
+                let numbers = &numbers[own.start as usize..own.end as usize];
+                out.iter_mut().zip(numbers).for_each(|(out, number)| *out = number.to_le_bytes());
+            }
+            Numbers::File(..) => out.iter_mut().zip(own).for_each(|(out, n)| *out = row.get(n).unwrap_or(0).to_le_bytes()),
+        }
+        (rest, begin) = (after, end);
+    }
+    bytes
 }
 
 /// What a file of rows turned out to be.
@@ -211,6 +194,18 @@ mod tests {
             }
             fs::remove_file(&file).and_then(|()| fs::write(&file, bytes)).expect("written");
             assert!(matches!(read(&file, &key), Ok(Found::Damaged(_))));
+        }
+    }
+
+    #[test]
+    fn pieces_of_rows_are_their_bytes_wherever_they_are_cut() {
+        let rows = [vec![1, 2, 3], vec![], vec![4], vec![5, 6, 7, 8]].map(Numbers::Memory);
+        let rows: Vec<&Numbers> = rows.iter().collect();
+        let whole: Vec<u8> = (1..=8u32).flat_map(u32::to_le_bytes).collect();
+        for begin in 0..=8 {
+            for end in begin..=8 {
+                assert_eq!(bytes(&rows, begin..end), whole[4 * begin as usize..4 * end as usize]);
+            }
         }
     }
 
