@@ -1,5 +1,6 @@
 //! Documents read one after the other, in batches.
 
+use super::bounds::LONGEST;
 use super::error::TextError;
 use super::parquet::{Row, Table};
 use flate2::bufread::MultiGzDecoder;
@@ -11,9 +12,6 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Bytes that a line, or a file of plain text, has at most.
-pub const LONGEST: u64 = 1 << 30;
 
 /// How a file holds documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

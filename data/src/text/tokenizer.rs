@@ -1,7 +1,7 @@
 //! A tokenizer, and which of its tokens ends a document.
 
+use super::bounds::unwound;
 use super::error::TextError;
-use super::unwound;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

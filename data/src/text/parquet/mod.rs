@@ -10,8 +10,8 @@ mod pages;
 mod thrift;
 
 use self::pages::{Bytewise, Pages};
+use super::bounds::unwound;
 use super::error::TextError;
-use super::unwound;
 use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};

@@ -1,6 +1,6 @@
 //! The pages of a column, of which none claims more than its bytes can be.
 
-use super::super::documents::LONGEST;
+use super::super::bounds::LONGEST;
 use super::thrift::{self, Walk};
 use bytes::Bytes;
 use parquet::basic::{Compression, Encoding};
