@@ -235,3 +235,65 @@ impl PageReader for Pages {
         self.inner.skip_next_page()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parquet::basic::ZstdLevel;
+
+    #[test]
+    fn differences_end_where_their_last_number_does() {
+        // Blocks of 128 in 4 pieces; 3 numbers, the first 5; a block whose first piece has a bit a number, then bytes.
+        let mut bytes = vec![0x80, 1, 4, 3, 10, 0, 1, 7, 7, 7, 0, 0, 0, 0];
+        bytes.extend(b"texts");
+        assert_eq!(delta(&bytes, 3), Some(14));
+        assert_eq!(delta(&bytes, 2), None, "a page of fewer texts");
+        assert_eq!(delta(&bytes[..13], 3), None, "cut off");
+        let many = [0x80, 1, 4, 0xff, 0xff, 0xff, 0xff, 0x0f, 10];
+        assert_eq!(delta(&many, u64::MAX), None, "more than any page has");
+        assert_eq!(delta(&[0x80, 1, 0, 3, 10], 3), None, "blocks of no pieces");
+    }
+
+    #[test]
+    fn a_page_is_what_its_compression_can_make_of_it() {
+        let bytes = 1000;
+        assert_eq!(most(Compression::UNCOMPRESSED, bytes), 1064);
+        assert_eq!(most(Compression::SNAPPY, bytes), 32_064);
+        assert_eq!(most(Compression::ZSTD(ZstdLevel::default()), bytes), 32_768_064);
+        assert_eq!(most(Compression::SNAPPY, LONGEST), LONGEST);
+    }
+
+    #[test]
+    fn pages_compressed_as_far_as_can_be_are_read() {
+        // What a level of zstd, Snappy and LZ4 makes of one letter is the most that each can save.
+        use parquet::column::writer::ColumnWriter;
+        use parquet::data_type::ByteArray;
+        use parquet::file::properties::WriterProperties;
+        use parquet::file::writer::SerializedFileWriter;
+        use parquet::schema::parser::parse_message_type;
+        let folder = tempfile::tempdir().expect("a folder");
+        let kinds = [
+            Compression::ZSTD(ZstdLevel::try_new(19).expect("a level")),
+            Compression::SNAPPY,
+            Compression::LZ4_RAW,
+            Compression::GZIP(parquet::basic::GzipLevel::try_new(9).expect("a level")),
+            Compression::BROTLI(parquet::basic::BrotliLevel::try_new(9).expect("a level")),
+        ];
+        for kind in kinds {
+            let path = folder.path().join("x.parquet");
+            let schema = Arc::new(parse_message_type("message m { required binary text; }").expect("a schema"));
+            let how = Arc::new(WriterProperties::builder().set_compression(kind).set_dictionary_enabled(false).build());
+            let mut writer = SerializedFileWriter::new(File::create(&path).expect("a file"), schema, how).expect("a writer");
+            let mut group = writer.next_row_group().expect("a row group");
+            let mut column = group.next_column().expect("a column").expect("one");
+            let ColumnWriter::ByteArrayColumnWriter(texts) = column.untyped() else { panic!("texts") };
+            texts.write_batch(&[ByteArray::from(vec![b'a'; 8 << 20])], None, None).expect("written");
+            column.close().expect("closed");
+            group.close().expect("closed");
+            writer.close().expect("closed");
+            let mut table = super::super::Table::open(&path, "text", (0, 0)).expect("a table");
+            let row = table.row().unwrap_or_else(|e| panic!("{kind}: {e}")).expect("a row");
+            assert_eq!(row.texts[0].len(), 8 << 20, "{kind}");
+        }
+    }
+}
