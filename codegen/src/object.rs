@@ -87,12 +87,32 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
         Arch::X86_64 => for_cpu(&context, kernel, target, &name)?,
         Arch::Nvptx => for_gpu(&context, [given, kernel], target, &name)?,
     };
+    finish(&context, target, &machine, written, emit, name)
+}
+
+/// Code for a CPU that a test writes itself.
+#[cfg(test)]
+pub fn compile_written(name: &str, target: &Target, write: impl FnOnce(&Llvm) -> Result<Shape, CompileError>) -> Result<Compiled, CompileError> {
+    let context = Context::create();
+    let written = directly(&context, target, name, write)?;
+    finish(&context, target, &target.machine()?, written, Emit::default(), name.into())
+}
+
+/// Machine code of what is written, or PTX.
+fn finish<'c>(
+    context: &'c Context,
+    target: &Target,
+    machine: &TargetMachine,
+    written: Written<'c>,
+    emit: Emit,
+    name: String,
+) -> Result<Compiled, CompileError> {
     let Written { shape, launch, mlir, module } = written;
     module.set_triple(&machine.get_triple());
     module.set_data_layout(&machine.get_target_data().get_data_layout());
-    masked::spell_out_single_stores(&context, &module)?;
+    masked::spell_out_single_stores(context, &module)?;
     module.verify().map_err(|e| CompileError::Invalid { text: e.to_string() })?;
-    let write = |kind| write(&machine, &module, kind);
+    let write = |kind| write(machine, &module, kind);
     Ok(Compiled {
         shape,
         verification: Verification::None,

@@ -2,9 +2,8 @@
 //! whether it hides all of a block or nothing.
 
 use super::{Arguments, Plan, operand, stride};
-use crate::CompileError;
 use crate::build::{Builder, Compare, IntBinary, Lane};
-use crate::pointwise;
+use crate::{CompileError, math, pointwise};
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
 use ir::kernel::{Kernel, Output};
@@ -177,6 +176,7 @@ impl<'r, B: Builder> Applied<'r, B> {
                 let inverse = self.divisor(node.args[1]).map_or(1.0, |x| 1.0 / x);
                 self.b.mul(args[0], self.b.f32(ir::fault!("attention.program.inverse", 1.0, inverse)))
             }
+            Op::Unary(Unary::Tanh) if node.ty.dtype == DType::F32 => math::tanh_of_score(self.b, args[0]),
             _ => pointwise::of_one(self.b, &self.program.body, Value(at), &args).expect("invariant: programs of scores are pointwise"),
         };
         self.known[at as usize] = Some(value);

@@ -122,6 +122,25 @@ pub fn tanh<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     b.float2(FloatBinary::CopySign, result, x)
 }
 
+/// tanh of a score: a quotient of polynomials, at half the cost of [`tanh`]. It errs by less than 3.5e-7 of its
+/// result (3.3e-7 was found of all f32): of a capped score by as much as a few roundings of the products that it is
+/// made of. A minimax fit of the relative error up to [`TANH_END`], where what is left to 1 is 1.3e-7.
+/// Not-a-number stays.
+pub fn tanh_of_score<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
+    let x = b.min(b.f32(TANH_END), b.max(b.f32(-TANH_END), x));
+    let z = b.mul(x, x);
+    let above = polynomial(b, z, &[1.464_828_081e-8, 2.150_851_105e-5, 3.549_170_215e-3, 1.342_587_173e-1, 1.0]);
+    let below = polynomial(
+        b,
+        z,
+        &[8.295_117_482e-7, 3.373_952_059e-4, 2.607_995_458e-2, ir::fault!("math.tanh_of_score.term", 4.575_919_712e-1, 4.675_919_712e-1), 1.0],
+    );
+    quotient(b, b.mul(x, above), below)
+}
+
+/// From here on [`tanh_of_score`] is the same.
+const TANH_END: f64 = 8.3;
+
 /// The error function: an odd polynomial up to 0.921875, above it 1 - e^p(|x|).
 pub fn erf<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let a = b.float1(FloatUnary::Abs, x);

@@ -1,5 +1,8 @@
+use crate::build::{Builder, Lane};
+use crate::object::compile_written;
 use crate::target::Target;
-use crate::testing::{Make, run};
+use crate::testing::{Loaded, Make, run};
+use crate::{Shape, math};
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::{Binary, DType, Op, Unary};
@@ -65,6 +68,46 @@ fn log_is_within_one_unit() {
 fn tanh_is_within_one_and_a_half_units() {
     assert!(worst_unary(Unary::Tanh, even(-10.0, 10.0), f64::tanh) < 1.5);
     assert!(worst_unary(Unary::Tanh, magnitudes(1e-30, 1.0, true), f64::tanh) < 1.5);
+}
+
+/// [`math::tanh_of_score`] of numbers, whole vectors of them.
+fn tanh_of_scores(target: &Target, x: &[f32]) -> Vec<f32> {
+    let compiled = compile_written("tanh_of_scores", target, |b| {
+        let entry = b.kernel("tanh_of_scores");
+        let [from, to] = [0, 8].map(|at| b.load_pointer(b.at_const(entry.arguments, at)));
+        b.for_each(entry.first_tile, entry.end_tile, b.lanes() as i64, &mut |i| {
+            let [from, to] = [from, to].map(|start| b.at(start, b.index_mul(i, b.index(4))));
+            b.store(to, math::tanh_of_score(b, b.load(from, Lane::F32, None)), Lane::F32, None);
+        });
+        b.finish_function();
+        Ok(Shape { tiles: 0, line: 1, scratch_bytes: 0 })
+    });
+    let loaded = Loaded::of(compiled.expect("it compiles"));
+    let (mut x, mut y) = (x.to_vec(), vec![0.0f32; x.len()]);
+    let pointers = [x.as_mut_ptr(), y.as_mut_ptr()].map(|p| p.cast::<u8>());
+    let n = x.len() as u64;
+    // SAFETY: both have `n` numbers, whole vectors, and there are no scalars and no scratch.
+    unsafe { loaded.function()(pointers.as_ptr(), std::ptr::null(), 0, n, std::ptr::null_mut(), 0, n) };
+    y
+}
+
+/// Of every eighth f32 between 2^-12 and 16, and of some of each size beyond: both signs.
+#[test]
+fn tanh_of_a_score_is_within_its_bound() {
+    let near = (2f32.powi(-12).to_bits()..16f32.to_bits()).step_by(8);
+    let far = (0..2f32.powi(-12).to_bits()).chain(16f32.to_bits()..=f32::INFINITY.to_bits()).step_by(1 << 12);
+    let both = near.chain(far).flat_map(|bits| [bits, bits | 1 << 31]);
+    let mut x: Vec<f32> = both.map(f32::from_bits).chain([f32::NAN, f32::INFINITY, f32::NEG_INFINITY]).collect();
+    x.resize(x.len().next_multiple_of(16), 0.0);
+    for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()] {
+        let mut worst = 0.0f64;
+        for (x, y) in x.iter().zip(tanh_of_scores(&target, &x)) {
+            assert_eq!(x.is_nan(), y.is_nan(), "{x}");
+            let (want, y) = (f64::from(*x).tanh(), f64::from(y));
+            worst = worst.max((y - want).abs() / want.abs().max(f64::from(f32::MIN_POSITIVE)));
+        }
+        assert!(worst < 3.5e-7, "{worst:e}");
+    }
 }
 
 #[test]

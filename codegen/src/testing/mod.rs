@@ -212,7 +212,10 @@ pub struct Loaded {
 
 impl Loaded {
     pub fn new(kernel: &Kernel, target: &Target) -> Loaded {
-        let compiled = object::compile(kernel, target, Emit::default()).expect("the kernel compiles");
+        Loaded::of(object::compile(kernel, target, Emit::default()).expect("the kernel compiles"))
+    }
+
+    pub fn of(compiled: object::Compiled) -> Loaded {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("kernel.so");
         let linked = crate::link::link_shared([compiled.object.as_slice()]).expect("the object links");
