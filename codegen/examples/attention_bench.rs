@@ -1,5 +1,5 @@
 //! Causal attention: `cargo run --release -p codegen --example attention_bench [BATCHxHEADS[/KV]xSEQxD
-//! [documents|ragged|alibi|capped|dropped]]`.
+//! [documents|ragged|alibi|capped|dropped|padded]]`.
 //!
 //! Prints medians of thread time, and rates of the work that the mask leaves. Backward and forward take turns in one thread.
 

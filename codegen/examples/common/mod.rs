@@ -101,6 +101,8 @@ pub enum Scores {
     Capped,
     /// A tenth of the probabilities is dropped.
     Dropped,
+    /// Not causal: a bool of each key says that it is there, of the first half.
+    Padded,
 }
 
 impl Scores {
@@ -112,6 +114,7 @@ impl Scores {
             ("alibi", Scores::Alibi),
             ("capped", Scores::Capped),
             ("dropped", Scores::Dropped),
+            ("padded", Scores::Padded),
         ];
         all.into_iter().find(|(name, _)| *name == word).map(|(_, s)| s).ok_or_else(|| format!("`{word}` is no program of scores"))
     }
@@ -145,6 +148,10 @@ impl Scores {
                 s.weight = Some(s.step(Op::Select, DType::F32, &[kept, some, none]));
                 (s, vec![Type::new(DType::I32, [batch, kv, group, at])])
             }
+            Scores::Padded => {
+                s.seen = Some(s.step(Op::Input(3), DType::Bool, &[]));
+                (s, vec![Type::new(DType::Bool, [batch, keys])])
+            }
             Scores::Capped => {
                 let score = s.step(Op::Input(0), DType::F32, &[]);
                 let cap = s.step(Op::Const(Real(50.0)), DType::F32, &[]);
@@ -156,13 +163,17 @@ impl Scores {
         }
     }
 
-    /// The bits of an operand's elements: floats all `x`, positions in order, documents in a row.
+    /// The bits of an operand's elements, in words: floats all `x`, positions in order, documents in a row.
     pub fn fill(self, kernel: &Kernel, ty: &Type, x: f32) -> Vec<u32> {
         let n = kernel.body.dims.elements(&ty.dims) as u32;
-        if ty.dtype != DType::I32 {
+        if ty.dtype.is_float() {
             return vec![x.to_bits(); n as usize];
         }
         let along = kernel.body.dims.size(*ty.dims.last().expect("positions and documents are of a dim")) as u32;
+        if ty.dtype == DType::Bool {
+            let there = |i: u32| u8::from(i % along < along / 2);
+            return (0..n.div_ceil(4)).map(|word| u32::from_le_bytes([0, 1, 2, 3].map(|byte| there(4 * word + byte)))).collect();
+        }
         let at = (0..n).map(|i| i % along);
         match (self, ty.dims.len()) {
             (Scores::Documents, 2) => at.map(|i| i / 256).collect(),

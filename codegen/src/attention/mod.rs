@@ -317,7 +317,7 @@ impl Plan<'_> {
 
     fn sight<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Sight<Vector<'c>> {
         self.program.sight(b, &|k| {
-            let side = self.program.operands[k].side();
+            let side = self.program.operands[k].bounded_with();
             let slot = self.program.bounded(side).position(|(n, _)| n == k).expect("invariant: its bounds are found");
             [queries, keys][side].bounds_of(b, slot)
         })
@@ -385,7 +385,7 @@ impl Plan<'_> {
     /// The functions that find the bounds of operands, of queries and of keys.
     pub fn bounds<'c>(&self, b: &Llvm<'c>) -> [Vec<FunctionValue<'c>>; 2] {
         let name = |side: usize, k: usize| format!("{}_bounds_{k}", ["query", "key"][side]);
-        [0, 1].map(|side| self.program.bounded(side).map(|(k, o)| tiles::bounds(b, &name(side, k), o.strides[side].unwrap_or(0))).collect())
+        [0, 1].map(|side| self.program.bounded(side).map(|(k, o)| tiles::bounds(b, &name(side, k), o, side)).collect())
     }
 
     /// Elements of scratch for the bounds of a run of queries (0) or keys (1).

@@ -2,7 +2,7 @@
 //! whether it hides all of a block or nothing.
 
 use super::{Arguments, Plan, operand, stride};
-use crate::build::{Builder, Compare, IntBinary, Lane};
+use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use crate::{CompileError, math, pointwise};
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
@@ -29,8 +29,8 @@ pub struct Operand {
     /// Elements between the numbers of neighbouring queries, and of neighbouring keys; nothing where all have the
     /// same.
     pub strides: [Option<i64>; 2],
-    /// Whether the least and the greatest number of a block are found: of integers of one side alone, the same
-    /// for all queries that share keys.
+    /// Whether the least and the greatest number of a block are found: of integers and of bools, which count as 0
+    /// and 1, that are not of pairs and are the same for all queries that share keys.
     pub bounded: bool,
 }
 
@@ -53,6 +53,19 @@ impl Operand {
             [None, None] => 3,
         }
     }
+
+    /// The side with whose blocks its bounds are found: with those of keys where it has one number for all.
+    pub fn bounded_with(&self) -> usize {
+        self.side().min(1)
+    }
+
+    /// What it holds, as bounds count it.
+    pub fn counted<B: Builder>(&self, b: &B, held: B::Vector) -> B::Vector {
+        match self.lane() {
+            Lane::Mask => b.convert(Convert::Unsigned(Lane::I32), held),
+            _ => held,
+        }
+    }
 }
 
 impl Program {
@@ -69,8 +82,8 @@ impl Program {
             let ty = &kernel.body[*v].ty;
             let tensor = operand(kernel, *v)?;
             let strides = [attention.at, attention.keys].map(|d| ty.has(d).then(|| stride(kernel, tensor, d)));
-            let one_side = strides[0].is_some() != strides[1].is_some();
-            let bounded = ty.dtype == DType::I32 && one_side && !group.iter().any(|d| ty.has(*d));
+            let of_pairs = strides[0].is_some() && strides[1].is_some();
+            let bounded = matches!(ty.dtype, DType::I32 | DType::Bool) && !of_pairs && !group.iter().any(|d| ty.has(*d));
             Ok(Operand { tensor, dtype: ty.dtype, strides, bounded })
         };
         let operands = attention.further(args).iter().map(further).collect::<Result<_, CompileError>>()?;
@@ -98,9 +111,9 @@ impl Program {
         self.operands.iter().any(|o| o.side() == 2)
     }
 
-    /// The operands whose bounds are found, of a side (queries 0, keys 1).
+    /// The operands whose bounds are found with blocks of a side (queries 0, keys 1).
     pub fn bounded(&self, side: usize) -> impl Iterator<Item = (usize, &Operand)> {
-        self.operands.iter().enumerate().filter(move |(_, o)| o.bounded && o.side() == side)
+        self.operands.iter().enumerate().filter(move |(_, o)| o.bounded && o.bounded_with() == side)
     }
 
     /// The operands that a step takes to compute.
@@ -207,7 +220,16 @@ impl Program {
         for step in &self.scoring.steps[..=seen as usize] {
             let args: Vec<Known<B::Vector>> = step.args.iter().map(|a| known[*a as usize]).collect();
             known.push(match step.op {
-                Op::Input(n) if n > 0 && self.operands[n as usize - 1].bounded => Known::Numbers(bounds(n as usize - 1)),
+                Op::Input(n) if n > 0 && self.operands[n as usize - 1].bounded => {
+                    let [least, greatest] = bounds(n as usize - 1);
+                    match step.dtype {
+                        DType::Bool => {
+                            let holds = |x| Some(b.compare_int(Compare::Ne, x, b.i32(0)));
+                            Known::Truth([holds(ir::fault!("attention.sight.bools", least, greatest)), holds(least)])
+                        }
+                        _ => Known::Numbers([least, greatest]),
+                    }
+                }
                 Op::Const(x) if step.dtype == DType::I32 => Known::Numbers([b.i32(x.0 as i32); 2]),
                 ref op => known_of(b, op, &args),
             });

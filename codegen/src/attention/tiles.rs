@@ -1,5 +1,6 @@
 //! Operations on blocks of rows in scratch: products, copies, transposes.
 
+use super::scoring::Operand;
 use super::{Rows, Size};
 use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Compare, Lane};
@@ -218,20 +219,24 @@ pub fn load_strided<B: Builder>(b: &B, from: B::Pointer, stride: i64, lane: Lane
     }
 }
 
-/// A function `(from, to; count)` that stores the least and the greatest of `count` integers, `stride` elements apart.
-pub fn bounds<'c>(b: &Llvm<'c>, name: &str, stride: i64) -> FunctionValue<'c> {
+/// A function `(from, to; count)` that stores the least and the greatest of `count` numbers that an operand holds for
+/// neighbours of a side.
+pub fn bounds<'c>(b: &Llvm<'c>, name: &str, operand: &Operand, side: usize) -> FunctionValue<'c> {
     let function = b.function(name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let count = b.index_parameter(function, 2);
-    let first = b.load_splat(from, Lane::I32);
+    let first = operand.counted(b, b.load_splat(from, operand.lane()));
     let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
     let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
-    let found = b.repeat(b.index(0), count, b.lanes() as i64, &[first, first], &mut |i, found| {
-        let present = b.mask_below(b.index_sub(count, i));
-        let read = load_strided(b, b.at(from, b.index_mul(i, b.index(4 * stride))), stride, Lane::I32, Some(present));
-        let value = b.select(present, read, first);
-        vec![lesser(found[0], value), greater(ir::fault!("attention.bounds.greatest", first, found[1]), value)]
-    });
+    let found = match operand.strides[side] {
+        None => vec![first, first],
+        Some(stride) => b.repeat(b.index(0), count, b.lanes() as i64, &[first, first], &mut |i, found| {
+            let present = b.mask_below(b.index_sub(count, i));
+            let read = load_strided(b, b.at(from, b.index_mul(i, b.index(operand.step(side)))), stride, operand.lane(), Some(present));
+            let value = b.select(present, operand.counted(b, read), first);
+            vec![lesser(found[0], value), greater(ir::fault!("attention.bounds.greatest", first, found[1]), value)]
+        }),
+    };
     b.store_first(to, across(b, found[0], lesser), Lane::I32);
     b.store_first(b.at_const(to, 4), across(b, found[1], greater), Lane::I32);
     b.finish_function();

@@ -2,7 +2,7 @@
 //! within their tables, positions that ascend.
 
 use ir::dim::{Base, Dim, Dims};
-use ir::graph::{Body, Value};
+use ir::graph::{Body, Type, Value};
 use ir::kernel::Kernel;
 use ir::op::{Binary, DType, Op, Real, Reduce, Unary};
 use ir::random::mix;
@@ -34,6 +34,8 @@ pub enum Draw {
     },
     /// Along the last dim numbers that do not fall, each for some in a row.
     Documents,
+    /// Bools that are the same along the last dim for some in a row.
+    There,
     /// Ends of experts' rows along this dim, of so many rows.
     Ends {
         experts: Dim,
@@ -145,6 +147,11 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
                 for k in a.scoring.compared().into_iter().flatten() {
                     wanted[further[k].index()].whole.get_or_insert(Draw::Documents);
                 }
+                // Blocks of which nothing is seen, and some of which all is.
+                let of_one_side = |ty: &Type| ty.has(a.at) != ty.has(a.keys);
+                for v in further.iter().filter(|v| body[**v].ty.dtype == DType::Bool && of_one_side(&body[**v].ty)) {
+                    wanted[v.index()].whole.get_or_insert(Draw::There);
+                }
             }
             Op::Binary(_) | Op::Add | Op::Select | Op::Cast | Op::Expand | Op::StopGradient => {
                 if let Some(end) = of.below {
@@ -184,6 +191,8 @@ const LEAST: f64 = 1.0 / 32.0;
 const STEEP: f64 = 48.0;
 /// Places of a document.
 const RUN: u64 = 40;
+/// Bools in a row that are the same: more than a block of keys has.
+const THERE: u64 = 135;
 /// Bytes of a stretch.
 const STRETCH: u64 = 512;
 
@@ -223,6 +232,7 @@ pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> i64 {
     match draw {
         Draw::Positions { least } => at.iter().sum::<u64>().max(least) as i64,
         Draw::Documents => at.last().map_or(0, |i| i / RUN) as i64,
+        Draw::There => i64::from((at.iter().sum::<u64>() / THERE).is_multiple_of(2)),
         // Of some indices the last is none.
         Draw::Below { first: 0, .. } if dims.elements(of) >= SOME && at.iter().zip(of).all(|(i, d)| i + 1 == dims.size(*d)) => -1,
         Draw::Ends { experts, rows } => {

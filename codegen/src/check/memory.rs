@@ -234,6 +234,7 @@ impl Pools {
     pub fn input(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: usize, access: Access) -> Result<Mapped, Errno> {
         let size = bytes(dims, ty, strides);
         let pool = match (ty.dtype, draw) {
+            (DType::Bool, Draw::There) => return self.ints(dims, ty, strides, draw, key as u64),
             (DType::Bool, _) => Content::Bools,
             (DType::I32, Draw::Below { .. } | Draw::Ints { .. }) if dims.elements(&ty.dims) > FEW => Content::Ints(draw),
             (DType::I32, _) => return self.ints(dims, ty, strides, draw, key as u64),
@@ -250,7 +251,12 @@ impl Pools {
             let offset: u64 = at.iter().zip(strides).map(|(i, s)| i * s).sum();
             let x = draw::int(draw, dims, &ty.dims, &at, mix(number ^ mix(key)));
             // SAFETY: an element of the tensor that was asked for.
-            unsafe { new.start.cast::<i32>().add(offset as usize).write(x as i32) };
+            unsafe {
+                match ty.dtype {
+                    DType::Bool => new.start.cast::<u8>().add(offset as usize).write(x as u8),
+                    _ => new.start.cast::<i32>().add(offset as usize).write(x as i32),
+                }
+            };
             for k in (0..at.len()).rev() {
                 at[k] += 1;
                 if at[k] < dims.size(ty.dims[k]) {

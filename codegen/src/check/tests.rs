@@ -269,6 +269,24 @@ fn operands_are_such_as_results_say_something_of() {
     assert_eq!(draw::draws(&kernel), [Draw::Low, Draw::INTS, Draw::Ints { zero: false }]);
 }
 
+/// So that blocks of scores are skipped: a bool of each key says the same of many in a row.
+#[test]
+fn keys_are_there_in_long_runs() {
+    let mut make = Make::default();
+    let [at, keys, d] = [("at", 5), ("keys", 300), ("d", 8)].map(|(n, size)| make.dim(n, size));
+    let mut scoring = Scoring::PLAIN;
+    scoring.seen = Some(scoring.step(Op::Input(1), DType::Bool, &[]));
+    let attention = Attention { at, keys, d, values: d, scale: Real(1.0), scoring };
+    let args = [make.input(DType::F32, &[at, d]), make.input(DType::F32, &[keys, d]), make.input(DType::F32, &[keys, d])];
+    let there = make.input(DType::Bool, &[keys]);
+    let out = make.op(Op::Attention(attention), &[&args[..], &[there]].concat());
+    let kernel = make.kernel(Family::Attention, &[out]);
+    assert_eq!(draw::draws(&kernel)[3], Draw::There);
+    let Ok(operands) = Checker::default().operands(&kernel, 0) else { panic!("operands") };
+    let changes = (1..300).filter(|k| operands.inputs[3].get(DType::Bool, *k) != operands.inputs[3].get(DType::Bool, k - 1));
+    assert_eq!(changes.collect::<Vec<u64>>(), [135, 270]);
+}
+
 /// What lies beside the elements of a result is another's.
 #[test]
 fn a_write_beside_the_elements_is_found() {

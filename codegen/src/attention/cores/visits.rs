@@ -106,11 +106,15 @@ impl<'c> Cores<'_, 'c> {
         let b = self.b;
         let number = |k: i64| b.index_add(b.index_add(first, b.lane()), b.index(k * LANES as i64));
         let of = |operand: &Operand| {
-            let own: Vec<_> = (0..count / LANES as i64).map(|k| self.number(at, side, operand, number(k))).collect();
+            let held = |k: i64| operand.counted(b, self.number(at, side, operand, number(k)));
+            if operand.strides[side.which()].is_none() {
+                return [held(0); 2];
+            }
+            let own: Vec<_> = (0..count / LANES as i64).map(held).collect();
             let fold = |op: Compare| own[1..].iter().fold(own[0], |x, y| b.select(b.compare_int(op, x, *y), x, *y));
             [b.least_of_warp(fold(Compare::Lt)), b.greatest_of_warp(fold(Compare::Gt))]
         };
-        self.plan.program.operands.iter().map(|o| (o.bounded && o.side() == side.which()).then(|| of(o))).collect()
+        self.plan.program.operands.iter().map(|o| (o.bounded && o.bounded_with() == side.which()).then(|| of(o))).collect()
     }
 
     /// The visit of one block of the other side, for a tile with these sizes.
@@ -130,7 +134,7 @@ impl<'c> Cores<'_, 'c> {
         let first = self.b.widen(self.scaled(visit.block, others));
         let mine = self.bounds(at, own.side, own.first, own.sizes.own());
         let theirs = self.bounds(at, own.side.other(), first, others);
-        self.plan.program.sight(self.b, &|k| mine[k].or(theirs[k]).expect("invariant: a bounded operand is of one side")).any
+        self.plan.program.sight(self.b, &|k| mine[k].or(theirs[k]).expect("invariant: a bounded operand has a side")).any
     }
 
     /// All blocks of `heads` heads, for a tile of one side.
@@ -155,7 +159,7 @@ impl<'c> Cores<'_, 'c> {
         b.loop_over([self.warp(), b.word(blocks), b.word(self.team.warps)], &[], &mut |block, _| {
             let first = b.widen(self.scaled(block, others));
             let theirs = self.bounds(at, side, first, others);
-            let sight = self.plan.program.sight(b, &|k| mine[k].or(theirs[k]).expect("invariant: a bounded operand is of one side"));
+            let sight = self.plan.program.sight(b, &|k| mine[k].or(theirs[k]).expect("invariant: a bounded operand has a side"));
             let mut all = sight.all.unwrap_or_else(|| b.less(b.word(0), b.word(0)).into());
             if rows % others != 0 {
                 let whole = b.less(block, b.word(blocks - 1)).into();

@@ -98,7 +98,7 @@ impl<'c> Lanes<'_, 'c> {
                         let slopes = self.slopes_of_queries(&at, &own, &operands, 1.0)(&others);
                         sums.iter().zip(slopes).map(|(sum, slope)| ir::fault!("gpu.lanes.bias.last", slope, b.add(*sum, slope))).collect()
                     };
-                    match self.any_visible(&own, &others) {
+                    match self.any_visible(&at, &own, &others) {
                         None => add(),
                         Some(any) => b.when(any, sums, add),
                     }

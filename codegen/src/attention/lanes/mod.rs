@@ -189,14 +189,24 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Whether any score of these rows is seen, as far as the bounds of operands say.
-    fn any_visible(&self, own: &Own<'c>, others: &Others<'c>) -> Option<Value<'c>> {
+    fn any_visible(&self, at: &At<'c>, own: &Own<'c>, others: &Others<'c>) -> Option<Value<'c>> {
         let b = self.b;
         let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
         let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
-        let bounds = |k: usize| match (&own.held[k], others.held[k]) {
-            (Some(mine), _) => [&lesser as &dyn Fn(_, _) -> _, &greater].map(|join| mine[1..].iter().fold(mine[0], |x, y| join(x, *y))),
-            (None, Some(theirs)) => [across(b, theirs, lesser), across(b, theirs, greater)],
-            (None, None) => unreachable!("invariant: a bounded operand is of one side"),
+        let bounds = |k: usize| {
+            let operand = &self.plan.program.operands[k];
+            match (&own.held[k], others.held[k]) {
+                (Some(mine), _) => {
+                    let mine: Vec<_> = mine.iter().map(|held| operand.counted(b, *held)).collect();
+                    [&lesser as &dyn Fn(_, _) -> _, &greater].map(|join| mine[1..].iter().fold(mine[0], |x, y| join(x, *y)))
+                }
+                (None, Some(theirs)) => {
+                    let theirs = operand.counted(b, theirs);
+                    [across(b, theirs, lesser), across(b, theirs, greater)]
+                }
+                // One number for all.
+                (None, None) => [operand.counted(b, b.load_splat(at.tensors[operand.tensor], operand.lane())); 2],
+            }
         };
         self.plan.program.sight(b, &bounds).any
     }
@@ -234,7 +244,7 @@ impl<'c> Lanes<'_, 'c> {
         let (b, side) = (self.b, own.side.other());
         b.repeat(b.index(0), b.index(self.count(side)), LANES as i64, carried, &mut |first, carried| {
             let others = self.others(at, side, first);
-            match self.any_visible(own, &others) {
+            match self.any_visible(at, own, &others) {
                 None => body(&others, carried),
                 Some(any) => b.when(any, carried, || body(&others, carried)),
             }

@@ -17,6 +17,10 @@ enum Fill {
     /// Numbers that do not fall, each for some in a row.
     Documents,
     Bools,
+    /// The same for many in a row.
+    There,
+    /// A number of keys.
+    Lengths,
     Floats,
     /// Small positive numbers.
     Slopes,
@@ -67,7 +71,7 @@ impl Draft {
     /// A condition of its own.
     fn condition(&mut self, which: u64, random: &mut Numbers) -> u32 {
         let (at, keys, batch) = (self.at, self.keys, self.batch);
-        let feature = ["causal", "window", "documents", "prefix", "padding", "chunks", "pairs"][which as usize];
+        let feature = ["causal", "window", "documents", "prefix", "padding", "lengths", "chunks", "pairs"][which as usize];
         self.features.insert(feature);
         match feature {
             "causal" => {
@@ -91,8 +95,14 @@ impl Draft {
                 self.bool(Op::Binary(Binary::Or), &[before, early])
             }
             "padding" => {
-                let there = self.operand(DType::Bool, &[batch, keys], Fill::Bools);
+                let side = if random.below(4) == 0 { at } else { keys };
+                let there = self.operand(DType::Bool, &[batch, side], Fill::There);
                 if random.below(2) == 0 { there } else { self.bool(Op::Unary(Unary::Not), &[there]) }
+            }
+            "lengths" => {
+                let [_, k] = self.positions();
+                let length = self.operand(DType::I32, &[batch], Fill::Lengths);
+                self.bool(Op::Compare(Compare::Lt), &[k, length])
             }
             "chunks" => {
                 let sides = self.positions();
@@ -192,7 +202,7 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
         draft.scoring.score = Some(draft.change(which, before, &mut random));
     }
     for _ in 0..random.below(3) {
-        let which = random.below(7);
+        let which = random.below(8);
         let more = draft.condition(which, &mut random);
         let seen = draft.scoring.seen;
         draft.scoring.seen = Some(seen.map_or(more, |seen| draft.bool(Op::Binary(Binary::And), &[seen, more])));
@@ -244,13 +254,16 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
     let mut inputs = random_inputs(&backward, seed, 4);
     for ((input, operand), (dtype, _, fill)) in inputs[6..].iter_mut().zip(&backward.inputs[6..]).zip(&operands) {
         let along = backward.body.dims.size(*operand.ty.dims.last().expect("operands have dims"));
-        let mut document = 0;
+        let (mut document, mut there) = (0, true);
         for (i, x) in (0..).zip(input.iter_mut()) {
             document = if i % along == 0 { 0 } else { document + u64::from(random.below(12) == 0) };
+            there ^= random.below(40) == 0;
             *x = match fill {
                 Fill::Positions => (i % along) as f64,
                 Fill::Documents => document as f64,
                 Fill::Bools => random.below(4).min(1) as f64,
+                Fill::There => f64::from(u8::from(there)),
+                Fill::Lengths => random.below(150) as f64,
                 Fill::Floats => dtype.round(2.0 * random.unit()),
                 Fill::Bits => f64::from(ir::random::mix(i ^ seed) as i32),
                 Fill::Slopes => dtype.round(0.05 + random.unit().abs() / 4.0),

@@ -304,6 +304,8 @@ struct Heads {
     /// Whether keys of other documents are hidden, and whether scores get a soft cap and a bias of their key.
     documents: bool,
     changed: bool,
+    /// Whether a bool of each key says that it is there.
+    padded: bool,
     /// Whether the bias is one of each pair instead, whose gradient is asked for.
     trained: bool,
     /// Whether some probabilities are dropped.
@@ -321,6 +323,7 @@ const HEADS: Heads = Heads {
     window: None,
     documents: false,
     changed: false,
+    padded: false,
     trained: false,
     drops: false,
 };
@@ -337,6 +340,10 @@ fn scoring(heads: Heads, [b, kv, at, keys]: [Dim; 4]) -> (Scoring, Vec<(DType, V
         let [q, k] = [at, keys].map(|d| operand(&mut s, &mut operands, DType::I32, &[b, d]));
         let same = s.step(Op::Compare(Compare::Eq), DType::Bool, &[q, k]);
         s.seen = Some(s.seen.map_or(same, |seen| s.step(Op::Binary(Binary::And), DType::Bool, &[seen, same])));
+    }
+    if heads.padded {
+        let there = operand(&mut s, &mut operands, DType::Bool, &[b, keys]);
+        s.seen = Some(s.seen.map_or(there, |seen| s.step(Op::Binary(Binary::And), DType::Bool, &[seen, there])));
     }
     if heads.changed {
         let score = s.step(Op::Input(0), F32, &[]);
@@ -395,6 +402,7 @@ pub fn cases() -> Vec<Case> {
     let packed = Heads { queries: 150, keys: 150, documents: true, ..HEADS };
     let changed = Heads { changed: true, values: Some(20), ..HEADS };
     let trained = Heads { trained: true, documents: true, queries: 150, keys: 140, ..changed };
+    let padded = Heads { padded: true, causal: false, queries: 70, keys: 300, ..HEADS };
     let dropping = Heads { drops: true, ..HEADS };
     let half = Heads { dtype: BF16, queries: 150, keys: 150, d: 64, ..HEADS };
     let cpu = [
@@ -450,6 +458,8 @@ pub fn cases() -> Vec<Case> {
         ("attention with changed scores", attention(changed, false)),
         ("gradients in documents", attention(packed, true)),
         ("gradients with changed scores", attention(changed, true)),
+        ("attention with padding", attention(padded, false)),
+        ("gradients with padding", attention(padded, true)),
         ("attention that drops", attention(dropping, false)),
         ("gradients that drop", attention(dropping, true)),
         ("gradients of attention", attention(HEADS, true)),
@@ -481,6 +491,7 @@ pub fn cases() -> Vec<Case> {
         ("sm_80", "gradients of heads of 72 in bf16", attention(Heads { queries: 90, keys: 90, d: 72, values: Some(104), ..half }, true)),
         ("sm_80", "attention with changed scores in bf16", attention(Heads { changed: true, d: 80, ..half }, false)),
         ("sm_80", "gradients with changed scores in bf16", attention(Heads { changed: true, queries: 90, keys: 90, ..half }, true)),
+        ("sm_80", "gradients with padding in bf16", attention(Heads { padded: true, causal: false, queries: 70, keys: 200, ..half }, true)),
         ("sm_80", "attention that drops", attention(Heads { queries: 40, keys: 40, ..dropping }, false)),
         ("sm_80", "gradients that drop", attention(Heads { queries: 40, keys: 40, ..dropping }, true)),
         ("sm_80", "attention that drops in bf16", attention(Heads { drops: true, ..half }, false)),
