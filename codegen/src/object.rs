@@ -98,6 +98,15 @@ pub fn compile_written(name: &str, target: &Target, write: impl FnOnce(&Llvm) ->
     finish(&context, target, &target.machine()?, written, Emit::default(), name.into())
 }
 
+/// A kernel for a CPU whose code a test changes before it is machine code.
+#[cfg(test)]
+pub fn compile_changed(kernel: &Kernel, target: &Target, change: impl FnOnce(&Module)) -> Result<Compiled, CompileError> {
+    let context = Context::create();
+    let written = for_cpu(&context, kernel, target, &kernel.name())?;
+    change(&written.module);
+    finish(&context, target, &target.machine()?, written, Emit::default(), kernel.name())
+}
+
 /// Machine code of what is written, or PTX.
 fn finish<'c>(
     context: &'c Context,

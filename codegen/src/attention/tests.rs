@@ -1,11 +1,13 @@
 use crate::object::{self, Emit};
 use crate::target::Target;
 use crate::testing::ordering::every_line_is_needed;
-use crate::testing::{Make, assembling, check_with, golden, matrix_operations, random_inputs};
+use crate::testing::{Make, assembling, check_with, golden, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::{Attention, AttentionGrad, Compare, DType, Op, Real, Scoring};
+
+mod work;
 
 /// An attention problem.
 #[derive(Clone)]
@@ -384,23 +386,5 @@ fn the_texts_for_tensor_cores_are_as_they_were() {
     let kernel = forward(&Case { queries: 128, keys: 128, d: 64, dtype: DType::Bf16, ..BASE });
     for cpu in ["sm_80", "sm_90a"] {
         golden(&format!("attention_bf16_{cpu}.ptx"), &text(&kernel, cpu));
-    }
-}
-
-/// Documents of 128, 256 and 128 positions: of 16 squares of 128 a side, 1 + 4 + 1 are computed, forward and backward.
-#[test]
-fn the_work_of_documents_is_the_sum_of_their_squares() {
-    const ONE: fn(u64, u64) -> u64 = |_, _| 0;
-    const THREE: fn(u64, u64) -> u64 = |i, _| u64::from(i >= 128) + u64::from(i >= 384);
-    for gpu in ["sm_80", "sm_90a"] {
-        for kernel in [forward, backward] {
-            let operations = |of: fn(u64, u64) -> u64| {
-                let sizes = Case { batch: 1, kv: 1, queries: 512, keys: 512, d: 64, dtype: DType::Bf16, ..BASE };
-                let case = Case { causal: false, documents: true, positions: [of; 2], ..sizes };
-                matrix_operations(&kernel(&case), &Target::gpu(gpu), &inputs(&case, &kernel(&case)))
-            };
-            let [all, some] = [ONE, THREE].map(operations);
-            assert!(all > 0 && 16 * some == 6 * all, "{gpu}: {some} of {all}");
-        }
     }
 }

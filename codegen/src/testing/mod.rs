@@ -1,6 +1,7 @@
 //! Kernels for tests: built by a few words, compiled, run, and compared with the reference evaluator.
 
 pub mod assembling;
+pub mod counting;
 pub mod ordering;
 
 use crate::abi::KernelFn;
@@ -206,7 +207,7 @@ impl Buffer {
 /// A compiled kernel in memory.
 pub struct Loaded {
     pub compiled: object::Compiled,
-    library: libloading::Library,
+    pub library: libloading::Library,
     _directory: tempfile::TempDir,
 }
 
