@@ -301,10 +301,16 @@ fn written(args: &RunArgs) -> impl Iterator<Item = (&'static str, &Path)> {
 /// # Errors
 /// The first two flags of one file.
 pub fn apart(args: &RunArgs) -> Result<(), Failure> {
-    let data = |list: &[String]| list.iter().map(|s| Spec::parse(s, Encoding::Text).file).collect::<Vec<_>>();
+    let specs = |list: &[String]| list.iter().map(|s| Spec::parse(s, Encoding::Text).file).collect::<Vec<_>>();
+    // Weights among them name no file.
+    let sets = |words: &[String]| words.iter().flat_map(|w| <[PathBuf; 2]>::from(data::indexed::paths(Path::new(w)))).collect::<Vec<_>>();
     let read = [
-        ("--data", data(&args.data)),
-        ("--valid-data", data(&args.valid_data)),
+        ("--data", specs(&args.data)),
+        ("--valid-data", specs(&args.valid_data)),
+        ("--data-path", sets(&args.data_path)),
+        ("--train-data-path", sets(&args.train_data_path)),
+        ("--valid-data-path", sets(&args.valid_data_path)),
+        ("--test-data-path", sets(&args.test_data_path)),
         ("--init", args.init.clone()),
         ("--resume", Vec::from_iter(args.resume.clone())),
         ("--trust", args.trust.clone()),

@@ -172,20 +172,20 @@ const PLAN: &[Rule<PlanArgs>] = &[
 const RUN: &[Rule<RunArgs>] = &[
     rule(
         &["--eval-interval"],
-        |a| a.eval_interval > 0 && a.valid_data.is_empty(),
+        |a| a.eval_interval > 0 && a.valid_data.is_empty() && a.sets().is_none(),
         Refused,
         "says when to take a held-out loss, and there is no held-out data",
         "add `--valid-data FILE`",
     ),
     rule(
         &["--eval-iters"],
-        |a| a.valid_data.is_empty(),
+        |a| a.valid_data.is_empty() && (a.sets().is_none() || a.eval_interval == 0),
         Refused,
         "is about held-out losses, and there is no held-out data",
         "add `--valid-data FILE`",
     ),
     rule(
-        &["--valid-data"],
+        &["--valid-data", "--valid-data-path", "--test-data-path"],
         |a| a.eval_interval == 0,
         Refused,
         "is read for held-out losses, and none is asked for",
@@ -193,10 +193,17 @@ const RUN: &[Rule<RunArgs>] = &[
     ),
     rule(
         &["--eval-interval"],
-        |a| a.steps.is_some_and(|steps| a.eval_interval > steps),
+        |a| a.sets().is_none() && a.steps.is_some_and(|steps| a.eval_interval > steps),
         Warned,
         "is more than `--steps`: no held-out loss is taken",
         "a smaller `--eval-interval`",
+    ),
+    rule(
+        &["--data-cache-path"],
+        |a| a.sets().is_none(),
+        Refused,
+        "is where orders of data sets' samples are kept, and none are named",
+        "add `--data-path PREFIX`",
     ),
     rule(
         &["--save-interval", "--save-seconds", "--keep"],

@@ -90,7 +90,16 @@ fn of_run(error: &RunError) -> bool {
 /// `--data` that is missing, or names inputs wrongly.
 fn of_data(error: &DataError) -> bool {
     match error {
-        DataError::Unknown { .. } | DataError::Ambiguous { .. } | DataError::Twice(_) | DataError::Missing { .. } | DataError::Said(_) => true,
+        DataError::Unknown { .. }
+        | DataError::Ambiguous { .. }
+        | DataError::Twice(_)
+        | DataError::Missing { .. }
+        | DataError::Said(_)
+        | DataError::Blend { .. }
+        | DataError::Split(_)
+        | DataError::Inputs(..)
+        | DataError::Unsized
+        | DataError::Seed(_) => true,
         DataError::Io { .. }
         | DataError::Malformed { .. }
         | DataError::Token { .. }
@@ -99,6 +108,10 @@ fn of_data(error: &DataError) -> bool {
         | DataError::Beyond { .. }
         | DataError::Default { .. }
         | DataError::Midst { .. }
+        | DataError::Sets(_)
+        | DataError::Shards(_)
+        | DataError::Short { .. }
+        | DataError::Sample { .. }
         | DataError::Exhausted { .. } => false,
     }
 }

@@ -92,6 +92,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let options = RunOptions {
         data: specs(&args.data),
         valid_data: specs(&args.valid_data),
+        sets: args.sets(),
         eval_interval: args.eval_interval,
         eval_batches: args.eval_iters,
         steps: args.steps,

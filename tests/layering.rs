@@ -84,7 +84,7 @@ fn the_pipeline_knows_only_what_is_before_it() {
         ("verify", vec!["ir"]),
         ("passes", vec!["ir", "verify"]),
         ("codegen", vec!["emulator", "ir"]),
-        ("runtime", vec!["emulator", "ir", "verify"]),
+        ("runtime", vec!["data", "emulator", "ir", "verify"]),
         ("emulated-driver", vec!["emulator"]),
         ("convert", vec!["frontend", "ir"]),
     ] {

@@ -8,11 +8,13 @@ use crate::blend::{Blend, BlendError, Mixed, sizes};
 use crate::cache::{self, Found, Rows};
 use crate::cores;
 use crate::indexed::{Indexed, IndexedError, Token, bare, with};
-use crate::order::{Extra, MOST, Order, OrderError, Rest, Rule};
+use crate::machine;
+use crate::order::{Extent, Extra, MOST, Order, OrderError, Rest, Rule};
 use crate::split::{Part, Split, SplitError, normalized};
 use blake3::Hash;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -113,11 +115,16 @@ pub struct Dataset {
     width: usize,
     pad: u32,
     key: Hash,
+    course: Hash,
+    epochs: u32,
 }
 
 struct Set {
     tokens: Arc<Indexed>,
     order: Order,
+    /// What the order follows from, without the number of samples.
+    course: Hash,
+    epochs: u32,
 }
 
 /// What a sample turned out to be.
@@ -136,6 +143,8 @@ pub struct Piece {
     pub at: u32,
     /// The document: a sequence of the data set.
     pub document: u32,
+    /// The token of the document with which it begins.
+    pub from: u32,
 }
 
 /// An order that is to be built or read.
@@ -180,21 +189,25 @@ pub fn open(request: &Request) -> Result<Opened, Error> {
     let mut orders = cores::queue(tasks, |task| order(request, task)).into_iter();
     let mut parts = [const { None }; 3];
     for (part, plan) in blends {
-        let mut sets = vec![];
-        let mut hasher = blake3::Hasher::new();
+        let mut sets: Vec<Set> = vec![];
+        let (mut hasher, mut course) = (blake3::Hasher::new(), blake3::Hasher::new());
         for made in orders.by_ref().take(plan.samples.len()) {
             let (set, key, happened) = made?;
             hasher.update(key.as_bytes());
+            course.update(set.course.as_bytes());
             notices.extend(happened);
             sets.push(set);
         }
         let mixed = mix(request, part, &plan, &sets, &mut notices)?;
         for weight in plan.blend.weights.iter().flatten() {
             hasher.update(&weight.to_le_bytes());
+            course.update(&weight.to_le_bytes());
         }
         hasher.update(&plan.size.unwrap_or(u64::MAX).to_le_bytes());
         let width = request.sequence_length as usize + request.extra.tokens() as usize;
-        parts[part as usize] = Some(Dataset { sets, part, mixed, width, pad: request.pad, key: hasher.finalize() });
+        let epochs = sets.iter().map(|s| s.epochs).max().unwrap_or(0);
+        let (key, course) = (hasher.finalize(), course.finalize());
+        parts[part as usize] = Some(Dataset { sets, part, mixed, width, pad: request.pad, key, course, epochs });
     }
     Ok(Opened { parts, notices })
 }
@@ -288,7 +301,14 @@ fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Erro
     };
     let mut notices = vec![];
     let order = kept(file.as_deref(), &key, &mut notices, Order::of, build, |order| &order.rows)?;
-    Ok((Set { tokens, order }, key, notices))
+    let Extent { epochs, before_last, .. } =
+        Extent::of(&rule, tokens.tokens_of(&rule.documents)).map_err(|cause| Error::Order { prefix, part, cause })?;
+    // Of more samples in as many epochs, those that come first are the same.
+    let mut course = blake3::Hasher::new();
+    course.update(cache::key(&Rule { samples: None, ..rule }, tokens.lengths()).as_bytes());
+    course.update(&epochs.to_le_bytes()).update(&before_last.unwrap_or(u32::MAX).to_le_bytes());
+    course.update(tokens.sampled().as_bytes());
+    Ok((Set { tokens, order, course: course.finalize(), epochs }, key, notices))
 }
 
 /// What a file of a cache has, else what is built and then kept there.
@@ -310,6 +330,13 @@ fn kept<T>(
     match found(cache::read(file, key).map_err(failed)?) {
         Ok(made) => return Ok(made),
         Err(damage) => notices.extend(damage.map(|what| Notice::Damaged { file: file.into(), what })),
+    }
+    // The processes of a machine need it all at once, and one of them builds it.
+    let alone = machine::alone(&key.to_hex());
+    if alone.has_waited
+        && let Ok(made) = found(cache::read(file, key).map_err(failed)?)
+    {
+        return Ok(made);
     }
     let made = build(notices)?;
     cache::write(file, key, rows(&made)).map_err(failed)?;
@@ -350,6 +377,17 @@ impl Dataset {
         self.key
     }
 
+    /// By what the tokens and their order are known again, however many samples are asked for: that of those which
+    /// both have. What is asked for may need another number of epochs, which are shuffled together; then it differs.
+    pub fn course(&self) -> Hash {
+        self.course
+    }
+
+    /// Epochs that are shuffled together, of the data set with the most.
+    pub fn epochs(&self) -> u32 {
+        self.epochs
+    }
+
     /// The data sets of the blend, and the order of each.
     pub fn sets(&self) -> impl Iterator<Item = (&Indexed, &Order)> {
         self.sets.iter().map(|s| (&*s.tokens, &s.order))
@@ -368,11 +406,19 @@ impl Dataset {
     /// # Errors
     /// There is no such sample; the buffer has another size; a token that its type does not take; a damaged cache.
     pub fn sample<T: Token>(&self, n: u64, tokens: &mut [T], pieces: &mut Vec<Piece>) -> Result<Sample, Error> {
+        self.columns(n, &[0..tokens.len()], tokens, pieces)
+    }
+
+    /// As [`Dataset::sample`], of which these ranges are read alone; the others stay as they are.
+    ///
+    /// # Errors
+    /// As of [`Dataset::sample`].
+    pub fn columns<T: Token>(&self, n: u64, columns: &[Range<usize>], tokens: &mut [T], pieces: &mut Vec<Piece>) -> Result<Sample, Error> {
         if tokens.len() != self.width {
             return Err(Error::Room { width: self.width, room: tokens.len() });
         }
         let (set, own) = self.set(n).ok_or(Error::Beyond { n, samples: self.len() })?;
-        let Some(Set { tokens: from, order }) = self.sets.get(set) else { return Err(Error::Beyond { n, samples: self.len() }) };
+        let Some(Set { tokens: from, order, .. }) = self.sets.get(set) else { return Err(Error::Beyond { n, samples: self.len() }) };
         let damaged = || Error::Order { prefix: from.prefix().into(), part: self.part, cause: OrderError::Damaged };
         let place = order.place(own).ok_or_else(damaged)?;
         pieces.clear();
@@ -381,8 +427,13 @@ impl Dataset {
             let Some(document) = order.document(at) else { break };
             let left = from.length(document.into()).and_then(|l| l.checked_sub(skipped)).ok_or_else(damaged)?;
             let taken = (left as usize).min(tokens.len() - filled);
-            from.read(document.into(), skipped.into(), &mut tokens[filled..filled + taken])?;
-            pieces.push(Piece { at: filled as u32, document });
+            for column in columns {
+                let (first, end) = (column.start.max(filled), column.end.min(filled + taken));
+                if first < end {
+                    from.read(document.into(), u64::from(skipped) + (first - filled) as u64, &mut tokens[first..end])?;
+                }
+            }
+            pieces.push(Piece { at: filled as u32, document, from: skipped });
             filled += taken;
             skipped = 0;
             at = at.checked_add(1).ok_or_else(damaged)?;

@@ -7,8 +7,8 @@
 //! | [`order`] | which tokens are sample number n of one data set: its documents, samples and shuffle |
 //! | [`blend`] | which data set, and which of its samples, is sample number n of several |
 //! | [`split`] | `99,1,0`: which documents train, which are held out |
+//! | [`shards`] | `0.7 'dir/*.bin'`: data sets that are meant by one name |
 //! | [`dataset`] | all of it put together: [`dataset::open`] gives the samples of each split |
-//! | [`paths`] | patterns, as `dir/part-*`, that name many data sets |
 //! | [`inspect`] | what a data set holds |
 //! | [`text`] | text to data sets, and new tokenizers (feature `text`) |
 //!
@@ -21,10 +21,11 @@ mod cores;
 pub mod dataset;
 pub mod indexed;
 pub mod inspect;
+mod machine;
 mod map;
 pub mod order;
-pub mod paths;
 pub mod random;
+pub mod shards;
 pub mod split;
 #[cfg(feature = "text")]
 pub mod text;

@@ -17,6 +17,7 @@ mod cursor;
 pub mod data;
 pub mod device;
 pub mod executor;
+mod feeding;
 pub mod gpu;
 pub mod host;
 mod hosted;

@@ -3,7 +3,7 @@
 use crate::comm::Position;
 use crate::conditions::Conditions;
 use crate::cpu::{Threads, allowed_cores};
-use crate::data::Spec;
+use crate::data::{DataSets, Spec};
 use crate::executor::{Order, Sum};
 use crate::profile::{Part, Window};
 use crate::rendezvous::Key;
@@ -37,6 +37,10 @@ pub struct Orders {
     pub id: String,
     pub data: Vec<Spec>,
     pub valid_data: Vec<Spec>,
+    /// In place of both.
+    pub sets: Option<DataSets>,
+    /// How many samples of these make up training, validation and test.
+    pub samples: [u64; 3],
     /// Steps between held-out losses; 0 is never.
     pub eval_interval: u64,
     /// Most global batches of a held-out loss.
@@ -265,8 +269,17 @@ pub enum Event {
     Holds { milliseconds: f64 },
     /// Before its first step: the reports of the passes that were held against what is expected.
     First { reports: Vec<Option<f64>> },
+    /// After the last step: means of the reports over data that is not trained on.
+    Evaluated { part: HeldOut, reports: Vec<Option<f64>> },
     /// What the rank holds after a step, to be compared with what others hold.
     Sums { step: u64, sums: Vec<Sum> },
+}
+
+/// Data that is not trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum HeldOut {
+    Valid,
+    Test,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -278,6 +291,8 @@ pub struct StepEvent {
     pub milliseconds: f64,
     /// Milliseconds of the passes, and of the update, in which kernels did not stand still for other ranks.
     pub busy: [f64; 2],
+    /// Bytes that the rank read of its data.
+    pub read: u64,
     /// Per report of the job.
     pub reports: Vec<Option<f64>>,
     /// Means over the held-out batches, if this step evaluated.

@@ -4,9 +4,10 @@ use crate::artifact::{self, Accept, Artifact, ArtifactError};
 use crate::checkpoint;
 use crate::comm::{CommError, Communicator};
 use crate::cpu::{Cpu, Library};
-use crate::data::{Data, DataError};
+use crate::data::{Data, DataError, Wanted};
 use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
+use crate::feeding::{Feeding, Reading};
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::launch::{is_beyond, spread};
@@ -71,6 +72,8 @@ pub enum WorkerError {
          they are {:.1e} apart, and rounding explains {allowed:.1e}. Nothing was trained", (.found - .expected).abs()
     )]
     FirstStep { rank: u64, report: String, sequences: u64, found: f64, expected: f64, allowed: f64 },
+    #[error("rank {rank} cannot have a thread that reads its data: {cause}")]
+    Thread { rank: u64, cause: io::Error },
     #[error("the launcher does not listen any more: {0}")]
     Silence(io::Error),
 }
@@ -101,6 +104,7 @@ impl WorkerError {
             | WorkerError::Save { .. }
             | WorkerError::Reserve { .. }
             | WorkerError::Stop { .. }
+            | WorkerError::Thread { .. }
             | WorkerError::Silence(_) => None,
         }
     }
@@ -177,27 +181,28 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
 
 /// Trains to the last step, or to that after which the run was asked to stop, and saves; gives the step.
 fn train<D: Device>(artifact: &Artifact, orders: &Orders, rank: Rank<D>, shm: &mut Shm, events: &mut dyn Write) -> Result<u64, WorkerError> {
-    thread::scope(|scope| train_in(scope, artifact, orders, rank, shm, events))
+    let wanted = Wanted::of_rank(&artifact.job, rank.rank());
+    thread::scope(|scope| train_in(scope, artifact, orders, &wanted, rank, shm, events))
 }
 
-/// As [`train`], with threads that may write checkpoints meanwhile.
+/// As [`train`], with threads that read ahead and may write checkpoints meanwhile.
 fn train_in<'scope, 'env, D: Device>(
     scope: &'scope Scope<'scope, 'env>,
     artifact: &'env Artifact,
     orders: &'env Orders,
+    wanted: &'env Wanted,
     mut rank: Rank<D>,
     shm: &mut Shm,
     events: &mut dyn Write,
 ) -> Result<u64, WorkerError> {
     let job = &artifact.job;
-    let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)?.after(orders.start(job.global_batch))).transpose()?;
-    let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
+    let reading = Reading::open(job, orders)?;
     let saver = orders.saves.as_ref().map(|saves| {
         let (rank, shared) = (rank.rank(), orders.spread.is_some());
         Saver::new(scope, job, rank, saves).map_err(|(bytes, cause)| WorkerError::Reserve { rank, dir: saves.name.clone(), bytes, cause, shared })
     });
     let mut saver = saver.transpose()?;
-    let reading = Instant::now();
+    let begun = Instant::now();
     let weights = match &orders.resume {
         Some((path, _)) => checkpoint::resume(path, job)?.weights,
         None if orders.init.is_empty() => Weights::random(job, orders.seed),
@@ -210,10 +215,13 @@ fn train_in<'scope, 'env, D: Device>(
     });
     weights.check()?;
     drop(weights);
-    protocol::say(&mut &mut *events, &Event::Holds { milliseconds: reading.elapsed().as_secs_f64() * 1e3 }).map_err(WorkerError::Silence)?;
-    if let (Some(first), Some(data)) = (&orders.first_step, &data) {
-        compare_first(artifact, orders, first, data, &mut rank, shm, events)?;
+    protocol::say(&mut &mut *events, &Event::Holds { milliseconds: begun.elapsed().as_secs_f64() * 1e3 }).map_err(WorkerError::Silence)?;
+    if let (Some(first), Some(reading)) = (&orders.first_step, &reading) {
+        compare_first(artifact, orders, first, &reading.training, &mut rank, shm, events)?;
     }
+    let course = reading.as_ref().map(|r| r.course);
+    let started = reading.map(|reading| Feeding::start(scope, reading, wanted)).transpose();
+    let mut feeding = started.map_err(|cause| WorkerError::Thread { rank: rank.rank(), cause })?;
     // Steps skipped since the last that was not.
     let (mut skips, mut has_trained) = (0, false);
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
@@ -241,7 +249,8 @@ fn train_in<'scope, 'env, D: Device>(
             rank.profile(orders.profile.map_or(0, |w| w.steps()));
         }
         let (begun, start) = (Instant::now(), now());
-        let batch = data.as_ref().map_or(Ok(vec![]), |d| d.batch(number - 1))?;
+        let Some((feeding, course)) = feeding.as_mut().zip(course) else { break };
+        let batch = feeding.take()?;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
         let mut busy = [busy_in(shm, |shm| rank.phase(Phase::Train, &step, shm))?, 0.0];
@@ -271,16 +280,14 @@ fn train_in<'scope, 'env, D: Device>(
         if orders.profile.is_some_and(|w| w.has(number)) {
             timed.push((number, start, now()));
         }
-        let due = orders.eval_interval > 0 && number.is_multiple_of(orders.eval_interval);
-        let valid = match &valid {
-            Some(valid) if due => Some(evaluate(&mut rank, valid, orders, number, shm)?),
-            Some(_) | None => None,
-        };
+        let read = batch.bytes;
+        let due = course.after(number);
+        let valid = due.map(|batches| evaluate(&mut rank, feeding, batches, &idle(number), shm)).transpose()?;
         if orders.profile.is_some_and(|w| w.last == number) {
             rank.settle(&idle(number), shm)?;
             profiled(&mut rank, std::mem::take(&mut timed), events)?;
         }
-        let event = StepEvent { step: number, learning_rate, milliseconds, busy, reports, valid, loss_scale, skipped: !finite };
+        let event = StepEvent { step: number, learning_rate, milliseconds, busy, read, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
         done = number;
         if orders.is_compared(done) {
@@ -313,6 +320,13 @@ fn train_in<'scope, 'env, D: Device>(
     if skips > 0 && !has_trained {
         let event = Event::Skipped { step: done, skips, most: None };
         return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
+    }
+    if let (Some(feeding), Some(course), true) = (&mut feeding, course, done == orders.steps) {
+        for (part, batches) in course.at_end() {
+            let reports = evaluate(&mut rank, feeding, batches, &idle(done), shm)?;
+            protocol::say(&mut &mut *events, &Event::Evaluated { part, reports }).map_err(WorkerError::Silence)?;
+        }
+        rank.settle(&idle(done), shm)?;
     }
     let mark = mark(done, &scaler);
     if let Some(mut saver) = saver {
@@ -406,12 +420,11 @@ fn compare_first<D: Device>(
 }
 
 /// Means of the reports over held-out batches.
-fn evaluate<D: Device>(rank: &mut Rank<D>, valid: &Data, orders: &Orders, number: u64, shm: &mut Shm) -> Result<Vec<Option<f64>>, WorkerError> {
-    let batches = valid.batches().min(orders.eval_batches).max(1);
+fn evaluate<D: Device>(rank: &mut Rank<D>, feeding: &mut Feeding, batches: u64, idle: &Step, shm: &mut Shm) -> Result<Vec<Option<f64>>, WorkerError> {
     let mut sums: Vec<Option<f64>> = vec![];
-    for k in 0..batches {
-        let batch = valid.batch(k)?;
-        let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &batch };
+    for _ in 0..batches {
+        let batch = feeding.take()?;
+        let step = Step { batch: &batch, ..*idle };
         rank.phase(Phase::Eval, &step, shm)?;
         sums.resize(rank.reports().len(), Some(0.0));
         for (sum, value) in sums.iter_mut().zip(rank.reports()) {

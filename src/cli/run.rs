@@ -2,6 +2,7 @@
 
 use super::values::{from_one, minutes, spike, threads, whole};
 use clap::{Args, ValueEnum};
+use runtime::data::{DataSets, SetNames};
 use std::path::PathBuf;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -57,6 +58,21 @@ pub enum OnSpike {
     Back,
 }
 
+/// Megatron-LM's, where no flag says another.
+const SPLIT: &str = "969,30,1";
+
+impl RunArgs {
+    /// The data sets that flags name, if they do.
+    pub fn sets(&self) -> Option<DataSets> {
+        let names = match (&self.data_path[..], &self.train_data_path[..]) {
+            ([], []) => return None,
+            ([], training) => SetNames::Own([training.to_vec(), self.valid_data_path.clone(), self.test_data_path.clone()]),
+            (blend, _) => SetNames::Shared { blend: blend.to_vec(), split: self.split.clone().unwrap_or_else(|| SPLIT.into()) },
+        };
+        Some(DataSets { names, cache: self.data_cache_path.clone() })
+    }
+}
+
 #[derive(Args)]
 pub struct RunArgs {
     /// What `mcc compile` wrote
@@ -68,6 +84,25 @@ pub struct RunArgs {
     /// A UTF-8 text (its bytes are tokens), an llm.c .bin, a .npy of tokens [steps, batch, seq+1], or one .npy per input
     #[arg(long, value_name = "[INPUT=]FILE")]
     pub data: Vec<String>,
+    /// Data sets of tokens as Megatron-LM's (`mcc data tokenize`), in its order: one prefix, or weights and prefixes
+    /// in turn, or prefixes alone, of which one epoch is read; 'dir/*.bin' stands for all that fit
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with_all = ["data", "valid_data", "bytes", "data_dtype"])]
+    pub data_path: Vec<String>,
+    /// Weights by which each data set's documents are those of training, validation and test [default: 969,30,1]
+    #[arg(long, value_name = "T,V,E", requires = "data_path")]
+    pub split: Option<String>,
+    /// Data sets of training alone
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with_all = ["data_path", "data", "valid_data", "bytes", "data_dtype"])]
+    pub train_data_path: Vec<String>,
+    /// Data sets of validation, beside `--train-data-path`
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., requires = "train_data_path")]
+    pub valid_data_path: Vec<String>,
+    /// Data sets for the loss after the last step, beside `--train-data-path`
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., requires = "train_data_path")]
+    pub test_data_path: Vec<String>,
+    /// Where orders of samples of data sets are kept [default: PREFIX.cache beside each]
+    #[arg(long, value_name = "DIR")]
+    pub data_cache_path: Option<PathBuf>,
     /// Bytes of files are tokens even if they are no text; .npy and llm.c's files are read as what they are
     #[arg(long, conflicts_with = "data_dtype")]
     pub bytes: bool,
@@ -77,10 +112,10 @@ pub struct RunArgs {
     /// Held-out data, of the same kinds
     #[arg(long, value_name = "[INPUT=]FILE")]
     pub valid_data: Vec<String>,
-    /// Steps between held-out losses; 0 is never
+    /// Steps between held-out losses; 0 is never. Of data sets there is one after the last step too, and one of test
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
     pub eval_interval: u64,
-    /// Most global batches of a held-out loss
+    /// Most global batches of a held-out loss; of data sets so many, each time the next
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = from_one::<u64>)]
     pub eval_iters: u64,
     /// Default: all of a .npy, else the schedule's, else once through the data
@@ -184,7 +219,7 @@ pub struct RunArgs {
     /// Default: the cores of this machine over the ranks
     #[arg(long, value_name = "T", value_parser = threads)]
     pub threads_per_rank: Option<usize>,
-    /// Of weights that are drawn, and of dropout
+    /// Of weights that are drawn, of dropout, and of the order of data sets' samples (Megatron-LM's default: 1234)
     #[arg(long, default_value_t = 0, value_name = "S", value_parser = whole::<u64>)]
     pub seed: u64,
     /// When loss or gradient norm is not finite

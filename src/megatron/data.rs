@@ -55,6 +55,12 @@ impl Plan<'_> {
             self.run("--data-dtype", dtype);
         }
         self.drop_flag("split", "training and held-out data are files of their own: `VALID_DATA` of the lines names the latter");
+        for name in ["data-cache-path", "test-data-path"] {
+            self.drop_flag(
+                name,
+                "the line reads a file in order: with `mcc run --data-path` in place of `--data` it would read data sets as Megatron-LM does",
+            );
+        }
     }
 
     /// Held-out losses.
@@ -83,7 +89,7 @@ impl Plan<'_> {
             _ => {
                 let shares = self.mixture(&flag);
                 let file = if name == "valid-data-path" { "VALID_DATA" } else { "DATA" };
-                self.leave(&flag, format!("mcc reads one file in order: mix the sets into one file of tokens{shares}, and name it in `{file}`"));
+                self.leave(&flag, format!("`mcc run --data-path` in place of `--data` takes it as it is; or mix the sets into one file of tokens{shares}, and name it in `{file}`"));
                 None
             }
         }

@@ -262,11 +262,14 @@ fn lines_of(flags: &str) -> String {
 #[test]
 fn what_mcc_lacks_is_named_with_what_to_do_instead() {
     let says = lines_of("--data-path 3 a_text 1 b_text");
-    let blend = "--data-path 3 a_text 1 b_text: mcc reads one file in order: mix the sets into one file of tokens, \
+    let blend = "--data-path 3 a_text 1 b_text: `mcc run --data-path` in place of `--data` takes it as it is; or mix the sets into one file of tokens, \
                  0.750 of its sequences from a_text, 0.250 of its sequences from b_text, and name it in `DATA`";
     assert!(says.contains(blend) && says.contains("--data \"${DATA}\""), "{says}");
     let says = lines_of("--data-path a_text b_text --valid-data-path 1 a 1 $B");
-    assert!(says.contains("--data-path a_text b_text: mcc reads one file in order") && says.contains("0.500 of its sequences from ${B}"), "{says}");
+    assert!(
+        says.contains("--data-path a_text b_text: `mcc run --data-path` in place of `--data`") && says.contains("0.500 of its sequences from ${B}"),
+        "{says}"
+    );
     let says = lines_of("--train-iters 1000 --lr-decay-style power");
     assert!(says.contains("the line has `constant`, which falls at no step") && says.contains("--lr-decay-style constant"), "{says}");
 }

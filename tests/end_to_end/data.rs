@@ -1,6 +1,10 @@
-//! `mcc data`.
+//! `mcc data`, and runs over data sets.
 
-use crate::mcc::Dir;
+use crate::mcc::{Dir, metrics, save_array};
+use data::blend::Blend;
+use data::dataset::{self, Request, Source};
+use data::indexed::{Dtype, Writer};
+use data::split::Split;
 use expect_test::expect;
 
 #[test]
@@ -38,4 +42,130 @@ fn what_is_no_data_set_and_no_text_is_refused() {
     dir.line("data inspect a").fails_with(&["there is no data set `a`"]);
     dir.line("data inspect b").fails_with(&["`b.bin` is there and `b.idx` is not"]);
     assert_eq!(dir.entries(), ["a.csv", "a.txt", "b.bin"]);
+}
+
+/// Writes a data set of documents of these lengths, of tokens below 250 that no separator is among.
+fn write(dir: &Dir, name: &str, lengths: impl IntoIterator<Item = usize>) {
+    let mut out = Writer::create(&dir.path(name), Dtype::U16).expect("a data set");
+    let mut state = name.len() as u32;
+    for length in lengths {
+        let tokens: Vec<u32> = (0..length)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                1 + (state >> 16) % 249
+            })
+            .collect();
+        out.document(&tokens, &[length]).expect("written");
+    }
+    out.finish().expect("finished");
+}
+
+const MODEL: &str = "compile {models}/gpt2.mdl -D vocab=250 -D hidden=16 -D heads=2 -D layers=2 --lr 1e-3 --lr-warmup-iters 2";
+
+/// Two data sets, and the same model on several meshes, eight sequences of 16 tokens a step.
+fn two_sets(meshes: &[(&str, &str)]) -> Dir {
+    let dir = Dir::new();
+    write(&dir, "wiki", (0..60).map(|n| 5 + n % 40));
+    write(&dir, "code", (0..25).map(|n| 30 + n % 17));
+    for (name, mesh) in meshes {
+        dir.line(&format!("{MODEL} -D seq=16 --global-batch-size 8 {mesh} -o {name}.mcc")).succeeds();
+    }
+    dir
+}
+
+const SETS: &str = "--data-path 0.7 wiki 0.3 code --split 80,15,5 --seed 3";
+
+fn losses(dir: &Dir, file: &str) -> Vec<f64> {
+    metrics(&dir.path(file)).iter().map(|line| line["loss"].as_f64().expect("a loss")).collect()
+}
+
+#[track_caller]
+fn near(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len());
+    found.iter().zip(expected).for_each(|(a, b)| assert!((a - b).abs() < 2e-4, "{found:?} {expected:?}"));
+}
+
+/// Also: what a rank reads falls with the ranks that share a batch.
+#[test]
+fn a_run_over_data_sets_goes_through_the_same_samples_on_any_mesh() {
+    let dir = two_sets(&[
+        ("one", "--micro-batch-size 8"),
+        ("dp", "--dp 4 --micro-batch-size 1"),
+        ("axes", "--dp 1 --cp 2 --pp 2 --micro-batch-size 4"),
+        ("two", "--dp 2 --micro-batch-size 2"),
+    ]);
+    let run = |words: &str| dir.line(&format!("run {words} --quiet --threads-per-rank 1"));
+    for mesh in ["one", "dp", "axes"] {
+        run(&format!("{mesh}.mcc {SETS} --steps 6 --metrics {mesh}")).succeeds();
+    }
+    let whole = losses(&dir, "one");
+    near(&losses(&dir, "dp"), &whole);
+    near(&losses(&dir, "axes"), &whole);
+    let read = |file: &str| metrics(&dir.path(file)).iter().map(|line| line["data_bytes"].as_u64().expect("bytes")).collect::<Vec<_>>();
+    // Of 16 bits each: all rows with the token after them, a fourth of the rows, and of all rows the tokens of a half.
+    assert_eq!(read("one"), [8 * 17 * 2; 6]);
+    assert_eq!(read("dp"), [2 * 17 * 2; 6]);
+    assert!(read("axes").iter().all(|bytes| (8 * 8 * 2..=8 * 10 * 2).contains(bytes)), "{:?}", read("axes"));
+    // Goes on elsewhere with the samples that would have come.
+    run(&format!("dp.mcc {SETS} --steps 6 --exit-interval 3 --save saved")).fails(75, &[]);
+    for mesh in ["two", "axes"] {
+        run(&format!("{mesh}.mcc {SETS} --steps 6 --load saved --metrics {mesh}-on").replace(" --seed 3", "")).succeeds();
+        near(&losses(&dir, &format!("{mesh}-on")), &whole[3..]);
+    }
+    // More steps of the same epochs are no other data; another split is, and so are other data sets.
+    let others =
+        ["--data-path 0.7 wiki 0.3 code --split 90,5,5", "--data-path 0.6 wiki 0.4 code --split 80,15,5", "--data-path wiki --split 80,15,5"];
+    for other in others {
+        let says = ["`tokens` was `0.7 ", "split 80,15,5, seed 3", "--allow-changed data"];
+        run(&format!("two.mcc {other} --steps 6 --load saved")).fails_with(&says);
+    }
+    run("two.mcc --data-path wiki --steps 4 --load saved --allow-changed data").succeeds();
+}
+
+#[test]
+fn training_validation_and_test_have_losses_of_their_own() {
+    let dir = two_sets(&[("dp", "--dp 2 --micro-batch-size 2")]);
+    let run = |words: &str| dir.line(&format!("run dp.mcc {words} --threads-per-rank 1"));
+    let ran = run(&format!("{SETS} --steps 4 --eval-interval 2 --eval-iters 2 --metrics metrics --data-cache-path cache")).succeeds();
+    assert!(ran.stderr.contains("note: after the last step: validation loss 5.") && ran.stderr.contains(", test loss 5."), "{}", ran.stderr);
+    let lines = metrics(&dir.path("metrics"));
+    assert_eq!(lines.iter().map(|l| l.get("valid_loss").is_some()).collect::<Vec<_>>(), [false, true, false, true]);
+    assert!(dir.path("cache").is_dir() && !dir.path("wiki.cache").exists());
+    // Data sets of their own, as shards.
+    write(&dir, "wiki-2", [90, 80]);
+    let own = "--train-data-path wi* --valid-data-path 1 code --steps 2 --eval-interval 1 --eval-iters 1";
+    let ran = run(own).succeeds();
+    assert!(ran.stderr.contains("after the last step: validation loss 5.") && !ran.stderr.contains("test"), "{}", ran.stderr);
+    run("--data-path wiki --data a").misuses_with(&["--data"]);
+    run("--data-path wiki --steps 2 --split 1,x").misuses_with(&["the split `1,x`: `x` is no number"]);
+    run("--data-path nothing --steps 2").fails_with(&["there is no data set", "nothing.bin"]);
+}
+
+/// A sample of several documents trains as the documents do that each have a sequence of their own.
+#[test]
+fn documents_of_a_data_set_are_kept_apart_without_a_separator() {
+    let dir = Dir::new();
+    write(&dir, "docs", [8; 9]);
+    dir.line(&format!("{MODEL} -D seq=16 -D packed=true -o packed.mcc")).succeeds();
+    dir.line(&format!("{MODEL} -D seq=8 --global-batch-size 2 --micro-batch-size 2 -o alone.mcc")).succeeds();
+    dir.line("run packed.mcc --data-path docs --split 1,0,0 --steps 4 --metrics packed --quiet").succeeds();
+    // The same documents by themselves.
+    let blend = Blend { prefixes: vec![dir.path("docs")], weights: None };
+    let source = Source::Shared { blend, split: Split::parse("1,0,0").expect("a split") };
+    let request = Request { seed: 0, ..Request::new(source, [Some(4), None, None], 16) };
+    let [Some(set), ..] = dataset::open(&request).expect("samples").parts else { panic!("it trains") };
+    let (mut tokens, mut labels, mut pieces) = (vec![], vec![], vec![]);
+    for n in 0..4 {
+        let mut sample = [0i64; 17];
+        set.sample(n, &mut sample, &mut pieces).expect("a sample");
+        assert_eq!(pieces.iter().map(|p| p.at).collect::<Vec<_>>(), [0, 8, 16]);
+        for document in sample[..16].chunks(8) {
+            tokens.extend(document.iter().map(|t| *t as i32));
+            labels.extend(document[1..].iter().map(|t| *t as i32).chain([-100]));
+        }
+    }
+    save_array(&dir.path("tokens.npy"), &[4, 2, 8], tokens);
+    save_array(&dir.path("labels.npy"), &[4, 2, 8], labels);
+    dir.line("run alone.mcc --data tokens=tokens.npy --data targets=labels.npy --steps 4 --metrics alone --quiet").succeeds();
+    near(&losses(&dir, "packed"), &losses(&dir, "alone"));
 }

@@ -48,7 +48,7 @@ impl Ran {
     }
 
     #[track_caller]
-    fn fails(self, code: i32, words: &[&str]) -> Ran {
+    pub fn fails(self, code: i32, words: &[&str]) -> Ran {
         assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         for w in words {

@@ -3,9 +3,14 @@
 use super::format::{Dtype, HEADER, IndexedError, MAGIC, Token, VERSION, bare, paths};
 use crate::cores;
 use crate::map::{Map, number};
+use blake3::{Hash, Hasher};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+/// Of tokens of more bytes, so many samples of so many are hashed.
+const SAMPLES: usize = 64;
+const SAMPLE: usize = 64 << 10;
 
 /// An indexed data set whose every number in `PREFIX.idx` was checked against the others and against the size of
 /// `PREFIX.bin`.
@@ -50,6 +55,11 @@ impl Indexed {
         &self.prefix
     }
 
+    /// The file of its tokens.
+    pub fn bin(&self) -> &Path {
+        &self.bin
+    }
+
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -65,6 +75,33 @@ impl Indexed {
     /// Of all sequences.
     pub fn tokens(&self) -> u64 {
         self.tokens.len() as u64 / self.dtype.size()
+    }
+
+    /// Of a range of sequences.
+    pub fn tokens_of(&self, sequences: &Range<u64>) -> u64 {
+        let begin = |n: u64| number(self.pointers(), n).map_or(self.tokens.len() as u64, u64::from_le_bytes);
+        begin(sequences.end).saturating_sub(begin(sequences.start)) / self.dtype.size()
+    }
+
+    /// Where a token of a sequence is in the file of tokens.
+    pub fn byte(&self, sequence: u64, token: u64) -> Option<u64> {
+        number(self.pointers(), sequence).map(|begin| u64::from_le_bytes(begin).saturating_add(token.saturating_mul(self.dtype.size())))
+    }
+
+    /// The hash of the type and the number of tokens, and of the tokens themselves: of many, of samples that lie evenly.
+    pub fn sampled(&self) -> Hash {
+        let bytes: &[u8] = &self.tokens;
+        let mut hasher = Hasher::new();
+        hasher.update(&[self.dtype.code()]).update(&(bytes.len() as u64).to_le_bytes());
+        if bytes.len() <= SAMPLES * SAMPLE {
+            return hasher.update(bytes).finalize();
+        }
+        let last = bytes.len() - SAMPLE;
+        for k in 0..SAMPLES {
+            let from = (last as u128 * k as u128 / (SAMPLES - 1) as u128) as usize;
+            hasher.update(&bytes[from..from + SAMPLE]);
+        }
+        hasher.finalize()
     }
 
     /// Tokens of a sequence.

@@ -36,6 +36,26 @@ pub enum DataError {
         "{sequences} sequences were read, which is in the midst of a step of {batch}: arrays have whole steps; --init begins again with the weights"
     )]
     Midst { sequences: u64, batch: u64 },
+    #[error(transparent)]
+    Sets(#[from] data::Error),
+    #[error(transparent)]
+    Shards(#[from] data::shards::ShardsError),
+    #[error("the data sets of {part}: {cause}")]
+    Blend { part: &'static str, cause: data::blend::BlendError },
+    #[error(transparent)]
+    Split(data::split::SplitError),
+    #[error("--data-path feeds one input of tokens, [batch, seq] of i32, and what derives from it; {0}: pass --data {1}=FILE.npy")]
+    Inputs(String, String),
+    #[error("--data-path needs to know how many samples are drawn: pass --steps N, as the text's schedule has no steps")]
+    Unsized,
+    #[error("seed {0}, by which samples are shuffled, is not below 2^32")]
+    Seed(u64),
+    #[error(
+        "the data sets of {part} have {has} samples in one epoch, and the run takes {takes}: give each a weight, as in 1 A 1 B, to read them more than once, or run fewer steps"
+    )]
+    Short { part: &'static str, has: u64, takes: u64 },
+    #[error("`{}`, byte {byte}: token {token} of document {document} is {value}, in sample {sample} of {part}, but `{input}` takes {}", .file.display(), list(.takes))]
+    Sample { file: PathBuf, byte: u64, token: u64, document: u32, sample: u64, part: &'static str, value: f64, input: String, takes: Vec<Interval> },
     #[error("`{}` has {available} steps; step {step} was asked for", .file.display())]
     Exhausted { file: PathBuf, available: u64, step: u64 },
 }
@@ -44,7 +64,10 @@ impl DataError {
     /// A way out that the message does not name.
     pub fn help(&self) -> Option<Help> {
         match self {
-            DataError::Token { input, .. } | DataError::Derived { input, .. } | DataError::Default { input, .. } => {
+            DataError::Token { input, .. }
+            | DataError::Sample { input, .. }
+            | DataError::Derived { input, .. }
+            | DataError::Default { input, .. } => {
                 Some(Help::from(format!("if any value of `{input}` is meant, the text says so: `@any` at the end of its `input`")))
             }
             DataError::Io { .. }
@@ -57,6 +80,14 @@ impl DataError {
             | DataError::Missing { .. }
             | DataError::Said(_)
             | DataError::Midst { .. }
+            | DataError::Sets(_)
+            | DataError::Shards(_)
+            | DataError::Blend { .. }
+            | DataError::Split(_)
+            | DataError::Inputs(..)
+            | DataError::Unsized
+            | DataError::Seed(_)
+            | DataError::Short { .. }
             | DataError::Exhausted { .. } => None,
         }
     }

@@ -9,6 +9,7 @@ use ir::op::DType;
 use ir::program::{InputEntry, Interval};
 use memmap2::{Advice, Mmap};
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 /// Of a file that is long, so many samples of so many bytes are hashed.
@@ -199,24 +200,23 @@ impl File {
         }
     }
 
-    /// A batch from sequence `start` of a stream on, or that with this number of an array; lines of the last
-    /// dim have one element more if `longer`.
-    pub fn read(&self, input: &InputEntry, start: u64, longer: bool) -> Vec<f64> {
-        match &self.format {
-            DataFormat::Stream { element, .. } => {
-                let (batch, line) = (input.dims[0].size, input.dims[1].size + 1);
-                (0..batch).flat_map(|row| self.elements(*element, self.position(input, start, row * input.dims[1].size, true), line)).collect()
-            }
-            DataFormat::Array { element, .. } => {
-                let elements = batch_elements(input, longer);
-                self.elements(*element, start * elements, elements)
-            }
-        }
+    /// Bytes of an element.
+    pub fn width(&self) -> u64 {
+        let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
+        element.bytes() as u64
     }
 
-    fn elements(&self, element: Element, first: u64, count: u64) -> Vec<f64> {
+    /// Columns of a line of the batch that begins at sequence `start` of a stream, or that has this number of an array.
+    /// Others stay as they are.
+    pub fn line(&self, input: &InputEntry, start: u64, line: u64, longer: bool, columns: &[Range<usize>], out: &mut [f64]) {
+        let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
         let width = element.bytes();
-        self.map[self.start + first as usize * width..][..count as usize * width].chunks_exact(width).map(|b| element.read(b)).collect()
+        let first = self.position(input, start, line * input.dims.last().map_or(1, |d| d.size.max(1)), longer) as usize;
+        let data = &self.map[self.start..];
+        for columns in columns {
+            let bytes = &data[(first + columns.start) * width..(first + columns.end) * width];
+            out[columns.clone()].iter_mut().zip(bytes.chunks_exact(width)).for_each(|(out, bytes)| *out = element.read(bytes));
+        }
     }
 
     /// The place in the file of element `k` of an input's batch that begins there.

@@ -1,25 +1,38 @@
-//! What a step is fed: one whole global batch per input of the job, from files.
+//! What a step is fed, from files or data sets: of one global batch per input of the job, what a rank loads.
 //!
 //! A text (bytes as tokens), an llm.c `.bin` file, or whatever the user says to be tokens, is a stream of them: sequence `n` of a run is the window of `seq + 1`
 //! tokens from `n * seq` on; `seq` of them are the input and the last `seq` the input that derives from it by `Next`. A stream
-//! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`, and ends.
+//! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`, and ends. Of a
+//! data set ([`DataSets`]) sequence `n` is sample `n`.
+//!
+//! What is read, and how it becomes an input's elements, goes line by line along the last dim ([`Data::read`]): a line
+//! of a file or a data set, of which the columns are read that some input needs.
 
 mod array;
+mod batch;
+mod derive;
 mod error;
 mod file;
 mod foreign;
 mod format;
+mod sets;
 mod stream;
+mod wanted;
 
+pub use batch::Batch;
 pub use error::DataError;
 pub use format::Encoding;
+pub use sets::{DataSets, PARTS, Samples, SetNames};
+pub use wanted::Wanted;
 
 use crate::conditions::DataMark;
 use crate::host::{Tensor, sizes};
+use derive::{Line, NOTHING, Taken};
 use file::File;
 use ir::graph::Feed;
 use ir::program::{Action, InputEntry, Job};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -81,6 +94,8 @@ enum Source {
         longer: bool,
         number: usize,
     },
+    /// Samples of data sets, of one token more than the input has.
+    Set(Samples),
     Feed(Feed),
 }
 
@@ -116,8 +131,25 @@ impl Data {
                 }
             });
         }
-        let batch = job.global_batch.max(1);
-        let data = Data { inputs, sources, batch, ahead: 0, files: specs.iter().map(|s| s.file.clone()).collect() };
+        Data::of(job, sources, specs.iter().map(|s| s.file.clone()).collect())
+    }
+
+    /// Has samples feed the only input that has no default.
+    ///
+    /// # Errors
+    /// If that is not one of tokens, or there are others.
+    pub fn of_samples(job: &Job, samples: Samples) -> Result<Data, DataError> {
+        let input = sets::input(job)?;
+        // What no program loads needs no data.
+        let nothing = Feed::Const(ir::op::Real(0.0));
+        let mut sources: Vec<Source> = job.inputs.iter().map(|i| Source::Feed(i.default.clone().unwrap_or(nothing.clone()))).collect();
+        sources[input] = Source::Set(samples);
+        Data::of(job, sources, vec![])
+    }
+
+    fn of(job: &Job, sources: Vec<Source>, files: Vec<PathBuf>) -> Result<Data, DataError> {
+        let (inputs, batch) = (job.inputs.clone(), job.global_batch.max(1));
+        let data = Data { inputs, sources, batch, ahead: 0, files };
         for (k, source) in data.sources.iter().enumerate() {
             data.check_default(k)?;
             if let Source::Feed(feed) = source
@@ -141,24 +173,26 @@ impl Data {
 
     /// By what the files are known again, per input that has one.
     pub fn marks(&self) -> Vec<DataMark> {
-        let files = self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
-            Source::File { file, number, .. } => Some((file, input, &self.files[*number])),
-            Source::Feed(_) => None,
-        });
-        files
-            .map(|(file, input, path)| DataMark {
+        let marks = self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
+            Source::File { file, number, .. } => Some(DataMark {
                 input: input.name.clone(),
-                file: path.display().to_string(),
+                file: self.files[*number].display().to_string(),
                 bytes: file.bytes(),
                 hash: file.hash().to_hex().to_string(),
-            })
-            .collect()
+            }),
+            Source::Set(samples) => Some(samples.mark(&input.name)),
+            Source::Feed(_) => None,
+        });
+        marks.collect()
     }
 
-    /// Where a step begins to read: a sequence of a stream, a batch of an array.
-    fn start(&self, file: &File, input: &InputEntry, step: u64) -> u64 {
+    /// Where a step begins to read: a sequence of a stream or of data sets, a batch of an array.
+    fn start(&self, source: usize, step: u64) -> u64 {
         // Of this input's; another number of them than the job's may make up a step.
-        let rows = if file.ends() { 1 } else { input.dims[0].size };
+        let rows = match &self.sources[source] {
+            Source::File { file, .. } if file.ends() => 1,
+            Source::File { .. } | Source::Set(_) | Source::Feed(_) => self.inputs[source].dims[0].size,
+        };
         let start = i128::from(step) * i128::from(rows) + i128::from(self.ahead) * i128::from(rows) / i128::from(self.batch);
         start.clamp(0, i128::from(u64::MAX)) as u64
     }
@@ -168,7 +202,9 @@ impl Data {
         let value = match self.sources[k] {
             Source::Feed(Feed::Const(value)) => value.0,
             Source::Feed(Feed::Prev(_, first)) => first as f64,
-            Source::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) | Source::File { .. } => return Ok(()),
+            Source::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) | Source::File { .. } | Source::Set(_) => {
+                return Ok(());
+            }
         };
         match &self.inputs[k].takes {
             Some(takes) if !takes.iter().any(|i| i.has(value)) => {
@@ -184,12 +220,12 @@ impl Data {
         let missing = |how: String| Err(DataError::Missing { input: input.name.clone(), how });
         let ahead = matches!(self.sources[derived], Source::Feed(Feed::Ahead(_)));
         match &self.sources[from] {
-            Source::Feed(Feed::Next(base)) if ahead && matches!(self.sources[*base as usize], Source::File { .. }) => {}
+            Source::Feed(Feed::Next(base)) if ahead && matches!(self.sources[*base as usize], Source::File { .. } | Source::Set(_)) => {}
             Source::Feed(_) => return missing(format!("it derives from `{}`, which has no file", other.name)),
             Source::File { longer: false, .. } if matches!(self.sources[derived], Source::Feed(Feed::Next(_))) => {
                 return missing(format!("it is what comes after `{}`, whose file has no element more than that input takes", other.name));
             }
-            Source::File { .. } => {}
+            Source::File { .. } | Source::Set(_) => {}
         }
         let mut own = sizes(&input.dims);
         if ahead && own.len() > 1 {
@@ -212,17 +248,19 @@ impl Data {
         self.files_with_inputs().filter(|(file, _)| file.ends()).map(steps).min()
     }
 
-    /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if a file is too long for that.
+    /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if there is too much for that.
     ///
     /// # Errors
     /// As [`Data::batch`] of the first step that would find something.
     pub fn check_steps(&self, steps: Range<u64>) -> Result<(), DataError> {
         let looked_at = match () {
+            () if self.sources.iter().any(|s| matches!(s, Source::Set(_))) => 1,
             () if self.files_with_inputs().any(|(file, _)| file.bytes() > LOOKED_THROUGH) => 1,
             () if (0..self.inputs.len()).all(|k| self.surely_takes(k)) => 0,
             () => self.files_with_inputs().map(|(file, input)| file.round(input)).max().unwrap_or(1),
         };
-        steps.take(looked_at as usize).try_for_each(|step| self.batch(step).map(drop))
+        let all = Wanted::all(&self.inputs);
+        steps.take(looked_at as usize).try_for_each(|step| self.read(step, &all).map(drop))
     }
 
     /// Whether an input takes whatever there can be for it, as far as a look at its file as a whole can tell.
@@ -230,14 +268,16 @@ impl Data {
         let Some(takes) = &self.inputs[k].takes else {
             return match &self.sources[k] {
                 Source::File { file, .. } => file.is_finite(self.inputs[k].dtype),
-                Source::Feed(_) => true,
+                Source::Set(_) | Source::Feed(_) => true,
             };
         };
         match &self.sources[k] {
             Source::File { file, .. } => file.holds_only(takes),
+            // Each batch is looked at when it is read.
+            Source::Set(_) => true,
             Source::Feed(Feed::Next(i) | Feed::Prev(i, _)) => match &self.sources[*i as usize] {
                 Source::File { file, .. } => file.holds_only(takes),
-                Source::Feed(_) => true,
+                Source::Set(_) | Source::Feed(_) => true,
             },
             // What the text gives was looked at.
             Source::Feed(Feed::Const(_)) => true,
@@ -245,7 +285,7 @@ impl Data {
                 let (base, _) = self.base(*i);
                 let of_file = match &self.sources[base] {
                     Source::File { file, .. } => file.holds_only(takes),
-                    Source::Feed(_) => true,
+                    Source::Set(_) | Source::Feed(_) => true,
                 };
                 of_file && takes.iter().any(|i| i.has(NOTHING))
             }
@@ -259,14 +299,14 @@ impl Data {
     fn files_with_inputs(&self) -> impl Iterator<Item = (&File, &InputEntry)> {
         self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
             Source::File { file, .. } => Some((file, input)),
-            Source::Feed(_) => None,
+            Source::Set(_) | Source::Feed(_) => None,
         })
     }
 
     fn files_with_paths(&self) -> impl Iterator<Item = (&File, &PathBuf)> {
         self.sources.iter().filter_map(|source| match source {
             Source::File { file, number, .. } => Some((file, &self.files[*number])),
-            Source::Feed(_) => None,
+            Source::Set(_) | Source::Feed(_) => None,
         })
     }
 
@@ -275,91 +315,174 @@ impl Data {
     /// # Errors
     /// If the data has ended, or an element is none that its input takes.
     pub fn batch(&self, step: u64) -> Result<Vec<Tensor>, DataError> {
-        // What files hold, with the element more where there is one.
-        let mut held: Vec<Option<Vec<f64>>> = vec![];
-        for (source, input) in self.sources.iter().zip(&self.inputs) {
-            held.push(match source {
-                Source::File { file, longer, number } => {
-                    let start = self.start(file, input, step);
-                    if file.ends() && start >= file.batches(input) {
-                        return Err(DataError::Exhausted { file: self.files[*number].clone(), available: file.batches(input), step: start + 1 });
-                    }
-                    Some(file.read(input, start, *longer))
-                }
-                Source::Feed(_) => None,
-            });
-        }
-        let mut out = vec![];
-        for (k, (source, input)) in self.sources.iter().zip(&self.inputs).enumerate() {
-            let (tensor, from) = match source {
-                Source::File { longer, .. } => (lines(&held[k], input, *longer, |line, n| line[..n].to_vec()), k),
+        let all = Wanted::all(&self.inputs);
+        Ok(self.read(step, &all)?.tensors(&self.inputs))
+    }
+
+    /// What is wanted of the batch of a step counted from 0.
+    ///
+    /// # Errors
+    /// If the data has ended, or an element is none that its input takes.
+    pub fn read<'a>(&self, step: u64, wanted: &'a Wanted) -> Result<Batch<'a>, DataError> {
+        let mut batch = Batch::new(&self.inputs, wanted);
+        for source in 0..self.sources.len() {
+            match &self.sources[source] {
+                Source::File { .. } | Source::Set(_) => self.read_source(source, step, wanted, &mut batch)?,
                 Source::Feed(Feed::Const(value)) => {
-                    let mut tensor = Tensor::zeros(sizes(&input.dims));
-                    tensor.data.fill(value.0);
-                    (tensor, k)
+                    for (_, columns) in wanted.0[source].lines(self.width(source)) {
+                        batch.extend(source, &vec![value.0; columns.len()]);
+                    }
                 }
-                Source::Feed(Feed::Next(i)) => (lines(&held[*i as usize], input, true, |line, n| line[1..=n].to_vec()), *i as usize),
-                Source::Feed(Feed::Ahead(i)) => {
-                    let (base, shift) = self.base(*i);
-                    let depth = input.dims.len().checked_sub(2).map_or(1, |d| input.dims[d].size) as usize;
-                    let longer = matches!(self.sources[base], Source::File { longer: true, .. });
-                    (lines(&held[base], input, longer, |line, n| ahead(&line[shift..n + shift], depth)), base)
-                }
-                Source::Feed(Feed::Prev(i, first)) => (self.derive(&held, *i, input, |line| previous(line, *first as f64)), *i as usize),
-                Source::Feed(Feed::Documents(i, separator)) => {
-                    (self.derive(&held, *i, input, |line| documents(line, *separator as f64)), *i as usize)
-                }
-                Source::Feed(Feed::Positions(i, separator)) => {
-                    (self.derive(&held, *i, input, |line| positions(line, *separator as f64)), *i as usize)
-                }
-            };
-            self.check(k, &tensor, from, step)?;
-            out.push(tensor);
+                // Read with what it derives from.
+                Source::Feed(_) => {}
+            }
         }
-        Ok(out)
+        Ok(batch)
+    }
+
+    /// Reads what is wanted of a file or data sets, for all inputs that are made of it.
+    fn read_source(&self, source: usize, step: u64, wanted: &Wanted, batch: &mut Batch) -> Result<(), DataError> {
+        let start = self.start(source, step);
+        let (length, longer) = (self.width(source) as usize, self.longer(source));
+        if let Source::File { file, number, .. } = &self.sources[source]
+            && file.ends()
+            && start >= file.batches(&self.inputs[source])
+        {
+            let available = file.batches(&self.inputs[source]);
+            return Err(DataError::Exhausted { file: self.files[*number].clone(), available, step: start + 1 });
+        }
+        // By line: inputs, in their order, and what they take of it.
+        let mut lines: BTreeMap<u64, Vec<(usize, Taken, Range<usize>)>> = BTreeMap::new();
+        for (input, regions) in wanted.0.iter().enumerate().filter(|(input, _)| self.root(*input) == Some(source)) {
+            for (line, columns) in regions.lines(self.width(input)) {
+                let (line, taken) = self.taken(input, line);
+                lines.entry(line).or_default().push((input, taken, columns));
+            }
+        }
+        let mut values = vec![0.0; length + usize::from(longer)];
+        let (mut borders, mut made) = (vec![], vec![]);
+        for (line, takers) in lines {
+            let columns = joined(takers.iter().map(|(_, taken, columns)| taken.needs(columns, length)).collect());
+            let read = columns.iter().map(|c| c.len() as u64).sum::<u64>();
+            match &self.sources[source] {
+                Source::File { file, .. } => {
+                    file.line(&self.inputs[source], start, line, longer, &columns, &mut values);
+                    batch.bytes += read * file.width();
+                }
+                Source::Set(samples) => batch.bytes += samples.line(start + line, &columns, &mut values, &mut borders)?,
+                Source::Feed(_) => {}
+            }
+            let held = Line { values: &values, length, borders: &borders, is_apart: self.is_apart(source) };
+            for (input, taken, columns) in takers {
+                held.take(taken, columns.clone(), &mut made);
+                self.check(input, &made, (source, start), (line, columns.start))?;
+                batch.extend(input, &made);
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements of a line of an input.
+    fn width(&self, input: usize) -> u64 {
+        self.inputs[input].dims.last().map_or(1, |d| d.size).max(1)
+    }
+
+    fn longer(&self, source: usize) -> bool {
+        match &self.sources[source] {
+            Source::File { longer, .. } => *longer,
+            Source::Set(_) => true,
+            Source::Feed(_) => false,
+        }
+    }
+
+    /// Whether the model keeps documents apart that are in one line.
+    fn is_apart(&self, source: usize) -> bool {
+        self.sources.iter().any(|s| matches!(s, Source::Feed(Feed::Documents(i, _) | Feed::Positions(i, _)) if *i as usize == source))
+    }
+
+    /// The input with the file or the data sets that an input's elements come from, if any do.
+    fn root(&self, input: usize) -> Option<usize> {
+        match &self.sources[input] {
+            Source::File { .. } | Source::Set(_) => Some(input),
+            Source::Feed(Feed::Ahead(i)) => Some(self.base(*i).0),
+            Source::Feed(feed) => feed.source().map(|i| i as usize),
+        }
+    }
+
+    /// How an input takes a line of its own from one of what it comes from, and from which.
+    fn taken(&self, input: usize, line: u64) -> (u64, Taken<'_>) {
+        match &self.sources[input] {
+            Source::File { .. } | Source::Set(_) => (line, Taken::Itself),
+            Source::Feed(Feed::Ahead(i)) => {
+                let dims = &self.inputs[input].dims;
+                let depths = dims.len().checked_sub(2).map_or(1, |d| dims[d].size).max(1);
+                (line / depths, Taken::Ahead { from: self.base(*i).1, depth: (line % depths) as usize })
+            }
+            Source::Feed(feed) => (line, Taken::Fed(feed)),
+        }
     }
 
     /// The input with the file that one derives from which others look ahead in, and how much further on that one is.
     fn base(&self, from: u32) -> (usize, usize) {
         match self.sources[from as usize] {
             Source::Feed(Feed::Next(base)) => (base as usize, 1),
-            Source::File { .. } | Source::Feed(_) => (from as usize, 0),
+            Source::File { .. } | Source::Set(_) | Source::Feed(_) => (from as usize, 0),
         }
     }
 
-    fn derive(&self, held: &[Option<Vec<f64>>], from: u32, input: &InputEntry, f: impl Fn(&[f64]) -> Vec<f64>) -> Tensor {
-        let longer = matches!(self.sources[from as usize], Source::File { longer: true, .. });
-        lines(&held[from as usize], input, longer, |line, n| f(&line[..n]))
-    }
-
-    /// Every element of input `k` is one that it takes: of floats, one that is finite in memory too. `from` is the input
-    /// that has the file.
-    fn check(&self, k: usize, tensor: &Tensor, from: usize, step: u64) -> Result<(), DataError> {
+    /// Each element is one that an input takes: of floats, one that is finite in memory too. `at` is the line of the
+    /// source and the first of the columns, `start` where the step begins in it.
+    fn check(&self, k: usize, values: &[f64], (source, start): (usize, u64), (line, column): (u64, usize)) -> Result<(), DataError> {
         let input = &self.inputs[k];
         let wrong = match &input.takes {
-            Some(takes) => tensor.data.iter().position(|x| !takes.iter().any(|i| i.has(*x))),
-            None => tensor.data.iter().position(|x| !input.dtype.is_finite(*x)),
+            Some(takes) => values.iter().position(|x| !takes.iter().any(|i| i.has(*x))),
+            None => values.iter().position(|x| !input.dtype.is_finite(*x)),
         };
         let Some(wrong) = wrong else { return Ok(()) };
-        let Source::File { file, longer, number } = &self.sources[from] else { return Ok(()) };
-        let position = file.position(&self.inputs[from], self.start(file, &self.inputs[from], step), wrong as u64, *longer);
-        let (file, value, name) = (self.files[*number].clone(), tensor.data[wrong], input.name.clone());
+        let (value, at, name) = (values[wrong], column + wrong, input.name.clone());
+        // Where it stands in the line; the first of a line that has what came before is the text's, which was looked at.
+        let stands = match &self.sources[k] {
+            Source::Feed(Feed::Next(_)) => at + 1,
+            Source::Feed(Feed::Prev(..)) => at.saturating_sub(1),
+            Source::File { .. } | Source::Set(_) | Source::Feed(_) => at,
+        };
+        if let (Source::Set(samples), Some(takes)) = (&self.sources[source], &input.takes) {
+            return Err(samples.wrong(start + line, stands, value, name, takes.clone()));
+        }
+        let Source::File { file, longer, number } = &self.sources[source] else { return Ok(()) };
+        let width = self.width(source);
+        let position = |at: usize| file.position(&self.inputs[source], start, line * width, *longer) + at as u64;
+        let file = self.files[*number].clone();
         let Some(takes) = input.takes.clone() else {
             return Err(match value.is_finite() {
-                true => DataError::Beyond { file, position, value, input: name, dtype: input.dtype },
-                false => DataError::NotFinite { file, position, value, input: name },
+                true => DataError::Beyond { file, position: position(at), value, input: name, dtype: input.dtype },
+                false => DataError::NotFinite { file, position: position(at), value, input: name },
             });
         };
         let input = name;
-        let token = |position| DataError::Token { file: file.clone(), position, value, input: input.clone(), takes: takes.clone() };
         Err(match &self.sources[k] {
-            Source::File { .. } | Source::Feed(Feed::Const(_)) => token(position),
-            Source::Feed(Feed::Next(_)) => token(position + 1),
-            // The first of a line is the text's number, which was looked at.
-            Source::Feed(Feed::Prev(..)) => token(position.saturating_sub(1)),
-            Source::Feed(Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) => DataError::Derived { file, position, value, input, takes },
+            Source::File { .. } | Source::Set(_) | Source::Feed(Feed::Const(_) | Feed::Next(_) | Feed::Prev(..)) => {
+                DataError::Token { file, position: position(stands), value, input, takes }
+            }
+            Source::Feed(Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) => {
+                DataError::Derived { file, position: position(at), value, input, takes }
+            }
         })
     }
+}
+
+/// Columns in order, those joined that touch.
+fn joined(mut columns: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    columns.retain(|c| !c.is_empty());
+    columns.sort_by_key(|c| c.start);
+    let mut out: Vec<Range<usize>> = vec![];
+    for range in columns {
+        match out.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            Some(_) | None => out.push(range),
+        }
+    }
+    out
 }
 
 /// Whether a program loads an input.
@@ -383,52 +506,6 @@ fn find(inputs: &[InputEntry], spec: &Spec) -> Result<usize, DataError> {
             }
         }
     }
-}
-
-/// A tensor line by line along its last dim, from lines that may be one element longer.
-fn lines(held: &Option<Vec<f64>>, input: &InputEntry, longer: bool, f: impl Fn(&[f64], usize) -> Vec<f64>) -> Tensor {
-    let sizes = sizes(&input.dims);
-    let n = sizes.last().copied().unwrap_or(1) as usize;
-    let held = held.as_deref().unwrap_or_default();
-    let data = held.chunks(n + usize::from(longer)).flat_map(|line| f(line, n)).collect();
-    Tensor { sizes, data }
-}
-
-/// What stands where a line has no element any more: labels of it count for nothing.
-const NOTHING: f64 = -100.0;
-
-/// Of each depth the elements that come so much later, and one more.
-fn ahead(line: &[f64], depth: usize) -> Vec<f64> {
-    let row = |k: usize| line.iter().skip(k + 1).copied().chain(std::iter::repeat(NOTHING)).take(line.len());
-    (0..depth).flat_map(row).collect()
-}
-
-fn previous(line: &[f64], first: f64) -> Vec<f64> {
-    std::iter::once(first).chain(line.iter().copied()).take(line.len()).collect()
-}
-
-/// For each element, the number of separators before it.
-fn documents(line: &[f64], separator: f64) -> Vec<f64> {
-    let mut seen = 0.0;
-    line.iter()
-        .map(|x| {
-            let now = seen;
-            seen += f64::from(*x == separator);
-            now
-        })
-        .collect()
-}
-
-/// For each element, how many come since the last separator before it.
-fn positions(line: &[f64], separator: f64) -> Vec<f64> {
-    let mut at = 0.0;
-    line.iter()
-        .map(|x| {
-            let now = at;
-            at = if *x == separator { 0.0 } else { at + 1.0 };
-            now
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -495,14 +495,6 @@ fn files_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn derived_inputs_follow_their_definitions() {
-    let line = [5.0, 0.0, 7.0, 8.0, 0.0, 1.0];
-    assert_eq!(previous(&line, 9.0), [9.0, 5.0, 0.0, 7.0, 8.0, 0.0]);
-    assert_eq!(documents(&line, 0.0), [0.0, 0.0, 1.0, 1.0, 1.0, 2.0]);
-    assert_eq!(positions(&line, 0.0), [0.0, 1.0, 0.0, 1.0, 2.0, 0.0]);
-}
-
-#[test]
 fn tokens_are_not_read_as_another_dtype_than_their_index_says() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("corpus.bin");

@@ -17,7 +17,7 @@ pub use describe::describe;
 pub use frame::Frame;
 pub(crate) use held::{Cut, cuts};
 pub use held::{Held, Sum};
-pub use step::{ExecError, Fault, Order, Step};
+pub use step::{ExecError, Fault, Fed, Order, Step};
 pub use transfer::{Copied, Transfer};
 
 use crate::blame::Suspect;
@@ -214,7 +214,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 let part = Part::new(&job.inputs[*input as usize].dims, index, &self.coords);
                 let at = self.frame.start(call, *dst);
                 let dtype = self.frame.program.buffers[dst.index()].dtype;
-                scatter(&mut self.device, &part, &step.batch[*input as usize], at, dtype, &mut self.scratch);
+                scatter(&mut self.device, &part, step.batch.input(*input), at, dtype, &mut self.scratch);
             }
             Action::Report { report, src } => {
                 let mut value = [0.0];

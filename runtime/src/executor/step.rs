@@ -2,11 +2,37 @@
 
 use crate::comm::CommError;
 use crate::device::DeviceError;
-use crate::host::Tensor;
+use crate::host::{Tensor, Whole};
 use ir::diag::Help;
 use ir::options::OptionName;
 use ir::reason::{AvoidedBy, Reason};
 use serde::{Deserialize, Serialize};
+
+/// What a step is fed: per input of the job, one whole global batch, or as much of it as a rank loads.
+pub trait Fed: Sync {
+    fn input(&self, number: u32) -> &dyn Whole;
+}
+
+impl Fed for &[Tensor] {
+    fn input(&self, number: u32) -> &dyn Whole {
+        &self[number as usize]
+    }
+}
+
+impl Fed for Vec<Tensor> {
+    fn input(&self, number: u32) -> &dyn Whole {
+        &self[number as usize]
+    }
+}
+
+/// Of a step that loads nothing.
+struct Nothing;
+
+impl Fed for Nothing {
+    fn input(&self, _: u32) -> &dyn Whole {
+        unreachable!("invariant: an idle step loads nothing")
+    }
+}
 
 /// What is the same for all ranks in a step.
 #[derive(Clone, Copy)]
@@ -18,14 +44,13 @@ pub struct Step<'a> {
     pub loss_scale: f64,
     /// Below 2^53, as kernels of the reference device get it as f64.
     pub seed: u64,
-    /// One whole global batch per input of the job, in its order.
-    pub batch: &'a [Tensor],
+    pub batch: &'a dyn Fed,
 }
 
 impl Step<'_> {
     /// In which nothing is trained: what a step has begun is brought to its end.
     pub fn idle(number: u64, seed: u64) -> Step<'static> {
-        Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &[] }
+        Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &Nothing }
     }
 }
 

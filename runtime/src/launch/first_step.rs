@@ -8,7 +8,7 @@ use super::options::RunOptions;
 use super::orders::orders;
 use crate::artifact::Artifact;
 use crate::checkpoint;
-use crate::data::Data;
+use crate::feeding::Reading;
 use crate::host::Tensor;
 use crate::protocol::{Expected, FirstStep};
 use crate::reference::{self, DIGIT, Numbers};
@@ -39,11 +39,12 @@ const COMPARED: [&str; 2] = ["loss", "grad_norm"];
 pub fn first_step(artifact: &Artifact, options: &RunOptions, references: &[Job]) -> Result<Option<FirstStep>, RunError> {
     let job = &artifact.job;
     let orders = orders(artifact, options)?;
-    let (done, read) = orders.start(job.global_batch);
+    let (done, _) = orders.start(job.global_batch);
     if done >= orders.steps {
         return Ok(None);
     }
-    let whole = Data::open(job, &orders.data)?.after((done, read))?.batch(done)?;
+    let Some(reading) = Reading::open(job, &orders)? else { return Ok(None) };
+    let whole = reading.training.batch(done)?;
     let Some(first) = references.first() else { return Ok(None) };
     let found = |reference: &Job, numbers: Numbers| -> Result<Vec<f64>, RunError> {
         let weights = match &orders.resume {

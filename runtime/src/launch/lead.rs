@@ -16,18 +16,18 @@ use super::sensible::Course;
 use super::spike::Spikes;
 use super::stop::Ended;
 use crate::artifact::Artifact;
-use crate::executor::arena_bytes;
+use crate::executor::{arena_bytes, named};
 use crate::gpu::cuda;
 use crate::lines::Earlier;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
-use crate::protocol::{Event, FirstStep, Orders, Saves, Spread};
+use crate::protocol::{Event, FirstStep, HeldOut, Orders, Saves, Spread};
 use crate::shm::Ask;
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark};
 use ir::program::{Arena, Job, Space};
 use ir::provenance::few;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -153,6 +153,9 @@ pub fn conduct(
                 notes.extend(first(&artifact.job, &orders, &reports).map(Note::Remark));
             }
             Some(Said::Event(_, Event::First { .. })) => {}
+            Some(Said::Event(_, Event::Evaluated { part, reports })) => {
+                summary.held_out.extend(named(&artifact.job, &reports).remove("loss").map(|loss| (part, loss)));
+            }
             Some(Said::Event(rank, Event::Sums { step, sums })) => match replicas.said(rank, step, &sums, |rank| host_of(&orders, rank)) {
                 None => {}
                 Some(Ok(note)) => observe(RunEvent::Note(note)),
@@ -205,6 +208,9 @@ pub fn conduct(
         ranks.end(RunFailure::new(error.to_string()));
         return Err(error);
     }
+    if !summary.held_out.is_empty() {
+        observe(RunEvent::Note(Note::Remark(held_out(&summary.held_out))));
+    }
     if let (Some(profile), Some(spread)) = (&mut summary.profile, &orders.spread) {
         profile.align(spread);
     }
@@ -224,6 +230,16 @@ pub fn conduct(
     let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), Target::finish), state.map_or(Ok(()), Target::finish)];
     ends.into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
+}
+
+/// What training came to on data that it has not seen.
+fn held_out(losses: &BTreeMap<HeldOut, f64>) -> String {
+    let name = |part: &HeldOut| match part {
+        HeldOut::Valid => "validation",
+        HeldOut::Test => "test",
+    };
+    let losses: Vec<String> = losses.iter().map(|(part, loss)| format!("{} loss {loss:.4}", name(part))).collect();
+    format!("after the last step: {}", losses.join(", "))
 }
 
 /// How long it took until all ranks held what they begin with.

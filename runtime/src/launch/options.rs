@@ -3,7 +3,7 @@
 use super::save::Existing;
 use super::stop::StopRequest;
 use crate::conditions::Change;
-use crate::data::Spec;
+use crate::data::{DataSets, Spec};
 use crate::executor::Order;
 use crate::lines::Earlier;
 use crate::protocol::{FirstStep, OnNonfinite};
@@ -26,6 +26,8 @@ pub struct RunOptions {
     pub rank_binary: PathBuf,
     pub data: Vec<Spec>,
     pub valid_data: Vec<Spec>,
+    /// In place of both.
+    pub sets: Option<DataSets>,
     /// Steps between held-out losses; 0 is never.
     pub eval_interval: u64,
     /// Most global batches of a held-out loss.
@@ -105,6 +107,7 @@ impl RunOptions {
             rank_binary,
             data: vec![],
             valid_data: vec![],
+            sets: None,
             eval_interval: 0,
             eval_batches: 8,
             steps: None,

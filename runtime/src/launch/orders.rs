@@ -5,13 +5,15 @@ use super::options::RunOptions;
 use crate::artifact::Artifact;
 use crate::checkpoint;
 use crate::conditions::{Conditions, model_changes};
-use crate::data::{self, Data, Spec};
+use crate::data::{self, Data, DataError, DataSets, Spec};
+use crate::feeding;
 use crate::gpu::{cuda, nccl};
 use crate::profile::{WARM_UP, Window};
 use crate::protocol::{Orders, SaveFile, Saves};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Resumed;
 use ir::pattern;
+use ir::program::Job;
 use std::path::PathBuf;
 
 /// The device that was asked for, if it runs what was compiled, or the usual one.
@@ -66,6 +68,19 @@ pub(super) fn exchange_by_nccl(orders: &Orders, options: &RunOptions) -> bool {
     }
 }
 
+/// How many samples a run takes of training, validation and test; with what it goes on from behind it.
+fn wanted(job: &Job, options: &RunOptions, sets: &DataSets, (done, read): (u64, u64)) -> Result<[u64; 3], DataError> {
+    let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
+    let steps = options.steps.or(scheduled).ok_or(DataError::Unsized)?;
+    let mut samples = feeding::samples(steps, job.global_batch, options.eval_interval, options.eval_batches);
+    // Sequences may have been left out, or steps had others.
+    samples[0] = samples[0].max(read.saturating_add(steps.saturating_sub(done).saturating_mul(job.global_batch)));
+    for part in [1, 2] {
+        samples[part] = if sets.has(part)? { samples[part] } else { 0 };
+    }
+    Ok(samples)
+}
+
 /// Checks the options and settles what they leave open.
 pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError> {
     let job = &artifact.job;
@@ -80,12 +95,30 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     // Its tag is known when ranks have met.
     let saves = |name: &PathBuf| absolute(name).map(|dir| Saves { dir, name: name.clone(), interval: options.save_interval, tag: String::new() });
     let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> { list.iter().map(|s| Ok(Spec { file: absolute(&s.file)?, ..s.clone() })).collect() };
-    let training = (options.steps != Some(0)).then_some(&options.data[..]);
-    let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
-    let [data, valid] = data::open_checked(job, training, valid)?;
     let resume = options.resume.as_ref().map(|file| Ok::<_, RunError>((file, checkpoint::resume(file, job)?))).transpose()?;
     let mark = resume.as_ref().map(|(_, r)| r.mark).unwrap_or_default();
+    let seed = if resume.is_some() { mark.seed } else { options.seed };
     let read = mark.read(job.global_batch).saturating_add(options.skip);
+    let trains = options.steps != Some(0);
+    let sets = options.sets.as_ref().filter(|_| trains).map(DataSets::settled).transpose()?;
+    let sets = match sets {
+        Some(DataSets { names, cache }) => Some(DataSets { names, cache: cache.as_ref().map(absolute).transpose()? }),
+        None => None,
+    };
+    let mut samples = [0; 3];
+    let [data, valid, test] = match &sets {
+        Some(sets) => {
+            samples = wanted(job, options, sets, (mark.step, read))?;
+            let [data, valid, test] = sets.open(job, seed, samples)?.map(|s| s.map(|s| Data::of_samples(job, s)).transpose());
+            [data?, valid?, test?]
+        }
+        None => {
+            let training = trains.then_some(&options.data[..]);
+            let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
+            let [data, valid] = data::open_checked(job, training, valid)?;
+            [data, valid, None]
+        }
+    };
     let data = data.map(|data| data.after((mark.step, read))).transpose()?;
     let steps = match (options.steps, &data) {
         (_, None) => 0,
@@ -134,7 +167,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     if let Some(data) = &data {
         data.check_steps(done..steps)?;
     }
-    if let Some(valid) = &valid {
+    for valid in [&valid, &test].into_iter().flatten() {
         valid.check_steps(0..valid.batches().min(options.eval_batches).max(1))?;
     }
     Ok(Orders {
@@ -142,6 +175,8 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         id: artifact.id.clone(),
         data: specs(&options.data)?,
         valid_data: specs(&options.valid_data)?,
+        sets,
+        samples,
         eval_interval: options.eval_interval,
         eval_batches: options.eval_batches,
         steps,
@@ -156,7 +191,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         save_state: saved(&options.save_state)?,
         saves: options.save.as_ref().map(saves).transpose()?,
         threads: options.threads_per_rank,
-        seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
+        seed,
         resume,
         skip: options.skip,
         on_nonfinite: options.on_nonfinite,

@@ -28,6 +28,8 @@ fn orders() -> Orders {
         id: String::new(),
         data: vec![],
         valid_data: vec![],
+        sets: None,
+        samples: [0; 3],
         eval_interval: 2,
         eval_batches: 1,
         steps: 4,

@@ -82,6 +82,7 @@ mod tests {
                     busy: [busy, 1.0],
                     learning_rate: 0.0,
                     milliseconds: 1.0,
+                    read: 0,
                     reports: vec![],
                     valid: None,
                     loss_scale: None,

@@ -2,6 +2,7 @@
 
 use super::stop::Ended;
 use crate::profile::Profile;
+use crate::protocol::HeldOut;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,6 +24,8 @@ pub struct Progress {
     pub mfu: Option<f64>,
     /// Bytes of the rank that has the most: of its process, or of its part of a GPU, where it runs on one.
     pub memory_bytes: u64,
+    /// Bytes of data that the rank read for the step which read the most.
+    pub data_bytes: u64,
     #[serde(skip)]
     pub ranks: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,6 +104,8 @@ pub struct Summary {
     pub ended: Ended,
     pub skipped: u64,
     pub last: Option<Progress>,
+    /// Losses after the last step on data that is not trained on.
+    pub held_out: BTreeMap<HeldOut, f64>,
     /// Of the steps that were timed.
     pub profile: Option<Profile>,
 }
@@ -123,6 +128,7 @@ mod tests {
             step_ms: 1.0,
             mfu: one,
             memory_bytes: 1,
+            data_bytes: 1,
             ranks: 1,
             valid_loss: one,
             loss_scale: one,

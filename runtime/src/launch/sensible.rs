@@ -135,6 +135,11 @@ impl<'a> Course<'a> {
                 }
                 reached
             }
+            (Event::Evaluated { reports, .. }, Reached::Step(done)) if self.eval_interval > 0 && done == self.steps => {
+                self.reports(reports)?;
+                reached
+            }
+            (Event::Evaluated { .. }, _) => return Err("it evaluates what it came to".into()),
             (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) if *step == done => Reached::Done,
             (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) => {
                 return Err(format!("it is done with step {step} after step {done}"));

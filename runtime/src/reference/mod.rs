@@ -163,7 +163,7 @@ pub fn run_step_with(
 pub fn passes(job: &Job, weights: &Weights, batch: &[Tensor], number: u64, seed: u64, numbers: Numbers) -> Result<BTreeMap<String, f64>, Error> {
     check::check(job)?;
     let plans = Plans::new(job);
-    let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch };
+    let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &batch };
     let mut ranks = ranks(job, &plans, (Order::List, numbers), |held| weights.get(held));
     run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Train, &step, &mut Turns::Long)?;
     reports(job, &ranks)

@@ -316,6 +316,7 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
         learning_rate: rate,
         milliseconds: 1.0,
         busy: [0.5; 2],
+        read: 0,
         reports: reports.clone(),
         valid: None,
         loss_scale: None,

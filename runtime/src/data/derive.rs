@@ -1,0 +1,142 @@
+//! Inputs that follow from another one, line by line.
+
+use ir::graph::Feed;
+use std::ops::Range;
+
+/// What stands where a line has no element any more: labels of it count for nothing.
+pub const NOTHING: f64 = -100.0;
+
+/// A line of what files or data sets hold, as far as it was read.
+pub struct Line<'a> {
+    /// With the element more, where there is one.
+    pub values: &'a [f64],
+    /// Elements of the input.
+    pub length: usize,
+    /// The elements with which documents begin, as a data set says; none of a file, which does not.
+    pub borders: &'a [usize],
+    /// Whether what follows a document's end counts for nothing: if the model keeps documents apart.
+    pub is_apart: bool,
+}
+
+/// How an input takes its elements from a line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Taken<'a> {
+    Itself,
+    Fed(&'a Feed),
+    /// What comes later by so much and one: `from` is 1 for what looks ahead of the next.
+    Ahead {
+        from: usize,
+        depth: usize,
+    },
+}
+
+impl Taken<'_> {
+    /// The elements of a line of which these columns are made.
+    pub fn needs(self, columns: &Range<usize>, length: usize) -> Range<usize> {
+        let Range { start, end } = *columns;
+        match self {
+            Taken::Itself | Taken::Fed(Feed::Const(_)) => start..end,
+            Taken::Fed(Feed::Next(_)) => start + 1..end + 1,
+            Taken::Fed(Feed::Prev(..)) => start.saturating_sub(1)..end.saturating_sub(1),
+            // Separators before them count.
+            Taken::Fed(Feed::Documents(..) | Feed::Positions(..)) => 0..end,
+            // Not past the line's end.
+            Taken::Fed(Feed::Ahead(_)) => start..start,
+            Taken::Ahead { from, depth } => {
+                let last = length + from;
+                (start + from + depth + 1).min(last)..(end + from + depth + 1).min(last)
+            }
+        }
+    }
+}
+
+impl Line<'_> {
+    /// The elements of an input in these columns.
+    pub fn take(&self, taken: Taken, columns: Range<usize>, out: &mut Vec<f64>) {
+        out.clear();
+        match taken {
+            Taken::Itself => out.extend(&self.values[columns]),
+            Taken::Fed(Feed::Const(value)) => out.extend(columns.map(|_| value.0)),
+            Taken::Fed(Feed::Next(_)) => out.extend(columns.map(|c| self.within(c, c + 1))),
+            Taken::Fed(Feed::Prev(_, first)) => out.extend(columns.map(|c| c.checked_sub(1).map_or(*first as f64, |c| self.values[c]))),
+            Taken::Fed(Feed::Documents(_, separator)) => self.count(*separator as f64, columns, out, |number, _| number),
+            Taken::Fed(Feed::Positions(_, separator)) => self.count(*separator as f64, columns, out, |_, since| since),
+            Taken::Fed(Feed::Ahead(_)) => out.extend(columns.map(|_| NOTHING)),
+            Taken::Ahead { from, depth } => {
+                let further = |c: usize| Some(c + from + depth + 1).filter(|at| *at < self.length + from);
+                out.extend(columns.map(|c| further(c).map_or(NOTHING, |at| self.within(c, at))));
+            }
+        }
+    }
+
+    /// The element at a place, if it is no label of another document than that of an element before.
+    fn within(&self, element: usize, at: usize) -> f64 {
+        let is_beyond = self.is_apart && self.borders.iter().any(|border| element < *border && *border <= at);
+        if is_beyond { NOTHING } else { self.values[at] }
+    }
+
+    /// Of each column, what becomes of the number of documents that ended before it and of the elements since. A
+    /// separator ends its document, and a document of a data set ends by itself too.
+    fn count(&self, separator: f64, columns: Range<usize>, out: &mut Vec<f64>, make: impl Fn(f64, f64) -> f64) {
+        let (mut number, mut since) = (0.0, 0.0);
+        let mut borders = self.borders.iter().copied().peekable();
+        for at in 0..columns.end {
+            let mut begins = at > 0 && self.values[at - 1] == separator;
+            while let Some(border) = borders.next_if(|b| *b <= at) {
+                begins |= border == at && at > 0;
+            }
+            if begins {
+                (number, since) = (number + 1.0, 0.0);
+            }
+            if at >= columns.start {
+                out.push(make(number, since));
+            }
+            since += 1.0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(line: &Line, taken: Taken) -> Vec<f64> {
+        let (mut whole, mut part) = (vec![], vec![]);
+        line.take(taken, 0..line.length, &mut whole);
+        // Columns by themselves are the same, and read no more than they say.
+        for c in 0..line.length {
+            let needs = taken.needs(&(c..c + 1), line.length);
+            let values: Vec<f64> = line.values.iter().enumerate().map(|(k, x)| if needs.contains(&k) { *x } else { f64::NAN }).collect();
+            Line { values: &values, ..*line }.take(taken, c..c + 1, &mut part);
+            assert_eq!(part, whole[c..=c], "{taken:?} at {c}");
+        }
+        whole
+    }
+
+    #[test]
+    fn derived_inputs_follow_their_definitions() {
+        let values = [5.0, 0.0, 7.0, 0.0, 0.0, 9.0];
+        let line = Line { values: &values, length: 5, borders: &[], is_apart: true };
+        assert_eq!(taken(&line, Taken::Itself), values[..5]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), values[1..]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Prev(0, 3))), [3.0, 5.0, 0.0, 7.0, 0.0]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(taken(&line, Taken::Ahead { from: 0, depth: 1 }), [7.0, 0.0, 0.0, NOTHING, NOTHING]);
+        assert_eq!(taken(&line, Taken::Ahead { from: 1, depth: 0 }), [7.0, 0.0, 0.0, 9.0, NOTHING]);
+    }
+
+    #[test]
+    fn documents_of_a_data_set_end_without_a_separator() {
+        let line = Line { values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], length: 5, borders: &[0, 2, 5], is_apart: true };
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 1.0]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 2.0]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), [6.0, NOTHING, 8.0, 9.0, NOTHING]);
+        assert_eq!(taken(&line, Taken::Ahead { from: 1, depth: 0 }), [NOTHING, NOTHING, 9.0, NOTHING, NOTHING]);
+        assert_eq!(taken(&Line { is_apart: false, ..line }, Taken::Fed(&Feed::Next(0))), [6.0, 7.0, 8.0, 9.0, 4.0]);
+        // Where each ends with one, that is the same border.
+        let both = Line { values: &[5.0, 0.0, 7.0, 0.0, 9.0, 4.0], borders: &[0, 2, 4], ..line };
+        assert_eq!(taken(&both, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
+        assert_eq!(taken(&both, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
+    }
+}

@@ -1,0 +1,216 @@
+//! Data sets as Megatron-LM has them (the crate `data`): which there are, and the samples of a part of a run.
+
+use super::error::DataError;
+use super::loaded;
+use crate::conditions::DataMark;
+use data::blend::Blend;
+use data::dataset::{Cache, Dataset, Error, Piece, Request, Source};
+use data::indexed::{Indexed, IndexedError};
+use data::shards::expand;
+use data::split::{Part, Split};
+use ir::op::DType;
+use ir::program::{InputEntry, Interval, Job};
+use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What the parts of a run are called.
+pub const PARTS: [&str; 3] = ["training", "validation", "test"];
+
+/// The data sets of a run, in the words of Megatron-LM's flags.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataSets {
+    pub names: SetNames,
+    /// Where orders of samples are kept; else beside each data set.
+    pub cache: Option<PathBuf>,
+}
+
+/// One prefix, several, or weights and prefixes in turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetNames {
+    /// Of which each part of a run has some documents.
+    Shared { blend: Vec<String>, split: String },
+    /// Of training, validation and test; nothing where there is none.
+    Own([Vec<String>; 3]),
+}
+
+impl DataSets {
+    /// The same, wherever a process runs: paths are absolute, and patterns stand for what fits them now.
+    ///
+    /// # Errors
+    /// What is no blend; patterns that nothing fits.
+    pub fn settled(&self) -> Result<DataSets, DataError> {
+        let words = |part: usize, words: &[String]| -> Result<Vec<String>, DataError> {
+            let blend = Blend::parse(words).map_err(|cause| DataError::Blend { part: PARTS[part], cause })?;
+            let Blend { prefixes, weights } = expand(blend)?;
+            let path = |p: &PathBuf| {
+                let cause = |cause| Error::Indexed(IndexedError::Io { file: p.clone(), cause });
+                let absolute = std::path::absolute(p).map_err(cause)?;
+                // Said to other processes as text.
+                let text = absolute.to_str().map(str::to_owned);
+                text.ok_or_else(|| cause(io::Error::new(io::ErrorKind::InvalidInput, "its name is not UTF-8")))
+            };
+            let paths = prefixes.iter().map(path).collect::<Result<Vec<String>, Error>>()?;
+            Ok(match weights {
+                Some(weights) => weights.iter().map(f64::to_string).zip(paths).flat_map(|(weight, path)| [weight, path]).collect(),
+                None => paths,
+            })
+        };
+        let names = match &self.names {
+            SetNames::Shared { blend, split } => {
+                Split::parse(split).map_err(DataError::Split)?;
+                SetNames::Shared { blend: words(0, blend)?, split: split.clone() }
+            }
+            SetNames::Own(own) => {
+                let mut all: [Vec<String>; 3] = Default::default();
+                for (part, own) in own.iter().enumerate().filter(|(_, own)| !own.is_empty()) {
+                    all[part] = words(part, own)?;
+                }
+                SetNames::Own(all)
+            }
+        };
+        Ok(DataSets { names, cache: self.cache.clone() })
+    }
+
+    /// Whether there is anything for a part.
+    ///
+    /// # Errors
+    /// What is no split.
+    pub fn has(&self, part: usize) -> Result<bool, DataError> {
+        Ok(match &self.names {
+            SetNames::Shared { split, .. } => Split::parse(split).map_err(DataError::Split)?.0[part].is_some(),
+            SetNames::Own(own) => !own[part].is_empty(),
+        })
+    }
+
+    /// The samples of each part that takes any: so many of them, shuffled by a seed, as long as the model's input.
+    ///
+    /// # Errors
+    /// Data sets that cannot be read or are too small; an input that takes none.
+    pub fn open(&self, job: &Job, seed: u64, takes: [u64; 3]) -> Result<[Option<Samples>; 3], DataError> {
+        let entry = &job.inputs[input(job)?];
+        let length = entry.dims[1].size;
+        let sequence_length = u32::try_from(length).ok().filter(|n| *n < u32::MAX);
+        let sequence_length = sequence_length.ok_or_else(|| DataError::Inputs(format!("a sequence has {length} tokens"), entry.name.clone()))?;
+        let seed = u32::try_from(seed).map_err(|_| DataError::Seed(seed))?;
+        let is_taken = |part: Part| takes[part as usize] > 0;
+        let parse = |part: usize, words: &[String]| Blend::parse(words).map_err(|cause| DataError::Blend { part: PARTS[part], cause });
+        let source = match &self.names {
+            SetNames::Shared { blend, split } => {
+                let mut split = Split::parse(split).map_err(DataError::Split)?;
+                Part::ALL.into_iter().filter(|part| !is_taken(*part)).for_each(|part| split.0[part as usize] = None);
+                Source::Shared { blend: parse(0, blend)?, split }
+            }
+            SetNames::Own(own) => {
+                let mut blends = [const { None }; 3];
+                for part in Part::ALL.into_iter().filter(|part| is_taken(*part) && !own[*part as usize].is_empty()) {
+                    blends[part as usize] = Some(parse(part as usize, &own[part as usize])?);
+                }
+                Source::Own(blends)
+            }
+        };
+        let cache = self.cache.clone().map_or(Cache::Beside, Cache::Folder);
+        let opened = data::dataset::open(&Request { seed, cache, ..Request::new(source, takes.map(Some), sequence_length) })?;
+        let mut out = [const { None }; 3];
+        for (part, set) in opened.parts.into_iter().enumerate() {
+            let Some(set) = set else { continue };
+            let (has, takes) = (set.len(), takes[part]);
+            if has < takes {
+                return Err(DataError::Short { part: PARTS[part], has, takes });
+            }
+            out[part] = Some(Samples { said: self.said(part, seed, &set), part: PARTS[part], set, scratch: RefCell::default() });
+        }
+        Ok(out)
+    }
+
+    /// What a part is known by to users.
+    fn said(&self, part: usize, seed: u32, set: &Dataset) -> String {
+        let (words, split) = match &self.names {
+            SetNames::Shared { blend, split } => (blend, format!("split {split}, ")),
+            SetNames::Own(own) => (&own[part], String::new()),
+        };
+        let epochs = if set.epochs() == 1 { "1 epoch".into() } else { format!("{} epochs", set.epochs()) };
+        format!("{} ({split}seed {seed}, {epochs})", words.join(" "))
+    }
+}
+
+/// The input that data sets feed: the only one without a default that programs load.
+///
+/// # Errors
+/// There is none, or it is not one of sequences of tokens.
+pub fn input(job: &Job) -> Result<usize, DataError> {
+    let open = |k: &usize| job.inputs[*k].default.is_none() && loaded(job, *k as u32);
+    let open: Vec<usize> = (0..job.inputs.len()).filter(open).collect();
+    let is_of_tokens = |input: &InputEntry| input.dtype == DType::I32 && input.dims.len() == 2;
+    match open[..] {
+        [only] if is_of_tokens(&job.inputs[only]) => Ok(only),
+        [only] => {
+            let input = &job.inputs[only];
+            let what = format!("`{}` has {} dims of {}", input.name, input.dims.len(), input.dtype.name());
+            Err(DataError::Inputs(what, input.name.clone()))
+        }
+        [] => Err(DataError::Inputs("this model has none".into(), "INPUT".into())),
+        [first, ..] => {
+            let names: Vec<String> = open.iter().map(|k| format!("`{}`", job.inputs[*k].name)).collect();
+            Err(DataError::Inputs(format!("this model takes {}", names.join(" and ")), job.inputs[first].name.clone()))
+        }
+    }
+}
+
+/// The samples of a part of a run, in order.
+pub struct Samples {
+    set: Dataset,
+    part: &'static str,
+    said: String,
+    scratch: RefCell<(Vec<i64>, Vec<Piece>)>,
+}
+
+impl Samples {
+    /// By what it is known again: the order of samples, and the tokens of its data sets.
+    pub fn mark(&self, input: &str) -> DataMark {
+        let bytes = self.set.sets().map(|(tokens, _)| tokens.tokens() * tokens.dtype().size()).sum();
+        DataMark { input: input.into(), file: self.said.clone(), bytes, hash: self.set.course().to_hex().to_string() }
+    }
+
+    /// Columns of a sample, others stay as they are; with which documents begin. Gives the bytes that were read.
+    ///
+    /// # Errors
+    /// There is no such sample; tokens below 0; a damaged order.
+    pub fn line(&self, sample: u64, columns: &[Range<usize>], out: &mut [f64], borders: &mut Vec<usize>) -> Result<u64, DataError> {
+        let mut scratch = self.scratch.borrow_mut();
+        let (tokens, pieces) = &mut *scratch;
+        tokens.resize(self.set.width(), 0);
+        let found = self.set.columns(sample, columns, tokens, pieces)?;
+        for column in columns {
+            out[column.clone()].iter_mut().zip(&tokens[column.clone()]).for_each(|(out, token)| *out = *token as f64);
+        }
+        borders.clear();
+        borders.extend(pieces.iter().map(|piece| piece.at as usize));
+        let size = self.of(found.set).map_or(0, |tokens| tokens.dtype().size());
+        Ok(columns.iter().map(|c| c.len() as u64).sum::<u64>() * size)
+    }
+
+    fn of(&self, set: usize) -> Option<&Indexed> {
+        self.set.sets().nth(set).map(|(tokens, _)| tokens)
+    }
+
+    /// That an element of a sample is none that an input takes, with its place in a file.
+    pub fn wrong(&self, sample: u64, at: usize, value: f64, input: String, takes: Vec<Interval>) -> DataError {
+        let (mut tokens, mut pieces) = (vec![0i64; self.set.width()], vec![]);
+        let found = match self.set.columns(sample, &[], &mut tokens, &mut pieces) {
+            Ok(found) => found,
+            Err(e) => return e.into(),
+        };
+        let piece = pieces.iter().rfind(|piece| piece.at as usize <= at).copied();
+        let (document, token) = piece.map_or((0, 0), |p| (p.document, u64::from(p.from) + at as u64 - u64::from(p.at)));
+        let indexed = self.of(found.set);
+        let byte = indexed.and_then(|tokens| tokens.byte(document.into(), token)).unwrap_or(0);
+        let file = indexed.map_or(Path::new(""), Indexed::bin).to_path_buf();
+        DataError::Sample { file, byte, token, document, sample, part: self.part, value, input, takes }
+    }
+}
+
+#[cfg(test)]
+mod tests;
