@@ -111,7 +111,7 @@ fn of_data(error: &DataError) -> bool {
         | DataError::Sets(_)
         | DataError::Shards(_)
         | DataError::Short { .. }
-        | DataError::Sample { .. }
+        | DataError::Sample(_)
         | DataError::Exhausted { .. } => false,
     }
 }

@@ -406,7 +406,8 @@ impl Dataset {
     /// # Errors
     /// There is no such sample; the buffer has another size; a token that its type does not take; a damaged cache.
     pub fn sample<T: Token>(&self, n: u64, tokens: &mut [T], pieces: &mut Vec<Piece>) -> Result<Sample, Error> {
-        self.columns(n, &[0..tokens.len()], tokens, pieces)
+        let all = 0..tokens.len();
+        self.columns(n, std::slice::from_ref(&all), tokens, pieces)
     }
 
     /// As [`Dataset::sample`], of which these ranges are read alone; the others stay as they are.

@@ -49,7 +49,7 @@ const FLAGS: &[Mistake] = &[
     ("compile gpt2.mdl --swiglu", 2, "no `--swiglu`", "the model text says it"),
     ("compile gpt2.mdl --use-flash-attn", 2, "no `--use-flash-attn`", "not needed"),
     ("compile gpt2.mdl --save-interval 100", 2, "no `--save-interval`", "it is a flag of `mcc run`"),
-    ("compile gpt2.mdl --tokenizer-type GPT2BPETokenizer", 2, "no `--tokenizer-type`", "`mcc run --data`"),
+    ("compile gpt2.mdl --tokenizer-type GPT2BPETokenizer", 2, "no `--tokenizer-type`", "`mcc data tokenize`"),
     ("compile gpt2.mdl --lr-warmup-fraction 0.1", 2, "no `--lr-warmup-fraction`", "`--lr-warmup-iters`"),
     ("compile gpt2.mdl --max-grad-norm 1", 2, "no `--max-grad-norm`", "`--clip-grad`"),
     ("compile gpt2.mdl --zero-stage 2", 2, "no `--zero-stage`", "`--zero`"),

@@ -37,7 +37,7 @@ pub enum DataError {
     )]
     Midst { sequences: u64, batch: u64 },
     #[error(transparent)]
-    Sets(#[from] data::Error),
+    Sets(Box<data::Error>),
     #[error(transparent)]
     Shards(#[from] data::shards::ShardsError),
     #[error("the data sets of {part}: {cause}")]
@@ -54,22 +54,44 @@ pub enum DataError {
         "the data sets of {part} have {has} samples in one epoch, and the run takes {takes}: give each a weight, as in 1 A 1 B, to read them more than once, or run fewer steps"
     )]
     Short { part: &'static str, has: u64, takes: u64 },
-    #[error("`{}`, byte {byte}: token {token} of document {document} is {value}, in sample {sample} of {part}, but `{input}` takes {}", .file.display(), list(.takes))]
-    Sample { file: PathBuf, byte: u64, token: u64, document: u32, sample: u64, part: &'static str, value: f64, input: String, takes: Vec<Interval> },
+    #[error(transparent)]
+    Sample(Box<WrongToken>),
     #[error("`{}` has {available} steps; step {step} was asked for", .file.display())]
     Exhausted { file: PathBuf, available: u64, step: u64 },
+}
+
+/// A token of a data set that its input does not take.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`{}`, byte {byte}: token {token} of document {document} is {value}, in sample {sample} of {part}, but `{input}` takes {}",
+    .file.display(),
+    list(.takes)
+)]
+pub struct WrongToken {
+    pub file: PathBuf,
+    pub byte: u64,
+    /// Of the document, which is a sequence of the file.
+    pub token: u64,
+    pub document: u32,
+    pub sample: u64,
+    pub part: &'static str,
+    pub value: f64,
+    pub input: String,
+    pub takes: Vec<Interval>,
+}
+
+impl From<data::Error> for DataError {
+    fn from(error: data::Error) -> DataError {
+        DataError::Sets(Box::new(error))
+    }
 }
 
 impl DataError {
     /// A way out that the message does not name.
     pub fn help(&self) -> Option<Help> {
         match self {
-            DataError::Token { input, .. }
-            | DataError::Sample { input, .. }
-            | DataError::Derived { input, .. }
-            | DataError::Default { input, .. } => {
-                Some(Help::from(format!("if any value of `{input}` is meant, the text says so: `@any` at the end of its `input`")))
-            }
+            DataError::Token { input, .. } | DataError::Derived { input, .. } | DataError::Default { input, .. } => Some(any(input)),
+            DataError::Sample(wrong) => Some(any(&wrong.input)),
             DataError::Io { .. }
             | DataError::Malformed { .. }
             | DataError::NotFinite { .. }
@@ -91,6 +113,10 @@ impl DataError {
             | DataError::Exhausted { .. } => None,
         }
     }
+}
+
+fn any(input: &str) -> Help {
+    Help::from(format!("if any value of `{input}` is meant, the text says so: `@any` at the end of its `input`"))
 }
 
 /// `-100 or 0 to 255`.

@@ -95,7 +95,7 @@ enum Source {
         number: usize,
     },
     /// Samples of data sets, of one token more than the input has.
-    Set(Samples),
+    Set(Box<Samples>),
     Feed(Feed),
 }
 
@@ -143,7 +143,7 @@ impl Data {
         // What no program loads needs no data.
         let nothing = Feed::Const(ir::op::Real(0.0));
         let mut sources: Vec<Source> = job.inputs.iter().map(|i| Source::Feed(i.default.clone().unwrap_or(nothing.clone()))).collect();
-        sources[input] = Source::Set(samples);
+        sources[input] = Source::Set(Box::new(samples));
         Data::of(job, sources, vec![])
     }
 

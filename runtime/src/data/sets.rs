@@ -1,6 +1,6 @@
 //! Data sets as Megatron-LM has them (the crate `data`): which there are, and the samples of a part of a run.
 
-use super::error::DataError;
+use super::error::{DataError, WrongToken};
 use super::loaded;
 use crate::conditions::DataMark;
 use data::blend::Blend;
@@ -208,7 +208,7 @@ impl Samples {
         let indexed = self.of(found.set);
         let byte = indexed.and_then(|tokens| tokens.byte(document.into(), token)).unwrap_or(0);
         let file = indexed.map_or(Path::new(""), Indexed::bin).to_path_buf();
-        DataError::Sample { file, byte, token, document, sample, part: self.part, value, input, takes }
+        DataError::Sample(Box::new(WrongToken { file, byte, token, document, sample, part: self.part, value, input, takes }))
     }
 }
 
