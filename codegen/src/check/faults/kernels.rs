@@ -102,6 +102,10 @@ fn functions(positive: bool, dtype: DType) -> Kernel {
         let three = m.source(Op::Const(Real(3.0)), dtype, &[]);
         let cube = m.op_as(Op::Binary(Binary::Pow), &[x, three], Type::new(dtype, [a, b]));
         outputs.extend([cube, m.binary(Binary::Max, x, y), m.binary(Binary::Min, x, y), m.binary(Binary::Rem, x, y)]);
+        // The exponential in it is infinite.
+        let hundred = m.source(Op::Const(Real(100.0)), dtype, &[]);
+        let far = m.op_as(Op::Binary(Binary::Mul), &[x, hundred], Type::new(dtype, [a, b]));
+        outputs.push(m.unary(Tanh, far));
     }
     m.kernel(Family::Loops { grid: vec![a, b] }, &outputs)
 }
