@@ -52,8 +52,8 @@ def main() -> None:
     print("What a rank takes, by `python3 -m bench.plans`: bf16 for sm_90a, one sequence a microbatch, eight a step.")
     if before:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=before, check=True, capture_output=True, text=True)
-        print(f"*Before* is commit {commit.stdout.strip()}, by `--before`: attention with documents or with values of another size was no kernel, and")
-        print("stored its scores.")
+        print(f"*Before* is commit {commit.stdout.strip()}, by `--before`: attention with documents or with values of another")
+        print("size was no kernel, and stored its scores.")
     print("\n## Llama-3 8B at 8,192 tokens, plain and packed\n")
     print("`-D packed=true` keeps attention within documents and counts positions from their starts.\n")
     rows = []
