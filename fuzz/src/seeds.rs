@@ -10,7 +10,7 @@ use passes::compile::{Compiled, compile};
 use runtime::checkpoint::{METADATA, Stored};
 use runtime::comm::Position;
 use runtime::profile::{Part, Ran};
-use runtime::protocol::{Event, Place, StepEvent};
+use runtime::protocol::{Event, HeldOut, Place, StepEvent};
 use runtime::rendezvous::Member;
 use runtime::schedule::learning_rate;
 use runtime::weights::{Layout, Mark};
@@ -139,6 +139,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         learning_rate: learning_rate(&files::job().train.schedule, 1, 4),
         milliseconds: 2.0,
         busy: [0.5; 2],
+        read: 272,
         reports: vec![Some(1.5), None],
         valid: None,
         loss_scale: None,
@@ -148,6 +149,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         Event::Step(step),
         Event::NonFinite { step: 2, reports: vec![Some(f64::NAN), None], blame: None },
         Event::Skipped { step: 1, skips: 1, most: Some(2) },
+        Event::Evaluated { part: HeldOut::Test, reports: vec![Some(1.5), None] },
         Event::Failed { message: "an error".into(), help: None, aborted: false },
         Event::Finished { step: 1 },
     ];
