@@ -81,6 +81,7 @@ pub fn without_dead(local: Local) -> Local {
         reasons: kept.iter().map(|v| local.reasons[v.index()].clone()).collect(),
         reports: local.reports.iter().map(|(r, v)| (*r, new[v.index()])).collect(),
         updates,
+        host: local.host.iter().filter(|v| used[v.index()]).map(|v| new[v.index()]).collect(),
         body: Body { nodes, dims: local.body.dims },
         ..local
     }
