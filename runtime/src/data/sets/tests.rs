@@ -163,7 +163,7 @@ fn what_cannot_be_trained_on_is_refused() {
     assert!(says(&sets(&[&a], "1,x,0"), &plain, 0, [1, 0, 0]).contains("`x` is no number"));
     assert!(says(&sets(&[&a], "1,0,0"), &plain, 1 << 32, [1, 0, 0]).contains("is not below 2^32"));
     let missing = dir.path().join("c*").display().to_string();
-    assert!(of(&[&missing], [1, 0, 0]).contains("fits no data set"));
+    assert!(of(&[&missing], [1, 0, 0]).contains("no data set matches"));
     let mut floats = plain.clone();
     floats.inputs[0].dtype = DType::F32;
     assert!(says(&sets(&[&a], "1,0,0"), &floats, 0, [1, 0, 0]).contains("`tokens` has 2 dims of f32: pass --data tokens=FILE.npy"));
