@@ -23,9 +23,10 @@ deps:
 build: deps
 	cargo build --release --workspace --quiet
 
-# Makes a tokenizer and a data set of the text in TEXT=file, by default the licence texts that every Debian system carries, compiles a small GPT-2 for 4
-# ranks (tensor x pipeline parallelism) and trains it on shuffled samples; a twentieth of the text is held out. A rank is killed on the way: the run goes on
-# from its last checkpoint, and ends with a report.
+# Makes a tokenizer and a data set of the text in TEXT=file, by default the licence texts that every Debian system
+# carries, compiles a small GPT-2 for 4 ranks (tensor x pipeline parallelism) and trains it on shuffled samples; a
+# twentieth of the text is held out. A rank is killed on the way: the run goes on from its last checkpoint, and ends
+# with a report.
 demo: build
 	@rm -rf $(OUT)/texts $(OUT)/checkpoints $(OUT)/log; mkdir -p $(OUT)/texts
 	@if [ -n "$(TEXT)" ]; then cp -- "$(TEXT)" $(OUT)/corpus.txt; else cat /usr/share/common-licenses/* > $(OUT)/corpus.txt; fi

@@ -2,8 +2,8 @@
 //!
 //! A tile owns rows of the table, and a chunk of their columns. It reads all indices in storage order, as many at once
 //! as there are lanes, and adds the values whose row is its own, so the order of additions, and with it the result, does
-//! not depend on who computes the tile. Frequent indices are often neighbours (the bytes of a text, the first words of a vocabulary): on a GPU
-//! every n-th row is a tile's, which spreads them.
+//! not depend on who computes the tile. Frequent indices are often neighbours (the bytes of a text, the first words of
+//! a vocabulary): on a GPU every n-th row is a tile's, which spreads them.
 
 use super::emit::Loops;
 use super::place::{Along, Place, Stored, widen};

@@ -88,7 +88,8 @@ impl Indexed {
         number(self.pointers(), sequence).map(|begin| u64::from_le_bytes(begin).saturating_add(token.saturating_mul(self.dtype.size())))
     }
 
-    /// The hash of the type and the number of tokens, and of the tokens themselves: of many, of samples that lie evenly.
+    /// The hash of the type and the number of tokens, and of the tokens themselves: of many, of samples that lie
+    /// evenly.
     pub fn sampled(&self) -> Hash {
         let bytes: &[u8] = &self.tokens;
         let mut hasher = Hasher::new();

@@ -1,10 +1,12 @@
-//! Cuts large sums in two steps: those of all elements of a value over all but the first dims, then over these; those of many scalars into sums of as many as a kernel reads.
+//! Cuts large sums in two steps: those of all elements of a value over all but the first dims, then over these; those
+//! of many scalars into sums of as many as a kernel reads.
 //!
-//! A kernel computes a result by one thread (of a GPU: by one warp), so a norm in one step would read a whole gradient by itself. A rank's part
-//! of a flat bucket has one dim: its sum is made of rows of it, as many as there are elements in one, as nearly as its
-//! size can be cut. What is pointwise before the sum is done in these rows, so that it stays in the kernel.
-//! Of sums over elements only those that run once per step are looked at; losses are sums of few results.
-//! A sum of many scalars has a term per parameter, as the norm of all gradients has. Sums of many tensors stay: the proof of rewrites knows sums of sums of scalars alone.
+//! A kernel computes a result by one thread (of a GPU: by one warp), so a norm in one step would read a whole gradient
+//! by itself. A rank's part of a flat bucket has one dim: its sum is made of rows of it, as many as there are elements
+//! in one, as nearly as its size can be cut. What is pointwise before the sum is done in these rows, so that it stays
+//! in the kernel. Of sums over elements only those that run once per step are looked at; losses are sums of few
+//! results. A sum of many scalars has a term per parameter, as the norm of all gradients has. Sums of many tensors
+//! stay: the proof of rewrites knows sums of sums of scalars alone.
 
 use crate::local::role::{MAX_OPERANDS, without_dead};
 use ir::dim::{Dim, DimInfo};

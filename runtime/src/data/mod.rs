@@ -2,8 +2,8 @@
 //!
 //! A text (bytes as tokens), an llm.c `.bin` file, or whatever the user says to be tokens, is a stream of them: sequence `n` of a run is the window of `seq + 1`
 //! tokens from `n * seq` on; `seq` of them are the input and the last `seq` the input that derives from it by `Next`. A stream
-//! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`, and ends. Of a
-//! data set ([`DataSets`]) sequence `n` is sample `n`.
+//! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`,
+//! and ends. Of a data set ([`DataSets`]) sequence `n` is sample `n`.
 //!
 //! What is read, and how it becomes an input's elements, goes line by line along the last dim ([`Data::read`]): a line
 //! of a file or a data set, of which the columns are read that some input needs.
@@ -248,7 +248,8 @@ impl Data {
         self.files_with_inputs().filter(|(file, _)| file.ends()).map(steps).min()
     }
 
-    /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if there is too much for that.
+    /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if there is too
+    /// much for that.
     ///
     /// # Errors
     /// As [`Data::batch`] of the first step that would find something.

@@ -225,6 +225,7 @@ impl Step<'_, '_> {
         Ok(Held::One(if j.own.is_empty() { self.rules.sum(terms) } else { self.rules.parts(&j.own, terms, dtype) }))
     }
 
+    /// A node of values in pieces, of which its result has one for each.
     fn piecewise(&mut self, args: &[Held]) -> Checked<Held> {
         let joined = match self.in_one_dim(args) {
             Some((body, v)) => Step { rules: self.rules, body: &body, v, before: self.before }.pieces(args)?,
@@ -257,7 +258,8 @@ impl Step<'_, '_> {
         node.op.is_pointwise().then_some((body, v))
     }
 
-    /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of operands there.
+    /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of
+    /// operands there.
     fn pieces(&mut self, args: &[Held]) -> Checked<Joined> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
