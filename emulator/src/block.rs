@@ -2,6 +2,8 @@
 
 use crate::alu;
 use crate::barrier::Barriers;
+use crate::counting::Counting;
+use crate::counts::Counts;
 use crate::decode::Kernel;
 use crate::engine::{Engines, Task};
 use crate::fault::{Fault, Wrong};
@@ -35,11 +37,24 @@ pub struct Options {
     pub limit: u64,
     /// Threads of this machine that run blocks.
     pub threads: usize,
+    /// Whether what a launch asks of a GPU is counted.
+    pub count: bool,
+    /// Whether matrix instructions compute. Where they do not, sums are what they were before: control flow, addresses and
+    /// counts are the same unless they depend on them.
+    pub products: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { timing: Timing::Late, seed: 0, races: true, limit: 1 << 32, threads: std::thread::available_parallelism().map_or(1, usize::from) }
+        Options {
+            timing: Timing::Late,
+            seed: 0,
+            races: true,
+            limit: 1 << 32,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            count: false,
+            products: true,
+        }
     }
 }
 
@@ -51,6 +66,17 @@ pub struct Statistics {
     pub thread_instructions: u64,
     /// Operations of matrix instructions, two per product.
     pub matrix_operations: u64,
+    /// What is counted if it is asked for.
+    pub counts: Counts,
+}
+
+impl Statistics {
+    pub fn add(&mut self, other: &Statistics) {
+        self.warp_instructions += other.warp_instructions;
+        self.thread_instructions += other.thread_instructions;
+        self.matrix_operations += other.matrix_operations;
+        self.counts.add(&other.counts);
+    }
 }
 
 /// What follows an instruction.
@@ -72,6 +98,7 @@ pub struct Block<'a> {
     /// Copies that end with an arrival at an mbarrier.
     pub tasks: VecDeque<Task>,
     pub statistics: Statistics,
+    pub counting: Option<Counting>,
     random: u64,
 }
 
@@ -98,6 +125,7 @@ impl<'a> Block<'a> {
             warps,
             tasks: VecDeque::new(),
             statistics: Statistics::default(),
+            counting: options.count.then(|| Counting::new(count, kernel.registers)),
             random,
         }
     }
@@ -139,7 +167,10 @@ impl<'a> Block<'a> {
                         futile += 1;
                         continue;
                     }
-                    None if self.warps.iter().all(|w| w.state == State::Done) => return Ok(self.statistics),
+                    None if self.warps.iter().all(|w| w.state == State::Done) => {
+                        self.statistics.counts = self.counting.as_ref().map_or_else(Counts::default, |c| c.counts);
+                        return Ok(self.statistics);
+                    }
                     Some(_) | None => return Err(self.deadlock()),
                 }
             };
@@ -198,6 +229,10 @@ impl<'a> Block<'a> {
             }
             self.statistics.warp_instructions += 1;
             self.statistics.thread_instructions += u64::from(mask.count_ones());
+            if self.counting.is_some() {
+                self.count(w, &kernel.steps[pc as usize], &inst.op, mask);
+            }
+            let warp = &mut self.warps[w];
             if inst.feeds_wgmma && mask != 0 {
                 self.engines[w].matrix.dirty = true;
             }
@@ -254,7 +289,9 @@ impl<'a> Block<'a> {
             Op::Mma { element, k, d, a, b, c } => {
                 self.converged(w, mask, "mma.sync")?;
                 self.statistics.matrix_operations += 2 * 16 * 8 * u64::from(*k);
-                crate::matrix::mma(&mut self.warps[w], *element, *k, d, a, b, c);
+                if self.options.products {
+                    crate::matrix::mma(&mut self.warps[w], *element, *k, d, a, b, c);
+                }
             }
             Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait(_) => return self.wgmma(w, op, mask),
             _ => unreachable!("invariant: what only touches registers has been executed"),
@@ -289,6 +326,7 @@ impl<'a> Block<'a> {
 
     fn end(&mut self, w: usize) -> Result<(), Wrong> {
         self.warps[w].state = State::Done;
+        self.count_end(w);
         self.finish_copies(w)?;
         self.left_block();
         Ok(())

@@ -163,10 +163,7 @@ impl Device {
                 let place = Place { block, grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
                 match Block::new(kernel, &self.memory, parameters, self.options, place).run() {
                     Ok(s) => {
-                        let mut total = total.lock().expect("invariant: no thread panics here");
-                        total.warp_instructions += s.warp_instructions;
-                        total.thread_instructions += s.thread_instructions;
-                        total.matrix_operations += s.matrix_operations;
+                        total.lock().expect("invariant: no thread panics here").add(&s);
                     }
                     Err(fault) => {
                         let mut found = found.lock().expect("invariant: no thread panics here");

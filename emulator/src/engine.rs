@@ -15,9 +15,9 @@ use std::rc::Rc;
 /// What works for one warp.
 pub struct Engines {
     copies: VecDeque<Copy>,
-    /// How many copies have been started; per committed group the count at its end, and its moment.
+    /// How many copies have been started; per committed group the count at its end, its moment, and the trip after which it is there.
     started: u64,
-    groups: VecDeque<(u64, Stamp)>,
+    groups: VecDeque<(u64, Stamp, u32)>,
     stores: Vec<Store>,
     store_groups: VecDeque<Vec<Store>>,
     /// Bytes that have left shared memory and are on their way to global memory.
@@ -99,20 +99,21 @@ impl Block<'_> {
                 }
             }
             Op::CpCommit => {
-                let group = (self.engines[w].started, self.warps[w].stamp(Engine::Copy));
+                let group = (self.engines[w].started, self.warps[w].stamp(Engine::Copy), self.copied(w));
                 self.engines[w].groups.push_back(group);
                 self.warps[w].tick(Engine::Copy);
             }
             Op::CpWait(left) => {
                 if left.is_none() {
-                    let all = (self.engines[w].started, self.warps[w].stamp(Engine::Copy));
+                    let all = (self.engines[w].started, self.warps[w].stamp(Engine::Copy), self.copied(w));
                     self.engines[w].groups.push_back(all);
                     self.warps[w].tick(Engine::Copy);
                 }
                 while self.engines[w].groups.len() > left.unwrap_or(0) as usize {
-                    let (end, stamp) = self.engines[w].groups.pop_front().expect("invariant: there is a group");
+                    let (end, stamp, trips) = self.engines[w].groups.pop_front().expect("invariant: there is a group");
                     self.perform_copies(w, end)?;
                     self.warps[w].view.see(stamp);
+                    self.warps[w].view.trips = self.warps[w].view.trips.max(trips);
                 }
             }
             Op::CpArrive { a, count } => {
@@ -121,7 +122,9 @@ impl Block<'_> {
                 if *count {
                     barriers.iter().try_for_each(|b| self.expect_arrivals(*b, 1))?;
                 }
-                let (stamp, view) = (self.warps[w].stamp(Engine::Copy), Rc::new(self.warps[w].view.clone()));
+                let (stamp, mut view) = (self.warps[w].stamp(Engine::Copy), self.warps[w].view.clone());
+                view.trips = view.trips.max(self.copied(w));
+                let view = Rc::new(view);
                 self.warps[w].tick(Engine::Copy);
                 let what = What::Copies(self.engines[w].started);
                 self.begin(Task { warp: w, pc, stamp, view, barriers, what })?;
@@ -202,6 +205,11 @@ impl Block<'_> {
         Ok(())
     }
 
+    /// The trip after which all that a warp has begun to copy is there.
+    fn copied(&self, w: usize) -> u32 {
+        self.counting.as_ref().map_or(0, |c| c.copied(w))
+    }
+
     fn early(&self) -> bool {
         self.options.timing == Timing::Early
     }
@@ -247,7 +255,10 @@ impl Block<'_> {
     ) -> Result<(), Wrong> {
         let barrier = self.shared_address(self.warps[w].addresses(barrier)[lane]);
         self.open_to_copies(w, barrier)?;
-        let (stamp, view) = (self.warps[w].stamp(Engine::Bulk), Rc::new(self.warps[w].view.clone()));
+        self.count_copy(pieces.iter().filter_map(|p| Some((p.2?, p.1))), |c| &mut c.loads);
+        let (stamp, mut view) = (self.warps[w].stamp(Engine::Bulk), self.warps[w].view.clone());
+        view.trips += 1;
+        let view = Rc::new(view);
         self.warps[w].tick(Engine::Bulk);
         self.begin(Task { warp: w, pc, stamp, view, barriers: vec![barrier], what: What::Load(pieces, tf32) })
     }
@@ -266,7 +277,7 @@ impl Block<'_> {
         match what {
             What::Copies(end) => {
                 self.perform_copies(warp, end)?;
-                barriers.iter().try_for_each(|b| self.arrive_with(*b, 1, None, Some(stamp)))
+                barriers.iter().try_for_each(|b| self.arrive_with(*b, 1, None, Some((stamp, view.trips))))
             }
             What::Load(pieces, tf32) => {
                 let mut all = 0;
@@ -286,7 +297,7 @@ impl Block<'_> {
                     self.shared.poke(to, &data)?;
                     all += bytes;
                 }
-                self.complete_bytes(barriers[0], all, stamp)
+                self.complete_bytes(barriers[0], all, stamp, view.trips)
             }
         }
     }
@@ -305,6 +316,7 @@ impl Block<'_> {
     }
 
     fn start_store(&mut self, w: usize, pieces: Vec<(u64, u64, u64)>) -> Result<(), Wrong> {
+        self.count_copy(pieces.iter().map(|p| (p.2, p.1)), |c| &mut c.stores);
         let (stamp, view) = (self.warps[w].stamp(Engine::Bulk), Rc::new(self.warps[w].view.clone()));
         self.warps[w].tick(Engine::Bulk);
         let mut store = Store { stamp, view, pieces };

@@ -200,6 +200,8 @@ pub enum Float2 {
 pub struct Mode {
     pub flush: bool,
     pub saturate: bool,
+    /// Of inverses, quotients and roots: whether they are rounded to nearest, not approximated.
+    pub exact: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -40,12 +40,18 @@
 //! Matrix products sum in f32 along k in order, hardware in an order of its own; approximate functions (`ex2.approx`, `tanh.approx`, ..) are
 //! computed more exactly than hardware does.
 //!
-//! **What is not.** Time, caches, clusters of more than one block, calls of functions, races on global memory, lanes of a warp out of step.
+//! **What is counted**, with [`Options::count`]: what a launch asks of a GPU ([`Counts`]), from which follows how long a card would
+//! take ([`Card::cost`]).
+//!
+//! **What is not.** Caches, clusters of more than one block, calls of functions, races on global memory, lanes of a warp out of step.
 
 mod access;
 mod alu;
 mod barrier;
 mod block;
+mod card;
+mod counting;
+mod counts;
 mod decode;
 mod device;
 mod engine;
@@ -53,9 +59,11 @@ mod fault;
 mod float;
 mod flow;
 mod inst;
+mod liveness;
 mod matrix;
 mod memory;
 mod order;
+mod registers;
 mod shared;
 mod synchronise;
 mod syntax;
@@ -64,6 +72,8 @@ mod warp;
 mod wgmma;
 
 pub use block::{Options, Statistics, Timing};
+pub use card::{A100, Bound, CARDS, Card, Cost, H100, H200};
+pub use counts::{Banks, Counts, Pipe, SECTOR, Traffic, WIDTHS};
 pub use decode::Kernel;
 pub use device::{Device, Launch, Module};
 pub use fault::{Fault, LaunchError, LoadError, Wrong};

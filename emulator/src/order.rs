@@ -58,17 +58,20 @@ impl Stamp {
 pub struct View {
     seen: Vec<u32>,
     fenced: Vec<u32>,
+    /// Trips to global memory that have gone by, as far as they are counted ([`crate::counts::Counts`]).
+    pub trips: u32,
 }
 
 impl View {
     pub fn new(warps: usize) -> View {
-        View { seen: vec![0; warps * ENGINES], fenced: vec![0; warps * ENGINES] }
+        View { seen: vec![0; warps * ENGINES], fenced: vec![0; warps * ENGINES], trips: 0 }
     }
 
     pub fn join(&mut self, other: &View) {
         let larger = |a: &mut [u32], b: &[u32]| a.iter_mut().zip(b).for_each(|(a, b)| *a = (*a).max(*b));
         larger(&mut self.seen, &other.seen);
         larger(&mut self.fenced, &other.fenced);
+        self.trips = self.trips.max(other.trips);
     }
 
     /// All that was seen is before a proxy fence now.

@@ -131,8 +131,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Arrives, as a warp or on behalf of a copy, and wakes who waits if that ends the phase.
-    pub fn arrive_with(&mut self, address: u64, n: u32, warp: Option<usize>, copy: Option<Stamp>) -> Result<(), Wrong> {
+    /// Arrives, as a warp or on behalf of a copy that is there after so many trips, and wakes who waits if that ends the phase.
+    pub fn arrive_with(&mut self, address: u64, n: u32, warp: Option<usize>, copy: Option<(Stamp, u32)>) -> Result<(), Wrong> {
         let b = self.barriers.find(address)?;
         if n > b.pending {
             return Err(Wrong::Barrier { address, what: format!("{n} arrivals where only {} are expected", b.pending) });
@@ -141,18 +141,20 @@ impl Block<'_> {
         if let Some(w) = warp {
             b.arrivals.join(&self.warps[w].view);
         }
-        if let Some(s) = copy {
+        if let Some((s, trips)) = copy {
             b.arrivals.see(s);
+            b.arrivals.trips = b.arrivals.trips.max(trips);
         }
         self.end_phase(address);
         Ok(())
     }
 
-    /// So many bytes of a phase have come, by this copy.
-    pub fn complete_bytes(&mut self, address: u64, bytes: u64, copy: Stamp) -> Result<(), Wrong> {
+    /// So many bytes of a phase have come, by this copy, after so many trips.
+    pub fn complete_bytes(&mut self, address: u64, bytes: u64, copy: Stamp, trips: u32) -> Result<(), Wrong> {
         let b = self.barriers.find(address)?;
         b.bytes -= bytes as i64;
         b.arrivals.see(copy);
+        b.arrivals.trips = b.arrivals.trips.max(trips);
         self.end_phase(address);
         Ok(())
     }

@@ -42,6 +42,11 @@ struct Pending {
 }
 
 impl Matrix {
+    /// Whether products are under way.
+    pub fn is_busy(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     pub fn new(words: usize) -> Matrix {
         Matrix { dirty: true, pending: VecDeque::new(), groups: vec![], flying: vec![None; words] }
     }
@@ -169,6 +174,10 @@ impl Block<'_> {
         let (bytes, depth) = if op.element == Element::Tf32 { (4, 8) } else { (2, 16) };
         let n = op.n as usize;
         self.statistics.matrix_operations += 2 * 16 * op.n as u64 * depth;
+        self.count_product(&op, depth, bytes);
+        if !self.options.products {
+            return Ok(());
+        }
         let mut am = [[0f32; 16]; 16];
         match &op.a {
             MatrixA::Registers(r) => {

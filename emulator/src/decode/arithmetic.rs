@@ -50,7 +50,8 @@ impl Cursor<'_> {
     }
 
     fn mode(&self) -> Mode {
-        Mode { flush: self.has("ftz"), saturate: self.has("sat") }
+        let exact = matches!(self.name, "div" | "sqrt" | "rcp") && self.has("rn");
+        Mode { flush: self.has("ftz"), saturate: self.has("sat"), exact }
     }
 
     fn unsupported<T>(&self) -> Result<T> {

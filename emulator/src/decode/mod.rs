@@ -6,9 +6,11 @@ mod matrix;
 mod memory;
 mod sync;
 
+use crate::counts::{Step, steps};
 use crate::fault::LoadError;
 use crate::flow;
-use crate::inst::{D, Inst, Op, P, Reg, W};
+use crate::inst::{D, Inst, Op, P, W};
+use crate::registers::Registers;
 use crate::syntax::{self, Operand, Statement, Variable};
 use cursor::Cursor;
 use std::cell::RefCell;
@@ -26,6 +28,8 @@ pub const GLOBAL: u64 = 16 << 40;
 pub struct Kernel {
     pub name: String,
     pub code: Vec<Inst>,
+    /// What is known of each instruction before it runs.
+    pub steps: Vec<Step>,
     /// Per instruction its line in the PTX text, and file and line of its source.
     pub lines: Vec<(u32, Option<(u32, u32)>)>,
     /// Per instruction where lanes that part there come together again; `code.len()` is the end.
@@ -42,8 +46,17 @@ pub struct Kernel {
     /// `.maxntid` or `.reqntid`.
     pub threads: Option<[u32; 3]>,
     pub threads_exact: bool,
+    /// `.minnctapersm`: blocks that a multiprocessor is to have room for.
+    pub resident: u32,
     /// Names of files by their number.
     pub files: HashMap<u32, String>,
+}
+
+impl Kernel {
+    /// About as many registers as `ptxas` gives a thread.
+    pub fn registers_of_thread(&self) -> u32 {
+        crate::liveness::registers(&self.code, self.registers)
+    }
 }
 
 /// What names mean within a kernel.
@@ -114,7 +127,7 @@ pub fn kernel(module: &syntax::Module, k: &syntax::Kernel, globals: &HashMap<Str
     names.variables.extend(memory.dynamic.drain(..).map(|name| (name, shared_bytes)));
     let code = items.iter().map(|i| Cursor::new(i.instruction, &i.scope, &names)?.decode()).collect::<Result<Vec<Inst>, _>>()?;
     let lines = items.iter().map(|i| (i.instruction.line, i.source)).collect();
-    let code = mark_wgmma(code);
+    let code = mark_wgmma(code, names.counts);
     let size = |name: &str| k.attributes.iter().find(|a| a.0 == name).map(|a| [0, 1, 2].map(|d| a.1.get(d).map_or(1, |n| *n as u32)));
     if let Some(a) = k.attributes.iter().find(|a| a.0.contains("cluster") && a.1.iter().any(|n| *n != 1)) {
         return Err(LoadError { line: 0, message: format!("{}: `{}`: clusters of more than one block are not supported", k.name, a.0) });
@@ -122,6 +135,7 @@ pub fn kernel(module: &syntax::Module, k: &syntax::Kernel, globals: &HashMap<Str
     Ok(Kernel {
         name: k.name.clone(),
         joins: flow::joins(&code),
+        steps: steps(&code, names.counts),
         code,
         lines,
         registers: names.counts,
@@ -132,6 +146,7 @@ pub fn kernel(module: &syntax::Module, k: &syntax::Kernel, globals: &HashMap<Str
         local_bytes: memory.local,
         threads: size(".reqntid").or(size(".maxntid")),
         threads_exact: size(".reqntid").is_some(),
+        resident: size(".minnctapersm").map_or(1, |n| n[0].max(1)),
         files: module.files.iter().map(|(n, name)| (*n as u32, name.clone())).collect(),
     })
 }
@@ -224,102 +239,22 @@ impl<'a> Flat<'a, '_> {
 }
 
 /// Marks what writes registers that a `wgmma` reads or adds to: a `wgmma.fence` belongs between the two.
-fn mark_wgmma(mut code: Vec<Inst>) -> Vec<Inst> {
+fn mark_wgmma(mut code: Vec<Inst>, counts: [usize; 3]) -> Vec<Inst> {
     let mut used = std::collections::HashSet::new();
     for i in &code {
         if let Op::Wgmma(w) = &i.op {
-            used.extend(w.accumulators.iter().copied());
+            used.extend(w.accumulators.iter().map(|w| u32::from(w.0)));
             if let crate::inst::MatrixA::Registers(a) = &w.a {
-                used.extend(a.iter().copied());
+                used.extend(a.iter().map(|w| u32::from(w.0)));
             }
         }
     }
     if !used.is_empty() {
         for i in &mut code {
-            i.feeds_wgmma = !matches!(i.op, Op::Wgmma(_)) && written(&i.op).iter().any(|w| used.contains(w));
+            i.feeds_wgmma = !matches!(i.op, Op::Wgmma(_)) && Registers::of(i, counts).writes.iter().any(|w| used.contains(w));
         }
     }
     code
-}
-
-/// The 32-bit registers that an op writes.
-fn written(op: &Op) -> Vec<W> {
-    let reg = |r: &Reg| match r {
-        Reg::W(w) => vec![*w],
-        Reg::D(_) | Reg::Sink => vec![],
-    };
-    match op {
-        Op::MovW(d, _)
-        | Op::IntW(_, _, d, ..)
-        | Op::Int1W(_, _, d, _)
-        | Op::CountD(_, d, _)
-        | Op::WideW(_, d, ..)
-        | Op::MadW(_, d, ..)
-        | Op::ExtractW(_, d, ..)
-        | Op::InsertW(d, ..)
-        | Op::Prmt(d, ..)
-        | Op::Lop3(d, ..)
-        | Op::F1(_, _, d, _)
-        | Op::F2(_, _, d, ..)
-        | Op::Fma(_, d, ..)
-        | Op::H1(_, _, _, d, _)
-        | Op::H2(_, _, _, d, ..)
-        | Op::HFma(_, _, d, ..)
-        | Op::SelW(d, ..)
-        | Op::ActiveMask(d)
-        | Op::Funnel { d, .. }
-        | Op::ConvertPair { d, .. }
-        | Op::Shfl { d, .. }
-        | Op::Redux { d, .. } => vec![*d],
-        Op::Pack(d, ..) | Op::ToGeneric(_, d, _) | Op::FromGeneric(_, d, _) | Op::Elect(d, ..) => reg(d),
-        Op::Convert { d, .. } | Op::Atom { d, .. } | Op::Vote { d, .. } => reg(d),
-        Op::Unpack(d, ..) | Op::Load { d, .. } => d.iter().flat_map(reg).collect(),
-        Op::LdMatrix { d, .. } => d.to_vec(),
-        Op::Mma { d, .. } => d.to_vec(),
-        Op::Nop
-        | Op::MovD(..)
-        | Op::MovP(..)
-        | Op::IntD(..)
-        | Op::ShiftD(..)
-        | Op::Int1D(..)
-        | Op::WideD(..)
-        | Op::MadD(..)
-        | Op::ExtractD(..)
-        | Op::InsertD(..)
-        | Op::D1(..)
-        | Op::D2(..)
-        | Op::DFma(..)
-        | Op::SetP { .. }
-        | Op::SelD(..)
-        | Op::LogicP(..)
-        | Op::Store { .. }
-        | Op::Bra { .. }
-        | Op::Exit
-        | Op::Bar { .. }
-        | Op::SyncWarp(_)
-        | Op::FenceProxy
-        | Op::FenceBarriers
-        | Op::Trap
-        | Op::CpAsync { .. }
-        | Op::CpCommit
-        | Op::CpWait(_)
-        | Op::CpArrive { .. }
-        | Op::BarrierInit(..)
-        | Op::BarrierInval(_)
-        | Op::BarrierArrive(..)
-        | Op::BarrierTest { .. }
-        | Op::TensorLoad { .. }
-        | Op::TensorStore { .. }
-        | Op::BulkLoad { .. }
-        | Op::BulkStore { .. }
-        | Op::BulkCommit
-        | Op::BulkWait { .. }
-        | Op::StMatrix { .. }
-        | Op::Wgmma(_)
-        | Op::WgmmaFence
-        | Op::WgmmaCommit
-        | Op::WgmmaWait(_) => vec![],
-    }
 }
 
 /// The number of a symbol: a variable's address or a parameter's offset.

@@ -1,7 +1,7 @@
 //! Matrix products with copies in the background: right in every timing, and wrong in some as soon as any wait, fence or arrival is missing.
 
 use super::{all_options, bytes, reals, upload};
-use emulator::{Device, Launch, LaunchError, Options, Swizzle, TensorMap};
+use emulator::{Device, Launch, LaunchError, Options, Statistics, Swizzle, TensorMap};
 use half::{bf16, f16};
 
 /// Small integers, so that sums are exact.
@@ -15,9 +15,9 @@ fn product(a: &[f32], b: &[f32], m: usize, n: usize) -> Vec<f32> {
     (0..m * n).map(|i| (0..k).map(|x| a[i / n * k + x] * b[i % n * k + x]).sum()).collect()
 }
 
-const STEPS: usize = 5;
+pub const STEPS: usize = 5;
 
-fn hopper() -> String {
+pub fn hopper() -> String {
     let text = include_str!("../kernels/matmul_sm90.ptx");
     let sums: Vec<String> = (0..32).map(|k| format!("%f{k}")).collect();
     let multiply: String = (0..4)
@@ -34,7 +34,7 @@ fn hopper() -> String {
     text.replace("MULTIPLY_16\n", &multiply).replace("STORE_SUMS\n", &store)
 }
 
-fn run_hopper(text: &str, options: Options) -> Result<Vec<f32>, LaunchError> {
+pub fn run_hopper(text: &str, options: Options) -> Result<(Vec<f32>, Statistics), LaunchError> {
     let (a, b) = (numbers(64 * 64 * STEPS, 1), numbers(64 * 64 * STEPS, 2));
     let mut device = Device::new(Options { limit: 1 << 20, ..options });
     let module = device.load(text).unwrap_or_else(|e| panic!("{e}"));
@@ -49,11 +49,11 @@ fn run_hopper(text: &str, options: Options) -> Result<Vec<f32>, LaunchError> {
     parameters.extend(out.to_le_bytes());
     parameters.extend((STEPS as u32).to_le_bytes());
     let launch = Launch { grid: [1, 1, 1], threads: [160, 1, 1], shared: 0 };
-    device.launch(module.kernel("matmul").expect("it is there"), launch, &parameters)?;
-    Ok(reals(&device, out, 64 * 64))
+    let done = device.launch(module.kernel("matmul").expect("it is there"), launch, &parameters)?;
+    Ok((reals(&device, out, 64 * 64), done))
 }
 
-fn run_ampere(text: &str, options: Options) -> Result<Vec<f32>, LaunchError> {
+pub fn run_ampere(text: &str, options: Options) -> Result<(Vec<f32>, Statistics), LaunchError> {
     let (a, b) = (numbers(16 * 16 * STEPS, 1), numbers(8 * 16 * STEPS, 2));
     let mut device = Device::new(Options { limit: 1 << 20, ..options });
     let module = device.load(text).unwrap_or_else(|e| panic!("{e}"));
@@ -65,16 +65,16 @@ fn run_ampere(text: &str, options: Options) -> Result<Vec<f32>, LaunchError> {
     parameters.extend(out.to_le_bytes());
     parameters.extend((STEPS as u32).to_le_bytes());
     let launch = Launch { grid: [1, 1, 1], threads: [32, 1, 1], shared: 0 };
-    device.launch(module.kernel("matmul").expect("it is there"), launch, &parameters)?;
-    Ok(reals(&device, out, 16 * 8))
+    let done = device.launch(module.kernel("matmul").expect("it is there"), launch, &parameters)?;
+    Ok((reals(&device, out, 16 * 8), done))
 }
 
-type Run = fn(&str, Options) -> Result<Vec<f32>, LaunchError>;
+type Run = fn(&str, Options) -> Result<(Vec<f32>, Statistics), LaunchError>;
 
 /// Right in every timing; and without any line that orders something, a fault or a wrong result in some.
 fn check(text: &str, run: Run, expected: &[f32], ordering: &[&str], at_least: usize) {
     for options in all_options() {
-        assert_eq!(run(text, options).unwrap_or_else(|e| panic!("{options:?}: {e}")), expected, "{options:?}");
+        assert_eq!(run(text, options).unwrap_or_else(|e| panic!("{options:?}: {e}")).0, expected, "{options:?}");
     }
     let lines: Vec<&str> = text.lines().collect();
     let mut tried = 0;
@@ -89,7 +89,7 @@ fn check(text: &str, run: Run, expected: &[f32], ordering: &[&str], at_least: us
             Some(next) if line.contains("try_wait") => without.replacen(&format!("{next}\n"), "", 1),
             _ => without,
         };
-        let found = all_options().into_iter().any(|o| run(&without, o).map_or(true, |out| out != expected));
+        let found = all_options().into_iter().any(|o| run(&without, o).map_or(true, |(out, _)| out != expected));
         assert!(found, "nothing is found without `{}`", line.trim());
     }
     assert!(tried >= at_least, "only {tried} lines order something");

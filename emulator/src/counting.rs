@@ -1,0 +1,152 @@
+//! Counting while a block runs ([`crate::counts`]).
+
+use crate::block::Block;
+use crate::counts::{Banks, Counts, ROUNDS, Step, Traffic, is_global};
+use crate::inst::*;
+
+/// What counting knows of a warp.
+struct Clock {
+    /// By register, the trip after which it is there.
+    ready: Vec<u32>,
+    /// The latest trip that something issued has waited for.
+    used: u32,
+    /// The last `cp.async` that was started is there after this trip.
+    copied: u32,
+    /// Rounds of an unrolled loop, and whether the next instruction begins one that goes with the one before.
+    rounds: u32,
+    together: bool,
+    /// Whether it has multiplied by `wgmma`.
+    multiplies: bool,
+    /// Trips while no product was under way, since it has.
+    alone: u32,
+}
+
+/// What counting knows of a block.
+pub struct Counting {
+    pub counts: Counts,
+    clocks: Vec<Clock>,
+}
+
+impl Counting {
+    pub fn new(warps: usize, registers: [usize; 3]) -> Counting {
+        let clock = |_| Clock { ready: vec![0; registers.iter().sum()], used: 0, copied: 0, rounds: 0, together: false, multiplies: false, alone: 0 };
+        let counts = Counts { blocks: 1, warps: warps as u64, ..Counts::default() };
+        Counting { counts, clocks: (0..warps).map(clock).collect() }
+    }
+
+    /// When all copies that a warp has started by `cp.async` are there.
+    pub fn copied(&self, w: usize) -> u32 {
+        self.clocks[w].copied
+    }
+}
+
+impl Block<'_> {
+    /// Counts an instruction that a warp is about to execute, with these lanes.
+    pub fn count(&mut self, w: usize, step: &Step, op: &Op, mask: u32) {
+        let Some(Counting { counts, clocks }) = &mut self.counting else { return };
+        let (clock, warp) = (&mut clocks[w], &mut self.warps[w]);
+        let busy = self.engines[w].matrix.is_busy();
+        counts.issued[step.pipe as usize] += u64::from(step.slots);
+        counts.alone += u64::from(step.slots) * u64::from(clock.multiplies && !busy);
+        let before = warp.view.trips;
+        if step.leads && !std::mem::take(&mut clock.together) {
+            warp.view.trips = before.max(clock.used);
+        }
+        let needed = step.reads.iter().map(|r| clock.ready[*r as usize]).max().unwrap_or(0);
+        // What is no instruction of the card waits for nothing.
+        if step.slots > 0 {
+            clock.used = clock.used.max(needed);
+        }
+        if step.repeats && mask != 0 {
+            clock.rounds += 1;
+            clock.together = !clock.rounds.is_multiple_of(ROUNDS);
+        }
+        if step.orders && !clock.together {
+            warp.view.trips = warp.view.trips.max(clock.used);
+        }
+        if clock.multiplies && !busy {
+            clock.alone += warp.view.trips - before;
+        }
+        if mask == 0 {
+            return;
+        }
+        let after = warp.view.trips.max(needed) + 1;
+        let lanes = |at: &[u64; 32]| (0..32).filter(|l| mask >> l & 1 != 0).map(|l| at[l]).collect::<Vec<u64>>();
+        let shared = |at: u64| if at >= crate::decode::SHARED { at - crate::decode::SHARED } else { at };
+        let mut ready = needed;
+        let mut access = |space: Space, a: Address, bytes: u64, to: fn(&mut Counts) -> &mut Traffic| {
+            if matches!(space, Space::Param | Space::Local) {
+                return false;
+            }
+            let at = lanes(&warp.addresses(a));
+            let global = is_global(space, at[0]);
+            if global {
+                to(counts).request(at.into_iter().map(|a| (a, bytes)).collect(), Some(bytes));
+            } else {
+                counts.shared.access(&at.into_iter().map(shared).collect::<Vec<_>>(), bytes);
+            }
+            global
+        };
+        match op {
+            Op::Load { space, ty, d, a } => {
+                if access(*space, *a, u64::from(ty.bytes()) * d.len() as u64, |c| &mut c.loads) {
+                    ready = after;
+                }
+            }
+            Op::Store { space, ty, s, a } => {
+                access(*space, *a, u64::from(ty.bytes()) * s.len() as u64, |c| &mut c.stores);
+            }
+            Op::Atom { space, ty, a, .. } => {
+                if access(*space, *a, u64::from(ty.bytes()), |c| &mut c.stores) {
+                    ready = after;
+                }
+            }
+            Op::CpAsync { bytes, d, s, read } => {
+                let (from, read) = (warp.addresses(*s), read.map(|r| warp.word(r)));
+                let piece = |l: usize| (from[l], u64::from(read.map_or(*bytes, |r| r[l].min(*bytes))));
+                let pieces = (0..32).filter(|l| mask >> l & 1 != 0).map(piece).filter(|p| p.1 > 0).collect();
+                counts.loads.request(pieces, Some(u64::from(*bytes)));
+                counts.shared.access(&lanes(&warp.addresses(*d)).into_iter().map(shared).collect::<Vec<_>>(), u64::from(*bytes));
+                clock.copied = clock.copied.max(after);
+            }
+            Op::LdMatrix { d, a, .. } => rows(&mut counts.shared, &warp.addresses(*a), d.len(), shared),
+            Op::StMatrix { a, s, .. } => rows(&mut counts.shared, &warp.addresses(*a), s.len(), shared),
+            Op::Bar { .. } | Op::BarrierTest { .. } => counts.barriers += 1,
+            Op::Mma { element, k, .. } => counts.products[0][usize::from(*element == Element::Tf32)] += 2 * 16 * 8 * u64::from(*k),
+            Op::Wgmma(_) => clock.multiplies = true,
+            _ => {}
+        }
+        step.writes.iter().for_each(|r| clock.ready[*r as usize] = ready);
+    }
+
+    /// Counts what an engine copies at once.
+    pub fn count_copy(&mut self, pieces: impl Iterator<Item = (u64, u64)>, to: fn(&mut Counts) -> &mut Traffic) {
+        if let Some(c) = &mut self.counting {
+            to(&mut c.counts).request(pieces.collect(), None);
+        }
+    }
+
+    /// Counts a warp's part of a `wgmma`: factors of so many bytes an element, of which the second is shared by four warps.
+    pub fn count_product(&mut self, op: &Wgmma, depth: u64, bytes: u64) {
+        if let Some(c) = &mut self.counting {
+            c.counts.products[1][usize::from(op.element == Element::Tf32)] += 2 * 16 * u64::from(op.n) * depth;
+            let rows = if matches!(op.a, MatrixA::Descriptor(_)) { 16 } else { 0 };
+            c.counts.shared.products += (rows + u64::from(op.n) / 4) * depth * bytes;
+        }
+    }
+
+    /// Counts that a warp has ended.
+    pub fn count_end(&mut self, w: usize) {
+        if let Some(Counting { counts, clocks }) = &mut self.counting {
+            let trips = u64::from(self.warps[w].view.trips.max(clocks[w].used));
+            counts.trips = counts.trips.max(trips);
+            counts.all_trips += trips;
+            counts.alone_trips = counts.alone_trips.max(u64::from(clocks[w].alone));
+        }
+    }
+}
+
+/// Matrices whose rows of 16 bytes are where lanes say, eight a matrix.
+fn rows(banks: &mut Banks, at: &[u64; 32], matrices: usize, shared: impl Fn(u64) -> u64) {
+    at[..8 * matrices].chunks(8).for_each(|at| banks.access(&at.iter().map(|a| shared(*a)).collect::<Vec<_>>(), 16));
+}
