@@ -2,6 +2,7 @@
 
 use crate::cli::{DumpArgs, Level};
 use crate::compile::generate;
+use crate::costs;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::misuse::misuse;
@@ -27,6 +28,12 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
         && k >= job.programs.len()
     {
         return Err(misuse!("there is no class {k}: the artifact has {} (0 to {})", job.programs.len(), job.programs.len() - 1).into());
+    }
+    if args.costs || args.card.is_some() || args.json {
+        if args.level != Level::Ptx || !args.costs {
+            return Err(misuse!("--costs goes with --level ptx, and --card and --json with --costs").into());
+        }
+        return costs::run(&artifact, args);
     }
     match args.level {
         Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&artifact, &format!("{}.txt", args.level.name()))?)?,

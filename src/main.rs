@@ -7,6 +7,7 @@ mod checkpoint;
 mod cli;
 mod codes;
 mod compile;
+mod costs;
 mod damaged;
 mod data;
 mod dump;

@@ -1,6 +1,7 @@
 //! `mcc run`.
 
 use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
+use crate::costs;
 use crate::damaged;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
@@ -202,6 +203,10 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         let breakdown = Breakdown::new(&artifact.job, profile);
         if says {
             progress!("{}", table::text(&breakdown).trim_end());
+            if args.device == Some(DeviceKind::Emulated) {
+                let card = costs::card(&artifact, None)?;
+                costs::of_classes(&artifact, card, None).iter().for_each(|(k, rows)| progress!("{}", costs::table(card, *k, rows).trim_end()));
+            }
         }
         args.log_dir.iter().for_each(|dir| Watch::profile(dir, &artifact, &breakdown));
         let file = args.trace.clone().unwrap_or_else(|| artifact.dir.with_extension("trace.json"));

@@ -8,6 +8,7 @@ pub mod batch;
 pub mod build;
 pub mod cache;
 mod check;
+pub mod costs;
 mod error;
 mod gemm;
 mod layout;

@@ -172,4 +172,14 @@ pub struct DumpArgs {
     /// Only this program class
     #[arg(long, value_name = "K", value_parser = whole::<usize>)]
     pub class: Option<usize>,
+    /// With --level ptx: how long a card would take for each kernel of a training step, and why, in place of the PTX;
+    /// blocks of each run in the emulator and are counted
+    #[arg(long)]
+    pub costs: bool,
+    /// With --costs: h100 or a100 [default: the one that the code is for]
+    #[arg(long, value_name = "CARD")]
+    pub card: Option<String>,
+    /// With --costs: for tools
+    #[arg(long)]
+    pub json: bool,
 }

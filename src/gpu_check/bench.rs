@@ -5,7 +5,9 @@
 use super::check::Check;
 use super::kernels::{family, is_narrow, ops, step};
 use super::table::{Table, markdown};
+use crate::costs::launches;
 use anyhow::{Context, anyhow};
+use codegen::costs::{Card, Predictor, usual};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -131,10 +133,23 @@ pub struct Timed {
     model: String,
     shape: Shape,
     kernels: u64,
-    seconds: f64,
+    /// None without a card.
+    seconds: Option<f64>,
+    /// Of those kernels of which it can be said (`mcc dump --costs`).
+    predicted: f64,
     work: Work,
     /// PyTorch's, or those of a copy of as many bytes.
     reference: Option<f64>,
+}
+
+impl Timed {
+    /// What this many seconds make of it.
+    fn rate(&self, seconds: f64) -> String {
+        match self.shape {
+            Shape::Bytes { .. } => format!("{:.0} GB/s", self.work.bytes as f64 / seconds / 1e9),
+            Shape::Product { .. } | Shape::Attention { .. } => format!("{:.1} TFLOP/s", self.work.flops as f64 / seconds / 1e12),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -177,7 +192,12 @@ struct Answered {
 
 /// What is timed kernel by kernel, and the GPT whose step is.
 fn cases(check: &Check) -> (&'static [(&'static str, &'static str)], Gpt) {
-    if check.unmeasured().is_none() { (&KERNELS, GPT) } else { (&SMALL, TINY) }
+    if check.unmeasured().is_none() || predicts(check) { (&KERNELS, GPT) } else { (&SMALL, TINY) }
+}
+
+/// Whether times are predicted, as there is no card.
+fn predicts(check: &Check) -> bool {
+    check.gpu.is_none() && !check.args.quick
 }
 
 /// The kernels of one model.
@@ -186,9 +206,16 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
     let (model, flags) = cases.get(number).ok_or_else(|| anyhow!("{} models are timed", cases.len()))?;
     let flags = format!("--dtype bf16 {flags} --micro-batch-size {batch} --global-batch-size {batch}");
     let artifact = artifact::read(&check.compile(model, &flags, &check.target)?, &Accept::Anyones)?;
-    let mut task = Task::Time { launches: BTreeMap::new() };
-    step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
-    let Task::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
+    let launches: BTreeMap<u32, Option<f64>> = if predicts(check) {
+        launches(&artifact.job, 0).into_keys().map(|id| (id.0, None)).collect()
+    } else {
+        let mut task = Task::Time { launches: BTreeMap::new() };
+        step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
+        let Task::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
+        launches.into_iter().map(|(id, seconds)| (id, Some(seconds))).collect()
+    };
+    let card = check.gpu.as_ref().and_then(|g| Card::of_device(&g.name)).unwrap_or_else(|| usual(&check.target));
+    let mut predictor = Predictor::new(card);
     let mut shapes: BTreeMap<Shape, Timed> = BTreeMap::new();
     for (id, seconds) in launches {
         let kernel = &artifact.job.kernels[id as usize];
@@ -196,12 +223,21 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
         if !is_narrow(kernel) && !matches!(shape, Shape::Bytes { .. }) {
             continue;
         }
-        let none =
-            Timed { model: (*model).into(), shape: shape.clone(), kernels: 0, seconds: 0.0, work: Work { flops: 0, bytes: 0 }, reference: None };
+        let none = Timed {
+            model: (*model).into(),
+            shape: shape.clone(),
+            kernels: 0,
+            seconds: seconds.map(|_| 0.0),
+            predicted: 0.0,
+            work: Work { flops: 0, bytes: 0 },
+            reference: None,
+        };
         let timed = shapes.entry(shape).or_insert(none);
-        let work = Work::of(kernel);
+        let (work, entry) = (Work::of(kernel), &artifact.kernels[id as usize]);
+        let predicted = entry.launch.as_ref().and_then(|launch| predictor.predict(kernel, &entry.name, artifact.ptx(entry), launch).ok());
+        timed.predicted += predicted.map_or(0.0, |p| p.cost.seconds);
         timed.kernels += 1;
-        timed.seconds += seconds;
+        timed.seconds = timed.seconds.zip(seconds).map(|(a, b)| a + b);
         timed.work = Work { flops: timed.work.flops + work.flops, bytes: timed.work.bytes + work.bytes };
     }
     Ok(shapes.into_values().collect())
@@ -209,7 +245,8 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
 
 pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
     let unmeasured = check.unmeasured();
-    let (models, gpt) = cases(check);
+    let (models, _) = cases(check);
+    let gpt = if unmeasured.is_none() { GPT } else { TINY };
     let mut out = Benchmarks { unmeasured, ..Benchmarks::default() };
     for (k, (model, flags)) in models.iter().enumerate() {
         match check.case::<Vec<Timed>>("times", k) {
@@ -284,26 +321,33 @@ impl Table for Benchmarks {
         if let Some(why) = self.unmeasured {
             let kernels: u64 = self.kernels.iter().map(|k| k.kernels).sum();
             let failed: String = self.failed.iter().map(|(what, why)| format!("\nWRONG: {what}: {why}\n")).collect();
-            return format!("## Benchmarks\n\nNot measured: {why}. {kernels} kernels and a step were run once, to see that this can be.\n{failed}");
+            let head = format!("Not measured: {why}. ");
+            if self.kernels.iter().all(|k| k.seconds.is_some()) {
+                return format!("## Benchmarks\n\n{head}{kernels} kernels and a step were run once, to see that this can be.\n{failed}");
+            }
+            let rows = self.kernels.iter().map(|k| {
+                let [count, ms] = [k.kernels.to_string(), format!("{:.4}", k.predicted * 1e3)];
+                vec![k.model.clone(), k.shape.text(), count, ms, k.rate(k.predicted)]
+            });
+            let table = markdown("Benchmarks", &["model", "bf16 kernels", "number", "predicted, ms", "rate"], rows);
+            return format!("{table}\n{head}A step was run once, to see that this can be.\n{failed}");
         }
         let ratio = |reference: Option<f64>, seconds: f64| reference.map_or("-".into(), |r| format!("{:.0} %", 100.0 * r / seconds));
         let rows = self.kernels.iter().map(|k| {
-            let rate = match k.shape {
-                Shape::Bytes { .. } => format!("{:.0} GB/s", k.work.bytes as f64 / k.seconds / 1e9),
-                Shape::Product { .. } | Shape::Attention { .. } => format!("{:.1} TFLOP/s", k.work.flops as f64 / k.seconds / 1e12),
-            };
+            let seconds = k.seconds.unwrap_or(f64::NAN);
             let reference = k.reference.map_or("-".into(), |r| format!("{:.4}", r * 1e3));
             vec![
                 k.model.clone(),
                 k.shape.text(),
                 k.kernels.to_string(),
-                format!("{:.4}", k.seconds * 1e3),
-                rate,
+                format!("{:.4}", seconds * 1e3),
+                format!("{:.4}", k.predicted * 1e3),
+                k.rate(seconds),
                 reference,
-                ratio(k.reference, k.seconds),
+                ratio(k.reference, seconds),
             ]
         });
-        let columns = ["model", "bf16 kernels", "number", "ms", "rate", "PyTorch or a copy, ms", "of its speed"];
+        let columns = ["model", "bf16 kernels", "number", "ms", "predicted, ms", "rate", "PyTorch or a copy, ms", "of its speed"];
         let mut out = markdown("Benchmarks", &columns, rows);
         if let Some(s) = &self.step {
             let mfu = s.mfu.map_or("unknown, as the card's peak is".into(), |m| format!("{:.1} %", 100.0 * m));

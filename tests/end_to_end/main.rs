@@ -3,6 +3,7 @@
 mod cases;
 mod checkpoints;
 mod cli;
+mod costs;
 mod data;
 mod docs;
 mod driver;

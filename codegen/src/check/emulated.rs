@@ -1,7 +1,7 @@
 //! Code for a GPU, in the emulator: some blocks of a launch, each of which computes one tile or a few.
 
 use crate::check::operands::Operands;
-use emulator::{Device, LaunchError, LoadError, Options};
+use emulator::{Device, LaunchError, LoadError, Module, Options, Statistics};
 use ir::launch::{Launch, MAP_BYTES, Swizzle, TensorMap, WARP};
 use std::collections::BTreeSet;
 
@@ -75,6 +75,50 @@ pub fn encode(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> 
     emulator::TensorMap { base: address, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
 }
 
+/// A kernel in the emulator, with operands that outlive it.
+pub struct Loaded {
+    device: Device,
+    module: Module,
+    name: String,
+    launch: emulator::Launch,
+    parameters: Vec<u8>,
+}
+
+impl Loaded {
+    /// Decodes code and lends it operands, to be launched so.
+    ///
+    /// # Errors
+    /// What the emulator does not know.
+    pub fn new(code: &Code, operands: &Operands, launch: &Launch, options: Options) -> Result<Loaded, Emulated> {
+        let mut device = Device::new(options);
+        let module = device.load(code.ptx)?;
+        // SAFETY: operands outlive the device, begin at multiples of 64, and only its blocks use them.
+        let mut lent = |at: *const u8, bytes: u64| unsafe { device.lend(at, bytes) };
+        let addresses: Vec<u64> = operands.all().map(|m| lent(m.start(), m.bytes())).collect();
+        let scratch = device.allocate(launch.scratch_bytes);
+        let parameters = launch.pack(&addresses, &operands.scalar_bits, scratch, encode).map_err(Emulated::Unknown)?;
+        let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
+        Ok(Loaded { device, module, name: code.name.into(), launch, parameters })
+    }
+
+    /// The kernel, and its launch.
+    ///
+    /// # Errors
+    /// If its module does not have it.
+    pub fn kernel(&self) -> Result<(&emulator::Kernel, &emulator::Launch), Emulated> {
+        let kernel = self.module.kernel(&self.name).ok_or_else(|| Emulated::Unknown("its PTX has no kernel of its name".into()))?;
+        Ok((kernel, &self.launch))
+    }
+
+    /// Runs these blocks.
+    ///
+    /// # Errors
+    /// What the emulator finds wrong, or cannot do.
+    pub fn blocks(&self, blocks: &[usize]) -> Result<Statistics, Emulated> {
+        Ok(self.device.launch_some(self.kernel()?.0, self.launch, &self.parameters, Some(blocks))?)
+    }
+}
+
 /// Runs some blocks of code that goes through so many points; whether these are all.
 ///
 /// # Errors
@@ -86,16 +130,8 @@ pub fn run(code: &Code, operands: &Operands, cost: u64, between: u64) -> Result<
     if of_block > LONGEST {
         return Err(Emulated::Unknown(format!("a block of it goes through {of_block} points")));
     }
-    let mut device = Device::new(Options { threads: 1, ..Options::default() });
-    let module = device.load(code.ptx)?;
-    let kernel = module.kernel(code.name).ok_or_else(|| Emulated::Unknown("its PTX has no kernel of its name".into()))?;
-    // SAFETY: operands outlive the device, begin at multiples of 64, and only this thread uses them.
-    let mut lent = |at: *const u8, bytes: u64| unsafe { device.lend(at, bytes) };
-    let addresses: Vec<u64> = operands.all().map(|m| lent(m.start(), m.bytes())).collect();
-    let scratch = device.allocate(launch.scratch_bytes);
-    let parameters = launch.pack(&addresses, &operands.scalar_bits, scratch, encode).map_err(Emulated::Unknown)?;
+    let loaded = Loaded::new(code, operands, &launch, Options { threads: 1, ..Options::default() })?;
     let blocks: Vec<usize> = some(launch.grid, cost, between).into_iter().collect();
-    let grid = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
-    device.launch_some(kernel, grid, &parameters, Some(&blocks))?;
+    loaded.blocks(&blocks)?;
     Ok(blocks.len() == launch.grid as usize)
 }

@@ -6,7 +6,7 @@
 //! interpreter, in f64: corners, edges of tiles, and others at random.
 
 mod draw;
-mod emulated;
+pub(crate) mod emulated;
 #[cfg(test)]
 mod faults;
 mod in_place;
@@ -277,6 +277,17 @@ impl Checker {
             in_place::same(kernel, &operands, &over, seed).map_err(Stopped::Wrong)?;
         }
         Ok(ran(operands, some == shape.tiles))
+    }
+
+    /// What a kernel's code for a GPU can be run on.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(crate) fn operands_of(&mut self, kernel: &Kernel) -> Result<Operands, String> {
+        self.operands(kernel, 0).map_err(|stopped| match stopped {
+            Stopped::Unknown(why) => why,
+            Stopped::Wrong(wrong) => wrong.to_string(),
+        })
     }
 
     fn input(&mut self, kernel: &Kernel, k: usize, draw: Draw, access: Access) -> Result<Mapped, Stopped> {

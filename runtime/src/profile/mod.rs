@@ -7,7 +7,7 @@
 pub mod breakdown;
 mod ceilings;
 mod log;
-mod named;
+pub mod named;
 pub mod table;
 pub mod trace;
 

@@ -25,6 +25,7 @@ pub struct Named {
 /// The commands of a job.
 pub struct Names<'a> {
     job: &'a Job,
+    kernels: Vec<OfKernel>,
     /// Of a program, a body and a command of that.
     commands: Vec<Vec<Vec<Named>>>,
 }
@@ -35,7 +36,13 @@ impl<'a> Names<'a> {
         let kernels: Vec<OfKernel> = job.kernels.iter().map(|k| OfKernel { name: name(k), work: Work::needed(k), lines: lines(k) }).collect();
         let of_body = |p: &Program, b: &Body| b.commands.iter().map(|c| named(job, &kernels, p, b, c)).collect();
         let commands = job.programs.iter().map(|p| p.bodies.iter().map(|b| of_body(p, b)).collect()).collect();
-        Names { job, commands }
+        Names { job, kernels, commands }
+    }
+
+    /// What a kernel is called, and which lines it is of.
+    pub fn kernel(&self, kernel: KernelId) -> (&str, String) {
+        let of = &self.kernels[kernel.index()];
+        (&of.name, self.places(&of.lines))
     }
 
     /// The command that a rank was at, with its call; none at the end of a phase.
