@@ -204,7 +204,8 @@ impl<'a, B: Builder> Loops<'a, B> {
         Ok(())
     }
 
-    /// Loops over `dims`, the vector dim innermost, of which lanes may have runs of so many elements.
+    /// Loops over `dims`, of a team's dim over this member's share, the vector dim innermost, of which lanes may have runs
+    /// of so many elements.
     pub fn nest(&mut self, place: &Place<B>, dims: &[Dim], run: Option<i64>, body: &mut dyn FnMut(&mut Self, &Place<B>)) {
         let vector = self.plan.vector.filter(|d| dims.contains(d));
         let others: Vec<Dim> = dims.iter().copied().filter(|d| Some(*d) != vector).collect();
@@ -214,8 +215,9 @@ impl<'a, B: Builder> Loops<'a, B> {
     fn nest_in(&mut self, place: &Place<B>, others: &[Dim], vector: (Option<Dim>, Option<i64>), body: &mut dyn FnMut(&mut Self, &Place<B>)) {
         let b = self.b;
         if let Some((&dim, rest)) = others.split_first() {
-            b.repeat(b.index(0), b.index(self.size(dim)), 1, &[], &mut |index, _| {
-                let place = self.moved(place, dim, Along::Same(index), place.mask);
+            let (from, size) = self.own(dim);
+            b.repeat(b.index(0), b.index(size), 1, &[], &mut |index, _| {
+                let place = self.moved(place, dim, Along::Same(b.index_add(from, index)), place.mask);
                 self.nest_in(&place, rest, vector, body);
                 Vec::new()
             });
@@ -223,18 +225,20 @@ impl<'a, B: Builder> Loops<'a, B> {
         }
         let (Some(dim), run) = vector else { return body(self, place) };
         let lanes = b.lanes() as i64;
-        let (size, tail) = (self.size(dim), self.size(dim) % lanes);
+        let (from, size) = self.own(dim);
+        let tail = size % lanes;
         let in_runs = run.map_or(0, |width| size / (lanes * width) * (lanes * width));
         if let Some(width) = run.filter(|_| in_runs > 0) {
             b.repeat(b.index(0), b.index(in_runs), lanes * width, &[], &mut |first, _| {
-                let place = Place { width: width as usize, ..self.moved(place, dim, Along::Run(first), place.mask) };
+                let at = Along::Run(b.index_add(from, first));
+                let place = Place { width: width as usize, ..self.moved(place, dim, at, place.mask) };
                 body(self, &place);
                 Vec::new()
             });
         }
         if in_runs == 0 || in_runs < size - tail {
             b.repeat(b.index(in_runs), b.index(size - tail), lanes, &[], &mut |first, _| {
-                let place = self.moved(place, dim, Along::Lanes(first), place.mask);
+                let place = self.moved(place, dim, Along::Lanes(b.index_add(from, first)), place.mask);
                 body(self, &place);
                 Vec::new()
             });

@@ -43,8 +43,9 @@ pub struct Plan {
 }
 
 /// Workers that compute a tile together, as a block of a GPU does: each takes its share of a dim that is summed over,
-/// then all join the sums of all, in order. Where few results are sums of much, such as gradients of biases and of
-/// norms' weights, there are too few tiles for a GPU's warps otherwise.
+/// then all join the sums of all, in order, and store what they have of that dim, the first member what is of none.
+/// Where few results are sums of much, such as gradients of biases and of norms' weights, or few rows are normalised,
+/// there are too few tiles for a GPU's warps otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Team {
     pub members: i64,
@@ -92,18 +93,24 @@ impl Plan {
         let work = (inner * body.nodes.len() as i64).max(1);
         let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
         let vectors = vector.filter(|_| vector_in_grid).map(|d| div_ceil(body.dims.size(d) as i64, lanes));
-        let team = vectors.filter(|v| target.arch == Arch::Nvptx && points * v < ENOUGH).and_then(|_| team(body, &steps));
-        let run = vector.filter(|_| target.arch == Arch::Nvptx && team.is_none()).and_then(|d| runs::width(kernel, d, &steps, lanes));
+        let run = vector.filter(|_| target.arch == Arch::Nvptx).and_then(|d| runs::width(kernel, d, &steps, lanes));
+        let unit = |d: Dim| if Some(d) == vector { lanes * run.unwrap_or(1) } else { 1 };
+        let few = target.arch == Arch::Nvptx && points * vectors.unwrap_or(1) < ENOUGH;
+        let team = few.then(|| team(body, &steps, &unit)).flatten();
+        // Members that have the same vector of columns have one element of it a lane.
+        let run = run.filter(|_| team.is_none() || !vector_in_grid);
         let wide = match vector {
             Some(_) if vector_in_grid && run.is_some() => run.unwrap_or(1),
             Some(d) if vector_in_grid && team.is_none() && reduces_to_points(&steps) => abreast(body.dims.size(d) as i64 / lanes, target),
             _ => 1,
         };
+        // No warp takes more than its share of what keeps a card busy.
+        let share = |count: i64| if target.arch == Arch::Nvptx { (count / ENOUGH).max(1) } else { i64::MAX };
         let (segment, segments) = match vector {
             Some(d) if vector_in_grid => {
                 let size = body.dims.size(d) as i64;
                 let unit = lanes * wide;
-                let longest = (div_ceil(tile_work / work, unit) * unit).clamp(unit, longest_segment.max(unit));
+                let longest = (div_ceil((tile_work / work).min(share(points * size)), unit) * unit).clamp(unit, longest_segment.max(unit));
                 let longest = if team.is_some() { unit } else { longest };
                 let segment = div_ceil(div_ceil(size, div_ceil(size, longest)), unit) * unit;
                 (segment, div_ceil(size, segment))
@@ -111,7 +118,7 @@ impl Plan {
             _ => (1, 1),
         };
         let items = points * segments;
-        let tile_items = if team.is_some() { 1 } else { (tile_work / (work * segment)).clamp(1, items.max(1)) };
+        let tile_items = if team.is_some() { 1 } else { (tile_work / (work * segment)).min(share(items)).clamp(1, items.max(1)) };
         Plan { vector, grid: others, vector_in_grid, steps, wide, run, segment, segments, items, tile_items, team }
     }
 
@@ -141,9 +148,9 @@ impl Step {
 }
 
 /// The team for a kernel of sums of floats over one list of dims, and of nothing else but what follows from these at
-/// each grid point.
-fn team(body: &Body, steps: &[Step]) -> Option<Team> {
-    let mut dims: Option<&[Dim]> = None;
+/// each grid point or along a dim of which each member has its share. A share is of whole units of the dim.
+fn team(body: &Body, steps: &[Step], unit: &dyn Fn(Dim) -> i64) -> Option<Team> {
+    let (mut dims, mut stored): (Option<&[Dim]>, Vec<&[Dim]>) = (None, vec![]);
     for step in steps {
         match step {
             Step::Reduce { values, over, left } if left.is_empty() && dims.is_none_or(|d| d == over) => {
@@ -155,15 +162,18 @@ fn team(body: &Body, steps: &[Step]) -> Option<Team> {
                 dims?;
             }
             Step::Store { dims, .. } if dims.is_empty() => {}
-            Step::Reduce { .. } | Step::Cumsum { .. } | Step::Store { .. } => return None,
+            Step::Store { dims, .. } => stored.push(dims),
+            Step::Reduce { .. } | Step::Cumsum { .. } => return None,
         }
     }
     let share = |d: &Dim| {
         let size = body.dims.size(*d) as i64;
-        let members = (1..=MEMBERS.ilog2()).rev().map(|k| 1 << k).find(|m| size % m == 0 && size / m >= SHARE)?;
+        let whole = |m: &i64| size % (m * unit(*d)) == 0 && size / m >= SHARE;
+        let members = (1..=MEMBERS.ilog2()).rev().map(|k| 1 << k).find(whole)?;
         Some(Team { members, dim: *d, share: size / members })
     };
-    dims?.iter().filter_map(share).max_by_key(|t| t.members)
+    let in_all = |d: &&Dim| stored.iter().all(|dims| dims.contains(d));
+    dims?.iter().filter(in_all).filter_map(share).max_by_key(|t| t.members)
 }
 
 /// Whether there are reductions, and all leave one number per grid point.

@@ -124,11 +124,11 @@ impl<B: Builder> Loops<'_, B> {
             Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some(), run: self.plan.run.filter(|_| vector.is_some()) };
         // Several places are parallel enough. Members of a team have little else to wait beside.
         let sets = match self.plan.team {
-            Some(_) => 2 * PARALLEL,
-            None if places.iter().map(|p| p.width).sum::<usize>() > 1 => 1,
+            Some(_) if innermost.run.is_none() => 2 * PARALLEL,
+            _ if places.iter().map(|p| p.width).sum::<usize>() > 1 => 1,
             // More than one run, where the dim has so many.
-            None => innermost.run.map_or(PARALLEL, |width| {
-                let (several, size) = (width.max(2 * PARALLEL), innermost.dim.map_or(1, |d| self.size(d)));
+            _ => innermost.run.map_or(PARALLEL, |width| {
+                let (several, size) = (width.max(2 * PARALLEL), innermost.dim.map_or(1, |d| self.own(d).1));
                 if size % (b.lanes() as i64 * several) == 0 { several } else { width }
             }),
         };
@@ -279,7 +279,7 @@ impl<B: Builder> Loops<'_, B> {
     }
 
     /// Where this worker's share of a dim that is summed over begins, and its elements: all, but for a team's dim.
-    fn own(&self, dim: Dim) -> (B::Index, i64) {
+    pub fn own(&self, dim: Dim) -> (B::Index, i64) {
         let b = self.b;
         match self.plan.team.filter(|t| t.dim == dim) {
             Some(team) => (b.index_mul(b.member(), b.index(ir::fault!("reduce.team.share", team.share - 1, team.share))), team.share),
