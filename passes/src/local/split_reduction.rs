@@ -1,5 +1,5 @@
-//! Cuts large sums in two steps: those of all elements of a value over all but the first dims, then over these; those
-//! of many scalars into sums of as many as a kernel reads.
+//! Cuts large sums in steps: those of all elements of a value over all but the first dims, then over these, in rows of
+//! them where they are many themselves; those of many scalars into sums of as many as a kernel reads.
 //!
 //! A kernel computes a result by one thread (of a GPU: by one warp), so a norm in one step would read a whole gradient
 //! by itself. A rank's part of a flat bucket has one dim: its sum is made of rows of it, as many as there are elements
@@ -14,9 +14,13 @@ use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op, Reduce};
 
-/// A sum of at least so many elements is cut, such that the second step is of at least this many results of the first.
+/// A sum of at least so many elements is cut, such that the second step is of at least this many results of the first:
+/// each is made by one warp, and a GPU is full with a thousand. Where there are less, it is of this many or more.
 const LARGE: u64 = 1 << 16;
-const RESULTS: u64 = 64;
+const RESULTS: u64 = 1 << 10;
+const FEW: u64 = 64;
+/// So many results of a step take one step more: a sum is made by one thread, or by one block of a GPU.
+const MANY: u64 = 1 << 14;
 
 /// Rewrites a local graph.
 pub fn cut(local: Local) -> Local {
@@ -29,13 +33,17 @@ pub fn cut(local: Local) -> Local {
         if let Some(sizes) = rows(&local, v) {
             let [row, element] = [("row", sizes[0]), ("element", sizes[1])].map(|(name, size)| out.body.dims.add(DimInfo::new(name, size)));
             let arg = in_rows(&mut out, &local, &new, (v, local.body[v].args[0]), &[row, element]);
-            node.args = vec![in_two(&mut out, &local, v, arg, &[row], &[element])];
-            node.op = Op::Reduce { kind: ir::fault!("split_reduction.rows.max", Reduce::Max, Reduce::Sum), over: vec![row] };
+            let part = in_two(&mut out, &local, v, arg, &[row], &[element]);
+            let (arg, over) = in_few(&mut out, &local, v, part);
+            node.args = vec![arg];
+            node.op = Op::Reduce { kind: ir::fault!("split_reduction.rows.max", Reduce::Max, Reduce::Sum), over };
         } else if let Some(kept) = first_results(&local, v) {
             let dims = local.body.dims_of(local.body[v].args[0]);
             let (kept, over) = dims.split_at(kept);
-            node.args = vec![in_two(&mut out, &local, v, node.args[0], kept, over)];
-            node.op = Op::Reduce { kind: Reduce::Sum, over: kept.to_vec() };
+            let part = in_two(&mut out, &local, v, node.args[0], kept, over);
+            let (arg, over) = in_few(&mut out, &local, v, part);
+            node.args = vec![arg];
+            node.op = Op::Reduce { kind: Reduce::Sum, over };
         }
         while node.op == Op::Add && node.ty == Type::scalar(DType::F32) && node.args.len() > MAX_OPERANDS {
             let terms = std::mem::take(&mut node.args);
@@ -78,6 +86,19 @@ fn in_two(out: &mut Local, local: &Local, v: Value, arg: Value, kept: &[Dim], ov
     push(out, Node { op, args: vec![arg], ty, origin: node.origin.clone() }, local, v)
 }
 
+/// Results that are few enough for a last step, and their dims: sums of rows of them, while they are many.
+fn in_few(out: &mut Local, local: &Local, v: Value, mut part: Value) -> (Value, Vec<Dim>) {
+    loop {
+        let dims = out.body.dims_of(part).to_vec();
+        let Some(sizes) = Some(out.body.elements(part)).filter(|n| *n >= MANY).and_then(in_rows_of) else { return (part, dims) };
+        let [row, element] = [("row", sizes[0]), ("element", sizes[1])].map(|(name, size)| out.body.dims.add(DimInfo::new(name, size)));
+        let (op, node) = (Op::View { from: dims, to: vec![row, element] }, &local.body[v]);
+        let ty = Type::new(node.ty.dtype, vec![row, element]);
+        let rows = push(out, Node { op, args: vec![part], ty, origin: node.origin.clone() }, local, v);
+        part = in_two(out, local, v, rows, &[row], &[element]);
+    }
+}
+
 /// A value of one dim in rows, for its user: a view of it, or the same pointwise ops of views.
 fn in_rows(out: &mut Local, local: &Local, new: &[Value], (user, v): (Value, Value), rows: &[Dim; 2]) -> Value {
     let node = &local.body[v];
@@ -108,7 +129,8 @@ fn is_large(local: &Local, v: Value) -> bool {
 fn first_results(local: &Local, v: Value) -> Option<usize> {
     let (body, dims) = (&local.body, local.body[v].args.first().map_or(&[][..], |a| local.body.dims_of(*a)));
     let results = |k: usize| body.dims.elements(&dims[..k]);
-    let first = (1..dims.len()).find(|k| results(*k) >= RESULTS)?;
+    let enough = (1..dims.len()).find(|k| results(*k) >= RESULTS);
+    let first = enough.or_else(|| (1..dims.len()).rev().find(|k| results(*k) >= FEW))?;
     (is_large(local, v) && results(first) < results(dims.len())).then_some(first)
 }
 
@@ -116,7 +138,11 @@ fn first_results(local: &Local, v: Value) -> Option<usize> {
 fn rows(local: &Local, v: Value) -> Option<[u64; 2]> {
     let arg = *local.body[v].args.first().filter(|_| is_large(local, v))?;
     let [dim] = *local.body.dims_of(arg) else { return None };
-    let size = local.body.dims.size(dim);
-    let elements = (RESULTS..=size.isqrt()).rev().find(|n| size.is_multiple_of(*n))?;
+    in_rows_of(local.body.dims.size(dim))
+}
+
+/// The numbers of rows and of elements of each that so many elements are, as nearly alike as may be.
+fn in_rows_of(size: u64) -> Option<[u64; 2]> {
+    let elements = (FEW..=size.isqrt()).rev().find(|n| size.is_multiple_of(*n))?;
     Some([size / elements, elements])
 }
