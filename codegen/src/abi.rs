@@ -98,6 +98,13 @@ pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_b
     Launch { grid: grid as u32, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters: parameters(kernel, shape) }
 }
 
+/// The launch of a kernel whose tiles are computed by so many warps each: as many blocks as a GPU has room for, of which
+/// those that find none follow.
+pub fn launch_of_teams(kernel: &Kernel, shape: &Shape, members: i64, shared_bytes: u32) -> Launch {
+    let grid = shape.tiles.clamp(1, (FILL * u64::from(WARPS) / members as u64).max(1));
+    Launch { grid: grid as u32, ..launch_of_blocks(kernel, shape, Bounds::of_team(members), shared_bytes) }
+}
+
 /// A launch with tensor maps beside what it has.
 pub fn with_maps(launch: Launch, maps: Vec<TensorMap>) -> Launch {
     Launch { maps, ..launch }

@@ -172,7 +172,7 @@ fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Tar
         Family::Loops { grid } => {
             let shape = loops::emit(&b, kernel, grid, target, name)?;
             match loops::team(kernel, grid, target) {
-                Some((members, shared)) => (shape, abi::launch_of_blocks(kernel, &shape, abi::Bounds::of_team(members), shared as u32)),
+                Some((members, shared)) => (shape, abi::launch_of_teams(kernel, &shape, members, shared as u32)),
                 None => of_warps(shape),
             }
         }

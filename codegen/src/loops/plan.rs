@@ -80,7 +80,9 @@ fn abreast(vectors: i64, target: &Target) -> i64 {
 impl Plan {
     pub fn new(kernel: &Kernel, grid: &[Dim], target: &Target) -> Plan {
         let body = &kernel.body;
-        let vector = vector_dim(kernel, |_| true);
+        // A thread of a CPU has nothing to wait for that goes along with others of a running sum.
+        let running = running(kernel);
+        let vector = vector_dim(kernel, |d| target.arch == Arch::Nvptx || !running.contains(&d));
         let vector_in_grid = vector.is_some_and(|d| grid.contains(&d));
         let first = &kernel.outputs[0];
         let mut others: Vec<Dim> = grid.iter().copied().filter(|d| Some(*d) != vector).collect();
@@ -183,17 +185,21 @@ fn reduces_to_points(steps: &[Step]) -> bool {
     points.peek().is_some() && points.all(|p| p)
 }
 
+/// The dims of running sums.
+pub fn running(kernel: &Kernel) -> BTreeSet<Dim> {
+    kernel.body.nodes.iter().filter_map(|n| if let Op::Cumsum { over, .. } = n.op { Some(over) } else { None }).collect()
+}
+
 /// Of the dims that `allowed` admits, the one along which the fewest elements must be collected one by one; the longest on ties.
 pub fn vector_dim(kernel: &Kernel, allowed: impl Fn(Dim) -> bool) -> Option<Dim> {
     let body = &kernel.body;
-    let running: BTreeSet<Dim> = body.nodes.iter().filter_map(|n| if let Op::Cumsum { over, .. } = n.op { Some(over) } else { None }).collect();
     let used: BTreeSet<Dim> = body.nodes.iter().flat_map(|n| n.ty.dims.iter().copied()).collect();
     let arguments = tensors(kernel);
     let cost = |dim: Dim| -> u64 {
         let strided = arguments.iter().filter(|(ty, strides)| layout::stride(ty, strides, dim) > 1);
         strided.map(|(ty, _)| body.dims.elements(&ty.dims)).sum()
     };
-    let candidates = used.into_iter().filter(|d| body.dims.size(*d) > 1 && !running.contains(d) && allowed(*d));
+    let candidates = used.into_iter().filter(|d| body.dims.size(*d) > 1 && allowed(*d));
     candidates.min_by_key(|d| (cost(*d), std::cmp::Reverse(body.dims.size(*d))))
 }
 

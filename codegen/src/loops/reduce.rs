@@ -5,7 +5,7 @@ use super::fold::{Fold, join_sets};
 use super::place::{Along, Order, Place, Stored, element, zipped};
 use super::value::{Known, zero};
 use crate::CompileError;
-use crate::build::{Builder, IntBinary, Lane, LoopBody};
+use crate::build::{Builder, Compare, IntBinary, Lane, LoopBody};
 use crate::pointwise;
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -319,9 +319,20 @@ impl<B: Builder> Loops<'_, B> {
         zipped(&[&first, &second], |x| Ok(self.b.mul(x[0], x[1])))
     }
 
+    /// A running sum, kept for later steps: one element after the other, or vectors of them where lanes go along it.
     pub fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let b = self.b;
         let kept = self.keep(v, used)?;
+        if self.plan.vector == Some(order.along) {
+            let mut result = Ok(());
+            self.nest(place, others, None, &mut |this, place| {
+                if result.is_ok() {
+                    result = this.scan(place, v, order, &kept);
+                }
+            });
+            self.kept.insert(v, kept);
+            return result;
+        }
         let (lane, dtype) = (kept.lane, self.kernel.body[v].ty.dtype);
         let arg = self.kernel.body[v].args[0];
         let size = self.size(order.along);
@@ -346,5 +357,73 @@ impl<B: Builder> Loops<'_, B> {
         });
         self.kept.insert(v, kept);
         result
+    }
+
+    /// A running sum whose lanes have neighbours: of some vectors at a time, so that they are loaded together.
+    fn scan(&mut self, place: &Place<B>, v: Value, order: Order, kept: &Stored<B>) -> Result<(), CompileError> {
+        let b = self.b;
+        let (lanes, size) = (b.lanes() as i64, self.size(order.along));
+        let (whole, tail) = (size / lanes, size % lanes);
+        let mut carried = vec![zero(b, kept.lane)];
+        let mut result = Ok(());
+        let mut some = |this: &mut Self, firsts: &[B::Index], mask: Option<B::Vector>, carried: &[B::Vector]| {
+            let after = this.scan_vectors(place, v, order, kept, firsts, mask, carried[0]);
+            vec![after.unwrap_or_else(|error| {
+                result = Err(error);
+                carried[0]
+            })]
+        };
+        let rest = (b.index(whole * lanes), (tail > 0).then(|| b.mask_first(tail as usize)));
+        if order.reverse && tail > 0 {
+            carried = some(self, &[rest.0], rest.1, &carried);
+        }
+        let count = if whole % PARALLEL == 0 { PARALLEL } else { 1 };
+        carried = b.repeat(b.index(0), b.index(whole * lanes), lanes * count, &carried, &mut |at, carried| {
+            let first = |k: i64| match order.reverse {
+                true => b.index_sub(b.index((whole - k - 1) * lanes), at),
+                false => b.index_add(at, b.index(k * lanes)),
+            };
+            some(self, &(0..count).map(first).collect::<Vec<_>>(), None, carried)
+        });
+        if !order.reverse && tail > 0 {
+            some(self, &[rest.0], rest.1, &carried);
+        }
+        result
+    }
+
+    /// Adds to vectors, one after the other, what was before; what comes after the last. Within one, halves of 2, 4, ..
+    /// lanes: to each of the later half comes the sum of the earlier one (Blelloch, "Prefix Sums and Their Applications", 1990).
+    #[expect(clippy::too_many_arguments, reason = "a place of a value, and some of its vectors")]
+    fn scan_vectors(
+        &mut self,
+        place: &Place<B>,
+        v: Value,
+        order: Order,
+        kept: &Stored<B>,
+        firsts: &[B::Index],
+        mask: Option<B::Vector>,
+        before: B::Vector,
+    ) -> Result<B::Vector, CompileError> {
+        let b = self.b;
+        let arg = self.kernel.body[v].args[0];
+        let add = |x, y| if kept.lane == Lane::F32 { b.add(x, y) } else { b.int2(IntBinary::Add, x, y) };
+        let only = mask.map(|m| place.also(b, m));
+        let places: Vec<Place<B>> = firsts.iter().map(|first| self.moved(place, order.along, Along::Lanes(*first), only.or(place.mask))).collect();
+        let values = places.iter().map(|p| Ok(self.value(arg, p, &mut Known::new())?[0])).collect::<Result<Vec<_>, CompileError>>()?;
+        let mut carried = before;
+        for (place, x) in places.iter().zip(values) {
+            let x = mask.map_or(x, |m| b.select(m, x, zero(b, kept.lane)));
+            let (mut sum, mut total) = (x, x);
+            for distance in (0..b.lanes().ilog2()).map(|k| 1 << k) {
+                let other = b.swap_lanes(total, distance);
+                let bit = b.int2(IntBinary::And, b.lane_numbers(), b.i64(distance as i64));
+                let later = if order.reverse { Compare::Eq } else { Compare::Ne };
+                sum = b.select(b.compare_int(later, bit, b.i64(0)), add(other, sum), sum);
+                total = add(total, other);
+            }
+            kept.store(b, place, &[pointwise::rounded(b, self.kernel.body[v].ty.dtype, add(carried, sum))]);
+            carried = add(carried, total);
+        }
+        Ok(carried)
     }
 }

@@ -1,13 +1,13 @@
 //! Sums of rows by index: the gradient of a gather.
 //!
-//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in storage order, as many at once
-//! as there are lanes, and adds the values whose row is its own, so the order of additions, and with it the result, does
+//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in one order, as many at once
+//! as there are lanes, along the longest dim where the last one has less, and adds the values whose row is its own, so the order of additions, and with it the result, does
 //! not depend on who computes the tile. Frequent indices are often neighbours (the bytes of a text, the first words of
 //! a vocabulary): on a GPU every n-th row is a tile's, which spreads them.
 
 use super::emit::Loops;
 use super::place::{Along, Place, Stored, widen};
-use super::plan::{Plan, vector_dim};
+use super::plan::{Plan, running, vector_dim};
 use super::value::{Known, local_row, zero};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{self, div_ceil};
@@ -96,7 +96,8 @@ impl<'a> Scatter<'a> {
         let in_output = kernel.outputs.len() == 1 && kernel.outputs[0].value == node && !body[node].ty.dtype.is_half();
 
         let cuts = cuts(target);
-        let vector = vector_dim(kernel, |d| row.contains(&d));
+        let running = running(kernel);
+        let vector = vector_dim(kernel, |d| row.contains(&d) && !running.contains(&d));
         let size = vector.map_or(1, |d| body.dims.size(d) as i64);
         let lanes = target.lanes() as i64;
         let chunk = (div_ceil(div_ceil(size, lanes), cuts.chunks) * lanes).min(size);
@@ -287,7 +288,11 @@ impl Scatter<'_> {
 
     /// Looks at as many indices at once as there are lanes, and goes in order through those whose rows are the tile's.
     fn each_own_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>, body: &mut AtRow<'_, B>) -> Result<(), CompileError> {
-        let points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
+        let mut points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
+        // The choices of a token are two or eight, tokens are thousands.
+        if points.last().is_some_and(|d| loops.size(*d) < b.lanes() as i64) {
+            points.sort_by_key(|d| loops.size(*d));
+        }
         let start = loops.place(BTreeMap::new(), None);
         let (index, map) = (self.kernel.body[self.node].args[1], &self.kernel.body.dims[self.table].index);
         let mut result = Ok(());

@@ -230,6 +230,21 @@ fn a_running_sum_goes_either_way() {
 }
 
 #[test]
+fn running_sums_of_lanes_go_either_way() {
+    // Whole vectors in fours, one by one, with a rest, and of rows.
+    for (size, dtype) in [(256, DType::I32), (96, DType::I32), (133, DType::I32), (45, DType::F32), (512, DType::F32), (70, DType::Bf16)] {
+        for reverse in [false, true] {
+            let mut make = Make::default();
+            let [e, t] = [("e", 3), ("t", size)].map(|(n, s)| make.dim(n, s));
+            let x = make.input(dtype, &[e, t]);
+            let y = make.op(Op::Cumsum { over: t, reverse }, &[x]);
+            let z = make.op(Op::Add, &[y, x]);
+            check(&make.kernel(Family::Loops { grid: vec![e] }, &[z]), &[], if dtype == DType::Bf16 { 2e-2 } else { 1e-5 });
+        }
+    }
+}
+
+#[test]
 fn rows_are_gathered_and_missing_rows_are_zero() {
     let mut make = Make::default();
     let [b, s, h] = [("b", 2), ("s", 9), ("h", 20)].map(|(n, s)| make.dim(n, s));
