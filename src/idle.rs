@@ -172,14 +172,14 @@ const PLAN: &[Rule<PlanArgs>] = &[
 const RUN: &[Rule<RunArgs>] = &[
     rule(
         &["--eval-interval"],
-        |a| a.eval_interval > 0 && a.valid_data.is_empty() && a.sets().is_none(),
+        |a| a.eval_interval > 0 && a.valid_data.is_empty() && !a.has_sets(),
         Refused,
         "says when to take a held-out loss, and there is no held-out data",
         "add `--valid-data FILE`",
     ),
     rule(
         &["--eval-iters"],
-        |a| a.valid_data.is_empty() && (a.sets().is_none() || a.eval_interval == 0),
+        |a| a.valid_data.is_empty() && (!a.has_sets() || a.eval_interval == 0),
         Refused,
         "is about held-out losses, and there is no held-out data",
         "add `--valid-data FILE`",
@@ -193,14 +193,21 @@ const RUN: &[Rule<RunArgs>] = &[
     ),
     rule(
         &["--eval-interval"],
-        |a| a.sets().is_none() && a.steps.is_some_and(|steps| a.eval_interval > steps),
+        |a| !a.has_sets() && a.steps.is_some_and(|steps| a.eval_interval > steps),
         Warned,
         "is more than `--steps`: no held-out loss is taken",
         "a smaller `--eval-interval`",
     ),
     rule(
+        &["--split"],
+        |a| a.data_path.is_empty() && a.data_args_path.is_none(),
+        Refused,
+        "says how data sets are shared out, and none are named",
+        "add `--data-path PREFIX`",
+    ),
+    rule(
         &["--data-cache-path"],
-        |a| a.sets().is_none(),
+        |a| !a.has_sets(),
         Refused,
         "is where orders of data sets' samples are kept, and none are named",
         "add `--data-path PREFIX`",
@@ -418,7 +425,7 @@ pub fn in_job(args: &RunArgs, typed: &[String], job: &Job) -> Vec<Diagnostic> {
     let draws = (args.init.is_empty() || !args.allow_missing.is_empty()) && job.params.iter().any(|p| matches!(p.init, Init::Normal(_)));
     let mut commands = job.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands);
     let drops = commands.any(|c| matches!(&c.action, Action::Launch { scalars, .. } if scalars.contains(&Scalar::Seed)));
-    let is_idle = typed.iter().any(|t| t == "--seed") && !draws && !drops;
+    let is_idle = typed.iter().any(|t| t == "--seed") && !draws && !drops && !args.has_sets();
     let says = match args.init[..] {
         [_, ..] => "does nothing: all weights are read, and there is no dropout",
         [] => "does nothing: no weights are drawn, and there is no dropout",

@@ -28,6 +28,7 @@ mod print;
 mod report;
 mod reproducer;
 mod run;
+mod sets;
 mod shown;
 mod signals;
 mod text;

@@ -9,6 +9,7 @@ use crate::first_step;
 use crate::idle;
 use crate::misuse::misuse;
 use crate::print::{note, progress};
+use crate::sets;
 use crate::shown::{Shown, Verbosity};
 use crate::signals::{self, Announce};
 use crate::text::show;
@@ -93,7 +94,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let options = RunOptions {
         data: specs(&args.data),
         valid_data: specs(&args.valid_data),
-        sets: args.sets(),
+        sets: sets::of(args)?,
         eval_interval: args.eval_interval,
         eval_batches: args.eval_iters,
         steps: args.steps,

@@ -2,7 +2,6 @@
 
 use super::values::{from_one, minutes, spike, threads, whole};
 use clap::{Args, ValueEnum};
-use runtime::data::{DataSets, SetNames};
 use std::path::PathBuf;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -58,18 +57,10 @@ pub enum OnSpike {
     Back,
 }
 
-/// Megatron-LM's, where no flag says another.
-const SPLIT: &str = "969,30,1";
-
 impl RunArgs {
-    /// The data sets that flags name, if they do.
-    pub fn sets(&self) -> Option<DataSets> {
-        let names = match (&self.data_path[..], &self.train_data_path[..]) {
-            ([], []) => return None,
-            ([], training) => SetNames::Own([training.to_vec(), self.valid_data_path.clone(), self.test_data_path.clone()]),
-            (blend, _) => SetNames::Shared { blend: blend.to_vec(), split: self.split.clone().unwrap_or_else(|| SPLIT.into()) },
-        };
-        Some(DataSets { names, cache: self.data_cache_path.clone() })
+    /// Whether flags name data sets.
+    pub fn has_sets(&self) -> bool {
+        !self.data_path.is_empty() || !self.train_data_path.is_empty() || self.data_args_path.is_some() || self.per_split_data_args_path.is_some()
     }
 }
 
@@ -89,7 +80,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with_all = ["data", "valid_data", "bytes", "data_dtype"])]
     pub data_path: Vec<String>,
     /// Weights by which each data set's documents are those of training, validation and test [default: 969,30,1]
-    #[arg(long, value_name = "T,V,E", requires = "data_path")]
+    #[arg(long, value_name = "T,V,E", conflicts_with_all = ["train_data_path", "per_split_data_args_path"])]
     pub split: Option<String>,
     /// Data sets of training alone
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with_all = ["data_path", "data", "valid_data", "bytes", "data_dtype"])]
@@ -100,6 +91,13 @@ pub struct RunArgs {
     /// Data sets for the loss after the last step, beside `--train-data-path`
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., requires = "train_data_path")]
     pub test_data_path: Vec<String>,
+    /// A file with what `--data-path` takes, where that is long
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_path", "train_data_path", "data", "valid_data", "bytes", "data_dtype"])]
+    pub data_args_path: Option<PathBuf>,
+    /// A file of JSON with what `--train-data-path`, `--valid-data-path` and `--test-data-path` take: {"train": [..],
+    /// "valid": [..], "test": [..]}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_args_path", "data_path", "train_data_path", "data", "valid_data", "bytes", "data_dtype"])]
+    pub per_split_data_args_path: Option<PathBuf>,
     /// Where orders of samples of data sets are kept [default: PREFIX.cache beside each]
     #[arg(long, value_name = "DIR")]
     pub data_cache_path: Option<PathBuf>,

@@ -2,116 +2,191 @@
 
 use super::flags::Flag;
 use super::launch::Launcher;
-use super::plan::{Part, Plan, Sizes};
-use super::text::Text;
+use super::plan::{Part, Plan};
+use super::text::{JOINED, Text};
+use super::traits::Positions;
+use data::blend::Blend;
+use data::split::Split;
 
-/// Below so many tokens Megatron-LM writes them in 16 bits.
-const NARROW: u64 = 65_500;
+/// Flags of data sets, which are the same in mcc.
+const SHARED: [&str; 2] = ["data-path", "data-args-path"];
+const OWN: [&str; 4] = ["train-data-path", "valid-data-path", "test-data-path", "per-split-data-args-path"];
+
+/// What there is to be said of flags of data sets where there are none.
+const ABOUT_SETS: [&str; 2] = ["split", "data-cache-path"];
+
+/// Where the script says nothing.
+const SEED: &str = "1234";
+const INTERVAL: &str = "1000";
+const BATCHES: &str = "100";
 
 impl Plan<'_> {
-    pub fn data(&mut self, sizes: &Sizes) {
+    /// Training and held-out data, and steps between evaluations.
+    pub fn data(&mut self) {
         let has_inputs = self.text.programs != ["pretrain_gpt.py", "finetune_gpt.py", "pretrain_gpt_core.py"];
         if has_inputs {
-            for name in ["data-path", "train-data-path", "valid-data-path"] {
+            for name in SHARED.iter().chain(&OWN) {
                 self.drop_flag(name, "the text reads its inputs as they are, an array each: `DATA`");
             }
         }
-        if self.flags.has("data-path") {
-            self.drop_flag("train-data-path", "`--data-path` counts");
+        if let Some(flag) = self.switch("mock-data") {
+            for name in SHARED.iter().chain(&OWN) {
+                self.drop_flag(name, "`--mock-data` counts");
+            }
+            self.leave(&flag, "`DATA` names a file: any text has tokens, with `-D vocab=256`");
         }
-        if self.flags.get("eval-iters").and_then(|f| f.values.first()).and_then(Text::whole) == Some("0") {
-            for name in ["eval-iters", "eval-interval", "valid-data-path"] {
+        let evaluates = self.flags.get("eval-iters").and_then(|f| f.values.first()).and_then(Text::whole) != Some("0");
+        if !evaluates {
+            for name in ["eval-iters", "eval-interval", "valid-data-path", "test-data-path"] {
                 self.drop_flag(name, "`--eval-iters 0` says that nothing is evaluated");
             }
-        } else {
-            self.evaluation();
         }
-        let training = self.prefix("data-path").or_else(|| self.prefix("train-data-path"));
-        let is_mock = self.switch("mock-data");
-        if let Some(flag) = &is_mock {
-            self.leave(flag, "`DATA` names a file: any text has tokens, with `-D vocab=256`");
-        }
-        let is_bin = training.is_some() && !has_inputs;
-        match training {
-            Some(prefix) if !has_inputs => self.run("--data", prefix),
-            _ => {
-                let what = match has_inputs {
-                    true => "INPUT=FILE.npy of the text's inputs, which Megatron-LM makes of its data step by step",
-                    false => "training data: the script names none, or several with weights",
-                };
-                let data = self.shell.needed("DATA", what, self.launch.line);
-                self.run("--data", data);
+        let is_of_sets = self.sets();
+        if !is_of_sets {
+            let what = match has_inputs {
+                true => "INPUT=FILE.npy of the text's inputs, which Megatron-LM makes of its data step by step",
+                false => "training data: the script names none",
+            };
+            let data = self.shell.needed("DATA", what, self.launch.line);
+            self.run("--data", data);
+            for name in ABOUT_SETS.iter().chain(&OWN) {
+                self.drop_flag(name, "it is about data sets, and the script names none of training");
             }
         }
-        if is_bin {
-            let dtype = match sizes.vocab {
-                Some(vocab) => Text::known(if vocab < NARROW { "uint16" } else { "int32" }, 0),
-                None => self.shell.needed(
-                    "DATA_DTYPE",
-                    "`uint16` if there are fewer than 65500 tokens, else `int32`, as Megatron-LM writes them",
-                    self.launch.line,
-                ),
-            };
-            self.run("--data-dtype", dtype);
+        if evaluates {
+            self.evaluation(is_of_sets);
         }
-        self.drop_flag("split", "training and held-out data are files of their own: `VALID_DATA` of the lines names the latter");
-        for name in ["data-cache-path", "test-data-path"] {
-            self.drop_flag(
-                name,
-                "the line reads a file in order: with `mcc run --data-path` in place of `--data` it would read data sets as Megatron-LM does",
+        self.documents(is_of_sets);
+        if self.flags.get("dataloader-type").and_then(|f| f.values.first()).and_then(Text::whole).is_some_and(|kind| kind != "single")
+            && let Some(flag) = self.flags.take("dataloader-type")
+        {
+            self.leave_otherwise(&flag, "samples come in the order of `single`");
+        }
+    }
+
+    /// Documents that share a sequence. The texts keep them apart in all ways or in none.
+    fn documents(&mut self, is_of_sets: bool) {
+        let [masks, packs, positions, loss] =
+            ["reset-attention-mask", "dataloader-inter-document-masking", "reset-position-ids", "eod-mask-loss"].map(|name| self.switch(name));
+        let has_setting = self.text.has("packed");
+        if !has_setting || masks.is_none() && packs.is_none() {
+            let why = match has_setting {
+                true => "the text does so where attention keeps to documents too: `-D packed=true`".into(),
+                false => format!("models/{} has no setting `packed`: change the text", self.text.file),
+            };
+            for flag in [masks, packs, positions, loss].into_iter().flatten() {
+                self.leave_otherwise(&flag, &why);
+            }
+            return;
+        }
+        let line = masks.as_ref().or(packs.as_ref()).map_or(0, |f| f.line);
+        self.compile("-D packed", Text::known("true", line));
+        let typed: Vec<&str> = [&masks, &packs, &positions, &loss].into_iter().flatten().map(|f| f.typed.as_str()).collect();
+        let borders = match is_of_sets {
+            true => "documents end where the data set says, and `separator` is no token",
+            false => "documents end behind the token `separator`, 0 if `-D` says no other",
+        };
+        let says = format!("-D packed=true: {}; {borders}", typed.join(" "));
+        if is_of_sets {
+            self.compile("-D separator", Text::known("-1", line));
+        }
+        self.computed.push(says);
+        if masks.is_some() && self.flags.has("no-create-attention-mask-in-dataloader") {
+            self.differs.push(
+                "`--no-create-attention-mask-in-dataloader` keeps `--reset-attention-mask` from doing anything in the script: documents see each other there, not here".into(),
             );
         }
-    }
-
-    /// Held-out losses.
-    fn evaluation(&mut self) {
-        let interval = self.valued("eval-interval").map_or_else(|| Text::known("1000", 0), |(_, value)| value);
-        let batches = self.valued("eval-iters").map_or_else(|| Text::known("100", 0), |(_, value)| value);
-        let data = self.prefix("valid-data-path");
-        let all = [("--valid-data", data), ("--eval-interval", Some(interval)), ("--eval-iters", Some(batches))];
-        self.held_out.extend(all.into_iter().filter(|(_, v)| v.is_some()).map(|(flag, value)| Part { flag: flag.into(), value }));
-    }
-
-    /// The tokens of a data set by its prefix. Several with weights are named.
-    fn prefix(&mut self, name: &str) -> Option<Text> {
-        let flag = self.flags.take(name)?;
-        match flag.values.as_slice() {
-            [one] => {
-                let mut file = one.clone();
-                file.push_known(".bin");
-                Some(file)
-            }
-            [weight, one] if weight.whole().is_some_and(|w| w.parse::<f64>().is_ok()) => {
-                let mut file = one.clone();
-                file.push_known(".bin");
-                Some(file)
-            }
-            _ => {
-                let shares = self.mixture(&flag);
-                let file = if name == "valid-data-path" { "VALID_DATA" } else { "DATA" };
-                self.leave(&flag, format!("`mcc run --data-path` in place of `--data` takes it as it is; or mix the sets into one file of tokens{shares}, and name it in `{file}`"));
-                None
-            }
+        if positions.is_none() && packs.is_none() && self.text.traits.positions == Positions::Learned {
+            self.differs.push("positions begin anew with each document, as with `--reset-position-ids`".into());
+        }
+        if loss.is_none() {
+            self.differs.push("what follows a document's end is no label, as with `--eod-mask-loss`".into());
         }
     }
 
-    /// What each of several data sets is of all, where all weights are known: `0.3 a 0.7 b`. Without weights each is
-    /// read as often as it is long.
-    fn mixture(&self, flag: &Flag) -> String {
-        let weights: Vec<Option<f64>> = flag.values.chunks(2).map(|pair| pair[0].whole()?.parse().ok().filter(|w: &f64| *w >= 0.0)).collect();
-        let Some(weights) = weights.into_iter().collect::<Option<Vec<f64>>>().filter(|_| flag.values.len().is_multiple_of(2)) else {
-            return String::new();
-        };
-        let all: f64 = weights.iter().sum();
-        let share = |(pair, weight): (&[Text], &f64)| format!("{:.3} of its sequences from {}", weight / all, self.shell.shown(&pair[1]));
-        let shares: Vec<String> = flag.values.chunks(2).zip(&weights).map(share).collect();
-        if all > 0.0 { format!(", {}", shares.join(", ")) } else { String::new() }
+    /// Data sets, with the flags that they have in the script. Gives whether there are any.
+    fn sets(&mut self) -> bool {
+        if SHARED.iter().any(|name| self.flags.has(name)) {
+            for name in OWN {
+                self.drop_flag(name, &format!("`--{}` counts", if self.flags.has(SHARED[0]) { SHARED[0] } else { SHARED[1] }));
+            }
+            if self.flags.has(SHARED[0]) {
+                self.drop_flag(SHARED[1], "`--data-path` counts");
+            }
+        } else if !["train-data-path", "per-split-data-args-path"].iter().any(|name| self.flags.has(name)) {
+            return false;
+        } else {
+            self.drop_flag("split", "each part of the run has data sets of its own");
+        }
+        for name in SHARED.iter().chain(&OWN) {
+            let Some(flag) = self.flags.take(name) else { continue };
+            self.blend(&flag);
+        }
+        if let Some((flag, value)) = self.valued("split") {
+            let value = self.weights(&flag, value);
+            self.run("--split", value);
+        }
+        if let Some((_, value)) = self.valued("data-cache-path") {
+            self.run("--data-cache-path", value);
+        }
+        true
+    }
+
+    /// Whether the line names data sets.
+    fn reads_sets(&self) -> bool {
+        self.run.iter().any(|part| SHARED.iter().chain(&OWN).any(|name| part.flag.trim_start_matches('-') == *name))
+    }
+
+    /// A flag of data sets, as it is.
+    fn blend(&mut self, flag: &Flag) {
+        if flag.values.is_empty() {
+            self.errors.push(format!("{}: `{}` has no value", self.shell.place(flag.line), flag.typed));
+            return;
+        }
+        let known: Option<Vec<String>> = flag.values.iter().map(|v| v.whole().map(|v| v.replace(JOINED, ""))).collect();
+        if let Some(Err(e)) = known.filter(|_| flag.name.ends_with("data-path")).map(|words| Blend::parse(&words)) {
+            self.errors.push(format!("{}: `{}`: {e}", self.shell.place(flag.line), self.shown(flag)));
+        }
+        self.run.push(Part { flag: format!("--{}", flag.name), values: flag.values.clone() });
+    }
+
+    /// The numbers of a split, which is all that Megatron-LM reads of one: quotes may be left of a string.
+    fn weights(&mut self, flag: &Flag, value: Text) -> Text {
+        let Some(known) = value.whole() else { return value };
+        let numbers: Vec<&str> = known.split(|c: char| c != '.' && !c.is_ascii_digit()).filter(|n| !n.is_empty()).collect();
+        let split = numbers.join(",");
+        if let Err(e) = Split::parse(&split) {
+            self.errors.push(format!("{}: `{}`: {e}", self.shell.place(flag.line), self.shown(flag)));
+        }
+        Text::known(split, flag.line)
+    }
+
+    /// Held-out losses: of data sets, or of a file that the user names.
+    fn evaluation(&mut self, is_of_sets: bool) {
+        for (name, default) in [("eval-interval", INTERVAL), ("eval-iters", BATCHES)] {
+            let value = match self.valued(name) {
+                Some((_, value)) => value,
+                None => {
+                    if is_of_sets {
+                        self.defaults.push(format!("--{name} {default}"));
+                    }
+                    Text::known(default, 0)
+                }
+            };
+            let part = Part { flag: format!("--{name}"), values: vec![value] };
+            if is_of_sets { self.run.push(part) } else { self.held_out.push(part) }
+        }
     }
 
     /// How long a run is, and what it says.
     pub fn steps(&mut self, steps: Option<u64>) {
-        if let Some(steps) = steps {
-            self.run("--steps", Text::known(steps.to_string(), 0));
+        match steps {
+            Some(steps) => self.run("--steps", Text::known(steps.to_string(), 0)),
+            None if self.reads_sets() => {
+                let steps = self.shell.needed("STEPS", "how many steps are trained: the script has no `--train-iters`", self.launch.line);
+                self.run("--steps", steps);
+            }
+            None => {}
         }
         if !self.flags.has("profile") {
             for name in ["profile-step-start", "profile-step-end"] {
@@ -184,6 +259,11 @@ impl Plan<'_> {
         match seed {
             Some((flag, _)) if goes_on => self.leave(&flag, "a run that goes on has the seed that it began with"),
             Some((_, value)) => self.run("--seed", value),
+            // Which samples come first follows from it.
+            None if !goes_on && self.reads_sets() => {
+                self.run("--seed", Text::known(SEED, 0));
+                self.defaults.push(format!("--seed {SEED}"));
+            }
             None => {}
         }
     }

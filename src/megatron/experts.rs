@@ -22,7 +22,7 @@ impl Plan<'_> {
             let is_balanced = kind.whole().is_some_and(|k| k.ends_with("aux_loss")) && value != 0.0;
             self.compile("-D balanced", Text::known(is_balanced.to_string(), 0));
             let top_k =
-                self.compile.iter().find(|p| p.flag == "-D top_k").and_then(|p| p.value.as_ref()).and_then(|v| v.whole()?.parse::<f64>().ok());
+                self.compile.iter().find(|p| p.flag == "-D top_k").and_then(|p| p.values.first()).and_then(|v| v.whole()?.parse::<f64>().ok());
             if let (true, Some(layers), Some(top_k)) = (is_balanced, sizes.layers, top_k) {
                 // Megatron-LM adds a loss for every layer and divides by the choices.
                 self.compile("-D aux_coef", Text::known(typed(value * layers as f64 / top_k), 0));

@@ -9,6 +9,9 @@ use std::fmt::Write;
 /// How wide comments are.
 const WIDTH: usize = 112;
 
+/// Flags that take several words.
+const LISTS: [&str; 4] = ["--data-path", "--train-data-path", "--valid-data-path", "--test-data-path"];
+
 /// The names of what is written and read.
 pub struct Names<'a> {
     /// The script that was read.
@@ -55,8 +58,7 @@ impl Plan<'_> {
 
     /// Variables that have to be given, as only the user knows them.
     fn parameters(&self, out: &mut String) {
-        let used: BTreeSet<usize> =
-            self.parts().filter_map(|p| p.value.as_ref()).chain(&self.starts).flat_map(|t| t.unknowns().collect::<Vec<_>>()).collect();
+        let used: BTreeSet<usize> = self.parts().flat_map(|p| &p.values).chain(&self.starts).flat_map(|t| t.unknowns().collect::<Vec<_>>()).collect();
         for which in &used {
             let unknown = &self.shell.unknowns[*which];
             let (name, place) = (&unknown.name, self.shell.place_of_script(unknown.line));
@@ -96,11 +98,8 @@ impl Plan<'_> {
             run.push(format!("{} mcc run {}", start.join(" "), quoted_name(names.artifact)));
         }
         run.extend(self.run.iter().map(|p| self.part(p)));
-        let has_data = self.held_out.first().is_some_and(|p| p.flag == "--valid-data");
-        let held_out: Vec<String> = self.held_out.iter().map(|p| self.part(p)).collect();
-        if has_data {
-            run.extend(held_out);
-        } else if !held_out.is_empty() {
+        if !self.held_out.is_empty() {
+            let held_out: Vec<String> = self.held_out.iter().map(|p| self.part(p)).collect();
             comment(out, "", "VALID_DATA=FILE in the environment adds held-out losses.");
             run.push(format!("${{VALID_DATA:+--valid-data \"$VALID_DATA\" {}}}", held_out.join(" ")));
         }
@@ -122,11 +121,21 @@ impl Plan<'_> {
 
     /// `--tp 2`, `-D layers=4`.
     fn part(&self, part: &Part) -> String {
-        match &part.value {
-            Some(value) if part.flag.starts_with("-D ") => format!("{}={}", part.flag, self.quoted(value)),
-            Some(value) => format!("{} {}", part.flag, self.quoted(value)),
-            None => part.flag.clone(),
+        let quoted = |value: &Text| if LISTS.contains(&part.flag.as_str()) { self.word_or_list(value) } else { self.quoted(value) };
+        let values: Vec<String> = part.values.iter().map(quoted).collect();
+        match values.as_slice() {
+            [] => part.flag.clone(),
+            values => format!("{}{}{}", part.flag, if part.flag.starts_with("-D ") { "=" } else { " " }, values.join(" ")),
         }
+    }
+
+    /// A text that may stand for several words, as in the script: what is unknown has no quotes.
+    fn word_or_list(&self, text: &Text) -> String {
+        let piece = |piece: &Piece| match piece {
+            Piece::Known(known) => quoted_name(&known.replace(JOINED, "")),
+            Piece::Unknown(which) => format!("${{{}}}", self.shell.unknowns[*which].name),
+        };
+        text.pieces().iter().map(piece).collect()
     }
 
     /// A text as a word of a shell.

@@ -140,19 +140,18 @@ fn no_training(shown: &str, shell: &Shell) -> anyhow::Error {
 /// Has the command line's own rules look at what was made: a value that mcc does not take is an error here, and
 /// not when the lines are run.
 fn look(plan: &mut Plan<'_>) {
-    let data = Part { flag: "--valid-data".into(), value: Some(text::Text::known("DATA", 0)) };
-    let has_data = plan.held_out.iter().any(|p| p.flag == "--valid-data");
-    let held_out = plan.held_out.iter().chain((!has_data && !plan.held_out.is_empty()).then_some(&data));
+    let data = Part { flag: "--valid-data".into(), values: vec![text::Text::known("DATA", 0)] };
+    let held_out = plan.held_out.iter().chain((!plan.held_out.is_empty()).then_some(&data));
     let compile: Vec<&Part> = plan.compile.iter().collect();
     let run: Vec<&Part> = plan.run.iter().chain(held_out).collect();
     for (command, file, parts) in [("compile", "model.mdl", compile), ("run", "model.mcc", run)] {
         let mut words = vec!["mcc".to_string(), command.into(), file.into()];
         for part in parts {
             // What is unknown is a number or a name where one is needed.
-            let value = part.value.as_ref().map(|v| v.whole().map_or_else(|| stand_in(&part.flag).to_string(), str::to_string));
-            match (part.flag.strip_prefix("-D "), value) {
-                (Some(name), value) => words.extend(["-D".into(), format!("{name}={}", value.unwrap_or_default())]),
-                (None, value) => words.extend(std::iter::once(part.flag.clone()).chain(value)),
+            let values = part.values.iter().map(|v| v.whole().map_or_else(|| stand_in(&part.flag).to_string(), str::to_string));
+            match part.flag.strip_prefix("-D ") {
+                Some(name) => words.extend(["-D".into(), format!("{name}={}", values.collect::<String>())]),
+                None => words.extend(std::iter::once(part.flag.clone()).chain(values)),
             }
         }
         let read = Cli::command().try_get_matches_from(&words).and_then(|m| Ok((Cli::from_arg_matches(&m)?, typed(&m))));
@@ -170,7 +169,6 @@ fn look(plan: &mut Plan<'_>) {
 /// A value that stands for an unknown one.
 fn stand_in(flag: &str) -> &'static str {
     match flag {
-        "--data-dtype" => "uint16",
         "--dtype" => "bf16",
         "--rendezvous" => "host:1",
         _ => "1",

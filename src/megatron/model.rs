@@ -67,7 +67,7 @@ impl Plan<'_> {
         self.key_heads(heads);
         self.widths(hidden, traits.activation);
         self.positions();
-        self.vocabulary(sizes);
+        self.vocabulary();
         self.dropout();
         self.ties();
         self.drop_flag("attention-softmax-in-fp32", "the softmax of attention is computed in f32 always");
@@ -213,17 +213,15 @@ impl Plan<'_> {
     }
 
     /// Tokens. Megatron-LM asks the tokenizer, which is not here.
-    fn vocabulary(&mut self, sizes: &mut Sizes) {
+    fn vocabulary(&mut self) {
         let tokenizer = self.flags.get("tokenizer-type").and_then(|f| f.values.first()).and_then(Text::whole).unwrap_or("").to_string();
         let given = self.valued("padded-vocab-size").or_else(|| self.valued("vocab-size"));
         let value = match given {
             Some((flag, value)) => {
-                sizes.vocab = value.whole().and_then(|v| v.parse().ok());
                 self.set("vocab", value, &flag);
                 return;
             }
             None if tokenizer == "GPT2BPETokenizer" || (tokenizer.is_empty() && self.flags.has("merge-file")) => {
-                sizes.vocab = Some(50257);
                 self.defaults.push("--vocab-size 50257 (of GPT-2's tokenizer)".into());
                 Text::known("50257", 0)
             }
@@ -232,7 +230,6 @@ impl Plan<'_> {
                 self.shell.needed("VOCAB", &format!("the number of tokens that {whose} has: the script does not say it"), self.launch.line)
             }
         };
-        sizes.vocab = sizes.vocab.or_else(|| value.whole().and_then(|v| v.parse().ok()));
         self.compile("-D vocab", value);
     }
 }

@@ -12,7 +12,7 @@ use super::texts::ModelText;
 pub struct Part {
     /// `--tp`, or `-D layers`, whose value is written behind `=`.
     pub flag: String,
-    pub value: Option<Text>,
+    pub values: Vec<Text>,
 }
 
 /// A choice of the user's that the script does not say.
@@ -59,7 +59,6 @@ pub struct Sizes {
     pub dp: Option<u64>,
     pub micro_batch: Option<u64>,
     pub global_batch: Option<u64>,
-    pub vocab: Option<u64>,
 }
 
 impl<'a> Plan<'a> {
@@ -101,7 +100,7 @@ impl<'a> Plan<'a> {
         self.batches(&mut sizes);
         self.precision();
         let steps = self.schedule(&sizes);
-        self.data(&sizes);
+        self.data();
         self.steps(steps);
         self.checkpoints();
         self.waits();
@@ -129,11 +128,11 @@ impl<'a> Plan<'a> {
     }
 
     pub fn compile(&mut self, flag: &str, value: impl Into<Option<Text>>) {
-        self.compile.push(Part { flag: flag.into(), value: value.into() });
+        self.compile.push(Part { flag: flag.into(), values: value.into().into_iter().collect() });
     }
 
     pub fn run(&mut self, flag: &str, value: impl Into<Option<Text>>) {
-        self.run.push(Part { flag: flag.into(), value: value.into() });
+        self.run.push(Part { flag: flag.into(), values: value.into().into_iter().collect() });
     }
 
     /// Sets a setting, if the text has it; otherwise says that it does not.

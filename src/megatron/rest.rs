@@ -47,7 +47,7 @@ impl Plan<'_> {
             }
             let more = flag.values.split_off(usize::from(takes));
             let canonical = arg.get_long().map_or(long, |l| format!("--{l}"));
-            parts.push(super::plan::Part { flag: canonical, value: flag.values.pop() });
+            parts.push(super::plan::Part { flag: canonical, values: flag.values });
             for stray in more {
                 let text = format!("{}: it belongs to no flag", self.shell.shown(&stray));
                 self.left.push(Note { line: stray.line, text });
@@ -59,9 +59,6 @@ impl Plan<'_> {
                 [value] if self.text.has(name) && !self.compile.iter().any(|p| p.flag == format!("-D {name}")) => {
                     let value = value.clone();
                     self.set(name, value, &flag);
-                }
-                [] if name == "packed" && self.text.has(name) => {
-                    self.compile("-D packed", super::text::Text::known("true", flag.line));
                 }
                 _ => self.leave(&flag, format!("models/{} has no such setting (elsewhere it is `{name}`)", self.text.file)),
             },

@@ -261,17 +261,47 @@ fn lines_of(flags: &str) -> String {
 
 #[test]
 fn what_mcc_lacks_is_named_with_what_to_do_instead() {
-    let says = lines_of("--data-path 3 a_text 1 b_text");
-    let blend = "--data-path 3 a_text 1 b_text: `mcc run --data-path` in place of `--data` takes it as it is; or mix the sets into one file of tokens, \
-                 0.750 of its sequences from a_text, 0.250 of its sequences from b_text, and name it in `DATA`";
-    assert!(says.contains(blend) && says.contains("--data \"${DATA}\""), "{says}");
-    let says = lines_of("--data-path a_text b_text --valid-data-path 1 a 1 $B");
-    assert!(
-        says.contains("--data-path a_text b_text: `mcc run --data-path` in place of `--data`") && says.contains("0.500 of its sequences from ${B}"),
-        "{says}"
-    );
     let says = lines_of("--train-iters 1000 --lr-decay-style power");
     assert!(says.contains("the line has `constant`, which falls at no step") && says.contains("--lr-decay-style constant"), "{says}");
+}
+
+/// The flags of the line that runs, without `\`.
+fn run_flags(says: &str) -> String {
+    let line = says.split("\nmcc run ").nth(1).unwrap_or("").split("\n\n").next().unwrap_or("");
+    line.trim_end().split(" \\\n  ").collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn data_sets_of_a_script_are_those_of_the_line() {
+    let says = lines_of("--train-iters 8 --data-path 3 a_text 1 ${B} --split \"'949, 50,1'\" --data-cache-path c");
+    let line = "train.mcc --data-path 3 a_text 1 ${B} --split 949,50,1 --data-cache-path c --eval-interval 1000 --eval-iters 100 --steps 8 \
+                --log-interval 100 --seed 1234";
+    assert_eq!(run_flags(&says), line, "{says}");
+    assert!(says.contains("#   --seed 1234\n") && !says.contains("VALID_DATA"), "{says}");
+    let says = lines_of("--train-data-path a b --valid-data-path c --test-data-path d --split 1,1,1 --eval-interval 5 --eval-iters 2 --seed 3");
+    let line = "train.mcc --train-data-path a b --valid-data-path c --test-data-path d --eval-interval 5 --eval-iters 2 --steps \"${STEPS}\"";
+    assert!(run_flags(&says).starts_with(line) && says.contains("--seed 3"), "{says}");
+    assert!(says.contains("--split 1,1,1: each part of the run has data sets of its own"), "{says}");
+    let says = lines_of("--train-iters 8 --per-split-data-args-path blend.json --eval-iters 0 --eval-interval 5");
+    assert!(run_flags(&says).starts_with("train.mcc --per-split-data-args-path blend.json --steps 8"), "{says}");
+    let says = lines_of("--train-iters 8 --mock-data --data-cache-path c --split 1,1,1");
+    assert!(run_flags(&says).starts_with("train.mcc --data \"${DATA}\"") && says.contains("VALID_DATA:+") && !says.contains("--seed"), "{says}");
+    let refused = |flags: &str| format!("{:#}", make(&format!("python pretrain_gpt.py {SIZES} {flags}"), &args(&[])).err().expect("it is refused"));
+    assert!(refused("--data-path 0.5 a b c").contains("line 1: `--data-path 0.5 a b c`: `b` stands where a weight is meant"));
+    assert!(refused("--data-path a --split 1,1,1,1").contains("line 1: `--split 1,1,1,1`: the split"));
+}
+
+#[test]
+fn documents_are_kept_apart_as_in_the_script() {
+    let all = "--reset-attention-mask --reset-position-ids --eod-mask-loss";
+    let says = lines_of(&format!("--train-iters 8 --data-path a {all}"));
+    assert!(says.contains("  -D packed=true \\\n  -D separator=-1 \\\n") && !says.contains("as with `--"), "{says}");
+    let says = lines_of("--train-iters 8 --data-path a --reset-attention-mask");
+    assert!(says.contains("as with `--reset-position-ids`") && says.contains("as with `--eod-mask-loss`"), "{says}");
+    let says = lines_of("--train-iters 8 --data-path a --eod-mask-loss");
+    assert!(!says.contains("packed=true \\") && says.contains("`--eod-mask-loss`: the text does so where attention keeps"), "{says}");
+    let says = lines_of(&format!("--mock-data {all}"));
+    assert!(says.contains("-D packed=true \\") && !says.contains("separator=-1"), "{says}");
 }
 
 #[test]

@@ -136,6 +136,17 @@ fn training_validation_and_test_have_losses_of_their_own() {
     let own = "--train-data-path wi* --valid-data-path 1 code --steps 2 --eval-interval 1 --eval-iters 1";
     let ran = run(own).succeeds();
     assert!(ran.stderr.contains("after the last step: validation loss 5.") && !ran.stderr.contains("test"), "{}", ran.stderr);
+    // Named in files.
+    dir.write("blend", "0.7 wiki\n0.3 code\n");
+    dir.write("parts.json", r#"{"train": [0.7, "wiki", "0.3", "code"], "valid": "code", "test": null}"#);
+    for names in ["--data-args-path blend --split 80,15,5 --seed 3", "--per-split-data-args-path parts.json"] {
+        run(&format!("{names} --steps 1 --metrics {}", &names[2..6])).succeeds();
+    }
+    near(&losses(&dir, "data"), &losses(&dir, "metrics")[..1]);
+    dir.write("wrong.json", r#"{"train": ["wiki"], "validation": ["code"]}"#);
+    run("--per-split-data-args-path wrong.json --steps 1").fails_with(&["unknown field `validation`", "\"valid\": ["]);
+    run("--data-args-path none --steps 1").fails_with(&["cannot read `--data-args-path none`"]);
+    run("--split 1,1,1 --data blend").misuses_with(&["`--split` says how data sets are shared out"]);
     run("--data-path wiki --data a").misuses_with(&["--data"]);
     run("--data-path wiki --steps 2 --split 1,x").misuses_with(&["the split `1,x`: `x` is no number"]);
     run("--data-path nothing --steps 2").fails_with(&["there is no data set", "nothing.bin"]);
