@@ -199,6 +199,20 @@ const RUN: &[Rule<RunArgs>] = &[
         "a smaller `--eval-interval`",
     ),
     rule(
+        &["--multiple-validation-sets", "--full-validation"],
+        |a| !a.has_sets() || a.eval_interval == 0,
+        Refused,
+        "is about held-out losses of data sets, and there are none",
+        "add `--data-path PREFIX --eval-interval N`",
+    ),
+    rule(
+        &["--multiple-validation-sets", "--full-validation"],
+        |a| a.eval_interval > 0 && !a.train_data_path.is_empty() && a.valid_data_path.is_empty(),
+        Refused,
+        "is about validation data sets, and there are none",
+        "add `--valid-data-path PREFIX`",
+    ),
+    rule(
         &["--split"],
         |a| a.data_path.is_empty() && a.data_args_path.is_none(),
         Refused,

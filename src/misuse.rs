@@ -96,6 +96,7 @@ fn of_data(error: &DataError) -> bool {
         | DataError::Missing { .. }
         | DataError::Said(_)
         | DataError::Blend { .. }
+        | DataError::Names(_)
         | DataError::Split(_)
         | DataError::Inputs(..)
         | DataError::Unsized

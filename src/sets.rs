@@ -3,7 +3,8 @@
 use crate::cli::RunArgs;
 use crate::misuse::misuse;
 use anyhow::{Context, anyhow};
-use runtime::data::{DataSets, SetNames};
+use data::blend::Blend;
+use runtime::data::{DataSets, SetNames, Validation};
 use serde::Deserialize;
 use serde_json::Number;
 use std::fs;
@@ -27,7 +28,20 @@ pub fn of(args: &RunArgs) -> anyhow::Result<Option<DataSets>> {
         (None, None) if !args.data_path.is_empty() => SetNames::Shared { blend: args.data_path.clone(), split: split() },
         (None, None) => SetNames::Own([args.train_data_path.clone(), args.valid_data_path.clone(), args.test_data_path.clone()]),
     };
-    Ok(Some(DataSets { names, cache: args.data_cache_path.clone() }))
+    let of_validation = match &names {
+        SetNames::Shared { blend, .. } => blend,
+        SetNames::Own(own) => &own[1],
+    };
+    let has_weights = Blend::parse(of_validation).is_ok_and(|blend| blend.weights.is_some());
+    if args.full_validation && !args.multiple_validation_sets && has_weights {
+        return Err(misuse!(
+            "`--full-validation` takes all samples of each validation data set, which are not drawn by weights: leave these out, or add \
+             `--multiple-validation-sets`, with which each has a loss of its own"
+        ));
+    }
+    let own_names = args.multiple_validation_sets.then(|| args.validation_set_names.clone());
+    let validation = Validation { names: own_names, is_full: args.full_validation };
+    Ok(Some(DataSets { names, cache: args.data_cache_path.clone(), validation }))
 }
 
 fn read(flag: &str, file: &Path) -> anyhow::Result<String> {

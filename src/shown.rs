@@ -129,6 +129,11 @@ fn line(p: &Progress, verbosity: Verbosity) -> String {
     text += &format!("  {:.1} ms", p.step_ms);
     if let Some(v) = p.valid_loss {
         text += &format!("  held-out loss {v:.4}");
+        let each = p.valid_losses.iter().map(|(name, loss)| format!("{} {loss:.4}", name.split_once('/').map_or(name.as_str(), |(_, name)| name)));
+        let each: Vec<String> = each.collect();
+        if !each.is_empty() {
+            text += &format!(" ({})", each.join(", "));
+        }
     }
     if let Some(scale) = p.loss_scale {
         text += &format!("  loss scale {scale}");

@@ -141,7 +141,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         busy: [0.5; 2],
         read: 272,
         reports: vec![Some(1.5), None],
-        valid: None,
+        valid: vec![],
         loss_scale: None,
         skipped: false,
     };
@@ -149,7 +149,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         Event::Step(step),
         Event::NonFinite { step: 2, reports: vec![Some(f64::NAN), None], blame: None },
         Event::Skipped { step: 1, skips: 1, most: Some(2) },
-        Event::Evaluated { part: HeldOut::Test, reports: vec![Some(1.5), None] },
+        Event::Evaluated { part: HeldOut::Valid(1), reports: vec![Some(1.5), None] },
         Event::Failed { message: "an error".into(), help: None, aborted: false },
         Event::Finished { step: 1 },
     ];

@@ -1,6 +1,6 @@
 //! What a rank reads while it trains, in the order in which it takes it, by a thread of its own that is a batch ahead.
 
-use crate::data::{Batch, Data, DataError, Wanted};
+use crate::data::{Batch, Data, DataError, Opened, Samples, Wanted};
 use crate::protocol::{HeldOut, Orders};
 use ir::program::Job;
 use std::io;
@@ -11,20 +11,21 @@ use std::thread::{Builder, Scope};
 /// All that a run reads.
 pub struct Reading {
     pub training: Data,
-    valid: Option<Data>,
+    /// One, or one for each data set.
+    valid: Vec<Data>,
     test: Option<Data>,
     pub course: Course,
 }
 
 /// Which batches a run takes, and when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Course {
     /// The step after which it begins, and its last.
     first: u64,
     steps: u64,
     /// Steps between evaluations; 0 is never.
     interval: u64,
-    valid: Option<Evaluations>,
+    valid: Vec<Evaluations>,
     test: Option<Evaluations>,
 }
 
@@ -42,6 +43,8 @@ enum Place {
     Start,
     /// Where the one before ended, as Megatron-LM's do, which also has one after the last step.
     Onwards,
+    /// As all do, which take all samples; Megatron-LM's too.
+    Whole,
 }
 
 /// A batch of a part of a run's data.
@@ -68,32 +71,38 @@ impl Reading {
             return Ok(None);
         }
         let (first, read) = orders.start(job.global_batch);
-        let [training, valid, test] = match &orders.sets {
+        let (training, valid, test, evaluations) = match &orders.sets {
             Some(sets) => {
+                let Opened { training, valid, test } = sets.open(job, orders.seed, orders.samples)?;
+                let (is_full, batch) = (sets.validation.is_full, job.global_batch.max(1));
+                let evaluations = |samples: &Samples| match is_full {
+                    true => Evaluations { batches: samples.count() / batch, place: Place::Whole },
+                    false => Evaluations { batches: orders.eval_batches, place: Place::Onwards },
+                };
+                let evaluations: Vec<Evaluations> = valid.iter().map(evaluations).collect();
                 let of = |samples| Data::of_samples(job, samples);
-                let [training, valid, test] = sets.open(job, orders.seed, orders.samples)?;
-                [training.map(of).transpose()?, valid.map(of).transpose()?, test.map(of).transpose()?]
+                let valid = valid.into_iter().map(of).collect::<Result<Vec<Data>, DataError>>()?;
+                (training.map(of).transpose()?, valid, test.map(of).transpose()?, evaluations)
             }
             None => {
                 let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
-                [Some(Data::open(job, &orders.data)?), valid, None]
+                let of = |data: &Data| Evaluations { batches: data.batches().min(orders.eval_batches).max(1), place: Place::Start };
+                let evaluations = valid.iter().map(of).collect();
+                (Some(Data::open(job, &orders.data)?), Vec::from_iter(valid), None, evaluations)
             }
         };
         let Some(training) = training else { return Ok(None) };
         let training = training.after((first, read))?;
-        let evaluations = |data: &Data| match &orders.sets {
-            Some(_) => Evaluations { batches: orders.eval_batches, place: Place::Onwards },
-            None => Evaluations { batches: data.batches().min(orders.eval_batches).max(1), place: Place::Start },
-        };
         let (steps, interval) = (orders.steps, orders.eval_interval);
-        let course = Course { first, steps, interval, valid: valid.as_ref().map(evaluations), test: test.as_ref().map(evaluations) };
+        let of_test = test.as_ref().map(|_| Evaluations { batches: orders.eval_batches, place: Place::Onwards });
+        let course = Course { first, steps, interval, valid: evaluations, test: of_test };
         Ok(Some(Reading { training, valid, test, course }))
     }
 
     fn read<'a>(&self, turn: Turn, wanted: &'a Wanted) -> Result<Batch<'a>, DataError> {
         let (data, batch) = match turn {
             Turn::Training(batch) => (Some(&self.training), batch),
-            Turn::HeldOut(HeldOut::Valid, batch) => (self.valid.as_ref(), batch),
+            Turn::HeldOut(HeldOut::Valid(set), batch) => (self.valid.get(set as usize), batch),
             Turn::HeldOut(HeldOut::Test, batch) => (self.test.as_ref(), batch),
         };
         data.expect("invariant: what is not there has no turn").read(batch, wanted)
@@ -101,34 +110,40 @@ impl Reading {
 }
 
 impl Course {
-    /// Batches of the evaluation after a step, if there is one: of validation data, each `interval` steps.
-    pub fn after(&self, step: u64) -> Option<u64> {
+    /// Evaluations after a step, if there are any, and of how many batches each is: of validation data, each `interval`
+    /// steps.
+    pub fn after(&self, step: u64) -> impl Iterator<Item = (HeldOut, u64)> {
         let is_due = self.interval > 0 && step.is_multiple_of(self.interval);
-        self.valid.filter(|_| is_due).map(|valid| valid.batches)
+        self.held_out().filter(move |(part, _)| is_due && matches!(part, HeldOut::Valid(_))).map(|(part, e)| (part, e.batches))
     }
 
     /// Evaluations behind the last step, and of how many batches each is.
-    pub fn at_end(&self) -> impl Iterator<Item = (HeldOut, u64)> + use<> {
-        let all = [(HeldOut::Valid, self.valid), (HeldOut::Test, self.test)];
+    pub fn at_end(&self) -> impl Iterator<Item = (HeldOut, u64)> {
         let trains = self.first < self.steps;
-        all.into_iter().filter_map(move |(part, e)| e.filter(|e| trains && e.place == Place::Onwards).map(|e| (part, e.batches)))
+        self.held_out().filter(move |(_, e)| trains && e.place != Place::Start).map(|(part, e)| (part, e.batches))
     }
 
-    fn turns(self) -> impl Iterator<Item = Turn> {
-        let held_out = |part, evaluations: Option<Evaluations>, number: u64| {
-            let batches = evaluations.map_or(0..0, |e| e.of(number));
-            batches.map(move |batch| Turn::HeldOut(part, batch))
-        };
-        let number = move |step: u64| step.checked_div(self.interval).unwrap_or(0);
+    fn held_out(&self) -> impl Iterator<Item = (HeldOut, Evaluations)> {
+        (0..).map(HeldOut::Valid).zip(self.valid.iter().copied()).chain(self.test.map(|e| (HeldOut::Test, e)))
+    }
+
+    fn turns(&self) -> impl Iterator<Item = Turn> {
+        let before = |step: u64| step.checked_div(self.interval).unwrap_or(0);
         let of_step = move |step: u64| {
-            let valid = self.after(step).and(self.valid);
-            std::iter::once(Turn::Training(step - 1)).chain(held_out(HeldOut::Valid, valid, number(step).saturating_sub(1)))
+            let evaluated = self.after(step).flat_map(move |(part, _)| self.batches(part, before(step).saturating_sub(1)));
+            std::iter::once(Turn::Training(step - 1)).chain(evaluated)
         };
-        let at_end = self.at_end().flat_map(move |(part, _)| match part {
-            HeldOut::Valid => held_out(part, self.valid, number(self.steps)),
-            HeldOut::Test => held_out(part, self.test, 0),
-        });
+        let at_end = self.at_end().flat_map(move |(part, _)| self.batches(part, before(self.steps)));
         (self.first + 1..=self.steps).flat_map(of_step).chain(at_end)
+    }
+
+    /// The batches of an evaluation of a part, with so many before it. Test data have one.
+    fn batches(&self, part: HeldOut, before: u64) -> impl Iterator<Item = Turn> + use<> {
+        let (evaluations, before) = match part {
+            HeldOut::Valid(set) => (self.valid.get(set as usize), before),
+            HeldOut::Test => (self.test.as_ref(), 0),
+        };
+        evaluations.map_or(0..0, |e| e.of(before)).map(move |batch| Turn::HeldOut(part, batch))
     }
 }
 
@@ -136,7 +151,7 @@ impl Evaluations {
     /// The batches of an evaluation, counted from 0.
     fn of(self, evaluation: u64) -> Range<u64> {
         let first = match self.place {
-            Place::Start => 0,
+            Place::Start | Place::Whole => 0,
             Place::Onwards => evaluation.saturating_mul(self.batches),
         };
         first..first.saturating_add(self.batches)
@@ -185,14 +200,14 @@ mod tests {
     use super::*;
 
     fn course(first: u64, steps: u64, interval: u64, place: Place) -> Course {
-        let evaluations = Some(Evaluations { batches: 2, place });
-        Course { first, steps, interval, valid: evaluations, test: evaluations.filter(|_| place == Place::Onwards) }
+        let evaluations = Evaluations { batches: 2, place };
+        Course { first, steps, interval, valid: vec![evaluations], test: (place == Place::Onwards).then_some(evaluations) }
     }
 
     #[test]
     fn a_run_takes_what_megatron_does() {
         let turns = |first| course(first, 3, 2, Place::Onwards).turns().collect::<Vec<_>>();
-        let valid = |from: u64| (from..from + 2).map(|n| Turn::HeldOut(HeldOut::Valid, n));
+        let valid = |from: u64| (from..from + 2).map(|n| Turn::HeldOut(HeldOut::Valid(0), n));
         let test = (0..2).map(|n| Turn::HeldOut(HeldOut::Test, n));
         let end: Vec<Turn> = valid(2).chain(test).collect();
         let whole: Vec<Turn> =
@@ -209,7 +224,18 @@ mod tests {
     #[test]
     fn files_are_evaluated_from_their_start() {
         let turns: Vec<Turn> = course(0, 2, 1, Place::Start).turns().collect();
-        let valid = [Turn::HeldOut(HeldOut::Valid, 0), Turn::HeldOut(HeldOut::Valid, 1)];
+        let valid = [Turn::HeldOut(HeldOut::Valid(0), 0), Turn::HeldOut(HeldOut::Valid(0), 1)];
         assert_eq!(turns, [&[Turn::Training(0)][..], &valid, &[Turn::Training(1)], &valid].concat());
+    }
+
+    #[test]
+    fn each_validation_data_set_has_its_turns() {
+        let mut course = course(0, 2, 2, Place::Onwards);
+        course.valid.push(Evaluations { batches: 1, place: Place::Whole });
+        let valid = |set: u32, batches: Range<u64>| batches.map(move |n| Turn::HeldOut(HeldOut::Valid(set), n));
+        let trained = [Turn::Training(0), Turn::Training(1)].into_iter();
+        let end = valid(0, 2..4).chain(valid(1, 0..1)).chain((0..2).map(|n| Turn::HeldOut(HeldOut::Test, n)));
+        let turns: Vec<Turn> = trained.chain(valid(0, 0..2)).chain(valid(1, 0..1)).chain(end).collect();
+        assert_eq!(course.turns().collect::<Vec<_>>(), turns);
     }
 }

@@ -278,7 +278,8 @@ pub enum Event {
 /// Data that is not trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum HeldOut {
-    Valid,
+    /// By number, where each validation data set has a loss of its own; else the first.
+    Valid(u32),
     Test,
 }
 
@@ -295,8 +296,8 @@ pub struct StepEvent {
     pub read: u64,
     /// Per report of the job.
     pub reports: Vec<Option<f64>>,
-    /// Means over the held-out batches, if this step evaluated.
-    pub valid: Option<Vec<Option<f64>>>,
+    /// Means over the held-out batches, of each evaluation of this step.
+    pub valid: Vec<Vec<Option<f64>>>,
     /// Of the step, if the loss is scaled.
     pub loss_scale: Option<f64>,
     /// The update was left out.

@@ -219,7 +219,7 @@ fn train_in<'scope, 'env, D: Device>(
     if let (Some(first), Some(reading)) = (&orders.first_step, &reading) {
         compare_first(artifact, orders, first, &reading.training, &mut rank, shm, events)?;
     }
-    let course = reading.as_ref().map(|r| r.course);
+    let course = reading.as_ref().map(|r| r.course.clone());
     let started = reading.map(|reading| Feeding::start(scope, reading, wanted)).transpose();
     let mut feeding = started.map_err(|cause| WorkerError::Thread { rank: rank.rank(), cause })?;
     // Steps skipped since the last that was not.
@@ -249,7 +249,7 @@ fn train_in<'scope, 'env, D: Device>(
             rank.profile(orders.profile.map_or(0, |w| w.steps()));
         }
         let (begun, start) = (Instant::now(), now());
-        let Some((feeding, course)) = feeding.as_mut().zip(course) else { break };
+        let Some((feeding, course)) = feeding.as_mut().zip(course.as_ref()) else { break };
         let batch = feeding.take()?;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
@@ -282,7 +282,7 @@ fn train_in<'scope, 'env, D: Device>(
         }
         let read = batch.bytes;
         let due = course.after(number);
-        let valid = due.map(|batches| evaluate(&mut rank, feeding, batches, &idle(number), shm)).transpose()?;
+        let valid = due.map(|(_, batches)| evaluate(&mut rank, feeding, batches, &idle(number), shm)).collect::<Result<_, _>>()?;
         if orders.profile.is_some_and(|w| w.last == number) {
             rank.settle(&idle(number), shm)?;
             profiled(&mut rank, std::mem::take(&mut timed), events)?;
@@ -321,7 +321,7 @@ fn train_in<'scope, 'env, D: Device>(
         let event = Event::Skipped { step: done, skips, most: None };
         return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
     }
-    if let (Some(feeding), Some(course), true) = (&mut feeding, course, done == orders.steps) {
+    if let (Some(feeding), Some(course), true) = (&mut feeding, &course, done == orders.steps) {
         for (part, batches) in course.at_end() {
             let reports = evaluate(&mut rank, feeding, batches, &idle(done), shm)?;
             protocol::say(&mut &mut *events, &Event::Evaluated { part, reports }).map_err(WorkerError::Silence)?;

@@ -116,6 +116,16 @@ pub struct RunArgs {
     /// Most global batches of a held-out loss; of data sets so many, each time the next
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = from_one::<u64>)]
     pub eval_iters: u64,
+    /// Of validation data sets, each has a loss of its own, `valid_loss/wiki` of the data set `wiki`, and `valid_loss` is
+    /// their mean
+    #[arg(long)]
+    pub multiple_validation_sets: bool,
+    /// What these are called [default: the names of their files]
+    #[arg(long, value_name = "NAME", num_args = 1.., requires = "multiple_validation_sets")]
+    pub validation_set_names: Vec<String>,
+    /// Each evaluation takes all samples of one epoch of the validation data sets, in whole global batches
+    #[arg(long)]
+    pub full_validation: bool,
     /// Default: all of a .npy, else the schedule's, else once through the data
     #[arg(long, visible_alias = "train-iters", value_name = "N", value_parser = whole::<u64>)]
     pub steps: Option<u64>,

@@ -15,6 +15,9 @@ const OWN: [&str; 4] = ["train-data-path", "valid-data-path", "test-data-path", 
 /// What there is to be said of flags of data sets where there are none.
 const ABOUT_SETS: [&str; 2] = ["split", "data-cache-path"];
 
+/// What there is to be said of validation data sets.
+const OF_VALIDATION: [&str; 3] = ["multiple-validation-sets", "validation-set-names", "full-validation"];
+
 /// Where the script says nothing.
 const SEED: &str = "1234";
 const INTERVAL: &str = "1000";
@@ -37,7 +40,7 @@ impl Plan<'_> {
         }
         let evaluates = self.flags.get("eval-iters").and_then(|f| f.values.first()).and_then(Text::whole) != Some("0");
         if !evaluates {
-            for name in ["eval-iters", "eval-interval", "valid-data-path", "test-data-path"] {
+            for name in ["eval-iters", "eval-interval", "valid-data-path", "test-data-path"].iter().chain(&OF_VALIDATION) {
                 self.drop_flag(name, "`--eval-iters 0` says that nothing is evaluated");
             }
         }
@@ -56,11 +59,30 @@ impl Plan<'_> {
         if evaluates {
             self.evaluation(is_of_sets);
         }
+        self.validation(is_of_sets);
         self.documents(is_of_sets);
         if self.flags.get("dataloader-type").and_then(|f| f.values.first()).and_then(Text::whole).is_some_and(|kind| kind != "single")
             && let Some(flag) = self.flags.take("dataloader-type")
         {
             self.leave_otherwise(&flag, "samples come in the order of `single`");
+        }
+    }
+
+    /// How validation data sets are evaluated.
+    fn validation(&mut self, is_of_sets: bool) {
+        if !is_of_sets {
+            for name in OF_VALIDATION {
+                self.drop_flag(name, "it is about data sets, and the script names none of training");
+            }
+            return;
+        }
+        for name in ["multiple-validation-sets", "full-validation"] {
+            if self.switch(name).is_some() {
+                self.run(&format!("--{name}"), None);
+            }
+        }
+        if let Some(flag) = self.flags.take("validation-set-names") {
+            self.run.push(Part { flag: format!("--{}", flag.name), values: flag.values });
         }
     }
 

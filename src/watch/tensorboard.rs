@@ -92,7 +92,8 @@ impl TensorBoard {
         ];
         let own = numbers.into_iter().filter_map(|(tag, x)| Some((tag.to_owned(), x?)));
         let others = p.reports.iter().map(|(name, x)| (format!("reports/{name}"), *x));
-        let value = own.chain(others).map(|(tag, x)| Value { tag, simple_value: Some(x as f32) }).collect();
+        let held_out = p.valid_losses.iter().map(|(name, x)| (name.clone(), *x));
+        let value = own.chain(held_out).chain(others).map(|(tag, x)| Value { tag, simple_value: Some(x as f32) }).collect();
         self.write(p.step, What::Summary(Summary { value }))
     }
 

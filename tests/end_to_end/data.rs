@@ -180,3 +180,30 @@ fn documents_of_a_data_set_are_kept_apart_without_a_separator() {
     dir.line("run alone.mcc --data tokens=tokens.npy --data targets=labels.npy --steps 4 --metrics alone --quiet").succeeds();
     near(&losses(&dir, "packed"), &losses(&dir, "alone"));
 }
+
+/// Each validation data set has a loss, which is that of a run that has it alone.
+#[test]
+fn each_validation_data_set_has_a_loss_of_its_own() {
+    let dir = two_sets(&[("dp", "--dp 2 --micro-batch-size 2")]);
+    let run = |words: &str| dir.line(&format!("run dp.mcc --steps 2 --eval-interval 1 --eval-iters 2 --threads-per-rank 1 {words}"));
+    let valid = |file: &str, name: &str| metrics(&dir.path(file)).iter().map(|l| l[name].as_f64().expect("a loss")).collect::<Vec<_>>();
+    let own = "--train-data-path wiki --valid-data-path";
+    let ran = run(&format!("{own} wiki code --multiple-validation-sets --metrics both --tensorboard-dir board")).succeeds();
+    assert!(ran.stdout.contains("  held-out loss 5.") && ran.stdout.contains(" (code 5."), "{}", ran.stdout);
+    assert!(ran.stderr.contains("validation loss of `wiki` 5.") && ran.stderr.contains(", validation loss of `code` 5."), "{}", ran.stderr);
+    for name in ["wiki", "code"] {
+        run(&format!("{own} {name} --metrics {name}")).succeeds();
+        near(&valid("both", &format!("valid_loss/{name}")), &valid(name, "valid_loss"));
+    }
+    let mean: Vec<f64> = valid("wiki", "valid_loss").iter().zip(valid("code", "valid_loss")).map(|(a, b)| (a + b) / 2.0).collect();
+    near(&valid("both", "valid_loss"), &mean);
+    // Of a split too, under other names, and of all samples: the same each time.
+    let words = "--data-path 0.7 wiki 0.3 code --split 60,40,0 --multiple-validation-sets --validation-set-names a b --full-validation";
+    run(&format!("{words} --metrics full")).succeeds();
+    assert!(valid("full", "valid_loss/a").iter().chain(&valid("full", "valid_loss/b")).all(|loss| (5.0..6.0).contains(loss)));
+    run(&format!("{own} wiki code --multiple-validation-sets --validation-set-names a")).misuses_with(&["1 names and 2 data sets"]);
+    run(&format!("{own} 1 wiki 2 code --multiple-validation-sets")).misuses_with(&["each has a loss of its own, and so no weight"]);
+    run("--data-path 0.7 wiki 0.3 code --full-validation").misuses_with(&["`--full-validation` takes all samples", "leave these out"]);
+    run("--train-data-path wiki --full-validation").misuses_with(&["`--full-validation`", "add `--valid-data-path PREFIX`"]);
+    run("--data-path wiki --validation-set-names a").misuses_with(&["--multiple-validation-sets"]);
+}

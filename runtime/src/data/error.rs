@@ -40,6 +40,8 @@ pub enum DataError {
     Sets(Box<data::Error>),
     #[error(transparent)]
     Shards(#[from] data::shards::ShardsError),
+    #[error("the validation data sets that have a loss each: {0}; --validation-set-names gives each a name of its own, as in `wiki code`")]
+    Names(String),
     #[error("the data sets of {part}: {cause}")]
     Blend { part: &'static str, cause: data::blend::BlendError },
     #[error(transparent)]
@@ -104,6 +106,7 @@ impl DataError {
             | DataError::Midst { .. }
             | DataError::Sets(_)
             | DataError::Shards(_)
+            | DataError::Names(_)
             | DataError::Blend { .. }
             | DataError::Split(_)
             | DataError::Inputs(..)

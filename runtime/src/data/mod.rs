@@ -22,7 +22,7 @@ mod wanted;
 pub use batch::Batch;
 pub use error::DataError;
 pub use format::Encoding;
-pub use sets::{DataSets, PARTS, Samples, SetNames};
+pub use sets::{DataSets, Opened, PARTS, Samples, SetNames, Validation};
 pub use wanted::Wanted;
 
 use crate::conditions::DataMark;

@@ -16,6 +16,10 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+mod validation;
+
+pub use validation::{Opened, Validation};
+
 /// What the parts of a run are called.
 pub const PARTS: [&str; 3] = ["training", "validation", "test"];
 
@@ -25,6 +29,7 @@ pub struct DataSets {
     pub names: SetNames,
     /// Where orders of samples are kept; else beside each data set.
     pub cache: Option<PathBuf>,
+    pub validation: Validation,
 }
 
 /// One prefix, several, or weights and prefixes in turn.
@@ -71,7 +76,7 @@ impl DataSets {
                 SetNames::Own(all)
             }
         };
-        Ok(DataSets { names, cache: self.cache.clone() })
+        DataSets { names, cache: self.cache.clone(), validation: self.validation.clone() }.named()
     }
 
     /// Whether there is anything for a part.
@@ -89,7 +94,7 @@ impl DataSets {
     ///
     /// # Errors
     /// Data sets that cannot be read or are too small; an input that takes none.
-    pub fn open(&self, job: &Job, seed: u64, takes: [u64; 3]) -> Result<[Option<Samples>; 3], DataError> {
+    fn open_parts(&self, job: &Job, seed: u64, takes: [u64; 3]) -> Result<[Option<Samples>; 3], DataError> {
         let entry = &job.inputs[input(job)?];
         let length = entry.dims[1].size;
         let sequence_length = u32::try_from(length).ok().filter(|n| *n < u32::MAX);
@@ -112,11 +117,16 @@ impl DataSets {
             }
         };
         let cache = self.cache.clone().map_or(Cache::Beside, Cache::Folder);
-        let opened = data::dataset::open(&Request { seed, cache, ..Request::new(source, takes.map(Some), sequence_length) })?;
+        let (is_full, valid) = (self.validation.is_full, Part::Valid as usize);
+        let mut samples = takes.map(Some);
+        if is_full {
+            samples[valid] = None;
+        }
+        let opened = data::dataset::open(&Request { seed, cache, ..Request::new(source, samples, sequence_length) })?;
         let mut out = [const { None }; 3];
         for (part, set) in opened.parts.into_iter().enumerate() {
             let Some(set) = set else { continue };
-            let (has, takes) = (set.len(), takes[part]);
+            let (has, takes) = (set.len(), if is_full && part == valid { job.global_batch } else { takes[part] });
             if has < takes {
                 return Err(DataError::Short { part: PARTS[part], has, takes });
             }
@@ -168,6 +178,11 @@ pub struct Samples {
 }
 
 impl Samples {
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.set.len()
+    }
+
     /// By what it is known again: the order of samples, and the tokens of its data sets.
     pub fn mark(&self, input: &str) -> DataMark {
         let bytes = self.set.sets().map(|(tokens, _)| tokens.tokens() * tokens.dtype().size()).sum();

@@ -2,8 +2,9 @@
 
 use super::error::RunError;
 use super::progress::Progress;
+use crate::data::DataSets;
 use crate::executor::named;
-use crate::protocol::{Blamed, StepEvent};
+use crate::protocol::{Blamed, Orders, StepEvent};
 use ir::op::DType;
 use ir::program::Job;
 use ir::work::model_flops;
@@ -13,6 +14,8 @@ use std::collections::BTreeMap;
 pub(super) struct Gather<'a> {
     job: &'a Job,
     steps: u64,
+    /// Of validation data sets that have a loss each.
+    valid_names: &'a [String],
     tokens: f64,
     /// Of the peak of all devices, what the arithmetic of a step is per second.
     share: Option<f64>,
@@ -26,12 +29,13 @@ pub(super) struct Gather<'a> {
 
 impl<'a> Gather<'a> {
     /// `peak` is of all ranks: operations a second.
-    pub(super) fn new(job: &'a Job, steps: u64, peak: Option<f64>) -> Self {
+    pub(super) fn new(job: &'a Job, orders: &'a Orders, peak: Option<f64>) -> Self {
         // Tokens are the elements of the first input of whole numbers; without one, rows count.
         let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
         Gather {
             job,
-            steps,
+            steps: orders.steps,
+            valid_names: orders.sets.as_ref().map_or(&[], DataSets::valid_names),
             tokens: tokens as f64,
             share: peak.filter(|p| *p > 0.0).map(|peak| model_flops(job) as f64 / peak),
             open: BTreeMap::new(),
@@ -52,11 +56,15 @@ impl<'a> Gather<'a> {
         let events = self.open.remove(&step)?;
         let step_ms = events.iter().map(|e| e.milliseconds).fold(0.0, f64::max);
         let mut reports: BTreeMap<String, f64> = BTreeMap::new();
-        let mut valid_loss = None;
+        let mut valid: BTreeMap<usize, f64> = BTreeMap::new();
         for event in &events {
             reports.extend(named(self.job, &event.reports));
-            valid_loss = event.valid.as_ref().and_then(|v| named(self.job, v).remove("loss")).or(valid_loss);
+            let losses = event.valid.iter().map(|reports| named(self.job, reports).remove("loss"));
+            valid.extend(losses.enumerate().filter_map(|(set, loss)| Some((set, loss?))));
         }
+        let valid_loss = (!valid.is_empty()).then(|| valid.values().sum::<f64>() / valid.len() as f64);
+        let named = |(set, loss): (&usize, &f64)| Some((format!("valid_loss/{}", self.valid_names.get(*set)?), *loss));
+        let valid_losses = valid.iter().filter_map(named).collect();
         Some(Progress {
             step,
             steps: self.steps,
@@ -70,6 +78,7 @@ impl<'a> Gather<'a> {
             data_bytes: events.iter().map(|e| e.read).max().unwrap_or(0),
             ranks: self.job.mesh.world(),
             valid_loss,
+            valid_losses,
             loss_scale: events[0].loss_scale,
             skipped: events.iter().any(|e| e.skipped),
             reports,

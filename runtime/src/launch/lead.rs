@@ -16,6 +16,7 @@ use super::sensible::Course;
 use super::spike::Spikes;
 use super::stop::Ended;
 use crate::artifact::Artifact;
+use crate::data::DataSets;
 use crate::executor::{arena_bytes, named};
 use crate::gpu::cuda;
 use crate::lines::Earlier;
@@ -97,7 +98,7 @@ pub fn conduct(
     let Lead { orders, mut metrics, weights, state, mut checkpoints } = lead;
     // Dropped before what they write to.
     let mut ranks = ranks;
-    let mut gather = Gather::new(&artifact.job, orders.steps, limits.peak);
+    let mut gather = Gather::new(&artifact.job, &orders, limits.peak);
     let (mut spikes, mut replicas) = (Spikes::new(options.spike, &options.losses), Replicas::new(&artifact.job));
     // Why ranks were told to end.
     let mut given_up = None;
@@ -209,7 +210,7 @@ pub fn conduct(
         return Err(error);
     }
     if !summary.held_out.is_empty() {
-        observe(RunEvent::Note(Note::Remark(held_out(&summary.held_out))));
+        observe(RunEvent::Note(Note::Remark(held_out(&summary.held_out, orders.sets.as_ref().map_or(&[], DataSets::valid_names)))));
     }
     if let (Some(profile), Some(spread)) = (&mut summary.profile, &orders.spread) {
         profile.align(spread);
@@ -233,12 +234,12 @@ pub fn conduct(
 }
 
 /// What training came to on data that it has not seen.
-fn held_out(losses: &BTreeMap<HeldOut, f64>) -> String {
+fn held_out(losses: &BTreeMap<HeldOut, f64>, names: &[String]) -> String {
     let name = |part: &HeldOut| match part {
-        HeldOut::Valid => "validation",
-        HeldOut::Test => "test",
+        HeldOut::Valid(set) => names.get(*set as usize).map_or("validation loss".into(), |name| format!("validation loss of `{name}`")),
+        HeldOut::Test => "test loss".into(),
     };
-    let losses: Vec<String> = losses.iter().map(|(part, loss)| format!("{} loss {loss:.4}", name(part))).collect();
+    let losses: Vec<String> = losses.iter().map(|(part, loss)| format!("{} {loss:.4}", name(part))).collect();
     format!("after the last step: {}", losses.join(", "))
 }
 

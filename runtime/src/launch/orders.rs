@@ -5,7 +5,7 @@ use super::options::RunOptions;
 use crate::artifact::Artifact;
 use crate::checkpoint;
 use crate::conditions::{Conditions, model_changes};
-use crate::data::{self, Data, DataError, DataSets, Spec};
+use crate::data::{self, Data, DataError, DataSets, Opened, Spec};
 use crate::feeding;
 use crate::gpu::{cuda, nccl};
 use crate::profile::{WARM_UP, Window};
@@ -102,21 +102,23 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let trains = options.steps != Some(0);
     let sets = options.sets.as_ref().filter(|_| trains).map(DataSets::settled).transpose()?;
     let sets = match sets {
-        Some(DataSets { names, cache }) => Some(DataSets { names, cache: cache.as_ref().map(absolute).transpose()? }),
+        Some(DataSets { names, cache, validation }) => Some(DataSets { names, cache: cache.as_ref().map(absolute).transpose()?, validation }),
         None => None,
     };
     let mut samples = [0; 3];
-    let [data, valid, test] = match &sets {
+    let (data, held_out) = match &sets {
         Some(sets) => {
             samples = wanted(job, options, sets, (mark.step, read))?;
-            let [data, valid, test] = sets.open(job, seed, samples)?.map(|s| s.map(|s| Data::of_samples(job, s)).transpose());
-            [data?, valid?, test?]
+            let Opened { training, valid, test } = sets.open(job, seed, samples)?;
+            let of = |samples| Data::of_samples(job, samples);
+            let held_out = valid.into_iter().chain(test).map(of).collect::<Result<Vec<Data>, DataError>>()?;
+            (training.map(of).transpose()?, held_out)
         }
         None => {
             let training = trains.then_some(&options.data[..]);
             let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
             let [data, valid] = data::open_checked(job, training, valid)?;
-            [data, valid, None]
+            (data, Vec::from_iter(valid))
         }
     };
     let data = data.map(|data| data.after((mark.step, read))).transpose()?;
@@ -167,7 +169,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     if let Some(data) = &data {
         data.check_steps(done..steps)?;
     }
-    for valid in [&valid, &test].into_iter().flatten() {
+    for valid in &held_out {
         valid.check_steps(0..valid.batches().min(options.eval_batches).max(1))?;
     }
     Ok(Orders {

@@ -58,7 +58,7 @@ fn orders() -> Orders {
 /// What rank 0's process makes of what others say of their ranks, word after word; each begins with a byte that is taken as the rank.
 pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
     let orders = orders();
-    let (mut course, mut gather) = (Course::new(job, &orders), Gather::new(job, orders.steps, None));
+    let (mut course, mut gather) = (Course::new(job, &orders), Gather::new(job, &orders, None));
     let mut replicas = Replicas::new(job);
     let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
     while let Some((rank, rest)) = bytes.split_first()

@@ -84,7 +84,7 @@ mod tests {
                     milliseconds: 1.0,
                     read: 0,
                     reports: vec![],
-                    valid: None,
+                    valid: vec![],
                     loss_scale: None,
                     skipped: false,
                 };

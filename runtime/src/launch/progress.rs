@@ -30,6 +30,9 @@ pub struct Progress {
     pub ranks: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub valid_loss: Option<f64>,
+    /// Of validation data sets that have a loss each, as `valid_loss/wiki`; `valid_loss` is their mean.
+    #[serde(flatten)]
+    pub valid_losses: BTreeMap<String, f64>,
     /// What the loss was multiplied by for the backward pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
@@ -131,6 +134,7 @@ mod tests {
             data_bytes: 1,
             ranks: 1,
             valid_loss: one,
+            valid_losses: BTreeMap::new(),
             loss_scale: one,
             skipped: true,
             reports: BTreeMap::new(),

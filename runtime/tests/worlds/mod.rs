@@ -318,7 +318,7 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
         busy: [0.5; 2],
         read: 0,
         reports: reports.clone(),
-        valid: None,
+        valid: vec![],
         loss_scale: None,
         skipped: false,
     };
@@ -333,7 +333,7 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
         (&[ninth], "step 9 of 4 after step 0"),
         (&[first.clone(), first.clone()], "step 1 of 4 after step 1"),
         (&[with(&|s| s.reports.push(Some(1.0)))], "values of"),
-        (&[with(&|s| s.valid = Some(reports.clone()))], "of step 1, StepEvent"),
+        (&[with(&|s| s.valid = vec![reports.clone()])], "of step 1, StepEvent"),
         (&[with(&|s| s.milliseconds = f64::NAN)], "milliseconds: NaN"),
         (&[with(&|s| s.learning_rate *= 2.0)], "of step 1, StepEvent"),
         (&[Event::Finished { step: 3 }], "it is done with step 3 after step 0"),

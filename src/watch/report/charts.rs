@@ -164,7 +164,8 @@ impl Drawing<'_> {
         let reports: BTreeSet<String> = named.filter(|name| !USUAL.contains(&name.as_str())).cloned().collect();
         for name in reports {
             let curves = self.take(&name);
-            self.chart(&format!("Reported: {name}"), &name, curves, 1.0, Scale::Linear);
+            let title = name.strip_prefix("valid_loss/").map_or_else(|| format!("Reported: {name}"), |set| format!("Held-out loss: {set}"));
+            self.chart(&title, &name, curves, 1.0, Scale::Linear);
         }
     }
 }

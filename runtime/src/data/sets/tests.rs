@@ -47,11 +47,11 @@ fn write(folder: &Path, name: &str, lengths: &[u32], first: u32) -> String {
 
 fn sets(blend: &[&str], split: &str) -> DataSets {
     let blend = blend.iter().map(|w| (*w).to_owned()).collect();
-    DataSets { names: SetNames::Shared { blend, split: split.into() }, cache: None }
+    DataSets { names: SetNames::Shared { blend, split: split.into() }, cache: None, validation: Validation::default() }
 }
 
 fn training(sets: &DataSets, job: &Job, seed: u64, samples: u64) -> Samples {
-    let [training, ..] = sets.open(job, seed, [samples, 0, 0]).unwrap();
+    let Opened { training, .. } = sets.open(job, seed, [samples, 0, 0]).unwrap();
     training.unwrap()
 }
 
