@@ -6,6 +6,8 @@ use crate::misuse::misuse;
 use crate::print::{note, out, report};
 use crate::shown::escapes;
 use crate::signals;
+use crate::tokenizer::{self, Kept, beside};
+use anyhow::Context;
 use data::indexed::{Indexed, paths};
 use data::inspect::{Look, document, inspect as look};
 use data::text::{self, Begin, Existing, Outcome, Progress, Recipe, Request, Special, Tokenizer};
@@ -29,6 +31,11 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
     let (bin, idx) = paths(&args.output);
     if let Some(there) = [bin, idx].into_iter().find(|f| !args.force && f.exists()) {
         return Err(misuse!("`{}` is there already: --force replaces it, or name another prefix", there.display()).into());
+    }
+    // Another's would be lost there.
+    let (own, kept) = (beside(&args.output), Kept::of_file(tokenizer.file()));
+    if let Some(there) = Kept::within(&own).filter(|there| !args.force && kept.differs(there)) {
+        return Err(misuse!("`{}` has another tokenizer: --force replaces it, or name another prefix", there.dir().display()).into());
     }
     let request = Request {
         inputs: args.text.inputs.clone(),
@@ -54,6 +61,7 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
         outcome
     })?;
     let Outcome::Done(done) = outcome? else { return Err(Failure::Reported) };
+    kept.put(&own).with_context(|| format!("cannot keep the tokenizer in `{}`", own.display()))?;
     let prefix = args.output.display();
     let resumed = if done.resumed > 0 { format!(", {} of them by an earlier command", HumanCount(done.resumed)) } else { String::new() };
     report!(
@@ -88,7 +96,9 @@ fn inspect(args: &DataInspectArgs) -> Result<(), Failure> {
         return Err(misuse!("there is no document {}: `{}` has {}", args.document, set.prefix().display(), contents.documents).into());
     }
     let tokens = document(&set, args.document, args.tokens)?;
-    let tokenizer = args.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
+    // Without a word, the one that made it.
+    let own = beside(set.prefix()).join(tokenizer::FILES[0]);
+    let tokenizer = args.tokenizer.as_deref().or_else(|| own.is_file().then_some(&own)).map(Tokenizer::open).transpose()?;
     let text = tokenizer.as_ref().map(|t| t.decode(&tokens)).transpose().map_err(anyhow::Error::msg)?;
     if let (Some(most), Some(tokenizer)) = (contents.largest_token, &tokenizer)
         && u64::from(most) >= tokenizer.tokens()

@@ -7,6 +7,7 @@ use crate::misuse::{self, misuse};
 use crate::print::{note, report};
 use crate::report::count;
 use crate::text::show;
+use crate::tokenizer::Kept;
 use anyhow::{Context, anyhow};
 use convert::{CONFIG, ConvertError, DTYPES, MODEL, WEIGHTS, WHOLE};
 use runtime::checkpoint::Stored;
@@ -22,11 +23,14 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
     };
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     free(output, if args.model.is_some() { &[WEIGHTS, DTYPES] } else { &[MODEL, WEIGHTS, CONFIG, DTYPES] }, args.force)?;
+    let tokenizer = Kept::within(&args.directory);
+    free(output, tokenizer.as_ref().map_or(&[], Kept::names), args.force)?;
     let done = match &args.model {
         Some(model) => convert::import_as(&args.directory, model, &args.define, output),
         None => convert::import(&args.directory, output),
     };
     let done = done.map_err(failure)?;
+    keep(tokenizer.as_ref(), output)?;
     for w in &done.warnings {
         note!("warning: {w}");
     }
@@ -48,6 +52,10 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     files::look(&args.weights, Wanted::Weights)?;
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     free(&args.output, &[WHOLE, CONFIG], args.force)?;
+    let kept = kept(args);
+    let own = Kept::of_weights(&args.weights);
+    let tokenizer = own.or_else(|| Kept::within(&kept));
+    free(&args.output, tokenizer.as_ref().map_or(&[], Kept::names), args.force)?;
     if same(&args.weights, &args.output.join(WHOLE)) {
         return Err(misuse!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
     }
@@ -55,9 +63,9 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     let stored = Stored::open(&args.weights)?;
     let whole = if args.weights.is_dir() || stored.has_states() { Some(weights_of(stored, &args.weights, &args.output)?) } else { None };
     let weights = whole.as_ref().map_or(args.weights.as_path(), |file| file.path());
-    let kept = kept(args);
     let model = args.model.as_deref();
     let done = convert::export_with(weights, model, &kept, &args.define, args.dtype.map(Into::into), &args.output).map_err(failure)?;
+    keep(tokenizer.as_ref(), &args.output)?;
     show(&done.warnings, &done.sources);
     if done.rounded > 0 {
         report!("rounded {} of {} values to {}, to nearest even\n", count(done.rounded), count(done.elements), done.dtype.name());
@@ -73,6 +81,14 @@ fn kept(args: &ExportArgs) -> PathBuf {
         if within { args.weights.clone() } else { args.weights.with_file_name("") }
     };
     args.model.as_ref().map_or_else(of_weights, |text| text.with_file_name(""))
+}
+
+/// A tokenizer goes along.
+fn keep(tokenizer: Option<&Kept>, dir: &Path) -> Result<(), Failure> {
+    let Some(tokenizer) = tokenizer else { return Ok(()) };
+    tokenizer.put(dir).with_context(|| format!("cannot copy the tokenizer from `{}` into `{}`", tokenizer.dir().display(), dir.display()))?;
+    report!("with the tokenizer's {}\n", tokenizer.names().join(", "));
+    Ok(())
 }
 
 /// Names, or the first of many and their number.

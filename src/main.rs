@@ -32,6 +32,7 @@ mod sets;
 mod shown;
 mod signals;
 mod text;
+mod tokenizer;
 mod usage;
 mod watch;
 

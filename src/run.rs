@@ -13,6 +13,7 @@ use crate::sets;
 use crate::shown::{Shown, Verbosity};
 use crate::signals::{self, Announce};
 use crate::text::show;
+use crate::tokenizer;
 use crate::watch::{self, Record, Watch};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
@@ -32,7 +33,7 @@ use runtime::signature::PublicKey;
 use runtime::world::{World, WorldError};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
@@ -162,10 +163,13 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     if let (true, Some(sequences)) = (leads, args.check_first_step) {
         options.first_step = first_step::expected(&artifact, &options, sequences, verbosity)?;
     }
+    let begins: Vec<PathBuf> = options.resume.iter().chain(&options.init).cloned().collect();
+    let tokenizer = if leads { tokenizer::of_run(options.sets.as_ref(), &begins) } else { None };
     let mut shown = Shown::new(verbosity, args.log_interval);
     let mut watch = Watch::new(args, &artifact, earlier)?;
     let is_named = !is_auto(args) && args.load.as_ref().is_none_or(|dir| options.resume.as_ref() == Some(dir));
-    let summary = restarted(&artifact, options, is_named, args.restarts, &mut shown, &mut watch);
+    let mut keeping = Keeping { tokenizer, dir: args.save.clone() };
+    let summary = restarted(&artifact, options, is_named, args.restarts, &mut shown, &mut watch, &mut keeping);
     watch.ended(&summary);
     shown.end();
     let summary = match summary {
@@ -193,6 +197,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         progress!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
     }
     let saved: Vec<_> = args.save_weights.iter().chain(&args.save_state).collect();
+    saved.iter().for_each(|file| keeping.put(&tokenizer::beside(file)));
     if says {
         saved.iter().for_each(|file| progress!("saved {}", file.display()));
     }
@@ -223,6 +228,29 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     }
 }
 
+/// A run's tokenizer, which goes along with what it saves. That it cannot be written ends no run.
+struct Keeping {
+    tokenizer: Option<tokenizer::Kept>,
+    /// Of checkpoints, until it has the tokenizer.
+    dir: Option<PathBuf>,
+}
+
+impl Keeping {
+    fn saved(&mut self) {
+        if let Some(dir) = self.dir.take() {
+            self.put(&dir);
+        }
+    }
+
+    fn put(&self, dir: &Path) {
+        if let Some(tokenizer) = &self.tokenizer
+            && let Err(e) = tokenizer.put(dir)
+        {
+            note!("warning: cannot keep the tokenizer in `{}`: {e}", dir.display());
+        }
+    }
+}
+
 /// Runs an artifact, again from its last checkpoint where ranks have failed, or from that before a loss jumped.
 fn restarted(
     artifact: &Artifact,
@@ -231,6 +259,7 @@ fn restarted(
     restarts: u64,
     shown: &mut Shown,
     watch: &mut Watch,
+    keeping: &mut Keeping,
 ) -> Result<Summary, RunError> {
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
@@ -257,6 +286,7 @@ fn restarted(
                 }
                 RunEvent::Ranks(_) => {}
                 RunEvent::Saved(s) => {
+                    keeping.saved();
                     shown.saved(s);
                     saved.push((s.step, s.dir.clone()));
                 }

@@ -42,7 +42,7 @@ pub struct TokenizeArgs {
     /// Add the tokens with which the tokenizer begins or ends a text, as `<s>`. Megatron-LM leaves them out
     #[arg(long)]
     pub add_special_tokens: bool,
-    /// The files' name, without `.bin` and `.idx`
+    /// The files' name, without `.bin` and `.idx`; the tokenizer is copied to PREFIX.tokenizer
     #[arg(short, long, value_name = "PREFIX")]
     pub output: PathBuf,
     /// Begin anew, also where an earlier command was ended, and replace what is there
@@ -55,7 +55,7 @@ pub struct DataInspectArgs {
     /// The files' name, with or without `.bin` or `.idx`
     #[arg(value_name = "PREFIX")]
     pub prefix: PathBuf,
-    /// Show a document as text
+    /// Show a document as text by this tokenizer [default: that in PREFIX.tokenizer]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
     /// Which document is shown, from 0 on

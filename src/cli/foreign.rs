@@ -43,7 +43,7 @@ pub struct ImportArgs {
     /// Replace what is there of these files; without it the import is refused
     #[arg(long)]
     pub force: bool,
-    /// Where model.mdl, weights.safetensors, config.json and dtypes.json go: needed
+    /// Where model.mdl, weights.safetensors, config.json, dtypes.json and the tokenizer's files go: needed
     #[arg(short, long, value_name = "OUT")]
     pub output: Option<PathBuf>,
     /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors
@@ -93,7 +93,7 @@ pub struct ExportArgs {
     /// when it was imported, else f32]
     #[arg(long, value_enum)]
     pub dtype: Option<Float>,
-    /// Where model.safetensors and config.json go
+    /// Where model.safetensors, config.json and the tokenizer's files go
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
     /// Replace what is there of these files; without it the export is refused

@@ -6,6 +6,7 @@ use data::dataset::{self, Request, Source};
 use data::indexed::{Dtype, Writer};
 use data::split::Split;
 use expect_test::expect;
+use std::fs;
 
 #[test]
 fn text_becomes_a_data_set_that_is_shown_as_text() {
@@ -27,7 +28,8 @@ fn text_becomes_a_data_set_that_is_shown_as_text() {
         document 0    "The quick brown fox.<|endoftext|>"
     "#]]
     .assert_eq(&shown);
-    assert_eq!(dir.entries(), ["a.bin", "a.idx", "a.jsonl", "tokenizer"]);
+    assert_eq!(dir.entries(), ["a.bin", "a.idx", "a.jsonl", "a.tokenizer", "tokenizer"]);
+    assert_eq!(dir.line("data inspect a").succeeds().stdout, shown);
 }
 
 #[test]
@@ -206,4 +208,37 @@ fn each_validation_data_set_has_a_loss_of_its_own() {
     run("--data-path 0.7 wiki 0.3 code --full-validation").misuses_with(&["`--full-validation` takes all samples", "leave these out"]);
     run("--train-data-path wiki --full-validation").misuses_with(&["`--full-validation`", "add `--valid-data-path PREFIX`"]);
     run("--data-path wiki --validation-set-names a").misuses_with(&["--multiple-validation-sets"]);
+}
+
+/// From a data set into checkpoints and weights, and out with them, or in with a model from elsewhere.
+#[test]
+fn a_tokenizer_goes_along_byte_for_byte() {
+    let dir = Dir::new();
+    let bytes = |file: &str| fs::read(dir.path(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    dir.write("a.txt", "The quick brown fox jumps over the lazy dog. ".repeat(50));
+    dir.line("data train-tokenizer a.txt --tokens 257 -o tokenizer").succeeds();
+    dir.line("data train-tokenizer a.txt --tokens 280 -o other").succeeds();
+    for (tokenizer, name) in [("tokenizer", "a"), ("other", "b")] {
+        dir.line(&format!("data tokenize a.txt --tokenizer {tokenizer} -o {name}")).succeeds();
+    }
+    dir.line("compile {models}/gpt2.mdl -D vocab=280 -D hidden=16 -D heads=2 -D layers=1 -D seq=16 --lr-warmup-iters 0 -o m.mcc").succeeds();
+    let ran = dir.line("run m.mcc --data-path a --split 1,0,0 --steps 2 --save saves --save-weights w.safetensors").succeeds();
+    assert!(!ran.stderr.contains("tokenizer"), "{}", ran.stderr);
+    for (weights, out) in [("saves/step-2", "of-run"), ("w.safetensors", "of-weights")] {
+        dir.line(&format!("export hf {weights} -o {out}")).succeeds();
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            assert_eq!(bytes(&format!("{out}/{file}")), bytes(&format!("tokenizer/{file}")), "{out}");
+        }
+    }
+    dir.line("import hf of-run -o in").succeeds();
+    assert_eq!(bytes("in/tokenizer.json"), bytes("tokenizer/tokenizer.json"));
+    // Data of another tokenizer than the weights', and of two.
+    let ran = dir.line("run m.mcc --init in/weights.safetensors --data-path b --split 1,0,0 --steps 1").succeeds();
+    assert!(ran.stderr.contains("warning: `") && ran.stderr.contains("`mcc data tokenize --tokenizer in`"), "{}", ran.stderr);
+    let ran = dir.line("run m.mcc --data-path 1 a 1 b --split 1,0,0 --steps 1").succeeds();
+    assert!(ran.stderr.contains("were made by different tokenizers"), "{}", ran.stderr);
+    dir.line("export hf saves/step-2 -o of-run").fails_with(&["`of-run/", "exists: --force replaces it"]);
+    fs::remove_file(dir.path("b.bin")).expect("removed");
+    fs::remove_file(dir.path("b.idx")).expect("removed");
+    dir.line("data tokenize a.txt --tokenizer tokenizer -o b").misuses_with(&["`b.tokenizer` has another tokenizer: --force replaces it"]);
 }

@@ -79,6 +79,18 @@ impl DataSets {
         DataSets { names, cache: self.cache.clone(), validation: self.validation.clone() }.named()
     }
 
+    /// The data sets of all parts, each once.
+    pub fn prefixes(&self) -> Vec<PathBuf> {
+        let words: Vec<&[String]> = match &self.names {
+            SetNames::Shared { blend, .. } => vec![blend],
+            SetNames::Own(own) => own.iter().map(Vec::as_slice).collect(),
+        };
+        let mut all: Vec<PathBuf> = words.into_iter().filter_map(|words| Blend::parse(words).ok()).flat_map(|blend| blend.prefixes).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
     /// Whether there is anything for a part.
     ///
     /// # Errors
