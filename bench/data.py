@@ -1,11 +1,12 @@
-"""Text to tokens, and the first sample of a large order: mcc beside Hugging Face's tokenizers and megatron-core.
+"""Text to tokens, the first sample of a large order, and what ranks read: mcc beside Hugging Face's tokenizers and
+megatron-core.
 
     cargo build --release -p data --example first_sample; cargo build --release
     python3 -m venv out/bench/data-venv; out/bench/data-venv/bin/pip install --no-deps -r bench/requirements/data.txt
-    out/bench/data-venv/bin/python -m bench.data [--with CMD]
+    out/bench/data-venv/bin/python -m bench.data [--with CMD] [--only tokens,orders,ranks]
 
 Contestants take turns on the same files; medians of the rounds. Both must write the same bytes and read the same first
-sample. Writes docs/benchmarks/data.md.
+sample. Writes docs/benchmarks/data.md; with `--only` its other sections stay. `ranks` needs no package.
 """
 
 import argparse
@@ -24,6 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MEGATRON = [sys.executable, "-m", "bench.peers.megatron_data"]
 # Bytes of a document of text.
 DOCUMENT = 3000
+# Of the model whose ranks read: a step of it takes some tenths of a second on two cores.
+VOCAB, SEQUENCE, BATCH, STEPS = 512, 256, 16, 24
+MESHES = ["", "--dp 2", "--dp 4", "--cp 2", "--cp 4", "--pp 4", "--tp 4", "--dp 2 --cp 2"]
 # Of the data set whose orders are made.
 DOCUMENTS, SHORTEST, LONGEST, LENGTH = 200_000, 100, 900, 16
 
@@ -36,6 +40,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=5, help="of tokens, and of the smaller orders")
     parser.add_argument("--samples", default="1e7,1e8", help="sizes of orders; one of 1e9 needs 12 GB of disk and as much memory")
     parser.add_argument("--alone", default="5e8", help="sizes of orders that mcc alone makes, once")
+    parser.add_argument("--only", default="tokens,orders,ranks", help="sections that are measured")
     parser.add_argument("--with", dest="before", default="", metavar="CMD", help="put before each command, to keep the machine free")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/benchmarks/data.md")
     return parser.parse_args()
@@ -127,28 +132,49 @@ def orders(args):
     return size, found
 
 
-def page(text, made):
-    size, seconds, peaks = text
-    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+def ranks(args):
+    """Of each mesh: bytes that a rank read for a step, and what part of all steps waited, of a data set and of one token."""
+    text, _ = corpus(args.work)
+    tokenizer, prefix, constant = (args.work / name for name in ("small", "read", "constant.txt"))
+    run(args, [args.mcc, "data", "train-tokenizer", text, "--tokens", VOCAB, "--force", "-o", tokenizer])
+    run(args, [args.mcc, "data", "tokenize", text, "--tokenizer", tokenizer, "--append-eod", "--force", "-o", prefix])
+    constant.write_text("a" * (SEQUENCE * BATCH * (STEPS + 1)))
+    size = Path(f"{prefix}.bin").stat().st_size // 2
+    sizes = [f"-D{name}" for name in (f"vocab={VOCAB}", "hidden=128", "heads=4", "layers=4", f"seq={SEQUENCE}")]
+    found = []
+    for mesh in MESHES:
+        artifact, log = args.work / "ranks.mcc", args.work / "ranks.jsonl"
+        run(args, [args.mcc, "compile", "models/gpt2.mdl", *sizes, *mesh.split(), "--micro-batch-size", 4, "--global-batch-size", BATCH,
+                   "--lr-warmup-iters", 0, "-o", artifact])
+        row = {"mesh": mesh or "one rank"}
+        for name, data in {"set": ["--data-path", prefix, "--split", "1,0,0"], "constant": ["--data", constant]}.items():
+            run(args, [args.mcc, "run", artifact, *data, "--steps", STEPS, "--metrics", log, "--quiet", "--force"])
+            steps = [json.loads(line) for line in log.read_text().splitlines()][1:]
+            waits, whole = [step["data_wait_ms"] for step in steps], [step["step_ms"] for step in steps]
+            row[name] = max(s["data_bytes"] for s in steps), 100 * sum(waits) / sum(whole), 1e3 * statistics.median(waits), statistics.median(whole)
+        found.append(row)
+    return size, found
+
+
+def of_tokens(found):
+    size, seconds, peaks = found
     median = {name: statistics.median(s) for name, s in seconds.items()}
     ratios = sorted(b / a for a, b in zip(seconds["mcc"], seconds["megatron"]))
     who = {"mcc": "mcc", "megatron": "tokenizers, megatron-core"}
-    lines = ["# Data", "", "<!-- Written by `python -m bench.data`. -->", "",
-             "mcc beside what Megatron-LM's users run: Hugging Face's tokenizers 0.23.3 and megatron-core 0.16.1, with its compiled",
-             f"helpers. {os.cpu_count()} cores, {model[1] if model else 'unknown'}. Contestants take turns on the same files; medians.",
-             "", "## Text to tokens", "",
-             f"{size / 1e6:.1f} MB of text and sources of this repository in documents of {DOCUMENT} characters, as JSON lines; a byte-level",
+    lines = [f"{size / 1e6:.1f} MB of text and sources of this repository in documents of {DOCUMENT} characters, as JSON lines; a byte-level",
              "BPE of 32,000 tokens. mcc is the whole command; Python's time begins after its imports: `encode_batch_fast` of 1000",
              "documents at a time on all cores, written by `IndexedDatasetBuilder`. Both write the same bytes, which is checked.",
              "", "| | seconds | MB/s | peak of memory |", "|---|---:|---:|---:|"]
     lines += [f"| {who[n]} | {median[n]:.2f} | {size / median[n] / 1e6:.1f} | {peaks[n] / 2**20:.0f} MiB |" for n in who]
-    lines += ["", f"mcc is faster by {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), of {len(ratios)} turns.", ""]
-    size, found = made
-    lines += ["## The first sample", "",
-              f"A data set of {size:,} tokens in {DOCUMENTS:,} documents, cut into samples of {LENGTH} tokens; as many epochs as make the",
-              "samples. Orders are built anew, written to a cache and read from it. Both read the same first sample.",
-              "", "| samples | mcc | megatron-core | mcc is faster by | peak of memory: mcc | megatron-core | cache: mcc | megatron-core |",
-              "|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    return lines + ["", f"mcc is faster by {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), of {len(ratios)} turns."]
+
+
+def of_orders(found):
+    size, found = found
+    lines = [f"A data set of {size:,} tokens in {DOCUMENTS:,} documents, cut into samples of {LENGTH} tokens; as many epochs as make the",
+             "samples. Orders are built anew, written to a cache and read from it. Both read the same first sample.",
+             "", "| samples | mcc | megatron-core | mcc is faster by | peak of memory: mcc | megatron-core | cache: mcc | megatron-core |",
+             "|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for samples in sorted({n for n, _ in found}):
         own, other = found[samples, "mcc"], found.get((samples, "megatron"))
         middle = lambda rows, k: statistics.median(r[k] for r in rows)
@@ -156,18 +182,54 @@ def page(text, made):
         b = [f"{middle(other, 0):.2f} s", f"{middle(other, 1) / 1e6:,.0f} MB", f"{middle(other, 2) / 1e6:,.0f} MB"] if other else ["", "", ""]
         ratio = f"{statistics.median(y[0] / x[0] for x, y in zip(own, other)):.1f}" if other else ""
         lines.append(f"| {samples:,} | {a[0]} | {b[0]} | {ratio} | {a[1]} | {b[1]} | {a[2]} | {b[2]} |")
-    lines += ["", "Peaks count the pages of the cache that were read, which the system may take back. Both take 12 bytes a sample and",
-              "4 a document and epoch, and mcc 16 MiB a core while it writes. mcc looks at every byte of a cache before it uses it.",
-              "Neither waits for the disk. The bars are 10^8 samples in 30 s, 10^9 in 5 minutes, 16 bytes a sample; 10^9 samples need",
-              "12 GB of memory and disk, more than the machine of this page had to spare. Rows without megatron-core are of one run."]
-    return "\n".join(lines) + "\n"
+    return lines + ["", "Peaks count the pages of the cache that were read, which the system may take back. Both take 12 bytes a sample and",
+                    "4 a document and epoch, and mcc 16 MiB a core while it writes. mcc looks at every byte of a cache before it uses it.",
+                    "Neither waits for the disk. The bars are 10^8 samples in 30 s, 10^9 in 5 minutes, 16 bytes a sample; 10^9 samples need",
+                    "12 GB of memory and disk, more than the machine of this page had to spare. Rows without megatron-core are of one run."]
+
+
+def of_ranks(found):
+    size, rows = found
+    whole = rows[0]["set"][0]
+    lines = [f"A GPT-2 of 4 layers, {BATCH} sequences of {SEQUENCE} tokens a step, from a data set of {size:,} tokens of 16 bits; {os.cpu_count()} cores,",
+             f"{processor()}, shared with other work, so that shares count and not times. Bytes are those of the rank that reads the",
+             f"most, in the step that reads the most; a batch with its labels has {whole:,}. What waits is the rank that waits the most,",
+             f"for the batch of its reading thread, in all of {STEPS - 1} steps after the first; beside it the same of a file of one token.",
+             "", "| mesh | bytes of a rank | of the batch | waits for data | of a step | of a step, one token |", "|---|---:|---:|---:|---:|---:|"]
+    for row in rows:
+        (read, share, wait, step), constant = row["set"], row["constant"]
+        lines.append(f"| {row['mesh']} | {read:,} | {100 * read / whole:.1f} % | {wait:.0f} µs of {step:.0f} ms | {share:.3f} % | {constant[1]:.3f} % |")
+    return lines + ["", "The bar is 1 % of a step. Ranks of tp read the same rows, the first and the last stage of a pipeline tokens and labels."]
+
+
+SECTIONS = {"tokens": ("Text to tokens", tokens, of_tokens), "orders": ("The first sample", orders, of_orders), "ranks": ("What ranks read", ranks, of_ranks)}
+
+
+def processor():
+    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    return model[1] if model else "unknown"
+
+
+def page(args):
+    """The page, with what was there of sections that are not measured."""
+    old = args.output.read_text() if args.output.exists() else ""
+    only = args.only.split(",")
+    head = ["# Data", "", "<!-- Written by `python -m bench.data`. -->", "",
+            "mcc beside what Megatron-LM's users run: Hugging Face's tokenizers 0.23.3 and megatron-core 0.16.1, with its compiled",
+            f"helpers. {os.cpu_count()} cores, {processor()}. Contestants take turns on the same files; medians."]
+    made = [("\n".join(head) if "tokens" in only else old.split("\n## ")[0].rstrip())]
+    for name, (title, measure, write) in SECTIONS.items():
+        there = re.search(rf"^## {title}\n\n(.*?)(?=^## |\Z)", old, re.M | re.S)
+        body = "\n".join(write(measure(args))) if name in only else there[1].rstrip() if there else ""
+        made += [f"## {title}\n\n{body}"] if body else []
+    return "\n\n".join(made) + "\n"
 
 
 def main():
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     args.mcc, args.first, args.work = args.mcc.resolve(), args.first.resolve(), args.work.resolve()
-    args.output.write_text(page(tokens(args), orders(args)))
+    args.output.write_text(page(args))
     print(args.output.read_text())
 
 

@@ -126,7 +126,7 @@ fn line(p: &Progress, verbosity: Verbosity) -> String {
     if p.memory_bytes > 0 {
         text += &format!("  {}", HumanBytes(p.memory_bytes));
     }
-    text += &format!("  {:.1} ms", p.step_ms);
+    text += &format!("  {:.1} ms ({:.1} % for data)", p.step_ms, 100.0 * p.data_wait_ms / p.step_ms.max(1e-9));
     if let Some(v) = p.valid_loss {
         text += &format!("  held-out loss {v:.4}");
         let each = p.valid_losses.iter().map(|(name, loss)| format!("{} {loss:.4}", name.split_once('/').map_or(name.as_str(), |(_, name)| name)));

@@ -14,7 +14,7 @@ import sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 TAGS = {"loss": "loss", "grad_norm": "grad_norm", "lr": "lr", "tokens_per_s": "speed/tokens_per_s", "step_ms": "speed/step_ms",
-        "mfu": "speed/mfu", "memory_bytes": "memory_bytes", "valid_loss": "valid_loss"}
+        "data_wait_ms": "speed/data_wait_ms", "mfu": "speed/mfu", "memory_bytes": "memory_bytes", "valid_loss": "valid_loss"}
 
 
 def f32(x):

@@ -140,6 +140,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         milliseconds: 2.0,
         busy: [0.5; 2],
         read: 272,
+        waited: 0.0,
         reports: vec![Some(1.5), None],
         valid: vec![],
         loss_scale: None,

@@ -290,8 +290,21 @@ pub struct Table {
 }
 
 /// What a run says of every step, whatever its model: no report of a text has such a name.
-pub const OF_EVERY_STEP: [&str; 12] =
-    ["step", "loss", "grad_norm", "lr", "tokens_per_s", "step_ms", "mfu", "memory_bytes", "data_bytes", "valid_loss", "loss_scale", "skipped"];
+pub const OF_EVERY_STEP: [&str; 13] = [
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_s",
+    "step_ms",
+    "data_wait_ms",
+    "mfu",
+    "memory_bytes",
+    "data_bytes",
+    "valid_loss",
+    "loss_scale",
+    "skipped",
+];
 
 /// A scalar that a step reports. `loss` terms of equal name add up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

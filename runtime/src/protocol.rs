@@ -294,6 +294,8 @@ pub struct StepEvent {
     pub busy: [f64; 2],
     /// Bytes that the rank read of its data.
     pub read: u64,
+    /// Milliseconds in which it waited for these.
+    pub waited: f64,
     /// Per report of the job.
     pub reports: Vec<Option<f64>>,
     /// Means over the held-out batches, of each evaluation of this step.

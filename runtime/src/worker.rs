@@ -251,6 +251,7 @@ fn train_in<'scope, 'env, D: Device>(
         let (begun, start) = (Instant::now(), now());
         let Some((feeding, course)) = feeding.as_mut().zip(course.as_ref()) else { break };
         let batch = feeding.take()?;
+        let waited = begun.elapsed().as_secs_f64() * 1e3;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
         let mut busy = [busy_in(shm, |shm| rank.phase(Phase::Train, &step, shm))?, 0.0];
@@ -287,7 +288,7 @@ fn train_in<'scope, 'env, D: Device>(
             rank.settle(&idle(number), shm)?;
             profiled(&mut rank, std::mem::take(&mut timed), events)?;
         }
-        let event = StepEvent { step: number, learning_rate, milliseconds, busy, read, reports, valid, loss_scale, skipped: !finite };
+        let event = StepEvent { step: number, learning_rate, milliseconds, busy, read, waited, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
         done = number;
         if orders.is_compared(done) {

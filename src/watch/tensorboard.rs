@@ -87,6 +87,7 @@ impl TensorBoard {
             ("loss_scale", p.loss_scale),
             ("speed/tokens_per_s", Some(p.tokens_per_s)),
             ("speed/step_ms", Some(p.step_ms)),
+            ("speed/data_wait_ms", Some(p.data_wait_ms)),
             ("speed/mfu", p.mfu),
             ("memory_bytes", Some(p.memory_bytes as f64)),
         ];

@@ -20,7 +20,9 @@ fn trained(dir: &Dir, more: &str) -> [Vec<u8>; 3] {
     // Times differ.
     let timeless = |line: &str| {
         let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
-        line.as_object_mut().expect("an object").retain(|name, _| !["tokens_per_s", "step_ms", "mfu", "memory_bytes"].contains(&name.as_str()));
+        line.as_object_mut()
+            .expect("an object")
+            .retain(|name, _| !["tokens_per_s", "step_ms", "data_wait_ms", "mfu", "memory_bytes"].contains(&name.as_str()));
         line.to_string()
     };
     let read = |name: &str| fs::read(dir.path(name)).expect("a file");

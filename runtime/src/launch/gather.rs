@@ -75,6 +75,7 @@ impl<'a> Gather<'a> {
             step_ms,
             mfu: self.share.map(|share| share / (step_ms / 1e3).max(1e-9)),
             memory_bytes,
+            data_wait_ms: events.iter().map(|e| e.waited).fold(0.0, f64::max),
             data_bytes: events.iter().map(|e| e.read).max().unwrap_or(0),
             ranks: self.job.mesh.world(),
             valid_loss,

@@ -83,6 +83,7 @@ mod tests {
                     learning_rate: 0.0,
                     milliseconds: 1.0,
                     read: 0,
+                    waited: 0.0,
                     reports: vec![],
                     valid: vec![],
                     loss_scale: None,

@@ -19,6 +19,8 @@ pub struct Progress {
     pub lr: f64,
     pub tokens_per_s: f64,
     pub step_ms: f64,
+    /// Of these, how long the rank waited for its data that waited the most.
+    pub data_wait_ms: f64,
     /// Of the devices' peak, what the model's own arithmetic comes to; none where the peak is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
@@ -131,6 +133,7 @@ mod tests {
             step_ms: 1.0,
             mfu: one,
             memory_bytes: 1,
+            data_wait_ms: 1.0,
             data_bytes: 1,
             ranks: 1,
             valid_loss: one,

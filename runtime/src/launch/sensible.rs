@@ -168,7 +168,7 @@ impl<'a> Course<'a> {
         event.valid.iter().try_for_each(|valid| self.reports(valid))?;
         let is_due = self.eval_interval > 0 && event.step.is_multiple_of(self.eval_interval);
         let rate = learning_rate(&self.job.train.schedule, event.step, self.steps);
-        let numbers = [event.milliseconds].into_iter().chain(event.busy).chain(event.loss_scale);
+        let numbers = [event.milliseconds, event.waited].into_iter().chain(event.busy).chain(event.loss_scale);
         let is_sound = numbers.into_iter().all(|x| x.is_finite() && x >= 0.0)
             && (event.learning_rate == rate || (event.learning_rate - rate).abs() <= rate.abs() * ROUNDING)
             && (is_due || event.valid.is_empty());

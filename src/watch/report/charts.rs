@@ -148,6 +148,8 @@ impl Drawing<'_> {
             ("loss_scale", "Loss scale", "loss scale", 1.0, Scale::Log),
             ("tokens_per_s", "Tokens per second", "tokens/s", 1.0, Scale::Linear),
             ("step_ms", "Time of a step (ms)", "ms", 1.0, Scale::LogOfSpikes),
+            ("data_wait_ms", "Wait for data in a step (ms)", "ms", 1.0, Scale::LogOfSpikes),
+            ("data_bytes", "Data that a rank read for a step (KiB)", "KiB", 1.0 / 1024.0, Scale::Linear),
             ("mfu", "Model FLOP utilisation (%)", "MFU, %", 100.0, Scale::Linear),
         ];
         for (name, title, label, factor, scale) in usual {
