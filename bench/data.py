@@ -19,6 +19,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -191,11 +192,12 @@ def of_orders(found):
 def of_ranks(found):
     size, rows = found
     whole = rows[0]["set"][0]
-    lines = [f"A GPT-2 of 4 layers, {BATCH} sequences of {SEQUENCE} tokens a step, from a data set of {size:,} tokens of 16 bits; {os.cpu_count()} cores,",
-             f"{processor()}, shared with other work, so that shares count and not times. Bytes are those of the rank that reads the",
-             f"most, in the step that reads the most; a batch with its labels has {whole:,}. What waits is the rank that waits the most,",
-             f"for the batch of its reading thread, in all of {STEPS - 1} steps after the first; beside it the same of a file of one token.",
-             "", "| mesh | bytes of a rank | of the batch | waits for data | of a step | of a step, one token |", "|---|---:|---:|---:|---:|---:|"]
+    text = (f"A GPT-2 of 4 layers, {BATCH} sequences of {SEQUENCE} tokens a step, from a data set of {size:,} tokens of 16 bits; "
+            f"{os.cpu_count()} cores, {processor()}, shared with other work, so that shares count and not times. Bytes are those of the rank "
+            f"that reads the most, in the step that reads the most; a batch with its labels has {whole:,}. What waits is the rank that waits "
+            f"the most, for the batch of its reading thread, in all of {STEPS - 1} steps after the first; beside it the same of a file of one token.")
+    lines = [textwrap.fill(text, 118), "", "| mesh | bytes of a rank | of the batch | waits for data | of a step | of a step, one token |",
+             "|---|---:|---:|---:|---:|---:|"]
     for row in rows:
         (read, share, wait, step), constant = row["set"], row["constant"]
         lines.append(f"| {row['mesh']} | {read:,} | {100 * read / whole:.1f} % | {wait:.0f} µs of {step:.0f} ms | {share:.3f} % | {constant[1]:.3f} % |")
