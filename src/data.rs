@@ -8,9 +8,10 @@ use crate::shown::escapes;
 use crate::signals;
 use crate::tokenizer::{self, Kept, beside};
 use anyhow::Context;
-use data::indexed::{Indexed, paths};
+use data::indexed::Indexed;
 use data::inspect::{Look, document, inspect as look};
-use data::text::{self, Begin, Existing, Outcome, Progress, Recipe, Request, Special, Tokenizer};
+use data::mask::{Mask, is_beside};
+use data::text::{self, Begin, Existing, Fields, Outcome, Progress, Recipe, Request, Special, Tokenizer};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
@@ -28,8 +29,9 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
     let end = args.append_eod.then(|| tokenizer.end(args.eod_token.as_deref())).transpose()?;
     let (existing, begin) = if args.force { (Existing::Replaced, Begin::Anew) } else { (Existing::Refused, Begin::On) };
-    let (bin, idx) = paths(&args.output);
-    if let Some(there) = [bin, idx].into_iter().find(|f| !args.force && f.exists()) {
+    let usual = if args.prompt_field.is_some() { "completion" } else { "text" };
+    let fields = Fields { text: args.field.clone().unwrap_or_else(|| usual.into()), prompt: args.prompt_field.clone() };
+    if let Some(there) = text::written(&args.output, &fields).into_iter().find(|f| !args.force && f.exists()) {
         return Err(misuse!("`{}` is there already: --force replaces it, or name another prefix", there.display()).into());
     }
     // Another's would be lost there.
@@ -40,7 +42,7 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
     let request = Request {
         inputs: args.text.inputs.clone(),
         tokenizer: &tokenizer,
-        field: args.text.field.clone(),
+        fields,
         end,
         special: if args.add_special_tokens { Special::Added } else { Special::LeftOut },
         dtype: None,
@@ -70,6 +72,9 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
         HumanCount(done.tokens),
         done.dtype.name()
     );
+    if let Some(counted) = done.counted {
+        report!("{prefix}.mask.bin, {prefix}.mask.idx: {} of these tokens are answers\n", HumanCount(counted));
+    }
     Ok(())
 }
 
@@ -95,6 +100,8 @@ fn inspect(args: &DataInspectArgs) -> Result<(), Failure> {
     if args.document >= contents.documents && (args.document > 0 || args.tokenizer.is_some()) {
         return Err(misuse!("there is no document {}: `{}` has {}", args.document, set.prefix().display(), contents.documents).into());
     }
+    let mask = is_beside(set.prefix()).then(|| Mask::open(&set)).transpose()?;
+    let counted = mask.filter(|_| !args.quick).map(|mask| mask.counted()).transpose()?;
     let tokens = document(&set, args.document, args.tokens)?;
     // Without a word, the one that made it.
     let own = beside(set.prefix()).join(tokenizer::FILES[0]);
@@ -110,7 +117,7 @@ fn inspect(args: &DataInspectArgs) -> Result<(), Failure> {
             "{}\n",
             json!({"prefix": set.prefix().display().to_string(), "dtype": contents.dtype.name(), "documents": contents.documents,
                    "sequences": contents.sequences, "tokens": contents.tokens, "empty": contents.empty, "shortest": contents.shortest,
-                   "median": contents.median, "longest": contents.longest, "largest_token": contents.largest_token,
+                   "median": contents.median, "longest": contents.longest, "largest_token": contents.largest_token, "counted": counted,
                    "document": {"number": args.document, "tokens": tokens, "text": text}})
         )?;
         return Ok(());
@@ -124,6 +131,9 @@ fn inspect(args: &DataInspectArgs) -> Result<(), Failure> {
     row("tokens", format!("{} of {}, {}", HumanCount(contents.tokens), contents.dtype.name(), HumanBytes(bytes)))?;
     let [shortest, median, longest] = [contents.shortest, contents.median, contents.longest].map(HumanCount);
     row("lengths", format!("{shortest} to {longest} tokens, half of them up to {median}"))?;
+    if let Some(counted) = counted {
+        row("loss mask", format!("{} of these tokens count", HumanCount(counted)))?;
+    }
     if let Some(most) = contents.largest_token {
         row("largest token", most.to_string())?;
     }
@@ -142,12 +152,8 @@ fn train(args: &TrainTokenizerArgs) -> Result<(), Failure> {
     if let Some(there) = [&file, &config].into_iter().find(|f| !args.force && f.exists()) {
         return Err(misuse!("`{}` is there already: --force replaces it, or name another directory", there.display()).into());
     }
-    let recipe = Recipe {
-        inputs: args.text.inputs.clone(),
-        field: args.text.field.clone(),
-        tokens: args.tokens as usize,
-        special: args.special_token.clone(),
-    };
+    let recipe =
+        Recipe { inputs: args.text.inputs.clone(), field: args.field.clone(), tokens: args.tokens as usize, special: args.special_token.clone() };
     let tokenizer = text::train(&recipe, &file)?;
     let fewer = if tokenizer.tokens() < u64::from(args.tokens) { ": the texts have no more that stands together twice" } else { "" };
     report!("{}: {} tokens{fewer}\n", file.display(), HumanCount(tokenizer.tokens()));

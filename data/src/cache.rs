@@ -6,14 +6,14 @@
 //! | 8 | the version, 1 |
 //! | 32 | the key: the BLAKE3 hash of all that the content follows from |
 //! | 24 | how many numbers each of three rows has |
-//! | 4 each | the rows: documents, samples and shuffle of an order, or those of a blend |
+//! | 4 each | the rows: documents, samples and shuffle of an order, or those of a blend or of packed documents |
 //! | 32 | the hash of all before: BLAKE3 of the hashes of pieces of 16 MiB |
 //!
 //! A file that is anything else is replaced.
 
 use crate::cores;
 use crate::map::{Map, Numbers, number};
-use crate::order::{Extra, Rest, Rule};
+use crate::order::{Extra, Layout, Rest, Rule};
 use blake3::{Hash, Hasher};
 use std::fs;
 use std::io;
@@ -30,8 +30,8 @@ const PIECE: usize = 16 << 20;
 /// Three rows of numbers, of which an order or a blend is made.
 pub type Rows = [Numbers; 3];
 
-/// By what an order is known again: the rule, and the lengths of its documents.
-pub fn key(rule: &Rule, lengths: &[u8]) -> Hash {
+/// By what an order is known again: the layout of samples, the rule, and the lengths of its documents.
+pub fn key(layout: Layout, rule: &Rule, lengths: &[u8]) -> Hash {
     // An order that follows other rules than those of this version is another.
     let Rule { sequence_length, extra, rest, seed, samples, documents } = rule;
     let extra = match extra {
@@ -43,7 +43,10 @@ pub fn key(rule: &Rule, lengths: &[u8]) -> Hash {
         Rest::Kept => 1,
     };
     let mut hasher = Hasher::new();
-    hasher.update(b"an order of samples, as megatron-core 0.16");
+    hasher.update(match layout {
+        Layout::Stream => &b"an order of samples, as megatron-core 0.16"[..],
+        Layout::Packed => b"rows of whole documents, packed by first fit 1",
+    });
     let (asked, samples) = (u64::from(samples.is_some()), samples.unwrap_or(0));
     for number in [u64::from(*sequence_length), extra, rest, u64::from(*seed), asked, samples, documents.start, documents.end] {
         hasher.update(&number.to_le_bytes());
@@ -159,7 +162,7 @@ pub fn read(file: &Path, key: &Hash) -> io::Result<Found> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::Order;
+    use crate::order::{Layout, Order};
     use crate::random::RandomState;
 
     fn order(seed: u32) -> (Rule, Vec<u8>, Order) {
@@ -174,7 +177,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("new/x.order");
         let (rule, lengths, order) = order(3);
-        let key = key(&rule, &lengths);
+        let key = key(Layout::Stream, &rule, &lengths);
         assert!(matches!(read(&file, &key), Ok(Found::Missing)));
         write(&file, &key, &order.rows).expect("written");
         let all = |o: &Order| [o.documents().collect::<Vec<_>>(), o.samples().collect(), o.shuffle().collect()];
@@ -212,7 +215,7 @@ mod tests {
     #[test]
     fn keys_differ_where_orders_do() {
         let (rule, mut lengths, _) = order(3);
-        let first = key(&rule, &lengths);
+        let first = key(Layout::Stream, &rule, &lengths);
         let others = [
             Rule { seed: 4, ..rule.clone() },
             Rule { samples: None, ..rule.clone() },
@@ -220,8 +223,9 @@ mod tests {
             Rule { rest: Rest::Kept, ..rule.clone() },
             Rule { documents: 0..8, ..rule.clone() },
         ];
-        assert!(others.iter().all(|r| key(r, &lengths) != first));
+        assert_ne!(key(Layout::Packed, &rule, &lengths), first);
+        assert!(others.iter().all(|r| key(Layout::Stream, r, &lengths) != first));
         lengths[0] += 1;
-        assert_ne!(key(&rule, &lengths), first);
+        assert_ne!(key(Layout::Stream, &rule, &lengths), first);
     }
 }

@@ -1,15 +1,21 @@
 //! The samples of training, validation and test: data sets, their orders and their blend.
 //!
 //! Which samples there are, and in which order, is what `BlendedMegatronDatasetBuilder` of megatron-core 0.16 makes
-//! of the same request. [`Dataset::sample`] gives any of them. Many threads and processes may ask at once, and share
-//! the memory that tokens and orders are in.
+//! of the same request, unless that asks for rows of whole documents ([`Layout::Packed`]). [`Dataset::sample`] gives
+//! any of them. Many threads and processes may ask at once, and share the memory that tokens and orders are in.
+
+mod sample;
+
+pub use sample::{Piece, Sample};
 
 use crate::blend::{Blend, BlendError, Mixed, sizes};
 use crate::cache::{self, Found, Rows};
 use crate::cores;
-use crate::indexed::{Indexed, IndexedError, Token, bare, with};
+use crate::indexed::{Indexed, IndexedError, bare, with};
 use crate::machine;
-use crate::order::{Extent, Extra, MOST, Order, OrderError, Rest, Rule};
+use crate::mask::{Mask, MaskError, Masks};
+use crate::order::{Extent, Extra, Layout, MOST, Order, OrderError, Rest, Rule};
+use crate::packing::{self, Packed, Statistics};
 use crate::split::{Part, Split, SplitError, normalized};
 use blake3::Hash;
 use std::collections::BTreeMap;
@@ -45,6 +51,9 @@ pub struct Request {
     pub samples: [Option<u64>; 3],
     pub sequence_length: u32,
     pub seed: u32,
+    pub layout: Layout,
+    pub masks: Masks,
+    /// Packed documents leave the extra token empty.
     pub extra: Extra,
     /// What becomes of validation's last tokens; those of training and test are dropped.
     pub valid_rest: Rest,
@@ -58,8 +67,8 @@ pub struct Request {
 impl Request {
     /// Megatron's defaults.
     pub fn new(source: Source, samples: [Option<u64>; 3], sequence_length: u32) -> Request {
-        let (extra, valid_rest) = (Extra::Token, Rest::Dropped);
-        Request { source, samples, sequence_length, seed: 1234, extra, valid_rest, surplus: 0.005, cache: Cache::Beside, pad: 0 }
+        let (layout, masks, extra, valid_rest) = (Layout::Stream, Masks::Nowhere, Extra::Token, Rest::Dropped);
+        Request { source, samples, sequence_length, seed: 1234, layout, masks, extra, valid_rest, surplus: 0.005, cache: Cache::Beside, pad: 0 }
     }
 }
 
@@ -68,6 +77,8 @@ impl Request {
 pub enum Error {
     #[error(transparent)]
     Indexed(#[from] IndexedError),
+    #[error(transparent)]
+    Mask(#[from] MaskError),
     #[error(transparent)]
     Split(#[from] SplitError),
     #[error("the blend of {}: {cause}", .part.name())]
@@ -113,6 +124,8 @@ pub struct Dataset {
     part: Part,
     mixed: Option<Mixed>,
     width: usize,
+    /// Tokens of documents that a packed sample has at most.
+    room: u32,
     pad: u32,
     key: Hash,
     course: Hash,
@@ -121,30 +134,19 @@ pub struct Dataset {
 
 struct Set {
     tokens: Arc<Indexed>,
-    order: Order,
+    mask: Option<Arc<Mask>>,
+    /// Its documents that are used.
+    documents: Range<u64>,
+    order: Arranged,
     /// What the order follows from, without the number of samples.
     course: Hash,
     epochs: u32,
 }
 
-/// What a sample turned out to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// The data set that it is of, of those of its blend.
-    pub set: usize,
-    /// Tokens of documents. What comes after them fills the sample up.
-    pub tokens: usize,
-}
-
-/// A document in a sample, whole or in part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The token of the sample with which it begins.
-    pub at: u32,
-    /// The document: a sequence of the data set.
-    pub document: u32,
-    /// The token of the document with which it begins.
-    pub from: u32,
+/// Documents as samples.
+enum Arranged {
+    Stream(Order),
+    Packed(Packed),
 }
 
 /// An order that is to be built or read.
@@ -152,6 +154,7 @@ struct Task {
     prefix: PathBuf,
     part: Part,
     tokens: Arc<Indexed>,
+    mask: Option<Arc<Mask>>,
     rule: Rule,
 }
 
@@ -165,23 +168,23 @@ pub fn open(request: &Request) -> Result<Opened, Error> {
         return Err(Error::Surplus(request.surplus));
     }
     let plans = Part::ALL.map(|part| plan(request, part));
-    let mut opened: BTreeMap<PathBuf, Arc<Indexed>> = BTreeMap::new();
+    let mut opened: BTreeMap<PathBuf, Files> = BTreeMap::new();
     let mut tasks = vec![];
     let mut blends = vec![];
     for (part, plan) in Part::ALL.into_iter().zip(plans) {
         let Some(plan) = plan? else { continue };
         for (prefix, samples) in plan.blend.prefixes.iter().zip(&plan.samples) {
             let prefix = bare(prefix);
-            let tokens = match opened.get(&prefix) {
-                Some(tokens) => tokens.clone(),
-                None => Arc::new(Indexed::open(&prefix)?),
+            let (tokens, mask) = match opened.get(&prefix) {
+                Some(files) => files.clone(),
+                None => files(&prefix, request.masks)?,
             };
-            opened.insert(prefix.clone(), tokens.clone());
+            opened.insert(prefix.clone(), (tokens.clone(), mask.clone()));
             let documents = plan.split.sequences(part, tokens.sequences()).unwrap_or(0..0);
             let rest = if part == Part::Valid { request.valid_rest } else { Rest::Dropped };
             let (sequence_length, seed, extra) = (request.sequence_length, request.seed, request.extra);
             let rule = Rule { sequence_length, extra, rest, seed, samples: *samples, documents };
-            tasks.push(Task { prefix, part, tokens, rule });
+            tasks.push(Task { prefix, part, tokens, mask, rule });
         }
         blends.push((part, plan));
     }
@@ -207,9 +210,21 @@ pub fn open(request: &Request) -> Result<Opened, Error> {
         let width = request.sequence_length as usize + request.extra.tokens() as usize;
         let epochs = sets.iter().map(|s| s.epochs).max().unwrap_or(0);
         let (key, course) = (hasher.finalize(), course.finalize());
-        parts[part as usize] = Some(Dataset { sets, part, mixed, width, pad: request.pad, key, course, epochs });
+        parts[part as usize] = Some(Dataset { sets, part, mixed, width, room: request.sequence_length, pad: request.pad, key, course, epochs });
     }
     Ok(Opened { parts, notices })
+}
+
+/// A data set's tokens, and their mask if one is asked for.
+type Files = (Arc<Indexed>, Option<Arc<Mask>>);
+
+fn files(prefix: &Path, masks: Masks) -> Result<Files, Error> {
+    let tokens = Indexed::open(prefix)?;
+    let mask = match masks {
+        Masks::Nowhere => None,
+        Masks::Beside => Some(Arc::new(Mask::open(&tokens)?)),
+    };
+    Ok((Arc::new(tokens), mask))
 }
 
 /// What a part is made of.
@@ -291,24 +306,72 @@ fn mix(request: &Request, part: Part, plan: &Plan, sets: &[Set], notices: &mut V
 
 /// Reads an order or builds it.
 fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Error> {
-    let Task { prefix, part, tokens, rule } = task;
-    let key = cache::key(&rule, tokens.lengths());
-    let file = request.cache.file(&prefix, part, &key, "order");
+    let Task { prefix, part, tokens, mask, rule } = task;
+    let key = cache::key(request.layout, &rule, tokens.lengths());
+    let file = request.cache.file(&prefix, part, &key, request.layout.kind());
+    let wrong = |cause| Error::Order { prefix: prefix.clone(), part, cause };
+    let read = |rows| match request.layout {
+        Layout::Stream => Order::of(rows).map(Arranged::Stream),
+        Layout::Packed => Packed::of(rows).map(Arranged::Packed),
+    };
     let build = |notices: &mut Vec<Notice>| {
-        let order = Order::build(&rule, tokens.lengths()).map_err(|cause| Error::Order { prefix: prefix.clone(), part, cause })?;
+        let order = match request.layout {
+            Layout::Stream => Order::build(&rule, tokens.lengths()).map(Arranged::Stream),
+            Layout::Packed => Packed::build(&rule, tokens.lengths()).map(Arranged::Packed),
+        };
+        let order = order.map_err(wrong)?;
         notices.push(Notice::Built { prefix: prefix.clone(), part, samples: order.len() });
         Ok(order)
     };
     let mut notices = vec![];
-    let order = kept(file.as_deref(), &key, &mut notices, Order::of, build, |order| &order.rows)?;
-    let Extent { epochs, before_last, .. } =
-        Extent::of(&rule, tokens.tokens_of(&rule.documents)).map_err(|cause| Error::Order { prefix, part, cause })?;
-    // Of more samples in as many epochs, those that come first are the same.
+    let order = kept(file.as_deref(), &key, &mut notices, read, build, Arranged::rows)?;
+    // Of more samples in as many epochs, those that come first are the same; of packed ones in any number of epochs.
     let mut course = blake3::Hasher::new();
-    course.update(cache::key(&Rule { samples: None, ..rule }, tokens.lengths()).as_bytes());
-    course.update(&epochs.to_le_bytes()).update(&before_last.unwrap_or(u32::MAX).to_le_bytes());
+    course.update(cache::key(request.layout, &Rule { samples: None, ..rule.clone() }, tokens.lengths()).as_bytes());
+    let epochs = match &order {
+        Arranged::Stream(_) => {
+            let Extent { epochs, before_last, .. } = Extent::of(&rule, tokens.tokens_of(&rule.documents)).map_err(wrong)?;
+            course.update(&epochs.to_le_bytes()).update(&before_last.unwrap_or(u32::MAX).to_le_bytes());
+            epochs
+        }
+        Arranged::Packed(packed) => packed.epochs(),
+    };
     course.update(tokens.sampled().as_bytes());
-    Ok((Set { tokens, order, course: course.finalize(), epochs }, key, notices))
+    if let Some(mask) = &mask {
+        course.update(b"a mask").update(mask.sampled().as_bytes());
+    }
+    Ok((Set { tokens, mask, documents: rule.documents, order, course: course.finalize(), epochs }, key, notices))
+}
+
+impl Layout {
+    /// With what names of files in a cache end.
+    fn kind(self) -> &'static str {
+        match self {
+            Layout::Stream => "order",
+            Layout::Packed => "packing",
+        }
+    }
+}
+
+impl Arranged {
+    fn rows(&self) -> &Rows {
+        match self {
+            Arranged::Stream(order) => &order.rows,
+            Arranged::Packed(packed) => &packed.rows,
+        }
+    }
+
+    /// Samples.
+    fn len(&self) -> u64 {
+        match self {
+            Arranged::Stream(order) => order.len(),
+            Arranged::Packed(packed) => packed.len(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// What a file of a cache has, else what is built and then kept there.
@@ -388,9 +451,27 @@ impl Dataset {
         self.epochs
     }
 
-    /// The data sets of the blend, and the order of each.
-    pub fn sets(&self) -> impl Iterator<Item = (&Indexed, &Order)> {
-        self.sets.iter().map(|s| (&*s.tokens, &s.order))
+    /// The data sets of the blend.
+    pub fn sets(&self) -> impl Iterator<Item = &Indexed> {
+        self.sets.iter().map(|s| &*s.tokens)
+    }
+
+    /// The orders of those data sets whose samples are cut of a stream.
+    pub fn orders(&self) -> impl Iterator<Item = &Order> {
+        self.sets.iter().filter_map(|s| match &s.order {
+            Arranged::Stream(order) => Some(order),
+            Arranged::Packed(_) => None,
+        })
+    }
+
+    /// What packing made of all documents, if they are packed.
+    pub fn packing(&self) -> Option<Statistics> {
+        let packed = self.sets.iter().filter_map(|s| match &s.order {
+            Arranged::Stream(_) => None,
+            Arranged::Packed(packed) => Some((s.tokens.lengths(), &s.documents, packed)),
+        });
+        let packed: Vec<_> = packed.collect();
+        (!packed.is_empty()).then(|| packing::statistics(packed.into_iter(), self.room))
     }
 
     /// The data set of sample number n, and which of its samples that is.
@@ -400,47 +481,7 @@ impl Dataset {
             None => Some((0, n)).filter(|_| n < self.len()),
         }
     }
-
-    /// Copies sample number n, with [`Dataset::width`] tokens, and says which documents it is made of.
-    ///
-    /// # Errors
-    /// There is no such sample; the buffer has another size; a token that its type does not take; a damaged cache.
-    pub fn sample<T: Token>(&self, n: u64, tokens: &mut [T], pieces: &mut Vec<Piece>) -> Result<Sample, Error> {
-        let all = 0..tokens.len();
-        self.columns(n, std::slice::from_ref(&all), tokens, pieces)
-    }
-
-    /// As [`Dataset::sample`], of which these ranges are read alone; the others stay as they are.
-    ///
-    /// # Errors
-    /// As of [`Dataset::sample`].
-    pub fn columns<T: Token>(&self, n: u64, columns: &[Range<usize>], tokens: &mut [T], pieces: &mut Vec<Piece>) -> Result<Sample, Error> {
-        if tokens.len() != self.width {
-            return Err(Error::Room { width: self.width, room: tokens.len() });
-        }
-        let (set, own) = self.set(n).ok_or(Error::Beyond { n, samples: self.len() })?;
-        let Some(Set { tokens: from, order, .. }) = self.sets.get(set) else { return Err(Error::Beyond { n, samples: self.len() }) };
-        let damaged = || Error::Order { prefix: from.prefix().into(), part: self.part, cause: OrderError::Damaged };
-        let place = order.place(own).ok_or_else(damaged)?;
-        pieces.clear();
-        let (mut at, mut skipped, mut filled) = (place.document, place.token, 0);
-        while filled < tokens.len() {
-            let Some(document) = order.document(at) else { break };
-            let left = from.length(document.into()).and_then(|l| l.checked_sub(skipped)).ok_or_else(damaged)?;
-            let taken = (left as usize).min(tokens.len() - filled);
-            for column in columns {
-                let (first, end) = (column.start.max(filled), column.end.min(filled + taken));
-                if first < end {
-                    from.read(document.into(), u64::from(skipped) + (first - filled) as u64, &mut tokens[first..end])?;
-                }
-            }
-            pieces.push(Piece { at: filled as u32, document, from: skipped });
-            filled += taken;
-            skipped = 0;
-            at = at.checked_add(1).ok_or_else(damaged)?;
-        }
-        let pad = T::of(self.pad.into()).ok_or(Error::Pad { pad: self.pad, takes: T::TAKES })?;
-        tokens[filled..].fill(pad);
-        Ok(Sample { set, tokens: filled })
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,8 @@
 //! | [`indexed`] | `PREFIX.bin` and `PREFIX.idx`: read in place, and written byte for byte as megatron-core does |
 //! | [`random`] | numpy's legacy shuffle, from which all orders follow |
 //! | [`order`] | which tokens are sample number n of one data set: its documents, samples and shuffle |
+//! | [`packing`] | in its place, which whole documents are sample number n |
+//! | [`mask`] | `PREFIX.mask`: which tokens count as labels |
 //! | [`blend`] | which data set, and which of its samples, is sample number n of several |
 //! | [`split`] | `99,1,0`: which documents train, which are held out |
 //! | [`shards`] | `0.7 'dir/*.bin'`: data sets that are meant by one name |
@@ -23,7 +25,9 @@ pub mod indexed;
 pub mod inspect;
 mod machine;
 mod map;
+pub mod mask;
 pub mod order;
+pub mod packing;
 pub mod random;
 pub mod shards;
 pub mod split;

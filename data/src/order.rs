@@ -42,6 +42,15 @@ pub enum Rest {
     Kept,
 }
 
+/// How documents become samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One after the other, cut each `sequence_length` tokens: Megatron's.
+    Stream,
+    /// As many in a sample as fit, whole ([`crate::packing`]).
+    Packed,
+}
+
 /// What decides an order, beside the lengths of documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {

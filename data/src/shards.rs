@@ -6,6 +6,7 @@
 
 use crate::blend::{Blend, MOST};
 use crate::indexed::{bare, paths};
+use crate::mask::is_mask;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -67,9 +68,10 @@ fn matching(pattern: &Path) -> Result<Vec<PathBuf>, ShardsError> {
     let files = |of: &Path| -> Result<BTreeSet<PathBuf>, ShardsError> {
         let of = of.to_str().ok_or_else(|| wrong("it is not UTF-8".into()))?;
         let found = glob::glob_with(of, options).map_err(|e| wrong(e.to_string()))?;
-        found
-            .map(|f| f.map(|f| bare(&f)).map_err(|e| ShardsError::Io { at: e.path().into(), cause: io::Error::other(e.error().to_string()) }))
-            .collect()
+        let found =
+            found.map(|f| f.map(|f| bare(&f)).map_err(|e| ShardsError::Io { at: e.path().into(), cause: io::Error::other(e.error().to_string()) }));
+        // What lies beside a data set is none of its own.
+        found.filter(|f| !f.as_ref().is_ok_and(|f| is_mask(f))).collect()
     };
     let (bins, indices) = (files(&bin)?, files(&idx)?);
     if let Some(prefix) = bins.difference(&indices).next() {
@@ -99,6 +101,9 @@ mod tests {
             write(&format!("{name}.idx"), 1);
         }
         let at = |name: &str| folder.path().join(name);
+        // A mask beside its data set.
+        write("wiki-0.mask.bin", 5);
+        write("wiki-0.mask.idx", 5);
         let blend = |words: &[(f64, &str)]| {
             let (weights, prefixes) = words.iter().map(|(w, p)| (*w, at(p))).unzip();
             Blend { prefixes, weights: Some(weights) }

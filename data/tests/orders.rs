@@ -79,7 +79,7 @@ fn described(set: &Dataset, blended: bool) -> Value {
             heads.push(tokens[..tokens.len().min(8)].to_vec());
         }
     }
-    let orders = set.sets().map(|(_, o)| {
+    let orders = set.orders().map(|o| {
         let row = |numbers: Vec<u32>| digest(numbers.into_iter().map(i64::from));
         serde_json::json!([o.len(), row(o.documents().collect()), row(o.samples().collect()), row(o.shuffle().collect())])
     });

@@ -21,15 +21,20 @@ pub struct TextArgs {
     /// JSON lines (.jsonl, .json, .ndjson) or plain text (.txt, a document each), also with .gz or .zst, or .parquet
     #[arg(required = true, value_name = "IN")]
     pub inputs: Vec<PathBuf>,
-    /// Of JSON lines the field, of Parquet the column, that has the text, or a list of texts
-    #[arg(long, value_name = "NAME", default_value = "text")]
-    pub field: String,
 }
 
 #[derive(Args)]
 pub struct TokenizeArgs {
     #[command(flatten)]
     pub text: TextArgs,
+    /// Of JSON lines the field, of Parquet the column, that has the text, or a list of texts; beside a prompt the one
+    /// with the answer [default: text, with --prompt-field completion]
+    #[arg(long, value_name = "NAME")]
+    pub field: Option<String>,
+    /// The field, or column, that has what comes before the answer: a document is both, and PREFIX.mask.bin and
+    /// PREFIX.mask.idx say which tokens are the answer's, for `mcc run --loss-mask`
+    #[arg(long, value_name = "NAME")]
+    pub prompt_field: Option<String>,
     /// A tokenizer.json of Hugging Face's tokenizers, or a directory that has one
     #[arg(long, value_name = "FILE")]
     pub tokenizer: PathBuf,
@@ -76,6 +81,9 @@ pub struct DataInspectArgs {
 pub struct TrainTokenizerArgs {
     #[command(flatten)]
     pub text: TextArgs,
+    /// Of JSON lines the field, of Parquet the column, that has the text, or a list of texts
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub field: String,
     /// All its tokens, with the 256 bytes and the special ones
     #[arg(long, value_name = "N", default_value_t = 32000, value_parser = from_one::<u32>)]
     pub tokens: u32,

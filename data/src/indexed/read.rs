@@ -130,18 +130,25 @@ impl Indexed {
         &self.index[HEADER + 12 * self.sequences as usize..]
     }
 
+    /// Tokens of a sequence as the file has them.
+    ///
+    /// # Errors
+    /// The sequence has not so many.
+    pub(crate) fn bytes(&self, sequence: u64, tokens: Range<u64>) -> Result<&[u8], IndexedError> {
+        let length = self.length(sequence).map_or(0, u64::from);
+        let Range { start: from, end: to } = tokens;
+        let beyond = || IndexedError::Beyond { file: self.bin.clone(), sequence, from, to, length };
+        let begin = number(self.pointers(), sequence).map(u64::from_le_bytes).filter(|_| to <= length).ok_or_else(beyond)?;
+        let size = self.dtype.size();
+        self.tokens.get((begin + from * size) as usize..(begin + to * size) as usize).ok_or_else(beyond)
+    }
+
     /// Copies tokens of a sequence, from number `from` on, as many as there is room for.
     ///
     /// # Errors
     /// The sequence has not so many; a token that the buffer's type does not take.
     pub fn read<T: Token>(&self, sequence: u64, from: u64, out: &mut [T]) -> Result<(), IndexedError> {
-        let length = self.length(sequence).map_or(0, u64::from);
-        let to = from.saturating_add(out.len() as u64);
-        let beyond = || IndexedError::Beyond { file: self.bin.clone(), sequence, from, to, length };
-        let begin = number(self.pointers(), sequence).map(u64::from_le_bytes).filter(|_| to <= length).ok_or_else(beyond)?;
-        let size = self.dtype.size();
-        let bytes = (begin + from * size) as usize..(begin + to * size) as usize;
-        let bytes = self.tokens.get(bytes).ok_or_else(beyond)?;
+        let bytes = self.bytes(sequence, from..from.saturating_add(out.len() as u64))?;
         let copied = match self.dtype {
             Dtype::U8 => copy(bytes, out, |[b]: [u8; 1]| b.into()),
             Dtype::I8 => copy(bytes, out, |b| i8::from_le_bytes(b).into()),

@@ -24,6 +24,21 @@ enum Kind {
     Rows,
 }
 
+/// What of a JSON object, or of a row of a table, is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fields {
+    /// The field, or the column, that has the text, or a list of texts.
+    pub text: String,
+    /// The one with what comes before the text and is not learnt. The text is one then.
+    pub prompt: Option<String>,
+}
+
+/// What a document is made of.
+pub struct Document<'a> {
+    pub prompt: Option<&'a str>,
+    pub texts: &'a [&'a str],
+}
+
 /// How far reading has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
@@ -53,19 +68,47 @@ enum Found {
     /// Each line, with its number counted from 1.
     Lines(Vec<(u64, Vec<u8>)>),
     Plain(Vec<u8>),
-    Rows(Vec<Row>),
+    /// Texts, and the prompts before them.
+    Rows(Vec<(Row, Option<Row>)>),
 }
 
 /// A file that is being read.
 enum Reader {
     Bytes(Box<dyn BufRead + Send>),
-    Rows(Box<Table>),
+    Rows(Box<Columns>),
+}
+
+/// The columns of a table that are read.
+struct Columns {
+    file: PathBuf,
+    texts: Table,
+    prompts: Option<Table>,
+}
+
+impl Columns {
+    fn open(file: &Path, fields: &Fields, at: (u64, u64)) -> Result<Columns, TextError> {
+        let prompts = fields.prompt.as_ref().map(|column| Table::open(file, column, at)).transpose()?;
+        Ok(Columns { file: file.into(), texts: Table::open(file, &fields.text, at)?, prompts })
+    }
+
+    /// What each has of the next row; none after the last.
+    fn row(&mut self) -> Result<Option<(Row, Option<Row>)>, TextError> {
+        let Some(row) = self.texts.row()? else { return Ok(None) };
+        let Some(prompts) = &mut self.prompts else { return Ok(Some((row, None))) };
+        match prompts.row()? {
+            Some(prompt) if (prompt.group, prompt.row) == (row.group, row.row) => Ok(Some((row, Some(prompt)))),
+            Some(_) | None => {
+                let what = "the column of prompts has no such row: the file is damaged".into();
+                Err(TextError::Row { file: self.file.clone(), group: row.group, row: row.row, what })
+            }
+        }
+    }
 }
 
 /// Reads all documents of some files.
 pub struct Documents {
     inputs: Vec<(PathBuf, Kind)>,
-    field: String,
+    fields: Fields,
     open: Option<Reader>,
     at: Position,
     /// Bytes of the files as they are on the disk.
@@ -105,13 +148,16 @@ impl Documents {
     /// Of JSON lines, documents are what the field has; of Parquet, what the column of this name has.
     ///
     /// # Errors
-    /// No file; one of a kind that is not known.
-    pub fn new(files: &[PathBuf], field: &str, at: Position) -> Result<Documents, TextError> {
+    /// No file; one of a kind that is not known, or that has no prompts.
+    pub fn new(files: &[PathBuf], fields: &Fields, at: Position) -> Result<Documents, TextError> {
         if files.is_empty() {
             return Err(TextError::Nothing);
         }
-        let inputs = files.iter().map(|f| Ok((f.clone(), kind(f)?))).collect::<Result<_, TextError>>()?;
-        Ok(Documents { inputs, field: field.into(), open: None, at, read: Arc::default() })
+        let inputs = files.iter().map(|f| Ok((f.clone(), kind(f)?))).collect::<Result<Vec<_>, TextError>>()?;
+        if let Some((file, _)) = inputs.iter().find(|(_, kind)| *kind == Kind::Plain && fields.prompt.is_some()) {
+            return Err(TextError::Promptless(file.clone()));
+        }
+        Ok(Documents { inputs, fields: fields.clone(), open: None, at, read: Arc::default() })
     }
 
     /// Bytes that were read, as files have them.
@@ -151,7 +197,7 @@ impl Documents {
         let Some((file, kind)) = self.inputs.get(self.at.input).cloned() else { return Ok(None) };
         let reader = match self.open.take() {
             Some(reader) => reader,
-            None if kind == Kind::Rows => Reader::Rows(Box::new(Table::open(&file, &self.field, (self.at.group, self.at.row))?)),
+            None if kind == Kind::Rows => Reader::Rows(Box::new(Columns::open(&file, &self.fields, (self.at.group, self.at.row))?)),
             None => Reader::Bytes(self.open(&file).map_err(|cause| TextError::Io { file: file.clone(), cause })?),
         };
         let mut batch = Batch { file, documents: Found::Rows(vec![]), end: self.at, bytes: 0 };
@@ -200,38 +246,48 @@ impl Documents {
     }
 
     /// As [`Documents::text`], of a Parquet file.
-    fn rows(&mut self, mut table: Box<Table>, bytes: usize, batch: &mut Batch) -> Result<Option<Box<Table>>, TextError> {
+    fn rows(&mut self, mut table: Box<Columns>, bytes: usize, batch: &mut Batch) -> Result<Option<Box<Columns>>, TextError> {
         let mut found = vec![];
         while batch.bytes < bytes {
             let Some(row) = table.row()? else {
-                self.read.fetch_add(table.uncounted(), Ordering::Relaxed);
+                self.read.fetch_add(table.texts.uncounted(), Ordering::Relaxed);
                 batch.documents = Found::Rows(found);
                 return Ok(None);
             };
             // What a row takes beside its texts counts, too.
-            batch.bytes += row.texts.iter().map(|text| text.len() + size_of::<usize>()).sum::<usize>() + size_of::<usize>();
+            let texts = row.1.iter().chain([&row.0]).flat_map(|row| &row.texts);
+            batch.bytes += texts.map(|text| text.len() + size_of::<usize>()).sum::<usize>() + size_of::<usize>();
             found.push(row);
         }
-        self.read.fetch_add(table.uncounted(), Ordering::Relaxed);
-        (self.at.group, self.at.row) = table.next();
+        self.read.fetch_add(table.texts.uncounted(), Ordering::Relaxed);
+        (self.at.group, self.at.row) = table.texts.next();
         batch.documents = Found::Rows(found);
         Ok(Some(table))
     }
 }
 
 impl Batch {
-    /// Gives each document's texts: those of the field of a JSON object, the one of a file, or those of a row.
+    /// Gives each document's texts: those of the fields of a JSON object, the one of a file, or those of a row.
     ///
     /// # Errors
-    /// A line that is no JSON object with such a field; text that is not UTF-8; what `each` says.
-    pub fn texts(&self, field: &str, mut each: impl FnMut(&[&str]) -> Result<(), String>) -> Result<(), TextError> {
+    /// A line that is no JSON object with such fields; text that is not UTF-8; a list of texts where there are prompts;
+    /// what `each` says.
+    pub fn texts(&self, fields: &Fields, mut each: impl FnMut(&Document) -> Result<(), String>) -> Result<(), TextError> {
+        let mut document = |prompt: Option<&[&str]>, texts: &[&str]| {
+            let prompt = prompt.map(|prompt| one(prompt, fields.prompt.as_deref().unwrap_or_default())).transpose()?;
+            if prompt.is_some() {
+                one(texts, &fields.text)?;
+            }
+            each(&Document { prompt, texts })
+        };
         match &self.documents {
             Found::Lines(lines) => {
                 for (line, bytes) in lines.iter().filter(|(_, bytes)| !bytes.trim_ascii().is_empty()) {
                     let wrong = |column, what| TextError::Line { file: self.file.clone(), line: *line, column, what };
-                    let texts = field_of(bytes, field).map_err(|(column, what)| wrong(column, what))?;
+                    let (texts, prompt) = fields_of(bytes, fields).map_err(|(column, what)| wrong(column, what))?;
                     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-                    each(&texts).map_err(|what| wrong(None, what))?;
+                    let prompt: Option<Vec<&str>> = prompt.as_ref().map(|p| p.iter().map(String::as_str).collect());
+                    document(prompt.as_deref(), &texts).map_err(|what| wrong(None, what))?;
                 }
             }
             Found::Plain(bytes) => {
@@ -241,15 +297,14 @@ impl Batch {
                     let line = 1 + bytes[..at].iter().filter(|b| **b == b'\n').count() as u64;
                     wrong(line, format!("byte {at} of the file is not UTF-8: convert it, for example with iconv"))
                 })?;
-                each(&[text]).map_err(|what| wrong(1, what))?;
+                document(None, &[text]).map_err(|what| wrong(1, what))?;
             }
             Found::Rows(rows) => {
-                for Row { group, row, texts } in rows {
-                    let wrong = |what| TextError::Row { file: self.file.clone(), group: *group, row: *row, what };
-                    let texts = texts.iter().map(|text| std::str::from_utf8(text.data()));
-                    let texts = texts.collect::<Result<Vec<_>, _>>();
-                    let texts = texts.map_err(|e| wrong(format!("byte {} of its text is not UTF-8", e.valid_up_to())))?;
-                    each(&texts).map_err(wrong)?;
+                for (row, prompt) in rows {
+                    let wrong = |what| TextError::Row { file: self.file.clone(), group: row.group, row: row.row, what };
+                    let texts = decoded(row).map_err(wrong)?;
+                    let prompt = prompt.as_ref().map(decoded).transpose().map_err(wrong)?;
+                    document(prompt.as_deref(), &texts).map_err(wrong)?;
                 }
             }
         }
@@ -257,42 +312,75 @@ impl Batch {
     }
 }
 
-/// The field's text or texts; else the column and what is wrong.
-fn field_of(line: &[u8], field: &str) -> Result<Vec<String>, (Option<usize>, String)> {
+/// The only text of a field, where prompts and answers are one each.
+fn one<'a>(texts: &[&'a str], field: &str) -> Result<&'a str, String> {
+    match texts {
+        [one] => Ok(one),
+        _ => Err(format!("`{field}` has a list of {} texts, and beside a prompt it is one: join them", texts.len())),
+    }
+}
+
+/// The texts of a row.
+fn decoded(row: &Row) -> Result<Vec<&str>, String> {
+    let texts = row.texts.iter().map(|text| std::str::from_utf8(text.data()));
+    texts.collect::<Result<_, _>>().map_err(|e| format!("byte {} of its text is not UTF-8", e.valid_up_to()))
+}
+
+/// The texts of a field; the same of the prompt's, if there is one.
+type FieldTexts = (Vec<String>, Option<Vec<String>>);
+
+/// What the fields have; else the column and what is wrong.
+fn fields_of(line: &[u8], fields: &Fields) -> Result<FieldTexts, (Option<usize>, String)> {
     let text = std::str::from_utf8(line)
         .map_err(|e| (Some(e.valid_up_to() + 1), "it is not UTF-8 from here on: convert the file, for example with iconv".to_string()))?;
     let mut reader = serde_json::Deserializer::from_str(text);
-    let read = reader.deserialize_map(Field(field)).and_then(|texts| reader.end().map(|()| texts));
-    match read {
-        Ok(texts) => texts.ok_or_else(|| (None, format!("it has no field `{field}`: name the field that has the text"))),
+    let missing = |field: &str| (None, format!("it has no field `{field}`: name the field that has the text"));
+    match reader.deserialize_map(Named(fields)).and_then(|found| reader.end().map(|()| found)) {
+        Ok([texts, prompt]) => {
+            let texts = texts.ok_or_else(|| missing(&fields.text))?;
+            let prompt = fields.prompt.as_ref().map(|field| prompt.ok_or_else(|| missing(field))).transpose()?;
+            Ok((texts, prompt))
+        }
         Err(e) => {
             let what = e.to_string();
             let what = what.rsplit_once(" at line ").map_or(what.as_str(), |(what, _)| what);
-            Err((Some(e.column().max(1)), format!("{what}: each line is a JSON object whose field `{field}` is a text")))
+            let says = match &fields.prompt {
+                Some(prompt) => format!("{what}: each line is a JSON object whose fields `{}` and `{prompt}` are texts", fields.text),
+                None => format!("{what}: each line is a JSON object whose field `{}` is a text", fields.text),
+            };
+            Err((Some(e.column().max(1)), says))
         }
     }
 }
 
-/// Reads an object and keeps one field. Of several with its name it keeps the last, as Python does.
-struct Field<'a>(&'a str);
+/// Reads an object and keeps some fields. Of several with one name it keeps the last, as Python does.
+struct Named<'a>(&'a Fields);
 
-impl<'de> Visitor<'de> for Field<'_> {
-    type Value = Option<Vec<String>>;
+impl<'de> Visitor<'de> for Named<'_> {
+    /// Of the text and of the prompt.
+    type Value = [Option<Vec<String>>; 2];
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "an object")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut found = None;
+        let [mut texts, mut prompt] = [const { None }; 2];
         while let Some(key) = map.next_key::<String>()? {
-            if key == self.0 {
-                found = Some(map.next_value::<Texts>()?.0);
-            } else {
+            let (is_text, is_prompt) = (key == self.0.text, self.0.prompt.as_ref() == Some(&key));
+            if !is_text && !is_prompt {
                 map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let found = map.next_value::<Texts>()?.0;
+            if is_prompt {
+                prompt = Some(found.clone());
+            }
+            if is_text {
+                texts = Some(found);
             }
         }
-        Ok(found)
+        Ok([texts, prompt])
     }
 }
 

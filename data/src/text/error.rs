@@ -15,6 +15,8 @@ pub enum TextError {
     Nothing,
     #[error("`{}`: {what}; read are JSON lines (.jsonl, .json, .ndjson) and plain text (.txt), also with .gz or .zst, and .parquet", .file.display())]
     Kind { file: PathBuf, what: String },
+    #[error("`{}`: a plain text has no prompts; those are fields of JSON lines or columns of Parquet", .0.display())]
+    Promptless(PathBuf),
     #[error("`{}`, line {line}{}: {what}", .file.display(), in_column(*.column))]
     Line { file: PathBuf, line: u64, column: Option<usize>, what: String },
     #[error("`{}`: {what}", .file.display())]

@@ -21,6 +21,9 @@ pub struct State {
     pub documents: u64,
     pub sequences: u64,
     pub tokens: u64,
+    /// Tokens of answers.
+    #[serde(default)]
+    pub counted: u64,
 }
 
 /// The files of a job that is not finished.

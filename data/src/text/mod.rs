@@ -21,9 +21,9 @@ mod tokenizer;
 mod train;
 
 pub use bounds::LONGEST;
-pub use documents::Position;
+pub use documents::{Fields, Position};
 pub use error::TextError;
-pub use tokenize::{Begin, Existing, Outcome, Progress, Request, Summary, tokenize};
+pub use tokenize::{Begin, Existing, Outcome, Progress, Request, Summary, tokenize, written};
 pub use tokenizer::{Special, Tokenizer};
 pub use train::{Recipe, train};
 

@@ -13,7 +13,7 @@ pub(super) fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix
     Request {
         inputs,
         tokenizer,
-        field: "text".into(),
+        fields: Fields { text: "text".into(), prompt: None },
         end: None,
         special: Special::LeftOut,
         dtype: None,
@@ -178,4 +178,94 @@ fn a_new_tokenizer_gives_back_its_text_and_is_the_same_each_time() {
     assert!(fs::read(&file).expect("a file") == first);
     let small = train(&Recipe { tokens: 256, ..recipe }, &file).err().map(|e| e.to_string());
     assert_eq!(small.as_deref(), Some("a tokenizer of 256 tokens; one of bytes has 256 and a token for each special one, so 257 or more"));
+}
+
+/// Lines of prompts and answers, and what is asked of them.
+fn answers<'a>(tokenizer: &'a Tokenizer, folder: &Path, lines: &str) -> Request<'a> {
+    let file = folder.join("answers.jsonl");
+    fs::write(&file, lines).expect("written");
+    let fields = Fields { text: "completion".into(), prompt: Some("prompt".into()) };
+    Request { fields, end: tokenizer.end(None).ok(), ..request(tokenizer, vec![file], &folder.join("x")) }
+}
+
+/// The numbers of each sequence.
+fn sequences(prefix: &Path) -> Vec<Vec<u32>> {
+    let set = Indexed::open(prefix).expect("a data set");
+    let sequence = |n| {
+        let mut out = vec![0; set.length(n).expect("a length") as usize];
+        set.read(n, 0, &mut out).map(|()| out).expect("numbers")
+    };
+    (0..set.sequences()).map(sequence).collect()
+}
+
+#[test]
+fn a_mask_counts_the_tokens_of_answers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokenizer = Tokenizer::open(&fixture("tokenizer.json")).expect("a tokenizer");
+    let pairs = [("What is it? ", "A test."), ("", "Only an answer"), ("Only a prompt", ""), ("Wor", "ds in a token"), ("日本", "語"), ("", "")];
+    let line = |(prompt, completion): &(&str, &str)| serde_json::json!({"prompt": prompt, "completion": completion, "text": "x"}).to_string() + "\n";
+    let asked = answers(&tokenizer, folder.path(), &pairs.iter().map(line).collect::<String>());
+    let summary = done(&asked);
+    let prefix = folder.path().join("x");
+    let (tokens, mask) = (sequences(&prefix), sequences(&crate::mask::prefix(&prefix)));
+    assert_eq!(summary.counted, Some(mask.iter().flatten().map(|m| u64::from(*m)).sum()));
+    // What is neither has no tokens.
+    assert_eq!((tokens.len(), mask.len(), summary.documents), (5, 5, 6));
+    for (((prompt, answer), tokens), mask) in pairs.iter().zip(&tokens).zip(&mask) {
+        let mut whole = tokenizer.encode(&format!("{prompt}{answer}"), Special::LeftOut).expect("tokens");
+        whole.extend(tokenizer.end(None).ok());
+        assert_eq!((tokens, mask.len()), (&whole, tokens.len()));
+        // Zeros, and then ones, of which the last is the end.
+        assert!(mask.is_sorted() && mask.last() == Some(&1));
+        let of_prompt = mask.iter().filter(|m| **m == 0).count();
+        let bytes = |tokens: &[u32]| tokenizer.decode(tokens).expect("a text").len();
+        assert!(bytes(&tokens[..of_prompt]) <= prompt.len() && bytes(&tokens[..=of_prompt]) > prompt.len(), "{prompt} {answer}");
+    }
+    assert!(mask[0].contains(&0) && !mask[1].contains(&0));
+    crate::mask::Mask::open(&Indexed::open(&prefix).expect("a data set")).expect("it fits");
+}
+
+#[test]
+fn a_job_with_a_mask_goes_on_where_it_was_stopped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokenizer = Tokenizer::open(&fixture("tokenizer.json")).expect("a tokenizer");
+    let asked = answers(&tokenizer, folder.path(), "{\"prompt\": \"a b\", \"completion\": \" c d\"}\n");
+    let inputs = vec![asked.inputs[0].clone(); 150];
+    let whole = Request { inputs: inputs.clone(), prefix: folder.path().join("whole"), fields: asked.fields.clone(), ..asked };
+    let counted = done(&whole).counted;
+    let halves = Request { prefix: folder.path().join("halves"), fields: whole.fields.clone(), inputs, ..whole };
+    for _ in 0..2 {
+        let outcome = tokenize(&halves, |_| ControlFlow::Break(()));
+        assert!(matches!(outcome, Ok(Outcome::Stopped(_))), "{outcome:?}");
+    }
+    let summary = done(&halves);
+    assert_eq!((summary.resumed, summary.counted), (128, counted));
+    for end in ["", ".mask"] {
+        let at = |name: &str| folder.path().join(format!("{name}{end}"));
+        assert!(files(&at("halves")) == files(&at("whole")), "{end}");
+    }
+    // A mask alone is not replaced either.
+    fs::remove_file(paths(&folder.path().join("halves")).0).and_then(|()| fs::remove_file(paths(&folder.path().join("halves")).1)).expect("removed");
+    let text = tokenize(&halves, |_| ControlFlow::Continue(())).expect_err("refused").to_string();
+    assert!(text.contains("halves.mask.bin` is there already"), "{text}");
+}
+
+#[test]
+fn prompts_and_answers_that_are_none_are_named_with_their_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokenizer = Tokenizer::open(&fixture("tokenizer.json")).expect("a tokenizer");
+    let said = |lines: &str| {
+        let error = tokenize(&answers(&tokenizer, folder.path(), lines), |_| ControlFlow::Continue(())).expect_err("refused");
+        error.to_string().replace(&format!("{}/", folder.path().display()), "")
+    };
+    assert_eq!(said("{\"completion\": \"a\"}"), "`answers.jsonl`, line 1: it has no field `prompt`: name the field that has the text");
+    assert_eq!(
+        said("\n{\"prompt\": \"a\", \"completion\": [\"b\", \"c\"]}"),
+        "`answers.jsonl`, line 2: `completion` has a list of 2 texts, and beside a prompt it is one: join them"
+    );
+    let chat = said("{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": \"b\"}");
+    assert!(chat.contains("column 12: invalid type: map") && chat.ends_with("whose fields `completion` and `prompt` are texts"), "{chat}");
+    let plain = Request { inputs: vec!["a.txt".into()], ..answers(&tokenizer, folder.path(), "") };
+    let text = tokenize(&plain, |_| ControlFlow::Continue(())).expect_err("refused").to_string();
+    assert_eq!(text, "`a.txt`: a plain text has no prompts; those are fields of JSON lines or columns of Parquet");
 }

@@ -1,14 +1,15 @@
 //! All documents to tokens, on all cores, in the order in which they are read.
 
-use super::documents::{Batch, Documents, Position};
+use super::documents::{Batch, Documents, Fields, Position};
 use super::error::TextError;
-use super::journal::{self, Journal, State};
+use super::journal::{self, Journal, Resumed, State};
 use super::tokenizer::{Special, Tokenizer};
 use crate::cores;
-use crate::indexed::{Dtype, Writer, bare, paths};
+use crate::indexed::{Dtype, IndexedError, Writer, bare, paths};
+use crate::mask;
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::thread;
@@ -40,8 +41,8 @@ pub enum Begin {
 pub struct Request<'a> {
     pub inputs: Vec<PathBuf>,
     pub tokenizer: &'a Tokenizer,
-    /// Of JSON lines the field that has the text, of Parquet the column.
-    pub field: String,
+    /// Of JSON lines the fields, of Parquet the columns. With prompts, `PREFIX.mask` says which tokens are not theirs.
+    pub fields: Fields,
     /// The token that is put after each document that has any: [`Tokenizer::end`] says which.
     pub end: Option<u32>,
     pub special: Special,
@@ -69,6 +70,8 @@ pub struct Summary {
     pub documents: u64,
     pub sequences: u64,
     pub tokens: u64,
+    /// Those that the mask counts, if there is one.
+    pub counted: Option<u64>,
     /// Documents that an earlier job had made.
     pub resumed: u64,
 }
@@ -86,6 +89,46 @@ struct Made {
     tokens: Vec<u32>,
     /// Of each document the lengths of its sequences.
     documents: Vec<Vec<usize>>,
+    /// Of each document that has a prompt, the number of its first token that counts.
+    answers: Vec<usize>,
+}
+
+/// What is written: tokens, and their mask where there are prompts.
+struct Writers {
+    tokens: Writer,
+    mask: Option<Writer>,
+}
+
+impl Writers {
+    fn create(prefix: &Path, dtype: Dtype, fields: &Fields) -> Result<Writers, IndexedError> {
+        let mask = fields.prompt.as_ref().map(|_| Writer::create(&mask::prefix(prefix), Dtype::U8)).transpose()?;
+        Ok(Writers { tokens: Writer::create(prefix, dtype)?, mask })
+    }
+
+    /// Goes on with what an earlier job left.
+    fn resume(prefix: &Path, dtype: Dtype, fields: &Fields, from: &Resumed) -> Result<Writers, IndexedError> {
+        let on = |prefix: &Path, dtype| Writer::resume(prefix, dtype, from.lengths.clone(), from.borders.clone());
+        let mask = fields.prompt.as_ref().map(|_| on(&mask::prefix(prefix), Dtype::U8)).transpose()?;
+        Ok(Writers { tokens: on(prefix, dtype)?, mask })
+    }
+
+    fn settle(&mut self) -> Result<(), IndexedError> {
+        self.mask.iter_mut().try_for_each(Writer::settle)?;
+        self.tokens.settle()
+    }
+
+    /// Gives all files their names, that of the index of tokens last.
+    fn finish(self) -> Result<(), IndexedError> {
+        self.mask.map(Writer::finish).transpose()?;
+        self.tokens.finish()
+    }
+}
+
+/// The files that a job writes: those of tokens, and with prompts those of the mask.
+pub fn written(prefix: &Path, fields: &Fields) -> Vec<PathBuf> {
+    let prefixes = [Some(bare(prefix)), fields.prompt.as_ref().map(|_| mask::prefix(prefix))];
+    let both = prefixes.into_iter().flatten().map(|p| <[PathBuf; 2]>::from(paths(&p)));
+    both.flatten().collect()
 }
 
 /// Writes `PREFIX.bin` and `PREFIX.idx` of all documents, byte for byte as Megatron's `preprocess_data.py` does.
@@ -97,13 +140,12 @@ struct Made {
 /// same prefix that was another one; what the file system says.
 pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> ControlFlow<()>) -> Result<Outcome, TextError> {
     let prefix = bare(&request.prefix);
-    let (bin, idx) = paths(&prefix);
     if request.existing == Existing::Refused
-        && let Some(there) = [bin, idx].into_iter().find(|f| f.exists())
+        && let Some(there) = written(&prefix, &request.fields).into_iter().find(|f| f.exists())
     {
         return Err(TextError::Exists(there));
     }
-    Documents::new(&request.inputs, &request.field, Position::default())?;
+    Documents::new(&request.inputs, &request.fields, Position::default())?;
     let dtype = request.dtype.unwrap_or(Dtype::of_vocabulary(request.tokenizer.tokens()));
     let (job, of) = identity(request, dtype)?;
     let earlier = match request.begin {
@@ -111,17 +153,17 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
         Begin::Anew => None,
     };
     // Tokens that are not there any more are made again.
-    let writer = earlier.as_ref().and_then(|r| Writer::resume(&prefix, dtype, r.lengths.clone(), r.borders.clone()).ok());
+    let writer = earlier.as_ref().and_then(|r| Writers::resume(&prefix, dtype, &request.fields, r).ok());
     let earlier = earlier.filter(|_| writer.is_some());
     let mut writer = match writer {
         Some(writer) => writer,
-        None => Writer::create(&prefix, dtype)?,
+        None => Writers::create(&prefix, dtype, &request.fields)?,
     };
     let mut journal = Journal::begin(&prefix, earlier.as_ref())?;
-    let fresh = State { job, position: Position::default(), documents: 0, sequences: 0, tokens: 0 };
+    let fresh = State { job, position: Position::default(), documents: 0, sequences: 0, tokens: 0, counted: 0 };
     let mut state = earlier.map_or(fresh, |r| r.state);
     let resumed = state.documents;
-    let mut documents = Documents::new(&request.inputs, &request.field, state.position)?;
+    let mut documents = Documents::new(&request.inputs, &request.fields, state.position)?;
     let before: u64 = request.inputs.iter().take(state.position.input).filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
     let read = documents.read();
     let told = |state: &State| Progress { bytes: before + read.load(Ordering::Relaxed), of, documents: state.documents, tokens: state.tokens };
@@ -167,8 +209,9 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
     }
     writer.finish()?;
     journal.finish()?;
-    let State { documents, sequences, tokens, .. } = state;
-    Ok(Outcome::Done(Summary { dtype, documents, sequences, tokens, resumed }))
+    let State { documents, sequences, tokens, counted, .. } = state;
+    let counted = request.fields.prompt.as_ref().map(|_| counted);
+    Ok(Outcome::Done(Summary { dtype, documents, sequences, tokens, counted, resumed }))
 }
 
 /// By what a job is known again, and the bytes of all files.
@@ -176,7 +219,7 @@ fn identity(request: &Request, dtype: Dtype) -> Result<(Vec<String>, u64), TextE
     let mut job = vec![
         "files of version 1".into(),
         format!("a tokenizer with the hash {}", request.tokenizer.hash().to_hex()),
-        format!("the field `{}`", request.field),
+        format!("the field `{}`", request.fields.text),
         request.end.map_or("no token at the end of documents".into(), |t| format!("the token {t} at the end of documents")),
         match request.special {
             Special::Added => "the tokenizer's special tokens".into(),
@@ -185,6 +228,7 @@ fn identity(request: &Request, dtype: Dtype) -> Result<(Vec<String>, u64), TextE
         format!("tokens of {}", dtype.name()),
         format!("{} files", request.inputs.len()),
     ];
+    job.extend(request.fields.prompt.iter().map(|field| format!("prompts of the field `{field}`")));
     let mut bytes = 0;
     for (number, input) in request.inputs.iter().enumerate() {
         let about = fs::metadata(input).map_err(|cause| TextError::Io { file: input.clone(), cause })?;
@@ -208,11 +252,18 @@ fn round(documents: &mut Documents) -> Result<Vec<Batch>, TextError> {
 }
 
 fn make(request: &Request, batch: &Batch) -> Result<Made, TextError> {
-    let mut made = Made { tokens: vec![], documents: vec![] };
-    batch.texts(&request.field, |texts| {
+    let mut made = Made { tokens: vec![], documents: vec![], answers: vec![] };
+    batch.texts(&request.fields, |document| {
         let mut lengths = vec![];
-        for text in texts {
-            let tokens = request.tokenizer.encode(text, request.special)?;
+        for text in document.texts {
+            let tokens = match document.prompt {
+                None => request.tokenizer.encode(text, request.special)?,
+                Some(prompt) => {
+                    let (tokens, answer) = request.tokenizer.encode_answer(prompt, text, request.special)?;
+                    made.answers.push(answer);
+                    tokens
+                }
+            };
             if !tokens.is_empty() {
                 lengths.push(tokens.len());
                 made.tokens.extend(tokens);
@@ -228,11 +279,18 @@ fn make(request: &Request, batch: &Batch) -> Result<Made, TextError> {
     Ok(made)
 }
 
-fn write(writer: &mut Writer, journal: &mut Journal, state: &mut State, made: &Made) -> Result<(), TextError> {
+fn write(writers: &mut Writers, journal: &mut Journal, state: &mut State, made: &Made) -> Result<(), TextError> {
     let mut rest = &made.tokens[..];
+    let mut answers = made.answers.iter();
     for lengths in &made.documents {
         let (tokens, after) = rest.split_at(lengths.iter().sum());
-        writer.document(tokens, lengths)?;
+        if let Some(mask) = &mut writers.mask {
+            let answer = answers.next().copied().unwrap_or(0).min(tokens.len());
+            let counts: Vec<u32> = (0..tokens.len()).map(|at| u32::from(at >= answer)).collect();
+            mask.document(&counts, lengths)?;
+            state.counted += (tokens.len() - answer) as u64;
+        }
+        writers.tokens.document(tokens, lengths)?;
         journal.document(lengths)?;
         state.documents += 1;
         state.sequences += lengths.len() as u64;

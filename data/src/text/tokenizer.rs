@@ -54,6 +54,19 @@ impl Tokenizer {
         guarded(|| self.inner.encode_fast(text, special)).map(|e| e.get_ids().to_vec())
     }
 
+    /// The tokens of a prompt and the answer to it as one text, and the number of the first that has anything of the
+    /// answer, or of all if none has. Tokens that are added behind the answer come after that.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_answer(&self, prompt: &str, answer: &str, special: Special) -> Result<(Vec<u32>, usize), String> {
+        let special = special == Special::Added;
+        let text = [prompt, answer].concat();
+        let encoded = guarded(|| self.inner.encode(text, special))?;
+        let first = encoded.get_offsets().iter().position(|(_, end)| *end > prompt.len());
+        Ok((encoded.get_ids().to_vec(), first.unwrap_or(encoded.len())))
+    }
+
     /// The text of tokens, special ones too. Tokens that it has not are left out.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A byte-level BPE tokenizer, as GPT-2's, made of documents.
 
-use super::documents::{Documents, Position};
+use super::documents::{Documents, Fields, Position};
 use super::error::TextError;
 use super::tokenizer::Tokenizer;
 use std::cell::RefCell;
@@ -42,12 +42,13 @@ pub fn train(recipe: &Recipe, file: &Path) -> Result<Tokenizer, TextError> {
     tokenizer.with_post_processor(Some(ByteLevel::new(false, false, true)));
     // An iterator has no place for an error: the first ends it.
     let failed = RefCell::new(None);
-    let mut documents = Documents::new(&recipe.inputs, &recipe.field, Position::default())?;
+    let fields = Fields { text: recipe.field.clone(), prompt: None };
+    let mut documents = Documents::new(&recipe.inputs, &fields, Position::default())?;
     let batches = std::iter::from_fn(|| match documents.batch(1 << 18) {
         Ok(Some(batch)) => {
             let mut texts = vec![];
-            let read = batch.texts(&recipe.field, |of| {
-                texts.extend(of.iter().map(ToString::to_string));
+            let read = batch.texts(&fields, |of| {
+                texts.extend(of.texts.iter().map(ToString::to_string));
                 Ok(())
             });
             read.map_err(|e| failed.replace(Some(e))).ok().map(|()| texts)

@@ -197,7 +197,7 @@ impl Samples {
 
     /// By what it is known again: the order of samples, and the tokens of its data sets.
     pub fn mark(&self, input: &str) -> DataMark {
-        let bytes = self.set.sets().map(|(tokens, _)| tokens.tokens() * tokens.dtype().size()).sum();
+        let bytes = self.set.sets().map(|tokens| tokens.tokens() * tokens.dtype().size()).sum();
         DataMark { input: input.into(), file: self.said.clone(), bytes, hash: self.set.course().to_hex().to_string() }
     }
 
@@ -220,7 +220,7 @@ impl Samples {
     }
 
     fn of(&self, set: usize) -> Option<&Indexed> {
-        self.set.sets().nth(set).map(|(tokens, _)| tokens)
+        self.set.sets().nth(set)
     }
 
     /// That an element of a sample is none that an input takes, with its place in a file.

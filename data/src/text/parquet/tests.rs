@@ -1,4 +1,4 @@
-use super::super::documents::{Documents, Position};
+use super::super::documents::{Documents, Fields, Position};
 use super::super::tests::{done, files, fixture, request};
 use super::super::{Existing, Request, TextError, Tokenizer};
 use super::*;
@@ -43,12 +43,13 @@ fn tokens_of_parquet_are_byte_for_byte_those_of_json_lines() {
 
 /// The texts of a file from a position on, and where each row ends.
 fn rows(file: &Path, at: Position) -> Result<Vec<(Vec<String>, Position)>, TextError> {
-    let mut documents = Documents::new(&[file.into()], "text", at)?;
+    let fields = Fields { text: "text".into(), prompt: None };
+    let mut documents = Documents::new(&[file.into()], &fields, at)?;
     let mut found = vec![];
     while let Some(batch) = documents.batch(1)? {
         let end = batch.end;
-        batch.texts("text", |texts| {
-            found.push((texts.iter().map(ToString::to_string).collect(), end));
+        batch.texts(&fields, |document| {
+            found.push((document.texts.iter().map(ToString::to_string).collect(), end));
             Ok(())
         })?;
     }
@@ -131,6 +132,32 @@ fn rows_that_cannot_be_read_are_named_with_their_place() {
         fs::write(&path, bytes).expect("written");
         assert_eq!(said(path.clone()), format!("`x.parquet`: {what}"));
     }
+}
+
+#[test]
+fn prompts_are_read_beside_their_answers_row_by_row() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let texts: Vec<ByteArray> = ["one", "two", "three"].map(ByteArray::from).to_vec();
+    let path = file::<ByteArrayType>(folder.path(), "message m { required binary prompt; required binary completion; }", &texts, &[]);
+    let read = |prompt: &str, at| {
+        let fields = Fields { text: "completion".into(), prompt: Some(prompt.into()) };
+        let mut documents = Documents::new(std::slice::from_ref(&path), &fields, at)?;
+        let mut found = vec![];
+        while let Some(batch) = documents.batch(1)? {
+            let end = batch.end;
+            batch.texts(&fields, |document| {
+                found.push((format!("{:?} {:?}", document.prompt, document.texts), end));
+                Ok(())
+            })?;
+        }
+        Ok::<_, TextError>(found)
+    };
+    let all = read("prompt", Position::default()).expect("rows");
+    let shown: Vec<&str> = all.iter().map(|(text, _)| text.as_str()).collect();
+    assert_eq!(shown, ["Some(\"one\") [\"one\"]", "Some(\"two\") [\"two\"]", "Some(\"three\") [\"three\"]"]);
+    assert!(read("prompt", all[0].1).expect("rows") == all[1..]);
+    let text = read("question", Position::default()).expect_err("no such column").to_string();
+    assert!(text.ends_with("it has no column `question`: name the one that has the text, of `prompt`, `completion`"), "{text}");
 }
 
 /// What reading takes beside what is in proportion to a file: a decompressor and its tables.
