@@ -339,6 +339,8 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         Nothing("each rank reads its own rows ahead of need, in place"),
     ),
     (&["reset-position-ids", "reset-attention-mask", "eod-mask-loss", "packed-sequence", "dataloader-inter-document-masking"], Setting("packed")),
+    (&["sample-packing", "packing-strategy", "packed-sequence-size"], Flag("run", "--packing")),
+    (&["completion-only-loss", "assistant-only-loss", "answer-only-loss", "train-on-inputs"], Flag("run", "--loss-mask")),
     (&["mock-data", "synthetic-data"], Nothing("`mcc run --data` takes any text")),
     // Checkpoints.
     (&["checkpoint.load", "restore-from-path", "resume-from-checkpoint", "resume-from"], Flag("run", "--load")),

@@ -227,6 +227,13 @@ const RUN: &[Rule<RunArgs>] = &[
         "add `--data-path PREFIX`",
     ),
     rule(
+        &["--packing", "--loss-mask"],
+        |a| !a.has_sets(),
+        Refused,
+        "is about documents of data sets, and none are named",
+        "add `--data-path PREFIX`, which `mcc data tokenize` makes of texts",
+    ),
+    rule(
         &["--save-interval", "--save-seconds", "--keep"],
         |a| a.save.is_none(),
         Refused,

@@ -99,6 +99,9 @@ fn of_data(error: &DataError) -> bool {
         | DataError::Names(_)
         | DataError::Split(_)
         | DataError::Inputs(..)
+        | DataError::Joined
+        | DataError::Counted(_)
+        | DataError::Unlabelled(_)
         | DataError::Unsized
         | DataError::Seed(_) => true,
         DataError::Io { .. }

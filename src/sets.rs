@@ -41,7 +41,7 @@ pub fn of(args: &RunArgs) -> anyhow::Result<Option<DataSets>> {
     }
     let own_names = args.multiple_validation_sets.then(|| args.validation_set_names.clone());
     let validation = Validation { names: own_names, is_full: args.full_validation };
-    Ok(Some(DataSets { names, cache: args.data_cache_path.clone(), validation }))
+    Ok(Some(DataSets { names, cache: args.data_cache_path.clone(), validation, is_packed: args.packing, is_masked: args.loss_mask }))
 }
 
 fn read(flag: &str, file: &Path) -> anyhow::Result<String> {

@@ -41,6 +41,8 @@ pub struct Orders {
     pub sets: Option<DataSets>,
     /// How many samples of these make up training, validation and test.
     pub samples: [u64; 3],
+    /// What the user is told of them.
+    pub remarks: Vec<String>,
     /// Steps between held-out losses; 0 is never.
     pub eval_interval: u64,
     /// Most global batches of a held-out loss.

@@ -101,6 +101,14 @@ pub struct RunArgs {
     /// Where orders of samples of data sets are kept [default: PREFIX.cache beside each]
     #[arg(long, value_name = "DIR")]
     pub data_cache_path: Option<PathBuf>,
+    /// Each sequence has whole documents of the data sets, as many as fit, with nothing behind them: for models that
+    /// keep documents apart (`-D packed=true`), as for fine-tuning
+    #[arg(long)]
+    pub packing: bool,
+    /// Which tokens of data sets count as labels: those whose number is 1 in PREFIX.mask.bin and PREFIX.mask.idx,
+    /// which `mcc data tokenize --prompt-field` writes for answers alone
+    #[arg(long)]
+    pub loss_mask: bool,
     /// Bytes of files are tokens even if they are no text; .npy and llm.c's files are read as what they are
     #[arg(long, conflicts_with = "data_dtype")]
     pub bytes: bool,

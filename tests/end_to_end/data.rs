@@ -2,8 +2,10 @@
 
 use crate::mcc::{Dir, metrics, save_array};
 use data::blend::Blend;
-use data::dataset::{self, Request, Source};
+use data::dataset::{self, Cache, Request, Source};
 use data::indexed::{Dtype, Writer};
+use data::mask::{self, Masks};
+use data::order::Layout;
 use data::split::Split;
 use expect_test::expect;
 use std::fs;
@@ -30,6 +32,35 @@ fn text_becomes_a_data_set_that_is_shown_as_text() {
     .assert_eq(&shown);
     assert_eq!(dir.entries(), ["a.bin", "a.idx", "a.jsonl", "a.tokenizer", "tokenizer"]);
     assert_eq!(dir.line("data inspect a").succeeds().stdout, shown);
+}
+
+/// From lines of prompts and answers to a run that learns the answers.
+#[test]
+fn prompts_and_answers_become_a_data_set_with_a_mask_that_a_run_reads() {
+    let dir = Dir::new();
+    let line = |n: usize| format!("{{\"prompt\": \"Count to {n}: \", \"completion\": \"{}\"}}\n", "1 ".repeat(n));
+    dir.write("a.jsonl", (1..30).map(line).collect::<String>());
+    dir.line("data train-tokenizer a.jsonl --field prompt --tokens 257 -o tokenizer").succeeds();
+    let tokenize = "data tokenize a.jsonl --tokenizer tokenizer --prompt-field prompt --append-eod -o a";
+    let made = dir.line(tokenize).succeeds().stdout;
+    assert_eq!(made, "a.bin, a.idx: 29 documents, 1,267 tokens of uint16\na.mask.bin, a.mask.idx: 899 of these tokens are answers\n");
+    dir.line(tokenize).misuses_with(&["`a.bin` is there already", "--force"]);
+    dir.line("data tokenize a.jsonl --tokenizer tokenizer --prompt-field question -o b").fails_with(&["line 1: it has no field `question`"]);
+    let shown = dir.line("data inspect a --tokenizer tokenizer").succeeds().stdout;
+    assert!(shown.contains("loss mask     899 of these tokens count\n") && shown.contains("Count to 1: 1 <|endoftext|>"), "{shown}");
+    dir.line(&format!("{MODEL} -D seq=64 -D packed=true --global-batch-size 2 -o packed.mcc").replace("vocab=250", "vocab=257")).succeeds();
+    dir.line(&format!("{MODEL} -D seq=64 --global-batch-size 2 -o plain.mcc").replace("vocab=250", "vocab=257")).succeeds();
+    let ran = dir.line("run packed.mcc --data-path a --split 1,0,0 --steps 2 --packing --loss-mask").succeeds();
+    assert!(ran.stderr.contains("note: training: 29 documents of 43.7 tokens"), "{}", ran.stderr);
+    dir.line("run plain.mcc --data-path a* --split 1,0,0 --steps 2 --loss-mask").succeeds();
+    // What there has to be for both.
+    dir.line("run plain.mcc --data-path a --steps 2 --packing").misuses_with(&["--packing puts several documents", "-D packed=true"]);
+    write(&dir, "b", [40, 50, 60]);
+    dir.line("run packed.mcc --data-path 1 a 1 b --split 1,0,0 --steps 2 --loss-mask").fails_with(&["b` has no loss mask", "b.mask.bin"]);
+    write_mask(&dir, "b", [40, 50, 61]);
+    dir.line("run packed.mcc --data-path 1 a 1 b --split 1,0,0 --steps 2 --loss-mask")
+        .fails_with(&["b.mask.idx`, byte 42: sequence 2 has 61 numbers"]);
+    dir.line("run packed.mcc --data a.jsonl --steps 2 --packing").misuses_with(&["`--packing` is about documents of data sets", "--data-path"]);
 }
 
 #[test]
@@ -241,4 +272,99 @@ fn a_tokenizer_goes_along_byte_for_byte() {
     fs::remove_file(dir.path("b.bin")).expect("removed");
     fs::remove_file(dir.path("b.idx")).expect("removed");
     dir.line("data tokenize a.txt --tokenizer tokenizer -o b").misuses_with(&["`b.tokenizer` has another tokenizer: --force replaces it"]);
+}
+
+/// Writes the mask of a data set of documents of these lengths: of each, the first third counts for nothing.
+fn write_mask(dir: &Dir, name: &str, lengths: impl IntoIterator<Item = usize>) {
+    let mut out = Writer::create(&mask::prefix(&dir.path(name)), Dtype::U8).expect("a mask");
+    for length in lengths {
+        let counts: Vec<u32> = (0..length).map(|at| u32::from(3 * at >= length)).collect();
+        out.document(&counts, &[length]).expect("written");
+    }
+    out.finish().expect("finished");
+}
+
+/// Each document of the packed rows of a data set, in rows of its own of 16 tokens, as many in a step as there are
+/// documents in the most crowded: what is left is filled with labels that do not count. Says how many that is.
+fn alone(dir: &Dir, name: &str, masks: Masks, [steps, batch]: [usize; 2]) -> usize {
+    let blend = Blend { prefixes: vec![dir.path(name)], weights: None };
+    let source = Source::Shared { blend, split: Split::parse("1,0,0").expect("a split") };
+    let request = Request::new(source, [Some((steps * batch) as u64), None, None], 16);
+    let request = Request { seed: 0, layout: Layout::Packed, masks, cache: Cache::Nowhere, ..request };
+    let [Some(set), ..] = dataset::open(&request).expect("samples").parts else { panic!("it trains") };
+    let mut of_steps = vec![];
+    for step in 0..steps {
+        let mut documents: Vec<(Vec<i32>, Vec<i32>)> = vec![];
+        for n in step * batch..(step + 1) * batch {
+            let (mut tokens, mut pieces, mut counted) = ([0i64; 17], vec![], [0; 17]);
+            let sample = set.sample(n as u64, &mut tokens, &mut pieces).expect("a sample");
+            set.counted(&sample, std::slice::from_ref(&(0..17)), &pieces, &mut counted).expect("a mask");
+            let ends = pieces.iter().skip(1).map(|p| p.at as usize).chain([sample.tokens]);
+            for (begin, end) in pieces.iter().map(|p| p.at as usize).zip(ends) {
+                let label = |at: usize| if at < end && counted[at] == 1 { tokens[at] as i32 } else { -100 };
+                let filled = |mut row: Vec<i32>, with| {
+                    row.resize(16, with);
+                    row
+                };
+                documents
+                    .push((filled(tokens[begin..end].iter().map(|t| *t as i32).collect(), 0), filled((begin + 1..=end).map(label).collect(), -100)));
+            }
+        }
+        of_steps.push(documents);
+    }
+    let most = of_steps.iter().map(Vec::len).max().unwrap_or(0);
+    of_steps.iter_mut().for_each(|documents| documents.resize(most, (vec![0; 16], vec![-100; 16])));
+    let (tokens, labels): (Vec<_>, Vec<_>) = of_steps.into_iter().flatten().unzip();
+    let shape = [steps as u64, most as u64, 16];
+    save_array(&dir.path("tokens.npy"), &shape, tokens.concat());
+    save_array(&dir.path("labels.npy"), &shape, labels.concat());
+    most
+}
+
+/// The losses of what [`alone`] wrote.
+fn losses_alone(dir: &Dir, documents: usize, steps: usize) -> Vec<f64> {
+    dir.line(&format!("{MODEL} -D seq=16 --global-batch-size {documents} --micro-batch-size {documents} -o alone.mcc")).succeeds();
+    let data = "--data tokens=tokens.npy --data targets=labels.npy";
+    dir.line(&format!("run alone.mcc {data} --steps {steps} --metrics alone --quiet --force")).succeeds();
+    losses(dir, "alone")
+}
+
+const PACKED: &str = "-D seq=16 -D packed=true --global-batch-size 4";
+
+#[test]
+fn packed_documents_train_on_any_mesh_as_they_do_alone() {
+    let dir = Dir::new();
+    let lengths = || (0..90).map(|n| 1 + n * 7 % 19);
+    write(&dir, "docs", lengths());
+    write_mask(&dir, "docs", lengths());
+    for (name, mesh) in [("one", "--micro-batch-size 4"), ("dp", "--dp 2 --micro-batch-size 1"), ("axes", "--cp 2 --pp 2 --micro-batch-size 2")] {
+        dir.line(&format!("{MODEL} {PACKED} {mesh} -o {name}.mcc")).succeeds();
+    }
+    let run = |words: &str| dir.line(&format!("run {words} --threads-per-rank 1"));
+    let sets = "--data-path docs --split 1,0,0 --packing --steps 6";
+    let mut seen = vec![];
+    for (masks, flag) in [(Masks::Nowhere, ""), (Masks::Beside, " --loss-mask")] {
+        let most = alone(&dir, "docs", masks, [6, 4]);
+        assert!(most > 8, "several documents in a row: {most}");
+        let expected = losses_alone(&dir, most, 6);
+        for mesh in ["one", "dp", "axes"] {
+            let ran = run(&format!("{mesh}.mcc {sets}{flag} --metrics {mesh} --force")).succeeds();
+            near(&losses(&dir, mesh), &expected);
+            let packed = "note: training: 90 documents of 10.0 tokens (median 10, longest 19) are packed into ";
+            assert_eq!(ran.stderr.matches(packed).count(), 1, "{}", ran.stderr);
+            assert!(ran.stderr.contains(" % full; cut to a row: 14, which leaves out 3.1 % of all tokens"), "{}", ran.stderr);
+            let says = "there are loss masks beside";
+            assert_eq!(ran.stderr.contains(says), masks == Masks::Nowhere, "{}", ran.stderr);
+        }
+        // Goes on elsewhere with the rows that would have come, also where more steps take more epochs.
+        run(&format!("dp.mcc {sets}{flag} --exit-interval 2 --save saved --force --quiet")).fails(75, &[]);
+        let on = sets.replace("--steps 6", "--steps 40");
+        for mesh in ["one", "axes"] {
+            let file = format!("{mesh}-{masks:?}");
+            run(&format!("{mesh}.mcc {on}{flag} --load saved --exit-interval 6 --metrics {file} --force --quiet")).fails(75, &[]);
+            near(&losses(&dir, &file), &expected[2..]);
+        }
+        seen.push(expected);
+    }
+    assert!(seen[0].iter().zip(&seen[1]).all(|(all, some)| (all - some).abs() > 1e-3), "{seen:?}");
 }

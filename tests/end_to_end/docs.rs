@@ -1,5 +1,6 @@
 //! The commands in the documentation run: every fenced block marked `console`, in a directory of its own, with `models/`, a Hugging Face
-//! model of Llama's architecture as `Llama-3.2-1B`, a launch script `train.sh`, and a `corpus.txt`.
+//! model of Llama's architecture as `Llama-3.2-1B`, a launch script `train.sh`, a `corpus.txt`, and prompts with answers,
+//! `answers.jsonl`.
 //!
 //! A block holds one command a line. Those of `mcc` are run; `make`, `cd` and other tools are the reader's.
 
@@ -54,6 +55,8 @@ fn commands_in_the_documentation_run() {
             symlink(models().with_file_name("tests/cases/llama"), dir.path("Llama-3.2-1B")).expect("linked");
             symlink(models().with_file_name("tests/megatron/train.sh"), dir.path("train.sh")).expect("linked");
             dir.write("corpus.txt", "The quick brown fox jumps over the lazy dog. ".repeat(100));
+            let answer = |n| format!("{{\"prompt\": \"Count to {n}: \", \"completion\": \"{:?}\"}}\n", (1..=n).collect::<Vec<u32>>());
+            dir.write("answers.jsonl", (1..40).map(answer).collect::<String>());
             for command in block {
                 let Some(arguments) = command.strip_prefix("mcc ").or_else(|| command.strip_prefix("target/release/mcc ")) else { continue };
                 let done = dir.line(arguments);

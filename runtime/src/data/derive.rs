@@ -16,6 +16,10 @@ pub struct Line<'a> {
     pub borders: &'a [usize],
     /// Whether what follows a document's end counts for nothing: if the model keeps documents apart.
     pub is_apart: bool,
+    /// Where documents end. What fills the line up behind them is no label.
+    pub end: usize,
+    /// Of each element, 1 if it counts as a label, else 0; none if all do.
+    pub mask: Option<&'a [u8]>,
 }
 
 /// How an input takes its elements from a line.
@@ -69,10 +73,13 @@ impl Line<'_> {
         }
     }
 
-    /// The element at a place, if it is no label of another document than that of an element before.
+    /// The element at a place, if it is a label that counts, and none of another document than that of an element
+    /// before.
     fn within(&self, element: usize, at: usize) -> f64 {
-        let is_beyond = self.is_apart && self.borders.iter().any(|border| element < *border && *border <= at);
-        if is_beyond { NOTHING } else { self.values[at] }
+        let begun = self.borders.partition_point(|border| *border <= at);
+        let is_beyond = self.is_apart && begun > 0 && element < self.borders[begun - 1];
+        let counts = at < self.end && self.mask.is_none_or(|mask| mask[at] != 0);
+        if counts && !is_beyond { self.values[at] } else { NOTHING }
     }
 
     /// Of each column, what becomes of the number of documents that ended before it and of the elements since. A
@@ -116,7 +123,7 @@ mod tests {
     #[test]
     fn derived_inputs_follow_their_definitions() {
         let values = [5.0, 0.0, 7.0, 0.0, 0.0, 9.0];
-        let line = Line { values: &values, length: 5, borders: &[], is_apart: true };
+        let line = Line { values: &values, length: 5, borders: &[], is_apart: true, end: 6, mask: None };
         assert_eq!(taken(&line, Taken::Itself), values[..5]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), values[1..]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Prev(0, 3))), [3.0, 5.0, 0.0, 7.0, 0.0]);
@@ -128,7 +135,7 @@ mod tests {
 
     #[test]
     fn documents_of_a_data_set_end_without_a_separator() {
-        let line = Line { values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], length: 5, borders: &[0, 2, 5], is_apart: true };
+        let line = Line { values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], length: 5, borders: &[0, 2, 5], is_apart: true, end: 6, mask: None };
         assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 1.0]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 2.0]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), [6.0, NOTHING, 8.0, 9.0, NOTHING]);
@@ -138,5 +145,19 @@ mod tests {
         let both = Line { values: &[5.0, 0.0, 7.0, 0.0, 9.0, 4.0], borders: &[0, 2, 4], ..line };
         assert_eq!(taken(&both, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
         assert_eq!(taken(&both, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
+    }
+    #[test]
+    fn what_fills_a_line_up_and_what_a_mask_leaves_out_are_no_labels() {
+        // Two documents of two and one elements, and two elements of nothing.
+        let values = [5.0, 6.0, 7.0, 0.0, 0.0, 0.0];
+        let line = Line { values: &values, length: 5, borders: &[0, 2, 3], is_apart: true, end: 3, mask: None };
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), [6.0, NOTHING, NOTHING, NOTHING, NOTHING]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 9))), [0.0, 0.0, 1.0, 2.0, 2.0]);
+        assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 9))), [0.0, 1.0, 0.0, 0.0, 1.0]);
+        let whole = Line { borders: &[0], end: 6, values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], ..line };
+        let masked = Line { mask: Some(&[1, 0, 1, 1, 0, 1]), ..whole };
+        assert_eq!(taken(&masked, Taken::Fed(&Feed::Next(0))), [NOTHING, 7.0, 8.0, NOTHING, 4.0]);
+        assert_eq!(taken(&masked, Taken::Ahead { from: 1, depth: 0 }), [7.0, 8.0, NOTHING, 4.0, NOTHING]);
+        assert_eq!(taken(&masked, Taken::Itself), whole.values[..5]);
     }
 }

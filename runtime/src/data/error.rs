@@ -48,6 +48,16 @@ pub enum DataError {
     Split(data::split::SplitError),
     #[error("--data-path feeds one input of tokens, [batch, seq] of i32, and what derives from it; {0}: pass --data {1}=FILE.npy")]
     Inputs(String, String),
+    #[error(
+        "--packing puts several documents into a row, and this model does not keep them apart: compile it with -D packed=true, or have its text take `documents(tokens, separator)` for its attention"
+    )]
+    Joined,
+    #[error(
+        "some labels count for nothing with --packing and --loss-mask, which are -100 then, and `{0}` does not take that: let the text ignore labels of -100, as `token_loss` does"
+    )]
+    Counted(String),
+    #[error("--loss-mask says which labels count, and this model takes none that follow from `{0}`, as `next({0})` does")]
+    Unlabelled(String),
     #[error("--data-path needs to know how many samples are drawn: pass --steps N, as the text's schedule has no steps")]
     Unsized,
     #[error("seed {0}, by which samples are shuffled, is not below 2^32")]
@@ -110,6 +120,9 @@ impl DataError {
             | DataError::Blend { .. }
             | DataError::Split(_)
             | DataError::Inputs(..)
+            | DataError::Joined
+            | DataError::Counted(_)
+            | DataError::Unlabelled(_)
             | DataError::Unsized
             | DataError::Seed(_)
             | DataError::Short { .. }

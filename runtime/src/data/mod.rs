@@ -32,6 +32,7 @@ use file::File;
 use ir::graph::Feed;
 use ir::program::{Action, InputEntry, Job};
 use serde::{Deserialize, Serialize};
+use sets::Found;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -361,7 +362,7 @@ impl Data {
             }
         }
         let mut values = vec![0.0; length + usize::from(longer)];
-        let (mut borders, mut made) = (vec![], vec![]);
+        let (mut found, mut made) = (Found::default(), vec![]);
         for (line, takers) in lines {
             let columns = joined(takers.iter().map(|(_, taken, columns)| taken.needs(columns, length)).collect());
             let read = columns.iter().map(|c| c.len() as u64).sum::<u64>();
@@ -370,10 +371,15 @@ impl Data {
                     file.line(&self.inputs[source], start, line, longer, &columns, &mut values);
                     batch.bytes += read * file.width();
                 }
-                Source::Set(samples) => batch.bytes += samples.line(start + line, &columns, &mut values, &mut borders)?,
+                Source::Set(samples) => batch.bytes += samples.line(start + line, &columns, &mut values, &mut found)?,
                 Source::Feed(_) => {}
             }
-            let held = Line { values: &values, length, borders: &borders, is_apart: self.is_apart(source) };
+            // Files do not say which documents they have.
+            let (end, mask) = match &self.sources[source] {
+                Source::Set(_) => (found.end, found.mask.as_deref()),
+                Source::File { .. } | Source::Feed(_) => (values.len(), None),
+            };
+            let held = Line { values: &values, length, borders: &found.borders, is_apart: self.is_apart(source), end, mask };
             for (input, taken, columns) in takers {
                 held.take(taken, columns.clone(), &mut made);
                 self.check(input, &made, (source, start), (line, columns.start))?;

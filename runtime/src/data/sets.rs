@@ -1,13 +1,18 @@
 //! Data sets as Megatron-LM has them (the crate `data`): which there are, and the samples of a part of a run.
 
+use super::derive::NOTHING;
 use super::error::{DataError, WrongToken};
 use super::loaded;
 use crate::conditions::DataMark;
 use data::blend::Blend;
 use data::dataset::{Cache, Dataset, Error, Piece, Request, Source};
 use data::indexed::{Indexed, IndexedError};
+use data::mask::{Masks, is_beside};
+use data::order::Layout;
+use data::packing::Statistics;
 use data::shards::expand;
 use data::split::{Part, Split};
+use ir::graph::Feed;
 use ir::op::DType;
 use ir::program::{InputEntry, Interval, Job};
 use serde::{Deserialize, Serialize};
@@ -30,6 +35,10 @@ pub struct DataSets {
     /// Where orders of samples are kept; else beside each data set.
     pub cache: Option<PathBuf>,
     pub validation: Validation,
+    /// Whether a sample has whole documents, as many as fit; else it is cut of a stream of them.
+    pub is_packed: bool,
+    /// Whether `PREFIX.mask` beside each data set says which tokens count as labels; else all do.
+    pub is_masked: bool,
 }
 
 /// One prefix, several, or weights and prefixes in turn.
@@ -76,7 +85,7 @@ impl DataSets {
                 SetNames::Own(all)
             }
         };
-        DataSets { names, cache: self.cache.clone(), validation: self.validation.clone() }.named()
+        DataSets { names, ..self.clone() }.named()
     }
 
     /// The data sets of all parts, each once.
@@ -107,7 +116,9 @@ impl DataSets {
     /// # Errors
     /// Data sets that cannot be read or are too small; an input that takes none.
     fn open_parts(&self, job: &Job, seed: u64, takes: [u64; 3]) -> Result<[Option<Samples>; 3], DataError> {
-        let entry = &job.inputs[input(job)?];
+        let fed = input(job)?;
+        self.fits(job, fed as u32)?;
+        let entry = &job.inputs[fed];
         let length = entry.dims[1].size;
         let sequence_length = u32::try_from(length).ok().filter(|n| *n < u32::MAX);
         let sequence_length = sequence_length.ok_or_else(|| DataError::Inputs(format!("a sequence has {length} tokens"), entry.name.clone()))?;
@@ -134,7 +145,9 @@ impl DataSets {
         if is_full {
             samples[valid] = None;
         }
-        let opened = data::dataset::open(&Request { seed, cache, ..Request::new(source, samples, sequence_length) })?;
+        let layout = if self.is_packed { Layout::Packed } else { Layout::Stream };
+        let masks = if self.is_masked { Masks::Beside } else { Masks::Nowhere };
+        let opened = data::dataset::open(&Request { seed, cache, layout, masks, ..Request::new(source, samples, sequence_length) })?;
         let mut out = [const { None }; 3];
         for (part, set) in opened.parts.into_iter().enumerate() {
             let Some(set) = set else { continue };
@@ -142,9 +155,33 @@ impl DataSets {
             if has < takes {
                 return Err(DataError::Short { part: PARTS[part], has, takes });
             }
-            out[part] = Some(Samples { said: self.said(part, seed, &set), part: PARTS[part], set, scratch: RefCell::default() });
+            out[part] =
+                Some(Samples { said: self.said(part, seed, &set), part: PARTS[part], set, is_masked: self.is_masked, scratch: RefCell::default() });
         }
         Ok(out)
+    }
+
+    /// Whether a model has what rows of whole documents and masks need of it.
+    fn fits(&self, job: &Job, fed: u32) -> Result<(), DataError> {
+        let loads = || (0..job.inputs.len()).filter(|k| loaded(job, *k as u32)).map(|k| &job.inputs[k]);
+        if self.is_packed && !loads().any(|i| matches!(i.default, Some(Feed::Documents(from, _)) if from == fed)) {
+            return Err(DataError::Joined);
+        }
+        if !self.is_packed && !self.is_masked {
+            return Ok(());
+        }
+        let is_label = |input: &&InputEntry| match input.default {
+            Some(Feed::Next(from)) => from == fed,
+            Some(Feed::Ahead(_)) => true,
+            Some(Feed::Const(_) | Feed::Prev(..) | Feed::Documents(..) | Feed::Positions(..)) | None => false,
+        };
+        let labels: Vec<&InputEntry> = loads().filter(is_label).collect();
+        let leaves_out = |label: &InputEntry| label.takes.as_ref().is_none_or(|takes| takes.iter().any(|i| i.has(NOTHING)));
+        match labels.iter().find(|label| !leaves_out(label)) {
+            Some(label) => Err(DataError::Counted(label.name.clone())),
+            None if labels.is_empty() && self.is_masked => Err(DataError::Unlabelled(job.inputs[fed as usize].name.clone())),
+            None => Ok(()),
+        }
     }
 
     /// What a part is known by to users.
@@ -154,7 +191,14 @@ impl DataSets {
             SetNames::Own(own) => (&own[part], String::new()),
         };
         let epochs = if set.epochs() == 1 { "1 epoch".into() } else { format!("{} epochs", set.epochs()) };
-        format!("{} ({split}seed {seed}, {epochs})", words.join(" "))
+        let packed = if self.is_packed { ", packed" } else { "" };
+        let masked = if self.is_masked { ", masked" } else { "" };
+        format!("{} ({split}seed {seed}, {epochs}{packed}{masked})", words.join(" "))
+    }
+
+    /// Data sets with masks, where masks do not count.
+    pub fn unused_masks(&self) -> Vec<PathBuf> {
+        self.prefixes().into_iter().filter(|p| !self.is_masked && is_beside(p)).collect()
     }
 }
 
@@ -181,11 +225,23 @@ pub fn input(job: &Job) -> Result<usize, DataError> {
     }
 }
 
+/// What a sample turned out to be, beside its tokens.
+#[derive(Default)]
+pub struct Found {
+    /// The elements with which documents begin, and what comes behind the last.
+    pub borders: Vec<usize>,
+    /// Where the last document ends.
+    pub end: usize,
+    /// Of each element, 1 if it counts as a label, else 0, where masks are read.
+    pub mask: Option<Vec<u8>>,
+}
+
 /// The samples of a part of a run, in order.
 pub struct Samples {
     set: Dataset,
     part: &'static str,
     said: String,
+    is_masked: bool,
     scratch: RefCell<(Vec<i64>, Vec<Piece>)>,
 }
 
@@ -201,22 +257,51 @@ impl Samples {
         DataMark { input: input.into(), file: self.said.clone(), bytes, hash: self.set.course().to_hex().to_string() }
     }
 
-    /// Columns of a sample, others stay as they are; with which documents begin. Gives the bytes that were read.
+    /// Columns of a sample, others stay as they are; with which documents begin, and which of these columns count.
+    /// Gives the bytes that were read.
     ///
     /// # Errors
-    /// There is no such sample; tokens below 0; a damaged order.
-    pub fn line(&self, sample: u64, columns: &[Range<usize>], out: &mut [f64], borders: &mut Vec<usize>) -> Result<u64, DataError> {
+    /// There is no such sample; tokens below 0; a mask that is neither 0 nor 1; a damaged order.
+    pub fn line(&self, sample: u64, columns: &[Range<usize>], out: &mut [f64], found: &mut Found) -> Result<u64, DataError> {
         let mut scratch = self.scratch.borrow_mut();
         let (tokens, pieces) = &mut *scratch;
-        tokens.resize(self.set.width(), 0);
-        let found = self.set.columns(sample, columns, tokens, pieces)?;
+        let width = self.set.width();
+        tokens.resize(width, 0);
+        let read = self.set.columns(sample, columns, tokens, pieces)?;
         for column in columns {
             out[column.clone()].iter_mut().zip(&tokens[column.clone()]).for_each(|(out, token)| *out = *token as f64);
         }
-        borders.clear();
-        borders.extend(pieces.iter().map(|piece| piece.at as usize));
-        let size = self.of(found.set).map_or(0, |tokens| tokens.dtype().size());
-        Ok(columns.iter().map(|c| c.len() as u64).sum::<u64>() * size)
+        found.borders.clear();
+        found.borders.extend(pieces.iter().map(|piece| piece.at as usize));
+        found.end = read.tokens;
+        if read.tokens < width {
+            found.borders.push(read.tokens);
+        }
+        if self.is_masked {
+            let mask = found.mask.get_or_insert_default();
+            mask.resize(width, 0);
+            self.set.counted(&read, columns, pieces, mask)?;
+        }
+        let size = self.of(read.set).map_or(0, |tokens| tokens.dtype().size()) + u64::from(self.is_masked);
+        Ok(columns.iter().map(|c| c.len().min(read.tokens.saturating_sub(c.start)) as u64).sum::<u64>() * size)
+    }
+
+    /// What packing made of its documents, for who starts a run; nothing of those that are not packed.
+    pub fn packing(&self) -> Option<String> {
+        let Statistics { documents, tokens, median, longest, rows, epochs, filled, cut, lost } = self.set.packing()?;
+        let (part, room) = (self.part, self.set.width() - 1);
+        let mean = tokens as f64 / documents as f64;
+        let over = if epochs > 1 { format!(" in {epochs} epochs") } else { String::new() };
+        // Rounded down, as rows with a gap are not full.
+        let percent = (filled * 1e3).floor() / 10.0;
+        let mut text = format!(
+            "{part}: {documents} documents of {mean:.1} tokens (median {median}, longest {longest}) are packed into {rows} rows of {room}{over}, {percent:.1} % full"
+        );
+        if cut > 0 {
+            let share = 100.0 * lost as f64 / tokens as f64;
+            text += &format!("; cut to a row: {cut}, which leaves out {share:.1} % of all tokens");
+        }
+        Some(text)
     }
 
     fn of(&self, set: usize) -> Option<&Indexed> {

@@ -109,7 +109,8 @@ pub fn conduct(
     let device = (orders.device == DeviceKind::Cuda).then(|| planned(&artifact.job));
     let mut summary = Summary { profile, ..Summary::default() };
     let mut finished = BTreeSet::new();
-    drawn(&orders, options).into_iter().chain(left_out(&orders)).for_each(|text| observe(RunEvent::Note(Note::Remark(text))));
+    let remarks = drawn(&orders, options).into_iter().chain(left_out(&orders)).chain(orders.remarks.iter().cloned());
+    remarks.for_each(|text| observe(RunEvent::Note(Note::Remark(text))));
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
     let begun = Instant::now();
     // A first look at once.

@@ -5,7 +5,7 @@ use super::options::RunOptions;
 use crate::artifact::Artifact;
 use crate::checkpoint;
 use crate::conditions::{Conditions, model_changes};
-use crate::data::{self, Data, DataError, DataSets, Opened, Spec};
+use crate::data::{self, Data, DataError, DataSets, Opened, Samples, Spec};
 use crate::feeding;
 use crate::gpu::{cuda, nccl};
 use crate::profile::{WARM_UP, Window};
@@ -14,6 +14,7 @@ use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Resumed;
 use ir::pattern;
 use ir::program::Job;
+use ir::provenance::few;
 use std::path::PathBuf;
 
 /// The device that was asked for, if it runs what was compiled, or the usual one.
@@ -102,14 +103,22 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let trains = options.steps != Some(0);
     let sets = options.sets.as_ref().filter(|_| trains).map(DataSets::settled).transpose()?;
     let sets = match sets {
-        Some(DataSets { names, cache, validation }) => Some(DataSets { names, cache: cache.as_ref().map(absolute).transpose()?, validation }),
+        Some(sets) => Some(DataSets { cache: sets.cache.as_ref().map(absolute).transpose()?, ..sets }),
         None => None,
     };
-    let mut samples = [0; 3];
+    let (mut samples, mut remarks) = ([0; 3], vec![]);
     let (data, held_out) = match &sets {
         Some(sets) => {
             samples = wanted(job, options, sets, (mark.step, read))?;
             let Opened { training, valid, test } = sets.open(job, seed, samples)?;
+            remarks.extend(training.iter().chain(&valid).chain(&test).filter_map(Samples::packing));
+            let masks: Vec<String> = sets.unused_masks().iter().map(|p| format!("`{}`", p.display())).collect();
+            if !masks.is_empty() {
+                remarks.push(format!(
+                    "there are loss masks beside {}, and all tokens count as labels: --loss-mask has the masks say which do",
+                    few(&masks).join(", ")
+                ));
+            }
             let of = |samples| Data::of_samples(job, samples);
             let held_out = valid.into_iter().chain(test).map(of).collect::<Result<Vec<Data>, DataError>>()?;
             (training.map(of).transpose()?, held_out)
@@ -179,6 +188,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         valid_data: specs(&options.valid_data)?,
         sets,
         samples,
+        remarks,
         eval_interval: options.eval_interval,
         eval_batches: options.eval_batches,
         steps,

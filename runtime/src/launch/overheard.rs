@@ -30,6 +30,7 @@ fn orders() -> Orders {
         valid_data: vec![],
         sets: None,
         samples: [0; 3],
+        remarks: vec![],
         eval_interval: 2,
         eval_batches: 1,
         steps: 4,

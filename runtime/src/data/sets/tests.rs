@@ -19,16 +19,23 @@ fn job(batch: u64, is_packed: bool) -> Job {
         job.inputs.push(entry("document", Some(Feed::Documents(0, 0)), takes(0, 9)));
         job.inputs.push(entry("position", Some(Feed::Positions(0, 0)), takes(0, 9)));
     }
-    // What no program loads needs no data.
-    let program = &mut job.programs[0];
-    let loads: Vec<_> = program.bodies.iter_mut().flat_map(|b| &mut b.commands).collect();
-    for command in loads {
-        if let ir::program::Action::Load { input, .. } = &mut command.action {
-            *input = 0;
+    // Each of them is loaded.
+    let commands = &mut job.programs[0].bodies.iter_mut().map(|b| &mut b.commands).find(|c| c.iter().any(is_load)).unwrap();
+    let load = commands.iter().find(|c| is_load(c)).cloned().unwrap();
+    commands.retain(|c| !is_load(c));
+    for k in 0..job.inputs.len() as u32 {
+        let mut load = load.clone();
+        if let ir::program::Action::Load { input, .. } = &mut load.action {
+            *input = k;
         }
+        commands.push(load);
     }
     job.global_batch = batch;
     job
+}
+
+fn is_load(command: &ir::program::Command) -> bool {
+    matches!(command.action, ir::program::Action::Load { .. })
 }
 
 /// Writes documents whose tokens are all different, of these lengths.
@@ -47,7 +54,13 @@ fn write(folder: &Path, name: &str, lengths: &[u32], first: u32) -> String {
 
 fn sets(blend: &[&str], split: &str) -> DataSets {
     let blend = blend.iter().map(|w| (*w).to_owned()).collect();
-    DataSets { names: SetNames::Shared { blend, split: split.into() }, cache: None, validation: Validation::default() }
+    DataSets {
+        names: SetNames::Shared { blend, split: split.into() },
+        cache: None,
+        validation: Validation::default(),
+        is_packed: false,
+        is_masked: false,
+    }
 }
 
 fn training(sets: &DataSets, job: &Job, seed: u64, samples: u64) -> Samples {
@@ -180,4 +193,84 @@ fn what_cannot_be_trained_on_is_refused() {
     assert!(of(&[&a], [1, 0, 0]).contains("a.idx`, byte 9: it is of version 2"));
     fs::remove_file(&idx).unwrap();
     assert!(of(&[&a], [1, 0, 0]).contains("a.bin` is there and"));
+}
+
+/// The mask of a data set of documents of these lengths: every third token counts for nothing.
+fn write_mask(prefix: &str, lengths: &[u32], least: u32) {
+    let mut out = Writer::create(&data::mask::prefix(Path::new(prefix)), Dtype::U8).unwrap();
+    for length in lengths {
+        let counts: Vec<u32> = (0..*length).map(|k| least + u32::from(k % 3 < 2)).collect();
+        out.document(&counts, &[counts.len()]).unwrap();
+    }
+    out.finish().unwrap();
+}
+
+#[test]
+fn labels_are_those_of_whole_documents_that_the_mask_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let lengths = [2, 3, 1, 6, 2];
+    let a = write(dir.path(), "a", &lengths, 1);
+    write_mask(&a, &lengths, 0);
+    for (is_packed, is_masked) in [(true, false), (true, true), (false, true)] {
+        let sets = DataSets { is_packed, is_masked, ..sets(&[&a], "1,0,0") };
+        let job = job(1, true);
+        let samples = training(&sets, &job, 3, 3);
+        let held: Vec<_> = (0..3)
+            .map(|n| {
+                let (mut tokens, mut pieces, mut counted) = (vec![0i64; 5], vec![], vec![0; 5]);
+                let sample = samples.set.sample(n, &mut tokens, &mut pieces).unwrap();
+                samples.set.counted(&sample, std::slice::from_ref(&(0..5)), &pieces, &mut counted).unwrap();
+                (tokens, pieces, counted, sample.tokens)
+            })
+            .collect();
+        let data = Data::of_samples(&job, samples).unwrap();
+        for (step, (tokens, pieces, counted, end)) in held.into_iter().enumerate() {
+            // The number of the document of a token, of which what fills the row up has one more.
+            let of = |at: usize| if at < end { pieces.iter().rposition(|p| p.at as usize <= at).unwrap() } else { pieces.len() };
+            let label = |at: usize| of(at) == of(at + 1) && at + 1 < end && counted[at + 1] == 1;
+            let found = rows(&data, step as u64);
+            assert_eq!(found[0], tokens[..4].iter().map(|t| *t as f64).collect::<Vec<_>>());
+            assert_eq!(found[1], (0..4).map(|at| if label(at) { tokens[at + 1] as f64 } else { -100.0 }).collect::<Vec<_>>());
+            // What fills up has the token 0, which is the separator here too.
+            assert!((0..end.min(4)).all(|at| found[2][at] == of(at) as f64 && found[3][at] == (at as u32 - pieces[of(at)].at) as f64));
+            assert!((end..4).all(|at| found[2][at] >= pieces.len() as f64));
+            assert!(!is_packed || pieces.iter().all(|p| p.from == 0));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_packed_or_masked_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = write(dir.path(), "a", &[2, 3], 1);
+    let says = |sets: &DataSets, job: &Job| {
+        let opened = sets.open(job, 0, [1, 0, 0]).and_then(|[samples, ..]| Data::of_samples(job, samples.unwrap()));
+        opened.and_then(|data| data.batch(0)).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let packed = DataSets { is_packed: true, ..sets(&[&a], "1,0,0") };
+    let masked = DataSets { is_masked: true, ..sets(&[&a], "1,0,0") };
+    assert!(says(&packed, &job(1, false)).contains("does not keep them apart: compile it with -D packed=true"));
+    assert_eq!(says(&packed, &job(1, true)), "");
+    assert!(says(&masked, &job(1, false)).contains("has no loss mask"));
+    write_mask(&a, &[2, 3], 1);
+    let text = says(&masked, &job(1, false));
+    assert!(text.contains("a.mask.bin`, byte ") && text.contains("is 2; it is 0 or 1"), "{text}");
+    let mut all_count = job(1, true);
+    all_count.inputs[1].takes = Some(vec![Interval { least: 0, most: 999 }]);
+    assert!(says(&masked, &all_count).contains("and `targets` does not take that"));
+    let mut unlabelled = job(1, false);
+    unlabelled.inputs[1].default = Some(Feed::Prev(0, 0));
+    assert!(says(&masked, &unlabelled).contains("takes none that follow from `tokens`"));
+}
+
+#[test]
+fn packing_is_described_in_figures() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = write(dir.path(), "a", &[4, 1, 3, 9, 4], 1);
+    let sets = DataSets { is_packed: true, ..sets(&[&a], "1,0,0") };
+    let said = |samples| training(&sets, &job(1, true), 3, samples).packing().unwrap();
+    let documents = "training: 5 documents of 4.2 tokens (median 4, longest 9) are packed into";
+    let cut = "100.0 % full; cut to a row: 1, which leaves out 23.8 % of all tokens";
+    assert_eq!(said(1), format!("{documents} 4 rows of 4, {cut}"));
+    assert_eq!(said(6), format!("{documents} 8 rows of 4 in 2 epochs, {cut}"));
 }
