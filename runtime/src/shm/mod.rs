@@ -18,7 +18,6 @@ mod asked;
 mod layout;
 mod pending;
 mod segment;
-mod wide;
 mod wires;
 
 pub use asked::{ASKS, Ask, Begin};
@@ -27,11 +26,9 @@ pub use pending::{Pending, Through};
 pub use segment::Segment;
 pub use wires::{Receiver, Wires, take};
 
-use crate::comm::{CommError, Communicator, Exchange, Message, Position, Progress, Terms};
-use crate::device::{Element, Memory};
+use crate::comm::{CommError, Communicator, Exchange, Message, Position, Progress};
+use crate::device::Memory;
 use crate::executor::Transfer;
-use ir::op::{DType, Reduce};
-use ir::program::Collective;
 use ir::program::Phase;
 use layout::REASON;
 use segment::Counter;
@@ -262,88 +259,6 @@ impl Communicator for Shm<'_> {
     fn abort(&mut self, reason: &str) {
         self.board.end(reason);
     }
-}
-
-fn encode(terms: &Terms) -> [u8; 16] {
-    let (kind, reduce) = match terms.kind {
-        Collective::AllReduce(r) => (1, r),
-        Collective::AllGather => (2, Reduce::Any),
-        Collective::ReduceScatter(r) => (3, r),
-        Collective::AllToAll => (4, Reduce::Any),
-        Collective::Shift => (5, Reduce::Any),
-    };
-    let reduce = Reduce::ALL.iter().position(|r| *r == reduce).unwrap_or(0) as u8;
-    let mut out = encode_range(terms.dtype, terms.count);
-    (out[1], out[2]) = (kind, reduce);
-    out
-}
-
-fn decode(bytes: &[u8]) -> String {
-    let reduce = Reduce::ALL.get(usize::from(bytes[2])).copied().unwrap_or(Reduce::Any);
-    let kind = match bytes[1] {
-        1 => Collective::AllReduce(reduce),
-        2 => Collective::AllGather,
-        3 => Collective::ReduceScatter(reduce),
-        4 => Collective::AllToAll,
-        5 => Collective::Shift,
-        _ => return "something unreadable".into(),
-    };
-    format!("{} of {}", kind.name(), decode_message(bytes))
-}
-
-const DTYPES: [DType; 5] = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool];
-
-fn encode_range(dtype: DType, count: u64) -> [u8; 16] {
-    let mut out = [0; 16];
-    out[0] = DTYPES.iter().position(|t| *t == dtype).unwrap_or(0) as u8;
-    out[8..].copy_from_slice(&count.to_le_bytes());
-    out
-}
-
-fn decode_message(bytes: &[u8]) -> String {
-    let count = u64::from_le_bytes(bytes[8..16].try_into().expect("invariant: eight bytes"));
-    let dtype = DTYPES.get(usize::from(bytes[0])).map_or("?", |t| t.name());
-    format!("{count} {dtype}")
-}
-
-/// Applies `f` to elements that lie in bytes: as slices where both are aligned, which is the rule, else one by one.
-macro_rules! each {
-    ($t:ty, $sum:expr, $more:expr, $f:expr) => {{
-        let (sum, more): (&mut [u8], &[u8]) = ($sum, $more);
-        // SAFETY: any bits are a number of this type.
-        let (a, b) = unsafe { (sum.align_to_mut::<$t>(), more.align_to::<$t>()) };
-        if a.0.is_empty() && b.0.is_empty() {
-            for (x, y) in a.1.iter_mut().zip(b.1) {
-                *x = $f(*x, *y);
-            }
-        } else {
-            const N: usize = size_of::<$t>();
-            for (x, y) in sum.chunks_exact_mut(N).zip(more.chunks_exact(N)) {
-                let number = |bytes: &[u8]| <$t>::from_le_bytes(bytes.try_into().expect("invariant: the bytes of one number"));
-                let result = $f(number(x), number(y));
-                x.copy_from_slice(&result.to_le_bytes());
-            }
-        }
-    }};
-}
-
-/// `sum = sum op more`, element by element.
-fn fold(reduce: Reduce, element: Element, dtype: DType, sum: &mut [u8], more: &[u8]) -> Result<(), CommError> {
-    match (reduce, element) {
-        (Reduce::Sum, Element::F32) => each!(f32, sum, more, |x: f32, y: f32| x + y),
-        (Reduce::Sum, Element::F64) => each!(f64, sum, more, |x: f64, y: f64| x + y),
-        (Reduce::Sum, Element::I32) => each!(i32, sum, more, |x: i32, y: i32| x.wrapping_add(y)),
-        (Reduce::Max, Element::F32) => each!(f32, sum, more, |x: f32, y: f32| if x > y || x.is_nan() { x } else { y }),
-        (Reduce::Max, Element::F64) => each!(f64, sum, more, |x: f64, y: f64| if x > y || x.is_nan() { x } else { y }),
-        (Reduce::Max, Element::I32) => each!(i32, sum, more, |x: i32, y: i32| x.max(y)),
-        (Reduce::Any, Element::Bool) => each!(u8, sum, more, |x: u8, y: u8| x | y),
-        (Reduce::Any, Element::F64) => each!(f64, sum, more, |x: f64, y: f64| f64::from(x != 0.0 || y != 0.0)),
-        (Reduce::Sum | Reduce::Max, Element::Bf16 | Element::F16 | Element::Bool)
-        | (Reduce::Any, Element::F32 | Element::Bf16 | Element::F16 | Element::I32) => {
-            return Err(CommError::Unsupported { kind: reduce.name(), dtype: dtype.name() });
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Communications, and copies between memories, that can be left and taken up again: a poll does as much as can be done now.
 
+use super::Shm;
 use super::layout::{GroupArea, LINE, MailArea};
-use super::wide::{narrow, wide, widen};
-use super::{Shm, decode, decode_message, encode, encode_range, fold};
 use crate::comm::{CommError, Exchange, Message};
 use crate::device::{Location, Memory};
 use crate::executor::Transfer;
+use crate::headers::{HEADER, decode, decode_message, encode, encode_range};
+use crate::sums;
 use ir::program::Collective;
 
 /// How far a communication is.
@@ -146,7 +147,7 @@ impl<'a> Shm<'a> {
                     return Ok(false);
                 }
                 let slot = area.slot(me, number);
-                segment.slice_mut(slot, 16).copy_from_slice(&encode(&terms));
+                segment.slice_mut(slot, HEADER).copy_from_slice(&encode(&terms));
                 for (j, part) in segment.slice_mut(slot + LINE, parts * bytes).chunks_exact_mut(bytes).enumerate() {
                     memory.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
                 }
@@ -166,7 +167,7 @@ impl<'a> Shm<'a> {
                 }
                 for (k, rank) in members.iter().enumerate() {
                     let slot = area.slot(k, number);
-                    let theirs = segment.slice(slot, 16);
+                    let theirs = segment.slice(slot, HEADER);
                     if theirs != encode(&terms) {
                         return Err(CommError::Mismatch { here: self.rank, mine: terms.to_string(), there: *rank, theirs: decode(theirs) });
                     }
@@ -179,20 +180,12 @@ impl<'a> Shm<'a> {
                             }
                         }
                         None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
-                        Some(_) if k == 0 => {
-                            self.sum.clear();
-                            widen(element, mine, &mut self.sum);
-                        }
-                        Some(reduce) if wide(element) == element => fold(reduce, element, exchange.dtype, &mut self.sum, mine)?,
-                        Some(reduce) => {
-                            let mut more = Vec::with_capacity(self.sum.len());
-                            widen(element, mine, &mut more);
-                            fold(reduce, wide(element), exchange.dtype, &mut self.sum, &more)?;
-                        }
+                        Some(_) if k == 0 => sums::begin(element, mine, &mut self.sum),
+                        Some(reduce) => sums::add(reduce, element, exchange.dtype, &mut self.sum, mine)?,
                     }
                 }
                 if reduce.is_some() {
-                    narrow(element, &mut self.sum);
+                    sums::round(element, &mut self.sum);
                 }
                 if apart {
                     // In this member's chunk, its own part is read by nobody else before.
@@ -246,7 +239,7 @@ impl<'a> Shm<'a> {
                 pending.through.done += lines.len() as u64;
                 self.progress();
             } else {
-                lines[..16].copy_from_slice(&encode_range(message.dtype, message.count));
+                lines[..HEADER].copy_from_slice(&encode_range(message.dtype, message.count));
                 pending.through.begun = true;
             }
             let (from, bytes) = (area.line(at), lines.len());
@@ -276,7 +269,7 @@ impl<'a> Shm<'a> {
                 pending.through.done += lines.len() as u64;
                 self.progress();
             } else {
-                let theirs = <[u8; 16]>::try_from(&lines[..16]).expect("invariant: sixteen bytes");
+                let theirs = <[u8; HEADER]>::try_from(&lines[..HEADER]).expect("invariant: sixteen bytes");
                 pending.through.begun = true;
                 if theirs != encode_range(message.dtype, message.count) {
                     let mine = format!("{} {}", message.count, message.dtype.name());

@@ -9,7 +9,8 @@ use crate::reference::{Plans, Reference};
 use crate::rendezvous::{Purpose, Trust, knock};
 use crate::target::{Processor, Target};
 use ir::graph::Origin;
-use ir::program::{Action, Arena, BufferId, Channel, Command, GroupId, Job, Place, Stream};
+use ir::op::{DType, Reduce};
+use ir::program::{Action, Arena, BufferId, Channel, Collective, Command, GroupId, Job, Place, Stream};
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 
