@@ -133,9 +133,16 @@ test-long-fuzz: deps
 	done
 
 # `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines
-# made of Linux's namespaces, of which one dies: as root, five minutes.
-test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich openssh-server iproute2
+# made of Linux's namespaces, of which one dies; programs exchange by mcc's own means, and by both MPIs, for each of
+# which there is an mcc-rank: as root, ten minutes.
+test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin libopenmpi-dev mpich libmpich-dev openssh-server iproute2
 test-launchers: build
+	@mkdir -p $(OUT)/launchers
+	@for mpi in openmpi mpich; do \
+	  MPICC=mpicc.$$mpi cargo build --release --quiet -p runtime --features mpi --target-dir target/mpi && \
+	  cp target/mpi/release/mcc-rank $(OUT)/launchers/mcc-rank.$$mpi && \
+	  cargo clean --release --quiet -p mpi-sys --target-dir target/mpi || exit 1; \
+	done
 	@PATH="$$PATH:$(abspath $(VENV))/bin" tests/launchers.sh target/release/mcc $(OUT)/launchers
 
 # Whether TensorBoard reads what `mcc run --tensorboard-dir` writes: half a minute, and a download of 30 MB the

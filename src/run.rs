@@ -126,6 +126,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         },
         exchanges: match args.exchanges {
             Exchanges::Host => runtime::target::Exchanges::Host,
+            Exchanges::Mpi => runtime::target::Exchanges::Mpi,
             Exchanges::Nccl => runtime::target::Exchanges::Nccl,
         },
         device: args.device.map(|d| match d {

@@ -6,7 +6,7 @@
 # nothing happened to saves.
 #
 # tests/launchers.sh MCC DIR: an mcc (with mcc-rank and libemulated_driver.so beside it), and a directory to work in. As root. Uses what it finds of Slurm and munge, Open MPI, MPICH
-# and torchrun (TORCHRUN=, else on the PATH), and names what it does not find.
+# and torchrun (TORCHRUN=, else on the PATH), and names what it does not find. DIR/mcc-rank.openmpi and DIR/mcc-rank.mpich are ranks' programs that were built with MPI.
 set -euo pipefail
 mcc=$(realpath "$1")
 driver=$(dirname "$mcc")/libemulated_driver.so
@@ -196,6 +196,33 @@ ssh_nodes() {
   for k in 0 1; do ssh_node $k; done
 }
 
+# by_mpi WHAT START...: programs of every axis exchange by MPI, ranks' programs being $rank; losses and weights must be those of one machine without it.
+by_mpi() {
+  local what="$1, exchanges by MPI" plan
+  shift
+  for plan in tp2pp2 dp4 cp2dp2 ep2tp2; do
+    rm -f saved.jsonl
+    wanted=$plan.safetensors same "$what: $plan" on 0 env MCC_RANK="$rank" "$@" "$mcc" run $plan.mcc --exchanges mpi \
+      --data corpus.txt --steps 5 --force --save-weights saved.safetensors --metrics saved.jsonl
+    if [ "$(losses saved.jsonl)" != "$(losses $plan.jsonl)" ]; then
+      echo "FAILED  $what: other losses of $plan"
+      exit 1
+    fi
+  done
+}
+
+losses() {
+  grep -o '"step":[0-9]*\|"loss":[^,}]*\|"grad_norm":[^,}]*' "$1"
+}
+
+# dies_by_mpi WHAT START...: a rank is killed that others wait for in MPI.
+dies_by_mpi() {
+  local what="$1, exchanges by MPI: a rank that is killed"
+  shift
+  (sleep 6; kill -9 "$(pgrep --newest -f "^$rank --rank")") &
+  ends "$what" "was killed by signal 9 at step" on 0 env MCC_RANK="$rank" "$@" "$mcc" run tp2pp2.mcc --exchanges mpi --data corpus.txt --steps 100000
+}
+
 cat /usr/share/common-licenses/* > corpus.txt
 sizes="-D vocab=256 -D hidden=64 -D heads=4 -D layers=4 -D seq=64"
 "$mcc" compile "$models/gpt2.mdl" --tp 2 --pp 2 --micro-batch-size 2 --global-batch-size 8 $sizes -o model.mcc > /dev/null
@@ -207,6 +234,17 @@ interval=50
 lasts="$run --steps $steps --force --save-weights saved.safetensors"
 $run --steps $steps --force --save-weights unharmed.safetensors > /dev/null
 lasts="$lasts --save checkpoints --save-interval $interval --keep 2 --resume auto"
+# For programs that exchange by MPI.
+compile_for() {
+  "$mcc" compile "$models/$2.mdl" --global-batch-size 8 $sizes "${@:3}" -o "$1.mcc" > /dev/null
+  "$mcc" run "$1.mcc" --data corpus.txt --steps 5 --force --save-weights "$1.safetensors" --metrics "$1.jsonl" > /dev/null
+}
+if ls mcc-rank.* > /dev/null 2>&1; then
+  compile_for tp2pp2 gpt2 --tp 2 --pp 2 --micro-batch-size 2
+  compile_for dp4 gpt2 --dp 4 --zero 1
+  compile_for cp2dp2 gpt2 --cp 2 --dp 2
+  compile_for ep2tp2 mixtral --dp 2 --ep 2 --tp 2 --micro-batch-size 4 -D layers=2 -D kv_heads=2 -D experts=4 -D expert_ffn=64
+fi
 machines
 
 if [ -n "$torchrun" ]; then
@@ -257,6 +295,14 @@ if command -v srun slurmctld slurmd munged > /dev/null; then
   ends "a cable that is pulled" "has not been heard of" on 0 srun $step $run --steps 100000
   printf '#!/bin/sh\n#SBATCH --nodes 2\n#SBATCH --ntasks-per-node 2\n#SBATCH --overcommit\n#SBATCH --requeue\nsrun --overcommit --kill-on-bad-exit %s || scontrol requeue $SLURM_JOB_ID\n' "$lasts" > job.sh
   lost "sbatch, scontrol requeue" requeued
+  for pmi in pmix:openmpi pmi2:mpich; do
+    rank=$dir/mcc-rank.${pmi#*:} pmi=${pmi%:*}
+    if [ -x "$rank" ] && on 0 srun --mpi=list 2>&1 | grep -q "\b$pmi\b"; then
+      by_mpi "srun --mpi=$pmi" srun --mpi=$pmi $step
+    else
+      echo "left    srun --mpi=$pmi, exchanges by MPI: no $rank, or Slurm lacks it"
+    fi
+  done
 else
   echo "left    Slurm: not found"
 fi
@@ -268,6 +314,16 @@ if command -v mpirun.openmpi > /dev/null; then
   openmpi="mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent $dir/agent --mca oob_tcp_if_include 10.77.0.0/24 --host node0:2,node1:2 -x MCC_SECRET"
   same "mpirun of Open MPI" on 0 $openmpi $saves --rendezvous node0:29600
   lost "mpirun of Open MPI, run again" repeated $openmpi $lasts --rendezvous node0:29600
+  rank=$dir/mcc-rank.openmpi
+  if [ -x "$rank" ]; then
+    ends "mpirun of Open MPI, an mcc-rank without MPI" "was built without it" on 0 env $meets mpirun.openmpi -x MCC_SECRET --allow-run-as-root --oversubscribe -n 4 $run --steps 5 --exchanges mpi
+    by_mpi "mpirun of Open MPI, one machine" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4
+    openmpi="$openmpi -x MCC_RANK -x MASTER_ADDR=node0 -x MASTER_PORT=29601 --mca btl_tcp_if_include 10.77.0.0/24"
+    by_mpi "mpirun of Open MPI" $openmpi
+    dies_by_mpi "mpirun of Open MPI" $openmpi
+  else
+    echo "left    mpirun of Open MPI, exchanges by MPI: no $rank"
+  fi
 else
   echo "left    Open MPI: not found"
 fi
@@ -277,6 +333,17 @@ if command -v mpiexec.hydra > /dev/null; then
   hydra="mpiexec.hydra -launcher ssh -launcher-exec $dir/agent -hosts node0:2,node1:2 -n 4"
   same "mpiexec of MPICH" on 0 $hydra $saves --rendezvous node0:29600
   lost "mpiexec of MPICH, run again" repeated $hydra $lasts --rendezvous node0:29600
+  rank=$dir/mcc-rank.mpich
+  if [ -x "$rank" ]; then
+    by_mpi "mpiexec of MPICH, one machine" mpiexec.hydra -n 4
+    hydra="env MASTER_ADDR=node0 MASTER_PORT=29602 $hydra"
+    by_mpi "mpiexec of MPICH" $hydra
+    dies_by_mpi "mpiexec of MPICH" $hydra
+    [ ! -x mcc-rank.openmpi ] || ends "mpiexec of MPICH, an mcc-rank of Open MPI" "is of another MPI" \
+      on 0 env MCC_RANK="$dir/mcc-rank.openmpi" mpiexec.hydra -n 4 "$mcc" run tp2pp2.mcc --exchanges mpi --data corpus.txt --steps 5
+  else
+    echo "left    mpiexec of MPICH, exchanges by MPI: no $rank"
+  fi
 else
   echo "left    MPICH: not found"
 fi

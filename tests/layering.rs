@@ -228,7 +228,7 @@ fn what_runs_speaks_of_the_options_of_a_compile_and_not_of_their_flags() {
 }
 
 /// Flags of torchrun, srun, cargo and `mcc-rank`.
-const OF_OTHERS: [&str; 7] = ["nproc-per-node", "nnodes", "no-python", "ntasks", "workspace", "rank", "parent"];
+const OF_OTHERS: [&str; 10] = ["nproc-per-node", "nnodes", "no-python", "ntasks", "mpi", "release", "features", "workspace", "rank", "parent"];
 
 /// A message that names a flag names one that there is: those that `--help` shows, which the end-to-end tests hold to
 /// `tests/end_to_end/expected`.

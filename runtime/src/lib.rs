@@ -26,6 +26,7 @@ pub mod launch;
 pub mod lines;
 pub mod loopback;
 mod memory_file;
+pub mod mpi;
 pub mod paths;
 mod pickle;
 pub mod profile;

@@ -8,7 +8,7 @@ use crate::executor::{Order, Sum};
 use crate::profile::{Part, Window};
 use crate::rendezvous::Key;
 use crate::shm::Segment;
-use crate::target::DeviceKind;
+use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Mark;
 use ir::diag::Help;
 use ir::op::Real;
@@ -78,6 +78,7 @@ pub struct Orders {
     /// The steps that are timed.
     pub profile: Option<Window>,
     pub device: DeviceKind,
+    pub exchanges: Exchanges,
     /// By which GPUs that exchange by themselves find each other.
     pub nccl: Option<Vec<u8>>,
     /// Where ranks are, if another launcher started them.

@@ -194,7 +194,7 @@ impl Communication<'_> {
         let mut coords = self.frame.job.mesh.coords(self.frame.rank);
         // Few: a core that waits for messages is one that does not compute.
         let awake = self.shm.spins().min(200);
-        let mut looks = 0;
+        let (mut looks, mut told) = (0, vec![]);
         loop {
             let bell = self.shm.bell();
             let (mut moved, mut left) = (false, false);
@@ -228,33 +228,33 @@ impl Communication<'_> {
                     cursor.pass(command);
                 }
             }
-            if !left || events.ended() {
+            // What was sent last may need this thread to be on its way.
+            if !left && !self.shm.is_busy() || events.ended() {
+                self.shm.say_waits(None, vec![], &mut told);
                 for (cursor, pending) in self.cursors.iter_mut().zip(&pending) {
                     cursor.through = pending.as_ref().map_or(cursor.through, Pending::through);
                 }
                 return Ok(());
             }
             looks = if moved { 0 } else { looks + 1 };
+            if moved {
+                self.shm.say_waits(None, vec![], &mut told);
+            }
             if moved || looks < awake {
                 std::hint::spin_loop();
                 continue;
             }
-            self.sleep(events, step, &pending, bell)?;
+            self.sleep(events, step, &pending, bell, &mut told)?;
         }
     }
 
-    /// Sleeps until something may have changed. While the compute stream waits as well, the rank says for whom.
-    fn sleep(&mut self, events: &Events, step: &Step, pending: &[Option<Pending>], bell: u32) -> Result<(), ExecError> {
+    /// Sleeps until something may have changed. While the compute stream waits as well, the rank says for whom; `told` is what it has said.
+    fn sleep(&mut self, events: &Events, step: &Step, pending: &[Option<Pending>], bell: u32, told: &mut Vec<u64>) -> Result<(), ExecError> {
         let first = pending.iter().zip(&self.cursors).find_map(|(p, cursor)| p.as_ref().map(|_| cursor.at));
         let on: Vec<u64> = pending.iter().flatten().flat_map(|p| self.shm.waits_for(p)).collect();
-        let told = events.working.load(Ordering::SeqCst) == 0 && !on.is_empty();
-        if told {
-            self.shm.waiting(first.map(|at| (step.number, at)), &on);
-        }
+        let waits = events.working.load(Ordering::SeqCst) == 0;
+        self.shm.say_waits(first.map(|at| (step.number, at)), if waits { on } else { vec![] }, told);
         self.shm.sleep(bell);
-        if told {
-            self.shm.running();
-        }
         match self.shm.ended() {
             None => Ok(()),
             Some(reason) => Err(self.frame.error(step, first.unwrap_or_default(), Fault::Comm(CommError::Aborted(reason)))),

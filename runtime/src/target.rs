@@ -42,12 +42,14 @@ pub enum DeviceKind {
     Reference,
 }
 
-/// How ranks' devices exchange.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How ranks exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exchanges {
-    /// Through memory of this machine that all ranks share.
+    /// Through memory of a machine that its ranks share, and over TCP between machines.
     #[default]
     Host,
+    /// By the host's MPI.
+    Mpi,
     /// GPUs by themselves, each rank having one of its own.
     Nccl,
 }

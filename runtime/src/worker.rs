@@ -11,6 +11,7 @@ use crate::feeding::{Feeding, Reading};
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::launch::{is_beyond, spread};
+use crate::mpi::{self, Mpi, Tags};
 use crate::profile::{Part, now};
 use crate::protocol::{self, Blamed, Event, Expected, FirstStep, OnNonfinite, Orders, SaveFile, StepEvent};
 use crate::reference::{Plans, Reference};
@@ -18,7 +19,7 @@ use crate::saver::{NotFinite, Saver};
 use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
 use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
-use crate::target::DeviceKind;
+use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::diag::Help;
 use ir::op::Real;
@@ -32,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-/// How long ranks wait for each other until their GPUs can exchange.
+/// How long ranks wait for each other until they can exchange, where they do not by memory that they share.
 const MEETING: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +50,10 @@ pub enum WorkerError {
     Weights(#[from] WeightsError),
     #[error("rank {rank}: {cause}")]
     Device { rank: u64, cause: DeviceError },
+    #[error("rank {rank} cannot exchange by MPI: {cause}")]
+    Mpi { rank: u64, cause: String },
+    #[error("rank {rank}, after step {step}, when all ranks leave MPI: {cause}")]
+    Leave { rank: u64, step: u64, cause: CommError },
     #[error(transparent)]
     Exec(#[from] ExecError),
     #[error(
@@ -82,7 +87,9 @@ impl WorkerError {
     fn is_abort(&self) -> bool {
         matches!(
             self,
-            WorkerError::Exec(ExecError { fault: Fault::Comm(CommError::Aborted(_)), .. }) | WorkerError::Stop { cause: CommError::Aborted(_), .. }
+            WorkerError::Exec(ExecError { fault: Fault::Comm(CommError::Aborted(_)), .. })
+                | WorkerError::Stop { cause: CommError::Aborted(_), .. }
+                | WorkerError::Leave { cause: CommError::Aborted(_), .. }
         )
     }
 
@@ -101,6 +108,8 @@ impl WorkerError {
             | WorkerError::Artifact(_)
             | WorkerError::Weights(_)
             | WorkerError::Device { .. }
+            | WorkerError::Mpi { .. }
+            | WorkerError::Leave { .. }
             | WorkerError::Save { .. }
             | WorkerError::Reserve { .. }
             | WorkerError::Stop { .. }
@@ -145,8 +154,21 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
     let job = &artifact.job;
     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
     let failed = |cause| WorkerError::Device { rank, cause };
-    let wires = orders.spread.as_ref().and_then(|spread| Wires::new(rank, spread));
+    let by_mpi = orders.exchanges == Exchanges::Mpi && layout.world > 1;
+    let wires = orders.spread.as_ref().filter(|_| !by_mpi).and_then(|spread| Wires::new(rank, spread));
     let mut shm = Shm::new(board, rank, spins, wires);
+    if by_mpi {
+        let tags = Tags::new(layout.groups(), layout.channels());
+        let met = shm.together(MEETING, || mpi::connect(rank, layout.world));
+        let met = met.and_then(|wires| Mpi::new(rank, job.in_flight, tags, wires)).map_err(|cause| WorkerError::Mpi { rank, cause });
+        match met {
+            Ok(mpi) => shm.exchange_by(mpi),
+            Err(e) => {
+                shm.abort(&e.to_string());
+                return Err(e);
+            }
+        }
+    }
     let outcome = match orders.device {
         DeviceKind::Cpu => Library::load(&artifact)
             .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
@@ -173,6 +195,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
             train(&artifact, &orders, Rank::new(job, rank, device, Order::List), &mut shm, events)
         }
     };
+    let outcome = outcome.and_then(|step| shm.leave(MEETING).map(|()| step).map_err(|cause| WorkerError::Leave { rank, step, cause }));
     if let Err(e) = &outcome {
         shm.abort(&e.to_string());
     }

@@ -24,8 +24,11 @@ pub enum DeviceKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Exchanges {
-    /// Through memory that ranks share
+    /// Through memory that ranks of a machine share, and over TCP between machines: for few of these
     Host,
+    /// By MPI, for CPU ranks of many machines that mpirun, mpiexec or srun started; needs an mcc-rank that was built
+    /// with it (`cargo build --release -p runtime --features mpi`)
+    Mpi,
     /// GPUs by themselves, by NCCL: each rank has one of its own
     Nccl,
 }

@@ -182,3 +182,18 @@ fn quiet_ranks_say_errors_and_warnings_alone() {
         assert_eq!(said.matches("note: `192.0.2.1` stands for no address of this machine's networks").count(), notes, "{said}");
     }
 }
+
+/// Of a build without MPI, as tests are.
+#[test]
+fn exchanges_by_mpi_are_refused_with_what_they_need() {
+    let dir = Dir::new();
+    model(&dir);
+    let alone = dir.line("run out.mcc --data text.txt --steps 1 --exchanges mpi");
+    alone.misuses_with(&["ranks cannot exchange by MPI: an MPI launcher has to start each of them: `mpirun -n 4 mcc run ..`"]);
+    for ran in start(&dir, "--steps 1 --exchanges mpi", &torchrun(&port())) {
+        ran.misuses_with(&["torchrun started them, which knows nothing of it; `mpirun -n 4 mcc run ..` does"]);
+    }
+    for ran in start(&dir, &format!("--steps 1 --exchanges mpi --rendezvous localhost:{}", port()), &srun()) {
+        ran.misuses_with(&["was built without it; `cargo build --release -p runtime --features mpi` builds one"]);
+    }
+}

@@ -6,6 +6,9 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some("--mpi") {
+        return say_mpi();
+    }
     let mut arguments = std::env::args().skip(1);
     let mut number = |flag: &str| (arguments.next().as_deref() == Some(flag)).then(|| arguments.next()?.parse::<u64>().ok()).flatten();
     let (Some(rank), Some(parent)) = (number("--rank"), number("--parent")) else {
@@ -22,6 +25,14 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // The launcher has been told.
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Says with which MPI library ranks exchange that run this program.
+fn say_mpi() -> ExitCode {
+    match runtime::mpi::version() {
+        Some(version) => writeln!(io::stdout(), "{version}").map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS),
+        None => refuse("was built without MPI", 1),
     }
 }
 

@@ -37,6 +37,8 @@ pub enum RunError {
     NoGpu { dir: PathBuf, target: String, cause: Unavailable },
     #[error("ranks cannot exchange through NCCL: {0}")]
     Exchanges(String),
+    #[error("ranks cannot exchange by MPI: {0}")]
+    Mpi(String),
     #[error("the first step has no reference: {0}")]
     Reference(String),
     #[error("seed {0} is not below 2^53")]

@@ -24,7 +24,7 @@ use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{Event, FirstStep, HeldOut, Orders, Saves, Spread};
 use crate::shm::Ask;
-use crate::target::DeviceKind;
+use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark};
 use ir::program::{Arena, Job, Space};
 use ir::provenance::few;
@@ -109,7 +109,8 @@ pub fn conduct(
     let device = (orders.device == DeviceKind::Cuda).then(|| planned(&artifact.job));
     let mut summary = Summary { profile, ..Summary::default() };
     let mut finished = BTreeSet::new();
-    let remarks = drawn(&orders, options).into_iter().chain(left_out(&orders)).chain(orders.remarks.iter().cloned());
+    let own = drawn(&orders, options).into_iter().chain(left_out(&orders)).chain(many_machines(&orders));
+    let remarks = own.chain(orders.remarks.iter().cloned());
     remarks.for_each(|text| observe(RunEvent::Note(Note::Remark(text))));
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
     let begun = Instant::now();
@@ -276,6 +277,20 @@ fn first(job: &Job, orders: &Orders, reports: &[Option<f64>]) -> Option<String> 
 fn left_out(orders: &Orders) -> Option<String> {
     let names: Vec<String> = orders.left_out.iter().map(|name| format!("`{name}`")).collect();
     (!names.is_empty()).then(|| format!("left out of --init, as it is no tensor: {}", few(&names).join(", ")))
+}
+
+/// Most machines for which mcc's own wires are meant.
+const FEW: u32 = 4;
+
+/// What is said of a world for which mcc's own wires are not meant.
+fn many_machines(orders: &Orders) -> Option<String> {
+    let machines = orders.spread.as_ref().and_then(|s| s.places.iter().map(|p| p.machine + 1).max()).unwrap_or(1);
+    (orders.exchanges == Exchanges::Host && machines > FEW).then(|| {
+        format!(
+            "{machines} machines exchange over mcc's own TCP connections, which are for small worlds: of a sum each is sent all. --exchanges mpi goes by \
+             the machines' MPI, and --exchanges nccl by GPUs"
+        )
+    })
 }
 
 /// What is said of weights that no file has.

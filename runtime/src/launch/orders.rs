@@ -8,10 +8,12 @@ use crate::conditions::{Conditions, model_changes};
 use crate::data::{self, Data, DataError, DataSets, Opened, Samples, Spec};
 use crate::feeding;
 use crate::gpu::{cuda, nccl};
+use crate::mpi;
 use crate::profile::{WARM_UP, Window};
 use crate::protocol::{Orders, SaveFile, Saves};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Resumed;
+use crate::world::Launcher;
 use ir::pattern;
 use ir::program::Job;
 use ir::provenance::few;
@@ -34,11 +36,35 @@ fn device(artifact: &Artifact, asked: Option<DeviceKind>) -> Result<DeviceKind, 
     }
 }
 
-/// Whether GPUs can exchange by themselves, if they are to.
+/// Whether ranks can exchange as they are to.
 fn check_exchanges(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> Result<(), RunError> {
-    if options.exchanges == Exchanges::Host {
+    match options.exchanges {
+        Exchanges::Host => Ok(()),
+        Exchanges::Mpi => check_mpi(artifact, device, options),
+        Exchanges::Nccl => check_nccl(artifact, device, options),
+    }
+}
+
+/// Whether ranks were started by what speaks MPI, and their program does.
+fn check_mpi(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> Result<(), RunError> {
+    let ranks = artifact.manifest.ranks;
+    let refused = |why: String| Err(RunError::Mpi(why));
+    if ranks == 1 {
+        // There is nothing to exchange.
         return Ok(());
     }
+    if device == DeviceKind::Cuda {
+        return refused("the host's processors do, and GPUs by --exchanges nccl".into());
+    }
+    match options.world.as_ref().map(|world| world.launcher) {
+        Some(Launcher::Mpirun | Launcher::Mpiexec | Launcher::Srun) => mpi::library_of(&options.rank_binary).map(drop).map_err(RunError::Mpi),
+        Some(Launcher::Torchrun) => refused(format!("torchrun started them, which knows nothing of it; `mpirun -n {ranks} mcc run ..` does")),
+        None => refused(format!("an MPI launcher has to start each of them: `mpirun -n {ranks} mcc run ..`, or `srun --mpi=pmix --ntasks {ranks}`")),
+    }
+}
+
+/// Whether GPUs can exchange by themselves.
+fn check_nccl(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> Result<(), RunError> {
     let ranks = artifact.manifest.ranks;
     if device != DeviceKind::Cuda {
         return Err(RunError::Exchanges(format!("GPUs do, the device `{}` does not", device.name())));
@@ -65,7 +91,7 @@ pub(super) fn nccl_id(orders: &Orders, options: &RunOptions) -> Result<Option<Ve
 pub(super) fn exchange_by_nccl(orders: &Orders, options: &RunOptions) -> bool {
     match options.exchanges {
         Exchanges::Nccl => orders.device == DeviceKind::Cuda,
-        Exchanges::Host => false,
+        Exchanges::Host | Exchanges::Mpi => false,
     }
 }
 
@@ -210,6 +236,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         order: options.order,
         profile: options.profile.and_then(|n| Window::new(done, steps, n)),
         device,
+        exchanges: options.exchanges,
         nccl: None,
         spread: None,
     })

@@ -12,7 +12,7 @@ use crate::conditions::Conditions;
 use crate::executor::Order;
 use crate::profile::{self, Profile, Window};
 use crate::protocol::{Event, OnNonfinite, Orders};
-use crate::target::DeviceKind;
+use crate::target::{DeviceKind, Exchanges};
 use crate::world::World;
 use ir::model::{Decay, Schedule};
 use ir::op::Real;
@@ -51,6 +51,7 @@ fn orders() -> Orders {
         order: Order::Streams,
         profile: Window::new(0, 4, 4),
         device: DeviceKind::Cpu,
+        exchanges: Exchanges::Host,
         nccl: None,
         spread: None,
     }

@@ -237,6 +237,16 @@ impl Layout {
         StatusArea { offset: self.status + rank * status_bytes(self.world) }
     }
 
+    /// Members of all groups, in an order that is the same on all ranks.
+    pub fn groups(&self) -> impl Iterator<Item = &Vec<u64>> {
+        self.groups.keys()
+    }
+
+    /// The channels of all messages.
+    pub fn channels(&self) -> impl Iterator<Item = Channel> {
+        self.mail.keys().map(|(_, _, channel)| *channel)
+    }
+
     pub fn group(&self, members: &[u64]) -> Option<GroupArea> {
         self.groups.get(members).copied()
     }

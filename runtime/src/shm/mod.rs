@@ -11,10 +11,13 @@
 //! **Several machines.** Each has a segment of the same layout, and every counter and slot has one writer. What a rank writes there for ranks of
 //! other machines, it also sends to these ([`Wires`]): first what it wrote, then the counter. So nothing else here knows of machines.
 //!
+//! **MPI.** Where ranks exchange by that ([`Shm::exchange_by`]), what they are and are asked is here all the same, and numbers are not.
+//!
 //! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits for ever is
 //! the launcher's business ([`Board`]).
 
 mod asked;
+mod by_mpi;
 mod layout;
 mod pending;
 mod segment;
@@ -29,13 +32,17 @@ pub use wires::{Receiver, Wires, take};
 use crate::comm::{CommError, Communicator, Exchange, Message, Position, Progress};
 use crate::device::Memory;
 use crate::executor::Transfer;
+use crate::mpi::Mpi;
 use ir::program::Phase;
 use layout::REASON;
 use segment::Counter;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+/// How long a rank that waits sleeps until it looks whether the run has ended.
+const NAP: Duration = Duration::from_millis(50);
 
 /// What a launcher sees of its ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +106,8 @@ pub struct Shm<'a> {
     spins: u32,
     /// To other machines, if there are any.
     wires: Option<Arc<Wires>>,
+    /// By which the program exchanges in place of this memory, if it does.
+    mpi: Option<Arc<Mutex<Mpi>>>,
     /// Of the chunk that is being combined.
     sum: Vec<u8>,
     /// How long kernels stood still for what other ranks have to do, all in all.
@@ -107,12 +116,12 @@ pub struct Shm<'a> {
 
 impl<'a> Shm<'a> {
     pub fn new(board: Board<'a>, rank: u64, spins: u32, wires: Option<Arc<Wires>>) -> Shm<'a> {
-        Shm { board, rank, spins, wires, sum: vec![], waited: Duration::ZERO }
+        Shm { board, rank, spins, wires, mpi: None, sum: vec![], waited: Duration::ZERO }
     }
 
     /// Another end of the same rank.
     pub fn twin(&self) -> Shm<'a> {
-        Shm::new(self.board, self.rank, self.spins, self.wires.clone())
+        Shm { mpi: self.mpi.clone(), ..Shm::new(self.board, self.rank, self.spins, self.wires.clone()) }
     }
 
     pub fn spins(&self) -> u32 {
@@ -161,7 +170,7 @@ impl<'a> Shm<'a> {
 
     /// Sleeps until [`Shm::bell`] is no longer `seen`, or a little while.
     pub fn sleep(&self, seen: u32) {
-        self.doorbell(self.rank).sleep(seen);
+        self.doorbell(self.rank).sleep(seen, self.nap().unwrap_or(NAP).min(NAP));
     }
 
     /// Why the run has ended, if it has.
@@ -179,6 +188,20 @@ impl<'a> Shm<'a> {
             segment.u8(area.waits(*rank)).store(1, Ordering::Relaxed);
         }
         segment.u32(area.waiting()).store(1, Ordering::Release);
+    }
+
+    /// Says for whom this rank waits, where it has said something else; `said` is what that was.
+    pub fn say_waits(&self, place: Option<(u64, Position)>, ranks: Vec<u64>, said: &mut Vec<u64>) {
+        if ranks == *said {
+            return;
+        }
+        if !said.is_empty() {
+            self.running();
+        }
+        if !ranks.is_empty() {
+            self.waiting(place, &ranks);
+        }
+        *said = ranks;
     }
 
     /// Says that this rank waits no longer.
@@ -205,12 +228,13 @@ impl<'a> Shm<'a> {
     /// Polls a communication until it is done.
     fn finish(&mut self, memory: &mut dyn Memory, transfer: Transfer) -> Result<Progress, CommError> {
         let mut pending = Pending::new(transfer, Through::default());
-        let mut looks = 0;
+        let (mut looks, mut told) = (0, vec![]);
         let mut still: Option<Instant> = None;
         loop {
             let bell = self.bell();
             let polled = self.poll(memory, &mut pending)?;
             if polled.done || polled.moved {
+                self.say_waits(None, vec![], &mut told);
                 self.waited += still.take().map_or(Duration::ZERO, |since| since.elapsed());
             }
             if polled.done {
@@ -224,12 +248,11 @@ impl<'a> Shm<'a> {
                 std::hint::spin_loop();
                 continue;
             }
-            self.waiting(None, &self.waits_for(&pending));
+            self.say_waits(None, self.waits_for(&pending), &mut told);
             if let Some(reason) = self.ended() {
                 return Err(CommError::Aborted(reason));
             }
             self.sleep(bell);
-            self.running();
         }
     }
 }

@@ -60,6 +60,15 @@ impl<'a> Shm<'a> {
     /// # Errors
     /// If members or the sender think they exchange something else.
     pub fn poll(&mut self, memory: &mut dyn Memory, pending: &mut Pending) -> Result<Polled, CommError> {
+        if !matches!(pending.transfer, Transfer::Copy(_))
+            && let Some(polled) = self.poll_mpi(memory, &pending.transfer)
+        {
+            let polled = polled?;
+            if polled.moved {
+                self.progress();
+            }
+            return Ok(polled);
+        }
         let before = pending.through;
         let done = match pending.transfer {
             Transfer::Collective(members, exchange) => self.exchange(memory, members, &exchange, pending)?,
@@ -79,6 +88,9 @@ impl<'a> Shm<'a> {
 
     /// The ranks that have to act before a communication can go on.
     pub fn waits_for(&self, pending: &Pending) -> Vec<u64> {
+        if let Some(ranks) = self.waits_by_mpi(&pending.transfer) {
+            return ranks;
+        }
         match pending.transfer {
             Transfer::Send(other, _) | Transfer::Recv(other, _) => vec![other],
             Transfer::Copy(_) => vec![],

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A mapping of the file. Every access names an offset from its start, which is bounds-checked.
 pub struct Segment {
@@ -131,11 +132,11 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// Sleeps until the value is no longer `seen`, or a little while.
-    pub fn sleep(&self, seen: u32) {
-        const NAP: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    /// Sleeps until the value is no longer `seen`, or so long, which is less than a second.
+    pub fn sleep(&self, seen: u32, most: Duration) {
+        let most = futex::Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() };
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let _ = futex::wait(self.value, futex::Flags::empty(), seen, Some(&NAP));
+        let _ = futex::wait(self.value, futex::Flags::empty(), seen, Some(&most));
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a connection may take to come about. The other side listens before any rank starts, but others may besiege it.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a rank whose connection broke waits to be told why the run ended.
-const WHY: Duration = Duration::from_secs(5);
+pub(super) const WHY: Duration = Duration::from_secs(5);
 /// Most ranges of a frame: a scattered chunk has one for each member on a machine, and one more.
 const RANGES: usize = 1 << 16;
 /// Bytes that are read, and hashed while they are in a cache, at a time.
