@@ -53,6 +53,8 @@ ReturnToService=2
 NodeName=node[0-1] CPUs=$(nproc)
 PartitionName=all Nodes=node[0-1] Default=YES State=UP
 END
+  # Both machines see one /tmp.
+  echo 'PMIxCliTmpDirBase=/run' > mpi.conf
   [ -f /etc/munge/munge.key ] || mungekey -c
   chown munge: /etc/munge /etc/munge/munge.key /var/lib/munge /var/log/munge
   # Machines come back with what is left of these.
@@ -219,8 +221,10 @@ losses() {
 dies_by_mpi() {
   local what="$1, exchanges by MPI: a rank that is killed"
   shift
-  (sleep 6; kill -9 "$(pgrep --newest -f "^$rank --rank")") &
-  ends "$what" "was killed by signal 9 at step" on 0 env MCC_RANK="$rank" "$@" "$mcc" run tp2pp2.mcc --exchanges mpi --data corpus.txt --steps 100000
+  rm -f steps.jsonl
+  (until [ -s steps.jsonl ]; do sleep 0.1; done; kill -9 "$(pgrep --newest -f "^$rank --rank")") &
+  ends "$what" "was killed by signal 9 at step" on 0 env MCC_RANK="$rank" "$@" "$mcc" run tp2pp2.mcc --exchanges mpi \
+    --data corpus.txt --steps 100000 --metrics steps.jsonl
 }
 
 cat /usr/share/common-licenses/* > corpus.txt

@@ -24,10 +24,9 @@ pub enum DeviceKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Exchanges {
-    /// Through memory that ranks of a machine share, and over TCP between machines: for few of these
+    /// Through memory that ranks of a machine share, over TCP between a few machines
     Host,
-    /// By MPI, for CPU ranks of many machines that mpirun, mpiexec or srun started; needs an mcc-rank that was built
-    /// with it (`cargo build --release -p runtime --features mpi`)
+    /// By the machines' MPI, for CPU ranks that its launcher or srun started
     Mpi,
     /// GPUs by themselves, by NCCL: each rank has one of its own
     Nccl,
