@@ -2,8 +2,8 @@
 # What exchanges take by MPI and by mcc's own means, on one machine and on two that are made of namespaces
 # (docs/benchmarks/jobs.md). Contestants take turns; prints medians, and of the ratios the least and the greatest.
 #
-# bench/exchanges.sh MCC DIR [ROUNDS]: an mcc (with mcc-rank beside it), and a directory with mcc-rank.openmpi and
-# mcc-rank.mpich, as `make test-launchers` leaves it in out/launchers. As root.
+# bench/exchanges.sh MCC DIR [ROUNDS]: an mcc (with mcc-rank beside it), and a directory with mcc-rank.openmpi,
+# mcc-rank.mpich or both, as `make test-launchers` leaves it in out/launchers. As root.
 set -euo pipefail
 mcc=$(realpath "$1")
 dir=$(realpath "$2")
@@ -68,6 +68,7 @@ for round in $(seq "$rounds"); do
   for job in sum tp2pp2 dp4; do
     for place in one two; do
       for mpi in openmpi mpich; do
+        [ -x "mcc-rank.$mpi" ] || continue
         for exchanges in host mpi; do
           echo "$job $place $mpi $exchanges $round $(measured $place $mpi $job $exchanges)" | tee -a samples
         done

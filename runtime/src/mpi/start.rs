@@ -13,9 +13,13 @@ pub type Connected = Box<dyn PointToPoint>;
 /// The MPI library that this program is linked with: its name and version. None if it was built without.
 pub fn version() -> Option<String> {
     #[cfg(feature = "mpi")]
-    return Some(super::library::version());
+    {
+        Some(super::library::version())
+    }
     #[cfg(not(feature = "mpi"))]
-    None
+    {
+        None
+    }
 }
 
 /// The MPI library of the program for ranks, which says so when it is asked (`mcc-rank --mpi`).
@@ -41,7 +45,9 @@ pub fn library_of(binary: &Path) -> Result<String, String> {
 /// If the library was not started as this rank of this world, or is not there.
 pub fn connect(rank: u64, world: u64) -> Result<Connected, String> {
     #[cfg(feature = "mpi")]
-    return super::library::connect(rank, world);
+    {
+        super::library::connect(rank, world)
+    }
     #[cfg(not(feature = "mpi"))]
     {
         let _ = (rank, world);

@@ -80,7 +80,7 @@ impl Receiving for Receipt {
     fn received(&mut self) -> Result<Option<Vec<u8>>, String> {
         let mut office = self.office.lock().unwrap();
         office.seed = mix(office.seed);
-        let late = office.seed % 3 == 0;
+        let late = office.seed.is_multiple_of(3);
         let asked = office.asked.get_mut(&self.route).unwrap();
         if asked.1 != self.number || late {
             return Ok(None);
