@@ -193,7 +193,7 @@ impl Communication<'_> {
         let mut pending: Vec<Option<Pending>> = self.cursors.iter().map(|_| None).collect();
         let mut coords = self.frame.job.mesh.coords(self.frame.rank);
         // Few: a core that waits for messages is one that does not compute.
-        let awake = self.shm.spins().min(200);
+        let awake = self.shm.awake(self.shm.spins().min(200));
         let (mut looks, mut told) = (0, vec![]);
         loop {
             let bell = self.shm.bell();

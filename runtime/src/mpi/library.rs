@@ -37,7 +37,7 @@ pub fn connect(rank: u64, world: u64) -> Result<Box<dyn PointToPoint>, String> {
     if (found as u64, size as u64) != (rank, world) {
         return Err(format!(
             "{} says that this is rank {found} of {size}, and it is rank {rank} of {world}: the launcher is of another MPI than that with which \
-             mcc-rank was built, or does not speak to it (srun has --mpi=pmix and --mpi=pmi2; `srun --mpi=list` says which)",
+             mcc-rank was built, or does not speak to it (srun has --mpi=pmix for Open MPI; `srun --mpi=list` says what else)",
             version()
         ));
     }

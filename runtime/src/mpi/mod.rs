@@ -87,7 +87,7 @@ pub struct Polled {
 const MESSAGE: usize = 1 << 20;
 /// How long a rank sleeps between two looks at what is under way: at least, at most, and as a part of how long nothing
 /// has moved. MPI has nothing that wakes.
-const NAPS: (Duration, Duration, u32) = (Duration::from_micros(20), Duration::from_millis(2), 8);
+const NAPS: (Duration, Duration, u32) = (Duration::from_micros(10), Duration::from_millis(2), 16);
 
 /// What a rank has under way.
 pub struct Mpi {

@@ -8,11 +8,17 @@ use crate::comm::CommError;
 use crate::device::Memory;
 use crate::executor::Transfer;
 use crate::mpi::Mpi;
+use rustix::thread::set_current_timer_slack;
+use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
 /// How often a rank that waits for all others in one call shows that it is alive.
 const SIGN: Duration = Duration::from_millis(100);
+/// As long as a look at MPI takes, so many are taken at shared memory.
+const LOOKS: u32 = 20;
+/// Nanoseconds by which the system may lengthen a sleep; by default 50,000.
+const SLACK: u64 = 1_000;
 /// How often a rank that was failed looks whether it is told why.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -44,6 +50,17 @@ impl Shm<'_> {
     /// Whether anything is under way, beside what streams have come to, that only goes on while this rank looks.
     pub fn is_busy(&self) -> bool {
         self.mpi().is_some_and(|mut mpi| mpi.is_busy())
+    }
+
+    /// How often a thread of this rank looks before it sleeps, of so many looks at shared memory, which cost little. Where it
+    /// is MPI that is asked, sleeps are as short as they are meant from here on.
+    pub(crate) fn awake(&self, looks: u32) -> u32 {
+        if self.mpi.is_none() {
+            return looks;
+        }
+        // Without it short sleeps take longer, and nothing else is lost.
+        let _ = set_current_timer_slack(NonZeroU64::new(SLACK));
+        looks.div_ceil(LOOKS)
     }
 
     /// A connection that breaks is mostly the end of another rank: who watches all of them says which.

@@ -229,6 +229,7 @@ impl<'a> Shm<'a> {
     fn finish(&mut self, memory: &mut dyn Memory, transfer: Transfer) -> Result<Progress, CommError> {
         let mut pending = Pending::new(transfer, Through::default());
         let (mut looks, mut told) = (0, vec![]);
+        let awake = self.awake(self.spins);
         let mut still: Option<Instant> = None;
         loop {
             let bell = self.bell();
@@ -244,7 +245,7 @@ impl<'a> Shm<'a> {
             if !polled.moved {
                 still.get_or_insert_with(Instant::now);
             }
-            if looks < self.spins {
+            if looks < awake {
                 std::hint::spin_loop();
                 continue;
             }
