@@ -76,7 +76,7 @@ impl Block<'_> {
         let mut ready = needed;
         let mut access = |space: Space, a: Address, bytes: u64, to: fn(&mut Counts) -> &mut Traffic| {
             if matches!(space, Space::Param | Space::Local) {
-                return false;
+                return needed;
             }
             let at = lanes(&warp.addresses(a));
             let global = is_global(space, at[0]);
@@ -85,22 +85,14 @@ impl Block<'_> {
             } else {
                 counts.shared.access(&at.into_iter().map(shared).collect::<Vec<_>>(), bytes);
             }
-            global
+            if global { after } else { needed }
         };
         match op {
-            Op::Load { space, ty, d, a } => {
-                if access(*space, *a, u64::from(ty.bytes()) * d.len() as u64, |c| &mut c.loads) {
-                    ready = after;
-                }
-            }
+            Op::Load { space, ty, d, a } => ready = access(*space, *a, u64::from(ty.bytes()) * d.len() as u64, |c| &mut c.loads),
             Op::Store { space, ty, s, a } => {
                 access(*space, *a, u64::from(ty.bytes()) * s.len() as u64, |c| &mut c.stores);
             }
-            Op::Atom { space, ty, a, .. } => {
-                if access(*space, *a, u64::from(ty.bytes()), |c| &mut c.stores) {
-                    ready = after;
-                }
-            }
+            Op::Atom { space, ty, a, .. } => ready = access(*space, *a, u64::from(ty.bytes()), |c| &mut c.stores),
             Op::CpAsync { bytes, d, s, read } => {
                 let (from, read) = (warp.addresses(*s), read.map(|r| warp.word(r)));
                 let piece = |l: usize| (from[l], u64::from(read.map_or(*bytes, |r| r[l].min(*bytes))));

@@ -18,11 +18,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// By sender, receiver and tag.
 type Route = (u64, u64, u32);
 
+/// The bytes of a message, and whether it is taken.
+type Sent = (Arc<Vec<u8>>, Arc<AtomicBool>);
+
 /// Messages of ranks in one process, which arrive some looks after both sides have begun them, as drawn: a sender's bytes
 /// are needed until then, as those of long messages are.
 #[derive(Default)]
 struct Office {
-    sent: BTreeMap<Route, VecDeque<(Arc<Vec<u8>>, Arc<AtomicBool>)>>,
+    sent: BTreeMap<Route, VecDeque<Sent>>,
     /// Receives that were begun, and those that are done.
     asked: BTreeMap<Route, (u64, u64)>,
     seed: u64,

@@ -244,7 +244,7 @@ fn what_cannot_be_packed_or_masked_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let a = write(dir.path(), "a", &[2, 3], 1);
     let says = |sets: &DataSets, job: &Job| {
-        let opened = sets.open(job, 0, [1, 0, 0]).and_then(|[samples, ..]| Data::of_samples(job, samples.unwrap()));
+        let opened = sets.open(job, 0, [1, 0, 0]).and_then(|opened| Data::of_samples(job, opened.training.unwrap()));
         opened.and_then(|data| data.batch(0)).err().map(|e| e.to_string()).unwrap_or_default()
     };
     let packed = DataSets { is_packed: true, ..sets(&[&a], "1,0,0") };
