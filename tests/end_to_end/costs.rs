@@ -41,7 +41,7 @@ const ENOUGH: f64 = 8.0 * 132.0;
 const WORTH: f64 = 4096.0;
 /// Bytes of memory a second, and seconds of a launch and of what a kernel may wait beside.
 const MEMORY: f64 = 3.02e12;
-const BESIDE: f64 = 8e-6;
+const BESIDE: f64 = 12e-6;
 
 /// What a kernel asks for and should not, if anything.
 fn found(row: &Value) -> Vec<String> {
