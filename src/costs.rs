@@ -1,5 +1,5 @@
-//! `mcc dump --level ptx --costs`, and `mcc run --device emulated --profile`: how long a card would take for the kernels
-//! of a training step, and why.
+//! `mcc dump --level ptx --costs`, and `mcc run --device emulated --profile`: how long a card would take for the
+//! kernels of a training step, and why.
 
 use crate::cli::DumpArgs;
 use crate::failure::Failure;

@@ -8,13 +8,14 @@
 //! A tile's result depends on its number only, so any division of the tiles over threads gives the same bits. `scratch` is
 //! 64-byte aligned memory of the size that compilation reported, for this thread alone.
 //!
-//! A thread goes through a range of tiles from its front, in one call or in several that follow one another: the first begins at tile `begin`, each other
-//! where the one before it ended, with the same arguments and with scratch as that left it. `until` is where the range will end unless it is cut short: no call
-//! of the range ends beyond it, and it never grows from call to call. Where it lies otherwise, nothing but time depends on.
+//! A thread goes through a range of tiles from its front, in one call or in several that follow one another: the
+//! first begins at tile `begin`, each other where the one before it ended, with the same arguments and with scratch
+//! as that left it. `until` is where the range will end unless it is cut short: no call of the range ends beyond it,
+//! and it never grows from call to call. Where it lies otherwise, nothing but time depends on.
 //!
-//! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
-//! warp ([`launch_of_warps`]). Every warp of the launch, or every block ([`launch_of_blocks`]), computes tiles, however many there are of either.
-//! Tensor maps are parameters before it.
+//! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the
+//! address of scratch, and its bytes per warp ([`launch_of_warps`]). Every warp of the launch, or every block
+//! ([`launch_of_blocks`]), computes tiles, however many there are of either. Tensor maps are parameters before it.
 
 use crate::Shape;
 use ir::kernel::{Family, Kernel};
@@ -58,8 +59,8 @@ pub type KernelFn =
 /// Words of a GPU kernel's parameters after pointers and scalars.
 pub const GPU_EXTRA: usize = 3;
 
-/// Bytes of a GPU kernel's parameters, at most: products may have a tensor map for either factor, attention for queries,
-/// keys and values, and its gradients for that of its result too.
+/// Bytes of a GPU kernel's parameters, at most: products may have a tensor map for either factor, attention for
+/// queries, keys and values, and its gradients for that of its result too.
 pub fn parameter_bytes(kernel: &Kernel) -> usize {
     let maps = match kernel.family {
         Family::Gemm => 2,
@@ -92,14 +93,15 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     }
 }
 
-/// The launch of a kernel whose blocks compute tiles: as many as run at a time on the largest GPU of today, if there is work for them.
+/// The launch of a kernel whose blocks compute tiles: as many as run at a time on the largest GPU of today, if there
+/// is work for them.
 pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32) -> Launch {
     let grid = shape.tiles.clamp(1, (MULTIPROCESSORS * bounds.blocks).into());
     Launch { grid: grid as u32, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters: parameters(kernel, shape) }
 }
 
-/// The launch of a kernel whose tiles are computed by so many warps each: as many blocks as a GPU has room for, of which
-/// those that find none follow.
+/// The launch of a kernel whose tiles are computed by so many warps each: as many blocks as a GPU has room for, of
+/// which those that find none follow.
 pub fn launch_of_teams(kernel: &Kernel, shape: &Shape, members: i64, shared_bytes: u32) -> Launch {
     let grid = shape.tiles.clamp(1, (FILL * u64::from(WARPS) / members as u64).max(1));
     Launch { grid: grid as u32, ..launch_of_blocks(kernel, shape, Bounds::of_team(members), shared_bytes) }

@@ -1,5 +1,6 @@
 //! What a kernel's code for a GPU asks of a card: some of its blocks run in the emulator, on operands as large as the
-//! kernel's own, and are counted; matrix instructions do not compute. From the counts follows a time ([`Card::cost`]).
+//! kernel's own, and are counted; matrix instructions do not compute. From the counts follows a time
+//! ([`Card::cost`]).
 
 use crate::check::Checker;
 use crate::check::emulated::{Code, Loaded};
@@ -36,8 +37,8 @@ pub struct Predictor {
     card: &'static Card,
 }
 
-/// Of so many bytes, those of the tiles that are computed at a time, where a tile reads its own more than once: that of
-/// a warp or of a block. Products and attention read what their neighbours read at the time.
+/// Of so many bytes, those of the tiles that are computed at a time, where a tile reads its own more than once: that
+/// of a warp or of a block. Products and attention read what their neighbours read at the time.
 fn at_a_time(kernel: &Kernel, launch: &Launch, bytes: u64) -> u64 {
     let tiles = launch.parameters.iter().find_map(|p| if let Parameter::Number(n) = p { Some(*n) } else { None }).unwrap_or(1).max(1);
     let workers = if launch.shared_bytes > 0 { u64::from(launch.grid) } else { u64::from(launch.grid) * u64::from(launch.block / WARP) };

@@ -31,11 +31,12 @@ pub struct Card {
     pub launch: f64,
 }
 
-/// H100 SXM5. Rates by pipe: CUDA C++ Programming Guide 12.8, table of arithmetic instructions. `wgmma`: NVIDIA's H100
-/// whitepaper, 512 multiply-adds of 16 bits a clock and tensor core, of which a multiprocessor has four; `mma.sync` at 62 %
-/// of it, and latencies: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture" (2024). Memory: a
-/// copy of a large array on the card of `docs/benchmarks/gpu.md`; clocks: cuBLAS's best there, 715 TFLOP/s, is 94 % of what
-/// tensor cores do at the first, and the peaks of NVIDIA's data sheet are of the second. Cache: 5,120 bytes a clock of 1.755 GHz, as the A100 has (whitepaper).
+/// H100 SXM5. Rates by pipe: CUDA C++ Programming Guide 12.8, table of arithmetic instructions. `wgmma`: NVIDIA's
+/// H100 whitepaper, 512 multiply-adds of 16 bits a clock and tensor core, of which a multiprocessor has four;
+/// `mma.sync` at 62 % of it, and latencies: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
+/// Architecture" (2024). Memory: a copy of a large array on the card of `docs/benchmarks/gpu.md`; clocks: cuBLAS's
+/// best there, 715 TFLOP/s, is 94 % of what tensor cores do at the first, and the peaks of NVIDIA's data sheet are of
+/// the second. Cache: 5,120 bytes a clock of 1.755 GHz, as the A100 has (whitepaper).
 pub const H100: Card = Card {
     name: "H100 SXM",
     multiprocessors: 132,
@@ -110,7 +111,8 @@ impl std::fmt::Display for Bound {
 pub struct Cost {
     pub seconds: f64,
     pub bound: Bound,
-    /// Of these, seconds of tensor cores' work that nothing overlaps: what multiplying warps do beside their products.
+    /// Of these, seconds of tensor cores' work that nothing overlaps: what multiplying warps do beside their
+    /// products.
     pub alone: f64,
     /// How often multiprocessors are filled with blocks, at least one of them.
     pub waves: u64,
@@ -131,7 +133,8 @@ impl Card {
         CARDS.into_iter().find(|c| plain(c.name).starts_with(&plain(name)))
     }
 
-    /// Blocks that a multiprocessor runs at a time, as far as there is room; of registers at least as `ptxas` is told.
+    /// Blocks that a multiprocessor runs at a time, as far as there is room; of registers at least as `ptxas` is
+    /// told.
     fn resident(&self, kernel: &Kernel, launch: &Launch) -> u32 {
         let shared = kernel.shared_bytes + u64::from(launch.shared) + 1024;
         let threads: u32 = launch.threads.iter().product();
@@ -141,14 +144,15 @@ impl Card {
         registers.min(self.blocks).min(self.threads / threads).min(room as u32).max(1)
     }
 
-    /// How long a launch takes of whose blocks these were counted, one by one. `bytes` are those of global memory that it
-    /// touches in all, each once, and those that it would touch at a time if all blocks ran, where it reads them again.
+    /// How long a launch takes of whose blocks these were counted, one by one. `bytes` are those of global memory
+    /// that it touches in all, each once, and those that it would touch at a time if all blocks ran, where it reads
+    /// them again.
     ///
-    /// Each multiprocessor has its share of the blocks; the one with the most ends last. Where it has one alone, that is
-    /// the block with the most to do, else they even out. What it does at the same time
-    /// (instructions, pipes, banks, tensor cores) takes as long as the longest of these; so do cache and memory, which
-    /// all share; and so does waiting, [`Counts::trips`] after each other for each wave. What warps that multiply do
-    /// while nothing of theirs is multiplied comes on top, unless other blocks of the multiprocessor multiply then.
+    /// Each multiprocessor has its share of the blocks; the one with the most ends last. Where it has one alone, that
+    /// is the block with the most to do, else they even out. What it does at the same time (instructions, pipes,
+    /// banks, tensor cores) takes as long as the longest of these; so do cache and memory, which all share; and so
+    /// does waiting, [`Counts::trips`] after each other for each wave. What warps that multiply do while nothing of
+    /// theirs is multiplied comes on top, unless other blocks of the multiprocessor multiply then.
     pub fn cost(&self, counted: &[Counts], kernel: &Kernel, launch: &Launch, bytes: [u64; 2]) -> Cost {
         let mut sum = Counts::default();
         counted.iter().for_each(|c| sum.add(c));

@@ -118,7 +118,8 @@ impl Block<'_> {
         }
     }
 
-    /// Counts a warp's part of a `wgmma`: factors of so many bytes an element, of which the second is shared by four warps.
+    /// Counts a warp's part of a `wgmma`: factors of so many bytes an element, of which the second is shared by four
+    /// warps.
     pub fn count_product(&mut self, op: &Wgmma, depth: u64, bytes: u64) {
         if let Some(c) = &mut self.counting {
             c.counts.products[1][usize::from(op.element == Element::Tf32)] += 2 * 16 * u64::from(op.n) * depth;

@@ -132,7 +132,8 @@ const BANKS: usize = 32;
 const WORD: u64 = 4;
 
 impl Banks {
-    /// An access of lanes to so many bytes at each address. Lanes with 8 bytes are served in halves, with 16 in quarters.
+    /// An access of lanes to so many bytes at each address. Lanes with 8 bytes are served in halves, with 16 in
+    /// quarters.
     pub fn access(&mut self, addresses: &[u64], bytes: u64) {
         let together = match bytes {
             0..=4 => 32,

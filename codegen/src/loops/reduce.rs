@@ -1,4 +1,5 @@
-//! Reductions and running sums of a kernel of loops: what they carry through which loops, and where their results are kept.
+//! Reductions and running sums of a kernel of loops: what they carry through which loops, and where their results are
+//! kept.
 
 use super::emit::Loops;
 use super::fold::{Fold, join_sets};
@@ -113,8 +114,8 @@ impl<B: Builder> Loops<'_, B> {
         result
     }
 
-    /// Reductions over `over` at places of the dims left, for each value one result per place, of as many vectors as the place's runs
-    /// have elements; the same in every lane if the vector dim is reduced.
+    /// Reductions over `over` at places of the dims left, for each value one result per place, of as many vectors as
+    /// the place's runs have elements; the same in every lane if the vector dim is reduced.
     pub fn reduce_at(&mut self, places: &[Place<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<Vec<B::Vector>>>, CompileError> {
         let b = self.b;
         let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
@@ -391,8 +392,9 @@ impl<B: Builder> Loops<'_, B> {
         result
     }
 
-    /// Adds to vectors, one after the other, what was before; what comes after the last. Within one, halves of 2, 4, ..
-    /// lanes: to each of the later half comes the sum of the earlier one (Blelloch, "Prefix Sums and Their Applications", 1990).
+    /// Adds to vectors, one after the other, what was before; what comes after the last. Within one, halves of 2, 4,
+    /// .. lanes: to each of the later half comes the sum of the earlier one (Blelloch, "Prefix Sums and Their
+    /// Applications", 1990).
     #[expect(clippy::too_many_arguments, reason = "a place of a value, and some of its vectors")]
     fn scan_vectors(
         &mut self,

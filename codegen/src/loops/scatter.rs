@@ -1,9 +1,10 @@
 //! Sums of rows by index: the gradient of a gather.
 //!
-//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in one order, as many at once
-//! as there are lanes, along the longest dim where the last one has less, and adds the values whose row is its own, so the order of additions, and with it the result, does
-//! not depend on who computes the tile. Frequent indices are often neighbours (the bytes of a text, the first words of
-//! a vocabulary): on a GPU every n-th row is a tile's, which spreads them.
+//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in one order, as many at once as
+//! there are lanes, along the longest dim where the last one has less, and adds the values whose row is its own, so
+//! the order of additions, and with it the result, does not depend on who computes the tile. Frequent indices are
+//! often neighbours (the bytes of a text, the first words of a vocabulary): on a GPU every n-th row is a tile's,
+//! which spreads them.
 
 use super::emit::Loops;
 use super::place::{Along, Place, Stored, widen};
@@ -286,7 +287,8 @@ impl Scatter<'_> {
         });
     }
 
-    /// Looks at as many indices at once as there are lanes, and goes in order through those whose rows are the tile's.
+    /// Looks at as many indices at once as there are lanes, and goes in order through those whose rows are the
+    /// tile's.
     fn each_own_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>, body: &mut AtRow<'_, B>) -> Result<(), CompileError> {
         let mut points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
         // The choices of a token are two or eight, tokens are thousands.

@@ -1,7 +1,7 @@
 //! Collectives of messages: each member sends the others what they need, and combines what it gets in rank order.
 //!
-//! Of a long chunk of a sum for all, each of three members or more sums one part for all and sends the sum on: it gets
-//! twice the chunk, not once per member.
+//! Of a long chunk of a sum for all, each of three members or more sums one part for all and sends the sum on: it
+//! gets twice the chunk, not once per member.
 
 use super::message::forget;
 use super::{MESSAGE, Mpi, PointToPoint, Polled, Receiving, Sent, failed};
@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 /// Chunks of a group that are under way at a time, those included whose messages are not all sent.
 const CHUNKS: usize = 2;
-/// Bytes that a member gives in a chunk, for messages to be neither longer than [`MESSAGE`] nor shorter than the next.
+/// Bytes that a member gives in a chunk, for messages to be neither longer than [`MESSAGE`] nor shorter than the
+/// next.
 const CHUNK: usize = 4 << 20;
 const SHORTEST: usize = 16 << 10;
 /// Bytes of a chunk from which on each of several members sums a part of it for all.

@@ -1,5 +1,5 @@
-//! The MPI library, by the crate `mpi`, whose bindings give the non-blocking calls: their requests outlive the phase of
-//! a step in which they are begun, which its own scopes do not allow.
+//! The MPI library, by the crate `mpi`, whose bindings give the non-blocking calls: their requests outlive the phase
+//! of a step in which they are begun, which its own scopes do not allow.
 
 use super::{PointToPoint, Receiving, Sending};
 use mpi::environment::{self, Threading, Universe};
@@ -17,7 +17,8 @@ pub fn version() -> String {
     words.join(" ").trim_end_matches('\0').to_owned()
 }
 
-/// All ranks, as MPI has them. Dropping it leaves them alone: who leaves waits for the others ([`PointToPoint::leave`]).
+/// All ranks, as MPI has them. Dropping it leaves them alone: who leaves waits for the others
+/// ([`PointToPoint::leave`]).
 struct Library {
     universe: ManuallyDrop<Universe>,
     comm: ffi::MPI_Comm,

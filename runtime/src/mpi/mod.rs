@@ -1,16 +1,18 @@
 //! Exchanges by MPI (`mcc run --exchanges mpi`), for ranks that an MPI launcher started.
 //!
-//! **Guarantees** are those of every communicator: members of a group get the same bits in every run, as each number is
-//! combined in rank order by one member, or by all alike; channels take as many messages as the job has in flight, from
-//! copies that the sender keeps. So collectives are made of non-blocking sends and receives; MPI's own reductions are
-//! not used, which add in an order of their choice.
+//! **Guarantees** are those of every communicator: members of a group get the same bits in every run, as each number
+//! is combined in rank order by one member, or by all alike; channels take as many messages as the job has in flight,
+//! from copies that the sender keeps. So collectives are made of non-blocking sends and receives; MPI's own
+//! reductions are not used, which add in an order of their choice.
 //!
-//! All goes through one communicator and is told apart by tags ([`Tags`]), of which each has its receives and its sends
-//! in one order on both sides. Of a group at most two chunks are under way, of a channel as many messages as are
-//! guaranteed and one more; whatever has been begun and is not taken is of that number, so nothing grows without bound.
+//! All goes through one communicator and is told apart by tags ([`Tags`]), of which each has its receives and its
+//! sends in one order on both sides. Of a group at most two chunks are under way, of a channel as many messages as
+//! are guaranteed and one more; whatever has been begun and is not taken is of that number, so nothing grows without
+//! bound.
 //!
-//! What is here knows MPI by [`PointToPoint`] alone, so that it can be tried without one. The library itself is behind
-//! the feature `mpi` (`library.rs`), and its calls are made by one thread at a time: a rank's ends share one [`Mpi`].
+//! What is here knows MPI by [`PointToPoint`] alone, so that it can be tried without one. The library itself is
+//! behind the feature `mpi` (`library.rs`), and its calls are made by one thread at a time: a rank's ends share one
+//! [`Mpi`].
 
 mod collective;
 #[cfg(feature = "mpi")]
@@ -85,8 +87,8 @@ pub struct Polled {
 
 /// Bytes of the numbers of one message. Small enough that the next is copied while one is under way.
 const MESSAGE: usize = 1 << 20;
-/// How long a rank sleeps between two looks at what is under way: at least, at most, and as a part of how long nothing
-/// has moved. MPI has nothing that wakes.
+/// How long a rank sleeps between two looks at what is under way: at least, at most, and as a part of how long
+/// nothing has moved. MPI has nothing that wakes.
 const NAPS: (Duration, Duration, u32) = (Duration::from_micros(10), Duration::from_millis(2), 16);
 
 /// What a rank has under way.
@@ -174,8 +176,8 @@ impl Mpi {
         Ok(())
     }
 
-    /// Sees everything that was sent to its end, then leaves with all other ranks. `ended` says why the run has ended, if
-    /// it has.
+    /// Sees everything that was sent to its end, then leaves with all other ranks. `ended` says why the run has
+    /// ended, if it has.
     ///
     /// # Errors
     /// If the run ends meanwhile, or the library fails.

@@ -3,8 +3,8 @@
 use ir::program::Channel;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Of each group two tags, for the numbers of its members and for their sums; of each channel one. Groups that have no
-/// member in common may have the same, so that their number does not grow with the world.
+/// Of each group two tags, for the numbers of its members and for their sums; of each channel one. Groups that have
+/// no member in common may have the same, so that their number does not grow with the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tags {
     groups: BTreeMap<Vec<u64>, u32>,

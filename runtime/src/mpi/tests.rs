@@ -21,8 +21,8 @@ type Route = (u64, u64, u32);
 /// The bytes of a message, and whether it is taken.
 type Sent = (Arc<Vec<u8>>, Arc<AtomicBool>);
 
-/// Messages of ranks in one process, which arrive some looks after both sides have begun them, as drawn: a sender's bytes
-/// are needed until then, as those of long messages are.
+/// Messages of ranks in one process, which arrive some looks after both sides have begun them, as drawn: a sender's
+/// bytes are needed until then, as those of long messages are.
 #[derive(Default)]
 struct Office {
     sent: BTreeMap<Route, VecDeque<Sent>>,
@@ -161,7 +161,8 @@ fn collectives_give_what_they_mean_with_sums_in_rank_order() {
         Collective::AllToAll,
         Collective::Shift,
     ];
-    // Shorter than there are members, than what each sums for all, and several chunks, that are no multiple of anything.
+    // Shorter than there are members, than what each sums for all, and several chunks, that are no multiple of
+    // anything.
     for (n, counts) in [(1, [1, 9, 300_001]), (2, [1, 70_001, 800_003]), (3, [2, 70_001, 900_001]), (5, [3, 4_001, 500_007])] {
         let (mut ranks, open) = world(n, 1, n);
         let mut devices: Vec<Cpu> = (0..n).map(|_| device()).collect();
