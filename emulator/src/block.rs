@@ -229,10 +229,9 @@ impl<'a> Block<'a> {
             }
             self.statistics.warp_instructions += 1;
             self.statistics.thread_instructions += u64::from(mask.count_ones());
-            if self.counting.is_some() {
-                self.count(w, &kernel.steps[pc as usize], &inst.op, mask);
+            if let Some(counting) = &mut self.counting {
+                counting.count(warp, self.engines[w].matrix.is_busy(), &kernel.steps[pc as usize], &inst.op, mask);
             }
-            let warp = &mut self.warps[w];
             if inst.feeds_wgmma && mask != 0 {
                 self.engines[w].matrix.dirty = true;
             }
@@ -326,7 +325,9 @@ impl<'a> Block<'a> {
 
     fn end(&mut self, w: usize) -> Result<(), Wrong> {
         self.warps[w].state = State::Done;
-        self.count_end(w);
+        if let Some(counting) = &mut self.counting {
+            counting.end(&self.warps[w]);
+        }
         self.finish_copies(w)?;
         self.left_block();
         Ok(())

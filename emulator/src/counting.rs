@@ -1,8 +1,8 @@
 //! Counting while a block runs ([`crate::counts`]).
 
-use crate::block::Block;
 use crate::counts::{Banks, Counts, ROUNDS, Step, Traffic, is_global};
 use crate::inst::*;
+use crate::warp::Warp;
 
 /// What counting knows of a warp.
 struct Clock {
@@ -38,14 +38,11 @@ impl Counting {
     pub fn copied(&self, w: usize) -> u32 {
         self.clocks[w].copied
     }
-}
 
-impl Block<'_> {
-    /// Counts an instruction that a warp is about to execute, with these lanes.
-    pub fn count(&mut self, w: usize, step: &Step, op: &Op, mask: u32) {
-        let Some(Counting { counts, clocks }) = &mut self.counting else { return };
-        let (clock, warp) = (&mut clocks[w], &mut self.warps[w]);
-        let busy = self.engines[w].matrix.is_busy();
+    /// Counts an instruction that a warp is about to execute, with these lanes; whether products of its are under way.
+    pub fn count(&mut self, warp: &mut Warp, busy: bool, step: &Step, op: &Op, mask: u32) {
+        let Counting { counts, clocks } = self;
+        let clock = &mut clocks[warp.id];
         counts.issued[step.pipe as usize] += u64::from(step.slots);
         counts.alone += u64::from(step.slots) * u64::from(clock.multiplies && !busy);
         let before = warp.view.trips;
@@ -112,30 +109,25 @@ impl Block<'_> {
     }
 
     /// Counts what an engine copies at once.
-    pub fn count_copy(&mut self, pieces: impl Iterator<Item = (u64, u64)>, to: fn(&mut Counts) -> &mut Traffic) {
-        if let Some(c) = &mut self.counting {
-            to(&mut c.counts).request(pieces.collect(), None);
-        }
+    pub fn copy(&mut self, pieces: impl Iterator<Item = (u64, u64)>, to: fn(&mut Counts) -> &mut Traffic) {
+        to(&mut self.counts).request(pieces.collect(), None);
     }
 
     /// Counts a warp's part of a `wgmma`: factors of so many bytes an element, of which the second is shared by four
     /// warps.
-    pub fn count_product(&mut self, op: &Wgmma, depth: u64, bytes: u64) {
-        if let Some(c) = &mut self.counting {
-            c.counts.products[1][usize::from(op.element == Element::Tf32)] += 2 * 16 * u64::from(op.n) * depth;
-            let rows = if matches!(op.a, MatrixA::Descriptor(_)) { 16 } else { 0 };
-            c.counts.shared.products += (rows + u64::from(op.n) / 4) * depth * bytes;
-        }
+    pub fn product(&mut self, op: &Wgmma, depth: u64, bytes: u64) {
+        self.counts.products[1][usize::from(op.element == Element::Tf32)] += 2 * 16 * u64::from(op.n) * depth;
+        let rows = if matches!(op.a, MatrixA::Descriptor(_)) { 16 } else { 0 };
+        self.counts.shared.products += (rows + u64::from(op.n) / 4) * depth * bytes;
     }
 
     /// Counts that a warp has ended.
-    pub fn count_end(&mut self, w: usize) {
-        if let Some(Counting { counts, clocks }) = &mut self.counting {
-            let trips = u64::from(self.warps[w].view.trips.max(clocks[w].used));
-            counts.trips = counts.trips.max(trips);
-            counts.all_trips += trips;
-            counts.alone_trips = counts.alone_trips.max(u64::from(clocks[w].alone));
-        }
+    pub fn end(&mut self, warp: &Warp) {
+        let (counts, clock) = (&mut self.counts, &self.clocks[warp.id]);
+        let trips = u64::from(warp.view.trips.max(clock.used));
+        counts.trips = counts.trips.max(trips);
+        counts.all_trips += trips;
+        counts.alone_trips = counts.alone_trips.max(u64::from(clock.alone));
     }
 }
 

@@ -255,7 +255,9 @@ impl Block<'_> {
     ) -> Result<(), Wrong> {
         let barrier = self.shared_address(self.warps[w].addresses(barrier)[lane]);
         self.open_to_copies(w, barrier)?;
-        self.count_copy(pieces.iter().filter_map(|p| Some((p.2?, p.1))), |c| &mut c.loads);
+        if let Some(counting) = &mut self.counting {
+            counting.copy(pieces.iter().filter_map(|p| Some((p.2?, p.1))), |c| &mut c.loads);
+        }
         let (stamp, mut view) = (self.warps[w].stamp(Engine::Bulk), self.warps[w].view.clone());
         view.trips += 1;
         let view = Rc::new(view);
@@ -316,7 +318,9 @@ impl Block<'_> {
     }
 
     fn start_store(&mut self, w: usize, pieces: Vec<(u64, u64, u64)>) -> Result<(), Wrong> {
-        self.count_copy(pieces.iter().map(|p| (p.2, p.1)), |c| &mut c.stores);
+        if let Some(counting) = &mut self.counting {
+            counting.copy(pieces.iter().map(|p| (p.2, p.1)), |c| &mut c.stores);
+        }
         let (stamp, view) = (self.warps[w].stamp(Engine::Bulk), Rc::new(self.warps[w].view.clone()));
         self.warps[w].tick(Engine::Bulk);
         let mut store = Store { stamp, view, pieces };

@@ -174,7 +174,9 @@ impl Block<'_> {
         let (bytes, depth) = if op.element == Element::Tf32 { (4, 8) } else { (2, 16) };
         let n = op.n as usize;
         self.statistics.matrix_operations += 2 * 16 * op.n as u64 * depth;
-        self.count_product(&op, depth, bytes);
+        if let Some(counting) = &mut self.counting {
+            counting.product(&op, depth, bytes);
+        }
         if !self.options.products {
             return Ok(());
         }
