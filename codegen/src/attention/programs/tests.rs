@@ -2,7 +2,7 @@
 //! any mix.
 
 use crate::target::Target;
-use crate::testing::{Make, Numbers, emulate, random_inputs, run};
+use crate::testing::{Make, Numbers, emulate, random_inputs, run, seeds};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -295,7 +295,7 @@ fn check(seed: u64, problem: &Problem, run: impl Fn(&Kernel, &[Vec<f64>]) -> Vec
 fn any_program_of_scores_agrees_on_cpus() {
     let host = Target::host().expect("a supported machine");
     let mut pairs: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for seed in 0..ATTENTION_PROGRAMS {
+    for seed in seeds(ATTENTION_PROGRAMS) {
         let problem = problem(seed, [5 + seed % 40, if seed % 3 == 0 { 3 + seed % 34 } else { 5 + seed % 40 }], DType::F32);
         check(seed, &problem, |kernel, inputs| run(kernel, &host, inputs, &[], 0.0));
         for a in &problem.features {
@@ -303,11 +303,11 @@ fn any_program_of_scores_agrees_on_cpus() {
         }
     }
     println!("pairs of features: {pairs:?}");
-    assert!(pairs.len() > 70, "few pairs of features: {}", pairs.len());
+    assert!(pairs.len() > 70 || std::env::var_os("KERNELS").is_some(), "few pairs of features: {}", pairs.len());
 }
 
-/// Programs in one run: half a minute.
-const ATTENTION_PROGRAMS: u64 = 500;
+/// Programs in one run: half a minute. `make test-long-kernels` has 600.
+const ATTENTION_PROGRAMS: u64 = 160;
 
 #[test]
 fn any_program_of_scores_agrees_on_gpus() {
