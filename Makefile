@@ -75,6 +75,7 @@ test-long: $(LONG)
 
 test-long-random: deps
 	DIFFERENTIAL_FIRST=$(call part,10000) DIFFERENTIAL_COUNT=$(call share,10000) $(long) passes --test differential -- --nocapture random::
+	SCORES_FIRST=$(call part,2000) SCORES_COUNT=$(call share,2000) $(long) passes --test differential -- scores::random_programs
 
 test-long-mutants: deps
 	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows:: mutations::
