@@ -23,14 +23,7 @@ small="-D vocab=256 -D hidden=256 -D heads=4 -D layers=4 -D seq=128 --global-bat
 "$mcc" compile "$root/models/gpt2.mdl" --dp 4 $small -o dp4.mcc > /dev/null
 machines
 
-# A node's sshd, by which launchers start what they need on the other machine.
-rm -f ssh_key* host_key*
-ssh-keygen -q -t ed25519 -N '' -f ssh_key
-ssh-keygen -q -t ed25519 -N '' -f host_key
-printf '%s\n' "HostKey $dir/host_key" "AuthorizedKeysFile $dir/ssh_key.pub" 'StrictModes no' 'PidFile none' 'PermitRootLogin yes' > sshd_config
-printf '#!/bin/sh\nexec ssh -F none -i %s -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n' "$dir/ssh_key" > agent
-chmod +x agent
-for k in 0 1; do on $k sh -c "mkdir -p /run/sshd && /usr/sbin/sshd -f '$dir/sshd_config'"; done
+ssh_nodes
 
 # started PLACE MPI RANKS COMMAND...: the command on one machine or on two.
 started() {

@@ -5,8 +5,10 @@
 # dies in the midst of a run and comes back: the job must go on from its last checkpoint, and save what a run that
 # nothing happened to saves.
 #
-# tests/launchers.sh MCC DIR: an mcc (with mcc-rank and libemulated_driver.so beside it), and a directory to work in. As root. Uses what it finds of Slurm and munge, Open MPI, MPICH
-# and torchrun (TORCHRUN=, else on the PATH), and names what it does not find. DIR/mcc-rank.openmpi and DIR/mcc-rank.mpich are ranks' programs that were built with MPI.
+# tests/launchers.sh MCC DIR: an mcc (with mcc-rank and libemulated_driver.so beside it), and a directory to work in.
+# As root. Uses what it finds of Slurm and munge, Open MPI, MPICH and torchrun (TORCHRUN=, else on the PATH), and
+# names what it does not find. DIR/mcc-rank.openmpi and DIR/mcc-rank.mpich are ranks' programs that were built with
+# MPI.
 set -euo pipefail
 mcc=$(realpath "$1")
 driver=$(dirname "$mcc")/libemulated_driver.so
@@ -183,22 +185,8 @@ repeated() {
   on 0 "$@"
 }
 
-# For launchers that start what they need on other machines.
-ssh_node() {
-  on "$1" sh -c "mkdir -p /run/sshd && /usr/sbin/sshd -f '$dir/sshd_config'"
-}
-
-ssh_nodes() {
-  rm -f ssh_key* host_key*
-  ssh-keygen -q -t ed25519 -N '' -f ssh_key
-  ssh-keygen -q -t ed25519 -N '' -f host_key
-  printf '%s\n' "HostKey $dir/host_key" "AuthorizedKeysFile $dir/ssh_key.pub" 'StrictModes no' 'PidFile none' 'PermitRootLogin yes' > sshd_config
-  printf '#!/bin/sh\nexec ssh -F none -i %s -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n' "$dir/ssh_key" > agent
-  chmod +x agent
-  for k in 0 1; do ssh_node $k; done
-}
-
-# by_mpi WHAT START...: programs of every axis exchange by MPI, ranks' programs being $rank; losses and weights must be those of one machine without it.
+# by_mpi WHAT START...: programs of every axis exchange by MPI, ranks' programs being $rank; losses and weights must
+# be those of one machine without it.
 by_mpi() {
   local what="$1, exchanges by MPI" plan
   shift

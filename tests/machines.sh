@@ -35,4 +35,20 @@ machines() {
   boot 1
   cable
 }
+
+# For launchers that start what they need on other machines.
+ssh_node() {
+  on "$1" sh -c "mkdir -p /run/sshd && /usr/sbin/sshd -f '$dir/sshd_config'"
+}
+
+ssh_nodes() {
+  rm -f ssh_key* host_key*
+  ssh-keygen -q -t ed25519 -N '' -f ssh_key
+  ssh-keygen -q -t ed25519 -N '' -f host_key
+  printf '%s\n' "HostKey $dir/host_key" "AuthorizedKeysFile $dir/ssh_key.pub" 'StrictModes no' 'PidFile none' 'PermitRootLogin yes' > sshd_config
+  printf '#!/bin/sh\nexec ssh -F none -i %s -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n' "$dir/ssh_key" > agent
+  chmod +x agent
+  for k in 0 1; do ssh_node $k; done
+}
+
 trap 'cat machine0 machine1 2> /dev/null | xargs --no-run-if-empty kill -9 2> /dev/null || true' EXIT

@@ -39,8 +39,8 @@ pub struct Options {
     pub threads: usize,
     /// Whether what a launch asks of a GPU is counted.
     pub count: bool,
-    /// Whether matrix instructions compute. Where they do not, sums are what they were before: control flow, addresses and
-    /// counts are the same unless they depend on them.
+    /// Whether matrix instructions compute. Where they do not, sums are what they were before: control flow,
+    /// addresses and counts are the same unless they depend on them.
     pub products: bool,
 }
 

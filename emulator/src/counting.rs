@@ -2,6 +2,7 @@
 
 use crate::counts::{Banks, Counts, ROUNDS, Step, Traffic, is_global};
 use crate::inst::*;
+use crate::shared::in_shared;
 use crate::warp::Warp;
 
 /// What counting knows of a warp.
@@ -39,7 +40,8 @@ impl Counting {
         self.clocks[w].copied
     }
 
-    /// Counts an instruction that a warp is about to execute, with these lanes; whether products of its are under way.
+    /// Counts an instruction that a warp is about to execute, with these lanes; whether products of its are under
+    /// way.
     pub fn count(&mut self, warp: &mut Warp, busy: bool, step: &Step, op: &Op, mask: u32) {
         let Counting { counts, clocks } = self;
         let clock = &mut clocks[warp.id];
@@ -69,7 +71,6 @@ impl Counting {
         }
         let after = warp.view.trips.max(needed) + 1;
         let lanes = |at: &[u64; 32]| (0..32).filter(|l| mask >> l & 1 != 0).map(|l| at[l]).collect::<Vec<u64>>();
-        let shared = |at: u64| if at >= crate::decode::SHARED { at - crate::decode::SHARED } else { at };
         let mut ready = needed;
         let mut access = |space: Space, a: Address, bytes: u64, to: fn(&mut Counts) -> &mut Traffic| {
             if matches!(space, Space::Param | Space::Local) {
@@ -80,7 +81,7 @@ impl Counting {
             if global {
                 to(counts).request(at.into_iter().map(|a| (a, bytes)).collect(), Some(bytes));
             } else {
-                counts.shared.access(&at.into_iter().map(shared).collect::<Vec<_>>(), bytes);
+                counts.shared.access(&at.into_iter().map(in_shared).collect::<Vec<_>>(), bytes);
             }
             if global { after } else { needed }
         };
@@ -95,11 +96,11 @@ impl Counting {
                 let piece = |l: usize| (from[l], u64::from(read.map_or(*bytes, |r| r[l].min(*bytes))));
                 let pieces = (0..32).filter(|l| mask >> l & 1 != 0).map(piece).filter(|p| p.1 > 0).collect();
                 counts.loads.request(pieces, Some(u64::from(*bytes)));
-                counts.shared.access(&lanes(&warp.addresses(*d)).into_iter().map(shared).collect::<Vec<_>>(), u64::from(*bytes));
+                counts.shared.access(&lanes(&warp.addresses(*d)).into_iter().map(in_shared).collect::<Vec<_>>(), u64::from(*bytes));
                 clock.copied = clock.copied.max(after);
             }
-            Op::LdMatrix { d, a, .. } => rows(&mut counts.shared, &warp.addresses(*a), d.len(), shared),
-            Op::StMatrix { a, s, .. } => rows(&mut counts.shared, &warp.addresses(*a), s.len(), shared),
+            Op::LdMatrix { d, a, .. } => rows(&mut counts.shared, &warp.addresses(*a), d.len()),
+            Op::StMatrix { a, s, .. } => rows(&mut counts.shared, &warp.addresses(*a), s.len()),
             Op::Bar { .. } | Op::BarrierTest { .. } => counts.barriers += 1,
             Op::Mma { element, k, .. } => counts.products[0][usize::from(*element == Element::Tf32)] += 2 * 16 * 8 * u64::from(*k),
             Op::Wgmma(_) => clock.multiplies = true,
@@ -132,6 +133,6 @@ impl Counting {
 }
 
 /// Matrices whose rows of 16 bytes are where lanes say, eight a matrix.
-fn rows(banks: &mut Banks, at: &[u64; 32], matrices: usize, shared: impl Fn(u64) -> u64) {
-    at[..8 * matrices].chunks(8).for_each(|at| banks.access(&at.iter().map(|a| shared(*a)).collect::<Vec<_>>(), 16));
+fn rows(banks: &mut Banks, at: &[u64; 32], matrices: usize) {
+    at[..8 * matrices].chunks(8).for_each(|at| banks.access(&at.iter().copied().map(in_shared).collect::<Vec<_>>(), 16));
 }

@@ -15,7 +15,8 @@ use std::rc::Rc;
 /// What works for one warp.
 pub struct Engines {
     copies: VecDeque<Copy>,
-    /// How many copies have been started; per committed group the count at its end, its moment, and the trip after which it is there.
+    /// How many copies have been started; per committed group the count at its end, its moment, and the trip after
+    /// which it is there.
     started: u64,
     groups: VecDeque<(u64, Stamp, u32)>,
     stores: Vec<Store>,

@@ -40,10 +40,11 @@
 //! Matrix products sum in f32 along k in order, hardware in an order of its own; approximate functions (`ex2.approx`, `tanh.approx`, ..) are
 //! computed more exactly than hardware does.
 //!
-//! **What is counted**, with [`Options::count`]: what a launch asks of a GPU ([`Counts`]), from which follows how long a card would
-//! take ([`Card::cost`]).
+//! **What is counted**, with [`Options::count`]: what a launch asks of a GPU ([`Counts`]), from which follows how
+//! long a card would take ([`Card::cost`]).
 //!
-//! **What is not.** Caches, clusters of more than one block, calls of functions, races on global memory, lanes of a warp out of step.
+//! **What is not.** Caches, clusters of more than one block, calls of functions, races on global memory, lanes of a
+//! warp out of step.
 
 mod access;
 mod alu;

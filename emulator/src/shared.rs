@@ -1,8 +1,14 @@
 //! Shared memory of a block, with who last touched what.
 
+use crate::decode::{LOCAL, SHARED};
 use crate::fault::Wrong;
 use crate::order::{Stamp, View};
 use std::collections::HashMap;
+
+/// An address of shared memory, also if it is generic.
+pub fn in_shared(address: u64) -> u64 {
+    if (SHARED..LOCAL).contains(&address) { address - SHARED } else { address }
+}
 
 /// Bytes that are watched together: accesses to both bytes of a pair by different warps count as one place.
 const CELL: usize = 2;

@@ -5,7 +5,7 @@ use crate::block::Block;
 use crate::fault::Wrong;
 use crate::inst::{Arrive, Op, Src};
 use crate::order::{Engine, Stamp, View};
-use crate::shared::aligned;
+use crate::shared::{aligned, in_shared};
 use crate::warp::State;
 
 impl Block<'_> {
@@ -131,7 +131,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Arrives, as a warp or on behalf of a copy that is there after so many trips, and wakes who waits if that ends the phase.
+    /// Arrives, as a warp or on behalf of a copy that is there after so many trips, and wakes who waits if that ends
+    /// the phase.
     pub fn arrive_with(&mut self, address: u64, n: u32, warp: Option<usize>, copy: Option<(Stamp, u32)>) -> Result<(), Wrong> {
         let b = self.barriers.find(address)?;
         if n > b.pending {
@@ -221,6 +222,6 @@ impl Block<'_> {
 
     /// An address of shared memory, also if it is generic.
     pub fn shared_address(&self, address: u64) -> u64 {
-        if (crate::decode::SHARED..crate::decode::LOCAL).contains(&address) { address - crate::decode::SHARED } else { address }
+        in_shared(address)
     }
 }

@@ -2,14 +2,10 @@ use super::*;
 use crate::comm::{Exchange, Message};
 use crate::cpu::{Cpu, Library, Threads};
 use crate::device::{Location, Memory};
-use crate::executor::{Advance, Held, Order, Rank, Step, arena_bytes};
-use crate::fixture::{self, Split};
-use crate::host::{Tensor, Whole};
-use crate::reference::{Plans, Reference};
-use crate::shm::{Board, Layout, Segment, Shm};
-use crate::target::Target;
+use crate::shm::tests::steps_agree;
+use crate::shm::{Layout, Shm};
 use ir::op::{DType, Reduce};
-use ir::program::{Arena, Collective, Phase};
+use ir::program::{Arena, Collective, Job};
 use ir::random::mix;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -267,45 +263,13 @@ fn ranks_that_disagree_are_named() {
 
 #[test]
 fn ranks_take_the_same_step_as_the_reference() {
-    let (params, inputs) = (fixture::params(), fixture::inputs());
-    for split in [Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }, Split { microbatches: 4, pp: 2, dp: 1, tp: 2 }] {
-        let job = fixture::job(&split);
-        let layout = Layout::new(&job, &Target::Reference, 100);
-        let (_, segment) = Segment::create(layout.bytes).unwrap();
-        let board = Board { segment: &segment, layout: &layout };
-        let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
-        let plans = Plans::new(&job);
-        let (loss, norm, w, _) = fixture::expected(0.25);
-        let office: Arc<Mutex<Office>> = Arc::default();
+    let begin = |job: &Job, layout: &Layout| {
+        let (office, in_flight) = (Arc::<Mutex<Office>>::default(), job.in_flight);
         let tags = Tags::new(layout.groups(), layout.channels());
-        std::thread::scope(|scope| {
-            for rank in 0..layout.world {
-                let (job, plans, batch, params, w) = (&job, &plans, &batch, &params, &w);
-                let post = Post { rank, office: office.clone(), open: Arc::default() };
-                let mpi = Mpi::new(rank, job.in_flight, tags.clone(), Box::new(post)).unwrap();
-                scope.spawn(move || {
-                    let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-                    let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), Order::List);
-                    rank.initialise(|held| match held {
-                        Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
-                        Held::State(..) | Held::Table(_) => None,
-                    });
-                    let mut shm = Shm::new(board, rank.rank(), 100, None);
-                    shm.exchange_by(mpi);
-                    let step = Step { number: 1, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch };
-                    rank.begin(Phase::Train);
-                    assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
-                    assert_eq!(rank.reports(), [Some(loss), Some(norm)]);
-                    rank.begin(Phase::Update);
-                    assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
-                    rank.collect(|held, at, values| {
-                        if let Held::Param(_) = held {
-                            assert_eq!(values, &w[at as usize..][..values.len()]);
-                        }
-                    });
-                    shm.leave(Duration::from_secs(60)).unwrap();
-                });
-            }
-        });
-    }
+        move |rank: u64, shm: &mut Shm| {
+            let post = Post { rank, office: office.clone(), open: Arc::default() };
+            shm.exchange_by(Mpi::new(rank, in_flight, tags.clone(), Box::new(post)).unwrap());
+        }
+    };
+    steps_agree(begin, |shm| shm.leave(Duration::from_secs(60)).unwrap());
 }

@@ -1,5 +1,5 @@
-//! Ranks whose programs exchange by MPI: the memory that they share then has how they are, what they are asked and how
-//! the run ends, and no numbers.
+//! Ranks whose programs exchange by MPI: the memory that they share then has how they are, what they are asked and
+//! how the run ends, and no numbers.
 
 use super::Shm;
 use super::pending::Polled;
@@ -52,8 +52,8 @@ impl Shm<'_> {
         self.mpi().is_some_and(|mut mpi| mpi.is_busy())
     }
 
-    /// How often a thread of this rank looks before it sleeps, of so many looks at shared memory, which cost little. Where it
-    /// is MPI that is asked, sleeps are as short as they are meant from here on.
+    /// How often a thread of this rank looks before it sleeps, of so many looks at shared memory, which cost little.
+    /// Where it is MPI that is asked, sleeps are as short as they are meant from here on.
     pub(crate) fn awake(&self, looks: u32) -> u32 {
         if self.mpi.is_none() {
             return looks;
@@ -76,8 +76,8 @@ impl Shm<'_> {
         error
     }
 
-    /// Makes a call in which this rank waits for all others, however long that takes them, up to a limit: then it does
-    /// not show any more that it is alive.
+    /// Makes a call in which this rank waits for all others, however long that takes them, up to a limit: then it
+    /// does not show any more that it is alive.
     pub fn together<T>(&self, limit: Duration, call: impl FnOnce() -> T) -> T {
         let others: Vec<u64> = (0..self.board.layout.world).filter(|r| *r != self.rank).collect();
         self.waiting(None, &others);

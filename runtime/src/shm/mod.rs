@@ -11,7 +11,8 @@
 //! **Several machines.** Each has a segment of the same layout, and every counter and slot has one writer. What a rank writes there for ranks of
 //! other machines, it also sends to these ([`Wires`]): first what it wrote, then the counter. So nothing else here knows of machines.
 //!
-//! **MPI.** Where ranks exchange by that ([`Shm::exchange_by`]), what they are and are asked is here all the same, and numbers are not.
+//! **MPI.** Where ranks exchange by that ([`Shm::exchange_by`]), what they are and are asked is here all the same,
+//! and numbers are not.
 //!
 //! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits for ever is
 //! the launcher's business ([`Board`]).
@@ -286,4 +287,4 @@ impl Communicator for Shm<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

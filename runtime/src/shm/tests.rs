@@ -324,8 +324,9 @@ fn a_rank_that_waits_says_for_whom_and_stops_when_the_run_ends() {
     assert_eq!(results[0], Err("the run was ended: rank 1 has had enough".to_owned()));
 }
 
-#[test]
-fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
+/// That ranks on threads take the step of the reference, each with what it attaches to what they share before, and
+/// does with it after.
+pub(crate) fn steps_agree<A: Fn(u64, &mut Shm) + Sync>(begin: impl Fn(&Job, &Layout) -> A, end: impl Fn(&mut Shm) + Sync) {
     let (params, inputs) = (fixture::params(), fixture::inputs());
     for split in [Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }, Split { microbatches: 4, pp: 2, dp: 1, tp: 2 }] {
         let job = fixture::job(&split);
@@ -335,6 +336,7 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
         let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
         let plans = Plans::new(&job);
         let (loss, norm, w, _) = fixture::expected(0.25);
+        let (attach, end) = (&begin(&job, &layout), &end);
         std::thread::scope(|scope| {
             for rank in 0..layout.world {
                 let (job, plans, batch, params, w) = (&job, &plans, &batch, &params, &w);
@@ -346,6 +348,7 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
                         Held::State(..) | Held::Table(_) => None,
                     });
                     let mut shm = Shm::new(board, rank.rank(), 100, None);
+                    attach(rank.rank(), &mut shm);
                     let step = Step { number: 1, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch };
                     rank.begin(Phase::Train);
                     assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
@@ -357,10 +360,16 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
                             assert_eq!(values, &w[at as usize..][..values.len()]);
                         }
                     });
+                    end(&mut shm);
                 });
             }
         });
     }
+}
+
+#[test]
+fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
+    steps_agree(|_, _| |_: u64, _: &mut Shm| {}, |_| {});
 }
 
 /// What a receiver of another machine does with these bytes of rank 1's: what it reports, and what the counter at 64 is then.
