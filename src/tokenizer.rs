@@ -89,7 +89,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Whether both make the same tokens, as far as one can tell: by the bytes of `tokenizer.json`.
+    /// Whether they are not the same, as far as one can tell: by the bytes of `tokenizer.json`.
     pub fn differs(&self, other: &Kept) -> bool {
         let (a, b) = (&self.main, &other.main);
         match (fs::metadata(a), fs::metadata(b)) {
@@ -111,8 +111,8 @@ pub fn beside(file: &Path) -> PathBuf {
     }
 }
 
-/// The tokenizer of a run: that of its data sets, else that of the weights with which it begins. Where these were made
-/// by several, a warning says so.
+/// The tokenizer of a run: that of its data sets, else that of the weights with which it begins. Where these were
+/// made by several, a warning says so.
 pub fn of_run(sets: Option<&DataSets>, begins: &[PathBuf]) -> Option<Kept> {
     let prefixes = sets.and_then(|sets| sets.settled().ok()).map(|sets| sets.prefixes()).unwrap_or_default();
     let of_data: Vec<(PathBuf, Kept)> = prefixes.into_iter().filter_map(|p| Some((p.clone(), Kept::within(&beside(&p))?))).collect();

@@ -1,9 +1,9 @@
 //! Rows of whole documents: each sample has as many as fit, none of which is cut but those longer than a row.
 //!
-//! Documents come in an order drawn anew for each epoch, and each goes to the first row of its epoch that has room for
-//! it (first fit). Rows, which are fuller the earlier they are, are then drawn in another order. An epoch depends on
-//! those before it by the random numbers that they took, and on nothing after it: whoever asks for more samples gets
-//! the same ones first.
+//! Documents come in an order drawn anew for each epoch, and each goes to the first row of its epoch that has room
+//! for it (first fit). Rows, which are fuller the earlier they are, are then drawn in another order. An epoch depends
+//! on those before it by the random numbers that they took, and on nothing after it: whoever asks for more samples
+//! gets the same ones first.
 //!
 //! | numbers | are | bytes |
 //! |---|---|---|
@@ -45,8 +45,8 @@ pub struct Statistics {
 }
 
 impl Packed {
-    /// Builds the rows for documents of these lengths, as [`crate::indexed::Indexed::lengths`] gives them. Of the rule,
-    /// what says how samples are cut of a stream does not count.
+    /// Builds the rows for documents of these lengths, as [`crate::indexed::Indexed::lengths`] gives them. Of the
+    /// rule, what says how samples are cut of a stream does not count.
     ///
     /// # Errors
     /// No tokens; more rows or documents than there can be.

@@ -121,16 +121,10 @@ pub struct Cost {
 }
 
 impl Card {
-    /// The card of a device, by the word of its name that is no maker's.
-    pub fn of_device(name: &str) -> Option<&'static Card> {
-        let word = |c: &Card| c.name.split(' ').next().is_some_and(|first| name.split([' ', '-']).any(|w| w == first));
-        CARDS.into_iter().find(|c| word(c))
-    }
-
-    /// Finds a card by the beginning of its name.
+    /// The card of which a name has the first word: `h100`, or what a driver calls one.
     pub fn named(name: &str) -> Option<&'static Card> {
-        let plain = |s: &str| s.to_ascii_lowercase().replace([' ', '-', '_'], "");
-        CARDS.into_iter().find(|c| plain(c.name).starts_with(&plain(name)))
+        let is = |c: &Card| c.name.split(' ').next().is_some_and(|first| name.split([' ', '-']).any(|w| w.eq_ignore_ascii_case(first)));
+        CARDS.into_iter().find(|c| is(c))
     }
 
     /// Blocks that a multiprocessor runs at a time, as far as there is room; of registers at least as `ptxas` is

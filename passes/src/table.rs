@@ -306,7 +306,7 @@ pub const PASSES: &[Pass] = &[
     // Of what is in no flat bucket by now: sums of parts of those stay as they are.
     Pass {
         name: "split_reduction",
-        summary: "Cuts large sums in two steps, so that all threads read what they are of.",
+        summary: "Cuts large sums in steps, so that all threads read what they are of.",
         levels: (Level::Local, Level::Local),
         wanted: always,
         run: |m| {

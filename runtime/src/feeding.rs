@@ -110,8 +110,8 @@ impl Reading {
 }
 
 impl Course {
-    /// Evaluations after a step, if there are any, and of how many batches each is: of validation data, each `interval`
-    /// steps.
+    /// Evaluations after a step, if there are any, and of how many batches each is: of validation data, each
+    /// `interval` steps.
     pub fn after(&self, step: u64) -> impl Iterator<Item = (HeldOut, u64)> {
         let is_due = self.interval > 0 && step.is_multiple_of(self.interval);
         self.held_out().filter(move |(part, _)| is_due && matches!(part, HeldOut::Valid(_))).map(|(part, e)| (part, e.batches))

@@ -248,7 +248,8 @@ impl Communication<'_> {
         }
     }
 
-    /// Sleeps until something may have changed. While the compute stream waits as well, the rank says for whom; `told` is what it has said.
+    /// Sleeps until something may have changed. While the compute stream waits as well, the rank says for whom;
+    /// `told` is what it has said.
     fn sleep(&mut self, events: &Events, step: &Step, pending: &[Option<Pending>], bell: u32, told: &mut Vec<u64>) -> Result<(), ExecError> {
         let first = pending.iter().zip(&self.cursors).find_map(|(p, cursor)| p.as_ref().map(|_| cursor.at));
         let on: Vec<u64> = pending.iter().flatten().flat_map(|p| self.shm.waits_for(p)).collect();

@@ -1,5 +1,5 @@
-//! Numbers of several ranks are combined in rank order, in their dtype: the same bits on every rank and in every run. 16-bit floats are reduced in f32 and rounded
-//! once, at the end.
+//! Numbers of several ranks are combined in rank order, in their dtype: the same bits on every rank and in every run.
+//! 16-bit floats are reduced in f32 and rounded once, at the end.
 
 use crate::comm::CommError;
 use crate::device::Element;

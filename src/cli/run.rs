@@ -126,8 +126,8 @@ pub struct RunArgs {
     /// Most global batches of a held-out loss; of data sets so many, each time the next
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = from_one::<u64>)]
     pub eval_iters: u64,
-    /// Of validation data sets, each has a loss of its own, `valid_loss/wiki` of the data set `wiki`, and `valid_loss` is
-    /// their mean
+    /// Of validation data sets, each has a loss of its own, `valid_loss/wiki` of the data set `wiki`, and
+    /// `valid_loss` is their mean
     #[arg(long)]
     pub multiple_validation_sets: bool,
     /// What these are called [default: the names of their files]

@@ -135,8 +135,10 @@ pub struct Timed {
     kernels: u64,
     /// None without a card.
     seconds: Option<f64>,
-    /// Of those kernels of which it can be said (`mcc dump --costs`).
-    predicted: f64,
+    /// As `mcc dump --costs` does it; none if it cannot be said of one of the kernels.
+    predicted: Option<f64>,
+    /// The card for which it is.
+    card: String,
     work: Work,
     /// PyTorch's, or those of a copy of as many bytes.
     reference: Option<f64>,
@@ -214,7 +216,7 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
         let Task::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
         launches.into_iter().map(|(id, seconds)| (id, Some(seconds))).collect()
     };
-    let card = check.gpu.as_ref().and_then(|g| Card::of_device(&g.name)).unwrap_or_else(|| usual(&check.target));
+    let card = check.gpu.as_ref().and_then(|g| Card::named(&g.name)).unwrap_or_else(|| usual(&check.target));
     let mut predictor = Predictor::new(card);
     let mut shapes: BTreeMap<Shape, Timed> = BTreeMap::new();
     for (id, seconds) in launches {
@@ -228,14 +230,15 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
             shape: shape.clone(),
             kernels: 0,
             seconds: seconds.map(|_| 0.0),
-            predicted: 0.0,
+            predicted: Some(0.0),
+            card: card.name.into(),
             work: Work { flops: 0, bytes: 0 },
             reference: None,
         };
         let timed = shapes.entry(shape).or_insert(none);
         let (work, entry) = (Work::of(kernel), &artifact.kernels[id as usize]);
         let predicted = entry.launch.as_ref().and_then(|launch| predictor.predict(kernel, &entry.name, artifact.ptx(entry), launch).ok());
-        timed.predicted += predicted.map_or(0.0, |p| p.cost.seconds);
+        timed.predicted = timed.predicted.zip(predicted).map(|(sum, p)| sum + p.cost.seconds);
         timed.kernels += 1;
         timed.seconds = timed.seconds.zip(seconds).map(|(a, b)| a + b);
         timed.work = Work { flops: timed.work.flops + work.flops, bytes: timed.work.bytes + work.bytes };
@@ -316,6 +319,10 @@ fn timed_step(check: &Check, gpt: Gpt) -> anyhow::Result<TimedStep> {
     Ok(TimedStep { gpt, parameters: gpt.parameters(), seconds, tokens_per_s: (batch * seq) as f64 / seconds, mfu, reference: None })
 }
 
+fn milliseconds(seconds: Option<f64>) -> String {
+    seconds.map_or("-".into(), |s| format!("{:.4}", s * 1e3))
+}
+
 impl Table for Benchmarks {
     fn table(&self) -> String {
         if let Some(why) = self.unmeasured {
@@ -326,24 +333,24 @@ impl Table for Benchmarks {
                 return format!("## Benchmarks\n\n{head}{kernels} kernels and a step were run once, to see that this can be.\n{failed}");
             }
             let rows = self.kernels.iter().map(|k| {
-                let [count, ms] = [k.kernels.to_string(), format!("{:.4}", k.predicted * 1e3)];
-                vec![k.model.clone(), k.shape.text(), count, ms, k.rate(k.predicted)]
+                let rate = k.predicted.map_or("-".into(), |seconds| k.rate(seconds));
+                vec![k.model.clone(), k.shape.text(), k.kernels.to_string(), milliseconds(k.predicted), rate]
             });
             let table = markdown("Benchmarks", &["model", "bf16 kernels", "number", "predicted, ms", "rate"], rows);
-            return format!("{table}\n{head}A step was run once, to see that this can be.\n{failed}");
+            let card = self.kernels.first().map_or("a card", |k| &k.card);
+            return format!("{table}\n{head}Predicted for {card}. A step was run once, to see that this can be.\n{failed}");
         }
         let ratio = |reference: Option<f64>, seconds: f64| reference.map_or("-".into(), |r| format!("{:.0} %", 100.0 * r / seconds));
         let rows = self.kernels.iter().map(|k| {
             let seconds = k.seconds.unwrap_or(f64::NAN);
-            let reference = k.reference.map_or("-".into(), |r| format!("{:.4}", r * 1e3));
             vec![
                 k.model.clone(),
                 k.shape.text(),
                 k.kernels.to_string(),
-                format!("{:.4}", seconds * 1e3),
-                format!("{:.4}", k.predicted * 1e3),
+                milliseconds(k.seconds),
+                milliseconds(k.predicted),
                 k.rate(seconds),
-                reference,
+                milliseconds(k.reference),
                 ratio(k.reference, seconds),
             ]
         });

@@ -67,7 +67,8 @@ fn found(row: &Value) -> Vec<String> {
     if of("sectors") > most {
         found.push(format!("{} times the sectors that it needs", of("sectors")));
     }
-    // Sums over rows have a column of 16 bits a lane, rotations halves of a head, a third of whose bytes is 16-bit results.
+    // Sums over rows have a column of 16 bits a lane, rotations halves of a head, a third of whose bytes is 16-bit
+    // results.
     if family == "loops" && of("narrow") > 0.34 && !name.starts_with("reduce_sum") && !name.starts_with("dot") {
         found.push(format!("{} of its bytes by less than 4", of("narrow")));
     }

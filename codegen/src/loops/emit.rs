@@ -204,8 +204,8 @@ impl<'a, B: Builder> Loops<'a, B> {
         Ok(())
     }
 
-    /// Loops over `dims`, of a team's dim over this member's share, the vector dim innermost, of which lanes may have runs
-    /// of so many elements.
+    /// Loops over `dims`, of a team's dim over this member's share, the vector dim innermost, of which lanes may have
+    /// runs of so many elements.
     pub fn nest(&mut self, place: &Place<B>, dims: &[Dim], run: Option<i64>, body: &mut dyn FnMut(&mut Self, &Place<B>)) {
         let vector = self.plan.vector.filter(|d| dims.contains(d));
         let others: Vec<Dim> = dims.iter().copied().filter(|d| Some(*d) != vector).collect();

@@ -56,8 +56,8 @@ impl Dataset {
         Ok(Sample { set, tokens: filled })
     }
 
-    /// Which tokens of a sample count as labels, in these ranges alone, of a sample of which [`Dataset::columns`] gave
-    /// the pieces: 1 or 0. Without masks all tokens of documents do. What fills the sample up does not.
+    /// Which tokens of a sample count as labels, in these ranges alone, of a sample of which [`Dataset::columns`]
+    /// gave the pieces: 1 or 0. Without masks all tokens of documents do. What fills the sample up does not.
     ///
     /// # Errors
     /// The buffer has another size; a mask that is neither 0 nor 1.

@@ -41,7 +41,8 @@ pub enum Begin {
 pub struct Request<'a> {
     pub inputs: Vec<PathBuf>,
     pub tokenizer: &'a Tokenizer,
-    /// Of JSON lines the fields, of Parquet the columns. With prompts, `PREFIX.mask` says which tokens are not theirs.
+    /// Of JSON lines the fields, of Parquet the columns. With prompts, `PREFIX.mask` says which tokens are not
+    /// theirs.
     pub fields: Fields,
     /// The token that is put after each document that has any: [`Tokenizer::end`] says which.
     pub end: Option<u32>,

@@ -1,5 +1,5 @@
-//! Cuts large sums in steps: those of all elements of a value over all but the first dims, then over these, in rows of
-//! them where they are many themselves; those of many scalars into sums of as many as a kernel reads.
+//! Cuts large sums in steps: those of all elements of a value over all but the first dims, then over these, in rows
+//! of them where they are many themselves; those of many scalars into sums of as many as a kernel reads.
 //!
 //! A kernel computes a result by one thread (of a GPU: by one warp), so a norm in one step would read a whole gradient
 //! by itself. A rank's part of a flat bucket has one dim: its sum is made of rows of it, as many as there are elements
@@ -14,8 +14,9 @@ use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op, Reduce};
 
-/// A sum of at least so many elements is cut, such that the second step is of at least this many results of the first:
-/// each is made by one warp, and a GPU is full with a thousand. Where there are less, it is of this many or more.
+/// A sum of at least so many elements is cut, such that the second step is of at least this many results of the
+/// first: each is made by one warp, and a GPU is full with a thousand. Where there are less, it is of this many or
+/// more.
 const LARGE: u64 = 1 << 16;
 const RESULTS: u64 = 1 << 10;
 const FEW: u64 = 64;
