@@ -28,6 +28,7 @@ use passes::report::matrices::matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
 use runtime::artifact::{self, KernelEntry};
+use runtime::gpu::nccl;
 use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -97,7 +98,7 @@ fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progres
         options: models.options.clone(),
     });
     let mut passes = models.passes(progress).or_else(|e| failed(e, shown, inspect))?;
-    inspect.check(&request.options)?;
+    inspect.check(&passes.module().options)?;
     while let Some(pass) = passes.step().or_else(|e| failed(e, shown, inspect))? {
         if inspect.damage_after.as_deref() == Some(pass.name) {
             passes.damage().or_else(|e| failed(e, shown, inspect))?;
@@ -199,8 +200,8 @@ fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footpr
     let own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
     match targets.device.arch {
         Arch::X86_64 => own.and(Kind::Exchanges, runtime::shm::bytes_of_rank(job, &targets.to_artifact(&job.kernels), rank)),
-        // It is the GPU's memory that is planned; exchanges go through the host's.
-        Arch::Nvptx => own,
+        Arch::Nvptx if job.mesh.world() == 1 => own,
+        Arch::Nvptx => own.and(Kind::Exchanges, nccl::bytes_of_rank(job, rank, nccl::MAX_CTAS)),
     }
 }
 

@@ -136,7 +136,7 @@ fn rows(artifact: &Artifact, class: usize, predictor: &mut Predictor, progress: 
             name: name.into(),
             places,
             launches: *times,
-            blocks: launch.grid,
+            blocks: predictor.blocks(launch),
             warps: u64::from(launch.block / WARP),
             bytes: Work::needed(kernel).bytes,
             outcome,

@@ -105,8 +105,9 @@ fn annotated(job: &Job, kernel: usize, launch: Option<&Launch>, ptx: &str) -> St
     let body = &job.kernels[kernel].body;
     let mut out = String::new();
     if let Some(l) = launch {
-        let _ =
-            writeln!(out, "// {} blocks of {} threads, {} bytes of shared memory, {} of scratch", l.grid, l.block, l.shared_bytes, l.scratch_bytes);
+        let most = l.resident.map_or(String::new(), |r| format!(", {r} at most on a multiprocessor"));
+        let of = [l.shared_bytes.into(), l.scratch_bytes];
+        let _ = writeln!(out, "// {} blocks of {} threads{most}, {} bytes of shared memory, {} of scratch", l.grid, l.block, of[0], of[1]);
     }
     for v in body.values().filter(|v| !body[*v].op.is_source()) {
         let _ = writeln!(out, "// {}", described(job, body, v));

@@ -4,8 +4,8 @@
 //! warning.
 
 use crate::cli::{
-    Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, Overlap, PlanArgs, Recompute, RunArgs,
-    TpCommOverlap,
+    Command, DecayStyle, DeviceKind, DumpArgs, Exchanges, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, Overlap, PlanArgs, Recompute,
+    RunArgs, TpCommOverlap,
 };
 use crate::files::AUTO;
 use ir::diag::Diagnostic;
@@ -170,6 +170,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
 ];
 
 const RUN: &[Rule<RunArgs>] = &[
+    rule(
+        &["--nccl-max-ctas"],
+        |a| a.exchanges != Exchanges::Nccl,
+        Refused,
+        "is about NCCL, by which these ranks do not exchange",
+        "add `--exchanges nccl`",
+    ),
     rule(
         &["--eval-interval"],
         |a| a.eval_interval > 0 && a.valid_data.is_empty() && !a.has_sets(),

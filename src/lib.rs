@@ -89,7 +89,10 @@ impl Request {
         let Models { training, evaluation, warnings } = models.map_err(|errors| Error::User(errors, sources.clone()))?;
         // What the text's setting `batch` says is the same thing, and was asked for beside it.
         let global_batch = training.graph.batch.map_or(options.global_batch, |d| training.graph.body.dims.size(d));
-        Ok(Elaborated { training, evaluation, options: Options { global_batch, ..options.clone() }, sources, warnings })
+        // GPUs may exchange by NCCL, which a run decides.
+        let serial_exchanges = self.targets.device.arch == Arch::Nvptx;
+        let options = Options { global_batch, serial_exchanges, ..options.clone() };
+        Ok(Elaborated { training, evaluation, options, sources, warnings })
     }
 
     /// Compiles the kernels of a job and links them.

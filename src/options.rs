@@ -75,6 +75,8 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
             Overlap::On => ir::options::Overlap::On,
             Overlap::Off => ir::options::Overlap::Off,
         },
+        // The target says so.
+        serial_exchanges: false,
         tp_overlap: match args.tp_comm_overlap {
             TpCommOverlap::Off => TpOverlap::Off,
             TpCommOverlap::Pipeline => TpOverlap::Pipeline { chunks: args.tp_comm_overlap_chunks },

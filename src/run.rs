@@ -129,6 +129,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
             Exchanges::Mpi => runtime::target::Exchanges::Mpi,
             Exchanges::Nccl => runtime::target::Exchanges::Nccl,
         },
+        nccl_max_ctas: args.nccl_max_ctas,
         device: args.device.map(|d| match d {
             DeviceKind::Cpu => runtime::target::DeviceKind::Cpu,
             DeviceKind::Cuda => runtime::target::DeviceKind::Cuda,

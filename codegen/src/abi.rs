@@ -19,7 +19,7 @@
 
 use crate::Shape;
 use ir::kernel::{Family, Kernel};
-use ir::launch::{Launch, MAP_BYTES, Parameter, TensorMap, WARP};
+use ir::launch::{Launch, MAP_BYTES, MOST_BLOCKS, Parameter, TensorMap, WARP};
 
 /// Warps of a block of the usual form.
 pub const WARPS: u32 = 4;
@@ -71,7 +71,7 @@ pub fn parameter_bytes(kernel: &Kernel) -> usize {
     8 * (kernel.inputs.len() + kernel.outputs.len() + kernel.scalars.len() + GPU_EXTRA) + maps * MAP_BYTES
 }
 
-/// Multiprocessors of the largest GPU of today.
+/// Multiprocessors of the GPU whose warps loops are cut for: what a warp computes does not depend on it.
 const MULTIPROCESSORS: u32 = 132;
 /// Blocks that fill it: 16 of [`WARPS`] warps on each. A warp takes several tiles where there are more.
 const FILL: u64 = 16 * MULTIPROCESSORS as u64;
@@ -85,6 +85,7 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     let grid = shape.tiles.div_ceil(WARPS.into()).clamp(1, FILL.min(room));
     Launch {
         grid: grid as u32,
+        resident: None,
         block: WARPS * WARP,
         shared_bytes: 0,
         scratch_bytes: grid * of_block,
@@ -93,18 +94,17 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     }
 }
 
-/// The launch of a kernel whose blocks compute tiles: as many as run at a time on the largest GPU of today, if there
-/// is work for them.
+/// The launch of a kernel whose blocks compute tiles: as many as run at a time on a card, if there is work for them.
 pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32) -> Launch {
-    let grid = shape.tiles.clamp(1, (MULTIPROCESSORS * bounds.blocks).into());
-    Launch { grid: grid as u32, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters: parameters(kernel, shape) }
+    let (grid, parameters) = (shape.tiles.clamp(1, MOST_BLOCKS.into()) as u32, parameters(kernel, shape));
+    Launch { grid, resident: Some(bounds.blocks), block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters }
 }
 
 /// The launch of a kernel whose tiles are computed by so many warps each: as many blocks as a GPU has room for, of
 /// which those that find none follow.
 pub fn launch_of_teams(kernel: &Kernel, shape: &Shape, members: i64, shared_bytes: u32) -> Launch {
     let grid = shape.tiles.clamp(1, (FILL * u64::from(WARPS) / members as u64).max(1));
-    Launch { grid: grid as u32, ..launch_of_blocks(kernel, shape, Bounds::of_team(members), shared_bytes) }
+    Launch { grid: grid as u32, resident: None, ..launch_of_blocks(kernel, shape, Bounds::of_team(members), shared_bytes) }
 }
 
 /// A launch with tensor maps beside what it has.

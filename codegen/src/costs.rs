@@ -53,11 +53,17 @@ impl Predictor {
         Predictor { checker: Checker::default(), card }
     }
 
+    /// Blocks of a launch on the card.
+    pub fn blocks(&self, launch: &Launch) -> u32 {
+        launch.blocks_on(self.card.multiprocessors)
+    }
+
     /// Of a kernel by its name in its PTX. What depends on data is that of random ones: indices are spread evenly.
     ///
     /// # Errors
     /// Why it cannot be run here, or what the emulator finds wrong.
     pub fn predict(&mut self, kernel: &Kernel, name: &str, ptx: &str, launch: &Launch) -> Result<Predicted, String> {
+        let launch = &Launch { grid: self.blocks(launch), ..launch.clone() };
         let operands = self.checker.operands_of(kernel)?;
         let options = Options { count: true, products: false, races: false, limit: LONGEST, ..Options::default() };
         let code = Code { name, ptx, tiles: 0, launch: Some(launch) };

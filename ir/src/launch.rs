@@ -13,7 +13,9 @@ pub const FEW_PARAMETERS: usize = 4096;
 /// Most bytes of parameters, which drivers take from CUDA 12.1 on, of kernels of PTX 8.1.
 pub const MOST_PARAMETERS: usize = 32_764;
 /// Most blocks that mcc launches.
-const MOST_BLOCKS: u32 = 1 << 24;
+pub const MOST_BLOCKS: u32 = 1 << 24;
+/// Most blocks that a multiprocessor has room for.
+const MOST_RESIDENT: u32 = 32;
 /// Most bytes of scratch of a launch.
 pub const MOST_SCRATCH: u64 = 1 << 40;
 /// Bytes of a tensor map, as the driver writes it.
@@ -125,8 +127,11 @@ impl TensorMap {
 /// A launch, but for the values of its parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Blocks.
+    /// Blocks that there is work for.
     pub grid: u32,
+    /// So many blocks have room on a multiprocessor, if no more are to be launched than run at once: each takes its share of
+    /// the work, however many there are.
+    pub resident: Option<u32>,
     /// Threads of each.
     pub block: u32,
     /// Bytes of shared memory that a block gets beside what its code declares.
@@ -140,6 +145,11 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// Blocks that are launched on a card with so many multiprocessors.
+    pub fn blocks_on(&self, multiprocessors: u32) -> u32 {
+        self.resident.map_or(self.grid, |r| self.grid.min(r.saturating_mul(multiprocessors).max(1)))
+    }
+
     /// Whether a GPU of a kind (`sm_80`, `sm_90a`) can launch it, with what the kernel has.
     ///
     /// # Errors
@@ -150,6 +160,7 @@ impl Launch {
             n => Err(format!("{n} {what}, not {least} to {most}")),
         };
         fits("blocks", self.grid.into(), 1, MOST_BLOCKS.into())?;
+        fits("blocks on a multiprocessor", self.resident.unwrap_or(1).into(), 1, MOST_RESIDENT.into())?;
         fits("threads a block", self.block.into(), WARP.into(), MOST_THREADS.into())?;
         if !self.block.is_multiple_of(WARP) {
             return Err(format!("{} threads a block are not whole warps", self.block));
@@ -215,7 +226,7 @@ mod tests {
 
     fn launch() -> Launch {
         let parameters = vec![Parameter::Scalar(0), Parameter::Number(7), Parameter::Scratch];
-        Launch { grid: 3, block: 128, shared_bytes: 0, scratch_bytes: 64, maps: vec![], parameters }
+        Launch { grid: 3, resident: None, block: 128, shared_bytes: 0, scratch_bytes: 64, maps: vec![], parameters }
     }
 
     /// Of 200 rows of 100 bf16, padded to 104, in boxes of 8 rows.
@@ -267,6 +278,7 @@ mod tests {
             l.check(&kernel(), arch).expect_err("it cannot be launched")
         };
         let refused = |change| refused_by("sm_90a", change);
+        assert_eq!(refused(|l| l.resident = Some(0)), "0 blocks on a multiprocessor, not 1 to 32");
         assert_eq!(refused(|l| l.grid = 0), "0 blocks, not 1 to 16777216");
         assert_eq!(refused(|l| l.block = 2048), "2048 threads a block, not 32 to 1024");
         assert_eq!(refused(|l| l.block = 100), "100 threads a block are not whole warps");

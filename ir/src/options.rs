@@ -29,6 +29,8 @@ pub struct Options {
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
     pub overlap: Overlap,
+    /// Whether a rank's exchanges are to follow each other one by one, without buffers: NCCL asks for that.
+    pub serial_exchanges: bool,
     /// Whether optimizers run on the host, in its memory.
     pub offload: Offload,
     /// Whether products of f32 factors are multiplied as tf32.
@@ -62,6 +64,7 @@ impl Default for Options {
             layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
             pad_vocab_to: 1,
             overlap: Overlap::On,
+            serial_exchanges: false,
             offload: Offload::Off,
             tf32: false,
             tp_overlap: TpOverlap::Off,

@@ -89,6 +89,23 @@ pub struct CallSchedule {
     pub update: Vec<Call>,
     /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
     pub eval: Vec<Call>,
+    /// When what is sent goes out where no channel has buffers, by phase in the order of [`Phase::ALL`]: each send of a phase once, in the order
+    /// in which they go. All empty unless exchanges are to be serial.
+    pub sends: [Vec<SendTurn>; Phase::ALL.len()],
+}
+
+/// A send's place among the other exchanges of its phase, which are its collectives and receives in the order of issue.
+///
+/// NCCL buffers no message, and kernels of two communicators may not run at once on a card. So a rank does its exchanges one by one, and a send, which
+/// is copied away where it is issued, waits for its turn: the other end then comes to it too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SendTurn {
+    /// Its number among the sends of the phase, in the order of issue.
+    pub send: u32,
+    /// So many other exchanges come before it.
+    pub after: u32,
+    /// Whether it is at once with the next of them, a receive.
+    pub grouped: bool,
 }
 
 /// Slots of a stash, one after the other.
@@ -131,6 +148,10 @@ impl CallSchedule {
         }
     }
 
+    pub fn sends(&self, phase: Phase) -> &[SendTurn] {
+        &self.sends[phase as usize]
+    }
+
     /// Bytes of each arena of a rank, in the order of [`Arena::ALL`]: the temporary one reaches to the end of the last stash, which has none of its own.
     /// Saturates instead of overflowing.
     pub fn arena_bytes(&self, program: &Program) -> [u64; Arena::ALL.len()] {
@@ -149,6 +170,11 @@ impl Job {
             Some(source) => format!("{}:{}:{}", source.name, span.line, span.col),
             None => span.to_string(),
         }
+    }
+
+    /// Whether its sends have turns ([`SendTurn`]), so that ranks can do their exchanges one by one.
+    pub fn is_serial(&self) -> bool {
+        self.stages.iter().flat_map(|s| &s.schedule.sends).any(|turns| !turns.is_empty())
     }
 
     /// Elements of all parameters.

@@ -3,7 +3,7 @@
 //! A pass takes a module and leaves one ([`ir::module`]); after each, its verifier looks at what came out. A step and an evaluation are
 //! graphs of their own that go the same way, as far as they have the same to do, and end in one job of programs that do both.
 
-use crate::commands::{allocate, events, list_schedule, streams};
+use crate::commands::{allocate, events, list_schedule, send_turns, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
 use crate::local::{bucket, offload, split_reduction, tf32, tp_overlap, zero};
 use crate::lower::job;
@@ -102,6 +102,12 @@ const JOB: Verifier = Verifier {
     levels: (Level::Job, Level::Job),
     run: |m| shown(sound(m)),
 };
+const SERIAL: Verifier = Verifier {
+    name: "serial",
+    summary: "Where sends have turns, no rank waits forever, though exchanges are done one by one and none is buffered.",
+    levels: (Level::Job, Level::Job),
+    run: |m| shown(m.job.as_ref().map_or(Ok(()), verify::job::check_serial)),
+};
 const LOWERING: Verifier = Verifier {
     name: "lowering",
     summary: "Every program computes its local graphs, and the job describes them.",
@@ -110,7 +116,7 @@ const LOWERING: Verifier = Verifier {
 };
 
 /// All verifiers, in the order of the levels that they look at.
-pub const VERIFIERS: [&Verifier; 10] = [&GRAPHS, &MEANING, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &COMMANDS, &MEMORY, &JOB, &LOWERING];
+pub const VERIFIERS: [&Verifier; 11] = [&GRAPHS, &MEANING, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &COMMANDS, &MEMORY, &JOB, &SERIAL, &LOWERING];
 
 /// What looks at all that passes over logical graphs did, once these are done.
 pub const OF_LOGICAL: &Verifier = &MEANING;
@@ -367,6 +373,15 @@ pub const PASSES: &[Pass] = &[
             on_job(m, events::synchronise)
         },
         verifiers: &[&JOB, &LOWERING],
+    },
+    Pass {
+        name: "send_turns",
+        summary: "Says when what stages send goes out, where exchanges of a rank follow each other one by one.",
+        levels: (Level::Job, Level::Job),
+        wanted: |o| o.serial_exchanges && o.pp > 1,
+        run: |m| on_job(m, send_turns::order),
+        // Commands stay as they are.
+        verifiers: &[&SERIAL],
     },
 ];
 

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use verify::Violation;
 
 /// Changes whenever an artifact of before cannot be read any more.
-pub const FORMAT: u32 = 12;
+pub const FORMAT: u32 = 13;
 
 const SIGNATURE: &str = "manifest.sig";
 const JOB: &str = "job.bin";

@@ -2,7 +2,7 @@
 
 use crate::executor::Transfer;
 use ir::op::DType;
-use ir::program::{Arena, KernelId, Space, Stream};
+use ir::program::{Arena, KernelId, SendTurn, Space, Stream};
 use serde::{Deserialize, Serialize};
 
 /// A byte of an arena. Stashes lie in the temporary one.
@@ -86,6 +86,8 @@ pub struct Beside {
 
 /// What exchanges with the devices of other ranks, on streams of the device. It is told in the order of issue.
 pub trait Fabric {
+    /// A phase begins, in which what is sent goes out at these turns; all of the phase before was issued.
+    fn phase(&mut self, sends: &[SendTurn]);
     fn transfer(&mut self, stream: Stream, transfer: &Transfer);
     /// Runs a kernel of the host when the stream comes to it.
     fn run_on_host(&mut self, stream: Stream, kernel: KernelId, args: &[Location], scalars: &[f64]);

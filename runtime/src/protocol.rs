@@ -81,6 +81,8 @@ pub struct Orders {
     pub exchanges: Exchanges,
     /// By which GPUs that exchange by themselves find each other.
     pub nccl: Option<Vec<u8>>,
+    /// Most blocks of a kernel of NCCL's.
+    pub nccl_max_ctas: u32,
     /// Where ranks are, if another launcher started them.
     pub spread: Option<Spread>,
 }

@@ -8,6 +8,7 @@ use crate::data::{Data, DataError, Wanted};
 use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::feeding::{Feeding, Reading};
+use crate::gpu::nccl::By;
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::launch::{is_beyond, spread};
@@ -176,7 +177,8 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), near.index)
             .and_then(|card| {
-                orders.nccl.as_ref().map_or(Ok(()), |id| card.connect(&artifact, rank, id, MEETING))?;
+                let by = orders.nccl.as_ref().map(|id| By { id, max_ctas: orders.nccl_max_ctas });
+                by.map_or(Ok(()), |by| card.connect(&artifact, rank, &by, MEETING))?;
                 Gpu::new(&artifact, card, arena_bytes(job, rank), &threads)
             })
             .map_err(failed)

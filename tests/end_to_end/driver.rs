@@ -113,6 +113,21 @@ fn schedules_that_need_buffers_have_them() {
     all_ways_are_one(&format!("{{models}}/gpt2.mdl {TINY} -D layers=4 -D heads=2 {mesh} --target sm_80"), ["5", "6"]);
 }
 
+/// Products have four tiles, which one block computes, or four.
+#[test]
+fn weights_do_not_depend_on_how_many_multiprocessors_a_card_has() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
+    let model = "gpt2.mdl --bf16 -D layers=1 -D heads=2 -D hidden=128 -D seq=64 -D vocab=512 --global-batch-size 4";
+    dir.line(&format!("compile {{models}}/{model} --target sm_90a -o out.mcc")).succeeds();
+    let run = "run out.mcc --data text.txt --steps 1 --force --metrics m.jsonl --save-weights w.safetensors --device cuda";
+    let on = |multiprocessors| {
+        on_driver(&dir, run, &[("EMULATED_GPU_MULTIPROCESSORS", multiprocessors)]).succeeds();
+        trained(&dir)
+    };
+    assert!(on("1") == on("132"), "other weights");
+}
+
 /// The first wait is that of a list's streams for what was before it, which is through then: all others are for something.
 #[test]
 fn waits_of_streams_for_each_other_that_are_left_out_are_noticed() {

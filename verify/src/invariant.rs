@@ -344,6 +344,10 @@ invariants! {
     904 MessageReceived "No phase leaves a message behind."
     905 MembersAgree "All members of a group issue the same collectives in the same order."
     906 NoDeadlock "No rank waits forever."
+    907 SendTurns "Where sends have turns, each has one, and those of a channel go out in the order of issue."
+    908 SendIssued "No send goes out before it is issued, or after what is to come later."
+    909 SendGroup "What a send is at once with is a receive."
+    910 NoSerialDeadlock "No rank waits forever where exchanges are done one by one, without buffers."
 
     920 ReportAlike "A report is the same on all ranks."
     921 CopiesAlike "Copies of a parameter or state stay the same."

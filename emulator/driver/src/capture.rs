@@ -28,6 +28,8 @@ pub struct Capture {
     nodes: Nodes,
     /// The last node of each communicator, whose calls happen one after the other.
     comms: HashMap<u64, u64>,
+    /// The last node of any communicator.
+    exchange: Option<u64>,
     /// Why it comes to nothing.
     spoiled: Option<String>,
     /// What was asked for last: the caller has a pointer to it.
@@ -80,6 +82,12 @@ pub struct Exec {
     pub last: Option<TaskId>,
 }
 
+/// Kernels of communicators hold their places until others have come: so two that may run at once may wait for each other's places, for ever.
+fn at_once<T>() -> Cuda<T> {
+    let why = "an exchange may be under way at once with another of this GPU, which NCCL does not support: no stream or event orders them";
+    refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why)
+}
+
 impl State {
     /// Issues on a stream of the current context.
     pub fn issue(&mut self, on: u64, op: Op) -> Cuda {
@@ -92,15 +100,27 @@ impl State {
             capture.sound()?;
             if let Some(comm) = op.comm() {
                 after.extend(capture.comms.insert(comm, node));
+                if capture.exchange.replace(node).is_some_and(|last| !capture.reach(&after).contains(&last)) {
+                    return at_once();
+                }
             }
             capture.nodes.insert(node, Node { op, after });
             self.stream(on)?.capture = Some((id, vec![node]));
             return Ok(());
         }
         let before = stream.tail.clone();
+        let exchanges = op.comm().is_some();
         let task = self.add(context, op, before);
         self.stream(on)?.tail = vec![task];
-        Ok(())
+        if exchanges { self.alone(context, task, task) } else { Ok(()) }
+    }
+
+    /// Refuses the first exchange of some that are issued if one before it may still be under way; the last of them is then the one before.
+    fn alone(&mut self, context: u64, first: TaskId, last: TaskId) -> Cuda {
+        match self.exchanges.insert(context, last) {
+            Some(before) if !self.tasks.follows(first, before) => at_once(),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// A task; one of a communicator after what that was asked for before.
@@ -175,7 +195,8 @@ impl State {
         }
         let id = self.handle();
         let thread = std::thread::current().id();
-        let capture = Capture { origin: on, thread, mode, nodes: Nodes::new(), comms: HashMap::new(), spoiled: None, asked: Box::default() };
+        let capture =
+            Capture { origin: on, thread, mode, nodes: Nodes::new(), comms: HashMap::new(), exchange: None, spoiled: None, asked: Box::default() };
         self.captures.insert(id, capture);
         self.stream(on)?.capture = Some((id, vec![]));
         Ok(())
@@ -244,9 +265,17 @@ impl State {
         start.extend(found.last);
         let nodes = found.nodes.clone();
         let mut tasks: HashMap<u64, TaskId> = HashMap::new();
+        let mut exchanges = vec![];
         for (handle, node) in nodes {
             let before = if node.after.is_empty() { start.clone() } else { node.after.iter().map(|n| tasks[n]).collect() };
-            tasks.insert(handle, self.add(context, node.op, before));
+            let exchanges_too = node.op.comm().is_some();
+            let task = self.add(context, node.op, before);
+            exchanges.extend(exchanges_too.then_some(task));
+            tasks.insert(handle, task);
+        }
+        // Among themselves they were looked at when they were captured.
+        if let (Some(first), Some(last)) = (exchanges.first(), exchanges.last()) {
+            self.alone(context, *first, *last)?;
         }
         let all: Vec<TaskId> = tasks.into_values().chain(start).collect();
         let end = self.tasks.add(context, Op::Join, &all);

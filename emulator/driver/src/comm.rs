@@ -52,6 +52,8 @@ pub struct Comm {
     pub received: HashMap<usize, u64>,
     /// Ways that have been used, and those that this member has come to.
     connected: BTreeSet<Way>,
+    /// Kinds of exchanges that were issued outside of captures.
+    made: BTreeSet<String>,
     asked: BTreeSet<Way>,
     splits: u64,
     has_ended: bool,
@@ -102,6 +104,7 @@ impl State {
             sent,
             received,
             connected: BTreeSet::new(),
+            made: BTreeSet::new(),
             asked: BTreeSet::new(),
             splits: 0,
             has_ended: false,
@@ -266,6 +269,10 @@ impl State {
                 Some(Doing::Issuing { stream, calls, looks: 0, since })
             }
             Doing::Issuing { stream, calls, looks: 0, .. } => {
+                if let Err(why) = self.prepared(handle, stream, &calls) {
+                    self.comm_fails(handle, MISUSED, &why);
+                    return Ok(MISUSED);
+                }
                 if let Err(Refused { why, .. }) = self.issue(stream, Op::Exchange { comm: handle, calls }) {
                     self.comm_fails(handle, ncclResult_t::ncclUnhandledCudaError, &why);
                     return Ok(ncclResult_t::ncclUnhandledCudaError);
@@ -309,6 +316,19 @@ impl State {
                 Ok(ncclResult_t::ncclInProgress)
             }
         }
+    }
+
+    /// NCCL prepares a kind of exchange when it comes first, which may allocate memory and synchronise: in a capture it has come before.
+    fn prepared(&mut self, handle: u64, stream: u64, calls: &[Call]) -> Result<(), String> {
+        let captures = self.stream(stream).is_ok_and(|s| s.capture.is_some());
+        let Some(comm) = self.comms.get_mut(&handle) else { return Ok(()) };
+        for kind in calls.iter().map(Call::kind) {
+            if captures && !comm.made.contains(&kind) {
+                return Err(format!("a capture has the first {kind} of a communicator, which connects its members then"));
+            }
+            comm.made.insert(kind);
+        }
+        Ok(())
     }
 
     /// Whether all ways of calls are connected, which their first use does: both ends have to come to it.

@@ -73,6 +73,7 @@ functions! {
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) |state| {
         state.has(device)?;
         match attribute {
+            16 => put(value, state.settings.multiprocessors),
             75 => put(value, state.settings.capability[0]),
             76 => put(value, state.settings.capability[1]),
             other => refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("attribute {other} of a GPU is not modelled")),

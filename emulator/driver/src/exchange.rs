@@ -44,6 +44,15 @@ impl Call {
         }
     }
 
+    /// What of it NCCL may connect for when it comes first: how a collective is done depends on its size.
+    pub fn kind(&self) -> String {
+        match self.what {
+            What::Send(other) => format!("send to {other}"),
+            What::Recv(other) => format!("receive from {other}"),
+            What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => self.terms(),
+        }
+    }
+
     /// What members must agree on.
     fn terms(&self) -> String {
         let what = match self.what {

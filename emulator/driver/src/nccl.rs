@@ -61,6 +61,9 @@ fn check(config: *const ncclConfig_t) -> Nccl {
     if config.blocking != 0 {
         return refuse(INVALID, "communicators that block are not modelled");
     }
+    if config.maxCTAs != i32::MIN && !(1..=32).contains(&config.maxCTAs) {
+        return refuse(INVALID, format!("a communicator is to have at most {} blocks, of 1 to 32", config.maxCTAs));
+    }
     Ok(())
 }
 

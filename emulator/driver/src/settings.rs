@@ -10,6 +10,8 @@ pub struct Settings {
     pub gpus: i32,
     /// Their compute capability (`EMULATED_GPU_CAPABILITY`, `9.0`).
     pub capability: [i32; 2],
+    /// Their multiprocessors (`EMULATED_GPU_MULTIPROCESSORS`, 132).
+    pub multiprocessors: i32,
     /// Of the order in which streams run (`EMULATED_GPU_SEED`): 0 for what was issued last first, others for random ones.
     pub seed: u64,
     /// Threads that execute a kernel (`EMULATED_GPU_THREADS`, 1).
@@ -37,6 +39,7 @@ impl Settings {
         Settings {
             gpus: number("EMULATED_GPUS", 1) as i32,
             capability: capability.unwrap_or([9, 0]),
+            multiprocessors: number("EMULATED_GPU_MULTIPROCESSORS", 132) as i32,
             seed: number("EMULATED_GPU_SEED", 0),
             threads: number("EMULATED_GPU_THREADS", 1) as usize,
             driver: number("EMULATED_DRIVER_VERSION", 12_040) as i32,

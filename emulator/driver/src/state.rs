@@ -66,6 +66,8 @@ pub struct State {
     pub tasks: Tasks,
     pub comms: BTreeMap<u64, Comm>,
     pub meshes: BTreeMap<u64, Mesh>,
+    /// The exchange that was issued last, by context.
+    pub exchanges: HashMap<u64, TaskId>,
     /// Exchanges that have been begun.
     pub open: BTreeMap<TaskId, Open>,
     /// Of ids that this process made.
@@ -180,6 +182,7 @@ impl State {
             tasks: Tasks::new(seed),
             comms: BTreeMap::new(),
             meshes: BTreeMap::new(),
+            exchanges: HashMap::new(),
             open: BTreeMap::new(),
             roots: vec![],
         }

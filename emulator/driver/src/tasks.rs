@@ -122,6 +122,19 @@ impl Tasks {
         self.all.iter().map(|(id, t)| (*id, t))
     }
 
+    /// Whether a task comes after another, which may be done.
+    pub fn follows(&self, id: TaskId, other: TaskId) -> bool {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![id]);
+        while let Some(id) = open.pop().filter(|_| !self.is_done(other)) {
+            if id == other {
+                return true;
+            }
+            // What comes before has a lower number.
+            open.extend(self.all.get(&id).iter().flat_map(|t| &t.before).filter(|b| **b >= other && seen.insert(**b)));
+        }
+        self.is_done(other)
+    }
+
     /// Somebody waits for it, and so for all that is before it.
     pub fn need(&mut self, id: TaskId) {
         let mut open = vec![id];

@@ -158,10 +158,12 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
     option(io, &mut o.offload, d.offload, "offload", |io, x| {
         io.variant(x, "what is offloaded", &[("off", Offload::Off), ("optimizer", Offload::Optimizer)])
     })?;
-    option(io, &mut o.tf32, d.tf32, "tf32", |io, x| {
-        io.opt(true, "on").then(|| *x = true);
-        Ok(())
-    })?;
+    for (slot, name) in [(&mut o.serial_exchanges, "serial_exchanges"), (&mut o.tf32, "tf32")] {
+        option(io, slot, false, name, |io, x| {
+            io.opt(true, "on").then(|| *x = true);
+            Ok(())
+        })?;
+    }
     option(io, &mut o.tp_overlap, d.tp_overlap, "tp_overlap", |io, x| {
         io.variant(x, "a way to overlap", &[("off", TpOverlap::Off), ("pipeline", TpOverlap::Pipeline { chunks: 1 })])?;
         if let TpOverlap::Pipeline { chunks } = x { io.with(" ", chunks, Io::number) } else { Ok(()) }

@@ -17,7 +17,7 @@ use crate::model::{Decay, LossScale, Muon, MuonScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry,
-    Interval, Job, KernelId, ParamEntry, Place, Program, Slots, Space, Stage, Stream, TableEntry,
+    Interval, Job, KernelId, ParamEntry, Phase, Place, Program, SendTurn, Slots, Space, Stage, Stream, TableEntry,
 };
 use std::collections::BTreeSet;
 
@@ -253,7 +253,22 @@ pub(super) fn schedule(io: &mut Io, s: &mut CallSchedule) -> Result {
         io.line(words)?;
         calls(io, list)?;
     }
+    for (list, phase) in s.sends.iter_mut().zip(Phase::ALL) {
+        if io.line_if(!list.is_empty(), &format!("sends of {}:", phase.name())) {
+            io.with(" ", list, |io, list| io.list(list, SendTurn::default(), send_turn))?;
+        }
+    }
     Ok(())
+}
+
+/// `4 after 7`, or `4 with 7` if the exchange that comes next is at once with it.
+fn send_turn(io: &mut Io, turn: &mut SendTurn) -> Result {
+    io.number(&mut turn.send)?;
+    turn.grouped = io.opt(turn.grouped, " with ");
+    if !turn.grouped {
+        io.lit(" after ")?;
+    }
+    io.number(&mut turn.after)
 }
 
 /// Calls in order, those of one body for consecutive microbatches as one line: `forward 0..4`.

@@ -13,7 +13,7 @@ use crate::options::{Buffer as MoeBuffer, Counts, CpComm, Cuts, Offload, Options
 use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
-    Interval, Job, KernelId, ParamEntry, Piece, Place, Program, Slots, Space, Stage, Stream, TableEntry,
+    Interval, Job, KernelId, ParamEntry, Piece, Place, Program, SendTurn, Slots, Space, Stage, Stream, TableEntry,
 };
 use crate::reason::{AvoidedBy, Reason};
 use crate::sharded::{Placement, Sharded, Sharding};
@@ -363,6 +363,11 @@ pub fn schedule() -> CallSchedule {
         train: calls(&[(4, 0), (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 3), (2, 0)]),
         update: calls(&[(3, 0), (3, 0)]),
         eval: calls(&[(0, u32::MAX), (0, 0)]),
+        sends: [
+            vec![SendTurn { send: 1, after: 0, grouped: false }, SendTurn { send: 0, after: 2, grouped: true }],
+            vec![],
+            vec![SendTurn { send: 0, after: 7, grouped: false }],
+        ],
     }
 }
 
@@ -425,6 +430,7 @@ pub fn options() -> Vec<Options> {
         layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsLayer },
         pad_vocab_to: 128,
         overlap: Overlap::Off,
+        serial_exchanges: true,
         offload: Offload::Optimizer,
         tf32: true,
         tp_overlap: TpOverlap::Pipeline { chunks: 4 },

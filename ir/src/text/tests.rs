@@ -451,6 +451,7 @@ fn what_a_module_says_before_its_graphs() {
           layout even loss
           overlap off
           offload optimizer
+          serial_exchanges on
           tf32 on
           tp_overlap pipeline 4
           recompute uniform 2

@@ -7,5 +7,6 @@ pub mod effects;
 pub mod events;
 pub mod list_schedule;
 pub mod liveness;
+pub mod send_turns;
 pub mod stash_slots;
 pub mod streams;

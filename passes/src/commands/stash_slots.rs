@@ -74,7 +74,7 @@ pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u3
 /// Gives every stash of a stage the lowest place that is free while it lives, beyond the temporary buffers of all calls meanwhile: long ones first. Their numbers of slots
 /// stay.
 pub fn place(program: &Program, schedule: &mut CallSchedule) {
-    let CallSchedule { slots, train, update, eval } = schedule;
+    let CallSchedule { slots, train, update, eval, .. } = schedule;
     let lists = [&*train, &*update, &*eval];
     let ends: Vec<u64> = program.bodies.iter().map(|b| program.end_of_temporaries(b, Space::Device)).collect();
     let spans = lists.map(|calls| spans(program, calls));

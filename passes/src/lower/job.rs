@@ -163,6 +163,7 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
                 train: calls(&program, "zero", &train, passes, microbatches),
                 update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
                 eval: calls(&program, "eval_zero", &eval, &plan::forward(passes), microbatches),
+                sends: Default::default(),
             };
             of_stage[*stage as usize] =
                 Some(Stage { program: class, params: ir::fault!("job.stages.params", (0..params.len() as u32).collect(), params.clone()), schedule });

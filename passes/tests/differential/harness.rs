@@ -165,6 +165,8 @@ pub fn options(case: &Case) -> Options {
         pad_vocab_to: 1,
         recompute: case.recompute,
         rows: case.rows,
+        // Nothing else follows from it.
+        serial_exchanges: true,
         ..Options::default()
     }
 }

@@ -125,7 +125,7 @@ const MESHES: &[&str] = &[
 ];
 
 /// How many random programs of scores are tried in one run; `make test-long-random` has 2,000.
-const PROGRAMS: u64 = 200;
+const PROGRAMS: u64 = 120;
 
 #[test]
 fn scores_that_get_everything_agree_on_every_mesh() {

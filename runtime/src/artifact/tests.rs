@@ -108,7 +108,7 @@ fn for_gpus(dir: &Path, launch: Option<Launch>) -> PathBuf {
 fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
     let dir = tempfile::tempdir().unwrap();
     let parameters = vec![ir::launch::Parameter::Argument(0)];
-    let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
+    let launch = Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
     let out = for_gpus(dir.path(), Some(launch.clone()));
     let artifact = read(&out, &Accept::Anyones).unwrap();
     assert_eq!(artifact.kernels[0].launch, Some(launch.clone()));
@@ -124,7 +124,15 @@ fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
 fn a_kernel_of_the_host_has_code_for_a_cpu() {
     let mut job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
     job.kernels[0].on = Space::Host;
-    let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters: vec![ir::launch::Parameter::Argument(0)] };
+    let launch = Launch {
+        grid: 1,
+        resident: None,
+        block: 32,
+        shared_bytes: 0,
+        scratch_bytes: 0,
+        maps: vec![],
+        parameters: vec![ir::launch::Parameter::Argument(0)],
+    };
     let sound = |host: Option<Processor>, launched: bool| {
         let entry = |k: usize| KernelEntry {
             name: format!("k_{k}"),
@@ -213,7 +221,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (12, "2aa8b1e7e1ccc242");
+    let (format, layout) = (13, "b646f669eef0679e");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),

@@ -15,6 +15,9 @@ impl<D: Device> Rank<'_, D> {
     pub fn begin(&mut self, phase: Phase) {
         self.cursors.iter_mut().for_each(|c| c.begin(phase));
         self.reports.fill(None);
+        if let Some(fabric) = self.device.fabric() {
+            fabric.phase(self.frame.stage.schedule.sends(phase));
+        }
     }
 
     /// Runs commands until the phase has ended or all streams wait.

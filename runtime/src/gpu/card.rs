@@ -48,10 +48,19 @@ pub enum Work {
         args: Vec<Location>,
         scalars: Vec<u64>,
     },
-    /// The card exchanges with those of other ranks.
+    /// A message is copied to its slot, whose last message has gone.
+    Post {
+        stream: Stream,
+        address: u64,
+        outgoing: Outgoing,
+    },
+    /// A message goes out, of all that was posted: after the exchange before and before the next one.
+    Send(Outgoing),
+    /// The card exchanges with those of other ranks: after the exchange before, and at once with what goes out.
     Exchange {
         stream: Stream,
         between: Between,
+        outgoing: Vec<Outgoing>,
     },
     Record {
         stream: Stream,
@@ -68,14 +77,26 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Between {
     Collective { members: Vec<u64>, terms: Terms, from: u64, to: u64 },
-    Message { end: End, channel: Channel, dtype: DType, count: u64, address: u64 },
+    Receive { from: u64, message: Message },
 }
 
-/// An end of a message, with the rank at the other.
+/// A message, at an address of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
-    SendTo(u64),
-    ReceiveFrom(u64),
+pub struct Message {
+    pub channel: Channel,
+    pub dtype: DType,
+    pub count: u64,
+    pub address: u64,
+}
+
+/// A message to a rank, which was copied to a slot of its channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Outgoing {
+    pub to: u64,
+    pub channel: Channel,
+    pub slot: u32,
+    pub dtype: DType,
+    pub count: u64,
 }
 
 impl Work {
@@ -84,10 +105,11 @@ impl Work {
         match self {
             Work::Copy { stream, .. }
             | Work::Host { stream, .. }
+            | Work::Post { stream, .. }
             | Work::Exchange { stream, .. }
             | Work::Record { stream, .. }
             | Work::Wait { stream, .. } => *stream,
-            Work::Launch { .. } | Work::Fill { .. } | Work::Write { .. } => Stream::Compute,
+            Work::Launch { .. } | Work::Fill { .. } | Work::Write { .. } | Work::Send(_) => Stream::Compute,
         }
     }
 
@@ -99,6 +121,8 @@ impl Work {
             | Work::Fill { .. }
             | Work::Copy { .. }
             | Work::Host { .. }
+            | Work::Post { .. }
+            | Work::Send(_)
             | Work::Exchange { .. }
             | Work::Record { .. }
             | Work::Wait { .. } => 0,

@@ -21,9 +21,9 @@ use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::{DeviceError, Needs};
 use cudarc::driver::{result, sys};
-use driver::{capability, fits, takes, version};
+use driver::{capability, fits, multiprocessors, takes, version};
 use graph::Graphs;
-use ir::launch::{MAP_BYTES, TensorMap};
+use ir::launch::{Launch, MAP_BYTES, TensorMap};
 use ir::program::KernelId;
 use issue::{On, Streams};
 use kernel::{Loaded, encoded, load};
@@ -115,11 +115,13 @@ impl Cuda {
         let copies = || Ok::<_, String>(Mutex::new(Copies { stream: Stream::new()?, staging: Pinned::new(STAGING)? }));
         let (copies, streams) = ([copies()?, copies()?], Streams::new()?);
         let (mut kernels, version) = (BTreeMap::new(), version().map_err(text)?);
+        let multiprocessors = multiprocessors(device).map_err(text)?;
         for (id, entry) in artifact.launched() {
             let failed = |e: String| format!("kernel {}: {e}", entry.name);
             let plain = |s: &str| CString::new(s).map_err(|e| failed(e.to_string()));
             let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
             takes(version, &launch).map_err(failed)?;
+            let launch = Launch { grid: launch.blocks_on(multiprocessors), ..launch };
             kernels.insert(id, load(&plain(artifact.ptx(entry))?, &plain(&entry.name)?, launch).map_err(failed)?);
         }
         let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
@@ -130,12 +132,12 @@ impl Cuda {
     ///
     /// # Errors
     /// No NCCL; what it says; ranks that do not come within the time.
-    pub fn connect(&self, artifact: &Artifact, rank: u64, id: &[u8], limit: Duration) -> Result<(), DeviceError> {
+    pub fn connect(&self, artifact: &Artifact, rank: u64, by: &nccl::By<'_>, limit: Duration) -> Result<(), DeviceError> {
         let connect = || {
             nccl::probe()?;
             self.context.enter()?;
             let mut issue = self.issue();
-            issue.nccl = Some(Nccl::new(&artifact.job, rank, id, limit, issue.streams.compute())?);
+            issue.nccl = Some(Nccl::new(&artifact.job, rank, by, limit, issue.streams.compute())?);
             issue.streams.outboxes = Outboxes::new(&artifact.job, rank)?;
             Ok(())
         };

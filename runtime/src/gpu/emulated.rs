@@ -19,6 +19,9 @@ pub struct Emulated {
     kernels: BTreeMap<KernelId, (Module, String, Launch)>,
 }
 
+/// As many as an H100 has.
+const MULTIPROCESSORS: u32 = 132;
+
 impl Emulated {
     /// Decodes the kernels of an artifact for a GPU. Blocks run on so many threads.
     ///
@@ -31,7 +34,7 @@ impl Emulated {
             let failed = |e: &dyn std::fmt::Display| DeviceError::Failed(format!("kernel {}: {e}", entry.name));
             let module = device.load(artifact.ptx(entry)).map_err(|e| failed(&e))?;
             let launch = entry.launch.as_ref().ok_or_else(|| failed(&"nothing about its launch"))?;
-            let launch = Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
+            let launch = Launch { grid: [launch.blocks_on(MULTIPROCESSORS), 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
             kernels.insert(id, (module, entry.name.clone(), launch));
         }
         Ok(Emulated { device, kernels })
@@ -74,7 +77,13 @@ impl Card for Emulated {
                 }
                 Work::Fill { address, element, width, count } => self.device.write(*address, &element[..usize::from(*width)].repeat(*count as usize)),
                 Work::Write { address, bytes } => self.device.write(*address, bytes),
-                Work::Copy { .. } | Work::Host { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
+                Work::Copy { .. }
+                | Work::Host { .. }
+                | Work::Post { .. }
+                | Work::Send(_)
+                | Work::Exchange { .. }
+                | Work::Record { .. }
+                | Work::Wait { .. } => {
                     unreachable!("invariant: only a card that is connected is told of other streams")
                 }
             };

@@ -9,12 +9,14 @@ mod emulated;
 mod host;
 pub mod nccl;
 mod outbox;
+mod turns;
 
-pub use card::{Between, Card, End, Queue, Work};
+pub use card::{Between, Card, Message, Outgoing, Queue, Work};
 pub use cuda::Cuda;
 pub use emulated::Emulated;
 
 use crate::artifact::{Artifact, KernelEntry};
+use crate::comm;
 use crate::cpu::{Threads, flush_denormals};
 use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, Needs, bits, decode, encode};
 use crate::executor::{Transfer, arena_bytes};
@@ -23,9 +25,10 @@ use host::{HostArenas, Natively};
 use ir::kernel::Kernel;
 use ir::launch::TensorMap;
 use ir::op::DType;
-use ir::program::{Arena, KernelId, Space, Stream};
+use ir::program::{Arena, KernelId, SendTurn, Space, Stream};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
+use turns::Turns;
 
 /// Most bytes from the host that are put together.
 const MOST_BYTES: usize = 16 << 20;
@@ -112,6 +115,9 @@ pub struct Gpu<'a, C> {
     natively: Option<Natively>,
     /// What the card has not been told yet.
     work: RefCell<Later>,
+    turns: Turns,
+    /// Slots of each channel.
+    slots: u32,
 }
 
 impl<'a, C: Card + 'static> Gpu<'a, C> {
@@ -131,7 +137,16 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
         let scratch = allocate("scratch", most)?;
         let natively = Natively::load(artifact, &host, threads)?;
         let held = Arc::new(Held { card, arenas, host, failed: Mutex::new(None) });
-        Ok(Gpu { signatures: &artifact.job.kernels, entries: &artifact.kernels, held, scratch, natively, work: RefCell::default() })
+        Ok(Gpu {
+            signatures: &artifact.job.kernels,
+            entries: &artifact.kernels,
+            held,
+            scratch,
+            natively,
+            work: RefCell::default(),
+            turns: Turns::default(),
+            slots: artifact.job.in_flight.max(1),
+        })
     }
 
     fn later(&self, work: Work) {
@@ -289,16 +304,43 @@ impl<C: Card + 'static> Device for Gpu<'_, C> {
     }
 }
 
+impl<C: Card + 'static> Gpu<'_, C> {
+    /// Tells of messages whose turn has come.
+    fn send(&mut self) {
+        self.turns.due().into_iter().for_each(|o| self.later(Work::Send(o)));
+    }
+
+    /// Tells of an exchange, and of what has its turn before, with and after it.
+    fn exchange(&mut self, stream: Stream, between: Between) {
+        match self.turns.pass() {
+            Ok(outgoing) => self.later(Work::Exchange { stream, between, outgoing }),
+            Err(e) => self.held.note(Err(e)),
+        }
+        self.send();
+    }
+}
+
 impl<C: Card + 'static> Fabric for Gpu<'_, C> {
+    fn phase(&mut self, sends: &[SendTurn]) {
+        self.turns.begin(sends);
+    }
+
     fn transfer(&mut self, stream: Stream, transfer: &Transfer) {
-        let between = match transfer {
+        let message = |m: &comm::Message| Message { channel: m.channel, dtype: m.dtype, count: m.count, address: self.held.address(m.at) };
+        match transfer {
             Transfer::Collective(members, e) => {
                 let [from, to] = [e.src, e.dst].map(|at| self.held.address(at));
-                Between::Collective { members: members.to_vec(), terms: e.terms(), from, to }
+                self.exchange(stream, Between::Collective { members: members.to_vec(), terms: e.terms(), from, to });
             }
-            Transfer::Send(other, m) | Transfer::Recv(other, m) => {
-                let end = if matches!(transfer, Transfer::Send(..)) { End::SendTo(*other) } else { End::ReceiveFrom(*other) };
-                Between::Message { end, channel: m.channel, dtype: m.dtype, count: m.count, address: self.held.address(m.at) }
+            Transfer::Recv(from, m) => {
+                let message = message(m);
+                self.exchange(stream, Between::Receive { from: *from, message });
+            }
+            Transfer::Send(to, m) => {
+                let message = message(m);
+                let outgoing = self.turns.post(*to, &message, self.slots);
+                self.later(Work::Post { stream, address: message.address, outgoing });
+                self.send();
             }
             Transfer::Copy(c) => {
                 let [from, to] = [c.src, c.dst].map(|at| self.held.address(at));
@@ -307,10 +349,9 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
                     [Space::Host, Space::Device] => (to, from),
                     [Space::Device, Space::Device] | [Space::Host, Space::Host] => return self.held.note(Err(WITHIN.into())),
                 };
-                return self.later(Work::Copy { stream, to: c.dst.arena.space(), device, host, bytes: c.count * c.dtype.bytes() });
+                self.later(Work::Copy { stream, to: c.dst.arena.space(), device, host, bytes: c.count * c.dtype.bytes() });
             }
-        };
-        self.later(Work::Exchange { stream, between });
+        }
     }
 
     fn run_on_host(&mut self, stream: Stream, kernel: KernelId, args: &[Location], scalars: &[f64]) {

@@ -1,24 +1,30 @@
 //! NCCL: what GPUs exchange without the host. The library is loaded when it is asked for, 2.18 or newer.
 //!
-//! Which communicators there are, and the order in which they are made, follows from the job alone ([`rounds`]): one for each group, and one for each
-//! pair of ranks and channel, so that messages of one never wait for those of another. All start without blocking and within a time limit; errors that
-//! come later are found while waiting, and end all communicators.
+//! Which communicators there are, and the order in which they are made, follows from the job alone ([`rounds`]): one for each group, and that of all
+//! ranks, by which messages go. All start without blocking and within a time limit; errors that come later are found while waiting, and end all
+//! communicators. Whoever issues exchanges does so one by one, in the order that the job's check has shown to come to its end.
 
 mod comm;
 mod exchange;
 mod library;
 mod links;
+mod memory;
 
 use super::cuda::{Reserved, Stream};
-use super::{Between, End};
+use super::{Between, Message, Outgoing};
+use crate::comm::Terms;
 use comm::{AGAIN, Comm, check, configuration};
 use cudarc::nccl::sys;
-use ir::op::DType;
+use ir::op::{Channel, Collective, DType};
 use ir::program::Job;
-use links::{Link, rounds};
+use links::{Kinds, Link, rounds};
+pub use memory::{MAX_CTAS, bytes_of_rank};
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
+
+/// Ranges of the first exchanges begin at multiples of so many bytes.
+const ALIGN: u64 = 256;
 
 /// A rank that takes part in making communicators, but is in none.
 const NO_COLOR: i32 = -1;
@@ -45,68 +51,103 @@ pub fn unique_id() -> Result<Vec<u8>, String> {
     Ok(id.internal.iter().map(|b| *b as u8).collect())
 }
 
+/// By what ranks meet, and how their communicators are made.
+pub struct By<'a> {
+    /// What [`unique_id`] gave.
+    pub id: &'a [u8],
+    /// Most blocks of a kernel of NCCL's.
+    pub max_ctas: u32,
+}
+
 /// All communicators of a rank.
 pub struct Nccl {
     rank: u64,
-    links: BTreeMap<Link, Comm>,
+    groups: BTreeMap<Vec<u64>, Comm>,
     limit: Duration,
-    // Last: the others were made from it.
+    max_ctas: u32,
+    /// Of all ranks, between which messages go. Last: the others were made from it.
     world: Comm,
 }
 
 impl Nccl {
     /// Makes the communicators of a rank; all ranks do, at the same time. The GPU's context is current, its stream does nothing else.
     ///
-    /// The ends of channels are connected by a byte each, as NCCL connects two ranks when both come to what they exchange first: here they do so in one order,
-    /// while in a program one may wait for the other's send.
+    /// NCCL connects ranks when they come to an exchange of a kind first, which takes memory and allows no capture. So each exchange of the job is made once
+    /// here, of numbers that nobody needs, round by round: ranks come to them in one order.
     ///
     /// # Errors
     /// What NCCL says, or if others do not take part within the time.
-    pub(super) fn new(job: &Job, rank: u64, id: &[u8], limit: Duration, stream: &Stream) -> Result<Nccl, String> {
+    pub(super) fn new(job: &Job, rank: u64, by: &By<'_>, limit: Duration, stream: &Stream) -> Result<Nccl, String> {
+        let By { id, max_ctas } = *by;
         let mut unique = sys::ncclUniqueId { internal: [0; 128] };
         if id.len() != unique.internal.len() {
             return Err(format!("an id of {} bytes", id.len()));
         }
         unique.internal.iter_mut().zip(id).for_each(|(to, from)| *to = *from as _);
         let deadline = Instant::now() + limit;
-        let (mut config, mut world) = (configuration(), Comm(null_mut()));
+        let (mut config, mut world) = (configuration(max_ctas), Comm(null_mut()));
         let count = job.mesh.world() as i32;
         // SAFETY: all arguments live during the call.
         check("ncclCommInitRankConfig", unsafe { library::ncclCommInitRankConfig(&mut world.0, count, unique, rank as i32, &mut config) })?;
         world.settle("ncclCommInitRankConfig", deadline)?;
-        let byte = Reserved::new(1)?;
-        let mut links = BTreeMap::new();
-        for round in rounds(job) {
-            let own = round.into_iter().find(|l| l.members.contains(&rank));
-            let color = own.as_ref().map_or(NO_COLOR, |l| l.members[0] as i32);
-            let key = own.as_ref().and_then(|l| l.members.iter().position(|m| *m == rank)).unwrap_or(0) as i32;
-            let mut config = configuration();
-            // Written when the split is through, by a thread of NCCL's; so if it fails, the place is left to that.
-            let place = Box::into_raw(Box::new(null_mut()));
-            // SAFETY: as above.
-            check("ncclCommSplit", unsafe { library::ncclCommSplit(world.0, color, key, place, &mut config) })?;
-            world.settle("ncclCommSplit", deadline)?;
-            // SAFETY: it came from a box, and NCCL is through with it.
-            let comm = Comm(*unsafe { Box::from_raw(place) });
-            if let Some(link) = own {
-                comm.settle("ncclCommSplit", deadline)?;
-                if link.channel.is_some() {
-                    let end = if link.members[0] == rank { End::SendTo(link.members[1]) } else { End::ReceiveFrom(link.members[0]) };
-                    check("the first message", comm.message(end, DType::Bool, 1, byte.start(), stream))?;
-                    comm.settle("the first message", deadline)?;
-                }
-                links.insert(link, comm);
+        let mut nccl = Nccl { rank, groups: BTreeMap::new(), limit, max_ctas, world };
+        let rounds = rounds(job);
+        for round in &rounds {
+            if let Some(members) = nccl.split(round, deadline)? {
+                nccl.groups.insert(members.0, members.1);
             }
         }
-        let nccl = Nccl { rank, links, limit, world };
+        let all = || rounds.iter().flatten().filter(|(link, _)| link.members().contains(&rank));
+        let most = all().flat_map(|(link, kinds)| kinds.values().map(|t| room(t, link.members().len()))).max().unwrap_or(0);
+        let room = Reserved::new(2 * most.max(ALIGN))?;
+        let [from, to] = [room.start(), room.start() + most.max(ALIGN)];
+        for (link, kinds) in all() {
+            match link {
+                Link::Messages([sender, receiver]) => {
+                    let message = Message { channel: Channel(0), dtype: DType::Bool, count: 1, address: to };
+                    let outgoing = Outgoing { to: *receiver, channel: Channel(0), slot: 0, dtype: DType::Bool, count: 1 };
+                    if *sender == rank {
+                        nccl.issue(None, &[outgoing], &[from], stream)?;
+                    } else {
+                        nccl.issue(Some(&Between::Receive { from: *sender, message }), &[], &[], stream)?;
+                    }
+                }
+                Link::Group(members) => kinds.values().try_for_each(|terms| {
+                    let between = Between::Collective { members: members.clone(), terms: *terms, from, to };
+                    nccl.issue(Some(&between), &[], &[], stream)
+                })?,
+            }
+        }
         while !stream.is_idle()? {
             nccl.look()?;
             if Instant::now() > deadline {
-                return Err("the first messages took too long: is another rank gone?".into());
+                return Err("the first exchanges took too long: is another rank gone?".into());
             }
             std::thread::sleep(AGAIN);
         }
         Ok(nccl)
+    }
+
+    /// Makes the communicators of a round's groups, of which this rank's is returned if it is in one. That of all ranks is there.
+    fn split(&self, round: &[(Link, Kinds)], deadline: Instant) -> Result<Option<(Vec<u64>, Comm)>, String> {
+        let groups: Vec<&Vec<u64>> = round.iter().filter_map(|(l, _)| if let Link::Group(members) = l { Some(members) } else { None }).collect();
+        if groups.is_empty() {
+            return Ok(None);
+        }
+        let own = groups.into_iter().find(|members| members.contains(&self.rank));
+        let color = own.map_or(NO_COLOR, |members| members[0] as i32);
+        let key = own.and_then(|members| members.iter().position(|m| *m == self.rank)).unwrap_or(0) as i32;
+        let mut config = configuration(self.max_ctas);
+        // Written when the split is through, by a thread of NCCL's; so if it fails, the place is left to that.
+        let place = Box::into_raw(Box::new(null_mut()));
+        // SAFETY: all arguments live until the split is through.
+        check("ncclCommSplit", unsafe { library::ncclCommSplit(self.world.0, color, key, place, &mut config) })?;
+        self.world.settle("ncclCommSplit", deadline)?;
+        // SAFETY: it came from a box, and NCCL is through with it.
+        let comm = Comm(*unsafe { Box::from_raw(place) });
+        let Some(members) = own else { return Ok(None) };
+        comm.settle("ncclCommSplit", deadline)?;
+        Ok(Some((members.clone(), comm)))
     }
 
     /// Looks for errors that came since a call returned.
@@ -114,7 +155,7 @@ impl Nccl {
     /// # Errors
     /// What NCCL says.
     pub fn look(&self) -> Result<(), String> {
-        for comm in self.links.values().chain([&self.world]) {
+        for comm in self.groups.values().chain([&self.world]) {
             check("NCCL, later on", comm.state("NCCL")?)?;
         }
         Ok(())
@@ -134,34 +175,35 @@ impl Nccl {
                 check("ncclCommDestroy", library::ncclCommDestroy(std::mem::replace(&mut comm.0, null_mut())))
             }
         };
-        self.links.values_mut().try_for_each(&mut end)?;
+        self.groups.values_mut().try_for_each(&mut end)?;
         end(&mut self.world)
     }
 
-    fn link(&self, link: Link) -> Result<&Comm, String> {
-        self.links.get(&link).ok_or_else(|| format!("no communicator of ranks {:?}", link.members))
-    }
-
-    /// Issues an exchange on a stream.
+    /// Issues what happens at once: an exchange, if there is one, and messages that go out, from these places.
     ///
     /// # Errors
     /// What NCCL says.
-    pub(super) fn issue(&self, between: &Between, stream: &Stream) -> Result<(), String> {
-        let (name, comm, result) = match between {
-            Between::Collective { members, terms, from, to } => {
-                let comm = self.link(Link { members: members.clone(), channel: None })?;
+    pub(super) fn issue(&self, exchange: Option<&Between>, outgoing: &[Outgoing], places: &[u64], stream: &Stream) -> Result<(), String> {
+        let (name, comm, result) = match exchange {
+            Some(Between::Collective { members, terms, from, to }) => {
+                let comm = self.groups.get(members).ok_or_else(|| format!("no communicator of ranks {members:?}"))?;
                 (terms.kind.name(), comm, comm.collective(members, self.rank, terms, [*from, *to], stream)?)
             }
-            Between::Message { end, channel, dtype, count, address } => {
-                let members = match end {
-                    End::SendTo(to) => vec![self.rank, *to],
-                    End::ReceiveFrom(from) => vec![*from, self.rank],
-                };
-                let comm = self.link(Link { members, channel: Some(*channel) })?;
-                ("message", comm, comm.message(*end, *dtype, *count, *address, stream))
+            Some(Between::Receive { from, message }) => {
+                ("message", &self.world, self.world.messages(Some((*from, message)), outgoing, places, stream)?)
             }
+            None => ("message", &self.world, self.world.messages(None, outgoing, places, stream)?),
         };
         check(name, result)?;
         comm.settle(name, Instant::now() + self.limit)
     }
+}
+
+/// Bytes of the larger of a collective's ranges.
+fn room(terms: &Terms, members: usize) -> u64 {
+    let count = match terms.kind {
+        Collective::AllReduce(_) | Collective::Shift => terms.count,
+        Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => terms.count.saturating_mul(members as u64),
+    };
+    count.saturating_mul(terms.dtype.bytes()).next_multiple_of(ALIGN)
 }

@@ -1,10 +1,8 @@
-//! Messages that are sent without their receivers' doing. NCCL promises no buffers, but a job's streams count on channels that take as many messages as it
-//! has in flight ([`Job::in_flight`]): with those its check shows that no rank waits for ever. So each message is copied to a slot, from which a
-//! stream of the channel's own sends it.
+//! Where messages wait for their turn. NCCL promises no buffers, but a job's streams count on channels that take as many messages as it has in flight
+//! ([`Job::in_flight`]): with those its check shows that no rank waits for ever. So each message is copied to a slot, from which it goes out later.
 
+use super::Outgoing;
 use super::cuda::{Event, Reserved, Stream, text};
-use super::nccl::Nccl;
-use super::{Between, End};
 use crate::executor::peer;
 use cudarc::driver::result;
 use ir::program::{Action, Channel, Job};
@@ -13,21 +11,20 @@ use std::collections::BTreeMap;
 /// Slots begin at multiples of so many bytes.
 const ALIGN: u64 = 256;
 
+/// What happened to a slot, as far as it may still be under way: since the list that is being issued began.
 struct Slot {
     filled: Event,
     free: Event,
+    was_filled: bool,
+    was_freed: bool,
 }
 
 /// Of a channel to another rank.
 struct Outbox {
-    stream: Stream,
     memory: Reserved,
     /// Of a slot.
     bytes: u64,
     slots: Vec<Slot>,
-    /// Messages of the list that is being issued: before it all were through.
-    count: usize,
-    joined: Event,
 }
 
 /// All of a rank.
@@ -49,48 +46,72 @@ fn largest(job: &Job, rank: u64) -> BTreeMap<(u64, Channel), u64> {
     largest
 }
 
+/// Bytes of a card for what a rank sends, until it goes out.
+pub fn outbox_bytes(job: &Job, rank: u64) -> u64 {
+    let slots = u64::from(job.in_flight).max(1);
+    largest(job, rank).values().map(|bytes| bytes.next_multiple_of(ALIGN).saturating_mul(slots)).fold(0, u64::saturating_add)
+}
+
 impl Outboxes {
-    /// Memory and streams for what a rank sends. The context is current.
+    /// Memory for what a rank sends. The context is current.
     pub(super) fn new(job: &Job, rank: u64) -> Result<Outboxes, String> {
         let slots = u64::from(job.in_flight).max(1);
         let mut all = BTreeMap::new();
         for (to, bytes) in largest(job, rank) {
             let bytes = bytes.next_multiple_of(ALIGN);
-            let slot = |_| Ok::<_, String>(Slot { filled: Event::new()?, free: Event::new()? });
-            let (stream, memory, joined) = (Stream::new()?, Reserved::new(bytes * slots)?, Event::new()?);
-            all.insert(to, Outbox { stream, memory, bytes, slots: (0..slots).map(slot).collect::<Result<_, _>>()?, count: 0, joined });
+            let slot = |_| Ok::<_, String>(Slot { filled: Event::new()?, free: Event::new()?, was_filled: false, was_freed: false });
+            all.insert(to, Outbox { memory: Reserved::new(bytes * slots)?, bytes, slots: (0..slots).map(slot).collect::<Result<_, _>>()? });
         }
         Ok(Outboxes { all })
     }
 
-    /// Issues an exchange on a stream, which goes on when a message to another has its slot.
-    pub(super) fn issue(&mut self, nccl: &Nccl, between: &Between, on: &Stream) -> Result<(), String> {
-        let Between::Message { end: end @ End::SendTo(to), channel, dtype, count, address } = between else { return nccl.issue(between, on) };
-        let outbox = self.all.get_mut(&(*to, *channel)).ok_or_else(|| format!("nothing is sent to rank {to} on this channel"))?;
-        let k = outbox.count % outbox.slots.len();
-        let (slot, at) = (&outbox.slots[k], outbox.memory.start() + k as u64 * outbox.bytes);
-        if outbox.count >= outbox.slots.len() {
+    /// A list begins: what was before is through.
+    pub(super) fn begin(&mut self) {
+        let slots = self.all.values_mut().flat_map(|o| &mut o.slots);
+        slots.for_each(|s| (s.was_filled, s.was_freed) = (false, false));
+    }
+
+    fn slot(&mut self, outgoing: &Outgoing) -> Result<(u64, &mut Slot), String> {
+        let outbox = self.all.get_mut(&(outgoing.to, outgoing.channel));
+        let outbox = outbox.ok_or_else(|| format!("nothing is sent to rank {} on this channel", outgoing.to))?;
+        let at = outbox.memory.start() + u64::from(outgoing.slot) * outbox.bytes;
+        let slot = outbox.slots.get_mut(outgoing.slot as usize).ok_or("a channel has not so many slots")?;
+        Ok((at, slot))
+    }
+
+    /// Copies a message to its slot, on a stream, once the slot's last message has gone.
+    pub(super) fn fill(&mut self, outgoing: &Outgoing, address: u64, on: &Stream) -> Result<(), String> {
+        let (at, slot) = self.slot(outgoing)?;
+        if slot.was_freed {
             slot.free.hold(on)?;
         }
         // SAFETY: the message lies within its arena and fits the slot, which is free.
-        unsafe { result::memcpy_dtod_async(at, *address, (count * dtype.bytes()) as usize, on.0) }.map_err(text)?;
-        slot.filled.record(on)?;
-        slot.filled.hold(&outbox.stream)?;
-        let own = Between::Message { end: *end, channel: *channel, dtype: *dtype, count: *count, address: at };
-        nccl.issue(&own, &outbox.stream)?;
-        slot.free.record(&outbox.stream)?;
-        outbox.count += 1;
-        Ok(())
+        unsafe { result::memcpy_dtod_async(at, address, (outgoing.count * outgoing.dtype.bytes()) as usize, on.0) }.map_err(text)?;
+        slot.was_filled = true;
+        slot.filled.record(on)
     }
 
-    /// Lets a stream wait for all that was sent.
-    pub(super) fn join(&mut self, compute: &Stream) -> Result<(), String> {
-        for outbox in self.all.values_mut().filter(|o| o.count > 0) {
-            outbox.joined.record(&outbox.stream)?;
-            outbox.joined.hold(compute)?;
-            outbox.count = 0;
-        }
-        Ok(())
+    /// Whether some of these were copied to their slots since the list began.
+    pub(super) fn any_filled(&mut self, outgoing: &[Outgoing]) -> Result<bool, String> {
+        outgoing.iter().try_fold(false, |any, o| Ok(any || self.slot(o)?.1.was_filled))
+    }
+
+    /// Lets a stream wait until messages are in their slots, and says where these are.
+    pub(super) fn hold(&mut self, outgoing: &[Outgoing], on: &Stream) -> Result<Vec<u64>, String> {
+        let place = |o: &Outgoing| {
+            let (at, slot) = self.slot(o)?;
+            if slot.was_filled { slot.filled.hold(on).map(|()| at) } else { Ok(at) }
+        };
+        outgoing.iter().map(place).collect()
+    }
+
+    /// Messages have gone, when a stream is through with what it was told.
+    pub(super) fn free(&mut self, outgoing: &[Outgoing], on: &Stream) -> Result<(), String> {
+        outgoing.iter().try_for_each(|o| {
+            let (_, slot) = self.slot(o)?;
+            slot.was_freed = true;
+            slot.free.record(on)
+        })
     }
 }
 
@@ -107,5 +128,6 @@ mod tests {
             sent.iter().enumerate().all(|(rank, s)| !s.is_empty() && s.iter().all(|((to, _), bytes)| *to == 1 - rank as u64 && *bytes > 0)),
             "{sent:?}"
         );
+        assert!(outbox_bytes(&job, 0) >= u64::from(job.in_flight) * sent[0].values().sum::<u64>());
     }
 }

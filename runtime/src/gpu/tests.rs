@@ -65,7 +65,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     let entry = |k: &Kernel| {
         let arguments = (0..(k.inputs.len() + k.outputs.len()) as u32).map(Parameter::Argument);
         let parameters = arguments.chain([Parameter::Scratch]).collect();
-        let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
+        let launch = Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
         KernelEntry { name: k.name(), tiles: 1, scratch_bytes: 0, launch: Some(launch) }
     };
     let entries: Vec<KernelEntry> = job.kernels.iter().map(entry).collect();
@@ -105,7 +105,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
             Work::Exchange { .. } => Some((w.stream(), "exchange")),
             Work::Record { .. } => Some((w.stream(), "record")),
             Work::Wait { .. } => Some((w.stream(), "wait")),
-            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } => None,
+            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } | Work::Post { .. } | Work::Send(_) => None,
         })
         .collect();
     assert_eq!(got, issued);
@@ -124,7 +124,8 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
             }
             // The last parameter is the scratch, which was allocated last.
             Work::Launch { parameters, .. } => assert_eq!(parameters[parameters.len() - 8..], (4u64 << 20).to_le_bytes()),
-            Work::Exchange { .. } | Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } => {}
+            Work::Exchange { .. } | Work::Post { .. } | Work::Send(_) => {}
+            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } => {}
         }
     }
 }

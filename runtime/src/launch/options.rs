@@ -5,6 +5,7 @@ use super::stop::StopRequest;
 use crate::conditions::Change;
 use crate::data::{DataSets, Spec};
 use crate::executor::Order;
+use crate::gpu::nccl;
 use crate::lines::Earlier;
 use crate::protocol::{FirstStep, OnNonfinite};
 use crate::rendezvous::Trust;
@@ -88,6 +89,8 @@ pub struct RunOptions {
     /// Default: the usual one for the artifact's target.
     pub device: Option<DeviceKind>,
     pub exchanges: Exchanges,
+    /// Most blocks of a kernel of NCCL's: of the card's multiprocessors, so many are its.
+    pub nccl_max_ctas: u32,
     /// How long a rank may show no sign of life.
     pub patience: Duration,
     /// The world that another launcher started, if one did.
@@ -139,6 +142,7 @@ impl RunOptions {
             profile: None,
             device: None,
             exchanges: Exchanges::Host,
+            nccl_max_ctas: nccl::MAX_CTAS,
             patience: PATIENCE,
             world: None,
             meeting_limit: MEETING,

@@ -15,7 +15,7 @@ use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Resumed;
 use crate::world::Launcher;
 use ir::pattern;
-use ir::program::Job;
+use ir::program::{Action, Job};
 use ir::provenance::few;
 use std::path::PathBuf;
 
@@ -71,6 +71,10 @@ fn check_nccl(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> 
     }
     if options.profile.is_some() {
         return Err(RunError::Exchanges("what GPUs exchange by themselves has no times that a profile could show".into()));
+    }
+    let mut commands = artifact.job.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands);
+    if !artifact.job.is_serial() && commands.any(|c| matches!(c.action, Action::Send { .. })) {
+        return Err(RunError::Exchanges("NCCL buffers no message, and the artifact does not say when they go out: compile it for a GPU".into()));
     }
     match cuda::probe() {
         // Of a world, only some ranks are on this machine.
@@ -238,6 +242,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         device,
         exchanges: options.exchanges,
         nccl: None,
+        nccl_max_ctas: options.nccl_max_ctas,
         spread: None,
     })
 }

@@ -10,6 +10,7 @@ use super::replicas::Replicas;
 use super::sensible::Course;
 use crate::conditions::Conditions;
 use crate::executor::Order;
+use crate::gpu::nccl;
 use crate::profile::{self, Profile, Window};
 use crate::protocol::{Event, OnNonfinite, Orders};
 use crate::target::{DeviceKind, Exchanges};
@@ -53,6 +54,7 @@ fn orders() -> Orders {
         device: DeviceKind::Cpu,
         exchanges: Exchanges::Host,
         nccl: None,
+        nccl_max_ctas: nccl::MAX_CTAS,
         spread: None,
     }
 }

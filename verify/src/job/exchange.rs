@@ -9,7 +9,14 @@ use ir::program::{Action, CallSchedule, Channel, Group, Job, Program};
 use std::collections::{HashMap, VecDeque};
 
 /// Sub-axes in order, and stages in order: what tells the members of one group from another's.
-type Key = (Vec<SubAxis>, Vec<u64>);
+pub type Key = (Vec<SubAxis>, Vec<u64>);
+
+/// The key of a group of a stage.
+pub fn key(stage: u64, group: &Group) -> Key {
+    let mut subs = group.subs.clone();
+    subs.sort_unstable();
+    (subs, group.stages.clone().unwrap_or_else(|| vec![stage]))
+}
 
 /// The groups of a stage's program have distinct members that exist, this stage's ranks among them.
 pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(), Violation> {
@@ -266,9 +273,7 @@ impl<'a> Play<'a> {
         let mut keys: Vec<Key> = vec![];
         let mut numbers: HashMap<Key, usize> = HashMap::new();
         let mut number = |stage: u64, group: &Group| {
-            let mut subs = group.subs.clone();
-            subs.sort_unstable();
-            let key = (subs, group.stages.clone().unwrap_or_else(|| vec![stage]));
+            let key = key(stage, group);
             *numbers.entry(key.clone()).or_insert_with(|| {
                 keys.push(key);
                 keys.len() - 1

@@ -60,6 +60,16 @@
 //! is, so the other members' streams have come to it too. So it can go on, which is a contradiction. Hence an executor may
 //! take ranks' lists as they are, or every stream by itself, and both come to the same end.
 //!
+//! **Exchanges one by one** ([`serial`]). Where sends have turns, the same is shown once more for ranks that buffer no message and do one exchange
+//! after the other, which is how GPUs use NCCL: each exchange, and each group of sends with a receive, begins when the one before has ended. The
+//! columns of the first lemma do that too. **Lemma**: if this play comes to its end, so does every run whose other commands are as above. Let T be the
+//! commands of all ranks in the order in which the play issued them, but groups where the play ended them. Suppose that a run stands still, and take
+//! the first of T that it has not done. If it is no group, what it waits for is earlier in T, as above; the copy of a send that waits for room waits for a
+//! group that the play had ended. If it is a group, then for each of its exchanges the groups of all members, its own among them, had begun
+//! before the play ended it. What such a group needs to begin is earlier in T: the group before it on its rank had ended, the sends of it were
+//! copied, and what its receive or collective waits for is issued earlier. All that is done; so all these groups have begun in the run too, and its exchanges
+//! happen. As a run does no exchange out of turn, what meets is the same in every run.
+//!
 //! **Invariants of replicas** (all ranks of a stage, [`replicas`]):
 //! - Reports are the same on all ranks, and copies of parameters and states stay equal: what differs along an axis was joined
 //!   along it. What is joined along an axis is not reduced along it again.
@@ -76,10 +86,12 @@ mod held;
 mod order;
 mod races;
 mod replicas;
+mod serial;
 #[cfg(test)]
 mod tests;
 
 pub use exchange::least_in_flight;
+pub use serial::check as check_serial;
 
 use crate::violation::{Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
@@ -148,6 +160,7 @@ pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), Violation> {
     let events: Vec<&Events> = of_stages.iter().map(|c| &c.events).collect();
     let mut play = Play::new(job, &events);
     Phase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;
+    serial::check(job)?;
     let flows: Vec<&[Flow]> = of_stages.iter().map(|c| c.flows.as_slice()).collect();
     replicas::check(job, &flows, &play.matches())?;
     whole_params(job).map_err(|e| whole.error(e))

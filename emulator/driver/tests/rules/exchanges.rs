@@ -295,10 +295,84 @@ fn a_split_has_the_members_of_a_colour_in_the_order_of_their_keys() {
     assert_eq!(sums, [[2.0, 0.0], [1.0, 0.0], [2.0, 0.0]]);
 }
 
+/// A rank's second communicator of the same ranks, and a stream.
+fn second(rank: &Rank) -> (ncclComm_t, u64) {
+    let mut child = null_mut();
+    assert_eq!(unsafe { ncclCommSplit(rank.comm, 1, rank.me as i32, &mut child, &mut config(0)) }, BEGUN);
+    assert_eq!(settled(rank.comm), GOOD);
+    (child, rank.gpu.stream())
+}
+
+fn sum_of(comm: ncclComm_t, at: u64, stream: u64) -> ncclResult_t {
+    let asked = unsafe { ncclAllReduce(at as _, at as _, 1, F32, 0, comm, stream as _) };
+    if asked == BEGUN { settled(comm) } else { asked }
+}
+
+/// What comes of sums of two communicators on two streams, of which the second may wait for the first; captured or not.
+fn two_communicators(captured: bool, waits: bool) -> Vec<ncclResult_t> {
+    ranks(2, |rank| {
+        let (own, at) = (rank.numbers(&[1.0]), rank.numbers(&[2.0]));
+        let (child, stream) = second(&rank);
+        let event = rank.gpu.event();
+        let hold = |from: u64, on: u64| unsafe {
+            assert_eq!([cuEventRecord(event as _, from as _), cuStreamWaitEvent(on as _, event as _, 0)], [DONE, DONE]);
+        };
+        if captured {
+            // Made once before.
+            assert_eq!([rank.sum(own, 1), settled(rank.comm)], [GOOD, GOOD]);
+            hold(rank.stream, stream);
+            assert_eq!(sum_of(child, at, stream), GOOD);
+            hold(stream, rank.stream);
+            rank.gpu.begin(rank.stream);
+        }
+        hold(rank.stream, stream);
+        assert_eq!(rank.sum(own, 1), GOOD);
+        if waits {
+            hold(rank.stream, stream);
+        }
+        let outcome = sum_of(child, at, stream);
+        if captured {
+            hold(stream, rank.stream);
+            assert_eq!(rank.gpu.end(rank.stream).map(|graph| unsafe { cuGraphDestroy(graph as _) }), Ok(DONE));
+        }
+        unsafe {
+            assert_eq!(ncclCommAbort(child), GOOD);
+            assert_eq!(ncclCommAbort(rank.comm), GOOD);
+        }
+        outcome
+    })
+}
+
+#[test]
+fn kernels_of_two_communicators_never_run_at_once_on_a_gpu() {
+    assert_eq!(two_communicators(false, true), [GOOD; 2]);
+    assert_eq!(two_communicators(false, false), [ncclResult_t::ncclUnhandledCudaError; 2]);
+}
+
+#[test]
+fn nor_do_they_in_a_graph() {
+    assert_eq!(two_communicators(true, false), [ncclResult_t::ncclUnhandledCudaError; 2]);
+}
+
+#[test]
+fn what_is_captured_was_made_before() {
+    let outcomes = ranks(2, |rank| {
+        let at = rank.numbers(&[1.0, 2.0]);
+        assert_eq!(rank.sum(at, 1), GOOD);
+        rank.gpu.begin(rank.stream);
+        let outcomes = [rank.sum(at, 1), rank.sum(at, 2)];
+        assert_eq!(rank.gpu.end(rank.stream).map(|graph| unsafe { cuGraphDestroy(graph as _) }), Ok(DONE));
+        outcomes
+    });
+    assert_eq!(outcomes, [[GOOD, ncclResult_t::ncclInvalidUsage]; 2]);
+}
+
 #[test]
 fn a_communicator_ends_after_the_graphs_that_have_calls_of_it() {
     ranks(1, |rank| {
         let at = rank.numbers(&[1.0]);
+        assert_eq!(rank.sum(at, 1), GOOD);
+        assert_eq!(unsafe { cuStreamSynchronize(rank.stream as _) }, DONE);
         rank.gpu.begin(rank.stream);
         assert_eq!(rank.sum(at, 1), GOOD);
         let graph = rank.gpu.end(rank.stream).expect("captured");

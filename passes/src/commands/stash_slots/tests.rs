@@ -42,7 +42,7 @@ fn calls(bodies: &[u32]) -> Vec<Call> {
 /// The places of stashes and the bytes that all take.
 fn placed(program: &Program, counts: &[u32], [train, update, eval]: [&[u32]; 3]) -> (Vec<u64>, u64) {
     let slots = counts.iter().map(|count| Slots { count: *count, at: 0 }).collect();
-    let mut schedule = CallSchedule { slots, train: calls(train), update: calls(update), eval: calls(eval) };
+    let mut schedule = CallSchedule { slots, train: calls(train), update: calls(update), eval: calls(eval), ..CallSchedule::default() };
     place(program, &mut schedule);
     (schedule.slots.iter().map(|s| s.at).collect(), schedule.arena_bytes(program)[Arena::Temporary as usize])
 }

@@ -117,6 +117,13 @@ pub(super) fn capability(device: sys::CUdevice) -> Result<[i32; 2], DriverError>
     Ok([attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?, attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?])
 }
 
+/// The multiprocessors of a GPU that exists.
+pub(super) fn multiprocessors(device: sys::CUdevice) -> Result<u32, DriverError> {
+    // SAFETY: the device exists.
+    let count = unsafe { result::device::get_attribute(device, sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) };
+    count.map(|n| n.max(1) as u32)
+}
+
 /// Whether a GPU of a compute capability runs PTX for an architecture: `sm_80` runs on all later ones, `sm_90a` on 9.0 alone.
 pub(super) fn fits(arch: &str, [major, minor]: [i32; 2]) -> Result<(), String> {
     let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
@@ -148,7 +155,8 @@ mod tests {
     #[test]
     fn many_parameters_need_a_newer_driver() {
         let parameters = |count| vec![ir::launch::Parameter::Scratch; count];
-        let with = |count| Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters: parameters(count) };
+        let with =
+            |count| Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters: parameters(count) };
         assert_eq!([(12_000, 512), (12_010, 513)].map(|(version, count)| takes(version, &with(count))), [Ok(()), Ok(())]);
         let refused = "the NVIDIA driver supports CUDA 12.0, a kernel with 4104 bytes of parameters needs 12.1 or newer";
         assert_eq!(takes(12_000, &with(513)), Err(refused.into()));

@@ -6,7 +6,7 @@ use super::issue::{Kept, On, Streams};
 use super::kernel::{Loaded, places};
 use super::stream::Stream;
 use crate::device::Location;
-use crate::gpu::{Between, Work};
+use crate::gpu::{Between, Outgoing, Work};
 use cudarc::driver::result::{self, stream};
 use cudarc::driver::sys;
 use ir::program::{KernelId, Space, Stream as Lane};
@@ -24,7 +24,9 @@ enum Key {
     Write(u64, usize),
     Copy(Lane, Space, u64, u64, u64),
     Host(Lane, KernelId, Vec<Location>),
-    Exchange(Lane, Between),
+    Post(Lane, u64, Outgoing),
+    Send(Outgoing),
+    Exchange(Lane, Between, Vec<Outgoing>),
     Record(Lane, u32),
     Wait(Lane, u32),
 }
@@ -36,7 +38,9 @@ fn keys(work: &[Work]) -> Vec<Key> {
         Work::Write { address, bytes } => Key::Write(*address, bytes.len()),
         Work::Copy { stream, to, device, host, bytes } => Key::Copy(*stream, *to, *device, *host, *bytes),
         Work::Host { stream, kernel, args, .. } => Key::Host(*stream, *kernel, args.clone()),
-        Work::Exchange { stream, between } => Key::Exchange(*stream, between.clone()),
+        Work::Post { stream, address, outgoing } => Key::Post(*stream, *address, *outgoing),
+        Work::Send(outgoing) => Key::Send(*outgoing),
+        Work::Exchange { stream, between, outgoing } => Key::Exchange(*stream, between.clone(), outgoing.clone()),
         Work::Record { stream, event } => Key::Record(*stream, *event),
         Work::Wait { stream, event } => Key::Wait(*stream, *event),
     };
@@ -158,7 +162,13 @@ impl Graph {
                     }
                 }
                 Work::Host { scalars, .. } => calls.next().expect("invariant: a list of the same kind has as many calls").set(scalars),
-                Work::Fill { .. } | Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {}
+                Work::Fill { .. }
+                | Work::Copy { .. }
+                | Work::Post { .. }
+                | Work::Send(_)
+                | Work::Exchange { .. }
+                | Work::Record { .. }
+                | Work::Wait { .. } => {}
             }
         }
         Ok(())

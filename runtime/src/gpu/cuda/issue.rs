@@ -4,10 +4,10 @@ use super::driver::text;
 use super::kernel::Loaded;
 use super::memory::Pinned;
 use super::stream::{Event, Stream};
-use crate::gpu::Work;
 use crate::gpu::host::{Call, Natively};
 use crate::gpu::nccl::Nccl;
 use crate::gpu::outbox::Outboxes;
+use crate::gpu::{Between, Outgoing, Work};
 use cudarc::driver::{result, sys};
 use ir::program::{KernelId, Stream as Lane};
 use std::collections::hash_map::Entry;
@@ -22,15 +22,36 @@ pub(super) struct Streams {
     fork: Event,
     joins: Vec<Event>,
     events: HashMap<u32, Event>,
+    exchanges: Exchanges,
     /// What is sent to other GPUs, once it is connected to them.
     pub(super) outboxes: Outboxes,
+}
+
+/// The stream of all that NCCL does, whose kernels so never run at once: an exchange takes its turn there, after what is before on its own stream, which
+/// then waits for it.
+struct Exchanges {
+    stream: Stream,
+    begins: Event,
+    ended: Event,
+    last: Last,
+}
+
+/// The last that the exchanges' stream was told of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    Nothing,
+    /// An exchange of another stream, which waits for it.
+    OfStream,
+    /// Sends alone, for which nothing waits.
+    Sends,
 }
 
 impl Streams {
     pub(super) fn new() -> Result<Streams, String> {
         let all = Lane::ALL.iter().map(|_| Stream::new()).collect::<Result<_, _>>()?;
         let joins = Lane::ALL.iter().map(|_| Event::new()).collect::<Result<_, _>>()?;
-        Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new(), outboxes: Outboxes::default() })
+        let exchanges = Exchanges { stream: Stream::new()?, begins: Event::new()?, ended: Event::new()?, last: Last::Nothing };
+        Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new(), exchanges, outboxes: Outboxes::default() })
     }
 
     /// Of kernels.
@@ -51,6 +72,8 @@ impl Streams {
         for s in &beside {
             self.fork.hold(&self.all[*s])?;
         }
+        self.outboxes.begin();
+        self.exchanges.last = Last::Nothing;
         let mut recorded = BTreeSet::new();
         for work in work {
             match work {
@@ -65,10 +88,9 @@ impl Streams {
                     let natively = on.natively.ok_or("there is no code for the host's kernels")?;
                     kept.call(&self.all[*stream as usize], Call::new(natively, *kernel, args, scalars))?;
                 }
-                Work::Exchange { stream, between } => {
-                    let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
-                    self.outboxes.issue(nccl, between, &self.all[*stream as usize])?;
-                }
+                Work::Post { stream, address, outgoing } => self.outboxes.fill(outgoing, *address, &self.all[*stream as usize])?,
+                Work::Send(outgoing) => self.exchange(on, None, &[*outgoing])?,
+                Work::Exchange { stream, between, outgoing } => self.exchange(on, Some((*stream, between)), outgoing)?,
                 Work::Record { stream, event } => {
                     let known = match self.events.entry(*event) {
                         Entry::Occupied(e) => e.into_mut(),
@@ -89,7 +111,36 @@ impl Streams {
             self.joins[*s].record(&self.all[*s])?;
             self.joins[*s].hold(self.compute())?;
         }
-        self.outboxes.join(&self.all[Lane::Compute as usize])
+        // Else the last one's own stream has waited for it.
+        if self.exchanges.last == Last::Sends {
+            self.exchanges.ended.record(&self.exchanges.stream)?;
+            self.exchanges.ended.hold(self.compute())?;
+        }
+        Ok(())
+    }
+
+    /// Issues an exchange of a stream, if there is one, and what goes out with it.
+    fn exchange(&mut self, on: &On, exchange: Option<(Lane, &Between)>, outgoing: &[Outgoing]) -> Result<(), String> {
+        let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
+        let Exchanges { stream, begins, ended, last } = &mut self.exchanges;
+        match exchange {
+            Some((lane, _)) => {
+                begins.record(&self.all[lane as usize])?;
+                begins.hold(stream)?;
+            }
+            // What was posted in a list before is there: it waits for nothing of this one.
+            None if *last == Last::Nothing && !self.outboxes.any_filled(outgoing)? => self.fork.hold(stream)?,
+            None => {}
+        }
+        *last = if exchange.is_some() { Last::OfStream } else { Last::Sends };
+        let places = self.outboxes.hold(outgoing, stream)?;
+        nccl.issue(exchange.map(|e| e.1), outgoing, &places, stream)?;
+        self.outboxes.free(outgoing, stream)?;
+        if let Some((lane, _)) = exchange {
+            ended.record(stream)?;
+            ended.hold(&self.all[lane as usize])?;
+        }
+        Ok(())
     }
 }
 

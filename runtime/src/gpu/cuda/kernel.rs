@@ -137,7 +137,15 @@ mod tests {
             extents: vec![64, 64],
             swizzle: Swizzle::B128,
         };
-        let launch = |maps| Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![map.clone(); maps], parameters: vec![] };
+        let launch = |maps| Launch {
+            grid: 1,
+            resident: None,
+            block: 32,
+            shared_bytes: 0,
+            scratch_bytes: 0,
+            maps: vec![map.clone(); maps],
+            parameters: vec![],
+        };
         let parameters = vec![0u8; 2 * MAP_BYTES + 16];
         let offsets = |launch: &Launch, parameters: &[u8]| -> Vec<usize> {
             places(launch, parameters).iter().map(|p| *p as usize - parameters.as_ptr() as usize).collect()

@@ -61,7 +61,7 @@ impl Comm {
 }
 
 /// A configuration of NCCL 2.18, whose fields the bindings have: newer versions take what they know beyond them from their defaults.
-pub(super) fn configuration() -> sys::ncclConfig_t {
+pub(super) fn configuration(max_ctas: u32) -> sys::ncclConfig_t {
     sys::ncclConfig_t {
         size: size_of::<sys::ncclConfig_t>(),
         magic: MAGIC,
@@ -69,7 +69,7 @@ pub(super) fn configuration() -> sys::ncclConfig_t {
         blocking: 0,
         cgaClusterSize: UNDEFINED,
         minCTAs: UNDEFINED,
-        maxCTAs: UNDEFINED,
+        maxCTAs: max_ctas as i32,
         netName: null_mut(),
         splitShare: UNDEFINED,
     }
@@ -81,6 +81,6 @@ mod tests {
 
     #[test]
     fn the_configuration_is_that_of_2_18() {
-        assert_eq!(configuration().size, 48);
+        assert_eq!(configuration(24).size, 48);
     }
 }

@@ -3,8 +3,8 @@
 use super::comm::{Comm, check};
 use super::library;
 use crate::comm::Terms;
-use crate::gpu::End;
 use crate::gpu::cuda::Stream;
+use crate::gpu::{Message, Outgoing};
 use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use ir::op::{DType, Reduce};
 use ir::program::Collective;
@@ -49,15 +49,27 @@ impl Comm {
         }
     }
 
-    /// One end of a message; the sender is the communicator's member 0.
-    pub(super) fn message(&self, end: End, dtype: DType, count: u64, address: u64, stream: &Stream) -> ncclResult_t {
-        let (ty, count, on) = (data_type(dtype), count as usize, stream.0.cast());
+    /// Messages of a rank of all at once: what it receives, if anything, and what it sends, at these places.
+    pub(super) fn messages(
+        &self,
+        received: Option<(u64, &Message)>,
+        outgoing: &[Outgoing],
+        places: &[u64],
+        stream: &Stream,
+    ) -> Result<ncclResult_t, String> {
+        let on = stream.0.cast();
         // SAFETY: as in `collective`.
         unsafe {
-            match end {
-                End::SendTo(_) => library::ncclSend(address as *const c_void, count, ty, 1, self.0, on),
-                End::ReceiveFrom(_) => library::ncclRecv(address as *mut c_void, count, ty, 0, self.0, on),
-            }
+            check("ncclGroupStart", library::ncclGroupStart())?;
+            let sent = outgoing.iter().zip(places).try_for_each(|(o, place)| {
+                check("ncclSend", library::ncclSend(*place as *const c_void, o.count as usize, data_type(o.dtype), o.to as i32, self.0, on))
+            });
+            let got = received.map_or(Ok(()), |(from, m)| {
+                check("ncclRecv", library::ncclRecv(m.address as *mut c_void, m.count as usize, data_type(m.dtype), from as i32, self.0, on))
+            });
+            let ended = library::ncclGroupEnd();
+            sent.and(got)?;
+            Ok(ended)
         }
     }
 }

@@ -1,46 +1,63 @@
-//! Which communicators a job needs, and the order in which all ranks make them: both follow from the job alone.
+//! Who exchanges what with whom in a job, and the order in which all ranks come to that first: it follows from the job alone.
 
+use crate::comm::Terms;
 use crate::executor::peer;
-use ir::program::{Action, Channel, Job};
-use std::collections::BTreeSet;
+use ir::op::DType;
+use ir::program::{Action, Collective, Job};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranks that communicate apart from others: a group, or the two ends of a channel, the sender first.
+/// Ranks that exchange: a group, which has a communicator, or two between which messages go, which go by that of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Link {
-    pub members: Vec<u64>,
-    pub channel: Option<Channel>,
+pub enum Link {
+    Group(Vec<u64>),
+    /// From the first to the second.
+    Messages([u64; 2]),
 }
 
-/// The links of a job, in rounds of which each has every rank at most once. All ranks compute the same.
-pub fn rounds(job: &Job) -> Vec<Vec<Link>> {
-    let mut links = BTreeSet::new();
-    for rank in 0..job.mesh.world() {
-        let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-        for command in program.bodies.iter().flat_map(|b| &b.commands) {
-            match &command.action {
-                Action::Collective { group, .. } => {
-                    let members = program.groups[group.index()].members(&job.mesh, rank);
-                    links.insert(Link { members, channel: None });
-                }
-                Action::Send { hops, channel, .. } => {
-                    let members = vec![rank, peer(job, rank, *hops)];
-                    links.insert(Link { members, channel: Some(*channel) });
-                }
-                Action::Launch { .. }
-                | Action::Copy { .. }
-                | Action::Recv { .. }
-                | Action::Fill { .. }
-                | Action::Load { .. }
-                | Action::Report { .. }
-                | Action::Limit { .. }
-                | Action::Record { .. }
-                | Action::Wait { .. } => {}
-            }
+impl Link {
+    pub fn members(&self) -> &[u64] {
+        match self {
+            Link::Group(members) => members,
+            Link::Messages(ends) => ends,
         }
     }
-    let mut rounds: Vec<(BTreeSet<u64>, Vec<Link>)> = vec![];
-    for link in links {
-        let free = rounds.iter_mut().find(|(taken, _)| link.members.iter().all(|m| !taken.contains(m)));
+}
+
+/// Collectives of a group that differ: NCCL may do each in another way. All members have the same, in one order.
+pub type Kinds = BTreeMap<(Collective, DType, u64), Terms>;
+
+/// The links of a rank with what goes over each.
+pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<Link, Kinds> {
+    let mut links: BTreeMap<Link, Kinds> = BTreeMap::new();
+    let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
+    for command in program.bodies.iter().flat_map(|b| &b.commands) {
+        match &command.action {
+            Action::Collective { group, kind, dtype, count, .. } => {
+                let members = program.groups[group.index()].members(&job.mesh, rank);
+                let kinds = links.entry(Link::Group(members)).or_default();
+                kinds.insert((*kind, *dtype, *count), Terms { kind: *kind, dtype: *dtype, count: *count });
+            }
+            Action::Send { hops, .. } => drop(links.entry(Link::Messages([rank, peer(job, rank, *hops)])).or_default()),
+            Action::Recv { hops, .. } => drop(links.entry(Link::Messages([peer(job, rank, *hops), rank])).or_default()),
+            Action::Launch { .. }
+            | Action::Copy { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => {}
+        }
+    }
+    links
+}
+
+/// The links of a job with what goes over each, in rounds of which each has every rank at most once. All ranks compute the same.
+pub fn rounds(job: &Job) -> Vec<Vec<(Link, Kinds)>> {
+    let links: BTreeMap<Link, Kinds> = (0..job.mesh.world()).flat_map(|rank| of_rank(job, rank)).collect();
+    let mut rounds: Vec<(BTreeSet<u64>, Vec<(Link, Kinds)>)> = vec![];
+    for (link, kinds) in links {
+        let free = rounds.iter_mut().find(|(taken, _)| link.members().iter().all(|m| !taken.contains(m)));
         let round = match free {
             Some(round) => round,
             None => {
@@ -48,8 +65,8 @@ pub fn rounds(job: &Job) -> Vec<Vec<Link>> {
                 rounds.last_mut().expect("invariant: it was just pushed")
             }
         };
-        round.0.extend(&link.members);
-        round.1.push(link);
+        round.0.extend(link.members());
+        round.1.push((link, kinds));
     }
     rounds.into_iter().map(|r| r.1).collect()
 }
@@ -63,16 +80,29 @@ mod tests {
     fn every_link_of_every_rank_is_in_one_round_and_no_rank_twice() {
         let job = fixture::job(&Split { microbatches: 2, pp: 2, dp: 2, tp: 2 });
         let rounds = rounds(&job);
-        let all: Vec<&Link> = rounds.iter().flatten().collect();
+        let all: Vec<&Link> = rounds.iter().flatten().map(|(link, _)| link).collect();
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
         for round in &rounds {
-            let ranks: Vec<u64> = round.iter().flat_map(|l| l.members.clone()).collect();
+            let ranks: Vec<u64> = round.iter().flat_map(|(l, _)| l.members().to_vec()).collect();
             assert_eq!(ranks.iter().collect::<BTreeSet<_>>().len(), ranks.len(), "{round:?}");
         }
-        assert!(all.iter().any(|l| l.members == [0, 1] && l.channel.is_none()), "{all:?}");
-        assert!(all.iter().any(|l| l.channel.is_some()), "{all:?}");
+        assert!(all.iter().any(|l| **l == Link::Group(vec![0, 1])), "{all:?}");
+        assert!(all.iter().any(|l| matches!(l, Link::Messages(_))), "{all:?}");
         // Ranks of a group all have it, so the rounds are as many as one rank has links, or few more.
-        let most = (0..8).map(|r| all.iter().filter(|l| l.members.contains(&r)).count()).max().unwrap_or(0);
+        let most = (0..8).map(|r| all.iter().filter(|l| l.members().contains(&r)).count()).max().unwrap_or(0);
         assert!((most..=2 * most).contains(&rounds.len()), "{} rounds, {most} links", rounds.len());
+    }
+
+    #[test]
+    fn a_link_knows_all_that_goes_over_it() {
+        let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
+        let kinds: Vec<Kinds> = rounds(&job).into_iter().flatten().map(|(_, kinds)| kinds).collect();
+        let program = &job.programs[0];
+        let commands = program.bodies.iter().flat_map(|b| &b.commands);
+        for command in commands {
+            if let Action::Collective { kind, dtype, count, .. } = &command.action {
+                assert!(kinds.iter().any(|k| k.contains_key(&(*kind, *dtype, *count))), "{kind:?} of {count}");
+            }
+        }
     }
 }

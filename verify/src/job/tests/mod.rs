@@ -6,6 +6,7 @@ mod lemma;
 mod memory;
 mod operands;
 mod sample;
+mod serial;
 mod streams;
 
 use super::{least_in_flight, verify};

@@ -219,6 +219,7 @@ fn stage(stage: u32) -> Stage {
         train: calls(&train),
         update: calls(&[(4, 0)]),
         eval: calls(&[(5, 0), (6, 0), (6, 1), (7, 0)]),
+        sends: Default::default(),
     };
     Stage { program: stage, params: vec![stage], schedule }
 }

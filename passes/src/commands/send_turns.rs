@@ -1,0 +1,308 @@
+//! Turns of sends: a rank's exchanges one by one, without buffers.
+//!
+//! NCCL buffers no message, and two of its kernels may not run at once on a card, as each holds its place until the other end has come. So a rank
+//! does its exchanges one by one: in the order of issue, but for sends, which are copied away where they are issued and go out at a turn
+//! that follows from the other end. This is the order of the nominal machine ([`crate::commands::cost_model`]): all stages are played with it, and of the
+//! exchanges that could be next the one goes first that can begin first. Messages that pass each other, or follow each other around a ring, go at once.
+//!
+//! The play takes what it does from the lists alone, so it comes to its end where the play with buffers does
+//! ([`Job::in_flight`]), and its order is one in which nobody waits for ever.
+
+use crate::commands::cost_model::Costs;
+use ir::mesh::SubAxis;
+use ir::program::{Action, Channel, Command, Job, Phase, Program, SendTurn, Stage, Stream};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// Gives the sends of all stages their turns.
+pub fn order(mut job: Job) -> Job {
+    let costs = Costs::new(&job.mesh, &job.kernels);
+    let bodies = Bodies::new(&job, &costs);
+    let turns = Phase::ALL.map(|phase| Play::new(&job, &bodies, phase).run());
+    for (s, stage) in job.stages.iter_mut().enumerate() {
+        let s = ir::fault!("send_turns.stage.first", 0, s);
+        stage.schedule.sends = std::array::from_fn(|phase| turns[ir::fault!("send_turns.phase.train", 0, phase)][s].clone());
+    }
+    job
+}
+
+/// What a command is to this play.
+#[derive(Clone, Copy)]
+enum Step {
+    Busy(u64),
+    Record(u32),
+    Wait(u32),
+    Send { to: usize, channel: Channel, time: u64 },
+    Other(Exchange, u64),
+}
+
+/// An exchange that is no send.
+#[derive(Clone, Copy)]
+enum Exchange {
+    Receive {
+        from: usize,
+        channel: Channel,
+    },
+    /// Of ranks of these stages, by number.
+    Collective(usize),
+}
+
+/// Who takes part in a collective: the sub-axes and stages of its group.
+type Key = (Vec<SubAxis>, Vec<u64>);
+
+/// The steps of each body of each stage, and of each group that communicates its stages.
+struct Bodies {
+    stages: Vec<Vec<Vec<(Stream, Step)>>>,
+    groups: Vec<Vec<usize>>,
+}
+
+impl Bodies {
+    fn new(job: &Job, costs: &Costs) -> Bodies {
+        let (mut numbers, mut groups) = (HashMap::new(), vec![]);
+        let mut stages = vec![];
+        for (s, stage) in job.stages.iter().enumerate() {
+            let program = &job.programs[stage.program as usize];
+            let mut step = |c: &Command| Some((c.stream, step(costs, program, s, &c.action, &mut numbers, &mut groups)));
+            stages.push(program.bodies.iter().map(|b| joined(b.commands.iter().filter_map(&mut step))).collect());
+        }
+        Bodies { stages, groups }
+    }
+}
+
+fn step(costs: &Costs, program: &Program, s: usize, action: &Action, numbers: &mut HashMap<Key, usize>, groups: &mut Vec<Vec<usize>>) -> Step {
+    let time = costs.time(program, action);
+    let peer = |hops: i64| (s as u64).wrapping_add_signed(hops) as usize;
+    match action {
+        Action::Record { event } => Step::Record(*event),
+        Action::Wait { event } => Step::Wait(*event),
+        Action::Send { hops, channel, .. } => Step::Send { to: peer(*hops), channel: *channel, time },
+        Action::Recv { hops, channel, .. } => Step::Other(Exchange::Receive { from: peer(*hops), channel: *channel }, time),
+        Action::Collective { group, .. } => {
+            let group = &program.groups[group.index()];
+            let stages = group.stages.clone().unwrap_or_else(|| vec![s as u64]);
+            let mut subs = group.subs.clone();
+            subs.sort_unstable();
+            let number = *numbers.entry((subs, stages.clone())).or_insert_with(|| {
+                groups.push(stages.iter().map(|t| *t as usize).collect());
+                groups.len() - 1
+            });
+            Step::Other(Exchange::Collective(number), time)
+        }
+        Action::Launch { .. } | Action::Copy { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Limit { .. } => {
+            Step::Busy(time)
+        }
+    }
+}
+
+/// Steps with those joined that follow each other on a stream and only take time.
+fn joined(steps: impl Iterator<Item = (Stream, Step)>) -> Vec<(Stream, Step)> {
+    let mut out: Vec<(Stream, Step)> = vec![];
+    for (stream, step) in steps {
+        match (out.last_mut(), step) {
+            (Some((last, Step::Busy(before))), Step::Busy(time)) if *last == stream => *before = before.saturating_add(time),
+            _ => out.push((stream, step)),
+        }
+    }
+    out
+}
+
+/// A message that was issued and has not gone out.
+#[derive(Clone, Copy)]
+struct Letter {
+    send: u32,
+    ready: u64,
+    time: u64,
+}
+
+/// A stage on its way through a phase.
+struct Player<'a> {
+    stage: &'a Stage,
+    bodies: &'a [Vec<(Stream, Step)>],
+    call: usize,
+    step: usize,
+    /// When each stream, and the exchanges together, are through with what was issued.
+    clocks: [u64; Stream::ALL.len()],
+    exchanges: u64,
+    events: BTreeMap<u32, u64>,
+    /// Sends that were issued, and other exchanges that are through.
+    sends: u32,
+    others: u32,
+    /// The exchange to which the list has come, no send.
+    head: Option<(Exchange, Stream, u64)>,
+    turns: Vec<SendTurn>,
+}
+
+/// Sender, receiver, channel.
+type Route = (usize, usize, Channel);
+
+struct Play<'a> {
+    in_flight: usize,
+    groups: &'a [Vec<usize>],
+    phase: Phase,
+    players: Vec<Player<'a>>,
+    mail: HashMap<Route, VecDeque<Letter>>,
+    /// Of each stage, to whom and on which channels it sends.
+    routes: Vec<BTreeSet<Route>>,
+}
+
+impl<'a> Play<'a> {
+    fn new(job: &'a Job, bodies: &'a Bodies, phase: Phase) -> Play<'a> {
+        let player = |(stage, bodies): (&'a Stage, &'a Vec<_>)| Player {
+            stage,
+            bodies,
+            call: 0,
+            step: 0,
+            clocks: [0; Stream::ALL.len()],
+            exchanges: 0,
+            events: BTreeMap::new(),
+            sends: 0,
+            others: 0,
+            head: None,
+            turns: vec![],
+        };
+        let players: Vec<Player> = job.stages.iter().zip(&bodies.stages).map(player).collect();
+        let routes = vec![BTreeSet::new(); players.len()];
+        Play { in_flight: job.in_flight as usize, groups: &bodies.groups, phase, players, mail: HashMap::new(), routes }
+    }
+
+    /// The turns of each stage. Where the play does not come to its end, the verifier says why.
+    fn run(mut self) -> Vec<Vec<SendTurn>> {
+        (0..self.players.len()).for_each(|s| self.advance(s));
+        while let Some((_, s)) = (0..self.players.len()).filter_map(|s| Some((self.begins(s)?, s))).min() {
+            match self.players[s].head.expect("invariant: it can begin").0 {
+                Exchange::Receive { .. } => self.messages(s),
+                Exchange::Collective(group) => self.collective(group),
+            }
+        }
+        self.players.into_iter().map(|p| ir::fault!("send_turns.turns.backward", p.turns.into_iter().rev().collect(), p.turns)).collect()
+    }
+
+    /// Goes through a stage's list up to its next exchange that is no send, or to a send for which there is no room.
+    fn advance(&mut self, s: usize) {
+        let p = &mut self.players[s];
+        let calls = p.stage.schedule.calls(self.phase);
+        while p.head.is_none() {
+            let Some(call) = calls.get(p.call) else { return };
+            let Some((stream, step)) = p.bodies[call.body.index()].get(p.step).copied() else {
+                (p.call, p.step) = (p.call + 1, 0);
+                continue;
+            };
+            let clock = &mut p.clocks[stream as usize];
+            match step {
+                Step::Busy(time) => *clock = clock.saturating_add(time),
+                Step::Record(event) => drop(p.events.insert(event, *clock)),
+                Step::Wait(event) => {
+                    let reached = p.events.get(&event).copied().unwrap_or(0);
+                    *clock = ir::fault!("send_turns.wait.none", *clock, (*clock).max(reached));
+                }
+                Step::Send { to, channel, time } => {
+                    let route = (s, to, channel);
+                    let letters = self.mail.entry(route).or_default();
+                    if letters.len() >= ir::fault!("send_turns.room.endless", usize::MAX, self.in_flight) {
+                        return;
+                    }
+                    let send = ir::fault!("send_turns.send.other", p.others, p.sends);
+                    letters.push_back(Letter { send, ready: *clock, time });
+                    self.routes[s].insert(route);
+                    p.sends += 1;
+                }
+                Step::Other(exchange, time) => p.head = Some((exchange, stream, time)),
+            }
+            p.step += 1;
+        }
+    }
+
+    /// When a stage has nothing before the exchange to which its list has come.
+    fn free(&self, s: usize) -> u64 {
+        let p = &self.players[s];
+        p.head.map_or(p.exchanges, |(_, stream, _)| p.exchanges.max(p.clocks[stream as usize]))
+    }
+
+    /// When the exchange to which a stage's list has come can begin, if the others are there.
+    fn begins(&self, s: usize) -> Option<u64> {
+        match self.players[s].head?.0 {
+            Exchange::Receive { from, channel } => {
+                let letter = self.mail.get(&(from, s, channel))?.front()?;
+                Some(letter.ready.max(self.players[from].exchanges).max(self.free(s)))
+            }
+            Exchange::Collective(group) => {
+                let there = |t: &usize| matches!(self.players[*t].head, Some((Exchange::Collective(g), ..)) if g == group);
+                let stages = &self.groups[group];
+                stages.iter().all(there).then(|| stages.iter().map(|t| self.free(*t)).max().unwrap_or(0))
+            }
+        }
+    }
+
+    /// The head of a stage ends.
+    fn end(&mut self, s: usize, at: u64) {
+        let p = &mut self.players[s];
+        let (_, stream, _) = p.head.take().expect("invariant: it has begun");
+        (p.clocks[stream as usize], p.exchanges) = (at, at);
+        p.others += ir::fault!("send_turns.others.none", 0, 1);
+    }
+
+    fn collective(&mut self, group: usize) {
+        let stages = &self.groups[group];
+        let time = stages.iter().filter_map(|t| self.players[*t].head).map(|head| head.2).max().unwrap_or(0);
+        let end = stages.iter().map(|t| self.free(*t)).max().unwrap_or(0).saturating_add(time);
+        stages.iter().for_each(|t| self.end(*t, end));
+        stages.iter().for_each(|t| self.advance(*t));
+    }
+
+    /// Lets a stage receive its message, and at once whoever takes part in that what else they could by its end.
+    fn messages(&mut self, first: usize) {
+        let letter = |play: &Play, s: usize| match play.players[s].head?.0 {
+            Exchange::Receive { from, channel } => Some(((from, s, channel), *play.mail.get(&(from, s, channel))?.front()?)),
+            Exchange::Collective(_) => None,
+        };
+        let (_, own) = letter(self, first).expect("invariant: it can begin");
+        let until = self.begins(first).expect("invariant: it can begin").saturating_add(own.time);
+        // Stages that receive.
+        let (mut all, mut open) = (BTreeSet::from([first]), vec![first]);
+        while let Some(s) = open.pop() {
+            let ((from, ..), _) = letter(self, s).expect("invariant: only those with a letter are taken in");
+            // Who sends to it, and to whom it sends.
+            let beside = [from].into_iter().chain(self.routes[s].iter().map(|r| r.1)).collect::<Vec<_>>();
+            for t in beside {
+                let takes = |((sender, ..), _): &(Route, Letter)| t == from || *sender == s;
+                if letter(self, t).filter(takes).is_some()
+                    && self.begins(t).is_some_and(|at| at < ir::fault!("send_turns.until.ever", u64::MAX, until))
+                    && all.insert(t)
+                {
+                    open.push(t);
+                }
+            }
+        }
+        let begin = all.iter().filter_map(|s| self.begins(*s)).max().unwrap_or(0);
+        let mut concerned = all.clone();
+        let mut end = begin;
+        for s in &all {
+            let (route, own) = letter(self, *s).expect("invariant: as above");
+            let letters = self.mail.entry(route).or_default();
+            ir::fault!("send_turns.letter.last", letters.pop_back(), letters.pop_front());
+            let sender = &mut self.players[route.0];
+            let after = ir::fault!("send_turns.after.next", sender.others + 1, sender.others);
+            let grouped = ir::fault!("send_turns.grouped.never", false, all.contains(&route.0));
+            let grouped = ir::fault!("send_turns.grouped.always", true, grouped);
+            sender.turns.push(SendTurn { send: own.send, after, grouped });
+            end = end.max(begin.saturating_add(own.time));
+            concerned.insert(route.0);
+        }
+        for s in &concerned {
+            self.players[*s].exchanges = end;
+        }
+        all.iter().for_each(|s| self.end(*s, end));
+        concerned.iter().for_each(|s| self.advance(*s));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_of_a_stream_that_only_take_time_are_one() {
+        let steps = [(Stream::Compute, Step::Busy(2)), (Stream::Compute, Step::Busy(3)), (Stream::Host, Step::Busy(4))];
+        let times: Vec<u64> = joined(steps.into_iter()).iter().map(|(_, s)| if let Step::Busy(t) = s { *t } else { 0 }).collect();
+        assert_eq!(times, [5, 4]);
+    }
+}

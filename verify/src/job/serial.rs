@@ -1,0 +1,286 @@
+//! Exchanges one by one: what a rank does where kernels of communicators may not run at once, and no message is buffered.
+//!
+//! A rank goes through its exchanges as its list issues them, but each send has its turn ([`SendTurn`]): it is copied away where it is issued, and goes
+//! out later. What has its turn is a *group*, most often one exchange alone; it begins when the one before has ended, and ends when all of it has: a
+//! message when both its ends have begun, a collective when all its members have. What comes next in the list is not issued meanwhile.
+
+use super::exchange::{Key, key};
+use crate::violation::{Breach, ensure};
+use crate::{Invariant, Locus, LocusPart, Violation};
+use ir::program::{Action, Channel, Job, Phase, SendTurn};
+use std::collections::HashMap;
+
+/// An exchange of a stage, in the eyes of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exchange {
+    Send {
+        to: usize,
+        channel: Channel,
+    },
+    Recv {
+        from: usize,
+        channel: Channel,
+    },
+    /// With ranks of the same stage, which come to it together.
+    Within,
+    /// With other stages: the number of its group, which all of its stages have.
+    Meet(usize),
+}
+
+/// Sender, receiver, channel.
+type Route = (usize, usize, Channel);
+
+/// A stage on its way through a phase.
+struct Player<'a> {
+    /// Of the sends that have not gone out.
+    turns: &'a [SendTurn],
+    exchanges: Vec<Exchange>,
+    /// The exchange of the list that comes next.
+    next: usize,
+    /// Exchanges that were issued and are no sends.
+    others: u32,
+    /// Routes of the sends that were issued.
+    issued: Vec<Route>,
+    /// Messages of the group that has begun and are not taken.
+    offered: usize,
+    /// Whether it has begun what comes next in the list, no send, which has not ended.
+    waits: bool,
+}
+
+/// What a stage does next.
+enum Step {
+    /// A send goes out by itself.
+    Out(u32),
+    /// The next exchange of the list begins, these sends with it.
+    Begin(Vec<u32>),
+    End,
+}
+
+/// Plays the phases of a job whose sends have turns, one rank of each stage. Buffered, they come to their end ([`super::exchange::Play`]).
+///
+/// # Errors
+/// Sends without a turn of their own, ones that go out before they are issued, or out of order; stages that wait for each other.
+pub fn check(job: &Job) -> Result<(), Violation> {
+    if !job.is_serial() {
+        return Ok(());
+    }
+    let mut groups = Groups::default();
+    let bodies: Vec<Vec<Vec<Exchange>>> = (0..job.stages.len()).map(|s| bodies(job, s, &mut groups)).collect();
+    Phase::ALL.into_iter().try_for_each(|phase| Play::new(job, &bodies, &groups.stages, phase)?.run())
+}
+
+/// Groups that span stages, numbered.
+#[derive(Default)]
+struct Groups {
+    numbers: HashMap<Key, usize>,
+    stages: Vec<Vec<usize>>,
+}
+
+/// The exchanges of each body of a stage's program.
+fn bodies(job: &Job, s: usize, groups: &mut Groups) -> Vec<Vec<Exchange>> {
+    let program = &job.programs[job.stages[s].program as usize];
+    // Where there is no such stage, the play with buffers has said so.
+    let peer = |hops: i64| (s as u64).wrapping_add_signed(hops) as usize;
+    let mut exchange = |action: &Action| match action {
+        Action::Send { hops, channel, .. } => Some(Exchange::Send { to: peer(*hops), channel: *channel }),
+        Action::Recv { hops, channel, .. } => Some(Exchange::Recv { from: peer(*hops), channel: *channel }),
+        Action::Collective { group, .. } => {
+            let key = key(s as u64, &program.groups[group.index()]);
+            if key.1.len() < 2 {
+                return Some(Exchange::Within);
+            }
+            let stages = key.1.iter().map(|t| *t as usize).collect();
+            Some(Exchange::Meet(*groups.numbers.entry(key).or_insert_with(|| {
+                groups.stages.push(stages);
+                groups.stages.len() - 1
+            })))
+        }
+        Action::Launch { .. }
+        | Action::Copy { .. }
+        | Action::Fill { .. }
+        | Action::Load { .. }
+        | Action::Report { .. }
+        | Action::Limit { .. }
+        | Action::Record { .. }
+        | Action::Wait { .. } => None,
+    };
+    program.bodies.iter().map(|b| b.commands.iter().filter_map(|c| exchange(&c.action)).collect()).collect()
+}
+
+struct Play<'a> {
+    in_flight: usize,
+    phase: Phase,
+    players: Vec<Player<'a>>,
+    /// Stages of each group that spans some.
+    groups: &'a [Vec<usize>],
+    /// Messages that have begun at the sender.
+    offers: HashMap<Route, usize>,
+    /// Messages that were issued and are not taken, which need room.
+    held: HashMap<Route, usize>,
+    /// Stages that have come to the next collective of a group.
+    meetings: HashMap<usize, usize>,
+}
+
+impl<'a> Play<'a> {
+    fn new(job: &'a Job, bodies: &[Vec<Vec<Exchange>>], groups: &'a [Vec<usize>], phase: Phase) -> Result<Play<'a>, Violation> {
+        let mut players = vec![];
+        for (s, stage) in job.stages.iter().enumerate() {
+            let exchanges: Vec<Exchange> = stage.schedule.calls(phase).iter().flat_map(|c| &bodies[s][c.body.index()]).copied().collect();
+            let turns = stage.schedule.sends(phase);
+            numbered(turns, &exchanges).map_err(|e| Locus::stage(s as u64).of(LocusPart::Calls(phase.name())).error(e))?;
+            players.push(Player { turns, exchanges, next: 0, others: 0, issued: vec![], offered: 0, waits: false });
+        }
+        let in_flight = job.in_flight as usize;
+        Ok(Play { in_flight, phase, players, groups, offers: HashMap::new(), held: HashMap::new(), meetings: HashMap::new() })
+    }
+
+    fn fail(&self, s: usize, breach: Breach) -> Violation {
+        Locus::stage(s as u64).of(LocusPart::Calls(self.phase.name())).error(breach)
+    }
+
+    /// Plays to the end.
+    fn run(mut self) -> Result<(), Violation> {
+        let mut ready: Vec<usize> = (0..self.players.len()).rev().collect();
+        while let Some(s) = ready.pop() {
+            while self.go_on(s, &mut ready)? {}
+        }
+        let stuck = |p: &Player| p.waits || p.offered > 0 || p.next < p.exchanges.len();
+        match self.players.iter().position(stuck) {
+            None => Ok(()),
+            Some(s) => {
+                let p = &self.players[s];
+                let what = p.exchanges.get(p.next).map_or("its end".into(), |e| format!("{e:?}"));
+                let what = format!("with exchanges one by one it waits forever, at exchange {} ({what}), {} messages not taken", p.next, p.offered);
+                Err(self.fail(s, Invariant::NoSerialDeadlock.breach(what)))
+            }
+        }
+    }
+
+    /// Lets a stage take a step if it can, and names the stages that may go on by it.
+    fn go_on(&mut self, s: usize, ready: &mut Vec<usize>) -> Result<bool, Violation> {
+        if self.players[s].waits {
+            return self.takes(s, ready);
+        }
+        if self.players[s].offered > 0 {
+            return Ok(false);
+        }
+        match self.step(s)? {
+            Some(Step::Out(send)) => self.offer(s, &[send], ready),
+            Some(Step::Begin(sends)) => {
+                self.players[s].waits = true;
+                self.offer(s, &sends, ready);
+                if let Exchange::Meet(group) = self.players[s].exchanges[self.players[s].next] {
+                    *self.meetings.entry(group).or_default() += 1;
+                    ready.extend(&self.groups[group]);
+                }
+            }
+            Some(Step::End) | None => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What a stage does next, once it has issued the sends that it can; none if one has to wait for room.
+    fn step(&mut self, s: usize) -> Result<Option<Step>, Violation> {
+        loop {
+            let p = &mut self.players[s];
+            let turn = p.turns.first().filter(|t| t.after == p.others).copied();
+            if let Some(turn) = turn.filter(|t| !t.grouped && (t.send as usize) < p.issued.len()) {
+                p.turns = &p.turns[1..];
+                return Ok(Some(Step::Out(turn.send)));
+            }
+            let begun = match p.exchanges.get(p.next).copied() {
+                Some(Exchange::Send { to, channel }) => {
+                    let held = self.held.entry((s, to, channel)).or_default();
+                    if *held >= self.in_flight {
+                        return Ok(None);
+                    }
+                    *held += 1;
+                    p.issued.push((s, to, channel));
+                    p.next += 1;
+                    continue;
+                }
+                Some(other) => {
+                    let count = p.turns.iter().take_while(|t| t.after == p.others).count();
+                    let (grouped, rest) = p.turns.split_at(count);
+                    p.turns = rest;
+                    let late = grouped.iter().find(|t| !t.grouped || t.send as usize >= p.issued.len());
+                    let alone = grouped.is_empty() || matches!(other, Exchange::Recv { .. });
+                    let is_receive = ensure(alone, Invariant::SendGroup, || format!("send {} is at once with no receive", grouped[0].send));
+                    late.map_or(is_receive, |t| Err(early(t))).map(|()| Step::Begin(grouped.iter().map(|t| t.send).collect()))
+                }
+                None => p.turns.first().map_or(Ok(Step::End), |t| Err(early(t))),
+            };
+            return begun.map(Some).map_err(|e| self.fail(s, e));
+        }
+    }
+
+    /// Messages of a stage begin.
+    fn offer(&mut self, s: usize, sends: &[u32], ready: &mut Vec<usize>) {
+        for send in sends {
+            let route = self.players[s].issued[*send as usize];
+            *self.offers.entry(route).or_default() += 1;
+            ready.push(route.1);
+        }
+        self.players[s].offered += sends.len();
+    }
+
+    /// Lets a stage end the exchange that it waits for, if the others are there.
+    fn takes(&mut self, s: usize, ready: &mut Vec<usize>) -> Result<bool, Violation> {
+        match self.players[s].exchanges[self.players[s].next] {
+            Exchange::Recv { from, channel } => {
+                let route = (from, s, channel);
+                let Some(offers) = self.offers.get_mut(&route).filter(|n| **n > 0) else { return Ok(false) };
+                *offers -= 1;
+                *self.held.entry(route).or_default() -= 1;
+                self.players[from].offered -= 1;
+                ready.push(from);
+                self.pass(s);
+            }
+            Exchange::Meet(group) => {
+                if self.meetings.get(&group).copied().unwrap_or(0) < self.groups[group].len() {
+                    return Ok(false);
+                }
+                self.meetings.remove(&group);
+                for t in self.groups[group].iter().copied() {
+                    self.pass(t);
+                    ready.push(t);
+                }
+            }
+            Exchange::Within => self.pass(s),
+            Exchange::Send { .. } => unreachable!("invariant: sends are issued, not waited for"),
+        }
+        Ok(true)
+    }
+
+    /// A stage is through with an exchange of its list.
+    fn pass(&mut self, s: usize) {
+        let p = &mut self.players[s];
+        (p.waits, p.next, p.others) = (false, p.next + 1, p.others + 1);
+    }
+}
+
+fn early(turn: &SendTurn) -> Breach {
+    Invariant::SendIssued.breach(format!("send {} goes out after {} other exchanges, when it has not been issued", turn.send, turn.after))
+}
+
+/// Each send of a list has one turn, those of a route in the order of issue.
+fn numbered(turns: &[SendTurn], exchanges: &[Exchange]) -> Result<(), Breach> {
+    let routes: Vec<Exchange> = exchanges.iter().copied().filter(|e| matches!(e, Exchange::Send { .. })).collect();
+    let mut seen = vec![false; routes.len()];
+    let mut last: Vec<(Exchange, u32)> = vec![];
+    for turn in turns {
+        let place = seen.get_mut(turn.send as usize);
+        let fresh = place.is_some_and(|seen| !std::mem::replace(seen, true));
+        ensure(fresh, Invariant::SendTurns, || format!("send {} of {} has a turn", turn.send, routes.len()))?;
+        let route = routes[turn.send as usize];
+        match last.iter_mut().find(|(r, _)| *r == route) {
+            Some((_, before)) => {
+                ensure(*before < turn.send, Invariant::SendTurns, || format!("send {} goes out after send {before} on its way", turn.send))?;
+                *before = turn.send;
+            }
+            None => last.push((route, turn.send)),
+        }
+    }
+    let missing = seen.iter().position(|seen| !seen);
+    ensure(missing.is_none(), Invariant::SendTurns, || format!("send {} of {} has no turn", missing.unwrap_or(0), routes.len()))
+}
