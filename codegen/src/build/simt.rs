@@ -480,6 +480,8 @@ impl<'c> Builder for Simt<'c> {
     }
 
     fn first_member(&self, body: &mut dyn FnMut()) {
+        // All have read what it may write over.
+        self.barrier();
         self.if_so(self.equal(self.member(), self.index(0)), body);
     }
 

@@ -197,6 +197,7 @@ impl<'a, B: Builder> Loops<'a, B> {
             }
         };
         match self.plan.team {
+            Some(_) if singles.is_empty() => {}
             Some(_) => self.b.first_member(store),
             None => store(),
         }
