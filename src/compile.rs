@@ -8,7 +8,8 @@ use crate::options::{contradictions, options, override_train, precision, still_w
 use crate::print::{self, note, out, progress};
 use crate::text::{Shown, Text};
 use crate::{dump, idle, report, reproducer, signals};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use codegen::ptxas::Ptxas;
 use codegen::target::Arch;
 use codegen::worker::WorkerError;
 use codegen::{BatchError, Emit, Verify, WorkerCommand, Workers};
@@ -219,6 +220,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
     // A key that is none would be a pity after the work.
     let sign = args.output.sign.as_deref().map(SecretKey::read).transpose()?;
+    let ptxas = args.output.cubin.then(|| assembler(&args.plan.target)).transpose()?;
     let watch = Watch::start(&args.plan.limits, Shown::Text);
     let progress = watch.progress();
     let text = Text::read(&args.model, Shown::Text)?;
@@ -231,10 +233,13 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let Some(Levels { levels, elaborated, budget }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
     let generating = Instant::now();
     let wrong = Wrong { kernels: levels.compiled.job.kernels.clone(), sources: levels.sources.clone() };
-    let artifact = request.generate(levels, progress).or_else(|e| match e {
+    let mut artifact = request.generate(levels, progress).or_else(|e| match e {
         Error::Kernel(e) => wrong.show(e, text.shown),
         e => failed(e, text.shown, &args.inspect),
     })?;
+    if let Some(ptxas) = &ptxas {
+        artifact.machine.assemble(ptxas, &request.targets.device.cpu, progress)?;
+    }
     let generated = generating.elapsed();
     let (compiled, targets) = (&artifact.levels.compiled, &request.targets);
     let scratch = scratch(&artifact.machine.entries, targets);
@@ -264,6 +269,23 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         false => note!("{table}{wrote}"),
     }
     Ok(())
+}
+
+/// NVIDIA's assembler, for a target that it is of use for.
+fn assembler(target: &str) -> Result<Ptxas, Failure> {
+    if !target.starts_with("sm_") {
+        let why = format!("--cubin assembles kernels for GPUs, and `--target {target}` is none: leave it out, or compile for `sm_80` or `sm_90a`");
+        return Err(anyhow!(why).into());
+    }
+    let directories = |name: &str| std::env::var_os(name).map(|v| std::env::split_paths(&v).collect::<Vec<_>>()).unwrap_or_default();
+    let toolkit = directories("CUDA_HOME").into_iter().map(|d| d.join("bin")).chain([PathBuf::from("/usr/local/cuda/bin")]);
+    directories("PATH").into_iter().chain(toolkit).find_map(|d| Ptxas::assembler(&d)).ok_or_else(|| {
+        anyhow!(
+            "--cubin needs NVIDIA's `ptxas`, which is in no directory of $PATH, nor in $CUDA_HOME/bin or /usr/local/cuda/bin: install the CUDA \
+             toolkit, or leave --cubin out, and the driver compiles the kernels when a run begins"
+        )
+        .into()
+    })
 }
 
 /// E0640, with the change that would fit, if a rank needs more than the budget.

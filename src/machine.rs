@@ -1,6 +1,7 @@
 //! From the kernels of a job to code.
 
 use crate::targets::Targets;
+use codegen::ptxas::{Ptxas, PtxasError};
 use codegen::target::Arch;
 use codegen::{Batch, BatchError, Compiled, Emit, LinkError, Verify, Workers};
 use ir::diag::Diagnostic;
@@ -10,6 +11,8 @@ use ir::progress::Progress;
 use passes::report::footprint;
 use runtime::artifact::{self, KernelEntry, Kernels};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
 
 /// Compiles kernels, each for where it runs; in their order. `cache` names the directory of compiled kernels, if any.
 ///
@@ -47,6 +50,8 @@ pub struct Machine {
     pub library: Option<Vec<u8>>,
     /// The modules of the others, in order.
     pub ptx: Vec<Vec<u8>>,
+    /// What was assembled of these, in order, if anything.
+    pub cubins: Vec<Vec<u8>>,
 }
 
 /// What an artifact says of compiled kernels.
@@ -89,12 +94,38 @@ impl Machine {
                 Some(codegen::link_shared(native.iter().map(|k| k.object.as_slice()))?)
             }
         };
-        Ok(Machine { entries, library, ptx: ptx.into_iter().map(|k| k.object).collect() })
+        Ok(Machine { entries, library, ptx: ptx.into_iter().map(|k| k.object).collect(), cubins: vec![] })
+    }
+
+    /// Assembles what GPUs run for an architecture, on all cores.
+    ///
+    /// # Errors
+    /// What the assembler says of the first one that it refuses.
+    pub fn assemble(&mut self, ptxas: &Ptxas, arch: &str, progress: &Progress) -> Result<(), PtxasError> {
+        progress.enter("assemble");
+        let next = AtomicUsize::new(0);
+        let (ptx, next) = (&self.ptx, &next);
+        let work = || {
+            let mut done = vec![];
+            loop {
+                let place = next.fetch_add(1, Ordering::Relaxed);
+                let Some(text) = ptx.get(place) else { return done };
+                done.push((place, ptxas.assemble(&String::from_utf8_lossy(text), arch)));
+            }
+        };
+        let mut all: Vec<_> = std::thread::scope(|s| {
+            let threads: Vec<_> = (0..available_parallelism().map_or(1, usize::from)).map(|_| s.spawn(work)).collect();
+            threads.into_iter().flat_map(|t| t.join().expect("invariant: no thread panics")).collect()
+        });
+        all.sort_by_key(|(place, _)| *place);
+        self.cubins = all.into_iter().map(|(_, assembled)| assembled.map(|a| a.cubin)).collect::<Result<_, _>>()?;
+        Ok(())
     }
 
     /// Gives `write` what it writes.
     pub fn kernels<T>(&self, write: impl FnOnce(Kernels<'_>) -> T) -> T {
         let ptx: Vec<&[u8]> = self.ptx.iter().map(Vec::as_slice).collect();
-        write(Kernels { entries: &self.entries, library: self.library.as_deref(), ptx: &ptx })
+        let cubins: Vec<&[u8]> = self.cubins.iter().map(Vec::as_slice).collect();
+        write(Kernels { entries: &self.entries, library: self.library.as_deref(), ptx: &ptx, cubins: &cubins })
     }
 }

@@ -42,6 +42,11 @@ fn number_before(text: &str, what: &str) -> Option<u64> {
 }
 
 impl Ptxas {
+    /// The assembler in `directory`, if it is there; perhaps without what reads its code again.
+    pub fn assembler(directory: &Path) -> Option<Ptxas> {
+        directory.join("ptxas").is_file().then(|| Ptxas { directory: directory.into() })
+    }
+
     /// The tools in `directory`, if they are there.
     pub fn at(directory: &Path) -> Option<Ptxas> {
         ["ptxas", "nvdisasm"].iter().all(|tool| directory.join(tool).is_file()).then(|| Ptxas { directory: directory.into() })

@@ -7,6 +7,7 @@
 //!   job.bin         the job: postcard, zstd
 //!   kernels.so      the code of the kernels that CPUs run: all, or in artifacts for GPUs those on the host
 //!   ptx/NAME.ptx    a module for each kernel that GPUs run
+//!   cubin/NAME.cubin  if they were assembled, the same as code of the target's own architecture, of all of them
 //!   kernels.json    per kernel of the job: symbol, tiles, bytes of scratch per thread, on a GPU how it is launched
 //!   dumps/          texts, as the compiler gave them
 //! ```
@@ -49,6 +50,7 @@ const JOB: &str = "job.bin";
 const LIBRARY: &str = "kernels.so";
 const KERNELS: &str = "kernels.json";
 const PTX: &str = "ptx";
+const CUBIN: &str = "cubin";
 const DUMPS: &str = "dumps/";
 
 /// Most bytes of a kernel's scratch for a thread, of what is compiled and of what is read.
@@ -74,6 +76,17 @@ fn module(name: &str) -> String {
     format!("{PTX}/{name}.ptx")
 }
 
+/// The file of its assembled code.
+fn assembled(name: &str) -> String {
+    format!("{CUBIN}/{name}.cubin")
+}
+
+/// Whether bytes begin as a cubin does: an ELF file of 64 bits, little-endian, for NVIDIA's GPUs.
+fn is_cubin(bytes: &[u8]) -> bool {
+    const GPUS: [u8; 2] = 190u16.to_le_bytes();
+    bytes.starts_with(b"\x7fELF\x02\x01") && bytes.get(18..20) == Some(&GPUS)
+}
+
 /// A directory that was read and checked.
 #[derive(Clone, Debug)]
 pub struct Artifact {
@@ -87,6 +100,7 @@ pub struct Artifact {
     library: Option<Sealed>,
     /// By file.
     modules: BTreeMap<String, Arc<str>>,
+    cubins: BTreeMap<String, Arc<[u8]>>,
 }
 
 impl Artifact {
@@ -108,6 +122,11 @@ impl Artifact {
     /// The PTX text of a kernel that a GPU launches; nothing of others.
     pub fn ptx(&self, kernel: &KernelEntry) -> &str {
         self.modules.get(&module(&kernel.name)).map_or("", |text| text)
+    }
+
+    /// The code of such a kernel for the target's architecture alone, if the artifact was compiled with it.
+    pub fn cubin(&self, kernel: &KernelEntry) -> Option<&[u8]> {
+        self.cubins.get(&assembled(&kernel.name)).map(|bytes| &**bytes)
     }
 
     /// The names of the dumps, in order.

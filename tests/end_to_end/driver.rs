@@ -143,3 +143,36 @@ fn waits_of_streams_for_each_other_that_are_left_out_are_noticed() {
         assert!(ran.code != Some(0) || trained(&dir) != want, "wait {wait} is for nothing");
     }
 }
+
+/// Assembled kernels are for GPUs of just their architecture; on others the driver compiles the PTX. The stand-in has no
+/// code of GPUs, and says so where it is given some.
+#[test]
+fn cubins_are_loaded_where_they_are_of_the_gpus_own_architecture() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
+    let tools = dir.path("bin");
+    fs::create_dir(&tools).expect("created");
+    // In place of NVIDIA's, which says the same of what it assembles.
+    let elf = r"\177ELF\002\001............\276\000";
+    let report = "Used 8 registers, 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
+    dir.write("bin/ptxas", format!("#!/bin/sh\nfor out; do :; done\nprintf '{elf}' > \"$out\"\necho '{report}'\n"));
+    fs::set_permissions(tools.join("ptxas"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is there");
+    let compile = |target: &str, path: &Path| {
+        let line = format!("compile {} {TINY} -D layers=1 -D heads=2 --target {target} --cubin -o out.mcc", models().join("gpt2.mdl").display());
+        let path = format!("{}:/usr/bin:/bin", path.display());
+        Ran::new(dir.command(line.split_whitespace()).env("PATH", path).env_remove("CUDA_HOME").output().expect("mcc starts"))
+    };
+    compile("cpu", &tools).fails_with(&["--cubin assembles kernels for GPUs", "sm_80"]);
+    if !Path::new("/usr/local/cuda/bin/ptxas").exists() && !Path::new("/usr/bin/ptxas").exists() {
+        compile("sm_80", &dir.path("nowhere")).fails_with(&["--cubin needs NVIDIA's `ptxas`", "leave --cubin out"]);
+    }
+    compile("sm_80", &tools).succeeds();
+    let files = |of: &str| fs::read_dir(dir.path("out.mcc").join(of)).expect("a directory").count();
+    assert!(files("cubin") > 10 && files("cubin") == files("ptx"));
+    let run = "run out.mcc --data text.txt --steps 1 --device cuda";
+    on_driver(&dir, run, &[("EMULATED_GPU_CAPABILITY", "9.0")]).succeeds();
+    assert_eq!(complaints(&dir), "");
+    on_driver(&dir, run, &[("EMULATED_GPU_CAPABILITY", "8.0")]).fails_with(&["the driver does not take its cubin", "without --cubin"]);
+    assert!(complaints(&dir).contains("a cubin: code of a GPU is not modelled"), "{}", complaints(&dir));
+    dir.line("run out.mcc --data text.txt --steps 1 --device emulated").succeeds();
+}

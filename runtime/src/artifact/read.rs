@@ -1,7 +1,9 @@
 //! Reads and checks artifacts.
 
 use super::manifest::{self, File, MANIFEST, Manifest};
-use super::{Artifact, ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, MOST_SCRATCH, SIGNATURE, contents, module, packed};
+use super::{
+    Artifact, ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, MOST_SCRATCH, SIGNATURE, assembled, contents, is_cubin, module, packed,
+};
 use crate::check;
 use crate::signature::{self, PublicKey};
 use crate::target::Target;
@@ -47,7 +49,7 @@ pub fn read(dir: &Path, accept: &Accept) -> Result<Artifact, ArtifactError> {
     if let Some(name) = required.iter().find(|n| !manifest.files.contains_key(**n)) {
         return Err(of_manifest(format!("it does not list {name}")));
     }
-    let (mut kept, mut modules, mut library) = (BTreeMap::new(), BTreeMap::new(), None);
+    let (mut kept, mut modules, mut cubins, mut library) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), None);
     for (name, file) in &manifest.files {
         let path = dir.join(name);
         if !Path::new(name).components().all(|c| matches!(c, Component::Normal(_))) {
@@ -59,6 +61,7 @@ pub fn read(dir: &Path, accept: &Accept) -> Result<Artifact, ArtifactError> {
             (name, Accept::Verified(_)) if name.starts_with(DUMPS) => {}
             (name, _) if name.starts_with(DUMPS) => contents::check(&path, file)?,
             (name, _) if name.starts_with("ptx/") => drop(modules.insert(name.to_owned(), text(&path, file)?)),
+            (name, _) if name.starts_with("cubin/") => drop(cubins.insert(name.to_owned(), code(&path, file)?)),
             (name, _) => return Err(of_manifest(format!("it lists `{name}`, which is no file of an artifact"))),
         }
     }
@@ -78,7 +81,7 @@ pub fn read(dir: &Path, accept: &Accept) -> Result<Artifact, ArtifactError> {
     };
     runnable(&job, &kernels, &manifest.target).map_err(|what| damaged(KERNELS, what))?;
     own_files(&manifest, &kernels).map_err(of_manifest)?;
-    Ok(Artifact { dir: dir.to_path_buf(), manifest, id, job, kernels, library, modules })
+    Ok(Artifact { dir: dir.to_path_buf(), manifest, id, job, kernels, library, modules, cubins })
 }
 
 fn signed(dir: &Path, manifest: &[u8], keys: &[PublicKey]) -> Result<(), ArtifactError> {
@@ -92,6 +95,14 @@ fn signed(dir: &Path, manifest: &[u8], keys: &[PublicKey]) -> Result<(), Artifac
 fn text(path: &Path, file: &File) -> Result<Arc<str>, ArtifactError> {
     let text = String::from_utf8(contents::bytes(path, file)?);
     text.map(Arc::from).map_err(|e| ArtifactError::Damaged { file: path.to_path_buf(), what: e.to_string() })
+}
+
+fn code(path: &Path, file: &File) -> Result<Arc<[u8]>, ArtifactError> {
+    let bytes = contents::bytes(path, file)?;
+    if is_cubin(&bytes) {
+        return Ok(bytes.into());
+    }
+    Err(ArtifactError::Damaged { file: path.to_path_buf(), what: "it is no cubin".into() })
 }
 
 /// The kernels' list, one for each of the job's.
@@ -128,13 +139,19 @@ pub(super) fn runnable(job: &Job, entries: &[KernelEntry], target: &Target) -> R
     Ok(())
 }
 
-/// The manifest lists a module for each kernel that a GPU launches, and code for nothing else.
+/// The manifest lists a module for each kernel that a GPU launches, assembled code for all of them or none, and code
+/// for nothing else.
 fn own_files(manifest: &Manifest, kernels: &[KernelEntry]) -> Result<(), String> {
-    let wanted: BTreeSet<String> = kernels.iter().filter(|e| e.launch.is_some()).map(|e| module(&e.name)).collect();
+    let launched = || kernels.iter().filter(|e| e.launch.is_some());
+    let mut wanted: BTreeSet<String> = launched().map(|e| module(&e.name)).collect();
+    let of_code = |name: &&String| name.starts_with("ptx/") || name.starts_with("cubin/");
+    if manifest.files.keys().any(|name| name.starts_with("cubin/")) {
+        wanted.extend(launched().map(|e| assembled(&e.name)));
+    }
     if let Some(name) = wanted.iter().find(|name| !manifest.files.contains_key(*name)) {
         return Err(format!("it does not list {name}"));
     }
-    match manifest.files.keys().find(|name| name.starts_with("ptx/") && !wanted.contains(*name)) {
+    match manifest.files.keys().filter(of_code).find(|name| !wanted.contains(*name)) {
         Some(name) => Err(format!("it lists {name}, of which the job has no kernel")),
         None => Ok(()),
     }

@@ -93,12 +93,18 @@ fn a_directory_of_someone_else_is_left_alone() {
 
 /// An artifact for GPUs, of kernels that all have this launch.
 fn for_gpus(dir: &Path, launch: Option<Launch>) -> PathBuf {
+    with_cubins(dir, launch, &[])
+}
+
+/// The same, with as many cubins as there are kernels, of these bytes, if there are some.
+fn with_cubins(dir: &Path, launch: Option<Launch>, cubin: &[u8]) -> PathBuf {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
     let entry = |k: usize| KernelEntry { name: format!("k_{k}"), tiles: 1, scratch_bytes: 0, launch: launch.clone() };
     let entries: Vec<KernelEntry> = (0..job.kernels.len()).map(entry).collect();
     let modules = vec![b"// PTX".as_slice(); entries.len()];
+    let cubins = vec![cubin; if cubin.is_empty() { 0 } else { entries.len() }];
     let ptx: &[&[u8]] = if launch.is_some() { &modules } else { &[] };
-    let kernels = Some(Kernels { entries: &entries, library: launch.is_none().then_some(b"".as_slice()), ptx });
+    let kernels = Some(Kernels { entries: &entries, library: launch.is_none().then_some(b"".as_slice()), ptx, cubins: &cubins });
     let out = dir.join("gpu.mcc");
     write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None }).unwrap();
     out
@@ -117,6 +123,36 @@ fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
     assert!(refused(&out).contains("kernel `k_0` has 0 blocks, not 1 to"), "{}", refused(&out));
     for_gpus(dir.path(), None);
     assert!(refused(&out).contains("kernel `k_0` has nothing about its launch"), "{}", refused(&out));
+}
+
+/// Assembled code is hashed and looked at as all else is; there is some of every kernel or of none.
+#[test]
+fn cubins_that_are_damaged_or_missing_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters: vec![ir::launch::Parameter::Argument(0)] };
+    let out = for_gpus(dir.path(), Some(launch.clone()));
+    let artifact = read(&out, &Accept::Anyones).unwrap();
+    assert_eq!(artifact.cubin(&artifact.kernels[0]), None);
+    let cubin = [b"\x7fELF\x02\x01".as_slice(), &[0; 12], &[190, 0, 7, 7]].concat();
+    let out = with_cubins(dir.path(), Some(launch.clone()), &cubin);
+    let artifact = read(&out, &Accept::Anyones).unwrap();
+    assert_eq!(artifact.cubin(&artifact.kernels[1]), Some(cubin.as_slice()));
+    let file = out.join("cubin/k_1.cubin");
+    for at in 0..cubin.len() {
+        let mut damaged = cubin.clone();
+        damaged[at] ^= 1;
+        fs::write(&file, &damaged).unwrap();
+        assert!(refused(&out).contains("k_1.cubin` is damaged: its hash is"), "{}", refused(&out));
+    }
+    fs::write(&file, &cubin[..8]).unwrap();
+    assert!(refused(&out).contains("k_1.cubin` is damaged: it has 8 bytes"), "{}", refused(&out));
+    fs::write(&file, &cubin).unwrap();
+    reseal(&out, |m| drop(m.files.remove("cubin/k_1.cubin")));
+    assert!(refused(&out).contains("it does not list cubin/k_1.cubin"), "{}", refused(&out));
+    // Of another machine, though its hash is right.
+    let mut native = cubin;
+    native[18] = 62;
+    assert!(refused(&with_cubins(dir.path(), Some(launch), &native)).contains("k_0.cubin` is damaged: it is no cubin"));
 }
 
 /// Kernels of the host have code for a CPU, which the target names, and no launch.

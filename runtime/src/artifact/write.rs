@@ -2,7 +2,7 @@
 
 use super::manifest::{File, MANIFEST, Manifest, pretty};
 use super::unfinished::{self, Unfinished};
-use super::{ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, PTX, SIGNATURE, io, module, packed};
+use super::{ArtifactError, CUBIN, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, PTX, SIGNATURE, assembled, io, module, packed};
 use crate::check;
 use crate::signature::SecretKey;
 use crate::target::Target;
@@ -19,6 +19,8 @@ pub struct Kernels<'a> {
     pub library: Option<&'a [u8]>,
     /// The modules of the others, in order.
     pub ptx: &'a [&'a [u8]],
+    /// What was assembled of each of these, in order; nothing, or all.
+    pub cubins: &'a [&'a [u8]],
 }
 
 /// What an artifact is made of.
@@ -79,10 +81,14 @@ fn fill(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> Result<Manife
     let wrong = |given| ArtifactError::Kernels { job: parts.job.kernels.len(), given };
     match (&parts.kernels, parts.target) {
         (None, Target::Reference) => {}
-        (Some(Kernels { entries, library, ptx }), Target::Cpu(_) | Target::Gpu { .. }) => {
+        (Some(Kernels { entries, library, ptx, cubins }), Target::Cpu(_) | Target::Gpu { .. }) => {
             let launched: Vec<&KernelEntry> = entries.iter().filter(|e| e.launch.is_some()).collect();
             let native = launched.len() < entries.len() || matches!(parts.target, Target::Cpu(_));
-            if entries.len() != parts.job.kernels.len() || launched.len() != ptx.len() || library.is_some() != native {
+            if entries.len() != parts.job.kernels.len()
+                || launched.len() != ptx.len()
+                || !cubins.is_empty() && cubins.len() != ptx.len()
+                || library.is_some() != native
+            {
                 return Err(wrong(entries.len()));
             }
             if let Some(library) = library {
@@ -93,6 +99,12 @@ fn fill(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> Result<Manife
             }
             for (entry, text) in launched.iter().zip(*ptx) {
                 put(&module(&entry.name), text)?;
+            }
+            if !cubins.is_empty() {
+                fs::create_dir(dir.join(CUBIN)).map_err(io(dir))?;
+            }
+            for (entry, code) in launched.iter().zip(*cubins) {
+                put(&assembled(&entry.name), code)?;
             }
             put(KERNELS, &pretty(entries))?;
         }

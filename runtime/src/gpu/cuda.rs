@@ -21,7 +21,7 @@ use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::{DeviceError, Needs};
 use cudarc::driver::{result, sys};
-use driver::{capability, fits, multiprocessors, takes, version};
+use driver::{capability, fits, is_own, multiprocessors, takes, version};
 use graph::Graphs;
 use ir::launch::{Launch, MAP_BYTES, TensorMap};
 use ir::program::KernelId;
@@ -108,7 +108,8 @@ impl Cuda {
 
     fn on(artifact: &Artifact, arch: &str, number: i32) -> Result<Cuda, String> {
         let device = result::device::get(number).map_err(text)?;
-        fits(arch, capability(device).map_err(text)?)?;
+        let capability = capability(device).map_err(text)?;
+        fits(arch, capability)?;
         // SAFETY: the device exists.
         let context = Context { device, handle: unsafe { result::primary_ctx::retain(device) }.map_err(text)? };
         context.enter()?;
@@ -122,7 +123,9 @@ impl Cuda {
             let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
             takes(version, &launch).map_err(failed)?;
             let launch = Launch { grid: launch.blocks_on(multiprocessors), ..launch };
-            kernels.insert(id, load(&plain(artifact.ptx(entry))?, &plain(&entry.name)?, launch).map_err(failed)?);
+            // The driver compiles PTX itself where there is no code for this very GPU.
+            let cubin = artifact.cubin(entry).filter(|_| is_own(arch, capability));
+            kernels.insert(id, load(&plain(artifact.ptx(entry))?, cubin, &plain(&entry.name)?, launch).map_err(failed)?);
         }
         let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
         Ok(Cuda { kernels, issue, copies, allocations: vec![], lent: vec![], context })

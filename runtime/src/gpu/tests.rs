@@ -70,7 +70,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     };
     let entries: Vec<KernelEntry> = job.kernels.iter().map(entry).collect();
     let modules = vec![b"".as_slice(); entries.len()];
-    let kernels = Some(Kernels { entries: &entries, library: None, ptx: &modules });
+    let kernels = Some(Kernels { entries: &entries, library: None, ptx: &modules, cubins: &[] });
     let out = dir.path().join("gpu.mcc");
     artifact::write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None }).unwrap();
     let artifact = artifact::read(&out, &Accept::Anyones).unwrap();

@@ -82,7 +82,7 @@ impl Bench {
             entry("k_update", columns),
         ];
         let library = fs::read(&library).unwrap();
-        let kernels = Some(Kernels { entries: &entries, library: Some(&library), ptx: &[] });
+        let kernels = Some(Kernels { entries: &entries, library: Some(&library), ptx: &[], cubins: &[] });
         let target = Target::Cpu(Processor { cpu: "x86-64".into(), features: String::new() });
         Bench::of(&Parts { job, target: &target, kernels, dumps: &[], sign: None })
     }

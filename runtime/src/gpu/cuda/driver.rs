@@ -133,6 +133,13 @@ pub(super) fn fits(arch: &str, [major, minor]: [i32; 2]) -> Result<(), String> {
     if can { Ok(()) } else { Err(format!("the GPU has compute capability {major}.{minor}, kernels for {arch} do not run on it")) }
 }
 
+/// Whether code that was assembled for an architecture is that of a GPU of a compute capability: of no other, though
+/// later ones of the same major number would take it.
+pub(super) fn is_own(arch: &str, [major, minor]: [i32; 2]) -> bool {
+    let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
+    digits.parse() == Ok(10 * major + minor)
+}
+
 /// What the driver says of an error.
 pub(in crate::gpu) fn text(e: DriverError) -> String {
     let of = |s: Result<&std::ffi::CStr, DriverError>| s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
@@ -150,6 +157,12 @@ mod tests {
         assert_eq!(fits("sm_90a", [9, 0]), Ok(()));
         assert_eq!(fits("sm_80", [7, 5]), Err("the GPU has compute capability 7.5, kernels for sm_80 do not run on it".into()));
         assert_eq!(fits("sm_90a", [10, 0]), Err("the GPU has compute capability 10.0, kernels for sm_90a do not run on it".into()));
+    }
+
+    #[test]
+    fn assembled_code_is_for_gpus_of_its_own_architecture() {
+        assert!(is_own("sm_80", [8, 0]) && is_own("sm_90a", [9, 0]));
+        assert!(!is_own("sm_80", [8, 6]) && !is_own("sm_80", [9, 0]) && !is_own("sm_90a", [10, 0]) && !is_own("gpu", [8, 0]));
     }
 
     #[test]

@@ -20,13 +20,18 @@ unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
 
-/// Loads a module for its one kernel. It stays loaded as long as the context.
+/// Loads a module for its one kernel, as it was assembled if it was. It stays loaded as long as the context.
 ///
 /// # Errors
 /// The driver refuses it, or gave it too few registers to share out among its warps.
-pub(super) fn load(ptx: &CString, name: &CString, launch: Launch) -> Result<Loaded, String> {
-    // SAFETY: the text ends with a zero byte; the driver copies it.
-    let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) }.map_err(text)?;
+pub(super) fn load(ptx: &CString, cubin: Option<&[u8]>, name: &CString, launch: Launch) -> Result<Loaded, String> {
+    let module = match cubin {
+        // SAFETY: the text ends with a zero byte; the driver copies it.
+        None => unsafe { result::module::load_data(ptx.as_ptr().cast()) }.map_err(text),
+        // SAFETY: an ELF file, which says itself how long it is, and has been hashed; the driver copies it.
+        Some(code) => unsafe { result::module::load_data(code.as_ptr().cast()) }
+            .map_err(|e| format!("{}: the driver does not take its cubin; compiled without --cubin, the driver makes code of PTX", text(e))),
+    }?;
     // SAFETY: the module is loaded.
     let function = unsafe { result::module::get_function(module, name.clone()) }.map_err(text)?;
     if launch.shared_bytes > 0 {
