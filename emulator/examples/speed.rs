@@ -12,7 +12,9 @@ const LOOP: &str = "
 .visible .entry arithmetic(.param .u64 p) {
     .reg .pred %p<2>; .reg .b32 %r<4>; .reg .f32 %f<4>; .reg .b64 %d<4>;
     ld.param.u64 %d0, [p];
-    mov.u32 %r0, %tid.x;
+    mov.u32 %r0, %ctaid.x;
+    mov.u32 %r1, %tid.x;
+    mad.lo.u32 %r0, %r0, 256, %r1;
     mul.wide.u32 %d1, %r0, 4;
     add.u64 %d1, %d1, %d0;
     cvt.rn.f32.u32 %f0, %r0;
@@ -46,7 +48,7 @@ AGAIN:
 fn main() {
     let mut device = Device::new(Options::default());
     let module = device.load(LOOP).expect("it is PTX");
-    let p = device.allocate(4 * 256);
+    let p = device.allocate(4 * 256 * 64);
     for (name, blocks) in [("arithmetic", 64), ("tensor", 16)] {
         let launch = Launch { grid: [blocks, 1, 1], threads: [256, 1, 1], shared: 0 };
         let start = Instant::now();

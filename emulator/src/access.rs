@@ -3,9 +3,10 @@
 use crate::block::Block;
 use crate::decode::{GLOBAL, LOCAL, PARAM, SHARED};
 use crate::fault::Wrong;
+use crate::history::Kind;
 use crate::inst::*;
 use crate::order::Engine;
-use crate::shared::{Access, aligned};
+use crate::shared::aligned;
 use crate::warp::Longs;
 
 /// A space and an address within it.
@@ -56,32 +57,36 @@ impl Block<'_> {
                 let out = if matches!(space, Space::Global | Space::Param) { self.warps[w].bits(*a) } else { out };
                 self.warps[w].set(*d, &out, mask);
             }
-            Op::Load { space, ty, d, a } => {
+            Op::Load { space, order, ty, d, a } => {
                 let at = self.warps[w].addresses(*a);
                 let bytes = u64::from(ty.bytes());
                 let mut out: Vec<Longs> = vec![[0; 32]; d.len()];
                 for l in lanes(mask) {
                     self.vector_aligned(*space, at[l], bytes * d.len() as u64)?;
                     for (k, out) in out.iter_mut().enumerate() {
-                        out[l] = extend(*ty, self.load(w, l, *space, at[l].wrapping_add(k as u64 * bytes), ty.bytes())?);
+                        out[l] = extend(*ty, self.load(w, l, *space, at[l].wrapping_add(k as u64 * bytes), ty.bytes(), order.strong)?);
                     }
                 }
+                self.note_lanes(w, *space, &at, mask, bytes * d.len() as u64, if order.strong { Kind::Strong } else { Kind::Read })?;
+                self.tell_and_hear(w, *space, &at, mask, *order, [false, true]);
                 for (d, v) in d.iter().zip(&out) {
                     self.warps[w].set(*d, v, mask);
                 }
             }
-            Op::Store { space, ty, s, a } => {
+            Op::Store { space, order, ty, s, a } => {
                 let at = self.warps[w].addresses(*a);
                 let bytes = u64::from(ty.bytes());
                 for (k, s) in s.iter().enumerate() {
                     let v = self.warps[w].bits(*s);
                     for l in lanes(mask) {
                         self.vector_aligned(*space, at[l], bytes * self.width(op))?;
-                        self.store(w, l, *space, at[l].wrapping_add(k as u64 * bytes), ty.bytes(), v[l])?;
+                        self.store(w, l, *space, at[l].wrapping_add(k as u64 * bytes), ty.bytes(), v[l], order.strong)?;
                     }
                 }
+                self.note_lanes(w, *space, &at, mask, bytes * s.len() as u64, if order.strong { Kind::Strong } else { Kind::Write })?;
+                self.tell_and_hear(w, *space, &at, mask, *order, [true, false]);
             }
-            Op::Atom { op, space, ty, d, a, b, c } => {
+            Op::Atom { op, order, space, ty, d, a, b, c } => {
                 let (at, b) = (self.warps[w].addresses(*a), self.warps[w].bits(*b));
                 let c = c.map_or([0; 32], |c| self.warps[w].bits(c));
                 let mut old = [0; 32];
@@ -89,6 +94,8 @@ impl Block<'_> {
                     old[l] = self.update(w, *space, at[l], *ty, |v| atomic(*op, *ty, v, b[l], c[l]))?;
                 }
                 self.warps[w].set(*d, &old, mask);
+                self.note_lanes(w, *space, &at, mask, u64::from(ty.bytes()), Kind::Strong)?;
+                self.tell_and_hear(w, *space, &at, mask, *order, [true, true]);
             }
             Op::LdMatrix { d, a, transpose } => {
                 self.converged(w, mask, "ldmatrix")?;
@@ -133,6 +140,47 @@ impl Block<'_> {
         Ok(())
     }
 
+    /// Notes what lanes do to global memory, at these addresses so many bytes each.
+    fn note_lanes(&mut self, w: usize, space: Space, at: &Longs, mask: u32, bytes: u64, kind: Kind) -> Result<(), Wrong> {
+        let Some(touched) = &mut self.touched else { return Ok(()) };
+        let access = Block::own(&self.warps[w]);
+        let mut run = [0, 0];
+        for l in lanes(mask) {
+            let (Space::Global, address) = locate(space, at[l]) else { continue };
+            if address == run[1] {
+                run[1] += bytes;
+            } else if !(run[0]..run[1]).contains(&address) || address + bytes > run[1] {
+                touched.note(run[0], run[1] - run[0], kind, access)?;
+                run = [address, address + bytes];
+            }
+        }
+        touched.note(run[0], run[1] - run[0], kind, access)
+    }
+
+    /// What a strong access to global memory makes known to others, and learns of them.
+    fn tell_and_hear(&mut self, w: usize, space: Space, at: &Longs, mask: u32, order: Order, [tells, hears]: [bool; 2]) {
+        if !order.strong || self.touched.is_none() {
+            return;
+        }
+        for l in lanes(mask) {
+            let (Space::Global, address) = locate(space, at[l]) else { continue };
+            let warp = &mut self.warps[w];
+            if let Some(known) = self.launch.told(address).filter(|_| hears) {
+                if order.acquire {
+                    warp.view.learn(known, self.number);
+                } else {
+                    warp.heard.learn(Some(&known));
+                }
+            }
+            if tells && order.release {
+                self.launch.tell(address, self.number, &warp.view);
+                warp.tick(Engine::Warp);
+            } else if let Some(released) = warp.released.as_ref().filter(|_| tells) {
+                self.launch.tell(address, self.number, released);
+            }
+        }
+    }
+
     fn width(&self, op: &Op) -> u64 {
         if let Op::Store { s, .. } = op { s.len() as u64 } else { 1 }
     }
@@ -147,9 +195,9 @@ impl Block<'_> {
         Err(Wrong::Misaligned { space, address, bytes })
     }
 
-    fn load(&mut self, w: usize, lane: usize, space: Space, address: u64, bytes: u32) -> Result<u64, Wrong> {
+    fn load(&mut self, w: usize, lane: usize, space: Space, address: u64, bytes: u32, strong: bool) -> Result<u64, Wrong> {
         match locate(space, address) {
-            (Space::Shared, at) => self.shared.load(at, bytes, Block::own(&self.warps[w])),
+            (Space::Shared, at) => self.shared.load(at, bytes, strong, Block::own(&self.warps[w])),
             (Space::Local, at) => {
                 let at = self.local(lane, at, bytes)?;
                 Ok(little(&self.warps[w].local[at..at + bytes as usize]))
@@ -169,9 +217,10 @@ impl Block<'_> {
         }
     }
 
-    fn store(&mut self, w: usize, lane: usize, space: Space, address: u64, bytes: u32, value: u64) -> Result<(), Wrong> {
+    #[allow(clippy::too_many_arguments)]
+    fn store(&mut self, w: usize, lane: usize, space: Space, address: u64, bytes: u32, value: u64, strong: bool) -> Result<(), Wrong> {
         match locate(space, address) {
-            (Space::Shared, at) => self.shared.store(at, bytes, value, Block::own(&self.warps[w])),
+            (Space::Shared, at) => self.shared.store(at, bytes, value, strong, Block::own(&self.warps[w])),
             (Space::Local, at) => {
                 let at = self.local(lane, at, bytes)?;
                 self.warps[w].local[at..at + bytes as usize].copy_from_slice(&value.to_le_bytes()[..bytes as usize]);
@@ -192,14 +241,13 @@ impl Block<'_> {
         }
     }
 
-    /// Atomics count as reads among each other: they do not race, but do race with plain writes.
+    /// Atomics do not race among each other, but do with plain accesses.
     fn update(&mut self, w: usize, space: Space, address: u64, ty: Ty, f: impl Fn(u64) -> u64) -> Result<u64, Wrong> {
         let bytes = ty.bytes().max(4);
         match locate(space, address) {
             (Space::Shared, at) => {
                 aligned(at, u64::from(bytes))?;
-                let warp = &self.warps[w];
-                self.shared.note_read(at, bytes as usize, Access { stamp: warp.stamp(Engine::Warp), view: &warp.view })?;
+                self.shared.note_atomic(at, bytes as usize, Block::own(&self.warps[w]))?;
                 let old = little(self.shared.peek(at, bytes as usize)?);
                 self.shared.poke(at, &f(old).to_le_bytes()[..bytes as usize])?;
                 Ok(old)

@@ -322,6 +322,8 @@ pub fn execute(w: &mut Warp, op: &Op, mask: u32) -> bool {
         | Op::Bra { .. }
         | Op::Exit
         | Op::Bar { .. }
+        | Op::Fence
+        | Op::Registers(..)
         | Op::SyncWarp(_)
         | Op::FenceProxy
         | Op::FenceBarriers

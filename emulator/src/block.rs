@@ -2,15 +2,18 @@
 
 use crate::alu;
 use crate::barrier::Barriers;
+use crate::between::Between;
 use crate::counting::Counting;
 use crate::counts::Counts;
 use crate::decode::Kernel;
 use crate::engine::{Engines, Task};
 use crate::fault::{Fault, Wrong};
+use crate::history::Access;
 use crate::inst::{Op, Sw};
 use crate::memory::Memory;
-use crate::order::{Engine, View};
-use crate::shared::{Access, Shared};
+use crate::order::{Engine, Known, View};
+use crate::shared::Shared;
+use crate::touched::Touched;
 use crate::warp::{Place, State, Warp};
 use std::collections::VecDeque;
 
@@ -33,6 +36,12 @@ pub struct Options {
     pub seed: u64,
     /// Whether accesses to shared memory are held against the order that barriers give.
     pub races: bool,
+    /// The same of global memory, also between the blocks of a launch.
+    pub global_races: bool,
+    /// Whether lanes that part at a branch count as apart for what all lanes must execute together (`bar.sync`,
+    /// `mma.sync`, `wgmma`), until `bar.warp.sync` or another exchange of all lanes brings them together. PTX promises
+    /// no less, but `ptxas` brings them together where their ways meet, and compilers rely on it.
+    pub lanes: bool,
     /// Instructions of one warp, beyond which a kernel counts as endless.
     pub limit: u64,
     /// Threads of this machine that run blocks.
@@ -50,6 +59,8 @@ impl Default for Options {
             timing: Timing::Late,
             seed: 0,
             races: true,
+            global_races: true,
+            lanes: false,
             limit: 1 << 32,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             count: false,
@@ -93,6 +104,10 @@ pub struct Block<'a> {
     pub options: Options,
     pub warps: Vec<Warp>,
     pub shared: Shared,
+    /// What it does to global memory, if that is watched, and the launch that it is of.
+    pub touched: Option<Touched>,
+    pub launch: &'a Between,
+    pub number: u32,
     pub barriers: Barriers,
     pub engines: Vec<Engines>,
     /// Copies that end with an arrival at an mbarrier.
@@ -103,7 +118,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    pub fn new(kernel: &'a Kernel, memory: &'a Memory, parameters: &'a [u8], options: Options, place: Place) -> Block<'a> {
+    pub fn new(kernel: &'a Kernel, memory: &'a Memory, parameters: &'a [u8], options: Options, place: Place, launch: &'a Between) -> Block<'a> {
         let threads = place.threads.iter().product::<u32>();
         let count = threads.div_ceil(32) as usize;
         let warps: Vec<Warp> = (0..count)
@@ -113,6 +128,7 @@ impl<'a> Block<'a> {
             })
             .collect();
         let [x, y, z] = place.block.map(u64::from);
+        let number = place.block[0] + place.grid[0] * (place.block[1] + place.grid[1] * place.block[2]);
         let random = options.seed ^ (x + 0x1_0001 * y + 0x1_0000_0003 * z).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         Block {
             kernel,
@@ -120,6 +136,9 @@ impl<'a> Block<'a> {
             parameters,
             options,
             shared: Shared::new(kernel.shared_bytes as usize + place.dynamic as usize, options.races),
+            touched: options.global_races.then(Touched::default),
+            launch,
+            number,
             barriers: Barriers::new(count),
             engines: (0..count).map(|_| Engines::new(kernel.registers[0])).collect(),
             warps,
@@ -168,6 +187,7 @@ impl<'a> Block<'a> {
                         continue;
                     }
                     None if self.warps.iter().all(|w| w.state == State::Done) => {
+                        self.join_launch()?;
                         self.statistics.counts = self.counting.as_ref().map_or_else(Counts::default, |c| c.counts);
                         return Ok(self.statistics);
                     }
@@ -183,29 +203,55 @@ impl<'a> Block<'a> {
         }
     }
 
+    /// Holds what the block did to global memory against what those did that are over.
+    fn join_launch(&mut self) -> Result<(), Box<Fault>> {
+        let Some(touched) = self.touched.take() else { return Ok(()) };
+        let mut known = Known::default();
+        self.warps.iter().for_each(|w| known.learn(w.view.others()));
+        self.launch.end(self.number, &touched, known).map_err(|clash| {
+            let ((mark, kind), (from, what)) = (clash.this, clash.other);
+            let [x, y, z] = self.warps[0].place.of(from.block);
+            let other = format!("{} of block ({x}, {y}, {z})", from.mark.describe(what));
+            let wrong = Wrong::Race { space: "global", address: clash.address, this: mark.describe(kind), other, line: from.mark.pc() };
+            self.fault(mark.stamp.warp(), mark.pc(), wrong)
+        })
+    }
+
     fn deadlock(&self) -> Box<Fault> {
         let mut where_ = vec![];
         for w in self.warps.iter().filter(|w| w.state != State::Done) {
-            let pc = w.stack.last().map_or(0, |f| f.pc as usize);
-            // The lanes have moved on behind the instruction that waits.
-            let line = self.kernel.lines.get(pc.saturating_sub(1)).map_or(0, |l| l.0);
+            let line = self.kernel.lines.get(Self::waits_at(w) as usize).map_or(0, |l| l.0);
             let what = match w.state {
                 State::Barrier(id) => format!("warp {} waits at barrier {id}, line {line}", w.id),
                 State::Waiting { barrier, .. } => format!("warp {} waits at line {line} for {}", w.id, self.barriers.describe(barrier)),
                 State::Matrix => format!("warp {} waits at line {line} for `wgmma` of the other warps of its warpgroup", w.id),
+                State::Registers(count) => format!("warp {} waits at line {line} for {}", w.id, self.describe_pool(count)),
                 State::Running | State::Done => continue,
             };
             where_.push(what);
         }
         let first = self.warps.iter().find(|w| w.state != State::Done).map_or(0, |w| w.id);
-        let pc = self.warps[first].stack.last().map_or(0, |f| f.pc.saturating_sub(1));
-        self.fault(first, pc, Wrong::Deadlock(where_))
+        self.fault(first, Self::waits_at(&self.warps[first]), Wrong::Deadlock(where_))
+    }
+
+    /// The instruction that a warp waits at: some are begun again when they can go on, behind others its lanes are.
+    fn waits_at(w: &Warp) -> u32 {
+        match w.state {
+            State::Registers(_) | State::Matrix => w.pc(),
+            State::Barrier(_) | State::Waiting { .. } | State::Running | State::Done => w.pc().saturating_sub(1),
+        }
     }
 
     fn fault(&self, warp: usize, pc: u32, wrong: Wrong) -> Box<Fault> {
         let (line, source) = self.kernel.lines.get(pc as usize).copied().unwrap_or_default();
         let source = source.map(|(file, line)| (self.kernel.files.get(&file).cloned().unwrap_or_default(), line));
         let block = self.warps[warp].place.block;
+        let line_of = |pc: u32| self.kernel.lines.get(pc as usize).map_or(0, |l| l.0);
+        let wrong = match wrong {
+            // Until here it is the number of an instruction.
+            Wrong::Race { space, address, this, other, line } => Wrong::Race { space, address, this, other, line: line_of(line) },
+            wrong => wrong,
+        };
         Box::new(Fault { kernel: self.kernel.name.clone(), line, source, block, warp: warp as u32, wrong })
     }
 
@@ -267,12 +313,14 @@ impl<'a> Block<'a> {
             | Op::StMatrix { .. } => {
                 self.access(w, op, mask)?;
             }
+            Op::Registers(count, more) => return self.set_registers(w, *count, *more, mask),
             Op::Shfl { .. } | Op::Vote { .. } | Op::Redux { .. } | Op::Elect(..) | Op::SyncWarp(_) => self.exchange(w, op, mask)?,
             Op::Bar { .. }
             | Op::BarrierInit(..)
             | Op::BarrierInval(_)
             | Op::BarrierArrive(..)
             | Op::BarrierTest { .. }
+            | Op::Fence
             | Op::FenceProxy
             | Op::FenceBarriers => self.synchronise(w, op, mask)?,
             Op::CpAsync { .. }
@@ -302,17 +350,29 @@ impl<'a> Block<'a> {
     pub fn converged(&self, w: usize, mask: u32, what: &str) -> Result<(), Wrong> {
         let alive = self.warps[w].alive();
         if mask == alive {
-            return Ok(());
+            return match self.warps[w].parted.filter(|_| self.options.lanes) {
+                None => Ok(()),
+                Some(pc) => {
+                    let line = self.kernel.lines.get(pc as usize).map_or(0, |l| l.0);
+                    let why = format!("`{what}` is for all lanes together; they parted at line {line}, and no `bar.warp.sync` is between");
+                    Err(Wrong::Divergent(why))
+                }
+            };
         }
         Err(Wrong::Divergent(format!("`{what}` is for all lanes together; here are {mask:#010x} of {alive:#010x}")))
     }
 
     /// The lanes that a `.sync` instruction names must be here.
-    pub fn members(&self, w: usize, members: Sw, mask: u32, what: &str) -> Result<(), Wrong> {
+    pub fn members(&mut self, w: usize, members: Sw, mask: u32, what: &str) -> Result<(), Wrong> {
         let named = self.warps[w].word(members);
         let here = mask.trailing_zeros() as usize;
-        let needed = named[here & 31] & self.warps[w].alive();
+        let alive = self.warps[w].alive();
+        let needed = named[here & 31] & alive;
         if needed & !mask == 0 {
+            // All have waited for each other.
+            if needed == alive {
+                self.warps[w].parted = None;
+            }
             return Ok(());
         }
         Err(Wrong::Divergent(format!("`{what}` names lanes {needed:#010x}; here are {mask:#010x}")))
@@ -320,7 +380,7 @@ impl<'a> Block<'a> {
 
     /// The access of a warp itself, at this moment.
     pub fn own<'b>(warp: &'b Warp) -> Access<'b> {
-        Access { stamp: warp.stamp(Engine::Warp), view: &warp.view }
+        Access { stamp: warp.stamp(Engine::Warp), view: &warp.view, pc: warp.pc() }
     }
 
     fn end(&mut self, w: usize) -> Result<(), Wrong> {

@@ -86,8 +86,8 @@ impl Counting {
             if global { after } else { needed }
         };
         match op {
-            Op::Load { space, ty, d, a } => ready = access(*space, *a, u64::from(ty.bytes()) * d.len() as u64, |c| &mut c.loads),
-            Op::Store { space, ty, s, a } => {
+            Op::Load { space, ty, d, a, .. } => ready = access(*space, *a, u64::from(ty.bytes()) * d.len() as u64, |c| &mut c.loads),
+            Op::Store { space, order: _, ty, s, a } => {
                 access(*space, *a, u64::from(ty.bytes()) * s.len() as u64, |c| &mut c.stores);
             }
             Op::Atom { space, ty, a, .. } => ready = access(*space, *a, u64::from(ty.bytes()), |c| &mut c.stores),

@@ -224,6 +224,8 @@ fn orders(op: &Op) -> bool {
             | Op::Bra { .. }
             | Op::Bar { .. }
             | Op::SyncWarp(_)
+            | Op::Fence
+            | Op::Registers(..)
             | Op::BarrierInit(..)
             | Op::BarrierInval(_)
             | Op::BarrierArrive(..)
@@ -320,6 +322,8 @@ fn slots(op: &Op) -> (Pipe, u32) {
         | Op::Trap
         | Op::Bar { .. }
         | Op::SyncWarp(_)
+        | Op::Fence
+        | Op::Registers(..)
         | Op::FenceProxy
         | Op::FenceBarriers
         | Op::CpCommit

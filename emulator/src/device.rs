@@ -1,10 +1,12 @@
 //! A device: memory, modules, launches.
 
+use crate::between::Between;
 use crate::block::{Block, Options, Statistics};
 use crate::decode::{self, Kernel};
 use crate::fault::{LaunchError, LoadError};
 use crate::memory::Memory;
 use crate::syntax::{self, Number};
+use crate::touched::Ranges;
 use crate::warp::Place;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -122,11 +124,33 @@ impl Device {
         self.launch_some(kernel, launch, parameters, None)
     }
 
+    /// The same, and what of global memory it touched: nothing if that is not watched
+    /// ([`Options::global_races`]).
+    ///
+    /// # Errors
+    /// As of [`Device::launch`].
+    pub fn launch_watched(&self, kernel: &Kernel, launch: Launch, parameters: &[u8]) -> Result<(Statistics, Ranges), LaunchError> {
+        let between = Between::default();
+        let statistics = self.launch_blocks(kernel, launch, parameters, None, &between)?;
+        Ok((statistics, between.ranges()))
+    }
+
     /// The same, of these blocks alone, by number; all of them if none is named.
     ///
     /// # Errors
     /// As of [`Device::launch`].
     pub fn launch_some(&self, kernel: &Kernel, launch: Launch, parameters: &[u8], some: Option<&[usize]>) -> Result<Statistics, LaunchError> {
+        self.launch_blocks(kernel, launch, parameters, some, &Between::default())
+    }
+
+    fn launch_blocks(
+        &self,
+        kernel: &Kernel,
+        launch: Launch,
+        parameters: &[u8],
+        some: Option<&[usize]>,
+        between: &Between,
+    ) -> Result<Statistics, LaunchError> {
         let refuse = |message: String| Err(LaunchError::Arguments { kernel: kernel.name.clone(), message });
         if parameters.len() as u64 != kernel.parameter_bytes {
             return refuse(format!("{} bytes of parameters instead of {}", parameters.len(), kernel.parameter_bytes));
@@ -158,10 +182,9 @@ impl Device {
                 if b >= blocks || b > found.lock().expect("invariant: no thread panics here").0 {
                     return;
                 }
-                let [x, y] = [launch.grid[0] as usize, launch.grid[1] as usize];
-                let block = [(b % x) as u32, (b / x % y) as u32, (b / (x * y)) as u32];
-                let place = Place { block, grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
-                match Block::new(kernel, &self.memory, parameters, self.options, place).run() {
+                let mut place = Place { block: [0; 3], grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
+                place.block = place.of(b as u32);
+                match Block::new(kernel, &self.memory, parameters, self.options, place, between).run() {
                     Ok(s) => {
                         total.lock().expect("invariant: no thread panics here").add(&s);
                     }

@@ -4,9 +4,10 @@ use crate::block::{Block, Timing};
 use crate::decode::PARAM;
 use crate::fault::Wrong;
 use crate::float::round_tf32;
+use crate::history::{Access, Kind};
 use crate::inst::*;
 use crate::order::{Engine, Stamp, View};
-use crate::shared::{Access, aligned};
+use crate::shared::aligned;
 use crate::tensor_map::{Swizzle, TensorMap};
 use crate::wgmma::Matrix;
 use std::collections::VecDeque;
@@ -21,8 +22,10 @@ pub struct Engines {
     groups: VecDeque<(u64, Stamp, u32)>,
     stores: Vec<Store>,
     store_groups: VecDeque<Vec<Store>>,
-    /// Bytes that have left shared memory and are on their way to global memory.
-    leaving: Vec<Vec<(u64, Vec<u8>)>>,
+    /// Bytes that have left shared memory and are on their way to global memory, with who sent them.
+    leaving: Vec<(Sender, Sent)>,
+    /// The last of those that are there, which the warp does not know yet.
+    delivered: Option<Stamp>,
     pub matrix: Matrix,
 }
 
@@ -33,14 +36,25 @@ struct Copy {
     from: u64,
     bytes: u32,
     read: u32,
+    pc: u32,
     stamp: Stamp,
+    view: Rc<View>,
+}
+
+/// Addresses in global memory, and bytes for them.
+type Sent = Vec<(u64, Vec<u8>)>;
+
+/// What a bulk copy was started by, and what that knew.
+#[derive(Clone)]
+struct Sender {
+    pc: u32,
     view: Rc<View>,
 }
 
 /// A bulk copy from shared to global memory.
 struct Store {
     stamp: Stamp,
-    view: Rc<View>,
+    sender: Sender,
     /// Address in shared memory, bytes, address in global memory.
     pieces: Vec<(u64, u64, u64)>,
 }
@@ -71,6 +85,7 @@ impl Engines {
             stores: vec![],
             store_groups: VecDeque::new(),
             leaving: vec![],
+            delivered: None,
             matrix: Matrix::new(words),
         }
     }
@@ -93,7 +108,7 @@ impl Block<'_> {
                     let number = self.engines[w].started;
                     self.engines[w].started += 1;
                     let read = read[l].min(*bytes);
-                    self.engines[w].copies.push_back(Copy { number, to, from, bytes: *bytes, read, stamp, view: view.clone() });
+                    self.engines[w].copies.push_back(Copy { number, to, from, bytes: *bytes, read, pc, stamp, view: view.clone() });
                 }
                 if early {
                     self.perform_copies(w, self.engines[w].started)?;
@@ -179,14 +194,14 @@ impl Block<'_> {
                         pieces.push((map.swizzle.place(place - within) + within, element, to + e * element));
                     }
                 }
-                self.start_store(w, pieces)?;
+                self.start_store(w, pc, pieces)?;
             }
             Op::BulkStore { d, s, bytes } => {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a bulk copy")?;
                 let (to, from) = (self.warps[w].addresses(*d)[l], self.shared_address(self.warps[w].addresses(*s)[l]));
                 let bytes = self.bulk_bytes(w, *bytes, l, from, to)?;
-                self.start_store(w, vec![(from, bytes, to)])?;
+                self.start_store(w, pc, vec![(from, bytes, to)])?;
             }
             Op::BulkCommit => {
                 let group = std::mem::take(&mut self.engines[w].stores);
@@ -199,6 +214,9 @@ impl Block<'_> {
                 }
                 if !*read && *left == 0 {
                     self.deliver(w)?;
+                    if let Some(last) = self.engines[w].delivered.take() {
+                        self.warps[w].view.see(last);
+                    }
                 }
             }
             _ => unreachable!("invariant: only copies come here"),
@@ -276,7 +294,7 @@ impl Block<'_> {
 
     /// Does what a task was started for, and arrives.
     pub fn perform(&mut self, task: Task) -> Result<(), Wrong> {
-        let Task { warp, stamp, view, barriers, what, .. } = task;
+        let Task { warp, pc, stamp, view, barriers, what } = task;
         match what {
             What::Copies(end) => {
                 self.perform_copies(warp, end)?;
@@ -288,15 +306,17 @@ impl Block<'_> {
                 for (to, bytes, from) in pieces {
                     data.clear();
                     data.resize(bytes as usize, 0);
+                    let access = Access { stamp, view: &view, pc };
                     if let Some(from) = from {
                         self.memory.read(from, &mut data)?;
+                        self.note_global(from, bytes, Kind::Read, access)?;
                     }
                     if tf32 {
                         for word in data.as_chunks_mut().0 {
                             *word = round_tf32(u32::from_le_bytes(*word)).to_le_bytes();
                         }
                     }
-                    self.shared.note_write(to, data.len(), Access { stamp, view: &view })?;
+                    self.shared.note_write(to, data.len(), access)?;
                     self.shared.poke(to, &data)?;
                     all += bytes;
                 }
@@ -309,22 +329,25 @@ impl Block<'_> {
         while self.engines[w].copies.front().is_some_and(|c| c.number < end) {
             let c = self.engines[w].copies.pop_front().expect("invariant: there is a copy");
             let mut data = [0; 16];
+            let access = Access { stamp: c.stamp, view: &c.view, pc: c.pc };
             if c.read > 0 {
                 self.memory.read(c.from, &mut data[..c.read as usize])?;
+                self.note_global(c.from, u64::from(c.read), Kind::Read, access)?;
             }
-            self.shared.note_write(c.to, c.bytes as usize, Access { stamp: c.stamp, view: &c.view })?;
+            self.shared.note_write(c.to, c.bytes as usize, access)?;
             self.shared.poke(c.to, &data[..c.bytes as usize])?;
         }
         Ok(())
     }
 
-    fn start_store(&mut self, w: usize, pieces: Vec<(u64, u64, u64)>) -> Result<(), Wrong> {
+    fn start_store(&mut self, w: usize, pc: u32, pieces: Vec<(u64, u64, u64)>) -> Result<(), Wrong> {
         if let Some(counting) = &mut self.counting {
             counting.copy(pieces.iter().map(|p| (p.2, p.1)), |c| &mut c.stores);
         }
-        let (stamp, view) = (self.warps[w].stamp(Engine::Bulk), Rc::new(self.warps[w].view.clone()));
+        let stamp = self.warps[w].stamp(Engine::Bulk);
+        let sender = Sender { pc, view: Rc::new(self.warps[w].view.clone()) };
         self.warps[w].tick(Engine::Bulk);
-        let mut store = Store { stamp, view, pieces };
+        let mut store = Store { stamp, sender, pieces };
         if self.early() {
             self.read_store(w, &store)?;
             // The warp does not know that it has been read.
@@ -337,10 +360,11 @@ impl Block<'_> {
     fn read_store(&mut self, w: usize, store: &Store) -> Result<(), Wrong> {
         let mut pieces = vec![];
         for (from, bytes, to) in &store.pieces {
-            self.shared.note_read(*from, *bytes as usize, Access { stamp: store.stamp, view: &store.view })?;
+            let access = Access { stamp: store.stamp, view: &store.sender.view, pc: store.sender.pc };
+            self.shared.note_read(*from, *bytes as usize, access)?;
             pieces.push((*to, self.shared.peek(*from, *bytes as usize)?.to_vec()));
         }
-        self.engines[w].leaving.push(pieces);
+        self.engines[w].leaving.push((store.sender.clone(), pieces));
         if self.early() { self.deliver(w) } else { Ok(()) }
     }
 
@@ -353,8 +377,22 @@ impl Block<'_> {
     }
 
     fn deliver(&mut self, w: usize) -> Result<(), Wrong> {
-        let leaving = std::mem::take(&mut self.engines[w].leaving);
-        leaving.iter().flatten().try_for_each(|(to, data)| self.memory.write(*to, data))
+        for (sender, pieces) in std::mem::take(&mut self.engines[w].leaving) {
+            // A moment of its own: who knows that it was read does not know that it is there.
+            let stamp = self.warps[w].stamp(Engine::Bulk);
+            self.warps[w].tick(Engine::Bulk);
+            let access = Access { stamp, view: &sender.view, pc: sender.pc };
+            for (to, data) in &pieces {
+                self.memory.write(*to, data)?;
+                self.note_global(*to, data.len() as u64, Kind::Write, access)?;
+            }
+            self.engines[w].delivered = Some(stamp);
+        }
+        Ok(())
+    }
+
+    fn note_global(&mut self, address: u64, bytes: u64, kind: Kind, a: Access<'_>) -> Result<(), Wrong> {
+        self.touched.as_mut().map_or(Ok(()), |touched| touched.note(address, bytes, kind, a))
     }
 
     /// A warp has ended: what it started must not need shared memory any more.

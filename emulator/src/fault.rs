@@ -18,12 +18,12 @@ pub enum Wrong {
     OutOfBounds { space: &'static str, address: u64, bytes: u64, what: String },
     #[error("{space} memory access of {bytes} bytes at {address:#x} is not aligned")]
     Misaligned { space: &'static str, address: u64, bytes: u64 },
-    #[error("race on shared memory at {address:#x}: {this} and {other} are not ordered")]
-    Race { address: u64, this: String, other: String },
+    #[error("race on {space} memory at {address:#x}: {this} and {other}, line {line}, are not ordered")]
+    Race { space: &'static str, address: u64, this: String, other: String, line: u32 },
     #[error(
-        "{this} at {address:#x} of shared memory is of the async proxy, {other} of the generic one, and no `fence.proxy.async` stands between them"
+        "{this} at {address:#x} of {space} memory is of the async proxy, {other} of the generic one, and no `fence.proxy.async` stands between them"
     )]
-    Proxy { address: u64, this: String, other: String },
+    Proxy { space: &'static str, address: u64, this: String, other: String },
     #[error("mbarrier at {address:#x}: {what}")]
     Barrier { address: u64, what: String },
     #[error("no warp can go on: {}", .0.join("; "))]

@@ -85,6 +85,15 @@ pub struct Address {
     pub offset: i64,
 }
 
+/// What an access is to others' (PTX ISA, section 8.4): whether it is strong, and makes known what went before it, or
+/// learns what others made known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    pub strong: bool,
+    pub release: bool,
+    pub acquire: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// Any of the others, by the window of the address.
@@ -308,6 +317,10 @@ pub type Coordinates = Box<[Sw]>;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     Nop,
+    /// Of memory, for other blocks too.
+    Fence,
+    /// `setmaxnreg`: registers of a thread from here on, and whether they are more than before.
+    Registers(u32, bool),
     MovW(W, Sw),
     MovD(D, Sd),
     MovP(P, Sp),
@@ -389,18 +402,21 @@ pub enum Op {
     FromGeneric(Space, Reg, Src),
     Load {
         space: Space,
+        order: Order,
         ty: Ty,
         d: Box<[Reg]>,
         a: Address,
     },
     Store {
         space: Space,
+        order: Order,
         ty: Ty,
         s: Box<[Src]>,
         a: Address,
     },
     Atom {
         op: Atomic,
+        order: Order,
         space: Space,
         ty: Ty,
         d: Reg,

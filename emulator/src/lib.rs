@@ -4,7 +4,7 @@
 //! warps of a block take turns in an order drawn from a seed; what a kernel starts and later waits for (`cp.async`, tensor copies,
 //! `wgmma`) happens as early or as late as its waits allow. Memory that nobody wrote is NaN. A kernel that is right gives the same results
 //! whatever the seed and timing; what is wrong is reported with its line:
-//! accesses out of bounds, races on shared memory, waits and fences that are missing, barriers that never open, instructions that are
+//! accesses out of bounds, races on shared and global memory, waits and fences that are missing, barriers that never open, instructions that are
 //! not supported.
 //!
 //! ```
@@ -43,12 +43,12 @@
 //! **What is counted**, with [`Options::count`]: what a launch asks of a GPU ([`Counts`]), from which follows how
 //! long a card would take ([`Card::cost`]).
 //!
-//! **What is not.** Caches, clusters of more than one block, calls of functions, races on global memory, lanes of a
-//! warp out of step.
+//! **What is not.** Caches, clusters of more than one block, calls of functions, lanes of a warp out of step.
 
 mod access;
 mod alu;
 mod barrier;
+mod between;
 mod block;
 mod card;
 mod counting;
@@ -59,16 +59,19 @@ mod engine;
 mod fault;
 mod float;
 mod flow;
+mod history;
 mod inst;
 mod liveness;
 mod matrix;
 mod memory;
 mod order;
+mod pool;
 mod registers;
 mod shared;
 mod synchronise;
 mod syntax;
 mod tensor_map;
+mod touched;
 mod warp;
 mod wgmma;
 
@@ -79,3 +82,4 @@ pub use decode::Kernel;
 pub use device::{Device, Launch, Module};
 pub use fault::{Fault, LaunchError, LoadError, Wrong};
 pub use tensor_map::{Swizzle, TensorMap};
+pub use touched::Ranges;

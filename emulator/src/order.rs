@@ -4,6 +4,9 @@
 //! *seen*, a view has what of that lies before a proxy fence. An access of the async proxy (tensor copies, `wgmma`) may touch what
 //! the generic proxy wrote only if the write is *fenced* (PTX ISA, section 8.5, proxy-preserved base causality order).
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 /// Who accesses memory: a warp itself, or one of its engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -38,6 +41,10 @@ impl Stamp {
         self.0 & ((1 << MOMENTS) - 1)
     }
 
+    pub fn warp(self) -> usize {
+        self.agent() / ENGINES
+    }
+
     pub fn is_none(self) -> bool {
         self.0 == 0
     }
@@ -49,7 +56,8 @@ impl Stamp {
 
     pub fn describe(self, what: &str) -> String {
         let engine = ["itself", "by cp.async", "by a bulk copy", "by wgmma"][self.agent() % ENGINES];
-        format!("a {what} of warp {} {engine}", self.agent() / ENGINES)
+        let a = if what.starts_with('a') { "an" } else { "a" };
+        format!("{a} {what} of warp {} {engine}", self.agent() / ENGINES)
     }
 }
 
@@ -60,11 +68,39 @@ pub struct View {
     fenced: Vec<u32>,
     /// Trips to global memory that have gone by, as far as they are counted ([`crate::counts::Counts`]).
     pub trips: u32,
+    /// What is known of other blocks; absent as long as nothing is.
+    others: Option<Arc<Known>>,
+}
+
+/// What is known of blocks, by their numbers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Known(BTreeMap<u32, View>);
+
+impl Known {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether an access of a block is known to be over.
+    pub fn has(&self, block: u32, s: Stamp) -> bool {
+        self.0.get(&block).is_some_and(|v| v.has_seen(s))
+    }
+
+    pub fn learn(&mut self, other: Option<&Known>) {
+        for (block, view) in other.iter().flat_map(|k| &k.0) {
+            self.learn_of(*block, view);
+        }
+    }
+
+    pub fn learn_of(&mut self, block: u32, view: &View) {
+        let own = self.0.entry(block).or_insert_with(|| View::new(view.seen.len() / ENGINES));
+        own.join(&View { others: None, trips: 0, ..view.clone() });
+    }
 }
 
 impl View {
     pub fn new(warps: usize) -> View {
-        View { seen: vec![0; warps * ENGINES], fenced: vec![0; warps * ENGINES], trips: 0 }
+        View { seen: vec![0; warps * ENGINES], fenced: vec![0; warps * ENGINES], trips: 0, others: None }
     }
 
     pub fn join(&mut self, other: &View) {
@@ -72,6 +108,27 @@ impl View {
         larger(&mut self.seen, &other.seen);
         larger(&mut self.fenced, &other.fenced);
         self.trips = self.trips.max(other.trips);
+        match (&mut self.others, &other.others) {
+            (_, None) => {}
+            (own @ None, Some(_)) => own.clone_from(&other.others),
+            (Some(own), Some(new)) if Arc::ptr_eq(own, new) => {}
+            (Some(own), Some(new)) => Arc::make_mut(own).learn(Some(new)),
+        }
+    }
+
+    /// What is known of other blocks.
+    pub fn others(&self) -> Option<&Known> {
+        self.others.as_deref()
+    }
+
+    /// Learns what blocks have made known, one of which is the agent's own.
+    pub fn learn(&mut self, mut known: Known, own: u32) {
+        if let Some(view) = known.0.remove(&own) {
+            self.join(&view);
+        }
+        if !known.is_empty() {
+            Arc::make_mut(self.others.get_or_insert_default()).learn(Some(&known));
+        }
     }
 
     /// All that was seen is before a proxy fence now.

@@ -169,6 +169,8 @@ impl Registers {
                 self.sd(&[op.b]).sp(&[op.scale_d]).w(&op.accumulators)
             }
             Op::Nop
+            | Op::Fence
+            | Op::Registers(..)
             | Op::Bra { .. }
             | Op::Exit
             | Op::Trap

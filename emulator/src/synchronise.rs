@@ -20,6 +20,13 @@ impl Block<'_> {
                 let (id, threads) = (self.warps[w].word(*id)[first], threads.map(|t| self.warps[w].word(t)[first]));
                 self.arrive_at(w, id, threads, *wait)?;
             }
+            Op::Fence => {
+                let warp = &mut self.warps[w];
+                let heard = std::mem::take(&mut warp.heard);
+                warp.view.learn(heard, self.number);
+                warp.released = Some(Box::new(warp.view.clone()));
+                warp.tick(Engine::Warp);
+            }
             Op::FenceProxy | Op::FenceBarriers => {
                 let warp = &mut self.warps[w];
                 if *op == Op::FenceProxy {

@@ -2,7 +2,7 @@
 
 use crate::decode::Kernel;
 use crate::inst::*;
-use crate::order::{Engine, Stamp, View};
+use crate::order::{Engine, Known, Stamp, View};
 
 /// A register of all lanes.
 pub type Words = [u32; 32];
@@ -27,6 +27,8 @@ pub enum State {
         barrier: u64,
         phase: u64,
     },
+    /// At `setmaxnreg.inc`, until the block's pool has as many registers for each of its threads.
+    Registers(u32),
     /// At `wgmma.wait_group`, until the other warps of its four have started the products too.
     Matrix,
     Done,
@@ -41,6 +43,14 @@ pub struct Place {
     pub dynamic: u32,
 }
 
+impl Place {
+    /// Where a block of this number is in the grid.
+    pub fn of(&self, block: u32) -> [u32; 3] {
+        let [x, y, _] = self.grid;
+        [block % x, block / x % y, block / (x * y)]
+    }
+}
+
 pub struct Warp {
     pub id: usize,
     pub place: Place,
@@ -51,6 +61,13 @@ pub struct Warp {
     pub state: State,
     pub local: Vec<u8>,
     pub view: View,
+    /// What its last fence makes known to other blocks by what follows; and what it learns at the next one.
+    pub released: Option<Box<View>>,
+    pub heard: Known,
+    /// The branch where lanes parted, if nothing has brought them together since.
+    pub parted: Option<u32>,
+    /// Registers of a thread, where `setmaxnreg` changes them.
+    pub held: u32,
     /// Moments of its agents, by engine.
     moments: [u32; 4],
     pub instructions: u64,
@@ -70,11 +87,20 @@ impl Warp {
             state: State::Running,
             local: vec![0xFF; kernel.local_bytes as usize * 32],
             view,
+            released: None,
+            heard: Known::default(),
+            parted: None,
+            held: kernel.registers_at_launch().unwrap_or(0),
             moments: [1; 4],
             instructions: 0,
         };
         w.view.see(w.stamp(Engine::Warp));
         w
+    }
+
+    /// The instruction that it executes.
+    pub fn pc(&self) -> u32 {
+        self.stack.last().map_or(0, |f| f.pc)
     }
 
     /// The present moment of one of its agents.
@@ -224,6 +250,7 @@ impl Warp {
             f.pc = to;
         } else {
             f.pc = join;
+            self.parted = Some(pc);
             self.stack.push(Frame { pc: pc + 1, join, mask: here & !taken });
             self.stack.push(Frame { pc: to, join, mask: taken });
         }

@@ -6,10 +6,10 @@
 use crate::block::{Block, Flow, Timing};
 use crate::fault::Wrong;
 use crate::float;
+use crate::history::Access;
 use crate::inst::{Element, MatrixA, Op, W, Wgmma};
 use crate::matrix::{fragment_a, tf32};
 use crate::order::{Engine, Stamp, View};
-use crate::shared::Access;
 use crate::tensor_map::Swizzle;
 use crate::warp::{State, Words};
 use std::collections::VecDeque;
@@ -34,6 +34,7 @@ struct Pending {
     a: u64,
     b: u64,
     scale: bool,
+    pc: u32,
     stamp: Stamp,
     view: Rc<View>,
     /// The number of its group.
@@ -144,7 +145,7 @@ impl Block<'_> {
             return Err(Wrong::Descriptor("lanes disagree on whether accumulators count".into()));
         }
         let (stamp, view, group) = (warp.stamp(Engine::Matrix), Rc::new(warp.view.clone()), m.groups.len());
-        let pending = Pending { op: op.clone(), a, b, scale: scale != 0, stamp, view, group, done: false };
+        let pending = Pending { op: op.clone(), a, b, scale: scale != 0, pc: warp.pc(), stamp, view, group, done: false };
         for r in &op.accumulators {
             let place = &mut m.flying[r.0 as usize];
             if place.is_none() {
@@ -169,8 +170,8 @@ impl Block<'_> {
         if std::mem::replace(&mut p.done, true) {
             return Ok(());
         }
-        let (op, a, b, scale, access) = (p.op.clone(), p.a, p.b, p.scale, (p.stamp, p.view.clone()));
-        let access = Access { stamp: access.0, view: &access.1 };
+        let (op, a, b, scale, access) = (p.op.clone(), p.a, p.b, p.scale, (p.stamp, p.view.clone(), p.pc));
+        let access = Access { stamp: access.0, view: &access.1, pc: access.2 };
         let (bytes, depth) = if op.element == Element::Tf32 { (4, 8) } else { (2, 16) };
         let n = op.n as usize;
         self.statistics.matrix_operations += 2 * 16 * op.n as u64 * depth;

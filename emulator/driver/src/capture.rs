@@ -130,6 +130,7 @@ impl State {
             before.extend(queue.back());
         }
         let task = self.tasks.add(context, op, &before);
+        self.clock(task, &before);
         if let Some(comm) = comm.and_then(|c| self.comms.get_mut(&c)) {
             comm.queue.push_back(task);
         }
@@ -165,9 +166,12 @@ impl State {
                 refuse(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION, why)
             }
             (Recorded::Tasks(tasks), None) => {
+                // Also those that are done: only so does what comes next come after them for certain.
                 let tasks = tasks.clone();
-                let done: Vec<TaskId> = tasks.into_iter().filter(|t| !self.tasks.is_done(*t)).collect();
-                self.stream(on)?.tail.extend(done);
+                let tail = &mut self.stream(on)?.tail;
+                tail.extend(tasks);
+                tail.sort_unstable();
+                tail.dedup();
                 Ok(())
             }
             (Recorded::Nodes(id, nodes), own) => {
@@ -279,6 +283,7 @@ impl State {
         }
         let all: Vec<TaskId> = tasks.into_values().chain(start).collect();
         let end = self.tasks.add(context, Op::Join, &all);
+        self.clock(end, &all);
         self.exec(exec)?.last = Some(end);
         self.stream(on)?.tail = vec![end];
         Ok(())

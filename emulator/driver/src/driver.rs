@@ -5,6 +5,7 @@
 use crate::objects::{Context, Event, Lent, MEMORY, Recorded, Stream};
 use crate::state::{CURRENT, Cuda, State, answer, lock, notify, refuse, told, wait};
 use crate::tasks::Op;
+use crate::touched::Touched;
 use cudarc::driver::sys::{self, CUresult};
 use emulator::{Device, Options, Swizzle, TensorMap};
 use std::collections::BTreeMap;
@@ -86,8 +87,8 @@ functions! {
             Some(handle) => *handle,
             None => {
                 let handle = state.handle();
-                let memory = Device::new(Options { threads: state.settings.threads, ..Options::default() });
-                let new = Context { ordinal: device, uses: 0, device: memory, allocations: BTreeMap::new(), failed: None };
+                let memory = Device::new(Options { threads: state.settings.threads, global_races: state.settings.watches, ..Options::default() });
+                let new = Context { ordinal: device, uses: 0, device: memory, allocations: BTreeMap::new(), touched: Touched::default(), failed: None };
                 state.contexts.insert(handle, new);
                 state.primary.insert(device, handle);
                 handle

@@ -32,7 +32,11 @@ impl State {
         }
         self.not_while_capturing()?;
         tail.iter().for_each(|t| self.tasks.need(*t));
-        Ok(tail.iter().all(|t| self.tasks.is_done(*t)))
+        let done = tail.iter().all(|t| self.tasks.is_done(*t));
+        if done {
+            tail.iter().for_each(|t| self.clocks.known_to_host(*t));
+        }
+        Ok(done)
     }
 
     /// Whether a copy can be made.
@@ -59,6 +63,9 @@ impl State {
     pub fn load(&mut self, ptx: &str) -> Cuda<u64> {
         let context = self.current()?;
         self.not_while_capturing()?;
+        if ptx.starts_with("\x7fELF") {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "a cubin: code of a GPU is not modelled, only PTX");
+        }
         let directive = |name: &str| ptx.lines().find_map(|l| l.trim().strip_prefix(name)).map(str::trim).unwrap_or_default();
         let (version, target) = (directive(".version"), directive(".target"));
         let [major, minor] = self.settings.capability;

@@ -7,6 +7,7 @@
 //! The functions have the names and types of the C interfaces; tests of this crate call them directly.
 
 mod capture;
+mod clocks;
 mod collective;
 mod comm;
 pub mod driver;
@@ -19,6 +20,8 @@ mod objects;
 mod settings;
 mod state;
 mod tasks;
+mod touched;
+mod watching;
 
 pub use settings::Settings;
 pub use state::{MARK, last_words};

@@ -3,6 +3,7 @@
 use crate::capture::Capture;
 use crate::state::{Cuda, State, refuse, say};
 use crate::tasks::TaskId;
+use crate::touched::Touched;
 use cudarc::driver::sys::CUresult;
 use emulator::Device;
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ pub struct Context {
     pub device: Device,
     /// Bytes by address.
     pub allocations: BTreeMap<u64, u64>,
+    /// What work did to them.
+    pub touched: Touched,
     /// What went wrong in it, after which nothing is done any more.
     pub failed: Option<CUresult>,
 }
@@ -180,7 +183,8 @@ impl State {
         }
         let c = self.context(context);
         match c.allocations.remove(&address) {
-            Some(_) => {
+            Some(bytes) => {
+                c.touched.forget(address, address + bytes);
                 c.device.free(address);
                 Ok(())
             }
@@ -236,6 +240,7 @@ impl State {
             return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "pinned memory is freed that a graph copies from or to");
         }
         self.hosts.remove(&address);
+        self.on_host.forget(range.start, range.end);
         Ok(())
     }
 
@@ -272,6 +277,8 @@ impl State {
         self.events.retain(|_, e| e.context != handle);
         self.graphs.retain(|_, g| g.context != handle);
         self.execs.retain(|_, e| e.context != handle);
+        let pinned = self.hosts.iter().filter(|(_, h)| of(&h.context)).map(|(at, h)| (*at, at + h.bytes));
+        pinned.for_each(|(start, end)| self.on_host.forget(start, end));
         self.hosts.retain(|_, h| h.context != handle);
         let tasks = &self.tasks;
         self.open.retain(|id, _| !tasks.is_done(*id));

@@ -26,6 +26,8 @@ pub struct Settings {
     pub sockets: Option<PathBuf>,
     /// Which `cuStreamWaitEvent` of a process is not heeded, counted from 0 (`EMULATED_GPU_FORGETS`): so tests learn whether what waits are for is noticed.
     pub forgets: Option<u64>,
+    /// Whether races on GPUs' memory are looked for, of warps, blocks and streams (`EMULATED_GPU_RACES`, 1).
+    pub watches: bool,
 }
 
 impl Settings {
@@ -47,6 +49,7 @@ impl Settings {
             patience: Duration::from_secs(number("EMULATED_NCCL_PATIENCE", 120)),
             sockets: variable("EMULATED_NCCL_SOCKETS").filter(|d| !d.is_empty()).map(PathBuf::from),
             forgets: variable("EMULATED_GPU_FORGETS").and_then(|v| v.parse().ok()),
+            watches: number("EMULATED_GPU_RACES", 1) != 0,
         }
     }
 }

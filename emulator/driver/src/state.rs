@@ -1,12 +1,15 @@
 //! All that a process knows of its GPUs, behind one lock, and the thread that does what they are asked for.
 
 use crate::capture::{Capture, Exec, Graph};
+use crate::clocks::Clocks;
 use crate::comm::Comm;
 use crate::exchange::Open;
 use crate::mesh::Mesh;
 use crate::objects::{Context, Event, Function, Host, Module, Stream};
 use crate::settings::Settings;
 use crate::tasks::{Op, TaskId, Tasks};
+use crate::touched::Touched;
+use crate::watching::Touches;
 use cudarc::driver::sys::CUresult;
 use cudarc::nccl::sys::ncclResult_t;
 use emulator::{Launch, LaunchError};
@@ -64,6 +67,11 @@ pub struct State {
     /// By address.
     pub hosts: BTreeMap<u64, Host>,
     pub tasks: Tasks,
+    pub clocks: Clocks,
+    /// How many clocks there are until some are forgotten.
+    pub clocks_kept: usize,
+    /// What work did to pinned memory.
+    pub on_host: Touched,
     pub comms: BTreeMap<u64, Comm>,
     pub meshes: BTreeMap<u64, Mesh>,
     /// The exchange that was issued last, by context.
@@ -180,6 +188,9 @@ impl State {
             execs: BTreeMap::new(),
             hosts: BTreeMap::new(),
             tasks: Tasks::new(seed),
+            clocks: Clocks::default(),
+            clocks_kept: 0,
+            on_host: Touched::default(),
             comms: BTreeMap::new(),
             meshes: BTreeMap::new(),
             exchanges: HashMap::new(),
@@ -248,6 +259,8 @@ impl State {
 
     /// Does a task, or begins one that others take part in; whether it is done.
     fn execute(&mut self, id: TaskId, context: u64, op: &Op) -> Cuda<bool> {
+        let (touches, name) = self.touches(op);
+        self.watch(id, context, &touches, &name)?;
         let device = &self.contexts[&context].device;
         let outside = |e: LaunchError| Refused { code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, why: e.to_string() };
         match op {
@@ -256,8 +269,8 @@ impl State {
                 let module = &self.modules[&function.module];
                 let kernel = module.code.kernel(&function.name).expect("invariant: the function was found in it");
                 let launch = Launch { grid: *grid, threads: *threads, shared: *shared };
-                match device.launch(kernel, launch, parameters) {
-                    Ok(_) => {}
+                match device.launch_watched(kernel, launch, parameters) {
+                    Ok((_, ranges)) => self.watch(id, context, &Touches::of_kernel(&ranges), &name)?,
                     Err(e) => return refuse(CUresult::CUDA_ERROR_LAUNCH_FAILED, e.to_string()),
                 }
             }
@@ -277,6 +290,8 @@ impl State {
             Op::Call { function, data } => {
                 // SAFETY: the program gave both for this; a function that calls the driver, which it must not, waits for ever.
                 unsafe { transmute::<usize, unsafe extern "C" fn(*mut c_void)>(*function as usize)(*data as *mut c_void) };
+                // It may tell others what is over.
+                self.clocks.known_to_host(id);
             }
             Op::Exchange { comm, calls } => {
                 self.exchange_begins(id, *comm, calls)?;

@@ -45,15 +45,19 @@ impl Cursor<'_> {
         }))
     }
 
-    /// Caching is not modelled.
-    fn ignore_caching(&self) {
-        self.ignore(&["ca", "cg", "cs", "cv", "lu", "wb", "wt", "nc", "weak", "volatile", "relaxed", "acquire", "release", "acq_rel"]);
+    /// What accesses say of their order. Caching is not modelled.
+    fn order(&self) -> Order {
+        self.ignore(&["ca", "cg", "cs", "cv", "lu", "wb", "wt", "nc", "weak"]);
+        let both = self.has("acq_rel");
+        let (release, acquire) = (self.has("release") || both, self.has("acquire") || both);
+        let strong = ["volatile", "relaxed"].iter().any(|m| self.has(m)) || release || acquire;
         self.ignore(&["cta", "cluster", "gpu", "sys", "L1::evict_first", "L1::evict_last", "L1::evict_normal", "L1::evict_unchanged"]);
         self.ignore(&["L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint", "unified"]);
+        Order { strong, release, acquire }
     }
 
     fn load_or_store(&self) -> Result<Op> {
-        self.ignore_caching();
+        let order = self.order();
         let space = self.find(space).unwrap_or(Space::Generic);
         let count = self.find(|m| [("v2", 2), ("v4", 4), ("v8", 8)].iter().find(|v| v.0 == m).map(|v| v.1)).unwrap_or(1);
         let ty = self.ty()?;
@@ -63,14 +67,14 @@ impl Cursor<'_> {
         }
         if self.name == "ld" {
             let d = list.iter().map(|o| self.reg_of(o)).collect::<Result<_>>()?;
-            return Ok(Op::Load { space, ty, d, a: self.address(1)? });
+            return Ok(Op::Load { space, order, ty, d, a: self.address(1)? });
         }
         let s = list.iter().map(|o| self.stored(o, ty)).collect::<Result<_>>()?;
-        Ok(Op::Store { space, ty, s, a: self.address(0)? })
+        Ok(Op::Store { space, order, ty, s, a: self.address(0)? })
     }
 
     fn atomic(&self) -> Result<Op> {
-        self.ignore_caching();
+        let order = Order { strong: true, ..self.order() };
         self.ignore(&["noftz"]);
         let space = self.find(space).unwrap_or(Space::Generic);
         let op = self.find(atomic).ok_or_else(|| self.error("an atomic operation that is not supported"))?;
@@ -81,7 +85,7 @@ impl Cursor<'_> {
         let first = usize::from(self.name == "atom");
         let d = if first == 1 { self.reg(0)? } else { Reg::Sink };
         let c = if op == Atomic::Cas { Some(self.src(first + 2, ty)?) } else { None };
-        Ok(Op::Atom { op, space, ty, d, a: self.address(first)?, b: self.src(first + 1, ty)?, c })
+        Ok(Op::Atom { op, order, space, ty, d, a: self.address(first)?, b: self.src(first + 1, ty)?, c })
     }
 
     fn cvta(&self) -> Result<Op> {

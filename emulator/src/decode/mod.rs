@@ -23,6 +23,10 @@ pub const LOCAL: u64 = 2 << 40;
 pub const PARAM: u64 = 3 << 40;
 pub const GLOBAL: u64 = 16 << 40;
 
+/// Registers of a multiprocessor, and of a thread at most, in eights.
+const OF_MULTIPROCESSOR: u32 = 65_536;
+const MOST_OF_THREAD: u32 = 256;
+
 /// A kernel, ready to run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
@@ -48,11 +52,21 @@ pub struct Kernel {
     pub threads_exact: bool,
     /// `.minnctapersm`: blocks that a multiprocessor is to have room for.
     pub resident: u32,
+    /// `.maxnreg`: registers of a thread.
+    pub most_registers: Option<u32>,
     /// Names of files by their number.
     pub files: HashMap<u32, String>,
 }
 
 impl Kernel {
+    /// Registers of a thread when a block begins, if something bounds them: `.maxnreg`, or how many blocks of how many
+    /// threads share a multiprocessor's.
+    pub fn registers_at_launch(&self) -> Option<u32> {
+        let threads = self.threads.map(|t| t.iter().product::<u32>().next_multiple_of(32).max(32));
+        let shared = threads.map(|t| (OF_MULTIPROCESSOR / (t * self.resident.max(1)) / 8 * 8).min(MOST_OF_THREAD));
+        self.most_registers.or(shared)
+    }
+
     /// About as many registers as `ptxas` gives a thread.
     pub fn registers_of_thread(&self) -> u32 {
         crate::liveness::registers(&self.code, self.registers)
@@ -147,6 +161,7 @@ pub fn kernel(module: &syntax::Module, k: &syntax::Kernel, globals: &HashMap<Str
         threads: size(".reqntid").or(size(".maxntid")),
         threads_exact: size(".reqntid").is_some(),
         resident: size(".minnctapersm").map_or(1, |n| n[0].max(1)),
+        most_registers: size(".maxnreg").map(|n| n[0].next_multiple_of(8)),
         files: module.files.iter().map(|(n, name)| (*n as u32, name.clone())).collect(),
     })
 }

@@ -17,10 +17,11 @@ impl Cursor<'_> {
             "trap" => Op::Trap,
             "bar" | "barrier" => self.bar()?,
             "membar" | "fence" => self.fence()?,
-            "nanosleep" | "griddepcontrol" | "setmaxnreg" | "pmevent" => {
+            "nanosleep" | "griddepcontrol" | "pmevent" => {
                 while self.find(|_| Some(())).is_some() {}
                 Op::Nop
             }
+            "setmaxnreg" => self.set_registers()?,
             "shfl" => self.shfl()?,
             "vote" => self.vote()?,
             "redux" => self.redux()?,
@@ -72,8 +73,22 @@ impl Cursor<'_> {
             self.ignore(&["shared::cta", "shared::cluster", "global", "acquire", "release", "sync_restrict::shared::cta", "cluster"]);
             return Ok(Op::FenceProxy);
         }
-        self.ignore(&["cta", "gl", "sys", "gpu", "cluster", "sc", "acq_rel", "acquire", "release"]);
-        Ok(Op::Nop)
+        let wide = ["gl", "sys", "gpu"].iter().any(|m| self.has(m));
+        self.ignore(&["cta", "cluster", "sc", "acq_rel", "acquire", "release"]);
+        Ok(if wide { Op::Fence } else { Op::Nop })
+    }
+
+    fn set_registers(&self) -> Result<Op> {
+        self.ignore(&["sync", "aligned", "u32"]);
+        let more = self.has("inc");
+        let count = self.immediate(0)?;
+        if !more && !self.has("dec") {
+            return Err(self.error(format!("`{}` is not supported", self.instruction.opcode)));
+        }
+        if !(24..=256).contains(&count) || count % 8 != 0 {
+            return Err(self.error(format!("a thread has 24 to 256 registers, in eights, not {count}")));
+        }
+        Ok(Op::Registers(count as u32, more))
     }
 
     fn shfl(&self) -> Result<Op> {

@@ -59,8 +59,8 @@ fn warps_learn_of_trips_at_barriers() {
     MEET:
         bar.sync 0;
         ld.global.u32 %r2, [%d0];
-        st.global.u32 [%d1], %r2;";
-    let counts = counted(body, 64, &[0; 64]);
+        st.global.u32 [%d1+256], %r2;";
+    let counts = counted(body, 64, &[0; 128]);
     assert_eq!((counts.trips, counts.all_trips, counts.barriers), (2, 4, 2));
     assert_eq!((counts.warps, counts.blocks), (2, 1));
 }
@@ -92,7 +92,8 @@ fn products_are_counted_by_kind_and_need_no_arithmetic() {
 /// A copy of 16 bytes a lane, of so many megabytes by all of a card's multiprocessors: its time is that of memory.
 #[test]
 fn a_large_copy_is_bound_by_memory_and_a_small_one_by_its_launch() {
-    let body = round("mov.u64 %d2, %d1;\n", "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%d1];\nst.global.v4.u32 [%d2], {%r1, %r2, %r3, %r4};\n", 4);
+    let own = "mov.u32 %r5, %ctaid.x;\nmul.wide.u32 %d2, %r5, 65536;\nadd.u64 %d1, %d1, %d2;\nmov.u64 %d2, %d1;\n";
+    let body = round(own, "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%d1];\nst.global.v4.u32 [%d2], {%r1, %r2, %r3, %r4};\n", 4);
     let mut device = Device::new(Options { count: true, ..Options::default() });
     // So that lanes lie 16 bytes apart.
     let module = device.load(&text(&body).replace("mul.wide.u32 %d1, %r0, 4", "mul.wide.u32 %d1, %r0, 16")).expect("it is PTX");

@@ -5,6 +5,8 @@ mod counts;
 mod faults;
 mod flow;
 mod matmul;
+mod races;
+mod registers;
 
 use emulator::{Device, Fault, Launch, LaunchError, Options, Timing};
 
