@@ -1,9 +1,10 @@
 //! The data sets that flags of `mcc run` name, in themselves or in files.
 
-use crate::cli::RunArgs;
+use crate::cli::{Packing, RunArgs};
 use crate::misuse::misuse;
 use anyhow::{Context, anyhow};
 use data::blend::Blend;
+use data::order::Overlong;
 use runtime::data::{DataSets, SetNames, Validation};
 use serde::Deserialize;
 use serde_json::Number;
@@ -41,7 +42,11 @@ pub fn of(args: &RunArgs) -> anyhow::Result<Option<DataSets>> {
     }
     let own_names = args.multiple_validation_sets.then(|| args.validation_set_names.clone());
     let validation = Validation { names: own_names, is_full: args.full_validation };
-    Ok(Some(DataSets { names, cache: args.data_cache_path.clone(), validation, is_packed: args.packing, is_masked: args.loss_mask }))
+    let packing = args.packing.map(|packing| match packing {
+        Packing::Cut => Overlong::Cut,
+        Packing::Split => Overlong::Split,
+    });
+    Ok(Some(DataSets { names, cache: args.data_cache_path.clone(), validation, packing, is_masked: args.loss_mask }))
 }
 
 fn read(flag: &str, file: &Path) -> anyhow::Result<String> {

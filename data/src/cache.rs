@@ -13,7 +13,7 @@
 
 use crate::cores;
 use crate::map::{Map, Numbers, number};
-use crate::order::{Extra, Layout, Rest, Rule};
+use crate::order::{Extra, Layout, Overlong, Rest, Rule};
 use blake3::{Hash, Hasher};
 use std::fs;
 use std::io;
@@ -45,7 +45,8 @@ pub fn key(layout: Layout, rule: &Rule, lengths: &[u8]) -> Hash {
     let mut hasher = Hasher::new();
     hasher.update(match layout {
         Layout::Stream => &b"an order of samples, as megatron-core 0.16"[..],
-        Layout::Packed => b"rows of whole documents, packed by first fit 1",
+        Layout::Packed(Overlong::Cut) => b"rows of whole documents, packed by first fit 1",
+        Layout::Packed(Overlong::Split) => b"rows of documents and pieces of long ones, packed by first fit 1",
     });
     let (asked, samples) = (u64::from(samples.is_some()), samples.unwrap_or(0));
     for number in [u64::from(*sequence_length), extra, rest, u64::from(*seed), asked, samples, documents.start, documents.end] {
@@ -223,7 +224,8 @@ mod tests {
             Rule { rest: Rest::Kept, ..rule.clone() },
             Rule { documents: 0..8, ..rule.clone() },
         ];
-        assert_ne!(key(Layout::Packed, &rule, &lengths), first);
+        let [cut, split] = [Overlong::Cut, Overlong::Split].map(|long| key(Layout::Packed(long), &rule, &lengths));
+        assert!(cut != first && split != first && cut != split);
         assert!(others.iter().all(|r| key(Layout::Stream, r, &lengths) != first));
         lengths[0] += 1;
         assert_ne!(key(Layout::Stream, &rule, &lengths), first);

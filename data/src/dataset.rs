@@ -53,7 +53,7 @@ pub struct Request {
     pub seed: u32,
     pub layout: Layout,
     pub masks: Masks,
-    /// Packed documents leave the extra token empty.
+    /// Packed documents leave the extra token empty, unless a document goes on behind the row.
     pub extra: Extra,
     /// What becomes of validation's last tokens; those of training and test are dropped.
     pub valid_rest: Rest,
@@ -312,12 +312,12 @@ fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Erro
     let wrong = |cause| Error::Order { prefix: prefix.clone(), part, cause };
     let read = |rows| match request.layout {
         Layout::Stream => Order::of(rows).map(Arranged::Stream),
-        Layout::Packed => Packed::of(rows).map(Arranged::Packed),
+        Layout::Packed(overlong) => Packed::of(rows, overlong).map(Arranged::Packed),
     };
     let build = |notices: &mut Vec<Notice>| {
         let order = match request.layout {
             Layout::Stream => Order::build(&rule, tokens.lengths()).map(Arranged::Stream),
-            Layout::Packed => Packed::build(&rule, tokens.lengths()).map(Arranged::Packed),
+            Layout::Packed(overlong) => Packed::build(&rule, overlong, tokens.lengths()).map(Arranged::Packed),
         };
         let order = order.map_err(wrong)?;
         notices.push(Notice::Built { prefix: prefix.clone(), part, samples: order.len() });
@@ -348,7 +348,7 @@ impl Layout {
     fn kind(self) -> &'static str {
         match self {
             Layout::Stream => "order",
-            Layout::Packed => "packing",
+            Layout::Packed(_) => "packing",
         }
     }
 }

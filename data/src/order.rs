@@ -16,6 +16,7 @@ use crate::cache::Rows;
 use crate::cores;
 use crate::map::{Numbers, number};
 use crate::random::RandomState;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Whether samples take one token more than they are long: the label of the last.
@@ -48,7 +49,16 @@ pub enum Layout {
     /// One after the other, cut each `sequence_length` tokens: Megatron's.
     Stream,
     /// As many in a sample as fit, whole ([`crate::packing`]).
-    Packed,
+    Packed(Overlong),
+}
+
+/// What becomes of a document that is longer than a packed sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Overlong {
+    /// It is cut: what is behind is in no sample.
+    Cut,
+    /// It is split into pieces of a sample's length and a rest, each of which goes where it fits.
+    Split,
 }
 
 /// What decides an order, beside the lengths of documents.

@@ -21,7 +21,7 @@ pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use report::ReportArgs;
-pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
+pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, Packing, RunArgs};
 pub use spelling::{avoided_by, changes, help};
 pub use training::{DecayStyle, MuonScaleMode, Optimizer, Precision, PrecisionArgs, Switch, WsdDecayStyle};
 

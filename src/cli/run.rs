@@ -50,6 +50,15 @@ pub enum DataDtype {
     Int32,
 }
 
+/// What becomes of a document that is longer than a sequence, where documents are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Packing {
+    /// It is cut to a sequence, and what is behind is left out
+    Cut,
+    /// It is split into sequences and a rest, which is packed as documents are
+    Split,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnSpike {
     /// Go on as if nothing had happened
@@ -104,9 +113,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub data_cache_path: Option<PathBuf>,
     /// Each sequence has whole documents of the data sets, as many as fit, with nothing behind them: for models that
-    /// keep documents apart (`-D packed=true`), as for fine-tuning
-    #[arg(long)]
-    pub packing: bool,
+    /// keep documents apart (`-D packed=true`), as for fine-tuning. Longer ones are cut to a sequence; with
+    /// --packing=split all of them is read
+    #[arg(long, value_enum, value_name = "LONG", num_args = 0..=1, require_equals = true, default_missing_value = "cut")]
+    pub packing: Option<Packing>,
     /// Which tokens of data sets count as labels: those whose number is 1 in PREFIX.mask.bin and PREFIX.mask.idx,
     /// which `mcc data tokenize --prompt-field` writes for answers alone
     #[arg(long)]

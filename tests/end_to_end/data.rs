@@ -5,7 +5,7 @@ use data::blend::Blend;
 use data::dataset::{self, Cache, Request, Source};
 use data::indexed::{Dtype, Writer};
 use data::mask::{self, Masks};
-use data::order::Layout;
+use data::order::{Layout, Overlong};
 use data::split::Split;
 use expect_test::expect;
 use std::fs;
@@ -52,6 +52,12 @@ fn prompts_and_answers_become_a_data_set_with_a_mask_that_a_run_reads() {
     dir.line(&format!("{MODEL} -D seq=64 --global-batch-size 2 -o plain.mcc").replace("vocab=250", "vocab=257")).succeeds();
     let ran = dir.line("run packed.mcc --data-path a --split 1,0,0 --steps 2 --packing --loss-mask").succeeds();
     assert!(ran.stderr.contains("note: training: 29 documents of 43.7 tokens"), "{}", ran.stderr);
+    // Sequences of which all documents but one are longer.
+    dir.line(&format!("{MODEL} -D seq=16 -D packed=true --global-batch-size 2 -o short.mcc").replace("vocab=250", "vocab=257")).succeeds();
+    let split = dir.line("run short.mcc --data-path a --split 1,0,0 --steps 2 --packing=split --loss-mask").succeeds();
+    assert!(split.stderr.contains("split into rows: 28"), "{}", split.stderr);
+    let cut = dir.line("run short.mcc --data-path a --split 1,0,0 --steps 2 --packing").succeeds();
+    assert!(cut.stderr.contains("cut to a row: 28") && cut.stderr.contains("--packing=split keeps them"), "{}", cut.stderr);
     dir.line("run plain.mcc --data-path a* --split 1,0,0 --steps 2 --loss-mask").succeeds();
     // What there has to be for both.
     dir.line("run plain.mcc --data-path a --steps 2 --packing").misuses_with(&["--packing puts several documents", "-D packed=true"]);
@@ -290,7 +296,7 @@ fn alone(dir: &Dir, name: &str, masks: Masks, [steps, batch]: [usize; 2]) -> usi
     let blend = Blend { prefixes: vec![dir.path(name)], weights: None };
     let source = Source::Shared { blend, split: Split::parse("1,0,0").expect("a split") };
     let request = Request::new(source, [Some((steps * batch) as u64), None, None], 16);
-    let request = Request { seed: 0, layout: Layout::Packed, masks, cache: Cache::Nowhere, ..request };
+    let request = Request { seed: 0, layout: Layout::Packed(Overlong::Cut), masks, cache: Cache::Nowhere, ..request };
     let [Some(set), ..] = dataset::open(&request).expect("samples").parts else { panic!("it trains") };
     let mut of_steps = vec![];
     for step in 0..steps {

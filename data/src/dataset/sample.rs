@@ -2,7 +2,7 @@
 
 use super::{Arranged, Dataset, Error, Set};
 use crate::indexed::Token;
-use crate::order::OrderError;
+use crate::order::{OrderError, Overlong};
 use std::ops::Range;
 
 /// What a sample turned out to be.
@@ -98,11 +98,16 @@ impl Dataset {
                 }
             }
             Arranged::Packed(packed) => {
-                for document in packed.row(own).ok_or_else(damaged)? {
-                    pieces.push(Piece { at: filled as u32, document, from: 0 });
-                    filled += length(document).ok_or_else(damaged)?.min(self.room) as usize;
+                for [document, from] in packed.row(own).ok_or_else(damaged)? {
+                    pieces.push(Piece { at: filled as u32, document, from });
+                    let left = length(document).and_then(|l| l.checked_sub(from)).ok_or_else(damaged)?;
+                    filled += left.min(self.room) as usize;
                     if filled > self.room as usize {
                         return Err(damaged());
+                    }
+                    // What follows the last token of a piece that fills a row is its label.
+                    if packed.overlong == Overlong::Split && left > self.room {
+                        filled = self.width;
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::indexed::{Dtype, Writer};
+use crate::order::Overlong;
 use crate::random::RandomState;
 use std::fs;
 
@@ -27,7 +28,7 @@ fn counts(token: u32) -> u32 {
 fn request(prefixes: &[&Path], weights: Option<Vec<f64>>, split: &str, samples: [Option<u64>; 3]) -> Request {
     let blend = Blend { prefixes: prefixes.iter().map(|p| p.to_path_buf()).collect(), weights };
     let source = Source::Shared { blend, split: Split::parse(split).expect("a split") };
-    Request { layout: Layout::Packed, masks: Masks::Beside, pad: 999_999, ..Request::new(source, samples, 20) }
+    Request { layout: Layout::Packed(Overlong::Cut), masks: Masks::Beside, pad: 999_999, ..Request::new(source, samples, 20) }
 }
 
 fn lengths(seed: u32, count: u32) -> Vec<u32> {
@@ -43,12 +44,16 @@ fn documents(set: &Dataset, n: u64) -> (usize, Vec<u32>) {
     let expected: Vec<u32> = pieces
         .iter()
         .flat_map(|p| {
-            let length = set.sets[sample.set].tokens.length(p.document.into()).expect("a length").min(20);
-            (0..length).map(move |k| 1000 * p.document + k)
+            let length = set.sets[sample.set].tokens.length(p.document.into()).expect("a length");
+            (p.from..length).take(20).map(move |k| 1000 * p.document + k)
         })
         .collect();
-    assert_eq!(tokens[..sample.tokens], expected);
-    assert!(tokens[sample.tokens..].iter().all(|t| *t == 999_999) && sample.tokens <= 20);
+    // Of a document that goes on, the label of a row's last token.
+    assert_eq!(tokens[..sample.tokens.min(20)], expected);
+    let is_whole = pieces.iter().all(|p| p.from + 20 >= set.sets[sample.set].tokens.length(p.document.into()).expect("a length"));
+    assert!(sample.tokens <= 20 || !is_whole && tokens[20] == tokens[19] + 1);
+    assert!(tokens[sample.tokens..].iter().all(|t| *t == 999_999));
+    let expected = &tokens[..sample.tokens];
     let masked = expected.iter().map(|t| counts(*t) as u8).chain(std::iter::repeat_n(0, set.width() - sample.tokens));
     assert_eq!(counted, masked.collect::<Vec<u8>>());
     // Columns by themselves are the same.
@@ -78,9 +83,33 @@ fn each_epoch_has_each_document_of_its_part_whole_and_once() {
             let expected: Vec<u32> = once.flat_map(|d| std::iter::repeat_n(d, set.epochs() as usize)).collect();
             assert_eq!(found, expected, "part {part}");
             let packing = set.packing().expect("it is packed");
-            assert!(packing.filled > 0.9 && packing.cut > 0 && packing.rows == set.len(), "{packing:?}");
+            assert!(packing.filled > 0.9 && packing.long > 0 && packing.rows == set.len(), "{packing:?}");
         }
         assert!(opened.parts[0].as_ref().is_some_and(|set| set.epochs() > 1));
+    }
+}
+
+#[test]
+fn split_documents_are_in_rows_to_their_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lengths = [7, 61, 20, 0, 40, 3, 19, 21];
+    let prefix = write(&folder.path().join("x"), &lengths);
+    let split = Request { layout: Layout::Packed(Overlong::Split), ..request(&[&prefix], None, "1", [None; 3]) };
+    for _ in 0..2 {
+        let opened = open(&split).expect("opened");
+        let set = opened.parts[0].as_ref().expect("samples");
+        let (mut found, mut labels) = (vec![], 0);
+        for n in 0..set.len() {
+            documents(set, n);
+            let (mut tokens, mut pieces) = (vec![0u32; 21], vec![]);
+            let sample = set.sample(n, &mut tokens, &mut pieces).expect("a sample");
+            found.extend_from_slice(&tokens[..sample.tokens.min(20)]);
+            labels += sample.tokens - pieces.len();
+        }
+        found.sort_unstable();
+        assert_eq!(found, (0..8).flat_map(|d| (0..lengths[d as usize]).map(move |k| 1000 * d + k)).collect::<Vec<u32>>());
+        // Each token is a label once, but the first of each document.
+        assert_eq!(labels, 171 - 7);
     }
 }
 
@@ -159,11 +188,13 @@ fn damaged_caches_of_packed_samples_are_built_again() {
     }
     // Rows of other numbers under the right hash and key.
     let key = cache::key(
-        Layout::Packed,
+        Layout::Packed(Overlong::Cut),
         &Rule { sequence_length: 20, extra: Extra::Token, rest: Rest::Dropped, seed: 1234, samples: Some(30), documents: 0..40 },
         Indexed::open(&prefix).expect("a data set").lengths(),
     );
-    for rows in [[vec![77], vec![0, 1], vec![1]], [(0..40).collect(), vec![0, 40], vec![1]]] {
+    for rows in
+        [[vec![77, 0], vec![0, 1], vec![1]], [vec![3, 99], vec![0, 1], vec![1]], [(0..40).flat_map(|d| [d, 0]).collect(), vec![0, 40], vec![1]]]
+    {
         cache::write(&file, &key, &rows.map(crate::map::Numbers::Memory)).expect("written");
         let opened = open(&request).expect("opened");
         let error = opened.parts[0].as_ref().expect("samples").sample(0, &mut [0u32; 21], &mut vec![]).expect_err("damaged").to_string();

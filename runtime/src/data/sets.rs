@@ -8,7 +8,7 @@ use data::blend::Blend;
 use data::dataset::{Cache, Dataset, Error, Piece, Request, Source};
 use data::indexed::{Indexed, IndexedError};
 use data::mask::{Masks, is_beside};
-use data::order::Layout;
+use data::order::{Layout, Overlong};
 use data::packing::Statistics;
 use data::shards::expand;
 use data::split::{Part, Split};
@@ -35,8 +35,8 @@ pub struct DataSets {
     /// Where orders of samples are kept; else beside each data set.
     pub cache: Option<PathBuf>,
     pub validation: Validation,
-    /// Whether a sample has whole documents, as many as fit; else it is cut of a stream of them.
-    pub is_packed: bool,
+    /// A sample has whole documents, as many as fit, and this becomes of longer ones; else it is cut of a stream.
+    pub packing: Option<Overlong>,
     /// Whether `PREFIX.mask` beside each data set says which tokens count as labels; else all do.
     pub is_masked: bool,
 }
@@ -145,7 +145,7 @@ impl DataSets {
         if is_full {
             samples[valid] = None;
         }
-        let layout = if self.is_packed { Layout::Packed } else { Layout::Stream };
+        let layout = self.packing.map_or(Layout::Stream, Layout::Packed);
         let masks = if self.is_masked { Masks::Beside } else { Masks::Nowhere };
         let opened = data::dataset::open(&Request { seed, cache, layout, masks, ..Request::new(source, samples, sequence_length) })?;
         let mut out = [const { None }; 3];
@@ -164,10 +164,10 @@ impl DataSets {
     /// Whether a model has what rows of whole documents and masks need of it.
     fn fits(&self, job: &Job, fed: u32) -> Result<(), DataError> {
         let loads = || (0..job.inputs.len()).filter(|k| loaded(job, *k as u32)).map(|k| &job.inputs[k]);
-        if self.is_packed && !loads().any(|i| matches!(i.default, Some(Feed::Documents(from, _)) if from == fed)) {
+        if self.packing.is_some() && !loads().any(|i| matches!(i.default, Some(Feed::Documents(from, _)) if from == fed)) {
             return Err(DataError::Joined);
         }
-        if !self.is_packed && !self.is_masked {
+        if self.packing.is_none() && !self.is_masked {
             return Ok(());
         }
         let is_label = |input: &&InputEntry| match input.default {
@@ -191,7 +191,11 @@ impl DataSets {
             SetNames::Own(own) => (&own[part], String::new()),
         };
         let epochs = if set.epochs() == 1 { "1 epoch".into() } else { format!("{} epochs", set.epochs()) };
-        let packed = if self.is_packed { ", packed" } else { "" };
+        let packed = match self.packing {
+            None => "",
+            Some(Overlong::Cut) => ", packed",
+            Some(Overlong::Split) => ", packed, long documents split",
+        };
         let masked = if self.is_masked { ", masked" } else { "" };
         format!("{} ({split}seed {seed}, {epochs}{packed}{masked})", words.join(" "))
     }
@@ -288,7 +292,7 @@ impl Samples {
 
     /// What packing made of its documents, for who starts a run; nothing of those that are not packed.
     pub fn packing(&self) -> Option<String> {
-        let Statistics { documents, tokens, median, longest, rows, epochs, filled, cut, lost } = self.set.packing()?;
+        let Statistics { documents, tokens, median, longest, rows, epochs, filled, long, lost } = self.set.packing()?;
         let (part, room) = (self.part, self.set.width() - 1);
         let mean = tokens as f64 / documents as f64;
         let over = if epochs > 1 { format!(" in {epochs} epochs") } else { String::new() };
@@ -299,7 +303,9 @@ impl Samples {
         );
         if cut > 0 {
             let share = 100.0 * lost as f64 / tokens as f64;
-            text += &format!("; cut to a row: {cut}, which leaves out {share:.1} % of all tokens");
+            text += &format!("; cut to a row: {long}, which leaves out {share:.1} % of all tokens (--packing=split keeps them)");
+        } else if long > 0 {
+            text += &format!("; split into rows: {long}");
         }
         Some(text)
     }

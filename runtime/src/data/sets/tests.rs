@@ -58,7 +58,7 @@ fn sets(blend: &[&str], split: &str) -> DataSets {
         names: SetNames::Shared { blend, split: split.into() },
         cache: None,
         validation: Validation::default(),
-        is_packed: false,
+        packing: None,
         is_masked: false,
     }
 }
@@ -211,8 +211,9 @@ fn labels_are_those_of_whole_documents_that_the_mask_counts() {
     let lengths = [2, 3, 1, 6, 2];
     let a = write(dir.path(), "a", &lengths, 1);
     write_mask(&a, &lengths, 0);
-    for (is_packed, is_masked) in [(true, false), (true, true), (false, true)] {
-        let sets = DataSets { is_packed, is_masked, ..sets(&[&a], "1,0,0") };
+    let (cut, split) = (Some(Overlong::Cut), Some(Overlong::Split));
+    for (packing, is_masked) in [(cut, false), (cut, true), (None, true), (split, false), (split, true)] {
+        let sets = DataSets { packing, is_masked, ..sets(&[&a], "1,0,0") };
         let job = job(1, true);
         let samples = training(&sets, &job, 3, 3);
         let held: Vec<_> = (0..3)
@@ -234,7 +235,7 @@ fn labels_are_those_of_whole_documents_that_the_mask_counts() {
             // What fills up has the token 0, which is the separator here too.
             assert!((0..end.min(4)).all(|at| found[2][at] == of(at) as f64 && found[3][at] == (at as u32 - pieces[of(at)].at) as f64));
             assert!((end..4).all(|at| found[2][at] >= pieces.len() as f64));
-            assert!(!is_packed || pieces.iter().all(|p| p.from == 0));
+            assert!(packing != cut || pieces.iter().all(|p| p.from == 0));
         }
     }
 }
@@ -247,7 +248,7 @@ fn what_cannot_be_packed_or_masked_is_refused() {
         let opened = sets.open(job, 0, [1, 0, 0]).and_then(|opened| Data::of_samples(job, opened.training.unwrap()));
         opened.and_then(|data| data.batch(0)).err().map(|e| e.to_string()).unwrap_or_default()
     };
-    let packed = DataSets { is_packed: true, ..sets(&[&a], "1,0,0") };
+    let packed = DataSets { packing: Some(Overlong::Cut), ..sets(&[&a], "1,0,0") };
     let masked = DataSets { is_masked: true, ..sets(&[&a], "1,0,0") };
     assert!(says(&packed, &job(1, false)).contains("does not keep them apart: compile it with -D packed=true"));
     assert_eq!(says(&packed, &job(1, true)), "");
@@ -267,10 +268,13 @@ fn what_cannot_be_packed_or_masked_is_refused() {
 fn packing_is_described_in_figures() {
     let dir = tempfile::tempdir().unwrap();
     let a = write(dir.path(), "a", &[4, 1, 3, 9, 4], 1);
-    let sets = DataSets { is_packed: true, ..sets(&[&a], "1,0,0") };
+    let sets = DataSets { packing: Some(Overlong::Cut), ..sets(&[&a], "1,0,0") };
     let said = |samples| training(&sets, &job(1, true), 3, samples).packing().unwrap();
     let documents = "training: 5 documents of 4.2 tokens (median 4, longest 9) are packed into";
-    let cut = "100.0 % full; cut to a row: 1, which leaves out 23.8 % of all tokens";
+    let cut = "100.0 % full; cut to a row: 1, which leaves out 23.8 % of all tokens (--packing=split keeps them)";
     assert_eq!(said(1), format!("{documents} 4 rows of 4, {cut}"));
     assert_eq!(said(6), format!("{documents} 8 rows of 4 in 2 epochs, {cut}"));
+    let split = DataSets { packing: Some(Overlong::Split), ..sets.clone() };
+    let split = training(&split, &job(1, true), 3, 1).packing().unwrap();
+    assert!(split.ends_with(" are packed into 6 rows of 4, 87.5 % full; split into rows: 1"), "{split}");
 }
