@@ -11,7 +11,7 @@ use anyhow::Context;
 use data::indexed::Indexed;
 use data::inspect::{Look, document, inspect as look};
 use data::mask::{Mask, is_beside};
-use data::text::{self, Begin, Existing, Fields, Outcome, Progress, Recipe, Request, Special, Tokenizer};
+use data::text::{self, Begin, Existing, Fields, Outcome, Progress, Recipe, Request, Special, TextError, Tokenizer};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
@@ -28,6 +28,10 @@ pub fn run(command: &Command) -> Result<(), Failure> {
 fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
     let end = args.append_eod.then(|| tokenizer.end(args.eod_token.as_deref())).transpose()?;
+    if let Some(end) = end.filter(|_| args.eod_token.is_none() && tokenizer.configured().is_none()) {
+        let name = tokenizer.decode(&[end]).map_err(anyhow::Error::msg)?;
+        note!("documents end with `{name}`, token {end}: no tokenizer_config.json says which, and --eod-token can");
+    }
     let (existing, begin) = if args.force { (Existing::Replaced, Begin::Anew) } else { (Existing::Refused, Begin::On) };
     let usual = if args.prompt_field.is_some() { "completion" } else { "text" };
     let fields = Fields { text: args.field.clone().unwrap_or_else(|| usual.into()), prompt: args.prompt_field.clone() };
@@ -62,7 +66,11 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
         }
         outcome
     })?;
-    let Outcome::Done(done) = outcome? else { return Err(Failure::Reported) };
+    let outcome = outcome.map_err(|e| match e {
+        TextError::Other { .. } => misuse!("{e}: repeat that job, or --force begins anew"),
+        e => e.into(),
+    })?;
+    let Outcome::Done(done) = outcome else { return Err(Failure::Reported) };
     kept.put(&own).with_context(|| format!("cannot keep the tokenizer in `{}`", own.display()))?;
     let prefix = args.output.display();
     let resumed = if done.resumed > 0 { format!(", {} of them by an earlier command", HumanCount(done.resumed)) } else { String::new() };
@@ -89,8 +97,13 @@ fn bar() -> ProgressBar {
 }
 
 fn advance(bar: &ProgressBar, progress: &Progress) {
+    let begins = bar.length().is_none();
     bar.set_length(progress.of);
     bar.set_position(progress.bytes);
+    if begins {
+        // What an earlier command made says nothing of this one's pace.
+        bar.reset_eta();
+    }
     bar.set_message(format!("{} tokens", HumanCount(progress.tokens)));
 }
 
@@ -98,7 +111,7 @@ fn inspect(args: &DataInspectArgs) -> Result<(), Failure> {
     let set = Indexed::open(&args.prefix)?;
     let contents = look(&set, if args.quick { Look::Index } else { Look::Tokens })?;
     if args.document >= contents.documents && (args.document > 0 || args.tokenizer.is_some()) {
-        return Err(misuse!("there is no document {}: `{}` has {}", args.document, set.prefix().display(), contents.documents).into());
+        return Err(misuse!("there is no document {}: `{}` has {}, counted from 0", args.document, set.prefix().display(), contents.documents).into());
     }
     let mask = is_beside(set.prefix()).then(|| Mask::open(&set)).transpose()?;
     let counted = mask.filter(|_| !args.quick).map(|mask| mask.counted()).transpose()?;

@@ -186,10 +186,17 @@ const RUN: &[Rule<RunArgs>] = &[
     ),
     rule(
         &["--eval-iters"],
-        |a| a.valid_data.is_empty() && (!a.has_sets() || a.eval_interval == 0),
+        |a| a.valid_data.is_empty() && !a.has_sets(),
         Refused,
         "is about held-out losses, and there is no held-out data",
         "add `--valid-data FILE`",
+    ),
+    rule(
+        &["--eval-iters"],
+        |a| a.has_sets() && a.eval_interval == 0,
+        Refused,
+        "is about held-out losses, and none is asked for",
+        "add `--eval-interval N`, steps between them",
     ),
     rule(
         &["--valid-data", "--valid-data-path", "--test-data-path"],

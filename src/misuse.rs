@@ -98,6 +98,7 @@ fn of_data(error: &DataError) -> bool {
         | DataError::Blend { .. }
         | DataError::Names(_)
         | DataError::Split(_)
+        | DataError::Untrained(_)
         | DataError::Inputs(..)
         | DataError::Joined
         | DataError::Counted(_)

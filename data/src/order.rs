@@ -81,7 +81,7 @@ pub enum OrderError {
     Length,
     #[error("documents {} to {} of {of} are asked for", .asked.start, .asked.end)]
     Documents { asked: Range<u64>, of: u64 },
-    #[error("its documents {} to {} have no tokens; give this split more, leave it out, or leave out the data set", .0.start, .0.end)]
+    #[error("{}; give this part more of the split, leave it out, or leave out the data set", nothing(.0))]
     Empty(Range<u64>),
     #[error("{samples} samples; an order has at most {MOST}: ask for fewer, or for longer sequences")]
     Samples { samples: u128 },
@@ -89,6 +89,11 @@ pub enum OrderError {
     Epochs { epochs: u128, documents: u64 },
     #[error("its indices have a place outside of the data set: the cache is damaged, and is built anew if it is deleted")]
     Damaged,
+}
+
+fn nothing(documents: &Range<u64>) -> String {
+    let Range { start, end } = documents;
+    if documents.is_empty() { "the split leaves it no document".into() } else { format!("its documents {start} to {end} have no tokens") }
 }
 
 /// The most documents of all epochs, and the most samples.
@@ -344,7 +349,12 @@ mod tests {
     fn an_order_that_cannot_be_is_refused() {
         let empty = Order::build(&rule(Extra::Token, Rest::Dropped, Some(3), 2), &bytes(&[0, 0]));
         let text = empty.err().map(|e| e.to_string());
-        assert_eq!(text.as_deref(), Some("its documents 0 to 2 have no tokens; give this split more, leave it out, or leave out the data set"));
+        assert_eq!(
+            text.as_deref(),
+            Some("its documents 0 to 2 have no tokens; give this part more of the split, leave it out, or leave out the data set")
+        );
+        let none = Order::build(&Rule { documents: 2..2, ..rule(Extra::Token, Rest::Dropped, Some(3), 2) }, &bytes(&[1, 1]));
+        assert!(none.err().is_some_and(|e| e.to_string().starts_with("the split leaves it no document; give")));
         let beyond = Order::build(&rule(Extra::Token, Rest::Dropped, None, 3), &bytes(&[1, 1]));
         assert_eq!(beyond.err(), Some(OrderError::Documents { asked: 0..3, of: 2 }));
         let long = Order::build(&rule(Extra::Token, Rest::Dropped, Some(u64::MAX), 1), &bytes(&[1 << 30]));

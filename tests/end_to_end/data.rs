@@ -52,7 +52,7 @@ fn prompts_and_answers_become_a_data_set_with_a_mask_that_a_run_reads() {
     dir.line(&format!("{MODEL} -D seq=64 --global-batch-size 2 -o plain.mcc").replace("vocab=250", "vocab=257")).succeeds();
     let ran = dir.line("run packed.mcc --data-path a --split 1,0,0 --steps 2 --packing --loss-mask").succeeds();
     assert!(ran.stderr.contains("note: training: 29 documents of 43.7 tokens"), "{}", ran.stderr);
-    // Sequences of which all documents but one are longer.
+    // Shorter sequences, of which all documents but one are longer.
     dir.line(&format!("{MODEL} -D seq=16 -D packed=true --global-batch-size 2 -o short.mcc").replace("vocab=250", "vocab=257")).succeeds();
     let split = dir.line("run short.mcc --data-path a --split 1,0,0 --steps 2 --packing=split --loss-mask").succeeds();
     assert!(split.stderr.contains("split into rows: 28"), "{}", split.stderr);
@@ -78,6 +78,18 @@ fn what_is_no_data_set_and_no_text_is_refused() {
     dir.line("data train-tokenizer a.csv -o tokenizer").fails_with(&["`.csv` is no text that is known", ".jsonl"]);
     dir.line("data train-tokenizer a.txt --tokens 100 -o tokenizer").fails_with(&["257 or more"]);
     dir.line("data tokenize a.txt --tokenizer a.txt -o a").fails_with(&["no tokenizer that can be read"]);
+    // What another job left, and an end of documents that nothing says.
+    dir.line("data train-tokenizer a.txt --tokens 257 -o tokenizer").succeeds();
+    dir.write(
+        "c.state.part",
+        r#"{"job":["the field `body`"],"position":{"input":0,"offset":0,"line":0,"group":0,"row":0},"documents":0,"sequences":0,"tokens":0}"#,
+    );
+    dir.line("data tokenize a.txt --tokenizer tokenizer -o c")
+        .misuses_with(&["another job", "the field `body`: repeat that job, or --force begins anew"]);
+    fs::remove_file(dir.path("c.state.part")).and_then(|()| fs::remove_file(dir.path("tokenizer/tokenizer_config.json"))).expect("removed");
+    let ended = dir.line("data tokenize a.txt --tokenizer tokenizer --append-eod -o /dev/null/c");
+    ended.fails_with(&["documents end with `<|endoftext|>`, token 0: no tokenizer_config.json says which, and --eod-token can"]);
+    fs::remove_dir_all(dir.path("tokenizer")).expect("removed");
     dir.line("data inspect a").fails_with(&["there is no data set `a`"]);
     dir.line("data inspect b").fails_with(&["`b.bin` is there and `b.idx` is not"]);
     assert_eq!(dir.entries(), ["a.csv", "a.txt", "b.bin"]);
@@ -189,6 +201,9 @@ fn training_validation_and_test_have_losses_of_their_own() {
     run("--data-path wiki --data a").misuses_with(&["--data"]);
     run("--data-path wiki --steps 2 --split 1,x").misuses_with(&["the split `1,x`: `x` is no number"]);
     run("--data-path nothing --steps 2").fails_with(&["there is no data set", "nothing.bin"]);
+    run("--data-path 0.7 wiki code --steps 2").fails_with(&["there is no data set", "`0.7` is no weight here", "as in 0.7 A 0.3 B"]);
+    run("--data-path wiki --steps 2 --split 0,1,0").misuses_with(&["the split `0,1,0` leaves nothing for training"]);
+    run("--data-path wiki --steps 2 --eval-iters 2").misuses_with(&["none is asked for: add `--eval-interval N`"]);
 }
 
 /// A sample of several documents trains as the documents do that each have a sequence of their own.

@@ -61,6 +61,8 @@ pub struct Batch {
     /// Where the next batch begins.
     pub end: Position,
     pub bytes: usize,
+    /// Bytes of all files, as they are on the disk, that were read until its end.
+    pub read: u64,
 }
 
 /// Documents as they stand in a file.
@@ -160,11 +162,6 @@ impl Documents {
         Ok(Documents { inputs, fields: fields.clone(), open: None, at, read: Arc::default() })
     }
 
-    /// Bytes that were read, as files have them.
-    pub fn read(&self) -> Arc<AtomicU64> {
-        self.read.clone()
-    }
-
     /// Opens a file where it is to be read on.
     fn open(&self, file: &Path) -> io::Result<Box<dyn BufRead + Send>> {
         let file = File::open(file)?;
@@ -200,7 +197,7 @@ impl Documents {
             None if kind == Kind::Rows => Reader::Rows(Box::new(Columns::open(&file, &self.fields, (self.at.group, self.at.row))?)),
             None => Reader::Bytes(self.open(&file).map_err(|cause| TextError::Io { file: file.clone(), cause })?),
         };
-        let mut batch = Batch { file, documents: Found::Rows(vec![]), end: self.at, bytes: 0 };
+        let mut batch = Batch { file, documents: Found::Rows(vec![]), end: self.at, bytes: 0, read: 0 };
         let on = match reader {
             Reader::Bytes(reader) => self.text(reader, kind, bytes, &mut batch)?.map(Reader::Bytes),
             Reader::Rows(rows) => self.rows(rows, bytes, &mut batch)?.map(Reader::Rows),
@@ -210,6 +207,7 @@ impl Documents {
         }
         self.open = on;
         batch.end = self.at;
+        batch.read = self.read.load(Ordering::Relaxed);
         Ok(Some(batch))
     }
 

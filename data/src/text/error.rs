@@ -34,7 +34,7 @@ pub enum TextError {
     End(PathBuf),
     #[error("`{}` is there already; name another prefix, or ask for it to be replaced", .0.display())]
     Exists(PathBuf),
-    #[error("`{}` is of an unfinished job with {what}: repeat that job, delete the file, or ask to begin anew", .file.display())]
+    #[error("`{}` is of another job, which is not finished and has {what}", .file.display())]
     Other { file: PathBuf, what: String },
     #[error("a tokenizer of {tokens} tokens; one of bytes has 256 and a token for each special one, so {least} or more")]
     Small { tokens: usize, least: usize },

@@ -82,10 +82,13 @@ fn a_job_goes_on_where_it_was_stopped() {
         });
         let Ok(Outcome::Stopped(progress)) = outcome else { panic!("{outcome:?}") };
         assert_eq!(progress.documents, 64 * rounds);
+        // What was read ahead does not count.
+        let made = inputs[..64 * rounds as usize].iter().map(|f| fs::metadata(f).expect("a file").len());
+        assert_eq!(progress.bytes, made.sum::<u64>());
     }
     let other = tokenize(&Request { end: Some(0), ..request(&tokenizer, inputs, &halves) }, |_| ControlFlow::Continue(()));
     let text = other.expect_err("another job").to_string();
-    let says = "is of an unfinished job with no token at the end of documents: repeat that job, delete the file, or ask to begin anew";
+    let says = "is of another job, which is not finished and has no token at the end of documents";
     assert!(text.ends_with(says), "{text}");
     // What was written after the state was noted is written again.
     let part = crate::indexed::with(&halves, ".bin.part");

@@ -10,7 +10,6 @@ use crate::mask;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::UNIX_EPOCH;
@@ -166,8 +165,9 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
     let resumed = state.documents;
     let mut documents = Documents::new(&request.inputs, &request.fields, state.position)?;
     let before: u64 = request.inputs.iter().take(state.position.input).filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
-    let read = documents.read();
-    let told = |state: &State| Progress { bytes: before + read.load(Ordering::Relaxed), of, documents: state.documents, tokens: state.tokens };
+    // Of what was made into tokens, not of what is read ahead.
+    let told = |state: &State, read: u64| Progress { bytes: of.min(before + read), of, documents: state.documents, tokens: state.tokens };
+    let begun = progress(&told(&state, state.position.offset));
 
     // The next round is read while this one is made into tokens.
     let (sender, rounds) = sync_channel(1);
@@ -181,26 +181,27 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
                 }
             }
         });
-        let mut unsettled = 0;
+        let (mut unsettled, mut read) = (0, 0);
         // Dropped where this ends, so that the reader does not wait for ever.
         let rounds = rounds;
         for round in &rounds {
             let batches = round?;
             let ends: Vec<(Position, usize)> = batches.iter().map(|b| (b.end, b.bytes)).collect();
+            read = batches.last().map_or(read, |b| b.read);
             let made = cores::queue(batches, |batch: Batch| make(request, &batch));
             for (made, (end, bytes)) in made.into_iter().zip(ends) {
                 write(&mut writer, &mut journal, &mut state, &made?)?;
                 state.position = end;
                 unsettled += bytes;
             }
-            let stop = progress(&told(&state)).is_break();
+            let stop = progress(&told(&state, read)).is_break() || begun.is_break();
             if stop || unsettled >= SETTLED {
                 writer.settle()?;
                 journal.settle(&state)?;
                 unsettled = 0;
             }
             if stop {
-                return Ok(Some(told(&state)));
+                return Ok(Some(told(&state, read)));
             }
         }
         Ok::<_, TextError>(None)

@@ -93,7 +93,8 @@ impl Tokenizer {
         }
     }
 
-    fn configured(&self) -> Option<String> {
+    /// The `eos_token` of the `tokenizer_config.json` beside it, if there is one.
+    pub fn configured(&self) -> Option<String> {
         let config = fs::read(self.file.with_file_name("tokenizer_config.json")).ok()?;
         let config: Value = serde_json::from_slice(&config).ok()?;
         let token = &config["eos_token"];

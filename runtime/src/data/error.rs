@@ -1,5 +1,6 @@
 //! What can be wrong with data.
 
+use data::indexed::IndexedError;
 use ir::diag::Help;
 use ir::op::DType;
 use ir::program::Interval;
@@ -46,6 +47,8 @@ pub enum DataError {
     Blend { part: &'static str, cause: data::blend::BlendError },
     #[error(transparent)]
     Split(data::split::SplitError),
+    #[error("the split `{0}` leaves nothing for training: its weights are those of training, validation and test, as in 99,1,0")]
+    Untrained(String),
     #[error("--data-path feeds one input of tokens, [batch, seq] of i32, and what derives from it; {0}: pass --data {1}=FILE.npy")]
     Inputs(String, String),
     #[error(
@@ -104,6 +107,7 @@ impl DataError {
         match self {
             DataError::Token { input, .. } | DataError::Derived { input, .. } | DataError::Default { input, .. } => Some(any(input)),
             DataError::Sample(wrong) => Some(any(&wrong.input)),
+            DataError::Sets(error) => misread(error),
             DataError::Io { .. }
             | DataError::Malformed { .. }
             | DataError::NotFinite { .. }
@@ -114,11 +118,11 @@ impl DataError {
             | DataError::Missing { .. }
             | DataError::Said(_)
             | DataError::Midst { .. }
-            | DataError::Sets(_)
             | DataError::Shards(_)
             | DataError::Names(_)
             | DataError::Blend { .. }
             | DataError::Split(_)
+            | DataError::Untrained(_)
             | DataError::Inputs(..)
             | DataError::Joined
             | DataError::Counted(_)
@@ -129,6 +133,16 @@ impl DataError {
             | DataError::Exhausted { .. } => None,
         }
     }
+}
+
+/// What was read as a prefix of a data set that is not there, and is something else.
+fn misread(error: &data::Error) -> Option<Help> {
+    let data::Error::Indexed(IndexedError::Missing(prefix)) = error else { return None };
+    if prefix.is_dir() {
+        return Some(Help::from(format!("it is a directory: '{}' stands for all data sets in it", prefix.join("*").display())));
+    }
+    let name = prefix.file_name()?.to_str().filter(|name| name.parse::<f64>().is_ok())?;
+    Some(Help::from(format!("`{name}` is no weight here, as not each data set has one: weights and prefixes come in turn, as in 0.7 A 0.3 B")))
 }
 
 fn any(input: &str) -> Help {

@@ -124,6 +124,12 @@ impl DataSets {
         let sequence_length = sequence_length.ok_or_else(|| DataError::Inputs(format!("a sequence has {length} tokens"), entry.name.clone()))?;
         let seed = u32::try_from(seed).map_err(|_| DataError::Seed(seed))?;
         let is_taken = |part: Part| takes[part as usize] > 0;
+        if let SetNames::Shared { split, .. } = &self.names
+            && is_taken(Part::Train)
+            && !self.has(0)?
+        {
+            return Err(DataError::Untrained(split.clone()));
+        }
         let parse = |part: usize, words: &[String]| Blend::parse(words).map_err(|cause| DataError::Blend { part: PARTS[part], cause });
         let source = match &self.names {
             SetNames::Shared { blend, split } => {
@@ -301,7 +307,7 @@ impl Samples {
         let mut text = format!(
             "{part}: {documents} documents of {mean:.1} tokens (median {median}, longest {longest}) are packed into {rows} rows of {room}{over}, {percent:.1} % full"
         );
-        if cut > 0 {
+        if lost > 0 {
             let share = 100.0 * lost as f64 / tokens as f64;
             text += &format!("; cut to a row: {long}, which leaves out {share:.1} % of all tokens (--packing=split keeps them)");
         } else if long > 0 {

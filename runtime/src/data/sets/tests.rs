@@ -171,7 +171,11 @@ fn what_cannot_be_trained_on_is_refused() {
     let plain = job(1, false);
     let says = |sets: &DataSets, job: &Job, seed, samples| sets.settled().and_then(|s| s.open(job, seed, samples)).err().unwrap().to_string();
     let of = |words: &[&str], samples| says(&sets(words, "1,0,0"), &plain, 0, samples);
-    assert!(of(&["0.5", &a, &b], [1, 0, 0]).contains("has the weight") || of(&["0.5", &a, &b], [1, 0, 0]).contains("there is no data set"));
+    let unpaired = sets(&["0.5", &a, &b], "1,0,0").settled().and_then(|s| s.open(&plain, 0, [1, 0, 0])).err().unwrap();
+    assert!(unpaired.to_string().contains("there is no data set") && unpaired.help().unwrap().to_string().starts_with("`0.5` is no weight here"));
+    let folder = sets(&[dir.path().to_str().unwrap()], "1,0,0").open(&plain, 0, [1, 0, 0]).err().unwrap();
+    assert!(folder.help().unwrap().to_string().ends_with("/*' stands for all data sets in it"));
+    assert!(says(&sets(&[&a], "0,1,0"), &plain, 0, [1, 0, 0]).contains("the split `0,1,0` leaves nothing for training"));
     assert!(of(&[&a, &b], [99, 0, 0]).contains("the run takes 99: give each a weight"));
     assert!(says(&sets(&[&a], "1,x,0"), &plain, 0, [1, 0, 0]).contains("`x` is no number"));
     assert!(says(&sets(&[&a], "1,0,0"), &plain, 1 << 32, [1, 0, 0]).contains("is not below 2^32"));
@@ -270,11 +274,11 @@ fn packing_is_described_in_figures() {
     let a = write(dir.path(), "a", &[4, 1, 3, 9, 4], 1);
     let sets = DataSets { packing: Some(Overlong::Cut), ..sets(&[&a], "1,0,0") };
     let said = |samples| training(&sets, &job(1, true), 3, samples).packing().unwrap();
+    let split = DataSets { packing: Some(Overlong::Split), ..sets.clone() };
+    let split = training(&split, &job(1, true), 3, 1).packing().unwrap();
+    assert!(split.ends_with(" are packed into 6 rows of 4, 87.5 % full; split into rows: 1"), "{split}");
     let documents = "training: 5 documents of 4.2 tokens (median 4, longest 9) are packed into";
     let cut = "100.0 % full; cut to a row: 1, which leaves out 23.8 % of all tokens (--packing=split keeps them)";
     assert_eq!(said(1), format!("{documents} 4 rows of 4, {cut}"));
     assert_eq!(said(6), format!("{documents} 8 rows of 4 in 2 epochs, {cut}"));
-    let split = DataSets { packing: Some(Overlong::Split), ..sets.clone() };
-    let split = training(&split, &job(1, true), 3, 1).packing().unwrap();
-    assert!(split.ends_with(" are packed into 6 rows of 4, 87.5 % full; split into rows: 1"), "{split}");
 }
