@@ -11,11 +11,12 @@ use anyhow::Context;
 use data::indexed::Indexed;
 use data::inspect::{Look, document, inspect as look};
 use data::mask::{Mask, is_beside};
-use data::text::{self, Begin, Existing, Fields, Outcome, Progress, Recipe, Request, Special, TextError, Tokenizer};
+use data::text::{self, Begin, Chat, Existing, Fields, Outcome, Progress, Recipe, Request, Special, TextError, Tokenizer};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 pub fn run(command: &Command) -> Result<(), Failure> {
     match command {
@@ -33,8 +34,13 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
         note!("documents end with `{name}`, token {end}: no tokenizer_config.json says which, and --eod-token can");
     }
     let (existing, begin) = if args.force { (Existing::Replaced, Begin::Anew) } else { (Existing::Refused, Begin::On) };
-    let usual = if args.prompt_field.is_some() { "completion" } else { "text" };
-    let fields = Fields { text: args.field.clone().unwrap_or_else(|| usual.into()), prompt: args.prompt_field.clone() };
+    let usual = match (&args.prompt_field, args.chat) {
+        (_, true) => "messages",
+        (Some(_), false) => "completion",
+        (None, false) => "text",
+    };
+    let chat = args.chat.then(|| Chat::open(tokenizer.file(), args.chat_template.as_deref())).transpose()?.map(Arc::new);
+    let fields = Fields { text: args.field.clone().unwrap_or_else(|| usual.into()), prompt: args.prompt_field.clone(), chat };
     if let Some(there) = text::written(&args.output, &fields).into_iter().find(|f| !args.force && f.exists()) {
         return Err(misuse!("`{}` is there already: --force replaces it, or name another prefix", there.display()).into());
     }

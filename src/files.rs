@@ -114,19 +114,23 @@ impl Kind {
 
     /// The commands that take it; none where it is nothing in particular.
     fn taken_by(self, path: &Path) -> Option<String> {
-        let (artifact, path) = (path.with_extension("mcc"), path.display());
+        let newest = || checkpoint::steps(path).ok()?.first().map(|step| path.join(format!("step-{step}")));
+        let (artifact, dir, path) = (path.with_extension("mcc"), path, path.display());
         match self {
             Kind::Artifact => {
                 Some(format!("`mcc run {path} --data FILE` trains it (`--save-weights` saves its weights), `mcc dump {path}` shows its programs"))
             }
             Kind::Checkpoint => Some(format!("`mcc import hf {path} -o OUT` makes a model text and weights of it")),
-            Kind::Saved => {
-                Some(format!("`mcc run ARTIFACT --load {path}` goes on from it, `mcc run ARTIFACT --init {path}` begins with its weights"))
-            }
+            Kind::Saved => Some(format!(
+                "`mcc run ARTIFACT --load {path}` goes on from it, `mcc run ARTIFACT --init {path}` begins with its weights, `mcc export hf {path} -o DIR` makes a foreign checkpoint of it"
+            )),
             Kind::Distributed => Some(format!(
                 "`mcc checkpoint convert {path} DIR` makes a checkpoint of it if mcc wrote it, `mcc checkpoint convert {path} FILE.safetensors` a file of its tensors"
             )),
-            Kind::Saves => Some(format!("`mcc run ARTIFACT --load {path}` goes on from the newest of them")),
+            Kind::Saves => Some(format!(
+                "`mcc run ARTIFACT --load {path}` goes on from the newest of them, `{}`, which `mcc export hf` and `--init` take",
+                newest().unwrap_or_else(|| dir.to_path_buf()).display()
+            )),
             Kind::Text => {
                 Some(format!("`mcc compile {path} -o {}` makes an artifact of it, `--model {path}` names it beside weights", artifact.display()))
             }

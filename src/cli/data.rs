@@ -28,13 +28,21 @@ pub struct TokenizeArgs {
     #[command(flatten)]
     pub text: TextArgs,
     /// Of JSON lines the field, of Parquet the column, that has the text, or a list of texts; beside a prompt the one
-    /// with the answer [default: text, with --prompt-field completion]
+    /// with the answer [default: text, with --prompt-field completion, with --chat messages]
     #[arg(long, value_name = "NAME")]
     pub field: Option<String>,
     /// The field, or column, that has what comes before the answer: a document is both, and PREFIX.mask.bin and
     /// PREFIX.mask.idx say which tokens are the answer's, for `mcc run --loss-mask`
     #[arg(long, value_name = "NAME")]
     pub prompt_field: Option<String>,
+    /// The field has a list of messages, as {"role": "user", "content": ".."}, which the tokenizer's chat template
+    /// makes a text of; PREFIX.mask.bin and PREFIX.mask.idx say which tokens assistants say
+    #[arg(long, conflicts_with = "prompt_field")]
+    pub chat: bool,
+    /// The chat template, in Jinja [default: the chat_template.jinja beside the tokenizer, or the `chat_template` of
+    /// its tokenizer_config.json]
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    pub chat_template: Option<PathBuf>,
     /// A tokenizer.json of Hugging Face's tokenizers, or a directory that has one
     #[arg(long, value_name = "FILE")]
     pub tokenizer: PathBuf,

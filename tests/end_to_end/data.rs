@@ -69,6 +69,37 @@ fn prompts_and_answers_become_a_data_set_with_a_mask_that_a_run_reads() {
     dir.line("run packed.mcc --data a.jsonl --steps 2 --packing").misuses_with(&["`--packing` is about documents of data sets", "--data-path"]);
 }
 
+/// From lists of messages, by the tokenizer's own template, to a mask of what assistants say.
+#[test]
+fn chats_become_a_data_set_with_a_mask_that_a_run_reads() {
+    let dir = Dir::new();
+    let line = |n: usize| {
+        let said = |role: &str, text: String| format!("{{\"role\": \"{role}\", \"content\": \"{text}\"}}");
+        let [first, second] = [said("user", format!("Count to {n}.")), said("user", "Again!".into())];
+        let answer = said("assistant", "1 ".repeat(n));
+        format!("{{\"messages\": [{first}, {answer}, {second}, {answer}]}}\n")
+    };
+    dir.write("a.jsonl", (1..20).map(line).collect::<String>());
+    dir.write("a.txt", "Count to 1. Again!");
+    dir.line("data train-tokenizer a.txt --tokens 257 -o tokenizer").succeeds();
+    let tokenize = "data tokenize a.jsonl --tokenizer tokenizer --chat";
+    dir.line(&format!("{tokenize} -o a")).fails_with(&["tokenizer_config.json`: it has no chat template", "name the file of one"]);
+    dir.write(
+        "tokenizer/chat_template.jinja",
+        "{% for m in messages %}{{ m.role[:1] + ':' + m.content + eos_token }}{% endfor %}{{ 'a:' if add_generation_prompt }}",
+    );
+    let made = dir.line(&format!("{tokenize} -o a")).succeeds().stdout;
+    // Of each answer two bytes a number, and the token behind it.
+    assert_eq!(made, "a.bin, a.idx: 19 documents, 1,321 tokens of uint16\na.mask.bin, a.mask.idx: 798 of these tokens are answers\n");
+    let shown = dir.line("data inspect a").succeeds().stdout;
+    assert!(shown.contains("\"u:Count to 1.<|endoftext|>a:1 <|endoftext|>u:Again!<|endoftext|>a:1 <|endoftext|>\""), "{shown}");
+    dir.write("own.jinja", "{{ raise_exception('not ' + messages[0].role) }}");
+    dir.line(&format!("{tokenize} --chat-template own.jinja -o b")).fails_with(&["`a.jsonl`, line 1: the chat template: line 1: not user"]);
+    dir.line("data tokenize a.txt --tokenizer tokenizer --chat -o b").fails_with(&["`a.txt` has no messages"]);
+    dir.line(&format!("{MODEL} -D seq=64 -D packed=true --global-batch-size 2 -o packed.mcc").replace("vocab=250", "vocab=257")).succeeds();
+    dir.line("run packed.mcc --data-path a --split 1,0,0 --steps 2 --packing --loss-mask").succeeds();
+}
+
 #[test]
 fn what_is_no_data_set_and_no_text_is_refused() {
     let dir = Dir::new();
@@ -289,6 +320,8 @@ fn a_tokenizer_goes_along_byte_for_byte() {
     assert!(ran.stderr.contains("warning: `") && ran.stderr.contains("`mcc data tokenize --tokenizer in`"), "{}", ran.stderr);
     let ran = dir.line("run m.mcc --data-path 1 a 1 b --split 1,0,0 --steps 1").succeeds();
     assert!(ran.stderr.contains("were made by different tokenizers"), "{}", ran.stderr);
+    dir.line("export hf saves -o none")
+        .fails_with(&["`saves` is a directory of checkpoints", "the newest of them, `saves/step-2`, which `mcc export hf`"]);
     dir.line("export hf saves/step-2 -o of-run").fails_with(&["`of-run/", "exists: --force replaces it"]);
     fs::remove_file(dir.path("b.bin")).expect("removed");
     fs::remove_file(dir.path("b.idx")).expect("removed");

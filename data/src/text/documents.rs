@@ -1,6 +1,7 @@
 //! Documents read one after the other, in batches.
 
 use super::bounds::LONGEST;
+use super::chat::{Chat, Said};
 use super::error::TextError;
 use super::parquet::{Row, Table};
 use flate2::bufread::MultiGzDecoder;
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,18 +27,33 @@ enum Kind {
 }
 
 /// What of a JSON object, or of a row of a table, is read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Fields {
-    /// The field, or the column, that has the text, or a list of texts.
+    /// The field, or the column, that has the text, or a list of texts; or the messages of a chat.
     pub text: String,
     /// The one with what comes before the text and is not learnt. The text is one then.
     pub prompt: Option<String>,
+    /// By what messages become a text.
+    pub chat: Option<Arc<Chat>>,
+}
+
+impl Fields {
+    /// Those of texts of which all is learnt.
+    pub fn of_texts(field: &str) -> Fields {
+        Fields { text: field.into(), prompt: None, chat: None }
+    }
+
+    /// Whether only some of a text is learnt.
+    pub fn has_mask(&self) -> bool {
+        self.prompt.is_some() || self.chat.is_some()
+    }
 }
 
 /// What a document is made of.
 pub struct Document<'a> {
-    pub prompt: Option<&'a str>,
     pub texts: &'a [&'a str],
+    /// Bytes of the text that are learnt, where that is not all.
+    pub learnt: Option<&'a [Range<usize>]>,
 }
 
 /// How far reading has come.
@@ -159,6 +176,9 @@ impl Documents {
         if let Some((file, _)) = inputs.iter().find(|(_, kind)| *kind == Kind::Plain && fields.prompt.is_some()) {
             return Err(TextError::Promptless(file.clone()));
         }
+        if let Some((file, _)) = inputs.iter().find(|(_, kind)| *kind != Kind::Lines && fields.chat.is_some()) {
+            return Err(TextError::Unspoken(file.clone()));
+        }
         Ok(Documents { inputs, fields: fields.clone(), open: None, at, read: Arc::default() })
     }
 
@@ -270,21 +290,24 @@ impl Batch {
     /// # Errors A line that is no JSON object with such fields; text that is not UTF-8; a list of texts where there
     /// are prompts; what `each` says.
     pub fn texts(&self, fields: &Fields, mut each: impl FnMut(&Document) -> Result<(), String>) -> Result<(), TextError> {
-        let mut document = |prompt: Option<&[&str]>, texts: &[&str]| {
-            let prompt = prompt.map(|prompt| one(prompt, fields.prompt.as_deref().unwrap_or_default())).transpose()?;
-            if prompt.is_some() {
-                one(texts, &fields.text)?;
-            }
-            each(&Document { prompt, texts })
+        let mut document = |texts: &[&str], said: Option<Said>| match said {
+            Some(said) => each(&Document { texts: &[&said.text], learnt: Some(&said.learnt) }),
+            None => each(&Document { texts, learnt: None }),
         };
         match &self.documents {
             Found::Lines(lines) => {
                 for (line, bytes) in lines.iter().filter(|(_, bytes)| !bytes.trim_ascii().is_empty()) {
                     let wrong = |column, what| TextError::Line { file: self.file.clone(), line: *line, column, what };
+                    if let Some(chat) = &fields.chat {
+                        let said = chat.line(bytes, &fields.text).map_err(|(column, what)| wrong(column, what))?;
+                        document(&[], Some(said)).map_err(|what| wrong(None, what))?;
+                        continue;
+                    }
                     let (texts, prompt) = fields_of(bytes, fields).map_err(|(column, what)| wrong(column, what))?;
                     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
                     let prompt: Option<Vec<&str>> = prompt.as_ref().map(|p| p.iter().map(String::as_str).collect());
-                    document(prompt.as_deref(), &texts).map_err(|what| wrong(None, what))?;
+                    let said = prompt.map(|prompt| answered(&prompt, &texts, fields)).transpose();
+                    said.and_then(|said| document(&texts, said)).map_err(|what| wrong(None, what))?;
                 }
             }
             Found::Plain(bytes) => {
@@ -294,19 +317,26 @@ impl Batch {
                     let line = 1 + bytes[..at].iter().filter(|b| **b == b'\n').count() as u64;
                     wrong(line, format!("byte {at} of the file is not UTF-8: convert it, for example with iconv"))
                 })?;
-                document(None, &[text]).map_err(|what| wrong(1, what))?;
+                document(&[text], None).map_err(|what| wrong(1, what))?;
             }
             Found::Rows(rows) => {
                 for (row, prompt) in rows {
                     let wrong = |what| TextError::Row { file: self.file.clone(), group: row.group, row: row.row, what };
                     let texts = decoded(row).map_err(wrong)?;
                     let prompt = prompt.as_ref().map(decoded).transpose().map_err(wrong)?;
-                    document(prompt.as_deref(), &texts).map_err(wrong)?;
+                    let said = prompt.map(|prompt| answered(&prompt, &texts, fields)).transpose();
+                    said.and_then(|said| document(&texts, said)).map_err(wrong)?;
                 }
             }
         }
         Ok(())
     }
+}
+
+/// A prompt and the answer to it as one text, of which the answer is learnt to the end, with what is added there.
+fn answered(prompt: &[&str], texts: &[&str], fields: &Fields) -> Result<Said, String> {
+    let prompt = one(prompt, fields.prompt.as_deref().unwrap_or_default())?;
+    Ok(Said { text: [prompt, one(texts, &fields.text)?].concat(), learnt: vec![prompt.len()..usize::MAX] })
 }
 
 /// The only text of a field, where prompts and answers are one each.

@@ -25,6 +25,10 @@ pub enum TextError {
     Row { file: PathBuf, group: u64, row: u64, what: String },
     #[error("`{}`: it is no tokenizer that can be read: {what}; what is meant is the tokenizer.json of Hugging Face's tokenizers", .file.display())]
     Tokenizer { file: PathBuf, what: String },
+    #[error("`{}`: {what}", .file.display())]
+    Template { file: PathBuf, what: String },
+    #[error("`{}` has no messages; those are a field of JSON lines", .0.display())]
+    Unspoken(PathBuf),
     #[error("`{}` has no token `{token}`; its tokens are listed under `model.vocab` and `added_tokens`", .file.display())]
     Token { file: PathBuf, token: String },
     #[error(

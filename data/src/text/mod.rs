@@ -3,6 +3,7 @@
 //! | file | does |
 //! |---|---|
 //! | `documents.rs` | reads documents from JSON lines and plain text, compressed or not, and from Parquet |
+//! | `chat.rs` | lists of messages as text, by a tokenizer's chat template |
 //! | `parquet/` | a column of a Parquet file, row by row |
 //! | `bounds.rs` | the longest document, and where panics of others' code end |
 //! | `tokenizer.rs` | a `tokenizer.json`, and which of its tokens ends a document |
@@ -12,6 +13,7 @@
 //! | `train.rs` | a byte-level BPE tokenizer of documents |
 
 mod bounds;
+mod chat;
 mod documents;
 mod error;
 mod journal;
@@ -21,6 +23,7 @@ mod tokenizer;
 mod train;
 
 pub use bounds::LONGEST;
+pub use chat::Chat;
 pub use documents::{Fields, Position};
 pub use error::TextError;
 pub use tokenize::{Begin, Existing, Outcome, Progress, Request, Summary, tokenize, written};

@@ -13,7 +13,7 @@ pub(super) fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix
     Request {
         inputs,
         tokenizer,
-        fields: Fields { text: "text".into(), prompt: None },
+        fields: Fields::of_texts("text"),
         end: None,
         special: Special::LeftOut,
         dtype: None,
@@ -187,7 +187,7 @@ fn a_new_tokenizer_gives_back_its_text_and_is_the_same_each_time() {
 fn answers<'a>(tokenizer: &'a Tokenizer, folder: &Path, lines: &str) -> Request<'a> {
     let file = folder.join("answers.jsonl");
     fs::write(&file, lines).expect("written");
-    let fields = Fields { text: "completion".into(), prompt: Some("prompt".into()) };
+    let fields = Fields { text: "completion".into(), prompt: Some("prompt".into()), chat: None };
     Request { fields, end: tokenizer.end(None).ok(), ..request(tokenizer, vec![file], &folder.join("x")) }
 }
 

@@ -89,11 +89,11 @@ struct Made {
     tokens: Vec<u32>,
     /// Of each document the lengths of its sequences.
     documents: Vec<Vec<usize>>,
-    /// Of each document that has a prompt, the number of its first token that counts.
-    answers: Vec<usize>,
+    /// Of each token whether it is learnt, where that is not all.
+    learnt: Vec<bool>,
 }
 
-/// What is written: tokens, and their mask where there are prompts.
+/// What is written: tokens, and their mask where not all is learnt.
 struct Writers {
     tokens: Writer,
     mask: Option<Writer>,
@@ -101,14 +101,14 @@ struct Writers {
 
 impl Writers {
     fn create(prefix: &Path, dtype: Dtype, fields: &Fields) -> Result<Writers, IndexedError> {
-        let mask = fields.prompt.as_ref().map(|_| Writer::create(&mask::prefix(prefix), Dtype::U8)).transpose()?;
+        let mask = fields.has_mask().then(|| Writer::create(&mask::prefix(prefix), Dtype::U8)).transpose()?;
         Ok(Writers { tokens: Writer::create(prefix, dtype)?, mask })
     }
 
     /// Goes on with what an earlier job left.
     fn resume(prefix: &Path, dtype: Dtype, fields: &Fields, from: &Resumed) -> Result<Writers, IndexedError> {
         let on = |prefix: &Path, dtype| Writer::resume(prefix, dtype, from.lengths.clone(), from.borders.clone());
-        let mask = fields.prompt.as_ref().map(|_| on(&mask::prefix(prefix), Dtype::U8)).transpose()?;
+        let mask = fields.has_mask().then(|| on(&mask::prefix(prefix), Dtype::U8)).transpose()?;
         Ok(Writers { tokens: on(prefix, dtype)?, mask })
     }
 
@@ -124,9 +124,9 @@ impl Writers {
     }
 }
 
-/// The files that a job writes: those of tokens, and with prompts those of the mask.
+/// The files that a job writes: those of tokens, and those of the mask where not all is learnt.
 pub fn written(prefix: &Path, fields: &Fields) -> Vec<PathBuf> {
-    let prefixes = [Some(bare(prefix)), fields.prompt.as_ref().map(|_| mask::prefix(prefix))];
+    let prefixes = [Some(bare(prefix)), fields.has_mask().then(|| mask::prefix(prefix))];
     let both = prefixes.into_iter().flatten().map(|p| <[PathBuf; 2]>::from(paths(&p)));
     both.flatten().collect()
 }
@@ -212,7 +212,7 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
     writer.finish()?;
     journal.finish()?;
     let State { documents, sequences, tokens, counted, .. } = state;
-    let counted = request.fields.prompt.as_ref().map(|_| counted);
+    let counted = request.fields.has_mask().then_some(counted);
     Ok(Outcome::Done(Summary { dtype, documents, sequences, tokens, counted, resumed }))
 }
 
@@ -231,6 +231,7 @@ fn identity(request: &Request, dtype: Dtype) -> Result<(Vec<String>, u64), TextE
         format!("{} files", request.inputs.len()),
     ];
     job.extend(request.fields.prompt.iter().map(|field| format!("prompts of the field `{field}`")));
+    job.extend(request.fields.chat.iter().map(|chat| format!("a chat template with the hash {}", chat.hash().to_hex())));
     let mut bytes = 0;
     for (number, input) in request.inputs.iter().enumerate() {
         let about = fs::metadata(input).map_err(|cause| TextError::Io { file: input.clone(), cause })?;
@@ -254,15 +255,15 @@ fn round(documents: &mut Documents) -> Result<Vec<Batch>, TextError> {
 }
 
 fn make(request: &Request, batch: &Batch) -> Result<Made, TextError> {
-    let mut made = Made { tokens: vec![], documents: vec![], answers: vec![] };
+    let mut made = Made { tokens: vec![], documents: vec![], learnt: vec![] };
     batch.texts(&request.fields, |document| {
         let mut lengths = vec![];
         for text in document.texts {
-            let tokens = match document.prompt {
+            let tokens = match document.learnt {
                 None => request.tokenizer.encode(text, request.special)?,
-                Some(prompt) => {
-                    let (tokens, answer) = request.tokenizer.encode_answer(prompt, text, request.special)?;
-                    made.answers.push(answer);
+                Some(learnt) => {
+                    let (tokens, counts) = request.tokenizer.encode_learnt(text, learnt, request.special)?;
+                    made.learnt.extend(counts);
                     tokens
                 }
             };
@@ -273,6 +274,9 @@ fn make(request: &Request, batch: &Batch) -> Result<Made, TextError> {
         }
         if let (Some(end), Some(last)) = (request.end, lengths.last_mut()) {
             made.tokens.push(end);
+            // As what it ends.
+            let length: usize = document.texts.iter().map(|text| text.len()).sum();
+            made.learnt.extend(document.learnt.map(|learnt| learnt.last().is_some_and(|last| last.end >= length)));
             *last += 1;
         }
         made.documents.push(lengths);
@@ -283,14 +287,15 @@ fn make(request: &Request, batch: &Batch) -> Result<Made, TextError> {
 
 fn write(writers: &mut Writers, journal: &mut Journal, state: &mut State, made: &Made) -> Result<(), TextError> {
     let mut rest = &made.tokens[..];
-    let mut answers = made.answers.iter();
+    let mut learnt = &made.learnt[..];
     for lengths in &made.documents {
         let (tokens, after) = rest.split_at(lengths.iter().sum());
         if let Some(mask) = &mut writers.mask {
-            let answer = answers.next().copied().unwrap_or(0).min(tokens.len());
-            let counts: Vec<u32> = (0..tokens.len()).map(|at| u32::from(at >= answer)).collect();
+            let (own, after) = learnt.split_at(tokens.len());
+            let counts: Vec<u32> = own.iter().copied().map(u32::from).collect();
             mask.document(&counts, lengths)?;
-            state.counted += (tokens.len() - answer) as u64;
+            state.counted += own.iter().filter(|is_learnt| **is_learnt).count() as u64;
+            learnt = after;
         }
         writers.tokens.document(tokens, lengths)?;
         journal.document(lengths)?;

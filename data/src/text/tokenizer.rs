@@ -4,6 +4,7 @@ use super::bounds::unwound;
 use super::error::TextError;
 use serde_json::Value;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A `tokenizer.json` of Hugging Face's tokenizers.
@@ -54,17 +55,24 @@ impl Tokenizer {
         guarded(|| self.inner.encode_fast(text, special)).map(|e| e.get_ids().to_vec())
     }
 
-    /// The tokens of a prompt and the answer to it as one text, and the number of the first that has anything of the
-    /// answer, or of all if none has. Tokens that are added behind the answer come after that.
+    /// The tokens of a text, and of each whether it has anything of what is learnt: bytes of the text, in order. Tokens
+    /// of no text, which are added, are as the one before them.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
-    pub fn encode_answer(&self, prompt: &str, answer: &str, special: Special) -> Result<(Vec<u32>, usize), String> {
+    pub fn encode_learnt(&self, text: &str, learnt: &[Range<usize>], special: Special) -> Result<(Vec<u32>, Vec<bool>), String> {
         let special = special == Special::Added;
-        let text = [prompt, answer].concat();
         let encoded = guarded(|| self.inner.encode(text, special))?;
-        let first = encoded.get_offsets().iter().position(|(_, end)| *end > prompt.len());
-        Ok((encoded.get_ids().to_vec(), first.unwrap_or(encoded.len())))
+        let (mut at, mut is_learnt) = (0, false);
+        let counts = encoded.get_offsets().iter().map(|&(begin, end)| {
+            // Offsets may leave out blanks, also where a token has nothing else.
+            if let Some(last) = end.checked_sub(1) {
+                at += learnt[at..].iter().take_while(|range| range.end <= begin.min(last)).count();
+                is_learnt = learnt.get(at).is_some_and(|range| range.start < end && !range.is_empty());
+            }
+            is_learnt
+        });
+        Ok((encoded.get_ids().to_vec(), counts.collect()))
     }
 
     /// The text of tokens, special ones too. Tokens that it has not are left out.

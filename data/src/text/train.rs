@@ -42,7 +42,7 @@ pub fn train(recipe: &Recipe, file: &Path) -> Result<Tokenizer, TextError> {
     tokenizer.with_post_processor(Some(ByteLevel::new(false, false, true)));
     // An iterator has no place for an error: the first ends it.
     let failed = RefCell::new(None);
-    let fields = Fields { text: recipe.field.clone(), prompt: None };
+    let fields = Fields::of_texts(&recipe.field);
     let mut documents = Documents::new(&recipe.inputs, &fields, Position::default())?;
     let batches = std::iter::from_fn(|| match documents.batch(1 << 18) {
         Ok(Some(batch)) => {

@@ -43,7 +43,7 @@ fn tokens_of_parquet_are_byte_for_byte_those_of_json_lines() {
 
 /// The texts of a file from a position on, and where each row ends.
 fn rows(file: &Path, at: Position) -> Result<Vec<(Vec<String>, Position)>, TextError> {
-    let fields = Fields { text: "text".into(), prompt: None };
+    let fields = Fields::of_texts("text");
     let mut documents = Documents::new(&[file.into()], &fields, at)?;
     let mut found = vec![];
     while let Some(batch) = documents.batch(1)? {
@@ -140,13 +140,13 @@ fn prompts_are_read_beside_their_answers_row_by_row() {
     let texts: Vec<ByteArray> = ["one", "two", "three"].map(ByteArray::from).to_vec();
     let path = file::<ByteArrayType>(folder.path(), "message m { required binary prompt; required binary completion; }", &texts, &[]);
     let read = |prompt: &str, at| {
-        let fields = Fields { text: "completion".into(), prompt: Some(prompt.into()) };
+        let fields = Fields { text: "completion".into(), prompt: Some(prompt.into()), chat: None };
         let mut documents = Documents::new(std::slice::from_ref(&path), &fields, at)?;
         let mut found = vec![];
         while let Some(batch) = documents.batch(1)? {
             let end = batch.end;
             batch.texts(&fields, |document| {
-                found.push((format!("{:?} {:?}", document.prompt, document.texts), end));
+                found.push((format!("{:?} {:?}", document.texts, document.learnt.map(|all| all[0].start)), end));
                 Ok(())
             })?;
         }
@@ -154,7 +154,7 @@ fn prompts_are_read_beside_their_answers_row_by_row() {
     };
     let all = read("prompt", Position::default()).expect("rows");
     let shown: Vec<&str> = all.iter().map(|(text, _)| text.as_str()).collect();
-    assert_eq!(shown, ["Some(\"one\") [\"one\"]", "Some(\"two\") [\"two\"]", "Some(\"three\") [\"three\"]"]);
+    assert_eq!(shown, ["[\"oneone\"] Some(3)", "[\"twotwo\"] Some(3)", "[\"threethree\"] Some(5)"]);
     assert!(read("prompt", all[0].1).expect("rows") == all[1..]);
     let text = read("question", Position::default()).expect_err("no such column").to_string();
     assert!(text.ends_with("it has no column `question`: name the one that has the text, of `prompt`, `completion`"), "{text}");
