@@ -39,8 +39,8 @@ pub struct Options {
     /// The same of global memory, also between the blocks of a launch.
     pub global_races: bool,
     /// Whether lanes that part at a branch count as apart for what all lanes must execute together (`bar.sync`,
-    /// `mma.sync`, `wgmma`), until `bar.warp.sync` or another exchange of all lanes brings them together. PTX promises
-    /// no less, but `ptxas` brings them together where their ways meet, and compilers rely on it.
+    /// `mma.sync`, `wgmma`), until `bar.warp.sync` or another exchange of all lanes brings them together. PTX
+    /// promises no less, but `ptxas` brings them together where their ways meet, and compilers rely on it.
     pub lanes: bool,
     /// Instructions of one warp, beyond which a kernel counts as endless.
     pub limit: u64,

@@ -83,7 +83,8 @@ pub struct Access<'a> {
     pub pc: u32,
 }
 
-/// What granules of `CELLS` places each refer to. Accesses to one place by different warps count as to the same bytes.
+/// What granules of `CELLS` places each refer to. Accesses to one place by different warps count as to the same
+/// bytes.
 pub struct History<const CELLS: usize> {
     space: &'static str,
     split: Vec<[Place; CELLS]>,
@@ -116,7 +117,8 @@ impl<const CELLS: usize> History<CELLS> {
         &self.sets[place.readers as usize]
     }
 
-    /// Notes an access to bytes `from..to` of a granule that lies at `base`, and that it comes after all that it must.
+    /// Notes an access to bytes `from..to` of a granule that lies at `base`, and that it comes after all that it
+    /// must.
     #[inline]
     pub fn note(&mut self, granule: &mut Granule, [from, to]: [usize; 2], base: u64, kind: Kind, a: Access<'_>) -> Result<(), Wrong> {
         let (from, to) = (from / Self::CELL, to.div_ceil(Self::CELL));
@@ -190,8 +192,8 @@ impl<const CELLS: usize> History<CELLS> {
     }
 
     /// The number of a set with one more reader. Readers that it has seen need not be kept: who comes after it comes
-    /// after them. But they do if they were strong and it is not, or the other way round, as others may clash with one
-    /// alone.
+    /// after them. But they do if they were strong and it is not, or the other way round, as others may clash with
+    /// one alone.
     fn with_reader(&mut self, set: u32, mark: Mark, view: &View) -> u32 {
         if let Some(found) = self.joined.get(&(set, mark)) {
             return *found;

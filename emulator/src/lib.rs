@@ -1,11 +1,11 @@
 //! A functional emulator of PTX: executes kernels on the CPU and says what is wrong with them.
 //!
-//! It runs the text that a GPU would run, for compilers and kernel authors without one at hand, and for tests. A module is decoded once; the
-//! warps of a block take turns in an order drawn from a seed; what a kernel starts and later waits for (`cp.async`, tensor copies,
-//! `wgmma`) happens as early or as late as its waits allow. Memory that nobody wrote is NaN. A kernel that is right gives the same results
-//! whatever the seed and timing; what is wrong is reported with its line:
-//! accesses out of bounds, races on shared and global memory, waits and fences that are missing, barriers that never open, instructions that are
-//! not supported.
+//! It runs the text that a GPU would run, for compilers and kernel authors without one at hand, and for tests. A
+//! module is decoded once; the warps of a block take turns in an order drawn from a seed; what a kernel starts and
+//! later waits for (`cp.async`, tensor copies, `wgmma`) happens as early or as late as its waits allow. Memory that
+//! nobody wrote is NaN. A kernel that is right gives the same results whatever the seed and timing; what is wrong is
+//! reported with its line: accesses out of bounds, races on shared and global memory, waits and fences that are
+//! missing, barriers that never open, instructions that are not supported.
 //!
 //! ```
 //! use emulator::{Device, Launch};

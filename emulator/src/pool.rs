@@ -1,4 +1,5 @@
-//! `setmaxnreg`: registers that warps of a block give back and get, out of what the block has (PTX ISA, section 9.7.19).
+//! `setmaxnreg`: registers that warps of a block give back and get, out of what the block has (PTX ISA, section
+//! 9.7.19).
 
 use crate::block::{Block, Flow};
 use crate::fault::Wrong;

@@ -129,8 +129,8 @@ impl TensorMap {
 pub struct Launch {
     /// Blocks that there is work for.
     pub grid: u32,
-    /// So many blocks have room on a multiprocessor, if no more are to be launched than run at once: each takes its share of
-    /// the work, however many there are.
+    /// So many blocks have room on a multiprocessor, if no more are to be launched than run at once: each takes its
+    /// share of the work, however many there are.
     pub resident: Option<u32>,
     /// Threads of each.
     pub block: u32,

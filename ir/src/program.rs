@@ -89,15 +89,17 @@ pub struct CallSchedule {
     pub update: Vec<Call>,
     /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
     pub eval: Vec<Call>,
-    /// When what is sent goes out where no channel has buffers, by phase in the order of [`Phase::ALL`]: each send of a phase once, in the order
-    /// in which they go. All empty unless exchanges are to be serial.
+    /// When what is sent goes out where no channel has buffers, by phase in the order of [`Phase::ALL`]: each send of
+    /// a phase once, in the order in which they go. All empty unless exchanges are to be serial.
     pub sends: [Vec<SendTurn>; Phase::ALL.len()],
 }
 
-/// A send's place among the other exchanges of its phase, which are its collectives and receives in the order of issue.
+/// A send's place among the other exchanges of its phase, which are its collectives and receives in the order of
+/// issue.
 ///
-/// NCCL buffers no message, and kernels of two communicators may not run at once on a card. So a rank does its exchanges one by one, and a send, which
-/// is copied away where it is issued, waits for its turn: the other end then comes to it too.
+/// NCCL buffers no message, and kernels of two communicators may not run at once on a card. So a rank does its
+/// exchanges one by one, and a send, which is copied away where it is issued, waits for its turn: the other end then
+/// comes to it too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SendTurn {
     /// Its number among the sends of the phase, in the order of issue.

@@ -85,8 +85,8 @@ pub struct OutputArgs {
     /// something else is a bug in mcc (V950)
     #[arg(long, value_enum, default_value = "new")]
     pub verify_kernels: VerifyKernels,
-    /// Assemble kernels for GPUs with NVIDIA's `ptxas` (of $PATH, $CUDA_HOME/bin or /usr/local/cuda/bin), so that on GPUs
-    /// of just this architecture the driver need not compile them; others get the PTX as without
+    /// Assemble kernels for GPUs with NVIDIA's `ptxas` (of $PATH, $CUDA_HOME/bin or /usr/local/cuda/bin), so that on
+    /// GPUs of just this architecture the driver need not compile them; others get the PTX as without
     #[arg(long)]
     pub cubin: bool,
     /// Sign the artifact, for people who run it with `--trust`: a PEM file of an Ed25519 key (`openssl genpkey -algorithm ed25519 -out secret.pem`)

@@ -272,7 +272,8 @@ pub struct RunArgs {
     /// How ranks exchange
     #[arg(long, value_enum, default_value = "host")]
     pub exchanges: Exchanges,
-    /// Most thread blocks of a kernel of NCCL's: so many multiprocessors of a card are its, and its buffers are as many
+    /// Most thread blocks of a kernel of NCCL's: so many multiprocessors of a card are its, and its buffers are as
+    /// many
     #[arg(long, value_name = "N", default_value_t = runtime::gpu::nccl::MAX_CTAS, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub nccl_max_ctas: u32,
     /// Run commands one after the other, communication too; for comparison

@@ -144,8 +144,8 @@ fn waits_of_streams_for_each_other_that_are_left_out_are_noticed() {
     }
 }
 
-/// Assembled kernels are for GPUs of just their architecture; on others the driver compiles the PTX. The stand-in has no
-/// code of GPUs, and says so where it is given some.
+/// Assembled kernels are for GPUs of just their architecture; on others the driver compiles the PTX. The stand-in has
+/// no code of GPUs, and says so where it is given some.
 #[test]
 fn cubins_are_loaded_where_they_are_of_the_gpus_own_architecture() {
     let dir = Dir::new();

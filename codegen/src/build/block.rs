@@ -192,8 +192,8 @@ impl<'c> Simt<'c> {
         built(self.writer.build_int_z_extend_or_bit_cast(number, int, ""))
     }
 
-    /// All threads of the block have done what is before this, and see it. A barrier is for all lanes of a warp at once,
-    /// some of which may have done what others did not: they come together first.
+    /// All threads of the block have done what is before this, and see it. A barrier is for all lanes of a warp at
+    /// once, some of which may have done what others did not: they come together first.
     pub fn barrier(&self) {
         self.meet();
         self.call("llvm.nvvm.barrier.cta.sync.aligned.all", &[], &[self.word(0).into()]);

@@ -1,8 +1,8 @@
 //! Lists of messages as text: the chat template of a tokenizer, which is a Jinja program, as `apply_chat_template` of
 //! Hugging Face's transformers runs it; and what of the text assistants say.
 //!
-//! A template that marks what it generates (`{% generation %} .. {% endgeneration %}`) says itself which text that is.
-//! Of others it is what a message of the role `assistant` adds to the text of the messages before it, behind what
+//! A template that marks what it generates (`{% generation %} .. {% endgeneration %}`) says itself which text that
+//! is. Of others it is what a message of the role `assistant` adds to the text of the messages before it, behind what
 //! asks for an answer (`add_generation_prompt`). That text has to be the same whatever follows.
 
 use super::error::TextError;

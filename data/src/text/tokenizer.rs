@@ -55,8 +55,8 @@ impl Tokenizer {
         guarded(|| self.inner.encode_fast(text, special)).map(|e| e.get_ids().to_vec())
     }
 
-    /// The tokens of a text, and of each whether it has anything of what is learnt: bytes of the text, in order. Tokens
-    /// of no text, which are added, are as the one before them.
+    /// The tokens of a text, and of each whether it has anything of what is learnt: bytes of the text, in order.
+    /// Tokens of no text, which are added, are as the one before them.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].

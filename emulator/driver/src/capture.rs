@@ -82,7 +82,8 @@ pub struct Exec {
     pub last: Option<TaskId>,
 }
 
-/// Kernels of communicators hold their places until others have come: so two that may run at once may wait for each other's places, for ever.
+/// Kernels of communicators hold their places until others have come: so two that may run at once may wait for each
+/// other's places, for ever.
 fn at_once<T>() -> Cuda<T> {
     let why = "an exchange may be under way at once with another of this GPU, which NCCL does not support: no stream or event orders them";
     refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why)
@@ -115,7 +116,8 @@ impl State {
         if exchanges { self.alone(context, task, task) } else { Ok(()) }
     }
 
-    /// Refuses the first exchange of some that are issued if one before it may still be under way; the last of them is then the one before.
+    /// Refuses the first exchange of some that are issued if one before it may still be under way; the last of them
+    /// is then the one before.
     fn alone(&mut self, context: u64, first: TaskId, last: TaskId) -> Cuda {
         match self.exchanges.insert(context, last) {
             Some(before) if !self.tasks.follows(first, before) => at_once(),

@@ -1,4 +1,5 @@
-//! What of the work that was issued is ordered: a clock for each piece, over chains of pieces that follow one another.
+//! What of the work that was issued is ordered: a clock for each piece, over chains of pieces that follow one
+//! another.
 //!
 //! A piece extends a chain whose end it comes after, so there are about as many chains as streams. What the host has
 //! waited for comes before all that it issues later.

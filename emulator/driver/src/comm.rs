@@ -318,7 +318,8 @@ impl State {
         }
     }
 
-    /// NCCL prepares a kind of exchange when it comes first, which may allocate memory and synchronise: in a capture it has come before.
+    /// NCCL prepares a kind of exchange when it comes first, which may allocate memory and synchronise: in a capture
+    /// it has come before.
     fn prepared(&mut self, handle: u64, stream: u64, calls: &[Call]) -> Result<(), String> {
         let captures = self.stream(stream).is_ok_and(|s| s.capture.is_some());
         let Some(comm) = self.comms.get_mut(&handle) else { return Ok(()) };

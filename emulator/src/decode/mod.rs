@@ -59,8 +59,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Registers of a thread when a block begins, if something bounds them: `.maxnreg`, or how many blocks of how many
-    /// threads share a multiprocessor's.
+    /// Registers of a thread when a block begins, if something bounds them: `.maxnreg`, or how many blocks of how
+    /// many threads share a multiprocessor's.
     pub fn registers_at_launch(&self) -> Option<u32> {
         let threads = self.threads.map(|t| t.iter().product::<u32>().next_multiple_of(32).max(32));
         let shared = threads.map(|t| (OF_MULTIPROCESSOR / (t * self.resident.max(1)) / 8 * 8).min(MOST_OF_THREAD));

@@ -1,9 +1,11 @@
 //! Turns of sends: a rank's exchanges one by one, without buffers.
 //!
-//! NCCL buffers no message, and two of its kernels may not run at once on a card, as each holds its place until the other end has come. So a rank
-//! does its exchanges one by one: in the order of issue, but for sends, which are copied away where they are issued and go out at a turn
-//! that follows from the other end. This is the order of the nominal machine ([`crate::commands::cost_model`]): all stages are played with it, and of the
-//! exchanges that could be next the one goes first that can begin first. Messages that pass each other, or follow each other around a ring, go at once.
+//! NCCL buffers no message, and two of its kernels may not run at once on a card, as each holds its place until the
+//! other end has come. So a rank does its exchanges one by one: in the order of issue, but for sends, which are
+//! copied away where they are issued and go out at a turn that follows from the other end. This is the order of the
+//! nominal machine ([`crate::commands::cost_model`]): all stages are played with it, and of the exchanges that could
+//! be next the one goes first that can begin first. Messages that pass each other, or follow each other around a
+//! ring, go at once.
 //!
 //! The play takes what it does from the lists alone, so it comes to its end where the play with buffers does
 //! ([`Job::in_flight`]), and its order is one in which nobody waits for ever.

@@ -1,8 +1,9 @@
 //! NCCL: what GPUs exchange without the host. The library is loaded when it is asked for, 2.18 or newer.
 //!
-//! Which communicators there are, and the order in which they are made, follows from the job alone ([`rounds`]): one for each group, and that of all
-//! ranks, by which messages go. All start without blocking and within a time limit; errors that come later are found while waiting, and end all
-//! communicators. Whoever issues exchanges does so one by one, in the order that the job's check has shown to come to its end.
+//! Which communicators there are, and the order in which they are made, follows from the job alone ([`rounds`]): one
+//! for each group, and that of all ranks, by which messages go. All start without blocking and within a time limit;
+//! errors that come later are found while waiting, and end all communicators. Whoever issues exchanges does so one by
+//! one, in the order that the job's check has shown to come to its end.
 
 mod comm;
 mod exchange;
@@ -72,8 +73,9 @@ pub struct Nccl {
 impl Nccl {
     /// Makes the communicators of a rank; all ranks do, at the same time. The GPU's context is current, its stream does nothing else.
     ///
-    /// NCCL connects ranks when they come to an exchange of a kind first, which takes memory and allows no capture. So each exchange of the job is made once
-    /// here, of numbers that nobody needs, round by round: ranks come to them in one order.
+    /// NCCL connects ranks when they come to an exchange of a kind first, which takes memory and allows no capture.
+    /// So each exchange of the job is made once here, of numbers that nobody needs, round by round: ranks come to
+    /// them in one order.
     ///
     /// # Errors
     /// What NCCL says, or if others do not take part within the time.
@@ -128,7 +130,8 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// Makes the communicators of a round's groups, of which this rank's is returned if it is in one. That of all ranks is there.
+    /// Makes the communicators of a round's groups, of which this rank's is returned if it is in one. That of all
+    /// ranks is there.
     fn split(&self, round: &[(Link, Kinds)], deadline: Instant) -> Result<Option<(Vec<u64>, Comm)>, String> {
         let groups: Vec<&Vec<u64>> = round.iter().filter_map(|(l, _)| if let Link::Group(members) = l { Some(members) } else { None }).collect();
         if groups.is_empty() {

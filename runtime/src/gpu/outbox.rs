@@ -1,5 +1,6 @@
-//! Where messages wait for their turn. NCCL promises no buffers, but a job's streams count on channels that take as many messages as it has in flight
-//! ([`Job::in_flight`]): with those its check shows that no rank waits for ever. So each message is copied to a slot, from which it goes out later.
+//! Where messages wait for their turn. NCCL promises no buffers, but a job's streams count on channels that take as
+//! many messages as it has in flight ([`Job::in_flight`]): with those its check shows that no rank waits for ever. So
+//! each message is copied to a slot, from which it goes out later.
 
 use super::Outgoing;
 use super::cuda::{Event, Reserved, Stream, text};

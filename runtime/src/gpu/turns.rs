@@ -1,4 +1,5 @@
-//! When what a rank sends goes out ([`SendTurn`]): NCCL buffers no message, and its kernels may not run at once, so exchanges are one by one.
+//! When what a rank sends goes out ([`SendTurn`]): NCCL buffers no message, and its kernels may not run at once, so
+//! exchanges are one by one.
 
 use super::{Message, Outgoing};
 use ir::op::Channel;

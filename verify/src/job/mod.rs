@@ -60,15 +60,18 @@
 //! is, so the other members' streams have come to it too. So it can go on, which is a contradiction. Hence an executor may
 //! take ranks' lists as they are, or every stream by itself, and both come to the same end.
 //!
-//! **Exchanges one by one** ([`serial`]). Where sends have turns, the same is shown once more for ranks that buffer no message and do one exchange
-//! after the other, which is how GPUs use NCCL: each exchange, and each group of sends with a receive, begins when the one before has ended. The
-//! columns of the first lemma do that too. **Lemma**: if this play comes to its end, so does every run whose other commands are as above. Let T be the
-//! commands of all ranks in the order in which the play issued them, but groups where the play ended them. Suppose that a run stands still, and take
-//! the first of T that it has not done. If it is no group, what it waits for is earlier in T, as above; the copy of a send that waits for room waits for a
-//! group that the play had ended. If it is a group, then for each of its exchanges the groups of all members, its own among them, had begun
-//! before the play ended it. What such a group needs to begin is earlier in T: the group before it on its rank had ended, the sends of it were
-//! copied, and what its receive or collective waits for is issued earlier. All that is done; so all these groups have begun in the run too, and its exchanges
-//! happen. As a run does no exchange out of turn, what meets is the same in every run.
+//! **Exchanges one by one** ([`serial`]). Where sends have turns, the same is shown once more for ranks that buffer
+//! no message and do one exchange after the other, which is how GPUs use NCCL: each exchange, and each group of sends
+//! with a receive, begins when the one before has ended. The columns of the first lemma do that too. **Lemma**: if
+//! this play comes to its end, so does every run whose other commands are as above. Let T be the commands of all
+//! ranks in the order in which the play issued them, but groups where the play ended them. Suppose that a run stands
+//! still, and take the first of T that it has not done. If it is no group, what it waits for is earlier in T, as
+//! above; the copy of a send that waits for room waits for a group that the play had ended. If it is a group, then
+//! for each of its exchanges the groups of all members, its own among them, had begun before the play ended it. What
+//! such a group needs to begin is earlier in T: the group before it on its rank had ended, the sends of it were
+//! copied, and what its receive or collective waits for is issued earlier. All that is done; so all these groups have
+//! begun in the run too, and its exchanges happen. As a run does no exchange out of turn, what meets is the same in
+//! every run.
 //!
 //! **Invariants of replicas** (all ranks of a stage, [`replicas`]):
 //! - Reports are the same on all ranks, and copies of parameters and states stay equal: what differs along an axis was joined

@@ -1,8 +1,10 @@
-//! Exchanges one by one: what a rank does where kernels of communicators may not run at once, and no message is buffered.
+//! Exchanges one by one: what a rank does where kernels of communicators may not run at once, and no message is
+//! buffered.
 //!
-//! A rank goes through its exchanges as its list issues them, but each send has its turn ([`SendTurn`]): it is copied away where it is issued, and goes
-//! out later. What has its turn is a *group*, most often one exchange alone; it begins when the one before has ended, and ends when all of it has: a
-//! message when both its ends have begun, a collective when all its members have. What comes next in the list is not issued meanwhile.
+//! A rank goes through its exchanges as its list issues them, but each send has its turn ([`SendTurn`]): it is copied
+//! away where it is issued, and goes out later. What has its turn is a *group*, most often one exchange alone; it
+//! begins when the one before has ended, and ends when all of it has: a message when both its ends have begun, a
+//! collective when all its members have. What comes next in the list is not issued meanwhile.
 
 use super::exchange::{Key, key};
 use crate::violation::{Breach, ensure};
@@ -56,10 +58,11 @@ enum Step {
     End,
 }
 
-/// Plays the phases of a job whose sends have turns, one rank of each stage. Buffered, they come to their end ([`super::exchange::Play`]).
+/// Plays the phases of a job whose sends have turns, one rank of each stage. Buffered, they come to their end
+/// ([`super::exchange::Play`]).
 ///
-/// # Errors
-/// Sends without a turn of their own, ones that go out before they are issued, or out of order; stages that wait for each other.
+/// # Errors Sends without a turn of their own, ones that go out before they are issued, or out of order; stages that
+/// wait for each other.
 pub fn check(job: &Job) -> Result<(), Violation> {
     if !job.is_serial() {
         return Ok(());

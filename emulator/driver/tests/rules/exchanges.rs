@@ -308,7 +308,8 @@ fn sum_of(comm: ncclComm_t, at: u64, stream: u64) -> ncclResult_t {
     if asked == BEGUN { settled(comm) } else { asked }
 }
 
-/// What comes of sums of two communicators on two streams, of which the second may wait for the first; captured or not.
+/// What comes of sums of two communicators on two streams, of which the second may wait for the first; captured or
+/// not.
 fn two_communicators(captured: bool, waits: bool) -> Vec<ncclResult_t> {
     ranks(2, |rank| {
         let (own, at) = (rank.numbers(&[1.0]), rank.numbers(&[2.0]));

@@ -27,8 +27,8 @@ pub(super) struct Streams {
     pub(super) outboxes: Outboxes,
 }
 
-/// The stream of all that NCCL does, whose kernels so never run at once: an exchange takes its turn there, after what is before on its own stream, which
-/// then waits for it.
+/// The stream of all that NCCL does, whose kernels so never run at once: an exchange takes its turn there, after what
+/// is before on its own stream, which then waits for it.
 struct Exchanges {
     stream: Stream,
     begins: Event,

@@ -1,4 +1,5 @@
-//! Who exchanges what with whom in a job, and the order in which all ranks come to that first: it follows from the job alone.
+//! Who exchanges what with whom in a job, and the order in which all ranks come to that first: it follows from the
+//! job alone.
 
 use crate::comm::Terms;
 use crate::executor::peer;
@@ -6,7 +7,8 @@ use ir::op::DType;
 use ir::program::{Action, Collective, Job};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranks that exchange: a group, which has a communicator, or two between which messages go, which go by that of all ranks.
+/// Ranks that exchange: a group, which has a communicator, or two between which messages go, which go by that of all
+/// ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Link {
     Group(Vec<u64>),
@@ -52,7 +54,8 @@ pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<Link, Kinds> {
     links
 }
 
-/// The links of a job with what goes over each, in rounds of which each has every rank at most once. All ranks compute the same.
+/// The links of a job with what goes over each, in rounds of which each has every rank at most once. All ranks
+/// compute the same.
 pub fn rounds(job: &Job) -> Vec<Vec<(Link, Kinds)>> {
     let links: BTreeMap<Link, Kinds> = (0..job.mesh.world()).flat_map(|rank| of_rank(job, rank)).collect();
     let mut rounds: Vec<(BTreeSet<u64>, Vec<(Link, Kinds)>)> = vec![];
