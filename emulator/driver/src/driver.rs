@@ -2,7 +2,7 @@
 //! addresses are checked.
 #![expect(clippy::missing_safety_doc, reason = "the header's functions are documented by NVIDIA")]
 
-use crate::objects::{Context, Event, Lent, MEMORY, Recorded, Stream};
+use crate::objects::{Context, Event, GREATEST_PRIORITY, Lent, MEMORY, Recorded};
 use crate::state::{CURRENT, Cuda, State, answer, lock, notify, refuse, told, wait};
 use crate::tasks::Op;
 use crate::touched::Touched;
@@ -152,14 +152,18 @@ functions! {
         function.most_shared = value as u64;
         Ok(())
     }
-    fn cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) |state| {
-        let context = state.current()?;
-        if flags != 1 {
-            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "streams that wait for the default stream are not modelled");
+    fn cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) |state| { put(stream, pointer(state.new_stream(flags)?)) }
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) |state| {
+        state.current()?;
+        put(least, 0)?;
+        put(greatest, GREATEST_PRIORITY)
+    }
+    // Priorities say which kernel gets room first, and nothing of what comes of it.
+    fn cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int) |state| {
+        if !(GREATEST_PRIORITY..=0).contains(&priority) {
+            return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("a priority of {priority}, not {GREATEST_PRIORITY} to 0"));
         }
-        let handle = state.handle();
-        state.streams.insert(handle, Stream { context, tail: vec![], capture: None });
-        put(stream, pointer(handle))
+        put(stream, pointer(state.new_stream(flags)?))
     }
     fn cuStreamDestroy_v2(stream: sys::CUstream) |state| {
         if state.stream(stream as u64)?.capture.is_some() {

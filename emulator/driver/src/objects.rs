@@ -96,7 +96,21 @@ fn lies_in(all: &BTreeMap<u64, u64>, address: u64, bytes: u64) -> bool {
     near.is_some_and(|(start, size)| address - start <= *size && bytes <= size - (address - start))
 }
 
+/// Of streams; the least is 0.
+pub const GREATEST_PRIORITY: i32 = -5;
+
 impl State {
+    /// A stream of the current context.
+    pub fn new_stream(&mut self, flags: u32) -> Cuda<u64> {
+        let context = self.current()?;
+        if flags != 1 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "streams that wait for the default stream are not modelled");
+        }
+        let handle = self.handle();
+        self.streams.insert(handle, Stream { context, tail: vec![], capture: None });
+        Ok(handle)
+    }
+
     pub fn context(&mut self, handle: u64) -> &mut Context {
         self.contexts.get_mut(&handle).expect("invariant: contexts outlive what is in them")
     }

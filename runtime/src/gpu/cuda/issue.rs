@@ -28,7 +28,8 @@ pub(super) struct Streams {
 }
 
 /// The stream of all that NCCL does, whose kernels so never run at once: an exchange takes its turn there, after what
-/// is before on its own stream, which then waits for it.
+/// is before on its own stream, which then waits for it. Where the card is full, its kernels come before those of
+/// compute that have not begun, as other ranks wait for them.
 struct Exchanges {
     stream: Stream,
     begins: Event,
@@ -50,7 +51,7 @@ impl Streams {
     pub(super) fn new() -> Result<Streams, String> {
         let all = Lane::ALL.iter().map(|_| Stream::new()).collect::<Result<_, _>>()?;
         let joins = Lane::ALL.iter().map(|_| Event::new()).collect::<Result<_, _>>()?;
-        let exchanges = Exchanges { stream: Stream::new()?, begins: Event::new()?, ended: Event::new()?, last: Last::Nothing };
+        let exchanges = Exchanges { stream: Stream::first()?, begins: Event::new()?, ended: Event::new()?, last: Last::Nothing };
         Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new(), exchanges, outboxes: Outboxes::default() })
     }
 

@@ -28,6 +28,12 @@ impl Stream {
         stream::create(stream::StreamKind::NonBlocking).map(Stream).map_err(text)
     }
 
+    /// A stream whose kernels get room before those of others that wait for it.
+    pub(in crate::gpu) fn first() -> Result<Stream, String> {
+        let (_, greatest) = stream::get_priority_range().map_err(text)?;
+        stream::create_with_priority(stream::StreamKind::NonBlocking, greatest).map(Stream).map_err(text)
+    }
+
     /// Waits until all is done.
     pub(in crate::gpu) fn wait(&self) -> Result<(), String> {
         // SAFETY: the stream is alive.
