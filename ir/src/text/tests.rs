@@ -413,6 +413,8 @@ fn a_program_in_text() {
         eval:
           forward 4294967295
           forward 0
+        sends of train: [1 after 0, 0 with 2]
+        sends of eval: [0 after 7]
     "#]].assert_eq(&print_program(&(mesh(), program(), vec![(1, schedule())])));
 }
 
