@@ -129,7 +129,15 @@ fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
 #[test]
 fn cubins_that_are_damaged_or_missing_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let launch = Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters: vec![ir::launch::Parameter::Argument(0)] };
+    let launch = Launch {
+        grid: 1,
+        resident: None,
+        block: 32,
+        shared_bytes: 0,
+        scratch_bytes: 0,
+        maps: vec![],
+        parameters: vec![ir::launch::Parameter::Argument(0)],
+    };
     let out = for_gpus(dir.path(), Some(launch.clone()));
     let artifact = read(&out, &Accept::Anyones).unwrap();
     assert_eq!(artifact.cubin(&artifact.kernels[0]), None);

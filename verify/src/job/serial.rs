@@ -152,8 +152,15 @@ impl<'a> Play<'a> {
             None => Ok(()),
             Some(s) => {
                 let p = &self.players[s];
-                let what = p.exchanges.get(p.next).map_or("its end".into(), |e| format!("{e:?}"));
-                let what = format!("with exchanges one by one it waits forever, at exchange {} ({what}), {} messages not taken", p.next, p.offered);
+                let what = match p.exchanges.get(p.next) {
+                    Some(Exchange::Send { to, channel }) => format!("a message to stage {to} on {channel}"),
+                    Some(Exchange::Recv { from, channel }) => format!("a message of stage {from} on {channel}"),
+                    Some(Exchange::Within) => "a collective within the stage".into(),
+                    Some(Exchange::Meet(group)) => format!("a collective of stages {:?}", self.groups[*group]),
+                    None => "its end".into(),
+                };
+                let left = if p.offered > 0 { format!(", and {} that it sent not taken", p.offered) } else { String::new() };
+                let what = format!("one by one it waits forever at its exchange {}, {what}{left}", p.next);
                 Err(self.fail(s, Invariant::NoSerialDeadlock.breach(what)))
             }
         }
