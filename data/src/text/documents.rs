@@ -336,7 +336,7 @@ impl Batch {
 /// A prompt and the answer to it as one text, of which the answer is learnt to the end, with what is added there.
 fn answered(prompt: &[&str], texts: &[&str], fields: &Fields) -> Result<Said, String> {
     let prompt = one(prompt, fields.prompt.as_deref().unwrap_or_default())?;
-    Ok(Said { text: [prompt, one(texts, &fields.text)?].concat(), learnt: vec![prompt.len()..usize::MAX] })
+    Ok(Said { text: [prompt, one(texts, &fields.text)?].concat(), learnt: std::iter::once(prompt.len()..usize::MAX).collect() })
 }
 
 /// The only text of a field, where prompts and answers are one each.

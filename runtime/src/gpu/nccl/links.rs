@@ -28,6 +28,9 @@ impl Link {
 /// Collectives of a group that differ: NCCL may do each in another way. All members have the same, in one order.
 pub type Kinds = BTreeMap<(Collective, DType, u64), Terms>;
 
+/// Links that no two have a rank of, with what goes over each.
+pub type Round = Vec<(Link, Kinds)>;
+
 /// The links of a rank with what goes over each.
 pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<Link, Kinds> {
     let mut links: BTreeMap<Link, Kinds> = BTreeMap::new();
@@ -56,9 +59,9 @@ pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<Link, Kinds> {
 
 /// The links of a job with what goes over each, in rounds of which each has every rank at most once. All ranks
 /// compute the same.
-pub fn rounds(job: &Job) -> Vec<Vec<(Link, Kinds)>> {
+pub fn rounds(job: &Job) -> Vec<Round> {
     let links: BTreeMap<Link, Kinds> = (0..job.mesh.world()).flat_map(|rank| of_rank(job, rank)).collect();
-    let mut rounds: Vec<(BTreeSet<u64>, Vec<(Link, Kinds)>)> = vec![];
+    let mut rounds: Vec<(BTreeSet<u64>, Round)> = vec![];
     for (link, kinds) in links {
         let free = rounds.iter_mut().find(|(taken, _)| link.members().iter().all(|m| !taken.contains(m)));
         let round = match free {
