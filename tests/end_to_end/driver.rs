@@ -138,7 +138,7 @@ fn waits_of_streams_for_each_other_that_are_left_out_are_noticed() {
     on_driver(&dir, run, &[("EMULATED_GPUS", "2")]).succeeds();
     let want = trained(&dir);
     for wait in 1..=8 {
-        let machine = [("EMULATED_GPUS", "2"), ("EMULATED_NCCL_PATIENCE", "20"), ("EMULATED_GPU_FORGETS", &wait.to_string())];
+        let machine = [("EMULATED_GPUS", "2"), ("EMULATED_NCCL_PATIENCE", "8"), ("EMULATED_GPU_FORGETS", &wait.to_string())];
         let ran = on_driver(&dir, run, &machine);
         assert!(ran.code != Some(0) || trained(&dir) != want, "wait {wait} is for nothing");
     }
