@@ -97,8 +97,9 @@ impl Request {
 
     /// Compiles the kernels of a job and links them.
     ///
-    /// # Errors A kernel that code cannot be made of, or whose code is not what its body says; or that wants more
-    /// scratch than there is.
+    /// # Errors
+    /// A kernel that code cannot be made of, or whose code is not what its body says; or that wants more scratch than
+    /// there is.
     pub fn generate(&self, levels: Levels, progress: &Progress) -> Result<Artifact, Error> {
         let (job, targets) = (&levels.compiled.job, &self.targets);
         let batch = generate(&job.kernels, targets, Emit::default(), self.verify, self.cache.as_deref(), &self.workers, progress)?;
@@ -298,8 +299,9 @@ fn rendered(errors: &[Diagnostic], sources: &Sources) -> String {
 
 /// Compiles a text. `imports` reads the texts that it imports, by name; `progress` is told what the compile is at.
 ///
-/// # Errors What the user can mend; a bug of mcc's; a kernel that code cannot be made of, or whose code is not what
-/// its body says.
+/// # Errors
+/// What the user can mend; a bug of mcc's; a kernel that code cannot be made of, or whose code is not what its body
+/// says.
 pub fn compile(request: &Request, imports: Loader<'_>, progress: &Progress) -> Result<Artifact, Error> {
     let mut passes = request.elaborate(imports, progress)?.passes(progress)?;
     while passes.step()?.is_some() {}

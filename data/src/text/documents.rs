@@ -287,8 +287,9 @@ impl Documents {
 impl Batch {
     /// Gives each document's texts: those of the fields of a JSON object, the one of a file, or those of a row.
     ///
-    /// # Errors A line that is no JSON object with such fields; text that is not UTF-8; a list of texts where there
-    /// are prompts; what `each` says.
+    /// # Errors
+    /// A line that is no JSON object with such fields; text that is not UTF-8; a list of texts where there are
+    /// prompts; what `each` says.
     pub fn texts(&self, fields: &Fields, mut each: impl FnMut(&Document) -> Result<(), String>) -> Result<(), TextError> {
         let mut document = |texts: &[&str], said: Option<Said>| match said {
             Some(said) => each(&Document { texts: &[&said.text], learnt: Some(&said.learnt) }),

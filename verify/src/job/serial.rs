@@ -61,8 +61,9 @@ enum Step {
 /// Plays the phases of a job whose sends have turns, one rank of each stage. Buffered, they come to their end
 /// ([`super::exchange::Play`]).
 ///
-/// # Errors Sends without a turn of their own, ones that go out before they are issued, or out of order; stages that
-/// wait for each other.
+/// # Errors
+/// Sends without a turn of their own, ones that go out before they are issued, or out of order; stages that wait for
+/// each other.
 pub fn check(job: &Job) -> Result<(), Violation> {
     if !job.is_serial() {
         return Ok(());
