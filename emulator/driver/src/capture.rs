@@ -110,10 +110,10 @@ impl State {
             return Ok(());
         }
         let before = stream.tail.clone();
-        let exchanges = op.comm().is_some();
+        let is_exchange = op.comm().is_some();
         let task = self.add(context, op, before);
         self.stream(on)?.tail = vec![task];
-        if exchanges { self.alone(context, task, task) } else { Ok(()) }
+        if is_exchange { self.alone(context, task, task) } else { Ok(()) }
     }
 
     /// Refuses the first exchange of some that are issued if one before it may still be under way; the last of them
@@ -274,9 +274,9 @@ impl State {
         let mut exchanges = vec![];
         for (handle, node) in nodes {
             let before = if node.after.is_empty() { start.clone() } else { node.after.iter().map(|n| tasks[n]).collect() };
-            let exchanges_too = node.op.comm().is_some();
+            let is_exchange = node.op.comm().is_some();
             let task = self.add(context, node.op, before);
-            exchanges.extend(exchanges_too.then_some(task));
+            exchanges.extend(is_exchange.then_some(task));
             tasks.insert(handle, task);
         }
         // Among themselves they were looked at when they were captured.

@@ -51,9 +51,11 @@ enum Exchange {
 /// Who takes part in a collective: the sub-axes and stages of its group.
 type Key = (Vec<SubAxis>, Vec<u64>);
 
-/// The steps of each body of each stage, and of each group that communicates its stages.
+/// What the stages of a job do.
 struct Bodies {
+    /// By stage and body.
     stages: Vec<Vec<Vec<(Stream, Step)>>>,
+    /// The stages of each group.
     groups: Vec<Vec<usize>>,
 }
 
@@ -63,8 +65,8 @@ impl Bodies {
         let mut stages = vec![];
         for (s, stage) in job.stages.iter().enumerate() {
             let program = &job.programs[stage.program as usize];
-            let mut step = |c: &Command| Some((c.stream, step(costs, program, s, &c.action, &mut numbers, &mut groups)));
-            stages.push(program.bodies.iter().map(|b| joined(b.commands.iter().filter_map(&mut step))).collect());
+            let mut step = |c: &Command| (c.stream, step(costs, program, s, &c.action, &mut numbers, &mut groups));
+            stages.push(program.bodies.iter().map(|b| joined(b.commands.iter().map(&mut step))).collect());
         }
         Bodies { stages, groups }
     }

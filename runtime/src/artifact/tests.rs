@@ -91,6 +91,12 @@ fn a_directory_of_someone_else_is_left_alone() {
     assert!(refused(dir.path()).contains("is not an artifact: it has no manifest.json"));
 }
 
+/// One that every GPU can do, of a kernel with an operand.
+fn launch() -> Launch {
+    let parameters = vec![ir::launch::Parameter::Argument(0)];
+    Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters }
+}
+
 /// An artifact for GPUs, of kernels that all have this launch.
 fn for_gpus(dir: &Path, launch: Option<Launch>) -> PathBuf {
     with_cubins(dir, launch, &[])
@@ -113,8 +119,7 @@ fn with_cubins(dir: &Path, launch: Option<Launch>, cubin: &[u8]) -> PathBuf {
 #[test]
 fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
     let dir = tempfile::tempdir().unwrap();
-    let parameters = vec![ir::launch::Parameter::Argument(0)];
-    let launch = Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
+    let launch = launch();
     let out = for_gpus(dir.path(), Some(launch.clone()));
     let artifact = read(&out, &Accept::Anyones).unwrap();
     assert_eq!(artifact.kernels[0].launch, Some(launch.clone()));
@@ -129,15 +134,7 @@ fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
 #[test]
 fn cubins_that_are_damaged_or_missing_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let launch = Launch {
-        grid: 1,
-        resident: None,
-        block: 32,
-        shared_bytes: 0,
-        scratch_bytes: 0,
-        maps: vec![],
-        parameters: vec![ir::launch::Parameter::Argument(0)],
-    };
+    let launch = launch();
     let out = for_gpus(dir.path(), Some(launch.clone()));
     let artifact = read(&out, &Accept::Anyones).unwrap();
     assert_eq!(artifact.cubin(&artifact.kernels[0]), None);
@@ -168,15 +165,7 @@ fn cubins_that_are_damaged_or_missing_are_refused() {
 fn a_kernel_of_the_host_has_code_for_a_cpu() {
     let mut job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
     job.kernels[0].on = Space::Host;
-    let launch = Launch {
-        grid: 1,
-        resident: None,
-        block: 32,
-        shared_bytes: 0,
-        scratch_bytes: 0,
-        maps: vec![],
-        parameters: vec![ir::launch::Parameter::Argument(0)],
-    };
+    let launch = launch();
     let sound = |host: Option<Processor>, launched: bool| {
         let entry = |k: usize| KernelEntry {
             name: format!("k_{k}"),
