@@ -4,9 +4,9 @@
 //! source of NCCL 2.30. A connection from another rank has buffers for three protocols (`src/init.cc`,
 //! `computeBuffSizes`): 4 MiB, 4.69 MiB and 0.5 MiB, allocated in pages of 2 MiB (`src/transport/p2p.cc`). A
 //! communicator has as many channels as it may have blocks (`src/graph/connect.cc`), each with a connection for its
-//! ring and, for all-reduces, three for its tree. Two ranks that send each other messages, or all to all, are
-//! connected by a power of two of channels between GPUs of a machine, and by four between machines with 400 Gb/s
-//! (`src/graph/paths.cc`).
+//! ring and, for all-reduces, three for its tree, from two children and a parent. Two ranks that send each other
+//! messages, or all to all, are connected by a power of two of channels between GPUs of a machine, and by four
+//! between machines with 400 Gb/s (`src/graph/paths.cc`).
 
 use super::links::{Link, of_rank};
 use crate::gpu::outbox::outbox_bytes;
@@ -22,8 +22,8 @@ const BETWEEN_MACHINES: u64 = 4;
 /// GPUs of a machine.
 const MACHINE: u64 = 8;
 
-/// Most blocks of a communicator's kernel, unless a run says otherwise: as many channels as NCCL 2.2x takes on eight
-/// H100s.
+/// Most blocks of a communicator's kernel, unless a run says otherwise. It is a guess, so that plans have a bound: no
+/// card has been asked how many it takes to fill its links.
 pub const MAX_CTAS: u32 = 24;
 
 /// Bytes of a rank's card for exchanges by NCCL: slots of messages, and communicators with so many blocks.
