@@ -75,6 +75,8 @@ struct Issue {
     // Before the streams: ended or aborted first.
     nccl: Option<Nccl>,
     streams: Streams,
+    /// A list was refused: the other ranks wait for exchanges that never come.
+    failed: bool,
 }
 
 /// A stream for copies, with the pinned memory that they go through.
@@ -127,7 +129,7 @@ impl Cuda {
             let cubin = artifact.cubin(entry).filter(|_| is_own(arch, capability));
             kernels.insert(id, load(&plain(artifact.ptx(entry))?, cubin, &plain(&entry.name)?, launch).map_err(failed)?);
         }
-        let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
+        let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams, failed: false });
         Ok(Cuda { kernels, issue, copies, allocations: vec![], lent: vec![], context })
     }
 
@@ -251,8 +253,10 @@ impl Card for Cuda {
     fn run(&self, work: &[Work], natively: Option<&Natively>) -> Result<(), String> {
         self.context.enter()?;
         self.settle()?;
-        let Issue { graphs, nccl, streams } = &mut *self.issue();
-        graphs.run(work, &On { kernels: &self.kernels, nccl: nccl.as_ref(), natively }, streams)
+        let Issue { graphs, nccl, streams, failed } = &mut *self.issue();
+        let run = graphs.run(work, &On { kernels: &self.kernels, nccl: nccl.as_ref(), natively }, streams);
+        *failed |= run.is_err();
+        run
     }
 
     fn is_connected(&self) -> bool {
@@ -273,7 +277,7 @@ impl Drop for Cuda {
         let data = issue.graphs.end();
         // Communicators that are not ended in order are aborted, and with them what is under way.
         match (issue.nccl.take(), through) {
-            (Some(nccl), Ok(())) => drop(nccl.finish()),
+            (Some(nccl), Ok(())) if !issue.failed => drop(nccl.finish()),
             (nccl, _) => drop(nccl),
         }
         // After an error there may be something left, which nothing holds any more.
