@@ -2,7 +2,7 @@
 //!
 //! Both loops are in assembly on x86-64, so that no optimisation level decides what a ceiling is.
 
-use crate::cpu::{Threads, pin};
+use crate::cpu::{Threads, allowed_cores, pin};
 use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::time::Instant;
@@ -19,8 +19,8 @@ pub struct Ceilings {
 /// Each is the best of so many measurements: what disturbs can only make them slower.
 const ROUNDS: usize = 8;
 
-/// Turns of the loop of multiply-adds: about ten milliseconds.
-const TURNS: u64 = 1 << 21;
+/// Turns of the loop of multiply-adds: two or three milliseconds, thousands of times what a barrier takes.
+const TURNS: u64 = 1 << 19;
 
 /// Bytes of all arrays together: more than caches hold.
 const BYTES: usize = 512 << 20;
@@ -30,8 +30,7 @@ const BYTES: usize = 512 << 20;
 /// # Panics
 /// If a thread cannot start.
 pub fn measure(ranks: &[Threads]) -> Ceilings {
-    let threads: usize = ranks.iter().map(|t| t.count).sum();
-    let length = (BYTES / 4 / threads).next_multiple_of(BLOCK);
+    let length = (BYTES / 4 / measured(ranks).len()).next_multiple_of(BLOCK);
     let bytes = best(ranks, ROUNDS, |barrier| {
         let mut array = vec![1f32; length];
         (0..ROUNDS).map(|_| rate(barrier, || change(&mut array))).collect()
@@ -39,7 +38,7 @@ pub fn measure(ranks: &[Threads]) -> Ceilings {
     Ceilings { flops: flops(ranks, ROUNDS), bytes }
 }
 
-/// [`Ceilings::flops`] alone, of so many measurements of about ten milliseconds.
+/// [`Ceilings::flops`] alone, of so many measurements of two or three milliseconds.
 ///
 /// # Panics
 /// If a thread cannot start.
@@ -47,9 +46,16 @@ pub fn flops(ranks: &[Threads], rounds: usize) -> f64 {
     best(ranks, rounds, |barrier| (0..rounds).map(|_| rate(barrier, || multiply_add(TURNS))).collect())
 }
 
+/// The threads that measure, each with the core that it stays on. Where there are more threads than cores, as many as there are cores: more would take turns,
+/// and come to no more together.
+fn measured(ranks: &[Threads]) -> Vec<Option<usize>> {
+    let cores = ranks.iter().flat_map(|t| (0..t.count).map(|k| t.cores.as_ref().and_then(|c| c.get(k).copied())));
+    cores.take(allowed_cores().len().max(1)).collect()
+}
+
 /// The best round of all threads together, a rank. `of_thread` gives a thread's rates.
 fn best(ranks: &[Threads], rounds: usize, of_thread: impl Fn(&Barrier) -> Vec<f64> + Sync) -> f64 {
-    let cores: Vec<Option<usize>> = ranks.iter().flat_map(|t| (0..t.count).map(|k| t.cores.as_ref().and_then(|c| c.get(k).copied()))).collect();
+    let cores = measured(ranks);
     let barrier = Barrier::new(cores.len());
     let pinned = |core: Option<usize>| {
         core.into_iter().for_each(pin);
@@ -204,5 +210,13 @@ mod tests {
     fn ceilings_are_those_of_one_of_several_ranks() {
         let one = measure(&[Threads::one(), Threads::one()]);
         assert!(one.flops > 1e8 && one.bytes > 1e7, "{one:?}");
+    }
+
+    #[test]
+    fn no_more_threads_measure_than_there_are_cores() {
+        let cores = allowed_cores().len();
+        assert_eq!(measured(&vec![Threads::one(); cores + 5]), vec![None; cores]);
+        let pinned = Threads { count: 1, cores: Some(vec![7]), spins: 0 };
+        assert_eq!(measured(&[pinned]), [Some(7)]);
     }
 }
