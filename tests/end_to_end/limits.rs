@@ -4,6 +4,7 @@ use crate::mcc::Dir;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// What to compile, and the error that it is; none if it is compiled. `explain` goes through all passes and stops before machine code.
 const EXTREMES: &[(&str, Option<&str>)] = &[
@@ -184,6 +185,8 @@ fn writes(dir: &Dir, compile: &mut Child, files: usize) -> bool {
         if compile.try_wait().expect("a state").is_some() {
             return false;
         }
+        // Files take longer than this, and the compile needs the core.
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
