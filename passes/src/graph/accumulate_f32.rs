@@ -1,11 +1,15 @@
 //! Sums of 16-bit values that are wanted in f32 are not rounded in between.
 
-use ir::graph::{Body, Graph, Phase, Value};
+use ir::graph::{Body, Graph, Phase, Users, Value};
 use ir::op::{DType, Op, Reduce};
 use std::collections::BTreeSet;
 
 /// Where a cast to f32 takes the 16-bit result of a contraction, a sum or a scatter that nothing else uses, that op yields f32 itself:
 /// it summed in f32 anyway. So weight gradients are accumulated unrounded, and `f32(dot(..))` in a model means what it says.
+///
+/// Where the forward pass goes on number by number from there and rounds each to 16 bits again, as `silu` does, the sum is rounded too:
+/// f32 is how the function computes, not what the model asks for, and the sum, which the backward pass may read, is stored in half of
+/// the bytes.
 ///
 /// In the backward pass gradients of parameters alone are widened: other casts there turn the gradient of an activation, whose sums over
 /// ranks are exchanged in 16 bits.
@@ -21,7 +25,7 @@ pub fn widen(mut graph: Graph) -> Graph {
     for v in graph.body.values() {
         let node = &graph.body[v];
         let wanted = match node.origin.phase {
-            Phase::Forward => true,
+            Phase::Forward => !ir::fault!("accumulate_f32.rounded", true, rounded_again(&graph.body, &users, &roots, v)),
             Phase::Backward => ir::fault!("accumulate_f32.gradients.half", false, gradients.contains(&v)),
             Phase::Update => false,
         };
@@ -36,6 +40,29 @@ pub fn widen(mut graph: Graph) -> Graph {
         }
     }
     graph
+}
+
+/// Whether all that the forward pass makes of `v` is pointwise up to casts to 16 bits.
+fn rounded_again(body: &Body, users: &Users, roots: &BTreeSet<Value>, v: Value) -> bool {
+    let mut seen = BTreeSet::from([v]);
+    let mut open = vec![v];
+    while let Some(x) = open.pop() {
+        let mut forward = users[x.index()].iter().map(|(user, _)| *user).filter(|u| body[*u].origin.phase == Phase::Forward).peekable();
+        if roots.contains(&x) || forward.peek().is_none() {
+            return false;
+        }
+        for user in forward {
+            let node = &body[user];
+            let ends = node.op == Op::Cast && node.ty.dtype.is_half();
+            if !ends && !node.op.is_pointwise() {
+                return false;
+            }
+            if !ends && seen.insert(user) {
+                open.push(user);
+            }
+        }
+    }
+    true
 }
 
 /// A sum of 16-bit values and what only moves its elements up to `v`, if each is used once.

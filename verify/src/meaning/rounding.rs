@@ -2,12 +2,13 @@
 
 use crate::violation::fail;
 use crate::{Invariant, Violation};
-use ir::graph::{Graph, Phase, Value};
-use ir::op::{DType, Op, Reduce};
+use ir::graph::{Graph, Phase, Users, Value};
+use ir::op::{DType, Kind, Op, Reduce};
 use std::collections::BTreeSet;
 
 /// V156: no sum of 16-bit values is rounded to 16 bits and then wanted in f32, in the forward pass or as the
-/// gradient of a parameter, if nothing else wants it rounded.
+/// gradient of a parameter, if nothing else wants it rounded. A function that takes a sum number by number, in f32, to
+/// results of 16 bits does not want it.
 ///
 /// # Errors
 /// The first sum that is.
@@ -18,6 +19,7 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
     }
     let users = body.users();
     let roots: BTreeSet<Value> = g.roots().into_iter().collect();
+    let wanted_forward = stays(g, &users, &roots);
     // Gradients, and terms of them, as they are before ranks and microbatches sum them up.
     let mut gradients: BTreeSet<Value> = BTreeSet::new();
     let mut open: Vec<Value> = g.grads.iter().map(|(_, grad)| *grad).collect();
@@ -39,7 +41,11 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
         while let ([(user, _)], false) = (&users[at.index()], roots.contains(&at)) {
             let next = &body[*user];
             let moves = matches!(next.op, Op::View { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Reshard { .. }) && next.ty.dtype.is_half();
-            let wanted = next.origin.phase == Phase::Forward || next.origin.phase == Phase::Backward && gradients.contains(user);
+            let wanted = match next.origin.phase {
+                Phase::Forward => wanted_forward[user.index()],
+                Phase::Backward => gradients.contains(user),
+                Phase::Update => false,
+            };
             if next.op == Op::Cast && next.ty.dtype == DType::F32 && wanted {
                 return fail(Invariant::UnroundedSum, v, format!("{user} wants this sum in f32, and it is rounded to {}", node.ty.dtype.name()));
             }
@@ -50,4 +56,23 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
         }
     }
     Ok(())
+}
+
+/// Of each value whether the forward pass adds it up, or ends with it, before it is rounded to 16 bits.
+fn stays(g: &Graph, users: &Users, roots: &BTreeSet<Value>) -> Vec<bool> {
+    let mut stays = vec![true; g.body.nodes.len()];
+    for v in g.body.values().rev() {
+        let ends = roots.contains(&v);
+        let mut after = users[v.index()].iter().map(|(user, _)| *user).filter(|u| g.body[*u].origin.phase == Phase::Forward).peekable();
+        let unread = after.peek().is_none();
+        let user_stays = |u: Value| {
+            let node = &g.body[u];
+            let rounds = node.op == Op::Cast && node.ty.dtype.is_half();
+            let by_itself = matches!(node.op.kind(), Kind::Pointwise | Kind::Mark | Kind::Reshard);
+            !rounds && (!by_itself || stays[u.index()])
+        };
+        let any = after.any(user_stays);
+        stays[v.index()] = ends || unread || any;
+    }
+    stays
 }
