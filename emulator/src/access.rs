@@ -86,6 +86,15 @@ impl Block<'_> {
                 self.note_lanes(w, *space, &at, mask, bytes * s.len() as u64, if order.strong { Kind::Strong } else { Kind::Write })?;
                 self.tell_and_hear(w, *space, &at, mask, *order, [true, false]);
             }
+            Op::Atom { op: Atomic::Inc, d, b, .. } if self.options.turns => {
+                let (last, blocks) = (self.warps[w].bits(*b), self.warps[w].place.grid.iter().map(|n| u64::from(*n)).product::<u64>());
+                let mut old = [0; 32];
+                for l in lanes(mask) {
+                    old[l] = (u64::from(self.number) + blocks * self.taken).min(last[l]);
+                    self.taken += 1;
+                }
+                self.warps[w].set(*d, &old, mask);
+            }
             Op::Atom { op, order, space, ty, d, a, b, c } => {
                 let (at, b) = (self.warps[w].addresses(*a), self.warps[w].bits(*b));
                 let c = c.map_or([0; 32], |c| self.warps[w].bits(c));

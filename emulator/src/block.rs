@@ -32,7 +32,7 @@ pub enum Timing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     pub timing: Timing,
-    /// Of the order in which warps run.
+    /// Of the order in which warps run, and in which blocks begin: by their numbers, if it is 0.
     pub seed: u64,
     /// Whether accesses to shared memory are held against the order that barriers give.
     pub races: bool,
@@ -48,6 +48,9 @@ pub struct Options {
     pub threads: usize,
     /// Whether what a launch asks of a GPU is counted.
     pub count: bool,
+    /// Whether a block that takes numbers from a counter (`atom.inc`) finds those that it would if all blocks of the
+    /// launch took one in turn. So a few of them are like all, and the counter stays as it is.
+    pub turns: bool,
     /// Whether matrix instructions compute. Where they do not, sums are what they were before: control flow,
     /// addresses and counts are the same unless they depend on them.
     pub products: bool,
@@ -64,6 +67,7 @@ impl Default for Options {
             limit: 1 << 32,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             count: false,
+            turns: false,
             products: true,
         }
     }
@@ -90,6 +94,13 @@ impl Statistics {
     }
 }
 
+/// A number from which no bit of another can be told.
+pub fn mixed(n: u64) -> u64 {
+    let z = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
 /// What follows an instruction.
 pub enum Flow {
     Next,
@@ -108,6 +119,8 @@ pub struct Block<'a> {
     pub touched: Option<Touched>,
     pub launch: &'a Between,
     pub number: u32,
+    /// Numbers that it has taken from a counter ([`Options::turns`]).
+    pub taken: u64,
     pub barriers: Barriers,
     pub engines: Vec<Engines>,
     /// Copies that end with an arrival at an mbarrier.
@@ -139,6 +152,7 @@ impl<'a> Block<'a> {
             touched: options.global_races.then(Touched::default),
             launch,
             number,
+            taken: 0,
             barriers: Barriers::new(count),
             engines: (0..count).map(|_| Engines::new(kernel.registers[0])).collect(),
             warps,
@@ -152,9 +166,7 @@ impl<'a> Block<'a> {
     /// The next number of a sequence drawn from the seed (splitmix64, Steele, Lea and Flood, 2014).
     pub fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.random ^ self.random >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
+        mixed(self.random)
     }
 
     /// Runs the block to its end.

@@ -143,7 +143,8 @@ impl Card {
     /// them again.
     ///
     /// Each multiprocessor has its share of the blocks; the one with the most ends last. Where it has one alone, that
-    /// is the block with the most to do, else they even out. What it does at the same time (instructions, pipes,
+    /// is the block with the most to do, else they even out, as they do where a counter hands out tiles, but for the
+    /// last ones ([`Handed::uneven`](crate::counts::Handed::uneven)). What it does at the same time (instructions, pipes,
     /// banks, tensor cores) takes as long as the longest of these; so do cache and memory, which all share; and so
     /// does waiting, [`Counts::trips`] after each other for each wave. What warps that multiply do while nothing of
     /// theirs is multiplied comes on top, unless other blocks of the multiprocessor multiply then.
@@ -155,11 +156,12 @@ impl Card {
         let most = blocks.div_ceil(u64::from(self.multiprocessors));
         let waves = most.div_ceil(u64::from(resident));
         let counts = match counted.iter().max_by_key(|c| (c.products, c.instructions())) {
-            Some(last) if most == 1 => last,
+            Some(last) if most == 1 && sum.handed.tiles == 0 => last,
             _ => &sum,
         };
         // Of a sum over counted blocks, that of the multiprocessor that ends last.
-        let share = |n: u64| n as f64 * most as f64 / counts.blocks.max(1) as f64;
+        let uneven = 1.0 + counts.handed.uneven(counts.blocks);
+        let share = |n: u64| n as f64 * most as f64 * uneven / counts.blocks.max(1) as f64;
         let multiplies = sum.products != [[0; 2]; 2];
         let clocks = |n: f64| n / (self.gigahertz[usize::from(!multiplies)] * 1e9);
         let latency = self.latency[usize::from(bytes[0] > self.cache_bytes)];

@@ -20,6 +20,13 @@ struct Clock {
     multiplies: bool,
     /// Trips while no product was under way, since it has.
     alone: u32,
+    /// Tensor copies that it has begun, those before it last took a number from a counter, and those between that time
+    /// and the one before: of its last tile.
+    copies: u64,
+    before: u64,
+    last: u64,
+    /// Numbers that it has taken.
+    taken: u64,
 }
 
 /// What counting knows of a block.
@@ -30,7 +37,19 @@ pub struct Counting {
 
 impl Counting {
     pub fn new(warps: usize, registers: [usize; 3]) -> Counting {
-        let clock = |_| Clock { ready: vec![0; registers.iter().sum()], used: 0, copied: 0, rounds: 0, together: false, multiplies: false, alone: 0 };
+        let clock = |_| Clock {
+            ready: vec![0; registers.iter().sum()],
+            used: 0,
+            copied: 0,
+            rounds: 0,
+            together: false,
+            multiplies: false,
+            alone: 0,
+            copies: 0,
+            before: 0,
+            last: 0,
+            taken: 0,
+        };
         let counts = Counts { blocks: 1, warps: warps as u64, ..Counts::default() };
         Counting { counts, clocks: (0..warps).map(clock).collect() }
     }
@@ -104,7 +123,12 @@ impl Counting {
             Op::Bar { .. } | Op::BarrierTest { .. } => counts.barriers += 1,
             Op::Mma { element, k, .. } => counts.products[0][usize::from(*element == Element::Tf32)] += 2 * 16 * 8 * u64::from(*k),
             Op::Wgmma(_) => clock.multiplies = true,
+            Op::TensorLoad { .. } => clock.copies += 1,
             _ => {}
+        }
+        if let Op::Atom { op: Atomic::Inc, .. } = op {
+            clock.last = clock.copies - std::mem::replace(&mut clock.before, clock.copies);
+            clock.taken += 1;
         }
         step.writes.iter().for_each(|r| clock.ready[*r as usize] = ready);
     }
@@ -129,6 +153,12 @@ impl Counting {
         counts.trips = counts.trips.max(trips);
         counts.all_trips += trips;
         counts.alone_trips = counts.alone_trips.max(u64::from(clock.alone));
+        if clock.taken > 0 {
+            counts.handed.tiles += clock.taken;
+            counts.handed.most = counts.handed.most.max(clock.taken);
+            counts.handed.copies += clock.copies;
+            counts.handed.last += clock.last;
+        }
     }
 }
 

@@ -67,6 +67,30 @@ pub struct Banks {
     pub products: u64,
 }
 
+/// Tiles that a counter handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handed {
+    /// Of all blocks, and the most of one.
+    pub tiles: u64,
+    pub most: u64,
+    /// Tensor copies for them, and for the last tile of each block.
+    pub copies: u64,
+    pub last: u64,
+}
+
+impl Handed {
+    /// By how much the block that ends last has more to do than blocks in the mean, as a part of this: where tiles do
+    /// not come out even one more of the last ones, which is the smaller the more tiles there are, and the shorter the
+    /// last ones.
+    pub fn uneven(&self, blocks: u64) -> f64 {
+        if self.copies == 0 {
+            return 0.0;
+        }
+        let left = self.most as f64 - self.tiles as f64 / blocks.max(1) as f64;
+        left * self.last as f64 / self.copies as f64
+    }
+}
+
 /// What a launch asks of a GPU. Numbers are sums over all blocks that ran.
 ///
 /// **Trips** are times that a warp waits for global memory: a load's result is there one trip after its address and
@@ -92,6 +116,8 @@ pub struct Counts {
     pub trips: u64,
     pub all_trips: u64,
     pub alone_trips: u64,
+    /// Where blocks take the numbers of their tiles from a counter.
+    pub handed: Handed,
 }
 
 impl Traffic {
@@ -168,6 +194,10 @@ impl Counts {
         self.trips = self.trips.max(other.trips);
         self.all_trips += other.all_trips;
         self.alone_trips = self.alone_trips.max(other.alone_trips);
+        self.handed.tiles += other.handed.tiles;
+        self.handed.most = self.handed.most.max(other.handed.most);
+        self.handed.copies += other.handed.copies;
+        self.handed.last += other.handed.last;
     }
 
     /// All instructions.

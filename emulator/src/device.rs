@@ -1,13 +1,14 @@
 //! A device: memory, modules, launches.
 
 use crate::between::Between;
-use crate::block::{Block, Options, Statistics};
+use crate::block::{Block, Options, Statistics, mixed};
 use crate::decode::{self, Kernel};
 use crate::fault::{LaunchError, LoadError};
 use crate::memory::Memory;
 use crate::syntax::{self, Number};
 use crate::touched::Ranges;
 use crate::warp::Place;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,6 +47,16 @@ pub struct Launch {
     pub grid: [u32; 3],
     pub threads: [u32; 3],
     pub shared: u32,
+}
+
+/// In which order blocks begin: these, or all by their numbers, but for a seed. Nothing: as they are numbered.
+fn order(some: Option<&[usize]>, blocks: usize, seed: u64) -> Option<Cow<'_, [usize]>> {
+    if seed == 0 {
+        return some.map(Cow::Borrowed);
+    }
+    let mut order: Vec<usize> = some.map_or_else(|| (0..blocks).collect(), <[usize]>::to_vec);
+    order.sort_by_cached_key(|b| mixed(seed ^ (*b as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+    Some(Cow::Owned(order))
 }
 
 impl Device {
@@ -171,15 +182,15 @@ impl Device {
         if blocks == 0 {
             return refuse("the grid is empty".into());
         }
-        let next = AtomicUsize::new(0);
-        // The least block with a fault, so that the same fault is reported whatever the threads do.
+        let (next, order) = (AtomicUsize::new(0), order(some, blocks, self.options.seed));
+        // The first block in order with a fault, so that the same fault is reported whatever the threads do.
         let found: Mutex<(usize, Option<Box<crate::fault::Fault>>)> = Mutex::new((usize::MAX, None));
         let total = Mutex::new(Statistics::default());
         let work = || {
             loop {
                 let k = next.fetch_add(1, Ordering::Relaxed);
-                let Some(b) = some.map_or(Some(k), |some| some.get(k).copied()) else { return };
-                if b >= blocks || b > found.lock().expect("invariant: no thread panics here").0 {
+                let Some(b) = order.as_ref().map_or(Some(k), |order| order.get(k).copied()) else { return };
+                if b >= blocks || k > found.lock().expect("invariant: no thread panics here").0 {
                     return;
                 }
                 let mut place = Place { block: [0; 3], grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
@@ -190,8 +201,8 @@ impl Device {
                     }
                     Err(fault) => {
                         let mut found = found.lock().expect("invariant: no thread panics here");
-                        if b < found.0 {
-                            *found = (b, Some(fault));
+                        if k < found.0 {
+                            *found = (k, Some(fault));
                         }
                     }
                 }

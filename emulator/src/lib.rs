@@ -77,7 +77,7 @@ mod wgmma;
 
 pub use block::{Options, Statistics, Timing};
 pub use card::{A100, Bound, CARDS, Card, Cost, H100, H200};
-pub use counts::{Banks, Counts, Pipe, SECTOR, Traffic, WIDTHS};
+pub use counts::{Banks, Counts, Handed, Pipe, SECTOR, Traffic, WIDTHS};
 pub use decode::Kernel;
 pub use device::{Device, Launch, Module};
 pub use fault::{Fault, LaunchError, LoadError, Wrong};

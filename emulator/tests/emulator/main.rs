@@ -7,6 +7,7 @@ mod flow;
 mod matmul;
 mod races;
 mod registers;
+mod turns;
 
 use emulator::{Device, Fault, Launch, LaunchError, Options, Timing};
 
