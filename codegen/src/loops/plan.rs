@@ -45,7 +45,8 @@ pub struct Plan {
 /// Workers that compute a tile together, as a block of a GPU does: each takes its share of a dim that is summed over,
 /// then all join the sums of all, in order, and store what they have of that dim, the first member what is of none.
 /// Where few results are sums of much, such as gradients of biases and of norms' weights, or few rows are normalised,
-/// there are too few tiles for a GPU's warps otherwise.
+/// there are too few tiles for a GPU's warps otherwise. And where rows are read twice, to be added up and to be
+/// normalised, those of all warps that run at a time may be more than the cache holds: of teams there are fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Team {
     pub members: i64,
@@ -60,6 +61,10 @@ const MEMBERS: i64 = 16;
 const SHARE: i64 = 16;
 /// Warps beyond which a GPU has enough of them without teams: eight on each of 132 multiprocessors.
 const ENOUGH: i64 = 8 * 132;
+/// Warps that such a GPU runs at a time, at most, and bytes that they may read once more and still find in the
+/// second-level cache: half of it.
+const RUNNING: i64 = 64 * 132;
+const CACHE: i64 = 24 << 20;
 
 /// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a tile worth a call. A
 /// GPU has thousands of warps to keep busy.
@@ -98,7 +103,15 @@ impl Plan {
         let run = vector.filter(|_| target.arch == Arch::Nvptx).and_then(|d| runs::width(kernel, d, &steps, lanes));
         let unit = |d: Dim| if Some(d) == vector { lanes * run.unwrap_or(1) } else { 1 };
         let few = target.arch == Arch::Nvptx && points * vectors.unwrap_or(1) < ENOUGH;
-        let team = few.then(|| team(body, &steps, &unit)).flatten();
+        let members = match (target.arch, vector_in_grid) {
+            (Arch::Nvptx, _) if few => MEMBERS,
+            (Arch::Nvptx, false) => {
+                let times = div_ceil(RUNNING * read_again(kernel, grid, &steps), CACHE) as u64;
+                times.next_power_of_two().min(MEMBERS as u64) as i64
+            }
+            _ => 0,
+        };
+        let team = team(body, &steps, &unit, members);
         // Members that have the same vector of columns have one element of it a lane.
         let run = run.filter(|_| team.is_none() || !vector_in_grid);
         let wide = match vector {
@@ -150,8 +163,10 @@ impl Step {
 }
 
 /// The team for a kernel of sums of floats over one list of dims, and of nothing else but what follows from these at
-/// each grid point or along a dim of which each member has its share. A share is of whole units of the dim.
-fn team(body: &Body, steps: &[Step], unit: &dyn Fn(Dim) -> i64) -> Option<Team> {
+/// each grid point or along a dim of which each member has its share, of up to so many members. A share is of whole
+/// units of the dim.
+fn team(body: &Body, steps: &[Step], unit: &dyn Fn(Dim) -> i64, most: i64) -> Option<Team> {
+    let most = most.checked_ilog2()?;
     let (mut dims, mut stored): (Option<&[Dim]>, Vec<&[Dim]>) = (None, vec![]);
     for step in steps {
         match step {
@@ -171,11 +186,22 @@ fn team(body: &Body, steps: &[Step], unit: &dyn Fn(Dim) -> i64) -> Option<Team> 
     let share = |d: &Dim| {
         let size = body.dims.size(*d) as i64;
         let whole = |m: &i64| size % (m * unit(*d)) == 0 && size / m >= SHARE;
-        let members = (1..=MEMBERS.ilog2()).rev().map(|k| 1 << k).find(whole)?;
+        let members = (1..=most).rev().map(|k| 1 << k).find(whole)?;
         Some(Team { members, dim: *d, share: size / members })
     };
     let in_all = |d: &&Dim| stored.iter().all(|dims| dims.contains(d));
     dims?.iter().filter(in_all).filter_map(share).max_by_key(|t| t.members)
+}
+
+/// Bytes of a grid point's operands that are read by a nest that reduces, and again by one that stores.
+fn read_again(kernel: &Kernel, grid: &[Dim], steps: &[Step]) -> i64 {
+    let reduces = steps.iter().any(|s| matches!(s, Step::Reduce { .. }));
+    if !reduces || !steps.iter().any(|s| matches!(s, Step::Store { dims, .. } if !dims.is_empty())) {
+        return 0;
+    }
+    let inner = |dims: &[Dim]| dims.iter().filter(|d| !grid.contains(d)).map(|d| kernel.body.dims.size(*d)).product::<u64>();
+    let of_points = kernel.inputs.iter().filter(|i| i.ty.dims.iter().any(|d| grid.contains(d)));
+    of_points.map(|i| (inner(&i.ty.dims) * i.ty.dtype.bytes()) as i64).sum()
 }
 
 /// Whether there are reductions, and all leave one number per grid point.
