@@ -28,7 +28,7 @@ use passes::report::footprint::{self, Footprint, Footprints, Kind};
 use passes::report::matrices::matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
-use runtime::artifact::{self, KernelEntry};
+use runtime::artifact::{self, KernelEntry, launch_bytes};
 use runtime::gpu::nccl;
 use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
@@ -206,14 +206,12 @@ fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footpr
     }
 }
 
-/// Scratch of a rank in the device's memory: for one thread, or for the blocks of a launch.
+/// Scratch of a rank in the device's memory: for one thread, or for the blocks of a launch, and what its kernels count in.
 fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
-    let of_one = |kernel: &KernelEntry| match (targets.device.arch, &kernel.launch) {
-        (_, Some(launch)) => launch.scratch_bytes,
-        (Arch::X86_64, None) => kernel.scratch_bytes,
-        (Arch::Nvptx, None) => 0,
-    };
-    kernels.iter().map(of_one).max().unwrap_or(0)
+    match targets.device.arch {
+        Arch::X86_64 => kernels.iter().map(|k| k.scratch_bytes).max().unwrap_or(0),
+        Arch::Nvptx => launch_bytes(kernels).iter().sum(),
+    }
 }
 
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {

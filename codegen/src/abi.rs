@@ -15,7 +15,9 @@
 //!
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the
 //! address of scratch, and its bytes per warp ([`launch_of_warps`]). Every warp of the launch, or every block
-//! ([`launch_of_blocks`]), computes tiles, however many there are of either. Tensor maps are parameters before it.
+//! ([`launch_of_blocks`]), computes tiles, however many there are of either. Kernels whose warps differ in what they
+//! do ([`launch_of_roles`]) have the address of a counter of tiles in place of scratch, and tensor maps as parameters
+//! before the block.
 
 use crate::Shape;
 use ir::kernel::{Family, Kernel};
@@ -94,22 +96,27 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     }
 }
 
-/// The launch of a kernel whose blocks compute tiles: as many as run at a time on a card, if there is work for them.
+/// The launch of a kernel whose blocks compute a tile each. The card begins with the first and has as many at a time
+/// as there is room for.
 pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32) -> Launch {
     let (grid, parameters) = (shape.tiles.clamp(1, MOST_BLOCKS.into()) as u32, parameters(kernel, shape));
-    Launch { grid, resident: Some(bounds.blocks), block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters }
+    Launch { grid, resident: None, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters }
+}
+
+/// The launch of a kernel whose warps differ in what they do: as many blocks as run at a time on a card, if there is
+/// work for them, of which each goes on with what is next ([`crate::build::scheduler`]).
+pub fn launch_of_roles(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32, maps: Vec<TensorMap>) -> Launch {
+    let launch = launch_of_blocks(kernel, shape, bounds, shared_bytes);
+    let counted = |p: &Parameter| if *p == Parameter::Scratch { Parameter::Counter } else { *p };
+    let parameters = launch.parameters.iter().map(counted).collect();
+    Launch { resident: Some(bounds.blocks), maps, parameters, ..launch }
 }
 
 /// The launch of a kernel whose tiles are computed by so many warps each: as many blocks as a GPU has room for, of
 /// which those that find none follow.
 pub fn launch_of_teams(kernel: &Kernel, shape: &Shape, members: i64, shared_bytes: u32) -> Launch {
     let grid = shape.tiles.clamp(1, (FILL * u64::from(WARPS) / members as u64).max(1));
-    Launch { grid: grid as u32, resident: None, ..launch_of_blocks(kernel, shape, Bounds::of_team(members), shared_bytes) }
-}
-
-/// A launch with tensor maps beside what it has.
-pub fn with_maps(launch: Launch, maps: Vec<TensorMap>) -> Launch {
-    Launch { maps, ..launch }
+    Launch { grid: grid as u32, ..launch_of_blocks(kernel, shape, Bounds::of_team(members), shared_bytes) }
 }
 
 fn parameters(kernel: &Kernel, shape: &Shape) -> Vec<Parameter> {

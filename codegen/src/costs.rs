@@ -65,7 +65,7 @@ impl Predictor {
     pub fn predict(&mut self, kernel: &Kernel, name: &str, ptx: &str, launch: &Launch) -> Result<Predicted, String> {
         let launch = &Launch { grid: self.blocks(launch), ..launch.clone() };
         let operands = self.checker.operands_of(kernel)?;
-        let options = Options { count: true, products: false, races: false, global_races: false, limit: LONGEST, ..Options::default() };
+        let options = Options { count: true, products: false, races: false, global_races: false, limit: LONGEST, turns: true, ..Options::default() };
         let code = Code { name, ptx, tiles: 0, launch: Some(launch) };
         let loaded = Loaded::new(&code, &operands, launch, options).map_err(|e| e.to_string())?;
         let grid = u64::from(launch.grid);

@@ -18,6 +18,8 @@ pub const MOST_BLOCKS: u32 = 1 << 24;
 const MOST_RESIDENT: u32 = 32;
 /// Most bytes of scratch of a launch.
 pub const MOST_SCRATCH: u64 = 1 << 40;
+/// Bytes from one kernel's counter to another's: they are on different lines of the cache.
+pub const COUNTER_BYTES: u64 = 128;
 /// Bytes of a tensor map, as the driver writes it.
 pub const MAP_BYTES: usize = 128;
 /// Bytes of which a tensor map's first element, and its strides, are multiples.
@@ -40,6 +42,8 @@ pub enum Parameter {
     Number(u64),
     /// The address of the launch's scratch.
     Scratch,
+    /// The address of 32 bits that are the kernel's alone: they are 0 when it begins, and when it ends.
+    Counter,
 }
 
 /// How 16-byte pieces of a box's rows change places in shared memory, against bank conflicts.
@@ -177,7 +181,7 @@ impl Launch {
             let (what, k, count) = match parameter {
                 Parameter::Argument(k) => ("operand", *k, arguments),
                 Parameter::Scalar(k) => ("scalar", *k, scalars),
-                Parameter::Number(_) | Parameter::Scratch => continue,
+                Parameter::Number(_) | Parameter::Scratch | Parameter::Counter => continue,
             };
             if k as usize >= count {
                 return Err(format!("{what} {k} of {count}"));
@@ -186,13 +190,18 @@ impl Launch {
         Ok(())
     }
 
+    /// Whether the kernel counts in memory of its own.
+    pub fn counts(&self) -> bool {
+        self.parameters.contains(&Parameter::Counter)
+    }
+
     /// Bytes of all parameters.
     pub fn parameter_bytes(&self) -> usize {
         MAP_BYTES * self.maps.len() + 8 * self.parameters.len()
     }
 
-    /// The parameters as the kernel reads them, little-endian, for the addresses of operands, the bits of scalars, the address of scratch. What
-    /// they refer to has been checked ([`Launch::check`]). `encode` gives the bytes of a tensor map whose operand lies at an address.
+    /// The parameters as the kernel reads them, little-endian, for the addresses of operands, the bits of scalars, the addresses of scratch and of
+    /// the counter. What they refer to has been checked ([`Launch::check`]). `encode` gives the bytes of a tensor map whose operand lies at an address.
     ///
     /// # Errors
     /// Those of `encode`.
@@ -200,7 +209,7 @@ impl Launch {
         &self,
         operands: &[u64],
         scalars: &[u64],
-        scratch: u64,
+        [scratch, counter]: [u64; 2],
         mut encode: impl FnMut(&TensorMap, u64) -> Result<[u8; MAP_BYTES], E>,
     ) -> Result<Vec<u8>, E> {
         let word = |p: &Parameter| match p {
@@ -208,6 +217,7 @@ impl Launch {
             Parameter::Scalar(k) => scalars[*k as usize],
             Parameter::Number(n) => *n,
             Parameter::Scratch => scratch,
+            Parameter::Counter => counter,
         };
         let mut packed = vec![];
         for map in &self.maps {
@@ -225,7 +235,7 @@ mod tests {
     use crate::kernel::{Family, Operand};
 
     fn launch() -> Launch {
-        let parameters = vec![Parameter::Scalar(0), Parameter::Number(7), Parameter::Scratch];
+        let parameters = vec![Parameter::Scalar(0), Parameter::Number(7), Parameter::Scratch, Parameter::Counter];
         Launch { grid: 3, resident: None, block: 128, shared_bytes: 0, scratch_bytes: 64, maps: vec![], parameters }
     }
 
@@ -253,15 +263,15 @@ mod tests {
 
     #[test]
     fn parameters_are_words_in_order() {
-        let packed = launch().pack(&[], &[5], 9, |_, _| Err("it has no maps")).expect("nothing is encoded");
-        assert_eq!(words(&packed), [5, 7, 9]);
+        let packed = launch().pack(&[], &[5], [9, 11], |_, _| Err("it has no maps")).expect("nothing is encoded");
+        assert_eq!(words(&packed), [5, 7, 9, 11]);
     }
 
     #[test]
     fn maps_come_first() {
         let l = Launch { maps: vec![map()], parameters: vec![Parameter::Argument(0)], ..launch() };
         assert_eq!(l.check(&kernel(), "sm_90a"), Ok(()));
-        let packed = l.pack(&[4096], &[5], 9, |_, at| Ok::<_, String>([(at >> 12) as u8; MAP_BYTES])).expect("it is encoded");
+        let packed = l.pack(&[4096], &[5], [9, 11], |_, at| Ok::<_, String>([(at >> 12) as u8; MAP_BYTES])).expect("it is encoded");
         assert_eq!(packed[..MAP_BYTES], [1; MAP_BYTES]);
         assert_eq!(words(&packed[MAP_BYTES..]), [4096]);
         let mut unaligned = kernel();

@@ -32,7 +32,7 @@ pub use write::{Kernels, Parts, write, write_unless};
 use crate::check::CheckError;
 use crate::signature::KeyError;
 use crate::target::TargetError;
-use ir::launch::Launch;
+use ir::launch::{COUNTER_BYTES, Launch};
 use ir::program::{Job, KernelId};
 use manifest::MANIFEST;
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ use std::sync::Arc;
 use verify::Violation;
 
 /// Changes whenever an artifact of before cannot be read any more.
-pub const FORMAT: u32 = 13;
+pub const FORMAT: u32 = 14;
 
 const SIGNATURE: &str = "manifest.sig";
 const JOB: &str = "job.bin";
@@ -69,6 +69,13 @@ pub struct KernelEntry {
     /// How a GPU launches it, and what with; none of a kernel that a CPU runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch: Option<Launch>,
+}
+
+/// Bytes of a card's memory that launches have beside arenas: scratch, one after the other, and each kernel's counter.
+pub fn launch_bytes(kernels: &[KernelEntry]) -> [u64; 2] {
+    let launches = || kernels.iter().filter_map(|k| k.launch.as_ref());
+    let counters = if launches().any(Launch::counts) { COUNTER_BYTES * kernels.len() as u64 } else { 0 };
+    [launches().map(|l| l.scratch_bytes).max().unwrap_or(0), counters]
 }
 
 /// The file of a kernel's module.

@@ -110,6 +110,8 @@ pub enum Instruction {
     Elect,
     /// The number of blocks of the launch. Unlike LLVM's operation it stays where it is.
     Blocks,
+    /// `(address in global, last)`: a number there counts up, from the last one to 0; what it was before.
+    CountAround,
     /// From here on the threads of the warpgroup have so many registers, more than before.
     MoreRegisters(u32),
     /// Likewise, fewer.
@@ -259,6 +261,11 @@ impl Instruction {
             Instruction::Blocks => {
                 Text { template: "mov.u32 $0, %nctaid.x;".into(), constraints: constraints(&[("=r", 1)], true), results: Results::Word }
             }
+            Instruction::CountAround => Text {
+                template: "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;".into(),
+                constraints: constraints(&[("=r", 1), ("l", 1), ("r", 1)], true),
+                results: Results::Word,
+            },
             Instruction::MoreRegisters(count) => nothing(format!("setmaxnreg.inc.sync.aligned.u32 {count};"), &[]),
             Instruction::FewerRegisters(count) => nothing(format!("setmaxnreg.dec.sync.aligned.u32 {count};"), &[]),
             Instruction::Multiply(factor) => {

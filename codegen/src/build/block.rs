@@ -53,6 +53,11 @@ impl<'c> Simt<'c> {
         self.broadcast(a.into(), self.index(0)).into_int_value()
     }
 
+    /// The same: what `redux.sync` finds has one register for the whole warp, and so has what follows from it.
+    pub fn of_warp(&self, a: Index<'c>) -> Index<'c> {
+        self.value("llvm.nvvm.redux.sync.or", &[], &[a.into(), self.word(-1).into()]).into_int_value()
+    }
+
     /// Whether `a < b`, both signed.
     pub fn less(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::SLT, a, b, ""))
@@ -128,6 +133,19 @@ impl<'c> Simt<'c> {
         no();
         built(self.writer.build_unconditional_branch(join));
         self.writer.position_at_end(join);
+    }
+
+    /// Does something with what `head` gives beside its condition, again and again, until that does not hold.
+    pub fn as_long_as<T>(&self, head: impl FnOnce() -> (IntValue<'c>, T), body: impl FnOnce(T)) {
+        let [again, inside, after] = ["again", "inside", "after"].map(|n| self.context.append_basic_block(self.function(), n));
+        built(self.writer.build_unconditional_branch(again));
+        self.writer.position_at_end(again);
+        let (goes_on, given) = head();
+        built(self.writer.build_conditional_branch(goes_on, inside, after));
+        self.writer.position_at_end(inside);
+        body(given);
+        built(self.writer.build_unconditional_branch(again));
+        self.writer.position_at_end(after);
     }
 
     /// `for i in (range[0]..range[1]).step_by(range[2])`, of numbers of either width, with values carried along.

@@ -73,12 +73,11 @@ pub fn intrinsic<'c>(
     built(writer.build_call(function, &arguments, "")).try_as_basic_value().basic()
 }
 
-/// A loop over `from..to`, of numbers of any width, by a step that is asked for at the end of each round; the values that it carries, at its end.
+/// A loop over `from..to`, of numbers of any width, by a step; the values that it carries, at its end.
 pub fn counted<'c>(
     context: &'c Context,
     writer: &Writer<'c>,
-    [from, to]: [IntValue<'c>; 2],
-    step: &dyn Fn() -> IntValue<'c>,
+    [from, to, step]: [IntValue<'c>; 3],
     carried: &[BasicValueEnum<'c>],
     body: &mut LoopBody<'_, IntValue<'c>, BasicValueEnum<'c>>,
 ) -> Vec<BasicValueEnum<'c>> {
@@ -101,7 +100,7 @@ pub fn counted<'c>(
     let current: Vec<BasicValueEnum> = entering.iter().map(|phi| phi.as_basic_value()).collect();
     let i = counter.as_basic_value().into_int_value();
     let leaving = body(i, &current);
-    let next = built(writer.build_int_add(i, step(), ""));
+    let next = built(writer.build_int_add(i, step, ""));
     let last = writer.get_insert_block().expect("invariant: a block is open");
     counter.add_incoming(&[(&next, last)]);
     for (phi, value) in entering.iter().zip(&leaving) {

@@ -13,6 +13,7 @@ pub mod lines;
 pub mod llvm;
 pub mod masked;
 pub mod mlir;
+pub mod scheduler;
 pub mod simt;
 pub mod squares;
 pub mod stages;

@@ -241,22 +241,11 @@ impl<'c> Simt<'c> {
     /// A loop from, to and by numbers of any width.
     pub(super) fn counted(
         &self,
-        [from, to, step]: [IntValue<'c>; 3],
+        range: [IntValue<'c>; 3],
         carried: &[Value<'c>],
         body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
     ) -> Vec<Value<'c>> {
-        self.counted_by([from, to], &|| step, carried, body)
-    }
-
-    /// The same, by a number that is asked for at the end of each round.
-    fn counted_by(
-        &self,
-        [from, to]: [IntValue<'c>; 2],
-        step: &dyn Fn() -> IntValue<'c>,
-        carried: &[Value<'c>],
-        body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
-    ) -> Vec<Value<'c>> {
-        counted(self.context, &self.writer, [from, to], step, carried, body)
+        counted(self.context, &self.writer, range, carried, body)
     }
 }
 

@@ -99,9 +99,13 @@ impl<'a, 'c> Stages<'a, 'c> {
     /// The stage after one, and the parity of its phase.
     fn after(&self, position: Position<'c>) -> [Index<'c>; 2] {
         let b = self.b;
-        let next = b.index_add(b.get(position.slot), b.word(1));
+        let [slot, parity] = [position.slot, position.parity].map(|v| b.get(v));
+        if self.count == 1 {
+            return [slot, b.bits(IntBinary::Xor, parity, b.word(1))];
+        }
+        let next = b.index_add(slot, b.word(1));
         let around = b.equal(next, b.word(self.count));
-        [b.choose(around, b.word(0), next), b.bits(IntBinary::Xor, b.get(position.parity), b.choose(around, b.word(1), b.word(0)))]
+        [b.choose(around, b.word(0), next), b.bits(IntBinary::Xor, parity, b.choose(around, b.word(1), b.word(0)))]
     }
 
     /// Waits until the stage is empty.

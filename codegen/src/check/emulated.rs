@@ -82,6 +82,8 @@ pub struct Loaded {
     name: String,
     launch: emulator::Launch,
     parameters: Vec<u8>,
+    /// Where the kernel counts.
+    counter: u64,
 }
 
 impl Loaded {
@@ -96,9 +98,11 @@ impl Loaded {
         let mut lent = |at: *const u8, bytes: u64| unsafe { device.lend(at, bytes) };
         let addresses: Vec<u64> = operands.all().map(|m| lent(m.start(), m.bytes())).collect();
         let scratch = device.allocate(launch.scratch_bytes);
-        let parameters = launch.pack(&addresses, &operands.scalar_bits, scratch, encode).map_err(Emulated::Unknown)?;
+        let counter = device.allocate(4);
+        device.write(counter, &[0; 4])?;
+        let parameters = launch.pack(&addresses, &operands.scalar_bits, [scratch, counter], encode).map_err(Emulated::Unknown)?;
         let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
-        Ok(Loaded { device, module, name: code.name.into(), launch, parameters })
+        Ok(Loaded { device, module, name: code.name.into(), launch, parameters, counter })
     }
 
     /// The kernel, and its launch.
@@ -108,6 +112,19 @@ impl Loaded {
     pub fn kernel(&self) -> Result<(&emulator::Kernel, &emulator::Launch), Emulated> {
         let kernel = self.module.kernel(&self.name).ok_or_else(|| Emulated::Unknown("its PTX has no kernel of its name".into()))?;
         Ok((kernel, &self.launch))
+    }
+
+    /// Whether the kernel has left its counter at 0, as its next launch wants it.
+    ///
+    /// # Errors
+    /// At what it has left it.
+    pub fn counter(&self) -> Result<(), Emulated> {
+        let mut count = [0; 4];
+        self.device.read(self.counter, &mut count)?;
+        match u32::from_le_bytes(count) {
+            0 => Ok(()),
+            n => Err(Emulated::Fault(format!("it leaves its counter of tiles at {n}"))),
+        }
     }
 
     /// Runs these blocks.
@@ -133,5 +150,9 @@ pub fn run(code: &Code, operands: &Operands, cost: u64, between: u64) -> Result<
     let loaded = Loaded::new(code, operands, &launch, Options { threads: 1, ..Options::default() })?;
     let blocks: Vec<usize> = some(launch.grid, cost, between).into_iter().collect();
     loaded.blocks(&blocks)?;
-    Ok(blocks.len() == launch.grid as usize)
+    let all = blocks.len() == launch.grid as usize;
+    if all {
+        loaded.counter()?;
+    }
+    Ok(all)
 }

@@ -420,11 +420,17 @@ pub fn run_ptx_shifted(
     let bits: Vec<u64> = kernel.scalars.iter().zip(scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
     let mut launch = compiled.launch.clone().expect("a kernel for GPUs is launched somehow");
     let scratch = upload(vec![0xff; launch.scratch_bytes as usize]);
+    let counter = upload(vec![0; 4]);
     // Fewer warps, or blocks, than tiles, so that some compute several.
     launch.grid = (launch.grid / 2).clamp(1, 8);
-    let parameters = launch.pack(&pointers, &bits, scratch, crate::check::encode)?;
+    let parameters = launch.pack(&pointers, &bits, [scratch, counter], crate::check::encode)?;
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
     let executed = device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters).map_err(|e| e.to_string())?;
+    let mut count = [0; 4];
+    device.read(counter, &mut count).expect("it was allocated");
+    if count != [0; 4] {
+        return Err(format!("the kernel leaves its counter at {}", u32::from_le_bytes(count)));
+    }
     let outputs = kernel.outputs.iter().zip(&pointers[kernel.inputs.len()..]);
     let outputs = outputs
         .map(|(output, p)| {

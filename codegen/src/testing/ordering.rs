@@ -23,6 +23,11 @@ fn without(line: &str) -> String {
 
 /// The same bits in every schedule; and without any one line that has one of `ordering`, a fault or another result in some.
 pub fn every_line_is_needed(kernel: &Kernel, cpu: &str, inputs: &[Vec<f64>], ordering: &[&str], at_least: usize) {
+    every_line_but(kernel, cpu, inputs, ordering, at_least, 0);
+}
+
+/// The same, but for so many lines that this kernel does not need.
+pub fn every_line_but(kernel: &Kernel, cpu: &str, inputs: &[Vec<f64>], ordering: &[&str], at_least: usize, spare: usize) {
     let compiled = object::compile(kernel, &Target::gpu(cpu), Emit::default()).expect("the kernel compiles");
     let text = String::from_utf8(compiled.object.clone()).expect("PTX is text");
     let run = |text: &str, options| run_ptx(kernel, &compiled, text, options, inputs, &[], f64::NAN);
@@ -31,12 +36,12 @@ pub fn every_line_is_needed(kernel: &Kernel, cpu: &str, inputs: &[Vec<f64>], ord
     assert!(results.all(|got| got == want), "results depend on the schedule\n{text}");
     let lines: Vec<&str> = text.lines().collect();
     let orders = |line: &&str| ordering.iter().any(|o| line.trim_start().trim_start_matches("{ .reg .pred p; ").starts_with(o));
-    let mut tried = 0;
-    for (number, line) in lines.iter().enumerate().filter(|(_, line)| orders(line)) {
-        tried += 1;
-        let changed: String = lines.iter().enumerate().map(|(k, l)| if k == number { without(l) + "\n" } else { format!("{l}\n") }).collect();
-        let found = all_options().into_iter().any(|options| run(&changed, options).map_or(true, |out| out != want));
-        assert!(found, "nothing is found without line {}, `{}`\n{text}", number + 1, line.trim());
-    }
-    assert!(tried >= at_least, "only {tried} lines order something");
+    let tried: Vec<usize> = (0..lines.len()).filter(|k| orders(&lines[*k])).collect();
+    let unneeded = |number: &usize| {
+        let changed: String = lines.iter().enumerate().map(|(k, l)| if k == *number { without(l) + "\n" } else { format!("{l}\n") }).collect();
+        !all_options().into_iter().any(|options| run(&changed, options).map_or(true, |out| out != want))
+    };
+    let unneeded: Vec<String> = tried.iter().copied().filter(unneeded).map(|k| format!("line {}, `{}`", k + 1, lines[k].trim())).collect();
+    assert!(unneeded.len() == spare, "nothing is found without any of {unneeded:?}\n{text}");
+    assert!(tried.len() >= at_least, "only {} lines order something", tried.len());
 }

@@ -15,7 +15,7 @@ pub use card::{Between, Card, Message, Outgoing, Queue, Work};
 pub use cuda::Cuda;
 pub use emulated::Emulated;
 
-use crate::artifact::{Artifact, KernelEntry};
+use crate::artifact::{Artifact, KernelEntry, launch_bytes};
 use crate::comm;
 use crate::cpu::{Threads, flush_denormals};
 use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, Needs, bits, decode, encode};
@@ -23,7 +23,7 @@ use crate::executor::{Transfer, arena_bytes};
 use crate::target::DeviceKind;
 use host::{HostArenas, Natively};
 use ir::kernel::Kernel;
-use ir::launch::TensorMap;
+use ir::launch::{COUNTER_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Arena, KernelId, SendTurn, Space, Stream};
 use std::cell::RefCell;
@@ -111,6 +111,8 @@ pub struct Gpu<'a, C> {
     entries: &'a [KernelEntry],
     held: Arc<Held<C>>,
     scratch: u64,
+    /// Where kernels count, one after the other by their number.
+    counters: u64,
     /// Runs the host's kernels, if there are any.
     natively: Option<Natively>,
     /// What the card has not been told yet.
@@ -133,8 +135,9 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
         for arena in Arena::ALL.into_iter().filter(|a| a.space() == Space::Device) {
             arenas[arena as usize] = allocate(arena.name(), bytes[arena as usize])?;
         }
-        let most = artifact.kernels.iter().filter_map(|k| k.launch.as_ref()).map(|l| l.scratch_bytes).max().unwrap_or(0);
-        let scratch = allocate("scratch", most)?;
+        let [scratch_bytes, counter_bytes] = launch_bytes(&artifact.kernels);
+        let (scratch, counters) = (allocate("scratch", scratch_bytes)?, allocate("counters of tiles", counter_bytes)?);
+        card.write(Queue::Compute, counters, &vec![0; counter_bytes as usize]).map_err(DeviceError::Failed)?;
         let natively = Natively::load(artifact, &host, threads)?;
         let held = Arc::new(Held { card, arenas, host, failed: Mutex::new(None) });
         Ok(Gpu {
@@ -142,6 +145,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
             entries: &artifact.kernels,
             held,
             scratch,
+            counters,
             natively,
             work: RefCell::default(),
             turns: Turns::default(),
@@ -270,8 +274,9 @@ impl<C: Card + 'static> Launches for Gpu<'_, C> {
         };
         let operands: Vec<u64> = args.iter().map(|at| self.held.address(*at)).collect();
         let scalars: Vec<u64> = scalars.iter().zip(&self.signatures[kernel.index()].scalars).map(|(x, t)| bits(*t, *x)).collect();
+        let counter = self.counters + COUNTER_BYTES * u64::from(kernel.0);
         let encode = |map: &TensorMap, address| self.held.card.encode(map, address);
-        let parameters = launch.pack(&operands, &scalars, self.scratch, encode).map_err(DeviceError::Failed)?;
+        let parameters = launch.pack(&operands, &scalars, [self.scratch, counter], encode).map_err(DeviceError::Failed)?;
         self.later(Work::Launch { kernel, parameters });
         Ok(())
     }

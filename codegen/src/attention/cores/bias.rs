@@ -33,7 +33,7 @@ impl<'c> Cores<'_, 'c> {
             self.store_pairs(at, &own, &visit, bias, &sums);
         };
         let runs = div_ceil(plan.queries, sizes.own()) * blocks;
-        Part { heads, runs, shared_bytes: 2 * (of_d + of_values), write: Box::new(write) }
+        Part { order: Order::by_head(plan.sizes(&heads), runs), heads, shared_bytes: 2 * (of_d + of_values), write: Box::new(write) }
     }
 
     /// Adds the gradients of a block's changed scores to its sums.

@@ -12,6 +12,7 @@
 mod backward;
 mod bias;
 mod forward;
+mod order;
 pub mod roles;
 mod visits;
 
@@ -30,6 +31,7 @@ use ir::dim::Dim;
 use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
 use ir::op::{AttentionGrad, DType, Op};
+use order::Order;
 use visits::{Met, Side, Visit, Visits};
 
 type At<'c> = Arguments<Pointer<'c>>;
@@ -103,25 +105,24 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Lau
         b.barrier();
         let mut before = 0;
         for part in &parts {
-            let (tile, runs) = (b.index_sub(entry.first_tile, b.index(before)), b.index(part.runs));
-            let end = b.index(before + part.tiles(plan));
+            let end = before + part.order.tiles();
             let here = b.int2(
                 IntBinary::And,
                 b.compare_int(Compare::Ge, entry.first_tile.into(), b.i64(before)),
-                b.compare_int(Compare::Lt, entry.first_tile.into(), end.into()),
+                b.compare_int(Compare::Lt, entry.first_tile.into(), b.i64(end)),
             );
             b.if_so(here.into_int_value(), || {
-                // The last runs of a causal head are the longest; they come first.
-                let run = b.index_sub(b.index(part.runs - 1), b.index_rem(tile, runs));
-                let at = arguments.at(b, plan, &part.heads, b.index_div(tile, runs));
+                let number = b.narrow(b.index_sub(entry.first_tile, b.index(before)));
+                let [head, run] = part.order.place(b, number).map(|n| b.widen(n));
+                let at = arguments.at(b, plan, &part.heads, head);
                 (part.write)(&at, run);
             });
-            before += part.tiles(plan);
+            before = end;
         }
         Ok(())
     })?;
     let shared = parts.iter().map(|p| p.shared_bytes).max().expect("invariant: a kernel has results");
-    let shape = Shape { tiles: parts.iter().map(|p| p.tiles(plan) as u64).sum(), line: 1, scratch_bytes: 0 };
+    let shape = Shape { tiles: parts.iter().map(|p| p.order.tiles() as u64).sum(), line: 1, scratch_bytes: 0 };
     Ok((shape, launch_of_blocks(kernel, &shape, bounds, shared as u32)))
 }
 
@@ -133,15 +134,9 @@ type Meet<'s, 'c> = dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<
 /// Tiles of one kind: runs of rows of each head.
 struct Part<'s, 'c> {
     heads: Vec<Dim>,
-    runs: i64,
+    order: Order,
     shared_bytes: i64,
     write: Box<WriteTile<'s, 'c>>,
-}
-
-impl Part<'_, '_> {
-    fn tiles(&self, plan: &Plan) -> i64 {
-        self.runs * plan.sizes(&self.heads)
-    }
 }
 
 /// Rows of a block.

@@ -145,7 +145,8 @@ impl<'c> Cores<'_, 'c> {
         Visits { count: b.word(heads * blocks), of_head: b.word(blocks), heads, list: None, last }
     }
 
-    /// Finds what the tile meets of `heads` heads. `list` is where the list may be put. All of the team must call it.
+    /// Finds what the tile meets of `heads` heads. `list` is where the list may be put, if the one there is read no
+    /// more. All of the team must call it.
     pub fn visits(&self, at: &At<'c>, own: &Own<'c>, heads: i64, list: Index<'c>) -> Visits<'c> {
         let (b, side, others) = (self.b, own.side.other(), own.sizes.others);
         let rows = self.count(side);
@@ -155,6 +156,8 @@ impl<'c> Cores<'_, 'c> {
         }
         let mine = self.bounds(at, own.side, own.first, own.sizes.own());
         let lane = self.lane();
+        // How many there are stands before the list, where no list of another length has an entry.
+        let (counted, list) = (list, self.plus(list, 4));
         let entry = |i: Index<'c>| b.index_add(list, self.scaled(i, 4));
         b.loop_over([self.warp(), b.word(blocks), b.word(self.team.warps)], &[], &mut |block, _| {
             let first = b.widen(self.scaled(block, others));
@@ -186,10 +189,10 @@ impl<'c> Cores<'_, 'c> {
                 b.if_so(seen, || b.store_shared(entry(place), &[shown.into()]));
                 vec![b.index_add(count, b.count_ones(vote)).into()]
             });
-            b.if_so(b.equal(lane, b.word(0)), || b.store_shared(entry(b.word(blocks)), &count));
+            b.if_so(b.equal(lane, b.word(0)), || b.store_shared(counted, &count));
         });
         self.meet();
-        let of_head = b.load_shared_word(entry(b.word(blocks)));
+        let of_head = b.load_shared_word(counted);
         Visits { count: self.scaled(of_head, heads), of_head, heads, list: Some(list), last: (0, false) }
     }
 

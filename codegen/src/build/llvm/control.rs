@@ -111,7 +111,7 @@ impl<'c> Llvm<'c> {
             pointers: values[..carried.pointers.len()].iter().map(|v| v.into_pointer_value()).collect(),
             vectors: values[carried.pointers.len()..].iter().map(|v| v.into_vector_value()).collect(),
         };
-        let joined = counted(self.context, &self.writer, [from, to], &|| step, &flat(carried), &mut |i, current| flat(&body(i, &split(current))));
+        let joined = counted(self.context, &self.writer, [from, to, step], &flat(carried), &mut |i, current| flat(&body(i, &split(current))));
         split(&joined)
     }
 

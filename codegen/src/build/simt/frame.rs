@@ -3,7 +3,6 @@
 use super::{LANES, Simt};
 use crate::CompileError;
 use crate::abi::{Bounds, Entry, WARPS};
-use crate::build::asm::Instruction;
 use crate::build::instructions::built;
 use crate::build::llvm::set_target_attributes;
 use crate::build::{Builder, Frame, IntBinary, KernelBody};
@@ -28,12 +27,19 @@ pub struct Given<'c> {
     /// Where pointers and scalars lie, 8 bytes each.
     pub arguments: PointerValue<'c>,
     pub scalars: PointerValue<'c>,
-    /// The number of tiles, where scratch is, its bytes per warp.
-    tiles: IntValue<'c>,
+    /// The number of tiles, where scratch is or the counter of tiles, scratch bytes per warp.
+    pub tiles: IntValue<'c>,
     scratch: IntValue<'c>,
     stride: IntValue<'c>,
     /// Addresses of the tensor maps.
     pub maps: Vec<IntValue<'c>>,
+}
+
+impl<'c> Given<'c> {
+    /// Where the counter of tiles is, of a kernel that has no scratch ([`crate::abi::launch_of_roles`]).
+    pub fn counter(&self) -> IntValue<'c> {
+        self.scratch
+    }
 }
 
 impl<'c> Simt<'c> {
@@ -119,7 +125,8 @@ impl<'c> Simt<'c> {
         self.frame(name, arguments, Unit::Block, bounds, body)
     }
 
-    /// A kernel whose warps differ in what they do, with tensor maps; `body` is all of it. The tiles are the block's to go through ([`Simt::tiles`]).
+    /// A kernel whose warps differ in what they do, with tensor maps; `body` is all of it. Which tiles are the block's,
+    /// [`crate::build::scheduler`] says.
     ///
     /// # Errors
     /// Those of `body`.
@@ -134,17 +141,6 @@ impl<'c> Simt<'c> {
         let result = body(&self.begin(name, arguments, maps, bounds));
         built(self.writer.build_return(None));
         result
-    }
-
-    /// Every n-th tile, n being the number of blocks. Numbers have 32 bits.
-    pub fn tiles(&self, given: &Given<'c>, body: &mut dyn FnMut(IntValue<'c>)) {
-        let first = self.narrow(self.register("ctaid.x"));
-        // Read anew each time: a tile may need all registers.
-        let blocks = || self.asm(Instruction::Blocks, &[])[0].into_int_value();
-        self.counted_by([first, self.narrow(given.tiles)], &blocks, &[], &mut |tile, _| {
-            body(tile);
-            vec![]
-        });
     }
 }
 

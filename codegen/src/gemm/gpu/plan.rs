@@ -5,6 +5,7 @@ use super::maps::Map;
 use super::rows;
 use super::tile::Tile;
 use crate::build::asm::{Factor, Half};
+use crate::build::scheduler::Scheduler;
 use crate::build::squares::LINE;
 use crate::build::stages::Stages;
 use crate::gemm::product::{Own, Product};
@@ -36,8 +37,9 @@ const PLAIN: [Tile; 3] = [
 
 /// The tiles for warpgroups that one warp beside them feeds: 64 rows each, a block to a multiprocessor, or two of the least. As many stages as there
 /// is room for beside sums.
-const RING: [Tile; 4] = [
+const RING: [Tile; 5] = [
     Tile { rows: 128, columns: 256, depth: 64, stages: 4, warps: [8, 1], blocks: 1, rate: 100 },
+    Tile { rows: 128, columns: 192, depth: 64, stages: 4, warps: [8, 1], blocks: 1, rate: 92 },
     Tile { rows: 128, columns: 128, depth: 64, stages: 6, warps: [8, 1], blocks: 1, rate: 85 },
     Tile { rows: 128, columns: 64, depth: 64, stages: 8, warps: [8, 1], blocks: 1, rate: 65 },
     Tile { rows: 64, columns: 64, depth: 64, stages: 5, warps: [4, 1], blocks: 2, rate: 60 },
@@ -153,7 +155,7 @@ impl Ring {
         self.first_bytes() + LINE * self.tile.columns
     }
 
-    /// Where sums on their way to the epilogue lie in shared memory, and where the mbarriers.
+    /// Where sums on their way to the epilogue lie in shared memory, where the mbarriers, and where numbers of tiles.
     pub fn sums_at(&self) -> i64 {
         self.tile.stages * self.stage_bytes()
     }
@@ -162,9 +164,13 @@ impl Ring {
         self.sums_at() + self.tile.threads() / 32 * rows::ROOM
     }
 
+    pub fn scheduler_at(&self) -> i64 {
+        self.barriers_at() + Stages::bytes(self.tile.stages)
+    }
+
     /// Dynamic shared memory of a block.
     pub fn shared_bytes(&self) -> i64 {
-        self.barriers_at() + Stages::bytes(self.tile.stages)
+        self.scheduler_at() + Scheduler::BYTES
     }
 }
 

@@ -9,9 +9,10 @@ use super::groups::{Groups, SQUARE};
 use super::parts::{Gpu, Part};
 use super::plan::Ring;
 use super::rows::Rows;
-use crate::abi::{Bounds, launch_of_blocks, with_maps};
+use crate::abi::{Bounds, launch_of_roles};
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
+use crate::build::scheduler::Scheduler;
 use crate::build::simt::{Given, LANES, Pointer, Simt, Value};
 use crate::build::squares::LINE;
 use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers};
@@ -35,7 +36,8 @@ pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &st
         let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
         let base = b.shared();
         let stages = Stages::new(b, b.index_add(base, b.word(ring.barriers_at())), ring.tile.stages);
-        let roles = Roles { g, ring, given, tensors, base, stages };
+        let scheduler = Scheduler::new(b, given, b.index_add(base, b.word(ring.scheduler_at())));
+        let roles = Roles { g, ring, given, tensors, base, stages, scheduler };
         roles.prepare();
         let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
         let (mut copied, mut multiplied) = (Ok(()), Ok(()));
@@ -43,8 +45,8 @@ pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &st
         copied.and(multiplied)
     })?;
     let shape = Shape { tiles: ring.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
-    let launch = launch_of_blocks(kernel, &shape, bounds, ring.shared_bytes() as u32);
-    Ok((shape, with_maps(launch, ring.maps.iter().map(|m| m.map.clone()).collect())))
+    let maps = ring.maps.iter().map(|m| m.map.clone()).collect();
+    Ok((shape, launch_of_roles(kernel, &shape, bounds, ring.shared_bytes() as u32, maps)))
 }
 
 /// What the roles share.
@@ -56,6 +58,7 @@ struct Roles<'a, 'c> {
     /// Of shared memory.
     base: Index<'c>,
     stages: Stages<'a, 'c>,
+    scheduler: Scheduler<'a, 'c>,
 }
 
 impl<'c> Roles<'_, 'c> {
@@ -76,20 +79,22 @@ impl<'c> Roles<'_, 'c> {
     fn prepare(&self) {
         let b = self.g.b;
         b.if_so(b.equal(b.thread(), b.word(0)), || {
-            self.stages.prepare(self.ring.tile.threads() / LANES as i64);
+            let multiply = self.ring.tile.threads() / LANES as i64;
+            self.stages.prepare(multiply);
+            self.scheduler.prepare(multiply);
             b.asm(Instruction::FenceBarriers, &[]);
         });
         b.barrier();
     }
 
-    /// What one thread of the first warpgroup does.
+    /// What the first warpgroup does: one thread copies, and takes the numbers of tiles.
     fn copy(&self) -> Result<(), CompileError> {
         let b = self.g.b;
         let mut result = Ok(());
         b.asm(Instruction::FewerRegisters(FEW_REGISTERS), &[]);
         elected(b, || {
             let position = self.stages.filling();
-            b.tiles(self.given, &mut |number| {
+            self.scheduler.each_taken(|number| {
                 result = self.g.tile(number, &self.tensors, &mut |part| {
                     self.fill(part, position);
                     Ok(())
@@ -137,7 +142,7 @@ impl<'c> Roles<'_, 'c> {
         let rows = Rows::new(&self.g, b.index_add(self.base, b.word(ring.sums_at())), warp, &self.tensors);
         let position = self.stages.using();
         let mut result = Ok(());
-        b.tiles(self.given, &mut |number| {
+        self.scheduler.each(|number| {
             result = self.g.tile(number, &self.tensors, &mut |part| {
                 let sums = self.sums(part, &groups, position);
                 rows.store(part, &sums, self.given.scalars)

@@ -1,6 +1,6 @@
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
-use crate::testing::ordering::every_line_is_needed;
+use crate::testing::ordering::{every_line_but, every_line_is_needed};
 use crate::testing::{Make, assembling, check_with, golden, random_inputs, run_ptx, with_tf32};
 use emulator::{Options, Timing};
 use ir::kernel::{Family, Kernel};
@@ -85,13 +85,18 @@ fn warpgroups_that_copy_need_every_wait_fence_and_barrier() {
 #[test]
 fn rings_need_every_arrival_wait_fence_and_barrier() {
     let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
-    // Two tiles for a block, more steps than stages, edges everywhere; both factors in boxes of rows, then in boxes of contracted elements.
+    // Several tiles for a block, more steps than stages, edges everywhere; both factors in boxes of rows, then in boxes
+    // of contracted elements. The thread that copies such a tile to its end has seen that the others began with it:
+    // that they have read its number it need not wait for.
     for turned in [[false, true], [true, false]] {
         let kernel = product(turned, [104, 72, 400], DType::Bf16);
-        every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 20);
+        every_line_but(&kernel, "sm_90a", &integers(&kernel), &ordering, 20, 1);
     }
     let kernel = rounding([false, true], [104, 72, 200]);
-    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 20);
+    every_line_but(&kernel, "sm_90a", &integers(&kernel), &ordering, 20, 1);
+    // It must where tiles have no more steps than there are stages.
+    let kernel = product([false, true], [104, 72, 304], DType::Bf16);
+    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.try_wait"], 4);
     // So many tiles that one has two warpgroups.
     let kernel = product([false, true], [768, 768, 200], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
@@ -107,17 +112,21 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
 }
 
 #[test]
-fn large_products_have_tiles_of_256_columns() {
-    let sizes = [136, 25600, 72];
+fn large_products_have_tiles_that_fill_the_card() {
+    // Two rows of tiles: 200 of 256 columns take two rounds of the card, 132 of 192 columns one.
+    let (many, few) = ([136, 25600, 72], [136, 12664, 72]);
     let kernels = [
-        (product([false, true], sizes, DType::F16), [false, true], Timing::Late),
-        (product([true, false], sizes, DType::F16), [true, false], Timing::Early),
-        (rounding([false, true], sizes), [false, true], Timing::Late),
+        (product([false, true], many, DType::F16), many, 256, [false, true], Timing::Late),
+        (product([true, false], many, DType::F16), many, 256, [true, false], Timing::Early),
+        (rounding([false, true], many), many, 256, [false, true], Timing::Late),
+        (product([false, true], few, DType::Bf16), few, 192, [false, true], Timing::Late),
+        (product([true, false], few, DType::Bf16), few, 192, [true, false], Timing::Random),
+        (rounding([false, true], few), few, 192, [false, true], Timing::Early),
     ];
-    for (kernel, turned, timing) in kernels {
+    for (kernel, sizes, columns, turned, timing) in kernels {
         let (compiled, text) = compiled(&kernel, "sm_90a");
         let depth = 32 / kernel.inputs[0].ty.dtype.bytes();
-        assert!(text.contains(&format!("m64n256k{depth}")) && text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
+        assert!(text.contains(&format!("m64n{columns}k{depth}")) && text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
         let inputs = integers(&kernel);
         let options = Options { timing, ..Options::default() };
         let got = run_ptx(&kernel, &compiled, &text, options, &inputs, &[], f64::NAN).unwrap_or_else(|e| panic!("{e}\n{text}"));

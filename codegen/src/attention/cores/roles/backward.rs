@@ -55,7 +55,7 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Resul
         let kinds = copiers.kinds();
         let list_bytes = kinds.iter().map(|kind| copiers.list_bytes(kind.side, SIZES)).max().unwrap_or(0);
         let places = Places::new(plan, form.most_shared - list_bytes);
-        let tiles: i64 = kinds.iter().map(|kind| runs(plan, kind) * plan.sizes(&kind.heads(plan))).sum();
+        let tiles: i64 = kinds.iter().map(|kind| order(plan, kind).tiles()).sum();
         let stages = |offset: i64, count| Stages::new(b, b.index_add(b.shared(), b.word(offset)), count);
         let roles = Roles {
             form,
@@ -68,16 +68,16 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Resul
             matrices: Matrices { b, half, d: plan.d.d },
             own: stages(places.barriers, 1),
             blocks: stages(places.barriers + Stages::bytes(1), places.stages),
+            scheduler: Scheduler::new(b, given, b.index_add(b.shared(), b.word(places.scheduler))),
             places,
         };
-        prepare(b, &[&roles.own, &roles.blocks]);
-        let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
-        b.either(b.equal(group, b.word(0)), || roles.copy(), || roles.multiply(b.index_sub(group, b.word(1))));
+        prepare(b, &[&roles.own, &roles.blocks], &roles.scheduler);
+        b.either(b.equal(warpgroup(b), b.word(0)), || roles.copy(), || roles.multiply());
         Ok((tiles, roles.places.list + list_bytes))
     })?;
     let shape = Shape { tiles: tiles as u64, line: 1, scratch_bytes: 0 };
-    let launch = launch_of_blocks(kernel, &shape, BOUNDS, shared_bytes as u32);
-    Ok((shape, with_maps(launch, form.maps.iter().map(|m| m.map.clone()).collect())))
+    let maps = form.maps.iter().map(|m| m.map.clone()).collect();
+    Ok((shape, launch_of_roles(kernel, &shape, BOUNDS, shared_bytes as u32, maps)))
 }
 
 /// The program's operands that are of one side alone.
@@ -91,13 +91,13 @@ fn rows_numbers(plan: &Plan) -> i64 {
     NUMBERS + of(Side::Queries).max(of(Side::Keys))
 }
 
-/// Runs of rows of a head.
-fn runs(plan: &Plan, kind: &Kind) -> i64 {
-    let rows = if kind.side == Side::Queries { plan.queries } else { plan.keys };
-    div_ceil(rows, SIZES.own())
+fn order(plan: &Plan, kind: &Kind) -> Order {
+    Order::new(plan, kind.side, SIZES.own())
 }
 
-/// Where what lies in shared memory, after a tile's two matrices: pairs of blocks, mbarriers, numbers of blocks' rows, words (that of the tile, then those of blocks), the list of visits.
+/// Where what lies in shared memory, after a tile's two matrices: pairs of blocks, mbarriers, the number of the next
+/// tile, numbers of blocks' rows, words (of the tile how many it meets and its number, then those of blocks), the list
+/// of visits.
 struct Places {
     stages: i64,
     /// Bytes of one of the tile's matrices, of one of a pair's, and of one number of all rows of a block.
@@ -106,6 +106,7 @@ struct Places {
     number_bytes: i64,
     blocks: i64,
     barriers: i64,
+    scheduler: i64,
     numbers: i64,
     words: i64,
     list: i64,
@@ -119,9 +120,10 @@ impl Places {
         let at = |stages: i64| {
             let blocks = 2 * own_bytes;
             let barriers = blocks + stages * 2 * block_bytes;
-            let numbers = barriers + Stages::bytes(1) + Stages::bytes(stages);
+            let scheduler = barriers + Stages::bytes(1) + Stages::bytes(stages);
+            let numbers = scheduler + Scheduler::BYTES;
             let words = numbers + stages * rows_numbers(plan) * number_bytes;
-            Places { stages, own_bytes, block_bytes, number_bytes, blocks, barriers, numbers, words, list: words + 4 * (1 + stages) }
+            Places { stages, own_bytes, block_bytes, number_bytes, blocks, barriers, scheduler, numbers, words, list: words + 4 * (2 + stages) }
         };
         let fit = (2..=STAGES).rev().find(|stages| at(*stages).list <= last_list);
         at(fit.unwrap_or(1))
@@ -143,6 +145,7 @@ pub struct Roles<'a, 'c> {
     /// Of a tile's matrices: one stage. Of pairs of blocks, with the numbers of queries.
     own: Stages<'a, 'c>,
     pub blocks: Stages<'a, 'c>,
+    scheduler: Scheduler<'a, 'c>,
 }
 
 impl<'a, 'c> Roles<'a, 'c> {
@@ -179,52 +182,57 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     fn word(&self, slot: Index<'c>) -> Index<'c> {
-        self.of_slot(self.places.words + 4, 4, slot)
+        self.of_slot(self.places.words + 8, 4, slot)
     }
 
-    /// All tiles of the block, one after the other, by their numbers among those of their kind.
-    fn each_tile(&self, f: &mut dyn FnMut(&Kind<'a>, Index<'c>)) {
+    /// A tile by its number among those of its kind.
+    fn by_kind(&self, number: Index<'c>, f: &mut dyn FnMut(&Kind<'a>, Index<'c>)) {
         let (b, plan) = (self.b(), self.plan());
-        b.tiles(self.given, &mut |number| {
-            let mut before = 0;
-            for kind in self.kinds {
-                let count = runs(plan, kind) * plan.sizes(&kind.heads(plan));
-                let number = b.index_sub(number, b.word(before));
-                b.if_so(b.bits(IntBinary::And, b.less(b.word(-1), number), b.less(number, b.word(count))), || f(kind, number));
-                before += count;
-            }
-        });
+        let mut before = 0;
+        for kind in self.kinds {
+            let count = order(plan, kind).tiles();
+            let number = b.index_sub(number, b.word(before));
+            b.if_so(b.bits(IntBinary::And, b.less(b.word(-1), number), b.less(number, b.word(count))), || f(kind, number));
+            before += count;
+        }
     }
 
-    /// A tile by its number. Of a causal head, those that meet most come first: the last queries, and the first keys.
+    /// A tile by its number among those of its kind.
     fn tile(&self, kind: &Kind, number: Index<'c>) -> Tile<'c> {
         let (b, plan) = (self.b(), self.plan());
-        let (dims, runs) = (kind.heads(plan), runs(plan, kind));
-        let (head, run) = (b.index_div(number, b.word(runs)), b.index_rem(number, b.word(runs)));
-        let run = if kind.side == Side::Queries { b.index_sub(b.word(runs - 1), run) } else { run };
+        let dims = kind.heads(plan);
+        let [head, run] = order(plan, kind).place(b, number);
         let at = self.arguments.at(b, plan, &dims, b.widen(head));
         let first = b.widen(b.index_mul(run, b.word(SIZES.own())));
         Tile { at, heads: self.copiers.digits(&dims, head), own: Own { side: kind.side, sizes: SIZES, first } }
     }
 
-    /// What the first warpgroup does: all of it lists what a tile meets, its first warp copies.
+    /// What the first warpgroup does: all of it lists what a tile meets, its first warp copies and takes the numbers of
+    /// tiles.
     fn copy(&self) {
         let (b, plan) = (self.b(), self.plan());
         b.asm(Instruction::FewerRegisters(FEW_REGISTERS), &[]);
-        let (own, blocks) = (self.own.filling(), self.blocks.filling());
-        self.each_tile(&mut |kind, number| {
-            let tile = self.tile(kind, number);
-            if plan.program.tells() {
-                // The list of the tile before this one is read no more.
-                self.copiers.meet();
-            }
-            let visits = self.copiers.visits(&tile.at, &tile.own, plan.sizes(kind.met(plan)), self.at(self.places.list));
-            first_warp(b, || self.copy_matrices(kind, &tile, &visits, [own, blocks]));
+        let (own, blocks, taking) = (self.own.filling(), self.blocks.filling(), self.scheduler.taking());
+        elected(b, || {
+            self.scheduler.first(taking);
         });
+        let mut copy = |kind: &Kind<'a>, number| {
+            let tile = self.tile(kind, number);
+            let visits = self.copiers.visits(&tile.at, &tile.own, plan.sizes(kind.met(plan)), self.at(self.places.list));
+            first_warp(b, || {
+                self.copy_matrices(kind, (&tile, number), &visits, [own, blocks]);
+                // By then the list has been read by all lanes: the next tile's takes its place.
+                b.meet();
+                one_lane(b, || {
+                    self.scheduler.next(taking);
+                });
+            });
+        };
+        self.scheduler.each(|number| self.by_kind(number, &mut copy));
     }
 
     /// Copies the matrices of a tile, then what it meets. One warp does it.
-    fn copy_matrices(&self, kind: &Kind, tile: &Tile<'c>, visits: &Visits<'c>, [own, blocks]: [Position<'c>; 2]) {
+    fn copy_matrices(&self, kind: &Kind, (tile, number): (&Tile<'c>, Index<'c>), visits: &Visits<'c>, [own, blocks]: [Position<'c>; 2]) {
         let (b, plan, places) = (self.b(), self.plan(), &self.places);
         let (mine, theirs) = match kind.side {
             Side::Queries => ([0, 3], [1, 2]),
@@ -242,6 +250,7 @@ impl<'a, 'c> Roles<'a, 'c> {
             if plan.program.tells() {
                 b.store_shared(self.at(places.words), &[visits.count.into()]);
             }
+            b.store_shared(self.at(places.words + 4), &[number.into()]);
             fill(mine, &tile.heads, b.narrow(tile.own.first), [self.at(0), self.at(places.own_bytes)], SIZES.own(), self.own.full(slot));
         });
         self.own.advance(own);
@@ -304,13 +313,14 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     /// What the other warpgroups do.
-    fn multiply(&self, group: Index<'c>) {
+    fn multiply(&self) {
         let (b, plan) = (self.b(), self.plan());
         b.asm(Instruction::MoreRegisters(more_registers(GROUPS, 1)), &[]);
         let (own, blocks) = (self.own.using(), self.blocks.using());
-        let rows = b.index_mul(group, b.word(WARPGROUP / 2 * LINE));
-        let mine = [0, self.places.own_bytes].map(|place| self.matrices.at(b.index_add(self.at(place), rows), SIZES.own()));
-        self.each_tile(&mut |kind, number| {
+        let mut multiply = |kind: &Kind<'a>, number| {
+            // Found anew for each tile, as no register is left for it from one to the next.
+            let rows = b.index_mul(b.index_sub(warpgroup(b), b.word(1)), b.word(WARPGROUP / 2 * LINE));
+            let mine = [0, self.places.own_bytes].map(|place| self.matrices.at(b.index_add(self.at(place), rows), SIZES.own()));
             let tile = self.tile(kind, number);
             let slot = self.own.slot(own);
             self.own.wait_full(slot, own);
@@ -333,10 +343,12 @@ impl<'a, 'c> Roles<'a, 'c> {
                 b.asm(Instruction::LeaveRolled, &[]);
                 meeting.meet(&|slot| visit(i, slot), sums, b.less(b.index_add(i, b.word(1)), count))
             });
+            // Read and found once more, so that what it takes to store has no registers while pairs are met.
+            let number = b.uniform(b.load_shared_word(self.at(self.places.words + 4)));
             release(b, self.own.empty(slot));
-            // Found once more, so that what it takes to store has no registers while pairs are met.
-            let tile = self.tile(kind, b.uniform(number));
+            let tile = self.tile(kind, number);
             self.multipliers.store_gradients(&tile.at, &tile.own, kind, &sums);
-        });
+        };
+        self.scheduler.each_beside(own, |number| self.by_kind(number, &mut multiply));
     }
 }

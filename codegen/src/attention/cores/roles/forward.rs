@@ -35,14 +35,14 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Resul
     let count = kernel.inputs.len() + kernel.outputs.len();
     let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], form.maps.len(), BOUNDS, |given| {
         let roles = Roles::new(b, plan, half, form, given);
-        prepare(b, &[&roles.queries, &roles.blocks]);
-        let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
+        prepare(b, &[&roles.queries, &roles.blocks], &roles.scheduler);
+        let group = warpgroup(b);
         b.either(b.equal(group, b.word(0)), || roles.copy(), || roles.multiply(b.index_sub(group, b.word(1))));
-        Ok((roles.runs() * plan.sizes(&plan.heads()), roles.list_at() + roles.copiers.list_bytes(Side::Queries, SIZES)))
+        Ok((roles.order().tiles(), roles.list_at() + roles.copiers.list_bytes(Side::Queries, SIZES)))
     })?;
     let shape = Shape { tiles: tiles as u64, line: 1, scratch_bytes: 0 };
-    let launch = launch_of_blocks(kernel, &shape, BOUNDS, shared_bytes as u32);
-    Ok((shape, with_maps(launch, form.maps.iter().map(|m| m.map.clone()).collect())))
+    let maps = form.maps.iter().map(|m| m.map.clone()).collect();
+    Ok((shape, launch_of_roles(kernel, &shape, BOUNDS, shared_bytes as u32, maps)))
 }
 
 /// What the roles share.
@@ -56,6 +56,7 @@ struct Roles<'a, 'c> {
     /// Of queries: one stage. Of keys and values.
     queries: Stages<'a, 'c>,
     blocks: Stages<'a, 'c>,
+    scheduler: Scheduler<'a, 'c>,
 }
 
 impl<'a, 'c> Roles<'a, 'c> {
@@ -72,6 +73,7 @@ impl<'a, 'c> Roles<'a, 'c> {
             matrices: Matrices { b, half, d: plan.d.d },
             queries: Stages::new(b, at(barriers), 1),
             blocks: Stages::new(b, at(barriers + Stages::bytes(1)), form.stages),
+            scheduler: Scheduler::new(b, given, at(barriers + Stages::bytes(1) + Stages::bytes(form.stages))),
         }
     }
 
@@ -101,7 +103,8 @@ impl<'a, 'c> Roles<'a, 'c> {
     /// Where the words beside the stages lie: that of the queries, then those of keys.
     fn words_at(&self) -> i64 {
         let stages = self.form.stages;
-        self.stage_bytes(SIZES.own()) + stages * self.stage_bytes(SIZES.others) + Stages::bytes(1) + Stages::bytes(stages)
+        let barriers = self.stage_bytes(SIZES.own()) + stages * self.stage_bytes(SIZES.others);
+        barriers + Stages::bytes(1) + Stages::bytes(stages) + Scheduler::BYTES
     }
 
     fn word(&self, slot: Index<'c>) -> Index<'c> {
@@ -112,31 +115,32 @@ impl<'a, 'c> Roles<'a, 'c> {
         self.words_at() + 4 * (1 + self.form.stages)
     }
 
-    /// Runs of queries of a head.
-    fn runs(&self) -> i64 {
-        div_ceil(self.plan().queries, SIZES.own())
+    fn order(&self) -> Order {
+        Order::new(self.plan(), Side::Queries, SIZES.own())
     }
 
-    /// A tile by its number. The last runs of a causal head are the longest; they come first.
+    /// A tile by its number.
     fn tile(&self, number: Index<'c>) -> Tile<'c> {
-        let (b, plan, runs) = (self.b(), self.plan(), self.b().word(self.runs()));
-        let (head, run) = (b.index_div(number, runs), b.index_sub(b.word(self.runs() - 1), b.index_rem(number, runs)));
+        let (b, plan) = (self.b(), self.plan());
+        let [head, run] = self.order().place(b, number);
         let heads = self.copiers.digits(&plan.heads(), head);
         let at = self.arguments.at(b, plan, &plan.heads(), b.widen(head));
         Tile { at, heads, own: Own { side: Side::Queries, sizes: SIZES, first: b.widen(b.index_mul(run, b.word(SIZES.own()))) } }
     }
 
-    /// What the first warpgroup does: all of it lists what a tile meets, one thread copies.
+    /// What the first warpgroup does: all of it lists what a tile meets, one thread copies, and takes the numbers of
+    /// tiles.
     fn copy(&self) {
         let b = self.b();
         b.asm(Instruction::FewerRegisters(FEW_REGISTERS), &[]);
         let (queries, blocks) = (self.queries.filling(), self.blocks.filling());
-        b.tiles(self.given, &mut |number| {
+        let taking = self.scheduler.taking();
+        elected(b, || {
+            self.scheduler.first(taking);
+        });
+        self.scheduler.each(|number| {
             let tile = self.tile(number);
-            if self.plan().program.tells() {
-                // The list of the tile before this one is read no more.
-                self.copiers.meet();
-            }
+            // The list of the tile before is read no more: the thread that read it has handed out the number.
             let visits = self.copiers.visits(&tile.at, &tile.own, 1, self.at(self.list_at()));
             elected(b, || {
                 let slot = self.queries.slot(queries);
@@ -164,6 +168,7 @@ impl<'a, 'c> Roles<'a, 'c> {
                     vec![visit.block.into()]
                 });
                 b.if_so(b.less(b.word(0), visits.count), || block(2, last[0].into_int_value(), None));
+                self.scheduler.next(taking);
             });
         });
     }
@@ -182,7 +187,7 @@ impl<'a, 'c> Roles<'a, 'c> {
         let (queries, blocks) = (self.queries.using(), self.blocks.using());
         let own_rows = matrices.at(b.index_add(self.at(0), b.index_mul(group, b.word(WARPGROUP / 2 * LINE))), SIZES.own());
         let rows = 2 * SIZES.tall as usize;
-        b.tiles(self.given, &mut |number| {
+        self.scheduler.each_beside(queries, |number| {
             let tile = self.tile(number);
             let slot = self.queries.slot(queries);
             self.queries.wait_full(slot, queries);

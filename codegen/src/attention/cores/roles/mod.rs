@@ -12,7 +12,8 @@ mod matrices;
 mod pairs;
 
 use super::*;
-use crate::abi::with_maps;
+use crate::abi::launch_of_roles;
+use crate::build::scheduler::Scheduler;
 use crate::build::simt::Given;
 use crate::build::squares::{self, LINE};
 use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, first_warp, more_registers, one_lane, release};
@@ -94,12 +95,18 @@ fn arguments<'c>(b: &Simt<'c>, kernel: &Kernel, given: &Given<'c>) -> At<'c> {
     Arguments { tensors, scratch: given.arguments }
 }
 
+/// The number of this thread's warpgroup in the block.
+fn warpgroup<'c>(b: &Simt<'c>) -> Index<'c> {
+    b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)))
+}
+
 /// Makes mbarriers, for all of the block.
-fn prepare(b: &Simt, all: &[&Stages]) {
+fn prepare(b: &Simt, all: &[&Stages], scheduler: &Scheduler) {
     b.if_so(b.equal(b.thread(), b.word(0)), || {
         for stages in all {
             stages.prepare(MULTIPLIERS.warps);
         }
+        scheduler.prepare(COPIERS.warps + MULTIPLIERS.warps);
         b.asm(Instruction::FenceBarriers, &[]);
     });
     b.barrier();

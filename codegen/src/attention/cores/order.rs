@@ -1,0 +1,56 @@
+//! In which order tiles are handed out: long ones first, and those that meet the same rows at about the same time.
+//!
+//! Of a causal head the last queries meet most, and the first keys. Blocks that come for their next tile when they are
+//! through with one end at about the same time if the long tiles go first (Graham, "Bounds on multiprocessing timing
+//! anomalies", 1969). But tiles of all heads at once would have the rows of all heads come from memory again and
+//! again: so heads are taken in groups whose rows stay in the second-level cache.
+
+use super::*;
+
+/// Bytes of rows that are met at a time: half of that cache.
+const CACHE: i64 = 24 << 20;
+
+/// Tiles of one kind: runs of rows of each head.
+#[derive(Clone, Copy)]
+pub struct Order {
+    side: Side,
+    heads: i64,
+    runs: i64,
+    /// Heads whose tiles are mixed.
+    together: i64,
+}
+
+impl Order {
+    /// Of tiles of so many rows of one side.
+    pub fn new(plan: &Plan, side: Side, rows: i64) -> Order {
+        let [shared, group] = [&plan.shared, &plan.group].map(|dims| plan.sizes(dims));
+        let (own, met, heads) = match side {
+            Side::Queries => (plan.queries, plan.keys, group),
+            Side::Keys => (plan.keys, plan.queries * group, 1),
+        };
+        let groups = (CACHE / (met * ELEMENT * (plan.d.d + plan.values.d))).clamp(1, shared);
+        Order { side, heads: heads * shared, runs: div_ceil(own, rows), together: heads * groups }
+    }
+
+    /// Of as many runs of each head, one head after the other.
+    pub fn by_head(heads: i64, runs: i64) -> Order {
+        Order { side: Side::Queries, heads, runs, together: 1 }
+    }
+
+    pub fn tiles(&self) -> i64 {
+        self.heads * self.runs
+    }
+
+    /// The head of a tile and its number among the runs of that.
+    pub fn place<'c>(&self, b: &Simt<'c>, number: Index<'c>) -> [Index<'c>; 2] {
+        let group = b.word(self.together * self.runs);
+        let first = b.index_mul(b.index_div(number, group), b.word(self.together));
+        let mixed = match self.heads % self.together {
+            0 => b.word(self.together),
+            _ => b.least(b.word(self.together), b.index_sub(b.word(self.heads), first)),
+        };
+        let within = b.index_rem(number, group);
+        let (head, run) = (b.index_add(first, b.index_rem(within, mixed)), b.index_div(within, mixed));
+        [head, if self.side == Side::Queries { b.index_sub(b.word(self.runs - 1), run) } else { run }]
+    }
+}
