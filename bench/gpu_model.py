@@ -23,6 +23,12 @@ STEPS = [
     ("Mixtral 8x7B, 4 of 32 layers, 4,096 tokens a rank, dp 8 with ep 8", "mixtral",
      "-D layers=4 -D seq=4096 --dp 8 --ep 8 --zero 1 --micro-batch-size 1 --global-batch-size 8"),
 ]
+# Milliseconds of these steps by earlier kernels, by the same model, and what was other in those behind.
+EARLIER = [
+    ("0982bcd", [750.44, 478.47, 204.13], "as an H100 ran them"),
+    ("af50a681", [750.37, 476.52, 162.36], "more warps for sums by index and for few results"),
+]
+TODAY = "tiles by a counter, long ones first; 192 columns; teams for long rows; gates of 16 bits"
 MEASURED = ROOT / "docs/benchmarks/gpu.md"
 MODELS = {"llama": ["Llama"], "gpt2": ["GPT-2, heads of 128", "GPT-2, heads of 64"]}
 
@@ -40,6 +46,13 @@ def rows_of(mcc: Path, model: str, flags: str) -> list[dict]:
 def milliseconds(rows: list[dict], family: str | None = None) -> float:
     own = (r for r in rows if "predicted" in r and family in (None, r["family"]))
     return sum(1e3 * r["predicted"]["seconds"] * r["launches"] for r in own)
+
+
+def brought(steps: list[list[dict]]) -> None:
+    print("\n## What changes brought\n")
+    print("Milliseconds of the three steps above.\n")
+    rows = [*EARLIER, ("today", [milliseconds(rows) for rows in steps], TODAY)]
+    table(["kernels of", "Llama", "GPT-3", "Mixtral", "what was other"], [[c, *(f"{ms:.1f}" for ms in all), what] for c, all, what in rows])
 
 
 def step(name: str, after: list[dict], before: list[dict] | None) -> None:
@@ -115,12 +128,15 @@ def main() -> None:
     print()
     print("## Beside what was measured\n")
     print("The kernels of [an H100](gpu.md#times), as they are today, beside its times of 26 November. Of that card the model")
-    print("knows what a copy and cuBLAS reach; nothing was fitted to mcc's kernels. Sums by index, and sums to few results,")
-    print("have other kernels since.\n")
+    print("knows what a copy and cuBLAS reach; nothing was fitted to mcc's kernels. Sums by index and to few results, norms")
+    print("of long rows, and the order in which attention's tiles are computed, are other ones since.\n")
     beside_measured()
+    steps = []
     for name, model, flags in STEPS:
         earlier = rows_of(before, model, flags) if before else None
-        step(name, rows_of(MCC, model, flags), earlier)
+        steps.append(rows_of(MCC, model, flags))
+        step(name, steps[-1], earlier)
+    brought(steps)
 
 
 if __name__ == "__main__":
