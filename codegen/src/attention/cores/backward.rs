@@ -150,7 +150,7 @@ impl<'c> Cores<'_, 'c> {
             self.store_gradients(at, &own, &kind, &sums);
         };
         let shared_bytes = list + self.list_bytes(side, sizes);
-        Part { heads: runs_of, order: Order::new(plan, side, sizes.own()), shared_bytes, write: Box::new(write) }
+        Part { heads: runs_of, order: Order::new(plan, side == Side::Queries, sizes.own()), shared_bytes, write: Box::new(write) }
     }
 
     /// Of each score of a block of queries its row's logarithm, as it is subtracted from an exponent of two, and its

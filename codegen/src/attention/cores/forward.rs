@@ -50,7 +50,7 @@ impl<'c> Cores<'_, 'c> {
         };
         let heads = plan.heads();
         let shared_bytes = list + self.list_bytes(Side::Queries, sizes);
-        Ok(Part { heads, order: Order::new(plan, Side::Queries, sizes.own()), shared_bytes, write: Box::new(write) })
+        Ok(Part { heads, order: Order::new(plan, true, sizes.own()), shared_bytes, write: Box::new(write) })
     }
 
     /// Of each row the greatest score so far, then of each this lane's share of the sum of exponentials relative to it: before any score.

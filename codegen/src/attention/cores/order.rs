@@ -5,15 +5,21 @@
 //! anomalies", 1969). But tiles of all heads at once would have the rows of all heads come from memory again and
 //! again: so heads are taken in groups whose rows stay in the second-level cache.
 
-use super::*;
+use crate::attention::Plan;
+use crate::build::Builder;
+use crate::build::block::Index;
+use crate::build::simt::Simt;
+use crate::layout::div_ceil;
 
-/// Bytes of rows that are met at a time: half of that cache.
+/// Bytes of rows that are met at a time: half of that cache. Elements have two.
 const CACHE: i64 = 24 << 20;
+const ELEMENT: i64 = 2;
 
 /// Tiles of one kind: runs of rows of each head.
 #[derive(Clone, Copy)]
 pub struct Order {
-    side: Side,
+    /// The last runs first.
+    from_last: bool,
     heads: i64,
     runs: i64,
     /// Heads whose tiles are mixed.
@@ -21,20 +27,20 @@ pub struct Order {
 }
 
 impl Order {
-    /// Of tiles of so many rows of one side.
-    pub fn new(plan: &Plan, side: Side, rows: i64) -> Order {
+    /// Of tiles of so many queries, or else keys.
+    pub fn new(plan: &Plan, queries: bool, rows: i64) -> Order {
         let [shared, group] = [&plan.shared, &plan.group].map(|dims| plan.sizes(dims));
-        let (own, met, heads) = match side {
-            Side::Queries => (plan.queries, plan.keys, group),
-            Side::Keys => (plan.keys, plan.queries * group, 1),
+        let (own, met, heads) = match queries {
+            true => (plan.queries, plan.keys, group),
+            false => (plan.keys, plan.queries * group, 1),
         };
         let groups = (CACHE / (met * ELEMENT * (plan.d.d + plan.values.d))).clamp(1, shared);
-        Order { side, heads: heads * shared, runs: div_ceil(own, rows), together: heads * groups }
+        Order { from_last: queries, heads: heads * shared, runs: div_ceil(own, rows), together: heads * groups }
     }
 
     /// Of as many runs of each head, one head after the other.
     pub fn by_head(heads: i64, runs: i64) -> Order {
-        Order { side: Side::Queries, heads, runs, together: 1 }
+        Order { from_last: true, heads, runs, together: 1 }
     }
 
     pub fn tiles(&self) -> i64 {
@@ -51,6 +57,6 @@ impl Order {
         };
         let within = b.index_rem(number, group);
         let (head, run) = (b.index_add(first, b.index_rem(within, mixed)), b.index_div(within, mixed));
-        [head, if self.side == Side::Queries { b.index_sub(b.word(self.runs - 1), run) } else { run }]
+        [head, if self.from_last { b.index_sub(b.word(self.runs - 1), run) } else { run }]
     }
 }

@@ -92,7 +92,7 @@ fn rows_numbers(plan: &Plan) -> i64 {
 }
 
 fn order(plan: &Plan, kind: &Kind) -> Order {
-    Order::new(plan, kind.side, SIZES.own())
+    Order::new(plan, kind.side == Side::Queries, SIZES.own())
 }
 
 /// Where what lies in shared memory, after a tile's two matrices: pairs of blocks, mbarriers, the number of the next

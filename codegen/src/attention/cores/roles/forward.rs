@@ -116,7 +116,7 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     fn order(&self) -> Order {
-        Order::new(self.plan(), Side::Queries, SIZES.own())
+        Order::new(self.plan(), true, SIZES.own())
     }
 
     /// A tile by its number.
