@@ -98,7 +98,7 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
     let kernel = product([false, true], [104, 72, 304], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.try_wait"], 4);
     // So many tiles that one has two warpgroups.
-    let kernel = product([false, true], [768, 768, 200], DType::Bf16);
+    let kernel = product([false, true], [768, 768, 400], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
     // Two experts, the last one with an end within a stage; of what follows it two lines are nobody's, and no numbers.
     let kernel = gradient([592, 2, 104, 72]);
