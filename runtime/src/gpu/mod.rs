@@ -137,7 +137,9 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
         }
         let [scratch_bytes, counter_bytes] = launch_bytes(&artifact.kernels);
         let (scratch, counters) = (allocate("scratch", scratch_bytes)?, allocate("counters of tiles", counter_bytes)?);
-        card.write(Queue::Compute, counters, &vec![0; counter_bytes as usize]).map_err(DeviceError::Failed)?;
+        if counter_bytes > 0 {
+            card.write(Queue::Compute, counters, &vec![0; counter_bytes as usize]).map_err(DeviceError::Failed)?;
+        }
         let natively = Natively::load(artifact, &host, threads)?;
         let held = Arc::new(Held { card, arenas, host, failed: Mutex::new(None) });
         Ok(Gpu {
