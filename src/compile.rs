@@ -206,7 +206,8 @@ fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footpr
     }
 }
 
-/// Scratch of a rank in the device's memory: for one thread, or for the blocks of a launch, and what its kernels count in.
+/// Scratch of a rank in the device's memory: for one thread, or for the blocks of a launch, and what its kernels count
+/// in.
 fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
     match targets.device.arch {
         Arch::X86_64 => kernels.iter().map(|k| k.scratch_bytes).max().unwrap_or(0),

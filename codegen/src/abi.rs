@@ -77,6 +77,8 @@ pub fn parameter_bytes(kernel: &Kernel) -> usize {
 const MULTIPROCESSORS: u32 = 132;
 /// Blocks that fill it: 16 of [`WARPS`] warps on each. A warp takes several tiles where there are more.
 const FILL: u64 = 16 * MULTIPROCESSORS as u64;
+/// Bytes that are read again and again and are found in the second-level cache of such a GPU: half of what that holds.
+pub const CACHED: i64 = 24 << 20;
 /// Most bytes of scratch of a launch, if a block needs no more.
 const SCRATCH: u64 = 64 << 20;
 

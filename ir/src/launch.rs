@@ -200,8 +200,9 @@ impl Launch {
         MAP_BYTES * self.maps.len() + 8 * self.parameters.len()
     }
 
-    /// The parameters as the kernel reads them, little-endian, for the addresses of operands, the bits of scalars, the addresses of scratch and of
-    /// the counter. What they refer to has been checked ([`Launch::check`]). `encode` gives the bytes of a tensor map whose operand lies at an address.
+    /// The parameters as the kernel reads them, little-endian, for the addresses of operands, the bits of scalars, the
+    /// addresses of scratch and of the counter. What they refer to has been checked ([`Launch::check`]). `encode` gives
+    /// the bytes of a tensor map whose operand lies at an address.
     ///
     /// # Errors
     /// Those of `encode`.

@@ -1,6 +1,7 @@
 //! What a kernel of loops does at each grid point, and in which order.
 
 use super::runs;
+use crate::abi::CACHED;
 use crate::layout::{self, div_ceil, tensors};
 use crate::target::{Arch, Target};
 use ir::dim::Dim;
@@ -61,10 +62,8 @@ const MEMBERS: i64 = 16;
 const SHARE: i64 = 16;
 /// Warps beyond which a GPU has enough of them without teams: eight on each of 132 multiprocessors.
 const ENOUGH: i64 = 8 * 132;
-/// Warps that such a GPU runs at a time, at most, and bytes that they may read once more and still find in the
-/// second-level cache: half of it.
+/// Warps that such a GPU runs at a time, at most.
 const RUNNING: i64 = 64 * 132;
-const CACHE: i64 = 24 << 20;
 
 /// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a tile worth a call. A
 /// GPU has thousands of warps to keep busy.
@@ -106,7 +105,7 @@ impl Plan {
         let members = match (target.arch, vector_in_grid) {
             (Arch::Nvptx, _) if few => MEMBERS,
             (Arch::Nvptx, false) => {
-                let times = div_ceil(RUNNING * read_again(kernel, grid, &steps), CACHE) as u64;
+                let times = div_ceil(RUNNING * read_again(kernel, grid, &steps), CACHED) as u64;
                 times.next_power_of_two().min(MEMBERS as u64) as i64
             }
             _ => 0,

@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 /// Where a cast to f32 takes the 16-bit result of a contraction, a sum or a scatter that nothing else uses, that op yields f32 itself:
 /// it summed in f32 anyway. So weight gradients are accumulated unrounded, and `f32(dot(..))` in a model means what it says.
 ///
-/// Where the forward pass goes on number by number from there and rounds each to 16 bits again, as `silu` does, the sum is rounded too:
-/// f32 is how the function computes, not what the model asks for, and the sum, which the backward pass may read, is stored in half of
-/// the bytes.
+/// Where the forward pass goes on number by number from there and rounds each to 16 bits again, as `silu` does, the sum
+/// is rounded too: f32 is how the function computes, not what the model asks for, and the sum, which the backward pass
+/// may read, is stored in half of the bytes.
 ///
 /// In the backward pass gradients of parameters alone are widened: other casts there turn the gradient of an activation, whose sums over
 /// ranks are exchanged in 16 bits.

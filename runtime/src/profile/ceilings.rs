@@ -46,8 +46,8 @@ pub fn flops(ranks: &[Threads], rounds: usize) -> f64 {
     best(ranks, rounds, |barrier| (0..rounds).map(|_| rate(barrier, || multiply_add(TURNS))).collect())
 }
 
-/// The threads that measure, each with the core that it stays on. Where there are more threads than cores, as many as there are cores: more would take turns,
-/// and come to no more together.
+/// The threads that measure, each with the core that it stays on. Where there are more threads than cores, as many as
+/// there are cores: more would take turns, and come to no more together.
 fn measured(ranks: &[Threads]) -> Vec<Option<usize>> {
     let cores = ranks.iter().flat_map(|t| (0..t.count).map(|k| t.cores.as_ref().and_then(|c| c.get(k).copied())));
     cores.take(allowed_cores().len().max(1)).collect()

@@ -5,14 +5,14 @@
 //! anomalies", 1969). But tiles of all heads at once would have the rows of all heads come from memory again and
 //! again: so heads are taken in groups whose rows stay in the second-level cache.
 
+use crate::abi::CACHED;
 use crate::attention::Plan;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
 use crate::layout::div_ceil;
 
-/// Bytes of rows that are met at a time: half of that cache. Elements have two.
-const CACHE: i64 = 24 << 20;
+/// Bytes of an element.
 const ELEMENT: i64 = 2;
 
 /// Tiles of one kind: runs of rows of each head.
@@ -34,7 +34,7 @@ impl Order {
             true => (plan.queries, plan.keys, group),
             false => (plan.keys, plan.queries * group, 1),
         };
-        let groups = (CACHE / (met * ELEMENT * (plan.d.d + plan.values.d))).clamp(1, shared);
+        let groups = (CACHED / (met * ELEMENT * (plan.d.d + plan.values.d))).clamp(1, shared);
         Order { from_last: queries, heads: heads * shared, runs: div_ceil(own, rows), together: heads * groups }
     }
 

@@ -185,7 +185,7 @@ impl<'a, 'c> Roles<'a, 'c> {
         self.of_slot(self.places.words + 8, 4, slot)
     }
 
-    /// A tile by its number among those of its kind.
+    /// Does something with a tile of the block: with its kind, and its number among those of that kind.
     fn by_kind(&self, number: Index<'c>, f: &mut dyn FnMut(&Kind<'a>, Index<'c>)) {
         let (b, plan) = (self.b(), self.plan());
         let mut before = 0;
