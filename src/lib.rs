@@ -25,7 +25,7 @@ use ir::diag::{Diagnostic, Severity, Sources, Span};
 use ir::kernel::Kernel;
 use ir::model::Model;
 use ir::module::Module;
-use ir::options::Options;
+use ir::options::{Options, SplitK};
 use ir::progress::Progress;
 use machine::{Machine, beyond_scratch, entries, generate};
 use passes::compile::{Broken, Compile, CompileError, Compiled};
@@ -91,7 +91,8 @@ impl Request {
         let global_batch = training.graph.batch.map_or(options.global_batch, |d| training.graph.body.dims.size(d));
         // GPUs may exchange by NCCL, which a run decides.
         let serial_exchanges = self.targets.device.arch == Arch::Nvptx;
-        let options = Options { global_batch, serial_exchanges, ..options.clone() };
+        let split_k = self.targets.device.generation().map_or(SplitK::Off, SplitK::For);
+        let options = Options { global_batch, serial_exchanges, split_k, ..options.clone() };
         Ok(Elaborated { training, evaluation, options, sources, warnings })
     }
 

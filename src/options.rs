@@ -9,7 +9,7 @@ use anyhow::Context;
 use ir::diag::Diagnostic;
 use ir::model::{self, LossScale, Model, Muon, MuonScale, Train};
 use ir::op::{DType, Real};
-use ir::options::{Buffer, Counts, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
 use ir::pipeline::{Order, Schedule};
 
 fn recompute(args: &PlanArgs) -> Recompute {
@@ -75,8 +75,9 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
             Overlap::On => ir::options::Overlap::On,
             Overlap::Off => ir::options::Overlap::Off,
         },
-        // The target says so.
+        // The target says these two.
         serial_exchanges: false,
+        split_k: SplitK::Off,
         tp_overlap: match args.tp_comm_overlap {
             TpCommOverlap::Off => TpOverlap::Off,
             TpCommOverlap::Pipeline => TpOverlap::Pipeline { chunks: args.tp_comm_overlap_chunks },

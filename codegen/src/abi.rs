@@ -22,6 +22,7 @@
 use crate::Shape;
 use ir::kernel::{Family, Kernel};
 use ir::launch::{Launch, MAP_BYTES, MOST_BLOCKS, Parameter, TensorMap, WARP};
+use ir::tiles::Generation;
 
 /// Warps of a block of the usual form.
 pub const WARPS: u32 = 4;
@@ -74,7 +75,7 @@ pub fn parameter_bytes(kernel: &Kernel) -> usize {
 }
 
 /// Multiprocessors of the GPU whose warps loops are cut for: what a warp computes does not depend on it.
-const MULTIPROCESSORS: u32 = 132;
+const MULTIPROCESSORS: u32 = Generation::Sm90a.multiprocessors() as u32;
 /// Blocks that fill it: 16 of [`WARPS`] warps on each. A warp takes several tiles where there are more.
 const FILL: u64 = 16 * MULTIPROCESSORS as u64;
 /// Bytes that are read again and again and are found in the second-level cache of such a GPU: half of what that holds.

@@ -4,6 +4,7 @@ use inkwell::OptimizationLevel;
 use inkwell::targets::{CodeModel, InitializationConfig, RelocMode, Target as LlvmTarget, TargetMachine, TargetTriple};
 use ir::launch::FEW_PARAMETERS;
 use ir::processor;
+use ir::tiles::Generation;
 use serde::{Deserialize, Serialize};
 use std::sync::Once;
 
@@ -159,9 +160,14 @@ impl Target {
         Target { features: if few { self.features.clone() } else { "+ptx81".into() }, ..self.clone() }
     }
 
+    /// Of GPUs, whose tiles products have.
+    pub fn generation(&self) -> Option<Generation> {
+        Generation::ALL.into_iter().find(|g| g.name() == self.cpu)
+    }
+
     /// Whether warpgroups multiply out of shared memory.
     pub fn has_wgmma(&self) -> bool {
-        self.cpu == "sm_90a"
+        self.generation() == Some(Generation::Sm90a)
     }
 
     /// f32 lanes of a vector register.

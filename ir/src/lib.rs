@@ -29,4 +29,5 @@ pub mod random;
 pub mod reason;
 pub mod sharded;
 pub mod text;
+pub mod tiles;
 pub mod work;

@@ -1,6 +1,7 @@
 //! How a model is split and run: what the command line says, as data.
 
 use crate::pipeline::Schedule;
+use crate::tiles::Generation;
 use serde::{Deserialize, Serialize};
 
 /// How a model is split and run.
@@ -35,6 +36,8 @@ pub struct Options {
     pub offload: Offload,
     /// Whether products of f32 factors are multiplied as tf32.
     pub tf32: bool,
+    /// Which products are split along what they sum over.
+    pub split_k: SplitK,
     pub tp_overlap: TpOverlap,
     pub recompute: Recompute,
     pub rows: Rows,
@@ -67,6 +70,7 @@ impl Default for Options {
             serial_exchanges: false,
             offload: Offload::Off,
             tf32: false,
+            split_k: SplitK::Off,
             tp_overlap: TpOverlap::Off,
             recompute: Recompute::None,
             rows: Rows::Rules,
@@ -245,6 +249,17 @@ pub enum TpOverlap {
     Off,
     /// Products and their collectives in at most so many chunks of equally many rows.
     Pipeline { chunks: u64 },
+}
+
+/// Which products are made in segments of what they sum over (K), whose results are then added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SplitK {
+    #[default]
+    Off,
+    /// Those with so few tiles that a GPU of this generation is faster so.
+    For(Generation),
+    /// All, into at most so many segments: for tests of what is computed.
+    Into(u64),
 }
 
 /// Where optimizers run.

@@ -312,11 +312,12 @@ pub const PASSES: &[Pass] = &[
     // Of what is in no flat bucket by now: sums of parts of those stay as they are.
     Pass {
         name: "split_reduction",
-        summary: "Cuts large sums in steps, so that all threads read what they are of.",
+        summary: "Cuts large sums in steps, and for GPUs products of few tiles, so that all threads have work.",
         levels: (Level::Local, Level::Local),
         wanted: always,
         run: |m| {
-            m.on_classes(|training, evaluation| (split_reduction::cut(training), split_reduction::cut(evaluation)));
+            let options = m.options.clone();
+            m.on_classes(|training, evaluation| (split_reduction::cut(training, &options), split_reduction::cut(evaluation, &options)));
             Ok(vec![])
         },
         // Of all passes over local graphs together, whose sums are those of real numbers.

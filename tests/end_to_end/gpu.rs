@@ -74,6 +74,25 @@ fn emulated_ranks_train_as_cpus_do() {
     agree(&dir, &format!("{MLP} --tp 2 --pp 2"), "--data x=x.npy --data label=label.npy", &["sm_80", "sm_90a"]);
 }
 
+/// A result of one tile, made in segments of what it sums over, whose results are added up in f32.
+#[test]
+fn products_in_segments_train_as_on_cpus() {
+    let dir = Dir::new();
+    save_array(
+        &dir.path("x.npy"),
+        &[2, 32, 2048],
+        (0..2 * 32 * 2048u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0),
+    );
+    save_array(&dir.path("label.npy"), &[2, 32], (0..2 * 32).map(|i| i % 16));
+    let compile = "compile {models}/mlp.mdl --global-batch-size 32 --micro-batch-size 32 -D features=2048 -D hidden=64 -D classes=16";
+    let run = "--data x=x.npy --data label=label.npy --steps 2";
+    for (dtype, target, tolerance) in [("", "sm_80", 1e-4), ("--bf16", "sm_90a", 2e-2)] {
+        agree_within(&dir, &format!("{compile} {dtype}"), run, &[target], tolerance);
+        let split = |target: &str| dir.line(&format!("dump {target}.mcc --level local")).succeeds().stdout.contains(" over [segment]");
+        assert_eq!([split(target), split("cpu")], [true, false], "{target}");
+    }
+}
+
 /// Small, but with steps that move the weights; where a gradient is rounding and nothing else, so is the step.
 const TINY: &str = "--pp 2 --tp 2 -D vocab=256 -D hidden=32 -D layers=2 -D seq=8 --lr 1e-2 --min-lr 1e-2 --lr-warmup-iters 0 --adam-eps 1e-3";
 

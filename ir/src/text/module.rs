@@ -11,9 +11,10 @@ use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::model::{Plan, PlanEntry, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
-use crate::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
+use crate::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
 use crate::pipeline::{Kind, Layout, Order, Pass, Pipeline, Placement, Schedule};
 use crate::program::Interval;
+use crate::tiles::Generation;
 
 pub(super) fn blank_module() -> Module {
     Module {
@@ -164,6 +165,15 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
             Ok(())
         })?;
     }
+    option(io, &mut o.split_k, d.split_k, "split_k", |io, x| {
+        let ways = [("off", SplitK::Off), ("for", SplitK::For(Generation::Sm80)), ("into", SplitK::Into(1))];
+        io.variant(x, "a way to split products", &ways)?;
+        match x {
+            SplitK::Off => Ok(()),
+            SplitK::For(generation) => io.with(" ", generation, |io, x| io.variant(x, "a GPU", &Generation::ALL.map(|g| (g.name(), g)))),
+            SplitK::Into(segments) => io.with(" ", segments, Io::number),
+        }
+    })?;
     option(io, &mut o.tp_overlap, d.tp_overlap, "tp_overlap", |io, x| {
         io.variant(x, "a way to overlap", &[("off", TpOverlap::Off), ("pipeline", TpOverlap::Pipeline { chunks: 1 })])?;
         if let TpOverlap::Pipeline { chunks } = x { io.with(" ", chunks, Io::number) } else { Ok(()) }

@@ -9,7 +9,9 @@ use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
-use crate::options::{Buffer as MoeBuffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
+use crate::options::{
+    Buffer as MoeBuffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+};
 use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
@@ -17,6 +19,7 @@ use crate::program::{
 };
 use crate::reason::{AvoidedBy, Reason};
 use crate::sharded::{Placement, Sharded, Sharding};
+use crate::tiles::Generation;
 
 pub fn origin(phase: Phase, scope: &str) -> Origin {
     Origin { layer: Some(3), scope: scope.into(), span: Some(Span { file: 0, line: 23, col: 11, len: 6 }), ..Origin::new(phase) }
@@ -433,6 +436,7 @@ pub fn options() -> Vec<Options> {
         serial_exchanges: true,
         offload: Offload::Optimizer,
         tf32: true,
+        split_k: SplitK::For(Generation::Sm90a),
         tp_overlap: TpOverlap::Pipeline { chunks: 4 },
         recompute: Recompute::Uniform(2),
         rows: Rows::Random(7),

@@ -455,6 +455,7 @@ fn what_a_module_says_before_its_graphs() {
           offload optimizer
           serial_exchanges on
           tf32 on
+          split_k for sm_90a
           tp_overlap pipeline 4
           recompute uniform 2
           rows random 7

@@ -7,12 +7,17 @@
 //! in the kernel. Of sums over elements only those that run once per step are looked at; losses are sums of few
 //! results. A sum of many scalars has a term per parameter, as the norm of all gradients has. Sums of many tensors
 //! stay: the proof of rewrites knows sums of sums of scalars alone.
+//!
+//! For GPUs, products of few tiles are cut along what they sum over ([`products`]).
+
+pub mod products;
 
 use crate::local::role::{MAX_OPERANDS, without_dead};
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op, Reduce};
+use ir::options::Options;
 
 /// A sum of at least so many elements is cut, such that the second step is of at least this many results of the
 /// first: each is made by one warp, and a GPU is full with a thousand. Where there are less, it is of this many or
@@ -24,7 +29,7 @@ const FEW: u64 = 64;
 const MANY: u64 = 1 << 14;
 
 /// Rewrites a local graph.
-pub fn cut(local: Local) -> Local {
+pub fn cut(local: Local, options: &Options) -> Local {
     let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
     let mut out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], host: Default::default(), ..local.clone() };
     let mut new: Vec<Value> = vec![];
@@ -45,6 +50,8 @@ pub fn cut(local: Local) -> Local {
             let (arg, over) = in_few(&mut out, &local, v, part);
             node.args = vec![arg];
             node.op = Op::Reduce { kind: Reduce::Sum, over };
+        } else if let Some(segments) = products::segments(&local, v, options) {
+            node = products::split(&mut out, &local, v, node, segments);
         }
         while node.op == Op::Add && node.ty == Type::scalar(DType::F32) && node.args.len() > MAX_OPERANDS {
             let terms = std::mem::take(&mut node.args);

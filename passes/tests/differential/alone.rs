@@ -43,7 +43,7 @@ fn every_pass_does_alone_what_it_does_in_a_compile() {
         (GPT2, "tp2 pp2 m4 zero1"),
         (GPT2, "dp2 m2 zero3 offload"),
         (LLAMA, "cp2 tp2 sp m2 chunks2 tf32"),
-        (LLAMA, "dp2 pp2 zbv m4 bf16 selective"),
+        (LLAMA, "dp2 pp2 zbv m4 bf16 selective segments4"),
         (BERT, "dp2 tp2 zero2 full1"),
         (MIXTRAL, "dp2 ep2 b2"),
         (GPT2, "dp2 pp2 zbh m4"),

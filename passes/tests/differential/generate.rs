@@ -93,6 +93,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
     let random = dice.chance(40);
     let data = dice.pick(&[Data::Real, Data::Real, Data::Exact]);
     let precision = dice.pick(&[DType::F32, DType::F32, DType::F32, DType::Bf16, DType::F16]);
+    let tp_overlap = Dice(mix(!seed ^ 2)).pick(&[TpOverlap::Off, TpOverlap::Pipeline { chunks: 2 }, TpOverlap::Pipeline { chunks: 3 }]);
     Case {
         dp,
         cp,
@@ -102,7 +103,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         etp,
         pp,
         sp: dice.chance(50),
-        tp_overlap: Dice(mix(!seed ^ 2)).pick(&[TpOverlap::Off, TpOverlap::Pipeline { chunks: 2 }, TpOverlap::Pipeline { chunks: 3 }]),
+        tp_overlap,
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer]),
@@ -129,6 +130,8 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         ]),
         precision,
         tf32: Dice(mix(!seed ^ 5)).pick(&[false, false, true]),
+        // Beside chunks all products stay whole.
+        segments: if tp_overlap == TpOverlap::Off { Dice(mix(!seed ^ 6)).pick(&[1, 2, 4]) } else { 1 },
     }
 }
 

@@ -9,7 +9,7 @@ use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Report, Type, Value};
 use ir::model::LossScale;
 use ir::op::{DType, Op, Real, Scalar};
-use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use ir::program::{InputEntry, Job};
 use ir::random;
@@ -52,6 +52,8 @@ pub struct Case {
     pub precision: DType,
     /// Mark products for tensor cores; what the marks mean is the interpreter's affair, so the job is run without them.
     pub tf32: bool,
+    /// Segments of a product, at most; 1: none is split.
+    pub segments: u64,
 }
 
 /// What parameters, states and inputs hold.
@@ -93,6 +95,7 @@ impl Default for Case {
             recompute: Recompute::None,
             precision: DType::F32,
             tf32: false,
+            segments: 1,
         }
     }
 }
@@ -154,6 +157,7 @@ pub fn options(case: &Case) -> Options {
         zero: case.zero,
         offload: case.offload,
         tf32: case.tf32,
+        split_k: if case.segments > 1 { SplitK::Into(case.segments) } else { SplitK::Off },
         bucket_size: case.bucket_size,
         moe_buffer: case.moe_buffer,
         micro_batch: case.micro_batch,

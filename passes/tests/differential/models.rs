@@ -79,7 +79,7 @@ pub const T5: (&str, &[(&str, &str)]) = (
 
 /// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring,
 /// unless it says ulysses, gather or both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together,
-/// `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of experts' rows, `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
+/// `segments4` of a product at most, `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of experts' rows, `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
@@ -105,6 +105,7 @@ pub fn case(words: &str) -> Case {
             "zero" => case.zero = Zero::ALL[number() as usize],
             "offload" => case.offload = Offload::Optimizer,
             "tf" => case.tf32 = true,
+            "segments" => case.segments = number(),
             "bucket" => case.bucket_size = Some(number()),
             "room" => case.moe_buffer = Buffer::Factor(number() as f64 / 100.0),
             "m" => microbatches = number(),

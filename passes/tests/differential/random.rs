@@ -68,6 +68,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("bf16", case.precision == DType::Bf16),
         ("f16", case.precision == DType::F16),
         ("tf32", case.tf32),
+        ("split products", many(case.segments)),
         ("random rows", case.rows != Rows::Rules),
         ("microbatches", case.global_batch > case.dp * case.micro_batch),
         ("metrics of data", has(&["metric of_data"])),
@@ -83,8 +84,14 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
 
 /// Features of which a triple has one at most: a pipeline has one schedule, and only 1F1B and GPipe take any number of virtual stages; data-parallel
 /// ranks share out one set of things; there is one working precision.
-const EXCLUSIVE: &[&[&str]] =
-    &[&["gpipe", "zero-bubble", "given order"], &["vpp", "zero-bubble"], &["vpp", "given order"], &["zero 1", "zero 2", "zero 3"], &["bf16", "f16"]];
+const EXCLUSIVE: &[&[&str]] = &[
+    &["tp overlap", "split products"],
+    &["gpipe", "zero-bubble", "given order"],
+    &["vpp", "zero-bubble"],
+    &["vpp", "given order"],
+    &["zero 1", "zero 2", "zero 3"],
+    &["bf16", "f16"],
+];
 
 /// Pairs of features, by how often they came together.
 type Pairs = BTreeMap<(&'static str, &'static str), u64>;

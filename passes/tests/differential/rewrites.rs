@@ -43,6 +43,7 @@ fn samples() -> Vec<Sample> {
         (MIXTRAL, "dp2 tp2 sp ep4 etp1 zero1"),
         (GPT2, "bf16 offload dp2 zero1 m2"),
         (LLAMA, "offload dp2 pp2 m2"),
+        (GPT2, "bf16 tp2 m2 segments4"),
     ];
     let mut out: Vec<Sample> = named
         .iter()

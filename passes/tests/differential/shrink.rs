@@ -17,6 +17,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.zero = Zero::None,
     |c| c.offload = Offload::Off,
     |c| c.tf32 = false,
+    |c| c.segments = 1,
     |c| c.moe_buffer = Buffer::Whole,
     |c| c.layout = Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
     |c| (c.schedule, c.vpp, c.group) = (Schedule::OneFOneB, None, None),

@@ -58,9 +58,9 @@ impl Digits {
         Some((Digits(outer), Digits::new(inner.into_iter().rev())))
     }
 
-    /// The sum of two functions of one index. None where a digit of one ends within one of the other that it
-    /// does not divide.
-    pub fn plus(&self, other: &Digits) -> Option<Digits> {
+    /// Two functions of one index by the same digits of it, outermost first: extents, and the strides of both. None where a
+    /// digit of one ends within one of the other that it does not divide, or where they are of different indices.
+    pub fn beside(&self, other: &Digits) -> Option<Vec<(u64, [u64; 2])>> {
         let (mut a, mut b, mut out) = (self.0.clone(), other.0.clone(), vec![]);
         while let (Some((n, s)), Some((m, t))) = (a.pop(), b.pop()) {
             let both = n.min(m);
@@ -71,9 +71,15 @@ impl Digits {
                     _ => return None,
                 }
             }
-            out.push((both, s + t));
+            out.push((both, [s, t]));
         }
-        (self.extent() == other.extent()).then(|| Digits::new(out.into_iter().rev()))
+        out.reverse();
+        (self.extent() == other.extent()).then_some(out)
+    }
+
+    /// The sum of two functions of one index. None as for [`Digits::beside`].
+    pub fn plus(&self, other: &Digits) -> Option<Digits> {
+        Some(Digits::new(self.beside(other)?.into_iter().map(|(n, [s, t])| (n, s + t))))
     }
 
     /// The same indices in row-major order, as dims of these extents.

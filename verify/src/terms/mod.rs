@@ -328,10 +328,10 @@ pub enum Made {
 
 /// Dims by number of first appearance.
 #[derive(Default)]
-struct Labels(Vec<Dim>);
+pub struct Labels(pub Vec<Dim>);
 
 impl Labels {
-    fn of(&mut self, d: Dim) -> Dim {
+    pub fn of(&mut self, d: Dim) -> Dim {
         let k = self.0.iter().position(|e| *e == d).unwrap_or_else(|| {
             self.0.push(d);
             self.0.len() - 1
@@ -339,7 +339,7 @@ impl Labels {
         Dim(k as u32)
     }
 
-    fn list(&mut self, dims: &[Dim]) -> Vec<Dim> {
+    pub fn list(&mut self, dims: &[Dim]) -> Vec<Dim> {
         dims.iter().map(|d| self.of(*d)).collect()
     }
 }

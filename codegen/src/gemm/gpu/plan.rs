@@ -9,46 +9,38 @@ use crate::build::scheduler::Scheduler;
 use crate::build::squares::LINE;
 use crate::build::stages::Stages;
 use crate::gemm::product::{Own, Product};
-use crate::layout::div_ceil;
 use crate::target::Target;
 use ir::kernel::Kernel;
 use ir::op::DType;
+use ir::tiles::{self, Generation, Shape};
 
 /// The tiles for tensor cores, in the shapes that CUTLASS's default kernels for sm_80 have.
 const TENSOR: [Tile; 3] = [
-    Tile { rows: 128, columns: 128, depth: 32, stages: 4, warps: [2, 4], blocks: 2, rate: 100 },
-    Tile { rows: 128, columns: 64, depth: 32, stages: 4, warps: [2, 2], blocks: 3, rate: 85 },
-    Tile { rows: 64, columns: 64, depth: 32, stages: 4, warps: [2, 2], blocks: 3, rate: 70 },
+    Tile::new(tiles::TENSOR[0], [32, 4], [2, 4], 2),
+    Tile::new(tiles::TENSOR[1], [32, 4], [2, 2], 3),
+    Tile::new(tiles::TENSOR[2], [32, 4], [2, 2], 3),
 ];
 
 /// The tiles for warpgroups: 64 rows each. Two blocks share a multiprocessor, so that one multiplies while the other stores.
 const GROUPS: [Tile; 3] = [
-    Tile { rows: 128, columns: 128, depth: 64, stages: 3, warps: [8, 1], blocks: 2, rate: 100 },
-    Tile { rows: 128, columns: 64, depth: 64, stages: 4, warps: [8, 1], blocks: 2, rate: 80 },
-    Tile { rows: 64, columns: 64, depth: 64, stages: 4, warps: [4, 1], blocks: 2, rate: 65 },
+    Tile::new(tiles::GROUPS[0], [64, 3], [8, 1], 2),
+    Tile::new(tiles::GROUPS[1], [64, 4], [8, 1], 2),
+    Tile::new(tiles::GROUPS[2], [64, 4], [4, 1], 2),
 ];
 
 /// The tiles for multiplications in f32: 8 x 8 sums a thread.
-const PLAIN: [Tile; 3] = [
-    Tile { rows: 128, columns: 128, depth: 16, stages: 3, warps: [4, 2], blocks: 2, rate: 100 },
-    Tile { rows: 128, columns: 64, depth: 16, stages: 3, warps: [4, 1], blocks: 3, rate: 95 },
-    Tile { rows: 64, columns: 64, depth: 16, stages: 3, warps: [2, 1], blocks: 3, rate: 80 },
-];
+const PLAIN: [Tile; 3] =
+    [Tile::new(tiles::PLAIN[0], [16, 3], [4, 2], 2), Tile::new(tiles::PLAIN[1], [16, 3], [4, 1], 3), Tile::new(tiles::PLAIN[2], [16, 3], [2, 1], 3)];
 
 /// The tiles for warpgroups that one warp beside them feeds: 64 rows each, a block to a multiprocessor, or two of the least. As many stages as there
 /// is room for beside sums.
 const RING: [Tile; 5] = [
-    Tile { rows: 128, columns: 256, depth: 64, stages: 4, warps: [8, 1], blocks: 1, rate: 100 },
-    Tile { rows: 128, columns: 192, depth: 64, stages: 4, warps: [8, 1], blocks: 1, rate: 92 },
-    Tile { rows: 128, columns: 128, depth: 64, stages: 6, warps: [8, 1], blocks: 1, rate: 85 },
-    Tile { rows: 128, columns: 64, depth: 64, stages: 8, warps: [8, 1], blocks: 1, rate: 65 },
-    Tile { rows: 64, columns: 64, depth: 64, stages: 5, warps: [4, 1], blocks: 2, rate: 60 },
+    Tile::new(tiles::RING[0], [64, 4], [8, 1], 1),
+    Tile::new(tiles::RING[1], [64, 4], [8, 1], 1),
+    Tile::new(tiles::RING[2], [64, 6], [8, 1], 1),
+    Tile::new(tiles::RING[3], [64, 8], [8, 1], 1),
+    Tile::new(tiles::RING[4], [64, 5], [4, 1], 2),
 ];
-
-/// Multiprocessors to share tiles among: those of an A100.
-const MULTIPROCESSORS: i64 = 108;
-/// Those of an H100 or H200.
-const HOPPER_MULTIPROCESSORS: i64 = 132;
 
 /// f32 beside a row of sums in shared memory, so that neighbouring rows begin in other banks.
 const SUMS_PAD: i64 = 8;
@@ -79,11 +71,10 @@ impl Plan {
             Some(factor) => Core::Tensor(factor),
             None => Core::Plain,
         };
-        let multiprocessors = if target.has_wgmma() { HOPPER_MULTIPROCESSORS } else { MULTIPROCESSORS };
         let tile = match core {
-            Core::Tensor(factor) => choose(&TENSOR, product, multiprocessors).of(factor),
-            Core::Groups(_) => choose(&GROUPS, product, multiprocessors),
-            Core::Plain => choose(&PLAIN, product, MULTIPROCESSORS),
+            Core::Tensor(factor) => choose(&TENSOR, product, target).of(factor),
+            Core::Groups(_) => choose(&GROUPS, product, target),
+            Core::Plain => choose(&PLAIN, product, target),
         };
         let copy = |tensor: usize| {
             let element = match core {
@@ -141,7 +132,7 @@ impl Ring {
     /// Nothing if the GPU has no tensor copies, a factor no tensor map, or one of tf32 its contracted elements apart: `wgmma` turns only those of 16 bits.
     pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Option<Ring> {
         let factor = factor(kernel, product).filter(|_| target.has_wgmma())?;
-        let tile = choose(&RING, product, HOPPER_MULTIPROCESSORS).of(factor);
+        let tile = choose(&RING, product, target).of(factor);
         let map = |tensor| Map::new(kernel, product, tensor, &tile).filter(|m| factor != Factor::Tf32 || m.lines == Lines::Own);
         Some(Ring { factor, tile, maps: [map(product.a)?, map(product.b)?] })
     }
@@ -174,14 +165,12 @@ impl Ring {
     }
 }
 
-/// The tile with which the product takes the least time: full rounds of all multiprocessors, each as long as its tile.
-fn choose(tiles: &[Tile], product: &Product, multiprocessors: i64) -> Tile {
-    let time = |tile: &&Tile| {
-        // Experts' tiles of rows are cut where the next expert's begin: one more for each.
-        let more = product.experts.as_ref().filter(|x| x.own == Own::Rows).map_or(0, |x| x.axis.size - 1);
-        let rows = div_ceil(product.m.size, tile.rows) + more;
-        let rounds = div_ceil(product.repeats() * rows * div_ceil(product.n.size, tile.columns), multiprocessors);
-        rounds * tile.rows * tile.columns * 100 / tile.rate
-    };
-    *tiles.iter().min_by_key(time).expect("invariant: the table has tiles")
+/// The tile with which the product takes the least time.
+fn choose(tiles: &[Tile], product: &Product, target: &Target) -> Tile {
+    // Experts' tiles of rows are cut where the next expert's begin: one more for each.
+    let more = product.experts.as_ref().filter(|x| x.own == Own::Rows).map_or(0, |x| x.axis.size - 1);
+    let [repeats, rows, columns, more] = [product.repeats(), product.m.size, product.n.size, more].map(|n| n as u64);
+    let shape = Shape { repeats, rows, columns, more };
+    let multiprocessors = target.generation().map_or(1, Generation::multiprocessors);
+    *tiles.iter().min_by_key(|t| t.extent.time(&shape, multiprocessors)).expect("invariant: the table has tiles")
 }

@@ -3,10 +3,12 @@
 use crate::build::asm::Factor;
 use crate::gemm::product::Product;
 use crate::layout::div_ceil;
+use ir::tiles::Extent;
 
 /// A tile of a product, and how it is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
+    pub extent: Extent,
     pub rows: i64,
     pub columns: i64,
     /// Contracted elements of a stage; the tables have those of 16 bits, of tf32 a stage has half as many.
@@ -17,12 +19,13 @@ pub struct Tile {
     pub warps: [i64; 2],
     /// Blocks that a multiprocessor must have room for at a time.
     pub blocks: u32,
-    /// Arithmetic rate of a multiprocessor that runs such tiles, relative to the best ones. Guessed from the operands that each
-    /// instruction of arithmetic needs from shared memory, not measured.
-    pub rate: i64,
 }
 
 impl Tile {
+    pub const fn new(extent: Extent, [depth, stages]: [i64; 2], warps: [i64; 2], blocks: u32) -> Tile {
+        Tile { extent, rows: extent.rows as i64, columns: extent.columns as i64, depth, stages, warps, blocks }
+    }
+
     /// The tile of a table with as many bytes a stage, of elements of this type.
     pub fn of(self, factor: Factor) -> Tile {
         Tile { depth: 2 * self.depth / factor.bytes(), ..self }

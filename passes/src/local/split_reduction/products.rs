@@ -1,0 +1,121 @@
+//! Split-K: matrix products whose results make too few tiles to fill a GPU are made in segments of what they sum over,
+//! as one product that has these as repetitions; then the results of all segments are added up, in f32.
+//!
+//! Into how many follows from the shapes, and the GPU's generation, alone; so the bits of a result do not depend on the
+//! card at hand. Segments are all alike, and those of the outermost contracted dims: so each is as dense in memory as
+//! the whole. Products that are cut into chunks of rows beside communication (`--tp-comm-overlap`) stay whole, as do all
+//! beside them.
+
+use super::push;
+use ir::dim::{Dim, DimInfo};
+use ir::graph::{Body, Node, Type, Value};
+use ir::local::Local;
+use ir::op::{DType, Op, Reduce};
+use ir::options::{Options, SplitK, TpOverlap};
+use ir::tiles::{Generation, Shape};
+
+/// Contracted elements of a segment at least: fewer are over before the copies of the first ones are waited for.
+const LEAST: u64 = 256;
+/// What a split has to win: rates of tiles are guesses.
+const MARGIN: f64 = 7.0 / 8.0;
+/// As for tests, whose products are small.
+const LEAST_INTO: u64 = 2;
+
+/// Into how many segments a value is split, if it is a product for which that pays.
+pub fn segments(local: &Local, v: Value, options: &Options) -> Option<u64> {
+    let body = &local.body;
+    let Op::Dot { over, .. } = &body[v].op else { return None };
+    let in_chunks = options.tp > 1 && options.tp_overlap != TpOverlap::Off;
+    if in_chunks || local.host.contains(&v) || !body.is_matrix_product(v) {
+        return None;
+    }
+    let all = body.dims.elements(over);
+    match options.split_k {
+        SplitK::Off => None,
+        SplitK::Into(most) => (2..=most.min(all / LEAST_INTO)).rev().find(|n| cut(body, v, *n).is_some()),
+        SplitK::For(generation) => {
+            let possible = (2..=all / LEAST).take_while(|n| *n <= generation.multiprocessors()).filter(|n| cut(body, v, *n).is_some());
+            let time = |n: u64| split_time(body, v, (generation, options.tf32), n);
+            let best = possible.map(|n| (time(n), n)).min_by(|a, b| a.0.total_cmp(&b.0))?;
+            (best.0 < MARGIN * time(1)).then_some(best.1)
+        }
+    }
+}
+
+/// Nanoseconds of a product in so many segments, with their sum.
+fn split_time(body: &Body, v: Value, (generation, tf32): (Generation, bool), segments: u64) -> f64 {
+    let [a, b] = [0, 1].map(|k| body.dims_of(body[v].args[k]));
+    let Op::Dot { over, .. } = &body[v].op else { unreachable!("invariant: it is a product") };
+    let size = |of: &mut dyn Iterator<Item = &Dim>| of.map(|d| body.dims.size(*d)).product::<u64>();
+    let both = size(&mut a.iter().filter(|d| b.contains(d) && !over.contains(d)));
+    let [rows, columns] = [(a, b), (b, a)].map(|(own, other)| size(&mut own.iter().filter(|d| !other.contains(d))));
+    let shape = Shape { repeats: both, rows, columns, more: 0 };
+    let (contracted, dtype) = (body.dims.elements(over), body[body[v].args[0]].ty.dtype);
+    let factors = (dtype, dtype.bytes() * body[v].args.iter().map(|x| body.elements(*x)).sum::<u64>());
+    let product = generation.product(&Shape { repeats: both * segments, ..shape }, contracted / segments, factors, tf32);
+    if segments == 1 { product } else { product + generation.sum(&shape, segments) }
+}
+
+/// How a product's contracted dims are cut.
+struct Cut {
+    /// Those that number segments as they are, outermost.
+    whole: Vec<Dim>,
+    /// The next one, if it is cut: how many parts it has.
+    parts: Option<(Dim, u64)>,
+}
+
+/// Nothing if the contracted dims have no such outermost part.
+fn cut(body: &Body, v: Value, mut segments: u64) -> Option<Cut> {
+    let Op::Dot { over, .. } = &body[v].op else { return None };
+    let mut whole = vec![];
+    // A dim that only one factor has, or that both keep, is not one of them.
+    for d in body.dims_of(body[v].args[0]).iter().filter(|d| ir::fault!("split_reduction.segments.any", true, over.contains(d))) {
+        let size = body.dims.size(*d);
+        if segments == 1 {
+            break;
+        } else if segments.is_multiple_of(size) {
+            whole.push(*d);
+            ir::fault!("split_reduction.segments.count", {}, segments /= size);
+        } else {
+            return size.is_multiple_of(segments).then_some(Cut { whole, parts: Some((*d, segments)) });
+        }
+    }
+    (segments == 1).then_some(Cut { whole, parts: None })
+}
+
+/// Writes a product in so many segments, all but the last node: that takes the place of `node`, whose operands are those
+/// of `out` already.
+pub fn split(out: &mut Local, local: &Local, v: Value, node: Node, segments: u64) -> Node {
+    let Cut { whole, parts } = cut(&local.body, v, segments).expect("invariant: it was found to have such segments");
+    let Op::Dot { over, tf32 } = &node.op else { unreachable!("invariant: it is a product") };
+    let (mut numbers, mut over, mut args) = (whole, over.clone(), node.args.clone());
+    over.retain(|d| ir::fault!("split_reduction.segments.over", true, !numbers.contains(d)));
+    if let Some((d, parts)) = parts {
+        let size = out.body.dims.size(d);
+        let [part, within] = [("segment", parts), ("within", ir::fault!("split_reduction.segments.size", size / parts - 1, size / parts))]
+            .map(|(name, size)| out.body.dims.add(DimInfo::new(name, size)));
+        for (k, arg) in args.iter_mut().enumerate() {
+            let to = ir::fault!("split_reduction.segments.inner", if k == 0 { vec![part, within] } else { vec![within, part] }, vec![part, within]);
+            let op = Op::View { from: vec![d], to };
+            let dims: Vec<Dim> = out.body.dims_of(*arg).iter().flat_map(|e| if *e == d { vec![part, within] } else { vec![*e] }).collect();
+            let ty = Type::new(out.body[*arg].ty.dtype, dims);
+            *arg = push(out, Node { op, args: vec![*arg], ty, origin: node.origin.clone() }, local, v);
+        }
+        ir::fault!("split_reduction.segments.left", {}, numbers.push(part));
+        over.iter_mut().filter(|e| **e == d).for_each(|e| *e = within);
+    }
+    let sum = ir::fault!("split_reduction.segments.max", Reduce::Max, Reduce::Sum);
+    let op = Op::Dot { over, tf32: *tf32 };
+    let summed = ir::fault!("split_reduction.segments.rounded", node.ty.dtype, DType::F32);
+    let ty = Type::new(summed, [&numbers, &*node.ty.dims].concat());
+    ir::fault!("split_reduction.segments.twice", args[1] = args[0], {});
+    let each = push(out, Node { op, args, ty, origin: node.origin.clone() }, local, v);
+    ir::fault!("split_reduction.segments.accumulated", out.accumulate[each.index()] = local.accumulate[v.index()], {});
+    let last =
+        Node { op: Op::Reduce { kind: sum, over: numbers }, args: vec![each], ty: Type::new(DType::F32, node.ty.dims.clone()), ..node.clone() };
+    if ir::fault!("split_reduction.segments.type", true, node.ty.dtype == DType::F32) {
+        return last;
+    }
+    let sum = push(out, last, local, v);
+    Node { op: Op::Cast, args: vec![sum], ..node }
+}
