@@ -111,9 +111,10 @@ test-long-endings: deps
 	cargo build --release --workspace --quiet
 	ENDINGS_FIRST=$(call part,200) ENDINGS=$(call share,200) $(long) mcc --test end_to_end -- --nocapture endings::
 
-# Six hundred random kernels of each family, on CPUs and emulated GPUs; the GPU kernels of all models, disassembled.
+# Six hundred random kernels of each family, on CPUs and emulated GPUs; programs of scores on both generations of
+# these; the GPU kernels of all models, disassembled.
 test-long-kernels: deps
-	KERNELS_FIRST=$(call part,600) KERNELS=$(call share,600) $(long) codegen --lib -- random_ any_program_of_scores_agrees_on_cpus
+	KERNELS_FIRST=$(call part,600) KERNELS=$(call share,600) $(long) codegen --lib -- random_ any_program_of_scores
 	KERNELS=all $(long) mcc --test end_to_end -- gpu::every_kernel
 
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
