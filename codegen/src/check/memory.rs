@@ -10,7 +10,7 @@ use ir::graph::Type;
 use ir::op::DType;
 use ir::random::mix;
 use rustix::fd::OwnedFd;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::collections::HashMap;
@@ -47,10 +47,16 @@ enum Content {
     Bools,
 }
 
-/// Pools that were made.
+/// Pools, each page filled when an operand first has it: those of most kernels have few.
 #[derive(Default)]
 pub struct Pools {
-    made: HashMap<Content, OwnedFd>,
+    made: HashMap<Content, Pool>,
+}
+
+struct Pool {
+    file: OwnedFd,
+    content: Content,
+    filled: [bool; PAGES],
 }
 
 fn encode(dtype: DType, x: f64, to: &mut [u8]) {
@@ -63,10 +69,12 @@ fn encode(dtype: DType, x: f64, to: &mut [u8]) {
     }
 }
 
-fn content(content: Content) -> Vec<u8> {
-    let mut bytes = vec![0; PAGES * PAGE];
+/// A page of a pool. What an element is depends on nothing but its place in the pool.
+fn content(content: Content, page: usize) -> [u8; PAGE] {
+    let mut bytes = [0; PAGE];
     let mut fill = |dtype: DType, of: &dyn Fn(u64) -> f64| {
-        let elements = bytes.chunks_exact_mut(dtype.bytes() as usize).zip(0..);
+        let first = (page * PAGE) as u64 / dtype.bytes();
+        let elements = bytes.chunks_exact_mut(dtype.bytes() as usize).zip(first..);
         elements.for_each(|(to, i)| encode(dtype, of(i), to));
     };
     match content {
@@ -80,19 +88,31 @@ fn content(content: Content) -> Vec<u8> {
 }
 
 impl Pools {
-    fn of(&mut self, which: Content) -> Result<&OwnedFd, Errno> {
+    fn of(&mut self, which: Content) -> Result<&mut Pool, Errno> {
         match self.made.entry(which) {
             Entry::Occupied(made) => Ok(made.into_mut()),
             Entry::Vacant(none) => {
                 let file = memfd_create("mcc-operands", MemfdFlags::CLOEXEC)?;
-                let bytes = content(which);
-                let mut at = 0;
-                while at < bytes.len() {
-                    at += rustix::io::pwrite(&file, &bytes[at..], at as u64)?;
-                }
-                Ok(none.insert(file))
+                ftruncate(&file, (PAGES * PAGE) as u64)?;
+                Ok(none.insert(Pool { file, content: which, filled: [false; PAGES] }))
             }
         }
+    }
+}
+
+impl Pool {
+    /// Fills the pages of so many bytes from this one on, if they are not filled already.
+    fn fill(&mut self, first: usize, bytes: usize) -> Result<(), Errno> {
+        for page in first..first + bytes.div_ceil(PAGE) {
+            if !self.filled[page] {
+                let (bytes, mut done) = (content(self.content, page), 0);
+                while done < PAGE {
+                    done += rustix::io::pwrite(&self.file, &bytes[done..], (page * PAGE + done) as u64)?;
+                }
+                self.filled[page] = true;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -136,16 +156,17 @@ impl Mapped {
     }
 
     /// So many bytes of a pool, from this page of it on.
-    fn of_pool(pool: &OwnedFd, first: usize, bytes: usize, access: Access) -> Result<Mapped, Errno> {
+    fn of_pool(pool: &mut Pool, first: usize, bytes: usize, access: Access) -> Result<Mapped, Errno> {
         let (new, inner) = Mapped::reserved(bytes, Access::Read)?;
         let protection = if access == Access::Write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let (mut done, mut page) = (0, first % PAGES);
         while done < inner {
             let some = (inner - done).min((PAGES - page) * PAGE);
+            pool.fill(page, some)?;
             // SAFETY: over the inner part of the mapping.
             unsafe {
                 let place = new.mapping.add(PAGE + done).cast();
-                mmap(place, some, protection, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE, pool, (page * PAGE) as u64)?;
+                mmap(place, some, protection, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE, &pool.file, (page * PAGE) as u64)?;
             }
             (done, page) = (done + some, 0);
         }
@@ -282,7 +303,7 @@ impl Pools {
     pub fn added_to(&mut self, dims: &Dims, ty: &Type, strides: &[u64], key: usize) -> Result<[Mapped; 2], Errno> {
         let which = if ty.dtype.is_float() { Content::Floats { dtype: ty.dtype, draw: Draw::Signed } } else { Content::Ints(Draw::INTS) };
         let (pool, size) = (self.of(which)?, bytes(dims, ty, strides) as usize);
-        let of = |access| Mapped::of_pool(pool, key * 97, size, access);
+        let mut of = |access| Mapped::of_pool(pool, key * 97, size, access);
         Ok([of(Access::Write)?, of(Access::Read)?])
     }
 }
