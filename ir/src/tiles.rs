@@ -44,8 +44,8 @@ pub struct Shape {
 }
 
 impl Extent {
-    /// How long all of a product takes in such tiles, for each contracted element: full rounds of all multiprocessors, each as long as its
-    /// tile, in multiplications of one multiprocessor at the best tiles' rate.
+    /// How long all of a product takes in such tiles, for each contracted element: full rounds of all
+    /// multiprocessors, each as long as its tile, in multiplications of one multiprocessor at the best tiles' rate.
     pub fn time(&self, shape: &Shape, multiprocessors: u64) -> u64 {
         let rows = shape.rows.div_ceil(self.rows) + shape.more;
         let tiles = shape.repeats.saturating_mul(rows).saturating_mul(shape.columns.div_ceil(self.columns));
@@ -83,8 +83,8 @@ impl Generation {
         }
     }
 
-    /// Multiplications with addition of one multiprocessor in a nanosecond. NVIDIA's data sheets: an A100 does 312, 156 and 19.5 TFLOP/s with
-    /// factors of 16 bits, of tf32 and of f32, an H100 SXM 989, 495 and 67.
+    /// Multiplications with addition of one multiprocessor in a nanosecond. NVIDIA's data sheets: an A100 does 312,
+    /// 156 and 19.5 TFLOP/s with factors of 16 bits, of tf32 and of f32, an H100 SXM 989, 495 and 67.
     fn rate(self, factors: DType, tf32: bool) -> f64 {
         let teraflops = match (self, factors.is_half()) {
             (Generation::Sm80, true) => 312.0,
@@ -112,8 +112,8 @@ impl Generation {
         (time as f64 * contracted as f64 / self.rate(factors, tf32)).max(bytes as f64 / self.memory())
     }
 
-    /// Nanoseconds that it takes to add up results of a product that is split into so many: their bytes go out and come back, and one kernel
-    /// more is launched.
+    /// Nanoseconds that it takes to add up results of a product that is split into so many: their bytes go out and
+    /// come back, and one kernel more is launched.
     pub fn sum(self, shape: &Shape, segments: u64) -> f64 {
         /// A launch within a graph, and the first loads of a small kernel.
         const KERNEL: f64 = 2000.0;

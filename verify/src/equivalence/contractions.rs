@@ -49,8 +49,8 @@ impl Rules<'_> {
     }
 }
 
-/// A dot that sums over one dim: all that it sums over, in the order in which that lies in the first factor, then in the
-/// second. In which order it is taken is all one to a sum.
+/// A dot that sums over one dim: all that it sums over, in the order in which that lies in the first factor, then in
+/// the second. In which order it is taken is all one to a sum.
 pub fn over_one(key: Key) -> Key {
     let What::Op(Op::Dot { over, tf32 }, maps) = &key.what else { return key };
     let Some((&kept, rest)) = over.split_first() else { return key };
@@ -90,8 +90,8 @@ mod tests {
     use ir::graph::{Body, Origin, Phase, Type, Value};
     use ir::mesh::Mesh;
 
-    /// `[rows, heads, elements] x [heads, elements, columns]`: at once, and as the sum of two segments of the elements of
-    /// each head, whose results have a type of their own.
+    /// `[rows, heads, elements] x [heads, elements, columns]`: at once, and as the sum of two segments of the
+    /// elements of each head, whose results have a type of their own.
     fn both(dtype: DType, of_parts: DType) -> [Access; 2] {
         let (mesh, mut body) = (Mesh::new(1, 1, 1, 1, 1), Body::default());
         let dim = |body: &mut Body, name, n| body.dims.add(DimInfo::new(name, n));

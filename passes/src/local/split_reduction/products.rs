@@ -3,8 +3,8 @@
 //!
 //! Into how many follows from the shapes, and the GPU's generation, alone; so the bits of a result do not depend on the
 //! card at hand. Segments are all alike, and those of the outermost contracted dims: so each is as dense in memory as
-//! the whole. Products that are cut into chunks of rows beside communication (`--tp-comm-overlap`) stay whole, as do all
-//! beside them.
+//! the whole. Products that are cut into chunks of rows beside communication (`--tp-comm-overlap`) stay whole, as do
+//! all beside them.
 
 use super::push;
 use ir::dim::{Dim, DimInfo};
@@ -83,8 +83,8 @@ fn cut(body: &Body, v: Value, mut segments: u64) -> Option<Cut> {
     (segments == 1).then_some(Cut { whole, parts: None })
 }
 
-/// Writes a product in so many segments, all but the last node: that takes the place of `node`, whose operands are those
-/// of `out` already.
+/// Writes a product in so many segments, all but the last node: that takes the place of `node`, whose operands are
+/// those of `out` already.
 pub fn split(out: &mut Local, local: &Local, v: Value, node: Node, segments: u64) -> Node {
     let Cut { whole, parts } = cut(&local.body, v, segments).expect("invariant: it was found to have such segments");
     let Op::Dot { over, tf32 } = &node.op else { unreachable!("invariant: it is a product") };
