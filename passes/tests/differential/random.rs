@@ -192,6 +192,16 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     assert!(short || blown <= triples / 50, "{blown} models leave the finite numbers");
 }
 
+/// Split products that could not be shown to be the whole ones, or where the proof broke off: of values that are the
+/// same along a dim, of copies whose segments lie otherwise than they, of parts of copies, and sums of views of
+/// products.
+#[test]
+fn what_split_products_came_to_once() {
+    for seed in [382, 476, 20182, 21257, 21651, 22400, 22981] {
+        run(seed).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
 /// What was wrong once, on other rows than the rules choose.
 fn on_random_rows(text: &str, case: &Case, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {

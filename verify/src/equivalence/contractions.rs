@@ -7,14 +7,29 @@ use ir::dim::Dim;
 use ir::op::{DType, Op, Reduce};
 
 impl Rules<'_> {
+    /// An op in the form that a dot has, if it is one.
+    pub fn contraction(&mut self, key: Key) -> Key {
+        let mut key = self.dot_of(&key).unwrap_or(key);
+        if !matches!(key.what, What::Op(Op::Dot { .. }, _)) {
+            return key;
+        }
+        // Strides of what operands are of give the order, so these come first; and one dim of a copy may be digits of
+        // what it is of where several were not.
+        for _ in 0..2 {
+            key.args = key.args.into_iter().map(|x| self.terms.normal(x)).collect();
+            key = over_one(key);
+        }
+        key
+    }
+
     /// What a sum over dims of a dot is, or a dot that is rounded: a dot by itself. A dot is the rounded sum in f32.
-    pub fn dot_of(&self, key: &Key) -> Option<Key> {
+    fn dot_of(&self, key: &Key) -> Option<Key> {
         let What::Op(op, _) = &key.what else { return None };
         let [x] = key.args.as_slice() else { return None };
         let What::Op(Op::Dot { over: inner, tf32 }, maps) = &self.terms.key(x.term).what else { return None };
         let mut dot = (**self.terms.key(x.term)).clone();
         let own = dot.labels.last()?.clone();
-        if dot.dtype != DType::F32 || (x.offset, x.coords.len()) != (0, 0) {
+        if dot.dtype != DType::F32 || (x.offset, x.coords.len(), x.dims.len()) != (0, 0, own.len()) {
             return None;
         }
         let sizes: Vec<u64> = own.iter().map(|d| dot.sizes[d.0 as usize]).collect();
@@ -51,7 +66,7 @@ impl Rules<'_> {
 
 /// A dot that sums over one dim: all that it sums over, in the order in which that lies in the first factor, then in
 /// the second. In which order it is taken is all one to a sum.
-pub fn over_one(key: Key) -> Key {
+fn over_one(key: Key) -> Key {
     let What::Op(Op::Dot { over, tf32 }, maps) = &key.what else { return key };
     let Some((&kept, rest)) = over.split_first() else { return key };
     let digits = |k: usize, d: &Dim| key.labels[k].iter().position(|e| e == d).map(|i| &key.args[k].dims[i]);

@@ -1,7 +1,6 @@
 //! One form for what graphs may say in several ways: terms of ops on parts of values, of sums over ranks, and of sums of sums.
 
 use super::alike::part_of;
-use super::contractions::over_one;
 use crate::terms::digits::{Digits, Form, add};
 use crate::terms::normal::through;
 use crate::terms::{Access, Key, Made, Term, Terms, What};
@@ -152,7 +151,7 @@ impl<'a> Rules<'a> {
         if let What::Op(Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }, _) = &mut key.what {
             *tf32 = false;
         }
-        let key = over_one(self.dot_of(&key).unwrap_or(key));
+        let key = self.contraction(key);
         let own: Vec<u64> = key.labels.last().into_iter().flatten().map(|d| key.sizes[d.0 as usize]).collect();
         let What::Op(op, _) = &key.what else { return self.known(key, &own) };
         let scalar = own.is_empty() && key.labels.last().is_some();

@@ -7,6 +7,7 @@
 //! all beside them.
 
 use super::push;
+use crate::local::role::{Role, role};
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Type, Value};
 use ir::local::Local;
@@ -26,7 +27,8 @@ pub fn segments(local: &Local, v: Value, options: &Options) -> Option<u64> {
     let body = &local.body;
     let Op::Dot { over, .. } = &body[v].op else { return None };
     let in_chunks = options.tp > 1 && options.tp_overlap != TpOverlap::Off;
-    if in_chunks || local.host.contains(&v) || !body.is_matrix_product(v) {
+    let of_part = body[v].args.iter().any(|x| is_part(body, *x));
+    if in_chunks || of_part || local.host.contains(&v) || !body.is_matrix_product(v) {
         return None;
     }
     let all = body.dims.elements(over);
@@ -40,6 +42,18 @@ pub fn segments(local: &Local, v: Value, options: &Options) -> Option<u64> {
             (best.0 < MARGIN * time(1)).then_some(best.1)
         }
     }
+}
+
+/// Whether a value is a part of another one in memory. Of what ranks exchanged, the proof of a program brings a part of a
+/// copy to one form, but not its segments.
+fn is_part(body: &Body, mut v: Value) -> bool {
+    while role(body, v) == Role::Alias {
+        if matches!(body[v].op, Op::Slice { .. } | Op::Shard { .. }) {
+            return true;
+        }
+        v = body[v].args[0];
+    }
+    false
 }
 
 /// Nanoseconds of a product in so many segments, with their sum.
