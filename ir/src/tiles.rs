@@ -12,7 +12,7 @@ pub enum Generation {
 
 /// Rows and columns of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct TileSize {
     pub rows: u64,
     pub columns: u64,
     /// Arithmetic rate of a multiprocessor that runs such tiles, of 100 that the best ones have. Guessed from the
@@ -20,22 +20,22 @@ pub struct Extent {
     pub rate: u64,
 }
 
-const fn extent(rows: u64, columns: u64, rate: u64) -> Extent {
-    Extent { rows, columns, rate }
+const fn size(rows: u64, columns: u64, rate: u64) -> TileSize {
+    TileSize { rows, columns, rate }
 }
 
 /// For tensor cores by `mma.sync`, in the shapes that CUTLASS's default kernels for sm_80 have.
-pub const TENSOR: [Extent; 3] = [extent(128, 128, 100), extent(128, 64, 85), extent(64, 64, 70)];
+pub const TENSOR: [TileSize; 3] = [size(128, 128, 100), size(128, 64, 85), size(64, 64, 70)];
 /// For warpgroups without tensor maps.
-pub const GROUPS: [Extent; 3] = [extent(128, 128, 100), extent(128, 64, 80), extent(64, 64, 65)];
+pub const GROUPS: [TileSize; 3] = [size(128, 128, 100), size(128, 64, 80), size(64, 64, 65)];
 /// For multiplications in f32.
-pub const PLAIN: [Extent; 3] = [extent(128, 128, 100), extent(128, 64, 95), extent(64, 64, 80)];
+pub const PLAIN: [TileSize; 3] = [size(128, 128, 100), size(128, 64, 95), size(64, 64, 80)];
 /// For warpgroups that one warp beside them feeds by tensor maps.
-pub const RING: [Extent; 5] = [extent(128, 256, 100), extent(128, 192, 92), extent(128, 128, 85), extent(128, 64, 65), extent(64, 64, 60)];
+pub const RING: [TileSize; 5] = [size(128, 256, 100), size(128, 192, 92), size(128, 128, 85), size(128, 64, 65), size(64, 64, 60)];
 
 /// The size of a product: repetitions, rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ProductSize {
     pub repeats: u64,
     pub rows: u64,
     pub columns: u64,
@@ -43,10 +43,10 @@ pub struct Shape {
     pub more: u64,
 }
 
-impl Extent {
+impl TileSize {
     /// How long all of a product takes in such tiles, for each contracted element: full rounds of all
     /// multiprocessors, each as long as its tile, in multiplications of one multiprocessor at the best tiles' rate.
-    pub fn time(&self, shape: &Shape, multiprocessors: u64) -> u64 {
+    pub fn time(&self, shape: &ProductSize, multiprocessors: u64) -> u64 {
         let rows = shape.rows.div_ceil(self.rows) + shape.more;
         let tiles = shape.repeats.saturating_mul(rows).saturating_mul(shape.columns.div_ceil(self.columns));
         tiles.div_ceil(multiprocessors).saturating_mul(self.rows * self.columns * 100) / self.rate
@@ -73,7 +73,7 @@ impl Generation {
     }
 
     /// The tiles that a product of such factors most likely has.
-    fn tiles(self, factors: DType, tf32: bool) -> &'static [Extent] {
+    fn tiles(self, factors: DType, tf32: bool) -> &'static [TileSize] {
         match (self, factors.is_half()) {
             (Generation::Sm90a, true) => &RING,
             (Generation::Sm90a, false) if tf32 => &RING,
@@ -106,7 +106,7 @@ impl Generation {
     }
 
     /// Nanoseconds that a product takes in its best tiles, or to read its factors of so many bytes, whatever is longer.
-    pub fn product(self, shape: &Shape, contracted: u64, (factors, bytes): (DType, u64), tf32: bool) -> f64 {
+    pub fn product(self, shape: &ProductSize, contracted: u64, (factors, bytes): (DType, u64), tf32: bool) -> f64 {
         let tiles = self.tiles(factors, tf32).iter();
         let time = tiles.map(|t| t.time(shape, self.multiprocessors())).min().expect("invariant: each table has tiles");
         (time as f64 * contracted as f64 / self.rate(factors, tf32)).max(bytes as f64 / self.memory())
@@ -114,7 +114,7 @@ impl Generation {
 
     /// Nanoseconds that it takes to add up results of a product that is split into so many: their bytes go out and
     /// come back, and one kernel more is launched.
-    pub fn sum(self, shape: &Shape, segments: u64) -> f64 {
+    pub fn sum(self, shape: &ProductSize, segments: u64) -> f64 {
         /// A launch within a graph, and the first loads of a small kernel.
         const KERNEL: f64 = 2000.0;
         let elements = (shape.repeats * shape.rows * shape.columns) as f64;

@@ -59,7 +59,7 @@ impl Digits {
     }
 
     /// Two functions of one index by the same digits of it, outermost first: extents, and the strides of both. None
-    /// where a digit of one ends within one of the other that it does not divide, or where they are of different indices.
+    /// where a digit of one ends within one of the other that it does not divide, or where indices differ.
     pub fn beside(&self, other: &Digits) -> Option<Vec<(u64, [u64; 2])>> {
         let (mut a, mut b, mut out) = (self.0.clone(), other.0.clone(), vec![]);
         while let (Some((n, s)), Some((m, t))) = (a.pop(), b.pop()) {

@@ -12,7 +12,7 @@ use crate::gemm::product::{Own, Product};
 use crate::target::Target;
 use ir::kernel::Kernel;
 use ir::op::DType;
-use ir::tiles::{self, Generation, Shape};
+use ir::tiles::{self, Generation, ProductSize};
 
 /// The tiles for tensor cores, in the shapes that CUTLASS's default kernels for sm_80 have.
 const TENSOR: [Tile; 3] = [
@@ -170,7 +170,7 @@ fn choose(tiles: &[Tile], product: &Product, target: &Target) -> Tile {
     // Experts' tiles of rows are cut where the next expert's begin: one more for each.
     let more = product.experts.as_ref().filter(|x| x.own == Own::Rows).map_or(0, |x| x.axis.size - 1);
     let [repeats, rows, columns, more] = [product.repeats(), product.m.size, product.n.size, more].map(|n| n as u64);
-    let shape = Shape { repeats, rows, columns, more };
+    let shape = ProductSize { repeats, rows, columns, more };
     let multiprocessors = target.generation().map_or(1, Generation::multiprocessors);
-    *tiles.iter().min_by_key(|t| t.extent.time(&shape, multiprocessors)).expect("invariant: the table has tiles")
+    *tiles.iter().min_by_key(|t| t.size.time(&shape, multiprocessors)).expect("invariant: the table has tiles")
 }

@@ -3,12 +3,12 @@
 use crate::build::asm::Factor;
 use crate::gemm::product::Product;
 use crate::layout::div_ceil;
-use ir::tiles::Extent;
+use ir::tiles::TileSize;
 
 /// A tile of a product, and how it is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    pub extent: Extent,
+    pub size: TileSize,
     pub rows: i64,
     pub columns: i64,
     /// Contracted elements of a stage; the tables have those of 16 bits, of tf32 a stage has half as many.
@@ -22,8 +22,8 @@ pub struct Tile {
 }
 
 impl Tile {
-    pub const fn new(extent: Extent, [depth, stages]: [i64; 2], warps: [i64; 2], blocks: u32) -> Tile {
-        Tile { extent, rows: extent.rows as i64, columns: extent.columns as i64, depth, stages, warps, blocks }
+    pub const fn new(size: TileSize, [depth, stages]: [i64; 2], warps: [i64; 2], blocks: u32) -> Tile {
+        Tile { size, rows: size.rows as i64, columns: size.columns as i64, depth, stages, warps, blocks }
     }
 
     /// The tile of a table with as many bytes a stage, of elements of this type.

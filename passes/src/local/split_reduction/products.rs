@@ -13,13 +13,13 @@ use ir::graph::{Body, Node, Type, Value};
 use ir::local::Local;
 use ir::op::{DType, Op, Reduce};
 use ir::options::{Options, SplitK, TpOverlap};
-use ir::tiles::{Generation, Shape};
+use ir::tiles::{Generation, ProductSize};
 
 /// Contracted elements of a segment at least: fewer are over before the copies of the first ones are waited for.
 const LEAST: u64 = 256;
 /// What a split has to win: rates of tiles are guesses.
 const MARGIN: f64 = 7.0 / 8.0;
-/// As for tests, whose products are small.
+/// The same for tests, whose products are small.
 const LEAST_INTO: u64 = 2;
 
 /// Into how many segments a value is split, if it is a product for which that pays.
@@ -44,8 +44,8 @@ pub fn segments(local: &Local, v: Value, options: &Options) -> Option<u64> {
     }
 }
 
-/// Whether a value is a part of another one in memory. Of what ranks exchanged, the proof of a program brings a part of a
-/// copy to one form, but not its segments.
+/// Whether a value is a part of another one in memory. Of what ranks exchanged, the proof of a program brings a part of
+/// a copy to one form, but not its segments.
 fn is_part(body: &Body, mut v: Value) -> bool {
     while role(body, v) == Role::Alias {
         if matches!(body[v].op, Op::Slice { .. } | Op::Shard { .. }) {
@@ -63,10 +63,10 @@ fn split_time(body: &Body, v: Value, (generation, tf32): (Generation, bool), seg
     let size = |of: &mut dyn Iterator<Item = &Dim>| of.map(|d| body.dims.size(*d)).product::<u64>();
     let both = size(&mut a.iter().filter(|d| b.contains(d) && !over.contains(d)));
     let [rows, columns] = [(a, b), (b, a)].map(|(own, other)| size(&mut own.iter().filter(|d| !other.contains(d))));
-    let shape = Shape { repeats: both, rows, columns, more: 0 };
+    let shape = ProductSize { repeats: both, rows, columns, more: 0 };
     let (contracted, dtype) = (body.dims.elements(over), body[body[v].args[0]].ty.dtype);
     let factors = (dtype, dtype.bytes() * body[v].args.iter().map(|x| body.elements(*x)).sum::<u64>());
-    let product = generation.product(&Shape { repeats: both * segments, ..shape }, contracted / segments, factors, tf32);
+    let product = generation.product(&ProductSize { repeats: both * segments, ..shape }, contracted / segments, factors, tf32);
     if segments == 1 { product } else { product + generation.sum(&shape, segments) }
 }
 
