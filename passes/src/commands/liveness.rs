@@ -37,8 +37,9 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
 }
 
 /// Temporary buffers of a body in this arena and how long they live. What a stream beside that of compute reads
-/// lives until compute waits for that stream, at the first use of the result at the latest, or else to the end of
-/// the call: so nobody waits for memory alone.
+/// lives until compute waits for that stream, at the first use of the result at the latest. What a collective reads
+/// whose result is not used in the call lives until as many bytes of such have been handed to its stream behind it:
+/// who waits for its memory then leaves the stream as much to do. What is sent lives to the end of the call.
 pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
     let temporary = |id: &BufferId| program.buffers[id.index()].arena == arena;
     let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
@@ -59,12 +60,23 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
         });
         until.or(later.last()).map_or(k, |h| h.0)
     };
+    // Of each stream the collectives, the last one first: the command, and the bytes that it and those behind it read.
+    let mut handed: BTreeMap<Stream, Vec<(usize, u64)>> = BTreeMap::new();
     for (k, c) in commands.iter().enumerate().rev() {
         for id in c.action.buffers().into_iter().filter(temporary) {
             lives.entry(id).or_insert((k, k)).0 = ir::fault!("liveness.first.late", k + 1, k);
         }
         let read = match &c.action {
-            Action::Collective { src, dst, .. } => Some((src.buffer, used.get(&dst.buffer).copied())),
+            Action::Collective { src, dst, .. } => {
+                let bytes = program.buffers[src.buffer.index()].bytes();
+                let behind = handed.entry(c.stream).or_default();
+                let all = behind.last().map_or(0, |b| b.1);
+                // The first command with which those behind this one are as many bytes.
+                let enough = all.checked_sub(bytes).map(|rest| behind.partition_point(|b| b.1 <= rest));
+                let until = enough.and_then(|at| behind.get(at)).map(|b| b.0);
+                behind.push((k, all.saturating_add(bytes)));
+                Some((src.buffer, used.get(&dst.buffer).copied().or(until)))
+            }
             Action::Send { src, .. } => Some((src.buffer, None)),
             Action::Copy { src, .. } => Some((src.buffer, Some(meanwhile(k, program.buffers[src.buffer.index()].bytes())))),
             Action::Launch { .. }

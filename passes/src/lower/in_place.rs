@@ -151,7 +151,7 @@ impl LocalLowering<'_, '_, '_> {
             self.joined.contains_key(&x) || self.is_left(x) && self.local.chunks[x.index()] != self.chunk
         };
         let scatters = matches!(kind, Collective::ReduceScatter(_)) && src.place.coords.is_empty();
-        if scatters && self.is_owned(body[v].args[0]) && made(body[v].args[0]) {
+        if scatters && self.is_owned(body[v].args[0]) && made(body[v].args[0]) && !self.would_keep(v, src) {
             return dense(Place { coords: own_part(&self.local.mesh, subs, body.elements(v)), ..src.place.clone() });
         }
         if let Some(whole) = self.gathers(v).and_then(|(slot, _)| self.held(slot)) {
@@ -161,6 +161,22 @@ impl LocalLowering<'_, '_, '_> {
             }
         }
         self.buffer(v, &order, Content::Activation)
+    }
+
+    /// Whether a part that stays where it is would keep all of a buffer for later chunks that the running one could
+    /// give back: as where each rank keeps its part of the gradients of a backward pass.
+    fn would_keep(&self, v: Value, src: &View) -> bool {
+        let here = self.touched.get(&src.place.buffer).is_some_and(|chunks| chunks.iter().all(|c| *c == self.chunk));
+        here && !self.is_summed(v) && self.outlives(v)
+    }
+
+    /// Whether a value, or a view of it, is read in another chunk than the running one.
+    fn outlives(&self, v: Value) -> bool {
+        let body = &self.local.body;
+        self.users[v.index()].iter().any(|(c, _)| match role(body, *c) {
+            Role::Alias => self.outlives(*c),
+            _ => self.local.chunks[c.index()] != self.chunk,
+        })
     }
 
     /// Whether a value, or what it is a view of, has a buffer of its own that nothing else reads.

@@ -126,7 +126,10 @@ fn an_evaluation_needs_no_memory_beside_that_of_steps() {
         let stashed = spans.iter().zip(&schedule.slots).zip(&program.stashes).filter(|s| s.0.0.is_some());
         let stashed: u64 = stashed.map(|((_, slots), bytes)| bytes * u64::from(slots.count)).sum();
         let all = schedule.arena_bytes(program)[Arena::Temporary as usize];
-        assert!(evaluation > 0 && all <= step + stashed, "{words}: {evaluation} for an evaluation, {step} and {stashed} for a step, {all} in all");
+        assert!(
+            evaluation > 0 && all <= step.next_multiple_of(64) + stashed,
+            "{words}: {evaluation} for an evaluation, {step} and {stashed} for a step, {all} in all"
+        );
         // The logits are as large as the rest.
         assert!(all >= stashed && evaluation * 4 > stashed, "{words}: {evaluation} for an evaluation, {stashed} stashed, {all} in all");
     }
