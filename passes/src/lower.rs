@@ -6,6 +6,7 @@
 //! that runs once, persistent. The last to read an operand element by element writes over it. Buffers have no
 //! places yet: these follow from the order of commands ([`crate::commands::allocate`]).
 
+mod added;
 mod arenas;
 mod emit;
 pub mod fuse;
@@ -129,6 +130,8 @@ struct LocalLowering<'l, 'a, 'k> {
     indices: HashMap<(Chunk, Space, IndexMap, Order), Place>,
     /// Sums over microbatches that later chunks read.
     sums: HashMap<Value, View>,
+    /// Products that are added to the buffer of their sum.
+    added: added::Sums,
     /// Sums that are made at their place in a concatenation, and how many elements lie before it.
     homes: HashMap<Value, (Value, u64)>,
     /// Concatenations that are made so.
@@ -147,7 +150,8 @@ struct LocalLowering<'l, 'a, 'k> {
 
 impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn new(l: &'l mut Lowering<'k>, local: &'a Local, names: &'a Names<'a>) -> Self {
-        let groups = fuse(local);
+        let added = added::sums(local);
+        let groups = fuse(local, &added.adds);
         let mut groups_of: HashMap<Value, Vec<usize>> = HashMap::new();
         for (k, group) in groups.iter().enumerate() {
             for v in &group.nodes {
@@ -183,6 +187,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             views: HashMap::new(),
             indices: HashMap::new(),
             sums: HashMap::new(),
+            added,
             homes: HashMap::new(),
             joined: HashMap::new(),
             touched: BTreeMap::new(),

@@ -298,7 +298,7 @@ invariants! {
     664 HeldAdded "Nothing is added to parameters, states and tables."
     665 AddedAfterFill "What a call adds to was filled before."
     666 AddedBeforeRead "A call adds to nothing that it has read."
-    667 AddedOnce "A call adds to an element of a buffer once."
+    667 AddedOnce "A call adds to an element of a buffer once, or again, but something else, to all elements of an earlier addition."
     668 WrittenWhole "A call that writes a buffer that outlives it writes all of it."
     669 AddedWhole "A call that adds to a buffer adds to all of it."
     670 TemporaryApart "Temporary buffers in use at the same command lie apart."

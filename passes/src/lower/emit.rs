@@ -49,6 +49,10 @@ impl LocalLowering<'_, '_, '_> {
         }
         let (mut targets, mut taken): (Vec<Target>, Vec<BufferId>) = (vec![], vec![]);
         for v in &group.outputs {
+            if let Some(sum) = self.added.of.get(v).copied() {
+                targets.push(self.added_to(*v, sum));
+                continue;
+            }
             let order = body[*v].ty.dims.clone();
             let summed = self.is_summed(*v);
             if summed {

@@ -30,12 +30,13 @@ pub struct Group {
 }
 
 /// The groups of a local graph, in an order in which every group follows those it reads.
-pub fn fuse(local: &Local) -> Vec<Group> {
+/// Additions of `added` are no part of any.
+pub fn fuse(local: &Local, added: &BTreeSet<Value>) -> Vec<Group> {
     let body = &local.body;
     let mut f = Fusion {
         body,
         users: body.users(),
-        kept: kept(local),
+        kept: kept(local, added),
         groups: vec![],
         of: vec![None; body.nodes.len()],
         order: Order::default(),
@@ -46,6 +47,7 @@ pub fn fuse(local: &Local) -> Vec<Group> {
     };
     for v in body.values() {
         match role(body, v) {
+            Role::Compute if added.contains(&v) => {}
             Role::Compute => f.add(v, (local.chunks[v.index()], local.space(v))),
             Role::Exchange => f.exchange(v, local.chunks[v.index()]),
             Role::Inline | Role::Source | Role::Alias => {}
@@ -55,7 +57,7 @@ pub fn fuse(local: &Local) -> Vec<Group> {
 }
 
 /// Values that must be stored whoever uses them.
-fn kept(local: &Local) -> Vec<bool> {
+fn kept(local: &Local, added: &BTreeSet<Value>) -> Vec<bool> {
     let body = &local.body;
     let mut kept = vec![false; body.nodes.len()];
     for (_, v) in &local.reports {
@@ -66,7 +68,7 @@ fn kept(local: &Local) -> Vec<bool> {
         u.states.iter().for_each(|s| kept[s.index()] = true);
     }
     for v in body.values() {
-        let exchange = matches!(role(body, v), Role::Exchange | Role::Alias);
+        let exchange = matches!(role(body, v), Role::Exchange | Role::Alias) || added.contains(&v);
         for a in &body[v].args {
             if exchange || local.chunks[a.index()] != local.chunks[v.index()] {
                 kept[a.index()] = true;

@@ -11,7 +11,9 @@ use ir::op::Op;
 /// The dims of an op that its result lacks.
 fn summed(key: &Key) -> &[Dim] {
     match &key.what {
-        What::Op(Op::Dot { over, .. }, _) => over,
+        What::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) => over,
+        // All of a row is looked at.
+        What::Op(Op::Gather { dim }, _) => std::slice::from_ref(dim),
         _ => &[],
     }
 }

@@ -7,10 +7,10 @@ use ir::dim::Dim;
 use ir::op::{DType, Op, Reduce};
 
 impl Rules<'_> {
-    /// An op in the form that a dot has, if it is one.
+    /// An op in the form that a dot, or a sum over some dims, has, if it is one.
     pub fn contraction(&mut self, key: Key) -> Key {
         let mut key = self.dot_of(&key).unwrap_or(key);
-        if !matches!(key.what, What::Op(Op::Dot { .. }, _)) {
+        if summed(&key).is_none() {
             return key;
         }
         // Strides of what operands are of give the order, so these come first; and one dim of a copy may be digits of
@@ -20,6 +20,15 @@ impl Rules<'_> {
             key = over_one(key);
         }
         key
+    }
+
+    /// What a sum of two dots is, of which the second sums over what comes behind the first: a dot by itself.
+    pub fn sum_of_dots(&self, key: &Key) -> Option<Key> {
+        let (What::Op(Op::Add, _), [x, y]) = (&key.what, key.args.as_slice()) else { return None };
+        let own: Vec<u64> = key.labels.last()?.iter().map(|d| key.sizes[d.0 as usize]).collect();
+        let whole = |x: &Access| *x == Access::whole(x.term, &own);
+        let in_order = key.labels.iter().all(|row| row == &key.labels[0]);
+        (in_order && whole(x) && whole(y)).then(|| both_of(self.terms.key(x.term), self.terms.key(y.term)))?
     }
 
     /// What a sum over dims of a dot is, or a dot that is rounded: a dot by itself. A dot is the rounded sum in f32.
@@ -64,15 +73,79 @@ impl Rules<'_> {
     }
 }
 
-/// A dot that sums over one dim: all that it sums over, in the order in which that lies in the first factor, then in
+/// The dims that a dot sums over, or a sum that leaves some dims.
+fn summed(key: &Key) -> Option<&[Dim]> {
+    match &key.what {
+        What::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) if key.labels.last().is_some_and(|own| !own.is_empty()) => Some(over),
+        What::Op(Op::Dot { over, .. }, _) => Some(over),
+        _ => None,
+    }
+}
+
+/// The digits of a dim that is summed over, and their strides in each operand.
+fn steps(key: &Key, d: Dim) -> Option<Vec<(u64, [u64; 2])>> {
+    let digits = |k: usize| key.labels[k].iter().position(|e| *e == d).map(|i| &key.args[k].dims[i]);
+    match key.args.len() {
+        1 => Some(digits(0)?.iter().map(|(n, s)| (n, [s, 0])).collect()),
+        _ => digits(0)?.beside(digits(1)?),
+    }
+}
+
+/// Of two sums, of products or of elements, that are added the one over what both of them are over, if the second
+/// goes on where the first ends: along one digit of that, in all operands.
+fn both_of(first: &Key, second: &Key) -> Option<Key> {
+    let &[d] = summed(first)? else { return None };
+    let sums = !matches!(&first.what, What::Op(Op::Reduce { kind, .. }, _) if *kind != Reduce::Sum);
+    let alike = (&first.what, &first.labels, first.dtype) == (&second.what, &second.labels, second.dtype);
+    let others = |key: &Key| key.sizes.iter().enumerate().filter(|s| s.0 != d.0 as usize).map(|s| *s.1).collect::<Vec<_>>();
+    if !sums || !alike || first.dtype != DType::F32 || others(first) != others(second) {
+        return None;
+    }
+    let at = |k: usize| first.labels[k].iter().position(|e| *e == d);
+    let places: Vec<usize> = (0..first.args.len()).map(at).collect::<Option<_>>()?;
+    let mut further = [0; 2];
+    for (k, at) in places.iter().enumerate() {
+        let (x, y) = (&first.args[k], &second.args[k]);
+        let rest = |x: &Access| x.dims.iter().enumerate().filter(|e| e.0 != *at).map(|e| e.1.clone()).collect::<Vec<_>>();
+        if (x.term, &x.coords, rest(x)) != (y.term, &y.coords, rest(y)) {
+            return None;
+        }
+        further[k] = y.offset.checked_sub(x.offset)?;
+    }
+    let (mut all, mut more) = (steps(first, d)?, steps(second, d)?);
+    // Parts of one element have no digit for it.
+    let grows = |(n, of): &(u64, [u64; 2])| (0..places.len()).all(|k| n * of[k] == further[k]) && further[0] > 0;
+    let digit = match all.iter().position(grows) {
+        Some(digit) => digit,
+        None => {
+            all.push((1, further));
+            all.sort_unstable_by_key(|(n, of)| std::cmp::Reverse((*of, *n)));
+            all.iter().position(grows)?
+        }
+    };
+    if more.len() < all.len() {
+        more.insert(digit, (1, all[digit].1));
+    }
+    let (n, m) = (all[digit].0, more[digit].0);
+    all[digit].0 = m;
+    if all != more {
+        return None;
+    }
+    all[digit].0 = n + m;
+    let mut out = first.clone();
+    out.sizes[d.0 as usize] = all.iter().map(|s| s.0).product();
+    for (k, at) in places.into_iter().enumerate() {
+        out.args[k].dims[at] = Digits::new(all.iter().map(|(n, of)| (*n, of[k])));
+    }
+    Some(out)
+}
+
+/// A dot, or sum, over one dim: all that it sums over, in the order in which that lies in the first factor, then in
 /// the second. In which order it is taken is all one to a sum.
 fn over_one(key: Key) -> Key {
-    let What::Op(Op::Dot { over, tf32 }, maps) = &key.what else { return key };
-    let Some((&kept, rest)) = over.split_first() else { return key };
-    let digits = |k: usize, d: &Dim| key.labels[k].iter().position(|e| e == d).map(|i| &key.args[k].dims[i]);
-    let Some(mut steps) = over.iter().map(|d| digits(0, d)?.beside(digits(1, d)?)).collect::<Option<Vec<_>>>().map(|all| all.concat()) else {
-        return key;
-    };
+    let Some((&kept, rest)) = summed(&key).and_then(<[Dim]>::split_first) else { return key };
+    let over = [&[kept], rest].concat();
+    let Some(mut steps) = over.iter().map(|d| steps(&key, *d)).collect::<Option<Vec<_>>>().map(|all| all.concat()) else { return key };
     steps.sort_unstable_by_key(|(n, of)| std::cmp::Reverse((*of, *n)));
     let sizes: Vec<u64> =
         key.sizes.iter().enumerate().map(|(i, n)| if i == kept.0 as usize { steps.iter().map(|s| s.0).product() } else { *n }).collect();
@@ -87,13 +160,17 @@ fn over_one(key: Key) -> Key {
         args.push(Access { dims, ..x.clone() });
     }
     names.extend(key.labels.last().cloned());
-    if rest.is_empty() {
+    if over.len() == 1 {
         return Key { args, ..key };
     }
     // Numbers of dims in the order in which they come, as all keys have them.
     let mut labels = Labels::default();
     let names: Vec<Vec<Dim>> = names.iter().map(|row: &Vec<Dim>| labels.list(row)).collect();
-    let op = Op::Dot { over: vec![labels.of(kept)], tf32: *tf32 };
+    let (over, What::Op(op, maps)) = (vec![labels.of(kept)], &key.what) else { unreachable!("invariant: it is a sum") };
+    let op = match op {
+        Op::Reduce { kind, .. } => Op::Reduce { kind: *kind, over },
+        _ => Op::Dot { over, tf32: false },
+    };
     let sizes = labels.0.iter().map(|d| sizes[d.0 as usize]).collect();
     Key { what: What::Op(op, maps.clone()), args, labels: names, sizes, dtype: key.dtype }
 }
@@ -143,5 +220,45 @@ mod tests {
     fn segments_that_are_rounded_are_another_sum() {
         let [whole, sum] = both(DType::Bf16, DType::Bf16);
         assert_ne!(whole, sum);
+    }
+
+    /// `[batch, tokens, words] x [batch, tokens, hidden]`, summed over batch and tokens: at once, and as the sum of
+    /// two parts of the tokens, the second of which begins at `at`.
+    fn over_tokens(at: u64) -> [Access; 2] {
+        let (mesh, mut body) = (Mesh::new(1, 1, 1, 1, 1), Body::default());
+        let dim = |body: &mut Body, name, n| body.dims.add(DimInfo::new(name, n));
+        let [batch, tokens, words, hidden] = [("batch", 3), ("tokens", 8), ("words", 5), ("hidden", 7)].map(|(name, n)| dim(&mut body, name, n));
+        let parts = [("first", 4), ("second", 4)].map(|(name, n)| dim(&mut body, name, n));
+        let mut push = |op, args, dims: &[Dim]| body.push(op, args, Type::new(DType::F32, dims.to_vec()), Origin::new(Phase::Forward));
+        let a = push(Op::Input(0), vec![], &[batch, tokens, words]);
+        let b = push(Op::Input(1), vec![], &[batch, tokens, hidden]);
+        let whole = push(Op::dot(vec![batch, tokens]), vec![a, b], &[words, hidden]);
+        let dots: Vec<Value> = [(parts[0], 0), (parts[1], at)]
+            .into_iter()
+            .map(|(part, at)| {
+                let mut slice = |v, last| push(Op::Slice { from: tokens, to: Some(part), at }, vec![v], &[batch, part, last]);
+                let args = vec![slice(a, words), slice(b, hidden)];
+                push(Op::dot(vec![batch, part]), args, &[words, hidden])
+            })
+            .collect();
+        let sum = push(Op::Add, dots, &[words, hidden]);
+        let mut rules = Rules::new(&mesh);
+        let mut made: Vec<Access> = vec![];
+        for v in body.values() {
+            let args: Vec<Access> = body[v].args.iter().map(|a| made[a.index()].clone()).collect();
+            made.push(rules.node(&body, v, &args).expect("digits"));
+        }
+        [whole, sum].map(|v: Value| made[v.index()].clone())
+    }
+
+    #[test]
+    fn sums_over_parts_that_follow_one_another_are_the_sum_over_all() {
+        let [whole, sum] = over_tokens(4);
+        assert_eq!(whole, sum);
+        // Not with a part that is there twice.
+        for at in [0, 2, 3] {
+            let [whole, sum] = over_tokens(at);
+            assert_ne!(whole, sum, "{at}");
+        }
     }
 }

@@ -167,6 +167,11 @@ impl<'a> Rules<'a> {
                 }
             }
             Op::Add if scalar && key.dtype == DType::F32 => return self.sum(key.args),
+            Op::Add => {
+                if let Some(dot) = self.sum_of_dots(&key) {
+                    return self.apply(dot);
+                }
+            }
             Op::Select if scalar && self.is_zero(key.args[2].term) => {
                 let masked = self.terms.key(key.args[1].term).clone();
                 if masked.what == What::Op(Op::Add, vec![]) && masked.labels.last().is_some_and(Vec::is_empty) {
@@ -204,7 +209,10 @@ impl<'a> Rules<'a> {
     fn is_same(&mut self, term: Term) -> bool {
         let key = self.terms.key(term).clone();
         let what = match &key.what {
-            What::Op(op, _) if op.is_pointwise() || matches!(op, Op::Dot { .. }) => What::Op(op.map_dims(&mut |_| Dim(0)), vec![]),
+            What::Op(op, maps) if op.is_pointwise() || matches!(op, Op::Dot { .. } | Op::Reduce { .. } | Op::Gather { .. }) => {
+                let maps = maps.iter().map(|m| (Dim(0), m.1.clone())).collect();
+                What::Op(op.map_dims(&mut |_| Dim(0)), maps)
+            }
             What::Met(_) => key.what.clone(),
             _ => return false,
         };

@@ -53,6 +53,8 @@ pub fn is_held(buffer: &Buffer) -> bool {
 struct Life {
     written: Cover,
     added: Cover,
+    /// The elements of each addition, those of equal ones once.
+    additions: Vec<Cover>,
     touch: Touch,
     first: usize,
     last: usize,
@@ -68,17 +70,24 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
     let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: 0 };
     let mut flow = Flow::new();
     let mut trace = Trace::default();
+    let mut additions: Vec<&Action> = vec![];
     for (k, command) in body.commands.iter().enumerate() {
         let action = &command.action;
         let here = |what: Breach| at.command(k, command).error(what);
         let accesses = reader.accesses(action).map_err(here)?;
         flow.push(reader.program, reader.kernels, k, action, &accesses);
         trace.push(reader.program, &accesses);
+        if let Some(access) = accesses.iter().find(|a| a.effect == Effect::Add) {
+            let what = || format!("it adds to buffer `{}` a second time, and the same", buffers[access.buffer.index()].name);
+            ensure(!additions.contains(&action), Invariant::AddedOnce, what).map_err(here)?;
+            additions.push(action);
+        }
         for access in &accesses {
             let life = lives.entry(access.buffer).or_insert_with(|| Life { first: k, ..Life::default() });
             life.last = k;
             touch(&buffers[access.buffer.index()], life, access, k).map_err(here)?;
-            if access.effect == Effect::Add && !buffers[access.buffer.index()].arena.is_temporary() {
+            let adds = access.effect == Effect::Add && life.touch.add.is_some_and(|add| add.1 == k);
+            if adds && !buffers[access.buffer.index()].arena.is_temporary() {
                 summary.per_microbatch.get_or_insert(k);
             }
         }
@@ -166,10 +175,21 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
         }
         Effect::Add => {
             ensure(!held, Invariant::HeldAdded, || format!("it adds to `{name}`"))?;
+            // What the call has put there it changes, whatever was there before.
+            if !temporary && !life.written.is_empty() && defined(life)? {
+                return Ok(());
+            }
             let ready = if temporary || !life.written.is_empty() { defined(life)? } else { true };
             ensure(ready, Invariant::AddedAfterFill, || format!("it adds to buffer `{name}` before that is filled"))?;
             ensure(life.touch.first_read.is_none(), Invariant::AddedBeforeRead, || format!("it adds to buffer `{name}` after that was read"))?;
-            ensure(insert(&mut life.added)?, Invariant::AddedOnce, || format!("it adds to buffer `{name}` a second time"))?;
+            let new = few(name, access.elements())?;
+            let again = life.additions.contains(&new);
+            ensure(again || insert(&mut life.added)?, Invariant::AddedOnce, || {
+                format!("it adds to buffer `{name}` a second time, but to other elements")
+            })?;
+            if !again {
+                life.additions.push(new);
+            }
             life.touch.add = Some((life.touch.add.map_or(k, |a| a.0), k));
         }
     }

@@ -32,7 +32,8 @@ pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>,
 
 fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &Outcome) -> Result<(), Violation> {
     let mut machine = Machine::new(job, program, terms);
-    for body in path.iter().map(|b| &program.bodies[*b]) {
+    for (b, body) in path.iter().map(|b| (*b, &program.bodies[*b])) {
+        machine.memory.iter_mut().for_each(|m| m.enter(b));
         for (k, command) in body.commands.iter().enumerate() {
             let here = || Locus::from(LocusPart::Body(body.name.clone())).command(k, command);
             machine.execute(&command.action).map_err(|e| here().error(e))?;

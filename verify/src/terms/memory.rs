@@ -27,21 +27,37 @@ struct Region {
     coords: Linear,
     layout: Strided,
     holds: Access,
-    /// Of a sum over microbatches: what else was added.
-    added: Option<Vec<Access>>,
+    /// Of what was added to: all that was, in order.
+    added: Option<Added>,
+    /// The body that put it there.
+    body: usize,
+}
+
+/// What one body adds up at a place.
+#[derive(Clone, Debug)]
+struct Added {
+    /// Each microbatch adds it to what the ones before left, which began at zero.
+    of_microbatches: bool,
+    values: Vec<Access>,
 }
 
 /// The content of one buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     regions: Vec<Region>,
+    body: usize,
 }
 
 impl Memory {
+    /// What follows is done by another body.
+    pub fn enter(&mut self, body: usize) {
+        self.body = body;
+    }
+
     /// Puts a value at a place. What it overlaps is gone.
     pub fn write(&mut self, mesh: &Mesh, spot: &Spot, holds: Access) {
         self.clear(mesh, spot);
-        let mut new = Region { offset: spot.offset, coords: spot.coords.clone(), layout: spot.dims.clone(), holds, added: None };
+        let mut new = Region { offset: spot.offset, coords: spot.coords.clone(), layout: spot.dims.clone(), holds, added: None, body: self.body };
         // Pieces of one value, written one by one, are one region.
         while let Some((k, joined)) = self.regions.iter().enumerate().find_map(|(k, r)| Some((k, r.joined(&new)?))) {
             self.regions.swap_remove(k);
@@ -64,13 +80,19 @@ impl Memory {
         });
     }
 
-    /// Adds a value, of each microbatch, to a sum that begins at the term `zero`. Refused where there is no such sum.
+    /// Adds a value, of each microbatch, to a sum that begins at the term `zero`, or to what the same body has put or
+    /// added there. Refused where there is neither.
     pub fn add(&mut self, spot: &Spot, value: Access, zero: Term) -> bool {
+        let body = self.body;
         let filled = self.regions.iter().position(|r| r.holds.term == zero && r.added.is_none());
-        let at = self.regions.iter_mut().find(|r| r.added.is_some() && r.offset == spot.offset && r.layout == spot.dims && spot.coords.is_empty());
+        let here = |r: &&mut Region| r.offset == spot.offset && r.layout == spot.dims && r.coords.is_empty() && spot.coords.is_empty();
+        let at = self.regions.iter_mut().filter(|r| r.holds.term != zero || r.added.is_some()).find(here);
         match (at, filled) {
+            // How often two bodies run is not known here.
+            (Some(region), _) if region.body != body => false,
             (Some(region), _) => {
-                region.added.get_or_insert_default().push(value);
+                let own = Added { of_microbatches: false, values: vec![region.holds.clone()] };
+                region.added.get_or_insert(own).values.push(value);
                 true
             }
             (None, Some(k)) if spot.coords.is_empty() => {
@@ -78,7 +100,8 @@ impl Memory {
                 let rest = self.regions.swap_remove(k);
                 let whole = Shape::new(rest.layout.iter().copied()).reach() == Shape::new(spot.dims.iter().copied()).reach();
                 let (offset, layout) = (spot.offset, spot.dims.clone());
-                self.regions.push(Region { offset, coords: vec![], layout, holds: value.clone(), added: Some(vec![value]) });
+                let added = Added { of_microbatches: true, values: vec![value.clone()] };
+                self.regions.push(Region { offset, coords: vec![], layout, holds: value, added: Some(added), body });
                 self.regions.extend((!whole).then_some(rest));
                 true
             }
@@ -135,6 +158,7 @@ impl Region {
         let further = next.offset.checked_sub(self.offset).filter(|n| *n > 0)?;
         let later = next.holds.offset.checked_sub(self.holds.offset)?;
         let mut out = self.clone();
+        out.body = if self.body == next.body { self.body } else { usize::MAX };
         // Constants that lie apart, such as zeros, are no pieces of one; those that interleave are.
         let constant = self.holds.dims.iter().flat_map(Digits::iter).all(|d| d.1 == 0);
         if constant && later == 0 && further > self.reach() {
@@ -159,11 +183,14 @@ impl Region {
     }
 
     fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
-        if let Some(values) = &self.added {
+        if let Some(added) = &self.added {
             let sizes: Vec<u64> = self.layout.iter().map(|d| d.0).collect();
-            let term = terms.plain(What::Sum, values.clone(), sizes.clone(), dtype);
-            let sum = Region { holds: Access::whole(term, &sizes), added: None, ..self.clone() };
-            return sum.find(mesh, spot);
+            let all = added.values.iter().cloned().reduce(|x, y| terms.sum_of_two([x, y], &sizes, dtype))?;
+            let holds = match added.of_microbatches {
+                true => Access::whole(terms.plain(What::Sum, vec![all], sizes.clone(), dtype), &sizes),
+                false => all,
+            };
+            return Region { holds, added: None, ..self.clone() }.find(mesh, spot);
         }
         if let Some(found) = self.find(mesh, spot) {
             return Some(found);
@@ -215,7 +242,7 @@ impl Region {
 
 /// What a place holds where dim k of a value lies along `layout[k]` from `offset` on. None if the place is not all within it.
 pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: Access, spot: &Spot) -> Option<Access> {
-    Region { offset, coords: vec![], layout, holds, added: None }.find(mesh, spot)
+    Region { offset, coords: vec![], layout, holds, added: None, body: 0 }.find(mesh, spot)
 }
 
 /// Steps through the addresses of a region.
@@ -281,12 +308,12 @@ fn spread(mesh: &Mesh, coords: &Linear) -> u64 {
 mod tests {
     use super::{Access, Digits, Memory, Spot, Terms, What};
     use ir::mesh::{Mesh, Sizes};
-    use ir::op::{DType, Op};
+    use ir::op::{DType, Op, Real};
 
     /// The pieces of a constant that lie at every second element, in two copies, and what a reader of all elements finds.
     #[test]
     fn pieces_of_a_constant_that_interleave_are_one() {
-        let one = Sizes { microbatches: 1, pp: 1, dp: 1, cp: 1, tp: 1, ep: 1, etp: None };
+        let one = Sizes::default();
         let mesh = Mesh::of_sizes(&one).expect("a mesh");
         let mut terms = Terms::default();
         let scalar = terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![], DType::F32);
@@ -301,5 +328,32 @@ mod tests {
         memory.write(&mesh, &spot(12, vec![(8, 1)]), constant(8));
         memory.write(&mesh, &spot(12, vec![(2, 1)]), Access::whole(scalar, &[2]));
         assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+    }
+
+    /// A body may add several times to what each microbatch leaves, another one may not.
+    #[test]
+    fn what_one_body_adds_is_one_sum() {
+        let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
+        let mut terms = Terms::default();
+        let zero = terms.plain(What::Fill(Real(0.0)), vec![], vec![], DType::F32);
+        let [x, y] = [0, 1].map(|slot| Access::whole(terms.plain(What::Held(Op::Param(slot), vec![]), vec![], vec![4], DType::F32), &[4]));
+        let spot = Spot { offset: 0, coords: vec![], dims: vec![(4, 1)] };
+        let filled = Access { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(4, 0)])] };
+        let both = terms.sum_of_two([x.clone(), y.clone()], &[4], DType::F32);
+        let sum = Access::whole(terms.plain(What::Sum, vec![both.clone()], vec![4], DType::F32), &[4]);
+        // From zero, and from what the body has put there itself.
+        for (begin, want) in [(filled, sum), (x.clone(), both)] {
+            let mut memory = Memory::default();
+            memory.enter(1);
+            memory.write(&mesh, &spot, begin.clone());
+            if begin.term == zero {
+                memory.enter(2);
+                assert!(memory.add(&spot, x.clone(), zero));
+            }
+            assert!(memory.add(&spot, y.clone(), zero));
+            assert_eq!(memory.read(&mesh, &mut terms, &spot, DType::F32), Some(want));
+            memory.enter(3);
+            assert!(!memory.add(&spot, y.clone(), zero));
+        }
     }
 }

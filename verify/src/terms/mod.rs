@@ -170,6 +170,13 @@ impl Terms {
         Access::whole(self.plain(What::Joined, parts, vec![count], dtype), &[count])
     }
 
+    /// The sum, element by element, of two values with dims of these sizes, as an op of the same dims makes it.
+    pub fn sum_of_two(&mut self, args: [Access; 2], sizes: &[u64], dtype: DType) -> Access {
+        let labels = vec![(0..sizes.len() as u32).map(Dim).collect(); 3];
+        let key = Key { what: What::Op(Op::Add, vec![]), args: args.to_vec(), labels, sizes: sizes.to_vec(), dtype };
+        Access::whole(self.intern(key), sizes)
+    }
+
     /// What a copy holds, along one dim, and its dtype.
     pub fn original(&self, copy: Term) -> Option<(Access, DType)> {
         let key = &self.keys[copy.0 as usize];
