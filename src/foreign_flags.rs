@@ -119,7 +119,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     // The mesh.
     (&["tensor-parallel-size", "tensor-parallel-degree", "tp-size", "model-parallel-size"], Flag("compile", "--tp")),
     (&["pipeline-parallel-size", "pipeline-parallel-degree", "pp-size"], Flag("compile", "--pp")),
-    (&["data-parallel-size", "data-parallel-replicate-degree", "dp-size", "ddp"], Flag("compile", "--dp")),
+    (&["data-parallel-size", "dp-size", "ddp"], Flag("compile", "--dp")),
     (&["context-parallel-degree", "sequence-parallel-size", "cp-size"], Flag("compile", "--cp")),
     (&["expert-parallel-size", "expert-parallel-degree", "ep-size"], Flag("compile", "--ep")),
     (&["expert-tensor-parallel-degree"], Flag("compile", "--etp")),

@@ -141,6 +141,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
         "`--dp 2` or more, or leave it out",
     ),
     rule(
+        &["--dp-replicate"],
+        |a| a.zero.unwrap_or(u8::from(a.use_distributed_optimizer)) == 0,
+        Warned,
+        "counts with `--zero` alone: without it every data-parallel rank has all",
+        "`--zero 1`, `2` or `3`, or leave it out",
+    ),
+    rule(
         &[
             "--pipeline-schedule",
             "--pipeline-layers",

@@ -29,7 +29,8 @@ pub(crate) use misuse;
 /// Diagnostics that are about flags: a setting that is not there or has no value (E0406 to E0408), a mesh,
 /// batch or schedule that cannot be (E0204, E0208, E063x), flags that contradict the text or the target (E0642,
 /// E070x).
-const FLAGS: [&str; 13] = ["E0204", "E0208", "E0406", "E0407", "E0408", "E0633", "E0634", "E0635", "E0637", "E0642", "E0702", "E0703", "E0704"];
+const FLAGS: [&str; 14] =
+    ["E0204", "E0208", "E0406", "E0407", "E0408", "E0633", "E0634", "E0635", "E0637", "E0638", "E0642", "E0702", "E0703", "E0704"];
 
 /// Why a command ends whose errors were shown.
 pub fn shown(diagnostics: &[Diagnostic]) -> Failure {

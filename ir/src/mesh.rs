@@ -103,11 +103,13 @@ pub struct Sizes {
     pub ep: u64,
     /// None: as `tp`.
     pub etp: Option<u64>,
+    /// Groups of neighbouring ranks of dp that are told apart by its outermost sub-axes ([`Mesh::replicas`]).
+    pub replicas: u64,
 }
 
 impl Default for Sizes {
     fn default() -> Self {
-        Sizes { microbatches: 1, pp: 1, dp: 1, cp: 1, tp: 1, ep: 1, etp: None }
+        Sizes { microbatches: 1, pp: 1, dp: 1, cp: 1, tp: 1, ep: 1, etp: None, replicas: 1 }
     }
 }
 
@@ -144,6 +146,9 @@ impl Mesh {
             }
             // Outermost first: edp, ep, etp.
             factors.sort_by_key(|f| f.0);
+            // Before them what tells groups apart.
+            let mut outer = if axis == Axis::Dp { prime_factors(sizes.replicas) } else { vec![] };
+            factors.sort_by_cached_key(|f| outer.iter().position(|p| *p == f.1).map(|k| outer.remove(k)).is_none());
             axes.push((axis, factors));
         }
         if wanted.iter().any(|w| !w.1.is_empty()) {
@@ -167,6 +172,22 @@ impl Mesh {
     /// The size of an axis: the product of its sub-axes.
     pub fn size(&self, axis: Axis) -> u64 {
         self.of(axis).map(|u| self[u].size).product()
+    }
+
+    /// The sub-axes of dp that tell so many groups of neighbouring ranks apart, the outermost. None if the mesh was not
+    /// made for as many.
+    pub fn replicas(&self, count: u64) -> Option<Vec<SubAxis>> {
+        let mut left = count;
+        let outer: Vec<SubAxis> = self
+            .ids()
+            .filter(|u| self[*u].axis == Axis::Dp)
+            .take_while(|u| {
+                let more = left > 1 && left.is_multiple_of(self[*u].size);
+                left /= if more { self[*u].size } else { 1 };
+                more
+            })
+            .collect();
+        (left == 1).then_some(outer)
     }
 
     /// The number of ranks.

@@ -18,6 +18,9 @@ pub struct Options {
     pub sp: SequenceParallel,
     pub cp_comm: CpComm,
     pub zero: Zero,
+    /// Copies of what `zero` shares out: the ranks of data parallelism are so many groups, each of which has all of it
+    /// (hybrid sharding, HSDP; Zhao et al. 2023). A divisor of `dp`.
+    pub replicas: u64,
     /// Sequences per microbatch and data-parallel rank.
     pub micro_batch: u64,
     pub global_batch: u64,
@@ -39,6 +42,8 @@ pub struct Options {
     /// Which products are split along what they sum over.
     pub split_k: SplitK,
     pub tp_overlap: TpOverlap,
+    /// Into how many chunks of tokens logits are cut, at most; none: as many as keep them small.
+    pub logits_chunks: Option<u64>,
     pub recompute: Recompute,
     pub rows: Rows,
     /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
@@ -59,6 +64,7 @@ impl Default for Options {
             sp: SequenceParallel::Off,
             cp_comm: CpComm::Ring,
             zero: Zero::None,
+            replicas: 1,
             micro_batch: 1,
             global_batch: 1,
             schedule: Schedule::OneFOneB,
@@ -72,6 +78,7 @@ impl Default for Options {
             tf32: false,
             split_k: SplitK::Off,
             tp_overlap: TpOverlap::Off,
+            logits_chunks: None,
             recompute: Recompute::None,
             rows: Rows::Rules,
             bucket_size: None,
@@ -89,6 +96,7 @@ pub enum OptionName {
     Pp,
     Ep,
     Etp,
+    Replicas,
     CpComm,
     MicroBatch,
     GlobalBatch,
@@ -100,13 +108,14 @@ pub enum OptionName {
 }
 
 impl OptionName {
-    pub const ALL: [OptionName; 14] = [
+    pub const ALL: [OptionName; 15] = [
         OptionName::Dp,
         OptionName::Cp,
         OptionName::Tp,
         OptionName::Pp,
         OptionName::Ep,
         OptionName::Etp,
+        OptionName::Replicas,
         OptionName::CpComm,
         OptionName::MicroBatch,
         OptionName::GlobalBatch,
@@ -126,6 +135,7 @@ impl OptionName {
             OptionName::Pp => "pp",
             OptionName::Ep => "ep",
             OptionName::Etp => "etp",
+            OptionName::Replicas => "replicas",
             OptionName::CpComm => "cp_comm",
             OptionName::MicroBatch => "micro_batch",
             OptionName::GlobalBatch => "global_batch",

@@ -13,7 +13,7 @@ const MOST: u64 = 1 << 20;
 /// The module of a model, elaborated for training and (without random drops) for evaluation.
 ///
 /// # Errors
-/// E0208, E0633 to E0635, E0637: sizes and options that do not fit together.
+/// E0208, E0633 to E0635, E0637, E0638: sizes and options that do not fit together.
 pub fn module(training: Model, evaluation: Model, options: &Options) -> Result<Module, Vec<Diagnostic>> {
     let mesh = mesh(options)?;
     let pipeline = plan::plan(&training.graph, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| vec![d])?;
@@ -54,7 +54,7 @@ fn too_many(what: &str, n: Option<u64>, help: Help) -> Vec<Diagnostic> {
 /// The mesh of so many ranks and microbatches.
 ///
 /// # Errors
-/// E0208, E0634, E0635: sizes that do not divide, or are absurd.
+/// E0208, E0634, E0635, E0638: sizes that do not divide, or are absurd.
 fn mesh(o: &Options) -> Result<Mesh, Vec<Diagnostic>> {
     let rows = o.micro_batch.saturating_mul(o.dp);
     let empty = [o.tp, o.cp, o.pp, o.ep, o.etp.unwrap_or(1)].contains(&0);
@@ -68,13 +68,18 @@ fn mesh(o: &Options) -> Result<Mesh, Vec<Diagnostic>> {
     }
     // A schedule is a list, and meshes are searched for factors: absurd sizes are refused before any work is done for them.
     ranks(o)?;
+    if o.replicas == 0 || !o.dp.is_multiple_of(o.replicas) {
+        let d = Diagnostic::error("E0638", format!("dp = {} does not divide into {} groups of ranks", o.dp, o.replicas));
+        let some: Vec<String> = (1..=o.dp).filter(|n| o.dp.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+        return Err(vec![d.help(Help::from("`").option(OptionName::Replicas).and(format!("` takes one of {}", some.join(", "))))]);
+    }
     let microbatches = o.global_batch / rows;
     let passes = microbatches.checked_mul(o.pp).and_then(|n| n.checked_mul(o.vpp.unwrap_or(1)));
     if passes.is_none_or(|n| n > MOST) {
         let help = Help::from("raise ").option(OptionName::MicroBatch).and(", or lower ").option(OptionName::GlobalBatch);
         return Err(too_many("passes of microbatches through pipeline stages", passes, help));
     }
-    let sizes = Sizes { microbatches, pp: o.pp, dp: o.dp, cp: o.cp, tp: o.tp, ep: o.ep, etp: o.etp };
+    let sizes = Sizes { microbatches, pp: o.pp, dp: o.dp, cp: o.cp, tp: o.tp, ep: o.ep, etp: o.etp, replicas: o.replicas };
     Mesh::of_sizes(&sizes).ok_or_else(|| {
         let etp = o.etp.unwrap_or(o.tp);
         let d = Diagnostic::error(

@@ -5,7 +5,7 @@
 
 use crate::commands::{allocate, events, list_schedule, send_turns, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
-use crate::local::{bucket, offload, split_reduction, tf32, tp_overlap, zero};
+use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, zero};
 use crate::lower::job;
 use crate::partition;
 use crate::report::{complaints, sizes};
@@ -193,7 +193,7 @@ pub const PASSES: &[Pass] = &[
         for graphs in [&mut *training, evaluation] {
             let mut padded = vec![];
             graphs.on_graph(|mut graph| {
-                let lists = axes::lists(plan, &graph, options);
+                let lists = axes::lists(plan, &graph, mesh, options);
                 padded = axes::pad_vocabularies(&mut graph, mesh, &lists, options.pad_vocab_to);
                 graph
             });
@@ -217,7 +217,7 @@ pub const PASSES: &[Pass] = &[
     graph("zigzag", "Stores the positions of causal attention so that context-parallel ranks have equal work.", |m| {
         let choices = m.both().map(|graphs| {
             let graph = graphs.whole.graph();
-            zigzag::choose(graph, &m.mesh, &axes::lists(&m.plan, graph, &m.options))
+            zigzag::choose(graph, &m.mesh, &axes::lists(&m.plan, graph, &m.mesh, &m.options))
         });
         let [training, evaluation] = choices;
         let (orders, warnings) = zigzag::agreed(training, &evaluation);
@@ -234,7 +234,7 @@ pub const PASSES: &[Pass] = &[
             let mut found = vec![];
             for graphs in [training, evaluation] {
                 let graph = graphs.take_graph();
-                let lists = axes::lists(plan, &graph, options);
+                let lists = axes::lists(plan, &graph, mesh, options);
                 let sharded = propagate::propagate(graph, mesh, &lists, options.rows);
                 // Rows at random may repeat work; they are for tests of what is computed.
                 if options.rows == Rows::Rules && found.is_empty() {
@@ -272,6 +272,17 @@ pub const PASSES: &[Pass] = &[
         m.evaluation.locals = m.training.locals.iter().map(|l| job::of_stages(&evaluations, l).clone()).collect();
         Ok(vec![])
     }),
+    // Before chunks of products: those of logits have their own.
+    local(
+        "chunk_logits",
+        "Computes logits, losses and their gradients for some tokens at a time.",
+        |o| o.logits_chunks != Some(1),
+        |m| {
+            let chunks = m.options.logits_chunks;
+            m.on_classes(|training, evaluation| (chunk_logits::chunk(training, chunks), chunk_logits::chunk(evaluation, chunks)));
+            Ok(vec![])
+        },
+    ),
     local(
         "tp_overlap",
         "Cuts products beside tensor-parallel collectives, and these, into chunks.",
@@ -290,7 +301,7 @@ pub const PASSES: &[Pass] = &[
         |m| {
             let Module { options, training, evaluation, .. } = m;
             let pairs = std::mem::take(&mut training.locals).into_iter().zip(std::mem::take(&mut evaluation.locals));
-            (training.locals, evaluation.locals) = zero::share_out(pairs.collect(), options.zero, bucket::size(options)).into_iter().unzip();
+            (training.locals, evaluation.locals) = zero::share_out(pairs.collect(), options, bucket::size(options)).into_iter().unzip();
             Ok(vec![])
         },
     ),

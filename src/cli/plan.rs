@@ -94,6 +94,9 @@ pub struct PlanArgs {
     /// The same as `--zero 1`.
     #[arg(long)]
     pub use_distributed_optimizer: bool,
+    /// Groups of neighbouring data-parallel ranks, each of which has all of what `--zero` shares out (hybrid sharding, HSDP)
+    #[arg(long, visible_aliases = ["num-distributed-optimizer-instances", "data-parallel-replicate-degree"], default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
+    pub dp_replicate: u64,
     /// Optimizer states, the weights that the optimizer works on, and the optimizer itself are on the host, also beside GPUs; devices keep what passes read; the same numbers either way
     #[arg(long, visible_alias = "optimizer-cpu-offload")]
     pub optimizer_offload: bool,
@@ -149,6 +152,10 @@ pub struct PlanArgs {
     /// Most bytes of a rank in its device's memory, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
     pub memory: Option<u64>,
+    /// Chunks of tokens in which logits, loss and their gradients are computed, so that no buffer has all tokens times
+    /// all words; 1 for none [default: of 256 MiB and 1,024 tokens at least]
+    #[arg(long, value_name = "N", value_parser = from_one::<u64>, help_heading = "Memory")]
+    pub logits_chunks: Option<u64>,
     /// What the backward pass computes again instead of keeping it
     #[arg(long, visible_alias = "recompute-granularity", value_enum, default_value = "none", help_heading = "Memory")]
     pub recompute: Recompute,

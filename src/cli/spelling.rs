@@ -16,6 +16,7 @@ fn flag(option: OptionName) -> &'static str {
         OptionName::Pp => "--pp",
         OptionName::Ep => "--ep",
         OptionName::Etp => "--etp",
+        OptionName::Replicas => "--dp-replicate",
         OptionName::CpComm => "--cp-comm-type",
         OptionName::MicroBatch => "--micro-batch-size",
         OptionName::GlobalBatch => "--global-batch-size",

@@ -70,6 +70,7 @@ const EXTREMES: &[(&str, Option<&str>)] = &[
     ("mlp --etp 18446744073709551615", Some("E0635")),
     ("mlp --ep 4294967296 --etp 4294967296", Some("E0635")),
     ("mlp --pp 2 --vpp 18446744073709551615", Some("E0634")),
+    ("mlp --dp-replicate 18446744073709551615", Some("E0638")),
     ("mlp --pp 2 --vpp 2 --microbatch-group-size-per-virtual-pipeline-stage 18446744073709551615", Some("E0637")),
     ("mlp --pp 2 --pipeline-layers 4294967295,4294967295", Some("E0633")),
     ("mlp --pp 2 --pipeline-layout t*4294967295|tL", Some("E0633")),
@@ -88,7 +89,7 @@ const EXTREMES: &[(&str, Option<&str>)] = &[
 ];
 
 /// Of these, those that are of the flags alone: exit code 2.
-const FLAGS: [&str; 5] = ["E0408", "E0633", "E0634", "E0635", "E0637"];
+const FLAGS: [&str; 6] = ["E0408", "E0633", "E0634", "E0635", "E0637", "E0638"];
 
 #[test]
 fn sizes_that_nothing_can_hold_are_errors_of_the_user() {

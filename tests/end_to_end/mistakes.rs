@@ -126,6 +126,7 @@ const TOGETHER: &[Mistake] = &[
     ("check gpt2.mdl TINY --tp 3", 2, "heads = 4 does not divide by tp = 3", "`-D heads=6`"),
     ("check gpt2.mdl TINY --pp 3", 2, "2 layers cannot fill 3 pipeline stages", "--pp 2 at most"),
     ("check gpt2.mdl TINY --dp 2 --global-batch-size 3", 2, "global batch 3 does not divide", "`--global-batch-size 4` does"),
+    ("check gpt2.mdl TINY --dp 4 --global-batch-size 4 --dp-replicate 3", 2, "E0638", "`--dp-replicate` takes one of 1, 2, 4"),
     ("check gpt2.mdl TINY --ep 2", 2, "E0635", "must divide --dp x --cp x --tp"),
     ("check gpt2.mdl TINY --global-batch-size 2097152", 2, "E0634", "raise --micro-batch-size"),
     ("check gpt2.mdl TINY --tp 8", 0, "W0204", "nearest sizes that divide: 8 (`-D heads=8`)"),

@@ -140,10 +140,17 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
         (&mut o.micro_batch, d.micro_batch, "micro_batch"),
         (&mut o.global_batch, d.global_batch, "global_batch"),
         (&mut o.pad_vocab_to, d.pad_vocab_to, "pad_vocab_to"),
+        (&mut o.replicas, d.replicas, "replicas"),
     ] {
         option(io, slot, default, name, |io, x| io.number(x))?;
     }
-    for (slot, name) in [(&mut o.etp, "etp"), (&mut o.vpp, "vpp"), (&mut o.group, "group"), (&mut o.bucket_size, "bucket_size")] {
+    for (slot, name) in [
+        (&mut o.etp, "etp"),
+        (&mut o.vpp, "vpp"),
+        (&mut o.group, "group"),
+        (&mut o.bucket_size, "bucket_size"),
+        (&mut o.logits_chunks, "logits_chunks"),
+    ] {
         option(io, slot, None, name, |io, x| io.number(x.get_or_insert(0)))?;
     }
     option(io, &mut o.sp, d.sp, "sp", |io, x| io.variant(x, "a switch", &[("on", SequenceParallel::On), ("off", SequenceParallel::Off)]))?;

@@ -425,6 +425,7 @@ pub fn options() -> Vec<Options> {
         sp: SequenceParallel::On,
         cp_comm: CpComm::AllToAllAndRing,
         zero: Zero::Params,
+        replicas: 2,
         micro_batch: 5,
         global_batch: 40,
         schedule: PipelineSchedule::Given(order()),
@@ -441,6 +442,7 @@ pub fn options() -> Vec<Options> {
         recompute: Recompute::Uniform(2),
         rows: Rows::Random(7),
         bucket_size: Some(1 << 20),
+        logits_chunks: Some(8),
         moe_buffer: MoeBuffer::Factor(1.25),
     };
     let with = |change: fn(&mut Options)| {

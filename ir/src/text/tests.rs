@@ -440,10 +440,12 @@ fn what_a_module_says_before_its_graphs() {
           micro_batch 5
           global_batch 40
           pad_vocab_to 128
+          replicas 2
           etp 1
           vpp 2
           group 4
           bucket_size 1048576
+          logits_chunks 8
           sp on
           cp_comm all_to_all_and_ring
           zero params

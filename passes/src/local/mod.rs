@@ -1,6 +1,7 @@
 //! Passes over the local graphs of stages, which keep what these compute.
 
 pub mod bucket;
+pub mod chunk_logits;
 pub mod offload;
 pub mod role;
 pub mod split_reduction;

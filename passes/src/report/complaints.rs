@@ -29,7 +29,7 @@ pub fn unused(graph: &Graph) -> Vec<Diagnostic> {
 pub fn sizes(m: &Module) -> Result<Vec<Diagnostic>, Vec<Diagnostic>> {
     let Module { plan, options, mesh, settings, .. } = m;
     let graph = m.training.whole.graph();
-    let lists = axes::lists(plan, graph, &Options { zero: Zero::None, ..options.clone() });
+    let lists = axes::lists(plan, graph, mesh, &Options { zero: Zero::None, ..options.clone() });
     let found = [axes::check(graph, mesh, &lists, plan, settings), axes::check_microbatches(graph, mesh)];
     let (errors, mut warnings): (Vec<Diagnostic>, Vec<Diagnostic>) = found.into_iter().flatten().partition(|d| d.severity == Severity::Error);
     if options.recompute == Recompute::Selective && graph.body.nodes.iter().all(|n| n.origin.within.is_none()) {

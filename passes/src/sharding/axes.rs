@@ -19,6 +19,8 @@ pub struct Lists {
     /// For attention, in place of `tiers`.
     pub attention: Vec<(Axis, Vec<Vec<Dim>>)>,
     pub zero: Zero,
+    /// Sub-axes along which `zero` shares nothing out.
+    pub replicas: Vec<SubAxis>,
     /// Per axis, the dims that it splits for the sake of what `zero` shares out alone, as one more tier. Their digits are those of
     /// parameters, so that every graph over the same parameters, whatever its ops, has them rest alike.
     pub shared: Vec<(Axis, Vec<Dim>)>,
@@ -41,7 +43,7 @@ impl Lists {
 
 /// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies; not for those that
 /// are to stay whole.
-pub fn lists(plan: &Plan, graph: &Graph, options: &Options) -> Lists {
+pub fn lists(plan: &Plan, graph: &Graph, mesh: &Mesh, options: &Options) -> Lists {
     let Options { sp, cp_comm: cp, zero, .. } = *options;
     let dims = &graph.body.dims;
     let resolve = |names: &[String]| -> Vec<Dim> {
@@ -86,7 +88,9 @@ pub fn lists(plan: &Plan, graph: &Graph, options: &Options) -> Lists {
             }
         }
     }
-    Lists { tiers, attention, cp, zero, shared }
+    // A mesh that was written by hand may have no such groups.
+    let replicas = mesh.replicas(options.replicas).unwrap_or_default();
+    Lists { tiers, attention, cp, zero, replicas, shared }
 }
 
 /// The dims of parameters beside those listed, that of most elements first: in a transformer, `hidden`.
@@ -173,21 +177,23 @@ impl<'a> Chooser<'a> {
                 Tiers::First => false,
             });
             let open: Vec<SubAxis> = mesh.of(*axis).filter(|u| out[u.0 as usize].is_none()).collect();
-            let own: Vec<&Vec<Dim>> = own.iter().chain(shared).collect();
             let Some((_, other)) = other else {
-                self.choose_tier(dims, of, &open, &own, &mut out);
+                self.choose_tiers(dims, of, &open, own, shared, &mut out);
                 continue;
             };
-            let other: Vec<&Vec<Dim>> = other.iter().chain(shared).collect();
             let rings = usize::from(*axis == Axis::Cp && lists.cp == CpComm::AllToAllAndRing).min(open.len());
-            self.choose_tier(dims, of, &open[..rings], &own, &mut out);
-            self.choose_tier(dims, of, &open[rings..], &other, &mut out);
+            self.choose_tiers(dims, of, &open[..rings], own, shared, &mut out);
+            self.choose_tiers(dims, of, &open[rings..], other, shared, &mut out);
         }
         out
     }
 
-    fn choose_tier(&mut self, dims: &Dims, of: &[Dim], open: &[SubAxis], tiers: &[&Vec<Dim>], out: &mut [Option<Dim>]) {
-        for tier in tiers {
+    /// The first of these tiers in which some sub-axis finds a dim. The last one, which is shared out, has nothing for
+    /// those between replicas.
+    fn choose_tiers(&mut self, dims: &Dims, of: &[Dim], open: &[SubAxis], own: &[Vec<Dim>], shared: Option<&Vec<Dim>>, out: &mut [Option<Dim>]) {
+        let lists = self.lists;
+        let within: Vec<SubAxis> = open.iter().copied().filter(|u| !lists.replicas.contains(u)).collect();
+        for (tier, open) in own.iter().map(|tier| (tier, open)).chain(shared.map(|tier| (tier, &within[..]))) {
             let mut any = false;
             for u in open {
                 let found = tier.iter().copied().find(|d| of.contains(d) && self.fits(dims, *u, *d));

@@ -106,6 +106,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         tp_overlap,
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
+        replicas: divisor(&mut Dice(mix(!seed ^ 7)), dp),
         offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer]),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
         moe_buffer: Dice(mix(!seed ^ 3)).pick(&[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)]),
@@ -130,6 +131,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         ]),
         precision,
         tf32: Dice(mix(!seed ^ 5)).pick(&[false, false, true]),
+        logits: Dice(mix(!seed ^ 8)).pick(&[1, 1, 2, 3]),
         // Beside chunks all products stay whole.
         segments: if tp_overlap == TpOverlap::Off { Dice(mix(!seed ^ 6)).pick(&[1, 2, 4]) } else { 1 },
     }

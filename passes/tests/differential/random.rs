@@ -63,6 +63,8 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("zero 1", case.zero == Zero::States),
         ("zero 2", case.zero == Zero::Gradients),
         ("zero 3", case.zero == Zero::Params),
+        ("replicas", many(case.replicas) && case.zero != Zero::None),
+        ("chunks of logits", many(case.logits) && text.contains("token_loss(")),
         ("offload", case.offload != Offload::Off),
         ("recompute", case.recompute != Recompute::None),
         ("bf16", case.precision == DType::Bf16),

@@ -17,6 +17,9 @@
 //! part is as many whole ones. A rank runs the expression for each of its own. Where there are too few for all
 //! ranks, some of their sub-axes share them out ([`owners`]), and gradients are summed over the others too.
 //!
+//! **Replicas.** Along some sub-axes of dp nothing is shared out: groups of ranks along these do the same. A rank's part
+//! of a gradient is then summed over the groups too, once a step.
+//!
 //! Where a model computes with 16-bit copies alone, the bucket of parameters holds those, and weights exist as slices only, as one more state.
 
 mod emit;
@@ -29,7 +32,7 @@ use ir::dim::{Base, IndexMap};
 use ir::local::{Chunk, Local};
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::{DType, Op};
-use ir::options::Zero;
+use ir::options::{Options, Zero};
 use ir::program::{Bucket, Holds, Piece, own_part};
 use std::collections::HashMap;
 
@@ -45,8 +48,8 @@ const EMPTY: u64 = 4;
 
 /// Shares out the updates of training graphs; each with the graph of evaluation of the same stages, which finds its parameters in the buckets. A bucket is
 /// full with `size` elements.
-pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Local, Local)> {
-    if zero == Zero::None {
+pub fn share_out(stages: Vec<(Local, Local)>, options: &Options, size: u64) -> Vec<(Local, Local)> {
+    if options.zero == Zero::None {
         return stages;
     }
     let mut found: Vec<Vec<Shared>> = stages.iter().map(|(training, evaluation)| updates(training, evaluation)).collect();
@@ -69,7 +72,7 @@ pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Loc
             break;
         }
     }
-    stages.into_iter().zip(found).map(|((training, evaluation), shared)| share(training, evaluation, shared, zero, size)).collect()
+    stages.into_iter().zip(found).map(|((training, evaluation), shared)| share(training, evaluation, shared, options, size)).collect()
 }
 
 /// For each parameter of an evaluation graph, its slot in the training graph of the same stages.
@@ -97,7 +100,9 @@ pub fn copies(training: &Local, evaluation: &Local) -> HashMap<u32, DType> {
     own.into_iter().filter_map(agreed).collect()
 }
 
-fn share(training: Local, evaluation: Local, updates: Vec<Shared>, zero: Zero, size: u64) -> (Local, Local) {
+fn share(training: Local, evaluation: Local, updates: Vec<Shared>, options: &Options, size: u64) -> (Local, Local) {
+    let zero = options.zero;
+    let replicas = training.mesh.replicas(options.replicas).unwrap_or_default();
     let slot_of = slots(&training, &evaluation);
     let mut classes: Vec<Vec<Shared>> = vec![];
     // What is scattered once a step is scattered together, whichever virtual stage made its terms.
@@ -110,9 +115,10 @@ fn share(training: Local, evaluation: Local, updates: Vec<Shared>, zero: Zero, s
     }
     let mut buckets: Vec<Planned> = vec![];
     for class in classes {
+        let within: Vec<SubAxis> = class[0].class.subs.iter().copied().filter(|u| !replicas.contains(u)).collect();
         let owners = match class[0].class.takes {
-            Takes::Elements => class[0].class.subs.clone(),
-            Takes::Whole => owners(&training.mesh, &class[0].class.subs, class.len() as u64),
+            Takes::Elements => within,
+            Takes::Whole => owners(&training.mesh, &within, class.len() as u64),
         };
         // What nobody shares out is updated as it is.
         if !owners.is_empty() {

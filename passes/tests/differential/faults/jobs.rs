@@ -115,6 +115,9 @@ const JOBS: &[(&str, Model, &[&str])] = &[
             "m2",
             "tp2 sp m2",
             "dp2 tp2 m2",
+            "dp2 tp2 sp zero2 logits2",
+            "dp4 zero1 replicas2 m2",
+            "dp4 zero3 replicas2",
             "pp2 m3",
             "dp2 zero1 m2",
             "dp3 zero1 m2",
@@ -162,6 +165,8 @@ const JOBS: &[(&str, Model, &[&str])] = &[
         LLAMA,
         &[
             "m2",
+            "m2 logits2",
+            "dp2 logits2",
             "tp4 sp m2",
             "window=3 seq=8 | cp2",
             "window=2 window_every=2 | tp2 sp m2",

@@ -1,0 +1,222 @@
+//! Logits by chunks of tokens: the head's product, softmax, loss and their gradients are computed for some tokens at a
+//! time, so that no buffer has all tokens times all words.
+//!
+//! A chunk's gradients are made while its logits are there, without a second product. So in training all of it runs in
+//! the backward pass, and what only reads the loss does too. Results of single tokens are joined; what sums over tokens,
+//! as the gradient of the head's weights, is a sum of the chunks' ([`crate::lower`] makes these where their sum lies).
+//! (Liger Kernel's fused linear cross entropy, Hsu et al. 2024, does the same for one loss; here it follows from the
+//! graph, for whatever is computed of logits token by token.)
+
+mod find;
+
+use crate::local::role::without_dead;
+use find::{Region, alike, regions};
+use ir::dim::{Dim, DimInfo};
+use ir::graph::{Body, Node, Type, Value};
+use ir::local::{Chunk, Local};
+use ir::op::{Collective, Op};
+use ir::sharded::Sharding;
+use std::collections::{BTreeSet, HashMap};
+
+/// Cuts the logits of a local graph into so many chunks, or, where nothing is said, where they are large.
+pub fn chunk(local: Local, chunks: Option<u64>) -> Local {
+    let regions = regions(&local, chunks);
+    if regions.is_empty() {
+        return local;
+    }
+    let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
+    let out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], host: BTreeSet::new(), ..local.clone() };
+    let at = moved(&local, &regions);
+    let mut c = Chunking { old: &local, out, map: vec![None; local.body.nodes.len()], at, first: alike(&local.body) };
+    let inside: BTreeSet<Value> = regions.iter().flat_map(|r| &r.nodes).copied().collect();
+    let (mut waiting, mut open): (Vec<Value>, Vec<&Region>) = (vec![], regions.iter().collect());
+    for v in local.body.values() {
+        if inside.contains(&v) {
+            // Behind its last node, a region's operands are there.
+            open.retain(|region| {
+                let over = region.nodes.last().is_some_and(|last| *last <= v) && c.has_operands(region);
+                if over {
+                    c.region(region);
+                }
+                !over
+            });
+        } else if c.is_there(v) {
+            c.copy(v);
+        } else {
+            waiting.push(v);
+        }
+        waiting.retain(|w| {
+            let ready = c.is_there(*w);
+            if ready {
+                c.copy(*w);
+            }
+            !ready
+        });
+    }
+    let Chunking { mut out, map, .. } = c;
+    let new = |v: Value| map[v.index()].expect("invariant: what a step leaves is no value of single tokens");
+    out.reports.iter_mut().for_each(|r| r.1 = new(r.1));
+    for u in &mut out.updates {
+        u.new = new(u.new);
+        u.states.iter_mut().for_each(|s| *s = new(*s));
+    }
+    without_dead(out)
+}
+
+/// When nodes run that do so at another time than before: regions, what follows from them in the forward pass, what is
+/// computed there for them alone and at little cost, and what they read of a later pass.
+fn moved(local: &Local, regions: &[Region]) -> Vec<Chunk> {
+    let (body, users) = (&local.body, local.body.users());
+    let mut at = local.chunks.clone();
+    for region in regions.iter().filter(|r| matches!(r.at, Chunk::Backward(_))) {
+        region.nodes.iter().chain(&region.behind).for_each(|v| at[v.index()] = region.at);
+        for v in body.values().rev() {
+            let own = local.chunks[v.index()];
+            let before = own.precedes(region.at) && at[v.index()] == own;
+            let cheap =
+                body[v].op.is_source() || body[v].op.is_pointwise() || matches!(body[v].op, Op::View { .. } | Op::Slice { .. } | Op::Shard { .. });
+            let gathers = matches!(body[v].op, Op::Collective { kind: Collective::AllGather, stages: None, .. });
+            let later = |c: Value| at[c.index()] == region.at && local.chunks[c.index()] == own;
+            // What the backward pass reads anyway is there.
+            let alone = !users[v.index()].is_empty() && users[v.index()].iter().all(|(c, _)| later(*c));
+            // What gradients of weights read, which would be made after those of activations.
+            let awaited = region.at.precedes(at[v.index()]) && users[v.index()].iter().any(|(c, _)| at[c.index()] == region.at);
+            if awaited || before && alone && (cheap || gathers) && !local.accumulate[v.index()] {
+                at[v.index()] = region.at;
+            }
+        }
+    }
+    at
+}
+
+struct Chunking<'a> {
+    old: &'a Local,
+    out: Local,
+    map: Vec<Option<Value>>,
+    /// When each old node is to run.
+    at: Vec<Chunk>,
+    /// The first value that is the same.
+    first: Vec<usize>,
+}
+
+impl Chunking<'_> {
+    /// Whether all that a node reads is there.
+    fn is_there(&self, v: Value) -> bool {
+        self.old.body[v].args.iter().all(|a| self.map[a.index()].is_some())
+    }
+
+    /// Whether all that a region reads is there.
+    fn has_operands(&self, region: &Region) -> bool {
+        let read = region.nodes.iter().flat_map(|v| &self.old.body[*v].args);
+        read.into_iter().all(|a| region.nodes.contains(a) || self.map[self.read(*a).index()].is_some())
+    }
+
+    /// What a region reads for a value from outside: what the backward pass computes again it has, if the forward
+    /// pass's own moved there with the logits.
+    fn read(&self, v: Value) -> Value {
+        let first = self.first[v.index()];
+        let moved = self.at[first] != self.old.chunks[first] && self.at[first] == self.at[v.index()];
+        if moved && self.map[first].is_some() && self.old.body.nodes[first].ty == self.old.body[v].ty { Value(first as u32) } else { v }
+    }
+
+    fn get(&self, v: Value) -> Value {
+        self.map[v.index()].expect("invariant: operands come first")
+    }
+
+    fn copy(&mut self, v: Value) {
+        let node = &self.old.body[v];
+        let args = node.args.iter().map(|a| self.get(*a)).collect();
+        let w = self.push(Node { args, ..node.clone() }, v, self.old.source[v.index()].clone());
+        self.out.accumulate[w.index()] = self.old.accumulate[v.index()];
+        self.out.reasons[w.index()] = self.old.reasons[v.index()].clone();
+        if self.old.host.contains(&v) {
+            self.out.host.insert(w);
+        }
+        self.map[v.index()] = Some(w);
+    }
+
+    fn push(&mut self, node: Node, like: Value, source: Option<(Value, Sharding)>) -> Value {
+        self.out.chunks.push(ir::fault!("chunk_logits.node.chunk", self.old.chunks[like.index()], self.at[like.index()]));
+        self.out.accumulate.push(false);
+        self.out.source.push(source);
+        self.out.reasons.push(None);
+        self.out.body.nodes.push(node);
+        Value(self.out.body.nodes.len() as u32 - 1)
+    }
+
+    /// All chunks of a region, one after the other, and what others read of them.
+    fn region(&mut self, region: &Region) {
+        let (old, along) = (self.old, region.along);
+        let size = old.body.dims.size(along) / region.chunks;
+        let pieces: Vec<Dim> = (0..region.chunks)
+            .map(|_| self.out.body.dims.add(DimInfo::new("tokens", ir::fault!("chunk_logits.chunk.size", size / 2, size))))
+            .collect();
+        let inside: BTreeSet<Value> = region.nodes.iter().copied().collect();
+        // The values of each chunk; of sums over tokens, what the chunks so far give.
+        let (mut parts, mut sums): (HashMap<Value, Vec<Value>>, HashMap<Value, Value>) = (HashMap::new(), HashMap::new());
+        for (k, piece) in (0u64..).zip(&pieces) {
+            let mut of: HashMap<Value, Value> = HashMap::new();
+            for v in &region.nodes {
+                let node = &old.body[*v];
+                for a in node.args.iter().filter(|a| !inside.contains(a)) {
+                    let same = self.read(*a);
+                    if let Some(x) = of.get(&same).copied() {
+                        of.insert(*a, x);
+                    }
+                    if !of.contains_key(a) {
+                        let x = self.slice(*a, *v, along, *piece, ir::fault!("chunk_logits.chunk.first", 0, k * size));
+                        of.extend([(*a, x), (same, x)]);
+                    }
+                }
+                let args = node.args.iter().map(|a| of[a]).collect();
+                let mut here = |d: Dim| if d == along { *piece } else { d };
+                let op = ir::fault!("chunk_logits.op.dims", node.op.clone(), node.op.map_dims(&mut here));
+                let dims = node.ty.dims.iter().map(|d| here(*d)).collect::<Vec<_>>();
+                let ty = Type::new(node.ty.dtype, dims);
+                let mut x = self.push(Node { op, args, ty: ty.clone(), origin: node.origin.clone() }, *v, None);
+                let why = old.reasons[v.index()].as_ref();
+                self.out.reasons[x.index()] = why.map(|why| why.and(&format!(", in {} chunks of tokens", region.chunks)));
+                of.insert(*v, x);
+                if node.ty.has(along) {
+                    parts.entry(*v).or_default().push(x);
+                    continue;
+                }
+                ir::fault!("chunk_logits.sum.each", self.out.accumulate[x.index()] = old.accumulate[v.index()], {});
+                if let Some(before) = sums.get(v) {
+                    let args = vec![*before, ir::fault!("chunk_logits.sum.first", *before, x)];
+                    x = self.push(Node { op: Op::Add, args, ty, origin: node.origin.clone() }, *v, None);
+                }
+                sums.insert(*v, x);
+            }
+        }
+        for v in &region.left {
+            let node = &old.body[*v];
+            let source = old.source[v.index()].clone();
+            let w = match sums.get(v) {
+                Some(sum) => {
+                    self.out.accumulate[sum.index()] = ir::fault!("chunk_logits.sum.last", false, old.accumulate[v.index()]);
+                    self.out.source[sum.index()] = source;
+                    *sum
+                }
+                None => {
+                    let args = ir::fault!("chunk_logits.join.reversed", parts[v].iter().rev().copied().collect(), parts[v].clone());
+                    let op = Op::Concat { from: pieces.clone(), to: along };
+                    self.push(Node { op, args, ty: node.ty.clone(), origin: node.origin.clone() }, *v, source)
+                }
+            };
+            self.map[v.index()] = Some(w);
+        }
+    }
+
+    /// A chunk's part of a value from outside, for `like`.
+    fn slice(&mut self, a: Value, like: Value, along: Dim, piece: Dim, at: u64) -> Value {
+        let (x, ty) = (self.get(self.read(a)), self.old.body[a].ty.clone());
+        if !ty.has(along) {
+            return x;
+        }
+        let dims: Vec<Dim> = ty.dims.iter().map(|d| if *d == along { piece } else { *d }).collect();
+        let op = Op::Slice { from: along, to: Some(piece), at };
+        let origin = self.old.body[like].origin.clone();
+        self.push(Node { op, args: vec![x], ty: Type::new(ty.dtype, dims), origin }, like, None)
+    }
+}

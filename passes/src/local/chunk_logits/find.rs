@@ -1,0 +1,222 @@
+//! Where logits are, and what is computed of them token by token.
+
+use ir::dim::{Dim, IndexMap};
+use ir::graph::{Body, Users, Value};
+use ir::local::{Chunk, Local};
+use ir::op::{Collective, DType, Op, Reduce};
+use std::collections::{BTreeSet, HashMap};
+
+/// Bytes of logits beyond which they are cut, where nothing is said: a chunk has about as many.
+const LARGE: u64 = 256 << 20;
+/// Tokens of a chunk at least, then: with fewer, each would add little to gradients of weights that go through memory.
+const FEW: u64 = 1024;
+
+/// What is computed chunk by chunk.
+pub struct Region {
+    /// In order: products that give logits, all that is computed of these, and what sums over tokens.
+    pub nodes: Vec<Value>,
+    /// Of these, what others read.
+    pub left: BTreeSet<Value>,
+    /// What follows from it in the forward pass.
+    pub behind: BTreeSet<Value>,
+    /// When it runs.
+    pub at: Chunk,
+    /// The dim that is cut, and into how many parts.
+    pub along: Dim,
+    pub chunks: u64,
+}
+
+/// The regions of a graph, none of which reads another.
+pub fn regions(local: &Local, chunks: Option<u64>) -> Vec<Region> {
+    let body = &local.body;
+    let finder = Finder { local, users: body.users(), roots: roots(local), given: of_parameters(body) };
+    let mut out: Vec<Region> = vec![];
+    for v in body.values() {
+        let Some(region) = finder.region(v, chunks) else { continue };
+        let apart = |r: &Region| {
+            !r.nodes.iter().any(|n| region.nodes.contains(n) || region.behind.contains(n)) && region.nodes.iter().all(|n| !r.behind.contains(n))
+        };
+        if out.iter().all(apart) {
+            out.push(region);
+        }
+    }
+    out
+}
+
+/// Values that something outside of the body refers to.
+fn roots(local: &Local) -> BTreeSet<Value> {
+    let updated = local.updates.iter().flat_map(|u| std::iter::once(&u.new).chain(&u.states));
+    local.reports.iter().map(|r| &r.1).chain(updated).copied().collect()
+}
+
+/// Which values follow from parameters alone.
+fn of_parameters(body: &Body) -> Vec<bool> {
+    let mut out: Vec<bool> = vec![];
+    for v in body.values() {
+        let node = &body[v];
+        let fresh = matches!(node.op, Op::Input(_) | Op::Recv { .. } | Op::Uniform { .. });
+        out.push(!fresh && node.args.iter().all(|a| out[a.index()]));
+    }
+    out
+}
+
+/// What a value is computed by, in dims that are numbered as they come.
+type Computed = (Op, Vec<usize>, Vec<Vec<Dim>>, Vec<(u64, IndexMap)>, DType);
+
+/// For each value the first that is computed alike, which is the same.
+pub fn alike(body: &Body) -> Vec<usize> {
+    let mut known: HashMap<Computed, usize> = HashMap::new();
+    let mut out: Vec<usize> = vec![];
+    for v in body.values() {
+        let node = &body[v];
+        let mut dims: Vec<Dim> = vec![];
+        let mut number = |d: Dim| {
+            let at = dims.iter().position(|e| *e == d).unwrap_or(dims.len());
+            if at == dims.len() {
+                dims.push(d);
+            }
+            Dim(at as u32)
+        };
+        let rows = node.args.iter().map(|a| body.dims_of(*a)).chain([&*node.ty.dims]);
+        let rows = rows.map(|row| row.iter().map(|d| number(*d)).collect()).collect();
+        let op = node.op.map_dims(&mut number);
+        let sizes = dims.iter().map(|d| (body.dims.size(*d), body.dims[*d].index.clone())).collect();
+        let computed = (op, node.args.iter().map(|a| out[a.index()]).collect(), rows, sizes, node.ty.dtype);
+        out.push(match node.op {
+            Op::Recv { .. } | Op::Send { .. } | Op::Limit { .. } => v.index(),
+            _ => *known.entry(computed).or_insert(v.index()),
+        });
+    }
+    out
+}
+
+struct Finder<'a> {
+    local: &'a Local,
+    users: Users,
+    roots: BTreeSet<Value>,
+    given: Vec<bool>,
+}
+
+impl Finder<'_> {
+    /// The dims of a product's tokens, and the one of its words: a product in the forward pass of what follows from
+    /// data with parameters.
+    fn head(&self, v: Value) -> Option<(Vec<Dim>, Dim)> {
+        let body = &self.local.body;
+        let Op::Dot { .. } = &body[v].op else { return None };
+        if !matches!(self.local.chunks[v.index()], Chunk::Forward(_)) || self.local.accumulate[v.index()] {
+            return None;
+        }
+        let args = &body[v].args;
+        let weights = (0..2).find(|k| self.given[args[*k].index()] && !self.given[args[1 - k].index()])?;
+        let own =
+            |k: usize| body.dims_of(v).iter().copied().filter(|d| body[args[k]].ty.has(*d) && !body[args[1 - k]].ty.has(*d)).collect::<Vec<Dim>>();
+        let (words, tokens) = (own(weights), own(1 - weights));
+        let all = words.len() + tokens.len() == body.dims_of(v).len();
+        match words[..] {
+            [words] if all && !tokens.is_empty() => Some((tokens, words)),
+            _ => None,
+        }
+    }
+
+    /// Into how many parts logits are cut, and along which dim of tokens: the outermost that has about as many parts.
+    fn parts(&self, v: Value, tokens: &[Dim], chunks: Option<u64>) -> Option<(Dim, u64)> {
+        let dims = &self.local.body.dims;
+        let all = dims.elements(tokens);
+        let divisors = |d: Dim| (2..=dims.size(d)).filter(move |n| dims.size(d).is_multiple_of(*n));
+        match chunks {
+            Some(most) => tokens.iter().find_map(|d| Some((*d, divisors(*d).filter(|n| *n <= most).max()?))),
+            None => {
+                let ty = &self.local.body[v].ty;
+                let wanted = (dims.elements(&ty.dims) * ty.dtype.bytes()).div_ceil(LARGE);
+                let possible = tokens.iter().flat_map(|d| divisors(*d).filter(|n| all / n >= FEW).map(|n| (*d, n)));
+                let possible: Vec<(Dim, u64)> = possible.filter(|_| wanted > 1).collect();
+                let enough = possible.iter().filter(|p| p.1 >= wanted).min_by_key(|p| p.1);
+                enough.or_else(|| possible.iter().max_by_key(|p| p.1)).copied()
+            }
+        }
+    }
+
+    fn region(&self, v: Value, chunks: Option<u64>) -> Option<Region> {
+        let (local, body) = (self.local, &self.local.body);
+        let (tokens, words) = self.head(v)?;
+        let (along, chunks) = self.parts(v, &tokens, chunks)?;
+        let Chunk::Forward(stage) = local.chunks[v.index()] else { return None };
+        let here = |w: Value| matches!(local.chunks[w.index()], Chunk::Forward(s) | Chunk::Backward(s) | Chunk::Weight(s) if s == stage);
+        // All with tokens and words, and whatever reads it.
+        let (mut wide, mut open) = (BTreeSet::from([v]), vec![v]);
+        let mut nodes = wide.clone();
+        while let Some(x) = open.pop() {
+            for (user, _) in &self.users[x.index()] {
+                let is_wide = body[*user].ty.has(words) && body[*user].ty.has(along);
+                if nodes.insert(*user) && is_wide {
+                    wide.insert(*user);
+                    open.push(*user);
+                }
+            }
+        }
+        // A product that goes on in the forward pass is no head.
+        let ends = |w: &Value| wide.contains(w) || local.chunks[w.index()] != local.chunks[v.index()] || !matches!(body[*w].op, Op::Dot { .. });
+        if !nodes.iter().all(ends) || nodes.len() == 1 {
+            return None;
+        }
+        // What lies between such values.
+        let mut follows = vec![false; body.nodes.len()];
+        for w in body.values() {
+            follows[w.index()] = nodes.contains(&w) || body[w].args.iter().any(|a| follows[a.index()]);
+        }
+        let mut leads = vec![false; body.nodes.len()];
+        for w in body.values().rev() {
+            leads[w.index()] = self.users[w.index()].iter().any(|(c, _)| nodes.contains(c) || leads[c.index()]);
+        }
+        nodes.extend(body.values().filter(|w| follows[w.index()] && leads[w.index()]));
+        // What has tokens and words, and only they read, as ones at the labels' places.
+        for w in body.values().rev() {
+            let alone = !self.users[w.index()].is_empty() && self.users[w.index()].iter().all(|(c, _)| nodes.contains(c));
+            if alone && body[w].ty.has(words) && body[w].ty.has(along) && !body[w].op.is_source() {
+                nodes.insert(w);
+            }
+        }
+        let fits = nodes.iter().all(|w| here(*w) && !self.roots.contains(w) && self.cuts(*w, along, &nodes));
+        if !fits {
+            return None;
+        }
+        let backward = nodes.iter().any(|w| local.chunks[w.index()] != Chunk::Forward(stage));
+        let at = if backward { Chunk::Backward(stage) } else { Chunk::Forward(stage) };
+        let behind: BTreeSet<Value> = body.values().filter(|w| follows[w.index()] && !nodes.contains(w) && local.chunks[w.index()] < at).collect();
+        let movable = |w: &Value| local.chunks[w.index()] == Chunk::Forward(stage) && !matches!(body[*w].op, Op::Send { .. } | Op::Recv { .. });
+        if backward && !behind.iter().all(movable) {
+            return None;
+        }
+        let left: BTreeSet<Value> = nodes.iter().copied().filter(|w| self.users[w.index()].iter().any(|(c, _)| !nodes.contains(c))).collect();
+        // Nothing wide is read by others, and sums over tokens are by others alone.
+        let apart = left.iter().all(|w| !wide.contains(w))
+            && nodes.iter().all(|w| body[*w].ty.has(along) || self.users[w.index()].iter().all(|(c, _)| !nodes.contains(c)));
+        let nodes: Vec<Value> = nodes.into_iter().collect();
+        apart.then_some(Region { nodes, left, behind, at, along, chunks })
+    }
+
+    /// Whether a node's result for some tokens follows from those alone, or is the sum of what they give.
+    fn cuts(&self, v: Value, along: Dim, nodes: &BTreeSet<Value>) -> bool {
+        let node = &self.local.body[v];
+        let has = |d: &Dim| *d == along;
+        let sums = !node.ty.has(along);
+        if self.local.accumulate[v.index()] && !sums {
+            return false;
+        }
+        // Sums over tokens are those of gradients: what the forward pass sums, as the mean of a router's choices, it
+        // goes on with, and a sum of all elements would be one of sums.
+        if sums && (node.ty.dims.is_empty() || matches!(self.local.chunks[v.index()], Chunk::Forward(_))) {
+            return false;
+        }
+        let plain = node.args.iter().all(|a| !nodes.contains(a) || self.local.body[*a].ty.has(along));
+        plain
+            && match &node.op {
+                Op::Dot { over, .. } => sums == over.iter().any(has),
+                Op::Reduce { kind, over } => sums == over.iter().any(has) && (!sums || *kind == Reduce::Sum),
+                Op::Gather { dim } => !sums && *dim != along,
+                Op::View { from, to } => !sums && !from.iter().chain(to).any(has),
+                Op::Collective { kind: Collective::AllReduce(_), stages: None, .. } => !sums,
+                op => !sums && op.is_pointwise(),
+            }
+    }
+}
