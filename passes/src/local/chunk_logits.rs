@@ -2,8 +2,9 @@
 //! time, so that no buffer has all tokens times all words.
 //!
 //! A chunk's gradients are made while its logits are there, without a second product. So in training all of it runs in
-//! the backward pass, and what only reads the loss does too. Results of single tokens are joined; what sums over tokens,
-//! as the gradient of the head's weights, is a sum of the chunks' ([`crate::lower`] makes these where their sum lies).
+//! the backward pass, and what only reads the loss does too. Results of single tokens are joined; what sums over
+//! tokens, as the gradient of the head's weights, is a sum of the chunks' ([`crate::lower`] makes these where their sum
+//! lies).
 //! (Liger Kernel's fused linear cross entropy, Hsu et al. 2024, does the same for one loss; here it follows from the
 //! graph, for whatever is computed of logits token by token.)
 

@@ -4,6 +4,7 @@ use ir::dim::Dim;
 use ir::graph::{Body, Node, Value};
 use ir::local::Local;
 use ir::op::{Kind, Op};
+use std::collections::BTreeSet;
 
 /// Values that a kernel of several nodes reads, and results that it stores, at most. The time that LLVM takes for a kernel grows with their square, and the parameters of a GPU's
 /// kernel are 4 KiB at most ("Function Parameters", CUDA C++ Programming Guide), which is 512 addresses.
@@ -49,12 +50,17 @@ fn is_renumbering(body: &Body, v: Value) -> bool {
     body.dims_of(arg).len() == body.dims_of(v).len() && long(body.dims_of(arg)) == long(body.dims_of(v))
 }
 
+/// Values that something outside of the body refers to.
+pub fn roots(local: &Local) -> BTreeSet<Value> {
+    let updated = local.updates.iter().flat_map(|u| std::iter::once(&u.new).chain(&u.states));
+    local.reports.iter().map(|r| &r.1).chain(updated).copied().collect()
+}
+
 /// The graph without nodes that lead nowhere.
 pub fn without_dead(local: Local) -> Local {
     let body = &local.body;
     let mut used = vec![false; body.nodes.len()];
-    let roots = local.updates.iter().flat_map(|u| u.states.iter().chain([&u.new])).chain(local.reports.iter().map(|r| &r.1));
-    let mut stack: Vec<Value> = roots.copied().collect();
+    let mut stack: Vec<Value> = roots(&local).into_iter().collect();
     stack.extend(body.values().filter(|v| role(body, *v) == Role::Exchange));
     while let Some(v) = stack.pop() {
         if !std::mem::replace(&mut used[v.index()], true) {

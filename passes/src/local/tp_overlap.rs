@@ -6,6 +6,7 @@
 //! reads the whole value as before. (Wang et al., "Overlap communication with dependent computation via decomposition", ASPLOS 2023, where
 //! chunks are those of ranks.)
 
+use crate::local::role::roots;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Type, Users, Value};
 use ir::local::Local;
@@ -97,12 +98,6 @@ impl Found {
         }
         Found { gathers, reductions, gather_of, late }
     }
-}
-
-/// Values that something outside of the body refers to.
-fn roots(local: &Local) -> BTreeSet<Value> {
-    let updated = local.updates.iter().flat_map(|u| std::iter::once(&u.new).chain(&u.states));
-    local.reports.iter().map(|r| &r.1).chain(updated).copied().collect()
 }
 
 struct Finder<'a> {

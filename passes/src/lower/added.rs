@@ -2,6 +2,7 @@
 //! gradient of a head's weights, whose terms are those of chunks of tokens, takes the memory of one.
 
 use super::LocalLowering;
+use crate::local::role::roots;
 use crate::lower::kernels::Target;
 use ir::graph::{Body, Users, Value};
 use ir::local::Local;
@@ -20,11 +21,11 @@ pub struct Sums {
 
 /// Those of a graph: what a pass of a microbatch adds up, and leaves to what a step does once.
 pub fn sums(local: &Local) -> Sums {
-    let (body, users) = (&local.body, local.body.users());
+    let (body, users, roots) = (&local.body, local.body.users(), roots(local));
     let mut out = Sums::default();
     for v in body.values().rev().filter(|v| body[*v].op == Op::Add && !out.adds.contains(v)).collect::<Vec<_>>() {
         let (mut adds, mut terms) = (BTreeSet::new(), vec![]);
-        if is_left(local, &users, v) && collect(local, &users, v, &mut adds, &mut terms) {
+        if !roots.contains(&v) && is_left(local, &users, v) && collect(local, &users, v, &mut adds, &mut terms) {
             out.of.extend(terms.into_iter().map(|t| (t, v)));
             out.adds.extend(adds);
         }
@@ -37,8 +38,7 @@ fn is_left(local: &Local, users: &Users, v: Value) -> bool {
     let own = local.chunks[v.index()];
     let lasts = local.accumulate[v.index()] || local.mesh.size(Axis::Microbatch) == 1;
     let used = &users[v.index()];
-    let root = local.reports.iter().any(|r| r.1 == v) || local.updates.iter().any(|u| u.new == v || u.states.contains(&v));
-    own.is_pass() && lasts && !root && !used.is_empty() && used.iter().all(|(c, _)| !local.chunks[c.index()].per_microbatch())
+    own.is_pass() && lasts && !used.is_empty() && used.iter().all(|(c, _)| !local.chunks[c.index()].per_microbatch())
 }
 
 /// The additions and the products that a value is made of: to the first two, which come in order, one by one those

@@ -2,11 +2,12 @@
 //!
 //! Both graphs of each class of stages are run on the terms of [`crate::lowering`]: a term is what a value is, down to parameters, inputs and messages, and views,
 //! slices and ranks' parts are mixed-radix maps into one. Between graphs, more than views may differ; so terms have one form ([`rules`], [`sums`]):
-//! - **Parts of ops.** An op of parts of operands, cut alike, is that part of the op: of each op that maps elements of its operands at one place to the element of
-//!   its result there, and of dots, sums, maxima and lookups, along dims that these do not go through. So chunks are parts of a whole, joined again ([`pieces`]).
+//! - **Parts of ops.** An op of parts of operands, cut alike, is that part of the op: of each op that maps elements of
+//!   its operands at one place to the element of its result there, and of dots, sums, maxima and lookups, along dims
+//!   that these do not go through. So chunks are parts of a whole, joined again ([`pieces`]).
 //! - **Dots.** A sum of a dot over a dim of both of its factors is a dot over that too, so is a sum of two dots of which
-//!   one sums over what comes behind what the other does, and a dot in 16 bits is one in
-//!   f32 that is rounded then; one over several dims is one over all of them as one ([`contractions`]). So products may
+//!   one sums over what comes behind what the other does, and a dot in 16 bits is one in f32 that is rounded then; one
+//!   over several dims is one over all of them as one ([`contractions`]). So products may
 //!   be made in segments.
 //! - **Collectives.** An all-reduce is a linear function of each element, so it is one of the whole term of which a part is reduced; a reduce-scatter is a rank's own part
 //!   of it; an all-gather makes a dim of the member. Of ranks' own parts of what they all have it is that.

@@ -1,5 +1,6 @@
 //! Where logits are, and what is computed of them token by token.
 
+use crate::local::role::roots;
 use ir::dim::{Dim, IndexMap};
 use ir::graph::{Body, Users, Value};
 use ir::local::{Chunk, Local};
@@ -10,6 +11,8 @@ use std::collections::{BTreeSet, HashMap};
 const LARGE: u64 = 256 << 20;
 /// Tokens of a chunk at least, then: with fewer, each would add little to gradients of weights that go through memory.
 const FEW: u64 = 1024;
+/// Chunks at most, whatever sizes are: each is nodes of its own.
+const MANY: u64 = 1024;
 
 /// What is computed chunk by chunk.
 pub struct Region {
@@ -41,12 +44,6 @@ pub fn regions(local: &Local, chunks: Option<u64>) -> Vec<Region> {
         }
     }
     out
-}
-
-/// Values that something outside of the body refers to.
-fn roots(local: &Local) -> BTreeSet<Value> {
-    let updated = local.updates.iter().flat_map(|u| std::iter::once(&u.new).chain(&u.states));
-    local.reports.iter().map(|r| &r.1).chain(updated).copied().collect()
 }
 
 /// Which values follow from parameters alone.
@@ -122,7 +119,7 @@ impl Finder<'_> {
     fn parts(&self, v: Value, tokens: &[Dim], chunks: Option<u64>) -> Option<(Dim, u64)> {
         let dims = &self.local.body.dims;
         let all = dims.elements(tokens);
-        let divisors = |d: Dim| (2..=dims.size(d)).filter(move |n| dims.size(d).is_multiple_of(*n));
+        let divisors = |d: Dim| (2..=dims.size(d).min(MANY)).filter(move |n| dims.size(d).is_multiple_of(*n));
         match chunks {
             Some(most) => tokens.iter().find_map(|d| Some((*d, divisors(*d).filter(|n| *n <= most).max()?))),
             None => {
