@@ -24,6 +24,23 @@ GPT = "-D layers=24 -D hidden=1024 -D heads=16 -D seq=1024 --dp 4"
 GPT3 = "-D layers=96 -D hidden=12288 -D heads=96 -D seq=2048 -D vocab=51200 --dp 384 --zero 3 --recompute full"
 
 
+LLAMA405 = "-D hidden=16384 -D heads=128 -D kv_heads=8 -D ffn=53248 -D layers=126 -D vocab=128256 -D seq=131072"
+MESH405 = f"{LLAMA405} --tp 8 --sp --cp 16 --pp 16 --dp 8"
+ONE_LAYER = "--recompute full --recompute-method block --recompute-num-layers 1"
+V3 = "--tp 2 --sp --pp 8 --vpp 4 --dp 64 --ep 64 --etp 1 --zero 1 --recompute selective"
+LARGE = [
+    ("Llama-3 405B, 131,072 tokens", "llama", f"{MESH405} --zero 1", 256, "0"),
+    ("the same", "llama", f"{MESH405} --zero 1 {ONE_LAYER}", 256, "4.2 %: 1 of 8 layers"),
+    ("the same", "llama", f"{MESH405} --zero 2", 256, "0"),
+    ("the same", "llama", f"{MESH405} --zero 2 {ONE_LAYER}", 256, "4.2 %: 1 of 8 layers"),
+    ("DeepSeek-V3, 1,024 ranks", "deepseek_v3", f"{V3} --recompute-modules moe", 2048, "experts"),
+    ("the same", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm", 2048, "experts, projections, norms"),
+    ("the same, rooms bounded", "deepseek_v3", f"{V3} --recompute-modules moe --moe-buffer-factor 1", 2048, "experts"),
+    ("Mixtral 8x7B", "mixtral", "-D aux_per_sequence=true --pp 4 --vpp 8 --dp 8 --ep 8", 256, "0"),
+    ("the same, rooms bounded", "mixtral", "-D aux_per_sequence=true --pp 4 --vpp 8 --dp 8 --ep 8 --moe-buffer-factor 1", 256, "0"),
+]
+
+
 def plan(root: Path, model: str, flags: str, batch: str = "--micro-batch-size 1 --global-batch-size 8") -> tuple[str, float]:
     """The line of memory of a compile by the mcc of a checkout, and its total in GiB."""
     with tempfile.TemporaryDirectory() as out:
@@ -37,7 +54,7 @@ def plan(root: Path, model: str, flags: str, batch: str = "--micro-batch-size 1 
 
 
 def part(line: str, name: str) -> str:
-    return re.search(rf"{name} ([\d.]+ \w+)", line).group(1)
+    return re.search(rf"{name} ((?:\d+ x )?[\d.]+ \w+)", line).group(1)
 
 
 def activations(line: str) -> str:
@@ -80,6 +97,8 @@ def main() -> None:
     table(["mesh", *(["before"] if before else []), "a rank", "of it activations"], rows)
     zero()
     logits()
+    order()
+    large()
 
 
 def zero() -> None:
@@ -94,8 +113,10 @@ def zero() -> None:
         lasts = " + ".join(part(plans[0][0], name) for name in ["parameters", "gradients", "optimizer"])
         rows.append([str(level), lasts, *[f"{total:.2f} GiB, {part(line, 'temporary')}" for line, total in plans]])
     table(["`--zero`", "lasts", "1 microbatch: all, temporary", "2", "8"], rows)
-    print("\nBefore, at commit 617b7f4, gradients were in memory to the end of the backward pass where there is one microbatch:")
-    print("4.64 GiB in f32 for level 2 and 4.08 for level 3, 4.09 and 2.89 since, and 718 GiB for the first line below.")
+    print("\nAll have 512 MiB for the driver's context, which plans did not count before. Without these, at commit 8df8fe7,")
+    print("when a backward pass gave back nothing that it had read, one microbatch took 7.84, 4.87, 4.27 and 3.50 GiB. At")
+    print("617b7f4 gradients were kept to the end of the backward pass where there is one microbatch: 718 GiB for the")
+    print("first line below, 41.90 at 8df8fe7.")
     print("\nGPT-3 of 175 B parameters on 384 ranks with `--zero 3 --recompute full`, four sequences a microbatch:\n")
     rows = []
     for m in [1, 2]:
@@ -113,6 +134,40 @@ def logits() -> None:
         line, total = plan(ROOT, "llama", f"{LLAMA} --dp 8 --zero 1 {flags}")
         rows.append([name, f"{total:.2f} GiB", activations(line), part(line, "temporary")])
     table(["chunks", "a rank", "of it activations", "of it temporary"], rows)
+
+
+def order() -> None:
+    """What an order of commands for memory saves."""
+    print("\n## Order of commands\n")
+    print("By `--memory-order`: *time* has communication under way beside compute, *memory* few bytes in use.\n")
+    rows = []
+    for name, model, flags, batch in [
+        ("GPT-2, 24 layers, `--dp 4 --zero 2`", "gpt2", f"{GPT} --zero 2", 4),
+        ("GPT-2, 24 layers, `--dp 4 --zero 3`", "gpt2", f"{GPT} --zero 3", 4),
+        ("Llama-3 8B, `--dp 8 --zero 2`", "llama", f"{LLAMA} --dp 8 --zero 2", 16),
+        ("Llama-3 8B, `--tp 8 --sp`", "llama", f"{LLAMA} --tp 8 --sp", 8),
+    ]:
+        sizes = f"--micro-batch-size 1 --global-batch-size {batch}"
+        plans = [plan(ROOT, model, f"{flags} --memory-order {how}", sizes) for how in ["time", "memory"]]
+        rows.append([name, *[f"{total:.2f} GiB, {part(line, 'temporary')}" for line, total in plans]])
+    sizes = f"--micro-batch-size 4 --global-batch-size {384 * 4}"
+    plans = [plan(ROOT, "gpt2", f"{GPT3} --memory-order {how}", sizes) for how in ["time", "memory"]]
+    rows.append(["GPT-3, 384 ranks, as above", *[f"{total:.2f} GiB, {part(line, 'temporary')}" for line, total in plans]])
+    table(["", "time: all, temporary", "memory"], rows)
+
+
+def large() -> None:
+    """What models take that are trained on thousands of GPUs."""
+    print("\n## Large models\n")
+    print("Each line is a compile, `--target sm_90a --dtype bf16 --micro-batch-size 1`, and what ranks take that hold most.")
+    print("*Recomputed* are operations of a step beside those without recomputation: a forward pass is a third of them.")
+    print("Rooms for rows of experts are those of the worst case, unless they are bounded.\n")
+    rows = []
+    for name, model, flags, batch, recomputed in LARGE:
+        line, total = plan(ROOT, model, flags, f"--micro-batch-size 1 --global-batch-size {batch}")
+        shown = flags.removeprefix(LLAMA405).strip()
+        rows.append([name, f"`{shown}`", f"{total:.2f} GiB", activations(line), part(line, "temporary"), recomputed])
+    table(["model", "flags", "a rank", "of it activations", "temporary", "recomputed"], rows)
 
 
 if __name__ == "__main__":

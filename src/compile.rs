@@ -29,7 +29,7 @@ use passes::report::matrices::matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
 use runtime::artifact::{self, KernelEntry, launch_bytes};
-use runtime::gpu::nccl;
+use runtime::gpu::{self, nccl};
 use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -195,14 +195,17 @@ impl Wrong {
     }
 }
 
-/// What a rank of a stage takes: its arenas, scratch, and on a CPU, for one thread, its share of the memory through which ranks exchange.
+/// What a rank of a stage takes: its arenas, scratch, on a CPU, for one thread, its share of the memory through which ranks exchange, and on a
+/// GPU what NCCL and the driver take.
 fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
     let rank = job.mesh.first_of_stage(stage as u64);
     let own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
     match targets.device.arch {
         Arch::X86_64 => own.and(Kind::Exchanges, runtime::shm::bytes_of_rank(job, &targets.to_artifact(&job.kernels), rank)),
-        Arch::Nvptx if job.mesh.world() == 1 => own,
-        Arch::Nvptx => own.and(Kind::Exchanges, nccl::bytes_of_rank(job, rank, nccl::MAX_CTAS)),
+        Arch::Nvptx => {
+            let own = own.and(Kind::Context, gpu::CONTEXT_BYTES);
+            if job.mesh.world() == 1 { own } else { own.and(Kind::Exchanges, nccl::bytes_of_rank(job, rank, nccl::MAX_CTAS)) }
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The flags of a plan as options of the passes.
 
 use crate::cli::{
-    self, DecayStyle, MuonScaleMode, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap, WsdDecayStyle,
+    self, DecayStyle, MemoryOrder, MuonScaleMode, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap,
+    WsdDecayStyle,
 };
 use crate::failure::Failure;
 use crate::misuse::misuse;
@@ -75,6 +76,10 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         overlap: match args.overlap {
             Overlap::On => ir::options::Overlap::On,
             Overlap::Off => ir::options::Overlap::Off,
+        },
+        memory_order: match args.memory_order {
+            MemoryOrder::Time => ir::options::MemoryOrder::Time,
+            MemoryOrder::Memory => ir::options::MemoryOrder::Memory,
         },
         // The target says these two.
         serial_exchanges: false,

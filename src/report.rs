@@ -1,12 +1,12 @@
 //! The table that `mcc compile` ends with.
 
-use ir::diag::Sources;
+use ir::diag::{Sources, Span};
 use ir::kernel::Family;
 use ir::mesh::{Axis, Mesh};
-use ir::program::Job;
+use ir::program::{Job, Phase};
 use mcc::{KernelChecks, NotChecked};
 use passes::report::explain::{exchanges, totals};
-use passes::report::footprint::{Footprint, Footprints, Kind, size};
+use passes::report::footprint::{Footprint, Footprints, Kind, instant, owners, size};
 use passes::report::matrices::Matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use std::collections::BTreeSet;
@@ -14,8 +14,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 /// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a
-/// pipeline; memory per rank by kind, of the device and of the host; what ranks have to do with Muon's matrices;
-/// seconds per pass and per verifier.
+/// pipeline; memory per rank by kind, of the device and of the host, when most of it is in use and by whom; what ranks
+/// have to do with Muon's matrices; seconds per pass and per verifier.
 pub fn table(
     job: &Job,
     (memory, matrices): (&Footprints, Option<Matrices>),
@@ -60,6 +60,7 @@ pub fn table(
     if least.1 != most.1 {
         let _ = writeln!(out, "           {}", footprint(job, least, "least"));
     }
+    out += &peak(job, most.0, checked.1);
     let (stage, host) = memory.most_on_host();
     if host.on_host() > 0 {
         let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} (most)") } else { "a rank".into() };
@@ -146,6 +147,32 @@ fn footprint(job: &Job, (stage, f): (usize, &Footprint), which: &str) -> String 
     });
     let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} ({which})") } else { "a rank".into() };
     format!("{whose}: {} = {}", size(f.total()), parts.collect::<Vec<_>>().join(" + "))
+}
+
+/// Holders of the peak that are named.
+const HOLDERS: usize = 10;
+
+/// When the ranks of a stage hold most, and the lines of the text that hold most of it then.
+fn peak(job: &Job, stage: usize, sources: &Sources) -> String {
+    let line = |span: Option<Span>| span.and_then(|s| sources.line(s));
+    let (phase, body, command) = instant(job, stage);
+    let body = &job.programs[job.stages[stage].program as usize].bodies[body];
+    let phase = if phase == Phase::Eval { "evaluation, " } else { "" };
+    let at = body.commands.get(command).map(|c| &c.origin);
+    let scope = at.filter(|o| !o.scope.is_empty()).map(|o| format!(", in {}", o.scope));
+    let place = at.and_then(|o| line(o.span)).map(|l| format!(", at {l}"));
+    let mut out = format!("peak       {phase}{}{}{}\n", body.name, scope.unwrap_or_default(), place.unwrap_or_default());
+    let mut holders = owners(job, stage);
+    holders.retain(|o| o.bytes > 0);
+    let rest: u64 = holders.iter().skip(HOLDERS).map(|o| o.bytes).sum();
+    for o in holders.iter().take(HOLDERS) {
+        let place = line(o.span).unwrap_or_else(|| "several lines".into());
+        let _ = writeln!(out, "           {:>11} {} of {place}", size(o.bytes), o.kind.name());
+    }
+    if rest > 0 {
+        let _ = writeln!(out, "           {:>11} {} more", size(rest), holders.len() - HOLDERS);
+    }
+    out
 }
 
 /// `124.4 M`, or the number itself below ten thousand.

@@ -33,6 +33,7 @@ pub struct Options {
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
     pub overlap: Overlap,
+    pub memory_order: MemoryOrder,
     /// Whether a rank's exchanges are to follow each other one by one, without buffers: NCCL asks for that.
     pub serial_exchanges: bool,
     /// Whether optimizers run on the host, in its memory.
@@ -73,6 +74,7 @@ impl Default for Options {
             layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
             pad_vocab_to: 1,
             overlap: Overlap::On,
+            memory_order: MemoryOrder::Time,
             serial_exchanges: false,
             offload: Offload::Off,
             tf32: false,
@@ -279,6 +281,16 @@ pub enum Offload {
     Off,
     /// On the host, in its memory.
     Optimizer,
+}
+
+/// What the order of commands is to save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryOrder {
+    /// Communication is under way beside compute; that may take a little more memory.
+    #[default]
+    Time,
+    /// As few bytes are in use at a time as is known.
+    Memory,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

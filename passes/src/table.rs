@@ -13,7 +13,7 @@ use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::module::{Graphs, Level, Module, Settled, Whole};
-use ir::options::{Offload, Options, Overlap, Rows, TpOverlap, Zero};
+use ir::options::{MemoryOrder, Offload, Options, Overlap, Rows, TpOverlap, Zero};
 use ir::program::Job;
 use verify::{LocusPart, Violation, references};
 
@@ -359,9 +359,14 @@ pub const PASSES: &[Pass] = &[
         verifiers: &[&COMMANDS],
     },
     commands("streams", "Puts communication on streams of its own, and messages between stages in stashes.", |m| on_job(m, streams::assign)),
-    commands("list_schedule", "Orders the commands of each body, so that communication is under way beside compute.", |m| {
-        on_job(m, list_schedule::schedule)
-    }),
+    Pass {
+        wanted: |o| o.overlap != Overlap::Off || o.memory_order == MemoryOrder::Memory,
+        ..commands("list_schedule", "Orders the commands of each body, so that communication is under way beside compute.", |m| {
+            let how = m.options.memory_order;
+            m.job = m.job.take().map(|job| list_schedule::schedule(job, how));
+            Ok(vec![])
+        })
+    },
     Pass {
         name: "allocate",
         summary: "Gives every buffer its place in memory, and every stash its slots.",

@@ -2,7 +2,7 @@
 
 use crate::executor::Transfer;
 use ir::op::DType;
-use ir::program::{Arena, KernelId, SendTurn, Space, Stream};
+use ir::program::{Arena, KernelId, SendTurn, Stream};
 use serde::{Deserialize, Serialize};
 
 /// A byte of an arena. Stashes lie in the temporary one.
@@ -144,8 +144,8 @@ pub trait Device: Memory + Launches {
     fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
         None
     }
-    /// Told before each call of a body: what so many bytes hold, from the start of each memory's temporary arena on, is of no more use.
-    fn begin_call(&mut self, _temporary: [u64; Space::ALL.len()]) {}
+    /// Told where a buffer comes into use whose content is not: what so many bytes hold from there on is of no more use.
+    fn discard(&mut self, _at: Location, _bytes: u64) {}
 }
 
 /// A number from memory that holds elements in their dtype.

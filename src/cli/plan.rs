@@ -13,6 +13,14 @@ pub enum Overlap {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MemoryOrder {
+    /// Communication under way beside compute
+    Time,
+    /// Few bytes in use at a time
+    Memory,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TpCommOverlap {
     Off,
     /// In chunks of rows
@@ -154,8 +162,11 @@ pub struct PlanArgs {
     pub memory: Option<u64>,
     /// Chunks of tokens in which logits, loss and their gradients are computed, so that no buffer has all tokens times
     /// all words; 1 for none [default: of 256 MiB and 1,024 tokens at least]
-    #[arg(long, value_name = "N", value_parser = from_one::<u64>, help_heading = "Memory")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024), help_heading = "Memory")]
     pub logits_chunks: Option<u64>,
+    /// What the order of a rank's commands saves; `memory` hides less communication
+    #[arg(long, value_enum, default_value = "time", help_heading = "Memory")]
+    pub memory_order: MemoryOrder,
     /// What the backward pass computes again instead of keeping it
     #[arg(long, visible_alias = "recompute-granularity", value_enum, default_value = "none", help_heading = "Memory")]
     pub recompute: Recompute,

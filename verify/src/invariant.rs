@@ -316,7 +316,7 @@ invariants! {
     710 StashWriter "One body alone writes a buffer of the stash."
     711 StashWritten "What a call reads from a stash, a call for the same microbatch has written."
     712 StashOwner "A slot of a stash belongs to a microbatch until that is done with it."
-    713 StashFromTemporary "Temporary buffers of a call end before stashes that are in use."
+    713 StashFromTemporary "No temporary buffer in use lies in a stash in use."
     714 StashesApart "Stashes in use at the same time lie apart."
 
     720 StatesRenewed "Where an optimizer keeps states, a step renews them and their parameter."

@@ -11,7 +11,9 @@ use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::model::{Plan, PlanEntry, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
-use crate::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
+use crate::options::{
+    Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+};
 use crate::pipeline::{Kind, Layout, Order, Pass, Pipeline, Placement, Schedule};
 use crate::program::Interval;
 use crate::tiles::Generation;
@@ -163,6 +165,9 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
     option(io, &mut o.schedule, d.schedule, "schedule", schedule)?;
     option(io, &mut o.layout, d.layout, "layout", cuts)?;
     option(io, &mut o.overlap, d.overlap, "overlap", |io, x| io.variant(x, "a switch", &[("on", Overlap::On), ("off", Overlap::Off)]))?;
+    option(io, &mut o.memory_order, d.memory_order, "memory_order", |io, x| {
+        io.variant(x, "what the order of commands saves", &[("time", MemoryOrder::Time), ("memory", MemoryOrder::Memory)])
+    })?;
     option(io, &mut o.offload, d.offload, "offload", |io, x| {
         io.variant(x, "what is offloaded", &[("off", Offload::Off), ("optimizer", Offload::Optimizer)])
     })?;

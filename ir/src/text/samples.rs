@@ -10,7 +10,7 @@ use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
 use crate::options::{
-    Buffer as MoeBuffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+    Buffer as MoeBuffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
 };
 use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
 use crate::program::{
@@ -434,6 +434,7 @@ pub fn options() -> Vec<Options> {
         layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsLayer },
         pad_vocab_to: 128,
         overlap: Overlap::Off,
+        memory_order: MemoryOrder::Memory,
         serial_exchanges: true,
         offload: Offload::Optimizer,
         tf32: true,

@@ -454,6 +454,7 @@ fn what_a_module_says_before_its_graphs() {
             stage 1: []
           layout even loss
           overlap off
+          memory_order memory
           offload optimizer
           serial_exchanges on
           tf32 on

@@ -1,13 +1,13 @@
 //! Places in memory, once the order of commands is known: every buffer gets its offset, every stash its slots.
 //!
-//! What lives over steps has a place of its own. Stashed buffers that live equally long are one stash, with as many
-//! slots as the schedule needs ([`crate::commands::stash_slots`]). Temporary buffers of a body share memory where
-//! their lives do not meet ([`crate::commands::best_fit`]).
+//! What lives over steps has a place of its own. Temporary buffers of a body share memory where their lives do not meet
+//! ([`crate::commands::best_fit`]). Stashed buffers that live equally long are one stash, with as many slots as the
+//! schedule needs ([`crate::commands::stash_slots`]); stashes lie where temporary buffers are not alive.
 
-use crate::commands::best_fit::{ALIGN, assign};
-use crate::commands::liveness::temporaries;
+use crate::commands::best_fit::{ALIGN, Need, assign};
+use crate::commands::liveness::{Lives, temporaries};
 use crate::commands::stash_slots;
-use ir::program::{Job, Program, Space};
+use ir::program::{Arena, CallSchedule, Job, Program, Space, Stage};
 
 /// Gives the buffers and stashes of all programs their places.
 pub fn allocate(mut job: Job) -> Job {
@@ -15,13 +15,41 @@ pub fn allocate(mut job: Job) -> Job {
     for (p, program) in programs.iter_mut().enumerate() {
         place_lasting(program);
         place_temporaries(program);
-        let messages = stash_slots::lay_out(program);
+        let own = |s: &&Stage| s.program as usize == p;
+        let messages = stash_slots::lay_out(program, &stages.iter().filter(own).map(|s| &s.schedule).collect::<Vec<_>>());
         for stage in stages.iter_mut().filter(|s| s.program as usize == p) {
             stash_slots::count(program, &messages, &mut stage.schedule);
             stash_slots::place(program, &mut stage.schedule);
         }
+        let schedules: Vec<&mut CallSchedule> = stages.iter_mut().filter(|s| s.program as usize == p).map(|s| &mut s.schedule).collect();
+        place_together(program, schedules);
     }
     job
+}
+
+/// Where all stages of a program have one schedule, temporary buffers and stashes can be placed at once: that is taken
+/// if it needs less.
+fn place_together(program: &mut Program, mut schedules: Vec<&mut CallSchedule>) {
+    let Some(first) = schedules.first().filter(|first| schedules.iter().all(|s| s == *first)) else { return };
+    let Lives { temporary, stashes, .. } = Lives::of_stage(program, first);
+    let used: Vec<usize> = (0..stashes.len()).filter(|k| !stashes[*k].spans.is_empty()).collect();
+    let needs: Vec<Need> = temporary.values().chain(used.iter().map(|k| &stashes[*k])).cloned().collect();
+    let (offsets, total) = assign(&[], &needs);
+    let arena = Arena::Temporary as usize;
+    if total >= first.arena_bytes(program)[arena] {
+        return;
+    }
+    program.arena_bytes[arena] = 0;
+    for (id, offset) in temporary.keys().zip(&offsets) {
+        let buffer = &mut program.buffers[id.index()];
+        buffer.offset = *offset;
+        program.arena_bytes[arena] = program.arena_bytes[arena].max(offset.saturating_add(buffer.bytes()));
+    }
+    for schedule in &mut schedules {
+        for (k, offset) in used.iter().zip(&offsets[temporary.len()..]) {
+            schedule.slots[*k].at = *offset;
+        }
+    }
 }
 
 /// What lives over steps lies side by side.
@@ -43,7 +71,7 @@ fn place_temporaries(program: &mut Program) {
         let mut most = 0;
         for b in 0..program.bodies.len() {
             let (ids, needs) = temporaries(arena, program, &program.bodies[b].commands);
-            let (offsets, total) = assign(&needs);
+            let (offsets, total) = assign(&[], &needs);
             for (id, offset) in ids.into_iter().zip(offsets) {
                 program.buffers[id.index()].offset = offset;
             }

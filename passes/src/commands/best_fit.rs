@@ -1,4 +1,5 @@
 //! Offsets for buffers with lifetimes: those whose lifetimes overlap never overlap in memory; offsets are 64-byte aligned.
+//! A lifetime is a list of spans of time: what is kept from one call to another lives in some commands of either.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,29 +7,54 @@ use std::ops::Range;
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector.
 pub const ALIGN: u64 = 64;
 
-/// A buffer's need: bytes, and the commands from its first write to its last use, inclusive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// First and last moment, inclusive.
+pub type Span = (usize, usize);
+
+/// A buffer's need: bytes, and when it has something in them. A span is from a first write to a last use.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
     pub bytes: u64,
-    pub first: usize,
-    pub last: usize,
+    /// At least one; in order and apart.
+    pub spans: Vec<Span>,
 }
 
-/// Offsets for buffers with lifetimes, and the arena's size: one buffer after the other, each in the smallest gap that is free over its
-/// lifetime (best fit; greedy by size, Pisarchyk & Lee 2020). Where that needs more than the bytes that live at once, other orders are tried, and the best is taken.
-pub fn assign(needs: &[Need]) -> (Vec<u64>, u64) {
-    let least = most_alive(needs);
-    let life = |n: &Need| (n.last - n.first + 1) as u64;
+impl Need {
+    /// Of one span.
+    pub fn new(bytes: u64, first: usize, last: usize) -> Need {
+        Need { bytes, spans: vec![(first, last)] }
+    }
+
+    fn first(&self) -> usize {
+        self.spans[0].0
+    }
+
+    /// Whether both live at some moment.
+    #[cfg(test)]
+    fn meets(&self, other: &Need) -> bool {
+        self.spans.iter().any(|a| other.spans.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
+    }
+
+    /// Moments of its life.
+    fn life(&self) -> u64 {
+        self.spans.iter().map(|s| (s.1 - s.0 + 1) as u64).sum()
+    }
+}
+
+/// Offsets for buffers with lifetimes beside what has its offsets, and where the last of all ends: one buffer after the other, each in the smallest gap that is free
+/// over its lifetime (best fit; greedy by size, Pisarchyk & Lee 2020). Where that needs more than the bytes that live at once, other orders are tried, and the best
+/// is taken.
+pub fn assign(placed: &[(Need, u64)], needs: &[Need]) -> (Vec<u64>, u64) {
+    let least = most_alive(needs.iter().chain(placed.iter().map(|p| &p.0)));
     type Key<'a> = &'a dyn Fn(&Need) -> (u64, u64);
-    let orders: [Key; 4] = [&|n| (n.bytes, life(n)), &|n| (n.bytes.saturating_mul(life(n)), n.bytes), &|n| (life(n), n.bytes), &|n| {
-        (u64::MAX - n.first as u64, n.bytes)
+    let orders: [Key; 4] = [&|n| (n.bytes, n.life()), &|n| (n.bytes.saturating_mul(n.life()), n.bytes), &|n| (n.life(), n.bytes), &|n| {
+        (u64::MAX - n.first() as u64, n.bytes)
     }];
     let mut best: Option<(Vec<u64>, u64)> = None;
     for key in orders {
         let mut order: Vec<usize> = (0..needs.len()).collect();
-        order.sort_by_key(|k| (std::cmp::Reverse(key(&needs[*k])), needs[*k].first, *k));
+        order.sort_by_key(|k| (std::cmp::Reverse(key(&needs[*k])), needs[*k].first(), *k));
         for _ in 0..ROUNDS {
-            let found = place(needs, &order);
+            let found = place(placed, needs, &order);
             // The buffer that sticks out comes first in the next round.
             let top = (0..needs.len()).max_by_key(|k| found.0[*k].saturating_add(needs[*k].bytes.next_multiple_of(ALIGN)));
             if best.as_ref().is_none_or(|b| found.1 < b.1) {
@@ -48,12 +74,16 @@ pub fn assign(needs: &[Need]) -> (Vec<u64>, u64) {
 const ROUNDS: usize = 8;
 const GOOD: u64 = 50;
 
-/// Offsets of buffers that are placed in this order, and the arena's size.
-fn place(needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
+/// Offsets of buffers that are placed in this order beside others, and where the last of all ends.
+fn place(others: &[(Need, u64)], needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
     let mut offsets = vec![0; needs.len()];
-    let mut placed = Occupied::new(needs);
+    let mut placed = Occupied::new(needs.iter().chain(others.iter().map(|o| &o.0)));
     let mut busy: Vec<(u64, u64)> = vec![];
     let mut total = 0;
+    for (need, offset) in others {
+        placed.insert(need, *offset);
+        total = total.max(offset.saturating_add(need.bytes.next_multiple_of(ALIGN)));
+    }
     for &k in order {
         let bytes = needs[k].bytes.next_multiple_of(ALIGN);
         busy.clear();
@@ -98,23 +128,25 @@ struct Occupied {
 }
 
 impl Occupied {
-    fn new(needs: &[Need]) -> Occupied {
-        let mut begins: Vec<usize> = needs.iter().map(|n| n.first).collect();
+    fn new<'n>(needs: impl Iterator<Item = &'n Need>) -> Occupied {
+        let mut begins: Vec<usize> = needs.flat_map(|n| &n.spans).map(|s| s.0).collect();
         begins.sort_unstable();
         begins.dedup();
         let nodes = vec![Runs::default(); 2 * begins.len().next_power_of_two()];
         Occupied { begins, own: nodes.clone(), below: nodes }
     }
 
-    /// The leaves that a lifetime covers: two lifetimes meet where the later of them begins, so leaves tell which do.
-    fn leaves(&self, need: &Need) -> Range<usize> {
+    /// The leaves that a span covers: two spans meet where the later of them begins, so leaves tell which do.
+    fn leaves(&self, (first, last): Span) -> Range<usize> {
         let at = |moment: usize| self.begins.partition_point(|b| *b <= moment);
-        at(need.first) - 1..ir::fault!("best_fit.life.first", at(need.first), at(need.last))
+        at(first) - 1..ir::fault!("best_fit.life.first", at(first), at(last))
     }
 
     fn insert(&mut self, need: &Need, offset: u64) {
         let bytes = (offset, offset.saturating_add(need.bytes.next_multiple_of(ALIGN)));
-        self.put(1, 0..self.own.len() / 2, &self.leaves(need), bytes);
+        for span in &need.spans {
+            self.put(1, 0..self.own.len() / 2, &self.leaves(*span), bytes);
+        }
     }
 
     fn put(&mut self, node: usize, span: Range<usize>, life: &Range<usize>, bytes: (u64, u64)) {
@@ -132,7 +164,9 @@ impl Occupied {
 
     /// The runs of bytes that are occupied at some time of this life, in no order; they may overlap.
     fn meet(&self, need: &Need, busy: &mut Vec<(u64, u64)>) {
-        self.find(1, 0..self.own.len() / 2, &self.leaves(need), busy);
+        for span in &need.spans {
+            self.find(1, 0..self.own.len() / 2, &self.leaves(*span), busy);
+        }
     }
 
     fn find(&self, node: usize, span: Range<usize>, life: &Range<usize>, busy: &mut Vec<(u64, u64)>) {
@@ -150,20 +184,29 @@ impl Occupied {
 }
 
 /// The greatest sum of bytes that live at once: no plan needs less.
-pub fn most_alive(needs: &[Need]) -> u64 {
+pub fn most_alive<'n>(needs: impl IntoIterator<Item = &'n Need>) -> u64 {
+    fullest(needs).0
+}
+
+/// The greatest sum of bytes that live at once, and the first moment when they do.
+pub fn fullest<'n>(needs: impl IntoIterator<Item = &'n Need>) -> (u64, usize) {
     let mut changes: Vec<(usize, i128)> = vec![];
     for n in needs {
         let bytes = i128::from(n.bytes.next_multiple_of(ALIGN));
-        changes.extend([(n.first, bytes), (n.last + 1, -bytes)]);
+        for (first, last) in &n.spans {
+            changes.extend([(*first, bytes), (last + 1, -bytes)]);
+        }
     }
     // What ends before a command is gone when another begins there.
     changes.sort_unstable();
-    let (mut now, mut most) = (0, 0);
-    for (_, change) in changes {
+    let (mut now, mut most, mut at) = (0, 0, 0);
+    for (moment, change) in changes {
         now += change;
-        most = most.max(now);
+        if now > most {
+            (most, at) = (now, moment);
+        }
     }
-    u64::try_from(most).unwrap_or(u64::MAX)
+    (u64::try_from(most).unwrap_or(u64::MAX), at)
 }
 
 #[cfg(test)]
@@ -172,11 +215,11 @@ mod tests {
 
     #[test]
     fn buffers_share_memory_only_when_their_lifetimes_do_not_meet() {
-        let needs = [Need { bytes: 100, first: 0, last: 2 }, Need { bytes: 64, first: 2, last: 3 }, Need { bytes: 128, first: 3, last: 5 }];
-        let (at, total) = assign(&needs);
+        let needs = [Need::new(100, 0, 2), Need::new(64, 2, 3), Need::new(128, 3, 5)];
+        let (at, total) = assign(&[], &needs);
         for (i, a) in needs.iter().enumerate() {
             for (j, b) in needs.iter().enumerate().skip(i + 1) {
-                let time = a.first <= b.last && b.first <= a.last;
+                let time = a.meets(b);
                 let space = at[i] < at[j] + b.bytes && at[j] < at[i] + a.bytes;
                 assert!(!(time && space), "{i} and {j}");
             }
@@ -184,11 +227,19 @@ mod tests {
         assert_eq!(total, 192);
     }
 
+    #[test]
+    fn what_is_placed_stays_and_others_lie_where_it_is_not_alive() {
+        let placed = [(Need::new(64, 0, 3), 128), (Need::new(64, 4, 9), 0)];
+        // Alive when neither is, when the first is, and when either is.
+        let needs = [Need { bytes: 256, spans: vec![(10, 12)] }, Need::new(128, 0, 3), Need { bytes: 64, spans: vec![(1, 1), (4, 4)] }];
+        assert_eq!(assign(&placed, &needs), (vec![0, 0, 192], 256));
+    }
+
     /// The offset of each buffer from a look at all others that it meets: the lowest of the smallest gaps that it fits into.
     fn by_all(needs: &[Need], order: &[usize]) -> Vec<u64> {
         let mut offsets = vec![0; needs.len()];
         for (done, &k) in order.iter().enumerate() {
-            let meets = |j: &&usize| needs[k].first <= needs[**j].last && needs[**j].first <= needs[k].last;
+            let meets = |j: &&usize| needs[k].meets(&needs[**j]);
             let mut busy: Vec<(u64, u64)> = order[..done].iter().filter(meets).map(|j| (offsets[*j], offsets[*j] + needs[*j].bytes)).collect();
             busy.sort_unstable();
             let (mut end, mut gaps) = (0, vec![]);
@@ -210,19 +261,21 @@ mod tests {
         };
         for _ in 0..200 {
             let mut need = || {
-                let first = below(40) as usize;
-                Need { bytes: ALIGN * (1 + below(5)), first, last: first + below(20) as usize }
+                let (first, gap) = (below(40) as usize, 1 + below(9) as usize);
+                let last = first + below(20) as usize;
+                let spans = [(first, last), (last + gap, last + gap + below(5) as usize)];
+                Need { bytes: ALIGN * (1 + below(5)), spans: spans[..1 + below(2) as usize].to_vec() }
             };
             let needs: Vec<Need> = (0..60).map(|_| need()).collect();
             let order: Vec<usize> = (0..needs.len()).rev().collect();
-            assert_eq!(place(&needs, &order).0, by_all(&needs, &order), "{needs:?}");
+            assert_eq!(place(&[], &needs, &order).0, by_all(&needs, &order), "{needs:?}");
         }
     }
 
     #[test]
     fn more_than_can_be_counted_is_the_most_that_can() {
-        let needs = [Need { bytes: u64::MAX / 64 * 64 - 64, first: 0, last: 1 }; 3];
-        assert_eq!(assign(&needs).1, u64::MAX);
+        let needs = [const { u64::MAX / 64 * 64 - 64 }; 3].map(|bytes| Need::new(bytes, 0, 1));
+        assert_eq!(assign(&[], &needs).1, u64::MAX);
         assert_eq!(most_alive(&needs), u64::MAX);
     }
 }

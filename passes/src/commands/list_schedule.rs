@@ -8,14 +8,19 @@
 //! they meet as before.
 //!
 //! Commands move away from those that used the same values, which makes values live longer. So a command overtakes no more than a
-//! *window* of others, the widest with which the body's temporary memory stays below a bound.
+//! *window* of others, the widest with which the body's temporary memory stays below a bound. Where memory matters more than time
+//! ([`MemoryOrder::Memory`]), it is the window with the least, or an order that looks at bytes alone ([`frugal`]).
+
+mod frugal;
 
 use crate::commands::best_fit::{ALIGN, most_alive};
 use crate::commands::cost_model::Costs;
 use crate::commands::effects::{Touch, touches};
-use crate::commands::liveness::temporaries;
+use crate::commands::liveness::{Kept, temporaries};
+use frugal::Touched;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
+use ir::options::MemoryOrder;
 use ir::program::{Action, BufferId, CallSchedule, Command, Job, Program, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,30 +29,42 @@ use std::collections::{BTreeMap, BTreeSet};
 const PRICE: u64 = 32;
 
 /// Puts the commands of all programs in the order of their issue.
-pub fn schedule(mut job: Job) -> Job {
+pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
     let costs = Costs::new(mesh, kernels);
     for (p, program) in programs.iter_mut().enumerate() {
-        if let Some(stage) = stages.iter().find(|s| s.program as usize == p) {
-            issue(mesh, kernels, &costs, program, &stage.schedule);
+        let schedules: Vec<&CallSchedule> = stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule).collect();
+        if let Some(first) = schedules.first() {
+            let kept = Kept::of(program, &schedules);
+            issue(mesh, kernels, &costs, how, program, &kept, first);
         }
     }
     job
 }
 
 /// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
-fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, schedule: &CallSchedule) {
-    let alive = |space: Space, program: &Program, commands: &[Command]| most_alive(&temporaries(space.temporary(), program, commands).1);
+fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, how: MemoryOrder, program: &mut Program, kept: &Kept, schedule: &CallSchedule) {
+    let alive = |space: Space, program: &Program, body: usize, commands: &[Command]| {
+        let mut needs = temporaries(space.temporary(), program, commands).1;
+        if space == Space::Device {
+            needs.extend(kept.needs(program, body, commands));
+        }
+        most_alive(&needs)
+    };
     let lasting = |space: Space| {
-        let own = program.buffers.iter().filter(|b| b.arena.space() == space && !b.arena.is_temporary());
-        own.map(|b| b.bytes().next_multiple_of(ALIGN)).fold(0, u64::saturating_add)
+        let own = program
+            .buffers
+            .iter()
+            .enumerate()
+            .filter(|(k, b)| b.arena.space() == space && !b.arena.is_temporary() && !kept.singly.contains(&BufferId(*k as u32)));
+        own.map(|(_, b)| b.bytes().next_multiple_of(ALIGN)).fold(0, u64::saturating_add)
     };
     let lists = [&schedule.train, &schedule.update, &schedule.eval];
     // By list of calls: they use the same memory one after the other.
     let bounds = lists.map(|calls| {
         Space::ALL.map(|space| {
             let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
-            let most = called.iter().map(|b| alive(space, program, &program.bodies[*b].commands)).max().unwrap_or(0);
+            let most = called.iter().map(|b| alive(space, program, *b, &program.bodies[*b].commands)).max().unwrap_or(0);
             let more = lasting(space).saturating_add(most) / PRICE;
             match space {
                 Space::Device => most.saturating_add(more),
@@ -63,9 +80,29 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, 
     for b in bodies {
         let commands = &program.bodies[b].commands;
         let of_lists = lists.iter().zip(&bounds).filter(|(calls, _)| calls.iter().any(|c| c.body.index() == b)).map(|(_, bounds)| bounds);
-        let fits =
-            |c: &[Command]| Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive(space, program, c) <= bounds[space as usize]));
-        let commands = order(mesh, kernels, costs, program, commands, &written, fits);
+        let alive = |commands: &[Command]| Space::ALL.map(|space| alive(space, program, b, commands));
+        let fits = |c: &[Command]| {
+            let alive = alive(c);
+            Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive[space as usize] <= bounds[space as usize]))
+        };
+        let commands = match (how, is_serial(commands)) {
+            (MemoryOrder::Time, true) => commands.clone(),
+            (MemoryOrder::Time, false) => {
+                let graph = Graph::new(mesh, kernels, costs, program, commands, &written);
+                WINDOWS.iter().map(|window| graph.listed(*window, commands)).find(|c| fits(c)).unwrap_or_else(|| commands.clone())
+            }
+            (MemoryOrder::Memory, serial) => {
+                let graph = Graph::new(mesh, kernels, costs, program, commands, &written);
+                let mut orders: Vec<Vec<Command>> = vec![commands.clone()];
+                if !serial {
+                    orders.splice(..0, WINDOWS.iter().map(|window| graph.listed(*window, commands)));
+                }
+                let touched = touched(program, kept, b, commands);
+                let by_bytes = [frugal::order(&graph.users, &touched), frugal::order_backward(&graph.users, &touched)];
+                orders.extend(by_bytes.map(|order| put(&order, commands)));
+                orders.into_iter().min_by_key(|c| alive(c)).expect("invariant: it is not empty")
+            }
+        };
         for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
             count += 1;
             written.insert(touch.buffer, count);
@@ -77,24 +114,33 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, 
 /// Windows that are tried; the last one keeps every command in its place.
 const WINDOWS: [usize; 6] = [usize::MAX, 256, 64, 16, 4, 0];
 
-/// The commands of a body in their new order, the first that `fits`. `written` says in which order earlier bodies last wrote buffers: messages go in
-/// that order, so that none waits for one that is ready later.
-fn order(
-    mesh: &Mesh,
-    kernels: &[Kernel],
-    costs: &Costs,
-    program: &Program,
-    commands: &[Command],
-    written: &BTreeMap<BufferId, usize>,
-    fits: impl Fn(&[Command]) -> bool,
-) -> Vec<Command> {
-    let streams: Vec<Stream> = commands.iter().map(|c| c.stream).collect();
-    if streams.iter().all(|s| *s == Stream::Compute) {
-        return commands.to_vec();
+/// What commands touch of the device's memory that others may have before and behind.
+fn touched(program: &Program, kept: &Kept, body: usize, commands: &[Command]) -> Touched {
+    let mut numbers: BTreeMap<BufferId, usize> = BTreeMap::new();
+    let mut of = vec![];
+    for command in commands {
+        let shared = |id: &BufferId| program.buffers[id.index()].arena == Space::Device.temporary() || kept.singly.contains(id);
+        let ids: BTreeSet<BufferId> = command.action.buffers().into_iter().filter(shared).collect();
+        let mut number = |id: BufferId| {
+            let next = numbers.len();
+            *numbers.entry(id).or_insert(next)
+        };
+        of.push(ids.into_iter().map(&mut number).collect());
     }
-    let graph = Graph::new(mesh, kernels, costs, program, commands, streams, written);
-    let ordered = |window: &usize| graph.list(*window).into_iter().map(|k| commands[k].clone()).collect::<Vec<Command>>();
-    WINDOWS.iter().map(ordered).find(|c| fits(c)).unwrap_or_else(|| commands.to_vec())
+    let mut ids: Vec<(usize, BufferId)> = numbers.into_iter().map(|(id, k)| (k, id)).collect();
+    ids.sort_unstable();
+    let (before, behind) = ids.iter().map(|(_, id)| kept.passes(body, *id)).unzip();
+    Touched { bytes: ids.iter().map(|(_, id)| program.buffers[id.index()].bytes()).collect(), of, before, behind }
+}
+
+/// Whether nothing is beside the stream of compute.
+fn is_serial(commands: &[Command]) -> bool {
+    commands.iter().all(|c| c.stream == Stream::Compute)
+}
+
+/// Commands in an order.
+fn put(order: &[usize], commands: &[Command]) -> Vec<Command> {
+    order.iter().map(|k| commands[*k].clone()).collect()
 }
 
 /// Whether a stream has kernels, of the device or of the host.
@@ -118,15 +164,10 @@ struct Graph {
 }
 
 impl Graph {
-    fn new(
-        mesh: &Mesh,
-        kernels: &[Kernel],
-        costs: &Costs,
-        program: &Program,
-        commands: &[Command],
-        streams: Vec<Stream>,
-        written: &BTreeMap<BufferId, usize>,
-    ) -> Graph {
+    /// `written` says in which order earlier bodies last wrote buffers: messages go in that order, so that none waits
+    /// for one that is ready later.
+    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &Program, commands: &[Command], written: &BTreeMap<BufferId, usize>) -> Graph {
+        let streams: Vec<Stream> = commands.iter().map(|c| c.stream).collect();
         let mut since = vec![0; commands.len()];
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); commands.len()];
         let mut before: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
@@ -185,6 +226,10 @@ impl Graph {
             leads[k] = users[k].iter().map(first).min().unwrap_or(usize::MAX);
         }
         Graph { streams, times: commands.iter().map(|c| costs.time(program, &c.action)).collect(), needs, users, leads, since }
+    }
+
+    fn listed(&self, window: usize, commands: &[Command]) -> Vec<Command> {
+        put(&self.list(window), commands)
     }
 
     /// An order in which no command overtakes one that is `window` places or more before it.

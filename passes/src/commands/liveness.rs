@@ -1,8 +1,11 @@
-//! What lives when: a stash from call to call, a temporary buffer from command to command of a call.
+//! What lives when: a stash from a command of one call to one of another, a temporary buffer from command to command of
+//! a call.
 
-use crate::commands::best_fit::Need;
-use ir::program::{Action, Arena, Buffer, BufferId, Call, Command, Program, Stream};
-use std::collections::BTreeMap;
+use crate::commands::best_fit::{Need, Span};
+use crate::commands::stash_slots;
+use crate::commands::streams::messages;
+use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Phase, Program, Stream};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A microbatch in a stash: the first and the last of the calls that touch it there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,13 +39,161 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     (0..program.stashes.len()).map(of_stash).collect()
 }
 
-/// Temporary buffers of a body in this arena and how long they live. What a stream beside that of compute reads
-/// lives until compute waits for that stream, at the first use of the result at the latest. What a collective reads
-/// whose result is not used in the call lives until as many bytes of such have been handed to its stream behind it:
-/// who waits for its memory then leaves the stream as much to do. What is sent lives to the end of the call.
+/// What lives in the temporary arena of a stage, and when. Calls of a body in a phase are taken as one: the moments are
+/// the commands of one body after the other, once for each phase that calls it.
+pub struct Lives {
+    pub temporary: BTreeMap<BufferId, Need>,
+    /// Of each stash, all slots; no spans if no call touches it.
+    pub stashes: Vec<Need>,
+    /// The first moment of each body in a phase, ascending.
+    begins: Vec<(usize, Phase, usize)>,
+}
+
+impl Lives {
+    /// A slot of a stash is in use from the first command that touches it for a microbatch to the last one. One of
+    /// messages is from the first call of all to the last one: a message may come and go while other calls run, and
+    /// these are not to wait for it.
+    pub fn of_stage(program: &Program, schedule: &CallSchedule) -> Lives {
+        let messages = messages(program);
+        let mut is_message = vec![false; program.stashes.len()];
+        for id in messages {
+            if let Some((k, _)) = program.stash(&program.buffers[id.index()]) {
+                is_message[k] = true;
+            }
+        }
+        let all = |k: usize| program.stashes[k].saturating_mul(u64::from(schedule.slots[k].count));
+        let mut out = Lives {
+            temporary: BTreeMap::new(),
+            stashes: (0..program.stashes.len()).map(|k| Need { bytes: all(k), spans: vec![] }).collect(),
+            begins: vec![],
+        };
+        let mut next = 0;
+        for phase in Phase::ALL {
+            let calls = schedule.calls(phase);
+            let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
+            let (mut begins, mut touched) = (BTreeMap::new(), BTreeMap::new());
+            for b in called {
+                let commands = &program.bodies[b].commands;
+                let (ids, needs) = temporaries(Arena::Temporary, program, commands);
+                for (id, need) in ids.into_iter().zip(needs) {
+                    let known = out.temporary.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] });
+                    known.spans.extend(need.spans.iter().map(|(from, to)| (next + from, next + to)));
+                }
+                touched.insert(b, stashed(program, commands));
+                begins.insert(b, next);
+                out.begins.push((next, phase, b));
+                next += commands.len() + 1;
+            }
+            for (k, mut lives) in lives(program, calls).into_iter().enumerate() {
+                if is_message[k] {
+                    lives = joined(&lives).into_iter().collect();
+                }
+                let mut used: BTreeMap<usize, Span> = BTreeMap::new();
+                for life in lives {
+                    for (c, call) in calls.iter().enumerate().take(life.last + 1).skip(life.first) {
+                        let b = call.body.index();
+                        let own = touched[&b].get(&k).filter(|_| !is_message[k]);
+                        let from = own.filter(|_| c == ir::fault!("liveness.stash.first", life.last, life.first)).map_or(0, |s| s.0);
+                        let to = own.filter(|_| c == ir::fault!("liveness.stash.last", life.first, life.last));
+                        let to = to.map_or(program.bodies[b].commands.len(), |s| s.1);
+                        let span = used.entry(b).or_insert((from, to));
+                        *span = (span.0.min(from), span.1.max(to));
+                    }
+                }
+                out.stashes[k].spans.extend(used.iter().map(|(b, (from, to))| (begins[b] + from, begins[b] + to)));
+            }
+        }
+        out
+    }
+
+    /// The phase, the body and the command of a moment. (One past the last command is the end of a call.)
+    pub fn at(&self, moment: usize) -> (Phase, usize, usize) {
+        let (begin, phase, body) = self.begins[self.begins.partition_point(|b| b.0 <= moment) - 1];
+        (phase, body, moment - begin)
+    }
+}
+
+/// From the first call of these to the last one.
+fn joined(lives: &[Life]) -> Option<Life> {
+    let first = lives.first()?;
+    Some(Life { last: lives.iter().map(|life| life.last).max()?, ..*first })
+}
+
+/// Stashed buffers that all schedules of a program keep for one microbatch at a time. What a body does with the memory
+/// of one before it is written there, and after its last use, is its own matter, before there are places.
+pub struct Kept {
+    pub singly: BTreeSet<BufferId>,
+    /// Of each body and buffer, whether it comes from a call before, and whether it is for one behind.
+    passes: Vec<BTreeMap<BufferId, (bool, bool)>>,
+}
+
+impl Kept {
+    pub fn of(program: &Program, schedules: &[&CallSchedule]) -> Kept {
+        let mut laid = program.clone();
+        let messages = stash_slots::lay_out(&mut laid, schedules);
+        let counts: Vec<Vec<u32>> = schedules.iter().map(|s| stash_slots::slots(&laid, [&s.train, &s.eval], |_| 1)).collect();
+        let single = |k: usize| !messages[k] && counts.iter().all(|c| c[k] == 1);
+        let stash_of = |id: &BufferId| laid.stash(&laid.buffers[id.index()]).map(|s| s.0);
+        let stashed = (0..laid.buffers.len() as u32).map(BufferId).filter(|id| laid.buffers[id.index()].arena == Arena::Stash);
+        let owners: BTreeMap<usize, BufferId> = stashed.filter_map(|id| Some((stash_of(&id)?, id))).filter(|s| single(s.0)).collect();
+        let mut passes: Vec<BTreeMap<BufferId, (bool, bool)>> = vec![BTreeMap::new(); laid.bodies.len()];
+        for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
+            for (k, lives) in lives(&laid, calls).into_iter().enumerate() {
+                let Some(id) = owners.get(&k) else { continue };
+                for life in lives {
+                    for (c, call) in calls.iter().enumerate().take(life.last + 1).skip(life.first) {
+                        let (before, behind) = passes[call.body.index()].entry(*id).or_default();
+                        (*before, *behind) = (*before || c > life.first, *behind || c < life.last);
+                    }
+                }
+            }
+        }
+        Kept { singly: owners.into_values().collect(), passes }
+    }
+
+    /// When a body has something in each, its commands in this order.
+    pub fn needs(&self, program: &Program, body: usize, commands: &[Command]) -> Vec<Need> {
+        let used = uses(program, commands, |b| b.arena == Arena::Stash);
+        let need = |(id, (before, behind)): (&BufferId, &(bool, bool))| {
+            let (first, last) = used.get(id).copied().unwrap_or((0, commands.len()));
+            let (first, last) = (if *before { 0 } else { first }, if *behind { commands.len() } else { last });
+            Need::new(program.buffers[id.index()].bytes(), first, last)
+        };
+        self.passes[body].iter().map(need).collect()
+    }
+
+    /// Whether a body finds something in a buffer, and whether it leaves something there.
+    pub fn passes(&self, body: usize, id: BufferId) -> (bool, bool) {
+        self.passes[body].get(&id).copied().unwrap_or_default()
+    }
+}
+
+/// Temporary buffers of a body in this arena and how long they live ([`uses`]).
 pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
-    let temporary = |id: &BufferId| program.buffers[id.index()].arena == arena;
-    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
+    let uses = uses(program, commands, |b| b.arena == arena);
+    let needs = uses.iter().map(|(id, (first, last))| Need::new(program.buffers[id.index()].bytes(), *first, *last)).collect();
+    (uses.into_keys().collect(), needs)
+}
+
+/// The stashes that a body touches, and from which command to which ([`uses`]).
+pub fn stashed(program: &Program, commands: &[Command]) -> BTreeMap<usize, Span> {
+    let mut out: BTreeMap<usize, Span> = BTreeMap::new();
+    for (id, (first, last)) in uses(program, commands, |b| b.arena == Arena::Stash) {
+        if let Some((stash, _)) = program.stash(&program.buffers[id.index()]) {
+            let span = out.entry(stash).or_insert((first, last));
+            *span = (span.0.min(first), span.1.max(last));
+        }
+    }
+    out
+}
+
+/// Which buffers of these a body uses, and from which command to which. What a stream beside that of compute reads is
+/// in use until compute waits for that stream, at the first use of the result at the latest. What a collective reads
+/// whose result is not used in the call is in use until as many bytes of such have been handed to its stream behind
+/// it: who waits for its memory then leaves the stream as much to do. What is sent is in use to the end of the call.
+fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool) -> BTreeMap<BufferId, Span> {
+    let wanted = |id: &BufferId| which(&program.buffers[id.index()]);
+    let mut lives: BTreeMap<BufferId, Span> = BTreeMap::new();
     // The first use of each collective's result that comes after it.
     let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
     // Kernels of the host, and bytes that come and go through them.
@@ -63,7 +214,7 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
     // Of each stream the collectives, the last one first: the command, and the bytes that it and those behind it read.
     let mut handed: BTreeMap<Stream, Vec<(usize, u64)>> = BTreeMap::new();
     for (k, c) in commands.iter().enumerate().rev() {
-        for id in c.action.buffers().into_iter().filter(temporary) {
+        for id in c.action.buffers().into_iter().filter(wanted) {
             lives.entry(id).or_insert((k, k)).0 = ir::fault!("liveness.first.late", k + 1, k);
         }
         let read = match &c.action {
@@ -98,6 +249,5 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
             used.extend(c.action.buffers().into_iter().map(|id| (id, k)));
         }
     }
-    let needs = lives.iter().map(|(id, (first, last))| Need { bytes: program.buffers[id.index()].bytes(), first: *first, last: *last }).collect();
-    (lives.into_keys().collect(), needs)
+    lives
 }

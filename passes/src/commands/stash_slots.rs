@@ -1,16 +1,18 @@
-//! Where stashes lie: in the memory of temporary buffers. A stash lives in a phase (a training pass or an evaluation) from the first call that touches it to the last,
-//! temporary buffers within their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and whatever comes before the
-//! forward passes and after the backward passes have their temporary buffers where training keeps what it needs in between.
+//! Where stashes lie: in the memory of temporary buffers. A stash lives in a phase (a training pass or an evaluation) from the first command of a call that touches it
+//! to the last one of another ([`Lives`]), temporary buffers within their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and
+//! whatever comes before the forward passes and after the backward passes have their temporary buffers where training keeps what it needs in between; and a backward
+//! pass has them where it has read of its microbatch what it needs, if no other microbatch is in flight.
 
-use crate::commands::best_fit::ALIGN;
-use crate::commands::liveness::{Life, lives};
+use crate::commands::best_fit::{ALIGN, Need, assign};
+use crate::commands::liveness::{Lives, lives};
 use crate::commands::streams::messages;
-use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots, Space};
+use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Makes one stash of stashed buffers that live equally long, which are those that the same bodies touch. Messages
-/// have their own. Says of each stash whether it is one of messages.
-pub fn lay_out(program: &mut Program) -> Vec<bool> {
+/// have their own. What all of these schedules keep for one microbatch at a time is a stash for each buffer, as it is
+/// of use until a certain command. Says of each stash whether it is one of messages.
+pub fn lay_out(program: &mut Program, schedules: &[&CallSchedule]) -> Vec<bool> {
     let messages = messages(program);
     let stashed = (0..program.buffers.len() as u32).map(BufferId).filter(|id| program.buffers[id.index()].arena == Arena::Stash);
     let mut bodies: BTreeMap<BufferId, BTreeSet<usize>> = stashed.map(|id| (id, BTreeSet::new())).collect();
@@ -25,9 +27,24 @@ pub fn lay_out(program: &mut Program) -> Vec<bool> {
     for (id, bodies) in bodies {
         stashes.entry((messages.contains(&id), bodies)).or_default().push(id);
     }
+    let alike: Vec<(bool, Vec<BufferId>)> = stashes.into_iter().map(|((message, _), ids)| (message, ids)).collect();
+    divide(program, &alike);
+    let counts: Vec<Vec<u32>> = schedules.iter().map(|s| slots(program, [&s.train, &s.eval], |_| 1)).collect();
+    let single = |k: usize| counts.iter().all(|c| c[k] == 1);
+    let split = |(k, (message, ids)): (usize, (bool, Vec<BufferId>))| match !message && single(k) {
+        true => ids.into_iter().map(|id| (false, vec![id])).collect::<Vec<_>>(),
+        false => vec![(message, ids)],
+    };
+    let stashes: Vec<(bool, Vec<BufferId>)> = alike.into_iter().enumerate().flat_map(split).collect();
+    divide(program, &stashes);
+    stashes.into_iter().map(|s| s.0).collect()
+}
+
+/// Makes stashes of these buffers.
+fn divide(program: &mut Program, stashes: &[(bool, Vec<BufferId>)]) {
     let mut end = 0u64;
     program.stashes.clear();
-    for ids in stashes.values() {
+    for (_, ids) in stashes {
         let begin = end;
         for id in ids {
             let buffer = &mut program.buffers[id.index()];
@@ -37,7 +54,6 @@ pub fn lay_out(program: &mut Program) -> Vec<bool> {
         program.stashes.push(end - begin);
     }
     program.arena_bytes[Arena::Stash as usize] = end;
-    stashes.into_keys().map(|(message, _)| message).collect()
 }
 
 /// Gives each stash of a stage the slots that its schedule needs, and messages one more: so one is received while
@@ -71,46 +87,16 @@ pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u3
     (0..program.stashes.len()).map(of_stash).collect()
 }
 
-/// Gives every stash of a stage the lowest place that is free while it lives, beyond the temporary buffers of all calls meanwhile: long ones first. Their numbers of slots
-/// stay.
+/// Gives every stash of a stage a place, beside temporary buffers, which have theirs. Their numbers of slots stay.
 pub fn place(program: &Program, schedule: &mut CallSchedule) {
-    let CallSchedule { slots, train, update, eval, .. } = schedule;
-    let lists = [&*train, &*update, &*eval];
-    let ends: Vec<u64> = program.bodies.iter().map(|b| program.end_of_temporaries(b, Space::Device)).collect();
-    let spans = lists.map(|calls| spans(program, calls));
-    let bytes = |k: usize, count: u32| u64::from(count).saturating_mul(program.stashes[k]);
-    let mut order: Vec<usize> = (0..slots.len()).collect();
-    order.sort_by_key(|k| (std::cmp::Reverse(bytes(*k, slots[*k].count)), *k));
-    let mut placed: Vec<usize> = vec![];
-    for k in order {
-        let meanwhile = lists.iter().zip(&spans).filter_map(|(calls, spans)| spans[k].map(|(first, last)| &calls[first..=last])).flatten();
-        let mut at =
-            meanwhile.map(|call| ir::fault!("stash_slots.place.temporaries", 0, ends[call.body.index()])).max().unwrap_or(0).next_multiple_of(ALIGN);
-        let meets = |j: &&usize| {
-            spans
-                .iter()
-                .any(|s| matches!((s[k], s[**j]), (Some(a), Some(b)) if ir::fault!("stash_slots.place.apart", false, a.0 <= b.1 && b.0 <= a.1)))
-        };
-        let mut taken: Vec<(u64, u64)> =
-            placed.iter().filter(meets).map(|j| (slots[*j].at, slots[*j].at.saturating_add(bytes(*j, slots[*j].count)))).collect();
-        taken.sort_unstable();
-        for (from, to) in taken {
-            if from < at.saturating_add(bytes(k, slots[k].count)) {
-                at = at.max(to);
-            }
-        }
-        slots[k].at = at;
-        placed.push(k);
+    let Lives { temporary, stashes, .. } = Lives::of_stage(program, schedule);
+    let placed = |(id, need): (BufferId, Need)| (need, program.buffers[id.index()].offset);
+    let placed: Vec<(Need, u64)> = temporary.into_iter().map(placed).collect();
+    let (used, needs): (Vec<usize>, Vec<Need>) = stashes.into_iter().enumerate().filter(|(_, need)| !need.spans.is_empty()).unzip();
+    let (offsets, _) = assign(ir::fault!("stash_slots.place.temporaries", &[], &placed), &needs);
+    for (k, offset) in used.into_iter().zip(offsets) {
+        schedule.slots[k].at = offset;
     }
-}
-
-/// For each stash of a program, the first and the last of the calls that touch it.
-pub fn spans(program: &Program, calls: &[Call]) -> Vec<Option<(usize, usize)>> {
-    let span = |lives: Vec<Life>| {
-        let last = lives.iter().map(|life| life.last).max()?;
-        Some((lives.iter().map(|life| life.first).min()?, last))
-    };
-    lives(program, calls).into_iter().map(span).collect()
 }
 
 #[cfg(test)]

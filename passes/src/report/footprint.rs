@@ -1,13 +1,13 @@
 //! What a rank holds in memory: bytes by kind, and by line of the model text.
 //!
 //! Everything is planned before a rank starts: the persistent arena, and the temporary one, in which the stashes lie with a slot for every microbatch in flight.
-//! That is as large as the call needs that needs most, for its temporary buffers and for all that is stashed meanwhile: of a step, or of an evaluation. So the peak is a sum,
-//! and its owners are buffers. What a rank takes beside its arenas is for its device to say ([`Footprint::and`]).
+//! That is about as large as the command needs that needs most, for temporary buffers in use and for all that is stashed meanwhile: of a step, or of an evaluation. So the
+//! peak is a sum, and its owners are buffers. What a rank takes beside its arenas is for its device to say ([`Footprint::and`]).
 
-use crate::commands::best_fit::ALIGN;
-use crate::commands::stash_slots;
+use crate::commands::best_fit::{ALIGN, Need, fullest};
+use crate::commands::liveness::Lives;
 use ir::diag::{Diagnostic, Sources, Span};
-use ir::program::{Action, Arena, Body, Buffer, BufferId, CallSchedule, Content, Job, Program, Space, Stage};
+use ir::program::{Action, Arena, Buffer, BufferId, CallSchedule, Content, Job, Phase, Program, Space, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What bytes are for.
@@ -23,16 +23,18 @@ pub enum Kind {
     Activations,
     /// To and from other stages, where they have slots of their own.
     Messages,
-    /// Within one body, and what a plan of offsets leaves free.
+    /// Within one call, and what a plan of offsets leaves free.
     Temporary,
     /// What exchanges with other ranks go through.
     Exchanges,
     /// Of the kernels, for each thread that runs them.
     Scratch,
+    /// What a card's driver takes for a process: its context, the kernels' code, captured graphs.
+    Context,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Parameters,
         Kind::Gradients,
         Kind::Optimizer,
@@ -42,6 +44,7 @@ impl Kind {
         Kind::Temporary,
         Kind::Exchanges,
         Kind::Scratch,
+        Kind::Context,
     ];
 
     pub fn name(self) -> &'static str {
@@ -55,6 +58,7 @@ impl Kind {
             Kind::Temporary => "temporary",
             Kind::Exchanges => "exchanges",
             Kind::Scratch => "scratch of a thread",
+            Kind::Context => "context",
         }
     }
 
@@ -87,32 +91,26 @@ fn of_messages(program: &Program) -> Vec<bool> {
     out
 }
 
-/// The call of a rank with the most bytes in temporary buffers and stashes.
-#[derive(Default)]
+/// The command of a rank at which most bytes of temporary buffers and stashes are in use.
 struct Peak {
     /// Stashes that are in use.
     stashed: Vec<usize>,
-    temporary: Vec<BufferId>,
+    temporary: BTreeSet<BufferId>,
+    /// The phase, the body and the command.
+    at: (Phase, usize, usize),
 }
 
 impl Peak {
     fn of(program: &Program, schedule: &CallSchedule) -> Peak {
-        let fullest: Vec<(u64, Vec<BufferId>)> = program.bodies.iter().map(|b| fullest(program, b)).collect();
-        let bytes = |k: &usize| program.stashes[*k] * u64::from(schedule.slots[*k].count);
-        let (mut most, mut peak) = (None, Peak::default());
-        for calls in [&schedule.train, &schedule.update, &schedule.eval] {
-            let spans = stash_slots::spans(program, calls);
-            let mut seen = BTreeSet::new();
-            for (c, call) in calls.iter().enumerate() {
-                let lives = |k: &usize| spans[*k].is_some_and(|(first, last)| (first..=last).contains(&c));
-                let stashed: Vec<usize> = (0..spans.len()).filter(lives).collect();
-                let needed = fullest[call.body.index()].0 + stashed.iter().map(bytes).sum::<u64>();
-                if seen.insert((call.body, stashed.clone())) && Some(needed) > most {
-                    (most, peak) = (Some(needed), Peak { stashed, temporary: fullest[call.body.index()].1.clone() });
-                }
-            }
+        let lives = Lives::of_stage(program, schedule);
+        let (_, moment) = fullest(lives.temporary.values().chain(&lives.stashes));
+        let moment = ir::fault!("report.peak.moment", 0, moment);
+        let alive = |need: &Need| need.spans.iter().any(|(from, to)| (*from..=*to).contains(&moment));
+        Peak {
+            stashed: (0..lives.stashes.len()).filter(|k| alive(&lives.stashes[*k])).collect(),
+            temporary: lives.temporary.iter().filter(|(_, need)| alive(need)).map(|(id, _)| *id).collect(),
+            at: lives.at(moment),
         }
-        peak
     }
 }
 
@@ -210,8 +208,8 @@ pub struct Owner {
     pub buffers: u64,
 }
 
-/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, and of the call that needs most, what is stashed meanwhile, in all its slots, and the
-/// temporary buffers that live when most of their bytes do; by kind and line, largest first.
+/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, and at the command that needs most, what is stashed meanwhile, in all its slots,
+/// and the temporary buffers in use; by kind and line, largest first.
 pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     let Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
@@ -237,31 +235,10 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     out
 }
 
-/// The temporary buffers that live when most of their bytes do, and how many bytes that are: no plan of offsets needs less.
-pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
-    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
-    for (k, c) in body.commands.iter().enumerate() {
-        for id in c.action.buffers() {
-            if program.buffers[id.index()].arena == Arena::Temporary {
-                lives.entry(id).or_insert((k, k)).1 = k;
-            }
-        }
-    }
-    let bytes = |id: &BufferId| program.buffers[id.index()].bytes().next_multiple_of(ALIGN);
-    let mut change = vec![0i64; body.commands.len() + 1];
-    for (id, (first, last)) in &lives {
-        change[*first] += bytes(id) as i64;
-        change[ir::fault!("report.owners.last", *last, last + 1)] -= bytes(id) as i64;
-    }
-    let (mut now, mut most, mut at) = (0, 0, 0);
-    for (k, c) in change.iter().enumerate() {
-        now += c;
-        if now > most {
-            (most, at) = (now, k);
-        }
-    }
-    let there = lives.into_iter().filter(|(_, (first, last))| (*first..=*last).contains(&at)).map(|l| l.0).collect();
-    (most as u64, there)
+/// When the ranks of a stage hold most: the phase, the body and the command of its program.
+pub fn instant(job: &Job, stage: usize) -> (Phase, usize, usize) {
+    let Stage { program, schedule, .. } = &job.stages[stage];
+    Peak::of(&job.programs[*program as usize], schedule).at
 }
 
 /// E0640: a rank would hold more than the budget. Names the largest owners by line. What would fit is for those to

@@ -14,7 +14,7 @@ use crate::harness::{Case, Data, Range, Ranges};
 use captures::Captures;
 use extras::Extras;
 use ir::op::DType;
-use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use ir::random::mix;
 use std::fmt::Write;
@@ -107,6 +107,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         replicas: divisor(&mut Dice(mix(!seed ^ 7)), dp),
+        memory_order: Dice(mix(!seed ^ 9)).pick(&[MemoryOrder::Time, MemoryOrder::Time, MemoryOrder::Memory]),
         offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer]),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
         moe_buffer: Dice(mix(!seed ^ 3)).pick(&[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)]),

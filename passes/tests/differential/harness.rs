@@ -9,7 +9,7 @@ use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Report, Type, Value};
 use ir::model::LossScale;
 use ir::op::{DType, Op, Real, Scalar};
-use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use ir::program::{InputEntry, Job};
 use ir::random;
@@ -33,6 +33,7 @@ pub struct Case {
     pub tp_overlap: TpOverlap,
     pub zero: Zero,
     pub replicas: u64,
+    pub memory_order: MemoryOrder,
     pub offload: Offload,
     pub bucket_size: Option<u64>,
     pub moe_buffer: Buffer,
@@ -83,6 +84,7 @@ impl Default for Case {
             tp_overlap: TpOverlap::Off,
             zero: Zero::None,
             replicas: 1,
+            memory_order: MemoryOrder::Time,
             offload: Offload::Off,
             bucket_size: None,
             moe_buffer: Buffer::Whole,
@@ -162,6 +164,7 @@ pub fn options(case: &Case) -> Options {
         zero: case.zero,
         replicas: case.replicas,
         logits_chunks: Some(case.logits),
+        memory_order: case.memory_order,
         offload: case.offload,
         tf32: case.tf32,
         split_k: if case.segments > 1 { SplitK::Into(case.segments) } else { SplitK::Off },
@@ -308,16 +311,18 @@ fn planned_differently(
     got: &reference::StepResult,
 ) -> Result<Option<String>, String> {
     let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
-    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, tf32: false, ..case.clone() };
+    let simple = Case { memory_order: MemoryOrder::Time, tf32: false, ..case.clone() };
+    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, ..simple };
     // Which logits can be cut may depend on what is recomputed, and how sums over tokens round on that.
     if plain == *case || case.logits > 1 {
         return Ok(None);
     }
     let Models { training, evaluation, .. } = models(text, defines, &plain)?;
-    let c = compile(training, evaluation, &options(&plain)).map_err(|e| format!("without recomputation, chunks and offload: {e}"))?;
+    let c = compile(training, evaluation, &options(&plain))
+        .map_err(|e| format!("without recomputation, chunks, offload and an order for memory: {e}"))?;
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
-    Ok((!same).then(|| format!("{:?}, {:?} and {:?} change a result", case.recompute, case.tp_overlap, case.offload)))
+    Ok((!same).then(|| format!("{:?}, {:?}, {:?} and {:?} change a result", case.recompute, case.tp_overlap, case.offload, case.memory_order)))
 }
 
 /// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams, with none, one or two evaluations before each step.

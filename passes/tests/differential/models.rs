@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
-use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Recompute, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Recompute, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -79,7 +79,7 @@ pub const T5: (&str, &[(&str, &str)]) = (
 
 /// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring,
 /// unless it says ulysses, gather or both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together,
-/// `segments4` of a product at most, `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of
+/// `frugal` orders of commands, `segments4` of a product at most, `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of
 /// experts' rows, `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
@@ -105,6 +105,7 @@ pub fn case(words: &str) -> Case {
             "chunks" => case.tp_overlap = TpOverlap::Pipeline { chunks: number() },
             "zero" => case.zero = Zero::ALL[number() as usize],
             "replicas" => case.replicas = number(),
+            "frugal" => case.memory_order = MemoryOrder::Memory,
             "offload" => case.offload = Offload::Optimizer,
             "tf" => case.tf32 = true,
             "logits" => case.logits = number(),

@@ -3,7 +3,7 @@
 use crate::generate::Triple;
 use crate::harness::{Case, Data, attempt};
 use ir::op::DType;
-use ir::options::{Buffer, Counts, Cuts, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, Cuts, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -15,6 +15,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.tp_overlap = TpOverlap::Off,
     |c| c.rows = Rows::Rules,
     |c| c.zero = Zero::None,
+    |c| c.memory_order = MemoryOrder::Time,
     |c| c.offload = Offload::Off,
     |c| c.tf32 = false,
     |c| c.replicas = 1,

@@ -13,7 +13,7 @@ use ir::kernel::distance::{Distance, narrowest, rms};
 use ir::kernel::part::Part;
 use ir::kernel::{Kernel, dense};
 use ir::op::DType;
-use ir::program::{Job, KernelId, Space};
+use ir::program::{Job, KernelId};
 use ir::random::mix;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -302,8 +302,8 @@ impl Device for Checked<'_, '_> {
         self.device.synchronize()
     }
 
-    fn begin_call(&mut self, temporary: [u64; Space::ALL.len()]) {
-        self.device.begin_call(temporary);
+    fn discard(&mut self, at: Location, bytes: u64) {
+        self.device.discard(at, bytes);
     }
 }
 

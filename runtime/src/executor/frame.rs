@@ -8,7 +8,8 @@ use crate::comm::{Exchange, Message, Position};
 use crate::device::Location;
 use ir::mesh::{Axis, Coords};
 use ir::op::Scalar;
-use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Job, KernelId, Place, Program, Slots, Space, Stage, linear};
+use ir::program::{Action, Arena, Body, Buffer, BufferId, Call, CallSchedule, Command, Job, KernelId, Place, Program, Slots, Stage, linear};
+use std::collections::BTreeSet;
 
 /// Where a buffer is in its arena: of the stash's, in that of temporary buffers, once per slot.
 #[derive(Clone, Copy)]
@@ -43,6 +44,16 @@ impl Spot {
     }
 }
 
+/// Of each command of a body, the temporary buffers that it is the first to touch.
+fn fresh(program: &Program, body: &Body) -> Vec<Vec<BufferId>> {
+    let mut seen: BTreeSet<BufferId> = BTreeSet::new();
+    let mut of = |command: &Command| {
+        let buffers = command.action.buffers().into_iter();
+        buffers.filter(|id| program.buffers[id.index()].arena.is_temporary() && seen.insert(*id)).collect()
+    };
+    body.commands.iter().map(&mut of).collect()
+}
+
 /// What a rank's commands mean: what is the same for all of its streams.
 pub struct Frame<'a> {
     pub job: &'a Job,
@@ -53,8 +64,8 @@ pub struct Frame<'a> {
     groups: Vec<Vec<u64>>,
     /// Of each buffer.
     spots: Vec<Spot>,
-    /// Of each body: bytes that its temporary buffers take, from the start of each memory's arena.
-    temporary: Vec<[u64; Space::ALL.len()]>,
+    /// Of each body and command: temporary buffers that are in use from then on.
+    fresh: Vec<Vec<Vec<BufferId>>>,
 }
 
 impl<'a> Frame<'a> {
@@ -64,8 +75,8 @@ impl<'a> Frame<'a> {
         let program = &job.programs[stage.program as usize];
         let groups = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
         let spots = Spot::of_buffers(program, &stage.schedule);
-        let temporary = program.bodies.iter().map(|body| Space::ALL.map(|space| program.end_of_temporaries(body, space))).collect();
-        Frame { job, rank, program, stage, groups, spots, temporary }
+        let fresh = program.bodies.iter().map(|body| fresh(program, body)).collect();
+        Frame { job, rank, program, stage, groups, spots, fresh }
     }
 
     /// The rank's coordinates in a call.
@@ -79,9 +90,10 @@ impl<'a> Frame<'a> {
         self.spots[buffer.index()].at(call.microbatch)
     }
 
-    /// Bytes that a call's temporary buffers take, from the start of each memory's arena.
-    pub(super) fn temporary(&self, call: &Call) -> [u64; Space::ALL.len()] {
-        self.temporary[call.body.index()]
+    /// Where the temporary buffers are that a command is the first of a call to touch, and their bytes.
+    pub(super) fn fresh(&self, call: &Call, command: usize) -> impl Iterator<Item = (Location, u64)> {
+        let ids = &self.fresh[call.body.index()][command];
+        ids.iter().map(|id| (self.start(call, *id), self.program.buffers[id.index()].bytes()))
     }
 
     pub(super) fn locate(&self, coords: &Coords, call: &Call, place: &Place) -> Location {

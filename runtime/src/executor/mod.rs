@@ -155,9 +155,11 @@ impl<'a, D: Device> Rank<'a, D> {
     pub fn turn(&mut self, stream: usize, step: &Step, comm: &mut dyn Communicator) -> Result<Advance, ExecError> {
         let Some((call, command)) = self.cursors[stream].next(self.frame.program, &self.frame.stage.schedule) else { return Ok(Advance::Finished) };
         let cursor = &self.cursors[stream];
-        self.at = cursor.at;
-        if self.at.command == 0 && cursor.stream().is_none() {
-            self.device.begin_call(self.frame.temporary(call));
+        let first_try = std::mem::replace(&mut self.at, cursor.at) != cursor.at;
+        if first_try && cursor.stream().is_none() {
+            for (at, bytes) in self.frame.fresh(call, self.at.command as usize) {
+                self.device.discard(at, bytes);
+            }
         }
         if let (Action::Wait { event }, Some(_)) = (&command.action, cursor.stream())
             && self.events.reached(*event) < cursor.due(*event)

@@ -33,6 +33,11 @@ use turns::Turns;
 /// Most bytes from the host that are put together.
 const MOST_BYTES: usize = 16 << 20;
 
+/// Bytes of a card that its driver takes for a process: the context, code of kernels, captured graphs. An estimate, as
+/// the driver says nothing of it beforehand. A context with kernels that are loaded when they are needed takes about 400
+/// MiB since CUDA 11.7 (maintainers of PyTorch in its issues 107667 and 109888); code and graphs are some MiB more.
+pub const CONTEXT_BYTES: u64 = 512 << 20;
+
 /// Of a copy that is none between memories.
 const WITHIN: &str = "a copy within one memory";
 

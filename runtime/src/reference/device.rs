@@ -4,7 +4,7 @@ use crate::device::{Device, DeviceError, Element, Launches, Location, Memory};
 use crate::reference::noise::{self, Numbers};
 use crate::strides::{offsets, reach};
 use ir::op::DType;
-use ir::program::{Arena, Job, KernelId, Program, Space};
+use ir::program::{Arena, Job, KernelId, Program};
 
 /// For every kernel of a job, where the elements of its operands lie.
 pub struct Plans {
@@ -161,10 +161,9 @@ impl Device for Reference<'_> {
         (0..count as usize).for_each(|i| slots[i * step] = dtype.round(value));
     }
 
-    /// Makes what an earlier call left where this one has its temporary buffers visible as a mistake.
-    fn begin_call(&mut self, temporary: [u64; Space::ALL.len()]) {
-        for (space, bytes) in Space::ALL.into_iter().zip(temporary) {
-            self.arenas[space.temporary() as usize][..bytes.div_ceil(self.unit) as usize].fill(f64::NAN);
-        }
+    /// Makes what was left there visible as a mistake.
+    fn discard(&mut self, at: Location, bytes: u64) {
+        let [from, to] = [at.byte / self.unit, (at.byte + bytes).div_ceil(self.unit)].map(|n| n as usize);
+        self.arenas[at.arena as usize][from..to].fill(f64::NAN);
     }
 }

@@ -36,8 +36,20 @@ pub struct Summary {
     pub reports: Vec<(usize, u32)>,
     /// A command that does something else for each microbatch, or adds to a sum over them.
     pub per_microbatch: Option<usize>,
-    /// Where the last of its temporary buffers ends in the device's memory.
-    pub temporary: u64,
+    /// Its temporary buffers in the device's memory.
+    pub temporary: Vec<Used>,
+    /// Of each stash that it touches, the first and the last command that do.
+    pub stashed: BTreeMap<usize, (usize, usize)>,
+}
+
+/// A temporary buffer of a body: its bytes, and the commands that touch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    pub id: BufferId,
+    pub from: u64,
+    pub to: u64,
+    pub first: usize,
+    pub last: usize,
 }
 
 /// Whether a buffer's content comes from outside and lives over steps.
@@ -67,7 +79,7 @@ struct Life {
 pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Result<(Summary, Flow, Trace), Violation> {
     let buffers = &reader.program.buffers;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
-    let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: 0 };
+    let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: vec![], stashed: BTreeMap::new() };
     let mut flow = Flow::new();
     let mut trace = Trace::default();
     let mut additions: Vec<&Action> = vec![];
@@ -115,7 +127,12 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
     for (id, life) in &lives {
         let buffer = &buffers[id.index()];
         if buffer.arena == Arena::Temporary {
-            summary.temporary = summary.temporary.max(buffer.offset + buffer.bytes());
+            let (from, to) = (buffer.offset, buffer.offset + buffer.bytes());
+            summary.temporary.push(Used { id: *id, from, to, first: life.first, last: life.last });
+        }
+        if let Some((stash, _)) = reader.program.stash(buffer).filter(|_| buffer.arena == Arena::Stash) {
+            let (first, last) = summary.stashed.entry(stash).or_insert((life.first, life.last));
+            (*first, *last) = ((*first).min(life.first), (*last).max(life.last));
         }
         if buffer.arena.is_temporary() {
             continue;
@@ -219,8 +236,8 @@ fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, 
     for (k, ends, id) in turns {
         let buffer = &buffers[id.index()];
         if ends {
-            live.remove(buffer);
-        } else if let Err(other) = live.insert(buffer, id) {
+            live.remove(buffer.offset);
+        } else if let Err(other) = live.insert(buffer.offset, buffer.offset + buffer.bytes(), id) {
             return Err(at.of(LocusPart::Number(k)).error(Invariant::TemporaryApart.breach(format!(
                 "buffers `{}` and `{}`, both in use, overlap",
                 buffers[other.index()].name,
@@ -232,26 +249,31 @@ fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, 
 }
 
 /// Bytes of an arena in use: begin to end and owner.
-#[derive(Default)]
-pub struct Live(BTreeMap<u64, (u64, BufferId)>);
+pub struct Live<T>(BTreeMap<u64, (u64, T)>);
 
-impl Live {
-    /// Takes a buffer's bytes.
+impl<T> Default for Live<T> {
+    fn default() -> Live<T> {
+        Live(BTreeMap::new())
+    }
+}
+
+impl<T: Copy> Live<T> {
+    /// Takes bytes, of which there is one at least.
     ///
     /// # Errors
-    /// The buffer that has some of them.
-    pub fn insert(&mut self, buffer: &Buffer, id: BufferId) -> Result<(), BufferId> {
-        let (from, to) = (buffer.offset, buffer.offset + buffer.bytes());
+    /// Who has some of them.
+    pub fn insert(&mut self, from: u64, to: u64, owner: T) -> Result<(), T> {
         match self.0.range(..to).next_back() {
             Some((_, (end, other))) if *end > from => Err(*other),
             _ => {
-                self.0.insert(from, (to, id));
+                self.0.insert(from, (to, owner));
                 Ok(())
             }
         }
     }
 
-    fn remove(&mut self, buffer: &Buffer) {
-        self.0.remove(&buffer.offset);
+    /// Gives back the bytes that begin there.
+    pub fn remove(&mut self, from: u64) {
+        self.0.remove(&from);
     }
 }

@@ -13,7 +13,7 @@ pub const ALIGN: u64 = 64;
 
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
 pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
-    let mut taken: [Live; Arena::ALL.len()] = Default::default();
+    let mut taken: [Live<BufferId>; Arena::ALL.len()] = Default::default();
     let whole = program.stashes.iter().try_fold(0u64, |n, bytes| n.checked_add(*bytes));
     let divided = whole == Some(program.arena_bytes[Arena::Stash as usize]) && program.stashes.iter().all(|b| b.is_multiple_of(ALIGN));
     ensure(divided, Invariant::StashDivision, || format!("its stashes do not divide the stash arena, at multiples of {ALIGN}"))
@@ -37,7 +37,7 @@ pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
         let id = BufferId(k as u32);
         let taken = match buffer.arena {
             arena if arena.is_temporary() || buffer.bytes() == 0 => Ok(()),
-            arena => taken[arena as usize].insert(buffer, id),
+            arena => taken[arena as usize].insert(buffer.offset, buffer.offset + buffer.bytes(), id),
         };
         taken.map_err(|other| fail(Invariant::LastingApart.breach(format!("it overlaps buffer `{}`", program.buffers[other.index()].name))))?;
         ensure(!is_held(buffer) || buffer.arena.lasts(), Invariant::HeldLasts, || "it lives over steps outside of an arena that does".into())

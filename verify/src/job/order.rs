@@ -1,6 +1,6 @@
 //! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
 
-use super::body::{Summary, Touch, is_held};
+use super::body::{Live, Summary, Touch, is_held};
 use super::held::ALIGN;
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
@@ -208,39 +208,66 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
     Ok(())
 }
 
-/// Nothing lies where a stash is from the first to the last call of a phase that touch it: temporary buffers of the calls meanwhile end before it, and
-/// what else is stashed meanwhile lies apart. Nothing is stashed from phase to phase ([`stash`]), so phases share their memory.
+/// Who has bytes of temporary memory: a temporary buffer of a call, or a stash.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tenant {
+    Temporary(BufferId),
+    Stash(usize),
+}
+
+/// A stash is in use, for a microbatch, from the first command of a phase that touches it for that to the last one.
+/// Nothing else lies there meanwhile: neither temporary buffers that are in use, nor other stashes. All of its slots
+/// count as in use then, and calls of a body are taken as one. Nothing is stashed from phase to phase ([`stash`]), so
+/// phases share their memory.
 fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
-    let touched = |summary: &Summary| -> BTreeSet<usize> {
-        let buffers = summary.touches.keys().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash);
-        buffers.filter_map(|b| program.stash(b)).map(|(k, _)| k).collect()
-    };
-    let touched: Vec<BTreeSet<usize>> = bodies.iter().map(touched).collect();
-    let mut lives: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    // By stash and microbatch, the first and the last call.
+    let mut lives: BTreeMap<(usize, u32), (usize, usize)> = BTreeMap::new();
     for (c, call) in calls.iter().enumerate() {
-        for k in &touched[call.body.index()] {
-            lives.entry(*k).or_insert((c, c)).1 = c;
+        for k in bodies[call.body.index()].stashed.keys() {
+            lives.entry((*k, call.microbatch)).or_insert((c, c)).1 = c;
         }
     }
-    let bytes = |k: usize| {
-        let Slots { count, at } = schedule.slots[k];
-        (at, at + u64::from(count) * program.stashes[k])
-    };
-    for (k, (first, last)) in &lives {
-        let (from, to) = bytes(*k);
-        if let Some(call) = calls[*first..=*last].iter().find(|call| bodies[call.body.index()].temporary > from) {
-            let (name, end) = (&program.bodies[call.body.index()].name, bodies[call.body.index()].temporary);
-            return Err(at.body(name).error(
-                Invariant::StashFromTemporary.breach(format!("its temporary buffers end at {end}, stash {k}, which is in use, begins at {from}")),
-            ));
+    // By body and stash, the first and the last command.
+    let mut used: BTreeMap<usize, BTreeMap<usize, (usize, usize)>> = BTreeMap::new();
+    for ((k, _), (first, last)) in lives {
+        for (c, call) in calls.iter().enumerate().take(last + 1).skip(first) {
+            let b = call.body.index();
+            let own = bodies[b].stashed.get(&k).copied().unwrap_or_default();
+            let from = if c == first { own.0 } else { 0 };
+            let to = if c == last { own.1 } else { program.bodies[b].commands.len() };
+            let span = used.entry(b).or_default().entry(k).or_insert((from, to));
+            *span = (span.0.min(from), span.1.max(to));
         }
-        let meets = |other: &usize, life: &(usize, usize)| {
-            let (begin, end) = bytes(*other);
-            life.0 <= *last && *first <= life.1 && begin < to && from < end
+    }
+    for (b, stashes) in used {
+        let of_stash = |(k, (first, last)): (usize, (usize, usize))| {
+            let Slots { count, at } = schedule.slots[k];
+            (Tenant::Stash(k), (at, at + u64::from(count) * program.stashes[k]), first, last)
         };
-        if let Some((other, _)) = lives.range(k + 1..).find(|(other, life)| meets(other, life)) {
-            return Err(at.error(Invariant::StashesApart.breach(format!("stashes {k} and {other}, both in use, overlap"))));
+        let temporary = bodies[b].temporary.iter().map(|u| (Tenant::Temporary(u.id), (u.from, u.to), u.first, u.last));
+        let all = stashes.into_iter().map(of_stash).chain(temporary).filter(|(_, (from, to), ..)| from < to);
+        // Beginnings of a command come before its ends.
+        let mut turns: Vec<(usize, bool, Tenant, (u64, u64))> =
+            all.flat_map(|(who, bytes, first, last)| [(first, false, who, bytes), (last, true, who, bytes)]).collect();
+        turns.sort_unstable();
+        let mut live = Live::default();
+        for (command, ends, who, (from, to)) in turns {
+            if ends {
+                live.remove(from);
+            } else if let Err(other) = live.insert(from, to, who) {
+                let here = at.body(&program.bodies[b].name).of(LocusPart::Number(command));
+                return Err(here.error(match (who, other) {
+                    (Tenant::Temporary(id), Tenant::Stash(k)) | (Tenant::Stash(k), Tenant::Temporary(id)) => {
+                        Invariant::StashFromTemporary.breach(format!("buffer `{}` lies in stash {k}, both in use", program.buffers[id.index()].name))
+                    }
+                    (Tenant::Stash(j), Tenant::Stash(k)) => {
+                        Invariant::StashesApart.breach(format!("stashes {} and {}, both in use, overlap", j.min(k), j.max(k)))
+                    }
+                    // Shown of each body by itself.
+                    (Tenant::Temporary(_), Tenant::Temporary(_)) => continue,
+                }));
+            }
         }
     }
     Ok(())

@@ -3,7 +3,7 @@ use ir::graph::{Origin, Phase};
 use ir::op::{DType, Real};
 use ir::program::{Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Command, Content, Slots, Stream};
 
-/// A program whose bodies fill buffers: `(name, end of its temporary buffers, stashes it touches)`; stashes have 64 bytes.
+/// A program whose bodies fill buffers: `(name, end of its temporary buffers, stashes it touches)`, stashes first. These have 64 bytes.
 fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
     let buffer = |arena, offset, bytes: u64| Buffer {
         name: String::new(),
@@ -58,8 +58,32 @@ fn other_phases_have_their_temporary_buffers_where_a_stash_is() {
 #[test]
 fn stashes_of_a_time_lie_beside_each_other_and_others_do_not() {
     let program = program(&[("forward", 64, &[0, 1]), ("backward", 128, &[0]), ("weight", 0, &[2]), ("eval", 0, &[3])], 4);
-    // Stash 1 is done when `backward` needs more memory, stash 2 comes later.
-    assert_eq!(placed(&program, &[2, 1, 1, 1], [&[0, 1, 2], &[], &[3]]), (vec![128, 64, 0, 0], 256));
+    // Stash 1 is done before `forward` has its temporary buffer, stash 2 comes later.
+    assert_eq!(placed(&program, &[2, 1, 1, 1], [&[0, 1, 2], &[], &[3]]), (vec![64, 0, 0, 0], 192));
+}
+
+#[test]
+fn temporary_buffers_lie_where_a_stash_was_of_use() {
+    let program = program(&[("forward", 64, &[0, 1]), ("backward", 256, &[1, 0])], 2);
+    assert_eq!(placed(&program, &[1, 1], [&[0, 1], &[], &[]]), (vec![64, 128], 256));
+}
+
+/// With two microbatches in flight one of them is in use when the other has been.
+#[test]
+fn what_is_kept_for_one_microbatch_at_a_time_is_a_stash_for_each_buffer() {
+    let lists = [&[0, 1, 0, 1][..], &[0, 0, 1, 1]].map(|bodies| {
+        let mut seen = [0, 0];
+        let call = |b: &u32| {
+            seen[*b as usize] += 1;
+            Call { body: BodyId(*b), microbatch: seen[*b as usize] - 1 }
+        };
+        CallSchedule { train: bodies.iter().map(call).collect(), ..CallSchedule::default() }
+    });
+    for (schedules, stashes) in [(&lists[..1], vec![64, 64]), (&lists[..], vec![128])] {
+        let mut program = program(&[("forward", 0, &[0, 1]), ("backward", 0, &[1, 0])], 2);
+        assert_eq!(lay_out(&mut program, &schedules.iter().collect::<Vec<_>>()), vec![false; stashes.len()]);
+        assert_eq!(program.stashes, stashes);
+    }
 }
 
 #[test]

@@ -116,6 +116,7 @@ const JOBS: &[(&str, Model, &[&str])] = &[
             "tp2 sp m2",
             "dp2 tp2 m2",
             "dp2 tp2 sp zero2 logits2",
+            "frugal dp2 tp2 zero2",
             "dp4 zero1 replicas2 m2",
             "dp4 zero3 replicas2",
             "pp2 m3",
