@@ -279,8 +279,13 @@ pub const PASSES: &[Pass] = &[
         |o| o.logits_chunks != Some(1),
         |m| {
             let chunks = m.options.logits_chunks;
-            m.on_classes(|training, evaluation| (chunk_logits::chunk(training, chunks), chunk_logits::chunk(evaluation, chunks)));
-            Ok(vec![])
+            let mut cuts = vec![];
+            m.on_classes(|training, evaluation| {
+                let (training, cut) = chunk_logits::chunk(training, chunks);
+                cuts.push(cut);
+                (training, chunk_logits::chunk(evaluation, chunks).0)
+            });
+            Ok(complaints::whole_logits(&cuts, chunks))
         },
     ),
     local(

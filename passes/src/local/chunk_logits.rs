@@ -11,7 +11,8 @@
 mod find;
 
 use crate::local::role::without_dead;
-use find::{Region, alike, regions};
+use find::{Region, Uncut, alike, regions};
+use ir::diag::Span;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
@@ -19,15 +20,31 @@ use ir::op::{Collective, Op};
 use ir::sharded::Sharding;
 use std::collections::{BTreeSet, HashMap};
 
+/// Logits of a graph that are to be cut, and what became of that.
+#[derive(Default)]
+pub struct Cut {
+    /// How many were.
+    pub done: usize,
+    /// Of those that stay whole: their bytes, where they are made, where that is due to, and why.
+    pub whole: Vec<(u64, Option<Span>, Option<Span>, &'static str)>,
+}
+
 /// Cuts the logits of a local graph into so many chunks, or, where nothing is said, where they are large.
-pub fn chunk(local: Local, chunks: Option<u64>) -> Local {
-    let regions = regions(&local, chunks);
-    if regions.is_empty() {
-        return local;
-    }
+pub fn chunk(local: Local, chunks: Option<u64>) -> (Local, Cut) {
+    let (regions, uncut) = regions(&local, chunks);
+    let said = |u: &Uncut| {
+        let (body, ty) = (&local.body, &local.body[u.logits].ty);
+        (body.dims.elements(&ty.dims).saturating_mul(ty.dtype.bytes()), body[u.logits].origin.span, body[u.by].origin.span, u.why)
+    };
+    let cut = Cut { done: regions.len(), whole: uncut.iter().map(said).collect() };
+    let local = if regions.is_empty() { local } else { chunked(local, &regions) };
+    (local, cut)
+}
+
+fn chunked(local: Local, regions: &[Region]) -> Local {
     let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
     let out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], host: BTreeSet::new(), ..local.clone() };
-    let at = moved(&local, &regions);
+    let at = moved(&local, regions);
     let mut c = Chunking { old: &local, out, map: vec![None; local.body.nodes.len()], at, first: alike(&local.body) };
     let inside: BTreeSet<Value> = regions.iter().flat_map(|r| &r.nodes).copied().collect();
     let (mut waiting, mut open): (Vec<Value>, Vec<&Region>) = (vec![], regions.iter().collect());
@@ -212,7 +229,7 @@ impl Chunking<'_> {
     /// A chunk's part of a value from outside, for `like`.
     fn slice(&mut self, a: Value, like: Value, along: Dim, piece: Dim, at: u64) -> Value {
         let (x, ty) = (self.get(self.read(a)), self.old.body[a].ty.clone());
-        if !ty.has(along) {
+        if ir::fault!("chunk_logits.slice.none", true, !ty.has(along)) {
             return x;
         }
         let dims: Vec<Dim> = ty.dims.iter().map(|d| if *d == along { piece } else { *d }).collect();

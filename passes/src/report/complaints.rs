@@ -1,8 +1,10 @@
 //! What the user can mend and no pass can say alone.
 
 use crate::graph::differentiate::DifferentiateError;
+use crate::local::chunk_logits::Cut;
+use crate::report::footprint::size;
 use crate::sharding::axes;
-use ir::diag::{Diagnostic, Severity};
+use ir::diag::{Diagnostic, Severity, Span};
 use ir::graph::{Graph, Param};
 use ir::model::Plan;
 use ir::module::Module;
@@ -47,6 +49,22 @@ fn nothing_selected(plan: &Plan) -> Diagnostic {
         d = d.label(span, "these are what it recomputes");
     }
     d.help("name functions that the model calls: `plan { recompute: attention; }`")
+}
+
+/// W0647: logits that are large, or that were asked to be cut, and stay whole.
+pub fn whole_logits(cuts: &[Cut], chunks: Option<u64>) -> Vec<Diagnostic> {
+    // Where a number is asked for, small products that end in the loss are among those that could be cut.
+    let fine = chunks.is_some() && cuts.iter().any(|c| c.done > 0);
+    let mut whole: Vec<_> = cuts.iter().flat_map(|c| &c.whole).filter(|_| !fine).collect();
+    whole.sort_by_key(|w| std::cmp::Reverse(w.0));
+    whole.dedup_by_key(|w| (w.1, w.2));
+    let said = |(bytes, logits, by, why): &(u64, Option<Span>, Option<Span>, &str)| {
+        let d = Diagnostic::warning("W0647", format!("logits stay whole on each rank, {}", size(*bytes)));
+        let d = logits.iter().fold(d, |d, span| d.label(*span, "these"));
+        let d = by.iter().fold(d, |d, span| d.label(*span, *why));
+        d.help("compute the loss token by token, and sums over tokens last; `--logits-chunks 1` leaves logits whole without a word")
+    };
+    whole.into_iter().map(said).collect()
 }
 
 /// W0801: logical graphs that were not compared with their text.

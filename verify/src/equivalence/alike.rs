@@ -13,7 +13,7 @@ fn summed(key: &Key) -> &[Dim] {
     match &key.what {
         What::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) => over,
         // All of a row is looked at.
-        What::Op(Op::Gather { dim }, _) => std::slice::from_ref(dim),
+        What::Op(Op::Gather { dim } | Op::ArgMax { over: dim }, _) => std::slice::from_ref(dim),
         _ => &[],
     }
 }

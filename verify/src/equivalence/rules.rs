@@ -209,7 +209,7 @@ impl<'a> Rules<'a> {
     fn is_same(&mut self, term: Term) -> bool {
         let key = self.terms.key(term).clone();
         let what = match &key.what {
-            What::Op(op, maps) if op.is_pointwise() || matches!(op, Op::Dot { .. } | Op::Reduce { .. } | Op::Gather { .. }) => {
+            What::Op(op, maps) if op.is_pointwise() || matches!(op, Op::Dot { .. } | Op::Reduce { .. } | Op::Gather { .. } | Op::ArgMax { .. }) => {
                 let maps = maps.iter().map(|m| (Dim(0), m.1.clone())).collect();
                 What::Op(op.map_dims(&mut |_| Dim(0)), maps)
             }

@@ -29,13 +29,28 @@ pub struct Region {
     pub chunks: u64,
 }
 
-/// The regions of a graph, none of which reads another.
-pub fn regions(local: &Local, chunks: Option<u64>) -> Vec<Region> {
+/// Logits that are to be cut and stay whole.
+pub struct Uncut {
+    pub logits: Value,
+    /// Because of this value.
+    pub by: Value,
+    pub why: &'static str,
+}
+
+/// The regions of a graph, none of which reads another, and the logits that have none.
+pub fn regions(local: &Local, chunks: Option<u64>) -> (Vec<Region>, Vec<Uncut>) {
     let body = &local.body;
     let finder = Finder { local, users: body.users(), roots: roots(local), given: of_parameters(body) };
-    let mut out: Vec<Region> = vec![];
+    let (mut out, mut uncut): (Vec<Region>, Vec<Uncut>) = (vec![], vec![]);
     for v in body.values() {
-        let Some(region) = finder.region(v, chunks) else { continue };
+        let region = match finder.region(v, chunks) {
+            Ok(Some(region)) => region,
+            Ok(None) => continue,
+            Err((by, why)) => {
+                uncut.push(Uncut { logits: v, by, why });
+                continue;
+            }
+        };
         let apart = |r: &Region| {
             !r.nodes.iter().any(|n| region.nodes.contains(n) || region.behind.contains(n)) && region.nodes.iter().all(|n| !r.behind.contains(n))
         };
@@ -43,7 +58,7 @@ pub fn regions(local: &Local, chunks: Option<u64>) -> Vec<Region> {
             out.push(region);
         }
     }
-    out
+    (out, uncut)
 }
 
 /// Which values follow from parameters alone.
@@ -133,11 +148,15 @@ impl Finder<'_> {
         }
     }
 
-    fn region(&self, v: Value, chunks: Option<u64>) -> Option<Region> {
+    /// What is computed chunk by chunk of a product. None if that is no head whose logits are to be cut.
+    ///
+    /// # Errors
+    /// The value that keeps them whole, and why.
+    fn region(&self, v: Value, chunks: Option<u64>) -> Result<Option<Region>, (Value, &'static str)> {
         let (local, body) = (self.local, &self.local.body);
-        let (tokens, words) = self.head(v)?;
-        let (along, chunks) = self.parts(v, &tokens, chunks)?;
-        let Chunk::Forward(stage) = local.chunks[v.index()] else { return None };
+        let Some((tokens, words)) = self.head(v) else { return Ok(None) };
+        let Some((along, chunks)) = self.parts(v, &tokens, chunks) else { return Ok(None) };
+        let Chunk::Forward(stage) = local.chunks[v.index()] else { return Ok(None) };
         let here = |w: Value| matches!(local.chunks[w.index()], Chunk::Forward(s) | Chunk::Backward(s) | Chunk::Weight(s) if s == stage);
         // All with tokens and words, and whatever reads it.
         let (mut wide, mut open) = (BTreeSet::from([v]), vec![v]);
@@ -151,16 +170,22 @@ impl Finder<'_> {
                 }
             }
         }
-        // A product that goes on in the forward pass is no head.
-        let ends = |w: &Value| wide.contains(w) || local.chunks[w.index()] != local.chunks[v.index()] || !matches!(body[*w].op, Op::Dot { .. });
-        if !nodes.iter().all(ends) || nodes.len() == 1 {
-            return None;
+        if nodes.len() == 1 {
+            return Ok(None);
         }
-        // What lies between such values.
+        // What goes on to other products or stages in the forward pass is no head.
+        let goes_on = |w: &Value| {
+            let on = matches!(body[*w].op, Op::Dot { .. } | Op::GroupedDot { .. } | Op::Send { .. });
+            on && !wide.contains(w) && local.chunks[w.index()] == Chunk::Forward(stage)
+        };
         let mut follows = vec![false; body.nodes.len()];
         for w in body.values() {
             follows[w.index()] = nodes.contains(&w) || body[w].args.iter().any(|a| follows[a.index()]);
+            if follows[w.index()] && goes_on(&w) {
+                return Ok(None);
+            }
         }
+        // What lies between such values.
         let mut leads = vec![false; body.nodes.len()];
         for w in body.values().rev() {
             leads[w.index()] = self.users[w.index()].iter().any(|(c, _)| nodes.contains(c) || leads[c.index()]);
@@ -173,23 +198,25 @@ impl Finder<'_> {
                 nodes.insert(w);
             }
         }
-        let fits = nodes.iter().all(|w| here(*w) && !self.roots.contains(w) && self.cuts(*w, along, &nodes));
-        if !fits {
-            return None;
+        let unfit = |w: &&Value| !here(**w) || self.roots.contains(w) || !self.cuts(**w, along, &nodes);
+        if let Some(w) = nodes.iter().find(unfit) {
+            return Err((*w, "this needs those of several tokens at once"));
         }
         let backward = nodes.iter().any(|w| local.chunks[w.index()] != Chunk::Forward(stage));
         let at = if backward { Chunk::Backward(stage) } else { Chunk::Forward(stage) };
         let behind: BTreeSet<Value> = body.values().filter(|w| follows[w.index()] && !nodes.contains(w) && local.chunks[w.index()] < at).collect();
         let movable = |w: &Value| local.chunks[w.index()] == Chunk::Forward(stage) && !matches!(body[*w].op, Op::Send { .. } | Op::Recv { .. });
-        if backward && !behind.iter().all(movable) {
-            return None;
+        if let Some(w) = behind.iter().find(|w| backward && !movable(w)) {
+            return Err((*w, "this follows from them, and not in the forward pass of this stage"));
         }
         let left: BTreeSet<Value> = nodes.iter().copied().filter(|w| self.users[w.index()].iter().any(|(c, _)| !nodes.contains(c))).collect();
         // Nothing wide is read by others, and sums over tokens are by others alone.
-        let apart = left.iter().all(|w| !wide.contains(w))
-            && nodes.iter().all(|w| body[*w].ty.has(along) || self.users[w.index()].iter().all(|(c, _)| !nodes.contains(c)));
+        let summed = |w: &Value| !body[*w].ty.has(along) && self.users[w.index()].iter().any(|(c, _)| nodes.contains(c));
+        if let Some(w) = left.iter().find(|w| wide.contains(w)).or_else(|| nodes.iter().find(|w| summed(w))) {
+            return Err((*w, "this is read as a whole"));
+        }
         let nodes: Vec<Value> = nodes.into_iter().collect();
-        apart.then_some(Region { nodes, left, behind, at, along, chunks })
+        Ok(Some(Region { nodes, left, behind, at, along, chunks }))
     }
 
     /// Whether a node's result for some tokens follows from those alone, or is the sum of what they give.
@@ -210,7 +237,7 @@ impl Finder<'_> {
             && match &node.op {
                 Op::Dot { over, .. } => sums == over.iter().any(has),
                 Op::Reduce { kind, over } => sums == over.iter().any(has) && (!sums || *kind == Reduce::Sum),
-                Op::Gather { dim } => !sums && *dim != along,
+                Op::Gather { dim } | Op::ArgMax { over: dim } => !sums && *dim != along,
                 Op::View { from, to } => !sums && !from.iter().chain(to).any(has),
                 Op::Collective { kind: Collective::AllReduce(_), stages: None, .. } => !sums,
                 op => !sums && op.is_pointwise(),
