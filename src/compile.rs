@@ -290,7 +290,10 @@ fn assembler(target: &str) -> Result<Ptxas, Failure> {
     })
 }
 
-/// E0640, with the change that would fit, if a rank needs more than the budget.
+/// Ways out of too little memory that are named, the fastest first.
+const WAYS: usize = 3;
+
+/// E0640, with changes that would fit, if a rank needs more than the budget.
 fn within(budget: Option<&Budget>, levels: &mcc::Levels, targets: &Targets, scratch: u64, shown: Shown, progress: &Progress) -> Result<(), Failure> {
     let (job, Some(budget)) = (&levels.compiled.job, budget) else { return Ok(()) };
     let of = |job: &Job, stage: usize| footprint(job, stage, targets, scratch);
@@ -299,12 +302,22 @@ fn within(budget: Option<&Budget>, levels: &mcc::Levels, targets: &Targets, scra
         return Ok(());
     }
     progress.enter("remedy");
-    let remedy = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
-    let help = match remedy {
-        Some(r) => format!("`{}` needs {} at most", cli::changes(&budget.options, &r.options).join(" "), footprint::size(r.peak)),
-        None => "nothing that was tried fits on this number of ranks: use more of them, or a smaller model".into(),
-    };
-    shown.show(&[footprint::over_budget(job, &all, &levels.sources, budget.bytes).help(help)], &levels.sources)?;
+    let found = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
+    let now = remedy::nominal(job).max(1);
+    let mut d = footprint::over_budget(job, &all, &levels.sources, budget.bytes);
+    for r in found.iter().take(WAYS) {
+        let flags = cli::changes(&budget.options, &r.options).join(" ");
+        let longer = (r.time as f64 / now as f64 - 1.0) * 100.0;
+        let time = match longer.abs() < 0.5 {
+            true => "a step takes about as long".to_string(),
+            false => format!("a step takes {:.0} % {}", longer.abs(), if longer > 0.0 { "longer" } else { "less" }),
+        };
+        d = d.help(format!("`{flags}` needs {} at most; {time}, on a nominal machine", footprint::size(r.peak)));
+    }
+    if found.is_empty() {
+        d = d.help("nothing that was tried fits on this number of ranks: use more of them, or a smaller model");
+    }
+    shown.show(&[d], &levels.sources)?;
     Err(Failure::Reported)
 }
 

@@ -1,77 +1,139 @@
-//! What to change so that a job fits a memory budget: the cheapest change whose compile says so.
+//! What to change so that a job fits a memory budget: of the changes whose compile says so, those that take least time.
+//!
+//! Times are those of the nominal machine of [`crate::commands::cost_model`]: they order changes, and predict nothing.
 
+use crate::commands::cost_model::step_times;
 use crate::compile::compile;
 use crate::report::footprint::{Footprints, Measure};
+use crate::report::pipeline_timeline::{UNIT, timeline};
 use ir::model::Model;
-use ir::options::{Cuts, Offload, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{Cuts, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
+use ir::program::Job;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Options with which a job fits, and its peak with them.
+/// Options with which a job fits, its peak with them, and the nominal time of a step, in femtoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
     pub options: Options,
     pub peak: u64,
+    pub time: u64,
 }
 
-/// Compiles with one change after the other, the cheapest in time first, until one fits as measured. None if none does.
-pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64, of: Measure<'_>) -> Option<Remedy> {
-    candidates(options).into_iter().find_map(|options| {
+/// Compiles with one change after the other, on all cores. Of those that fit as measured, the fastest come first. What
+/// changes sizes of microbatches or moves ranks is tried where nothing else fits. Empty if nothing does.
+pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64, of: Measure<'_>) -> Vec<Remedy> {
+    let tried = |options: Options| {
         let done = compile(training.clone(), evaluation.clone(), &options).ok()?;
         let peak = Footprints::new(&done.job, of).most().1.total();
-        (peak <= budget).then_some(Remedy { options, peak })
-    })
-}
-
-/// In the order of what they cost: splitting along the sequence and recomputing attention next to nothing; full recomputation a third more compute;
-/// sharing out optimizer states (ZeRO-1) nothing, gradients (2) a sum and parameters (3) gathers in every pass; an optimizer on the host copies of all gradients and parameters in every step; smaller microbatches slower kernels; ranks moved from data to tensor and pipeline parallelism more communication. Each later kind on top of the ones before it.
-fn candidates(options: &Options) -> Vec<Options> {
-    let base = options;
-    let mut out = vec![];
-    let mut split = base.clone();
-    if options.tp > 1 && options.sp == SequenceParallel::Off {
-        split = Options { sp: SequenceParallel::On, ..split };
-        out.push(split.clone());
-    }
-    let mut least = split.clone();
-    if options.recompute == Recompute::None {
-        out.push(Options { recompute: Recompute::Selective, ..base.clone() });
-    }
-    let share = |o: &Options, zero: Zero| Options { zero, ..o.clone() };
-    let shares = |level: Zero| options.dp * options.cp > 1 && options.zero < level;
-    if shares(Zero::States) {
-        out.push(share(base, Zero::States));
-    }
-    if matches!(options.recompute, Recompute::None | Recompute::Selective | Recompute::Block(_)) {
-        let full = |o: &Options| Options { recompute: Recompute::Uniform(1), ..o.clone() };
-        out.push(full(base));
-        least = full(&split);
-        out.push(least.clone());
-    }
-    for level in [Zero::Gradients, Zero::Params] {
-        if shares(level) {
-            out.push(share(base, level));
-            out.push(share(&least, level));
+        (peak <= budget).then(|| Remedy { options, peak, time: nominal(&done.job) })
+    };
+    let mut found = vec![];
+    for round in candidates(options) {
+        found = side_by_side(round, &tried);
+        found.sort_by_key(|r| r.time);
+        if !found.is_empty() {
+            break;
         }
     }
-    if shares(Zero::Params) {
-        least = share(&least, Zero::Params);
-    }
-    if options.offload == Offload::Off {
-        let offload = |o: &Options| Options { offload: Offload::Optimizer, ..o.clone() };
-        out.push(offload(base));
-        least = offload(&least);
+    found
+}
+
+/// What there is of some results, in the order of what they are made of.
+fn side_by_side<A: Clone + Sync, B: Send>(all: Vec<A>, make: &(dyn Fn(A) -> Option<B> + Sync)) -> Vec<B> {
+    let (next, made) = (AtomicUsize::new(0), Mutex::new(vec![]));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(all.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(one) = all.get(at) else { break };
+                    if let Some(result) = make(one.clone()) {
+                        made.lock().expect("invariant: no thread panics while it holds this").push((at, result));
+                    }
+                }
+            });
+        }
+    });
+    let mut made = made.into_inner().expect("invariant: no thread panics while it holds this");
+    made.sort_by_key(|m| m.0);
+    made.into_iter().map(|m| m.1).collect()
+}
+
+/// Of a step of all stages: that of the busiest, and what it idles where passes take equally long.
+pub fn nominal(job: &Job) -> u64 {
+    let most = step_times(job).into_iter().max().unwrap_or(0);
+    let timeline = timeline(job, UNIT);
+    let busy = timeline.stages.iter().map(|s| s.busy).max().unwrap_or(0).max(1);
+    u64::try_from(u128::from(most) * u128::from(timeline.length.max(busy)) / u128::from(busy)).unwrap_or(u64::MAX)
+}
+
+/// Ranks of a machine, within which hybrid sharding shares out.
+const MACHINE: u64 = 8;
+
+/// What is tried, in rounds. First what keeps the ranks and their microbatches: another order of commands, the sequence
+/// split, smaller chunks of logits, attention or some layers or all recomputed, states, gradients and parameters shared out (within machines, or
+/// among all), the optimizer on the host, and most of it together. Then smaller microbatches, then ranks moved from data
+/// to tensor and pipeline parallelism.
+fn candidates(options: &Options) -> [Vec<Options>; 3] {
+    let base = options;
+    let mut out = vec![];
+    let mut least = base.clone();
+    if options.memory_order == MemoryOrder::Time {
+        least = Options { memory_order: MemoryOrder::Memory, ..least };
         out.push(least.clone());
     }
-    let mut rows = options.micro_batch;
+    if options.tp > 1 && options.sp == SequenceParallel::Off {
+        out.push(Options { sp: SequenceParallel::On, ..base.clone() });
+        least = Options { sp: SequenceParallel::On, ..least };
+        out.push(least.clone());
+    }
+    // By default they are cut where they are large.
+    if let Some(chunks) = options.logits_chunks {
+        let logits_chunks = Some(4 * chunks);
+        out.push(Options { logits_chunks, ..base.clone() });
+        least = Options { logits_chunks, ..least };
+    }
+    let split = least.clone();
+    if options.recompute == Recompute::None {
+        out.push(Options { recompute: Recompute::Selective, ..base.clone() });
+        out.extend([1, 2, 4].map(|layers| Options { recompute: Recompute::Block(layers), ..base.clone() }));
+    }
+    if matches!(options.recompute, Recompute::None | Recompute::Selective | Recompute::Block(_)) {
+        out.push(Options { recompute: Recompute::Uniform(1), ..base.clone() });
+        least = Options { recompute: Recompute::Uniform(1), ..least };
+        out.push(least.clone());
+    }
+    for zero in [Zero::States, Zero::Gradients, Zero::Params] {
+        if options.dp * options.cp > 1 && options.zero < zero {
+            let machines = options.dp / MACHINE;
+            if options.replicas == 1 && machines > 1 && options.dp.is_multiple_of(MACHINE) {
+                out.push(Options { zero, replicas: machines, ..base.clone() });
+            }
+            out.push(Options { zero, ..base.clone() });
+            out.push(Options { zero, ..split.clone() });
+            least = Options { zero, ..least };
+            out.push(least.clone());
+        }
+    }
+    if options.offload == Offload::Off {
+        out.push(Options { offload: Offload::Optimizer, ..base.clone() });
+        least = Options { offload: Offload::Optimizer, ..least };
+        out.push(least.clone());
+    }
+    let (mut smaller, mut rows) = (vec![], options.micro_batch);
     while rows > 1 {
         rows = (1..rows).rev().find(|r| options.micro_batch.is_multiple_of(*r)).unwrap_or(1);
-        out.push(Options { micro_batch: rows, ..base.clone() });
-        out.push(Options { micro_batch: rows, ..least.clone() });
+        smaller.push(Options { micro_batch: rows, ..base.clone() });
+        smaller.push(Options { micro_batch: rows, ..least.clone() });
     }
+    let mut moved = vec![];
     // Sizes of stages that were given fit no other number of stages.
     if matches!(options.layout, Cuts::Sizes(_) | Cuts::Text(_)) {
-        return out;
+        return [out, smaller, moved];
     }
-    let small = out.last().unwrap_or(base).clone();
+    let small = smaller.last().unwrap_or(&least).clone();
     // The same ranks, with less of them on dp.
     let mut moves: Vec<(u64, u64)> = vec![];
     for by in (2..=options.dp).filter(|by| options.dp.is_multiple_of(*by)) {
@@ -79,10 +141,11 @@ fn candidates(options: &Options) -> Vec<Options> {
     }
     for (tp, pp) in moves {
         let (dp, tp, pp) = (options.dp / (tp * pp), options.tp * tp, options.pp * pp);
-        out.push(Options { dp, tp, pp, ..base.clone() });
+        let replicas = if dp.is_multiple_of(options.replicas) { options.replicas } else { 1 };
+        moved.push(Options { dp, tp, pp, replicas, ..base.clone() });
         // A larger group on tp is one along which the sequence can be split.
-        let sp = if tp > 1 && small != *base { SequenceParallel::On } else { small.sp };
-        out.push(Options { dp, tp, pp, sp, ..small.clone() });
+        let sp = if tp > 1 { SequenceParallel::On } else { small.sp };
+        moved.push(Options { dp, tp, pp, sp, replicas, ..small.clone() });
     }
-    out
+    [out, smaller, moved]
 }

@@ -4,7 +4,7 @@ use super::plan::CpComm;
 use clap::ValueEnum;
 use ir::diag::{Help, Piece};
 use ir::mesh::Axis;
-use ir::options::{self, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{self, MemoryOrder, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
 use ir::reason::AvoidedBy;
 
 /// The flag of an option.
@@ -88,6 +88,12 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
             Recompute::Block(layers) => format!("--recompute full --recompute-method block --recompute-num-layers {layers}"),
         });
     }
+    if from.memory_order != to.memory_order && to.memory_order == MemoryOrder::Memory {
+        out.push("--memory-order memory".into());
+    }
+    if let Some(chunks) = to.logits_chunks.filter(|_| from.logits_chunks != to.logits_chunks) {
+        out.push(format!("--logits-chunks {chunks}"));
+    }
     if from.zero != to.zero {
         let level = Zero::ALL.iter().position(|z| *z == to.zero).expect("invariant: all levels are listed");
         out.push(format!("--zero {level}"));
@@ -96,6 +102,9 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
         out.push("--optimizer-offload".into());
     }
     let set = |option: OptionName, value: u64| format!("{} {value}", flag(option));
+    if from.replicas != to.replicas {
+        out.push(set(OptionName::Replicas, to.replicas));
+    }
     let moved = [from.dp, from.tp, from.pp] != [to.dp, to.tp, to.pp];
     if from.micro_batch != to.micro_batch {
         out.push(set(OptionName::MicroBatch, to.micro_batch));
@@ -150,6 +159,9 @@ mod tests {
             sp: SequenceParallel::On,
             recompute: Recompute::Uniform(1),
             zero: Zero::Params,
+            replicas: 2,
+            memory_order: MemoryOrder::Memory,
+            logits_chunks: Some(4),
             offload: Offload::Optimizer,
             ..from.clone()
         };

@@ -6,7 +6,7 @@
 use crate::commands::streams::stream_of;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
-use ir::program::{Action, Body, Group, Job, Program, Space, Stream};
+use ir::program::{Action, Body, Group, Job, Program, Space, Stage, Stream};
 use ir::work::Work;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -98,8 +98,46 @@ pub struct Traffic {
     pub hidden: u64,
 }
 
-/// Communication of a step by the streams that it has, or would have if it were not on the compute stream. It is looked at in the second of
-/// three steps: one begins while messages of the one before may still be under way, and its own may be when the next one begins.
+/// Steps that are played. One begins while messages of the one before may still be under way, and its own may be when
+/// the next one begins: so the second one is looked at.
+const STEPS: usize = 3;
+
+/// Plays steps of a rank of a stage, its streams side by side, all messages there when they are waited for. `each` is
+/// told the step, the body, and from when to when what it does keeps its stream busy. Says when each step had ended.
+fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(usize, &Body, &Action, (u64, u64))) -> [u64; STEPS] {
+    let program = &job.programs[stage.program as usize];
+    let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
+    std::array::from_fn(|step| {
+        for call in stage.schedule.train.iter().chain(&stage.schedule.update) {
+            let body = &program.bodies[call.body.index()];
+            for command in &body.commands {
+                let clock = &mut clocks[command.stream as usize];
+                match &command.action {
+                    Action::Record { event } => drop(events.insert(*event, *clock)),
+                    Action::Wait { event } => *clock = (*clock).max(events.get(event).copied().unwrap_or(0)),
+                    action => {
+                        let from = *clock;
+                        *clock = clock.saturating_add(costs.time(program, action));
+                        each(step, body, action, (from, *clock));
+                    }
+                }
+            }
+        }
+        clocks.into_iter().max().unwrap_or(0)
+    })
+}
+
+/// Femtoseconds of a step of the ranks of each stage, as if they never waited for other stages.
+pub fn step_times(job: &Job) -> Vec<u64> {
+    let costs = Costs::new(&job.mesh, &job.kernels);
+    let of_stage = |stage: &Stage| {
+        let ends = play(job, &costs, stage, &mut |_, _, _, _| {});
+        ends[1] - ends[0]
+    };
+    job.stages.iter().map(of_stage).collect()
+}
+
+/// Communication of a step by the streams that it has, or would have if it were not on the compute stream.
 pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
     traffic_of(job, &|_, _| true)
 }
@@ -110,31 +148,20 @@ pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<
     let mut out: BTreeMap<Stream, Traffic> = BTreeMap::new();
     for stage in &job.stages {
         let program = &job.programs[stage.program as usize];
-        let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
         // Kernels of the device, and of the host.
         let (mut busy, mut sent) = ([vec![], vec![]], vec![]);
-        for step in 0..3 {
-            for call in stage.schedule.train.iter().chain(&stage.schedule.update) {
-                let body = &program.bodies[call.body.index()];
-                for command in &body.commands {
-                    let clock = &mut clocks[command.stream as usize];
-                    match &command.action {
-                        Action::Record { event } => drop(events.insert(*event, *clock)),
-                        Action::Wait { event } => *clock = (*clock).max(events.get(event).copied().unwrap_or(0)),
-                        action => {
-                            let from = *clock;
-                            *clock = clock.saturating_add(costs.time(program, action));
-                            match stream_of(&job.mesh, &job.kernels, &program.buffers, &program.groups, action) {
-                                Stream::Compute => busy[0].push((from, *clock)),
-                                Stream::Host => busy[1].push((from, *clock)),
-                                kind if step == 1 && keep(body, action) => sent.push((kind, from, *clock, costs.sent(program, action))),
-                                _ => {}
-                            }
-                        }
-                    }
-                }
-            }
-        }
+        play(job, &costs, stage, &mut |step, body, action, (from, to)| match stream_of(
+            &job.mesh,
+            &job.kernels,
+            &program.buffers,
+            &program.groups,
+            action,
+        ) {
+            Stream::Compute => busy[0].push((from, to)),
+            Stream::Host => busy[1].push((from, to)),
+            kind if step == 1 && keep(body, action) => sent.push((kind, from, to, costs.sent(program, action))),
+            _ => {}
+        });
         for (kind, from, to, bytes) in sent {
             // Copies hide behind the kernels of both.
             let within = match kind {

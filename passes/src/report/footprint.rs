@@ -197,7 +197,7 @@ impl Footprints {
 }
 
 /// What a rank of a stage takes: [`Footprint::of`], or that and more.
-pub type Measure<'a> = &'a dyn Fn(&Job, usize) -> Footprint;
+pub type Measure<'a> = &'a (dyn Fn(&Job, usize) -> Footprint + Sync);
 
 /// Bytes that a line of the model text is answerable for.
 #[derive(Clone, Debug, PartialEq, Eq)]

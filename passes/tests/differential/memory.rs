@@ -3,7 +3,7 @@
 use crate::harness::{compiled, interleaved, models, options};
 use crate::models::{GPT2, case};
 use frontend::Models;
-use ir::options::{Options, Recompute, SequenceParallel};
+use ir::options::{MemoryOrder, Options, Recompute, SequenceParallel, Zero};
 use ir::program::{Arena, Buffer, Call, CallSchedule, Content, Job, Space, Stage};
 use passes::commands::best_fit::{ALIGN, most_alive};
 use passes::commands::liveness::Lives;
@@ -238,7 +238,7 @@ fn stashes_and_temporary_buffers_are_within_a_twentieth_of_the_least_that_is_pos
     }
 }
 
-fn remedy_for(sizes: &[(&str, &str)], words: &str, share: f64) -> Option<Remedy> {
+fn remedies(sizes: &[(&str, &str)], words: &str, share: f64) -> Vec<Remedy> {
     let case = case(words);
     let defines = [GPT2.1, sizes].concat();
     let defines: Vec<(&str, &str)> = defines.iter().rev().fold(vec![], |mut out: Vec<(&str, &str)>, d| {
@@ -255,11 +255,23 @@ fn remedy_for(sizes: &[(&str, &str)], words: &str, share: f64) -> Option<Remedy>
 }
 
 #[test]
-fn the_cheapest_change_that_fits_is_found_by_compiling() {
-    let found = |words, share| remedy_for(WIDE, words, share).map(|r| r.options);
+fn changes_that_fit_are_found_by_compiling_the_fastest_first() {
+    let found = |words, share| {
+        let found = remedies(WIDE, words, share);
+        assert!(found.is_sorted_by_key(|r| r.time), "{words}: {found:?}");
+        found.into_iter().map(|r| r.options).collect::<Vec<_>>()
+    };
     let asked = |words| options(&case(words));
-    assert_eq!(found("m2 b4", 0.97), Some(Options { recompute: Recompute::Selective, ..asked("m2 b4") }));
-    assert_eq!(found("m2 b4", 0.8), Some(Options { recompute: Recompute::Uniform(1), ..asked("m2 b4") }));
-    assert_eq!(found("tp2 m2 b4", 0.9), Some(Options { sp: SequenceParallel::On, ..asked("tp2 m2 b4") }));
-    assert_eq!(found("m2 b4", 0.01), None);
+    // Attention again, then more and more layers, then the optimizer on the host.
+    let block = |layers| Options { recompute: Recompute::Block(layers), ..asked("m2 b4") };
+    let selective = Options { recompute: Recompute::Selective, ..asked("m2 b4") };
+    assert_eq!(found("m2 b4", 0.97)[..4], [selective, block(1), block(2), block(4)]);
+    assert_eq!(found("m2 b4", 0.8)[..2], [block(2), block(4)]);
+    let split = Options { sp: SequenceParallel::On, ..asked("tp2 m2 b4") };
+    let split = [Options { memory_order: MemoryOrder::Memory, ..split.clone() }, split];
+    assert!(found("tp2 m2 b4", 0.9).windows(2).any(|both| both == split));
+    // Most of what there is, together.
+    let all = Options { recompute: Recompute::Uniform(1), zero: Zero::Params, memory_order: MemoryOrder::Memory, ..asked("dp2 m2 b4") };
+    assert_eq!(found("dp2 m2 b4", 0.5)[0], Options { logits_chunks: Some(4), ..all });
+    assert_eq!(found("m2 b4", 0.01), []);
 }
