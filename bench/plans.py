@@ -106,13 +106,16 @@ def zero() -> None:
     print("\n## ZeRO by level and microbatches\n")
     print("A GPT-2 of 24 layers of 1,024 elements at 1,024 tokens on four data-parallel ranks. What lasts over a step")
     print("(parameters, gradients, states) is as [training.md](../training.md#memory-of-data-parallel-ranks) has it;")
-    print("*temporary* are buckets and layers under way, beside what else a pass computes with.\n")
+    print("exchanges and the driver's context take as much whatever the level. *Transient* are activations, and temporary")
+    print("buffers: buckets and layers under way, and what else a pass computes with. All of it is the plan.\n")
     rows = []
     for level in range(4):
         plans = [plan(ROOT, "gpt2", f"{GPT} --zero {level}", f"--micro-batch-size 1 --global-batch-size {4 * m}") for m in [1, 2, 8]]
         lasts = " + ".join(part(plans[0][0], name) for name in ["parameters", "gradients", "optimizer"])
-        rows.append([str(level), lasts, *[f"{total:.2f} GiB, {part(line, 'temporary')}" for line, total in plans]])
-    table(["`--zero`", "lasts", "1 microbatch: all, temporary", "2", "8"], rows)
+        fixed = " + ".join(part(plans[0][0], name) for name in ["exchanges", "context"])
+        transient = [f"{activations(line)} + {part(line, 'temporary')} = {total:.2f} GiB" for line, total in plans]
+        rows.append([str(level), lasts, fixed, *transient])
+    table(["`--zero`", "lasts", "exchanges + context", "1 microbatch: transient = all", "2", "8"], rows)
     print("\nAll have 512 MiB for the driver's context, which plans did not count before. Without these, at commit 8df8fe7,")
     print("when a backward pass gave back nothing that it had read, one microbatch took 7.84, 4.87, 4.27 and 3.50 GiB. At")
     print("617b7f4 gradients were kept to the end of the backward pass where there is one microbatch: 718 GiB for the")

@@ -38,8 +38,9 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     match args.level {
         Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&artifact, &format!("{}.txt", args.level.name()))?)?,
         Level::Local => {
-            for name in of_level(&artifact, "local.", ".txt").into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt"))) {
-                out!("{}", saved(&artifact, &name)?)?;
+            // A local graph for each program.
+            for k in (0..job.programs.len()).filter(|k| args.class.is_none_or(|class| class == *k)) {
+                out!("{}", saved(&artifact, &format!("local.{k}.txt"))?)?;
             }
         }
         Level::Program => {

@@ -99,6 +99,7 @@ pub enum OptionName {
     Ep,
     Etp,
     Replicas,
+    LogitsChunks,
     CpComm,
     MicroBatch,
     GlobalBatch,
@@ -110,7 +111,7 @@ pub enum OptionName {
 }
 
 impl OptionName {
-    pub const ALL: [OptionName; 15] = [
+    pub const ALL: [OptionName; 16] = [
         OptionName::Dp,
         OptionName::Cp,
         OptionName::Tp,
@@ -118,6 +119,7 @@ impl OptionName {
         OptionName::Ep,
         OptionName::Etp,
         OptionName::Replicas,
+        OptionName::LogitsChunks,
         OptionName::CpComm,
         OptionName::MicroBatch,
         OptionName::GlobalBatch,
@@ -138,6 +140,7 @@ impl OptionName {
             OptionName::Ep => "ep",
             OptionName::Etp => "etp",
             OptionName::Replicas => "replicas",
+            OptionName::LogitsChunks => "logits_chunks",
             OptionName::CpComm => "cp_comm",
             OptionName::MicroBatch => "micro_batch",
             OptionName::GlobalBatch => "global_batch",

@@ -17,6 +17,7 @@ fn flag(option: OptionName) -> &'static str {
         OptionName::Ep => "--ep",
         OptionName::Etp => "--etp",
         OptionName::Replicas => "--dp-replicate",
+        OptionName::LogitsChunks => "--logits-chunks",
         OptionName::CpComm => "--cp-comm-type",
         OptionName::MicroBatch => "--micro-batch-size",
         OptionName::GlobalBatch => "--global-batch-size",
@@ -92,7 +93,7 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
         out.push("--memory-order memory".into());
     }
     if let Some(chunks) = to.logits_chunks.filter(|_| from.logits_chunks != to.logits_chunks) {
-        out.push(format!("--logits-chunks {chunks}"));
+        out.push(format!("{} {chunks}", flag(OptionName::LogitsChunks)));
     }
     if from.zero != to.zero {
         let level = Zero::ALL.iter().position(|z| *z == to.zero).expect("invariant: all levels are listed");

@@ -88,7 +88,9 @@ fn every_level_can_be_written_at_compile_time() {
         assert!(names.iter().any(|n| n.ends_with(ending)), "no *{ending}");
     }
     let without = compiled("--emit program");
-    without.line("dump out.mcc --level graph").fails_with(&["compile with --emit graph"]);
+    for level in ["graph", "sharded", "local"] {
+        without.line(&format!("dump out.mcc --level {level}")).fails_with(&[&format!("compile with --emit {level}")]);
+    }
 }
 
 #[test]

@@ -102,9 +102,18 @@ pub struct Traffic {
 /// the next one begins: so the second one is looked at.
 const STEPS: usize = 3;
 
+/// What keeps its stream busy, and from when to when.
+struct Busy<'a> {
+    step: usize,
+    body: &'a Body,
+    action: &'a Action,
+    from: u64,
+    to: u64,
+}
+
 /// Plays steps of a rank of a stage, its streams side by side, all messages there when they are waited for. `each` is
-/// told the step, the body, and from when to when what it does keeps its stream busy. Says when each step had ended.
-fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(usize, &Body, &Action, (u64, u64))) -> [u64; STEPS] {
+/// told of all that is done. Says when each step had ended.
+fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(&Busy)) -> [u64; STEPS] {
     let program = &job.programs[stage.program as usize];
     let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
     std::array::from_fn(|step| {
@@ -118,7 +127,7 @@ fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(usize, &Bo
                     action => {
                         let from = *clock;
                         *clock = clock.saturating_add(costs.time(program, action));
-                        each(step, body, action, (from, *clock));
+                        each(&Busy { step, body, action, from, to: *clock });
                     }
                 }
             }
@@ -131,7 +140,7 @@ fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(usize, &Bo
 pub fn step_times(job: &Job) -> Vec<u64> {
     let costs = Costs::new(&job.mesh, &job.kernels);
     let of_stage = |stage: &Stage| {
-        let ends = play(job, &costs, stage, &mut |_, _, _, _| {});
+        let ends = play(job, &costs, stage, &mut |_| {});
         ends[1] - ends[0]
     };
     job.stages.iter().map(of_stage).collect()
@@ -150,7 +159,7 @@ pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<
         let program = &job.programs[stage.program as usize];
         // Kernels of the device, and of the host.
         let (mut busy, mut sent) = ([vec![], vec![]], vec![]);
-        play(job, &costs, stage, &mut |step, body, action, (from, to)| match stream_of(
+        play(job, &costs, stage, &mut |&Busy { step, body, action, from, to }| match stream_of(
             &job.mesh,
             &job.kernels,
             &program.buffers,

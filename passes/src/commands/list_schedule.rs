@@ -35,36 +35,27 @@ pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
     for (p, program) in programs.iter_mut().enumerate() {
         let schedules: Vec<&CallSchedule> = stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule).collect();
         if let Some(first) = schedules.first() {
-            let kept = Kept::of(program, &schedules);
-            issue(mesh, kernels, &costs, how, program, &kept, first);
+            let kept = (how == MemoryOrder::Memory).then(|| Kept::of(program, &schedules));
+            issue(mesh, kernels, &costs, program, kept.as_ref(), first);
         }
     }
     job
 }
 
-/// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
-fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, how: MemoryOrder, program: &mut Program, kept: &Kept, schedule: &CallSchedule) {
-    let alive = |space: Space, program: &Program, body: usize, commands: &[Command]| {
-        let mut needs = temporaries(space.temporary(), program, commands).1;
-        if space == Space::Device {
-            needs.extend(kept.needs(program, body, commands));
-        }
-        most_alive(&needs)
-    };
+/// Puts the commands of every body in the order of their issue, bodies in that of their last calls: one for memory
+/// where it is said what is kept for one microbatch at a time.
+fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, kept: Option<&Kept>, schedule: &CallSchedule) {
+    let alive = |space: Space, program: &Program, commands: &[Command]| most_alive(&temporaries(space.temporary(), program, commands).1);
     let lasting = |space: Space| {
-        let own = program
-            .buffers
-            .iter()
-            .enumerate()
-            .filter(|(k, b)| b.arena.space() == space && !b.arena.is_temporary() && !kept.singly.contains(&BufferId(*k as u32)));
-        own.map(|(_, b)| b.bytes().next_multiple_of(ALIGN)).fold(0, u64::saturating_add)
+        let own = program.buffers.iter().filter(|b| b.arena.space() == space && !b.arena.is_temporary());
+        own.map(|b| b.bytes().next_multiple_of(ALIGN)).fold(0, u64::saturating_add)
     };
     let lists = [&schedule.train, &schedule.update, &schedule.eval];
     // By list of calls: they use the same memory one after the other.
     let bounds = lists.map(|calls| {
         Space::ALL.map(|space| {
             let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
-            let most = called.iter().map(|b| alive(space, program, *b, &program.bodies[*b].commands)).max().unwrap_or(0);
+            let most = called.iter().map(|b| alive(space, program, &program.bodies[*b].commands)).max().unwrap_or(0);
             let more = lasting(space).saturating_add(most) / PRICE;
             match space {
                 Space::Device => most.saturating_add(more),
@@ -80,28 +71,25 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, how: MemoryOrder, progr
     for b in bodies {
         let commands = &program.bodies[b].commands;
         let of_lists = lists.iter().zip(&bounds).filter(|(calls, _)| calls.iter().any(|c| c.body.index() == b)).map(|(_, bounds)| bounds);
-        let alive = |commands: &[Command]| Space::ALL.map(|space| alive(space, program, b, commands));
-        let fits = |c: &[Command]| {
-            let alive = alive(c);
-            Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive[space as usize] <= bounds[space as usize]))
-        };
-        let commands = match (how, is_serial(commands)) {
-            (MemoryOrder::Time, true) => commands.clone(),
-            (MemoryOrder::Time, false) => {
-                let graph = Graph::new(mesh, kernels, costs, program, commands, &written);
-                WINDOWS.iter().map(|window| graph.listed(*window, commands)).find(|c| fits(c)).unwrap_or_else(|| commands.clone())
-            }
-            (MemoryOrder::Memory, serial) => {
-                let graph = Graph::new(mesh, kernels, costs, program, commands, &written);
-                let mut orders: Vec<Vec<Command>> = vec![commands.clone()];
-                if !serial {
-                    orders.splice(..0, WINDOWS.iter().map(|window| graph.listed(*window, commands)));
-                }
+        let fits =
+            |c: &[Command]| Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive(space, program, c) <= bounds[space as usize]));
+        let serial = commands.iter().all(|c| c.stream == Stream::Compute);
+        let graph = (kept.is_some() || !serial).then(|| Graph::new(mesh, kernels, costs, program, commands, &written));
+        // Where nothing is beside the stream of compute, windows would change nothing.
+        let windows = graph.iter().filter(|_| !serial).flat_map(|graph| WINDOWS.iter().map(|window| graph.listed(*window, commands)));
+        let commands = match (&graph, kept) {
+            (Some(graph), Some(kept)) => {
                 let touched = touched(program, kept, b, commands);
                 let by_bytes = [frugal::order(&graph.users, &touched), frugal::order_backward(&graph.users, &touched)];
-                orders.extend(by_bytes.map(|order| put(&order, commands)));
-                orders.into_iter().min_by_key(|c| alive(c)).expect("invariant: it is not empty")
+                let orders = windows.chain([commands.clone()]).chain(by_bytes.map(|order| put(&order, commands)));
+                let in_use = |c: &Vec<Command>| {
+                    let mut needs = temporaries(Space::Device.temporary(), program, c).1;
+                    needs.extend(kept.needs(program, b, c));
+                    (most_alive(&needs), alive(Space::Host, program, c))
+                };
+                orders.min_by_key(in_use).expect("invariant: it is not empty")
             }
+            _ => windows.into_iter().find(|c| fits(c)).unwrap_or_else(|| commands.clone()),
         };
         for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
             count += 1;
@@ -131,11 +119,6 @@ fn touched(program: &Program, kept: &Kept, body: usize, commands: &[Command]) ->
     ids.sort_unstable();
     let (before, behind) = ids.iter().map(|(_, id)| kept.passes(body, *id)).unzip();
     Touched { bytes: ids.iter().map(|(_, id)| program.buffers[id.index()].bytes()).collect(), of, before, behind }
-}
-
-/// Whether nothing is beside the stream of compute.
-fn is_serial(commands: &[Command]) -> bool {
-    commands.iter().all(|c| c.stream == Stream::Compute)
 }
 
 /// Commands in an order.

@@ -4,12 +4,12 @@ use crate::graph::differentiate::DifferentiateError;
 use crate::local::chunk_logits::Cut;
 use crate::report::footprint::size;
 use crate::sharding::axes;
-use ir::diag::{Diagnostic, Severity, Span};
+use ir::diag::{Diagnostic, Help, Severity, Span};
 use ir::graph::{Graph, Param};
 use ir::model::Plan;
 use ir::module::Module;
 use ir::op::Op;
-use ir::options::{Options, Recompute, Zero};
+use ir::options::{OptionName, Options, Recompute, Zero};
 use std::collections::BTreeSet;
 
 /// Parameters that no stage would have.
@@ -62,7 +62,8 @@ pub fn whole_logits(cuts: &[Cut], chunks: Option<u64>) -> Vec<Diagnostic> {
         let d = Diagnostic::warning("W0647", format!("logits stay whole on each rank, {}", size(*bytes)));
         let d = logits.iter().fold(d, |d, span| d.label(*span, "these"));
         let d = by.iter().fold(d, |d, span| d.label(*span, *why));
-        d.help("compute the loss token by token, and sums over tokens last; `--logits-chunks 1` leaves logits whole without a word")
+        let help = Help::from("compute the loss token by token, and sums over tokens last; `").option(OptionName::LogitsChunks);
+        d.help(help.and(" 1` leaves logits whole without a word"))
     };
     whole.into_iter().map(said).collect()
 }
