@@ -14,9 +14,9 @@ pub const MOST_BYTES: u64 = 1 << 48;
 pub enum Arena {
     /// Lives over steps: parameters, optimizer state, gradients, tables.
     Persistent,
-    /// One copy per microbatch in flight: what a call leaves for later calls of its microbatch, such as the backward pass. It lies in the memory of
-    /// temporary buffers, where the stage says ([`Slots`](super::Slots)): beside those that are in use from the first to the last command of a phase
-    /// that touch it for a microbatch.
+    /// One copy per microbatch in flight: what a call leaves for later calls of its microbatch, such as the backward
+    /// pass. It lies in the memory of temporary buffers, where the stage says ([`Slots`](super::Slots)): beside those
+    /// that are in use from the first to the last command of a phase that touch it for a microbatch.
     Stash,
     /// Within one call of a body.
     Temporary,

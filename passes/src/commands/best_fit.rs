@@ -40,9 +40,9 @@ impl Need {
     }
 }
 
-/// Offsets for buffers with lifetimes beside what has its offsets, and where the last of all ends: one buffer after the other, each in the smallest gap that is free
-/// over its lifetime (best fit; greedy by size, Pisarchyk & Lee 2020). Where that needs more than the bytes that live at once, other orders are tried, and the best
-/// is taken.
+/// Offsets for buffers with lifetimes beside what has its offsets, and where the last of all ends: one buffer after
+/// the other, each in the smallest gap that is free over its lifetime (best fit; greedy by size, Pisarchyk & Lee
+/// 2020). Where that needs more than the bytes that live at once, other orders are tried, and the best is taken.
 pub fn assign(placed: &[(Need, u64)], needs: &[Need]) -> (Vec<u64>, u64) {
     let least = most_alive(needs.iter().chain(placed.iter().map(|p| &p.0)));
     type Key<'a> = &'a dyn Fn(&Need) -> (u64, u64);

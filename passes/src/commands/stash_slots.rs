@@ -1,7 +1,9 @@
-//! Where stashes lie: in the memory of temporary buffers. A stash lives in a phase (a training pass or an evaluation) from the first command of a call that touches it
-//! to the last one of another ([`Lives`]), temporary buffers within their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and
-//! whatever comes before the forward passes and after the backward passes have their temporary buffers where training keeps what it needs in between; and a backward
-//! pass has them where it has read of its microbatch what it needs, if no other microbatch is in flight.
+//! Where stashes lie: in the memory of temporary buffers. A stash lives in a phase (a training pass or an evaluation)
+//! from the first command of a call that touches it to the last one of another ([`Lives`]), temporary buffers within
+//! their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and whatever comes
+//! before the forward passes and after the backward passes have their temporary buffers where training keeps what it
+//! needs in between; and a backward pass has them where it has read of its microbatch what it needs, if no other
+//! microbatch is in flight.
 
 use crate::commands::best_fit::{ALIGN, Need, assign};
 use crate::commands::liveness::{Lives, lives};

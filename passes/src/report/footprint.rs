@@ -1,8 +1,10 @@
 //! What a rank holds in memory: bytes by kind, and by line of the model text.
 //!
-//! Everything is planned before a rank starts: the persistent arena, and the temporary one, in which the stashes lie with a slot for every microbatch in flight.
-//! That is about as large as the command needs that needs most, for temporary buffers in use and for all that is stashed meanwhile: of a step, or of an evaluation. So the
-//! peak is a sum, and its owners are buffers. What a rank takes beside its arenas is for its device to say ([`Footprint::and`]).
+//! Everything is planned before a rank starts: the persistent arena, and the temporary one, in which the stashes lie
+//! with a slot for every microbatch in flight. That is about as large as the command needs that needs most, for
+//! temporary buffers in use and for all that is stashed meanwhile: of a step, or of an evaluation. So the peak is a
+//! sum, and its owners are buffers. What a rank takes beside its arenas is for its device to say
+//! ([`Footprint::and`]).
 
 use crate::commands::best_fit::{ALIGN, Need, fullest};
 use crate::commands::liveness::Lives;
@@ -208,8 +210,9 @@ pub struct Owner {
     pub buffers: u64,
 }
 
-/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, and at the command that needs most, what is stashed meanwhile, in all its slots,
-/// and the temporary buffers in use; by kind and line, largest first.
+/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, and at the command that needs
+/// most, what is stashed meanwhile, in all its slots, and the temporary buffers in use; by kind and line, largest
+/// first.
 pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     let Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];

@@ -55,6 +55,7 @@ fn communication_is_hidden_behind_compute() {
         ("bf16 dp2 m1", Stream::Data, 58),
         ("bf16 dp2 m4", Stream::Data, 58),
         ("bf16 dp2 m2 zero1", Stream::Data, 60),
+        ("bf16 dp4 m2 zero3", Stream::Data, 50),
         ("bf16 pp2 m4", Stream::Send, 90),
         ("bf16 pp2 v2 m4", Stream::Receive, 90),
         ("bf16 tp2 pp4 zbh1 m8", Stream::Send, 85),
