@@ -195,8 +195,8 @@ impl Wrong {
     }
 }
 
-/// What a rank of a stage takes: its arenas, scratch, on a CPU, for one thread, its share of the memory through which ranks exchange, and on a
-/// GPU what NCCL and the driver take.
+/// What a rank of a stage takes: its arenas, scratch, on a CPU, for one thread, its share of the memory through which
+/// ranks exchange, and on a GPU what NCCL and the driver take.
 fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
     let rank = job.mesh.first_of_stage(stage as u64);
     let own = Footprint::of(job, stage).and(Kind::Scratch, scratch);

@@ -266,12 +266,6 @@ pub struct Program {
 }
 
 impl Program {
-    /// The byte of a memory's temporary arena before which all temporary buffers of a body end.
-    pub fn end_of_temporaries(&self, body: &Body, space: Space) -> u64 {
-        let buffers = body.commands.iter().flat_map(|c| c.action.buffers()).map(|id| &self.buffers[id.index()]);
-        buffers.filter(|b| b.arena == space.temporary()).map(|b| b.offset.saturating_add(b.bytes())).max().unwrap_or(0)
-    }
-
     /// The stash in which a buffer of the stash arena lies, and where that begins; none if it lies in no one stash.
     pub fn stash(&self, buffer: &Buffer) -> Option<(usize, u64)> {
         let mut begin = 0u64;

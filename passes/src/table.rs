@@ -366,11 +366,15 @@ pub const PASSES: &[Pass] = &[
     commands("streams", "Puts communication on streams of its own, and messages between stages in stashes.", |m| on_job(m, streams::assign)),
     Pass {
         wanted: |o| o.overlap != Overlap::Off || o.memory_order == MemoryOrder::Memory,
-        ..commands("list_schedule", "Orders the commands of each body, so that communication is under way beside compute.", |m| {
-            let how = m.options.memory_order;
-            m.job = m.job.take().map(|job| list_schedule::schedule(job, how));
-            Ok(vec![])
-        })
+        ..commands(
+            "list_schedule",
+            "Orders the commands of each body, so that communication is under way beside compute, or few bytes are in use.",
+            |m| {
+                let how = m.options.memory_order;
+                m.job = m.job.take().map(|job| list_schedule::schedule(job, how));
+                Ok(vec![])
+            },
+        )
     },
     Pass {
         name: "allocate",

@@ -144,7 +144,8 @@ pub trait Device: Memory + Launches {
     fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
         None
     }
-    /// Told where a buffer comes into use whose content is not: what so many bytes hold from there on is of no more use.
+    /// Told where a buffer comes into use whose content is not: what so many bytes hold from there on is of no more
+    /// use.
     fn discard(&mut self, _at: Location, _bytes: u64) {}
 }
 

@@ -159,17 +159,14 @@ pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<
         let program = &job.programs[stage.program as usize];
         // Kernels of the device, and of the host.
         let (mut busy, mut sent) = ([vec![], vec![]], vec![]);
-        play(job, &costs, stage, &mut |&Busy { step, body, action, from, to }| match stream_of(
-            &job.mesh,
-            &job.kernels,
-            &program.buffers,
-            &program.groups,
-            action,
-        ) {
-            Stream::Compute => busy[0].push((from, to)),
-            Stream::Host => busy[1].push((from, to)),
-            kind if step == 1 && keep(body, action) => sent.push((kind, from, to, costs.sent(program, action))),
-            _ => {}
+        play(job, &costs, stage, &mut |&Busy { step, body, action, from, to }| {
+            let stream = stream_of(&job.mesh, &job.kernels, &program.buffers, &program.groups, action);
+            match stream {
+                Stream::Compute => busy[0].push((from, to)),
+                Stream::Host => busy[1].push((from, to)),
+                kind if step == 1 && keep(body, action) => sent.push((kind, from, to, costs.sent(program, action))),
+                _ => {}
+            }
         });
         for (kind, from, to, bytes) in sent {
             // Copies hide behind the kernels of both.

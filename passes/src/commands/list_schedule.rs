@@ -7,9 +7,10 @@
 //! The order is the program's, hence the same on all ranks of a stage. Exchanges with other stages keep their order among themselves, so
 //! they meet as before.
 //!
-//! Commands move away from those that used the same values, which makes values live longer. So a command overtakes no more than a
-//! *window* of others, the widest with which the body's temporary memory stays below a bound. Where memory matters more than time
-//! ([`MemoryOrder::Memory`]), it is the window with the least, or an order that looks at bytes alone ([`frugal`]).
+//! Commands move away from those that used the same values, which makes values live longer. So a command overtakes no
+//! more than a *window* of others, the widest with which the body's temporary memory stays below a bound. Where
+//! memory matters more than time ([`MemoryOrder::Memory`]), it is the window with the least, or an order that looks
+//! at bytes alone ([`frugal`]).
 
 mod frugal;
 

@@ -131,11 +131,11 @@ impl Kept {
     pub fn of(program: &Program, schedules: &[&CallSchedule]) -> Kept {
         let mut laid = program.clone();
         let messages = stash_slots::lay_out(&mut laid, schedules);
-        let counts: Vec<Vec<u32>> = schedules.iter().map(|s| stash_slots::slots(&laid, [&s.train, &s.eval], |_| 1)).collect();
-        let single = |k: usize| !messages[k] && counts.iter().all(|c| c[k] == 1);
+        let single = stash_slots::single(&laid, schedules);
         let stash_of = |id: &BufferId| laid.stash(&laid.buffers[id.index()]).map(|s| s.0);
         let stashed = (0..laid.buffers.len() as u32).map(BufferId).filter(|id| laid.buffers[id.index()].arena == Arena::Stash);
-        let owners: BTreeMap<usize, BufferId> = stashed.filter_map(|id| Some((stash_of(&id)?, id))).filter(|s| single(s.0)).collect();
+        let owners: BTreeMap<usize, BufferId> =
+            stashed.filter_map(|id| Some((stash_of(&id)?, id))).filter(|s| single[s.0] && !messages[s.0]).collect();
         let mut passes: Vec<BTreeMap<BufferId, (bool, bool)>> = vec![BTreeMap::new(); laid.bodies.len()];
         for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
             for (k, lives) in lives(&laid, calls).into_iter().enumerate() {

@@ -31,15 +31,20 @@ pub fn lay_out(program: &mut Program, schedules: &[&CallSchedule]) -> Vec<bool> 
     }
     let alike: Vec<(bool, Vec<BufferId>)> = stashes.into_iter().map(|((message, _), ids)| (message, ids)).collect();
     divide(program, &alike);
-    let counts: Vec<Vec<u32>> = schedules.iter().map(|s| slots(program, [&s.train, &s.eval], |_| 1)).collect();
-    let single = |k: usize| counts.iter().all(|c| c[k] == 1);
-    let split = |(k, (message, ids)): (usize, (bool, Vec<BufferId>))| match !message && single(k) {
+    let single = single(program, schedules);
+    let split = |(k, (message, ids)): (usize, (bool, Vec<BufferId>))| match !message && single[k] {
         true => ids.into_iter().map(|id| (false, vec![id])).collect::<Vec<_>>(),
         false => vec![(message, ids)],
     };
     let stashes: Vec<(bool, Vec<BufferId>)> = alike.into_iter().enumerate().flat_map(split).collect();
     divide(program, &stashes);
     stashes.into_iter().map(|s| s.0).collect()
+}
+
+/// Which stashes hold one microbatch at a time in all of these schedules.
+pub fn single(program: &Program, schedules: &[&CallSchedule]) -> Vec<bool> {
+    let counts: Vec<Vec<u32>> = schedules.iter().map(|s| slots(program, [&s.train, &s.eval], |_| 1)).collect();
+    (0..program.stashes.len()).map(|k| counts.iter().all(|c| c[k] == 1)).collect()
 }
 
 /// Makes stashes of these buffers.

@@ -25,8 +25,17 @@ use std::collections::{BTreeSet, HashMap};
 pub struct Cut {
     /// How many were.
     pub done: usize,
-    /// Of those that stay whole: their bytes, where they are made, where that is due to, and why.
-    pub whole: Vec<(u64, Option<Span>, Option<Span>, &'static str)>,
+    pub whole: Vec<Whole>,
+}
+
+/// Logits that stay whole.
+pub struct Whole {
+    pub bytes: u64,
+    /// Where they are made.
+    pub logits: Option<Span>,
+    /// What that is due to, and why.
+    pub by: Option<Span>,
+    pub why: &'static str,
 }
 
 /// Cuts the logits of a local graph into so many chunks, or, where nothing is said, where they are large.
@@ -34,7 +43,8 @@ pub fn chunk(local: Local, chunks: Option<u64>) -> (Local, Cut) {
     let (regions, uncut) = regions(&local, chunks);
     let said = |u: &Uncut| {
         let (body, ty) = (&local.body, &local.body[u.logits].ty);
-        (body.dims.elements(&ty.dims).saturating_mul(ty.dtype.bytes()), body[u.logits].origin.span, body[u.by].origin.span, u.why)
+        let bytes = body.dims.elements(&ty.dims).saturating_mul(ty.dtype.bytes());
+        Whole { bytes, logits: body[u.logits].origin.span, by: body[u.by].origin.span, why: u.why }
     };
     let cut = Cut { done: regions.len(), whole: uncut.iter().map(said).collect() };
     let local = if regions.is_empty() { local } else { chunked(local, &regions) };

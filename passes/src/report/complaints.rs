@@ -1,10 +1,10 @@
 //! What the user can mend and no pass can say alone.
 
 use crate::graph::differentiate::DifferentiateError;
-use crate::local::chunk_logits::Cut;
+use crate::local::chunk_logits::{Cut, Whole};
 use crate::report::footprint::size;
 use crate::sharding::axes;
-use ir::diag::{Diagnostic, Help, Severity, Span};
+use ir::diag::{Diagnostic, Help, Severity};
 use ir::graph::{Graph, Param};
 use ir::model::Plan;
 use ir::module::Module;
@@ -56,12 +56,12 @@ pub fn whole_logits(cuts: &[Cut], chunks: Option<u64>) -> Vec<Diagnostic> {
     // Where a number is asked for, small products that end in the loss are among those that could be cut.
     let fine = chunks.is_some() && cuts.iter().any(|c| c.done > 0);
     let mut whole: Vec<_> = cuts.iter().flat_map(|c| &c.whole).filter(|_| !fine).collect();
-    whole.sort_by_key(|w| std::cmp::Reverse(w.0));
-    whole.dedup_by_key(|w| (w.1, w.2));
-    let said = |(bytes, logits, by, why): &(u64, Option<Span>, Option<Span>, &str)| {
-        let d = Diagnostic::warning("W0647", format!("logits stay whole on each rank, {}", size(*bytes)));
-        let d = logits.iter().fold(d, |d, span| d.label(*span, "these"));
-        let d = by.iter().fold(d, |d, span| d.label(*span, *why));
+    whole.sort_by_key(|w| std::cmp::Reverse(w.bytes));
+    whole.dedup_by_key(|w| (w.logits, w.by));
+    let said = |w: &Whole| {
+        let d = Diagnostic::warning("W0647", format!("logits stay whole on each rank, {}", size(w.bytes)));
+        let d = w.logits.iter().fold(d, |d, span| d.label(*span, "these"));
+        let d = w.by.iter().fold(d, |d, span| d.label(*span, w.why));
         let help = Help::from("compute the loss token by token, and sums over tokens last; `").option(OptionName::LogitsChunks);
         d.help(help.and(" 1` leaves logits whole without a word"))
     };

@@ -4,7 +4,7 @@ use crate::harness::{compiled, interleaved, models, options};
 use crate::models::{GPT2, case};
 use frontend::Models;
 use ir::options::{MemoryOrder, Options, Recompute, SequenceParallel, Zero};
-use ir::program::{Arena, Buffer, Call, CallSchedule, Content, Job, Space, Stage};
+use ir::program::{Arena, Buffer, Call, CallSchedule, Content, Job, Stage};
 use passes::commands::best_fit::{ALIGN, most_alive};
 use passes::commands::liveness::Lives;
 use passes::remedy::{self, Remedy};
@@ -118,8 +118,11 @@ fn an_evaluation_needs_no_memory_beside_that_of_steps() {
         let job = compiled(GPT2.0, &[GPT2.1, &[("hidden", "64"), ("ffn", "256"), ("vocab", "4096"), ("seq", "32")]].concat(), &case(words)).job;
         let Stage { program, schedule, .. } = job.stages.last().expect("a stage");
         let program = &job.programs[*program as usize];
-        let temporary =
-            |calls: &[Call]| calls.iter().map(|c| program.end_of_temporaries(&program.bodies[c.body.index()], Space::Device)).max().unwrap_or(0);
+        let temporary = |calls: &[Call]| {
+            let used = calls.iter().flat_map(|c| &program.bodies[c.body.index()].commands).flat_map(|c| c.action.buffers());
+            let buffers = used.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Temporary);
+            buffers.map(|b| b.offset + b.bytes()).max().unwrap_or(0)
+        };
         let [step, evaluation] = [[&schedule.train[..], &schedule.update].concat(), schedule.eval.clone()].map(|calls| temporary(&calls));
         let of_steps = CallSchedule { eval: vec![], ..schedule.clone() };
         let stashes = Lives::of_stage(program, &of_steps).stashes;
@@ -223,7 +226,8 @@ fn activations_are_held_once_per_microbatch_in_flight() {
     assert_eq!(slots("pp4 m8 gpipe"), [8, 8, 8, 8]);
 }
 
-/// No plan needs less than the bytes that live at once. What a backward pass has read gives its memory to what comes then.
+/// No plan needs less than the bytes that live at once. What a backward pass has read gives its memory to what comes
+/// then.
 #[test]
 fn stashes_and_temporary_buffers_are_within_a_twentieth_of_the_least_that_is_possible() {
     for words in MESHES.iter().copied().chain(["dp2 zero2", "dp2 zero3 m4", "zbv m4", "frugal dp2 zero2"]) {

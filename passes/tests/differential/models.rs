@@ -77,10 +77,11 @@ pub const T5: (&str, &[(&str, &str)]) = (
     ],
 );
 
-/// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring,
-/// unless it says ulysses, gather or both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together,
-/// `frugal` orders of commands, `segments4` of a product at most, `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of
-/// experts' rows, `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
+/// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel
+/// attention exchanges (a ring, unless it says ulysses, gather or both), sequence parallelism, microbatches,
+/// sequences per microbatch and rank, layers recomputed together, `frugal` orders of commands, `segments4` of a
+/// product at most, `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of experts' rows,
+/// `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;

@@ -14,9 +14,10 @@
 //!   microbatches) together have every element once; every parameter slot of a stage is filled, and has one buffer.
 //!
 //! **Invariants of memory** (each rank):
-//! - Buffers of an arena that lives over steps never overlap, nor do those of a stash, which lie in one, nor temporary buffers between the
-//!   first and last commands of a call that touch them. From the first to the last command of a phase that touch a stash for a microbatch, nothing else that is in use
-//!   lies in its memory; what an evaluation does, or an update, may.
+//! - Buffers of an arena that lives over steps never overlap, nor do those of a stash, which lie in one, nor
+//!   temporary buffers between the first and last commands of a call that touch them. From the first to the last
+//!   command of a phase that touch a stash for a microbatch, nothing else that is in use lies in its memory; what an
+//!   evaluation does, or an update, may.
 //! - Nothing is read before it is written: temporary buffers in the same call, stashes by calls for the same microbatch to
 //!   which the slot belonged since, others earlier in the same step. What comes from outside is there from the start.
 //! - Nothing is written twice: an element once per call in temporary buffers and the stash, once per step elsewhere. So a dropped,

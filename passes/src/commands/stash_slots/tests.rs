@@ -3,7 +3,8 @@ use ir::graph::{Origin, Phase};
 use ir::op::{DType, Real};
 use ir::program::{Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Command, Content, Slots, Stream};
 
-/// A program whose bodies fill buffers: `(name, end of its temporary buffers, stashes it touches)`, stashes first. These have 64 bytes.
+/// A program whose bodies fill buffers: `(name, end of its temporary buffers, stashes it touches)`, stashes first.
+/// These have 64 bytes.
 fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
     let buffer = |arena, offset, bytes: u64| Buffer {
         name: String::new(),
