@@ -35,9 +35,12 @@ LARGE = [
     ("the same", "llama", f"{MESH405} --zero 2 {ONE_LAYER}", 256, "4.2 %: 1 of 8 layers"),
     ("DeepSeek-V3, 1,024 ranks", "deepseek_v3", f"{V3} --recompute-modules moe", 2048, "experts"),
     ("the same", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm", 2048, "experts, projections, norms"),
+    ("the same, rows in passes", "deepseek_v3", f"{V3} --recompute-modules moe --moe-passes 8", 2048, "experts"),
+    ("the same", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm --moe-passes 8", 2048, "experts, projections, norms"),
     ("the same, rooms bounded", "deepseek_v3", f"{V3} --recompute-modules moe --moe-buffer-factor 1", 2048, "experts"),
-    ("Mixtral 8x7B", "mixtral", "-D aux_per_sequence=true --pp 4 --vpp 8 --dp 8 --ep 8", 256, "0"),
-    ("the same, rooms bounded", "mixtral", "-D aux_per_sequence=true --pp 4 --vpp 8 --dp 8 --ep 8 --moe-buffer-factor 1", 256, "0"),
+    ("Mixtral 8x7B", "mixtral", "--pp 4 --vpp 8 --dp 8 --ep 8", 256, "0"),
+    ("the same, rows in passes", "mixtral", "--pp 4 --vpp 8 --dp 8 --ep 8 --moe-passes 4", 256, "0"),
+    ("the same, rooms bounded", "mixtral", "--pp 4 --vpp 8 --dp 8 --ep 8 --moe-buffer-factor 1", 256, "0"),
 ]
 
 

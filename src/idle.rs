@@ -427,7 +427,12 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
     let job = &compiled.job;
     let mut out = vec![];
     if !compiled.graph.body.nodes.iter().any(|n| matches!(n.op, Op::Dispatch(_))) {
-        let typed = [("--ep", args.ep > 1), ("--etp", args.etp.is_some()), ("--moe-buffer-factor", args.moe_buffer_factor.is_some())];
+        let typed = [
+            ("--ep", args.ep > 1),
+            ("--etp", args.etp.is_some()),
+            ("--moe-buffer-factor", args.moe_buffer_factor.is_some()),
+            ("--moe-passes", args.moe_passes > 1),
+        ];
         let says = format!("does nothing: `{}` has no experts", job.model);
         out.extend(
             typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, &says).help("leave it out, or write `dispatch` and `combine` into the model")),

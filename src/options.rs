@@ -93,6 +93,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         rows: Rows::Rules,
         bucket_size: args.bucket_size,
         moe_buffer: args.moe_buffer_factor.map_or(Buffer::Whole, Buffer::Factor),
+        moe_passes: args.moe_passes,
     })
 }
 

@@ -49,8 +49,10 @@ pub struct Options {
     pub rows: Rows,
     /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
     pub bucket_size: Option<u64>,
-    /// How many rows go from a rank to the experts of another at most.
+    /// How many rows of experts there is room for.
     pub moe_buffer: Buffer,
+    /// In how many passes, each with that room, rows of experts are computed at most.
+    pub moe_passes: u64,
 }
 
 impl Default for Options {
@@ -85,6 +87,7 @@ impl Default for Options {
             rows: Rows::Rules,
             bucket_size: None,
             moe_buffer: Buffer::Whole,
+            moe_passes: 1,
         }
     }
 }
@@ -107,11 +110,12 @@ pub enum OptionName {
     Group,
     PadVocabTo,
     MoeBuffer,
+    MoePasses,
     Clip,
 }
 
 impl OptionName {
-    pub const ALL: [OptionName; 16] = [
+    pub const ALL: [OptionName; 17] = [
         OptionName::Dp,
         OptionName::Cp,
         OptionName::Tp,
@@ -127,6 +131,7 @@ impl OptionName {
         OptionName::Group,
         OptionName::PadVocabTo,
         OptionName::MoeBuffer,
+        OptionName::MoePasses,
         OptionName::Clip,
     ];
 
@@ -148,6 +153,7 @@ impl OptionName {
             OptionName::Group => "group",
             OptionName::PadVocabTo => "pad_vocab_to",
             OptionName::MoeBuffer => "moe_buffer",
+            OptionName::MoePasses => "moe_passes",
             OptionName::Clip => "clip",
         }
     }
@@ -250,10 +256,10 @@ pub enum Rows {
 /// How many rows of experts there is room for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Buffer {
-    /// All that there can be, whatever is chosen.
+    /// All passes together have room for all that there can be, whatever is chosen.
     #[default]
     Whole,
-    /// So many times a rank's share if all experts get equally many; more stops the run.
+    /// So many times a rank's share if all experts get equally many; more than all passes have room for stops the run.
     Factor(f64),
 }
 

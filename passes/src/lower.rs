@@ -151,7 +151,7 @@ struct LocalLowering<'l, 'a, 'k> {
 impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn new(l: &'l mut Lowering<'k>, local: &'a Local, names: &'a Names<'a>) -> Self {
         let added = added::sums(local);
-        let groups = fuse(local, &added.adds);
+        let groups = fuse(local, &added);
         let mut groups_of: HashMap<Value, Vec<usize>> = HashMap::new();
         for (k, group) in groups.iter().enumerate() {
             for v in &group.nodes {

@@ -7,7 +7,7 @@ use crate::compile::compile;
 use crate::report::footprint::{Footprints, Measure};
 use crate::report::pipeline_timeline::{UNIT, timeline};
 use ir::model::Model;
-use ir::options::{Cuts, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{Buffer, Cuts, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
 use ir::program::Job;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,7 +73,7 @@ pub fn nominal(job: &Job) -> u64 {
 const MACHINE: u64 = 8;
 
 /// What is tried, in rounds. First what keeps the ranks and their microbatches: another order of commands, the
-/// sequence split, smaller chunks of logits, attention or some layers or all recomputed, states, gradients and
+/// sequence split, smaller chunks of logits, experts' rows in passes, attention or some layers or all recomputed, states, gradients and
 /// parameters shared out (within machines, or among all), the optimizer on the host, and most of it together. Then
 /// smaller microbatches, then ranks moved from data to tensor and pipeline parallelism.
 fn candidates(options: &Options) -> [Vec<Options>; 3] {
@@ -94,6 +94,11 @@ fn candidates(options: &Options) -> [Vec<Options>; 3] {
         let logits_chunks = Some(4 * chunks);
         out.push(Options { logits_chunks, ..base.clone() });
         least = Options { logits_chunks, ..least };
+    }
+    // Room for experts' rows of one rank is that of the worst case.
+    if options.ep > 1 && options.moe_passes == 1 && options.moe_buffer == Buffer::Whole {
+        out.extend([2, 4, 8].map(|moe_passes| Options { moe_passes, ..base.clone() }));
+        least = Options { moe_passes: 8, ..least };
     }
     let split = least.clone();
     if options.recompute == Recompute::None {

@@ -7,7 +7,7 @@ use crate::commands::{allocate, events, list_schedule, send_turns, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
 use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, zero};
 use crate::lower::job;
-use crate::partition;
+use crate::partition::{self, Room};
 use crate::report::{complaints, sizes};
 use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
@@ -256,7 +256,8 @@ pub const PASSES: &[Pass] = &[
             let Module { options, pipeline, training, evaluation, .. } = m;
             let made = |graphs: &Graphs, training: Option<&Graphs>| {
                 let training = training.map(Graphs::sharded);
-                partition::partition(graphs.sharded(), training, &pipeline.layout, pipeline.weights(), options.moe_buffer)
+                let room = Room { buffer: options.moe_buffer, passes: options.moe_passes };
+                partition::partition(graphs.sharded(), training, &pipeline.layout, pipeline.weights(), room)
             };
             // Local graphs are held to sharded ones, and these were held to the text.
             (training.model, evaluation.model) = (None, None);

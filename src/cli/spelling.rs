@@ -25,6 +25,7 @@ fn flag(option: OptionName) -> &'static str {
         OptionName::Group => "--microbatch-group-size-per-virtual-pipeline-stage",
         OptionName::PadVocabTo => "--pad-vocab-to",
         OptionName::MoeBuffer => "--moe-buffer-factor",
+        OptionName::MoePasses => "--moe-passes",
         OptionName::Clip => "--clip-grad",
     }
 }
@@ -95,6 +96,9 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     if let Some(chunks) = to.logits_chunks.filter(|_| from.logits_chunks != to.logits_chunks) {
         out.push(format!("{} {chunks}", flag(OptionName::LogitsChunks)));
     }
+    if from.moe_passes != to.moe_passes {
+        out.push(format!("{} {}", flag(OptionName::MoePasses), to.moe_passes));
+    }
     if from.zero != to.zero {
         let level = Zero::ALL.iter().position(|z| *z == to.zero).expect("invariant: all levels are listed");
         out.push(format!("--zero {level}"));
@@ -163,6 +167,7 @@ mod tests {
             replicas: 2,
             memory_order: MemoryOrder::Memory,
             logits_chunks: Some(4),
+            moe_passes: 4,
             offload: Offload::Optimizer,
             ..from.clone()
         };

@@ -180,6 +180,7 @@ const TOGETHER: &[Mistake] = &[
     ("check gpt2.mdl TINY --dp 2 --ep 2", 0, "`--ep` does nothing: `gpt2` has no experts", "leave it out"),
     ("check gpt2.mdl TINY --etp 1", 0, "`--etp` does nothing: `gpt2` has no experts", "leave it out"),
     ("check gpt2.mdl TINY --moe-buffer-factor 2", 0, "`--moe-buffer-factor` does nothing", "leave it out"),
+    ("check gpt2.mdl TINY --moe-passes 2", 0, "`--moe-passes` does nothing", "leave it out"),
     ("check gpt2.mdl TINY --optimizer-offload --optimizer sgd", 0, "`--optimizer-offload` does nothing", "`--optimizer adamw`"),
     ("check gpt2.mdl TINY --target sm_80 --host-target cpu", 0, "`--host-target` does nothing", "`--optimizer-offload`"),
     ("check gpt2.mdl TINY --lr-decay-style WSD", 2, "in how many steps the learning rate falls", "`--lr-wsd-decay-iters N`"),

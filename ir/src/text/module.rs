@@ -203,7 +203,8 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
     option(io, &mut o.moe_buffer, d.moe_buffer, "moe_buffer", |io, x| {
         io.variant(x, "a size of buffers", &[("whole", Buffer::Whole), ("factor", Buffer::Factor(1.0))])?;
         if let Buffer::Factor(factor) = x { io.with(" ", factor, Io::real) } else { Ok(()) }
-    })
+    })?;
+    option(io, &mut o.moe_passes, d.moe_passes, "moe_passes", |io, x| io.number(x))
 }
 
 fn option<T: PartialEq>(io: &mut Io, slot: &mut T, default: T, name: &str, form: impl FnOnce(&mut Io, &mut T) -> Result) -> Result {

@@ -445,6 +445,7 @@ pub fn options() -> Vec<Options> {
         bucket_size: Some(1 << 20),
         logits_chunks: Some(8),
         moe_buffer: MoeBuffer::Factor(1.25),
+        moe_passes: 3,
     };
     let with = |change: fn(&mut Options)| {
         let mut options = all.clone();

@@ -463,6 +463,7 @@ fn what_a_module_says_before_its_graphs() {
           recompute uniform 2
           rows random 7
           moe_buffer factor 1.25
+          moe_passes 3
         mesh [mb.0=2, dp.0=2, tp.0=2, tp.1=2]
         layout 2 stages x 2 v embedding 0 loss 3 layers [0, 1, 1, 3]
         order v

@@ -1,33 +1,43 @@
 //! Products that are only added up: each adds to the buffer of their sum, and no term has one of its own. So the
-//! gradient of a head's weights, whose terms are those of chunks of tokens, takes the memory of one.
+//! gradient of a head's weights, whose terms are those of chunks of tokens, takes the memory of one; and so does what
+//! passes of rows of experts add up, each of whose rows have made room before the next begins.
 
 use super::LocalLowering;
-use crate::local::role::roots;
+use crate::local::role::{Role, role, roots};
 use crate::lower::kernels::Target;
 use ir::graph::{Body, Users, Value};
 use ir::local::Local;
 use ir::mesh::Axis;
 use ir::op::{DType, Op};
+use ir::program::Content;
 use std::collections::{BTreeSet, HashMap};
+use std::mem::discriminant;
 
 /// Sums of products that a step leaves.
 #[derive(Default)]
 pub struct Sums {
     /// The sum of each product.
     pub of: HashMap<Value, Value>,
+    /// The term before one, which is there when it is added: a sum keeps its order.
+    pub before: HashMap<Value, Value>,
     /// The additions, which no kernel makes.
     pub adds: BTreeSet<Value>,
 }
 
-/// Those of a graph: what a pass of a microbatch adds up, and leaves to what a step does once.
+/// Those of a graph: what a pass of a microbatch adds up, and leaves to what a step does once; and sums over passes of
+/// rows of experts, wherever they are read.
 pub fn sums(local: &Local) -> Sums {
     let (body, users, roots) = (&local.body, local.body.users(), roots(local));
     let mut out = Sums::default();
-    for v in body.values().rev().filter(|v| body[*v].op == Op::Add && !out.adds.contains(v)).collect::<Vec<_>>() {
-        let (mut adds, mut terms) = (BTreeSet::new(), vec![]);
-        if !roots.contains(&v) && is_left(local, &users, v) && collect(local, &users, v, &mut adds, &mut terms) {
-            out.of.extend(terms.into_iter().map(|t| (t, v)));
-            out.adds.extend(adds);
+    for v in body.values().rev().filter(|v| body[*v].op == Op::Add && local.chunks[v.index()].is_pass() && !roots.contains(v)) {
+        if out.adds.contains(&v) {
+            continue;
+        }
+        let mut found = Found { local, users: &users, left: is_left(local, &users, v), adds: BTreeSet::new(), terms: vec![] };
+        if found.collect(v) {
+            out.before.extend(found.terms.windows(2).map(|t| (t[1], t[0])));
+            out.of.extend(found.terms.into_iter().map(|t| (t, v)));
+            out.adds.extend(found.adds);
         }
     }
     out
@@ -35,37 +45,69 @@ pub fn sums(local: &Local) -> Sums {
 
 /// Whether a value of a pass is read by what a step does once alone, as a sum over microbatches or as of the only one.
 fn is_left(local: &Local, users: &Users, v: Value) -> bool {
-    let own = local.chunks[v.index()];
     let lasts = local.accumulate[v.index()] || local.mesh.size(Axis::Microbatch) == 1;
     let used = &users[v.index()];
-    own.is_pass() && lasts && !used.is_empty() && used.iter().all(|(c, _)| !local.chunks[c.index()].per_microbatch())
+    lasts && !used.is_empty() && used.iter().all(|(c, _)| !local.chunks[c.index()].per_microbatch())
 }
 
-/// The additions and the products that a value is made of: to the first two, which come in order, one by one those
-/// behind. False if it is made of anything else.
-fn collect(local: &Local, users: &Users, v: Value, adds: &mut BTreeSet<Value>, terms: &mut Vec<Value>) -> bool {
-    let body: &Body = &local.body;
-    let node = &body[v];
-    if node.ty.dtype != DType::F32 || node.ty.dims.is_empty() || local.host.contains(&v) {
-        return false;
-    }
-    adds.insert(v);
-    let &[before, last] = node.args.as_slice() else { return false };
-    let in_order = before < last && !matches!(body[last].op, Op::Add);
-    in_order
-        && [before, last].iter().all(|a| {
-            let alone = users[a.index()].len() == 1 && !local.accumulate[a.index()] && local.chunks[a.index()] == local.chunks[v.index()];
-            let is_product = matches!(body[*a].op, Op::Dot { .. }) && body.is_matrix_product(*a) && !local.host.contains(a);
-            match &body[*a].op {
-                _ if !alone || body[*a].ty != node.ty => false,
-                Op::Add => collect(local, users, *a, adds, terms),
-                _ if is_product => {
-                    terms.push(*a);
-                    true
+/// What a value is made of.
+struct Found<'a> {
+    local: &'a Local,
+    users: &'a Users,
+    /// The value is read by what a step does once alone.
+    left: bool,
+    adds: BTreeSet<Value>,
+    terms: Vec<Value>,
+}
+
+impl Found<'_> {
+    /// The additions and the terms that a value is made of, all of one op: to the first two, which come in order, one by
+    /// one those behind. False if it is made of anything else.
+    fn collect(&mut self, v: Value) -> bool {
+        let body: &Body = &self.local.body;
+        let node = &body[v];
+        if node.ty.dims.is_empty() || self.local.host.contains(&v) {
+            return false;
+        }
+        self.adds.insert(v);
+        let &[before, last] = node.args.as_slice() else { return false };
+        let in_order = before < last && !matches!(body[last].op, Op::Add);
+        in_order
+            && [before, last].iter().all(|a| {
+                let local = self.local;
+                let alone = self.users[a.index()].len() == 1 && !local.accumulate[a.index()] && local.chunks[a.index()] == local.chunks[v.index()];
+                match &body[*a].op {
+                    _ if !alone || body[*a].ty != node.ty => false,
+                    Op::Add => self.collect(*a),
+                    op if self.is_term(*a) && self.terms.first().is_none_or(|t| discriminant(&body[*t].op) == discriminant(op)) => {
+                        self.terms.push(*a);
+                        true
+                    }
+                    _ => false,
                 }
-                _ => false,
+            })
+    }
+
+    /// Whether a kernel adds a value to a sum as well as it stores it, and what it reads is of no more use then.
+    fn is_term(&self, a: Value) -> bool {
+        let body = &self.local.body;
+        let node = &body[a];
+        let wide = node.ty.dtype == DType::F32 && !self.local.host.contains(&a);
+        match node.op {
+            Op::Dot { .. } => wide && self.left && body.is_matrix_product(a),
+            Op::GroupedDot { .. } | Op::Scatter { .. } => wide,
+            // A table that was made for it: one that stays could be read together with others.
+            Op::Gather { .. } => {
+                let mut table = node.args[0];
+                while role(body, table) == Role::Alias {
+                    table = body[table].args[0];
+                }
+                let made = matches!(role(body, table), Role::Compute | Role::Exchange);
+                made && self.local.chunks[table.index()] == self.local.chunks[a.index()] && !self.local.host.contains(&a)
             }
-        })
+            _ => false,
+        }
+    }
 }
 
 impl LocalLowering<'_, '_, '_> {
@@ -74,7 +116,11 @@ impl LocalLowering<'_, '_, '_> {
         let summed = self.is_summed(sum);
         let known = if summed { self.sums.get(&sum) } else { self.views.get(&sum) }.cloned();
         let accumulate = ir::fault!("lower.added.first", summed, summed || known.is_some());
-        let view = known.unwrap_or_else(|| self.sum_buffer(sum));
+        let view = known.unwrap_or_else(|| {
+            let left = self.users[sum.index()].iter().any(|(c, _)| self.crosses(self.chunk, self.local.chunks[c.index()]));
+            let order = self.local.body[sum].ty.dims.clone();
+            if left || self.homes.contains_key(&sum) { self.sum_buffer(sum) } else { self.buffer(sum, &order, Content::Activation) }
+        });
         let all = if summed { &mut self.sums } else { &mut self.views };
         all.insert(sum, view.clone());
         Target { value: term, view, accumulate }

@@ -8,6 +8,7 @@
 mod duplicate;
 mod order;
 
+use super::added::Sums;
 use crate::local::role::{MAX_NODES, MAX_OPERANDS, Role, role};
 use ir::dim::Dim;
 use ir::graph::{Body, Users, Value};
@@ -30,13 +31,14 @@ pub struct Group {
 }
 
 /// The groups of a local graph, in an order in which every group follows those it reads.
-/// Additions of `added` are no part of any.
-pub fn fuse(local: &Local, added: &BTreeSet<Value>) -> Vec<Group> {
+/// Additions of `added` are no part of any, and no two terms of a sum are part of one.
+pub fn fuse(local: &Local, added: &Sums) -> Vec<Group> {
     let body = &local.body;
     let mut f = Fusion {
         body,
         users: body.users(),
-        kept: kept(local, added),
+        kept: kept(local, &added.adds),
+        added,
         groups: vec![],
         of: vec![None; body.nodes.len()],
         order: Order::default(),
@@ -47,7 +49,7 @@ pub fn fuse(local: &Local, added: &BTreeSet<Value>) -> Vec<Group> {
     };
     for v in body.values() {
         match role(body, v) {
-            Role::Compute if added.contains(&v) => {}
+            Role::Compute if added.adds.contains(&v) => {}
             Role::Compute => f.add(v, (local.chunks[v.index()], local.space(v))),
             Role::Exchange => f.exchange(v, local.chunks[v.index()]),
             Role::Inline | Role::Source | Role::Alias => {}
@@ -91,6 +93,7 @@ struct Fusion<'a> {
     body: &'a Body,
     users: Users,
     kept: Vec<bool>,
+    added: &'a Sums,
     groups: Vec<Draft>,
     of: Vec<Option<usize>>,
     order: Order,
@@ -138,7 +141,8 @@ impl Fusion<'_> {
             }
             candidates.extend(near.iter().map(|g| vec![*g]));
         }
-        let direct = self.direct(&self.body[v].args);
+        let mut direct = self.direct(&self.body[v].args);
+        direct.extend(self.added.before.get(&v).and_then(|term| self.of[term.index()]));
         let views: Vec<Value> = self.body[v].args.iter().copied().filter(|a| self.of[a.index()].is_none()).collect();
         let aliased = self.direct(&views);
         match candidates.into_iter().find(|merged| self.fits(merged, v, &direct, &aliased)) {
@@ -223,6 +227,11 @@ impl Fusion<'_> {
         let mut nodes: BTreeSet<Value> = merged.iter().flat_map(|g| self.groups[*g].nodes.iter().copied()).collect();
         let anchors: Vec<Value> = merged.iter().filter_map(|g| self.groups[*g].anchor).collect();
         nodes.insert(v);
+        let mut sums: Vec<Value> = nodes.iter().filter_map(|n| self.added.of.get(n).copied()).collect();
+        sums.sort_unstable();
+        if sums.windows(2).any(|s| s[0] == s[1]) {
+            return false;
+        }
         // A table that is looked up must be in memory.
         let table = matches!(self.body[v].op, Op::Gather { .. }) && nodes.contains(&self.body[v].args[0]);
         let one_kernel = match anchors.as_slice() {

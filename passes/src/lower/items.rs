@@ -22,13 +22,25 @@ impl LocalLowering<'_, '_, '_> {
             (None, Role::Alias | Role::Exchange | Role::Source) => vec![Item::Node(v)],
             (None, Role::Compute | Role::Inline) => vec![],
         };
+        // What stores a value: of a sum that terms are added to, all of these.
+        let stored = |a: Value| {
+            let (mut out, mut stack) = (vec![], vec![a]);
+            while let Some(a) = stack.pop() {
+                match self.added.adds.contains(&a) {
+                    true => stack.extend(&body[a].args),
+                    false => out.push(items(a)),
+                }
+            }
+            out
+        };
         let mut needs: BTreeMap<Item, BTreeSet<Item>> = BTreeMap::new();
         let mut last_exchange = None;
         for v in body.values().filter(|v| self.local.chunks[v.index()] == chunk) {
-            let made: Vec<Vec<Item>> = body[v].args.iter().filter(|a| self.local.chunks[a.index()] == chunk).map(|a| items(*a)).collect();
+            let made: Vec<Vec<Item>> = body[v].args.iter().filter(|a| self.local.chunks[a.index()] == chunk).flat_map(|a| stored(*a)).collect();
             for own in items(v) {
                 let set = needs.entry(own).or_default();
                 set.extend(made.iter().filter(|m| !m.contains(&own)).filter_map(|m| m.first()));
+                set.extend(self.added.before.get(&v).and_then(|term| items(*term).first().copied()));
                 if role(body, v) == Role::Exchange {
                     set.extend(last_exchange);
                     last_exchange = Some(own);

@@ -1,5 +1,6 @@
 //! What holds for all stages together: which stage computes what, and when.
 
+use super::Room;
 use crate::partition::held::{Held, StageSet, held, intersect};
 use crate::partition::stored_rows::Rows;
 use crate::pipeline::stages::assign;
@@ -11,7 +12,6 @@ use ir::graph::{Phase, Users, Value};
 use ir::local::Chunk;
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Op, Reshard};
-use ir::options::Buffer;
 use ir::pipeline::{Layout, Weights};
 use ir::sharded::{Placement, Sharded};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -21,7 +21,7 @@ pub(super) struct JobView<'a> {
     pub(super) s: &'a Sharded,
     pub(super) layout: &'a Layout,
     pub(super) weights: Weights,
-    pub(super) buffer: Buffer,
+    pub(super) room: Room,
     /// Virtual stage of values of the forward and backward pass, unless loose.
     pub(super) virtual_stage: Vec<Option<u32>>,
     /// Chunk of values: of loose ones that of their user.
@@ -53,7 +53,7 @@ impl<'a> JobView<'a> {
         training: Option<&Sharded>,
         layout: &'a Layout,
         weights: Weights,
-        buffer: Buffer,
+        room: Room,
     ) -> Result<JobView<'a>, Vec<Diagnostic>> {
         let body = &s.graph.body;
         let n = body.nodes.len();
@@ -73,7 +73,7 @@ impl<'a> JobView<'a> {
             s,
             layout,
             weights,
-            buffer,
+            room,
             held: held(&s.graph, layout, &virtual_stage, &of_training),
             virtual_stage,
             chunk: vec![Chunk::Forward(0); n],

@@ -21,13 +21,20 @@ use ir::pipeline::{Layout, Weights};
 use ir::sharded::Sharded;
 use job_view::JobView;
 
+/// The room for rows of experts, and how many passes may use it.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub buffer: Buffer,
+    pub passes: u64,
+}
+
 /// The local graphs, one per stage. An evaluation is told the graph of `training`, which says where parameters are
 /// that none of its stages uses.
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
-pub fn partition(s: &Sharded, training: Option<&Sharded>, layout: &Layout, weights: Weights, buffer: Buffer) -> Result<Vec<Local>, Vec<Diagnostic>> {
-    let job = JobView::new(s, training, layout, weights, buffer)?;
+pub fn partition(s: &Sharded, training: Option<&Sharded>, layout: &Layout, weights: Weights, room: Room) -> Result<Vec<Local>, Vec<Diagnostic>> {
+    let job = JobView::new(s, training, layout, weights, room)?;
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
 }
 

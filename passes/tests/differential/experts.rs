@@ -31,13 +31,15 @@ const BACK: &str = "let y = combine(z, chosen, over: [batch, seq, picks], from: 
 
 fn agrees_on(text: &str, words: &str, below: u64) {
     let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
-    for data in [Data::Real, Data::Exact] {
-        for rows in [Rows::Rules, Rows::Random(1), Rows::Random(2)] {
-            let case = Case { data, rows, seed: 7 + below, ..case(words) };
-            match attempt(text, &[], &case, &ranges) {
-                Ok(Outcome::Right(_) | Outcome::NotFinite) => {}
-                other => panic!("{other:?} in {case:?}\n{text}"),
-            }
+    let data = [Data::Real, Data::Exact];
+    let all = data.into_iter().flat_map(|data| [Rows::Rules, Rows::Random(1), Rows::Random(2)].map(|rows| (data, rows, 1, "4")));
+    // Passes have room for eight rows at least.
+    let in_passes = [(Data::Exact, 2), (Data::Real, 2), (Data::Real, 4)].map(|(data, passes)| (data, Rows::Rules, passes, "16"));
+    for (data, rows, moe_passes, seq) in all.chain(in_passes) {
+        let case = Case { data, rows, moe_passes, seed: 7 + below, ..case(words) };
+        match attempt(text, &[("seq", seq)], &case, &ranges) {
+            Ok(Outcome::Right(_) | Outcome::NotFinite) => {}
+            other => panic!("{other:?} in {case:?} with sequences of {seq}\n{text}"),
         }
     }
 }
@@ -112,6 +114,25 @@ fn more_rows_than_there_is_room_for_stop_the_step() {
             }
             other => panic!("{zero:?}: {other:?}"),
         }
+    }
+}
+
+/// Of four passes with room for eight rows each, all are needed where all tokens choose one rank's experts.
+#[test]
+fn passes_have_room_for_any_choice_together() {
+    let text = model(&format!("let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn); {BACK}"));
+    let ran = |moe_passes: u64, below: u64, seed: u64| {
+        let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
+        let case = Case { moe_buffer: Buffer::Factor(0.5), moe_passes, seed, ..case("dp2 ep2") };
+        attempt(&text, &[("seq", "16")], &case, &ranges).unwrap_or_else(|e| panic!("{e}"))
+    };
+    for below in [1, 2] {
+        let ran = ran(4, below, 1);
+        assert!(matches!(ran, Outcome::Right(_)), "{ran:?}");
+    }
+    match ran(3, 2, 1) {
+        Outcome::Full(e) => assert!(e.contains(" is more than 24: rows from a rank to a group of experts"), "{e}"),
+        other => panic!("{other:?}"),
     }
 }
 

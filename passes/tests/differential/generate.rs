@@ -111,6 +111,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer]),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
         moe_buffer: Dice(mix(!seed ^ 3)).pick(&[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)]),
+        moe_passes: Dice(mix(!seed ^ 10)).pick(&[1, 2, 3]),
         micro_batch,
         global_batch: dp * micro_batch * microbatches,
         schedule,

@@ -113,6 +113,7 @@ pub fn case(words: &str) -> Case {
             "segments" => case.segments = number(),
             "bucket" => case.bucket_size = Some(number()),
             "room" => case.moe_buffer = Buffer::Factor(number() as f64 / 100.0),
+            "passes" => case.moe_passes = number(),
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),
             "selective" => case.recompute = Recompute::Selective,
@@ -309,6 +310,19 @@ fn mixtral_agrees_on_both_grids() {
         &["", "dp2", "tp2 sp", "dp2 ep2", "dp2 tp2 sp ep2", "tp2 sp ep2 etp1", "dp2 tp2 sp ep4 etp1", "cp2 tp2 sp ep2 etp2", "dp2 pp2 ep2"],
     );
     on(MIXTRAL, &[("aux_per_sequence", "true")], &["m2", "dp2 ep2 m2", "dp2 tp2 sp ep2 pp2 m2"]);
+}
+
+#[test]
+fn rows_of_experts_in_passes_agree() {
+    let seq = ("seq", "16");
+    on(
+        MIXTRAL,
+        &[seq],
+        &["b2 passes2", "dp2 ep2 passes4", "bf16 dp2 ep2 zero3 passes2", "dp2 tp2 sp ep2 etp2 passes3", "dp2 tp2 sp ep4 etp1 passes2"],
+    );
+    let stages = ["dp2 ep2 pp2 m2 passes2", "dp2 ep2 pp2 zbh m2 passes3", "dp2 ep2 selective m2 passes2", "bf16 dp2 ep2 full1 zero1 m2 passes2"];
+    on(MIXTRAL, &[seq, ("aux_per_sequence", "true")], &stages);
+    on(DEEPSEEK, &[seq], &["dp2 ep2 m2 passes3", "bf16 dp2 pp2 ep2 m2 room50 passes4"]);
 }
 
 /// What a text is refused for.

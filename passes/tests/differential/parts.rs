@@ -18,7 +18,7 @@ use ir::pipeline::{Order, Weights};
 use ir::random::mix;
 use ir::sharded::Sharded;
 use passes::compile::{Compiled, compile, job_of};
-use passes::partition::partition;
+use passes::partition::{Room, partition};
 use passes::pipeline::plan;
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ pub fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges
     let plan = plan::plan(&training.graph, microbatches as u32, &options).ok()?;
     let compiled = compile(training, evaluation, &options).ok()?;
     let weights = if plan.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
-    let stages = partition(&compiled.sharded, None, &plan.layout, weights, case.moe_buffer).ok()?;
+    let stages = partition(&compiled.sharded, None, &plan.layout, weights, Room { buffer: case.moe_buffer, passes: case.moe_passes }).ok()?;
     let runner = Runner::new(&compiled, case, ranges);
     // Numbers that are not finite are equal to nothing.
     let want = runner.outcomes(&job_of(&compiled, stages.clone(), &plan.order)).ok()?;

@@ -36,6 +36,7 @@ fn samples() -> Vec<Sample> {
     out.extend(["dp2 tp2 ep2 m2", "dp2 tp2 sp ep2 pp2 m2", "dp2 cp2 ep2 pp2 m2"].map(|words| of(MIXTRAL, apart, &case(words))));
     out.extend(["dp2 tp2 sp ep2 m2", "cp2 ep2"].map(|words| of(DEEPSEEK, &[], &case(words))));
     out.push(of(MIXTRAL, &[], &Case { moe_buffer: Buffer::Factor(1.25), ..case("dp2 ep2 b4") }));
+    out.push(of(MIXTRAL, &[("seq", "16")], &Case { moe_passes: 3, ..case("dp2 ep2") }));
     out.extend(["dp2 ep2", "dp2 tp2 sp ep4 etp1 b2", "cp2 tp2 sp ep2 m2"].map(|words| of((LIMITED, &[]), &[], &case(words))));
     let experts = |t: &Triple| t.text.contains("experts_mlp(") && t.case.ep > 1;
     for mut random in (0..).map(triple).filter(experts).take(5) {

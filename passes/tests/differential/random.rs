@@ -57,6 +57,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("zero-bubble", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV)),
         ("given order", many(case.pp) && matches!(case.schedule, Schedule::Given(_))),
         ("bounded rows", case.moe_buffer != Buffer::Whole && many(case.ep)),
+        ("passes of rows", many(case.moe_passes) && text.contains("dispatch(")),
         ("experts", text.contains("dispatch(") || text.contains("experts_mlp(")),
         ("ep", many(case.ep)),
         ("etp", case.etp.is_some_and(|n| n != case.tp)),

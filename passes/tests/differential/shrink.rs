@@ -22,6 +22,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.logits = 1,
     |c| c.segments = 1,
     |c| c.moe_buffer = Buffer::Whole,
+    |c| c.moe_passes = 1,
     |c| c.layout = Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
     |c| (c.schedule, c.vpp, c.group) = (Schedule::OneFOneB, None, None),
     |c| (c.schedule, c.pp, c.vpp, c.group) = (Schedule::OneFOneB, 1, None, None),

@@ -63,6 +63,7 @@ impl Stage<'_, '_> {
                 _ => return Err(self.because(w, e)),
             },
         };
+        let got = self.of_all_passes(got);
         if got == want {
             Ok(Some(Local::One(want)))
         } else {
@@ -172,7 +173,8 @@ impl Stage<'_, '_> {
     /// Whether a conversion is to the type of the value that its operand holds in the type in which that was summed.
     pub fn is_rounded(&self, w: Value, from: &Local) -> bool {
         let (body, Local::One(one)) = (&self.local.body, from) else { return false };
-        let of = self.places.s.graph.body.nodes.get(one.x.term.0 as usize).map(|g| g.ty.dtype);
+        let value = self.shared(one.x.term).map_or(one.x.term.0, |v| v.0);
+        let of = self.places.s.graph.body.nodes.get(value as usize).map(|g| g.ty.dtype);
         let wide = body[body[w].args[0]].ty.dtype;
         let sums = |of: DType| of.is_half() && wide == DType::F32 || of == DType::Bool && wide == DType::I32;
         of == Some(body[w].ty.dtype) && of.is_some_and(sums)

@@ -6,21 +6,21 @@
 //! between its dispatch and its combination. Tables of i32 say what slots hold (`tables.rs`).
 
 mod exchange;
+mod leaves;
 mod places;
 mod tables;
 
 use super::emit::Emitter;
-use crate::partition::stored_rows::Leaves;
 use ir::build::Builder;
 use ir::dim::Dim;
 use ir::graph::{Origin, Type, Value};
 use ir::local::Chunk;
 use ir::mesh::SubAxis;
-use ir::op::{DType, Op, Reduce};
+use ir::op::Op;
 use ir::options::Buffer;
 use ir::sharded::Placement;
 use std::collections::HashMap;
-use tables::{Home, Table};
+use tables::{Home, Sorted, Table};
 
 /// A dim of rows or of their tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,6 +54,8 @@ struct At {
 struct Spot<'o> {
     chunk: Chunk,
     origin: &'o Origin,
+    /// Of rows: the pass, whose slots of a group are `pass * slots ..` of all that there can be.
+    pass: u64,
 }
 
 /// What was emitted for a chunk, and is there for later ones.
@@ -64,21 +66,51 @@ fn there<T: Clone>(known: Option<&Once<T>>, chunk: Chunk) -> Option<T> {
     known?.iter().find(|(c, _)| reaches(*c)).map(|(_, t)| t.clone())
 }
 
+/// Whether what a chunk made of later passes is kept for another one: for gradients of weights, apart.
+fn keeps_passes(from: Chunk, to: Chunk) -> bool {
+    from == to || matches!((from, to), (Chunk::Backward(a), Chunk::Weight(b)) if a == b)
+}
+
 /// What an emitter knows of rows.
 #[derive(Default)]
 pub(super) struct State {
     dims: HashMap<RowDim, Dim>,
-    homes: HashMap<usize, Once<Home>>,
-    tables: HashMap<(Table, At), Once<Value>>,
+    sorted: HashMap<usize, Once<Sorted>>,
+    /// By layout and pass.
+    homes: HashMap<(usize, u64), Once<Home>>,
+    tables: HashMap<(Table, At, u64), Once<Value>>,
     dense: HashMap<Value, Once<Value>>,
+    /// Values in rows, of passes after the first.
+    later: HashMap<(Value, u64), Once<Value>>,
 }
 
 impl Emitter<'_> {
-    /// Emits a value in rows.
+    /// Emits a value in rows, of the first pass.
     pub(super) fn in_rows(&mut self, v: Value, chunk: Chunk) -> Value {
         let job = self.job;
+        self.rows_of(v, Spot { chunk, origin: &job.s.graph.body[v].origin, pass: 0 })
+    }
+
+    /// A value in rows. Those of later passes are computed in each chunk that uses them: nothing of them outlives it.
+    fn in_pass(&mut self, v: Value, spot: Spot) -> Value {
+        if spot.pass == 0 {
+            return self.value(v, spot.chunk);
+        }
+        let known = self.rows.later.get(&(v, spot.pass)).and_then(|k| k.iter().find(|(c, _)| keeps_passes(*c, spot.chunk)));
+        if let Some((_, w)) = known {
+            return *w;
+        }
+        let job = self.job;
+        let own = &job.s.graph.body[v].origin;
+        let origin = Origin { recomputed: own.recomputed || !keeps_passes(job.chunk[v.index()], spot.chunk), ..own.clone() };
+        let w = self.rows_of(v, Spot { origin: &origin, ..spot });
+        self.rows.later.entry((v, spot.pass)).or_default().push((spot.chunk, w));
+        w
+    }
+
+    fn rows_of(&mut self, v: Value, spot: Spot) -> Value {
+        let job = self.job;
         let node = &job.s.graph.body[v];
-        let spot = Spot { chunk, origin: &node.origin };
         let at = self.at(v);
         match &node.op {
             Op::Dispatch(_) => self.dispatched(v, at.layout, spot),
@@ -89,33 +121,6 @@ impl Emitter<'_> {
             },
             _ => self.place_by_place(v, &at, spot),
         }
-    }
-
-    /// Emits a dense value that follows from rows.
-    pub(super) fn out_of_rows(&mut self, v: Value, layout: usize, how: Leaves, chunk: Chunk) -> Value {
-        let job = self.job;
-        let spot = Spot { chunk, origin: &job.s.graph.body[v].origin };
-        match how {
-            Leaves::Dispatched => {
-                let x = self.dispatched(v, layout, spot);
-                self.spread(x, v, &self.at_layout(v, layout), spot)
-            }
-            Leaves::Combined => self.combined(v, layout, spot),
-            Leaves::OverTokens => self.over_tokens(v, layout, spot),
-            Leaves::OverExperts => self.over_experts(v, layout, spot),
-        }
-    }
-
-    /// The dense form of a value in rows: zero where there is no row.
-    pub(super) fn dense(&mut self, v: Value, chunk: Chunk) -> Value {
-        if let Some(w) = there(self.rows.dense.get(&v), chunk) {
-            return w;
-        }
-        let job = self.job;
-        let x = self.value(v, chunk);
-        let w = self.spread(x, v, &self.at(v), Spot { chunk, origin: &job.s.graph.body[v].origin });
-        self.rows.dense.entry(v).or_default().push((chunk, w));
-        w
     }
 
     /// The op on rows, all operands being rows or the same for all places.
@@ -157,7 +162,7 @@ impl Emitter<'_> {
         let job = self.job;
         let x = job.s.graph.body[v].args[0];
         let at = self.at_layout(v, layout);
-        let home = self.tables(layout, spot.chunk);
+        let home = self.tables(layout, spot);
         let (slots, choice) = (self.row_dim(RowDim::Slots(layout)), job.rows.layouts[layout].routing.choice);
         let to = self.slot_dims(&at);
         let has = |d: &Dim| job.s.graph.body[x].ty.has(*d);
@@ -186,99 +191,6 @@ impl Emitter<'_> {
             b.body[rows].ty = ty;
             rows
         })
-    }
-
-    /// Each choice's row.
-    fn combined(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
-        let job = self.job;
-        let node = &job.s.graph.body[v];
-        let at = self.home(layout);
-        let y = self.placed(node.args[0], &at, spot);
-        let home = self.tables(layout, spot.chunk);
-        let (slots, from) = (self.row_dim(RowDim::Slots(layout)), self.slot_dims(&at));
-        let y = self.view(y, &from, &[slots], spot.chunk, spot.origin, None);
-        let w = self.build(spot, |b| b.op(Op::Gather { dim: slots }, &[y, home.slot_of]));
-        let w = self.of_home(w, &at, spot);
-        self.finish(w, v, spot)
-    }
-
-    /// Each expert's sum over its rows, or the sum over all rows.
-    fn over_tokens(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
-        let job = self.job;
-        let node = &job.s.graph.body[v];
-        let at = self.at_of_operand(v, layout);
-        let over = self.summed(v, layout);
-        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, &at, spot)).collect();
-        let (rows, experts) = (self.row_dim(RowDim::Slot(layout)), self.group(layout));
-        let groups = self.group_dims(&at);
-        let by_group = [groups.clone(), vec![experts]].concat();
-        let ty = Type::new(sum_type(node.ty.dtype), [by_group.clone(), self.rest(v, layout)].concat());
-        let table = self.table(if args.len() == 2 { Table::Ends } else { ir::fault!("rows.sum.experts", Table::Ends, Table::Expert) }, &at, spot);
-        let homes = self.home_dims(&at);
-        let all = !node.ty.has(job.rows.layouts[layout].routing.experts);
-        if let ([x, y], true, false) = (&args[..], groups.is_empty(), all) {
-            // A gradient of a rank's experts is made as it rests.
-            let own = self.dim(job.rows.layouts[layout].routing.experts, &at.split);
-            let ends = self.view(table, &[experts], &[own], spot.chunk, spot.origin, None);
-            let (op, ty) = (Op::grouped_dot(rows, own, [vec![rows], homes, over].concat()), self.local_type(v));
-            return self.push(op, vec![*x, *y, ends], ty, spot.chunk, spot.origin, Some(v));
-        }
-        let w = self.build(spot, |b| {
-            let sum = match args[..] {
-                [x, y] => {
-                    let over = [vec![rows], homes, over].concat();
-                    b.typed(Op::grouped_dot(rows, experts, over), &[x, y, table], ty.clone())
-                }
-                _ => {
-                    let x = wide_sum(b, args[0], &over);
-                    b.typed(Op::Scatter { dim: experts }, &[x, table], ty.clone())
-                }
-            };
-            b.body[sum].ty = ty;
-            let sum = if all { b.sum(sum, &by_group) } else { sum };
-            b.cast(sum, node.ty.dtype)
-        });
-        let w = if all { w } else { self.of_groups(w, &at, spot) };
-        self.finish(w, v, spot)
-    }
-
-    /// Each token's sum over its rows.
-    fn over_experts(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
-        let job = self.job;
-        let node = &job.s.graph.body[v];
-        let at = self.at_of_operand(v, layout);
-        let over = self.summed(v, layout);
-        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, &at, spot)).collect();
-        let token = self.row_dim(RowDim::Token(layout));
-        let ty = Type::new(sum_type(node.ty.dtype), [self.home_dims(&at), vec![token], self.rest(v, layout)].concat());
-        let table = self.table(Table::Token, &at, spot);
-        let w = self.build(spot, |b| {
-            let x = match args[..] {
-                [x, y] if over.is_empty() => {
-                    let [x, y] = [x, y].map(|x| b.cast(x, ty.dtype));
-                    b.mul(x, y)
-                }
-                [x, y] => b.typed(Op::dot(over), &[x, y], Type::scalar(ty.dtype)),
-                _ => wide_sum(b, args[0], &over),
-            };
-            let sum = b.typed(Op::Scatter { dim: token }, &[x, table], ty.clone());
-            b.body[sum].ty = ty;
-            b.cast(sum, node.ty.dtype)
-        });
-        let w = self.of_home(w, &at, spot);
-        self.finish(w, v, spot)
-    }
-
-    /// The local dims that a sum is over, other than tokens and experts.
-    fn summed(&mut self, v: Value, layout: usize) -> Vec<Dim> {
-        let job = self.job;
-        let (node, l) = (&job.s.graph.body[v], &job.rows.layouts[layout]);
-        let over = match &node.op {
-            Op::Dot { over, .. } | Op::Reduce { over, .. } => over,
-            other => unreachable!("invariant: `{}` is no sum", other.name()),
-        };
-        let rest = over.iter().filter(|d| !l.tokens.contains(d) && **d != l.routing.experts);
-        rest.map(|d| self.dim_of(node.args[0], *d)).collect()
     }
 
     /// Adds nodes to the graph.
@@ -385,18 +297,24 @@ impl Emitter<'_> {
         self.tokens(layout) * self.job.s.graph.body.dims.size(choice).min(self.out.body.dims.size(group))
     }
 
-    /// The rows that a home has room for, per group: whole cache lines of numbers at least.
+    /// The rows that a home has room for in a pass, per group: whole cache lines of numbers, where there are several.
     fn slots(&mut self, layout: usize) -> u64 {
         let most = self.most_rows(layout);
-        match self.job.buffer {
-            Buffer::Whole => most,
+        let room = match self.job.room.buffer {
+            Buffer::Whole => most.div_ceil(self.job.room.passes),
             Buffer::Factor(factor) => {
                 let choice = self.job.rows.layouts[layout].routing.choice;
                 let rows = self.tokens(layout) * self.job.s.graph.body.dims.size(choice);
                 let share = (factor * rows as f64 / self.groups(layout) as f64).ceil() as u64;
-                share.clamp(1, most).next_multiple_of(8).min(most)
+                share.clamp(1, most)
             }
-        }
+        };
+        if room < 8 { room } else { room.next_multiple_of(8).min(most) }
+    }
+
+    /// The passes that a layout's rows may need, as many as there may be at most.
+    fn passes(&mut self, layout: usize) -> u64 {
+        self.most_rows(layout).div_ceil(self.slots(layout)).min(self.job.room.passes)
     }
 
     fn home_dims(&mut self, at: &At) -> Vec<Dim> {
@@ -430,14 +348,4 @@ impl Emitter<'_> {
         dims.extend(self.rest(v, at.layout));
         Type::new(self.job.s.graph.body[v].ty.dtype, dims)
     }
-}
-
-/// The type in which values of a type are summed, to be rounded once.
-fn sum_type(dtype: DType) -> DType {
-    if dtype.is_half() { DType::F32 } else { dtype }
-}
-
-fn wide_sum(b: &mut Builder, x: Value, over: &[Dim]) -> Value {
-    let wide = sum_type(b.body[x].ty.dtype);
-    if over.is_empty() { b.cast(x, wide) } else { b.typed(Op::Reduce { kind: Reduce::Sum, over: over.to_vec() }, &[x], Type::scalar(wide)) }
 }

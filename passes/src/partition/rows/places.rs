@@ -13,7 +13,7 @@ impl Emitter<'_> {
     pub(super) fn placed(&mut self, a: Value, at: &At, spot: Spot) -> Value {
         let job = self.job;
         if job.rows.layout(a) == Some(at.layout) {
-            return self.value(a, spot.chunk);
+            return self.in_pass(a, spot);
         }
         let l = &job.rows.layouts[at.layout];
         let ty = &job.s.graph.body[a].ty;
@@ -40,18 +40,27 @@ impl Emitter<'_> {
         self.build(spot, |b| b.op(Op::Gather { dim }, &[x, index]))
     }
 
-    /// Rows at their places in the dense value that they are, which is zero elsewhere.
+    /// Rows at their places in the dense value that they are, which is zero elsewhere: by home, group and place.
     pub(super) fn spread(&mut self, x: Value, v: Value, at: &At, spot: Spot) -> Value {
         let dtype = self.job.s.graph.body[v].ty.dtype;
         let index = self.table(Table::Place, at, spot);
-        let [place, token] = [RowDim::Place(at.layout), RowDim::Token(at.layout)].map(|d| self.row_dim(d));
-        let group = self.group(at.layout);
+        let place = self.row_dim(RowDim::Place(at.layout));
         let dims = [self.home_dims(at), self.group_dims(at), vec![place], self.rest(v, at.layout)].concat();
         let ty = Type::new(if dtype == DType::Bool { DType::I32 } else { dtype }, dims);
-        let w = self.build(spot, |b| {
+        self.build(spot, |b| {
             let x = b.cast(x, ty.dtype);
             let w = b.typed(Op::Scatter { dim: place }, &[x, index], ty.clone());
             b.body[w].ty = ty;
+            w
+        })
+    }
+
+    /// The dense value that rows of all passes were spread in.
+    pub(super) fn spread_out(&mut self, w: Value, v: Value, at: &At, spot: Spot) -> Value {
+        let dtype = self.job.s.graph.body[v].ty.dtype;
+        let [place, token] = [RowDim::Place(at.layout), RowDim::Token(at.layout)].map(|d| self.row_dim(d));
+        let group = self.group(at.layout);
+        let w = self.build(spot, |b| {
             let w = b.cast(w, dtype);
             b.op(Op::View { from: vec![place], to: vec![token, group] }, &[w])
         });

@@ -9,7 +9,20 @@ use ir::mesh::SubAxis;
 use ir::op::{Binary, Collective, Compare, DType, Op, Reduce};
 use ir::reason::{AvoidedBy, Reason};
 
-/// The tables of a layout at home.
+/// What all passes of a layout share at home.
+#[derive(Clone, Copy)]
+pub(super) struct Sorted {
+    /// What is chosen: `[token, choice]`.
+    chosen: Value,
+    /// Whether a token chooses an expert: `[expert, token]`.
+    hit: Value,
+    /// Of such a pair, its number in its group, from 1.
+    rank: Value,
+    /// Where the rows of a group's experts end, over all passes: `[groups.., group]`.
+    ends: Value,
+}
+
+/// The tables of a layout at home, for the slots of a pass.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     /// The slot of a choice, -1 if it has none: `[token, choice]`, a number along all slots.
@@ -36,27 +49,22 @@ pub(super) enum Table {
 }
 
 impl Emitter<'_> {
-    /// The tables of a layout at home: a counting sort of the choices by expert and token.
-    pub(super) fn tables(&mut self, layout: usize, chunk: Chunk) -> Home {
-        if let Some(home) = there(self.rows.homes.get(&layout), chunk) {
-            return home;
+    /// A counting sort of a layout's choices by expert and token.
+    fn sorted(&mut self, layout: usize, chunk: Chunk) -> Sorted {
+        if let Some(sorted) = there(self.rows.sorted.get(&layout), chunk) {
+            return sorted;
         }
         let job = self.job;
         let l = &job.rows.layouts[layout];
-        let spot = Spot { chunk, origin: &job.s.graph.body[l.chosen].origin };
+        let spot = Spot { chunk, origin: &job.s.graph.body[l.chosen].origin, pass: 0 };
         let at = self.home(layout);
         let chosen = self.get(l.chosen, chunk);
         let chosen = self.by_home(chosen, l.chosen, &at, spot);
-        let [slot, slots, token] = [RowDim::Slot(layout), RowDim::Slots(layout), RowDim::Token(layout)].map(|d| self.row_dim(d));
+        let token = self.row_dim(RowDim::Token(layout));
         let (experts, choice) = (self.dim(l.routing.experts, &[]), self.dim_of(l.chosen, l.routing.choice));
-        let groups = self.group_dims(&at);
-        let by_group = [groups.clone(), vec![self.group(layout)]].concat();
-        let group = by_group[groups.len()];
-        let by_slot = [groups, vec![slot]].concat();
-        let strides = self.out.body.dims.strides(&by_slot);
-        let room = self.out.body.dims.size(slot);
-        let limited = room < self.most_rows(layout);
-        let home = self.build(spot, |b| {
+        let group = self.group(layout);
+        let by_group = [self.group_dims(&at), vec![group]].concat();
+        let sorted = self.build(spot, |b| {
             let number = b.op(Op::Iota(experts), &[]);
             let named = b.compare(Compare::Eq, chosen, number);
             b.body[named].ty.dims = vec![experts, token, choice];
@@ -67,14 +75,52 @@ impl Emitter<'_> {
             let ends = b.op(Op::Cumsum { over: group, reverse: false }, &[total]);
             // Numbers count from one here, so that a choice of no expert looks up none.
             let begin = ir::fault!("rows.tables.begin", ends, b.sub(ends, total));
-            let begin = b.op(Op::View { from: by_group.clone(), to: vec![experts] }, &[begin]);
+            let begin = b.op(Op::View { from: by_group, to: vec![experts] }, &[begin]);
             let among = b.op(Op::Cumsum { over: token, reverse: false }, &[one]);
-            let mut number = b.add(&[begin, among]);
-            let mut placed = hit;
-            if limited {
+            let rank = b.add(&[begin, among]);
+            Sorted { chosen, hit, rank, ends }
+        });
+        self.rows.sorted.entry(layout).or_default().push((chunk, sorted));
+        sorted
+    }
+
+    /// The tables of a layout at home, for the slots of a pass.
+    pub(super) fn tables(&mut self, layout: usize, spot: Spot) -> Home {
+        let Spot { chunk, pass, .. } = spot;
+        if let Some(home) = there(self.rows.homes.get(&(layout, pass)), chunk) {
+            return home;
+        }
+        let job = self.job;
+        let l = &job.rows.layouts[layout];
+        let spot = Spot { origin: &job.s.graph.body[l.chosen].origin, ..spot };
+        let sorted = self.sorted(layout, chunk);
+        let at = self.home(layout);
+        let [slot, slots, token] = [RowDim::Slot(layout), RowDim::Slots(layout), RowDim::Token(layout)].map(|d| self.row_dim(d));
+        let experts = self.dim(l.routing.experts, &[]);
+        let groups = self.group_dims(&at);
+        let by_group = [groups.clone(), vec![self.group(layout)]].concat();
+        let by_slot = [groups, vec![slot]].concat();
+        let strides = self.out.body.dims.strides(&by_slot);
+        let (room, most, passes) = (self.out.body.dims.size(slot), self.most_rows(layout), self.passes(layout));
+        let first_row = ir::fault!("rows.passes.begin", pass * room.saturating_sub(1), pass * room);
+        let home = self.build(spot, |b| {
+            let (mut number, mut placed, mut ends) = (sorted.rank, sorted.hit, sorted.ends);
+            if room < most {
                 let room = b.int(room as i64);
-                let fits = b.compare(Compare::Le, number, room);
-                placed = b.binary(Binary::And, hit, fits);
+                if first_row > 0 {
+                    let less = b.int(-(first_row as i64));
+                    number = b.add(&[number, less]);
+                    ends = b.add(&[ends, less]);
+                }
+                let mut fits = b.compare(Compare::Le, number, room);
+                if first_row > 0 {
+                    let none = b.int(0);
+                    let behind = b.compare(Compare::Gt, number, none);
+                    fits = ir::fault!("rows.passes.before", fits, b.binary(Binary::And, fits, behind));
+                    ends = ir::fault!("rows.passes.ends", ends, b.binary(Binary::Max, ends, none));
+                }
+                placed = b.binary(Binary::And, sorted.hit, fits);
+                ends = ir::fault!("rows.passes.room", ends, b.binary(Binary::Min, ends, room));
             }
             let mut terms = vec![];
             for (d, stride) in by_slot.iter().zip(&strides).filter(|(d, _)| **d != slot) {
@@ -90,7 +136,7 @@ impl Emitter<'_> {
             }
             let (none, first, back) = (b.int(0), b.int(1), b.int(-1));
             let number = b.select(placed, number, none);
-            let number = b.op(Op::Gather { dim: experts }, &[number, chosen]);
+            let number = b.op(Op::Gather { dim: experts }, &[number, sorted.chosen]);
             let slot_of = b.add(&[number, back]);
             let of_slots = Type::new(DType::I32, [slots]);
             let count = b.typed(Op::Scatter { dim: slots }, &[first, slot_of], of_slots.clone());
@@ -104,14 +150,15 @@ impl Emitter<'_> {
             let token = b.op(Op::View { from: vec![slots], to: by_slot }, &[number]);
             Home { slot_of, count, token, ends }
         });
-        if limited {
-            self.limit(home.ends, room, &at, spot);
+        if pass == 0 && room * passes < most {
+            let all = ir::fault!("rows.passes.limit", room * (passes + 1), room * passes);
+            self.limit(sorted.ends, all, &at, spot);
         }
-        self.rows.homes.entry(layout).or_default().push((chunk, home));
+        self.rows.homes.entry((layout, pass)).or_default().push((chunk, home));
         home
     }
 
-    /// No group may have more rows than there is room for.
+    /// No group may have more rows than all passes have room for.
     fn limit(&mut self, ends: Value, room: u64, at: &At, spot: Spot) {
         let (groups, group) = (self.group_dims(at), self.group(at.layout));
         let last = self.out.body.dims.size(group) - 1;
@@ -125,18 +172,19 @@ impl Emitter<'_> {
 
     /// A table of the slots that are somewhere.
     pub(super) fn table(&mut self, table: Table, at: &At, spot: Spot) -> Value {
-        if let Some(w) = there(self.rows.tables.get(&(table, at.clone())), spot.chunk) {
+        if let Some(w) = there(self.rows.tables.get(&(table, at.clone(), spot.pass)), spot.chunk) {
             return w;
         }
         let (slot, group) = (self.row_dim(RowDim::Slot(at.layout)), self.group(at.layout));
         let size = self.out.body.dims.size(group) as i64;
+        let spot = ir::fault!("rows.passes.table", Spot { pass: 0, ..spot }, spot);
         let w = match table {
             Table::Token => {
-                let token = self.tables(at.layout, spot.chunk).token;
+                let token = self.tables(at.layout, spot).token;
                 self.moved(token, at, spot)
             }
             Table::Ends => {
-                let ends = self.tables(at.layout, spot.chunk).ends;
+                let ends = self.tables(at.layout, spot).ends;
                 self.moved(ends, at, spot)
             }
             Table::Expert => {
@@ -162,7 +210,7 @@ impl Emitter<'_> {
                 })
             }
         };
-        self.rows.tables.entry((table, at.clone())).or_default().push((spot.chunk, w));
+        self.rows.tables.entry((table, at.clone(), spot.pass)).or_default().push((spot.chunk, w));
         w
     }
 

@@ -181,8 +181,24 @@ const JOBS: &[(&str, Model, &[&str])] = &[
         ],
     ),
     ("functions", (FUNCTIONS, NOTHING), &["m2", "dp2 tp2 m2", "f16 tp2 m2", "dp2 zero1"]),
-    ("mixtral", MIXTRAL, &["", "dp2 ep2", "tp2 sp ep2 etp1", "aux_per_sequence=true | dp2 tp2 sp ep2 pp2 m2", "dp2 ep2 b4 room175"]),
-    ("experts", (EXPERTS, NOTHING), &["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1", "dp2 ep2 b4 room175"]),
+    (
+        "mixtral",
+        MIXTRAL,
+        &[
+            "",
+            "dp2 ep2",
+            "tp2 sp ep2 etp1",
+            "dp2 tp2 sp ep2 pp2 m2",
+            "dp2 ep2 b4 room175",
+            "bf16 dp2 ep2 b4 passes3",
+            "seq=8 | dp2 ep2 passes3 selective m2",
+        ],
+    ),
+    (
+        "experts",
+        (EXPERTS, NOTHING),
+        &["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1", "dp2 ep2 b4 room175", "dp2 ep2 b4 passes3", "dp2 ep2 b4 room75 passes2"],
+    ),
     ("deepseek", DEEPSEEK, &["m2", "dp2 ep2 m2", "dp2 pp2 ep2 m2", "bf16 offload dp2 ep2 zero1 m2"]),
     (
         "t5",

@@ -20,6 +20,7 @@
 //! That there is a slot for each chosen pair is so if there are as many as pairs can be, or if a limit stops the step otherwise; such a limit is asked for.
 
 mod ops;
+mod passes;
 mod space;
 mod sums;
 mod tables;
@@ -64,6 +65,11 @@ impl Home {
     fn count(&self) -> u64 {
         self.pieces.iter().map(|p| p.1).product()
     }
+
+    /// The most rows that there can be for a group of so many experts.
+    fn most(&self, group: u64) -> u64 {
+        self.count() * self.picks.min(group)
+    }
 }
 
 /// How rows are arranged: their home, the experts of a group, and the slots of a home for a group. What does not matter or is not known yet is 0.
@@ -72,6 +78,16 @@ pub struct Layout {
     home: usize,
     group: u64,
     slots: u64,
+    /// Of a pass, whose slots are for some rows only: the number in its group of the first of them. None: they are for all rows.
+    from: Option<u64>,
+}
+
+impl Layout {
+    /// Whether slots of both are for the same rows.
+    fn has_rows_of(&self, other: &Layout) -> bool {
+        let slots = self.from.is_none() || self.slots == other.slots;
+        (self.home, self.group, self.from) == (other.home, other.group, other.from) && slots
+    }
 }
 
 /// What local values are views of, apart from values of the sharded graph.
@@ -81,6 +97,12 @@ pub enum Tensor {
     Numbers,
     Table(Table, Layout),
     Rows(Value, Layout),
+    /// What the rows of a pass, or of several in a row, add to a value. They are `apart` if each element has its share of one pass alone.
+    Share {
+        of: Value,
+        layout: Layout,
+        apart: bool,
+    },
 }
 
 /// What a sharded graph says of routing.
@@ -191,7 +213,7 @@ impl Places<'_> {
     /// The dims of a tensor.
     fn space(&self, tensor: Tensor) -> Option<Space> {
         let layout = match tensor {
-            Tensor::Numbers => return None,
+            Tensor::Numbers | Tensor::Share { .. } => return None,
             Tensor::Table(_, layout) | Tensor::Rows(_, layout) => layout,
         };
         let home = self.home(layout);
@@ -201,15 +223,17 @@ impl Places<'_> {
         let inner = match tensor {
             Tensor::Table(table, _) => match table {
                 Table::Named => vec![experts, token, choice],
-                Table::Hit | Table::Among | Table::Rank | Table::Fits | Table::Number | Table::NumberOrZero => vec![experts, token],
-                Table::Total | Table::MinusTotal | Table::Ends | Table::Begin => vec![experts],
+                Table::Hit | Table::Among | Table::Rank | Table::Fits | Table::Behind | Table::Within | Table::Number | Table::NumberOrZero => {
+                    vec![experts, token]
+                }
+                Table::Total | Table::MinusTotal | Table::Ends | Table::Less | Table::Past | Table::Begin => vec![experts],
                 Table::Most => vec![],
                 Table::NumberOf | Table::SlotOf => vec![token, choice],
                 Table::Ended => vec![experts, slot],
                 Table::Times | Table::TimesOrOne | Table::Tokens | Table::TokenOrZero | Table::Token => vec![groups, slot],
                 Table::Before | Table::Someones | Table::Expert | Table::TokenTimes | Table::AnyPlace | Table::Place => vec![groups, slot],
             },
-            Tensor::Rows(..) | Tensor::Numbers => vec![groups, slot],
+            Tensor::Rows(..) | Tensor::Numbers | Tensor::Share { .. } => vec![groups, slot],
         };
         let mut out = vec![];
         if let Tensor::Rows(v, _) = tensor {
@@ -308,7 +332,7 @@ impl Stage<'_, '_> {
         if self.places.routed.is_empty() {
             return None;
         }
-        self.table(w).or_else(|| self.of_rows(w)).or_else(|| self.sum_of_rows(w))
+        self.table(w).or_else(|| self.of_rows(w)).or_else(|| self.sum_of_rows(w)).or_else(|| self.sum_of_shares(w))
     }
 
     /// That no home has more rows for a group than there is room for, where there is not for all that there can be.
@@ -328,7 +352,7 @@ impl Stage<'_, '_> {
         if all != slots * (home.size / layout.group) || ![0, slots].contains(&layout.slots) {
             return None;
         }
-        if slots < home.count() * home.picks.min(layout.group) {
+        if layout.from.is_none() && slots < home.most(layout.group) {
             self.bounds.insert((layout.home, layout.group, slots));
         }
         Some(Layout { slots, ..layout })

@@ -13,7 +13,6 @@ use ir::op::{Binary, Op};
 use ir::sharded::{Partial, Placement};
 use std::collections::BTreeSet;
 use std::mem::discriminant;
-use std::rc::Rc;
 
 /// Local dims and the dims of the graph that they are parts of, where they have more than one element.
 pub type Names = Vec<(Dim, Dim)>;
@@ -278,7 +277,7 @@ impl Stage<'_, '_> {
             Some(steps) => *steps == all(Count::Slot, p.layout.slots),
             None => p.layout.slots == 1 && self.local.body.dims.size(rows) == 1,
         };
-        let same = (layout.home, layout.group) == (p.layout.home, p.layout.group) && view.without(experts).is_like(&p.row.without(rows));
+        let same = layout.has_rows_of(&p.layout) && view.without(experts).is_like(&p.row.without(rows));
         (of_experts && of_rows && same).then_some(())
     }
 
@@ -316,28 +315,26 @@ impl Stage<'_, '_> {
         let p = self.read_rows(y, chunk)?;
         let body = &self.places.s.graph.body;
         let home = self.places.home(p.layout);
-        let same = (layout.home, layout.group) == (p.layout.home, p.layout.group) && [0, p.layout.slots].contains(&layout.slots);
+        let same = layout.has_rows_of(&p.layout) && [0, p.layout.slots].contains(&layout.slots);
         let row = View { dims: vec![(dim, self.slots(p.layout))], coords: view.coords.clone() };
         if !same || !self.is_plain(dim) || !p.row.is_like(&row) {
             return None;
         }
-        for v in &self.places.routed.users[p.of.index()] {
-            let Op::Combine(r) = &body[*v].op else { continue };
+        let is_combination = |v: &Value| {
+            let Op::Combine(r) = &body[*v].op else { return None };
             let chosen = self.places.root[body[*v].args[1].index()] == home.chosen && home.experts.contains(&r.experts);
             if !chosen || body[*v].ty.dtype != self.local.body[w].ty.dtype {
-                continue;
+                return None;
             }
-            if let Some(names) = self.fits(&p, body[*v].args[0])
-                && let Some(held) = self.dense_result(w, *v, p.layout, view, &names)
-            {
-                return Some(Local::One(held));
-            }
-        }
-        None
+            let names = self.fits(&p, body[*v].args[0])?;
+            self.dense_result(w, *v, p.layout, view, &names)
+        };
+        let held = self.places.routed.users[p.of.index()].iter().find_map(is_combination)?;
+        Some(self.of_pass(held, p.layout, true))
     }
 
     /// A dense value as its sharding says, of which what these indices count and names of other dims are known.
-    pub(super) fn dense_result(&self, w: Value, v: Value, layout: Layout, view: &View, names: &Names) -> Option<Rc<Held>> {
+    pub(super) fn dense_result(&self, w: Value, v: Value, layout: Layout, view: &View, names: &Names) -> Option<Held> {
         let home = self.places.home(layout);
         let (rest, inside) = self.places.rest(v, layout);
         let mut dims = vec![];
@@ -358,7 +355,7 @@ impl Stage<'_, '_> {
             }
         }
         let x = Access { term: Term(self.places.root[v.index()].0), offset: 0, coords: form, dims };
-        Some(Rc::new(Held { x, partial: self.partial(v), turn: None }))
+        Some(Held { x, partial: self.partial(v), turn: None })
     }
 }
 

@@ -11,7 +11,6 @@ use crate::terms::{Access, Term};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::op::{Binary, DType, Op, Reduce};
-use std::rc::Rc;
 
 /// Products of rows, summed over dims of what is in a row.
 struct Product {
@@ -154,7 +153,7 @@ impl Stage<'_, '_> {
                 if let Some(names) = self.sums_to(w, v, &sum, product, &packs)
                     && let Some(held) = self.dense_result(w, v, sum.layout, &sum.kept, &names)
                 {
-                    return Some(Local::One(held));
+                    return Some(self.of_pass(held, sum.layout, false));
                 }
             }
         }
@@ -223,6 +222,6 @@ impl Stage<'_, '_> {
             form = add(&form, &vec![(*u, self.places.dense(p.of, home, steps)?)])?;
         }
         let x = Access { term: Term(p.of.0), offset: 0, coords: form, dims };
-        Some(Local::One(Rc::new(Held { x, partial: p.partial.clone(), turn: None })))
+        Some(self.of_pass(Held { x, partial: p.partial.clone(), turn: None }, p.layout, true))
     }
 }

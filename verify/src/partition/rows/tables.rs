@@ -27,18 +27,26 @@ pub enum Table {
     Total,
     /// `[expert]`: its hits, less than zero.
     MinusTotal,
-    /// `[expert]`: hits of it and of experts before it in its group: where its slots end.
+    /// `[expert]`: hits of it and of experts before it in its group: where its slots end. Of a pass, as many of them as are in it.
     Ends,
+    /// `[expert]`: the same hits, less those before the pass, which may be less than none.
+    Less,
+    /// `[expert]`: of the same hits, those that are not before the pass.
+    Past,
     /// `[expert]`: hits of experts before it in its group.
     Begin,
     /// `[]`: the most rows that the home has for a group.
     Most,
     /// `[expert, token]`: hits of the expert by tokens up to this one.
     Among,
-    /// `[expert, token]`: of a hit, its number in its group, from 1.
+    /// `[expert, token]`: of a hit, its number in its group, from 1; of a pass, from 1 for the first of its rows.
     Rank,
-    /// `[expert, token]`: whether the rank is one of the slots.
+    /// `[expert, token]`: whether the rank is not more than there are slots.
     Fits,
+    /// `[expert, token]`: whether the rank is not that of a row before those of the pass.
+    Behind,
+    /// `[expert, token]`: both: whether the rank is one of the slots.
+    Within,
     /// `[expert, token]`: of a hit, its number among all slots of the home, from 1.
     Number,
     /// `[expert, token]`: the same; 0 where there is no hit.
@@ -195,7 +203,7 @@ impl Stage<'_, '_> {
                 let (table, layout, view) = read[0].clone()?;
                 let home = self.places.home(layout);
                 match table {
-                    Table::Hit => Some((Table::Total, layout, reduced(&view, over, &all(Count::Token, home.count()))?)),
+                    Table::Hit if layout.from.is_none() => Some((Table::Total, layout, reduced(&view, over, &all(Count::Token, home.count()))?)),
                     Table::Ended => Some((Table::Before, layout, reduced(&view, over, &all(Count::Expert, layout.group))?)),
                     _ => None,
                 }
@@ -208,7 +216,9 @@ impl Stage<'_, '_> {
                     Table::Total if home.size.is_multiple_of(n) && view.of(*over) == Some(&all(Count::Expert, n)) => {
                         Some((Table::Ends, Layout { group: n, ..layout }, view))
                     }
-                    Table::Hit if view.of(*over) == Some(&all(Count::Token, home.count())) => Some((Table::Among, layout, view)),
+                    Table::Hit if layout.from.is_none() && view.of(*over) == Some(&all(Count::Token, home.count())) => {
+                        Some((Table::Among, layout, view))
+                    }
                     _ => None,
                 }
             }
@@ -216,6 +226,13 @@ impl Stage<'_, '_> {
             Op::Add if args.len() == 2 => {
                 if let Some((k, c)) = with_constant(Table::NumberOf).filter(|f| f.1 == -1.0) {
                     return same(k, Table::SlotOf).filter(|_| c == -1.0);
+                }
+                // Less the rows before a pass.
+                for (table, less) in [(Table::Rank, Table::Rank), (Table::Ends, Table::Less)] {
+                    if let Some((k, c)) = with_constant(table).filter(|f| f.1 < 0.0 && f.1 > -EXACT && f.1.fract() == 0.0) {
+                        let (less, layout, view) = same(k, less)?;
+                        return Some((less, Layout { from: Some(-c as u64), ..layout }, view)).filter(|_| layout.from.is_none());
+                    }
                 }
                 if let Some((k, _)) = with_constant(Table::TokenOrZero).filter(|f| f.1 == -1.0) {
                     return same(k, Table::Token);
@@ -236,14 +253,14 @@ impl Stage<'_, '_> {
             }
             Op::Compare(Compare::Le) => match (&read[0], self.constant(args[1])) {
                 (Some((Table::Rank, layout, view)), Some(room)) if room >= 0.0 && self.fills(w, args[0]) => {
-                    Some((Table::Fits, Layout { slots: room as u64, ..*layout }, view.clone()))
+                    Some((Table::Fits, Layout { slots: room as u64, from: layout.from.or(Some(0)), ..*layout }, view.clone()))
                 }
                 (Some((Table::Ends, layout, view)), None) => {
                     let (first, d, digits) = self.along_one(args[1], chunk)?;
                     let slots = self.local.body.dims.size(d);
                     let counts = first == 0 && digits == Digits::new([(slots, 1)]) && self.local.body.dims_of(args[1]).len() == 1;
                     let mut view = view.clone();
-                    if !counts || view.of(d).is_some() {
+                    if !counts || view.of(d).is_some() || layout.from.is_some() && layout.slots != slots {
                         return None;
                     }
                     view.dims.push((d, all(Count::Slot, slots)));
@@ -251,16 +268,23 @@ impl Stage<'_, '_> {
                 }
                 _ => None,
             },
-            // Where all hits fit, those that fit are the hits.
-            Op::Binary(Binary::And) => {
-                let (hit, fits) = if is(&read[0], Table::Hit) { (0, 1) } else { (1, 0) };
-                let ((Table::Hit, layout, a), (Table::Fits, room, b)) = (read[hit].clone()?, read[fits].clone()?) else { return None };
-                let view = a.and(&b)?;
-                if layout.home != room.home {
-                    return None;
+            Op::Compare(Compare::Gt) => match (&read[0], self.constant(args[1])) {
+                (Some((Table::Rank, layout, view)), Some(0.0)) if layout.from.is_some() && self.fills(w, args[0]) => {
+                    Some((Table::Behind, *layout, view.clone()))
                 }
-                self.bounds.insert((room.home, room.group, room.slots));
-                Some((Table::Hit, layout, view))
+                _ => None,
+            },
+            Op::Binary(Binary::And) => {
+                let (a, b) = (read[0].clone()?, read[1].clone()?);
+                let view = a.2.and(&b.2)?;
+                let (a, b) = if b.0 == Table::Hit || a.0 == Table::Behind { (b, a) } else { (a, b) };
+                match (a.0, b.0) {
+                    (Table::Fits, Table::Behind) if Layout { slots: 0, ..a.1 } == b.1 => Some((Table::Within, a.1, view)),
+                    // The hits of a pass. None are before those of the first.
+                    (Table::Hit, Table::Within) if a.1.from.is_none() && a.1.home == b.1.home => Some((Table::Hit, b.1, view)),
+                    (Table::Hit, Table::Fits) if a.1.from.is_none() && a.1.home == b.1.home && b.1.from == Some(0) => Some((Table::Hit, b.1, view)),
+                    _ => None,
+                }
             }
             Op::Compare(Compare::Lt) => match with_constant(Table::Before)? {
                 // All experts have ended before a slot that is nobody's.
@@ -282,8 +306,17 @@ impl Stage<'_, '_> {
                     (Table::Someones, Table::AnyPlace, -1.0) => Table::Place,
                     _ => return None,
                 };
-                let fits = if cond.0 == Table::Hit { cond.1.home == then.1.home } else { cond.1 == then.1 };
-                fits.then_some((table, then.1, view))
+                if cond.0 != Table::Hit {
+                    return (cond.1 == then.1).then_some((table, then.1, view));
+                }
+                let layout = match cond.1.from {
+                    None => Some(then.1).filter(|l| l.home == cond.1.home && l.from.is_none()),
+                    Some(from) => {
+                        let same = (then.1.home, then.1.group, then.1.from.unwrap_or(0)) == (cond.1.home, cond.1.group, from);
+                        Some(cond.1).filter(|l| same && [0, l.slots].contains(&then.1.slots))
+                    }
+                };
+                Some((table, layout?, view))
             }
             Op::Gather { dim } if is(&read[0], Table::NumberOrZero) => {
                 // A choice looks up its expert's number at its own token, where there is a hit; one of no expert is out of the table.
@@ -315,7 +348,18 @@ impl Stage<'_, '_> {
                 let steps: Steps = [some(Count::Expert, groups, layout.group), all(Count::Slot, layout.slots)].concat();
                 Some((table, layout, View { dims: vec![(*dim, steps)], coords: view.coords }))
             }
-            Op::Binary(Binary::Max) => with_constant(Table::Times).filter(|f| f.1 == 1.0).and_then(|(k, _)| same(k, Table::TimesOrOne)),
+            Op::Binary(Binary::Max) => match with_constant(Table::Less) {
+                Some((k, 0.0)) => same(k, Table::Past),
+                _ => with_constant(Table::Times).filter(|f| f.1 == 1.0).and_then(|(k, _)| same(k, Table::TimesOrOne)),
+            },
+            // Of the rows that are not before a pass, as many as it has slots.
+            Op::Binary(Binary::Min) => {
+                let (k, room) =
+                    with_constant(Table::Past).or_else(|| with_constant(Table::Ends)).filter(|f| f.1 >= 1.0 && f.1 < EXACT && f.1.fract() == 0.0)?;
+                let (was, layout, view) = read[k].clone()?;
+                let from = if was == Table::Ends { Some(0).filter(|_| layout.from.is_none()) } else { layout.from };
+                Some((Table::Ends, Layout { slots: room as u64, from: Some(from?), ..layout }, view))
+            }
             Op::Binary(Binary::Div) if is(&read[0], Table::Tokens) => both(Table::Tokens, Table::TimesOrOne, Table::TokenOrZero),
             Op::Binary(Binary::Mul) => {
                 let (k, c) = with_constant(Table::Token)?;
@@ -355,7 +399,7 @@ impl Stage<'_, '_> {
     fn choices(&self, a: Value, k: usize, chunk: Chunk) -> Option<View> {
         let (v, held) = self.dense_value(a, chunk)?;
         let home = &self.places.routed.homes[k];
-        let mut view = self.at_home(Layout { home: k, group: 0, slots: 0 });
+        let mut view = self.at_home(Layout { home: k, group: 0, slots: 0, from: None });
         let form = view.coords.iter().map(|(u, steps)| Some((*u, self.places.dense(v, home, steps)?))).collect::<Option<Vec<_>>>()?;
         if home.chosen != v || add(&vec![], &form)? != held.x.coords || !held.partial.is_empty() {
             return None;
@@ -378,7 +422,7 @@ impl Stage<'_, '_> {
         let homes = (0..self.places.routed.homes.len()).filter(|k| self.places.routed.homes[*k].size == n);
         let (home, mut view) = homes.filter_map(|k| Some((k, self.choices(chosen, k, chunk)?))).find(|(_, view)| view.of(d).is_none())?;
         view.dims.push((d, all(Count::Expert, n)));
-        Some((Table::Named, Layout { home, group: 0, slots: 0 }, view))
+        Some((Table::Named, Layout { home, group: 0, slots: 0, from: None }, view))
     }
 
     /// A rank in its group, and the slots of groups before.
@@ -395,7 +439,7 @@ impl Stage<'_, '_> {
     /// The ends of the last experts of all groups, at home.
     fn last_ends(&self, a: Value, chunk: Chunk) -> Option<Layout> {
         let one = self.one(a, chunk)?;
-        let Some(Tensor::Table(Table::Ends, layout)) = self.places.tensor(one.x.term) else { return None };
+        let Some(Tensor::Table(Table::Ends, layout @ Layout { from: None, .. })) = self.places.tensor(one.x.term) else { return None };
         let space = self.places.space(Tensor::Table(Table::Ends, layout))?;
         let of = |digits: &Digits| space.read(digits);
         let dims = self.local.body.dims_of(a).iter().zip(&one.x.dims).map(|(d, digits)| Some((*d, of(digits)?)));

@@ -1,0 +1,64 @@
+//! Passes: where there is not room for all rows at once, each pass has some, and what comes of rows is a sum over passes.
+//!
+//! Rows of a group are numbered ([`Table::Rank`]), and a pass has those of some numbers in a row. A row is in one pass, whatever is chosen. So a sum over rows is the
+//! sum of what passes add to it; what rows are looked up or spread for has its element of one pass, and zero of the others. Where passes end before all
+//! rows that there can be, a limit is asked for.
+
+use super::{Held, Layout, Local, Stage, Tensor};
+use crate::terms::{Access, Term};
+use ir::graph::Value;
+use ir::op::Op;
+use std::rc::Rc;
+
+impl Stage<'_, '_> {
+    /// What comes of rows: a value of the sharded graph, or what one pass adds to it.
+    pub(super) fn of_pass(&mut self, held: Held, layout: Layout, apart: bool) -> Local {
+        if layout.from.is_none() {
+            return Local::One(Rc::new(held));
+        }
+        let of = Value(held.x.term.0);
+        let term = self.places.term(Tensor::Share { of, layout, apart });
+        Local::One(Rc::new(Held { x: Access { term, ..held.x }, ..held }))
+    }
+
+    /// The value that a local one is a share of.
+    pub fn shared(&self, term: Term) -> Option<Value> {
+        match self.places.tensor(term)? {
+            Tensor::Share { of, .. } => Some(of),
+            Tensor::Numbers | Tensor::Table(..) | Tensor::Rows(..) => None,
+        }
+    }
+
+    /// A sum of what two passes add, the second of rows right after those of the first, in a type that does not round it.
+    pub(super) fn sum_of_shares(&mut self, w: Value) -> Option<Local> {
+        let (body, chunk) = (&self.local.body, self.local.chunks[w.index()]);
+        let (Op::Add, [a, b]) = (&body[w].op, body[w].args.as_slice()) else { return None };
+        let alike = [a, b].iter().all(|x| body[**x].ty == body[w].ty);
+        let (x, y) = (self.one(*a, chunk)?, self.one(*b, chunk)?);
+        let (Tensor::Share { of, layout, apart }, Tensor::Share { of: other, layout: next, apart: both }) =
+            (self.places.tensor(x.x.term)?, self.places.tensor(y.x.term)?)
+        else {
+            return None;
+        };
+        let follows =
+            (of, layout.home, layout.group, apart) == (other, next.home, next.group, both) && next.from == Some(layout.from? + layout.slots);
+        let same = (x.x.offset, &x.x.coords, &x.x.dims, &x.partial) == (y.x.offset, &y.x.coords, &y.x.dims, &y.partial);
+        if !alike || !follows || !same || !apart && body[w].ty.dtype.is_half() {
+            return None;
+        }
+        let term = self.places.term(Tensor::Share { of, layout: Layout { slots: layout.slots + next.slots, ..layout }, apart });
+        Some(Local::One(Rc::new(Held { x: Access { term, ..x.x.clone() }, ..(*x).clone() })))
+    }
+
+    /// The value of the sharded graph of which all shares are there, or all that a limit allows.
+    pub fn of_all_passes(&mut self, got: Rc<Held>) -> Rc<Held> {
+        let Some(Tensor::Share { of, layout, .. }) = self.places.tensor(got.x.term) else { return got };
+        if layout.from != Some(0) {
+            return got;
+        }
+        if layout.slots < self.places.home(layout).most(layout.group) {
+            self.bounds.insert((layout.home, layout.group, layout.slots));
+        }
+        Rc::new(Held { x: Access { term: Term(of.0), ..got.x.clone() }, ..(*got).clone() })
+    }
+}
