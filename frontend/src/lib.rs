@@ -53,6 +53,8 @@ pub struct Options {
     pub defines: Vec<(String, String)>,
     /// The global batch size, where no define gives `batch`.
     pub batch: u64,
+    /// Sequences of a microbatch on a rank, for a setting `micro_batch`; none: all of the batch.
+    pub micro_batch: Option<u64>,
     /// The static value `training`: without it dropout is the identity.
     pub training: bool,
     /// Elaborate the bodies of `@op` functions, never the operations they stand for.
@@ -66,7 +68,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { defines: vec![], batch: 1, training: true, inline_ops: false, recompute: None, precision: DType::F32 }
+        Options { defines: vec![], batch: 1, micro_batch: None, training: true, inline_ops: false, recompute: None, precision: DType::F32 }
     }
 }
 

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// them in any order.
 pub const KEY: &str = "mcc";
 
-const BATCH: &str = "batch";
+/// Settings that say of how many sequences a step is.
+const SIZES: [&str; 2] = ["batch", "micro_batch"];
 
 /// The most differences that a message names.
 const FEW: usize = 5;
@@ -19,7 +20,7 @@ pub struct Provenance {
     /// The version of mcc that wrote it.
     pub version: String,
     pub model: String,
-    /// Every setting with its value, as `-D` takes it, but for the batch, on which weights do not depend.
+    /// Every setting with its value, as `-D` takes it, but for sizes of batches, on which weights do not depend.
     pub settings: Vec<(String, String)>,
     /// The model text, then what it imports, by paths relative to it. The standard library is mcc's own.
     pub texts: Vec<Source>,
@@ -32,7 +33,7 @@ impl Provenance {
         if let Some(main) = texts.first_mut() {
             main.name = main.name.rsplit('/').next().unwrap_or_default().to_owned();
         }
-        let settings = settings.iter().filter(|s| s.0 != BATCH).cloned().collect();
+        let settings = settings.iter().filter(|s| !SIZES.contains(&s.0.as_str())).cloned().collect();
         Provenance { version: env!("CARGO_PKG_VERSION").into(), model: model.into(), settings, texts }
     }
 
@@ -79,7 +80,7 @@ fn hash(json: &str, mut tensors: Vec<String>) -> String {
 /// The likely reason why weights do not fit a model by this name with these settings, as lines of a message.
 pub fn likely(theirs: Option<&Provenance>, model: &str, settings: &[(String, String)]) -> Vec<String> {
     let Some(theirs) = theirs else {
-        let own: Vec<String> = settings.iter().filter(|s| s.0 != BATCH).map(|(name, value)| format!("{name} = {value}")).collect();
+        let own: Vec<String> = settings.iter().filter(|s| !SIZES.contains(&s.0.as_str())).map(|(name, value)| format!("{name} = {value}")).collect();
         return vec![format!("the file does not say which model it is of; here it is `{model}` with {}", few(&own).join(", "))];
     };
     if theirs.model != model {

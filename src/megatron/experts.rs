@@ -31,7 +31,7 @@ impl Plan<'_> {
                 self.differs.push(format!(
                     "Megatron-LM has a balance loss in each of {layers} layers, the text one of means over all layers: aux_coef is the script's coefficient times {layers} layers, by {top_k} choices"
                 ));
-                if kind.whole() == Some("aux_loss") {
+                if kind.whole() == Some("aux_loss") && sizes.micro_batch != Some(1) {
                     self.differs.push("Megatron-LM balances the tokens of a microbatch, the text those of a sequence (`-D aux_per_sequence=false`: of the whole batch)".into());
                 }
             }

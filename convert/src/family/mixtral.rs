@@ -38,7 +38,7 @@ pub const MIXTRAL: Family = Family {
     ]],
     rope: Some(Rope { theta: "1000000.0", scaling: &[], yarn: None, share: None, local: None, linear: None, long: None }),
     fixed: &[],
-    free: &["batch", "aux_per_sequence"],
+    free: &["batch", "micro_batch", "aux_per_sequence"],
     unused: &["rotary_emb.inv_freq"],
     predicting: None,
     tied: &[],

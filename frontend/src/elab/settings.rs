@@ -71,13 +71,10 @@ impl Elab<'_> {
                     let val = self.eval(frame, default);
                     self.setting_kind(setting, val, default.span)
                 }
-                None if &*name.name == "batch" => match i64::try_from(self.options.batch) {
-                    Ok(size) => Val::Int(size),
-                    Err(_) => {
-                        let e = Diagnostic::error("E0302", format!("batch = {} is too large for a dim", self.options.batch));
-                        self.fail(e.label(name.span, "the global batch").help(format!("at most {MAX_DIM}")))
-                    }
-                },
+                None if &*name.name == "batch" => self.sequences(name, self.options.batch, "the global batch"),
+                None if &*name.name == "micro_batch" => {
+                    self.sequences(name, self.options.micro_batch.unwrap_or(self.options.batch), "the batch of a rank")
+                }
                 None => {
                     let e = Diagnostic::error("E0406", format!("setting `{}` needs a value", name.name)).label(name.span, "has no default");
                     self.fail(e.help(format!("give it one: `-D {}=..`", name.name)))
@@ -106,6 +103,17 @@ impl Elab<'_> {
                 _ => e.help("true or false"),
             })
         })
+    }
+
+    /// So many sequences, as the command line says.
+    fn sequences(&mut self, name: &Ident, sequences: u64, what: &str) -> Val {
+        match i64::try_from(sequences) {
+            Ok(size) => Val::Int(size),
+            Err(_) => {
+                let e = Diagnostic::error("E0302", format!("{} = {sequences} is too large for a dim", name.name));
+                self.fail(e.label(name.span, what).help(format!("at most {MAX_DIM}")))
+            }
+        }
     }
 
     /// What kind of value a setting takes: as declared, else as its default.

@@ -31,9 +31,8 @@ fn samples() -> Vec<Sample> {
         let defines: Vec<(&str, &str)> = model.1.iter().chain(more).copied().collect();
         sample(model.0, &defines, case, &Ranges::new()).unwrap_or_else(|| panic!("{case:?}"))
     };
-    let apart = &[("aux_per_sequence", "true")];
     let mut out: Vec<Sample> = ["dp2 tp2 sp ep4 etp1", "dp2 tp2 sp ep2", "tp2 sp etp1 b2"].map(|words| of(MIXTRAL, &[], &case(words))).into();
-    out.extend(["dp2 tp2 ep2 m2", "dp2 tp2 sp ep2 pp2 m2", "dp2 cp2 ep2 pp2 m2"].map(|words| of(MIXTRAL, apart, &case(words))));
+    out.extend(["dp2 tp2 ep2 m2", "dp2 tp2 sp ep2 pp2 m2", "dp2 cp2 ep2 pp2 m2"].map(|words| of(MIXTRAL, &[], &case(words))));
     out.extend(["dp2 tp2 sp ep2 m2", "cp2 ep2"].map(|words| of(DEEPSEEK, &[], &case(words))));
     out.push(of(MIXTRAL, &[], &Case { moe_buffer: Buffer::Factor(1.25), ..case("dp2 ep2 b4") }));
     out.push(of(MIXTRAL, &[("seq", "16")], &Case { moe_passes: 3, ..case("dp2 ep2") }));
