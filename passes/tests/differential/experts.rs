@@ -136,6 +136,34 @@ fn passes_have_room_for_any_choice_together() {
     }
 }
 
+/// Where choices come from: all experts or few, those of one rank alone, one, some of none.
+const ROUTINGS: [&str; 8] =
+    ["chosen", "3 - chosen", "minimum(chosen, 1)", "maximum(chosen, 2)", "chosen * 0 + 3", "chosen - 1", "chosen * 2", "maximum(chosen, 3)"];
+
+/// Balanced routers need two passes or more of these, others up to all. Results are those of all rows at once, to the bit.
+#[test]
+fn five_hundred_routings_lose_no_row_in_passes() {
+    let meshes = ["dp2 ep2", "dp2 tp2 sp ep2", "tp2 sp ep2 etp1 b2", "dp2 ep4 etp1 tp2 b2", "b2"];
+    let attempted = |seed: u64| {
+        let (routing, below, moe_passes) = (ROUTINGS[(seed % 8) as usize], 1 + seed % 5, 2 + seed / 8 % 3);
+        let z = "let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn)";
+        let text = model(&format!("{z}; {BACK}")).replace("dispatch(x, chosen", "dispatch(x, to").replace("combine(z, chosen", "combine(z, to");
+        let text = text.replace("dim slot;", &format!("let to = {routing}; dim slot;")).replace("mean(", "sum(");
+        let text = format!("{text} train {{ optimizer: sgd(momentum: 0.5); clip: 0.0; weight_decay: 0.0; }}");
+        let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
+        let case = Case { data: Data::Exact, moe_passes, seed, ..case(meshes[(seed % 5) as usize]) };
+        match attempt(&text, &[("seq", "16")], &case, &ranges) {
+            Ok(Outcome::Right(Data::Exact)) => {}
+            other => panic!("{other:?} of {routing} below {below} in {case:?}"),
+        }
+    };
+    std::thread::scope(|scope| {
+        for part in 0..2 {
+            scope.spawn(move || (0..500).filter(|seed| seed / 8 % 2 == part).for_each(attempted));
+        }
+    });
+}
+
 #[test]
 fn room_for_all_is_room_for_any_choice() {
     assert!(matches!(with_room(2.0, Zero::States), Outcome::Right(_)));
