@@ -74,7 +74,11 @@ fn agree(got: &[serde_json::Value], want: &[serde_json::Value]) -> bool {
 fn experts_and_zero_levels_agree_with_one_rank() {
     // The balance of all of the batch, as the one rank has it.
     for (name, settings, plans) in [
-        ("mixtral", "-D aux_per_sequence=false", ["--dp 2 --ep 2 --moe-passes 3", "--dp 2 --tp 2 --sp --ep 4 --etp 1", "--dp 2 --tp 2 --sp --ep 2 --zero 1"]),
+        (
+            "mixtral",
+            "-D aux_per_sequence=false",
+            ["--dp 2 --ep 2 --moe-passes 3", "--dp 2 --tp 2 --sp --ep 4 --etp 1", "--dp 2 --tp 2 --sp --ep 2 --zero 1"],
+        ),
         ("llama", "", ["--dp 2 --zero 1", "--dp 2 --zero 2", "--dp 2 --cp 2 --zero 3"]),
     ] {
         let one = train(name, settings, 3).0;
