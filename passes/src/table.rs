@@ -254,16 +254,17 @@ pub const PASSES: &[Pass] = &[
         wanted: always,
         run: |m| {
             let Module { options, pipeline, training, evaluation, .. } = m;
+            let room = Room { buffer: options.moe_buffer, passes: options.moe_passes };
             let made = |graphs: &Graphs, training: Option<&Graphs>| {
                 let training = training.map(Graphs::sharded);
-                let room = Room { buffer: options.moe_buffer, passes: options.moe_passes };
                 partition::partition(graphs.sharded(), training, &pipeline.layout, pipeline.weights(), room)
             };
+            let one = room.passes > 1 && partition::most_passes(training.sharded(), &pipeline.layout, pipeline.weights(), room) == Some(1);
             // Local graphs are held to sharded ones, and these were held to the text.
             (training.model, evaluation.model) = (None, None);
             training.stages = made(training, None)?;
             evaluation.stages = made(evaluation, Some(training))?;
-            Ok(vec![])
+            Ok(one.then(complaints::one_pass).into_iter().collect())
         },
         verifiers: &[&PARTITION],
     },

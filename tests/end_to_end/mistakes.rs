@@ -180,6 +180,12 @@ const TOGETHER: &[Mistake] = &[
     ("check gpt2.mdl TINY --dp 2 --ep 2", 0, "`--ep` does nothing: `gpt2` has no experts", "leave it out"),
     ("check gpt2.mdl TINY --etp 1", 0, "`--etp` does nothing: `gpt2` has no experts", "leave it out"),
     ("check gpt2.mdl TINY --moe-buffer-factor 2", 0, "`--moe-buffer-factor` does nothing", "leave it out"),
+    (
+        "check mixtral.mdl -D vocab=64 -D hidden=8 -D heads=2 -D kv_heads=2 -D expert_ffn=8 -D layers=1 -D seq=4 --moe-buffer-factor 9 --moe-passes 2",
+        0,
+        "more passes do nothing",
+        "leave `--moe-passes` out",
+    ),
     ("check gpt2.mdl TINY --moe-passes 2", 0, "`--moe-passes` does nothing", "leave it out"),
     ("check gpt2.mdl TINY --optimizer-offload --optimizer sgd", 0, "`--optimizer-offload` does nothing", "`--optimizer adamw`"),
     ("check gpt2.mdl TINY --target sm_80 --host-target cpu", 0, "`--host-target` does nothing", "`--optimizer-offload`"),
@@ -333,7 +339,7 @@ const MIXED_UP: &[Mistake] = &[
 /// Runs all mistakes of a table; every one that does not go as it says is in the message.
 fn all(mistakes: &[Mistake]) {
     let dir = Dir::new();
-    for model in ["gpt2.mdl", "t5.mdl", "mlp.mdl"] {
+    for model in ["gpt2.mdl", "t5.mdl", "mlp.mdl", "mixtral.mdl"] {
         fs::copy(models().join(model), dir.path(model)).expect("copied");
     }
     dir.write("corpus.txt", "The quick brown fox jumps over the lazy dog. ".repeat(10));

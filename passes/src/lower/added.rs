@@ -35,6 +35,8 @@ pub fn sums(local: &Local) -> Sums {
         }
         let mut found = Found { local, users: &users, left: is_left(local, &users, v), adds: BTreeSet::new(), terms: vec![] };
         if found.collect(v) {
+            // A sum that began with its last term would be another one.
+            ir::fault!("lower.added.order", found.terms.reverse(), ());
             out.before.extend(found.terms.windows(2).map(|t| (t[1], t[0])));
             out.of.extend(found.terms.into_iter().map(|t| (t, v)));
             out.adds.extend(found.adds);

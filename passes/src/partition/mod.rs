@@ -38,6 +38,13 @@ pub fn partition(s: &Sharded, training: Option<&Sharded>, layout: &Layout, weigh
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
 }
 
+/// The most passes that rows of experts take on a rank; none if nothing is in rows.
+pub fn most_passes(s: &Sharded, layout: &Layout, weights: Weights, room: Room) -> Option<u64> {
+    let job = JobView::new(s, None, layout, weights, room).ok()?;
+    let mut emitter = Emitter::new(&job, 0);
+    (0..job.rows.layouts.len()).map(|l| emitter.passes(l)).max()
+}
+
 /// The local graphs, one per program class; together they cover every stage once.
 pub fn classes(stages: Vec<Local>) -> Vec<Local> {
     let mut classes: Vec<Local> = vec![];

@@ -68,6 +68,12 @@ pub fn whole_logits(cuts: &[Cut], chunks: Option<u64>) -> Vec<Diagnostic> {
     whole.into_iter().map(said).collect()
 }
 
+/// W0701: passes were asked for, and one has room for all rows of experts.
+pub fn one_pass() -> Diagnostic {
+    let help = Help::from("leave `").option(OptionName::MoePasses).and("` out, or a smaller `").option(OptionName::MoeBuffer).and("`");
+    Diagnostic::warning("W0701", "one pass has room for all rows of experts that there can be: more passes do nothing").help(help)
+}
+
 /// W0801: logical graphs that were not compared with their text.
 pub fn unproved(why: String) -> Diagnostic {
     let d = Diagnostic::warning("W0801", format!("gradients and rewrites of this model were not checked against its text: {why}"));

@@ -140,7 +140,8 @@ fn passes_have_room_for_any_choice_together() {
 const ROUTINGS: [&str; 8] =
     ["chosen", "3 - chosen", "minimum(chosen, 1)", "maximum(chosen, 2)", "chosen * 0 + 3", "chosen - 1", "chosen * 2", "maximum(chosen, 3)"];
 
-/// Balanced routers need two passes or more of these, others up to all. Results are those of all rows at once, to the bit.
+/// Balanced routers need two passes or more of these, others up to all. Results are those of all rows at once, to the
+/// bit.
 #[test]
 fn five_hundred_routings_lose_no_row_in_passes() {
     let meshes = ["dp2 ep2", "dp2 tp2 sp ep2", "tp2 sp ep2 etp1 b2", "dp2 ep4 etp1 tp2 b2", "b2"];

@@ -12,8 +12,8 @@ use ir::op::{DType, Op, Reduce};
 use std::collections::HashMap;
 
 impl Emitter<'_> {
-    /// Emits a dense value that follows from rows. Of several passes, each gives what it has to all such values that it can before the next begins: then its
-    /// rows are of no more use.
+    /// Emits a dense value that follows from rows. Of several passes, each gives what it has to all such values that it
+    /// can before the next begins: then its rows are of no more use.
     pub(in crate::partition) fn out_of_rows(&mut self, v: Value, layout: usize, how: Leaves, chunk: Chunk) -> Value {
         let job = self.job;
         let passes = self.passes(layout);
@@ -43,7 +43,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// The dense values of a chunk that follow from rows of a layout and need no other such value that is not there yet, first of all this one.
+    /// The dense values of a chunk that follow from rows of a layout and need no other such value that is not there yet,
+    /// first of all this one.
     fn leaving_with(&self, v: Value, layout: usize, how: Leaves, chunk: Chunk) -> Vec<(Value, Leaves)> {
         let (job, body) = (self.job, &self.job.s.graph.body);
         let mut out = vec![(v, how)];
@@ -158,7 +159,7 @@ impl Emitter<'_> {
             let own = self.dim(job.rows.layouts[layout].routing.experts, &at.split);
             let ends = self.view(table, &[experts], &[own], spot.chunk, spot.origin, None);
             let (op, rests) = (Op::grouped_dot(rows, own, [vec![rows], homes, over].concat()), self.local_type(v));
-            let ty = if ir::fault!("rows.passes.rounded", true, self.passes(layout) == 1) { rests } else { Type::new(ty.dtype, rests.dims) };
+            let ty = if self.passes(layout) == 1 { rests } else { Type::new(ty.dtype, rests.dims) };
             return self.push(op, vec![args[0], args[1], ends], ty, spot.chunk, spot.origin, None);
         }
         self.build(spot, |b| {

@@ -313,7 +313,7 @@ impl Emitter<'_> {
     }
 
     /// The passes that a layout's rows may need, as many as there may be at most.
-    fn passes(&mut self, layout: usize) -> u64 {
+    pub(super) fn passes(&mut self, layout: usize) -> u64 {
         self.most_rows(layout).div_ceil(self.slots(layout)).min(self.job.room.passes)
     }
 

@@ -197,7 +197,7 @@ const JOBS: &[(&str, Model, &[&str])] = &[
     (
         "experts",
         (EXPERTS, NOTHING),
-        &["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1", "dp2 ep2 b4 room175", "dp2 ep2 b4 passes3", "dp2 ep2 b4 room75 passes2"],
+        &["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1", "dp2 ep2 b4 room175", "dp2 ep2 b4 passes3", "dp2 ep2 b4 room25 passes3"],
     ),
     ("deepseek", DEEPSEEK, &["m2", "dp2 ep2 m2", "dp2 pp2 ep2 m2", "bf16 offload dp2 ep2 zero1 m2"]),
     (

@@ -1,8 +1,12 @@
-//! Passes: where there is not room for all rows at once, each pass has some, and what comes of rows is a sum over passes.
+//! Passes: where there is not room for all rows at once, each pass has some, and what comes of rows is a sum of what
+//! passes add.
 //!
-//! Rows of a group are numbered ([`Table::Rank`]), and a pass has those of some numbers in a row. A row is in one pass, whatever is chosen. So a sum over rows is the
-//! sum of what passes add to it; what rows are looked up or spread for has its element of one pass, and zero of the others. Where passes end before all
-//! rows that there can be, a limit is asked for.
+//! Rows of a group are numbered ([`Table::Rank`]), and a pass has those of some numbers in a row. A row is in one pass,
+//! whatever is chosen. So a sum over rows is the sum of what passes add to it. What looks rows up, or spreads them, has
+//! each element of one pass, and zero of the others. Where passes end before all rows that there can be, a limit is
+//! asked for.
+//!
+//! [`Table::Rank`]: super::Table::Rank
 
 use super::{Held, Layout, Local, Stage, Tensor};
 use crate::terms::{Access, Term};
@@ -29,7 +33,8 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// A sum of what two passes add, the second of rows right after those of the first, in a type that does not round it.
+    /// A sum of what two passes add, the second of rows right after those of the first, in a type that does not round
+    /// it.
     pub(super) fn sum_of_shares(&mut self, w: Value) -> Option<Local> {
         let (body, chunk) = (&self.local.body, self.local.chunks[w.index()]);
         let (Op::Add, [a, b]) = (&body[w].op, body[w].args.as_slice()) else { return None };
