@@ -2,14 +2,11 @@
 //! gradient of a head's weights, whose terms are those of chunks of tokens, takes the memory of one; and so does what
 //! passes of rows of experts add up, each of whose rows have made room before the next begins.
 
-use super::LocalLowering;
 use crate::local::role::{Role, role, roots};
-use crate::lower::kernels::Target;
 use ir::graph::{Body, Users, Value};
 use ir::local::Local;
 use ir::mesh::Axis;
 use ir::op::{DType, Op};
-use ir::program::Content;
 use std::collections::{BTreeSet, HashMap};
 use std::mem::discriminant;
 
@@ -24,8 +21,8 @@ pub struct Sums {
     pub adds: BTreeSet<Value>,
 }
 
-/// Those of a graph: what a pass of a microbatch adds up, and leaves to what a step does once; and sums over passes of
-/// rows of experts, wherever they are read.
+/// Those of a graph: what a pass of a microbatch adds up, and leaves to what a step does once; and sums over passes
+/// of rows of experts, wherever they are read.
 pub fn sums(local: &Local) -> Sums {
     let (body, users, roots) = (&local.body, local.body.users(), roots(local));
     let mut out = Sums::default();
@@ -45,7 +42,8 @@ pub fn sums(local: &Local) -> Sums {
     out
 }
 
-/// Whether a value of a pass is read by what a step does once alone, as a sum over microbatches or as of the only one.
+/// Whether a value of a pass is read by what a step does once alone, as a sum over microbatches or as of the only
+/// one.
 fn is_left(local: &Local, users: &Users, v: Value) -> bool {
     let lasts = local.accumulate[v.index()] || local.mesh.size(Axis::Microbatch) == 1;
     let used = &users[v.index()];
@@ -63,8 +61,8 @@ struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// The additions and the terms that a value is made of, all of one op: to the first two, which come in order, one by
-    /// one those behind. False if it is made of anything else.
+    /// The additions and the terms that a value is made of, all of one op: to the first two, which come in order, one
+    /// by one those behind. False if it is made of anything else.
     fn collect(&mut self, v: Value) -> bool {
         let body: &Body = &self.local.body;
         let node = &body[v];
@@ -109,22 +107,5 @@ impl Found<'_> {
             }
             _ => false,
         }
-    }
-}
-
-impl LocalLowering<'_, '_, '_> {
-    /// Where a product is added to its sum; the first one of a microbatch is its beginning, unless that is zero.
-    pub(super) fn added_to(&mut self, term: Value, sum: Value) -> Target {
-        let summed = self.is_summed(sum);
-        let known = if summed { self.sums.get(&sum) } else { self.views.get(&sum) }.cloned();
-        let accumulate = ir::fault!("lower.added.first", summed, summed || known.is_some());
-        let view = known.unwrap_or_else(|| {
-            let left = self.users[sum.index()].iter().any(|(c, _)| self.crosses(self.chunk, self.local.chunks[c.index()]));
-            let order = self.local.body[sum].ty.dims.clone();
-            if left || self.homes.contains_key(&sum) { self.sum_buffer(sum) } else { self.buffer(sum, &order, Content::Activation) }
-        });
-        let all = if summed { &mut self.sums } else { &mut self.views };
-        all.insert(sum, view.clone());
-        Target { value: term, view, accumulate }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::LocalLowering;
 use crate::local::role::{Role, role};
+use crate::lower::kernels::Target;
 use crate::lower::view::View;
 use ir::graph::{Origin, Phase, Value};
 use ir::local::Chunk;
@@ -111,5 +112,20 @@ impl LocalLowering<'_, '_, '_> {
         if !fills.is_empty() {
             self.l.program.bodies.push(Body { name: format!("{}zero", self.names.prefix), kind: BodyKind::Prologue, commands: fills });
         }
+    }
+
+    /// Where a product is added to its sum; the first one of a microbatch is its beginning, unless that is zero.
+    pub(super) fn added_to(&mut self, term: Value, sum: Value) -> Target {
+        let summed = self.is_summed(sum);
+        let known = if summed { self.sums.get(&sum) } else { self.views.get(&sum) }.cloned();
+        let accumulate = ir::fault!("lower.added.first", summed, summed || known.is_some());
+        let view = known.unwrap_or_else(|| {
+            let left = self.users[sum.index()].iter().any(|(c, _)| self.crosses(self.chunk, self.local.chunks[c.index()]));
+            let order = self.local.body[sum].ty.dims.clone();
+            if left || self.homes.contains_key(&sum) { self.sum_buffer(sum) } else { self.buffer(sum, &order, Content::Activation) }
+        });
+        let all = if summed { &mut self.sums } else { &mut self.views };
+        all.insert(sum, view.clone());
+        Target { value: term, view, accumulate }
     }
 }

@@ -1,8 +1,7 @@
 //! What holds for all stages together: which stage computes what, and when.
 
-use super::Room;
 use crate::partition::held::{Held, StageSet, held, intersect};
-use crate::partition::stored_rows::Rows;
+use crate::partition::stored_rows::{Room, Rows};
 use crate::pipeline::stages::assign;
 use crate::sharding::axes::one_microbatch;
 use ir::algebra::algebra;

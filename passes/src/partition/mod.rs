@@ -16,17 +16,10 @@ pub mod stored_rows;
 use emit::Emitter;
 use ir::diag::Diagnostic;
 use ir::local::Local;
-use ir::options::Buffer;
 use ir::pipeline::{Layout, Weights};
 use ir::sharded::Sharded;
 use job_view::JobView;
-
-/// The room for rows of experts, and how many passes may use it.
-#[derive(Clone, Copy, Debug)]
-pub struct Room {
-    pub buffer: Buffer,
-    pub passes: u64,
-}
+use stored_rows::Room;
 
 /// The local graphs, one per stage. An evaluation is told the graph of `training`, which says where parameters are
 /// that none of its stages uses.

@@ -10,8 +10,16 @@ use ir::dim::Dim;
 use ir::graph::{Body, Type, Value};
 use ir::mesh::Axis;
 use ir::op::{Op, Reduce, Reshard, Routing};
+use ir::options::Buffer;
 use ir::sharded::{Placement, Sharded, Sharding};
 use std::collections::HashMap;
+
+/// The room for rows of experts, and how many passes may use it.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub buffer: Buffer,
+    pub passes: u64,
+}
 
 /// A layout of rows: what is chosen, and by which tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,7 +18,8 @@ use ir::pipeline::{Order, Weights};
 use ir::random::mix;
 use ir::sharded::Sharded;
 use passes::compile::{Compiled, compile, job_of};
-use passes::partition::{Room, partition};
+use passes::partition::partition;
+use passes::partition::stored_rows::Room;
 use passes::pipeline::plan;
 use std::ops::Range;
 
