@@ -19,7 +19,7 @@ one() { # BINARY NAME ARGUMENTS..: compiles into $work/NAME; ends with the compi
   "$binary" compile "models/$@" --emit graph,sharded,local,schedule,program,kernel -o "$out/job.mcc" >"$out/said" 2>&1 || status=$?
   echo "exit $status" >>"$out/said"
   # Seconds and paths differ from compile to compile.
-  sed -i -E -e '/^seconds /d' -e '/^verifying /d' -e '/^wrote /d' -e "s#$out#OUT#g" "$out/said"
+  sed -i -E -e '/^seconds /d' -e '/^verifying /d' -e '/^wrote /d' -e '/^code /d' -e "s#$out#OUT#g" "$out/said"
 }
 
 count=0 failed=0 compiled=0 old_seconds=0 new_seconds=0
