@@ -84,7 +84,11 @@ impl Request {
         }
         passes::start::ranks(options).map_err(|errors| Error::User(errors, sources.clone()))?;
         progress.enter("parse");
-        let elaboration = frontend::Options { batch: options.global_batch, micro_batch: Some(options.micro_batch), ..self.elaboration.clone() };
+        let elaboration = frontend::Options {
+            batch: options.global_batch,
+            micro_batch: Some(options.micro_batch.saturating_mul(options.dp)),
+            ..self.elaboration.clone()
+        };
         let models = frontend::compile_both(&mut sources, name, text, &elaboration, imports);
         let Models { training, evaluation, warnings } = models.map_err(|errors| Error::User(errors, sources.clone()))?;
         // What the text's setting `batch` says is the same thing, and was asked for beside it.

@@ -53,7 +53,7 @@ pub struct Options {
     pub defines: Vec<(String, String)>,
     /// The global batch size, where no define gives `batch`.
     pub batch: u64,
-    /// Sequences of a microbatch on a rank, for a setting `micro_batch`; none: all of the batch.
+    /// Sequences of a microbatch on all ranks, for a setting `micro_batch`; none: all of the batch.
     pub micro_batch: Option<u64>,
     /// The static value `training`: without it dropout is the identity.
     pub training: bool,

@@ -40,7 +40,7 @@ const CASES: [(&str, &str); 15] = [
     ("llama", "--dtype fp32 --tf32 -D kv_heads=1 -D ffn=200"),
     ("llama", "--dtype bf16 -D kv_heads=1 -D ffn=200 --optimizer muon"),
     ("gemma", "--dtype bf16 -D kv_heads=1 -D ffn=200 -D head_dim=64 -D query_scalar=64 -D score_cap=2.0 -D window=40"),
-    ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96"),
+    ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96 -D aux_per_sequence=true"),
     ("gpt_oss", "--dtype bf16 -D kv_heads=1 -D experts=4 -D top_k=2 -D expert_ffn=96 -D window=40"),
     (
         "deepseek_v3",
@@ -61,7 +61,7 @@ const LARGE: [(&str, &str); 13] = [
     ("llama", "--dtype fp16 -D heads=8 -D kv_heads=2 -D ffn=2816 -D packed=true -D head_dim=96"),
     ("llama", "--dtype fp32 --tf32 -D heads=16 -D kv_heads=4 -D ffn=2816"),
     ("gemma", "--dtype bf16 -D heads=4 -D kv_heads=2 -D ffn=2816 -D head_dim=256 -D score_cap=2.0 -D window=400"),
-    ("mixtral", "--dtype bf16 -D heads=8 -D kv_heads=2 -D experts=8 -D expert_ffn=1408"),
+    ("mixtral", "--dtype bf16 -D heads=8 -D kv_heads=2 -D experts=8 -D expert_ffn=1408 -D aux_per_sequence=true"),
     ("gpt_oss", "--dtype bf16 -D heads=16 -D kv_heads=4 -D experts=8 -D expert_ffn=1408"),
     ("deepseek_v3", "--dtype bf16 -D heads=8 -D first_dense=0 -D experts=8 -D groups=2 -D top_groups=1 -D top_k=2 -D expert_ffn=704 -D q_rank=384"),
     ("t5", "--dtype bf16 -D heads=16 -D ffn=2816"),

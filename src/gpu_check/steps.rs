@@ -30,7 +30,7 @@ const CASES: [Case; 4] = [
     Case { model: "llama", flags: "--dtype fp32 -D kv_heads=2 -D ffn=32", allowed: WIDE, meshes: &DENSE },
     Case {
         model: "mixtral",
-        flags: "--dtype fp32 -D kv_heads=2 -D experts=4 -D expert_ffn=32",
+        flags: "--dtype fp32 -D kv_heads=2 -D experts=4 -D expert_ffn=32 -D aux_per_sequence=true",
         allowed: WIDE,
         meshes: &["--tp 2 --pp 2", "", "--dp 2 --ep 2"],
     },

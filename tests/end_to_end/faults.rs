@@ -318,9 +318,9 @@ fn more_rows_of_experts_than_there_is_room_for_stop_the_run_by_name() {
         let told = [
             "error: rank ",
             ", step 1, forward microbatch 0 command ",
-            "(limit of 8 for layers.0.moe at ",
+            "(limit of 7 for layers.0.moe at ",
             "mixtral.mdl:",
-            " is more than 8: rows from a rank to",
+            " is more than 7: rows from a rank to",
         ];
         assert!(told.iter().all(|part| ran.stderr.contains(part)), "{}", ran.stderr);
         assert!(ran.stderr.contains("a greater --moe-buffer-factor makes room for more"), "{}", ran.stderr);

@@ -17,7 +17,8 @@ fn compiled(flags: &str) -> Dir {
 
 #[test]
 fn the_first_step_of_any_mesh_is_that_of_the_reference() {
-    let mixtral = "mixtral.mdl -D vocab=256 -D hidden=16 -D heads=4 -D kv_heads=2 -D layers=2 -D seq=16 -D experts=4 -D expert_ffn=8";
+    let mixtral =
+        "mixtral.mdl -D vocab=256 -D hidden=16 -D heads=4 -D kv_heads=2 -D layers=2 -D seq=16 -D experts=4 -D expert_ffn=8 -D aux_per_sequence=true";
     for (flags, looked_at) in [
         (format!("{GPT2} --dp 2 --tp 2 --micro-batch-size 2"), "4 of the 8"),
         (format!("{GPT2} --pp 2 --micro-batch-size 2 --fp16"), "4 of the 8"),

@@ -17,7 +17,11 @@ use std::fs;
 const MODELS: [(&str, bool, &str); 3] = [
     ("gpt2", false, "-D vocab=251 -D hidden=16 -D heads=8 -D layers=4 -D seq=16"),
     ("llama", false, "-D vocab=250 -D hidden=32 -D heads=8 -D kv_heads=4 -D ffn=24 -D layers=4 -D seq=8"),
-    ("mixtral", true, "-D vocab=256 -D hidden=16 -D heads=4 -D kv_heads=2 -D experts=4 -D expert_ffn=8 -D layers=2 -D seq=8"),
+    (
+        "mixtral",
+        true,
+        "-D vocab=256 -D hidden=16 -D heads=4 -D kv_heads=2 -D experts=4 -D expert_ffn=8 -D layers=2 -D seq=8 -D aux_per_sequence=true",
+    ),
 ];
 
 const RATE: &str = "--lr 1e-2 --min-lr 1e-2 --lr-decay-style constant --lr-warmup-iters 0";

@@ -72,7 +72,7 @@ fn agree(got: &[serde_json::Value], want: &[serde_json::Value]) -> bool {
 
 #[test]
 fn experts_and_zero_levels_agree_with_one_rank() {
-    // The balance of all of the batch, as the one rank has it.
+    // The balance of all of the batch, however many microbatches there are.
     for (name, settings, plans) in [
         (
             "mixtral",

@@ -73,7 +73,7 @@ impl Elab<'_> {
                 }
                 None if &*name.name == "batch" => self.sequences(name, self.options.batch, "the global batch"),
                 None if &*name.name == "micro_batch" => {
-                    self.sequences(name, self.options.micro_batch.unwrap_or(self.options.batch), "the batch of a rank")
+                    self.sequences(name, self.options.micro_batch.unwrap_or(self.options.batch), "the sequences of a microbatch")
                 }
                 None => {
                     let e = Diagnostic::error("E0406", format!("setting `{}` needs a value", name.name)).label(name.span, "has no default");

@@ -18,7 +18,7 @@ const MODELS: [Model; 7] = [
     ("windows", LLAMA, &[("seq", "8"), ("window", "3"), ("window_every", "2"), ("tied", "true")]),
     ("gemma", GEMMA, &[("seq", "8"), ("window", "3"), ("score_cap", "1.0"), ("logit_cap", "2.0")]),
     ("bert", BERT, &[("seq", "8")]),
-    ("mixtral", MIXTRAL, &[("seq", "8")]),
+    ("mixtral", MIXTRAL, &[("seq", "8"), ("aux_per_sequence", "true")]),
     ("deepseek", DEEPSEEK, &[("seq", "8")]),
 ];
 

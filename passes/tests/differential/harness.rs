@@ -139,7 +139,7 @@ pub fn models(text: &str, defines: &[(&str, &str)], case: &Case) -> Result<Model
     let options = Text {
         defines: defines.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
         batch: case.global_batch,
-        micro_batch: Some(case.micro_batch),
+        micro_batch: Some(case.micro_batch * case.dp),
         inline_ops: case.inline_ops,
         precision: case.precision,
         ..Text::default()
