@@ -73,9 +73,9 @@ pub fn nominal(job: &Job) -> u64 {
 const MACHINE: u64 = 8;
 
 /// What is tried, in rounds. First what keeps the ranks and their microbatches: another order of commands, the
-/// sequence split, smaller chunks of logits, experts' rows in passes, attention or some layers or all recomputed, states, gradients and
-/// parameters shared out (within machines, or among all), the optimizer on the host, and most of it together. Then
-/// smaller microbatches, then ranks moved from data to tensor and pipeline parallelism.
+/// sequence split, smaller chunks of logits, experts' rows in passes, attention or some layers or all recomputed,
+/// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, and most of
+/// it together. Then smaller microbatches, then ranks moved from data to tensor and pipeline parallelism.
 fn candidates(options: &Options) -> [Vec<Options>; 3] {
     let base = options;
     let mut out = vec![];

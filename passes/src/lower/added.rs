@@ -1,6 +1,6 @@
-//! Products that are only added up: each adds to the buffer of their sum, and no term has one of its own. So the
-//! gradient of a head's weights, whose terms are those of chunks of tokens, takes the memory of one; and so does what
-//! passes of rows of experts add up, each of whose rows have made room before the next begins.
+//! What is only added up: each term adds to the buffer of their sum, and has none of its own. So the gradient of a
+//! head's weights, whose terms are those of chunks of tokens, takes the memory of one. So does what passes of rows of
+//! experts add up, and a pass's rows are of no more use when the next begins.
 
 use crate::local::role::{Role, role, roots};
 use ir::graph::{Body, Users, Value};
@@ -10,10 +10,10 @@ use ir::op::{DType, Op};
 use std::collections::{BTreeSet, HashMap};
 use std::mem::discriminant;
 
-/// Sums of products that a step leaves.
+/// Sums whose terms are added in place.
 #[derive(Default)]
 pub struct Sums {
-    /// The sum of each product.
+    /// The sum of each term.
     pub of: HashMap<Value, Value>,
     /// The term before one, which is there when it is added: a sum keeps its order.
     pub before: HashMap<Value, Value>,

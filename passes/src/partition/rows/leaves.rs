@@ -143,13 +143,19 @@ impl Emitter<'_> {
         node.args.len() == 2 && node.ty.has(experts) && self.digits(experts).iter().all(|u| at.split.contains(u))
     }
 
+    /// What a sum over rows is of: where they are, the local dims that are summed beside, and the operands there.
+    fn summands(&mut self, v: Value, layout: usize, spot: Spot) -> (At, Vec<Dim>, Vec<Value>) {
+        let at = self.at_of_operand(v, layout);
+        let over = self.summed(v, layout);
+        let args = self.job.s.graph.body[v].args.iter().map(|a| self.placed(*a, &at, spot)).collect();
+        (at, over, args)
+    }
+
     /// Each expert's sum over its rows, or the sum over all rows.
     fn over_tokens(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
         let job = self.job;
         let node = &job.s.graph.body[v];
-        let at = self.at_of_operand(v, layout);
-        let over = self.summed(v, layout);
-        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, &at, spot)).collect();
+        let (at, over, args) = self.summands(v, layout, spot);
         let (rows, experts) = (self.row_dim(RowDim::Slot(layout)), self.group(layout));
         let by_group = [self.group_dims(&at), vec![experts]].concat();
         let ty = Type::new(sum_type(node.ty.dtype), [by_group.clone(), self.rest(v, layout)].concat());
@@ -182,9 +188,7 @@ impl Emitter<'_> {
     fn over_experts(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
         let job = self.job;
         let node = &job.s.graph.body[v];
-        let at = self.at_of_operand(v, layout);
-        let over = self.summed(v, layout);
-        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, &at, spot)).collect();
+        let (at, over, args) = self.summands(v, layout, spot);
         let token = self.row_dim(RowDim::Token(layout));
         let ty = Type::new(sum_type(node.ty.dtype), [self.home_dims(&at), vec![token], self.rest(v, layout)].concat());
         let table = self.table(Table::Token, &at, spot);

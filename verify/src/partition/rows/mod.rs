@@ -78,7 +78,8 @@ pub struct Layout {
     home: usize,
     group: u64,
     slots: u64,
-    /// Of a pass, whose slots are for some rows only: the number in its group of the first of them. None: they are for all rows.
+    /// Of a pass, whose slots are for some rows only: how many rows of its group come before these. None: they are for
+    /// all rows.
     from: Option<u64>,
 }
 
@@ -97,7 +98,8 @@ pub enum Tensor {
     Numbers,
     Table(Table, Layout),
     Rows(Value, Layout),
-    /// What the rows of a pass, or of several in a row, add to a value. They are `apart` if each element has its share of one pass alone.
+    /// What the rows of a pass, or of several in a row, add to a value. They are `apart` if each element has its share
+    /// of one pass alone.
     Share {
         of: Value,
         layout: Layout,

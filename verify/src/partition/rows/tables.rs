@@ -27,7 +27,8 @@ pub enum Table {
     Total,
     /// `[expert]`: its hits, less than zero.
     MinusTotal,
-    /// `[expert]`: hits of it and of experts before it in its group: where its slots end. Of a pass, as many of them as are in it.
+    /// `[expert]`: hits of it and of experts before it in its group: where its slots end. Of a pass, as many of them as
+    /// are in it.
     Ends,
     /// `[expert]`: the same hits, less those before the pass, which may be less than none.
     Less,
