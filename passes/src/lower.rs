@@ -15,6 +15,7 @@ mod items;
 pub mod job;
 pub mod kernels;
 mod places;
+mod predicates;
 mod spaces;
 mod sums;
 pub mod view;
@@ -132,6 +133,8 @@ struct LocalLowering<'l, 'a, 'k> {
     sums: HashMap<Value, View>,
     /// Products that are added to the buffer of their sum.
     added: added::Sums,
+    /// Of each value: the bool without which it is not made.
+    predicates: Vec<Option<Value>>,
     /// Sums that are made at their place in a concatenation, and how many elements lie before it.
     homes: HashMap<Value, (Value, u64)>,
     /// Concatenations that are made so.
@@ -142,6 +145,8 @@ struct LocalLowering<'l, 'a, 'k> {
     chunk: Chunk,
     /// Where what is being made is.
     space: Space,
+    /// Where the bool is without which it is left out.
+    predicate: Option<Place>,
     /// Where a value lies in the memory that it was not made in, by the chunk that uses it there.
     moved: HashMap<(Value, Chunk), View>,
     /// Slots whose new parameters are written.
@@ -151,7 +156,8 @@ struct LocalLowering<'l, 'a, 'k> {
 impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn new(l: &'l mut Lowering<'k>, local: &'a Local, names: &'a Names<'a>) -> Self {
         let added = added::sums(local);
-        let groups = fuse(local, &added);
+        let predicates = predicates::predicates(local, &added);
+        let groups = fuse(local, &added, &predicates);
         let mut groups_of: HashMap<Value, Vec<usize>> = HashMap::new();
         for (k, group) in groups.iter().enumerate() {
             for v in &group.nodes {
@@ -188,12 +194,14 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             indices: HashMap::new(),
             sums: HashMap::new(),
             added,
+            predicates,
             homes: HashMap::new(),
             joined: HashMap::new(),
             touched: BTreeMap::new(),
             commands: BTreeMap::new(),
             chunk: Chunk::Prologue,
             space: Space::Device,
+            predicate: None,
             moved: HashMap::new(),
             renewed: BTreeSet::new(),
         }
@@ -208,15 +216,18 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
                 match item {
                     Item::Group(g) => {
                         self.space = self.groups[g].space;
+                        self.choose(self.groups[g].predicate);
                         self.emit_group(g);
                     }
                     Item::Node(v) => {
                         self.space = self.space_of(v);
+                        self.choose(self.predicates[v.index()]);
                         self.emit_node(v);
                     }
                 }
             }
         }
+        self.predicate = None;
         self.write_updates();
         self.space = Space::Device;
         self.report();

@@ -12,8 +12,7 @@ use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
-use ir::program::Phase;
-use ir::program::{Action, Arena, Buffer, BufferId, Content, Extent, Job, Place, Program, Stage};
+use ir::program::{Action, Arena, Buffer, BufferId, Command, Content, Extent, Job, Phase, Place, Program, Space, Stage, Stream};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +54,7 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
         }
         for body in &program.bodies {
             for (c, command) in body.commands.iter().enumerate() {
-                action_sound(job, program, &command.action).map_err(at(format!("program {p}, {} command {c}", body.name)))?;
+                command_sound(job, program, command).map_err(at(format!("program {p}, {} command {c}", body.name)))?;
             }
         }
     }
@@ -349,6 +348,15 @@ fn place_sound(mesh: &Mesh, program: &Program, place: &Place, dtype: DType, coun
     ensure(end.is_some_and(|e| e <= buffer.elements()), || {
         format!("{count} elements from {} on lie outside of buffer `{}` of {}", place.offset, buffer.name, buffer.elements())
     })
+}
+
+fn command_sound(job: &Job, program: &Program, command: &Command) -> Checked {
+    action_sound(job, program, &command.action)?;
+    let Some(predicate) = &command.predicate else { return Ok(()) };
+    let may = matches!(command.action, Action::Launch { .. } | Action::Copy { .. } | Action::Collective { .. });
+    ensure(may && command.stream != Stream::Host, || "it has a predicate, but is nothing that may be left out".into())?;
+    place_sound(&job.mesh, program, predicate, DType::Bool, 1)?;
+    ensure(program.buffers[predicate.buffer.index()].arena.space() == Space::Device, || "its predicate is not in the device's memory".into())
 }
 
 fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {

@@ -66,6 +66,14 @@ impl Cursor {
         self.skip(command);
     }
 
+    /// Goes on behind a command that was left out.
+    pub fn leave_out(&mut self, command: &Command) {
+        if let Some(log) = &mut self.log {
+            log.leave_out();
+        }
+        self.skip(command);
+    }
+
     fn skip(&mut self, command: &Command) {
         if let Action::Record { event } = command.action {
             self.issued[event as usize] += 1;

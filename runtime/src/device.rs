@@ -89,6 +89,8 @@ pub trait Fabric {
     /// A phase begins, in which what is sent goes out at these turns; all of the phase before was issued.
     fn phase(&mut self, sends: &[SendTurn]);
     fn transfer(&mut self, stream: Stream, transfer: &Transfer);
+    /// A collective is left out, by all of its members. What has its turn behind it goes out.
+    fn leave_out(&mut self);
     /// Runs a kernel of the host when the stream comes to it.
     fn run_on_host(&mut self, stream: Stream, kernel: KernelId, args: &[Location], scalars: &[f64]);
     fn record(&mut self, stream: Stream, event: u32);

@@ -209,6 +209,11 @@ impl Communication<'_> {
                             true
                         }
                         action => {
+                            if pending.is_none() && frame.is_left_out(&mut coords, call, command, self.memory.as_ref()) {
+                                moved = true;
+                                cursor.leave_out(command);
+                                continue;
+                            }
                             if pending.is_none() {
                                 *pending = frame.transfer(&mut coords, call, action).map(|t| Pending::new(t, cursor.through));
                             }

@@ -238,6 +238,9 @@ invariants! {
     513 MetValues "What a program exchanges with other stages is what its graph does, in that order."
     514 RestValue "A parameter or state of a program is one value after a step."
     515 FinalValue "A parameter or state of a program is, after a step, what its graph says."
+    516 MayBeLeftOut "What a bool may leave out is a launch, a copy or a collective."
+    517 ReadIfMade "What a bool may leave out is read only by what the same bool leaves out, unless it adds to a sum."
+    518 LeftOutByAll "The members of a collective that a bool may leave out have the same bool."
 
     530 DescribedSettings "A job has the model, settings, optimizer, mesh and batch of its module."
     531 DescribedParameters "A job describes the parameters of its graph: names, sizes, orders of storage, initial values."

@@ -97,6 +97,10 @@ impl Stream {
 pub struct Command {
     pub stream: Stream,
     pub action: Action,
+    /// A bool scalar, the same throughout a call; where it is false, the command is left out. What it would have
+    /// written is not there then; what it would have added to is as it was. All members of a collective have the same
+    /// bool.
+    pub predicate: Option<Place>,
     pub origin: Origin,
     /// Of a collective: which operand of which op needs it, and which sharding rule.
     pub reason: Option<Reason>,
@@ -179,8 +183,15 @@ pub enum Action {
     },
 }
 
-impl Action {
+impl Command {
     /// The buffers that it reads or writes.
+    pub fn buffers(&self) -> Vec<BufferId> {
+        self.action.buffers().into_iter().chain(self.predicate.iter().map(|p| p.buffer)).collect()
+    }
+}
+
+impl Action {
+    /// The buffers that it reads or writes, where it is not left out.
     pub fn buffers(&self) -> Vec<BufferId> {
         match self {
             Action::Launch { args, .. } => args.iter().map(|p| p.buffer).collect(),

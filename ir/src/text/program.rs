@@ -80,7 +80,7 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
             BodyKind::Forward(l) | BodyKind::Backward(l) | BodyKind::Weight(l) => virtual_stage(io, l)?,
             BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => {}
         }
-        let blank = Command { stream: Stream::Compute, action: Action::Record { event: 0 }, origin: blank_origin(), reason: None };
+        let blank = Command { stream: Stream::Compute, action: Action::Record { event: 0 }, predicate: None, origin: blank_origin(), reason: None };
         io.rows(&mut b.commands, blank, "  ", |io, _, c| command(io, c))
     })?;
     Ok(())
@@ -162,6 +162,7 @@ fn command(io: &mut Io, c: &mut Command) -> Result {
     io.variant(&mut c.stream, "a stream", &Stream::ALL.map(|s| (s.name(), s)))?;
     io.lit(" ")?;
     action(io, &mut c.action)?;
+    io.option(&mut c.predicate, Place::start(BufferId(0)), " if ", place)?;
     origin(io, &mut c.origin)?;
     reason(io, &mut c.reason)
 }

@@ -292,7 +292,10 @@ pub fn program() -> Program {
     };
     let index = vec![IndexMap { parts: vec![(2, 1)], base: Base::Coords(vec![(SubAxis(1), 2)]) }, IndexMap::whole(8)];
     let (x, w) = (BufferId(1), BufferId(0));
-    let command = |action| Command { stream: Stream::Compute, action, origin: origin(Phase::Forward, "layers.3.proj"), reason: None };
+    let command = |action| {
+        let origin = origin(Phase::Forward, "layers.3.proj");
+        Command { stream: Stream::Compute, action, predicate: None, origin, reason: None }
+    };
     let shifted = Place { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
     let body = |name: &str, kind, commands| crate::program::Body { name: name.into(), kind, commands };
     Program {
@@ -348,7 +351,8 @@ pub fn program() -> Program {
                     command(Action::Limit { src: shifted.clone(), most: 96 }),
                     Command {
                         stream: Stream::ToHost,
-                        ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted, dst: Place::start(BufferId(5)) })
+                        predicate: Some(shifted.clone()),
+                        ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted.clone(), dst: Place::start(BufferId(5)) })
                     },
                 ],
             ),

@@ -395,7 +395,7 @@ fn a_program_in_text() {
           compute fill layers.3.w.state0 with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
           compute report 1 from x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6
           compute limit x @16 + 64*tp.0 + 32*tp.1 to 96  // forward layers.3.proj layer 3 @0:23:11+6
-          to_host copy 16 x f32 from x @16 + 64*tp.0 + 32*tp.1 to staged  // forward layers.3.proj layer 3 @0:23:11+6
+          to_host copy 16 x f32 from x @16 + 64*tp.0 + 32*tp.1 to staged if x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6
         body reduce kind reduce
         body reduce#1 kind update
         body "" kind prologue

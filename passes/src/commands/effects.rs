@@ -2,7 +2,7 @@
 
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, BufferId, Place, Program};
+use ir::program::{Action, BufferId, Command, Place, Program};
 
 /// Elements `from..to` of a buffer that a command may touch, whatever the rank and microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,13 +14,13 @@ pub struct Touch {
 }
 
 /// All that a command touches. Of a kernel's operands, what lies between the first and the last element.
-pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, action: &Action) -> Vec<Touch> {
+pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, command: &Command) -> Vec<Touch> {
     let part = |place: &Place, elements: u64, writes: bool| {
         let spread: u64 = place.coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum();
         Touch { buffer: place.buffer, from: place.offset, to: place.offset + spread + elements, writes }
     };
     let whole = |buffer: BufferId| Touch { buffer, from: 0, to: program.buffers[buffer.index()].elements(), writes: true };
-    match action {
+    let of_action = match &command.action {
         Action::Launch { kernel, args, .. } => {
             let kernel = &kernels[kernel.index()];
             let inputs = kernel.inputs.iter().map(|i| (&i.ty.dims, &i.strides, false));
@@ -40,5 +40,7 @@ pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, action: &Acti
         Action::Recv { count, dst, .. } => vec![part(dst, *count, true)],
         Action::Fill { buffer, .. } | Action::Load { dst: buffer, .. } => vec![whole(*buffer)],
         Action::Record { .. } | Action::Wait { .. } => vec![],
-    }
+    };
+    let predicate = command.predicate.iter().filter(|_| ir::fault!("effects.predicate.lost", false, true));
+    of_action.into_iter().chain(predicate.map(|p| part(p, 1, false))).collect()
 }

@@ -60,7 +60,7 @@ fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules:
     for Body { commands, .. } in &mut program.bodies {
         let mut out = Vec::with_capacity(commands.len());
         for command in std::mem::take(commands) {
-            let with = |action| Command { stream: command.stream, action, origin: command.origin.clone(), reason: None };
+            let with = |action| Command { stream: command.stream, action, predicate: None, origin: command.origin.clone(), reason: None };
             out.extend(needed[site].iter().map(|s| with(Action::Wait { event: events[s] })));
             let record = events.get(&site).map(|e| with(Action::Record { event: *e }));
             out.push(command);
@@ -112,7 +112,7 @@ impl Sites {
         let (mut first, mut commands) = (vec![], vec![]);
         for body in &program.bodies {
             first.push(commands.len());
-            let touched = |c: &Command| touches(mesh, kernels, program, &c.action).iter().map(range).collect();
+            let touched = |c: &Command| touches(mesh, kernels, program, c).iter().map(range).collect();
             commands.extend(body.commands.iter().map(|c| (c.stream as usize, touched(c))));
         }
         Sites { first, commands }

@@ -92,7 +92,7 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, 
             }
             _ => windows.into_iter().find(|c| fits(c)).unwrap_or_else(|| commands.clone()),
         };
-        for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
+        for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, c)).filter(|t| t.writes) {
             count += 1;
             written.insert(touch.buffer, count);
         }
@@ -109,7 +109,7 @@ fn touched(program: &Program, kept: &Kept, body: usize, commands: &[Command]) ->
     let mut of = vec![];
     for command in commands {
         let shared = |id: &BufferId| program.buffers[id.index()].arena == Space::Device.temporary() || kept.singly.contains(id);
-        let ids: BTreeSet<BufferId> = command.action.buffers().into_iter().filter(shared).collect();
+        let ids: BTreeSet<BufferId> = command.buffers().into_iter().filter(shared).collect();
         let mut number = |id: BufferId| {
             let next = numbers.len();
             *numbers.entry(id).or_insert(next)
@@ -158,7 +158,7 @@ impl Graph {
         // The last exchange with other stages: a sum, a send, a receive.
         let [mut sum, mut send, mut receive] = [None; 3];
         for (k, command) in commands.iter().enumerate() {
-            for touch in touches(mesh, kernels, program, &command.action) {
+            for touch in touches(mesh, kernels, program, command) {
                 // Copies are of what is complete: the order is that of the graph.
                 if !matches!(command.action, Action::Copy { .. }) {
                     since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);

@@ -19,7 +19,7 @@ pub struct Life {
 pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     let mut touches = vec![vec![false; program.stashes.len()]; program.bodies.len()];
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
-        let buffers = body.commands.iter().flat_map(|c| c.action.buffers());
+        let buffers = body.commands.iter().flat_map(|c| c.buffers());
         for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash) {
             // Beyond what can be addressed there are none: that is the user's error, which is told of the whole job.
             if let Some((k, _)) = program.stash(buffer) {
@@ -198,7 +198,7 @@ fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool
     let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
     // Kernels of the host, and bytes that come and go through them.
     let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
-    let staged = |c: &Command| c.action.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
+    let staged = |c: &Command| c.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
     let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
     // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits
     // for the copy.
@@ -214,7 +214,7 @@ fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool
     // Of each stream the collectives, the last one first: the command, and the bytes that it and those behind it read.
     let mut handed: BTreeMap<Stream, Vec<(usize, u64)>> = BTreeMap::new();
     for (k, c) in commands.iter().enumerate().rev() {
-        for id in c.action.buffers().into_iter().filter(wanted) {
+        for id in c.buffers().into_iter().filter(wanted) {
             lives.entry(id).or_insert((k, k)).0 = ir::fault!("liveness.first.late", k + 1, k);
         }
         let read = match &c.action {
@@ -246,7 +246,7 @@ fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool
             life.1 = life.1.max(ir::fault!("liveness.last.read", k, end.unwrap_or(commands.len())));
         }
         if c.stream == Stream::Compute {
-            used.extend(c.action.buffers().into_iter().map(|id| (id, k)));
+            used.extend(c.buffers().into_iter().map(|id| (id, k)));
         }
     }
     lives

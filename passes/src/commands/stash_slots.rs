@@ -19,7 +19,7 @@ pub fn lay_out(program: &mut Program, schedules: &[&CallSchedule]) -> Vec<bool> 
     let stashed = (0..program.buffers.len() as u32).map(BufferId).filter(|id| program.buffers[id.index()].arena == Arena::Stash);
     let mut bodies: BTreeMap<BufferId, BTreeSet<usize>> = stashed.map(|id| (id, BTreeSet::new())).collect();
     for (b, body) in program.bodies.iter().enumerate() {
-        for id in body.commands.iter().flat_map(|c| c.action.buffers()) {
+        for id in body.commands.iter().flat_map(|c| c.buffers()) {
             if let Some(all) = bodies.get_mut(&id) {
                 all.insert(b);
             }

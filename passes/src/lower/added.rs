@@ -1,12 +1,15 @@
 //! What is only added up: each term adds to the buffer of their sum, and has none of its own. So the gradient of a
 //! head's weights, whose terms are those of chunks of tokens, takes the memory of one. So does what passes of rows of
 //! experts add up, and a pass's rows are of no more use when the next begins.
+//!
+//! A term that a bool chooses (`select(bool, term, 0)`) is added where that is true; else nothing is added, and the
+//! sum is as right.
 
 use crate::local::role::{Role, role, roots};
 use ir::graph::{Body, Users, Value};
 use ir::local::Local;
 use ir::mesh::Axis;
-use ir::op::{DType, Op};
+use ir::op::{DType, Op, Real};
 use std::collections::{BTreeSet, HashMap};
 use std::mem::discriminant;
 
@@ -17,7 +20,9 @@ pub struct Sums {
     pub of: HashMap<Value, Value>,
     /// The term before one, which is there when it is added: a sum keeps its order.
     pub before: HashMap<Value, Value>,
-    /// The additions, which no kernel makes.
+    /// The bool that chooses a term.
+    pub only_if: HashMap<Value, Value>,
+    /// The additions, and choices of terms, which no kernel makes.
     pub adds: BTreeSet<Value>,
 }
 
@@ -30,13 +35,15 @@ pub fn sums(local: &Local) -> Sums {
         if out.adds.contains(&v) {
             continue;
         }
-        let mut found = Found { local, users: &users, left: is_left(local, &users, v), adds: BTreeSet::new(), terms: vec![] };
+        let mut found =
+            Found { local, users: &users, left: is_left(local, &users, v), adds: BTreeSet::new(), only_if: HashMap::new(), terms: vec![] };
         if found.collect(v) {
             // A sum that began with its last term would be another one.
             ir::fault!("lower.added.order", found.terms.reverse(), ());
             out.before.extend(found.terms.windows(2).map(|t| (t[1], t[0])));
             out.of.extend(found.terms.into_iter().map(|t| (t, v)));
             out.adds.extend(found.adds);
+            out.only_if.extend(found.only_if);
         }
     }
     out
@@ -50,6 +57,12 @@ fn is_left(local: &Local, users: &Users, v: Value) -> bool {
     lasts && !used.is_empty() && used.iter().all(|(c, _)| !local.chunks[c.index()].per_microbatch())
 }
 
+/// Whether a value is made before another one, in the same chunk or in one before it for the same microbatch.
+pub fn is_before(local: &Local, a: Value, b: Value) -> bool {
+    let [at, other] = [a, b].map(|v| local.chunks[v.index()]);
+    a < b && (at == other || at.precedes(other))
+}
+
 /// What a value is made of.
 struct Found<'a> {
     local: &'a Local,
@@ -57,6 +70,7 @@ struct Found<'a> {
     /// The value is read by what a step does once alone.
     left: bool,
     adds: BTreeSet<Value>,
+    only_if: HashMap<Value, Value>,
     terms: Vec<Value>,
 }
 
@@ -73,19 +87,46 @@ impl Found<'_> {
         let &[before, last] = node.args.as_slice() else { return false };
         let in_order = before < last && !matches!(body[last].op, Op::Add);
         in_order
-            && [before, last].iter().all(|a| {
-                let local = self.local;
-                let alone = self.users[a.index()].len() == 1 && !local.accumulate[a.index()] && local.chunks[a.index()] == local.chunks[v.index()];
-                match &body[*a].op {
-                    _ if !alone || body[*a].ty != node.ty => false,
-                    Op::Add => self.collect(*a),
-                    op if self.is_term(*a) && self.terms.first().is_none_or(|t| discriminant(&body[*t].op) == discriminant(op)) => {
-                        self.terms.push(*a);
+            && [before, last].into_iter().all(|a| match &body[a].op {
+                _ if !self.is_of(a, v) => false,
+                Op::Add => self.collect(a),
+                // A sum begins with what is there whatever is chosen.
+                Op::Select if !self.terms.is_empty() => match self.chosen(a) {
+                    Some((bool, x)) if self.is_of(x, v) && self.take(x) => {
+                        self.adds.insert(a);
+                        self.only_if.insert(x, bool);
                         true
                     }
-                    _ => false,
-                }
+                    Some(_) | None => false,
+                },
+                _ => self.take(a),
             })
+    }
+
+    /// Whether a value is made in the chunk of a sum, and is of no use but for it.
+    fn is_of(&self, a: Value, sum: Value) -> bool {
+        let local = self.local;
+        let alone = self.users[a.index()].len() == 1 && !local.accumulate[a.index()] && local.chunks[a.index()] == local.chunks[sum.index()];
+        alone && local.body[a].ty == local.body[sum].ty
+    }
+
+    /// Takes a value for a term, if it is one of the kind of the others.
+    fn take(&mut self, a: Value) -> bool {
+        let body = &self.local.body;
+        let fits = self.is_term(a) && self.terms.first().is_none_or(|t| discriminant(&body[*t].op) == discriminant(&body[a].op));
+        if fits {
+            self.terms.push(a);
+        }
+        fits
+    }
+
+    /// `select(bool, x, 0)`, where the bool is a scalar that a kernel makes before.
+    fn chosen(&self, a: Value) -> Option<(Value, Value)> {
+        let body = &self.local.body;
+        let &[bool, x, none] = body[a].args.as_slice() else { return None };
+        let zero = body[none].op == Op::Const(Real(0.0)) && body[none].ty.dims.is_empty();
+        let scalar = body[bool].ty.dims.is_empty() && role(body, bool) == Role::Compute;
+        (zero && scalar && is_before(self.local, bool, x)).then_some((bool, x))
     }
 
     /// Whether a kernel adds a value to a sum as well as it stores it, and what it reads is of no more use then.

@@ -15,7 +15,23 @@ use std::collections::{BTreeSet, HashMap};
 
 impl LocalLowering<'_, '_, '_> {
     pub(super) fn push(&mut self, action: Action, origin: &Origin, reason: Option<Reason>) {
-        self.commands.entry(self.chunk).or_default().push(Command { stream: Stream::Compute, action, origin: origin.clone(), reason });
+        let predicate = ir::fault!("lower.predicate.lost", None, self.predicate.clone());
+        self.commands.entry(self.chunk).or_default().push(Command { stream: Stream::Compute, action, predicate, origin: origin.clone(), reason });
+    }
+
+    /// What follows is left out where a bool is false.
+    pub(super) fn choose(&mut self, bool: Option<Value>) {
+        let place = bool.map(|bool| self.own_view(bool).place);
+        self.predicate = ir::fault!("lower.predicate.stays", place.or(self.predicate.take()), place);
+    }
+
+    /// Does what others find done: it is left out by the bool of what is made, not by that of who asks first.
+    pub(super) fn for_all<T>(&mut self, made: Value, f: impl FnOnce(&mut Self) -> T) -> T {
+        let predicate = self.predicate.take();
+        self.choose(self.predicates[made.index()]);
+        let out = f(self);
+        self.predicate = predicate;
+        out
     }
 
     pub(super) fn launch(&mut self, launch: Launch, at: Value) {

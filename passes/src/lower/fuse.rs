@@ -26,19 +26,22 @@ pub struct Group {
     pub family: Family,
     pub chunk: Chunk,
     pub space: Space,
+    /// The bool without which it is left out.
+    pub predicate: Option<Value>,
     /// Of `nodes`, those that are stored.
     pub outputs: Vec<Value>,
 }
 
-/// The groups of a local graph, in an order in which every group follows those it reads.
-/// Additions of `added` are no part of any, and no two terms of a sum are part of one.
-pub fn fuse(local: &Local, added: &Sums) -> Vec<Group> {
+/// The groups of a local graph, in an order in which every group follows those it reads. Additions of `added` are no
+/// part of any, and no two terms of a sum are part of one. Nodes with different `predicates` are in different groups.
+pub fn fuse(local: &Local, added: &Sums, predicates: &[Option<Value>]) -> Vec<Group> {
     let body = &local.body;
     let mut f = Fusion {
         body,
         users: body.users(),
         kept: kept(local, &added.adds),
         added,
+        predicates,
         groups: vec![],
         of: vec![None; body.nodes.len()],
         order: Order::default(),
@@ -50,7 +53,7 @@ pub fn fuse(local: &Local, added: &Sums) -> Vec<Group> {
     for v in body.values() {
         match role(body, v) {
             Role::Compute if added.adds.contains(&v) => {}
-            Role::Compute => f.add(v, (local.chunks[v.index()], local.space(v))),
+            Role::Compute => f.add(v, (local.chunks[v.index()], local.space(v), predicates[v.index()])),
             Role::Exchange => f.exchange(v, local.chunks[v.index()]),
             Role::Inline | Role::Source | Role::Alias => {}
         }
@@ -80,10 +83,12 @@ fn kept(local: &Local, added: &BTreeSet<Value>) -> Vec<bool> {
     kept
 }
 
+type At = (Chunk, Space, Option<Value>);
+
 struct Draft {
     nodes: BTreeSet<Value>,
-    /// When and where it runs.
-    at: (Chunk, Space),
+    /// When and where it runs, and under which bool.
+    at: At,
     anchor: Option<Value>,
     /// A kernel of its own: not merged into another one, and not an exchange.
     live: bool,
@@ -94,6 +99,7 @@ struct Fusion<'a> {
     users: Users,
     kept: Vec<bool>,
     added: &'a Sums,
+    predicates: &'a [Option<Value>],
     groups: Vec<Draft>,
     of: Vec<Option<usize>>,
     order: Order,
@@ -112,7 +118,8 @@ impl Fusion<'_> {
     fn exchange(&mut self, v: Value, chunk: Chunk) {
         let mut direct = self.direct(&self.body[v].args);
         direct.extend(self.last_exchange.insert(chunk, self.groups.len()));
-        self.open(Draft { nodes: [v].into(), at: (chunk, Space::Device), anchor: None, live: false }, direct, BTreeSet::new());
+        direct.extend(self.chooses(v));
+        self.open(Draft { nodes: [v].into(), at: (chunk, Space::Device, None), anchor: None, live: false }, direct, BTreeSet::new());
     }
 
     /// A new group of one node.
@@ -125,7 +132,12 @@ impl Fusion<'_> {
         self.aliased.push(aliased);
     }
 
-    fn add(&mut self, v: Value, at: (Chunk, Space)) {
+    /// The group that makes the bool without which a node is left out.
+    fn chooses(&self, v: Value) -> Option<usize> {
+        self.predicates[v.index()].and_then(|bool| self.of[bool.index()])
+    }
+
+    fn add(&mut self, v: Value, at: At) {
         let anchor = is_anchor(self.body, v);
         // The groups whose values it reads without a detour, latest first.
         let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of[a.index()]).collect();
@@ -143,6 +155,7 @@ impl Fusion<'_> {
         }
         let mut direct = self.direct(&self.body[v].args);
         direct.extend(self.added.before.get(&v).and_then(|term| self.of[term.index()]));
+        direct.extend(self.chooses(v));
         let views: Vec<Value> = self.body[v].args.iter().copied().filter(|a| self.of[a.index()].is_none()).collect();
         let aliased = self.direct(&views);
         match candidates.into_iter().find(|merged| self.fits(merged, v, &direct, &aliased)) {
@@ -328,7 +341,8 @@ impl Fusion<'_> {
                     Some(_) => Family::Gemm,
                 };
                 let outputs = draft.nodes.iter().copied().filter(|v| self.stores(g, *v)).collect();
-                Group { nodes: draft.nodes.iter().copied().collect(), family, chunk: draft.at.0, space: draft.at.1, outputs }
+                let (chunk, space, predicate) = draft.at;
+                Group { nodes: draft.nodes.iter().copied().collect(), family, chunk, space, predicate, outputs }
             })
             .collect()
     }

@@ -97,6 +97,8 @@ impl LocalLowering<'_, '_, '_> {
         !self.is_root(x)
             && !renewed
             && self.users[x.index()].iter().all(|(c, _)| match role(body, *c) {
+                // A bool that chooses is read before each of the commands that it chooses.
+                _ if self.added.adds.contains(c) => false,
                 // Who reads a view may read other elements.
                 Role::Alias => self.is_behind(*c, from, &[]),
                 Role::Compute => {

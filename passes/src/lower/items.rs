@@ -27,7 +27,7 @@ impl LocalLowering<'_, '_, '_> {
             let (mut out, mut stack) = (vec![], vec![a]);
             while let Some(a) = stack.pop() {
                 match self.added.adds.contains(&a) {
-                    true => stack.extend(&body[a].args),
+                    true => stack.extend(body[a].args.iter().filter(|a| self.local.chunks[a.index()] == chunk)),
                     false => out.push(items(a)),
                 }
             }
@@ -40,7 +40,9 @@ impl LocalLowering<'_, '_, '_> {
             for own in items(v) {
                 let set = needs.entry(own).or_default();
                 set.extend(made.iter().filter(|m| !m.contains(&own)).filter_map(|m| m.first()));
-                set.extend(self.added.before.get(&v).and_then(|term| items(*term).first().copied()));
+                let here = self.predicates[v.index()].filter(|bool| self.local.chunks[bool.index()] == chunk);
+                let earlier = self.added.before.get(&v).copied().into_iter().chain(here);
+                set.extend(earlier.filter_map(|e| items(e).first().copied()));
                 if role(body, v) == Role::Exchange {
                     set.extend(last_exchange);
                     last_exchange = Some(own);

@@ -99,6 +99,7 @@ impl LocalLowering<'_, '_, '_> {
             .map(|(buffer, _)| Command {
                 stream: Stream::Compute,
                 action: Action::Fill { buffer, value: Real(ir::fault!("lower.sums.start", 1.0, 0.0)) },
+                predicate: None,
                 origin: Origin::new(Phase::Forward),
                 reason: None,
             })

@@ -5,9 +5,9 @@ use super::describe::describe;
 use super::step::{ExecError, Fault, Step};
 use super::transfer::{Copied, Transfer};
 use crate::comm::{Exchange, Message, Position};
-use crate::device::Location;
+use crate::device::{Location, Memory};
 use ir::mesh::{Axis, Coords};
-use ir::op::Scalar;
+use ir::op::{DType, Scalar};
 use ir::program::{Action, Arena, Body, Buffer, BufferId, Call, CallSchedule, Command, Job, KernelId, Place, Program, Slots, Stage, linear};
 use std::collections::BTreeSet;
 
@@ -48,7 +48,7 @@ impl Spot {
 fn fresh(program: &Program, body: &Body) -> Vec<Vec<BufferId>> {
     let mut seen: BTreeSet<BufferId> = BTreeSet::new();
     let mut of = |command: &Command| {
-        let buffers = command.action.buffers().into_iter();
+        let buffers = command.buffers().into_iter();
         buffers.filter(|id| program.buffers[id.index()].arena.is_temporary() && seen.insert(*id)).collect()
     };
     body.commands.iter().map(&mut of).collect()
@@ -100,6 +100,15 @@ impl<'a> Frame<'a> {
         let start = self.start(call, place.buffer);
         let bytes = self.program.buffers[place.buffer.index()].dtype.bytes();
         Location { byte: start.byte + place.resolve(coords) * ir::fault!("executor.place.bytes", 4, bytes), ..start }
+    }
+
+    /// Whether a command is left out of a call: its predicate is false.
+    pub fn is_left_out(&self, coords: &mut Coords, call: &Call, command: &Command, memory: &dyn Memory) -> bool {
+        let Some(place) = &command.predicate else { return false };
+        self.enter(coords, call);
+        let mut bool = [1.0];
+        memory.read(self.locate(coords, call, place), DType::Bool, &mut bool);
+        bool[0] == ir::fault!("executor.predicate.not", 1.0, 0.0)
     }
 
     /// The communication or copy that a command is, if it is one.

@@ -30,9 +30,9 @@ use crate::streams::Events;
 use held::scatter;
 use ir::mesh::Coords;
 use ir::op::DType;
-use ir::program::{Action, Call, Command, Job, Space};
-use std::collections::BTreeMap;
+use ir::program::{Action, Call, Command, Job, Place, Space};
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap, hash_map};
 use std::sync::Arc;
 
 /// The first kernel that made a number that is not finite from operands that were.
@@ -65,6 +65,10 @@ pub struct Rank<'a, D> {
     events: Arc<Events>,
     at: Position,
     reports: Vec<Option<f64>>,
+    /// By which bools commands of the first stream's call are left out, or not: on a device, to read one is to wait.
+    decided: (Position, HashMap<Place, bool>),
+    /// How many such bools of a phase were true, and how many there were.
+    further: [u64; 2],
     /// Looks for the first operand that is not finite, if some.
     watch: Option<Option<Blame>>,
     scratch: Vec<f64>,
@@ -88,6 +92,8 @@ impl<'a, D: Device> Rank<'a, D> {
             events: Arc::new(Events::new(cursor::events(program))),
             at: Position::default(),
             reports: vec![None; job.reports.len()],
+            decided: Default::default(),
+            further: [0; 2],
             watch: None,
             scratch: vec![],
         }
@@ -110,6 +116,12 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Reports of the last phase, per report of the job.
     pub fn reports(&self) -> &[Option<f64>] {
         &self.reports
+    }
+
+    /// Of the last phase: passes after the first that rows of experts were computed in, and how many there might have
+    /// been, over all calls.
+    pub fn further_passes(&self) -> [u64; 2] {
+        self.further
     }
 
     /// Whether the loss and the gradient norm, where reported, are finite. All ranks see the same values.
@@ -167,6 +179,13 @@ impl<'a, D: Device> Rank<'a, D> {
             return Ok(Advance::Blocked(vec![]));
         }
         comm.publish(step.number, self.at);
+        if self.is_left_out(stream, call, command) {
+            if let (Action::Collective { .. }, Some(fabric)) = (&command.action, self.device.fabric()) {
+                fabric.leave_out();
+            }
+            self.cursors[stream].leave_out(command);
+            return Ok(Advance::Moved);
+        }
         match self.execute(call, command, step, comm).map_err(|fault| self.frame.error(step, self.at, fault))? {
             Progress::Done => {
                 // Devices that run things later would have no times for them.
@@ -177,6 +196,26 @@ impl<'a, D: Device> Rank<'a, D> {
                 Ok(Advance::Moved)
             }
             Progress::Blocked(on) => Ok(Advance::Blocked(on)),
+        }
+    }
+
+    /// Whether a command of a stream is left out. The first one's, which has all kernels, reads each bool of a call
+    /// once, and counts them.
+    fn is_left_out(&mut self, stream: usize, call: &Call, command: &Command) -> bool {
+        let Some(place) = command.predicate.as_ref().filter(|_| stream == 0) else {
+            return self.frame.is_left_out(&mut self.coords, call, command, &self.device);
+        };
+        let of_call = Position { command: 0, ..self.at };
+        if std::mem::replace(&mut self.decided.0, of_call) != of_call {
+            self.decided.1.clear();
+        }
+        match self.decided.1.entry(place.clone()) {
+            hash_map::Entry::Occupied(known) => *known.get(),
+            hash_map::Entry::Vacant(new) => {
+                let left_out = self.frame.is_left_out(&mut self.coords, call, command, &self.device);
+                self.further = [self.further[0] + u64::from(!left_out), self.further[1] + 1];
+                *new.insert(left_out)
+            }
         }
     }
 

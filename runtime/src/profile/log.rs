@@ -39,6 +39,11 @@ impl Log {
         }
     }
 
+    /// The stream goes on without the command.
+    pub fn leave_out(&mut self) {
+        self.begun = None;
+    }
+
     pub fn ran(self) -> Vec<Ran> {
         self.ran
     }

@@ -19,7 +19,7 @@ const NATIVE: Target = Target::Cpu(Processor { cpu: String::new(), features: Str
 /// The fixture's job with one more body that does only this.
 fn job(split: &Split, actions: Vec<Action>) -> Job {
     let mut job = fixture::job(split);
-    let command = |action| Command { stream: Stream::Compute, action, origin: Origin::new(ir::graph::Phase::Forward), reason: None };
+    let command = |action| Command { stream: Stream::Compute, action, predicate: None, origin: Origin::new(ir::graph::Phase::Forward), reason: None };
     for program in &mut job.programs {
         program.bodies[0].commands = actions.iter().cloned().map(command).collect();
     }

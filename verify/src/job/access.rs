@@ -9,7 +9,7 @@ use ir::graph::Value;
 use ir::kernel::{ALIGN, Kernel};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Op, Reduce, Scalar};
-use ir::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space};
+use ir::program::{Action, Buffer, BufferId, Command, Content, Job, Place, Program, Space};
 use std::rc::Rc;
 
 /// What a command does to elements of a buffer.
@@ -162,9 +162,9 @@ pub fn varies(mesh: &Mesh, form: &[(SubAxis, u64)]) -> bool {
 }
 
 /// Whether a command does something else for each microbatch: reads other places or data.
-pub fn per_microbatch(mesh: &Mesh, action: &Action) -> bool {
+pub fn per_microbatch(mesh: &Mesh, command: &Command) -> bool {
     let place = |p: &Place| varies(mesh, &p.coords);
-    match action {
+    let of_action = match &command.action {
         Action::Launch { args, scalars, .. } => {
             args.iter().any(place) || scalars.iter().any(|s| matches!(s, Scalar::Linear(form) if varies(mesh, form)))
         }
@@ -172,7 +172,8 @@ pub fn per_microbatch(mesh: &Mesh, action: &Action) -> bool {
         Action::Send { src: p, .. } | Action::Recv { dst: p, .. } | Action::Report { src: p, .. } | Action::Limit { src: p, .. } => place(p),
         Action::Load { index, .. } => index.iter().any(|map| matches!(&map.base, Base::Coords(form) if varies(mesh, form))),
         Action::Fill { .. } | Action::Record { .. } | Action::Wait { .. } => false,
-    }
+    };
+    of_action || command.predicate.as_ref().is_some_and(place)
 }
 
 /// Checks commands of one program.
@@ -183,10 +184,12 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// What a command touches, reads first. Every operand exists, has the right dtype and lies in its buffer at all
-    /// coordinates; nothing that it writes overlaps anything else that it touches, but in place.
-    pub fn accesses(&self, action: &Action) -> Checked<Vec<Access>> {
-        let accesses = self.touched(action)?;
+    /// What a command touches, reads first, and last of all its predicate. Every operand exists, has the right dtype
+    /// and lies in its buffer at all coordinates; nothing that it writes overlaps anything else that it touches, but
+    /// in place.
+    pub fn accesses(&self, command: &Command) -> Checked<Vec<Access>> {
+        let action = &command.action;
+        let mut accesses = self.touched(action)?;
         let of = |a: &Access| self.program.buffers[a.buffer.index()].arena.space();
         let fits = match action {
             Action::Launch { kernel, .. } => accesses.iter().all(|a| of(a) == self.kernels[kernel.index()].on),
@@ -202,6 +205,15 @@ impl Reader<'_> {
             | Action::Wait { .. } => accesses.iter().all(|a| of(a) == Space::Device),
         };
         ensure(fits, Invariant::WorkingMemory, || "it does not work on the memory that its operands are in".into())?;
+        if let Some(place) = &command.predicate {
+            let read = self.dense(place, DType::Bool, 1, Effect::Read)?;
+            ensure(of(&read) == Space::Device, Invariant::WorkingMemory, || "its predicate is not in the device's memory".into())?;
+            for written in accesses.iter().filter(|a| a.effect != Effect::Read) {
+                let name = &self.program.buffers[place.buffer.index()].name;
+                ensure(few(name, apart(written, &read))?, Invariant::OperandsApart, || format!("it overlaps its predicate in buffer `{name}`"))?;
+            }
+            accesses.push(read);
+        }
         Ok(accesses)
     }
 

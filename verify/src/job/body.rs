@@ -86,8 +86,8 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
     for (k, command) in body.commands.iter().enumerate() {
         let action = &command.action;
         let here = |what: Breach| at.command(k, command).error(what);
-        let accesses = reader.accesses(action).map_err(here)?;
-        flow.push(reader.program, reader.kernels, k, action, &accesses);
+        let accesses = reader.accesses(command).map_err(here)?;
+        flow.push(reader.program, reader.kernels, k, command, &accesses);
         trace.push(reader.program, &accesses);
         if let Some(access) = accesses.iter().find(|a| a.effect == Effect::Add) {
             let what = || format!("it adds to buffer `{}` a second time, and the same", buffers[access.buffer.index()].name);
@@ -103,7 +103,7 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
                 summary.per_microbatch.get_or_insert(k);
             }
         }
-        if per_microbatch(&reader.job.mesh, action) {
+        if per_microbatch(&reader.job.mesh, command) {
             summary.per_microbatch.get_or_insert(k);
         }
         match action {

@@ -195,7 +195,7 @@ pub fn operands(job: &Job) -> Result<(), Violation> {
         let reader = Reader { job, program, kernels: &kernels };
         for b in &program.bodies {
             let at = Locus::stage(s as u64).body(&b.name);
-            b.commands.iter().enumerate().try_for_each(|(k, c)| reader.accesses(&c.action).map(drop).map_err(|e| at.command(k, c).error(e)))?;
+            b.commands.iter().enumerate().try_for_each(|(k, c)| reader.accesses(c).map(drop).map_err(|e| at.command(k, c).error(e)))?;
         }
     }
     Ok(())

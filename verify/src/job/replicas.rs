@@ -13,7 +13,7 @@ use ir::dim::{Base, IndexMap, Linear};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, Scalar};
 use ir::program::Phase;
-use ir::program::{Action, Buffer, BufferId, Content, Group, Job, Place, Program, Stage};
+use ir::program::{Action, Buffer, BufferId, Command, Content, Group, Job, Place, Program, Stage};
 use std::collections::HashMap;
 
 /// A set of sub-axes, by bit.
@@ -72,18 +72,20 @@ impl Flow {
     }
 
     /// Appends a command with its accesses, as they were checked.
-    pub fn push(&mut self, program: &Program, kernels: &[Facts], k: usize, action: &Action, accesses: &[Access]) {
-        let target = |access: &Access, place: Axes, from: Vec<Source>, own: Axes| {
+    pub fn push(&mut self, program: &Program, kernels: &[Facts], k: usize, command: &Command, accesses: &[Access]) {
+        let source = |place: &Place| (place.buffer, along(&place.coords));
+        let target = |access: &Access, place: Axes, mut from: Vec<Source>, own: Axes| {
+            // Whether it is written at all; what was there before is not read then (V514, V517).
+            from.extend(command.predicate.iter().map(source));
             let all = program.buffers[access.buffer.index()].elements();
             let dense = access.shape.is_injective() && access.shape.outer().is_empty();
             let whole = dense && (access.start, access.shape.run()) == (0, all);
             Target { buffer: access.buffer, effect: access.effect, whole: whole && place == 0, along: place, from, own }
         };
-        let source = |place: &Place| (place.buffer, along(&place.coords));
-        let step = match action {
+        let step = match &command.action {
             Action::Launch { kernel, args, scalars } => {
                 let facts = &kernels[kernel.index()];
-                let outputs = accesses[facts.inputs()..].iter().enumerate().map(|(o, access)| {
+                let outputs = accesses[facts.inputs()..args.len()].iter().enumerate().map(|(o, access)| {
                     let (inputs, used) = facts.depends(o);
                     let own = used.iter().fold(0, |set, k| match &scalars[*k] {
                         Scalar::Linear(form) => set | along(form),

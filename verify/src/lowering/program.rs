@@ -7,9 +7,9 @@ use crate::violation::Checked;
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
 use ir::kernel::Kernel;
-use ir::mesh::Mesh;
-use ir::op::{Channel, DType, Op, Real, Scalar};
-use ir::program::{Action, BodyKind, Buffer, Call, Content, Job, Place, Program};
+use ir::mesh::{Mesh, SubAxis};
+use ir::op::{Channel, Collective, DType, Op, Real, Scalar};
+use ir::program::{Action, BodyKind, Buffer, Call, Command, Content, Job, Place, Program, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Runs each list of calls as each kind of microbatch meets it, and compares what comes out.
@@ -34,9 +34,10 @@ fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &O
     let mut machine = Machine::new(job, program, terms);
     for (b, body) in path.iter().map(|b| (*b, &program.bodies[*b])) {
         machine.memory.iter_mut().for_each(|m| m.enter(b));
+        machine.bools.clear();
         for (k, command) in body.commands.iter().enumerate() {
             let here = || Locus::from(LocusPart::Body(body.name.clone())).command(k, command);
-            machine.execute(&command.action).map_err(|e| here().error(e))?;
+            machine.command(command).map_err(|e| here().error(e))?;
         }
     }
     let updates = path.iter().any(|b| program.bodies[*b].kind == BodyKind::Update);
@@ -52,6 +53,12 @@ struct Machine<'a> {
     zeros: BTreeMap<DType, Term>,
     got: Outcome,
     received: BTreeMap<(i64, Channel), usize>,
+    /// The bool without which the running command is left out.
+    only_if: Option<Access>,
+    /// The bools that commands of the running body were left out by: ranks read each once.
+    bools: Vec<(Place, Access)>,
+    /// By buffer: the bools without which what is there was not made.
+    made_if: BTreeMap<usize, Vec<Access>>,
 }
 
 impl<'a> Machine<'a> {
@@ -64,6 +71,9 @@ impl<'a> Machine<'a> {
             zeros: BTreeMap::new(),
             got: Outcome::default(),
             received: BTreeMap::new(),
+            only_if: None,
+            bools: vec![],
+            made_if: BTreeMap::new(),
         };
         for (k, b) in program.buffers.iter().enumerate() {
             let (op, index) = match &b.content {
@@ -89,6 +99,9 @@ impl<'a> Machine<'a> {
     fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Checked<Access> {
         let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
         let buffer = &self.program.buffers[place.buffer.index()];
+        if !self.made_if.get(&place.buffer.index()).into_iter().flatten().all(|bool| self.only_if.as_ref() == Some(bool)) {
+            return Err(Invariant::ReadIfMade.breach(format!("it may read what was not made in buffer `{}`", buffer.name)));
+        }
         let found = self.memory[place.buffer.index()].read(&self.job.mesh, self.terms, &spot, buffer.dtype);
         found.ok_or_else(|| Invariant::ReadValue.breach(format!("what it reads in buffer `{}` is no value, or more than one", buffer.name)))
     }
@@ -100,6 +113,56 @@ impl<'a> Machine<'a> {
     fn write(&mut self, place: &Place, dims: Vec<(u64, u64)>, value: Access) {
         let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
         self.memory[place.buffer.index()].write(&self.job.mesh, &spot, value);
+        if let Some(bool) = &self.only_if {
+            let known = self.made_if.entry(place.buffer.index()).or_default();
+            if !known.contains(bool) {
+                known.push(bool.clone());
+            }
+        }
+    }
+
+    /// A command, which is left out where its predicate is false. What it adds to a sum is zero then; what it would
+    /// have written is there for those alone that are left out as well.
+    fn command(&mut self, command: &Command) -> Checked {
+        self.only_if = None;
+        let Some(place) = &command.predicate else { return self.execute(&command.action) };
+        let bool = self.read(place, vec![])?;
+        let bool = self.terms.normal(bool);
+        match self.bools.iter().find(|b| b.0 == *place) {
+            Some((_, known)) if *known != bool => return Err(Invariant::ReadValue.breach("its bool is another one than before in this call")),
+            Some(_) => {}
+            None => self.bools.push((place.clone(), bool.clone())),
+        }
+        match &command.action {
+            Action::Launch { kernel, .. } if self.job.kernels[kernel.index()].on == Space::Device => {}
+            Action::Copy { .. } => {}
+            Action::Collective { group, .. } => {
+                let group = &self.program.groups[group.index()];
+                if group.stages.as_ref().is_some_and(|s| s.len() > 1) || !self.is_common(&bool, &group.subs) {
+                    return Err(Invariant::LeftOutByAll.breach("nothing shows that all members leave it out, or none"));
+                }
+            }
+            _ => return Err(Invariant::MayBeLeftOut.breach("it may be left out")),
+        }
+        self.only_if = Some(bool);
+        self.execute(&command.action)
+    }
+
+    /// Whether ranks that differ along these axes alone have the same value: it is computed of what a collective gave
+    /// all of them.
+    fn is_common(&self, x: &Access, subs: &[SubAxis]) -> bool {
+        let key = self.terms.key(x.term);
+        let mesh = &self.job.mesh;
+        x.coords.is_empty()
+            && match &key.what {
+                What::Exchange { kind: Collective::AllReduce(_), subs: over, stages: None } => {
+                    subs.iter().all(|u| mesh[*u].size == 1 || over.contains(u))
+                }
+                What::Op(Op::Const(_) | Op::Compare(_) | Op::Binary(_) | Op::Unary(_) | Op::Select | Op::Cast, _) | What::Stored => {
+                    key.args.iter().all(|a| self.is_common(a, subs))
+                }
+                _ => false,
+            }
     }
 
     fn execute(&mut self, action: &Action) -> Checked {
@@ -210,6 +273,15 @@ impl<'a> Machine<'a> {
             let buffer = &self.program.buffers[place.buffer.index()];
             let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
             let zero = self.zeros.get(&buffer.dtype).copied().unwrap_or(Term(u32::MAX));
+            let value = match &self.only_if {
+                // The sum as a whole is there only if the bool is true.
+                Some(bool) if self.made_if.get(&place.buffer.index()).is_some_and(|made| made == std::slice::from_ref(bool)) => value,
+                Some(bool) => {
+                    let sizes: Vec<u64> = spot.dims.iter().map(|d| d.0).collect();
+                    self.terms.value_or_zero(bool, value, &sizes, buffer.dtype)
+                }
+                None => value,
+            };
             if !self.memory[place.buffer.index()].add(&spot, value, zero) {
                 return Err(Invariant::AddedSum.breach(format!("it adds to buffer `{}`, which holds no sum", buffer.name)));
             }
@@ -257,7 +329,7 @@ impl<'a> Machine<'a> {
                 Some(x) => x.clone(),
                 None => Access::whole(self.terms.plain(old(), vec![], sizes.clone(), b.dtype), &sizes).flat(),
             };
-            let found = self.memory[k].read(&self.job.mesh, self.terms, &whole(b), b.dtype);
+            let found = self.memory[k].read(&self.job.mesh, self.terms, &whole(b), b.dtype).filter(|_| !self.made_if.contains_key(&k));
             let found = found.ok_or_else(|| Invariant::RestValue.breach(format!("`{name}` is no value, or more than one")))?;
             self.same(Invariant::FinalValue, &format!("`{name}`"), &wanted, &found.flat())?;
         }

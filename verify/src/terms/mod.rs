@@ -177,6 +177,17 @@ impl Terms {
         Access::whole(self.intern(key), sizes)
     }
 
+    /// A value with dims of these sizes where a bool is true, else zero, as a `select` of local graphs makes it.
+    pub fn value_or_zero(&mut self, bool: &Access, value: Access, sizes: &[u64], dtype: DType) -> Access {
+        let zero = Key { what: What::Op(Op::Const(Real(0.0)), vec![]), args: vec![], labels: vec![vec![]], sizes: vec![], dtype };
+        let zero = Access::whole(self.intern(zero), &[]);
+        let own: Vec<Dim> = (0..sizes.len() as u32).map(Dim).collect();
+        let labels = vec![vec![], own.clone(), vec![], own];
+        let args = vec![bool.clone(), value, zero];
+        let key = Key { what: What::Op(Op::Select, vec![]), args, labels, sizes: sizes.to_vec(), dtype };
+        Access::whole(self.intern(key), sizes)
+    }
+
     /// What a copy holds, along one dim, and its dtype.
     pub fn original(&self, copy: Term) -> Option<(Access, DType)> {
         let key = &self.keys[copy.0 as usize];

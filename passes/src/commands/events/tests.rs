@@ -11,7 +11,7 @@ fn buffer(name: &str, arena: Arena, offset: u64) -> Buffer {
 fn command(stream: Stream, src: u32, dst: u32) -> Command {
     let [src, dst] = [src, dst].map(|b| Place::start(BufferId(b)));
     let action = Action::Collective { kind: Collective::AllReduce(Reduce::Sum), group: GroupId(0), dtype: DType::F32, count: 16, src, dst };
-    Command { stream, action, origin: Origin::new(Phase::Forward), reason: None }
+    Command { stream, action, predicate: None, origin: Origin::new(Phase::Forward), reason: None }
 }
 
 /// Two streams leave something in a microbatch's slot, and by then each has come after what the other one left in an earlier slot. To wait for the

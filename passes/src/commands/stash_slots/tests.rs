@@ -19,6 +19,7 @@ fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
     let fill = |k: u32| Command {
         stream: Stream::Compute,
         action: Action::Fill { buffer: BufferId(k), value: Real(0.0) },
+        predicate: None,
         origin: Origin::new(Phase::Forward),
         reason: None,
     };

@@ -112,7 +112,7 @@ impl Building {
     fn body(&mut self, name: &str, kind: BodyKind, actions: Vec<Action>) {
         let commands = actions
             .into_iter()
-            .map(|action| Command { stream: Stream::Compute, action, origin: Origin::new(Phase::Forward), reason: None })
+            .map(|action| Command { stream: Stream::Compute, action, predicate: None, origin: Origin::new(Phase::Forward), reason: None })
             .collect();
         self.bodies.push(Body { name: name.into(), kind, commands });
     }
