@@ -87,7 +87,7 @@ impl Default for Options {
             rows: Rows::Rules,
             bucket_size: None,
             moe_buffer: Buffer::Whole,
-            moe_passes: 1,
+            moe_passes: MOE_PASSES,
         }
     }
 }
@@ -253,10 +253,23 @@ pub enum Rows {
     Random(u64),
 }
 
-/// How many rows of experts there is room for.
+/// Passes that rows of experts are computed in at most, unless something else is asked for. Of 256 experts on 64
+/// ranks, 8 a token, those of [`MOE_ROOM`] are 26.
+pub const MOE_PASSES: u64 = 32;
+
+/// More passes would be more kernels and exchanges than are worth it.
+pub const MOST_MOE_PASSES: u64 = 64;
+
+/// The room for rows of experts that is left unless something else is asked for, in shares of a balanced router: what
+/// users of bounded rooms take (the capacity factor of GShard and of Switch Transformers), so that one pass does
+/// nearly always.
+pub const MOE_ROOM: f64 = 1.25;
+
+/// How many rows of experts there is room for, in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Buffer {
-    /// All passes together have room for all that there can be, whatever is chosen.
+    /// [`MOE_ROOM`] times a rank's share if all experts get equally many, and more where all passes together would
+    /// not have room for all that there can be, whatever is chosen.
     #[default]
     Whole,
     /// So many times a rank's share if all experts get equally many; more than all passes have room for stops the run.

@@ -50,6 +50,13 @@ pub struct Sample {
     want: Outcomes,
 }
 
+impl Sample {
+    /// Whether these are shown to compute the sharded graph.
+    pub fn holds(&self, stages: &[Local]) -> bool {
+        verify(&self.compiled.sharded, stages).is_ok()
+    }
+}
+
 pub fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges) -> Option<Sample> {
     let Models { training, evaluation, .. } = models(text, defines, case).unwrap_or_else(|e| panic!("{e}"));
     let options = options(case);

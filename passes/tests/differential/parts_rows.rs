@@ -4,8 +4,8 @@ use crate::generate::{Triple, triple};
 use crate::harness::{Case, Ranges};
 use crate::models::{DEEPSEEK, MIXTRAL, case};
 use crate::parts::{Dice, Mutate, Sample, judge, replace, sample};
-use ir::dim::Base;
-use ir::graph::Value;
+use ir::dim::{Base, DimInfo};
+use ir::graph::{Node, Type, Value};
 use ir::local::Local;
 use ir::mesh::SubAxis;
 use ir::op::{Binary, Collective, Compare, DType, Op, Real, Reduce};
@@ -66,6 +66,32 @@ fn like(d: &mut Dice, l: &Local, v: Value, old: Value) -> Option<Value> {
     let all: Vec<Value> = l.body.values().filter(alike).collect();
     d.pick(&all)
 }
+
+/// Ops that follow each other between an operand and its user.
+fn insert(l: &mut Local, user: Value, ops: &[(Op, Type)]) {
+    let moved = |v: Value| if v < user { v } else { Value(v.0 + ops.len() as u32) };
+    for n in &mut l.body.nodes {
+        n.args.iter_mut().for_each(|a| *a = moved(*a));
+    }
+    l.reports.iter_mut().for_each(|r| r.1 = moved(r.1));
+    for u in &mut l.updates {
+        std::iter::once(&mut u.new).chain(&mut u.states).for_each(|v| *v = moved(*v));
+    }
+    l.host = l.host.iter().map(|v| moved(*v)).collect();
+    for (k, (op, ty)) in ops.iter().enumerate() {
+        let at = user.index() + k;
+        let arg = if k == 0 { l.body.nodes[at].args[0] } else { Value(at as u32 - 1) };
+        let origin = l.body.nodes[at].origin.clone();
+        l.body.nodes.insert(at, Node { op: op.clone(), args: vec![arg], ty: ty.clone(), origin });
+        l.chunks.insert(at, l.chunks[at]);
+        l.accumulate.insert(at, false);
+        l.source.insert(at, None);
+        l.reasons.insert(at, None);
+    }
+    l.body.nodes[user.index() + ops.len()].args[0] = Value(user.0 + ops.len() as u32 - 1);
+}
+
+const ONE_HOME: &str = "the rows of one home alone";
 
 const KINDS: &[(&str, Mutate)] = &[
     ("another table", |d, l| {
@@ -178,6 +204,17 @@ const KINDS: &[(&str, Mutate)] = &[
         l.body[v].ty.dims.swap(i, j);
         Some(())
     }),
+    (ONE_HOME, |d, l| {
+        let largest = |op: &Op| matches!(op, Op::Collective { kind: Collective::AllReduce(Reduce::Max), .. });
+        let v = node(d, l, |l, v| is(l, v, largest) && l.body[v].ty == Type::scalar(DType::I32))?;
+        let Op::Collective { subs, .. } = l.body[v].op.clone() else { return None };
+        let homes = subs.iter().map(|u| l.mesh[*u].size).product();
+        let home = l.body.dims.add(DimInfo::new("home", homes));
+        let gather = Op::Collective { kind: Collective::AllGather, subs, stages: None, part: Some(home) };
+        let slice = Op::Slice { from: home, to: None, at: 0 };
+        insert(l, v, &[(gather, Type::new(DType::I32, [home])), (slice, Type::scalar(DType::I32))]);
+        Some(())
+    }),
     ("no limit, or a greater one", |d, l| {
         let v = node(d, l, |l, v| is(l, v, |op| matches!(op, Op::Limit { .. })))?;
         match d.below(2) {
@@ -192,4 +229,15 @@ const KINDS: &[(&str, Mutate)] = &[
 fn rows_that_are_not_those_of_the_routing_are_refused() {
     let refused = judge(&samples(), KINDS);
     assert!(refused > 0, "no mutant is made");
+}
+
+/// Another home may have more rows: a pass that is left out by this one's loses them.
+#[test]
+fn the_rows_of_one_home_leave_out_no_pass_of_all() {
+    let case = Case { moe_buffer: Buffer::Factor(0.5), moe_passes: 4, ..case("dp2 ep2") };
+    let sample = sample(MIXTRAL.0, &[MIXTRAL.1, &[("seq", "16")]].concat(), &case, &Ranges::new()).expect("it compiles");
+    let (_, mutate) = KINDS.iter().find(|k| k.0 == ONE_HOME).expect("it is one of them");
+    let mut stages = sample.stages.clone();
+    assert!(sample.holds(&stages) && mutate(&mut Dice(1), &mut stages[0]).is_some());
+    assert!(!sample.holds(&stages), "it is taken for the most rows of all homes");
 }

@@ -125,7 +125,7 @@ impl Emitter<'_> {
         if to.is_empty() { x } else { self.view(x, &[part], to, spot.chunk, spot.origin, None) }
     }
 
-    fn exchange(&mut self, x: Value, kind: Collective, subs: &[SubAxis], part: Option<Dim>, why: &Option<Reason>, spot: Spot) -> Value {
+    pub(super) fn exchange(&mut self, x: Value, kind: Collective, subs: &[SubAxis], part: Option<Dim>, why: &Option<Reason>, spot: Spot) -> Value {
         let mut ty: Type = self.out.body[x].ty.clone();
         match kind {
             Collective::AllGather => ty.dims.splice(0..0, part).for_each(drop),

@@ -22,8 +22,9 @@ impl Emitter<'_> {
         for pass in 0..ir::fault!("rows.passes.lost", 1, passes) {
             for ((v, how), sum) in together.iter().zip(&mut sums) {
                 let spot = Spot { chunk, origin: &job.s.graph.body[*v].origin, pass };
+                let further = self.has_rows(layout, spot);
                 let share = self.share(*v, layout, *how, spot);
-                *sum = Some(self.with_share(*sum, share, spot));
+                *sum = Some(self.with_share(*sum, share, further, spot));
             }
         }
         let mut own = None;
@@ -36,11 +37,21 @@ impl Emitter<'_> {
         own.expect("invariant: it is the first of them")
     }
 
-    fn with_share(&mut self, sum: Option<Value>, share: Value, spot: Spot) -> Value {
-        match sum {
-            Some(sum) => self.build(spot, |b| b.add(&[sum, share])),
-            None => share,
-        }
+    /// Adds what a pass gives, if it has rows. A sum begins with that of the first pass, which has no bool.
+    fn with_share(&mut self, sum: Option<Value>, share: Value, further: Option<Value>, spot: Spot) -> Value {
+        self.build(spot, |b| {
+            let share = match further {
+                Some(further) => {
+                    let none = b.constant_like(ir::fault!("rows.passes.none", 1.0, 0.0), share);
+                    b.select(further, share, none)
+                }
+                None => share,
+            };
+            match sum {
+                Some(sum) => b.add(&[sum, share]),
+                None => share,
+            }
+        })
     }
 
     /// The dense values of a chunk that follow from rows of a layout and need no other such value that is not there yet,
@@ -116,9 +127,10 @@ impl Emitter<'_> {
         let mut sum = None;
         for pass in 0..self.passes(at.layout) {
             let spot = Spot { pass, ..spot };
+            let further = self.has_rows(at.layout, spot);
             let x = self.in_pass(v, spot);
             let share = self.spread(x, v, &at, spot);
-            sum = Some(self.with_share(sum, share, spot));
+            sum = Some(self.with_share(sum, share, further, spot));
         }
         let w = self.spread_out(sum.expect("invariant: there is a pass"), v, &at, spot);
         self.rows.dense.entry(v).or_default().push((chunk, w));

@@ -17,7 +17,7 @@ use ir::graph::{Origin, Type, Value};
 use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::Op;
-use ir::options::Buffer;
+use ir::options::{Buffer, MOE_ROOM};
 use ir::sharded::Placement;
 use std::collections::HashMap;
 use tables::{Home, Sorted, Table};
@@ -76,6 +76,10 @@ fn keeps_passes(from: Chunk, to: Chunk) -> bool {
 pub(super) struct State {
     dims: HashMap<RowDim, Dim>,
     sorted: HashMap<usize, Once<Sorted>>,
+    /// The most rows of a group, of all homes whose rows meet.
+    peaks: HashMap<usize, Once<Value>>,
+    /// By layout: whether each pass after the first has rows.
+    further: HashMap<usize, Once<Vec<Value>>>,
     /// By layout and pass.
     homes: HashMap<(usize, u64), Once<Home>>,
     tables: HashMap<(Table, At, u64), Once<Value>>,
@@ -300,14 +304,12 @@ impl Emitter<'_> {
     /// The rows that a home has room for in a pass, per group: whole cache lines of numbers, where there are several.
     fn slots(&mut self, layout: usize) -> u64 {
         let most = self.most_rows(layout);
+        let choice = self.job.rows.layouts[layout].routing.choice;
+        let rows = self.tokens(layout) * self.job.s.graph.body.dims.size(choice);
+        let share = |factor: f64| ((factor * rows as f64 / self.groups(layout) as f64).ceil() as u64).clamp(1, most);
         let room = match self.job.room.buffer {
-            Buffer::Whole => most.div_ceil(self.job.room.passes),
-            Buffer::Factor(factor) => {
-                let choice = self.job.rows.layouts[layout].routing.choice;
-                let rows = self.tokens(layout) * self.job.s.graph.body.dims.size(choice);
-                let share = (factor * rows as f64 / self.groups(layout) as f64).ceil() as u64;
-                share.clamp(1, most)
-            }
+            Buffer::Whole => share(MOE_ROOM).max(most.div_ceil(self.job.room.passes)),
+            Buffer::Factor(factor) => share(factor),
         };
         if room < 8 { room } else { room.next_multiple_of(8).min(most) }
     }

@@ -158,15 +158,84 @@ impl Emitter<'_> {
         home
     }
 
-    /// No group may have more rows than all passes have room for.
-    fn limit(&mut self, ends: Value, room: u64, at: &At, spot: Spot) {
+    /// The most rows that a home has for a group, of all passes.
+    fn most_of_group(&mut self, ends: Value, at: &At, spot: Spot) -> Value {
         let (groups, group) = (self.group_dims(at), self.group(at.layout));
         let last = self.out.body.dims.size(group) - 1;
-        let w = self.build(spot, |b| {
+        self.build(spot, |b| {
             let rows = b.op(Op::Slice { from: group, to: None, at: last }, &[ends]);
-            let most = if groups.is_empty() { rows } else { b.op(Op::Reduce { kind: Reduce::Max, over: groups }, &[rows]) };
-            b.op(Op::Limit { most: room }, &[most])
+            if groups.is_empty() { rows } else { b.op(Op::Reduce { kind: Reduce::Max, over: groups }, &[rows]) }
+        })
+    }
+
+    /// Whether a pass after the first has rows, on any rank whose rows meet with those of this one: a bool that all
+    /// of them have alike.
+    pub(super) fn has_rows(&mut self, layout: usize, spot: Spot) -> Option<Value> {
+        let Spot { chunk, pass, .. } = spot;
+        if pass == 0 {
+            return None;
+        }
+        let number = ir::fault!("rows.passes.second", 0, pass as usize - 1);
+        if let Some(further) = there(self.rows.further.get(&layout), chunk) {
+            return Some(further[number]);
+        }
+        let job = self.job;
+        let spot = Spot { origin: &job.s.graph.body[job.rows.layouts[layout].chosen].origin, ..spot };
+        let peak = self.peak(layout, spot);
+        let slot = self.row_dim(RowDim::Slot(layout));
+        let (room, passes) = (self.out.body.dims.size(slot), self.passes(layout));
+        // Those of all passes at once: they are one kernel.
+        let further = self.build(spot, |b| {
+            let asks = |pass: u64| {
+                let before = b.int(ir::fault!("rows.passes.further", pass * room + 1, pass * room) as i64);
+                b.compare(Compare::Gt, peak, before)
+            };
+            (1..passes).map(asks).collect::<Vec<_>>()
         });
+        self.rows.further.entry(layout).or_default().push((chunk, further.clone()));
+        Some(further[number])
+    }
+
+    /// The most rows of a group, of all homes whose rows meet.
+    fn peak(&mut self, layout: usize, spot: Spot) -> Value {
+        if let Some(peak) = there(self.rows.peaks.get(&layout), spot.chunk) {
+            return peak;
+        }
+        let ends = self.sorted(layout, spot.chunk).ends;
+        let at = self.home(layout);
+        let most = self.most_of_group(ends, &at, spot);
+        let subs = ir::fault!("rows.passes.alone", vec![], self.meeting(layout));
+        let peak = if subs.is_empty() {
+            most
+        } else {
+            let why = Some(Reason::from("tells ranks whether any has rows for a further pass"));
+            self.exchange(most, Collective::AllReduce(Reduce::Max), &subs, None, &why, spot)
+        };
+        self.rows.peaks.entry(layout).or_default().push((spot.chunk, peak));
+        peak
+    }
+
+    /// The sub-axes along which rows of a layout, or their tables, are exchanged.
+    fn meeting(&self, layout: usize) -> Vec<SubAxis> {
+        let job = self.job;
+        let body = &job.s.graph.body;
+        let mut subs: Vec<SubAxis> = vec![];
+        for v in body.values().filter(|v| job.rows.layout(*v) == Some(layout)) {
+            let at = self.at_layout(v, layout);
+            subs.extend(at.gathered.into_iter().chain(at.split));
+            if let Op::Reshard { subs: over, .. } = &body[v].op {
+                subs.extend(over);
+            }
+        }
+        subs.sort_unstable();
+        subs.dedup();
+        subs
+    }
+
+    /// No group may have more rows than all passes have room for.
+    fn limit(&mut self, ends: Value, room: u64, at: &At, spot: Spot) {
+        let most = self.most_of_group(ends, at, spot);
+        let w = self.build(spot, |b| b.op(Op::Limit { most: room }, &[most]));
         self.out.reasons[w.index()] = Some(Reason::avoided("rows from a rank to a group of experts", AvoidedBy::GreaterMoeBuffer));
     }
 

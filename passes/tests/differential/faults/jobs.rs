@@ -190,14 +190,14 @@ const JOBS: &[(&str, Model, &[&str])] = &[
             "tp2 sp ep2 etp1",
             "dp2 tp2 sp ep2 pp2 m2",
             "dp2 ep2 b4 room175",
-            "bf16 dp2 ep2 b4 passes3",
-            "seq=8 | dp2 ep2 passes3 selective m2",
+            "bf16 dp2 ep2 b4 room70 passes3",
+            "seq=8 | dp2 ep2 room70 passes3 selective m2",
         ],
     ),
     (
         "experts",
         (EXPERTS, NOTHING),
-        &["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1", "dp2 ep2 b4 room175", "dp2 ep2 b4 passes3", "dp2 ep2 b4 room25 passes3"],
+        &["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1", "dp2 ep2 b4 room175", "dp2 ep2 b4 room70 passes3", "dp2 ep2 b4 room50 passes3"],
     ),
     ("deepseek", DEEPSEEK, &["m2", "dp2 ep2 m2", "dp2 pp2 ep2 m2", "bf16 offload dp2 ep2 zero1 m2"]),
     (

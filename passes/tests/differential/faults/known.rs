@@ -28,6 +28,7 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("elaborate.train.warmup", FRONTEND),
     ("executor.call.microbatch", RUNTIME),
     ("executor.place.bytes", RUNTIME),
+    ("executor.predicate.not", RUNTIME),
     ("executor.scalars.bias", RUNTIME),
     ("executor.scalars.step", RUNTIME),
     ("executor.stash.buffer", RUNTIME),

@@ -99,11 +99,13 @@ pub enum Tensor {
     Table(Table, Layout),
     Rows(Value, Layout),
     /// What the rows of a pass, or of several in a row, add to a value. They are `apart` if each element has its share
-    /// of one pass alone.
+    /// of one pass alone. `met` are the sub-axes of homes, a bit each, of which a rank adds rows of other homes than
+    /// its own.
     Share {
         of: Value,
         layout: Layout,
         apart: bool,
+        met: u64,
     },
 }
 
@@ -229,7 +231,7 @@ impl Places<'_> {
                     vec![experts, token]
                 }
                 Table::Total | Table::MinusTotal | Table::Ends | Table::Less | Table::Past | Table::Begin => vec![experts],
-                Table::Most => vec![],
+                Table::Most | Table::Peak(_) | Table::Further(_) => vec![],
                 Table::NumberOf | Table::SlotOf => vec![token, choice],
                 Table::Ended => vec![experts, slot],
                 Table::Times | Table::TimesOrOne | Table::Tokens | Table::TokenOrZero | Table::Token => vec![groups, slot],
@@ -244,7 +246,12 @@ impl Places<'_> {
             let inner = dims.iter().skip_while(|d| !rest.contains(d));
             out.push((Count::Rest, inner.map(|d| self.s.graph.body.dims.size(*d)).product(), 1));
         }
-        out.extend(home.homes.iter().enumerate().map(|(k, h)| (Count::Home(k), h.2, 1)));
+        let among = match tensor {
+            Tensor::Table(Table::Peak(among) | Table::Further(among), _) => among,
+            _ => 0,
+        };
+        let apart = home.homes.iter().enumerate().filter(|(k, _)| among & 1 << k == 0);
+        out.extend(apart.map(|(k, h)| (Count::Home(k), h.2, 1)));
         out.extend(inner);
         Some(Space(out))
     }
@@ -334,7 +341,7 @@ impl Stage<'_, '_> {
         if self.places.routed.is_empty() {
             return None;
         }
-        self.table(w).or_else(|| self.of_rows(w)).or_else(|| self.sum_of_rows(w)).or_else(|| self.sum_of_shares(w))
+        self.table(w).or_else(|| self.of_rows(w)).or_else(|| self.sum_of_rows(w)).or_else(|| self.sum_of_shares(w)).or_else(|| self.share_if_any(w))
     }
 
     /// That no home has more rows for a group than there is room for, where there is not for all that there can be.

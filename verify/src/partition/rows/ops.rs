@@ -330,7 +330,7 @@ impl Stage<'_, '_> {
             self.dense_result(w, *v, p.layout, view, &names)
         };
         let held = self.places.routed.users[p.of.index()].iter().find_map(is_combination)?;
-        Some(self.of_pass(held, p.layout, true))
+        Some(self.of_pass(held, p.layout, true, view))
     }
 
     /// A dense value as its sharding says, of which what these indices count and names of other dims are known.

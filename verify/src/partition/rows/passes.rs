@@ -8,20 +8,25 @@
 //!
 //! [`Table::Rank`]: super::Table::Rank
 
-use super::{Held, Layout, Local, Stage, Tensor};
+use super::{Held, Layout, Local, Stage, Table, Tensor, View};
 use crate::terms::{Access, Term};
 use ir::graph::Value;
+use ir::mesh::SubAxis;
 use ir::op::Op;
 use std::rc::Rc;
 
 impl Stage<'_, '_> {
     /// What comes of rows: a value of the sharded graph, or what one pass adds to it.
-    pub(super) fn of_pass(&mut self, held: Held, layout: Layout, apart: bool) -> Local {
+    /// Its rows are at these indices.
+    pub(super) fn of_pass(&mut self, held: Held, layout: Layout, apart: bool, row: &View) -> Local {
         if layout.from.is_none() {
             return Local::One(Rc::new(held));
         }
         let of = Value(held.x.term.0);
-        let term = self.places.term(Tensor::Share { of, layout, apart });
+        let own = self.at_home(layout).coords;
+        let homes = self.places.home(layout).homes.iter().enumerate();
+        let met = homes.filter(|(_, h)| own.iter().any(|c| c.0 == h.0 && !row.coords.contains(c))).fold(0, |set, (k, _)| set | 1 << k);
+        let term = self.places.term(Tensor::Share { of, layout, apart, met });
         Local::One(Rc::new(Held { x: Access { term, ..held.x }, ..held }))
     }
 
@@ -40,19 +45,40 @@ impl Stage<'_, '_> {
         let (Op::Add, [a, b]) = (&body[w].op, body[w].args.as_slice()) else { return None };
         let alike = [a, b].iter().all(|x| body[**x].ty == body[w].ty);
         let (x, y) = (self.one(*a, chunk)?, self.one(*b, chunk)?);
-        let (Tensor::Share { of, layout, apart }, Tensor::Share { of: other, layout: next, apart: both }) =
+        let (Tensor::Share { of, layout, apart, met }, Tensor::Share { of: other, layout: next, apart: both, met: others }) =
             (self.places.tensor(x.x.term)?, self.places.tensor(y.x.term)?)
         else {
             return None;
         };
-        let follows =
-            (of, layout.home, layout.group, apart) == (other, next.home, next.group, both) && next.from == Some(layout.from? + layout.slots);
+        let follows = (of, layout.home, layout.group, apart, met) == (other, next.home, next.group, both, others)
+            && next.from == Some(layout.from? + layout.slots);
         let same = (x.x.offset, &x.x.coords, &x.x.dims, &x.partial) == (y.x.offset, &y.x.coords, &y.x.dims, &y.partial);
         if !alike || !follows || !same || !apart && body[w].ty.dtype.is_half() {
             return None;
         }
-        let term = self.places.term(Tensor::Share { of, layout: Layout { slots: layout.slots + next.slots, ..layout }, apart });
+        let term = self.places.term(Tensor::Share { of, layout: Layout { slots: layout.slots + next.slots, ..layout }, apart, met });
         Some(Local::One(Rc::new(Held { x: Access { term, ..x.x.clone() }, ..(*x).clone() })))
+    }
+
+    /// `select(further, share, 0)`: what a pass adds, or zero where no home whose rows are in it has rows for the
+    /// pass. That is the share all the same, as sums, look-ups and places of no rows are zero.
+    pub(super) fn share_if_any(&mut self, w: Value) -> Option<Local> {
+        let (body, chunk) = (&self.local.body, self.local.chunks[w.index()]);
+        let (Op::Select, [further, x, none]) = (&body[w].op, body[w].args.as_slice()) else { return None };
+        let scalar = |a: &Value| body.dims_of(*a).is_empty();
+        let (Table::Further(among), bound, view) = self.read_table(*further, chunk)? else { return None };
+        let share = self.one(*x, chunk)?;
+        let Tensor::Share { layout, met, .. } = self.places.tensor(share.x.term)? else { return None };
+        // What was exchanged since has rows of more homes.
+        let here = matches!(body[*x].op, Op::Gather { .. } | Op::Scatter { .. } | Op::GroupedDot { .. } | Op::Reduce { .. });
+        let rows = (bound.home, bound.group) == (layout.home, layout.group) && bound.from <= layout.from;
+        let homes = &self.places.home(layout).homes;
+        let is_among = |u: SubAxis| homes.iter().enumerate().any(|(k, h)| h.0 == u && among & 1 << k != 0);
+        let own = self.at_home(layout).coords.into_iter().filter(|c| !is_among(c.0));
+        let all = met & !among == 0 && own.eq(view.coords);
+        let zero = scalar(none) && self.constant(*none) == Some(0.0);
+        let same = scalar(further) && body[*x].ty == body[w].ty;
+        (here && rows && all && zero && same).then_some(Local::One(share))
     }
 
     /// The value of the sharded graph of which all shares are there, or all that a limit allows.

@@ -153,7 +153,7 @@ impl Stage<'_, '_> {
                 if let Some(names) = self.sums_to(w, v, &sum, product, &packs)
                     && let Some(held) = self.dense_result(w, v, sum.layout, &sum.kept, &names)
                 {
-                    return Some(self.of_pass(held, sum.layout, false));
+                    return Some(self.of_pass(held, sum.layout, false, &sum.row));
                 }
             }
         }
@@ -222,6 +222,6 @@ impl Stage<'_, '_> {
             form = add(&form, &vec![(*u, self.places.dense(p.of, home, steps)?)])?;
         }
         let x = Access { term: Term(p.of.0), offset: 0, coords: form, dims };
-        Some(self.of_pass(Held { x, partial: p.partial.clone(), turn: None }, p.layout, true))
+        Some(self.of_pass(Held { x, partial: p.partial.clone(), turn: None }, p.layout, true, &p.row))
     }
 }

@@ -11,7 +11,7 @@ use crate::terms::digits::{Digits, add};
 use ir::dim::{Dim, IndexMap, Order};
 use ir::graph::Value;
 use ir::local::Chunk;
-use ir::op::{Binary, Compare, DType, Op, Reduce, Unary};
+use ir::op::{Binary, Collective, Compare, DType, Op, Reduce, Unary};
 use std::rc::Rc;
 
 /// Whole numbers below it are f64 one by one.
@@ -38,6 +38,11 @@ pub enum Table {
     Begin,
     /// `[]`: the most rows that the home has for a group.
     Most,
+    /// `[]`: the most rows that a home has for a group, of those that differ from each other along the sub-axes of
+    /// these numbers, a bit each.
+    Peak(u64),
+    /// `[]`: whether one of these homes has more rows for a group than come before the pass.
+    Further(u64),
     /// `[expert, token]`: hits of the expert by tokens up to this one.
     Among,
     /// `[expert, token]`: of a hit, its number in its group, from 1; of a pass, from 1 for the first of its rows.
@@ -90,7 +95,7 @@ impl Stage<'_, '_> {
     }
 
     /// The number that a value is everywhere.
-    fn constant(&self, a: Value) -> Option<f64> {
+    pub(super) fn constant(&self, a: Value) -> Option<f64> {
         let node = &self.local.body[a];
         match &node.op {
             Op::Const(c) => Some(c.0),
@@ -269,6 +274,24 @@ impl Stage<'_, '_> {
                 }
                 _ => None,
             },
+            Op::Collective { kind: Collective::AllReduce(Reduce::Max), subs, stages: None, .. } if node.ty.dims.is_empty() => {
+                let (_, layout, view) = self.most(args[0], &read[0], chunk)?;
+                let homes = self.places.home(layout).homes.iter().enumerate().filter(|(_, h)| subs.contains(&h.0));
+                let among = homes.fold(0u64, |set, (k, _)| set | 1 << k);
+                let coords = view.coords.into_iter().filter(|c| !subs.contains(&c.0)).collect();
+                Some((Table::Peak(among), layout, View { dims: vec![], coords }))
+            }
+            Op::Compare(Compare::Gt) if args.len() == 2 && node.ty.dims.is_empty() => {
+                let (among, layout, view) = match read[0].clone() {
+                    Some((Table::Peak(among), layout, view)) => (among, layout, view),
+                    own => {
+                        let (_, layout, view) = self.most(args[0], &own, chunk)?;
+                        (0, layout, view)
+                    }
+                };
+                let before = self.constant(args[1]).filter(|c| (0.0..EXACT).contains(c) && c.fract() == 0.0)?;
+                Some((Table::Further(among), Layout { from: Some(before as u64), ..layout }, view)).filter(|_| layout.from.is_none())
+            }
             Op::Compare(Compare::Gt) => match (&read[0], self.constant(args[1])) {
                 (Some((Table::Rank, layout, view)), Some(0.0)) if layout.from.is_some() && self.fills(w, args[0]) => {
                     Some((Table::Behind, *layout, view.clone()))
@@ -371,15 +394,22 @@ impl Stage<'_, '_> {
                 Some((Table::Most, layout, self.at_home(layout)))
             }
             Op::Limit { most } => {
-                let layout = match &read[0] {
-                    Some((Table::Most, layout, _)) => *layout,
-                    _ => self.last_ends(args[0], chunk).filter(|_| self.local.body.dims_of(args[0]).is_empty())?,
-                };
-                self.limits.insert((layout.home, layout.group, *most));
-                Some((Table::Most, layout, self.at_home(layout)))
+                let found = self.most(args[0], &read[0], chunk)?;
+                self.limits.insert((found.1.home, found.1.group, *most));
+                Some(found)
             }
             _ => None,
         }
+    }
+
+    /// The most rows that a rank's own home has for a group, which may have been found already; of one group they are
+    /// its last ends.
+    fn most(&self, a: Value, found: &Option<(Table, Layout, View)>, chunk: Chunk) -> Option<(Table, Layout, View)> {
+        if let Some((Table::Most, layout, view)) = found {
+            return found.clone().filter(|_| *view == self.at_home(*layout));
+        }
+        let layout = self.last_ends(a, chunk).filter(|_| self.local.body.dims_of(a).is_empty())?;
+        Some((Table::Most, layout, self.at_home(layout)))
     }
 
     /// Whether a result has the dims of this operand, so that the other one is a number.
@@ -389,7 +419,7 @@ impl Stage<'_, '_> {
     }
 
     /// Nothing but the coordinates of a home.
-    fn at_home(&self, layout: Layout) -> View {
+    pub(super) fn at_home(&self, layout: Layout) -> View {
         let mut coords: Vec<_> = self.places.home(layout).homes.iter().enumerate().map(|(k, h)| (h.0, all(Count::Home(k), h.2))).collect();
         coords.retain(|c| !c.1.is_empty());
         coords.sort_unstable();
