@@ -431,7 +431,7 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
             ("--ep", args.ep > 1),
             ("--etp", args.etp.is_some()),
             ("--moe-buffer-factor", args.moe_buffer_factor.is_some()),
-            ("--moe-passes", args.moe_passes > 1),
+            ("--moe-passes", args.moe_passes.is_some()),
         ];
         let says = format!("does nothing: `{}` has no experts", job.model);
         out.extend(

@@ -10,7 +10,7 @@ use anyhow::Context;
 use ir::diag::Diagnostic;
 use ir::model::{self, LossScale, Model, Muon, MuonScale, Train};
 use ir::op::{DType, Real};
-use ir::options::{Buffer, Counts, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, Cuts, MOE_PASSES, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
 use ir::pipeline::{Order, Schedule};
 
 fn recompute(args: &PlanArgs) -> Recompute {
@@ -93,7 +93,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         rows: Rows::Rules,
         bucket_size: args.bucket_size,
         moe_buffer: args.moe_buffer_factor.map_or(Buffer::Whole, Buffer::Factor),
-        moe_passes: args.moe_passes,
+        moe_passes: args.moe_passes.unwrap_or(MOE_PASSES),
     })
 }
 

@@ -7,7 +7,7 @@ use crate::compile::compile;
 use crate::report::footprint::{Footprints, Measure};
 use crate::report::pipeline_timeline::{UNIT, timeline};
 use ir::model::Model;
-use ir::options::{Buffer, Cuts, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{Buffer, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
 use ir::program::Job;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -95,10 +95,17 @@ fn candidates(options: &Options) -> [Vec<Options>; 3] {
         out.push(Options { logits_chunks, ..base.clone() });
         least = Options { logits_chunks, ..least };
     }
-    // Room for experts' rows of one rank is that of the worst case.
-    if options.ep > 1 && options.moe_passes == 1 && options.moe_buffer == Buffer::Whole {
-        out.extend([2, 4, 8].map(|moe_passes| Options { moe_passes, ..base.clone() }));
-        least = Options { moe_passes: 8, ..least };
+    // Smaller room for experts' rows, with passes for all that there can be: a rank has at most as many as all
+    // others.
+    if options.ep > 1 && options.moe_buffer == Buffer::Whole {
+        if options.moe_passes < MOE_PASSES {
+            out.push(Options { moe_passes: MOE_PASSES, ..base.clone() });
+        }
+        if options.ep <= MOST_MOE_PASSES {
+            let (moe_buffer, moe_passes) = (Buffer::Factor(1.0), MOST_MOE_PASSES);
+            out.push(Options { moe_buffer, moe_passes, ..base.clone() });
+            least = Options { moe_buffer, moe_passes, ..least };
+        }
     }
     let split = least.clone();
     if options.recompute == Recompute::None {

@@ -14,7 +14,7 @@ use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::module::{Graphs, Level, Module, Settled, Whole};
-use ir::options::{MemoryOrder, Offload, Options, Overlap, Rows, TpOverlap, Zero};
+use ir::options::{MOE_PASSES, MemoryOrder, Offload, Options, Overlap, Rows, TpOverlap, Zero};
 use ir::program::Job;
 use verify::{LocusPart, Violation, references};
 
@@ -260,7 +260,8 @@ pub const PASSES: &[Pass] = &[
                 let training = training.map(Graphs::sharded);
                 partition::partition(graphs.sharded(), training, &pipeline.layout, pipeline.weights(), room)
             };
-            let one = room.passes > 1 && partition::most_passes(training.sharded(), &pipeline.layout, pipeline.weights(), room) == Some(1);
+            let asked = ![1, MOE_PASSES].contains(&room.passes);
+            let one = asked && partition::most_passes(training.sharded(), &pipeline.layout, pipeline.weights(), room) == Some(1);
             // Local graphs are held to sharded ones, and these were held to the text.
             (training.model, evaluation.model) = (None, None);
             training.stages = made(training, None)?;

@@ -111,12 +111,12 @@ pub struct PlanArgs {
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
     #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub bucket_size: Option<u64>,
-    /// Room for the rows of experts: F times a rank's share if all experts get equally many; a step that needs more than all passes have room for stops with an error [default: room for all there can be, shared out among the passes]
+    /// Room for rows (a token and an expert that it chose): F times a rank's share if all experts get equally many; rows beyond it are computed afterwards in the same room, none is dropped, and a step with more than all passes have room for stops with an error [default: 1.25, or more where all passes would not have room for all there can be]
     #[arg(long, value_name = "F", value_parser = factor)]
     pub moe_buffer_factor: Option<f64>,
-    /// Computes rows of experts in up to N passes, one after the other in the same room
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
-    pub moe_passes: u64,
+    /// Computes rows of experts in up to N passes, one after the other in the same room; those after the first run only in steps that need them; 1 has room for all rows there can be [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=options::MOST_MOE_PASSES))]
+    pub moe_passes: Option<u64>,
     /// Pipeline stages
     #[arg(long, visible_alias = "pipeline-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub pp: u64,

@@ -4,7 +4,7 @@ use super::plan::CpComm;
 use clap::ValueEnum;
 use ir::diag::{Help, Piece};
 use ir::mesh::Axis;
-use ir::options::{self, MemoryOrder, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{self, Buffer, MemoryOrder, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
 use ir::reason::AvoidedBy;
 
 /// The flag of an option.
@@ -96,6 +96,11 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     if let Some(chunks) = to.logits_chunks.filter(|_| from.logits_chunks != to.logits_chunks) {
         out.push(format!("{} {chunks}", flag(OptionName::LogitsChunks)));
     }
+    if let Buffer::Factor(factor) = to.moe_buffer
+        && from.moe_buffer != to.moe_buffer
+    {
+        out.push(format!("{} {factor}", flag(OptionName::MoeBuffer)));
+    }
     if from.moe_passes != to.moe_passes {
         out.push(format!("{} {}", flag(OptionName::MoePasses), to.moe_passes));
     }
@@ -167,6 +172,7 @@ mod tests {
             replicas: 2,
             memory_order: MemoryOrder::Memory,
             logits_chunks: Some(4),
+            moe_buffer: Buffer::Factor(0.5),
             moe_passes: 4,
             offload: Offload::Optimizer,
             ..from.clone()

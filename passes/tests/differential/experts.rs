@@ -36,7 +36,8 @@ fn agrees_on(text: &str, words: &str, below: u64) {
     // Passes have room for eight rows at least.
     let in_passes = [(Data::Exact, 2), (Data::Real, 2), (Data::Real, 4)].map(|(data, passes)| (data, Rows::Rules, passes, "16"));
     for (data, rows, moe_passes, seq) in all.chain(in_passes) {
-        let case = Case { data, rows, moe_passes, seed: 7 + below, ..case(words) };
+        let moe_buffer = if moe_passes == 1 { Buffer::Whole } else { Buffer::Factor(2.0 / moe_passes as f64) };
+        let case = Case { data, rows, moe_buffer, moe_passes, seed: 7 + below, ..case(words) };
         match attempt(text, &[("seq", seq)], &case, &ranges) {
             Ok(Outcome::Right(_) | Outcome::NotFinite) => {}
             other => panic!("{other:?} in {case:?} with sequences of {seq}\n{text}"),
@@ -152,7 +153,8 @@ fn five_hundred_routings_lose_no_row_in_passes() {
         let text = text.replace("dim slot;", &format!("let to = {routing}; dim slot;")).replace("mean(", "sum(");
         let text = format!("{text} train {{ optimizer: sgd(momentum: 0.5); clip: 0.0; weight_decay: 0.0; }}");
         let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
-        let case = Case { data: Data::Exact, moe_passes, seed, ..case(meshes[(seed % 5) as usize]) };
+        let moe_buffer = Buffer::Factor(2.0 / moe_passes as f64);
+        let case = Case { data: Data::Exact, moe_buffer, moe_passes, seed, ..case(meshes[(seed % 5) as usize]) };
         match attempt(&text, &[("seq", "16")], &case, &ranges) {
             Ok(Outcome::Right(Data::Exact)) => {}
             other => panic!("{other:?} of {routing} below {below} in {case:?}"),

@@ -14,7 +14,7 @@ use crate::harness::{Case, Data, Range, Ranges};
 use captures::Captures;
 use extras::Extras;
 use ir::op::DType;
-use ir::options::{Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, CpComm, Cuts, MOE_PASSES, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use ir::random::mix;
 use std::fmt::Write;
@@ -94,6 +94,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
     let data = dice.pick(&[Data::Real, Data::Real, Data::Exact]);
     let precision = dice.pick(&[DType::F32, DType::F32, DType::F32, DType::Bf16, DType::F16]);
     let tp_overlap = Dice(mix(!seed ^ 2)).pick(&[TpOverlap::Off, TpOverlap::Pipeline { chunks: 2 }, TpOverlap::Pipeline { chunks: 3 }]);
+    let moe_passes = Dice(mix(!seed ^ 10)).pick(&[1, 2, 3, MOE_PASSES]);
     Case {
         dp,
         cp,
@@ -110,8 +111,11 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         memory_order: Dice(mix(!seed ^ 9)).pick(&[MemoryOrder::Time, MemoryOrder::Time, MemoryOrder::Memory]),
         offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer]),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
-        moe_buffer: Dice(mix(!seed ^ 3)).pick(&[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)]),
-        moe_passes: Dice(mix(!seed ^ 10)).pick(&[1, 2, 3]),
+        moe_buffer: Dice(mix(!seed ^ 3)).pick(match moe_passes {
+            MOE_PASSES => &[Buffer::Whole, Buffer::Factor(0.3), Buffer::Factor(0.7)],
+            _ => &[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)],
+        }),
+        moe_passes,
         micro_batch,
         global_batch: dp * micro_batch * microbatches,
         schedule,
