@@ -138,6 +138,9 @@ fn line(p: &Progress, verbosity: Verbosity) -> String {
     if let Some(scale) = p.loss_scale {
         text += &format!("  loss scale {scale}");
     }
+    if let Some(part) = p.further_passes {
+        text += &format!("  further passes {:.1} %", 100.0 * part);
+    }
     if verbosity == Verbosity::Verbose {
         p.reports.iter().for_each(|(name, value)| text += &format!("  {name} {value:.4}"));
     }

@@ -141,6 +141,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         busy: [0.5; 2],
         read: 272,
         waited: 0.0,
+        further_passes: [1, 2],
         reports: vec![Some(1.5), None],
         valid: vec![],
         loss_scale: None,

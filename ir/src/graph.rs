@@ -290,7 +290,7 @@ pub struct Table {
 }
 
 /// What a run says of every step, whatever its model: no report of a text has such a name.
-pub const OF_EVERY_STEP: [&str; 13] = [
+pub const OF_EVERY_STEP: [&str; 14] = [
     "step",
     "loss",
     "grad_norm",
@@ -303,6 +303,7 @@ pub const OF_EVERY_STEP: [&str; 13] = [
     "data_bytes",
     "valid_loss",
     "loss_scale",
+    "moe_further_passes",
     "skipped",
 ];
 

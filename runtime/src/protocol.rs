@@ -301,6 +301,9 @@ pub struct StepEvent {
     pub read: u64,
     /// Milliseconds in which it waited for these.
     pub waited: f64,
+    /// Of the passes after the first that there is room for rows of experts in: how many ran, and how many there
+    /// were.
+    pub further_passes: [u64; 2],
     /// Per report of the job.
     pub reports: Vec<Option<f64>>,
     /// Means over the held-out batches, of each evaluation of this step.

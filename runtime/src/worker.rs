@@ -280,7 +280,7 @@ fn train_in<'scope, 'env, D: Device>(
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
         let mut busy = [busy_in(shm, |shm| rank.phase(Phase::Train, &step, shm))?, 0.0];
-        let reports = rank.reports().to_vec();
+        let (reports, further_passes) = (rank.reports().to_vec(), rank.further_passes());
         let finite = rank.is_finite();
         let overflow = rank.finite("loss") && !rank.finite("grad_norm") && scaler.may_fall();
         let loss_scale = scaler.is_scaled().then(|| scaler.scale());
@@ -313,7 +313,8 @@ fn train_in<'scope, 'env, D: Device>(
             rank.settle(&idle(number), shm)?;
             profiled(&mut rank, std::mem::take(&mut timed), events)?;
         }
-        let event = StepEvent { step: number, learning_rate, milliseconds, busy, read, waited, reports, valid, loss_scale, skipped: !finite };
+        let skipped = !finite;
+        let event = StepEvent { step: number, learning_rate, milliseconds, busy, read, waited, further_passes, reports, valid, loss_scale, skipped };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
         done = number;
         if orders.is_compared(done) {

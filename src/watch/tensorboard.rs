@@ -85,6 +85,7 @@ impl TensorBoard {
             ("lr", Some(p.lr)),
             ("valid_loss", p.valid_loss),
             ("loss_scale", p.loss_scale),
+            ("moe_further_passes", p.further_passes),
             ("speed/tokens_per_s", Some(p.tokens_per_s)),
             ("speed/step_ms", Some(p.step_ms)),
             ("speed/data_wait_ms", Some(p.data_wait_ms)),

@@ -31,6 +31,30 @@ fn every_step_has_its_line_of_metrics() {
     }
 }
 
+/// Of the passes of rows of experts, those run that a rank has rows for: some where room is scarce, none where it is
+/// not.
+#[test]
+fn steps_say_how_many_further_passes_ran() {
+    let dir = Dir::new();
+    dir.write("text.txt", TEXT.repeat(20));
+    let model = "{models}/mixtral.mdl -D vocab=256 -D hidden=16 -D heads=4 -D kv_heads=2 -D experts=4 -D expert_ffn=8 -D layers=2 -D seq=32";
+    let trained = |room: &str| {
+        dir.line(&format!("compile {model} --dp 2 --ep 2 --micro-batch-size 2 --global-batch-size 8 {room} -o out.mcc")).succeeds();
+        let lines = run(&dir, "--data text.txt --steps 3");
+        let of = |name: &str| lines.iter().map(|l| l[name].as_f64()).collect::<Vec<_>>();
+        (of("loss"), of("moe_further_passes"))
+    };
+    let (want, none) = trained("--moe-passes 1");
+    assert_eq!(none, [None; 3], "one pass has room for all");
+    for (room, some) in [("--moe-buffer-factor 0.3", true), ("--moe-buffer-factor 1.8", false)] {
+        let (losses, further) = trained(room);
+        let near = |(got, want): (&Option<f64>, &Option<f64>)| got.zip(*want).is_some_and(|(got, want)| (got - want).abs() < 1e-5 * want);
+        assert!(losses.len() == 3 && losses.iter().zip(&want).all(near), "{room}: {losses:?}, in one pass {want:?}");
+        let ran = |part: &Option<f64>| part.is_some_and(|part| if some { 0.0 < part && part < 1.0 } else { part == 0.0 });
+        assert!(further.iter().all(ran), "{room}: {further:?}");
+    }
+}
+
 /// By flags, and by the text, whose numbers flags override.
 #[test]
 fn a_rate_stays_and_falls_at_the_end() {

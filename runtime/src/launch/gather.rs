@@ -63,6 +63,7 @@ impl<'a> Gather<'a> {
             valid.extend(losses.enumerate().filter_map(|(set, loss)| Some((set, loss?))));
         }
         let valid_loss = (!valid.is_empty()).then(|| valid.values().sum::<f64>() / valid.len() as f64);
+        let [ran, all] = [0, 1].map(|k| events.iter().map(|e| e.further_passes[k] as f64).sum::<f64>());
         let named = |(set, loss): (&usize, &f64)| Some((format!("valid_loss/{}", self.valid_names.get(*set)?), *loss));
         let valid_losses = valid.iter().filter_map(named).collect();
         Some(Progress {
@@ -81,6 +82,7 @@ impl<'a> Gather<'a> {
             valid_loss,
             valid_losses,
             loss_scale: events[0].loss_scale,
+            further_passes: (all > 0.0).then(|| ran / all),
             skipped: events.iter().any(|e| e.skipped),
             reports,
         })

@@ -84,6 +84,7 @@ mod tests {
                     milliseconds: 1.0,
                     read: 0,
                     waited: 0.0,
+                    further_passes: [0; 2],
                     reports: vec![],
                     valid: vec![],
                     loss_scale: None,

@@ -38,6 +38,9 @@ pub struct Progress {
     /// What the loss was multiplied by for the backward pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
+    /// Where rows of experts have several passes: the part of those after the first that some rank had rows for.
+    #[serde(rename = "moe_further_passes", skip_serializing_if = "Option::is_none")]
+    pub further_passes: Option<f64>,
     /// The update was left out, as loss or gradient norm were not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
@@ -139,6 +142,7 @@ mod tests {
             valid_loss: one,
             valid_losses: BTreeMap::new(),
             loss_scale: one,
+            further_passes: one,
             skipped: true,
             reports: BTreeMap::new(),
         };

@@ -171,6 +171,7 @@ impl<'a> Course<'a> {
         let numbers = [event.milliseconds, event.waited].into_iter().chain(event.busy).chain(event.loss_scale);
         let is_sound = numbers.into_iter().all(|x| x.is_finite() && x >= 0.0)
             && (event.learning_rate == rate || (event.learning_rate - rate).abs() <= rate.abs() * ROUNDING)
+            && event.further_passes.is_sorted()
             && (is_due || event.valid.is_empty());
         if is_sound { Ok(event.step) } else { Err(format!("of step {}, {event:?}", event.step)) }
     }

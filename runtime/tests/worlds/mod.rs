@@ -320,6 +320,7 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
         busy: [0.5; 2],
         read: 0,
         waited: 0.0,
+        further_passes: [0; 2],
         reports: reports.clone(),
         valid: vec![],
         loss_scale: None,

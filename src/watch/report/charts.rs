@@ -146,6 +146,7 @@ impl Drawing<'_> {
             ("grad_norm", "Gradient norm", "gradient norm", 1.0, Scale::LogOfSpikes),
             ("lr", "Learning rate", "learning rate", 1.0, Scale::Linear),
             ("loss_scale", "Loss scale", "loss scale", 1.0, Scale::Log),
+            ("moe_further_passes", "Further passes of rows of experts (%)", "run, %", 100.0, Scale::Linear),
             ("tokens_per_s", "Tokens per second", "tokens/s", 1.0, Scale::Linear),
             ("step_ms", "Time of a step (ms)", "ms", 1.0, Scale::LogOfSpikes),
             ("data_wait_ms", "Wait for data in a step (ms)", "ms", 1.0, Scale::LogOfSpikes),

@@ -18,8 +18,20 @@ const MOST_STEP: u64 = 1 << 53;
 const REPORTS: usize = 16;
 
 /// What every run may have; other names are the model's own reports.
-pub const USUAL: [&str; 11] =
-    ["loss", "valid_loss", "grad_norm", "lr", "loss_scale", "tokens_per_s", "step_ms", "data_wait_ms", "data_bytes", "mfu", "memory_bytes"];
+pub const USUAL: [&str; 12] = [
+    "loss",
+    "valid_loss",
+    "grad_norm",
+    "lr",
+    "loss_scale",
+    "moe_further_passes",
+    "tokens_per_s",
+    "step_ms",
+    "data_wait_ms",
+    "data_bytes",
+    "mfu",
+    "memory_bytes",
+];
 
 #[derive(Debug, Default)]
 pub struct Metrics {
