@@ -34,12 +34,12 @@ pub fn card(artifact: &Artifact, name: Option<&str>) -> Result<&'static Card, Fa
     Ok(card)
 }
 
-/// How often each kernel of a class is launched in a training step.
+/// How often each kernel of a class is launched in a training step, without what is left out of most steps.
 pub fn launches(job: &Job, class: usize) -> BTreeMap<KernelId, u64> {
     let mut launches = BTreeMap::new();
     let Some(stage) = job.stages.iter().find(|s| s.program as usize == class) else { return launches };
     for call in [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)) {
-        for command in &job.programs[class].bodies[call.body.index()].commands {
+        for command in job.programs[class].bodies[call.body.index()].commands.iter().filter(|c| c.predicate.is_none()) {
             if let Action::Launch { kernel, .. } = &command.action {
                 *launches.entry(*kernel).or_default() += 1;
             }

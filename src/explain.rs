@@ -57,6 +57,8 @@ struct Communication {
 struct Total {
     axis: String,
     kind: &'static str,
+    /// Only some steps need it, and none more.
+    optional: bool,
     calls: u64,
     bytes: u64,
 }
@@ -150,14 +152,20 @@ fn show<T: Serialize>(args: &ExplainArgs, found: &T, text: fn(&T) -> String) -> 
 fn communication(job: &Job) -> Communication {
     let exchanges = exchanges(job);
     let streams = traffic(job).into_iter().map(|(stream, traffic)| OnStream { stream: stream.name(), traffic }).collect();
-    let totals = totals(&exchanges).into_iter().map(|((axis, kind), (calls, bytes))| Total { axis, kind, calls, bytes }).collect();
+    let of =
+        |optional| totals(&exchanges, optional).into_iter().map(move |((axis, kind), (calls, bytes))| Total { axis, kind, optional, calls, bytes });
+    let totals = [false, true].into_iter().flat_map(of).collect();
     Communication { exchanges: exchanges.into_iter().map(Said::from).collect(), totals, streams }
 }
+
+/// What is said of exchanges that are left out of most steps.
+const FURTHER: &str = ", if all further passes of rows of experts run";
 
 fn communication_text(c: &Communication) -> String {
     let mut out = exchanges_text(&c.exchanges);
     for t in &c.totals {
-        let _ = writeln!(out, "{:<10} {:<15} {:>6} calls, {} sent by a rank in a step", t.axis, t.kind, t.calls, size(t.bytes));
+        let more = if t.optional { FURTHER } else { "" };
+        let _ = writeln!(out, "{:<10} {:<15} {:>6} calls, {} sent by a rank in a step{more}", t.axis, t.kind, t.calls, size(t.bytes));
     }
     for OnStream { stream, traffic: Traffic { bytes, hidden } } in &c.streams {
         let share = 100 * hidden / (*bytes).max(1);
@@ -191,10 +199,11 @@ fn exchanges_text(exchanges: &[Said]) -> String {
         let each = if e.kind == "send" { "from and to ranks" } else { "for example ranks" };
         let _ = writeln!(
             out,
-            "  {} a call, {} calls and {} sent by a rank in a step; {each} {:?}",
+            "  {} a call, {} calls and {} sent by a rank in a step{}; {each} {:?}",
             size(e.bytes),
             e.calls_per_step,
             size(e.sent_per_step),
+            if e.optional { FURTHER } else { "" },
             e.members
         );
         let _ = writeln!(out, "  because {reason}");

@@ -49,7 +49,7 @@ pub fn table(
     if !padded.is_empty() {
         let _ = writeln!(out, "padding    {}", padded.into_iter().collect::<Vec<_>>().join(", "));
     }
-    for ((axis, kind), (calls, bytes)) in totals(&exchanges(job)) {
+    for ((axis, kind), (calls, bytes)) in totals(&exchanges(job), false) {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }
     if job.stages.len() > 1 {

@@ -112,14 +112,14 @@ struct Busy<'a> {
 }
 
 /// Plays steps of a rank of a stage, its streams side by side, all messages there when they are waited for. `each` is
-/// told of all that is done. Says when each step had ended.
+/// told of all that is done; what a bool may leave out is left out, as in most steps. Says when each step had ended.
 fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(&Busy)) -> [u64; STEPS] {
     let program = &job.programs[stage.program as usize];
     let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
     std::array::from_fn(|step| {
         for call in stage.schedule.train.iter().chain(&stage.schedule.update) {
             let body = &program.bodies[call.body.index()];
-            for command in &body.commands {
+            for command in body.commands.iter().filter(|c| c.predicate.is_none()) {
                 let clock = &mut clocks[command.stream as usize];
                 match &command.action {
                     Action::Record { event } => drop(events.insert(*event, *clock)),

@@ -30,6 +30,8 @@ pub struct Exchange {
     pub body: String,
     /// It repeats what the forward pass did.
     pub recomputed: bool,
+    /// It is left out of steps that do not need it, and its calls are those of a step that needs all of them.
+    pub optional: bool,
     /// What the value is to one rank: its part of a gather, the whole of a sum.
     pub bytes: u64,
     pub calls_per_step: u64,
@@ -78,7 +80,15 @@ pub fn exchanges(job: &Job) -> Vec<Exchange> {
 
 fn alike(a: &Exchange, b: &Exchange) -> bool {
     let key = |e: &Exchange| {
-        (e.place.clone(), e.kind, e.axis.clone(), ir::fault!("report.exchanges.recomputed", false, e.recomputed), e.bytes, e.reason.clone())
+        (
+            e.place.clone(),
+            e.kind,
+            e.axis.clone(),
+            ir::fault!("report.exchanges.recomputed", false, e.recomputed),
+            e.bytes,
+            e.optional,
+            e.reason.clone(),
+        )
     };
     key(a) == key(b)
 }
@@ -116,6 +126,7 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
         stages: vec![stage],
         body: String::new(),
         recomputed: c.origin.recomputed,
+        optional: c.predicate.is_some(),
         bytes,
         calls_per_step: 1,
         sent_per_step: sent,
@@ -127,10 +138,11 @@ fn line_of(job: &Job, s: Span) -> String {
     job.sources.get(usize::from(s.file)).map_or(format!("{}:{}", s.file, s.line), |source| format!("{}:{}", source.name, s.line))
 }
 
-/// Calls and bytes that a rank sends in a step, by axes and kind: the most of any stage.
-pub fn totals(exchanges: &[Exchange]) -> BTreeMap<(String, &'static str), (u64, u64)> {
+/// Calls and bytes that a rank sends in a step, by axes and kind: the most of any stage. They are those of all steps,
+/// or those that only some need.
+pub fn totals(exchanges: &[Exchange], optional: bool) -> BTreeMap<(String, &'static str), (u64, u64)> {
     let mut of_stage: BTreeMap<(String, &'static str, u64), (u64, u64)> = BTreeMap::new();
-    for e in exchanges {
+    for e in exchanges.iter().filter(|e| e.optional == optional) {
         for stage in &e.stages {
             let (calls, bytes) = of_stage.entry((e.axis.clone(), e.kind, *stage)).or_default();
             (*calls, *bytes) = (*calls + e.calls_per_step, *bytes + e.sent_per_step);

@@ -80,7 +80,7 @@ fn a_chunk_is_reduced_under_the_product_of_the_next_one() {
 #[test]
 fn chunks_send_no_byte_more() {
     for words in ["tp2 sp m2", "tp2 m2", "tp4 sp full1"] {
-        let of = |more: &str| totals(&exchanges(&compiled(GPT2.0, GPT2.1, &case(&format!("{words}{more}"))).job));
+        let of = |more: &str| totals(&exchanges(&compiled(GPT2.0, GPT2.1, &case(&format!("{words}{more}"))).job), false);
         let (whole, chunks) = (of(""), of(" chunks4"));
         assert_eq!(whole.keys().collect::<Vec<_>>(), chunks.keys().collect::<Vec<_>>());
         assert!(whole.iter().all(|(key, (calls, bytes))| chunks[key].1 == *bytes && chunks[key].0 >= *calls), "{words}: {whole:?} {chunks:?}");

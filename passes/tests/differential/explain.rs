@@ -44,7 +44,7 @@ fn tensor_parallel_bytes_are_those_of_the_formula() {
 #[test]
 fn pipeline_and_data_parallel_bytes_are_those_of_the_formulas() {
     let sent = |c: &Compiled, axis: &str, kind: &str| {
-        let all = totals(&exchanges(&c.job));
+        let all = totals(&exchanges(&c.job), false);
         all.iter().filter(|((a, k), _)| a == axis && *k == kind).map(|(_, (_, bytes))| *bytes).sum::<u64>()
     };
     let sbh = 4 * SEQ * HIDDEN;

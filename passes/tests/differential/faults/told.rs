@@ -24,7 +24,7 @@ pub fn told(compiled: &Compiled) -> Told {
     let lines: Vec<_> = spans.into_iter().map(|(file, number)| line(sharded, job, file, number)).collect();
     vec![
         ("exchanges", format!("{all:?}")),
-        ("exchanges of a step", format!("{:?}", totals(&all))),
+        ("exchanges of a step", format!("{:?}", totals(&all, false))),
         ("memory", format!("{memory:?}")),
         ("the stage that holds most", format!("{most:?}")),
         ("a budget", format!("{budget:?}")),
