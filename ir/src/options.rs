@@ -260,9 +260,8 @@ pub const MOE_PASSES: u64 = 32;
 /// More passes would be more kernels and exchanges than are worth it.
 pub const MOST_MOE_PASSES: u64 = 64;
 
-/// The room for rows of experts that is left unless something else is asked for, in shares of a balanced router: what
-/// users of bounded rooms take (the capacity factor of GShard and of Switch Transformers), so that one pass does
-/// nearly always.
+/// The room for rows of experts unless something else is asked for, in shares of a balanced router: the capacity
+/// factor with which Switch Transformers were trained, which drop what is beyond it.
 pub const MOE_ROOM: f64 = 1.25;
 
 /// How many rows of experts there is room for, in a pass.

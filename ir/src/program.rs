@@ -121,7 +121,7 @@ pub struct Slots {
 
 /// The lists of calls of a program. Evaluations come between steps; an update follows its training pass or is left out,
 /// on all ranks alike.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     #[default]
     Train,

@@ -64,7 +64,7 @@ pub enum Progress {
 }
 
 /// Where a rank is: a call of a phase's list and a command of the called body.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub phase: Phase,
     pub call: u32,

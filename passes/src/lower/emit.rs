@@ -26,7 +26,7 @@ impl LocalLowering<'_, '_, '_> {
     }
 
     /// Does what others find done: it is left out by the bool of what is made, not by that of who asks first.
-    pub(super) fn for_all<T>(&mut self, made: Value, f: impl FnOnce(&mut Self) -> T) -> T {
+    pub(super) fn by_bool_of<T>(&mut self, made: Value, f: impl FnOnce(&mut Self) -> T) -> T {
         let predicate = self.predicate.take();
         self.choose(self.predicates[made.index()]);
         let out = f(self);

@@ -77,7 +77,7 @@ impl LocalLowering<'_, '_, '_> {
         if let Some(place) = self.indices.get(&key) {
             return View { place: place.clone(), dims: vec![d], strides: vec![1] };
         }
-        let view = self.for_all(v, |all| all.dense_view(v));
+        let view = self.by_bool_of(v, |l| l.dense_view(v));
         self.indices.insert(key, view.place.clone());
         view
     }

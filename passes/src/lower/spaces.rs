@@ -44,7 +44,7 @@ impl LocalLowering<'_, '_, '_> {
                 self.buffer(v, &order, Content::Activation)
             }
         };
-        self.for_all(v, |all| all.transfer(v, from, &order, to.place.clone()));
+        self.by_bool_of(v, |l| l.transfer(v, from, &order, to.place.clone()));
         self.moved.insert((v, self.chunk), to.clone());
         to
     }

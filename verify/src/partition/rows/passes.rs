@@ -16,8 +16,7 @@ use ir::op::Op;
 use std::rc::Rc;
 
 impl Stage<'_, '_> {
-    /// What comes of rows: a value of the sharded graph, or what one pass adds to it.
-    /// Its rows are at these indices.
+    /// What comes of rows that are at these indices: a value of the sharded graph, or what one pass adds to it.
     pub(super) fn of_pass(&mut self, held: Held, layout: Layout, apart: bool, row: &View) -> Local {
         if layout.from.is_none() {
             return Local::One(Rc::new(held));
