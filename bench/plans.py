@@ -27,14 +27,19 @@ GPT3 = "-D layers=96 -D hidden=12288 -D heads=96 -D seq=2048 -D vocab=51200 --dp
 LLAMA405 = "-D hidden=16384 -D heads=128 -D kv_heads=8 -D ffn=53248 -D layers=126 -D vocab=128256 -D seq=131072"
 MESH405 = f"{LLAMA405} --tp 8 --sp --cp 16 --pp 16 --dp 8"
 ONE_LAYER = "--recompute full --recompute-method block --recompute-num-layers 1"
-V3 = "--tp 2 --sp --pp 8 --vpp 4 --dp 64 --ep 64 --etp 1 --zero 1 --recompute selective"
+SELECTIVE = "--recompute selective"
+V3 = f"--tp 2 --sp --pp 8 --vpp 4 --dp 64 --ep 64 --etp 1 --zero 1 {SELECTIVE}"
 LARGE = [
     ("Llama-3 405B, 131,072 tokens", "llama", f"{MESH405} --zero 1", 256, "0"),
     ("the same", "llama", f"{MESH405} --zero 1 {ONE_LAYER}", 256, "4.2 %: 1 of 8 layers"),
     ("the same", "llama", f"{MESH405} --zero 2", 256, "0"),
     ("the same", "llama", f"{MESH405} --zero 2 {ONE_LAYER}", 256, "4.2 %: 1 of 8 layers"),
+    ("the same", "llama", f"{MESH405} --zero 1 --activation-offload all", 256, "0"),
+    ("the same", "llama", f"{MESH405} --zero 2 --activation-offload all", 256, "0"),
     ("DeepSeek-V3, 1,024 ranks", "deepseek_v3", f"{V3} --recompute-modules moe", 2048, "experts"),
     ("the same", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm", 2048, "experts, projections, norms"),
+    ("the same", "deepseek_v3", f"{V3} --recompute-modules mla_up_proj,norm --activation-offload moe", 2048, "projections, norms"),
+    ("the same", "deepseek_v3", f"{V3.removesuffix(SELECTIVE)}--activation-offload all", 2048, "0"),
     ("the same, room for all rows", "deepseek_v3", f"{V3} --recompute-modules moe --moe-passes 1", 2048, "experts"),
     ("the same", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm --moe-passes 1", 2048, "experts, projections, norms"),
     ("the same, a balanced router's room alone", "deepseek_v3", f"{V3} --recompute-modules moe --moe-buffer-factor 1 --moe-passes 1", 2048, "experts"),
@@ -101,6 +106,7 @@ def main() -> None:
     zero()
     logits()
     order()
+    offload()
     large()
 
 
@@ -160,6 +166,31 @@ def order() -> None:
     plans = [plan(ROOT, "gpt2", f"{GPT3} --memory-order {how}", sizes) for how in ["time", "memory"]]
     rows.append(["GPT-3, 384 ranks, as above", *[f"{total:.2f} GiB, {part(line, 'temporary')}" for line, total in plans]])
     table(["", "time: all, temporary", "memory"], rows)
+
+
+def offload() -> None:
+    """What activations on the host save, and how much of the copies is hidden."""
+    print("\n## Activations on the host\n")
+    print("Llama-3 8B at 8,192 tokens on eight data-parallel ranks with `--zero 1`, by `--activation-offload`. *Each way* is")
+    print("what a rank copies for its one sequence of a step; *hidden* is the part that goes beside kernels on the nominal")
+    print("machine of `mcc explain`, whose bus carries 25 GB/s.\n")
+    rows = []
+    for flags in ["", "--activation-offload mlp", "--activation-offload all", "--recompute full", "--recompute full --activation-offload all"]:
+        line, total = plan(ROOT, "llama", f"{LLAMA} --dp 8 --zero 1 {flags}")
+        moved = streams(f"{LLAMA} --dp 8 --zero 1 {flags}")
+        rows.append([f"`{flags}`" if flags else "", f"{total:.2f} GiB", activations(line), part(line, "temporary"), *moved])
+    table(["flags", "a rank", "of it activations", "temporary", "each way", "hidden: to the host", "and back"], rows)
+
+
+def streams(flags: str) -> list[str]:
+    """What goes to the host in a step, and how much of it, and of what comes back, is hidden."""
+    words = [ROOT / "target/release/mcc", "explain", ROOT / "models/llama.mdl", "--collectives", *flags.split()]
+    words += ["--target", "sm_90a", "--dtype", "bf16", "--global-batch-size", "8"]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    found = {stream: (size, share) for stream, size, share in re.findall(r"^stream (to_\w+) +([\d.]+ \w+) .*\((\d+ %)\) overlapped", said, re.M)}
+    if not found:
+        return ["", "", ""]
+    return [found["to_host"][0], found["to_host"][1], found["to_device"][1]]
 
 
 def large() -> None:

@@ -62,6 +62,7 @@ fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify)
     let elaboration = frontend::Options {
         defines: args.define.clone(),
         recompute: args.recompute_modules.clone(),
+        offload: crate::options::offloaded(args),
         precision: precision(&args.precision),
         ..Default::default()
     };

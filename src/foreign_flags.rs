@@ -182,6 +182,10 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     ),
     (&["activations-checkpoint-method"], Flag("compile", "--recompute-method")),
     (&["activations-checkpoint-num-layers"], Flag("compile", "--recompute-num-layers")),
+    (
+        &["fine-grained-activation-offloading", "offload-modules", "cpu-offloading", "enable-activation-offloading"],
+        Flag("compile", "--activation-offload"),
+    ),
     (&["distribute-saved-activations"], Flag("compile", "--sp")),
     (
         &["empty-unused-memory-level", "memory-efficient-linear"],

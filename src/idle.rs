@@ -162,7 +162,7 @@ const PLAN: &[Rule<PlanArgs>] = &[
     ),
     rule(
         &["--overlap"],
-        |a| a.overlap == Overlap::Off && !a.optimizer_offload && [a.dp, a.cp, a.tp, a.pp] == [1; 4],
+        |a| a.overlap == Overlap::Off && !a.optimizer_offload && !offloads_activations(a) && [a.dp, a.cp, a.tp, a.pp] == [1; 4],
         Warned,
         "does nothing on one rank, which communicates with nobody",
         "leave it out",
@@ -422,6 +422,10 @@ pub fn in_plan(args: &PlanArgs, plan: &Plan) -> Vec<Diagnostic> {
     idle_axes.map(says).collect()
 }
 
+fn offloads_activations(args: &PlanArgs) -> bool {
+    args.activation_offload.is_some() || args.activation_offload_layers.is_some()
+}
+
 /// What the flags of a plan do not change in this model.
 pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
     let job = &compiled.job;
@@ -447,6 +451,13 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
             let d = idle("--host-target", "does nothing: no kernel runs on the host");
             out.push(d.help("leave it out; with `--optimizer-offload` some do"));
         }
+    }
+    let stashes = job.programs.iter().flat_map(|p| &p.stashes);
+    if !stashes.clone().any(|s| s.space == Space::Host) {
+        let typed =
+            [("--activation-offload", args.activation_offload.is_some()), ("--activation-offload-layers", args.activation_offload_layers.is_some())];
+        let says = "does nothing: no layer keeps for its backward pass what could wait on the host";
+        out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("leave it out")));
     }
     if args.training.lr_decay_style.is_none() && job.train.schedule.decay == Decay::Constant {
         let flags = &args.training;

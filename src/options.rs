@@ -10,7 +10,9 @@ use anyhow::Context;
 use ir::diag::Diagnostic;
 use ir::model::{self, LossScale, Model, Muon, MuonScale, Train};
 use ir::op::{DType, Real};
-use ir::options::{Buffer, Counts, Cuts, MOE_PASSES, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
+use ir::options::{
+    ActivationOffload, Buffer, Counts, Cuts, MOE_PASSES, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+};
 use ir::pipeline::{Order, Schedule};
 
 fn recompute(args: &PlanArgs) -> Recompute {
@@ -20,6 +22,20 @@ fn recompute(args: &PlanArgs) -> Recompute {
         (cli::Recompute::Full, Some(RecomputeMethod::Block)) => Recompute::Block(layers),
         (cli::Recompute::None, _) => Recompute::None,
         (cli::Recompute::Selective, _) => Recompute::Selective,
+    }
+}
+
+/// The functions and calls of which activations are to be offloaded; none: whatever layers keep.
+pub fn offloaded(args: &PlanArgs) -> Vec<String> {
+    args.activation_offload.iter().filter(|names| **names != ["all"]).flatten().cloned().collect()
+}
+
+fn activation_offload(args: &PlanArgs) -> ActivationOffload {
+    let layers = args.activation_offload_layers;
+    match (&args.activation_offload, layers) {
+        (None, None) => ActivationOffload::Off,
+        _ if offloaded(args).is_empty() => ActivationOffload::Layers(layers),
+        _ => ActivationOffload::Marked(layers),
     }
 }
 
@@ -65,6 +81,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
         replicas: args.dp_replicate,
         offload: if args.optimizer_offload { Offload::Optimizer } else { Offload::Off },
+        activation_offload: activation_offload(args),
         tf32: args.precision.tf32,
         micro_batch,
         global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),

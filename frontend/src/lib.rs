@@ -62,13 +62,24 @@ pub struct Options {
     /// What the backward pass may compute again, in the place of what the text's plan says: functions, or what calls
     /// are named (`as`).
     pub recompute: Option<Vec<String>>,
+    /// Functions, or what calls are named, whose values may wait on the host for the backward pass.
+    pub offload: Vec<String>,
     /// The working precision, which unmarked float types have: `F32`, `Bf16` or `F16`.
     pub precision: DType,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { defines: vec![], batch: 1, micro_batch: None, training: true, inline_ops: false, recompute: None, precision: DType::F32 }
+        Options {
+            defines: vec![],
+            batch: 1,
+            micro_batch: None,
+            training: true,
+            inline_ops: false,
+            recompute: None,
+            offload: vec![],
+            precision: DType::F32,
+        }
     }
 }
 

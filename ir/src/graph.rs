@@ -79,6 +79,8 @@ pub struct Origin {
     pub scope: Arc<str>,
     /// Of the functions whose values the backward pass may recompute (the plan's `recompute`), the outermost whose call it is inside of.
     pub within: Option<Arc<str>>,
+    /// Whether its value may wait in the host's memory for the backward pass.
+    pub offloaded: bool,
     /// It is computed a second time, for the backward pass.
     pub recomputed: bool,
     pub span: Option<Span>,
@@ -86,7 +88,7 @@ pub struct Origin {
 
 impl Origin {
     pub fn new(phase: Phase) -> Origin {
-        Origin { phase, layer: None, scope: Arc::from(""), within: None, recomputed: false, span: None }
+        Origin { phase, layer: None, scope: Arc::from(""), within: None, offloaded: false, recomputed: false, span: None }
     }
 }
 

@@ -38,6 +38,8 @@ pub struct Options {
     pub serial_exchanges: bool,
     /// Whether optimizers run on the host, in its memory.
     pub offload: Offload,
+    /// Which activations wait on the host for the backward pass.
+    pub activation_offload: ActivationOffload,
     /// Whether products of f32 factors are multiplied as tf32.
     pub tf32: bool,
     /// Which products are split along what they sum over.
@@ -79,6 +81,7 @@ impl Default for Options {
             memory_order: MemoryOrder::Time,
             serial_exchanges: false,
             offload: Offload::Off,
+            activation_offload: ActivationOffload::Off,
             tf32: false,
             split_k: SplitK::Off,
             tp_overlap: TpOverlap::Off,
@@ -302,6 +305,18 @@ pub enum Offload {
     Off,
     /// On the host, in its memory.
     Optimizer,
+}
+
+/// Which of the activations that a forward pass leaves for its backward pass wait on the host, in its memory. Each
+/// may be of the first so many layers of every stage, or of all layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationOffload {
+    #[default]
+    Off,
+    /// Those of layers.
+    Layers(Option<u32>),
+    /// Those that are marked in the graph ([`Origin::offloaded`](crate::graph::Origin::offloaded)).
+    Marked(Option<u32>),
 }
 
 /// What the order of commands is to save.

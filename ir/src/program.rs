@@ -110,12 +110,20 @@ pub struct SendTurn {
     pub grouped: bool,
 }
 
+/// What calls leave for later ones of their microbatch, together: buffers that live equally long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stash {
+    pub space: Space,
+    /// Of a slot.
+    pub bytes: u64,
+}
+
 /// Slots of a stash, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slots {
     /// Microbatches that have something there at a time.
     pub count: u32,
-    /// Byte of the temporary arena at which the first begins.
+    /// Byte of its memory's temporary arena at which the first begins.
     pub at: u64,
 }
 
@@ -154,13 +162,15 @@ impl CallSchedule {
         &self.sends[phase as usize]
     }
 
-    /// Bytes of each arena of a rank, in the order of [`Arena::ALL`]: the temporary one reaches to the end of the last stash, which has none of its own.
-    /// Saturates instead of overflowing.
+    /// Bytes of each arena of a rank, in the order of [`Arena::ALL`]: the temporary one of a memory reaches to the
+    /// end of the last stash there, which has none of its own. Saturates instead of overflowing.
     pub fn arena_bytes(&self, program: &Program) -> [u64; Arena::ALL.len()] {
-        let ends = self.slots.iter().zip(&program.stashes).map(|(s, bytes)| bytes.saturating_mul(u64::from(s.count)).saturating_add(s.at));
         let mut bytes = program.arena_bytes;
-        bytes[Arena::Stash as usize] = 0;
-        bytes[Arena::Temporary as usize] = ends.fold(bytes[Arena::Temporary as usize], u64::max);
+        Space::ALL.into_iter().for_each(|space| bytes[space.stash() as usize] = 0);
+        for (slots, stash) in self.slots.iter().zip(&program.stashes) {
+            let all = &mut bytes[stash.space.temporary() as usize];
+            *all = stash.bytes.saturating_mul(u64::from(slots.count)).saturating_add(slots.at).max(*all);
+        }
         bytes
     }
 }
@@ -253,10 +263,11 @@ pub struct TableEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     pub buffers: Vec<Buffer>,
-    /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot of each stash, the temporary one's without stashes.
+    /// Bytes of each arena, in the order of [`Arena::ALL`]; those of stashes are for one slot of each stash,
+    /// temporary ones without stashes.
     pub arena_bytes: [u64; Arena::ALL.len()],
-    /// Bytes of a slot of each stash. They divide the stash arena, in this order.
-    pub stashes: Vec<u64>,
+    /// They divide the stash arenas of their memories, in this order.
+    pub stashes: Vec<Stash>,
     pub groups: Vec<Group>,
     /// Slots of [`Stage::params`] whose parameter [`Holds::Copies`].
     pub copied: BTreeSet<u32>,
@@ -266,11 +277,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// The stash in which a buffer of the stash arena lies, and where that begins; none if it lies in no one stash.
+    /// The stash in which a buffer of a stash arena lies, and where that begins; none if it lies in no one stash.
     pub fn stash(&self, buffer: &Buffer) -> Option<(usize, u64)> {
         let mut begin = 0u64;
-        for (k, bytes) in self.stashes.iter().enumerate() {
-            let end = begin.checked_add(*bytes)?;
+        for (k, stash) in self.stashes.iter().enumerate().filter(|(_, s)| s.space.stash() == buffer.arena) {
+            let end = begin.checked_add(stash.bytes)?;
             if begin <= buffer.offset && buffer.offset.checked_add(buffer.bytes())? <= end {
                 return Some((k, begin));
             }

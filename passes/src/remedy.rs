@@ -7,7 +7,7 @@ use crate::compile::compile;
 use crate::report::footprint::{Footprints, Measure};
 use crate::report::pipeline_timeline::{UNIT, timeline};
 use ir::model::Model;
-use ir::options::{Buffer, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{ActivationOffload, Buffer, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
 use ir::program::Job;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,8 +74,9 @@ const MACHINE: u64 = 8;
 
 /// What is tried, in rounds. First what keeps the ranks and their microbatches: another order of commands, the
 /// sequence split, smaller chunks of logits, experts' rows in passes, attention or some layers or all recomputed,
-/// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, and most of
-/// it together. Then smaller microbatches, then ranks moved from data to tensor and pipeline parallelism.
+/// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, activations
+/// on the host, and most of it together. Then smaller microbatches, then ranks moved from data to tensor and pipeline
+/// parallelism.
 fn candidates(options: &Options) -> [Vec<Options>; 3] {
     let base = options;
     let mut out = vec![];
@@ -132,6 +133,16 @@ fn candidates(options: &Options) -> [Vec<Options>; 3] {
     if options.offload == Offload::Off {
         out.push(Options { offload: Offload::Optimizer, ..base.clone() });
         least = Options { offload: Offload::Optimizer, ..least };
+        out.push(least.clone());
+    }
+    // What layers keep waits on the host: all of it, or what enters layers that are recomputed.
+    if options.activation_offload == ActivationOffload::Off {
+        let activation_offload = ActivationOffload::Layers(None);
+        out.push(Options { activation_offload, ..base.clone() });
+        if options.recompute != Recompute::Uniform(1) {
+            out.push(Options { activation_offload, recompute: Recompute::Uniform(1), ..base.clone() });
+        }
+        least = Options { activation_offload, ..least };
         out.push(least.clone());
     }
     let (mut smaller, mut rows) = (vec![], options.micro_batch);

@@ -3,7 +3,7 @@
 //! A pass takes a module and leaves one ([`ir::module`]); after each, its verifier looks at what came out. A step and an evaluation are
 //! graphs of their own that go the same way, as far as they have the same to do, and end in one job of programs that do both.
 
-use crate::commands::{allocate, events, list_schedule, send_turns, streams};
+use crate::commands::{allocate, events, list_schedule, offload_activations, send_turns, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
 use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, zero};
 use crate::lower::job;
@@ -14,7 +14,7 @@ use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::module::{Graphs, Level, Module, Settled, Whole};
-use ir::options::{MOE_PASSES, MemoryOrder, Offload, Options, Overlap, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, MOE_PASSES, MemoryOrder, Offload, Options, Overlap, Rows, TpOverlap, Zero};
 use ir::program::Job;
 use verify::{LocusPart, Violation, references};
 
@@ -366,6 +366,15 @@ pub const PASSES: &[Pass] = &[
             Ok(vec![])
         },
         verifiers: &[&COMMANDS],
+    },
+    // Before streams and places, which see its copies as any others.
+    Pass {
+        wanted: |o| o.activation_offload != ActivationOffload::Off,
+        ..commands("offload_activations", "Has activations wait in the host's memory for the backward pass.", |m| {
+            let (which, overlap) = (m.options.activation_offload, m.options.overlap);
+            m.job = m.job.take().map(|job| offload_activations::offload(job, which, overlap));
+            Ok(vec![])
+        })
     },
     commands("streams", "Puts communication on streams of its own, and messages between stages in stashes.", |m| on_job(m, streams::assign)),
     Pass {

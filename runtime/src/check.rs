@@ -12,7 +12,7 @@ use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
-use ir::program::{Action, Arena, Buffer, BufferId, Command, Content, Extent, Job, Phase, Place, Program, Space, Stage, Stream};
+use ir::program::{Action, Buffer, BufferId, Command, Content, Extent, Job, Phase, Place, Program, Space, Stage, Stream};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -220,10 +220,10 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
     let slots = &stage.schedule.slots;
     let sound = slots.len() == program.stashes.len()
         && slots.iter().all(|s| s.count > 0 && s.at.is_multiple_of(64))
-        && program.stashes.iter().all(|b| b.is_multiple_of(64));
+        && program.stashes.iter().all(|s| s.bytes.is_multiple_of(64));
     ensure(sound, || format!("slots {slots:?} for {} stashes", program.stashes.len()))?;
-    let bytes = stage.schedule.arena_bytes(program)[Arena::Temporary as usize];
-    ensure(bytes <= MOST, || format!("the stashes have slots {slots:?} of {:?} bytes", program.stashes))?;
+    let bytes = stage.schedule.arena_bytes(program);
+    ensure(bytes.iter().all(|bytes| *bytes <= MOST), || format!("the stashes have slots {slots:?} of {:?} bytes", program.stashes))?;
     for bucket in &program.buckets {
         let mut end = 0u64;
         for piece in &bucket.pieces {
@@ -294,7 +294,7 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
         }
         Content::Param { .. } | Content::State { .. } | Content::Accumulator | Content::Activation => {}
     }
-    ensure(buffer.arena != Arena::Stash || program.stash(buffer).is_some(), || "it lies in no one stash".into())?;
+    ensure(!buffer.arena.is_stash() || program.stash(buffer).is_some(), || "it lies in no one stash".into())?;
     let held = !matches!(buffer.content, Content::Accumulator | Content::Activation);
     ensure(!held || buffer.arena.lasts(), || "it lives over steps, but not in an arena that does".into())
 }

@@ -183,6 +183,13 @@ pub struct PlanArgs {
     /// Layers of a unit (uniform), or of each stage (block) [default: 1]
     #[arg(long, value_name = "N", value_parser = from_one::<u32>, help_heading = "Memory")]
     pub recompute_num_layers: Option<u32>,
+    /// Has activations wait in the host's memory for the backward pass, copied beside compute: `all` that layers
+    /// keep, or what these functions and calls (`.. as mlp`) compute
+    #[arg(long, value_name = "all|NAME,..", value_delimiter = ',', help_heading = "Memory")]
+    pub activation_offload: Option<Vec<String>>,
+    /// Offloads activations of the first so many layers of every stage [default: all]
+    #[arg(long, visible_alias = "cpu-offloading-num-layers", value_name = "N", value_parser = from_one::<u32>, help_heading = "Memory")]
+    pub activation_offload_layers: Option<u32>,
 
     #[command(flatten)]
     pub precision: PrecisionArgs,

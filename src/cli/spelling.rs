@@ -4,7 +4,7 @@ use super::plan::CpComm;
 use clap::ValueEnum;
 use ir::diag::{Help, Piece};
 use ir::mesh::Axis;
-use ir::options::{self, Buffer, MemoryOrder, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{self, ActivationOffload, Buffer, MemoryOrder, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
 use ir::reason::AvoidedBy;
 
 /// The flag of an option.
@@ -111,6 +111,9 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     if from.offload != to.offload && to.offload == Offload::Optimizer {
         out.push("--optimizer-offload".into());
     }
+    if from.activation_offload != to.activation_offload && to.activation_offload == ActivationOffload::Layers(None) {
+        out.push("--activation-offload all".into());
+    }
     let set = |option: OptionName, value: u64| format!("{} {value}", flag(option));
     if from.replicas != to.replicas {
         out.push(set(OptionName::Replicas, to.replicas));
@@ -175,6 +178,7 @@ mod tests {
             moe_buffer: Buffer::Factor(0.5),
             moe_passes: 4,
             offload: Offload::Optimizer,
+            activation_offload: ActivationOffload::Layers(None),
             ..from.clone()
         };
         for to in [Options { recompute: Recompute::Selective, ..from.clone() }, Options { recompute: Recompute::Block(3), ..from.clone() }, all] {

@@ -92,10 +92,10 @@ fn llama_trains_on_the_cuda_device_as_in_the_emulator() {
     all_ways_are_one(&format!("{{models}}/{model} {TINY} --dp 2 --tp 2 --zero 1 --target sm_90a"), ["1", "2"]);
 }
 
-/// Kernels of the host, and copies to and from its memory.
+/// Kernels of the host, and copies to and from its memory, of activations too.
 #[test]
 fn an_optimizer_on_the_host_beside_the_cuda_device_computes_as_beside_the_emulator() {
-    let model = "gpt2.mdl -D heads=2 -D head_dim=64 --bf16 --optimizer-offload";
+    let model = "gpt2.mdl -D layers=3 -D heads=2 -D head_dim=64 --bf16 --optimizer-offload --activation-offload all";
     all_ways_are_one(&format!("{{models}}/{model} {TINY} --dp 2 --tp 2 --zero 1 --target sm_90a"), ["5", "6"]);
 }
 

@@ -188,6 +188,8 @@ const TOGETHER: &[Mistake] = &[
     ),
     ("check gpt2.mdl TINY --moe-passes 2", 0, "`--moe-passes` does nothing", "leave it out"),
     ("check gpt2.mdl TINY --optimizer-offload --optimizer sgd", 0, "`--optimizer-offload` does nothing", "`--optimizer adamw`"),
+    ("check gpt2.mdl TINY --activation-offload mpl", 1, "nothing that the model calls is `mpl`, which is to be offloaded", "did you mean `mlp`?"),
+    ("check gpt2.mdl TINY --activation-offload ln_f", 0, "`--activation-offload` does nothing", "leave it out"),
     ("check gpt2.mdl TINY --target sm_80 --host-target cpu", 0, "`--host-target` does nothing", "`--optimizer-offload`"),
     ("check gpt2.mdl TINY --lr-decay-style WSD", 2, "in how many steps the learning rate falls", "`--lr-wsd-decay-iters N`"),
     (
@@ -414,6 +416,8 @@ fn what_is_right_is_not_complained_about() {
         "check {models}/gpt2.mdl TINY --dp 2 --tp 2 --sp --zero 1 --bucket-size 100",
         "check {models}/gpt2.mdl TINY --cp 2 --cp-comm-type a2a --overlap off --tp 2 --tp-comm-overlap --tp-comm-overlap-chunks 2",
         "check {models}/gpt2.mdl TINY --pp 2 --vpp 1 --pipeline-layers 1,1 --optimizer-offload --recompute full --recompute-num-layers 1",
+        "check {models}/gpt2.mdl TINY --activation-offload all --overlap off",
+        "check {models}/gpt2.mdl TINY --pp 2 --activation-offload mlp,attention --activation-offload-layers 1",
         "check {models}/gpt2.mdl TINY --lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 2 --lr-decay-iters 20 --adam-beta1 0",
         "check {models}/mixtral.mdl -D vocab=64 -D hidden=8 -D heads=2 -D kv_heads=2 -D expert_ffn=8 -D layers=1 -D seq=4 --ep 2 --dp 2 --etp 1 --moe-buffer-factor 2",
         "check {models}/gpt2.mdl TINY --target sm_80 --optimizer-offload --host-target x86-64-v3 --tf32",

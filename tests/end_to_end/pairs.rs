@@ -48,6 +48,7 @@ fn plan(random: &mut Random, meshes: &[Case]) -> String {
     let bucket_size = [None, Some(100), Some(3000)][random.below(3)];
     let mut words = mesh_arguments(&Case { schedule, bucket_size, micro_batch: 1, ..mesh.clone() });
     words.push(["", "", "--optimizer-offload"][random.below(3)].into());
+    words.push(["", "", "--activation-offload all"][random.below(3)].into());
     words.push(["--dtype fp32", "--dtype fp32", "--bf16", "--fp16 --initial-loss-scale 256"][random.below(4)].into());
     words.join(" ")
 }

@@ -58,6 +58,26 @@ fn weights_saved_on_one_mesh_go_on_on_another() {
     assert!(saved == fs::read(dir.path("again.safetensors")).expect("weights"), "loading and saving changes weights");
 }
 
+/// All that layers keep, or what some functions compute, on any mesh and by any schedule.
+#[test]
+fn activations_on_the_host_give_the_same_bits() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let compile = "compile {models}/llama.mdl --global-batch-size 8 -D vocab=256 -D hidden=16 -D heads=4 -D kv_heads=2 -D ffn=32 -D layers=4 -D seq=16 --lr 1e-2 --lr-warmup-iters 0";
+    for (flags, offload) in [
+        ("--dp 2 --zero 1", "--activation-offload all"),
+        ("--pp 2 --vpp 2 --recompute full", "--activation-offload all"),
+        ("--bf16 --tp 2 --sp --pp 2 --pipeline-schedule zb-h1", "--activation-offload mlp,attention"),
+        ("--bf16 --dp 2 --zero 3 --optimizer-offload", "--activation-offload-layers 2"),
+    ] {
+        let run = |more: &str| {
+            dir.line(&format!("{compile} {flags} {more} -o out.mcc")).succeeds();
+            trained(&dir, "--valid-data text.txt --eval-interval 2 --eval-iters 1")
+        };
+        assert!(run("") == run(offload), "{flags} {offload}");
+    }
+}
+
 /// Weights, losses (held-out ones too) and states; and after a stop, with the optimizer elsewhere.
 #[test]
 fn an_optimizer_on_the_host_gives_the_same_bits() {

@@ -276,7 +276,7 @@ invariants! {
     632 WorkingMemory "The operands of a command lie in the memory that it works on."
     633 OperandAligned "What a kernel takes to be aligned is so, at all coordinates."
 
-    640 StashDivision "Stashes divide the stash arena, at multiples of the alignment."
+    640 StashDivision "Stashes divide the stash arena of their memory, at multiples of the alignment."
     641 ArenaSize "An arena is no larger than a device can address."
     642 BufferInArena "A buffer lies within its arena."
     643 BufferAligned "A buffer begins at a multiple of the alignment."

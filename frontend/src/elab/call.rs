@@ -123,12 +123,13 @@ impl Elab<'_> {
             return Val::Bad;
         }
         let name = entered.closure.function.name.name.clone();
-        let within = self.origin.within.clone();
+        let (within, offloaded) = (self.origin.within.clone(), self.origin.offloaded);
         let names = std::iter::once(&name).chain(call.alias.iter().map(|a| &a.name));
         for name in names {
             if self.recomputed.contains(name) {
                 self.origin.within.get_or_insert_with(|| Arc::from(&**name));
             }
+            self.origin.offloaded |= self.options.offload.iter().any(|n| **n == **name);
             if !self.called.contains(name) {
                 self.called.insert(name.clone());
             }
@@ -140,7 +141,7 @@ impl Elab<'_> {
             None => elab.run(&entered),
         });
         self.calls.pop();
-        self.origin.within = within;
+        (self.origin.within, self.origin.offloaded) = (within, offloaded);
         val
     }
 

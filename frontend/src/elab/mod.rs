@@ -151,7 +151,7 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         elab.exec_block(frame, &model.body.stmts);
         if !elab.stopped {
             sections = elab.sections(ast, model, frame);
-            elab.check_recomputed();
+            elab.check_named();
         }
     }
     elab.finish(name, batch, settings, sections)

@@ -389,12 +389,13 @@ impl Elab<'_> {
         out
     }
 
-    /// What the command line names for recomputation is called.
-    pub fn check_recomputed(&mut self) {
-        let asked = self.options.recompute.iter().flatten();
-        let unknown: Vec<&String> = asked.filter(|name| !self.called.contains(name.as_str())).collect();
-        for name in unknown {
-            let e = Diagnostic::error("E0504", format!("nothing that the model calls is `{name}`, which is to be recomputed"));
+    /// What the command line names for recomputation, or to be offloaded, is called.
+    pub fn check_named(&mut self) {
+        let asked = self.options.recompute.iter().flatten().map(|name| (name, "recomputed"));
+        let asked = asked.chain(self.options.offload.iter().map(|name| (name, "offloaded")));
+        let unknown: Vec<(&String, &str)> = asked.filter(|(name, _)| !self.called.contains(name.as_str())).collect();
+        for (name, done) in unknown {
+            let e = Diagnostic::error("E0504", format!("nothing that the model calls is `{name}`, which is to be {done}"));
             let near = nearest(name, self.called.iter().map(|n| &**n)).map(|n| format!("did you mean `{n}`?"));
             self.report(e.help(near.unwrap_or_else(|| "name functions that the text calls, or what calls are named: `.. as mlp`".into())));
         }

@@ -190,6 +190,22 @@ impl Command {
     }
 }
 
+impl Command {
+    /// As [`Command::buffers`], to put others in their place.
+    pub fn buffers_mut(&mut self) -> Vec<&mut BufferId> {
+        let of_action = match &mut self.action {
+            Action::Launch { args, .. } => args.iter_mut().map(|p| &mut p.buffer).collect(),
+            Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![&mut src.buffer, &mut dst.buffer],
+            Action::Send { src, .. } | Action::Report { src, .. } | Action::Limit { src, .. } => vec![&mut src.buffer],
+            Action::Recv { dst, .. } => vec![&mut dst.buffer],
+            Action::Fill { buffer, .. } => vec![buffer],
+            Action::Load { dst, .. } => vec![dst],
+            Action::Record { .. } | Action::Wait { .. } => vec![],
+        };
+        of_action.into_iter().chain(self.predicate.iter_mut().map(|p| &mut p.buffer)).collect()
+    }
+}
+
 impl Action {
     /// The buffers that it reads or writes, where it is not left out.
     pub fn buffers(&self) -> Vec<BufferId> {

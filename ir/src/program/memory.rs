@@ -22,6 +22,8 @@ pub enum Arena {
     Temporary,
     /// Lives over steps, in the host's memory.
     Host,
+    /// As [`Arena::Stash`], in the host's memory, beside what is staged there.
+    HostStash,
     /// Within one call of a body, in the host's memory.
     Staging,
 }
@@ -52,6 +54,14 @@ impl Space {
         }
     }
 
+    /// The arena of what calls leave for later ones of their microbatch.
+    pub fn stash(self) -> Arena {
+        match self {
+            Space::Device => Arena::Stash,
+            Space::Host => Arena::HostStash,
+        }
+    }
+
     /// The arena of what lives within one call.
     pub fn temporary(self) -> Arena {
         match self {
@@ -62,13 +72,18 @@ impl Space {
 }
 
 impl Arena {
-    pub const ALL: [Arena; 5] = [Arena::Persistent, Arena::Stash, Arena::Temporary, Arena::Host, Arena::Staging];
+    pub const ALL: [Arena; 6] = [Arena::Persistent, Arena::Stash, Arena::Temporary, Arena::Host, Arena::HostStash, Arena::Staging];
 
     pub fn space(self) -> Space {
         match self {
             Arena::Persistent | Arena::Stash | Arena::Temporary => Space::Device,
-            Arena::Host | Arena::Staging => Space::Host,
+            Arena::Host | Arena::HostStash | Arena::Staging => Space::Host,
         }
+    }
+
+    /// Whether it is that of stashes, which lie in the memory of temporary buffers.
+    pub fn is_stash(self) -> bool {
+        self == self.space().stash()
     }
 
     /// Whether what it holds lives over steps.
@@ -87,6 +102,7 @@ impl Arena {
             Arena::Stash => "stash",
             Arena::Temporary => "temporary",
             Arena::Host => "host",
+            Arena::HostStash => "host_stash",
             Arena::Staging => "staging",
         }
     }

@@ -12,7 +12,8 @@ use crate::mesh::Mesh;
 use crate::model::{Plan, PlanEntry, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::options::{
-    Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap,
+    Zero,
 };
 use crate::pipeline::{Kind, Layout, Order, Pass, Pipeline, Placement, Schedule};
 use crate::program::Interval;
@@ -170,6 +171,14 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
     })?;
     option(io, &mut o.offload, d.offload, "offload", |io, x| {
         io.variant(x, "what is offloaded", &[("off", Offload::Off), ("optimizer", Offload::Optimizer)])
+    })?;
+    option(io, &mut o.activation_offload, d.activation_offload, "activation_offload", |io, x| {
+        let all = [("off", ActivationOffload::Off), ("layers", ActivationOffload::Layers(None)), ("marked", ActivationOffload::Marked(None))];
+        io.variant(x, "which activations are offloaded", &all)?;
+        match x {
+            ActivationOffload::Off => Ok(()),
+            ActivationOffload::Layers(layers) | ActivationOffload::Marked(layers) => io.option(layers, 0, " of ", Io::number),
+        }
     })?;
     for (slot, name) in [(&mut o.serial_exchanges, "serial_exchanges"), (&mut o.tf32, "tf32")] {
         option(io, slot, false, name, |io, x| {

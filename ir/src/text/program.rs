@@ -17,7 +17,7 @@ use crate::model::{Decay, LossScale, Muon, MuonScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry,
-    Interval, Job, KernelId, ParamEntry, Phase, Place, Program, SendTurn, Slots, Space, Stage, Stream, TableEntry,
+    Interval, Job, KernelId, ParamEntry, Phase, Place, Program, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
 };
 use std::collections::BTreeSet;
 
@@ -51,7 +51,10 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
             Space::Host => {}
         }
     }
-    io.rows(&mut p.stashes, 0, "stash bytes ", |io, _, bytes| io.number(bytes))?;
+    io.rows(&mut p.stashes, Stash::default(), "stash bytes ", |io, _, stash| {
+        io.number(&mut stash.bytes)?;
+        io.or(&mut stash.space, Space::Device, " on ", |io, s| io.variant(s, "a space", &Space::ALL.map(|s| (s.name(), s))))
+    })?;
     io.buffers = Labels::of(p.buffers.iter().map(|b| b.name.as_str()));
     let blank = Buffer {
         name: String::new(),

@@ -10,12 +10,13 @@ use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
 use crate::options::{
-    Buffer as MoeBuffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+    ActivationOffload, Buffer as MoeBuffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK,
+    TpOverlap, Zero,
 };
 use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
-    Interval, Job, KernelId, ParamEntry, Piece, Place, Program, SendTurn, Slots, Space, Stage, Stream, TableEntry,
+    Interval, Job, KernelId, ParamEntry, Piece, Place, Program, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
 };
 use crate::reason::{AvoidedBy, Reason};
 use crate::sharded::{Placement, Sharded, Sharding};
@@ -180,12 +181,13 @@ pub fn odd_body() -> Body {
     for (i, op) in every_op().into_iter().enumerate() {
         let args: Vec<Value> = (0..i.min(i % 4) as u32).map(Value).collect();
         let dtype = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool][i % 5];
-        let scope = ["", "layer", "because", "a.b.0", "@", "two words", "in", "again"][i % 8];
+        let scope = ["", "layer", "because", "a.b.0", "@", "two words", "in", "again", "offloaded"][i % 9];
         let mut origin = origin([Phase::Forward, Phase::Backward, Phase::Update][i % 3], scope);
         if i % 2 == 0 {
             (origin.layer, origin.span) = (None, None);
         }
         origin.within = (i % 5 < 2).then(|| "attention".into());
+        origin.offloaded = i % 3 == 0;
         origin.recomputed = i % 7 < 3;
         body.push(op, args, Type::new(dtype, (0..i as u32 % 7).map(Dim).collect::<Vec<_>>()), origin);
     }
@@ -298,6 +300,7 @@ pub fn program() -> Program {
     };
     let shifted = Place { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
     let body = |name: &str, kind, commands| crate::program::Body { name: name.into(), kind, commands };
+    let on = |space| Stash { space, bytes: 64 };
     Program {
         buffers: vec![
             buffer("layers.3.w", Arena::Persistent, 0, Content::Param { slot: 0, index: index.clone() }),
@@ -307,9 +310,10 @@ pub fn program() -> Program {
             buffer("layers.3.w.state0", Arena::Host, 0, Content::State { slot: 0, state: 0, index: index.clone() }),
             buffer("staged", Arena::Staging, 64, Content::Activation),
             buffer("rope table", Arena::Persistent, 128, Content::Table { table: 2, index: vec![] }),
+            buffer("kept", Arena::HostStash, 0, Content::Activation),
         ],
-        arena_bytes: [192, 128, 64, 0, 128],
-        stashes: vec![64, 64],
+        arena_bytes: [192, 128, 64, 0, 64, 128],
+        stashes: vec![on(Space::Device), on(Space::Host), on(Space::Device)],
         groups: vec![Group { subs: vec![SubAxis(2), SubAxis(3)], stages: None }, Group { subs: vec![], stages: Some(vec![0, 1]) }],
         copied: [1, 3].into(),
         buckets: buckets(),
@@ -441,6 +445,7 @@ pub fn options() -> Vec<Options> {
         memory_order: MemoryOrder::Memory,
         serial_exchanges: true,
         offload: Offload::Optimizer,
+        activation_offload: ActivationOffload::Marked(Some(2)),
         tf32: true,
         split_k: SplitK::For(Generation::Sm90a),
         tp_overlap: TpOverlap::Pipeline { chunks: 4 },
@@ -461,7 +466,7 @@ pub fn options() -> Vec<Options> {
         with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllToAll, Zero::Gradients, PipelineSchedule::ZbH1, Recompute::Block(3))),
         with(|o| (o.layout, o.schedule) = (Cuts::Sizes(vec![1, 2, 0]), PipelineSchedule::ZbV)),
         with(|o| o.layout = Cuts::Text("Et*2|t \"L\"".into())),
-        with(|o| o.layout = Cuts::Balanced),
+        with(|o| (o.layout, o.activation_offload) = (Cuts::Balanced, ActivationOffload::Layers(None))),
         with(|o| o.layout = Cuts::Even { embedding: Counts::AsLayer, loss: Counts::AsNothing }),
         all,
     ]

@@ -368,8 +368,10 @@ fn a_program_in_text() {
         arena persistent bytes 192
         arena stash bytes 128
         arena temporary bytes 64
+        arena host_stash bytes 64
         arena staging bytes 128
         stash bytes 64
+        stash bytes 64 on host
         stash bytes 64
         buffer layers.3.w : f32[batch/dp=2, hidden=8] in persistent @0 bytes 64 holds param 0 index [[2] + 2*dp, [8]]
         buffer x : f32[batch/dp=2, hidden=8] in stash @64 bytes 64 holds activation  // forward x layer 3 @0:23:11+6
@@ -378,6 +380,7 @@ fn a_program_in_text() {
         buffer layers.3.w.state0 : f32[batch/dp=2, hidden=8] in host @0 bytes 64 holds state 0 of 0 index [[2] + 2*dp, [8]]
         buffer staged : f32[batch/dp=2, hidden=8] in staging @64 bytes 64 holds activation
         buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 bytes 64 holds table 2 index []
+        buffer kept : f32[batch/dp=2, hidden=8] in host_stash @0 bytes 64 holds activation
         group 0 over tp
         group 1 over none stages [0, 1]
         copied [1, 3]
@@ -456,6 +459,7 @@ fn what_a_module_says_before_its_graphs() {
           overlap off
           memory_order memory
           offload optimizer
+          activation_offload marked of 2
           serial_exchanges on
           tf32 on
           split_k for sm_90a

@@ -7,7 +7,7 @@
 use crate::commands::best_fit::{ALIGN, Need, assign};
 use crate::commands::liveness::{Lives, temporaries};
 use crate::commands::stash_slots;
-use ir::program::{Arena, CallSchedule, Job, Program, Space, Stage};
+use ir::program::{CallSchedule, Job, Program, Space, Stage};
 
 /// Gives the buffers and stashes of all programs their places.
 pub fn allocate(mut job: Job) -> Job {
@@ -21,21 +21,22 @@ pub fn allocate(mut job: Job) -> Job {
             stash_slots::count(program, &messages, &mut stage.schedule);
             stash_slots::place(program, &mut stage.schedule);
         }
-        let schedules: Vec<&mut CallSchedule> = stages.iter_mut().filter(|s| s.program as usize == p).map(|s| &mut s.schedule).collect();
-        place_together(program, schedules);
+        for space in Space::ALL {
+            place_together(space, program, stages.iter_mut().filter(|s| s.program as usize == p).map(|s| &mut s.schedule).collect());
+        }
     }
     job
 }
 
-/// Where all stages of a program have one schedule, temporary buffers and stashes can be placed at once: that is taken
-/// if it needs less.
-fn place_together(program: &mut Program, mut schedules: Vec<&mut CallSchedule>) {
+/// Where all stages of a program have one schedule, temporary buffers and stashes of a memory can be placed at once:
+/// that is taken if it needs less.
+fn place_together(space: Space, program: &mut Program, mut schedules: Vec<&mut CallSchedule>) {
     let Some(first) = schedules.first().filter(|first| schedules.iter().all(|s| s == *first)) else { return };
-    let Lives { temporary, stashes, .. } = Lives::of_stage(program, first);
+    let Lives { temporary, stashes, .. } = Lives::of_stage(program, first, space);
     let used: Vec<usize> = (0..stashes.len()).filter(|k| !stashes[*k].spans.is_empty()).collect();
     let needs: Vec<Need> = temporary.values().chain(used.iter().map(|k| &stashes[*k])).cloned().collect();
     let (offsets, total) = assign(&[], &needs);
-    let arena = Arena::Temporary as usize;
+    let arena = space.temporary() as usize;
     if total >= first.arena_bytes(program)[arena] {
         return;
     }

@@ -8,7 +8,7 @@
 use crate::commands::effects::{Touch, touches};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, Arena, Body, BodyId, Call, CallSchedule, Command, Job, Program, Slots, Stream};
+use ir::program::{Action, Arena, Body, BodyId, Call, CallSchedule, Command, Job, Program, Slots, Space, Stash, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Puts events where streams of a program need each other. Where all is on one stream, nothing does.
@@ -100,11 +100,8 @@ impl Sites {
         let range = |touch: &Touch| {
             let b = &program.buffers[touch.buffer.index()];
             let (place, begin) = match (b.arena, program.stash(b)) {
-                (Arena::Stash, stash) => {
-                    let (k, begin) = stash.expect("invariant: a buffer of the stash arena is in a stash");
-                    (Home::Stash(k), begin)
-                }
-                (arena, _) => (Home::Arena(arena), 0),
+                (_, Some((k, begin))) => (Home::Stash(k), begin),
+                (arena, None) => (Home::Arena(arena), 0),
             };
             let [from, to] = [touch.from, touch.to].map(|element| b.offset + element * b.dtype.bytes() - begin);
             Range { place, from, to, writes: touch.writes }
@@ -187,7 +184,9 @@ impl<'a> Player<'a> {
             end += bytes;
             end - bytes
         });
-        let stash = |(bytes, s): (&u64, &Slots)| (u64::from(s.count), *bytes, arenas[Arena::Temporary as usize] + s.at);
+        let stash = |(stash, s): (&Stash, &Slots)| {
+            (u64::from(s.count), stash.bytes, arenas[ir::fault!("events.stash.space", Space::Device, stash.space).temporary() as usize] + s.at)
+        };
         let slots = program.stashes.iter().zip(&schedule.slots).map(stash).collect();
         let done = vec![[0; STREAMS]; sites.commands.len()];
         Player { sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }

@@ -1,8 +1,10 @@
 //! The order in which a body issues its commands: what communication needs comes first, what needs its result comes late.
 //!
-//! Commands are listed one by one (list scheduling, Graham 1966) on a nominal machine ([`crate::commands::cost_model`]) whose streams run side by side. Communication, and copies between
-//! memories, are issued as soon as their operands are. Of the other commands that could follow, those that wait for nothing under way come first; of these, those on
-//! the way to the next communication; else the order is that of the graph.
+//! Commands are listed one by one (list scheduling, Graham 1966) on a nominal machine
+//! ([`crate::commands::cost_model`]) whose streams run side by side. Communication, and copies between memories, are
+//! issued as soon as their operands are, what comes back from the host ([`crate::commands::offload_activations`]) no
+//! sooner than where it stands. Of the other commands that could follow, those that wait for nothing under way come
+//! first; of these, those on the way to the next communication; else the order is that of the graph.
 //!
 //! The order is the program's, hence the same on all ranks of a stage. Exchanges with other stages keep their order among themselves, so
 //! they meet as before.
@@ -27,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Of the memory of a rank's device with a slot for each stashed buffer, and of the host, how much more temporary
 /// memory a new order may cost: a 32nd.
-const PRICE: u64 = 32;
+pub const PRICE: u64 = 32;
 
 /// Puts the commands of all programs in the order of their issue.
 pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
@@ -135,6 +137,11 @@ fn computes(stream: Stream) -> bool {
     }
 }
 
+/// Whether a command is a copy of what waits on the host: nothing is in a hurry for it, as it comes in time.
+fn spills(program: &Program, action: &Action) -> bool {
+    matches!(action, Action::Copy { src, dst, .. } if [src, dst].iter().any(|p| program.buffers[p.buffer.index()].arena == Space::Host.stash()))
+}
+
 /// Commands and what they need of each other.
 struct Graph {
     streams: Vec<Stream>,
@@ -155,8 +162,8 @@ impl Graph {
         let mut since = vec![0; commands.len()];
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); commands.len()];
         let mut before: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
-        // The last exchange with other stages: a sum, a send, a receive.
-        let [mut sum, mut send, mut receive] = [None; 3];
+        // The last exchange with other stages: a sum, a send, a receive; and the last kernel.
+        let [mut sum, mut send, mut receive, mut kernel] = [None; 4];
         for (k, command) in commands.iter().enumerate() {
             for touch in touches(mesh, kernels, program, command) {
                 // Copies are of what is complete: the order is that of the graph.
@@ -191,9 +198,13 @@ impl Graph {
                     after(receive.replace(k));
                     after(send);
                 }
+                // What waited on the host comes back where its pass put it, and takes no memory before.
+                copy @ Action::Copy { dst, .. } if spills(program, copy) && program.buffers[dst.buffer.index()].arena.space() == Space::Device => {
+                    after(ir::fault!("list_schedule.spill.soon", None, kernel))
+                }
+                Action::Launch { .. } => kernel = Some(k),
                 Action::Collective { .. }
                 | Action::Copy { .. }
-                | Action::Launch { .. }
                 | Action::Fill { .. }
                 | Action::Load { .. }
                 | Action::Report { .. }
@@ -206,7 +217,7 @@ impl Graph {
         users.iter().flatten().for_each(|k| needs[*k] += 1);
         let mut leads = vec![usize::MAX; commands.len()];
         for k in (0..commands.len()).rev() {
-            let first = |j: &usize| if computes(streams[*j]) { leads[*j] } else { *j };
+            let first = |j: &usize| if computes(streams[*j]) || spills(program, &commands[*j].action) { leads[*j] } else { *j };
             leads[k] = users[k].iter().map(first).min().unwrap_or(usize::MAX);
         }
         Graph { streams, times: commands.iter().map(|c| costs.time(program, &c.action)).collect(), needs, users, leads, since }

@@ -4,7 +4,7 @@
 use crate::commands::best_fit::{Need, Span};
 use crate::commands::stash_slots;
 use crate::commands::streams::messages;
-use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Phase, Program, Stream};
+use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Phase, Program, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A microbatch in a stash: the first and the last of the calls that touch it there.
@@ -20,7 +20,7 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     let mut touches = vec![vec![false; program.stashes.len()]; program.bodies.len()];
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
         let buffers = body.commands.iter().flat_map(|c| c.buffers());
-        for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash) {
+        for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena.is_stash()) {
             // Beyond what can be addressed there are none: that is the user's error, which is told of the whole job.
             if let Some((k, _)) = program.stash(buffer) {
                 touches[k] = true;
@@ -39,11 +39,11 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     (0..program.stashes.len()).map(of_stash).collect()
 }
 
-/// What lives in the temporary arena of a stage, and when. Calls of a body in a phase are taken as one: the moments are
-/// the commands of one body after the other, once for each phase that calls it.
+/// What lives in the temporary arena of a stage in one memory, and when. Calls of a body in a phase are taken as one:
+/// the moments are the commands of one body after the other, once for each phase that calls it.
 pub struct Lives {
     pub temporary: BTreeMap<BufferId, Need>,
-    /// Of each stash, all slots; no spans if no call touches it.
+    /// Of each stash, all slots; no spans if no call touches it, or it is in another memory.
     pub stashes: Vec<Need>,
     /// The first moment of each body in a phase, ascending.
     begins: Vec<(usize, Phase, usize)>,
@@ -53,7 +53,7 @@ impl Lives {
     /// A slot of a stash is in use from the first command that touches it for a microbatch to the last one. One of
     /// messages is from the first call of all to the last one: a message may come and go while other calls run, and
     /// these are not to wait for it.
-    pub fn of_stage(program: &Program, schedule: &CallSchedule) -> Lives {
+    pub fn of_stage(program: &Program, schedule: &CallSchedule, space: Space) -> Lives {
         let messages = messages(program);
         let mut is_message = vec![false; program.stashes.len()];
         for id in messages {
@@ -61,7 +61,7 @@ impl Lives {
                 is_message[k] = true;
             }
         }
-        let all = |k: usize| program.stashes[k].saturating_mul(u64::from(schedule.slots[k].count));
+        let all = |k: usize| program.stashes[k].bytes.saturating_mul(u64::from(schedule.slots[k].count));
         let mut out = Lives {
             temporary: BTreeMap::new(),
             stashes: (0..program.stashes.len()).map(|k| Need { bytes: all(k), spans: vec![] }).collect(),
@@ -74,7 +74,7 @@ impl Lives {
             let (mut begins, mut touched) = (BTreeMap::new(), BTreeMap::new());
             for b in called {
                 let commands = &program.bodies[b].commands;
-                let (ids, needs) = temporaries(Arena::Temporary, program, commands);
+                let (ids, needs) = temporaries(space.temporary(), program, commands);
                 for (id, need) in ids.into_iter().zip(needs) {
                     let known = out.temporary.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] });
                     known.spans.extend(need.spans.iter().map(|(from, to)| (next + from, next + to)));
@@ -84,7 +84,8 @@ impl Lives {
                 out.begins.push((next, phase, b));
                 next += commands.len() + 1;
             }
-            for (k, mut lives) in lives(program, calls).into_iter().enumerate() {
+            let here = |(k, _): &(usize, Vec<Life>)| program.stashes[*k].space == space;
+            for (k, mut lives) in lives(program, calls).into_iter().enumerate().filter(here) {
                 if is_message[k] {
                     lives = joined(&lives).into_iter().collect();
                 }
@@ -119,8 +120,9 @@ fn joined(lives: &[Life]) -> Option<Life> {
     Some(Life { last: lives.iter().map(|life| life.last).max()?, ..*first })
 }
 
-/// Stashed buffers that all schedules of a program keep for one microbatch at a time. What a body does with the memory
-/// of one before it is written there, and after its last use, is its own matter, before there are places.
+/// Buffers stashed on the device that all schedules of a program keep for one microbatch at a time. What a body does
+/// with the memory of one before it is written there, and after its last use, is its own matter, before there are
+/// places.
 pub struct Kept {
     pub singly: BTreeSet<BufferId>,
     /// Of each body and buffer, whether it comes from a call before, and whether it is for one behind.
@@ -178,7 +180,7 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
 /// The stashes that a body touches, and from which command to which ([`uses`]).
 pub fn stashed(program: &Program, commands: &[Command]) -> BTreeMap<usize, Span> {
     let mut out: BTreeMap<usize, Span> = BTreeMap::new();
-    for (id, (first, last)) in uses(program, commands, |b| b.arena == Arena::Stash) {
+    for (id, (first, last)) in uses(program, commands, |b| b.arena.is_stash()) {
         if let Some((stash, _)) = program.stash(&program.buffers[id.index()]) {
             let span = out.entry(stash).or_insert((first, last));
             *span = (span.0.min(first), span.1.max(last));
@@ -189,8 +191,9 @@ pub fn stashed(program: &Program, commands: &[Command]) -> BTreeMap<usize, Span>
 
 /// Which buffers of these a body uses, and from which command to which. What a stream beside that of compute reads is
 /// in use until compute waits for that stream, at the first use of the result at the latest. What a collective reads
-/// whose result is not used in the call is in use until as many bytes of such have been handed to its stream behind
-/// it: who waits for its memory then leaves the stream as much to do. What is sent is in use to the end of the call.
+/// whose result is not used in the call, or a copy that is for a later call, is in use until as many bytes of such
+/// have been handed to its stream behind it: who waits for its memory then leaves the stream as much to do. What is
+/// sent is in use to the end of the call.
 fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool) -> BTreeMap<BufferId, Span> {
     let wanted = |id: &BufferId| which(&program.buffers[id.index()]);
     let mut lives: BTreeMap<BufferId, Span> = BTreeMap::new();
@@ -211,22 +214,31 @@ fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool
         });
         until.or(later.last()).map_or(k, |h| h.0)
     };
-    // Of each stream the collectives, the last one first: the command, and the bytes that it and those behind it read.
+    // Of each stream the commands that read, the last one first: which, and the bytes that it and those behind it
+    // read.
     let mut handed: BTreeMap<Stream, Vec<(usize, u64)>> = BTreeMap::new();
+    // From which command on as many bytes as one reads have been handed to its stream behind it.
+    let mut until = |k: usize, stream: Stream, bytes: u64| {
+        let behind = handed.entry(stream).or_default();
+        let all = behind.last().map_or(0, |b| b.1);
+        // The first command with which those behind this one are as many bytes.
+        let enough = all.checked_sub(bytes).map(|rest| behind.partition_point(|b| b.1 <= rest));
+        let until = enough.and_then(|at| behind.get(at)).map(|b| b.0);
+        behind.push((k, all.saturating_add(bytes)));
+        until
+    };
     for (k, c) in commands.iter().enumerate().rev() {
         for id in c.buffers().into_iter().filter(wanted) {
             lives.entry(id).or_insert((k, k)).0 = ir::fault!("liveness.first.late", k + 1, k);
         }
         let read = match &c.action {
             Action::Collective { src, dst, .. } => {
-                let bytes = program.buffers[src.buffer.index()].bytes();
-                let behind = handed.entry(c.stream).or_default();
-                let all = behind.last().map_or(0, |b| b.1);
-                // The first command with which those behind this one are as many bytes.
-                let enough = all.checked_sub(bytes).map(|rest| behind.partition_point(|b| b.1 <= rest));
-                let until = enough.and_then(|at| behind.get(at)).map(|b| b.0);
-                behind.push((k, all.saturating_add(bytes)));
+                let until = until(k, c.stream, program.buffers[src.buffer.index()].bytes());
                 Some((src.buffer, used.get(&dst.buffer).copied().or(until)))
+            }
+            Action::Copy { src, dst, .. } if program.buffers[dst.buffer.index()].arena == Space::Host.stash() => {
+                let until = until(k, c.stream, program.buffers[src.buffer.index()].bytes());
+                Some((src.buffer, ir::fault!("liveness.spill.read", Some(k), until)))
             }
             Action::Send { src, .. } => Some((src.buffer, None)),
             Action::Copy { src, .. } => Some((src.buffer, Some(meanwhile(k, program.buffers[src.buffer.index()].bytes())))),

@@ -7,6 +7,7 @@ pub mod effects;
 pub mod events;
 pub mod list_schedule;
 pub mod liveness;
+pub mod offload_activations;
 pub mod send_turns;
 pub mod stash_slots;
 pub mod streams;

@@ -1,22 +1,22 @@
-//! Where stashes lie: in the memory of temporary buffers. A stash lives in a phase (a training pass or an evaluation)
-//! from the first command of a call that touches it to the last one of another ([`Lives`]), temporary buffers within
-//! their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and whatever comes
-//! before the forward passes and after the backward passes have their temporary buffers where training keeps what it
-//! needs in between; and a backward pass has them where it has read of its microbatch what it needs, if no other
-//! microbatch is in flight.
+//! Where stashes lie: beside temporary buffers of their memory. A stash lives in a phase (a training pass or an
+//! evaluation) from the first command of a call that touches it to the last one of another ([`Lives`]), temporary
+//! buffers within their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and
+//! whatever comes before the forward passes and after the backward passes have their temporary buffers where training
+//! keeps what it needs in between; and a backward pass has them where it has read of its microbatch what it needs, if
+//! no other microbatch is in flight.
 
 use crate::commands::best_fit::{ALIGN, Need, assign};
 use crate::commands::liveness::{Lives, lives};
 use crate::commands::streams::messages;
-use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots};
+use ir::program::{BufferId, Call, CallSchedule, Program, Slots, Space, Stash};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Makes one stash of stashed buffers that live equally long, which are those that the same bodies touch. Messages
-/// have their own. What all of these schedules keep for one microbatch at a time is a stash for each buffer, as it is
-/// of use until a certain command. Says of each stash whether it is one of messages.
+/// Makes one stash of stashed buffers of a memory that live equally long, which are those that the same bodies touch.
+/// Messages have their own. What all of these schedules keep for one microbatch at a time is a stash for each buffer,
+/// as it is of use until a certain command. Says of each stash whether it is one of messages.
 pub fn lay_out(program: &mut Program, schedules: &[&CallSchedule]) -> Vec<bool> {
     let messages = messages(program);
-    let stashed = (0..program.buffers.len() as u32).map(BufferId).filter(|id| program.buffers[id.index()].arena == Arena::Stash);
+    let stashed = (0..program.buffers.len() as u32).map(BufferId).filter(|id| program.buffers[id.index()].arena.is_stash());
     let mut bodies: BTreeMap<BufferId, BTreeSet<usize>> = stashed.map(|id| (id, BTreeSet::new())).collect();
     for (b, body) in program.bodies.iter().enumerate() {
         for id in body.commands.iter().flat_map(|c| c.buffers()) {
@@ -25,11 +25,14 @@ pub fn lay_out(program: &mut Program, schedules: &[&CallSchedule]) -> Vec<bool> 
             }
         }
     }
-    let mut stashes: BTreeMap<(bool, BTreeSet<usize>), Vec<BufferId>> = BTreeMap::new();
+    let mut stashes: BTreeMap<(Space, bool, BTreeSet<usize>), Vec<BufferId>> = BTreeMap::new();
     for (id, bodies) in bodies {
-        stashes.entry((messages.contains(&id), bodies)).or_default().push(id);
+        stashes
+            .entry((ir::fault!("stash_slots.stash.joined", Space::Device, program.buffers[id.index()].arena.space()), messages.contains(&id), bodies))
+            .or_default()
+            .push(id);
     }
-    let alike: Vec<(bool, Vec<BufferId>)> = stashes.into_iter().map(|((message, _), ids)| (message, ids)).collect();
+    let alike: Vec<(bool, Vec<BufferId>)> = stashes.into_iter().map(|((_, message, _), ids)| (message, ids)).collect();
     divide(program, &alike);
     let single = single(program, schedules);
     let split = |(k, (message, ids)): (usize, (bool, Vec<BufferId>))| match !message && single[k] {
@@ -47,20 +50,22 @@ pub fn single(program: &Program, schedules: &[&CallSchedule]) -> Vec<bool> {
     (0..program.stashes.len()).map(|k| counts.iter().all(|c| c[k] == 1)).collect()
 }
 
-/// Makes stashes of these buffers.
+/// Makes stashes of these buffers, each of those of one memory.
 fn divide(program: &mut Program, stashes: &[(bool, Vec<BufferId>)]) {
-    let mut end = 0u64;
-    program.stashes.clear();
-    for (_, ids) in stashes {
-        let begin = end;
+    let Program { buffers, arena_bytes, stashes: made, .. } = program;
+    made.clear();
+    Space::ALL.into_iter().for_each(|space| arena_bytes[space.stash() as usize] = 0);
+    for ids in stashes.iter().map(|s| &s.1) {
+        let space = ir::fault!("stash_slots.stash.space", Space::Device, buffers[ids[0].index()].arena.space());
+        let end = &mut arena_bytes[space.stash() as usize];
+        let begin = *end;
         for id in ids {
-            let buffer = &mut program.buffers[id.index()];
-            buffer.offset = end;
-            end = end.saturating_add(buffer.bytes().next_multiple_of(ALIGN));
+            let buffer = &mut buffers[id.index()];
+            buffer.offset = *end;
+            *end = end.saturating_add(buffer.bytes().next_multiple_of(ALIGN));
         }
-        program.stashes.push(end - begin);
+        made.push(Stash { space, bytes: *end - begin });
     }
-    program.arena_bytes[Arena::Stash as usize] = end;
 }
 
 /// Gives each stash of a stage the slots that its schedule needs, and messages one more: so one is received while
@@ -94,9 +99,14 @@ pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u3
     (0..program.stashes.len()).map(of_stash).collect()
 }
 
-/// Gives every stash of a stage a place, beside temporary buffers, which have theirs. Their numbers of slots stay.
+/// Gives every stash of a stage a place, beside temporary buffers of its memory, which have theirs. Their numbers of
+/// slots stay.
 pub fn place(program: &Program, schedule: &mut CallSchedule) {
-    let Lives { temporary, stashes, .. } = Lives::of_stage(program, schedule);
+    Space::ALL.into_iter().for_each(|space| place_in(space, program, schedule));
+}
+
+fn place_in(space: Space, program: &Program, schedule: &mut CallSchedule) {
+    let Lives { temporary, stashes, .. } = Lives::of_stage(program, schedule, space);
     let placed = |(id, need): (BufferId, Need)| (need, program.buffers[id.index()].offset);
     let placed: Vec<(Need, u64)> = temporary.into_iter().map(placed).collect();
     let (used, needs): (Vec<usize>, Vec<Need>) = stashes.into_iter().enumerate().filter(|(_, need)| !need.spans.is_empty()).unzip();

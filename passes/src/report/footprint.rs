@@ -66,8 +66,8 @@ impl Kind {
 
     fn of(program: &Program, messages: &[bool], buffer: &Buffer) -> Kind {
         match (buffer.arena, &buffer.content) {
-            (Arena::Stash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
-            (Arena::Stash, _) => Kind::Activations,
+            (Arena::Stash | Arena::HostStash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
+            (Arena::Stash | Arena::HostStash, _) => Kind::Activations,
             (Arena::Temporary | Arena::Staging, _) => Kind::Temporary,
             (Arena::Persistent | Arena::Host, Content::Param { .. }) => Kind::Parameters,
             // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
@@ -85,7 +85,7 @@ fn of_messages(program: &Program) -> Vec<bool> {
     let messages: BTreeSet<BufferId> =
         commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(Action::buffers).collect();
     let mut out = vec![true; program.stashes.len()];
-    for (k, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash) {
+    for (k, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.is_stash()) {
         if let Some((stash, _)) = program.stash(buffer) {
             out[stash] = ir::fault!("report.memory.messages", true, out[stash]) && messages.contains(&BufferId(k as u32));
         }
@@ -93,7 +93,7 @@ fn of_messages(program: &Program) -> Vec<bool> {
     out
 }
 
-/// The command of a rank at which most bytes of temporary buffers and stashes are in use.
+/// The command of a rank at which most bytes of temporary buffers and stashes of a memory are in use.
 struct Peak {
     /// Stashes that are in use.
     stashed: Vec<usize>,
@@ -103,8 +103,8 @@ struct Peak {
 }
 
 impl Peak {
-    fn of(program: &Program, schedule: &CallSchedule) -> Peak {
-        let lives = Lives::of_stage(program, schedule);
+    fn of(program: &Program, schedule: &CallSchedule, space: Space) -> Peak {
+        let lives = Lives::of_stage(program, schedule, space);
         let (_, moment) = fullest(lives.temporary.values().chain(&lives.stashes));
         let moment = ir::fault!("report.peak.moment", 0, moment);
         let alive = |need: &Need| need.spans.iter().any(|(from, to)| (*from..=*to).contains(&moment));
@@ -132,26 +132,26 @@ impl Footprint {
         let Stage { program, schedule, .. } = &job.stages[stage];
         let program = &job.programs[*program as usize];
         let messages = of_messages(program);
-        let Peak { stashed, .. } = Peak::of(program, schedule);
-        let of_activations: Vec<u32> = stashed.iter().filter(|k| !messages[**k]).map(|k| schedule.slots[*k].count).collect();
+        let peaks = Space::ALL.map(|space| Peak::of(program, schedule, space));
+        let of_activations: Vec<u32> =
+            peaks[Space::Device as usize].stashed.iter().filter(|k| !messages[**k]).map(|k| schedule.slots[*k].count).collect();
         let slots = of_activations.first().filter(|n| of_activations.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
-        let [mut bytes, mut host] = Space::ALL.map(|space| {
+        let arenas = schedule.arena_bytes(program);
+        let [bytes, host] = Space::ALL.map(|space| {
             let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
             for b in program.buffers.iter().filter(|b| b.arena == space.lasting()) {
                 *bytes.entry(Kind::of(program, &messages, b)).or_default() +=
                     ir::fault!("report.memory.aligned", b.bytes(), b.bytes().next_multiple_of(ALIGN));
             }
+            let mut temporary = arenas[ir::fault!("report.memory.staging", space.lasting(), space.temporary()) as usize];
+            for k in &peaks[space as usize].stashed {
+                let stash = program.stashes[*k].bytes * u64::from(ir::fault!("report.memory.slots", 1, schedule.slots[*k].count));
+                *bytes.entry(if messages[*k] { Kind::Messages } else { Kind::Activations }).or_default() += stash;
+                temporary -= stash;
+            }
+            bytes.insert(Kind::Temporary, temporary);
             bytes
         });
-        let arenas = schedule.arena_bytes(program);
-        let mut temporary = arenas[Arena::Temporary as usize];
-        for k in stashed {
-            let stash = program.stashes[k] * u64::from(ir::fault!("report.memory.slots", 1, schedule.slots[k].count));
-            *bytes.entry(if messages[k] { Kind::Messages } else { Kind::Activations }).or_default() += stash;
-            temporary -= stash;
-        }
-        bytes.insert(Kind::Temporary, temporary);
-        host.insert(Kind::Temporary, arenas[ir::fault!("report.memory.staging", Arena::Host, Arena::Staging) as usize]);
         Footprint { bytes, host, slots }
     }
 
@@ -217,7 +217,7 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     let Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
     let messages = of_messages(program);
-    let peak = Peak::of(program, schedule);
+    let peak = Peak::of(program, schedule, Space::Device);
     let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
     for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Space::Device) {
         let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
@@ -227,7 +227,7 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
                 _ => continue,
             },
             Arena::Temporary if !peak.temporary.contains(&BufferId(k as u32)) => continue,
-            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::Staging => 1,
+            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::HostStash | Arena::Staging => 1,
         };
         let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
         owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
@@ -241,7 +241,7 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
 /// When the ranks of a stage hold most: the phase, the body and the command of its program.
 pub fn instant(job: &Job, stage: usize) -> (Phase, usize, usize) {
     let Stage { program, schedule, .. } = &job.stages[stage];
-    Peak::of(&job.programs[*program as usize], schedule).at
+    Peak::of(&job.programs[*program as usize], schedule, Space::Device).at
 }
 
 /// E0640: a rank would hold more than the budget. Names the largest owners by line. What would fit is for those to

@@ -6,7 +6,7 @@
 
 use crate::commands::liveness::lives;
 use ir::pipeline::Order;
-use ir::program::{Action, Body, BodyKind, Call, Channel, Job, Program};
+use ir::program::{Action, Body, BodyKind, Call, Channel, Job, Program, Stash};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
@@ -170,7 +170,7 @@ struct Playing<'a> {
 fn in_flight(program: &Program, calls: &[Call]) -> f64 {
     let mut bytes = vec![0i128; calls.len() + 1];
     let mut one = 0;
-    for (lives, size) in lives(program, calls).iter().zip(&program.stashes) {
+    for (lives, Stash { bytes: size, .. }) in lives(program, calls).iter().zip(&program.stashes) {
         // Not messages, which wait for their pass alone.
         let is_forward = |call: usize| matches!(program.bodies[calls[call].body.index()].kind, BodyKind::Forward(_));
         if !lives.iter().all(|life| is_forward(life.first) && !is_forward(life.last)) {

@@ -8,7 +8,7 @@ use ir::diag::{Diagnostic, Help, Span};
 use ir::graph::{Graph, Value};
 use ir::options::OptionName;
 use ir::program::MOST_BYTES;
-use ir::program::{Arena, Buffer, Content, Job, Stage};
+use ir::program::{Buffer, Content, Job, Stage};
 
 /// Elements of a tensor, as elaboration allows them.
 const MOST_ELEMENTS: u64 = 1 << 53;
@@ -35,10 +35,7 @@ pub fn addressable(job: &Job, graph: &Graph) -> Vec<Diagnostic> {
     let too_large = |s: &&Stage| total(job, s) > MOST_BYTES;
     let Some(stage) = job.stages.iter().find(too_large) else { return vec![] };
     let program = &job.programs[stage.program as usize];
-    let copies = |b: &Buffer| match (b.arena, program.stash(b)) {
-        (Arena::Stash, Some((stash, _))) => u64::from(stage.schedule.slots[stash].count),
-        _ => 1,
-    };
+    let copies = |b: &Buffer| program.stash(b).map_or(1, |(stash, _)| u64::from(stage.schedule.slots[stash].count));
     let bytes = |b: &&Buffer| b.bytes().saturating_mul(copies(b));
     let text = format!("a rank needs {}, which is more than the {} that can be addressed", at_least(total(job, stage)), size(MOST_BYTES));
     let d = Diagnostic::error("E0644", text).help("smaller sizes or microbatches, or more ranks to split them over");

@@ -9,7 +9,9 @@ use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Report, Type, Value};
 use ir::model::LossScale;
 use ir::op::{DType, Op, Real, Scalar};
-use ir::options::{Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero};
+use ir::options::{
+    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+};
 use ir::pipeline::Schedule;
 use ir::program::{InputEntry, Job};
 use ir::random;
@@ -35,6 +37,7 @@ pub struct Case {
     pub replicas: u64,
     pub memory_order: MemoryOrder,
     pub offload: Offload,
+    pub activation_offload: ActivationOffload,
     pub bucket_size: Option<u64>,
     pub moe_buffer: Buffer,
     pub moe_passes: u64,
@@ -87,6 +90,7 @@ impl Default for Case {
             replicas: 1,
             memory_order: MemoryOrder::Time,
             offload: Offload::Off,
+            activation_offload: ActivationOffload::Off,
             bucket_size: None,
             moe_buffer: Buffer::Whole,
             moe_passes: 1,
@@ -169,6 +173,7 @@ pub fn options(case: &Case) -> Options {
         logits_chunks: Some(case.logits),
         memory_order: case.memory_order,
         offload: case.offload,
+        activation_offload: case.activation_offload,
         tf32: case.tf32,
         split_k: if case.segments > 1 { SplitK::Into(case.segments) } else { SplitK::Off },
         bucket_size: case.bucket_size,
@@ -315,7 +320,8 @@ fn planned_differently(
     got: &reference::StepResult,
 ) -> Result<Option<String>, String> {
     let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
-    let simple = Case { memory_order: MemoryOrder::Time, tf32: false, ..case.clone() };
+    let activation_offload = ActivationOffload::Off;
+    let simple = Case { memory_order: MemoryOrder::Time, activation_offload, tf32: false, ..case.clone() };
     let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, ..simple };
     // Which logits can be cut may depend on what is recomputed, and how sums over tokens round on that.
     if plain == *case || case.logits > 1 {
@@ -326,7 +332,8 @@ fn planned_differently(
         .map_err(|e| format!("without recomputation, chunks, offload and an order for memory: {e}"))?;
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
-    Ok((!same).then(|| format!("{:?}, {:?}, {:?} and {:?} change a result", case.recompute, case.tp_overlap, case.offload, case.memory_order)))
+    let Case { recompute, tp_overlap, offload, activation_offload, memory_order, .. } = case;
+    Ok((!same).then(|| format!("{recompute:?}, {tp_overlap:?}, {offload:?}, {activation_offload:?} and {memory_order:?} change a result")))
 }
 
 /// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams, with none, one or two evaluations before each step.

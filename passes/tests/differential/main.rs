@@ -33,6 +33,7 @@ mod rewrites;
 mod scores;
 mod shared;
 mod shrink;
+mod spill;
 mod states;
 mod sums;
 mod tf32;

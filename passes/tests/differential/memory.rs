@@ -4,7 +4,7 @@ use crate::harness::{compiled, interleaved, models, options};
 use crate::models::{GPT2, case};
 use frontend::Models;
 use ir::options::{MemoryOrder, Options, Recompute, SequenceParallel, Zero};
-use ir::program::{Arena, Buffer, Call, CallSchedule, Command, Content, Job, Stage};
+use ir::program::{Arena, Buffer, Call, CallSchedule, Command, Content, Job, Space, Stage};
 use passes::commands::best_fit::{ALIGN, most_alive};
 use passes::commands::liveness::Lives;
 use passes::remedy::{self, Remedy};
@@ -85,7 +85,7 @@ const MESHES: &[&str] = &["b2 m2", "tp2 m2", "tp4 sp m2 full1", "pp4 m8", "pp2 m
 
 #[test]
 fn the_plan_is_what_a_rank_allocates() {
-    for words in MESHES.iter().chain(&["offload pp2 dp2 m2", "bf16 offload dp2 zero1 m2"]) {
+    for words in MESHES.iter().chain(&["offload pp2 dp2 m2", "bf16 offload dp2 zero1 m2", "spill pp2 m4", "spill offload zbv m4"]) {
         let job = job(words);
         for rank in 0..job.mesh.world() {
             let planned = Footprint::of(&job, job.mesh.stage(rank) as usize);
@@ -125,7 +125,7 @@ fn an_evaluation_needs_no_memory_beside_that_of_steps() {
         };
         let [step, evaluation] = [[&schedule.train[..], &schedule.update].concat(), schedule.eval.clone()].map(|calls| temporary(&calls));
         let of_steps = CallSchedule { eval: vec![], ..schedule.clone() };
-        let stashes = Lives::of_stage(program, &of_steps).stashes;
+        let stashes = Lives::of_stage(program, &of_steps, Space::Device).stashes;
         let stashed: u64 = stashes.iter().filter(|s| !s.spans.is_empty()).map(|s| s.bytes).sum();
         let all = schedule.arena_bytes(program)[Arena::Temporary as usize];
         assert!(
@@ -140,7 +140,20 @@ fn an_evaluation_needs_no_memory_beside_that_of_steps() {
 /// In list order and on streams, on one rank and on stages.
 #[test]
 fn evaluations_between_steps_change_no_bit_of_them() {
-    for words in ["", "m2", "pp2 m4", "pp2 v2 m4", "zbv m2", "dp2 zero2 m2", "dp2 zero3", "tp2 sp pp2 m2", "cp2 m2", "offload pp2 dp2 zero1 m2"] {
+    for words in [
+        "",
+        "m2",
+        "pp2 m4",
+        "pp2 v2 m4",
+        "zbv m2",
+        "dp2 zero2 m2",
+        "dp2 zero3",
+        "tp2 sp pp2 m2",
+        "cp2 m2",
+        "offload pp2 dp2 zero1 m2",
+        "spill pp2 v2 m4",
+        "spill zbv m2",
+    ] {
         let case = case(words);
         let c = compiled(GPT2.0, GPT2.1, &case);
         interleaved(&c, &c.job, &case, 6).unwrap_or_else(|e| panic!("{words}: {e}"));
@@ -230,14 +243,16 @@ fn activations_are_held_once_per_microbatch_in_flight() {
 /// then.
 #[test]
 fn stashes_and_temporary_buffers_are_within_a_twentieth_of_the_least_that_is_possible() {
-    for words in MESHES.iter().copied().chain(["dp2 zero2", "dp2 zero3 m4", "zbv m4", "frugal dp2 zero2"]) {
+    for words in MESHES.iter().copied().chain(["dp2 zero2", "dp2 zero3 m4", "zbv m4", "frugal dp2 zero2", "spill pp2 m4", "spill offload m2"]) {
         let job = job(words);
         for (s, Stage { program, schedule, .. }) in job.stages.iter().enumerate() {
             let program = &job.programs[*program as usize];
-            let lives = Lives::of_stage(program, schedule);
-            let least = most_alive(lives.temporary.values().chain(&lives.stashes));
-            let planned = schedule.arena_bytes(program)[Arena::Temporary as usize];
-            assert!(planned >= least && planned * 20 <= least * 21, "stage {s} of {words}: {planned} of at least {least}");
+            for space in Space::ALL {
+                let lives = Lives::of_stage(program, schedule, space);
+                let least = most_alive(lives.temporary.values().chain(&lives.stashes));
+                let planned = schedule.arena_bytes(program)[space.temporary() as usize];
+                assert!(planned >= least && planned * 20 <= least * 21, "stage {s} of {words}: {planned} of at least {least}");
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
-use ir::options::{Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Recompute, TpOverlap, Zero};
+use ir::options::{ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Recompute, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -108,6 +108,8 @@ pub fn case(words: &str) -> Case {
             "replicas" => case.replicas = number(),
             "frugal" => case.memory_order = MemoryOrder::Memory,
             "offload" => case.offload = Offload::Optimizer,
+            "spill" => case.activation_offload = ActivationOffload::Layers(None),
+            "spilled" => case.activation_offload = ActivationOffload::Layers(Some(number() as u32)),
             "tf" => case.tf32 = true,
             "logits" => case.logits = number(),
             "segments" => case.segments = number(),

@@ -4,7 +4,7 @@ use crate::generate::{Triple, triple};
 use crate::harness::{Case, Data, Outcome, attempt, check};
 use crate::shrink::shrunk;
 use ir::op::DType;
-use ir::options::{Buffer, CpComm, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, Buffer, CpComm, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,6 +68,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("chunks of logits", many(case.logits) && text.contains("token_loss(")),
         ("order for memory", case.memory_order == MemoryOrder::Memory),
         ("offload", case.offload != Offload::Off),
+        ("offloaded activations", case.activation_offload != ActivationOffload::Off),
         ("recompute", case.recompute != Recompute::None),
         ("bf16", case.precision == DType::Bf16),
         ("f16", case.precision == DType::F16),

@@ -171,7 +171,7 @@ pub fn unrounded(job: &Job) -> Job {
             b.dtype = wide(b.dtype);
             b.offset *= 2;
         }
-        program.arena_bytes.iter_mut().chain(&mut program.stashes).for_each(|n| *n *= 2);
+        program.arena_bytes.iter_mut().chain(program.stashes.iter_mut().map(|s| &mut s.bytes)).for_each(|n| *n *= 2);
         for command in program.bodies.iter_mut().flat_map(|b| &mut b.commands) {
             match &mut command.action {
                 Action::Collective { dtype, .. } | Action::Send { dtype, .. } | Action::Recv { dtype, .. } | Action::Copy { dtype, .. } => {

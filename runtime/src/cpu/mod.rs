@@ -250,8 +250,8 @@ impl Arenas {
             let bytes = bytes[arena as usize];
             Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
         };
-        let [a, b, c, d, e] = Arena::ALL.map(map);
-        Ok(Arenas(Arc::new([a?, b?, c?, d?, e?])))
+        let [a, b, c, d, e, f] = Arena::ALL.map(map);
+        Ok(Arenas(Arc::new([a?, b?, c?, d?, e?, f?])))
     }
 
     /// Takes all of the memory from the system, on as many threads as a rank has: clearing pages is most of what it

@@ -11,7 +11,7 @@ use ir::op::{DType, Scalar};
 use ir::program::{Action, Arena, Body, Buffer, BufferId, Call, CallSchedule, Command, Job, KernelId, Place, Program, Slots, Stage, linear};
 use std::collections::BTreeSet;
 
-/// Where a buffer is in its arena: of the stash's, in that of temporary buffers, once per slot.
+/// Where a buffer is in its arena: of a stash's, in that of temporary buffers, once per slot.
 #[derive(Clone, Copy)]
 struct Spot {
     arena: Arena,
@@ -25,16 +25,16 @@ struct Spot {
 impl Spot {
     fn of_buffers(program: &Program, schedule: &CallSchedule) -> Vec<Spot> {
         let of = |b: &Buffer| match program.stash(b) {
-            Some((k, begin)) if b.arena == Arena::Stash => {
+            Some((k, begin)) => {
                 let Slots { count, at } = schedule.slots[k];
                 Spot {
-                    arena: Arena::Temporary,
+                    arena: b.arena.space().temporary(),
                     byte: ir::fault!("executor.stash.buffer", at, at + b.offset - begin),
                     slots: count,
-                    bytes: program.stashes[k],
+                    bytes: program.stashes[k].bytes,
                 }
             }
-            _ => Spot { arena: b.arena, byte: b.offset, slots: 1, bytes: 0 },
+            None => Spot { arena: b.arena, byte: b.offset, slots: 1, bytes: 0 },
         };
         program.buffers.iter().map(of).collect()
     }

@@ -36,7 +36,7 @@ pub struct Summary {
     pub reports: Vec<(usize, u32)>,
     /// A command that does something else for each microbatch, or adds to a sum over them.
     pub per_microbatch: Option<usize>,
-    /// Its temporary buffers in the device's memory.
+    /// Its temporary buffers, in either memory.
     pub temporary: Vec<Used>,
     /// Of each stash that it touches, the first and the last command that do.
     pub stashed: BTreeMap<usize, (usize, usize)>,
@@ -126,11 +126,11 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
     }
     for (id, life) in &lives {
         let buffer = &buffers[id.index()];
-        if buffer.arena == Arena::Temporary {
+        if buffer.arena.is_temporary() {
             let (from, to) = (buffer.offset, buffer.offset + buffer.bytes());
             summary.temporary.push(Used { id: *id, from, to, first: life.first, last: life.last });
         }
-        if let Some((stash, _)) = reader.program.stash(buffer).filter(|_| buffer.arena == Arena::Stash) {
+        if let Some((stash, _)) = reader.program.stash(buffer) {
             let (first, last) = summary.stashed.entry(stash).or_insert((life.first, life.last));
             (*first, *last) = ((*first).min(life.first), (*last).max(life.last));
         }

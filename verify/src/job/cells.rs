@@ -1,12 +1,13 @@
-//! The bytes of a rank, cut where what commands touch begins or ends. Temporary buffers and stashes share theirs: what lies in one place in different phases
-//! has the same cells.
+//! The bytes of a rank, cut where what commands touch begins or ends. Temporary buffers and stashes of a memory share
+//! theirs: what lies in one place in different phases has the same cells.
 
-use ir::program::{Arena, Program, Slots, Stream};
+use ir::program::{Arena, Program, Slots, Stash, Stream};
+use std::ops::Range;
 
 /// A set of streams, by bit. As many as there are.
 pub type Streams = u8;
 
-/// Bytes `from..to` of an arena; of the stash's, of one slot of each stash.
+/// Bytes `from..to` of an arena; of a stash's, of one slot of each stash.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes {
     pub arena: Arena,
@@ -51,28 +52,31 @@ impl Home {
 pub struct Homes {
     /// Arenas, then stashes.
     list: Vec<Home>,
-    /// The end of each stash among the stash arena's bytes.
-    ends: Vec<u64>,
+    /// Of each arena, the stashes that divide it: where each ends, and its number.
+    stashes: [Vec<(u64, usize)>; Arena::ALL.len()],
 }
 
 impl Homes {
     pub fn new(program: &Program, slots: &[Slots]) -> Homes {
         let mut list: Vec<Home> = Arena::ALL.map(|arena| Home::new(arena, vec![0])).into();
-        let mut ends = vec![];
-        for (bytes, Slots { count, at }) in program.stashes.iter().zip(slots) {
-            ends.push(ends.last().copied().unwrap_or(0) + bytes);
-            list.push(Home::new(Arena::Temporary, (0..u64::from(*count)).map(|k| at + k * bytes).collect()));
+        let mut stashes: [Vec<(u64, usize)>; Arena::ALL.len()] = Default::default();
+        for (k, (Stash { space, bytes }, Slots { count, at })) in program.stashes.iter().zip(slots).enumerate() {
+            let all = &mut stashes[space.stash() as usize];
+            all.push((all.last().map_or(0, |last| last.0) + bytes, k));
+            list.push(Home::new(space.temporary(), (0..u64::from(*count)).map(|k| at + k * bytes).collect()));
         }
-        Homes { list, ends }
+        Homes { list, stashes }
     }
 
     /// The home of bytes, and where they are in a slot.
     fn find(&self, bytes: &Bytes) -> (usize, u64, u64) {
-        if bytes.arena != Arena::Stash {
+        let stashes = &self.stashes[bytes.arena as usize];
+        let at = stashes.partition_point(|(end, _)| *end <= bytes.from);
+        if !bytes.arena.is_stash() {
             return (bytes.arena as usize, bytes.from, bytes.to);
         }
-        let k = self.ends.partition_point(|end| *end <= bytes.from);
-        let begin = if k == 0 { 0 } else { self.ends[k - 1] };
+        let (_, k) = stashes[at];
+        let begin = if at == 0 { 0 } else { stashes[at - 1].0 };
         (Arena::ALL.len() + k, bytes.from - begin, bytes.to - begin)
     }
 
@@ -138,7 +142,7 @@ impl Homes {
     }
 
     /// The cells of a touch by a call for a microbatch.
-    pub fn cells(&self, touch: &Touch, microbatch: usize) -> std::ops::Range<usize> {
+    pub fn cells(&self, touch: &Touch, microbatch: usize) -> Range<usize> {
         let slots = &self.list[touch.home].cells;
         let cells = &slots[microbatch % slots.len()];
         cells[touch.from]..cells[touch.to]

@@ -5,7 +5,7 @@ use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
 use ir::mesh::{Axis, Mesh, SubAxis};
-use ir::program::{Arena, Bucket, BufferId, Content, Extent, Job, MOST_BYTES, ParamEntry, Program, Role, Stage};
+use ir::program::{Arena, Bucket, BufferId, Content, Extent, Job, MOST_BYTES, ParamEntry, Program, Role, Space, Stage};
 use std::collections::BTreeMap;
 
 /// Alignment of every buffer, in bytes.
@@ -14,10 +14,14 @@ pub const ALIGN: u64 = 64;
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
 pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
     let mut taken: [Live<BufferId>; Arena::ALL.len()] = Default::default();
-    let whole = program.stashes.iter().try_fold(0u64, |n, bytes| n.checked_add(*bytes));
-    let divided = whole == Some(program.arena_bytes[Arena::Stash as usize]) && program.stashes.iter().all(|b| b.is_multiple_of(ALIGN));
-    ensure(divided, Invariant::StashDivision, || format!("its stashes do not divide the stash arena, at multiples of {ALIGN}"))
-        .map_err(|e| at.error(e))?;
+    for space in Space::ALL {
+        let stashes = || program.stashes.iter().filter(|s| s.space == space);
+        let whole = stashes().try_fold(0u64, |n, s| n.checked_add(s.bytes));
+        let arena = space.stash();
+        let divided = whole == Some(program.arena_bytes[arena as usize]) && stashes().all(|s| s.bytes.is_multiple_of(ALIGN));
+        ensure(divided, Invariant::StashDivision, || format!("its stashes do not divide the {} arena, at multiples of {ALIGN}", arena.name()))
+            .map_err(|e| at.error(e))?;
+    }
     for (k, buffer) in program.buffers.iter().enumerate() {
         let fail = |breach: Breach| at.buffer(&buffer.name).error(breach);
         let size = program.arena_bytes[buffer.arena as usize];
@@ -32,7 +36,7 @@ pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
             format!("its offset {} is not a multiple of {ALIGN}", buffer.offset)
         })
         .map_err(fail)?;
-        let apart = buffer.arena != Arena::Stash || program.stash(buffer).is_some();
+        let apart = !buffer.arena.is_stash() || program.stash(buffer).is_some();
         ensure(apart, Invariant::BufferInStash, || "it lies in no one stash".into()).map_err(fail)?;
         let id = BufferId(k as u32);
         let taken = match buffer.arena {

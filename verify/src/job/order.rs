@@ -1,12 +1,12 @@
 //! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
 
-use super::body::{Live, Summary, Touch, is_held};
+use super::body::{Live, Summary, Touch, Used, is_held};
 use super::held::ALIGN;
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
-use ir::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots};
 use ir::program::{Body, Call, Phase};
+use ir::program::{BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By the body that writes it: a buffer, and the command that reads it.
@@ -62,7 +62,7 @@ pub fn check(
     reports(job, program, schedule, bodies, &uses, at)
 }
 
-/// Every stash of a program has slots in the memory of temporary buffers.
+/// Every stash of a program has slots beside temporary buffers of its memory.
 fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &Locus) -> Result<(), Violation> {
     let stashes = program.stashes.len();
     ensure(schedule.slots.len() == stashes, Invariant::StashSlots, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
@@ -74,8 +74,11 @@ fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &Locus) -> R
         ensure(begin.is_multiple_of(ALIGN), Invariant::StashAligned, || format!("a stash begins at {begin}, not a multiple of {ALIGN}"))
             .map_err(|e| at.error(e))?;
     }
-    let size = schedule.arena_bytes(program)[Arena::Temporary as usize];
-    ensure(size <= MOST_BYTES, Invariant::TemporarySize, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))
+    let sizes = schedule.arena_bytes(program);
+    Space::ALL.map(Space::temporary).into_iter().try_for_each(|arena| {
+        let size = sizes[arena as usize];
+        ensure(size <= MOST_BYTES, Invariant::TemporarySize, || format!("{} memory has {size} bytes", arena.name())).map_err(|e| at.error(e))
+    })
 }
 
 /// Whether bodies of a kind are called in a phase.
@@ -144,7 +147,7 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
 fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
     let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
-    let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena == Arena::Stash);
+    let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena.is_stash());
     let mut writer: BTreeMap<BufferId, usize> = BTreeMap::new();
     for &b in &called {
         for (id, touch) in of(b) {
@@ -208,7 +211,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
     Ok(())
 }
 
-/// Who has bytes of temporary memory: a temporary buffer of a call, or a stash.
+/// Who has bytes of a memory's temporary arena: a temporary buffer of a call, or a stash.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Tenant {
     Temporary(BufferId),
@@ -240,13 +243,15 @@ fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             *span = (span.0.min(from), span.1.max(to));
         }
     }
-    for (b, stashes) in used {
-        let of_stash = |(k, (first, last)): (usize, (usize, usize))| {
-            let Slots { count, at } = schedule.slots[k];
-            (Tenant::Stash(k), (at, at + u64::from(count) * program.stashes[k]), first, last)
+    for (b, space) in used.keys().flat_map(|b| Space::ALL.map(|space| (*b, space))) {
+        let of_stash = |(k, (first, last)): (&usize, &(usize, usize))| {
+            let Slots { count, at } = schedule.slots[*k];
+            (Tenant::Stash(*k), (at, at + u64::from(count) * program.stashes[*k].bytes), *first, *last)
         };
-        let temporary = bodies[b].temporary.iter().map(|u| (Tenant::Temporary(u.id), (u.from, u.to), u.first, u.last));
-        let all = stashes.into_iter().map(of_stash).chain(temporary).filter(|(_, (from, to), ..)| from < to);
+        let of_buffer = |u: &Used| (Tenant::Temporary(u.id), (u.from, u.to), u.first, u.last);
+        let stashes = used[&b].iter().filter(|(k, _)| program.stashes[**k].space == space).map(of_stash);
+        let temporary = bodies[b].temporary.iter().filter(|u| program.buffers[u.id.index()].arena.space() == space).map(of_buffer);
+        let all = stashes.chain(temporary).filter(|(_, (from, to), ..)| from < to);
         // Beginnings of a command come before its ends.
         let mut turns: Vec<(usize, bool, Tenant, (u64, u64))> =
             all.flat_map(|(who, bytes, first, last)| [(first, false, who, bytes), (last, true, who, bytes)]).collect();

@@ -53,7 +53,14 @@ struct Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Compute(Vec<Target>),
-    Exchange { kind: Collective, group: Axes, across: bool, target: Target },
+    /// From one memory to another: what is joined stays so, if it is whole buffers.
+    Copy(Target),
+    Exchange {
+        kind: Collective,
+        group: Axes,
+        across: bool,
+        target: Target,
+    },
     Send(Source),
     Recv(Target),
     Report(u32, Source),
@@ -97,7 +104,7 @@ impl Flow {
                 Step::Compute(outputs.collect())
             }
             Action::Fill { .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], 0)]),
-            Action::Copy { src, dst, .. } => Step::Compute(vec![target(&accesses[1], along(&dst.coords), vec![source(src)], 0)]),
+            Action::Copy { src, dst, .. } => Step::Copy(target(&accesses[1], along(&dst.coords), vec![source(src)], 0)),
             Action::Load { index, .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], split(index))]),
             Action::Collective { kind, group, src, dst, .. } => {
                 let Group { subs, stages } = &program.groups[group.index()];
@@ -206,6 +213,10 @@ impl Analysis<'_> {
             Step::Compute(targets) => {
                 let results: Vec<Axes> = targets.iter().map(|t| t.own & ranks | read(known.values, &t.from)).collect();
                 targets.iter().zip(results).try_for_each(|(t, differs)| known.write(mesh, t, Value { differs, joined: 0 }))
+            }
+            Step::Copy(target) => {
+                let joined = target.from.iter().filter(|(b, _)| !parted[b.index()]).fold(0, |set, (b, _)| set | known.values[b.index()].joined);
+                known.write(mesh, target, Value { differs: read(known.values, &target.from), joined })
             }
             Step::Exchange { kind, group, across, target } => {
                 let mut differs = read(known.values, &target.from);

@@ -26,9 +26,16 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
     let pass = body("pass", vec![command(Stream::Tensor, SHARED, X), command(Stream::Data, SHARED, Y), command(Stream::Data, Y, SHARED)]);
     let late = body("late", vec![command(Stream::Compute, X, Y)]);
     let groups = vec![Group { subs: vec![], stages: None }];
-    let arena_bytes = [64, 128, 0, 0, 0];
-    let mut program =
-        Program { buffers, arena_bytes, stashes: vec![128], groups, copied: Default::default(), buckets: vec![], bodies: vec![pass, late] };
+    let arena_bytes = [64, 128, 0, 0, 0, 0];
+    let mut program = Program {
+        buffers,
+        arena_bytes,
+        stashes: vec![Stash { bytes: 128, ..Stash::default() }],
+        groups,
+        copied: Default::default(),
+        buckets: vec![],
+        bodies: vec![pass, late],
+    };
     let call = |body, microbatch| Call { body: BodyId(body), microbatch };
     let schedule =
         CallSchedule { slots: vec![Slots { count: 2, at: 0 }], train: vec![call(0, 0), call(0, 1), call(1, 0)], ..CallSchedule::default() };

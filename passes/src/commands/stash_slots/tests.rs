@@ -32,8 +32,8 @@ fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
         }
         all.push(Body { name: name.to_string(), kind: BodyKind::Forward(0), commands });
     }
-    let arena_bytes = [0, u64::from(stashes) * 64, bodies.iter().map(|b| b.1).max().unwrap_or(0), 0, 0];
-    let stashes = vec![64; stashes as usize];
+    let arena_bytes = [0, u64::from(stashes) * 64, bodies.iter().map(|b| b.1).max().unwrap_or(0), 0, 0, 0];
+    let stashes = vec![Stash { bytes: 64, ..Stash::default() }; stashes as usize];
     Program { buffers, arena_bytes, stashes, groups: vec![], copied: Default::default(), buckets: vec![], bodies: all }
 }
 
@@ -84,7 +84,7 @@ fn what_is_kept_for_one_microbatch_at_a_time_is_a_stash_for_each_buffer() {
     for (schedules, stashes) in [(&lists[..1], vec![64, 64]), (&lists[..], vec![128])] {
         let mut program = program(&[("forward", 0, &[0, 1]), ("backward", 0, &[1, 0])], 2);
         assert_eq!(lay_out(&mut program, &schedules.iter().collect::<Vec<_>>()), vec![false; stashes.len()]);
-        assert_eq!(program.stashes, stashes);
+        assert_eq!(program.stashes.iter().map(|s| s.bytes).collect::<Vec<_>>(), stashes);
     }
 }
 

@@ -67,7 +67,7 @@ fn nothing_lies_on_a_stash_in_use() {
             let y = buffer(job, 0, "y");
             (y.arena, y.offset) = (Arena::Stash, 64);
             job.programs[0].arena_bytes[1] += 64;
-            job.programs[0].stashes.push(64);
+            job.programs[0].stashes.push(Stash { bytes: 64, ..Stash::default() });
             job.stages[0].schedule.slots.push(Slots { count: 1, at });
         }
     };
@@ -86,7 +86,7 @@ fn what_lives_over_steps_is_persistent() {
         let w = buffer(job, 0, "w");
         (w.arena, w.offset) = (Arena::Stash, 64);
         job.programs[0].arena_bytes[1] += 64;
-        job.programs[0].stashes[0] += 64;
+        job.programs[0].stashes[0].bytes += 64;
     };
     refused(stashed, Invariant::HeldLasts, "buffer `w`: it lives over steps outside of an arena that does");
 }

@@ -14,7 +14,7 @@ use crate::Invariant;
 use ir::dim::Base;
 use ir::mesh::SubAxis;
 use ir::op::{Channel, Collective, DType, Real, Reduce, Scalar};
-use ir::program::{Action, Arena, BodyId, Buffer, Call, Command, Content, GroupId, Job, KernelId, Place, Slots};
+use ir::program::{Action, Arena, BodyId, Buffer, Call, Command, Content, GroupId, Job, KernelId, Place, Slots, Stash};
 use sample::{MUL, UPDATE, job};
 
 #[test]

@@ -10,7 +10,7 @@ use ir::model::Train;
 use ir::op::{Channel, Collective, DType, Op, Real, Reduce, Scalar};
 use ir::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
-    ParamEntry, Place, Program, Slots, Space, Stage, Stream,
+    ParamEntry, Place, Program, Slots, Space, Stage, Stash, Stream,
 };
 
 /// Elements of a rank's part.
@@ -200,7 +200,7 @@ fn program(stage: u64) -> Program {
         arena_bytes: b.sizes,
         copied: Default::default(),
         buckets: vec![],
-        stashes: vec![b.sizes[1]],
+        stashes: vec![Stash { bytes: b.sizes[1], ..Stash::default() }],
         groups: vec![
             Group { subs: vec![DP], stages: None },
             Group { subs: vec![], stages: Some(vec![0, 1]) },

@@ -1,0 +1,264 @@
+//! Has activations wait on the host for the backward pass: what a forward pass stashes of them is copied to the host
+//! once it is written, and back before a later pass uses it. (Register allocators call it spilling. vDNN, Rhu et al.
+//! 2016; Megatron-LM's fine-grained activation offloading.)
+//!
+//! The stash moves to the host's memory, and each pass has a temporary buffer in its place. Copies are commands like
+//! others: which stream they go on is for later passes to say. One goes to the host where the value is complete. One
+//! comes back as late as it can on a nominal machine ([`crate::commands::cost_model`]), if nothing is to wait for it;
+//! where the bus takes longer than all kernels of a pass, these are taken to be as slow, as they will wait.
+//!
+//! Some stay on the device: what passes of other virtual stages read, or write again for others; small ones, which
+//! would cost more time than they are worth; and what the last layer's backward pass reads where it comes next, as it
+//! would wait.
+
+use crate::commands::cost_model::Costs;
+use crate::commands::effects::touches;
+use crate::commands::list_schedule::PRICE;
+use ir::graph::{Origin, Phase};
+use ir::kernel::Kernel;
+use ir::mesh::Mesh;
+use ir::options::{ActivationOffload, Overlap};
+use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Job, Place, Program, Space, Stream};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is smaller than the largest by more than this factor stays.
+const LARGEST: u64 = 64;
+
+/// Moves the stashed activations that are asked for.
+pub fn offload(mut job: Job, which: ActivationOffload, overlap: Overlap) -> Job {
+    let Job { mesh, kernels, programs, stages, .. } = &mut job;
+    let costs = Costs::new(mesh, kernels);
+    for (p, program) in programs.iter_mut().enumerate() {
+        let schedules: Vec<&CallSchedule> = stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule).collect();
+        let mut spills: BTreeMap<usize, Spills> = BTreeMap::new();
+        for (id, passes) in chosen(mesh, kernels, program, &schedules, which) {
+            spill(program, id, &passes, &mut spills);
+        }
+        for (body, Spills { own, mut copies }) in spills {
+            copies.sort_by_key(|c| c.0);
+            let later = matches!(program.bodies[body].kind, BodyKind::Backward(_) | BodyKind::Weight(_));
+            if later && overlap == Overlap::On {
+                ahead(&costs, program, body, &mut copies);
+            }
+            let commands = &mut program.bodies[body].commands;
+            let (mut copies, mut seen) = (copies.into_iter().peekable(), BTreeSet::new());
+            for (k, mut command) in std::mem::take(commands).into_iter().enumerate() {
+                while let Some((_, copy)) = copies.next_if(|c| c.0 <= k) {
+                    commands.push(copy);
+                }
+                for id in command.buffers_mut() {
+                    if ir::fault!("offload_activations.read.first", seen.insert(*id), true) {
+                        *id = own.get(id).copied().unwrap_or(*id);
+                    }
+                }
+                commands.push(command);
+            }
+            commands.extend(copies.map(|c| c.1));
+        }
+    }
+    job
+}
+
+/// Issues copies, each of which is wanted by a command of a body, before earlier ones: so that each is done in time,
+/// one after the other, and none sooner than it need be. So many bytes wait for their command at a time as a new
+/// order of commands may cost, or two copies.
+fn ahead(costs: &Costs, program: &Program, body: usize, copies: &mut [(usize, Command)]) {
+    let commands = &program.bodies[body].commands;
+    // What a bool may leave out is left out in most steps.
+    let of_kernel = |c: &Command| match c.action {
+        Action::Launch { .. } if c.predicate.is_none() => costs.time(program, &c.action),
+        _ => 0,
+    };
+    // An exchange goes out as soon as its operand is there.
+    let of_exchange = |c: &Command| match c.action {
+        Action::Collective { .. } | Action::Send { .. } => costs.time(program, &c.action),
+        _ => 0,
+    };
+    let bus: u128 = copies.iter().map(|(_, c)| u128::from(costs.time(program, &c.action))).sum();
+    let (mut begins, mut busy) = (vec![], 0u128);
+    for command in commands {
+        begins.push(busy);
+        busy += u128::from(of_kernel(command));
+    }
+    // At the pace of the bus, if that is slower.
+    begins.iter_mut().for_each(|t| *t = t.saturating_mul(bus.max(busy)) / busy.max(1));
+    let wanted: Vec<usize> = copies.iter().map(|c| c.0).collect();
+    let mut next = u128::MAX;
+    for (before, copy) in copies.iter_mut().rev() {
+        let begin = begins.get(*before).map_or(u128::MAX, |t| t.saturating_sub(u128::from(of_exchange(&commands[*before]))));
+        next = begin.min(next).saturating_sub(u128::from(costs.time(program, &copy.action)));
+        *before = begins.partition_point(|t| *t <= next).saturating_sub(1).min(*before);
+    }
+    let bytes: Vec<u64> = copies.iter().map(|(_, c)| costs.sent(program, &c.action)).collect();
+    let lasting = program.buffers.iter().filter(|b| b.arena.lasts() && b.arena.space() == Space::Device).map(Buffer::bytes);
+    let most = (lasting.fold(0, u64::saturating_add) / PRICE).max(bytes.iter().max().copied().unwrap_or(0).saturating_mul(2));
+    let (mut first, mut waiting) = (0, 0u64);
+    for k in 0..copies.len() {
+        copies[k].0 = copies[k].0.max(copies[k.max(1) - 1].0);
+        waiting = waiting.saturating_add(bytes[k]);
+        while waiting > most && first < k {
+            copies[k].0 = copies[k].0.max(wanted[first]);
+            waiting -= bytes[first];
+            first += 1;
+        }
+    }
+}
+
+/// The uses of a stashed buffer: by the forward pass that writes it, up to the last command that does; and by later
+/// passes, from the first command on.
+struct Passes {
+    written: (usize, usize),
+    read: Vec<(usize, usize)>,
+}
+
+/// What is to wait on the host, with its uses.
+fn chosen(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedules: &[&CallSchedule], which: ActivationOffload) -> Vec<(BufferId, Passes)> {
+    let (layers, marked) = match which {
+        ActivationOffload::Off => return vec![],
+        ActivationOffload::Layers(layers) => (layers, false),
+        ActivationOffload::Marked(layers) => (layers, true),
+    };
+    let ends: Vec<Option<[u32; 2]>> = program.bodies.iter().map(ends).collect();
+    let mut found: Vec<(BufferId, Passes, u32)> = vec![];
+    for (id, uses) in uses(mesh, kernels, program) {
+        let Some(Origin { layer: Some(layer), offloaded, .. }) = &program.buffers[id.index()].origin else { continue };
+        if let Some(passes) = spillable(program, &uses).filter(|_| *offloaded || !marked) {
+            let [first, _] = ends[passes.written.0].unwrap_or([*layer; 2]);
+            // What comes from the stage before enters the first layer.
+            found.push((id, passes, first.max(*layer)));
+        }
+    }
+    let all: BTreeSet<u32> = found.iter().map(|f| f.2).collect();
+    let first: BTreeSet<u32> = all.into_iter().take(layers.map_or(usize::MAX, |n| n as usize)).collect();
+    let turning: BTreeSet<usize> = schedules.iter().flat_map(|s| turning(program, &s.train)).collect();
+    // What the last layer's backward pass reads first, or what comes before that.
+    let at_once = |passes: &Passes| {
+        let backward = passes.read.iter().filter(|(body, _)| matches!(program.bodies[*body].kind, BodyKind::Backward(_)));
+        let layers = backward.map(|(body, first)| program.bodies[*body].commands[*first].origin.layer);
+        let [_, last] = ends[passes.written.0].unwrap_or_default();
+        turning.contains(&passes.written.0) && layers.clone().any(|layer| layer.is_none_or(|layer| layer >= last))
+    };
+    let bytes = |id: BufferId| program.buffers[id.index()].bytes();
+    let largest = found.iter().map(|f| bytes(f.0)).max().unwrap_or(0);
+    let wanted =
+        |(id, passes, layer): &(BufferId, Passes, u32)| !at_once(passes) && first.contains(layer) && bytes(*id).saturating_mul(LARGEST) >= largest;
+    found.into_iter().filter(wanted).map(|(id, passes, _)| (id, passes)).collect()
+}
+
+/// The first and the last layer of which a body runs kernels.
+fn ends(body: &Body) -> Option<[u32; 2]> {
+    let kernels = body.commands.iter().filter(|c| matches!(c.action, Action::Launch { .. }));
+    let layers = || kernels.clone().filter_map(|c| c.origin.layer);
+    Some([layers().min()?, layers().max()?])
+}
+
+/// The commands of a body that touch a stashed buffer.
+#[derive(Default)]
+struct Uses {
+    first: usize,
+    last_write: Option<usize>,
+    /// Whether a write may be left out, so that there would be nothing.
+    optional: bool,
+}
+
+/// Of each buffer stashed on the device, its uses by body.
+fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId, BTreeMap<usize, Uses>> {
+    let mut out: BTreeMap<BufferId, BTreeMap<usize, Uses>> = BTreeMap::new();
+    for (b, body) in program.bodies.iter().enumerate() {
+        for (k, command) in body.commands.iter().enumerate() {
+            for touch in touches(mesh, kernels, program, command) {
+                if program.buffers[touch.buffer.index()].arena == Arena::Stash {
+                    let uses = out.entry(touch.buffer).or_default().entry(b).or_insert(Uses { first: k, ..Uses::default() });
+                    if touch.writes {
+                        uses.last_write = Some(k);
+                        uses.optional |= command.predicate.is_some() && !adds(kernels, &command.action, touch.buffer);
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Whether all that a command does to a buffer is to add to what is there.
+fn adds(kernels: &[Kernel], action: &Action, id: BufferId) -> bool {
+    let Action::Launch { kernel, args, .. } = action else { return false };
+    let Kernel { inputs, outputs, .. } = &kernels[kernel.index()];
+    outputs.iter().zip(&args[inputs.len()..]).all(|(o, place)| o.accumulate || place.buffer != id)
+}
+
+/// Those of a value that one forward pass makes, whole, for later passes of its own virtual stage. The last of these
+/// may write over it.
+fn spillable(program: &Program, uses: &BTreeMap<usize, Uses>) -> Option<Passes> {
+    let mut in_order: Vec<(usize, &Uses)> = uses.iter().map(|(b, u)| (*b, u)).collect();
+    in_order.sort_by_key(|(b, _)| match program.bodies[*b].kind {
+        BodyKind::Prologue | BodyKind::Forward(_) => 0,
+        BodyKind::Backward(_) => 1,
+        BodyKind::Weight(_) | BodyKind::Reduce | BodyKind::Update => 2,
+    });
+    let ((body, first), later) = in_order.split_first()?;
+    let optional = ir::fault!("offload_activations.writes.optional", false, first.optional);
+    let (BodyKind::Forward(own), Some(last), false) = (program.bodies[*body].kind, first.last_write, optional) else { return None };
+    let of_own = |b: usize| {
+        ir::fault!("offload_activations.stage.other", true, false)
+            || matches!(program.bodies[b].kind, BodyKind::Backward(l) | BodyKind::Weight(l) if l == own)
+    };
+    let (_, between) = later.split_last()?;
+    let kept = between.iter().all(|(_, u)| ir::fault!("offload_activations.between.written", true, u.last_write.is_none()))
+        && later.iter().all(|(b, _)| of_own(*b));
+    let later = later.iter().take(ir::fault!("offload_activations.passes.first", 1, usize::MAX));
+    kept.then(|| Passes { written: (*body, last), read: later.map(|(b, u)| (*b, u.first)).collect() })
+}
+
+/// The forward passes that their own backward pass follows at once.
+fn turning(program: &Program, calls: &[Call]) -> Vec<usize> {
+    let kind = |c: &Call| program.bodies[c.body.index()].kind;
+    let turns = |pair: &&[Call]| {
+        let same = pair[0].microbatch == pair[1].microbatch;
+        same && matches!((kind(&pair[0]), kind(&pair[1])), (BodyKind::Forward(a), BodyKind::Backward(b)) if a == b)
+    };
+    calls.windows(2).filter(turns).map(|pair| pair[0].body.index()).collect()
+}
+
+/// What a body has of values that wait on the host.
+#[derive(Default)]
+struct Spills {
+    /// A temporary buffer in the place of each that it reads.
+    own: BTreeMap<BufferId, BufferId>,
+    /// Copies, and before which command.
+    copies: Vec<(usize, Command)>,
+}
+
+/// Moves a stashed buffer to the host: the pass that writes it has a temporary one in its place, and so has each that
+/// reads it.
+fn spill(program: &mut Program, id: BufferId, passes: &Passes, spills: &mut BTreeMap<usize, Spills>) {
+    let buffers = &mut program.buffers;
+    let device = Buffer { arena: Space::Device.temporary(), ..buffers[id.index()].clone() };
+    let mut added = |buffer: Buffer| {
+        buffers.push(buffer);
+        BufferId(buffers.len() as u32 - 1)
+    };
+    let arena = ir::fault!("offload_activations.host.lasts", Space::Host.lasting(), Space::Host.stash());
+    let host = added(Buffer { arena, ..device.clone() });
+    let (body, last) = passes.written;
+    let before = ir::fault!("offload_activations.copy.soon", 0, last + 1);
+    if ir::fault!("offload_activations.copy.none", false, true) {
+        let out = copy(&device, id, host, Phase::Forward, "it waits on the host for the backward pass");
+        spills.entry(body).or_default().copies.push((before, out));
+    }
+    for (body, first) in &passes.read {
+        let own = ir::fault!("offload_activations.buffer.shared", id, added(device.clone()));
+        let first = ir::fault!("offload_activations.copy.late", first + 1, *first);
+        let spills = spills.entry(*body).or_default();
+        spills.own.insert(id, own);
+        spills.copies.push((first, copy(&device, host, own, Phase::Backward, "it has waited on the host")));
+    }
+    program.buffers[id.index()] = device;
+}
+
+fn copy(buffer: &Buffer, from: BufferId, to: BufferId, phase: Phase, reason: &str) -> Command {
+    let (dtype, count) = (buffer.dtype, ir::fault!("offload_activations.copy.half", buffer.elements().div_ceil(2), buffer.elements()));
+    let action = Action::Copy { dtype, count, src: Place::start(from), dst: Place::start(to) };
+    let origin = Origin { phase, ..buffer.origin.clone().unwrap_or_else(|| Origin::new(phase)) };
+    Command { stream: Stream::Compute, action, predicate: None, origin, reason: Some(reason.into()) }
+}
