@@ -307,13 +307,13 @@ pub enum Offload {
     Optimizer,
 }
 
-/// Which of the activations that a forward pass leaves for its backward pass wait on the host, in its memory. Each
-/// may be of the first so many layers of every stage, or of all layers.
+/// Which of the activations that a forward pass leaves for its backward pass wait on the host, in its memory: of the
+/// first so many layers of every stage, or without a number of all layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationOffload {
     #[default]
     Off,
-    /// Those of layers.
+    /// All that layers keep.
     Layers(Option<u32>),
     /// Those that are marked in the graph ([`Origin::offloaded`](crate::graph::Origin::offloaded)).
     Marked(Option<u32>),

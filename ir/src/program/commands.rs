@@ -188,9 +188,7 @@ impl Command {
     pub fn buffers(&self) -> Vec<BufferId> {
         self.action.buffers().into_iter().chain(self.predicate.iter().map(|p| p.buffer)).collect()
     }
-}
 
-impl Command {
     /// As [`Command::buffers`], to put others in their place.
     pub fn buffers_mut(&mut self) -> Vec<&mut BufferId> {
         let of_action = match &mut self.action {

@@ -44,7 +44,8 @@ fn what_was_stashed_on_the_device_is_stashed_on_the_host() {
                 let small = buffer.bytes() * 64 < largest;
                 // What enters the last layer, or is in it.
                 let turns = layer(buffer).map(|l| l + 1) >= last;
-                assert!(small || turns || !words.starts_with('m'), "{words}: stage {stage} keeps {buffer:?}");
+                // There gradients of weights read what a backward pass has written over.
+                assert!(small || turns || words.contains("zb"), "{words}: stage {stage} keeps {buffer:?}");
             }
         }
     }

@@ -70,11 +70,11 @@ impl Homes {
 
     /// The home of bytes, and where they are in a slot.
     fn find(&self, bytes: &Bytes) -> (usize, u64, u64) {
-        let stashes = &self.stashes[bytes.arena as usize];
-        let at = stashes.partition_point(|(end, _)| *end <= bytes.from);
         if !bytes.arena.is_stash() {
             return (bytes.arena as usize, bytes.from, bytes.to);
         }
+        let stashes = &self.stashes[bytes.arena as usize];
+        let at = stashes.partition_point(|(end, _)| *end <= bytes.from);
         let (_, k) = stashes[at];
         let begin = if at == 0 { 0 } else { stashes[at - 1].0 };
         (Arena::ALL.len() + k, bytes.from - begin, bytes.to - begin)
