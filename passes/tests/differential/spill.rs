@@ -4,8 +4,9 @@ use crate::harness::{Case, compiled, models, options};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case, on};
 use frontend::Models;
 use ir::options::{ActivationOffload, Options, Overlap};
-use ir::program::{Action, Arena, BodyKind, Job, Space, Stream};
+use ir::program::{Action, Arena, BodyKind, BufferId, Job, Space, Stream};
 use passes::commands::cost_model::traffic;
+use passes::commands::streams::messages;
 use passes::compile::compile;
 use passes::report::footprint::{Footprint, Kind};
 
@@ -40,7 +41,12 @@ fn what_was_stashed_on_the_device_is_stashed_on_the_host() {
             let largest = of_host().map(|b| b.bytes()).max().unwrap_or(0);
             let layers: Vec<u32> = program.buffers.iter().filter(|b| b.arena.is_stash()).filter_map(layer).collect();
             let last = layers.iter().max().copied();
-            for buffer in program.buffers.iter().filter(|b| b.arena == Arena::Stash && layer(b).is_some()) {
+            let messages = messages(program);
+            for (id, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash && layer(b).is_some()) {
+                // What comes from another stage comes to the device.
+                if messages.contains(&BufferId(id as u32)) {
+                    continue;
+                }
                 let small = buffer.bytes() * 64 < largest;
                 // What enters the last layer, or is in it.
                 let turns = layer(buffer).map(|l| l + 1) >= last;
