@@ -85,7 +85,7 @@ test-long-mutants: deps
 # a verifier refuses it; those of the code generator on kernels, until the check of a compile refuses one. FAULT=zero.piece tries those whose names begin so;
 # FAULTS_EVERYWHERE=1 goes on through all jobs and kernels (docs/proofs.md).
 FAULTS_EVERYWHERE ?= 0
-faults = FAULTS_EVERYWHERE=$(FAULTS_EVERYWHERE) FAULTS_FIRST=$(call part,400) FAULTS=$(call share,400) $(long)
+faults = FAULTS_EVERYWHERE=$(FAULTS_EVERYWHERE) FAULTS_FIRST=$(call part,440) FAULTS=$(call share,440) $(long)
 test-long-faults: deps
 	$(faults) passes --test differential -- --nocapture faults::
 	$(faults) codegen --lib -- --nocapture check::faults::

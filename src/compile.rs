@@ -24,7 +24,7 @@ use mcc::targets::Targets;
 use mcc::{Error, Request, machine};
 use passes::compile::Compiled;
 use passes::remedy;
-use passes::report::footprint::{self, Footprint, Footprints, Kind};
+use passes::report::footprint::{self, Budget, Footprint, Footprints, Kind};
 use passes::report::matrices::matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
@@ -38,12 +38,12 @@ use std::time::{Duration, Instant};
 pub struct Levels {
     pub levels: mcc::Levels,
     elaborated: Duration,
-    budget: Option<Budget>,
+    limited: Option<Limited>,
 }
 
-/// Most bytes that a rank may take, and what to compile again for a change that fits.
-struct Budget {
-    bytes: u64,
+/// What a rank may take, and what to compile again for a change that fits.
+struct Limited {
+    budget: Budget,
     training: Model,
     evaluation: Model,
     options: Options,
@@ -93,8 +93,8 @@ fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progres
     shown.show(&idle::in_plan(args, &models.training.plan), &models.sources)?;
     shown.show(still_warms_up(&models.training.train, args).as_slice(), &models.sources)?;
     let elaborated = start.elapsed();
-    let budget = args.memory.map(|bytes| Budget {
-        bytes,
+    let limited = (args.memory.is_some() || args.host_memory.is_some()).then(|| Limited {
+        budget: Budget([args.memory, args.host_memory].map(|most| most.unwrap_or(u64::MAX))),
         training: models.training.clone(),
         evaluation: models.evaluation.clone(),
         options: models.options.clone(),
@@ -121,8 +121,8 @@ fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progres
     shown.show(&levels.compiled.warnings, &levels.sources)?;
     shown.show(&idle::in_model(args, &levels.compiled), &levels.sources)?;
     // How much scratch kernels need is known once they are compiled.
-    within(budget.as_ref(), &levels, &request.targets, 0, shown, progress)?;
-    Ok(Some(Levels { levels, elaborated, budget }))
+    within(limited.as_ref(), &levels, &request.targets, 0, shown, progress)?;
+    Ok(Some(Levels { levels, elaborated, limited }))
 }
 
 impl InspectArgs {
@@ -200,9 +200,15 @@ impl Wrong {
 /// ranks exchange, and on a GPU what NCCL and the driver take.
 fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
     let rank = job.mesh.first_of_stage(stage as u64);
-    let own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
+    let mut own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
+    if own.on_disk() > 0 {
+        *own.host.entry(Kind::Exchanges).or_default() += runtime::disk::PIECES_BYTES;
+    }
     match targets.device.arch {
-        Arch::X86_64 => own.and(Kind::Exchanges, runtime::shm::bytes_of_rank(job, &targets.to_artifact(&job.kernels), rank)),
+        Arch::X86_64 => {
+            let exchanges = runtime::shm::bytes_of_rank(job, &targets.to_artifact(&job.kernels), rank);
+            Footprint { is_on_cpu: true, ..own.and(Kind::Exchanges, exchanges) }
+        }
         Arch::Nvptx => {
             let own = own.and(Kind::Context, gpu::CONTEXT_BYTES);
             if job.mesh.world() == 1 { own } else { own.and(Kind::Exchanges, nccl::bytes_of_rank(job, rank, nccl::MAX_CTAS)) }
@@ -233,7 +239,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         VerifyKernels::All => Verify::All,
     };
     let request = request(&text, &args.plan, cache_dir().filter(|_| !args.output.no_cache), verify)?;
-    let Some(Levels { levels, elaborated, budget }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
+    let Some(Levels { levels, elaborated, limited }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
     let generating = Instant::now();
     let wrong = Wrong { kernels: levels.compiled.job.kernels.clone(), sources: levels.sources.clone() };
     let mut artifact = request.generate(levels, progress).or_else(|e| match e {
@@ -246,7 +252,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let generated = generating.elapsed();
     let (compiled, targets) = (&artifact.levels.compiled, &request.targets);
     let scratch = scratch(&artifact.machine.entries, targets);
-    within(budget.as_ref(), &artifact.levels, targets, scratch, text.shown, progress)?;
+    within(limited.as_ref(), &artifact.levels, targets, scratch, text.shown, progress)?;
     progress.enter("dumps");
     let dumps = dumps(compiled, &args.output, targets, progress)?;
     // What follows writes.
@@ -295,25 +301,30 @@ fn assembler(target: &str) -> Result<Ptxas, Failure> {
 const WAYS: usize = 3;
 
 /// E0640, with changes that would fit, if a rank needs more than the budget.
-fn within(budget: Option<&Budget>, levels: &mcc::Levels, targets: &Targets, scratch: u64, shown: Shown, progress: &Progress) -> Result<(), Failure> {
-    let (job, Some(budget)) = (&levels.compiled.job, budget) else { return Ok(()) };
+fn within(
+    limited: Option<&Limited>,
+    levels: &mcc::Levels,
+    targets: &Targets,
+    scratch: u64,
+    shown: Shown,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    let (job, Some(Limited { budget, training, evaluation, options })) = (&levels.compiled.job, limited) else { return Ok(()) };
     let of = |job: &Job, stage: usize| footprint(job, stage, targets, scratch);
     let all = Footprints::new(job, &of);
-    if all.most().1.total() <= budget.bytes {
-        return Ok(());
-    }
+    let Some(space) = budget.exceeded(&all) else { return Ok(()) };
     progress.enter("remedy");
-    let found = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
+    let found = remedy::find(training, evaluation, options, *budget, &of);
     let now = remedy::nominal(job).max(1);
-    let mut d = footprint::over_budget(job, &all, &levels.sources, budget.bytes);
+    let mut d = footprint::over_budget(job, &all, &levels.sources, space, *budget);
     for r in found.iter().take(WAYS) {
-        let flags = cli::changes(&budget.options, &r.options).join(" ");
+        let flags = cli::changes(options, &r.options).join(" ");
         let longer = (r.time as f64 / now as f64 - 1.0) * 100.0;
         let time = match longer.abs() < 0.5 {
             true => "a step takes about as long".to_string(),
             false => format!("a step takes {:.0} % {}", longer.abs(), if longer > 0.0 { "longer" } else { "less" }),
         };
-        d = d.help(format!("`{flags}` needs {} at most; {time}, on a nominal machine", footprint::size(r.peak)));
+        d = d.help(format!("`{flags}` needs {} at most; {time}, on a nominal machine", footprint::size(r.peaks[space as usize])));
     }
     if found.is_empty() {
         d = d.help("nothing that was tried fits on this number of ranks: use more of them, or a smaller model");

@@ -4,15 +4,15 @@
 //! warning.
 
 use crate::cli::{
-    Command, DecayStyle, DeviceKind, DumpArgs, Exchanges, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, Overlap, PlanArgs, Recompute,
-    RunArgs, TpCommOverlap,
+    Command, DecayStyle, DeviceKind, DumpArgs, Exchanges, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, OptimizerOffload, Overlap, PlanArgs,
+    Recompute, RunArgs, TpCommOverlap,
 };
 use crate::files::AUTO;
 use ir::diag::Diagnostic;
 use ir::graph::Init;
 use ir::model::{Decay, Plan};
 use ir::op::{Op, Scalar};
-use ir::program::{Action, Job, Space};
+use ir::program::{Action, Arena, Job, Space};
 use passes::compile::Compiled;
 use std::thread::available_parallelism;
 
@@ -162,7 +162,12 @@ const PLAN: &[Rule<PlanArgs>] = &[
     ),
     rule(
         &["--overlap"],
-        |a| a.overlap == Overlap::Off && !a.optimizer_offload && !offloads_activations(a) && [a.dp, a.cp, a.tp, a.pp] == [1; 4],
+        |a| {
+            a.overlap == Overlap::Off
+                && a.optimizer_offload == OptimizerOffload::Off
+                && !offloads_activations(a)
+                && [a.dp, a.cp, a.tp, a.pp] == [1; 4]
+        },
         Warned,
         "does nothing on one rank, which communicates with nobody",
         "leave it out",
@@ -443,7 +448,7 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
         );
     }
     if !job.kernels.iter().any(|k| k.on == Space::Host) {
-        if args.optimizer_offload {
+        if args.optimizer_offload != OptimizerOffload::Off {
             let d = idle("--optimizer-offload", "does nothing: the optimizer has no states that could be on the host");
             out.push(d.help("leave it out, or `--optimizer adamw`"));
         }
@@ -488,7 +493,13 @@ pub fn in_job(args: &RunArgs, typed: &[String], job: &Job) -> Vec<Diagnostic> {
         [_, ..] => "does nothing: all weights are read, and there is no dropout",
         [] => "does nothing: no weights are drawn, and there is no dropout",
     };
-    is_idle.then(|| idle("--seed", says).help("leave it out")).into_iter().collect()
+    let mut out: Vec<Diagnostic> = is_idle.then(|| idle("--seed", says).help("leave it out")).into_iter().collect();
+    let buffers = || job.programs.iter().flat_map(|p| &p.buffers);
+    if args.offload_to.is_some() && !buffers().any(|b| b.arena == Arena::Disk) {
+        let d = idle("--offload-to", "does nothing: this artifact keeps nothing on a disk");
+        out.push(d.help("leave it out; `mcc compile --optimizer-offload=disk` makes one that does"));
+    }
+    out
 }
 
 #[cfg(test)]

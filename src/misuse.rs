@@ -55,7 +55,12 @@ pub fn is(error: &anyhow::Error) -> bool {
 
 fn of_run(error: &RunError) -> bool {
     match error {
-        RunError::Device { .. } | RunError::Exchanges(_) | RunError::Mpi(_) | RunError::Seed(_) | RunError::Pattern { .. } => true,
+        RunError::Device { .. }
+        | RunError::NoDisk { .. }
+        | RunError::Exchanges(_)
+        | RunError::Mpi(_)
+        | RunError::Seed(_)
+        | RunError::Pattern { .. } => true,
         RunError::Data(e) => of_data(e),
         RunError::World(e) => of_world(e),
         // What is there, or what happened.

@@ -1,8 +1,8 @@
 //! The flags of a plan as options of the passes.
 
 use crate::cli::{
-    self, DecayStyle, MemoryOrder, MuonScaleMode, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap,
-    WsdDecayStyle,
+    self, DecayStyle, MemoryOrder, MuonScaleMode, Optimizer, OptimizerOffload, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod,
+    TpCommOverlap, WsdDecayStyle,
 };
 use crate::failure::Failure;
 use crate::misuse::misuse;
@@ -80,7 +80,11 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
         zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
         replicas: args.dp_replicate,
-        offload: if args.optimizer_offload { Offload::Optimizer } else { Offload::Off },
+        offload: match args.optimizer_offload {
+            OptimizerOffload::Off => Offload::Off,
+            OptimizerOffload::Host => Offload::Optimizer,
+            OptimizerOffload::Disk => Offload::Disk,
+        },
         activation_offload: activation_offload(args),
         tf32: args.precision.tf32,
         micro_batch,

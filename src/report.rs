@@ -61,11 +61,14 @@ pub fn table(
         let _ = writeln!(out, "           {}", footprint(job, least, "least"));
     }
     out += &peak(job, most.0, checked.1);
-    let (stage, host) = memory.most_on_host();
-    if host.on_host() > 0 {
-        let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} (most)") } else { "a rank".into() };
-        let parts: Vec<String> = host.host.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b))).collect();
-        let _ = writeln!(out, "host       {whose}: {} = {}", size(host.on_host()), parts.join(" + "));
+    let ((stage, host), (disk_stage, disk)) = (memory.most_on_host(), memory.most_on_disk());
+    for (name, stage, bytes) in [("host", stage, &host.host), ("disk", disk_stage, &disk.disk)] {
+        let all: u64 = bytes.values().sum();
+        if all > 0 {
+            let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} (most)") } else { "a rank".into() };
+            let parts: Vec<String> = bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b))).collect();
+            let _ = writeln!(out, "{name:<10} {whose}: {} = {}", size(all), parts.join(" + "));
+        }
     }
     if let Some(m) = matrices {
         let _ = writeln!(out, "muon       {}", muon(job, &m));

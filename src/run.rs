@@ -130,6 +130,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
             Exchanges::Nccl => runtime::target::Exchanges::Nccl,
         },
         nccl_max_ctas: args.nccl_max_ctas,
+        offload_to: args.offload_to.clone(),
         device: args.device.map(|d| match d {
             DeviceKind::Cpu => runtime::target::DeviceKind::Cpu,
             DeviceKind::Cuda => runtime::target::DeviceKind::Cuda,

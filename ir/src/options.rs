@@ -303,8 +303,10 @@ pub enum SplitK {
 pub enum Offload {
     #[default]
     Off,
-    /// On the host, in its memory.
+    /// On the host, with states in its memory.
     Optimizer,
+    /// On the host, with states on a disk.
+    Disk,
 }
 
 /// Which of the activations that a forward pass leaves for its backward pass wait on the host, in its memory: of the

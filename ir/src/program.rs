@@ -10,7 +10,7 @@ mod params;
 
 pub use crate::op::{Channel, Collective};
 pub use commands::{Action, Body, BodyKind, Call, Command, Stream};
-pub use memory::{Arena, Buffer, Content, MOST_BYTES, Place, Space, linear, own_part};
+pub use memory::{Arena, BLOCK, Buffer, Content, MOST_BYTES, Place, Space, linear, own_part};
 pub use params::{Bucket, Holds, Part, Piece, Role};
 
 use crate::diag::{Source, Span};

@@ -4,32 +4,33 @@
 
 use crate::commands::cost_model::step_times;
 use crate::compile::compile;
-use crate::report::footprint::{Footprints, Measure};
+use crate::report::footprint::{Budget, Footprints, Measure};
 use crate::report::pipeline_timeline::{UNIT, timeline};
 use ir::model::Model;
 use ir::options::{ActivationOffload, Buffer, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
-use ir::program::Job;
+use ir::program::{Job, Space};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Options with which a job fits, its peak with them, and the nominal time of a step, in femtoseconds.
+/// Options with which a job fits, its peak with them in each memory, and the nominal time of a step, in femtoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
     pub options: Options,
-    pub peak: u64,
+    pub peaks: [u64; Space::ALL.len()],
     pub time: u64,
 }
 
 /// Compiles with one change after the other, on all cores. Of those that fit as measured, the fastest come first. What
 /// changes sizes of microbatches or moves ranks is tried where nothing else fits. Empty if nothing does.
-pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64, of: Measure<'_>) -> Vec<Remedy> {
+pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: Budget, of: Measure<'_>) -> Vec<Remedy> {
     let tried = |options: Options| {
         let done = compile(training.clone(), evaluation.clone(), &options).ok()?;
-        let peak = Footprints::new(&done.job, of).most().1.total();
-        (peak <= budget).then(|| Remedy { options, peak, time: nominal(&done.job) })
+        let all = Footprints::new(&done.job, of);
+        let peaks = Space::ALL.map(|space| all.most_of(space).1.of_space(space));
+        budget.exceeded(&all).is_none().then(|| Remedy { options, peaks, time: nominal(&done.job) })
     };
     let mut found = vec![];
-    for round in candidates(options) {
+    for round in candidates(options, budget.of(Space::Host) < u64::MAX) {
         found = side_by_side(round, &tried);
         found.sort_by_key(|r| r.time);
         if !found.is_empty() {
@@ -75,9 +76,9 @@ const MACHINE: u64 = 8;
 /// What is tried, in rounds. First what keeps the ranks and their microbatches: another order of commands, the
 /// sequence split, smaller chunks of logits, experts' rows in passes, attention or some layers or all recomputed,
 /// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, activations
-/// on the host, and most of it together. Then smaller microbatches, then ranks moved from data to tensor and pipeline
+/// on the host, and most of it together; the optimizer's states on a disk where the host's memory is limited. Then smaller microbatches, then ranks moved from data to tensor and pipeline
 /// parallelism.
-fn candidates(options: &Options) -> [Vec<Options>; 3] {
+fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
     let base = options;
     let mut out = vec![];
     let mut least = base.clone();
@@ -133,6 +134,12 @@ fn candidates(options: &Options) -> [Vec<Options>; 3] {
     if options.offload == Offload::Off {
         out.push(Options { offload: Offload::Optimizer, ..base.clone() });
         least = Options { offload: Offload::Optimizer, ..least };
+        out.push(least.clone());
+    }
+    // What is on a disk is in neither memory.
+    if is_host_limited && options.offload != Offload::Disk {
+        out.push(Options { offload: Offload::Disk, ..base.clone() });
+        least = Options { offload: Offload::Disk, ..least };
         out.push(least.clone());
     }
     // What layers keep waits on the host: all of it, or what enters layers that are recomputed.

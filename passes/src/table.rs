@@ -3,7 +3,7 @@
 //! A pass takes a module and leaves one ([`ir::module`]); after each, its verifier looks at what came out. A step and an evaluation are
 //! graphs of their own that go the same way, as far as they have the same to do, and end in one job of programs that do both.
 
-use crate::commands::{allocate, events, list_schedule, offload_activations, send_turns, streams};
+use crate::commands::{allocate, events, list_schedule, offload_activations, offload_states, send_turns, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
 use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, zero};
 use crate::lower::job;
@@ -367,7 +367,11 @@ pub const PASSES: &[Pass] = &[
         },
         verifiers: &[&COMMANDS],
     },
-    // Before streams and places, which see its copies as any others.
+    // Before streams and places, which see their copies as any others.
+    Pass {
+        wanted: |o| o.offload == Offload::Disk,
+        ..commands("offload_states", "Has states that the host keeps rest on a disk.", |m| on_job(m, offload_states::offload))
+    },
     Pass {
         wanted: |o| o.activation_offload != ActivationOffload::Off,
         ..commands("offload_activations", "Has activations wait in the host's memory for the backward pass.", |m| {

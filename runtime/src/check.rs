@@ -356,7 +356,7 @@ fn command_sound(job: &Job, program: &Program, command: &Command) -> Checked {
     let may = matches!(command.action, Action::Launch { .. } | Action::Copy { .. } | Action::Collective { .. });
     ensure(may && command.stream != Stream::Host, || "it has a predicate, but is nothing that may be left out".into())?;
     place_sound(&job.mesh, program, predicate, DType::Bool, 1)?;
-    ensure(program.buffers[predicate.buffer.index()].arena.space() == Space::Device, || "its predicate is not in the device's memory".into())
+    ensure(program.buffers[predicate.buffer.index()].arena.space() == Some(Space::Device), || "its predicate is not in the device's memory".into())
 }
 
 fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
@@ -371,7 +371,7 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, &o.strides));
             for ((ty, strides), place) in inputs.chain(outputs).zip(args) {
                 let held = buffer(program, place.buffer)?;
-                ensure(held.arena.space() == kernel.on, || {
+                ensure(held.arena.space() == Some(kernel.on), || {
                     format!("`{}` is not in the memory of the {}, which runs the kernel", held.name, kernel.on.name())
                 })?;
                 let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();

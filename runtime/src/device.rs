@@ -1,9 +1,10 @@
 //! What holds a rank's arenas and runs its kernels.
 
-use crate::executor::Transfer;
+use crate::executor::{Copied, Transfer};
 use ir::op::DType;
 use ir::program::{Arena, KernelId, SendTurn, Stream};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// A byte of an arena. Stashes lie in the temporary one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +76,34 @@ pub trait Memory {
         self.load(from, dtype, &mut bytes);
         self.store(to, dtype, &bytes);
     }
+    /// Goes on with a copy of which so many elements are through, by about `most` bytes, and says how many are then. To
+    /// or from a disk, there may be none for a while ([`Memory::rest`]), and one copy each way is under way at a time.
+    ///
+    /// # Errors
+    /// What the disk says.
+    fn advance(&mut self, copied: &Copied, done: u64, most: usize) -> Result<u64, DeviceError> {
+        Ok(advanced(self, copied, done, most))
+    }
+    /// If a copy to or from a disk is under way, waits until more of it is through, but not longer than this; says
+    /// whether it is.
+    fn rest(&self, _most: Duration) -> bool {
+        false
+    }
+    /// What failed where nobody could be told, if it must not be lost.
+    ///
+    /// # Errors
+    /// That.
+    fn outcome(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// Copies up to `most` bytes from element `done` on, and says how many elements are through.
+pub(crate) fn advanced<M: Memory + ?Sized>(memory: &mut M, copied: &Copied, done: u64, most: usize) -> u64 {
+    let elements = (copied.count - done).min((most / memory.element(copied.dtype).bytes()) as u64);
+    let at = |start: Location| Location { byte: start.byte + done * copied.dtype.bytes(), ..start };
+    memory.copy(at(copied.src), at(copied.dst), copied.dtype, elements);
+    done + elements
 }
 
 /// What a thread needs that communicates beside a device's own.

@@ -16,6 +16,7 @@ pub mod cpu;
 mod cursor;
 pub mod data;
 pub mod device;
+pub mod disk;
 pub mod executor;
 mod feeding;
 pub mod gpu;

@@ -83,6 +83,8 @@ pub struct Orders {
     pub nccl: Option<Vec<u8>>,
     /// Most blocks of a kernel of NCCL's.
     pub nccl_max_ctas: u32,
+    /// Where ranks keep what rests on a disk.
+    pub offload_to: Option<PathBuf>,
     /// Where ranks are, if another launcher started them.
     pub spread: Option<Spread>,
 }

@@ -134,6 +134,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                 let shard = shard.clone();
                 let write = move |memory: &dyn Memory| {
                     let copied = shard.write(memory, &file, &is_urgent);
+                    let copied = copied.and_then(|hash| memory.outcome().map(|()| hash).map_err(|e| ShardError::Io(io::Error::other(e))));
                     let is_copied = copied.is_ok();
                     // Nobody listens if the run has ended meanwhile.
                     let _ = say.send(Said::Copied(copied));

@@ -11,7 +11,7 @@ use crate::shm::{Pending, Shm};
 use ir::program::Action;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How often each event was reached, and what the threads of a rank tell each other.
 #[derive(Debug)]
@@ -106,6 +106,9 @@ pub struct Communication<'a> {
     pub memory: Box<dyn Memory + Send>,
     pub shm: Shm<'a>,
 }
+
+/// How long communication may wait while a disk is at work.
+const SHORT: Duration = Duration::from_micros(200);
 
 /// How long streams run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,7 +248,8 @@ impl Communication<'_> {
             if moved {
                 self.shm.say_waits(None, vec![], &mut told);
             }
-            if moved || looks < awake {
+            // What a disk does rings no bell.
+            if moved || looks < awake || self.memory.rest(SHORT) {
                 std::hint::spin_loop();
                 continue;
             }

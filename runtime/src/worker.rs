@@ -170,16 +170,17 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
             }
         }
     }
+    let dir = orders.offload_to.as_deref();
     let outcome = match orders.device {
         DeviceKind::Cpu => Library::load(&artifact)
-            .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
+            .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), dir, &threads))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), near.index)
             .and_then(|card| {
                 let by = orders.nccl.as_ref().map(|id| By { id, max_ctas: orders.nccl_max_ctas });
                 by.map_or(Ok(()), |by| card.connect(&artifact, rank, &by, MEETING))?;
-                Gpu::new(&artifact, card, arena_bytes(job, rank), &threads)
+                Gpu::new(&artifact, card, arena_bytes(job, rank), dir, &threads)
             })
             .map_err(failed)
             .and_then(|device| {
@@ -188,7 +189,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
                 train(&artifact, &orders, Rank::new(job, rank, device, order), &mut shm, events)
             }),
         DeviceKind::Emulated => Emulated::load(&artifact, threads.count)
-            .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank), &threads))
+            .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank), dir, &threads))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         DeviceKind::Reference => {

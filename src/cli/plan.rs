@@ -6,6 +6,17 @@ use super::values::{bytes, define, factor, from_one};
 use clap::{Args, ValueEnum};
 use ir::options;
 
+/// Where optimizers run, and keep their states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerOffload {
+    /// On the device
+    Off,
+    /// On the host, in its memory
+    Host,
+    /// On the host, which reads its states from a disk and writes them back, piece by piece, while it computes; `mcc run --offload-to DIR` says where
+    Disk,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Overlap {
     On,
@@ -105,9 +116,9 @@ pub struct PlanArgs {
     /// Groups of neighbouring data-parallel ranks, each of which has all of what `--zero` shares out (hybrid sharding, HSDP)
     #[arg(long, visible_aliases = ["num-distributed-optimizer-instances", "data-parallel-replicate-degree"], default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
     pub dp_replicate: u64,
-    /// Optimizer states, the weights that the optimizer works on, and the optimizer itself are on the host, also beside GPUs; devices keep what passes read; the same numbers either way
-    #[arg(long, visible_alias = "optimizer-cpu-offload")]
-    pub optimizer_offload: bool,
+    /// Where the optimizer is, with its states and the weights that it works on, also beside GPUs (alone: `host`); devices keep what passes read; the same numbers either way
+    #[arg(long, visible_alias = "optimizer-cpu-offload", value_enum, num_args = 0..=1, require_equals = true, default_value = "off", default_missing_value = "host", value_name = "WHERE")]
+    pub optimizer_offload: OptimizerOffload,
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
     #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub bucket_size: Option<u64>,
@@ -163,6 +174,9 @@ pub struct PlanArgs {
     /// Most bytes of a rank in its device's memory, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
     pub memory: Option<u64>,
+    /// The same of the host's memory, where optimizer states and activations may wait; on CPUs that is the device's too
+    #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
+    pub host_memory: Option<u64>,
     /// Chunks of tokens in which logits, loss and their gradients are computed, so that no buffer has all tokens times
     /// all words; 1 for none [default: of 256 MiB and 1,024 tokens at least]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024), help_heading = "Memory")]

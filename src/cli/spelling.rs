@@ -108,8 +108,12 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
         let level = Zero::ALL.iter().position(|z| *z == to.zero).expect("invariant: all levels are listed");
         out.push(format!("--zero {level}"));
     }
-    if from.offload != to.offload && to.offload == Offload::Optimizer {
-        out.push("--optimizer-offload".into());
+    if from.offload != to.offload {
+        match to.offload {
+            Offload::Off => {}
+            Offload::Optimizer => out.push("--optimizer-offload".into()),
+            Offload::Disk => out.push("--optimizer-offload=disk".into()),
+        }
     }
     if from.activation_offload != to.activation_offload && to.activation_offload == ActivationOffload::Layers(None) {
         out.push("--activation-offload all".into());
@@ -181,7 +185,9 @@ mod tests {
             activation_offload: ActivationOffload::Layers(None),
             ..from.clone()
         };
-        for to in [Options { recompute: Recompute::Selective, ..from.clone() }, Options { recompute: Recompute::Block(3), ..from.clone() }, all] {
+        let disk = Options { offload: Offload::Disk, ..from.clone() };
+        for to in [Options { recompute: Recompute::Selective, ..from.clone() }, Options { recompute: Recompute::Block(3), ..from.clone() }, disk, all]
+        {
             let flags = changes(&from, &to).join(" ");
             let ranks = if to.dp == from.dp { "--dp 8" } else { "" };
             assert_eq!(typed(&format!("{asked} {ranks} {flags}")), to, "{flags}");

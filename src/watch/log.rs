@@ -117,6 +117,7 @@ impl Began {
             let footprint = Footprint::of(job, stage);
             let mut bytes: BTreeMap<String, u64> = footprint.bytes.iter().map(|(kind, n)| (kind.name().to_owned(), *n)).collect();
             bytes.extend(footprint.host.iter().map(|(kind, n)| (format!("{} on the host", kind.name()), *n)));
+            bytes.extend(footprint.disk.iter().map(|(kind, n)| (format!("{} on a disk", kind.name()), *n)));
             bytes.retain(|_, n| *n > 0);
             bytes
         };

@@ -63,7 +63,11 @@ fn all_ways_are_one(compile: &str, [host, nccl]: [&str; 2]) {
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
     dir.line(&format!("compile {compile} -o out.mcc")).succeeds();
     // The learning rate changes with each step: graphs get other parameters.
-    let run = "run out.mcc --data text.txt --steps 4 --valid-data text.txt --eval-interval 2 --eval-iters 1 --force --metrics m.jsonl --save-weights w.safetensors --device";
+    let disk = if compile.contains("=disk") { "--offload-to ." } else { "" };
+    let run = format!(
+        "run out.mcc {disk} --data text.txt --steps 4 --valid-data text.txt --eval-interval 2 --eval-iters 1 --force --metrics m.jsonl \
+         --save-weights w.safetensors --device"
+    );
     dir.line(&format!("{run} emulated")).succeeds();
     let want = trained(&dir);
     for (how, machine) in [
@@ -85,10 +89,11 @@ fn gpt2_trains_on_the_cuda_device_as_in_the_emulator() {
     all_ways_are_one(&format!("{{models}}/gpt2.mdl {TINY} -D layers=2 -D heads=2 -D head_dim=64 --pp 2 --tp 2 --target sm_80"), ["0", "0"]);
 }
 
-/// Products of 16 bits, whose factors have tensor maps; updates on the host, which the GPU copies from and to.
+/// Products of 16 bits, whose factors have tensor maps; updates on the host, which the GPU copies from and to, and whose
+/// states the host reads from a disk.
 #[test]
 fn llama_trains_on_the_cuda_device_as_in_the_emulator() {
-    let model = "llama.mdl -D layers=2 -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=32 --bf16 --sp --optimizer-offload";
+    let model = "llama.mdl -D layers=2 -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=32 --bf16 --sp --optimizer-offload=disk";
     all_ways_are_one(&format!("{{models}}/{model} {TINY} --dp 2 --tp 2 --zero 1 --target sm_90a"), ["1", "2"]);
 }
 

@@ -1,4 +1,5 @@
-//! Optimizers on the host beside GPUs: the same bits as without, less of the device's memory, and code for both in one artifact.
+//! Optimizers on the host beside GPUs, and their states on a disk: the same bits as without, less of the device's and of
+//! the host's memory, and code for both in one artifact.
 
 use crate::mcc::{Dir, Ran};
 use ir::program::Space;
@@ -13,8 +14,9 @@ fn trained(dir: &Dir, more: &str) -> [Vec<u8>; 3] {
     let valid = "--valid-data text.txt --eval-interval 2 --eval-iters 1";
     let files = ["w.safetensors", "s.safetensors", "m.jsonl"];
     let [weights, states, metrics] = files;
+    let device = if more.contains("--device") { "" } else { "--device emulated" };
     dir.line(&format!(
-        "run out.mcc --device emulated --data text.txt {valid} --force --save-weights {weights} --save-state {states} --metrics {metrics} {more}"
+        "run out.mcc {device} --data text.txt {valid} --force --save-weights {weights} --save-state {states} --metrics {metrics} {more}"
     ))
     .succeeds();
     // Times differ.
@@ -74,6 +76,42 @@ fn an_optimizer_on_the_host_beside_gpus_gives_the_same_bits_in_less_memory() {
     assert!(again == fs::read(dir.path("w.safetensors")).expect("weights"));
 }
 
+/// On CPUs, on cards of which the host's threads copy, with and without streams, and after a stop.
+#[test]
+fn states_on_a_disk_give_the_same_bits_in_less_memory() {
+    let dir = Dir::new();
+    text(&dir);
+    fs::create_dir(dir.path("drive")).expect("a directory");
+    for (flags, run) in [
+        ("", "--device cpu"),
+        ("--bf16 --dp 2 --zero 1", "--device cpu --in-order"),
+        ("--dp 2 --zero 3 --overlap off", "--device cpu --threads-per-rank 2"),
+        ("--target sm_80 --bf16 --dp 2 --zero 1", ""),
+    ] {
+        let (artifact, _) = compiled(&dir, &format!("{flags} --optimizer-offload"));
+        let (all, host) = (planned(&artifact), trained(&dir, &format!("--steps 4 {run}")));
+        let (artifact, said) = compiled(&dir, &format!("{flags} --optimizer-offload=disk"));
+        for ((stage, [device, of_host]), [then, after]) in all.into_iter().enumerate().zip(planned(&artifact)) {
+            let disk = Footprint::of(&artifact.job, stage).on_disk();
+            assert!(device == then && disk > 0 && after <= of_host, "{flags}: {of_host} bytes of the host, then {after} and {disk} of a disk");
+        }
+        assert!(said.stdout.contains("\ndisk       "), "{}", said.stdout);
+        let run = format!("{run} --offload-to drive");
+        assert!(trained(&dir, &format!("--steps 4 {run}")) == host, "{flags}");
+        trained(&dir, &format!("--steps 2 {run}"));
+        fs::rename(dir.path("s.safetensors"), dir.path("half.safetensors")).expect("renamed");
+        let [weights, states, _] = trained(&dir, &format!("--steps 4 {run} --resume half.safetensors"));
+        assert!([&weights, &states] == [&host[0], &host[1]], "{flags}, resumed");
+    }
+    assert_eq!(fs::read_dir(dir.path("drive")).expect("a directory").count(), 0, "nothing is left");
+    let run = |more: &str| dir.line(&format!("run out.mcc --device emulated --data text.txt --steps 1 {more}"));
+    run("").misuses_with(&["optimizer states of `", "bytes of a rank: --offload-to names a directory"]);
+    run("--offload-to none").fails_with(&["none`: No such file or directory"]);
+    compiled(&dir, "--target sm_80");
+    let said = run("--offload-to drive").succeeds().stderr;
+    assert!(said.contains("`--offload-to` does nothing: this artifact keeps nothing on a disk"), "{said}");
+}
+
 #[test]
 fn an_artifact_has_code_for_gpus_and_for_the_host() {
     let dir = Dir::new();
@@ -119,4 +157,21 @@ fn an_artifact_has_code_for_gpus_and_for_the_host() {
     let refused = |flags: &str, words: &[&str]| drop(dir.line(&format!("{GPT2} {flags} -o out.mcc")).misuses_with(words));
     refused("--host-target x86-64-v3", &["--host-target is for kernels beside GPUs", "compiled for the same CPU"]);
     refused("--target sm_80 --host-target sm_80", &["--host-target `sm_80` is a GPU: hosts are `cpu` (this machine) or `x86-64-v3`"]);
+}
+
+/// What is on a disk is in no memory: where that of the host is limited, it is tried, and named.
+#[test]
+fn a_plan_beyond_the_hosts_memory_is_told_of_disks() {
+    let dir = Dir::new();
+    let model = "check {models}/gpt2.mdl -D vocab=256 -D hidden=256 -D heads=4 -D layers=12 -D seq=8 --bf16 --target sm_80 --optimizer-offload";
+    dir.line(&format!("{model} --host-memory 64MiB")).fails_with(&[
+        "E0640",
+        "MiB of the host's memory, which is more than its budget of 64.00 MiB",
+        "optimizer: ",
+        "`--optimizer-offload=disk` needs",
+    ]);
+    dir.line(&format!("{model}=disk --host-memory 64MiB")).succeeds();
+    // On a CPU, what is the device's is the host's too.
+    let cpu = "check {models}/mlp.mdl --memory 1GiB --host-memory 1KiB";
+    dir.line(cpu).fails_with(&["E0640", "of the host's memory, which is more than its budget of 1.00 KiB"]);
 }

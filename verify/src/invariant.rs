@@ -275,6 +275,7 @@ invariants! {
     631 ReductionType "A reduction fits its element type."
     632 WorkingMemory "The operands of a command lie in the memory that it works on."
     633 OperandAligned "What a kernel takes to be aligned is so, at all coordinates."
+    634 DiskBlocks "A copy to or from a disk begins and ends at its blocks, or where its buffer does."
 
     640 StashDivision "Stashes divide the stash arena of their memory, at multiples of the alignment."
     641 ArenaSize "An arena is no larger than a device can address."

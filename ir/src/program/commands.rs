@@ -68,15 +68,29 @@ pub enum Stream {
     Receive,
     /// Kernels of the host.
     Host,
-    /// Copies to the host's memory.
+    /// Copies of the device's memory to the host's.
     ToHost,
     /// Copies to the device's memory.
     ToDevice,
+    /// Copies to disks.
+    ToDisk,
+    /// Copies of disks to the host's memory.
+    FromDisk,
 }
 
 impl Stream {
-    pub const ALL: [Stream; 8] =
-        [Stream::Compute, Stream::Tensor, Stream::Data, Stream::Send, Stream::Receive, Stream::Host, Stream::ToHost, Stream::ToDevice];
+    pub const ALL: [Stream; 10] = [
+        Stream::Compute,
+        Stream::Tensor,
+        Stream::Data,
+        Stream::Send,
+        Stream::Receive,
+        Stream::Host,
+        Stream::ToHost,
+        Stream::ToDevice,
+        Stream::ToDisk,
+        Stream::FromDisk,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -88,6 +102,8 @@ impl Stream {
             Stream::Host => "host",
             Stream::ToHost => "to_host",
             Stream::ToDevice => "to_device",
+            Stream::ToDisk => "to_disk",
+            Stream::FromDisk => "from_disk",
         }
     }
 }

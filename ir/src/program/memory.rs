@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// The most bytes of an arena: sums and products of sizes below it cannot overflow.
 pub const MOST_BYTES: u64 = 1 << 48;
 
+/// Bytes of a disk that are read and written as one: buffers there begin at a multiple of them.
+pub const BLOCK: u64 = 4096;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Arena {
     /// Lives over steps: parameters, optimizer state, gradients, tables.
@@ -26,6 +29,8 @@ pub enum Arena {
     HostStash,
     /// Within one call of a body, in the host's memory.
     Staging,
+    /// Lives over steps, on a disk of the host: copies alone use it.
+    Disk,
 }
 
 /// A memory, and the processor that works on it.
@@ -72,28 +77,35 @@ impl Space {
 }
 
 impl Arena {
-    pub const ALL: [Arena; 6] = [Arena::Persistent, Arena::Stash, Arena::Temporary, Arena::Host, Arena::HostStash, Arena::Staging];
+    pub const ALL: [Arena; 7] = [Arena::Persistent, Arena::Stash, Arena::Temporary, Arena::Host, Arena::HostStash, Arena::Staging, Arena::Disk];
 
-    pub fn space(self) -> Space {
+    /// The memory that it is a part of; none of a disk, on which no processor works.
+    pub fn space(self) -> Option<Space> {
         match self {
-            Arena::Persistent | Arena::Stash | Arena::Temporary => Space::Device,
-            Arena::Host | Arena::HostStash | Arena::Staging => Space::Host,
+            Arena::Persistent | Arena::Stash | Arena::Temporary => Some(Space::Device),
+            Arena::Host | Arena::HostStash | Arena::Staging => Some(Space::Host),
+            Arena::Disk => None,
         }
+    }
+
+    /// Where it is, for people.
+    pub fn whereabouts(self) -> &'static str {
+        self.space().map_or("disk", Space::name)
     }
 
     /// Whether it is that of stashes, which lie in the memory of temporary buffers.
     pub fn is_stash(self) -> bool {
-        self == self.space().stash()
+        Space::ALL.iter().any(|space| self == space.stash())
     }
 
     /// Whether what it holds lives over steps.
     pub fn lasts(self) -> bool {
-        self == self.space().lasting()
+        self == Arena::Disk || Space::ALL.iter().any(|space| self == space.lasting())
     }
 
     /// Whether what it holds lives within one call of a body.
     pub fn is_temporary(self) -> bool {
-        self == self.space().temporary()
+        Space::ALL.iter().any(|space| self == space.temporary())
     }
 
     pub fn name(self) -> &'static str {
@@ -104,6 +116,7 @@ impl Arena {
             Arena::Host => "host",
             Arena::HostStash => "host_stash",
             Arena::Staging => "staging",
+            Arena::Disk => "disk",
         }
     }
 }

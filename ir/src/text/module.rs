@@ -170,7 +170,7 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
         io.variant(x, "what the order of commands saves", &[("time", MemoryOrder::Time), ("memory", MemoryOrder::Memory)])
     })?;
     option(io, &mut o.offload, d.offload, "offload", |io, x| {
-        io.variant(x, "what is offloaded", &[("off", Offload::Off), ("optimizer", Offload::Optimizer)])
+        io.variant(x, "what is offloaded", &[("off", Offload::Off), ("optimizer", Offload::Optimizer), ("disk", Offload::Disk)])
     })?;
     option(io, &mut o.activation_offload, d.activation_offload, "activation_offload", |io, x| {
         let all = [("off", ActivationOffload::Off), ("layers", ActivationOffload::Layers(None)), ("marked", ActivationOffload::Marked(None))];

@@ -42,13 +42,13 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
     for (arena, bytes) in Arena::ALL.iter().zip(&mut p.arena_bytes) {
         let line = format!("arena {} bytes ", arena.name());
         match arena.space() {
-            Space::Device => {
+            Some(Space::Device) => {
                 io.line(&line)?;
                 io.number(bytes)?;
             }
-            // Programs that use no memory of the host do not mention it.
-            Space::Host if io.line_if(*bytes != 0, &line) => io.number(bytes)?,
-            Space::Host => {}
+            // Programs that use no memory of the host, or no disk, do not mention it.
+            Some(Space::Host) | None if io.line_if(*bytes != 0, &line) => io.number(bytes)?,
+            Some(Space::Host) | None => {}
         }
     }
     io.rows(&mut p.stashes, Stash::default(), "stash bytes ", |io, _, stash| {

@@ -311,8 +311,9 @@ pub fn program() -> Program {
             buffer("staged", Arena::Staging, 64, Content::Activation),
             buffer("rope table", Arena::Persistent, 128, Content::Table { table: 2, index: vec![] }),
             buffer("kept", Arena::HostStash, 0, Content::Activation),
+            buffer("layers.3.w.state2", Arena::Disk, 4096, Content::State { slot: 0, state: 2, index: index.clone() }),
         ],
-        arena_bytes: [192, 128, 64, 0, 64, 128],
+        arena_bytes: [192, 128, 64, 0, 64, 128, 8192],
         stashes: vec![on(Space::Device), on(Space::Host), on(Space::Device)],
         groups: vec![Group { subs: vec![SubAxis(2), SubAxis(3)], stages: None }, Group { subs: vec![], stages: Some(vec![0, 1]) }],
         copied: [1, 3].into(),
@@ -361,7 +362,14 @@ pub fn program() -> Program {
                 ],
             ),
             body("reduce", BodyKind::Reduce, vec![]),
-            body("reduce", BodyKind::Update, vec![]),
+            body(
+                "reduce",
+                BodyKind::Update,
+                vec![Command {
+                    stream: Stream::FromDisk,
+                    ..command(Action::Copy { dtype: DType::F32, count: 16, src: Place::start(BufferId(8)), dst: Place::start(BufferId(5)) })
+                }],
+            ),
             body("", BodyKind::Prologue, vec![]),
         ],
     }

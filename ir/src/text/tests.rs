@@ -370,6 +370,7 @@ fn a_program_in_text() {
         arena temporary bytes 64
         arena host_stash bytes 64
         arena staging bytes 128
+        arena disk bytes 8192
         stash bytes 64
         stash bytes 64 on host
         stash bytes 64
@@ -381,6 +382,7 @@ fn a_program_in_text() {
         buffer staged : f32[batch/dp=2, hidden=8] in staging @64 bytes 64 holds activation
         buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 bytes 64 holds table 2 index []
         buffer kept : f32[batch/dp=2, hidden=8] in host_stash @0 bytes 64 holds activation
+        buffer layers.3.w.state2 : f32[batch/dp=2, hidden=8] in disk @4096 bytes 64 holds state 2 of 0 index [[2] + 2*dp, [8]]
         group 0 over tp
         group 1 over none stages [0, 1]
         copied [1, 3]
@@ -401,6 +403,7 @@ fn a_program_in_text() {
           to_host copy 16 x f32 from x @16 + 64*tp.0 + 32*tp.1 to staged if x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6
         body reduce kind reduce
         body reduce#1 kind update
+          from_disk copy 16 x f32 from layers.3.w.state2 to staged  // forward layers.3.proj layer 3 @0:23:11+6
         body "" kind prologue
         stage 1 slots [2 @64, 1 @192]
         train:

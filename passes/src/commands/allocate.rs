@@ -7,7 +7,7 @@
 use crate::commands::best_fit::{ALIGN, Need, assign};
 use crate::commands::liveness::{Lives, temporaries};
 use crate::commands::stash_slots;
-use ir::program::{CallSchedule, Job, Program, Space, Stage};
+use ir::program::{Arena, BLOCK, CallSchedule, Job, Program, Space, Stage};
 
 /// Gives the buffers and stashes of all programs their places.
 pub fn allocate(mut job: Job) -> Job {
@@ -56,11 +56,12 @@ fn place_together(space: Space, program: &mut Program, mut schedules: Vec<&mut C
 /// What lives over steps lies side by side.
 fn place_lasting(program: &mut Program) {
     let Program { buffers, arena_bytes, .. } = program;
-    for arena in Space::ALL.map(Space::lasting) {
+    for arena in Arena::ALL.into_iter().filter(|a| a.lasts()) {
+        let align = if arena == Arena::Disk { ir::fault!("allocate.disk.align", ALIGN, BLOCK) } else { ALIGN };
         let mut end = 0u64;
         for buffer in buffers.iter_mut().filter(|b| b.arena == arena) {
             buffer.offset = end;
-            end = end.saturating_add(ir::fault!("allocate.lasting.overlap", ALIGN, buffer.bytes().next_multiple_of(ALIGN)));
+            end = end.saturating_add(ir::fault!("allocate.lasting.overlap", align, buffer.bytes().next_multiple_of(align)));
         }
         arena_bytes[arena as usize] = end;
     }

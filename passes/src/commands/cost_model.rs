@@ -6,7 +6,7 @@
 use crate::commands::streams::stream_of;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
-use ir::program::{Action, Body, Group, Job, Program, Space, Stage, Stream};
+use ir::program::{Action, Arena, Body, Group, Job, Program, Space, Stage, Stream};
 use ir::work::Work;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -18,6 +18,8 @@ const MEMORY: u64 = 490;
 /// Per byte of host memory, a GPU's share of 8 (25 GB/s), and between the two memories (25 GB/s).
 const HOST: u64 = 40_000;
 const BUS: u64 = 40_000;
+/// Per byte of disks, to or from them, a GPU's share of 8 (3 GB/s: a DGX A100 has 4 NVMe drives of 6.8 GB/s each).
+const DISK: u64 = 333_333;
 /// Per byte between ranks of one machine (300 GB/s), and of several (25 GB/s).
 const NEAR: u64 = 3_333;
 const FAR: u64 = 40_000;
@@ -45,7 +47,10 @@ impl<'a> Costs<'a> {
                 let apart = self.mesh.world() / self.mesh.size(Axis::Pp) * hops.unsigned_abs();
                 self.sent(program, action).saturating_mul(if apart < RANKS { NEAR } else { FAR })
             }
-            Action::Copy { .. } => self.sent(program, action).saturating_mul(BUS),
+            Action::Copy { src, dst, .. } => {
+                let disk = [src, dst].iter().any(|p| program.buffers[p.buffer.index()].arena == Arena::Disk);
+                self.sent(program, action).saturating_mul(if disk { DISK } else { BUS })
+            }
             Action::Report { .. } | Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => 0,
         }
     }
@@ -171,7 +176,7 @@ pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<
         for (kind, from, to, bytes) in sent {
             // Copies hide behind the kernels of both.
             let within = match kind {
-                Stream::ToHost | Stream::ToDevice => busy.iter().map(|b| within(b, from, to)).max().unwrap_or(0),
+                Stream::ToHost | Stream::ToDevice | Stream::ToDisk | Stream::FromDisk => busy.iter().map(|b| within(b, from, to)).max().unwrap_or(0),
                 Stream::Compute | Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive | Stream::Host => within(&busy[0], from, to),
             };
             let traffic = out.entry(kind).or_default();

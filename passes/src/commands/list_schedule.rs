@@ -50,7 +50,7 @@ pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
 fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, kept: Option<&Kept>, schedule: &CallSchedule) {
     let alive = |space: Space, program: &Program, commands: &[Command]| most_alive(&temporaries(space.temporary(), program, commands).1);
     let lasting = |space: Space| {
-        let own = program.buffers.iter().filter(|b| b.arena.space() == space && !b.arena.is_temporary());
+        let own = program.buffers.iter().filter(|b| b.arena.space() == Some(space) && !b.arena.is_temporary());
         own.map(|b| b.bytes().next_multiple_of(ALIGN)).fold(0, u64::saturating_add)
     };
     let lists = [&schedule.train, &schedule.update, &schedule.eval];
@@ -133,7 +133,8 @@ fn put(order: &[usize], commands: &[Command]) -> Vec<Command> {
 fn computes(stream: Stream) -> bool {
     match stream {
         Stream::Compute | Stream::Host => true,
-        Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive | Stream::ToHost | Stream::ToDevice => false,
+        Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive => false,
+        Stream::ToHost | Stream::ToDevice | Stream::ToDisk | Stream::FromDisk => false,
     }
 }
 
@@ -199,7 +200,9 @@ impl Graph {
                     after(send);
                 }
                 // What waited on the host comes back where its pass put it, and takes no memory before.
-                copy @ Action::Copy { dst, .. } if spills(program, copy) && program.buffers[dst.buffer.index()].arena.space() == Space::Device => {
+                copy @ Action::Copy { dst, .. }
+                    if spills(program, copy) && program.buffers[dst.buffer.index()].arena.space() == Some(Space::Device) =>
+                {
                     after(ir::fault!("list_schedule.spill.soon", None, kernel))
                 }
                 Action::Launch { .. } => kernel = Some(k),

@@ -8,6 +8,8 @@ pub mod events;
 pub mod list_schedule;
 pub mod liveness;
 pub mod offload_activations;
+pub mod offload_states;
 pub mod send_turns;
+pub mod spills;
 pub mod stash_slots;
 pub mod streams;

@@ -14,15 +14,13 @@
 use crate::commands::cost_model::Costs;
 use crate::commands::effects::touches;
 use crate::commands::list_schedule::PRICE;
+use crate::commands::spills::{LARGEST, Spills, added, copy};
 use ir::graph::{Origin, Phase};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::options::{ActivationOffload, Overlap};
-use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Job, Place, Program, Space, Stream};
+use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Job, Program, Space};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What is smaller than the largest by more than this factor stays.
-const LARGEST: u64 = 64;
 
 /// Moves the stashed activations that are asked for.
 pub fn offload(mut job: Job, which: ActivationOffload, overlap: Overlap) -> Job {
@@ -34,26 +32,13 @@ pub fn offload(mut job: Job, which: ActivationOffload, overlap: Overlap) -> Job 
         for (id, passes) in chosen(mesh, kernels, program, &schedules, which) {
             spill(program, id, &passes, &mut spills);
         }
-        for (body, Spills { own, mut copies }) in spills {
-            copies.sort_by_key(|c| c.0);
+        for (body, mut spills) in spills {
+            spills.copies.sort_by_key(|c| c.0);
             let later = matches!(program.bodies[body].kind, BodyKind::Backward(_) | BodyKind::Weight(_));
             if later && overlap == Overlap::On {
-                ahead(&costs, program, body, &mut copies);
+                ahead(&costs, program, body, &mut spills.copies);
             }
-            let commands = &mut program.bodies[body].commands;
-            let (mut copies, mut seen) = (copies.into_iter().peekable(), BTreeSet::new());
-            for (k, mut command) in std::mem::take(commands).into_iter().enumerate() {
-                while let Some((_, copy)) = copies.next_if(|c| c.0 <= k) {
-                    commands.push(copy);
-                }
-                for id in command.buffers_mut() {
-                    if ir::fault!("offload_activations.read.first", seen.insert(*id), true) {
-                        *id = own.get(id).copied().unwrap_or(*id);
-                    }
-                }
-                commands.push(command);
-            }
-            commands.extend(copies.map(|c| c.1));
+            spills.insert(&mut program.bodies[body]);
         }
     }
     job
@@ -90,7 +75,7 @@ fn ahead(costs: &Costs, program: &Program, body: usize, copies: &mut [(usize, Co
         *before = begins.partition_point(|t| *t <= next).saturating_sub(1).min(*before);
     }
     let bytes: Vec<u64> = copies.iter().map(|(_, c)| costs.sent(program, &c.action)).collect();
-    let lasting = program.buffers.iter().filter(|b| b.arena.lasts() && b.arena.space() == Space::Device).map(Buffer::bytes);
+    let lasting = program.buffers.iter().filter(|b| b.arena == Space::Device.lasting()).map(Buffer::bytes);
     let most = (lasting.fold(0, u64::saturating_add) / PRICE).max(bytes.iter().max().copied().unwrap_or(0).saturating_mul(2));
     let (mut first, mut waiting) = (0, 0u64);
     for k in 0..copies.len() {
@@ -220,26 +205,12 @@ fn turning(program: &Program, calls: &[Call]) -> Vec<usize> {
     calls.windows(2).filter(turns).map(|pair| pair[0].body.index()).collect()
 }
 
-/// What a body has of values that wait on the host.
-#[derive(Default)]
-struct Spills {
-    /// A temporary buffer in the place of each that it reads.
-    own: BTreeMap<BufferId, BufferId>,
-    /// Copies, and before which command.
-    copies: Vec<(usize, Command)>,
-}
-
 /// Moves a stashed buffer to the host: the pass that writes it has a temporary one in its place, and so has each that
 /// reads it.
 fn spill(program: &mut Program, id: BufferId, passes: &Passes, spills: &mut BTreeMap<usize, Spills>) {
-    let buffers = &mut program.buffers;
-    let device = Buffer { arena: Space::Device.temporary(), ..buffers[id.index()].clone() };
-    let mut added = |buffer: Buffer| {
-        buffers.push(buffer);
-        BufferId(buffers.len() as u32 - 1)
-    };
+    let device = Buffer { arena: Space::Device.temporary(), ..program.buffers[id.index()].clone() };
     let arena = ir::fault!("offload_activations.host.lasts", Space::Host.lasting(), Space::Host.stash());
-    let host = added(Buffer { arena, ..device.clone() });
+    let host = added(program, Buffer { arena, ..device.clone() });
     let (body, last) = passes.written;
     let before = ir::fault!("offload_activations.copy.soon", 0, last + 1);
     if ir::fault!("offload_activations.copy.none", false, true) {
@@ -247,18 +218,11 @@ fn spill(program: &mut Program, id: BufferId, passes: &Passes, spills: &mut BTre
         spills.entry(body).or_default().copies.push((before, out));
     }
     for (body, first) in &passes.read {
-        let own = ir::fault!("offload_activations.buffer.shared", id, added(device.clone()));
+        let own = ir::fault!("offload_activations.buffer.shared", id, added(program, device.clone()));
         let first = ir::fault!("offload_activations.copy.late", first + 1, *first);
         let spills = spills.entry(*body).or_default();
         spills.own.insert(id, own);
         spills.copies.push((first, copy(&device, host, own, Phase::Backward, "it has waited on the host")));
     }
     program.buffers[id.index()] = device;
-}
-
-fn copy(buffer: &Buffer, from: BufferId, to: BufferId, phase: Phase, reason: &str) -> Command {
-    let (dtype, count) = (buffer.dtype, ir::fault!("offload_activations.copy.half", buffer.elements().div_ceil(2), buffer.elements()));
-    let action = Action::Copy { dtype, count, src: Place::start(from), dst: Place::start(to) };
-    let origin = Origin { phase, ..buffer.origin.clone().unwrap_or_else(|| Origin::new(phase)) };
-    Command { stream: Stream::Compute, action, predicate: None, origin, reason: Some(reason.into()) }
 }

@@ -8,7 +8,7 @@
 use crate::commands::best_fit::{ALIGN, Need, assign};
 use crate::commands::liveness::{Lives, lives};
 use crate::commands::streams::messages;
-use ir::program::{BufferId, Call, CallSchedule, Program, Slots, Space, Stash};
+use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots, Space, Stash};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Makes one stash of stashed buffers of a memory that live equally long, which are those that the same bodies touch.
@@ -25,10 +25,10 @@ pub fn lay_out(program: &mut Program, schedules: &[&CallSchedule]) -> Vec<bool> 
             }
         }
     }
-    let mut stashes: BTreeMap<(Space, bool, BTreeSet<usize>), Vec<BufferId>> = BTreeMap::new();
+    let mut stashes: BTreeMap<(Arena, bool, BTreeSet<usize>), Vec<BufferId>> = BTreeMap::new();
     for (id, bodies) in bodies {
         stashes
-            .entry((ir::fault!("stash_slots.stash.joined", Space::Device, program.buffers[id.index()].arena.space()), messages.contains(&id), bodies))
+            .entry((ir::fault!("stash_slots.stash.joined", Arena::Stash, program.buffers[id.index()].arena), messages.contains(&id), bodies))
             .or_default()
             .push(id);
     }
@@ -56,7 +56,7 @@ fn divide(program: &mut Program, stashes: &[(bool, Vec<BufferId>)]) {
     made.clear();
     Space::ALL.into_iter().for_each(|space| arena_bytes[space.stash() as usize] = 0);
     for ids in stashes.iter().map(|s| &s.1) {
-        let space = ir::fault!("stash_slots.stash.space", Space::Device, buffers[ids[0].index()].arena.space());
+        let space = ir::fault!("stash_slots.stash.space", Space::Device, buffers[ids[0].index()].arena.space().expect("invariant: it is stashed"));
         let end = &mut arena_bytes[space.stash() as usize];
         let begin = *end;
         for id in ids {

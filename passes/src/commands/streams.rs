@@ -39,9 +39,11 @@ pub fn stream_of(mesh: &Mesh, kernels: &[Kernel], buffers: &[Buffer], groups: &[
             Space::Device => Stream::Compute,
             Space::Host => Stream::Host,
         },
-        Action::Copy { dst, .. } => match buffers[dst.buffer.index()].arena.space() {
-            Space::Device => Stream::ToDevice,
-            Space::Host => Stream::ToHost,
+        Action::Copy { src, dst, .. } => match [src, dst].map(|p| buffers[p.buffer.index()].arena.space()) {
+            [_, Some(Space::Device)] => Stream::ToDevice,
+            [_, None] => Stream::ToDisk,
+            [None, Some(Space::Host)] => ir::fault!("streams.disk.host", Stream::ToHost, Stream::FromDisk),
+            [Some(_), Some(Space::Host)] => Stream::ToHost,
         },
         Action::Collective { group, .. } => {
             let Group { subs, stages } = &groups[group.index()];

@@ -9,7 +9,7 @@ impl LocalLowering<'_, '_, '_> {
     /// Settles arenas and adds the bodies.
     pub(super) fn finish(mut self) -> Bodies {
         for (id, all) in &self.touched {
-            let space = self.l.program.buffers[id.index()].arena.space();
+            let space = self.l.program.buffers[id.index()].arena.space().expect("invariant: nothing is on a disk before lowering");
             let arena = if ir::fault!("lower.arena.passes", all.len() <= 2, all.len() == 1) {
                 space.temporary()
             } else if all.iter().all(|c| c.is_pass()) {

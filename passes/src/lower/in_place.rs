@@ -23,13 +23,16 @@ impl LocalLowering<'_, '_, '_> {
         let Some(update) = self.renews.get(&v).map(|k| &self.local.updates[*k]) else {
             return self.part_in_place(v, &group.nodes);
         };
-        let state = if update.new == v { None } else { Some(update.states.iter().position(|s| *s == v)? as u32) };
-        let holders: Vec<Value> = self.renewed_readers(update.slot, state).collect();
-        let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
-        // What nothing reads lies nowhere yet.
-        let holder = holders.into_iter().find(|h| alone && self.views.contains_key(h))?;
-        let old = self.own_view(holder);
-        (body[holder].ty == body[v].ty && self.memory(&old) == self.space).then_some(old)
+        // On the host, weights in f32 are a state and the new parameter.
+        let states = (0..update.states.len()).filter(|k| update.states[*k] == v).map(|k| Some(k as u32));
+        (update.new == v).then_some(None).into_iter().chain(states).find_map(|state| {
+            let holders: Vec<Value> = self.renewed_readers(update.slot, state).collect();
+            let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
+            // What nothing reads lies nowhere yet.
+            let holder = holders.into_iter().find(|h| alone && self.views.contains_key(h))?;
+            let old = self.own_view(holder);
+            (body[holder].ty == body[v].ty && self.memory(&old) == self.space).then_some(old)
+        })
     }
 
     /// As [`Self::in_place`], of this rank's part of a parameter of which all parts are then gathered; `group` are the nodes that may still read it.

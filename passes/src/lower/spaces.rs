@@ -21,7 +21,7 @@ impl LocalLowering<'_, '_, '_> {
 
     /// The memory in which a view lies.
     pub(super) fn memory(&self, view: &View) -> Space {
-        self.l.program.buffers[view.place.buffer.index()].arena.space()
+        self.l.program.buffers[view.place.buffer.index()].arena.space().expect("invariant: nothing is on a disk before lowering")
     }
 
     /// A value in the other memory than the one it lies in, once per chunk.

@@ -107,12 +107,15 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
             let to = first.checked_add_signed(hops * per_stage as i64).unwrap_or(first);
             ("send", "pp".into(), vec![first, to], count * dtype.bytes(), count * dtype.bytes())
         }
-        Action::Copy { dtype, count, dst, .. } => {
-            let kind = match program.buffers[dst.buffer.index()].arena.space() {
-                Space::Device => "copy to device",
-                Space::Host => "copy to host",
+        Action::Copy { dtype, count, src, dst } => {
+            let [from, to] = [src, dst].map(|p| program.buffers[p.buffer.index()].arena);
+            let (kind, way) = match [from.space(), to.space()] {
+                [_, Some(Space::Device)] => ("copy to device", "bus"),
+                [_, None] => ("copy to disk", "disk"),
+                [None, Some(Space::Host)] => ("copy from disk", "disk"),
+                [Some(_), Some(Space::Host)] => ("copy to host", "bus"),
             };
-            (kind, "bus".into(), vec![first], count * dtype.bytes(), count * dtype.bytes())
+            (kind, way.into(), vec![first], count * dtype.bytes(), count * dtype.bytes())
         }
         _ => return None,
     };

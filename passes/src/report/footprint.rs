@@ -9,7 +9,7 @@
 use crate::commands::best_fit::{ALIGN, Need, fullest};
 use crate::commands::liveness::Lives;
 use ir::diag::{Diagnostic, Sources, Span};
-use ir::program::{Action, Arena, Buffer, BufferId, CallSchedule, Content, Job, Phase, Program, Space, Stage};
+use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, CallSchedule, Content, Job, Phase, Program, Space, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What bytes are for.
@@ -69,12 +69,14 @@ impl Kind {
             (Arena::Stash | Arena::HostStash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
             (Arena::Stash | Arena::HostStash, _) => Kind::Activations,
             (Arena::Temporary | Arena::Staging, _) => Kind::Temporary,
-            (Arena::Persistent | Arena::Host, Content::Param { .. }) => Kind::Parameters,
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Param { .. }) => Kind::Parameters,
             // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
-            (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
-            (Arena::Persistent | Arena::Host, Content::State { .. }) => ir::fault!("report.memory.states", Kind::Parameters, Kind::Optimizer),
-            (Arena::Persistent | Arena::Host, Content::Table { .. }) => Kind::Tables,
-            (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) => Kind::Gradients,
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::State { .. }) => {
+                ir::fault!("report.memory.states", Kind::Parameters, Kind::Optimizer)
+            }
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Table { .. }) => Kind::Tables,
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Accumulator | Content::Activation) => Kind::Gradients,
         }
     }
 }
@@ -122,8 +124,27 @@ pub struct Footprint {
     pub bytes: BTreeMap<Kind, u64>,
     /// Of the host's memory, by kind.
     pub host: BTreeMap<Kind, u64>,
+    /// Of its disk, by kind.
+    pub disk: BTreeMap<Kind, u64>,
     /// Slots of the stashes of activations at the peak, if all have as many; else 1.
     pub slots: u64,
+    /// Its device is the host's CPU, so that all is in the host's memory.
+    pub is_on_cpu: bool,
+}
+
+/// Most bytes that a rank may have in each memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget(pub [u64; Space::ALL.len()]);
+
+impl Budget {
+    pub fn of(self, space: Space) -> u64 {
+        self.0[space as usize]
+    }
+
+    /// The first memory of which ranks of some stage take more.
+    pub fn exceeded(self, all: &Footprints) -> Option<Space> {
+        Space::ALL.into_iter().find(|space| all.most_of(*space).1.of_space(*space) > self.of(*space))
+    }
 }
 
 impl Footprint {
@@ -137,12 +158,16 @@ impl Footprint {
             peaks[Space::Device as usize].stashed.iter().filter(|k| !messages[**k]).map(|k| schedule.slots[*k].count).collect();
         let slots = of_activations.first().filter(|n| of_activations.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
         let arenas = schedule.arena_bytes(program);
-        let [bytes, host] = Space::ALL.map(|space| {
+        let lasting = |arena: Arena, align: u64| {
             let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
-            for b in program.buffers.iter().filter(|b| b.arena == space.lasting()) {
+            for b in program.buffers.iter().filter(|b| b.arena == arena) {
                 *bytes.entry(Kind::of(program, &messages, b)).or_default() +=
-                    ir::fault!("report.memory.aligned", b.bytes(), b.bytes().next_multiple_of(ALIGN));
+                    ir::fault!("report.memory.aligned", b.bytes(), b.bytes().next_multiple_of(align));
             }
+            bytes
+        };
+        let [bytes, host] = Space::ALL.map(|space| {
+            let mut bytes = lasting(space.lasting(), ALIGN);
             let mut temporary = arenas[ir::fault!("report.memory.staging", space.lasting(), space.temporary()) as usize];
             for k in &peaks[space as usize].stashed {
                 let stash = program.stashes[*k].bytes * u64::from(ir::fault!("report.memory.slots", 1, schedule.slots[*k].count));
@@ -152,7 +177,7 @@ impl Footprint {
             bytes.insert(Kind::Temporary, temporary);
             bytes
         });
-        Footprint { bytes, host, slots }
+        Footprint { bytes, host, disk: lasting(Arena::Disk, BLOCK), slots, is_on_cpu: false }
     }
 
     /// With what a rank takes beside its arenas.
@@ -168,6 +193,20 @@ impl Footprint {
     /// Of the host's memory.
     pub fn on_host(&self) -> u64 {
         self.host.values().sum()
+    }
+
+    /// Of one of its memories.
+    pub fn of_space(&self, space: Space) -> u64 {
+        match space {
+            Space::Device => self.total(),
+            Space::Host if self.is_on_cpu => self.total().saturating_add(self.on_host()),
+            Space::Host => self.on_host(),
+        }
+    }
+
+    /// Of its disk.
+    pub fn on_disk(&self) -> u64 {
+        self.disk.values().sum()
     }
 }
 
@@ -186,10 +225,22 @@ impl Footprints {
         all.max_by_key(|(k, f)| (ir::fault!("report.memory.most", 0, f.total()), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
     }
 
-    /// The first stage whose ranks hold most in the host's memory.
+    /// The first stage whose ranks hold most in a memory.
+    pub fn most_of(&self, space: Space) -> (usize, &Footprint) {
+        let all = self.0.iter().enumerate();
+        all.max_by_key(|(k, f)| (f.of_space(space), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+    }
+
+    /// The first stage whose ranks hold most in the host's memory, beside their devices.
     pub fn most_on_host(&self) -> (usize, &Footprint) {
         let all = self.0.iter().enumerate();
         all.max_by_key(|(k, f)| (f.on_host(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+    }
+
+    /// The first stage whose ranks hold most on its host's disk.
+    pub fn most_on_disk(&self) -> (usize, &Footprint) {
+        let all = self.0.iter().enumerate();
+        all.max_by_key(|(k, f)| (f.on_disk(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
     }
 
     /// The first stage whose ranks hold least.
@@ -214,20 +265,25 @@ pub struct Owner {
 /// most, what is stashed meanwhile, in all its slots, and the temporary buffers in use; by kind and line, largest
 /// first.
 pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
+    owners_in(job, stage, Space::Device)
+}
+
+/// As [`owners`], of a memory.
+fn owners_in(job: &Job, stage: usize, space: Space) -> Vec<Owner> {
     let Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
     let messages = of_messages(program);
-    let peak = Peak::of(program, schedule, Space::Device);
+    let peak = Peak::of(program, schedule, space);
     let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
-    for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Space::Device) {
+    for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Some(space)) {
         let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
         let copies = match b.arena {
-            Arena::Stash => match program.stash(b) {
+            Arena::Stash | Arena::HostStash => match program.stash(b) {
                 Some((stash, _)) if ir::fault!("report.owners.peak", true, peak.stashed.contains(&stash)) => u64::from(schedule.slots[stash].count),
                 _ => continue,
             },
-            Arena::Temporary if !peak.temporary.contains(&BufferId(k as u32)) => continue,
-            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::HostStash | Arena::Staging => 1,
+            Arena::Temporary | Arena::Staging if !peak.temporary.contains(&BufferId(k as u32)) => continue,
+            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::Staging | Arena::Disk => 1,
         };
         let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
         owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
@@ -244,13 +300,17 @@ pub fn instant(job: &Job, stage: usize) -> (Phase, usize, usize) {
     Peak::of(&job.programs[*program as usize], schedule, Space::Device).at
 }
 
-/// E0640: a rank would hold more than the budget. Names the largest owners by line. What would fit is for those to
-/// add who know how options are spelled.
-pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64) -> Diagnostic {
-    let (stage, footprint) = all.most();
+/// E0640: a rank would hold more than the budget in one of its memories. Names the largest owners by line. What would
+/// fit is for those to add who know how options are spelled.
+pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, space: Space, budget: Budget) -> Diagnostic {
+    let (stage, footprint) = all.most_of(space);
     let whose = if job.stages.len() == 1 { "a rank".to_string() } else { format!("a rank of pipeline stage {stage}") };
-    let mut d = Diagnostic::error("E0640", format!("{whose} needs {}, which is more than its budget of {}", size(footprint.total()), size(budget)));
-    let named = owners(job, stage);
+    let (needs, budget) = (footprint.of_space(space), size(budget.of(space)));
+    let of = if space == Space::Host { " of the host's memory" } else { "" };
+    let mut d = Diagnostic::error("E0640", format!("{whose} needs {}{of}, which is more than its budget of {budget}", size(needs)));
+    let spaces = if space == Space::Host && footprint.is_on_cpu { &Space::ALL[..] } else { &[space] };
+    let mut named: Vec<Owner> = spaces.iter().flat_map(|space| owners_in(job, stage, *space)).collect();
+    named.sort_by_key(|o| std::cmp::Reverse(o.bytes));
     for o in named.iter().filter(|o| o.span.is_some_and(|s| usize::from(s.file) < sources.files.len())).take(LABELS) {
         let Some(span) = o.span else { continue };
         let slots = match o.kind {
@@ -261,8 +321,15 @@ pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64) 
         };
         d = d.label(span, format!("{}: {}{slots}", o.kind.name(), size(o.bytes)));
     }
-    let parts = footprint.bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b)));
-    d.note(format!("{} = {}", size(footprint.total()), parts.collect::<Vec<_>>().join(" + ")))
+    let parts = |bytes: &BTreeMap<Kind, u64>, of: &str| -> Vec<String> {
+        bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}{of}", k.name(), size(*b))).collect()
+    };
+    let parts = match space {
+        Space::Device => parts(&footprint.bytes, ""),
+        Space::Host if footprint.is_on_cpu => [parts(&footprint.bytes, ""), parts(&footprint.host, " on the host")].concat(),
+        Space::Host => parts(&footprint.host, ""),
+    };
+    d.note(format!("{} = {}", size(needs), parts.join(" + ")))
 }
 
 /// Owners that an error names.

@@ -6,6 +6,7 @@ mod buckets;
 mod checkpoints;
 mod chunks;
 mod counts;
+mod disk;
 mod dumps;
 mod events;
 mod everywhere;

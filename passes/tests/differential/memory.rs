@@ -8,7 +8,7 @@ use ir::program::{Arena, Buffer, Call, CallSchedule, Command, Content, Job, Spac
 use passes::commands::best_fit::{ALIGN, most_alive};
 use passes::commands::liveness::Lives;
 use passes::remedy::{self, Remedy};
-use passes::report::footprint::{Footprint, Kind, owners};
+use passes::report::footprint::{Budget, Footprint, Kind, owners};
 use runtime::executor::arena_bytes;
 use runtime::shm::{Layout, bytes_of_rank};
 use runtime::target::{Processor, Target};
@@ -268,8 +268,9 @@ fn remedies(sizes: &[(&str, &str)], words: &str, share: f64) -> Vec<Remedy> {
     });
     let Models { training, evaluation, .. } = models(GPT2.0, &defines, &case).expect("a model");
     let now = Footprint::of(&compiled(GPT2.0, &defines, &case).job, 0).total();
-    let found = remedy::find(&training, &evaluation, &options(&case), (now as f64 * share) as u64, &Footprint::of);
-    assert!(found.iter().all(|r| r.peak <= (now as f64 * share) as u64));
+    let budget = Budget([(now as f64 * share) as u64, u64::MAX]);
+    let found = remedy::find(&training, &evaluation, &options(&case), budget, &Footprint::of);
+    assert!(found.iter().all(|r| r.peaks[0] <= budget.of(Space::Device)));
     found
 }
 

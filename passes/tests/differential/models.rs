@@ -108,6 +108,7 @@ pub fn case(words: &str) -> Case {
             "replicas" => case.replicas = number(),
             "frugal" => case.memory_order = MemoryOrder::Memory,
             "offload" => case.offload = Offload::Optimizer,
+            "disk" => case.offload = Offload::Disk,
             "spill" => case.activation_offload = ActivationOffload::Layers(None),
             "spilled" => case.activation_offload = ActivationOffload::Layers(Some(number() as u32)),
             "tf" => case.tf32 = true,

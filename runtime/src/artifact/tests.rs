@@ -254,7 +254,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (16, "1080b8f81d48714c");
+    let (format, layout) = (17, "67152558ff39a883");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),

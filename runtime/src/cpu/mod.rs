@@ -4,16 +4,20 @@ mod pool;
 mod ranges;
 
 use crate::artifact::{Artifact, Sealed};
-use crate::device::{Beside, Device, DeviceError, Element, Launches, Location, Memory, bits, decode, encode};
+use crate::device::{Beside, Device, DeviceError, Element, Launches, Location, Memory, advanced, bits, decode, encode};
+use crate::disk::{Disk, Way};
+use crate::executor::Copied;
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
 use pool::Pool;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run; scratch,
 /// 64-byte aligned, for this thread alone; the range of tiles that this call is part of ([`ranges`]).
@@ -82,7 +86,13 @@ unsafe impl Sync for Mapping {}
 /// A stream's commands are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by the thread's. So nobody else
 /// uses the bytes that a command writes while it does.
 #[derive(Clone)]
-pub struct Arenas(Arc<[Mapping; Arena::ALL.len()]>);
+pub struct Arenas(Arc<Mapped>);
+
+struct Mapped {
+    mappings: [Mapping; Arena::ALL.len()],
+    /// What rests on a disk, if something does.
+    disk: Option<Disk>,
+}
 
 impl Mapping {
     fn new(bytes: u64) -> rustix::io::Result<Mapping> {
@@ -214,13 +224,19 @@ pub struct Cpu {
 unsafe impl Send for Cpu {}
 
 impl Cpu {
-    /// Arenas of so many bytes, zero at first. The calling thread is the rank's own from now on: it flushes denormals, and stays
+    /// Arenas of so many bytes, zero at first, with what rests on a disk in this directory. The calling thread is the rank's own from now on: it flushes denormals, and stays
     /// on its core if it has one.
     ///
     /// # Errors
     /// If there is not enough memory or a thread cannot start.
-    pub fn new(kernels: &[Kernel], library: Library, bytes: [u64; Arena::ALL.len()], threads: &Threads) -> Result<Cpu, DeviceError> {
-        let arenas = Arenas::new(bytes)?;
+    pub fn new(
+        kernels: &[Kernel],
+        library: Library,
+        bytes: [u64; Arena::ALL.len()],
+        dir: Option<&Path>,
+        threads: &Threads,
+    ) -> Result<Cpu, DeviceError> {
+        let arenas = Arenas::new(bytes, dir)?;
         arenas.claim(threads)?;
         Cpu::with(arenas, kernels, library, threads)
     }
@@ -241,17 +257,18 @@ impl Cpu {
 }
 
 impl Arenas {
-    /// Memory of so many bytes, zero at first.
+    /// Memory of so many bytes, zero at first, with what rests on a disk in this directory.
     ///
     /// # Errors
-    /// If there is not so much.
-    pub fn new(bytes: [u64; Arena::ALL.len()]) -> Result<Arenas, DeviceError> {
+    /// If there is not so much, or no directory.
+    pub fn new(bytes: [u64; Arena::ALL.len()], dir: Option<&Path>) -> Result<Arenas, DeviceError> {
+        let disk = (bytes[Arena::Disk as usize] > 0).then(|| on_disk(bytes[Arena::Disk as usize], dir)).transpose()?;
         let map = |arena: Arena| {
-            let bytes = bytes[arena as usize];
+            let bytes = if arena == Arena::Disk { 0 } else { bytes[arena as usize] };
             Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
         };
-        let [a, b, c, d, e, f] = Arena::ALL.map(map);
-        Ok(Arenas(Arc::new([a?, b?, c?, d?, e?, f?])))
+        let [a, b, c, d, e, f, g] = Arena::ALL.map(map);
+        Ok(Arenas(Arc::new(Mapped { mappings: [a?, b?, c?, d?, e?, f?, g?], disk })))
     }
 
     /// Takes all of the memory from the system, on as many threads as a rank has: clearing pages is most of what it
@@ -260,14 +277,14 @@ impl Arenas {
         /// Bytes that a thread takes at a time.
         const PART: usize = 64 << 20;
         let parts = |arena: Arena| {
-            let bytes = self.0[arena as usize].bytes;
+            let bytes = self.0.mappings[arena as usize].bytes;
             (0..bytes).step_by(PART).map(move |from| (arena, from..(from + PART).min(bytes)))
         };
         let parts: Vec<_> = Arena::ALL.into_iter().flat_map(parts).collect();
         let next = AtomicUsize::new(0);
         let take = &|| {
             while let Some((arena, part)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let mapping = &self.0[*arena as usize];
+                let mapping = &self.0.mappings[*arena as usize];
                 let failed =
                     |e: rustix::io::Errno| DeviceError::OutOfMemory { arena: arena.name(), bytes: mapping.bytes as u64, cause: e.to_string() };
                 mapping.claim(part.clone()).map_err(failed)?;
@@ -295,7 +312,7 @@ impl Arenas {
     }
 
     fn bytes(&self, at: Location, bytes: usize) -> *mut u8 {
-        let mapping = &self.0[at.arena as usize];
+        let mapping = &self.0.mappings[at.arena as usize];
         assert!(at.byte as usize + bytes <= mapping.bytes, "invariant: places were checked against their arenas");
         // SAFETY: within the mapping, as just asserted.
         unsafe { mapping.start.as_ptr().add(at.byte as usize) }
@@ -312,21 +329,90 @@ impl Arenas {
     }
 }
 
+/// The file of a rank.
+fn on_disk(bytes: u64, dir: Option<&Path>) -> Result<Disk, DeviceError> {
+    let dir = dir.ok_or_else(|| DeviceError::Failed("optimizer states rest on a disk, but no directory was given".into()))?;
+    Disk::new(dir, bytes).map_err(|e| DeviceError::OutOfMemory { arena: Arena::Disk.name(), bytes, cause: format!("`{}`: {e}", dir.display()) })
+}
+
+/// Which way a copy goes if it has to do with a disk: the place there, and that in memory.
+fn way([from, to]: [Location; 2]) -> Option<(Way, Location, Location)> {
+    match [from.arena, to.arena] {
+        [Arena::Disk, _] => Some((Way::Read, from, to)),
+        [_, Arena::Disk] => Some((Way::Write, to, from)),
+        _ => None,
+    }
+}
+
+impl Arenas {
+    /// Repeats an element.
+    pub(crate) fn fill(&mut self, at: Location, element: &[u8], count: u64) {
+        if at.arena == Arena::Disk {
+            return self.disk().fill(at.byte, element, count);
+        }
+        let range = self.range_mut(at, count as usize * element.len());
+        if element.iter().all(|b| *b == 0) {
+            range.fill(0);
+        } else {
+            range.chunks_exact_mut(element.len()).for_each(|e| e.copy_from_slice(element));
+        }
+    }
+
+    fn disk(&self) -> &Disk {
+        self.0.disk.as_ref().expect("invariant: places on a disk were checked against its arena, which has bytes")
+    }
+}
+
 impl Memory for Arenas {
     fn element(&self, dtype: DType) -> Element {
         Element::native(dtype)
     }
 
     fn load(&self, at: Location, _: DType, out: &mut [u8]) {
-        out.copy_from_slice(self.range(at, out.len()));
+        match at.arena {
+            Arena::Disk => self.disk().load(at.byte, out),
+            _ => out.copy_from_slice(self.range(at, out.len())),
+        }
     }
 
     fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
-        self.range_mut(at, bytes.len()).copy_from_slice(bytes);
+        match at.arena {
+            Arena::Disk => self.disk().store(at.byte, bytes),
+            _ => self.range_mut(at, bytes.len()).copy_from_slice(bytes),
+        }
+    }
+
+    fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
+        let bytes = (count * dtype.bytes()) as usize;
+        match way([from, to]) {
+            Some((way, disk, memory)) => self.clone().disk().copy(way, disk.byte, self.range_mut(memory, bytes)),
+            None => self.clone().range_mut(to, bytes).copy_from_slice(self.range(from, bytes)),
+        }
+    }
+
+    fn advance(&mut self, copied: &Copied, done: u64, most: usize) -> Result<u64, DeviceError> {
+        let Some((way, disk, memory)) = way([copied.src, copied.dst]) else { return Ok(advanced(self, copied, done, most)) };
+        let bytes = copied.dtype.bytes();
+        let through = self.clone().disk().advance(way, disk.byte, self.range_mut(memory, (copied.count * bytes) as usize));
+        through.map(|through| through as u64 / bytes).map_err(|e| DeviceError::Failed(format!("the disk of its optimizer states: {e}")))
+    }
+
+    fn rest(&self, most: Duration) -> bool {
+        self.0.disk.as_ref().is_some_and(|disk| disk.rest(most))
+    }
+
+    fn outcome(&self) -> Result<(), DeviceError> {
+        let failed = self.0.disk.as_ref().and_then(Disk::failed);
+        failed.map_or(Ok(()), |e| Err(DeviceError::Failed(format!("the disk of its optimizer states: {e}"))))
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
         let size = dtype.bytes() as usize;
+        if at.arena == Arena::Disk {
+            let mut bytes = vec![0; out.len() * size];
+            self.disk().load(at.byte, &mut bytes);
+            return bytes.chunks_exact(size).zip(out).for_each(|(bytes, x)| *x = decode(dtype, bytes));
+        }
         for (bytes, x) in self.range(at, out.len() * size).chunks_exact(size).zip(out) {
             *x = decode(dtype, bytes);
         }
@@ -334,6 +420,11 @@ impl Memory for Arenas {
 
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
         let size = dtype.bytes() as usize;
+        if at.arena == Arena::Disk {
+            let mut bytes = vec![0; values.len() * size];
+            bytes.chunks_exact_mut(size).zip(values).for_each(|(bytes, x)| encode(dtype, *x, bytes));
+            return self.disk().store(at.byte, &bytes);
+        }
         for (bytes, x) in self.range_mut(at, values.len() * size).chunks_exact_mut(size).zip(values) {
             encode(dtype, *x, bytes);
         }
@@ -360,6 +451,22 @@ impl Memory for Cpu {
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
         self.arenas.write(at, dtype, values);
     }
+
+    fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
+        self.arenas.copy(from, to, dtype, count);
+    }
+
+    fn advance(&mut self, copied: &Copied, done: u64, most: usize) -> Result<u64, DeviceError> {
+        self.arenas.advance(copied, done, most)
+    }
+
+    fn rest(&self, most: Duration) -> bool {
+        self.arenas.rest(most)
+    }
+
+    fn outcome(&self) -> Result<(), DeviceError> {
+        self.arenas.outcome()
+    }
 }
 
 impl Launches for Cpu {
@@ -379,6 +486,10 @@ impl Launches for Cpu {
 }
 
 impl Device for Cpu {
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.arenas.outcome()
+    }
+
     fn beside(&self) -> Option<Beside> {
         let cores = self.cores.clone();
         Some(Beside { memory: Box::new(self.arenas.clone()), begin: Box::new(move || begin_thread(&cores)) })
@@ -394,12 +505,7 @@ impl Device for Cpu {
         let size = dtype.bytes() as usize;
         let mut element = [0; 4];
         encode(dtype, value, &mut element[..size]);
-        let range = self.arenas.range_mut(at, count as usize * size);
-        if element == [0; 4] {
-            range.fill(0);
-        } else {
-            range.chunks_exact_mut(size).for_each(|e| e.copy_from_slice(&element[..size]));
-        }
+        self.arenas.fill(at, &element[..size], count);
     }
 }
 

@@ -30,7 +30,7 @@ fn library() -> Library {
 /// New parameters after some steps.
 fn train(threads: &Threads, steps: u64) -> Vec<f64> {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
-    let device = Cpu::new(&job.kernels, library(), arena_bytes(&job, 0), threads).unwrap();
+    let device = Cpu::new(&job.kernels, library(), arena_bytes(&job, 0), None, threads).unwrap();
     let (params, inputs) = (fixture::params(), fixture::inputs());
     let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
     let mut ranks = [Rank::new(&job, 0, device, Order::List)];

@@ -60,7 +60,7 @@ fn action(job: &Job, program: &Program, rank: u64, action: &Action) -> String {
             format!("recv of {count} {} from rank {}, {channel}", dtype.name(), peer(job, rank, *hops))
         }
         Action::Copy { dtype, count, src, dst } => {
-            let [from, to] = [src, dst].map(|p| program.buffers[p.buffer.index()].arena.space().name());
+            let [from, to] = [src, dst].map(|p| program.buffers[p.buffer.index()].arena.whereabouts());
             format!("copy of {count} {} from {from} to {to}", dtype.name())
         }
         Action::Fill { buffer, .. } => format!("fill of {}", program.buffers[buffer.index()].name),

@@ -24,11 +24,11 @@ struct Spot {
 
 impl Spot {
     fn of_buffers(program: &Program, schedule: &CallSchedule) -> Vec<Spot> {
-        let of = |b: &Buffer| match program.stash(b) {
-            Some((k, begin)) => {
+        let of = |b: &Buffer| match program.stash(b).zip(b.arena.space()) {
+            Some(((k, begin), space)) => {
                 let Slots { count, at } = schedule.slots[k];
                 Spot {
-                    arena: b.arena.space().temporary(),
+                    arena: space.temporary(),
                     byte: ir::fault!("executor.stash.buffer", at, at + b.offset - begin),
                     slots: count,
                     bytes: program.stashes[k].bytes,

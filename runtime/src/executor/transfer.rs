@@ -3,6 +3,10 @@
 use crate::comm::{CommError, Communicator, Exchange, Message, Progress};
 use crate::device::{Location, Memory};
 use ir::op::DType;
+use std::time::Duration;
+
+/// How long to wait for a disk before looking again, with nothing else to do.
+const LONG: Duration = Duration::from_millis(100);
 
 /// A communication or copy whose operands are found.
 #[derive(Clone, Copy, Debug)]
@@ -17,23 +21,12 @@ pub enum Transfer<'a> {
 }
 
 /// A copy from one memory of a rank to another, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copied {
     pub dtype: DType,
     pub count: u64,
     pub src: Location,
     pub dst: Location,
-}
-
-impl Copied {
-    /// Copies up to `most` bytes from element `done` on, and says how many elements are through.
-    pub fn go(&self, memory: &mut dyn Memory, done: u64, most: usize) -> u64 {
-        let width = memory.element(self.dtype).bytes();
-        let elements = (self.count - done).min((most / width) as u64);
-        let at = |start: Location| Location { byte: start.byte + done * self.dtype.bytes(), ..start };
-        memory.copy(at(self.src), at(self.dst), self.dtype, elements);
-        done + elements
-    }
 }
 
 impl Transfer<'_> {
@@ -43,7 +36,11 @@ impl Transfer<'_> {
             Transfer::Send(to, message) => comm.send(memory, *to, message),
             Transfer::Recv(from, message) => comm.recv(memory, *from, message),
             Transfer::Copy(copied) => {
-                copied.go(memory, 0, usize::MAX);
+                let mut done = 0;
+                while done < copied.count {
+                    done = memory.advance(copied, done, usize::MAX).map_err(|e| CommError::Failed(e.to_string()))?;
+                    memory.rest(LONG);
+                }
                 Ok(Progress::Done)
             }
         }

@@ -3,6 +3,7 @@
 use super::host::Natively;
 use crate::comm::Terms;
 use crate::device::{Location, Needs};
+use crate::executor::Copied;
 use ir::launch::{MAP_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Channel, KernelId, Space, Stream};
@@ -40,6 +41,11 @@ pub enum Work {
         device: u64,
         host: u64,
         bytes: u64,
+    },
+    /// A copy between the host's memory and its disk.
+    Disk {
+        stream: Stream,
+        copied: Copied,
     },
     /// A kernel of the host, and its scalars as bits.
     Host {
@@ -104,6 +110,7 @@ impl Work {
     pub(super) fn stream(&self) -> Stream {
         match self {
             Work::Copy { stream, .. }
+            | Work::Disk { stream, .. }
             | Work::Host { stream, .. }
             | Work::Post { stream, .. }
             | Work::Exchange { stream, .. }
@@ -120,6 +127,7 @@ impl Work {
             Work::Launch { .. }
             | Work::Fill { .. }
             | Work::Copy { .. }
+            | Work::Disk { .. }
             | Work::Host { .. }
             | Work::Post { .. }
             | Work::Send(_)
@@ -161,7 +169,7 @@ pub trait Card: Send + Sync {
     fn needs(&self, _kernel: KernelId) -> Option<Needs> {
         None
     }
-    /// Does something, on each stream one after the other; maybe later. Kernels of the host, if there are any, run natively.
+    /// Does something, on each stream one after the other; maybe later. What the host does, if anything, it does natively.
     ///
     /// # Errors
     /// As for [`Card::write`].

@@ -78,6 +78,7 @@ impl Card for Emulated {
                 Work::Fill { address, element, width, count } => self.device.write(*address, &element[..usize::from(*width)].repeat(*count as usize)),
                 Work::Write { address, bytes } => self.device.write(*address, bytes),
                 Work::Copy { .. }
+                | Work::Disk { .. }
                 | Work::Host { .. }
                 | Work::Post { .. }
                 | Work::Send(_)

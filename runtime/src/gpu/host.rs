@@ -3,8 +3,10 @@
 use super::Card;
 use crate::artifact::Artifact;
 use crate::cpu::{Arenas, Cpu, Library, Threads, flush_denormals};
-use crate::device::{DeviceError, Launches, Location};
+use crate::device::{DeviceError, Launches, Location, Memory};
+use crate::executor::Copied;
 use ir::program::{Arena, KernelId, Space};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 pub(super) type HostArenas = Arenas;
@@ -12,10 +14,15 @@ pub(super) type HostArenas = Arenas;
 /// The host's arenas, as the card knows them, and their addresses.
 ///
 /// # Errors
-/// If there is not so much memory, or the card does not take it.
-pub(super) fn arenas<C: Card>(bytes: [u64; Arena::ALL.len()], card: &mut C) -> Result<(HostArenas, [u64; Arena::ALL.len()]), DeviceError> {
-    let of_host = |arena: &Arena| arena.space() == Space::Host;
-    let mut arenas = Arenas::new(Arena::ALL.map(|arena| if of_host(&arena) { bytes[arena as usize] } else { 0 }))?;
+/// If there is not so much memory, or the card does not take it; or no directory for what rests on a disk.
+pub(super) fn arenas<C: Card>(
+    bytes: [u64; Arena::ALL.len()],
+    dir: Option<&Path>,
+    card: &mut C,
+) -> Result<(HostArenas, [u64; Arena::ALL.len()]), DeviceError> {
+    let of_host = |arena: &Arena| arena.space() == Some(Space::Host);
+    let own = Arena::ALL.map(|arena| if arena.space() == Some(Space::Device) { 0 } else { bytes[arena as usize] });
+    let mut arenas = Arenas::new(own, dir)?;
     let mut addresses = [0; Arena::ALL.len()];
     for arena in Arena::ALL.into_iter().filter(of_host) {
         let (start, bytes) = (Location { arena, byte: 0 }, bytes[arena as usize]);
@@ -28,9 +35,9 @@ pub(super) fn arenas<C: Card>(bytes: [u64; Arena::ALL.len()], card: &mut C) -> R
     Ok((arenas, addresses))
 }
 
-/// Runs the host's kernels of an artifact.
+/// Runs the host's kernels of an artifact, in its arenas.
 #[derive(Clone)]
-pub struct Natively(Arc<Mutex<Cpu>>);
+pub struct Natively(Arc<Mutex<Cpu>>, HostArenas);
 
 impl Natively {
     /// None if there are no such kernels. Threads go where the system puts them: a card's own may need their cores.
@@ -43,7 +50,11 @@ impl Natively {
         }
         let threads = Threads { cores: None, ..threads.clone() };
         let cpu = Cpu::with(arenas.clone(), &artifact.job.kernels, Library::load(artifact)?, &threads)?;
-        Ok(Some(Natively(Arc::new(Mutex::new(cpu)))))
+        Ok(Some(Natively(Arc::new(Mutex::new(cpu)), arenas.clone())))
+    }
+
+    pub(super) fn arenas(&self) -> HostArenas {
+        self.1.clone()
     }
 }
 
@@ -53,30 +64,37 @@ impl Launches for Natively {
     }
 }
 
-/// A kernel of the host with its operands, for whoever comes to its turn.
-pub(super) struct Call {
-    natively: Natively,
-    kernel: KernelId,
-    args: Vec<Location>,
-    scalars: Mutex<Vec<f64>>,
+/// What the host does, for whoever comes to its turn.
+pub(super) enum Call {
+    /// A kernel with its operands.
+    Kernel { natively: Natively, kernel: KernelId, args: Vec<Location>, scalars: Mutex<Vec<f64>> },
+    /// A copy to or from its disk.
+    Disk(HostArenas, Copied),
 }
 
 impl Call {
     pub(super) fn new(natively: &Natively, kernel: KernelId, args: &[Location], scalars: &[u64]) -> Call {
-        let call = Call { natively: natively.clone(), kernel, args: args.to_vec(), scalars: Mutex::default() };
+        let call = Call::Kernel { natively: natively.clone(), kernel, args: args.to_vec(), scalars: Mutex::default() };
         call.set(scalars);
         call
     }
 
-    /// Other scalars, as bits. It is nobody's turn.
-    pub(super) fn set(&self, scalars: &[u64]) {
-        *self.scalars.lock().expect("invariant: no holder panics") = scalars.iter().map(|x| f64::from_bits(*x)).collect();
+    /// Other scalars of a kernel, as bits. It is nobody's turn.
+    pub(super) fn set(&self, bits: &[u64]) {
+        if let Call::Kernel { scalars, .. } = self {
+            *scalars.lock().expect("invariant: no holder panics") = bits.iter().map(|x| f64::from_bits(*x)).collect();
+        }
     }
 
-    /// Runs it on this thread.
+    /// Does it on this thread. A disk's failure is its arenas' to tell.
     pub(super) fn run(&self) {
-        flush_denormals();
-        let scalars = self.scalars.lock().expect("invariant: no holder panics");
-        self.natively.clone().launch(self.kernel, &self.args, &scalars).expect("invariant: kernels of the host are loaded");
+        match self {
+            Call::Kernel { natively, kernel, args, scalars } => {
+                flush_denormals();
+                let scalars = scalars.lock().expect("invariant: no holder panics");
+                natively.clone().launch(*kernel, args, &scalars).expect("invariant: kernels of the host are loaded");
+            }
+            Call::Disk(arenas, c) => arenas.clone().copy(c.src, c.dst, c.dtype, c.count),
+        }
     }
 }

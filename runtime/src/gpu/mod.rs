@@ -18,8 +18,8 @@ pub use emulated::Emulated;
 use crate::artifact::{Artifact, KernelEntry, launch_bytes};
 use crate::comm;
 use crate::cpu::{Threads, flush_denormals};
-use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, Needs, bits, decode, encode};
-use crate::executor::{Transfer, arena_bytes};
+use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, Needs, advanced, bits, decode, encode};
+use crate::executor::{Copied, Transfer, arena_bytes};
 use crate::target::DeviceKind;
 use host::{HostArenas, Natively};
 use ir::kernel::Kernel;
@@ -27,7 +27,9 @@ use ir::launch::{COUNTER_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Arena, KernelId, SendTurn, Space, Stream};
 use std::cell::RefCell;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use turns::Turns;
 
 /// Most bytes from the host that are put together.
@@ -39,7 +41,7 @@ const MOST_BYTES: usize = 16 << 20;
 pub const CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Of a copy that is none between memories.
-const WITHIN: &str = "a copy within one memory";
+const WITHIN: &str = "a copy within one memory, or between a card and a disk";
 
 /// What kernels and communication share.
 struct Held<C> {
@@ -59,8 +61,8 @@ impl<C: Card> Held<C> {
 
     fn load(&self, queue: Queue, at: Location, out: &mut [u8]) {
         match at.arena.space() {
-            Space::Device => self.note(self.card.read(queue, self.address(at), out)),
-            Space::Host => out.copy_from_slice(self.host.range(at, out.len())),
+            Some(Space::Device) => self.note(self.card.read(queue, self.address(at), out)),
+            Some(Space::Host) | None => self.host.load(at, DType::Bool, out),
         }
     }
 
@@ -68,9 +70,13 @@ impl<C: Card> Held<C> {
     fn copy(&self, queue: Queue, from: Location, to: Location, bytes: usize) {
         let mut host = self.host.clone();
         self.note(match [from, to].map(|at| at.arena.space()) {
-            [Space::Device, Space::Host] => self.card.read(queue, self.address(from), host.range_mut(to, bytes)),
-            [Space::Host, Space::Device] => self.card.write(queue, self.address(to), host.range(from, bytes)),
-            [Space::Device, Space::Device] | [Space::Host, Space::Host] => Err(WITHIN.into()),
+            [Some(Space::Device), Some(Space::Host)] => self.card.read(queue, self.address(from), host.range_mut(to, bytes)),
+            [Some(Space::Host), Some(Space::Device)] => self.card.write(queue, self.address(to), host.range(from, bytes)),
+            [None, Some(Space::Host)] | [Some(Space::Host), None] => {
+                host.copy(from, to, DType::Bool, bytes as u64);
+                Ok(())
+            }
+            _ => Err(WITHIN.into()),
         });
     }
 
@@ -82,7 +88,8 @@ impl<C: Card> Held<C> {
 
     fn outcome(&self, outcome: Result<(), String>) -> Result<(), DeviceError> {
         let first = self.failed.lock().expect("invariant: no holder panics").take();
-        first.map_or(outcome, Err).map_err(DeviceError::Failed)
+        first.map_or(outcome, Err).map_err(DeviceError::Failed)?;
+        self.host.outcome()
     }
 }
 
@@ -92,12 +99,12 @@ struct Arenas<C>(Arc<Held<C>>);
 /// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads; the host's kernels run on as many.
 ///
 /// # Errors
-/// If the artifact's kernels do not load, there is not enough memory, or the device is neither.
+/// If the artifact's kernels do not load, there is not enough memory, something rests on a disk, or the device is neither.
 pub fn open<'a>(artifact: &'a Artifact, device: DeviceKind, threads: usize) -> Result<Box<dyn Device + 'a>, DeviceError> {
     let (bytes, of_host) = (arena_bytes(&artifact.job, 0), Threads::of_rank(0, 1, threads));
     match device {
-        DeviceKind::Cuda => Ok(Box::new(Gpu::new(artifact, Cuda::load(artifact, &artifact.manifest.target.arch(), 0)?, bytes, &of_host)?)),
-        DeviceKind::Emulated => Ok(Box::new(Gpu::new(artifact, Emulated::load(artifact, threads)?, bytes, &of_host)?)),
+        DeviceKind::Cuda => Ok(Box::new(Gpu::new(artifact, Cuda::load(artifact, &artifact.manifest.target.arch(), 0)?, bytes, None, &of_host)?)),
+        DeviceKind::Emulated => Ok(Box::new(Gpu::new(artifact, Emulated::load(artifact, threads)?, bytes, None, &of_host)?)),
         DeviceKind::Cpu | DeviceKind::Reference => Err(DeviceError::Failed(format!("the device `{}` is no GPU", device.name()))),
     }
 }
@@ -128,16 +135,22 @@ pub struct Gpu<'a, C> {
 }
 
 impl<'a, C: Card + 'static> Gpu<'a, C> {
-    /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it. Kernels of the host run on these threads.
+    /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it; what rests on a disk, in this directory. Kernels of the host run on these threads.
     ///
     /// # Errors
     /// If there is not enough memory, or the code for the host does not load.
-    pub fn new(artifact: &'a Artifact, mut card: C, bytes: [u64; Arena::ALL.len()], threads: &Threads) -> Result<Gpu<'a, C>, DeviceError> {
-        let (host, lent) = host::arenas(bytes, &mut card)?;
+    pub fn new(
+        artifact: &'a Artifact,
+        mut card: C,
+        bytes: [u64; Arena::ALL.len()],
+        dir: Option<&Path>,
+        threads: &Threads,
+    ) -> Result<Gpu<'a, C>, DeviceError> {
+        let (host, lent) = host::arenas(bytes, dir, &mut card)?;
         let mut allocate =
             |arena: &'static str, bytes: u64| card.allocate(bytes.max(1)).map_err(|cause| DeviceError::OutOfMemory { arena, bytes, cause });
         let mut arenas = lent;
-        for arena in Arena::ALL.into_iter().filter(|a| a.space() == Space::Device) {
+        for arena in Arena::ALL.into_iter().filter(|a| a.space() == Some(Space::Device)) {
             arenas[arena as usize] = allocate(arena.name(), bytes[arena as usize])?;
         }
         let [scratch_bytes, counter_bytes] = launch_bytes(&artifact.kernels);
@@ -195,13 +208,28 @@ impl<C: Card> Memory for Arenas<C> {
 
     fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
         match at.arena.space() {
-            Space::Device => self.0.note(self.0.card.write(Queue::Beside, self.0.address(at), bytes)),
-            Space::Host => self.0.host.clone().range_mut(at, bytes.len()).copy_from_slice(bytes),
+            Some(Space::Device) => self.0.note(self.0.card.write(Queue::Beside, self.0.address(at), bytes)),
+            Some(Space::Host) | None => self.0.host.clone().store(at, DType::Bool, bytes),
         }
     }
 
     fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
         self.0.copy(Queue::Beside, from, to, (count * dtype.bytes()) as usize);
+    }
+
+    fn advance(&mut self, copied: &Copied, done: u64, most: usize) -> Result<u64, DeviceError> {
+        match [copied.src, copied.dst].iter().any(|at| at.arena == Arena::Disk) {
+            true => self.0.host.clone().advance(copied, done, most),
+            false => Ok(advanced(self, copied, done, most)),
+        }
+    }
+
+    fn rest(&self, most: Duration) -> bool {
+        self.0.host.rest(most)
+    }
+
+    fn outcome(&self) -> Result<(), DeviceError> {
+        self.0.host.outcome()
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
@@ -220,18 +248,18 @@ impl<C: Card + 'static> Memory for Gpu<'_, C> {
 
     fn load(&self, at: Location, _: DType, out: &mut [u8]) {
         match at.arena.space() {
-            Space::Device => self.held.note(self.begin()),
-            Space::Host => self.finish(),
+            Some(Space::Device) => self.held.note(self.begin()),
+            Some(Space::Host) | None => self.finish(),
         }
         self.held.load(Queue::Compute, at, out);
     }
 
     fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
         match at.arena.space() {
-            Space::Device => self.later(Work::Write { address: self.held.address(at), bytes: bytes.to_vec() }),
-            Space::Host => {
+            Some(Space::Device) => self.later(Work::Write { address: self.held.address(at), bytes: bytes.to_vec() }),
+            Some(Space::Host) | None => {
                 self.finish();
-                self.held.host.clone().range_mut(at, bytes.len()).copy_from_slice(bytes);
+                self.held.host.clone().store(at, DType::Bool, bytes);
             }
         }
     }
@@ -305,8 +333,9 @@ impl<C: Card + 'static> Device for Gpu<'_, C> {
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         let (mut element, width) = ([0; 4], dtype.bytes());
         encode(dtype, value, &mut element[..width as usize]);
-        if at.arena.space() == Space::Host {
-            return self.store(at, dtype, &element[..width as usize].repeat(count as usize));
+        if at.arena.space() != Some(Space::Device) {
+            self.finish();
+            return self.held.host.clone().fill(at, &element[..width as usize], count);
         }
         self.later(Work::Fill { address: self.held.address(at), element, width: width as u8, count });
     }
@@ -356,12 +385,13 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
             }
             Transfer::Copy(c) => {
                 let [from, to] = [c.src, c.dst].map(|at| self.held.address(at));
-                let (device, host) = match [c.src, c.dst].map(|at| at.arena.space()) {
-                    [Space::Device, Space::Host] => (from, to),
-                    [Space::Host, Space::Device] => (to, from),
-                    [Space::Device, Space::Device] | [Space::Host, Space::Host] => return self.held.note(Err(WITHIN.into())),
+                let (to, device, host) = match [c.src, c.dst].map(|at| at.arena.space()) {
+                    [Some(Space::Device), Some(Space::Host)] => (Space::Host, from, to),
+                    [Some(Space::Host), Some(Space::Device)] => (Space::Device, to, from),
+                    [None, Some(Space::Host)] | [Some(Space::Host), None] => return self.later(Work::Disk { stream, copied: *c }),
+                    _ => return self.held.note(Err(WITHIN.into())),
                 };
-                self.later(Work::Copy { stream, to: c.dst.arena.space(), device, host, bytes: c.count * c.dtype.bytes() });
+                self.later(Work::Copy { stream, to, device, host, bytes: c.count * c.dtype.bytes() });
             }
         }
     }

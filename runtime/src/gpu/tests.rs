@@ -76,7 +76,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     let artifact = artifact::read(&out, &Accept::Anyones).unwrap();
 
     let told = Arc::new(Mutex::new(vec![]));
-    let gpu = Gpu::new(&artifact, Told(told.clone(), 0), arena_bytes(&job, 0), &Threads::one()).unwrap();
+    let gpu = Gpu::new(&artifact, Told(told.clone(), 0), arena_bytes(&job, 0), None, &Threads::one()).unwrap();
     let mut rank = Rank::new(&job, 0, gpu, Order::List);
     let inputs = fixture::inputs();
     let batch: Vec<_> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
@@ -105,7 +105,13 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
             Work::Exchange { .. } => Some((w.stream(), "exchange")),
             Work::Record { .. } => Some((w.stream(), "record")),
             Work::Wait { .. } => Some((w.stream(), "wait")),
-            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } | Work::Post { .. } | Work::Send(_) => None,
+            Work::Fill { .. }
+            | Work::Write { .. }
+            | Work::Copy { .. }
+            | Work::Disk { .. }
+            | Work::Host { .. }
+            | Work::Post { .. }
+            | Work::Send(_) => None,
         })
         .collect();
     assert_eq!(got, issued);
@@ -125,7 +131,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
             // The last parameter is the scratch, which was allocated last.
             Work::Launch { parameters, .. } => assert_eq!(parameters[parameters.len() - 8..], (4u64 << 20).to_le_bytes()),
             Work::Exchange { .. } | Work::Post { .. } | Work::Send(_) => {}
-            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } => {}
+            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Disk { .. } | Work::Host { .. } => {}
         }
     }
 }

@@ -37,6 +37,11 @@ pub enum RunError {
     NoGpu { dir: PathBuf, target: String, cause: Unavailable },
     #[error("ranks cannot exchange through NCCL: {0}")]
     Exchanges(String),
+    #[error(
+        "optimizer states of `{}` rest on a disk, {bytes} bytes of a rank: --offload-to names a directory for them, best on a fast drive of this machine",
+        .dir.display()
+    )]
+    NoDisk { dir: PathBuf, bytes: u64 },
     #[error("ranks cannot exchange by MPI: {0}")]
     Mpi(String),
     #[error("the first step has no reference: {0}")]

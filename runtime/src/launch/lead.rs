@@ -343,6 +343,6 @@ impl Limits {
 /// Bytes of a GPU that the rank takes which takes the most.
 fn planned(job: &Job) -> u64 {
     let of_device =
-        |bytes: [u64; Arena::ALL.len()]| Arena::ALL.iter().zip(bytes).filter(|(arena, _)| arena.space() == Space::Device).map(|b| b.1).sum();
+        |bytes: [u64; Arena::ALL.len()]| Arena::ALL.iter().zip(bytes).filter(|(arena, _)| arena.space() == Some(Space::Device)).map(|b| b.1).sum();
     (0..job.mesh.world()).map(|rank| of_device(arena_bytes(job, rank))).max().unwrap_or(0)
 }

@@ -91,6 +91,8 @@ pub struct RunOptions {
     pub exchanges: Exchanges,
     /// Most blocks of a kernel of NCCL's: of the card's multiprocessors, so many are its.
     pub nccl_max_ctas: u32,
+    /// The directory on a disk in which ranks keep what rests there.
+    pub offload_to: Option<PathBuf>,
     /// How long a rank may show no sign of life.
     pub patience: Duration,
     /// The world that another launcher started, if one did.
@@ -143,6 +145,7 @@ impl RunOptions {
             device: None,
             exchanges: Exchanges::Host,
             nccl_max_ctas: nccl::MAX_CTAS,
+            offload_to: None,
             patience: PATIENCE,
             world: None,
             meeting_limit: MEETING,

@@ -6,6 +6,7 @@ use crate::artifact::Artifact;
 use crate::checkpoint;
 use crate::conditions::{Conditions, model_changes};
 use crate::data::{self, Data, DataError, DataSets, Opened, Samples, Spec};
+use crate::executor::arena_bytes;
 use crate::feeding;
 use crate::gpu::{cuda, nccl};
 use crate::mpi;
@@ -15,7 +16,7 @@ use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Resumed;
 use crate::world::Launcher;
 use ir::pattern;
-use ir::program::{Action, Job};
+use ir::program::{Action, Arena, Job};
 use ir::provenance::few;
 use std::path::PathBuf;
 
@@ -121,6 +122,10 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         return Err(RunError::Seed(options.seed));
     }
     // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
+    let on_disk = (0..artifact.job.mesh.world()).map(|rank| arena_bytes(&artifact.job, rank)[Arena::Disk as usize]).max();
+    if let Some(bytes) = on_disk.filter(|bytes| *bytes > 0 && options.offload_to.is_none()) {
+        return Err(RunError::NoDisk { dir: artifact.dir.clone(), bytes });
+    }
     let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
     let saved = |file: &Option<PathBuf>| file.as_ref().map(|name| absolute(name).map(|at| SaveFile { at, name: name.clone() })).transpose();
     // Its tag is known when ranks have met.
@@ -243,6 +248,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         exchanges: options.exchanges,
         nccl: None,
         nccl_max_ctas: options.nccl_max_ctas,
+        offload_to: options.offload_to.as_ref().map(absolute).transpose()?,
         spread: None,
     })
 }

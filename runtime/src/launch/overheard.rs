@@ -55,6 +55,7 @@ fn orders() -> Orders {
         exchanges: Exchanges::Host,
         nccl: None,
         nccl_max_ctas: nccl::MAX_CTAS,
+        offload_to: None,
         spread: None,
     }
 }

@@ -103,7 +103,7 @@ fn world(n: u64, in_flight: u32, seed: u64) -> (Vec<Mpi>, Arc<AtomicUsize>) {
 fn device() -> Cpu {
     // SAFETY: there are no kernels.
     let library = unsafe { Library::linked(vec![]) };
-    Cpu::new(&[], library, [32 << 20; Arena::ALL.len()], &Threads::one()).unwrap()
+    Cpu::new(&[], library, Arena::ALL.map(|arena| if arena == Arena::Disk { 0 } else { 32 << 20 }), None, &Threads::one()).unwrap()
 }
 
 fn at(arena: Arena) -> Location {

@@ -6,7 +6,7 @@ use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::Op;
-use ir::program::{Action, Body, BodyKind, BufferId, Call, Command, Job, KernelId, Program};
+use ir::program::{Action, Arena, Body, BodyKind, BufferId, Call, Command, Job, KernelId, Program};
 use ir::work::Work;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,9 +98,10 @@ fn named(job: &Job, kernels: &[OfKernel], program: &Program, body: &Body, comman
         }
         Action::Send { hops, dtype, count, .. } => (format!("send {}, {count} {}", stages(*hops), dtype.name()), bytes(count * dtype.bytes())),
         Action::Recv { hops, dtype, count, .. } => (format!("recv {}, {count} {}", stages(*hops), dtype.name()), bytes(count * dtype.bytes())),
-        Action::Copy { dtype, count, dst, .. } => {
-            let to = program.buffers[dst.buffer.index()].arena.space().name();
-            (format!("copy to {to}, {count} {}", dtype.name()), bytes(count * dtype.bytes()))
+        Action::Copy { dtype, count, src, dst } => {
+            let [from, to] = [src, dst].map(|p| program.buffers[p.buffer.index()].arena);
+            let way = if from == Arena::Disk { "from disk".into() } else { format!("to {}", to.whereabouts()) };
+            (format!("copy {way}, {count} {}", dtype.name()), bytes(count * dtype.bytes()))
         }
         Action::Fill { buffer, .. } => ("fill".into(), of_buffer(buffer)),
         Action::Load { input, dst, .. } => (format!("load of input {}", job.inputs[*input as usize].name), of_buffer(dst)),

@@ -75,7 +75,8 @@ impl<'a> Shm<'a> {
             Transfer::Send(to, message) => self.push(memory, to, &message, pending)?,
             Transfer::Recv(from, message) => self.pull(memory, from, &message, pending)?,
             Transfer::Copy(copied) => {
-                pending.through.done = copied.go(memory, pending.through.done, COPIED);
+                let done = memory.advance(&copied, pending.through.done, COPIED);
+                pending.through.done = done.map_err(|e| CommError::Failed(e.to_string()))?;
                 pending.through.done == copied.count
             }
         };

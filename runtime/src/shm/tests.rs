@@ -156,7 +156,9 @@ fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut C
                 scope.spawn(move || {
                     // SAFETY: there are no kernels.
                     let library = unsafe { Library::linked(vec![]) };
-                    let mut device = Cpu::new(&[], library, [4 << 20; Arena::ALL.len()], &Threads::one()).unwrap();
+                    let mut device =
+                        Cpu::new(&[], library, Arena::ALL.map(|arena| if arena == Arena::Disk { 0 } else { 4 << 20 }), None, &Threads::one())
+                            .unwrap();
                     f(&mut Shm::new(board, rank, 100, Wires::new(rank, spread)), &mut device, rank)
                 })
             })

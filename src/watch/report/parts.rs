@@ -86,11 +86,15 @@ fn left_out<T>(kept: &Kept<T>, one: &str) -> Markup {
 }
 
 const HOST: &str = " on the host";
+const DISK: &str = " on a disk";
 
 /// What stages hold, in the order of the compiler's table, and what other versions of mcc may name.
 fn kinds(began: &Began) -> Vec<String> {
     let named: BTreeSet<&String> = began.memory.iter().flat_map(|stage| stage.keys()).collect();
-    let place = |name: &&String| (name.ends_with(HOST), Kind::ALL.iter().position(|k| k.name() == name.trim_end_matches(HOST)).unwrap_or(usize::MAX));
+    let place = |name: &&String| {
+        let kind = name.trim_end_matches(HOST).trim_end_matches(DISK);
+        (name.ends_with(DISK), name.ends_with(HOST), Kind::ALL.iter().position(|k| k.name() == kind).unwrap_or(usize::MAX))
+    };
     let mut names: Vec<&String> = named.into_iter().collect();
     names.sort_by_key(place);
     names.into_iter().cloned().collect()

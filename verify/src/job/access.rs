@@ -9,7 +9,7 @@ use ir::graph::Value;
 use ir::kernel::{ALIGN, Kernel};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Op, Reduce, Scalar};
-use ir::program::{Action, Buffer, BufferId, Command, Content, Job, Place, Program, Space};
+use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Job, Place, Program, Space};
 use std::rc::Rc;
 
 /// What a command does to elements of a buffer.
@@ -192,8 +192,12 @@ impl Reader<'_> {
         let mut accesses = self.touched(action)?;
         let of = |a: &Access| self.program.buffers[a.buffer.index()].arena.space();
         let fits = match action {
-            Action::Launch { kernel, .. } => accesses.iter().all(|a| of(a) == self.kernels[kernel.index()].on),
-            Action::Copy { .. } => of(&accesses[0]) != of(&accesses[1]),
+            Action::Launch { kernel, .. } => accesses.iter().all(|a| of(a) == Some(self.kernels[kernel.index()].on)),
+            // A device has no way to a disk but through the host's memory.
+            Action::Copy { .. } => {
+                let ends = [of(&accesses[0]), of(&accesses[1])];
+                ends[0] != ends[1] && ends.contains(&Some(Space::Host))
+            }
             Action::Report { .. }
             | Action::Collective { .. }
             | Action::Send { .. }
@@ -202,12 +206,12 @@ impl Reader<'_> {
             | Action::Load { .. }
             | Action::Limit { .. }
             | Action::Record { .. }
-            | Action::Wait { .. } => accesses.iter().all(|a| of(a) == Space::Device),
+            | Action::Wait { .. } => accesses.iter().all(|a| of(a) == Some(Space::Device)),
         };
         ensure(fits, Invariant::WorkingMemory, || "it does not work on the memory that its operands are in".into())?;
         if let Some(place) = &command.predicate {
             let read = self.dense(place, DType::Bool, 1, Effect::Read)?;
-            ensure(of(&read) == Space::Device, Invariant::WorkingMemory, || "its predicate is not in the device's memory".into())?;
+            ensure(of(&read) == Some(Space::Device), Invariant::WorkingMemory, || "its predicate is not in the device's memory".into())?;
             for written in accesses.iter().filter(|a| a.effect != Effect::Read) {
                 let name = &self.program.buffers[place.buffer.index()].name;
                 ensure(few(name, apart(written, &read))?, Invariant::OperandsApart, || format!("it overlaps its predicate in buffer `{name}`"))?;
@@ -231,6 +235,9 @@ impl Reader<'_> {
                 let (read, written) = (self.dense(src, *dtype, *count, Effect::Read)?, self.dense(dst, *dtype, *count, Effect::Write)?);
                 let part = matches!(self.buffer(dst.buffer)?.content, Content::Param { .. });
                 ensure(written.spread == 0 || part, Invariant::WriteFixed, || "where it writes depends on coordinates".into())?;
+                for place in [src, dst] {
+                    self.in_blocks(place, *count)?;
+                }
                 Ok(vec![read, written])
             }
             Action::Fill { buffer, .. } => Ok(vec![self.whole(*buffer)?]),
@@ -250,6 +257,16 @@ impl Reader<'_> {
             Action::Limit { src, .. } => Ok(vec![self.dense(src, DType::I32, 1, Effect::Read)?]),
             Action::Record { .. } | Action::Wait { .. } => Ok(vec![]),
         }
+    }
+
+    /// What is copied to or from a disk is whole blocks, or the last of them are its buffer's alone.
+    fn in_blocks(&self, place: &Place, count: u64) -> Checked {
+        let buffer = self.buffer(place.buffer)?;
+        let is_edge = |element: u64| element == buffer.elements() || (element * buffer.dtype.bytes()).is_multiple_of(BLOCK);
+        let whole = place.coords.is_empty() && is_edge(place.offset) && is_edge(place.offset + count);
+        ensure(buffer.arena != Arena::Disk || whole, Invariant::DiskBlocks, || {
+            format!("elements {}..{} of `{}` begin or end within a block of the disk", place.offset, place.offset + count, buffer.name)
+        })
     }
 
     fn launch(&self, facts: &Facts, args: &[Place], scalars: &[Scalar]) -> Checked<Vec<Access>> {

@@ -5,7 +5,7 @@ use ir::program::{Arena, Program, Slots, Stash, Stream};
 use std::ops::Range;
 
 /// A set of streams, by bit. As many as there are.
-pub type Streams = u8;
+pub type Streams = u16;
 
 /// Bytes `from..to` of an arena; of a stash's, of one slot of each stash.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
 use ir::mesh::{Axis, Mesh, SubAxis};
-use ir::program::{Arena, Bucket, BufferId, Content, Extent, Job, MOST_BYTES, ParamEntry, Program, Role, Space, Stage};
+use ir::program::{Arena, BLOCK, Bucket, BufferId, Content, Extent, Job, MOST_BYTES, ParamEntry, Program, Role, Space, Stage};
 use std::collections::BTreeMap;
 
 /// Alignment of every buffer, in bytes.
@@ -32,8 +32,9 @@ pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
             format!("it does not lie within the {} arena's {size} bytes", buffer.arena.name())
         })
         .map_err(fail)?;
-        ensure(buffer.offset.is_multiple_of(ALIGN), Invariant::BufferAligned, || {
-            format!("its offset {} is not a multiple of {ALIGN}", buffer.offset)
+        let align = if buffer.arena == Arena::Disk { BLOCK } else { ALIGN };
+        ensure(buffer.offset.is_multiple_of(align), Invariant::BufferAligned, || {
+            format!("its offset {} is not a multiple of {align}", buffer.offset)
         })
         .map_err(fail)?;
         let apart = !buffer.arena.is_stash() || program.stash(buffer).is_some();

@@ -250,7 +250,7 @@ fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
         };
         let of_buffer = |u: &Used| (Tenant::Temporary(u.id), (u.from, u.to), u.first, u.last);
         let stashes = used[&b].iter().filter(|(k, _)| program.stashes[**k].space == space).map(of_stash);
-        let temporary = bodies[b].temporary.iter().filter(|u| program.buffers[u.id.index()].arena.space() == space).map(of_buffer);
+        let temporary = bodies[b].temporary.iter().filter(|u| program.buffers[u.id.index()].arena.space() == Some(space)).map(of_buffer);
         let all = stashes.chain(temporary).filter(|(_, (from, to), ..)| from < to);
         // Beginnings of a command come before its ends.
         let mut turns: Vec<(usize, bool, Tenant, (u64, u64))> =

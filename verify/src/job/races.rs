@@ -148,9 +148,11 @@ fn own_stream(kernels: &[Kernel], program: &Program, action: &Action) -> Stream 
             Space::Device => Stream::Compute,
             Space::Host => Stream::Host,
         },
-        Action::Copy { dst, .. } => match program.buffers[dst.buffer.index()].arena.space() {
-            Space::Device => Stream::ToDevice,
-            Space::Host => Stream::ToHost,
+        Action::Copy { src, dst, .. } => match [src, dst].map(|p| program.buffers[p.buffer.index()].arena.space()) {
+            [_, Some(Space::Device)] => Stream::ToDevice,
+            [_, None] => Stream::ToDisk,
+            [None, Some(Space::Host)] => Stream::FromDisk,
+            [Some(_), Some(Space::Host)] => Stream::ToHost,
         },
         Action::Fill { .. }
         | Action::Load { .. }

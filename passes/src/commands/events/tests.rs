@@ -26,7 +26,7 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
     let pass = body("pass", vec![command(Stream::Tensor, SHARED, X), command(Stream::Data, SHARED, Y), command(Stream::Data, Y, SHARED)]);
     let late = body("late", vec![command(Stream::Compute, X, Y)]);
     let groups = vec![Group { subs: vec![], stages: None }];
-    let arena_bytes = [64, 128, 0, 0, 0, 0];
+    let arena_bytes = [64, 128, 0, 0, 0, 0, 0];
     let mut program = Program {
         buffers,
         arena_bytes,

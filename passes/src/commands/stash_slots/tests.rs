@@ -32,7 +32,7 @@ fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
         }
         all.push(Body { name: name.to_string(), kind: BodyKind::Forward(0), commands });
     }
-    let arena_bytes = [0, u64::from(stashes) * 64, bodies.iter().map(|b| b.1).max().unwrap_or(0), 0, 0, 0];
+    let arena_bytes = [0, u64::from(stashes) * 64, bodies.iter().map(|b| b.1).max().unwrap_or(0), 0, 0, 0, 0];
     let stashes = vec![Stash { bytes: 64, ..Stash::default() }; stashes as usize];
     Program { buffers, arena_bytes, stashes, groups: vec![], copied: Default::default(), buckets: vec![], bodies: all }
 }

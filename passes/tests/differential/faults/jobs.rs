@@ -133,6 +133,8 @@ const JOBS: &[(&str, Model, &[&str])] = &[
             "spill offload pp2 m4",
             "bf16 offload m2",
             "offload m2",
+            "disk m2",
+            "bf16 disk dp2 zero1 m2",
             "seq=8 | tp2 sp chunks2",
             "seq=8 | cp2 m2",
             "seq=8 | cp2 ulysses",

@@ -6,6 +6,7 @@ use super::issue::{Kept, On, Streams};
 use super::kernel::{Loaded, places};
 use super::stream::Stream;
 use crate::device::Location;
+use crate::executor::Copied;
 use crate::gpu::{Between, Outgoing, Work};
 use cudarc::driver::result::{self, stream};
 use cudarc::driver::sys;
@@ -23,6 +24,7 @@ enum Key {
     Fill(u64, [u8; 4], u8, u64),
     Write(u64, usize),
     Copy(Lane, Space, u64, u64, u64),
+    Disk(Lane, Copied),
     Host(Lane, KernelId, Vec<Location>),
     Post(Lane, u64, Outgoing),
     Send(Outgoing),
@@ -37,6 +39,7 @@ fn keys(work: &[Work]) -> Vec<Key> {
         Work::Fill { address, element, width, count } => Key::Fill(*address, *element, *width, *count),
         Work::Write { address, bytes } => Key::Write(*address, bytes.len()),
         Work::Copy { stream, to, device, host, bytes } => Key::Copy(*stream, *to, *device, *host, *bytes),
+        Work::Disk { stream, copied } => Key::Disk(*stream, *copied),
         Work::Host { stream, kernel, args, .. } => Key::Host(*stream, *kernel, args.clone()),
         Work::Post { stream, address, outgoing } => Key::Post(*stream, *address, *outgoing),
         Work::Send(outgoing) => Key::Send(*outgoing),
@@ -81,7 +84,7 @@ pub(super) struct Graphs {
 impl Graphs {
     /// Whether a list is worth a graph.
     fn takes(work: &[Work]) -> bool {
-        work.iter().filter(|w| matches!(w, Work::Launch { .. } | Work::Host { .. })).count() >= LEAST
+        work.iter().filter(|w| matches!(w, Work::Launch { .. } | Work::Disk { .. } | Work::Host { .. })).count() >= LEAST
     }
 
     /// Gives up all graphs, but not what is kept for them, which may be in use.
@@ -161,6 +164,7 @@ impl Graph {
                         old.clone_from(parameters);
                     }
                 }
+                Work::Disk { .. } => drop(calls.next()),
                 Work::Host { scalars, .. } => calls.next().expect("invariant: a list of the same kind has as many calls").set(scalars),
                 Work::Fill { .. }
                 | Work::Copy { .. }

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::sync::Arc;
 
+const NO_HOST: &str = "there is no code for the host's kernels";
+
 /// The streams of a rank, in the order of [`Lane::ALL`], and the events that order them. Each list of work begins on all streams after what was
 /// before on that of kernels, which goes on when all are through.
 pub(super) struct Streams {
@@ -85,8 +87,12 @@ impl Streams {
                 Work::Fill { address, element, width, count } => self.compute().fill(*address, *element, *width, *count)?,
                 Work::Write { address, bytes } => kept.write(self.compute(), *address, bytes)?,
                 Work::Copy { stream, to, device, host, bytes } => self.all[*stream as usize].copy(*to, *device, *host, *bytes)?,
+                Work::Disk { stream, copied } => {
+                    let natively = on.natively.ok_or(NO_HOST)?;
+                    kept.call(&self.all[*stream as usize], Call::Disk(natively.arenas(), *copied))?;
+                }
                 Work::Host { stream, kernel, args, scalars } => {
-                    let natively = on.natively.ok_or("there is no code for the host's kernels")?;
+                    let natively = on.natively.ok_or(NO_HOST)?;
                     kept.call(&self.all[*stream as usize], Call::new(natively, *kernel, args, scalars))?;
                 }
                 Work::Post { stream, address, outgoing } => self.outboxes.fill(outgoing, *address, &self.all[*stream as usize])?,

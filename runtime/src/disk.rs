@@ -1,0 +1,255 @@
+//! A file of a rank for what rests on a disk. Copies go through io_uring (Linux 5.1) in pieces, several at a time, past
+//! the page cache where the file system can do that; who asks for one looks again later, and waits for nothing.
+//!
+//! The file has no name: it is gone with the rank, however that ends.
+
+use io_uring::{IoUring, opcode, types};
+use ir::program::BLOCK;
+use memmap2::MmapMut;
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Bytes of a piece.
+const PIECE: usize = 1 << 20;
+
+/// Pieces that are under way at a time each way: enough to keep an NVMe drive busy.
+const DEPTH: usize = 8;
+
+/// Memory that a rank has for pieces.
+pub const PIECES_BYTES: u64 = (2 * DEPTH * PIECE) as u64;
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Read,
+    Write,
+}
+
+/// Memory for a piece, aligned to a page; and where in its copy it belongs, while it is under way: the first byte, and
+/// how many.
+struct Piece {
+    memory: MmapMut,
+    at: Option<(usize, usize)>,
+}
+
+/// The copies of one way, one after the other.
+struct Flow {
+    ring: IoUring,
+    pieces: Vec<Piece>,
+    /// Bytes of the copy that have been begun, and that are through.
+    begun: usize,
+    through: usize,
+}
+
+/// What rests on a disk.
+pub struct Disk {
+    /// Past the page cache, where that can be.
+    direct: File,
+    /// Through it: for parts of blocks.
+    plain: File,
+    flows: [Mutex<Flow>; 2],
+    /// What failed first where nobody could be told.
+    failed: Mutex<Option<String>>,
+}
+
+impl Disk {
+    /// So many bytes in this directory, all zero.
+    ///
+    /// # Errors
+    /// If there is no room for them, files cannot be made there, or the system does not let this process use io_uring.
+    pub fn new(dir: &Path, bytes: u64) -> io::Result<Disk> {
+        let plain = tempfile::tempfile_in(dir)?;
+        let bytes = bytes.next_multiple_of(BLOCK);
+        match fallocate(&plain, FallocateFlags::empty(), 0, bytes) {
+            // Then room is found when it is written.
+            Err(Errno::OPNOTSUPP) => plain.set_len(bytes)?,
+            done => done.map_err(|e| said(&format!("{bytes} bytes could not be reserved"), &e.into()))?,
+        }
+        let again = format!("/proc/self/fd/{}", plain.as_raw_fd());
+        let direct = match open(&again, OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty()) {
+            Ok(file) => File::from(file),
+            // As of memory, and some networks.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => plain.try_clone()?,
+            Err(e) => return Err(e.into()),
+        };
+        let flow = || Flow::new().map(Mutex::new);
+        Ok(Disk { direct, plain, flows: [flow()?, flow()?], failed: Mutex::new(None) })
+    }
+
+    /// Goes on with a copy between the disk, from this byte on, and memory, and says how many bytes are through. Until
+    /// all are, the next call of the same way is for the same copy.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn advance(&self, way: Way, at: u64, memory: &mut [u8]) -> io::Result<usize> {
+        self.flow(way).advance(&self.direct, way, at, memory)
+    }
+
+    fn flow(&self, way: Way) -> MutexGuard<'_, Flow> {
+        self.flows[way as usize].lock().expect("invariant: no holder panics")
+    }
+
+    /// Waits until some piece is through, but not for longer than this, if one is under way; says whether it is.
+    pub fn rest(&self, most: Duration) -> bool {
+        let busy = [Way::Read, Way::Write].map(|way| self.flow(way)).into_iter().find(|flow| flow.is_busy());
+        let Some(flow) = busy else { return false };
+        let time = types::Timespec::from(most);
+        // Whoever waits looks again in any case.
+        let _ = flow.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time));
+        true
+    }
+
+    /// A whole copy, for which the caller waits.
+    pub fn copy(&self, way: Way, at: u64, memory: &mut [u8]) {
+        loop {
+            match self.advance(way, at, memory) {
+                Ok(through) if through == memory.len() => return,
+                Ok(_) => drop(self.rest(Duration::from_millis(100))),
+                Err(e) => return self.note(&e),
+            }
+        }
+    }
+
+    /// Bytes of any place, while no copy changes them.
+    pub fn load(&self, at: u64, out: &mut [u8]) {
+        if let Err(e) = self.plain.read_exact_at(out, at) {
+            out.fill(0);
+            self.note(&e);
+        }
+    }
+
+    /// Puts bytes at any place, while no copy uses them.
+    pub fn store(&self, at: u64, bytes: &[u8]) {
+        if let Err(e) = self.plain.write_all_at(bytes, at) {
+            self.note(&e);
+        }
+    }
+
+    /// Repeats an element, while no copy uses what is there.
+    pub fn fill(&self, at: u64, element: &[u8], count: u64) {
+        let bytes = element.len() as u64 * count;
+        // As quick as a file system can: it need only take note of that.
+        let is_zero = element.iter().all(|b| *b == 0);
+        if is_zero && fallocate(&self.plain, FallocateFlags::ZERO_RANGE, at, bytes.max(1)).is_ok() {
+            return;
+        }
+        let piece = element.repeat(PIECE / element.len().max(1));
+        let mut done = 0;
+        while done < bytes {
+            let now = (bytes - done).min(piece.len() as u64);
+            self.store(at + done, &piece[..now as usize]);
+            done += now;
+        }
+    }
+
+    fn note(&self, e: &io::Error) {
+        self.failed.lock().expect("invariant: no holder panics").get_or_insert_with(|| e.to_string());
+    }
+
+    /// What failed first where nobody could be told, from then on.
+    pub fn failed(&self) -> Option<String> {
+        self.failed.lock().expect("invariant: no holder panics").clone()
+    }
+}
+
+impl Flow {
+    fn new() -> io::Result<Flow> {
+        let ring = IoUring::new(DEPTH as u32).map_err(|e| {
+            let may_not = matches!(Errno::from_io_error(&e), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS));
+            said(if may_not { "this process may not use io_uring, which many containers forbid" } else { "io_uring" }, &e)
+        })?;
+        let piece = |_| MmapMut::map_anon(PIECE).map(|memory| Piece { memory, at: None });
+        Ok(Flow { ring, pieces: (0..DEPTH).map(piece).collect::<io::Result<_>>()?, begun: 0, through: 0 })
+    }
+
+    fn is_busy(&self) -> bool {
+        self.pieces.iter().any(|p| p.at.is_some())
+    }
+
+    /// As [`Disk::advance`].
+    fn advance(&mut self, file: &File, way: Way, at: u64, memory: &mut [u8]) -> io::Result<usize> {
+        let file = types::Fd(file.as_raw_fd());
+        for (k, piece) in self.pieces.iter_mut().enumerate().filter(|(_, p)| p.at.is_none()) {
+            let (first, bytes) = (self.begun, PIECE.min(memory.len() - self.begun));
+            if bytes == 0 {
+                break;
+            }
+            // The rest of the last block belongs to nobody else.
+            let (blocks, at) = (whole(bytes) as u32, at + first as u64);
+            let entry = match way {
+                Way::Read => opcode::Read::new(file, piece.memory.as_mut_ptr(), blocks).offset(at).build(),
+                Way::Write => {
+                    piece.memory[..bytes].copy_from_slice(&memory[first..first + bytes]);
+                    opcode::Write::new(file, piece.memory.as_ptr(), blocks).offset(at).build()
+                }
+            };
+            // SAFETY: nobody else uses the piece until it is through, and it lives until then: `drop` waits. There is
+            // room, as the ring takes all pieces.
+            unsafe { self.ring.submission().push(&entry.user_data(k as u64)) }.map_err(io::Error::other)?;
+            piece.at = Some((first, bytes));
+            self.begun += bytes;
+        }
+        match self.ring.submit() {
+            Err(e) if e.kind() != ErrorKind::Interrupted => return Err(e),
+            Ok(_) | Err(_) => {}
+        }
+        // One at a time: whoever asks has other things to do.
+        for (piece, result) in self.completed(1) {
+            let Piece { memory: from, at } = &mut self.pieces[piece];
+            let (first, bytes) = at.take().expect("invariant: it was begun");
+            let through = result?;
+            if through < whole(bytes) {
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, format!("{through} of {} bytes went through", whole(bytes))));
+            }
+            if way == Way::Read {
+                memory[first..first + bytes].copy_from_slice(&from[..bytes]);
+            }
+            self.through += bytes;
+        }
+        if self.through < memory.len() {
+            return Ok(self.through);
+        }
+        (self.begun, self.through) = (0, 0);
+        Ok(memory.len())
+    }
+
+    /// The next pieces that are through, with how many bytes are.
+    fn completed(&mut self, most: usize) -> Vec<(usize, io::Result<usize>)> {
+        let result = |r: i32| usize::try_from(r).map_err(|_| io::Error::from_raw_os_error(-r));
+        self.ring.completion().take(most).map(|c| (c.user_data() as usize, result(c.result()))).collect()
+    }
+}
+
+impl Drop for Flow {
+    /// Waits for what is under way, as the system would use its memory.
+    fn drop(&mut self) {
+        while self.is_busy() && self.ring.submit_and_wait(1).is_ok() {
+            for (piece, _) in self.completed(DEPTH) {
+                self.pieces[piece].at = None;
+            }
+        }
+        // Memory that the system may still use is not given back.
+        if self.is_busy() {
+            std::mem::forget(std::mem::take(&mut self.pieces));
+        }
+    }
+}
+
+fn said(what: &str, e: &io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{what}: {e}"))
+}
+
+/// Whole blocks of so many bytes.
+fn whole(bytes: usize) -> usize {
+    bytes.next_multiple_of(BLOCK as usize)
+}
+
+#[cfg(test)]
+mod tests;
