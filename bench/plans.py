@@ -51,14 +51,19 @@ LARGE = [
 
 def plan(root: Path, model: str, flags: str, batch: str = "--micro-batch-size 1 --global-batch-size 8") -> tuple[str, float]:
     """The line of memory of a compile by the mcc of a checkout, and its total in GiB."""
+    line = next(line for line in plan_lines(root, model, flags, batch) if line.startswith("memory"))
+    number, unit = re.search(r"([\d.]+) (MiB|GiB|TiB)", line).groups()
+    return line, float(number) * {"MiB": 1 / 1024, "GiB": 1, "TiB": 1024}[unit]
+
+
+def plan_lines(root: Path, model: str, flags: str, batch: str = "--micro-batch-size 1 --global-batch-size 8") -> list[str]:
+    """What a compile by the mcc of a checkout prints."""
     with tempfile.TemporaryDirectory() as out:
         model = root / "models" / f"{model}.mdl"
         words = [root / "target/release/mcc", "compile", model, *flags.split(), "--target", "sm_90a", "--dtype", "bf16"]
         words += [*batch.split(), "--emit", "program", "-o", f"{out}/a.mcc"]
         ran = subprocess.run(words, check=True, capture_output=True, text=True)
-    line = next(line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("memory"))
-    number, unit = re.search(r"([\d.]+) (MiB|GiB|TiB)", line).groups()
-    return line, float(number) * {"MiB": 1 / 1024, "GiB": 1, "TiB": 1024}[unit]
+    return (ran.stdout + ran.stderr).splitlines()
 
 
 def part(line: str, name: str) -> str:
@@ -107,6 +112,7 @@ def main() -> None:
     logits()
     order()
     offload()
+    disks()
     large()
 
 
@@ -191,6 +197,21 @@ def streams(flags: str) -> list[str]:
     if not found:
         return ["", "", ""]
     return [found["to_host"][0], found["to_host"][1], found["to_device"][1]]
+
+
+def disks() -> None:
+    """What of an optimizer is where."""
+    print("\n## Optimizer states on a disk\n")
+    print("Llama-3 8B at 8,192 tokens: what a rank has in each memory, and on its disk. With states there, the host has the")
+    print("smallest of them, 16 MiB to read and write by, and room for three times what the largest update works on.\n")
+    rows = []
+    for flags in ["", "--dp 8 --zero 1", "--dp 8 --zero 3"]:
+        for where in ["", "--optimizer-offload", "--optimizer-offload=disk"]:
+            lines = plan_lines(ROOT, "llama", f"{LLAMA} {flags} {where}")
+            found = [re.search(rf"^{name} +[^:\n]*: ([\d.]+ \w+) =", "\n".join(lines), re.M) for name in ["memory", "host", "disk"]]
+            shown = f"{flags} {where}".strip()
+            rows.append([f"`{shown}`" if shown else "", *[size.group(1) if size else "" for size in found]])
+    table(["flags", "device", "host", "disk"], rows)
 
 
 def large() -> None:

@@ -142,7 +142,11 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         &["fsdp", "use-torch-fsdp2", "use-custom-fsdp", "use-megatron-fsdp", "data-parallel-shard-degree", "fully-sharded-data-parallel"],
         Flag("compile", "--zero"),
     ),
-    (&["cpu-offload", "offload-optimizer", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d"], Flag("compile", "--optimizer-offload")),
+    (
+        &["cpu-offload", "offload-optimizer", "offload-optimizer-device", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d"],
+        Flag("compile", "--optimizer-offload"),
+    ),
+    (&["nvme-path", "offload-optimizer-nvme-path", "nvme-swap-folder"], Flag("run", "--offload-to")),
     (&["ddp-bucket-size", "reduce-bucket-size", "allgather-bucket-size"], Flag("compile", "--bucket-size")),
     (
         &["overlap-grad-reduce", "overlap-param-gather", "overlap-comm", "overlap-p2p-communication", "no-overlap-p2p-communication"],

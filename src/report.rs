@@ -61,7 +61,7 @@ pub fn table(
         let _ = writeln!(out, "           {}", footprint(job, least, "least"));
     }
     out += &peak(job, most.0, checked.1);
-    let ((stage, host), (disk_stage, disk)) = (memory.most_on_host(), memory.most_on_disk());
+    let ((stage, host), (disk_stage, disk)) = (memory.most_by(Footprint::on_host), memory.most_by(Footprint::on_disk));
     for (name, stage, bytes) in [("host", stage, &host.host), ("disk", disk_stage, &disk.disk)] {
         let all: u64 = bytes.values().sum();
         if all > 0 {

@@ -12,7 +12,7 @@ use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
-use ir::program::{Action, Buffer, BufferId, Command, Content, Extent, Job, Phase, Place, Program, Space, Stage, Stream};
+use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Extent, Job, Phase, Place, Program, Space, Stage, Stream};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -286,7 +286,8 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
     ensure(end.is_some_and(|e| e <= size), || {
         format!("offset {} and {} bytes lie outside of the {} arena's {size}", buffer.offset, elements * buffer.dtype.bytes(), buffer.arena.name())
     })?;
-    ensure(buffer.offset.is_multiple_of(64), || format!("offset {} is not a multiple of 64", buffer.offset))?;
+    let align = if buffer.arena == Arena::Disk { BLOCK } else { 64 };
+    ensure(buffer.offset.is_multiple_of(align), || format!("offset {} is not a multiple of {align}", buffer.offset))?;
     match &buffer.content {
         Content::Table { table, index } => {
             let table = job.tables.get(*table as usize).ok_or_else(|| format!("there is no table {table}"))?;
@@ -405,7 +406,9 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
         }
         Action::Copy { dtype, count, src, dst } => {
             place_sound(mesh, program, src, *dtype, *count)?;
-            place_sound(mesh, program, dst, *dtype, *count)
+            place_sound(mesh, program, dst, *dtype, *count)?;
+            let ends = [buffer(program, src.buffer)?, buffer(program, dst.buffer)?].map(|b| b.arena.space());
+            ensure(ends[0] != ends[1] && ends.contains(&Some(Space::Host)), || "it is not between the host's memory and another".into())
         }
         Action::Fill { buffer: id, .. } => buffer(program, *id).map(drop),
         Action::Load { input, dst, index } => {

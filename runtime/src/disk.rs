@@ -1,5 +1,5 @@
-//! A file of a rank for what rests on a disk. Copies go through io_uring (Linux 5.1) in pieces, several at a time, past
-//! the page cache where the file system can do that; who asks for one looks again later, and waits for nothing.
+//! A file of a rank for what rests on a disk. Copies go through io_uring (Linux 5.11) in pieces, several at a time,
+//! past the page cache where the file system can do that; who asks for one looks again later, and waits for nothing.
 //!
 //! The file has no name: it is gone with the rank, however that ends.
 
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Bytes of a piece.
 const PIECE: usize = 1 << 20;
 
-/// Pieces that are under way at a time each way: enough to keep an NVMe drive busy.
+/// Bounces that are under way at a time each way: enough to keep an NVMe drive busy.
 const DEPTH: usize = 8;
 
 /// Memory that a rank has for pieces.
@@ -32,9 +32,9 @@ pub enum Way {
     Write,
 }
 
-/// Memory for a piece, aligned to a page; and where in its copy it belongs, while it is under way: the first byte, and
-/// how many.
-struct Piece {
+/// Memory for a piece, aligned to a page; and where in its copy it belongs, while it is under way: the first byte,
+/// and how many.
+struct Bounce {
     memory: MmapMut,
     at: Option<(usize, usize)>,
 }
@@ -42,19 +42,22 @@ struct Piece {
 /// The copies of one way, one after the other.
 struct Flow {
     ring: IoUring,
-    pieces: Vec<Piece>,
-    /// Bytes of the copy that have been begun, and that are through.
+    pieces: Vec<Bounce>,
+    /// The copy that is under way: from where on the disk, and how many bytes.
+    of: Option<(u64, usize)>,
+    /// Bytes of it that have been begun, and that are through.
     begun: usize,
     through: usize,
 }
 
 /// What rests on a disk.
 pub struct Disk {
+    // Before the files: they end what is under way.
+    flows: [Mutex<Flow>; 2],
     /// Past the page cache, where that can be.
     direct: File,
-    /// Through it: for parts of blocks.
+    /// Through it: for parts of blocks, and for what the system gave up.
     plain: File,
-    flows: [Mutex<Flow>; 2],
     /// What failed first where nobody could be told.
     failed: Mutex<Option<String>>,
 }
@@ -80,16 +83,24 @@ impl Disk {
             Err(e) => return Err(e.into()),
         };
         let flow = || Flow::new().map(Mutex::new);
-        Ok(Disk { direct, plain, flows: [flow()?, flow()?], failed: Mutex::new(None) })
+        Ok(Disk { flows: [flow()?, flow()?], direct, plain, failed: Mutex::new(None) })
     }
 
     /// Goes on with a copy between the disk, from this byte on, and memory, and says how many bytes are through. Until
-    /// all are, the next call of the same way is for the same copy.
+    /// all are, the next call of the same way is for the same copy. After an error nothing of it is under way.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says, or that another copy of this way is under way.
     pub fn advance(&self, way: Way, at: u64, memory: &mut [u8]) -> io::Result<usize> {
-        self.flow(way).advance(&self.direct, way, at, memory)
+        let mut flow = self.flow(way);
+        let outcome = match flow.of {
+            Some(of) if of != (at, memory.len()) => return Err(io::Error::other("another copy is under way")),
+            Some(_) | None => flow.advance([&self.direct, &self.plain], way, at, memory),
+        };
+        if outcome.as_ref().map_or(true, |through| *through == memory.len()) {
+            flow.end();
+        }
+        outcome
     }
 
     fn flow(&self, way: Way) -> MutexGuard<'_, Flow> {
@@ -106,9 +117,9 @@ impl Disk {
         true
     }
 
-    /// A whole copy, for which the caller waits.
+    /// A whole copy, for which the caller waits; none after something has failed.
     pub fn copy(&self, way: Way, at: u64, memory: &mut [u8]) {
-        loop {
+        while self.failed().is_none() {
             match self.advance(way, at, memory) {
                 Ok(through) if through == memory.len() => return,
                 Ok(_) => drop(self.rest(Duration::from_millis(100))),
@@ -165,8 +176,12 @@ impl Flow {
             let may_not = matches!(Errno::from_io_error(&e), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS));
             said(if may_not { "this process may not use io_uring, which many containers forbid" } else { "io_uring" }, &e)
         })?;
-        let piece = |_| MmapMut::map_anon(PIECE).map(|memory| Piece { memory, at: None });
-        Ok(Flow { ring, pieces: (0..DEPTH).map(piece).collect::<io::Result<_>>()?, begun: 0, through: 0 })
+        // To wait for a piece, but not for ever.
+        if !ring.params().is_feature_ext_arg() {
+            return Err(io::Error::new(ErrorKind::Unsupported, "io_uring of this Linux is older than 5.11"));
+        }
+        let piece = |_| MmapMut::map_anon(PIECE).map(|memory| Bounce { memory, at: None });
+        Ok(Flow { ring, pieces: (0..DEPTH).map(piece).collect::<io::Result<_>>()?, of: None, begun: 0, through: 0 })
     }
 
     fn is_busy(&self) -> bool {
@@ -174,8 +189,9 @@ impl Flow {
     }
 
     /// As [`Disk::advance`].
-    fn advance(&mut self, file: &File, way: Way, at: u64, memory: &mut [u8]) -> io::Result<usize> {
-        let file = types::Fd(file.as_raw_fd());
+    fn advance(&mut self, [direct, plain]: [&File; 2], way: Way, at: u64, memory: &mut [u8]) -> io::Result<usize> {
+        self.of = Some((at, memory.len()));
+        let file = types::Fd(direct.as_raw_fd());
         for (k, piece) in self.pieces.iter_mut().enumerate().filter(|(_, p)| p.at.is_none()) {
             let (first, bytes) = (self.begun, PIECE.min(memory.len() - self.begun));
             if bytes == 0 {
@@ -190,7 +206,7 @@ impl Flow {
                     opcode::Write::new(file, piece.memory.as_ptr(), blocks).offset(at).build()
                 }
             };
-            // SAFETY: nobody else uses the piece until it is through, and it lives until then: `drop` waits. There is
+            // SAFETY: nobody else uses the piece until it is through, and it lives until then: `end` waits. There is
             // room, as the ring takes all pieces.
             unsafe { self.ring.submission().push(&entry.user_data(k as u64)) }.map_err(io::Error::other)?;
             piece.at = Some((first, bytes));
@@ -202,22 +218,26 @@ impl Flow {
         }
         // One at a time: whoever asks has other things to do.
         for (piece, result) in self.completed(1) {
-            let Piece { memory: from, at } = &mut self.pieces[piece];
-            let (first, bytes) = at.take().expect("invariant: it was begun");
-            let through = result?;
-            if through < whole(bytes) {
-                return Err(io::Error::new(ErrorKind::UnexpectedEof, format!("{through} of {} bytes went through", whole(bytes))));
+            let Bounce { memory: piece, at: place } = &mut self.pieces[piece];
+            let (first, bytes) = place.take().expect("invariant: it was begun");
+            let done = match result {
+                // What was begun by a thread that has ended since may be given up.
+                Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::CANCELED | Errno::INTR | Errno::AGAIN)) => 0,
+                result => result?.min(bytes),
+            };
+            // What is left of it, which is rare.
+            let (left, from) = (&mut piece[done..bytes], at + (first + done) as u64);
+            match way {
+                _ if left.is_empty() => {}
+                Way::Read => plain.read_exact_at(left, from)?,
+                Way::Write => plain.write_all_at(left, from)?,
             }
             if way == Way::Read {
-                memory[first..first + bytes].copy_from_slice(&from[..bytes]);
+                memory[first..first + bytes].copy_from_slice(&piece[..bytes]);
             }
             self.through += bytes;
         }
-        if self.through < memory.len() {
-            return Ok(self.through);
-        }
-        (self.begun, self.through) = (0, 0);
-        Ok(memory.len())
+        Ok(self.through)
     }
 
     /// The next pieces that are through, with how many bytes are.
@@ -225,16 +245,21 @@ impl Flow {
         let result = |r: i32| usize::try_from(r).map_err(|_| io::Error::from_raw_os_error(-r));
         self.ring.completion().take(most).map(|c| (c.user_data() as usize, result(c.result()))).collect()
     }
-}
 
-impl Drop for Flow {
-    /// Waits for what is under way, as the system would use its memory.
-    fn drop(&mut self) {
+    /// Waits for what is under way, whose memory the system would use, and is ready for another copy.
+    fn end(&mut self) {
         while self.is_busy() && self.ring.submit_and_wait(1).is_ok() {
             for (piece, _) in self.completed(DEPTH) {
                 self.pieces[piece].at = None;
             }
         }
+        (self.of, self.begun, self.through) = (None, 0, 0);
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.end();
         // Memory that the system may still use is not given back.
         if self.is_busy() {
             std::mem::forget(std::mem::take(&mut self.pieces));

@@ -516,5 +516,6 @@ fn save<D: Device>(rank: &Rank<D>, layout: &weights::Layout, file: &Path) -> io:
             outcome = layout.write(&file, held, at, values);
         }
     });
-    outcome
+    // What could not be read is no number of the run's.
+    outcome.and_then(|()| rank.device.outcome().map_err(io::Error::other))
 }

@@ -174,7 +174,7 @@ pub struct PlanArgs {
     /// Most bytes of a rank in its device's memory, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
     pub memory: Option<u64>,
-    /// The same of the host's memory, where optimizer states and activations may wait; on CPUs that is the device's too
+    /// The same of what is offloaded to the host's memory, optimizer states and activations; on CPUs of all that a rank takes
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
     pub host_memory: Option<u64>,
     /// Chunks of tokens in which logits, loss and their gradients are computed, so that no buffer has all tokens times

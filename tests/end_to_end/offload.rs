@@ -78,7 +78,7 @@ fn an_optimizer_on_the_host_beside_gpus_gives_the_same_bits_in_less_memory() {
 
 /// On CPUs, on cards of which the host's threads copy, with and without streams, and after a stop.
 #[test]
-fn states_on_a_disk_give_the_same_bits_in_less_memory() {
+fn states_on_a_disk_give_the_same_bits() {
     let dir = Dir::new();
     text(&dir);
     fs::create_dir(dir.path("drive")).expect("a directory");

@@ -14,13 +14,16 @@
 use crate::commands::cost_model::Costs;
 use crate::commands::effects::touches;
 use crate::commands::list_schedule::PRICE;
-use crate::commands::spills::{LARGEST, Spills, added, copy};
+use crate::commands::spills::{Spills, added, copy};
 use ir::graph::{Origin, Phase};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::options::{ActivationOffload, Overlap};
 use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Job, Program, Space};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What is smaller than the largest by more than this factor stays.
+const LARGEST: u64 = 64;
 
 /// Moves the stashed activations that are asked for.
 pub fn offload(mut job: Job, which: ActivationOffload, overlap: Overlap) -> Job {

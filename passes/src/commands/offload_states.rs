@@ -5,16 +5,19 @@
 //! each body that uses it has a temporary one in the host's memory in its place: read before its first use, written
 //! back after the last command that changes it. So the host holds what is worked on, what comes next and what has just
 //! gone ([`crate::commands::list_schedule`] says how much that may be), and reading, computing and writing go on at the
-//! same time, each on its stream. Small states stay: a disk takes as long for a few bytes as for many. So does one that
-//! an update does not change in place.
+//! same time, each on its stream. The smallest stay, a 64th of all bytes: a disk takes as long for a few bytes as for
+//! many. So does a state that an update does not change in place.
 
 use crate::commands::effects::{Touch, touches};
-use crate::commands::spills::{LARGEST, Spills, added, copy};
+use crate::commands::spills::{Spills, added, copy};
 use ir::graph::Phase;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::{Arena, Buffer, BufferId, Content, Job, Program, Space};
 use std::collections::BTreeMap;
+
+/// The smallest states stay, as far as they are one part of so many of all.
+const SMALL: u64 = 64;
 
 /// Moves the states that the host keeps.
 pub fn offload(mut job: Job) -> Job {
@@ -33,14 +36,14 @@ pub fn offload(mut job: Job) -> Job {
 }
 
 /// The commands of a body that touch a state: the first, and the last that writes it.
-struct Uses {
+struct StateUses {
     first: usize,
     last_write: Option<usize>,
     /// Whether each write is over what its command reads: then one buffer does.
     is_in_place: bool,
 }
 
-impl Uses {
+impl StateUses {
     /// Those of one command more, which reads and writes these parts.
     fn and(&mut self, k: usize, read: &[Touch], written: &[Touch]) {
         if !written.is_empty() {
@@ -50,12 +53,27 @@ impl Uses {
     }
 }
 
+/// The size up to which states stay, all of which are together no more than a share of all.
+fn small(mut sizes: Vec<u64>) -> u64 {
+    sizes.sort_unstable();
+    let most = sizes.iter().fold(0, |sum: u64, n| sum.saturating_add(*n)) / SMALL;
+    let (mut sum, mut size) = (0u64, 0);
+    for alike in sizes.chunk_by(|a, b| a == b) {
+        sum = sum.saturating_add(alike[0].saturating_mul(alike.len() as u64));
+        if sum > most {
+            break;
+        }
+        size = alike[0];
+    }
+    size
+}
+
 /// Of each buffer that is to move, its uses by body.
-fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId, BTreeMap<usize, Uses>> {
+fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId, BTreeMap<usize, StateUses>> {
     let kept = |b: &Buffer| b.arena == Space::Host.lasting() && matches!(b.content, Content::State { .. });
-    let largest = program.buffers.iter().filter(|b| kept(b)).map(Buffer::bytes).max().unwrap_or(0);
-    let moves = |b: &Buffer| kept(b) && b.bytes().saturating_mul(LARGEST) >= largest;
-    let mut out: BTreeMap<BufferId, BTreeMap<usize, Uses>> = BTreeMap::new();
+    let small = small(program.buffers.iter().filter(|b| kept(b)).map(Buffer::bytes).collect());
+    let moves = |b: &Buffer| kept(b) && b.bytes() > small;
+    let mut out: BTreeMap<BufferId, BTreeMap<usize, StateUses>> = BTreeMap::new();
     for (b, body) in program.bodies.iter().enumerate() {
         for (k, command) in body.commands.iter().enumerate() {
             let mut touched: BTreeMap<BufferId, [Vec<Touch>; 2]> = BTreeMap::new();
@@ -63,7 +81,7 @@ fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId
                 touched.entry(touch.buffer).or_default()[usize::from(touch.writes)].push(touch);
             }
             for (id, [read, written]) in touched {
-                let new = Uses { first: k, last_write: None, is_in_place: true };
+                let new = StateUses { first: k, last_write: None, is_in_place: true };
                 out.entry(id).or_default().entry(b).or_insert(new).and(k, &read, &written);
             }
         }
@@ -73,12 +91,12 @@ fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId
 }
 
 /// Moves a buffer to the disk: each body that uses it has a temporary one in its place.
-fn spill(program: &mut Program, id: BufferId, uses: &BTreeMap<usize, Uses>, spills: &mut BTreeMap<usize, Spills>) {
+fn spill(program: &mut Program, id: BufferId, uses: &BTreeMap<usize, StateUses>, spills: &mut BTreeMap<usize, Spills>) {
     let buffer = program.buffers[id.index()].clone();
     let arena = ir::fault!("offload_states.staged.device", Space::Device.temporary(), Space::Host.temporary());
     let staged = Buffer { arena, content: Content::Activation, ..buffer.clone() };
     program.buffers[id.index()].arena = ir::fault!("offload_states.buffer.stays", buffer.arena, Arena::Disk);
-    for (body, Uses { first, last_write, .. }) in uses {
+    for (body, StateUses { first, last_write, .. }) in uses {
         let own = added(program, staged.clone());
         let spills = spills.entry(*body).or_default();
         spills.own.insert(id, own);

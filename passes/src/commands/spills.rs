@@ -5,10 +5,6 @@ use ir::graph::{Origin, Phase};
 use ir::program::{Action, Body, Buffer, BufferId, Command, Place, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is smaller than the largest by more than this factor stays: copies of it would cost more time than they are
-/// worth.
-pub const LARGEST: u64 = 64;
-
 /// What a body has of values that wait elsewhere.
 #[derive(Default)]
 pub struct Spills {

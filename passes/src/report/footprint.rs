@@ -27,7 +27,7 @@ pub enum Kind {
     Messages,
     /// Within one call, and what a plan of offsets leaves free.
     Temporary,
-    /// What exchanges with other ranks go through.
+    /// What exchanges with other ranks, or with a disk, go through.
     Exchanges,
     /// Of the kernels, for each thread that runs them.
     Scratch,
@@ -221,26 +221,18 @@ impl Footprints {
 
     /// The first stage whose ranks hold most.
     pub fn most(&self) -> (usize, &Footprint) {
-        let all = self.0.iter().enumerate();
-        all.max_by_key(|(k, f)| (ir::fault!("report.memory.most", 0, f.total()), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+        self.most_by(|f| ir::fault!("report.memory.most", 0, f.total()))
     }
 
-    /// The first stage whose ranks hold most in a memory.
+    /// As [`Footprints::most`], in one of their memories.
     pub fn most_of(&self, space: Space) -> (usize, &Footprint) {
-        let all = self.0.iter().enumerate();
-        all.max_by_key(|(k, f)| (f.of_space(space), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+        self.most_by(|f| f.of_space(space))
     }
 
-    /// The first stage whose ranks hold most in the host's memory, beside their devices.
-    pub fn most_on_host(&self) -> (usize, &Footprint) {
+    /// The first stage of whose ranks a number is greatest.
+    pub fn most_by(&self, of: impl Fn(&Footprint) -> u64) -> (usize, &Footprint) {
         let all = self.0.iter().enumerate();
-        all.max_by_key(|(k, f)| (f.on_host(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
-    }
-
-    /// The first stage whose ranks hold most on its host's disk.
-    pub fn most_on_disk(&self) -> (usize, &Footprint) {
-        let all = self.0.iter().enumerate();
-        all.max_by_key(|(k, f)| (f.on_disk(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+        all.max_by_key(|(k, f)| (of(f), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
     }
 
     /// The first stage whose ranks hold least.
@@ -314,7 +306,7 @@ pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, space: Space,
     for o in named.iter().filter(|o| o.span.is_some_and(|s| usize::from(s.file) < sources.files.len())).take(LABELS) {
         let Some(span) = o.span else { continue };
         let slots = match o.kind {
-            Kind::Activations if footprint.slots > 1 => {
+            Kind::Activations if footprint.slots > 1 && space == Space::Device => {
                 format!(" = {} microbatches in flight x {}", footprint.slots, size(o.bytes / footprint.slots))
             }
             _ => String::new(),

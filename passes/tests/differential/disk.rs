@@ -26,9 +26,8 @@ fn states_of_the_host_rest_on_its_disk() {
     for words in ["m2", "bf16 m2", "dp2 zero1 m2", "bf16 dp2 zero3", "tp2 pp2 m2"] {
         let [memory, disk] = ["offload ", "disk "].map(|more| compiled(LLAMA.0, LLAMA.1, &case(&format!("{more}{words}"))).job);
         let bytes = |job: &Job, arena| states(job, arena).map(Buffer::bytes).sum::<u64>();
-        let largest = states(&memory, Arena::Host).map(Buffer::bytes).max().expect("a state");
         assert_eq!(bytes(&disk, Arena::Disk) + bytes(&disk, Arena::Host), bytes(&memory, Arena::Host), "{words}");
-        assert!(states(&disk, Arena::Host).all(|b| b.bytes() * 64 < largest), "{words}");
+        assert!(bytes(&disk, Arena::Host) * 64 <= bytes(&memory, Arena::Host), "{words}");
         let count = states(&disk, Arena::Disk).count();
         let copies = |stream: Stream| {
             let commands = disk.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands);

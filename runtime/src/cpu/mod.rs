@@ -86,9 +86,9 @@ unsafe impl Sync for Mapping {}
 /// A stream's commands are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by the thread's. So nobody else
 /// uses the bytes that a command writes while it does.
 #[derive(Clone)]
-pub struct Arenas(Arc<Mapped>);
+pub struct Arenas(Arc<Backing>);
 
-struct Mapped {
+struct Backing {
     mappings: [Mapping; Arena::ALL.len()],
     /// What rests on a disk, if something does.
     disk: Option<Disk>,
@@ -224,8 +224,8 @@ pub struct Cpu {
 unsafe impl Send for Cpu {}
 
 impl Cpu {
-    /// Arenas of so many bytes, zero at first, with what rests on a disk in this directory. The calling thread is the rank's own from now on: it flushes denormals, and stays
-    /// on its core if it has one.
+    /// Arenas of so many bytes, zero at first, with what rests on a disk in this directory. The calling thread is the
+    /// rank's own from now on: it flushes denormals, and stays on its core if it has one.
     ///
     /// # Errors
     /// If there is not enough memory or a thread cannot start.
@@ -268,7 +268,7 @@ impl Arenas {
             Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
         };
         let [a, b, c, d, e, f, g] = Arena::ALL.map(map);
-        Ok(Arenas(Arc::new(Mapped { mappings: [a?, b?, c?, d?, e?, f?, g?], disk })))
+        Ok(Arenas(Arc::new(Backing { mappings: [a?, b?, c?, d?, e?, f?, g?], disk })))
     }
 
     /// Takes all of the memory from the system, on as many threads as a rank has: clearing pages is most of what it

@@ -99,7 +99,8 @@ struct Arenas<C>(Arc<Held<C>>);
 /// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads; the host's kernels run on as many.
 ///
 /// # Errors
-/// If the artifact's kernels do not load, there is not enough memory, something rests on a disk, or the device is neither.
+/// If the artifact's kernels do not load, there is not enough memory, something rests on a disk, or the device is
+/// neither.
 pub fn open<'a>(artifact: &'a Artifact, device: DeviceKind, threads: usize) -> Result<Box<dyn Device + 'a>, DeviceError> {
     let (bytes, of_host) = (arena_bytes(&artifact.job, 0), Threads::of_rank(0, 1, threads));
     match device {
@@ -135,7 +136,8 @@ pub struct Gpu<'a, C> {
 }
 
 impl<'a, C: Card + 'static> Gpu<'a, C> {
-    /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it; what rests on a disk, in this directory. Kernels of the host run on these threads.
+    /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it; what rests on a disk, in this
+    /// directory. Kernels of the host run on these threads.
     ///
     /// # Errors
     /// If there is not enough memory, or the code for the host does not load.
@@ -267,6 +269,10 @@ impl<C: Card + 'static> Memory for Gpu<'_, C> {
     fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
         self.held.note(self.begin());
         self.held.copy(Queue::Compute, from, to, (count * dtype.bytes()) as usize);
+    }
+
+    fn outcome(&self) -> Result<(), DeviceError> {
+        self.held.host.outcome()
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {

@@ -121,11 +121,12 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     if options.seed >= 1 << 53 {
         return Err(RunError::Seed(options.seed));
     }
-    // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
-    let on_disk = (0..artifact.job.mesh.world()).map(|rank| arena_bytes(&artifact.job, rank)[Arena::Disk as usize]).max();
-    if let Some(bytes) = on_disk.filter(|bytes| *bytes > 0 && options.offload_to.is_none()) {
-        return Err(RunError::NoDisk { dir: artifact.dir.clone(), bytes });
+    let on_disk = (0..job.mesh.world()).map(|rank| arena_bytes(job, rank)[Arena::Disk as usize]).max().unwrap_or(0);
+    // The reference device has all in memory.
+    if on_disk > 0 && options.offload_to.is_none() && device != DeviceKind::Reference {
+        return Err(RunError::NoDisk { dir: artifact.dir.clone(), bytes: on_disk });
     }
+    // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
     let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
     let saved = |file: &Option<PathBuf>| file.as_ref().map(|name| absolute(name).map(|at| SaveFile { at, name: name.clone() })).transpose();
     // Its tag is known when ranks have met.

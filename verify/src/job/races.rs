@@ -174,6 +174,7 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Res
         Group(Vec<u8>, Option<Vec<u64>>),
         Send(i64, Channel),
         Receive(i64, Channel),
+        Disk(Stream),
     }
     // Groups over the same ranks; sub-axes of one rank tell nobody apart.
     let members = |group: GroupId| {
@@ -201,7 +202,11 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Res
                     let own = own_stream(kernels, program, &command.action);
                     let fits = [Stream::Compute, own].contains(&command.stream);
                     ensure(fits, Invariant::OwnStream, || format!("it is on stream {}", command.stream.name())).map_err(fail)?;
-                    continue;
+                    // Who reads a disk for a rank does so for one copy at a time, and who writes likewise.
+                    if ![Stream::FromDisk, Stream::ToDisk].contains(&own) {
+                        continue;
+                    }
+                    Queue::Disk(own)
                 }
             };
             let first = *streams.entry(queue).or_insert(command.stream);

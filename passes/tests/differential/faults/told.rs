@@ -18,7 +18,7 @@ pub fn told(compiled: &Compiled) -> Told {
     let stages = 0..job.stages.len();
     let memory: Vec<_> = stages.map(|stage| (Footprint::of(job, stage), owners(job, stage))).collect();
     let footprints = Footprints::new(job, &Footprint::of);
-    let most = (footprints.most(), footprints.most_on_host(), footprints.least());
+    let most = (footprints.most(), footprints.most_by(Footprint::on_host), footprints.least());
     let budget = over_budget(job, &footprints, &Sources::default(), Space::Device, Budget([1; 2]));
     let times = [UNIT, Costs { forward: 2, backward: 3, weight: 1 }].map(|costs| timeline(job, costs));
     let spans: BTreeSet<(u16, u32)> = sharded.graph.body.nodes.iter().filter_map(|n| n.origin.span).map(|s| (s.file, s.line)).collect();

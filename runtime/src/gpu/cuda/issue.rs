@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-const NO_HOST: &str = "there is no code for the host's kernels";
+const NO_HOST: &str = "there is no code for the host";
 
 /// The streams of a rank, in the order of [`Lane::ALL`], and the events that order them. Each list of work begins on all streams after what was
 /// before on that of kernels, which goes on when all are through.
@@ -186,7 +186,7 @@ impl Kept {
         unsafe { result::memcpy_htod_async(address, piece, on.0) }.map_err(text)
     }
 
-    /// Issues a kernel of the host.
+    /// Issues what the host does.
     fn call(&mut self, on: &Stream, call: Call) -> Result<(), String> {
         unsafe extern "C" fn run(call: *mut c_void) {
             // SAFETY: it is a call that is kept until the stream is through.
