@@ -339,7 +339,7 @@ invariants! {
     742 ReportsAgree "The evaluations of all stages issue the same reports."
 
     801 OwnStream "What is no communication is on the compute stream, or on the stream of its kind."
-    802 OneStream "What goes to one group, channel or event goes through one stream."
+    802 OneStream "What goes to one group, channel, event or disk goes through one stream."
     803 NoRace "Of two commands that touch the same bytes, one of them writing, one is ordered after the other."
 
     901 MessageType "A message is received as the elements that it was sent as."

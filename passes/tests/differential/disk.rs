@@ -5,6 +5,8 @@ use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case, on};
 use ir::program::{Action, Arena, Buffer, Content, Job, Stream};
 use passes::commands::cost_model::traffic;
 use passes::report::footprint::Footprint;
+use verify::Invariant;
+use verify::job::verify;
 
 /// Each case runs in random interleavings of its streams, beside one that offloads nothing.
 #[test]
@@ -52,5 +54,19 @@ fn the_host_has_room_for_a_few_states_however_many_there_are() {
     let hidden = traffic(&many);
     for stream in [Stream::FromDisk, Stream::ToDisk] {
         assert!(hidden[&stream].hidden > 0, "{hidden:?}");
+    }
+}
+
+/// A rank copies one thing at a time each way, whatever else it does.
+#[test]
+fn one_stream_reads_a_disk_and_one_writes() {
+    let job = compiled(GPT2.0, GPT2.1, &case("disk m2")).job;
+    assert_eq!(verify(&job), Ok(()));
+    for stream in [Stream::FromDisk, Stream::ToDisk] {
+        let mut mutant = job.clone();
+        let mut commands = mutant.programs.iter_mut().flat_map(|p| &mut p.bodies).flat_map(|b| &mut b.commands);
+        let copy = commands.find(|c| c.stream == stream && matches!(c.action, Action::Copy { .. })).expect("a copy");
+        copy.stream = Stream::Compute;
+        assert_eq!(verify(&mutant).map_err(|e| e.invariant), Err(Invariant::OneStream));
     }
 }

@@ -31,7 +31,7 @@
 //!
 //! **Invariants of streams** (each rank, [`races`]):
 //! - Two commands that touch the same bytes, one of them writing, are ordered by their stream or by events.
-//! - What goes to one group, channel or event goes through one stream.
+//! - What goes to one group, channel, event or disk goes through one stream.
 //!
 //! **Invariants of communication** (all ranks together):
 //! - Members of groups exist and agree on each other.
