@@ -109,7 +109,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         replicas: divisor(&mut Dice(mix(!seed ^ 7)), dp),
         memory_order: Dice(mix(!seed ^ 9)).pick(&[MemoryOrder::Time, MemoryOrder::Time, MemoryOrder::Memory]),
-        offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer]),
+        offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer, Offload::Disk]),
         activation_offload: Dice(mix(!seed ^ 11)).pick(&[
             ActivationOffload::Off,
             ActivationOffload::Off,

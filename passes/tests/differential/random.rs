@@ -68,6 +68,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("chunks of logits", many(case.logits) && text.contains("token_loss(")),
         ("order for memory", case.memory_order == MemoryOrder::Memory),
         ("offload", case.offload != Offload::Off),
+        ("states on a disk", case.offload == Offload::Disk),
         ("offloaded activations", case.activation_offload != ActivationOffload::Off),
         ("recompute", case.recompute != Recompute::None),
         ("bf16", case.precision == DType::Bf16),

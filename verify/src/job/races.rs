@@ -90,15 +90,21 @@ impl State {
                 let news = (0..STREAMS).any(|s| waiters >> s & 1 == 1 && self.clocks[s][t] < event[t]);
                 event[t] = if news { event[t] } else { 0 };
             }
-            let known = |users: Streams| (0..STREAMS).filter(|s| *s != t && users >> s & 1 == 1).map(|s| self.clocks[s][t]).min().unwrap_or(0);
-            let known: Vec<u32> = (0..=Streams::MAX).map(known).collect();
+            // Of each set of other streams, what all of them know.
+            let mut known = vec![u32::MAX; 1 << STREAMS];
+            for users in 1..known.len() {
+                let s = users.trailing_zeros() as usize;
+                let own = if s == t { u32::MAX } else { self.clocks[s][t] };
+                known[users] = own.min(known[users & (users - 1)]);
+            }
             let mut values: Vec<u32> = self.clocks.iter().chain(&self.events).map(|c| c[t]).collect();
             values.push(0);
             values.sort_unstable();
             values.dedup();
             let small = |moment: u32| values.partition_point(|v| *v < moment) as u32;
             for (cell, users) in self.cells.iter_mut().zip(users) {
-                let renew = |moment: &mut u32| *moment = if *moment <= known[usize::from(*users)] { 0 } else { small(*moment) };
+                let known = Some(known[usize::from(*users)]).filter(|k| *k < u32::MAX).unwrap_or(0);
+                let renew = |moment: &mut u32| *moment = if *moment <= known { 0 } else { small(*moment) };
                 if cell.written.0 == t {
                     renew(&mut cell.written.1);
                     if cell.written.1 == 0 {
