@@ -66,7 +66,8 @@ impl Disk {
     /// So many bytes in this directory, all zero.
     ///
     /// # Errors
-    /// If there is no room for them, files cannot be made there, or the system does not let this process use io_uring.
+    /// If there is no room for them, files cannot be made there, or the system does not let this process use
+    /// io_uring.
     pub fn new(dir: &Path, bytes: u64) -> io::Result<Disk> {
         let plain = tempfile::tempfile_in(dir)?;
         let bytes = bytes.next_multiple_of(BLOCK);
@@ -86,8 +87,8 @@ impl Disk {
         Ok(Disk { flows: [flow()?, flow()?], direct, plain, failed: Mutex::new(None) })
     }
 
-    /// Goes on with a copy between the disk, from this byte on, and memory, and says how many bytes are through. Until
-    /// all are, the next call of the same way is for the same copy. After an error nothing of it is under way.
+    /// Goes on with a copy between the disk, from this byte on, and memory, and says how many bytes are through.
+    /// Until all are, the next call of the same way is for the same copy. After an error nothing of it is under way.
     ///
     /// # Errors
     /// What the system says, or that another copy of this way is under way.
@@ -146,12 +147,15 @@ impl Disk {
     /// Repeats an element, while no copy uses what is there.
     pub fn fill(&self, at: u64, element: &[u8], count: u64) {
         let bytes = element.len() as u64 * count;
-        // As quick as a file system can: it need only take note of that.
-        let is_zero = element.iter().all(|b| *b == 0);
-        if is_zero && fallocate(&self.plain, FallocateFlags::ZERO_RANGE, at, bytes.max(1)).is_ok() {
+        if bytes == 0 {
             return;
         }
-        let piece = element.repeat(PIECE / element.len().max(1));
+        // As quick as a file system can: it need only take note of that.
+        let is_zero = element.iter().all(|b| *b == 0);
+        if is_zero && fallocate(&self.plain, FallocateFlags::ZERO_RANGE, at, bytes).is_ok() {
+            return;
+        }
+        let piece = element.repeat(PIECE / element.len());
         let mut done = 0;
         while done < bytes {
             let now = (bytes - done).min(piece.len() as u64);

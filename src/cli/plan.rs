@@ -13,7 +13,8 @@ pub enum OptimizerOffload {
     Off,
     /// On the host, in its memory
     Host,
-    /// On the host, which reads its states from a disk and writes them back, piece by piece, while it computes; `mcc run --offload-to DIR` says where
+    /// On the host, which reads its states from a disk and writes them back, piece by piece, while it computes; `mcc
+    /// run --offload-to DIR` says where
     Disk,
 }
 
@@ -116,7 +117,8 @@ pub struct PlanArgs {
     /// Groups of neighbouring data-parallel ranks, each of which has all of what `--zero` shares out (hybrid sharding, HSDP)
     #[arg(long, visible_aliases = ["num-distributed-optimizer-instances", "data-parallel-replicate-degree"], default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
     pub dp_replicate: u64,
-    /// Where the optimizer is, with its states and the weights that it works on, also beside GPUs (alone: `host`); devices keep what passes read; the same numbers either way
+    /// Where the optimizer is, with its states and the weights that it works on, also beside GPUs (alone: `host`);
+    /// devices keep what passes read; the same numbers either way
     #[arg(long, visible_alias = "optimizer-cpu-offload", value_enum, num_args = 0..=1, require_equals = true, default_value = "off", default_missing_value = "host", value_name = "WHERE")]
     pub optimizer_offload: OptimizerOffload,
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
@@ -174,7 +176,8 @@ pub struct PlanArgs {
     /// Most bytes of a rank in its device's memory, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
     pub memory: Option<u64>,
-    /// The same of what is offloaded to the host's memory, optimizer states and activations; on CPUs of all that a rank takes
+    /// The same of what is offloaded to the host's memory, optimizer states and activations; on CPUs of all that a
+    /// rank takes
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
     pub host_memory: Option<u64>,
     /// Chunks of tokens in which logits, loss and their gradients are computed, so that no buffer has all tokens times

@@ -89,8 +89,8 @@ fn gpt2_trains_on_the_cuda_device_as_in_the_emulator() {
     all_ways_are_one(&format!("{{models}}/gpt2.mdl {TINY} -D layers=2 -D heads=2 -D head_dim=64 --pp 2 --tp 2 --target sm_80"), ["0", "0"]);
 }
 
-/// Products of 16 bits, whose factors have tensor maps; updates on the host, which the GPU copies from and to, and whose
-/// states the host reads from a disk.
+/// Products of 16 bits, whose factors have tensor maps; updates on the host, which the GPU copies from and to, and
+/// whose states the host reads from a disk.
 #[test]
 fn llama_trains_on_the_cuda_device_as_in_the_emulator() {
     let model = "llama.mdl -D layers=2 -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=32 --bf16 --sp --optimizer-offload=disk";

@@ -1,5 +1,5 @@
-//! Optimizers on the host beside GPUs, and their states on a disk: the same bits as without, less of the device's and of
-//! the host's memory, and code for both in one artifact.
+//! Optimizers on the host beside GPUs, in less of the device's memory, and their states on a disk: the same bits as
+//! without, and code for both in one artifact.
 
 use crate::mcc::{Dir, Ran};
 use ir::program::Space;

@@ -18,7 +18,7 @@ const MEMORY: u64 = 490;
 /// Per byte of host memory, a GPU's share of 8 (25 GB/s), and between the two memories (25 GB/s).
 const HOST: u64 = 40_000;
 const BUS: u64 = 40_000;
-/// Per byte of disks, to or from them, a GPU's share of 8 (3 GB/s: a DGX A100 has 4 NVMe drives of 6.8 GB/s each).
+/// Per byte to or from disks, a GPU's share of 8 (3 GB/s, about what one NVMe drive streams; no machine's own).
 const DISK: u64 = 333_333;
 /// Per byte between ranks of one machine (300 GB/s), and of several (25 GB/s).
 const NEAR: u64 = 3_333;

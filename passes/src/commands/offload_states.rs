@@ -1,12 +1,12 @@
 //! Has what the host keeps over steps rest on a disk: the optimizer's states, and the weights that it works on
 //! (ZeRO-Infinity, Rajbhandari et al. 2021).
 //!
-//! The optimizer runs on the host already ([`crate::local::offload`]). Each buffer of its states moves to the disk, and
-//! each body that uses it has a temporary one in the host's memory in its place: read before its first use, written
-//! back after the last command that changes it. So the host holds what is worked on, what comes next and what has just
-//! gone ([`crate::commands::list_schedule`] says how much that may be), and reading, computing and writing go on at the
-//! same time, each on its stream. The smallest stay, a 64th of all bytes: a disk takes as long for a few bytes as for
-//! many. So does a state that an update does not change in place.
+//! The optimizer runs on the host already ([`crate::local::offload`]). Each buffer of its states moves to the disk,
+//! and each body that uses it has a temporary one in the host's memory in its place: read before its first use,
+//! written back after the last command that changes it. So the host holds what is worked on, what comes next and what
+//! has just gone ([`crate::commands::list_schedule`] says how much that may be), and reading, computing and writing
+//! go on at the same time, each on its stream. The smallest stay, a 64th of all bytes: a disk takes as long for a few
+//! bytes as for many. So does a state that an update does not change in place.
 
 use crate::commands::effects::{Touch, touches};
 use crate::commands::spills::{Spills, added, copy};

@@ -1,5 +1,5 @@
-//! Buffers that wait in another memory than the one that passes work in: each pass that uses one has a temporary buffer
-//! in its place, with copies beside its own commands.
+//! Buffers that wait in another memory than the one that passes work in: each pass that uses one has a temporary
+//! buffer in its place, with copies beside its own commands.
 
 use ir::graph::{Origin, Phase};
 use ir::program::{Action, Body, Buffer, BufferId, Command, Place, Program, Stream};

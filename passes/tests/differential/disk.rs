@@ -43,8 +43,8 @@ fn states_of_the_host_rest_on_its_disk() {
     }
 }
 
-/// While one parameter is updated, the next states come and the last ones go: the host has room for about three, however
-/// many there are.
+/// While one parameter is updated, the next states come and the last ones go: the host has room for about three,
+/// however many there are.
 #[test]
 fn the_host_has_room_for_a_few_states_however_many_there_are() {
     let job = |layers: &str| compiled(GPT2.0, &[GPT2.1, &[("layers", layers)]].concat(), &case("bf16 disk")).job;

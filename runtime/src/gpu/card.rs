@@ -169,7 +169,7 @@ pub trait Card: Send + Sync {
     fn needs(&self, _kernel: KernelId) -> Option<Needs> {
         None
     }
-    /// Does something, on each stream one after the other; maybe later. What the host does, if anything, it does natively.
+    /// Does something, on each stream one after the other; maybe later. What the host does, it does natively.
     ///
     /// # Errors
     /// As for [`Card::write`].

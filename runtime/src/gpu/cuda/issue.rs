@@ -164,7 +164,7 @@ pub(super) struct Kept {
     /// What is written comes from here, one after the other.
     pub(super) data: Option<Pinned>,
     written: usize,
-    /// Kernels of the host, in order.
+    /// What the host does, in order.
     pub(super) calls: Vec<Arc<Call>>,
 }
 
