@@ -39,7 +39,7 @@ pub fn launches(job: &Job, class: usize) -> BTreeMap<KernelId, u64> {
     let mut launches = BTreeMap::new();
     let Some(stage) = job.stages.iter().find(|s| s.program as usize == class) else { return launches };
     for call in [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)) {
-        for command in job.programs[class].bodies[call.body.index()].commands.iter().filter(|c| c.predicate.is_none()) {
+        for (_, command) in job.programs[class].commands(call).filter(|(_, c)| c.predicate.is_none()) {
             if let Action::Launch { kernel, .. } = &command.action {
                 *launches.entry(*kernel).or_default() += 1;
             }

@@ -46,9 +46,10 @@ fn schedule(name: &str) -> Result<Schedule, Failure> {
         "gpipe" => Ok(Schedule::GPipe),
         "zb-h1" => Ok(Schedule::ZbH1),
         "zb-v" => Ok(Schedule::ZbV),
+        "dualpipev" => Ok(Schedule::DualPipeV),
         file => {
             let text = std::fs::read_to_string(file)
-                .map_err(|e| misuse!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1 or zb-v nor a file that can be read: {e}"))?;
+                .map_err(|e| misuse!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1, zb-v or dualpipev nor a file that can be read: {e}"))?;
             Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {file}"))?))
         }
     }
@@ -98,6 +99,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
             Overlap::On => ir::options::Overlap::On,
             Overlap::Off => ir::options::Overlap::Off,
         },
+        pass_pairs: args.overlap_moe_expert_parallel_comm,
         memory_order: match args.memory_order {
             MemoryOrder::Time => ir::options::MemoryOrder::Time,
             MemoryOrder::Memory => ir::options::MemoryOrder::Memory,

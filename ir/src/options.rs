@@ -33,6 +33,8 @@ pub struct Options {
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
     pub overlap: Overlap,
+    /// Whether a forward pass and the backward pass after it, of another microbatch, run side by side.
+    pub pass_pairs: bool,
     pub memory_order: MemoryOrder,
     /// Whether a rank's exchanges are to follow each other one by one, without buffers: NCCL asks for that.
     pub serial_exchanges: bool,
@@ -78,6 +80,7 @@ impl Default for Options {
             layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
             pad_vocab_to: 1,
             overlap: Overlap::On,
+            pass_pairs: false,
             memory_order: MemoryOrder::Time,
             serial_exchanges: false,
             offload: Offload::Off,
@@ -115,10 +118,11 @@ pub enum OptionName {
     MoeBuffer,
     MoePasses,
     Clip,
+    PassPairs,
 }
 
 impl OptionName {
-    pub const ALL: [OptionName; 17] = [
+    pub const ALL: [OptionName; 18] = [
         OptionName::Dp,
         OptionName::Cp,
         OptionName::Tp,
@@ -136,6 +140,7 @@ impl OptionName {
         OptionName::MoeBuffer,
         OptionName::MoePasses,
         OptionName::Clip,
+        OptionName::PassPairs,
     ];
 
     /// As in [`Options`] or [`Train`](crate::model::Train), and in the text of a module.
@@ -158,6 +163,7 @@ impl OptionName {
             OptionName::MoeBuffer => "moe_buffer",
             OptionName::MoePasses => "moe_passes",
             OptionName::Clip => "clip",
+            OptionName::PassPairs => "pass_pairs",
         }
     }
 }

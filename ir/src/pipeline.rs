@@ -5,6 +5,7 @@
 //! schedule that a generator made and one that was typed are the same thing, and pass the same check ([`Order::check`]).
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Which generator makes the order of passes, or the order itself.
@@ -19,6 +20,9 @@ pub enum Schedule {
     /// Two virtual stages on each stage, laid down and up again, and backward passes in two; no gaps where all passes
     /// take equally long (Qi et al. 2023 and 2024).
     ZbV,
+    /// As ZB-V; where all is under way, each forward pass has a backward pass of another microbatch beside it
+    /// (DeepSeek-AI 2025, `dualpipe/dualpipev.py`).
+    DualPipeV,
     Given(Order),
 }
 
@@ -127,15 +131,8 @@ impl Order {
     pub fn check(&self, microbatches: u32) -> Result<(), ScheduleError> {
         let (stages, chunks) = (self.stages.len() as u32, self.chunks());
         let kinds = if self.splits_backward() { &[Kind::Forward, Kind::Backward, Kind::Weight][..] } else { &[Kind::Forward, Kind::Backward] };
-        // A number for every pass.
-        let number = |kind: Kind, virtual_stage: u32, microbatch: u32| {
-            ((kind as u32 * stages * chunks + virtual_stage) as usize) * microbatches as usize + microbatch as usize
-        };
-        let mut virtual_stage = vec![vec![0; chunks as usize]; stages as usize];
-        for g in 0..stages * chunks {
-            let (s, c) = self.placement.place(g, stages);
-            virtual_stage[s as usize][c as usize] = g;
-        }
+        let number = |kind, g, microbatch| self.number(microbatches, kind, g, microbatch);
+        let virtual_stage = self.virtual_stages();
         let mut seen = vec![false; number(Kind::Weight, stages * chunks, 0)];
         for (s, passes) in self.stages.iter().enumerate() {
             for (k, pass) in passes.iter().enumerate() {
@@ -156,16 +153,7 @@ impl Order {
         }
         let mut done = vec![false; seen.len()];
         let mut at = vec![0; self.stages.len()];
-        // What a pass needs and is not done yet: of a kind, at a virtual stage.
-        let lacks = |done: &[bool], stage: usize, pass: &Pass| {
-            let g = virtual_stage[stage][pass.chunk as usize];
-            let needs = match pass.kind {
-                Kind::Forward => [g.checked_sub(1).map(|before| (Kind::Forward, before)), None],
-                Kind::Backward => [Some((Kind::Forward, g)), (g + 1 < stages * chunks).then_some((Kind::Backward, g + 1))],
-                Kind::Weight => [Some((Kind::Backward, g)), None],
-            };
-            needs.into_iter().flatten().find(|(kind, g)| !done[number(*kind, *g, pass.microbatch)])
-        };
+        let lacks = |done: &[bool], stage: usize, pass: &Pass| self.lacks(microbatches, done, virtual_stage[stage][pass.chunk as usize], pass);
         let mut moved = true;
         while std::mem::take(&mut moved) {
             for (s, passes) in self.stages.iter().enumerate() {
@@ -185,6 +173,81 @@ impl Order {
         let needed = Pass { kind, chunk, microbatch: pass.microbatch };
         let what = format!("it needs {needed} of stage {on}, which cannot come before it");
         Err(ScheduleError::Pass { stage: s as u32, index: at[s] + 1, pass, what })
+    }
+
+    /// A number for every pass.
+    fn number(&self, microbatches: u32, kind: Kind, virtual_stage: u32, microbatch: u32) -> usize {
+        let all = self.stages.len() as u32 * self.chunks();
+        ((kind as u32 * all + virtual_stage) as usize) * microbatches as usize + microbatch as usize
+    }
+
+    /// By stage and its own number, each virtual stage's.
+    fn virtual_stages(&self) -> Vec<Vec<u32>> {
+        let (stages, chunks) = (self.stages.len() as u32, self.chunks());
+        let mut out = vec![vec![0; chunks as usize]; stages as usize];
+        for g in 0..stages * chunks {
+            let (s, c) = self.placement.place(g, stages);
+            out[s as usize][c as usize] = g;
+        }
+        out
+    }
+
+    /// What a pass through a virtual stage needs and is not done yet: of a kind, at a virtual stage.
+    fn lacks(&self, microbatches: u32, done: &[bool], g: u32, pass: &Pass) -> Option<(Kind, u32)> {
+        let all = self.stages.len() as u32 * self.chunks();
+        let needs = match pass.kind {
+            Kind::Forward => [g.checked_sub(1).map(|before| (Kind::Forward, before)), None],
+            Kind::Backward => [Some((Kind::Forward, g)), (g + 1 < all).then_some((Kind::Backward, g + 1))],
+            Kind::Weight => [Some((Kind::Backward, g)), None],
+        };
+        needs.into_iter().flatten().find(|(kind, g)| !done[self.number(microbatches, *kind, *g, pass.microbatch)])
+    }
+
+    /// By stage, the forward passes that run in a pair with the backward pass behind them, of another microbatch: what
+    /// either sends may leave when both have ended, and neither begins before both have what they need.
+    ///
+    /// All stages are played so, each waiting for both passes of a pair. Where all of them wait, a pair is none: that of
+    /// the first stage whose forward pass could go alone. The order can be run ([`Order::check`]).
+    pub fn pairs(&self) -> Vec<BTreeSet<Pass>> {
+        let microbatches = self.stages.iter().flatten().map(|p| p.microbatch + 1).max().unwrap_or(0);
+        let virtual_stage = self.virtual_stages();
+        let mut done = vec![false; self.number(microbatches, Kind::Weight, self.stages.len() as u32 * self.chunks(), 0)];
+        let mut at = vec![0; self.stages.len()];
+        let mut pairs = vec![BTreeSet::new(); self.stages.len()];
+        let mut apart: Option<usize> = None;
+        loop {
+            let mut moved = false;
+            for (s, passes) in self.stages.iter().enumerate() {
+                loop {
+                    let left = &passes[at[s]..];
+                    let two = is_pair(left) && apart != Some(s);
+                    let next = &left[..if two { 2 } else { left.len().min(1) }];
+                    let g = |pass: &Pass| virtual_stage[s][pass.chunk as usize];
+                    if next.is_empty() || next.iter().any(|pass| self.lacks(microbatches, &done, g(pass), pass).is_some()) {
+                        break;
+                    }
+                    for pass in next {
+                        done[self.number(microbatches, pass.kind, g(pass), pass.microbatch)] = true;
+                    }
+                    if two {
+                        pairs[s].insert(next[0]);
+                    }
+                    at[s] += next.len();
+                    (moved, apart) = (true, None);
+                }
+            }
+            if !moved {
+                let could = |(s, passes): (usize, &Vec<Pass>)| {
+                    let pass = passes.get(at[s])?;
+                    let alone = self.lacks(microbatches, &done, virtual_stage[s][pass.chunk as usize], pass).is_none();
+                    alone.then_some(s)
+                };
+                apart = self.stages.iter().enumerate().find_map(could);
+                if apart.is_none() {
+                    return pairs;
+                }
+            }
+        }
     }
 
     /// Checks that microbatches go to the next virtual stage in the order in which they come from the one before, where that is on
@@ -255,6 +318,11 @@ impl Order {
         }
         Ok(order)
     }
+}
+
+/// Whether passes begin with a forward pass and a backward pass of another microbatch: neither needs the other.
+fn is_pair(passes: &[Pass]) -> bool {
+    matches!(passes, [f, b, ..] if (f.kind, b.kind) == (Kind::Forward, Kind::Backward) && f.microbatch != b.microbatch)
 }
 
 /// The most virtual stages on a stage.

@@ -23,6 +23,7 @@ use crate::op::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -277,6 +278,29 @@ pub struct Program {
 }
 
 impl Program {
+    /// The commands of a call, with their numbers in the body.
+    pub fn commands(&self, call: &Call) -> impl Iterator<Item = (usize, &Command)> {
+        let body = &self.bodies[call.body.index()];
+        let part = body.part(call.part);
+        part.clone().zip(&body.commands[part])
+    }
+
+    /// Calls in runs, by their places: between two runs no body is under way, within one there always is. A run of more
+    /// than one call is of bodies side by side, or of the parts of one.
+    pub fn runs(&self, calls: &[Call]) -> Vec<Range<usize>> {
+        let (mut out, mut begin, mut open) = (vec![], 0, BTreeSet::new());
+        for (at, call) in calls.iter().enumerate() {
+            let last = self.bodies.get(call.body.index()).is_none_or(|b| call.part + 1 >= b.parts());
+            if last { open.remove(&call.body) } else { open.insert(call.body) };
+            if open.is_empty() {
+                out.push(begin..at + 1);
+                begin = at + 1;
+            }
+        }
+        out.extend((begin < calls.len()).then_some(begin..calls.len()));
+        out
+    }
+
     /// The stash in which a buffer of a stash arena lies, and where that begins; none if it lies in no one stash.
     pub fn stash(&self, buffer: &Buffer) -> Option<(usize, u64)> {
         let mut begin = 0u64;

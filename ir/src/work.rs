@@ -70,7 +70,7 @@ pub fn model_flops(job: &Job) -> u64 {
     };
     let of_stage = |stage: &Stage| {
         let bodies: Vec<u64> = job.programs[stage.program as usize].bodies.iter().map(of_body).collect();
-        stage.schedule.eval.iter().map(|call| bodies[call.body.index()]).fold(0, u64::saturating_add)
+        stage.schedule.eval.iter().filter(|call| call.part == 0).map(|call| bodies[call.body.index()]).fold(0, u64::saturating_add)
     };
     let ranks = job.mesh.world() / job.stages.len().max(1) as u64;
     job.stages.iter().map(of_stage).fold(0, u64::saturating_add).saturating_mul(3 * ranks)

@@ -3,7 +3,7 @@
 //! A pass takes a module and leaves one ([`ir::module`]); after each, its verifier looks at what came out. A step and an evaluation are
 //! graphs of their own that go the same way, as far as they have the same to do, and end in one job of programs that do both.
 
-use crate::commands::{allocate, events, list_schedule, offload_activations, offload_states, send_turns, streams};
+use crate::commands::{allocate, events, list_schedule, offload_activations, offload_states, pair_passes, send_turns, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
 use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, zero};
 use crate::lower::job;
@@ -392,6 +392,13 @@ pub const PASSES: &[Pass] = &[
                 Ok(vec![])
             },
         )
+    },
+    Pass {
+        wanted: |o| o.pass_pairs && o.overlap != Overlap::Off,
+        ..commands("pair_passes", "Calls a forward pass and the backward pass after it part by part, side by side.", |m| {
+            m.job = m.job.take().map(|job| pair_passes::pair(job, &m.pipeline.order));
+            Ok(vec![])
+        })
     },
     Pass {
         name: "allocate",

@@ -66,8 +66,8 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
 fn reports_sound(job: &Job) -> Checked {
     let deciding = |stage: &Stage| -> Vec<bool> {
         let program = &job.programs[stage.program as usize];
-        let calls = stage.schedule.train.iter().flat_map(|c| &program.bodies[c.body.index()].commands);
-        let reported: Vec<u32> = calls.filter_map(|c| if let Action::Report { report, .. } = c.action { Some(report) } else { None }).collect();
+        let calls = stage.schedule.train.iter().flat_map(|c| program.commands(c));
+        let reported: Vec<u32> = calls.filter_map(|(_, c)| if let Action::Report { report, .. } = c.action { Some(report) } else { None }).collect();
         let names = job.reports.iter().zip(0..).filter(|(name, _)| *name == "loss" || *name == "grad_norm");
         names.map(|(_, k)| reported.contains(&k)).collect()
     };
@@ -214,6 +214,7 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
         for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
             ensure(call.body.index() < program.bodies.len(), || format!("there is no body {}", call.body.0))
                 .and_then(|()| ensure(u64::from(call.microbatch) < job.microbatches, || format!("there is no microbatch {}", call.microbatch)))
+                .and_then(|()| ensure(call.part < program.bodies[call.body.index()].parts(), || format!("there is no part {}", call.part)))
                 .map_err(|e| format!("{} call {c}: {e}", phase.name()))?;
         }
     }

@@ -42,8 +42,10 @@ impl Cursor {
     pub fn next<'a>(&mut self, program: &'a Program, schedule: &'a CallSchedule) -> Option<(&'a Call, &'a Command)> {
         loop {
             while let Some(call) = schedule.calls(self.at.phase).get(self.at.call as usize) {
-                let commands = &program.bodies[call.body.index()].commands;
-                while let Some(command) = commands.get(self.at.command as usize) {
+                let body = &program.bodies[call.body.index()];
+                let part = body.part(call.part);
+                self.at.command = self.at.command.max(part.start as u32);
+                while let Some(command) = body.commands[..part.end].get(self.at.command as usize) {
                     if self.stream.is_none_or(|s| s == command.stream) {
                         if let Some(log) = &mut self.log {
                             log.begin();

@@ -27,6 +27,7 @@ fn flag(option: OptionName) -> &'static str {
         OptionName::MoeBuffer => "--moe-buffer-factor",
         OptionName::MoePasses => "--moe-passes",
         OptionName::Clip => "--clip-grad",
+        OptionName::PassPairs => "--overlap-moe-expert-parallel-comm",
     }
 }
 

@@ -208,6 +208,7 @@ pub fn mesh_arguments(case: &Case) -> Vec<String> {
         Schedule::OneFOneB => "1f1b",
         Schedule::ZbH1 => "zb-h1",
         Schedule::ZbV => "zb-v",
+        Schedule::DualPipeV => "dualpipev",
         Schedule::Given(_) => ORDER,
     };
     let cp_comm = match cp_comm {

@@ -305,7 +305,7 @@ invariants! {
     667 AddedOnce "A call adds to an element of a buffer once, or again, but something else, to all elements of an earlier addition."
     668 WrittenWhole "A call that writes a buffer that outlives it writes all of it."
     669 AddedWhole "A call that adds to a buffer adds to all of it."
-    670 TemporaryApart "Temporary buffers in use at the same command lie apart."
+    670 TemporaryApart "Temporary buffers in use at the same command lie apart, those of calls side by side too."
 
     700 StashSlots "A schedule has slots for each stash: at least one, at most one for each microbatch."
     701 StashAligned "A stash begins at a multiple of the alignment."
@@ -322,6 +322,8 @@ invariants! {
     712 StashOwner "A slot of a stash belongs to a microbatch until that is done with it."
     713 StashFromTemporary "No temporary buffer in use lies in a stash in use."
     714 StashesApart "Stashes in use at the same time lie apart."
+    715 BodyCut "A body is cut into parts between its commands, in order."
+    716 PartsInOrder "A microbatch goes through a body part by part; its other bodies, and other microbatches of this one, come before or after."
 
     720 StatesRenewed "Where an optimizer keeps states, a step renews them and their parameter."
     721 HeldInUpdate "Parameters and states change in an update alone, and tables never."

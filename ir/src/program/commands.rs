@@ -6,6 +6,7 @@ use crate::graph::Origin;
 use crate::op::{Channel, Collective, DType, Real, Scalar};
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum BodyKind {
@@ -44,13 +45,45 @@ pub struct Body {
     pub name: String,
     pub kind: BodyKind,
     pub commands: Vec<Command>,
+    /// The commands with which its parts begin, ascending, but that of the first part: none if it is one part.
+    pub cuts: Vec<u32>,
 }
 
-/// One call of a body: for this microbatch, in slot `microbatch % slots` of each stash.
+impl Body {
+    /// The number of its parts.
+    pub fn parts(&self) -> u32 {
+        self.cuts.len() as u32 + 1
+    }
+
+    /// The commands of a part; none if there is no such part.
+    pub fn part(&self, part: u32) -> Range<usize> {
+        let cut = |k: usize| self.cuts.get(k).map(|c| *c as usize);
+        let begin = (part as usize).checked_sub(1).map_or(Some(0), cut);
+        let end = cut(part as usize).unwrap_or(self.commands.len()).min(self.commands.len());
+        begin.filter(|begin| *begin <= end).map_or(0..0, |begin| begin..end)
+    }
+
+    /// The part that a command is in.
+    pub fn part_of(&self, command: usize) -> u32 {
+        self.cuts.partition_point(|c| *c as usize <= command) as u32
+    }
+}
+
+/// One call of a part of a body: for this microbatch, in slot `microbatch % slots` of each stash. A microbatch goes
+/// through all parts of a body in order; what other calls come between them are of other bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
     pub body: BodyId,
     pub microbatch: u32,
+    /// 0 unless the body has several.
+    pub part: u32,
+}
+
+impl Call {
+    /// Of a body of one part.
+    pub fn whole(body: BodyId, microbatch: u32) -> Call {
+        Call { body, microbatch, part: 0 }
+    }
 }
 
 /// An ordered queue of commands. A rank issues its step in one order (calls as scheduled, commands as listed); each command

@@ -180,7 +180,7 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
             ActivationOffload::Layers(layers) | ActivationOffload::Marked(layers) => io.option(layers, 0, " of ", Io::number),
         }
     })?;
-    for (slot, name) in [(&mut o.serial_exchanges, "serial_exchanges"), (&mut o.tf32, "tf32")] {
+    for (slot, name) in [(&mut o.serial_exchanges, "serial_exchanges"), (&mut o.tf32, "tf32"), (&mut o.pass_pairs, "pass_pairs")] {
         option(io, slot, false, name, |io, x| {
             io.opt(true, "on").then(|| *x = true);
             Ok(())
@@ -232,6 +232,7 @@ fn schedule(io: &mut Io, s: &mut Schedule) -> Result {
         ("one_f_one_b", Schedule::OneFOneB),
         ("zb_h1", Schedule::ZbH1),
         ("zb_v", Schedule::ZbV),
+        ("dual_pipe_v", Schedule::DualPipeV),
         ("given", Schedule::Given(blank_order())),
     ];
     io.variant(s, "a schedule", &all)?;

@@ -74,7 +74,7 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
     copied(io, &mut p.copied)?;
     io.rows(&mut p.buckets, blank_bucket(), "bucket ", bucket)?;
     io.bodies = Labels::of(p.bodies.iter().map(|b| b.name.as_str()));
-    io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward(0), commands: vec![] }, "body ", |io, i, b| {
+    io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward(0), commands: vec![], cuts: vec![] }, "body ", |io, i, b| {
         declare(io, |io| &mut io.bodies, i, &mut b.name)?;
         let kinds = [BodyKind::Prologue, BodyKind::Forward(0), BodyKind::Backward(0), BodyKind::Weight(0), BodyKind::Reduce, BodyKind::Update];
         io.lit(" kind ")?;
@@ -82,6 +82,9 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
         match &mut b.kind {
             BodyKind::Forward(l) | BodyKind::Backward(l) | BodyKind::Weight(l) => virtual_stage(io, l)?,
             BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => {}
+        }
+        if io.opt(!b.cuts.is_empty(), " cut at ") {
+            io.list(&mut b.cuts, 0, Io::number)?;
         }
         let blank = Command { stream: Stream::Compute, action: Action::Record { event: 0 }, predicate: None, origin: blank_origin(), reason: None };
         io.rows(&mut b.commands, blank, "  ", |io, _, c| command(io, c))
@@ -275,33 +278,78 @@ fn send_turn(io: &mut Io, turn: &mut SendTurn) -> Result {
     io.number(&mut turn.after)
 }
 
-/// Calls in order, those of one body for consecutive microbatches as one line: `forward 0..4`.
+/// Consecutive calls of one body: for one microbatch after the other, or one part of it after the other.
+#[derive(Clone)]
+struct Calls {
+    body: BodyId,
+    microbatch: u32,
+    microbatches: u32,
+    part: u32,
+    parts: u32,
+}
+
+impl Calls {
+    /// Takes a call in, if it follows.
+    fn extend(&mut self, call: &Call) -> bool {
+        let next = |first: u32, count: u32, given: u32| first.checked_add(count) == Some(given);
+        let (of_part, of_microbatch) = (
+            self.microbatches == 1 && call.microbatch == self.microbatch && next(self.part, self.parts, call.part),
+            self.parts == 1 && (self.part, call.part) == (0, 0) && next(self.microbatch, self.microbatches, call.microbatch),
+        );
+        match call.body == self.body {
+            true if of_part => self.parts += 1,
+            true if of_microbatch => self.microbatches += 1,
+            _ => return false,
+        }
+        true
+    }
+
+    fn each(&self) -> impl Iterator<Item = Call> + use<> {
+        let Calls { body, microbatch, part, .. } = *self;
+        let parts = move |k: u32, n: u32| (0..n).map(move |p| Call { body, microbatch: microbatch + k, part: part + p });
+        let n = self.parts;
+        (0..self.microbatches).flat_map(move |k| parts(k, n))
+    }
+}
+
+/// Calls in order, those of one body for consecutive microbatches as one line, `forward 0..4`, and so those of
+/// consecutive parts of it: `forward 0 part 2..4`.
 fn calls(io: &mut Io, calls: &mut Vec<Call>) -> Result {
-    let mut runs: Vec<(BodyId, u32, u32)> = vec![];
+    let mut runs: Vec<Calls> = vec![];
     for call in calls.iter() {
-        match runs.last_mut() {
-            Some((body, first, count)) if *body == call.body && first.checked_add(*count) == Some(call.microbatch) => *count += 1,
-            _ => runs.push((call.body, call.microbatch, 1)),
+        if !runs.last_mut().is_some_and(|run| run.extend(call)) {
+            runs.push(Calls { body: call.body, microbatch: call.microbatch, microbatches: 1, part: call.part, parts: 1 });
         }
     }
-    io.rows(&mut runs, (BodyId(0), 0, 1), "  ", |io, _, (body, first, count)| {
-        label(io, |io| &io.bodies, "body", &mut body.0)?;
-        let mark = io.mark();
-        io.with(" ", first, Io::number)?;
-        let mut end = u64::from(*first) + u64::from(*count);
-        if io.opt(*count != 1, "..") {
-            io.number(&mut end)?;
-        } else {
-            end = u64::from(*first) + 1;
-        }
-        match end.checked_sub(u64::from(*first)).and_then(|n| u32::try_from(n).ok()) {
-            Some(n) if !io.reading() || (1..=MOST_CALLS).contains(&n) && end <= 1 << 32 => *count = n,
-            _ => return io.wrong(mark, format!("expected 1 to {MOST_CALLS} calls")),
+    let blank = Calls { body: BodyId(0), microbatch: 0, microbatches: 1, part: 0, parts: 1 };
+    io.rows(&mut runs, blank, "  ", |io, _, run| {
+        label(io, |io| &io.bodies, "body", &mut run.body.0)?;
+        io.lit(" ")?;
+        count(io, &mut run.microbatch, &mut run.microbatches)?;
+        if run.microbatches == 1 && io.opt((run.part, run.parts) != (0, 1), " part ") {
+            count(io, &mut run.part, &mut run.parts)?;
         }
         Ok(())
     })?;
     if io.reading() {
-        *calls = runs.into_iter().flat_map(|(body, first, count)| (0..count).map(move |k| Call { body, microbatch: first + k })).collect();
+        *calls = runs.iter().flat_map(Calls::each).collect();
+    }
+    Ok(())
+}
+
+/// Numbers of calls from the first on: `3`, or `3..7` if they are several.
+fn count(io: &mut Io, first: &mut u32, count: &mut u32) -> Result {
+    let mark = io.mark();
+    io.number(first)?;
+    let mut end = u64::from(*first) + u64::from(*count);
+    if io.opt(*count != 1, "..") {
+        io.number(&mut end)?;
+    } else {
+        end = u64::from(*first) + 1;
+    }
+    match end.checked_sub(u64::from(*first)).and_then(|n| u32::try_from(n).ok()) {
+        Some(n) if !io.reading() || (1..=MOST_CALLS).contains(&n) && end <= 1 << 32 => *count = n,
+        _ => return io.wrong(mark, format!("expected 1 to {MOST_CALLS} calls")),
     }
     Ok(())
 }

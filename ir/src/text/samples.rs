@@ -299,7 +299,7 @@ pub fn program() -> Program {
         Command { stream: Stream::Compute, action, predicate: None, origin, reason: None }
     };
     let shifted = Place { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
-    let body = |name: &str, kind, commands| crate::program::Body { name: name.into(), kind, commands };
+    let body = |name: &str, kind, commands| crate::program::Body { name: name.into(), kind, commands, cuts: vec![] };
     let on = |space| Stash { space, bytes: 64 };
     Program {
         buffers: vec![
@@ -345,7 +345,7 @@ pub fn program() -> Program {
                     command(Action::Wait { event: 0 }),
                 ],
             ),
-            body(
+            crate::program::Body { cuts: vec![2, 3], ..body(
                 "backward",
                 BodyKind::Backward(1),
                 vec![
@@ -360,7 +360,7 @@ pub fn program() -> Program {
                         ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted.clone(), dst: Place::start(BufferId(5)) })
                     },
                 ],
-            ),
+            ) },
             body("reduce", BodyKind::Reduce, vec![]),
             body(
                 "reduce",
@@ -376,10 +376,15 @@ pub fn program() -> Program {
 }
 
 pub fn schedule() -> CallSchedule {
-    let calls = |list: &[(u32, u32)]| list.iter().map(|&(body, microbatch)| Call { body: BodyId(body), microbatch }).collect::<Vec<_>>();
+    let calls = |list: &[(u32, u32)]| list.iter().map(|&(body, microbatch)| Call::whole(BodyId(body), microbatch)).collect::<Vec<_>>();
     CallSchedule {
         slots: vec![Slots { count: 2, at: 64 }, Slots { count: 1, at: 192 }],
-        train: calls(&[(4, 0), (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 3), (2, 0)]),
+        train: [
+            calls(&[(4, 0), (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1)]),
+            [(2, 0), (3, 0), (3, 1), (2, 1), (2, 2), (3, 2)].map(|(microbatch, part)| Call { body: BodyId(1), microbatch, part }).to_vec(),
+            calls(&[(2, 0)]),
+        ]
+        .concat(),
         update: calls(&[(3, 0), (3, 0)]),
         eval: calls(&[(0, u32::MAX), (0, 0)]),
         sends: [
@@ -450,6 +455,7 @@ pub fn options() -> Vec<Options> {
         layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsLayer },
         pad_vocab_to: 128,
         overlap: Overlap::Off,
+        pass_pairs: true,
         memory_order: MemoryOrder::Memory,
         serial_exchanges: true,
         offload: Offload::Optimizer,
@@ -473,6 +479,7 @@ pub fn options() -> Vec<Options> {
         with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllGather, Zero::States, PipelineSchedule::GPipe, Recompute::Selective)),
         with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllToAll, Zero::Gradients, PipelineSchedule::ZbH1, Recompute::Block(3))),
         with(|o| (o.layout, o.schedule) = (Cuts::Sizes(vec![1, 2, 0]), PipelineSchedule::ZbV)),
+        with(|o| o.schedule = PipelineSchedule::DualPipeV),
         with(|o| o.layout = Cuts::Text("Et*2|t \"L\"".into())),
         with(|o| (o.layout, o.activation_offload) = (Cuts::Balanced, ActivationOffload::Layers(None))),
         with(|o| o.layout = Cuts::Even { embedding: Counts::AsLayer, loss: Counts::AsNothing }),

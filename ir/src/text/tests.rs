@@ -394,7 +394,7 @@ fn a_program_in_text() {
           compute record 0  // forward layers.3.proj layer 3 @0:23:11+6
           tensor collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole" avoided by sp off
           compute wait 0  // forward layers.3.proj layer 3 @0:23:11+6
-        body backward kind backward stage 1
+        body backward kind backward stage 1 cut at [2, 3]
           compute recv hops -1 channel 2 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6
           compute send hops 1 channel 0 8 x f32 from x#1  // forward layers.3.proj layer 3 @0:23:11+6
           compute fill layers.3.w.state0 with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
@@ -412,6 +412,9 @@ fn a_program_in_text() {
           backward 0
           forward 3
           backward 1..4
+          backward 3 part 1
+          backward 2 part 1..3
+          backward 3 part 2
           reduce 0
         update:
           reduce#1 0
@@ -465,6 +468,7 @@ fn what_a_module_says_before_its_graphs() {
           activation_offload marked of 2
           serial_exchanges on
           tf32 on
+          pass_pairs on
           split_k for sm_90a
           tp_overlap pipeline 4
           recompute uniform 2

@@ -5,18 +5,20 @@
 //! schedule needs ([`crate::commands::stash_slots`]); stashes lie where temporary buffers are not alive.
 
 use crate::commands::best_fit::{ALIGN, Need, assign};
-use crate::commands::liveness::{Lives, temporaries};
+use crate::commands::liveness::{Lives, temporaries, temporaries_of_run};
+use crate::commands::runs::Runs;
 use crate::commands::stash_slots;
-use ir::program::{Arena, BLOCK, CallSchedule, Job, Program, Space, Stage};
+use ir::program::{Arena, BLOCK, BufferId, CallSchedule, Job, Phase, Program, Space};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Gives the buffers and stashes of all programs their places.
 pub fn allocate(mut job: Job) -> Job {
     let Job { programs, stages, .. } = &mut job;
     for (p, program) in programs.iter_mut().enumerate() {
         place_lasting(program);
-        place_temporaries(program);
-        let own = |s: &&Stage| s.program as usize == p;
-        let messages = stash_slots::lay_out(program, &stages.iter().filter(own).map(|s| &s.schedule).collect::<Vec<_>>());
+        let schedules: Vec<&CallSchedule> = stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule).collect();
+        place_temporaries(program, &schedules);
+        let messages = stash_slots::lay_out(program, &schedules);
         for stage in stages.iter_mut().filter(|s| s.program as usize == p) {
             stash_slots::count(program, &messages, &mut stage.schedule);
             stash_slots::place(program, &mut stage.schedule);
@@ -67,12 +69,31 @@ fn place_lasting(program: &mut Program) {
     }
 }
 
-/// Temporary buffers of a body share its memory, bodies that of the largest.
-fn place_temporaries(program: &mut Program) {
+/// Temporary buffers of a body share its memory, bodies that of the largest; those that some schedule has side by side
+/// are as one.
+fn place_temporaries(program: &mut Program, schedules: &[&CallSchedule]) {
+    let beside = beside(program, schedules);
     for arena in Space::ALL.map(Space::temporary) {
         let mut most = 0;
-        for b in 0..program.bodies.len() {
-            let (ids, needs) = temporaries(arena, program, &program.bodies[b].commands);
+        for together in beside.values() {
+            let mut needs: BTreeMap<BufferId, Need> = BTreeMap::new();
+            let mut next = 0;
+            let phases = schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase)));
+            for calls in phases.filter(|_| together.len() > 1) {
+                let runs = Runs::of(program, calls);
+                for run in runs.kinds.iter().copied().filter(|run| runs.bodies(*run).any(|(_, b)| together.contains(&b))) {
+                    for (id, need) in temporaries_of_run(arena, program, &runs, run) {
+                        let spans = need.spans.iter().map(|(from, to)| (next + from, next + to));
+                        needs.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] }).spans.extend(spans);
+                    }
+                    next += runs.list[run].moments;
+                }
+            }
+            if together.len() == 1 {
+                let (ids, alone) = temporaries(arena, program, &program.bodies[together[0]].commands);
+                needs.extend(ids.into_iter().zip(alone));
+            }
+            let (ids, needs): (Vec<BufferId>, Vec<Need>) = needs.into_iter().unzip();
             let (offsets, total) = assign(&[], &needs);
             for (id, offset) in ids.into_iter().zip(offsets) {
                 program.buffers[id.index()].offset = offset;
@@ -81,4 +102,19 @@ fn place_temporaries(program: &mut Program) {
         }
         program.arena_bytes[arena as usize] = most;
     }
+}
+
+/// Bodies in lists, by the first of each: two that some run has side by side are in one list.
+fn beside(program: &Program, schedules: &[&CallSchedule]) -> BTreeMap<usize, Vec<usize>> {
+    let mut first: Vec<usize> = (0..program.bodies.len()).collect();
+    for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
+        for run in program.runs(calls) {
+            let called: BTreeSet<usize> = calls[run].iter().map(|c| first[c.body.index()]).collect();
+            let Some(least) = called.first().copied().filter(|_| called.len() > 1) else { continue };
+            first.iter_mut().filter(|f| called.contains(f)).for_each(|f| *f = least);
+        }
+    }
+    let mut out: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    first.into_iter().enumerate().for_each(|(b, first)| out.entry(first).or_default().push(b));
+    out
 }

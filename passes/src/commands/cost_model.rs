@@ -124,7 +124,7 @@ fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(&Busy)) ->
     std::array::from_fn(|step| {
         for call in stage.schedule.train.iter().chain(&stage.schedule.update) {
             let body = &program.bodies[call.body.index()];
-            for command in body.commands.iter().filter(|c| c.predicate.is_none()) {
+            for (_, command) in program.commands(call).filter(|(_, c)| c.predicate.is_none()) {
                 let clock = &mut clocks[command.stream as usize];
                 match &command.action {
                     Action::Record { event } => drop(events.insert(*event, *clock)),

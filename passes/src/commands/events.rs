@@ -57,9 +57,13 @@ fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules:
     let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
     let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
     let mut site = 0;
-    for Body { commands, .. } in &mut program.bodies {
-        let mut out = Vec::with_capacity(commands.len());
-        for command in std::mem::take(commands) {
+    for Body { commands, cuts, .. } in &mut program.bodies {
+        let (mut out, mut next) = (Vec::with_capacity(commands.len()), 0);
+        for (k, command) in std::mem::take(commands).into_iter().enumerate() {
+            if cuts.get(next).is_some_and(|cut| *cut as usize == k) {
+                cuts[next] = out.len() as u32;
+                next += 1;
+            }
             let with = |action| Command { stream: command.stream, action, predicate: None, origin: command.origin.clone(), reason: None };
             out.extend(needed[site].iter().map(|s| with(Action::Wait { event: events[s] })));
             let record = events.get(&site).map(|e| with(Action::Record { event: *e }));
@@ -149,6 +153,7 @@ impl Cells {
 
 /// Plays the order of issue of one stage.
 struct Player<'a> {
+    program: &'a Program,
     sites: &'a Sites,
     /// Of each stash: slots, bytes of one, and the first byte of the first one, among those of temporary buffers.
     slots: Vec<(u64, u64, u64)>,
@@ -167,18 +172,18 @@ struct Player<'a> {
 fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
     let most = 2 * slots + 16;
     let mut count: BTreeMap<BodyId, usize> = BTreeMap::new();
-    calls.iter().for_each(|c| *count.entry(c.body).or_default() += 1);
+    calls.iter().filter(|c| c.part == 0).for_each(|c| *count.entry(c.body).or_default() += 1);
     let mut seen: BTreeMap<BodyId, usize> = BTreeMap::new();
     let is_end = |call: &&Call| {
         let k = seen.entry(call.body).or_default();
-        *k += 1;
+        *k += usize::from(call.part == 0);
         *k <= most || *k + most > count[&call.body]
     };
     calls.iter().filter(is_end).copied().collect()
 }
 
 impl<'a> Player<'a> {
-    fn new(program: &Program, sites: &'a Sites, schedule: &CallSchedule, needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
+    fn new(program: &'a Program, sites: &'a Sites, schedule: &CallSchedule, needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
         let mut end = 0;
         let arenas = schedule.arena_bytes(program).map(|bytes| {
             end += bytes;
@@ -189,7 +194,7 @@ impl<'a> Player<'a> {
         };
         let slots = program.stashes.iter().zip(&schedule.slots).map(stash).collect();
         let done = vec![[0; STREAMS]; sites.commands.len()];
-        Player { sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
+        Player { program, sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
     }
 
     /// Steps, with and without their updates, and evaluations, each after each.
@@ -203,8 +208,8 @@ impl<'a> Player<'a> {
 
     fn call(&mut self, call: &Call) {
         let first = self.sites.first[call.body.index()];
-        let end = self.sites.first.get(call.body.index() + 1).copied().unwrap_or(self.sites.commands.len());
-        (first..end).for_each(|site| self.command(site, u64::from(call.microbatch)));
+        let part = self.program.bodies[call.body.index()].part(call.part);
+        part.for_each(|k| self.command(first + k, u64::from(call.microbatch)));
     }
 
     fn command(&mut self, site: Site, microbatch: u64) {

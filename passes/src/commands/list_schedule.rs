@@ -144,11 +144,11 @@ fn spills(program: &Program, action: &Action) -> bool {
 }
 
 /// Commands and what they need of each other.
-struct Graph {
-    streams: Vec<Stream>,
-    times: Vec<u64>,
+pub struct Graph {
+    pub streams: Vec<Stream>,
+    pub times: Vec<u64>,
     needs: Vec<usize>,
-    users: Vec<BTreeSet<usize>>,
+    pub users: Vec<BTreeSet<usize>>,
     /// The first communication that follows from a command.
     leads: Vec<usize>,
     /// When earlier bodies had written what a command touches; 0 if none did.
@@ -158,7 +158,14 @@ struct Graph {
 impl Graph {
     /// `written` says in which order earlier bodies last wrote buffers: messages go in that order, so that none waits
     /// for one that is ready later.
-    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &Program, commands: &[Command], written: &BTreeMap<BufferId, usize>) -> Graph {
+    pub fn new(
+        mesh: &Mesh,
+        kernels: &[Kernel],
+        costs: &Costs,
+        program: &Program,
+        commands: &[Command],
+        written: &BTreeMap<BufferId, usize>,
+    ) -> Graph {
         let streams: Vec<Stream> = commands.iter().map(|c| c.stream).collect();
         let mut since = vec![0; commands.len()];
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); commands.len()];

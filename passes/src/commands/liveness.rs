@@ -2,12 +2,13 @@
 //! a call.
 
 use crate::commands::best_fit::{Need, Span};
+use crate::commands::runs::Runs;
 use crate::commands::stash_slots;
 use crate::commands::streams::messages;
 use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Phase, Program, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A microbatch in a stash: the first and the last of the calls that touch it there.
+/// A microbatch in a stash: the first and the last of the calls that touch it there, of all parts of their bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Life {
     pub first: usize,
@@ -39,14 +40,14 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     (0..program.stashes.len()).map(of_stash).collect()
 }
 
-/// What lives in the temporary arena of a stage in one memory, and when. Calls of a body in a phase are taken as one:
-/// the moments are the commands of one body after the other, once for each phase that calls it.
+/// What lives in the temporary arena of a stage in one memory, and when. Runs of the same calls in a phase are taken as
+/// one ([`Runs`]): the moments are those of one kind of run after the other, phase by phase.
 pub struct Lives {
     pub temporary: BTreeMap<BufferId, Need>,
     /// Of each stash, all slots; no spans if no call touches it, or it is in another memory.
     pub stashes: Vec<Need>,
-    /// The first moment of each body in a phase, ascending.
-    begins: Vec<(usize, Phase, usize)>,
+    /// The first moment of each call, ascending, with its phase, its body and the command there.
+    begins: Vec<(usize, Phase, usize, usize)>,
 }
 
 impl Lives {
@@ -70,19 +71,19 @@ impl Lives {
         let mut next = 0;
         for phase in Phase::ALL {
             let calls = schedule.calls(phase);
-            let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
-            let (mut begins, mut touched) = (BTreeMap::new(), BTreeMap::new());
-            for b in called {
-                let commands = &program.bodies[b].commands;
-                let (ids, needs) = temporaries(space.temporary(), program, commands);
-                for (id, need) in ids.into_iter().zip(needs) {
+            let runs = Runs::of(program, calls);
+            let (mut begins, mut touched) = (vec![], BTreeMap::new());
+            for first in &runs.kinds {
+                for (id, need) in temporaries_of_run(space.temporary(), program, &runs, *first) {
                     let known = out.temporary.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] });
                     known.spans.extend(need.spans.iter().map(|(from, to)| (next + from, next + to)));
                 }
-                touched.insert(b, stashed(program, commands));
-                begins.insert(b, next);
-                out.begins.push((next, phase, b));
-                next += commands.len() + 1;
+                for (_, b) in runs.bodies(*first) {
+                    touched.entry(b).or_insert_with(|| stashed(program, &program.bodies[b].commands));
+                }
+                begins.push(next);
+                out.begins.extend(runs.parts(*first).map(|(at, body, command)| (next + at, phase, body, command)));
+                next += runs.list[*first].moments;
             }
             let here = |(k, _): &(usize, Vec<Life>)| program.stashes[*k].space == space;
             for (k, mut lives) in lives(program, calls).into_iter().enumerate().filter(here) {
@@ -91,17 +92,18 @@ impl Lives {
                 }
                 let mut used: BTreeMap<usize, Span> = BTreeMap::new();
                 for life in lives {
-                    for (c, call) in calls.iter().enumerate().take(life.last + 1).skip(life.first) {
-                        let b = call.body.index();
-                        let own = touched[&b].get(&k).filter(|_| !is_message[k]);
-                        let from = own.filter(|_| c == ir::fault!("liveness.stash.first", life.last, life.first)).map_or(0, |s| s.0);
-                        let to = own.filter(|_| c == ir::fault!("liveness.stash.last", life.first, life.last));
-                        let to = to.map_or(program.bodies[b].commands.len(), |s| s.1);
-                        let span = used.entry(b).or_insert((from, to));
+                    let own = |c: usize| touched[&calls[c].body.index()].get(&k).filter(|_| !is_message[k]);
+                    let (begin, end) = (runs.run(life.first), runs.run(life.last));
+                    for (r, run) in runs.list.iter().enumerate().take(end + 1).skip(begin) {
+                        let from = own(life.first).filter(|_| r == ir::fault!("liveness.stash.first", end, begin));
+                        let from = from.map_or(0, |s| runs.moment(life.first, s.0));
+                        let to = own(life.last).filter(|_| r == ir::fault!("liveness.stash.last", begin, end));
+                        let to = to.map_or(run.moments - 1, |s| runs.moment(life.last, s.1));
+                        let span = used.entry(run.kind).or_insert((from, to));
                         *span = (span.0.min(from), span.1.max(to));
                     }
                 }
-                out.stashes[k].spans.extend(used.iter().map(|(b, (from, to))| (begins[b] + from, begins[b] + to)));
+                out.stashes[k].spans.extend(used.iter().map(|(kind, (from, to))| (begins[*kind] + from, begins[*kind] + to)));
             }
         }
         out
@@ -109,8 +111,8 @@ impl Lives {
 
     /// The phase, the body and the command of a moment. (One past the last command is the end of a call.)
     pub fn at(&self, moment: usize) -> (Phase, usize, usize) {
-        let (begin, phase, body) = self.begins[self.begins.partition_point(|b| b.0 <= moment) - 1];
-        (phase, body, moment - begin)
+        let (begin, phase, body, command) = self.begins[self.begins.partition_point(|b| b.0 <= moment) - 1];
+        (phase, body, command + moment - begin)
     }
 }
 
@@ -175,6 +177,16 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
     let uses = uses(program, commands, |b| b.arena == arena);
     let needs = uses.iter().map(|(id, (first, last))| Need::new(program.buffers[id.index()].bytes(), *first, *last)).collect();
     (uses.into_keys().collect(), needs)
+}
+
+/// Temporary buffers of the bodies of a run in this arena, and how long they live there.
+pub fn temporaries_of_run(arena: Arena, program: &Program, runs: &Runs, run: usize) -> Vec<(BufferId, Need)> {
+    let of_body = |(call, body): (usize, usize)| {
+        let moment = move |command: &usize| runs.moment(call, *command);
+        let uses = uses(program, &program.bodies[body].commands, |b| b.arena == arena);
+        uses.into_iter().map(move |(id, (first, last))| (id, Need::new(program.buffers[id.index()].bytes(), moment(&first), moment(&last))))
+    };
+    runs.bodies(run).flat_map(of_body).collect()
 }
 
 /// The stashes that a body touches, and from which command to which ([`uses`]).

@@ -9,6 +9,8 @@ pub mod list_schedule;
 pub mod liveness;
 pub mod offload_activations;
 pub mod offload_states;
+pub mod pair_passes;
+pub mod runs;
 pub mod send_turns;
 pub mod spills;
 pub mod stash_slots;

@@ -12,7 +12,7 @@
 
 use crate::commands::cost_model::Costs;
 use ir::mesh::SubAxis;
-use ir::program::{Action, Channel, Command, Job, Phase, Program, SendTurn, Stage, Stream};
+use ir::program::{Action, Body, Channel, Command, Job, Phase, Program, SendTurn, Stage, Stream};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Gives the sends of all stages their turns.
@@ -51,10 +51,13 @@ enum Exchange {
 /// Who takes part in a collective: the sub-axes and stages of its group.
 type Key = (Vec<SubAxis>, Vec<u64>);
 
+/// The steps of a body, part by part.
+type Parts = Vec<Vec<(Stream, Step)>>;
+
 /// What the stages of a job do.
 struct Bodies {
-    /// By stage and body.
-    stages: Vec<Vec<Vec<(Stream, Step)>>>,
+    /// By stage, body and part.
+    stages: Vec<Vec<Parts>>,
     /// The stages of each group.
     groups: Vec<Vec<usize>>,
 }
@@ -66,7 +69,8 @@ impl Bodies {
         for (s, stage) in job.stages.iter().enumerate() {
             let program = &job.programs[stage.program as usize];
             let mut step = |c: &Command| (c.stream, step(costs, program, s, &c.action, &mut numbers, &mut groups));
-            stages.push(program.bodies.iter().map(|b| joined(b.commands.iter().map(&mut step))).collect());
+            let mut parts = |b: &Body| (0..b.parts()).map(|part| joined(b.commands[b.part(part)].iter().map(&mut step))).collect();
+            stages.push(program.bodies.iter().map(&mut parts).collect());
         }
         Bodies { stages, groups }
     }
@@ -120,7 +124,7 @@ struct Letter {
 /// A stage on its way through a phase.
 struct Player<'a> {
     stage: &'a Stage,
-    bodies: &'a [Vec<(Stream, Step)>],
+    bodies: &'a [Parts],
     call: usize,
     step: usize,
     /// When each stream, and the exchanges together, are through with what was issued.
@@ -186,7 +190,7 @@ impl<'a> Play<'a> {
         let calls = p.stage.schedule.calls(self.phase);
         while p.head.is_none() {
             let Some(call) = calls.get(p.call) else { return };
-            let Some((stream, step)) = p.bodies[call.body.index()].get(p.step).copied() else {
+            let Some((stream, step)) = p.bodies[call.body.index()][call.part as usize].get(p.step).copied() else {
                 (p.call, p.step) = (p.call + 1, 0);
                 continue;
             };

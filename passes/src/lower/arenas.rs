@@ -34,7 +34,7 @@ impl LocalLowering<'_, '_, '_> {
                 Chunk::Update => BodyKind::Update,
             };
             bodies.insert(chunk, BodyId(self.l.program.bodies.len() as u32));
-            self.l.program.bodies.push(Body { name: format!("{}{chunk}", self.names.prefix), kind, commands });
+            self.l.program.bodies.push(Body { name: format!("{}{chunk}", self.names.prefix), kind, commands, cuts: vec![] });
         }
         bodies
     }

@@ -161,7 +161,7 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
             let schedule = CallSchedule {
                 slots: vec![],
                 train: calls(&program, "zero", &train, passes, microbatches),
-                update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
+                update: train.get(&Chunk::Update).map(|body| Call::whole(*body, 0)).into_iter().collect(),
                 eval: calls(&program, "eval_zero", &eval, &plan::forward(passes), microbatches),
                 sends: Default::default(),
             };
@@ -179,10 +179,10 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
 /// The calls of a step or an evaluation: sums set to zero, the prologue, the passes, what comes once after them.
 fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microbatches: u32) -> Vec<Call> {
     let mut out = vec![];
-    let once = |body: Option<BodyId>| body.map(|body| Call { body, microbatch: 0 });
+    let once = |body: Option<BodyId>| body.map(|body| Call::whole(body, 0));
     out.extend(once(program.bodies.iter().position(|b| b.name == zero).map(|k| BodyId(k as u32))));
     if let Some(body) = bodies.get(&Chunk::Prologue) {
-        out.extend((0..ir::fault!("job.calls.prologue", 1, microbatches)).map(|microbatch| Call { body: *body, microbatch }));
+        out.extend((0..ir::fault!("job.calls.prologue", 1, microbatches)).map(|microbatch| Call::whole(*body, microbatch)));
     }
     out.extend(once(bodies.get(&Chunk::PrologueReduce).copied()));
     for pass in passes {
@@ -191,7 +191,7 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
             Kind::Backward => Chunk::Backward(pass.chunk),
             Kind::Weight => Chunk::Weight(ir::fault!("job.calls.weight", 0, pass.chunk)),
         };
-        out.extend(bodies.get(&chunk).map(|body| Call { body: *body, microbatch: pass.microbatch }));
+        out.extend(bodies.get(&chunk).map(|body| Call::whole(*body, pass.microbatch)));
     }
     out.extend(once(bodies.get(&Chunk::Reduce).copied()));
     if let Some(last) = out.len().checked_sub(1) {

@@ -111,7 +111,7 @@ impl LocalLowering<'_, '_, '_> {
             }
         }
         if !fills.is_empty() {
-            self.l.program.bodies.push(Body { name: format!("{}zero", self.names.prefix), kind: BodyKind::Prologue, commands: fills });
+            self.l.program.bodies.push(Body { name: format!("{}zero", self.names.prefix), kind: BodyKind::Prologue, commands: fills, cuts: vec![] });
         }
     }
 

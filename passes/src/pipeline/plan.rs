@@ -18,7 +18,7 @@ pub fn plan(graph: &Graph, microbatches: u32, options: &Options) -> Result<Pipel
     let stages = options.pp as u32;
     let chunks = chunks(options)?;
     let group = u32::try_from(options.group.unwrap_or(options.pp)).unwrap_or(u32::MAX);
-    let shape = Shape { stages, chunks, microbatches, group };
+    let shape = Shape { stages, chunks, microbatches, group, pairs: options.pass_pairs };
     if options.schedule == Schedule::OneFOneB && chunks > 1 {
         grouped(shape)?;
     }
@@ -40,7 +40,7 @@ fn chunks(options: &Options) -> Result<u32, Diagnostic> {
     let needed = match &options.schedule {
         Schedule::GPipe | Schedule::OneFOneB => None,
         Schedule::ZbH1 => Some(1),
-        Schedule::ZbV => Some(2),
+        Schedule::ZbV | Schedule::DualPipeV => Some(2),
         Schedule::Given(order) => Some(order.chunks()),
     };
     let asked = match (&options.layout, options.vpp) {
@@ -186,7 +186,7 @@ mod tests {
                 let options = Options { pp: (*stages).into(), vpp: Some(chunks), group: Some(group.into()), ..Options::default() };
                 let taken = refused(*microbatches, &options) == "nothing";
                 assert_eq!(taken, fit.contains(&group), "p={stages} v={chunks} m={microbatches} G={group}");
-                let shape = Shape { stages: *stages, chunks: chunks as u32, microbatches: *microbatches, group };
+                let shape = Shape { stages: *stages, chunks: chunks as u32, microbatches: *microbatches, group, pairs: false };
                 assert!(!taken || schedule::order(&Schedule::OneFOneB, shape).check(*microbatches).is_ok());
             }
         }
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(refused(1, &zero_bubble(given, None)), "E0637 the schedule is for 1 stages; pp = 2; `pp 1`, or a line for each of 2 stages");
         // Any number goes through these.
         for microbatches in 1..10 {
-            for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbV] {
+            for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbV, Schedule::DualPipeV] {
                 assert_eq!(refused(microbatches, &Options { pp: 4, schedule, ..Options::default() }), "nothing");
             }
         }

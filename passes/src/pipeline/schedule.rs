@@ -1,7 +1,7 @@
-//! Generators of pipeline schedules: GPipe, 1F1B, interleaved, ZB-H1, ZB-V.
+//! Generators of pipeline schedules: GPipe, 1F1B, interleaved, ZB-H1, ZB-V, DualPipeV.
 
 use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a schedule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,9 @@ pub struct Shape {
     pub microbatches: u32,
     /// Microbatches that go through a virtual stage before the next one of the stage has its turn, where interleaved.
     pub group: u32,
+    /// Whether passes run in pairs: 1F1B then begins one backward pass later, and on the way to it waits for no pass that
+    /// is in a pair at the same time.
+    pub pairs: bool,
 }
 
 /// The passes of all stages. The shape fits the schedule.
@@ -23,6 +26,7 @@ pub fn order(schedule: &Schedule, shape: Shape) -> Order {
         Schedule::OneFOneB => generate(Placement::Interleaved, interleaved),
         Schedule::ZbH1 => generate(Placement::Interleaved, zb_h1),
         Schedule::ZbV => generate(Placement::V, zb_v),
+        Schedule::DualPipeV => generate(Placement::V, dual_pipe_v),
         Schedule::Given(order) => order.clone(),
     }
 }
@@ -60,7 +64,8 @@ fn alternate(forward: Vec<Pass>, backward: Vec<Pass>, warmup: u32) -> Vec<Pass> 
 
 fn one_f_one_b(shape: Shape, stage: u32) -> Vec<Pass> {
     let all = |kind| (0..shape.microbatches).map(|microbatch| Pass { kind, chunk: 0, microbatch }).collect();
-    alternate(all(Kind::Forward), all(Kind::Backward), ir::fault!("schedule.one_f_one_b.warmup", stage, shape.stages - stage - 1))
+    let after = ir::fault!("schedule.one_f_one_b.warmup", stage, shape.stages - stage - 1);
+    alternate(all(Kind::Forward), all(Kind::Backward), if shape.pairs { 2 * after + 1 } else { after })
 }
 
 /// A group of microbatches goes through the virtual stages one after the other, then the next group does.
@@ -76,7 +81,7 @@ fn interleaved(shape: Shape, stage: u32) -> Vec<Pass> {
         }
         out
     };
-    alternate(all(Kind::Forward), all(Kind::Backward), 2 * (shape.stages - stage - 1) + (shape.chunks - 1) * shape.group)
+    alternate(all(Kind::Forward), all(Kind::Backward), 2 * (shape.stages - stage - 1) + (shape.chunks - 1) * shape.group + u32::from(shape.pairs))
 }
 
 /// Stage r puts the gradients of parameters off by r microbatches: those of the last stage, which has no cool-down, fill it at its end, and
@@ -111,6 +116,37 @@ fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
     out.push(&[(B, 0), (W, 0)], p - r);
     out.push(&[(W, 1)], r);
     out.push(&[(W, 0)], r);
+    out.passes.retain(|pass| pass.microbatch < shape.microbatches);
+    out.passes
+}
+
+/// Fewer microbatches than fill the pipeline are the first of as many as do. Gradients of weights that are put off fill
+/// gaps at the end.
+fn dual_pipe_v(shape: Shape, stage: u32) -> Vec<Pass> {
+    use Kind::{Backward as B, Forward as F, Weight as W};
+    let (p, r) = (shape.stages, stage);
+    let full = shape.microbatches.max(2 * p);
+    let (above, own) = (p - r - 1, r + 1);
+    let mut out = Building::default();
+    out.push(&[(F, 0)], 2 * above);
+    out.push(&[(F, 0), (F, 1)], own);
+    out.push(&[(B, 1), (W, 1), (F, 1)], above);
+    out.push(&[(F, 0), (B, 1), (W, 1), (F, 1), (B, 0), (W, 0)], ir::fault!("schedule.dual_pipe_v.begun", full - 2 * p + r, full - 2 * p + own));
+    out.push(&[(B, 1), (W, 1), (F, 1), (B, 0), (W, 0)], above);
+    // The second half of these puts its gradients of weights off.
+    let all: Vec<u32> = (0..own).flat_map(|_| [1, 0]).collect();
+    let (first, second) = all.split_at(own as usize);
+    first.iter().for_each(|chunk| out.push(&[(B, *chunk), (W, *chunk)], 1));
+    let mut put_off: VecDeque<u32> = second.iter().copied().collect();
+    second.iter().for_each(|chunk| out.push(&[(B, *chunk)], 1));
+    for _ in 0..above {
+        if let Some(chunk) = put_off.pop_front() {
+            out.push(&[(W, chunk)], 1);
+        }
+        out.push(&[(B, 0)], 1);
+        put_off.push_back(0);
+    }
+    put_off.into_iter().for_each(|chunk| out.push(&[(W, chunk)], 1));
     out.passes.retain(|pass| pass.microbatch < shape.microbatches);
     out.passes
 }

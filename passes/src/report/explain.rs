@@ -53,6 +53,7 @@ pub fn exchanges(job: &Job) -> Vec<Exchange> {
             .train
             .iter()
             .chain(ir::fault!("report.exchanges.update", &[][..], &stage.schedule.update[..]))
+            .filter(|c| c.part == 0)
             .for_each(|c| *calls.entry(c.body.0).or_default() += 1);
         let program = &job.programs[stage.program as usize];
         for (body, times) in calls {

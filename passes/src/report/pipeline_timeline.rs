@@ -86,17 +86,17 @@ impl fmt::Display for StageTime {
     }
 }
 
-/// What a body gives and takes: stages on, channel.
+/// What a part of a body gives and takes: stages on, channel.
 struct Exchanges {
     received: Vec<(i64, Channel)>,
     sent: Vec<(i64, Channel)>,
 }
 
 impl Exchanges {
-    fn of(body: &Body) -> Exchanges {
-        let received =
-            body.commands.iter().filter_map(|c| if let Action::Recv { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
-        let sent = body.commands.iter().filter_map(|c| if let Action::Send { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
+    fn of(body: &Body, part: u32) -> Exchanges {
+        let commands = &body.commands[body.part(part)];
+        let received = commands.iter().filter_map(|c| if let Action::Recv { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
+        let sent = commands.iter().filter_map(|c| if let Action::Send { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
         Exchanges { received: received.collect(), sent: sent.collect() }
     }
 }
@@ -111,7 +111,8 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
         BodyKind::Weight(_) => costs.weight,
         BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => 0,
     };
-    let exchanges: Vec<Vec<Exchanges>> = job.programs.iter().map(|p| p.bodies.iter().map(Exchanges::of).collect()).collect();
+    let of_body = |b: &Body| (0..b.parts()).map(|part| Exchanges::of(b, part)).collect();
+    let exchanges: Vec<Vec<Vec<Exchanges>>> = job.programs.iter().map(|p| p.bodies.iter().map(of_body).collect()).collect();
     let mut playing: Vec<Playing> = job.stages.iter().map(|s| Playing { calls: &s.schedule.train, at: 0, first: None, now: 0, busy: 0 }).collect();
     // When messages under way arrive. A body takes one message of a channel at most.
     let mut messages: BTreeMap<(i64, i64, Channel), VecDeque<u64>> = BTreeMap::new();
@@ -121,14 +122,15 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
             let class = job.stages[s].program as usize;
             let s = s as i64;
             while let Some(call) = stage.calls.get(stage.at) {
-                let Exchanges { received, sent } = &exchanges[class][call.body.index()];
+                let Exchanges { received, sent } = &exchanges[class][call.body.index()][call.part as usize];
                 let arrival = |(hops, channel): &(i64, Channel)| messages.get(&(s + hops, s, *channel))?.front().copied();
                 let Some(arrived) = received.iter().map(arrival).collect::<Option<Vec<u64>>>() else { break };
                 for (hops, channel) in received {
                     messages.get_mut(&(s + hops, s, *channel)).and_then(VecDeque::pop_front);
                 }
                 let begin = arrived.into_iter().fold(stage.now, u64::max);
-                let takes = cost(job.programs[class].bodies[call.body.index()].kind);
+                // Passes side by side begin together and end together.
+                let takes = if call.part == 0 { cost(job.programs[class].bodies[call.body.index()].kind) } else { 0 };
                 if takes > 0 {
                     stage.first.get_or_insert(begin);
                     (stage.now, stage.busy) = (begin + takes, stage.busy + takes);
@@ -144,7 +146,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
     let length = playing.iter().map(|p| p.now).max().unwrap_or(0);
     let stages = playing.iter().zip(&job.stages).map(|(played, stage)| {
         let program = &job.programs[stage.program as usize];
-        let kinds = played.calls.iter().map(|c| program.bodies[c.body.index()].kind);
+        let kinds = played.calls.iter().filter(|c| c.part == 0).map(|c| program.bodies[c.body.index()].kind);
         let warmup = kinds.take_while(|k| !matches!(k, BodyKind::Backward(_))).filter(|k| matches!(k, BodyKind::Forward(_))).count();
         StageTime {
             warmup: warmup as u64,

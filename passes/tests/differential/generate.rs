@@ -90,6 +90,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
     let ep = divisor(dice, dp * cp * tp / etp.unwrap_or(tp));
     let micro_batch = dice.pick(&[1, 1, 2]);
     let (schedule, vpp, group, microbatches) = schedules::schedule(dice, pp);
+    let (schedule, pairs) = schedules::pairs(seed, schedule);
     let random = dice.chance(40);
     let data = dice.pick(&[Data::Real, Data::Real, Data::Exact]);
     let precision = dice.pick(&[DType::F32, DType::F32, DType::F32, DType::Bf16, DType::F16]);
@@ -108,6 +109,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         replicas: divisor(&mut Dice(mix(!seed ^ 7)), dp),
+        pairs,
         memory_order: Dice(mix(!seed ^ 9)).pick(&[MemoryOrder::Time, MemoryOrder::Time, MemoryOrder::Memory]),
         offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer, Offload::Disk]),
         activation_offload: Dice(mix(!seed ^ 11)).pick(&[
@@ -162,7 +164,7 @@ fn virtual_stages(case: &Case) -> u64 {
     let chunks = match &case.schedule {
         Schedule::GPipe | Schedule::OneFOneB => case.vpp.unwrap_or(1),
         Schedule::ZbH1 => 1,
-        Schedule::ZbV => 2,
+        Schedule::ZbV | Schedule::DualPipeV => 2,
         Schedule::Given(order) => u64::from(order.chunks()),
     };
     case.pp * chunks

@@ -35,6 +35,7 @@ pub struct Case {
     pub tp_overlap: TpOverlap,
     pub zero: Zero,
     pub replicas: u64,
+    pub pairs: bool,
     pub memory_order: MemoryOrder,
     pub offload: Offload,
     pub activation_offload: ActivationOffload,
@@ -88,6 +89,7 @@ impl Default for Case {
             tp_overlap: TpOverlap::Off,
             zero: Zero::None,
             replicas: 1,
+            pairs: false,
             memory_order: MemoryOrder::Time,
             offload: Offload::Off,
             activation_offload: ActivationOffload::Off,
@@ -171,6 +173,7 @@ pub fn options(case: &Case) -> Options {
         zero: case.zero,
         replicas: case.replicas,
         logits_chunks: Some(case.logits),
+        pass_pairs: case.pairs,
         memory_order: case.memory_order,
         offload: case.offload,
         activation_offload: case.activation_offload,
@@ -322,18 +325,19 @@ fn planned_differently(
     let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
     let activation_offload = ActivationOffload::Off;
     let simple = Case { memory_order: MemoryOrder::Time, activation_offload, tf32: false, ..case.clone() };
-    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, ..simple };
+    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, pairs: false, ..simple };
     // Which logits can be cut may depend on what is recomputed, and how sums over tokens round on that.
     if plain == *case || case.logits > 1 {
         return Ok(None);
     }
     let Models { training, evaluation, .. } = models(text, defines, &plain)?;
     let c = compile(training, evaluation, &options(&plain))
-        .map_err(|e| format!("without recomputation, chunks, offload and an order for memory: {e}"))?;
+        .map_err(|e| format!("without recomputation, chunks, offload, pairs and an order for memory: {e}"))?;
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
-    let Case { recompute, tp_overlap, offload, activation_offload, memory_order, .. } = case;
-    Ok((!same).then(|| format!("{recompute:?}, {tp_overlap:?}, {offload:?}, {activation_offload:?} and {memory_order:?} change a result")))
+    let Case { recompute, tp_overlap, offload, activation_offload, memory_order, pairs, .. } = case;
+    let changes = format!("{recompute:?}, {tp_overlap:?}, {offload:?}, {activation_offload:?}, {memory_order:?} and pairs: {pairs} change a result");
+    Ok((!same).then_some(changes))
 }
 
 /// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams, with none, one or two evaluations before each step.

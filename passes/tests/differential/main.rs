@@ -25,6 +25,7 @@ mod muon;
 mod mutations;
 mod offload;
 mod overlap;
+mod pairs;
 mod parts;
 mod parts_rows;
 mod precision;

@@ -4,7 +4,7 @@ use crate::harness::{compiled, interleaved, models, options};
 use crate::models::{GPT2, case};
 use frontend::Models;
 use ir::options::{MemoryOrder, Options, Recompute, SequenceParallel, Zero};
-use ir::program::{Arena, Buffer, Call, CallSchedule, Command, Content, Job, Space, Stage};
+use ir::program::{Arena, Buffer, Call, CallSchedule, Content, Job, Space, Stage};
 use passes::commands::best_fit::{ALIGN, most_alive};
 use passes::commands::liveness::Lives;
 use passes::remedy::{self, Remedy};
@@ -119,7 +119,7 @@ fn an_evaluation_needs_no_memory_beside_that_of_steps() {
         let Stage { program, schedule, .. } = job.stages.last().expect("a stage");
         let program = &job.programs[*program as usize];
         let temporary = |calls: &[Call]| {
-            let used = calls.iter().flat_map(|c| &program.bodies[c.body.index()].commands).flat_map(Command::buffers);
+            let used = calls.iter().flat_map(|c| program.commands(c)).flat_map(|(_, c)| c.buffers());
             let buffers = used.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Temporary);
             buffers.map(|b| b.offset + b.bytes()).max().unwrap_or(0)
         };

@@ -81,7 +81,8 @@ pub const T5: (&str, &[(&str, &str)]) = (
 /// attention exchanges (a ring, unless it says ulysses, gather or both), sequence parallelism, microbatches,
 /// sequences per microbatch and rank, layers recomputed together, `frugal` orders of commands, `segments4` of a
 /// product at most, `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of experts' rows,
-/// `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
+/// `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1, zbv or
+/// dualpipev, `paired` passes.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
@@ -127,6 +128,8 @@ pub fn case(words: &str) -> Case {
             "gpipe" => case.schedule = Schedule::GPipe,
             "zbh" => case.schedule = Schedule::ZbH1,
             "zbv" => case.schedule = Schedule::ZbV,
+            "dualpipev" => case.schedule = Schedule::DualPipeV,
+            "paired" => case.pairs = true,
             _ => panic!("{word}"),
         }
     }

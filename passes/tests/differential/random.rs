@@ -54,7 +54,8 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("captures", many(case.pp) && ["kept", "curve", "total = total"].iter().any(|name| text.contains(name))),
         ("vpp", case.vpp.is_some_and(many)),
         ("gpipe", many(case.pp) && case.schedule == Schedule::GPipe),
-        ("zero-bubble", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV)),
+        ("zero-bubble", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV | Schedule::DualPipeV)),
+        ("passes in pairs", case.pairs && case.global_batch > case.dp * case.micro_batch),
         ("given order", many(case.pp) && matches!(case.schedule, Schedule::Given(_))),
         ("bounded rows", case.moe_buffer != Buffer::Whole && many(case.ep)),
         ("passes of rows", many(case.moe_passes) && text.contains("dispatch(")),
@@ -93,6 +94,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
 const EXCLUSIVE: &[&[&str]] = &[
     &["tp overlap", "split products"],
     &["gpipe", "zero-bubble", "given order"],
+    &["passes in pairs", "gpipe", "given order"],
     &["vpp", "zero-bubble"],
     &["vpp", "given order"],
     &["zero 1", "zero 2", "zero 3"],

@@ -15,6 +15,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.tp_overlap = TpOverlap::Off,
     |c| c.rows = Rows::Rules,
     |c| c.zero = Zero::None,
+    |c| c.pairs = false,
     |c| c.memory_order = MemoryOrder::Time,
     |c| c.offload = Offload::Off,
     |c| c.activation_offload = ActivationOffload::Off,

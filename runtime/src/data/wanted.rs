@@ -65,7 +65,7 @@ impl Wanted {
             for axis in job.mesh.of(Axis::Microbatch) {
                 coords[axis.0 as usize] = u64::from(call.microbatch);
             }
-            for command in &program.bodies[call.body.index()].commands {
+            for (_, command) in program.commands(call) {
                 if let Action::Load { input, index, .. } = &command.action {
                     let part = Part::new(&job.inputs[*input as usize].dims, index, &coords);
                     part.runs(|run| wanted[*input as usize].extend(run.global.map(|at| at..at + run.len)));

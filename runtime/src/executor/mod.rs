@@ -30,7 +30,7 @@ use crate::streams::Events;
 use held::scatter;
 use ir::mesh::Coords;
 use ir::op::DType;
-use ir::program::{Action, Call, Command, Job, Place, Space};
+use ir::program::{Action, BodyId, Call, Command, Job, Place, Space};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, hash_map};
 use std::sync::Arc;
@@ -65,8 +65,9 @@ pub struct Rank<'a, D> {
     events: Arc<Events>,
     at: Position,
     reports: Vec<Option<f64>>,
-    /// By which bools commands of the first stream's call are left out, or not: on a device, to read one is to wait.
-    decided: (Position, HashMap<Place, bool>),
+    /// By body, the microbatch for which it was called last, and by which bools its commands of the first stream are left
+    /// out, or not: on a device, to read one is to wait.
+    decided: HashMap<BodyId, (u32, HashMap<Place, bool>)>,
     /// How many such bools of a phase were true, and how many there were.
     further: [u64; 2],
     /// Looks for the first operand that is not finite, if some.
@@ -149,8 +150,8 @@ impl<'a, D: Device> Rank<'a, D> {
         let (program, schedule) = (self.frame.program, &self.frame.stage.schedule);
         for cursor in &mut self.cursors {
             let (stream, calls) = (cursor.stream(), schedule.train.iter().chain(&schedule.update));
-            let commands = calls.flat_map(|c| &program.bodies[c.body.index()].commands);
-            let of_stream = commands.filter(|c| stream.is_none_or(|s| s == c.stream)).count();
+            let commands = calls.flat_map(|c| program.commands(c));
+            let of_stream = commands.filter(|(_, c)| stream.is_none_or(|s| s == c.stream)).count();
             cursor.watch(of_stream * steps);
         }
     }
@@ -205,11 +206,11 @@ impl<'a, D: Device> Rank<'a, D> {
         let Some(place) = command.predicate.as_ref().filter(|_| stream == 0) else {
             return self.frame.is_left_out(&mut self.coords, call, command, &self.device);
         };
-        let of_call = Position { command: 0, ..self.at };
-        if std::mem::replace(&mut self.decided.0, of_call) != of_call {
-            self.decided.1.clear();
+        let (microbatch, decided) = self.decided.entry(call.body).or_default();
+        if std::mem::replace(microbatch, call.microbatch) != call.microbatch {
+            decided.clear();
         }
-        match self.decided.1.entry(place.clone()) {
+        match decided.entry(place.clone()) {
             hash_map::Entry::Occupied(known) => *known.get(),
             hash_map::Entry::Vacant(new) => {
                 let left_out = self.frame.is_left_out(&mut self.coords, call, command, &self.device);

@@ -15,7 +15,7 @@ impl<D: Device> Rank<'_, D> {
     pub fn begin(&mut self, phase: Phase) {
         self.cursors.iter_mut().for_each(|c| c.begin(phase));
         self.reports.fill(None);
-        self.decided.1.clear();
+        self.decided.clear();
         self.further = [0; 2];
         if let Some(fabric) = self.device.fabric() {
             fabric.phase(self.frame.stage.schedule.sends(phase));

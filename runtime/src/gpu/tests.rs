@@ -87,7 +87,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
 
     let program = &job.programs[0];
     let calls = &job.stages[0].schedule.train;
-    let commands = || calls.iter().flat_map(|c| &program.bodies[c.body.index()].commands);
+    let commands = || calls.iter().flat_map(|c| program.commands(c).map(|(_, c)| c));
     let issued: Vec<_> = commands()
         .filter_map(|c| match &c.action {
             Action::Launch { .. } => Some((c.stream, "launch")),

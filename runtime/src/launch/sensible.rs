@@ -205,7 +205,7 @@ impl<'a> Course<'a> {
         let program = &self.job.programs[stage.program as usize];
         let is_there = |at: Position| {
             let call = stage.schedule.calls(at.phase).get(at.call as usize);
-            call.is_some_and(|c| (at.command as usize) < program.bodies[c.body.index()].commands.len())
+            call.is_some_and(|c| program.bodies[c.body.index()].part(c.part).contains(&(at.command as usize)))
         };
         if let Some(ran) = part.ran.iter().find(|ran| !is_there(ran.at)) {
             return Err(format!("it ran command {} of call {} of {}", ran.at.command, ran.at.call, ran.at.phase.name()));

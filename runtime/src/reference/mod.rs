@@ -177,8 +177,8 @@ pub fn work(job: &Job) -> [u64; 2] {
     };
     let of_kernels: Vec<[u64; 2]> = job.kernels.iter().map(of_kernel).collect();
     let stage = &job.stages[0];
-    let calls = stage.schedule.train.iter().map(|call| &job.programs[stage.program as usize].bodies[call.body.index()]);
-    let launched = calls.flat_map(|body| &body.commands).filter_map(|c| match &c.action {
+    let commands = stage.schedule.train.iter().flat_map(|call| job.programs[stage.program as usize].commands(call));
+    let launched = commands.filter_map(|(_, c)| match &c.action {
         Action::Launch { kernel, .. } => Some(of_kernels[kernel.index()]),
         _ => None,
     });

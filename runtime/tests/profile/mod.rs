@@ -22,9 +22,8 @@ fn positions(job: &Job, rank: u64) -> BTreeMap<Stream, Vec<Position>> {
     let mut out: BTreeMap<Stream, Vec<Position>> = BTreeMap::new();
     for phase in [Phase::Train, Phase::Update] {
         for (k, call) in (0..).zip(stage.schedule.calls(phase)) {
-            let commands = &job.programs[stage.program as usize].bodies[call.body.index()].commands;
-            for (c, command) in (0..).zip(commands) {
-                out.entry(command.stream).or_default().push(Position { phase, call: k, command: c });
+            for (c, command) in job.programs[stage.program as usize].commands(call) {
+                out.entry(command.stream).or_default().push(Position { phase, call: k, command: c as u32 });
             }
         }
     }

@@ -78,6 +78,10 @@ struct Life {
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
 pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Result<(Summary, Flow, Trace), Violation> {
     let buffers = &reader.program.buffers;
+    let cut = |c: &u32| *c > 0 && (*c as usize) < body.commands.len();
+    let in_order = body.cuts.iter().all(cut) && body.cuts.windows(2).all(|w| w[0] < w[1]);
+    let what = || format!("{} commands are cut at {:?}", body.commands.len(), body.cuts);
+    ensure(in_order, Invariant::BodyCut, what).map_err(|e| at.error(e))?;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
     let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: vec![], stashed: BTreeMap::new() };
     let mut flow = Flow::new();

@@ -4,8 +4,7 @@ use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType};
-use ir::program::Phase;
-use ir::program::{Action, CallSchedule, Channel, Group, Job, Program};
+use ir::program::{Action, Body, Call, CallSchedule, Channel, Group, Job, Phase, Program};
 use std::collections::{HashMap, VecDeque};
 
 /// Sub-axes in order, and stages in order: what tells the members of one group from another's.
@@ -124,10 +123,14 @@ enum Event {
     },
 }
 
-/// What the bodies of a program do that concerns other stages, with the numbers of commands.
-pub struct Events(Vec<Vec<(usize, Event)>>);
+/// What the bodies of a program do that concerns other stages, part by part, with the numbers of commands.
+pub struct Events(Vec<Vec<Vec<(usize, Event)>>>);
 
 impl Events {
+    fn of(&self, call: &Call) -> &[(usize, Event)] {
+        &self.0[call.body.index()][call.part as usize]
+    }
+
     pub fn new(program: &Program) -> Events {
         let event = |action: &Action| match action {
             Action::Send { hops, channel, dtype, count, .. } => {
@@ -149,7 +152,8 @@ impl Events {
             | Action::Record { .. }
             | Action::Wait { .. } => None,
         };
-        let of = |b: &ir::program::Body| b.commands.iter().enumerate().filter_map(|(k, c)| Some((k, event(&c.action)?))).collect();
+        let of_part = |b: &Body, part: u32| b.part(part).filter_map(|k| Some((k, event(&b.commands[k].action)?))).collect();
+        let of = |b: &Body| (0..b.parts()).map(|part| of_part(b, part)).collect();
         Events(program.bodies.iter().map(of).collect())
     }
 }
@@ -193,7 +197,7 @@ impl Player<'_> {
     fn next(&mut self, phase: Phase) -> Option<Event> {
         let calls = self.schedule.calls(phase);
         while let Some(call) = calls.get(self.call) {
-            if let Some((_, event)) = self.events.0[call.body.index()].get(self.event) {
+            if let Some((_, event)) = self.events.of(call).get(self.event) {
                 return Some(*event);
             }
             (self.call, self.event) = (self.call + 1, 0);
@@ -208,7 +212,7 @@ impl Player<'_> {
         };
         let body = &self.program.bodies[call.body.index()];
         let at = Locus::stage(stage as u64).of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch));
-        match self.events.0[call.body.index()].get(self.event) {
+        match self.events.of(call).get(self.event) {
             Some((k, _)) => at.command(*k, &body.commands[*k]),
             None => at,
         }
@@ -389,8 +393,8 @@ impl<'a> Play<'a> {
     /// The command at which a stage stands; it stands at one.
     fn site(&self, s: usize) -> Site {
         let p = &self.players[s];
-        let body = p.schedule.calls(self.phase)[p.call].body.index();
-        (s, body, p.events.0[body][p.event].0)
+        let call = &p.schedule.calls(self.phase)[p.call];
+        (s, call.body.index(), p.events.of(call)[p.event].0)
     }
 
     /// The microbatch for which a stage runs its call.
@@ -436,6 +440,6 @@ impl Player<'_> {
     /// The event at which the player stands.
     fn phase_event(&self, phase: Phase) -> Option<Event> {
         let call = self.schedule.calls(phase).get(self.call)?;
-        self.events.0[call.body.index()].get(self.event).map(|e| e.1)
+        self.events.of(call).get(self.event).map(|e| e.1)
     }
 }

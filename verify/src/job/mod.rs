@@ -83,6 +83,7 @@
 //! within a message of several values.
 
 mod access;
+mod apart;
 mod body;
 mod cells;
 mod exchange;

@@ -1,6 +1,7 @@
 //! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
 
-use super::body::{Live, Summary, Touch, Used, is_held};
+use super::apart::apart;
+use super::body::{Summary, Touch, is_held};
 use super::held::ALIGN;
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
@@ -13,12 +14,20 @@ use std::collections::{BTreeMap, BTreeSet};
 type Writers = BTreeMap<usize, (BufferId, usize)>;
 
 /// The calls of one body within a phase or a run of phases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Use {
     count: usize,
-    /// Positions in the list of calls.
-    first: usize,
-    last: usize,
+    /// Positions in the list of calls, of each part.
+    first: Vec<usize>,
+    last: Vec<usize>,
+}
+
+impl Use {
+    /// As if so many calls came before.
+    fn after(mut self, later: usize) -> Use {
+        self.first.iter_mut().chain(&mut self.last).for_each(|at| *at += later);
+        self
+    }
 }
 
 /// A call's position and a command's.
@@ -55,8 +64,7 @@ pub fn check(
     }
     // A step is a training pass with its update, whose calls come after.
     let later = schedule.train.len();
-    let step: Vec<Option<Use>> =
-        uses[0].iter().zip(&uses[1]).map(|(t, u)| t.or(u.map(|u| Use { first: u.first + later, last: u.last + later, ..u }))).collect();
+    let step: Vec<Option<Use>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.clone().or(u.clone().map(|u| u.after(later)))).collect();
     persistent(program, bodies, &step, Some(later), &at.of(LocusPart::Calls("step")))?;
     persistent(program, bodies, &uses[2], None, &at.of(LocusPart::Calls(Phase::Eval.name())))?;
     reports(job, program, schedule, bodies, &uses, at)
@@ -96,22 +104,36 @@ pub fn exists<'a>(job: &Job, program: &'a Program, call: &Call) -> Checked<&'a B
     let body = program.bodies.get(call.body.index());
     let body = body.ok_or_else(|| Invariant::CallExists.breach(format!("there is no body {}", call.body.index())))?;
     ensure(u64::from(k) < m, Invariant::CallExists, || format!("there is no microbatch {k} of {m}"))?;
+    ensure(call.part < body.parts(), Invariant::CallExists, || format!("there is no part {} of {}", call.part, body.parts()))?;
     Ok(body)
 }
 
-/// Every body is called once, or once for every microbatch where that makes a difference.
+/// Every body is called once, or once for every microbatch where that makes a difference: part by part, with no other
+/// body of the microbatch nor another microbatch of the body between two parts.
 fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<Vec<Option<Use>>, Violation> {
     let m = job.microbatches as usize;
     let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
-    let mut seen: Vec<Vec<bool>> = vec![vec![]; bodies.len()];
+    // By body and microbatch, how many parts were called.
+    let mut seen: Vec<Vec<u32>> = vec![vec![]; bodies.len()];
+    // The calls of which parts are left.
+    let mut open: Vec<(usize, usize)> = vec![];
     for (c, call) in schedule.calls(phase).iter().enumerate() {
         let fail = |what: Breach| at.of(LocusPart::Call(c)).error(what);
         let (b, k) = (call.body.index(), call.microbatch as usize);
         let body = exists(job, program, call).map_err(fail)?;
         ensure(belongs(body.kind, phase), Invariant::CallPhase, || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
-        seen[b].resize(m, false);
-        ensure(!seen[b][k], Invariant::CalledOnce, || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
-        let done = |kind: BodyKind| program.bodies.iter().zip(&seen).any(|(f, s)| f.kind == kind && s.get(k) == Some(&true));
+        seen[b].resize(m, 0);
+        let part = seen[b][k];
+        ensure(call.part >= part, Invariant::CalledOnce, || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
+        ensure(call.part == part, Invariant::PartsInOrder, || format!("part {} of `{}` comes before part {part}", call.part, body.name))
+            .map_err(fail)?;
+        if let Some((b, k)) = open.iter().find(|other| **other != (b, k) && (other.0 == b || other.1 == k)) {
+            let what = format!("`{}` comes between parts of `{}`, microbatch {k}", body.name, program.bodies[*b].name);
+            return Err(fail(Invariant::PartsInOrder.breach(what)));
+        }
+        open.retain(|other| *other != (b, k));
+        open.extend((part + 1 < body.parts()).then_some((b, k)));
+        let done = |kind: BodyKind| program.bodies.iter().zip(&seen).any(|(f, s)| f.kind == kind && s.get(k) == Some(&f.parts()));
         match body.kind {
             BodyKind::Backward(l) => ensure(done(BodyKind::Forward(l)), Invariant::PassOrder, || {
                 format!("`{}` comes before the forward pass of microbatch {k}", body.name)
@@ -126,9 +148,19 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
             BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce | BodyKind::Update => Ok(()),
         }
         .map_err(fail)?;
-        seen[b][k] = true;
-        let u = uses[b].get_or_insert(Use { count: 0, first: c, last: c });
-        (u.count, u.last) = (u.count + 1, c);
+        seen[b][k] += 1;
+        let u = uses[b].get_or_insert(Use { count: 0, first: vec![], last: vec![] });
+        let part = part as usize;
+        if u.first.len() == part {
+            u.first.push(c);
+            u.last.push(c);
+        }
+        u.last[part] = c;
+        u.count += usize::from(part == 0);
+    }
+    if let Some((b, k)) = open.first() {
+        let what = format!("parts of `{}` are not called for microbatch {k}", program.bodies[*b].name);
+        return Err(at.error(Invariant::PartsInOrder.breach(what)));
     }
     for ((body, summary), u) in program.bodies.iter().zip(bodies).zip(&uses) {
         let Some(u) = u else { continue };
@@ -184,7 +216,13 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
     let mut stashes: Vec<Vec<(u32, Vec<usize>)>> = schedule.slots.iter().map(|s| vec![(0, vec![]); s.count as usize]).collect();
     for call in calls {
         let b = call.body.index();
+        let part = program.bodies[b].part(call.part);
         for (stash, needs) in needs.get(&b).into_iter().flatten() {
+            // From the first part that touches it to the last one.
+            let used = bodies[b].stashed[stash];
+            if part.end <= used.0 || used.1 < part.start {
+                continue;
+            }
             let slots = &mut stashes[*stash];
             let k = call.microbatch as usize % slots.len();
             let (owner, ran) = &mut slots[k];
@@ -202,76 +240,11 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
                 }
                 ran.clear();
             }
-            if let Some((_, (id, k))) = needs.iter().find(|(from, _)| !ran.contains(from)) {
+            if let Some((_, (id, k))) = needs.iter().find(|(from, (_, k))| part.contains(k) && !ran.contains(from)) {
                 return Err(error(*k, Invariant::StashWritten.breach(format!("it reads buffer `{}` before that is written", name(id)))));
             }
-            ran.push(b);
-        }
-    }
-    Ok(())
-}
-
-/// Who has bytes of a memory's temporary arena: a temporary buffer of a call, or a stash.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Tenant {
-    Temporary(BufferId),
-    Stash(usize),
-}
-
-/// A stash is in use, for a microbatch, from the first command of a phase that touches it for that to the last one.
-/// Nothing else lies there meanwhile: neither temporary buffers that are in use, nor other stashes. All of its slots
-/// count as in use then, and calls of a body are taken as one. Nothing is stashed from phase to phase ([`stash`]), so
-/// phases share their memory.
-fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
-    let calls = schedule.calls(phase);
-    // By stash and microbatch, the first and the last call.
-    let mut lives: BTreeMap<(usize, u32), (usize, usize)> = BTreeMap::new();
-    for (c, call) in calls.iter().enumerate() {
-        for k in bodies[call.body.index()].stashed.keys() {
-            lives.entry((*k, call.microbatch)).or_insert((c, c)).1 = c;
-        }
-    }
-    // By body and stash, the first and the last command.
-    let mut used: BTreeMap<usize, BTreeMap<usize, (usize, usize)>> = BTreeMap::new();
-    for ((k, _), (first, last)) in lives {
-        for (c, call) in calls.iter().enumerate().take(last + 1).skip(first) {
-            let b = call.body.index();
-            let own = bodies[b].stashed.get(&k).copied().unwrap_or_default();
-            let from = if c == first { own.0 } else { 0 };
-            let to = if c == last { own.1 } else { program.bodies[b].commands.len() };
-            let span = used.entry(b).or_default().entry(k).or_insert((from, to));
-            *span = (span.0.min(from), span.1.max(to));
-        }
-    }
-    for (b, space) in used.keys().flat_map(|b| Space::ALL.map(|space| (*b, space))) {
-        let of_stash = |(k, (first, last)): (&usize, &(usize, usize))| {
-            let Slots { count, at } = schedule.slots[*k];
-            (Tenant::Stash(*k), (at, at + u64::from(count) * program.stashes[*k].bytes), *first, *last)
-        };
-        let of_buffer = |u: &Used| (Tenant::Temporary(u.id), (u.from, u.to), u.first, u.last);
-        let stashes = used[&b].iter().filter(|(k, _)| program.stashes[**k].space == space).map(of_stash);
-        let temporary = bodies[b].temporary.iter().filter(|u| program.buffers[u.id.index()].arena.space() == Some(space)).map(of_buffer);
-        let all = stashes.chain(temporary).filter(|(_, (from, to), ..)| from < to);
-        // Beginnings of a command come before its ends.
-        let mut turns: Vec<(usize, bool, Tenant, (u64, u64))> =
-            all.flat_map(|(who, bytes, first, last)| [(first, false, who, bytes), (last, true, who, bytes)]).collect();
-        turns.sort_unstable();
-        let mut live = Live::default();
-        for (command, ends, who, (from, to)) in turns {
-            if ends {
-                live.remove(from);
-            } else if let Err(other) = live.insert(from, to, who) {
-                let here = at.body(&program.bodies[b].name).of(LocusPart::Number(command));
-                return Err(here.error(match (who, other) {
-                    (Tenant::Temporary(id), Tenant::Stash(k)) | (Tenant::Stash(k), Tenant::Temporary(id)) => {
-                        Invariant::StashFromTemporary.breach(format!("buffer `{}` lies in stash {k}, both in use", program.buffers[id.index()].name))
-                    }
-                    (Tenant::Stash(j), Tenant::Stash(k)) => {
-                        Invariant::StashesApart.breach(format!("stashes {} and {}, both in use, overlap", j.min(k), j.max(k)))
-                    }
-                    // Shown of each body by itself.
-                    (Tenant::Temporary(_), Tenant::Temporary(_)) => continue,
-                }));
+            if part.contains(&used.1) {
+                ran.push(b);
             }
         }
     }
@@ -281,17 +254,22 @@ fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
 /// A use of a buffer by a body.
 struct Part<'a> {
     body: usize,
+    cuts: &'a [u32],
     touch: &'a Touch,
-    calls: Use,
+    calls: &'a Use,
 }
 
 impl Part<'_> {
     fn first(&self, command: usize) -> Moment {
-        (self.calls.first, command)
+        (self.calls.first[self.part(command)], command)
     }
 
     fn last(&self, command: usize) -> Moment {
-        (self.calls.last, command)
+        (self.calls.last[self.part(command)], command)
+    }
+
+    fn part(&self, command: usize) -> usize {
+        self.cuts.partition_point(|c| *c as usize <= command)
     }
 }
 
@@ -299,10 +277,11 @@ impl Part<'_> {
 fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
     let mut parts: BTreeMap<BufferId, Vec<Part>> = BTreeMap::new();
     for (body, summary) in bodies.iter().enumerate() {
-        let Some(calls) = uses[body] else { continue };
+        let Some(calls) = &uses[body] else { continue };
+        let cuts = &program.bodies[body].cuts;
         for (id, touch) in &summary.touches {
             if program.buffers[id.index()].arena.lasts() {
-                parts.entry(*id).or_default().push(Part { body, touch, calls });
+                parts.entry(*id).or_default().push(Part { body, cuts, touch, calls });
             }
         }
     }
@@ -340,7 +319,7 @@ fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, 
     let mut replaced = false;
     for part in parts {
         let Some(k) = part.touch.write.or(part.touch.replace) else { continue };
-        let in_update = update.is_some_and(|u| part.calls.first >= u) && !matches!(buffer.content, Content::Table { .. });
+        let in_update = update.is_some_and(|u| part.calls.first[0] >= u) && !matches!(buffer.content, Content::Table { .. });
         ensure(in_update, Invariant::HeldInUpdate, || format!("it writes `{}` outside of an update", buffer.name))
             .map_err(|e| fail(program, at, part, k, e))?;
         ensure(part.calls.count == 1 && !replaced, Invariant::ChangedOnce, || format!("it writes `{}` again", buffer.name))
@@ -410,7 +389,7 @@ fn reports(
     for (phase, uses) in Phase::ALL.into_iter().zip(uses) {
         let mut count = vec![0; job.reports.len()];
         for (b, summary) in bodies.iter().enumerate() {
-            let Some(u) = uses[b] else { continue };
+            let Some(u) = &uses[b] else { continue };
             for (k, report) in &summary.reports {
                 count[*report as usize] += u.count;
                 let once = phase != Phase::Update && count[*report as usize] == 1;

@@ -16,7 +16,7 @@
 //! stashes of other phases, so their order is shown with that of what stashes hold.
 //!
 //! What a call does depends on the moments it finds through comparisons of a byte's moments with clocks alone, so states in
-//! which all of these have the same outcomes have the same future ([`State::normalise`]). A call is looked at once per such state; so a
+//! which all of these have the same outcomes have the same future ([`State::normalise`]). A run of calls is looked at once per such state; so a
 //! schedule of thousands of microbatches costs what its first rounds do, and following phases by phases ends.
 
 #[cfg(test)]
@@ -62,6 +62,9 @@ struct Cell {
     /// Each stream's last read since.
     read: Clock,
 }
+
+/// A body, a part of it, and which slots of homes the call has, said with its first part.
+type Called = (usize, u32, Vec<usize>);
 
 enum Act {
     Touch(Vec<Touch>),
@@ -134,8 +137,8 @@ struct Order<'a> {
     used: Streams,
     states: Vec<Rc<State>>,
     numbers: HashMap<Rc<State>, usize>,
-    /// Per state, body and slots of the homes that it touches: the state after the call.
-    after: HashMap<(usize, usize, Vec<usize>), usize>,
+    /// Per state and run of calls: the state after the run.
+    after: HashMap<(usize, Vec<Called>), usize>,
 }
 
 /// Checks the invariants of the module's documentation for the program of a stage, given what its bodies touch.
@@ -305,21 +308,26 @@ impl<'a> Order<'a> {
     /// The state after a phase that begins in this one.
     fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: Phase, at: &Locus) -> Result<usize, Violation> {
         let mut now = from;
-        for (c, call) in schedule.calls(phase).iter().enumerate() {
-            let (body, microbatch) = (call.body.index(), call.microbatch as usize);
-            let key = (now, body, self.touched[body].iter().map(|h| microbatch % self.homes.slots(*h)).collect());
+        let calls = schedule.calls(phase);
+        for run in self.program.runs(calls) {
+            // All parts of a call have the same slots.
+            let slots = |call: &Call| if call.part == 0 { self.slots(call) } else { vec![] };
+            let called = |call: &Call| (call.body.index(), call.part, slots(call));
+            let key = (now, calls[run.clone()].iter().map(called).collect());
             if let Some(next) = self.after.get(&key) {
                 now = *next;
                 continue;
             }
             let mut state = State::clone(&self.states[now]);
-            for k in 0..self.bodies[body].len() {
-                self.step(&mut state, body, k, microbatch).map_err(|race| {
-                    let body = &self.program.bodies[body];
-                    let here =
-                        at.of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch)).command(k, &body.commands[k]);
-                    here.error(Invariant::NoRace.breach(self.explain(&race, schedule.calls(phase), c, k)))
-                })?;
+            for (c, call) in run.map(|c| (c, &calls[c])) {
+                let (body, microbatch) = (call.body.index(), call.microbatch as usize);
+                for k in self.program.bodies[body].part(call.part) {
+                    self.step(&mut state, body, k, microbatch).map_err(|race| {
+                        let body = &self.program.bodies[body];
+                        let pass = at.of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch));
+                        pass.command(k, &body.commands[k]).error(Invariant::NoRace.breach(self.explain(&race, calls, c, k)))
+                    })?;
+                }
             }
             state.normalise(&self.users, &self.waiters, self.used);
             let next = self.number(state);
@@ -327,6 +335,11 @@ impl<'a> Order<'a> {
             now = next;
         }
         Ok(now)
+    }
+
+    /// Which slots a call has: of each home with several that its body touches.
+    fn slots(&self, call: &Call) -> Vec<usize> {
+        self.touched[call.body.index()].iter().map(|home| call.microbatch as usize % self.homes.slots(*home)).collect()
     }
 
     fn step(&self, state: &mut State, body: usize, k: usize, microbatch: usize) -> Result<(), Race> {
@@ -372,10 +385,11 @@ impl<'a> Order<'a> {
             let (body, microbatch) = (&self.program.bodies[call.body.index()], call.microbatch as usize);
             let acts = &self.bodies[call.body.index()];
             let same = |touch: &Touch| touch.writes == race.wrote && self.homes.cells(touch, microbatch).contains(&race.cell);
-            let other = acts[..if c == now { k } else { acts.len() }].iter().rposition(|(s, act)| match act {
-                Act::Touch(touches) => *s == race.stream && touches.iter().any(same),
-                Act::Record(_) | Act::Wait(_) => false,
-            });
+            let touched = |k: &usize| match &acts[*k] {
+                (s, Act::Touch(touches)) => *s == race.stream && touches.iter().any(same),
+                (_, Act::Record(_) | Act::Wait(_)) => false,
+            };
+            let other = body.part(call.part).rev().filter(|j| c < now || *j < k).find(touched);
             if let Some(other) = other {
                 let other = Locus::from(LocusPart::Body(body.name.clone())).command(other, &body.commands[other]);
                 return format!("nothing orders it after {other} on stream {stream}, which {verb} the same memory");

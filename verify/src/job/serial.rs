@@ -9,7 +9,7 @@
 use super::exchange::{Key, key};
 use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
-use ir::program::{Action, Channel, Job, Phase, SendTurn};
+use ir::program::{Action, Body, Channel, Job, Phase, SendTurn};
 use std::collections::HashMap;
 
 /// An exchange of a stage, in the eyes of the others.
@@ -69,7 +69,7 @@ pub fn check(job: &Job) -> Result<(), Violation> {
         return Ok(());
     }
     let mut groups = Groups::default();
-    let bodies: Vec<Vec<Vec<Exchange>>> = (0..job.stages.len()).map(|s| bodies(job, s, &mut groups)).collect();
+    let bodies: Vec<Vec<Vec<Vec<Exchange>>>> = (0..job.stages.len()).map(|s| bodies(job, s, &mut groups)).collect();
     Phase::ALL.into_iter().try_for_each(|phase| Play::new(job, &bodies, &groups.stages, phase)?.run())
 }
 
@@ -80,8 +80,8 @@ struct Groups {
     stages: Vec<Vec<usize>>,
 }
 
-/// The exchanges of each body of a stage's program.
-fn bodies(job: &Job, s: usize, groups: &mut Groups) -> Vec<Vec<Exchange>> {
+/// The exchanges of each body of a stage's program, part by part.
+fn bodies(job: &Job, s: usize, groups: &mut Groups) -> Vec<Vec<Vec<Exchange>>> {
     let program = &job.programs[job.stages[s].program as usize];
     // Where there is no such stage, the play with buffers has said so.
     let peer = |hops: i64| (s as u64).wrapping_add_signed(hops) as usize;
@@ -108,7 +108,8 @@ fn bodies(job: &Job, s: usize, groups: &mut Groups) -> Vec<Vec<Exchange>> {
         | Action::Record { .. }
         | Action::Wait { .. } => None,
     };
-    program.bodies.iter().map(|b| b.commands.iter().filter_map(|c| exchange(&c.action)).collect()).collect()
+    let mut of_part = |b: &Body, part: u32| b.commands[b.part(part)].iter().filter_map(|c| exchange(&c.action)).collect();
+    program.bodies.iter().map(|b| (0..b.parts()).map(|part| of_part(b, part)).collect()).collect()
 }
 
 struct Play<'a> {
@@ -126,10 +127,11 @@ struct Play<'a> {
 }
 
 impl<'a> Play<'a> {
-    fn new(job: &'a Job, bodies: &[Vec<Vec<Exchange>>], groups: &'a [Vec<usize>], phase: Phase) -> Result<Play<'a>, Violation> {
+    fn new(job: &'a Job, bodies: &[Vec<Vec<Vec<Exchange>>>], groups: &'a [Vec<usize>], phase: Phase) -> Result<Play<'a>, Violation> {
         let mut players = vec![];
         for (s, stage) in job.stages.iter().enumerate() {
-            let exchanges: Vec<Exchange> = stage.schedule.calls(phase).iter().flat_map(|c| &bodies[s][c.body.index()]).copied().collect();
+            let calls = stage.schedule.calls(phase).iter();
+            let exchanges: Vec<Exchange> = calls.flat_map(|c| &bodies[s][c.body.index()][c.part as usize]).copied().collect();
             let turns = stage.schedule.sends(phase);
             numbered(turns, &exchanges).map_err(|e| Locus::stage(s as u64).of(LocusPart::Calls(phase.name())).error(e))?;
             players.push(Player { turns, exchanges, next: 0, others: 0, issued: vec![], offered: 0, waits: false });

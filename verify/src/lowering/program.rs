@@ -18,6 +18,8 @@ pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>,
     for calls in lists.filter(|c| !c.is_empty()) {
         let last = job.microbatches.saturating_sub(1) as u32;
         let mut count = vec![0; program.bodies.len()];
+        // A microbatch has a body's parts one after the other.
+        let calls: Vec<Call> = calls.into_iter().filter(|c| c.part == 0).collect();
         calls.iter().for_each(|c| count[c.body.index()] += 1);
         for microbatch in [0, 1.min(last), last] {
             let meets = |c: &&Call| count[c.body.index()] == 1 || c.microbatch == microbatch;

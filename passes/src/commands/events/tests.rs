@@ -22,7 +22,7 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
     const Y: u32 = 1;
     const SHARED: u32 = 2;
     let buffers = vec![buffer("x", Arena::Stash, 0), buffer("y", Arena::Stash, 64), buffer("shared", Arena::Persistent, 0)];
-    let body = |name: &str, commands| Body { name: name.into(), kind: ir::program::BodyKind::Forward(0), commands };
+    let body = |name: &str, commands| Body { name: name.into(), kind: ir::program::BodyKind::Forward(0), commands, cuts: vec![] };
     let pass = body("pass", vec![command(Stream::Tensor, SHARED, X), command(Stream::Data, SHARED, Y), command(Stream::Data, Y, SHARED)]);
     let late = body("late", vec![command(Stream::Compute, X, Y)]);
     let groups = vec![Group { subs: vec![], stages: None }];
@@ -36,7 +36,7 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
         buckets: vec![],
         bodies: vec![pass, late],
     };
-    let call = |body, microbatch| Call { body: BodyId(body), microbatch };
+    let call = |body, microbatch| Call::whole(BodyId(body), microbatch);
     let schedule =
         CallSchedule { slots: vec![Slots { count: 2, at: 0 }], train: vec![call(0, 0), call(0, 1), call(1, 0)], ..CallSchedule::default() };
     of_program(&Mesh::new(2, 1, 1, 1, 1), &[], &mut program, &[&schedule]);

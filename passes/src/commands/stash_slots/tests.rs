@@ -30,7 +30,7 @@ fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
             commands.push(fill(buffers.len() as u32));
             buffers.push(buffer(Arena::Temporary, 0, *end));
         }
-        all.push(Body { name: name.to_string(), kind: BodyKind::Forward(0), commands });
+        all.push(Body { name: name.to_string(), kind: BodyKind::Forward(0), commands, cuts: vec![] });
     }
     let arena_bytes = [0, u64::from(stashes) * 64, bodies.iter().map(|b| b.1).max().unwrap_or(0), 0, 0, 0, 0];
     let stashes = vec![Stash { bytes: 64, ..Stash::default() }; stashes as usize];
@@ -38,7 +38,7 @@ fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
 }
 
 fn calls(bodies: &[u32]) -> Vec<Call> {
-    bodies.iter().map(|body| Call { body: BodyId(*body), microbatch: 0 }).collect()
+    bodies.iter().map(|body| Call::whole(BodyId(*body), 0)).collect()
 }
 
 /// The places of stashes and the bytes that all take.
@@ -77,7 +77,7 @@ fn what_is_kept_for_one_microbatch_at_a_time_is_a_stash_for_each_buffer() {
         let mut seen = [0, 0];
         let call = |b: &u32| {
             seen[*b as usize] += 1;
-            Call { body: BodyId(*b), microbatch: seen[*b as usize] - 1 }
+            Call::whole(BodyId(*b), seen[*b as usize] - 1)
         };
         CallSchedule { train: bodies.iter().map(call).collect(), ..CallSchedule::default() }
     });

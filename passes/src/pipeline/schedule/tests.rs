@@ -1,7 +1,8 @@
 use super::*;
+use std::collections::BTreeSet;
 
 fn shape(stages: u32, chunks: u32, microbatches: u32) -> Shape {
-    Shape { stages, chunks, microbatches, group: stages }
+    Shape { stages, chunks, microbatches, group: stages, pairs: false }
 }
 
 /// The microbatches that have something in a stage's stash, at most: from a forward pass to its last.
@@ -71,6 +72,42 @@ fn every_generator_makes_an_order_that_can_be_run() {
     }
 }
 
+/// Both passes of a pair have what they need before either begins, as both are under way until the other ends.
+#[test]
+fn passes_run_in_pairs() {
+    let paired = |schedule: Schedule, shape: Shape| {
+        let order = super::order(&schedule, Shape { pairs: true, ..shape });
+        assert_eq!(order.check(shape.microbatches), Ok(()), "{schedule:?} {shape:?}");
+        order.pairs().iter().map(|pairs| pairs.len() as u32).collect::<Vec<_>>()
+    };
+    // Where all forward passes are warm-up, the last one may have the first backward pass behind it.
+    let all_but = |all: u32, warmup: u32, pairs: u32| if all > warmup { pairs == all - warmup } else { pairs <= 1 };
+    for m in 1..14 {
+        for p in 1..6 {
+            // All but those of the warm-up.
+            let pairs = paired(Schedule::OneFOneB, shape(p, 1, m));
+            assert!((0..p).zip(&pairs).all(|(r, n)| all_but(m, 2 * (p - r) - 1, *n)), "p={p} m={m}: {pairs:?}");
+            let pairs = paired(Schedule::DualPipeV, shape(p, 2, m));
+            if m >= 2 * p {
+                let of_stage = |r: u32| 2 * (m - 2 * p + r + 1) + (p - r - 1);
+                // Those of the published program, and some on the way to them.
+                assert!((0..p).zip(&pairs).all(|(r, n)| *n >= of_stage(r)), "dualpipev p={p} m={m}: {pairs:?}");
+            }
+            for (v, group) in (2..4).flat_map(|v| (p..=m).map(move |group| (v, group))) {
+                if m % group == 0 || m % group >= p {
+                    let pairs = paired(Schedule::OneFOneB, Shape { group, ..shape(p, v, m) });
+                    let warmup = |r: u32| 2 * (p - r) - 1 + (v - 1) * group;
+                    assert!((0..p).zip(&pairs).all(|(r, n)| all_but(v * m, warmup(r), *n)), "p={p} v={v} m={m} G={group}: {pairs:?}");
+                }
+            }
+        }
+    }
+    // Without that longer warm-up, the passes of the last stage are of one microbatch.
+    let plain = super::order(&Schedule::OneFOneB, shape(3, 1, 6));
+    assert_eq!(plain.pairs().iter().map(BTreeSet::len).collect::<Vec<_>>(), [4, 5, 0]);
+    assert_eq!(super::order(&Schedule::GPipe, shape(2, 1, 3)).pairs().iter().map(BTreeSet::len).collect::<Vec<_>>(), [0, 1]);
+}
+
 #[test]
 fn one_f_one_b_warms_up_with_a_forward_for_each_later_stage() {
     let order = super::order(&Schedule::OneFOneB, shape(4, 1, 8));
@@ -108,6 +145,7 @@ fn the_bubbles_are_those_of_the_papers() {
         // A third of 1F1B's; none.
         assert_eq!(idle(&super::order(&Schedule::ZbH1, shape(p, 1, m))), p - 1, "p={p} m={m}");
         assert_eq!(idle(&super::order(&Schedule::ZbV, shape(p, 2, m))), 0, "p={p} m={m}");
+        assert_eq!(idle(&super::order(&Schedule::DualPipeV, shape(p, 2, m.max(2 * p)))), p - 1, "p={p} m={m}");
     }
 }
 

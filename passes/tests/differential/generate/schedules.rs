@@ -1,6 +1,7 @@
 //! Random pipeline schedules.
 
 use super::Dice;
+use ir::random::mix;
 use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
 
 /// A schedule for a number of stages, virtual stages of each and microbatches of a group if it wants some, and a number of microbatches.
@@ -22,6 +23,16 @@ pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>
         14..17 => (Schedule::ZbV, None, None, microbatches),
         _ => (Schedule::Given(order(dice, pp as u32, microbatches as u32)), None, None, microbatches),
     }
+}
+
+/// Some of what has two virtual stages in a V, and whether passes run in pairs, which not every order allows.
+pub fn pairs(seed: u64, schedule: Schedule) -> (Schedule, bool) {
+    let schedule = match schedule {
+        Schedule::ZbV if Dice(mix(!seed ^ 12)).chance(50) => Schedule::DualPipeV,
+        other => other,
+    };
+    let paired = matches!(schedule, Schedule::OneFOneB | Schedule::DualPipeV) && Dice(mix(!seed ^ 13)).chance(40);
+    (schedule, paired)
 }
 
 /// Whatever order can be run: at each turn some stage takes some pass for which it has all it needs.

@@ -73,7 +73,7 @@ fn communicating(seed: u64) -> Job {
         .collect();
     job.stages = (0..STAGES as u32)
         .map(|program| {
-            let schedule = CallSchedule { train: vec![Call { body: ir::program::BodyId(0), microbatch: 0 }], ..CallSchedule::default() };
+            let schedule = CallSchedule { train: vec![Call::whole(ir::program::BodyId(0), 0)], ..CallSchedule::default() };
             ir::program::Stage { program, params: vec![], schedule }
         })
         .collect();

@@ -48,7 +48,7 @@ fn an_evaluation_has_its_temporary_buffers_where_steps_have_their_stash() {
     let sound = job();
     assert_eq!(buffer(&mut job(), 0, "ex").offset, sound.stages[0].schedule.slots[0].at);
     let during =
-        |job: &mut Job| job.stages[0].schedule.train.splice(3..3, [0, 1].map(|microbatch| Call { body: BodyId(6), microbatch })).for_each(drop);
+        |job: &mut Job| job.stages[0].schedule.train.splice(3..3, [0, 1].map(|microbatch| Call::whole(BodyId(6), microbatch))).for_each(drop);
     refused(during, Invariant::StashFromTemporary, "stage 0, train, eval_forward, command 0: buffer `ex` lies in stash 0, both in use");
 }
 
@@ -161,9 +161,9 @@ fn a_sum_has_additions_once_per_call() {
 
 #[test]
 fn parameters_and_states_change_in_an_update_once() {
-    refused(|job| job.stages[0].schedule.train.push(Call { body: BodyId(4), microbatch: 0 }), Invariant::CallPhase, "`update` is not of this phase");
+    refused(|job| job.stages[0].schedule.train.push(Call::whole(BodyId(4), 0)), Invariant::CallPhase, "`update` is not of this phase");
     refused(
-        |job| job.stages[0].schedule.update.push(Call { body: BodyId(4), microbatch: 0 }),
+        |job| job.stages[0].schedule.update.push(Call::whole(BodyId(4), 0)),
         Invariant::CalledOnce,
         "`update` is called for microbatch 0 again",
     );

@@ -114,7 +114,7 @@ impl Building {
             .into_iter()
             .map(|action| Command { stream: Stream::Compute, action, predicate: None, origin: Origin::new(Phase::Forward), reason: None })
             .collect();
-        self.bodies.push(Body { name: name.into(), kind, commands });
+        self.bodies.push(Body { name: name.into(), kind, commands, cuts: vec![] });
     }
 
     fn at(&self, name: &str) -> Place {
@@ -211,7 +211,7 @@ fn program(stage: u64) -> Program {
 }
 
 fn stage(stage: u32) -> Stage {
-    let calls = |list: &[(u32, u32)]| list.iter().map(|(body, microbatch)| Call { body: BodyId(*body), microbatch: *microbatch }).collect();
+    let calls = |list: &[(u32, u32)]| list.iter().map(|(body, microbatch)| Call::whole(BodyId(*body), *microbatch)).collect();
     let train = if stage == 0 { [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)] } else { [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (3, 0)] };
     let schedule = CallSchedule {
         // `ex` of an evaluation lies where the stash begins.

@@ -148,7 +148,7 @@ fn an_event_has_one_stream() {
 #[test]
 fn a_long_schedule_costs_what_its_first_rounds_do() {
     let mut job = streamed();
-    let (m, calls) = (100_000u32, |body: u32, microbatch: u32| ir::program::Call { body: ir::program::BodyId(body), microbatch });
+    let (m, calls) = (100_000u32, |body: u32, microbatch: u32| ir::program::Call::whole(ir::program::BodyId(body), microbatch));
     let schedule = &mut job.stages[1].schedule;
     schedule.train = [calls(0, 0)].into_iter().chain((0..m).flat_map(|k| [calls(1, k), calls(2, k)])).chain([calls(3, 0)]).collect();
     schedule.eval = [calls(5, 0)].into_iter().chain((0..m).map(|k| calls(6, k))).chain([calls(7, 0)]).collect();
