@@ -28,7 +28,9 @@ LLAMA405 = "-D hidden=16384 -D heads=128 -D kv_heads=8 -D ffn=53248 -D layers=12
 MESH405 = f"{LLAMA405} --tp 8 --sp --cp 16 --pp 16 --dp 8"
 ONE_LAYER = "--recompute full --recompute-method block --recompute-num-layers 1"
 SELECTIVE = "--recompute selective"
-V3 = f"--tp 2 --sp --pp 8 --vpp 4 --dp 64 --ep 64 --etp 1 --zero 1 {SELECTIVE}"
+MESH_V3 = "--tp 2 --sp --pp 8 --vpp 4 --dp 64 --ep 64 --etp 1 --zero 1"
+V3 = f"{MESH_V3} {SELECTIVE}"
+MIXTRAL = "--pp 4 --vpp 8 --dp 8 --ep 8"
 LARGE = [
     ("Llama-3 405B, 131,072 tokens", "llama", f"{MESH405} --zero 1", 256, "0"),
     ("the same", "llama", f"{MESH405} --zero 1 {ONE_LAYER}", 256, "4.2 %: 1 of 8 layers"),
@@ -39,13 +41,13 @@ LARGE = [
     ("DeepSeek-V3, 1,024 ranks", "deepseek_v3", f"{V3} --recompute-modules moe", 2048, "experts"),
     ("the same", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm", 2048, "experts, projections, norms"),
     ("the same", "deepseek_v3", f"{V3} --recompute-modules mla_up_proj,norm --activation-offload moe", 2048, "projections, norms"),
-    ("the same", "deepseek_v3", f"{V3.removesuffix(SELECTIVE)}--activation-offload all", 2048, "0"),
+    ("the same", "deepseek_v3", f"{MESH_V3} --activation-offload all", 2048, "0"),
     ("the same, room for all rows", "deepseek_v3", f"{V3} --recompute-modules moe --moe-passes 1", 2048, "experts"),
     ("the same", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm --moe-passes 1", 2048, "experts, projections, norms"),
     ("the same, a balanced router's room alone", "deepseek_v3", f"{V3} --recompute-modules moe --moe-buffer-factor 1 --moe-passes 1", 2048, "experts"),
-    ("Mixtral 8x7B", "mixtral", "--pp 4 --vpp 8 --dp 8 --ep 8", 256, "0"),
-    ("the same, room for all rows", "mixtral", "--pp 4 --vpp 8 --dp 8 --ep 8 --moe-passes 1", 256, "0"),
-    ("the same, a balanced router's room alone", "mixtral", "--pp 4 --vpp 8 --dp 8 --ep 8 --moe-buffer-factor 1 --moe-passes 1", 256, "0"),
+    ("Mixtral 8x7B", "mixtral", MIXTRAL, 256, "0"),
+    ("the same, room for all rows", "mixtral", f"{MIXTRAL} --moe-passes 1", 256, "0"),
+    ("the same, a balanced router's room alone", "mixtral", f"{MIXTRAL} --moe-buffer-factor 1 --moe-passes 1", 256, "0"),
 ]
 
 
@@ -113,6 +115,7 @@ def main() -> None:
     order()
     offload()
     disks()
+    side_by_side()
     large()
 
 
@@ -197,6 +200,35 @@ def streams(flags: str) -> list[str]:
     if not found:
         return ["", "", ""]
     return [found["to_host"][0], found["to_host"][1], found["to_device"][1]]
+
+
+PAIRED = "--overlap-moe-expert-parallel-comm"
+
+
+def side_by_side() -> None:
+    """What passes in pairs hide of tensor- and expert-parallel exchanges, and what they take."""
+    print("\n## Passes side by side\n")
+    print("With `--overlap-moe-expert-parallel-comm`. *Hidden* is the part of the bytes of tensor- and expert-parallel exchanges")
+    print("that goes beside kernels on the nominal machine of `mcc explain`, in a step without further passes of rows.\n")
+    rows = []
+    for name, model, flags, batch in [
+        ("DeepSeek-V3, 1,024 ranks, `--vpp 4`", "deepseek_v3", MESH_V3, 2048),
+        ("the same, `dualpipev`", "deepseek_v3", MESH_V3.replace("--vpp 4", "--pipeline-schedule dualpipev"), 2048),
+        ("`--vpp 4`, experts, projections and norms recomputed", "deepseek_v3", f"{V3} --recompute-modules moe,mla_up_proj,norm", 2048),
+        (f"Mixtral 8x7B, `{MIXTRAL}`", "mixtral", MIXTRAL, 256),
+        ("Llama-3 8B, `--tp 8 --sp`, 8,192 tokens", "llama", f"{LLAMA} --tp 8 --sp", 8),
+    ]:
+        sizes = f"--micro-batch-size 1 --global-batch-size {batch}"
+        both = [(plan(ROOT, model, f"{flags} {more}", sizes)[1], hidden(model, f"{flags} {more} {sizes}")) for more in ["", PAIRED]]
+        rows.append([name, *[cell for total, share in both for cell in (f"{total:.2f} GiB", share)]])
+    table(["", "one after the other", "hidden", "side by side", "hidden"], rows)
+
+
+def hidden(model: str, flags: str) -> str:
+    """How much of what tensor and expert parallelism exchange in a step is hidden."""
+    words = [ROOT / "target/release/mcc", "explain", ROOT / f"models/{model}.mdl", "--collectives", *flags.split()]
+    said = subprocess.run([*words, "--target", "sm_90a", "--dtype", "bf16"], check=True, capture_output=True, text=True).stdout
+    return re.search(r"^stream tensor .*\((\d+ %)\) overlapped", said, re.M).group(1)
 
 
 def disks() -> None:

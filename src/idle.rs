@@ -131,6 +131,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
         "`--lr-decay-style WSD`, or leave it out",
     ),
     rule(&["--sp"], |a| a.tp == 1, Warned, "does nothing on one tensor-parallel rank", "`--tp 2` or more, or leave it out"),
+    rule(
+        &["--overlap-moe-expert-parallel-comm"],
+        |a| a.overlap == Overlap::Off,
+        Refused,
+        "is about communication beside compute, which `--overlap off` puts in order",
+        "leave one of the two out",
+    ),
     rule(&["--tp-comm-overlap"], |a| a.tp == 1, Warned, "does nothing on one tensor-parallel rank", "`--tp 2` or more, or leave it out"),
     rule(&["--cp-comm-type"], |a| a.cp == 1, Warned, "does nothing on one context-parallel rank", "`--cp 2` or more, or leave it out"),
     rule(
@@ -463,6 +470,10 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
             [("--activation-offload", args.activation_offload.is_some()), ("--activation-offload-layers", args.activation_offload_layers.is_some())];
         let says = "does nothing: no layer keeps for its backward pass what could wait on the host";
         out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("leave it out")));
+    }
+    if args.overlap_moe_expert_parallel_comm && !job.programs.iter().flat_map(|p| &p.bodies).any(|b| b.parts() > 1) {
+        let d = idle("--overlap-moe-expert-parallel-comm", "does nothing: no pass has an exchange that the pass of another microbatch would hide");
+        out.push(d.help("several microbatches and tensor- or expert-parallel ranks, or leave it out"));
     }
     if args.training.lr_decay_style.is_none() && job.train.schedule.decay == Decay::Constant {
         let flags = &args.training;

@@ -48,8 +48,9 @@ fn schedule(name: &str) -> Result<Schedule, Failure> {
         "zb-v" => Ok(Schedule::ZbV),
         "dualpipev" => Ok(Schedule::DualPipeV),
         file => {
-            let text = std::fs::read_to_string(file)
-                .map_err(|e| misuse!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1, zb-v or dualpipev nor a file that can be read: {e}"))?;
+            let text = std::fs::read_to_string(file).map_err(|e| {
+                misuse!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1, zb-v or dualpipev nor a file that can be read: {e}")
+            })?;
             Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {file}"))?))
         }
     }

@@ -223,7 +223,8 @@ impl Order {
                     let two = is_pair(left) && apart != Some(s);
                     let next = &left[..if two { 2 } else { left.len().min(1) }];
                     let g = |pass: &Pass| virtual_stage[s][pass.chunk as usize];
-                    if next.is_empty() || next.iter().any(|pass| self.lacks(microbatches, &done, g(pass), pass).is_some()) {
+                    let needs = &next[..next.len().min(crate::fault!("pipeline.pairs.first", 1, 2))];
+                    if needs.is_empty() || needs.iter().any(|pass| self.lacks(microbatches, &done, g(pass), pass).is_some()) {
                         break;
                     }
                     for pass in next {

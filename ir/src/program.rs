@@ -291,7 +291,11 @@ impl Program {
         let (mut out, mut begin, mut open) = (vec![], 0, BTreeSet::new());
         for (at, call) in calls.iter().enumerate() {
             let last = self.bodies.get(call.body.index()).is_none_or(|b| call.part + 1 >= b.parts());
-            if last { open.remove(&call.body) } else { open.insert(call.body) };
+            if last {
+                open.remove(&call.body)
+            } else {
+                open.insert(call.body)
+            };
             if open.is_empty() {
                 out.push(begin..at + 1);
                 begin = at + 1;

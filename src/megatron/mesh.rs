@@ -51,6 +51,12 @@ impl Plan<'_> {
                 _ => self.compile("--tp-comm-overlap", None),
             }
         }
+        if let Some(flag) = self.switch("overlap-moe-expert-parallel-comm") {
+            match self.text.traits.has_experts {
+                true => self.compile("--overlap-moe-expert-parallel-comm", None),
+                false => self.leave(&flag, "the model has no experts"),
+            }
+        }
         if let Some((flag, value)) = self.valued("cp-comm-type") {
             let ours = value.whole().map(|v| if v == "allgather" { "all_gather" } else { v }.to_string());
             match ours {

@@ -112,6 +112,14 @@ fn mixtral_trains_on_the_cuda_device_as_in_the_emulator() {
     all_ways_are_one(&format!("{{models}}/{model} {TINY} --pp 2 --tp 2 --ep 2 --etp 1 --target sm_90a"), ["3", "4"]);
 }
 
+/// Exchanges of one microbatch beside kernels of another, of which further passes over rows are left out.
+#[test]
+fn passes_side_by_side_on_the_cuda_device_compute_as_in_the_emulator() {
+    let model = "mixtral.mdl -D layers=4 -D heads=4 -D kv_heads=2 -D experts=4 -D expert_ffn=32 --moe-buffer-factor 0.3 \
+                 --micro-batch-size 1 --global-batch-size 8 --overlap-moe-expert-parallel-comm --pipeline-schedule dualpipev";
+    all_ways_are_one(&format!("{{models}}/{model} {TINY} --pp 2 --dp 2 --ep 2 --target sm_90a"), ["3", "4"]);
+}
+
 /// A schedule whose sends would wait for each other if nothing were buffered.
 #[test]
 fn schedules_that_need_buffers_have_them() {

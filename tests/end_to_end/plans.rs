@@ -63,6 +63,19 @@ fn every_schedule_ends_with_the_same_weights() {
     }
 }
 
+/// A schedule that runs passes in pairs begins one backward pass later; sums are made in the same order.
+#[test]
+fn passes_side_by_side_end_with_the_same_weights() {
+    for (name, flags) in [
+        ("gpt2", "--tp 2 --pp 2"),
+        ("mixtral", "--dp 2 --ep 2 --global-batch-size 16 --moe-buffer-factor 0.3"),
+        ("mixtral", "--dp 2 --ep 2 --pp 2 --zero 1 --global-batch-size 16"),
+    ] {
+        let [apart, paired] = ["", "--overlap-moe-expert-parallel-comm"].map(|more| train(name, &format!("{flags} {more}"), 3).1);
+        assert!(apart == paired, "{name} {flags}");
+    }
+}
+
 /// Whether losses and gradient norms are those of another run but for rounding.
 fn agree(got: &[serde_json::Value], want: &[serde_json::Value]) -> bool {
     let number = |m: &serde_json::Value, name: &str| m[name].as_f64().unwrap_or(f64::NAN);

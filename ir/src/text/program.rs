@@ -321,12 +321,14 @@ fn calls(io: &mut Io, calls: &mut Vec<Call>) -> Result {
             runs.push(Calls { body: call.body, microbatch: call.microbatch, microbatches: 1, part: call.part, parts: 1 });
         }
     }
+    // Of a body of several parts it is always said which.
+    let cut: BTreeSet<u32> = calls.iter().filter(|c| c.part > 0).map(|c| c.body.0).collect();
     let blank = Calls { body: BodyId(0), microbatch: 0, microbatches: 1, part: 0, parts: 1 };
     io.rows(&mut runs, blank, "  ", |io, _, run| {
         label(io, |io| &io.bodies, "body", &mut run.body.0)?;
         io.lit(" ")?;
         count(io, &mut run.microbatch, &mut run.microbatches)?;
-        if run.microbatches == 1 && io.opt((run.part, run.parts) != (0, 1), " part ") {
+        if run.microbatches == 1 && io.opt(cut.contains(&run.body.0), " part ") {
             count(io, &mut run.part, &mut run.parts)?;
         }
         Ok(())

@@ -345,22 +345,25 @@ pub fn program() -> Program {
                     command(Action::Wait { event: 0 }),
                 ],
             ),
-            crate::program::Body { cuts: vec![2, 3], ..body(
-                "backward",
-                BodyKind::Backward(1),
-                vec![
-                    command(Action::Recv { hops: -1, channel: Channel(2), dtype: DType::F32, count: 8, dst: Place::start(x) }),
-                    command(Action::Send { hops: 1, channel: Channel(0), dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
-                    command(Action::Fill { buffer: BufferId(4), value: Real(-0.5) }),
-                    command(Action::Report { report: 1, src: shifted.clone() }),
-                    command(Action::Limit { src: shifted.clone(), most: 96 }),
-                    Command {
-                        stream: Stream::ToHost,
-                        predicate: Some(shifted.clone()),
-                        ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted.clone(), dst: Place::start(BufferId(5)) })
-                    },
-                ],
-            ) },
+            crate::program::Body {
+                cuts: vec![2, 3],
+                ..body(
+                    "backward",
+                    BodyKind::Backward(1),
+                    vec![
+                        command(Action::Recv { hops: -1, channel: Channel(2), dtype: DType::F32, count: 8, dst: Place::start(x) }),
+                        command(Action::Send { hops: 1, channel: Channel(0), dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
+                        command(Action::Fill { buffer: BufferId(4), value: Real(-0.5) }),
+                        command(Action::Report { report: 1, src: shifted.clone() }),
+                        command(Action::Limit { src: shifted.clone(), most: 96 }),
+                        Command {
+                            stream: Stream::ToHost,
+                            predicate: Some(shifted.clone()),
+                            ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted.clone(), dst: Place::start(BufferId(5)) })
+                        },
+                    ],
+                )
+            },
             body("reduce", BodyKind::Reduce, vec![]),
             body(
                 "reduce",

@@ -110,7 +110,7 @@ fn beside(program: &Program, schedules: &[&CallSchedule]) -> BTreeMap<usize, Vec
     for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
         for run in program.runs(calls) {
             let called: BTreeSet<usize> = calls[run].iter().map(|c| first[c.body.index()]).collect();
-            let Some(least) = called.first().copied().filter(|_| called.len() > 1) else { continue };
+            let Some(least) = called.first().copied().filter(|_| ir::fault!("allocate.beside.none", false, called.len() > 1)) else { continue };
             first.iter_mut().filter(|f| called.contains(f)).for_each(|f| *f = least);
         }
     }

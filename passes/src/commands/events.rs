@@ -61,7 +61,7 @@ fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules:
         let (mut out, mut next) = (Vec::with_capacity(commands.len()), 0);
         for (k, command) in std::mem::take(commands).into_iter().enumerate() {
             if cuts.get(next).is_some_and(|cut| *cut as usize == k) {
-                cuts[next] = out.len() as u32;
+                cuts[next] = ir::fault!("events.cuts.stay", cuts[next], out.len() as u32);
                 next += 1;
             }
             let with = |action| Command { stream: command.stream, action, predicate: None, origin: command.origin.clone(), reason: None };

@@ -30,7 +30,8 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     }
     let of_stash = |stash: usize| {
         let mut lives: BTreeMap<u32, Life> = BTreeMap::new();
-        for (at, call) in calls.iter().enumerate().filter(|(_, call)| touches[call.body.index()][stash]) {
+        let touching = |(_, call): &(usize, &Call)| touches[call.body.index()][stash] && ir::fault!("liveness.parts.first", call.part == 0, true);
+        for (at, call) in calls.iter().enumerate().filter(touching) {
             lives.entry(call.microbatch).or_insert(Life { first: at, last: at, microbatch: call.microbatch }).last = at;
         }
         let mut lives: Vec<Life> = lives.into_values().collect();

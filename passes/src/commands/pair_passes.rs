@@ -63,7 +63,8 @@ fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Prog
         turns.iter_mut().for_each(|(body, part)| *part = switches[body].range(..=*part).count() as u32);
     }
     for (body, switches) in &switches {
-        program.bodies[body.index()].cuts = switches.iter().map(|part| lanes[body].parts[*part as usize].begin as u32).collect();
+        let begins = switches.iter().map(|part| lanes[body].parts[*part as usize].begin as u32);
+        program.bodies[body.index()].cuts = begins.map(|at| ir::fault!("pair_passes.cuts.begin", 0, at)).collect();
     }
     lists.iter_mut().for_each(|list| *list.calls = list.in_turns(program, &turns));
 }
@@ -85,12 +86,15 @@ impl List<'_> {
         while let Some(call) = self.calls.get(at) {
             let pair = self.pair_at(program, at);
             let Some((pair, turns)) = pair.and_then(|pair| turns.get_key_value(&pair)) else {
-                out.extend((0..program.bodies[call.body.index()].parts()).map(|part| Call { part, ..*call }));
+                let parts = ir::fault!("pair_passes.alone.first", 1, program.bodies[call.body.index()].parts());
+                out.extend((0..parts).map(|part| Call { part, ..*call }));
                 at += 1;
                 continue;
             };
             let backward = self.calls[at + 1].microbatch;
+            let backward = ir::fault!("pair_passes.microbatch.same", call.microbatch, backward);
             let microbatch = |body: BodyId| if pair[0].contains(&body) { call.microbatch } else { backward };
+            let turns = &turns[..ir::fault!("pair_passes.parts.lost", turns.len() - 1, turns.len())];
             out.extend(turns.iter().map(|(body, part)| Call { body: *body, microbatch: microbatch(*body), part: *part }));
             at += pair[0].len() + pair[1].len();
         }
@@ -184,7 +188,8 @@ impl Lane {
             let mut before: Vec<usize> = needs.chain(awaited.iter().copied()).filter(|j| !own(j)).collect();
             before.sort_unstable();
             before.dedup();
-            let find = |j: usize| if own(&j) { Done::Here(place[&j].1) } else { Done::Before(before.binary_search(&j).expect("invariant: it is there")) };
+            let find =
+                |j: usize| if own(&j) { Done::Here(place[&j].1) } else { Done::Before(before.binary_search(&j).expect("invariant: it is there")) };
             part.awaited = awaited.iter().map(|j| find(*j)).collect();
             for done in part.steps.iter_mut().flat_map(|s| &mut s.after) {
                 if let Done::Before(j) = *done {
@@ -208,9 +213,10 @@ fn best(lanes: &BTreeMap<BodyId, Lane>, pair: &Pair) -> Option<Turns> {
         let parts = |body: &BodyId| (0..lanes[body].parts.len() as u32).map(|part| (*body, part)).collect::<Vec<_>>();
         pair[l].iter().flat_map(parts).collect()
     });
-    let apart = steps.iter().enumerate().fold(Trial::default(), |trial, (l, steps)| {
-        steps.iter().fold(trial, |trial, (body, part)| trial.then(lanes, l, *body, *part))
-    });
+    let apart = steps
+        .iter()
+        .enumerate()
+        .fold(Trial::default(), |trial, (l, steps)| steps.iter().fold(trial, |trial, (body, part)| trial.then(lanes, l, *body, *part)));
     // By how many steps of the first lane were taken; those of the second follow, as all have taken equally many.
     let mut trials: Vec<Vec<Trial>> = vec![vec![Trial::default()]];
     for taken in 0..steps[0].len() + steps[1].len() {
@@ -226,7 +232,7 @@ fn best(lanes: &BTreeMap<BodyId, Lane>, pair: &Pair) -> Option<Turns> {
         trials = next;
     }
     let best = trials.into_iter().flatten().min_by_key(Trial::end)?;
-    (best.end() < ir::fault!("pair_passes.apart.never", u64::MAX, apart.end())).then(|| best.turns())
+    (best.end() < apart.end()).then(|| best.turns())
 }
 
 /// Leaves out trials for which there is a better one, and all but a few of the others.
@@ -288,7 +294,9 @@ impl Trial {
             out.push(turn.part);
             last = &turn.before;
         }
-        out.reverse();
+        if ir::fault!("pair_passes.parts.backward", false, true) {
+            out.reverse();
+        }
         out
     }
 }

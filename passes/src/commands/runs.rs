@@ -56,7 +56,8 @@ impl<'a> Runs<'a> {
         let part = self.program.bodies[body.index()].part_of(command.min(end.saturating_sub(1)));
         let is_it = |c: &usize| self.calls[*c] == Call { body, microbatch, part };
         let c = run.calls.clone().find(is_it).expect("invariant: a run has all parts of its bodies");
-        self.of_call[c].1 + command - self.program.bodies[body.index()].part(part).start
+        let begin = self.program.bodies[body.index()].part(part).start;
+        ir::fault!("runs.moment.body", command, self.of_call[c].1 + command - begin)
     }
 
     /// The bodies that a run calls: each call of one by its last part.

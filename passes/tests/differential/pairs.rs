@@ -9,7 +9,11 @@ use passes::commands::cost_model::traffic;
 #[test]
 fn passes_side_by_side_compute_the_same() {
     on(GPT2, &[], &["paired tp2 sp m3", "paired pp2 tp2 m5", "paired pp2 v2 tp2 m5 group3", "paired pp2 m5 dualpipev", "paired dp2 zero3 m3"]);
-    on(LLAMA, &[], &["paired tp2 sp pp2 m4 dualpipev", "paired cp2 pp2 m4", "f16 paired tp2 m3 full1", "paired spill pp2 tp2 m4", "paired disk tp2 m3"]);
+    on(
+        LLAMA,
+        &[],
+        &["paired tp2 sp pp2 m4 dualpipev", "paired cp2 pp2 m4", "f16 paired tp2 m3 full1", "paired spill pp2 tp2 m4", "paired disk tp2 m3"],
+    );
     on(MIXTRAL, &[], &["paired dp2 ep2 m3", "paired passes3 dp2 ep2 zero1 m3", "paired frugal dp2 ep2 pp2 m4"]);
     on(DEEPSEEK, &[], &["paired bf16 dp2 ep2 zero1 m3", "paired tp2 sp ep2 etp1 dp2 pp2 m4 selective"]);
 }

@@ -254,7 +254,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (17, "67152558ff39a883");
+    let (format, layout) = (18, "861092b3016cb4ba");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),

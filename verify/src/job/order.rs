@@ -127,8 +127,8 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
         ensure(call.part >= part, Invariant::CalledOnce, || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
         ensure(call.part == part, Invariant::PartsInOrder, || format!("part {} of `{}` comes before part {part}", call.part, body.name))
             .map_err(fail)?;
-        if let Some((b, k)) = open.iter().find(|other| **other != (b, k) && (other.0 == b || other.1 == k)) {
-            let what = format!("`{}` comes between parts of `{}`, microbatch {k}", body.name, program.bodies[*b].name);
+        if let Some((other, of)) = open.iter().find(|other| **other != (b, k) && (other.0 == b || other.1 == k)) {
+            let what = format!("`{}` of microbatch {k} comes between parts of `{}` of microbatch {of}", body.name, program.bodies[*other].name);
             return Err(fail(Invariant::PartsInOrder.breach(what)));
         }
         open.retain(|other| *other != (b, k));

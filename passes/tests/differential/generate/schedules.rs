@@ -1,8 +1,8 @@
 //! Random pipeline schedules.
 
 use super::Dice;
-use ir::random::mix;
 use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
+use ir::random::mix;
 
 /// A schedule for a number of stages, virtual stages of each and microbatches of a group if it wants some, and a number of microbatches.
 pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>, u64) {

@@ -162,11 +162,7 @@ fn a_sum_has_additions_once_per_call() {
 #[test]
 fn parameters_and_states_change_in_an_update_once() {
     refused(|job| job.stages[0].schedule.train.push(Call::whole(BodyId(4), 0)), Invariant::CallPhase, "`update` is not of this phase");
-    refused(
-        |job| job.stages[0].schedule.update.push(Call::whole(BodyId(4), 0)),
-        Invariant::CalledOnce,
-        "`update` is called for microbatch 0 again",
-    );
+    refused(|job| job.stages[0].schedule.update.push(Call::whole(BodyId(4), 0)), Invariant::CalledOnce, "`update` is called for microbatch 0 again");
     refused(|job| job.stages[0].schedule.update.clear(), Invariant::BodyCalled, "body `update` is never called");
     refused(drop_command(0, "update", 0), Invariant::StatesRenewed, "no call updates `w`");
     let early = |job: &mut Job| {
