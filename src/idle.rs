@@ -472,8 +472,8 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
         out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("leave it out")));
     }
     if args.overlap_moe_expert_parallel_comm && !job.programs.iter().flat_map(|p| &p.bodies).any(|b| b.parts() > 1) {
-        let d = idle("--overlap-moe-expert-parallel-comm", "does nothing: no pass has an exchange that the pass of another microbatch would hide");
-        out.push(d.help("several microbatches and tensor- or expert-parallel ranks, or leave it out"));
+        let d = idle("--overlap-moe-expert-parallel-comm", "hides nothing: no pass has an exchange that the pass of another microbatch would hide");
+        out.push(d.help("leave it out, as pipelines keep more microbatches in flight with it; or several microbatches, and `--tp` or `--ep`"));
     }
     if args.training.lr_decay_style.is_none() && job.train.schedule.decay == Decay::Constant {
         let flags = &args.training;

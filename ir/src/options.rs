@@ -98,6 +98,13 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Whether passes run in pairs: streams of communication are to be beside compute.
+    pub fn pairs_passes(&self) -> bool {
+        self.pass_pairs && self.overlap == Overlap::On
+    }
+}
+
 /// Options by their names, of those that messages speak of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OptionName {

@@ -5,7 +5,7 @@
 //! schedule that a generator made and one that was typed are the same thing, and pass the same check ([`Order::check`]).
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Which generator makes the order of passes, or the order itself.
@@ -20,8 +20,8 @@ pub enum Schedule {
     /// Two virtual stages on each stage, laid down and up again, and backward passes in two; no gaps where all passes
     /// take equally long (Qi et al. 2023 and 2024).
     ZbV,
-    /// As ZB-V; where all is under way, each forward pass has a backward pass of another microbatch beside it
-    /// (DeepSeek-AI 2025, `dualpipe/dualpipev.py`).
+    /// Two virtual stages on each stage, laid down and up again; where all is under way, each forward pass has a
+    /// backward pass of another microbatch beside it (DeepSeek-AI 2025, `dualpipe/dualpipev.py`).
     DualPipeV,
     Given(Order),
 }
@@ -203,17 +203,17 @@ impl Order {
         needs.into_iter().flatten().find(|(kind, g)| !done[self.number(microbatches, *kind, *g, pass.microbatch)])
     }
 
-    /// By stage, the forward passes that run in a pair with the backward pass behind them, of another microbatch: what
-    /// either sends may leave when both have ended, and neither begins before both have what they need.
+    /// By stage, the forward passes that run in a pair with the backward pass behind them, of another microbatch, and
+    /// that: what either sends may leave when both have ended, and neither begins before both have what they need.
     ///
-    /// All stages are played so, each waiting for both passes of a pair. Where all of them wait, a pair is none: that of
-    /// the first stage whose forward pass could go alone. The order can be run ([`Order::check`]).
-    pub fn pairs(&self) -> Vec<BTreeSet<Pass>> {
+    /// All stages are played so, each waiting for both passes of a pair. Where all of them wait, a pair is none: that
+    /// of the first stage whose forward pass could go alone. The order can be run ([`Order::check`]).
+    pub fn pairs(&self) -> Vec<BTreeMap<Pass, Pass>> {
         let microbatches = self.stages.iter().flatten().map(|p| p.microbatch + 1).max().unwrap_or(0);
         let virtual_stage = self.virtual_stages();
         let mut done = vec![false; self.number(microbatches, Kind::Weight, self.stages.len() as u32 * self.chunks(), 0)];
         let mut at = vec![0; self.stages.len()];
-        let mut pairs = vec![BTreeSet::new(); self.stages.len()];
+        let mut pairs = vec![BTreeMap::new(); self.stages.len()];
         let mut apart: Option<usize> = None;
         loop {
             let mut moved = false;
@@ -231,7 +231,7 @@ impl Order {
                         done[self.number(microbatches, pass.kind, g(pass), pass.microbatch)] = true;
                     }
                     if two {
-                        pairs[s].insert(next[0]);
+                        pairs[s].insert(next[0], next[1]);
                     }
                     at[s] += next.len();
                     (moved, apart) = (true, None);

@@ -285,12 +285,12 @@ impl Program {
         part.clone().zip(&body.commands[part])
     }
 
-    /// Calls in runs, by their places: between two runs no body is under way, within one there always is. A run of more
-    /// than one call is of bodies side by side, or of the parts of one.
+    /// Calls in runs, by their places: between two runs no body is under way, within one there always is. A run of
+    /// more than one call is of bodies side by side, or of the parts of one.
     pub fn runs(&self, calls: &[Call]) -> Vec<Range<usize>> {
         let (mut out, mut begin, mut open) = (vec![], 0, BTreeSet::new());
         for (at, call) in calls.iter().enumerate() {
-            let last = self.bodies.get(call.body.index()).is_none_or(|b| call.part + 1 >= b.parts());
+            let last = self.bodies.get(call.body.index()).is_none_or(|b| call.part as usize >= b.cuts.len());
             if last {
                 open.remove(&call.body)
             } else {

@@ -192,9 +192,9 @@ fn without(m: &Module, gone: &HashSet<Item>) -> Option<Module> {
         drop_from(&mut job.sources, |i| has(Item::Source(i)));
         for (p, program) in job.programs.iter_mut().enumerate() {
             for (b, body) in program.bodies.iter_mut().enumerate() {
-                for cut in &mut body.cuts {
-                    *cut -= (0..*cut as usize).filter(|i| has(Item::Command(p, b, *i))).count() as u32;
-                }
+                let gone = |cut: u32| (0..body.commands.len().min(cut as usize)).filter(|i| has(Item::Command(p, b, *i))).count() as u32;
+                let cuts: Vec<u32> = body.cuts.iter().map(|cut| cut - gone(*cut)).collect();
+                body.cuts = cuts;
                 drop_from(&mut body.commands, |i| has(Item::Command(p, b, i)));
             }
         }

@@ -394,7 +394,7 @@ pub const PASSES: &[Pass] = &[
         )
     },
     Pass {
-        wanted: |o| o.pass_pairs && o.overlap != Overlap::Off,
+        wanted: Options::pairs_passes,
         ..commands("pair_passes", "Calls a forward pass and the backward pass after it part by part, side by side.", |m| {
             m.job = m.job.take().map(|job| pair_passes::pair(job, &m.pipeline.order));
             Ok(vec![])

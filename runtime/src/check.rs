@@ -207,6 +207,10 @@ fn body_sound(kernel: &Kernel) -> Checked {
 
 fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
     let program = job.programs.get(stage.program as usize).ok_or_else(|| format!("there is no program {}", stage.program))?;
+    for body in &program.bodies {
+        let within = body.cuts.iter().all(|c| *c > 0 && (*c as usize) < body.commands.len());
+        ensure(within && body.cuts.windows(2).all(|w| w[0] < w[1]), || format!("`{}` is cut at {:?}", body.name, body.cuts))?;
+    }
     if let Some(p) = stage.params.iter().find(|p| **p as usize >= job.params.len()) {
         return Err(format!("there is no parameter {p}"));
     }

@@ -145,7 +145,8 @@ pub struct PlanArgs {
     /// The loss counts as a layer where layers are cut evenly: the last virtual stage has one less
     #[arg(long, conflicts_with_all = ["pipeline_layers", "pipeline_layout"], help_heading = "Mesh")]
     pub account_for_loss_in_pipeline_split: bool,
-    /// The order of passes: `1f1b`, `gpipe`, `zb-h1`, `zb-v`, `dualpipev`, or a file with a line `0: F0.0 F0.1 B0.0 ...` per stage
+    /// The order of passes: `1f1b`, `gpipe`, `zb-h1`, `zb-v`, `dualpipev`, or a file with a line `0: F0.0 F0.1 B0.0
+    /// ...` per stage
     #[arg(long, default_value = "1f1b", value_name = "NAME|FILE", help_heading = "Mesh")]
     pub pipeline_schedule: String,
     /// Virtual stages of each pipeline stage: more than one interleaves `1f1b` [default: as many as the schedule needs]
@@ -157,8 +158,8 @@ pub struct PlanArgs {
     /// Communication on streams of its own, beside compute; the same numbers either way
     #[arg(long, value_enum, default_value = "on", help_heading = "Mesh")]
     pub overlap: Overlap,
-    /// Communication of one microbatch beside compute of another, as a forward pass and the backward pass after it run
-    /// side by side: exchanges of experts and those of tensor parallelism; the same numbers either way
+    /// Communication of one microbatch beside compute of another, as a forward pass and the backward pass after it
+    /// run side by side: exchanges of experts and those of tensor parallelism; the same numbers either way
     #[arg(long, help_heading = "Mesh")]
     pub overlap_moe_expert_parallel_comm: bool,
     /// Tensor-parallel gathers and reductions beside the matrix products that they feed or complete; the same numbers either way

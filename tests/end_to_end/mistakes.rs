@@ -187,7 +187,7 @@ const TOGETHER: &[Mistake] = &[
         "leave `--moe-passes` out",
     ),
     ("check gpt2.mdl TINY --moe-passes 2", 0, "`--moe-passes` does nothing", "leave it out"),
-    ("check gpt2.mdl TINY --overlap-moe-expert-parallel-comm", 0, "`--overlap-moe-expert-parallel-comm` does nothing", "several microbatches"),
+    ("check gpt2.mdl TINY --overlap-moe-expert-parallel-comm", 0, "`--overlap-moe-expert-parallel-comm` hides nothing", "leave it out"),
     ("check gpt2.mdl TINY --tp 2 --overlap off --overlap-moe-expert-parallel-comm", 2, "`--overlap off` puts in order", "leave one"),
     ("check gpt2.mdl TINY --optimizer-offload --optimizer sgd", 0, "`--optimizer-offload` does nothing", "`--optimizer adamw`"),
     ("check gpt2.mdl TINY --activation-offload mpl", 1, "nothing that the model calls is `mpl`, which is to be offloaded", "did you mean `mlp`?"),

@@ -322,7 +322,7 @@ invariants! {
     712 StashOwner "A slot of a stash belongs to a microbatch until that is done with it."
     713 StashFromTemporary "No temporary buffer in use lies in a stash in use."
     714 StashesApart "Stashes in use at the same time lie apart."
-    715 BodyCut "A body is cut into parts between its commands, in order."
+    715 BodyCut "A pass may be cut into parts, between its commands and in order; no other body is."
     716 PartsInOrder "A microbatch goes through a body part by part; its other bodies, and other microbatches of this one, come before or after."
 
     720 StatesRenewed "Where an optimizer keeps states, a step renews them and their parameter."

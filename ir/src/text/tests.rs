@@ -409,7 +409,7 @@ fn a_program_in_text() {
         train:
           "" 0
           forward 0..3
-          backward 0
+          backward 0 part 0
           forward 3
           backward 1..4
           backward 3 part 1

@@ -6,9 +6,9 @@
 
 use crate::commands::best_fit::{ALIGN, Need, assign};
 use crate::commands::liveness::{Lives, temporaries, temporaries_of_run};
-use crate::commands::runs::Runs;
+use crate::commands::runs::CallRuns;
 use crate::commands::stash_slots;
-use ir::program::{Arena, BLOCK, BufferId, CallSchedule, Job, Phase, Program, Space};
+use ir::program::{Arena, BLOCK, BufferId, Call, CallSchedule, Job, Phase, Program, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Gives the buffers and stashes of all programs their places.
@@ -69,39 +69,55 @@ fn place_lasting(program: &mut Program) {
     }
 }
 
-/// Temporary buffers of a body share its memory, bodies that of the largest; those that some schedule has side by side
-/// are as one.
+/// Temporary buffers of a body share its memory, bodies that of the largest; those that some schedule has side by
+/// side are as one.
 fn place_temporaries(program: &mut Program, schedules: &[&CallSchedule]) {
     let beside = beside(program, schedules);
+    let mut distinct: Vec<&[Call]> = vec![];
+    for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
+        if !distinct.contains(&calls) {
+            distinct.push(calls);
+        }
+    }
+    let runs: Vec<CallRuns> = distinct.into_iter().map(|calls| CallRuns::of(program, calls)).collect();
+    let (mut placed, mut bytes) = (vec![], vec![]);
     for arena in Space::ALL.map(Space::temporary) {
         let mut most = 0;
         for together in beside.values() {
-            let mut needs: BTreeMap<BufferId, Need> = BTreeMap::new();
-            let mut next = 0;
-            let phases = schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase)));
-            for calls in phases.filter(|_| together.len() > 1) {
-                let runs = Runs::of(program, calls);
-                for run in runs.kinds.iter().copied().filter(|run| runs.bodies(*run).any(|(_, b)| together.contains(&b))) {
-                    for (id, need) in temporaries_of_run(arena, program, &runs, run) {
-                        let spans = need.spans.iter().map(|(from, to)| (next + from, next + to));
-                        needs.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] }).spans.extend(spans);
-                    }
-                    next += runs.list[run].moments;
-                }
-            }
-            if together.len() == 1 {
-                let (ids, alone) = temporaries(arena, program, &program.bodies[together[0]].commands);
-                needs.extend(ids.into_iter().zip(alone));
-            }
-            let (ids, needs): (Vec<BufferId>, Vec<Need>) = needs.into_iter().unzip();
+            let (ids, needs) = match together[..] {
+                [alone] => temporaries(arena, program, &program.bodies[alone].commands),
+                _ => temporaries_together(arena, program, &runs, together),
+            };
             let (offsets, total) = assign(&[], &needs);
-            for (id, offset) in ids.into_iter().zip(offsets) {
-                program.buffers[id.index()].offset = offset;
-            }
+            placed.extend(ids.into_iter().zip(offsets));
             most = ir::fault!("allocate.arena.last", total, most.max(total));
         }
+        bytes.push((arena, most));
+    }
+    drop(runs);
+    for (id, offset) in placed {
+        program.buffers[id.index()].offset = offset;
+    }
+    for (arena, most) in bytes {
         program.arena_bytes[arena as usize] = most;
     }
+}
+
+/// Temporary buffers in this arena of bodies that are side by side, and how long they live: in each kind of run one
+/// after the other.
+fn temporaries_together(arena: Arena, program: &Program, all: &[CallRuns], together: &[usize]) -> (Vec<BufferId>, Vec<Need>) {
+    let mut needs: BTreeMap<BufferId, Need> = BTreeMap::new();
+    let mut next = 0;
+    for runs in all {
+        for run in runs.kinds.iter().copied().filter(|run| runs.bodies(*run).any(|(_, b)| together.contains(&b))) {
+            for (id, need) in temporaries_of_run(arena, program, runs, run) {
+                let spans = need.spans.iter().map(|(from, to)| (next + from, next + to));
+                needs.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] }).spans.extend(spans);
+            }
+            next += runs.list[run].moments;
+        }
+    }
+    needs.into_iter().unzip()
 }
 
 /// Bodies in lists, by the first of each: two that some run has side by side are in one list.

@@ -2,7 +2,7 @@
 //! a call.
 
 use crate::commands::best_fit::{Need, Span};
-use crate::commands::runs::Runs;
+use crate::commands::runs::CallRuns;
 use crate::commands::stash_slots;
 use crate::commands::streams::messages;
 use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Phase, Program, Space, Stream};
@@ -18,31 +18,37 @@ pub struct Life {
 
 /// For each stash of a program, the lives of microbatches in it, in the order in which they begin.
 pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
-    let mut touches = vec![vec![false; program.stashes.len()]; program.bodies.len()];
+    let mut touches: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); program.bodies.len()];
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
         let buffers = body.commands.iter().flat_map(|c| c.buffers());
         for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena.is_stash()) {
             // Beyond what can be addressed there are none: that is the user's error, which is told of the whole job.
             if let Some((k, _)) = program.stash(buffer) {
-                touches[k] = true;
+                touches.insert(k);
             }
         }
     }
-    let of_stash = |stash: usize| {
-        let mut lives: BTreeMap<u32, Life> = BTreeMap::new();
-        let touching = |(_, call): &(usize, &Call)| touches[call.body.index()][stash] && ir::fault!("liveness.parts.first", call.part == 0, true);
-        for (at, call) in calls.iter().enumerate().filter(touching) {
-            lives.entry(call.microbatch).or_insert(Life { first: at, last: at, microbatch: call.microbatch }).last = at;
+    let mut lives: Vec<BTreeMap<u32, Life>> = vec![BTreeMap::new(); program.stashes.len()];
+    for (at, call) in calls.iter().enumerate() {
+        // Between the first part and the last one there is nothing new.
+        let last = call.part + 1 == program.bodies[call.body.index()].parts();
+        if !(call.part == 0 || ir::fault!("liveness.parts.first", false, last)) {
+            continue;
         }
+        for stash in &touches[call.body.index()] {
+            lives[*stash].entry(call.microbatch).or_insert(Life { first: at, last: at, microbatch: call.microbatch }).last = at;
+        }
+    }
+    let in_order = |lives: BTreeMap<u32, Life>| {
         let mut lives: Vec<Life> = lives.into_values().collect();
         lives.sort_unstable();
         lives
     };
-    (0..program.stashes.len()).map(of_stash).collect()
+    lives.into_iter().map(in_order).collect()
 }
 
-/// What lives in the temporary arena of a stage in one memory, and when. Runs of the same calls in a phase are taken as
-/// one ([`Runs`]): the moments are those of one kind of run after the other, phase by phase.
+/// What lives in the temporary arena of a stage in one memory, and when. Runs of the same calls in a phase are
+/// taken as one ([`CallRuns`]): the moments are those of one kind of run after the other, phase by phase.
 pub struct Lives {
     pub temporary: BTreeMap<BufferId, Need>,
     /// Of each stash, all slots; no spans if no call touches it, or it is in another memory.
@@ -72,7 +78,7 @@ impl Lives {
         let mut next = 0;
         for phase in Phase::ALL {
             let calls = schedule.calls(phase);
-            let runs = Runs::of(program, calls);
+            let runs = CallRuns::of(program, calls);
             let (mut begins, mut touched) = (vec![], BTreeMap::new());
             for first in &runs.kinds {
                 for (id, need) in temporaries_of_run(space.temporary(), program, &runs, *first) {
@@ -181,7 +187,7 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
 }
 
 /// Temporary buffers of the bodies of a run in this arena, and how long they live there.
-pub fn temporaries_of_run(arena: Arena, program: &Program, runs: &Runs, run: usize) -> Vec<(BufferId, Need)> {
+pub fn temporaries_of_run(arena: Arena, program: &Program, runs: &CallRuns, run: usize) -> Vec<(BufferId, Need)> {
     let of_body = |(call, body): (usize, usize)| {
         let moment = move |command: &usize| runs.moment(call, *command);
         let uses = uses(program, &program.bodies[body].commands, |b| b.arena == arena);

@@ -1,15 +1,15 @@
 //! Forward and backward passes side by side: while one waits for its exchanges, the other computes.
 //!
-//! Within a pass over one microbatch, what follows an exchange mostly needs its result: the rows that experts get, the
-//! whole of what tensor parallelism had split. A forward pass and the backward pass after it, of another microbatch,
-//! need nothing of each other, so the exchanges of one are under way beside the compute of the other (Megatron-LM's
-//! `--overlap-moe-expert-parallel-comm`; DualPipe of DeepSeek-V3). The schedule has them one after the other, and
-//! both can begin when either can ([`Order::pairs`]).
+//! Within a pass over one microbatch, what follows an exchange mostly needs its result: the rows that experts get,
+//! the whole of what tensor parallelism had split. A forward pass and the backward pass after it, of another
+//! microbatch, need nothing of each other, so the exchanges of one are under way beside the compute of the other
+//! (Megatron-LM's `--overlap-moe-expert-parallel-comm`; DualPipe of DeepSeek-V3). The schedule has them one after the
+//! other, and both can begin when either can ([`Order::pairs`]).
 //!
-//! Bodies stay as they are. Each is cut into parts, and the parts of the two are called in turn, in the order that ends
-//! first on the nominal machine ([`crate::commands::cost_model`]). If none ends before the two do one after the other,
-//! they stay so. Gradients of weights that have a pass of their own right after the
-//! backward pass belong to it.
+//! Bodies stay as they are. Each is cut into parts, and the parts of the two are called in turn, in the order that
+//! ends first on the nominal machine ([`crate::commands::cost_model`]). If none ends before the two do one after the
+//! other, they stay so. Gradients of weights that have a pass of their own right after the backward pass belong to
+//! it.
 
 use crate::commands::cost_model::Costs;
 use crate::commands::list_schedule::Graph;
@@ -25,9 +25,13 @@ pub fn pair(mut job: Job, order: &Order) -> Job {
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
     let costs = Costs::new(mesh, kernels);
     let pairs = order.pairs();
+    // They are in pairs already.
+    if programs.iter().flat_map(|p| &p.bodies).any(|b| b.parts() > 1) {
+        return job;
+    }
     for (p, program) in programs.iter_mut().enumerate() {
         let of_program = stages.iter_mut().zip(&pairs).filter(|(s, _)| s.program as usize == p);
-        let mut lists: Vec<List> = of_program.map(|(s, first)| List { calls: &mut s.schedule.train, first }).collect();
+        let mut lists: Vec<List> = of_program.map(|(s, pairs)| List { calls: &mut s.schedule.train, pairs }).collect();
         pair_calls(mesh, kernels, &costs, program, &mut lists);
     }
     // Messages of a pair may be under way together.
@@ -35,10 +39,10 @@ pub fn pair(mut job: Job, order: &Order) -> Job {
     job
 }
 
-/// The calls of a stage's step, and the forward passes with which pairs begin.
+/// The calls of a stage's step, and the pairs of its passes.
 struct List<'a> {
     calls: &'a mut Vec<Call>,
-    first: &'a BTreeSet<Pass>,
+    pairs: &'a BTreeMap<Pass, Pass>,
 }
 
 /// Bodies of two lanes side by side: a forward pass, and a backward pass with what belongs to it.
@@ -50,8 +54,8 @@ type Turns = Vec<(BodyId, u32)>;
 fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, lists: &mut [List]) {
     let pairs: BTreeSet<Pair> = lists.iter().flat_map(|list| (0..list.calls.len()).filter_map(|at| list.pair_at(program, at))).collect();
     let bodies: BTreeSet<BodyId> = pairs.iter().flatten().flatten().copied().collect();
-    let lanes: BTreeMap<BodyId, Lane> = bodies.iter().map(|b| (*b, Lane::new(mesh, kernels, costs, program, *b))).collect();
-    let mut turns: BTreeMap<Pair, Turns> = pairs.iter().filter_map(|pair| Some((pair.clone(), best(&lanes, pair)?))).collect();
+    let divided: BTreeMap<BodyId, Divided> = bodies.iter().map(|b| (*b, Divided::new(mesh, kernels, costs, program, *b))).collect();
+    let mut turns: BTreeMap<Pair, Turns> = pairs.iter().filter_map(|pair| Some((pair.clone(), best(&divided, pair)?))).collect();
     // Cuts at which no pair goes over to its other lane are none.
     let mut switches: BTreeMap<BodyId, BTreeSet<u32>> = bodies.iter().map(|b| (*b, BTreeSet::new())).collect();
     for two in turns.values().flat_map(|turns| turns.windows(2)).filter(|two| two[0].0 != two[1].0) {
@@ -63,7 +67,7 @@ fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Prog
         turns.iter_mut().for_each(|(body, part)| *part = switches[body].range(..=*part).count() as u32);
     }
     for (body, switches) in &switches {
-        let begins = switches.iter().map(|part| lanes[body].parts[*part as usize].begin as u32);
+        let begins = switches.iter().map(|part| divided[body].parts[*part as usize].begin as u32);
         program.bodies[body.index()].cuts = begins.map(|at| ir::fault!("pair_passes.cuts.begin", 0, at)).collect();
     }
     lists.iter_mut().for_each(|list| *list.calls = list.in_turns(program, &turns));
@@ -76,8 +80,10 @@ impl List<'_> {
         let [f, b, rest @ ..] = &self.calls[at..] else { return None };
         let (BodyKind::Forward(chunk), BodyKind::Backward(own)) = (kind(f), kind(b)) else { return None };
         let weight = rest.first().filter(|w| w.microbatch == b.microbatch && kind(w) == BodyKind::Weight(own));
-        let begins = self.first.contains(&Pass { kind: Kind::Forward, chunk, microbatch: f.microbatch });
-        ir::fault!("pair_passes.pairs.all", true, begins).then(|| [vec![f.body], [b].into_iter().chain(weight).map(|c| c.body).collect()])
+        let pass = |kind: Kind, chunk: u32, call: &Call| Pass { kind, chunk, microbatch: call.microbatch };
+        // A stage may have nothing to compute in a pass, so others stand side by side here than in the order.
+        let beside = self.pairs.get(&pass(Kind::Forward, chunk, f)) == Some(&pass(Kind::Backward, own, b));
+        ir::fault!("pair_passes.pairs.all", true, beside).then(|| [vec![f.body], [b].into_iter().chain(weight).map(|c| c.body).collect()])
     }
 
     /// The calls, pairs of them part by part.
@@ -103,13 +109,13 @@ impl List<'_> {
 }
 
 /// A body, cut wherever it may be interrupted.
-struct Lane {
-    parts: Vec<Part>,
+struct Divided {
+    parts: Vec<Stretch>,
 }
 
 /// A part of a lane, on the nominal machine: what a bool may leave out is left out, as in most steps.
 #[derive(Default)]
-struct Part {
+struct Stretch {
     /// The number of its first command.
     begin: usize,
     steps: Vec<Step>,
@@ -133,12 +139,12 @@ enum Done {
     Before(usize),
 }
 
-/// A body is cut at kernels that wait for exchanges, at those behind which an exchange is under way, and at all that take
-/// more than so small a share of its kernels' time.
+/// A body is cut at kernels that wait for exchanges, at those behind which an exchange is under way, and at all that
+/// take more than so small a share of its kernels' time.
 const SHARE: u64 = 64;
 
-impl Lane {
-    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &Program, body: BodyId) -> Lane {
+impl Divided {
+    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &Program, body: BodyId) -> Divided {
         let commands = &program.bodies[body.index()].commands;
         let Graph { streams, times, users, .. } = Graph::new(mesh, kernels, costs, program, commands, &BTreeMap::new());
         let runs = |k: usize| commands[k].predicate.is_none();
@@ -157,28 +163,29 @@ impl Lane {
         let long = (0..commands.len()).filter(|k| computes(*k) && runs(*k)).map(|k| times[k]).fold(0, u64::saturating_add) / SHARE;
         // Of each stream, what compute has waited for: that implies what went before.
         let mut known = [None; Stream::ALL.len()];
-        let (mut lane, mut part, mut place) = (Lane { parts: vec![] }, Part::default(), BTreeMap::new());
+        let (mut out, mut part, mut place) = (Divided { parts: vec![] }, Stretch::default(), BTreeMap::new());
         let mut behind = false;
         for k in (0..commands.len()).filter(|k| runs(*k)) {
             if computes(k) {
                 let waits = known.iter().zip(&after[k]).enumerate().any(|(s, (known, after))| s != Stream::Compute as usize && known < after);
                 known.iter_mut().zip(&after[k]).for_each(|(known, after)| *known = (*after).max(*known));
                 if (waits || behind || times[k] > long) && !part.steps.is_empty() {
-                    lane.parts.push(std::mem::replace(&mut part, Part { begin: k, ..Part::default() }));
+                    out.parts.push(std::mem::replace(&mut part, Stretch { begin: k, ..Stretch::default() }));
                 }
             }
             behind = !computes(k);
-            place.insert(k, (lane.parts.len(), part.steps.len()));
+            place.insert(k, (out.parts.len(), part.steps.len()));
             // By command, until its place in its part is known.
             let others = after[k].iter().enumerate().filter(|(s, _)| *s != streams[k] as usize);
             part.steps.push(Step { stream: streams[k], time: times[k], after: others.filter_map(|(_, j)| j.map(Done::Before)).collect() });
         }
-        lane.parts.push(part);
-        lane.settle(&place);
-        lane
+        out.parts.push(part);
+        out.settle(&place);
+        out
     }
 
-    /// Has steps name what they come after by its place: in their part, or among what the part before says is awaited.
+    /// Has steps name what they come after by its place: in their part, or among what the part before says is
+    /// awaited.
     fn settle(&mut self, place: &BTreeMap<usize, (usize, usize)>) {
         // From behind, the commands that a part or one behind it waits for, of parts before.
         let mut awaited: Vec<usize> = vec![];
@@ -201,22 +208,26 @@ impl Lane {
     }
 }
 
-/// Orders of the first parts of both lanes that are followed further: those with the least on the clocks.
+/// Of the orders of as many parts that are followed further: as many of the same parts, and of so many different
+/// choices of parts.
 const BEAM: usize = 8;
+const WIDTH: usize = 64;
 
-/// The order of the parts of a pair that ends first, of those that were tried; none if that is one lane after the other.
+/// The order of the parts of a pair that ends first, of those that were tried; none if that is one lane after the
+/// other.
 ///
 /// Orders grow part by part. Of those of the same parts, one is given up for another with which neither compute nor
-/// exchanges are through later, and if too many are left, those in which compute is through latest.
-fn best(lanes: &BTreeMap<BodyId, Lane>, pair: &Pair) -> Option<Turns> {
+/// exchanges are through later, and if too many are left, those in which compute is through latest. Of choices of
+/// parts, those are given up in which compute has waited longest. So the work grows with the number of parts.
+fn best(bodies: &BTreeMap<BodyId, Divided>, pair: &Pair) -> Option<Turns> {
     let steps = [0, 1].map(|l: usize| -> Turns {
-        let parts = |body: &BodyId| (0..lanes[body].parts.len() as u32).map(|part| (*body, part)).collect::<Vec<_>>();
+        let parts = |body: &BodyId| (0..bodies[body].parts.len() as u32).map(|part| (*body, part)).collect::<Vec<_>>();
         pair[l].iter().flat_map(parts).collect()
     });
     let apart = steps
         .iter()
         .enumerate()
-        .fold(Trial::default(), |trial, (l, steps)| steps.iter().fold(trial, |trial, (body, part)| trial.then(lanes, l, *body, *part)));
+        .fold(Trial::default(), |trial, (l, steps)| steps.iter().fold(trial, |trial, (body, part)| trial.then(bodies, l, *body, *part)));
     // By how many steps of the first lane were taken; those of the second follow, as all have taken equally many.
     let mut trials: Vec<Vec<Trial>> = vec![vec![Trial::default()]];
     for taken in 0..steps[0].len() + steps[1].len() {
@@ -225,10 +236,14 @@ fn best(lanes: &BTreeMap<BodyId, Lane>, pair: &Pair) -> Option<Turns> {
             let at = [first, taken - first.min(taken)];
             for (l, (body, part)) in [0, 1].into_iter().filter_map(|l| Some((l, *steps[l].get(at[l])?))) {
                 let to = &mut next[first + usize::from(l == 0)];
-                to.extend(trials.iter().map(|trial| trial.then(lanes, l, body, part)));
+                to.extend(trials.iter().map(|trial| trial.then(bodies, l, body, part)));
             }
         }
         next.iter_mut().for_each(thin);
+        let mut waited: Vec<(u64, usize)> =
+            next.iter().enumerate().filter_map(|(first, t)| Some((t.iter().map(Trial::waited).min()?, first))).collect();
+        waited.sort_unstable();
+        waited.iter().skip(WIDTH).for_each(|(_, first)| next[*first].clear());
         trials = next;
     }
     let best = trials.into_iter().flatten().min_by_key(Trial::end)?;
@@ -252,6 +267,8 @@ fn thin(trials: &mut Vec<Trial>) {
 #[derive(Clone, Default)]
 struct Trial {
     clocks: [u64; Stream::ALL.len()],
+    /// The time of its kernels.
+    busy: u64,
     /// Of each lane, when what its next part waits for has ended.
     awaited: [Rc<Vec<u64>>; 2],
     turns: Option<Rc<Turn>>,
@@ -263,11 +280,21 @@ struct Turn {
     before: Option<Rc<Turn>>,
 }
 
+/// One after the other, as orders of many parts would use up the stack.
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut before = self.before.take();
+        while let Some(mut turn) = before.and_then(Rc::into_inner) {
+            before = turn.before.take();
+        }
+    }
+}
+
 impl Trial {
     /// With one more part, of a lane.
-    fn then(&self, lanes: &BTreeMap<BodyId, Lane>, l: usize, body: BodyId, part: u32) -> Trial {
+    fn then(&self, bodies: &BTreeMap<BodyId, Divided>, l: usize, body: BodyId, part: u32) -> Trial {
         let mut out = self.clone();
-        let here = &lanes[&body].parts[part as usize];
+        let here = &bodies[&body].parts[part as usize];
         let mut ends: Vec<u64> = Vec::with_capacity(here.steps.len());
         let end = |ends: &[u64], done: &Done| match done {
             Done::Here(step) => ends[*step],
@@ -278,10 +305,18 @@ impl Trial {
             let clock = &mut out.clocks[*stream as usize];
             *clock = (*clock).max(ready).saturating_add(*time);
             ends.push(*clock);
+            if *stream == Stream::Compute {
+                out.busy = out.busy.saturating_add(*time);
+            }
         }
         out.awaited[l] = Rc::new(here.awaited.iter().map(|done| end(&ends, done)).collect());
         out.turns = Some(Rc::new(Turn { part: (body, part), before: out.turns.take() }));
         out
+    }
+
+    /// How long compute has had nothing to do.
+    fn waited(&self) -> u64 {
+        self.clocks[Stream::Compute as usize].saturating_sub(self.busy)
     }
 
     fn end(&self) -> u64 {

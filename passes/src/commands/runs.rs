@@ -1,41 +1,44 @@
-//! When commands of a phase run, where calls are side by side: a run of calls ([`Program::runs`]) has a moment for each
-//! command and for the end of each call, and runs of the same calls are of one kind.
+//! When commands of a phase run, where calls are side by side: a run of calls ([`Program::runs`]) has a moment for
+//! each command and for the end of each call, and runs of the same calls are of one kind.
 
-use ir::program::{Call, Program};
+use ir::program::{BodyId, Call, Program};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Calls in runs.
-pub struct Runs<'a> {
+pub struct CallRuns<'a> {
     program: &'a Program,
     calls: &'a [Call],
-    pub list: Vec<Run>,
+    pub list: Vec<CallRun>,
     /// Of each call, its run, and the moment there at which it begins.
     of_call: Vec<(usize, usize)>,
+    /// By the first call of a run, a body and its microbatch: the calls of its parts.
+    parts: BTreeMap<(usize, BodyId, u32), Vec<usize>>,
     /// Of each kind, its first run; in the order of what they call.
     pub kinds: Vec<usize>,
 }
 
-pub struct Run {
+pub struct CallRun {
     pub calls: Range<usize>,
     pub kind: usize,
     /// The number of its moments.
     pub moments: usize,
 }
 
-impl<'a> Runs<'a> {
-    pub fn of(program: &'a Program, calls: &'a [Call]) -> Runs<'a> {
-        let mut out = Runs { program, calls, list: vec![], of_call: vec![], kinds: vec![] };
+impl<'a> CallRuns<'a> {
+    pub fn of(program: &'a Program, calls: &'a [Call]) -> CallRuns<'a> {
+        let mut out = CallRuns { program, calls, list: vec![], of_call: vec![], parts: BTreeMap::new(), kinds: vec![] };
         let mut first: BTreeMap<Vec<(usize, u32)>, usize> = BTreeMap::new();
         let called = |run: &Range<usize>| -> Vec<(usize, u32)> { calls[run.clone()].iter().map(|c| (c.body.index(), c.part)).collect() };
         for (r, run) in program.runs(calls).into_iter().enumerate() {
             first.entry(called(&run)).or_insert(r);
             let mut moments = 0;
-            for call in &calls[run.clone()] {
+            for (c, call) in run.clone().map(|c| (c, &calls[c])) {
                 out.of_call.push((r, moments));
+                out.parts.entry((run.start, call.body, call.microbatch)).or_default().push(c);
                 moments += program.bodies[call.body.index()].part(call.part).len() + 1;
             }
-            out.list.push(Run { calls: run, kind: 0, moments });
+            out.list.push(CallRun { calls: run, kind: 0, moments });
         }
         let numbers: BTreeMap<&Vec<(usize, u32)>, usize> = first.keys().zip(0..).collect();
         out.list.iter_mut().for_each(|run| run.kind = numbers[&called(&run.calls)]);
@@ -54,8 +57,8 @@ impl<'a> Runs<'a> {
         let run = &self.list[self.run(call)];
         let end = self.program.bodies[body.index()].commands.len();
         let part = self.program.bodies[body.index()].part_of(command.min(end.saturating_sub(1)));
-        let is_it = |c: &usize| self.calls[*c] == Call { body, microbatch, part };
-        let c = run.calls.clone().find(is_it).expect("invariant: a run has all parts of its bodies");
+        let parts = self.parts[&(run.calls.start, body, microbatch)].as_slice();
+        let c = parts[part as usize];
         let begin = self.program.bodies[body.index()].part(part).start;
         ir::fault!("runs.moment.body", command, self.of_call[c].1 + command - begin)
     }

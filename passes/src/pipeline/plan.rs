@@ -18,7 +18,7 @@ pub fn plan(graph: &Graph, microbatches: u32, options: &Options) -> Result<Pipel
     let stages = options.pp as u32;
     let chunks = chunks(options)?;
     let group = u32::try_from(options.group.unwrap_or(options.pp)).unwrap_or(u32::MAX);
-    let shape = Shape { stages, chunks, microbatches, group, pairs: options.pass_pairs };
+    let shape = Shape { stages, chunks, microbatches, group, pairs: options.pairs_passes() };
     if options.schedule == Schedule::OneFOneB && chunks > 1 {
         grouped(shape)?;
     }

@@ -1,7 +1,7 @@
 //! Generators of pipeline schedules: GPipe, 1F1B, interleaved, ZB-H1, ZB-V, DualPipeV.
 
 use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// What a schedule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub struct Shape {
     pub microbatches: u32,
     /// Microbatches that go through a virtual stage before the next one of the stage has its turn, where interleaved.
     pub group: u32,
-    /// Whether passes run in pairs: 1F1B then begins one backward pass later, and on the way to it waits for no pass that
-    /// is in a pair at the same time.
+    /// Whether passes run in pairs: 1F1B then begins one backward pass later, and on the way to it waits for no pass
+    /// that is in a pair at the same time.
     pub pairs: bool,
 }
 
@@ -120,33 +120,22 @@ fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
     out.passes
 }
 
-/// Fewer microbatches than fill the pipeline are the first of as many as do. Gradients of weights that are put off fill
-/// gaps at the end.
+/// Fewer microbatches than fill the pipeline are the first of as many as do. The published program puts some
+/// gradients of weights off, which fills gaps at the ends; what they read would be kept for them, of experts' rows
+/// the whole room.
 fn dual_pipe_v(shape: Shape, stage: u32) -> Vec<Pass> {
-    use Kind::{Backward as B, Forward as F, Weight as W};
+    use Kind::{Backward as B, Forward as F};
     let (p, r) = (shape.stages, stage);
     let full = shape.microbatches.max(2 * p);
     let (above, own) = (p - r - 1, r + 1);
     let mut out = Building::default();
     out.push(&[(F, 0)], 2 * above);
     out.push(&[(F, 0), (F, 1)], own);
-    out.push(&[(B, 1), (W, 1), (F, 1)], above);
-    out.push(&[(F, 0), (B, 1), (W, 1), (F, 1), (B, 0), (W, 0)], ir::fault!("schedule.dual_pipe_v.begun", full - 2 * p + r, full - 2 * p + own));
-    out.push(&[(B, 1), (W, 1), (F, 1), (B, 0), (W, 0)], above);
-    // The second half of these puts its gradients of weights off.
-    let all: Vec<u32> = (0..own).flat_map(|_| [1, 0]).collect();
-    let (first, second) = all.split_at(own as usize);
-    first.iter().for_each(|chunk| out.push(&[(B, *chunk), (W, *chunk)], 1));
-    let mut put_off: VecDeque<u32> = second.iter().copied().collect();
-    second.iter().for_each(|chunk| out.push(&[(B, *chunk)], 1));
-    for _ in 0..above {
-        if let Some(chunk) = put_off.pop_front() {
-            out.push(&[(W, chunk)], 1);
-        }
-        out.push(&[(B, 0)], 1);
-        put_off.push_back(0);
-    }
-    put_off.into_iter().for_each(|chunk| out.push(&[(W, chunk)], 1));
+    out.push(&[(B, 1), (F, 1)], above);
+    out.push(&[(F, 0), (B, 1), (F, 1), (B, 0)], ir::fault!("schedule.dual_pipe_v.begun", full - 2 * p + r, full - 2 * p + own));
+    out.push(&[(B, 1), (F, 1), (B, 0)], above);
+    out.push(&[(B, 1), (B, 0)], own);
+    out.push(&[(B, 0)], above);
     out.passes.retain(|pass| pass.microbatch < shape.microbatches);
     out.passes
 }

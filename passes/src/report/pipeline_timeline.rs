@@ -133,6 +133,8 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
                 let takes = if call.part == 0 { cost(job.programs[class].bodies[call.body.index()].kind) } else { 0 };
                 if takes > 0 {
                     stage.first.get_or_insert(begin);
+                }
+                if takes > 0 || call.part > 0 {
                     (stage.now, stage.busy) = (begin + takes, stage.busy + takes);
                 }
                 for (hops, channel) in sent {

@@ -65,8 +65,8 @@ pub struct Rank<'a, D> {
     events: Arc<Events>,
     at: Position,
     reports: Vec<Option<f64>>,
-    /// By body, the microbatch for which it was called last, and by which bools its commands of the first stream are left
-    /// out, or not: on a device, to read one is to wait.
+    /// By body, the microbatch for which it was called last, and by which bools its commands of the first stream are
+    /// left out, or not: on a device, to read one is to wait.
     decided: HashMap<BodyId, (u32, HashMap<Place, bool>)>,
     /// How many such bools of a phase were true, and how many there were.
     further: [u64; 2],

@@ -1,6 +1,6 @@
 //! What lies in the memory of temporary buffers at a time, over the calls of a phase.
 
-use super::body::{Live, Summary, Used};
+use super::body::{Summary, Used, meeting};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::program::{BufferId, Call, CallSchedule, Phase, Program, Slots, Space};
 use std::collections::BTreeMap;
@@ -13,19 +13,16 @@ enum Tenant {
     Stash(usize),
 }
 
-/// Somebody's bytes, from one moment of a run to another.
-type Stay = (Tenant, (u64, u64), usize, usize);
-
-/// A stash is in use, for a microbatch, from the first command of a phase that touches it for that to the last one, and
-/// a temporary buffer of a call likewise. Nothing else lies there meanwhile. All slots of a stash count as in use then,
-/// and runs of the same calls ([`Program::runs`]) are taken as one. Nothing is stashed from phase to phase
+/// A stash is in use, for a microbatch, from the first command of a phase that touches it for that to the last one,
+/// and a temporary buffer of a call likewise. Nothing else lies there meanwhile. All slots of a stash count as in use
+/// then, and runs of the same calls ([`Program::runs`]) are taken as one. Nothing is stashed from phase to phase
 /// ([`super::order`]), so phases share their memory.
 ///
 /// # Errors
 /// Two that have the same bytes at once.
 pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
-    let runs = Runs::of(program, calls);
+    let runs = CallRuns::of(program, calls);
     // By stash and microbatch, the first and the last call, with the moments there.
     let mut lives: BTreeMap<(usize, u32), [(usize, usize); 2]> = BTreeMap::new();
     for (c, call) in calls.iter().enumerate() {
@@ -84,25 +81,9 @@ pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], pha
     Ok(())
 }
 
-/// The first moment at which two of these have the same bytes.
-fn meeting(all: impl Iterator<Item = Stay>) -> Option<(usize, Tenant, Tenant)> {
-    // Beginnings of a command come before its ends.
-    let ends = |(who, bytes, first, last): Stay| [(first, false, who, bytes), (last, true, who, bytes)];
-    let mut turns: Vec<(usize, bool, Tenant, (u64, u64))> = all.filter(|(_, (from, to), ..)| from < to).flat_map(ends).collect();
-    turns.sort_unstable();
-    let mut live = Live::default();
-    turns.into_iter().find_map(|(moment, ends, who, (from, to))| match ends {
-        true => {
-            live.remove(from);
-            None
-        }
-        false => live.insert(from, to, who).err().map(|other| (moment, who, other)),
-    })
-}
-
 /// Calls in runs, and these by what they call.
-struct Runs {
-    list: Vec<Run>,
+struct CallRuns {
+    list: Vec<CallRun>,
     /// Of each call, its run, and when it begins there. A call has one moment more than it has commands, its end.
     of_call: Vec<usize>,
     moment: Vec<usize>,
@@ -110,16 +91,16 @@ struct Runs {
     first: Vec<usize>,
 }
 
-struct Run {
+struct CallRun {
     calls: Range<usize>,
     kind: usize,
     moments: usize,
 }
 
-impl Runs {
-    fn of(program: &Program, calls: &[Call]) -> Runs {
+impl CallRuns {
+    fn of(program: &Program, calls: &[Call]) -> CallRuns {
         let mut kinds: BTreeMap<Vec<(usize, u32)>, usize> = BTreeMap::new();
-        let mut out = Runs { list: vec![], of_call: vec![], moment: vec![], first: vec![] };
+        let mut out = CallRuns { list: vec![], of_call: vec![], moment: vec![], first: vec![] };
         for run in program.runs(calls) {
             let next = kinds.len();
             let kind = *kinds.entry(calls[run.clone()].iter().map(|c| (c.body.index(), c.part)).collect()).or_insert(next);
@@ -132,7 +113,7 @@ impl Runs {
                 out.moment.push(moments);
                 moments += moments_of(program, call);
             }
-            out.list.push(Run { calls: run, kind, moments: moments - 1 });
+            out.list.push(CallRun { calls: run, kind, moments: moments - 1 });
         }
         out
     }

@@ -8,7 +8,7 @@ use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
 use ir::op::Real;
-use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Space};
+use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Content, Space};
 use std::collections::BTreeMap;
 
 /// What a body does to a buffer that outlives its calls: numbers of commands.
@@ -82,6 +82,9 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
     let in_order = body.cuts.iter().all(cut) && body.cuts.windows(2).all(|w| w[0] < w[1]);
     let what = || format!("{} commands are cut at {:?}", body.commands.len(), body.cuts);
     ensure(in_order, Invariant::BodyCut, what).map_err(|e| at.error(e))?;
+    // What others write is there as a whole before passes begin: that of a pass is for its own microbatch, or a sum.
+    let is_pass = matches!(body.kind, BodyKind::Forward(_) | BodyKind::Backward(_) | BodyKind::Weight(_));
+    ensure(is_pass || body.cuts.is_empty(), Invariant::BodyCut, || format!("{} is cut", body.kind.name())).map_err(|e| at.error(e))?;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
     let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: vec![], stashed: BTreeMap::new() };
     let mut flow = Flow::new();
@@ -231,25 +234,34 @@ fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &Locus) -> Re
 }
 
 fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &Locus) -> Result<(), Violation> {
-    let temporary = |id: &BufferId| buffers[id.index()].arena == arena && buffers[id.index()].bytes() > 0;
-    // Beginnings of a command come before its ends.
-    let mut turns: Vec<(usize, bool, BufferId)> =
-        lives.iter().filter(|(id, _)| temporary(id)).flat_map(|(id, life)| [(life.first, false, *id), (life.last, true, *id)]).collect();
+    let temporary = |id: &BufferId| buffers[id.index()].arena == arena;
+    let stay = |(id, life): (&BufferId, &Life)| {
+        let buffer = &buffers[id.index()];
+        (*id, (buffer.offset, buffer.offset + buffer.bytes()), life.first, life.last)
+    };
+    let Some((k, id, other)) = meeting(lives.iter().filter(|(id, _)| temporary(id)).map(stay)) else { return Ok(()) };
+    Err(at.of(LocusPart::Number(k)).error(Invariant::TemporaryApart.breach(format!(
+        "buffers `{}` and `{}`, both in use, overlap",
+        buffers[other.index()].name,
+        buffers[id.index()].name
+    ))))
+}
+
+/// The first moment at which two of these have the same bytes: each has some, from one moment to another. Of those
+/// two the one that comes then, and the one that is there.
+pub fn meeting<T: Copy + Ord>(all: impl Iterator<Item = (T, (u64, u64), usize, usize)>) -> Option<(usize, T, T)> {
+    // Beginnings at a moment come before ends there.
+    let ends = |(who, bytes, first, last)| [(first, false, who, bytes), (last, true, who, bytes)];
+    let mut turns: Vec<(usize, bool, T, (u64, u64))> = all.filter(|(_, (from, to), ..)| from < to).flat_map(ends).collect();
     turns.sort_unstable();
     let mut live = Live::default();
-    for (k, ends, id) in turns {
-        let buffer = &buffers[id.index()];
-        if ends {
-            live.remove(buffer.offset);
-        } else if let Err(other) = live.insert(buffer.offset, buffer.offset + buffer.bytes(), id) {
-            return Err(at.of(LocusPart::Number(k)).error(Invariant::TemporaryApart.breach(format!(
-                "buffers `{}` and `{}`, both in use, overlap",
-                buffers[other.index()].name,
-                buffer.name
-            ))));
+    turns.into_iter().find_map(|(moment, ends, who, (from, to))| match ends {
+        true => {
+            live.remove(from);
+            None
         }
-    }
-    Ok(())
+        false => live.insert(from, to, who).err().map(|other| (moment, who, other)),
+    })
 }
 
 /// Bytes of an arena in use: begin to end and owner.

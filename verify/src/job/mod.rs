@@ -18,6 +18,9 @@
 //!   temporary buffers between the first and last commands of a call that touch them. From the first to the last
 //!   command of a phase that touch a stash for a microbatch, nothing else that is in use lies in its memory; what an
 //!   evaluation does, or an update, may.
+//! - A microbatch goes through a pass part by part; calls of other passes, for other microbatches, may be between. Of
+//!   calls that are under way together no two temporary buffers that are in use overlap either ([`apart`]), so what
+//!   holds of a body by itself holds of its calls.
 //! - Nothing is read before it is written: temporary buffers in the same call, stashes by calls for the same microbatch to
 //!   which the slot belonged since, others earlier in the same step. What comes from outside is there from the start.
 //! - Nothing is written twice: an element once per call in temporary buffers and the stash, once per step elsewhere. So a dropped,

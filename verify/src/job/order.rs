@@ -254,22 +254,18 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
 /// A use of a buffer by a body.
 struct Part<'a> {
     body: usize,
-    cuts: &'a [u32],
+    whole: &'a Body,
     touch: &'a Touch,
     calls: &'a Use,
 }
 
 impl Part<'_> {
     fn first(&self, command: usize) -> Moment {
-        (self.calls.first[self.part(command)], command)
+        (self.calls.first[self.whole.part_of(command) as usize], command)
     }
 
     fn last(&self, command: usize) -> Moment {
-        (self.calls.last[self.part(command)], command)
-    }
-
-    fn part(&self, command: usize) -> usize {
-        self.cuts.partition_point(|c| *c as usize <= command)
+        (self.calls.last[self.whole.part_of(command) as usize], command)
     }
 }
 
@@ -278,10 +274,10 @@ fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], updat
     let mut parts: BTreeMap<BufferId, Vec<Part>> = BTreeMap::new();
     for (body, summary) in bodies.iter().enumerate() {
         let Some(calls) = &uses[body] else { continue };
-        let cuts = &program.bodies[body].cuts;
+        let whole = &program.bodies[body];
         for (id, touch) in &summary.touches {
             if program.buffers[id.index()].arena.lasts() {
-                parts.entry(*id).or_default().push(Part { body, cuts, touch, calls });
+                parts.entry(*id).or_default().push(Part { body, whole, touch, calls });
             }
         }
     }

@@ -15,9 +15,10 @@
 //! since, suffice: what came earlier is before them. Bytes that one stream alone touches are left out. Bytes of temporary buffers are those of
 //! stashes of other phases, so their order is shown with that of what stashes hold.
 //!
-//! What a call does depends on the moments it finds through comparisons of a byte's moments with clocks alone, so states in
-//! which all of these have the same outcomes have the same future ([`State::normalise`]). A run of calls is looked at once per such state; so a
-//! schedule of thousands of microbatches costs what its first rounds do, and following phases by phases ends.
+//! What a call does depends on the moments it finds through comparisons of a byte's moments with clocks alone, so
+//! states in which all of these have the same outcomes have the same future ([`State::normalise`]). A run of calls is
+//! looked at once per such state; so a schedule of thousands of microbatches costs what its first rounds do, and
+//! following phases by phases ends.
 
 #[cfg(test)]
 use super::access::Facts;

@@ -181,7 +181,8 @@ impl Analysis<'_> {
         flows.iter().flat_map(|f| &f.parted).for_each(|b| parted[b.index()] = true);
         for phase in Phase::ALL {
             let calls = self.job.stages[s].schedule.calls(phase);
-            // A body that reads what another writes is called after it the last time (`order`).
+            // A body that reads what another writes is called after it the last time (`order`). Passes that are side
+            // by side write what only later bodies read.
             let mut last: Vec<(usize, usize)> =
                 (0..flows.len()).filter_map(|b| Some((calls.iter().rposition(|c| c.body.index() == b)?, b))).collect();
             last.sort_unstable();
