@@ -41,7 +41,7 @@ fn exchanges_hide_behind_another_microbatch() {
     }
 }
 
-/// Every part of every pass is called once for each microbatch, and only pairs are interrupted.
+/// Of calls that are under way together, two are a forward pass and a backward pass; all others are of one pass.
 #[test]
 fn a_pass_is_interrupted_by_that_of_its_pair_alone() {
     let job = compiled(LLAMA.0, LLAMA.1, &case("paired pp2 v2 tp2 m6")).job;

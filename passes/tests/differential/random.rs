@@ -54,7 +54,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("captures", many(case.pp) && ["kept", "curve", "total = total"].iter().any(|name| text.contains(name))),
         ("vpp", case.vpp.is_some_and(many)),
         ("gpipe", many(case.pp) && case.schedule == Schedule::GPipe),
-        ("zero-bubble", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV | Schedule::DualPipeV)),
+        ("zero-bubble or dualpipev", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV | Schedule::DualPipeV)),
         ("passes in pairs", case.pairs && case.global_batch > case.dp * case.micro_batch),
         ("given order", many(case.pp) && matches!(case.schedule, Schedule::Given(_))),
         ("bounded rows", case.moe_buffer != Buffer::Whole && many(case.ep)),
@@ -93,9 +93,9 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
 /// ranks share out one set of things; there is one working precision.
 const EXCLUSIVE: &[&[&str]] = &[
     &["tp overlap", "split products"],
-    &["gpipe", "zero-bubble", "given order"],
+    &["gpipe", "zero-bubble or dualpipev", "given order"],
     &["passes in pairs", "gpipe", "given order"],
-    &["vpp", "zero-bubble"],
+    &["vpp", "zero-bubble or dualpipev"],
     &["vpp", "given order"],
     &["zero 1", "zero 2", "zero 3"],
     &["bf16", "f16"],
