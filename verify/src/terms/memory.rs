@@ -5,7 +5,7 @@ use super::{Access, Term, Terms, What};
 use crate::cover::Cover;
 use crate::region::Shape;
 use ir::dim::Linear;
-use ir::mesh::{Mesh, SubAxis};
+use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::DType;
 
 /// `(extent, stride)` in elements of a buffer.
@@ -31,6 +31,9 @@ struct Region {
     added: Option<Added>,
     /// The body that put it there.
     body: usize,
+    /// What is left of a value of which a part was written over: no piece of what is written now, even if that is the
+    /// same again.
+    is_rest: bool,
 }
 
 /// What one body adds up at a place.
@@ -54,12 +57,20 @@ impl Memory {
         self.body = body;
     }
 
-    /// Puts a value at a place. What it overlaps is gone.
+    /// Puts a value at a place. What it overlaps is gone, but for outermost rows before it and behind it.
     pub fn write(&mut self, mesh: &Mesh, spot: &Spot, holds: Access) {
         self.clear(mesh, spot);
-        let mut new = Region { offset: spot.offset, coords: spot.coords.clone(), layout: spot.dims.clone(), holds, added: None, body: self.body };
+        let mut new = Region {
+            offset: spot.offset,
+            coords: spot.coords.clone(),
+            layout: spot.dims.clone(),
+            holds,
+            added: None,
+            body: self.body,
+            is_rest: false,
+        };
         // Pieces of one value, written one by one, are one region.
-        while let Some((k, joined)) = self.regions.iter().enumerate().find_map(|(k, r)| Some((k, r.joined(&new)?))) {
+        while let Some((k, joined)) = self.regions.iter().enumerate().filter(|r| !r.1.is_rest).find_map(|(k, r)| Some((k, r.joined(&new)?))) {
             self.regions.swap_remove(k);
             new = joined;
         }
@@ -69,15 +80,22 @@ impl Memory {
     fn clear(&mut self, mesh: &Mesh, spot: &Spot) {
         let new = Shape::new(spot.dims.iter().copied());
         let end = spot.offset + spread(mesh, &spot.coords) + new.reach();
+        let mut left = vec![];
         self.regions.retain(|old| {
             let shape = Shape::new(old.layout.iter().copied());
             if old.offset + spread(mesh, &old.coords) + shape.reach() <= spot.offset || end <= old.offset {
                 return true;
             }
-            let fixed = spot.coords.is_empty() && old.coords.is_empty() && shape.is_injective() && new.is_injective();
+            // Places that depend alike on coordinates are as far apart at all of them.
+            let fixed = spot.coords == old.coords && is_steady(mesh, &spot.coords) && shape.is_injective() && new.is_injective();
             let apart = || Cover::of(&shape, old.offset)?.is_apart(&Cover::of(&new, spot.offset)?);
-            fixed && apart() == Ok(true)
+            let kept = fixed && apart() == Ok(true);
+            if fixed && !kept {
+                left.extend(old.outside(mesh, spot.offset, end));
+            }
+            kept
         });
+        self.regions.extend(left);
     }
 
     /// Adds a value, of each microbatch, to a sum that begins at the term `zero`, or to what the same body has put or
@@ -101,7 +119,7 @@ impl Memory {
                 let whole = Shape::new(rest.layout.iter().copied()).reach() == Shape::new(spot.dims.iter().copied()).reach();
                 let (offset, layout) = (spot.offset, spot.dims.clone());
                 let added = Added { of_microbatches: true, values: vec![value.clone()] };
-                self.regions.push(Region { offset, coords: vec![], layout, holds: value, added: Some(added), body });
+                self.regions.push(Region { offset, coords: vec![], layout, holds: value, added: Some(added), body, is_rest: false });
                 self.regions.extend((!whole).then_some(rest));
                 true
             }
@@ -114,29 +132,51 @@ impl Memory {
         // What was filled lies under what was added to parts of it.
         let (under, over): (Vec<&Region>, Vec<&Region>) = self.regions.iter().partition(|r| terms.is_fill(r.holds.term) && r.added.is_none());
         let one = over.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
-        let found = one.or_else(|| Memory::joined(&over, mesh, terms, spot, dtype));
+        let found = one.or_else(|| {
+            // Pieces that were written in another order than they lie in.
+            let merged = Memory::merged(&over);
+            let one = merged.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
+            let joined = one.or_else(|| Memory::joined(&over, mesh, terms, spot, dtype));
+            joined.or_else(|| Memory::joined(&merged.iter().collect::<Vec<_>>(), mesh, terms, spot, dtype))
+        });
         let end = spot.offset + spread(mesh, &spot.coords) + Shape::new(spot.dims.iter().copied()).reach();
         let bare = over.iter().all(|r| end <= r.offset || r.offset + spread(mesh, &r.coords) + r.reach() <= spot.offset);
         found.or_else(|| under.iter().filter(|_| bare).find_map(|r| r.read(mesh, terms, spot, dtype)))
     }
 
+    /// Regions in their order, those that are pieces of one value as one.
+    fn merged(regions: &[&Region]) -> Vec<Region> {
+        let mut sorted = regions.to_vec();
+        sorted.sort_unstable_by_key(|r| r.offset);
+        let mut out: Vec<Region> = vec![];
+        for r in sorted {
+            match out.last_mut().and_then(|last| Some((last.joined(r)?, last))) {
+                Some((joined, last)) => *last = joined,
+                None => out.push(r.clone()),
+            }
+        }
+        out
+    }
+
     /// Values that lie one after the other, as one.
     fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
-        let ([(count, 1)], []) = (spot.dims.as_slice(), spot.coords.as_slice()) else { return None };
-        let end = spot.offset + count;
-        let mut inside: Vec<&&Region> =
-            regions.iter().filter(|r| r.coords.is_empty() && r.offset >= spot.offset && r.offset + r.reach() <= end).collect();
+        let sizes: Vec<u64> = spot.dims.iter().map(|d| d.0).collect();
+        let dense = spot.dims.iter().rev().try_fold(1, |row, (n, stride)| (*n == 1 || *stride == row).then_some(row * n));
+        let end = spot.offset + dense?;
+        let mut inside: Vec<&Region> =
+            regions.iter().copied().filter(|r| r.coords == spot.coords && r.offset >= spot.offset && r.offset + r.reach() <= end).collect();
         inside.sort_unstable_by_key(|r| r.offset);
         let (mut at, mut parts) = (spot.offset, vec![]);
         for r in inside {
             if r.offset != at {
                 return None;
             }
-            let piece = Spot { offset: at, coords: vec![], dims: vec![(r.reach(), 1)] };
+            let piece = Spot { offset: at, coords: spot.coords.clone(), dims: vec![(r.reach(), 1)] };
             parts.push(r.read(mesh, terms, &piece, dtype)?);
             at += r.reach();
         }
-        (at == end).then(|| terms.joined(parts, dtype))
+        // One value is no row of several.
+        (at == end && (parts.len() > 1 || sizes.len() == 1)).then(|| Access::whole(terms.joined(parts, dtype).term, &sizes))
     }
 }
 
@@ -144,6 +184,11 @@ impl Region {
     /// Elements from the first to the last, both included.
     fn reach(&self) -> u64 {
         Shape::new(self.layout.iter().copied()).reach()
+    }
+
+    /// Whether all of it is one element of its value.
+    fn is_constant(&self) -> bool {
+        self.holds.dims.iter().flat_map(Digits::iter).all(|d| d.1 == 0)
     }
 
     /// This region and one more piece: one of the same form, or the next of the pieces along its last dim.
@@ -160,8 +205,7 @@ impl Region {
         let mut out = self.clone();
         out.body = if self.body == next.body { self.body } else { usize::MAX };
         // Constants that lie apart, such as zeros, are no pieces of one; those that interleave are.
-        let constant = self.holds.dims.iter().flat_map(Digits::iter).all(|d| d.1 == 0);
-        if constant && later == 0 && further > self.reach() {
+        if self.is_constant() && later == 0 && further > self.reach() {
             return None;
         }
         if self.layout == next.layout && self.holds.dims == next.holds.dims {
@@ -180,6 +224,24 @@ impl Region {
         out.layout[n].0 += 1;
         out.holds.dims[n] = Digits::new([(count + 1, inner)]);
         Some(out)
+    }
+
+    /// Of its outermost rows, those that end before an element, and those that begin at another one or behind it. None of
+    /// a constant: what is added to a zero is added to all of it.
+    fn outside(&self, mesh: &Mesh, from: u64, to: u64) -> Vec<Region> {
+        if self.is_constant() {
+            return vec![];
+        }
+        let Some((rows, stride, k)) = self.radix().and_then(|radix| radix.first().copied()).filter(|_| self.added.is_none()) else { return vec![] };
+        let head = from.saturating_sub(self.offset) / stride;
+        let tail = to.saturating_sub(self.offset).div_ceil(stride);
+        let rows_of = |(first, end): (u64, u64)| {
+            let (offset, mut layout) = (self.offset + first * stride, self.layout.clone());
+            layout[k].0 = end - first;
+            let holds = self.find(mesh, &Spot { offset, coords: self.coords.clone(), dims: layout.clone() })?;
+            Some(Region { offset, layout, holds, is_rest: true, ..self.clone() })
+        };
+        [(0, head.min(rows)), (tail, rows)].into_iter().filter(|r| r.0 < r.1).filter_map(rows_of).collect()
     }
 
     fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
@@ -242,7 +304,7 @@ impl Region {
 
 /// What a place holds where dim k of a value lies along `layout[k]` from `offset` on. None if the place is not all within it.
 pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: Access, spot: &Spot) -> Option<Access> {
-    Region { offset, coords: vec![], layout, holds, added: None, body: 0 }.find(mesh, spot)
+    Region { offset, coords: vec![], layout, holds, added: None, body: 0, is_rest: false }.find(mesh, spot)
 }
 
 /// Steps through the addresses of a region.
@@ -299,6 +361,11 @@ impl Reader<'_> {
     }
 }
 
+/// Whether places that depend on these coordinates are where they are throughout a step.
+fn is_steady(mesh: &Mesh, coords: &Linear) -> bool {
+    coords.iter().all(|(u, _)| mesh[*u].axis != Axis::Microbatch)
+}
+
 /// How much further on a place can lie at other coordinates.
 fn spread(mesh: &Mesh, coords: &Linear) -> u64 {
     coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum()
@@ -328,6 +395,45 @@ mod tests {
         memory.write(&mesh, &spot(12, vec![(8, 1)]), constant(8));
         memory.write(&mesh, &spot(12, vec![(2, 1)]), Access::whole(scalar, &[2]));
         assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+    }
+
+    /// Of four rows of three elements the second is written over: the others are what they were, and all of it is three
+    /// values one after the other, whoever writes them in what order.
+    #[test]
+    fn rows_beside_what_is_written_over_stay() {
+        let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
+        let mut terms = Terms::default();
+        let [old, new] = [0, 1].map(|slot| terms.plain(What::Held(Op::Param(slot), vec![]), vec![], vec![12], DType::F32));
+        let rows = |first: u64, n: u64| Spot { offset: 3 * first, coords: vec![], dims: vec![(n, 3), (3, 1)] };
+        let of_old = |first: u64, n: u64| Access { offset: 3 * first, ..Access::whole(old, &[n, 3]) };
+        let mut memory = Memory::default();
+        memory.write(&mesh, &rows(0, 4), of_old(0, 4));
+        memory.write(&mesh, &rows(1, 1), Access::whole(new, &[1, 3]));
+        assert_eq!(memory.read(&mesh, &mut terms, &rows(0, 1), DType::F32), Some(of_old(0, 1)));
+        assert_eq!(memory.read(&mesh, &mut terms, &rows(2, 2), DType::F32), Some(of_old(2, 2)));
+        let parts = [of_old(0, 1), Access::whole(new, &[1, 3]), of_old(2, 2)].map(|x| x.flat());
+        let all = Access::whole(terms.joined(parts.to_vec(), DType::F32).term, &[4, 3]);
+        assert_eq!(memory.read(&mesh, &mut terms, &rows(0, 4), DType::F32), Some(all));
+        // Across the border there is no one value of two columns.
+        let columns = Spot { offset: 0, coords: vec![], dims: vec![(4, 3), (2, 1)] };
+        assert_eq!(memory.read(&mesh, &mut terms, &columns, DType::F32), None);
+        // Written again from the last row on, it is one value.
+        (0..4).rev().for_each(|k| memory.write(&mesh, &rows(k, 1), of_old(k, 1)));
+        assert_eq!(memory.read(&mesh, &mut terms, &columns, DType::F32).map(|x| x.term), Some(old));
+    }
+
+    /// Of a zero of which a part was written over, nothing is left to add to.
+    #[test]
+    fn nothing_is_added_to_what_is_left_of_a_zero() {
+        let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
+        let mut terms = Terms::default();
+        let zero = terms.plain(What::Fill(Real(0.0)), vec![], vec![], DType::F32);
+        let x = Access::whole(terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![4], DType::F32), &[4]);
+        let spot = |offset: u64, n: u64| Spot { offset, coords: vec![], dims: vec![(n, 1)] };
+        let mut memory = Memory::default();
+        memory.write(&mesh, &spot(0, 8), Access { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(8, 0)])] });
+        memory.write(&mesh, &spot(0, 4), x.clone());
+        assert!(!memory.add(&spot(0, 2), x.clone(), zero) && !memory.add(&spot(4, 4), x, zero));
     }
 
     /// A body may add several times to what each microbatch leaves, another one may not.

@@ -307,7 +307,13 @@ impl Terms {
                 Some(Made::View(Access { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
             }
             // In memory it may be made piece by piece.
-            Op::Concat { .. } if dims.len() == 1 => Some(Made::View(self.joined(args.to_vec(), node.ty.dtype))),
+            // Along the outermost dim, what follows is one after the other.
+            Op::Concat { from, to } if dims.iter().take_while(|d| *d != to).all(|d| body.dims.size(*d) == 1) => {
+                let sizes: Vec<u64> = dims.iter().map(|d| body.dims.size(*d)).collect();
+                let own = |(k, x): (usize, &Access)| arranged(x, &|d| position(k, if d == *to { from[k] } else { d })).flat();
+                let joined = self.joined(args.iter().enumerate().map(own).collect(), node.ty.dtype);
+                Some(Made::View(Access::whole(joined.term, &sizes)))
+            }
             op => {
                 let op = match op {
                     Op::Scalar(s) => Op::Scalar(scalar(s)?),
