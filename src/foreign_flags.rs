@@ -146,7 +146,8 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         &["cpu-offload", "offload-optimizer", "offload-optimizer-device", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d"],
         Flag("compile", "--optimizer-offload"),
     ),
-    (&["nvme-path", "offload-optimizer-nvme-path", "nvme-swap-folder"], Flag("run", "--offload-to")),
+    (&["offload-param", "offload-param-device", "enable-cpu-offload", "fsdp-offload-params"], Flag("compile", "--param-offload")),
+    (&["nvme-path", "offload-optimizer-nvme-path", "offload-param-nvme-path", "nvme-swap-folder"], Flag("run", "--offload-to")),
     (&["ddp-bucket-size", "reduce-bucket-size", "allgather-bucket-size"], Flag("compile", "--bucket-size")),
     (
         &["overlap-grad-reduce", "overlap-param-gather", "overlap-comm", "overlap-p2p-communication", "no-overlap-p2p-communication"],

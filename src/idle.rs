@@ -4,8 +4,8 @@
 //! warning.
 
 use crate::cli::{
-    Command, DecayStyle, DeviceKind, DumpArgs, Exchanges, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, OptimizerOffload, Overlap, PlanArgs,
-    Recompute, RunArgs, TpCommOverlap,
+    Command, DecayStyle, DeviceKind, DumpArgs, Exchanges, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, OptimizerOffload, Overlap,
+    ParamOffload, PlanArgs, Recompute, RunArgs, TpCommOverlap,
 };
 use crate::files::AUTO;
 use ir::diag::Diagnostic;
@@ -59,6 +59,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
         Refused,
         "says what `--recompute selective` computes again",
         "add `--recompute selective`",
+    ),
+    rule(
+        &["--param-offload"],
+        |a| a.param_offload != ParamOffload::Off && a.optimizer_offload == OptimizerOffload::Off,
+        Refused,
+        "moves what passes read of parameters, and the optimizer's states, which are more, stay on the device",
+        "add `--optimizer-offload`",
     ),
     rule(
         &["--adam-beta1", "--adam-beta2", "--adam-eps"],
@@ -141,11 +148,18 @@ const PLAN: &[Rule<PlanArgs>] = &[
     rule(&["--tp-comm-overlap"], |a| a.tp == 1, Warned, "does nothing on one tensor-parallel rank", "`--tp 2` or more, or leave it out"),
     rule(&["--cp-comm-type"], |a| a.cp == 1, Warned, "does nothing on one context-parallel rank", "`--cp 2` or more, or leave it out"),
     rule(
-        &["--zero", "--use-distributed-optimizer", "--bucket-size"],
+        &["--zero", "--use-distributed-optimizer"],
         |a| a.zero != Some(0) && a.dp.saturating_mul(a.cp) == 1,
         Warned,
         "does nothing on one data-parallel rank",
         "`--dp 2` or more, or leave it out",
+    ),
+    rule(
+        &["--bucket-size"],
+        |a| a.dp.saturating_mul(a.cp) == 1 && a.optimizer_offload == OptimizerOffload::Off,
+        Warned,
+        "does nothing on one data-parallel rank whose optimizer is on the device",
+        "`--dp 2` or more, `--optimizer-offload`, or leave it out",
     ),
     rule(
         &["--dp-replicate"],
@@ -459,6 +473,9 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
             let d = idle("--optimizer-offload", "does nothing: the optimizer has no states that could be on the host");
             out.push(d.help("leave it out, or `--optimizer adamw`"));
         }
+        if args.param_offload != ParamOffload::Off {
+            out.push(idle("--param-offload", "does nothing: no parameter is updated on the host").help("leave it out"));
+        }
         if args.host_target.is_some() {
             let d = idle("--host-target", "does nothing: no kernel runs on the host");
             out.push(d.help("leave it out; with `--optimizer-offload` some do"));
@@ -508,7 +525,7 @@ pub fn in_job(args: &RunArgs, typed: &[String], job: &Job) -> Vec<Diagnostic> {
     let buffers = || job.programs.iter().flat_map(|p| &p.buffers);
     if args.offload_to.is_some() && !buffers().any(|b| b.arena == Arena::Disk) {
         let d = idle("--offload-to", "does nothing: this artifact keeps nothing on a disk");
-        out.push(d.help("leave it out; `mcc compile --optimizer-offload=disk` makes one that does"));
+        out.push(d.help("leave it out; `mcc compile --optimizer-offload=disk` makes one that does, and `--param-offload=disk`"));
     }
     out
 }

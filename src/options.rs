@@ -1,8 +1,8 @@
 //! The flags of a plan as options of the passes.
 
 use crate::cli::{
-    self, DecayStyle, MemoryOrder, MuonScaleMode, Optimizer, OptimizerOffload, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod,
-    TpCommOverlap, WsdDecayStyle,
+    self, DecayStyle, MemoryOrder, MuonScaleMode, Optimizer, OptimizerOffload, Overlap, ParamOffload, PlanArgs, Precision, PrecisionArgs,
+    RecomputeMethod, TpCommOverlap, WsdDecayStyle,
 };
 use crate::failure::Failure;
 use crate::misuse::misuse;
@@ -86,6 +86,11 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
             OptimizerOffload::Off => Offload::Off,
             OptimizerOffload::Host => Offload::Optimizer,
             OptimizerOffload::Disk => Offload::Disk,
+        },
+        param_offload: match args.param_offload {
+            ParamOffload::Off => ir::options::ParamOffload::Off,
+            ParamOffload::Host => ir::options::ParamOffload::Host,
+            ParamOffload::Disk => ir::options::ParamOffload::Disk,
         },
         activation_offload: activation_offload(args),
         tf32: args.precision.tf32,

@@ -38,8 +38,10 @@ pub struct Options {
     pub memory_order: MemoryOrder,
     /// Whether a rank's exchanges are to follow each other one by one, without buffers: NCCL asks for that.
     pub serial_exchanges: bool,
-    /// Whether optimizers run on the host, in its memory.
+    /// Whether optimizers run on the host, and where their states are.
     pub offload: Offload,
+    /// Where parameters rest, beside an optimizer on the host.
+    pub param_offload: ParamOffload,
     /// Which activations wait on the host for the backward pass.
     pub activation_offload: ActivationOffload,
     /// Whether products of f32 factors are multiplied as tf32.
@@ -84,6 +86,7 @@ impl Default for Options {
             memory_order: MemoryOrder::Time,
             serial_exchanges: false,
             offload: Offload::Off,
+            param_offload: ParamOffload::Off,
             activation_offload: ActivationOffload::Off,
             tf32: false,
             split_k: SplitK::Off,
@@ -319,6 +322,18 @@ pub enum Offload {
     /// On the host, with states in its memory.
     Optimizer,
     /// On the host, with states on a disk.
+    Disk,
+}
+
+/// Where what passes read of parameters rests: each pass copies it to the device before it uses it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParamOffload {
+    /// On the device.
+    #[default]
+    Off,
+    /// In the host's memory.
+    Host,
+    /// On a disk of the host.
     Disk,
 }
 

@@ -14,6 +14,7 @@ mod in_place;
 mod items;
 pub mod job;
 pub mod kernels;
+mod pieces;
 mod places;
 mod predicates;
 mod spaces;
@@ -137,6 +138,8 @@ struct LocalLowering<'l, 'a, 'k> {
     predicates: Vec<Option<Value>>,
     /// Sums that are made at their place in a concatenation, and how many elements lie before it.
     homes: HashMap<Value, (Value, u64)>,
+    /// Concatenations of updates whose pieces are made in their places.
+    pieced: BTreeSet<Value>,
     /// Concatenations that are made so.
     joined: HashMap<Value, View>,
     /// Per buffer made here: all chunks that touch it.
@@ -196,6 +199,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             added,
             predicates,
             homes: HashMap::new(),
+            pieced: BTreeSet::new(),
             joined: HashMap::new(),
             touched: BTreeMap::new(),
             commands: BTreeMap::new(),
@@ -208,6 +212,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     }
 
     fn run(mut self) -> Bodies {
+        self.find_pieced();
         self.find_homes();
         let chunks: BTreeSet<Chunk> = self.local.chunks.iter().copied().collect();
         for chunk in chunks {

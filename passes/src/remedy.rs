@@ -7,7 +7,9 @@ use crate::compile::compile;
 use crate::report::footprint::{Budget, Footprints, Measure};
 use crate::report::pipeline_timeline::{UNIT, timeline};
 use ir::model::Model;
-use ir::options::{ActivationOffload, Buffer, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, Offload, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{
+    ActivationOffload, Buffer, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, Offload, Options, ParamOffload, Recompute, SequenceParallel, Zero,
+};
 use ir::program::{Job, Space};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,8 +77,8 @@ const MACHINE: u64 = 8;
 
 /// What is tried, in rounds. First what keeps the ranks and their microbatches: another order of commands, the
 /// sequence split, smaller chunks of logits, experts' rows in passes, attention or some layers or all recomputed,
-/// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, its states
-/// on a disk where the host's memory is limited, activations on the host, and most of it together. Then smaller
+/// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, its states on a
+/// disk where the host's memory is limited, parameters there too, activations on the host, and most of it together. Then smaller
 /// microbatches, then ranks moved from data to tensor and pipeline parallelism.
 fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
     let base = options;
@@ -140,6 +142,18 @@ fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
     if is_host_limited && options.offload != Offload::Disk {
         out.push(Options { offload: Offload::Disk, ..base.clone() });
         least = Options { offload: Offload::Disk, ..least };
+        out.push(least.clone());
+    }
+    // Parameters beside what the optimizer works on, or on a disk as well.
+    let offload = if options.offload == Offload::Off { Offload::Optimizer } else { options.offload };
+    if options.param_offload == ParamOffload::Off {
+        out.push(Options { offload, param_offload: ParamOffload::Host, ..base.clone() });
+        least = Options { param_offload: ParamOffload::Host, ..least };
+        out.push(least.clone());
+    }
+    if is_host_limited && options.param_offload != ParamOffload::Disk {
+        out.push(Options { offload, param_offload: ParamOffload::Disk, ..base.clone() });
+        least = Options { param_offload: ParamOffload::Disk, ..least };
         out.push(least.clone());
     }
     // What layers keep waits on the host: all of it, or what enters layers that are recomputed.

@@ -3,9 +3,9 @@
 //! A pass takes a module and leaves one ([`ir::module`]); after each, its verifier looks at what came out. A step and an evaluation are
 //! graphs of their own that go the same way, as far as they have the same to do, and end in one job of programs that do both.
 
-use crate::commands::{allocate, events, list_schedule, offload_activations, offload_states, pair_passes, send_turns, streams};
+use crate::commands::{allocate, events, list_schedule, offload_activations, offload_states, pair_passes, prefetch, send_turns, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
-use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, zero};
+use crate::local::{bucket, chunk_logits, offload, split_reduction, tf32, tp_overlap, update_pieces, zero};
 use crate::lower::job;
 use crate::partition;
 use crate::partition::stored_rows::Room;
@@ -14,7 +14,7 @@ use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::module::{Graphs, Level, Module, Settled, Whole};
-use ir::options::{ActivationOffload, MOE_PASSES, MemoryOrder, Offload, Options, Overlap, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, MOE_PASSES, MemoryOrder, Offload, Options, Overlap, ParamOffload, Rows, TpOverlap, Zero};
 use ir::program::Job;
 use verify::{LocusPart, Violation, references};
 
@@ -325,7 +325,18 @@ pub const PASSES: &[Pass] = &[
         "Moves the values of updates to the host, and parameters that passes read apart from the weights.",
         |o| o.offload != Offload::Off,
         |m| {
-            m.on_classes(offload::offload);
+            let params = m.options.param_offload;
+            m.on_classes(|training, evaluation| offload::offload(training, evaluation, params));
+            Ok(vec![])
+        },
+    ),
+    local(
+        "update_pieces",
+        "Cuts large updates on the host into pieces.",
+        |o| o.offload != Offload::Off,
+        |m| {
+            let size = update_pieces::Size::of(&m.options);
+            m.on_classes(|training, evaluation| (update_pieces::cut(training, size), evaluation));
             Ok(vec![])
         },
     ),
@@ -369,14 +380,23 @@ pub const PASSES: &[Pass] = &[
     },
     // Before streams and places, which see their copies as any others.
     Pass {
-        wanted: |o| o.offload == Offload::Disk,
-        ..commands("offload_states", "Has states that the host keeps rest on a disk.", |m| on_job(m, offload_states::offload))
-    },
-    Pass {
         wanted: |o| o.activation_offload != ActivationOffload::Off,
         ..commands("offload_activations", "Has activations wait in the host's memory for the backward pass.", |m| {
-            let (which, overlap) = (m.options.activation_offload, m.options.overlap);
-            m.job = m.job.take().map(|job| offload_activations::offload(job, which, overlap));
+            let which = m.options.activation_offload;
+            m.job = m.job.take().map(|job| offload_activations::offload(job, which));
+            Ok(vec![])
+        })
+    },
+    Pass {
+        wanted: |o| o.overlap == Overlap::On && (o.activation_offload != ActivationOffload::Off || o.param_offload != ParamOffload::Off),
+        ..commands("prefetch", "Issues copies from the host so early that none is waited for.", |m| on_job(m, prefetch::issue))
+    },
+    // What is read from a disk is there when it is copied on.
+    Pass {
+        wanted: |o| o.offload == Offload::Disk || o.param_offload == ParamOffload::Disk,
+        ..commands("offload_states", "Has states and parameters that the host keeps rest on a disk.", |m| {
+            let (states, params) = (m.options.offload == Offload::Disk, m.options.param_offload == ParamOffload::Disk);
+            m.job = m.job.take().map(|job| offload_states::offload(job, states, params));
             Ok(vec![])
         })
     },

@@ -19,7 +19,7 @@ pub use data::{Data, DataInspectArgs, TokenizeArgs, TrainTokenizerArgs};
 pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
-pub use plan::{MemoryOrder, OptimizerOffload, Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
+pub use plan::{MemoryOrder, OptimizerOffload, Overlap, ParamOffload, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use report::ReportArgs;
 pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, Packing, RunArgs};
 pub use spelling::{avoided_by, changes, help};

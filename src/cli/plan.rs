@@ -18,6 +18,17 @@ pub enum OptimizerOffload {
     Disk,
 }
 
+/// Where what passes read of parameters rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ParamOffload {
+    /// On the device
+    Off,
+    /// In the host's memory
+    Host,
+    /// On a disk of the host; `mcc run --offload-to DIR` says where
+    Disk,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Overlap {
     On,
@@ -118,10 +129,15 @@ pub struct PlanArgs {
     #[arg(long, visible_aliases = ["num-distributed-optimizer-instances", "data-parallel-replicate-degree"], default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
     pub dp_replicate: u64,
     /// Where the optimizer is, with its states and the weights that it works on, also beside GPUs (alone: `host`);
-    /// devices keep what passes read; the same numbers either way
+    /// devices keep what passes read, unless `--param-offload` says otherwise; the same numbers either way
     #[arg(long, visible_alias = "optimizer-cpu-offload", value_enum, num_args = 0..=1, require_equals = true, default_value = "off", default_missing_value = "host", value_name = "WHERE")]
     pub optimizer_offload: OptimizerOffload,
-    /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
+    /// Where the parameters rest that passes read (alone: `host`): each pass copies a layer's to the device before it
+    /// uses them; the same numbers either way
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_value = "off", default_missing_value = "host", value_name = "WHERE")]
+    pub param_offload: ParamOffload,
+    /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per
+    /// data-parallel rank if that is more]; updates on the host go by pieces of about as many [default: 8M]
     #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub bucket_size: Option<u64>,
     /// Room for rows (a token and an expert that it chose): F times a rank's share if all experts get equally many; rows beyond it are computed afterwards in the same room, none is dropped, and a step with more than all passes have room for stops with an error [default: 1.25, or more where all passes would not have room for all there can be]

@@ -272,8 +272,9 @@ pub struct RunArgs {
     /// How ranks exchange
     #[arg(long, value_enum, default_value = "host")]
     pub exchanges: Exchanges,
-    /// The directory in which ranks keep what an artifact has on a disk (`mcc compile --optimizer-offload=disk`): on a
-    /// fast drive of each machine, with room for all ranks there. Files have no name and are gone with the run
+    /// The directory in which ranks keep what an artifact has on a disk (`mcc compile --optimizer-offload=disk`,
+    /// `--param-offload=disk`): on a fast drive of each machine, with room for all ranks there. Files have no name and
+    /// are gone with the run
     #[arg(long, value_name = "DIR")]
     pub offload_to: Option<PathBuf>,
     /// Most thread blocks of a kernel of NCCL's: so many multiprocessors of a card are its, and its buffers are as

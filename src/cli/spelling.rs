@@ -4,7 +4,7 @@ use super::plan::CpComm;
 use clap::ValueEnum;
 use ir::diag::{Help, Piece};
 use ir::mesh::Axis;
-use ir::options::{self, ActivationOffload, Buffer, MemoryOrder, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
+use ir::options::{self, ActivationOffload, Buffer, MemoryOrder, Offload, OptionName, Options, ParamOffload, Recompute, SequenceParallel, Zero};
 use ir::reason::AvoidedBy;
 
 /// The flag of an option.
@@ -116,6 +116,13 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
             Offload::Disk => out.push("--optimizer-offload=disk".into()),
         }
     }
+    if from.param_offload != to.param_offload {
+        match to.param_offload {
+            ParamOffload::Off => {}
+            ParamOffload::Host => out.push("--param-offload".into()),
+            ParamOffload::Disk => out.push("--param-offload=disk".into()),
+        }
+    }
     if from.activation_offload != to.activation_offload && to.activation_offload == ActivationOffload::Layers(None) {
         out.push("--activation-offload all".into());
     }
@@ -183,10 +190,11 @@ mod tests {
             moe_buffer: Buffer::Factor(0.5),
             moe_passes: 4,
             offload: Offload::Optimizer,
+            param_offload: ParamOffload::Disk,
             activation_offload: ActivationOffload::Layers(None),
             ..from.clone()
         };
-        let disk = Options { offload: Offload::Disk, ..from.clone() };
+        let disk = Options { offload: Offload::Disk, param_offload: ParamOffload::Host, ..from.clone() };
         for to in [Options { recompute: Recompute::Selective, ..from.clone() }, Options { recompute: Recompute::Block(3), ..from.clone() }, disk, all]
         {
             let flags = changes(&from, &to).join(" ");

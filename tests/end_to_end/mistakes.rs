@@ -190,6 +190,8 @@ const TOGETHER: &[Mistake] = &[
     ("check gpt2.mdl TINY --overlap-moe-expert-parallel-comm", 0, "`--overlap-moe-expert-parallel-comm` hides nothing", "leave it out"),
     ("check gpt2.mdl TINY --tp 2 --overlap off --overlap-moe-expert-parallel-comm", 2, "`--overlap off` puts in order", "leave one"),
     ("check gpt2.mdl TINY --optimizer-offload --optimizer sgd", 0, "`--optimizer-offload` does nothing", "`--optimizer adamw`"),
+    ("check gpt2.mdl TINY --param-offload", 2, "`--param-offload` moves what passes read of parameters", "add `--optimizer-offload`"),
+    ("check gpt2.mdl TINY --optimizer-offload --param-offload --optimizer sgd", 0, "`--param-offload` does nothing", "leave it out"),
     ("check gpt2.mdl TINY --activation-offload mpl", 1, "nothing that the model calls is `mpl`, which is to be offloaded", "did you mean `mlp`?"),
     ("check gpt2.mdl TINY --activation-offload ln_f", 0, "`--activation-offload` does nothing", "leave it out"),
     ("check gpt2.mdl TINY --target sm_80 --host-target cpu", 0, "`--host-target` does nothing", "`--optimizer-offload`"),

@@ -112,6 +112,37 @@ fn states_on_a_disk_give_the_same_bits() {
     assert!(said.contains("`--offload-to` does nothing: this artifact keeps nothing on a disk"), "{said}");
 }
 
+/// In the host's memory and on a disk, also in pieces and after a stop; a rank's device holds less.
+#[test]
+fn parameters_that_rest_elsewhere_give_the_same_bits() {
+    let dir = Dir::new();
+    text(&dir);
+    fs::create_dir(dir.path("drive")).expect("a directory");
+    for (flags, more, run) in [
+        ("", "--param-offload", "--device cpu"),
+        ("--bf16 --dp 2 --zero 1", "--param-offload=disk --bucket-size 2048", "--device cpu --in-order"),
+        ("--dp 2 --zero 3", "--param-offload=disk", "--device cpu --threads-per-rank 2"),
+        ("--target sm_80 --bf16 --pp 2", "--param-offload --activation-offload all --bucket-size 500", ""),
+        ("--target sm_80 --bf16 --dp 2 --zero 1", "--param-offload=disk", ""),
+    ] {
+        let (artifact, _) = compiled(&dir, &format!("{flags} --optimizer-offload"));
+        let (all, device) = (planned(&artifact), trained(&dir, &format!("--steps 4 {run}")));
+        let (artifact, _) = compiled(&dir, &format!("{flags} --optimizer-offload {more}"));
+        for ([before, _], [after, _]) in all.into_iter().zip(planned(&artifact)) {
+            assert!(after < before, "{flags} {more}: {before} bytes of a device, then {after}");
+        }
+        let disk = if more.contains("=disk") { "--offload-to drive" } else { "" };
+        let run = format!("{run} {disk}");
+        assert!(trained(&dir, &format!("--steps 4 {run}")) == device, "{flags} {more}");
+        trained(&dir, &format!("--steps 2 {run}"));
+        fs::rename(dir.path("s.safetensors"), dir.path("half.safetensors")).expect("renamed");
+        let [weights, states, _] = trained(&dir, &format!("--steps 4 {run} --resume half.safetensors"));
+        assert!([&weights, &states] == [&device[0], &device[1]], "{flags} {more}, resumed");
+    }
+    let run = "run out.mcc --device emulated --data text.txt --steps 1";
+    dir.line(run).misuses_with(&["parameters or optimizer states of `", "--offload-to names a directory"]);
+}
+
 #[test]
 fn an_artifact_has_code_for_gpus_and_for_the_host() {
     let dir = Dir::new();

@@ -238,6 +238,23 @@ impl Command {
         self.action.buffers().into_iter().chain(self.predicate.iter().map(|p| p.buffer)).collect()
     }
 
+    /// The places that it reads or writes, to put others in their place; none of a fill or a load, which are of a whole
+    /// buffer.
+    pub fn places_mut(&mut self) -> Vec<&mut Place> {
+        let of_action = match &mut self.action {
+            Action::Launch { args, .. } => args.iter_mut().collect(),
+            Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src, dst],
+            Action::Send { src: place, .. }
+            | Action::Report { src: place, .. }
+            | Action::Limit { src: place, .. }
+            | Action::Recv { dst: place, .. } => {
+                vec![place]
+            }
+            Action::Fill { .. } | Action::Load { .. } | Action::Record { .. } | Action::Wait { .. } => vec![],
+        };
+        of_action.into_iter().chain(self.predicate.iter_mut()).collect()
+    }
+
     /// As [`Command::buffers`], to put others in their place.
     pub fn buffers_mut(&mut self) -> Vec<&mut BufferId> {
         let of_action = match &mut self.action {

@@ -12,8 +12,8 @@ use crate::mesh::Mesh;
 use crate::model::{Plan, PlanEntry, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::options::{
-    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK, TpOverlap,
-    Zero,
+    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, ParamOffload, Recompute, Rows, SequenceParallel, SplitK,
+    TpOverlap, Zero,
 };
 use crate::pipeline::{Kind, Layout, Order, Pass, Pipeline, Placement, Schedule};
 use crate::program::Interval;
@@ -171,6 +171,9 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
     })?;
     option(io, &mut o.offload, d.offload, "offload", |io, x| {
         io.variant(x, "what is offloaded", &[("off", Offload::Off), ("optimizer", Offload::Optimizer), ("disk", Offload::Disk)])
+    })?;
+    option(io, &mut o.param_offload, d.param_offload, "param_offload", |io, x| {
+        io.variant(x, "where parameters rest", &[("off", ParamOffload::Off), ("host", ParamOffload::Host), ("disk", ParamOffload::Disk)])
     })?;
     option(io, &mut o.activation_offload, d.activation_offload, "activation_offload", |io, x| {
         let all = [("off", ActivationOffload::Off), ("layers", ActivationOffload::Layers(None)), ("marked", ActivationOffload::Marked(None))];

@@ -10,8 +10,8 @@ use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
 use crate::options::{
-    ActivationOffload, Buffer as MoeBuffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, SplitK,
-    TpOverlap, Zero,
+    ActivationOffload, Buffer as MoeBuffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, ParamOffload, Recompute, Rows,
+    SequenceParallel, SplitK, TpOverlap, Zero,
 };
 use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
 use crate::program::{
@@ -462,6 +462,7 @@ pub fn options() -> Vec<Options> {
         memory_order: MemoryOrder::Memory,
         serial_exchanges: true,
         offload: Offload::Optimizer,
+        param_offload: ParamOffload::Disk,
         activation_offload: ActivationOffload::Marked(Some(2)),
         tf32: true,
         split_k: SplitK::For(Generation::Sm90a),
@@ -485,6 +486,7 @@ pub fn options() -> Vec<Options> {
         with(|o| o.schedule = PipelineSchedule::DualPipeV),
         with(|o| o.layout = Cuts::Text("Et*2|t \"L\"".into())),
         with(|o| (o.layout, o.activation_offload) = (Cuts::Balanced, ActivationOffload::Layers(None))),
+        with(|o| (o.offload, o.param_offload) = (Offload::Disk, ParamOffload::Host)),
         with(|o| o.layout = Cuts::Even { embedding: Counts::AsLayer, loss: Counts::AsNothing }),
         all,
     ]

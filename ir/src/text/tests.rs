@@ -465,6 +465,7 @@ fn what_a_module_says_before_its_graphs() {
           overlap off
           memory_order memory
           offload optimizer
+          param_offload disk
           activation_offload marked of 2
           serial_exchanges on
           tf32 on

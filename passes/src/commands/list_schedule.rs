@@ -2,7 +2,7 @@
 //!
 //! Commands are listed one by one (list scheduling, Graham 1966) on a nominal machine
 //! ([`crate::commands::cost_model`]) whose streams run side by side. Communication, and copies between memories, are
-//! issued as soon as their operands are, what comes back from the host ([`crate::commands::offload_activations`]) no
+//! issued as soon as their operands are, what comes back from the host ([`crate::commands::prefetch`]) no
 //! sooner than where it stands. Of the other commands that could follow, those that wait for nothing under way come
 //! first; of these, those on the way to the next communication; else the order is that of the graph.
 //!
@@ -20,6 +20,7 @@ use crate::commands::best_fit::{ALIGN, most_alive};
 use crate::commands::cost_model::Costs;
 use crate::commands::effects::{Touch, touches};
 use crate::commands::liveness::{Kept, temporaries};
+use crate::commands::spills::returns;
 use frugal::Touched;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
@@ -138,9 +139,11 @@ fn computes(stream: Stream) -> bool {
     }
 }
 
-/// Whether a command is a copy of what waits on the host: nothing is in a hurry for it, as it comes in time.
-fn spills(program: &Program, action: &Action) -> bool {
-    matches!(action, Action::Copy { src, dst, .. } if [src, dst].iter().any(|p| program.buffers[p.buffer.index()].arena == Space::Host.stash()))
+/// Which commands are copies of what waits or rests on the host, there or back: nothing is in a hurry for them, as they
+/// come in time.
+fn spills(program: &Program, commands: &[Command], returns: &[bool]) -> Vec<bool> {
+    let leaves = |a: &Action| matches!(a, Action::Copy { dst, .. } if program.buffers[dst.buffer.index()].arena == Space::Host.stash());
+    commands.iter().zip(returns).map(|(c, returns)| *returns || leaves(&c.action)).collect()
 }
 
 /// Commands and what they need of each other.
@@ -167,6 +170,8 @@ impl Graph {
         written: &BTreeMap<BufferId, usize>,
     ) -> Graph {
         let streams: Vec<Stream> = commands.iter().map(|c| c.stream).collect();
+        let returns = returns(program, commands);
+        let spills = spills(program, commands, &returns);
         let mut since = vec![0; commands.len()];
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); commands.len()];
         let mut before: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
@@ -207,11 +212,7 @@ impl Graph {
                     after(send);
                 }
                 // What waited on the host comes back where its pass put it, and takes no memory before.
-                copy @ Action::Copy { dst, .. }
-                    if spills(program, copy) && program.buffers[dst.buffer.index()].arena.space() == Some(Space::Device) =>
-                {
-                    after(ir::fault!("list_schedule.spill.soon", None, kernel))
-                }
+                Action::Copy { .. } if returns[k] => after(ir::fault!("list_schedule.spill.soon", None, kernel)),
                 Action::Launch { .. } => kernel = Some(k),
                 Action::Collective { .. }
                 | Action::Copy { .. }
@@ -227,7 +228,7 @@ impl Graph {
         users.iter().flatten().for_each(|k| needs[*k] += 1);
         let mut leads = vec![usize::MAX; commands.len()];
         for k in (0..commands.len()).rev() {
-            let first = |j: &usize| if computes(streams[*j]) || spills(program, &commands[*j].action) { leads[*j] } else { *j };
+            let first = |j: &usize| if computes(streams[*j]) || spills[*j] { leads[*j] } else { *j };
             leads[k] = users[k].iter().map(first).min().unwrap_or(usize::MAX);
         }
         Graph { streams, times: commands.iter().map(|c| costs.time(program, &c.action)).collect(), needs, users, leads, since }

@@ -10,6 +10,7 @@ pub mod liveness;
 pub mod offload_activations;
 pub mod offload_states;
 pub mod pair_passes;
+pub mod prefetch;
 pub mod runs;
 pub mod send_turns;
 pub mod spills;

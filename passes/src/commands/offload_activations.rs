@@ -3,32 +3,28 @@
 //! 2016; Megatron-LM's fine-grained activation offloading.)
 //!
 //! The stash moves to the host's memory, and each pass has a temporary buffer in its place. Copies are commands like
-//! others: which stream they go on is for later passes to say. One goes to the host where the value is complete. One
-//! comes back as late as it can on a nominal machine ([`crate::commands::cost_model`]), if nothing is to wait for it;
-//! where the bus takes longer than all kernels of a pass, these are taken to be as slow, as they will wait.
+//! others: which stream they go on is for later passes to say. One goes to the host where the value is complete; one
+//! comes back before its first use, or earlier ([`crate::commands::prefetch`]).
 //!
 //! Some stay on the device: what passes of other virtual stages read, or write again for others; small ones, which
 //! would cost more time than they are worth; and what the last layer's backward pass reads where it comes next, as it
 //! would wait.
 
-use crate::commands::cost_model::Costs;
 use crate::commands::effects::touches;
-use crate::commands::list_schedule::PRICE;
-use crate::commands::spills::{Spills, added, copy};
+use crate::commands::spills::{Own, Spills, added, copy};
 use ir::graph::{Origin, Phase};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::options::{ActivationOffload, Overlap};
-use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Job, Program, Space};
+use ir::options::ActivationOffload;
+use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Call, CallSchedule, Job, Place, Program, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is smaller than the largest by more than this factor stays.
 const LARGEST: u64 = 64;
 
 /// Moves the stashed activations that are asked for.
-pub fn offload(mut job: Job, which: ActivationOffload, overlap: Overlap) -> Job {
+pub fn offload(mut job: Job, which: ActivationOffload) -> Job {
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
-    let costs = Costs::new(mesh, kernels);
     for (p, program) in programs.iter_mut().enumerate() {
         let schedules: Vec<&CallSchedule> = stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule).collect();
         let mut spills: BTreeMap<usize, Spills> = BTreeMap::new();
@@ -37,59 +33,10 @@ pub fn offload(mut job: Job, which: ActivationOffload, overlap: Overlap) -> Job 
         }
         for (body, mut spills) in spills {
             spills.copies.sort_by_key(|c| c.0);
-            let later = matches!(program.bodies[body].kind, BodyKind::Backward(_) | BodyKind::Weight(_));
-            if later && overlap == Overlap::On {
-                ahead(&costs, program, body, &mut spills.copies);
-            }
             spills.insert(&mut program.bodies[body]);
         }
     }
     job
-}
-
-/// Issues copies, each of which is wanted by a command of a body, before earlier ones: so that each is done in time,
-/// one after the other, and none sooner than it need be. So many bytes wait for their command at a time as a new
-/// order of commands may cost, or two copies.
-fn ahead(costs: &Costs, program: &Program, body: usize, copies: &mut [(usize, Command)]) {
-    let commands = &program.bodies[body].commands;
-    // What a bool may leave out is left out in most steps.
-    let of_kernel = |c: &Command| match c.action {
-        Action::Launch { .. } if c.predicate.is_none() => costs.time(program, &c.action),
-        _ => 0,
-    };
-    // An exchange goes out as soon as its operand is there.
-    let of_exchange = |c: &Command| match c.action {
-        Action::Collective { .. } | Action::Send { .. } => costs.time(program, &c.action),
-        _ => 0,
-    };
-    let bus: u128 = copies.iter().map(|(_, c)| u128::from(costs.time(program, &c.action))).sum();
-    let (mut begins, mut busy) = (vec![], 0u128);
-    for command in commands {
-        begins.push(busy);
-        busy += u128::from(of_kernel(command));
-    }
-    // At the pace of the bus, if that is slower.
-    begins.iter_mut().for_each(|t| *t = t.saturating_mul(bus.max(busy)) / busy.max(1));
-    let wanted: Vec<usize> = copies.iter().map(|c| c.0).collect();
-    let mut next = u128::MAX;
-    for (before, copy) in copies.iter_mut().rev() {
-        let begin = begins.get(*before).map_or(u128::MAX, |t| t.saturating_sub(u128::from(of_exchange(&commands[*before]))));
-        next = begin.min(next).saturating_sub(u128::from(costs.time(program, &copy.action)));
-        *before = begins.partition_point(|t| *t <= next).saturating_sub(1).min(*before);
-    }
-    let bytes: Vec<u64> = copies.iter().map(|(_, c)| costs.sent(program, &c.action)).collect();
-    let lasting = program.buffers.iter().filter(|b| b.arena == Space::Device.lasting()).map(Buffer::bytes);
-    let most = (lasting.fold(0, u64::saturating_add) / PRICE).max(bytes.iter().max().copied().unwrap_or(0).saturating_mul(2));
-    let (mut first, mut waiting) = (0, 0u64);
-    for k in 0..copies.len() {
-        copies[k].0 = copies[k].0.max(copies[k.max(1) - 1].0);
-        waiting = waiting.saturating_add(bytes[k]);
-        while waiting > most && first < k {
-            copies[k].0 = copies[k].0.max(wanted[first]);
-            waiting -= bytes[first];
-            first += 1;
-        }
-    }
 }
 
 /// The uses of a stashed buffer: by the forward pass that writes it, up to the last command that does; and by later
@@ -217,15 +164,15 @@ fn spill(program: &mut Program, id: BufferId, passes: &Passes, spills: &mut BTre
     let (body, last) = passes.written;
     let before = ir::fault!("offload_activations.copy.soon", 0, last + 1);
     if ir::fault!("offload_activations.copy.none", false, true) {
-        let out = copy(&device, id, host, Phase::Forward, "it waits on the host for the backward pass");
+        let out = copy(&device, [id, host].map(Place::start), device.elements(), Phase::Forward, "it waits on the host for the backward pass");
         spills.entry(body).or_default().copies.push((before, out));
     }
     for (body, first) in &passes.read {
         let own = ir::fault!("offload_activations.buffer.shared", id, added(program, device.clone()));
         let first = ir::fault!("offload_activations.copy.late", first + 1, *first);
         let spills = spills.entry(*body).or_default();
-        spills.own.insert(id, own);
-        spills.copies.push((first, copy(&device, host, own, Phase::Backward, "it has waited on the host")));
+        spills.own.insert(id, vec![Own { since: 0, part: (0, device.elements()), buffer: own }]);
+        spills.copies.push((first, copy(&device, [host, own].map(Place::start), device.elements(), Phase::Backward, "it has waited on the host")));
     }
     program.buffers[id.index()] = device;
 }

@@ -1,30 +1,40 @@
-//! Has what the host keeps over steps rest on a disk: the optimizer's states, and the weights that it works on
-//! (ZeRO-Infinity, Rajbhandari et al. 2021).
+//! Has what the host keeps over steps rest on a disk: the optimizer's states, and the weights that it works on; what
+//! passes read of parameters; or both (ZeRO-Infinity, Rajbhandari et al. 2021).
 //!
-//! The optimizer runs on the host already ([`crate::local::offload`]). Each buffer of its states moves to the disk,
-//! and each body that uses it has a temporary one in the host's memory in its place: read before its first use,
-//! written back after the last command that changes it. So the host holds what is worked on, what comes next and what
-//! has just gone ([`crate::commands::list_schedule`] says how much that may be), and reading, computing and writing
-//! go on at the same time, each on its stream. The smallest stay, a 64th of all bytes: a disk takes as long for a few
-//! bytes as for many. So does a state that an update does not change in place.
+//! The optimizer runs on the host already, and passes copy parameters from there ([`crate::local::offload`]). Each
+//! buffer of them moves to the disk, and each body that uses it has a temporary one in the host's memory in its place:
+//! read before its first use, unless that writes all of it, and written back after the last command that changes it.
+//! So the host holds what is worked on, what comes next and what has just gone
+//! ([`crate::commands::list_schedule`] says how much that may be), and reading, computing and writing go on at the same
+//! time, each on its stream. A part of a buffer that is used by itself, as a piece of an update is, comes and goes by
+//! itself ([`crate::local::update_pieces`]). The smallest buffers stay ([`crate::local::offload::small`]). So does one
+//! of which an update neither changes a part in place nor writes all anew.
 
 use crate::commands::effects::{Touch, touches};
-use crate::commands::spills::{Spills, added, copy};
+use crate::commands::spills::{Own, Spills, added, copy};
+use crate::local::offload::small;
 use ir::graph::Phase;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Arena, Buffer, BufferId, Content, Job, Program, Space};
+use ir::program::{Action, Arena, BLOCK, BodyKind, Buffer, BufferId, Command, Content, Job, Place, Program, Space};
 use std::collections::BTreeMap;
 
-/// The smallest states stay, as far as they are one part of so many of all.
-const SMALL: u64 = 64;
-
-/// Moves the states that the host keeps.
-pub fn offload(mut job: Job) -> Job {
+/// Moves the states that the host keeps, the parameters, or both.
+pub fn offload(mut job: Job, states: bool, params: bool) -> Job {
     let Job { mesh, kernels, programs, .. } = &mut job;
     for program in programs {
         let mut spills: BTreeMap<usize, Spills> = BTreeMap::new();
-        for (id, uses) in uses(mesh, kernels, program) {
+        let kept = |b: &Buffer| {
+            let moves = match b.content {
+                Content::State { .. } => states,
+                Content::Param { .. } => params,
+                Content::Table { .. } | Content::Accumulator | Content::Activation => false,
+            };
+            moves && b.arena == Space::Host.lasting()
+        };
+        let small = small(program.buffers.iter().filter(|b| kept(b)).map(Buffer::bytes).collect());
+        let moved = program.buffers.iter().map(|b| kept(b) && b.bytes() > small).collect::<Vec<_>>();
+        for (id, uses) in uses(mesh, kernels, program, &moved) {
             spill(program, id, &uses, &mut spills);
         }
         for (body, mut spills) in spills {
@@ -35,17 +45,28 @@ pub fn offload(mut job: Job) -> Job {
     job
 }
 
-/// The commands of a body that touch a state: the first, and the last that writes it.
-struct StateUses {
+/// Some elements of a buffer: the first one, and the end.
+type Part = (u64, u64);
+
+/// The commands of a body that touch a part of a buffer, from one that begins with what it finds there, or writes all
+/// of it anew, to the next one that does so.
+struct HeldUses {
     first: usize,
     last_write: Option<usize>,
-    /// Whether each write is over what its command reads: then one buffer does.
+    /// Whether the first command writes all of it, whatever there was.
+    is_new: bool,
+    /// Whether each other write is over what its command reads: then one buffer does.
     is_in_place: bool,
 }
 
-impl StateUses {
-    /// Those of one command more, which reads and writes these parts.
-    fn and(&mut self, k: usize, read: &[Touch], written: &[Touch]) {
+impl HeldUses {
+    fn at(first: usize, is_new: bool) -> HeldUses {
+        HeldUses { first, last_write: is_new.then_some(first), is_new, is_in_place: true }
+    }
+
+    /// Those of one command more, which touches it so.
+    fn and(&mut self, k: usize, touched: &[Touch]) {
+        let (written, read): (Vec<&Touch>, Vec<&Touch>) = touched.iter().partition(|t| t.writes);
         if !written.is_empty() {
             self.last_write = Some(k);
             self.is_in_place &= written.iter().all(|w| read.iter().any(|r| (r.from, r.to) == (w.from, w.to)));
@@ -53,60 +74,111 @@ impl StateUses {
     }
 }
 
-/// The size up to which states stay, all of which are together no more than a share of all.
-fn small(mut sizes: Vec<u64>) -> u64 {
-    sizes.sort_unstable();
-    let most = sizes.iter().fold(0, |sum: u64, n| sum.saturating_add(*n)) / SMALL;
-    let (mut sum, mut size) = (0u64, 0);
-    for alike in sizes.chunk_by(|a, b| a == b) {
-        sum = sum.saturating_add(alike[0].saturating_mul(alike.len() as u64));
-        if sum > most {
-            break;
-        }
-        size = alike[0];
-    }
-    size
-}
+/// The uses of the parts of a buffer, by body.
+type ByBody = BTreeMap<usize, BTreeMap<Part, Vec<HeldUses>>>;
 
-/// Of each buffer that is to move, its uses by body.
-fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId, BTreeMap<usize, StateUses>> {
-    let kept = |b: &Buffer| b.arena == Space::Host.lasting() && matches!(b.content, Content::State { .. });
-    let small = small(program.buffers.iter().filter(|b| kept(b)).map(Buffer::bytes).collect());
-    let moves = |b: &Buffer| kept(b) && b.bytes() > small;
-    let mut out: BTreeMap<BufferId, BTreeMap<usize, StateUses>> = BTreeMap::new();
+/// Of each buffer that is to move, its uses.
+fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program, moved: &[bool]) -> BTreeMap<BufferId, ByBody> {
+    let mut out: BTreeMap<BufferId, ByBody> = BTreeMap::new();
     for (b, body) in program.bodies.iter().enumerate() {
+        let mut touched: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
         for (k, command) in body.commands.iter().enumerate() {
-            let mut touched: BTreeMap<BufferId, [Vec<Touch>; 2]> = BTreeMap::new();
-            for touch in touches(mesh, kernels, program, command).into_iter().filter(|t| moves(&program.buffers[t.buffer.index()])) {
-                touched.entry(touch.buffer).or_default()[usize::from(touch.writes)].push(touch);
-            }
-            for (id, [read, written]) in touched {
-                let new = StateUses { first: k, last_write: None, is_in_place: true };
-                out.entry(id).or_default().entry(b).or_insert(new).and(k, &read, &written);
+            for touch in touches(mesh, kernels, program, command).into_iter().filter(|t| moved[t.buffer.index()]) {
+                touched.entry(touch.buffer).or_default().push((k, touch));
             }
         }
+        for (id, touched) in touched {
+            let buffer = &program.buffers[id.index()];
+            let mut by_part: BTreeMap<Part, Vec<HeldUses>> = parts(buffer, &touched).into_iter().map(|part| (part, vec![])).collect();
+            for of_command in touched.chunk_by(|a, b| a.0 == b.0) {
+                let k = of_command[0].0;
+                let mut here: BTreeMap<Part, Vec<Touch>> = BTreeMap::new();
+                for (_, touch) in of_command {
+                    let (part, _) = by_part.range(..=(touch.from, u64::MAX)).next_back().expect("invariant: parts have all that is touched");
+                    here.entry(*part).or_default().push(*touch);
+                }
+                for (part, touched) in here {
+                    let uses = by_part.get_mut(&part).expect("invariant: it is one of them");
+                    if touched.iter().all(|t| t.writes) && renews(kernels, &body.commands[k], id, part) {
+                        uses.push(HeldUses::at(k, true));
+                        continue;
+                    }
+                    if uses.is_empty() {
+                        uses.push(HeldUses::at(k, false));
+                    }
+                    uses.last_mut().expect("invariant: it has one by now").and(k, &touched);
+                }
+            }
+            out.entry(id).or_default().insert(b, by_part);
+        }
     }
-    out.retain(|_, uses| uses.values().all(|uses| uses.is_in_place));
+    out.retain(|_, bodies| bodies.values().flat_map(BTreeMap::values).flatten().all(|uses| uses.is_in_place));
     out
 }
 
-/// Moves a buffer to the disk: each body that uses it has a temporary one in its place.
-fn spill(program: &mut Program, id: BufferId, uses: &BTreeMap<usize, StateUses>, spills: &mut BTreeMap<usize, Spills>) {
+/// What is touched, in parts that are whole blocks of a disk and have nothing in common.
+fn parts(buffer: &Buffer, touched: &[(usize, Touch)]) -> Vec<Part> {
+    let unit = ir::fault!("offload_states.part.blocks", 1, BLOCK / buffer.dtype.bytes());
+    let blocks = |t: &Touch| (t.from / unit * unit, t.to.next_multiple_of(unit).min(buffer.elements()));
+    let mut all: Vec<Part> = touched.iter().map(|(_, t)| blocks(t)).collect();
+    all.sort_unstable();
+    let mut out: Vec<Part> = vec![];
+    for (from, to) in all {
+        match out.last_mut().filter(|last| from < last.1) {
+            Some(last) => last.1 = last.1.max(to),
+            None => out.push((from, to)),
+        }
+    }
+    out
+}
+
+/// Whether a command surely writes every element of a part of a buffer.
+fn renews(kernels: &[Kernel], command: &Command, id: BufferId, (from, to): Part) -> bool {
+    let all = |place: &Place, elements: u64| *place == Place { offset: from, ..Place::start(id) } && elements == to - from;
+    let writes = match &command.action {
+        Action::Launch { kernel, args, .. } => {
+            let Kernel { body, inputs, outputs, .. } = &kernels[kernel.index()];
+            outputs.iter().zip(&args[inputs.len()..]).any(|(o, place)| !o.accumulate && all(place, body.elements(o.value)))
+        }
+        Action::Copy { count, dst, .. } => all(dst, *count),
+        _ => false,
+    };
+    writes && command.predicate.is_none()
+}
+
+/// Moves a buffer to the disk: each body has a temporary one in the place of each part that it uses.
+fn spill(program: &mut Program, id: BufferId, uses: &ByBody, spills: &mut BTreeMap<usize, Spills>) {
     let buffer = program.buffers[id.index()].clone();
     let arena = ir::fault!("offload_states.staged.device", Space::Device.temporary(), Space::Host.temporary());
-    let staged = Buffer { arena, content: Content::Activation, ..buffer.clone() };
     program.buffers[id.index()].arena = ir::fault!("offload_states.buffer.stays", buffer.arena, Arena::Disk);
-    for (body, StateUses { first, last_write, .. }) in uses {
-        let own = added(program, staged.clone());
+    for (body, parts) in uses {
+        let phase = match program.bodies[*body].kind {
+            BodyKind::Prologue | BodyKind::Forward(_) => Phase::Forward,
+            BodyKind::Backward(_) | BodyKind::Weight(_) => Phase::Backward,
+            BodyKind::Reduce | BodyKind::Update => Phase::Update,
+        };
         let spills = spills.entry(*body).or_default();
-        spills.own.insert(id, own);
-        let read = ir::fault!("offload_states.read.late", first + 1, *first);
-        if ir::fault!("offload_states.read.none", false, true) {
-            spills.copies.push((read, copy(&buffer, id, own, Phase::Update, "it rests on the disk")));
-        }
-        if let Some(last) = ir::fault!("offload_states.write.none", None, *last_write) {
-            let written = ir::fault!("offload_states.write.soon", last, last + 1);
-            spills.copies.push((written, copy(&buffer, own, id, Phase::Update, "it rests on the disk")));
+        for (part, uses) in parts {
+            let elements = part.1 - part.0;
+            let dims = if elements == buffer.elements() { buffer.dims.clone() } else { vec![("part".into(), elements)] };
+            let staged = Buffer { arena, dims, content: Content::Activation, ..buffer.clone() };
+            let resting = Place { offset: ir::fault!("offload_states.part.first", 0, part.0), ..Place::start(id) };
+            for (k, HeldUses { first, last_write, is_new, .. }) in uses.iter().enumerate() {
+                let own = added(program, staged.clone());
+                spills.own.entry(id).or_default().push(Own { since: *first, part: *part, buffer: own });
+                let copied = |from: &Place, to: &Place| copy(&buffer, [from.clone(), to.clone()], elements, phase, "it rests on the disk");
+                let own = Place::start(own);
+                let read = ir::fault!("offload_states.read.late", first + 1, *first);
+                if ir::fault!("offload_states.read.none", false, !is_new) {
+                    spills.copies.push((read, copied(&resting, &own)));
+                }
+                // What is written anew later need not be kept.
+                let last = last_write.filter(|_| k + 1 == uses.len());
+                if let Some(last) = ir::fault!("offload_states.write.none", None, last) {
+                    let written = ir::fault!("offload_states.write.soon", last, last + 1);
+                    spills.copies.push((written, copied(&own, &resting)));
+                }
+            }
         }
     }
 }

@@ -2,16 +2,24 @@
 //! buffer in its place, with copies beside its own commands.
 
 use ir::graph::{Origin, Phase};
-use ir::program::{Action, Body, Buffer, BufferId, Command, Place, Program, Stream};
+use ir::program::{Action, Arena, Body, Buffer, BufferId, Command, Place, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a body has of values that wait elsewhere.
 #[derive(Default)]
 pub struct Spills {
-    /// A temporary buffer in the place of each that it uses.
-    pub own: BTreeMap<BufferId, BufferId>,
+    /// Temporary buffers in the place of each that it uses, in the order of commands.
+    pub own: BTreeMap<BufferId, Vec<Own>>,
     /// Copies, and before which command.
     pub copies: Vec<(usize, Command)>,
+}
+
+/// A temporary buffer in the place of some elements of another one, from a command on.
+pub struct Own {
+    pub since: usize,
+    /// The first of the elements, and the end.
+    pub part: (u64, u64),
+    pub buffer: BufferId,
 }
 
 impl Spills {
@@ -23,15 +31,41 @@ impl Spills {
             while let Some((_, copy)) = copies.next_if(|c| c.0 <= k) {
                 body.commands.push(copy);
             }
-            for id in command.buffers_mut() {
-                if ir::fault!("spills.read.first", seen.insert(*id), true) {
-                    *id = own.get(id).copied().unwrap_or(*id);
+            let here = |id: BufferId, element: u64| {
+                own.get(&id).and_then(|own| own.iter().rfind(|o| o.since <= k && (o.part.0..o.part.1).contains(&element)))
+            };
+            for place in command.places_mut() {
+                let Some(own) = here(place.buffer, place.offset) else { continue };
+                if ir::fault!("spills.read.first", seen.insert(place.buffer), true) {
+                    (place.buffer, place.offset) = (own.buffer, ir::fault!("spills.part.first", 0, place.offset - own.part.0));
                 }
+            }
+            // What is filled or loaded is whole.
+            for id in command.buffers_mut() {
+                *id = here(*id, 0).map_or(*id, |own| own.buffer);
             }
             body.commands.push(command);
         }
         body.commands.extend(copies.map(|c| c.1));
     }
+}
+
+/// Which commands bring to the device, for one call, what waits or rests on the host: the copies that are there for
+/// that alone. What rests on a disk has been read from there by then.
+pub fn returns(program: &Program, commands: &[Command]) -> Vec<bool> {
+    let arena = |id: BufferId| program.buffers[id.index()].arena;
+    // What other commands touch is made here, or worked on.
+    let from_disk = |c: &Command| matches!(&c.action, Action::Copy { src, .. } if arena(src.buffer) == Arena::Disk);
+    let read: BTreeSet<BufferId> = commands.iter().filter(|c| from_disk(c)).flat_map(|c| c.buffers()).collect();
+    let is_copy = |c: &Command| matches!(c.action, Action::Copy { .. });
+    let made: BTreeSet<BufferId> = commands.iter().filter(|c| !is_copy(c)).flat_map(|c| c.buffers()).collect();
+    let rests = |id: BufferId| match arena(id) {
+        Arena::Host | Arena::HostStash => !made.contains(&id),
+        Arena::Staging => !made.contains(&id) && read.contains(&id),
+        Arena::Persistent | Arena::Stash | Arena::Temporary | Arena::Disk => false,
+    };
+    let returns = |c: &Command| matches!(&c.action, Action::Copy { src, dst, .. } if rests(src.buffer) && arena(dst.buffer) == Arena::Temporary);
+    commands.iter().map(returns).collect()
 }
 
 /// One more buffer.
@@ -40,10 +74,10 @@ pub fn added(program: &mut Program, buffer: Buffer) -> BufferId {
     BufferId(program.buffers.len() as u32 - 1)
 }
 
-/// A copy of a whole buffer from one memory to another.
-pub fn copy(buffer: &Buffer, from: BufferId, to: BufferId, phase: Phase, reason: &str) -> Command {
-    let (dtype, count) = (buffer.dtype, ir::fault!("spills.copy.half", buffer.elements().div_ceil(2), buffer.elements()));
-    let action = Action::Copy { dtype, count, src: Place::start(from), dst: Place::start(to) };
+/// A copy of some elements of a buffer from one memory to another.
+pub fn copy(buffer: &Buffer, [src, dst]: [Place; 2], elements: u64, phase: Phase, reason: &str) -> Command {
+    let count = ir::fault!("spills.copy.half", elements.div_ceil(2), elements);
+    let action = Action::Copy { dtype: buffer.dtype, count, src, dst };
     let origin = Origin { phase, ..buffer.origin.clone().unwrap_or_else(|| Origin::new(phase)) };
     Command { stream: Stream::Compute, action, predicate: None, origin, reason: Some(reason.into()) }
 }

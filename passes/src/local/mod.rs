@@ -7,4 +7,5 @@ pub mod role;
 pub mod split_reduction;
 pub mod tf32;
 pub mod tp_overlap;
+pub mod update_pieces;
 pub mod zero;

@@ -63,6 +63,13 @@ impl LocalLowering<'_, '_, '_> {
                 views.insert(*a, view);
             }
         }
+        if let [c] = group.nodes[..]
+            && let Some(whole) = self.made_in_pieces(c, &views)
+        {
+            self.views.insert(c, whole);
+            self.done.insert(g);
+            return;
+        }
         let (mut targets, mut taken): (Vec<Target>, Vec<BufferId>) = (vec![], vec![]);
         for v in &group.outputs {
             if let Some(sum) = self.added.of.get(v).copied() {
@@ -96,6 +103,7 @@ impl LocalLowering<'_, '_, '_> {
         self.launch(launch, named);
         self.done.insert(g);
         if group.space == Space::Host {
+            self.bring_pieces(&group.outputs);
             self.renew_params(&group.outputs);
         }
     }

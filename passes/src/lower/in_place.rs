@@ -21,15 +21,18 @@ impl LocalLowering<'_, '_, '_> {
             return None;
         }
         let Some(update) = self.renews.get(&v).map(|k| &self.local.updates[*k]) else {
-            return self.part_in_place(v, &group.nodes);
+            return self.part_in_place(v, &group.nodes).or_else(|| self.piece_in_place(v));
         };
         // On the host, weights in f32 are a state and the new parameter.
         let states = (0..update.states.len()).filter(|k| update.states[*k] == v).map(|k| Some(k as u32));
         (update.new == v).then_some(None).into_iter().chain(states).find_map(|state| {
             let holders: Vec<Value> = self.renewed_readers(update.slot, state).collect();
             let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
-            // What nothing reads lies nowhere yet.
-            let holder = holders.into_iter().find(|h| alone && self.views.contains_key(h))?;
+            // What nothing reads lies nowhere yet. What passes alone read, all are done with.
+            let done = |h: &Value| self.users[h.index()].iter().all(|(c, _)| self.local.chunks[c.index()] != Chunk::Update);
+            let others = self.readers.get(&(update.slot, state)).into_iter().flatten().copied();
+            let others = others.filter(|h| holders.is_empty() && done(h));
+            let holder = holders.iter().copied().chain(others).find(|h| alone && self.views.contains_key(h))?;
             let old = self.own_view(holder);
             (body[holder].ty == body[v].ty && self.memory(&old) == self.space).then_some(old)
         })
@@ -43,7 +46,9 @@ impl LocalLowering<'_, '_, '_> {
         let mut reads = self.renewed_readers(slot, None).flat_map(|h| &self.users[h.index()]);
         // Its readers read parts, for this group.
         let alone = reads.all(|(c, _)| role(body, *c) == Role::Alias && self.users[c.index()].iter().all(|(d, _)| group.contains(d)));
-        let whole = self.held(slot).filter(|whole| alone && self.memory(whole) == self.space)?;
+        // One that rests in another memory than the gather's is written as a whole, once all of it is there.
+        let gathered = alone && self.space == self.local.space(gather);
+        let whole = self.held(slot).filter(|whole| gathered && self.memory(whole) == self.space)?;
         if self.l.program.buffers[whole.place.buffer.index()].dtype != body[v].ty.dtype {
             return None;
         }
@@ -126,7 +131,7 @@ impl LocalLowering<'_, '_, '_> {
     }
 
     /// The slot whose new parameter an all-gather gives, as it lies, and over which axes it gathers.
-    fn gathers(&self, v: Value) -> Option<(u32, Vec<SubAxis>)> {
+    pub(super) fn gathers(&self, v: Value) -> Option<(u32, Vec<SubAxis>)> {
         let body = &self.local.body;
         let Op::Collective { kind: Collective::AllGather, subs, stages: None, .. } = &body[v].op else { return None };
         let [(view, _)] = self.users[v.index()][..] else { return None };
@@ -136,7 +141,7 @@ impl LocalLowering<'_, '_, '_> {
     }
 
     /// Where a parameter lies that some chunk has read.
-    fn held(&self, slot: u32) -> Option<View> {
+    pub(super) fn held(&self, slot: u32) -> Option<View> {
         self.readers.get(&(slot, None))?.iter().find_map(|v| self.views.get(v)).cloned()
     }
 

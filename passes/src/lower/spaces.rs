@@ -31,7 +31,10 @@ impl LocalLowering<'_, '_, '_> {
         }
         let mut order = from.dims.clone();
         order.sort_by_key(|d| Reverse(from.stride(*d)));
-        let part = if self.space == Space::Device { self.part_in_place(v, &[]) } else { None };
+        let part = match self.space {
+            Space::Device => self.part_in_place(v, &[]).or_else(|| self.piece_in_place(v)),
+            Space::Host => None,
+        };
         let to = match part {
             Some(part) => {
                 order = part.dims.clone();
@@ -59,8 +62,10 @@ impl LocalLowering<'_, '_, '_> {
             self.space = space;
         }
         let node = &body[v];
+        let rests = matches!(self.l.program.buffers[from.place.buffer.index()].content, Content::Param { .. });
         let reason = match self.space {
             Space::Host => "the optimizer runs where its states are, on the host",
+            Space::Device if rests => "parameters rest on the host, passes read them on the device",
             Space::Device => "the optimizer runs on the host, passes read parameters on the device",
         };
         let action = Action::Copy { dtype: node.ty.dtype, count: body.elements(v), src: from.place, dst: to };

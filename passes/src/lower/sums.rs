@@ -34,7 +34,7 @@ impl LocalLowering<'_, '_, '_> {
         let results: BTreeSet<Value> = self.local.updates.iter().flat_map(|u| u.states.iter().copied().chain([u.new])).collect();
         for group in &self.groups {
             let [c] = group.nodes[..] else { continue };
-            if !matches!(body[c].op, Op::Concat { .. }) || body.dims_of(c).len() != 1 {
+            if !matches!(body[c].op, Op::Concat { .. }) || body.dims_of(c).len() != 1 || self.pieced.contains(&c) {
                 continue;
             }
             let chunk = self.local.chunks[c.index()];

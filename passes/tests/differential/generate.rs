@@ -14,7 +14,7 @@ use crate::harness::{Case, Data, Range, Ranges};
 use captures::Captures;
 use extras::Extras;
 use ir::op::DType;
-use ir::options::{ActivationOffload, Buffer, Counts, CpComm, Cuts, MOE_PASSES, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, CpComm, Cuts, MOE_PASSES, MemoryOrder, Offload, ParamOffload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use ir::random::mix;
 use std::fmt::Write;
@@ -112,12 +112,8 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         pairs,
         memory_order: Dice(mix(!seed ^ 9)).pick(&[MemoryOrder::Time, MemoryOrder::Time, MemoryOrder::Memory]),
         offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer, Offload::Disk]),
-        activation_offload: Dice(mix(!seed ^ 11)).pick(&[
-            ActivationOffload::Off,
-            ActivationOffload::Off,
-            ActivationOffload::Layers(None),
-            ActivationOffload::Layers(Some(1)),
-        ]),
+        param_offload: Dice(mix(!seed ^ 12)).pick(&[ParamOffload::Off, ParamOffload::Off, ParamOffload::Host, ParamOffload::Disk]),
+        activation_offload: Dice(mix(!seed ^ 11)).pick(&schedules::ACTIVATIONS),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
         moe_buffer: Dice(mix(!seed ^ 3)).pick(match moe_passes {
             MOE_PASSES => &[Buffer::Whole, Buffer::Factor(0.3), Buffer::Factor(0.7)],

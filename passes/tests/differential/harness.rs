@@ -10,7 +10,8 @@ use ir::graph::{Body, Graph, Report, Type, Value};
 use ir::model::LossScale;
 use ir::op::{DType, Op, Real, Scalar};
 use ir::options::{
-    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, ParamOffload, Recompute, Rows, SequenceParallel, SplitK,
+    TpOverlap, Zero,
 };
 use ir::pipeline::Schedule;
 use ir::program::{InputEntry, Job};
@@ -38,6 +39,7 @@ pub struct Case {
     pub pairs: bool,
     pub memory_order: MemoryOrder,
     pub offload: Offload,
+    pub param_offload: ParamOffload,
     pub activation_offload: ActivationOffload,
     pub bucket_size: Option<u64>,
     pub moe_buffer: Buffer,
@@ -92,6 +94,7 @@ impl Default for Case {
             pairs: false,
             memory_order: MemoryOrder::Time,
             offload: Offload::Off,
+            param_offload: ParamOffload::Off,
             activation_offload: ActivationOffload::Off,
             bucket_size: None,
             moe_buffer: Buffer::Whole,
@@ -176,6 +179,7 @@ pub fn options(case: &Case) -> Options {
         pass_pairs: case.pairs,
         memory_order: case.memory_order,
         offload: case.offload,
+        param_offload: case.param_offload,
         activation_offload: case.activation_offload,
         tf32: case.tf32,
         split_k: if case.segments > 1 { SplitK::Into(case.segments) } else { SplitK::Off },
@@ -325,7 +329,7 @@ fn planned_differently(
     let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
     let activation_offload = ActivationOffload::Off;
     let simple = Case { memory_order: MemoryOrder::Time, activation_offload, tf32: false, ..case.clone() };
-    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, pairs: false, ..simple };
+    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, param_offload: ParamOffload::Off, pairs: false, ..simple };
     // Which logits can be cut may depend on what is recomputed, and how sums over tokens round on that.
     if plain == *case || case.logits > 1 {
         return Ok(None);
@@ -335,8 +339,10 @@ fn planned_differently(
         .map_err(|e| format!("without recomputation, chunks, offload, pairs and an order for memory: {e}"))?;
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
-    let Case { recompute, tp_overlap, offload, activation_offload, memory_order, pairs, .. } = case;
-    let changes = format!("{recompute:?}, {tp_overlap:?}, {offload:?}, {activation_offload:?}, {memory_order:?} and pairs: {pairs} change a result");
+    let Case { recompute, tp_overlap, offload, param_offload, activation_offload, memory_order, pairs, .. } = case;
+    let changes = format!(
+        "{recompute:?}, {tp_overlap:?}, {offload:?}, {param_offload:?}, {activation_offload:?}, {memory_order:?} and pairs: {pairs} change a result"
+    );
     Ok((!same).then_some(changes))
 }
 

@@ -26,6 +26,7 @@ mod mutations;
 mod offload;
 mod overlap;
 mod pairs;
+mod params;
 mod parts;
 mod parts_rows;
 mod precision;

@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
-use ir::options::{ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Recompute, TpOverlap, Zero};
+use ir::options::{ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, ParamOffload, Recompute, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -110,6 +110,8 @@ pub fn case(words: &str) -> Case {
             "frugal" => case.memory_order = MemoryOrder::Memory,
             "offload" => case.offload = Offload::Optimizer,
             "disk" => case.offload = Offload::Disk,
+            "params" => case.param_offload = ParamOffload::Host,
+            "params_disk" => case.param_offload = ParamOffload::Disk,
             "spill" => case.activation_offload = ActivationOffload::Layers(None),
             "spilled" => case.activation_offload = ActivationOffload::Layers(Some(number() as u32)),
             "tf" => case.tf32 = true,

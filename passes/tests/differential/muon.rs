@@ -152,5 +152,7 @@ fn muon_goes_the_same_way_on_any_mesh() {
 #[test]
 fn muon_on_the_host_keeps_momentum_there() {
     let text = by_muon(LLAMA.0, "muon(iterations: 2)");
-    ["offload m2", "offload dp2 zero1 m2", "bf16 offload dp2 m2"].iter().for_each(|words| check(&text, LLAMA.1, &case(words)));
+    ["offload m2", "offload dp2 zero1 m2", "bf16 offload dp2 m2", "bucket40 offload m2", "bucket40 bf16 offload params dp2 zero1 m2"]
+        .iter()
+        .for_each(|words| check(&text, LLAMA.1, &case(words)));
 }

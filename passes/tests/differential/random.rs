@@ -4,7 +4,7 @@ use crate::generate::{Triple, triple};
 use crate::harness::{Case, Data, Outcome, attempt, check};
 use crate::shrink::shrunk;
 use ir::op::DType;
-use ir::options::{ActivationOffload, Buffer, CpComm, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, Buffer, CpComm, MemoryOrder, Offload, ParamOffload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,6 +70,8 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("order for memory", case.memory_order == MemoryOrder::Memory),
         ("offload", case.offload != Offload::Off),
         ("states on a disk", case.offload == Offload::Disk),
+        ("parameters on the host", case.offload != Offload::Off && case.param_offload != ParamOffload::Off),
+        ("parameters on a disk", case.offload != Offload::Off && case.param_offload == ParamOffload::Disk),
         ("offloaded activations", case.activation_offload != ActivationOffload::Off),
         ("recompute", case.recompute != Recompute::None),
         ("bf16", case.precision == DType::Bf16),

@@ -3,7 +3,7 @@
 use crate::generate::Triple;
 use crate::harness::{Case, Data, attempt};
 use ir::op::DType;
-use ir::options::{ActivationOffload, Buffer, Counts, Cuts, MemoryOrder, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, Buffer, Counts, Cuts, MemoryOrder, Offload, ParamOffload, Recompute, Rows, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -17,7 +17,8 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.zero = Zero::None,
     |c| c.pairs = false,
     |c| c.memory_order = MemoryOrder::Time,
-    |c| c.offload = Offload::Off,
+    |c| c.param_offload = ParamOffload::Off,
+    |c| (c.offload, c.param_offload) = (Offload::Off, ParamOffload::Off),
     |c| c.activation_offload = ActivationOffload::Off,
     |c| c.tf32 = false,
     |c| c.replicas = 1,

@@ -38,7 +38,7 @@ pub enum RunError {
     #[error("ranks cannot exchange through NCCL: {0}")]
     Exchanges(String),
     #[error(
-        "optimizer states of `{}` rest on a disk, {bytes} bytes of a rank: --offload-to names a directory for them, best on a fast drive of this machine",
+        "parameters or optimizer states of `{}` rest on a disk, {bytes} bytes of a rank: --offload-to names a directory for them, best on a fast drive of this machine",
         .dir.display()
     )]
     NoDisk { dir: PathBuf, bytes: u64 },

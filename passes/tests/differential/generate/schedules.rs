@@ -1,8 +1,13 @@
 //! Random pipeline schedules.
 
 use super::Dice;
+use ir::options::ActivationOffload;
 use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
 use ir::random::mix;
+
+/// Activations wait on the host in half of the models.
+pub const ACTIVATIONS: [ActivationOffload; 4] =
+    [ActivationOffload::Off, ActivationOffload::Off, ActivationOffload::Layers(None), ActivationOffload::Layers(Some(1))];
 
 /// A schedule for a number of stages, virtual stages of each and microbatches of a group if it wants some, and a number of microbatches.
 pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>, u64) {
