@@ -1,4 +1,5 @@
-"""Optimizer states on a disk: what a step takes beside one whose states are in memory, and what the disk alone says.
+"""States on a disk, and parameters too: what a step takes beside one whose states are in memory, and what the disk
+alone says.
 
 usage: python -m bench.disk MCC DIRECTORY [ROUNDS]
 
@@ -17,14 +18,18 @@ import time
 MODEL = pathlib.Path(__file__).resolve().parent.parent / "models" / "gpt2.mdl"
 SIZES = ["hidden=1024", "heads=16", "layers=12", "vocab=8192", "seq=256"]
 PLAN = ["--bf16", "--global-batch-size", "1", "--lr-warmup-iters", "1", "--lr-decay-style", "constant"]
-WHERE = {"in memory": "--optimizer-offload", "on a disk": "--optimizer-offload=disk"}
+WHERE = {
+    "in memory": ["--optimizer-offload"],
+    "on a disk": ["--optimizer-offload=disk"],
+    "on a disk, parameters too": ["--optimizer-offload=disk", "--param-offload=disk"],
+}
 STEPS = 6
 BLOCK = 4 << 20
 
 
 def compiled(binary, there, where):
     settings = [word for size in SIZES for word in ["-D", size]]
-    words = [binary, "compile", MODEL, *settings, *PLAN, WHERE[where], "-o", f"{where}.mcc"]
+    words = [binary, "compile", MODEL, *settings, *PLAN, *WHERE[where], "-o", f"{where}.mcc"]
     table = subprocess.run(words, cwd=there, check=True, capture_output=True, text=True).stdout
     line = lambda name: next((text for text in table.splitlines() if re.match(rf"{name} +a rank: ", text)), "")
     return {name: size(line(name)) for name in ["memory", "host", "disk"]}
@@ -37,7 +42,7 @@ def size(line):
 
 def run(binary, there, where):
     words = [binary, "run", f"{where}.mcc", "--data", "text.txt", "--bytes", "--steps", str(STEPS), "--metrics", "m.jsonl", "--force"]
-    subprocess.run([*words, *(["--offload-to", "."] if where == "on a disk" else [])], cwd=there, check=True, capture_output=True)
+    subprocess.run([*words, *(["--offload-to", "."] if where != "in memory" else [])], cwd=there, check=True, capture_output=True)
     steps = [json.loads(line) for line in (there / "m.jsonl").read_text().splitlines()]
     # The first ones draw weights' pages into memory.
     return statistics.median(step["step_ms"] for step in steps[2:]) / 1e3, max(step["memory_bytes"] for step in steps)

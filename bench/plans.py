@@ -12,6 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA = "-D hidden=4096 -D heads=32 -D kv_heads=8 -D ffn=14336 -D layers=32 -D vocab=128256 -D seq=8192"
+ELSEWHERE = [
+    "",
+    "--optimizer-offload",
+    "--optimizer-offload=disk",
+    "--optimizer-offload --param-offload",
+    "--optimizer-offload=disk --param-offload",
+    "--optimizer-offload=disk --param-offload=disk",
+]
 DEEPSEEK = "-D layers=4 -D seq=4096 -D vocab=8192"
 MESHES = [
     ("one rank", ""),
@@ -114,7 +122,7 @@ def main() -> None:
     logits()
     order()
     offload()
-    disks()
+    elsewhere()
     side_by_side()
     large()
 
@@ -224,26 +232,29 @@ def side_by_side() -> None:
     table(["", "one after the other", "hidden", "side by side", "hidden"], rows)
 
 
-def hidden(model: str, flags: str) -> str:
-    """How much of what tensor and expert parallelism exchange in a step is hidden."""
+def hidden(model: str, flags: str, stream: str = "tensor") -> str:
+    """How much of what goes on a stream in a step is hidden."""
     words = [ROOT / "target/release/mcc", "explain", ROOT / f"models/{model}.mdl", "--collectives", *flags.split()]
     said = subprocess.run([*words, "--target", "sm_90a", "--dtype", "bf16"], check=True, capture_output=True, text=True).stdout
-    return re.search(r"^stream tensor .*\((\d+ %)\) overlapped", said, re.M).group(1)
+    return re.search(rf"^stream {stream} .*\((\d+ %)\) overlapped", said, re.M).group(1)
 
 
-def disks() -> None:
-    """What of an optimizer is where."""
-    print("\n## Optimizer states on a disk\n")
+def elsewhere() -> None:
+    """What of states and parameters is where."""
+    print("\n## States and parameters elsewhere\n")
     print("Llama-3 8B at 8,192 tokens: what a rank has in each memory, and on its disk. With states there, the host has the")
-    print("smallest of them, 16 MiB to read and write by, and room for three times what the largest update works on.\n")
+    print("smallest of them, 16 MiB to read and write by, and room for a few pieces of updates. *Hidden* is the part of what")
+    print("is copied to the device that goes beside kernels on the nominal machine of `mcc explain`.\n")
     rows = []
     for flags in ["", "--dp 8 --zero 1", "--dp 8 --zero 3"]:
-        for where in ["", "--optimizer-offload", "--optimizer-offload=disk"]:
-            lines = plan_lines(ROOT, "llama", f"{LLAMA} {flags} {where}")
-            found = [re.search(rf"^{name} +[^:\n]*: ([\d.]+ \w+) =", "\n".join(lines), re.M) for name in ["memory", "host", "disk"]]
+        for where in ELSEWHERE:
             shown = f"{flags} {where}".strip()
-            rows.append([f"`{shown}`" if shown else "", *[size.group(1) if size else "" for size in found]])
-    table(["flags", "device", "host", "disk"], rows)
+            lines = plan_lines(ROOT, "llama", f"{LLAMA} {shown}")
+            found = [re.search(rf"^{name} +[^:\n]*: ([\d.]+ \w+) =", "\n".join(lines), re.M) for name in ["memory", "host", "disk"]]
+            sizes = "--micro-batch-size 1 --global-batch-size 8"
+            share = hidden("llama", f"{LLAMA} {shown} {sizes}", "to_device") if where else ""
+            rows.append([f"`{shown}`" if shown else "", *[size.group(1) if size else "" for size in found], share])
+    table(["flags", "device", "host", "disk", "hidden"], rows)
 
 
 def large() -> None:
