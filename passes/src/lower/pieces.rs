@@ -81,8 +81,10 @@ impl LocalLowering<'_, '_, '_> {
         let (c, at) = self.users[v.index()].iter().copied().find(|(c, _)| self.pieced.contains(c) && self.local.space(*c) == self.space)?;
         let whole = self.of_pieces(c)?;
         let offset = whole.place.offset + ir::fault!("lower.piece.first", 0, self.first_of(c, at));
-        let order = self.local.body.dims_of(v).to_vec();
-        Some(View { place: Place { offset, ..whole.place }, strides: self.local.body.dims.strides(&order), dims: order })
+        let body = &self.local.body;
+        // Dims of one element step as the whole's do, as those of the old piece.
+        let strides = body.dims_of(c).iter().map(|d| whole.stride(*d).unwrap_or(0)).collect();
+        Some(View { place: Place { offset, ..whole.place }, strides, dims: body.dims_of(v).to_vec() })
     }
 
     /// Where a concatenation is, if its pieces lie in their places.

@@ -35,6 +35,8 @@ fn updates_in_pieces_compute_the_same() {
         "bucket100 offload dp2 zero1",
     ];
     on(GPT2, &large, &[memory, disk, meshes].concat());
+    // Of a dim of one element, and then of rows.
+    on(LLAMA, &[("kv_heads", "1")], &["bucket16 offload m2", "bucket16 bf16 offload params m2"]);
     on(DEEPSEEK, &[], &["bucket40 bf16 offload params dp2 ep2 zero1 m2", "bucket40 offload m2"]);
 }
 
