@@ -4,7 +4,7 @@
 //! and differ only in coordinates: dims carry index maps ([`crate::dim::IndexMap`]) whose base is a linear form over them.
 
 use crate::dim::IndexMap;
-use crate::graph::{Body, Value};
+use crate::graph::{Body, Node, Value};
 use crate::mesh::Mesh;
 use crate::program::{Bucket, Space};
 use crate::reason::Reason;
@@ -154,6 +154,17 @@ pub struct Local {
 }
 
 impl Local {
+    /// Adds a node that is computed at a time, on the device. It holds no value of the sharded graph, and is no sum over
+    /// microbatches, as far as is said.
+    pub fn push(&mut self, node: Node, chunk: Chunk) -> Value {
+        self.chunks.push(chunk);
+        self.accumulate.push(false);
+        self.source.push(None);
+        self.reasons.push(None);
+        self.body.nodes.push(node);
+        Value(self.body.nodes.len() as u32 - 1)
+    }
+
     /// Where a node rests or is computed.
     pub fn space(&self, v: Value) -> Space {
         if self.host.contains(&v) { Space::Host } else { Space::Device }

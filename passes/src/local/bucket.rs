@@ -182,12 +182,9 @@ impl Joining<'_> {
     }
 
     fn push(&mut self, node: Node, chunk: Chunk, source: Option<(Value, Sharding)>) -> Value {
-        self.out.chunks.push(chunk);
-        self.out.accumulate.push(false);
-        self.out.source.push(source);
-        self.out.reasons.push(None);
-        self.out.body.nodes.push(node);
-        Value(self.out.body.nodes.len() as u32 - 1)
+        let w = self.out.push(node, chunk);
+        self.out.source[w.index()] = source;
+        w
     }
 
     fn dim(&mut self, name: &str, size: u64) -> Dim {

@@ -164,12 +164,9 @@ impl Chunking<'_> {
     }
 
     fn push(&mut self, node: Node, like: Value, source: Option<(Value, Sharding)>) -> Value {
-        self.out.chunks.push(ir::fault!("chunk_logits.node.chunk", self.old.chunks[like.index()], self.at[like.index()]));
-        self.out.accumulate.push(false);
-        self.out.source.push(source);
-        self.out.reasons.push(None);
-        self.out.body.nodes.push(node);
-        Value(self.out.body.nodes.len() as u32 - 1)
+        let w = self.out.push(node, ir::fault!("chunk_logits.node.chunk", self.old.chunks[like.index()], self.at[like.index()]));
+        self.out.source[w.index()] = source;
+        w
     }
 
     /// All chunks of a region, one after the other, and what others read of them.

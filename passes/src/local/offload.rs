@@ -176,12 +176,7 @@ fn rounded(local: &mut Local, v: Value, dtype: DType) -> Value {
         return v;
     }
     let node = Node { op: Op::Cast, args: vec![v], ty: Type::new(dtype, node.ty.dims.clone()), origin: node.origin.clone() };
-    local.body.nodes.push(node);
-    local.chunks.push(Chunk::Update);
-    local.accumulate.push(false);
-    local.source.push(None);
-    local.reasons.push(None);
-    Value(local.body.nodes.len() as u32 - 1)
+    local.push(node, Chunk::Update)
 }
 
 /// The graph with the states of updates, and all that follows from them element by element, on the host; so are the

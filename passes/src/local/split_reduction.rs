@@ -74,11 +74,7 @@ pub fn cut(local: Local, options: &Options) -> Local {
 
 /// Adds a node that runs when and where `like` does.
 fn push(out: &mut Local, node: Node, old: &Local, like: Value) -> Value {
-    let value = out.body.push(node.op, node.args, node.ty, node.origin);
-    out.chunks.push(old.chunks[like.index()]);
-    out.accumulate.push(false);
-    out.source.push(None);
-    out.reasons.push(None);
+    let value = out.push(node, old.chunks[like.index()]);
     if old.host.contains(&like) {
         out.host.insert(value);
     }

@@ -292,12 +292,9 @@ impl Splitting<'_> {
     }
 
     fn push(&mut self, node: Node, like: Value, source: Option<(Value, Sharding)>) -> Value {
-        self.out.chunks.push(self.old.chunks[like.index()]);
-        self.out.accumulate.push(false);
-        self.out.source.push(source);
-        self.out.reasons.push(None);
-        self.out.body.nodes.push(node);
-        Value(self.out.body.nodes.len() as u32 - 1)
+        let w = self.out.push(node, self.old.chunks[like.index()]);
+        self.out.source[w.index()] = source;
+        w
     }
 
     /// A view of a value for the chunks of `like`.

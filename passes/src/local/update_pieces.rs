@@ -18,7 +18,7 @@ use ir::options::{Offload, Options, ParamOffload};
 use ir::program::BLOCK;
 use std::collections::{BTreeSet, HashMap};
 
-/// Elements of a piece, at most, if no smaller buckets are asked for: 32 MiB of each state.
+/// Elements of a piece, at most, if no other size of buckets is asked for: 32 MiB of each state.
 const PIECE: u64 = 8 << 20;
 
 /// Pieces of an update, at most: each has commands of its own.
@@ -212,12 +212,7 @@ impl Cutting<'_> {
     }
 
     fn push(&mut self, node: Node, like: Value) -> Value {
-        self.out.chunks.push(self.old.chunks[like.index()]);
-        self.out.accumulate.push(false);
-        self.out.source.push(None);
-        self.out.reasons.push(None);
-        self.out.body.nodes.push(node);
-        Value(self.out.body.nodes.len() as u32 - 1)
+        self.out.push(node, self.old.chunks[like.index()])
     }
 
     /// All pieces of an update, one after the other, and what they are together.

@@ -201,12 +201,7 @@ impl<'a> Emitter<'a> {
     }
 
     pub(super) fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin, source: Option<Value>) -> Value {
-        self.out.chunks.push(chunk);
-        self.out.accumulate.push(false);
-        self.out.source.push(None);
-        self.out.reasons.push(None);
-        self.out.body.nodes.push(Node { op, args, ty, origin: origin.clone() });
-        let w = Value(self.out.body.nodes.len() as u32 - 1);
+        let w = self.out.push(Node { op, args, ty, origin: origin.clone() }, chunk);
         if let Some(v) = source {
             self.stands_for(w, v);
         }

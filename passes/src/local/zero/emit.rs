@@ -38,12 +38,7 @@ impl<'a> Writing<'a> {
     }
 
     pub(super) fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin) -> Value {
-        self.out.chunks.push(chunk);
-        self.out.accumulate.push(false);
-        self.out.source.push(None);
-        self.out.reasons.push(None);
-        self.out.body.nodes.push(Node { op, args, ty, origin: origin.clone() });
-        Value(self.out.body.nodes.len() as u32 - 1)
+        self.out.push(Node { op, args, ty, origin: origin.clone() }, chunk)
     }
 
     pub(super) fn dim(&mut self, name: &str, size: u64) -> Dim {
