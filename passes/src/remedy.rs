@@ -77,9 +77,9 @@ const MACHINE: u64 = 8;
 
 /// What is tried, in rounds. First what keeps the ranks and their microbatches: another order of commands, the
 /// sequence split, smaller chunks of logits, experts' rows in passes, attention or some layers or all recomputed,
-/// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, its states on a
-/// disk where the host's memory is limited, parameters there too, activations on the host, and most of it together. Then smaller
-/// microbatches, then ranks moved from data to tensor and pipeline parallelism.
+/// states, gradients and parameters shared out (within machines, or among all), the optimizer on the host, its states
+/// on a disk where the host's memory is limited, parameters there too, activations on the host, and most of it
+/// together. Then smaller microbatches, then ranks moved from data to tensor and pipeline parallelism.
 fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
     let base = options;
     let mut out = vec![];

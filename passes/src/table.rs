@@ -389,7 +389,7 @@ pub const PASSES: &[Pass] = &[
     },
     Pass {
         wanted: |o| o.overlap == Overlap::On && (o.activation_offload != ActivationOffload::Off || o.param_offload != ParamOffload::Off),
-        ..commands("prefetch", "Issues copies from the host so early that none is waited for.", |m| on_job(m, prefetch::issue))
+        ..commands("prefetch", "Issues copies from the host ahead of the commands that want them.", |m| on_job(m, prefetch::issue))
     },
     // What is read from a disk is there when it is copied on.
     Pass {

@@ -132,8 +132,8 @@ pub struct PlanArgs {
     /// devices keep what passes read, unless `--param-offload` says otherwise; the same numbers either way
     #[arg(long, visible_alias = "optimizer-cpu-offload", value_enum, num_args = 0..=1, require_equals = true, default_value = "off", default_missing_value = "host", value_name = "WHERE")]
     pub optimizer_offload: OptimizerOffload,
-    /// Where the parameters rest that passes read (alone: `host`): each pass copies a layer's to the device before it
-    /// uses them; the same numbers either way
+    /// Where the parameters rest that passes read (alone: `host`): each pass copies them to the device, layer by
+    /// layer, ahead of their use; the same numbers either way
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_value = "off", default_missing_value = "host", value_name = "WHERE")]
     pub param_offload: ParamOffload,
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per

@@ -226,8 +226,8 @@ impl Region {
         Some(out)
     }
 
-    /// Of its outermost rows, those that end before an element, and those that begin at another one or behind it. None of
-    /// a constant: what is added to a zero is added to all of it.
+    /// Of its outermost rows, those that end before an element, and those that begin at another one or behind it. None
+    /// of a constant: what is added to a zero is added to all of it.
     fn outside(&self, mesh: &Mesh, from: u64, to: u64) -> Vec<Region> {
         if self.is_constant() {
             return vec![];

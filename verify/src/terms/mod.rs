@@ -306,8 +306,7 @@ impl Terms {
                 };
                 Some(Made::View(Access { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
             }
-            // In memory it may be made piece by piece.
-            // Along the outermost dim, what follows is one after the other.
+            // Along the outermost dim its operands lie one after the other, and may be made so piece by piece.
             Op::Concat { from, to } if dims.iter().take_while(|d| *d != to).all(|d| body.dims.size(*d) == 1) => {
                 let sizes: Vec<u64> = dims.iter().map(|d| body.dims.size(*d)).collect();
                 let own = |(k, x): (usize, &Access)| arranged(x, &|d| position(k, if d == *to { from[k] } else { d })).flat();
