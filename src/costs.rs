@@ -3,7 +3,6 @@
 
 use crate::cli::DumpArgs;
 use crate::failure::Failure;
-use crate::gpu_check::family;
 use crate::misuse::misuse;
 use crate::print::{note, out};
 use codegen::costs::{A100, CARDS, Card, Predicted, Predictor, WIDTHS, usual};
@@ -132,7 +131,7 @@ fn rows(artifact: &Artifact, class: usize, predictor: &mut Predictor, progress: 
         progress(done + 1, launches.len());
         Row {
             kernel: entry.name.clone(),
-            family: family(kernel),
+            family: kernel.family.describe(),
             name: name.into(),
             places,
             launches: *times,

@@ -399,6 +399,7 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         Command::Check(a) => found.apply(PLAN, &a.plan, typed),
         Command::Compile(a) => found.apply(PLAN, &a.plan, typed),
         Command::Explain(a) => found.apply(PLAN, &a.plan, typed),
+        Command::Simulate(a) => found.apply(PLAN, &a.plan, typed),
         Command::Run(a) => found.apply(RUN, a, typed),
         Command::Dump(a) => found.apply(DUMP, a, typed),
         Command::GpuCheck(a) => found.apply(GPU_CHECK, a, typed),
@@ -411,6 +412,7 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         | Command::Export(_)
         | Command::Checkpoint(_)
         | Command::Data(_)
+        | Command::Machine(_)
         | Command::CodegenWorker => {}
     }
     found

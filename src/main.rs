@@ -20,6 +20,7 @@ mod foreign_flags;
 mod gpu_check;
 mod idle;
 mod limits;
+mod machines;
 mod megatron;
 mod misuse;
 mod opt;
@@ -31,6 +32,7 @@ mod run;
 mod sets;
 mod shown;
 mod signals;
+mod simulate;
 mod text;
 mod tokenizer;
 mod usage;
@@ -55,10 +57,13 @@ fn main() -> ExitCode {
     }
     let words: Vec<OsString> = std::env::args_os().collect();
     let read = Cli::command().try_get_matches_from(&words).and_then(|m| Ok((Cli::from_arg_matches(&m)?, typed(&m))));
-    let (cli, typed) = match read {
+    let (mut cli, typed) = match read {
         Ok(read) => read,
         Err(e) => return usage::refuse(&e, &words),
     };
+    if let Command::Simulate(args) = &mut cli.command {
+        simulate::aim(args, &typed);
+    }
     let found = idle::look(&cli.command, &typed);
     if !found.errors.is_empty() {
         return usage::complain(&found.errors, &words);
@@ -72,6 +77,8 @@ fn main() -> ExitCode {
         Command::Fmt(args) => text::format(&args),
         Command::Compile(args) => compile::run(&args),
         Command::Explain(args) => explain::run(&args, &typed),
+        Command::Simulate(args) => simulate::run(&args, &typed),
+        Command::Machine(command) => machines::run(&command),
         Command::Run(args) => run::run(&args, &typed),
         Command::Report(args) => watch::report::run(&args),
         Command::Dump(args) => dump::run(&args),

@@ -33,6 +33,19 @@ pub enum Family {
     Scatter,
 }
 
+impl Family {
+    /// For people.
+    pub fn describe(&self) -> &'static str {
+        match self {
+            Family::Loops { .. } => "loops",
+            Family::Gemm => "product",
+            Family::Attention => "attention",
+            Family::AttentionGrad => "gradients of attention",
+            Family::Scatter => "sums by index",
+        }
+    }
+}
+
 /// An operand: element `(i0, i1, ..)` lies at `sum(i_k * strides[k])` elements from the argument's pointer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operand {

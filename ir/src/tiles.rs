@@ -73,7 +73,7 @@ impl Generation {
     }
 
     /// The tiles that a product of such factors most likely has.
-    fn tiles(self, factors: DType, tf32: bool) -> &'static [TileSize] {
+    pub fn tiles(self, factors: DType, tf32: bool) -> &'static [TileSize] {
         match (self, factors.is_half()) {
             (Generation::Sm90a, true) => &RING,
             (Generation::Sm90a, false) if tf32 => &RING,

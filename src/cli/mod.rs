@@ -9,6 +9,7 @@ mod passes;
 mod plan;
 mod report;
 mod run;
+mod simulate;
 mod spelling;
 mod training;
 mod values;
@@ -22,6 +23,7 @@ pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{MemoryOrder, OptimizerOffload, Overlap, ParamOffload, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use report::ReportArgs;
 pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, Packing, RunArgs};
+pub use simulate::{MachineCommand, SimulateArgs};
 pub use spelling::{avoided_by, changes, help};
 pub use training::{DecayStyle, MuonScaleMode, Optimizer, Precision, PrecisionArgs, Switch, WsdDecayStyle};
 
@@ -49,6 +51,11 @@ pub enum Command {
     Compile(Box<CompileArgs>),
     /// Says what a line of a model text costs, what a job communicates and why, or what the code of a message means
     Explain(Box<ExplainArgs>),
+    /// Says how long a step takes on a machine, and why, from the programs of all ranks; nothing runs
+    Simulate(Box<SimulateArgs>),
+    /// Lists, prints and checks machine files
+    #[command(subcommand)]
+    Machine(MachineCommand),
     /// Starts the ranks of an artifact and trains
     Run(Box<RunArgs>),
     /// Makes a page, one HTML file, of what a run has logged: curves, plan, memory, checkpoints, restarts,

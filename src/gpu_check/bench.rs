@@ -3,7 +3,7 @@
 //! Kernels are timed one by one, as many launches in a CUDA graph, on the operands that a step of training gives them.
 
 use super::check::Check;
-use super::kernels::{family, is_narrow, ops, step};
+use super::kernels::{is_narrow, ops, step};
 use super::table::{Table, markdown};
 use crate::costs::launches;
 use anyhow::{Context, anyhow};
@@ -75,7 +75,7 @@ enum Shape {
 impl Shape {
     fn of(kernel: &Kernel) -> Shape {
         let body = &kernel.body;
-        let bytes = || Shape::Bytes { what: format!("{}: {}", family(kernel), ops(kernel)) };
+        let bytes = || Shape::Bytes { what: format!("{}: {}", kernel.family.describe(), ops(kernel)) };
         let size = |dims: &mut dyn Iterator<Item = Dim>| dims.map(|d| body.dims.size(d)).product::<u64>();
         let dims = |v: Value| body[v].ty.dims.clone();
         // Its dots are sums of products of elements, a matter of bytes too.

@@ -5,7 +5,7 @@ use super::table::{Table, markdown, verdict};
 use crate::print::progress;
 use anyhow::{Context, anyhow};
 use ir::kernel::distance::narrowest;
-use ir::kernel::{Family, Kernel};
+use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::Phase;
 use runtime::artifact::{self, Accept, Artifact};
@@ -168,7 +168,7 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Found>> {
         Found {
             model: (*model).into(),
             kernel: kernel.name(),
-            family: family(kernel).into(),
+            family: kernel.family.describe().into(),
             ops: ops(kernel),
             dtype: narrowest(kernel).name().into(),
             verdict,
@@ -208,16 +208,6 @@ pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Task<'a>) -> a
 
 fn data(work: &Path) -> String {
     work.join("text.txt").display().to_string()
-}
-
-pub fn family(kernel: &Kernel) -> &'static str {
-    match kernel.family {
-        Family::Loops { .. } => "loops",
-        Family::Gemm => "product",
-        Family::Attention => "attention",
-        Family::AttentionGrad => "gradients of attention",
-        Family::Scatter => "sums by index",
-    }
 }
 
 pub fn ops(kernel: &Kernel) -> String {

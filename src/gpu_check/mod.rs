@@ -15,7 +15,6 @@ use anyhow::{Context, anyhow};
 use check::Check;
 use codegen::Target;
 use codegen::target::Arch;
-pub use kernels::family;
 use report::Report;
 use runtime::gpu::cuda;
 use std::path::Path;

@@ -103,7 +103,7 @@ fn states_on_a_disk_give_the_same_bits() {
         assert!(said.stdout.contains("\ndisk       "), "{}", said.stdout);
         let run = format!("{run} --offload-to drive");
         assert!(trained(&dir, &format!("--steps 4 {run}")) == host, "{flags}");
-        let [weights, states, _] = resumed(&dir, run);
+        let [weights, states, _] = resumed(&dir, &run);
         assert!([&weights, &states] == [&host[0], &host[1]], "{flags}, resumed");
     }
     assert_eq!(fs::read_dir(dir.path("drive")).expect("a directory").count(), 0, "nothing is left");
@@ -137,7 +137,7 @@ fn parameters_that_rest_elsewhere_give_the_same_bits() {
         let disk = if more.contains("=disk") { "--offload-to drive" } else { "" };
         let run = format!("{run} {disk}");
         assert!(trained(&dir, &format!("--steps 4 {run}")) == device, "{flags} {more}");
-        let [weights, states, _] = resumed(&dir, run);
+        let [weights, states, _] = resumed(&dir, &run);
         assert!([&weights, &states] == [&device[0], &device[1]], "{flags} {more}, resumed");
     }
     let run = "run out.mcc --device emulated --data text.txt --steps 1";

@@ -1,0 +1,39 @@
+//! How long a training step takes on a machine, from the very programs that its ranks will run.
+//!
+//! A [`machine::Machine`] says what devices, links and hosts do a second. From it every kernel ([`kernels`]) and every
+//! exchange ([`links`]) has a time of its own; [`tape`] writes down what a rank of each stage issues, stream by stream,
+//! and [`play`] plays all stages together until steps are alike.
+
+pub mod cost;
+pub mod kernels;
+pub mod links;
+pub mod machine;
+pub mod play;
+pub mod step;
+pub mod tape;
+
+/// What a machine file leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Of a rank, on CPUs.
+    pub threads: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { threads: 1 }
+    }
+}
+
+/// Streams that wait for ever.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("after {seconds:.6} s nothing goes on: {}", said(.streams))]
+pub struct Stuck {
+    pub seconds: f64,
+    /// Stages, and what their streams are called.
+    pub streams: Vec<(usize, &'static str)>,
+}
+
+fn said(streams: &[(usize, &'static str)]) -> String {
+    streams.iter().map(|(stage, stream)| format!("{stream} of stage {stage}")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,380 @@
+//! Machine files: what devices, links and hosts do a second, each number with its source.
+//!
+//! A file is JSON, read by [`Machine::parse`], which checks it. The machines that mcc knows by name are in `machines/`.
+
+use crate::cost::{Cause, LEVELS};
+use ir::op::DType;
+use ir::tiles::Generation;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What is wrong with a machine file.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    #[error("{0}")]
+    Syntax(#[from] serde_json::Error),
+    #[error("`{field}`: {why}")]
+    Field { field: String, why: String },
+}
+
+/// A number of a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    pub value: f64,
+    /// Of [`Machine::sources`].
+    pub source: String,
+    /// How far it may be off, as a part of itself: the interval of a prediction follows from it.
+    #[serde(default)]
+    pub spread: f64,
+}
+
+/// Where numbers are from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    pub title: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// `2024`, `2024-03` or `2024-03-18`.
+    pub date: String,
+    /// What it says, or how the number follows from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// A kind of machine, of which there are as many as a job needs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    pub name: String,
+    /// What whoever uses it should know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// What code runs on its devices: `cpu`, `sm_80`, `sm_90a`.
+    pub target: String,
+    /// Devices of a machine, one for each rank; of CPUs cores, which ranks share.
+    pub devices: u64,
+    pub sources: BTreeMap<String, Source>,
+    pub device: Device,
+    /// From the innermost to the outermost.
+    pub links: Vec<Link>,
+    pub contention: Contention,
+    pub host: Host,
+    /// Seconds that kernels took, by their symbols: these are believed before all else.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kernels: BTreeMap<String, Figure>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// That tiles of products are shared among; 1 where they are not.
+    pub multiprocessors: Figure,
+    pub flops: Peaks,
+    pub products: Products,
+    pub attention: AttentionRates,
+    pub memory: Memory,
+    /// Seconds from the end of a kernel to the next one's beginning.
+    pub launch: Figure,
+    /// Seconds that the host takes between the phases of a step, in which it looks at loss and gradient norm.
+    pub phase: Figure,
+}
+
+/// Operations a second at most, by the type of a product's factors. Of a CPU, those of one core.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peaks {
+    /// bf16 and f16.
+    pub half: Figure,
+    pub tf32: Figure,
+    pub f32: Figure,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Products {
+    /// The part of the peak that the best tiles reach.
+    pub efficiency: Figure,
+    /// What a wave that does not fill all multiprocessors takes beside the part of it that there is, of what is left to
+    /// a full one: 1 if all of a wave's tiles end together, 0 if tiles divide evenly.
+    pub tail: Figure,
+    /// Contracted elements that a tile's beginning and end take as long as.
+    pub depth: Figure,
+    /// Rows, columns and relative rate; without them those that mcc makes code for the target with (`ir/src/tiles.rs`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiles: Option<Tiles>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tiles {
+    pub sizes: Vec<(u64, u64, f64)>,
+    pub source: String,
+}
+
+/// Parts of the peak that attention reaches, with the pairs that a mask leaves and the products that the field counts:
+/// two forward, five backward.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionRates {
+    pub forward: Figure,
+    pub backward: Figure,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    pub bytes: Figure,
+    pub bytes_per_second: Figure,
+    /// The part of that which large kernels reach.
+    pub efficiency: Figure,
+}
+
+/// Links among so many ranks that follow each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    pub name: String,
+    /// Of the outermost one none: it joins all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<u64>,
+    /// Of a rank, in one direction, while all use them.
+    pub bytes_per_second: Figure,
+    /// The part of that which large exchanges reach.
+    pub efficiency: Figure,
+    /// The same of sums for all that fill it, where a switch adds up: it may be more than 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switched_sums: Option<Figure>,
+    /// Seconds that an exchange takes beside its bytes, and each step from rank to rank.
+    pub latency: Figure,
+    pub hop: Figure,
+}
+
+/// What is lost while a rank's kernels and exchanges run at once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contention {
+    /// A kernel takes so much longer, as a part of its time.
+    pub kernels: Figure,
+    /// An exchange takes so much longer.
+    pub exchanges: Figure,
+}
+
+/// The host of a machine's devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Of its memory, which the ranks of a machine share.
+    pub bytes_per_second: Figure,
+    /// Between its memory and a device's, in one direction.
+    pub bus_bytes_per_second: Figure,
+    /// Of its disks, which the ranks of a machine share.
+    pub disk_bytes_per_second: Figure,
+}
+
+/// What governs a number's place in the time of a step.
+pub struct Governed<'a> {
+    pub name: String,
+    pub figure: &'a Figure,
+    pub causes: Vec<Cause>,
+}
+
+/// The machines that are known by name.
+pub const KNOWN: [(&str, &str); 5] = [
+    ("a100-80g-dgx", include_str!("../../machines/a100-80g-dgx.json")),
+    ("h100-dgx", include_str!("../../machines/h100-dgx.json")),
+    ("h200", include_str!("../../machines/h200.json")),
+    ("b200", include_str!("../../machines/b200.json")),
+    ("cpu", include_str!("../../machines/cpu.json")),
+];
+
+impl Machine {
+    /// Of a file's text.
+    ///
+    /// # Errors
+    /// Text that is no JSON of a machine; numbers that no machine has; sources that are not listed.
+    pub fn parse(text: &str) -> Result<Machine, MachineError> {
+        let machine: Machine = serde_json::from_str(text)?;
+        machine.check()?;
+        Ok(machine)
+    }
+
+    /// One of [`KNOWN`].
+    pub fn named(name: &str) -> Option<Machine> {
+        let text = KNOWN.iter().find(|k| k.0 == name)?.1;
+        Some(Machine::parse(text).expect("invariant: a test reads each"))
+    }
+
+    pub fn is_cpu(&self) -> bool {
+        self.target == "cpu"
+    }
+
+    /// The generation of its GPUs, if mcc makes code for it.
+    pub fn generation(&self) -> Option<Generation> {
+        Generation::ALL.into_iter().find(|g| g.name() == self.target)
+    }
+
+    /// Operations a second of products with such factors.
+    pub fn peak(&self, factors: DType, tf32: bool) -> f64 {
+        let peaks = &self.device.flops;
+        if factors.is_half() {
+            peaks.half.value
+        } else if tf32 {
+            peaks.tf32.value
+        } else {
+            peaks.f32.value
+        }
+    }
+
+    /// Its numbers, all but measured kernels', with what they govern: a time that is due to such a cause grows as the
+    /// number does, or shrinks.
+    pub fn governed(&self) -> Vec<Governed<'_>> {
+        let (device, host) = (&self.device, &self.host);
+        let of = |name: &str, figure, causes: &[Cause]| Governed { name: name.into(), figure, causes: causes.to_vec() };
+        let arithmetic = [Cause::Product, Cause::Attention];
+        let mut all = vec![
+            of("device.multiprocessors", &device.multiprocessors, &[]),
+            of("device.flops.half", &device.flops.half, &arithmetic),
+            of("device.flops.tf32", &device.flops.tf32, &[]),
+            of("device.flops.f32", &device.flops.f32, &[]),
+            of("device.products.efficiency", &device.products.efficiency, &[Cause::Product]),
+            of("device.products.tail", &device.products.tail, &[]),
+            of("device.products.depth", &device.products.depth, &[]),
+            of("device.attention.forward", &device.attention.forward, &[Cause::Attention]),
+            of("device.attention.backward", &device.attention.backward, &[Cause::Attention]),
+            of("device.memory.bytes", &device.memory.bytes, &[]),
+            of("device.memory.bytes_per_second", &device.memory.bytes_per_second, &[Cause::Memory]),
+            of("device.memory.efficiency", &device.memory.efficiency, &[Cause::Memory]),
+            of("device.launch", &device.launch, &[Cause::Launch]),
+            of("device.phase", &device.phase, &[Cause::Gap]),
+            of("contention.kernels", &self.contention.kernels, &[Cause::Contention]),
+            of("contention.exchanges", &self.contention.exchanges, &[]),
+            of("host.bytes_per_second", &host.bytes_per_second, &[Cause::Host]),
+            of("host.bus_bytes_per_second", &host.bus_bytes_per_second, &[Cause::Bus]),
+            of("host.disk_bytes_per_second", &host.disk_bytes_per_second, &[Cause::Disk]),
+        ];
+        for (level, link) in (0..).zip(&self.links) {
+            let (bytes, latency) = ([Cause::Bytes(level)], [Cause::Latency(level)]);
+            let mut of_link = |name: &str, figure, causes| all.push(of(&format!("links.{}.{name}", link.name), figure, causes));
+            of_link("bytes_per_second", &link.bytes_per_second, &bytes);
+            of_link("efficiency", &link.efficiency, &bytes);
+            link.switched_sums.iter().for_each(|figure| of_link("switched_sums", figure, &bytes));
+            of_link("latency", &link.latency, &latency);
+            of_link("hop", &link.hop, &latency);
+        }
+        all
+    }
+
+    fn check(&self) -> Result<(), MachineError> {
+        let wrong = |field: &str, why: String| Err(MachineError::Field { field: field.into(), why });
+        if !self.is_cpu() && self.generation().is_none() {
+            let known = Generation::ALL.map(Generation::name).join("`, `");
+            return wrong("target", format!("`{}` is none of `cpu`, `{known}`", self.target));
+        }
+        if self.devices == 0 {
+            return wrong("devices", "a machine has at least one".into());
+        }
+        for (name, source) in &self.sources {
+            if source.title.trim().is_empty() {
+                return wrong(&format!("sources.{name}.title"), "it is empty".into());
+            }
+            if !is_date(&source.date) {
+                return wrong(&format!("sources.{name}.date"), format!("`{}` is no `2024`, `2024-03` or `2024-03-18`", source.date));
+            }
+        }
+        let measured = self.kernels.iter().map(|(name, figure)| (format!("kernels.{name}"), figure));
+        for (name, figure) in self.governed().into_iter().map(|g| (g.name, g.figure)).chain(measured) {
+            let least_is_zero = ["launch", "phase", "latency", "hop", "kernels", "exchanges", "tail", "depth"];
+            let last = name.rsplit('.').next().unwrap_or_default();
+            let may_be_zero = least_is_zero.contains(&last);
+            let is_part = ["efficiency", "forward", "backward", "tail"].contains(&last);
+            if !figure.value.is_finite() || figure.value < 0.0 || (figure.value == 0.0 && !may_be_zero) {
+                return wrong(&name, format!("{} is {}", figure.value, if may_be_zero { "less than 0" } else { "not more than 0" }));
+            }
+            if is_part && figure.value > 1.0 {
+                return wrong(&name, format!("{} is more than 1, but it is a part of a whole", figure.value));
+            }
+            if !(0.0..1.0).contains(&figure.spread) {
+                return wrong(&name, format!("a spread of {} is not from 0 to 1", figure.spread));
+            }
+            self.is_listed(&name, &figure.source)?;
+        }
+        if let Some(tiles) = &self.device.products.tiles {
+            let field = "device.products.tiles";
+            self.is_listed(field, &tiles.source)?;
+            let is_tile = |(rows, columns, rate): &(u64, u64, f64)| *rows > 0 && *columns > 0 && *rate > 0.0 && *rate <= 1.0;
+            if tiles.sizes.is_empty() || !tiles.sizes.iter().all(is_tile) {
+                return wrong(field, "each is rows, columns, and a rate of at most 1; there is at least one".into());
+            }
+        }
+        if self.links.is_empty() || self.links.len() > LEVELS {
+            return wrong("links", format!("there are {}, not 1 to {LEVELS}", self.links.len()));
+        }
+        let sizes: Vec<u64> = self.links.iter().map(|l| l.members.unwrap_or(u64::MAX)).collect();
+        if !sizes.is_sorted_by(|a, b| a < b) || sizes[0] == 0 || *sizes.last().expect("invariant: there are some") != u64::MAX {
+            return wrong("links", "each joins more ranks than the one before, and the last one, without `members`, all".into());
+        }
+        Ok(())
+    }
+
+    fn is_listed(&self, field: &str, source: &str) -> Result<(), MachineError> {
+        match self.sources.contains_key(source) {
+            true => Ok(()),
+            false => Err(MachineError::Field { field: field.into(), why: format!("its source `{source}` is not among `sources`") }),
+        }
+    }
+}
+
+/// Whether it is a year, with a month or a day or without.
+fn is_date(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let number = |part: &str, digits: usize, most: u32| {
+        part.len() == digits && part.bytes().all(|b| b.is_ascii_digit()) && (1..=most).contains(&part.parse().unwrap_or(0))
+    };
+    match parts[..] {
+        [year] => number(year, 4, 9999),
+        [year, month] => number(year, 4, 9999) && number(month, 2, 12),
+        [year, month, day] => number(year, 4, 9999) && number(month, 2, 12) && number(day, 2, 31),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_are_known_can_be_read() {
+        for (name, text) in KNOWN {
+            let machine = Machine::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let used: Vec<&str> = machine.governed().iter().map(|g| g.figure.source.as_str()).collect();
+            let tiles = machine.device.products.tiles.as_ref().map(|t| t.source.as_str());
+            let idle: Vec<&String> = machine.sources.keys().filter(|s| !used.contains(&s.as_str()) && tiles != Some(s.as_str())).collect();
+            assert!(idle.is_empty(), "{name}: nothing is from {idle:?}");
+        }
+    }
+
+    fn changed(at: &str, to: serde_json::Value) -> String {
+        let mut file: serde_json::Value = serde_json::from_str(KNOWN[0].1).expect("JSON");
+        *file.pointer_mut(at).unwrap_or_else(|| panic!("{at}")) = to;
+        Machine::parse(&file.to_string()).expect_err(at).to_string()
+    }
+
+    #[test]
+    fn wrong_files_are_refused_with_their_field() {
+        assert!(changed("/device/launch/value", (-1.0).into()).contains("`device.launch`: -1 is less than 0"));
+        assert!(changed("/device/memory/bytes/value", 0.0.into()).contains("`device.memory.bytes`: 0 is not more than 0"));
+        assert!(changed("/device/memory/efficiency/value", 1.5.into()).contains("1.5 is more than 1"));
+        assert!(changed("/device/launch/source", "hearsay".into()).contains("`hearsay` is not among `sources`"));
+        assert!(changed("/target", "sm_70".into()).contains("`sm_70` is none of `cpu`, `sm_80`, `sm_90a`"));
+        assert!(changed("/links/0/members", serde_json::Value::Null).contains("`links`: each joins more"));
+        assert!(changed("/links", serde_json::json!([])).contains("there are 0"));
+        assert!(changed("/device/launch/spread", 2.0.into()).contains("a spread of 2"));
+        let source = serde_json::json!({"title": "x", "date": "March"});
+        let mut file: serde_json::Value = serde_json::from_str(KNOWN[0].1).expect("JSON");
+        file["sources"]["mine"] = source;
+        assert!(Machine::parse(&file.to_string()).expect_err("a date").to_string().contains("`March` is no"));
+        assert!(Machine::parse("{}").expect_err("fields").to_string().contains("missing field"));
+    }
+}

@@ -1,0 +1,495 @@
+//! Plays the programs of all stages on a machine, from event to event.
+//!
+//! One rank of each stage is played: ranks of a stage do the same at the same time. A stream runs its items one after
+//! the other; what is under way goes on at a rate that follows from what else is ([`Play::rate`]), and the play jumps to
+//! the next end of any of it. Each time carries the seconds that led to it by cause (its [`Mark`]): what starts has the
+//! mark of the last thing that it waited for. So the seconds from the end of one step to that of the next are known by
+//! cause, and add up.
+
+mod exchanges;
+mod stage;
+
+use crate::cost::{Cause, Cost};
+use crate::machine::Machine;
+use crate::tape::{Costs, Item, Kind, Meetings, StageTape};
+use crate::{Options, Stuck};
+use exchanges::Route;
+use ir::op::Channel;
+use ir::program::{Body, Job, Phase, Stream};
+use stage::{Op, Share, StagePlay, State};
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashMap};
+
+pub use stage::Times;
+
+/// Steps at most until they are taken to be steady: the fill of a pipeline, or of what is prefetched, takes one.
+const STEPS: usize = 8;
+/// Steps that differ by less are alike.
+const ALIKE: f64 = 1e-6;
+
+const STREAMS: usize = Stream::ALL.len();
+
+/// A time, and the seconds by cause that led to it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mark {
+    pub time: f64,
+    pub path: Cost,
+}
+
+impl Mark {
+    fn later(self, other: Mark) -> Mark {
+        if other.time > self.time { other } else { self }
+    }
+}
+
+/// Something that a stream did.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice {
+    pub stage: usize,
+    pub stream: Stream,
+    pub phase: Phase,
+    pub call: u32,
+    /// Of the called body, both included.
+    pub first: u32,
+    pub last: u32,
+    pub start: f64,
+    pub end: f64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// The step that is like the one before: its number, from 0.
+    pub step: usize,
+    /// Whether it is, or only the last one that was played.
+    pub steady: bool,
+    /// When it begins, as the one before ends, and when it ends, on the last of the stages.
+    pub begin: f64,
+    pub end: f64,
+    /// From the one to the other, by cause.
+    pub path: Cost,
+    /// Of each stage.
+    pub times: Vec<Times>,
+}
+
+/// When an op ends, if its rate stays what it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Due {
+    time: f64,
+    op: usize,
+    generation: u32,
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Due) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Due) -> Ordering {
+        self.time.total_cmp(&other.time).then(self.op.cmp(&other.op)).then(self.generation.cmp(&other.generation))
+    }
+}
+
+/// What ranks of one machine share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pool {
+    Cores,
+    HostMemory,
+    Disk,
+}
+
+/// Stages whose ranks share machines.
+#[derive(Clone, Debug, Default)]
+struct Cluster {
+    stages: Vec<usize>,
+    /// What is in use of each [`Pool`], in parts of it; more than 1 is too much.
+    used: [f64; 3],
+}
+
+pub struct Play<'a> {
+    job: &'a Job,
+    machine: &'a Machine,
+    /// Whether exchanges of a rank go one by one.
+    serial: bool,
+    options: Options,
+    tapes: Vec<StageTape>,
+    stages: Vec<StagePlay>,
+    clusters: Vec<Cluster>,
+    meetings: Vec<Vec<usize>>,
+    /// Those who have come to each meeting: stage, stream, exchange.
+    met: Vec<Vec<(usize, usize, u32)>>,
+    routes: HashMap<(usize, usize, Channel), Route>,
+    due: BinaryHeap<Reverse<Due>>,
+    now: f64,
+    /// Streams to go on with, and stages of which something has begun or ended.
+    ready: Vec<(usize, usize)>,
+    dirty: Vec<usize>,
+    record: Option<(usize, &'a mut dyn FnMut(Slice))>,
+}
+
+/// Plays steps until they are alike. Commands of which `keep` says no (by stage, body and number) take no time.
+///
+/// # Errors
+/// Streams that wait for ever: a job that is verified has none.
+pub fn play(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &Body, usize) -> bool) -> Result<Played, Stuck> {
+    Play::new(job, machine, options, keep, None).run()
+}
+
+/// The same, and tells what is done in the step that [`play`] found.
+///
+/// # Errors
+/// As [`play`].
+pub fn record(job: &Job, machine: &Machine, options: Options, step: usize, each: &mut dyn FnMut(Slice)) -> Result<(), Stuck> {
+    Play::new(job, machine, options, &|_, _, _| true, Some((step, each))).run().map(|_| ())
+}
+
+impl<'a> Play<'a> {
+    fn new(
+        job: &'a Job,
+        machine: &'a Machine,
+        options: Options,
+        keep: &dyn Fn(usize, &Body, usize) -> bool,
+        record: Option<(usize, &'a mut dyn FnMut(Slice))>,
+    ) -> Play<'a> {
+        let (mut costs, mut meetings) = (Costs::new(job, machine, &options), Meetings::default());
+        let tapes: Vec<StageTape> = (0..job.stages.len()).map(|s| StageTape::new(&mut costs, s, &mut meetings, keep)).collect();
+        // GPUs exchange by NCCL, one by one, also where no stage sends.
+        let serial = !machine.is_cpu();
+        let mut clusters: Vec<Cluster> = vec![];
+        let each = job.mesh.world() / job.stages.len() as u64;
+        // The ranks of a CPU are all on one machine.
+        let size = if machine.is_cpu() { u64::MAX } else { machine.devices };
+        let stages = (0..job.stages.len()).map(|s| {
+            let first = job.mesh.first_of_stage(s as u64) / size;
+            if each >= size || s == 0 || first != job.mesh.first_of_stage(s as u64 - 1) / size {
+                clusters.push(Cluster::default());
+            }
+            let cluster = clusters.len() - 1;
+            clusters[cluster].stages.push(s);
+            StagePlay::new(job, s, &tapes[s], cluster, each.min(size))
+        });
+        let stages = stages.collect();
+        Play {
+            job,
+            machine,
+            serial,
+            options,
+            stages,
+            clusters,
+            met: vec![vec![]; meetings.stages.len()],
+            meetings: meetings.stages,
+            routes: HashMap::new(),
+            due: BinaryHeap::new(),
+            now: 0.0,
+            ready: vec![],
+            dirty: vec![],
+            tapes,
+            record,
+        }
+    }
+
+    fn run(mut self) -> Result<Played, Stuck> {
+        for s in 0..self.stages.len() {
+            let used: Vec<usize> = self.stages[s].used().collect();
+            self.ready.extend(used.into_iter().map(|k| (s, k)));
+        }
+        self.settle();
+        let mut looked = 0;
+        while let Some(Reverse(due)) = self.due.pop() {
+            let (s, k) = (due.op / STREAMS, due.op % STREAMS);
+            if self.stages[s].ops[k].as_ref().is_none_or(|op| op.generation != due.generation) {
+                continue;
+            }
+            self.now = due.time;
+            self.finish(s, k);
+            self.settle();
+            let ended = self.stages.iter().map(|s| s.ended.len()).min().unwrap_or(0);
+            if ended > looked {
+                looked = ended;
+                if let Some(played) = self.steady(ended) {
+                    return Ok(played);
+                }
+            }
+        }
+        Err(self.stuck())
+    }
+
+    /// Once all stages have ended so many steps: whether the last is like the one before.
+    fn steady(&self, ended: usize) -> Option<Played> {
+        if ended < 2 {
+            return None;
+        }
+        let end = |step: usize| self.stages.iter().map(|s| s.ended[step].0).reduce(Mark::later).unwrap_or_default();
+        let (before, after) = (end(ended - 2), end(ended - 1));
+        let period = after.time - before.time;
+        // Stages, and streams that run on, lie as they did to each other.
+        let lie = |step: usize, end: f64| self.stages.iter().map(move |s| end - s.ended[step].0.time);
+        let alike = lie(ended - 2, before.time).zip(lie(ended - 1, after.time)).all(|(a, b)| (a - b).abs() <= ALIKE * period);
+        let again = ended > 2 && ((before.time - end(ended - 3).time) - period).abs() <= ALIKE * period;
+        let recorded = self.record.as_ref().map(|r| r.0 + 1);
+        let stop = recorded.map_or((alike && again) || ended == STEPS, |last| ended == last);
+        stop.then(|| Played {
+            step: ended - 1,
+            steady: alike && again,
+            begin: before.time,
+            end: after.time,
+            path: after.path - before.path,
+            times: self.stages.iter().map(|s| s.ended[ended - 1].1.clone()).collect(),
+        })
+    }
+
+    fn stuck(&self) -> Stuck {
+        let waiting = |(s, stage): (usize, &StagePlay)| {
+            let names = stage.used().filter(|k| stage.streams[*k].state != State::Ready).map(move |k| (s, Stream::ALL[k].name()));
+            names.collect::<Vec<_>>()
+        };
+        Stuck { seconds: self.now, streams: self.stages.iter().enumerate().flat_map(waiting).collect() }
+    }
+
+    /// Goes on with all that can, then says when what is under way ends.
+    fn settle(&mut self) {
+        while let Some((s, k)) = self.ready.pop() {
+            self.advance(s, k);
+        }
+        while let Some(s) = self.dirty.pop() {
+            if std::mem::take(&mut self.stages[s].dirty) {
+                self.rerate(s);
+            }
+        }
+    }
+
+    /// A stream goes on until it is busy, or has to wait.
+    fn advance(&mut self, s: usize, k: usize) {
+        self.stages[s].streams[k].state = State::Ready;
+        loop {
+            let (stage, tapes) = (&mut self.stages[s], &self.tapes[s].tapes);
+            let stream = &mut stage.streams[k];
+            if stream.phase > stage.phase {
+                stream.state = State::AtEnd;
+                return self.end_phase(s);
+            }
+            let calls = self.job.stages[s].schedule.calls(StagePlay::kind(stream.phase));
+            let Some(call) = calls.get(stream.call) else {
+                stream.next_phase();
+                continue;
+            };
+            let tape = &tapes[call.body.index()][call.part as usize];
+            let Some(item) = tape.streams[k].get(stream.item) else {
+                stream.next_call(tape);
+                continue;
+            };
+            match item {
+                Item::Work { kind, cost, .. } => {
+                    stream.state = State::Busy;
+                    let (kind, cost, mark) = (*kind, *cost, stream.mark);
+                    return self.begin(s, k, kind, cost, mark, &[]);
+                }
+                Item::Record { event } => {
+                    let (event, mark) = (*event, stream.mark);
+                    stream.item += 1;
+                    stage.reached[event as usize] += 1;
+                    let reached = stage.reached[event as usize];
+                    for (other, waiter) in stage.streams.iter_mut().enumerate() {
+                        if matches!(waiter.state, State::Waits { event: e, count } if e == event && count <= reached) {
+                            waiter.state = State::Ready;
+                            waiter.mark = Mark { time: self.now, ..mark };
+                            waiter.item += 1;
+                            self.ready.push((s, other));
+                        }
+                    }
+                }
+                Item::Wait { event, before } => {
+                    let count = stream.issued[*event as usize] + before;
+                    if stage.reached[*event as usize] < count {
+                        stream.state = State::Waits { event: *event, count };
+                        return;
+                    }
+                    stream.item += 1;
+                }
+                Item::Exchange { exchange, other } => {
+                    let (exchange, number) = (*exchange, stream.others + other);
+                    stream.state = State::Exchanges;
+                    return self.arrive(s, k, exchange, number);
+                }
+                Item::Send { exchange } => {
+                    stream.state = State::Exchanges;
+                    let exchange = *exchange;
+                    return self.send(s, k, exchange);
+                }
+            }
+        }
+    }
+
+    /// Something begins on a stream; `parties` are the stages that it is an exchange of.
+    fn begin(&mut self, s: usize, k: usize, kind: Kind, cost: Cost, mark: Mark, parties: &[(usize, u32)]) {
+        self.touch(s);
+        for (other, exchange) in parties {
+            self.touch(*other);
+            self.stages[*other].moving.push(*exchange);
+            self.soil(*other);
+        }
+        self.share(s, kind, 1.0);
+        let (seconds, mark) = (cost.seconds(), Mark { time: self.now, ..mark });
+        let op = Op { kind, seconds, cost, mark, left: seconds, rate: 0.0, generation: self.stages[s].generation(), parties: parties.to_vec() };
+        self.stages[s].ops[k] = Some(op);
+        self.soil(s);
+    }
+
+    /// What is under way on a stream has ended.
+    fn finish(&mut self, s: usize, k: usize) {
+        self.touch(s);
+        let op = self.stages[s].ops[k].take().expect("invariant: it is due");
+        let lost = (self.now - op.mark.time - op.seconds).max(0.0);
+        let mark = Mark { time: self.now, path: op.mark.path + op.cost.and(Cause::Contention, lost) };
+        for (other, exchange) in &op.parties {
+            self.touch(*other);
+            let moving = &mut self.stages[*other].moving;
+            let at = moving.iter().position(|e| e == exchange).expect("invariant: it has begun");
+            moving.swap_remove(at);
+            self.soil(*other);
+        }
+        self.share(s, op.kind, -1.0);
+        self.soil(s);
+        match op.kind {
+            Kind::Gap => self.next_phase(s, mark),
+            Kind::Exchange => self.exchanged(s, k, &op, mark),
+            Kind::Device | Kind::Host | Kind::Copy | Kind::Disk => {
+                if let Some(Item::Send { .. }) = self.item(s, k) {
+                    return self.copied(s, k, mark);
+                }
+                self.tell(s, k, op.mark.time);
+                let stream = &mut self.stages[s].streams[k];
+                (stream.mark, stream.item) = (mark, stream.item + 1);
+                self.ready.push((s, k));
+            }
+        }
+    }
+
+    /// The item that a stream is at.
+    fn item(&self, s: usize, k: usize) -> Option<&Item> {
+        let stream = &self.stages[s].streams[k];
+        let call = self.job.stages[s].schedule.calls(StagePlay::kind(stream.phase)).get(stream.call)?;
+        self.tapes[s].tapes[call.body.index()][call.part as usize].streams[k].get(stream.item)
+    }
+
+    /// Tells of the item that a stream is at, which began then and ends now.
+    fn tell(&mut self, s: usize, k: usize, start: f64) {
+        let Some(step) = self.record.as_ref().map(|r| r.0) else { return };
+        let stream = &self.stages[s].streams[k];
+        if stream.phase / 2 != step {
+            return;
+        }
+        let (first, last) = match self.item(s, k) {
+            Some(Item::Work { first, last, .. }) => (*first, *last),
+            Some(Item::Exchange { exchange, .. } | Item::Send { exchange, .. }) => {
+                let command = self.tapes[s].exchanges[*exchange as usize].command;
+                (command, command)
+            }
+            _ => return,
+        };
+        let (phase, call) = (StagePlay::kind(stream.phase), stream.call as u32);
+        let slice = Slice { stage: s, stream: Stream::ALL[k], phase, call, first, last, start, end: self.now };
+        if let Some((_, each)) = &mut self.record {
+            each(slice);
+        }
+    }
+
+    /// Where all streams that a phase waits for have come to its end, the host looks at the reports.
+    fn end_phase(&mut self, s: usize) {
+        let stage = &self.stages[s];
+        let all = self.serial;
+        let waited = |k: &usize| all || [Stream::Compute, Stream::Host].contains(&Stream::ALL[*k]);
+        let is_over = stage.used().filter(waited).all(|k| stage.streams[k].phase > stage.phase);
+        if stage.closing || !is_over || !stage.queue.is_done() {
+            return;
+        }
+        let mark = stage.used().filter(waited).map(|k| stage.streams[k].mark).reduce(Mark::later).unwrap_or_default();
+        let mark = mark.later(stage.queue.mark);
+        let seconds = self.machine.device.phase.value;
+        self.stages[s].closing = true;
+        self.begin(s, Stream::Compute as usize, Kind::Gap, Cost::new(Cause::Gap, seconds), mark, &[]);
+    }
+
+    fn next_phase(&mut self, s: usize, mark: Mark) {
+        let job = self.job;
+        let stage = &mut self.stages[s];
+        stage.next_phase(&job.stages[s].schedule, &self.tapes[s], mark);
+        for k in stage.used().collect::<Vec<_>>() {
+            let stream = &mut self.stages[s].streams[k];
+            if stream.state == State::AtEnd {
+                stream.mark = mark.later(stream.mark);
+                self.ready.push((s, k));
+            }
+        }
+    }
+
+    /// Brings a stage's clock to now.
+    fn touch(&mut self, s: usize) {
+        self.stages[s].touch(self.now);
+    }
+
+    fn soil(&mut self, s: usize) {
+        if !std::mem::replace(&mut self.stages[s].dirty, true) {
+            self.dirty.push(s);
+        }
+    }
+
+    /// What of a pool a stage takes while such a thing is under way.
+    fn pool(&self, s: usize, kind: Kind) -> Option<Share> {
+        let ranks = self.stages[s].neighbours as f64;
+        let share = |pool: Pool, part| Some(Share { pool: pool as usize, part });
+        match kind {
+            Kind::Device if self.machine.is_cpu() => share(Pool::Cores, ranks * self.options.threads as f64 / self.machine.devices as f64),
+            Kind::Exchange | Kind::Copy if self.machine.is_cpu() => share(Pool::Cores, ranks / self.machine.devices as f64),
+            Kind::Host if self.machine.is_cpu() => share(Pool::Cores, ranks * self.options.threads as f64 / self.machine.devices as f64),
+            Kind::Host => share(Pool::HostMemory, ranks),
+            Kind::Disk => share(Pool::Disk, ranks),
+            Kind::Device | Kind::Exchange | Kind::Copy | Kind::Gap => None,
+        }
+    }
+
+    /// A stage takes its share of a pool, or gives it back; all who share it go on at another rate.
+    fn share(&mut self, s: usize, kind: Kind, sign: f64) {
+        let Some(Share { pool, part }) = self.pool(s, kind) else { return };
+        let cluster = self.stages[s].cluster;
+        let used = &mut self.clusters[cluster].used[pool];
+        let before = *used;
+        *used += sign * part;
+        if before.max(*used) > 1.0 {
+            for other in self.clusters[cluster].stages.clone() {
+                self.touch(other);
+                self.soil(other);
+            }
+        }
+    }
+
+    /// How fast something goes on, 1 being as if it were alone.
+    fn rate(&self, s: usize, kind: Kind) -> f64 {
+        let stage = &self.stages[s];
+        let contention = &self.machine.contention;
+        let alone = match kind {
+            Kind::Device if !stage.moving.is_empty() => 1.0 / (1.0 + contention.kernels.value),
+            Kind::Exchange if stage.is_computing() => 1.0 / (1.0 + contention.exchanges.value),
+            _ => 1.0,
+        };
+        let used = self.pool(s, kind).map_or(0.0, |share| self.clusters[stage.cluster].used[share.pool]);
+        alone / used.max(1.0)
+    }
+
+    fn rerate(&mut self, s: usize) {
+        for k in 0..STREAMS {
+            let Some(kind) = self.stages[s].ops[k].as_ref().map(|op| op.kind) else { continue };
+            let rate = self.rate(s, kind);
+            let generation = self.stages[s].generation();
+            let op = self.stages[s].ops[k].as_mut().expect("invariant: it is under way");
+            if op.rate != rate {
+                (op.rate, op.generation) = (rate, generation);
+                self.due.push(Reverse(Due { time: self.now + op.left.max(0.0) / rate, op: s * STREAMS + k, generation }));
+            }
+        }
+    }
+}

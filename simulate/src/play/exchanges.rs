@@ -1,0 +1,237 @@
+//! How ranks come together.
+//!
+//! On GPUs a rank does its exchanges one by one, as NCCL's guide asks for: collectives and receives in the order of
+//! issue, each send at its turn ([`SendTurn`](ir::program::SendTurn)), and a message goes when both ends have come to
+//! it. On CPUs each stream exchanges by itself, and messages are buffered.
+
+use super::stage::{Op, State};
+use super::{Mark, Play};
+use crate::cost::{Cause, Cost};
+use crate::tape::{Item, Kind, StageTape, With};
+use ir::op::Channel;
+use ir::program::{CallSchedule, Phase, SendTurn};
+use std::collections::VecDeque;
+
+/// Messages between two stages on a channel, at ends that have come to them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Route {
+    /// The sender's exchange, and since when.
+    sends: VecDeque<(u32, Mark)>,
+    /// The receiver's stream and exchange, and since when.
+    receives: VecDeque<(usize, u32, Mark)>,
+}
+
+/// A send of a phase, as it goes out.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// In the order of issue.
+    send: usize,
+    /// Other exchanges that come before it.
+    after: u32,
+    /// Whether it goes with the next of them.
+    grouped: bool,
+}
+
+/// A stage's exchanges of a phase, one by one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Queue {
+    turns: Vec<Turn>,
+    /// Sends that have been copied away: their exchange, and since when.
+    issued: Vec<(u32, Mark)>,
+    sends_done: usize,
+    others_done: u32,
+    /// Streams that are at an exchange: its number, the stream, the exchange.
+    here: Vec<(u32, usize, u32)>,
+    /// What of the group that is under way has not ended, and the sends and others that it counts for.
+    left: usize,
+    group: (usize, u32),
+    /// When the last one ended.
+    pub mark: Mark,
+}
+
+impl Queue {
+    pub fn new(schedule: &CallSchedule, phase: Phase, tape: &StageTape, mark: Mark) -> Queue {
+        let turns = schedule.sends(phase);
+        if turns.is_empty() {
+            return Queue { mark, ..Queue::default() };
+        }
+        // Exchanges that a bool leaves out count for the program.
+        let (mut played, mut before) = (vec![], 0);
+        for call in schedule.calls(phase) {
+            let part = &tape.tapes[call.body.index()][call.part as usize];
+            played.extend(part.played.iter().map(|n| n + before));
+            before += part.others;
+        }
+        let turn = |t: &SendTurn| {
+            let of = |n: u32| played.get(n as usize).copied().unwrap_or(before);
+            Turn { send: t.send as usize, after: of(t.after), grouped: t.grouped && of(t.after) < of(t.after + 1) }
+        };
+        Queue { turns: turns.iter().map(turn).collect(), mark, ..Queue::default() }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.sends_done == self.turns.len() && self.left == 0
+    }
+}
+
+impl Play<'_> {
+    /// A stream is at a collective or a receive, number `number` of its phase.
+    pub(super) fn arrive(&mut self, s: usize, k: usize, exchange: u32, number: u32) {
+        if self.serial {
+            self.stages[s].queue.here.push((number, k, exchange));
+            self.take_turns(s);
+        } else {
+            let mark = self.stages[s].streams[k].mark;
+            self.meet(s, k, exchange, mark);
+        }
+    }
+
+    /// A stream is at a send.
+    pub(super) fn send(&mut self, s: usize, k: usize, exchange: u32) {
+        let mark = self.stages[s].streams[k].mark;
+        let e = &self.tapes[s].exchanges[exchange as usize];
+        if self.serial {
+            // Read and written, to where it waits for its turn.
+            let device = &self.machine.device;
+            let seconds = 2.0 * e.bytes as f64 / (device.memory.bytes_per_second.value * device.memory.efficiency.value);
+            let cost = Cost::new(Cause::Memory, seconds).and(Cause::Launch, device.launch.value);
+            self.begin(s, k, Kind::Copy, cost, mark, &[]);
+        } else {
+            let cost = e.cost;
+            self.begin(s, k, Kind::Exchange, cost, mark, &[(s, exchange)]);
+        }
+    }
+
+    /// What a stream sends has been copied away.
+    pub(super) fn copied(&mut self, s: usize, k: usize, mark: Mark) {
+        let Some(Item::Send { exchange }) = self.item(s, k) else { return };
+        let exchange = *exchange;
+        self.stages[s].queue.issued.push((exchange, mark));
+        let stream = &mut self.stages[s].streams[k];
+        (stream.mark, stream.item) = (mark, stream.item + 1);
+        self.ready.push((s, k));
+        self.take_turns(s);
+    }
+
+    /// What a stage's turn is at begins, if it is there.
+    fn take_turns(&mut self, s: usize) {
+        let queue = &mut self.stages[s].queue;
+        if queue.left > 0 {
+            return;
+        }
+        let rest = &queue.turns[queue.sends_done..];
+        let is_issued = |t: &Turn| t.send < queue.issued.len();
+        if let Some(turn) = rest.first().filter(|t| !t.grouped && t.after <= queue.others_done) {
+            if is_issued(turn) {
+                let send = turn.send;
+                (queue.left, queue.group) = (1, (1, 0));
+                self.offer(s, send);
+            }
+            return;
+        }
+        let Some(at) = queue.here.iter().position(|h| h.0 == queue.others_done) else { return };
+        let with: Vec<Turn> = rest.iter().take_while(|t| t.grouped && t.after == queue.others_done).copied().collect();
+        if !with.iter().all(is_issued) {
+            return;
+        }
+        let (_, k, exchange) = queue.here.swap_remove(at);
+        (queue.left, queue.group) = (1 + with.len(), (with.len(), 1));
+        let mark = self.stages[s].streams[k].mark.later(self.stages[s].queue.mark);
+        with.iter().for_each(|turn| self.offer(s, turn.send));
+        self.meet(s, k, exchange, mark);
+    }
+
+    /// A send goes out at its turn.
+    fn offer(&mut self, s: usize, send: usize) {
+        let queue = &self.stages[s].queue;
+        let (exchange, issued) = queue.issued[send];
+        let mark = issued.later(queue.mark);
+        let With::Send { to, channel } = self.tapes[s].exchanges[exchange as usize].with else { return };
+        self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark));
+        self.transfer(s, to, channel);
+    }
+
+    /// A stream has come to what it exchanges, and it is its turn.
+    fn meet(&mut self, s: usize, k: usize, exchange: u32, mark: Mark) {
+        let e = &self.tapes[s].exchanges[exchange as usize];
+        let cost = e.cost;
+        match e.with {
+            With::Within => self.begin(s, k, Kind::Exchange, cost, mark, &[(s, exchange)]),
+            With::Meeting(number) => {
+                // Who waits keeps its mark.
+                self.stages[s].streams[k].mark = mark;
+                self.met[number].push((s, k, exchange));
+                if self.met[number].len() == self.meetings[number].len() {
+                    let all = std::mem::take(&mut self.met[number]);
+                    let marks = all.iter().map(|(s, k, _)| self.stages[*s].streams[*k].mark);
+                    let mark = marks.reduce(Mark::later).unwrap_or(mark);
+                    let parties: Vec<(usize, u32)> = all.iter().map(|(s, _, e)| (*s, *e)).collect();
+                    self.begin(s, k, Kind::Exchange, cost, mark, &parties);
+                }
+            }
+            With::Recv { from, channel } => {
+                self.routes.entry((from, s, channel)).or_default().receives.push_back((k, exchange, mark));
+                self.transfer(from, s, channel);
+            }
+            With::Send { .. } => unreachable!("invariant: sends are offered"),
+        }
+    }
+
+    /// A message goes, if both ends are there. It is the receiver's.
+    fn transfer(&mut self, from: usize, to: usize, channel: Channel) {
+        let Some(route) = self.routes.get_mut(&(from, to, channel)) else { return };
+        let (Some(sent), Some(received)) = (route.sends.front().copied(), route.receives.front().copied()) else { return };
+        route.sends.pop_front();
+        route.receives.pop_front();
+        let (k, exchange, mark) = received;
+        let cost = self.tapes[to].exchanges[exchange as usize].cost;
+        let both = [(to, exchange), (from, sent.0)];
+        let parties = if self.serial { &both[..] } else { &both[..1] };
+        self.begin(to, k, Kind::Exchange, cost, mark.later(sent.1), parties);
+    }
+
+    /// An exchange of a stream has ended.
+    pub(super) fn exchanged(&mut self, s: usize, k: usize, op: &Op, mark: Mark) {
+        if let (With::Send { to, channel }, false) = (&self.tapes[s].exchanges[op.parties[0].1 as usize].with, self.serial) {
+            let (to, channel) = (*to, *channel);
+            self.routes.entry((s, to, channel)).or_default().sends.push_back((op.parties[0].1, mark));
+            self.go_on(s, k, op.mark.time, mark);
+            return self.transfer(s, to, channel);
+        }
+        for (party, exchange) in &op.parties {
+            // Who sent has gone on already.
+            if !matches!(self.tapes[*party].exchanges[*exchange as usize].with, With::Send { .. }) {
+                let at = (0..self.stages[*party].streams.len()).find(|k| self.is_at(*party, *k, *exchange));
+                self.go_on(*party, at.expect("invariant: a stream waits for it"), op.mark.time, mark);
+            }
+            if self.serial {
+                self.end_turn(*party, mark);
+            }
+        }
+    }
+
+    fn is_at(&self, s: usize, k: usize, exchange: u32) -> bool {
+        let is_item = matches!(self.item(s, k), Some(Item::Exchange { exchange: e, .. }) if *e == exchange);
+        is_item && self.stages[s].streams[k].state == State::Exchanges
+    }
+
+    /// A stream goes on behind its exchange.
+    fn go_on(&mut self, s: usize, k: usize, start: f64, mark: Mark) {
+        self.tell(s, k, start);
+        let stream = &mut self.stages[s].streams[k];
+        (stream.mark, stream.item) = (mark, stream.item + 1);
+        self.ready.push((s, k));
+    }
+
+    /// Something of a stage's turn has ended.
+    fn end_turn(&mut self, s: usize, mark: Mark) {
+        let queue = &mut self.stages[s].queue;
+        queue.left -= 1;
+        if queue.left == 0 {
+            let (sends, others) = queue.group;
+            (queue.sends_done, queue.others_done, queue.mark) = (queue.sends_done + sends, queue.others_done + others, mark);
+            self.take_turns(s);
+            self.end_phase(s);
+        }
+    }
+}

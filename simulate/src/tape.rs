@@ -1,0 +1,294 @@
+//! What a stage's rank issues, stream by stream, with what each thing costs by itself.
+//!
+//! Commands of a stream that follow each other without an event or an exchange between them are one item: a body of
+//! thousands of commands has tens of items.
+
+use crate::cost::{Cause, Cost};
+use crate::links::{self, Reach};
+use crate::machine::Machine;
+use crate::{Options, kernels};
+use ir::op::Channel;
+use ir::program::{Action, Arena, Body, Job, Space, Stream};
+use std::collections::BTreeMap;
+
+/// What a busy stream keeps busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The device: kernels, and what is done of their memory.
+    Device,
+    Host,
+    /// Copies between memories, which no kernel makes.
+    Copy,
+    Disk,
+    Exchange,
+    /// The host, between phases.
+    Gap,
+}
+
+/// What a stream comes to next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// Commands `first` to `last` of the body.
+    Work {
+        kind: Kind,
+        cost: Cost,
+        first: u32,
+        last: u32,
+    },
+    Record {
+        event: u32,
+    },
+    /// For the record of the event that is the last before it; so many of them are in this part of the body.
+    Wait {
+        event: u32,
+        before: u32,
+    },
+    /// Number `other` of the part's exchanges that are no sends.
+    Exchange {
+        exchange: u32,
+        other: u32,
+    },
+    Send {
+        exchange: u32,
+    },
+}
+
+/// With whom.
+#[derive(Clone, Debug, PartialEq)]
+pub enum With {
+    /// Ranks of the same stage, which come to it together.
+    Within,
+    /// Ranks of other stages too: the number of their meeting.
+    Meeting(usize),
+    Send {
+        to: usize,
+        channel: Channel,
+    },
+    Recv {
+        from: usize,
+        channel: Channel,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exchange {
+    pub with: With,
+    /// Its place in the program.
+    pub body: u32,
+    pub command: u32,
+    /// That a rank sends, or receives.
+    pub bytes: u64,
+    pub cost: Cost,
+}
+
+/// A part of a body.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tape {
+    /// By stream, in the order of [`Stream::ALL`].
+    pub streams: [Vec<Item>; Stream::ALL.len()],
+    /// How often it records each event.
+    pub records: Vec<(u32, u32)>,
+    /// Its exchanges that are no sends.
+    pub others: u32,
+    /// For each number of an exchange that is no send, as the program counts them, how many before it are played.
+    pub played: Vec<u32>,
+}
+
+/// All of a stage.
+pub struct StageTape {
+    /// By body and part.
+    pub tapes: Vec<Vec<Tape>>,
+    pub exchanges: Vec<Exchange>,
+    pub events: usize,
+}
+
+/// Stages that come together, by what tells such groups apart.
+#[derive(Default)]
+pub struct Meetings {
+    numbers: BTreeMap<(Vec<u8>, Vec<u64>), usize>,
+    pub stages: Vec<Vec<usize>>,
+}
+
+/// What commands of a job cost by themselves.
+pub struct Costs<'a> {
+    job: &'a Job,
+    machine: &'a Machine,
+    kernels: Vec<Cost>,
+    /// By stage's first rank and group.
+    reaches: BTreeMap<(u64, Vec<u64>), Reach>,
+}
+
+impl<'a> Costs<'a> {
+    pub fn new(job: &'a Job, machine: &'a Machine, options: &Options) -> Costs<'a> {
+        let kernels = job.kernels.iter().map(|k| kernels::launch(machine, k, options.threads)).collect();
+        Costs { job, machine, kernels, reaches: BTreeMap::new() }
+    }
+
+    pub fn kernel(&self, k: ir::program::KernelId) -> Cost {
+        self.kernels[k.index()]
+    }
+
+    /// Of a command that is neither an exchange nor an event, with what it keeps busy.
+    pub fn work(&self, stage: usize, action: &Action) -> (Kind, Cost) {
+        let program = &self.job.programs[self.job.stages[stage].program as usize];
+        let device = &self.machine.device;
+        let of_memory = |bytes: u64| {
+            let rate = device.memory.bytes_per_second.value * device.memory.efficiency.value;
+            Cost::new(Cause::Memory, bytes as f64 / rate).and(Cause::Launch, device.launch.value)
+        };
+        let bytes = |b: &ir::program::BufferId| program.buffers[b.index()].bytes();
+        match action {
+            Action::Launch { kernel, .. } => {
+                let on = self.job.kernels[kernel.index()].on;
+                (if on == Space::Host { Kind::Host } else { Kind::Device }, self.kernel(*kernel))
+            }
+            Action::Fill { buffer, .. } => (Kind::Device, of_memory(bytes(buffer))),
+            // A batch comes from the host.
+            Action::Load { dst, .. } if self.machine.is_cpu() => (Kind::Device, of_memory(bytes(dst))),
+            Action::Load { dst, .. } => {
+                let copied = Cost::new(Cause::Bus, bytes(dst) as f64 / self.machine.host.bus_bytes_per_second.value);
+                (Kind::Copy, copied.and(Cause::Launch, device.launch.value))
+            }
+            Action::Copy { dtype, count, src, dst } => {
+                let moved = (count * dtype.bytes()) as f64;
+                let is_disk = [src, dst].iter().any(|p| program.buffers[p.buffer.index()].arena == Arena::Disk);
+                match is_disk {
+                    true => (Kind::Disk, Cost::new(Cause::Disk, moved / self.machine.host.disk_bytes_per_second.value)),
+                    false => (Kind::Copy, Cost::new(Cause::Bus, moved / self.machine.host.bus_bytes_per_second.value)),
+                }
+            }
+            Action::Collective { .. }
+            | Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::Report { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => (Kind::Device, Cost::default()),
+        }
+    }
+
+    /// Bytes that a rank sends by an exchange, or receives.
+    pub fn sent(&self, stage: usize, action: &Action) -> u64 {
+        let groups = &self.job.programs[self.job.stages[stage].program as usize].groups;
+        match action {
+            Action::Collective { kind, group, dtype, count, .. } => kind.sent(count * dtype.bytes(), groups[group.index()].size(&self.job.mesh)),
+            Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } => count * dtype.bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Of an exchange; none of what is no exchange.
+    pub fn exchange(&mut self, stage: usize, action: &Action) -> Option<Cost> {
+        let (job, machine) = (self.job, self.machine);
+        let first = job.mesh.first_of_stage(stage as u64);
+        let apart = job.mesh.world() / job.stages.len() as u64;
+        match action {
+            Action::Collective { kind, group, .. } => {
+                let group = &job.programs[job.stages[stage].program as usize].groups[group.index()];
+                let key = (first, group.subs.iter().map(|u| u64::from(u.0)).chain(group.stages.iter().flatten().map(|s| 1 << 32 | s)).collect());
+                let reach = self.reaches.entry(key).or_insert_with(|| Reach::of(machine, &group.members(&job.mesh, first)));
+                let reach = reach.clone();
+                Some(links::collective(machine, *kind, &reach, self.sent(stage, action)))
+            }
+            Action::Send { hops, .. } | Action::Recv { hops, .. } => {
+                let other = job.mesh.first_of_stage((stage as u64).wrapping_add_signed(*hops));
+                // Of the ranks of both stages, those that are the most apart.
+                let pairs = (0..apart).map(|k| (first + k, other + k));
+                let level = |(a, b): (u64, u64)| Reach::of(machine, &[a.min(b), a.max(b)]).top();
+                let (from, to) = pairs.max_by_key(|p| level(*p)).unwrap_or((first, other));
+                Some(links::message(machine, from, to, self.sent(stage, action)))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl StageTape {
+    /// What a rank of a stage issues. Commands of which `keep` says no take no time; what a bool may leave out is left
+    /// out, as in most steps.
+    pub fn new(costs: &mut Costs, stage: usize, meetings: &mut Meetings, keep: &dyn Fn(usize, &Body, usize) -> bool) -> StageTape {
+        let program = &costs.job.programs[costs.job.stages[stage].program as usize];
+        let (mut exchanges, mut events) = (vec![], 0);
+        let mut of_part = |number: usize, body: &Body, part: u32| {
+            let mut tape = Tape::default();
+            let mut recorded: BTreeMap<u32, u32> = BTreeMap::new();
+            for at in body.part(part) {
+                let command = &body.commands[at];
+                let items = &mut tape.streams[command.stream as usize];
+                let is_exchange = matches!(command.action, Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. });
+                let is_send = matches!(command.action, Action::Send { .. });
+                if is_exchange && !is_send {
+                    tape.played.push(tape.others);
+                }
+                match &command.action {
+                    Action::Record { event } => {
+                        events = events.max(*event as usize + 1);
+                        *recorded.entry(*event).or_default() += 1;
+                        items.push(Item::Record { event: *event });
+                    }
+                    Action::Wait { event } => {
+                        events = events.max(*event as usize + 1);
+                        items.push(Item::Wait { event: *event, before: recorded.get(event).copied().unwrap_or(0) });
+                    }
+                    _ if command.predicate.is_some() => {}
+                    action if is_exchange => {
+                        let cost = costs.exchange(stage, action).expect("invariant: it is an exchange");
+                        let cost = if keep(stage, body, at) { cost } else { Cost::default() };
+                        let with = with(costs.job, stage, action, meetings);
+                        let exchange = exchanges.len() as u32;
+                        let bytes = costs.sent(stage, action);
+                        exchanges.push(Exchange { with, body: number as u32, command: at as u32, bytes, cost });
+                        if is_send {
+                            items.push(Item::Send { exchange });
+                        } else {
+                            items.push(Item::Exchange { exchange, other: tape.others });
+                            tape.others += 1;
+                        }
+                    }
+                    action => {
+                        let (kind, cost) = costs.work(stage, action);
+                        if cost.seconds() == 0.0 || !keep(stage, body, at) {
+                            continue;
+                        }
+                        match items.last_mut() {
+                            Some(Item::Work { kind: before, cost: sum, last, .. }) if *before == kind => {
+                                *last = at as u32;
+                                *sum += cost;
+                            }
+                            _ => items.push(Item::Work { kind, cost, first: at as u32, last: at as u32 }),
+                        }
+                    }
+                }
+            }
+            tape.records = recorded.into_iter().collect();
+            tape
+        };
+        let mut tapes = vec![];
+        for (number, body) in program.bodies.iter().enumerate() {
+            tapes.push((0..body.parts()).map(|part| of_part(number, body, part)).collect());
+        }
+        StageTape { tapes, exchanges, events }
+    }
+}
+
+fn with(job: &Job, stage: usize, action: &Action, meetings: &mut Meetings) -> With {
+    let peer = |hops: i64| (stage as u64).wrapping_add_signed(hops) as usize;
+    match action {
+        Action::Send { hops, channel, .. } => With::Send { to: peer(*hops), channel: *channel },
+        Action::Recv { hops, channel, .. } => With::Recv { from: peer(*hops), channel: *channel },
+        Action::Collective { group, .. } => {
+            let group = &job.programs[job.stages[stage].program as usize].groups[group.index()];
+            let stages = group.stages.clone().unwrap_or_default();
+            if stages.len() < 2 {
+                return With::Within;
+            }
+            let key = (group.subs.iter().map(|u| u.0).collect(), stages);
+            let members = key.1.iter().map(|s| *s as usize).collect();
+            With::Meeting(*meetings.numbers.entry(key).or_insert_with(|| {
+                meetings.stages.push(members);
+                meetings.stages.len() - 1
+            }))
+        }
+        _ => unreachable!("invariant: it is an exchange"),
+    }
+}

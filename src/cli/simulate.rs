@@ -1,0 +1,46 @@
+//! What `mcc simulate` and `mcc machine` take.
+
+use super::plan::PlanArgs;
+use super::values::from_one;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct SimulateArgs {
+    /// The model text, with the flags of `mcc compile`, or an artifact; `-` is standard input
+    #[arg(value_name = "MODEL.mdl|ARTIFACT")]
+    pub what: PathBuf,
+    /// A machine file, or a name of `mcc machine ls`; of a text its --target is the machine's
+    #[arg(long, value_name = "FILE|NAME")]
+    pub machine: String,
+    /// Of a rank, on CPUs
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
+    pub threads_per_rank: u64,
+    /// Rows of each table at most
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = from_one::<u64>)]
+    pub rows: u64,
+    /// Writes the step for Perfetto, as `mcc run --trace` does: a rank of each stage
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// For tools
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+#[derive(Subcommand)]
+pub enum MachineCommand {
+    /// Lists the machines that are known by name
+    Ls,
+    /// Prints the file of a machine that is known by name, to begin one's own with
+    Show {
+        name: String,
+    },
+    /// Checks machine files, and says where their numbers are from
+    Check {
+        /// Files, or names
+        #[arg(required = true, value_name = "FILE|NAME")]
+        machines: Vec<String>,
+    },
+}
