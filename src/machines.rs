@@ -42,7 +42,7 @@ pub fn run(command: &MachineCommand) -> Result<(), Failure> {
         MachineCommand::Check { machines } => {
             for name in machines {
                 let machine = read(name)?;
-                let numbers = machine.governed();
+                let numbers = machine.numbers();
                 out!("{name}: {}, {} numbers\n", machine.name, numbers.len() + machine.kernels.len())?;
                 for (key, source) in &machine.sources {
                     let own = numbers.iter().filter(|n| n.figure.source == *key).count();

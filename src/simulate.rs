@@ -10,17 +10,23 @@ use crate::misuse::misuse;
 use crate::print::{note, out};
 use crate::text::{STDIN, Shown};
 use anyhow::Context;
-use ir::program::Job;
+use ir::program::{Job, Stage};
 use runtime::artifact::Accept;
+use runtime::comm::Position;
+use runtime::executor::Order;
+use runtime::profile::{Profile, Ran, Timed};
 use runtime::target::Target;
 use simulate::Options;
 use simulate::machine::Machine;
+use simulate::play::{Slice, record};
 use simulate::step::{Row, Step, predict};
+use simulate::tape::Costs;
 use std::fmt::Write;
 use std::fs::File;
+use std::path::Path;
 
 /// Flags that do not say what is compiled.
-const OWN: [&str; 5] = ["--machine", "--threads-per-rank", "--rows", "--trace", "--json"];
+const OWN: [&str; 6] = ["--machine", "--threads-per-rank", "--slow-stage", "--rows", "--trace", "--json"];
 
 /// A text is compiled for the machine, unless a flag says for what.
 pub fn aim(args: &mut SimulateArgs, typed: &[String]) {
@@ -41,7 +47,7 @@ pub fn run(args: &SimulateArgs, typed: &[String]) -> Result<(), Failure> {
     if args.threads_per_rank > 1 && !machine.is_cpu() {
         return Err(misuse!("`--threads-per-rank` is of CPUs, and `{}` has GPUs", machine.name).into());
     }
-    let options = Options { threads: args.threads_per_rank };
+    let options = Options { threads: args.threads_per_rank, slow: args.slow_stage };
     if args.what.is_dir() {
         files::look(&args.what, Wanted::Artifact)?;
         if let Some(flag) = typed.iter().find(|f| !OWN.contains(&f.as_str())) {
@@ -75,6 +81,9 @@ fn fits(machine: &Machine, target: &str, what: &str) -> Result<(), Failure> {
 }
 
 fn show(job: &Job, machine: &Machine, options: Options, args: &SimulateArgs) -> Result<(), Failure> {
+    if let Some((stage, _)) = options.slow.filter(|(stage, _)| *stage >= job.stages.len()) {
+        return Err(misuse!("`--slow-stage {stage}`: there are {} stages, from 0", job.stages.len()).into());
+    }
     let step = predict(job, machine, options).map_err(|e| anyhow::anyhow!("bug in mcc: {e}"))?;
     if args.json {
         out!("{}\n", serde_json::to_string_pretty(&step)?)?;
@@ -82,8 +91,7 @@ fn show(job: &Job, machine: &Machine, options: Options, args: &SimulateArgs) -> 
         out!("{}", text(machine, &step, args.rows as usize))?;
     }
     if let Some(path) = &args.trace {
-        let file = File::create(path).with_context(|| format!("`--trace {}` cannot be written", path.display()))?;
-        trace(job, machine, options, &step, file).with_context(|| format!("`--trace {}` cannot be written", path.display()))?;
+        trace(job, machine, options, &step, path)?;
         note!("wrote {}", path.display());
     }
     Ok(())
@@ -165,6 +173,48 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn trace(_job: &Job, _machine: &Machine, _options: Options, _step: &Step, _file: File) -> anyhow::Result<()> {
+/// Slices of a trace at most: Perfetto takes some seconds to read so many.
+const SLICES: u64 = 3_000_000;
+
+/// Writes the step as the profiler would have recorded it, of the first rank of each stage.
+fn trace(job: &Job, machine: &Machine, options: Options, step: &Step, path: &Path) -> Result<(), Failure> {
+    let commands = |stage: &Stage| {
+        let calls = stage.schedule.train.iter().chain(&stage.schedule.update);
+        calls.map(|c| job.programs[stage.program as usize].commands(c).count() as u64).sum::<u64>()
+    };
+    let slices: u64 = job.stages.iter().map(commands).sum();
+    if slices > SLICES {
+        return Err(misuse!("`--trace` would have {slices} slices, more than {SLICES}: compile for a smaller --global-batch-size or fewer layers").into());
+    }
+    let costs = Costs::new(job, machine, &options);
+    let first = |stage: usize| job.mesh.first_of_stage(stage as u64);
+    let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
+    let nanoseconds = |seconds: f64| (seconds * 1e9) as u64;
+    record(job, machine, options, step.number, &mut |slice: Slice| {
+        let ran = &mut profile.ranks[first(slice.stage) as usize].ran;
+        let stage = &job.stages[slice.stage];
+        let call = &stage.schedule.calls(slice.phase)[slice.call as usize];
+        let body = &job.programs[stage.program as usize].bodies[call.body.index()];
+        // What goes on without an event between is one slice: each command has its share.
+        let own: Vec<(u32, f64)> = (slice.first..=slice.last)
+            .map(|at| (at, &body.commands[at as usize]))
+            .filter(|(_, c)| c.stream == slice.stream && c.predicate.is_none())
+            .map(|(at, c)| (at, if slice.first == slice.last { 1.0 } else { costs.work(slice.stage, &c.action).1.seconds() }))
+            .filter(|c| c.1 > 0.0)
+            .collect();
+        let all: f64 = own.iter().map(|c| c.1).sum();
+        let mut begin = slice.start;
+        for (command, seconds) in own {
+            let end = begin + (slice.end - slice.start) * seconds / all;
+            let at = Position { phase: slice.phase, call: slice.call, command };
+            ran.push(Ran { at, start: nanoseconds(begin), time: nanoseconds(end) - nanoseconds(begin) });
+            begin = end;
+        }
+    })
+    .map_err(|e| anyhow::anyhow!("bug in mcc: {e}"))?;
+    let timed = Timed { step: 1, start: nanoseconds(step.begin), end: nanoseconds(step.begin + step.seconds) };
+    (0..job.stages.len()).for_each(|s| profile.ranks[first(s) as usize].steps = vec![timed]);
+    let written = || runtime::profile::trace::write(job, &profile, File::create(path)?);
+    written().with_context(|| format!("`--trace {}` cannot be written", path.display()))?;
     Ok(())
 }

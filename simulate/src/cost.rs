@@ -89,6 +89,13 @@ impl Cost {
         self.0[cause.index()]
     }
 
+    /// All of it so many times.
+    #[must_use]
+    pub fn times(mut self, factor: f64) -> Cost {
+        self.0.iter_mut().for_each(|x| *x *= factor);
+        self
+    }
+
     pub fn seconds(&self) -> f64 {
         self.0.iter().sum()
     }

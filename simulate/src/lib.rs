@@ -13,15 +13,17 @@ pub mod step;
 pub mod tape;
 
 /// What a machine file leaves open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Of a rank, on CPUs.
     pub threads: u64,
+    /// A stage whose kernels take so many times as long, as where one of its ranks is slow.
+    pub slow: Option<(usize, f64)>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 1 }
+        Options { threads: 1, slow: None }
     }
 }
 

@@ -217,27 +217,36 @@ impl Machine {
 
     /// Operations a second of products with such factors.
     pub fn peak(&self, factors: DType, tf32: bool) -> f64 {
+        self.peak_figure(factors, tf32).value
+    }
+
+    fn peak_figure(&self, factors: DType, tf32: bool) -> &Figure {
         let peaks = &self.device.flops;
-        if factors.is_half() {
-            peaks.half.value
-        } else if tf32 {
-            peaks.tf32.value
-        } else {
-            peaks.f32.value
+        match (factors.is_half(), tf32) {
+            (true, _) => &peaks.half,
+            (false, true) => &peaks.tf32,
+            (false, false) => &peaks.f32,
         }
+    }
+
+    /// As [`Machine::numbers`], of the peaks only that which matters to a job with such factors.
+    pub fn governed(&self, (factors, tf32): (DType, bool)) -> Vec<Governed<'_>> {
+        let peak = self.peak_figure(factors, tf32);
+        let is_other = |g: &Governed<'_>| g.name.starts_with("device.flops.") && !std::ptr::eq(g.figure, peak);
+        self.numbers().into_iter().filter(|g| !is_other(g)).collect()
     }
 
     /// Its numbers, all but measured kernels', with what they govern: a time that is due to such a cause grows as the
     /// number does, or shrinks.
-    pub fn governed(&self) -> Vec<Governed<'_>> {
+    pub fn numbers(&self) -> Vec<Governed<'_>> {
         let (device, host) = (&self.device, &self.host);
         let of = |name: &str, figure, causes: &[Cause]| Governed { name: name.into(), figure, causes: causes.to_vec() };
         let arithmetic = [Cause::Product, Cause::Attention];
         let mut all = vec![
             of("device.multiprocessors", &device.multiprocessors, &[]),
             of("device.flops.half", &device.flops.half, &arithmetic),
-            of("device.flops.tf32", &device.flops.tf32, &[]),
-            of("device.flops.f32", &device.flops.f32, &[]),
+            of("device.flops.tf32", &device.flops.tf32, &arithmetic),
+            of("device.flops.f32", &device.flops.f32, &arithmetic),
             of("device.products.efficiency", &device.products.efficiency, &[Cause::Product]),
             of("device.products.tail", &device.products.tail, &[]),
             of("device.products.depth", &device.products.depth, &[]),
@@ -284,7 +293,7 @@ impl Machine {
             }
         }
         let measured = self.kernels.iter().map(|(name, figure)| (format!("kernels.{name}"), figure));
-        for (name, figure) in self.governed().into_iter().map(|g| (g.name, g.figure)).chain(measured) {
+        for (name, figure) in self.numbers().into_iter().map(|g| (g.name, g.figure)).chain(measured) {
             let least_is_zero = ["launch", "phase", "latency", "hop", "kernels", "exchanges", "tail", "depth"];
             let last = name.rsplit('.').next().unwrap_or_default();
             let may_be_zero = least_is_zero.contains(&last);
@@ -348,7 +357,7 @@ mod tests {
     fn all_that_are_known_can_be_read() {
         for (name, text) in KNOWN {
             let machine = Machine::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let used: Vec<&str> = machine.governed().iter().map(|g| g.figure.source.as_str()).collect();
+            let used: Vec<&str> = machine.numbers().iter().map(|g| g.figure.source.as_str()).collect();
             let tiles = machine.device.products.tiles.as_ref().map(|t| t.source.as_str());
             let idle: Vec<&String> = machine.sources.keys().filter(|s| !used.contains(&s.as_str()) && tiles != Some(s.as_str())).collect();
             assert!(idle.is_empty(), "{name}: nothing is from {idle:?}");

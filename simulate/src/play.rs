@@ -333,6 +333,7 @@ impl<'a> Play<'a> {
             self.soil(*other);
         }
         self.share(s, kind, 1.0);
+        debug_assert!((self.now - mark.time).abs() <= 1e-9 * self.now, "what begins at {} waited for nothing after {}", self.now, mark.time);
         let (seconds, mark) = (cost.seconds(), Mark { time: self.now, ..mark });
         let op = Op { kind, seconds, cost, mark, left: seconds, rate: 0.0, generation: self.stages[s].generation(), parties: parties.to_vec() };
         self.stages[s].ops[k] = Some(op);
@@ -404,7 +405,7 @@ impl<'a> Play<'a> {
         let all = self.serial;
         let waited = |k: &usize| all || [Stream::Compute, Stream::Host].contains(&Stream::ALL[*k]);
         let is_over = stage.used().filter(waited).all(|k| stage.streams[k].phase > stage.phase);
-        if stage.closing || !is_over || !stage.queue.is_done() {
+        if stage.closing || !is_over || (self.serial && !stage.queue.is_done()) {
             return;
         }
         let mark = stage.used().filter(waited).map(|k| stage.streams[k].mark).reduce(Mark::later).unwrap_or_default();

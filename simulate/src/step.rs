@@ -16,6 +16,11 @@ use std::collections::BTreeMap;
 pub struct Step {
     pub machine: String,
     pub ranks: u64,
+    /// Its number among those that are played, from 0, and when it begins there.
+    #[serde(skip)]
+    pub number: usize,
+    #[serde(skip)]
+    pub begin: f64,
     pub seconds: f64,
     /// How far that may be off, as the spreads of the machine's numbers have it: the root of the sum of the squares
     /// of what each changes, as if they were independent.
@@ -117,50 +122,50 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, S
     let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
     let world = job.mesh.world() as f64;
     let flops_per_second = model_flops(job) as f64 / seconds / world;
+    let factors = factors(job);
     let (kernels, exchanges, lines) = rows(job, machine, &options, &played);
     Ok(Step {
         machine: machine.name.clone(),
         ranks: job.mesh.world(),
+        number: played.step,
+        begin: played.begin,
         seconds,
-        give_or_take: spread(machine, &played.path),
+        give_or_take: spread(machine, factors, &played.path),
         steady: played.steady,
         tokens_per_second: tokens as f64 / seconds,
         flops_per_second,
-        mfu: flops_per_second / peak(job, machine, options.threads),
+        mfu: flops_per_second / (machine.peak(factors.0, factors.1) * if machine.is_cpu() { options.threads as f64 } else { 1.0 }),
         spent,
         stages,
         path: path(machine, &played.path),
-        limits: limits(machine, &played.path),
+        limits: limits(machine, factors, &played.path),
         kernels,
         exchanges,
         lines,
     })
 }
 
-/// The peak of the type in which most of the job's products are.
-fn peak(job: &Job, machine: &Machine, threads: u64) -> f64 {
-    let mut by_peak: Vec<(f64, u64)> = vec![];
+/// The type of the factors of most operations, and whether they are of tf32.
+fn factors(job: &Job) -> (DType, bool) {
+    let mut by_type: BTreeMap<(u64, bool), (DType, u64)> = BTreeMap::new();
     for kernel in &job.kernels {
-        let products = kernel.body.nodes.iter().filter(|n| matches!(n.op, Op::Dot { .. } | Op::GroupedDot { .. }));
-        for node in products {
-            let tf32 = matches!(node.op, Op::Dot { tf32: true, .. });
-            by_peak.push((machine.peak(kernel.body[node.args[0]].ty.dtype, tf32), Work::needed(kernel).flops));
+        for node in kernel.body.nodes.iter().filter(|n| matches!(n.op, Op::Dot { .. } | Op::GroupedDot { .. })) {
+            let (factors, tf32) = (kernel.body[node.args[0]].ty.dtype, matches!(node.op, Op::Dot { tf32: true, .. }));
+            by_type.entry((factors.bytes(), tf32)).or_insert((factors, 0)).1 += Work::needed(kernel).flops;
         }
     }
-    let of = |peak: f64| by_peak.iter().filter(|p| p.0 == peak).map(|p| p.1).sum::<u64>();
-    let most = by_peak.iter().map(|p| p.0).max_by_key(|p| of(*p));
-    most.unwrap_or_else(|| machine.peak(DType::F32, false)) * if machine.is_cpu() { threads as f64 } else { 1.0 }
+    by_type.into_iter().max_by_key(|(_, (_, flops))| *flops).map_or((DType::F32, false), |((_, tf32), (factors, _))| (factors, tf32))
 }
 
 /// What the spreads of a machine's numbers make of a path.
-fn spread(machine: &Machine, path: &Cost) -> f64 {
-    let each = machine.governed().into_iter().map(|g| g.figure.spread * g.causes.iter().map(|c| path.of(*c)).sum::<f64>());
+fn spread(machine: &Machine, factors: (DType, bool), path: &Cost) -> f64 {
+    let each = machine.governed(factors).into_iter().map(|g| g.figure.spread * g.causes.iter().map(|c| path.of(*c)).sum::<f64>());
     each.map(|x| x * x).sum::<f64>().sqrt()
 }
 
-fn limits(machine: &Machine, path: &Cost) -> Vec<(String, f64)> {
+fn limits(machine: &Machine, factors: (DType, bool), path: &Cost) -> Vec<(String, f64)> {
     let gain = |causes: &[Cause]| 0.1 * causes.iter().map(|c| path.of(*c)).sum::<f64>();
-    let mut all: Vec<(String, f64)> = machine.governed().into_iter().map(|g| (g.name, gain(&g.causes))).filter(|g| g.1 > 0.0).collect();
+    let mut all: Vec<(String, f64)> = machine.governed(factors).into_iter().map(|g| (g.name, gain(&g.causes))).filter(|g| g.1 > 0.0).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
     all
 }

@@ -114,6 +114,7 @@ pub struct Costs<'a> {
     job: &'a Job,
     machine: &'a Machine,
     kernels: Vec<Cost>,
+    options: Options,
     /// By stage's first rank and group.
     reaches: BTreeMap<(u64, Vec<u64>), Reach>,
 }
@@ -121,11 +122,7 @@ pub struct Costs<'a> {
 impl<'a> Costs<'a> {
     pub fn new(job: &'a Job, machine: &'a Machine, options: &Options) -> Costs<'a> {
         let kernels = job.kernels.iter().map(|k| kernels::launch(machine, k, options.threads)).collect();
-        Costs { job, machine, kernels, reaches: BTreeMap::new() }
-    }
-
-    pub fn kernel(&self, k: ir::program::KernelId) -> Cost {
-        self.kernels[k.index()]
+        Costs { job, machine, kernels, options: *options, reaches: BTreeMap::new() }
     }
 
     /// Of a command that is neither an exchange nor an event, with what it keeps busy.
@@ -140,7 +137,9 @@ impl<'a> Costs<'a> {
         match action {
             Action::Launch { kernel, .. } => {
                 let on = self.job.kernels[kernel.index()].on;
-                (if on == Space::Host { Kind::Host } else { Kind::Device }, self.kernel(*kernel))
+                let cost = self.kernels[kernel.index()];
+                let slow = self.options.slow.filter(|s| s.0 == stage).map_or(1.0, |s| s.1);
+                (if on == Space::Host { Kind::Host } else { Kind::Device }, cost.times(slow))
             }
             Action::Fill { buffer, .. } => (Kind::Device, of_memory(bytes(buffer))),
             // A batch comes from the host.

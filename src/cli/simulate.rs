@@ -16,6 +16,9 @@ pub struct SimulateArgs {
     /// Of a rank, on CPUs
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
     pub threads_per_rank: u64,
+    /// Kernels of this pipeline stage take so many times as long, as where one of its ranks is slow
+    #[arg(long, value_name = "STAGE=TIMES", value_parser = slow)]
+    pub slow_stage: Option<(usize, f64)>,
     /// Rows of each table at most
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = from_one::<u64>)]
     pub rows: u64,
@@ -27,6 +30,15 @@ pub struct SimulateArgs {
     pub json: bool,
     #[command(flatten)]
     pub plan: PlanArgs,
+}
+
+/// `3=1.2`.
+fn slow(text: &str) -> Result<(usize, f64), String> {
+    let wrong = || format!("`{text}` is no stage with how many times as long it takes, as 3=1.2");
+    let (stage, times) = text.split_once('=').ok_or_else(wrong)?;
+    let times: f64 = times.parse().map_err(|_| wrong())?;
+    let stage = stage.parse().map_err(|_| wrong())?;
+    if times.is_finite() && times > 0.0 { Ok((stage, times)) } else { Err(wrong()) }
 }
 
 #[derive(Subcommand)]

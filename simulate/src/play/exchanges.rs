@@ -136,7 +136,8 @@ impl Play<'_> {
         }
         let (_, k, exchange) = queue.here.swap_remove(at);
         (queue.left, queue.group) = (1 + with.len(), (with.len(), 1));
-        let mark = self.stages[s].streams[k].mark.later(self.stages[s].queue.mark);
+        let queue = &self.stages[s].queue;
+        let mark = with.iter().map(|t| queue.issued[t.send].1).fold(self.stages[s].streams[k].mark.later(queue.mark), Mark::later);
         with.iter().for_each(|turn| self.offer(s, turn.send));
         self.meet(s, k, exchange, mark);
     }

@@ -1,0 +1,292 @@
+//! Mechanisms one by one, against what a hand works out.
+
+use frontend::Options as Text;
+use ir::diag::Sources;
+use ir::options::{Options as Plan, Overlap, SequenceParallel, Zero};
+use ir::pipeline::Schedule;
+use ir::program::{Action, BodyKind, Job, Phase};
+use passes::compile::compile;
+use passes::report::explain::{exchanges, totals};
+use simulate::Options;
+use simulate::machine::{Figure, Machine};
+use simulate::step::{Step, predict, without};
+use simulate::tape::{Costs, Meetings, StageTape};
+use std::collections::BTreeSet;
+
+const MLP: &str = "models/mlp.mdl";
+const GPT2: &str = "models/gpt2.mdl";
+const LLAMA: &str = "models/llama.mdl";
+const MIXTRAL: &str = "models/mixtral.mdl";
+
+const SMALL: &str = "layers=4 hidden=64 heads=4 seq=32 vocab=128";
+
+fn job(model: &str, defines: &str, plan: Plan) -> Job {
+    let path = format!("{}/../{model}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).expect("a model text");
+    let defines = defines.split(' ').filter_map(|d| d.split_once('=')).map(|(n, v)| (n.into(), v.into())).collect();
+    let micro_batch = Some(plan.micro_batch * plan.dp);
+    let elaboration = Text { defines, batch: plan.global_batch, micro_batch, ..Text::default() };
+    let models = frontend::compile_both(&mut Sources::default(), model, &text, &elaboration, &mut |_| Err("no imports".into()));
+    let models = models.unwrap_or_else(|e| panic!("{model}: {e:?}"));
+    compile(models.training, models.evaluation, &plan).unwrap_or_else(|e| panic!("{model}: {e:?}")).job
+}
+
+fn plan(pp: u64, microbatches: u64) -> Plan {
+    Plan { pp, micro_batch: 1, global_batch: microbatches, serial_exchanges: true, ..Plan::default() }
+}
+
+/// A machine of which nothing takes time but kernels, with a core for each rank where it has cores.
+fn ideal(name: &str) -> Machine {
+    let mut machine = Machine::named(name).expect("a machine");
+    machine.devices = machine.devices.max(8);
+    machine.device.memory.bytes_per_second.value = 1e300;
+    machine.host.bus_bytes_per_second.value = 1e300;
+    for figure in [&mut machine.device.launch, &mut machine.device.phase, &mut machine.contention.kernels, &mut machine.contention.exchanges] {
+        figure.value = 0.0;
+    }
+    for link in &mut machine.links {
+        (link.bytes_per_second.value, link.latency.value, link.hop.value) = (1e300, 0.0, 0.0);
+    }
+    machine
+}
+
+fn figure(value: f64) -> Figure {
+    Figure { value, source: "a100".into(), spread: 0.0 }
+}
+
+fn step(job: &Job, machine: &Machine) -> Step {
+    predict(job, machine, Options::default()).expect("it ends")
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * b.abs().max(1e-12)
+}
+
+/// How often each kernel is launched in bodies of a kind that a training step calls, of a stage's program.
+fn launched(job: &Job, stage: usize, kind: fn(BodyKind) -> bool) -> Vec<u64> {
+    let mut out = vec![0; job.kernels.len()];
+    let program = &job.programs[job.stages[stage].program as usize];
+    let called: BTreeSet<u32> = job.stages[stage].schedule.train.iter().map(|c| c.body.0).collect();
+    let bodies = called.into_iter().map(|b| &program.bodies[b as usize]);
+    for command in bodies.filter(|b| kind(b.kind)).flat_map(|b| &b.commands) {
+        if let Action::Launch { kernel, .. } = &command.action {
+            out[kernel.index()] += 1;
+        }
+    }
+    out
+}
+
+/// A machine on which a pass of a stage takes a second forward and two backward, and all else nothing: of all kernels
+/// one of each kind of pass takes time, which all stages have alike.
+fn passes_of_one_and_two(job: &Job, name: &str) -> Machine {
+    let mut machine = ideal(name);
+    machine.kernels = job.kernels.iter().map(|k| (k.name(), figure(0.0))).collect();
+    let forward = |k: BodyKind| matches!(k, BodyKind::Forward(_));
+    let backward = |k: BodyKind| matches!(k, BodyKind::Backward(_));
+    let all: Vec<[Vec<u64>; 2]> = (0..job.stages.len()).map(|s| [launched(job, s, forward), launched(job, s, backward)]).collect();
+    for (own, other, seconds) in [(0, 1, 1.0), (1, 0, 2.0)] {
+        let alike = |k: &usize| all[0][own][*k] > 0 && all.iter().all(|s| s[own][*k] == all[0][own][*k] && s[other][*k] == 0);
+        let k = (0..job.kernels.len()).find(alike).expect("a kernel of all layers");
+        machine.kernels.insert(job.kernels[k].name(), figure(seconds / all[0][own][k] as f64));
+    }
+    machine
+}
+
+/// Of `p` stages and `m` microbatches, passes of which take a second forward and two backward.
+#[test]
+fn bubbles_are_those_of_the_closed_forms() {
+    for (pp, m) in [(1, 3), (2, 2), (2, 8), (4, 4), (4, 8)] {
+        for schedule in [Schedule::OneFOneB, Schedule::GPipe] {
+            let job = job(MLP, "depth=4 features=16 hidden=8 classes=4", Plan { schedule: schedule.clone(), ..plan(pp, m) });
+            for machine in ["a100-80g-dgx", "cpu"] {
+                let found = step(&job, &passes_of_one_and_two(&job, machine));
+                let case = format!("{schedule:?}, {pp} stages, {m} microbatches on {machine}");
+                assert!(found.steady && near(found.seconds, 3.0 * (m + pp - 1) as f64), "{case}: {} s", found.seconds);
+                assert!(near(found.spent.bubble, 3.0 * (pp - 1) as f64), "{case}: {:?}", found.spent);
+            }
+        }
+    }
+}
+
+/// Virtual stages divide the bubble by as many as a stage has (Narayanan et al. 2021), where messages are buffered.
+#[test]
+fn virtual_stages_divide_the_bubble() {
+    for (pp, v, m) in [(2, 2, 4), (2, 2, 8), (4, 2, 8)] {
+        let job = job(MLP, "depth=8 features=16 hidden=8 classes=4", Plan { vpp: Some(v), ..plan(pp, m) });
+        let found = step(&job, &passes_of_one_and_two(&job, "cpu"));
+        let bubble = 3.0 * (pp - 1) as f64 / v as f64;
+        assert!(near(found.seconds, 3.0 * m as f64 + bubble), "{pp} x {v}, {m} microbatches: {} s", found.seconds);
+        assert!(near(found.spent.bubble, bubble), "{:?}", found.spent);
+    }
+}
+
+/// The last of four stages takes twice as long: it is always busy once the first microbatch has come, until the last one
+/// goes back.
+#[test]
+fn a_slow_stage_holds_up_all() {
+    let job = job(MLP, "depth=4 features=16 hidden=8 classes=4", plan(4, 8));
+    let machine = passes_of_one_and_two(&job, "a100-80g-dgx");
+    let slow = |stage, factor| predict(&job, &machine, Options { slow: Some((stage, factor)), ..Options::default() }).expect("it ends").seconds;
+    assert!(near(slow(3, 2.0), 3.0 * 3.0 + 8.0 * 6.0), "{}", slow(3, 2.0));
+    // The first one: its forward passes fill the others, and it is never without work.
+    assert!(near(slow(0, 4.0), 8.0 * 12.0), "{}", slow(0, 4.0));
+    assert!(near(slow(1, 1.0), 3.0 * 11.0));
+}
+
+/// One microbatch through two stages, and back.
+#[test]
+fn a_slow_link_is_waited_for_in_both_directions() {
+    let job = job(MLP, "depth=2 features=16 hidden=8 classes=4", plan(2, 1));
+    let mut machine = passes_of_one_and_two(&job, "a100-80g-dgx");
+    let messages = exchanges(&job).into_iter().filter(|e| e.kind == "send").count();
+    assert_eq!(messages, 2);
+    // Sums of reports over the stages apart.
+    let passes = |_: usize, body: &ir::program::Body, at: usize| !matches!(body.commands[at].action, Action::Collective { .. });
+    let seconds = |machine: &Machine| without(&job, machine, Options::default(), &passes).expect("it ends");
+    machine.links[0].latency.value = 0.25;
+    assert!(near(seconds(&machine), 2.0 * 3.0 + 2.0 * 0.25));
+    // 8 elements of 4 bytes each way, over a link of 32 bytes a second.
+    (machine.links[0].latency.value, machine.links[0].bytes_per_second.value) = (0.0, 32.0 / machine.links[0].efficiency.value);
+    assert!(near(seconds(&machine), 2.0 * 3.0 + 2.0), "{}", seconds(&machine));
+}
+
+/// All that takes time is accounted for, on whatever machine: what ranks do, and what the step waits for.
+#[test]
+fn parts_add_up_to_the_step() {
+    let cases = [
+        (GPT2, SMALL, Plan { dp: 2, tp: 2, pp: 2, zero: Zero::States, micro_batch: 1, global_batch: 8, ..plan(2, 8) }),
+        (LLAMA, "layers=4 hidden=64 heads=4 kv_heads=2 ffn=96 seq=32 vocab=128", Plan { tp: 2, sp: SequenceParallel::On, vpp: Some(2), ..plan(2, 4) }),
+        (MIXTRAL, "layers=2 hidden=32 heads=2 kv_heads=2 expert_ffn=32 experts=4 seq=16 vocab=64", Plan { dp: 2, ep: 2, pp: 2, global_batch: 8, ..plan(2, 8) }),
+        (GPT2, SMALL, Plan { dp: 4, zero: Zero::Params, global_batch: 8, ..plan(1, 8) }),
+        (GPT2, SMALL, Plan { dp: 2, overlap: Overlap::Off, global_batch: 4, ..plan(1, 4) }),
+        (GPT2, SMALL, Plan { cp: 2, schedule: Schedule::ZbH1, ..plan(2, 4) }),
+    ];
+    for (model, defines, plan) in cases {
+        let job = job(model, defines, plan.clone());
+        for machine in ["a100-80g-dgx", "h100-dgx", "cpu"] {
+            let found = step(&job, &Machine::named(machine).expect("a machine"));
+            for spent in found.stages.iter().chain([&found.spent]) {
+                let all: f64 = spent.named().iter().map(|s| s.1).sum();
+                assert!(near(all, found.seconds), "{model} on {machine}: {all} of {}", found.seconds);
+            }
+            let path: f64 = found.path.iter().map(|p| p.1).sum();
+            assert!(near(path, found.seconds), "{model} on {machine}: {path} of {}", found.seconds);
+            assert!(found.steady, "{model} on {machine}");
+        }
+    }
+}
+
+/// Without time of exchanges a step of one stage takes what its kernels take.
+#[test]
+fn with_infinite_links_time_is_compute() {
+    for plan in [plan(1, 2), Plan { dp: 4, zero: Zero::States, global_batch: 8, ..plan(1, 8) }, Plan { tp: 4, ..plan(1, 2) }] {
+        let job = job(GPT2, SMALL, plan);
+        let mut machine = Machine::named("h100-dgx").expect("a machine");
+        machine.device.phase.value = 0.0;
+        (machine.contention.kernels.value, machine.contention.exchanges.value) = (0.0, 0.0);
+        machine.host.bus_bytes_per_second.value = 1e300;
+        for link in &mut machine.links {
+            (link.bytes_per_second.value, link.latency.value, link.hop.value) = (1e300, 0.0, 0.0);
+        }
+        let found = step(&job, &machine);
+        let alone: f64 = found.kernels.iter().filter(|r| r.name != "the batch").map(|r| r.seconds).sum();
+        let copies = found.spent.copies;
+        assert!(near(found.seconds - copies, alone), "{} of kernels {alone}", found.seconds);
+    }
+}
+
+/// Each mechanism is in the time as what it says, and in nothing else.
+#[test]
+fn taking_a_mechanism_out_takes_its_time_out() {
+    let job = job(GPT2, SMALL, plan(1, 2));
+    let machine = Machine::named("a100-80g-dgx").expect("a machine");
+    let whole = step(&job, &machine);
+    let part = |name: &str| whole.path.iter().find(|p| p.0 == name).map_or(0.0, |p| p.1);
+    let changed = |change: fn(&mut Machine)| {
+        let mut other = machine.clone();
+        change(&mut other);
+        step(&job, &other).seconds
+    };
+    assert!(near(whole.seconds - changed(|m| m.device.launch.value = 0.0), part("launches")));
+    assert!(near(whole.seconds - changed(|m| m.device.phase.value = 0.0), part("the host between phases")));
+    // Twice the rate: half the time of what it governs, where nothing else takes its place.
+    assert!(near(whole.seconds - changed(|m| m.device.launch.value *= 3.0), -2.0 * part("launches")));
+    assert!(near(step(&job, &machine).seconds, without(&job, &machine, Options::default(), &|_, _, _| true).expect("it ends")));
+    let kernels = |s: usize, body: &ir::program::Body, at: usize| s > 0 || !matches!(body.commands[at].action, Action::Launch { .. });
+    let rest = without(&job, &machine, Options::default(), &kernels).expect("it ends");
+    let alone: f64 = whole.kernels.iter().filter(|r| r.name != "the batch" && r.name != "fills").map(|r| r.seconds).sum();
+    assert!(near(whole.seconds - rest, alone), "{} without, {rest}; kernels {alone}", whole.seconds);
+}
+
+/// What is played sends what `mcc explain` says.
+#[test]
+fn bytes_are_those_of_explain() {
+    for plan in [
+        Plan { dp: 2, tp: 2, zero: Zero::States, global_batch: 8, ..plan(2, 8) },
+        Plan { dp: 2, tp: 2, sp: SequenceParallel::On, zero: Zero::Params, global_batch: 4, ..plan(1, 4) },
+        Plan { cp: 2, dp: 2, vpp: Some(2), global_batch: 8, ..plan(2, 8) },
+    ] {
+        let job = job(GPT2, SMALL, plan);
+        let machine = ideal("a100-80g-dgx");
+        let (mut costs, mut meetings) = (Costs::new(&job, &machine, &Options::default()), Meetings::default());
+        let of_stage = |(s, stage): (usize, &ir::program::Stage)| {
+            let tape = StageTape::new(&mut costs, s, &mut meetings, &|_, _, _| true);
+            let program = &job.programs[stage.program as usize];
+            let calls: Vec<_> = [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).collect();
+            let times = |body: u32| calls.iter().filter(|c| c.body.0 == body && c.part == 0).count() as u64;
+            let is_sent = |action: &Action| !matches!(action, Action::Recv { .. });
+            let sent = tape.exchanges.iter().filter(|e| is_sent(&program.bodies[e.body as usize].commands[e.command as usize].action));
+            sent.map(|e| e.bytes * times(e.body)).sum::<u64>()
+        };
+        let played: Vec<u64> = job.stages.iter().enumerate().map(of_stage).collect();
+        let said = |stage: u64| {
+            let all = exchanges(&job).into_iter().filter(|e| !e.optional && e.stages.contains(&stage));
+            all.map(|e| e.sent_per_step).sum::<u64>()
+        };
+        let said: Vec<u64> = (0..job.stages.len() as u64).map(said).collect();
+        assert_eq!(played, said);
+        assert!(!totals(&exchanges(&job), false).is_empty() && said.iter().all(|n| *n > 0));
+    }
+}
+
+/// Four ranks of a thread on two cores take twice as long.
+#[test]
+fn ranks_share_cores() {
+    let mut machine = Machine::named("cpu").expect("a machine");
+    machine.device.phase.value = 0.0;
+    (machine.contention.kernels.value, machine.contention.exchanges.value) = (0.0, 0.0);
+    (machine.links[0].bytes_per_second.value, machine.links[0].latency.value, machine.links[0].hop.value) = (1e300, 0.0, 0.0);
+    let job = |dp: u64| job(GPT2, SMALL, Plan { dp, global_batch: 2 * dp, serial_exchanges: false, ..plan(1, 1) });
+    let seconds = |dp: u64| {
+        let found = step(&job(dp), &machine);
+        (found.seconds, found.kernels.iter().map(|r| r.seconds).sum::<f64>())
+    };
+    let [two, four] = [2, 4].map(seconds);
+    assert!(near(two.0, two.1) && near(four.0, 2.0 * four.1), "{two:?} {four:?}");
+}
+
+/// While an exchange is under way kernels take so much longer, and the other way round.
+#[test]
+fn kernels_and_exchanges_hold_each_other_up() {
+    let job = job(GPT2, SMALL, Plan { dp: 2, zero: Zero::Gradients, global_batch: 8, ..plan(1, 4) });
+    let mut machine = Machine::named("a100-80g-dgx").expect("a machine");
+    let lost = |machine: &Machine| {
+        let found = step(&job, machine);
+        found.path.iter().find(|p| p.0.contains("hold each other up")).map_or(0.0, |p| p.1)
+    };
+    let some = lost(&machine);
+    (machine.contention.kernels.value, machine.contention.exchanges.value) = (0.0, 0.0);
+    assert!(some > 0.0 && lost(&machine) < 1e-12, "{some}");
+}
+
+/// Which machines a stage's ranks are on says over which links its groups go.
+#[test]
+fn groups_go_over_the_links_that_they_reach() {
+    let names = |dp: u64, tp: u64| {
+        let job = job(GPT2, SMALL, Plan { dp, tp, global_batch: dp, ..plan(1, 1) });
+        let found = step(&job, &Machine::named("h100-dgx").expect("a machine"));
+        found.path.into_iter().filter(|p| p.0.starts_with("latency")).map(|p| p.0).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(names(1, 4), BTreeSet::from(["latency of NVLink".to_string()]));
+    assert_eq!(names(4, 4), BTreeSet::from(["latency of NVLink".into(), "latency of InfiniBand".into()]));
+}
