@@ -6,10 +6,15 @@ use crate::compile;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::limits::Watch;
+use crate::machines;
 use crate::misuse::misuse;
 use crate::print::out;
+use crate::simulate;
 use crate::text::{STDIN, Shown};
-use ir::program::Job;
+use ::simulate::Options;
+use ::simulate::machine::Machine;
+use ::simulate::step::{Row, Step, exchange_name, predict, without};
+use ir::program::{Action, Body, Job};
 use passes::commands::cost_model::{Traffic, traffic};
 use passes::report::explain::{Exchange, Line, Tensor, exchanges, line, totals};
 use passes::report::footprint::size;
@@ -42,6 +47,21 @@ struct LineSaid {
     #[serde(flatten)]
     line: Line,
     exchanges: Vec<Said>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<Time>,
+}
+
+/// How long something takes on a machine, mean of the stages: seconds of a rank and step.
+#[derive(Serialize)]
+struct Time {
+    machine: String,
+    /// Kernels, and exchanges beside which nothing is computed.
+    exposed: f64,
+    /// Each by itself.
+    alone: f64,
+    step: f64,
+    /// The step, if it took no time.
+    without: f64,
 }
 
 /// A job's communication: every exchange, and sums per axis.
@@ -50,6 +70,9 @@ struct Communication {
     exchanges: Vec<Said>,
     totals: Vec<Total>,
     streams: Vec<OnStream>,
+    /// Of exchanges alike.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    times: Vec<(String, Time)>,
 }
 
 /// The most that a rank sends in a step.
@@ -85,15 +108,17 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
         out!("{known}")?;
         return Ok(());
     }
+    let machine = args.time.as_deref().map(machines::read).transpose()?;
     let (model, number) = split(target);
     let from_stdin = model.as_os_str() == STDIN;
     if target.is_dir() {
         files::look(target, Wanted::Artifact)?;
-        if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives"].contains(&f.as_str())) {
+        if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives", "--time"].contains(&f.as_str())) {
             return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
         }
-        let job = runtime::artifact::read(target, &Accept::Anyones)?.job;
-        return show(args, &communication(&job), communication_text);
+        let artifact = runtime::artifact::read(target, &Accept::Anyones)?;
+        machine.iter().try_for_each(|m| simulate::fits_artifact(m, &artifact.manifest.target))?;
+        return show(args, &communication(&artifact.job, machine.as_ref())?, communication_text);
     }
     if number.is_some() && model.is_dir() {
         return Err(misuse!(
@@ -113,16 +138,18 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
         let line = format!("{}{}:12", if from_stdin { "-- " } else { "" }, target.display());
         return Err(misuse!("which line? `mcc explain {line}`, or --collectives for all communication").into());
     }
+    machine.iter().try_for_each(|m| simulate::fits(m, &args.plan.target, &format!("`--target {}`", args.plan.target)))?;
     let done = compile::levels(&model, &args.plan, Shown::Text, Watch::start(&args.plan.limits, Shown::Text).progress())?;
     let Some(number) = number else {
-        return show(args, &communication(&done.compiled.job), communication_text);
+        return show(args, &communication(&done.compiled.job, machine.as_ref())?, communication_text);
     };
     let name = model.display().to_string();
     let file = done.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
     match line(&done.compiled.sharded, &done.compiled.job, file as u16, number) {
         Some(mut found) => {
             let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(Said::from).collect();
-            show(args, &LineSaid { line: found, exchanges }, line_text)
+            let time = machine.map(|m| time_of_line(&done.compiled.job, &m, &found.place, (file as u16, number))).transpose()?;
+            show(args, &LineSaid { line: found, exchanges, time }, line_text)
         }
         None => {
             let lines = done.sources.files.get(file).map_or(0, |f| f.text.lines().count());
@@ -149,13 +176,49 @@ fn show<T: Serialize>(args: &ExplainArgs, found: &T, text: fn(&T) -> String) -> 
     Ok(())
 }
 
-fn communication(job: &Job) -> Communication {
+/// What a prediction says of a row, and what the step is without the commands of which `keep` says no.
+fn time_of(job: &Job, machine: &Machine, step: &Step, row: Option<&Row>, keep: &dyn Fn(usize, &Body, usize) -> bool) -> Result<Time, Failure> {
+    let without = without(job, machine, Options::default(), keep).map_err(anyhow::Error::from)?;
+    let (exposed, alone) = row.map_or((0.0, 0.0), |r| (r.exposed, r.seconds));
+    Ok(Time { machine: machine.name.clone(), exposed, alone, step: step.seconds, without })
+}
+
+fn time_of_line(job: &Job, machine: &Machine, place: &str, line: (u16, u32)) -> Result<Time, Failure> {
+    let step = predict(job, machine, Options::default()).map_err(anyhow::Error::from)?;
+    let row = step.lines.iter().find(|r| r.name == place);
+    let is_other = |_: usize, body: &Body, at: usize| body.commands[at].origin.span.is_none_or(|s| (s.file, s.line) != line);
+    time_of(job, machine, &step, row, &is_other)
+}
+
+fn times_of_exchanges(job: &Job, machine: &Machine) -> Result<Vec<(String, Time)>, Failure> {
+    let step = predict(job, machine, Options::default()).map_err(anyhow::Error::from)?;
+    let of_row = |row: &Row| {
+        let is_other = |stage: usize, body: &Body, at: usize| {
+            let program = &job.programs[job.stages[stage].program as usize];
+            let action = &body.commands[at].action;
+            let is_exchange = matches!(action, Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. });
+            !is_exchange || exchange_name(job, program, action) != row.name
+        };
+        Ok((row.name.clone(), time_of(job, machine, &step, Some(row), &is_other)?))
+    };
+    step.exchanges.iter().map(of_row).collect()
+}
+
+fn communication(job: &Job, machine: Option<&Machine>) -> Result<Communication, Failure> {
+    let times = machine.map_or(Ok(vec![]), |m| times_of_exchanges(job, m))?;
     let exchanges = exchanges(job);
     let streams = traffic(job).into_iter().map(|(stream, traffic)| OnStream { stream: stream.name(), traffic }).collect();
     let of =
         |optional| totals(&exchanges, optional).into_iter().map(move |((axis, kind), (calls, bytes))| Total { axis, kind, optional, calls, bytes });
     let totals = [false, true].into_iter().flat_map(of).collect();
-    Communication { exchanges: exchanges.into_iter().map(Said::from).collect(), totals, streams }
+    Ok(Communication { exchanges: exchanges.into_iter().map(Said::from).collect(), totals, streams, times })
+}
+
+fn time_text(what: &str, t: &Time) -> String {
+    let share = 100.0 * t.exposed / t.step;
+    let [exposed, alone, step, without] = [t.exposed, t.alone, t.step, t.without].map(simulate::time);
+    let of = format!("a step of {step} on {}, mean of the stages; without it {without}", t.machine);
+    format!("{what:<12} {exposed} ({share:.1} %, {alone} by itself) of {of}\n")
 }
 
 /// What is said of exchanges that are left out of most steps.
@@ -177,6 +240,7 @@ fn communication_text(c: &Communication) -> String {
             size(bytes - hidden)
         );
     }
+    c.times.iter().for_each(|(name, t)| out.push_str(&time_text(&format!("time of {name}:"), t)));
     if c.exchanges.is_empty() {
         out.push_str("nothing is communicated\n");
     }
@@ -227,7 +291,7 @@ fn stages(list: &[u64]) -> String {
     format!("stage{} {}", if list.len() == 1 { "" } else { "s" }, named.join(", "))
 }
 
-fn line_text(LineSaid { line: l, exchanges }: &LineSaid) -> String {
+fn line_text(LineSaid { line: l, exchanges, time }: &LineSaid) -> String {
     let mut out = format!("{} on {}\n", l.place, stages(&l.stages));
     let tensors = |out: &mut String, what: &str, list: &[Tensor]| {
         for t in list {
@@ -245,5 +309,6 @@ fn line_text(LineSaid { line: l, exchanges }: &LineSaid) -> String {
     if !flops.is_empty() {
         let _ = writeln!(out, "{:<12} {}, of all ranks in a step", "flops", flops.join(", "));
     }
+    out.extend(time.iter().map(|t| time_text("time", t)));
     out + &exchanges_text(exchanges)
 }

@@ -61,8 +61,14 @@ fn main() -> ExitCode {
         Ok(read) => read,
         Err(e) => return usage::refuse(&e, &words),
     };
-    if let Command::Simulate(args) = &mut cli.command {
-        simulate::aim(args, &typed);
+    match &mut cli.command {
+        Command::Simulate(args) => simulate::aim(&mut args.plan, &args.machine, &typed),
+        Command::Explain(args) => {
+            if let Some(machine) = &args.time {
+                simulate::aim(&mut args.plan, machine, &typed);
+            }
+        }
+        _ => {}
     }
     let found = idle::look(&cli.command, &typed);
     if !found.errors.is_empty() {

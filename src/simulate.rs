@@ -1,6 +1,6 @@
 //! `mcc simulate`.
 
-use crate::cli::SimulateArgs;
+use crate::cli::{PlanArgs, SimulateArgs};
 use crate::compile;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
@@ -29,11 +29,11 @@ use std::path::Path;
 const OWN: [&str; 6] = ["--machine", "--threads-per-rank", "--slow-stage", "--rows", "--trace", "--json"];
 
 /// A text is compiled for the machine, unless a flag says for what.
-pub fn aim(args: &mut SimulateArgs, typed: &[String]) {
+pub fn aim(plan: &mut PlanArgs, machine: &str, typed: &[String]) {
     if !typed.iter().any(|f| f == "--target")
-        && let Ok(machine) = machines::read(&args.machine)
+        && let Ok(machine) = machines::read(machine)
     {
-        args.plan.target = machine.target;
+        plan.target = machine.target;
     }
 }
 
@@ -54,11 +54,7 @@ pub fn run(args: &SimulateArgs, typed: &[String]) -> Result<(), Failure> {
             return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", args.what.display()).into());
         }
         let artifact = runtime::artifact::read(&args.what, &Accept::Anyones)?;
-        let target = match &artifact.manifest.target {
-            Target::Gpu { arch, .. } => arch.as_str(),
-            Target::Cpu(_) | Target::Reference => "cpu",
-        };
-        fits(&machine, target, "this artifact")?;
+        fits_artifact(&machine, &artifact.manifest.target)?;
         return show(&artifact.job, &machine, options, args);
     }
     if args.what.as_os_str() != STDIN {
@@ -70,8 +66,17 @@ pub fn run(args: &SimulateArgs, typed: &[String]) -> Result<(), Failure> {
     show(&done.compiled.job, &machine, options, args)
 }
 
+/// Whether a machine runs an artifact.
+pub fn fits_artifact(machine: &Machine, target: &Target) -> Result<(), Failure> {
+    let target = match target {
+        Target::Gpu { arch, .. } => arch.as_str(),
+        Target::Cpu(_) | Target::Reference => "cpu",
+    };
+    fits(machine, target, "this artifact")
+}
+
 /// Whether a machine runs such code.
-fn fits(machine: &Machine, target: &str, what: &str) -> Result<(), Failure> {
+pub fn fits(machine: &Machine, target: &str, what: &str) -> Result<(), Failure> {
     let is_cpu = !target.starts_with("sm_");
     let runs = if machine.is_cpu() { is_cpu } else { target == machine.target || (target == "sm_80" && !is_cpu) };
     match runs {
@@ -161,7 +166,7 @@ fn table(out: &mut String, title: &str, rows: &[Row], most: usize, step: f64) {
 }
 
 /// With three digits or four.
-fn time(seconds: f64) -> String {
+pub fn time(seconds: f64) -> String {
     match seconds {
         s if s >= 10.0 => format!("{s:.1} s"),
         s if s >= 1.0 => format!("{s:.2} s"),
@@ -184,7 +189,9 @@ fn trace(job: &Job, machine: &Machine, options: Options, step: &Step, path: &Pat
     };
     let slices: u64 = job.stages.iter().map(commands).sum();
     if slices > SLICES {
-        return Err(misuse!("`--trace` would have {slices} slices, more than {SLICES}: compile for a smaller --global-batch-size or fewer layers").into());
+        return Err(
+            misuse!("`--trace` would have {slices} slices, more than {SLICES}: compile for a smaller --global-batch-size or fewer layers").into()
+        );
     }
     let costs = Costs::new(job, machine, &options);
     let first = |stage: usize| job.mesh.first_of_stage(stage as u64);

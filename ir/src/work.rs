@@ -58,8 +58,8 @@ impl Work {
 
 /// What a training step of all ranks does in matrix products and attention, as the field counts it: a forward
 /// pass, and twice as much for its gradients. What is computed again does not count, nor do keys that a mask
-/// hides.
-pub fn model_flops(job: &Job) -> u64 {
+/// hides. A step of a large job has more than a `u64` holds.
+pub fn model_flops(job: &Job) -> f64 {
     let of_kernel: Vec<u64> = job.kernels.iter().map(|k| Work::needed(k).flops).collect();
     let of_body = |body: &Body| {
         let launched = body.commands.iter().filter_map(|c| match &c.action {
@@ -70,10 +70,10 @@ pub fn model_flops(job: &Job) -> u64 {
     };
     let of_stage = |stage: &Stage| {
         let bodies: Vec<u64> = job.programs[stage.program as usize].bodies.iter().map(of_body).collect();
-        stage.schedule.eval.iter().filter(|call| call.part == 0).map(|call| bodies[call.body.index()]).fold(0, u64::saturating_add)
+        stage.schedule.eval.iter().filter(|call| call.part == 0).map(|call| bodies[call.body.index()] as f64).sum::<f64>()
     };
     let ranks = job.mesh.world() / job.stages.len().max(1) as u64;
-    job.stages.iter().map(of_stage).fold(0, u64::saturating_add).saturating_mul(3 * ranks)
+    job.stages.iter().map(of_stage).sum::<f64>() * (3 * ranks) as f64
 }
 
 fn bytes(kernel: &Kernel, ty: &Type) -> u64 {

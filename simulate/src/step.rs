@@ -5,8 +5,9 @@ use crate::machine::Machine;
 use crate::play::{Played, Times, play};
 use crate::tape::{Costs, Kind};
 use crate::{Options, Stuck};
+use ir::diag::Span;
 use ir::op::{DType, Op};
-use ir::program::{Action, Body, Job, Phase};
+use ir::program::{Action, Body, Job, Phase, Program, Space};
 use ir::work::{Work, model_flops};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -121,7 +122,7 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, S
     stages.iter().for_each(|s| spent.add(s, 1.0 / stages.len() as f64));
     let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
     let world = job.mesh.world() as f64;
-    let flops_per_second = model_flops(job) as f64 / seconds / world;
+    let flops_per_second = model_flops(job) / seconds / world;
     let factors = factors(job);
     let (kernels, exchanges, lines) = rows(job, machine, &options, &played);
     Ok(Step {
@@ -235,12 +236,13 @@ fn rows(job: &Job, machine: &Machine, options: &Options, played: &Played) -> (Ve
     (kernels.sorted(), exchanges.sorted(), lines.sorted())
 }
 
-fn line(job: &Job, span: ir::diag::Span) -> String {
+fn line(job: &Job, span: Span) -> String {
     let source = job.sources.get(usize::from(span.file)).map_or("?", |s| s.name.as_str());
     format!("{source}:{}", span.line)
 }
 
-fn exchange_name(job: &Job, program: &ir::program::Program, action: &Action) -> String {
+/// What rows call an exchange.
+pub fn exchange_name(job: &Job, program: &Program, action: &Action) -> String {
     match action {
         Action::Collective { kind, group, .. } => format!("{} over {}", kind.name(), program.groups[group.index()].describe(&job.mesh)),
         Action::Send { .. } => "send to another stage".into(),
@@ -252,7 +254,7 @@ fn work_name(job: &Job, action: &Action) -> &'static str {
     match action {
         Action::Launch { kernel, .. } => {
             let kernel = &job.kernels[kernel.index()];
-            if kernel.on == ir::program::Space::Host { "kernels of the host" } else { kernel.family.describe() }
+            if kernel.on == Space::Host { "kernels of the host" } else { kernel.family.describe() }
         }
         Action::Copy { .. } => "copies between memories",
         Action::Load { .. } => "the batch",

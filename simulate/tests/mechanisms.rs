@@ -155,8 +155,16 @@ fn a_slow_link_is_waited_for_in_both_directions() {
 fn parts_add_up_to_the_step() {
     let cases = [
         (GPT2, SMALL, Plan { dp: 2, tp: 2, pp: 2, zero: Zero::States, micro_batch: 1, global_batch: 8, ..plan(2, 8) }),
-        (LLAMA, "layers=4 hidden=64 heads=4 kv_heads=2 ffn=96 seq=32 vocab=128", Plan { tp: 2, sp: SequenceParallel::On, vpp: Some(2), ..plan(2, 4) }),
-        (MIXTRAL, "layers=2 hidden=32 heads=2 kv_heads=2 expert_ffn=32 experts=4 seq=16 vocab=64", Plan { dp: 2, ep: 2, pp: 2, global_batch: 8, ..plan(2, 8) }),
+        (
+            LLAMA,
+            "layers=4 hidden=64 heads=4 kv_heads=2 ffn=96 seq=32 vocab=128",
+            Plan { tp: 2, sp: SequenceParallel::On, vpp: Some(2), ..plan(2, 4) },
+        ),
+        (
+            MIXTRAL,
+            "layers=2 hidden=32 heads=2 kv_heads=2 expert_ffn=32 experts=4 seq=16 vocab=64",
+            Plan { dp: 2, ep: 2, pp: 2, global_batch: 8, ..plan(2, 8) },
+        ),
         (GPT2, SMALL, Plan { dp: 4, zero: Zero::Params, global_batch: 8, ..plan(1, 8) }),
         (GPT2, SMALL, Plan { dp: 2, overlap: Overlap::Off, global_batch: 4, ..plan(1, 4) }),
         (GPT2, SMALL, Plan { cp: 2, schedule: Schedule::ZbH1, ..plan(2, 4) }),

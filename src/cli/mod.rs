@@ -118,6 +118,10 @@ pub struct ExplainArgs {
     /// Every collective with its line, reason, group and bytes, and what would do without it (of an artifact always)
     #[arg(long)]
     pub collectives: bool,
+    /// How long it takes on a machine, as `mcc simulate` predicts it, and what the step would take without it; a
+    /// machine file, or a name of `mcc machine ls`
+    #[arg(long, value_name = "FILE|NAME")]
+    pub time: Option<String>,
     /// For tools
     #[arg(long)]
     pub json: bool,

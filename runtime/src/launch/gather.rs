@@ -37,7 +37,7 @@ impl<'a> Gather<'a> {
             steps: orders.steps,
             valid_names: orders.sets.as_ref().map_or(&[], DataSets::valid_names),
             tokens: tokens as f64,
-            share: peak.filter(|p| *p > 0.0).map(|peak| model_flops(job) as f64 / peak),
+            share: peak.filter(|p| *p > 0.0).map(|peak| model_flops(job) / peak),
             open: BTreeMap::new(),
             nonfinite: None,
             blame: None,

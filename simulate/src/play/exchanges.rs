@@ -123,9 +123,9 @@ impl Play<'_> {
         let is_issued = |t: &Turn| t.send < queue.issued.len();
         if let Some(turn) = rest.first().filter(|t| !t.grouped && t.after <= queue.others_done) {
             if is_issued(turn) {
-                let send = turn.send;
+                let (send, mark) = (turn.send, queue.issued[turn.send].1.later(queue.mark));
                 (queue.left, queue.group) = (1, (1, 0));
-                self.offer(s, send);
+                self.offer(s, send, mark);
             }
             return;
         }
@@ -138,15 +138,13 @@ impl Play<'_> {
         (queue.left, queue.group) = (1 + with.len(), (with.len(), 1));
         let queue = &self.stages[s].queue;
         let mark = with.iter().map(|t| queue.issued[t.send].1).fold(self.stages[s].streams[k].mark.later(queue.mark), Mark::later);
-        with.iter().for_each(|turn| self.offer(s, turn.send));
+        with.iter().for_each(|turn| self.offer(s, turn.send, mark));
         self.meet(s, k, exchange, mark);
     }
 
     /// A send goes out at its turn.
-    fn offer(&mut self, s: usize, send: usize) {
-        let queue = &self.stages[s].queue;
-        let (exchange, issued) = queue.issued[send];
-        let mark = issued.later(queue.mark);
+    fn offer(&mut self, s: usize, send: usize, mark: Mark) {
+        let exchange = self.stages[s].queue.issued[send].0;
         let With::Send { to, channel } = self.tapes[s].exchanges[exchange as usize].with else { return };
         self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark));
         self.transfer(s, to, channel);
@@ -193,9 +191,10 @@ impl Play<'_> {
 
     /// An exchange of a stream has ended.
     pub(super) fn exchanged(&mut self, s: usize, k: usize, op: &Op, mark: Mark) {
-        if let (With::Send { to, channel }, false) = (&self.tapes[s].exchanges[op.parties[0].1 as usize].with, self.serial) {
+        let (first, exchange) = op.parties[0];
+        if let (With::Send { to, channel }, false) = (&self.tapes[first].exchanges[exchange as usize].with, self.serial) {
             let (to, channel) = (*to, *channel);
-            self.routes.entry((s, to, channel)).or_default().sends.push_back((op.parties[0].1, mark));
+            self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark));
             self.go_on(s, k, op.mark.time, mark);
             return self.transfer(s, to, channel);
         }
