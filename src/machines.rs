@@ -20,7 +20,7 @@ pub fn read(machine: &str) -> Result<Machine, Failure> {
     }
     let text = fs::read_to_string(machine).map_err(|e| {
         let names = KNOWN.map(|k| format!("`{}`", k.0)).join(", ");
-        misuse!("`--machine {machine}` cannot be read: {e}; known by name are {names}, and `mcc machine show NAME` prints one to change")
+        misuse!("machine file `{machine}` cannot be read: {e}; known by name are {names}, and `mcc machine show NAME` prints one to change")
     })?;
     Machine::parse(&text).map_err(|e| misuse!("`{machine}` is no machine file: {e}; `mcc machine show a100-80g-dgx` prints one").into())
 }

@@ -28,6 +28,7 @@ mod prints;
 mod reference;
 mod repeats;
 mod reports;
+mod simulate;
 mod training;
 mod triples;
 mod trust;

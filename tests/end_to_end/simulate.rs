@@ -1,0 +1,104 @@
+//! `mcc simulate`, `mcc machine` and `mcc explain --time`.
+
+use crate::mcc::{Dir, models};
+use serde_json::Value;
+use std::fs;
+
+const SMALL: &str = "-D layers=4 -D hidden=64 -D heads=4 -D seq=32 -D vocab=128 --global-batch-size 8";
+
+fn gpt2() -> String {
+    models().join("gpt2.mdl").display().to_string()
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+#[test]
+fn a_step_is_predicted_for_a_text_and_for_its_artifact_alike() {
+    let dir = Dir::new();
+    let flags = format!("{SMALL} --dp 2 --tp 2 --pp 2 --zero 1");
+    let said = dir.line(&format!("simulate {} --machine h100-dgx --bf16 {flags}", gpt2())).succeeds().stdout;
+    for what in
+        ["step  ", "8 ranks on DGX H100", "tokens/s", "waits for other stages (bubble)", "bytes over NVLink", "all_reduce over tp", "gpt2.mdl:44"]
+    {
+        assert!(said.contains(what), "no {what}: {said}");
+    }
+    let of_text = dir.line(&format!("simulate {} --machine h100-dgx --json --bf16 {flags}", gpt2())).succeeds().stdout;
+    dir.line(&format!("compile {} --target sm_90a --bf16 {flags} -o out.mcc", gpt2())).succeeds();
+    let of_artifact = dir.line("simulate out.mcc --machine h100-dgx --json").succeeds().stdout;
+    assert_eq!(of_text, of_artifact);
+    let step = json(&of_text);
+    let seconds = step["seconds"].as_f64().expect("a number");
+    let spent = step["spent"].as_object().expect("parts").values().filter_map(Value::as_f64).sum::<f64>();
+    let path = step["path"].as_array().expect("causes").iter().filter_map(|c| c[1].as_f64()).sum::<f64>();
+    assert!((spent - seconds).abs() < 1e-6 * seconds && (path - seconds).abs() < 1e-6 * seconds, "{spent} {path} {seconds}");
+    // A slow stage holds all up, and a machine with half the memory's rate does.
+    let slow = json(&dir.line("simulate out.mcc --machine h100-dgx --json --slow-stage 1=2").succeeds().stdout);
+    assert!(slow["seconds"].as_f64() > Some(1.2 * seconds), "{slow}");
+    let mut machine = json(&dir.line("machine show h100-dgx").succeeds().stdout);
+    machine["device"]["memory"]["bytes_per_second"]["value"] = 1e12.into();
+    dir.write("mine.json", machine.to_string());
+    let slow = json(&dir.line("simulate out.mcc --machine mine.json --json").succeeds().stdout);
+    assert!(slow["seconds"].as_f64() > Some(seconds), "{slow}");
+}
+
+/// The trace is the profiler's, of a rank of each stage, and ends when the step does.
+#[test]
+fn a_predicted_step_is_a_trace() {
+    let dir = Dir::new();
+    let flags = format!("{SMALL} --bf16 --tp 2 --pp 2 --json --trace step.json");
+    let said = json(&dir.line(&format!("simulate {} --machine a100-80g-dgx {flags}", gpt2())).succeeds().stdout);
+    let trace = json(&fs::read_to_string(dir.path("step.json")).expect("a trace"));
+    let events = trace["traceEvents"].as_array().expect("events");
+    let of = |phase: &str| events.iter().filter(|e| e["ph"] == phase).collect::<Vec<_>>();
+    let ranks: std::collections::BTreeSet<u64> = events.iter().filter_map(|e| e["pid"].as_u64()).collect();
+    assert_eq!(ranks.into_iter().collect::<Vec<_>>(), [0, 2]);
+    let step = 1e6 * said["seconds"].as_f64().expect("a number");
+    let whole = of("X").into_iter().find(|e| e["name"] == "step 1").expect("a step");
+    assert!((whole["dur"].as_f64().expect("a number") - step).abs() < 1.0, "{whole}");
+    let last = of("X").into_iter().filter_map(|e| Some(e["ts"].as_f64()? + e["dur"].as_f64()?)).fold(0.0, f64::max);
+    assert!(last > 0.9 * step && last < 1.1 * step, "{last} of {step}");
+    // A microbatch's activations, and its gradients, go to another stage.
+    assert_eq!(of("s").len(), 2 * 8);
+    // What is computed takes as long as the prediction says, on average of the two.
+    let kernels: f64 = of("X").into_iter().filter(|e| e["cat"] == "kernel").filter_map(|e| e["dur"].as_f64()).sum();
+    let said = 1e6 * said["spent"]["kernels"].as_f64().expect("a number");
+    assert!((kernels / 2.0 / said - 1.0).abs() < 0.05, "{} of {said}", kernels / 2.0);
+}
+
+#[test]
+fn a_line_has_a_time() {
+    let dir = Dir::new();
+    let flags = format!("{SMALL} --bf16 --tp 2");
+    let said = dir.line(&format!("explain {}:44 --time h100-dgx {flags}", gpt2())).succeeds().stdout;
+    let line = said.lines().find(|l| l.starts_with("time ")).unwrap_or_else(|| panic!("{said}"));
+    assert!(line.contains("on DGX H100") && line.contains("without it"), "{line}");
+    let said = json(&dir.line(&format!("explain {}:44 --time h100-dgx --json {flags}", gpt2())).succeeds().stdout);
+    let number = |key: &str| said["time"][key].as_f64().expect("a number");
+    assert!(number("exposed") > 0.0 && number("without") < number("step"), "{said}");
+    let said = dir.line(&format!("explain {} --collectives --time h100-dgx {flags}", gpt2())).succeeds().stdout;
+    assert!(said.contains("time of all_reduce over tp: "), "{said}");
+}
+
+#[test]
+fn machines_are_listed_checked_and_refused() {
+    let dir = Dir::new();
+    let said = dir.line("machine ls").succeeds().stdout;
+    assert!(said.contains("a100-80g-dgx   8 of DGX A100 80GB, for sm_80"), "{said}");
+    let said = dir.line("machine check a100-80g-dgx cpu").succeeds().stdout;
+    assert!(said.contains("of NVIDIA A100 Tensor Core GPU data sheet (2021-06)"), "{said}");
+    dir.write("wrong.json", "{\"name\": \"mine\"}");
+    dir.line("machine check wrong.json").misuses_with(&["`wrong.json` is no machine file", "missing field", "mcc machine show"]);
+    dir.line("machine show v100").misuses_with(&["no machine is called `v100`", "mcc machine ls"]);
+    let simulate = |rest: &str| dir.line(&format!("simulate {} {SMALL} {rest}", gpt2()));
+    simulate("--machine v100").misuses_with(&["machine file `v100` cannot be read", "`h100-dgx`"]);
+    simulate("--machine h100-dgx --target cpu").misuses_with(&["`--target cpu` is not for `DGX H100`", "`sm_90a`"]);
+    simulate("--machine cpu --slow-stage 3=2").misuses_with(&["`--slow-stage 3`: there are 1 stages"]);
+    simulate("--machine cpu --slow-stage 3").misuses_with(&["`3` is no stage with how many times as long"]);
+    simulate("--machine h100-dgx --threads-per-rank 2").misuses_with(&["`--threads-per-rank` is of CPUs"]);
+    dir.line(&format!("compile {} {SMALL} -o out.mcc", gpt2())).succeeds();
+    dir.line("simulate out.mcc --machine h100-dgx").misuses_with(&["this artifact is not for `DGX H100`"]);
+    dir.line("simulate out.mcc --machine cpu --tp 2").misuses_with(&["`--tp` is for a model text"]);
+    dir.line("explain V213 --time cpu").misuses_with(&["`--time` says nothing about a code"]);
+}
