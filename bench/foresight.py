@@ -12,8 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), table 1:
-# parameters, heads, hidden, layers, tp, pp, GPUs, batch, microbatch, virtual stages, TFLOP/s a GPU.
+# Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), table 1, and
+# for microbatches and virtual stages Megatron-LM's `examples/sc21/run_table_1.sh`: parameters, heads, hidden, layers,
+# tp, pp, GPUs, batch, microbatch, virtual stages, TFLOP/s a GPU.
 MEGATRON = [
     ("1.7B", 24, 2304, 24, 1, 1, 32, 512, 16, 1, 137),
     ("3.6B", 32, 3072, 30, 2, 1, 64, 512, 16, 1, 138),
@@ -26,8 +27,8 @@ MEGATRON = [
     ("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 1, 3, 163),
     ("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 1, 1, 163),
 ]
-# Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), table 5: parameters, heads,
-# hidden, layers, tp, pp, GPUs, batch, microbatch, virtual stages, seconds with sequence parallelism and selective
+# Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), table 5: parameters,
+# heads, hidden, layers, tp, pp, GPUs, batch, microbatch, virtual stages, seconds with sequence parallelism and selective
 # recomputation.
 SELECTIVE = [
     ("22B", 64, 6144, 48, 8, 1, 8, 4, 4, 1, 1.10),
@@ -36,6 +37,7 @@ SELECTIVE = [
     ("1T", 160, 25600, 128, 8, 64, 512, 512, 1, 1, 71.49),
 ]
 SEQ, VOCAB = 2048, 51200
+GPT = "-D layers=32 -D hidden=2048 -D heads=16 -D seq=2048 -D vocab=50304"
 
 
 def operations(layers, hidden, batch):
@@ -49,7 +51,11 @@ def predicted(mcc, row, flags):
     plan = f"--tp {tp} --pp {pp} --dp {ranks // tp // pp} --micro-batch-size {micro} --global-batch-size {batch} --fp16"
     plan += f" --vpp {virtual}" if virtual > 1 else ""
     model = f"-D layers={layers} -D hidden={hidden} -D heads={heads} -D seq={SEQ} -D vocab={VOCAB}"
-    line = f"{mcc} simulate models/gpt2.mdl --machine a100-80g-dgx --json {model} {plan} {flags}"
+    return run(mcc, f"--machine a100-80g-dgx {model} {plan} {flags}")
+
+
+def run(mcc, flags):
+    line = f"{mcc} simulate models/gpt2.mdl --json {flags}"
     began = time.monotonic()
     done = subprocess.run(line.split(), cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -81,6 +87,13 @@ def table(mcc, rows, published, flags, what):
 def main():
     mcc = ROOT / (sys.argv[1] if len(sys.argv) > 1 else "target/release/mcc")
     print(HEAD)
+    print("## A step that was measured\n\n" + MEASURED)
+    print("| card | measured | predicted | give or take | predicted / measured |\n|---|---|---|---|---|")
+    for name, machine, seconds in [("H100 SXM", "h100-dgx", 0.213), ("H200 SXM", "h200", 0.2055)]:
+        step, _ = run(mcc, f"--machine {machine} {GPT} --bf16 --micro-batch-size 4 --global-batch-size 4")
+        error = 100 * step["give_or_take"] / step["seconds"]
+        print(f"| {name} | {1e3 * seconds:.1f} ms | {1e3 * step['seconds']:.0f} ms | {error:.0f} % | {step['seconds'] / seconds:.2f} |")
+    print()
     print("## With full recomputation\n\n" + FULL)
     table(mcc, MEGATRON, lambda r: operations(r[3], r[2], r[7]) / r[6] / (r[10] * 1e12), "--recompute full", "published")
     print("## With sequence parallelism and selective recomputation\n\n" + SELECTED)
@@ -92,9 +105,12 @@ HEAD = """# Steps predicted, beside steps published
 By `python3 -m bench.foresight`, which runs [`mcc simulate`](../simulate.md) on machine file `a100-80g-dgx`. What was
 published are steps of Megatron-LM; what is predicted are steps of mcc's own programs for the same model, plan and
 batch. The two are not the same programs: mcc's attention is fused, its sums of gradients overlap with backward
-passes, and its products are taken to reach what the best libraries of today do. So mcc's should be shorter, the more
-so the larger the part of attention is, as it is in small models. Nothing is fitted to these rows, and nothing has run
-on such a machine.
+passes, and its products are taken to reach what the best libraries of today do. So mcc's should be shorter; that this
+is why, and why the least so in large models, of which attention is a smaller part, is a guess. Nothing is fitted to
+these rows, and nothing has run on such a machine.
+"""
+MEASURED = """A GPT-2 of 1.72 B parameters on one card, 8,192 tokens in bf16, as [gpu.md](gpu.md) has it. Rates of products and of
+attention in these two machine files are from the same page, of kernels by themselves; how they make up a step is not.
 """
 FULL = """GPTs of 2,048 positions, fp16, on DGX A100 (Narayanan et al. 2021, table 1). Seconds follow from the TFLOP/s that are
 published, by the formula that stands there.

@@ -6,7 +6,6 @@ use crate::compile;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::limits::Watch;
-use crate::machines;
 use crate::misuse::misuse;
 use crate::print::out;
 use crate::simulate;
@@ -98,7 +97,7 @@ struct OnStream {
 ///
 /// # Errors
 /// Flags that say nothing about what is asked for; whatever `mcc compile` refuses.
-pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
+pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> Result<(), Failure> {
     let target = &args.what;
     if let Some(code) = target.to_str().filter(|word| codes::is_code(word) && !target.exists()) {
         if let Some(flag) = typed.first() {
@@ -108,7 +107,6 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
         out!("{known}")?;
         return Ok(());
     }
-    let machine = args.time.as_deref().map(machines::read).transpose()?;
     let (model, number) = split(target);
     let from_stdin = model.as_os_str() == STDIN;
     if target.is_dir() {
@@ -118,7 +116,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
         }
         let artifact = runtime::artifact::read(target, &Accept::Anyones)?;
         machine.iter().try_for_each(|m| simulate::fits_artifact(m, &artifact.manifest.target))?;
-        return show(args, &communication(&artifact.job, machine.as_ref())?, communication_text);
+        return show(args, &communication(&artifact.job, machine)?, communication_text);
     }
     if number.is_some() && model.is_dir() {
         return Err(misuse!(
@@ -141,14 +139,14 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     machine.iter().try_for_each(|m| simulate::fits(m, &args.plan.target, &format!("`--target {}`", args.plan.target)))?;
     let done = compile::levels(&model, &args.plan, Shown::Text, Watch::start(&args.plan.limits, Shown::Text).progress())?;
     let Some(number) = number else {
-        return show(args, &communication(&done.compiled.job, machine.as_ref())?, communication_text);
+        return show(args, &communication(&done.compiled.job, machine)?, communication_text);
     };
     let name = model.display().to_string();
     let file = done.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
     match line(&done.compiled.sharded, &done.compiled.job, file as u16, number) {
         Some(mut found) => {
             let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(Said::from).collect();
-            let time = machine.map(|m| time_of_line(&done.compiled.job, &m, &found.place, (file as u16, number))).transpose()?;
+            let time = machine.map(|m| time_of_line(&done.compiled.job, m, &found.place, (file as u16, number))).transpose()?;
             show(args, &LineSaid { line: found, exchanges, time }, line_text)
         }
         None => {

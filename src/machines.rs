@@ -13,7 +13,7 @@ use std::path::Path;
 /// # Errors
 /// No such file or name; a file that is no machine's.
 pub fn read(machine: &str) -> Result<Machine, Failure> {
-    if !Path::new(machine).exists()
+    if !Path::new(machine).is_file()
         && let Some(known) = Machine::named(machine)
     {
         return Ok(known);
@@ -46,8 +46,9 @@ pub fn run(command: &MachineCommand) -> Result<(), Failure> {
                 out!("{name}: {}, {} numbers\n", machine.name, numbers.len() + machine.kernels.len())?;
                 for (key, source) in &machine.sources {
                     let own = numbers.iter().filter(|n| n.figure.source == *key).count();
+                    let tiles = machine.device.products.tiles.iter().filter(|t| t.source == *key).count();
                     let kernels = machine.kernels.values().filter(|k| k.source == *key).count();
-                    out!("  {:>3} of {} ({})\n", own + kernels, source.title, source.date)?;
+                    out!("  {:>3} of {} ({})\n", own + tiles + kernels, source.title, source.date)?;
                 }
             }
         }

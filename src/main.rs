@@ -61,15 +61,11 @@ fn main() -> ExitCode {
         Ok(read) => read,
         Err(e) => return usage::refuse(&e, &words),
     };
-    match &mut cli.command {
-        Command::Simulate(args) => simulate::aim(&mut args.plan, &args.machine, &typed),
-        Command::Explain(args) => {
-            if let Some(machine) = &args.time {
-                simulate::aim(&mut args.plan, machine, &typed);
-            }
-        }
-        _ => {}
-    }
+    let machine = match simulate::aim(&mut cli.command, &typed) {
+        Ok(machine) => machine,
+        Err(Failure::Other(e)) => return fail(e),
+        Err(_) => return ExitCode::FAILURE,
+    };
     let found = idle::look(&cli.command, &typed);
     if !found.errors.is_empty() {
         return usage::complain(&found.errors, &words);
@@ -82,8 +78,8 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Fmt(args) => text::format(&args),
         Command::Compile(args) => compile::run(&args),
-        Command::Explain(args) => explain::run(&args, &typed),
-        Command::Simulate(args) => simulate::run(&args, &typed),
+        Command::Explain(args) => explain::run(&args, &typed, machine.as_ref()),
+        Command::Simulate(args) => simulate::run(&args, &typed, &machine.expect("invariant: it has been read")),
         Command::Machine(command) => machines::run(&command),
         Command::Run(args) => run::run(&args, &typed),
         Command::Report(args) => watch::report::run(&args),

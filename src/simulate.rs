@@ -1,6 +1,6 @@
 //! `mcc simulate`.
 
-use crate::cli::{PlanArgs, SimulateArgs};
+use crate::cli::{Command, SimulateArgs};
 use crate::compile;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
@@ -11,6 +11,7 @@ use crate::print::{note, out};
 use crate::text::{STDIN, Shown};
 use anyhow::Context;
 use ir::program::{Job, Stage};
+use passes::report::footprint::size;
 use runtime::artifact::Accept;
 use runtime::comm::Position;
 use runtime::executor::Order;
@@ -28,13 +29,24 @@ use std::path::Path;
 /// Flags that do not say what is compiled.
 const OWN: [&str; 6] = ["--machine", "--threads-per-rank", "--slow-stage", "--rows", "--trace", "--json"];
 
-/// A text is compiled for the machine, unless a flag says for what.
-pub fn aim(plan: &mut PlanArgs, machine: &str, typed: &[String]) {
-    if !typed.iter().any(|f| f == "--target")
-        && let Ok(machine) = machines::read(machine)
-    {
-        plan.target = machine.target;
+/// The machine of a command that has one. A text is compiled for it, unless a flag says for what.
+///
+/// # Errors
+/// No such file, or one that is no machine's.
+pub fn aim(command: &mut Command, typed: &[String]) -> Result<Option<Machine>, Failure> {
+    let (plan, machine) = match command {
+        Command::Simulate(args) => (&mut args.plan, &args.machine),
+        Command::Explain(args) => match &args.time {
+            Some(machine) => (&mut args.plan, machine),
+            None => return Ok(None),
+        },
+        _ => return Ok(None),
+    };
+    let machine = machines::read(machine)?;
+    if !typed.iter().any(|f| f == "--target") {
+        plan.target.clone_from(&machine.target);
     }
+    Ok(Some(machine))
 }
 
 /// `typed` are the flags that were given.
@@ -42,28 +54,31 @@ pub fn aim(plan: &mut PlanArgs, machine: &str, typed: &[String]) {
 /// # Errors
 /// Flags that say nothing about what is asked for; a machine of another kind than the code; whatever `mcc compile`
 /// refuses.
-pub fn run(args: &SimulateArgs, typed: &[String]) -> Result<(), Failure> {
-    let machine = machines::read(&args.machine)?;
-    if args.threads_per_rank > 1 && !machine.is_cpu() {
+pub fn run(args: &SimulateArgs, typed: &[String], machine: &Machine) -> Result<(), Failure> {
+    let threads = args.threads_per_rank;
+    if threads > 1 && !machine.is_cpu() {
         return Err(misuse!("`--threads-per-rank` is of CPUs, and `{}` has GPUs", machine.name).into());
     }
-    let options = Options { threads: args.threads_per_rank, slow: args.slow_stage };
+    if threads > machine.devices && machine.is_cpu() {
+        return Err(misuse!("`--threads-per-rank {threads}`: `{}` has {} cores", machine.name, machine.devices).into());
+    }
+    let options = Options { threads, slow: args.slow_stage };
     if args.what.is_dir() {
         files::look(&args.what, Wanted::Artifact)?;
         if let Some(flag) = typed.iter().find(|f| !OWN.contains(&f.as_str())) {
             return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", args.what.display()).into());
         }
         let artifact = runtime::artifact::read(&args.what, &Accept::Anyones)?;
-        fits_artifact(&machine, &artifact.manifest.target)?;
-        return show(&artifact.job, &machine, options, args);
+        fits_artifact(machine, &artifact.manifest.target)?;
+        return show(&artifact.job, machine, options, args);
     }
     if args.what.as_os_str() != STDIN {
         files::look(&args.what, Wanted::Text)?;
     }
     let plan = &args.plan;
-    fits(&machine, &plan.target, &format!("`--target {}`", plan.target))?;
+    fits(machine, &plan.target, &format!("`--target {}`", plan.target))?;
     let done = compile::levels(&args.what, plan, Shown::Text, Watch::start(&plan.limits, Shown::Text).progress())?;
-    show(&done.compiled.job, &machine, options, args)
+    show(&done.compiled.job, machine, options, args)
 }
 
 /// Whether a machine runs an artifact.
@@ -77,8 +92,7 @@ pub fn fits_artifact(machine: &Machine, target: &Target) -> Result<(), Failure> 
 
 /// Whether a machine runs such code.
 pub fn fits(machine: &Machine, target: &str, what: &str) -> Result<(), Failure> {
-    let is_cpu = !target.starts_with("sm_");
-    let runs = if machine.is_cpu() { is_cpu } else { target == machine.target || (target == "sm_80" && !is_cpu) };
+    let runs = if machine.is_cpu() { !target.starts_with("sm_") } else { target == machine.target };
     match runs {
         true => Ok(()),
         false => Err(misuse!("{what} is not for `{}`, which runs code for `{}`", machine.name, machine.target).into()),
@@ -89,7 +103,11 @@ fn show(job: &Job, machine: &Machine, options: Options, args: &SimulateArgs) -> 
     if let Some((stage, _)) = options.slow.filter(|(stage, _)| *stage >= job.stages.len()) {
         return Err(misuse!("`--slow-stage {stage}`: there are {} stages, from 0", job.stages.len()).into());
     }
-    let step = predict(job, machine, options).map_err(|e| anyhow::anyhow!("bug in mcc: {e}"))?;
+    let step = predict(job, machine, options).map_err(anyhow::Error::from)?;
+    if step.memory > step.device_memory {
+        let [needs, has] = [step.memory, step.device_memory].map(size);
+        note!("warning: a rank needs {needs}, and the device has {has}: `mcc compile --memory {}` says what would fit", step.device_memory);
+    }
     if args.json {
         out!("{}\n", serde_json::to_string_pretty(&step)?)?;
     } else {
@@ -122,6 +140,10 @@ fn text(machine: &Machine, step: &Step, rows: usize) -> String {
         step.flops_per_second / 1e12,
         100.0 * step.mfu
     );
+    let _ = writeln!(out, "memory     {} of a device's {}, exchanges and the driver apart", size(step.memory), size(step.device_memory));
+    if !machine.kernels.is_empty() {
+        let _ = writeln!(out, "measured   {} of the job's kernels, by the machine file", step.measured);
+    }
     if let Some(n) = &machine.note {
         let _ = writeln!(out, "machine    {n}");
     }
@@ -141,6 +163,10 @@ fn text(machine: &Machine, step: &Step, rows: usize) -> String {
     step.path.iter().take(rows).for_each(|(name, seconds)| {
         let _ = writeln!(out, "  {}  {name}", part(*seconds));
     });
+    if step.path.len() > rows {
+        let left = step.path[rows..].iter().map(|p| p.1).sum();
+        let _ = writeln!(out, "  {}  {} more", part(left), step.path.len() - rows);
+    }
     table(&mut out, "kernels", &step.kernels, rows, step.seconds);
     table(&mut out, "exchanges", &step.exchanges, rows, step.seconds);
     table(&mut out, "lines of the text", &step.lines, rows, step.seconds);
@@ -218,7 +244,7 @@ fn trace(job: &Job, machine: &Machine, options: Options, step: &Step, path: &Pat
             begin = end;
         }
     })
-    .map_err(|e| anyhow::anyhow!("bug in mcc: {e}"))?;
+    .map_err(anyhow::Error::from)?;
     let timed = Timed { step: 1, start: nanoseconds(step.begin), end: nanoseconds(step.begin + step.seconds) };
     (0..job.stages.len()).for_each(|s| profile.ranks[first(s) as usize].steps = vec![timed]);
     let written = || runtime::profile::trace::write(job, &profile, File::create(path)?);

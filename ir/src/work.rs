@@ -2,8 +2,9 @@
 
 use crate::graph::{Type, Value};
 use crate::kernel::Kernel;
-use crate::op::{Attention, Op};
-use crate::program::{Action, Body, Job, Stage};
+use crate::mesh::Mesh;
+use crate::op::{Attention, DType, Op};
+use crate::program::{Action, Body, Job, Program, Stage};
 use serde::{Deserialize, Serialize};
 
 /// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands. Both saturate.
@@ -53,6 +54,27 @@ impl Work {
         });
         let seen = |keys: u64, a: &Attention| a.pairs(keys);
         Work { flops: body.values().map(|v| flops(kernel, v, seen)).sum(), bytes: read.sum::<u64>() + written.sum::<u64>() }
+    }
+}
+
+/// Tokens of a step: elements of the first input of whole numbers; without one, rows.
+pub fn tokens(job: &Job) -> u64 {
+    job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product())
+}
+
+/// Bytes that a rank sends (or receives) by a communication, or copies: (n-1)/n of the whole in gathers and scatters,
+/// twice that in all-reduces.
+pub fn sent(mesh: &Mesh, program: &Program, action: &Action) -> u64 {
+    match action {
+        Action::Collective { kind, group, dtype, count, .. } => kind.sent(count * dtype.bytes(), program.groups[group.index()].size(mesh)),
+        Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } | Action::Copy { dtype, count, .. } => count * dtype.bytes(),
+        Action::Launch { .. }
+        | Action::Fill { .. }
+        | Action::Load { .. }
+        | Action::Report { .. }
+        | Action::Limit { .. }
+        | Action::Record { .. }
+        | Action::Wait { .. } => 0,
     }
 }
 
@@ -109,7 +131,7 @@ mod tests {
     use crate::dim::{Dim, DimInfo};
     use crate::graph::{Body, Origin, Phase};
     use crate::kernel::{Family, Operand, Output, dense};
-    use crate::op::{DType, Real, Scoring};
+    use crate::op::{Real, Scoring};
     use crate::program::Space;
 
     /// A kernel of one op over operands of these dims, which is added to what is there.

@@ -12,8 +12,14 @@ pub const LEVELS: usize = 3;
 pub enum Cause {
     /// Arithmetic of matrix products.
     Product,
-    /// Arithmetic of attention and its gradients.
-    Attention,
+    /// What their tiles begin and end with.
+    Depth,
+    /// Waves of their tiles that are not full: of their arithmetic, and of what tiles begin and end with.
+    Tail,
+    DepthOfTail,
+    /// Arithmetic of attention, and of its gradients.
+    AttentionForward,
+    AttentionBackward,
     /// Bytes of the device's memory.
     Memory,
     /// Starts of kernels.
@@ -24,48 +30,71 @@ pub enum Cause {
     Bus,
     /// Bytes to and from disks.
     Disk,
-    /// Bytes of exchanges over links of this level.
-    Bytes(u8),
-    /// Starts of exchanges, and hops of their rings, over links of this level at most.
-    Latency(u8),
-    /// What kernels and exchanges that run at once take from each other.
-    Contention,
+    /// What kernels take longer beside exchanges, and exchanges beside kernels.
+    HeldKernels,
+    HeldExchanges,
     /// The host, between the phases of a step.
     Gap,
+    /// Bytes of exchanges over links of this level.
+    Bytes(u8),
+    /// Bytes of sums that a switch of this level adds up.
+    Switched(u8),
+    /// Starts of exchanges among ranks that links of this level join.
+    Latency(u8),
+    /// Steps from rank to rank over links of this level.
+    Hop(u8),
 }
 
 impl Cause {
-    pub const ALL: [Cause; 9 + 2 * LEVELS] = [
+    pub const ALL: [Cause; 14 + 4 * LEVELS] = [
         Cause::Product,
-        Cause::Attention,
+        Cause::Depth,
+        Cause::Tail,
+        Cause::DepthOfTail,
+        Cause::AttentionForward,
+        Cause::AttentionBackward,
         Cause::Memory,
         Cause::Launch,
         Cause::Host,
         Cause::Bus,
         Cause::Disk,
-        Cause::Contention,
+        Cause::HeldKernels,
+        Cause::HeldExchanges,
         Cause::Gap,
         Cause::Bytes(0),
         Cause::Bytes(1),
         Cause::Bytes(2),
+        Cause::Switched(0),
+        Cause::Switched(1),
+        Cause::Switched(2),
         Cause::Latency(0),
         Cause::Latency(1),
         Cause::Latency(2),
+        Cause::Hop(0),
+        Cause::Hop(1),
+        Cause::Hop(2),
     ];
 
     fn index(self) -> usize {
         match self {
             Cause::Product => 0,
-            Cause::Attention => 1,
-            Cause::Memory => 2,
-            Cause::Launch => 3,
-            Cause::Host => 4,
-            Cause::Bus => 5,
-            Cause::Disk => 6,
-            Cause::Contention => 7,
-            Cause::Gap => 8,
-            Cause::Bytes(level) => 9 + usize::from(level),
-            Cause::Latency(level) => 9 + LEVELS + usize::from(level),
+            Cause::Depth => 1,
+            Cause::Tail => 2,
+            Cause::DepthOfTail => 3,
+            Cause::AttentionForward => 4,
+            Cause::AttentionBackward => 5,
+            Cause::Memory => 6,
+            Cause::Launch => 7,
+            Cause::Host => 8,
+            Cause::Bus => 9,
+            Cause::Disk => 10,
+            Cause::HeldKernels => 11,
+            Cause::HeldExchanges => 12,
+            Cause::Gap => 13,
+            Cause::Bytes(level) => 14 + usize::from(level),
+            Cause::Switched(level) => 14 + LEVELS + usize::from(level),
+            Cause::Latency(level) => 14 + 2 * LEVELS + usize::from(level),
+            Cause::Hop(level) => 14 + 3 * LEVELS + usize::from(level),
         }
     }
 }
@@ -75,16 +104,19 @@ impl Cause {
 pub struct Cost([f64; Cause::ALL.len()]);
 
 impl Cost {
+    /// So many seconds of one cause.
     pub fn new(cause: Cause, seconds: f64) -> Cost {
         Cost::default().and(cause, seconds)
     }
 
+    /// With so many seconds of a cause more.
     #[must_use]
     pub fn and(mut self, cause: Cause, seconds: f64) -> Cost {
         self.0[cause.index()] += seconds;
         self
     }
 
+    /// Seconds of a cause.
     pub fn of(&self, cause: Cause) -> f64 {
         self.0[cause.index()]
     }
@@ -96,6 +128,7 @@ impl Cost {
         self
     }
 
+    /// Seconds of all causes.
     pub fn seconds(&self) -> f64 {
         self.0.iter().sum()
     }

@@ -1,8 +1,8 @@
 //! How long a training step takes on a machine, from the very programs that its ranks will run.
 //!
-//! A [`machine::Machine`] says what devices, links and hosts do a second. From it every kernel ([`kernels`]) and every
-//! exchange ([`links`]) has a time of its own; [`tape`] writes down what a rank of each stage issues, stream by stream,
-//! and [`play`] plays all stages together until steps are alike.
+//! A [`machine::Machine`] says what devices, links and hosts do a second. From it every kernel ([`kernels`]) and
+//! every exchange ([`links`]) has a time of its own; [`tape`] writes down what a rank of each stage issues, stream by
+//! stream, [`play`] plays all stages together until steps are alike, and [`step`] says what came of it.
 
 pub mod cost;
 pub mod kernels;
@@ -34,6 +34,15 @@ pub struct Stuck {
     pub seconds: f64,
     /// Stages, and what their streams are called.
     pub streams: Vec<(usize, &'static str)>,
+}
+
+/// Why a step has no prediction.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Unpredicted {
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
+    #[error("the numbers of the machine file give a step of {0} s")]
+    NoTime(f64),
 }
 
 fn said(streams: &[(usize, &'static str)]) -> String {

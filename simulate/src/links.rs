@@ -1,16 +1,16 @@
 //! How long an exchange takes by itself.
 //!
-//! Ranks that follow each other are joined by levels of links. A ring through all members of a group leaves each block
-//! of a level by the links of all its members there, as NCCL's rings do, one for each adapter; so the slowest level
-//! that it passes says how fast its bytes go. Beside its bytes an exchange takes a latency, and one for each step from
-//! rank to rank: of rings, or, for sums, of trees where these are shorter.
+//! Ranks that follow each other are joined by levels of links. A ring through all members of a group leaves each
+//! block of a level by the links of all its members there, as NCCL's rings do, one for each adapter; so the slowest
+//! level that it passes says how fast its bytes go. Beside its bytes an exchange takes a latency, and one for each
+//! step from rank to rank: of rings, or, for sums, of trees where these are shorter.
 
 use crate::cost::{Cause, Cost};
 use crate::machine::Machine;
 use ir::op::Collective;
 
 /// How a group's members lie on a machine's levels of links.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reach {
     /// For each level, the most members of a block that it joins.
     within: Vec<u64>,
@@ -56,40 +56,43 @@ pub fn collective(machine: &Machine, kind: Collective, reach: &Reach, sent: u64)
     let (top, bytes) = (reach.top(), sent as f64);
     let slowest = match kind {
         Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_) => {
-            let rate = |k: usize| match &machine.links[k].switched_sums {
+            let each = |k: usize| match &machine.links[k].switched_sums {
                 Some(sums) if matches!(kind, Collective::AllReduce(_)) && machine.links[k].members == Some(reach.within[k]) => {
-                    machine.links[k].bytes_per_second.value * sums.value
+                    (bytes / (machine.links[k].bytes_per_second.value * sums.value), Cause::Switched(k as u8))
                 }
-                _ => rate(machine, k) * reach.below(k) as f64,
+                _ => (bytes / (rate(machine, k) * reach.below(k) as f64), Cause::Bytes(k as u8)),
             };
-            reach.passed().map(|k| (bytes / rate(k), k)).max_by(|a, b| a.0.total_cmp(&b.0))
+            reach.passed().map(each).max_by(|a, b| a.0.total_cmp(&b.0))
         }
         // A rank sends to each member by itself.
         Collective::AllToAll => {
             let to = |k: usize| bytes * (reach.within[k] - reach.below(k)) as f64 / (reach.members - 1) as f64;
-            reach.passed().map(|k| (to(k) / rate(machine, k), k)).max_by(|a, b| a.0.total_cmp(&b.0))
+            reach.passed().map(|k| (to(k) / rate(machine, k), Cause::Bytes(k as u8))).max_by(|a, b| a.0.total_cmp(&b.0))
         }
-        Collective::Shift => Some((bytes / rate(machine, top), top)),
+        Collective::Shift => Some((bytes / rate(machine, top), Cause::Bytes(top as u8))),
     };
-    let (seconds, level) = slowest.unwrap_or((0.0, top));
-    let steps = |of: &dyn Fn(usize) -> f64| reach.passed().map(|k| of(k) * machine.links[k].hop.value).sum::<f64>();
+    let (seconds, cause) = slowest.unwrap_or((0.0, Cause::Bytes(top as u8)));
+    let steps = |of: &dyn Fn(usize) -> f64| {
+        let each = reach.passed().map(|k| (Cause::Hop(k as u8), of(k) * machine.links[k].hop.value));
+        each.fold(Cost::default(), |sum, (cause, seconds)| sum.and(cause, seconds))
+    };
     let blocks = |k: usize| reach.members.div_ceil(reach.below(k)) - reach.members.div_ceil(reach.within[k]);
-    let ring = || steps(&|k| blocks(k) as f64);
-    let tree = || steps(&|k| (reach.within[k] as f64 / reach.below(k) as f64).log2().ceil());
+    let ring = steps(&|k| blocks(k) as f64);
+    let tree = steps(&|k| (reach.within[k] as f64 / reach.below(k) as f64).log2().ceil());
     let hops = match kind {
-        Collective::AllReduce(_) => 2.0 * ring().min(tree()),
-        Collective::AllGather | Collective::ReduceScatter(_) => ring(),
-        Collective::AllToAll | Collective::Shift => machine.links[top].hop.value,
+        Collective::AllReduce(_) => if tree.seconds() < ring.seconds() { tree } else { ring }.times(2.0),
+        Collective::AllGather | Collective::ReduceScatter(_) => ring,
+        Collective::AllToAll | Collective::Shift => Cost::new(Cause::Hop(top as u8), machine.links[top].hop.value),
     };
-    Cost::new(Cause::Bytes(level as u8), seconds).and(Cause::Latency(top as u8), machine.links[top].latency.value + hops)
+    Cost::new(cause, seconds).and(Cause::Latency(top as u8), machine.links[top].latency.value) + hops
 }
 
 /// A message from rank to rank.
 pub fn message(machine: &Machine, from: u64, to: u64, bytes: u64) -> Cost {
     let level = Reach::of(machine, &[from.min(to), from.max(to)]).top();
     let link = &machine.links[level];
-    let latency = link.latency.value + link.hop.value;
-    Cost::new(Cause::Bytes(level as u8), bytes as f64 / rate(machine, level)).and(Cause::Latency(level as u8), latency)
+    let sent = Cost::new(Cause::Bytes(level as u8), bytes as f64 / rate(machine, level));
+    sent.and(Cause::Latency(level as u8), link.latency.value).and(Cause::Hop(level as u8), link.hop.value)
 }
 
 #[cfg(test)]

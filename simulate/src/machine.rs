@@ -1,12 +1,17 @@
 //! Machine files: what devices, links and hosts do a second, each number with its source.
 //!
-//! A file is JSON, read by [`Machine::parse`], which checks it. The machines that mcc knows by name are in `machines/`.
+//! A file is JSON, read by [`Machine::parse`], which checks it. The machines that mcc knows by name are in
+//! `machines/`.
 
 use crate::cost::{Cause, LEVELS};
 use ir::op::DType;
 use ir::tiles::Generation;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// No number of a machine is more, and none of those that are not 0 is less.
+const MOST: f64 = 1e21;
+const LEAST: f64 = 1e-12;
 
 /// What is wrong with a machine file.
 #[derive(Debug, thiserror::Error)]
@@ -96,12 +101,13 @@ pub struct Peaks {
 pub struct Products {
     /// The part of the peak that the best tiles reach.
     pub efficiency: Figure,
-    /// What a wave that does not fill all multiprocessors takes beside the part of it that there is, of what is left to
-    /// a full one: 1 if all of a wave's tiles end together, 0 if tiles divide evenly.
+    /// What a wave that does not fill all multiprocessors takes beside the part of it that there is, of what is left
+    /// to a full one: 1 if all of a wave's tiles end together, 0 if tiles divide evenly.
     pub tail: Figure,
     /// Contracted elements that a tile's beginning and end take as long as.
     pub depth: Figure,
-    /// Rows, columns and relative rate; without them those that mcc makes code for the target with (`ir/src/tiles.rs`).
+    /// Rows, columns and relative rate; without them those that mcc makes code for the target with
+    /// (`ir/src/tiles.rs`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tiles: Option<Tiles>,
 }
@@ -113,8 +119,8 @@ pub struct Tiles {
     pub source: String,
 }
 
-/// Parts of the peak that attention reaches, with the pairs that a mask leaves and the products that the field counts:
-/// two forward, five backward.
+/// Parts of the peak that attention reaches, with the pairs that a mask leaves and the products that the field
+/// counts: two forward, five backward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionRates {
@@ -173,11 +179,13 @@ pub struct Host {
     pub disk_bytes_per_second: Figure,
 }
 
-/// What governs a number's place in the time of a step.
+/// A number of a machine, and what it governs.
 pub struct Governed<'a> {
     pub name: String,
     pub figure: &'a Figure,
     pub causes: Vec<Cause>,
+    /// Whether times due to these causes grow as the number does; else they shrink.
+    pub is_time: bool,
 }
 
 /// The machines that are known by name.
@@ -236,41 +244,44 @@ impl Machine {
         self.numbers().into_iter().filter(|g| !is_other(g)).collect()
     }
 
-    /// Its numbers, all but measured kernels', with what they govern: a time that is due to such a cause grows as the
-    /// number does, or shrinks.
+    /// Its numbers, all but measured kernels', with what they govern.
     pub fn numbers(&self) -> Vec<Governed<'_>> {
         let (device, host) = (&self.device, &self.host);
-        let of = |name: &str, figure, causes: &[Cause]| Governed { name: name.into(), figure, causes: causes.to_vec() };
-        let arithmetic = [Cause::Product, Cause::Attention];
+        let products = [Cause::Product, Cause::Depth, Cause::Tail, Cause::DepthOfTail];
+        let attention = [Cause::AttentionForward, Cause::AttentionBackward];
+        let arithmetic = [&products[..], &attention].concat();
+        let of = |name: &str, figure, causes: &[Cause], is_time| Governed { name: name.into(), figure, causes: causes.to_vec(), is_time };
+        let rate = |name: &str, figure, causes: &[Cause]| of(name, figure, causes, false);
+        let time = |name: &str, figure, cause: Cause| of(name, figure, &[cause], true);
         let mut all = vec![
-            of("device.multiprocessors", &device.multiprocessors, &[]),
-            of("device.flops.half", &device.flops.half, &arithmetic),
-            of("device.flops.tf32", &device.flops.tf32, &arithmetic),
-            of("device.flops.f32", &device.flops.f32, &arithmetic),
-            of("device.products.efficiency", &device.products.efficiency, &[Cause::Product]),
-            of("device.products.tail", &device.products.tail, &[]),
-            of("device.products.depth", &device.products.depth, &[]),
-            of("device.attention.forward", &device.attention.forward, &[Cause::Attention]),
-            of("device.attention.backward", &device.attention.backward, &[Cause::Attention]),
-            of("device.memory.bytes", &device.memory.bytes, &[]),
-            of("device.memory.bytes_per_second", &device.memory.bytes_per_second, &[Cause::Memory]),
-            of("device.memory.efficiency", &device.memory.efficiency, &[Cause::Memory]),
-            of("device.launch", &device.launch, &[Cause::Launch]),
-            of("device.phase", &device.phase, &[Cause::Gap]),
-            of("contention.kernels", &self.contention.kernels, &[Cause::Contention]),
-            of("contention.exchanges", &self.contention.exchanges, &[]),
-            of("host.bytes_per_second", &host.bytes_per_second, &[Cause::Host]),
-            of("host.bus_bytes_per_second", &host.bus_bytes_per_second, &[Cause::Bus]),
-            of("host.disk_bytes_per_second", &host.disk_bytes_per_second, &[Cause::Disk]),
+            rate("device.multiprocessors", &device.multiprocessors, &[]),
+            rate("device.flops.half", &device.flops.half, &arithmetic),
+            rate("device.flops.tf32", &device.flops.tf32, &arithmetic),
+            rate("device.flops.f32", &device.flops.f32, &arithmetic),
+            rate("device.products.efficiency", &device.products.efficiency, &products),
+            of("device.products.tail", &device.products.tail, &[Cause::Tail, Cause::DepthOfTail], true),
+            of("device.products.depth", &device.products.depth, &[Cause::Depth, Cause::DepthOfTail], true),
+            rate("device.attention.forward", &device.attention.forward, &attention[..1]),
+            rate("device.attention.backward", &device.attention.backward, &attention[1..]),
+            rate("device.memory.bytes", &device.memory.bytes, &[]),
+            rate("device.memory.bytes_per_second", &device.memory.bytes_per_second, &[Cause::Memory]),
+            rate("device.memory.efficiency", &device.memory.efficiency, &[Cause::Memory]),
+            time("device.launch", &device.launch, Cause::Launch),
+            time("device.phase", &device.phase, Cause::Gap),
+            time("contention.kernels", &self.contention.kernels, Cause::HeldKernels),
+            time("contention.exchanges", &self.contention.exchanges, Cause::HeldExchanges),
+            rate("host.bytes_per_second", &host.bytes_per_second, &[Cause::Host]),
+            rate("host.bus_bytes_per_second", &host.bus_bytes_per_second, &[Cause::Bus]),
+            rate("host.disk_bytes_per_second", &host.disk_bytes_per_second, &[Cause::Disk]),
         ];
         for (level, link) in (0..).zip(&self.links) {
-            let (bytes, latency) = ([Cause::Bytes(level)], [Cause::Latency(level)]);
-            let mut of_link = |name: &str, figure, causes| all.push(of(&format!("links.{}.{name}", link.name), figure, causes));
-            of_link("bytes_per_second", &link.bytes_per_second, &bytes);
-            of_link("efficiency", &link.efficiency, &bytes);
-            link.switched_sums.iter().for_each(|figure| of_link("switched_sums", figure, &bytes));
-            of_link("latency", &link.latency, &latency);
-            of_link("hop", &link.hop, &latency);
+            let name = |field: &str| format!("links.{}.{field}", link.name);
+            let switched = Cause::Switched(level);
+            all.push(rate(&name("bytes_per_second"), &link.bytes_per_second, &[Cause::Bytes(level), switched]));
+            all.push(rate(&name("efficiency"), &link.efficiency, &[Cause::Bytes(level)]));
+            all.extend(link.switched_sums.iter().map(|figure| rate(&name("switched_sums"), figure, &[switched])));
+            all.push(time(&name("latency"), &link.latency, Cause::Latency(level)));
+            all.push(time(&name("hop"), &link.hop, Cause::Hop(level)));
         }
         all
     }
@@ -281,8 +292,8 @@ impl Machine {
             let known = Generation::ALL.map(Generation::name).join("`, `");
             return wrong("target", format!("`{}` is none of `cpu`, `{known}`", self.target));
         }
-        if self.devices == 0 {
-            return wrong("devices", "a machine has at least one".into());
+        if !(1..=1 << 20).contains(&self.devices) {
+            return wrong("devices", format!("a machine has 1 to {}", 1 << 20));
         }
         for (name, source) in &self.sources {
             if source.title.trim().is_empty() {
@@ -297,6 +308,9 @@ impl Machine {
             let least_is_zero = ["launch", "phase", "latency", "hop", "kernels", "exchanges", "tail", "depth"];
             let last = name.rsplit('.').next().unwrap_or_default();
             let may_be_zero = least_is_zero.contains(&last);
+            if figure.value > MOST || (!may_be_zero && (0.0..LEAST).contains(&figure.value) && figure.value > 0.0) {
+                return wrong(&name, format!("{:e} is nothing that a machine has", figure.value));
+            }
             let is_part = ["efficiency", "forward", "backward", "tail"].contains(&last);
             if !figure.value.is_finite() || figure.value < 0.0 || (figure.value == 0.0 && !may_be_zero) {
                 return wrong(&name, format!("{} is {}", figure.value, if may_be_zero { "less than 0" } else { "not more than 0" }));
@@ -312,13 +326,21 @@ impl Machine {
         if let Some(tiles) = &self.device.products.tiles {
             let field = "device.products.tiles";
             self.is_listed(field, &tiles.source)?;
-            let is_tile = |(rows, columns, rate): &(u64, u64, f64)| *rows > 0 && *columns > 0 && *rate > 0.0 && *rate <= 1.0;
+            let sizes = 1..=1 << 16;
+            let is_tile = |(rows, columns, rate): &(u64, u64, f64)| sizes.contains(rows) && sizes.contains(columns) && *rate > 0.01 && *rate <= 1.0;
             if tiles.sizes.is_empty() || !tiles.sizes.iter().all(is_tile) {
-                return wrong(field, "each is rows, columns, and a rate of at most 1; there is at least one".into());
+                return wrong(field, "each is rows, columns, and a rate of 0.01 to 1; there is at least one".into());
             }
         }
         if self.links.is_empty() || self.links.len() > LEVELS {
             return wrong("links", format!("there are {}, not 1 to {LEVELS}", self.links.len()));
+        }
+        let names: BTreeSet<&str> = self.links.iter().map(|l| l.name.trim()).collect();
+        if names.len() < self.links.len() || names.contains("") {
+            return wrong("links", "each has a name of its own".into());
+        }
+        if self.is_cpu() && self.links.len() > 1 {
+            return wrong("links", "of CPUs all ranks are on one machine: one level joins them".into());
         }
         let sizes: Vec<u64> = self.links.iter().map(|l| l.members.unwrap_or(u64::MAX)).collect();
         if !sizes.is_sorted_by(|a, b| a < b) || sizes[0] == 0 || *sizes.last().expect("invariant: there are some") != u64::MAX {
@@ -379,6 +401,9 @@ mod tests {
         assert!(changed("/target", "sm_70".into()).contains("`sm_70` is none of `cpu`, `sm_80`, `sm_90a`"));
         assert!(changed("/links/0/members", serde_json::Value::Null).contains("`links`: each joins more"));
         assert!(changed("/links", serde_json::json!([])).contains("there are 0"));
+        assert!(changed("/links/1/name", "NVLink".into()).contains("a name of its own"));
+        assert!(changed("/device/multiprocessors/value", 1e308.into()).contains("1e308 is nothing that a machine has"));
+        assert!(changed("/device/memory/bytes_per_second/value", 1e-320.into()).contains("is nothing that a machine has"));
         assert!(changed("/device/launch/spread", 2.0.into()).contains("a spread of 2"));
         let source = serde_json::json!({"title": "x", "date": "March"});
         let mut file: serde_json::Value = serde_json::from_str(KNOWN[0].1).expect("JSON");

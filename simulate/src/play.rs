@@ -1,10 +1,10 @@
 //! Plays the programs of all stages on a machine, from event to event.
 //!
 //! One rank of each stage is played: ranks of a stage do the same at the same time. A stream runs its items one after
-//! the other; what is under way goes on at a rate that follows from what else is ([`Play::rate`]), and the play jumps to
-//! the next end of any of it. Each time carries the seconds that led to it by cause (its [`Mark`]): what starts has the
-//! mark of the last thing that it waited for. So the seconds from the end of one step to that of the next are known by
-//! cause, and add up.
+//! the other; what is under way goes on at a rate that follows from what else is, and the play jumps to the next end
+//! of any of it. Each time carries the seconds that led to it by cause (its [`Mark`]): what starts has the mark of
+//! the last thing that it waited for. So the seconds from the end of one step to that of the next are known by cause,
+//! and add up.
 
 mod exchanges;
 mod stage;
@@ -20,7 +20,7 @@ use stage::{Op, Share, StagePlay, State};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
 
-pub use stage::Times;
+pub use stage::{Spent, Times};
 
 /// Steps at most until they are taken to be steady: the fill of a pipeline, or of what is prefetched, takes one.
 const STEPS: usize = 8;
@@ -110,7 +110,7 @@ struct Cluster {
     used: [f64; 3],
 }
 
-pub struct Play<'a> {
+struct Play<'a> {
     job: &'a Job,
     machine: &'a Machine,
     /// Whether exchanges of a rank go one by one.
@@ -335,7 +335,18 @@ impl<'a> Play<'a> {
         self.share(s, kind, 1.0);
         debug_assert!((self.now - mark.time).abs() <= 1e-9 * self.now, "what begins at {} waited for nothing after {}", self.now, mark.time);
         let (seconds, mark) = (cost.seconds(), Mark { time: self.now, ..mark });
-        let op = Op { kind, seconds, cost, mark, left: seconds, rate: 0.0, generation: self.stages[s].generation(), parties: parties.to_vec() };
+        let op = Op {
+            kind,
+            seconds,
+            cost,
+            mark,
+            left: seconds,
+            rate: 0.0,
+            alone: 0.0,
+            own: 0.0,
+            generation: self.stages[s].generation(),
+            parties: parties.to_vec(),
+        };
         self.stages[s].ops[k] = Some(op);
         self.soil(s);
     }
@@ -344,8 +355,11 @@ impl<'a> Play<'a> {
     fn finish(&mut self, s: usize, k: usize) {
         self.touch(s);
         let op = self.stages[s].ops[k].take().expect("invariant: it is due");
-        let lost = (self.now - op.mark.time - op.seconds).max(0.0);
-        let mark = Mark { time: self.now, path: op.mark.path + op.cost.and(Cause::Contention, lost) };
+        // Who shares a pool takes longer for what it does itself.
+        let held = if op.kind == Kind::Exchange { Cause::HeldExchanges } else { Cause::HeldKernels };
+        let longer = if op.seconds > 0.0 { op.own / op.seconds } else { 1.0 };
+        let lost = (self.now - op.mark.time - op.own).max(0.0);
+        let mark = Mark { time: self.now, path: op.mark.path + op.cost.times(longer).and(held, lost) };
         for (other, exchange) in &op.parties {
             self.touch(*other);
             let moving = &mut self.stages[*other].moving;
@@ -359,10 +373,10 @@ impl<'a> Play<'a> {
             Kind::Gap => self.next_phase(s, mark),
             Kind::Exchange => self.exchanged(s, k, &op, mark),
             Kind::Device | Kind::Host | Kind::Copy | Kind::Disk => {
+                self.tell(s, k, op.mark.time);
                 if let Some(Item::Send { .. }) = self.item(s, k) {
                     return self.copied(s, k, mark);
                 }
-                self.tell(s, k, op.mark.time);
                 let stream = &mut self.stages[s].streams[k];
                 (stream.mark, stream.item) = (mark, stream.item + 1);
                 self.ready.push((s, k));
@@ -444,9 +458,10 @@ impl<'a> Play<'a> {
         let ranks = self.stages[s].neighbours as f64;
         let share = |pool: Pool, part| Some(Share { pool: pool as usize, part });
         match kind {
-            Kind::Device if self.machine.is_cpu() => share(Pool::Cores, ranks * self.options.threads as f64 / self.machine.devices as f64),
+            Kind::Device | Kind::Host if self.machine.is_cpu() => {
+                share(Pool::Cores, ranks * self.options.threads as f64 / self.machine.devices as f64)
+            }
             Kind::Exchange | Kind::Copy if self.machine.is_cpu() => share(Pool::Cores, ranks / self.machine.devices as f64),
-            Kind::Host if self.machine.is_cpu() => share(Pool::Cores, ranks * self.options.threads as f64 / self.machine.devices as f64),
             Kind::Host => share(Pool::HostMemory, ranks),
             Kind::Disk => share(Pool::Disk, ranks),
             Kind::Device | Kind::Exchange | Kind::Copy | Kind::Gap => None,
@@ -468,8 +483,8 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// How fast something goes on, 1 being as if it were alone.
-    fn rate(&self, s: usize, kind: Kind) -> f64 {
+    /// How fast something goes on, 1 being as if it were alone; and how fast if it shared no pool.
+    fn rate(&self, s: usize, kind: Kind) -> (f64, f64) {
         let stage = &self.stages[s];
         let contention = &self.machine.contention;
         let alone = match kind {
@@ -478,17 +493,17 @@ impl<'a> Play<'a> {
             _ => 1.0,
         };
         let used = self.pool(s, kind).map_or(0.0, |share| self.clusters[stage.cluster].used[share.pool]);
-        alone / used.max(1.0)
+        (alone / used.max(1.0), alone)
     }
 
     fn rerate(&mut self, s: usize) {
         for k in 0..STREAMS {
             let Some(kind) = self.stages[s].ops[k].as_ref().map(|op| op.kind) else { continue };
-            let rate = self.rate(s, kind);
+            let (rate, alone) = self.rate(s, kind);
             let generation = self.stages[s].generation();
             let op = self.stages[s].ops[k].as_mut().expect("invariant: it is under way");
-            if op.rate != rate {
-                (op.rate, op.generation) = (rate, generation);
+            if op.rate != rate || op.alone != alone {
+                (op.rate, op.alone, op.generation) = (rate, alone, generation);
                 self.due.push(Reverse(Due { time: self.now + op.left.max(0.0) / rate, op: s * STREAMS + k, generation }));
             }
         }

@@ -1,14 +1,14 @@
 //! A step as it is predicted: how long it takes, and what that is due to.
 
 use crate::cost::{Cause, Cost};
-use crate::machine::Machine;
-use crate::play::{Played, Times, play};
+use crate::machine::{Governed, Machine};
+use crate::play::{Played, Spent, play};
 use crate::tape::{Costs, Kind};
-use crate::{Options, Stuck};
+use crate::{Options, Stuck, Unpredicted};
 use ir::diag::Span;
 use ir::op::{DType, Op};
-use ir::program::{Action, Body, Job, Phase, Program, Space};
-use ir::work::{Work, model_flops};
+use ir::program::{Action, Arena, Body, Job, Phase, Program, Space, Stage};
+use ir::work::{Work, model_flops, tokens};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -23,8 +23,8 @@ pub struct Step {
     #[serde(skip)]
     pub begin: f64,
     pub seconds: f64,
-    /// How far that may be off, as the spreads of the machine's numbers have it: the root of the sum of the squares
-    /// of what each changes, as if they were independent.
+    /// How far that may be off, as the spreads of the machine's numbers have it, to first order: the root of the sum
+    /// of the squares of what each changes, as if they were independent.
     pub give_or_take: f64,
     /// Whether steps had become alike, or this is but the last one that was played.
     pub steady: bool,
@@ -32,52 +32,23 @@ pub struct Step {
     /// Operations a second of a rank, as the field counts them ([`model_flops`]), and the part of the peak.
     pub flops_per_second: f64,
     pub mfu: f64,
+    /// Bytes that a rank of the largest stage plans of its device, exchanges and the driver apart, and those that
+    /// there are.
+    pub memory: u64,
+    pub device_memory: u64,
+    /// Kernels of the job for which the machine file has measured seconds.
+    pub measured: usize,
     /// What the compute streams do, mean of the stages: seconds of a rank and step, which add up to the step.
     pub spent: Spent,
     pub stages: Vec<Spent>,
     /// Along what the step waits for: seconds by cause, which add up to the step.
     pub path: Vec<(String, f64)>,
-    /// What the step would gain if a number of the machine were a tenth better, in seconds; the most first.
+    /// What the step would gain if a number of the machine were a tenth better, in seconds and to first order: the
+    /// path that it waits for may be another one then. The most first.
     pub limits: Vec<(String, f64)>,
     pub kernels: Vec<Row>,
     pub exchanges: Vec<Row>,
     pub lines: Vec<Row>,
-}
-
-/// Seconds of a step of a rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spent {
-    pub kernels: f64,
-    /// While nothing is computed.
-    pub exchanges: f64,
-    pub copies: f64,
-    pub disk: f64,
-    pub host: f64,
-    pub gaps: f64,
-    pub bubble: f64,
-}
-
-impl Spent {
-    fn of(t: &Times) -> Spent {
-        Spent { kernels: t.kernels, exchanges: t.exchanges, copies: t.copies, disk: t.disk, host: t.host, gaps: t.gaps, bubble: t.bubble }
-    }
-
-    pub fn named(&self) -> [(&'static str, f64); 7] {
-        [
-            ("kernels", self.kernels),
-            ("exchanges", self.exchanges),
-            ("copies", self.copies),
-            ("disk", self.disk),
-            ("host", self.host),
-            ("between phases", self.gaps),
-            ("bubble", self.bubble),
-        ]
-    }
-
-    fn add(&mut self, other: &Spent, part: f64) {
-        let all = [&mut self.kernels, &mut self.exchanges, &mut self.copies, &mut self.disk, &mut self.host, &mut self.gaps, &mut self.bubble];
-        all.into_iter().zip(other.named()).for_each(|(to, (_, x))| *to += part * x);
-    }
 }
 
 /// Something that a step does many times; means of the stages.
@@ -113,14 +84,16 @@ impl Rows {
 /// Predicts a step.
 ///
 /// # Errors
-/// A job whose streams wait for ever, as none does that is verified.
-pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, Stuck> {
+/// A job whose streams wait for ever, as none does that is verified; numbers that give a step no time, or no end.
+pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, Unpredicted> {
     let played = play(job, machine, options, &|_, _, _| true)?;
     let seconds = played.end - played.begin;
-    let stages: Vec<Spent> = played.times.iter().map(Spent::of).collect();
+    let stages: Vec<Spent> = played.times.iter().map(|t| t.spent).collect();
     let mut spent = Spent::default();
     stages.iter().for_each(|s| spent.add(s, 1.0 / stages.len() as f64));
-    let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
+    if !(seconds.is_finite() && seconds > 0.0) {
+        return Err(Unpredicted::NoTime(seconds));
+    }
     let world = job.mesh.world() as f64;
     let flops_per_second = model_flops(job) / seconds / world;
     let factors = factors(job);
@@ -133,9 +106,12 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, S
         seconds,
         give_or_take: spread(machine, factors, &played.path),
         steady: played.steady,
-        tokens_per_second: tokens as f64 / seconds,
+        tokens_per_second: tokens(job) as f64 / seconds,
         flops_per_second,
         mfu: flops_per_second / (machine.peak(factors.0, factors.1) * if machine.is_cpu() { options.threads as f64 } else { 1.0 }),
+        memory: job.stages.iter().map(|s| on_device(job, s)).max().unwrap_or(0),
+        device_memory: machine.device.memory.bytes.value as u64,
+        measured: job.kernels.iter().filter(|k| machine.kernels.contains_key(&k.name())).count(),
         spent,
         stages,
         path: path(machine, &played.path),
@@ -146,27 +122,48 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, S
     })
 }
 
+/// Bytes of a stage's arenas in its device's memory.
+fn on_device(job: &Job, stage: &Stage) -> u64 {
+    let bytes = stage.schedule.arena_bytes(&job.programs[stage.program as usize]);
+    Arena::ALL.into_iter().zip(bytes).filter(|(a, _)| a.space() == Some(Space::Device)).map(|(_, b)| b).sum()
+}
+
 /// The type of the factors of most operations, and whether they are of tf32.
 fn factors(job: &Job) -> (DType, bool) {
-    let mut by_type: BTreeMap<(u64, bool), (DType, u64)> = BTreeMap::new();
-    for kernel in &job.kernels {
-        for node in kernel.body.nodes.iter().filter(|n| matches!(n.op, Op::Dot { .. } | Op::GroupedDot { .. })) {
-            let (factors, tf32) = (kernel.body[node.args[0]].ty.dtype, matches!(node.op, Op::Dot { tf32: true, .. }));
-            by_type.entry((factors.bytes(), tf32)).or_insert((factors, 0)).1 += Work::needed(kernel).flops;
+    let mut launches = vec![0u64; job.kernels.len()];
+    for command in job.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands) {
+        if let Action::Launch { kernel, .. } = &command.action {
+            launches[kernel.index()] += 1;
         }
     }
-    by_type.into_iter().max_by_key(|(_, (_, flops))| *flops).map_or((DType::F32, false), |((_, tf32), (factors, _))| (factors, tf32))
+    let mut by_type: BTreeMap<(u64, bool), (DType, f64)> = BTreeMap::new();
+    for (kernel, times) in job.kernels.iter().zip(launches) {
+        for node in &kernel.body.nodes {
+            let (Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }) = node.op else { continue };
+            let factors = kernel.body[node.args[0]].ty.dtype;
+            by_type.entry((factors.bytes(), tf32)).or_insert((factors, 0.0)).1 += times as f64 * Work::needed(kernel).flops as f64;
+        }
+    }
+    let most = by_type.into_iter().max_by(|a, b| a.1.1.total_cmp(&b.1.1));
+    most.map_or((DType::F32, false), |((_, tf32), (factors, _))| (factors, tf32))
+}
+
+/// Seconds of a path that a number governs.
+fn governed_by(number: &Governed, path: &Cost) -> f64 {
+    number.causes.iter().map(|c| path.of(*c)).sum()
 }
 
 /// What the spreads of a machine's numbers make of a path.
 fn spread(machine: &Machine, factors: (DType, bool), path: &Cost) -> f64 {
-    let each = machine.governed(factors).into_iter().map(|g| g.figure.spread * g.causes.iter().map(|c| path.of(*c)).sum::<f64>());
+    let each = machine.governed(factors).into_iter().map(|g| g.figure.spread * governed_by(&g, path));
     each.map(|x| x * x).sum::<f64>().sqrt()
 }
 
 fn limits(machine: &Machine, factors: (DType, bool), path: &Cost) -> Vec<(String, f64)> {
-    let gain = |causes: &[Cause]| 0.1 * causes.iter().map(|c| path.of(*c)).sum::<f64>();
-    let mut all: Vec<(String, f64)> = machine.governed(factors).into_iter().map(|g| (g.name, gain(&g.causes))).filter(|g| g.1 > 0.0).collect();
+    // A tenth less of a time, or a tenth more of a rate.
+    let gain = |g: &Governed| governed_by(g, path) * if g.is_time { 0.1 } else { 1.0 - 1.0 / 1.1 };
+    let all = machine.governed(factors).into_iter().map(|g| (gain(&g), g.name));
+    let mut all: Vec<(String, f64)> = all.filter(|g| g.0 > 0.0).map(|(gain, name)| (name, gain)).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
     all
 }
@@ -176,15 +173,22 @@ pub fn name(machine: &Machine, cause: Cause) -> String {
     let link = |level: u8| machine.links.get(usize::from(level)).map_or("no link", |l| l.name.as_str());
     match cause {
         Cause::Product => "arithmetic of products".into(),
-        Cause::Attention => "arithmetic of attention".into(),
+        Cause::Depth => "beginnings and ends of products' tiles".into(),
+        Cause::Tail => "waves of products' tiles that are not full".into(),
+        Cause::DepthOfTail => "the same of beginnings and ends".into(),
+        Cause::AttentionForward => "arithmetic of attention".into(),
+        Cause::AttentionBackward => "arithmetic of attention's gradients".into(),
         Cause::Memory => "bytes of the device's memory".into(),
         Cause::Launch => "launches".into(),
         Cause::Host => "kernels of the host".into(),
         Cause::Bus => "bytes between host and device".into(),
         Cause::Disk => "bytes of disks".into(),
         Cause::Bytes(level) => format!("bytes over {}", link(level)),
-        Cause::Latency(level) => format!("latency of {}", link(level)),
-        Cause::Contention => "kernels and exchanges that hold each other up".into(),
+        Cause::Switched(level) => format!("bytes that a switch of {} adds up", link(level)),
+        Cause::Latency(level) => format!("starts of exchanges over {}", link(level)),
+        Cause::Hop(level) => format!("steps of exchanges over {}", link(level)),
+        Cause::HeldKernels => "kernels that exchanges hold up".into(),
+        Cause::HeldExchanges => "exchanges that kernels hold up".into(),
         Cause::Gap => "the host between phases".into(),
     }
 }
@@ -215,6 +219,8 @@ fn rows(job: &Job, machine: &Machine, options: &Options, played: &Played) -> (Ve
                     Some(cost) => {
                         let exposed = played.times[s].exposed[exchange] * part;
                         exchange += 1;
+                        // A message is its receiver's.
+                        let times = if matches!(command.action, Action::Send { .. }) { 0.0 } else { times };
                         (&mut exchanges, exchange_name(job, program, &command.action), cost.seconds() * times, exposed)
                     }
                     None => {
@@ -245,8 +251,7 @@ fn line(job: &Job, span: Span) -> String {
 pub fn exchange_name(job: &Job, program: &Program, action: &Action) -> String {
     match action {
         Action::Collective { kind, group, .. } => format!("{} over {}", kind.name(), program.groups[group.index()].describe(&job.mesh)),
-        Action::Send { .. } => "send to another stage".into(),
-        _ => "receive from another stage".into(),
+        _ => "messages between stages".into(),
     }
 }
 
@@ -265,7 +270,7 @@ fn work_name(job: &Job, action: &Action) -> &'static str {
 /// Seconds that a step would take if what `keep` says no to took none, by stage, body and command.
 ///
 /// # Errors
-/// As [`predict`].
+/// As [`play`].
 pub fn without(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &Body, usize) -> bool) -> Result<f64, Stuck> {
     play(job, machine, options, keep).map(|p| p.end - p.begin)
 }

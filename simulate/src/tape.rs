@@ -9,7 +9,8 @@ use crate::machine::Machine;
 use crate::{Options, kernels};
 use ir::op::Channel;
 use ir::program::{Action, Arena, Body, Job, Space, Stream};
-use std::collections::BTreeMap;
+use ir::work::sent;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a busy stream keeps busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,8 +116,8 @@ pub struct Costs<'a> {
     machine: &'a Machine,
     kernels: Vec<Cost>,
     options: Options,
-    /// By stage's first rank and group.
-    reaches: BTreeMap<(u64, Vec<u64>), Reach>,
+    /// By stage and group: how groups of the stage lie, those that lie alike once.
+    reaches: BTreeMap<(usize, Vec<u64>), Vec<Reach>>,
 }
 
 impl<'a> Costs<'a> {
@@ -130,8 +131,8 @@ impl<'a> Costs<'a> {
         let program = &self.job.programs[self.job.stages[stage].program as usize];
         let device = &self.machine.device;
         let of_memory = |bytes: u64| {
-            let rate = device.memory.bytes_per_second.value * device.memory.efficiency.value;
-            Cost::new(Cause::Memory, bytes as f64 / rate).and(Cause::Launch, device.launch.value)
+            let seconds = kernels::memory(self.machine, bytes as f64, self.options.threads);
+            Cost::new(Cause::Memory, seconds).and(Cause::Launch, device.launch.value)
         };
         let bytes = |b: &ir::program::BufferId| program.buffers[b.index()].bytes();
         match action {
@@ -166,28 +167,31 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// Bytes that a rank sends by an exchange, or receives.
-    pub fn sent(&self, stage: usize, action: &Action) -> u64 {
-        let groups = &self.job.programs[self.job.stages[stage].program as usize].groups;
-        match action {
-            Action::Collective { kind, group, dtype, count, .. } => kind.sent(count * dtype.bytes(), groups[group.index()].size(&self.job.mesh)),
-            Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } => count * dtype.bytes(),
-            _ => 0,
-        }
-    }
-
     /// Of an exchange; none of what is no exchange.
     pub fn exchange(&mut self, stage: usize, action: &Action) -> Option<Cost> {
         let (job, machine) = (self.job, self.machine);
+        let program = &job.programs[job.stages[stage].program as usize];
         let first = job.mesh.first_of_stage(stage as u64);
         let apart = job.mesh.world() / job.stages.len() as u64;
         match action {
             Action::Collective { kind, group, .. } => {
-                let group = &job.programs[job.stages[stage].program as usize].groups[group.index()];
-                let key = (first, group.subs.iter().map(|u| u64::from(u.0)).chain(group.stages.iter().flatten().map(|s| 1 << 32 | s)).collect());
-                let reach = self.reaches.entry(key).or_insert_with(|| Reach::of(machine, &group.members(&job.mesh, first)));
-                let reach = reach.clone();
-                Some(links::collective(machine, *kind, &reach, self.sent(stage, action)))
+                let group = &program.groups[group.index()];
+                let key = (stage, group.subs.iter().map(|u| u64::from(u.0)).chain(group.stages.iter().flatten().map(|s| 1 << 32 | s)).collect());
+                // Its groups need not all lie alike: ranks wait for the slowest.
+                let all = self.reaches.entry(key).or_insert_with(|| {
+                    let (mut seen, mut found) = (BTreeSet::new(), BTreeSet::new());
+                    for rank in first..first + apart {
+                        if !seen.contains(&rank) {
+                            let members = group.members(&job.mesh, rank);
+                            found.insert(Reach::of(machine, &members));
+                            seen.extend(members);
+                        }
+                    }
+                    found.into_iter().collect()
+                });
+                let bytes = sent(&job.mesh, program, action);
+                let each = all.iter().map(|reach| links::collective(machine, *kind, reach, bytes));
+                each.max_by(|a, b| a.seconds().total_cmp(&b.seconds()))
             }
             Action::Send { hops, .. } | Action::Recv { hops, .. } => {
                 let other = job.mesh.first_of_stage((stage as u64).wrapping_add_signed(*hops));
@@ -195,7 +199,7 @@ impl<'a> Costs<'a> {
                 let pairs = (0..apart).map(|k| (first + k, other + k));
                 let level = |(a, b): (u64, u64)| Reach::of(machine, &[a.min(b), a.max(b)]).top();
                 let (from, to) = pairs.max_by_key(|p| level(*p)).unwrap_or((first, other));
-                Some(links::message(machine, from, to, self.sent(stage, action)))
+                Some(links::message(machine, from, to, sent(&job.mesh, program, action)))
             }
             _ => None,
         }
@@ -203,8 +207,8 @@ impl<'a> Costs<'a> {
 }
 
 impl StageTape {
-    /// What a rank of a stage issues. Commands of which `keep` says no take no time; what a bool may leave out is left
-    /// out, as in most steps.
+    /// What a rank of a stage issues. Commands of which `keep` says no take no time; what a bool may leave out is
+    /// left out, as in most steps.
     pub fn new(costs: &mut Costs, stage: usize, meetings: &mut Meetings, keep: &dyn Fn(usize, &Body, usize) -> bool) -> StageTape {
         let program = &costs.job.programs[costs.job.stages[stage].program as usize];
         let (mut exchanges, mut events) = (vec![], 0);
@@ -232,10 +236,11 @@ impl StageTape {
                     _ if command.predicate.is_some() => {}
                     action if is_exchange => {
                         let cost = costs.exchange(stage, action).expect("invariant: it is an exchange");
-                        let cost = if keep(stage, body, at) { cost } else { Cost::default() };
+                        let kept = keep(stage, body, at);
+                        let cost = if kept { cost } else { Cost::default() };
                         let with = with(costs.job, stage, action, meetings);
                         let exchange = exchanges.len() as u32;
-                        let bytes = costs.sent(stage, action);
+                        let bytes = if kept { sent(&costs.job.mesh, program, action) } else { 0 };
                         exchanges.push(Exchange { with, body: number as u32, command: at as u32, bytes, cost });
                         if is_send {
                             items.push(Item::Send { exchange });

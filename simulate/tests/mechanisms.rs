@@ -2,7 +2,7 @@
 
 use frontend::Options as Text;
 use ir::diag::Sources;
-use ir::options::{Options as Plan, Overlap, SequenceParallel, Zero};
+use ir::options::{Offload, Options as Plan, Overlap, SequenceParallel, Zero};
 use ir::pipeline::Schedule;
 use ir::program::{Action, BodyKind, Job, Phase};
 use passes::compile::compile;
@@ -120,8 +120,8 @@ fn virtual_stages_divide_the_bubble() {
     }
 }
 
-/// The last of four stages takes twice as long: it is always busy once the first microbatch has come, until the last one
-/// goes back.
+/// The last of four stages takes twice as long: it is always busy once the first microbatch has come, until the last
+/// one goes back.
 #[test]
 fn a_slow_stage_holds_up_all() {
     let job = job(MLP, "depth=4 features=16 hidden=8 classes=4", plan(4, 8));
@@ -217,7 +217,7 @@ fn taking_a_mechanism_out_takes_its_time_out() {
     };
     assert!(near(whole.seconds - changed(|m| m.device.launch.value = 0.0), part("launches")));
     assert!(near(whole.seconds - changed(|m| m.device.phase.value = 0.0), part("the host between phases")));
-    // Twice the rate: half the time of what it governs, where nothing else takes its place.
+    // As much more, where it takes longer.
     assert!(near(whole.seconds - changed(|m| m.device.launch.value *= 3.0), -2.0 * part("launches")));
     assert!(near(step(&job, &machine).seconds, without(&job, &machine, Options::default(), &|_, _, _| true).expect("it ends")));
     let kernels = |s: usize, body: &ir::program::Body, at: usize| s > 0 || !matches!(body.commands[at].action, Action::Launch { .. });
@@ -257,6 +257,81 @@ fn bytes_are_those_of_explain() {
     }
 }
 
+/// What a number of the machine is said to govern is what the step gains if it is a little better, but for what that
+/// changes of what ranks, kernels and exchanges take from each other.
+#[test]
+fn limits_are_what_the_numbers_change() {
+    let cases = [
+        (GPT2, SMALL, Plan { tp: 2, ..plan(1, 4) }, "h100-dgx"),
+        (GPT2, SMALL, Plan { dp: 16, zero: Zero::Params, global_batch: 16, ..plan(1, 1) }, "h100-dgx"),
+        (GPT2, SMALL, Plan { dp: 4, offload: Offload::Optimizer, zero: Zero::States, global_batch: 8, ..plan(1, 2) }, "a100-80g-dgx"),
+        (MLP, "depth=4 features=512 hidden=512 classes=64", Plan { micro_batch: 64, global_batch: 64, ..plan(1, 1) }, "cpu"),
+    ];
+    let mut seen = BTreeSet::new();
+    let held = cases.clone().map(|case| (case, true));
+    for ((model, defines, plan, name), held) in cases.map(|case| (case, false)).into_iter().chain(held) {
+        let job = job(model, defines, plan);
+        let mut machine = Machine::named(name).expect("a machine");
+        if !held {
+            (machine.contention.kernels.value, machine.contention.exchanges.value) = (0.0, 0.0);
+        }
+        let whole = step(&job, &machine);
+        for (number, gain) in whole.limits.iter().filter(|l| !held || l.0.starts_with("contention")) {
+            let is_time = ["tail", "depth", "launch", "phase", "kernels", "exchanges", "latency", "hop"].iter().any(|t| number.ends_with(t));
+            let (little, part) = (1e-4, if is_time { gain / 0.1 } else { gain / (1.0 - 1.0 / 1.1) });
+            let text = serde_json::to_string(&machine).expect("JSON");
+            let mut file: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            let value = field(&mut file, number);
+            *value = (value.as_f64().expect("a number") * if is_time { 1.0 - little } else { 1.0 + little }).into();
+            let better = step(&job, &Machine::parse(&file.to_string()).expect("a machine")).seconds;
+            let off = (whole.seconds - better) / little - part;
+            assert!(
+                off.abs() <= if held { 0.1 * part } else { 1e-3 * part + 1e-5 * whole.seconds },
+                "{model} on {name}: {number} governs {part} s, not {off} more, of {}",
+                whole.seconds
+            );
+            seen.insert(number.split('.').next_back().expect("a field").to_string());
+        }
+    }
+    for number in ["efficiency", "depth", "tail", "launch", "phase", "kernels", "bytes_per_second", "latency", "hop", "f32"] {
+        assert!(seen.contains(number), "{number} limits none of {seen:?}");
+    }
+}
+
+/// The value of a number by the name that it has in predictions.
+fn field<'a>(file: &'a mut serde_json::Value, number: &str) -> &'a mut serde_json::Value {
+    let mut at = file;
+    let mut link = false;
+    for part in number.split('.') {
+        at = if link { at.as_array_mut().expect("links").iter_mut().find(|l| l["name"] == part).expect("a link") } else { &mut at[part] };
+        link = part == "links";
+    }
+    &mut at["value"]
+}
+
+/// Ranks that share the host's memory take longer for it, which no contention of exchanges is.
+#[test]
+fn who_shares_a_pool_waits_for_that() {
+    let job = job(GPT2, SMALL, Plan { dp: 8, offload: Offload::Optimizer, global_batch: 8, ..plan(1, 1) });
+    let found = step(&job, &Machine::named("h100-dgx").expect("a machine"));
+    let part = |name: &str| found.path.iter().filter(|p| p.0.contains(name)).map(|p| p.1).sum::<f64>();
+    let alone = found.kernels.iter().find(|r| r.name == "kernels of the host").expect("an optimizer").seconds;
+    // Eight ranks at once, each at an eighth.
+    assert!((part("kernels of the host") / (8.0 * alone) - 1.0).abs() < 0.05, "{} of {alone}", part("kernels of the host"));
+    assert!(part("hold up") < 0.05 * found.seconds);
+}
+
+/// Where groups of a stage lie otherwise than the first one, all wait for the slowest.
+#[test]
+fn a_group_across_machines_holds_up_all() {
+    let job = job(GPT2, "layers=2 hidden=48 heads=3 seq=32 vocab=96", Plan { dp: 4, tp: 3, global_batch: 4, ..plan(1, 1) });
+    let found = step(&job, &Machine::named("h100-dgx").expect("a machine"));
+    // Of ranks 6 to 8 one is on another machine.
+    let tp = found.exchanges.iter().find(|r| r.name == "all_reduce over tp").expect("sums");
+    let network = Machine::named("h100-dgx").expect("a machine").links[1].latency.value;
+    assert!(tp.seconds / tp.calls > network + 14e-6, "{tp:?}");
+}
+
 /// Four ranks of a thread on two cores take twice as long.
 #[test]
 fn ranks_share_cores() {
@@ -280,7 +355,7 @@ fn kernels_and_exchanges_hold_each_other_up() {
     let mut machine = Machine::named("a100-80g-dgx").expect("a machine");
     let lost = |machine: &Machine| {
         let found = step(&job, machine);
-        found.path.iter().find(|p| p.0.contains("hold each other up")).map_or(0.0, |p| p.1)
+        found.path.iter().filter(|p| p.0.contains("hold up")).map(|p| p.1).sum::<f64>()
     };
     let some = lost(&machine);
     (machine.contention.kernels.value, machine.contention.exchanges.value) = (0.0, 0.0);
@@ -293,8 +368,8 @@ fn groups_go_over_the_links_that_they_reach() {
     let names = |dp: u64, tp: u64| {
         let job = job(GPT2, SMALL, Plan { dp, tp, global_batch: dp, ..plan(1, 1) });
         let found = step(&job, &Machine::named("h100-dgx").expect("a machine"));
-        found.path.into_iter().filter(|p| p.0.starts_with("latency")).map(|p| p.0).collect::<BTreeSet<_>>()
+        found.path.into_iter().filter(|p| p.0.starts_with("starts of exchanges")).map(|p| p.0).collect::<BTreeSet<_>>()
     };
-    assert_eq!(names(1, 4), BTreeSet::from(["latency of NVLink".to_string()]));
-    assert_eq!(names(4, 4), BTreeSet::from(["latency of NVLink".into(), "latency of InfiniBand".into()]));
+    assert_eq!(names(1, 4), BTreeSet::from(["starts of exchanges over NVLink".to_string()]));
+    assert_eq!(names(4, 4), BTreeSet::from(["starts of exchanges over NVLink".into(), "starts of exchanges over InfiniBand".into()]));
 }

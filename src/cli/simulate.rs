@@ -34,11 +34,11 @@ pub struct SimulateArgs {
 
 /// `3=1.2`.
 fn slow(text: &str) -> Result<(usize, f64), String> {
-    let wrong = || format!("`{text}` is no stage with how many times as long it takes, as 3=1.2");
+    let wrong = || format!("`{text}` is no stage with how many times as long it takes, 0.001 to 1000, as 3=1.2");
     let (stage, times) = text.split_once('=').ok_or_else(wrong)?;
     let times: f64 = times.parse().map_err(|_| wrong())?;
     let stage = stage.parse().map_err(|_| wrong())?;
-    if times.is_finite() && times > 0.0 { Ok((stage, times)) } else { Err(wrong()) }
+    if (1e-3..=1e3).contains(&times) { Ok((stage, times)) } else { Err(wrong()) }
 }
 
 #[derive(Subcommand)]

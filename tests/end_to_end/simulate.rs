@@ -43,6 +43,18 @@ fn a_step_is_predicted_for_a_text_and_for_its_artifact_alike() {
     assert!(slow["seconds"].as_f64() > Some(seconds), "{slow}");
 }
 
+/// More than the device has is predicted all the same, and said.
+#[test]
+fn a_plan_that_does_not_fit_is_said() {
+    let dir = Dir::new();
+    let mut machine = json(&dir.line("machine show h100-dgx").succeeds().stdout);
+    machine["device"]["memory"]["bytes"]["value"] = 1e5.into();
+    dir.write("small.json", machine.to_string());
+    let ran = dir.line(&format!("simulate {} --machine small.json {SMALL}", gpt2())).succeeds();
+    assert!(ran.stderr.contains("and the device has 97.66 KiB: `mcc compile --memory 100000` says what would fit"), "{}", ran.stderr);
+    assert!(ran.stdout.contains("memory     "), "{}", ran.stdout);
+}
+
 /// The trace is the profiler's, of a rank of each stage, and ends when the step does.
 #[test]
 fn a_predicted_step_is_a_trace() {
@@ -95,6 +107,9 @@ fn machines_are_listed_checked_and_refused() {
     simulate("--machine v100").misuses_with(&["machine file `v100` cannot be read", "`h100-dgx`"]);
     simulate("--machine h100-dgx --target cpu").misuses_with(&["`--target cpu` is not for `DGX H100`", "`sm_90a`"]);
     simulate("--machine cpu --slow-stage 3=2").misuses_with(&["`--slow-stage 3`: there are 1 stages"]);
+    simulate("--machine cpu --slow-stage 0=1e300").misuses_with(&["0.001 to 1000"]);
+    simulate("--machine cpu --threads-per-rank 3").misuses_with(&["`--threads-per-rank 3`", "has 2 cores"]);
+    simulate("--machine h100-dgx --target sm_80").misuses_with(&["`--target sm_80` is not for `DGX H100`"]);
     simulate("--machine cpu --slow-stage 3").misuses_with(&["`3` is no stage with how many times as long"]);
     simulate("--machine h100-dgx --threads-per-rank 2").misuses_with(&["`--threads-per-rank` is of CPUs"]);
     dir.line(&format!("compile {} {SMALL} -o out.mcc", gpt2())).succeeds();

@@ -7,7 +7,7 @@ use crate::commands::streams::stream_of;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
 use ir::program::{Action, Arena, Body, Group, Job, Program, Space, Stage, Stream};
-use ir::work::Work;
+use ir::work::{Work, sent};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -55,19 +55,9 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// Bytes that a rank sends (or receives) by a communication, or copies: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
+    /// Bytes that a rank sends (or receives) by a communication, or copies.
     pub fn sent(&self, program: &Program, action: &Action) -> u64 {
-        match action {
-            Action::Collective { kind, group, dtype, count, .. } => kind.sent(count * dtype.bytes(), program.groups[group.index()].size(self.mesh)),
-            Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } | Action::Copy { dtype, count, .. } => count * dtype.bytes(),
-            Action::Launch { .. }
-            | Action::Fill { .. }
-            | Action::Load { .. }
-            | Action::Report { .. }
-            | Action::Limit { .. }
-            | Action::Record { .. }
-            | Action::Wait { .. } => 0,
-        }
+        sent(self.mesh, program, action)
     }
 
     /// Of a byte within the group of rank 0, or what would be that.

@@ -5,9 +5,8 @@ use super::progress::Progress;
 use crate::data::DataSets;
 use crate::executor::named;
 use crate::protocol::{Blamed, Orders, StepEvent};
-use ir::op::DType;
 use ir::program::Job;
-use ir::work::model_flops;
+use ir::work::{model_flops, tokens};
 use std::collections::BTreeMap;
 
 /// Puts together what ranks say about the same step.
@@ -30,13 +29,11 @@ pub(super) struct Gather<'a> {
 impl<'a> Gather<'a> {
     /// `peak` is of all ranks: operations a second.
     pub(super) fn new(job: &'a Job, orders: &'a Orders, peak: Option<f64>) -> Self {
-        // Tokens are the elements of the first input of whole numbers; without one, rows count.
-        let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
         Gather {
             job,
             steps: orders.steps,
             valid_names: orders.sets.as_ref().map_or(&[], DataSets::valid_names),
-            tokens: tokens as f64,
+            tokens: tokens(job) as f64,
             share: peak.filter(|p| *p > 0.0).map(|peak| model_flops(job) / peak),
             open: BTreeMap::new(),
             nonfinite: None,

@@ -79,7 +79,7 @@ pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
     let mut events = vec![];
     let mut messages: BTreeMap<_, [Vec<(Stream, f64)>; 2]> = BTreeMap::new();
     // A predicted step has one rank of each stage.
-    for (rank, recorded) in (0..).zip(&profile.ranks).filter(|(_, r)| !r.steps.is_empty()) {
+    for (rank, recorded) in (0..).zip(&profile.ranks).filter(|(_, r)| !r.steps.is_empty() || !r.ran.is_empty()) {
         let is_there = |s: &Stream| recorded.ran.iter().any(|r| names.at(rank, r.at).is_some_and(|(_, command, _)| command.stream == *s));
         let streams = Stream::ALL.into_iter().filter(is_there).map(|s| (track(s), s.name()));
         let said = |name, tid, args| Event { args: Some(args), ..plain(name, "M", rank, tid) };

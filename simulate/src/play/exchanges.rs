@@ -7,6 +7,7 @@
 use super::stage::{Op, State};
 use super::{Mark, Play};
 use crate::cost::{Cause, Cost};
+use crate::kernels;
 use crate::tape::{Item, Kind, StageTape, With};
 use ir::op::Channel;
 use ir::program::{CallSchedule, Phase, SendTurn};
@@ -92,9 +93,8 @@ impl Play<'_> {
         let e = &self.tapes[s].exchanges[exchange as usize];
         if self.serial {
             // Read and written, to where it waits for its turn.
-            let device = &self.machine.device;
-            let seconds = 2.0 * e.bytes as f64 / (device.memory.bytes_per_second.value * device.memory.efficiency.value);
-            let cost = Cost::new(Cause::Memory, seconds).and(Cause::Launch, device.launch.value);
+            let copy = Cost::new(Cause::Memory, kernels::memory(self.machine, 2.0 * e.bytes as f64, 1));
+            let cost = if e.bytes > 0 { copy.and(Cause::Launch, self.machine.device.launch.value) } else { copy };
             self.begin(s, k, Kind::Copy, cost, mark, &[]);
         } else {
             let cost = e.cost;

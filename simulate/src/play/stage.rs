@@ -5,10 +5,11 @@ use super::{Mark, STREAMS};
 use crate::cost::Cost;
 use crate::tape::{Kind, StageTape, Tape};
 use ir::program::{CallSchedule, Job, Phase, Stream};
+use serde::Serialize;
 
 /// Seconds of a step of a stage's rank, by what its compute stream does meanwhile: they add up to the step.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Times {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spent {
     pub kernels: f64,
     /// Nothing is computed, and an exchange, a copy, a disk or the host is at work.
     pub exchanges: f64,
@@ -19,14 +20,35 @@ pub struct Times {
     pub gaps: f64,
     /// The rank waits for other stages.
     pub bubble: f64,
-    /// The seconds of `exchanges`, by the stage's exchanges.
-    pub exposed: Vec<f64>,
 }
 
-impl Times {
-    pub fn seconds(&self) -> f64 {
-        self.kernels + self.exchanges + self.copies + self.disk + self.host + self.gaps + self.bubble
+impl Spent {
+    /// Each part with its name.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        [
+            ("kernels", self.kernels),
+            ("exchanges", self.exchanges),
+            ("copies", self.copies),
+            ("disk", self.disk),
+            ("host", self.host),
+            ("between phases", self.gaps),
+            ("bubble", self.bubble),
+        ]
     }
+
+    /// Adds a part of another one.
+    pub fn add(&mut self, other: &Spent, part: f64) {
+        let all = [&mut self.kernels, &mut self.exchanges, &mut self.copies, &mut self.disk, &mut self.host, &mut self.gaps, &mut self.bubble];
+        all.into_iter().zip(other.named()).for_each(|(to, (_, x))| *to += part * x);
+    }
+}
+
+/// The same, with what of exchanges it is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Times {
+    pub spent: Spent,
+    /// The seconds of `spent.exchanges`, by the stage's exchanges.
+    pub exposed: Vec<f64>,
 }
 
 /// A part of a pool.
@@ -48,6 +70,10 @@ pub(super) struct Op {
     /// Of `seconds`.
     pub left: f64,
     pub rate: f64,
+    /// That, but for what shares of pools make of it.
+    pub alone: f64,
+    /// Seconds so far that are due to itself and to those with whom it shares; the others, to what else is under way.
+    pub own: f64,
     pub generation: u32,
     /// Stages and exchanges of theirs that it is.
     pub parties: Vec<(usize, u32)>,
@@ -162,12 +188,13 @@ impl StagePlay {
         }
         self.clock = now;
         let has = |kind: Kind| self.ops.iter().flatten().any(|op| op.kind == kind);
-        let times = &mut self.times;
+        let times = &mut self.times.spent;
+        let exposed = &mut self.times.exposed;
         let spent = if has(Kind::Device) {
             &mut times.kernels
         } else if !self.moving.is_empty() {
             let each = passed / self.moving.len() as f64;
-            self.moving.iter().for_each(|e| times.exposed[*e as usize] += each);
+            self.moving.iter().for_each(|e| exposed[*e as usize] += each);
             &mut times.exchanges
         } else if has(Kind::Copy) {
             &mut times.copies
@@ -181,7 +208,9 @@ impl StagePlay {
             &mut times.bubble
         };
         *spent += passed;
-        self.ops.iter_mut().flatten().for_each(|op| op.left -= passed * op.rate);
+        for op in self.ops.iter_mut().flatten() {
+            (op.left, op.own) = (op.left - passed * op.rate, op.own + passed * op.alone);
+        }
     }
 
     pub fn next_phase(&mut self, schedule: &CallSchedule, tape: &StageTape, mark: Mark) {
