@@ -285,7 +285,7 @@ impl<'a> Play<'a> {
             match item {
                 Item::Work { kind, cost, .. } => {
                     stream.state = State::Busy;
-                    let (kind, cost, mark) = (*kind, *cost, stream.mark);
+                    let (kind, cost, mark) = (*kind, **cost, stream.mark);
                     return self.begin(s, k, kind, cost, mark, &[]);
                 }
                 Item::Record { event } => {

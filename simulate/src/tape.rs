@@ -32,7 +32,7 @@ pub enum Item {
     /// Commands `first` to `last` of the body.
     Work {
         kind: Kind,
-        cost: Cost,
+        cost: Box<Cost>,
         first: u32,
         last: u32,
     },
@@ -257,9 +257,9 @@ impl StageTape {
                         match items.last_mut() {
                             Some(Item::Work { kind: before, cost: sum, last, .. }) if *before == kind => {
                                 *last = at as u32;
-                                *sum += cost;
+                                **sum += cost;
                             }
-                            _ => items.push(Item::Work { kind, cost, first: at as u32, last: at as u32 }),
+                            _ => items.push(Item::Work { kind, cost: Box::new(cost), first: at as u32, last: at as u32 }),
                         }
                     }
                 }
