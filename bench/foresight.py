@@ -12,9 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), table 1, and
-# for microbatches and virtual stages Megatron-LM's `examples/sc21/run_table_1.sh`: parameters, heads, hidden, layers,
-# tp, pp, GPUs, batch, microbatch, virtual stages, TFLOP/s a GPU.
+# Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), table 1;
+# microbatches and virtual stages are those of Megatron-LM's `examples/sc21/run_table_1.sh`. Parameters, heads, hidden,
+# layers, tp, pp, GPUs, batch, microbatch, virtual stages, TFLOP/s a GPU.
 MEGATRON = [
     ("1.7B", 24, 2304, 24, 1, 1, 32, 512, 16, 1, 137),
     ("3.6B", 32, 3072, 30, 2, 1, 64, 512, 16, 1, 138),
@@ -27,9 +27,9 @@ MEGATRON = [
     ("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 1, 3, 163),
     ("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 1, 1, 163),
 ]
-# Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), table 5: parameters,
-# heads, hidden, layers, tp, pp, GPUs, batch, microbatch, virtual stages, seconds with sequence parallelism and selective
-# recomputation.
+# Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), table 5. Parameters,
+# heads, hidden, layers, tp, pp, GPUs, batch, microbatch, virtual stages, seconds with sequence parallelism and
+# selective recomputation.
 SELECTIVE = [
     ("22B", 64, 6144, 48, 8, 1, 8, 4, 4, 1, 1.10),
     ("175B", 96, 12288, 96, 8, 8, 64, 64, 1, 3, 13.75),

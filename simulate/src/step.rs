@@ -175,7 +175,7 @@ pub fn name(machine: &Machine, cause: Cause) -> String {
         Cause::Product => "arithmetic of products".into(),
         Cause::Depth => "beginnings and ends of products' tiles".into(),
         Cause::Tail => "waves of products' tiles that are not full".into(),
-        Cause::DepthOfTail => "the same of beginnings and ends".into(),
+        Cause::DepthOfTail => "beginnings and ends of tiles in waves that are not full".into(),
         Cause::AttentionForward => "arithmetic of attention".into(),
         Cause::AttentionBackward => "arithmetic of attention's gradients".into(),
         Cause::Memory => "bytes of the device's memory".into(),

@@ -286,7 +286,10 @@ fn with(job: &Job, stage: usize, action: &Action, meetings: &mut Meetings) -> Wi
             if stages.len() < 2 {
                 return With::Within;
             }
-            let key = (group.subs.iter().map(|u| u.0).collect(), stages);
+            // As the verifier tells groups apart: whatever the order of their axes.
+            let mut subs: Vec<u8> = group.subs.iter().map(|u| u.0).collect();
+            subs.sort_unstable();
+            let key = (subs, stages);
             let members = key.1.iter().map(|s| *s as usize).collect();
             With::Meeting(*meetings.numbers.entry(key).or_insert_with(|| {
                 meetings.stages.push(members);
