@@ -1,7 +1,7 @@
 //! Where a stream of a rank is in the order of issue.
 
 use crate::comm::Position;
-use crate::profile::{Log, Ran};
+use crate::profile::{Clock, Log, Ran};
 use crate::shm::Through;
 use ir::program::Phase;
 use ir::program::{Action, Call, CallSchedule, Command, Program, Stream};
@@ -85,8 +85,8 @@ impl Cursor {
     }
 
     /// From now on, notes when the stream comes to a command and when it is through. There is room for so many at first.
-    pub fn watch(&mut self, room: usize) {
-        self.log = Some(Log::new(room));
+    pub fn watch(&mut self, room: usize, clock: Clock) {
+        self.log = Some(Log::new(room, clock));
     }
 
     pub fn is_watched(&self) -> bool {

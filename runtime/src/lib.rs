@@ -5,6 +5,7 @@
 //! The executor ([`executor::Rank`]) runs one rank's program over two traits: [`device::Device`] holds memory and runs
 //! kernels, [`comm::Communicator`] connects ranks. `docs/runtime.md` is the tour.
 
+pub mod alone;
 pub mod artifact;
 mod blame;
 pub mod check;

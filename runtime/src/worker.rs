@@ -13,7 +13,7 @@ use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::launch::{is_beyond, spread};
 use crate::mpi::{self, Mpi, Tags};
-use crate::profile::{Part, now};
+use crate::profile::{Clock, Part, now};
 use crate::protocol::{self, Blamed, Event, Expected, FirstStep, OnNonfinite, Orders, SaveFile, StepEvent};
 use crate::reference::{Plans, Reference};
 use crate::saver::{NotFinite, Saver};
@@ -272,7 +272,7 @@ fn train_in<'scope, 'env, D: Device>(
         }
         if orders.profile.is_some_and(|w| w.first == number) {
             rank.settle(&idle(number), shm)?;
-            rank.profile(orders.profile.map_or(0, |w| w.steps()));
+            rank.profile(orders.profile.map_or(0, |w| w.steps()), Clock::Wall);
         }
         let (begun, start) = (Instant::now(), now());
         let Some((feeding, course)) = feeding.as_mut().zip(course.as_ref()) else { break };

@@ -140,17 +140,20 @@ pub(crate) fn flush_denormals() {
 }
 
 pub(crate) fn pin(core: usize) {
+    stay_on(&[core]);
+}
+
+/// Has the calling thread, and what it starts from now on, run on these cores alone. One that has gone since is no
+/// reason to stop.
+pub fn stay_on(cores: &[usize]) {
     let mut set = rustix::thread::CpuSet::new();
-    set.set(core);
-    // A core that has gone since is no reason to stop.
+    cores.iter().for_each(|core| set.set(*core));
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
 /// Makes the calling thread one that does a rank's arithmetic, on any of these cores.
 fn begin_thread(cores: &[usize]) {
-    let mut set = rustix::thread::CpuSet::new();
-    cores.iter().for_each(|core| set.set(*core));
-    let _ = rustix::thread::sched_setaffinity(None, &set);
+    stay_on(cores);
     flush_denormals();
 }
 

@@ -25,7 +25,7 @@ use crate::comm::{Communicator, Position, Progress};
 use crate::cursor::{self, Cursor};
 use crate::device::Device;
 use crate::host::Part;
-use crate::profile::Ran;
+use crate::profile::{Clock, Ran};
 use crate::streams::Events;
 use held::scatter;
 use ir::mesh::Coords;
@@ -145,14 +145,14 @@ impl<'a, D: Device> Rank<'a, D> {
         self.watch.take().flatten()
     }
 
-    /// From now on, what each stream does is timed. There is room for so many steps at first.
-    pub fn profile(&mut self, steps: usize) {
+    /// From now on, what each stream does is timed by a clock. There is room for so many steps at first.
+    pub fn profile(&mut self, steps: usize, clock: Clock) {
         let (program, schedule) = (self.frame.program, &self.frame.stage.schedule);
         for cursor in &mut self.cursors {
             let (stream, calls) = (cursor.stream(), schedule.train.iter().chain(&schedule.update));
             let commands = calls.flat_map(|c| program.commands(c));
             let of_stream = commands.filter(|(_, c)| stream.is_none_or(|s| s == c.stream)).count();
-            cursor.watch(of_stream * steps);
+            cursor.watch(of_stream * steps, clock);
         }
     }
 

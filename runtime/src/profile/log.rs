@@ -14,28 +14,48 @@ pub struct Ran {
     pub time: u64,
 }
 
+/// What is taken as the time of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    Wall,
+    /// The time that the stream's thread had on a core: all of what the command took only where one thread runs it.
+    Thread,
+}
+
+impl Clock {
+    fn now(self) -> u64 {
+        match self {
+            Clock::Wall => now(),
+            Clock::Thread => nanoseconds(ClockId::ThreadCPUTime),
+        }
+    }
+}
+
 /// What one stream notes.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     ran: Vec<Ran>,
-    begun: Option<u64>,
+    clock: Clock,
+    /// By the wall's clock, and by the one that is asked for.
+    begun: Option<(u64, u64)>,
 }
 
 impl Log {
-    pub fn new(room: usize) -> Log {
-        Log { ran: Vec::with_capacity(room), begun: None }
+    pub fn new(room: usize, clock: Clock) -> Log {
+        Log { ran: Vec::with_capacity(room), clock, begun: None }
     }
 
     /// The stream is at its next command; it may look at it more than once.
     pub fn begin(&mut self) {
         if self.begun.is_none() {
-            self.begun = Some(now());
+            let start = now();
+            self.begun = Some((start, if self.clock == Clock::Wall { start } else { self.clock.now() }));
         }
     }
 
     pub fn end(&mut self, at: Position) {
-        if let Some(start) = self.begun.take() {
-            self.ran.push(Ran { at, start, time: now() - start });
+        if let Some((start, begun)) = self.begun.take() {
+            self.ran.push(Ran { at, start, time: self.clock.now() - begun });
         }
     }
 

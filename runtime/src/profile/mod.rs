@@ -6,6 +6,7 @@
 
 pub mod breakdown;
 mod ceilings;
+pub mod exchanges;
 mod log;
 pub mod named;
 pub mod table;
@@ -13,7 +14,8 @@ pub mod trace;
 
 pub use ceilings::{Ceilings, flops, measure};
 pub(crate) use log::Log;
-pub use log::{Ran, now};
+pub use log::{Clock, Ran, now};
+pub use table::is_own;
 
 use crate::executor::Order;
 use crate::protocol::Spread;

@@ -53,7 +53,7 @@ pub struct Table {
 }
 
 /// Whether a rank's own threads do it, and not others beside them.
-pub(super) fn is_own(profile: &Profile, stream: Stream) -> bool {
+pub fn is_own(profile: &Profile, stream: Stream) -> bool {
     stream == Stream::Compute || profile.order == Order::List
 }
 

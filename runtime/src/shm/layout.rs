@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub const LINE: u64 = 64;
 /// Most bytes that a member of a group stages at a time: small enough for the second-level cache, large enough that waiting for
 /// each other costs little.
-const CHUNK: u64 = 256 << 10;
+pub const CHUNK: u64 = 256 << 10;
 
 /// Of the area for the end of a run: a flag, the rank, the length of the reason, the reason.
 pub const REASON: u64 = 4096;

@@ -25,8 +25,8 @@ mod segment;
 mod wires;
 
 pub use asked::{ASKS, Ask, Begin};
-pub use layout::{Layout, bytes_of_rank};
-pub use pending::{Pending, Through};
+pub use layout::{CHUNK, Layout, bytes_of_rank};
+pub use pending::{APART, PIECE, Pending, Through};
 pub use segment::Segment;
 pub use wires::{Receiver, Wires, take};
 

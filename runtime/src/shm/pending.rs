@@ -46,13 +46,13 @@ pub struct Polled {
 }
 
 /// Bytes of a message that are moved before the other side is told.
-const PIECE: usize = 64 << 10;
+pub const PIECE: usize = 64 << 10;
 
 /// Bytes of a copy between memories at a time: enough that beginning it costs little, and other streams wait for some tens of microseconds.
 const COPIED: usize = 512 << 10;
 
 /// Bytes of a chunk from which on each of several members sums a part of it for all: then each reads two chunks, not one of every member, and waits once more.
-const APART: usize = 64 << 10;
+pub const APART: usize = 64 << 10;
 
 impl<'a> Shm<'a> {
     /// Goes on with a communication. Others of this rank may be under way, of other groups and channels.

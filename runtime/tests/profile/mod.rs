@@ -8,7 +8,8 @@ use runtime::comm::Position;
 use runtime::executor::Order;
 use runtime::launch::RunOptions;
 use runtime::profile::breakdown::Breakdown;
-use runtime::profile::{Profile, table, trace};
+use runtime::profile::exchanges::{Exchanged, exchanges};
+use runtime::profile::{Profile, Ran, table, trace};
 use std::collections::BTreeMap;
 
 fn profile(bench: &Bench, order: Order) -> Profile {
@@ -138,4 +139,59 @@ fn in_list_order_and_on_other_devices_all_is_on_the_ranks_own_threads_and_ceilin
     assert_eq!(profile.ceilings, None);
     let text = table::text(&Breakdown::new(&bench.artifact.job, &profile));
     assert!(!text.contains("ceilings") && !text.contains("beside it") && text.contains("send by 1 stage"), "{text}");
+}
+
+#[test]
+fn exchanges_are_found_once_with_all_who_take_part() {
+    let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
+    let job = &bench.artifact.job;
+    for order in [Order::List, Order::Streams] {
+        let profile = profile(&bench, order);
+        let found = exchanges(job, &profile);
+        let (messages, collectives): (Vec<_>, Vec<_>) = found.iter().partition(|e| e.kind.is_none());
+        assert_eq!(messages.len(), 2 * count(job, |a| matches!(a, Action::Recv { .. })));
+        // Each member's command is of one exchange, twice, as there are two steps; groups of one rank have none.
+        let of_rank = |rank: u64| {
+            let groups = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize].groups;
+            let members =
+                move |a: &Action| if let Action::Collective { group, .. } = a { groups[group.index()].members(&job.mesh, rank).len() } else { 0 };
+            positions(job, rank).into_values().flatten().filter(|at| members(action(job, rank, *at)) > 1).count()
+        };
+        let parts: usize = collectives.iter().map(|e| e.ranks.len()).sum();
+        assert!(parts > 0 && parts == 2 * (0..4).map(of_rank).sum::<usize>(), "{collectives:?}");
+        for e in &found {
+            let longest = |rank: u64| profile.ranks[rank as usize].ran.iter().map(|r| r.time).max().unwrap_or(0) as f64 / 1e9;
+            let most = e.ranks.iter().map(|r| longest(*r)).fold(0.0, f64::max);
+            let of_message = (1..=2).contains(&e.seconds.len());
+            assert!(e.bytes > 0 && e.seconds.iter().all(|s| (0.0..=most).contains(s)), "{e:?}");
+            assert!(if e.kind.is_none() { of_message && e.rank == e.ranks[1] } else { e.seconds.len() == 1 }, "{e:?}");
+        }
+    }
+}
+
+/// Who comes early waits for the last; a message is copied in whoever waits for it.
+#[test]
+fn what_early_members_wait_is_no_time_of_an_exchange() {
+    let job = fixture::streamed(fixture::job(&SPLIT));
+    let mut profile = Profile::new(4, Order::Streams, None);
+    let first = |rank: u64, is: &dyn Fn(&Action) -> bool| {
+        let all = positions(&job, rank).into_values().flatten();
+        all.into_iter().find(|at| is(action(&job, rank, *at))).unwrap()
+    };
+    let sum = |a: &Action| matches!(a, Action::Collective { group, .. } if job.programs[0].groups[group.index()].stages.is_none());
+    // Ranks 0 and 1 are a group of a stage: one comes after 1 us, the other after 5, and both go on at 8 and 10.
+    profile.ranks[0].ran.push(Ran { at: first(0, &sum), start: 1_000, time: 7_000 });
+    profile.ranks[1].ran.push(Ran { at: first(1, &sum), start: 5_000, time: 5_000 });
+    // Rank 2 waits for what rank 0 sends, rank 3 comes when rank 1 has sent.
+    let (sends, receives) = (|a: &Action| matches!(a, Action::Send { .. }), |a: &Action| matches!(a, Action::Recv { .. }));
+    for (sender, received) in [(0, 15_000), (1, 30_000)] {
+        profile.ranks[sender].ran.push(Ran { at: first(sender as u64, &sends), start: 20_000, time: 4_000 });
+        let at = first(sender as u64 + 2, &receives);
+        profile.ranks[sender + 2].ran.push(Ran { at, start: received, time: 11_000 });
+    }
+    let found = exchanges(&job, &profile);
+    let of = |ranks: [u64; 2]| found.iter().find(|e| e.ranks == ranks).unwrap_or_else(|| panic!("{ranks:?}: {found:?}"));
+    let micro = |e: &Exchanged| e.seconds.iter().map(|s| (s * 1e6).round()).collect::<Vec<_>>();
+    assert_eq!(found.len(), 3);
+    assert_eq!((micro(of([0, 1])), micro(of([0, 2])), micro(of([1, 3]))), (vec![4.0], vec![4.0], vec![4.0, 11.0]));
 }
