@@ -43,11 +43,12 @@ pub fn run(command: &MachineCommand) -> Result<(), Failure> {
             for name in machines {
                 let machine = read(name)?;
                 let numbers = machine.numbers();
-                out!("{name}: {}, {} numbers\n", machine.name, numbers.len() + machine.kernels.len())?;
+                let kernels: Vec<_> = machine.measured.iter().flat_map(|m| m.kernels.values()).collect();
+                out!("{name}: {}, {} numbers\n", machine.name, numbers.len() + kernels.len())?;
                 for (key, source) in &machine.sources {
                     let own = numbers.iter().filter(|n| n.figure.source == *key).count();
                     let tiles = machine.device.products.tiles.iter().filter(|t| t.source == *key).count();
-                    let kernels = machine.kernels.values().filter(|k| k.source == *key).count();
+                    let kernels = kernels.iter().filter(|k| k.source == *key).count();
                     out!("  {:>3} of {} ({})\n", own + tiles + kernels, source.title, source.date)?;
                 }
             }

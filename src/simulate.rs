@@ -141,8 +141,8 @@ fn text(machine: &Machine, step: &Step, rows: usize) -> String {
         100.0 * step.mfu
     );
     let _ = writeln!(out, "memory     {} of a device's {}, exchanges and the driver apart", size(step.memory), size(step.device_memory));
-    if !machine.kernels.is_empty() {
-        let _ = writeln!(out, "measured   {} of the job's kernels, by the machine file", step.measured);
+    if machine.measured.is_some() {
+        let _ = writeln!(out, "measured   {} of the job's {} kernels, by the machine file", step.measured, step.all_kernels);
     }
     if let Some(n) = &machine.note {
         let _ = writeln!(out, "machine    {n}");

@@ -35,6 +35,9 @@ pub enum Cause {
     HeldExchanges,
     /// The host, between the phases of a step.
     Gap,
+    /// Threads of a rank on CPUs that go on after they have waited for another: with a core for each, and without.
+    Wake,
+    CrowdedWake,
     /// Bytes of exchanges over links of this level.
     Bytes(u8),
     /// Bytes of sums that a switch of this level adds up.
@@ -46,7 +49,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    pub const ALL: [Cause; 14 + 4 * LEVELS] = [
+    pub const ALL: [Cause; 16 + 4 * LEVELS] = [
         Cause::Product,
         Cause::Depth,
         Cause::Tail,
@@ -61,6 +64,8 @@ impl Cause {
         Cause::HeldKernels,
         Cause::HeldExchanges,
         Cause::Gap,
+        Cause::Wake,
+        Cause::CrowdedWake,
         Cause::Bytes(0),
         Cause::Bytes(1),
         Cause::Bytes(2),
@@ -91,10 +96,12 @@ impl Cause {
             Cause::HeldKernels => 11,
             Cause::HeldExchanges => 12,
             Cause::Gap => 13,
-            Cause::Bytes(level) => 14 + usize::from(level),
-            Cause::Switched(level) => 14 + LEVELS + usize::from(level),
-            Cause::Latency(level) => 14 + 2 * LEVELS + usize::from(level),
-            Cause::Hop(level) => 14 + 3 * LEVELS + usize::from(level),
+            Cause::Wake => 14,
+            Cause::CrowdedWake => 15,
+            Cause::Bytes(level) => 16 + usize::from(level),
+            Cause::Switched(level) => 16 + LEVELS + usize::from(level),
+            Cause::Latency(level) => 16 + 2 * LEVELS + usize::from(level),
+            Cause::Hop(level) => 16 + 3 * LEVELS + usize::from(level),
         }
     }
 }

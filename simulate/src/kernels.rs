@@ -93,18 +93,22 @@ pub fn memory(machine: &Machine, bytes: f64, threads: u64) -> f64 {
     bytes / (memory.bytes_per_second.value * memory.efficiency.value * threads as f64)
 }
 
-/// Seconds of a launch on its own. `threads` are those of a rank, of CPUs.
+/// Seconds of a launch on its own, as it was measured, else by the formula. `threads` are those of a rank, of CPUs.
 pub fn launch(machine: &Machine, kernel: &Kernel, threads: u64) -> Cost {
+    let Some(seconds) = machine.measured(&kernel.name(), threads) else { return formula(machine, kernel, threads) };
+    let cause = match kernel.family {
+        _ if kernel.on == Space::Host => Cause::Host,
+        Family::Gemm => Cause::Product,
+        Family::Attention => Cause::AttentionForward,
+        Family::AttentionGrad => Cause::AttentionBackward,
+        Family::Loops { .. } | Family::Scatter => Cause::Memory,
+    };
+    Cost::new(cause, seconds)
+}
+
+/// Seconds of a launch by what the kernel has to do.
+pub fn formula(machine: &Machine, kernel: &Kernel, threads: u64) -> Cost {
     let (rates, work) = (&machine.device.attention, Work::needed(kernel));
-    if let Some(measured) = machine.kernels.get(&kernel.name()) {
-        let cause = match kernel.family {
-            Family::Gemm => Cause::Product,
-            Family::Attention => Cause::AttentionForward,
-            Family::AttentionGrad => Cause::AttentionBackward,
-            Family::Loops { .. } | Family::Scatter => Cause::Memory,
-        };
-        return Cost::new(cause, measured.value);
-    }
     if kernel.on == Space::Host {
         return Cost::new(Cause::Host, work.bytes as f64 / machine.host.bytes_per_second.value);
     }
@@ -132,6 +136,7 @@ mod tests {
     use ir::graph::{Body, Origin, Phase, Type};
     use ir::kernel::{Operand, Output, dense};
     use ir::op::{Attention, AttentionGrad, Real, Scoring, Unary};
+    use std::collections::BTreeMap;
 
     /// Of 100 multiprocessors and 1,000 operations a second in f32, 2,000 in tf32 and 4,000 in 16 bits, of which all
     /// are reached; 10 bytes a second.
@@ -218,7 +223,8 @@ mod tests {
         let add = kernel(loops, body, Op::Unary(Unary::Exp), &[(DType::F32, vec![m, k])], vec![m, k]);
         assert_eq!(launch(&machine, &add, 1).seconds(), 2.0 * 35.0 * 4.0 / 10.0 + 0.25);
         assert_eq!(launch(&machine, &add, 2).seconds(), 2.0 * 35.0 * 4.0 / 20.0 + 0.25);
-        machine.kernels.insert(add.name(), machine.device.launch.clone());
+        let kernels = BTreeMap::from([(add.name(), machine.device.launch.clone())]);
+        machine.measured = Some(crate::machine::Measured { threads: 1, kernels });
         assert_eq!(launch(&machine, &add, 1).seconds(), 0.25, "it was measured");
         (machine.device.attention.forward.value, machine.device.attention.backward.value) = (0.5, 0.25);
         machine.device.memory.bytes_per_second.value = 1e9;

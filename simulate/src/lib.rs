@@ -5,6 +5,7 @@
 //! stream, [`play`] plays all stages together until steps are alike, and [`step`] says what came of it.
 
 pub mod cost;
+pub mod fit;
 pub mod kernels;
 pub mod links;
 pub mod machine;

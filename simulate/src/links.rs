@@ -4,6 +4,10 @@
 //! block of a level by the links of all its members there, as NCCL's rings do, one for each adapter; so the slowest
 //! level that it passes says how fast its bytes go. Beside its bytes an exchange takes a latency, and one for each
 //! step from rank to rank: of rings, or, for sums, of trees where these are shorter.
+//!
+//! Ranks on CPUs exchange through memory that they share, as `runtime/src/shm` does it: each copies in what it gives,
+//! chunk by chunk, and adds up or copies out what is there of the others. So it is the bytes that a rank's core goes
+//! through that take the time, and each chunk that they wait for each other.
 
 use crate::cost::{Cause, Cost};
 use crate::machine::Machine;
@@ -48,12 +52,15 @@ fn rate(machine: &Machine, level: usize) -> f64 {
     link.bytes_per_second.value * link.efficiency.value
 }
 
-/// A collective, of which a rank sends so many bytes.
-pub fn collective(machine: &Machine, kind: Collective, reach: &Reach, sent: u64) -> Cost {
+/// A collective whose parts are of so many bytes ([`Collective::parts`]).
+pub fn collective(machine: &Machine, kind: Collective, reach: &Reach, part: u64) -> Cost {
     if reach.members < 2 {
         return Cost::default();
     }
-    let (top, bytes) = (reach.top(), sent as f64);
+    if machine.is_cpu() {
+        return in_shared_memory(machine, kind, reach.members, part);
+    }
+    let (top, bytes) = (reach.top(), kind.sent(part, reach.members) as f64);
     let slowest = match kind {
         Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_) => {
             let each = |k: usize| match &machine.links[k].switched_sums {
@@ -87,7 +94,32 @@ pub fn collective(machine: &Machine, kind: Collective, reach: &Reach, sent: u64)
     Cost::new(cause, seconds).and(Cause::Latency(top as u8), machine.links[top].latency.value) + hops
 }
 
-/// A message from rank to rank.
+/// Bytes that a member stages at a time, and those of a chunk from which on more than two members sum a part each: a
+/// test holds these, and [`PIECE`], to `runtime/src/shm`.
+pub const CHUNK: u64 = 256 << 10;
+pub const APART: u64 = 64 << 10;
+/// Bytes of a message that are copied before the other end is told.
+pub const PIECE: u64 = 64 << 10;
+
+/// Chunks of a collective among ranks on CPUs.
+pub fn chunks(kind: Collective, members: u64, part: u64) -> u64 {
+    (part * kind.parts(members).0).div_ceil(CHUNK).max(1)
+}
+
+fn in_shared_memory(machine: &Machine, kind: Collective, members: u64, part: u64) -> Cost {
+    let (gives, gets) = kind.parts(members);
+    let (given, got) = (part * gives, part * gets);
+    let summed = match kind {
+        Collective::AllReduce(_) if members > 2 && part.min(CHUNK) >= APART => part + part / members,
+        Collective::AllReduce(_) | Collective::ReduceScatter(_) => members * part,
+        Collective::AllGather | Collective::AllToAll | Collective::Shift => 0,
+    };
+    let link = &machine.links[0];
+    let copied = Cost::new(Cause::Bytes(0), (given + summed + got) as f64 / rate(machine, 0));
+    copied.and(Cause::Latency(0), link.latency.value).and(Cause::Hop(0), chunks(kind, members, part) as f64 * link.hop.value)
+}
+
+/// A message from rank to rank: of CPUs, what each end of it copies.
 pub fn message(machine: &Machine, from: u64, to: u64, bytes: u64) -> Cost {
     let level = Reach::of(machine, &[from.min(to), from.max(to)]).top();
     let link = &machine.links[level];
@@ -109,9 +141,12 @@ mod tests {
         machine
     }
 
+    /// Of which a rank sends so many bytes, or some less, as parts are whole: to the microsecond.
     fn seconds(kind: Collective, ranks: &[u64], sent: u64) -> f64 {
         let machine = machine();
-        collective(&machine, kind, &Reach::of(&machine, ranks), sent).seconds()
+        let one = kind.sent(1 << 20, ranks.len() as u64).max(1);
+        let part = (u128::from(sent) * (1 << 20) / u128::from(one)) as u64;
+        (collective(&machine, kind, &Reach::of(&machine, ranks), part).seconds() * 1e6).round() / 1e6
     }
 
     #[test]
@@ -145,5 +180,26 @@ mod tests {
         let hops = |kind| collective(&machine, kind, &reach, 0).seconds();
         assert_eq!(hops(Collective::AllGather), 15.0);
         assert_eq!(hops(Collective::AllReduce(Reduce::Sum)), 2.0 * 4.0);
+    }
+    #[test]
+    fn ranks_on_cpus_take_the_bytes_that_each_copies_and_adds_up() {
+        let mut machine = Machine::named("cpu").expect("a machine");
+        let link = &mut machine.links[0];
+        (link.bytes_per_second.value, link.efficiency.value, link.latency.value, link.hop.value) = (1e6, 1.0, 0.0, 0.0);
+        let copied = |machine: &Machine, kind, members: u64, part| {
+            let ranks: Vec<u64> = (0..members).collect();
+            (collective(machine, kind, &Reach::of(machine, &ranks), part).seconds() * 1e6).round() as u64
+        };
+        let sum = Collective::AllReduce(Reduce::Sum);
+        // In, both added up, out; of three or more each adds up a part, which is copied in once more.
+        assert_eq!([copied(&machine, sum, 2, 1 << 20), copied(&machine, sum, 4, 1 << 20)], [4 << 20, (3 << 20) + (1 << 18)]);
+        assert_eq!(copied(&machine, sum, 4, 1 << 10), 6 << 10, "small ones are added up by all");
+        assert_eq!(copied(&machine, Collective::AllGather, 4, 1 << 20), 5 << 20);
+        assert_eq!(copied(&machine, Collective::ReduceScatter(Reduce::Sum), 4, 1 << 20), 9 << 20);
+        assert_eq!(copied(&machine, Collective::AllToAll, 4, 1 << 20), 8 << 20);
+        assert_eq!(copied(&machine, Collective::Shift, 4, 1 << 20), 2 << 20);
+        machine.links[0].bytes_per_second.value = 1e20;
+        (machine.links[0].latency.value, machine.links[0].hop.value) = (100.0, 1.0);
+        assert_eq!(copied(&machine, sum, 2, 1 << 20), 104_000_000, "a start, and four chunks");
     }
 }

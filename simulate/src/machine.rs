@@ -3,7 +3,7 @@
 //! A file is JSON, read by [`Machine::parse`], which checks it. The machines that mcc knows by name are in
 //! `machines/`.
 
-use crate::cost::{Cause, LEVELS};
+use crate::cost::{Cause, Cost, LEVELS};
 use ir::op::DType;
 use ir::tiles::Generation;
 use serde::{Deserialize, Serialize};
@@ -66,8 +66,18 @@ pub struct Machine {
     pub links: Vec<Link>,
     pub contention: Contention,
     pub host: Host,
-    /// Seconds that kernels took, by their symbols: these are believed before all else.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// What was measured of kernels as they are: it is believed before all else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+}
+
+/// Seconds that kernels took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// Of a rank, on CPUs; 1 on GPUs. With others kernels take longer or shorter: then these are not looked at.
+    pub threads: u64,
+    /// By their symbols, which tell kernels apart by all that they compute.
     pub kernels: BTreeMap<String, Figure>,
 }
 
@@ -177,6 +187,13 @@ pub struct Host {
     pub bus_bytes_per_second: Figure,
     /// Of its disks, which the ranks of a machine share.
     pub disk_bytes_per_second: Figure,
+    /// Seconds until a thread goes on that has waited for another one, or for another rank: of ranks on CPUs, which
+    /// have a thread for kernels and one for exchanges.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake: Option<Figure>,
+    /// The same where ranks have more threads than there are cores: another one has to leave the core first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crowded_wake: Option<Figure>,
 }
 
 /// A number of a machine, and what it governs.
@@ -214,8 +231,21 @@ impl Machine {
         Some(Machine::parse(text).expect("invariant: a test reads each"))
     }
 
+    /// Seconds that a kernel took, if it was measured with so many threads of a rank.
+    pub fn measured(&self, symbol: &str, threads: u64) -> Option<f64> {
+        let measured = self.measured.as_ref().filter(|m| m.threads == threads || !self.is_cpu())?;
+        measured.kernels.get(symbol).map(|figure| figure.value)
+    }
+
     pub fn is_cpu(&self) -> bool {
         self.target == "cpu"
+    }
+
+    /// What a thread takes to go on that has waited, of one of so many ranks on CPUs.
+    pub fn wake(&self, ranks: u64, threads: u64) -> Cost {
+        let is_crowded = ranks.saturating_mul(threads) > self.devices;
+        let (figure, cause) = if is_crowded { (&self.host.crowded_wake, Cause::CrowdedWake) } else { (&self.host.wake, Cause::Wake) };
+        figure.as_ref().map_or(Cost::default(), |figure| Cost::new(cause, figure.value))
     }
 
     /// The generation of its GPUs, if mcc makes code for it.
@@ -274,6 +304,8 @@ impl Machine {
             rate("host.bus_bytes_per_second", &host.bus_bytes_per_second, &[Cause::Bus]),
             rate("host.disk_bytes_per_second", &host.disk_bytes_per_second, &[Cause::Disk]),
         ];
+        all.extend(host.wake.iter().map(|figure| time("host.wake", figure, Cause::Wake)));
+        all.extend(host.crowded_wake.iter().map(|figure| time("host.crowded_wake", figure, Cause::CrowdedWake)));
         for (level, link) in (0..).zip(&self.links) {
             let name = |field: &str| format!("links.{}.{field}", link.name);
             let switched = Cause::Switched(level);
@@ -303,9 +335,10 @@ impl Machine {
                 return wrong(&format!("sources.{name}.date"), format!("`{}` is no `2024`, `2024-03` or `2024-03-18`", source.date));
             }
         }
-        let measured = self.kernels.iter().map(|(name, figure)| (format!("kernels.{name}"), figure));
+        let kernels = self.measured.iter().flat_map(|m| &m.kernels);
+        let measured = kernels.map(|(name, figure)| (format!("measured.kernels.{name}"), figure));
         for (name, figure) in self.numbers().into_iter().map(|g| (g.name, g.figure)).chain(measured) {
-            let least_is_zero = ["launch", "phase", "latency", "hop", "kernels", "exchanges", "tail", "depth"];
+            let least_is_zero = ["wake", "crowded_wake", "launch", "phase", "latency", "hop", "kernels", "exchanges", "tail", "depth"];
             let last = name.rsplit('.').next().unwrap_or_default();
             let may_be_zero = least_is_zero.contains(&last);
             if figure.value > MOST || (!may_be_zero && (0.0..LEAST).contains(&figure.value) && figure.value > 0.0) {
@@ -338,6 +371,9 @@ impl Machine {
         let names: BTreeSet<&str> = self.links.iter().map(|l| l.name.trim()).collect();
         if names.len() < self.links.len() || names.contains("") {
             return wrong("links", "each has a name of its own".into());
+        }
+        if !self.is_cpu() && [&self.host.wake, &self.host.crowded_wake].iter().any(|f| f.is_some()) {
+            return wrong("host.wake", "it is of ranks on CPUs: streams of GPUs wait by themselves".into());
         }
         if self.is_cpu() && self.links.len() > 1 {
             return wrong("links", "of CPUs all ranks are on one machine: one level joins them".into());

@@ -116,6 +116,8 @@ struct Play<'a> {
     /// Whether exchanges of a rank go one by one.
     serial: bool,
     options: Options,
+    /// What a thread takes to go on that has waited.
+    wake: Cost,
     tapes: Vec<StageTape>,
     stages: Vec<StagePlay>,
     clusters: Vec<Cluster>,
@@ -178,6 +180,7 @@ impl<'a> Play<'a> {
             machine,
             serial,
             options,
+            wake: machine.wake(job.mesh.world(), options.threads),
             stages,
             clusters,
             met: vec![vec![]; meetings.stages.len()],
@@ -293,13 +296,11 @@ impl<'a> Play<'a> {
                     stream.item += 1;
                     stage.reached[event as usize] += 1;
                     let reached = stage.reached[event as usize];
-                    for (other, waiter) in stage.streams.iter_mut().enumerate() {
-                        if matches!(waiter.state, State::Waits { event: e, count } if e == event && count <= reached) {
-                            waiter.state = State::Ready;
-                            waiter.mark = Mark { time: self.now, ..mark };
-                            waiter.item += 1;
-                            self.ready.push((s, other));
-                        }
+                    let waits = |state: State| matches!(state, State::Waits { event: e, count } if e == event && count <= reached);
+                    let waiters = (0..STREAMS).filter(|k| waits(stage.streams[*k].state)).collect::<Vec<_>>();
+                    for other in waiters {
+                        let waited = self.now - self.stages[s].streams[other].mark.time;
+                        self.wake(s, other, waited, Mark { time: self.now, ..mark });
                     }
                 }
                 Item::Wait { event, before } => {
@@ -371,17 +372,32 @@ impl<'a> Play<'a> {
         self.soil(s);
         match op.kind {
             Kind::Gap => self.next_phase(s, mark),
+            Kind::Wake => self.pass(s, k, mark),
             Kind::Exchange => self.exchanged(s, k, &op, mark),
             Kind::Device | Kind::Host | Kind::Copy | Kind::Disk => {
                 self.tell(s, k, op.mark.time);
                 if let Some(Item::Send { .. }) = self.item(s, k) {
                     return self.copied(s, k, mark);
                 }
-                let stream = &mut self.stages[s].streams[k];
-                (stream.mark, stream.item) = (mark, stream.item + 1);
-                self.ready.push((s, k));
+                self.pass(s, k, mark);
             }
         }
+    }
+
+    /// A stream is through with an item.
+    fn pass(&mut self, s: usize, k: usize, mark: Mark) {
+        let stream = &mut self.stages[s].streams[k];
+        (stream.mark, stream.item, stream.state) = (mark, stream.item + 1, State::Ready);
+        self.ready.push((s, k));
+    }
+
+    /// The same of one that has waited so long: a thread takes a while to go on.
+    fn wake(&mut self, s: usize, k: usize, waited: f64, mark: Mark) {
+        if self.wake.seconds() == 0.0 || waited <= 0.0 {
+            return self.pass(s, k, mark);
+        }
+        self.stages[s].streams[k].state = State::Busy;
+        self.begin(s, k, Kind::Wake, self.wake, mark, &[]);
     }
 
     /// The item that a stream is at.
@@ -464,7 +480,7 @@ impl<'a> Play<'a> {
             Kind::Exchange | Kind::Copy if self.machine.is_cpu() => share(Pool::Cores, ranks / self.machine.devices as f64),
             Kind::Host => share(Pool::HostMemory, ranks),
             Kind::Disk => share(Pool::Disk, ranks),
-            Kind::Device | Kind::Exchange | Kind::Copy | Kind::Gap => None,
+            Kind::Device | Kind::Exchange | Kind::Copy | Kind::Gap | Kind::Wake => None,
         }
     }
 

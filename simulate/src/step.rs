@@ -10,7 +10,7 @@ use ir::op::{DType, Op};
 use ir::program::{Action, Arena, Body, Job, Phase, Program, Space, Stage};
 use ir::work::{Work, model_flops, tokens};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A training step on a machine, once steps are alike.
 #[derive(Clone, Debug, Serialize)]
@@ -36,8 +36,9 @@ pub struct Step {
     /// there are.
     pub memory: u64,
     pub device_memory: u64,
-    /// Kernels of the job for which the machine file has measured seconds.
+    /// Kernels of a step for which the machine file has measured seconds, and all.
     pub measured: usize,
+    pub all_kernels: usize,
     /// What the compute streams do, mean of the stages: seconds of a rank and step, which add up to the step.
     pub spent: Spent,
     pub stages: Vec<Spent>,
@@ -97,6 +98,7 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, U
     let world = job.mesh.world() as f64;
     let flops_per_second = model_flops(job) / seconds / world;
     let factors = factors(job);
+    let launched = launched(job);
     let (kernels, exchanges, lines) = rows(job, machine, &options, &played);
     Ok(Step {
         machine: machine.name.clone(),
@@ -111,7 +113,8 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, U
         mfu: flops_per_second / (machine.peak(factors.0, factors.1) * if machine.is_cpu() { options.threads as f64 } else { 1.0 }),
         memory: job.stages.iter().map(|s| on_device(job, s)).max().unwrap_or(0),
         device_memory: machine.device.memory.bytes.value as u64,
-        measured: job.kernels.iter().filter(|k| machine.kernels.contains_key(&k.name())).count(),
+        measured: launched.iter().filter(|k| machine.measured(&job.kernels[**k].name(), options.threads).is_some()).count(),
+        all_kernels: launched.len(),
         spent,
         stages,
         path: path(machine, &played.path),
@@ -126,6 +129,19 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, U
 fn on_device(job: &Job, stage: &Stage) -> u64 {
     let bytes = stage.schedule.arena_bytes(&job.programs[stage.program as usize]);
     Arena::ALL.into_iter().zip(bytes).filter(|(a, _)| a.space() == Some(Space::Device)).map(|(_, b)| b).sum()
+}
+
+/// Kernels of a step, those apart that a bool may leave out.
+fn launched(job: &Job) -> BTreeSet<usize> {
+    let of_stage = |stage: &Stage| {
+        let program = &job.programs[stage.program as usize];
+        let calls = stage.schedule.train.iter().chain(&stage.schedule.update);
+        let bodies: BTreeSet<usize> = calls.map(|call| call.body.index()).collect();
+        let commands = bodies.into_iter().flat_map(|b| &program.bodies[b].commands).filter(|c| c.predicate.is_none());
+        let kernels = commands.filter_map(|c| if let Action::Launch { kernel, .. } = &c.action { Some(kernel.index()) } else { None });
+        kernels.collect::<BTreeSet<usize>>()
+    };
+    job.stages.iter().flat_map(of_stage).collect()
 }
 
 /// The type of the factors of most operations, and whether they are of tf32.
@@ -190,6 +206,8 @@ pub fn name(machine: &Machine, cause: Cause) -> String {
         Cause::HeldKernels => "kernels that exchanges hold up".into(),
         Cause::HeldExchanges => "exchanges that kernels hold up".into(),
         Cause::Gap => "the host between phases".into(),
+        Cause::Wake => "threads that go on after they have waited".into(),
+        Cause::CrowdedWake => "threads that wait for a core before they go on".into(),
     }
 }
 
@@ -255,7 +273,8 @@ pub fn exchange_name(job: &Job, program: &Program, action: &Action) -> String {
     }
 }
 
-fn work_name(job: &Job, action: &Action) -> &'static str {
+/// What rows call a command that is no exchange.
+pub fn work_name(job: &Job, action: &Action) -> &'static str {
     match action {
         Action::Launch { kernel, .. } => {
             let kernel = &job.kernels[kernel.index()];
@@ -263,6 +282,7 @@ fn work_name(job: &Job, action: &Action) -> &'static str {
         }
         Action::Copy { .. } => "copies between memories",
         Action::Load { .. } => "the batch",
+        Action::Report { .. } | Action::Limit { .. } => "reports",
         _ => "fills",
     }
 }

@@ -24,6 +24,8 @@ pub enum Kind {
     Exchange,
     /// The host, between phases.
     Gap,
+    /// A thread that goes on after it has waited.
+    Wake,
 }
 
 /// What a stream comes to next.
@@ -142,7 +144,8 @@ impl<'a> Costs<'a> {
                 let slow = self.options.slow.filter(|s| s.0 == stage).map_or(1.0, |s| s.1);
                 (if on == Space::Host { Kind::Host } else { Kind::Device }, cost.times(slow))
             }
-            Action::Fill { buffer, .. } => (Kind::Device, of_memory(bytes(buffer))),
+            // A CPU reads each line before it writes to it.
+            Action::Fill { buffer, .. } => (Kind::Device, of_memory(bytes(buffer) * if self.machine.is_cpu() { 2 } else { 1 })),
             // A batch comes from the host.
             Action::Load { dst, .. } if self.machine.is_cpu() => (Kind::Device, of_memory(bytes(dst))),
             Action::Load { dst, .. } => {
@@ -174,7 +177,7 @@ impl<'a> Costs<'a> {
         let first = job.mesh.first_of_stage(stage as u64);
         let apart = job.mesh.world() / job.stages.len() as u64;
         match action {
-            Action::Collective { kind, group, .. } => {
+            Action::Collective { kind, group, dtype, count, .. } => {
                 let group = &program.groups[group.index()];
                 let key = (stage, group.subs.iter().map(|u| u64::from(u.0)).chain(group.stages.iter().flatten().map(|s| 1 << 32 | s)).collect());
                 // Its groups need not all lie alike: ranks wait for the slowest.
@@ -189,9 +192,12 @@ impl<'a> Costs<'a> {
                     }
                     found.into_iter().collect()
                 });
-                let bytes = sent(&job.mesh, program, action);
-                let each = all.iter().map(|reach| links::collective(machine, *kind, reach, bytes));
-                each.max_by(|a, b| a.seconds().total_cmp(&b.seconds()))
+                let part = count * dtype.bytes();
+                let each = all.iter().map(|reach| links::collective(machine, *kind, reach, part));
+                // Where ranks share cores, each chunk waits for all members to have had one.
+                let wake = machine.wake(job.mesh.world(), self.options.threads);
+                let chunks = if wake.of(Cause::CrowdedWake) > 0.0 { links::chunks(*kind, group.size(&job.mesh), part) } else { 0 };
+                each.max_by(|a, b| a.seconds().total_cmp(&b.seconds())).map(|cost| cost + wake.times(chunks as f64))
             }
             Action::Send { hops, .. } | Action::Recv { hops, .. } => {
                 let other = job.mesh.first_of_stage((stage as u64).wrapping_add_signed(*hops));

@@ -8,10 +8,12 @@ use ir::program::{Action, BodyKind, Job, Phase};
 use passes::compile::compile;
 use passes::report::explain::{exchanges, totals};
 use simulate::Options;
-use simulate::machine::{Figure, Machine};
+use simulate::fit::{self, KernelTime, StepTime};
+use simulate::kernels::formula;
+use simulate::machine::{Figure, Machine, Measured};
 use simulate::step::{Step, predict, without};
 use simulate::tape::{Costs, Meetings, StageTape};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MLP: &str = "models/mlp.mdl";
 const GPT2: &str = "models/gpt2.mdl";
@@ -39,6 +41,7 @@ fn plan(pp: u64, microbatches: u64) -> Plan {
 fn ideal(name: &str) -> Machine {
     let mut machine = Machine::named(name).expect("a machine");
     machine.devices = machine.devices.max(8);
+    (machine.host.wake, machine.host.crowded_wake) = (None, None);
     machine.device.memory.bytes_per_second.value = 1e300;
     machine.host.bus_bytes_per_second.value = 1e300;
     for figure in [&mut machine.device.launch, &mut machine.device.phase, &mut machine.contention.kernels, &mut machine.contention.exchanges] {
@@ -80,15 +83,16 @@ fn launched(job: &Job, stage: usize, kind: fn(BodyKind) -> bool) -> Vec<u64> {
 /// one of each kind of pass takes time, which all stages have alike.
 fn passes_of_one_and_two(job: &Job, name: &str) -> Machine {
     let mut machine = ideal(name);
-    machine.kernels = job.kernels.iter().map(|k| (k.name(), figure(0.0))).collect();
+    let mut kernels: BTreeMap<String, Figure> = job.kernels.iter().map(|k| (k.name(), figure(0.0))).collect();
     let forward = |k: BodyKind| matches!(k, BodyKind::Forward(_));
     let backward = |k: BodyKind| matches!(k, BodyKind::Backward(_));
     let all: Vec<[Vec<u64>; 2]> = (0..job.stages.len()).map(|s| [launched(job, s, forward), launched(job, s, backward)]).collect();
     for (own, other, seconds) in [(0, 1, 1.0), (1, 0, 2.0)] {
         let alike = |k: &usize| all[0][own][*k] > 0 && all.iter().all(|s| s[own][*k] == all[0][own][*k] && s[other][*k] == 0);
         let k = (0..job.kernels.len()).find(alike).expect("a kernel of all layers");
-        machine.kernels.insert(job.kernels[k].name(), figure(seconds / all[0][own][k] as f64));
+        kernels.insert(job.kernels[k].name(), figure(seconds / all[0][own][k] as f64));
     }
+    machine.measured = Some(Measured { threads: 1, kernels });
     machine
 }
 
@@ -334,6 +338,7 @@ fn a_group_across_machines_holds_up_all() {
 fn ranks_share_cores() {
     let mut machine = Machine::named("cpu").expect("a machine");
     machine.device.phase.value = 0.0;
+    (machine.host.wake, machine.host.crowded_wake) = (None, None);
     (machine.contention.kernels.value, machine.contention.exchanges.value) = (0.0, 0.0);
     (machine.links[0].bytes_per_second.value, machine.links[0].latency.value, machine.links[0].hop.value) = (1e300, 0.0, 0.0);
     let job = |dp: u64| job(GPT2, SMALL, Plan { dp, global_batch: 2 * dp, serial_exchanges: false, ..plan(1, 1) });
@@ -369,4 +374,75 @@ fn groups_go_over_the_links_that_they_reach() {
     };
     assert_eq!(names(1, 4), BTreeSet::from(["starts of exchanges over NVLink".to_string()]));
     assert_eq!(names(4, 4), BTreeSet::from(["starts of exchanges over NVLink".into(), "starts of exchanges over InfiniBand".into()]));
+}
+
+/// Kernels' numbers are found again from times that a machine with others would have, whose kernels these are.
+#[test]
+fn numbers_of_kernels_are_found_again() {
+    let job = job(GPT2, "layers=2 hidden=256 heads=4 seq=256 vocab=512", plan(1, 2));
+    let mut real = Machine::named("cpu").expect("a machine");
+    let device = &mut real.device;
+    (device.products.efficiency.value, device.memory.efficiency.value, device.launch.value) = (0.61, 0.47, 3e-6);
+    (device.attention.forward.value, device.attention.backward.value) = (0.41, 0.52);
+    let seconds: Vec<f64> = job.kernels.iter().map(|k| formula(&real, k, 1).seconds()).collect();
+    let time = |(kernel, seconds): (_, &f64)| KernelTime { kernel, threads: 1, calls: 1.0, seconds: *seconds };
+    let times: Vec<KernelTime> = job.kernels.iter().zip(&seconds).map(time).collect();
+    let mut machine = Machine::named("cpu").expect("a machine");
+    let fits = fit::kernels(&mut machine, &times, "profile");
+    assert_eq!(fits.len(), 4);
+    assert!(fits.iter().all(|f| f.after < 0.02 && f.after < f.before), "{fits:?}");
+    let near = |found: f64, real: f64| (found / real - 1.0).abs() < 0.03;
+    let (found, real) = (&machine.device, &real.device);
+    assert!(near(found.memory.efficiency.value, real.memory.efficiency.value) && near(found.launch.value, real.launch.value), "{fits:?}");
+    assert!(near(found.products.efficiency.value, real.products.efficiency.value), "{fits:?}");
+    assert!(near(found.attention.forward.value, real.attention.forward.value), "{fits:?}");
+    assert!(near(found.attention.backward.value, real.attention.backward.value), "{fits:?}");
+}
+
+/// What threads wait for each other is found again from whole steps, of ranks with a core each and of those that
+/// share.
+#[test]
+fn waits_of_threads_are_found_again_from_steps() {
+    let mut real = Machine::named("cpu").expect("a machine");
+    let figure = |value: f64| Some(Figure { value, source: "profile".into(), spread: 0.0 });
+    (real.host.wake, real.host.crowded_wake, real.device.phase.value) = (figure(4e-5), figure(1.5e-4), 3e-4);
+    let of = |tp: u64| job(GPT2, SMALL, Plan { tp, ..plan(1, 2) });
+    let time = |job: Job, cores: u64| {
+        let seconds = predict(&job, &Machine { devices: cores, ..real.clone() }, Options::default()).expect("a step").seconds;
+        // As they are without a time of their own.
+        StepTime { job, cores, kernels: BTreeMap::new(), seconds }
+    };
+    let pipeline = job(GPT2, SMALL, plan(2, 4));
+    let times = [time(of(1), 2), time(of(2), 2), time(pipeline, 2), time(of(4), 2), time(of(2), 1)];
+    let mut machine = Machine::named("cpu").expect("a machine");
+    let fits = fit::steps(&mut machine, &times, "profile");
+    assert_eq!(fits.len(), 2);
+    assert!(fits.iter().all(|f| f.after < 0.02 && f.samples >= 2), "{fits:?}");
+    let value = |figure: &Option<Figure>| figure.as_ref().expect("a number").value;
+    let near = |found: f64, real: f64| (found / real - 1.0).abs() < 0.1;
+    assert!(near(value(&machine.host.wake), 4e-5) && near(value(&machine.host.crowded_wake), 1.5e-4), "{fits:?}");
+    assert!(near(machine.device.phase.value, 3e-4), "{fits:?}");
+}
+
+/// A thread that waits takes a while to go on: the one that exchanges, which has waited for kernels, and the one that
+/// computes, which has waited for that.
+#[test]
+fn threads_that_wait_take_a_while_to_go_on() {
+    let job = job(GPT2, SMALL, Plan { tp: 2, ..plan(1, 1) });
+    let kernels: BTreeMap<String, Figure> = job.kernels.iter().map(|k| (k.name(), figure(1.0))).collect();
+    let seconds = |wake: f64| {
+        let mut machine = ideal("cpu");
+        machine.measured = Some(Measured { threads: 1, kernels: kernels.clone() });
+        machine.host.wake = Some(figure(wake));
+        let step = predict(&job, &machine, Options::default()).expect("a step");
+        assert!((step.spent.named().iter().map(|s| s.1).sum::<f64>() / step.seconds - 1.0).abs() < 1e-9);
+        (step.seconds, step.spent.wakes)
+    };
+    let (without, none) = seconds(0.0);
+    let [(one, waked), (two, twice)] = [seconds(1e-3), seconds(2e-3)];
+    let waits = (one - without) / 1e-3;
+    // Each layer sums twice forward, and two threads go on for each; backward, kernels run beside.
+    assert!(none == 0.0 && waits >= 2.0 * 2.0 * 4.0 && (waits - waits.round()).abs() < 1e-6, "{waits}");
+    assert!(((two - without) / 2e-3 - waits).abs() < 1e-6, "{two} {without}");
+    assert!((waked - 1e-3 * waits).abs() < 1e-9 && (twice - 2.0 * waked).abs() < 1e-9, "{waked} {twice}");
 }

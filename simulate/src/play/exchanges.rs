@@ -8,6 +8,7 @@ use super::stage::{Op, State};
 use super::{Mark, Play};
 use crate::cost::{Cause, Cost};
 use crate::kernels;
+use crate::links::PIECE;
 use crate::tape::{Item, Kind, StageTape, With};
 use ir::op::Channel;
 use ir::program::{CallSchedule, Phase, SendTurn};
@@ -16,8 +17,8 @@ use std::collections::VecDeque;
 /// Messages between two stages on a channel, at ends that have come to them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Route {
-    /// The sender's exchange, and since when.
-    sends: VecDeque<(u32, Mark)>,
+    /// The sender's exchange, since when, and when it was begun.
+    sends: VecDeque<(u32, Mark, f64)>,
     /// The receiver's stream and exchange, and since when.
     receives: VecDeque<(usize, u32, Mark)>,
 }
@@ -107,9 +108,7 @@ impl Play<'_> {
         let Some(Item::Send { exchange }) = self.item(s, k) else { return };
         let exchange = *exchange;
         self.stages[s].queue.issued.push((exchange, mark));
-        let stream = &mut self.stages[s].streams[k];
-        (stream.mark, stream.item) = (mark, stream.item + 1);
-        self.ready.push((s, k));
+        self.pass(s, k, mark);
         self.take_turns(s);
     }
 
@@ -146,7 +145,7 @@ impl Play<'_> {
     fn offer(&mut self, s: usize, send: usize, mark: Mark) {
         let exchange = self.stages[s].queue.issued[send].0;
         let With::Send { to, channel } = self.tapes[s].exchanges[exchange as usize].with else { return };
-        self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark));
+        self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark, mark.time));
         self.transfer(s, to, channel);
     }
 
@@ -183,7 +182,14 @@ impl Play<'_> {
         route.sends.pop_front();
         route.receives.pop_front();
         let (k, exchange, mark) = received;
-        let cost = self.tapes[to].exchanges[exchange as usize].cost;
+        let e = &self.tapes[to].exchanges[exchange as usize];
+        let mut cost = e.cost;
+        if !self.serial {
+            // Who waits for a message copies it out, piece by piece, while it is copied in.
+            let meanwhile = (sent.1.time - mark.time.max(sent.2)).max(0.0);
+            let left = (1.0 - meanwhile / cost.seconds().max(f64::MIN_POSITIVE)).max((PIECE as f64 / e.bytes.max(1) as f64).min(1.0));
+            cost = cost.times(left);
+        }
         let both = [(to, exchange), (from, sent.0)];
         let parties = if self.serial { &both[..] } else { &both[..1] };
         self.begin(to, k, Kind::Exchange, cost, mark.later(sent.1), parties);
@@ -194,15 +200,19 @@ impl Play<'_> {
         let (first, exchange) = op.parties[0];
         if let (With::Send { to, channel }, false) = (&self.tapes[first].exchanges[exchange as usize].with, self.serial) {
             let (to, channel) = (*to, *channel);
-            self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark));
-            self.go_on(s, k, op.mark.time, mark);
+            self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark, op.mark.time));
+            self.tell(s, k, op.mark.time);
+            self.pass(s, k, mark);
             return self.transfer(s, to, channel);
         }
         for (party, exchange) in &op.parties {
             // Who sent has gone on already.
             if !matches!(self.tapes[*party].exchanges[*exchange as usize].with, With::Send { .. }) {
                 let at = (0..self.stages[*party].streams.len()).find(|k| self.is_at(*party, *k, *exchange));
-                self.go_on(*party, at.expect("invariant: a stream waits for it"), op.mark.time, mark);
+                let at = at.expect("invariant: a stream waits for it");
+                self.tell(*party, at, op.mark.time);
+                let waited = op.mark.time - self.stages[*party].streams[at].mark.time;
+                self.wake(*party, at, waited, mark);
             }
             if self.serial {
                 self.end_turn(*party, mark);
@@ -213,14 +223,6 @@ impl Play<'_> {
     fn is_at(&self, s: usize, k: usize, exchange: u32) -> bool {
         let is_item = matches!(self.item(s, k), Some(Item::Exchange { exchange: e, .. }) if *e == exchange);
         is_item && self.stages[s].streams[k].state == State::Exchanges
-    }
-
-    /// A stream goes on behind its exchange.
-    fn go_on(&mut self, s: usize, k: usize, start: f64, mark: Mark) {
-        self.tell(s, k, start);
-        let stream = &mut self.stages[s].streams[k];
-        (stream.mark, stream.item) = (mark, stream.item + 1);
-        self.ready.push((s, k));
     }
 
     /// Something of a stage's turn has ended.

@@ -16,6 +16,8 @@ pub struct Spent {
     pub copies: f64,
     pub disk: f64,
     pub host: f64,
+    /// A thread of a rank on CPUs wakes up.
+    pub wakes: f64,
     /// The host looks at the reports.
     pub gaps: f64,
     /// The rank waits for other stages.
@@ -24,13 +26,14 @@ pub struct Spent {
 
 impl Spent {
     /// Each part with its name.
-    pub fn named(&self) -> [(&'static str, f64); 7] {
+    pub fn named(&self) -> [(&'static str, f64); 8] {
         [
             ("kernels", self.kernels),
             ("exchanges", self.exchanges),
             ("copies", self.copies),
             ("disk", self.disk),
             ("host", self.host),
+            ("threads that wake up", self.wakes),
             ("between phases", self.gaps),
             ("bubble", self.bubble),
         ]
@@ -38,7 +41,8 @@ impl Spent {
 
     /// Adds a part of another one.
     pub fn add(&mut self, other: &Spent, part: f64) {
-        let all = [&mut self.kernels, &mut self.exchanges, &mut self.copies, &mut self.disk, &mut self.host, &mut self.gaps, &mut self.bubble];
+        let Spent { kernels, exchanges, copies, disk, host, wakes, gaps, bubble } = self;
+        let all = [kernels, exchanges, copies, disk, host, wakes, gaps, bubble];
         all.into_iter().zip(other.named()).for_each(|(to, (_, x))| *to += part * x);
     }
 }
@@ -202,6 +206,8 @@ impl StagePlay {
             &mut times.disk
         } else if has(Kind::Host) {
             &mut times.host
+        } else if has(Kind::Wake) {
+            &mut times.wakes
         } else if has(Kind::Gap) {
             &mut times.gaps
         } else {
