@@ -413,6 +413,7 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         | Command::Checkpoint(_)
         | Command::Data(_)
         | Command::Machine(_)
+        | Command::Calibrate(_)
         | Command::CodegenWorker => {}
     }
     found

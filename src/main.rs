@@ -2,10 +2,12 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "these panic where nobody reads: `print.rs` has what does not")]
 
+mod calibrate;
 mod check;
 mod checkpoint;
 mod cli;
 mod codes;
+mod compare;
 mod compile;
 mod costs;
 mod damaged;
@@ -19,6 +21,7 @@ mod foreign;
 mod foreign_flags;
 mod gpu_check;
 mod idle;
+mod itself;
 mod limits;
 mod machines;
 mod megatron;
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args, &typed, machine.as_ref()),
         Command::Simulate(args) => simulate::run(&args, &typed, &machine.expect("invariant: it has been read")),
         Command::Machine(command) => machines::run(&command),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Run(args) => run::run(&args, &typed),
         Command::Report(args) => watch::report::run(&args),
         Command::Dump(args) => dump::run(&args),

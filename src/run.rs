@@ -1,6 +1,7 @@
 //! `mcc run`.
 
 use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
+use crate::compare::Compared;
 use crate::costs;
 use crate::damaged;
 use crate::failure::Failure;
@@ -8,7 +9,7 @@ use crate::files::{self, Wanted};
 use crate::first_step;
 use crate::idle;
 use crate::misuse::misuse;
-use crate::print::{note, progress};
+use crate::print::{note, progress, report};
 use crate::sets;
 use crate::shown::{Shown, Verbosity};
 use crate::signals::{self, Announce};
@@ -68,6 +69,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     if leads {
         show(&idle::in_job(args, typed, &artifact.job), &Sources::default());
     }
+    let compared = args.compare.as_ref().filter(|_| leads).map(|m| Compared::new(m, &artifact, args, world.as_ref())).transpose()?;
     let trust = trust(args, world.as_ref())?;
     let existing = if args.force { Existing::Replace } else { Existing::Refuse };
     if let Some(trace) = args.trace.as_ref().filter(|_| leads) {
@@ -117,7 +119,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         straggler_interval: args.straggler_interval,
         check_replicas: args.check_replicas,
         existing,
-        profile: args.profile.then_some(args.profile_steps),
+        profile: (args.profile || args.compare.is_some()).then_some(args.profile_steps),
         threads_per_rank: args.threads_per_rank,
         seed: args.seed,
         on_nonfinite: match args.on_nonfinite {
@@ -208,7 +210,8 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         let nothing = saved.is_empty() && args.save.is_none();
         note!("ended early, after step {}{}", summary.steps, if nothing { "; nothing was to be saved" } else { "" });
     }
-    if let Some(profile) = summary.profile.as_ref().filter(|p| p.ranks.iter().any(|r| !r.steps.is_empty())) {
+    let profile = summary.profile.as_ref().filter(|p| p.ranks.iter().any(|r| !r.steps.is_empty()));
+    if let Some(profile) = profile.filter(|_| args.profile) {
         let breakdown = Breakdown::new(&artifact.job, profile);
         if says {
             progress!("{}", table::text(&breakdown).trim_end());
@@ -224,6 +227,9 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         if says {
             progress!("wrote {}", file.display());
         }
+    }
+    if let Some((compared, profile)) = compared.as_ref().zip(profile) {
+        report!("{}", compared.text(&artifact.job, profile));
     }
     match summary.ended {
         Ended::Whole => Ok(()),
@@ -508,7 +514,7 @@ fn short_of_warm_up(schedule: &Schedule, steps: u64) -> Option<Diagnostic> {
 }
 
 /// `mcc-rank` beside this executable, or what `MCC_RANK` names.
-fn rank_binary() -> Result<PathBuf, Failure> {
+pub fn rank_binary() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("MCC_RANK").filter(|p| !p.is_empty()) {
         return Ok(path.into());
     }

@@ -23,7 +23,7 @@ pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{MemoryOrder, OptimizerOffload, Overlap, ParamOffload, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use report::ReportArgs;
 pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, Packing, RunArgs};
-pub use simulate::{MachineCommand, SimulateArgs};
+pub use simulate::{CalibrateArgs, MachineCommand, SimulateArgs};
 pub use spelling::{avoided_by, changes, help};
 pub use training::{DecayStyle, MuonScaleMode, Optimizer, Precision, PrecisionArgs, Switch, WsdDecayStyle};
 
@@ -56,6 +56,8 @@ pub enum Command {
     /// Lists, prints and checks machine files
     #[command(subcommand)]
     Machine(MachineCommand),
+    /// Times kernels and exchanges here, and makes a machine file of what it finds
+    Calibrate(CalibrateArgs),
     /// Starts the ranks of an artifact and trains
     Run(Box<RunArgs>),
     /// Makes a page, one HTML file, of what a run has logged: curves, plan, memory, checkpoints, restarts,

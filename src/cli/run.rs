@@ -1,7 +1,7 @@
 //! What `mcc run` takes.
 
 use super::values::{from_one, minutes, spike, threads, whole};
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use std::path::PathBuf;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -76,6 +76,7 @@ impl RunArgs {
 }
 
 #[derive(Args)]
+#[command(group = ArgGroup::new("timed").multiple(true))]
 pub struct RunArgs {
     /// What `mcc compile` wrote
     pub artifact: PathBuf,
@@ -229,17 +230,21 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub log_interval: Option<u64>,
     /// Print errors and warnings alone
-    #[arg(short, long, conflicts_with_all = ["verbose", "log_interval"])]
+    #[arg(short, long, conflicts_with_all = ["verbose", "log_interval", "compare"])]
     pub quiet: bool,
     /// Print also where ranks are and on how many threads, what is read, and all that the model reports of a step
     #[arg(short, long)]
     pub verbose: bool,
     /// Print the time per kernel and communication against what this machine can do at most, and write a trace of all ranks and streams for
     /// ui.perfetto.dev. Without --steps, the run ends with the steps that are timed
-    #[arg(long)]
+    #[arg(long, group = "timed")]
     pub profile: bool,
+    /// Print the time of a step, of families of kernels and of exchanges beside what `mcc simulate` says of them on a
+    /// machine file, or a name of `mcc machine ls`; of CPUs. Without --steps, the run ends with the steps that are timed
+    #[arg(long, value_name = "FILE|NAME", group = "timed")]
+    pub compare: Option<String>,
     /// Steps to time, after two of warm-up
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_one::<u64>, requires = "profile")]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_one::<u64>, requires = "timed")]
     pub profile_steps: u64,
     /// Where the trace goes [default: the artifact's name with .trace.json]
     #[arg(long, value_name = "FILE.json", requires = "profile")]

@@ -54,3 +54,27 @@ pub enum MachineCommand {
         machines: Vec<String>,
     },
 }
+
+#[derive(Args)]
+pub struct CalibrateArgs {
+    /// Whose kernels' times go into the file, of one rank of each stage by itself. Without any, all that a machine of
+    /// CPUs has is timed, in small models: cores, kernels, exchanges, waits
+    #[arg(value_name = "ARTIFACT")]
+    pub artifacts: Vec<PathBuf>,
+    /// A machine file, or a name of `mcc machine ls`: whatever is not measured stays as it is there, kernels that it
+    /// has times of too
+    #[arg(long, value_name = "FILE|NAME", default_value = "cpu")]
+    pub machine: String,
+    /// Where the machine file goes
+    #[arg(short, long, value_name = "FILE.json")]
+    pub output: PathBuf,
+    /// Replace it
+    #[arg(long)]
+    pub force: bool,
+    /// Of a rank, on CPUs
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
+    pub threads_per_rank: u64,
+    /// Steps of a rank that are timed, behind one that is not
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = from_one::<u64>)]
+    pub steps: u64,
+}

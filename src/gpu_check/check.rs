@@ -1,6 +1,7 @@
 //! What all checks of a GPU need.
 
 use crate::cli::GpuCheckArgs;
+use crate::itself;
 use anyhow::{Context, anyhow};
 use runtime::gpu::cuda::Described;
 use serde::de::DeserializeOwned;
@@ -34,10 +35,7 @@ impl Check<'_> {
 
     /// This program with other arguments, in the work's directory; what it printed.
     pub fn mcc(&self, line: &str) -> anyhow::Result<String> {
-        let program = std::env::current_exe().context("cannot find mcc's own executable")?;
-        let ran = Command::new(program).args(line.split_whitespace()).current_dir(&self.work).output()?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(anyhow!("mcc {line}: {}", text(&ran.stderr).trim())) }
+        itself::mcc(line, &self.work)
     }
 
     /// One case of a part, in a process of its own: a kernel that a card does not survive ends no other case. What

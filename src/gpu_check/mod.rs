@@ -9,6 +9,7 @@ mod table;
 
 use crate::cli::{DeviceKind, GpuCheckArgs, GpuPart};
 use crate::failure::Failure;
+use crate::itself;
 use crate::misuse::misuse;
 use crate::print::{out, progress};
 use anyhow::{Context, anyhow};
@@ -17,21 +18,8 @@ use codegen::Target;
 use codegen::target::Arch;
 use report::Report;
 use runtime::gpu::cuda;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use table::Table;
-
-/// The models, so that the command needs no other files.
-const MODELS: [(&str, &str); 8] = [
-    ("gpt2", include_str!("../../models/gpt2.mdl")),
-    ("llama", include_str!("../../models/llama.mdl")),
-    ("gemma", include_str!("../../models/gemma.mdl")),
-    ("mixtral", include_str!("../../models/mixtral.mdl")),
-    ("gpt_oss", include_str!("../../models/gpt_oss.mdl")),
-    ("deepseek_v3", include_str!("../../models/deepseek_v3.mdl")),
-    ("t5", include_str!("../../models/t5.mdl")),
-    ("mlp", include_str!("../../models/mlp.mdl")),
-];
 
 pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
     if let Some(name) = &args.target
@@ -57,10 +45,10 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
     let work = args.case.as_ref().map_or(work.clone(), |case| work.join(case.replace(':', "-")));
     std::fs::create_dir_all(&work).with_context(|| format!("`{}`", work.display()))?;
     let check = Check { args, device, gpu, target: args.target.clone().unwrap_or(usual.into()), seed: args.seed.unwrap_or(now), work };
-    for (name, text) in MODELS {
-        std::fs::write(check.model(name), text)?;
+    for (name, _) in itself::MODELS {
+        itself::model(&check.work, name)?;
     }
-    text(&check.work.join("text.txt"), check.seed)?;
+    itself::text(&check.work.join("text.txt"), check.seed)?;
     if let Some(case) = &args.case {
         let found = match case.split_once(':').map(|(part, number)| (part, number.parse())) {
             Some(("kernels", Ok(k))) => serde_json::to_string(&kernels::of_case(&check, k)?)?,
@@ -105,14 +93,4 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
 fn said<T: Table>(part: T) -> T {
     progress!("\n{}", part.table().trim_end());
     part
-}
-
-/// Bytes below 128 for models of tokens to learn.
-fn text(file: &Path, seed: u64) -> std::io::Result<()> {
-    let mut state = seed;
-    let bytes = (0..1 << 16).map(|_| {
-        state = ir::random::mix(state);
-        b' ' + (state % 90) as u8
-    });
-    std::fs::write(file, bytes.collect::<Vec<u8>>())
 }

@@ -35,6 +35,7 @@ fn the_other_commands_explain_themselves() {
     help("fmt --help", expect_file!["./expected/fmt.txt"]);
     help("simulate --help", expect_file!["./expected/simulate.txt"]);
     help("machine --help", expect_file!["./expected/machine.txt"]);
+    help("calibrate --help", expect_file!["./expected/calibrate.txt"]);
     help("report --help", expect_file!["./expected/report.txt"]);
     help("gpu-check --help", expect_file!["./expected/gpu-check.txt"]);
     help("import hf --help", expect_file!["./expected/import.txt"]);

@@ -117,3 +117,101 @@ fn machines_are_listed_checked_and_refused() {
     dir.line("simulate out.mcc --machine cpu --tp 2").misuses_with(&["`--tp` is for a model text"]);
     dir.line("explain V213 --time cpu").misuses_with(&["`--time` says nothing about a code"]);
 }
+
+/// Seconds of `1.19 s`, `637 ms` and `42.1 us`, as tables have them in columns of two words.
+fn seconds(number: &str, unit: &str) -> f64 {
+    let number: f64 = number.trim_start_matches(['+', '-']).parse().unwrap_or_else(|_| panic!("`{number}` is no number"));
+    number * [("s", 1.0), ("ms", 1e-3), ("us", 1e-6)].into_iter().find(|u| u.0 == unit).unwrap_or_else(|| panic!("`{unit}`")).1
+}
+
+/// Kernels of one rank of each stage are timed by themselves, and steps of all of them lie beside what follows.
+#[test]
+fn a_machine_is_calibrated_and_a_run_compared_with_it() {
+    let dir = Dir::new();
+    dir.line(&format!("compile {} {SMALL} --tp 2 --sp --pp 2 -o out.mcc", gpt2())).succeeds();
+    let calibrate = "calibrate out.mcc --steps 2 -o mine.json";
+    let said = dir.line(calibrate).succeeds().stdout;
+    for what in ["kernels were timed", "product\n", "loops and scatters\n", "attention\n", "wrote mine.json"] {
+        assert!(said.contains(what), "no {what}: {said}");
+    }
+    let checked = dir.line("machine check mine.json").succeeds().stdout;
+    assert!(checked.contains("of mcc calibrate (20"), "{checked}");
+    // Whatever else the file has is that of the machine that it began with.
+    let [mine, base] = ["machine check mine.json", "machine check cpu"].map(|line| dir.line(line).succeeds().stdout.lines().count());
+    assert_eq!(mine, base + 1);
+    let step = json(&dir.line("simulate out.mcc --machine mine.json --json").succeeds().stdout);
+    assert!(step["measured"].as_u64() > Some(20) && step["measured"] == step["all_kernels"], "{step}");
+    // Times of ranks with more threads are others.
+    let step = json(&dir.line("simulate out.mcc --machine mine.json --threads-per-rank 2 --json").succeeds().stdout);
+    assert_eq!(step["measured"], 0);
+    // Another artifact's kernels come to those that the file has, whose times stay.
+    let all = |file: &str| json(&fs::read_to_string(dir.path(file)).expect("a file"))["measured"]["kernels"].as_object().expect("kernels").clone();
+    dir.line(&format!("compile {} {SMALL} -o other.mcc", gpt2())).succeeds();
+    dir.line("calibrate other.mcc --machine mine.json --steps 1 -o both.json").succeeds();
+    let (mine, both) = (all("mine.json"), all("both.json"));
+    assert!(both.len() > mine.len() && mine.keys().all(|k| both.contains_key(k)), "{} {}", mine.len(), both.len());
+
+    dir.line(calibrate).misuses_with(&["`mine.json` exists", "--force"]);
+    dir.line("calibrate --machine h100-dgx -o new.json").misuses_with(&["`DGX H100` has GPUs", "kernels of artifacts alone"]);
+    dir.line("calibrate out.mcc --machine h100-dgx -o new.json").misuses_with(&["this artifact is not for `DGX H100`"]);
+    dir.line("calibrate --threads-per-rank 4096 -o new.json").misuses_with(&["`--threads-per-rank 4096`", "cores"]);
+    assert!(!dir.path("new.json").exists());
+
+    dir.write("text.txt", "What is timed says nothing about what is learnt. ".repeat(200));
+    let run = "run out.mcc --data text.txt --threads-per-rank 1 --profile-steps 3";
+    let other = dir.line("calibrate out.mcc --machine mine.json --threads-per-rank 2 --steps 1 -o two.json").succeeds().stderr;
+    assert!(other.contains("are left out: they are with `--threads-per-rank 1`"), "{other}");
+    let said = dir.line(&format!("{run} --compare mine.json")).succeeds().stdout;
+    for what in ["a step on Xeon", "what a rank does", "exchanges, once all have come", "all_gather over tp", "messages between stages", "product"] {
+        assert!(said.contains(what), "no {what}: {said}");
+    }
+    assert!(!said.contains("profile of steps") && !dir.path("out.trace.json").exists(), "{said}");
+    // What ranks do makes up their step, as it was measured and as it was predicted.
+    let mut lines = said.lines().skip_while(|l| !l.starts_with("a step on")).map(|l| l.split_whitespace().collect::<Vec<_>>());
+    let head = lines.next().expect("a step");
+    let found = |what: &str| head.iter().position(|w| *w == what).map(|k| seconds(head[k - 2], head[k - 1])).expect("a time");
+    let whole = [found("measured,"), found("predicted")];
+    let rows = lines.skip(1).take_while(|l| l[0] != "measured").collect::<Vec<_>>();
+    // Nothing is `0`, without a unit.
+    let pair = |row: &Vec<&str>| {
+        let (first, rest) = if row[0] == "0" { (0.0, 1) } else { (seconds(row[0], row[1]), 2) };
+        [first, if row[rest] == "0" { 0.0 } else { seconds(row[rest], row[rest + 1]) }]
+    };
+    let of = |k: usize| rows.iter().map(|row| pair(row)[k]).sum::<f64>();
+    assert!(rows.len() > 5, "{said}");
+    for (sum, whole) in [of(0), of(1)].into_iter().zip(whole) {
+        assert!((sum / whole - 1.0).abs() < 0.03, "{sum} of {whole}: {said}");
+    }
+    dir.line(&format!("{run} --compare h100-dgx")).misuses_with(&["this artifact is not for `DGX H100`"]);
+    dir.line(&format!("{run} --compare mine.json --in-order")).misuses_with(&["`--compare` cannot be", "`--in-order`"]);
+    dir.line("run out.mcc --data text.txt --profile-steps 3").misuses_with(&["--profile"]);
+}
+
+/// Cores, kernels, exchanges of two ranks and waits of four are timed in small models, and the file says what they
+/// came to.
+#[test]
+#[ignore = "some minutes: make test-long-native"]
+fn a_machine_is_calibrated_by_small_models() {
+    let dir = Dir::new();
+    let said = dir.line("calibrate -o mine.json").succeeds().stdout;
+    for what in ["product\n", "exchanges over shared memory\n", "steps of ranks with a core each\n", "steps of ranks that share cores\n"] {
+        let line = said.lines().find(|l| l.ends_with(what.trim_end())).unwrap_or_else(|| panic!("no {what}: {said}"));
+        let numbers: Vec<f64> = line.split_whitespace().filter_map(|w| w.parse().ok()).collect();
+        // Twice or half of what was measured is off by 100 %.
+        assert!(numbers[0] >= 8.0 && numbers[2] < 100.0, "{line}");
+    }
+    let machine = json(&fs::read_to_string(dir.path("mine.json")).expect("a file"));
+    for place in ["/links/0/bytes_per_second", "/links/0/latency", "/links/0/hop", "/host/wake", "/host/crowded_wake", "/device/phase"] {
+        let figure = machine.pointer(place).unwrap_or_else(|| panic!("no {place}: {machine}"));
+        assert!(figure["source"] == "calibrated-1" && figure["value"].as_f64() > Some(0.0), "{place}: {figure}");
+    }
+    assert!(!machine["name"].as_str().expect("a name").contains("Xeon with AVX-512, two cores"), "{machine}");
+}
+
+/// Exchanges of ranks on CPUs are predicted as the runtime makes them.
+#[test]
+fn chunks_are_those_of_the_runtime() {
+    use runtime::shm;
+    use simulate::links;
+    assert_eq!((links::CHUNK, links::APART, links::PIECE), (shm::CHUNK, shm::APART as u64, shm::PIECE as u64));
+}
