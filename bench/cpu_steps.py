@@ -46,7 +46,7 @@ def table(program, rounds, work):
     predicted, measured, further = {}, {case: [] for case in cases}, {}
     for number, (model, mesh) in enumerate(cases):
         mcc(program, f"compile {ROOT}/models/{model}.mdl {MODELS[model]} {mesh} -o {number}.mcc", work)
-        mcc(program, f"calibrate {number}.mcc --machine base.json --steps 4 -o {number}.json", work)
+        mcc(program, f"calibrate {number}.mcc --machine base.json --profile-steps 4 -o {number}.json", work)
         predicted[model, mesh] = json.loads(mcc(program, f"simulate {number}.mcc --machine {number}.json --json", work))
     for _ in range(rounds):
         for number, case in enumerate(cases):

@@ -129,7 +129,7 @@ fn kernels(machine: &mut Machine, artifacts: &[Artifact], args: &CalibrateArgs, 
     let mut times = Times::new();
     for artifact in artifacts {
         progress!("timing kernels of `{}`", artifact.dir.display());
-        let how = How { steps: args.steps, ..how(artifact.manifest.target.devices()[0], threads, work) };
+        let how = How { steps: args.profile_steps, ..how(artifact.manifest.target.devices()[0], threads, work) };
         of_artifact(artifact, &how, &mut times)?;
     }
     let known = machine.measured.take();
@@ -185,7 +185,7 @@ fn read(machine: &Machine, dir: &Path) -> Result<Artifact, Failure> {
 fn about(args: &CalibrateArgs) -> Source {
     let names: Vec<String> = args.artifacts.iter().map(|a| a.display().to_string()).collect();
     let of = if names.is_empty() { "Cores, kernels, exchanges and waits of small models".into() } else { format!("Kernels of {}", names.join(", ")) };
-    let note = format!("{of}; threads of a rank: {}, steps: {}", args.threads_per_rank, args.steps);
+    let note = format!("{of}; threads of a rank: {}, steps: {}", args.threads_per_rank, args.profile_steps);
     Source { title: "mcc calibrate".into(), url: None, date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(), note: Some(note) }
 }
 

@@ -76,5 +76,5 @@ pub struct CalibrateArgs {
     pub threads_per_rank: u64,
     /// Steps of a rank that are timed, behind one that is not
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = from_one::<u64>)]
-    pub steps: u64,
+    pub profile_steps: u64,
 }

@@ -129,7 +129,7 @@ fn seconds(number: &str, unit: &str) -> f64 {
 fn a_machine_is_calibrated_and_a_run_compared_with_it() {
     let dir = Dir::new();
     dir.line(&format!("compile {} {SMALL} --tp 2 --sp --pp 2 -o out.mcc", gpt2())).succeeds();
-    let calibrate = "calibrate out.mcc --steps 2 -o mine.json";
+    let calibrate = "calibrate out.mcc --profile-steps 2 -o mine.json";
     let said = dir.line(calibrate).succeeds().stdout;
     for what in ["kernels were timed", "product\n", "loops and scatters\n", "attention\n", "wrote mine.json"] {
         assert!(said.contains(what), "no {what}: {said}");
@@ -147,7 +147,7 @@ fn a_machine_is_calibrated_and_a_run_compared_with_it() {
     // Another artifact's kernels come to those that the file has, whose times stay.
     let all = |file: &str| json(&fs::read_to_string(dir.path(file)).expect("a file"))["measured"]["kernels"].as_object().expect("kernels").clone();
     dir.line(&format!("compile {} {SMALL} -o other.mcc", gpt2())).succeeds();
-    dir.line("calibrate other.mcc --machine mine.json --steps 1 -o both.json").succeeds();
+    dir.line("calibrate other.mcc --machine mine.json --profile-steps 1 -o both.json").succeeds();
     let (mine, both) = (all("mine.json"), all("both.json"));
     assert!(both.len() > mine.len() && mine.keys().all(|k| both.contains_key(k)), "{} {}", mine.len(), both.len());
 
@@ -159,7 +159,7 @@ fn a_machine_is_calibrated_and_a_run_compared_with_it() {
 
     dir.write("text.txt", "What is timed says nothing about what is learnt. ".repeat(200));
     let run = "run out.mcc --data text.txt --threads-per-rank 1 --profile-steps 3";
-    let other = dir.line("calibrate out.mcc --machine mine.json --threads-per-rank 2 --steps 1 -o two.json").succeeds().stderr;
+    let other = dir.line("calibrate out.mcc --machine mine.json --threads-per-rank 2 --profile-steps 1 -o two.json").succeeds().stderr;
     assert!(other.contains("are left out: they are with `--threads-per-rank 1`"), "{other}");
     let said = dir.line(&format!("{run} --compare mine.json")).succeeds().stdout;
     for what in ["a step on Xeon", "what a rank does", "exchanges, once all have come", "all_gather over tp", "messages between stages", "product"] {
