@@ -60,8 +60,8 @@ def table(program, rounds, work):
         "By `python3 -m bench.cpu_steps`: models of four layers on the two cores of a machine that was not alone. All was\n"
         "predicted by [`mcc simulate`](../simulate.md) before anything of it was measured: links and waits by [`mcc\n"
         "calibrate`](../simulate.md#calibration) from small models on two and on four ranks, kernels from one rank of each\n"
-        f"stage by itself. Measured is the median of {rounds} rounds in turn, of the median step of each; from the least round to the\n"
-        "greatest is how far the machine itself wavers.\n"
+        f"stage by itself. Measured is the median of {rounds} rounds in turn, of the median step of each; from the\n"
+        "least round to the greatest is how far the machine itself wavers.\n"
     )
     print("## What was fitted\n\n```")
     print("\n".join(line for line in fitted.splitlines() if not line.startswith(("timing", "compiling", "wrote"))))

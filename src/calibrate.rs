@@ -218,7 +218,7 @@ fn how(device: DeviceKind, threads: u64, dir: &Path) -> How<'_> {
 /// Kernels by their symbols, with their calls.
 type Times = BTreeMap<String, (Kernel, Calls)>;
 
-/// Times the kernels of an artifact, on one rank of each stage, as many copies of it at once as cores take.
+/// Times the kernels of an artifact, on one rank of each program; on CPUs on several copies of it at once ([`copies`]).
 fn of_artifact(artifact: &Artifact, how: &How, times: &mut Times) -> Result<(), Failure> {
     let job = &artifact.job;
     let names = Names::new(job);

@@ -181,6 +181,7 @@ mod tests {
         assert_eq!(hops(Collective::AllGather), 15.0);
         assert_eq!(hops(Collective::AllReduce(Reduce::Sum)), 2.0 * 4.0);
     }
+
     #[test]
     fn ranks_on_cpus_take_the_bytes_that_each_copies_and_adds_up() {
         let mut machine = Machine::named("cpu").expect("a machine");
