@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::limits::Watch;
 use crate::misuse::{self, misuse};
 use crate::options::{contradictions, options, override_train, precision, still_warms_up};
+use crate::plan_file::PlanFile;
 use crate::print::{self, note, out, progress};
 use crate::text::{Shown, Text};
 use crate::{dump, idle, report, reproducer, signals};
@@ -21,7 +22,7 @@ use ir::program::Job;
 use ir::progress::Progress;
 use ir::text::print_module;
 use mcc::targets::Targets;
-use mcc::{Error, Request, machine};
+use mcc::{Elaborated, Error, Request, machine};
 use passes::compile::Compiled;
 use passes::remedy;
 use passes::report::footprint::{self, Budget, Footprint, Footprints, Kind};
@@ -58,7 +59,7 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) 
 }
 
 /// What the command line asks for: kernels are compiled in processes of this program, as many as there are cores.
-fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify) -> Result<Request, Failure> {
+pub fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify) -> Result<Request, Failure> {
     let elaboration = frontend::Options {
         defines: args.define.clone(),
         recompute: args.recompute_modules.clone(),
@@ -78,11 +79,10 @@ fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify)
     })
 }
 
-/// As [`levels`]; prints modules on the way, and stops where that is asked for.
-fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progress, inspect: &InspectArgs) -> Result<Option<Levels>, Failure> {
-    let start = Instant::now();
+/// The text as models, with what flags say of training; shows what is wrong with it, or with them.
+pub fn elaborated(text: &Text, request: &Request, args: &PlanArgs, progress: &Progress) -> Result<Elaborated, Failure> {
     let shown = text.shown;
-    let mut models = request.elaborate(&mut text.imports(), progress).or_else(|e| failed(e, shown, inspect))?;
+    let mut models = request.elaborate(&mut text.imports(), progress).or_else(|e| failed(e, shown, &InspectArgs::default()))?;
     shown.show(&std::mem::take(&mut models.warnings), &models.sources)?;
     override_train(&mut models.training.train, args);
     let contradictions = contradictions(&models.training, args, &models.options);
@@ -90,8 +90,24 @@ fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progres
         shown.show(&contradictions, &models.sources)?;
         return Err(misuse::shown(&contradictions));
     }
-    shown.show(&idle::in_plan(args, &models.training.plan), &models.sources)?;
     shown.show(still_warms_up(&models.training.train, args).as_slice(), &models.sources)?;
+    Ok(models)
+}
+
+/// Why a plan does not compile, which is shown; none if it does.
+pub fn refused(text: &Text, request: &Request, args: &PlanArgs) -> Option<Failure> {
+    inspected(text, request, args, &Progress::default(), &InspectArgs::default()).err()
+}
+
+/// As [`levels`]; prints modules on the way, and stops where that is asked for.
+fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progress, inspect: &InspectArgs) -> Result<Option<Levels>, Failure> {
+    let start = Instant::now();
+    let shown = text.shown;
+    if let Some(plan) = &args.plan_file {
+        PlanFile::compare(plan, &text.text)?;
+    }
+    let models = elaborated(text, request, args, progress)?;
+    shown.show(&idle::in_plan(args, &models.training.plan), &models.sources)?;
     let elaborated = start.elapsed();
     let limited = (args.memory.is_some() || args.host_memory.is_some()).then(|| Limited {
         budget: Budget([args.memory, args.host_memory].map(|most| most.unwrap_or(u64::MAX))),
@@ -198,7 +214,7 @@ impl Wrong {
 
 /// What a rank of a stage takes: its arenas, scratch, on a CPU, for one thread, its share of the memory through which
 /// ranks exchange, and on a GPU what NCCL and the driver take.
-fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
+pub fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
     let rank = job.mesh.first_of_stage(stage as u64);
     let mut own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
     if own.on_disk() > 0 {

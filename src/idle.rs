@@ -413,6 +413,8 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         | Command::Checkpoint(_)
         | Command::Data(_)
         | Command::Machine(_)
+        // Its mesh is yet to be found: `mcc compile` says what is idle there.
+        | Command::Plan(_)
         | Command::Calibrate(_)
         | Command::CodegenWorker => {}
     }

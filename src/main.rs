@@ -1,4 +1,5 @@
-//! The command line of mcc: the only code of the workspace, beside `mcc-rank`'s, that prints or reads the environment.
+//! The command line of mcc: the only code of the workspace, beside `mcc-rank`'s, that prints or reads the
+//! environment.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "these panic where nobody reads: `print.rs` has what does not")]
 
@@ -28,6 +29,8 @@ mod megatron;
 mod misuse;
 mod opt;
 mod options;
+mod plan;
+mod plan_file;
 mod print;
 mod report;
 mod reproducer;
@@ -41,8 +44,7 @@ mod tokenizer;
 mod usage;
 mod watch;
 
-use clap::parser::ValueSource;
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{CommandFactory, FromArgMatches};
 use cli::{Cli, Command};
 use failure::Failure;
 use ir::diag::Sources;
@@ -51,7 +53,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use text::Shown;
 
-/// The exit code of a run that a signal ended early with everything saved: EX_TEMPFAIL of sysexits(3), by which batch systems know what to start again.
+/// The exit code of a run that a signal ended early with everything saved: EX_TEMPFAIL of sysexits(3), by which batch
+/// systems know what to start again.
 const EARLY: u8 = 75;
 
 fn main() -> ExitCode {
@@ -59,11 +62,16 @@ fn main() -> ExitCode {
         return fail(e);
     }
     let words: Vec<OsString> = std::env::args_os().collect();
-    let read = Cli::command().try_get_matches_from(&words).and_then(|m| Ok((Cli::from_arg_matches(&m)?, typed(&m))));
-    let (mut cli, typed) = match read {
+    let (words, read) = match with_plan(words) {
+        Ok(words) => words,
+        Err(Failure::Other(e)) => return fail(e),
+        Err(_) => return ExitCode::FAILURE,
+    };
+    let (mut cli, given) = match read {
         Ok(read) => read,
         Err(e) => return usage::refuse(&e, &words),
     };
+    let typed: Vec<String> = given.iter().map(|g| g.0.clone()).collect();
     let machine = match simulate::aim(&mut cli.command, &typed) {
         Ok(machine) => machine,
         Err(Failure::Other(e)) => return fail(e),
@@ -83,6 +91,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(&args),
         Command::Explain(args) => explain::run(&args, &typed, machine.as_ref()),
         Command::Simulate(args) => simulate::run(&args, &typed, &machine.expect("invariant: it has been read")),
+        Command::Plan(args) => plan::run(&args, &given, &machine.expect("invariant: it has been read")),
         Command::Machine(command) => machines::run(&command),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Run(args) => run::run(&args, &typed),
@@ -117,11 +126,35 @@ fn fail(e: anyhow::Error) -> ExitCode {
     if misuse::is(&e) { ExitCode::from(usage::WRONG_USAGE) } else { ExitCode::FAILURE }
 }
 
-/// The flags that were typed, as they are written.
-fn typed(matches: &ArgMatches) -> Vec<String> {
-    let command = Cli::command();
-    let Some((name, matches)) = matches.subcommand() else { return vec![] };
-    let arguments = command.find_subcommand(name).into_iter().flat_map(|c| c.get_arguments());
-    let given = arguments.filter(|a| !a.is_positional() && matches.value_source(a.get_id().as_str()) == Some(ValueSource::CommandLine));
-    given.filter_map(|a| a.get_long().map(|l| format!("--{l}")).or_else(|| a.get_short().map(|s| format!("-{s}")))).collect()
+/// What was typed: the flags as they are written, each with a word that says all of it.
+type Given = Vec<(String, String)>;
+
+/// The command line, or what is wrong with it.
+type Read = Result<(Cli, Given), clap::Error>;
+
+fn read(words: &[OsString]) -> Read {
+    let matches = Cli::command().try_get_matches_from(words)?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    let mut command = Cli::command();
+    command.build();
+    let given = matches.subcommand().and_then(|(name, m)| Some(plan_file::words(m, command.find_subcommand(name)?)));
+    Ok((cli, given.unwrap_or_default()))
+}
+
+/// The command line with the flags of its plan, and what that says.
+///
+/// # Errors
+/// A plan that cannot be read, or that is none.
+fn with_plan(mut words: Vec<OsString>) -> Result<(Vec<OsString>, Read), Failure> {
+    let first = read(&words);
+    if let Ok((cli, given)) = &first
+        && let Some(path) = cli.command.plan().and_then(|p| p.plan_file.as_ref())
+    {
+        // Whoever says the same once more says nothing else.
+        let flags = plan_file::PlanFile::read(path)?.flags.into_iter().filter(|word| given.iter().all(|g| g.1 != *word));
+        words.extend(flags.map(OsString::from));
+        let second = read(&words);
+        return Ok((words, second));
+    }
+    Ok((words, first))
 }

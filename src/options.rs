@@ -41,19 +41,12 @@ fn activation_offload(args: &PlanArgs) -> ActivationOffload {
 
 /// A schedule by its name, or from a file.
 fn schedule(name: &str) -> Result<Schedule, Failure> {
-    match name {
-        "1f1b" => Ok(Schedule::OneFOneB),
-        "gpipe" => Ok(Schedule::GPipe),
-        "zb-h1" => Ok(Schedule::ZbH1),
-        "zb-v" => Ok(Schedule::ZbV),
-        "dualpipev" => Ok(Schedule::DualPipeV),
-        file => {
-            let text = std::fs::read_to_string(file).map_err(|e| {
-                misuse!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1, zb-v or dualpipev nor a file that can be read: {e}")
-            })?;
-            Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {file}"))?))
-        }
+    if let Some((_, schedule)) = cli::SCHEDULES.iter().find(|(known, _)| *known == name) {
+        return Ok(schedule.clone());
     }
+    let text = std::fs::read_to_string(name)
+        .map_err(|e| misuse!("--pipeline-schedule `{name}` is neither 1f1b, gpipe, zb-h1, zb-v or dualpipev nor a file that can be read: {e}"))?;
+    Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {name}"))?))
 }
 
 /// How layers are cut; the flags exclude one another.

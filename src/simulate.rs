@@ -36,6 +36,7 @@ const OWN: [&str; 6] = ["--machine", "--threads-per-rank", "--slow-stage", "--ro
 pub fn aim(command: &mut Command, typed: &[String]) -> Result<Option<Machine>, Failure> {
     let (plan, machine) = match command {
         Command::Simulate(args) => (&mut args.plan, &args.machine),
+        Command::Plan(args) => (&mut args.plan, &args.machine),
         Command::Explain(args) => match &args.time {
             Some(machine) => (&mut args.plan, machine),
             None => return Ok(None),

@@ -179,7 +179,7 @@ impl OptionName {
 }
 
 /// Whether sequence parallelism (tp's second tier) is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SequenceParallel {
     On,
     Off,
@@ -251,7 +251,7 @@ pub enum Counts {
 }
 
 /// What the backward pass computes again, beside what is cheap.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Recompute {
     #[default]
     None,

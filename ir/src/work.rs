@@ -80,11 +80,12 @@ pub fn sent(mesh: &Mesh, program: &Program, action: &Action) -> u64 {
 
 /// What a training step of all ranks does in matrix products and attention, as the field counts it: a forward
 /// pass, and twice as much for its gradients. What is computed again does not count, nor do keys that a mask
-/// hides. A step of a large job has more than a `u64` holds.
+/// hides, nor what a bool may leave out, as further passes of experts' rows. A step of a large job has more than a
+/// `u64` holds.
 pub fn model_flops(job: &Job) -> f64 {
     let of_kernel: Vec<u64> = job.kernels.iter().map(|k| Work::needed(k).flops).collect();
     let of_body = |body: &Body| {
-        let launched = body.commands.iter().filter_map(|c| match &c.action {
+        let launched = body.commands.iter().filter(|c| c.predicate.is_none()).filter_map(|c| match &c.action {
             Action::Launch { kernel, .. } => Some(of_kernel[kernel.index()]),
             _ => None,
         });

@@ -103,9 +103,23 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     Ok(compile.finish())
 }
 
+/// As [`compile`], without a look of any verifier at what the passes leave: for who compares many plans, of which
+/// those that are taken are compiled again.
+///
+/// # Errors
+/// What the user can mend; or a bug in mcc that shows without verifiers.
+pub fn unverified(training: Model, evaluation: Model, options: &Options) -> Result<Compiled, CompileError> {
+    let progress = Progress::default();
+    let mut compile = Compile { verifies: false, ..Compile::new(training, evaluation, options, &progress)? };
+    while compile.step()?.is_some() {}
+    Ok(compile.finish())
+}
+
 /// A compile on its way, pass by pass.
 pub struct Compile<'a> {
     module: Module,
+    /// Whether verifiers look at what passes leave.
+    verifies: bool,
     /// The module as it was at first, which repeats what fails.
     first: Module,
     passes: std::slice::Iter<'static, Pass>,
@@ -143,7 +157,8 @@ impl<'a> Compile<'a> {
         let module = started.map_err(bug)?.map_err(CompileError::User)?;
         progress.size("operations of the model", module.training.whole.graph().body.nodes.len());
         let passes = passes.iter();
-        Ok(Compile { first: module.clone(), module, passes, done: vec![], graph: Graph::default(), warnings: vec![], times: vec![], progress })
+        let (first, graph) = (module.clone(), Graph::default());
+        Ok(Compile { first, module, verifies: true, passes, done: vec![], graph, warnings: vec![], times: vec![], progress })
     }
 
     pub fn module(&self) -> &Module {
@@ -160,7 +175,8 @@ impl<'a> Compile<'a> {
         if pass.name == LOGICAL {
             self.graph = self.module.training.whole.graph().clone();
         }
-        let ran = run(&mut self.module, pass, &mut self.warnings, self.progress);
+        let verifiers = if self.verifies { pass.verifiers } else { &[] };
+        let ran = run_with(&mut self.module, pass, verifiers, &mut self.warnings, self.progress);
         self.times.push(ran.map_err(|error| self.reproducible(error))?);
         sizes(&self.module, self.progress);
         self.done.push(pass);
@@ -223,13 +239,23 @@ const LOGICAL: &str = "pad";
 /// # Errors
 /// What the user can mend, or a bug in mcc, without what repeats it.
 pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<Took, CompileError> {
+    run_with(module, pass, pass.verifiers, warnings, progress)
+}
+
+fn run_with(
+    module: &mut Module,
+    pass: &'static Pass,
+    verifiers: &[&Verifier],
+    warnings: &mut Vec<Diagnostic>,
+    progress: &Progress,
+) -> Result<Took, CompileError> {
     progress.enter(pass.name);
     let start = Instant::now();
     let said = unwound(|| (pass.run)(module)).map_err(|complaint| broken(pass, complaint))?;
     warnings.extend(said.map_err(CompileError::User)?);
     let run = start.elapsed();
     let mut verified = vec![];
-    for verifier in pass.verifiers {
+    for verifier in verifiers {
         let start = Instant::now();
         warnings.extend(holds(verifier, module).map_err(|complaint| broken(pass, complaint))?);
         verified.push((verifier.name, start.elapsed()));

@@ -43,7 +43,7 @@ pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: Bud
 }
 
 /// What there is of some results, in the order of what they are made of.
-fn side_by_side<A: Clone + Sync, B: Send>(all: Vec<A>, make: &(dyn Fn(A) -> Option<B> + Sync)) -> Vec<B> {
+pub fn side_by_side<A: Clone + Sync, B: Send>(all: Vec<A>, make: &(dyn Fn(A) -> Option<B> + Sync)) -> Vec<B> {
     let (next, made) = (AtomicUsize::new(0), Mutex::new(vec![]));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(all.len());
     std::thread::scope(|scope| {

@@ -7,6 +7,7 @@ mod foreign;
 mod limits;
 mod passes;
 mod plan;
+mod planner;
 mod report;
 mod run;
 mod simulate;
@@ -21,10 +22,11 @@ pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{MemoryOrder, OptimizerOffload, Overlap, ParamOffload, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
+pub use planner::PlannerArgs;
 pub use report::ReportArgs;
 pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, Packing, RunArgs};
 pub use simulate::{CalibrateArgs, MachineCommand, SimulateArgs};
-pub use spelling::{avoided_by, changes, help};
+pub use spelling::{SCHEDULES, avoided_by, changes, help};
 pub use training::{DecayStyle, MuonScaleMode, Optimizer, Precision, PrecisionArgs, Switch, WsdDecayStyle};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -53,6 +55,8 @@ pub enum Command {
     Explain(Box<ExplainArgs>),
     /// Says how long a step takes on a machine, and why, from the programs of all ranks; nothing runs
     Simulate(Box<SimulateArgs>),
+    /// Searches the plan with which a step takes the least time: how to split so many devices, and what else to choose
+    Plan(Box<PlannerArgs>),
     /// Lists, prints and checks machine files
     #[command(subcommand)]
     Machine(MachineCommand),
@@ -92,6 +96,20 @@ pub enum Command {
     /// Compiles kernels that come on standard input
     #[command(hide = true)]
     CodegenWorker,
+}
+
+impl Command {
+    /// The plan of a command that takes one.
+    pub fn plan(&self) -> Option<&PlanArgs> {
+        match self {
+            Command::Check(args) => Some(&args.plan),
+            Command::Compile(args) => Some(&args.plan),
+            Command::Explain(args) => Some(&args.plan),
+            Command::Simulate(args) => Some(&args.plan),
+            Command::Plan(args) => Some(&args.plan),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Args)]

@@ -1,10 +1,11 @@
-//! The plan of a job: what `mcc compile`, `mcc check` and `mcc explain` share.
+//! The plan of a job: what `mcc compile`, `mcc check`, `mcc explain`, `mcc simulate` and `mcc plan` share.
 
 use super::limits::LimitArgs;
 use super::training::{PrecisionArgs, TrainingArgs};
 use super::values::{bytes, define, factor, from_one};
 use clap::{Args, ValueEnum};
 use ir::options;
+use std::path::PathBuf;
 
 /// Where optimizers run, and keep their states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -98,6 +99,9 @@ pub struct PlanArgs {
     #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
     pub define: Vec<(String, String)>,
 
+    /// All that a plan says that `mcc plan` has written: the flags there, with those given here
+    #[arg(long = "plan", value_name = "PLAN.json", help_heading = "Mesh")]
+    pub plan_file: Option<PathBuf>,
     /// Data-parallel ranks
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub dp: u64,

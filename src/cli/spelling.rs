@@ -4,7 +4,10 @@ use super::plan::CpComm;
 use clap::ValueEnum;
 use ir::diag::{Help, Piece};
 use ir::mesh::Axis;
-use ir::options::{self, ActivationOffload, Buffer, MemoryOrder, Offload, OptionName, Options, ParamOffload, Recompute, SequenceParallel, Zero};
+use ir::options::{
+    self, ActivationOffload, Buffer, Cuts, MemoryOrder, Offload, OptionName, Options, ParamOffload, Recompute, SequenceParallel, TpOverlap, Zero,
+};
+use ir::pipeline::Schedule;
 use ir::reason::AvoidedBy;
 
 /// The flag of an option.
@@ -36,12 +39,24 @@ pub fn help(help: &Help) -> String {
     help.spelled(|piece| match piece {
         Piece::Words(words) => words.clone(),
         Piece::Option(option) => flag(*option).into(),
-        Piece::CpComm(value) => {
-            let typed = CpComm::value_variants().iter().find(|typed| options::CpComm::from(**typed) == *value);
-            typed.and_then(ValueEnum::to_possible_value).map_or(String::new(), |typed| typed.get_name().into())
-        }
+        Piece::CpComm(value) => of_keys(*value),
     })
 }
+
+/// How ranks get at keys, as it is typed.
+fn of_keys(value: options::CpComm) -> String {
+    let typed = CpComm::value_variants().iter().find(|typed| options::CpComm::from(**typed) == value);
+    typed.and_then(ValueEnum::to_possible_value).map_or(String::new(), |typed| typed.get_name().into())
+}
+
+/// Orders of passes by their names.
+pub const SCHEDULES: [(&str, Schedule); 5] = [
+    ("1f1b", Schedule::OneFOneB),
+    ("gpipe", Schedule::GPipe),
+    ("zb-h1", Schedule::ZbH1),
+    ("zb-v", Schedule::ZbV),
+    ("dualpipev", Schedule::DualPipeV),
+];
 
 /// What would do without an exchange, after "not needed": `without --sp`.
 pub fn avoided_by(change: &AvoidedBy) -> String {
@@ -71,10 +86,38 @@ fn of_axis(axis: Axis) -> &'static str {
     })
 }
 
-/// The flags that turn options into others, of those in which the way out of too little memory differs from what
-/// was asked for.
+/// The flags that turn options into others, of those in which plans that mcc proposes differ from what was asked for:
+/// the mesh first.
 pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     let mut out = vec![];
+    let set = |option: OptionName, value: u64| format!("{} {value}", flag(option));
+    let moved = [from.dp, from.tp, from.pp] != [to.dp, to.tp, to.pp];
+    if moved {
+        out.extend([(OptionName::Dp, to.dp), (OptionName::Tp, to.tp), (OptionName::Pp, to.pp)].map(|(option, value)| set(option, value)));
+    }
+    let others = [(OptionName::Cp, from.cp, to.cp), (OptionName::Ep, from.ep, to.ep), (OptionName::Replicas, from.replicas, to.replicas)];
+    out.extend(others.into_iter().filter(|(_, from, to)| from != to).map(|(option, _, to)| set(option, to)));
+    out.extend(
+        [(OptionName::Etp, from.etp, to.etp), (OptionName::Vpp, from.vpp, to.vpp)]
+            .into_iter()
+            .filter(|(_, from, to)| from != to)
+            .filter_map(|(option, _, to)| Some(set(option, to?))),
+    );
+    if from.micro_batch != to.micro_batch {
+        out.push(set(OptionName::MicroBatch, to.micro_batch));
+    }
+    // Its default follows from these.
+    if moved || [from.micro_batch, from.global_batch] != [to.micro_batch, to.global_batch] {
+        out.push(set(OptionName::GlobalBatch, to.global_batch));
+    }
+    if from.schedule != to.schedule
+        && let Some((name, _)) = SCHEDULES.iter().find(|(_, schedule)| *schedule == to.schedule)
+    {
+        out.push(format!("--pipeline-schedule {name}"));
+    }
+    if from.layout != to.layout && to.layout == Cuts::Balanced {
+        out.push("--pipeline-layout auto".into());
+    }
     if from.sp != to.sp && to.sp == SequenceParallel::On {
         out.push("--sp".into());
     }
@@ -126,20 +169,16 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     if from.activation_offload != to.activation_offload && to.activation_offload == ActivationOffload::Layers(None) {
         out.push("--activation-offload all".into());
     }
-    let set = |option: OptionName, value: u64| format!("{} {value}", flag(option));
-    if from.replicas != to.replicas {
-        out.push(set(OptionName::Replicas, to.replicas));
+    if from.cp_comm != to.cp_comm {
+        out.push(format!("{} {}", flag(OptionName::CpComm), of_keys(to.cp_comm)));
     }
-    let moved = [from.dp, from.tp, from.pp] != [to.dp, to.tp, to.pp];
-    if from.micro_batch != to.micro_batch {
-        out.push(set(OptionName::MicroBatch, to.micro_batch));
+    if from.pass_pairs != to.pass_pairs && to.pass_pairs {
+        out.push(flag(OptionName::PassPairs).into());
     }
-    if moved {
-        out.extend([(OptionName::Dp, to.dp), (OptionName::Tp, to.tp), (OptionName::Pp, to.pp)].map(|(option, value)| set(option, value)));
-    }
-    // Its default follows from these.
-    if moved || [from.micro_batch, from.global_batch] != [to.micro_batch, to.global_batch] {
-        out.push(set(OptionName::GlobalBatch, to.global_batch));
+    if let TpOverlap::Pipeline { chunks } = to.tp_overlap
+        && from.tp_overlap != to.tp_overlap
+    {
+        out.push(format!("--tp-comm-overlap --tp-comm-overlap-chunks {chunks}"));
     }
     out
 }
@@ -194,6 +233,24 @@ mod tests {
             activation_offload: ActivationOffload::Layers(None),
             ..from.clone()
         };
+        let searched = Options {
+            dp: 4,
+            cp: 2,
+            pp: 2,
+            ep: 4,
+            etp: Some(2),
+            vpp: Some(3),
+            layout: Cuts::Balanced,
+            cp_comm: options::CpComm::AllToAllAndRing,
+            pass_pairs: true,
+            tp_overlap: TpOverlap::Pipeline { chunks: 8 },
+            ..from.clone()
+        };
+        for (name, schedule) in SCHEDULES {
+            let to = Options { schedule, ..searched.clone() };
+            let flags = changes(&from, &to).join(" ");
+            assert_eq!(typed(&format!("{asked} {flags}")), to, "{name}: {flags}");
+        }
         let disk = Options { offload: Offload::Disk, param_offload: ParamOffload::Host, ..from.clone() };
         for to in [Options { recompute: Recompute::Selective, ..from.clone() }, Options { recompute: Recompute::Block(3), ..from.clone() }, disk, all]
         {

@@ -33,18 +33,17 @@ mod texts;
 mod traits;
 mod words;
 
-use crate::cli::{Cli, MegatronArgs};
+use crate::cli::MegatronArgs;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::print::{note, out, report};
-use crate::typed;
 use anyhow::{Context, anyhow};
-use clap::{CommandFactory, FromArgMatches};
 use flags::Flags;
 use lines::Names;
 use plan::{Choices, Part, Plan};
 use shell::Shell;
 use sources::Unreadable;
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use texts::ModelText;
@@ -154,9 +153,11 @@ fn look(plan: &mut Plan<'_>) {
                 None => words.extend(std::iter::once(part.flag.clone()).chain(values)),
             }
         }
-        let read = Cli::command().try_get_matches_from(&words).and_then(|m| Ok((Cli::from_arg_matches(&m)?, typed(&m))));
-        match read {
-            Ok((cli, typed)) => plan.errors.extend(crate::idle::look(&cli.command, &typed).errors),
+        match crate::read(&words.iter().map(OsString::from).collect::<Vec<_>>()) {
+            Ok((cli, given)) => {
+                let typed: Vec<String> = given.into_iter().map(|g| g.0).collect();
+                plan.errors.extend(crate::idle::look(&cli.command, &typed).errors);
+            }
             Err(e) => {
                 let text = e.to_string();
                 let first = text.lines().take_while(|l| !l.trim().is_empty()).map(|l| l.trim().trim_start_matches("error: ")).collect::<Vec<_>>();

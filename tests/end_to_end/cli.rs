@@ -34,6 +34,7 @@ fn the_other_commands_explain_themselves() {
     help("check --help", expect_file!["./expected/check.txt"]);
     help("fmt --help", expect_file!["./expected/fmt.txt"]);
     help("simulate --help", expect_file!["./expected/simulate.txt"]);
+    help("plan --help", expect_file!["./expected/plan.txt"]);
     help("machine --help", expect_file!["./expected/machine.txt"]);
     help("calibrate --help", expect_file!["./expected/calibrate.txt"]);
     help("report --help", expect_file!["./expected/report.txt"]);

@@ -23,6 +23,7 @@ mod offload;
 mod pairs;
 mod passes;
 mod paths;
+mod plan;
 mod plans;
 mod prints;
 mod reference;

@@ -9,6 +9,7 @@ use crate::commands::effects::{Touch, touches};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::{Action, Arena, Body, BodyId, Call, CallSchedule, Command, Job, Program, Slots, Space, Stash, Stream};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Puts events where streams of a program need each other. Where all is on one stream, nothing does.
@@ -32,15 +33,19 @@ const STREAMS: usize = Stream::ALL.len();
 type Clock = [u32; STREAMS];
 
 /// A command of the program: a number over all bodies.
-type Site = usize;
+type Site = u32;
+
+/// When a command was issued, by its stream's clock, which begins at 1, and which one it was. At 0 none was.
+type Issued = (u32, Site);
 
 /// What is in flight on some bytes.
 #[derive(Clone, Copy, Default)]
 struct Cell {
-    /// Stream, moment and command of the last write, if any.
-    written: Option<(usize, u32, Site)>,
-    /// Per stream, moment and command of the last read since.
-    read: [Option<(u32, Site)>; STREAMS],
+    /// The last write, and its stream.
+    written: Issued,
+    writer: u8,
+    /// Per stream, the last read since.
+    read: [Issued; STREAMS],
 }
 
 /// Records and waits that the hazards of these schedules ask for.
@@ -65,7 +70,7 @@ fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules:
                 next += 1;
             }
             let with = |action| Command { stream: command.stream, action, predicate: None, origin: command.origin.clone(), reason: None };
-            out.extend(needed[site].iter().map(|s| with(Action::Wait { event: events[s] })));
+            out.extend(needed[site as usize].iter().map(|s| with(Action::Wait { event: events[s] })));
             let record = events.get(&site).map(|e| with(Action::Record { event: *e }));
             out.push(command);
             out.extend(record);
@@ -112,7 +117,7 @@ impl Sites {
         };
         let (mut first, mut commands) = (vec![], vec![]);
         for body in &program.bodies {
-            first.push(commands.len());
+            first.push(commands.len() as Site);
             let touched = |c: &Command| touches(mesh, kernels, program, c).iter().map(range).collect();
             commands.extend(body.commands.iter().map(|c| (c.stream as usize, touched(c))));
         }
@@ -129,21 +134,35 @@ impl Cells {
         Cells([(0, Cell::default())].into())
     }
 
-    /// The cells of some bytes, cut at both ends.
-    fn of(&mut self, bytes: &std::ops::Range<u64>) -> impl Iterator<Item = &mut Cell> {
-        for at in [bytes.start, bytes.end] {
-            let (begin, cell) = self.0.range(..=at).next_back().expect("invariant: the first cell begins at 0");
-            if *begin < at {
-                let cell = *cell;
-                self.0.insert(at, cell);
+    /// Visits the cells of some bytes, cut at both ends. Returns how many they are.
+    fn each(&mut self, bytes: &std::ops::Range<u64>, mut visit: impl FnMut(&mut Cell)) -> usize {
+        // Mostly cells begin and end there: then one way down the tree finds them all, from the last to the first.
+        let (mut begins, mut ends) = (false, false);
+        for (begin, _) in self.0.range(..=bytes.end).rev() {
+            ends |= *begin == bytes.end;
+            begins = *begin == bytes.start;
+            if *begin <= bytes.start {
+                break;
             }
         }
-        self.0.range_mut(bytes.clone()).map(|(_, cell)| cell)
+        for at in [bytes.start, bytes.end].into_iter().zip([begins, ends]).filter_map(|(at, is_there)| (!is_there).then_some(at)) {
+            let (_, cell) = self.0.range(..=at).next_back().expect("invariant: the first cell begins at 0");
+            let cell = *cell;
+            self.0.insert(at, cell);
+        }
+        let mut count = 0;
+        for (_, cell) in self.0.range_mut(bytes.clone()) {
+            visit(cell);
+            count += 1;
+        }
+        count
     }
 
-    /// Makes one cell of bytes that begin and end where cells do.
-    fn join(&mut self, bytes: &std::ops::Range<u64>, cell: Cell) {
-        while let Some((begin, _)) = self.0.range(bytes.start + 1..bytes.end).next() {
+    /// Makes one cell of bytes that begin and end where cells do, of which there are so many.
+    fn join(&mut self, bytes: &std::ops::Range<u64>, cells: usize, cell: Cell) {
+        while cells > 1
+            && let Some((begin, _)) = self.0.range(bytes.start + 1..bytes.end).next()
+        {
             let begin = *begin;
             self.0.remove(&begin);
         }
@@ -209,57 +228,54 @@ impl<'a> Player<'a> {
     fn call(&mut self, call: &Call) {
         let first = self.sites.first[call.body.index()];
         let part = self.program.bodies[call.body.index()].part(call.part);
-        part.for_each(|k| self.command(first + k, u64::from(call.microbatch)));
+        part.for_each(|k| self.command(first + k as Site, u64::from(call.microbatch)));
     }
 
     fn command(&mut self, site: Site, microbatch: u64) {
-        let (s, touches) = &self.sites.commands[site];
+        let (s, touches) = &self.sites.commands[site as usize];
         let s = *s;
-        let touches = touches.iter().map(|t| (self.bytes(t, microbatch), t.writes));
-        let touches: Vec<(std::ops::Range<u64>, bool)> = touches.filter(|(bytes, _)| !bytes.is_empty()).collect();
-        for other in &self.needed[site] {
-            join(&mut self.clocks[s], &self.done[*other]);
+        let touches = touches.iter().map(|t| (self.bytes(t, microbatch), t.writes, 0));
+        let mut touches: SmallVec<[(std::ops::Range<u64>, bool, usize); 8]> = touches.filter(|(bytes, ..)| !bytes.is_empty()).collect();
+        for other in &self.needed[site as usize] {
+            join(&mut self.clocks[s], &self.done[*other as usize]);
         }
         // Per stream, the latest command that this one has to come after.
-        let mut after: [Option<(u32, Site)>; STREAMS] = [None; STREAMS];
-        let mut hazard = |t: usize, moment: u32, site: Site| {
-            if t != s {
-                after[t] = after[t].max(Some((moment, site)));
-            }
-        };
+        let mut after: [Issued; STREAMS] = [(0, 0); STREAMS];
         self.clocks[s][s] += 1;
         let now = self.clocks[s][s];
-        for (bytes, writes) in &touches {
-            for cell in self.cells.of(bytes) {
-                if let Some((t, moment, site)) = cell.written {
-                    hazard(t, moment, site);
-                }
+        for (bytes, writes, count) in &mut touches {
+            *count = self.cells.each(bytes, |cell| {
+                let last = &mut after[cell.writer as usize];
+                *last = cell.written.max(*last);
                 if *writes {
-                    cell.read
-                        .iter()
-                        .take(ir::fault!("events.waits.reads", 0, STREAMS))
-                        .enumerate()
-                        .for_each(|(t, read)| read.iter().for_each(|(moment, site)| hazard(t, *moment, *site)));
+                    let reads = cell.read.iter().take(ir::fault!("events.waits.reads", 0, STREAMS));
+                    reads.zip(&mut after).for_each(|(read, last)| *last = (*read).max(*last));
                 } else {
-                    cell.read[s] = Some((now, site));
+                    cell.read[s] = (now, site);
                 }
-            }
+            });
         }
-        let missing: Vec<(usize, u32, Site)> = after.iter().enumerate().filter_map(|(t, a)| a.map(|(moment, site)| (t, moment, site))).collect();
+        // Of its own stream all are before it.
+        after[s] = (0, 0);
+        let missing: SmallVec<[(usize, u32, Site); STREAMS]> =
+            after.iter().enumerate().filter(|(_, a)| a.0 > 0).map(|(t, (moment, site))| (t, *moment, *site)).collect();
         // Those which imply most of the others first. A wait is for the last time that its command was issued, which may be after the
         // moment that is missing: two can imply each other, so each is left out only for what is waited for by then.
-        let implies = |b: Site| missing.iter().filter(|(t, moment, _)| self.done[b][*t] >= *moment).count();
-        let mut waits: Vec<(usize, usize, u32, Site)> = missing.iter().map(|(t, moment, site)| (implies(*site), *t, *moment, *site)).collect();
+        let implies = |b: Site| missing.iter().filter(|(t, moment, _)| self.done[b as usize][*t] >= *moment).count();
+        let mut waits: SmallVec<[(usize, usize, u32, Site); STREAMS]> =
+            missing.iter().map(|(t, moment, site)| (implies(*site), *t, *moment, *site)).collect();
         waits.sort_unstable_by_key(|w| std::cmp::Reverse(*w));
         for (_, t, moment, other) in waits {
             if ir::fault!("events.waits.none", false, self.clocks[s][t] < moment) {
-                self.needed[site].insert(other);
-                join(&mut self.clocks[s], &self.done[other]);
+                self.needed[site as usize].insert(other);
+                join(&mut self.clocks[s], &self.done[other as usize]);
             }
         }
-        self.done[site] = self.clocks[s];
-        for (bytes, _) in touches.iter().filter(|(_, writes)| *writes) {
-            self.cells.join(bytes, Cell { written: Some((s, now, site)), ..Cell::default() });
+        self.done[site as usize] = self.clocks[s];
+        for (bytes, _, count) in touches.iter().filter(|(_, writes, _)| *writes) {
+            // What another operand begins or ends within cuts them once more.
+            let is_cut = touches.iter().any(|(other, ..)| [other.start, other.end].iter().any(|at| bytes.start < *at && *at < bytes.end));
+            self.cells.join(bytes, count + usize::from(is_cut), Cell { written: (now, site), writer: s as u8, ..Cell::default() });
         }
     }
 

@@ -2,7 +2,7 @@
 
 use ir::diag::Diagnostic;
 use ir::dim::Dim;
-use ir::graph::{Graph, Phase};
+use ir::graph::{Body, Graph, Phase, Value};
 use ir::op::{Op, Routing};
 use ir::options::Counts;
 use ir::pipeline::Part;
@@ -110,15 +110,34 @@ pub fn even_parts(layers: u32, parts: u32, embedding: Counts, loss: Counts) -> O
     Some(sizes.into_iter().enumerate().map(part).collect())
 }
 
-/// Floating-point operations of the forward pass: before the layers, of each layer, after them. Of the places of a dispatched value, those count that
-/// its choices can name.
+/// Elements of each value that are computed: of the places of a dispatched value, those that its choices can name.
+pub fn computed(body: &Body) -> Vec<u64> {
+    let size = |d: &Dim| body.dims.size(*d);
+    let mut routed: Vec<Option<Routing>> = vec![None; body.nodes.len()];
+    let of_value = |v: Value| {
+        let node = &body[v];
+        let places = match &node.op {
+            Op::Dispatch(r) => Some(*r),
+            _ => node.args.iter().find_map(|a| routed[a.index()]).filter(|r| node.ty.has(r.experts)),
+        };
+        routed[v.index()] = places;
+        match places {
+            Some(r) => body.elements(v) / size(&r.experts) * size(&r.choice).min(size(&r.experts)),
+            None => body.elements(v),
+        }
+    };
+    body.values().map(of_value).collect()
+}
+
+/// Floating-point operations of the forward pass, of [`computed`] elements: before the layers, of each layer, after
+/// them.
 pub fn costs(graph: &Graph) -> Vec<u64> {
     let body = &graph.body;
     let size = |d: &Dim| body.dims.size(*d);
     let mut costs = vec![0u64; graph.layers as usize + 2];
     // Whether a value depends on a layer.
     let mut after = vec![false; body.nodes.len()];
-    let mut routed: Vec<Option<Routing>> = vec![None; body.nodes.len()];
+    let computed = computed(body);
     for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward) {
         let node = &body[v];
         after[v.index()] = node.origin.layer.is_some() || node.args.iter().any(|a| after[a.index()]);
@@ -131,21 +150,12 @@ pub fn costs(graph: &Graph) -> Vec<u64> {
             _ if node.op.is_source() => 0,
             _ => 1,
         };
-        let places = match &node.op {
-            Op::Dispatch(r) => Some(*r),
-            _ => node.args.iter().find_map(|a| routed[a.index()]).filter(|r| node.ty.has(r.experts)),
-        };
-        routed[v.index()] = places;
-        let elements = match places {
-            Some(r) => body.elements(v) / size(&r.experts) * size(&r.choice).min(size(&r.experts)),
-            None => body.elements(v),
-        };
         let unit = match node.origin.layer {
             Some(l) => l as usize + 1,
             None if after[v.index()] => graph.layers as usize + 1,
             None => 0,
         };
-        costs[unit] = costs[unit].saturating_add(each.saturating_mul(elements));
+        costs[unit] = costs[unit].saturating_add(each.saturating_mul(computed[v.index()]));
     }
     costs
 }

@@ -1,0 +1,38 @@
+//! What `mcc plan` takes.
+
+use super::plan::PlanArgs;
+use super::values::from_one;
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct PlannerArgs {
+    /// The model text, with the flags of `mcc compile`: what one of them says of the plan is held, all else is chosen
+    pub model: PathBuf,
+    /// Ranks, one for each device
+    #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = from_one::<u64>)]
+    pub gpus: u64,
+    /// A machine file, or a name of `mcc machine ls`; --target is the machine's
+    #[arg(long, value_name = "FILE|NAME")]
+    pub machine: String,
+    /// Plans that are shown
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = from_one::<u64>)]
+    pub top: u64,
+    /// Plans that are compiled whole at most, changes to the best apart
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = from_one::<u64>)]
+    pub whole: u64,
+    /// Of a rank, on CPUs
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = from_one::<u64>)]
+    pub threads_per_rank: u64,
+    /// Writes the best plan, for `mcc compile --plan`
+    #[arg(short, long, value_name = "PLAN.json")]
+    pub output: Option<PathBuf>,
+    /// Measure all layers anew: what was found of them before is kept in the cache
+    #[arg(long)]
+    pub no_cache: bool,
+    /// For tools
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}

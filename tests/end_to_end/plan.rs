@@ -1,0 +1,86 @@
+//! `mcc plan`, and plans that `mcc compile` takes.
+
+use crate::mcc::{Dir, models};
+use serde_json::Value;
+use std::fs;
+
+const SMALL: &str = "-D layers=4 -D hidden=256 -D heads=4 -D seq=128 -D vocab=512";
+
+fn gpt2() -> String {
+    models().join("gpt2.mdl").display().to_string()
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+#[test]
+fn a_plan_is_searched_written_and_compiled() {
+    let dir = Dir::new();
+    fs::copy(gpt2(), dir.path("gpt2.mdl")).expect("copied");
+    let flags = format!("gpt2.mdl --gpus 4 --machine h100-dgx --bf16 --global-batch-size 16 {SMALL}");
+    let said = dir.line(&format!("plan {flags} --top 3 -o plan.json")).succeeds();
+    for what in ["plans of 4 ranks on DGX H100", "samples of layers", "tokens/s", "why the others take longer", "limits most"] {
+        assert!(said.stdout.contains(what), "no {what}: {}", said.stdout);
+    }
+    let line = said.stdout.lines().find(|l| l.starts_with("mcc compile gpt2.mdl ")).expect("a line to paste");
+    let file = json(&fs::read_to_string(dir.path("plan.json")).expect("a plan"));
+    let step = |flags: &str| json(&dir.line(&format!("simulate gpt2.mdl --machine h100-dgx --json {flags}")).succeeds().stdout);
+    // What is proposed compiles, and takes what was said.
+    let seconds = file["seconds"].as_f64().expect("seconds");
+    assert_eq!(step("--plan plan.json")["seconds"].as_f64(), Some(seconds));
+    let pasted = line.strip_prefix("mcc compile gpt2.mdl ").expect("flags");
+    assert_eq!(step(pasted)["seconds"].as_f64(), Some(seconds), "{pasted}");
+    assert_eq!(step("--plan plan.json")["ranks"], 4);
+    dir.line("compile gpt2.mdl --plan plan.json -o out.mcc").succeeds();
+    let of_artifact = json(&dir.line("simulate out.mcc --machine h100-dgx --json").succeeds().stdout);
+    assert_eq!(of_artifact["seconds"].as_f64(), Some(seconds));
+    // Another text may want another plan.
+    fs::write(dir.path("gpt2.mdl"), fs::read_to_string(gpt2()).expect("a text") + "\n// Mine.\n").expect("written");
+    let warned = dir.line("check gpt2.mdl --plan plan.json").succeeds();
+    assert!(warned.stderr.contains("plan.json was searched for another text"), "{}", warned.stderr);
+    dir.line("compile gpt2.mdl --plan plan.json --pp 2").misuses_with(&["--pp", "cannot be used multiple times"]);
+}
+
+/// What flags say is held, and samples that were kept give what they gave.
+#[test]
+fn what_flags_say_of_a_plan_is_held() {
+    let dir = Dir::new();
+    let search = |flags: &str| {
+        let line = format!("plan {} --gpus 4 --machine a100-80g-dgx --fp16 --global-batch-size 8 {SMALL} --json {flags}", gpt2());
+        json(&dir.line(&line).succeeds().stdout)
+    };
+    let found = search("--tp 2 --recompute selective --top 4");
+    let plans = found["plans"].as_array().expect("plans");
+    assert_eq!(plans.len(), 4);
+    let has = |plan: &Value, word: &str| plan["flags"].as_array().expect("words").iter().any(|w| w == word);
+    assert!(plans.iter().all(|p| has(p, "--tp=2") && has(p, "--recompute=selective")), "{found}");
+    let seconds: Vec<f64> = plans.iter().filter_map(|p| p["step"]["seconds"].as_f64()).collect();
+    assert!(seconds.is_sorted(), "{seconds:?}");
+    assert_eq!(search("--tp 2 --recompute selective --top 4"), found);
+    assert_eq!(search("--tp 2 --recompute selective --top 4 --no-cache"), found);
+    // The best of all is no slower than the best of some.
+    let free = search("--top 1");
+    assert!(free["plans"][0]["step"]["seconds"].as_f64() <= Some(seconds[0] * (1.0 + 1e-9)), "{free}");
+}
+
+#[test]
+fn wrong_searches_say_what_is_wrong() {
+    let dir = Dir::new();
+    let plan = |flags: &str| dir.line(&format!("plan {} --machine h100-dgx --bf16 {SMALL} {flags}", gpt2()));
+    plan("--gpus 4").misuses_with(&["`--global-batch-size G` is missing"]);
+    plan("--gpus 4 --global-batch-size 8 --dp 3").misuses_with(&["no plan splits 4 ranks and 8 sequences"]);
+    plan("--gpus 4 --global-batch-size 8 --tp 8").misuses_with(&["no plan has 4 ranks so"]);
+    plan("--gpus 4 --global-batch-size 8 --host-memory 1GiB").misuses_with(&["`--host-memory` is not looked at"]);
+    plan("--gpus 4 --global-batch-size 8 --threads-per-rank 2").misuses_with(&["`--threads-per-rank` is of CPUs"]);
+    plan("--gpus 2 --global-batch-size 8 --memory 1MiB --whole 4").misuses_with(&["no plan of 2 ranks fits 1.00 MiB", "needs least"]);
+    plan("--gpus 2 --global-batch-size 8 --target sm_80").misuses_with(&["`--target sm_80` is not for `DGX H100`"]);
+    plan("--gpus 2 --global-batch-size 8 -D heads=5").fails_with(&["heads = 5 does not divide hidden"]);
+    dir.write("wrong.json", "{}");
+    let with = |file: &str| dir.line(&format!("check {} --plan {file}", gpt2()));
+    with("wrong.json").misuses_with(&["`--plan wrong.json` is no plan", "mcc plan -o PLAN.json"]);
+    with("none.json").misuses_with(&["`--plan none.json` cannot be read"]);
+    let file = r#"{"mcc": "1", "model": "m", "text": "", "machine": "m", "ranks": 1, "seconds": 1, "give_or_take": 0, "flags": ["other.mdl"]}"#;
+    dir.write("words.json", file);
+    with("words.json").misuses_with(&["`other.mdl` is no flag"]);
+}
