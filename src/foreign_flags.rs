@@ -423,7 +423,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["distributed-backend", "dist-backend", "backend", "nccl-communicator-config-path"], Flag("run", "--exchanges")),
     (&["local-rank", "local-world-size", "world-size", "rank"], Nothing("ranks follow from the artifact's mesh, or from the launcher")),
     (
-        &["gpus", "num-gpus", "gpus-per-node", "num-nodes", "devices", "num-processes", "include"],
+        &["num-gpus", "gpus-per-node", "num-nodes", "devices", "num-processes", "include"],
         Nothing("how many ranks there are follows from the mesh that is compiled: `--dp`, `--cp`, `--tp`, `--pp`"),
     ),
     (&["accelerator", "use-cpu", "no-cuda"], Flag("run", "--device")),
@@ -456,7 +456,6 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("finetune", "run"),
     ("build", "compile"),
     ("make", "compile"),
-    ("plan", "check"),
     ("lint", "check"),
     ("validate", "check"),
     ("verify", "check"),
