@@ -1,18 +1,11 @@
 //! `mcc plan`, and plans that `mcc compile` takes.
 
-use crate::mcc::{Dir, models};
+use crate::mcc::Dir;
+use crate::simulate::{gpt2, json};
 use serde_json::Value;
 use std::fs;
 
 const SMALL: &str = "-D layers=4 -D hidden=256 -D heads=4 -D seq=128 -D vocab=512";
-
-fn gpt2() -> String {
-    models().join("gpt2.mdl").display().to_string()
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).expect("JSON")
-}
 
 #[test]
 fn a_plan_is_searched_written_and_compiled() {

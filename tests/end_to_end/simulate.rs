@@ -6,11 +6,11 @@ use std::fs;
 
 const SMALL: &str = "-D layers=4 -D hidden=64 -D heads=4 -D seq=32 -D vocab=128 --global-batch-size 8";
 
-fn gpt2() -> String {
+pub fn gpt2() -> String {
     models().join("gpt2.mdl").display().to_string()
 }
 
-fn json(text: &str) -> Value {
+pub fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 
