@@ -112,6 +112,33 @@ pub enum ScheduleError {
     Whole(String),
 }
 
+/// A number for every pass through so many virtual stages.
+struct Numbers {
+    virtual_stages: u32,
+    microbatches: u32,
+}
+
+impl Numbers {
+    fn of(&self, kind: Kind, virtual_stage: u32, microbatch: u32) -> usize {
+        ((kind as u32 * self.virtual_stages + virtual_stage) as usize) * self.microbatches as usize + microbatch as usize
+    }
+
+    /// How many there are.
+    fn count(&self) -> usize {
+        self.of(Kind::Weight, self.virtual_stages, 0)
+    }
+
+    /// What a pass through a virtual stage needs and is not done yet: of a kind, at a virtual stage.
+    fn lacks(&self, done: &[bool], g: u32, pass: &Pass) -> Option<(Kind, u32)> {
+        let needs = match pass.kind {
+            Kind::Forward => [g.checked_sub(1).map(|before| (Kind::Forward, before)), None],
+            Kind::Backward => [Some((Kind::Forward, g)), (g + 1 < self.virtual_stages).then_some((Kind::Backward, g + 1))],
+            Kind::Weight => [Some((Kind::Backward, g)), None],
+        };
+        needs.into_iter().flatten().find(|(kind, g)| !done[self.of(*kind, *g, pass.microbatch)])
+    }
+}
+
 impl Order {
     /// Virtual stages on each stage.
     pub fn chunks(&self) -> u32 {
@@ -129,36 +156,35 @@ impl Order {
     /// # Errors
     /// A pass that is missing, repeated, unknown or never has what it needs.
     pub fn check(&self, microbatches: u32) -> Result<(), ScheduleError> {
-        let (stages, chunks) = (self.stages.len() as u32, self.chunks());
+        let (stages, chunks, numbers) = (self.stages.len() as u32, self.chunks(), self.numbers(microbatches));
         let kinds = if self.splits_backward() { &[Kind::Forward, Kind::Backward, Kind::Weight][..] } else { &[Kind::Forward, Kind::Backward] };
-        let number = |kind, g, microbatch| self.number(microbatches, kind, g, microbatch);
         let virtual_stage = self.virtual_stages();
-        let mut seen = vec![false; number(Kind::Weight, stages * chunks, 0)];
+        let mut seen = vec![false; numbers.count()];
         for (s, passes) in self.stages.iter().enumerate() {
             for (k, pass) in passes.iter().enumerate() {
                 let error = |what: String| Err(ScheduleError::Pass { stage: s as u32, index: k + 1, pass: *pass, what });
                 if pass.microbatch >= microbatches {
                     return error(format!("there are {microbatches} microbatches, from 0"));
                 }
-                if std::mem::replace(&mut seen[number(pass.kind, virtual_stage[s][pass.chunk as usize], pass.microbatch)], true) {
+                if std::mem::replace(&mut seen[numbers.of(pass.kind, virtual_stage[s][pass.chunk as usize], pass.microbatch)], true) {
                     return error("it is there twice".into());
                 }
             }
             for kind in kinds {
                 let mut all = (0..chunks).flat_map(|chunk| (0..microbatches).map(move |microbatch| Pass { kind: *kind, chunk, microbatch }));
-                if let Some(pass) = all.find(|p| !seen[number(p.kind, virtual_stage[s][p.chunk as usize], p.microbatch)]) {
+                if let Some(pass) = all.find(|p| !seen[numbers.of(p.kind, virtual_stage[s][p.chunk as usize], p.microbatch)]) {
                     return Err(ScheduleError::Whole(format!("stage {s} has no pass {pass}")));
                 }
             }
         }
         let mut done = vec![false; seen.len()];
         let mut at = vec![0; self.stages.len()];
-        let lacks = |done: &[bool], stage: usize, pass: &Pass| self.lacks(microbatches, done, virtual_stage[stage][pass.chunk as usize], pass);
+        let lacks = |done: &[bool], stage: usize, pass: &Pass| numbers.lacks(done, virtual_stage[stage][pass.chunk as usize], pass);
         let mut moved = true;
         while std::mem::take(&mut moved) {
             for (s, passes) in self.stages.iter().enumerate() {
                 while let Some(pass) = passes.get(at[s]).filter(|p| lacks(&done, s, p).is_none()) {
-                    done[number(pass.kind, virtual_stage[s][pass.chunk as usize], pass.microbatch)] = true;
+                    done[numbers.of(pass.kind, virtual_stage[s][pass.chunk as usize], pass.microbatch)] = true;
                     at[s] += 1;
                     moved = true;
                 }
@@ -175,10 +201,8 @@ impl Order {
         Err(ScheduleError::Pass { stage: s as u32, index: at[s] + 1, pass, what })
     }
 
-    /// A number for every pass.
-    fn number(&self, microbatches: u32, kind: Kind, virtual_stage: u32, microbatch: u32) -> usize {
-        let all = self.stages.len() as u32 * self.chunks();
-        ((kind as u32 * all + virtual_stage) as usize) * microbatches as usize + microbatch as usize
+    fn numbers(&self, microbatches: u32) -> Numbers {
+        Numbers { virtual_stages: self.stages.len() as u32 * self.chunks(), microbatches }
     }
 
     /// By stage and its own number, each virtual stage's.
@@ -192,17 +216,6 @@ impl Order {
         out
     }
 
-    /// What a pass through a virtual stage needs and is not done yet: of a kind, at a virtual stage.
-    fn lacks(&self, microbatches: u32, done: &[bool], g: u32, pass: &Pass) -> Option<(Kind, u32)> {
-        let all = self.stages.len() as u32 * self.chunks();
-        let needs = match pass.kind {
-            Kind::Forward => [g.checked_sub(1).map(|before| (Kind::Forward, before)), None],
-            Kind::Backward => [Some((Kind::Forward, g)), (g + 1 < all).then_some((Kind::Backward, g + 1))],
-            Kind::Weight => [Some((Kind::Backward, g)), None],
-        };
-        needs.into_iter().flatten().find(|(kind, g)| !done[self.number(microbatches, *kind, *g, pass.microbatch)])
-    }
-
     /// By stage, the forward passes that run in a pair with the backward pass behind them, of another microbatch, and
     /// that: what either sends may leave when both have ended, and neither begins before both have what they need.
     ///
@@ -211,7 +224,8 @@ impl Order {
     pub fn pairs(&self) -> Vec<BTreeMap<Pass, Pass>> {
         let microbatches = self.stages.iter().flatten().map(|p| p.microbatch + 1).max().unwrap_or(0);
         let virtual_stage = self.virtual_stages();
-        let mut done = vec![false; self.number(microbatches, Kind::Weight, self.stages.len() as u32 * self.chunks(), 0)];
+        let numbers = self.numbers(microbatches);
+        let mut done = vec![false; numbers.count()];
         let mut at = vec![0; self.stages.len()];
         let mut pairs = vec![BTreeMap::new(); self.stages.len()];
         let mut apart: Option<usize> = None;
@@ -224,11 +238,11 @@ impl Order {
                     let next = &left[..if two { 2 } else { left.len().min(1) }];
                     let g = |pass: &Pass| virtual_stage[s][pass.chunk as usize];
                     let needs = &next[..next.len().min(crate::fault!("pipeline.pairs.first", 1, 2))];
-                    if needs.is_empty() || needs.iter().any(|pass| self.lacks(microbatches, &done, g(pass), pass).is_some()) {
+                    if needs.is_empty() || needs.iter().any(|pass| numbers.lacks(&done, g(pass), pass).is_some()) {
                         break;
                     }
                     for pass in next {
-                        done[self.number(microbatches, pass.kind, g(pass), pass.microbatch)] = true;
+                        done[numbers.of(pass.kind, g(pass), pass.microbatch)] = true;
                     }
                     if two {
                         pairs[s].insert(next[0], next[1]);
@@ -240,7 +254,7 @@ impl Order {
             if !moved {
                 let could = |(s, passes): (usize, &Vec<Pass>)| {
                     let pass = passes.get(at[s])?;
-                    let alone = self.lacks(microbatches, &done, virtual_stage[s][pass.chunk as usize], pass).is_none();
+                    let alone = numbers.lacks(&done, virtual_stage[s][pass.chunk as usize], pass).is_none();
                     alone.then_some(s)
                 };
                 apart = self.stages.iter().enumerate().find_map(could);

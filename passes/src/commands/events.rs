@@ -4,8 +4,14 @@
 //! Events follow from hazards: where a command touches bytes that an earlier command of another stream touched, one
 //! of them writing, and nothing orders the two yet, that command is recorded and this one waits. The order of issue
 //! is played for that with vector clocks, call by call; a wait that another one implies is left out.
+//!
+//! Steps and evaluations are played several times, one after the other, as what comes before differs. Their middles
+//! do not: what each leaves behind is kept from the first time (`again.rs`).
+
+mod again;
 
 use crate::commands::effects::{Touch, touches};
+use again::{Left, counts, middle};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::{Action, Arena, Body, BodyId, Call, CallSchedule, Command, Job, Program, Slots, Space, Stash, Stream};
@@ -22,7 +28,7 @@ pub fn synchronise(mut job: Job) -> Job {
                 schedules.push(schedule);
             }
         }
-        of_program(mesh, kernels, program, &schedules);
+        of_program(mesh, kernels, program, &schedules, middle);
     }
     job
 }
@@ -48,8 +54,11 @@ struct Cell {
     read: [Issued; STREAMS],
 }
 
+/// Which calls of a phase are played once, with so many slots of each stash.
+type Middle = fn(&[Call], &[u64]) -> std::ops::Range<usize>;
+
 /// Records and waits that the hazards of these schedules ask for.
-fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule]) {
+fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule], middle: Middle) {
     let mut needed: Vec<BTreeSet<Site>> = vec![BTreeSet::new(); program.bodies.iter().map(|b| b.commands.len()).sum()];
     let used: BTreeSet<Stream> = program.bodies.iter().flat_map(|b| &b.commands).map(|c| c.stream).collect();
     if used.len() < 2 {
@@ -57,7 +66,7 @@ fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules:
     }
     let sites = Sites::new(mesh, kernels, program);
     for schedule in schedules {
-        Player::new(program, &sites, schedule, &mut needed).play(schedule);
+        Player::new(program, &sites, schedule, &mut needed).play(schedule, middle);
     }
     let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
     let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
@@ -190,8 +199,7 @@ struct Player<'a> {
 /// others do. (The verifier looks at all calls.)
 fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
     let most = 2 * slots + 16;
-    let mut count: BTreeMap<BodyId, usize> = BTreeMap::new();
-    calls.iter().filter(|c| c.part == 0).for_each(|c| *count.entry(c.body).or_default() += 1);
+    let count = counts(calls);
     let mut seen: BTreeMap<BodyId, usize> = BTreeMap::new();
     let is_end = |call: &&Call| {
         let k = seen.entry(call.body).or_default();
@@ -217,11 +225,24 @@ impl<'a> Player<'a> {
     }
 
     /// Steps, with and without their updates, and evaluations, each after each.
-    fn play(&mut self, schedule: &CallSchedule) {
-        let slots = self.slots.iter().map(|s| s.0 as usize).max().unwrap_or(1);
-        let [train, update, eval] = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, slots));
-        for phase in [&train, &update, &train, &update, &eval, &eval, &train, &train, &eval, &train, &update, &train, &update] {
-            phase.iter().for_each(|call| self.call(call));
+    fn play(&mut self, schedule: &CallSchedule, middle: Middle) {
+        let slots: Vec<u64> = self.slots.iter().map(|s| s.0).collect();
+        let most = slots.iter().max().map_or(1, |n| *n as usize);
+        let phases = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, most));
+        let middles = phases.each_ref().map(|calls| middle(calls, &slots));
+        let mut left: [Option<Left>; 3] = Default::default();
+        let [train, update, eval] = [0, 1, 2];
+        for k in [train, update, train, update, eval, eval, train, train, eval, train, update, train, update] {
+            let (calls, middle, begin) = (&phases[k], &middles[k], self.now());
+            calls[..middle.start].iter().for_each(|call| self.call(call));
+            match &left[k] {
+                Some(left) => self.leave(left, &begin),
+                None => calls[middle.clone()].iter().for_each(|call| self.call(call)),
+            }
+            if left[k].is_none() && !middle.is_empty() {
+                left[k] = Some(self.left(&begin));
+            }
+            calls[middle.end..].iter().for_each(|call| self.call(call));
         }
     }
 
