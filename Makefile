@@ -100,7 +100,7 @@ test-long-native: deps
 	cargo build --release --workspace --quiet
 	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
 	NATIVE_FIRST=$(call part,1000) NATIVE_TRIPLES=$(call share,100) $(long) mcc --test end_to_end -- --nocapture triples::random_models
-	$(long) mcc --test end_to_end -- --ignored simulate::a_machine_is_calibrated_by_small_models
+	$(long) mcc --test end_to_end -- --ignored
 	$(long) planner -- --ignored
 
 # Two hundred pairs of plans: what one saves the other loads and saves again.
@@ -117,7 +117,7 @@ test-long-endings: deps
 # these; the GPU kernels of all models, disassembled.
 test-long-kernels: deps
 	KERNELS_FIRST=$(call part,600) KERNELS=$(call share,600) $(long) codegen --lib -- random_ any_program_of_scores
-	KERNELS=all $(long) mcc --test end_to_end -- gpu::every_kernel
+	KERNELS=all $(long) mcc --test end_to_end -- gpu::kernels_of_the_models
 
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
 # counters of coverage are a pass of LLVM's. What breaks something is left in out/fuzz/found; once mended, it belongs into fuzz/corpus.

@@ -114,6 +114,7 @@ fn mixtral_trains_on_the_cuda_device_as_in_the_emulator() {
 
 /// Exchanges of one microbatch beside kernels of another, of which further passes over rows are left out.
 #[test]
+#[ignore = "two minutes: make test-long-native"]
 fn passes_side_by_side_on_the_cuda_device_compute_as_in_the_emulator() {
     let model = "mixtral.mdl -D layers=4 -D heads=4 -D kv_heads=2 -D experts=4 -D expert_ffn=32 --moe-buffer-factor 0.3 \
                  --micro-batch-size 1 --global-batch-size 8 --overlap-moe-expert-parallel-comm --pipeline-schedule dualpipev";

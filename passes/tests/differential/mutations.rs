@@ -31,9 +31,10 @@ fn samples() -> Vec<Sharded> {
     out
 }
 
-/// Mutants of every sample by `mutate`, which makes a list of changes; each must be refused, for one of these reasons.
+/// Mutants of every sample by `mutate`, which makes a list of changes, of every other value; each must be refused, for one
+/// of these reasons.
 fn all_are_refused(reasons: &[Invariant], mutate: impl Fn(&Sharded, Value) -> Vec<Sharded>) {
-    refused_of(1, reasons, mutate);
+    refused_of(2, reasons, mutate);
 }
 
 /// As [`all_are_refused`], of one in so many values; with `MUTANTS` (`make test-long-mutants`) of every one.

@@ -36,10 +36,10 @@ impl Dice {
     }
 }
 
-/// 500 mutants, or `MUTANTS`, from number `MUTANTS_FIRST` on.
+/// 250 mutants, or `MUTANTS`, from number `MUTANTS_FIRST` on.
 pub fn mutants() -> Range<u64> {
     let first = number("MUTANTS_FIRST", 0);
-    first..first + number("MUTANTS", 500)
+    first..first + number("MUTANTS", 250)
 }
 
 pub struct Sample {
