@@ -11,8 +11,9 @@ use std::fs;
 use std::path::Path;
 
 /// Flags of `mcc plan` that do not say what is compiled.
-pub const OWN: [&str; 13] = [
+pub const OWN: [&str; 14] = [
     "--gpus",
+    "--scaling",
     "--machine",
     "--top",
     "--whole",

@@ -6,6 +6,7 @@
 //! its own programs. No code is generated.
 
 pub mod bound;
+pub mod checkpoint;
 pub mod estimate;
 pub mod sample;
 pub mod search;

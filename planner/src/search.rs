@@ -2,6 +2,7 @@
 //! further.
 
 use crate::bound::{Arithmetic, least};
+use crate::checkpoint::checkpoint;
 use crate::estimate::{Estimate, Reaches, estimate};
 use crate::sample::{self, Key, Layers, Sample, key};
 use crate::space::{Choice, Space, chunks};
@@ -13,6 +14,7 @@ use ir::program::{Job, Stage};
 use ir::progress::Progress;
 use passes::compile::{Compile, unverified};
 use passes::remedy::side_by_side;
+use simulate::goodput::Checkpoint;
 use simulate::machine::Machine;
 use simulate::step::{Step, predict};
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,6 +91,7 @@ pub struct Planned {
     pub estimate: Option<Estimate>,
     /// That all stages issue in the passes of a step.
     pub commands: u64,
+    pub checkpoint: Checkpoint,
 }
 
 /// What came of a search.
@@ -158,7 +161,7 @@ const MOST_WAVES: usize = 64;
 /// Of these the first, in which plans are of different kinds.
 const VARIED: usize = 2;
 
-/// Plans that are changed further.
+/// Plans that are changed further, and compiled as they run at least.
 const BEST: usize = 3;
 
 /// A plan with what is known of it before it is compiled.
@@ -245,10 +248,14 @@ impl Search<'_> {
     /// Compiles the best as they run, if that was in a shorter form, until there are as many as are wanted that fit.
     fn settle(&self, found: &mut Found) {
         let (mut settled, mut rest) = (vec![], std::mem::take(&mut found.plans));
-        while settled.len() < self.effort.top && !rest.is_empty() {
-            let next: Vec<Planned> = rest.drain(..rest.len().min(self.effort.top - settled.len())).collect();
-            let (short, own): (Vec<_>, Vec<_>) = next.into_iter().partition(|p| self.space.model.short(&p.options).is_some());
+        // As they run, another of the first may be the best.
+        let wanted = self.effort.top.max(BEST);
+        while settled.len() < wanted && !rest.is_empty() {
+            let next: Vec<Planned> = rest.drain(..rest.len().min(wanted - settled.len())).collect();
+            let (mut short, own): (Vec<_>, Vec<_>) = next.into_iter().partition(|p| self.space.model.short(&p.options).is_some());
             settled.extend(own);
+            // Those that take longest to compile first, so that none of them is left to one core at the end.
+            short.sort_by_key(|p| std::cmp::Reverse(p.commands));
             (self.progress)(At::Settled, 0, short.len());
             let whole = side_by_side(short, &|p: Planned| self.whole(&p.options, &p.options).map(|whole| Planned { estimate: p.estimate, ..whole }));
             let (fit, not): (Vec<_>, Vec<_>) = whole.into_iter().partition(|p| p.bytes <= self.budget);
@@ -386,7 +393,8 @@ impl Search<'_> {
         let job = unverified(training, evaluation, &own).ok()?.job;
         let plays = simulate::Options { threads: self.threads, slow: None };
         let step = predict(&job, self.machine, plays).ok()?;
-        Some(Planned { options: options.clone(), step, bytes: (self.bytes)(&job), estimate: None, commands: commands(&job) })
+        let (bytes, commands, checkpoint) = ((self.bytes)(&job), commands(&job), checkpoint(&job));
+        Some(Planned { options: options.clone(), step, bytes, estimate: None, commands, checkpoint })
     }
 
     /// What is no part of the space is tried on the best plans, of each mesh and number of stages the best, one

@@ -6,6 +6,7 @@
 
 pub mod cost;
 pub mod fit;
+pub mod goodput;
 pub mod kernels;
 pub mod links;
 pub mod machine;

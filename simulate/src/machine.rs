@@ -66,6 +66,9 @@ pub struct Machine {
     pub links: Vec<Link>,
     pub contention: Contention,
     pub host: Host,
+    /// How often devices fail, and what it takes to go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reliability: Option<Reliability>,
     /// What was measured of kernels as they are: it is believed before all else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
@@ -196,6 +199,20 @@ pub struct Host {
     pub crowded_wake: Option<Figure>,
 }
 
+/// What a long job is interrupted by, and goes on from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reliability {
+    /// Seconds that a device and its part of a machine run in the mean until a job that uses it ends unexpectedly.
+    pub between_failures: Figure,
+    /// Seconds from such an end until the job reads its checkpoint.
+    pub restart: Figure,
+    /// Of a machine, to and from the storage that all share, while all use it.
+    pub storage_bytes_per_second: Figure,
+    /// Of a rank, from its device to the host's memory, with the hashes that a checkpoint has of it.
+    pub copy_bytes_per_second: Figure,
+}
+
 /// A number of a machine, and what it governs.
 pub struct Governed<'a> {
     pub name: String,
@@ -304,6 +321,12 @@ impl Machine {
             rate("host.bus_bytes_per_second", &host.bus_bytes_per_second, &[Cause::Bus]),
             rate("host.disk_bytes_per_second", &host.disk_bytes_per_second, &[Cause::Disk]),
         ];
+        if let Some(Reliability { between_failures, restart, storage_bytes_per_second, copy_bytes_per_second }) = &self.reliability {
+            all.push(of("reliability.between_failures", between_failures, &[], false));
+            all.push(of("reliability.restart", restart, &[], true));
+            all.push(of("reliability.storage_bytes_per_second", storage_bytes_per_second, &[], false));
+            all.push(of("reliability.copy_bytes_per_second", copy_bytes_per_second, &[], false));
+        }
         all.extend(host.wake.iter().map(|figure| time("host.wake", figure, Cause::Wake)));
         all.extend(host.crowded_wake.iter().map(|figure| time("host.crowded_wake", figure, Cause::CrowdedWake)));
         for (level, link) in (0..).zip(&self.links) {
@@ -338,7 +361,7 @@ impl Machine {
         let kernels = self.measured.iter().flat_map(|m| &m.kernels);
         let measured = kernels.map(|(name, figure)| (format!("measured.kernels.{name}"), figure));
         for (name, figure) in self.numbers().into_iter().map(|g| (g.name, g.figure)).chain(measured) {
-            let least_is_zero = ["wake", "crowded_wake", "launch", "phase", "latency", "hop", "kernels", "exchanges", "tail", "depth"];
+            let least_is_zero = ["wake", "restart", "crowded_wake", "launch", "phase", "latency", "hop", "kernels", "exchanges", "tail", "depth"];
             let last = name.rsplit('.').next().unwrap_or_default();
             let may_be_zero = least_is_zero.contains(&last);
             if figure.value > MOST || (!may_be_zero && (0.0..LEAST).contains(&figure.value) && figure.value > 0.0) {

@@ -22,12 +22,13 @@ pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{MemoryOrder, OptimizerOffload, Overlap, ParamOffload, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
-pub use planner::PlannerArgs;
+pub use planner::{PlannerArgs, Scaling};
 pub use report::ReportArgs;
 pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, Packing, RunArgs};
 pub use simulate::{CalibrateArgs, MachineCommand, SimulateArgs};
 pub use spelling::{SCHEDULES, avoided_by, changes, help};
 pub use training::{DecayStyle, MuonScaleMode, Optimizer, Precision, PrecisionArgs, Switch, WsdDecayStyle};
+pub use values::Devices;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;

@@ -1,17 +1,29 @@
 //! What `mcc plan` takes.
 
 use super::plan::PlanArgs;
-use super::values::from_one;
-use clap::Args;
+use super::values::{Devices, from_one};
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scaling {
+    Strong,
+    Weak,
+    Both,
+}
 
 #[derive(Args)]
 pub struct PlannerArgs {
     /// The model text, with the flags of `mcc compile`: what one of them says of the plan is held, all else is chosen
     pub model: PathBuf,
-    /// Ranks, one for each device
-    #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = from_one::<u64>)]
-    pub gpus: u64,
+    /// Ranks, one for each device; from A to B, each number twice the one before, it prints how time and efficiency
+    /// change
+    #[arg(long, visible_alias = "ranks", value_name = "N|A..B")]
+    pub gpus: Devices,
+    /// What grows with a range of devices: nothing (strong), the batch (weak; --global-batch-size is that of the
+    /// fewest), or first the one, then the other
+    #[arg(long, value_name = "HOW", default_value = "both")]
+    pub scaling: Scaling,
     /// A machine file, or a name of `mcc machine ls`; --target is the machine's
     #[arg(long, value_name = "FILE|NAME")]
     pub machine: String,

@@ -33,6 +33,40 @@ pub fn from_one<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, Str
     text.parse().ok().filter(|n| *n >= T::from(1)).ok_or_else(|| "it should be a whole number from 1 on, such as 2".into())
 }
 
+/// A number of devices, or the least and the most of several, with each twice the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    Of(u64),
+    Range(u64, u64),
+}
+
+impl Devices {
+    /// All, the most last: it need not be twice the one before.
+    pub fn all(self) -> Vec<u64> {
+        let Devices::Range(least, most) = self else { return vec![self.most()] };
+        let doubled = std::iter::successors(Some(least), |n| n.checked_mul(2)).take_while(|n| *n < most);
+        doubled.chain([most]).collect()
+    }
+
+    pub fn most(self) -> u64 {
+        match self {
+            Devices::Of(n) | Devices::Range(_, n) => n,
+        }
+    }
+}
+
+impl FromStr for Devices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Devices, String> {
+        let Some((least, most)) = text.split_once("..") else { return from_one(text).map(Devices::Of) };
+        match (from_one::<u64>(least), from_one::<u64>(most)) {
+            (Ok(least), Ok(most)) if least < most => Ok(Devices::Range(least, most)),
+            _ => Err("it should be the least and the most, whole numbers from 1 on, such as 256..4096".into()),
+        }
+    }
+}
+
 /// Threads of a rank: from 1 to 1024.
 pub fn threads(text: &str) -> Result<usize, String> {
     let limits = 1..=1024;
@@ -91,5 +125,22 @@ pub fn define(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.trim().to_string(), value.trim().to_string())),
         _ => Err("it should be NAME=VALUE, for example `layers=4`".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_one_number_or_a_range() {
+        let all = |text: &str| text.parse::<Devices>().map(Devices::all);
+        assert_eq!(all("8"), Ok(vec![8]));
+        assert_eq!(all("8..40"), Ok(vec![8, 16, 32, 40]));
+        assert_eq!(all("3..6"), Ok(vec![3, 6]));
+        assert_eq!(all(&format!("1..{}", u64::MAX)).map(|a| (a.len(), a[64])), Ok((65, u64::MAX)));
+        for wrong in ["0", "0..4", "8..8", "8..4", "..8", "8..", "1...4", "a..b"] {
+            assert!(all(wrong).is_err(), "{wrong}");
+        }
     }
 }

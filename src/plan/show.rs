@@ -6,6 +6,7 @@ use crate::simulate::time;
 use passes::report::footprint::size;
 use planner::search::{Found, Planned, Search};
 use serde::Serialize;
+use simulate::goodput::{Goodput, goodput};
 use simulate::step::Step;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -30,6 +31,20 @@ pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, t
     );
     let _ = writeln!(out, "memory     {} a device; {too_large} plans are expected to need more", size(search.budget));
     let _ = writeln!(out, "left       {}", left(found));
+    let best = &found.plans[0];
+    if let Some(g) = goodput(search.machine, search.space.ranks, best.checkpoint, best.step.seconds) {
+        let _ = writeln!(
+            out,
+            "failures   every {} in the mean, {} until training goes on: {:.0} % of the time remains with --save-interval {}",
+            duration(g.between_failures),
+            duration(g.restart),
+            100.0 * g.part,
+            g.save_interval
+        );
+        let waits = if g.wait > 0.0 { format!(", of which training waits {}", duration(g.wait)) } else { String::new() };
+        let every = duration(g.save_interval as f64 * best.step.seconds);
+        let _ = writeln!(out, "           every {every} a checkpoint of {} in {}{waits}", size(g.bytes), duration(g.write));
+    }
     let _ = writeln!(out, "\n       step  give or take      memory   tokens/s     MFU  kernels  exchanges  bubble  plan");
     for (k, plan) in plans.iter().enumerate() {
         let Step { seconds, give_or_take, tokens_per_second, mfu, spent, .. } = &plan.step;
@@ -85,6 +100,16 @@ pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, t
     out!("{out}")
 }
 
+/// Of what takes long.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 48.0 * 3600.0 => format!("{:.0} days", s / 86400.0),
+        s if s >= 2.0 * 3600.0 => format!("{:.1} h", s / 3600.0),
+        s if s >= 120.0 => format!("{:.0} min", s / 60.0),
+        s => time(s),
+    }
+}
+
 /// What is known of plans that were not compiled.
 fn left(found: &Found) -> String {
     let open = match (found.open, found.next) {
@@ -131,7 +156,7 @@ fn rests(plans: &[Planned]) -> Vec<(String, &'static str, usize)> {
 }
 
 /// A word as it is typed in a shell: a flag and its value apart, as people write them.
-fn spelled(word: &str) -> String {
+pub fn spelled(word: &str) -> String {
     match word.split_once('=') {
         // These take their value with `=` alone.
         Some(("--optimizer-offload" | "--param-offload", _)) | None => quoted(word),
@@ -169,15 +194,23 @@ struct Row<'a> {
     /// What was expected before it was compiled.
     expected_seconds: Option<f64>,
     expected_bytes: Option<f64>,
+    /// Of machines that say how often they fail.
+    goodput: Option<Goodput>,
     step: &'a Step,
 }
 
 /// For tools.
 pub fn json(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize) -> anyhow::Result<()> {
-    let row = |plan: &'_ Planned| (asked.words(&plan.options), plan.bytes, plan.estimate);
     let rows = found.plans.iter().take(top).map(|plan| {
-        let (flags, bytes, estimate) = row(plan);
-        Row { flags, bytes, expected_seconds: estimate.map(|e| e.seconds), expected_bytes: estimate.map(|e| e.bytes), step: &plan.step }
+        let Planned { step, bytes, estimate, checkpoint, options, .. } = plan;
+        Row {
+            flags: asked.words(options),
+            bytes: *bytes,
+            expected_seconds: estimate.map(|e| e.seconds),
+            expected_bytes: estimate.map(|e| e.bytes),
+            goodput: goodput(search.machine, search.space.ranks, *checkpoint, step.seconds),
+            step,
+        }
     });
     let Found { considered, unsampled, refused, too_large, samples, compiled, open, next, .. } = *found;
     let (machine, ranks) = (search.machine.name.as_str(), search.space.ranks);

@@ -57,6 +57,47 @@ fn what_flags_say_of_a_plan_is_held() {
     assert!(free["plans"][0]["step"]["seconds"].as_f64() <= Some(seconds[0] * (1.0 + 1e-9)), "{free}");
 }
 
+/// Each number of devices has the plan that a search for it alone finds.
+#[test]
+fn ranges_of_devices_give_the_best_plan_of_each() {
+    let dir = Dir::new();
+    let plan = |flags: &str| {
+        let line = format!("plan {} --machine h100-dgx --bf16 --tp 1 --zero 0 --pipeline-schedule 1f1b {SMALL} {flags}", gpt2());
+        dir.line(&line).succeeds().stdout
+    };
+    let found = json(&plan("--gpus 2..5 --global-batch-size 20 --json"));
+    let points = |k: usize| found["curves"][k]["points"].as_array().expect("points").clone();
+    let of = |k: usize, what: &str| points(k).iter().map(|p| p[what].as_u64().expect("a number")).collect::<Vec<_>>();
+    assert_eq!((of(0, "gpus"), of(0, "sequences")), (vec![2, 4, 5], vec![20, 20, 20]));
+    assert_eq!((of(1, "gpus"), of(1, "sequences")), (vec![2, 4, 5], vec![20, 40, 50]));
+    for point in points(0).iter().chain(&points(1)) {
+        let flags = format!("--gpus {} --global-batch-size {} --json --top 1", point["gpus"], point["sequences"]);
+        let alone = &json(&plan(&flags))["plans"][0];
+        // Changes to the best are tried there alone.
+        assert!(point["best"]["seconds"].as_f64() >= alone["step"]["seconds"].as_f64(), "{point} {alone}");
+        assert!(point["best"]["seconds"].as_f64().expect("s") < 1.1 * alone["step"]["seconds"].as_f64().expect("s"), "{point} {alone}");
+        let part = point["best"]["goodput"]["part"].as_f64().expect("a part");
+        assert!(part > 0.99 && part < 1.0, "{point}");
+    }
+    // Tokens a second of a device, beside those of the fewest.
+    let rate = |p: &Value| p["best"]["tokens_per_second"].as_f64().expect("a rate") / p["gpus"].as_f64().expect("a number");
+    let efficiency = points(0)[1]["best"]["efficiency"].as_f64().expect("a part");
+    assert!((efficiency - rate(&points(0)[1]) / rate(&points(0)[0])).abs() < 1e-9);
+    // What is to be pasted is the job of its point, also where the mesh is held and the batch alone grows.
+    let held = json(&plan("--gpus 2..4 --global-batch-size 8 --scaling weak --dp 2 --pp 1 --micro-batch-size 1 --json"));
+    let last = &held["curves"][0]["points"][1]["best"];
+    let flags: Vec<&str> = last["flags"].as_array().expect("words").iter().filter_map(Value::as_str).collect();
+    assert!(flags.contains(&"--global-batch-size=16") && flags.contains(&"--cp=2"), "{flags:?}");
+    let step = json(&dir.line(&format!("simulate {} --machine h100-dgx --json {}", gpt2(), flags.join(" "))).succeeds().stdout);
+    assert_eq!(step["seconds"].as_f64(), last["seconds"].as_f64());
+    let said = plan("--gpus 2..4 --global-batch-size 2 --scaling strong --dp 2");
+    for what in ["strong scaling on DGX H100", "efficiency", "goodput", "save every", "as given"] {
+        assert!(said.contains(what) && !said.contains("weak"), "no {what}: {said}");
+    }
+    let none = plan("--gpus 2..3 --global-batch-size 2 --scaling strong --dp 2 --cp 1 --pp 1");
+    assert!(none.lines().any(|l| l.trim_start().starts_with("3 ") && l.contains("no plan splits so")), "{none}");
+}
+
 #[test]
 fn wrong_searches_say_what_is_wrong() {
     let dir = Dir::new();
@@ -68,6 +109,13 @@ fn wrong_searches_say_what_is_wrong() {
     plan("--gpus 4 --global-batch-size 8 --threads-per-rank 2").misuses_with(&["`--threads-per-rank` is of CPUs"]);
     plan("--gpus 2 --global-batch-size 8 --memory 1MiB --whole 4").misuses_with(&["no plan of 2 ranks fits 1.00 MiB", "needs least"]);
     plan("--gpus 2 --global-batch-size 8 --target sm_80").misuses_with(&["`--target sm_80` is not for `DGX H100`"]);
+    plan("--gpus 4..2 --global-batch-size 8").misuses_with(&["the least and the most", "such as 256..4096"]);
+    plan("--gpus 2..4 --global-batch-size 8 --top 2").misuses_with(&["`--top` is of one number of devices"]);
+    plan("--gpus 2..4 --global-batch-size 8 -o plan.json").misuses_with(&["`--output` is of one number of devices"]);
+    plan("--gpus 2..4 --global-batch-size 8 --tp 8").misuses_with(&["no plan has 4 ranks so"]);
+    plan("--gpus 2..4 --global-batch-size 8 --dp 3 --tp 1 --pp 1 --cp 1").misuses_with(&["no plan splits 2 ranks and 8 sequences"]);
+    plan("--gpus 2 --global-batch-size 8 -D batch=8").misuses_with(&["`-D batch` is not taken by a search"]);
+    plan("--gpus 2 --global-batch-size 8 --scaling weak").misuses_with(&["`--scaling` is of a range"]);
     plan("--gpus 2 --global-batch-size 8 -D heads=5").fails_with(&["heads = 5 does not divide hidden"]);
     dir.write("wrong.json", "{}");
     let with = |file: &str| dir.line(&format!("check {} --plan {file}", gpt2()));
