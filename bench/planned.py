@@ -90,22 +90,24 @@ def large(mcc):
 
 HEAD = """# Plans for published models
 
-By `python3 -m bench.planned`, which runs [`mcc plan`](../plan.md) with an empty cache and [`mcc simulate`](../simulate.md).
-All steps are predicted ones of mcc's own programs; nothing has run on these machines.
+By `python3 -m bench.planned`, which runs [`mcc plan`](../plan.md) with an empty cache, and
+[`mcc simulate`](../simulate.md). All steps are predicted ones of mcc's own programs; nothing has run on these
+machines.
 
 ## GPTs on A100s
 
-The ten models of Narayanan et al. (2021), table 1, on as many GPUs, with the same batch, in fp16. The published plan has
-all layers computed again, as there. Exchanges are those that nothing is computed beside. Attention is fused in both, so
-ours need not compute layers again to fit.
+The ten models of Narayanan et al. (2021), table 1, on as many GPUs, with the same batch, in fp16. The published plan
+has all layers computed again, as there. Exchanges are those that nothing is computed beside. Attention is fused in
+both, so ours need not compute layers again to fit.
 """
 OTHERS = """## On H100s
 
-Batches of Llama-3 405B are those of "The Llama 3 Herd of Models", table 4: what is published are its TFLOP/s of a GPU,
-and the published plan is that mesh with ZeRO-1 and 1F1B, as mcc is predicted to run it (seconds, TFLOP/s; how many
-virtual stages Meta's pipeline has is not published). Meta's kernels are not mcc's, and its TFLOP/s may count other
-operations. mcc's of Mixtral and DeepSeek-V3 count the rooms of experts, up to 1.25 times what tokens ask for. What
-remains of failures is the part of the time that [trains and is not lost](../plan.md#failures).
+Batches of Llama-3 405B are those of "The Llama 3 Herd of Models", table 4: what is published are its TFLOP/s of a
+GPU, and the published plan is that mesh with ZeRO-1 and 1F1B, as mcc is predicted to run it (seconds, TFLOP/s; how
+many virtual stages Meta's pipeline has is not published), whether it fits or not. Meta's kernels are not mcc's, and
+its TFLOP/s may count other operations. mcc's of Mixtral and DeepSeek-V3 count the rooms of experts, up to 1.25 times
+what tokens ask for. What remains of failures is the part of the time that
+[trains and is not lost](../plan.md#failures).
 """
 
 if __name__ == "__main__":
