@@ -57,7 +57,7 @@ fn what_flags_say_of_a_plan_is_held() {
     assert!(free["plans"][0]["step"]["seconds"].as_f64() <= Some(seconds[0] * (1.0 + 1e-9)), "{free}");
 }
 
-/// Each number of devices has the plan that a search for it alone finds.
+/// Each number of devices has a plan that is nearly as good as what a search for it alone finds, with its changes.
 #[test]
 fn ranges_of_devices_give_the_best_plan_of_each() {
     let dir = Dir::new();

@@ -31,8 +31,8 @@ fn samples() -> Vec<Sharded> {
     out
 }
 
-/// Mutants of every sample by `mutate`, which makes a list of changes, of every other value; each must be refused, for one
-/// of these reasons.
+/// Mutants of every sample by `mutate`, which makes a list of changes, of every other value; each must be refused, for
+/// one of these reasons.
 fn all_are_refused(reasons: &[Invariant], mutate: impl Fn(&Sharded, Value) -> Vec<Sharded>) {
     refused_of(2, reasons, mutate);
 }

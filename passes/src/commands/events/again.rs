@@ -4,7 +4,8 @@
 //! bodies that are called now and then. What is between is alike whatever came before. So it is played once; later on
 //! what it left behind is put in its place, as if it had been issued now: moments of the phase move with it, and
 //! what it did not touch stays. Of knowledge about what was before, each stream has what it had at the end of the
-//! first calls: less than it may have, so that a wait may be too many, and none too few.
+//! first calls: less than it may have, so that a wait may be too many, and none too few. The verifier looks for races
+//! by its own means (`verify/src/job/races.rs`).
 
 use super::{Cell, Cells, Clock, Issued, Player, STREAMS, join};
 use ir::program::{BodyId, Call};
