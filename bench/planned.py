@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 
-from bench.foresight import MEGATRON, ROOT, SEQ, VOCAB, predicted
+from bench.foresight import ROOT, predicted
+from bench.published import SEQ, TABLE1, VOCAB
 
 LLAMA_8B = "-D hidden=4096 -D heads=32 -D kv_heads=8 -D ffn=14336 -D layers=32 -D vocab=128256 -D seq=8192"
 LLAMA_405B = "-D hidden=16384 -D heads=128 -D kv_heads=8 -D ffn=53248 -D layers=126 -D vocab=128256"
@@ -54,7 +55,7 @@ def shares(step):
 def table_one(mcc):
     print("| model | GPUs | published plan | ours | ours / theirs | exchanges + bubble: theirs | ours | our plan | found in |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for row in MEGATRON:
+    for row in TABLE1:
         name, heads, hidden, layers, _, _, ranks, batch, _, _, _ = row
         theirs, _ = predicted(mcc, row, "--recompute full")
         model = f"-D layers={layers} -D hidden={hidden} -D heads={heads} -D seq={SEQ} -D vocab={VOCAB}"

@@ -29,6 +29,7 @@ mod megatron;
 mod misuse;
 mod opt;
 mod options;
+mod pages;
 mod plan;
 mod plan_file;
 mod print;

@@ -1,6 +1,7 @@
 //! `mcc plan`.
 
 mod curve;
+mod page;
 mod searching;
 mod show;
 
@@ -8,14 +9,17 @@ use crate::cli::{self, Devices, PlannerArgs};
 use crate::failure::Failure;
 use crate::limits::Watch;
 use crate::misuse::misuse;
+use crate::pages::numbers::quoted;
 use crate::plan_file::{OWN, PlanFile, hash};
 use crate::print::note;
+use crate::simulate::page::Predicted;
 use crate::text::{Shown, Text};
 use anyhow::Context;
 use ir::options::Options;
-use planner::search::{Effort, Found};
+use planner::search::{Effort, Found, Search};
 use searching::Searching;
 use simulate::machine::Machine;
+use simulate::step::predict;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -27,7 +31,7 @@ use std::time::Instant;
 pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) -> Result<(), Failure> {
     let is_range = matches!(args.gpus, Devices::Range(..));
     let has = |flag: &str| typed.iter().any(|t| t.0 == flag);
-    if let Some(flag) = ["--top", "--output"].into_iter().find(|f| is_range && has(f)) {
+    if let Some(flag) = ["--top", "--output", "--html"].into_iter().find(|f| is_range && has(f)) {
         return Err(misuse!("`{flag}` is of one number of devices: with `--gpus A..B` the best plan of each is shown").into());
     }
     if !is_range && has("--scaling") {
@@ -58,8 +62,23 @@ pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) ->
         } else {
             show::text(search, &found, &asked, args.top as usize, start.elapsed())?;
         }
-        args.output.as_deref().map_or(Ok(()), |path| write(path, &searching, &found, &asked))
+        args.output.as_deref().map_or(Ok(()), |path| write(path, &searching, &found, &asked))?;
+        args.html.as_deref().map_or(Ok(()), |path| write_page(path, &searching, search, &found, &asked))
     })
+}
+
+/// A page of the best, with those beside it.
+fn write_page(path: &Path, searching: &Searching<'_>, search: &Search<'_>, found: &Found, asked: &Asked<'_>) -> Result<(), Failure> {
+    let (best, args) = (&found.plans[0], searching.args);
+    let mut job = search.job(&best.options).expect("invariant: it has been compiled");
+    // Searches know no texts, and a page names lines.
+    job.sources = searching.sources();
+    let options = simulate::Options { threads: args.threads_per_rank, slow: None };
+    let step = predict(&job, search.machine, options).map_err(anyhow::Error::from)?;
+    let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
+    let commands = vec![("Command", format!("mcc {}", quoted(&words))), ("Compiled by", show::compile_line(asked, best))];
+    let plans = Some(page::plans(search, found, asked, args.top as usize));
+    Predicted { job: &job, machine: search.machine, options, step: &step, commands, plans }.write(path)
 }
 
 /// The best as a file.

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 
 /// Flags of `mcc plan` that do not say what is compiled.
-pub const OWN: [&str; 14] = [
+pub const OWN: [&str; 15] = [
     "--gpus",
     "--scaling",
     "--machine",
@@ -19,6 +19,7 @@ pub const OWN: [&str; 14] = [
     "--whole",
     "--threads-per-rank",
     "--output",
+    "--html",
     "--no-cache",
     "--json",
     "--memory",

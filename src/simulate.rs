@@ -1,5 +1,8 @@
 //! `mcc simulate`.
 
+mod memory;
+pub mod page;
+
 use crate::cli::{Command, SimulateArgs};
 use crate::compile;
 use crate::failure::Failure;
@@ -7,6 +10,7 @@ use crate::files::{self, Wanted};
 use crate::limits::Watch;
 use crate::machines;
 use crate::misuse::misuse;
+use crate::pages::numbers::quoted;
 use crate::print::{note, out};
 use crate::text::{STDIN, Shown};
 use anyhow::Context;
@@ -22,12 +26,13 @@ use simulate::machine::Machine;
 use simulate::play::{Slice, record};
 use simulate::step::{Row, Step, predict};
 use simulate::tape::Costs;
+use simulate::timeline::shares;
 use std::fmt::Write;
 use std::fs::File;
 use std::path::Path;
 
 /// Flags that do not say what is compiled.
-const OWN: [&str; 6] = ["--machine", "--threads-per-rank", "--slow-stage", "--rows", "--trace", "--json"];
+const OWN: [&str; 7] = ["--machine", "--threads-per-rank", "--slow-stage", "--rows", "--trace", "--html", "--json"];
 
 /// The machine of a command that has one. A text is compiled for it, unless a flag says for what.
 ///
@@ -118,6 +123,11 @@ fn show(job: &Job, machine: &Machine, options: Options, args: &SimulateArgs) -> 
         trace(job, machine, options, &step, path)?;
         note!("wrote {}", path.display());
     }
+    if let Some(path) = &args.html {
+        let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
+        page::Predicted { job, machine, options, step: &step, commands: vec![("Command", format!("mcc {}", quoted(&words)))], plans: None }
+            .write(path)?;
+    }
     Ok(())
 }
 
@@ -170,6 +180,7 @@ fn text(machine: &Machine, step: &Step, rows: usize) -> String {
     }
     table(&mut out, "kernels", &step.kernels, rows, step.seconds);
     table(&mut out, "exchanges", &step.exchanges, rows, step.seconds);
+    table(&mut out, "exchanges by their links", &step.links, rows, step.seconds);
     table(&mut out, "lines of the text", &step.lines, rows, step.seconds);
     if let Some((name, seconds)) = step.limits.first() {
         let _ = writeln!(out, "\nA tenth better, {name} would save {} ({:.1} %)", time(*seconds), 100.0 * seconds / step.seconds);
@@ -183,7 +194,7 @@ fn table(out: &mut String, title: &str, rows: &[Row], most: usize, step: f64) {
     }
     let _ = writeln!(out, "\n  share    exposed      alone     calls  {title}");
     for row in rows.iter().take(most) {
-        let Row { name, calls, seconds, exposed } = row;
+        let Row { name, calls, seconds, exposed, .. } = row;
         let _ = writeln!(out, "{:>5.1} %  {:>9}  {:>9}  {calls:>8.0}  {name}", 100.0 * exposed / step, time(*exposed), time(*seconds));
     }
     if rows.len() > most {
@@ -226,20 +237,10 @@ fn trace(job: &Job, machine: &Machine, options: Options, step: &Step, path: &Pat
     let nanoseconds = |seconds: f64| (seconds * 1e9) as u64;
     record(job, machine, options, step.number, &mut |slice: Slice| {
         let ran = &mut profile.ranks[first(slice.stage) as usize].ran;
-        let stage = &job.stages[slice.stage];
-        let call = &stage.schedule.calls(slice.phase)[slice.call as usize];
-        let body = &job.programs[stage.program as usize].bodies[call.body.index()];
         // What goes on without an event between is one slice: each command has its share.
-        let own: Vec<(u32, f64)> = (slice.first..=slice.last)
-            .map(|at| (at, &body.commands[at as usize]))
-            .filter(|(_, c)| c.stream == slice.stream && c.predicate.is_none())
-            .map(|(at, c)| (at, if slice.first == slice.last { 1.0 } else { costs.work(slice.stage, &c.action).1.seconds() }))
-            .filter(|c| c.1 > 0.0)
-            .collect();
-        let all: f64 = own.iter().map(|c| c.1).sum();
         let mut begin = slice.start;
-        for (command, seconds) in own {
-            let end = begin + (slice.end - slice.start) * seconds / all;
+        for (command, share) in shares(job, &costs, &slice) {
+            let end = begin + (slice.end - slice.start) * share;
             let at = Position { phase: slice.phase, call: slice.call, command };
             ran.push(Ran { at, start: nanoseconds(begin), time: nanoseconds(end) - nanoseconds(begin) });
             begin = end;

@@ -14,7 +14,7 @@ use ir::program::{Arena, BodyKind, Content, Job, Space, Stream};
 use serde::{Deserialize, Serialize};
 use simulate::machine::Machine;
 use simulate::play::play;
-use simulate::tape::{Costs, Kind};
+use simulate::tape::{BY_ITSELF, Costs, Kind};
 use simulate::{Options as Play, Stuck};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -192,7 +192,7 @@ fn unit(origin: Option<&Origin>, outside: usize) -> usize {
 /// Adds what units take of the middle microbatch, and of what is once a step. Returns the seconds between phases.
 fn seconds(units: &mut [Unit], job: &Job, machine: &Machine, threads: u64) -> Result<f64, Stuck> {
     let plays = Play { threads, slow: None };
-    let played = play(job, machine, plays, &|_, _, _| true)?;
+    let played = play(job, machine, plays, BY_ITSELF)?;
     let mut costs = Costs::new(job, machine, &plays);
     let (stage, program) = (&job.stages[0], &job.programs[job.stages[0].program as usize]);
     let (mut calls, mut is_middle) = (vec![0u64; program.bodies.len()], vec![false; program.bodies.len()]);

@@ -387,10 +387,15 @@ impl Search<'_> {
         self.whole(options, &self.space.model.short(options).unwrap_or_else(|| options.clone()))
     }
 
+    /// The programs of a plan as they run; none if it is refused.
+    pub fn job(&self, options: &Options) -> Option<Job> {
+        let (training, evaluation, own) = (self.models)(options, None)?;
+        Some(unverified(training, evaluation, &own).ok()?.job)
+    }
+
     /// A plan as it is compiled with these options.
     fn whole(&self, options: &Options, compiled: &Options) -> Option<Planned> {
-        let (training, evaluation, own) = (self.models)(compiled, None)?;
-        let job = unverified(training, evaluation, &own).ok()?.job;
+        let job = self.job(compiled)?;
         let plays = simulate::Options { threads: self.threads, slow: None };
         let step = predict(&job, self.machine, plays).ok()?;
         let (bytes, commands, checkpoint) = ((self.bytes)(&job), commands(&job), checkpoint(&job));

@@ -128,6 +128,16 @@ impl Cost {
         self.0[cause.index()]
     }
 
+    /// Seconds of exchanges over links of a level.
+    pub fn of_level(&self, level: u8) -> f64 {
+        [Cause::Bytes(level), Cause::Switched(level), Cause::Latency(level), Cause::Hop(level)].into_iter().map(|c| self.of(c)).sum()
+    }
+
+    /// The level of links that takes most of it; 0 of what takes none.
+    pub fn level(&self) -> usize {
+        (0..LEVELS).max_by(|a, b| self.of_level(*a as u8).total_cmp(&self.of_level(*b as u8)).then(b.cmp(a))).unwrap_or(0)
+    }
+
     /// All of it so many times.
     #[must_use]
     pub fn times(mut self, factor: f64) -> Cost {

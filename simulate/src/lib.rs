@@ -2,7 +2,8 @@
 //!
 //! A [`machine::Machine`] says what devices, links and hosts do a second. From it every kernel ([`kernels`]) and
 //! every exchange ([`links`]) has a time of its own; [`tape`] writes down what a rank of each stage issues, stream by
-//! stream, [`play`] plays all stages together until steps are alike, and [`step`] says what came of it.
+//! stream, [`play`] plays all stages together until steps are alike, [`step`] says what came of it, and [`timeline`]
+//! what each stage does when.
 
 pub mod cost;
 pub mod fit;
@@ -13,6 +14,7 @@ pub mod machine;
 pub mod play;
 pub mod step;
 pub mod tape;
+pub mod timeline;
 
 /// What a machine file leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,11 +11,11 @@ mod stage;
 
 use crate::cost::{Cause, Cost};
 use crate::machine::Machine;
-use crate::tape::{Costs, Item, Kind, Meetings, StageTape};
+use crate::tape::{BY_ITSELF, Costs, Item, Kind, Meetings, StageTape, Takes};
 use crate::{Options, Stuck};
 use exchanges::Route;
 use ir::op::Channel;
-use ir::program::{Body, Job, Phase, Stream};
+use ir::program::{Job, Phase, Stream};
 use stage::{Op, Share, StagePlay, State};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
@@ -133,32 +133,26 @@ struct Play<'a> {
     record: Option<(usize, &'a mut dyn FnMut(Slice))>,
 }
 
-/// Plays steps until they are alike. Commands of which `keep` says no (by stage, body and number) take no time.
+/// Plays steps until they are alike, in which commands take what `takes` says.
 ///
 /// # Errors
 /// Streams that wait for ever: a job that is verified has none.
-pub fn play(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &Body, usize) -> bool) -> Result<Played, Stuck> {
-    Play::new(job, machine, options, keep, None).run()
+pub fn play(job: &Job, machine: &Machine, options: Options, takes: Takes<'_>) -> Result<Played, Stuck> {
+    Play::new(job, machine, options, takes, None).run()
 }
 
-/// The same, and tells what is done in the step that [`play`] found.
+/// The same of commands that take what they cost by themselves, and tells what is done in the step that [`play`] found.
 ///
 /// # Errors
 /// As [`play`].
 pub fn record(job: &Job, machine: &Machine, options: Options, step: usize, each: &mut dyn FnMut(Slice)) -> Result<(), Stuck> {
-    Play::new(job, machine, options, &|_, _, _| true, Some((step, each))).run().map(|_| ())
+    Play::new(job, machine, options, BY_ITSELF, Some((step, each))).run().map(|_| ())
 }
 
 impl<'a> Play<'a> {
-    fn new(
-        job: &'a Job,
-        machine: &'a Machine,
-        options: Options,
-        keep: &dyn Fn(usize, &Body, usize) -> bool,
-        record: Option<(usize, &'a mut dyn FnMut(Slice))>,
-    ) -> Play<'a> {
+    fn new(job: &'a Job, machine: &'a Machine, options: Options, takes: Takes<'_>, record: Option<(usize, &'a mut dyn FnMut(Slice))>) -> Play<'a> {
         let (mut costs, mut meetings) = (Costs::new(job, machine, &options), Meetings::default());
-        let tapes: Vec<StageTape> = (0..job.stages.len()).map(|s| StageTape::new(&mut costs, s, &mut meetings, keep)).collect();
+        let tapes: Vec<StageTape> = (0..job.stages.len()).map(|s| StageTape::new(&mut costs, s, &mut meetings, takes)).collect();
         // GPUs exchange by NCCL, one by one, also where no stage sends.
         let serial = !machine.is_cpu();
         let mut clusters: Vec<Cluster> = vec![];

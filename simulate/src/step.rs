@@ -3,12 +3,12 @@
 use crate::cost::{Cause, Cost};
 use crate::machine::{Governed, Machine};
 use crate::play::{Played, Spent, play};
-use crate::tape::{Costs, Kind};
+use crate::tape::{BY_ITSELF, Costs, Kind};
 use crate::{Options, Stuck, Unpredicted};
 use ir::diag::Span;
 use ir::op::{DType, Op};
 use ir::program::{Action, Arena, Body, Job, Phase, Program, Space, Stage};
-use ir::work::{Work, model_flops, tokens};
+use ir::work::{Work, model_flops, sent, tokens};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,6 +49,8 @@ pub struct Step {
     pub limits: Vec<(String, f64)>,
     pub kernels: Vec<Row>,
     pub exchanges: Vec<Row>,
+    /// Exchanges by the links that take most of their time.
+    pub links: Vec<Row>,
     pub lines: Vec<Row>,
 }
 
@@ -62,6 +64,8 @@ pub struct Row {
     pub seconds: f64,
     /// Seconds in which nothing is computed meanwhile: of kernels all of them.
     pub exposed: f64,
+    /// That a rank sends in exchanges, or receives in messages, in a step: mean of the stages, 0 of kernels.
+    pub bytes: f64,
 }
 
 /// Rows by their names.
@@ -69,9 +73,10 @@ pub struct Row {
 struct Rows(BTreeMap<String, Row>);
 
 impl Rows {
-    fn add(&mut self, name: &str, calls: f64, seconds: f64, exposed: f64) {
+    fn add(&mut self, name: &str, more: &Row) {
         let row = self.0.entry(name.into()).or_default();
-        (row.calls, row.seconds, row.exposed) = (row.calls + calls, row.seconds + seconds, row.exposed + exposed);
+        (row.calls, row.seconds) = (row.calls + more.calls, row.seconds + more.seconds);
+        (row.exposed, row.bytes) = (row.exposed + more.exposed, row.bytes + more.bytes);
     }
 
     /// Those that take most first.
@@ -87,7 +92,7 @@ impl Rows {
 /// # Errors
 /// A job whose streams wait for ever, as none does that is verified; numbers that give a step no time, or no end.
 pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, Unpredicted> {
-    let played = play(job, machine, options, &|_, _, _| true)?;
+    let played = play(job, machine, options, BY_ITSELF)?;
     let seconds = played.end - played.begin;
     let stages: Vec<Spent> = played.times.iter().map(|t| t.spent).collect();
     let mut spent = Spent::default();
@@ -99,7 +104,7 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, U
     let flops_per_second = model_flops(job) / seconds / world;
     let factors = factors(job);
     let launched = launched(job);
-    let (kernels, exchanges, lines) = rows(job, machine, &options, &played);
+    let ByName { kernels, exchanges, links, lines } = ByName::of(job, machine, &options, &played);
     Ok(Step {
         machine: machine.name.clone(),
         ranks: job.mesh.world(),
@@ -119,9 +124,10 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, U
         stages,
         path: path(machine, &played.path),
         limits: limits(machine, factors, &played.path),
-        kernels,
-        exchanges,
-        lines,
+        kernels: kernels.sorted(),
+        exchanges: exchanges.sorted(),
+        links: links.sorted(),
+        lines: lines.sorted(),
     })
 }
 
@@ -217,47 +223,62 @@ fn path(machine: &Machine, path: &Cost) -> Vec<(String, f64)> {
     all
 }
 
-/// Kernels by family, exchanges by kind and axes, and both by the line of the model.
-fn rows(job: &Job, machine: &Machine, options: &Options, played: &Played) -> (Vec<Row>, Vec<Row>, Vec<Row>) {
-    let (mut kernels, mut exchanges, mut lines) = (Rows::default(), Rows::default(), Rows::default());
-    let mut costs = Costs::new(job, machine, options);
-    let part = 1.0 / job.stages.len() as f64;
-    for (s, stage) in job.stages.iter().enumerate() {
-        let program = &job.programs[stage.program as usize];
-        let mut calls = vec![0u64; program.bodies.len()];
-        for call in [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).filter(|c| c.part == 0) {
-            calls[call.body.index()] += 1;
-        }
-        // As a stage's tape numbers its exchanges: body by body, command by command.
-        let mut exchange = 0;
-        for (body, times) in program.bodies.iter().zip(calls) {
-            for command in body.commands.iter().filter(|c| c.predicate.is_none()) {
-                let times = times as f64 * part;
-                let (rows, name, seconds, exposed) = match costs.exchange(s, &command.action) {
-                    Some(cost) => {
-                        let exposed = played.times[s].exposed[exchange] * part;
-                        exchange += 1;
-                        // A message is its receiver's.
-                        let times = if matches!(command.action, Action::Send { .. }) { 0.0 } else { times };
-                        (&mut exchanges, exchange_name(job, program, &command.action), cost.seconds() * times, exposed)
-                    }
-                    None => {
-                        let (kind, cost) = costs.work(s, &command.action);
-                        let seconds = cost.seconds() * times;
-                        if seconds == 0.0 {
-                            continue;
+/// Kernels by family, exchanges by kind and axes and by their links, and both by the line of the model.
+#[derive(Default)]
+struct ByName {
+    kernels: Rows,
+    exchanges: Rows,
+    links: Rows,
+    lines: Rows,
+}
+
+impl ByName {
+    fn of(job: &Job, machine: &Machine, options: &Options, played: &Played) -> ByName {
+        let mut out = ByName::default();
+        let mut costs = Costs::new(job, machine, options);
+        let part = 1.0 / job.stages.len() as f64;
+        for (s, stage) in job.stages.iter().enumerate() {
+            let program = &job.programs[stage.program as usize];
+            let mut calls = vec![0u64; program.bodies.len()];
+            for call in [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).filter(|c| c.part == 0) {
+                calls[call.body.index()] += 1;
+            }
+            // As a stage's tape numbers its exchanges: body by body, command by command.
+            let mut exchange = 0;
+            for (body, times) in program.bodies.iter().zip(calls) {
+                for command in body.commands.iter().filter(|c| c.predicate.is_none()) {
+                    let times = times as f64 * part;
+                    let row = |times: f64, seconds: f64| Row { calls: times, seconds: seconds * times, ..Row::default() };
+                    let row = match costs.exchange(s, &command.action) {
+                        Some(cost) => {
+                            let exposed = played.times[s].exposed[exchange] * part;
+                            exchange += 1;
+                            // A message is its receiver's.
+                            let times = if matches!(command.action, Action::Send { .. }) { 0.0 } else { times };
+                            let bytes = times * sent(&job.mesh, program, &command.action) as f64;
+                            let row = Row { exposed, bytes, ..row(times, cost.seconds()) };
+                            out.exchanges.add(&exchange_name(job, program, &command.action), &row);
+                            out.links.add(machine.links.get(cost.level()).map_or("no link", |l| &l.name), &row);
+                            row
                         }
-                        let exposed = if kind == Kind::Device { seconds } else { 0.0 };
-                        (&mut kernels, work_name(job, &command.action).to_string(), seconds, exposed)
-                    }
-                };
-                rows.add(&name, times, seconds, exposed);
-                let line = command.origin.span.map_or_else(|| "no line of the text".into(), |span| line(job, span));
-                lines.add(&line, times, seconds, exposed);
+                        None => {
+                            let (kind, cost) = costs.work(s, &command.action);
+                            let row = row(times, cost.seconds());
+                            if row.seconds == 0.0 {
+                                continue;
+                            }
+                            let row = Row { exposed: if kind == Kind::Device { row.seconds } else { 0.0 }, ..row };
+                            out.kernels.add(work_name(job, &command.action), &row);
+                            row
+                        }
+                    };
+                    let line = command.origin.span.map_or_else(|| "no line of the text".into(), |span| line(job, span));
+                    out.lines.add(&line, &row);
+                }
             }
         }
+        out
     }
-    (kernels.sorted(), exchanges.sorted(), lines.sorted())
 }
 
 fn line(job: &Job, span: Span) -> String {
@@ -292,5 +313,6 @@ pub fn work_name(job: &Job, action: &Action) -> &'static str {
 /// # Errors
 /// As [`play`].
 pub fn without(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &Body, usize) -> bool) -> Result<f64, Stuck> {
-    play(job, machine, options, keep).map(|p| p.end - p.begin)
+    let takes = |stage: usize, body: &Body, at: usize, cost: Cost| if keep(stage, body, at) { cost } else { Cost::default() };
+    play(job, machine, options, &takes).map(|p| p.end - p.begin)
 }

@@ -112,6 +112,12 @@ pub struct Meetings {
     pub stages: Vec<Vec<usize>>,
 }
 
+/// What a command takes, by stage, body and number, from what it costs by itself.
+pub type Takes<'a> = &'a dyn Fn(usize, &Body, usize, Cost) -> Cost;
+
+/// What it costs by itself.
+pub const BY_ITSELF: Takes<'static> = &|_, _, _, cost| cost;
+
 /// What commands of a job cost by themselves.
 pub struct Costs<'a> {
     job: &'a Job,
@@ -213,9 +219,9 @@ impl<'a> Costs<'a> {
 }
 
 impl StageTape {
-    /// What a rank of a stage issues. Commands of which `keep` says no take no time; what a bool may leave out is
-    /// left out, as in most steps.
-    pub fn new(costs: &mut Costs, stage: usize, meetings: &mut Meetings, keep: &dyn Fn(usize, &Body, usize) -> bool) -> StageTape {
+    /// What a rank of a stage issues, each command with what `takes` says; what a bool may leave out is left out, as
+    /// in most steps.
+    pub fn new(costs: &mut Costs, stage: usize, meetings: &mut Meetings, takes: Takes<'_>) -> StageTape {
         let program = &costs.job.programs[costs.job.stages[stage].program as usize];
         let (mut exchanges, mut events) = (vec![], 0);
         let mut of_part = |number: usize, body: &Body, part: u32| {
@@ -242,8 +248,8 @@ impl StageTape {
                     _ if command.predicate.is_some() => {}
                     action if is_exchange => {
                         let cost = costs.exchange(stage, action).expect("invariant: it is an exchange");
-                        let kept = keep(stage, body, at);
-                        let cost = if kept { cost } else { Cost::default() };
+                        let cost = takes(stage, body, at, cost);
+                        let kept = cost != Cost::default();
                         let with = with(costs.job, stage, action, meetings);
                         let exchange = exchanges.len() as u32;
                         let bytes = if kept { sent(&costs.job.mesh, program, action) } else { 0 };
@@ -257,7 +263,8 @@ impl StageTape {
                     }
                     action => {
                         let (kind, cost) = costs.work(stage, action);
-                        if cost.seconds() == 0.0 || !keep(stage, body, at) {
+                        let cost = takes(stage, body, at, cost);
+                        if cost.seconds() == 0.0 {
                             continue;
                         }
                         match items.last_mut() {

@@ -12,7 +12,7 @@ use simulate::fit::{self, KernelTime, StepTime};
 use simulate::kernels::formula;
 use simulate::machine::{Figure, Machine, Measured};
 use simulate::step::{Step, predict, without};
-use simulate::tape::{Costs, Meetings, StageTape};
+use simulate::tape::{BY_ITSELF, Costs, Meetings, StageTape};
 use std::collections::{BTreeMap, BTreeSet};
 
 const MLP: &str = "models/mlp.mdl";
@@ -242,7 +242,7 @@ fn bytes_are_those_of_explain() {
         let machine = ideal("a100-80g-dgx");
         let (mut costs, mut meetings) = (Costs::new(&job, &machine, &Options::default()), Meetings::default());
         let of_stage = |(s, stage): (usize, &ir::program::Stage)| {
-            let tape = StageTape::new(&mut costs, s, &mut meetings, &|_, _, _| true);
+            let tape = StageTape::new(&mut costs, s, &mut meetings, BY_ITSELF);
             let program = &job.programs[stage.program as usize];
             let calls: Vec<_> = [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).collect();
             let times = |body: u32| calls.iter().filter(|c| c.body.0 == body && c.part == 0).count() as u64;

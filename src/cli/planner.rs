@@ -39,6 +39,10 @@ pub struct PlannerArgs {
     /// Writes the best plan, for `mcc compile --plan`
     #[arg(short, long, value_name = "PLAN.json")]
     pub output: Option<PathBuf>,
+    /// Writes a page, one HTML file: the plans beside each other, and of the best when stages do what, memory by line
+    /// of the text, links, and where time goes
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Measure all layers anew: what was found of them before is kept in the cache
     #[arg(long)]
     pub no_cache: bool,

@@ -25,6 +25,9 @@ pub struct SimulateArgs {
     /// Writes the step for Perfetto, as `mcc run --trace` does: a rank of each stage
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Writes a page, one HTML file: when stages do what, memory by line of the text, links, and where time goes
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// For tools
     #[arg(long)]
     pub json: bool,

@@ -13,6 +13,7 @@ use crate::simulate::fits;
 use crate::text::Text;
 use codegen::Verify;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ir::diag::Source;
 use ir::options::Options;
 use ir::program::{Job, Space as Memory};
 use mcc::Request;
@@ -149,6 +150,12 @@ impl<'a> Searching<'a> {
         };
         let found = search.run();
         then(&search, found)
+    }
+
+    /// The text and those that it imports, as programs have them.
+    pub fn sources(&self) -> Vec<Source> {
+        let found = self.base.elaborate(&mut self.text.imports(), &Default::default());
+        found.map_or(vec![], |models| frontend::without_library(&models.sources))
     }
 
     /// No search follows.

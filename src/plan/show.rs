@@ -1,6 +1,7 @@
 //! What `mcc plan` prints.
 
 use super::Asked;
+use crate::pages::numbers;
 use crate::print::{PrintError, out};
 use crate::simulate::time;
 use passes::report::footprint::size;
@@ -15,7 +16,7 @@ use std::time::Duration;
 /// Reasons of each difference that are named.
 const REASONS: usize = 3;
 /// Numbers that change which plan is the fastest, of those that are named.
-const NUMBERS: usize = 6;
+pub const NUMBERS: usize = 6;
 
 /// For people.
 pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, took: Duration) -> Result<(), PrintError> {
@@ -61,7 +62,7 @@ pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, t
             part(spent.kernels),
             part(spent.exchanges),
             part(spent.bubble),
-            asked.chosen(&plan.options).iter().map(|w| spelled(w)).collect::<Vec<_>>().join(" ")
+            chosen(asked, plan)
         );
     }
     if plans.len() > 1 {
@@ -69,9 +70,7 @@ pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, t
     }
     for (k, plan) in plans.iter().enumerate().skip(1) {
         let longer = 100.0 * (plan.step.seconds / plans[0].step.seconds - 1.0);
-        let reasons: Vec<String> = reasons(&plans[0].step, &plan.step).into_iter().map(|(name, s)| format!("{name} {}", signed(s))).collect();
-        let reasons = if reasons.is_empty() { "nothing by more than a thousandth of the step".into() } else { reasons.join(", ") };
-        let _ = writeln!(out, "{:>2} {longer:>+7.1} %  {reasons}", k + 1);
+        let _ = writeln!(out, "{:>2} {longer:>+7.1} %  {}", k + 1, why(&plans[0].step, &plan.step));
     }
     if let Some((name, seconds)) = plans[0].step.limits.first() {
         let gain = 100.0 * seconds / plans[0].step.seconds;
@@ -90,14 +89,25 @@ pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, t
             });
         }
     }
-    let words = asked.words(&plans[0].options);
-    let _ = writeln!(
-        out,
-        "\nmcc compile {} {}",
-        quoted(&asked.model.display().to_string()),
-        words.iter().map(|w| spelled(w)).collect::<Vec<_>>().join(" ")
-    );
+    let _ = writeln!(out, "\n{}", compile_line(asked, &plans[0]));
     out!("{out}")
+}
+
+/// What compiles a plan.
+pub fn compile_line(asked: &Asked<'_>, plan: &Planned) -> String {
+    let words: Vec<String> = asked.words(&plan.options).iter().map(|w| spelled(w)).collect();
+    format!("mcc compile {} {}", quoted(&asked.model.display().to_string()), words.join(" "))
+}
+
+/// The flags of a plan that were chosen, as they are typed.
+pub fn chosen(asked: &Asked<'_>, plan: &Planned) -> String {
+    asked.chosen(&plan.options).iter().map(|w| spelled(w)).collect::<Vec<_>>().join(" ")
+}
+
+/// Why another plan takes longer than the best.
+pub fn why(best: &Step, other: &Step) -> String {
+    let reasons: Vec<String> = reasons(best, other).into_iter().map(|(name, s)| format!("{name} {}", signed(s))).collect();
+    if reasons.is_empty() { "nothing by more than a thousandth of the step".into() } else { reasons.join(", ") }
 }
 
 /// Of what takes long.
@@ -111,7 +121,7 @@ pub fn duration(seconds: f64) -> String {
 }
 
 /// What is known of plans that were not compiled.
-fn left(found: &Found) -> String {
+pub fn left(found: &Found) -> String {
     let open = match (found.open, found.next) {
         (0, _) => "no plan whose sample was taken: all others are refused, take longer by a bound, or are expected not to fit".into(),
         (open, Some(next)) => format!("{open} plans that no bound rules out; the best of them is expected to take {}", time(next)),
@@ -139,7 +149,7 @@ fn signed(seconds: f64) -> String {
 }
 
 /// Numbers of the machine that, a tenth better or worse, make another plan the fastest, to first order: which one.
-fn rests(plans: &[Planned]) -> Vec<(String, &'static str, usize)> {
+pub fn rests(plans: &[Planned]) -> Vec<(String, &'static str, usize)> {
     let gain = |plan: &Planned, name: &str| plan.step.limits.iter().find(|l| l.0 == name).map_or(0.0, |l| l.1);
     let names: std::collections::BTreeSet<&String> = plans.iter().flat_map(|p| p.step.limits.iter().map(|l| &l.0)).collect();
     let mut out = vec![];
@@ -166,8 +176,7 @@ pub fn spelled(word: &str) -> String {
 }
 
 fn quoted(word: &str) -> String {
-    let is_plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "-_=./,+:@%".contains(c));
-    if is_plain && !word.is_empty() { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    numbers::quoted(&[word.to_owned()])
 }
 
 #[derive(Serialize)]

@@ -43,6 +43,7 @@ mod differential {
     pub mod generate;
     pub mod harness;
     pub mod meshes;
+    pub mod played;
     pub mod wanted;
     #[path = "../written/mod.rs"]
     pub mod written;

@@ -1,7 +1,7 @@
 //! `mcc plan`, and plans that `mcc compile` takes.
 
 use crate::mcc::Dir;
-use crate::simulate::{gpt2, json};
+use crate::simulate::{drawn, gpt2, json};
 use serde_json::Value;
 use std::fs;
 
@@ -12,7 +12,7 @@ fn a_plan_is_searched_written_and_compiled() {
     let dir = Dir::new();
     fs::copy(gpt2(), dir.path("gpt2.mdl")).expect("copied");
     let flags = format!("gpt2.mdl --gpus 4 --machine h100-dgx --bf16 --global-batch-size 16 {SMALL}");
-    let said = dir.line(&format!("plan {flags} --top 3 -o plan.json")).succeeds();
+    let said = dir.line(&format!("plan {flags} --top 3 -o plan.json --html plan.html")).succeeds();
     for what in ["plans of 4 ranks on DGX H100", "samples of layers", "tokens/s", "why the others take longer", "limits most"] {
         assert!(said.stdout.contains(what), "no {what}: {}", said.stdout);
     }
@@ -28,6 +28,12 @@ fn a_plan_is_searched_written_and_compiled() {
     dir.line("compile gpt2.mdl --plan plan.json -o out.mcc").succeeds();
     let of_artifact = json(&dir.line("simulate out.mcc --machine h100-dgx --json").succeeds().stdout);
     assert_eq!(of_artifact["seconds"].as_f64(), Some(seconds));
+    // The page has the plans beside each other, and the best as it runs.
+    let page = fs::read_to_string(dir.path("plan.html")).expect("a page");
+    assert!(page.contains("why it takes longer than the first") && page.contains("Compiled by"), "{page:.2000}");
+    step("--plan plan.json --html step.html");
+    let of_step = fs::read_to_string(dir.path("step.html")).expect("a page");
+    assert_eq!(drawn(&page), drawn(&of_step), "what is drawn is the plan as it runs");
     // Another text may want another plan.
     fs::write(dir.path("gpt2.mdl"), fs::read_to_string(gpt2()).expect("a text") + "\n// Mine.\n").expect("written");
     let warned = dir.line("check gpt2.mdl --plan plan.json").succeeds();

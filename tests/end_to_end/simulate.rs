@@ -55,6 +55,93 @@ fn a_plan_that_does_not_fit_is_said() {
     assert!(ran.stdout.contains("memory     "), "{}", ran.stdout);
 }
 
+/// The data of a page, which reads nothing else.
+pub fn drawn(page: &str) -> Value {
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("default-src 'none'"), "{page:.300}");
+    for fetched in ["src=", "href=", "url(", "import "] {
+        // What draws has these in its own words.
+        let own = page.split("<script>").next().expect("a page");
+        assert!(!own.contains(fetched), "{fetched} in the page");
+    }
+    let data = page.split_once(r#"id="curves">"#).and_then(|p| p.1.split_once("</script>")).expect("data").0;
+    json(data)
+}
+
+/// Threes of numbers: what, and from when to when, in ticks.
+fn spans(list: &Value) -> Vec<(i64, i64, i64)> {
+    let (mut what, mut end) = (0, 0);
+    let numbers: Vec<i64> = list.as_array().expect("numbers").iter().filter_map(Value::as_i64).collect();
+    let three = |n: &[i64]| {
+        (what, end) = (what + n[0], end + n[1] + n[2]);
+        (what, end - n[2], end)
+    };
+    numbers.chunks(3).map(three).collect()
+}
+
+/// What a page draws is what is said: the time of kernels, memory that is planned, the lines that own it.
+#[test]
+fn a_predicted_step_is_a_page() {
+    let dir = Dir::new();
+    let flags = format!("{SMALL} --bf16 --tp 2 --pp 2 --vpp 2");
+    let line = format!("simulate {} --machine h100-dgx {flags} --json --html step.html", gpt2());
+    let ran = dir.line(&line).succeeds();
+    assert!(ran.stderr.contains("wrote step.html"), "{}", ran.stderr);
+    let step = json(&ran.stdout);
+    let page = fs::read_to_string(dir.path("step.html")).expect("a page");
+    for what in [
+        "gpt2: a predicted step",
+        "DGX H100",
+        "all_reduce over tp",
+        "NVLink",
+        "messages between stages",
+        "gpt2.mdl:44",
+        "bytes of the device's memory",
+    ] {
+        assert!(page.contains(what), "no {what}");
+    }
+    let data = drawn(&page);
+    let tick = data["tick"].as_f64().expect("seconds");
+    let stages = data["stages"].as_array().expect("stages");
+    assert_eq!(stages.len(), 2);
+    for (stage, said) in stages.iter().zip(step["stages"].as_array().expect("stages")) {
+        let calls = stage["calls"].as_array().expect("calls");
+        let computes = spans(&stage["computes"]);
+        assert!(computes.iter().all(|s| (s.0 as usize) < calls.len() && s.1 <= s.2) && computes.is_sorted_by_key(|s| s.1), "{computes:?}");
+        // Eight microbatches pass each of two virtual stages, there and back.
+        let of_kind = |kind: &str| {
+            let k = data["kinds"].as_array().expect("kinds").iter().position(|k| k[0] == kind).expect("a kind");
+            calls.iter().filter(|c| c[0] == k).count()
+        };
+        assert_eq!([of_kind("forward"), of_kind("backward")], [16, 16]);
+        let computed = tick * computes.iter().map(|s| s.2 - s.1).sum::<i64>() as f64;
+        let kernels = said["kernels"].as_f64().expect("seconds");
+        assert!((computed / kernels - 1.0).abs() < 0.02, "{computed} of {kernels}");
+        assert!(spans(&stage["exchanges"]).iter().any(|s| data["exchanges"][s.0 as usize] == "messages between stages"), "{stage}");
+    }
+    let memory = data["memory"].as_array().expect("curves");
+    let planned = memory.iter().filter_map(|m| m["planned"].as_u64()).max();
+    assert_eq!(planned, step["memory"].as_u64());
+    for curve in memory {
+        let owners = curve["owners"].as_array().expect("owners");
+        assert!(
+            owners.iter().any(|o| o["label"].as_str().is_some_and(|l| l.starts_with("activations of ") && l.contains("gpt2.mdl:"))),
+            "{owners:?}"
+        );
+        let unit = curve["unit"].as_u64().expect("bytes");
+        let at = |k: usize| owners.iter().filter_map(|o| o["bytes"][k].as_u64()).sum::<u64>() * unit;
+        let points = owners[0]["bytes"].as_array().expect("points").len();
+        let most = (0..points).map(at).max().expect("points");
+        let (peak, planned) = (curve["peak"].as_u64().expect("bytes"), curve["planned"].as_u64().expect("bytes"));
+        assert!(most.abs_diff(peak) <= unit * owners.len() as u64 && peak <= planned && peak > planned / 2, "{most} {peak} {planned}");
+        // It rises until backward passes begin, and falls again.
+        assert!(at(0) < most && at(points - 1) < most, "{} {most} {}", at(0), at(points - 1));
+    }
+    let links: Vec<&str> = data["links"].as_array().expect("links").iter().filter_map(|l| l["name"].as_str()).collect();
+    assert!(links.contains(&"NVLink"), "{links:?}");
+    dir.line(&format!("simulate {} --machine h100-dgx {flags} --html none/step.html", gpt2()))
+        .fails_with(&["`--html none/step.html` cannot be written"]);
+}
+
 /// The trace is the profiler's, of a rank of each stage, and ends when the step does.
 #[test]
 fn a_predicted_step_is_a_trace() {

@@ -35,6 +35,14 @@ impl BodyKind {
             BodyKind::Update => "update",
         }
     }
+
+    /// Of the rank's virtual stages, the one that it is of.
+    pub fn virtual_stage(self) -> Option<u32> {
+        match self {
+            BodyKind::Forward(stage) | BodyKind::Backward(stage) | BodyKind::Weight(stage) => Some(stage),
+            BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => None,
+        }
+    }
 }
 
 /// A list of commands that a schedule calls.

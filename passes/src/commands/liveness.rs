@@ -47,6 +47,17 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     lives.into_iter().map(in_order).collect()
 }
 
+/// Of each stash, whether messages are in it.
+pub fn of_messages(program: &Program) -> Vec<bool> {
+    let mut is_message = vec![false; program.stashes.len()];
+    for id in messages(program) {
+        if let Some((k, _)) = program.stash(&program.buffers[id.index()]) {
+            is_message[k] = true;
+        }
+    }
+    is_message
+}
+
 /// What lives in the temporary arena of a stage in one memory, and when. Runs of the same calls in a phase are
 /// taken as one ([`CallRuns`]): the moments are those of one kind of run after the other, phase by phase.
 pub struct Lives {
@@ -62,13 +73,7 @@ impl Lives {
     /// messages is from the first call of all to the last one: a message may come and go while other calls run, and
     /// these are not to wait for it.
     pub fn of_stage(program: &Program, schedule: &CallSchedule, space: Space) -> Lives {
-        let messages = messages(program);
-        let mut is_message = vec![false; program.stashes.len()];
-        for id in messages {
-            if let Some((k, _)) = program.stash(&program.buffers[id.index()]) {
-                is_message[k] = true;
-            }
-        }
+        let is_message = of_messages(program);
         let all = |k: usize| program.stashes[k].bytes.saturating_mul(u64::from(schedule.slots[k].count));
         let mut out = Lives {
             temporary: BTreeMap::new(),

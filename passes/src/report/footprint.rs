@@ -64,7 +64,7 @@ impl Kind {
         }
     }
 
-    fn of(program: &Program, messages: &[bool], buffer: &Buffer) -> Kind {
+    pub(super) fn of(program: &Program, messages: &[bool], buffer: &Buffer) -> Kind {
         match (buffer.arena, &buffer.content) {
             (Arena::Stash | Arena::HostStash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
             (Arena::Stash | Arena::HostStash, _) => Kind::Activations,
@@ -82,7 +82,7 @@ impl Kind {
 }
 
 /// Which stashes hold nothing but messages.
-fn of_messages(program: &Program) -> Vec<bool> {
+pub(super) fn of_messages(program: &Program) -> Vec<bool> {
     let commands = program.bodies.iter().flat_map(|b| &b.commands).map(|c| &c.action);
     let messages: BTreeSet<BufferId> =
         commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(Action::buffers).collect();

@@ -3,6 +3,7 @@
 pub mod complaints;
 pub mod explain;
 pub mod footprint;
+pub mod in_use;
 pub mod matrices;
 pub mod pipeline_timeline;
 pub mod sizes;

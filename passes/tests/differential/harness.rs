@@ -1,6 +1,7 @@
 //! The harness: compiles a text, runs one step on all ranks, and compares with the logical graph.
 
 use super::checkpoints::round_trip;
+use super::played::{in_use, played};
 use super::wanted::{RUNS, Wanted, unrounded};
 use frontend::{Models, Options as Text};
 use ir::diag::{Diagnostic, Sources};
@@ -260,7 +261,8 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     }
     wrong.extend(differs);
     wrong.extend(round_trip(&c.job).err());
-    wrong.extend(simulated(&c.job).err());
+    wrong.extend(played(&c.job).err());
+    wrong.extend(in_use(&c.job).err());
     wrong.extend(planned_differently(text, defines, case, &given, &got)?);
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
@@ -276,20 +278,6 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         return Err(wrong.join("; "));
     }
     Ok(Outcome::Right(if exact { Data::Exact } else { Data::Real }))
-}
-
-/// Plays the step on machines of both kinds: whatever it is, it comes to its end, and its parts add up to it.
-fn simulated(job: &Job) -> Result<(), String> {
-    for machine in ["a100-80g-dgx", "cpu"] {
-        let machine = simulate::machine::Machine::named(machine).expect("a machine");
-        let step = simulate::step::predict(job, &machine, simulate::Options::default()).map_err(|e| format!("simulated on {}: {e}", machine.name))?;
-        let spent: Vec<f64> = step.stages.iter().map(|s| s.named().iter().map(|n| n.1).sum()).collect();
-        let path: f64 = step.path.iter().map(|p| p.1).sum();
-        if let Some(sum) = spent.iter().chain([&path]).find(|sum| (**sum - step.seconds).abs() > 1e-6 * step.seconds) {
-            return Err(format!("simulated on {}: parts add up to {sum} of {} s (steady: {})", machine.name, step.seconds, step.steady));
-        }
-    }
-    Ok(())
 }
 
 /// The body with products of factors as they are.

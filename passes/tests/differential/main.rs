@@ -29,6 +29,7 @@ mod pairs;
 mod params;
 mod parts;
 mod parts_rows;
+mod played;
 mod precision;
 mod programs;
 mod random;

@@ -4,8 +4,8 @@ use super::curve::{Drawn, Points};
 use super::elapsed::Elapsed;
 use super::history::Run;
 use super::metrics::USUAL;
-use super::numbers::{bytes, duration, of};
 use super::page::Report;
+use crate::pages::numbers::{bytes, duration, of};
 use crate::watch::log::How;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -194,14 +194,6 @@ impl Charts {
     /// Whether there is such a mark.
     pub fn has(&self, kind: &str) -> bool {
         self.marks.iter().any(|mark| mark.kind == kind)
-    }
-
-    /// As the text of a `<script>`: nothing in it ends that, or begins anything.
-    pub fn json(&self) -> String {
-        let text = serde_json::to_string(self).expect("invariant: plain data with text keys");
-        // Outside of texts JSON has none of these.
-        let escapes = [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
-        escapes.into_iter().fold(text, |text, (c, escape)| text.replace(c, escape))
     }
 }
 

@@ -1,9 +1,10 @@
 //! The page of several runs: their curves in the same charts, a row for each, and what each one's own page would have.
 
 use super::charts::Charts;
-use super::numbers::{count, duration, of, percent, short};
 use super::page::{Report, curves, whole};
-use super::parts::{colour, mesh};
+use super::parts::mesh;
+use crate::pages::colour;
+use crate::pages::numbers::{count, duration, of, percent, short};
 use crate::watch::log::How;
 use maud::{Markup, html};
 

@@ -1,10 +1,9 @@
 (() => {
   "use strict";
   const data = JSON.parse(document.getElementById("curves").textContent);
-  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  const { font, labels, number, scheme } = plot;
   const light = { text: "#5b6570", grid: "#e6e9ed", series: { line: "#0072b2", spread: "#0072b250", sparse: "#d55e00" } };
   const dark = { text: "#9aa5b1", grid: "#2a3036", series: { line: "#56b4e9", spread: "#56b4e950", sparse: "#f58a3c" } };
-  const font = "12px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
   const shown = [];
   const chooser = document.getElementById("axis");
   let printing = false;
@@ -33,30 +32,6 @@
     return { name, at, place, min, max: kind === "step" ? Math.max(max, min + 1) : max };
   };
 
-  // Four digits that count, as few as say the same.
-  const number = (v) => {
-    if (v == null) return "–";
-    const a = Math.abs(v);
-    if (a !== 0 && (a < 1e-3 || a >= 1e9)) return v.toExponential(3).replace(/\.?0+e/, "e");
-    return a >= 1e4 ? Math.round(v).toLocaleString("en") : String(Number(v.toPrecision(5)));
-  };
-  // Labels of an axis, with as many digits as tell them apart; great ones are short where that says the same.
-  const labels = (splits) => {
-    const known = splits.filter((v) => v != null);
-    const gaps = known.slice(1).map((v, k) => Math.abs(v - known[k])).filter((gap) => gap > 0);
-    const most = Math.max(...known.map(Math.abs));
-    const gap = gaps.length > 0 ? Math.min(...gaps) : most / 1e4;
-    let digits = 3;
-    while (digits < 15 && known.some((v) => Math.abs(Number(v.toPrecision(digits)) - v) > gap / 100)) digits += 1;
-    const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: digits });
-    const isShort = most >= 1e4 && (digits <= 4 || most >= 1e9);
-    return splits.map((v) => {
-      if (v == null) return "";
-      const a = Math.abs(v);
-      if (a !== 0 && (a < 1e-3 || a >= 1e15)) return v.toExponential(Math.min(digits - 1, 3)).replace(/\.?0+e/, "e");
-      return isShort ? short.format(v) : v.toLocaleString("en", { maximumSignificantDigits: digits });
-    });
-  };
   // From a digit of a power of ten to another, so that ticks are at such.
   const rounded = (u, min, max) => {
     if (!(min > 0 && max > 0)) return [1, 10];

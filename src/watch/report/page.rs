@@ -1,14 +1,15 @@
-//! The page: one file, which reads nothing else.
+//! The page.
 
 use super::charts::Charts;
 use super::history::History;
 use super::metrics::Metrics;
-use super::numbers::{count, duration, of, percent, short, time};
 use super::timeline::Timeline;
 use super::{comparison, parts, spent};
+use crate::pages::numbers::{count, duration, of, percent, short};
+use crate::pages::{self, Script, json};
 use crate::watch::log::{Began, How};
 use crate::watch::profile::Profiled;
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 
 /// What is known of a run.
 #[derive(Debug, Default)]
@@ -26,13 +27,7 @@ pub struct Report {
     pub written: f64,
 }
 
-const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
-const PLOT: &str = include_str!("uplot/uPlot.iife.min.js");
-const PLOT_STYLE: &str = include_str!("uplot/uPlot.min.css");
-const PLOT_LICENSE: &str = include_str!("uplot/LICENSE");
-/// Nothing is fetched from anywhere.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
 /// The page of one run, or of several side by side.
 pub fn page(mut runs: Vec<Report>) -> String {
@@ -45,32 +40,8 @@ pub fn page(mut runs: Vec<Report>) -> String {
 
 /// A page around what is in it.
 pub fn whole(title: &str, header: &Markup, main: &Markup, charts: &Charts, made: f64) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                title { (title) }
-                style { (PreEscaped(PLOT_STYLE)) (PreEscaped(STYLE)) }
-            }
-            body {
-                header { (header) }
-                main { (main) }
-                footer.faint.small {
-                    p { "Made by mcc " (env!("CARGO_PKG_VERSION")) " at " (time(made)) " UTC. Times are UTC." }
-                    details.screen { summary { "Curves are drawn with uPlot" } pre { (PLOT_LICENSE) } }
-                }
-                @if !charts.charts.is_empty() {
-                    script type="application/json" id="curves" { (PreEscaped(charts.json())) }
-                    script { (PreEscaped(PLOT)) }
-                    script { (PreEscaped(SCRIPT)) }
-                }
-            }
-        }
-    };
-    page.into_string()
+    let script = (!charts.charts.is_empty()).then(|| Script { data: json(charts), code: SCRIPT });
+    pages::page(title, header, main, script.as_ref(), made)
 }
 
 impl Report {

@@ -1,7 +1,8 @@
 //! Tables of the page: the plan, planned memory, checkpoints, restarts, warnings.
 
 use super::history::{History, Kept, Restart, Run, Saved};
-use super::numbers::{bytes, count, duration, of, quoted, time};
+use crate::pages::colour;
+use crate::pages::numbers::{bytes, count, duration, of, quoted, time};
 use crate::watch::log::{Began, How};
 use maud::{Markup, html};
 use passes::report::footprint::Kind;
@@ -98,11 +99,6 @@ fn kinds(began: &Began) -> Vec<String> {
     let mut names: Vec<&String> = named.into_iter().collect();
     names.sort_by_key(place);
     names.into_iter().cloned().collect()
-}
-
-/// Kinds have a colour each, as far as there are some.
-pub fn colour(k: usize) -> String {
-    format!("k{}", k % 9)
 }
 
 pub fn memory(began: Option<&Began>) -> Markup {

@@ -1,6 +1,6 @@
 //! Where the time went, of a run that was profiled.
 
-use super::numbers::{self, count, percent, short, time};
+use crate::pages::numbers::{self, count, percent, short, time};
 use crate::watch::log::Began;
 use crate::watch::profile::Profiled;
 use maud::{Markup, html};
