@@ -81,10 +81,9 @@ HEAD = """# Steps predicted, beside steps published
 By `python3 -m bench.foresight`, which runs [`mcc simulate`](../simulate.md) on machine file `a100-80g-dgx`. What was
 published are steps of Megatron-LM; what is predicted are steps of mcc's own programs for the same model, plan and
 batch. The two are not the same programs: mcc's attention is fused, its sums of gradients overlap with backward
-passes, and its products are taken to reach what the best libraries of today do. So mcc's should be shorter. That this
-is why is shown [below](#the-programs-that-were-measured): with what Megatron-LM's programs did differently, the same
-model of the machine gives what was published. Nothing is fitted to mcc's own steps, and nothing has run on such a
-machine.
+passes, and its products are taken to reach what the best libraries of today do. So mcc's should be shorter. How far
+that is why stands [below](#the-programs-that-were-measured), where the programs that were measured are played on the
+same model of the machine. Nothing is fitted to mcc's own steps, and nothing has run on such a machine.
 """
 MEASURED = """A GPT-2 of 1.72 B parameters on one card, 8,192 tokens in bf16, as [gpu.md](gpu.md) has it. Rates of products and of
 attention in these two machine files are from the same page, of kernels by themselves; how they make up a step is not.
@@ -96,7 +95,8 @@ SELECTED = """The same machines a year later (Korthikanti et al. 2022, table 5).
 core of attention again, as they do.
 """
 
-PROGRAMS = """What Megatron-LM ran in 2021 is played on the same machine file, from mcc's programs of a text that stores scores
+PROGRAMS = """\
+What Megatron-LM ran in 2021 is played on the same machine file, from mcc's programs of a text that stores scores
 and makes Q, K and V by one product (`bench/megatron_2021.mdl`), compiled so that nothing is exchanged beside
 kernels, and from what else those programs did differently (`simulate/examples/megatron_2021.rs`). Each part of it
 is what the papers, and Megatron-LM 2.5 with PyTorch of that time, say, with the number of times that each kernel

@@ -146,7 +146,9 @@ def tables():
         left_out.append(off(published[k], programs.seconds(TABLE1[k], [others])[0]))
     teraflops = [r[10] for r in TABLE1]
     # The constant with the least mean error is one of the others.
-    least = lambda others: min(others, key=lambda c: sum(abs(c / t - 1) for t in others))
+    def least(others):
+        return min(others, key=lambda c: sum(abs(c / t - 1) for t in others))
+
     constant = [least(teraflops[:k] + teraflops[k + 1 :]) / teraflops[k] - 1 for k in all_rows]
     print("| model | GPUs | published | nothing fitted | two fitted | error | left out, error | a constant, left out |")
     print("|---|---|---|---|---|---|---|---|")

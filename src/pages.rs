@@ -3,7 +3,7 @@
 pub mod numbers;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use numbers::time;
+use numbers::{quoted, time};
 use serde::Serialize;
 
 const STYLE: &str = include_str!("pages/page.css");
@@ -59,6 +59,12 @@ pub fn json(data: &impl Serialize) -> String {
     // Outside of texts JSON has none of these.
     let escapes = [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
     escapes.into_iter().fold(text, |text, (c, escape)| text.replace(c, escape))
+}
+
+/// What was typed, as a shell takes it.
+pub fn command_line() -> String {
+    let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
+    format!("mcc {}", quoted(&words))
 }
 
 /// Kinds have a colour each, as far as there are some.

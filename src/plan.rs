@@ -9,7 +9,7 @@ use crate::cli::{self, Devices, PlannerArgs};
 use crate::failure::Failure;
 use crate::limits::Watch;
 use crate::misuse::misuse;
-use crate::pages::numbers::quoted;
+use crate::pages::command_line;
 use crate::plan_file::{OWN, PlanFile, hash};
 use crate::print::note;
 use crate::simulate::page::Predicted;
@@ -19,7 +19,6 @@ use ir::options::Options;
 use planner::search::{Effort, Found, Search};
 use searching::Searching;
 use simulate::machine::Machine;
-use simulate::step::predict;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -63,22 +62,18 @@ pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) ->
             show::text(search, &found, &asked, args.top as usize, start.elapsed())?;
         }
         args.output.as_deref().map_or(Ok(()), |path| write(path, &searching, &found, &asked))?;
-        args.html.as_deref().map_or(Ok(()), |path| write_page(path, &searching, search, &found, &asked))
+        args.html.as_deref().map_or(Ok(()), |path| write_page(path, args, search, &found, &asked))
     })
 }
 
 /// A page of the best, with those beside it.
-fn write_page(path: &Path, searching: &Searching<'_>, search: &Search<'_>, found: &Found, asked: &Asked<'_>) -> Result<(), Failure> {
-    let (best, args) = (&found.plans[0], searching.args);
-    let mut job = search.job(&best.options).expect("invariant: it has been compiled");
-    // Searches know no texts, and a page names lines.
-    job.sources = searching.sources();
+fn write_page(path: &Path, args: &PlannerArgs, search: &Search<'_>, found: &Found, asked: &Asked<'_>) -> Result<(), Failure> {
+    let best = &found.plans[0];
+    let job = search.job(&best.options).expect("invariant: it has been compiled");
     let options = simulate::Options { threads: args.threads_per_rank, slow: None };
-    let step = predict(&job, search.machine, options).map_err(anyhow::Error::from)?;
-    let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-    let commands = vec![("Command", format!("mcc {}", quoted(&words))), ("Compiled by", show::compile_line(asked, best))];
+    let commands = vec![("Command", command_line()), ("Compiled by", show::compile_line(asked, best))];
     let plans = Some(page::plans(search, found, asked, args.top as usize));
-    Predicted { job: &job, machine: search.machine, options, step: &step, commands, plans }.write(path)
+    Predicted { job: &job, machine: search.machine, options, step: &best.step, commands, plans }.write(path)
 }
 
 /// The best as a file.

@@ -10,7 +10,7 @@ use crate::files::{self, Wanted};
 use crate::limits::Watch;
 use crate::machines;
 use crate::misuse::misuse;
-use crate::pages::numbers::quoted;
+use crate::pages::command_line;
 use crate::print::{note, out};
 use crate::text::{STDIN, Shown};
 use anyhow::Context;
@@ -124,9 +124,7 @@ fn show(job: &Job, machine: &Machine, options: Options, args: &SimulateArgs) -> 
         note!("wrote {}", path.display());
     }
     if let Some(path) = &args.html {
-        let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-        page::Predicted { job, machine, options, step: &step, commands: vec![("Command", format!("mcc {}", quoted(&words)))], plans: None }
-            .write(path)?;
+        page::Predicted { job, machine, options, step: &step, commands: vec![("Command", command_line())], plans: None }.write(path)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use crate::checkpoint::checkpoint;
 use crate::estimate::{Estimate, Reaches, estimate};
 use crate::sample::{self, Key, Layers, Sample, key};
 use crate::space::{Choice, Space, chunks};
+use ir::diag::Source;
 use ir::model::Model;
 use ir::op::DType;
 use ir::options::{ActivationOffload, Counts, CpComm, Cuts, Offload, Options, Overlap, ParamOffload, Recompute, TpOverlap, Zero};
@@ -49,6 +50,8 @@ pub struct Search<'a> {
     pub budget: u64,
     /// The models of a plan, with fewer layers where that is asked for; none where the text refuses.
     pub models: &'a (dyn Fn(&Options, Option<u32>) -> Option<Models> + Sync),
+    /// The texts that they are from, by which a plan's step names lines.
+    pub sources: &'a [Source],
     /// Bytes that a rank takes of its device, of the fullest stage.
     pub bytes: &'a (dyn Fn(&Job) -> u64 + Sync),
     pub kept: &'a dyn Kept,
@@ -390,7 +393,8 @@ impl Search<'_> {
     /// The programs of a plan as they run; none if it is refused.
     pub fn job(&self, options: &Options) -> Option<Job> {
         let (training, evaluation, own) = (self.models)(options, None)?;
-        Some(unverified(training, evaluation, &own).ok()?.job)
+        let job = unverified(training, evaluation, &own).ok()?.job;
+        Some(Job { sources: self.sources.to_vec(), ..job })
     }
 
     /// A plan as it is compiled with these options.

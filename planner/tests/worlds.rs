@@ -141,6 +141,7 @@ fn searched(world: &World) {
         precision: DType::Bf16,
         budget: world.budget,
         models: &models,
+        sources: &[],
         bytes: &bytes,
         kept: &Nothing,
         progress: &|_, _, _| {},

@@ -84,8 +84,6 @@ struct Asked {
 #[derive(Serialize)]
 struct Told {
     seconds: Vec<f64>,
-    /// Of the last point, what the step waits for.
-    path: Vec<(String, f64)>,
 }
 
 /// Bytes that the loss moves for a logit: to 32 bits 6, the greatest 4, less that 8, exponentials 8, their sum 4,
@@ -317,15 +315,13 @@ fn main() {
         let asked: Asked = serde_json::from_str(&line.expect("a line")).expect("a request");
         let job = jobs.entry(asked.row.clone()).or_insert_with(|| job(&asked.row));
         let mut machine = Machine::parse(&asked.machine).expect("a machine file");
-        let mut told = Told { seconds: vec![], path: vec![] };
+        let mut told = Told { seconds: vec![] };
         for [products, bytes] in asked.points {
             (machine.device.products.efficiency.value, machine.device.memory.efficiency.value) = (products, bytes);
             let adapter = Adapter::new(&asked.row, &asked.parts, &machine, job);
             let takes = |stage: usize, body: &Body, at: usize, cost: Cost| adapter.takes(stage, body, at, cost);
             let played = play(job, &machine, Options::default(), &takes).expect("it ends");
             told.seconds.push(played.end - played.begin);
-            let path = Cause::ALL.into_iter().map(|c| (simulate::step::name(&machine, c), played.path.of(c)));
-            told.path = path.filter(|c| c.1 > 0.0).collect();
         }
         let mut out = std::io::stdout().lock();
         serde_json::to_writer(&mut out, &told).expect("it is written");

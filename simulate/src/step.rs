@@ -132,7 +132,7 @@ pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, U
 }
 
 /// Bytes of a stage's arenas in its device's memory.
-fn on_device(job: &Job, stage: &Stage) -> u64 {
+pub fn on_device(job: &Job, stage: &Stage) -> u64 {
     let bytes = stage.schedule.arena_bytes(&job.programs[stage.program as usize]);
     Arena::ALL.into_iter().zip(bytes).filter(|(a, _)| a.space() == Some(Space::Device)).map(|(_, b)| b).sum()
 }

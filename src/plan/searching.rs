@@ -60,6 +60,8 @@ const HELD: [(&str, Choice); 24] = [
 pub struct Searching<'a> {
     pub args: &'a PlannerArgs,
     pub text: Text,
+    /// That and what it imports, as programs have them.
+    sources: Vec<Source>,
     /// Without what was measured of kernels.
     pub machine: Machine,
     /// As for one rank, with what was given.
@@ -111,8 +113,8 @@ impl<'a> Searching<'a> {
         let layers = layers.filter(|name| first.training.settings.iter().any(|(setting, value)| setting == name && value.parse::<u32>().is_ok()));
         let kept =
             Cache { directory: cache_dir().filter(|_| !args.no_cache), key: key(&text, &base, &machine, threads, typed), own: Mutex::default() };
-        let facts = Facts::of(&first.training);
-        Ok(Searching { args, text, machine, base, fixed, facts, layers, kept, bar: bar() })
+        let (facts, sources) = (Facts::of(&first.training), frontend::without_library(&first.sources));
+        Ok(Searching { args, text, sources, machine, base, fixed, facts, layers, kept, bar: bar() })
     }
 
     /// Searches for so many ranks and sequences of a step.
@@ -143,6 +145,7 @@ impl<'a> Searching<'a> {
             precision: base.elaboration.precision,
             budget: budget(args, machine, ranks),
             models: &models,
+            sources: &self.sources,
             bytes: &bytes,
             kept: &self.kept,
             progress: &progress,
@@ -150,12 +153,6 @@ impl<'a> Searching<'a> {
         };
         let found = search.run();
         then(&search, found)
-    }
-
-    /// The text and those that it imports, as programs have them.
-    pub fn sources(&self) -> Vec<Source> {
-        let found = self.base.elaborate(&mut self.text.imports(), &Default::default());
-        found.map_or(vec![], |models| frontend::without_library(&models.sources))
     }
 
     /// No search follows.

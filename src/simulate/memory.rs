@@ -1,11 +1,12 @@
 //! What ranks have in use while a predicted step goes on.
 
 use crate::pages::numbers::of;
-use ir::program::{Arena, Job, Space, Stream};
+use ir::program::{Job, Space, Stream};
 use passes::report::footprint::Kind;
 use passes::report::in_use::{InUse, Whose};
 use serde::Serialize;
 use simulate::play::Slice;
+use simulate::step::on_device;
 use simulate::tape::Costs;
 use simulate::timeline::{call, shares};
 use std::collections::BTreeMap;
@@ -108,9 +109,7 @@ impl Computed {
                 owners.push(Owner { label: format!("{} of {}", kind.name(), of(few.len() as u64, "other line")), kind: number(kind), bytes });
             }
         }
-        let arenas = job.stages[stage].schedule.arena_bytes(&job.programs[job.stages[stage].program as usize]);
-        let planned = Arena::ALL.into_iter().zip(arenas).filter(|(a, _)| a.space() == Some(Space::Device)).map(|(_, b)| b).sum();
-        MemoryCurve { owners, unit, peak, planned }
+        MemoryCurve { owners, unit, peak, planned: on_device(job, &job.stages[stage]) }
     }
 }
 

@@ -58,7 +58,7 @@ impl InUse {
             }
         }
         let mut out = InUse { owners: owners.list, lasting, uses: vec![], begins: [vec![], vec![]], moments: 0 };
-        for (phase, begins) in PHASES.into_iter().zip(0..) {
+        for (number, phase) in PHASES.into_iter().enumerate() {
             let calls = schedule.calls(phase);
             let runs = CallRuns::of(program, calls);
             let starts: Vec<usize> = runs
@@ -70,7 +70,7 @@ impl InUse {
                 })
                 .collect();
             let moment = |call: usize, command: usize| starts[runs.run(call)] + runs.moment(call, command);
-            out.begins[begins] = calls.iter().enumerate().map(|(c, call)| first(program, call, moment, c)).collect();
+            out.begins[number] = calls.iter().enumerate().map(|(c, call)| first(program, call, moment, c)).collect();
             let of_kind: Vec<Vec<(usize, Need)>> = runs.kinds.iter().map(|run| temporary(space, program, &runs, *run, &whose)).collect();
             for (run, start) in runs.list.iter().zip(&starts) {
                 let spans = of_kind[run.kind].iter().flat_map(|(owner, need)| need.spans.iter().map(move |s| (*owner, need.bytes, *s)));
