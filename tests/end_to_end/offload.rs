@@ -115,7 +115,8 @@ fn states_on_a_disk_give_the_same_bits() {
     assert!(said.contains("`--offload-to` does nothing: this artifact keeps nothing on a disk"), "{said}");
 }
 
-/// In the host's memory and on a disk, also in pieces and after a stop; a rank's device holds less.
+/// In the host's memory and on a disk, also in pieces and after a stop; a rank's device holds less. Both have the same
+/// buckets: the norm of all gradients sums them one by one.
 #[test]
 fn parameters_that_rest_elsewhere_give_the_same_bits() {
     let dir = Dir::new();
@@ -123,9 +124,9 @@ fn parameters_that_rest_elsewhere_give_the_same_bits() {
     fs::create_dir(dir.path("drive")).expect("a directory");
     for (flags, more, run) in [
         ("", "--param-offload", "--device cpu"),
-        ("--bf16 --dp 2 --zero 1", "--param-offload=disk --bucket-size 2048", "--device cpu --in-order"),
+        ("--bf16 --dp 2 --zero 1 --bucket-size 2048", "--param-offload=disk", "--device cpu --in-order"),
         ("--dp 2 --zero 3", "--param-offload=disk", "--device cpu --threads-per-rank 2"),
-        ("--target sm_80 --bf16 --pp 2", "--param-offload --activation-offload all --bucket-size 500", ""),
+        ("--target sm_80 --bf16 --pp 2 --bucket-size 500", "--param-offload --activation-offload all", ""),
         ("--target sm_80 --bf16 --dp 2 --zero 1", "--param-offload=disk", ""),
     ] {
         let (artifact, _) = compiled(&dir, &format!("{flags} --optimizer-offload"));
