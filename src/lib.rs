@@ -42,11 +42,15 @@ use targets::{Targets, TargetsError};
 pub struct Request {
     /// What diagnostics call the text.
     pub name: String,
+    /// Text of the model, as a `.mdl` file has it.
     pub text: String,
     /// Settings, precision; `batch` and `training` are `options`' and the compile's.
     pub elaboration: frontend::Options,
+    /// How the model is split and run.
     pub options: Options,
+    /// What kernels of devices and of the host are compiled for.
     pub targets: Targets,
+    /// Who compiles kernels: this process, or worker processes.
     pub workers: Workers,
     /// The directory of compiled kernels, if any.
     pub cache: Option<PathBuf>,
@@ -128,6 +132,7 @@ fn tf32_on_cpu(cpu: &str) -> Diagnostic {
 /// them.
 #[derive(Clone, Debug)]
 pub struct Elaborated {
+    /// What a training step computes, random drops included.
     pub training: Model,
     /// Without random drops.
     pub evaluation: Model,
@@ -135,6 +140,7 @@ pub struct Elaborated {
     pub options: Options,
     /// The text and what it imports: diagnostics refer to them.
     pub sources: Sources,
+    /// What the front end warns of in the texts.
     pub warnings: Vec<Diagnostic>,
 }
 
@@ -208,20 +214,26 @@ pub struct Levels {
 /// A compiled model: every level of it, and its code.
 #[derive(Clone, Debug)]
 pub struct Artifact {
+    /// The model at every level, down to the job.
     pub levels: Levels,
+    /// Code of the job's kernels.
     pub machine: Machine,
+    /// Which device runs the kernels, as the manifest says it.
     pub target: runtime::target::Target,
+    /// How many kernels were held to their bodies, and why others were not.
     pub checked: KernelChecks,
 }
 
 /// What is known of the code of an artifact's kernels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KernelChecks {
+    /// How many were found in the cache.
     pub cached: usize,
     /// Held to their bodies, now and before.
     pub held: usize,
-    /// Of these now, and the time that all took, one after the other.
+    /// Held to their bodies by this compile.
     pub now: usize,
+    /// How long this compile held kernels to their bodies, summed over kernels.
     pub time: Duration,
     /// How many nobody has looked at, as nobody asked for it.
     pub unseen: usize,
@@ -234,9 +246,11 @@ pub struct KernelChecks {
 /// A kernel that is too large to be held to its body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NotChecked {
+    /// The kernel's name, and its symbol in the object.
     pub kernel: String,
     /// What of the text it computes.
     pub span: Option<Span>,
+    /// By what it is too large.
     pub why: String,
 }
 
@@ -276,6 +290,7 @@ impl Artifact {
 
 /// Why there is no artifact.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Error {
     /// What the user can mend, all of it, with the texts that its places are in.
     #[error("{}", rendered(.0, .1))]

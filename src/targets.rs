@@ -8,6 +8,7 @@ use runtime::target::{self, Processor};
 
 /// Why names are no targets.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum TargetsError {
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -17,8 +18,10 @@ pub enum TargetsError {
     HostIsGpu(String),
 }
 
+/// What the kernels of a job are compiled for, by where they run.
 #[derive(Clone, Debug)]
 pub struct Targets {
+    /// A CPU or a GPU, for kernels of devices.
     pub device: Target,
     /// Where the device is a CPU, the same.
     host: Target,
@@ -74,6 +77,7 @@ impl Targets {
         }
     }
 
+    /// The target of a kernel, by where it runs.
     pub fn of(&self, kernel: &Kernel) -> &Target {
         match kernel.on {
             Space::Device => &self.device,

@@ -46,12 +46,19 @@ impl Bounds {
 /// The parameters of a kernel, as a builder sees them.
 #[derive(Clone, Copy)]
 pub struct Entry<Index, Pointer> {
+    /// Where the pointers to the inputs, then to the outputs, lie, 8 bytes each.
     pub arguments: Pointer,
+    /// Where the bit patterns of the scalar arguments lie, 8 bytes each.
     pub scalars: Pointer,
+    /// First tile to compute.
     pub first_tile: Index,
+    /// End of the tiles to compute, exclusive.
     pub end_tile: Index,
+    /// Start of the scratch memory of this thread, or warp.
     pub scratch: Pointer,
+    /// First tile of the range that the tiles to compute are a part of.
     pub begin: Index,
+    /// End of the range that the tiles to compute are a part of, exclusive, unless it is cut short.
     pub until: Index,
 }
 

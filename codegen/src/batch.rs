@@ -18,8 +18,11 @@ use std::time::{Duration, Instant};
 pub enum Workers {
     /// This process, one kernel after the other. Where LLVM gives up, the process ends.
     InProcess,
+    /// Worker processes. This process goes on where LLVM ends one of them.
     Processes {
+        /// How each of them is started.
         command: WorkerCommand,
+        /// How many work at a time, at most; 0 counts as 1.
         count: usize,
     },
 }
@@ -28,18 +31,22 @@ pub enum Workers {
 #[derive(Debug, thiserror::Error)]
 #[error("kernel {kernel}: {error}")]
 pub struct BatchError {
+    /// Name of the first kernel, in the order given, that failed.
     pub kernel: String,
+    /// Why it was not compiled, or what is wrong with its code.
     pub error: WorkerError,
 }
 
 /// Compiled kernels, and what was done for them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
+    /// One of each name, in the order given.
     pub kernels: Vec<Compiled>,
     /// How many were found in the cache.
     pub cached: usize,
-    /// How many were held to their bodies now, and the time that all of these took, one after the other.
+    /// How many this call held to their bodies.
     pub held: usize,
+    /// Time that holding kernels to their bodies took, summed over kernels.
     pub holding: Duration,
 }
 

@@ -26,6 +26,7 @@ pub fn usual(arch: &str) -> &'static Card {
 pub struct Predicted {
     /// Of the blocks that ran, [`Counts::blocks`].
     pub counts: Counts,
+    /// Time that it takes on the predictor's card, and why.
     pub cost: Cost,
     /// Blocks of the launch.
     pub blocks: u32,
@@ -49,6 +50,7 @@ fn at_a_time(kernel: &Kernel, launch: &Launch, bytes: u64) -> u64 {
 }
 
 impl Predictor {
+    /// A predictor of launches on this card.
     pub fn new(card: &'static Card) -> Predictor {
         Predictor { checker: Checker::default(), card }
     }

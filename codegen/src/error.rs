@@ -3,7 +3,9 @@
 use crate::target::TargetError;
 use ir::kernel::KernelError;
 
+/// Why a kernel could not be compiled, and whose fault it is.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum CompileError {
     /// The kernel breaks an invariant: a bug of the pass that built it.
     #[error("kernel {name} is not well formed: {error}")]

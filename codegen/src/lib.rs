@@ -14,7 +14,6 @@ mod gemm;
 mod layout;
 pub mod link;
 mod loops;
-mod maps;
 pub mod math;
 mod narrow;
 pub mod object;
@@ -23,6 +22,7 @@ pub mod ptxas;
 #[cfg(test)]
 mod sixteen_bits;
 pub mod target;
+mod tensor_maps;
 #[cfg(test)]
 mod testing;
 pub mod worker;

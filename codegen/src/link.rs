@@ -8,6 +8,7 @@ const LINKERS: [&str; 3] = ["ld.lld-22", "/usr/lib/llvm-22/bin/ld.lld", "ld.lld"
 
 /// Why the shared library could not be made.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum LinkError {
     #[error("no linker found: {} (Debian: package lld-22)", LINKERS.join(", "))]
     NoLinker,

@@ -21,8 +21,11 @@ use serde::{Deserialize, Serialize};
 /// What compilation keeps beside the object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Emit {
+    /// Text in MLIR, of kernels that are written in it.
     pub mlir: bool,
+    /// Text in LLVM IR.
     pub llvm: bool,
+    /// Assembly; PTX for a GPU.
     pub asm: bool,
 }
 
@@ -31,6 +34,7 @@ pub struct Emit {
 pub struct Compiled {
     /// The kernel's name, and its symbol in the object.
     pub name: String,
+    /// How many tiles it has, and what they need.
     pub shape: Shape,
     /// Whether its code was held to its body.
     pub verification: Verification,
@@ -39,9 +43,11 @@ pub struct Compiled {
     /// A relocatable ELF object; the PTX text for a GPU.
     #[serde(skip)]
     pub object: Vec<u8>,
-    /// Texts, where asked for and where the kernel passes through that form.
+    /// Text in MLIR, where asked for and where the kernel is written in it.
     pub mlir: Option<String>,
+    /// Text in LLVM IR, where asked for.
     pub llvm: Option<String>,
+    /// Assembly, or PTX for a GPU, where asked for.
     pub asm: Option<String>,
 }
 

@@ -12,6 +12,7 @@ pub struct Ptxas {
 
 /// Why there is no code.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum PtxasError {
     #[error("{tool}: {error}")]
     Io { tool: String, error: std::io::Error },
@@ -25,14 +26,17 @@ pub enum PtxasError {
 /// Assembled code of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assembled {
+    /// The GPU's own code, an ELF file.
     pub cubin: Vec<u8>,
     /// Registers of a thread.
     pub registers: u64,
     /// Bytes of static shared memory of a block.
     pub shared_bytes: u64,
-    /// Bytes of a thread's stack, and of registers stored to and loaded from it. All zero in a kernel worth running.
+    /// Bytes of a thread's stack: zero in a kernel worth running.
     pub stack_bytes: u64,
+    /// Bytes of registers that a thread stores to its stack and loads from it: zero in a kernel worth running.
     pub spill_bytes: u64,
+    /// Lines of what it says that have a warning, or advice of the numbers `C75..`.
     pub warnings: Vec<String>,
 }
 

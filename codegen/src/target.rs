@@ -11,6 +11,7 @@ use std::sync::Once;
 /// The instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Arch {
+    /// Machine code for Linux on x86-64.
     X86_64,
     /// PTX, for NVIDIA's GPUs.
     Nvptx,
@@ -28,6 +29,7 @@ impl Arch {
 /// A processor by LLVM's names: part of every kernel's cache key and of the artifact, which is refused on a CPU without the features.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
+    /// Instruction set of its code.
     pub arch: Arch,
     /// `znver5`, `x86-64-v3`, `sm_80`, ...
     pub cpu: String,
@@ -39,6 +41,7 @@ pub struct Target {
     pub registers: u32,
     /// The first-level data cache of a core: lines with addresses that differ by a multiple of `l1_way_bytes` share `l1_ways` places.
     pub l1_way_bytes: u32,
+    /// Ways of the first-level data cache of a core; 0 for a GPU.
     pub l1_ways: u32,
     /// Bytes of second-level cache of a core, which bounds the blocks that stay in it.
     pub l2_bytes: u32,
@@ -46,6 +49,7 @@ pub struct Target {
 
 /// Why a target cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum TargetError {
     #[error("unknown target `{0}`: known are `cpu` (this machine), `x86-64-v3`, `sm_80` and `sm_90a`")]
     Unknown(String),

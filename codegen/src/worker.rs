@@ -109,12 +109,15 @@ fn answer_all(input: impl Read, output: impl Write, mut checker: Checker) -> io:
 /// How to start a worker: a program that calls [`serve`] on its standard streams.
 #[derive(Clone, Debug)]
 pub struct WorkerCommand {
+    /// Path of the executable.
     pub program: PathBuf,
+    /// What follows its name on the command line.
     pub arguments: Vec<OsString>,
 }
 
 /// Why a worker gave no kernel.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum WorkerError {
     #[error("cannot start the worker {program}: {error}")]
     Start { program: PathBuf, error: io::Error },

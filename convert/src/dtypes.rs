@@ -12,8 +12,11 @@ pub const DTYPES: &str = "dtypes.json";
 /// A type that tensors are exported in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Float {
+    /// IEEE 754 single precision.
     F32,
+    /// bfloat16: the upper 16 bits of f32, rounded.
     Bf16,
+    /// IEEE 754 half precision.
     F16,
 }
 
@@ -27,8 +30,10 @@ pub struct Losses {
 }
 
 impl Float {
+    /// In the order in which an export writes their tensors.
     pub const ALL: [Float; 3] = [Float::F32, Float::Bf16, Float::F16];
 
+    /// As messages and `dtypes.json` write it: `f32`, `bf16` or `f16`.
     pub fn name(self) -> &'static str {
         match self {
             Float::F32 => "f32",
@@ -46,6 +51,7 @@ impl Float {
         }
     }
 
+    /// The type by which a safetensors header says it.
     pub fn stored(self) -> Dtype {
         match self {
             Float::F32 => Dtype::F32,

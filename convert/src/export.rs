@@ -18,16 +18,21 @@ use std::path::{Path, PathBuf};
 /// What an export has written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exported {
+    /// Tensors of the written file, copies among them.
     pub tensors: usize,
+    /// Elements of all written tensors, copies among them.
     pub elements: u64,
     /// The type of most of them, and how many elements were rounded to their tensor's.
     pub dtype: Float,
+    /// Elements that their tensor's type does not hold exactly.
     pub rounded: u64,
+    /// The `model.safetensors` that was written.
     pub weights: PathBuf,
     /// None: the model is no architecture of the importer's, and has no config beside it.
     pub config: Option<PathBuf>,
     /// Warnings about the model text.
     pub warnings: Vec<ir::diag::Diagnostic>,
+    /// Texts of the model, by which the warnings are rendered.
     pub sources: Sources,
 }
 

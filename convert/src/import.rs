@@ -17,8 +17,11 @@ use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The file of a Hugging Face directory that describes the model; an import keeps a copy.
 pub const CONFIG: &str = "config.json";
+/// The model text that an import writes.
 pub const MODEL: &str = "model.mdl";
+/// The file of f32 parameters that an import writes.
 pub const WEIGHTS: &str = "weights.safetensors";
 
 /// What an import has written.
@@ -30,6 +33,7 @@ pub struct Imported {
     pub settings: Vec<(String, String)>,
     /// Number of parameters (a `repeat`'s count per iteration) and of their elements.
     pub parameters: usize,
+    /// Number of elements of all parameters.
     pub elements: u64,
     /// Number of tensors that were narrower than f32, by dtype: they were widened, which is exact.
     pub widened: Vec<(&'static str, usize)>,
@@ -39,7 +43,9 @@ pub struct Imported {
     pub skipped: Vec<String>,
     /// Fields of the config that are unknown, or that make training differ; warnings about a text that was given.
     pub warnings: Vec<String>,
+    /// The written `model.mdl`, or the text that was given.
     pub model: PathBuf,
+    /// The written `weights.safetensors`.
     pub weights: PathBuf,
 }
 

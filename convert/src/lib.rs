@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 
 /// Why nothing was converted. No file was written.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ConvertError {
     #[error("`{}`: {cause}", .path.display())]
     Io { path: PathBuf, cause: std::io::Error },

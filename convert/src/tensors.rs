@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+/// The file with all tensors of a checkpoint that is not in shards.
 pub const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 

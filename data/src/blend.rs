@@ -13,6 +13,7 @@ use std::path::PathBuf;
 /// Data sets and what part of the samples is of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blend {
+    /// Paths of the data sets, with or without the ends of their files' names.
     pub prefixes: Vec<PathBuf>,
     /// None takes all samples of each data set for one epoch.
     pub weights: Option<Vec<f64>>,
@@ -20,6 +21,7 @@ pub struct Blend {
 
 /// Words that are no blend, or a blend that cannot be.
 #[derive(Debug, thiserror::Error, PartialEq)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum BlendError {
     #[error("no data set is named")]
     Nothing,
@@ -227,6 +229,7 @@ impl Mixed {
         self.samples
     }
 
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

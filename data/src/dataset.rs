@@ -28,7 +28,12 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// One blend, of which each part has some documents of each data set.
-    Shared { blend: Blend, split: Split },
+    Shared {
+        /// The data sets of all three parts.
+        blend: Blend,
+        /// Which sequences of each data set a part has.
+        split: Split,
+    },
     /// A blend for each of training, validation and test.
     Own([Option<Blend>; 3]),
 }
@@ -38,6 +43,7 @@ pub enum Source {
 pub enum Cache {
     /// In `PREFIX.cache`, beside each data set.
     Beside,
+    /// In this folder, for all data sets.
     Folder(PathBuf),
     /// In memory alone.
     Nowhere,
@@ -46,12 +52,17 @@ pub enum Cache {
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
+    /// The data sets, and what each part has of them.
     pub source: Source,
     /// Samples of each part. None takes one epoch.
     pub samples: [Option<u64>; 3],
+    /// Tokens of a sample, without the extra one; 1 or more.
     pub sequence_length: u32,
+    /// Seed of all shuffles, as Megatron's `--seed`.
     pub seed: u32,
+    /// How documents become samples.
     pub layout: Layout,
+    /// Whether masks beside the data sets say which tokens count as labels.
     pub masks: Masks,
     /// Packed documents leave the extra token empty, unless a document goes on behind the row.
     pub extra: Extra,
@@ -59,6 +70,7 @@ pub struct Request {
     pub valid_rest: Rest,
     /// How many more samples than the blend takes are made of each data set, as a part of them. Megatron's is 0.005.
     pub surplus: f64,
+    /// Where orders and blends are kept, to be read the next time.
     pub cache: Cache,
     /// What fills a sample that has too few tokens.
     pub pad: u32,
@@ -74,6 +86,7 @@ impl Request {
 
 /// Why there are no samples.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Error {
     #[error(transparent)]
     Indexed(#[from] IndexedError),
@@ -102,19 +115,27 @@ pub enum Error {
 pub enum Notice {
     /// A file is replaced, as it is damaged.
     Damaged {
+        /// The damaged file of a cache.
         file: PathBuf,
+        /// What is wrong with the file, for messages.
         what: String,
     },
+    /// The order of a data set was built, as it was in no cache.
     Built {
+        /// The data set, without the ends of its files' names.
         prefix: PathBuf,
+        /// The part that the samples are of.
         part: Part,
+        /// Samples that the order has.
         samples: u64,
     },
 }
 
 /// The samples of training, validation and test, where there are any, and what happened on the way.
 pub struct Opened {
+    /// One for each [`Part`], by its number; `None` where it has no samples.
     pub parts: [Option<Dataset>; 3],
+    /// In the order of parts: orders that were built, and files that were damaged.
     pub notices: Vec<Notice>,
 }
 
@@ -426,6 +447,7 @@ impl Dataset {
         self.mixed.as_ref().map_or_else(|| self.sets[0].order.len(), Mixed::len)
     }
 
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

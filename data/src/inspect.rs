@@ -15,15 +15,21 @@ pub enum Look {
 /// What a data set holds. Lengths are the tokens of documents.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contents {
+    /// How tokens are stored.
     pub dtype: Dtype,
+    /// Number of documents, those without tokens among them.
     pub documents: u64,
+    /// Number of sequences of all documents.
     pub sequences: u64,
+    /// Number of tokens of all documents.
     pub tokens: u64,
     /// Documents without tokens.
     pub empty: u64,
+    /// Length of the shortest document; 0 if there is none.
     pub shortest: u64,
     /// The least length that half of the documents do not exceed.
     pub median: u64,
+    /// Length of the longest document; 0 if there is none.
     pub longest: u64,
     /// If all tokens were looked at, and there are any.
     pub largest_token: Option<u32>,

@@ -17,6 +17,7 @@ pub enum Masks {
 
 /// Why a mask cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum MaskError {
     #[error(transparent)]
     Indexed(#[from] IndexedError),

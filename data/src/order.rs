@@ -22,11 +22,14 @@ use std::ops::Range;
 /// Whether samples take one token more than they are long: the label of the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extra {
+    /// One more, which is also the first of the next sample.
     Token,
+    /// No token more than `sequence_length`.
     Nothing,
 }
 
 impl Extra {
+    /// Tokens of a sample beyond `sequence_length`: 1 or 0.
     pub fn tokens(self) -> u32 {
         match self {
             Extra::Token => 1,
@@ -38,6 +41,7 @@ impl Extra {
 /// What becomes of tokens at the end that are too few for a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
+    /// Tokens that are too few for a sample are in none.
     Dropped,
     /// A last sample, which is filled up.
     Kept,
@@ -64,9 +68,13 @@ pub enum Overlong {
 /// What decides an order, beside the lengths of documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
+    /// Tokens of a sample, without the extra one; 1 or more.
     pub sequence_length: u32,
+    /// Whether a sample has the token behind its last one too.
     pub extra: Extra,
+    /// Whether tokens at the end that are too few for a sample make one.
     pub rest: Rest,
+    /// Seed of the generator that shuffles documents and then samples.
     pub seed: u32,
     /// As many epochs are shuffled as make so many samples; none asks for one epoch.
     pub samples: Option<u64>,
@@ -76,6 +84,7 @@ pub struct Rule {
 
 /// Why there is no order.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum OrderError {
     #[error("a sequence length of 0; it is 1 or more")]
     Length,
@@ -117,7 +126,9 @@ pub struct Place {
 /// What follows from a rule and the number of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
+    /// How often the documents are gone through, 1 or more.
     pub epochs: u32,
+    /// Samples that all epochs make, at most [`MOST`].
     pub samples: u32,
     /// The samples before a last epoch that is shuffled by itself.
     pub before_last: Option<u32>,
@@ -197,6 +208,7 @@ impl Order {
         self.rows[2].len()
     }
 
+    /// Whether there is no sample, as where documents have too few tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

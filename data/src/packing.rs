@@ -35,15 +35,19 @@ pub struct Statistics {
     pub documents: u64,
     /// Of these documents, whole.
     pub tokens: u64,
+    /// The least length that half of the documents do not exceed, those without tokens left out.
     pub median: u64,
+    /// Length of the longest document, before it is cut or split.
     pub longest: u64,
     /// Of all epochs.
     pub rows: u64,
+    /// Epochs of the data set that has the most.
     pub epochs: u32,
     /// What part of all rows documents take, from 0 to 1.
     pub filled: f64,
     /// Documents that are longer than a row, and the tokens of these that are in none.
     pub long: u64,
+    /// Tokens of one epoch that are in no row, as they were cut off.
     pub lost: u64,
 }
 
@@ -116,10 +120,12 @@ impl Packed {
         self.rows[1].len().saturating_sub(1)
     }
 
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    /// Epochs that have been packed, each into rows of its own.
     pub fn epochs(&self) -> u32 {
         self.rows[2].get(0).unwrap_or(0)
     }

@@ -17,6 +17,7 @@ pub struct RandomState {
 const AHEAD: usize = 256;
 
 impl RandomState {
+    /// In the state of `numpy.random.RandomState(seed)`.
     pub fn new(seed: u32) -> RandomState {
         let mut key = Box::new([0; N]);
         let mut value = seed;

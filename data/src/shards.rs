@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Why a pattern names no data sets.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ShardsError {
     #[error("`{}`: {cause}", .at.display())]
     Io { at: PathBuf, cause: io::Error },

@@ -3,12 +3,16 @@
 /// Training, validation and test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
+    /// Documents that are trained on.
     Train,
+    /// Documents on which the loss is evaluated during training.
     Valid,
+    /// Documents on which the loss is evaluated after training.
     Test,
 }
 
 impl Part {
+    /// In the order of a split's weights.
     pub const ALL: [Part; 3] = [Part::Train, Part::Valid, Part::Test];
 
     /// Megatron's name.
@@ -28,6 +32,7 @@ pub struct Split(pub [Option<(f64, f64)>; 3]);
 
 /// A split that means nothing.
 #[derive(Debug, thiserror::Error, PartialEq)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum SplitError {
     #[error("the split `{split}`: `{word}` is no number; three weights are meant, as in 99,1,0")]
     Number { split: String, word: String },

@@ -29,8 +29,10 @@ pub enum Timing {
     Random,
 }
 
+/// How kernels run, and what is checked and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// When copies and matrix products happen that a kernel starts and later waits for.
     pub timing: Timing,
     /// Of the order in which warps run, and in which blocks begin: by their numbers, if it is 0.
     pub seed: u64,
@@ -76,8 +78,9 @@ impl Default for Options {
 /// What a launch executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Instructions, once per warp; and once per lane that took part.
+    /// Instructions, once per warp.
     pub warp_instructions: u64,
+    /// Instructions, once per lane that took part.
     pub thread_instructions: u64,
     /// Operations of matrix instructions, two per product.
     pub matrix_operations: u64,
@@ -86,6 +89,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
+    /// Adds what other blocks executed.
     pub fn add(&mut self, other: &Statistics) {
         self.warp_instructions += other.warp_instructions;
         self.thread_instructions += other.thread_instructions;

@@ -8,7 +8,9 @@ use crate::device::Launch;
 /// What a card can do. Rates are of one multiprocessor and clock where nothing else is said.
 #[derive(Clone, Copy, Debug)]
 pub struct Card {
+    /// What reports call it; [`Card::named`] looks for its first word.
     pub name: &'static str,
+    /// How many share the blocks of a launch.
     pub multiprocessors: u32,
     /// 10^9 clocks a second: while tensor cores are busy, and else.
     pub gigahertz: [f64; 2],
@@ -16,16 +18,21 @@ pub struct Card {
     pub tensor: [f64; 2],
     /// Instructions of a warp by [`Pipe`], but for tensor cores.
     pub pipes: [f64; 6],
-    /// Bytes of all of global memory a second, as a copy of large arrays moves them, and of the second-level cache.
+    /// Bytes of all of global memory a second, as a copy of large arrays moves them.
     pub memory: f64,
+    /// Bytes of the second-level cache a second, for all multiprocessors together.
     pub cache: f64,
-    /// Bytes of that cache; clocks until what is loaded is there from it, and from memory.
+    /// Bytes that the second-level cache holds.
     pub cache_bytes: u64,
+    /// Clocks until what is loaded is there, from the second-level cache and from memory.
     pub latency: [f64; 2],
-    /// Bytes of shared memory, registers and threads of a multiprocessor, and blocks at most.
+    /// Bytes of shared memory of a block that has a multiprocessor for itself.
     pub shared: u64,
+    /// Registers of a multiprocessor, of 32 bits.
     pub registers: u32,
+    /// Threads of a multiprocessor at a time, at most.
     pub threads: u32,
+    /// Blocks of a multiprocessor at a time, at most.
     pub blocks: u32,
     /// Seconds between kernels of a graph.
     pub launch: f64,
@@ -76,17 +83,23 @@ pub const A100: Card = Card {
 /// H200 SXM: an H100 with 4.8 TB/s of memory, of which copies are taken to reach as much as there.
 pub const H200: Card = Card { name: "H200 SXM", memory: 4.32e12, ..H100 };
 
+/// All that are modelled.
 pub const CARDS: [&Card; 3] = [&H100, &H200, &A100];
 
 /// What a launch waits for most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
+    /// The time between kernels of a graph, which is longer than all else.
     Launch,
+    /// Instructions of warps, of which a multiprocessor issues four a clock.
     Issue,
+    /// Work of one pipe: its instructions, or the operations of tensor cores.
     Pipe(Pipe),
     /// Of banks of shared memory.
     Shared,
+    /// Bytes that go through the second-level cache.
     Cache,
+    /// Bytes that global memory gives and takes.
     Memory,
     /// Warps wait for what they load.
     Latency,
@@ -109,7 +122,9 @@ impl std::fmt::Display for Bound {
 /// The time of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
+    /// How long the launch takes, with the time between kernels of a graph.
     pub seconds: f64,
+    /// What the launch waits for most.
     pub bound: Bound,
     /// Of these, seconds of tensor cores' work that nothing overlaps: what multiplying warps do beside their
     /// products.

@@ -23,8 +23,10 @@ pub enum Pipe {
 }
 
 impl Pipe {
+    /// All pipes, in the order in which [`Counts::issued`] has them.
     pub const ALL: [Pipe; 7] = [Pipe::Fma, Pipe::Alu, Pipe::Special, Pipe::Double, Pipe::Memory, Pipe::Control, Pipe::Tensor];
 
+    /// What it is called in reports.
     pub fn name(self) -> &'static str {
         match self {
             Pipe::Fma => "fma",
@@ -50,8 +52,9 @@ pub struct Traffic {
     pub requests: u64,
     /// Different bytes of each request, summed.
     pub bytes: u64,
-    /// Sectors that requests touch, and those that as many dense and aligned bytes have.
+    /// Sectors that requests touch.
     pub sectors: u64,
+    /// Sectors that as many bytes of each request would have if they were dense and aligned.
     pub needed: u64,
     /// Of the bytes, those that lanes take so many at a time; those of engines are in none.
     pub widths: [u64; WIDTHS.len()],
@@ -60,8 +63,9 @@ pub struct Traffic {
 /// Accesses to shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Banks {
-    /// Times that the 32 banks give or take a word each; and how often they would without conflicts.
+    /// Times that the 32 banks give or take a word each.
     pub wavefronts: u64,
+    /// How often banks would give or take words if none were in conflict.
     pub needed: u64,
     /// Bytes that `wgmma` reads.
     pub products: u64,
@@ -70,11 +74,13 @@ pub struct Banks {
 /// Tiles that a counter handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handed {
-    /// Of all blocks, and the most of one.
+    /// Tiles of all blocks.
     pub tiles: u64,
+    /// Tiles of the block that has the most.
     pub most: u64,
-    /// Tensor copies for them, and for the last tile of each block.
+    /// Tensor copies for tiles of all blocks.
     pub copies: u64,
+    /// Tensor copies for the last tile of each block, summed over blocks.
     pub last: u64,
 }
 
@@ -99,12 +105,17 @@ impl Handed {
 /// four rounds, as `ptxas` unrolls it. Warps learn of each other's trips at barriers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// Blocks that ran.
     pub blocks: u64,
+    /// Warps of the blocks that ran.
     pub warps: u64,
     /// Instructions of warps that a multiprocessor issues, by [`Pipe`]: about as many as `ptxas` makes of the PTX.
     pub issued: [u64; Pipe::ALL.len()],
+    /// What is read of global memory, by lanes and by engines.
     pub loads: Traffic,
+    /// What is written to global memory, by lanes and by engines; atomics too.
     pub stores: Traffic,
+    /// What lanes and `wgmma` access of shared memory.
     pub shared: Banks,
     /// Barriers that a warp comes to, mbarriers among them.
     pub barriers: u64,
@@ -112,9 +123,11 @@ pub struct Counts {
     pub products: [[u64; 2]; 2],
     /// Instructions of warps that multiply by `wgmma` while none of their products is under way, after the first.
     pub alone: u64,
-    /// The most trips of a warp; of all warps together; the most of one that multiplies, as in `alone`.
+    /// The most trips of a warp.
     pub trips: u64,
+    /// Trips of all warps together.
     pub all_trips: u64,
+    /// The most trips of a warp while none of its products by `wgmma` is under way, after the first.
     pub alone_trips: u64,
     /// Where blocks take the numbers of their tiles from a counter.
     pub handed: Handed,
@@ -179,6 +192,7 @@ impl Banks {
 }
 
 impl Counts {
+    /// Adds counts of other blocks; of what is the most of a warp or block, the greater stays.
     pub fn add(&mut self, other: &Counts) {
         self.blocks += other.blocks;
         self.warps += other.warps;

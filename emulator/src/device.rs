@@ -21,6 +21,7 @@ const MOST_THREADS: u64 = 1024;
 #[derive(Default)]
 pub struct Device {
     memory: Memory,
+    /// How kernels run on it.
     pub options: Options,
 }
 
@@ -36,6 +37,7 @@ impl Module {
         self.kernels.iter().find(|k| k.name == name)
     }
 
+    /// All kernels, in the order of the text.
     pub fn kernels(&self) -> &[Kernel] {
         &self.kernels
     }
@@ -44,8 +46,11 @@ impl Module {
 /// How many blocks of how many threads, and bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
+    /// Blocks along x, y and z.
     pub grid: [u32; 3],
+    /// Threads of a block along x, y and z.
     pub threads: [u32; 3],
+    /// Bytes of dynamic shared memory of each block.
     pub shared: u32,
 }
 
@@ -60,6 +65,7 @@ fn order(some: Option<&[usize]>, blocks: usize, seed: u64) -> Option<Cow<'_, [us
 }
 
 impl Device {
+    /// A device on which nothing is allocated.
     pub fn new(options: Options) -> Device {
         Device { memory: Memory::default(), options }
     }

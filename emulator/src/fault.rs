@@ -7,12 +7,15 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}: {message}")]
 pub struct LoadError {
+    /// Line of the PTX text, from 1; 0 where it is the kernel as a whole.
     pub line: u32,
+    /// What is not PTX there, or not supported.
     pub message: String,
 }
 
 /// What a kernel did that it must not.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Wrong {
     #[error("{space} memory access of {bytes} bytes at {address:#x} is outside of {what}")]
     OutOfBounds { space: &'static str, address: u64, bytes: u64, what: String },
@@ -45,13 +48,17 @@ pub enum Wrong {
 /// Where and why a launch ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
+    /// Name of the kernel.
     pub kernel: String,
     /// Line of the PTX text; 0 if it is no instruction's.
     pub line: u32,
     /// File and line of the source, by the nearest `.loc` before it.
     pub source: Option<(String, u32)>,
+    /// Index of the block in the grid, along x, y and z.
     pub block: [u32; 3],
+    /// Number of the warp in its block.
     pub warp: u32,
+    /// What the warp did and must not.
     pub wrong: Wrong,
 }
 
@@ -70,6 +77,7 @@ impl fmt::Display for Fault {
 
 /// Why a launch did not begin or did not end well.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum LaunchError {
     #[error("launch of {kernel}: {message}")]
     Arguments { kernel: String, message: String },

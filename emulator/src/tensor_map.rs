@@ -8,10 +8,14 @@ use crate::fault::Wrong;
 /// the bits of the piece are combined with those of the row by exclusive or.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Swizzle {
+    /// All pieces stay where they are.
     #[default]
     None,
+    /// Rows of up to 32 bytes, patterns of 256.
     B32,
+    /// Rows of up to 64 bytes, patterns of 512.
     B64,
+    /// Rows of up to 128 bytes, patterns of 1024.
     B128,
 }
 
@@ -55,10 +59,13 @@ pub struct TensorMap {
     pub base: u64,
     /// Bytes of an element: 1, 2, 4 or 8.
     pub element: u32,
+    /// Elements along each dim, 1 to 2^32.
     pub size: Vec<u64>,
     /// Bytes from one index to the next, of all dims but the innermost; multiples of 16.
     pub stride: Vec<u64>,
+    /// Elements of the box along each dim, 1 to 256.
     pub extent: Vec<u32>,
+    /// How pieces of the box change places in shared memory.
     pub swizzle: Swizzle,
     /// Elements are f32, and are rounded to tf32 on their way to shared memory.
     pub tf32: bool,
@@ -108,6 +115,10 @@ impl TensorMap {
         Ok(out)
     }
 
+    /// The inverse of [`TensorMap::encode`].
+    ///
+    /// # Errors
+    /// The bytes are no tensor map.
     pub fn decode(bytes: &[u8]) -> Result<TensorMap, Wrong> {
         let no = || Wrong::Descriptor("the operand is no tensor map".into());
         let (word, long) = (

@@ -131,8 +131,11 @@ pub fn compile(sources: &mut Sources, name: &str, text: &str, options: &Options,
 /// A model as it trains, and as it is evaluated: without random drops.
 #[derive(Clone, Debug)]
 pub struct Models {
+    /// Elaborated with the static value `training` true.
     pub training: Model,
+    /// Elaborated with the static value `training` false: dropout is the identity.
     pub evaluation: Model,
+    /// Warnings of the elaboration for training.
     pub warnings: Vec<Diagnostic>,
 }
 

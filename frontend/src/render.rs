@@ -8,7 +8,9 @@ use std::ops::Range;
 /// How a diagnostic is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
+    /// Without escape sequences, as for files.
     Plain,
+    /// With ANSI escape sequences, for terminals.
     Coloured,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::fixture;
 use ir::program::Job;
-use runtime::launch::{RunOptions, overheard};
+use runtime::launch::{RunOptions, fuzzed};
 use runtime::rendezvous::{Caller, Challenge, HELLO, Key, Member, Nonce, Purpose, Seal, Side, Trust, hear};
 use runtime::shm::{Layout, Segment, take};
 use runtime::target::Target;
@@ -130,11 +130,11 @@ pub fn message(input: &[u8]) {
             let mut from = bytes;
             assert!(hear::<Member>(&mut from, &mut Seal::new(key())).is_err(), "a right hash by chance");
         }
-        1 => overheard::by_rank_0(job(), bytes),
+        1 => fuzzed::by_rank_0(job(), bytes),
         _ => {
             let meeting = Meeting { host: "127.0.0.1".into(), port: 1 };
             let world = World { launcher: Launcher::Torchrun, rank: 1, size: 2, node: None, meeting };
-            overheard::by_others(&world, &RunOptions::new("mcc-rank".into()), bytes);
+            fuzzed::by_others(&world, &RunOptions::new("mcc-rank".into()), bytes);
         }
     }
 }

@@ -16,11 +16,16 @@ use crate::dim::Dim;
 use crate::graph::{Body, Value};
 use crate::op::{Binary, Kind, Op, Reduce, Unary};
 
+/// What splitting a loop over ranks does to the op's operands and result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoopKind {
+    /// Operands and result are split alike.
     Map,
+    /// Operands are split, and the result is a partial sum.
     Sum,
+    /// Operands are split, and the result is a partial maximum.
     Max,
+    /// It must be whole on every rank.
     Block,
     /// Queries and keys of attention together: the keys go round.
     Ring,
@@ -29,8 +34,11 @@ pub enum LoopKind {
 /// A loop of an op: the dim that it runs along in each operand and in the result, where they have one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
+    /// What splitting it does.
     pub kind: LoopKind,
+    /// Per operand, the dim that it runs along there; `None` if the operand has no such dim.
     pub args: Vec<Option<Dim>>,
+    /// The dim that it runs along in the result; `None` if the result has none.
     pub out: Option<Dim>,
 }
 
@@ -41,8 +49,10 @@ impl Loop {
     }
 }
 
+/// How an op can be split, and in which of its operands it is linear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Algebra {
+    /// All loops of the op, also those that must stay whole.
     pub loops: Vec<Loop>,
     /// Operand slots in which the op is linear, the others fixed.
     pub linear: Vec<usize>,

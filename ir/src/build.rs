@@ -8,7 +8,9 @@ use crate::op::{Binary, Compare, DType, Op, Real, Reduce, Unary};
 /// Appends nodes to a body under one origin at a time. For passes, whose nodes are right by construction: a node
 /// that breaks its type rule panics as a broken invariant.
 pub struct Builder<'a> {
+    /// Where nodes are appended.
     pub body: &'a mut Body,
+    /// Where nodes that are appended come from.
     pub origin: Origin,
 }
 
@@ -29,6 +31,7 @@ impl Builder<'_> {
         self.body.push(op, args, ty, self.origin.clone())
     }
 
+    /// The dims of a value, in storage order.
     pub fn dims(&self, v: Value) -> Vec<Dim> {
         self.body.dims_of(v).to_vec()
     }
@@ -44,30 +47,37 @@ impl Builder<'_> {
         self.typed(Op::Const(Real(c)), &[], Type::scalar(dtype))
     }
 
+    /// An i32 number.
     pub fn int(&mut self, c: i64) -> Value {
         self.typed(Op::Const(Real(c as f64)), &[], Type::scalar(DType::I32))
     }
 
+    /// A pointwise function of `x`.
     pub fn unary(&mut self, op: Unary, x: Value) -> Value {
         self.op(Op::Unary(op), &[x])
     }
 
+    /// `-x`.
     pub fn neg(&mut self, x: Value) -> Value {
         self.unary(Unary::Neg, x)
     }
 
+    /// A pointwise function of `x` and `y`, broadcast to the dims of both.
     pub fn binary(&mut self, op: Binary, x: Value, y: Value) -> Value {
         self.op(Op::Binary(op), &[x, y])
     }
 
+    /// `x * y`, broadcast to the dims of both.
     pub fn mul(&mut self, x: Value, y: Value) -> Value {
         self.binary(Binary::Mul, x, y)
     }
 
+    /// `x / y`, broadcast to the dims of both; floored for ints.
     pub fn div(&mut self, x: Value, y: Value) -> Value {
         self.binary(Binary::Div, x, y)
     }
 
+    /// `x * c`, with the constant in the dtype of `x`.
     pub fn scale(&mut self, x: Value, c: f64) -> Value {
         let c = self.constant_like(c, x);
         self.mul(x, c)
@@ -81,19 +91,23 @@ impl Builder<'_> {
         }
     }
 
+    /// `x - y`, as the sum of `x` and `-y`.
     pub fn sub(&mut self, x: Value, y: Value) -> Value {
         let y = self.neg(y);
         self.add(&[x, y])
     }
 
+    /// The bools of a comparison of `x` with `y`, broadcast to the dims of both.
     pub fn compare(&mut self, op: Compare, x: Value, y: Value) -> Value {
         self.op(Op::Compare(op), &[x, y])
     }
 
+    /// `x` where the bool `c` holds, else `y`.
     pub fn select(&mut self, c: Value, x: Value, y: Value) -> Value {
         self.op(Op::Select, &[c, x, y])
     }
 
+    /// `x` converted to a dtype; `x` itself if it has that one.
     pub fn cast(&mut self, x: Value, dtype: DType) -> Value {
         let dims = self.dims(x);
         if self.body[x].ty.dtype == dtype { x } else { self.typed(Op::Cast, &[x], Type::new(dtype, dims)) }

@@ -14,6 +14,7 @@ pub type Linear = Vec<(SubAxis, u64)>;
 /// Where an index map begins.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Base {
+    /// At index 0, on every rank.
     Zero,
     /// The sum of `coordinate * stride`, per rank.
     Coords(Linear),
@@ -28,6 +29,7 @@ pub enum Base {
 pub struct IndexMap {
     /// `(extent, stride)`.
     pub parts: Vec<(u64, u64)>,
+    /// What is added to the index of every local element.
     pub base: Base,
 }
 
@@ -42,6 +44,7 @@ impl IndexMap {
         self.parts.iter().map(|p| p.0).product()
     }
 
+    /// Whether there are no local elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -81,11 +84,17 @@ impl IndexMap {
 /// random numbers, data, parameters and tables count them as the model does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Order {
+    /// As the model counts them.
     #[default]
     Plain,
     /// The dim is cut into `2 * pairs` chunks of `chunk` elements; stored are the first and the last, then the second and the last but one, and
     /// so on. So in causal attention equal parts of the dim have equal work.
-    ZigZag { pairs: u64, chunk: u64 },
+    ZigZag {
+        /// Half the number of chunks.
+        pairs: u64,
+        /// Elements of a chunk.
+        chunk: u64,
+    },
 }
 
 impl Order {
@@ -143,6 +152,7 @@ pub struct DimInfo {
 }
 
 impl DimInfo {
+    /// A whole dim without padding, in plain order, that is no copy.
     pub fn new(name: impl Into<String>, size: u64) -> DimInfo {
         DimInfo {
             name: name.into(),
@@ -160,19 +170,23 @@ impl DimInfo {
 /// The dims of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Dims {
+    /// Indexed by [`Dim`].
     pub list: Vec<DimInfo>,
 }
 
 impl Dims {
+    /// Appends a dim.
     pub fn add(&mut self, info: DimInfo) -> Dim {
         self.list.push(info);
         Dim(u32::try_from(self.list.len() - 1).expect("invariant: fewer than 2^32 dims"))
     }
 
+    /// Elements of a dim: of the whole in a logical graph, of the local part in a rank's.
     pub fn size(&self, dim: Dim) -> u64 {
         self[dim].size
     }
 
+    /// The name that a dim was declared by, which others may have too.
     pub fn name(&self, dim: Dim) -> &str {
         &self[dim].name
     }
@@ -185,6 +199,7 @@ impl Dims {
         dim
     }
 
+    /// All dims, in the order of the table.
     pub fn ids(&self) -> impl Iterator<Item = Dim> + use<> {
         (0..self.list.len() as u32).map(Dim)
     }

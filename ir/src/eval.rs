@@ -21,6 +21,7 @@ pub trait Env {
     /// The elements of `Input`, `Param`, `State` or `Table` (or of `Recv` or `Collective`, where other ranks matter), dense in
     /// the type's storage order.
     fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64>;
+    /// The value of a number known at run time; of an i32 one too, as f64.
     fn scalar(&self, scalar: &Scalar) -> f64;
     /// The value of an index map's base.
     fn base(&self, base: &Base) -> u64;

@@ -41,6 +41,7 @@ mod sources {
 
     /// A fault, as the sources have it.
     pub struct Fault {
+        /// As `fault!` has it: `bucket.result.offset`.
         pub name: &'static str,
         /// `passes/src/local/bucket.rs:228`.
         pub place: String,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub struct Value(pub u32);
 
 impl Value {
+    /// Its place in [`Body::nodes`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -29,19 +30,24 @@ impl fmt::Display for Value {
 /// Element type and dims in storage order, outermost first. No dim occurs twice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Type {
+    /// The type of each element.
     pub dtype: DType,
+    /// In storage order, outermost first.
     pub dims: Vec<Dim>,
 }
 
 impl Type {
+    /// A type with these dims, in storage order.
     pub fn new(dtype: DType, dims: impl Into<Vec<Dim>>) -> Type {
         Type { dtype, dims: dims.into() }
     }
 
+    /// A type of one element, without dims.
     pub fn scalar(dtype: DType) -> Type {
         Type { dtype, dims: vec![] }
     }
 
+    /// Whether it has this very dim, not a copy of it.
     pub fn has(&self, dim: Dim) -> bool {
         self.dims.contains(&dim)
     }
@@ -50,12 +56,16 @@ impl Type {
 /// When an op runs: within a microbatch's forward or backward pass, or once per step, after accumulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
+    /// Of every microbatch, from inputs to losses.
     Forward,
+    /// Of every microbatch, from losses to gradients.
     Backward,
+    /// Once per step, when all microbatches are done.
     Update,
 }
 
 impl Phase {
+    /// The word for it in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Forward => "forward",
@@ -64,6 +74,7 @@ impl Phase {
         }
     }
 
+    /// The phase of this name, if there is one.
     pub fn parse(name: &str) -> Option<Phase> {
         [Phase::Forward, Phase::Backward, Phase::Update].into_iter().find(|p| p.name() == name)
     }
@@ -72,6 +83,7 @@ impl Phase {
 /// Where a node comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
+    /// When the node runs.
     pub phase: Phase,
     /// The `repeat` iteration it belongs to, counted over all repeats of the model in text order.
     pub layer: Option<u32>,
@@ -83,10 +95,12 @@ pub struct Origin {
     pub offloaded: bool,
     /// It is computed a second time, for the backward pass.
     pub recomputed: bool,
+    /// The place in a model text that it follows from; `None` if there is none to name.
     pub span: Option<Span>,
 }
 
 impl Origin {
+    /// Of no layer, scope or place in a text.
     pub fn new(phase: Phase) -> Origin {
         Origin { phase, layer: None, scope: Arc::from(""), within: None, offloaded: false, recomputed: false, span: None }
     }
@@ -95,29 +109,38 @@ impl Origin {
 /// One operation and its result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
+    /// What it computes.
     pub op: Op,
+    /// Operands, in the order that the op gives; each comes before this node.
     pub args: Vec<Value>,
+    /// The type of the result.
     pub ty: Type,
+    /// Where it comes from.
     pub origin: Origin,
 }
 
 /// Dims and nodes. Operands come before their users.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Body {
+    /// The dims of all nodes; [`Dim`] is an index into them.
     pub dims: Dims,
+    /// Indexed by [`Value`], operands before their users.
     pub nodes: Vec<Node>,
 }
 
 impl Body {
+    /// Appends a node, without a look at its type rule.
     pub fn push(&mut self, op: Op, args: impl Into<Vec<Value>>, ty: Type, origin: Origin) -> Value {
         self.nodes.push(Node { op, args: args.into(), ty, origin });
         Value(u32::try_from(self.nodes.len() - 1).expect("invariant: fewer than 2^32 nodes"))
     }
 
+    /// The results of all nodes, in order.
     pub fn values(&self) -> impl DoubleEndedIterator<Item = Value> + use<> {
         (0..self.nodes.len() as u32).map(Value)
     }
 
+    /// The dims of a value, in storage order.
     pub fn dims_of(&self, v: Value) -> &[Dim] {
         &self[v].ty.dims
     }
@@ -203,18 +226,23 @@ impl std::ops::IndexMut<Value> for Body {
 pub struct Param {
     /// Full name, `layers.3.attn.q.w`.
     pub name: String,
+    /// Element type and dims of the whole parameter.
     pub ty: Type,
+    /// What its elements are at first.
     pub init: Init,
     /// Whether weight decay applies: two or more dims and not `@no_decay`.
     pub decay: bool,
     /// Attributes of the `train` section's groups.
     pub lr_scale: Real,
+    /// It does not train: it has no gradient, and keeps what it starts with.
     pub frozen: bool,
     /// Where the optimizer is Muon, a group leaves it to AdamW, whatever it is.
     pub adam: bool,
     /// A `state`: no gradient, no optimizer; initialized, stored and exported as parameters are.
     pub state: bool,
+    /// The `repeat` iteration it belongs to, counted as in [`Origin::layer`]; `None` outside of all.
     pub layer: Option<u32>,
+    /// Where the model text declares it; `None` if that is not known.
     pub span: Option<Span>,
 }
 
@@ -228,6 +256,7 @@ impl Param {
 /// How a parameter starts. Keyed by its full name and the global index of each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Init {
+    /// The same number everywhere.
     Const(Real),
     /// Gaussian with mean zero and this standard deviation.
     Normal(Real),
@@ -236,17 +265,22 @@ pub enum Init {
 /// A tensor fed at every step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Input {
+    /// As the model text declares it.
     pub name: String,
+    /// Element type and dims, of which the batch is the global one.
     pub ty: Type,
+    /// What it holds if no file is named for it; `None` if one has to be.
     pub default: Option<Feed>,
     /// `@any`: the text means whatever the data holds, also where it is no index of a table.
     pub any: bool,
+    /// Where the model text declares it; `None` if that is not known.
     pub span: Option<Span>,
 }
 
 /// What an input holds if no file is named for it. The number is the input it derives from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Feed {
+    /// The same number everywhere.
     Const(Real),
     /// The element after this one along the last dim.
     Next(u32),
@@ -286,8 +320,11 @@ impl Feed {
 /// A table of numbers known at compile time, in its type's storage order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
+    /// As the pass that made it calls it: `table0`.
     pub name: String,
+    /// Element type and dims, in storage order.
     pub ty: Type,
+    /// One number per element, row-major.
     pub data: Vec<f64>,
 }
 
@@ -312,18 +349,22 @@ pub const OF_EVERY_STEP: [&str; 14] = [
 /// A scalar that a step reports. `loss` terms of equal name add up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Report {
+    /// As the text calls it: the `aux` of `loss aux = ...;`; `loss` if it gives no name.
     pub name: String,
+    /// The value reported: a scalar if a loss or metric, any tensor if an output.
     pub value: Value,
 }
 
 /// What happens to a parameter at the end of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Update {
+    /// Index into [`Graph::params`].
     pub param: u32,
     /// The gradient, before clipping; a state has none.
     pub grad: Option<Value>,
-    /// The new parameter and the new optimizer states, by slot.
+    /// The parameter after the step.
     pub new: Value,
+    /// The optimizer states after the step, by slot of [`Op::State`].
     pub states: Vec<Value>,
 }
 
@@ -331,10 +372,15 @@ pub struct Update {
 /// `optimize` the update.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Graph {
+    /// The model's name in its text; empty if the text declares no model.
     pub name: String,
+    /// The nodes of all phases.
     pub body: Body,
+    /// Indexed by the number of [`Op::Param`].
     pub params: Vec<Param>,
+    /// Indexed by the number of [`Op::Input`].
     pub inputs: Vec<Input>,
+    /// Indexed by the number of [`Op::Table`].
     pub tables: Vec<Table>,
     /// The settings' dim `batch`, which microbatches split.
     pub batch: Option<Dim>,
@@ -342,7 +388,9 @@ pub struct Graph {
     pub layers: u32,
     /// The terms of the loss, scalars, by name.
     pub losses: Vec<Report>,
+    /// What `metric` statements report: scalars, by name.
     pub metrics: Vec<Report>,
+    /// What `output` statements name: tensors of any dims.
     pub outputs: Vec<Report>,
     /// Gradient of each parameter that has one, after `differentiate`: `(param, value)`.
     pub grads: Vec<(u32, Value)>,
@@ -350,6 +398,7 @@ pub struct Graph {
     pub loss: Option<Value>,
     /// Global gradient norm before clipping, after `optimize`.
     pub grad_norm: Option<Value>,
+    /// Of each parameter that trains, after `optimize`; of each state with an `update` from the start.
     pub updates: Vec<Update>,
 }
 

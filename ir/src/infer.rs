@@ -9,7 +9,9 @@ use crate::op::{Attention, Collective, DType, Op, Reduce, Routing, Scalar, Scori
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{op}: {text}")]
 pub struct TypeError {
+    /// The name of the node's op in the text form.
     pub op: String,
+    /// Which rule is broken, and how.
     pub text: String,
 }
 

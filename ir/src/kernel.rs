@@ -22,7 +22,10 @@ use serde::{Deserialize, Serialize};
 pub enum Family {
     /// Pointwise ops, reductions, gathers. Every output has all dims of `grid`, no reduction (`Reduce`, `ArgMax`, `Cumsum`, and a `Dot`
     /// of factors with the same dims) is over a dim of `grid`; so grid points are independent of each other. Dims outside of `grid` are loops within a point.
-    Loops { grid: Vec<Dim> },
+    Loops {
+        /// Dims that every output has; each of their points is computed by itself.
+        grid: Vec<Dim>,
+    },
     /// One `Dot` or `GroupedDot`, then pointwise ops on its result.
     Gemm,
     /// `Attention` and `AttentionLse` of the same operands (the latter optional).
@@ -49,7 +52,9 @@ impl Family {
 /// An operand: element `(i0, i1, ..)` lies at `sum(i_k * strides[k])` elements from the argument's pointer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operand {
+    /// Element type and dims, in the order of `strides`.
     pub ty: Type,
+    /// Elements from one index to the next, per dim; 0 where it is broadcast.
     pub strides: Vec<u64>,
     /// Whether it may begin elsewhere than at a multiple of [`ALIGN`] bytes.
     pub unaligned: bool,
@@ -62,8 +67,11 @@ pub const ALIGN: u64 = 16;
 /// A result that is stored. With `accumulate` it is added to what is there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Output {
+    /// The node whose result it is.
     pub value: Value,
+    /// Elements from one index to the next, per dim of the value.
     pub strides: Vec<u64>,
+    /// Whether the value is added to what is there, in place of overwriting it.
     pub accumulate: bool,
 }
 
@@ -74,11 +82,15 @@ pub struct Output {
 pub struct Kernel {
     /// Whose processor runs it, on whose memory.
     pub on: Space,
+    /// Which kind of code is generated for it.
     pub family: Family,
+    /// What it computes, and so its definition.
     pub body: Body,
+    /// Indexed by the number of [`Op::Input`].
     pub inputs: Vec<Operand>,
     /// Dtypes of the scalar arguments: floats are passed as f64, the others as i64.
     pub scalars: Vec<DType>,
+    /// In the order of their arguments, which follow those of inputs.
     pub outputs: Vec<Output>,
 }
 
@@ -296,7 +308,9 @@ impl eval::Env for KernelEnv<'_> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{value}: {text}")]
 pub struct KernelError {
+    /// The node concerned; the first one if it is about none.
     pub value: Value,
+    /// Which invariant is broken, and how.
     pub text: String,
 }
 

@@ -83,6 +83,7 @@ pub struct TensorMap {
     pub strides: Vec<u64>,
     /// Elements of the box along each dim.
     pub extents: Vec<u32>,
+    /// How 16-byte pieces of the box's rows change places in shared memory.
     pub swizzle: Swizzle,
 }
 

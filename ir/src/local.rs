@@ -119,20 +119,27 @@ pub struct LocalParam {
     pub states: u32,
 }
 
+/// What happens to a parameter or bucket at the end of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalUpdate {
+    /// Index into [`Local::params`], or behind these into [`Local::buckets`].
     pub slot: u32,
+    /// What `Op::Param` of the slot is after the step.
     pub new: Value,
+    /// What its states are after the step, by number.
     pub states: Vec<Value>,
 }
 
 /// The graph of one program class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Local {
+    /// That of all ranks, not of this class alone.
     pub mesh: Mesh,
     /// Per pipeline stage of the class, the parameter (of the graph) in each slot of `params`.
     pub stages: Vec<(u64, Vec<u32>)>,
+    /// The nodes, with local dims.
     pub body: Body,
+    /// Indexed by slot.
     pub params: Vec<LocalParam>,
     /// Slots after those of `params`, in order.
     pub buckets: Vec<Bucket>,
@@ -147,9 +154,11 @@ pub struct Local {
     pub accumulate: Vec<bool>,
     /// Per node: the value of the sharded graph that it holds, and in which sharding.
     pub source: Vec<Option<(Value, Sharding)>>,
+    /// Per node: why it communicates; `None` if it does not.
     pub reasons: Vec<Option<Reason>>,
     /// `(report, value)`.
     pub reports: Vec<(u32, Value)>,
+    /// Of every slot that a step changes.
     pub updates: Vec<LocalUpdate>,
 }
 

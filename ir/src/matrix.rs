@@ -13,8 +13,11 @@ use crate::op::Op;
 /// The dims of a parameter that is a matrix, or a batch of matrices; each in the parameter's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matrix {
+    /// Dims that number a batch of matrices, such as `experts`; empty for one matrix.
     pub batch: Vec<Dim>,
+    /// Dims that its product sums over.
     pub inputs: Vec<Dim>,
+    /// Dims that its product keeps and the other factor lacks.
     pub outputs: Vec<Dim>,
 }
 

@@ -10,19 +10,29 @@ use std::fmt;
 /// same sub-axes, so experts do not multiply the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Axis {
+    /// The microbatches of a step: time, not place.
     Microbatch,
+    /// Pipeline stages.
     Pp,
+    /// Data parallelism of dense ops.
     Dp,
+    /// Context parallelism: parts of sequences.
     Cp,
+    /// Tensor parallelism of dense ops.
     Tp,
+    /// Data parallelism of experts: what `ep` and `etp` leave of a stage's ranks.
     Edp,
+    /// Expert parallelism: different experts on different ranks.
     Ep,
+    /// Tensor parallelism within each expert.
     Etp,
 }
 
 impl Axis {
+    /// Every axis: time, stages, the dense grid, the experts' grid.
     pub const ALL: [Axis; 8] = [Axis::Microbatch, Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Edp, Axis::Ep, Axis::Etp];
 
+    /// As in plans and text forms; `mb` for microbatches.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Microbatch => "mb",
@@ -36,6 +46,7 @@ impl Axis {
         }
     }
 
+    /// The axis of this name, if there is one.
     pub fn parse(name: &str) -> Option<Axis> {
         Axis::ALL.into_iter().find(|a| a.name() == name)
     }
@@ -68,18 +79,21 @@ impl fmt::Display for Axis {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SubAxis(pub u8);
 
+/// What a sub-axis is part of, in both grids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SubAxisInfo {
     /// In the dense grid.
     pub axis: Axis,
     /// Which factor of its axis, outermost first.
     pub factor: u8,
+    /// The number of its coordinates: a prime, but for microbatches and stages.
     pub size: u64,
     /// Its axis in the grid of experts; `axis` itself for microbatches and stages.
     pub role: Axis,
 }
 
 impl SubAxisInfo {
+    /// A sub-axis with the usual role of its axis.
     pub fn new(axis: Axis, factor: u8, size: u64) -> SubAxisInfo {
         SubAxisInfo { axis, factor, size, role: axis.usual_role() }
     }
@@ -89,17 +103,24 @@ impl SubAxisInfo {
 /// (Megatron's order `tp-cp-ep-dp-pp`). `Microbatch` and `Pp` are one sub-axis each, whatever their size.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mesh {
+    /// Indexed by [`SubAxis`], outermost first; an axis of size 1 has none.
     pub subs: Vec<SubAxisInfo>,
 }
 
 /// Sizes of axes. `edp` is what remains: `dp * cp * tp / (ep * etp)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
+    /// Microbatches of a step.
     pub microbatches: u64,
+    /// Pipeline stages.
     pub pp: u64,
+    /// Ranks of data parallelism.
     pub dp: u64,
+    /// Ranks of context parallelism.
     pub cp: u64,
+    /// Ranks of tensor parallelism.
     pub tp: u64,
+    /// Ranks over which experts are split.
     pub ep: u64,
     /// None: as `tp`.
     pub etp: Option<u64>,
@@ -160,6 +181,7 @@ impl Mesh {
         Some(Mesh { subs })
     }
 
+    /// All sub-axes, outermost first.
     pub fn ids(&self) -> impl Iterator<Item = SubAxis> + use<> {
         (0..self.subs.len() as u8).map(SubAxis)
     }

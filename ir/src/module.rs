@@ -50,10 +50,15 @@ pub struct Module {
     pub settings: Vec<(String, String)>,
     /// Whether the text itself, beside the library, asks if it trains, or draws random numbers: then an evaluation may be anything.
     pub asks_training: bool,
+    /// How the step trains: what the text says, where flags do not override it.
     pub train: Train,
+    /// Which dims each axis splits, as the text says.
     pub plan: Plan,
+    /// How it is split and run, as the command line says.
     pub options: Options,
+    /// The axes of all ranks and microbatches.
     pub mesh: Mesh,
+    /// Where layers are, and in which order stages run passes.
     pub pipeline: Pipeline,
     /// Per input, what it may hold, once that was found.
     pub takes: Vec<Option<Vec<Interval>>>,
@@ -61,6 +66,7 @@ pub struct Module {
     pub training: Graphs,
     /// An evaluation: of the same parameters and data, without random drops.
     pub evaluation: Graphs,
+    /// What ranks execute; `None` until local graphs are lowered.
     pub job: Option<Job>,
     /// What of the job is settled, once there is one.
     pub settled: Settled,
@@ -83,6 +89,7 @@ pub enum Settled {
 pub struct Graphs {
     /// What the text says, before any pass: what later levels are held to. A module that was written by hand may lack it.
     pub model: Option<Graph>,
+    /// The graph of all ranks: logical, until every value has a sharding.
     pub whole: Whole,
     /// As they were partitioned, one per pipeline stage.
     pub stages: Vec<Local>,
@@ -93,7 +100,9 @@ pub struct Graphs {
 /// The graph of all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Whole {
+    /// As if one rank did all.
     Logical(Graph),
+    /// With a sharding for every value, and reshards between them.
     Sharded(Sharded),
 }
 
@@ -129,6 +138,7 @@ impl Graphs {
 }
 
 impl Module {
+    /// How far it has come down, from what it holds.
     pub fn level(&self) -> Level {
         match &self.training.whole {
             _ if self.job.is_some() => match self.settled {

@@ -7,34 +7,46 @@ use serde::{Deserialize, Serialize};
 /// How a model is split and run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
+    /// Ranks of data parallelism.
     pub dp: u64,
+    /// Ranks of context parallelism.
     pub cp: u64,
+    /// Ranks of tensor parallelism.
     pub tp: u64,
+    /// Pipeline stages.
     pub pp: u64,
     /// Ranks over which experts are split; a part of dp x cp x tp.
     pub ep: u64,
     /// Ranks over which each expert is split; none: tp.
     pub etp: Option<u64>,
+    /// Whether tensor-parallel ranks split the sequence, where they split nothing else.
     pub sp: SequenceParallel,
+    /// How attention gets at the keys of other context-parallel ranks.
     pub cp_comm: CpComm,
+    /// What data-parallel ranks share out among themselves.
     pub zero: Zero,
     /// Copies of what `zero` shares out: the ranks of data parallelism are so many groups, each of which has all of it
     /// (hybrid sharding, HSDP; Zhao et al. 2023). A divisor of `dp`.
     pub replicas: u64,
     /// Sequences per microbatch and data-parallel rank.
     pub micro_batch: u64,
+    /// Sequences per step, over all microbatches and ranks.
     pub global_batch: u64,
+    /// In which order pipeline stages run passes.
     pub schedule: Schedule,
     /// Virtual stages of a stage; none: as many as the schedule needs, or one.
     pub vpp: Option<u64>,
     /// Microbatches in a group, of an interleaved schedule; none: as many as stages.
     pub group: Option<u64>,
+    /// How layers are cut into virtual stages.
     pub layout: Cuts,
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
+    /// Whether communication has streams of its own.
     pub overlap: Overlap,
     /// Whether a forward pass and the backward pass after it, of another microbatch, run side by side.
     pub pass_pairs: bool,
+    /// What the order of commands is to save.
     pub memory_order: MemoryOrder,
     /// Whether a rank's exchanges are to follow each other one by one, without buffers: NCCL asks for that.
     pub serial_exchanges: bool,
@@ -48,10 +60,13 @@ pub struct Options {
     pub tf32: bool,
     /// Which products are split along what they sum over.
     pub split_k: SplitK,
+    /// Whether products and tensor-parallel collectives go in chunks, side by side.
     pub tp_overlap: TpOverlap,
     /// Into how many chunks of tokens logits are cut, at most; none: as many as keep them small.
     pub logits_chunks: Option<u64>,
+    /// What the backward pass computes again, beside what is cheap.
     pub recompute: Recompute,
+    /// How rows of the ops' tables are chosen.
     pub rows: Rows,
     /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
     pub bucket_size: Option<u64>,
@@ -111,27 +126,46 @@ impl Options {
 /// Options by their names, of those that messages speak of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OptionName {
+    /// Of [`Options::dp`].
     Dp,
+    /// Of [`Options::cp`].
     Cp,
+    /// Of [`Options::tp`].
     Tp,
+    /// Of [`Options::pp`].
     Pp,
+    /// Of [`Options::ep`].
     Ep,
+    /// Of [`Options::etp`].
     Etp,
+    /// Of [`Options::replicas`].
     Replicas,
+    /// Of [`Options::logits_chunks`].
     LogitsChunks,
+    /// Of [`Options::cp_comm`].
     CpComm,
+    /// Of [`Options::micro_batch`].
     MicroBatch,
+    /// Of [`Options::global_batch`].
     GlobalBatch,
+    /// Of [`Options::vpp`].
     Vpp,
+    /// Of [`Options::group`].
     Group,
+    /// Of [`Options::pad_vocab_to`].
     PadVocabTo,
+    /// Of [`Options::moe_buffer`].
     MoeBuffer,
+    /// Of [`Options::moe_passes`].
     MoePasses,
+    /// Of [`Train::clip`](crate::model::Train::clip).
     Clip,
+    /// Of [`Options::pass_pairs`].
     PassPairs,
 }
 
 impl OptionName {
+    /// Every name, in the order of declaration.
     pub const ALL: [OptionName; 18] = [
         OptionName::Dp,
         OptionName::Cp,
@@ -181,7 +215,9 @@ impl OptionName {
 /// Whether sequence parallelism (tp's second tier) is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SequenceParallel {
+    /// The plan's dims of `sp` are another tier of tp.
     On,
+    /// Values without a dim that tp splits are whole on all of its ranks.
     Off,
 }
 
@@ -200,8 +236,10 @@ pub enum CpComm {
 }
 
 impl CpComm {
+    /// Every way, the default first.
     pub const ALL: [CpComm; 4] = [CpComm::Ring, CpComm::AllGather, CpComm::AllToAll, CpComm::AllToAllAndRing];
 
+    /// As in the text of a module.
     pub fn name(self) -> &'static str {
         match self {
             CpComm::Ring => "ring",
@@ -216,6 +254,7 @@ impl CpComm {
 /// includes those before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Zero {
+    /// Each rank has all states, gradients and parameters.
     #[default]
     None,
     /// ZeRO-1.
@@ -227,6 +266,7 @@ pub enum Zero {
 }
 
 impl Zero {
+    /// Every level, each with what those before share out.
     pub const ALL: [Zero; 4] = [Zero::None, Zero::States, Zero::Gradients, Zero::Params];
 }
 
@@ -234,7 +274,12 @@ impl Zero {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cuts {
     /// As even as possible, of layers and, if they are to count as such, the embedding and the loss.
-    Even { embedding: Counts, loss: Counts },
+    Even {
+        /// How what comes before all layers counts.
+        embedding: Counts,
+        /// How what comes after all layers counts.
+        loss: Counts,
+    },
     /// The number of layers on each virtual stage.
     Sizes(Vec<u32>),
     /// Megatron's text form: [`parse`].
@@ -246,13 +291,16 @@ pub enum Cuts {
 /// What counts as a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
+    /// It takes up no share of a stage.
     AsNothing,
+    /// It takes up as much of a stage as a layer.
     AsLayer,
 }
 
 /// What the backward pass computes again, beside what is cheap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Recompute {
+    /// Nothing beside what is cheap.
     #[default]
     None,
     /// What is inside of the functions that the plan's `recompute` names; by default the attention core.
@@ -294,18 +342,23 @@ pub enum Buffer {
     Factor(f64),
 }
 
+/// Whether products run beside the tensor-parallel collectives that they wait for or cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TpOverlap {
     /// A product begins when all of its operand is there, and is reduced when it is done.
     #[default]
     Off,
     /// Products and their collectives in at most so many chunks of equally many rows.
-    Pipeline { chunks: u64 },
+    Pipeline {
+        /// At most; fewer where so many do not divide the rows.
+        chunks: u64,
+    },
 }
 
 /// Which products are made in segments of what they sum over (K), whose results are then added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SplitK {
+    /// No product is split.
     #[default]
     Off,
     /// Those with so few tiles that a GPU of this generation is faster so.
@@ -317,6 +370,7 @@ pub enum SplitK {
 /// Where optimizers run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Offload {
+    /// On the device, with states in its memory.
     #[default]
     Off,
     /// On the host, with states in its memory.
@@ -341,6 +395,7 @@ pub enum ParamOffload {
 /// first so many layers of every stage, or without a number of all layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationOffload {
+    /// None: all stay in the device's memory.
     #[default]
     Off,
     /// All that layers keep.
@@ -359,10 +414,12 @@ pub enum MemoryOrder {
     Memory,
 }
 
+/// Whether communication runs beside compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
     /// All commands on one stream.
     Off,
+    /// Communication on streams of its own.
     #[default]
     On,
 }

@@ -23,12 +23,14 @@ pub enum Schedule {
     /// Two virtual stages on each stage, laid down and up again; where all is under way, each forward pass has a
     /// backward pass of another microbatch beside it (DeepSeek-AI 2025, `dualpipe/dualpipev.py`).
     DualPipeV,
+    /// The order itself, as a file says it.
     Given(Order),
 }
 
 /// What a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
+    /// Activations.
     Forward,
     /// Gradients of activations; those of parameters too, unless the schedule has passes for them.
     Backward,
@@ -39,9 +41,11 @@ pub enum Kind {
 /// A pass of one microbatch through one of a stage's virtual stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pass {
+    /// What it computes.
     pub kind: Kind,
     /// Among the stage's virtual stages, in the order of the forward pass.
     pub chunk: u32,
+    /// From 0, within the step.
     pub microbatch: u32,
 }
 
@@ -96,12 +100,15 @@ impl Placement {
 /// The passes of all stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
+    /// On which stage each virtual stage is.
     pub placement: Placement,
+    /// Per stage, its passes in the order in which it runs them.
     pub stages: Vec<Vec<Pass>>,
 }
 
 /// Why an order of passes is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ScheduleError {
     #[error("line {line}: {what}")]
     Line { line: usize, what: String },
@@ -346,20 +353,26 @@ pub const MOST_CHUNKS: u32 = 1 << 10;
 /// What a virtual stage holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
+    /// How many layers, which follow those of the virtual stage before.
     pub layers: u32,
+    /// Whether it has what comes before all layers.
     pub embedding: bool,
+    /// Whether it has what comes after all layers.
     pub loss: bool,
 }
 
 /// Which virtual stage holds each layer, and which stage each virtual stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
+    /// Pipeline stages.
     pub stages: u32,
     /// Virtual stages of a stage.
     pub chunks: u32,
+    /// On which stage each virtual stage is.
     pub placement: Placement,
-    /// The virtual stages of what comes before all layers, and of what comes after.
+    /// The virtual stage of what comes before all layers.
     pub embedding: u32,
+    /// The virtual stage of what comes after all layers.
     pub loss: u32,
     /// Virtual stage by layer.
     pub of_layer: Vec<u32>,
@@ -375,6 +388,7 @@ impl Layout {
         Layout { stages, chunks: parts.len() as u32 / stages, placement, embedding, loss, of_layer }
     }
 
+    /// The number of virtual stages, over all stages.
     pub fn virtual_stages(&self) -> u32 {
         self.stages * self.chunks
     }
@@ -402,7 +416,9 @@ pub enum Weights {
 /// Where layers are, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
+    /// On which stage each layer is.
     pub layout: Layout,
+    /// The passes of each stage, in the order in which it runs them.
     pub order: Order,
 }
 

@@ -31,6 +31,7 @@ macro_rules! id {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub struct $name(pub u32);
         impl $name {
+            /// Its place in the list that it refers to.
             pub fn index(self) -> usize { self.0 as usize }
         }
     };
@@ -48,34 +49,46 @@ id!(/// A body of a program.
 /// The whole of an artifact, kernels' code apart.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
+    /// The model's name in its text; empty if the text declares no model.
     pub model: String,
     /// The texts that spans refer to, by file number: the model's, what it imports, and, by their names alone, the standard library's.
     pub sources: Vec<Source>,
     /// Every setting with its value, as text.
     pub settings: Vec<(String, String)>,
+    /// The axes of all ranks and microbatches.
     pub mesh: Mesh,
+    /// How the step trains: optimizer, schedule, clipping, loss scale.
     pub train: Train,
     /// Sequences (rows of the batch) in a step, over all microbatches and ranks.
     pub global_batch: u64,
+    /// Microbatches of a step, counted on one rank.
     pub microbatches: u64,
     /// Messages that can be under way on each channel: as many sends complete before their receives.
     pub in_flight: u32,
+    /// Indexed by [`Stage::params`]; states are among them.
     pub params: Vec<ParamEntry>,
+    /// Indexed by [`Action::Load`].
     pub inputs: Vec<InputEntry>,
+    /// Indexed by [`Content::Table`]; those of training and those of evaluation.
     pub tables: Vec<TableEntry>,
     /// Names of the reported scalars: `loss` first, then `grad_norm`, then the named losses and metrics.
     pub reports: Vec<String>,
+    /// Indexed by [`KernelId`].
     pub kernels: Vec<Kernel>,
+    /// One per class of ranks; indexed by [`Stage::program`].
     pub programs: Vec<Program>,
     /// For each pipeline stage, its program and what fills the program's parameter slots.
     pub stages: Vec<Stage>,
 }
 
+/// A pipeline stage: the program of its ranks, and what it runs with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
+    /// Index into [`Job::programs`].
     pub program: u32,
     /// Parameter (of [`Job::params`]) in each slot of the program.
     pub params: Vec<u32>,
+    /// In which order it calls the program's bodies.
     pub schedule: CallSchedule,
 }
 
@@ -114,6 +127,7 @@ pub struct SendTurn {
 /// What calls leave for later ones of their microbatch, together: buffers that live equally long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stash {
+    /// The memory that it lies in.
     pub space: Space,
     /// Of a slot.
     pub bytes: u64,
@@ -132,15 +146,20 @@ pub struct Slots {
 /// on all ranks alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
+    /// A training step up to the gradient norm.
     #[default]
     Train,
+    /// The rest of a training step.
     Update,
+    /// An evaluation of one global batch.
     Eval,
 }
 
 impl Phase {
+    /// Every phase; [`CallSchedule::sends`] is in this order.
     pub const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
 
+    /// The word for it: `train`.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Train => "train",
@@ -151,6 +170,7 @@ impl Phase {
 }
 
 impl CallSchedule {
+    /// The calls of a phase, in order.
     pub fn calls(&self, phase: Phase) -> &[Call] {
         match phase {
             Phase::Train => &self.train,
@@ -159,6 +179,7 @@ impl CallSchedule {
         }
     }
 
+    /// The turns of a phase's sends; empty unless exchanges are to be serial.
     pub fn sends(&self, phase: Phase) -> &[SendTurn] {
         &self.sends[phase as usize]
     }
@@ -199,14 +220,18 @@ impl Job {
 /// A parameter as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParamEntry {
+    /// Full name, `layers.3.attn.q.w`; no other parameter has it.
     pub name: String,
+    /// Whole dims, in storage order.
     pub dims: Vec<Extent>,
+    /// What its elements are at first.
     pub init: Init,
 }
 
 /// A dim of a whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
+    /// As the model declares it, `hidden`; other dims may have the same name.
     pub name: String,
     /// Elements that exist for the user: in checkpoints and data.
     pub size: u64,
@@ -216,12 +241,16 @@ pub struct Extent {
     pub order: Order,
 }
 
+/// An input as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InputEntry {
+    /// As the model declares it; no other input has it.
     pub name: String,
+    /// The type of its elements.
     pub dtype: DType,
     /// Whole dims, `batch` being the global batch.
     pub dims: Vec<Extent>,
+    /// What it holds if no file is named for it; `None` if one has to be.
     pub default: Option<Feed>,
     /// Of an input of integers: all that it may hold, least first and apart from each other. Whatever else would be an index outside of its table.
     pub takes: Option<Vec<Interval>>,
@@ -230,11 +259,14 @@ pub struct InputEntry {
 /// Integers from `least` to `most`, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Interval {
+    /// The smallest, included.
     pub least: i32,
+    /// The greatest, included.
     pub most: i32,
 }
 
 impl Interval {
+    /// All that an i32 can be.
     pub const ALL: Interval = Interval { least: i32::MIN, most: i32::MAX };
 
     /// Whether a number is one of these.
@@ -252,28 +284,36 @@ impl fmt::Display for Interval {
     }
 }
 
+/// A table of numbers known at compile time, as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableEntry {
+    /// `table0`, by its number in the graph that it is from.
     pub name: String,
+    /// The type that its numbers are rounded to.
     pub dtype: DType,
+    /// Whole dims, in storage order.
     pub dims: Vec<Extent>,
+    /// One number per element, row-major, padding left out.
     pub data: Vec<f64>,
 }
 
 /// The program of one class of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
+    /// Indexed by [`BufferId`].
     pub buffers: Vec<Buffer>,
     /// Bytes of each arena, in the order of [`Arena::ALL`]; those of stashes are for one slot of each stash,
     /// temporary ones without stashes.
     pub arena_bytes: [u64; Arena::ALL.len()],
     /// They divide the stash arenas of their memories, in this order.
     pub stashes: Vec<Stash>,
+    /// Indexed by [`GroupId`].
     pub groups: Vec<Group>,
     /// Slots of [`Stage::params`] whose parameter [`Holds::Copies`].
     pub copied: BTreeSet<u32>,
     /// Slots after those of [`Stage::params`], in order.
     pub buckets: Vec<Bucket>,
+    /// Indexed by [`BodyId`].
     pub bodies: Vec<Body>,
 }
 
@@ -323,7 +363,9 @@ impl Program {
 /// stages. Members are ordered by rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Group {
+    /// Sub-axes in whose coordinates members differ.
     pub subs: Vec<SubAxis>,
+    /// The pipeline stages of the members; `None` if all are of one stage.
     pub stages: Option<Vec<u64>>,
 }
 

@@ -19,6 +19,7 @@ struct State {
 /// A moment of a compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moment {
+    /// What was entered last: a pass, or another part of the compile, such as `parse`; `start` at first.
     pub pass: &'static str,
     /// How long the pass has run.
     pub running: Duration,
@@ -60,6 +61,7 @@ impl Progress {
         self.state().workers.remove(&worker);
     }
 
+    /// What the compile is at.
     pub fn now(&self) -> Moment {
         let State { pass, since, sizes, workers } = self.state().clone();
         Moment { pass, running: since.elapsed(), sizes, workers }

@@ -19,6 +19,7 @@ const FEW: usize = 5;
 pub struct Provenance {
     /// The version of mcc that wrote it.
     pub version: String,
+    /// As its text declares it: `gpt2`.
     pub model: String,
     /// Every setting with its value, as `-D` takes it, but for sizes of batches, on which weights do not depend.
     pub settings: Vec<(String, String)>,
@@ -37,6 +38,7 @@ impl Provenance {
         Provenance { version: env!("CARGO_PKG_VERSION").into(), model: model.into(), settings, texts }
     }
 
+    /// Of the model that a job is of.
     pub fn of(job: &Job) -> Provenance {
         Provenance::new(&job.model, &job.settings, &job.sources)
     }

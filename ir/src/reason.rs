@@ -15,8 +15,11 @@ pub struct Reason {
 /// A change of options or of the plan. How options are spelled is for those to say who read them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AvoidedBy {
+    /// Sequence parallelism off.
     NoSequenceParallelism,
+    /// Nothing shared out among data-parallel ranks.
     NoZero,
+    /// Nothing computed again by the backward pass.
     NoRecomputation,
     /// A greater factor of the buffers of experts.
     GreaterMoeBuffer,
@@ -28,7 +31,9 @@ pub enum AvoidedBy {
     OneStage,
     /// A plan in which the axis does not list the dim.
     Unlisted {
+        /// An axis of the plan.
         axis: Axis,
+        /// The name of the dim that the axis would not list.
         dim: String,
     },
     /// A plan in which the axis splits nothing that is summed over there.
@@ -36,6 +41,7 @@ pub enum AvoidedBy {
 }
 
 impl Reason {
+    /// A reason with a change that would do without.
     pub fn avoided(why: impl Into<String>, by: AvoidedBy) -> Reason {
         Reason { why: why.into(), avoided_by: Some(by) }
     }

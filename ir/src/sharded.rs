@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 /// How a partial value is completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Partial {
+    /// By adding what all coordinates have.
     Sum,
+    /// By the maximum of what all coordinates have.
     Max,
 }
 
@@ -25,8 +27,10 @@ pub enum Placement {
 }
 
 impl Placement {
+    /// Partial, to be completed by a sum.
     pub const SUM: Placement = Placement::Partial(Partial::Sum);
 
+    /// Whether the value is still to be completed.
     pub fn is_partial(self) -> bool {
         matches!(self, Placement::Partial(_))
     }
@@ -37,6 +41,7 @@ impl Placement {
 pub struct Sharding(pub Vec<Placement>);
 
 impl Sharding {
+    /// The same on all ranks and in all microbatches.
     pub fn replicated(mesh: &Mesh) -> Sharding {
         Sharding(vec![Placement::Replicated; mesh.subs.len()])
     }
@@ -67,15 +72,20 @@ pub type Digits = Vec<Vec<SubAxis>>;
 /// The graph with reshards, and a sharding per value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sharded {
+    /// Nodes with global dims, reshards among them.
     pub graph: Graph,
+    /// What values are split over.
     pub mesh: Mesh,
+    /// Indexed by [`Dim`].
     pub digits: Digits,
+    /// Indexed by [`Value`].
     pub shardings: Vec<Sharding>,
     /// Why each value that is a reshard is there.
     pub reasons: Vec<Option<Reason>>,
 }
 
 impl Sharded {
+    /// The sharding of a value.
     pub fn sharding(&self, v: Value) -> &Sharding {
         &self.shardings[v.index()]
     }

@@ -6,14 +6,18 @@ use crate::op::DType;
 /// A generation of GPUs that code is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Generation {
+    /// Compute capability 8.0, the A100's.
     Sm80,
+    /// Compute capability 9.0, the H100's and H200's, with instructions that later ones lack.
     Sm90a,
 }
 
 /// Rows and columns of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileSize {
+    /// Rows of the result that a tile covers.
     pub rows: u64,
+    /// Columns of the result that a tile covers.
     pub columns: u64,
     /// Arithmetic rate of a multiprocessor that runs such tiles, of 100 that the best ones have. Guessed from the
     /// operands that each instruction of arithmetic needs from shared memory, not measured.
@@ -36,8 +40,11 @@ pub const RING: [TileSize; 5] = [size(128, 256, 100), size(128, 192, 92), size(1
 /// The size of a product: repetitions, rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductSize {
+    /// Products of this size that there are.
     pub repeats: u64,
+    /// Rows of the result.
     pub rows: u64,
+    /// Columns of the result.
     pub columns: u64,
     /// Rows of tiles that there are more of, as each expert's rows begin a tile of their own.
     pub more: u64,
@@ -54,6 +61,7 @@ impl TileSize {
 }
 
 impl Generation {
+    /// Every generation, the oldest first.
     pub const ALL: [Generation; 2] = [Generation::Sm80, Generation::Sm90a];
 
     /// As NVIDIA's compilers and `--target` say it.

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 /// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands. Both saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
+    /// Operations: two per multiply-add of matrix products and attention.
     pub flops: u64,
+    /// Bytes of what is read and written.
     pub bytes: u64,
 }
 

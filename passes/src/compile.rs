@@ -24,23 +24,30 @@ use verify::{Invariant, Violation};
 pub struct Compiled {
     /// Differentiated, optimized, simplified.
     pub graph: Graph,
+    /// The training graph of all ranks, with reshards and a sharding for each value.
     pub sharded: Sharded,
     /// As they were partitioned, one per stage.
     pub stages: Vec<Local>,
     /// One per program.
     pub locals: Vec<Local>,
+    /// Graphs of an evaluation, each a counterpart of a training graph.
     pub evaluation: Graphs,
     /// The passes of all stages.
     pub order: Order,
+    /// The programs of all ranks, as they are run.
     pub job: Job,
+    /// What passes and verifiers warned of, in the order in which they ran.
     pub warnings: Vec<Diagnostic>,
+    /// One for each pass that ran, in order.
     pub times: Vec<Took>,
 }
 
 /// How long a pass took, and the verifiers after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Took {
+    /// Name of the pass, as in [`Pass::name`].
     pub pass: &'static str,
+    /// Wall time of the pass alone, without verifiers.
     pub run: Duration,
     /// The verifiers after it.
     pub verified: Vec<(&'static str, Duration)>,
@@ -49,8 +56,10 @@ pub struct Took {
 /// Why there is no job.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
+    /// Errors that the user can mend, in the model or in its options.
     #[error("the model cannot be compiled so")]
     User(Vec<Diagnostic>),
+    /// A bug in mcc.
     #[error(transparent)]
     Broken(Box<Broken>),
 }
@@ -59,7 +68,9 @@ pub enum CompileError {
 #[derive(Debug, thiserror::Error)]
 #[error("bug in mcc: after `{pass}`: {complaint}")]
 pub struct Broken {
+    /// Name of the pass after which it showed; `start` if it was before all passes.
     pub pass: &'static str,
+    /// The broken invariant, or the panic.
     pub complaint: Complaint,
     /// What repeats it, if there was a module.
     pub again: Option<Again>,
@@ -69,15 +80,19 @@ pub struct Broken {
 /// deterministic.
 #[derive(Debug)]
 pub struct Again {
+    /// The module before its first pass.
     pub first: Module,
+    /// Names of passes in the order in which they ran; the last one failed.
     pub passes: Vec<&'static str>,
 }
 
 /// What shows a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Complaint {
+    /// An invariant that a verifier found broken.
     #[error(transparent)]
     Violation(#[from] Violation),
+    /// Message of a panic in a pass or a verifier.
     #[error("panic: {0}")]
     Panic(String),
 }
@@ -161,6 +176,7 @@ impl<'a> Compile<'a> {
         Ok(Compile { first, module, verifies: true, passes, done: vec![], graph, warnings: vec![], times: vec![], progress })
     }
 
+    /// The module as the last pass that ran left it.
     pub fn module(&self) -> &Module {
         &self.module
     }

@@ -37,6 +37,7 @@ use std::hash::BuildHasher;
 /// The kernels of all programs, each once.
 #[derive(Default)]
 pub struct Kernels {
+    /// Kernels by [`KernelId`], in the order in which they were first added.
     pub list: Vec<Kernel>,
     by_name: HashMap<String, KernelId>,
     /// What was added, plain, with its hash: most kernels are those of other layers again, which is seen sooner than named.
@@ -78,6 +79,7 @@ pub struct Names<'a> {
 
 /// Builds one program from a training graph and an evaluation graph of the same stage.
 pub struct Lowering<'a> {
+    /// What has been lowered so far; its buffers have no places yet.
     pub program: Program,
     kernels: &'a mut Kernels,
     /// Buffers of parameters, optimizer states and tables, by what they hold.
@@ -89,6 +91,7 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
+    /// Begins a program without bodies; `names` and `copied` are of its parameter slots.
     pub fn new(kernels: &'a mut Kernels, names: Vec<String>, copied: BTreeSet<u32>, buckets: Vec<Bucket>) -> Lowering<'a> {
         let arena_bytes = [0; Arena::ALL.len()];
         let program = Program { buffers: vec![], arena_bytes, stashes: vec![], groups: vec![], copied, buckets, bodies: vec![] };

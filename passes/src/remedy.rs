@@ -17,8 +17,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Options with which a job fits, its peak with them in each memory, and the nominal time of a step, in femtoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
+    /// All options of the compile that fits, changed ones included.
     pub options: Options,
+    /// Bytes that a rank of the fullest stage needs, by [`Space`].
     pub peaks: [u64; Space::ALL.len()],
+    /// Nominal femtoseconds of a step.
     pub time: u64,
 }
 

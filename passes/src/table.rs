@@ -26,6 +26,7 @@ pub type Held = Result<(), Violation>;
 
 /// A pass, and how it is known to have done right.
 pub struct Pass {
+    /// A name of its own, by which [`find`] finds it.
     pub name: &'static str,
     /// What it does, in one sentence.
     pub summary: &'static str,
@@ -33,6 +34,7 @@ pub struct Pass {
     pub levels: (Level, Level),
     /// Whether options ask for it.
     pub wanted: fn(&Options) -> bool,
+    /// Changes the module in place.
     pub run: fn(&mut Module) -> Said,
     /// What looks at what it left, one after the other.
     pub verifiers: &'static [&'static Verifier],
@@ -40,6 +42,7 @@ pub struct Pass {
 
 /// Looks at a module after a pass. It believes nothing of the pass.
 pub struct Verifier {
+    /// A name of its own among [`VERIFIERS`].
     pub name: &'static str,
     /// What holds of a module that it accepts, in one sentence.
     pub summary: &'static str,

@@ -32,7 +32,9 @@ use simulate::machine::Machine;
 /// Operations of a pass of one sequence through a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Operations {
+    /// Operations of matrix products, two per multiply-add.
     pub products: f64,
+    /// Operations of attention, two per multiply-add, of pairs that its mask leaves.
     pub attention: f64,
 }
 

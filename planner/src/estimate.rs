@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 /// What is expected of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
+    /// Seconds of a step: its passes, its update, and the gaps between these.
     pub seconds: f64,
     /// Bytes of a rank's device, of the fullest stage.
     pub bytes: f64,

@@ -71,7 +71,9 @@ fn kinds(graph: &Graph) -> Vec<u64> {
 /// The kinds of a model's layers, by number, and of those of its samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layers {
+    /// The kind of each layer of the whole model, in order.
     pub whole: Vec<usize>,
+    /// The kind of each layer of a sample, in order.
     pub sample: Vec<usize>,
     /// How many a sample has; none: all, as no fewer have one of each kind.
     pub few: Option<u32>,
@@ -105,17 +107,20 @@ impl Layers {
 pub struct Unit {
     /// Of a pass, forward and backward, with exchanges beside which nothing is computed.
     pub forward: f64,
+    /// Seconds of a microbatch's backward passes, gradients of parameters included.
     pub backward: f64,
     /// Of what is once a step, exchanges among data-parallel ranks apart.
     pub update: f64,
     /// A rank's elements of parameters, of experts and others.
     pub experts: f64,
+    /// Elements of a rank's parameters that are not split along experts.
     pub dense: f64,
     /// Bytes that a microbatch keeps for its backward pass.
     pub kept: f64,
 }
 
 impl Unit {
+    /// Adds all that is in another unit, `times` times.
     pub fn add(&mut self, other: &Unit, times: f64) {
         let Unit { forward, backward, update, experts, dense, kept } = other;
         let to = [&mut self.forward, &mut self.backward, &mut self.update, &mut self.experts, &mut self.dense, &mut self.kept];
@@ -127,9 +132,13 @@ impl Unit {
 /// that the optimizer works on, its gradient and its states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lasting {
+    /// Bytes of the form that passes read: the parameter itself, or its 16-bit copy.
     pub read: f64,
+    /// Bytes of the weight beside a 16-bit copy; 0 where passes read the weight itself.
     pub weight: f64,
+    /// Bytes of the gradient's accumulator.
     pub gradient: f64,
+    /// Bytes of all optimizer states.
     pub states: f64,
 }
 
@@ -138,8 +147,11 @@ pub struct Lasting {
 pub struct Sample {
     /// By kind, the mean of those that there are.
     pub layers: Vec<Unit>,
+    /// What is before the first layer, as an embedding.
     pub before: Unit,
+    /// What is after the last layer, as the loss.
     pub after: Unit,
+    /// Bytes for each element of a rank's parameters that live over steps.
     pub lasting: Lasting,
     /// Bytes within a call.
     pub temporary: f64,

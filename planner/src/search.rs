@@ -26,25 +26,34 @@ pub type Models = (Model, Model, Options);
 
 /// Where samples are kept from one search to the next.
 pub trait Kept: Sync {
+    /// The kept sample of these options, of a model of so many layers (`None`: of all its layers).
     fn get(&self, sample: &Options, layers: Option<u32>) -> Option<Sample>;
+    /// Keeps a sample for later calls of [`Kept::get`] with these options and layers.
     fn put(&self, sample: &Options, layers: Option<u32>, found: &Sample);
 }
 
 /// What a search is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
+    /// Samples of few layers are compiled.
     Samples,
+    /// Plans that are expected to be the best are compiled whole.
     Plans,
+    /// Plans that differ a little from the best are compiled whole.
     Changes,
+    /// The best plans are compiled in the form in which they run.
     Settled,
 }
 
 /// What is searched, and with what.
 pub struct Search<'a> {
+    /// The plans to choose from.
     pub space: Space,
+    /// The machine on which steps are predicted.
     pub machine: &'a Machine,
     /// Of a rank, on CPUs.
     pub threads: u64,
+    /// The model's working precision, which sets the peak rate that bounds assume.
     pub precision: DType,
     /// Bytes of a device.
     pub budget: u64,
@@ -54,9 +63,11 @@ pub struct Search<'a> {
     pub sources: &'a [Source],
     /// Bytes that a rank takes of its device, of the fullest stage.
     pub bytes: &'a (dyn Fn(&Job) -> u64 + Sync),
+    /// Where samples are looked up, and put once they are made.
     pub kept: &'a dyn Kept,
     /// Is told how much of something is done.
     pub progress: &'a (dyn Fn(At, usize, usize) + Sync),
+    /// How many samples, compiles and changes there may be.
     pub effort: Effort,
 }
 
@@ -86,7 +97,9 @@ impl Default for Effort {
 /// A plan with the step that its programs take.
 #[derive(Clone, Debug)]
 pub struct Planned {
+    /// The options that were planned, not those of their shorter form.
     pub options: Options,
+    /// The step that is predicted of its compiled programs.
     pub step: Step,
     /// Of a rank's device.
     pub bytes: u64,
@@ -94,6 +107,7 @@ pub struct Planned {
     pub estimate: Option<Estimate>,
     /// That all stages issue in the passes of a step.
     pub commands: u64,
+    /// Bytes that its ranks save, and read when they go on.
     pub checkpoint: Checkpoint,
 }
 
@@ -104,6 +118,7 @@ pub struct Found {
     pub plans: Vec<Planned>,
     /// Of those that do not fit, the one that takes least.
     pub smallest: Option<Planned>,
+    /// Plans of the space, before any is left out.
     pub considered: usize,
     /// Of them, those of meshes that looked worse than others, of which no more was asked.
     pub unsampled: usize,
@@ -111,7 +126,9 @@ pub struct Found {
     pub refused: usize,
     /// Those that are expected to need more memory than there is.
     pub too_large: usize,
+    /// Samples that were made or looked up, refused ones included.
     pub samples: usize,
+    /// Plans that were compiled whole and predicted, changes included.
     pub compiled: usize,
     /// Commands of these.
     pub commands: u64,

@@ -11,21 +11,37 @@ use std::collections::BTreeSet;
 /// What a search chooses, unless it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Choice {
+    /// Ranks of data parallelism.
     Dp,
+    /// Ranks of context parallelism, over which the sequence is split.
     Cp,
+    /// Ranks of tensor parallelism.
     Tp,
+    /// Stages of the pipeline.
     Pp,
+    /// Ranks over which experts are split.
     Ep,
+    /// Ranks over which each expert is split.
     Etp,
+    /// Whether sequence parallelism is on.
     Sp,
+    /// Sequences per microbatch and data-parallel rank.
     MicroBatch,
+    /// What data-parallel ranks share out: ZeRO's level.
     Zero,
+    /// What the backward pass computes again.
     Recompute,
+    /// The order of the pipeline's passes.
     Schedule,
+    /// Virtual stages of a stage.
     Vpp,
+    /// How attention gets at keys of other context-parallel ranks.
     CpComm,
+    /// Groups of data-parallel ranks within which ZeRO shares out.
     Replicas,
+    /// Whether products are cut to run beside their tensor-parallel collectives.
     TpOverlap,
+    /// Which layers each virtual stage holds.
     Layout,
     /// Of optimizer, parameters or activations.
     Offload,
@@ -39,6 +55,7 @@ const MOST_CP: u64 = 16;
 /// All plans of so many ranks.
 #[derive(Clone, Debug)]
 pub struct Space {
+    /// Ranks of every plan: the product of its `dp`, `cp`, `tp` and `pp`.
     pub ranks: u64,
     /// Devices of a machine: tensor parallelism does not reach beyond one.
     pub devices: u64,
@@ -46,23 +63,27 @@ pub struct Space {
     pub base: Options,
     /// What was given, and is as in `base`.
     pub fixed: BTreeSet<Choice>,
+    /// The model that all plans are for.
     pub model: Facts,
 }
 
 /// What plans depend on of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
+    /// Layers that stages are cut from: iterations of `repeat`, over all of them.
     pub layers: u32,
     /// Arithmetic before the layers, of each, and after them ([`costs`]).
     pub costs: Vec<u64>,
     /// Axes that the text's plan lists; of `ep`, how many experts there are.
     pub axes: BTreeSet<String>,
+    /// Experts of a layer, the fewest of all layers; `None` if no dim is listed for `ep`.
     pub experts: Option<u64>,
     /// Experts that a token chooses, the fewest of all layers.
     pub choices: Option<u64>,
 }
 
 impl Facts {
+    /// Reads them off an elaborated model.
     pub fn of(model: &Model) -> Facts {
         let graph = &model.graph;
         let axes: BTreeSet<String> = model.plan.entries.iter().map(|e| e.axis.clone()).collect();

@@ -97,10 +97,13 @@ fn is_cubin(bytes: &[u8]) -> bool {
 /// A directory that was read and checked.
 #[derive(Clone, Debug)]
 pub struct Artifact {
+    /// The directory that it was read from.
     pub dir: PathBuf,
+    /// What `manifest.json` says, which its own hash was held against.
     pub manifest: Manifest,
     /// Hash of the manifest, hence of everything; all ranks of a run must have the same.
     pub id: String,
+    /// What the ranks run, checked and verified.
     pub job: Job,
     /// As many as the job's kernels; empty for the reference target.
     pub kernels: Vec<KernelEntry>,
@@ -154,7 +157,9 @@ impl Artifact {
     }
 }
 
+/// Why an artifact could not be written, read or used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ArtifactError {
     #[error("`{}` is not an artifact: it has no {MANIFEST}", .0.display())]
     NotAnArtifact(PathBuf),

@@ -15,11 +15,13 @@ use ir::op::{DType, Op, Reduce, Scalar};
 use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Extent, Job, Phase, Place, Program, Space, Stage, Stream};
 use std::collections::BTreeSet;
 
+/// The first thing that is wrong with a job, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {what}")]
 pub struct CheckError {
     /// `program 1, forward command 3`.
     pub place: String,
+    /// What is wrong there, in words.
     pub what: String,
 }
 

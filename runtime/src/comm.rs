@@ -9,10 +9,15 @@ use std::fmt;
 /// A collective as one member sees it. Ranges as in [`Collective`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
+    /// Which collective it is, and how it reduces, if it does.
     pub kind: Collective,
+    /// Dtype of the elements that are exchanged.
     pub dtype: DType,
+    /// Elements of a part; a member gives or gets one part, or one for each member.
     pub count: u64,
+    /// Where the elements that this member gives begin.
     pub src: Location,
+    /// Where the elements that this member gets are to begin.
     pub dst: Location,
 }
 
@@ -31,8 +36,11 @@ impl Exchange {
 /// What all members of a collective must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
+    /// Which collective it is, and how it reduces, if it does.
     pub kind: Collective,
+    /// Dtype of the elements that are exchanged.
     pub dtype: DType,
+    /// Elements of a part ([`Exchange::count`]).
     pub count: u64,
 }
 
@@ -49,15 +57,20 @@ impl fmt::Display for Terms {
 /// A dense range that is sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
+    /// Messages on one channel between two ranks arrive in order.
     pub channel: Channel,
+    /// Dtype of the elements, on which both ranks must agree.
     pub dtype: DType,
+    /// Elements of the range, on which both ranks must agree.
     pub count: u64,
+    /// Where the range begins in this rank's memory.
     pub at: Location,
 }
 
 /// Whether a communication is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
+    /// Complete: nothing is left for this rank to do.
     Done,
     /// These ranks have to act first; the same call is to be made again.
     Blocked(Vec<u64>),
@@ -66,12 +79,17 @@ pub enum Progress {
 /// Where a rank is: a call of a phase's list and a command of the called body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
+    /// The phase in whose list the call is.
     pub phase: Phase,
+    /// Index into the phase's list of calls.
     pub call: u32,
+    /// Index into all commands of the body, whichever part of it is called.
     pub command: u32,
 }
 
+/// Why a communication failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum CommError {
     #[error("rank {here} issues {mine}, rank {there} issues {theirs}")]
     Mismatch { here: u64, mine: String, there: u64, theirs: String },

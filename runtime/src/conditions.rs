@@ -14,6 +14,7 @@ use std::fmt;
 /// Most steps at which two learning rates are compared.
 const LOOKS: u64 = 1 << 12;
 
+/// What a run depends on beside its model, its seed and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conditions {
     /// Of each input that a file feeds.
@@ -22,6 +23,7 @@ pub struct Conditions {
     pub batch: u64,
     /// The last step.
     pub steps: u64,
+    /// The learning rate over the steps.
     pub schedule: Schedule,
     /// Of runs that said.
     #[serde(default)]
@@ -31,7 +33,9 @@ pub struct Conditions {
 /// What updates are made by, beside the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recipe {
+    /// The optimizer with its numbers.
     pub optimizer: Optimizer,
+    /// Weight decay of the parameters that decay; 0 is none.
     pub weight_decay: Real,
     /// Greatest global gradient norm.
     pub clip: Option<Real>,
@@ -40,9 +44,11 @@ pub struct Recipe {
 /// By which the file of an input is known again, wherever it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataMark {
+    /// Name of the job's input that the file feeds.
     pub input: String,
     /// What the user called it.
     pub file: String,
+    /// Bytes of all elements, without headers.
     pub bytes: u64,
     /// BLAKE3 of how it is read, its length, and its bytes, or samples of them, in hexadecimal.
     pub hash: String,
@@ -53,6 +59,7 @@ pub struct DataMark {
 pub enum Change {
     /// The model's text or settings.
     Model,
+    /// The files that feed inputs, or how they are read.
     Data,
     /// How many sequences a step has, so that steps are at other places of the data.
     Batch,
@@ -63,6 +70,7 @@ pub enum Change {
 }
 
 impl Change {
+    /// The word for it, as `--allow-changed` takes it.
     pub fn name(self) -> &'static str {
         match self {
             Change::Model => "model",
@@ -97,6 +105,7 @@ impl fmt::Display for Recipe {
 }
 
 impl Conditions {
+    /// Of a job that reads `data` up to step `steps`.
     pub fn new(job: &Job, data: Vec<DataMark>, steps: u64) -> Conditions {
         let Train { optimizer, schedule, weight_decay, clip, .. } = job.train;
         Conditions { data, batch: job.global_batch, steps, schedule, recipe: Some(Recipe { optimizer, weight_decay, clip }) }

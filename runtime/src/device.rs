@@ -9,18 +9,26 @@ use std::time::Duration;
 /// A byte of an arena. Stashes lie in the temporary one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
+    /// Which of the rank's arenas it is in.
     pub arena: Arena,
+    /// Offset from the start of the arena, in bytes.
     pub byte: u64,
 }
 
 /// How memory hands elements to a communicator ([`Memory::load`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
+    /// 8 bytes, in which the reference device holds elements of all dtypes.
     F64,
+    /// IEEE 754 single precision, 4 bytes.
     F32,
+    /// The upper half of an f32, 2 bytes.
     Bf16,
+    /// IEEE 754 half precision, 2 bytes.
     F16,
+    /// A signed integer of 4 bytes.
     I32,
+    /// One byte: 0 or 1.
     Bool,
 }
 
@@ -47,7 +55,9 @@ impl Element {
     }
 }
 
+/// Why a device could not do what it was told.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum DeviceError {
     #[error("kernel {0} is not loaded")]
     NotLoaded(u32),
@@ -108,6 +118,7 @@ pub(crate) fn advanced<M: Memory + ?Sized>(memory: &mut M, copied: &Copied, done
 
 /// What a thread needs that communicates beside a device's own.
 pub struct Beside {
+    /// The arenas of the device, which both threads use.
     pub memory: Box<dyn Memory + Send>,
     /// To be called on that thread before anything else.
     pub begin: Box<dyn Fn() + Send + Sync>,
@@ -117,11 +128,13 @@ pub struct Beside {
 pub trait Fabric {
     /// A phase begins, in which what is sent goes out at these turns; all of the phase before was issued.
     fn phase(&mut self, sends: &[SendTurn]);
+    /// Issues a communication or copy on a stream.
     fn transfer(&mut self, stream: Stream, transfer: &Transfer);
     /// A collective is left out, by all of its members. What has its turn behind it goes out.
     fn leave_out(&mut self);
     /// Runs a kernel of the host when the stream comes to it.
     fn run_on_host(&mut self, stream: Stream, kernel: KernelId, args: &[Location], scalars: &[f64]);
+    /// Marks this point of a stream as the last record of an event.
     fn record(&mut self, stream: Stream, event: u32);
     /// The stream goes on when what was before the event's last record is done.
     fn wait(&mut self, stream: Stream, event: u32);
@@ -130,6 +143,7 @@ pub trait Fabric {
 /// What each thread of a kernel has of a multiprocessor, as the driver assembled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Needs {
+    /// 32-bit registers of one thread.
     pub registers: u32,
     /// Of its stack and of registers that had no room, in memory: none in a kernel worth running.
     pub local_bytes: u32,

@@ -28,7 +28,9 @@ pub const PIECES_BYTES: u64 = (2 * DEPTH * PIECE) as u64;
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
+    /// From the disk to memory.
     Read,
+    /// From memory to the disk.
     Write,
 }
 

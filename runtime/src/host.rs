@@ -9,11 +9,14 @@ use std::ops::Range;
 /// A whole tensor: row-major over its unpadded sizes. Ints and bools are f64 too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
+    /// Elements of each dim, outermost first.
     pub sizes: Vec<u64>,
+    /// All elements, as many as the product of the sizes.
     pub data: Vec<f64>,
 }
 
 impl Tensor {
+    /// A tensor of these sizes whose elements are all 0.
     pub fn zeros(sizes: Vec<u64>) -> Tensor {
         let elements = sizes.iter().product::<u64>() as usize;
         Tensor { sizes, data: vec![0.0; elements] }
@@ -50,8 +53,11 @@ impl Whole for Tensor {
 /// `global` they are padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
+    /// Index of the first element among those of the part that are held.
     pub local: u64,
+    /// Row-major index of the first element in the whole tensor; none for padding.
     pub global: Option<u64>,
+    /// How many elements it has.
     pub len: u64,
 }
 

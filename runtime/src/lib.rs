@@ -5,9 +5,7 @@
 //! The executor ([`executor::Rank`]) runs one rank's program over two traits: [`device::Device`] holds memory and runs
 //! kernels, [`comm::Communicator`] connects ranks. `docs/runtime.md` is the tour.
 
-pub mod alone;
 pub mod artifact;
-mod blame;
 pub mod check;
 pub mod checked;
 pub mod checkpoint;
@@ -16,10 +14,11 @@ pub mod conditions;
 pub mod cpu;
 mod cursor;
 pub mod data;
+mod data_loader;
 pub mod device;
 pub mod disk;
 pub mod executor;
-mod feeding;
+mod first_nonfinite;
 pub mod gpu;
 mod headers;
 pub mod host;
@@ -40,6 +39,7 @@ pub mod scale;
 pub mod schedule;
 pub mod shm;
 pub mod signature;
+pub mod standalone;
 mod streams;
 mod strides;
 mod sums;

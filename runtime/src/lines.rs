@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 /// What becomes of lines that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Earlier {
+    /// They are removed.
     Go,
+    /// They are kept, and what is written goes behind them.
     Stay,
 }
 
+/// A file that lines are written to.
 #[derive(Debug)]
 pub struct Lines {
     /// What the user called it.

@@ -10,7 +10,9 @@ use ir::program::{Channel, Collective, Job};
 use ir::random::mix;
 use std::collections::{BTreeMap, VecDeque};
 
+/// Why ranks that take turns did not get through.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum TurnError {
     #[error(transparent)]
     Exec(#[from] ExecError),
@@ -120,6 +122,7 @@ struct Meeting {
 }
 
 impl Hub {
+    /// Of all ranks of a job, with nothing under way.
     pub fn new(job: &Job) -> Hub {
         Hub { world: job.mesh.world(), in_flight: job.in_flight as usize, meetings: BTreeMap::new(), mail: BTreeMap::new(), posted: false }
     }
@@ -136,6 +139,7 @@ impl Hub {
     }
 }
 
+/// One rank's end of a [`Hub`].
 pub struct End<'a> {
     hub: &'a mut Hub,
     rank: u64,

@@ -25,17 +25,23 @@ pub enum OnNonfinite {
     #[default]
     Stop,
     /// The step's update is left out; the run ends with the last of so many such steps in a row.
-    Skip { most: u64 },
+    Skip {
+        /// Skipped steps in a row with which the run ends.
+        most: u64,
+    },
 }
 
 /// What every rank is to do. A rank of another build is told what it does not know, and refuses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Orders {
+    /// Absolute path of the artifact's directory.
     pub artifact: PathBuf,
     /// [`crate::artifact::Artifact::id`].
     pub id: String,
+    /// Files of training data, by absolute paths.
     pub data: Vec<Spec>,
+    /// Files of held-out data, by absolute paths.
     pub valid_data: Vec<Spec>,
     /// In place of both.
     pub sets: Option<DataSets>,
@@ -47,6 +53,7 @@ pub struct Orders {
     pub eval_interval: u64,
     /// Most global batches of a held-out loss.
     pub eval_batches: u64,
+    /// The last step, counted from the first of all runs that this one goes on with.
     pub steps: u64,
     /// Said of what is saved.
     pub conditions: Conditions,
@@ -56,6 +63,7 @@ pub struct Orders {
     pub check_replicas: u64,
     /// What ranks hold their passes against before the first step.
     pub first_step: Option<FirstStep>,
+    /// Files of initial weights, by absolute paths; if there are none, weights are drawn or those of `resume`.
     pub init: Vec<PathBuf>,
     /// Parameters that are in none of these, and are drawn.
     pub drawn: Vec<String>,
@@ -67,17 +75,23 @@ pub struct Orders {
     pub skip: u64,
     /// Where the ranks write what is to be saved, which has its own name only when it is complete.
     pub save_weights: Option<SaveFile>,
+    /// The file for parameters, optimizer states and the step.
     pub save_state: Option<SaveFile>,
     /// Checkpoints that ranks write.
     pub saves: Option<Saves>,
     /// Of each rank; by default, the cores that it may run on, shared with others that may run on the same.
     pub threads: Option<usize>,
+    /// The seed of weights, of random numbers in steps and of the order of samples; that of `resume` if there is one.
     pub seed: u64,
+    /// What happens when loss or gradient norm is not finite.
     pub on_nonfinite: OnNonfinite,
+    /// Whether communication runs beside compute.
     pub order: Order,
     /// The steps that are timed.
     pub profile: Option<Window>,
+    /// What runs the kernels of all ranks.
     pub device: DeviceKind,
+    /// How ranks exchange: by the host, MPI or NCCL.
     pub exchanges: Exchanges,
     /// By which GPUs that exchange by themselves find each other.
     pub nccl: Option<Vec<u8>>,
@@ -94,13 +108,16 @@ pub struct Orders {
 pub struct FirstStep {
     /// The first ones, of which copies make a batch.
     pub sequences: u64,
+    /// Loss and gradient norm, as they should be on `sequences` sequences.
     pub expected: Vec<Expected>,
 }
 
 /// What a report should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expected {
+    /// The report's name in the job: `loss` or `grad_norm`.
     pub report: String,
+    /// What it is where the model is interpreted, in f64.
     pub value: Real,
     /// The greatest distance that is rounding.
     pub allowed: Real,
@@ -156,9 +173,11 @@ pub struct Spread {
 pub struct Place {
     /// Machines count from 0. Ranks of one share memory.
     pub machine: u32,
+    /// Name of the machine, as its system has it.
     pub host: String,
     /// Where its launcher takes what ranks of other machines write.
     pub address: IpAddr,
+    /// TCP port of `address`.
     pub port: u16,
     /// The same for ranks that may run on the same cores of a machine.
     pub cores: u64,
@@ -205,7 +224,9 @@ impl Spread {
 /// A rank's place among those that share something with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {
+    /// From 0, in rank order.
     pub index: u64,
+    /// How many ranks share it, this one included.
     pub of: u64,
 }
 
@@ -245,14 +266,30 @@ pub enum Event {
     /// A step is done.
     Step(StepEvent),
     /// A step's loss or gradient norm is not finite and the rank ends; what it found when it looked.
-    NonFinite { step: u64, reports: Vec<Option<f64>>, blame: Option<Blamed> },
+    NonFinite {
+        /// The step, from 1, which is not done.
+        step: u64,
+        /// Per report of the job; `None` for those that this rank does not make.
+        reports: Vec<Option<f64>>,
+        /// What first was not finite on this rank; `None` if no kernel made that of finite numbers.
+        blame: Option<Blamed>,
+    },
     /// So many steps in a row were skipped as may be, the last of them `step`, or all of the run (`most` is none), and the rank ends.
-    Skipped { step: u64, skips: u64, most: Option<u64> },
+    Skipped {
+        /// The last step that was done, from 1.
+        step: u64,
+        /// Skipped steps in a row, without those that a dynamic loss scale explains.
+        skips: u64,
+        /// The limit of skipped steps in a row, if reaching it ends the run.
+        most: Option<u64>,
+    },
     /// A part of what the rank did in the steps that were timed.
     Profile(Part),
     /// The rank's part of a checkpoint is on the disk. Checkpoints count from 0, those too that came to nothing.
     Saved {
+        /// Number of the checkpoint in this run.
         number: u64,
+        /// The step that it holds, the seed, the loss scale and the sequences read.
         mark: Mark,
         /// Of its shard, if it has one.
         hash: Option<[u8; 32]>,
@@ -264,22 +301,52 @@ pub enum Event {
         waited: f64,
     },
     /// It is not, and the run goes on.
-    Unsaved { number: u64, step: u64, why: String },
+    Unsaved {
+        /// Number of the checkpoint in this run, from 0.
+        number: u64,
+        /// The step that it would have held.
+        step: u64,
+        /// Why this rank's part is not on the disk.
+        why: String,
+    },
     /// The rank gives up, and what may keep that from happening again; `aborted` if only because the run had ended.
-    Failed { message: String, help: Option<Help>, aborted: bool },
+    Failed {
+        /// What went wrong on this rank, in words for the user.
+        message: String,
+        /// A way out, where one is known.
+        help: Option<Help>,
+        /// Whether the rank stopped only because the run had ended elsewhere.
+        aborted: bool,
+    },
     /// All steps are done, or those after which the run was asked to stop; its part of what is saved is written.
     Finished {
         /// The last one.
         step: u64,
     },
     /// The rank holds what it begins with, after so many milliseconds of reading or drawing.
-    Holds { milliseconds: f64 },
+    Holds {
+        /// Wall time until weights and states were in the rank's arenas.
+        milliseconds: f64,
+    },
     /// Before its first step: the reports of the passes that were held against what is expected.
-    First { reports: Vec<Option<f64>> },
+    First {
+        /// Per report of the job; `None` for those that this rank does not make.
+        reports: Vec<Option<f64>>,
+    },
     /// After the last step: means of the reports over data that is not trained on.
-    Evaluated { part: HeldOut, reports: Vec<Option<f64>> },
+    Evaluated {
+        /// The data that was evaluated.
+        part: HeldOut,
+        /// Means over the held-out batches, per report of the job; `None` for those that this rank does not make.
+        reports: Vec<Option<f64>>,
+    },
     /// What the rank holds after a step, to be compared with what others hold.
-    Sums { step: u64, sums: Vec<Sum> },
+    Sums {
+        /// The step after which checksums were taken.
+        step: u64,
+        /// A checksum of each part of a parameter, of its copies and of optimizer states.
+        sums: Vec<Sum>,
+    },
 }
 
 /// Data that is not trained on.
@@ -287,13 +354,16 @@ pub enum Event {
 pub enum HeldOut {
     /// By number, where each validation data set has a loss of its own; else the first.
     Valid(u32),
+    /// Test data, evaluated after the last step alone.
     Test,
 }
 
+/// A step, as one rank has done it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepEvent {
     /// From 1.
     pub step: u64,
+    /// Of the schedule, before a parameter's own factor.
     pub learning_rate: f64,
     /// Wall time of the step, its data included, an evaluation excluded.
     pub milliseconds: f64,
@@ -321,10 +391,12 @@ pub struct StepEvent {
 pub struct Blamed {
     /// Call and command, to find the earliest of all ranks.
     pub order: (u32, u32),
+    /// In words, the op and command that made the number, or the parameter that had it before the step.
     pub what: String,
 }
 
 impl Blamed {
+    /// Blames the command at a position, with what is said of it.
     pub fn at(position: Position, what: String) -> Blamed {
         Blamed { order: (position.call, position.command), what }
     }

@@ -19,7 +19,9 @@ pub struct Scaler {
 pub struct Scaling {
     /// The bits of the scale, which text might round.
     pub bits: u64,
+    /// Steps in a row with a finite gradient norm, since the scale last doubled.
     pub good: u64,
+    /// Steps whose norm is not finite that are still to come before the scale falls.
     pub patience: u64,
 }
 
@@ -40,6 +42,7 @@ impl Scaler {
         }
     }
 
+    /// Begins with the rule's initial scale; without a rule it is 1 and stays so.
     pub fn new(rule: Option<LossScale>) -> Scaler {
         let (scale, patience) = match rule {
             None => (1.0, 0),
@@ -49,6 +52,7 @@ impl Scaler {
         Scaler { rule, scale, good: 0, patience }
     }
 
+    /// What the loss of the step to come is multiplied by.
     pub fn scale(&self) -> f64 {
         self.scale
     }
@@ -91,7 +95,9 @@ impl Scaler {
 /// What a step's gradient norm was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
+    /// Neither infinite nor NaN.
     Finite,
+    /// Infinite or NaN.
     NotFinite,
 }
 

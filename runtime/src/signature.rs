@@ -22,7 +22,9 @@ const MOST: u64 = 1 << 16;
 const MAKE_SECRET: &str = "`openssl genpkey -algorithm ed25519 -out secret.pem` makes one";
 const MAKE_PUBLIC: &str = "`openssl pkey -in secret.pem -pubout -out public.pem` makes one of a secret key";
 
+/// Why a key or a signature could not be read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum KeyError {
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },
@@ -41,9 +43,13 @@ pub enum KeyError {
 /// What a file holds instead of the key that it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
+    /// A secret key in PEM, be it of another kind.
     Secret,
+    /// A public key in PEM, be it of another kind.
     Public,
+    /// A key of OpenSSH's, secret or public.
     OpenSsh,
+    /// Something else than the kinds of keys that are told apart.
     Other,
 }
 
@@ -148,6 +154,7 @@ pub fn read(file: &Path) -> Result<Option<[u8; 64]>, KeyError> {
     }
 }
 
+/// Tests, and the keys that those of other modules use too.
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -155,6 +162,7 @@ pub mod tests {
     /// The pair of RFC 8410, 10.1 and 10.3: everybody knows it.
     pub const SECRET: &str =
         "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC\n-----END PRIVATE KEY-----\n";
+    /// The public half of [`SECRET`].
     pub const PUBLIC: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n-----END PUBLIC KEY-----\n";
     /// The public key of RFC 8032, 7.1, test 1.
     pub const OTHER: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=\n-----END PUBLIC KEY-----\n";

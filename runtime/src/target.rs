@@ -13,7 +13,9 @@ pub enum Target {
     Cpu(Processor),
     /// PTX for an NVIDIA GPU: `sm_80`, `sm_90a`; and native code of kernels that run on the host, if there are any.
     Gpu {
+        /// The architecture by NVIDIA's name: `sm_80`, `sm_90a`.
         arch: String,
+        /// The CPU that the host's kernels were compiled for; none if there are no such kernels.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<Processor>,
     },
@@ -25,7 +27,9 @@ pub enum Target {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Processor {
+    /// The CPU's name: `znver5`, `x86-64-v3`.
     pub cpu: String,
+    /// Features that are on or off, separated by commas; empty where the CPU's name says all.
     pub features: String,
 }
 
@@ -55,6 +59,7 @@ pub enum Exchanges {
 }
 
 impl DeviceKind {
+    /// What messages call it: `cpu`, `cuda`, `emulated` or `reference`.
     pub fn name(self) -> &'static str {
         match self {
             DeviceKind::Cpu => "cpu",
@@ -67,6 +72,7 @@ impl DeviceKind {
 
 /// Code for another CPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum TargetError {
     #[error("its kernels are for a CPU with {}, of which this mcc does not know whether this one has it", .0.join(", "))]
     Unknown(Vec<String>),

@@ -5,9 +5,9 @@ use crate::checkpoint;
 use crate::comm::{CommError, Communicator};
 use crate::cpu::{Cpu, Library};
 use crate::data::{Data, DataError, Wanted};
+use crate::data_loader::{Feeding, Reading};
 use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
-use crate::feeding::{Feeding, Reading};
 use crate::gpu::nccl::By;
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
@@ -37,7 +37,9 @@ use std::time::{Duration, Instant};
 /// How long ranks wait for each other until they can exchange, where they do not by memory that they share.
 const MEETING: Duration = Duration::from_secs(120);
 
+/// Why a rank's process could not take part in a run to its end.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum WorkerError {
     #[error("cannot take part in a run: {0}; `mcc-rank` and `mcc` must be of one build (`cargo build --workspace` makes both)")]
     Orders(io::Error),

@@ -5,7 +5,9 @@ use std::fmt;
 /// One process's place in a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
+    /// What started the process.
     pub launcher: Launcher,
+    /// The process's number in the world, from 0.
     pub rank: u64,
     /// Ranks of the world.
     pub size: u64,
@@ -18,17 +20,22 @@ pub struct World {
 /// A host that all ranks reach, by name or number, and a port of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meeting {
+    /// Name or address of the host.
     pub host: String,
+    /// The TCP port at which rank 0 listens; never 0.
     pub port: u16,
 }
 
+/// A program that starts the ranks of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
+    /// PyTorch's `torchrun`.
     Torchrun,
     /// Open MPI's.
     Mpirun,
     /// MPICH's and its kin's.
     Mpiexec,
+    /// Slurm's `srun`.
     Srun,
 }
 
@@ -110,7 +117,9 @@ impl fmt::Display for Launcher {
     }
 }
 
+/// Why this process cannot take its place in a world.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum WorldError {
     #[error("`{name}`, which {launcher} sets, is `{value}`, not {wanted}")]
     Value { launcher: Launcher, name: &'static str, value: String, wanted: &'static str },

@@ -16,9 +16,11 @@ pub enum Cause {
     Depth,
     /// Waves of their tiles that are not full: of their arithmetic, and of what tiles begin and end with.
     Tail,
+    /// What tiles begin and end with, in waves that are not full.
     DepthOfTail,
     /// Arithmetic of attention, and of its gradients.
     AttentionForward,
+    /// Arithmetic of attention's gradients.
     AttentionBackward,
     /// Bytes of the device's memory.
     Memory,
@@ -32,11 +34,13 @@ pub enum Cause {
     Disk,
     /// What kernels take longer beside exchanges, and exchanges beside kernels.
     HeldKernels,
+    /// What exchanges take longer beside kernels.
     HeldExchanges,
     /// The host, between the phases of a step.
     Gap,
     /// Threads of a rank on CPUs that go on after they have waited for another: with a core for each, and without.
     Wake,
+    /// Threads of a rank on CPUs that wait for a core before they go on.
     CrowdedWake,
     /// Bytes of exchanges over links of this level.
     Bytes(u8),
@@ -49,6 +53,7 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Every cause, links' once for each level.
     pub const ALL: [Cause; 16 + 4 * LEVELS] = [
         Cause::Product,
         Cause::Depth,

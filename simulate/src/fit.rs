@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 /// A kernel that was measured.
 pub struct KernelTime<'a> {
+    /// What was launched; fits leave out kernels of the host.
     pub kernel: &'a Kernel,
     /// Threads of the rank.
     pub threads: u64,
@@ -31,9 +32,11 @@ pub struct KernelTime<'a> {
 pub struct ExchangeTime {
     /// None of a message, of each end by itself.
     pub kind: Option<Collective>,
+    /// Ranks that take part, in ascending order; of a message, its two ends.
     pub ranks: Vec<u64>,
     /// Of the message, or of a part.
     pub bytes: u64,
+    /// Seconds of one such exchange, measured.
     pub seconds: f64,
 }
 
@@ -42,11 +45,14 @@ pub struct ExchangeTime {
 pub struct Fit {
     /// What was measured, so many of it.
     pub what: String,
+    /// Measurements that were compared with predictions.
     pub samples: usize,
     /// How far predictions are off, in parts: by the mean of logarithms before and after, and the most. What is
     /// predicted at half or at twice of what was measured is off by 1.
     pub before: f64,
+    /// Mean deviation of predictions with the numbers found: 0 is exact, 1 is half or twice.
     pub after: f64,
+    /// Deviation of the worst prediction with the numbers found: 1 is half or twice.
     pub most: f64,
     /// Names and values of the numbers.
     pub numbers: Vec<(String, f64)>,
@@ -225,11 +231,13 @@ pub fn links(machine: &mut Machine, times: &[ExchangeTime], source: &str) -> Vec
 
 /// A step that was measured, of ranks with one thread each.
 pub struct StepTime {
+    /// The programs that were run.
     pub job: Job,
     /// That all of its ranks had.
     pub cores: u64,
     /// Of its kernels, by their symbols.
     pub kernels: BTreeMap<String, f64>,
+    /// Seconds of the step, measured.
     pub seconds: f64,
 }
 

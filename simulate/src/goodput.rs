@@ -47,6 +47,7 @@ pub struct Saved {
     pub write: f64,
     /// That training waits for a checkpoint; no more than `write`.
     pub wait: f64,
+    /// Seconds of a training step, without checkpoints.
     pub step: f64,
 }
 
@@ -61,9 +62,11 @@ pub struct Goodput {
     pub restart: f64,
     /// Until a checkpoint is written, and that training waits for it.
     pub write: f64,
+    /// Seconds that training waits for a checkpoint.
     pub wait: f64,
     /// Steps from one checkpoint to the next: see [`Saved::best`].
     pub save_interval: u64,
+    /// Bytes of a checkpoint, all ranks' together.
     pub bytes: u64,
 }
 

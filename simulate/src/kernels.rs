@@ -17,10 +17,13 @@ use ir::work::Work;
 /// A matrix product of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
+    /// Repetitions, rows and columns of the result.
     pub shape: ProductSize,
     /// Elements that each result sums over.
     pub contracted: u64,
+    /// Dtype of the left factor, by which the peak rate is taken.
     pub factors: DType,
+    /// Whether f32 factors are rounded to tf32.
     pub tf32: bool,
 }
 

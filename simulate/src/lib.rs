@@ -35,6 +35,7 @@ impl Default for Options {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("after {seconds:.6} s nothing goes on: {}", said(.streams))]
 pub struct Stuck {
+    /// Seconds from the beginning of the play to when the last stream stopped.
     pub seconds: f64,
     /// Stages, and what their streams are called.
     pub streams: Vec<(usize, &'static str)>,
@@ -43,8 +44,10 @@ pub struct Stuck {
 /// Why a step has no prediction.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Unpredicted {
+    /// Streams of its programs wait for ever.
     #[error(transparent)]
     Stuck(#[from] Stuck),
+    /// Seconds of a step that are not positive, or not finite.
     #[error("the numbers of the machine file give a step of {0} s")]
     NoTime(f64),
 }

@@ -97,6 +97,7 @@ pub fn collective(machine: &Machine, kind: Collective, reach: &Reach, part: u64)
 /// Bytes that a member stages at a time, and those of a chunk from which on more than two members sum a part each: a
 /// test holds these, and [`PIECE`], to `runtime/src/shm`.
 pub const CHUNK: u64 = 256 << 10;
+/// Least bytes of a chunk of which more than two members sum a part each.
 pub const APART: u64 = 64 << 10;
 /// Bytes of a message that are copied before the other end is told.
 pub const PIECE: u64 = 64 << 10;

@@ -15,6 +15,7 @@ const LEAST: f64 = 1e-12;
 
 /// What is wrong with a machine file.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum MachineError {
     #[error("{0}")]
     Syntax(#[from] serde_json::Error),
@@ -26,6 +27,7 @@ pub enum MachineError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
+    /// The number itself: bytes, seconds, operations, a count, or a part of a whole.
     pub value: f64,
     /// Of [`Machine::sources`].
     pub source: String,
@@ -38,7 +40,9 @@ pub struct Figure {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
+    /// Title of the document, or the command that measured.
     pub title: String,
+    /// Where the document is on the web; `None` if the title has to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// `2024`, `2024-03` or `2024-03-18`.
@@ -52,6 +56,7 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
+    /// As people call it: `DGX H100`.
     pub name: String,
     /// What whoever uses it should know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,11 +65,15 @@ pub struct Machine {
     pub target: String,
     /// Devices of a machine, one for each rank; of CPUs cores, which ranks share.
     pub devices: u64,
+    /// By the keys that figures have in `source`.
     pub sources: BTreeMap<String, Source>,
+    /// What one device does: a GPU, or a core of a CPU.
     pub device: Device,
     /// From the innermost to the outermost.
     pub links: Vec<Link>,
+    /// What kernels and exchanges lose beside each other.
     pub contention: Contention,
+    /// What the host does for the devices.
     pub host: Host,
     /// How often devices fail, and what it takes to go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,14 +93,19 @@ pub struct Measured {
     pub kernels: BTreeMap<String, Figure>,
 }
 
+/// A device: a GPU, or a core of a CPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
     /// That tiles of products are shared among; 1 where they are not.
     pub multiprocessors: Figure,
+    /// Peak rates of products.
     pub flops: Peaks,
+    /// How near matrix products come to peak rates.
     pub products: Products,
+    /// How near attention comes to peak rates.
     pub attention: AttentionRates,
+    /// The device's memory; of CPUs the host's.
     pub memory: Memory,
     /// Seconds from the end of a kernel to the next one's beginning.
     pub launch: Figure,
@@ -105,10 +119,13 @@ pub struct Device {
 pub struct Peaks {
     /// bf16 and f16.
     pub half: Figure,
+    /// f32 factors that are rounded to tf32.
     pub tf32: Figure,
+    /// f32 factors as they are.
     pub f32: Figure,
 }
 
+/// How near matrix products come to the peak.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
@@ -125,10 +142,13 @@ pub struct Products {
     pub tiles: Option<Tiles>,
 }
 
+/// Tiles that a device's products may be cut into.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tiles {
+    /// Rows, columns and rate of each tile; rates are parts of the best, from 0.01 to 1.
     pub sizes: Vec<(u64, u64, f64)>,
+    /// Of [`Machine::sources`].
     pub source: String,
 }
 
@@ -137,14 +157,19 @@ pub struct Tiles {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionRates {
+    /// Part of the peak that the forward pass reaches.
     pub forward: Figure,
+    /// Part of the peak that gradients reach.
     pub backward: Figure,
 }
 
+/// A device's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
+    /// Bytes that it holds; of CPUs all ranks' together.
     pub bytes: Figure,
+    /// Bytes that it moves a second at most; of CPUs those of one core.
     pub bytes_per_second: Figure,
     /// The part of that which large kernels reach.
     pub efficiency: Figure,
@@ -154,6 +179,7 @@ pub struct Memory {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
+    /// What the links are called, `NVLink`: each level has a name of its own.
     pub name: String,
     /// Of the outermost one none: it joins all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -167,6 +193,7 @@ pub struct Link {
     pub switched_sums: Option<Figure>,
     /// Seconds that an exchange takes beside its bytes, and each step from rank to rank.
     pub latency: Figure,
+    /// Seconds of each step from rank to rank.
     pub hop: Figure,
 }
 
@@ -215,8 +242,11 @@ pub struct Reliability {
 
 /// A number of a machine, and what it governs.
 pub struct Governed<'a> {
+    /// Where it is in a machine file: `device.memory.efficiency`, `links.NVLink.hop`.
     pub name: String,
+    /// The number, with its source and spread.
     pub figure: &'a Figure,
+    /// What takes time by it; empty if it changes no time of a step.
     pub causes: Vec<Cause>,
     /// Whether times due to these causes grow as the number does; else they shrink.
     pub is_time: bool,
@@ -254,6 +284,7 @@ impl Machine {
         measured.kernels.get(symbol).map(|figure| figure.value)
     }
 
+    /// Whether ranks run on cores of a CPU rather than on GPUs.
     pub fn is_cpu(&self) -> bool {
         self.target == "cpu"
     }

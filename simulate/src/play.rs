@@ -32,7 +32,9 @@ const STREAMS: usize = Stream::ALL.len();
 /// A time, and the seconds by cause that led to it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mark {
+    /// Seconds from the beginning of the play.
     pub time: f64,
+    /// Seconds by cause, along what was waited for; they add up to `time`.
     pub path: Cost,
 }
 
@@ -45,14 +47,21 @@ impl Mark {
 /// Something that a stream did.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice {
+    /// Pipeline stage, from 0.
     pub stage: usize,
+    /// The stream that did it.
     pub stream: Stream,
+    /// Passes ([`Phase::Train`]) or update ([`Phase::Update`]).
     pub phase: Phase,
+    /// Index into the calls that the stage's schedule has for the phase.
     pub call: u32,
     /// Of the called body, both included.
     pub first: u32,
+    /// Index of the last command in the called body, inclusive.
     pub last: u32,
+    /// Seconds from the beginning of the play at which it began.
     pub start: f64,
+    /// Seconds from the beginning of the play at which it ended.
     pub end: f64,
 }
 
@@ -65,6 +74,7 @@ pub struct Played {
     pub steady: bool,
     /// When it begins, as the one before ends, and when it ends, on the last of the stages.
     pub begin: f64,
+    /// Seconds from the beginning of the play at which the last stage ends the step.
     pub end: f64,
     /// From the one to the other, by cause.
     pub path: Cost,

@@ -15,48 +15,61 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A training step on a machine, once steps are alike.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
+    /// Name of the machine, from its file.
     pub machine: String,
+    /// Ranks of the job, all stages' together.
     pub ranks: u64,
     /// Its number among those that are played, from 0, and when it begins there.
     #[serde(skip)]
     pub number: usize,
+    /// When it begins, in seconds from the beginning of the play.
     #[serde(skip)]
     pub begin: f64,
+    /// How long the step takes.
     pub seconds: f64,
     /// How far that may be off, as the spreads of the machine's numbers have it, to first order: the root of the sum
     /// of the squares of what each changes, as if they were independent.
     pub give_or_take: f64,
     /// Whether steps had become alike, or this is but the last one that was played.
     pub steady: bool,
+    /// Tokens that all ranks together train on in a second.
     pub tokens_per_second: f64,
     /// Operations a second of a rank, as the field counts them ([`model_flops`]), and the part of the peak.
     pub flops_per_second: f64,
+    /// Model FLOPs utilization: the rate of a rank's operations over its peak.
     pub mfu: f64,
     /// Bytes that a rank of the largest stage plans of its device, exchanges and the driver apart, and those that
     /// there are.
     pub memory: u64,
+    /// Bytes that the machine file gives a device's memory.
     pub device_memory: u64,
     /// Kernels of a step for which the machine file has measured seconds, and all.
     pub measured: usize,
+    /// Kernels that a step launches, each counted once.
     pub all_kernels: usize,
     /// What the compute streams do, mean of the stages: seconds of a rank and step, which add up to the step.
     pub spent: Spent,
+    /// Seconds of a rank of each stage, by what its compute stream does.
     pub stages: Vec<Spent>,
     /// Along what the step waits for: seconds by cause, which add up to the step.
     pub path: Vec<(String, f64)>,
     /// What the step would gain if a number of the machine were a tenth better, in seconds and to first order: the
     /// path that it waits for may be another one then. The most first.
     pub limits: Vec<(String, f64)>,
+    /// All that is no exchange: kernels by family, copies, fills and reports; the most exposed first.
     pub kernels: Vec<Row>,
+    /// Collectives by kind and axes, and messages between stages; the most exposed first.
     pub exchanges: Vec<Row>,
     /// Exchanges by the links that take most of their time.
     pub links: Vec<Row>,
+    /// Kernels and exchanges by line of the model text; the most exposed first.
     pub lines: Vec<Row>,
 }
 
 /// Something that a step does many times; means of the stages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
+    /// What is summed up: a family, a collective with its axes, a link, or a line `model.mdl:25`.
     pub name: String,
     /// Of a rank in a step.
     pub calls: f64,

@@ -17,10 +17,13 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Kind {
     /// The device: kernels, and what is done of their memory.
     Device,
+    /// Cores of the host, by kernels that run there.
     Host,
     /// Copies between memories, which no kernel makes.
     Copy,
+    /// Copies to or from a disk.
     Disk,
+    /// Collectives and messages.
     Exchange,
     /// The host, between phases.
     Gap,
@@ -33,25 +36,37 @@ pub enum Kind {
 pub enum Item {
     /// Commands `first` to `last` of the body.
     Work {
+        /// What the commands keep busy.
         kind: Kind,
+        /// Seconds of all these commands, by cause.
         cost: Box<Cost>,
+        /// Index of the first command in its body.
         first: u32,
+        /// Index of the last command in its body, inclusive; commands of other streams may lie between.
         last: u32,
     },
+    /// Marks an event as reached.
     Record {
+        /// The event's number in the program.
         event: u32,
     },
     /// For the record of the event that is the last before it; so many of them are in this part of the body.
     Wait {
+        /// The event's number in the program.
         event: u32,
+        /// Records of the event that precede the wait in this part of the body.
         before: u32,
     },
     /// Number `other` of the part's exchanges that are no sends.
     Exchange {
+        /// Index into [`StageTape::exchanges`].
         exchange: u32,
+        /// From 0, in the order of the part's commands.
         other: u32,
     },
+    /// Begins a message to another stage.
     Send {
+        /// Index into [`StageTape::exchanges`].
         exchange: u32,
     },
 }
@@ -63,24 +78,34 @@ pub enum With {
     Within,
     /// Ranks of other stages too: the number of their meeting.
     Meeting(usize),
+    /// A message to another stage.
     Send {
+        /// The stage that receives it.
         to: usize,
+        /// Messages of one channel arrive in the order in which they are sent.
         channel: Channel,
     },
+    /// A message from another stage.
     Recv {
+        /// The stage that sends it.
         from: usize,
+        /// Messages of one channel arrive in the order in which they are sent.
         channel: Channel,
     },
 }
 
+/// A collective, or one end of a message, as a rank of a stage issues it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
+    /// Who takes part in it.
     pub with: With,
     /// Its place in the program.
     pub body: u32,
+    /// Index of its command in the body.
     pub command: u32,
     /// That a rank sends, or receives.
     pub bytes: u64,
+    /// Seconds that it takes by itself, by cause.
     pub cost: Cost,
 }
 
@@ -101,7 +126,9 @@ pub struct Tape {
 pub struct StageTape {
     /// By body and part.
     pub tapes: Vec<Vec<Tape>>,
+    /// Those of all bodies, in the order of bodies and commands.
     pub exchanges: Vec<Exchange>,
+    /// One more than the highest number of an event; 0 if there are none.
     pub events: usize,
 }
 
@@ -109,6 +136,7 @@ pub struct StageTape {
 #[derive(Default)]
 pub struct Meetings {
     numbers: BTreeMap<(Vec<u8>, Vec<u64>), usize>,
+    /// The stages of each meeting, by its number.
     pub stages: Vec<Vec<usize>>,
 }
 
@@ -129,6 +157,7 @@ pub struct Costs<'a> {
 }
 
 impl<'a> Costs<'a> {
+    /// Works out each kernel's cost once; those of exchanges follow on demand.
     pub fn new(job: &'a Job, machine: &'a Machine, options: &Options) -> Costs<'a> {
         let kernels = job.kernels.iter().map(|k| kernels::launch(machine, k, options.threads)).collect();
         Costs { job, machine, kernels, options: *options, reaches: BTreeMap::new() }

@@ -23,6 +23,7 @@ pub struct TimeSpan {
     pub what: u32,
     /// In seconds from the step's beginning; a stage may be ahead of it.
     pub start: f64,
+    /// Seconds from the step's beginning at which it ends.
     pub end: f64,
 }
 
@@ -31,6 +32,7 @@ pub struct TimeSpan {
 pub struct CallLine {
     /// The body's, by its name.
     pub kind: &'static str,
+    /// The microbatch that the call is for.
     pub microbatch: u32,
     /// Of the rank's virtual stages, the one that is computed.
     pub chunk: u32,
@@ -50,19 +52,23 @@ pub struct StageLine {
 /// What goes over a link.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LinkLine {
+    /// The link's name in the machine file, `host and device`, or `disks`.
     pub name: String,
     /// In each part of the step, in which part of the time a rank uses it: mean of the stages. Streams that use it at
     /// once, as where it copies both ways, count each.
     pub busy: Vec<f64>,
 }
 
+/// What ranks of all stages do in a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Timeline {
     /// Pauses up to so many seconds are not shown.
     pub joined: f64,
+    /// One for each pipeline stage, in order.
     pub stages: Vec<StageLine>,
     /// Names of what is exchanged, copied, or computed by the host.
     pub exchanges: Vec<String>,
+    /// Those that something goes over, from the innermost, then `host and device`, then `disks`.
     pub links: Vec<LinkLine>,
 }
 

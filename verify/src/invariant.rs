@@ -62,7 +62,9 @@ impl std::fmt::Display for Invariant {
 
 /// Invariants that one verifier checks, from its first number on.
 pub struct Group {
+    /// Number of its first invariant; the others come before the first of the next group.
     pub first: u16,
+    /// What they are about: a heading of the page of invariants.
     pub title: &'static str,
     /// Where it is checked, below `verify/src`.
     pub file: &'static str,

@@ -9,7 +9,9 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{invariant}: {locus}: {found}")]
 pub struct Violation {
+    /// What should hold.
     pub invariant: Invariant,
+    /// Where it does not.
     pub locus: Locus,
     /// What is there, beside what should be.
     pub found: String,
@@ -31,30 +33,43 @@ pub struct Locus(pub Vec<LocusPart>);
 /// A part of a module that others may be within.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocusPart {
+    /// A graph as a whole, not one of its values.
     Graph,
     /// The graphs of a step, or what a program does for it.
     Training,
+    /// The graphs of an evaluation, or what a program does for it.
     Evaluation,
+    /// The job as a whole.
     Job,
+    /// A stage of the pipeline, by its number.
     Stage(u64),
     /// The graphs or the program of several stages, by the first.
     Class(u64),
-    /// A list of calls of a stage: `train`, or `end of train`.
+    /// A list of calls of a stage: `train`.
     Calls(&'static str),
+    /// The end of a list of calls of a stage: `end of train`.
     EndOf(&'static str),
+    /// A kernel, by its number in the job.
     Kernel(usize),
+    /// A group of ranks, by its number in its program.
     Group(usize),
+    /// A buffer, by its name.
     Buffer(String),
+    /// A bucket, by its number in its graph or program.
     Bucket(usize),
+    /// A body, by its name.
     Body(String),
     /// A body that is called for a microbatch.
     Pass(String, u32),
     /// The number of a call in its list.
     Call(usize),
+    /// What is done for one microbatch, by its number.
     Microbatch(u32),
     /// The number of a command in its body.
     Number(usize),
+    /// The number of a command in its body, and what it does.
     Command(usize, String),
+    /// A value of a graph.
     Value(Value),
     /// With its op.
     Node(Value, &'static str),
@@ -103,6 +118,7 @@ impl fmt::Display for LocusPart {
 }
 
 impl Locus {
+    /// A stage of the pipeline, by its number.
     pub fn stage(stage: u64) -> Locus {
         Locus(vec![LocusPart::Stage(stage)])
     }
@@ -114,14 +130,17 @@ impl Locus {
         Locus(parts)
     }
 
+    /// A body within this place, by its name.
     pub fn body(&self, name: &str) -> Locus {
         self.of(LocusPart::Body(name.into()))
     }
 
+    /// A buffer within this place, by its name.
     pub fn buffer(&self, name: &str) -> Locus {
         self.of(LocusPart::Buffer(name.into()))
     }
 
+    /// A command within this place, by its number in its body.
     pub fn command(&self, k: usize, command: &Command) -> Locus {
         self.of(LocusPart::Command(k, describe(command)))
     }

@@ -7,14 +7,14 @@
 //! All inner sums are f32; results are rounded once.
 
 mod backward;
-mod cores;
 mod forward;
-mod lanes;
+mod mma;
 mod panels;
 #[cfg(test)]
 #[path = "programs/tests.rs"]
 mod programs;
 mod scoring;
+mod simt;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -44,10 +44,10 @@ use scoring::{Applied, Program, Sight};
 /// The kernel is not attention of inputs, or its gradients.
 pub fn emit_for_gpu(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<(Shape, Launch), CompileError> {
     let plan = Plan::new(kernel, target)?;
-    match (cores::half(&plan), cores::roles::Form::new(&plan, target)) {
-        (Some(half), Some(form)) => cores::roles::emit(b, &plan, half, &form, name),
-        (Some(half), None) => cores::emit(b, &plan, half, name),
-        (None, _) => lanes::emit(b, &plan, name).map(|shape| (shape, launch_of_warps(kernel, &shape))),
+    match (mma::half(&plan), mma::warp_specialized::Form::new(&plan, target)) {
+        (Some(half), Some(form)) => mma::warp_specialized::emit(b, &plan, half, &form, name),
+        (Some(half), None) => mma::emit(b, &plan, half, name),
+        (None, _) => simt::emit(b, &plan, name).map(|shape| (shape, launch_of_warps(kernel, &shape))),
     }
 }
 

@@ -8,7 +8,9 @@ use std::fmt::Write;
 /// A 16-bit float that tensor cores multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
+    /// 8 bits of exponent and 7 of fraction: the upper half of an f32.
     Bf16,
+    /// 5 bits of exponent and 10 of fraction (IEEE 754).
     F16,
 }
 
@@ -24,6 +26,7 @@ impl Half {
 /// What tensor cores multiply, to sums in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factor {
+    /// bf16 or f16, two of them in a register.
     Half(Half),
     /// f32, of which the last 13 bits do not count.
     Tf32,
@@ -61,15 +64,27 @@ impl Factor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
     /// `(to in shared, from in global)`: copies so many bytes in the background; both are aligned to them.
-    CopyAsync { bytes: u32 },
+    CopyAsync {
+        /// Bytes of a copy: 4, 8 or 16.
+        bytes: u32,
+    },
     /// `(to, from, bytes)`: the same, but only the first bytes are read; what follows them becomes zero.
-    CopyAsyncFilled { bytes: u32 },
+    CopyAsyncFilled {
+        /// Bytes that a copy writes to shared memory: 4, 8 or 16.
+        bytes: u32,
+    },
     /// Closes a group of the copies since the last one.
     CommitCopies,
     /// Waits until all but the last so many groups are there, as far as this thread began them.
-    WaitCopies { left: u32 },
+    WaitCopies {
+        /// Groups of copies, the last ones, that may still be under way.
+        left: u32,
+    },
     /// `(row in shared)`: four 8 x 8 matrices of 16-bit numbers, the rows' addresses from lanes 0-7, 8-15, .., or, of their transposes, the columns'.
-    LoadMatrices { transposed: bool },
+    LoadMatrices {
+        /// Whether each matrix arrives as its transpose.
+        transposed: bool,
+    },
     /// `(4 words of A, 2 words of B, 4 sums)`: 16 x 8 sums of 16 products each, 8 of tf32, to four sums.
     Multiply(Factor),
     /// Not an instruction: at the start of a loop, asks the assembler to leave it rolled.
@@ -79,22 +94,55 @@ pub enum Instruction {
     /// Sums in registers are the matrix engine's from here on.
     GroupFence,
     /// `(f32)`: the same, with sums that must have been made before.
-    FenceSums { count: usize },
+    FenceSums {
+        /// Sums of a thread, in a register each.
+        count: usize,
+    },
     /// `(descriptor of A, descriptor of B, columns / 2 sums)`: a warpgroup's 64 rows of so many columns of sums of 16 products each, 8 of tf32, to the
     /// sums, in the background. Transposed: of the factor whose contracted elements are apart, which those of tf32 never are.
-    GroupMultiply { factor: Factor, columns: u32, transposed: [bool; 2] },
+    GroupMultiply {
+        /// What elements of both factors are.
+        factor: Factor,
+        /// Columns of B and of the sums: a multiple of 8, at most 256.
+        columns: u32,
+        /// Of A and of B, whether it is transposed.
+        transposed: [bool; 2],
+    },
     /// `(descriptor of A, descriptor of B)`: such products, of which neither factor is transposed, as sums that begin with them.
-    GroupProduct { half: Half, columns: u32 },
+    GroupProduct {
+        /// What elements of both factors are.
+        half: Half,
+        /// Columns of B and of the sums: a multiple of 8, at most 256.
+        columns: u32,
+    },
     /// `(4 words of A, descriptor of B, columns / 2 sums)`: as `GroupMultiply`, with A in registers: a warp's 16 rows as `Multiply` has them. Transposed: B.
-    GroupMultiplyWords { half: Half, columns: u32, transposed: bool },
+    GroupMultiplyWords {
+        /// What elements of both factors are.
+        half: Half,
+        /// Columns of B and of the sums: a multiple of 8, at most 256.
+        columns: u32,
+        /// Whether B is transposed.
+        transposed: bool,
+    },
     /// Closes a group of the products since the last one.
     CommitProducts,
     /// Waits until all but the last so many groups of products are done.
-    WaitProducts { left: u32 },
+    WaitProducts {
+        /// Groups of products, the last ones, that may still be under way.
+        left: u32,
+    },
     /// `(f32)`: the same, with what must not be used or made before: sums that are waited for, among others.
-    WaitSums { left: u32, count: usize },
+    WaitSums {
+        /// Groups of products, the last ones, that may still be under way.
+        left: u32,
+        /// Values of a thread that pass through, in a register each.
+        count: usize,
+    },
     /// `(mbarrier in shared)`: its phases end with so many arrivals, and all bytes that are expected.
-    BarrierInit { arrivals: u32 },
+    BarrierInit {
+        /// Arrivals that each phase waits for.
+        arrivals: u32,
+    },
     /// The mbarriers that this thread initialised may be used by copies, of the threads that it meets hereafter.
     FenceBarriers,
     /// `(mbarrier)`: arrives; what this thread did before is done for those who see the phase end.
@@ -105,7 +153,10 @@ pub enum Instruction {
     TryWait,
     /// `(to in shared, tensor map, as many coordinates as dims, mbarrier)`: copies a box in the background and completes its bytes at the mbarrier.
     /// One thread does it. The map's address is generic; coordinates count from the innermost.
-    CopyBox { dims: u32 },
+    CopyBox {
+        /// Dims of the tensor map, 1 to 5.
+        dims: u32,
+    },
     /// 1 in one lane of the warp, 0 in all others.
     Elect,
     /// The number of blocks of the launch. Unlike LLVM's operation it stays where it is.
@@ -121,6 +172,7 @@ pub enum Instruction {
 /// What an instruction gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Results {
+    /// No register.
     Nothing,
     /// A 32-bit number.
     Word,
@@ -133,8 +185,11 @@ pub enum Results {
 /// How an instruction is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
+    /// PTX, in which `$0`, `$1`, .. stand for operands, results first.
     pub template: String,
+    /// LLVM's constraints of the operands, results first, then of what is clobbered.
     pub constraints: String,
+    /// The registers that it writes.
     pub results: Results,
 }
 
@@ -164,6 +219,7 @@ fn tied(count: usize) -> String {
 }
 
 impl Instruction {
+    /// Its PTX, and the constraints of its operands.
     pub fn text(self) -> Text {
         let nothing = |template: String, parts: &[(&str, usize)]| Text { template, constraints: constraints(parts, true), results: Results::Nothing };
         let through = |template: String, count: usize| Text {

@@ -39,6 +39,7 @@ impl<'c> Simt<'c> {
         built(self.writer.build_int_z_extend(a, self.context.i64_type(), ""))
     }
 
+    /// An operation on two numbers of one width, 32 or 64 bits.
     pub fn bits(&self, op: IntBinary, a: Index<'c>, b: Index<'c>) -> Index<'c> {
         self.int2(op, a.into(), b.into()).into_int_value()
     }
@@ -63,10 +64,12 @@ impl<'c> Simt<'c> {
         built(self.writer.build_int_compare(IntPredicate::SLT, a, b, ""))
     }
 
+    /// Whether two numbers of one width are the same.
     pub fn equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
     }
 
+    /// `yes` where the condition holds, else `no`.
     pub fn choose(&self, condition: IntValue<'c>, yes: Index<'c>, no: Index<'c>) -> Index<'c> {
         built(self.writer.build_select(condition, yes, no, "")).into_int_value()
     }
@@ -89,6 +92,7 @@ impl<'c> Simt<'c> {
         });
     }
 
+    /// A variable that begins as `initial`, of 32 bits.
     pub fn variable(&self, initial: Index<'c>) -> Variable<'c> {
         let here = self.writer.get_insert_block().expect("invariant: a block is open");
         let entry = self.function().get_first_basic_block().expect("invariant: the function has a block");
@@ -104,10 +108,12 @@ impl<'c> Simt<'c> {
         variable
     }
 
+    /// A variable's value at this place of the kernel.
     pub fn get(&self, variable: Variable<'c>) -> Index<'c> {
         built(self.writer.build_load(self.context.i32_type(), variable.0, "")).into_int_value()
     }
 
+    /// Gives a variable another value, of 32 bits.
     pub fn set(&self, variable: Variable<'c>, value: Index<'c>) {
         built(self.writer.build_store(variable.0, value));
     }

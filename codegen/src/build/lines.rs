@@ -13,6 +13,7 @@ use inkwell::values::FunctionValue;
 use ir::graph::Value;
 use std::cell::Cell;
 
+/// Debug info of one module, from which its PTX has its `.loc` directives.
 pub struct Lines<'c> {
     builder: DebugInfoBuilder<'c>,
     unit: DICompileUnit<'c>,
@@ -24,7 +25,9 @@ pub struct Lines<'c> {
 /// Values that a kernel's text has beside those of its body: so many before one, in whose place they are.
 #[derive(Clone, Copy, Default)]
 pub struct Added {
+    /// Number of the body's value before which they are; `u32::MAX` where there are none.
     pub before: u32,
+    /// How many they are.
     pub count: u32,
 }
 
@@ -32,6 +35,7 @@ pub struct Added {
 const DIRECTIVES: [&str; 2] = ["emissionKind: LineTablesOnly", "emissionKind: DebugDirectivesOnly"];
 
 impl<'c> Lines<'c> {
+    /// Adds debug info to a module, none of whose functions is entered.
     pub fn new(context: &'c Context, module: &Module<'c>) -> Lines<'c> {
         let version = context.i32_type().const_int(debug_metadata_version().into(), false);
         module.add_basic_value_flag("Debug Info Version", FlagBehavior::Warning, version);

@@ -17,14 +17,20 @@ use inkwell::types::{BasicType, BasicTypeEnum, VectorType};
 use inkwell::values::{BasicValue, BasicValueEnum, IntValue, PointerValue, VectorValue};
 use inkwell::{AddressSpace, IntPredicate};
 
+/// An integer of 64 bits.
 pub type Index<'c> = IntValue<'c>;
+/// An address.
 pub type Pointer<'c> = PointerValue<'c>;
+/// As many lanes as a vector register of the target has of f32.
 pub type Vector<'c> = VectorValue<'c>;
+/// An index, a pointer, a vector, or one lane of it.
 pub type Value<'c> = BasicValueEnum<'c>;
 
 /// Writes one LLVM module.
 pub struct Llvm<'c> {
+    /// LLVM's context, which owns the module's types and constants.
     pub context: &'c Context,
+    /// What is written so far; it has no function at first.
     pub module: Module<'c>,
     writer: Writer<'c>,
     lanes: usize,
@@ -35,6 +41,7 @@ pub struct Llvm<'c> {
 /// How near to the core a line is brought ahead of its use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Level {
+    /// Into the first-level cache of the core.
     First,
     /// Soon enough for what streams: fetching into the first level, few lines can be under way.
     Second,
@@ -51,6 +58,7 @@ impl Level {
 }
 
 impl<'c> Llvm<'c> {
+    /// An empty module of that name, whose functions are for the target's CPU.
     pub fn new(context: &'c Context, name: &str, target: &Target) -> Self {
         Self {
             context,
@@ -181,6 +189,7 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
     }
 
+    /// Stores a 64-bit integer at `to`.
     pub fn store_index(&self, to: Pointer<'c>, value: Index<'c>) {
         built(self.writer.build_store(to, value));
     }
@@ -197,10 +206,12 @@ impl<'c> Llvm<'c> {
         }
     }
 
+    /// Whether `a < b`, both unsigned.
     pub fn index_less(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::ULT, a, b, ""))
     }
 
+    /// Whether `a <= b`, both unsigned.
     pub fn index_less_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::ULE, a, b, ""))
     }
@@ -210,30 +221,37 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_int_compare(IntPredicate::SLE, a, b, ""))
     }
 
+    /// Whether `a == b`.
     pub fn index_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
     }
 
+    /// Whether `a != b`.
     pub fn index_unequal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::NE, a, b, ""))
     }
 
+    /// Whether at least one of two conditions holds.
     pub fn either(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
         built(self.writer.build_or(a, b, ""))
     }
 
+    /// The greater, both unsigned.
     pub fn index_max(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
         self.index_select(self.index_less(a, b), b, a)
     }
 
+    /// Whether two conditions both hold.
     pub fn both(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
         built(self.writer.build_and(a, b, ""))
     }
 
+    /// `yes` where the condition holds, else `no`.
     pub fn index_select(&self, condition: IntValue<'c>, yes: Index<'c>, no: Index<'c>) -> Index<'c> {
         built(self.writer.build_select(condition, yes, no, "")).into_int_value()
     }
 
+    /// `yes` where the condition holds, else `no`; neither is followed.
     pub fn pointer_select(&self, condition: IntValue<'c>, yes: Pointer<'c>, no: Pointer<'c>) -> Pointer<'c> {
         built(self.writer.build_select(condition, yes, no, "")).into_pointer_value()
     }

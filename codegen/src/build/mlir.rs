@@ -43,6 +43,7 @@ pub struct Mlir<'c> {
 type V<'c> = Value<'c, 'c>;
 
 impl<'c> Mlir<'c> {
+    /// An empty module, whose vectors are as wide as the target has them.
     pub fn new(context: &'c Context, target: &Target) -> Self {
         let location = Location::unknown(context);
         let module = Module::new(location);

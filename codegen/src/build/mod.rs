@@ -15,8 +15,8 @@ pub mod masked;
 pub mod mlir;
 pub mod scheduler;
 pub mod simt;
-pub mod squares;
 pub mod stages;
+pub mod swizzle;
 mod words;
 
 use crate::CompileError;
@@ -26,9 +26,13 @@ use ir::graph::Value;
 /// What a lane of a vector holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Lane {
+    /// A float of 32 bits.
     F32,
+    /// A float of 64 bits.
     F64,
+    /// An integer of 32 bits, with a sign.
     I32,
+    /// An integer of 64 bits, with a sign.
     I64,
     /// One bit in registers, one byte (0 or 1) in memory.
     Mask,
@@ -53,9 +57,13 @@ impl Lane {
 /// Operations on one floating-point vector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FloatUnary {
+    /// `-x`: the sign is flipped, that of zero too.
     Neg,
+    /// `|x|`: the sign is cleared.
     Abs,
+    /// The square root; not a number where `x < 0`.
     Sqrt,
+    /// Rounds down to an integer.
     Floor,
     /// Rounds to the nearest integer, ties to even.
     Round,
@@ -66,17 +74,24 @@ pub enum FloatUnary {
 pub enum Approximate {
     /// A power of e: that of 2 of a product, which is rounded, so an error of up to 2^-24 |x| comes to it.
     Exp,
+    /// A power of 2: `2^x`.
     Exp2,
+    /// `1 / x`.
     Recip,
+    /// `1 / sqrt(x)`.
     Rsqrt,
 }
 
 /// Operations on two floating-point vectors of one type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FloatBinary {
+    /// `a + b`.
     Add,
+    /// `a - b`.
     Sub,
+    /// `a * b`.
     Mul,
+    /// `a / b`; by zero it is infinite, or not a number.
     Div,
     /// The magnitude of the first with the sign of the second.
     CopySign,
@@ -85,15 +100,23 @@ pub enum FloatBinary {
 /// Operations on two integer vectors of one type, or on two masks for the bitwise ones. Shifts count below the lane's width.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntBinary {
+    /// `a + b`, which wraps around.
     Add,
+    /// `a - b`, which wraps around.
     Sub,
+    /// `a * b`, which wraps around.
     Mul,
     /// Quotient rounded toward zero; the divisor is not zero.
     Div,
+    /// Remainder with the sign of the dividend; the divisor is not zero.
     Rem,
+    /// Bit by bit `a & b`.
     And,
+    /// Bit by bit `a | b`.
     Or,
+    /// Bit by bit `a ^ b`.
     Xor,
+    /// Shift left, zeros enter.
     Shl,
     /// Shift right, zeros enter.
     ShrLogical,
@@ -104,11 +127,17 @@ pub enum IntBinary {
 /// Ordered comparisons: false where an operand is not a number, except `Ne`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compare {
+    /// `a < b`; integers have signs.
     Lt,
+    /// `a <= b`; integers have signs.
     Le,
+    /// `a > b`; integers have signs.
     Gt,
+    /// `a >= b`; integers have signs.
     Ge,
+    /// `a == b`.
     Eq,
+    /// `a != b`, also where an operand is not a number.
     Ne,
 }
 
@@ -138,16 +167,22 @@ pub type LoopBody<'a, I, V> = dyn FnMut(I, &[V]) -> Vec<V> + 'a;
 pub trait Builder {
     /// A 64-bit run-time integer, for addresses and counters.
     type Index: Copy;
+    /// An address of memory.
     type Pointer: Copy;
+    /// [`Builder::lanes`] lanes of one type, a [`Lane`].
     type Vector: Copy;
 
     /// Lanes per vector.
     fn lanes(&self) -> usize;
 
     // Indices.
+    /// A constant.
     fn index(&self, value: i64) -> Self::Index;
+    /// `a + b`, which wraps around.
     fn index_add(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+    /// `a - b`, which wraps around.
     fn index_sub(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+    /// `a * b`, which wraps around.
     fn index_mul(&self, a: Self::Index, b: Self::Index) -> Self::Index;
     /// Unsigned quotient.
     fn index_div(&self, a: Self::Index, b: Self::Index) -> Self::Index;
@@ -157,6 +192,7 @@ pub trait Builder {
     fn index_min(&self, a: Self::Index, b: Self::Index) -> Self::Index;
 
     // Memory.
+    /// `base` moved by a number of bytes that is known at run time.
     fn at(&self, base: Self::Pointer, bytes: Self::Index) -> Self::Pointer;
     /// Lanes adjacent in memory. Lanes outside `mask` are not read and are zero.
     fn load(&self, from: Self::Pointer, lane: Lane, mask: Option<Self::Vector>) -> Self::Vector;
@@ -164,6 +200,7 @@ pub trait Builder {
     fn load_splat(&self, from: Self::Pointer, lane: Lane) -> Self::Vector;
     /// Lane `i` from `base + offsets[i]`, offsets being `I64` lanes in bytes. Lanes outside `mask` are not read and are zero.
     fn gather(&self, base: Self::Pointer, offsets: Self::Vector, lane: Lane, mask: Option<Self::Vector>) -> Self::Vector;
+    /// Lanes to adjacent memory. Lanes outside `mask` are not written.
     fn store(&self, to: Self::Pointer, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
     /// Lane `i` to `base + offsets[i]`; the inverse of [`Builder::gather`]. Later lanes win.
     fn scatter(&self, base: Self::Pointer, offsets: Self::Vector, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
@@ -187,9 +224,13 @@ pub trait Builder {
     fn store_first(&self, to: Self::Pointer, value: Self::Vector, lane: Lane);
 
     // Constants and lane positions.
+    /// A constant, rounded to f32, in every lane.
     fn f32(&self, value: f64) -> Self::Vector;
+    /// A constant in every lane, as `F64`.
     fn f64(&self, value: f64) -> Self::Vector;
+    /// A constant in every lane, as `I32`.
     fn i32(&self, value: i32) -> Self::Vector;
+    /// A constant in every lane, as `I64`.
     fn i64(&self, value: i64) -> Self::Vector;
     /// Lanes `0..n` true.
     fn mask_first(&self, n: usize) -> Self::Vector;
@@ -201,14 +242,21 @@ pub trait Builder {
     fn first_as_index(&self, value: Self::Vector) -> Self::Index;
 
     // Arithmetic.
+    /// An operation on each lane of a vector of `F32` or `F64`.
     fn float1(&self, op: FloatUnary, a: Self::Vector) -> Self::Vector;
+    /// An operation on each lane of two vectors, both of `F32` or both of `F64`.
     fn float2(&self, op: FloatBinary, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a * b + c`, rounded once.
     fn fma(&self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// An operation on each lane of two vectors of one integer type, or of two masks.
     fn int2(&self, op: IntBinary, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// The mask of lanes where the comparison of two floats holds.
     fn compare_float(&self, op: Compare, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// The mask of lanes where the comparison of two signed integers holds.
     fn compare_int(&self, op: Compare, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// Lanes of `yes` where the mask is true, else of `no`.
     fn select(&self, mask: Self::Vector, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
+    /// The lanes in another type.
     fn convert(&self, to: Convert, a: Self::Vector) -> Self::Vector;
     /// F32 lanes rounded to the nearest f16, ties to even, as f32.
     fn to_f16(&self, a: Self::Vector) -> Self::Vector;
@@ -257,15 +305,19 @@ pub trait Builder {
     }
 
     // Conveniences.
+    /// `a + b` of floats.
     fn add(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         self.float2(FloatBinary::Add, a, b)
     }
+    /// `a - b` of floats.
     fn sub(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         self.float2(FloatBinary::Sub, a, b)
     }
+    /// `a * b` of floats.
     fn mul(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         self.float2(FloatBinary::Mul, a, b)
     }
+    /// `a / b` of floats.
     fn div(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         self.float2(FloatBinary::Div, a, b)
     }

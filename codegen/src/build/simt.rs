@@ -27,12 +27,15 @@ pub const LANES: usize = 32;
 pub(super) const GLOBAL: u16 = 1;
 const ALL: u64 = 0xFFFF_FFFF;
 
+/// A register of each lane, whose values may differ among them.
 pub type Value<'c> = BasicValueEnum<'c>;
+/// An address, generic or in one of the address spaces of a GPU.
 pub type Pointer<'c> = PointerValue<'c>;
 
 /// Writes one LLVM module with one kernel.
 pub struct Simt<'c> {
     pub(super) context: &'c Context,
+    /// What is written so far; [`Simt::finish`] gives it with its lines.
     pub module: Module<'c>,
     pub(super) writer: Writer<'c>,
     cpu: String,

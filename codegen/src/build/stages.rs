@@ -11,8 +11,9 @@ use super::{Builder, IntBinary};
 
 /// Threads of a warpgroup; the first one of a block copies.
 pub const WARPGROUP: i64 = 128;
-/// Registers of a multiprocessor, and of a thread that copies.
+/// Registers of a multiprocessor.
 const REGISTERS: i64 = 65536;
+/// Registers of a thread of the warpgroup that copies.
 pub const FEW_REGISTERS: u32 = 40;
 
 /// Registers of a thread of the other warpgroups, where so many blocks share a multiprocessor.
@@ -37,6 +38,7 @@ pub struct Position<'c> {
 }
 
 impl<'a, 'c> Stages<'a, 'c> {
+    /// `count` stages, whose mbarriers begin at an address in shared memory.
     pub fn new(b: &'a Simt<'c>, barriers: Index<'c>, count: i64) -> Self {
         Stages { b, barriers, count }
     }
@@ -46,11 +48,13 @@ impl<'a, 'c> Stages<'a, 'c> {
         2 * 8 * count
     }
 
+    /// Address of the mbarrier that says that a stage is full.
     pub fn full(&self, slot: Index<'c>) -> Index<'c> {
         let b = self.b;
         b.index_add(self.barriers, b.index_mul(slot, b.word(8)))
     }
 
+    /// Address of the mbarrier that says that a stage is empty.
     pub fn empty(&self, slot: Index<'c>) -> Index<'c> {
         let b = self.b;
         b.index_add(self.full(slot), b.word(8 * self.count))
@@ -80,6 +84,7 @@ impl<'a, 'c> Stages<'a, 'c> {
         Position { slot: b.variable(b.word(0)), parity: b.variable(b.word(parity)) }
     }
 
+    /// The number of the stage that a thread is at, from 0.
     pub fn slot(&self, position: Position<'c>) -> Index<'c> {
         self.b.get(position.slot)
     }
@@ -90,6 +95,7 @@ impl<'a, 'c> Stages<'a, 'c> {
         b.choose(b.equal(slot, b.word(0)), b.word(self.count - 1), b.index_sub(slot, b.word(1)))
     }
 
+    /// Goes on to the next stage, from the last to the first.
     pub fn advance(&self, position: Position<'c>) {
         let [slot, parity] = self.after(position);
         self.b.set(position.slot, slot);

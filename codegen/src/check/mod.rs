@@ -42,6 +42,7 @@ use serde::{Deserialize, Serialize};
 /// Which kernels are held to their bodies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
+    /// None.
     Off,
     /// Those that are compiled, and those from the cache that nobody has looked at where they could run.
     #[default]
@@ -64,11 +65,15 @@ pub enum Verification {
     /// It is too large for it, and by what.
     NotChecked(String),
     /// So many places of its results are what the body says.
-    Passed { places: u64 },
+    Passed {
+        /// How many places were compared, of all results together.
+        places: u64,
+    },
 }
 
 /// What is wrong with code.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Wrong {
     #[error("on random operands {place} is {got:?}, and its body says {want:?}")]
     Value { place: Spot, got: f64, want: f64 },
@@ -98,6 +103,7 @@ impl Wrong {
 /// A place of a result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spot {
+    /// Position among the kernel's outputs.
     pub output: usize,
     /// Dims of the result by name, and the index along each.
     pub index: Vec<(String, u64)>,

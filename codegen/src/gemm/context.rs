@@ -1,7 +1,7 @@
 //! What the parts of a kernel under construction share.
 
-use super::next::Next;
 use super::plan::Plan;
+use super::prefetch::Next;
 use crate::build::Lane;
 use crate::build::llvm::Llvm;
 use crate::pointwise;

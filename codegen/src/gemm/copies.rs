@@ -1,8 +1,8 @@
 //! Which blocks of the factors are copied when, and where to. A factor whose next block products copy ([`super::next`]) has room for two: one is used while
 //! the other is filled.
 
-use super::next::{Block, Next, Share};
 use super::plan::Kept;
+use super::prefetch::{Block, Next, Share};
 use super::tile::{Pass, Place, Tile};
 use crate::build::Builder;
 use crate::build::llvm::{Index, Pointer};

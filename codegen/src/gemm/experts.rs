@@ -4,7 +4,7 @@
 //! their own; so micro-kernels are made for every height. Work is that of owned rows, rows of nobody are filled with what follows a sum of 0.
 
 use super::copies::{Cell, Copies};
-use super::next::Range;
+use super::prefetch::Range;
 use super::product::Experts;
 use super::tile::{Part, Pass, Rows, Tile};
 use crate::build::llvm::{Index, Pointer};

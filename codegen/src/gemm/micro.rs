@@ -2,7 +2,7 @@
 
 use super::context::Gemm;
 use super::epilogue::{Epilogue, Memory, Spot};
-use super::next::{self, Part, Work};
+use super::prefetch::{self, Part, Work};
 use super::product::Own;
 use crate::CompileError;
 use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
@@ -44,7 +44,7 @@ const SPILL: u32 = 4;
 /// Its parts of the next blocks of `A` and `B`.
 const NEXT: u32 = 5;
 /// Then one per tensor of the kernel, at the micro-kernel's first element.
-const TENSORS: u32 = NEXT + 2 * next::POINTERS;
+const TENSORS: u32 = NEXT + 2 * prefetch::POINTERS;
 
 /// Positions of the index parameters, which follow the pointers.
 const ROW: u32 = 0;
@@ -53,7 +53,7 @@ const OUTER: u32 = 2;
 const DEPTH: u32 = 3;
 /// Of the parts of the next blocks.
 const NUMBERS: u32 = 4;
-const INDICES: u32 = NUMBERS + 2 * next::NUMBERS;
+const INDICES: u32 = NUMBERS + 2 * prefetch::NUMBERS;
 /// Of [`finish`] in place of the depth.
 const ROWS: u32 = 3;
 
@@ -204,8 +204,8 @@ impl<'a, 'c> Ahead<'a, 'c> {
             (b.pointer_parameter(function, TENSORS + t as u32), bytes * plan.m.strides[t], bytes * width)
         });
         let part = |f: u32| Part {
-            pointers: std::array::from_fn(|i| b.pointer_parameter(function, NEXT + f * next::POINTERS + i as u32)),
-            numbers: std::array::from_fn(|i| b.index_parameter(function, first_index(g) + NUMBERS + f * next::NUMBERS + i as u32)),
+            pointers: std::array::from_fn(|i| b.pointer_parameter(function, NEXT + f * prefetch::POINTERS + i as u32)),
+            numbers: std::array::from_fn(|i| b.index_parameter(function, first_index(g) + NUMBERS + f * prefetch::NUMBERS + i as u32)),
         };
         let copies = (0..).zip(&g.next).filter_map(|(f, next)| Some(Work::new(b, next.as_ref()?, part(f)))).collect();
         Ahead { b, rows: variant.rows, next, blocks: partial.into_iter().chain(tensors).collect(), copies }

@@ -3,8 +3,8 @@
 use super::context::Gemm;
 use super::copies::Copies;
 use super::micro::{Stage, Variant};
-use super::next::{self, Block, Range, Spot};
 use super::plan::{Kept, Panels};
+use super::prefetch::{self, Block, Range, Spot};
 use super::product::Own;
 use super::{Functions, Scratch};
 use crate::build::Builder;
@@ -258,7 +258,7 @@ impl<'c> Tile<'_, 'c> {
                 for (next, share) in self.g.next.iter().zip(&shares) {
                     let part = match (next, share) {
                         (Some(next), Some(share)) => next.part(b, share, spot),
-                        _ => next::Part::none(b, a),
+                        _ => prefetch::Part::none(b, a),
                     };
                     pointers.extend(part.pointers);
                     indices.extend(part.numbers);

@@ -172,7 +172,9 @@ pub fn quotient<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
 /// Which of the two circular functions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Circular {
+    /// The sine, of an angle in radians.
     Sin,
+    /// The cosine, of an angle in radians.
     Cos,
 }
 

@@ -14,15 +14,22 @@ pub const HEADER: usize = 34;
 /// How a token is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
+    /// 8 bits, unsigned.
     U8,
+    /// 8 bits, signed.
     I8,
+    /// 16 bits, signed.
     I16,
+    /// 32 bits, signed.
     I32,
+    /// 64 bits, signed.
     I64,
+    /// 16 bits, unsigned.
     U16,
 }
 
 impl Dtype {
+    /// In the order of their codes.
     pub const ALL: [Dtype; 6] = [Dtype::U8, Dtype::I8, Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U16];
 
     /// What the header says for it.
@@ -82,6 +89,7 @@ pub trait Token: Copy + Send + Sync {
     /// What the buffer's element takes, for messages.
     const TAKES: &'static str;
 
+    /// A token of a file as the buffer's type; `None` if it is out of range.
     fn of(token: i64) -> Option<Self>;
 }
 
@@ -100,6 +108,7 @@ token!(i32: "-2147483648 to 2147483647", u32: "0 to 4294967295", i64: "any");
 
 /// Why an indexed data set cannot be read or written.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum IndexedError {
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },

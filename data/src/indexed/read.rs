@@ -60,14 +60,17 @@ impl Indexed {
         &self.bin
     }
 
+    /// How its tokens are stored.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
+    /// Number of sequences, those of all documents.
     pub fn sequences(&self) -> u64 {
         self.sequences
     }
 
+    /// Number of documents, those without tokens among them.
     pub fn documents(&self) -> u64 {
         self.borders - 1
     }

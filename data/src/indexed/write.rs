@@ -48,10 +48,12 @@ impl Writer {
         Ok(Writer { prefix, part, bin: BufWriter::with_capacity(1 << 20, file), dtype, lengths, borders, bytes: vec![] })
     }
 
+    /// How tokens are stored in `PREFIX.bin`.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
+    /// Documents that have ended so far, those of an earlier writer among them.
     pub fn documents(&self) -> u64 {
         self.borders.len() as u64 - 1
     }

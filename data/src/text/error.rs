@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 /// Why text does not become tokens.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum TextError {
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },

@@ -24,7 +24,9 @@ const SETTLED: usize = 64 << 20;
 /// What becomes of a data set that is there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
+    /// The job does not begin: [`TextError::Exists`].
     Refused,
+    /// The data set is overwritten when the job is done.
     Replaced,
 }
 
@@ -33,23 +35,30 @@ pub enum Existing {
 pub enum Begin {
     /// Where it was, if it is the same.
     On,
+    /// From the first document on; what an interrupted job left is overwritten.
     Anew,
 }
 
 /// What is asked for.
 pub struct Request<'a> {
+    /// Files of text, in the order in which they are read.
     pub inputs: Vec<PathBuf>,
+    /// What makes tokens of texts.
     pub tokenizer: &'a Tokenizer,
     /// Of JSON lines the fields, of Parquet the columns. With prompts, `PREFIX.mask` says which tokens are not
     /// theirs.
     pub fields: Fields,
     /// The token that is put after each document that has any: [`Tokenizer::end`] says which.
     pub end: Option<u32>,
+    /// Whether the tokenizer adds the tokens that begin or end a text for its model.
     pub special: Special,
     /// How tokens are stored; none takes what Megatron takes for the vocabulary.
     pub dtype: Option<Dtype>,
+    /// Path of the data set to be written, with or without the end of a file name.
     pub prefix: PathBuf,
+    /// What becomes of a data set that has this prefix already.
     pub existing: Existing,
+    /// Where to begin if a job with this prefix was interrupted.
     pub begin: Begin,
 }
 
@@ -58,17 +67,24 @@ pub struct Request<'a> {
 pub struct Progress {
     /// Of the files as they are on the disk, compressed or not.
     pub bytes: u64,
+    /// Bytes of all files as they are on the disk.
     pub of: u64,
+    /// Documents written so far, those of an interrupted job among them.
     pub documents: u64,
+    /// Tokens written so far, those that end documents among them.
     pub tokens: u64,
 }
 
 /// What was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
+    /// How tokens are stored in the written data set.
     pub dtype: Dtype,
+    /// Documents of the data set, those without tokens among them.
     pub documents: u64,
+    /// Sequences of all documents.
     pub sequences: u64,
+    /// Tokens of all sequences.
     pub tokens: u64,
     /// Those that the mask counts, if there is one.
     pub counted: Option<u64>,
@@ -79,6 +95,7 @@ pub struct Summary {
 /// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
+    /// All documents were written, and the files have their names.
     Done(Summary),
     /// `progress` said so. The same job goes on from here.
     Stopped(Progress),

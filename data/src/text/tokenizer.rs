@@ -32,6 +32,7 @@ impl Tokenizer {
         Ok(Tokenizer { hash: blake3::hash(&bytes), file, inner })
     }
 
+    /// Path of the `tokenizer.json` that was read.
     pub fn file(&self) -> &Path {
         &self.file
     }
@@ -113,6 +114,7 @@ impl Tokenizer {
 /// Whether a tokenizer adds the tokens with which it begins or ends a text for its model, as `<s>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
+    /// Added, as Hugging Face's tokenizers do by default.
     Added,
     /// As Megatron.
     LeftOut,

@@ -13,6 +13,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 /// What a new tokenizer is made of.
 pub struct Recipe {
+    /// Files of text, in the order in which they are read.
     pub inputs: Vec<PathBuf>,
     /// Of JSON lines the field that has the text, of Parquet the column.
     pub field: String,

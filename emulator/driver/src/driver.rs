@@ -43,6 +43,7 @@ fn list<T: Copy>(start: *const T, count: usize) -> Vec<T> {
 macro_rules! functions {
     ($(fn $name:ident($($argument:ident: $ty:ty),*) |$state:ident| $body:block)*) => {
         $(
+            /// As `cuda.h` declares it, for emulated GPUs.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $ty),*) -> CUresult {
                 answer(stringify!($name), GOOD, |$state: &mut State| $body)

@@ -31,6 +31,7 @@ thread_local! {
 macro_rules! functions {
     ($(fn $name:ident($($argument:ident: $ty:ty),*) -> $good:ident |$state:ident| $body:block)*) => {
         $(
+            /// As `nccl.h` declares it, for emulated GPUs.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $ty),*) -> ncclResult_t {
                 answer(stringify!($name), $good, |$state: &mut State| $body)
@@ -101,6 +102,7 @@ functions! {
     fn ncclCommAbort(comm: ncclComm_t) -> GOOD |state| { state.abort(comm as u64) }
 }
 
+/// The text of a result code, which stays valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetErrorString(result: u32) -> *const c_char {
     let text = match result {
@@ -117,12 +119,14 @@ pub unsafe extern "C" fn ncclGetErrorString(result: u32) -> *const c_char {
     text.as_ptr()
 }
 
+/// Begins a group of calls of this thread, or one inside of another.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupStart() -> ncclResult_t {
     GROUP.with_borrow_mut(|g| g.depth += 1);
     GOOD
 }
 
+/// Ends a group; the outermost one starts its calls, all of one communicator and stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
     answer("ncclGroupEnd", ON_ITS_WAY, |state| {
@@ -161,18 +165,21 @@ fn reduction(op: u32) -> Nccl<Reduce> {
     Reduce::new(op).map_or_else(|| refuse(INVALID, format!("reduction {op} is not modelled")), Ok)
 }
 
+/// Sends `count` elements to the rank `peer`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSend(from: *const c_void, count: usize, ty: u32, peer: c_int, comm: ncclComm_t, on: cudaStream_t) -> ncclResult_t {
     let what = What::Send(peer as usize);
     ask("ncclSend", comm, on, ty, |dtype| Ok(Call { what, dtype, count: count as u64, from: from as u64, to: 0 }))
 }
 
+/// Receives `count` elements from the rank `peer`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRecv(to: *mut c_void, count: usize, ty: u32, peer: c_int, comm: ncclComm_t, on: cudaStream_t) -> ncclResult_t {
     let what = What::Recv(peer as usize);
     ask("ncclRecv", comm, on, ty, |dtype| Ok(Call { what, dtype, count: count as u64, from: 0, to: to as u64 }))
 }
 
+/// Puts `count` elements of every rank, in the order of ranks, on all of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllGather(
     from: *const c_void,
@@ -186,6 +193,7 @@ pub unsafe extern "C" fn ncclAllGather(
     ask("ncclAllGather", comm, on, ty, |dtype| Ok(Call { what, dtype, count: count as u64, from: from as u64, to: to as u64 }))
 }
 
+/// Reduces `count` elements over all ranks; all have the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllReduce(
     from: *const c_void,
@@ -201,6 +209,7 @@ pub unsafe extern "C" fn ncclAllReduce(
     })
 }
 
+/// Reduces elements over all ranks; each has its `count` of the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclReduceScatter(
     from: *const c_void,

@@ -30,7 +30,9 @@ const MOST_OF_THREAD: u32 = 256;
 /// A kernel, ready to run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
+    /// As the PTX text has it.
     pub name: String,
+    /// Instructions, in the order of the text.
     pub code: Vec<Inst>,
     /// What is known of each instruction before it runs.
     pub steps: Vec<Step>,
@@ -40,15 +42,19 @@ pub struct Kernel {
     pub joins: Vec<u32>,
     /// Numbers of registers of 32 bits, of 64 bits, and of predicates.
     pub registers: [usize; 3],
-    /// Offset and bytes of each parameter, by the ABI's alignment, and the bytes of all.
+    /// Offset and bytes of each parameter, by the ABI's alignment.
     pub parameters: Vec<(u64, u64)>,
+    /// Bytes of all parameters, from the first to the end of the last.
     pub parameter_bytes: u64,
-    /// Bytes of static shared memory, before which the dynamic part begins; of local memory per thread.
+    /// Bytes of static shared memory, at whose end the dynamic part begins.
     pub shared_bytes: u64,
+    /// Alignment of dynamic shared memory in bytes; 0 where the kernel has none.
     pub dynamic_align: u64,
+    /// Bytes of local memory per thread.
     pub local_bytes: u64,
     /// `.maxntid` or `.reqntid`.
     pub threads: Option<[u32; 3]>,
+    /// Whether blocks must have exactly `threads` (`.reqntid`), not at most.
     pub threads_exact: bool,
     /// `.minnctapersm`: blocks that a multiprocessor is to have room for.
     pub resident: u32,

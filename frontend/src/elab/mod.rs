@@ -47,7 +47,9 @@ const MORE_STACK: usize = 4 * 1024 * 1024;
 /// An elaborated text: the model and the warnings about it.
 #[derive(Clone, Debug)]
 pub struct Elaborated {
+    /// The graph, the values of settings, and what the sections say.
     pub model: Model,
+    /// In the order in which they were found; no error is among them.
     pub warnings: Vec<Diagnostic>,
 }
 

@@ -57,6 +57,7 @@ impl Distance {
         }
     }
 
+    /// Whether neither distance is greater than that of `most`.
     pub fn is_within(self, most: Distance) -> bool {
         self.element <= most.element && self.norm <= most.norm
     }

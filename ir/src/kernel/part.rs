@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 
 /// A kernel of fewer indices.
 pub struct Part {
+    /// The whole kernel's ops, inputs and outputs, with shorter dims.
     pub kernel: Kernel,
     /// Of the whole kernel.
     dims: Dims,

@@ -39,6 +39,7 @@ pub enum Kind {
 /// How many operands an op takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arity {
+    /// So many and no others.
     Exactly(usize),
     /// One or more.
     Any,
@@ -110,10 +111,12 @@ impl Op {
         self.facts().0
     }
 
+    /// What it is to passes that need not know which op it is.
     pub fn kind(&self) -> Kind {
         self.facts().1
     }
 
+    /// How many operands it takes.
     pub fn arity(&self) -> Arity {
         self.facts().2
     }
@@ -249,6 +252,7 @@ impl Op {
 }
 
 impl Collective {
+    /// The name in the text form, without the reduction.
     pub fn name(self) -> &'static str {
         match self {
             Collective::AllReduce(_) => "all_reduce",

@@ -40,10 +40,15 @@ impl fmt::Display for Real {
 /// one kernel. Sums (`dot`, `reduce_sum`, `scatter`, the inner sums of attention) round once, at their end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
+    /// IEEE 754 binary32.
     F32,
+    /// The upper half of an f32: 8 bits of exponent, 7 of mantissa.
     Bf16,
+    /// IEEE 754 binary16: 5 bits of exponent, 10 of mantissa.
     F16,
+    /// Signed, of 32 bits.
     I32,
+    /// True or false.
     Bool,
 }
 
@@ -57,6 +62,7 @@ impl DType {
         }
     }
 
+    /// Whether it is a float, of any width.
     pub fn is_float(self) -> bool {
         match self {
             DType::F32 | DType::Bf16 | DType::F16 => true,
@@ -91,6 +97,7 @@ impl DType {
         }
     }
 
+    /// As model texts and text forms write it: `bf16`.
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -101,6 +108,7 @@ impl DType {
         }
     }
 
+    /// The dtype of this name, if there is one.
     pub fn parse(name: &str) -> Option<DType> {
         [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool].into_iter().find(|t| t.name() == name)
     }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 /// written alike are equal. [`Op::Input`] 0 is the score, `Op::Input(n)` the n-th further operand, from 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scoring {
+    /// Operands before their users; a step's number is its index.
     pub steps: Vec<Step>,
     /// The changed score, f32; without, the score itself.
     pub score: Option<u32>,
@@ -30,8 +31,11 @@ pub struct Scoring {
 /// A step of a program: an op, the type of its result, the steps that its operands are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Step {
+    /// A pointwise op, a constant, or an [`Op::Input`] of the program.
     pub op: Op,
+    /// The type of its result.
     pub dtype: DType,
+    /// The numbers of earlier steps.
     pub args: Vec<u32>,
 }
 
@@ -39,6 +43,7 @@ impl Scoring {
     /// The score as it is, every key seen.
     pub const PLAIN: Scoring = Scoring { steps: vec![], score: None, seen: None, weight: None };
 
+    /// Whether it leaves scores as they are, lets every key be seen, and drops none.
     pub fn is_plain(&self) -> bool {
         self.score.is_none() && self.seen.is_none() && self.weight.is_none()
     }

@@ -8,6 +8,7 @@ use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
+/// What a body is for, and so when it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum BodyKind {
     /// Once per step before the first forward: sums of data over the whole batch.
@@ -25,6 +26,7 @@ pub enum BodyKind {
 }
 
 impl BodyKind {
+    /// The word for it, without the number of a virtual stage.
     pub fn name(self) -> &'static str {
         match self {
             BodyKind::Prologue => "prologue",
@@ -50,8 +52,11 @@ impl BodyKind {
 // `graph::Body` has that name already, and the test that holds the layout of jobs to its format tells types apart by names.
 #[serde(rename = "ProgramBody")]
 pub struct Body {
+    /// `forward1`; those of an evaluation begin with `eval_`.
     pub name: String,
+    /// What it is for.
     pub kind: BodyKind,
+    /// In the order in which a rank issues them.
     pub commands: Vec<Command>,
     /// The commands with which its parts begin, ascending, but that of the first part: none if it is one part.
     pub cuts: Vec<u32>,
@@ -81,7 +86,9 @@ impl Body {
 /// through all parts of a body in order; what other calls come between them are of other bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
+    /// A body of the stage's program.
     pub body: BodyId,
+    /// From 0, within the step; 0 if the body is called once per step.
     pub microbatch: u32,
     /// 0 unless the body has several.
     pub part: u32,
@@ -105,7 +112,9 @@ pub enum Stream {
     Tensor,
     /// Collectives of gradients, parameters and reports.
     Data,
+    /// What goes to other pipeline stages.
     Send,
+    /// What comes from other pipeline stages.
     Receive,
     /// Kernels of the host.
     Host,
@@ -120,6 +129,7 @@ pub enum Stream {
 }
 
 impl Stream {
+    /// Every stream, in the order of declaration.
     pub const ALL: [Stream; 10] = [
         Stream::Compute,
         Stream::Tensor,
@@ -133,6 +143,7 @@ impl Stream {
         Stream::FromDisk,
     ];
 
+    /// The word for it in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Stream::Compute => "compute",
@@ -152,23 +163,30 @@ impl Stream {
 /// A command with its queue and the reason it is there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Command {
+    /// The queue that it goes to.
     pub stream: Stream,
+    /// What it does.
     pub action: Action,
     /// A bool scalar, the same throughout a call; where it is false, the command is left out. What it would have
     /// written is not there then; what it would have added to is as it was. All members of a collective have the same
     /// bool.
     pub predicate: Option<Place>,
+    /// Where the node that it carries out comes from.
     pub origin: Origin,
     /// Of a collective: which operand of which op needs it, and which sharding rule.
     pub reason: Option<Reason>,
 }
 
+/// What a command does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Action {
     /// Runs a kernel where it is at home ([`Kernel::on`](crate::kernel::Kernel::on)): places of inputs, then of outputs, all in that memory; scalars in the kernel's order.
     Launch {
+        /// Which kernel of the job.
         kernel: KernelId,
+        /// Where inputs, then outputs begin.
         args: Vec<Place>,
+        /// The values of its scalar arguments, in order.
         scalars: Vec<Scalar>,
     },
     /// Works on dense ranges; `count` is in elements. Reductions combine members in rank order, so every member gets the
@@ -178,64 +196,96 @@ pub enum Action {
     /// whole ([`own_part`](super::own_part)). All-to-all: both hold `count` per
     /// member; part k of `src` goes to member k. Shift: `src` and `dst` hold `count`; the next member gets it, the first the last one's.
     Collective {
+        /// Which collective, and how it reduces.
         kind: Collective,
+        /// Which group of the program.
         group: GroupId,
+        /// The type of the elements.
         dtype: DType,
+        /// Elements of a part.
         count: u64,
+        /// Where this rank's operand begins.
         src: Place,
+        /// Where this rank's result begins.
         dst: Place,
     },
     /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per sender, receiver and channel.
     Send {
+        /// Pipeline stages from this one to the receiver's; negative is back.
         hops: i64,
+        /// The channel that the receiver names too.
         channel: Channel,
+        /// The type of the elements.
         dtype: DType,
+        /// Elements of the message.
         count: u64,
+        /// Where the message begins here.
         src: Place,
     },
+    /// From the rank with the same coordinates `hops` stages further on (negative: back).
     Recv {
+        /// Pipeline stages from this one to the sender's; negative is back.
         hops: i64,
+        /// The channel that the sender names too.
         channel: Channel,
+        /// The type of the elements.
         dtype: DType,
+        /// Elements of the message.
         count: u64,
+        /// Where the message is to begin here.
         dst: Place,
     },
     /// Dense ranges of `count` elements, from one memory to another.
     Copy {
+        /// The type of the elements.
         dtype: DType,
+        /// Elements that are copied.
         count: u64,
+        /// Where the elements begin that are copied.
         src: Place,
+        /// Where the copy is to begin.
         dst: Place,
     },
     /// Every element of the buffer.
     Fill {
+        /// Which buffer of the program.
         buffer: BufferId,
+        /// What every element becomes.
         value: Real,
     },
     /// This microbatch's part of an input: `index` maps local to global, per dim in storage order (the base of a dim
     /// split by microbatches has their coordinate).
     Load {
+        /// Index into [`Job::inputs`](super::Job::inputs).
         input: u32,
+        /// Which buffer of the program; it is filled as a whole.
         dst: BufferId,
+        /// From local to global index, per dim of the buffer.
         index: Vec<IndexMap>,
     },
     /// A scalar f32 for the host: number `report` of [`Job::reports`](super::Job::reports).
     Report {
+        /// Index into [`Job::reports`](super::Job::reports).
         report: u32,
+        /// Where the f32 is.
         src: Place,
     },
     /// Stops the run with an error if the i32 there is more. The command's reason says what it counts.
     Limit {
+        /// Where the i32 is.
         src: Place,
+        /// The greatest number with which the run goes on.
         most: u64,
     },
     /// Marks this point of the stream. Events are the program's: they live across calls and phases, and each is always
     /// recorded on one stream.
     Record {
+        /// The number of the event, in the program.
         event: u32,
     },
     /// Holds the stream until the event's last record issued before is reached; goes on if there is none.
     Wait {
+        /// The number of the event, in the program.
         event: u32,
     },
 }

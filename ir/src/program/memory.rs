@@ -13,6 +13,7 @@ pub const MOST_BYTES: u64 = 1 << 48;
 /// Bytes of a disk that are read and written as one: buffers there begin at a multiple of them.
 pub const BLOCK: u64 = 4096;
 
+/// A part of a rank's memory, by where it is and how long it holds something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Arena {
     /// Lives over steps: parameters, optimizer state, gradients, tables.
@@ -36,14 +37,18 @@ pub enum Arena {
 /// A memory, and the processor that works on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Space {
+    /// The memory in which ranks compute: of a GPU, or of the CPU where that is the target.
     #[default]
     Device,
+    /// The memory of the machine that a device is in, and its CPU.
     Host,
 }
 
 impl Space {
+    /// Both, the device first.
     pub const ALL: [Space; 2] = [Space::Device, Space::Host];
 
+    /// The word for it: `device`.
     pub fn name(self) -> &'static str {
         match self {
             Space::Device => "device",
@@ -77,6 +82,7 @@ impl Space {
 }
 
 impl Arena {
+    /// Every arena, in the order in which lists of their sizes are.
     pub const ALL: [Arena; 7] = [Arena::Persistent, Arena::Stash, Arena::Temporary, Arena::Host, Arena::HostStash, Arena::Staging, Arena::Disk];
 
     /// The memory that it is a part of; none of a disk, on which no processor works.
@@ -108,6 +114,7 @@ impl Arena {
         Space::ALL.iter().any(|space| self == space.temporary())
     }
 
+    /// The word for it in the text form: `host_stash`.
     pub fn name(self) -> &'static str {
         match self {
             Arena::Persistent => "persistent",
@@ -126,44 +133,59 @@ impl Arena {
 pub enum Content {
     /// Parameter slot (see [`Stage::params`](super::Stage::params)) or bucket; `index` maps local to global, per dim in storage order.
     Param {
+        /// Index into [`Stage::params`](super::Stage::params), or behind these into the program's buckets.
         slot: u32,
+        /// From local to global index, per dim in storage order.
         index: Vec<IndexMap>,
     },
     /// Optimizer state `state` of a parameter slot or bucket.
     State {
+        /// Index into [`Stage::params`](super::Stage::params), or behind these into the program's buckets.
         slot: u32,
+        /// Which of the slot's states, from 0.
         state: u32,
+        /// From local to global index, per dim in storage order.
         index: Vec<IndexMap>,
     },
     /// Table of [`Job::tables`](super::Job::tables).
     Table {
+        /// Index into [`Job::tables`](super::Job::tables).
         table: u32,
+        /// From local to global index, per dim in storage order.
         index: Vec<IndexMap>,
     },
     /// Accumulated over microbatches: gradients, losses.
     Accumulator,
+    /// All else: what nodes compute, load, send and receive.
     Activation,
 }
 
 /// A typed range of an arena, dense, 64-byte aligned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Buffer {
+    /// What reports call it: `layers.3.attn.q.w`, `table0`, or the number of a node.
     pub name: String,
+    /// The type of its elements.
     pub dtype: DType,
     /// Local dims, outermost first: name and size.
     pub dims: Vec<(String, u64)>,
+    /// The memory that it is a range of.
     pub arena: Arena,
     /// Byte offset in the arena (of one slot of each stash, there).
     pub offset: u64,
+    /// What it holds.
     pub content: Content,
+    /// Where the node whose value it holds comes from; `None` if that is not known.
     pub origin: Option<Origin>,
 }
 
 impl Buffer {
+    /// How many elements it has: the product of its dims.
     pub fn elements(&self) -> u64 {
         self.dims.iter().map(|d| d.1).product()
     }
 
+    /// Bytes of all its elements.
     pub fn bytes(&self) -> u64 {
         self.elements() * self.dtype.bytes()
     }
@@ -172,12 +194,16 @@ impl Buffer {
 /// A place in a buffer: `offset + sum(coordinate * stride)` elements from its start.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Place {
+    /// Which buffer of the program.
     pub buffer: BufferId,
+    /// Elements from the buffer's start, for every rank and microbatch.
     pub offset: u64,
+    /// Elements beyond `offset`, by the coordinates of a rank and microbatch.
     pub coords: Linear,
 }
 
 impl Place {
+    /// The first element of a buffer, for every rank.
     pub fn start(buffer: BufferId) -> Place {
         Place { buffer, offset: 0, coords: vec![] }
     }

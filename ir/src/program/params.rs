@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Bucket {
     /// Elements.
     pub size: u64,
+    /// What its parameter is: weights, or a copy of them.
     pub holds: Holds,
     /// In ascending order.
     pub pieces: Vec<Piece>,
@@ -17,6 +18,7 @@ pub struct Bucket {
 /// What the parameter of a slot or a bucket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Holds {
+    /// The weights themselves; all states are the optimizer's.
     Weights,
     /// A copy for the model to compute with, in less precision or in another memory. The weights themselves are state 0; the optimizer's follow.
     Copies,
@@ -46,6 +48,7 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// Elements that a rank has of it.
     pub fn elements(&self) -> u64 {
         self.index.iter().map(IndexMap::len).product()
     }
@@ -54,8 +57,11 @@ impl Piece {
 /// What a part of a buffer is to a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
+    /// The weights themselves.
     Weights,
+    /// A copy of the weights, for the model to compute with.
     Copy,
+    /// The optimizer's state of this number, from 0.
     State(u32),
 }
 
@@ -64,7 +70,9 @@ pub enum Role {
 pub struct Part<'a> {
     /// Of [`Stage::params`].
     pub slot: u32,
+    /// What the buffer holds of the parameter.
     pub role: Role,
+    /// From local to global index, per dim of the parameter in storage order.
     pub index: &'a [IndexMap],
     /// In a bucket: the element that it begins at, and the bucket's elements that the buffer holds.
     pub bucket: Option<(u64, &'a IndexMap)>,

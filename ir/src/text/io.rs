@@ -14,8 +14,11 @@ use std::rc::Rc;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {text}")]
 pub struct ParseError {
+    /// From 1.
     pub line: usize,
+    /// In characters, from 1.
     pub column: usize,
+    /// What is wrong there.
     pub text: String,
 }
 

@@ -34,6 +34,7 @@ pub use io::ParseError;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
+/// The text of a logical graph, for [`parse_graph`].
 pub fn print_graph(g: &Graph) -> String {
     io::print(g, graph::graph)
 }
@@ -44,6 +45,7 @@ pub fn parse_graph(text: &str) -> Result<Graph> {
     io::parse(text, Graph::default(), graph::graph)
 }
 
+/// The text of a sharded graph, for [`parse_sharded`].
 pub fn print_sharded(s: &Sharded) -> String {
     io::print(s, sharded::sharded)
 }
@@ -54,6 +56,7 @@ pub fn parse_sharded(text: &str) -> Result<Sharded> {
     io::parse(text, sharded::blank_sharded(), sharded::sharded)
 }
 
+/// The text of a local graph, for [`parse_local`].
 pub fn print_local(l: &Local) -> String {
     io::print(l, local::local)
 }
@@ -64,6 +67,7 @@ pub fn parse_local(text: &str) -> Result<Local> {
     io::parse(text, local::blank_local(), local::local)
 }
 
+/// The text of a kernel, for [`parse_kernel`].
 pub fn print_kernel(k: &Kernel) -> String {
     io::print(k, |io, k| {
         io.line("kernel ")?;
@@ -83,6 +87,7 @@ pub fn parse_kernel(text: &str) -> Result<Kernel> {
 /// A program of a job, the mesh that it refers to, and the stages that run it with their schedules.
 pub type StagedProgram = (Mesh, Program, Vec<(u64, CallSchedule)>);
 
+/// The text of a program, for [`parse_program`].
 pub fn print_program(p: &StagedProgram) -> String {
     io::print(p, staged)
 }
@@ -102,6 +107,7 @@ pub fn parse_program(text: &str) -> Result<StagedProgram> {
     io::parse(text, (Mesh { subs: vec![] }, program::blank_program(), vec![]), staged)
 }
 
+/// The text of a job, for [`parse_job`].
 pub fn print_job(j: &Job) -> String {
     io::print(j, program::job)
 }

@@ -13,6 +13,7 @@ pub type Span = (usize, usize);
 /// A buffer's need: bytes, and when it has something in them. A span is from a first write to a last use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
+    /// Bytes of the buffer, before rounding up to [`ALIGN`].
     pub bytes: u64,
     /// At least one; in order and apart.
     pub spans: Vec<Span>,

@@ -33,6 +33,7 @@ pub struct Costs<'a> {
 }
 
 impl<'a> Costs<'a> {
+    /// Works out the time of each kernel; `kernels` are those of the job, by [`ir::program::KernelId`].
     pub fn new(mesh: &'a Mesh, kernels: &[Kernel]) -> Costs<'a> {
         Costs { mesh, kernels: kernels.iter().map(launch).collect() }
     }
@@ -88,6 +89,7 @@ fn within(busy: &[(u64, u64)], from: u64, to: u64) -> u64 {
 /// What goes over one stream in a step, by one rank of each stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
+    /// Bytes that such ranks send, receive or copy, one of each stage added up.
     pub bytes: u64,
     /// Of these, how many go while a kernel runs.
     pub hidden: u64,

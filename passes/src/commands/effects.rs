@@ -7,9 +7,13 @@ use ir::program::{Action, BufferId, Command, Place, Program};
 /// Elements `from..to` of a buffer that a command may touch, whatever the rank and microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
+    /// The buffer, of the program that the command is in.
     pub buffer: BufferId,
+    /// First element, counted from the buffer's beginning.
     pub from: u64,
+    /// One past the last element.
     pub to: u64,
+    /// Whether the elements may be written; if not, they are only read.
     pub writes: bool,
 }
 

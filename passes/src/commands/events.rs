@@ -8,15 +8,15 @@
 //! Steps and evaluations are played several times, one after the other, as what comes before differs. Their middles
 //! do not: what each leaves behind is kept from the first time (`again.rs`).
 
-mod again;
+mod steady_state;
 
 use crate::commands::effects::{Touch, touches};
-use again::{Left, counts, middle};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::{Action, Arena, Body, BodyId, Call, CallSchedule, Command, Job, Program, Slots, Space, Stash, Stream};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
+use steady_state::{Left, counts, middle};
 
 /// Puts events where streams of a program need each other. Where all is on one stream, nothing does.
 pub fn synchronise(mut job: Job) -> Job {

@@ -148,9 +148,12 @@ fn spills(program: &Program, commands: &[Command], returns: &[bool]) -> Vec<bool
 
 /// Commands and what they need of each other.
 pub struct Graph {
+    /// Stream of each command, by its place in the body.
     pub streams: Vec<Stream>,
+    /// Nominal femtoseconds of each command, by its place in the body.
     pub times: Vec<u64>,
     needs: Vec<usize>,
+    /// For each command, the later ones that must be issued after it.
     pub users: Vec<BTreeSet<usize>>,
     /// The first communication that follows from a command.
     leads: Vec<usize>,

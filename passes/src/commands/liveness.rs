@@ -11,8 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A microbatch in a stash: the first and the last of the calls that touch it there, of all parts of their bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Life {
+    /// Index of the first call, in the list of calls.
     pub first: usize,
+    /// Index of the last call, inclusive.
     pub last: usize,
+    /// The microbatch, as calls number it.
     pub microbatch: u32,
 }
 
@@ -61,6 +64,7 @@ pub fn of_messages(program: &Program) -> Vec<bool> {
 /// What lives in the temporary arena of a stage in one memory, and when. Runs of the same calls in a phase are
 /// taken as one ([`CallRuns`]): the moments are those of one kind of run after the other, phase by phase.
 pub struct Lives {
+    /// Each temporary buffer that a call uses, with its bytes and moments.
     pub temporary: BTreeMap<BufferId, Need>,
     /// Of each stash, all slots; no spans if no call touches it, or it is in another memory.
     pub stashes: Vec<Need>,
@@ -138,12 +142,14 @@ fn joined(lives: &[Life]) -> Option<Life> {
 /// with the memory of one before it is written there, and after its last use, is its own matter, before there are
 /// places.
 pub struct Kept {
+    /// The buffers that are kept so, none of which holds messages.
     pub singly: BTreeSet<BufferId>,
     /// Of each body and buffer, whether it comes from a call before, and whether it is for one behind.
     passes: Vec<BTreeMap<BufferId, (bool, bool)>>,
 }
 
 impl Kept {
+    /// Finds them, with stashes laid out for the schedules in a copy of the program.
     pub fn of(program: &Program, schedules: &[&CallSchedule]) -> Kept {
         let mut laid = program.clone();
         let messages = stash_slots::lay_out(&mut laid, schedules);

@@ -9,6 +9,7 @@ use std::ops::Range;
 pub struct CallRuns<'a> {
     program: &'a Program,
     calls: &'a [Call],
+    /// All runs, in the order of their calls.
     pub list: Vec<CallRun>,
     /// Of each call, its run, and the moment there at which it begins.
     of_call: Vec<(usize, usize)>,
@@ -18,14 +19,18 @@ pub struct CallRuns<'a> {
     pub kinds: Vec<usize>,
 }
 
+/// Consecutive calls; between any two of them some body is under way.
 pub struct CallRun {
+    /// Indices of its calls, in the list of all calls.
     pub calls: Range<usize>,
+    /// Index into [`CallRuns::kinds`]: runs of one kind call the same parts of bodies.
     pub kind: usize,
     /// The number of its moments.
     pub moments: usize,
 }
 
 impl<'a> CallRuns<'a> {
+    /// Cuts a list of calls into runs, and numbers their kinds.
     pub fn of(program: &'a Program, calls: &'a [Call]) -> CallRuns<'a> {
         let mut out = CallRuns { program, calls, list: vec![], of_call: vec![], parts: BTreeMap::new(), kinds: vec![] };
         let mut first: BTreeMap<Vec<(usize, u32)>, usize> = BTreeMap::new();

@@ -16,9 +16,11 @@ pub struct Spills {
 
 /// A temporary buffer in the place of some elements of another one, from a command on.
 pub struct Own {
+    /// Index of the first command that may use it, copies not counted.
     pub since: usize,
     /// The first of the elements, and the end.
     pub part: (u64, u64),
+    /// The temporary buffer, whose element 0 is the first of `part`.
     pub buffer: BufferId,
 }
 

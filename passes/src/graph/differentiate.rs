@@ -12,9 +12,14 @@ use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Scala
 
 /// A loss that has no gradient in some op it depends on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum DifferentiateError {
     #[error("`{op}` has no gradient")]
-    NoGradient { op: String, origin: Box<Origin> },
+    NoGradient {
+        op: String,
+        /// Where the operation is from, for labels of a diagnostic.
+        origin: Box<Origin>,
+    },
     #[error("the model has no loss")]
     NoLoss,
     #[error("there is nothing to train: the loss depends on no parameter that is not frozen")]

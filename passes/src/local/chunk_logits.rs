@@ -25,16 +25,19 @@ use std::collections::{BTreeSet, HashMap};
 pub struct Cut {
     /// How many were.
     pub done: usize,
+    /// Those that could not be cut, in graph order.
     pub whole: Vec<Whole>,
 }
 
 /// Logits that stay whole.
 pub struct Whole {
+    /// Bytes of all of them, on one rank and for one microbatch.
     pub bytes: u64,
     /// Where they are made.
     pub logits: Option<Span>,
     /// What that is due to, and why.
     pub by: Option<Span>,
+    /// Why they stay whole, as the label of a diagnostic at `by`.
     pub why: &'static str,
 }
 

@@ -29,6 +29,7 @@ pub enum Role {
     Exchange,
 }
 
+/// What becomes of node `v` of a local graph.
 pub fn role(body: &Body, v: Value) -> Role {
     let op = &body[v].op;
     match op.kind() {

@@ -34,6 +34,7 @@ pub struct Size {
 }
 
 impl Size {
+    /// The bucket size that was asked for, or a default, in units that suit where states and parameters wait.
     pub fn of(options: &Options) -> Size {
         let on_disk = options.offload == Offload::Disk || options.param_offload == ParamOffload::Disk;
         // Whole blocks of a disk, in 16 bits too; in memory, what kernels take to be aligned, whatever the type.

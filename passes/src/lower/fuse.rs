@@ -22,9 +22,13 @@ use std::collections::{BTreeSet, HashMap};
 /// Nodes of one kernel, in graph order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
+    /// Values of the local graph that it computes.
     pub nodes: Vec<Value>,
+    /// What form the kernel has; dims of a grid are the local graph's.
     pub family: Family,
+    /// When it runs, which is the same for all its nodes.
     pub chunk: Chunk,
+    /// Whether the device or the host computes it.
     pub space: Space,
     /// The bool without which it is left out.
     pub predicate: Option<Value>,

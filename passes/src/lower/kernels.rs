@@ -11,15 +11,21 @@ use std::collections::HashMap;
 
 /// A kernel with the places and scalars that a launch passes to it.
 pub struct Launch {
+    /// The kernel, over dims of its own.
     pub kernel: Kernel,
+    /// Where operands lie: first the kernel's inputs, then its outputs.
     pub args: Vec<Place>,
+    /// Scalars to pass at each launch, in the kernel's order.
     pub scalars: Vec<Scalar>,
 }
 
 /// Where a result goes.
 pub struct Target {
+    /// The value of the graph that is stored.
     pub value: Value,
+    /// Where it is stored: a view with all of the value's dims.
     pub view: View,
+    /// Whether the value is added to what lies there; if not, it replaces that.
     pub accumulate: bool,
 }
 

@@ -7,8 +7,11 @@ use ir::program::Place;
 /// Element `(i0, i1, ..)` lies `sum(i_k * strides[k])` elements after `place`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
+    /// Where element `(0, 0, ..)` lies.
     pub place: Place,
+    /// The dims along which `i0`, `i1` and so on count.
     pub dims: Vec<Dim>,
+    /// Elements between neighbours, for each of `dims`.
     pub strides: Vec<u64>,
 }
 
@@ -19,6 +22,7 @@ impl View {
         order.len() == self.dims.len() && order.iter().zip(want).all(|(d, s)| dims.size(*d) == 1 || self.stride(*d) == Some(s))
     }
 
+    /// Elements between neighbours along `d`; `None` if the view lacks it.
     pub fn stride(&self, d: Dim) -> Option<u64> {
         self.dims.iter().position(|e| *e == d).map(|k| self.strides[k])
     }

@@ -1,6 +1,6 @@
 //! What holds for all stages together: which stage computes what, and when.
 
-use crate::partition::held::{Held, StageSet, held, intersect};
+use crate::partition::param_stages::{Held, StageSet, held, intersect};
 use crate::partition::stored_rows::{Room, Rows};
 use crate::pipeline::stages::assign;
 use crate::sharding::axes::one_microbatch;

@@ -6,8 +6,8 @@
 
 mod cross;
 mod emit;
-mod held;
 mod job_view;
+mod param_stages;
 mod reshard;
 mod ring;
 mod rows;

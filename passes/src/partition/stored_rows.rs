@@ -17,7 +17,9 @@ use std::collections::HashMap;
 /// The room for rows of experts, and how many passes may use it.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
+    /// How many rows one pass has room for.
     pub buffer: Buffer,
+    /// Passes at most over the rows of a layer, each with that room.
     pub passes: u64,
 }
 
@@ -26,7 +28,9 @@ pub struct Room {
 pub struct Layout {
     /// i32 `[tokens.., choice]`; as it is split, ranks have rows of their own tokens: the rows' *home*.
     pub chosen: Value,
+    /// The dim of experts, and that of a token's choices.
     pub routing: Routing,
+    /// Dims that index tokens, in the order of `chosen`.
     pub tokens: Vec<Dim>,
 }
 
@@ -46,6 +50,7 @@ pub enum Leaves {
 /// How the values of a sharded graph are stored: dense, or in rows of a layout.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
+    /// All layouts, by the numbers that [`Rows::layout`] gives.
     pub layouts: Vec<Layout>,
     /// Per value: its layout if it is in rows. Empty if all are dense.
     of: Vec<Option<usize>>,

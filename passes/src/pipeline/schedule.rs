@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 /// What a schedule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
+    /// Pipeline stages, each of which gets a list of passes.
     pub stages: u32,
     /// Virtual stages on each stage.
     pub chunks: u32,
+    /// Microbatches that go through every stage in a step.
     pub microbatches: u32,
     /// Microbatches that go through a virtual stage before the next one of the stage has its turn, where interleaved.
     pub group: u32,

@@ -16,17 +16,21 @@ use std::collections::BTreeMap;
 /// Equal collectives (or sends, or copies between memories) of one line of text, as the ranks of some stages issue them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Exchange {
+    /// Where in the model text the first one is from; `None` if from no line.
     pub span: Option<Span>,
     /// `model.mdl:25`.
     pub place: String,
     /// Of the first one.
     pub scope: String,
+    /// `all_reduce` and other collectives; `send`; `copy to host` and other copies.
     pub kind: &'static str,
     /// `tp`, `dp*cp`; `pp` for what goes from stage to stage, `bus` from memory to memory.
     pub axis: String,
     /// The group of the first rank of the first stage; of a send, sender and receiver.
     pub members: Vec<u64>,
+    /// Pipeline stages whose ranks issue it alike, in ascending order.
     pub stages: Vec<u64>,
+    /// Name of the body of commands that it is in.
     pub body: String,
     /// It repeats what the forward pass did.
     pub recomputed: bool,
@@ -34,6 +38,7 @@ pub struct Exchange {
     pub optional: bool,
     /// What the value is to one rank: its part of a gather, the whole of a sum.
     pub bytes: u64,
+    /// How often a rank issues it in a step, over all calls of the body.
     pub calls_per_step: u64,
     /// Sent by one rank in a step: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
     pub sent_per_step: u64,
@@ -163,6 +168,7 @@ pub fn totals(exchanges: &[Exchange], optional: bool) -> BTreeMap<(String, &'sta
 /// What a line of the model text costs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Line {
+    /// Source and line, as in `model.mdl:25`.
     pub place: String,
     /// Stages that compute something of it, or hold what it declares.
     pub stages: Vec<u64>,
@@ -174,8 +180,11 @@ pub struct Line {
     pub memory: Vec<(u64, &'static str, u64)>,
     /// Floating-point operations of matrix products and attention in a step, by all ranks (masks not considered).
     pub forward_flops: u64,
+    /// Floating-point operations that the backward pass repeats of the forward pass, in a step, by all ranks.
     pub recomputed_flops: u64,
+    /// Floating-point operations of the backward pass proper and of the update, in a step, by all ranks.
     pub backward_flops: u64,
+    /// What a step communicates for it; serialization leaves it out.
     #[serde(skip)]
     pub exchanges: Vec<Exchange>,
 }
@@ -183,7 +192,9 @@ pub struct Line {
 /// A value or parameter with its dims: `[batch = 8 / dp, seq = 64, heads = 4 / tp]`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tensor {
+    /// The parameter's name, or the operation that makes the value.
     pub name: String,
+    /// `[batch = 8 / dp, seq = 64]`: global sizes, and the axes that split them.
     pub dims: String,
     /// Axes over which it is a sum that is not complete yet.
     pub partial: String,

@@ -17,9 +17,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Kind {
     /// With their copies in 16 bits or in the device's memory.
     Parameters,
+    /// Accumulators of gradients, and other f32 values that are made once a step.
     Gradients,
     /// With the weights, where parameters are copies.
     Optimizer,
+    /// Constant arrays of the job, as those of rotary embeddings.
     Tables,
     /// Kept from the forward to the backward pass, for every microbatch in flight.
     Activations,
@@ -36,6 +38,7 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All kinds, in the order in which reports list them.
     pub const ALL: [Kind; 10] = [
         Kind::Parameters,
         Kind::Gradients,
@@ -49,6 +52,7 @@ impl Kind {
         Kind::Context,
     ];
 
+    /// As reports call it.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Parameters => "parameters",
@@ -121,6 +125,7 @@ impl Peak {
 /// The bytes of a rank of one stage, by kind: of its device's memory, unless it says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
+    /// Bytes in the device's memory.
     pub bytes: BTreeMap<Kind, u64>,
     /// Of the host's memory, by kind.
     pub host: BTreeMap<Kind, u64>,
@@ -137,6 +142,7 @@ pub struct Footprint {
 pub struct Budget(pub [u64; Space::ALL.len()]);
 
 impl Budget {
+    /// Bytes allowed in one memory; `u64::MAX` where it has no limit.
     pub fn of(self, space: Space) -> u64 {
         self.0[space as usize]
     }
@@ -186,6 +192,7 @@ impl Footprint {
         self
     }
 
+    /// Bytes in the device's memory, of all kinds.
     pub fn total(&self) -> u64 {
         self.bytes.values().sum()
     }
@@ -247,9 +254,13 @@ pub type Measure<'a> = &'a (dyn Fn(&Job, usize) -> Footprint + Sync);
 /// Bytes that a line of the model text is answerable for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
+    /// What the buffers are for.
     pub kind: Kind,
+    /// A place on the line; `None` for buffers that come from no line.
     pub span: Option<Span>,
+    /// Bytes at the peak, counting all slots of a stash.
     pub bytes: u64,
+    /// Number of buffers; one with several slots counts once.
     pub buffers: u64,
 }
 

@@ -9,9 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Of the ranks of a stage, which all have as much to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Matrices {
+    /// Pipeline stage; of several that run the same program, the first.
     pub stage: u64,
     /// Parameters that the optimizer multiplies, and the places for them on all ranks that share them out.
     pub count: u64,
+    /// Places for the matrices on all ranks that share them out; some may be empty.
     pub places: u64,
     /// Places of a rank.
     pub of_rank: u64,

@@ -13,7 +13,9 @@ use std::fmt;
 /// How long passes take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
+    /// Time of a forward pass, in any unit.
     pub forward: u64,
+    /// Time of a backward pass without gradients of weights.
     pub backward: u64,
     /// Of gradients of weights; where they have no pass of their own, a backward pass takes as much longer.
     pub weight: u64,
@@ -25,14 +27,17 @@ pub const UNIT: Costs = Costs { forward: 1, backward: 1, weight: 1 };
 /// A step as its stages spend it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
+    /// The times of passes that it was played with.
     pub costs: Costs,
     /// Whether gradients of weights have passes of their own.
     pub splits: bool,
+    /// One for each pipeline stage, in order.
     pub stages: Vec<StageTime>,
     /// From the first pass to the last.
     pub length: u64,
 }
 
+/// How a stage spends a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageTime {
     /// Forward passes before the first backward pass.

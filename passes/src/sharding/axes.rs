@@ -18,16 +18,19 @@ pub struct Lists {
     pub tiers: Vec<(Axis, Vec<Vec<Dim>>)>,
     /// For attention, in place of `tiers`.
     pub attention: Vec<(Axis, Vec<Vec<Dim>>)>,
+    /// Which of states, gradients and parameters data-parallel ranks share out.
     pub zero: Zero,
     /// Sub-axes along which `zero` shares nothing out.
     pub replicas: Vec<SubAxis>,
     /// Per axis, the dims that it splits for the sake of what `zero` shares out alone, as one more tier. Their digits are those of
     /// parameters, so that every graph over the same parameters, whatever its ops, has them rest alike.
     pub shared: Vec<(Axis, Vec<Dim>)>,
+    /// How attention gets at keys of other context-parallel ranks.
     pub cp: CpComm,
 }
 
 impl Lists {
+    /// Tiers of dims that an axis may split, the preferred first; empty if there are none.
     pub fn of(&self, axis: Axis) -> &[Vec<Dim>] {
         self.tiers.iter().find(|t| t.0 == axis).map_or(&[], |t| &t.1)
     }
@@ -114,14 +117,18 @@ fn dims_of_params(graph: &Graph, listed: &[Vec<Dim>]) -> Vec<Dim> {
 /// The digits of dims, admitted on first need while sizes stay divisible.
 #[derive(Clone, Debug)]
 pub struct Chooser<'a> {
+    /// The mesh whose sub-axes split dims.
     pub mesh: &'a Mesh,
+    /// Which dims each axis may split.
     pub lists: &'a Lists,
+    /// By original dim, the sub-axes that were admitted so far, in mesh order.
     pub digits: Digits,
     /// Parameters have chosen: see [`Lists::shared`].
     ops: bool,
 }
 
 impl<'a> Chooser<'a> {
+    /// A chooser for a graph with these dims, with no sub-axis admitted to any.
     pub fn new(mesh: &'a Mesh, lists: &'a Lists, dims: &Dims) -> Chooser<'a> {
         Chooser { mesh, lists, digits: vec![vec![]; dims.list.len()], ops: false }
     }
@@ -220,7 +227,9 @@ impl<'a> Chooser<'a> {
 /// Which part of the lists counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tiers {
+    /// Every tier, with that of [`Lists::shared`] where parameters are shared out.
     All,
+    /// The first tier of each axis, and every tier of experts' axes.
     First,
     /// For what a step does once with gradients, parameters and states.
     States,

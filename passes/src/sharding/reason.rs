@@ -9,8 +9,11 @@ use ir::sharded::{Partial, Placement};
 
 /// A change of placement on some sub-axes.
 pub struct Change<'a> {
+    /// The placement before, which is the same on all of `subs`.
     pub from: Placement,
+    /// The placement after, on all of `subs`.
     pub to: Placement,
+    /// The sub-axes that change.
     pub subs: &'a [SubAxis],
 }
 

@@ -16,17 +16,23 @@ pub const MANIFEST: &str = "manifest.json";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
+    /// [`FORMAT`] of the mcc that wrote it.
     pub format: u32,
     /// Version of mcc that wrote it.
     pub mcc: String,
+    /// Name of the job's model.
     pub model: String,
     /// Axes with their sizes, outermost first.
     pub mesh: Vec<(String, u64)>,
+    /// Ranks that run the job.
     pub ranks: u64,
     /// Program classes.
     pub classes: u64,
+    /// How many kernels the job has, on all devices together.
     pub kernels: u64,
+    /// What the kernels' code was made for.
     pub target: Target,
+    /// All files but the manifest and its signature, by their paths in the artifact.
     pub files: BTreeMap<String, File>,
     /// BLAKE3 of the manifest as it is written with nothing here, hexadecimal: damage to the manifest itself shows.
     pub hash: String,
@@ -36,12 +42,14 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
+    /// Size of the file in bytes.
     pub bytes: u64,
     /// BLAKE3, hexadecimal.
     pub hash: String,
 }
 
 impl File {
+    /// Size and hash of a file with this content.
     pub fn of(bytes: &[u8]) -> File {
         File { bytes: bytes.len() as u64, hash: hash(bytes) }
     }

@@ -25,7 +25,9 @@ pub struct Kernels<'a> {
 
 /// What an artifact is made of.
 pub struct Parts<'a> {
+    /// What the ranks run; it is checked before anything is written.
     pub job: &'a Job,
+    /// What the kernels' code was made for.
     pub target: &'a Target,
     /// None for the reference target alone.
     pub kernels: Option<Kernels<'a>>,

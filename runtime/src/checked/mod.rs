@@ -23,16 +23,20 @@ use watch::watched;
 /// What became of all launches of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
+    /// How many launches of the kernel were checked.
     pub launches: u64,
     /// From the kernel's definition, the worst of all.
     pub definition: Distance,
     /// From what another device makes of the same operands.
     pub other: Option<Distance>,
+    /// The greatest distances that are still right, by the kernel's narrowest dtype.
     pub allowed: Distance,
+    /// What a thread of the kernel takes of a multiprocessor; none if the device does not say.
     pub needs: Option<Needs>,
 }
 
 impl Verdict {
+    /// Whether all distances that were measured are within what is allowed.
     pub fn is_right(&self) -> bool {
         [Some(self.definition), self.other].into_iter().flatten().all(|d| d.is_within(self.allowed))
     }
@@ -135,9 +139,17 @@ impl Operand {
 /// What is done about every launch.
 pub enum Task<'a> {
     /// Holds it to its definition, and to what another device with the same arenas makes of the same operands.
-    Check { other: Option<Box<dyn Device + 'a>>, verdicts: BTreeMap<u32, Verdict> },
+    Check {
+        /// A second device that runs the same kernels, if there is one.
+        other: Option<Box<dyn Device + 'a>>,
+        /// What came of the launches so far, by the kernel's number in the job.
+        verdicts: BTreeMap<u32, Verdict>,
+    },
     /// Repeats the first of each kernel. Sums that kernels add to grow by it: nothing that is computed then means anything.
-    Time { launches: BTreeMap<u32, f64> },
+    Time {
+        /// Seconds of one launch, by the kernel's number in the job.
+        launches: BTreeMap<u32, f64>,
+    },
 }
 
 /// A device beside which something is done.
@@ -148,6 +160,7 @@ pub struct Checked<'a, 't> {
 }
 
 impl<'a, 't> Checked<'a, 't> {
+    /// Passes everything on to `device`, and does the task at launches of the job's kernels.
     pub fn new(job: &'a Job, device: Box<dyn Device + 'a>, task: &'t mut Task<'a>) -> Checked<'a, 't> {
         Checked { job, device, task }
     }

@@ -34,7 +34,9 @@ pub fn steps(dir: &Path) -> io::Result<Vec<u64>> {
 
 /// The checkpoint to go on from.
 pub struct Found {
+    /// Opened: its manifest and the sizes of its shards are right.
     pub checkpoint: Checkpoint,
+    /// The checkpoint's own directory, such as `DIR/step-25`.
     pub dir: PathBuf,
     /// Later ones, and why they were not taken.
     pub damaged: Vec<(PathBuf, String)>,

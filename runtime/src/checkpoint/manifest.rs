@@ -19,11 +19,14 @@ pub const MANIFEST: &str = "checkpoint.json";
 /// Of what is written and read here.
 const FORMAT: u32 = 1;
 
+/// All that `checkpoint.json` holds behind its own hash.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
+    /// Version of the format; a manifest of another one than this mcc's is refused.
     pub format: u32,
     /// Where the run stood.
     pub run: Mark,
+    /// The model that is trained, with its texts and settings.
     pub model: Provenance,
     /// None of what was made of a file without them.
     #[serde(default)]
@@ -32,25 +35,31 @@ pub struct Manifest {
     pub artifact: String,
     /// Axes that are more than one.
     pub mesh: Vec<(String, u64)>,
+    /// All parameters and optimizer states, each with where its elements lie.
     pub tensors: Vec<TensorEntry>,
+    /// The files of elements, into which [`PieceEntry::shard`] is an index.
     pub shards: Vec<ShardEntry>,
 }
 
 /// A parameter or optimizer state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
+    /// The parameter's name in the job; of an optimizer state, that behind `state0/` and so on.
     pub name: String,
+    /// Sizes of the whole tensor, without padding.
     pub shape: Vec<u64>,
     /// As safetensors calls it: F32, F16, BF16 or I32.
     pub dtype: String,
     /// Of each dim its classes of indices ([`Grid`]).
     pub cuts: Vec<Vec<Class>>,
+    /// Where its elements lie; each element is in exactly one piece.
     pub pieces: Vec<PieceEntry>,
 }
 
 /// Elements of a tensor in a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceEntry {
+    /// Index into [`Manifest::shards`].
     pub shard: u32,
     /// Class of each dim.
     pub classes: Vec<u32>,
@@ -60,11 +69,14 @@ pub struct PieceEntry {
     pub byte: u64,
 }
 
+/// A file of elements, such as one rank writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardEntry {
+    /// Its name in the checkpoint's directory, such as `rank-0.safetensors`.
     pub file: String,
     /// Before the data.
     pub header: u64,
+    /// Bytes of the elements, without header and hashes.
     pub data: u64,
     /// BLAKE3 of the header and of the hashes of the data's blocks, in hexadecimal.
     pub hash: String,
@@ -116,6 +128,7 @@ impl Manifest {
         Manifest { conditions, artifact, mesh, ..Manifest::new(run, Provenance::of(job)) }
     }
 
+    /// The text of the manifest's file: JSON, behind its own hash.
     pub fn text(&self) -> String {
         let own = serde_json::value::to_raw_value(self).expect("invariant: plain data with text keys");
         let sealed = Sealed { blake3: blake3::hash(own.get().as_bytes()).to_hex().to_string(), checkpoint: &own };

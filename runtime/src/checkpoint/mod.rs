@@ -37,7 +37,9 @@ pub use stored::{Difference, Side, Stored};
 use std::io;
 use std::path::PathBuf;
 
+/// Why a checkpoint was not found or cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum CheckpointError {
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },

@@ -21,6 +21,7 @@ const NEAR: u64 = 1 << 18;
 
 /// A directory with a manifest that can be right, and shards of the right sizes.
 pub struct Checkpoint {
+    /// What `checkpoint.json` says, which its own hash was held against.
     pub manifest: Manifest,
     shards: Rc<Vec<Mapped>>,
 }

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 /// Elements of a tensor that one rank writes.
 pub struct Piece<'a> {
+    /// The parameter or optimizer state that the elements are of.
     pub held: Held,
     /// In files.
     pub name: String,
@@ -64,6 +65,7 @@ pub struct Owners<'a> {
 const LEAST: u64 = 4096;
 
 impl<'a> Owners<'a> {
+    /// For a job, where ranks share out what is large enough to be worth a piece of its own.
     pub fn new(job: &'a Job) -> Owners<'a> {
         Owners::sharing(job, LEAST)
     }

@@ -24,13 +24,18 @@ const ALIGNED: usize = 4096;
 /// The tensor of hashes.
 pub const HASHES: &str = "mcc.blake3";
 
+/// Why a shard could not be written.
 #[derive(Debug)]
 pub enum ShardError {
+    /// What the file system said.
     Io(io::Error),
     /// A number that nothing could go on from.
     NotFinite {
+        /// Name of the tensor that has it.
         tensor: String,
+        /// Its index among the elements of that tensor that are written here.
         element: u64,
+        /// The number itself, infinite or NaN.
         value: f64,
     },
 }
@@ -142,6 +147,7 @@ impl<'a> Shard<'a> {
         self.layout.entry(self.file())
     }
 
+    /// Name of its file, such as `rank-0.safetensors`.
     pub fn file(&self) -> String {
         shard_file(self.rank)
     }

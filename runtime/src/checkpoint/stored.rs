@@ -26,8 +26,11 @@ const CHUNK: u64 = 1 << 16;
 /// Whole tensors, read piece by piece.
 pub struct Stored {
     tensors: BTreeMap<String, (Vec<u64>, Box<dyn Whole>)>,
+    /// Where its run stood; none if no run can go on from it.
     pub run: Option<Mark>,
+    /// The model that it belongs to; none if it does not say.
     pub model: Option<Provenance>,
+    /// What its run depended on beside the model; none if it does not say.
     pub conditions: Option<Conditions>,
     /// Of the run.
     artifact: String,
@@ -41,28 +44,43 @@ pub struct Stored {
 /// How two tensors of one name differ.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Difference {
+    /// Only one of the two has a tensor of that name.
     Missing {
+        /// Name of the tensor that is missing.
         name: String,
+        /// The side that lacks it.
         from: Side,
     },
+    /// Both have the tensor, but with other sizes.
     Shape {
+        /// Name of the tensor.
         name: String,
+        /// Elements of each dim in the first.
         first: Vec<u64>,
+        /// Elements of each dim in the second.
         second: Vec<u64>,
     },
     /// How many elements differ of how many, and by how much at most, which of them that is.
     Values {
+        /// Name of the tensor whose elements differ.
         name: String,
+        /// Elements that differ by more than the tolerance.
         count: u64,
+        /// Elements that the tensor has.
         of: u64,
+        /// Greatest absolute difference between the two values of an element.
         most: f64,
+        /// Row-major index of the element that differs most; of several, the first.
         at: u64,
     },
 }
 
+/// One of two that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
+    /// The one that [`Stored::differences`] is called on.
     First,
+    /// The one that [`Stored::differences`] is given.
     Second,
 }
 

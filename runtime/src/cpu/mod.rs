@@ -27,8 +27,11 @@ pub type KernelFn =
 /// A kernel that can be called.
 #[derive(Clone, Copy)]
 pub struct Loaded {
+    /// Runs a range of the kernel's tiles on the calling thread.
     pub function: KernelFn,
+    /// Tiles of one launch.
     pub tiles: u64,
+    /// Bytes of scratch for each thread that runs tiles.
     pub scratch_bytes: u64,
 }
 

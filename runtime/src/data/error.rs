@@ -7,7 +7,9 @@ use ir::program::Interval;
 use std::io;
 use std::path::PathBuf;
 
+/// Why data cannot feed a run.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum DataError {
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },

@@ -12,7 +12,9 @@ pub enum Encoding {
     Bytes,
     /// Tokens of so many bits, little-endian.
     U16,
+    /// Tokens of 32 bits without a sign, little-endian.
     U32,
+    /// Tokens of 32 bits with a sign, little-endian.
     I32,
 }
 

@@ -40,13 +40,16 @@ use std::path::PathBuf;
 /// `FILE`, or `NAME=FILE` for the input of that name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
+    /// The input that the file feeds; `None` for the only one that has no default.
     pub input: Option<String>,
+    /// Path of the file, absolute in what ranks are told.
     pub file: PathBuf,
     /// If the file does not say itself what it holds.
     pub encoding: Encoding,
 }
 
 impl Spec {
+    /// Reads either form; what stands before `=` and is no name belongs to the path.
     pub fn parse(text: &str, encoding: Encoding) -> Spec {
         match text.split_once('=') {
             Some((name, file)) if !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_') => {

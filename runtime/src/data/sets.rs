@@ -31,9 +31,11 @@ pub const PARTS: [&str; 3] = ["training", "validation", "test"];
 /// The data sets of a run, in the words of Megatron-LM's flags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataSets {
+    /// The data sets that each part of a run reads.
     pub names: SetNames,
     /// Where orders of samples are kept; else beside each data set.
     pub cache: Option<PathBuf>,
+    /// How validation data are evaluated.
     pub validation: Validation,
     /// A sample has whole documents, as many as fit, and this becomes of longer ones; else it is cut of a stream.
     pub packing: Option<Overlong>,
@@ -45,7 +47,12 @@ pub struct DataSets {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetNames {
     /// Of which each part of a run has some documents.
-    Shared { blend: Vec<String>, split: String },
+    Shared {
+        /// The words of `--data-path`: prefixes, or weights and prefixes in turn.
+        blend: Vec<String>,
+        /// Weights of training, validation and test, as in `99,1,0`.
+        split: String,
+    },
     /// Of training, validation and test; nothing where there is none.
     Own([Vec<String>; 3]),
 }

@@ -56,9 +56,13 @@ fn fresh(program: &Program, body: &Body) -> Vec<Vec<BufferId>> {
 
 /// What a rank's commands mean: what is the same for all of its streams.
 pub struct Frame<'a> {
+    /// The job that the rank is one of.
     pub job: &'a Job,
+    /// The rank's number in the world, from 0.
     pub rank: u64,
+    /// The program of the rank's stage.
     pub program: &'a Program,
+    /// The pipeline stage that the rank is on.
     pub stage: &'a Stage,
     /// Members, per group of the program.
     groups: Vec<Vec<u64>>,

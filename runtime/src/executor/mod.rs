@@ -7,7 +7,7 @@
 mod calls;
 mod describe;
 mod frame;
-mod held;
+mod persistent;
 mod phase;
 mod step;
 mod transfer;
@@ -15,22 +15,22 @@ mod transfer;
 pub use calls::{arena_bytes, peer};
 pub use describe::describe;
 pub use frame::Frame;
-pub(crate) use held::{Cut, cuts};
-pub use held::{Held, Sum};
+pub(crate) use persistent::{Cut, cuts};
+pub use persistent::{Held, Sum};
 pub use step::{ExecError, Fault, Fed, Order, Step};
 pub use transfer::{Copied, Transfer};
 
-use crate::blame::Suspect;
 use crate::comm::{Communicator, Position, Progress};
 use crate::cursor::{self, Cursor};
 use crate::device::Device;
+use crate::first_nonfinite::Suspect;
 use crate::host::Part;
 use crate::profile::{Clock, Ran};
 use crate::streams::Events;
-use held::scatter;
 use ir::mesh::Coords;
 use ir::op::DType;
 use ir::program::{Action, BodyId, Call, Command, Job, Place, Space};
+use persistent::scatter;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, hash_map};
 use std::sync::Arc;
@@ -38,6 +38,7 @@ use std::sync::Arc;
 /// The first kernel that made a number that is not finite from operands that were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blame {
+    /// Where the kernel's launch is.
     pub position: Position,
     /// [`describe`]d.
     pub command: String,
@@ -48,6 +49,7 @@ pub struct Blame {
 /// How far [`Rank::advance`] or [`Rank::turn`] came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advance {
+    /// Nothing is left of the phases that were begun.
     Finished,
     /// A command is done.
     Moved,
@@ -60,6 +62,7 @@ pub struct Rank<'a, D> {
     frame: Arc<Frame<'a>>,
     /// The microbatch's coordinate is that of the current call.
     coords: Coords,
+    /// What holds the rank's arenas and runs its kernels.
     pub device: D,
     cursors: Vec<Cursor>,
     events: Arc<Events>,
@@ -100,6 +103,7 @@ impl<'a, D: Device> Rank<'a, D> {
         }
     }
 
+    /// The rank's number in the world, from 0.
     pub fn rank(&self) -> u64 {
         self.frame.rank
     }

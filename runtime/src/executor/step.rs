@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// What a step is fed: per input of the job, one whole global batch, or as much of it as a rank loads.
 pub trait Fed: Sync {
+    /// The tensor for the input with this index into the job's inputs.
     fn input(&self, number: u32) -> &dyn Whole;
 }
 
@@ -39,11 +40,13 @@ impl Fed for Nothing {
 pub struct Step<'a> {
     /// From 1.
     pub number: u64,
+    /// Learning rate of the step, before a parameter's own factor.
     pub learning_rate: f64,
     /// 1 where there is none.
     pub loss_scale: f64,
     /// Below 2^53, as kernels of the reference device get it as f64.
     pub seed: u64,
+    /// What inputs are loaded from.
     pub batch: &'a dyn Fed,
 }
 
@@ -54,7 +57,9 @@ impl Step<'_> {
     }
 }
 
+/// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Fault {
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -81,10 +86,13 @@ impl Fault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank}, step {step}, {command}: {fault}")]
 pub struct ExecError {
+    /// The rank's number in the world, from 0.
     pub rank: u64,
+    /// Number of the step, from 1.
     pub step: u64,
     /// [`super::describe`]d.
     pub command: String,
+    /// Why the command failed.
     pub fault: Fault,
 }
 

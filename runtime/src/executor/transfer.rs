@@ -11,6 +11,7 @@ const LONG: Duration = Duration::from_millis(100);
 /// A communication or copy whose operands are found.
 #[derive(Clone, Copy, Debug)]
 pub enum Transfer<'a> {
+    /// Among these ranks, in rank order, this one included.
     Collective(&'a [u64], Exchange),
     /// To this rank.
     Send(u64, Message),
@@ -23,9 +24,13 @@ pub enum Transfer<'a> {
 /// A copy from one memory of a rank to another, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copied {
+    /// Dtype of the elements, the same in both memories.
     pub dtype: DType,
+    /// How many elements are copied.
     pub count: u64,
+    /// Where the elements that are copied begin.
     pub src: Location,
+    /// Where the copy of the first element goes.
     pub dst: Location,
 }
 

@@ -11,7 +11,9 @@ use ir::program::{Channel, KernelId, Space, Stream};
 /// Which of a card's streams does something: that of kernels, or one beside it for copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
+    /// The stream of kernels, whose copies come after all work that was begun before.
     Compute,
+    /// The stream for copies that go on while kernels run.
     Beside,
 }
 
@@ -20,61 +22,92 @@ pub enum Queue {
 pub enum Work {
     /// The parameters are packed ([`ir::launch::Launch::pack`]).
     Launch {
+        /// Index of the kernel in the job.
         kernel: KernelId,
+        /// Tensor maps, then words of 8 bytes: addresses, scalars and fixed numbers.
         parameters: Vec<u8>,
     },
     /// Repeats the first `width` bytes, 1, 2 or 4.
     Fill {
+        /// Device address of the first element, a multiple of `width`.
         address: u64,
+        /// The value, little-endian, in its first `width` bytes.
         element: [u8; 4],
+        /// Bytes of an element.
         width: u8,
+        /// Elements that are filled.
         count: u64,
     },
+    /// Bytes of the host go to the device's memory.
     Write {
+        /// Device address of the first byte.
         address: u64,
+        /// What the device's memory gets.
         bytes: Vec<u8>,
     },
     /// Bytes go from one memory to the other.
     Copy {
+        /// The stream that it runs on.
         stream: Stream,
+        /// The memory that is written; the other one is read.
         to: Space,
+        /// Address in the device's memory.
         device: u64,
+        /// Address in the host's memory, which was lent to the card ([`Card::lend`]).
         host: u64,
+        /// Length of the copy in bytes.
         bytes: u64,
     },
     /// A copy between the host's memory and its disk.
     Disk {
+        /// The stream that it runs on.
         stream: Stream,
+        /// Its source and destination, dtype and number of elements.
         copied: Copied,
     },
     /// A kernel of the host, and its scalars as bits.
     Host {
+        /// The stream that it runs on.
         stream: Stream,
+        /// Index of the kernel in the job.
         kernel: KernelId,
+        /// Places of its inputs, then of its outputs.
         args: Vec<Location>,
+        /// Its scalar arguments, each as the bits of an `f64`.
         scalars: Vec<u64>,
     },
     /// A message is copied to its slot, whose last message has gone.
     Post {
+        /// The stream that the copy runs on.
         stream: Stream,
+        /// Device address of the message before the copy.
         address: u64,
+        /// The receiver, the slot, and what the message is.
         outgoing: Outgoing,
     },
     /// A message goes out, of all that was posted: after the exchange before and before the next one.
     Send(Outgoing),
     /// The card exchanges with those of other ranks: after the exchange before, and at once with what goes out.
     Exchange {
+        /// The stream whose work before comes first, and which waits for the exchange.
         stream: Stream,
+        /// The collective, or the message that is received.
         between: Between,
+        /// Posted messages that go out in the same group.
         outgoing: Vec<Outgoing>,
     },
+    /// An event marks a point of a stream.
     Record {
+        /// The stream that reaches the point.
         stream: Stream,
+        /// Number of the event in the rank's program.
         event: u32,
     },
     /// For the last record of the event before this in the order of issue.
     Wait {
+        /// The stream that is held.
         stream: Stream,
+        /// Number of the event in the rank's program.
         event: u32,
     },
 }
@@ -82,26 +115,51 @@ pub enum Work {
 /// What cards exchange, at addresses of this one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Between {
-    Collective { members: Vec<u64>, terms: Terms, from: u64, to: u64 },
-    Receive { from: u64, message: Message },
+    /// A collective of a group that this rank is in.
+    Collective {
+        /// Ranks of the group in rank order, this one included.
+        members: Vec<u64>,
+        /// Kind, dtype and number of elements, the same for all members.
+        terms: Terms,
+        /// Device address of what this rank gives.
+        from: u64,
+        /// Device address of what this rank gets.
+        to: u64,
+    },
+    /// A message that another rank sends to this one.
+    Receive {
+        /// The rank that sends it.
+        from: u64,
+        /// The message, with the address on this card that it goes to.
+        message: Message,
+    },
 }
 
 /// A message, at an address of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
+    /// The channel that it is sent on.
     pub channel: Channel,
+    /// Dtype of its elements, which lie densely.
     pub dtype: DType,
+    /// Number of its elements.
     pub count: u64,
+    /// Device address of its first element.
     pub address: u64,
 }
 
 /// A message to a rank, which was copied to a slot of its channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Outgoing {
+    /// The rank that receives it.
     pub to: u64,
+    /// The channel that it is sent on.
     pub channel: Channel,
+    /// Index among the slots of the channel, which are as many as the job has messages in flight.
     pub slot: u32,
+    /// Dtype of its elements, which lie densely.
     pub dtype: DType,
+    /// Number of its elements.
     pub count: u64,
 }
 

@@ -9,7 +9,7 @@ mod emulated;
 mod host;
 pub mod nccl;
 mod outbox;
-mod turns;
+mod send_turns;
 
 pub use card::{Between, Card, Message, Outgoing, Queue, Work};
 pub use cuda::Cuda;
@@ -26,11 +26,11 @@ use ir::kernel::Kernel;
 use ir::launch::{COUNTER_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Arena, KernelId, SendTurn, Space, Stream};
+use send_turns::Turns;
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use turns::Turns;
 
 /// Most bytes from the host that are put together.
 const MOST_BYTES: usize = 16 << 20;

@@ -12,7 +12,9 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+/// Why a run does not begin, or ends without all that it was asked for.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum RunError {
     #[error(transparent)]
     World(#[from] WorldError),
@@ -127,6 +129,7 @@ pub enum RunError {
 /// Why the ranks of a run could not go on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunFailure {
+    /// What went wrong, in words for the user.
     pub reason: String,
     /// What may keep it from happening again.
     pub help: Option<Help>,
@@ -135,6 +138,7 @@ pub struct RunFailure {
 }
 
 impl RunFailure {
+    /// A failure with this reason, no help, and nobody who waits.
     pub fn new(reason: impl Into<String>) -> RunFailure {
         RunFailure { reason: reason.into(), help: None, waiting: vec![] }
     }

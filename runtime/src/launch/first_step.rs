@@ -8,7 +8,7 @@ use super::options::RunOptions;
 use super::orders::orders;
 use crate::artifact::Artifact;
 use crate::checkpoint;
-use crate::feeding::Reading;
+use crate::data_loader::Reading;
 use crate::host::Tensor;
 use crate::protocol::{Expected, FirstStep};
 use crate::reference::{self, DIGIT, Numbers};

@@ -9,14 +9,14 @@ mod checkpoints;
 mod control;
 mod error;
 mod first_step;
+#[doc(hidden)]
+pub mod fuzzed;
 mod gather;
 mod joined;
 mod lead;
 mod metrics;
 mod options;
 mod orders;
-#[doc(hidden)]
-pub mod overheard;
 mod pace;
 mod placement;
 mod plan;

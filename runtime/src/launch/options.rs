@@ -25,7 +25,9 @@ pub const MEETING: Duration = Duration::from_secs(300);
 pub struct RunOptions {
     /// The `mcc-rank` program.
     pub rank_binary: PathBuf,
+    /// Files of training data.
     pub data: Vec<Spec>,
+    /// Files of held-out data.
     pub valid_data: Vec<Spec>,
     /// In place of both.
     pub sets: Option<DataSets>,
@@ -55,6 +57,7 @@ pub struct RunOptions {
     pub save_seconds: Option<Duration>,
     /// Most checkpoints that stay: the last.
     pub keep: Option<u64>,
+    /// The file for the trained weights alone.
     pub save_weights: Option<PathBuf>,
     /// Parameters, optimizer states and the step.
     pub save_state: Option<PathBuf>,
@@ -81,6 +84,7 @@ pub struct RunOptions {
     pub threads_per_rank: Option<usize>,
     /// Below 2^53.
     pub seed: u64,
+    /// What happens when loss or gradient norm is not finite.
     pub on_nonfinite: OnNonfinite,
     /// Whether communication runs beside compute; the same numbers either way.
     pub order: Order,
@@ -88,6 +92,7 @@ pub struct RunOptions {
     pub profile: Option<u64>,
     /// Default: the usual one for the artifact's target.
     pub device: Option<DeviceKind>,
+    /// How ranks exchange: by the host, MPI or NCCL.
     pub exchanges: Exchanges,
     /// Most blocks of a kernel of NCCL's: of the card's multiprocessors, so many are its.
     pub nccl_max_ctas: u32,

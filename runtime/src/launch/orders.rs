@@ -6,8 +6,8 @@ use crate::artifact::Artifact;
 use crate::checkpoint;
 use crate::conditions::{Conditions, model_changes};
 use crate::data::{self, Data, DataError, DataSets, Opened, Samples, Spec};
+use crate::data_loader;
 use crate::executor::arena_bytes;
-use crate::feeding;
 use crate::gpu::{cuda, nccl};
 use crate::mpi;
 use crate::profile::{WARM_UP, Window};
@@ -104,7 +104,7 @@ pub(super) fn exchange_by_nccl(orders: &Orders, options: &RunOptions) -> bool {
 fn wanted(job: &Job, options: &RunOptions, sets: &DataSets, (done, read): (u64, u64)) -> Result<[u64; 3], DataError> {
     let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
     let steps = options.steps.or(scheduled).ok_or(DataError::Unsized)?;
-    let mut samples = feeding::samples(steps, job.global_batch, options.eval_interval, options.eval_batches);
+    let mut samples = data_loader::samples(steps, job.global_batch, options.eval_interval, options.eval_batches);
     // Sequences may have been left out, or steps had others.
     samples[0] = samples[0].max(read.saturating_add(steps.saturating_sub(done).saturating_mul(job.global_batch)));
     for part in [1, 2] {

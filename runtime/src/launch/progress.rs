@@ -12,12 +12,18 @@ use std::path::PathBuf;
 pub struct Progress {
     /// From 1.
     pub step: u64,
+    /// The step with which the run ends, unless it ends early.
     #[serde(skip)]
     pub steps: u64,
+    /// Training loss, the sum of all its terms; `None` if no rank reported it.
     pub loss: Option<f64>,
+    /// Global gradient norm before clipping; `None` if no rank reported it.
     pub grad_norm: Option<f64>,
+    /// Learning rate, before a parameter's own factor.
     pub lr: f64,
+    /// Tokens of the global batch per second of `step_ms`, of all ranks together.
     pub tokens_per_s: f64,
+    /// Milliseconds that the slowest rank took, its data included, an evaluation excluded.
     pub step_ms: f64,
     /// Of these, how long the rank waited for its data that waited the most.
     pub data_wait_ms: f64,
@@ -28,8 +34,10 @@ pub struct Progress {
     pub memory_bytes: u64,
     /// Bytes of data that the rank read for the step which read the most.
     pub data_bytes: u64,
+    /// How many ranks the run has.
     #[serde(skip)]
     pub ranks: u64,
+    /// Loss on validation data; `None` if nothing was evaluated after this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub valid_loss: Option<f64>,
     /// Of validation data sets that have a loss each, as `valid_loss/wiki`; `valid_loss` is their mean.
@@ -67,6 +75,7 @@ pub enum RunEvent<'a> {
 pub struct RankTimes {
     /// The last of so many steps.
     pub step: u64,
+    /// How many steps the times are means over.
     pub steps: u64,
     /// Of each rank, means over the steps: milliseconds of the passes, and of updates, in which they did not
     /// stand still for other ranks.
@@ -76,8 +85,11 @@ pub struct RankTimes {
 /// A checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
+    /// Its own directory, within the one that the user named.
     pub dir: PathBuf,
+    /// The step whose outcome it holds.
     pub step: u64,
+    /// Bytes of all ranks' shards together.
     pub bytes: u64,
     /// From the step's end until it was complete.
     pub milliseconds: f64,
@@ -97,6 +109,7 @@ pub enum Note {
 }
 
 impl Note {
+    /// What is said, whatever its weight.
     pub fn text(&self) -> &str {
         match self {
             Note::Warning(text) | Note::Remark(text) | Note::Detail(text) => text,
@@ -109,8 +122,11 @@ impl Note {
 pub struct Summary {
     /// The last step that was done, counted from the first of all runs that this one goes on with.
     pub steps: u64,
+    /// Whether all steps were done.
     pub ended: Ended,
+    /// Steps of this run whose update was left out.
     pub skipped: u64,
+    /// The last step that this process was told of, if any.
     pub last: Option<Progress>,
     /// Losses after the last step on data that is not trained on.
     pub held_out: BTreeMap<HeldOut, f64>,

@@ -38,6 +38,7 @@ pub enum Existing {
     /// The run is refused before it begins.
     #[default]
     Refuse,
+    /// What the run writes takes its place.
     Replace,
 }
 

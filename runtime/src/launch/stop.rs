@@ -23,6 +23,7 @@ impl StopRequest {
         self.0.stop.store(true, Ordering::SeqCst);
     }
 
+    /// Whether the run has been asked to end, through any clone.
     pub fn is_asked(&self) -> bool {
         self.0.stop.load(Ordering::SeqCst)
     }

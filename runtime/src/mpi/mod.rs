@@ -80,6 +80,7 @@ struct Sent {
 /// What a poll came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polled {
+    /// The communication is complete.
     pub done: bool,
     /// Something was begun or has arrived.
     pub moved: bool,

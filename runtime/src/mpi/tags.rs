@@ -37,6 +37,7 @@ impl Tags {
         *self.groups.get(members).expect("invariant: every group of the job has tags")
     }
 
+    /// The tag of a channel's messages, whatever their sender and receiver.
     pub fn of_channel(&self, channel: Channel) -> u32 {
         *self.channels.get(&channel).expect("invariant: every channel of the job has a tag")
     }

@@ -12,15 +12,19 @@ use serde::{Deserialize, Serialize};
 pub struct Breakdown {
     /// Numbers of the first step and of the last.
     pub steps: (u64, u64),
+    /// How many ranks the job has.
     pub ranks: u64,
     /// Of a rank's threads; of CPUs alone.
     pub ceilings: Option<Ceilings>,
     /// What a rank's own threads do, the most time first.
     pub own: Vec<Line>,
+    /// Time in which ranks' own threads wait for communication, other streams and other ranks.
     pub waiting: Part,
     /// The ranks that wait least and most, each with the share of its own steps.
     pub waits: Option<((u64, f64), (u64, f64))>,
+    /// Time between commands: data, threads that start, the phases' ends.
     pub between: Part,
+    /// Time of whole steps, of which shares are parts.
     pub whole: Part,
     /// Of a rank's own threads, in kernels bound by arithmetic and in those bound by memory, where the ceilings
     /// are known.
@@ -29,6 +33,7 @@ pub struct Breakdown {
     pub beside: Vec<Line>,
 }
 
+/// A part of the time of all ranks' steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// From 0 to 1.
@@ -40,6 +45,7 @@ pub struct Part {
 /// Equal commands of a stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
+    /// What the command does, with sizes: `dot 1024x3072x768, add, tanh`.
     pub name: String,
     /// Of the model's text.
     pub places: String,
@@ -47,13 +53,17 @@ pub struct Line {
     pub bodies: Vec<String>,
     /// The kernel's symbol.
     pub symbol: Option<String>,
+    /// Time of all its calls.
     pub part: Part,
     /// Calls of a step, of all ranks together.
     pub calls: f64,
     /// Of a call.
     pub median_ms: f64,
+    /// Operations of products and attention; none if it has none.
     pub arithmetic: Option<Rate>,
+    /// Bytes of its operands, or bytes that are sent; none if there are none.
     pub memory: Option<Rate>,
+    /// The ceiling that limits a kernel; none of other commands, or where ceilings are not known.
     pub bound: Option<Bound>,
     /// Of the ranks that have it, those that take least and most, each with milliseconds of a step.
     pub ranks: Option<((u64, f64), (u64, f64))>,
@@ -76,6 +86,7 @@ impl Rate {
 }
 
 impl Breakdown {
+    /// The figures of a profile of this job.
     pub fn new(job: &Job, profile: &Profile) -> Breakdown {
         let table = Table::new(job, profile);
         let steps = profile.ranks.iter().map(|r| r.steps.len()).max().unwrap_or(0).max(1) as f64;

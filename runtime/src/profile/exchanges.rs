@@ -11,11 +11,13 @@ use std::collections::BTreeMap;
 pub struct Exchanged<'a> {
     /// None of a message.
     pub kind: Option<Collective>,
+    /// The members of the group in rank order; of a message, its sender and its receiver.
     pub ranks: Vec<u64>,
     /// Of a message, or of a part ([`Collective::parts`]).
     pub bytes: u64,
     /// The command of the first of its ranks, or of who received it.
     pub rank: u64,
+    /// The command itself; of a message, its receive.
     pub action: &'a Action,
     /// From the time at which the last had come until ranks went on, the mean. Of a message what its sender took, and
     /// its receiver, if that came when all was sent: else it copies while the other one does.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A command that a stream was through. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ran {
+    /// Where the command is in the rank's program.
     pub at: Position,
     /// When the stream came to it.
     pub start: u64,
@@ -17,6 +18,7 @@ pub struct Ran {
 /// What is taken as the time of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
+    /// Time that passed, whether or not the stream's thread had a core.
     Wall,
     /// The time that the stream's thread had on a core: all of what the command took only where one thread runs it.
     Thread,

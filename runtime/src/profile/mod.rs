@@ -29,7 +29,9 @@ pub const WARM_UP: u64 = 2;
 /// The steps that are timed, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
+    /// Number of the first step that is timed, from 1.
     pub first: u64,
+    /// Number of the last step that is timed.
     pub last: u64,
 }
 
@@ -41,10 +43,12 @@ impl Window {
         (steps > 0).then(|| Window { first, last: first + steps - 1 })
     }
 
+    /// Whether the step with this number is timed.
     pub fn has(self, step: u64) -> bool {
         (self.first..=self.last).contains(&step)
     }
 
+    /// How many steps are timed; at least 1.
     pub fn steps(self) -> usize {
         (self.last + 1 - self.first) as usize
     }
@@ -79,8 +83,11 @@ impl Part {
 /// A step of a rank, from its data to its update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
+    /// Number of the step, from 1.
     pub step: u64,
+    /// When it began, in nanoseconds of the clock that ranks of a machine share.
     pub start: u64,
+    /// When it ended, in nanoseconds of the clock that ranks of a machine share.
     pub end: u64,
 }
 
@@ -88,6 +95,7 @@ pub struct Timed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recorded {
     wall: u64,
+    /// The steps that were timed, in order.
     pub steps: Vec<Timed>,
     /// Stream after stream, each in its order.
     pub ran: Vec<Ran>,
@@ -98,15 +106,19 @@ pub struct Recorded {
 pub struct Profile {
     /// Of a rank's threads; of CPUs alone.
     pub ceilings: Option<Ceilings>,
+    /// Whether streams ran by themselves, or all commands as one list.
     pub order: Order,
+    /// What each rank did, by its number.
     pub ranks: Vec<Recorded>,
 }
 
 impl Profile {
+    /// Of so many ranks, which have said nothing yet.
     pub fn new(ranks: u64, order: Order, ceilings: Option<Ceilings>) -> Profile {
         Profile { ceilings, order, ranks: vec![Recorded::default(); ranks as usize] }
     }
 
+    /// Takes in the next part of what a rank says.
     pub fn add(&mut self, rank: u64, part: Part) {
         let held = &mut self.ranks[rank as usize];
         held.wall = part.wall;

@@ -13,10 +13,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A command, for people.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
+    /// What it does, with sizes: `dot 1024x3072x768, add, tanh`.
     pub name: String,
+    /// The kernel that it launches, if it is a launch.
     pub kernel: Option<KernelId>,
     /// Of one call. Of communication, the bytes that this rank sends, or receives.
     pub work: Work,
+    /// The kind of body that the command is in.
     pub body: BodyKind,
     /// Lines of the model.
     pub lines: BTreeSet<(u16, u32)>,
@@ -31,6 +34,7 @@ pub struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
+    /// Of all commands of all programs of a job.
     pub fn new(job: &'a Job) -> Names<'a> {
         let lines = |k: &Kernel| k.body.nodes.iter().filter(|n| !n.op.is_source()).filter_map(|n| line(n.origin.span)).collect();
         let kernels: Vec<OfKernel> = job.kernels.iter().map(|k| OfKernel { name: name(k), work: Work::needed(k), lines: lines(k) }).collect();

@@ -14,7 +14,9 @@ use std::fmt::Write;
 /// Equal commands of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
+    /// The stream that runs them.
     pub stream: Stream,
+    /// What they do, with sizes: `dot 1024x3072x768, add, tanh`.
     pub name: String,
     /// The kernel's symbol.
     pub symbol: Option<String>,
@@ -31,6 +33,7 @@ pub struct Row {
 }
 
 impl Row {
+    /// Nanoseconds of all calls on all ranks.
     pub fn total(&self) -> u64 {
         self.times.iter().sum()
     }
@@ -58,6 +61,7 @@ pub fn is_own(profile: &Profile, stream: Stream) -> bool {
 }
 
 impl Table {
+    /// Adds up the commands of all timed steps; evaluations, records and waits have no rows.
     pub fn new(job: &Job, profile: &Profile) -> Table {
         let names = Names::new(job);
         let mut rows: BTreeMap<_, (Row, BTreeSet<(u16, u32)>)> = BTreeMap::new();
@@ -101,11 +105,14 @@ impl Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
+    /// The ceiling of arithmetic.
     Compute,
+    /// The ceiling of memory.
     Memory,
 }
 
 impl Bound {
+    /// The word for it in tables: `compute` or `memory`.
     pub fn name(self) -> &'static str {
         match self {
             Bound::Compute => "compute",

@@ -28,6 +28,7 @@ enum Layout {
 }
 
 impl Plans {
+    /// For all kernels of a job; one serves all ranks.
     pub fn new(job: &Job) -> Plans {
         let kernels = job.kernels.iter().map(|kernel| {
             let operand = |ty: &ir::graph::Type, strides: &[u64]| {
@@ -68,12 +69,14 @@ pub(super) fn unit(program: &Program) -> u64 {
 }
 
 impl<'a> Reference<'a> {
+    /// For a rank that runs `program`, with arenas of so many bytes, full of NaN.
     pub fn new(job: &'a Job, plans: &'a Plans, program: &Program, bytes: [u64; Arena::ALL.len()]) -> Reference<'a> {
         let unit = unit(program);
         let arenas = bytes.map(|b| vec![f64::NAN; b.div_ceil(unit) as usize]);
         Reference { job, plans, unit, numbers: Numbers::Exact, launches: 0, arenas }
     }
 
+    /// The same, with kernels interpreted in these numbers.
     #[must_use]
     pub fn of(self, numbers: Numbers) -> Reference<'a> {
         Reference { numbers, ..self }

@@ -30,7 +30,9 @@ pub type States = BTreeMap<(String, u32), Tensor>;
 pub struct StepResult {
     /// By name; ranks that report the same name report the same number.
     pub reports: BTreeMap<String, f64>,
+    /// Whole parameters by name.
     pub params: BTreeMap<String, Tensor>,
+    /// Whole optimizer states, as far as some rank holds them.
     pub states: States,
     /// Of each rank, the persistent accumulators (gradients, losses) by buffer name, local dims.
     pub accumulators: Vec<BTreeMap<String, Tensor>>,
@@ -38,7 +40,9 @@ pub struct StepResult {
     pub updated: bool,
 }
 
+/// Why the reference could not run a job.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Error {
     #[error(transparent)]
     Check(#[from] check::CheckError),
@@ -93,8 +97,11 @@ pub struct Settings {
     pub steps: u64,
     /// Before each step, on the same batch.
     pub evaluations: u64,
+    /// Learning rate of every step, before a parameter's own factor.
     pub learning_rate: f64,
+    /// Seed of the run, which random numbers in kernels depend on.
     pub seed: u64,
+    /// The order in which commands run.
     pub interleaving: Interleaving,
 }
 

@@ -32,6 +32,7 @@ enum Stage {
 
 /// A rank, and what it says first.
 pub struct Greeted {
+    /// Content of its first message, at most [`HELLO`] bytes.
     pub hello: Vec<u8>,
     /// The hashes of what it says next.
     pub from: Seal,
@@ -45,6 +46,7 @@ impl Caller {
         Caller { key, purpose, bytes: vec![], stage: Stage::Nonce }
     }
 
+    /// Whether it has shown that it knows the key.
     pub fn has_proved_itself(&self) -> bool {
         matches!(self.stage, Stage::Hello { .. })
     }

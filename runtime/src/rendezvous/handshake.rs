@@ -23,7 +23,9 @@ pub type Nonce = [u8; 32];
 /// What a connection is for. Proofs for one are none for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
+    /// A rank's link to rank 0.
     Meeting,
+    /// What a rank writes for ranks of another machine.
     Wire,
 }
 
@@ -40,15 +42,21 @@ impl Purpose {
 /// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
+    /// The one that connects, and speaks first.
     Connector,
+    /// The one that was connected to.
     Listener,
 }
 
 /// What proofs and keys of one connection are made of.
 pub struct Challenge<'a> {
+    /// The key that both sides have to know.
     pub key: &'a Key,
+    /// What the connection is for.
     pub purpose: Purpose,
+    /// The number that the connector drew for this connection.
     pub connector: Nonce,
+    /// The number that the listener drew for this connection.
     pub listener: Nonce,
 }
 
@@ -91,6 +99,7 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
 
 /// Why a connection came to nothing.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum KnockError {
     #[error(transparent)]
     Io(#[from] io::Error),

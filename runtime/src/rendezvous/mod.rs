@@ -39,13 +39,17 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Who comes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
+    /// Its number in the world, from 0.
     pub rank: u64,
+    /// Ranks of the world that it was started into.
     pub world: u64,
     /// What it runs: the same for all, such as an artifact's hash.
     pub id: String,
 }
 
+/// Why ranks did not meet.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum MeetError {
     #[error("rank {rank} cannot listen at port {port}: {cause}; another port can be given with --rendezvous HOST:PORT")]
     Listen { rank: u64, port: u16, cause: io::Error },

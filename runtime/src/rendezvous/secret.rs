@@ -108,7 +108,9 @@ impl Trust {
     }
 }
 
+/// Why there is no secret to use.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum SecretError {
     #[error("the secret file `{}`: {cause}", .file.display())]
     File { file: PathBuf, cause: io::Error },

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// What all ranks can be asked to do between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
     /// A checkpoint of what the last step came to.
@@ -38,6 +39,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// What a rank does that has come to a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
+    /// It does the step.
     Run,
     /// First it saves what the step before came to, unless it has.
     Save,

@@ -185,13 +185,16 @@ pub fn bytes_of_rank(job: &Job, target: &Target, rank: u64) -> u64 {
 /// Offsets in the segment of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
+    /// Ranks of the job, on all machines together.
     pub world: u64,
+    /// Where the area begins that says whether the run has ended, and why.
     pub end: u64,
     /// What ranks are asked to do, and after which step: a word each.
     pub asked: u64,
     status: u64,
     groups: BTreeMap<Vec<u64>, GroupArea>,
     mail: BTreeMap<(u64, u64, Channel), MailArea>,
+    /// Bytes of the whole segment.
     pub bytes: u64,
 }
 
@@ -233,6 +236,7 @@ impl Layout {
         Layout { world, end, asked, status, groups, mail, bytes: next }
     }
 
+    /// Where a rank says how far it is, and for whom it waits.
     pub fn status(&self, rank: u64) -> StatusArea {
         StatusArea { offset: self.status + rank * status_bytes(self.world) }
     }
@@ -247,10 +251,12 @@ impl Layout {
         self.mail.keys().map(|(_, _, channel)| *channel)
     }
 
+    /// Where these members meet, given in rank order; none if they are no group of the job.
     pub fn group(&self, members: &[u64]) -> Option<GroupArea> {
         self.groups.get(members).copied()
     }
 
+    /// The ring of one rank's messages to another on a channel; none if there are no such messages.
     pub fn mail(&self, from: u64, to: u64, channel: Channel) -> Option<MailArea> {
         self.mail.get(&(from, to, channel)).copied()
     }

@@ -50,7 +50,9 @@ const NAP: Duration = Duration::from_millis(50);
 pub struct Status {
     /// Counts commands begun and pieces of communications done.
     pub progress: u64,
+    /// Number of the step that it said last; 0 before the first.
     pub step: u64,
+    /// The command that it said last.
     pub position: Position,
     /// For whom it waits, if it does.
     pub waits: Option<Vec<u64>>,
@@ -59,11 +61,14 @@ pub struct Status {
 /// The part of the segment that says how all ranks are, and whether the run has ended.
 #[derive(Clone, Copy)]
 pub struct Board<'a> {
+    /// The memory that the processes of this machine share.
     pub segment: &'a Segment,
+    /// Where everything lies in the segment.
     pub layout: &'a Layout,
 }
 
 impl Board<'_> {
+    /// How a rank is, by what it wrote into the segment last.
     pub fn status(&self, rank: u64) -> Status {
         let (segment, area) = (self.segment, self.layout.status(rank));
         let number = |k| segment.u32(area.position(k)).load(Ordering::Relaxed);
@@ -116,6 +121,7 @@ pub struct Shm<'a> {
 }
 
 impl<'a> Shm<'a> {
+    /// The end of `rank`, which looks `spins` times before it sleeps.
     pub fn new(board: Board<'a>, rank: u64, spins: u32, wires: Option<Arc<Wires>>) -> Shm<'a> {
         Shm { board, rank, spins, wires, mpi: None, sum: vec![], waited: Duration::ZERO }
     }
@@ -125,6 +131,7 @@ impl<'a> Shm<'a> {
         Shm { mpi: self.mpi.clone(), ..Shm::new(self.board, self.rank, self.spins, self.wires.clone()) }
     }
 
+    /// How often it looks again before it sleeps.
     pub fn spins(&self) -> u32 {
         self.spins
     }

@@ -32,6 +32,7 @@ impl<'t> Pending<'t> {
         Pending { transfer, through }
     }
 
+    /// How far it has come, to be gone on with later.
     pub fn through(&self) -> Through {
         self.through
     }

@@ -54,6 +54,7 @@ impl Segment {
         Ok(Segment { start, bytes })
     }
 
+    /// Bytes of the mapping.
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
     }
@@ -65,17 +66,20 @@ impl Segment {
         unsafe { self.start.as_ptr().add(offset as usize) }
     }
 
+    /// The byte at an offset.
     pub fn u8(&self, offset: u64) -> &AtomicU8 {
         // SAFETY: inside the mapping, which lives as long as `self`.
         unsafe { AtomicU8::from_ptr(self.at(offset, 1)) }
     }
 
+    /// The four bytes at an offset, which is a multiple of 4.
     pub fn u32(&self, offset: u64) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "invariant: aligned");
         // SAFETY: inside the mapping, aligned, as the mapping begins at a page.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
+    /// The eight bytes at an offset, which is a multiple of 8.
     pub fn u64(&self, offset: u64) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "invariant: aligned");
         // SAFETY: as for `u32`.

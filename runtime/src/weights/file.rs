@@ -216,6 +216,7 @@ pub struct Layout {
     header: Vec<u8>,
     /// Byte of the first element of each tensor.
     starts: BTreeMap<Held, u64>,
+    /// Bytes of the whole file.
     pub bytes: u64,
 }
 

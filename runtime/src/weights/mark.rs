@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Mark {
     /// Steps done.
     pub step: u64,
+    /// The seed of its random numbers.
     pub seed: u64,
     /// Of a run with a dynamic loss scale: what that came to.
     #[serde(default)]

@@ -41,10 +41,13 @@ pub struct Weights {
 
 /// What a run goes on from.
 pub struct Resumed {
+    /// Parameters and optimizer states.
     pub weights: Weights,
     /// Where it stood.
     pub mark: Mark,
+    /// The model that the weights belong to; none if the file does not say.
     pub model: Option<Provenance>,
+    /// What the run depended on beside its model; none if the file does not say.
     pub conditions: Option<Conditions>,
 }
 

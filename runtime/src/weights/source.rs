@@ -9,7 +9,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+/// Why weights could not be read or written.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum WeightsError {
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },

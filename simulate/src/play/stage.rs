@@ -10,11 +10,15 @@ use serde::Serialize;
 /// Seconds of a step of a stage's rank, by what its compute stream does meanwhile: they add up to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
+    /// The device is at work: kernels, and fills of buffers.
     pub kernels: f64,
     /// Nothing is computed, and an exchange, a copy, a disk or the host is at work.
     pub exchanges: f64,
+    /// A copy is under way, with no device kernel or exchange.
     pub copies: f64,
+    /// A disk is at work, with no device kernel, exchange or copy.
     pub disk: f64,
+    /// Kernels of the host run, with no device kernel, exchange, copy or disk at work.
     pub host: f64,
     /// A thread of a rank on CPUs wakes up.
     pub wakes: f64,
@@ -50,6 +54,7 @@ impl Spent {
 /// The same, with what of exchanges it is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Times {
+    /// Seconds of the step, by what the compute stream does.
     pub spent: Spent,
     /// The seconds of `spent.exchanges`, by the stage's exchanges.
     pub exposed: Vec<f64>,

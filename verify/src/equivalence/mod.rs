@@ -29,8 +29,8 @@
 
 mod alike;
 mod contractions;
-mod each;
 mod outcome;
+mod per_rank;
 mod pieces;
 mod rules;
 mod run;
@@ -50,7 +50,9 @@ use std::rc::Rc;
 /// Graphs of a training step and of an evaluation.
 #[derive(Clone, Copy)]
 pub struct Graphs<'a> {
+    /// Of a training step, one per stage or per class of stages.
     pub training: &'a [Local],
+    /// Of an evaluation, one per stage or per class of stages.
     pub evaluation: &'a [Local],
 }
 

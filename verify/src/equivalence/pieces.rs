@@ -1,6 +1,6 @@
 //! What a value of a rewritten graph holds of terms: a part of one, or parts of several, one after the other, as buckets and chunks do.
 
-use super::each::Each;
+use super::per_rank::Each;
 use super::rules::{Rules, own_part};
 use crate::Invariant;
 use crate::terms::digits::Digits;

@@ -1,6 +1,6 @@
 //! Graphs on terms. All classes of stages run side by side, since a sum over stages is of what each of them has then.
 
-use super::each::Each;
+use super::per_rank::Each;
 use super::pieces::{self, Held, Joined};
 use super::rules::{self, Rules};
 use super::step::Step;

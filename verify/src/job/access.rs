@@ -247,7 +247,7 @@ impl Reader<'_> {
                 ensure(buffer.dtype == entry.dtype, Invariant::OperandType, || {
                     format!("buffer `{}` is {}, the input {}", buffer.name, buffer.dtype.name(), entry.dtype.name())
                 })?;
-                super::held::covers(&self.job.mesh, &entry.dims, index, &buffer.dims, &[Axis::Microbatch])?;
+                super::persistent::covers(&self.job.mesh, &entry.dims, index, &buffer.dims, &[Axis::Microbatch])?;
                 Ok(vec![self.whole(*dst)?])
             }
             Action::Report { report, src } => {

@@ -90,8 +90,8 @@ mod apart;
 mod body;
 mod cells;
 mod exchange;
-mod held;
 mod order;
+mod persistent;
 mod races;
 mod replicas;
 mod serial;
@@ -159,7 +159,7 @@ pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), Violation> {
             ensure(alike, Invariant::ReportsAgree, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
             checked.push((stage.program, &stage.schedule));
         }
-        held::stage(job, stage, &at)?;
+        persistent::stage(job, stage, &at)?;
     }
     if let Some(p) = classes.iter().position(Option::is_none) {
         return Err(whole.error(Invariant::ProgramRuns.breach(format!("no stage runs program {p}"))));
@@ -185,7 +185,7 @@ pub fn operands(job: &Job) -> Result<(), Violation> {
         let at = Locus::stage(s as u64);
         let program = program(job, stage, &at)?;
         exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
-        held::stage(job, stage, &at)?;
+        persistent::stage(job, stage, &at)?;
         for phase in Phase::ALL {
             let calls = at.of(LocusPart::Calls(phase.name()));
             for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
@@ -195,7 +195,7 @@ pub fn operands(job: &Job) -> Result<(), Violation> {
     }
     for (p, program) in job.programs.iter().enumerate() {
         let Some(s) = job.stages.iter().position(|s| s.program as usize == p) else { continue };
-        held::arenas(program, &Locus::stage(s as u64))?;
+        persistent::arenas(program, &Locus::stage(s as u64))?;
         let reader = Reader { job, program, kernels: &kernels };
         for b in &program.bodies {
             let at = Locus::stage(s as u64).body(&b.name);
@@ -259,7 +259,7 @@ fn whole_params(job: &Job) -> Checked {
 
 fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], settled: Settled, at: &Locus) -> Result<Class, Violation> {
     if settled >= Settled::Memory {
-        held::arenas(program, at)?;
+        persistent::arenas(program, at)?;
     }
     let reader = Reader { job, program, kernels };
     let (mut bodies, mut flows, mut traces) = (vec![], vec![], vec![]);

@@ -2,7 +2,7 @@
 
 use super::apart::apart;
 use super::body::{Summary, Touch, is_held};
-use super::held::ALIGN;
+use super::persistent::ALIGN;
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;

@@ -12,6 +12,7 @@ use inkwell::values::{BasicMetadataValueEnum, FunctionValue, IntValue};
 /// Where a function can be seen from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
+    /// From outside of the module, by its name.
     Exported,
     /// Inside the module, kept out of line so that each body gets the whole register file.
     Local,
@@ -20,7 +21,9 @@ pub enum Visibility {
 /// The values that a loop carries: pointers that advance and vectors that accumulate.
 #[derive(Clone, Default)]
 pub struct Carried<'c> {
+    /// As they are when an iteration begins, in an order that all iterations keep.
     pub pointers: Vec<Pointer<'c>>,
+    /// As they are when an iteration begins, in an order that all iterations keep.
     pub vectors: Vec<Vector<'c>>,
 }
 
@@ -64,24 +67,29 @@ impl<'c> Llvm<'c> {
         }
     }
 
+    /// A parameter that is a pointer; `position` counts all parameters from 0.
     pub fn pointer_parameter(&self, function: FunctionValue<'c>, position: u32) -> Pointer<'c> {
         function.get_nth_param(position).expect("invariant: the parameter exists").into_pointer_value()
     }
 
+    /// A parameter that is an integer; `position` counts all parameters from 0.
     pub fn index_parameter(&self, function: FunctionValue<'c>, position: u32) -> Index<'c> {
         function.get_nth_param(position).expect("invariant: the parameter exists").into_int_value()
     }
 
+    /// Ends the open function by a return without a value.
     pub fn finish_function(&self) {
         built(self.writer.build_return(None));
     }
 
+    /// Calls a function that takes these pointers first, then these indices, as [`Llvm::function`] declares it.
     pub fn call(&self, function: FunctionValue<'c>, pointers: &[Pointer<'c>], indices: &[Index<'c>]) {
         let mut arguments: Vec<BasicMetadataValueEnum> = pointers.iter().map(|p| (*p).into()).collect();
         arguments.extend(indices.iter().map(|i| BasicMetadataValueEnum::from(*i)));
         built(self.writer.build_call(function, &arguments, ""));
     }
 
+    /// Does `yes` where the condition holds, else `no`; what is written next follows both.
     pub fn branch(&self, condition: IntValue<'c>, yes: impl FnOnce(), no: impl FnOnce()) {
         let function = open_function(&self.writer);
         let [yes_block, no_block, join] = ["then", "else", "join"].map(|n| self.context.append_basic_block(function, n));

@@ -24,8 +24,9 @@ enum Unit {
 
 /// What a kernel is called with.
 pub struct Given<'c> {
-    /// Where pointers and scalars lie, 8 bytes each.
+    /// Where pointers to inputs and outputs lie, 8 bytes each.
     pub arguments: PointerValue<'c>,
+    /// Where scalars lie, 8 bytes each.
     pub scalars: PointerValue<'c>,
     /// The number of tiles, where scratch is or the counter of tiles, scratch bytes per warp.
     pub tiles: IntValue<'c>,

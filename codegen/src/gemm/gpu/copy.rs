@@ -10,7 +10,7 @@ use super::tile::Tile;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
-use crate::build::squares::LINE;
+use crate::build::swizzle::LINE;
 use crate::build::{Builder, IntBinary};
 use crate::gemm::product::{Own, Product};
 use crate::layout::Axis;

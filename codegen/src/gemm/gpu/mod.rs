@@ -6,19 +6,19 @@
 //! take tiles in an order in which those at work at a time share rows and columns. Where experts own rows or contracted elements, a tile of rows goes
 //! through the experts that own some of them, and then through nobody's, whose sums are 0.
 
-mod blocks;
 mod copy;
 mod fma;
-mod groups;
-mod maps;
 mod mma;
+mod multistage;
 mod parts;
 pub mod plan;
-mod roles;
-mod rows;
+mod store;
+mod tensor_maps;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod warp_specialized;
+mod wgmma;
 
 use super::product::Product;
 use crate::build::simt::Simt;
@@ -35,7 +35,7 @@ use plan::{Plan, Ring};
 pub fn emit(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<(Shape, Launch), CompileError> {
     let product = Product::new(kernel)?;
     match Ring::new(kernel, &product, target) {
-        Some(ring) => roles::emit(b, kernel, &product, &ring, name),
-        None => blocks::emit(b, kernel, &product, &Plan::new(kernel, &product, target), name),
+        Some(ring) => warp_specialized::emit(b, kernel, &product, &ring, name),
+        None => multistage::emit(b, kernel, &product, &Plan::new(kernel, &product, target), name),
     }
 }

@@ -1,13 +1,13 @@
 //! In which tiles a GPU computes a product, and with which instructions.
 
 use super::copy::{Copy, Element, Lines};
-use super::maps::Map;
-use super::rows;
+use super::store;
+use super::tensor_maps::Map;
 use super::tile::Tile;
 use crate::build::asm::{Factor, Half};
 use crate::build::scheduler::Scheduler;
-use crate::build::squares::LINE;
 use crate::build::stages::Stages;
+use crate::build::swizzle::LINE;
 use crate::gemm::product::{Own, Product};
 use crate::target::Target;
 use ir::kernel::Kernel;
@@ -152,7 +152,7 @@ impl Ring {
     }
 
     pub fn barriers_at(&self) -> i64 {
-        self.sums_at() + self.tile.threads() / 32 * rows::ROOM
+        self.sums_at() + self.tile.threads() / 32 * store::ROOM
     }
 
     pub fn scheduler_at(&self) -> i64 {

@@ -62,6 +62,7 @@ pub struct About {
 
 /// An opened checkpoint, of which every part is where it should be.
 pub struct Distributed {
+    /// What mcc says of the run and its model; none without the item [`KEY`].
     pub about: Option<About>,
     /// The names of what is no tensor, and not mcc's.
     pub others: Vec<String>,

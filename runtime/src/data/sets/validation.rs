@@ -18,9 +18,11 @@ pub struct Validation {
 
 /// The samples of a run.
 pub struct Opened {
+    /// Samples to train on; `None` if the run takes none.
     pub training: Option<Samples>,
     /// One, or one for each data set.
     pub valid: Vec<Samples>,
+    /// Samples of the test data; `None` if the run takes none.
     pub test: Option<Samples>,
 }
 

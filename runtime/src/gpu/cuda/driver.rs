@@ -11,6 +11,7 @@ const LEAST_FOR_MANY: i32 = 12_010;
 
 /// Why there is no GPU to run on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Unavailable {
     #[error("this machine has no NVIDIA driver (libcuda.so cannot be loaded)")]
     NoDriver,
@@ -69,9 +70,11 @@ pub(super) fn takes(version: i32, launch: &Launch) -> Result<(), String> {
 /// A GPU, as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Described {
+    /// The model's name, such as `NVIDIA H200`.
     pub name: String,
     /// Compute capability: major, minor.
     pub capability: [i32; 2],
+    /// Bytes of its memory, whether free or not.
     pub bytes: u64,
 }
 

@@ -41,7 +41,7 @@ impl<'c> Cores<'_, 'c> {
                 let mut sums = sums.to_vec();
                 let (mut weights, state) = self.softmax(sizes, scores, state, &mut |k, factor| self.rescale(k, factor, &mut sums));
                 for (e, weight) in weights.iter_mut().zip(self.weights(at, &own, visit).into_iter().flatten()) {
-                    *e = ir::fault!("gpu.cores.weight.values", *e, b.mul(*e, weight));
+                    *e = ir::fault!("gpu.mma.weight.values", *e, b.mul(*e, weight));
                 }
                 self.weigh(sizes, values, &weights, self.plus(stage, of_keys), &mut sums);
                 [state, sums].concat()
@@ -131,7 +131,7 @@ impl<'c> Cores<'_, 'c> {
 
     /// Multiplies the sums of values of a row.
     pub(super) fn rescale(&self, row: usize, factor: Value<'c>, sums: &mut [Value<'c>]) {
-        for i in of_row(row, self.plan.values.padded() as usize / ir::fault!("gpu.cores.rescaled", 4, 2)) {
+        for i in of_row(row, self.plan.values.padded() as usize / ir::fault!("gpu.mma.rescaled", 4, 2)) {
             sums[i] = self.b.mul(sums[i], factor);
         }
     }

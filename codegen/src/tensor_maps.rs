@@ -6,7 +6,7 @@
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
-use crate::build::squares::LINE;
+use crate::build::swizzle::LINE;
 use ir::kernel::Kernel;
 use ir::launch::{MAP_ALIGN, Swizzle, TensorMap};
 

@@ -5,17 +5,17 @@
 //! share: while a tile's sums are stored, stages of the next one come. The warpgroup of the thread that copies gives registers to the others.
 
 use super::copy::Lines;
-use super::groups::{Groups, SQUARE};
 use super::parts::{Gpu, Part};
 use super::plan::Ring;
-use super::rows::Rows;
+use super::store::Rows;
+use super::wgmma::{Groups, SQUARE};
 use crate::abi::{Bounds, launch_of_roles};
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::scheduler::Scheduler;
 use crate::build::simt::{Given, LANES, Pointer, Simt, Value};
-use crate::build::squares::LINE;
 use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers};
+use crate::build::swizzle::LINE;
 use crate::build::{Builder, Frame, IntBinary};
 use crate::gemm::product::Product;
 use crate::{CompileError, Shape};

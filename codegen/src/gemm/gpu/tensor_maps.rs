@@ -2,15 +2,15 @@
 //! elements these must be lines of both factors: what comes behind an expert's last one can then be cleared line by line.
 
 use super::copy::Lines;
-use super::groups::SQUARE;
 use super::parts::Part;
 use super::tile::Tile;
+use super::wgmma::SQUARE;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
 use crate::gemm::product::{Own, Product};
 use crate::layout::Axis;
-use crate::maps::{self, Along};
+use crate::tensor_maps::{self, Along};
 use ir::kernel::Kernel;
 use ir::launch::TensorMap;
 
@@ -62,7 +62,7 @@ impl Map {
         let experts = product.experts.iter().map(|x| (&x.axis, Direction::Expert, 1));
         let others = outer.chain(outer_k).chain(experts).filter(|(axis, ..)| axis.size > 1 && axis.strides[tensor] != 0);
         let along = |(axis, direction, extent): (&Axis, Direction, i64)| (Along { size: axis.size, stride: axis.strides[tensor], extent }, direction);
-        let (map, directions) = maps::map(kernel, tensor, dense.0.size, std::iter::once(line).chain(others).map(along).collect())?;
+        let (map, directions) = tensor_maps::map(kernel, tensor, dense.0.size, std::iter::once(line).chain(others).map(along).collect())?;
         let map = TensorMap { tf32: product.tf32, ..map };
         let directions = std::iter::once(dense.1).chain(directions).collect();
         let line = i64::from(map.extents[0]);
@@ -98,7 +98,7 @@ impl Map {
             let mut at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
             // The dense direction has several lines only where it is the factor's own.
             at[0] = b.index_add(at[0], b.word(number * i64::from(self.map.extents[0])));
-            maps::copy_box(b, corner.map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
+            tensor_maps::copy_box(b, corner.map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
         }
     }
 }

@@ -25,6 +25,7 @@ use std::path::Path;
 /// How a rank is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct How<'a> {
+    /// What runs the kernels; only [`DeviceKind::Cpu`] and [`DeviceKind::Cuda`] can be timed.
     pub device: DeviceKind,
     /// Of a rank, on CPUs.
     pub threads: usize,
@@ -46,7 +47,9 @@ impl How<'_> {
     }
 }
 
+/// Why a rank could not be timed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum AloneError {
     #[error("rank {rank}: {cause}")]
     Device { rank: u64, cause: DeviceError },

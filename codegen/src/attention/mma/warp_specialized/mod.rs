@@ -7,20 +7,20 @@
 
 mod backward;
 mod forward;
-mod maps;
 mod matrices;
 mod pairs;
+mod tensor_maps;
 
 use super::*;
 use crate::abi::launch_of_roles;
 use crate::build::scheduler::Scheduler;
 use crate::build::simt::Given;
-use crate::build::squares::{self, LINE};
 use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, first_warp, more_registers, one_lane, release};
+use crate::build::swizzle::{self, LINE};
 use crate::target::Target;
 use ir::kernel::Family;
-use maps::Map;
 use matrices::{Matrices, Matrix};
+use tensor_maps::Map;
 
 /// Warpgroups that multiply.
 const GROUPS: i64 = 2;

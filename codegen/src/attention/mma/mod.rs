@@ -11,10 +11,10 @@
 
 mod backward;
 mod bias;
+mod block_mask;
 mod forward;
-mod order;
-pub mod roles;
-mod visits;
+mod tile_scheduler;
+pub mod warp_specialized;
 
 use super::scoring::{Applied, Operand};
 use super::{Arguments, GradientOperands, Plan, Rows, Size};
@@ -27,12 +27,12 @@ use crate::layout::{div_ceil, tensors};
 use crate::loops::accumulated;
 use crate::{CompileError, Shape, pointwise};
 use backward::{Kind, Of};
+use block_mask::{Met, Side, Visit, Visits};
 use ir::dim::Dim;
 use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
 use ir::op::{AttentionGrad, DType, Op};
-use order::Order;
-use visits::{Met, Side, Visit, Visits};
+use tile_scheduler::Order;
 
 type At<'c> = Arguments<Pointer<'c>>;
 
@@ -241,7 +241,7 @@ impl<'c> Cores<'_, 'c> {
             if rows.rows % count == 0 {
                 b.asm(Instruction::CopyAsync { bytes: UNIT as u32 }, &[to.into(), from.into()]);
             } else {
-                let present = b.less(ir::fault!("gpu.cores.present", row, b.index_add(row, b.index(pass * together))), b.index(rows.rows));
+                let present = b.less(ir::fault!("gpu.mma.present", row, b.index_add(row, b.index(pass * together))), b.index(rows.rows));
                 let bytes = b.choose(present, b.word(UNIT), b.word(0));
                 b.asm(Instruction::CopyAsyncFilled { bytes: UNIT as u32 }, &[to.into(), from.into(), bytes.into()]);
             }

@@ -7,8 +7,9 @@ use super::block::Index;
 use super::simt::Simt;
 use super::{Builder, IntBinary};
 
-/// Bytes of a line, and its elements of 16 bits.
+/// Bytes of a line.
 pub const LINE: i64 = 128;
+/// Elements of 16 bits of a line.
 pub const LINE_ELEMENTS: i64 = 64;
 /// Contracted elements of an instruction, of 16 bits.
 pub const DEPTH: i64 = 16;

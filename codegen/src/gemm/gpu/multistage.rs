@@ -6,10 +6,10 @@
 
 use super::copy::{Lines, Stage};
 use super::fma::Fma;
-use super::groups::{self, Groups};
 use super::mma::Mma;
 use super::parts::{Gpu, Part};
 use super::plan::{Core, Plan};
+use super::wgmma::{self, Groups};
 use crate::abi::{Bounds, launch_of_blocks};
 use crate::build::Builder;
 use crate::build::Frame;
@@ -92,7 +92,7 @@ impl<'c> Multiplier<'c> {
     fn leaves_readers(&self, plan: &Plan) -> bool {
         match self {
             Multiplier::Tensor(_) | Multiplier::Plain(_) => true,
-            Multiplier::Groups(_) => plan.tile.threads() > groups::THREADS,
+            Multiplier::Groups(_) => plan.tile.threads() > wgmma::THREADS,
         }
     }
 

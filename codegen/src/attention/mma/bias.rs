@@ -22,7 +22,7 @@ impl<'c> Cores<'_, 'c> {
             let visit = self.visit_of(Side::Queries, sizes, b.narrow(block));
             let zeros = vec![b.f32(0.0); (sizes.of_warp() * sizes.others / LANES as i64) as usize];
             let sums =
-                b.loop_over([b.word(0), b.word(ir::fault!("gpu.cores.bias.first", 1, plan.sizes(&summed))), b.word(1)], &zeros, &mut |one, sums| {
+                b.loop_over([b.word(0), b.word(ir::fault!("gpu.mma.bias.first", 1, plan.sizes(&summed))), b.word(1)], &zeros, &mut |one, sums| {
                     b.asm(Instruction::LeaveRolled, &[]);
                     let at = at.at(b, plan, &summed, b.widen(one));
                     match self.any_seen(&at, &own, &visit) {
@@ -57,13 +57,13 @@ impl<'c> Cores<'_, 'c> {
         self.copy_rows(at, &dout, own.first, sizes.own(), gradients);
         self.copy_rows(at, &v, key, sizes.others, values);
         b.asm(Instruction::CommitCopies, &[]);
-        b.asm(Instruction::WaitCopies { left: ir::fault!("gpu.cores.bias.early", 1, 0) }, &[]);
+        b.asm(Instruction::WaitCopies { left: ir::fault!("gpu.mma.bias.early", 1, 0) }, &[]);
         b.barrier();
         let numbers = self.exponents_of_rows(at, own, [lse, delta]);
         let (scores, _) = self.changed(at, own, visit, &self.products(sizes, plan.d, queries, keys));
         let p = self.probabilities(at, own, visit, &scores, &numbers);
         let (_, slopes) = self.weighted(at, own, visit, &p, self.products(sizes, plan.values, gradients, values), &numbers);
-        sums.iter().zip(slopes).map(|(sum, slope)| ir::fault!("gpu.cores.bias.last", slope, b.add(*sum, slope))).collect()
+        sums.iter().zip(slopes).map(|(sum, slope)| ir::fault!("gpu.mma.bias.last", slope, b.add(*sum, slope))).collect()
     }
 
     /// Stores the sums, one by one: they may lie in any order.
@@ -78,7 +78,7 @@ impl<'c> Cores<'_, 'c> {
                 for e in 0..2 {
                     let key = b.index_add(self.scaled(visit.block, own.sizes.others), self.plus(self.column(n), e));
                     let place = b.at(start, b.index_mul(b.widen(key), b.index(step)));
-                    let value = pointwise::rounded(b, dtype, sums[visits::place(own.sizes, n, e, k as i64)]);
+                    let value = pointwise::rounded(b, dtype, sums[block_mask::place(own.sizes, n, e, k as i64)]);
                     let store = || {
                         let sum = if bias.accumulate { accumulated(b, dtype, b.load_splat(place, lane), value) } else { value };
                         b.store_each(place, sum, lane);

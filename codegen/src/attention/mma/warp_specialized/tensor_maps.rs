@@ -1,9 +1,9 @@
 //! How rows of an operand are read by its tensor map.
 
 use super::*;
-use crate::build::squares::LINE_ELEMENTS;
+use crate::build::swizzle::LINE_ELEMENTS;
 use crate::layout::merge;
-use crate::maps::{self, Along};
+use crate::tensor_maps::{self, Along};
 use ir::launch::TensorMap;
 
 /// What a direction of a map is.
@@ -36,7 +36,7 @@ impl Map {
         let heads = merge(&kernel.body.dims, &heads, &[(ty, strides)]);
         let along = heads.into_iter().map(|axis| (Along { size: axis.size, stride: axis.strides[0], extent: 1 }, Direction::Heads(axis.dims)));
         let of_rows = (Along { size, stride: plan.stride(tensor, dim), extent: rows }, Direction::Rows);
-        let (map, directions) = maps::map(kernel, tensor, plan.d.d, std::iter::once(of_rows).chain(along).collect())?;
+        let (map, directions) = tensor_maps::map(kernel, tensor, plan.d.d, std::iter::once(of_rows).chain(along).collect())?;
         Some(Map { map, directions, rows })
     }
 
@@ -57,7 +57,7 @@ impl Map {
             for part in 0..plan.d.d / LINE_ELEMENTS {
                 coordinates[0] = b.word(part * LINE_ELEMENTS);
                 let to = b.index_add(to, b.word((part * count + done) * LINE));
-                maps::copy_box(b, map, &coordinates, [to, full]);
+                tensor_maps::copy_box(b, map, &coordinates, [to, full]);
             }
         }
     }

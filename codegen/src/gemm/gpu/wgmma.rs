@@ -7,7 +7,7 @@ use crate::build::Builder;
 use crate::build::asm::{Factor, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
-use crate::build::squares::{self, LINE, LINE_ELEMENTS};
+use crate::build::swizzle::{self, LINE, LINE_ELEMENTS};
 
 /// Threads, warps and rows of a warpgroup, rows of its warps.
 pub const THREADS: i64 = 128;
@@ -39,7 +39,7 @@ impl<'c> Groups<'c> {
             instruction: Instruction::GroupMultiply { factor, columns: tile.columns as u32, transposed },
             columns: tile.columns,
             steps: tile.depth / factor.depth(),
-            advance: transposed.map(squares::advance),
+            advance: transposed.map(swizzle::advance),
             rows: b.index_mul(group, b.word(SQUARE)),
             first_row: b.index_add(b.index_mul(group, b.word(ROWS)), b.index_mul(warp, b.word(WARP_ROWS))),
         }
@@ -57,7 +57,7 @@ impl<'c> Groups<'c> {
 
     /// Adds the products of a stage; those of the stage before are done when it returns.
     pub fn multiply(&self, b: &Simt<'c>, [a, second]: [Index<'c>; 2], sums: &mut [Value<'c>]) {
-        let (a, second) = (squares::descriptor(b, b.index_add(a, self.rows), LINE_ELEMENTS), squares::descriptor(b, second, LINE_ELEMENTS));
+        let (a, second) = (swizzle::descriptor(b, b.index_add(a, self.rows), LINE_ELEMENTS), swizzle::descriptor(b, second, LINE_ELEMENTS));
         b.asm(Instruction::GroupFence, &[]);
         for q in 0..self.steps {
             let at = |descriptor, advance: i64| b.index_add(descriptor, b.index(q * advance)).into();

@@ -120,14 +120,18 @@ impl<D: Device> Rank<'_, D> {
 /// Something that lives over steps, as a whole: numbers are those of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Held {
+    /// A parameter, by its index into [`Job::params`].
     Param(u32),
+    /// An optimizer state: the index of its parameter, and which of that one's states it is.
     State(u32, u32),
+    /// A table, by its index into [`Job::tables`].
     Table(u32),
 }
 
 /// What a rank holds a part of, by its checksum: of ranks with the same part, `sum` is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Sum {
+    /// The parameter or optimizer state that the part is of.
     pub held: Held,
     /// A rounded copy of a parameter, that passes read.
     pub is_copy: bool,

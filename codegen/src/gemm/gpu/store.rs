@@ -3,8 +3,8 @@
 //! In registers a lane has two neighbouring columns of every eight. Where all that the epilogue reads and writes along columns is dense and aligned,
 //! each lane then takes as many neighbouring columns as 16 bytes of the widest result hold, else one. No other warp is waited for.
 
-use super::groups::WARP_ROWS;
 use super::parts::{Gpu, Part};
+use super::wgmma::WARP_ROWS;
 use crate::CompileError;
 use crate::build::block::Index;
 use crate::build::simt::{LANES, Pointer, Simt, Value};

@@ -133,7 +133,7 @@ impl<'c> Cores<'_, 'c> {
                 for ((ds, p), slope) in ds.iter_mut().zip(&p).zip(slopes.into_iter().flatten()) {
                     // What is hidden has no slope, whatever the program makes of it.
                     let none = b.compare_float(Compare::Eq, *p, b.f32(0.0));
-                    *ds = b.select(none, b.f32(0.0), ir::fault!("gpu.cores.slope", *ds, b.mul(*ds, slope)));
+                    *ds = b.select(none, b.f32(0.0), ir::fault!("gpu.mma.slope", *ds, b.mul(*ds, slope)));
                 }
                 let mut sums = sums.to_vec();
                 let mut rest = &mut sums[..];
@@ -187,11 +187,11 @@ impl<'c> Cores<'_, 'c> {
         let b = self.b;
         let mut counted = p.to_vec();
         if let Some(weights) = self.weights(at, own, visit) {
-            dp.iter_mut().zip(&weights).for_each(|(dp, w)| *dp = ir::fault!("gpu.cores.weight.slope", *dp, b.mul(*dp, *w)));
+            dp.iter_mut().zip(&weights).for_each(|(dp, w)| *dp = ir::fault!("gpu.mma.weight.slope", *dp, b.mul(*dp, *w)));
             counted.iter_mut().zip(&weights).for_each(|(p, w)| *p = b.mul(*p, *w));
         }
         let slope =
-            |((p, dp), [log, delta]): ((&Value<'c>, &Value<'c>), &[Value<'c>; 2])| b.mul(*p, b.sub(*dp, *ir::fault!("gpu.cores.delta", log, delta)));
+            |((p, dp), [log, delta]): ((&Value<'c>, &Value<'c>), &[Value<'c>; 2])| b.mul(*p, b.sub(*dp, *ir::fault!("gpu.mma.delta", log, delta)));
         let slopes = p.iter().zip(&dp).zip(numbers).map(slope).collect();
         (counted, slopes)
     }

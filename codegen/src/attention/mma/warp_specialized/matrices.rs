@@ -1,7 +1,7 @@
 //! What a warpgroup multiplies, in the background: rows of matrices in shared memory, and rows that it has in registers.
 
 use super::*;
-use crate::build::squares::{DEPTH, LINE_ELEMENTS};
+use crate::build::swizzle::{DEPTH, LINE_ELEMENTS};
 
 /// A matrix in shared memory whose lines are elements of a head: its descriptor, and how many rows it has.
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ pub struct Matrices<'a, 'c> {
 impl<'c> Matrices<'_, 'c> {
     /// The matrix of so many rows at an address.
     pub fn at(&self, address: Index<'c>, rows: i64) -> Matrix<'c> {
-        Matrix { descriptor: squares::descriptor(self.b, address, rows), rows }
+        Matrix { descriptor: swizzle::descriptor(self.b, address, rows), rows }
     }
 
     /// Begins the products of 64 rows of one matrix with all rows of another; the sums to come, of every eight of those four.
@@ -37,7 +37,7 @@ impl<'c> Matrices<'_, 'c> {
         let (b, half, columns) = (self.b, self.half, second.rows as u32);
         for step in 0..self.d / DEPTH {
             let (part, within) = (step * DEPTH / LINE_ELEMENTS, step * DEPTH % LINE_ELEMENTS / DEPTH);
-            let at = |m: Matrix<'c>| b.index_add(m.descriptor, b.index(part * m.rows * LINE / 16 + within * squares::advance(false))).into();
+            let at = |m: Matrix<'c>| b.index_add(m.descriptor, b.index(part * m.rows * LINE / 16 + within * swizzle::advance(false))).into();
             let factors = [at(first), at(second)];
             sums = Some(match sums {
                 None => b.asm(Instruction::GroupProduct { half, columns }, &factors),
@@ -55,7 +55,7 @@ impl<'c> Matrices<'_, 'c> {
         let multiply = Instruction::GroupMultiplyWords { half: self.half, columns: self.d as u32, transposed: true };
         let mut sums = sums.to_vec();
         for (step, words) in (0..).zip(weights.chunks_exact(4)) {
-            let at = b.index_add(rows.descriptor, b.index(step * squares::advance(true)));
+            let at = b.index_add(rows.descriptor, b.index(step * swizzle::advance(true)));
             sums = b.asm(multiply, &[words, &[at.into()], &*sums].concat());
         }
         sums
