@@ -1,6 +1,6 @@
-# Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
+# Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`. `make help` lists all.
 
-.PHONY: deps build demo test lint test-long test-launchers test-hostile test-tensorboard test-dcp bench gpu-check clean
+.PHONY: help docs deps build demo test lint test-long test-launchers test-hostile test-tensorboard test-dcp bench gpu-check clean
 
 TEXT ?=
 STEPS ?= 60
@@ -10,8 +10,11 @@ PACKAGES := llvm-22-dev libmlir-22-dev mlir-22-tools libpolly-22-dev clang-22 li
 # pip fetches the assembler that checks GPU kernels.
 PACKAGES += $(if $(shell python3 -m pip --version 2>/dev/null),,python3-pip)
 
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/\1\t\2/p' Makefile | sort | while IFS="$$(printf '\t')" read -r t w; do printf '  make %-18s%s\n' "$$t" "$$w"; done
+
 # Installs what is missing, as root or with sudo.
-deps:
+deps:  ## installs what is missing of LLVM, as root or with sudo
 	@missing=$$(for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 	  echo "installing: "$$missing; \
@@ -20,14 +23,14 @@ deps:
 	fi
 	@command -v cargo >/dev/null || { echo "Rust is missing: see https://rustup.rs"; exit 1; }
 
-build: deps
+build: deps  ## mcc and all else of the workspace, optimised: target/release/mcc
 	cargo build --release --workspace --quiet
 
 # Makes a tokenizer and a data set of the text in TEXT=file, by default the licence texts that every Debian system
 # carries, compiles a small GPT-2 for 4 ranks (tensor x pipeline parallelism) and trains it on shuffled samples; a
 # twentieth of the text is held out. A rank is killed on the way: the run goes on from its last checkpoint, and ends
 # with a report.
-demo: build
+demo: build  ## trains a small GPT-2 on 4 ranks, kills one on the way, writes a report (TEXT=your.txt STEPS=200)
 	@rm -rf $(OUT)/texts $(OUT)/checkpoints $(OUT)/log; mkdir -p $(OUT)/texts
 	@if [ -n "$(TEXT)" ]; then cp -- "$(TEXT)" $(OUT)/corpus.txt; else cat /usr/share/common-licenses/* > $(OUT)/corpus.txt; fi
 	@split -C 16k -d -a 6 --additional-suffix .txt $(OUT)/corpus.txt $(OUT)/texts/
@@ -50,13 +53,13 @@ demo: build
 
 # Everything that must hold. Optimised a little even in tests: interpreted kernels are slow otherwise. What tests
 # start is built with them: by itself it has other features of its dependencies, and would be built twice.
-test: deps
+test: deps  ## everything that must hold
 	cargo build --workspace --all-targets --quiet
 	cargo test --workspace --quiet --no-fail-fast
 	python3 -m unittest bench.test_report
 
 # Formatting, and what clippy warns of.
-lint: deps
+lint: deps  ## formatting, and what clippy warns of
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 
@@ -70,7 +73,7 @@ share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,
 long := cargo test --release --quiet --package
 
 .PHONY: $(LONG)
-test-long: $(LONG)
+test-long: $(LONG)  ## hours of random models, mutants, faults and fuzzing, in pieces (PART=2/5): make -pn | grep ^test-long-
 	@echo "test-long: all of $(LONG) passed (part $(PART))"
 
 test-long-random: deps
@@ -140,7 +143,7 @@ test-long-fuzz: deps
 # made of Linux's namespaces, of which one dies; programs exchange by mcc's own means, and by both MPIs, for each of
 # which there is an mcc-rank: as root, ten minutes.
 test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin libopenmpi-dev mpich libmpich-dev openssh-server iproute2
-test-launchers: build
+test-launchers: build  ## worlds under torchrun, Slurm, Open MPI and MPICH on two machines of namespaces; as root
 	@mkdir -p $(OUT)/launchers
 	@for mpi in openmpi mpich; do \
 	  MPICC=mpicc.$$mpi cargo build --release --quiet -p runtime --features mpi --target-dir target/mpi && \
@@ -152,14 +155,14 @@ test-launchers: build
 # Whether TensorBoard reads what `mcc run --tensorboard-dir` writes: half a minute, and a download of 30 MB the
 # first time.
 test-tensorboard: PACKAGES += python3-venv
-test-tensorboard: build
+test-tensorboard: build  ## TensorBoard reads what a run writes
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV)
 	@$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/tensorboard.txt
 	@$(VENV)/bin/python tests/watched.py target/release/mcc $(OUT)/watched
 
 # 10,000 hostile connections to a run on two such machines: as root, two minutes.
 test-hostile: PACKAGES += iproute2
-test-hostile: build
+test-hostile: build  ## 10,000 hostile connections to a run; as root
 	@attacker=$$(cargo test --release --package runtime --test processes --no-run 2>&1 | sed -n 's/^ *Executable .*(\(.*\))$$/\1/p'); \
 	tests/hostile.sh target/release/mcc $$attacker $(OUT)/hostile
 
@@ -173,7 +176,7 @@ venv:
 	$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/report.txt
 
 bench: PACKAGES += python3-venv g++
-bench: build venv
+bench: build venv  ## mcc beside PyTorch and JAX, about an hour (BENCH=--quick: minutes)
 	cargo build --release --quiet -p codegen --example kernel_server
 	@for peer in torch jax; do $(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/$$peer.txt || echo "$$peer could not be installed"; done
 	$(VENV)/bin/python -m bench $(BENCH)
@@ -181,16 +184,23 @@ bench: build venv
 # PyTorch loads the checkpoints that mcc writes for it (torch.distributed.checkpoint), and mcc those of PyTorch:
 # two minutes, after PyTorch is installed.
 test-dcp: PACKAGES += python3-venv
-test-dcp: build venv
+test-dcp: build venv  ## PyTorch reads mcc's checkpoints, and mcc PyTorch's
 	$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/torch.txt
 	$(VENV)/bin/python tests/dcp.py target/release/mcc $(OUT)/dcp
 
 # For whoever has an NVIDIA GPU: kernels, steps and exchanges against their definitions, the emulator and the CPU, then times, against PyTorch where that is
 # installed. Writes out/gpu-check/gpu-check.{json,md}. Without a GPU: make gpu-check GPU_CHECK='--device emulated'
 GPU_CHECK ?=
-gpu-check: build
+gpu-check: build  ## checks and times kernels, steps and exchanges on a GPU (GPU_CHECK='--device emulated' without one)
 	target/release/mcc gpu-check --output $(OUT)/gpu-check $(GPU_CHECK)
 
-clean:
+# All documents as one folder of pages that need no network: out/book/index.html. Building mdBook takes some minutes, once.
+MDBOOK := target/tools/bin/mdbook
+docs:  ## all documents as one book: out/book/index.html
+	@test -x $(MDBOOK) || cargo install --quiet --locked --root target/tools mdbook@0.5.4
+	$(MDBOOK) build --dest-dir $(abspath $(OUT)/book)
+	@echo "the book is $(OUT)/book/index.html"
+
+clean:  ## removes what was built
 	cargo clean
 	rm -rf $(OUT)

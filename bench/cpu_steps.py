@@ -57,18 +57,18 @@ def table(program, rounds, work):
             further[case] = json.loads((work / "steps.jsonl").read_text().splitlines()[-1]).get("moe_further_passes")
     print("# Steps predicted, beside steps measured, on CPUs\n")
     print(
-        "By `python3 -m bench.cpu_steps`: models of four layers on the two cores of a machine that was not alone. All was\n"
-        "predicted by [`mcc simulate`](../simulate.md) before anything of it was measured: links and waits by [`mcc\n"
-        "calibrate`](../simulate.md#calibration) from small models on two and on four ranks, kernels from one rank of each\n"
-        f"stage by itself. Measured is the median of {rounds} rounds in turn, of the median step of each; from the\n"
-        "least round to the greatest is how far the machine itself wavers.\n"
+        "`python3 -m bench.cpu_steps` makes this page: models of four layers, on two cores of a machine that was not alone.\n"
+        "[`mcc simulate`](../simulate.md) predicted each step before anything of it was measured. [`mcc\n"
+        "calibrate`](../simulate.md#calibration) fitted links and waits to small models on two and four ranks, and timed\n"
+        "kernels on one rank of each stage.\n\n"
+        f"*Measured* is the median of {rounds} rounds in turns, of the median step of each. *Rounds* has the least and the greatest.\n"
     )
     print("## What was fitted\n\n```")
     print("\n".join(line for line in fitted.splitlines() if not line.startswith(("timing", "compiling", "wrote"))))
     print("```\n")
     print(
-        "Experts of `--ep` have room for the rows of an even router, and what does not fit takes further passes, which\n"
-        "predictions leave out: routers that have learnt nothing are uneven, and the column says how many passes ran.\n"
+        "With `--ep`, experts have room for the rows of an even router; other rows take further passes, which predictions\n"
+        "leave out. Untrained routers are uneven: *further passes* is the part of them that ran.\n"
     )
     print("## Steps\n\n| model | mesh | ranks | measured | rounds | predicted | predicted / measured | further passes |\n|---|---|---|---|---|---|---|---|")
     apart = {1: [], 2: [], 4: [], "with further passes": []}

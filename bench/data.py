@@ -160,9 +160,9 @@ def of_tokens(found):
     median = {name: statistics.median(s) for name, s in seconds.items()}
     ratios = sorted(b / a for a, b in zip(seconds["mcc"], seconds["megatron"]))
     who = {"mcc": "mcc", "megatron": "tokenizers, megatron-core"}
-    lines = [f"{size / 1e6:.1f} MB of text and sources of this repository in documents of {DOCUMENT} characters, as JSON lines; a byte-level",
-             "BPE of 32,000 tokens. mcc is the whole command; Python's time begins after its imports: `encode_batch_fast` of 1000",
-             "documents at a time on all cores, written by `IndexedDatasetBuilder`. Both write the same bytes, which is checked.",
+    lines = [f"{size / 1e6:.1f} MB of text and sources of this repository in documents of {DOCUMENT} characters, as JSON lines; a byte-level BPE of",
+             "32,000 tokens. Of mcc the whole command counts, of Python what follows the imports: `encode_batch_fast` of 1000",
+             "documents at a time on all cores, and `IndexedDatasetBuilder`. Both must write the same bytes.",
              "", "| | seconds | MB/s | peak of memory |", "|---|---:|---:|---:|"]
     lines += [f"| {who[n]} | {median[n]:.2f} | {size / median[n] / 1e6:.1f} | {peaks[n] / 2**20:.0f} MiB |" for n in who]
     return lines + ["", f"mcc is faster by {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), of {len(ratios)} turns."]
@@ -170,9 +170,9 @@ def of_tokens(found):
 
 def of_orders(found):
     size, found = found
-    lines = [f"A data set of {size:,} tokens in {DOCUMENTS:,} documents, cut into samples of {LENGTH} tokens; as many epochs as make the",
-             f"samples. Orders are built anew, written to a cache and read from it. Both read the same first sample. {os.cpu_count()} cores,",
-             f"{processor()}, shared with other work, so that ratios count more than times.",
+    lines = [f"A data set of {size:,} tokens in {DOCUMENTS:,} documents, cut into samples of {LENGTH} tokens, with as many epochs as needed.",
+             "Orders are built, written to a cache and read from it. Both must read the same first sample.",
+             f"{os.cpu_count()} cores, {processor()}, shared with other work: ratios, taken in each turn, count more than times.",
              "", "| samples | mcc | megatron-core | mcc is faster by | peak of memory: mcc | megatron-core | cache: mcc | megatron-core |",
              "|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for samples in sorted({n for n, _ in found}):
@@ -181,25 +181,24 @@ def of_orders(found):
         a, b = [[f"{middle(of, 0):.2f} s", f"{middle(of, 1) / 1e6:,.0f} MB", f"{middle(of, 2) / 1e6:,.0f} MB"] for of in (own, other)]
         ratio = f"{statistics.median(y[0] / x[0] for x, y in zip(own, other)):.1f}"
         lines.append(f"| {samples:,} | {a[0]} | {b[0]} | {ratio} | {a[1]} | {b[1]} | {a[2]} | {b[2]} |")
-    return lines + ["", "Peaks count the pages of the cache that were read, which the system may take back. Both take 12 bytes a sample and",
-                    "4 a document and epoch, and mcc 16 MiB a core while it writes. mcc looks at every byte of a cache before it uses it.",
-                    "Neither waits for the disk. The bars are 10^8 samples in 30 s, 10^9 in 5 minutes, 16 bytes a sample. The row of 10^9",
-                    "is of one turn."]
+    return lines + ["", "Peaks count pages of the cache that were read, which the system may reclaim. mcc takes 16 MiB a core while it writes,",
+                    "and looks at every byte of a cache before it uses it. Neither waits for the disk. 10^9 samples were measured in one",
+                    "turn. The bars are 10^8 samples in 30 s, 10^9 in 5 minutes, and 16 bytes a sample."]
 
 
 def of_ranks(found):
     size, rows = found
     whole = rows[0]["set"][0]
-    text = (f"A GPT-2 of 4 layers, {BATCH} sequences of {SEQUENCE} tokens a step, from a data set of {size:,} tokens of 16 bits; "
-            f"{os.cpu_count()} cores, {processor()}, shared with other work, so that shares count and not times. Bytes are those of the rank "
-            f"that reads the most, in the step that reads the most; a batch with its labels has {whole:,}. What waits is the rank that waits "
-            f"the most, for the batch of its reading thread, in all of {STEPS - 1} steps after the first; beside it the same of a file of one token.")
+    text = (f"A GPT-2 of 4 layers, on a data set of {size:,} tokens of 16 bits; {os.cpu_count()} cores, {processor()}, shared with other work, so "
+            f"shares count and not times. *Bytes* is the most that a rank reads for a step; a batch of {BATCH} sequences of {SEQUENCE} tokens has {whole:,} "
+            f"with its labels. *Waits* is of the rank that waits most for its reading thread, over {STEPS - 1} steps after the first. "
+            f"*One token* is the same with a file of one token.")
     lines = [textwrap.fill(text, 118), "", "| mesh | bytes of a rank | of the batch | waits for data | of a step | of a step, one token |",
              "|---|---:|---:|---:|---:|---:|"]
     for row in rows:
         (read, share, wait, step), constant = row["set"], row["constant"]
         lines.append(f"| {row['mesh']} | {read:,} | {100 * read / whole:.1f} % | {wait:.0f} µs of {step:.0f} ms | {share:.3f} % | {constant[1]:.3f} % |")
-    return lines + ["", "The bar is 1 % of a step. Ranks of tp read the same rows, the first and the last stage of a pipeline tokens and labels."]
+    return lines + ["", "The bar is 1 % of a step. Ranks of tp read the same rows. In a pipeline the first stage reads tokens, the last labels."]
 
 
 SECTIONS = {"tokens": ("Text to tokens", tokens, of_tokens), "orders": ("The first sample", orders, of_orders), "ranks": ("What ranks read", ranks, of_ranks)}
@@ -215,8 +214,8 @@ def page(args):
     old = args.output.read_text() if args.output.exists() else ""
     only = args.only.split(",")
     head = ["# Data", "", "<!-- Written by `python -m bench.data`. -->", "",
-            "mcc beside what Megatron-LM's users run: Hugging Face's tokenizers 0.23.3 and megatron-core 0.16.1, with its compiled",
-            f"helpers. {os.cpu_count()} cores, {processor()}. Contestants take turns on the same files; medians."]
+            "mcc's data sets are measured beside Hugging Face's tokenizers 0.23.3 and megatron-core 0.16.1, with its compiled",
+            f"helpers. {os.cpu_count()} cores, {processor()}. Contestants take turns on the same files; figures are medians."]
     made = [("\n".join(head) if "tokens" in only else old.split("\n## ")[0].rstrip())]
     for name, (title, measure, write) in SECTIONS.items():
         there = re.search(rf"^## {title}\n\n(.*?)(?=^## |\Z)", old, re.M | re.S)

@@ -78,35 +78,36 @@ def main():
 
 HEAD = """# Steps predicted, beside steps published
 
-By `python3 -m bench.foresight`, which runs [`mcc simulate`](../simulate.md) on machine file `a100-80g-dgx`. What was
-published are steps of Megatron-LM; what is predicted are steps of mcc's own programs for the same model, plan and
-batch. The two are not the same programs: mcc's attention is fused, its sums of gradients overlap with backward
-passes, and its products are taken to reach what the best libraries of today do. So mcc's should be shorter. How far
-that is why stands [below](#the-programs-that-were-measured), where the programs that were measured are played on the
-same model of the machine. Nothing is fitted to mcc's own steps, and nothing has run on such a machine.
+This page puts published steps of Megatron-LM beside steps that [`mcc simulate`](../simulate.md) predicts for mcc's
+own programs, with the same model, plan and batch, on machine file `a100-80g-dgx` (`python3 -m bench.foresight`).
+Nothing is fitted to mcc's own steps, and nothing has run on such a machine.
+
+mcc's steps should be shorter: it fuses attention, overlaps sums of gradients with backward passes, and its products
+are taken to be as fast as today's best libraries. [Megatron-LM's programs](#the-programs-that-were-measured), played
+on the same machine file, show how far that is why.
 """
-MEASURED = """A GPT-2 of 1.72 B parameters on one card, 8,192 tokens in bf16, as [gpu.md](gpu.md) has it. Rates of products and of
-attention in these two machine files are from the same page, of kernels by themselves; how they make up a step is not.
+MEASURED = """A GPT-2 of 1.72 B parameters on one card, 8,192 tokens in bf16 ([gpu.md](gpu.md)). Machine files have that page's
+rates of single products and attention, not how they make up a step.
 """
-FULL = """GPTs of 2,048 positions, fp16, on DGX A100 (Narayanan et al. 2021, table 1). Seconds follow from the TFLOP/s that are
-published, by the formula that stands there.
+FULL = """GPTs of 2,048 positions in fp16, on DGX A100 (Narayanan et al. 2021, table 1). Published TFLOP/s become seconds by the
+paper's formula.
 """
-SELECTED = """The same machines a year later (Korthikanti et al. 2022, table 5). With `--recompute selective` mcc computes the
-core of attention again, as they do.
+SELECTED = """The same machines a year later (Korthikanti et al. 2022, table 5). With `--recompute selective` mcc recomputes the
+core of attention, as they do.
 """
 
 PROGRAMS = """\
-What Megatron-LM ran in 2021 is played on the same machine file, from mcc's programs of a text that stores scores
-and makes Q, K and V by one product (`bench/megatron_2021.mdl`), compiled so that nothing is exchanged beside
-kernels, and from what else those programs did differently (`simulate/examples/megatron_2021.rs`). Each part of it
-is what the papers, and Megatron-LM 2.5 with PyTorch of that time, say, with the number of times that each kernel
-goes through its operands. None has a number of its own to fit, and none was taken out for what it does to the
-errors; but the table was known when they were written. Left out are gradients of embeddings, which are added up
-too, and copies into the buckets that are exchanged.
+What Megatron-LM ran in 2021 is played on the same machine file. mcc compiles a text that stores scores and makes Q, K
+and V by one product (`bench/megatron_2021.mdl`), so that no exchange overlaps kernels.
+`simulate/examples/megatron_2021.rs` adds what else those programs did differently.
 
-Two numbers are fitted: the efficiencies of products and of memory, within wide bounds: what Calculon (Isaev et
-al. 2023) has for an A100 from small operands to large ones, 0.60 to 0.95, and 0.60 to 0.90. *Left out* are errors
-of rows to which nothing was fitted: each time the other nine rows choose, from all pairs.
+Each part of that follows the papers, and Megatron-LM 2.5 with PyTorch of that time, down to how often each kernel
+goes through its operands. No part has a number to fit, and none was taken out for what it does to the errors; but the
+table was known when they were written. Adding up gradients of embeddings, and copies into buckets, are left out.
+
+Two numbers are fitted: the efficiencies of products (0.60 to 0.95) and of memory (0.60 to 0.90). These wide bounds
+are Calculon's (Isaev et al. 2023) for an A100. *Left out* is the error of a row when the other nine alone choose,
+from all pairs.
 """
 
 if __name__ == "__main__":

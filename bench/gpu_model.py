@@ -64,7 +64,7 @@ def step(name: str, after: list[dict], before: list[dict] | None) -> None:
         earlier = [f"{milliseconds(before, family):.2f}"] if before else []
         lines.append([family or "all", str(launches), *earlier, f"{milliseconds(after, family):.2f}"])
     table(["kernels", "launches", *(["before, ms"] if before else []), "ms"], lines)
-    print("\nThose that take most but for products and attention:\n")
+    print("\nThose that take most, without products and attention:\n")
     rest = [r for r in after if "predicted" in r and r["family"] in ("loops", "sums by index")]
     lines = []
     for r in sorted(rest, key=lambda r: -r["predicted"]["seconds"] * r["launches"])[:8]:
@@ -109,7 +109,7 @@ def beside_measured() -> None:
     table(["model", "kernels", "predicted, ms", "measured, ms", "ratio"], lines_out)
     middle = sorted(r for r, _ in ratios)
     close = sum(0.8 <= r <= 1.25 for r in middle)
-    print(f"\nMedian {middle[len(middle) // 2]:.2f}; {close} of {len(middle)} within 0.8 to 1.25; of all time together "
+    print(f"\nThe median is {middle[len(middle) // 2]:.2f}; {close} of {len(middle)} are within 0.8 to 1.25. Of all time together the ratio is "
           f"{sum(r * ms for r, ms in ratios) / sum(ms for _, ms in ratios):.2f}.")
 
 
@@ -121,15 +121,15 @@ def main() -> None:
     before = args.before
     print("# What a GPU would take\n")
     print("<!-- Written by `python3 -m bench.gpu_model`. -->\n")
-    print("Predicted for an H100 SXM, kernels one after the other, without communication: no number here was measured but")
-    print("where it says so. [How a time follows from counts](../kernels.md#what-a-card-would-take).")
+    print("This page predicts times of an H100 SXM, with kernels one after the other and no communication")
+    print("([how](../kernels.md#what-a-card-would-take)). Only the column *measured* was measured.")
     if before:
         print(f"*Before* are the kernels of commit {args.commit}, by `--before`.")
     print()
     print("## Beside what was measured\n")
-    print("The kernels of [an H100](gpu.md#times), as they are today, beside its times of 26 November. Of that card the model")
-    print("knows what a copy and cuBLAS reach; nothing was fitted to mcc's kernels. Sums by index and to few results, norms")
-    print("of long rows, and the order in which attention's tiles are computed, are other ones since.\n")
+    print("Predictions are of today's kernels, times are [an H100's](gpu.md#times) of 26 November. Sums by index and to few")
+    print("results, norms of long rows, and the order of attention's tiles have changed since. Of the card the model knows what a")
+    print("copy and cuBLAS reach; nothing was fitted to mcc's kernels.\n")
     beside_measured()
     steps = []
     for name, model, flags in STEPS:

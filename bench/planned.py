@@ -71,19 +71,29 @@ def table_one(mcc):
     print()
 
 
+def by_chowdhery(defines, ranks, batch, seconds):
+    """TFLOP/s of a GPU with as many operations of a Llama as MFU counts in Chowdhery et al., "PaLM" (2022), appendix B:
+    6 for a parameter and a token, and attention's whole square, where the causal mask leaves half."""
+    of = {name: int(value) for name, value in (d.split("=") for d in defines.split() if d != "-D")}
+    hidden, layers, seq, keys = of["hidden"], of["layers"], of["seq"], of["hidden"] // of["heads"] * of["kv_heads"]
+    parameters = layers * (2 * hidden * (hidden + keys) + 3 * hidden * of["ffn"] + 2 * hidden) + 2 * of["vocab"] * hidden + hidden
+    return (6 * parameters + 12 * layers * hidden * seq) * batch * seq / seconds / ranks / 1e12
+
+
 def large(mcc):
     print("| model | H100s | sequences | step | give or take | TFLOP/s a GPU | published | published plan | remains of failures | our plan | found in |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for name, model, defines, ranks, batch, mesh, tflops in LARGE:
         line = f"models/{model}.mdl --machine h100-dgx --bf16 --global-batch-size {batch} {defines}"
         best, took = planned(mcc, f"{line} --gpus {ranks}")
-        step, theirs = best["step"], ""
+        step, theirs, counted = best["step"], "", ""
         if mesh:
+            counted = f" ({by_chowdhery(defines, ranks, batch, step['seconds']):.0f})"
             other, _ = call(mcc, f"simulate {line} {mesh} --zero 1 --recompute none --json")
             theirs = f"{other['seconds']:.2f} s, {other['flops_per_second'] / 1e12:.0f}"
         print(
             f"| {name} | {ranks} | {batch} | {step['seconds']:.2f} s | {100 * step['give_or_take'] / step['seconds']:.0f} % | "
-            f"{step['flops_per_second'] / 1e12:.0f} | {tflops or ''} | {theirs} | {100 * best['goodput']['part']:.1f} % | `{flags(best)}` | {took:.0f} s |",
+            f"{step['flops_per_second'] / 1e12:.0f}{counted} | {tflops or ''} | {theirs} | {100 * best['goodput']['part']:.1f} % | `{flags(best)}` | {took:.0f} s |",
             flush=True,
         )
     print()
@@ -91,24 +101,27 @@ def large(mcc):
 
 HEAD = """# Plans for published models
 
-By `python3 -m bench.planned`, which runs [`mcc plan`](../plan.md) with an empty cache, and
-[`mcc simulate`](../simulate.md). All steps are predicted ones of mcc's own programs; nothing has run on these
-machines.
+`python3 -m bench.planned` makes this page, by [`mcc plan`](../plan.md) with an empty cache and [`mcc
+simulate`](../simulate.md). All steps are predicted ones of mcc's own programs; nothing has run on these machines.
 
 ## GPTs on A100s
 
-The ten models of Narayanan et al. (2021), table 1, on as many GPUs, with the same batch, in fp16. The published plan
-has all layers computed again, as there. Exchanges are those that nothing is computed beside. Attention is fused in
-both, so ours need not compute layers again to fit.
+The ten models of Narayanan et al. (2021), table 1, in fp16, on as many GPUs and with the same batch. The published
+plan recomputes all layers, as there. Ours need not, as attention is fused in both. Exchanges are those that no kernel
+hides.
 """
 OTHERS = """## On H100s
 
-Batches of Llama-3 405B are those of "The Llama 3 Herd of Models", table 4: what is published are its TFLOP/s of a
-GPU, and the published plan is that mesh with ZeRO-1 and 1F1B, as mcc is predicted to run it (seconds, TFLOP/s; how
-many virtual stages Meta's pipeline has is not published), whether it fits or not. Meta's kernels are not mcc's, and
-its TFLOP/s may count other operations. mcc's of Mixtral and DeepSeek-V3 count the rooms of experts, up to 1.25 times
-what tokens ask for. What remains of failures is the part of the time that
-[trains and is not lost](../plan.md#failures).
+Llama-3 405B has the batches of "The Llama 3 Herd of Models", table 4. *Published* are its TFLOP/s of a GPU.
+*Published plan* is its mesh with ZeRO-1 and 1F1B, as mcc is predicted to run it (seconds, TFLOP/s), whether it fits
+or not; how many virtual stages Meta's pipeline has is not published.
+
+mcc counts the half of attention that the causal mask leaves. Meta cites Chowdhery et al. (2022), who count the whole
+square: in brackets, ours by that count, which is the one to compare with what is published. Meta's kernels are not
+mcc's.
+
+mcc's TFLOP/s of Mixtral and DeepSeek-V3 count the room of experts, up to 1.25 times what tokens ask for. *Remains of
+failures* is the part of the time that [trains and is not lost](../plan.md#failures).
 """
 
 if __name__ == "__main__":

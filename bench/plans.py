@@ -97,7 +97,9 @@ def main() -> None:
     earlier = ["packed, before"] if before else []
 
     print("# Plans\n")
-    print("What a rank takes, by `python3 -m bench.plans`: bf16 for sm_90a, one sequence a microbatch, eight a step.")
+    print("`python3 -m bench.plans` prints the memory that a rank is planned to take, in bf16 for sm_90a, with one sequence a")
+    print("microbatch and eight a step. *Hidden* is the part of bytes moved that overlaps kernels, on the [nominal")
+    print("machine](../explain.md) of `mcc explain`, whose bus carries 25 GB/s.")
     if before:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=before, check=True, capture_output=True, text=True)
         print(f"*Before* is commit {commit.stdout.strip()}, by `--before`: attention with documents or with values of another")
@@ -130,10 +132,9 @@ def main() -> None:
 def zero() -> None:
     """What each level of ZeRO takes, by microbatches."""
     print("\n## ZeRO by level and microbatches\n")
-    print("A GPT-2 of 24 layers of 1,024 elements at 1,024 tokens on four data-parallel ranks. What lasts over a step")
-    print("(parameters, gradients, states) is as [training.md](../training.md#memory-of-data-parallel-ranks) has it;")
-    print("exchanges and the driver's context take as much whatever the level. *Transient* are activations, and temporary")
-    print("buffers: buckets and layers under way, and what else a pass computes with. All of it is the plan.\n")
+    print("A GPT-2 of 24 layers of 1,024 elements at 1,024 tokens, on four data-parallel ranks. Parameters, gradients and states")
+    print("[last over a step](../training.md#memory-of-data-parallel-ranks). Exchanges and the driver's context take as much at")
+    print("every level. *Transient* are activations and temporary buffers, such as buckets and layers under way.\n")
     rows = []
     for level in range(4):
         plans = [plan(ROOT, "gpt2", f"{GPT} --zero {level}", f"--micro-batch-size 1 --global-batch-size {4 * m}") for m in [1, 2, 8]]
@@ -142,10 +143,6 @@ def zero() -> None:
         transient = [f"{activations(line)} + {part(line, 'temporary')} = {total:.2f} GiB" for line, total in plans]
         rows.append([str(level), lasts, fixed, *transient])
     table(["`--zero`", "lasts", "exchanges + context", "1 microbatch: transient = all", "2", "8"], rows)
-    print("\nAll have 512 MiB for the driver's context, which plans did not count before. Without these, at commit 8df8fe7,")
-    print("when a backward pass gave back nothing that it had read, one microbatch took 7.84, 4.87, 4.27 and 3.50 GiB. At")
-    print("617b7f4 gradients were kept to the end of the backward pass where there is one microbatch: 718 GiB for the")
-    print("first line below, 41.90 at 8df8fe7.")
     print("\nGPT-3 of 175 B parameters on 384 ranks with `--zero 3 --recompute full`, four sequences a microbatch:\n")
     rows = []
     for m in [1, 2]:
@@ -168,7 +165,7 @@ def logits() -> None:
 def order() -> None:
     """What an order of commands for memory saves."""
     print("\n## Order of commands\n")
-    print("By `--memory-order`: *time* has communication under way beside compute, *memory* few bytes in use.\n")
+    print("`--memory-order time` overlaps communication with compute; `memory` has few bytes in use.\n")
     rows = []
     for name, model, flags, batch in [
         ("GPT-2, 24 layers, `--dp 4 --zero 2`", "gpt2", f"{GPT} --zero 2", 4),
@@ -188,9 +185,8 @@ def order() -> None:
 def offload() -> None:
     """What activations on the host save, and how much of the copies is hidden."""
     print("\n## Activations on the host\n")
-    print("Llama-3 8B at 8,192 tokens on eight data-parallel ranks with `--zero 1`, by `--activation-offload`. *Each way* is")
-    print("what a rank copies for its one sequence of a step; *hidden* is the part that goes beside kernels on the nominal")
-    print("machine of `mcc explain`, whose bus carries 25 GB/s.\n")
+    print("Llama-3 8B at 8,192 tokens on eight data-parallel ranks with `--zero 1`, by `--activation-offload`. *Each way* is what")
+    print("a rank copies for its one sequence of a step.\n")
     rows = []
     for flags in ["", "--activation-offload mlp", "--activation-offload all", "--recompute full", "--recompute full --activation-offload all"]:
         line, total = plan(ROOT, "llama", f"{LLAMA} --dp 8 --zero 1 {flags}")
@@ -216,8 +212,8 @@ PAIRED = "--overlap-moe-expert-parallel-comm"
 def side_by_side() -> None:
     """What passes in pairs hide of tensor- and expert-parallel exchanges, and what they take."""
     print("\n## Passes side by side\n")
-    print("With `--overlap-moe-expert-parallel-comm`. *Hidden* is the part of the bytes of tensor- and expert-parallel exchanges")
-    print("that goes beside kernels on the nominal machine of `mcc explain`, in a step without further passes of rows.\n")
+    print("*Side by side* is with `--overlap-moe-expert-parallel-comm`. *Hidden* is of tensor- and expert-parallel exchanges, in")
+    print("a step without further passes of rows.\n")
     rows = []
     for name, model, flags, batch in [
         ("DeepSeek-V3, 1,024 ranks, `--vpp 4`", "deepseek_v3", MESH_V3, 2048),
@@ -242,9 +238,9 @@ def hidden(model: str, flags: str, stream: str = "tensor") -> str:
 def elsewhere() -> None:
     """What of states and parameters is where."""
     print("\n## States and parameters elsewhere\n")
-    print("Llama-3 8B at 8,192 tokens: what a rank has in each memory, and on its disk. With states there, the host has the")
-    print("smallest of them, 16 MiB to read and write by, and room for a few pieces of updates. *Hidden* is the part of what")
-    print("is copied to the device that goes beside kernels on the nominal machine of `mcc explain`.\n")
+    print("Llama-3 8B at 8,192 tokens: bytes of a rank in each memory, and on its disk. With states on disk, the host keeps the")
+    print("smallest of them, 16 MiB to read and write by, and room for a few pieces of updates. *Hidden* is of copies to the")
+    print("device.\n")
     rows = []
     for flags in ["", "--dp 8 --zero 1", "--dp 8 --zero 3"]:
         for where in ELSEWHERE:
@@ -260,9 +256,9 @@ def elsewhere() -> None:
 def large() -> None:
     """What models take that are trained on thousands of GPUs."""
     print("\n## Large models\n")
-    print("Each line is a compile, `--target sm_90a --dtype bf16 --micro-batch-size 1`, and what ranks take that hold most.")
-    print("*Recomputed* are operations of a step beside those without recomputation: a forward pass is a third of them.")
-    print("Rooms for rows of experts are those of 1.25 times a balanced share, with further passes, unless flags say more.\n")
+    print("Each line is a compile with `--target sm_90a --dtype bf16 --micro-batch-size 1`, and its ranks that hold most.")
+    print("*Recomputed* is a share of a step's operations without recomputation, of which a forward pass is a third. Rows of")
+    print("experts have room for 1.25 times a balanced share, with further passes, unless flags say more.\n")
     rows = []
     for name, model, flags, batch, recomputed in LARGE:
         line, total = plan(ROOT, model, flags, f"--micro-batch-size 1 --global-batch-size {batch}")

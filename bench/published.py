@@ -160,10 +160,9 @@ def tables():
     print(f"| mean error | | | {shown} | | {mean(left_out)} | {mean(constant)} |\n")
     ends = [f"{min(c[i] for c in chosen):.3f} to {max(c[i] for c in chosen):.3f}" for i in range(2)]
     print(
-        f"In TFLOP/s a GPU. Fitted are the efficiencies of products, {best[0]:.3f}, and of memory, {best[1]:.3f}, where the\n"
-        f"machine file has {own[0]:.2f} and {own[1]:.2f}; without a row at a time they are {ends[0]}, and {ends[1]}.\n"
-        f"All of {len(tried):,} pairs were tried, of steps that were played for {NODES**2} and are linear in between: at the\n"
-        f"pairs that were chosen they were played again, and are as the table has them.\n"
+        f"In TFLOP/s a GPU. The fitted efficiencies are {best[0]:.3f} of products and {best[1]:.3f} of memory (machine file: {own[0]:.2f} and {own[1]:.2f});\n"
+        f"without one row, {ends[0]} and {ends[1]}. All of {len(tried):,} pairs were tried, on steps played at {NODES**2} pairs\n"
+        f"and linear in between. The table's steps were played again at the chosen pairs.\n"
     )
     parts(programs, best, fitted, published)
     numbers(programs, best, fitted, published)
@@ -171,7 +170,7 @@ def tables():
 
 
 def parts(programs, best, fitted, published):
-    print("What each part changes, the two numbers being as they are:\n")
+    print("What each part changes, with the two fitted numbers:\n")
     print("| part | its name | step without it, by row | mean error without it |")
     print("|---|---|---|---|")
     without = [(what, name, dict(parts=[p for p in PARTS if p != name])) for name, what in PARTS.items()]
@@ -189,7 +188,7 @@ def numbers(programs, best, fitted, published):
     """All other numbers that no data sheet has, a tenth more and less."""
     machine = programs.machine
     own = mean(off(t, s) for t, s in zip(published, fitted))
-    print(f"Other numbers of the machine file that are of no data sheet, a tenth less and a tenth more: mean error, of {own}.\n")
+    print(f"Mean error (of {own}) with other numbers of the machine file that no data sheet has, a tenth less and more:\n")
     print("| number | a tenth less | a tenth more | step, at most |")
     print("|---|---|---|---|")
     places = [("device", "products", "tail"), ("device", "products", "depth"), ("device", "launch"), ("device", "phase")]
@@ -213,7 +212,7 @@ def numbers(programs, best, fitted, published):
 
 
 def held_out(programs, own, best):
-    print("The same programs on the rows of the second paper, to which nothing was fitted, with full recomputation:\n")
+    print("The same programs on rows of the second paper, with full recomputation. Nothing was fitted to these:\n")
     print("| model | GPUs | published | nothing fitted | error | with the two numbers above | error |")
     print("|---|---|---|---|---|---|---|")
     errors = [[], []]
@@ -227,7 +226,7 @@ def held_out(programs, own, best):
     first, second = seconds_of(TABLE1[8]), TABLE5[2][10]
     exchange = programs.seconds(TABLE1[8], [best])[0] - programs.seconds(TABLE5[2], [best])[0]
     print(
-        f"The second paper's programs are faster than the first's: 530B with the same plan of a replica took {first:.2f} s there,\n"
-        f"with nine replicas, and {second:.2f} s here, with one. For what replicas exchange {exchange:.2f} s are predicted. So what\n"
-        f"was fitted to the first paper is too slow for the second.\n"
+        f"The second paper's programs are faster: 530B took {first:.2f} s in the first, with nine replicas, and {second:.2f} s in the\n"
+        f"second, with one of the same plan. What replicas exchange is predicted to take {exchange:.2f} s. So what was fitted to the\n"
+        f"first paper is too slow for the second.\n"
     )

@@ -246,32 +246,43 @@ def ratios(record):
 
 SECTIONS = [
     ("models", "Training steps", step_times,
-     "Whole steps with AdamW, f32, two threads. GFLOP/s = (6 x matmul parameters x tokens + 12 x layers x hidden x seq x tokens) / time, for all alike; the peak is that of\n"
-     "a loop of multiply-adds on both cores, between the same rounds. Losses: the largest relative distance from mcc's over the first steps.", "steps.svg"),
+     "Whole steps with AdamW in f32 on two threads. GFLOP/s are, for all contestants,\n"
+     "(6 x matmul parameters x tokens + 12 x layers x hidden x seq x tokens) / time. The peak is that of a loop of\n"
+     "multiply-adds on both cores between the same rounds. *Same losses* has the largest relative distance from mcc's.", "steps.svg"),
     ("models", "Compiling and starting", starts,
-     "Seconds. For peers compiling is what their first step takes longer than a later one; the last columns are from the start of the process (mcc: of `mcc compile`)\n"
-     "to the end of the first step.", "starts.svg"),
-    ("models", "Peak memory", memory, "MiB resident at most (VmHWM): launcher and ranks, or the Python process.", "memory.svg"),
+     "Seconds. Peers compile for as long as their first step takes longer than a later one. The last two columns run from\n"
+     "the start of the process (of `mcc compile` for mcc) to the end of the first step.", "starts.svg"),
+    ("models", "Peak memory", memory,
+     "The most MiB resident (VmHWM): of mcc the launcher and its ranks, of the others the Python process.", "memory.svg"),
     ("compile", "Compiling deep models, and for many ranks", compiles,
-     "`mcc compile` with an empty cache of kernels, and again (the median of three). Layers and ranks share their kernels. `large` is a GPT of 64 layers, hidden 4096, 64 heads, 64 sequences of 1024 tokens\n"
-     "in as many microbatches, for one rank and for many (dp with `--zero 1`). Below: p of size^p, of the whole line and of its last two points; 1 is linear.", "compile.svg"),
+     "`mcc compile` with an empty cache of kernels (*cold*), then with a full one (*warm*, median of three). Layers and\n"
+     "ranks share kernels. `large` is a GPT of 64 layers, hidden 4096, 64 heads, and 64 sequences of 1024 tokens in as many\n"
+     "microbatches, for one rank and for many (dp with `--zero 1`).\n\n"
+     "The second table has the p of size^p, over the whole line and between its last two points; 1 is linear.", "compile.svg"),
     ("growth", "Growth", growth,
-     "A GPT of 4 layers, hidden 384, 6 heads, 4 sequences of 256 tokens, vocabulary 8192, one size at a time; longer sequences at 4096 tokens a step. First steps are from the start of the process\n"
-     "(mcc: of `mcc compile`) with empty caches. The last table: p of size^p, of the whole line and of its last two points.", "growth.svg"),
+     "A GPT of 4 layers, hidden 384, 6 heads, 4 sequences of 256 tokens and vocabulary 8192, of which one size grows at a\n"
+     "time; longer sequences have 4096 tokens a step. First steps have empty caches, and count from the start of the process\n"
+     "(of `mcc compile` for mcc). The last table has the p of size^p, over the whole line and its last two points.", "growth.svg"),
     ("ranks", "Ranks", ranks,
-     "Two ranks of one thread against one rank of two. For pp2 with 8 microbatches, beside its own bubble (8/9). And the small GPT that grows above, in microbatches of one sequence:\n"
-     "ranks of one thread against one rank of one, divided by their number.", "ranks.svg"),
-    ("storage", "16-bit storage", storage, "Weights and what the optimizer keeps are f32 in both; activations and the weights that they meet are 16-bit in one.", None),
+     "llama-mini: two ranks of one thread against one rank of two; pp2, of 8 microbatches, beside its own bubble (8/9).\n"
+     "The small GPT of *Growth*, in microbatches of one sequence: ranks of one thread against one such rank, divided by\n"
+     "their number.", "ranks.svg"),
+    ("storage", "16-bit storage", storage,
+     "Weights and optimizer states are f32 in both. With bf16, activations and the weights that they meet are 16-bit.", None),
     ("kernels", "Kernels", kernels,
-     "`gemm MxKxN`, which factors are stored transposed, 1 if the product is added to its result; PyTorch's are MKL's. `attention BATCHxHEADS[/KV]xSEQxD`, causal,\nas [batch, seq, heads, d]; only unmasked work counts, two products forward and five backward. mcc's backward takes the sums over rows of output and its gradient from a kernel that is not\ncounted here.", "kernels.svg"),
+     "After `gemm MxKxN` stand the factors that are stored transposed (T), and 1 if the product is added to its result.\n"
+     "PyTorch's are MKL's.\n\n"
+     "`attention BATCHxHEADS[/KV]xSEQxD` is causal, with operands as [batch, seq, heads, d]. Only unmasked work counts: two\n"
+     "products forward and five backward. mcc's backward pass takes the row sums of output times gradient from another\n"
+     "kernel, which is not counted here.", "kernels.svg"),
 ]
 
 
 def page(record):
-    text = "# Measured on a CPU\n\nMade by `make bench` ([what it does](README.md)); the numbers with all samples are in [cpu.json](cpu.json).\n\n"
+    text = "# Measured on a CPU\n\n`make bench` measures mcc beside PyTorch and JAX ([how](README.md)). [cpu.json](cpu.json) has all samples.\n\n"
     m, v = record["machine"], record["versions"]
     caches = ", ".join(f"{level} {size}" for level, size in m["caches"].items())
-    text += f"Machine: {m['cpu']}, {m['cores']} cores, {caches} (of the first core), {m['memory_gib']} GiB. "
+    text += f"Machine: {m['cpu']}, {m['cores']} cores, {caches} (of the first core), {m['memory_gib']} GiB.\n"
     text += ", ".join(f"{package} {number}" for package, number in v.items() if number) + ".\n"
     revisions = sorted({str(own.get("revision")) for part in record.values() if isinstance(part, dict) for own in part.values() if isinstance(own, dict) and "revision" in own})
     text += f"mcc: {', '.join(revisions)}.\n"

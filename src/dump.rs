@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::misuse::misuse;
 use crate::print::out;
+use crate::schedule_svg;
 use anyhow::anyhow;
 use codegen::Emit;
 use codegen::target::Arch;
@@ -16,6 +17,7 @@ use ir::launch::Launch;
 use ir::program::{Action, Job, Program};
 use ir::progress::Progress;
 use mcc::targets::Targets;
+use passes::report::pipeline_timeline::{UNIT, timeline};
 use runtime::artifact::{Accept, Artifact};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -34,6 +36,13 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
             return Err(misuse!("--costs goes with --level ptx, and --card and --json with --costs").into());
         }
         return costs::run(&artifact, args);
+    }
+    if args.svg {
+        if args.level != Level::Schedule {
+            return Err(misuse!("--svg goes with --level schedule").into());
+        }
+        out!("{}", schedule_svg::picture(&timeline(job, UNIT)))?;
+        return Ok(());
     }
     match args.level {
         Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&artifact, &format!("{}.txt", args.level.name()))?)?,

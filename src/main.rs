@@ -33,9 +33,12 @@ mod pages;
 mod plan;
 mod plan_file;
 mod print;
+#[cfg(test)]
+mod reference;
 mod report;
 mod reproducer;
 mod run;
+mod schedule_svg;
 mod sets;
 mod shown;
 mod signals;

@@ -9,10 +9,11 @@ pub fn passes() -> String {
     let mut out = String::from(
         "# Passes
 
-A compile is these passes, in this order: each takes a module and leaves one, and a verifier looks at what it left. This page is
-made of their table, [`passes/src/table.rs`](../passes/src/table.rs); [ir.md](ir.md) explains the levels and the text of a module.
+A compile is these passes, in this order. Each takes a module and leaves one, which a verifier checks. This page is made
+of their table, [`passes/src/table.rs`](../passes/src/table.rs); [ir.md](ir.md) explains levels and modules.
 
-`mcc compile MODEL.mdl --print-after PASS` prints the module after a pass, `--stop-after PASS` ends there, and `mcc opt` runs passes on such a text:
+`mcc compile MODEL.mdl --print-after PASS` prints the module after a pass, and `--stop-after PASS` ends there.
+`mcc opt` runs passes on such a text:
 
 ```console
 mcc compile models/gpt2.mdl -D layers=2 --tp 2 --stop-after partition
@@ -33,7 +34,8 @@ of both what is not needed to fail in the same way; please send either with a re
 few lines are left. The parts of a later module have to agree, so that hardly any can go: it is better to begin at a
 graph with `--passes` up to the one in question.
 
-The files in `passes/tests/files/PASS` show what a pass does: each is a model text (`.mdl`) or a module (`.mir`), with its command and what must come of it.
+The files in `passes/tests/files/PASS` show what a pass does: each is a model text (`.mdl`) or a module (`.mir`), with
+its command and what must come of it.
 
 | pass | from | to | what it does | verifier | by default |
 |---|---|---|---|---|---|

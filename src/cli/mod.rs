@@ -169,7 +169,7 @@ pub enum GpuPart {
 
 #[derive(Args)]
 pub struct GpuCheckArgs {
-    /// Where the checks run; in the emulator, without times
+    /// Where the checks run; the emulator measures no times
     #[arg(long, value_enum, default_value = "cuda")]
     pub device: DeviceKind,
     /// sm_80 or sm_90a [default: what the GPU has]
@@ -204,11 +204,14 @@ pub struct DumpArgs {
     /// Only this program class
     #[arg(long, value_name = "K", value_parser = whole::<usize>)]
     pub class: Option<usize>,
+    /// With --level schedule: a picture of it, as SVG, in place of the text
+    #[arg(long)]
+    pub svg: bool,
     /// With --level ptx: how long a card would take for each kernel of a training step, and why, in place of the PTX;
     /// blocks of each run in the emulator and are counted
     #[arg(long)]
     pub costs: bool,
-    /// With --costs: h100 or a100 [default: the one that the code is for]
+    /// With --costs: a100, h100 or h200 [default: the one that the code is for]
     #[arg(long, value_name = "CARD")]
     pub card: Option<String>,
     /// With --costs: for tools

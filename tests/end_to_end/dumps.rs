@@ -56,6 +56,30 @@ fn texts_of_all_levels_parse_back() {
     }
 }
 
+/// Of a zero-bubble schedule in a V, where boxes of a stage never overlap, and each pass of the text is one.
+#[test]
+fn a_schedule_is_drawn_pass_by_pass() {
+    let dir = Dir::new();
+    let model = "{models}/gpt2.mdl --pp 2 --pipeline-schedule zb-v --global-batch-size 4 -D layers=4 -D hidden=16 -D heads=2 -D seq=8 -D vocab=32";
+    dir.line(&format!("compile {model} -o v.mcc")).succeeds();
+    let text = dir.line("dump v.mcc --level schedule").succeeds().stdout;
+    let passes = |line: &str| line.split_whitespace().filter(|w| w.starts_with(['F', 'B', 'W'])).count();
+    let all: Vec<usize> = text.lines().filter(|l| l.starts_with(|c: char| c.is_ascii_digit())).map(passes).collect();
+    assert!(all.len() == 2 && all.iter().all(|n| *n == 24), "{text}");
+    let svg = dir.line("dump v.mcc --level schedule --svg").succeeds().stdout;
+    let number = |rect: &str, name: &str| -> u64 {
+        let value = rect.split_once(&format!(" {name}=\"")).and_then(|(_, rest)| rest.split_once('"')).expect("an attribute").0;
+        value.parse().expect("a number")
+    };
+    let boxes: Vec<&str> = svg.split("<rect ").filter(|r| r.contains(" of microbatch ")).collect();
+    for (stage, passes) in all.iter().enumerate() {
+        let row: Vec<_> = boxes.iter().filter(|r| number(r, "y") == 24 * stage as u64).map(|r| [number(r, "x"), number(r, "width")]).collect();
+        assert_eq!(row.len(), *passes, "stage {stage}");
+        assert!(row.windows(2).all(|pair| pair[0][0] + pair[0][1] <= pair[1][0]), "{row:?}");
+    }
+    dir.line("dump v.mcc --svg").misuses_with(&["--svg goes with --level schedule"]);
+}
+
 #[test]
 fn collectives_say_why() {
     let dir = compiled("");

@@ -90,7 +90,7 @@ pub const GROUPS: &[Group] = &[
     Group { first: 530, title: "Jobs describe their graphs", file: "lowering/described.rs" },
     Group { first: 600, title: "Jobs as a whole", file: "job/mod.rs" },
     Group { first: 620, title: "Operands of commands", file: "job/access.rs" },
-    Group { first: 640, title: "Buffers at rest", file: "job/held.rs" },
+    Group { first: 640, title: "Buffers at rest", file: "job/persistent.rs" },
     Group { first: 660, title: "One call of a body", file: "job/body.rs" },
     Group { first: 700, title: "Calls of a program", file: "job/order.rs" },
     Group { first: 720, title: "What passes from call to call", file: "job/order.rs" },

@@ -8,11 +8,12 @@ pub fn invariants() -> String {
     let mut out = String::from(
         "# Verifiers
 
-After every pass of every compile a verifier looks at the module, and believes nothing of the pass. What it shows has a number, here with
-what holds; [passes.md](passes.md#verifiers) says which verifier runs when. This page is made of the table of
-[`verify/src/invariant.rs`](../verify/src/invariant.rs).
+After every pass of every compile a verifier checks the module, and trusts nothing of the pass. Each thing that it
+checks, an invariant, has a number. [passes.md](passes.md#verifiers) says which verifier runs when. This page is made of
+the table in [`verify/src/invariant.rs`](../verify/src/invariant.rs).
 
-A complaint is a bug in mcc, whatever the input. It names the invariant, the place from the outside in, and what is there instead:
+A complaint is a bug in mcc, whatever the input. It names the invariant, the place from the outside in, and what is
+there instead:
 
 ```
 error: bug in mcc: after `events`: V803: stage 0, train, forward microbatch 1, command 5 (launch of kernel 4): nothing orders it after ..

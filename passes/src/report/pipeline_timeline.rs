@@ -48,6 +48,21 @@ pub struct StageTime {
     pub idle: u64,
     /// The most that is kept at a time of what forward passes leave, in units of what those of one microbatch leave on the stage.
     pub in_flight: f64,
+    /// All passes that take time, in the order in which they begin.
+    pub passes: Vec<PassTime>,
+}
+
+/// When a stage runs a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassTime {
+    /// Forward, backward or gradients of weights, with the virtual stage.
+    pub kind: BodyKind,
+    /// From 0, within the step.
+    pub microbatch: u32,
+    /// When it begins, in the unit of [`Costs`].
+    pub begin: u64,
+    /// How long it takes, in the unit of [`Costs`].
+    pub takes: u64,
 }
 
 impl Timeline {
@@ -118,7 +133,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
     };
     let of_body = |b: &Body| (0..b.parts()).map(|part| Exchanges::of(b, part)).collect();
     let exchanges: Vec<Vec<Vec<Exchanges>>> = job.programs.iter().map(|p| p.bodies.iter().map(of_body).collect()).collect();
-    let mut playing: Vec<Playing> = job.stages.iter().map(|s| Playing { calls: &s.schedule.train, at: 0, first: None, now: 0, busy: 0 }).collect();
+    let mut playing: Vec<Playing> = job.stages.iter().map(|s| Playing { calls: &s.schedule.train, at: 0, passes: vec![], now: 0, busy: 0 }).collect();
     // When messages under way arrive. A body takes one message of a channel at most.
     let mut messages: BTreeMap<(i64, i64, Channel), VecDeque<u64>> = BTreeMap::new();
     let mut moved = true;
@@ -135,9 +150,10 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
                 }
                 let begin = arrived.into_iter().fold(stage.now, u64::max);
                 // Passes side by side begin together and end together.
-                let takes = if call.part == 0 { cost(job.programs[class].bodies[call.body.index()].kind) } else { 0 };
+                let kind = job.programs[class].bodies[call.body.index()].kind;
+                let takes = if call.part == 0 { cost(kind) } else { 0 };
                 if takes > 0 {
-                    stage.first.get_or_insert(begin);
+                    stage.passes.push(PassTime { kind, microbatch: call.microbatch, begin, takes });
                 }
                 if takes > 0 || call.part > 0 {
                     (stage.now, stage.busy) = (begin + takes, stage.busy + takes);
@@ -158,8 +174,9 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
         StageTime {
             warmup: warmup as u64,
             busy: played.busy,
-            idle: played.now - ir::fault!("report.timeline.first", 0, played.first.unwrap_or(0)) - played.busy,
+            idle: played.now - ir::fault!("report.timeline.first", 0, played.passes.first().map_or(0, |p| p.begin)) - played.busy,
             in_flight: in_flight(program, played.calls),
+            passes: played.passes.clone(),
         }
     });
     Timeline { costs, splits, stages: stages.collect(), length }
@@ -169,8 +186,8 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
 struct Playing<'a> {
     calls: &'a [Call],
     at: usize,
-    /// When its first pass begins.
-    first: Option<u64>,
+    /// Those that have begun.
+    passes: Vec<PassTime>,
     now: u64,
     busy: u64,
 }
