@@ -31,18 +31,18 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     {
         return Err(misuse!("there is no class {k}: the artifact has {} (0 to {})", job.programs.len(), job.programs.len() - 1).into());
     }
+    if args.svg {
+        if args.level != Level::Schedule || args.costs {
+            return Err(misuse!("--svg goes with --level schedule").into());
+        }
+        out!("{}", schedule_svg::picture(&timeline(job, UNIT)))?;
+        return Ok(());
+    }
     if args.costs || args.card.is_some() || args.json {
         if args.level != Level::Ptx || !args.costs {
             return Err(misuse!("--costs goes with --level ptx, and --card and --json with --costs").into());
         }
         return costs::run(&artifact, args);
-    }
-    if args.svg {
-        if args.level != Level::Schedule {
-            return Err(misuse!("--svg goes with --level schedule").into());
-        }
-        out!("{}", schedule_svg::picture(&timeline(job, UNIT)))?;
-        return Ok(());
     }
     match args.level {
         Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&artifact, &format!("{}.txt", args.level.name()))?)?,

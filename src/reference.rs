@@ -90,7 +90,7 @@ fn flags_page() -> String {
     let mut page = String::from(
         "# Flags of other programs\n\nFlags of Megatron-LM, DeepSpeed, torchtitan, NeMo, torchrun and Hugging Face's `Trainer` that mcc does not\n\
          take, and what it has in their place. The command line answers with the same table. Names that mcc takes itself,\n\
-         most of Megatron-LM's among them, are in [commands](commands.md).\n",
+         many of Megatron-LM's among them, are in [commands](commands.md).\n",
     );
     type Row = fn(&Instead) -> Option<String>;
     let parts: [(&str, &str, Row); 5] = [

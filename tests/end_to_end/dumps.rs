@@ -77,7 +77,9 @@ fn a_schedule_is_drawn_pass_by_pass() {
         assert_eq!(row.len(), *passes, "stage {stage}");
         assert!(row.windows(2).all(|pair| pair[0][0] + pair[0][1] <= pair[1][0]), "{row:?}");
     }
-    dir.line("dump v.mcc --svg").misuses_with(&["--svg goes with --level schedule"]);
+    for more in ["", "--level ptx --costs"] {
+        dir.line(&format!("dump v.mcc --svg {more}")).misuses_with(&["--svg goes with --level schedule"]);
+    }
 }
 
 #[test]
