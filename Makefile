@@ -194,12 +194,18 @@ GPU_CHECK ?=
 gpu-check: build  ## checks and times kernels, steps and exchanges on a GPU (GPU_CHECK='--device emulated' without one)
 	target/release/mcc gpu-check --output $(OUT)/gpu-check $(GPU_CHECK)
 
-# All documents as one folder of pages that need no network: out/book/index.html. Building mdBook takes some minutes, once.
+# All documents as one folder of pages that need no network, with the sources that they link to: mdBook takes links to
+# `.md` for pages of the book, which those out of it are not. Building mdBook takes some minutes, once.
 MDBOOK := target/tools/bin/mdbook
-docs:  ## all documents as one book: out/book/index.html
+docs:  ## all documents as one book: out/book/docs/index.html
 	@test -x $(MDBOOK) || cargo install --quiet --locked --root target/tools mdbook@0.5.4
-	$(MDBOOK) build --dest-dir $(abspath $(OUT)/book)
-	@echo "the book is $(OUT)/book/index.html"
+	@rm -rf $(OUT)/book && mkdir -p $(OUT)/book
+	$(MDBOOK) build --dest-dir $(abspath $(OUT)/book/docs)
+	@git ls-files -z ':!docs' ':!tests/cases' ':!fuzz' | xargs -0 cp --parents -t $(OUT)/book
+	@cd $(OUT)/book/docs && sed -i -E 's#href="\.\./([^"]*)\.html#href="../\1.md#g' *.html && \
+	sed -i -E 's#href="(\.\./\.\./[^"]*)\.html#href="\1.md#g' benchmarks/*.html && \
+	sed -i -E 's#href="(benchmarks/)?README\.html#href="\1index.html#g' *.html benchmarks/*.html
+	@echo "the book is $(OUT)/book/docs/index.html"
 
 clean:  ## removes what was built
 	cargo clean

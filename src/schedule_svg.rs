@@ -1,4 +1,5 @@
-//! A schedule as a picture: a row for each stage, a box for each pass with its microbatch, time to the right.
+//! A schedule as a picture: a row for each stage, a box for each pass with its microbatch, time to the right. Passes side
+//! by side are drawn one after the other, as their time is counted.
 
 use ir::program::BodyKind;
 use maud::{Markup, PreEscaped, html};
@@ -48,9 +49,11 @@ fn row(stage: &StageTime, y: u64) -> Markup {
 /// The picture, as a file of SVG.
 pub fn picture(timeline: &Timeline) -> String {
     let stages = timeline.stages.len() as u64;
-    let [width, height] = [(LABEL + UNIT * timeline.length + 8).max(560), ROW * stages + LEGEND];
+    let [width, height] = [(LABEL + UNIT * timeline.length + 8).max(720), ROW * stages + LEGEND];
     let mut kinds: Vec<[&str; 2]> = vec![];
-    for (kind, _) in timeline.stages.iter().flat_map(|s| &s.passes).filter_map(|p| drawn(p.kind)) {
+    let mut later = false;
+    for (kind, v) in timeline.stages.iter().flat_map(|s| &s.passes).filter_map(|p| drawn(p.kind)) {
+        later |= v > 0;
         if !kinds.contains(&kind) {
             kinds.push(kind);
         }
@@ -66,6 +69,9 @@ pub fn picture(timeline: &Timeline) -> String {
             @for ([class, word], x) in kinds.iter().zip((0..).map(|k| LABEL + 150 * k)) {
                 (boxed([x, ROW * stages + 10, UNIT], class, "", word))
                 text x=(x + UNIT + 6) y=(ROW * stages + 25) { (word) }
+            }
+            @if later {
+                text x=(LABEL + 150 * kinds.len() as u64) y=(ROW * stages + 25) { "lighter: a later virtual stage" }
             }
         }
     };

@@ -4,7 +4,6 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
-use std::process::Command;
 
 /// Columns of a line of prose; lines of tables, of code and those of one link alone are as wide as they are.
 const WIDTH: usize = 120;
@@ -15,12 +14,18 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All documents of the repository, by their paths in it.
+/// All files below a folder whose names end so, but for what is built or fetched.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
+    let is_ours = |p: &PathBuf| !["target", "out", ".git"].iter().any(|n| p.ends_with(n));
+    let below = |p: PathBuf| if p.is_dir() { files(&p, extension) } else { vec![p] };
+    entries.filter(is_ours).flat_map(below).filter(|p| p.extension().is_some_and(|e| e == extension)).collect()
+}
+
+/// All documents, by their paths in the repository.
 fn documents() -> BTreeMap<PathBuf, String> {
-    let listed = Command::new("git").current_dir(root()).args(["ls-files", "-co", "--exclude-standard", "*.md"]).output().expect("git");
-    let names = String::from_utf8(listed.stdout).expect("UTF-8");
-    let there = names.lines().map(PathBuf::from).filter(|p| root().join(p).exists());
-    let all: BTreeMap<_, _> = there.map(|p| (p.clone(), std::fs::read_to_string(root().join(&p)).expect("UTF-8"))).collect();
+    let inside = |p: &Path| p.strip_prefix(root()).expect("below the root").to_path_buf();
+    let all: BTreeMap<_, _> = files(root(), "md").iter().map(|p| (inside(p), std::fs::read_to_string(p).expect("UTF-8"))).collect();
     assert!(all.len() > 20, "documents of the repository");
     all
 }
@@ -29,8 +34,8 @@ fn events(text: &str) -> impl Iterator<Item = (Event<'_>, Range<usize>)> {
     Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter()
 }
 
-/// Pieces of prose, each all that stands between two blocks (a paragraph, a heading, an item of a list), with the number
-/// of its first line. Tables and code are none.
+/// Pieces of prose, each all that stands between two blocks (a paragraph, a heading, an item of a list), with the
+/// number of its first line. Tables and code are none.
 fn prose(text: &str) -> Vec<(usize, &str)> {
     let mut pieces: Vec<Range<usize>> = vec![Range::default()];
     let mut other = 0;
@@ -146,12 +151,6 @@ fn links_lead_to_files_and_headings_that_are_there() {
     assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
 }
 
-/// Files of Rust below a folder.
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
-    entries.flat_map(|p| if p.is_dir() { sources(&p) } else { vec![p] }).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()
-}
-
 #[test]
 fn words_that_the_glossary_calls_gone_name_no_file() {
     let page = std::fs::read_to_string(root().join("docs/glossary.md")).expect("the glossary");
@@ -162,7 +161,7 @@ fn words_that_the_glossary_calls_gone_name_no_file() {
         for folder in folders.split(", ").map(|f| if f.contains('/') { f.into() } else { format!("{f}/src") }) {
             let is_it = |p: &&PathBuf| p.with_extension("").components().any(|c| c.as_os_str() == gone);
             let inside = |p: &PathBuf| p.strip_prefix(root()).expect("below the root").to_path_buf();
-            let found: Vec<PathBuf> = sources(&root().join(&folder)).iter().map(inside).collect();
+            let found: Vec<PathBuf> = files(&root().join(&folder), "rs").iter().map(inside).collect();
             assert_eq!(found.iter().filter(is_it).collect::<Vec<_>>(), Vec::<&PathBuf>::new(), "`{gone}` in {folder}");
             looked_at += 1;
         }

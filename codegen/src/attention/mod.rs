@@ -1,8 +1,8 @@
 //! Attention without a matrix of scores in memory (Dao et al. 2022), forward and backward.
 //!
-//! Queries and keys go in blocks. The softmax over keys is kept as a running reference (a maximum, or close to one) and a running sum per query.
-//! With a causal mask or a window, the bounds of positions in a block of queries and one of keys tell at run time
-//! whether it hides all of their scores, which are then skipped, or none, or has to be applied.
+//! Queries and keys go in blocks. The softmax over keys is kept as a running reference (a maximum, or close to one) and
+//! a running sum per query. With a causal mask or a window, the bounds of positions in a block of queries and one of
+//! keys tell at run time whether it hides all of their scores, which are then skipped, or none, or has to be applied.
 //! CPUs copy operands into padded scratch of f32: a block at a time, and what gradients read once for each block of keys a head at a time.
 //! All inner sums are f32; results are rounded once.
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Matrices {
     /// Pipeline stage; of several that run the same program, the first.
     pub stage: u64,
-    /// Parameters that the optimizer multiplies, and the places for them on all ranks that share them out.
+    /// Parameters that the optimizer multiplies.
     pub count: u64,
     /// Places for the matrices on all ranks that share them out; some may be empty.
     pub places: u64,

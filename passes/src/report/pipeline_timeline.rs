@@ -167,7 +167,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
         }
     }
     let length = playing.iter().map(|p| p.now).max().unwrap_or(0);
-    let stages = playing.iter().zip(&job.stages).map(|(played, stage)| {
+    let stages = playing.into_iter().zip(&job.stages).map(|(played, stage)| {
         let program = &job.programs[stage.program as usize];
         let kinds = played.calls.iter().filter(|c| c.part == 0).map(|c| program.bodies[c.body.index()].kind);
         let warmup = kinds.take_while(|k| !matches!(k, BodyKind::Backward(_))).filter(|k| matches!(k, BodyKind::Forward(_))).count();
@@ -176,7 +176,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
             busy: played.busy,
             idle: played.now - ir::fault!("report.timeline.first", 0, played.passes.first().map_or(0, |p| p.begin)) - played.busy,
             in_flight: in_flight(program, played.calls),
-            passes: played.passes.clone(),
+            passes: played.passes,
         }
     });
     Timeline { costs, splits, stages: stages.collect(), length }
