@@ -25,7 +25,7 @@ use runtime::data::{Encoding, Spec};
 use runtime::executor::{Order, arena_bytes};
 use runtime::launch::{self, RunOptions};
 use runtime::profile::exchanges::exchanges;
-use runtime::profile::named::Names;
+use runtime::profile::named::NamedCommands;
 use runtime::profile::{self, Profile};
 use runtime::standalone::{How, measure};
 use runtime::target::{DeviceKind, Target};
@@ -221,7 +221,7 @@ type Times = BTreeMap<String, (Kernel, Calls)>;
 /// Times the kernels of an artifact, on one rank of each program; on CPUs on several copies of it at once ([`copies`]).
 fn of_artifact(artifact: &Artifact, how: &How, times: &mut Times) -> Result<(), Failure> {
     let job = &artifact.job;
-    let names = Names::new(job);
+    let names = NamedCommands::new(job);
     let mut seen = BTreeSet::new();
     for (stage, of_stage) in job.stages.iter().enumerate() {
         if !seen.insert(of_stage.program) {

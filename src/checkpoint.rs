@@ -8,7 +8,7 @@ use crate::print::{PrintError, note, out, report};
 use anyhow::{Context, anyhow};
 use indicatif::{HumanBytes, HumanDuration};
 use ir::provenance;
-use runtime::checkpoint::{Checkpoint, Difference, Distributed, MANIFEST, METADATA, Side, Stored, is_distributed, step_name, steps};
+use runtime::checkpoint::{Checkpoint, ComparedSide, Difference, Distributed, MANIFEST, METADATA, Stored, is_distributed, step_name, steps};
 use runtime::paths::{exchange, same, write_whole};
 use serde_json::json;
 use std::fs;
@@ -146,7 +146,7 @@ fn diff(args: &DiffArgs) -> Result<(), Failure> {
     let (first, second) = (Stored::open(&args.first)?, Stored::open(&args.second)?);
     let mut compared = 0;
     let differences = first.differences(&second, args.tolerance, |n| compared += n)?;
-    let side = |side| if side == Side::First { args.first.display() } else { args.second.display() };
+    let side = |side| if side == ComparedSide::First { args.first.display() } else { args.second.display() };
     for difference in &differences {
         match difference {
             Difference::Missing { name, from } => out!("{name}: not in {}\n", side(*from))?,

@@ -5,12 +5,12 @@ use crate::failure::Failure;
 use crate::machines;
 use crate::misuse::misuse;
 use crate::simulate::{fits_artifact, time};
-use ir::program::{Action, Job, Phase};
+use ir::program::{Action, Job, ProgramPhase};
 use runtime::artifact::Artifact;
 use runtime::cpu::allowed_cores;
 use runtime::profile::breakdown::Breakdown;
 use runtime::profile::exchanges::exchanges;
-use runtime::profile::named::Names;
+use runtime::profile::named::NamedCommands;
 use runtime::profile::{Profile, is_own};
 use runtime::target::Target;
 use runtime::world::World;
@@ -119,9 +119,9 @@ fn measured(job: &Job, profile: &Profile) -> (BTreeMap<String, Pair>, BTreeMap<S
     let steps: usize = profile.ranks.iter().map(|r| r.steps.len()).sum();
     // Of a step and rank.
     let each = 1.0 / steps.max(1) as f64;
-    let names = Names::new(job);
+    let names = NamedCommands::new(job);
     for (rank, recorded) in (0..).zip(&profile.ranks) {
-        for ran in recorded.ran.iter().filter(|r| r.at.phase != Phase::Eval) {
+        for ran in recorded.ran.iter().filter(|r| r.at.phase != ProgramPhase::Eval) {
             let Some((_, command, _)) = names.at(rank, ran.at) else { continue };
             if !is_own(profile, command.stream) {
                 continue;

@@ -2,12 +2,12 @@
 
 use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs, VerifyKernels};
 use crate::failure::Failure;
-use crate::limits::Watch;
+use crate::limits::LimitWatch;
 use crate::misuse::{self, misuse};
 use crate::options::{contradictions, options, override_train, precision, still_warms_up};
 use crate::plan_file::PlanFile;
 use crate::print::{self, note, out, progress};
-use crate::text::{Shown, Text};
+use crate::text::{DiagnosticFormat, ModelFile};
 use crate::{dump, idle, report, reproducer, signals};
 use anyhow::{Context, anyhow};
 use codegen::ptxas::Ptxas;
@@ -25,7 +25,7 @@ use mcc::targets::Targets;
 use mcc::{Elaborated, Error, Request, machine};
 use passes::compile::Compiled;
 use passes::remedy;
-use passes::report::footprint::{self, Budget, Footprint, Footprints, Kind};
+use passes::report::footprint::{self, Budget, Footprint, Footprints, MemoryCategory};
 use passes::report::matrices::matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// A model text through all passes, before code generation.
-pub struct Levels {
+pub struct TimedLevels {
     pub levels: mcc::Levels,
     elaborated: Duration,
     limited: Option<Limited>,
@@ -51,15 +51,15 @@ struct Limited {
 }
 
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
-pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) -> Result<mcc::Levels, Failure> {
-    let text = Text::read(model, shown)?;
+pub fn levels(model: &Path, args: &PlanArgs, shown: DiagnosticFormat, progress: &Progress) -> Result<mcc::Levels, Failure> {
+    let text = ModelFile::read(model, shown)?;
     let request = request(&text, args, None, Verify::Off)?;
     let levels = inspected(&text, &request, args, progress, &InspectArgs::default())?;
     Ok(levels.expect("invariant: nothing stops it").levels)
 }
 
 /// What the command line asks for: kernels are compiled in processes of this program, as many as there are cores.
-pub fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify) -> Result<Request, Failure> {
+pub fn request(text: &ModelFile, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify) -> Result<Request, Failure> {
     let elaboration = frontend::Options {
         defines: args.define.clone(),
         recompute: args.recompute_modules.clone(),
@@ -80,7 +80,7 @@ pub fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Ver
 }
 
 /// The text as models, with what flags say of training; shows what is wrong with it, or with them.
-pub fn elaborated(text: &Text, request: &Request, args: &PlanArgs, progress: &Progress) -> Result<Elaborated, Failure> {
+pub fn elaborated(text: &ModelFile, request: &Request, args: &PlanArgs, progress: &Progress) -> Result<Elaborated, Failure> {
     let shown = text.shown;
     let mut models = request.elaborate(&mut text.imports(), progress).or_else(|e| failed(e, shown, &InspectArgs::default()))?;
     shown.show(&std::mem::take(&mut models.warnings), &models.sources)?;
@@ -95,12 +95,18 @@ pub fn elaborated(text: &Text, request: &Request, args: &PlanArgs, progress: &Pr
 }
 
 /// Why a plan does not compile, which is shown; none if it does.
-pub fn refused(text: &Text, request: &Request, args: &PlanArgs) -> Option<Failure> {
+pub fn refused(text: &ModelFile, request: &Request, args: &PlanArgs) -> Option<Failure> {
     inspected(text, request, args, &Progress::default(), &InspectArgs::default()).err()
 }
 
 /// As [`levels`]; prints modules on the way, and stops where that is asked for.
-fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progress, inspect: &InspectArgs) -> Result<Option<Levels>, Failure> {
+fn inspected(
+    text: &ModelFile,
+    request: &Request,
+    args: &PlanArgs,
+    progress: &Progress,
+    inspect: &InspectArgs,
+) -> Result<Option<TimedLevels>, Failure> {
     let start = Instant::now();
     let shown = text.shown;
     if let Some(plan) = &args.plan_file {
@@ -138,7 +144,7 @@ fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progres
     shown.show(&idle::in_model(args, &levels.compiled), &levels.sources)?;
     // How much scratch kernels need is known once they are compiled.
     within(limited.as_ref(), &levels, &request.targets, 0, shown, progress)?;
-    Ok(Some(Levels { levels, elaborated, limited }))
+    Ok(Some(TimedLevels { levels, elaborated, limited }))
 }
 
 impl InspectArgs {
@@ -158,7 +164,7 @@ impl InspectArgs {
 }
 
 /// What the user can mend, shown; or a bug in mcc.
-fn failed<T>(error: Error, shown: Shown, inspect: &InspectArgs) -> Result<T, Failure> {
+fn failed<T>(error: Error, shown: DiagnosticFormat, inspect: &InspectArgs) -> Result<T, Failure> {
     match error {
         Error::User(errors, sources) => {
             shown.show(&errors, &sources)?;
@@ -190,7 +196,7 @@ struct Wrong {
 
 impl Wrong {
     /// A kernel that does not compile; or a bug in mcc, if its code is not what its body says.
-    fn show<T>(&self, error: BatchError, shown: Shown) -> Result<T, Failure> {
+    fn show<T>(&self, error: BatchError, shown: DiagnosticFormat) -> Result<T, Failure> {
         let result = match &error.error {
             WorkerError::Wrong(wrong) => wrong.output(),
             WorkerError::CodeCrashed(_) => None,
@@ -216,18 +222,18 @@ impl Wrong {
 /// ranks exchange, and on a GPU what NCCL and the driver take.
 pub fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
     let rank = job.mesh.first_of_stage(stage as u64);
-    let mut own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
+    let mut own = Footprint::of(job, stage).and(MemoryCategory::Scratch, scratch);
     if own.on_disk() > 0 {
-        *own.host.entry(Kind::Exchanges).or_default() += runtime::disk::PIECES_BYTES;
+        *own.host.entry(MemoryCategory::Exchanges).or_default() += runtime::disk::PIECES_BYTES;
     }
     match targets.device.arch {
         Arch::X86_64 => {
             let exchanges = runtime::shm::bytes_of_rank(job, &targets.to_artifact(&job.kernels), rank);
-            Footprint { is_on_cpu: true, ..own.and(Kind::Exchanges, exchanges) }
+            Footprint { is_on_cpu: true, ..own.and(MemoryCategory::Exchanges, exchanges) }
         }
         Arch::Nvptx => {
-            let own = own.and(Kind::Context, gpu::CONTEXT_BYTES);
-            if job.mesh.world() == 1 { own } else { own.and(Kind::Exchanges, nccl::bytes_of_rank(job, rank, nccl::MAX_CTAS)) }
+            let own = own.and(MemoryCategory::Context, gpu::CONTEXT_BYTES);
+            if job.mesh.world() == 1 { own } else { own.and(MemoryCategory::Exchanges, nccl::bytes_of_rank(job, rank, nccl::MAX_CTAS)) }
         }
     }
 }
@@ -246,16 +252,16 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     // A key that is none would be a pity after the work.
     let sign = args.output.sign.as_deref().map(SecretKey::read).transpose()?;
     let ptxas = args.output.cubin.then(|| assembler(&args.plan.target)).transpose()?;
-    let watch = Watch::start(&args.plan.limits, Shown::Text);
+    let watch = LimitWatch::start(&args.plan.limits, DiagnosticFormat::Text);
     let progress = watch.progress();
-    let text = Text::read(&args.model, Shown::Text)?;
+    let text = ModelFile::read(&args.model, DiagnosticFormat::Text)?;
     let verify = match args.output.verify_kernels {
         VerifyKernels::Off => Verify::Off,
         VerifyKernels::New => Verify::New,
         VerifyKernels::All => Verify::All,
     };
     let request = request(&text, &args.plan, cache_dir().filter(|_| !args.output.no_cache), verify)?;
-    let Some(Levels { levels, elaborated, limited }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
+    let Some(TimedLevels { levels, elaborated, limited }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
     let generating = Instant::now();
     let wrong = Wrong { kernels: levels.compiled.job.kernels.clone(), sources: levels.sources.clone() };
     let mut artifact = request.generate(levels, progress).or_else(|e| match e {
@@ -282,6 +288,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let footprints = Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, targets, scratch));
     let table = report::table(
         &compiled.job,
+        &request.options,
         (&footprints, matrices(&compiled.graph, &compiled.locals)),
         &times,
         &verified,
@@ -322,7 +329,7 @@ fn within(
     levels: &mcc::Levels,
     targets: &Targets,
     scratch: u64,
-    shown: Shown,
+    shown: DiagnosticFormat,
     progress: &Progress,
 ) -> Result<(), Failure> {
     let (job, Some(Limited { budget, training, evaluation, options })) = (&levels.compiled.job, limited) else { return Ok(()) };

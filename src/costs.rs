@@ -7,10 +7,10 @@ use crate::misuse::misuse;
 use crate::print::{note, out};
 use codegen::costs::{A100, CARDS, Card, Predicted, Predictor, WIDTHS, usual};
 use ir::launch::WARP;
-use ir::program::{Action, Job, KernelId, Phase};
+use ir::program::{Action, Job, KernelId, ProgramPhase};
 use ir::work::Work;
 use runtime::artifact::Artifact;
-use runtime::profile::named::Names;
+use runtime::profile::named::NamedCommands;
 use runtime::target::Target;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ pub fn card(artifact: &Artifact, name: Option<&str>) -> Result<&'static Card, Fa
 pub fn launches(job: &Job, class: usize) -> BTreeMap<KernelId, u64> {
     let mut launches = BTreeMap::new();
     let Some(stage) = job.stages.iter().find(|s| s.program as usize == class) else { return launches };
-    for call in [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)) {
+    for call in [ProgramPhase::Train, ProgramPhase::Update].iter().flat_map(|p| stage.schedule.calls(*p)) {
         for (_, command) in job.programs[class].commands(call).filter(|(_, c)| c.predicate.is_none()) {
             if let Action::Launch { kernel, .. } = &command.action {
                 *launches.entry(*kernel).or_default() += 1;
@@ -49,7 +49,7 @@ pub fn launches(job: &Job, class: usize) -> BTreeMap<KernelId, u64> {
 
 /// A kernel of a step, as a card is predicted to run it.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct KernelCost {
     pub kernel: String,
     pub family: &'static str,
     /// What it computes, and for which lines.
@@ -117,8 +117,8 @@ impl Estimate {
 }
 
 /// The kernels of a class on a card, those that take most of a step first.
-fn rows(artifact: &Artifact, class: usize, predictor: &mut Predictor, progress: &mut dyn FnMut(usize, usize)) -> Vec<Row> {
-    let (job, names) = (&artifact.job, Names::new(&artifact.job));
+fn rows(artifact: &Artifact, class: usize, predictor: &mut Predictor, progress: &mut dyn FnMut(usize, usize)) -> Vec<KernelCost> {
+    let (job, names) = (&artifact.job, NamedCommands::new(&artifact.job));
     let launches: Vec<(KernelId, u64)> = launches(job, class).into_iter().filter(|(k, _)| artifact.kernels[k.index()].launch.is_some()).collect();
     let row = |(done, (id, times)): (usize, &(KernelId, u64))| {
         let (entry, kernel) = (&artifact.kernels[id.index()], &job.kernels[id.index()]);
@@ -129,7 +129,7 @@ fn rows(artifact: &Artifact, class: usize, predictor: &mut Predictor, progress: 
             Err(why) => Outcome::NotPredicted(why),
         };
         progress(done + 1, launches.len());
-        Row {
+        KernelCost {
             kernel: entry.name.clone(),
             family: kernel.family.describe(),
             name: name.into(),
@@ -141,12 +141,12 @@ fn rows(artifact: &Artifact, class: usize, predictor: &mut Predictor, progress: 
             outcome,
         }
     };
-    let mut rows: Vec<Row> = launches.iter().enumerate().map(row).collect();
+    let mut rows: Vec<KernelCost> = launches.iter().enumerate().map(row).collect();
     rows.sort_by(|a, b| b.seconds().total_cmp(&a.seconds()));
     rows
 }
 
-impl Row {
+impl KernelCost {
     /// Of a training step; none if it is not predicted.
     fn seconds(&self) -> f64 {
         match &self.outcome {
@@ -157,7 +157,7 @@ impl Row {
 }
 
 /// The kernels of all classes, or of one; from time to time it says how far it is.
-pub fn of_classes(artifact: &Artifact, card: &'static Card, class: Option<usize>) -> BTreeMap<usize, Vec<Row>> {
+pub fn of_classes(artifact: &Artifact, card: &'static Card, class: Option<usize>) -> BTreeMap<usize, Vec<KernelCost>> {
     let mut predictor = Predictor::new(card);
     let mut classes = BTreeMap::new();
     for k in (0..artifact.job.programs.len()).filter(|k| class.is_none_or(|c| c == *k)) {
@@ -188,12 +188,12 @@ pub fn run(artifact: &Artifact, args: &DumpArgs) -> Result<(), Failure> {
 const HEAD: &str = "  share   ms/step launches   us each bound         alone  blocks  warps trips sectors  wide banks  what";
 
 /// For people.
-pub fn table(card: &Card, class: usize, rows: &[Row]) -> String {
-    let whole: f64 = rows.iter().map(Row::seconds).sum();
+pub fn table(card: &Card, class: usize, rows: &[KernelCost]) -> String {
+    let whole: f64 = rows.iter().map(KernelCost::seconds).sum();
     let ms = 1e3 * whole;
     let mut out = format!("predicted for {}, class {class}: {ms:.3} ms of kernels in a training step, one after the other\n{HEAD}\n", card.name);
     for row in rows {
-        let Row { name, places, launches, blocks, warps, .. } = row;
+        let KernelCost { name, places, launches, blocks, warps, .. } = row;
         match &row.outcome {
             Outcome::NotPredicted(why) => out += &format!("not predicted: {name}; {places}: {why}\n"),
             Outcome::Predicted(e) => {

@@ -6,12 +6,12 @@ use crate::misuse::misuse;
 use crate::print::{note, out, report};
 use crate::shown::escapes;
 use crate::signals;
-use crate::tokenizer::{self, Kept, beside};
+use crate::tokenizer::{self, TokenizerFiles, beside};
 use anyhow::Context;
 use data::indexed::Indexed;
 use data::inspect::{Look, document, inspect as look};
 use data::mask::{Mask, is_beside};
-use data::text::{self, Begin, Chat, Existing, Fields, Outcome, Progress, Recipe, Request, Special, TextError, Tokenizer};
+use data::text::{self, Begin, Chat, Existing, Fields, Outcome, Progress, Recipe, Special, TextError, TokenizeRequest, Tokenizer};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
@@ -45,11 +45,11 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
         return Err(misuse!("`{}` is there already: --force replaces it, or name another prefix", there.display()).into());
     }
     // Another's would be lost there.
-    let (own, kept) = (beside(&args.output), Kept::of_file(tokenizer.file()));
-    if let Some(there) = Kept::within(&own).filter(|there| !args.force && kept.differs(there)) {
+    let (own, kept) = (beside(&args.output), TokenizerFiles::of_file(tokenizer.file()));
+    if let Some(there) = TokenizerFiles::within(&own).filter(|there| !args.force && kept.differs(there)) {
         return Err(misuse!("`{}` has another tokenizer: --force replaces it, or name another prefix", there.dir().display()).into());
     }
-    let request = Request {
+    let request = TokenizeRequest {
         inputs: args.text.inputs.clone(),
         tokenizer: &tokenizer,
         fields,

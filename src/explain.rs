@@ -5,15 +5,15 @@ use crate::codes;
 use crate::compile;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
-use crate::limits::Watch;
+use crate::limits::LimitWatch;
 use crate::misuse::misuse;
 use crate::print::out;
 use crate::simulate;
-use crate::text::{STDIN, Shown};
+use crate::text::{DiagnosticFormat, STDIN};
 use ::simulate::Options;
 use ::simulate::machine::Machine;
 use ::simulate::step::{Row, Step, exchange_name, predict, without};
-use ir::program::{Action, Body, Job};
+use ir::program::{Action, Job, ProgramBody};
 use passes::commands::cost_model::{Traffic, traffic};
 use passes::report::explain::{Exchange, Line, Tensor, exchanges, line, totals};
 use passes::report::footprint::size;
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 /// An exchange with its reason in words.
 #[derive(Serialize)]
-struct Said {
+struct ExplainedExchange {
     #[serde(flatten)]
     exchange: Exchange,
     reason: String,
@@ -32,11 +32,11 @@ struct Said {
     without: Option<String>,
 }
 
-impl From<Exchange> for Said {
-    fn from(exchange: Exchange) -> Said {
+impl From<Exchange> for ExplainedExchange {
+    fn from(exchange: Exchange) -> ExplainedExchange {
         let reason = exchange.reason.as_ref().map_or(String::new(), |r| r.why.clone());
         let without = exchange.reason.as_ref().and_then(|r| r.avoided_by.as_ref()).map(cli::avoided_by);
-        Said { exchange, reason, without }
+        ExplainedExchange { exchange, reason, without }
     }
 }
 
@@ -45,7 +45,7 @@ impl From<Exchange> for Said {
 struct LineSaid {
     #[serde(flatten)]
     line: Line,
-    exchanges: Vec<Said>,
+    exchanges: Vec<ExplainedExchange>,
     #[serde(skip_serializing_if = "Option::is_none")]
     time: Option<Time>,
 }
@@ -66,7 +66,7 @@ struct Time {
 /// A job's communication: every exchange, and sums per axis.
 #[derive(Serialize)]
 struct Communication {
-    exchanges: Vec<Said>,
+    exchanges: Vec<ExplainedExchange>,
     totals: Vec<Total>,
     streams: Vec<OnStream>,
     /// Of exchanges alike.
@@ -137,7 +137,7 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
         return Err(misuse!("which line? `mcc explain {line}`, or --collectives for all communication").into());
     }
     machine.iter().try_for_each(|m| simulate::fits(m, &args.plan.target, &format!("`--target {}`", args.plan.target)))?;
-    let done = compile::levels(&model, &args.plan, Shown::Text, Watch::start(&args.plan.limits, Shown::Text).progress())?;
+    let done = compile::levels(&model, &args.plan, DiagnosticFormat::Text, LimitWatch::start(&args.plan.limits, DiagnosticFormat::Text).progress())?;
     let Some(number) = number else {
         return show(args, &communication(&done.compiled.job, machine)?, communication_text);
     };
@@ -145,7 +145,7 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
     let file = done.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
     match line(&done.compiled.sharded, &done.compiled.job, file as u16, number) {
         Some(mut found) => {
-            let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(Said::from).collect();
+            let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(ExplainedExchange::from).collect();
             let time = machine.map(|m| time_of_line(&done.compiled.job, m, &found.place, (file as u16, number))).transpose()?;
             show(args, &LineSaid { line: found, exchanges, time }, line_text)
         }
@@ -175,7 +175,7 @@ fn show<T: Serialize>(args: &ExplainArgs, found: &T, text: fn(&T) -> String) -> 
 }
 
 /// What a prediction says of a row, and what the step is without the commands of which `keep` says no.
-fn time_of(job: &Job, machine: &Machine, step: &Step, row: Option<&Row>, keep: &dyn Fn(usize, &Body, usize) -> bool) -> Result<Time, Failure> {
+fn time_of(job: &Job, machine: &Machine, step: &Step, row: Option<&Row>, keep: &dyn Fn(usize, &ProgramBody, usize) -> bool) -> Result<Time, Failure> {
     let without = without(job, machine, Options::default(), keep).map_err(anyhow::Error::from)?;
     let (exposed, alone) = row.map_or((0.0, 0.0), |r| (r.exposed, r.seconds));
     Ok(Time { machine: machine.name.clone(), exposed, alone, step: step.seconds, without })
@@ -184,14 +184,14 @@ fn time_of(job: &Job, machine: &Machine, step: &Step, row: Option<&Row>, keep: &
 fn time_of_line(job: &Job, machine: &Machine, place: &str, line: (u16, u32)) -> Result<Time, Failure> {
     let step = predict(job, machine, Options::default()).map_err(anyhow::Error::from)?;
     let row = step.lines.iter().find(|r| r.name == place);
-    let is_other = |_: usize, body: &Body, at: usize| body.commands[at].origin.span.is_none_or(|s| (s.file, s.line) != line);
+    let is_other = |_: usize, body: &ProgramBody, at: usize| body.commands[at].origin.span.is_none_or(|s| (s.file, s.line) != line);
     time_of(job, machine, &step, row, &is_other)
 }
 
 fn times_of_exchanges(job: &Job, machine: &Machine) -> Result<Vec<(String, Time)>, Failure> {
     let step = predict(job, machine, Options::default()).map_err(anyhow::Error::from)?;
     let of_row = |row: &Row| {
-        let is_other = |stage: usize, body: &Body, at: usize| {
+        let is_other = |stage: usize, body: &ProgramBody, at: usize| {
             let program = &job.programs[job.stages[stage].program as usize];
             let action = &body.commands[at].action;
             let is_exchange = matches!(action, Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. });
@@ -209,7 +209,7 @@ fn communication(job: &Job, machine: Option<&Machine>) -> Result<Communication, 
     let of =
         |optional| totals(&exchanges, optional).into_iter().map(move |((axis, kind), (calls, bytes))| Total { axis, kind, optional, calls, bytes });
     let totals = [false, true].into_iter().flat_map(of).collect();
-    Ok(Communication { exchanges: exchanges.into_iter().map(Said::from).collect(), totals, streams, times })
+    Ok(Communication { exchanges: exchanges.into_iter().map(ExplainedExchange::from).collect(), totals, streams, times })
 }
 
 fn time_text(what: &str, t: &Time) -> String {
@@ -232,7 +232,7 @@ fn communication_text(c: &Communication) -> String {
         let share = 100 * hidden / (*bytes).max(1);
         let _ = writeln!(
             out,
-            "stream {stream:<8} {} in a step by a rank of each stage: {} ({share} %) overlapped, {} exposed",
+            "stream {stream:<8} {} in a step, by one rank of each stage together: {} ({share} %) overlapped, {} exposed",
             size(*bytes),
             size(*hidden),
             size(bytes - hidden)
@@ -245,9 +245,9 @@ fn communication_text(c: &Communication) -> String {
     out
 }
 
-fn exchanges_text(exchanges: &[Said]) -> String {
+fn exchanges_text(exchanges: &[ExplainedExchange]) -> String {
     let mut out = String::new();
-    for Said { exchange: e, reason, without } in exchanges {
+    for ExplainedExchange { exchange: e, reason, without } in exchanges {
         let _ = writeln!(
             out,
             "{} over {}, {} {}of {} on {}",
@@ -261,12 +261,12 @@ fn exchanges_text(exchanges: &[Said]) -> String {
         let each = if e.kind == "send" { "from and to ranks" } else { "for example ranks" };
         let _ = writeln!(
             out,
-            "  {} a call, {} calls and {} sent by a rank in a step{}; {each} {:?}",
+            "  {} a call, {} calls and {} sent by a rank in a step{}; {each} {}",
             size(e.bytes),
             e.calls_per_step,
             size(e.sent_per_step),
             if e.optional { FURTHER } else { "" },
-            e.members
+            if e.kind == "send" { listed(&e.members) } else { runs(&e.members) }
         );
         let _ = writeln!(out, "  because {reason}");
         if let Some(without) = without {
@@ -277,7 +277,12 @@ fn exchanges_text(exchanges: &[Said]) -> String {
 }
 
 /// `stage 0`, `stages 0 to 2 and 7`.
-fn stages(list: &[u64]) -> String {
+fn listed(list: &[u64]) -> String {
+    list.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Numbers in ascending runs: `0 to 3, 6`.
+fn runs(list: &[u64]) -> String {
     let mut runs: Vec<(u64, u64)> = vec![];
     for k in list {
         match runs.last_mut() {
@@ -286,7 +291,11 @@ fn stages(list: &[u64]) -> String {
         }
     }
     let named: Vec<String> = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a} to {b}") }).collect();
-    format!("stage{} {}", if list.len() == 1 { "" } else { "s" }, named.join(", "))
+    named.join(", ")
+}
+
+fn stages(list: &[u64]) -> String {
+    format!("stage{} {}", if list.len() == 1 { "" } else { "s" }, runs(list))
 }
 
 fn line_text(LineSaid { line: l, exchanges, time }: &LineSaid) -> String {

@@ -7,7 +7,7 @@ use crate::misuse::{self, misuse};
 use crate::print::{note, report};
 use crate::report::count;
 use crate::text::show;
-use crate::tokenizer::Kept;
+use crate::tokenizer::TokenizerFiles;
 use anyhow::{Context, anyhow};
 use convert::{CONFIG, ConvertError, DTYPES, MODEL, WEIGHTS, WHOLE};
 use runtime::checkpoint::Stored;
@@ -23,8 +23,8 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
     };
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     free(output, if args.model.is_some() { &[WEIGHTS, DTYPES] } else { &[MODEL, WEIGHTS, CONFIG, DTYPES] }, args.force)?;
-    let tokenizer = Kept::within(&args.directory);
-    free(output, tokenizer.as_ref().map_or(&[], Kept::names), args.force)?;
+    let tokenizer = TokenizerFiles::within(&args.directory);
+    free(output, tokenizer.as_ref().map_or(&[], TokenizerFiles::names), args.force)?;
     let done = match &args.model {
         Some(model) => convert::import_as(&args.directory, model, &args.define, output),
         None => convert::import(&args.directory, output),
@@ -53,9 +53,9 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     free(&args.output, &[WHOLE, CONFIG], args.force)?;
     let kept = kept(args);
-    let own = Kept::of_weights(&args.weights);
-    let tokenizer = own.or_else(|| Kept::within(&kept));
-    free(&args.output, tokenizer.as_ref().map_or(&[], Kept::names), args.force)?;
+    let own = TokenizerFiles::of_weights(&args.weights);
+    let tokenizer = own.or_else(|| TokenizerFiles::within(&kept));
+    free(&args.output, tokenizer.as_ref().map_or(&[], TokenizerFiles::names), args.force)?;
     if same(&args.weights, &args.output.join(WHOLE)) {
         return Err(misuse!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
     }
@@ -71,6 +71,9 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
         report!("rounded {} of {} values to {}, to nearest even\n", count(done.rounded), count(done.elements), done.dtype.name());
     }
     report!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display());
+    if done.config.is_none() {
+        report!("without a {CONFIG}, as no architecture that mcc knows computes this text: `mcc import hf --model` reads it back\n");
+    }
     Ok(())
 }
 
@@ -84,7 +87,7 @@ fn kept(args: &ExportArgs) -> PathBuf {
 }
 
 /// A tokenizer goes along.
-fn keep(tokenizer: Option<&Kept>, dir: &Path) -> Result<(), Failure> {
+fn keep(tokenizer: Option<&TokenizerFiles>, dir: &Path) -> Result<(), Failure> {
     let Some(tokenizer) = tokenizer else { return Ok(()) };
     tokenizer.put(dir).with_context(|| format!("cannot copy the tokenizer from `{}` into `{}`", tokenizer.dir().display(), dir.display()))?;
     report!("with the tokenizer's {}\n", tokenizer.names().join(", "));

@@ -290,7 +290,10 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["lr-warmup-init"], Nothing("the rate warms up from 0")),
     (&["start-weight-decay", "end-weight-decay", "weight-decay-incr-style"], Flag("compile", "--weight-decay")),
     (&["decoupled-lr", "decoupled-min-lr", "head-lr-mult"], Text("`group \"wte\" { lr_scale: 0.5; }` in its `train` section")),
-    (&["override-opt-param-scheduler", "use-checkpoint-opt-param-scheduler", "override-lr-scheduler"], Always("the artifact says the learning rate")),
+    (
+        &["override-opt-param-scheduler", "use-checkpoint-opt-param-scheduler", "override-lr-scheduler"],
+        Always("the artifact says the learning rate; `--allow-changed rate` goes on with another than the checkpoint's"),
+    ),
     (&["gradient-clipping", "max-grad-norm", "max-norm", "gradient-clip-val"], Flag("compile", "--clip-grad")),
     (&["beta1", "adam-beta-1"], Flag("compile", "--adam-beta1")),
     (&["beta2", "adam-beta-2"], Flag("compile", "--adam-beta2")),
@@ -388,19 +391,10 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         Flag("run", "--tensorboard-dir"),
     ),
     (
-        &[
-            "wandb-project",
-            "wandb-exp-name",
-            "wandb-save-dir",
-            "wandb-entity",
-            "log-throughput",
-            "log-params-norm",
-            "log-num-zeros-in-grad",
-            "enable-wandb",
-            "log-progress",
-        ],
+        &["wandb-project", "wandb-exp-name", "wandb-save-dir", "wandb-entity", "log-throughput", "enable-wandb", "log-progress"],
         Flag("run", "--log-dir"),
     ),
+    (&["log-params-norm", "log-num-zeros-in-grad"], Nothing("norms of parameters and zeros of gradients are not logged")),
     (&["log-straggler", "straggler-minmax-count", "disable-straggler-on-startup", "straggler-ctrlr-port"], Flag("run", "--straggler-interval")),
     (&["check-weight-hash-across-dp-replicas-interval"], Flag("run", "--check-replicas")),
     (

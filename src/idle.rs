@@ -387,14 +387,14 @@ const GPU_CHECK: &[Rule<GpuCheckArgs>] = &[
 
 /// What is wrong with the flags that were typed (`--sp`), and what is merely of no use.
 #[derive(Default)]
-pub struct Found {
+pub struct FlagFindings {
     pub errors: Vec<String>,
     pub warnings: Vec<Diagnostic>,
 }
 
 /// Looks a command's flags through, by themselves.
-pub fn look(command: &Command, typed: &[String]) -> Found {
-    let mut found = Found::default();
+pub fn look(command: &Command, typed: &[String]) -> FlagFindings {
+    let mut found = FlagFindings::default();
     match command {
         Command::Check(a) => found.apply(PLAN, &a.plan, typed),
         Command::Compile(a) => found.apply(PLAN, &a.plan, typed),
@@ -421,7 +421,7 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
     found
 }
 
-impl Found {
+impl FlagFindings {
     fn apply<A>(&mut self, rules: &[Rule<A>], args: &A, typed: &[String]) {
         for r in rules.iter().filter(|r| (r.when)(args)) {
             for flag in r.flags.iter().filter(|f| typed.iter().any(|t| t == *f)) {

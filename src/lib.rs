@@ -30,7 +30,7 @@ use ir::progress::Progress;
 use machine::{Machine, beyond_scratch, entries, generate};
 use passes::compile::{Broken, Compile, CompileError, Compiled};
 use passes::table::Pass;
-use runtime::artifact::{self, ArtifactError, Manifest, Parts};
+use runtime::artifact::{self, ArtifactError, ArtifactParts, Manifest};
 use runtime::signature::SecretKey;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -282,9 +282,9 @@ impl Artifact {
     }
 
     /// Gives `write` what an artifact is of, with these dumps, and signed with that key.
-    pub fn parts<T>(&self, dumps: &[(String, String)], sign: Option<&SecretKey>, write: impl FnOnce(&Parts<'_>) -> T) -> T {
+    pub fn parts<T>(&self, dumps: &[(String, String)], sign: Option<&SecretKey>, write: impl FnOnce(&ArtifactParts<'_>) -> T) -> T {
         let (job, target) = (&self.levels.compiled.job, &self.target);
-        self.machine.kernels(|kernels| write(&Parts { job, target, kernels: Some(kernels), dumps, sign }))
+        self.machine.kernels(|kernels| write(&ArtifactParts { job, target, kernels: Some(kernels), dumps, sign }))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cli::LimitArgs;
 use crate::print::note;
-use crate::text::Shown;
+use crate::text::DiagnosticFormat;
 use ir::diag::{Diagnostic, Sources};
 use ir::progress::{Moment, Progress};
 use passes::report::footprint::size;
@@ -20,20 +20,20 @@ const INTERVAL: Duration = Duration::from_millis(20);
 
 /// A thread that looks at the memory and the clock of a compile until it is dropped. If there is too much of either it says so and ends the process, and so its workers, with exit
 /// code 1. Whoever begins to write where the user looks drops it first: so nothing is half written.
-pub struct Watch {
+pub struct LimitWatch {
     progress: Arc<Progress>,
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
-    pub fn start(args: &LimitArgs, shown: Shown) -> Watch {
+impl LimitWatch {
+    pub fn start(args: &LimitArgs, shown: DiagnosticFormat) -> LimitWatch {
         let progress = Arc::new(Progress::default());
         let memory = args.limit_memory.or_else(|| available().map(|all| all / 8 * 7));
         let (end, ended) = channel();
         let watched = Watched { progress: progress.clone(), memory, limit: Duration::from_secs(args.limit_seconds), start: Instant::now(), shown };
         let thread = Some(std::thread::spawn(move || watched.look(&ended)));
-        Watch { progress, end: Some(end), thread }
+        LimitWatch { progress, end: Some(end), thread }
     }
 
     pub fn progress(&self) -> &Progress {
@@ -41,7 +41,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LimitWatch {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
@@ -56,7 +56,7 @@ struct Watched {
     memory: Option<u64>,
     limit: Duration,
     start: Instant,
-    shown: Shown,
+    shown: DiagnosticFormat,
 }
 
 impl Watched {

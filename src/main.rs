@@ -55,7 +55,7 @@ use ir::diag::Sources;
 use print::{PrintError, note};
 use std::ffi::OsString;
 use std::process::ExitCode;
-use text::Shown;
+use text::DiagnosticFormat;
 
 /// The exit code of a run that a signal ended early with everything saved: EX_TEMPFAIL of sysexits(3), by which batch
 /// systems know what to start again.
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
     if !found.errors.is_empty() {
         return usage::complain(&found.errors, &words);
     }
-    let shown = if let Command::Check(args) = &cli.command { args.shown() } else { Shown::Text };
+    let shown = if let Command::Check(args) = &cli.command { args.shown() } else { DiagnosticFormat::Text };
     if let Err(e) = shown.show(&found.warnings, &Sources::default()) {
         return fail(e.into());
     }
@@ -154,9 +154,13 @@ fn with_plan(mut words: Vec<OsString>) -> Result<(Vec<OsString>, Read), Failure>
     if let Ok((cli, given)) = &first
         && let Some(path) = cli.command.plan().and_then(|p| p.plan_file.as_ref())
     {
+        let (kept, left): (Vec<_>, Vec<_>) = plan_file::PlanFile::read(path)?.flags.into_iter().partition(|word| !plan_file::is_said(word, given));
         // Whoever says the same once more says nothing else.
-        let flags = plan_file::PlanFile::read(path)?.flags.into_iter().filter(|word| given.iter().all(|g| g.1 != *word));
-        words.extend(flags.map(OsString::from));
+        let others: Vec<_> = left.iter().filter(|word| given.iter().all(|g| g.1 != **word)).map(String::as_str).collect();
+        if !others.is_empty() {
+            print::note!("note: the command line says otherwise than the plan's `{}`, and is followed", others.join(" "));
+        }
+        words.extend(kept.into_iter().map(OsString::from));
         let second = read(&words);
         return Ok((words, second));
     }

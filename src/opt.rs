@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::misuse::misuse;
 use crate::print::{note, out};
 use crate::reproducer;
-use crate::text::{STDIN, Shown};
+use crate::text::{DiagnosticFormat, STDIN};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Source, Sources, Span};
 use ir::module::Module;
@@ -160,7 +160,7 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
     for verifier in verifiers(&module) {
         match holds(verifier, &module) {
             Ok(warnings) => {
-                Shown::Text.show(&warnings, &sources)?;
+                DiagnosticFormat::Text.show(&warnings, &sources)?;
                 if verify_alone && warnings.is_empty() {
                     out!("{}: holds. {}\n", verifier.name, verifier.summary)?;
                 }
@@ -183,11 +183,11 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
     work.fits(&module)?;
     let mut warnings = vec![];
     let ran = work.run(&mut module, &mut warnings);
-    Shown::Text.show(&warnings, &sources)?;
+    DiagnosticFormat::Text.show(&warnings, &sources)?;
     match ran {
         Ok(()) => Ok(out!("{}", print_module(&module))?),
         Err(CompileError::User(errors)) => {
-            Shown::Text.show(&errors, &sources)?;
+            DiagnosticFormat::Text.show(&errors, &sources)?;
             Err(Failure::Reported)
         }
         Err(e @ CompileError::Broken(_)) => Err(e.into()),
@@ -242,7 +242,7 @@ fn read(name: String, text: String) -> Result<(Module, Sources), Failure> {
             Ok((module, Sources { files: sources }))
         }
         Err(e) => {
-            Shown::Text.show(&[no_module(&e, &text)], &Sources { files: vec![Source { name, text }] })?;
+            DiagnosticFormat::Text.show(&[no_module(&e, &text)], &Sources { files: vec![Source { name, text }] })?;
             Err(Failure::Reported)
         }
     }

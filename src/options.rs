@@ -11,9 +11,9 @@ use ir::diag::Diagnostic;
 use ir::model::{self, LossScale, Model, Muon, MuonScale, Train};
 use ir::op::{DType, Real};
 use ir::options::{
-    ActivationOffload, Buffer, Counts, Cuts, MOE_PASSES, Offload, Options, Recompute, Rows, SequenceParallel, SplitK, TpOverlap, Zero,
+    ActivationOffload, Counts, Cuts, MOE_PASSES, MoeBuffer, Offload, Options, Recompute, RowChoice, SequenceParallel, SplitK, TpOverlap, Zero,
 };
-use ir::pipeline::{Order, Schedule};
+use ir::pipeline::{PassOrder, Schedule};
 
 fn recompute(args: &PlanArgs) -> Recompute {
     let layers = args.recompute_num_layers.unwrap_or(1);
@@ -46,7 +46,7 @@ fn schedule(name: &str) -> Result<Schedule, Failure> {
     }
     let text = std::fs::read_to_string(name)
         .map_err(|e| misuse!("--pipeline-schedule `{name}` is neither 1f1b, gpipe, zb-h1, zb-v or dualpipev nor a file that can be read: {e}"))?;
-    Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {name}"))?))
+    Ok(Schedule::Given(PassOrder::parse(&text).with_context(|| format!("the schedule {name}"))?))
 }
 
 /// How layers are cut; the flags exclude one another.
@@ -112,9 +112,9 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         },
         logits_chunks: args.logits_chunks,
         recompute: recompute(args),
-        rows: Rows::Rules,
+        rows: RowChoice::Rules,
         bucket_size: args.bucket_size,
-        moe_buffer: args.moe_buffer_factor.map_or(Buffer::Whole, Buffer::Factor),
+        moe_buffer: args.moe_buffer_factor.map_or(MoeBuffer::Whole, MoeBuffer::Factor),
         moe_passes: args.moe_passes.unwrap_or(MOE_PASSES),
     })
 }

@@ -7,13 +7,13 @@ mod show;
 
 use crate::cli::{self, Devices, PlannerArgs};
 use crate::failure::Failure;
-use crate::limits::Watch;
+use crate::limits::LimitWatch;
 use crate::misuse::misuse;
 use crate::pages::command_line;
 use crate::plan_file::{OWN, PlanFile, hash};
 use crate::print::note;
 use crate::simulate::page::Predicted;
-use crate::text::{Shown, Text};
+use crate::text::{DiagnosticFormat, ModelFile};
 use anyhow::Context;
 use ir::options::Options;
 use planner::search::{Effort, Found, Search};
@@ -37,8 +37,8 @@ pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) ->
         return Err(misuse!("`--scaling` is of a range of devices, `--gpus A..B`").into());
     }
     let start = Instant::now();
-    let watch = Watch::start(&args.plan.limits, Shown::Text);
-    let text = Text::read(&args.model, Shown::Text)?;
+    let watch = LimitWatch::start(&args.plan.limits, DiagnosticFormat::Text);
+    let text = ModelFile::read(&args.model, DiagnosticFormat::Text)?;
     let searching = Searching::new(args, typed, machine, text, &watch)?;
     watch.progress().enter("search");
     if is_range {
@@ -55,7 +55,7 @@ pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) ->
         if found.plans.is_empty() {
             return Err(searching.none(search, &found));
         }
-        let asked = Asked { base: &searching.base.options, typed, model: &args.model, target: &args.plan.target };
+        let asked = PlanRequest { base: &searching.base.options, typed, model: &args.model, target: &args.plan.target };
         if args.json {
             show::json(search, &found, &asked, args.top as usize)?;
         } else {
@@ -67,7 +67,7 @@ pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) ->
 }
 
 /// A page of the best, with those beside it.
-fn write_page(path: &Path, args: &PlannerArgs, search: &Search<'_>, found: &Found, asked: &Asked<'_>) -> Result<(), Failure> {
+fn write_page(path: &Path, args: &PlannerArgs, search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>) -> Result<(), Failure> {
     let best = &found.plans[0];
     let job = search.job(&best.options).expect("invariant: it has been compiled");
     let options = simulate::Options { threads: args.threads_per_rank, slow: None };
@@ -77,7 +77,7 @@ fn write_page(path: &Path, args: &PlannerArgs, search: &Search<'_>, found: &Foun
 }
 
 /// The best as a file.
-fn write(path: &Path, searching: &Searching<'_>, found: &Found, asked: &Asked<'_>) -> Result<(), Failure> {
+fn write(path: &Path, searching: &Searching<'_>, found: &Found, asked: &PlanRequest<'_>) -> Result<(), Failure> {
     let (best, text) = (&found.plans[0], &searching.text);
     let file = PlanFile {
         mcc: env!("CARGO_PKG_VERSION").into(),
@@ -96,7 +96,7 @@ fn write(path: &Path, searching: &Searching<'_>, found: &Found, asked: &Asked<'_
 }
 
 /// What the command line asks for beside what is searched.
-struct Asked<'a> {
+struct PlanRequest<'a> {
     base: &'a Options,
     typed: &'a [(String, String)],
     model: &'a Path,
@@ -104,7 +104,7 @@ struct Asked<'a> {
     target: &'a str,
 }
 
-impl Asked<'_> {
+impl PlanRequest<'_> {
     /// The flags of a plan that were chosen.
     fn chosen(&self, options: &Options) -> Vec<String> {
         cli::changes(self.base, options).iter().flat_map(|flags| joined(flags)).collect()

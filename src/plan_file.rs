@@ -83,6 +83,16 @@ pub fn hash(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 
+/// What a word of a plan sets: its flag, or the setting of `-D`.
+fn sets(word: &str) -> &str {
+    word.split('=').next().unwrap_or_default()
+}
+
+/// Whether flags that were typed set what a word of a plan sets.
+pub fn is_said(word: &str, given: &[(String, String)]) -> bool {
+    given.iter().any(|(_, typed)| sets(typed) == sets(word))
+}
+
 /// The flags that were typed, each with its value as one word, as `--tp=2`.
 pub fn words(matches: &ArgMatches, command: &clap::Command) -> Vec<(String, String)> {
     let mut out = vec![];

@@ -1,12 +1,14 @@
 //! The table that `mcc compile` ends with.
 
+use crate::cli::SCHEDULES;
 use ir::diag::{Sources, Span};
 use ir::kernel::Family;
 use ir::mesh::{Axis, Mesh};
-use ir::program::{Job, Phase};
+use ir::options::Options;
+use ir::program::{Job, ProgramPhase};
 use mcc::{KernelChecks, NotChecked};
 use passes::report::explain::{exchanges, totals};
-use passes::report::footprint::{Footprint, Footprints, Kind, instant, owners, size};
+use passes::report::footprint::{Footprint, Footprints, MemoryCategory, instant, owners, size};
 use passes::report::matrices::Matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use std::collections::BTreeSet;
@@ -18,6 +20,7 @@ use std::time::Duration;
 /// have to do with Muon's matrices; seconds per pass and per verifier.
 pub fn table(
     job: &Job,
+    options: &Options,
     (memory, matrices): (&Footprints, Option<Matrices>),
     times: &[(&str, Duration)],
     verified: &[(&str, Duration)],
@@ -28,11 +31,12 @@ pub fn table(
     let parameters = job.parameters();
     let _ = writeln!(
         out,
-        "model      {}, {} parameters, {} sequences a step in {} microbatches",
+        "model      {}, {} parameters, {} sequences a step in {} microbatch{}",
         job.model,
         count(parameters),
         job.global_batch,
-        job.microbatches
+        job.microbatches,
+        if job.microbatches == 1 { "" } else { "es" },
     );
     let _ = writeln!(
         out,
@@ -53,7 +57,8 @@ pub fn table(
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }
     if job.stages.len() > 1 {
-        let _ = writeln!(out, "pipeline   {}", timeline(job, UNIT));
+        let name = SCHEDULES.iter().find(|(_, s)| *s == options.schedule).map_or("of a file", |(name, _)| name);
+        let _ = writeln!(out, "pipeline   schedule {name}: {}", timeline(job, UNIT));
     }
     let (most, least) = (memory.most(), memory.least());
     let _ = writeln!(out, "memory     {}", footprint(job, most, "most"));
@@ -73,10 +78,32 @@ pub fn table(
     if let Some(m) = matrices {
         let _ = writeln!(out, "muon       {}", muon(job, &m));
     }
-    let _ = writeln!(out, "seconds    {}", seconds(times));
-    let _ = writeln!(out, "verifying  {}", seconds(verified));
+    out += &listed("seconds", &seconds(times));
+    out += &listed("verifying", &seconds(verified));
     let _ = writeln!(out, "code       {}", code(checked));
     out
+}
+
+/// Columns of a list in the table.
+const LIST_WIDTH: usize = 118;
+
+/// A line of the table with a list behind its name, broken at commas where it is too wide.
+fn listed(name: &str, list: &str) -> String {
+    let mut out = format!("{name:<10}");
+    let mut width = out.len();
+    for (k, item) in list.split(", ").enumerate() {
+        let comma = if k == 0 { " " } else { ", " };
+        if width + comma.len() + item.len() >= LIST_WIDTH {
+            out += if k == 0 { "\n          " } else { ",\n          " };
+            width = 10;
+            out += &format!(" {item}");
+            width += 1 + item.len();
+        } else {
+            out += &format!("{comma}{item}");
+            width += comma.len() + item.len();
+        }
+    }
+    out + "\n"
 }
 
 /// What each rank iterates of matrices, and keeps of them.
@@ -103,10 +130,10 @@ fn code((checked, sources): (&KernelChecks, &Sources)) -> String {
     let KernelChecks { cached, held, now, time, unseen, foreign, not } = checked;
     let mut parts = vec![format!("{} from the cache", count(*cached as u64))];
     parts.push(match (*now, *held) {
-        (0, 0) => "none held to their bodies".into(),
-        (0, before) => format!("{before} held to their bodies before"),
-        (now, all) if now == all => format!("{now} held to their bodies in {:.2} s", time.as_secs_f64()),
-        (now, all) => format!("{all} held to their bodies, {now} of them now in {:.2} s", time.as_secs_f64()),
+        (0, 0) => "none compared with the interpreter".into(),
+        (0, before) => format!("{before} compared with the interpreter before"),
+        (now, all) if now == all => format!("{now} compared with the interpreter in {:.2} s", time.as_secs_f64()),
+        (now, all) => format!("{all} compared with the interpreter, {now} of them now in {:.2} s", time.as_secs_f64()),
     });
     parts.extend((*held > 0 && *unseen > 0).then(|| format!("{unseen} not, as nobody asked for it")));
     parts.extend(foreign.iter().map(|(why, n)| format!("{n} not checked: {why}")));
@@ -145,7 +172,7 @@ pub fn axes(mesh: &Mesh) -> String {
 /// What a rank of a stage holds, by kind.
 fn footprint(job: &Job, (stage, f): (usize, &Footprint), which: &str) -> String {
     let parts = f.bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| match k {
-        Kind::Activations if f.slots > 1 => format!("{} {} x {}", k.name(), f.slots, size(b / f.slots)),
+        MemoryCategory::Activations if f.slots > 1 => format!("{} {} x {}", k.name(), f.slots, size(b / f.slots)),
         _ => format!("{} {}", k.name(), size(*b)),
     });
     let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} ({which})") } else { "a rank".into() };
@@ -160,7 +187,7 @@ fn peak(job: &Job, stage: usize, sources: &Sources) -> String {
     let line = |span: Option<Span>| span.and_then(|s| sources.line(s));
     let (phase, body, command) = instant(job, stage);
     let body = &job.programs[job.stages[stage].program as usize].bodies[body];
-    let phase = if phase == Phase::Eval { "evaluation, " } else { "" };
+    let phase = if phase == ProgramPhase::Eval { "evaluation, " } else { "" };
     let at = body.commands.get(command).map(|c| &c.origin);
     let scope = at.filter(|o| !o.scope.is_empty()).map(|o| format!(", in {}", o.scope));
     let place = at.and_then(|o| line(o.span)).map(|l| format!(", at {l}"));
@@ -203,7 +230,7 @@ mod tests {
         checks.not.push(not("k_1", Some(Span { file: 0, line: 7, col: 1, len: 1 })));
         assert_eq!(
             code((&checks, &sources)),
-            "5 from the cache, 4 held to their bodies before, 1 not, as nobody asked for it, 1 not checked: k_1 of m.mdl:7 (it is large)"
+            "5 from the cache, 4 compared with the interpreter before, 1 not, as nobody asked for it, 1 not checked: k_1 of m.mdl:7 (it is large)"
         );
         (2..6).for_each(|k| checks.not.push(not(&format!("k_{k}"), None)));
         checks.foreign.insert("code for a GPU".into(), 3);

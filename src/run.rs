@@ -11,21 +11,21 @@ use crate::idle;
 use crate::misuse::misuse;
 use crate::print::{note, progress, report};
 use crate::sets;
-use crate::shown::{Shown, Verbosity};
+use crate::shown::{StepDisplay, Verbosity};
 use crate::signals::{self, Announce};
 use crate::text::show;
 use crate::tokenizer;
 use crate::watch::{self, Record, Watch};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
-use ir::model::Schedule;
+use ir::model::LearningRateSchedule;
 use ir::provenance::Provenance;
 use runtime::artifact::{Accept, Artifact};
 use runtime::checkpoint;
 use runtime::conditions::{Change, model_changes};
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
-use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
+use runtime::launch::{self, Existing, RunEnd, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
 use runtime::lines::Earlier;
 use runtime::profile::breakdown::Breakdown;
 use runtime::profile::{table, trace};
@@ -170,7 +170,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     }
     let begins: Vec<PathBuf> = options.resume.iter().chain(&options.init).cloned().collect();
     let tokenizer = if leads { tokenizer::of_run(options.sets.as_ref(), &begins) } else { None };
-    let mut shown = Shown::new(verbosity, args.log_interval);
+    let mut shown = StepDisplay::new(verbosity, args.log_interval);
     let mut watch = Watch::new(args, &artifact, earlier)?;
     let is_named = !is_auto(args) && args.load.as_ref().is_none_or(|dir| options.resume.as_ref() == Some(dir));
     let mut keeping = Keeping { tokenizer, dir: args.save.clone() };
@@ -206,7 +206,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     if says {
         saved.iter().for_each(|file| progress!("saved {}", file.display()));
     }
-    if says && summary.ended == Ended::Early {
+    if says && summary.ended == RunEnd::Early {
         let nothing = saved.is_empty() && args.save.is_none();
         note!("ended early, after step {}{}", summary.steps, if nothing { "; nothing was to be saved" } else { "" });
     }
@@ -232,14 +232,14 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         report!("{}", compared.text(&artifact.job, profile));
     }
     match summary.ended {
-        Ended::Whole => Ok(()),
-        Ended::Early => Err(Failure::Early),
+        RunEnd::Whole => Ok(()),
+        RunEnd::Early => Err(Failure::Early),
     }
 }
 
 /// A run's tokenizer, which goes along with what it saves. That it cannot be written ends no run.
 struct Keeping {
-    tokenizer: Option<tokenizer::Kept>,
+    tokenizer: Option<tokenizer::TokenizerFiles>,
     /// Of checkpoints, until it has the tokenizer.
     dir: Option<PathBuf>,
 }
@@ -266,7 +266,7 @@ fn restarted(
     mut options: RunOptions,
     is_named: bool,
     restarts: u64,
-    shown: &mut Shown,
+    shown: &mut StepDisplay,
     watch: &mut Watch,
     keeping: &mut Keeping,
 ) -> Result<Summary, RunError> {
@@ -503,7 +503,7 @@ fn alone(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
 }
 
 /// W0705: the run is over before the rate has reached its peak.
-fn short_of_warm_up(schedule: &Schedule, steps: u64) -> Option<Diagnostic> {
+fn short_of_warm_up(schedule: &LearningRateSchedule, steps: u64) -> Option<Diagnostic> {
     let short = steps < schedule.warmup;
     short.then(|| {
         let text = format!("the learning rate warms up for {} steps, and this run ends after {steps}", schedule.warmup);

@@ -2,7 +2,7 @@
 
 use crate::print::{note, progress};
 use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use runtime::launch::{Note, Progress, Saved};
+use runtime::launch::{Note, Saved, StepMetrics};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const INTERVAL: u64 = 10;
 /// Slow steps have a line each.
 const SLOW: Duration = Duration::from_secs(10);
 
-pub struct Shown {
+pub struct StepDisplay {
     verbosity: Verbosity,
     interval: u64,
     moves: bool,
@@ -31,12 +31,12 @@ pub struct Shown {
     first: Option<(u64, Instant)>,
 }
 
-impl Shown {
+impl StepDisplay {
     /// A bar on a terminal, unless an interval is asked for or the terminal shall have no escape codes; lines elsewhere.
-    pub fn new(verbosity: Verbosity, interval: Option<u64>) -> Shown {
+    pub fn new(verbosity: Verbosity, interval: Option<u64>) -> StepDisplay {
         let is_terminal = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
         let moves = interval.is_none() && verbosity == Verbosity::Usual && is_terminal && escapes();
-        Shown { verbosity, interval: interval.unwrap_or(INTERVAL), moves, bar: None, last: None, first: None }
+        StepDisplay { verbosity, interval: interval.unwrap_or(INTERVAL), moves, bar: None, last: None, first: None }
     }
 
     pub fn note(&self, note: &Note) {
@@ -48,7 +48,7 @@ impl Shown {
         }
     }
 
-    pub fn step(&mut self, p: &Progress) {
+    pub fn step(&mut self, p: &StepMetrics) {
         if self.verbosity == Verbosity::Quiet {
             return;
         }
@@ -113,7 +113,7 @@ fn saved_line(saved: &Saved) -> String {
     )
 }
 
-fn line(p: &Progress, verbosity: Verbosity) -> String {
+fn line(p: &StepMetrics, verbosity: Verbosity) -> String {
     let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.4}"));
     let rate = |tokens: f64| HumanCount(tokens.round() as u64);
     let mut text = format!("loss {}  grad norm {}  lr {:.2e}  {} tokens/s", number(p.loss), number(p.grad_norm), p.lr, rate(p.tokens_per_s));

@@ -7,19 +7,19 @@ use crate::cli::{Command, SimulateArgs};
 use crate::compile;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
-use crate::limits::Watch;
+use crate::limits::LimitWatch;
 use crate::machines;
 use crate::misuse::misuse;
 use crate::pages::command_line;
 use crate::print::{note, out};
-use crate::text::{STDIN, Shown};
+use crate::text::{DiagnosticFormat, STDIN};
 use anyhow::Context;
 use ir::program::{Job, Stage};
 use passes::report::footprint::size;
 use runtime::artifact::Accept;
 use runtime::comm::Position;
 use runtime::executor::Order;
-use runtime::profile::{Profile, Ran, Timed};
+use runtime::profile::{Profile, Ran, TimedStep};
 use runtime::target::Target;
 use simulate::Options;
 use simulate::machine::Machine;
@@ -83,7 +83,7 @@ pub fn run(args: &SimulateArgs, typed: &[String], machine: &Machine) -> Result<(
     }
     let plan = &args.plan;
     fits(machine, &plan.target, &format!("`--target {}`", plan.target))?;
-    let done = compile::levels(&args.what, plan, Shown::Text, Watch::start(&plan.limits, Shown::Text).progress())?;
+    let done = compile::levels(&args.what, plan, DiagnosticFormat::Text, LimitWatch::start(&plan.limits, DiagnosticFormat::Text).progress())?;
     show(&done.compiled.job, machine, options, args)
 }
 
@@ -245,7 +245,7 @@ fn trace(job: &Job, machine: &Machine, options: Options, step: &Step, path: &Pat
         }
     })
     .map_err(anyhow::Error::from)?;
-    let timed = Timed { step: 1, start: nanoseconds(step.begin), end: nanoseconds(step.begin + step.seconds) };
+    let timed = TimedStep { step: 1, start: nanoseconds(step.begin), end: nanoseconds(step.begin + step.seconds) };
     (0..job.stages.len()).for_each(|s| profile.ranks[first(s) as usize].steps = vec![timed]);
     let written = || runtime::profile::trace::write(job, &profile, File::create(path)?);
     written().with_context(|| format!("`--trace {}` cannot be written", path.display()))?;

@@ -17,7 +17,7 @@ pub const STDIN: &str = "-";
 
 /// How diagnostics are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum DiagnosticFormat {
     /// With their lines, on standard error.
     Text,
     /// One JSON object a line, on standard output.
@@ -26,7 +26,7 @@ pub enum Shown {
 
 /// A diagnostic for tools.
 #[derive(Serialize)]
-struct Line<'a> {
+struct JsonDiagnostic<'a> {
     severity: &'static str,
     /// None where a text has none, such as a file that cannot be read.
     code: Option<&'a str>,
@@ -47,18 +47,18 @@ struct Place<'a> {
     text: &'a str,
 }
 
-impl Shown {
+impl DiagnosticFormat {
     /// Shows diagnostics; as text, how many errors there were too.
     ///
     /// # Errors
     /// JSON that cannot be printed.
     pub fn show(self, diagnostics: &[Diagnostic], sources: &Sources) -> Result<(), PrintError> {
         match self {
-            Shown::Text => show(diagnostics, sources),
-            Shown::Json => {
+            DiagnosticFormat::Text => show(diagnostics, sources),
+            DiagnosticFormat::Json => {
                 for d in diagnostics {
                     let labels = d.labels.iter().map(|l| place(l, sources)).collect();
-                    line(&Line {
+                    line(&JsonDiagnostic {
                         severity: name(d.severity),
                         code: Some(&d.code),
                         message: &d.message,
@@ -78,8 +78,10 @@ impl Shown {
     /// JSON that cannot be printed.
     pub fn message(self, message: &str) -> Result<(), PrintError> {
         match self {
-            Shown::Text => note!("error: {message}"),
-            Shown::Json => line(&Line { severity: name(Severity::Error), code: None, message, labels: vec![], notes: &[], help: vec![] })?,
+            DiagnosticFormat::Text => note!("error: {message}"),
+            DiagnosticFormat::Json => {
+                line(&JsonDiagnostic { severity: name(Severity::Error), code: None, message, labels: vec![], notes: &[], help: vec![] })?
+            }
         }
         Ok(())
     }
@@ -98,25 +100,25 @@ fn name(severity: Severity) -> &'static str {
     }
 }
 
-fn line(line: &Line<'_>) -> Result<(), PrintError> {
+fn line(line: &JsonDiagnostic<'_>) -> Result<(), PrintError> {
     out!("{}\n", serde_json::to_string(line).expect("invariant: plain data with text keys"))
 }
 
 /// A model text.
-pub struct Text {
-    pub shown: Shown,
+pub struct ModelFile {
+    pub shown: DiagnosticFormat,
     /// What diagnostics call it.
     pub name: String,
     pub text: String,
     dir: PathBuf,
 }
 
-impl Text {
+impl ModelFile {
     /// Reads a file, or standard input if its name is [`STDIN`]; what a text on standard input imports is in the working directory.
     ///
     /// # Errors
     /// A file that cannot be read; bytes that are no text, which are shown.
-    pub fn read(path: &Path, shown: Shown) -> Result<Text, Failure> {
+    pub fn read(path: &Path, shown: DiagnosticFormat) -> Result<ModelFile, Failure> {
         let from_stdin = path.as_os_str() == STDIN;
         let name = if from_stdin { "<stdin>".to_string() } else { path.display().to_string() };
         let bytes = if from_stdin {
@@ -128,7 +130,7 @@ impl Text {
             std::fs::read(path).with_context(|| format!("cannot read `{name}`"))?
         };
         match frontend::decode(&name, bytes) {
-            Ok(text) => Ok(Text { shown, name, text, dir: path.parent().unwrap_or(Path::new(".")).to_path_buf() }),
+            Ok(text) => Ok(ModelFile { shown, name, text, dir: path.parent().unwrap_or(Path::new(".")).to_path_buf() }),
             Err(e) => {
                 shown.show(&[*e], &Sources::default())?;
                 Err(Failure::Reported)
@@ -159,7 +161,7 @@ pub fn format(args: &FmtArgs) -> Result<(), Failure> {
     let mut failed = false;
     for path in &args.models {
         let from_stdin = path.as_os_str() == STDIN;
-        let text = Text::read(path, Shown::Text)?;
+        let text = ModelFile::read(path, DiagnosticFormat::Text)?;
         match frontend::format(&text.name, &text.text) {
             Ok(formatted) if from_stdin && !args.check => out!("{formatted}")?,
             Ok(formatted) if formatted == text.text => {}

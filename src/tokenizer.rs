@@ -31,35 +31,35 @@ pub const FILES: [&str; 11] = [
 
 /// The files of a tokenizer that are in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct TokenizerFiles {
     /// `tokenizer.json`, from which data sets are made.
     main: PathBuf,
     dir: PathBuf,
     names: Vec<&'static str>,
 }
 
-impl Kept {
+impl TokenizerFiles {
     /// The tokenizer in a directory, if there is one.
-    pub fn within(dir: &Path) -> Option<Kept> {
+    pub fn within(dir: &Path) -> Option<TokenizerFiles> {
         let names: Vec<&str> = FILES.into_iter().filter(|name| dir.join(name).is_file()).collect();
         let is_one = names.first().is_some_and(|first| FILES[..3].contains(first));
-        is_one.then(|| Kept { main: dir.join(FILES[0]), dir: dir.to_path_buf(), names })
+        is_one.then(|| TokenizerFiles { main: dir.join(FILES[0]), dir: dir.to_path_buf(), names })
     }
 
     /// That with a `tokenizer.json`, whatever the file is called.
-    pub fn of_file(file: &Path) -> Kept {
+    pub fn of_file(file: &Path) -> TokenizerFiles {
         let dir = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        match Kept::within(dir).filter(|_| file.file_name().is_some_and(|name| name == FILES[0])) {
+        match TokenizerFiles::within(dir).filter(|_| file.file_name().is_some_and(|name| name == FILES[0])) {
             Some(kept) => kept,
-            None => Kept { main: file.to_path_buf(), dir: dir.to_path_buf(), names: vec![FILES[0]] },
+            None => TokenizerFiles { main: file.to_path_buf(), dir: dir.to_path_buf(), names: vec![FILES[0]] },
         }
     }
 
     /// That of weights, or of a checkpoint.
-    pub fn of_weights(weights: &Path) -> Option<Kept> {
+    pub fn of_weights(weights: &Path) -> Option<TokenizerFiles> {
         let own = if weights.is_dir() { weights.to_path_buf() } else { beside(weights) };
         let parent = weights.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Kept::within(&own).or_else(|| Kept::within(parent))
+        TokenizerFiles::within(&own).or_else(|| TokenizerFiles::within(parent))
     }
 
     pub fn names(&self) -> &[&'static str] {
@@ -90,7 +90,7 @@ impl Kept {
     }
 
     /// Whether they are not the same, as far as one can tell: by the bytes of `tokenizer.json`.
-    pub fn differs(&self, other: &Kept) -> bool {
+    pub fn differs(&self, other: &TokenizerFiles) -> bool {
         let (a, b) = (&self.main, &other.main);
         match (fs::metadata(a), fs::metadata(b)) {
             (Ok(x), Ok(y)) => x.len() != y.len() || fs::read(a).ok() != fs::read(b).ok(),
@@ -113,10 +113,11 @@ pub fn beside(file: &Path) -> PathBuf {
 
 /// The tokenizer of a run: that of its data sets, else that of the weights with which it begins. Where these were
 /// made by several, a warning says so.
-pub fn of_run(sets: Option<&DataSets>, begins: &[PathBuf]) -> Option<Kept> {
+pub fn of_run(sets: Option<&DataSets>, begins: &[PathBuf]) -> Option<TokenizerFiles> {
     let prefixes = sets.and_then(|sets| sets.settled().ok()).map(|sets| sets.prefixes()).unwrap_or_default();
-    let of_data: Vec<(PathBuf, Kept)> = prefixes.into_iter().filter_map(|p| Some((p.clone(), Kept::within(&beside(&p))?))).collect();
-    let of_weights = begins.iter().find_map(|weights| Some((weights, Kept::of_weights(weights)?)));
+    let of_data: Vec<(PathBuf, TokenizerFiles)> =
+        prefixes.into_iter().filter_map(|p| Some((p.clone(), TokenizerFiles::within(&beside(&p))?))).collect();
+    let of_weights = begins.iter().find_map(|weights| Some((weights, TokenizerFiles::of_weights(weights)?)));
     let Some((first, tokenizer)) = of_data.first() else { return of_weights.map(|w| w.1) };
     if let Some((other, kept)) = of_data.iter().find(|(_, kept)| kept.differs(tokenizer)) {
         note!(
@@ -156,17 +157,17 @@ mod tests {
         // Files of such names alone are no tokenizer.
         put("vocab.txt", "a");
         put("w.safetensors", "");
-        assert_eq!(Kept::of_weights(&at("w.safetensors")), None);
+        assert_eq!(TokenizerFiles::of_weights(&at("w.safetensors")), None);
         put("tokenizer.json", "{}");
-        let of_directory = Kept::of_weights(&at("w.safetensors")).expect("one");
+        let of_directory = TokenizerFiles::of_weights(&at("w.safetensors")).expect("one");
         assert_eq!(of_directory.names(), ["tokenizer.json", "vocab.txt"]);
         put("w.tokenizer/tokenizer.json", "{} ");
-        let own = Kept::of_weights(&at("w.safetensors")).expect("one");
+        let own = TokenizerFiles::of_weights(&at("w.safetensors")).expect("one");
         assert!(own.differs(&of_directory) && !own.differs(&own));
         put("saves/step-1/manifest.json", "{}");
-        assert_eq!(Kept::of_weights(&at("saves/step-1")), None);
+        assert_eq!(TokenizerFiles::of_weights(&at("saves/step-1")), None);
         own.put(&at("saves")).expect("copied");
-        assert_eq!(Kept::of_weights(&at("saves/step-1")).map(|kept| kept.dir), Some(at("saves")));
+        assert_eq!(TokenizerFiles::of_weights(&at("saves/step-1")).map(|kept| kept.dir), Some(at("saves")));
         assert_eq!(fs::read(at("saves/tokenizer.json")).expect("there"), b"{} ");
         assert_eq!(beside(Path::new("a/wiki.v2")), Path::new("a/wiki.v2.tokenizer"));
     }

@@ -22,7 +22,7 @@ pub fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let mut command = Cli::command();
     // With its helps, as it is when it reads a line.
     command.build();
-    let line = Line::new(&command, &words);
+    let line = CommandWords::new(&command, &words);
     let said = match error.kind() {
         ErrorKind::UnknownArgument => line.unknown(&invalid(error, ContextKind::InvalidArg)),
         ErrorKind::InvalidSubcommand => vec![line.no_command(&invalid(error, ContextKind::InvalidSubcommand))],
@@ -39,7 +39,7 @@ pub fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
 /// Shows what is wrong with these words, which clap could read, and where their command's flags are listed.
 pub fn complain(errors: &[String], words: &[OsString]) -> ExitCode {
     let words: Vec<String> = words.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-    say(errors, &Line::new(&Cli::command(), &words).name())
+    say(errors, &CommandWords::new(&Cli::command(), &words).name())
 }
 
 fn say(errors: &[String], command: &str) -> ExitCode {
@@ -57,7 +57,7 @@ fn invalid(error: &clap::Error, kind: ContextKind) -> String {
 }
 
 /// A command line, as far as it can be understood.
-struct Line<'a> {
+struct CommandWords<'a> {
     root: &'a Command,
     /// The command that its words name, with those that it is under.
     path: Vec<&'a Command>,
@@ -66,8 +66,8 @@ struct Line<'a> {
     after: &'a [String],
 }
 
-impl<'a> Line<'a> {
-    fn new(root: &'a Command, words: &'a [String]) -> Line<'a> {
+impl<'a> CommandWords<'a> {
+    fn new(root: &'a Command, words: &'a [String]) -> CommandWords<'a> {
         let words = words.get(1..).unwrap_or_default();
         let named = |at: &Command, word: &str| at.get_subcommands().any(|c| c.get_name() == word);
         let first = words.iter().position(|w| named(root, w)).unwrap_or(words.len());
@@ -78,7 +78,7 @@ impl<'a> Line<'a> {
             path.push(next);
             after = rest;
         }
-        Line { root, path, before, after }
+        CommandWords { root, path, before, after }
     }
 
     fn command(&self) -> &'a Command {

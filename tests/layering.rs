@@ -257,3 +257,36 @@ fn flags_that_messages_name_are_there() {
     }
     assert!(named > 40, "{named}");
 }
+
+/// The name of the type that a line defines; none of an associated type, which stands for another one in each place.
+fn defined(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let line = match line.strip_prefix("pub") {
+        Some(rest) if rest.starts_with('(') => rest.split_once(") ")?.1,
+        Some(rest) => rest.trim_start(),
+        None => line,
+    };
+    let name = ["struct ", "enum ", "trait ", "union "].iter().find_map(|k| line.strip_prefix(k))?;
+    let name = name.split(|c: char| !c.is_alphanumeric()).next()?;
+    name.starts_with(char::is_uppercase).then_some(name)
+}
+
+#[test]
+fn a_types_name_means_one_thing_in_a_crate() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = fs::read_dir(root).expect("a folder").map(|e| e.expect("an entry").path().join("src"));
+    let crates: Vec<PathBuf> = folders.filter(|p| p.is_dir()).chain([root.join("src")]).collect();
+    assert!(crates.len() > 10, "{crates:?}");
+    for crate_ in crates {
+        let mut seen: BTreeMap<String, PathBuf> = BTreeMap::new();
+        for file in sources(&crate_) {
+            let text = fs::read_to_string(&file).expect("UTF-8");
+            for name in text.lines().filter_map(defined).filter(|n| !["Error", "Options"].contains(n)) {
+                let before = seen.insert(name.to_string(), file.clone());
+                assert!(before.is_none(), "`{name}` is a type of {} and of {}", file.display(), before.unwrap_or_default().display());
+            }
+        }
+        assert!(!seen.is_empty(), "{}", crate_.display());
+    }
+    assert_eq!(["pub(super) struct Ab<'a> {", "    enum Cd {", "type X = u8;", "structure"].map(defined), [Some("Ab"), Some("Cd"), None, None]);
+}

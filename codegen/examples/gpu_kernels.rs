@@ -189,8 +189,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(out) => std::fs::write(
             out,
             format!(
-                "# GPU kernels, as ptxas sees them\n\nRegisters of a thread, shared memory of a block, and how often instructions occur in the assembled code (not how often they run), by ptxas 13.5. \
-                 No number here was measured on a GPU. Written by `cargo run --release -p codegen --example gpu_kernels -- TOOLS docs/benchmarks/gpu-kernels.md` after \
+                "# GPU kernels, as ptxas sees them\n\n\
+                 Registers of a thread, shared memory of a block, and how often instructions occur in the assembled code (not how often\n\
+                 they run), by ptxas 13.5. No number here was measured on a GPU.\n\n\
+                 Written by `cargo run --release -p codegen --example gpu_kernels -- TOOLS docs/benchmarks/gpu-kernels.md` after\n\
                  `codegen/tools/ptxas.sh TOOLS`.\n\n{table}"
             ),
         )?,

@@ -18,7 +18,7 @@ use common::{Heads, Layout, PEAK_FLOPS, Scores, attention, peak, product};
 use ir::graph::Type;
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;
-use ranges::{Call, Ranges};
+use ranges::{Ranges, TileRange};
 use std::collections::HashMap;
 use std::error::Error;
 use std::io::BufRead;
@@ -123,7 +123,7 @@ fn call(ready: &mut Ready, threads: usize, budget: f64) -> Vec<f64> {
     let work = |thread: usize| {
         // Whole structs, which may be shared, rather than their fields.
         let (arguments, scratch) = (&arguments, &scratch);
-        for Call { first, end, begin, until } in ranges.calls(thread) {
+        for TileRange { first, end, begin, until } in ranges.calls(thread) {
             // SAFETY: the buffers have the kernel's sizes, the scratch is this thread's and aligned to 64 bytes.
             unsafe { (ready.function)(arguments.0.as_ptr(), std::ptr::null(), first, end, scratch.0[thread], begin, until) };
         }

@@ -3,7 +3,7 @@
 //! ([`Card::cost`]).
 
 use crate::check::Checker;
-use crate::check::emulated::{Code, Loaded};
+use crate::check::emulated::{Code, EmulatedKernel};
 use emulator::Options;
 pub use emulator::{A100, CARDS, Card, Cost, Counts, H100, WIDTHS};
 use ir::kernel::{Family, Kernel};
@@ -69,7 +69,7 @@ impl Predictor {
         let operands = self.checker.operands_of(kernel)?;
         let options = Options { count: true, products: false, races: false, global_races: false, limit: LONGEST, turns: true, ..Options::default() };
         let code = Code { name, ptx, tiles: 0, launch: Some(launch) };
-        let loaded = Loaded::new(&code, &operands, launch, options).map_err(|e| e.to_string())?;
+        let loaded = EmulatedKernel::new(&code, &operands, launch, options).map_err(|e| e.to_string())?;
         let grid = u64::from(launch.grid);
         let blocks: BTreeSet<usize> = (0..SOME).map(|k| (k * (grid - 1) / (SOME - 1)) as usize).collect();
         let one = |block: usize| Ok(loaded.blocks(&[block]).map_err(|e| e.to_string())?.counts);

@@ -12,7 +12,7 @@ use ir::launch::{MAP_ALIGN, Swizzle, TensorMap};
 
 /// A direction of a tensor: how many indices it has, elements from one to the next, and how many of them a box takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Along {
+pub struct MapDim {
     pub size: i64,
     pub stride: i64,
     pub extent: i64,
@@ -20,10 +20,10 @@ pub struct Along {
 
 /// The map of an input, in boxes of swizzled lines along the dense direction, which has `dense` elements; with what the other directions are, in the map's order. Nothing if
 /// there can be none.
-pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(Along, T)>) -> Option<(TensorMap, Vec<T>)> {
+pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(MapDim, T)>) -> Option<(TensorMap, Vec<T>)> {
     let dtype = kernel.inputs[tensor].ty.dtype;
     // The only index along a direction may have any stride.
-    let bytes = |along: &Along| if along.size > 1 { along.stride as u64 * dtype.bytes() } else { MAP_ALIGN };
+    let bytes = |along: &MapDim| if along.size > 1 { along.stride as u64 * dtype.bytes() } else { MAP_ALIGN };
     others.sort_by_key(|(along, _)| bytes(along));
     let map = TensorMap {
         argument: tensor as u32,

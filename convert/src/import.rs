@@ -59,6 +59,9 @@ const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text o
 /// # Errors
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
+    if !dir.join(CONFIG).exists() && dir.is_dir() {
+        return Err(ConvertError::Malformed { path: dir.join(CONFIG), what: format!("is not there, which says what model this is\n{WAY_OUT}") });
+    }
     let (mut original, mut config) = read_config(&dir.join(CONFIG))?;
     let refused = |what: Vec<String>| ConvertError::Config { path: dir.join(CONFIG), what: what.into_iter().chain([WAY_OUT.to_owned()]).collect() };
     let Reading { family, mut settings, quantised, mut warnings } = config::read(&config).map_err(refused)?;

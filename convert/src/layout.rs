@@ -45,14 +45,19 @@ pub fn foreign(section: &str, model: &Model) -> Result<Vec<Foreign>, Vec<Diagnos
         let e = Diagnostic::error("E0505", format!("model `{}` has no section `weights {section}`", model.graph.name));
         return Err(vec![e.help("it says how foreign tensors are named: `weights hf { embed = \"model.embed_tokens.weight\"; }`")]);
     };
-    let mut rule =
-        Rule { graph: &model.graph, settings: &model.settings, paths: paths(&model.graph), lines: HashMap::new(), found: vec![], errors: vec![] };
+    let (paths, lines) = (paths(&model.graph), HashMap::new());
+    let mut rule = Rule { graph: &model.graph, settings: &model.settings, paths, lines, idle: vec![], found: vec![], errors: vec![] };
     for line in &weights.lines {
         if let Err(e) = rule.line(line) {
             rule.errors.push(*e);
         }
     }
     rule.finish()
+}
+
+/// What is wrong with a model's `weights` sections, which only imports and exports read.
+pub fn mistakes(model: &Model) -> Vec<Diagnostic> {
+    model.weights.iter().filter_map(|w| foreign(&w.name, model).err()).flatten().collect()
 }
 
 /// A parameter's name without iteration numbers, and the numbers by the segment before each.
@@ -85,6 +90,8 @@ struct Rule<'a> {
     paths: Paths,
     /// The line of each parameter that has one.
     lines: HashMap<usize, Option<Span>>,
+    /// Parameters of lines that name none of this model, as settings may have others.
+    idle: Vec<String>,
     found: Vec<Foreign>,
     errors: Vec<Diagnostic>,
 }
@@ -114,6 +121,10 @@ impl Rule<'_> {
         for path in named {
             let e = Diagnostic::error("E0505", format!("parameter `{path}` has no line in the `weights` section"));
             let span = self.paths[&path].first().and_then(|(i, _)| self.graph.params[*i].span);
+            let e = match self.idle.as_slice() {
+                [] => e,
+                idle => e.help(format!("no parameter is called as these lines say: {}", idle.join(", "))),
+            };
             self.errors.push(match span {
                 Some(span) => e.label(span, "this parameter"),
                 None => e,
@@ -131,6 +142,7 @@ impl Rule<'_> {
     fn line(&mut self, line: &WeightLine) -> Result<(), Box<Diagnostic>> {
         let groups: Vec<_> = line.params.iter().map(|p| self.paths.get(p).cloned().unwrap_or_default()).collect();
         if groups.iter().all(Vec::is_empty) {
+            self.idle.extend(line.params.iter().map(|p| format!("`{p}`")));
             return Ok(());
         }
         if let Some(lacking) = groups.iter().position(Vec::is_empty) {

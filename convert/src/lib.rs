@@ -29,6 +29,7 @@ mod tensors;
 pub use dtypes::{DTYPES, Float};
 pub use export::{Exported, export, export_with};
 pub use import::{CONFIG, Imported, MODEL, WEIGHTS, import, import_as};
+pub use layout::mistakes;
 pub use tensors::{WHOLE, norms};
 
 use ir::diag::{Diagnostic, Sources};

@@ -1,7 +1,7 @@
 //! What the blocks of a launch touch of global memory, held against each other: nothing orders them but atomic
 //! operations and strong accesses with fences (PTX ISA, section 8.9).
 
-use crate::history::{Granule, Kind, Mark, Place};
+use crate::history::{CellAccess, Granule, Kind, Mark};
 use crate::order::{Known, View};
 use crate::touched::{CELLS, GRANULES, Ranges, Touched};
 use std::collections::{BTreeMap, HashMap};
@@ -106,8 +106,8 @@ impl Blocks {
             self.numbers.insert(Past::default(), 0);
         }
         // What granules mostly have: the same past, and the same accesses now.
-        let mut last: Option<(u32, Place, u32)> = None;
-        let mut after = |all: &mut Blocks, old: u32, place: Place, address: u64| match last {
+        let mut last: Option<(u32, CellAccess, u32)> = None;
+        let mut after = |all: &mut Blocks, old: u32, place: CellAccess, address: u64| match last {
             Some((o, p, new)) if (o, p) == (old, place) => Ok(new),
             _ => {
                 let new = all.after(block, old, place, touched, &known, address)?;
@@ -123,7 +123,7 @@ impl Blocks {
                 _ => {
                     let mut cells = if old & SPLIT == 0 { [old; CELLS] } else { self.split[(old & !SPLIT) as usize] };
                     for (k, (cell, p)) in cells.iter_mut().zip(touched.history().places(granule)).enumerate() {
-                        if p != Place::default() {
+                        if p != CellAccess::default() {
                             *cell = after(self, *cell, p, base + k as u64)?;
                         }
                     }
@@ -152,7 +152,7 @@ impl Blocks {
     }
 
     /// The past of a place after a block's accesses to it.
-    fn after(&mut self, block: u32, old: u32, place: Place, touched: &Touched, known: &Known, address: u64) -> Result<u32, Clash> {
+    fn after(&mut self, block: u32, old: u32, place: CellAccess, touched: &Touched, known: &Known, address: u64) -> Result<u32, Clash> {
         let mut past = self.pasts[old as usize];
         let written = (!place.written.stamp.is_none()).then_some((place.written, Kind::Write));
         let readers = touched.history().readers(place).iter().map(|m| (*m, if m.is_strong() { Kind::Strong } else { Kind::Read }));

@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::order::{Engine, Known, View};
 use crate::shared::Shared;
 use crate::touched::Touched;
-use crate::warp::{Place, State, Warp};
+use crate::warp::{LaunchGeometry, State, Warp};
 use std::collections::VecDeque;
 
 /// When copies and matrix products happen that a kernel starts and later waits for. What it does right happens right at any time.
@@ -135,7 +135,14 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    pub fn new(kernel: &'a Kernel, memory: &'a Memory, parameters: &'a [u8], options: Options, place: Place, launch: &'a Between) -> Block<'a> {
+    pub fn new(
+        kernel: &'a Kernel,
+        memory: &'a Memory,
+        parameters: &'a [u8],
+        options: Options,
+        place: LaunchGeometry,
+        launch: &'a Between,
+    ) -> Block<'a> {
         let threads = place.threads.iter().product::<u32>();
         let count = threads.div_ceil(32) as usize;
         let warps: Vec<Warp> = (0..count)

@@ -7,7 +7,7 @@ use crate::fault::{LaunchError, LoadError};
 use crate::memory::Memory;
 use crate::syntax::{self, Number};
 use crate::touched::Ranges;
-use crate::warp::Place;
+use crate::warp::LaunchGeometry;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -199,7 +199,7 @@ impl Device {
                 if b >= blocks || k > found.lock().expect("invariant: no thread panics here").0 {
                     return;
                 }
-                let mut place = Place { block: [0; 3], grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
+                let mut place = LaunchGeometry { block: [0; 3], grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
                 place.block = place.of(b as u32);
                 match Block::new(kernel, &self.memory, parameters, self.options, place, between).run() {
                     Ok(s) => {

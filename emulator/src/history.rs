@@ -56,7 +56,7 @@ impl Mark {
 
 /// Who last wrote a place, and the number of the set of those who have read it since.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct CellAccess {
     pub written: Mark,
     pub readers: u32,
 }
@@ -64,14 +64,14 @@ pub struct Place {
 /// The places of 16 bytes.
 #[derive(Clone, Copy)]
 pub enum Granule {
-    One(Place),
+    One(CellAccess),
     /// An index of `split`.
     Each(u32),
 }
 
 impl Default for Granule {
     fn default() -> Granule {
-        Granule::One(Place::default())
+        Granule::One(CellAccess::default())
     }
 }
 
@@ -87,14 +87,14 @@ pub struct Access<'a> {
 /// bytes.
 pub struct History<const CELLS: usize> {
     space: &'static str,
-    split: Vec<[Place; CELLS]>,
+    split: Vec<[CellAccess; CELLS]>,
     free: Vec<u32>,
     /// Sets of readers by number; 0 is the empty one.
     sets: Vec<Vec<Mark>>,
     numbers: HashMap<Vec<Mark>, u32>,
     joined: HashMap<(u32, Mark), u32>,
     /// The last access that was found sound, and what it left.
-    last: Option<(Place, Mark, Kind, Place)>,
+    last: Option<(CellAccess, Mark, Kind, CellAccess)>,
 }
 
 impl<const CELLS: usize> History<CELLS> {
@@ -106,14 +106,14 @@ impl<const CELLS: usize> History<CELLS> {
     }
 
     /// The places of a granule.
-    pub fn places(&self, granule: Granule) -> [Place; CELLS] {
+    pub fn places(&self, granule: Granule) -> [CellAccess; CELLS] {
         match granule {
             Granule::One(p) => [p; CELLS],
             Granule::Each(k) => self.split[k as usize],
         }
     }
 
-    pub fn readers(&self, place: Place) -> &[Mark] {
+    pub fn readers(&self, place: CellAccess) -> &[Mark] {
         &self.sets[place.readers as usize]
     }
 
@@ -130,7 +130,7 @@ impl<const CELLS: usize> History<CELLS> {
             }
             Granule::One(p) => {
                 let k = self.free.pop().unwrap_or_else(|| {
-                    self.split.push([Place::default(); CELLS]);
+                    self.split.push([CellAccess::default(); CELLS]);
                     self.split.len() as u32 - 1
                 });
                 self.split[k as usize] = [p; CELLS];
@@ -153,7 +153,7 @@ impl<const CELLS: usize> History<CELLS> {
 
     /// What a place is after an access to it.
     #[inline]
-    fn after(&mut self, p: Place, kind: Kind, a: Access<'_>, address: u64) -> Result<Place, Wrong> {
+    fn after(&mut self, p: CellAccess, kind: Kind, a: Access<'_>, address: u64) -> Result<CellAccess, Wrong> {
         let mark = Mark::new(a, kind);
         if let Some((place, same, of, new)) = self.last
             && (place, same, of) == (p, mark, kind)
@@ -162,14 +162,14 @@ impl<const CELLS: usize> History<CELLS> {
         }
         self.check(p, kind, a, address)?;
         let new = match kind {
-            Kind::Write => Place { written: mark, readers: 0 },
-            Kind::Read | Kind::Strong => Place { written: p.written, readers: self.with_reader(p.readers, mark, a.view) },
+            Kind::Write => CellAccess { written: mark, readers: 0 },
+            Kind::Read | Kind::Strong => CellAccess { written: p.written, readers: self.with_reader(p.readers, mark, a.view) },
         };
         self.last = Some((p, mark, kind, new));
         Ok(new)
     }
 
-    fn check(&self, p: Place, kind: Kind, a: Access<'_>, address: u64) -> Result<(), Wrong> {
+    fn check(&self, p: CellAccess, kind: Kind, a: Access<'_>, address: u64) -> Result<(), Wrong> {
         let this = || a.stamp.describe(kind.noun());
         let race =
             |other: Mark, what: Kind| Err(Wrong::Race { space: self.space, address, this: this(), other: other.describe(what), line: other.pc() });

@@ -11,11 +11,11 @@ const GAP: u64 = 512;
 #[derive(Default)]
 pub struct Memory {
     /// By address.
-    blocks: Vec<Block>,
+    blocks: Vec<Allocation>,
     next: u64,
 }
 
-struct Block {
+struct Allocation {
     start: u64,
     bytes: u64,
     data: Data,
@@ -43,7 +43,7 @@ impl Memory {
     fn place(&mut self, bytes: u64, data: Data) -> u64 {
         let start = self.next.max(GLOBAL);
         self.next = (start + bytes).next_multiple_of(GAP) + GAP;
-        self.blocks.push(Block { start, bytes, data });
+        self.blocks.push(Allocation { start, bytes, data });
         start
     }
 

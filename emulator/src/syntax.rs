@@ -11,9 +11,9 @@ struct PtxParser;
 
 /// A module: variables and kernels.
 #[derive(Clone, Debug, Default)]
-pub struct Module {
+pub struct ParsedModule {
     pub variables: Vec<Variable>,
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<ParsedKernel>,
     /// Number and name of each `.file`.
     pub files: Vec<(u64, String)>,
 }
@@ -32,7 +32,7 @@ pub struct Variable {
 }
 
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct ParsedKernel {
     pub name: String,
     pub parameters: Vec<Variable>,
     /// Such as `.maxntid` with its numbers.
@@ -92,7 +92,7 @@ pub enum Number {
 ///
 /// # Errors
 /// The place of the first thing that is not PTX as this grammar knows it.
-pub fn parse(text: &str) -> Result<Module, LoadError> {
+pub fn parse(text: &str) -> Result<ParsedModule, LoadError> {
     let bad = |e: pest::error::Error<Rule>| {
         let line = match e.line_col {
             pest::error::LineColLocation::Pos((l, _)) | pest::error::LineColLocation::Span((l, _), _) => l as u32,
@@ -100,7 +100,7 @@ pub fn parse(text: &str) -> Result<Module, LoadError> {
         LoadError { line, message: format!("syntax: {}", e.variant.message()) }
     };
     let module = PtxParser::parse(Rule::module, text).map_err(bad)?.next().expect("invariant: a module is one rule");
-    let mut out = Module::default();
+    let mut out = ParsedModule::default();
     for item in module.into_inner() {
         match item.as_rule() {
             Rule::variable => out.variables.push(variable(item)?),
@@ -175,8 +175,8 @@ fn variable(pair: Pair<'_, Rule>) -> Result<Variable, LoadError> {
     Ok(v)
 }
 
-fn kernel(pair: Pair<'_, Rule>) -> Result<Kernel, LoadError> {
-    let mut k = Kernel { name: String::new(), parameters: vec![], attributes: vec![], body: vec![] };
+fn kernel(pair: Pair<'_, Rule>) -> Result<ParsedKernel, LoadError> {
+    let mut k = ParsedKernel { name: String::new(), parameters: vec![], attributes: vec![], body: vec![] };
     for part in pair.into_inner() {
         match part.as_rule() {
             Rule::name => k.name = part.as_str().to_string(),

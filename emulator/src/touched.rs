@@ -1,7 +1,7 @@
 //! What a block touches of global memory, in which order; and what a launch touches of it.
 
 use crate::fault::Wrong;
-use crate::history::{Access, GRANULE, Granule, History, Kind, Place};
+use crate::history::{Access, CellAccess, GRANULE, Granule, History, Kind};
 use std::collections::HashMap;
 
 /// Places of a granule: bytes, as neighbouring ones may be written by different warps.
@@ -52,7 +52,7 @@ impl Touched {
     /// The granules that were touched, by the number of their page and theirs in it.
     pub fn granules(&self) -> impl Iterator<Item = (u64, usize, Granule)> {
         let all = self.pages.iter().flat_map(|(page, all)| all.iter().enumerate().map(|(k, g)| (*page, k, *g)));
-        all.filter(|(_, _, g)| !matches!(g, Granule::One(p) if *p == Place::default()))
+        all.filter(|(_, _, g)| !matches!(g, Granule::One(p) if *p == CellAccess::default()))
     }
 
     pub fn history(&self) -> &History<CELLS> {

@@ -36,14 +36,14 @@ pub enum State {
 
 /// What is the same for all warps of a block.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct LaunchGeometry {
     pub block: [u32; 3],
     pub grid: [u32; 3],
     pub threads: [u32; 3],
     pub dynamic: u32,
 }
 
-impl Place {
+impl LaunchGeometry {
     /// Where a block of this number is in the grid.
     pub fn of(&self, block: u32) -> [u32; 3] {
         let [x, y, _] = self.grid;
@@ -53,7 +53,7 @@ impl Place {
 
 pub struct Warp {
     pub id: usize,
-    pub place: Place,
+    pub place: LaunchGeometry,
     words: Vec<Words>,
     longs: Vec<Longs>,
     predicates: Vec<u32>,
@@ -75,7 +75,7 @@ pub struct Warp {
 
 impl Warp {
     /// Registers hold `0xFF` everywhere before they are written: NaN, or -1.
-    pub fn new(id: usize, lanes: u32, place: Place, kernel: &Kernel, view: View) -> Warp {
+    pub fn new(id: usize, lanes: u32, place: LaunchGeometry, kernel: &Kernel, view: View) -> Warp {
         let [words, longs, predicates] = kernel.registers;
         let mut w = Warp {
             id,
@@ -199,7 +199,7 @@ impl Warp {
     }
 
     fn special(&self, s: Special) -> Words {
-        let Place { block, grid, threads, dynamic } = self.place;
+        let LaunchGeometry { block, grid, threads, dynamic } = self.place;
         let lane = |f: &dyn Fn(u32) -> u32| std::array::from_fn(|l| f(l as u32));
         match s {
             Special::Tid(d) => lane(&|l| {

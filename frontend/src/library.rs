@@ -35,6 +35,7 @@ pub fn parse_library(sources: &mut Sources) -> Rc<[Ast]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ast::{Block, Body, Function, StmtKind};
     use crate::scope::{Known, check};
 
     #[test]
@@ -52,5 +53,64 @@ mod tests {
         for ast in &asts {
             assert_eq!(check(ast, &known, false), vec![]);
         }
+    }
+
+    /// The text of a function up to its body.
+    fn signature(text: &str, function: &Function) -> String {
+        let mut depth = 0;
+        let ends = |(at, c): (usize, char)| {
+            depth += i32::from("([".contains(c)) - i32::from(")]".contains(c));
+            let short = matches!(function.body, Body::Short(_)) && depth == 0 && text[at..].starts_with(" =");
+            short.then_some(at)
+        };
+        let end = text.char_indices().find_map(ends).unwrap_or(text.len());
+        text[..end].trim_end().to_string()
+    }
+
+    /// The parameters that a function owns itself, and where they stand under a condition.
+    fn parameters(block: &Block) -> Vec<String> {
+        let of = |kind: &StmtKind| match kind {
+            StmtKind::Param(storage) => storage.names.iter().map(|n| format!("`{}`", n.name)).collect(),
+            StmtKind::If(branch) => branch.branches.iter().flat_map(|(_, b)| parameters(b)).map(|p| p + "?").collect(),
+            _ => vec![],
+        };
+        block.stmts.iter().flat_map(|s| of(&s.kind)).collect()
+    }
+
+    /// `docs/library.md`: each function's signature under the comment that stands before it.
+    fn page() -> String {
+        let mut page = String::from(
+            "# The library\n\nThe functions that every model text can call, from `frontend/std/`.\n\
+             [The language](language.md#functions) says how they are called. A setting with a default may be left out.\n\
+             Parameters that a function has itself are listed; `?` marks those that its settings ask for.\n",
+        );
+        for (name, text) in FILES {
+            let mut sources = Sources::default();
+            let (ast, _) = parse_all(&mut sources, name, text);
+            page += &format!("\n## {name}\n");
+            for stmt in &ast.items {
+                let StmtKind::Fn(function) = &stmt.kind else { continue };
+                // A comment of the file itself is one that an empty line ends.
+                let comment = stmt.trivia.before.rsplit(String::is_empty).next().unwrap_or(&[]);
+                assert!(!comment.is_empty(), "{name}: `{}` has no comment", function.name.name);
+                let said: Vec<_> = comment.iter().map(|c| c.trim_start_matches("//").trim()).collect();
+                let own = if let Body::Block(block) = &function.body { parameters(block) } else { vec![] };
+                let own = if own.is_empty() { String::new() } else { format!("\nParameters: {}.", own.join(", ")) };
+                let before: usize = text.split_inclusive('\n').take(stmt.span.line as usize - 1).map(str::len).sum();
+                let text = &text[before + stmt.span.col as usize - 1..][..stmt.span.len as usize];
+                page += &format!("\n```text\n{}\n```\n\n{}{own}\n", signature(text, function), said.join("\n"));
+            }
+        }
+        page
+    }
+
+    #[test]
+    fn the_page_of_the_library_shows_every_function() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/library.md");
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::write(&path, page()).expect("written");
+        }
+        let shown = std::fs::read_to_string(&path).expect("UPDATE_EXPECT=1 writes it");
+        assert!(shown == page(), "docs/library.md is not current: UPDATE_EXPECT=1 cargo test -p frontend --lib");
     }
 }

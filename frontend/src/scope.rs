@@ -21,7 +21,7 @@ pub struct Known {
 /// The errors of names in a file, and warnings for values that nothing uses (unless `incomplete`: parts did not parse).
 pub fn check(ast: &Ast, known: &Known, incomplete: bool) -> Vec<Diagnostic> {
     let mut resolver = Resolver { known, functions: vec![], out: vec![], incomplete };
-    resolver.functions.push(Function::default());
+    resolver.functions.push(FunctionScope::default());
     for item in &ast.items {
         if let StmtKind::Fn(function) = &item.kind {
             let own = &mut resolver.functions[0].fns;
@@ -72,7 +72,7 @@ struct Local {
 
 /// The names of one function (or the model, or the file) while it is read.
 #[derive(Default)]
-struct Function {
+struct FunctionScope {
     locals: Vec<Local>,
     fns: Vec<(Rc<str>, Span)>,
     depth: usize,
@@ -86,18 +86,18 @@ struct Function {
 
 struct Resolver<'a> {
     known: &'a Known,
-    functions: Vec<Function>,
+    functions: Vec<FunctionScope>,
     out: Vec<Diagnostic>,
     incomplete: bool,
 }
 
 impl Resolver<'_> {
-    fn top(&mut self) -> &mut Function {
+    fn top(&mut self) -> &mut FunctionScope {
         self.functions.last_mut().expect("invariant: the file's scope stays")
     }
 
     fn model(&mut self, model: &Model) {
-        self.functions.push(Function { is_model: true, ..Function::default() });
+        self.functions.push(FunctionScope { is_model: true, ..FunctionScope::default() });
         for setting in &model.settings {
             // Elaboration reports what is declared twice or used too early in the header.
             self.top().locals.push(Local { name: setting.name.name.clone(), span: setting.name.span, what: What::Given, used: true, depth: 0 });
@@ -113,7 +113,7 @@ impl Resolver<'_> {
     }
 
     fn function(&mut self, function: &crate::ast::Function) {
-        self.functions.push(Function::default());
+        self.functions.push(FunctionScope::default());
         for param in &function.params {
             self.declare(&param.name, What::Given);
         }

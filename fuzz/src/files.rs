@@ -7,7 +7,7 @@ use ir::op::DType;
 use ir::program::{Extent, InputEntry, Interval, Job};
 use runtime::checkpoint::{Distributed, METADATA, Stored};
 use runtime::data::{Encoding, Spec, open_checked};
-use runtime::executor::Held;
+use runtime::executor::PersistentId;
 use runtime::weights::Weights;
 use std::fs;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ pub fn weights(bytes: &[u8]) {
     for weights in opened.into_iter().flatten() {
         for (p, param) in (0..).zip(&job.params) {
             let mut all = vec![0.0; param.dims.iter().map(|d| d.size as usize).product()];
-            weights.get(Held::Param(p)).expect("every parameter").read(0, &mut all);
+            weights.get(PersistentId::Param(p)).expect("every parameter").read(0, &mut all);
         }
     }
 }

@@ -4,16 +4,16 @@ use crate::{files, fixture};
 use frontend::Options as TextOptions;
 use ir::diag::Sources;
 use ir::options::Options;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::text;
 use passes::compile::{Compiled, compile};
 use runtime::checkpoint::{METADATA, Stored};
 use runtime::comm::Position;
-use runtime::profile::{Part, Ran};
-use runtime::protocol::{Event, HeldOut, Place, StepEvent};
+use runtime::profile::{ProfileChunk, Ran};
+use runtime::protocol::{Event, HeldOut, RankPlacement, StepEvent};
 use runtime::rendezvous::Member;
 use runtime::schedule::learning_rate;
-use runtime::weights::{Layout, Mark};
+use runtime::weights::{Mark, SafetensorsLayout};
 use std::fs::{self, File};
 use std::io;
 use std::net::Ipv4Addr;
@@ -93,18 +93,18 @@ fn weights() -> io::Result<Vec<Vec<u8>>> {
     let job = files::job();
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("weights");
-    let of = |layout: Layout| {
+    let of = |layout: SafetensorsLayout| {
         layout.start(&File::create(&path)?)?;
         fs::read(&path)
     };
-    Ok(vec![of(Layout::new(&job))?, of(Layout::of_run(&job, &Mark { step: 3, seed: 1, ..Mark::default() }, None))?])
+    Ok(vec![of(SafetensorsLayout::new(&job))?, of(SafetensorsLayout::of_run(&job, &Mark { step: 3, seed: 1, ..Mark::default() }, None))?])
 }
 
 /// What mcc writes of a state for PyTorch.
 fn distributed() -> io::Result<Vec<u8>> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("state");
-    Layout::of_run(&files::job(), &Mark { step: 3, seed: 1, ..Mark::default() }, None).start(&File::create(&path)?)?;
+    SafetensorsLayout::of_run(&files::job(), &Mark { step: 3, seed: 1, ..Mark::default() }, None).start(&File::create(&path)?)?;
     let written = Stored::open(&path).and_then(|stored| stored.write_distributed(dir.path()));
     written.map_err(io::Error::other)?;
     let (metadata, items) = (fs::read(dir.path().join(METADATA))?, fs::read(dir.path().join(files::ITEMS))?);
@@ -157,14 +157,15 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
     ];
     // A byte for the rank, one for the kind of word.
     let words = [0, 1].map(|rank| events.iter().flat_map(|e| [vec![rank, 0], plain(&|| postcard::to_stdvec(e))].concat()).collect::<Vec<u8>>());
-    let status = (7u64, 1u64, (Phase::Train, 1u32, 2u32), Some(vec![0u64]));
+    let status = (7u64, 1u64, (ProgramPhase::Train, 1u32, 2u32), Some(vec![0u64]));
     let pulse = [vec![1, 1], plain(&|| postcard::to_stdvec(&(status.clone(), 3u32, false)))].concat();
     let ended = [vec![1, 2], plain(&|| postcard::to_stdvec(&("was killed", "it wrote", status.clone())))].concat();
-    let ran = vec![Ran { at: Position { phase: Phase::Train, call: 0, command: 0 }, start: 1, time: 2 }];
-    let parts = Part::of(vec![(1, 0, 9)], ran).into_iter().map(|p| [vec![0, 0], plain(&|| postcard::to_stdvec(&Event::Profile(p.clone())))].concat());
+    let ran = vec![Ran { at: Position { phase: ProgramPhase::Train, call: 0, command: 0 }, start: 1, time: 2 }];
+    let parts =
+        ProfileChunk::of(vec![(1, 0, 9)], ran).into_iter().map(|p| [vec![0, 0], plain(&|| postcard::to_stdvec(&Event::Profile(p.clone())))].concat());
     let all = [words.concat(), pulse, ended, parts.flatten().collect(), vec![1, 3, 1, 4, 9]];
     seeds.extend(all.iter().map(|w| ("message", [&[1], &w[..]].concat())));
-    let place = |machine, host: &str| Place { machine, host: host.into(), address: Ipv4Addr::LOCALHOST.into(), port: 1, cores: 1 };
+    let place = |machine, host: &str| RankPlacement { machine, host: host.into(), address: Ipv4Addr::LOCALHOST.into(), port: 1, cores: 1 };
     let plan = plain(&|| postcard::to_stdvec(&([7u8; 16], [place(0, "a"), place(1, "b")].to_vec(), None::<Vec<u8>>)));
     seeds.push(("message", [&[2], &plan[..]].concat()));
     seeds.push(("message", [&[0], &plan[..]].concat()));

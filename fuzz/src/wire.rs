@@ -3,10 +3,10 @@
 use crate::fixture;
 use ir::program::Job;
 use runtime::launch::{RunOptions, fuzzed};
-use runtime::rendezvous::{Caller, Challenge, HELLO, Key, Member, Nonce, Purpose, Seal, Side, Trust, hear};
-use runtime::shm::{Layout, Segment, take};
+use runtime::rendezvous::{Caller, Challenge, HELLO, HandshakeRole, Key, Member, Nonce, Purpose, Seal, Trust, hear};
+use runtime::shm::{Segment, SegmentLayout, take};
 use runtime::target::Target;
-use runtime::world::{Launcher, Meeting, World};
+use runtime::world::{Launcher, RendezvousEndpoint, World};
 use std::cell::RefCell;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::OnceLock;
@@ -88,10 +88,10 @@ pub fn hello(input: &[u8]) {
     }
     let key = key();
     let challenge = Challenge { key: &key, purpose: Purpose::Meeting, connector: nonce, listener };
-    peer.say(challenge.proof(Side::Connector).as_bytes());
+    peer.say(challenge.proof(HandshakeRole::Connector).as_bytes());
     assert!(advance(&mut peer).is_none());
-    assert_eq!(&peer.heard[32..], challenge.proof(Side::Listener).as_bytes());
-    let mut seal = Seal::new(challenge.session(Side::Connector));
+    assert_eq!(&peer.heard[32..], challenge.proof(HandshakeRole::Listener).as_bytes());
+    let mut seal = Seal::new(challenge.session(HandshakeRole::Connector));
     match how {
         2 => {
             peer.say(bytes);
@@ -132,7 +132,7 @@ pub fn message(input: &[u8]) {
         }
         1 => fuzzed::by_rank_0(job(), bytes),
         _ => {
-            let meeting = Meeting { host: "127.0.0.1".into(), port: 1 };
+            let meeting = RendezvousEndpoint { host: "127.0.0.1".into(), port: 1 };
             let world = World { launcher: Launcher::Torchrun, rank: 1, size: 2, node: None, meeting };
             fuzzed::by_others(&world, &RunOptions::new("mcc-rank".into()), bytes);
         }
@@ -151,8 +151,8 @@ const ANNOUNCED: u64 = 1 << 20;
 /// Frames of a wire. The first byte of an even input says nothing, and its bytes come as they are; else each frame's hashes are right, whatever it says. What is written is what a frame
 /// says and nothing else.
 pub fn frames(input: &[u8]) {
-    thread_local!(static MEMORY: RefCell<(Segment, Layout)> = RefCell::new({
-        let layout = Layout::new(job(), &Target::Reference, 0);
+    thread_local!(static MEMORY: RefCell<(Segment, SegmentLayout)> = RefCell::new({
+        let layout = SegmentLayout::new(job(), &Target::Reference, 0);
         (Segment::create(layout.bytes).expect("memory").1, layout)
     }));
     let Some((how, bytes)) = input.split_first() else { return };

@@ -14,7 +14,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Value};
-use crate::op::{Binary, Kind, Op, Reduce, Unary};
+use crate::op::{Binary, Op, OpKind, Reduce, Unary};
 
 /// What splitting a loop over ranks does to the op's operands and result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,8 +148,10 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
             plain(loops, &[])
         }
         op => match op.kind() {
-            Kind::Stored | Kind::Generated | Kind::Pointwise | Kind::Mark | Kind::Reshard | Kind::Exchange => plain(by_name(&map_or_sum), &[]),
-            Kind::View | Kind::Move | Kind::Contraction | Kind::Reduction | Kind::Lookup | Kind::Routing => {
+            OpKind::Stored | OpKind::Generated | OpKind::Pointwise | OpKind::Mark | OpKind::Reshard | OpKind::Exchange => {
+                plain(by_name(&map_or_sum), &[])
+            }
+            OpKind::View | OpKind::Move | OpKind::Contraction | OpKind::Reduction | OpKind::Lookup | OpKind::Routing => {
                 unreachable!("invariant: each has its own loops")
             }
         },
@@ -173,8 +175,8 @@ pub fn goes_by_order(body: &Body, op: &Op) -> Vec<Dim> {
         Op::Dispatch(r) | Op::Combine(r) => vec![r.experts],
         Op::Shard { .. } | Op::Dot { .. } | Op::Reduce { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => vec![],
         op => match op.kind() {
-            Kind::Stored | Kind::Generated | Kind::Pointwise | Kind::Mark | Kind::Reshard | Kind::Exchange => vec![],
-            Kind::View | Kind::Move | Kind::Contraction | Kind::Reduction | Kind::Lookup | Kind::Routing => {
+            OpKind::Stored | OpKind::Generated | OpKind::Pointwise | OpKind::Mark | OpKind::Reshard | OpKind::Exchange => vec![],
+            OpKind::View | OpKind::Move | OpKind::Contraction | OpKind::Reduction | OpKind::Lookup | OpKind::Routing => {
                 unreachable!("invariant: each is named above")
             }
         },

@@ -123,11 +123,11 @@ impl Diagnostic {
 
 /// A way out, in words between which options stand as data: how these are spelled is for those to say who read them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Help(Vec<Piece>);
+pub struct Help(Vec<HelpPiece>);
 
 /// A piece of a [`Help`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Piece {
+pub enum HelpPiece {
     /// Words that are shown as they are.
     Words(String),
     /// An option, which is spelled as those who read the message know it.
@@ -140,29 +140,29 @@ impl Help {
     /// Appends words.
     #[must_use]
     pub fn and(mut self, words: impl Into<String>) -> Self {
-        self.0.push(Piece::Words(words.into()));
+        self.0.push(HelpPiece::Words(words.into()));
         self
     }
 
     /// Appends an option.
     #[must_use]
     pub fn option(mut self, name: OptionName) -> Self {
-        self.0.push(Piece::Option(name));
+        self.0.push(HelpPiece::Option(name));
         self
     }
 
     /// Appends a value of [`OptionName::CpComm`].
     #[must_use]
     pub fn cp_comm(mut self, value: CpComm) -> Self {
-        self.0.push(Piece::CpComm(value));
+        self.0.push(HelpPiece::CpComm(value));
         self
     }
 
     /// As a text; `spell` says how options and their values are written.
-    pub fn spelled(&self, spell: impl Fn(&Piece) -> String) -> String {
-        let words = |piece: &Piece| match piece {
-            Piece::Words(words) => words.clone(),
-            Piece::Option(_) | Piece::CpComm(_) => spell(piece),
+    pub fn spelled(&self, spell: impl Fn(&HelpPiece) -> String) -> String {
+        let words = |piece: &HelpPiece| match piece {
+            HelpPiece::Words(words) => words.clone(),
+            HelpPiece::Option(_) | HelpPiece::CpComm(_) => spell(piece),
         };
         self.0.iter().map(words).collect()
     }
@@ -170,7 +170,7 @@ impl Help {
 
 impl<T: Into<String>> From<T> for Help {
     fn from(words: T) -> Help {
-        Help(vec![Piece::Words(words.into())])
+        Help(vec![HelpPiece::Words(words.into())])
     }
 }
 
@@ -178,9 +178,9 @@ impl<T: Into<String>> From<T> for Help {
 impl fmt::Display for Help {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.spelled(|piece| match piece {
-            Piece::Words(words) => words.clone(),
-            Piece::Option(name) => name.name().into(),
-            Piece::CpComm(value) => value.name().into(),
+            HelpPiece::Words(words) => words.clone(),
+            HelpPiece::Option(name) => name.name().into(),
+            HelpPiece::CpComm(value) => value.name().into(),
         }))
     }
 }

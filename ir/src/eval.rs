@@ -342,7 +342,7 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
             let (table, index) = (body.dims_of(node.args[0]), body.dims_of(node.args[1]));
             let (t, i) = (strides(dims, table, &node.ty.dims), strides(dims, index, &node.ty.dims));
             let along = strides(dims, table, &[*dim])[0];
-            let rows = Rows::new(&dims[*dim].index, env);
+            let rows = TableRows::new(&dims[*dim].index, env);
             let mut walk = Walk::new(dims, &node.ty.dims);
             (0..total)
                 .map(|_| {
@@ -359,7 +359,7 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
             over.extend(index.iter().filter(|d| !values.contains(d)));
             let (x, i, o) = (strides(dims, values, &over), strides(dims, index, &over), strides(dims, &node.ty.dims, &over));
             let along = strides(dims, &node.ty.dims, &[*dim])[0];
-            let rows = Rows::new(&dims[*dim].index, env);
+            let rows = TableRows::new(&dims[*dim].index, env);
             let mut out = vec![0.0; total];
             let mut walk = Walk::new(dims, &over);
             for _ in 0..walk.total() {
@@ -377,14 +377,14 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
 }
 
 /// Local rows of a (sharded) table by global index.
-struct Rows<'a> {
+struct TableRows<'a> {
     index: &'a IndexMap,
     base: u64,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> TableRows<'a> {
     fn new(index: &'a IndexMap, env: &dyn Env) -> Self {
-        Rows { index, base: env.base(&index.base) }
+        TableRows { index, base: env.base(&index.base) }
     }
 
     fn find(&self, global: f64) -> Option<usize> {

@@ -12,7 +12,7 @@ pub mod part;
 
 use crate::dim::{Base, Dim, Dims};
 use crate::graph::{Body, Type, Value};
-use crate::op::{DType, Kind, Op, Scalar};
+use crate::op::{DType, Op, OpKind, Scalar};
 use crate::program::Space;
 use crate::{eval, infer};
 use serde::{Deserialize, Serialize};
@@ -156,13 +156,13 @@ impl Kernel {
                     self.inside(v, over)?
                 }
                 op => match op.kind() {
-                    Kind::Contraction => {
+                    OpKind::Contraction => {
                         anchors += 1;
                         last_anchor = Some(v);
                     }
-                    Kind::Reduction => self.inside(v, op.over())?,
-                    Kind::Generated | Kind::Pointwise | Kind::Mark | Kind::Move | Kind::Lookup => {}
-                    Kind::Stored | Kind::View | Kind::Routing | Kind::Reshard | Kind::Exchange => {
+                    OpKind::Reduction => self.inside(v, op.over())?,
+                    OpKind::Generated | OpKind::Pointwise | OpKind::Mark | OpKind::Move | OpKind::Lookup => {}
+                    OpKind::Stored | OpKind::View | OpKind::Routing | OpKind::Reshard | OpKind::Exchange => {
                         return fail(v, format!("`{}` cannot stand in a kernel", op.name()));
                     }
                 },

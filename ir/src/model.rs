@@ -151,7 +151,9 @@ impl Decay {
 /// Learning rate over steps: linear warm-up from 0, then `peak`, then along `decay` to `min`, then `min`. It is there
 /// at step `steps`, or `constant` steps before that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Schedule {
+// The test that holds the layout of jobs to its format knows it by this name.
+#[serde(rename = "Schedule")]
+pub struct LearningRateSchedule {
     /// The curve from `peak` to `min`.
     pub decay: Decay,
     /// The rate at the end of the warm-up.
@@ -200,7 +202,7 @@ pub struct Train {
     /// How gradients change parameters.
     pub optimizer: Optimizer,
     /// The learning rate of each step.
-    pub schedule: Schedule,
+    pub schedule: LearningRateSchedule,
     /// The factor of the pull towards 0 of parameters with [`Param::decay`](crate::graph::Param::decay).
     pub weight_decay: Real,
     /// Greatest global gradient norm; none is no clipping.
@@ -213,7 +215,15 @@ impl Default for Train {
     fn default() -> Self {
         Train {
             optimizer: Optimizer::AdamW { beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-8) },
-            schedule: Schedule { decay: Decay::Constant, peak: Real(1e-3), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 },
+            schedule: LearningRateSchedule {
+                decay: Decay::Constant,
+                peak: Real(1e-3),
+                min: Real(0.0),
+                warmup: 0,
+                steps: 0,
+                falling: None,
+                constant: 0,
+            },
             weight_decay: Real(0.0),
             clip: None,
             loss_scale: None,

@@ -8,7 +8,7 @@ mod facts;
 mod numbers;
 mod scoring;
 
-pub use facts::{Arity, Kind};
+pub use facts::{Arity, OpKind};
 pub use numbers::{DType, Real, tf32};
 pub use scoring::{Scoring, Step};
 

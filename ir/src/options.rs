@@ -67,11 +67,11 @@ pub struct Options {
     /// What the backward pass computes again, beside what is cheap.
     pub recompute: Recompute,
     /// How rows of the ops' tables are chosen.
-    pub rows: Rows,
+    pub rows: RowChoice,
     /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
     pub bucket_size: Option<u64>,
     /// How many rows of experts there is room for.
-    pub moe_buffer: Buffer,
+    pub moe_buffer: MoeBuffer,
     /// In how many passes, each with that room, rows of experts are computed at most.
     pub moe_passes: u64,
 }
@@ -108,9 +108,9 @@ impl Default for Options {
             tp_overlap: TpOverlap::Off,
             logits_chunks: None,
             recompute: Recompute::None,
-            rows: Rows::Rules,
+            rows: RowChoice::Rules,
             bucket_size: None,
-            moe_buffer: Buffer::Whole,
+            moe_buffer: MoeBuffer::Whole,
             moe_passes: MOE_PASSES,
         }
     }
@@ -313,7 +313,7 @@ pub enum Recompute {
 
 /// How rows of the ops' tables are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rows {
+pub enum RowChoice {
     /// By the rules of this module.
     Rules,
     /// At random among the sound ones, by seed: whatever the algebra allows must compute the same.
@@ -333,7 +333,7 @@ pub const MOE_ROOM: f64 = 1.25;
 
 /// How many rows of experts there is room for, in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Buffer {
+pub enum MoeBuffer {
     /// [`MOE_ROOM`] times a rank's share if all experts get equally many, and more where all passes together would
     /// not have room for all that there can be, whatever is chosen.
     #[default]

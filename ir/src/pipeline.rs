@@ -2,7 +2,7 @@
 //!
 //! A stage holds one or several virtual stages, each a run of layers. A microbatch goes forward through all virtual stages and backward
 //! through them in the other direction; some schedules compute the gradients of parameters in passes of their own, which fill gaps. A
-//! schedule that a generator made and one that was typed are the same thing, and pass the same check ([`Order::check`]).
+//! schedule that a generator made and one that was typed are the same thing, and pass the same check ([`PassOrder::check`]).
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,12 +24,12 @@ pub enum Schedule {
     /// backward pass of another microbatch beside it (DeepSeek-AI 2025, `dualpipe/dualpipev.py`).
     DualPipeV,
     /// The order itself, as a file says it.
-    Given(Order),
+    Given(PassOrder),
 }
 
 /// What a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Kind {
+pub enum PassKind {
     /// Activations.
     Forward,
     /// Gradients of activations; those of parameters too, unless the schedule has passes for them.
@@ -42,7 +42,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pass {
     /// What it computes.
-    pub kind: Kind,
+    pub kind: PassKind,
     /// Among the stage's virtual stages, in the order of the forward pass.
     pub chunk: u32,
     /// From 0, within the step.
@@ -53,9 +53,9 @@ impl Pass {
     /// Reads `F0.3`.
     pub fn parse(word: &str) -> Option<Pass> {
         let kind = match word.chars().next()? {
-            'F' => Kind::Forward,
-            'B' => Kind::Backward,
-            'W' => Kind::Weight,
+            'F' => PassKind::Forward,
+            'B' => PassKind::Backward,
+            'W' => PassKind::Weight,
             _ => return None,
         };
         let (chunk, microbatch) = word[1..].split_once('.')?;
@@ -68,9 +68,9 @@ impl Pass {
 impl fmt::Display for Pass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
-            Kind::Forward => 'F',
-            Kind::Backward => 'B',
-            Kind::Weight => 'W',
+            PassKind::Forward => 'F',
+            PassKind::Backward => 'B',
+            PassKind::Weight => 'W',
         };
         write!(f, "{kind}{}.{}", self.chunk, self.microbatch)
     }
@@ -78,30 +78,30 @@ impl fmt::Display for Pass {
 
 /// On which stage each virtual stage is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Placement {
+pub enum StagePlacement {
     /// Virtual stage g on stage `g mod p`, as its number `g div p`.
     Interleaved,
     /// The first p on the stages in order, the next p in the opposite order: the first and the last are on the first stage.
     V,
 }
 
-impl Placement {
+impl StagePlacement {
     /// The stage of a virtual stage, of `stages`, and its number there.
     pub fn place(self, virtual_stage: u32, stages: u32) -> (u32, u32) {
         let (along, chunk) = (virtual_stage % stages, virtual_stage / stages);
         match self {
-            Placement::Interleaved => (along, chunk),
-            Placement::V if chunk % 2 == 1 => crate::fault!("pipeline.place.v", (along, chunk), (stages - 1 - along, chunk)),
-            Placement::V => (along, chunk),
+            StagePlacement::Interleaved => (along, chunk),
+            StagePlacement::V if chunk % 2 == 1 => crate::fault!("pipeline.place.v", (along, chunk), (stages - 1 - along, chunk)),
+            StagePlacement::V => (along, chunk),
         }
     }
 }
 
 /// The passes of all stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct PassOrder {
     /// On which stage each virtual stage is.
-    pub placement: Placement,
+    pub placement: StagePlacement,
     /// Per stage, its passes in the order in which it runs them.
     pub stages: Vec<Vec<Pass>>,
 }
@@ -126,27 +126,27 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn of(&self, kind: Kind, virtual_stage: u32, microbatch: u32) -> usize {
+    fn of(&self, kind: PassKind, virtual_stage: u32, microbatch: u32) -> usize {
         ((kind as u32 * self.virtual_stages + virtual_stage) as usize) * self.microbatches as usize + microbatch as usize
     }
 
     /// How many there are.
     fn count(&self) -> usize {
-        self.of(Kind::Weight, self.virtual_stages, 0)
+        self.of(PassKind::Weight, self.virtual_stages, 0)
     }
 
     /// What a pass through a virtual stage needs and is not done yet: of a kind, at a virtual stage.
-    fn lacks(&self, done: &[bool], g: u32, pass: &Pass) -> Option<(Kind, u32)> {
+    fn lacks(&self, done: &[bool], g: u32, pass: &Pass) -> Option<(PassKind, u32)> {
         let needs = match pass.kind {
-            Kind::Forward => [g.checked_sub(1).map(|before| (Kind::Forward, before)), None],
-            Kind::Backward => [Some((Kind::Forward, g)), (g + 1 < self.virtual_stages).then_some((Kind::Backward, g + 1))],
-            Kind::Weight => [Some((Kind::Backward, g)), None],
+            PassKind::Forward => [g.checked_sub(1).map(|before| (PassKind::Forward, before)), None],
+            PassKind::Backward => [Some((PassKind::Forward, g)), (g + 1 < self.virtual_stages).then_some((PassKind::Backward, g + 1))],
+            PassKind::Weight => [Some((PassKind::Backward, g)), None],
         };
         needs.into_iter().flatten().find(|(kind, g)| !done[self.of(*kind, *g, pass.microbatch)])
     }
 }
 
-impl Order {
+impl PassOrder {
     /// Virtual stages on each stage.
     pub fn chunks(&self) -> u32 {
         self.stages.iter().flatten().map(|p| p.chunk + 1).max().unwrap_or(1)
@@ -154,7 +154,7 @@ impl Order {
 
     /// Whether gradients of parameters have passes of their own.
     pub fn splits_backward(&self) -> bool {
-        self.stages.iter().flatten().any(|p| p.kind == Kind::Weight)
+        self.stages.iter().flatten().any(|p| p.kind == PassKind::Weight)
     }
 
     /// Checks that every stage has every pass once, and that they can be run in this order: a pass follows those that it needs, on
@@ -164,7 +164,11 @@ impl Order {
     /// A pass that is missing, repeated, unknown or never has what it needs.
     pub fn check(&self, microbatches: u32) -> Result<(), ScheduleError> {
         let (stages, chunks, numbers) = (self.stages.len() as u32, self.chunks(), self.numbers(microbatches));
-        let kinds = if self.splits_backward() { &[Kind::Forward, Kind::Backward, Kind::Weight][..] } else { &[Kind::Forward, Kind::Backward] };
+        let kinds = if self.splits_backward() {
+            &[PassKind::Forward, PassKind::Backward, PassKind::Weight][..]
+        } else {
+            &[PassKind::Forward, PassKind::Backward]
+        };
         let virtual_stage = self.virtual_stages();
         let mut seen = vec![false; numbers.count()];
         for (s, passes) in self.stages.iter().enumerate() {
@@ -227,7 +231,7 @@ impl Order {
     /// that: what either sends may leave when both have ended, and neither begins before both have what they need.
     ///
     /// All stages are played so, each waiting for both passes of a pair. Where all of them wait, a pair is none: that
-    /// of the first stage whose forward pass could go alone. The order can be run ([`Order::check`]).
+    /// of the first stage whose forward pass could go alone. The order can be run ([`PassOrder::check`]).
     pub fn pairs(&self) -> Vec<BTreeMap<Pass, Pass>> {
         let microbatches = self.stages.iter().flatten().map(|p| p.microbatch + 1).max().unwrap_or(0);
         let virtual_stage = self.virtual_stages();
@@ -279,7 +283,7 @@ impl Order {
         let last = stages * self.chunks() - 1;
         for g in 0..last {
             let (up, down) = (self.placement.place(g, stages), self.placement.place(g + 1, stages));
-            for (kind, from, to) in [(Kind::Forward, up, down), (Kind::Backward, down, up)] {
+            for (kind, from, to) in [(PassKind::Forward, up, down), (PassKind::Backward, down, up)] {
                 let of = |place: (u32, u32)| {
                     let passes = self.stages[place.0 as usize].iter().enumerate();
                     passes.filter(move |(_, p)| (p.kind, p.chunk) == (kind, place.1))
@@ -294,10 +298,10 @@ impl Order {
         Ok(())
     }
 
-    /// The text that [`Order::parse`] reads: `placement v`, if so, then a line per stage, `0: F0.0 F0.1 B0.0 ...`.
+    /// The text that [`PassOrder::parse`] reads: `placement v`, if so, then a line per stage, `0: F0.0 F0.1 B0.0 ...`.
     pub fn text(&self) -> String {
         let mut out = String::new();
-        if self.placement == Placement::V {
+        if self.placement == StagePlacement::V {
             out.push_str("placement v\n");
         }
         for (s, passes) in self.stages.iter().enumerate() {
@@ -310,9 +314,9 @@ impl Order {
     /// Reads a schedule; `#` begins a comment.
     ///
     /// # Errors
-    /// The first line that is none. What the passes are is for [`Order::check`].
-    pub fn parse(text: &str) -> Result<Order, ScheduleError> {
-        let mut order = Order { placement: Placement::Interleaved, stages: vec![] };
+    /// The first line that is none. What the passes are is for [`PassOrder::check`].
+    pub fn parse(text: &str) -> Result<PassOrder, ScheduleError> {
+        let mut order = PassOrder { placement: StagePlacement::Interleaved, stages: vec![] };
         for (k, line) in text.lines().enumerate() {
             let error = |what: String| ScheduleError::Line { line: k + 1, what };
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -321,8 +325,8 @@ impl Order {
             }
             if let Some(placement) = line.strip_prefix("placement ") {
                 order.placement = match placement.trim() {
-                    "v" => Placement::V,
-                    "interleaved" => Placement::Interleaved,
+                    "v" => StagePlacement::V,
+                    "interleaved" => StagePlacement::Interleaved,
                     other => return Err(error(format!("`{other}` is no placement: `interleaved` and `v` are"))),
                 };
                 continue;
@@ -344,7 +348,7 @@ impl Order {
 
 /// Whether passes begin with a forward pass and a backward pass of another microbatch: neither needs the other.
 fn is_pair(passes: &[Pass]) -> bool {
-    matches!(passes, [f, b, ..] if (f.kind, b.kind) == (Kind::Forward, Kind::Backward) && f.microbatch != b.microbatch)
+    matches!(passes, [f, b, ..] if (f.kind, b.kind) == (PassKind::Forward, PassKind::Backward) && f.microbatch != b.microbatch)
 }
 
 /// The most virtual stages on a stage.
@@ -352,7 +356,7 @@ pub const MOST_CHUNKS: u32 = 1 << 10;
 
 /// What a virtual stage holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct VirtualStage {
     /// How many layers, which follow those of the virtual stage before.
     pub layers: u32,
     /// Whether it has what comes before all layers.
@@ -369,7 +373,7 @@ pub struct Layout {
     /// Virtual stages of a stage.
     pub chunks: u32,
     /// On which stage each virtual stage is.
-    pub placement: Placement,
+    pub placement: StagePlacement,
     /// The virtual stage of what comes before all layers.
     pub embedding: u32,
     /// The virtual stage of what comes after all layers.
@@ -380,9 +384,9 @@ pub struct Layout {
 
 impl Layout {
     /// What each virtual stage holds. Unless a part has the embedding or the loss, it is with the first or the last layer.
-    pub fn from_parts(parts: &[Part], stages: u32, placement: Placement) -> Layout {
+    pub fn from_parts(parts: &[VirtualStage], stages: u32, placement: StagePlacement) -> Layout {
         let of_layer: Vec<u32> = parts.iter().enumerate().flat_map(|(g, p)| std::iter::repeat_n(g as u32, p.layers as usize)).collect();
-        let with = |has: fn(&Part) -> bool, layer: Option<&u32>| parts.iter().position(has).map(|g| g as u32).or(layer.copied());
+        let with = |has: fn(&VirtualStage) -> bool, layer: Option<&u32>| parts.iter().position(has).map(|g| g as u32).or(layer.copied());
         let embedding = with(|p| p.embedding, of_layer.first()).unwrap_or(0);
         let loss = with(|p| p.loss, of_layer.last()).unwrap_or(parts.len() as u32 - 1);
         Layout { stages, chunks: parts.len() as u32 / stages, placement, embedding, loss, of_layer }
@@ -406,7 +410,7 @@ impl Layout {
 
 /// When gradients of parameters are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weights {
+pub enum WeightGradients {
     /// With those of activations.
     InBackward,
     /// In chunks of their own.
@@ -419,12 +423,12 @@ pub struct Pipeline {
     /// On which stage each layer is.
     pub layout: Layout,
     /// The passes of each stage, in the order in which it runs them.
-    pub order: Order,
+    pub order: PassOrder,
 }
 
 impl Pipeline {
     /// When gradients of parameters are computed.
-    pub fn weights(&self) -> Weights {
-        if self.order.splits_backward() { Weights::Apart } else { Weights::InBackward }
+    pub fn weights(&self) -> WeightGradients {
+        if self.order.splits_backward() { WeightGradients::Apart } else { WeightGradients::InBackward }
     }
 }

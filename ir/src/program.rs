@@ -9,9 +9,9 @@ mod memory;
 mod params;
 
 pub use crate::op::{Channel, Collective};
-pub use commands::{Action, Body, BodyKind, Call, Command, Stream};
+pub use commands::{Action, BodyKind, Call, Command, ProgramBody, Stream};
 pub use memory::{Arena, BLOCK, Buffer, Content, MOST_BYTES, Place, Space, linear, own_part};
-pub use params::{Bucket, Holds, Part, Piece, Role};
+pub use params::{Bucket, Holds, ParamShard, Piece, Role};
 
 use crate::diag::{Source, Span};
 use crate::dim::Order;
@@ -103,9 +103,9 @@ pub struct CallSchedule {
     pub update: Vec<Call>,
     /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
     pub eval: Vec<Call>,
-    /// When what is sent goes out where no channel has buffers, by phase in the order of [`Phase::ALL`]: each send of
-    /// a phase once, in the order in which they go. All empty unless exchanges are to be serial.
-    pub sends: [Vec<SendTurn>; Phase::ALL.len()],
+    /// When what is sent goes out where no channel has buffers, by phase in the order of [`ProgramPhase::ALL`]: each send
+    /// of a phase once, in the order in which they go. All empty unless exchanges are to be serial.
+    pub sends: [Vec<SendTurn>; ProgramPhase::ALL.len()],
 }
 
 /// A send's place among the other exchanges of its phase, which are its collectives and receives in the order of
@@ -145,7 +145,7 @@ pub struct Slots {
 /// The lists of calls of a program. Evaluations come between steps; an update follows its training pass or is left out,
 /// on all ranks alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum ProgramPhase {
     /// A training step up to the gradient norm.
     #[default]
     Train,
@@ -155,32 +155,32 @@ pub enum Phase {
     Eval,
 }
 
-impl Phase {
+impl ProgramPhase {
     /// Every phase; [`CallSchedule::sends`] is in this order.
-    pub const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
+    pub const ALL: [ProgramPhase; 3] = [ProgramPhase::Train, ProgramPhase::Update, ProgramPhase::Eval];
 
     /// The word for it: `train`.
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Train => "train",
-            Phase::Update => "update",
-            Phase::Eval => "eval",
+            ProgramPhase::Train => "train",
+            ProgramPhase::Update => "update",
+            ProgramPhase::Eval => "eval",
         }
     }
 }
 
 impl CallSchedule {
     /// The calls of a phase, in order.
-    pub fn calls(&self, phase: Phase) -> &[Call] {
+    pub fn calls(&self, phase: ProgramPhase) -> &[Call] {
         match phase {
-            Phase::Train => &self.train,
-            Phase::Update => &self.update,
-            Phase::Eval => &self.eval,
+            ProgramPhase::Train => &self.train,
+            ProgramPhase::Update => &self.update,
+            ProgramPhase::Eval => &self.eval,
         }
     }
 
     /// The turns of a phase's sends; empty unless exchanges are to be serial.
-    pub fn sends(&self, phase: Phase) -> &[SendTurn] {
+    pub fn sends(&self, phase: ProgramPhase) -> &[SendTurn] {
         &self.sends[phase as usize]
     }
 
@@ -314,7 +314,7 @@ pub struct Program {
     /// Slots after those of [`Stage::params`], in order.
     pub buckets: Vec<Bucket>,
     /// Indexed by [`BodyId`].
-    pub bodies: Vec<Body>,
+    pub bodies: Vec<ProgramBody>,
 }
 
 impl Program {

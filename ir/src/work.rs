@@ -4,7 +4,7 @@ use crate::graph::{Type, Value};
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
 use crate::op::{Attention, DType, Op};
-use crate::program::{Action, Body, Job, Program, Stage};
+use crate::program::{Action, Job, Program, ProgramBody, Stage};
 use serde::{Deserialize, Serialize};
 
 /// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands. Both saturate.
@@ -86,7 +86,7 @@ pub fn sent(mesh: &Mesh, program: &Program, action: &Action) -> u64 {
 /// `u64` holds.
 pub fn model_flops(job: &Job) -> f64 {
     let of_kernel: Vec<u64> = job.kernels.iter().map(|k| Work::needed(k).flops).collect();
-    let of_body = |body: &Body| {
+    let of_body = |body: &ProgramBody| {
         let launched = body.commands.iter().filter(|c| c.predicate.is_none()).filter_map(|c| match &c.action {
             Action::Launch { kernel, .. } => Some(of_kernel[kernel.index()]),
             _ => None,

@@ -11,7 +11,7 @@ use ir::model::Model;
 use ir::module::{Graphs, Level, Module, Whole};
 use ir::op::DType;
 use ir::options::Options;
-use ir::pipeline::Order;
+use ir::pipeline::PassOrder;
 use ir::program::Job;
 use ir::progress::Progress;
 use ir::sharded::Sharded;
@@ -33,7 +33,7 @@ pub struct Compiled {
     /// Graphs of an evaluation, each a counterpart of a training graph.
     pub evaluation: Graphs,
     /// The passes of all stages.
-    pub order: Order,
+    pub order: PassOrder,
     /// The programs of all ranks, as they are run.
     pub job: Job,
     /// What passes and verifiers warned of, in the order in which they ran.
@@ -362,14 +362,14 @@ impl Compiled {
 }
 
 /// The job of other local graphs of its stages than those that were compiled, in list order: what a mistake in them comes to.
-pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &Order) -> Job {
+pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &PassOrder) -> Job {
     let locals: Vec<Local> = partition::classes(stages);
     let evaluations = locals.iter().map(|l| job::of_stages(&c.evaluation.locals, l).clone()).collect();
     job_of_classes(c, &locals, evaluations, order)
 }
 
 /// The job of other graphs of its programs, of training and of evaluation, than those that were compiled, in list order.
-pub fn job_of_classes(c: &Compiled, locals: &[Local], evaluations: Vec<Local>, order: &Order) -> Job {
+pub fn job_of_classes(c: &Compiled, locals: &[Local], evaluations: Vec<Local>, order: &PassOrder) -> Job {
     let header = Job { kernels: vec![], programs: vec![], stages: vec![], ..c.job.clone() };
     allocate(job::programs(header, locals, &Graphs { locals: evaluations, ..c.evaluation.clone() }, order))
 }

@@ -30,7 +30,7 @@ use ir::kernel::Kernel;
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op};
 use ir::program::{Arena, BodyId, Bucket, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
-use items::Item;
+use items::WorkItem;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher;
 
@@ -64,7 +64,7 @@ impl Kernels {
 }
 
 /// The bodies of one local graph, by chunk.
-pub type Bodies = BTreeMap<Chunk, BodyId>;
+pub type ChunkBodies = BTreeMap<Chunk, BodyId>;
 
 /// How a local graph's numbers lead to the program's and the job's.
 #[derive(Clone, Copy)]
@@ -99,7 +99,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Lowers a local graph to bodies of the program.
-    pub fn add(&mut self, local: &Local, names: &Names) -> Bodies {
+    pub fn add(&mut self, local: &Local, names: &Names) -> ChunkBodies {
         LocalLowering::new(self, local, names).run()
     }
 
@@ -214,7 +214,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         }
     }
 
-    fn run(mut self) -> Bodies {
+    fn run(mut self) -> ChunkBodies {
         self.find_pieced();
         self.find_homes();
         let chunks: BTreeSet<Chunk> = self.local.chunks.iter().copied().collect();
@@ -222,12 +222,12 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             self.chunk = chunk;
             for item in self.order(chunk) {
                 match item {
-                    Item::Group(g) => {
+                    WorkItem::Group(g) => {
                         self.space = self.groups[g].space;
                         self.choose(self.groups[g].predicate);
                         self.emit_group(g);
                     }
-                    Item::Node(v) => {
+                    WorkItem::Node(v) => {
                         self.space = self.space_of(v);
                         self.choose(self.predicates[v.index()]);
                         self.emit_node(v);

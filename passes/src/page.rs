@@ -1,6 +1,7 @@
-//! The page of all passes, `docs/passes.md`, from their table.
+//! The page of all passes, `docs/passes.md`, and the picture of all levels, `docs/images/levels.svg`, from their table.
 
 use crate::table::{PASSES, VERIFIERS};
+use ir::module::Level;
 use ir::options::Options;
 use std::fmt::Write;
 
@@ -63,4 +64,68 @@ What each shows, invariant by invariant, is numbered in [verifier.md](verifier.m
         let _ = writeln!(out, "| {} | {levels} | {} |", v.name, v.summary);
     }
     out
+}
+
+/// The levels, from top to bottom, and what `mcc dump --level` calls them.
+const LEVELS: [(Level, &str); 6] = [
+    (Level::Graph, "what a step computes, as one rank would; --level graph"),
+    (Level::Sharded, "a sharding for every value, and the reshards between; --level sharded"),
+    (Level::Local, "what each class of ranks computes, with collectives; --level local"),
+    (Level::Commands, "kernels, buffers, commands of streams"),
+    (Level::Memory, "with a place for every buffer"),
+    (Level::Job, "with events between streams: what ranks execute; --level program"),
+];
+
+/// Words of a list in lines of at most so many characters.
+fn lines(words: &[&str], width: usize) -> Vec<String> {
+    let mut out: Vec<String> = vec![];
+    for word in words {
+        match out.last_mut() {
+            Some(line) if line.len() + 2 + word.len() <= width => *line += &format!(", {word}"),
+            _ => out.push((*word).to_string()),
+        }
+    }
+    out
+}
+
+/// The picture of the levels, as SVG: a box for each, before it the passes that lead there, beside it the verifiers that
+/// look at it. A test holds the file to it.
+pub fn levels() -> String {
+    let mut body = String::new();
+    let mut y = 8;
+    let mut boxed = |name: &str, what: &str, passes: &[&str], beside: &[&str]| {
+        for line in lines(passes, 92) {
+            let _ = writeln!(body, "<text class='pass' x='40' y='{}'>{line}</text>", y + 13);
+            y += 16;
+        }
+        let beside = lines(beside, 38);
+        let height = 24.max(16 * beside.len() + 8);
+        let _ = writeln!(
+            body,
+            "<rect x='8' y='{y}' width='560' height='{height}'/><text x='16' y='{}'><tspan class='level'>{name}</tspan>  {what}</text>",
+            y + 16
+        );
+        for (k, line) in beside.iter().enumerate() {
+            let _ = writeln!(body, "<text class='verifier' x='580' y='{}'>{line}</text>", y + 16 + 16 * k);
+        }
+        y += height + 6;
+    };
+    boxed("text", "the model, its plan and its training, as .mdl", &[], &["(verifiers)"]);
+    for (level, what) in LEVELS {
+        let to: Vec<&str> = PASSES.iter().filter(|p| p.levels.1 == level).map(|p| p.name).collect();
+        let parse = ["parse", "elaborate"];
+        let passes: Vec<&str> = if level == Level::Graph { parse.into_iter().chain(to).collect() } else { to };
+        let verifiers: Vec<&str> = VERIFIERS.iter().filter(|v| v.levels.0 <= level && level <= v.levels.1).map(|v| v.name).collect();
+        boxed(&level.to_string(), what, &passes, &verifiers);
+    }
+    boxed("kernels", "the graph of each kernel; --level kernel", &["lower, with the commands"], &["lowering"]);
+    boxed("code", "LLVM IR and assembly, or PTX; --level llvm, asm, ptx", &["codegen, a family for each kind of kernel"], &["kernels, on numbers"]);
+    format!(
+        "<svg xmlns='http://www.w3.org/2000/svg' width='860' height='{y}' viewBox='0 0 860 {y}'>
+<style>text{{font:12px sans-serif;fill:#222}}.level{{font-weight:bold}}.pass{{fill:#1c5a96}}.verifier{{fill:#3a7a34}}
+rect{{fill:#eef3f8;stroke:#8db8e8}}</style>
+<rect width='860' height='{y}' style='fill:#fff;stroke:none'/>
+{body}</svg>
+"
+    )
 }

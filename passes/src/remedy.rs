@@ -8,7 +8,7 @@ use crate::report::footprint::{Budget, Footprints, Measure};
 use crate::report::pipeline_timeline::{UNIT, timeline};
 use ir::model::Model;
 use ir::options::{
-    ActivationOffload, Buffer, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, Offload, Options, ParamOffload, Recompute, SequenceParallel, Zero,
+    ActivationOffload, Cuts, MOE_PASSES, MOST_MOE_PASSES, MemoryOrder, MoeBuffer, Offload, Options, ParamOffload, Recompute, SequenceParallel, Zero,
 };
 use ir::program::{Job, Space};
 use std::sync::Mutex;
@@ -104,12 +104,12 @@ fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
     }
     // Smaller room for experts' rows, with passes for all that there can be: a rank has at most as many as all
     // others.
-    if options.ep > 1 && options.moe_buffer == Buffer::Whole {
+    if options.ep > 1 && options.moe_buffer == MoeBuffer::Whole {
         if options.moe_passes < MOE_PASSES {
             out.push(Options { moe_passes: MOE_PASSES, ..base.clone() });
         }
         if options.ep <= MOST_MOE_PASSES {
-            let (moe_buffer, moe_passes) = (Buffer::Factor(1.0), MOST_MOE_PASSES);
+            let (moe_buffer, moe_passes) = (MoeBuffer::Factor(1.0), MOST_MOE_PASSES);
             out.push(Options { moe_buffer, moe_passes, ..base.clone() });
             least = Options { moe_buffer, moe_passes, ..least };
         }

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 
 /// Something that a module may do without. The first number says which graphs: 0 of the step, 1 of the evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Item {
+enum RemovableItem {
     /// What the texts of both graphs say: a module without them claims less.
     Texts,
     Train,
@@ -48,7 +48,7 @@ enum Item {
 /// The smallest module that leaving out what can be left out leads to, of which `fails` holds as it does of the given one. `smaller` is shown
 /// each module on the way.
 pub fn shrink(mut m: Module, fails: &mut dyn FnMut(&Module) -> bool, smaller: &mut dyn FnMut(&Module)) -> Module {
-    const CLASSES: &[fn(&Module) -> Vec<Item>] = &[parts, roots, values, local_roots, commands, sizes];
+    const CLASSES: &[fn(&Module) -> Vec<RemovableItem>] = &[parts, roots, values, local_roots, commands, sizes];
     loop {
         let before = m.clone();
         for class in CLASSES {
@@ -79,11 +79,11 @@ fn both(m: &Module) -> impl Iterator<Item = (usize, &Graphs)> {
     m.both().into_iter().enumerate()
 }
 
-fn parts(m: &Module) -> Vec<Item> {
-    let whole = [Item::Texts, Item::Train, Item::Options, Item::Takes].into_iter();
-    let graphs = (0..2).flat_map(|k| [Item::Graphs(k), Item::Stages(k), Item::Classes(k)]);
-    let settings = (0..m.settings.len()).map(Item::Setting).chain((0..m.plan.entries.len()).map(Item::Plan));
-    whole.chain(graphs).chain(settings).chain(m.job.iter().flat_map(|j| (0..j.sources.len()).map(Item::Source))).collect()
+fn parts(m: &Module) -> Vec<RemovableItem> {
+    let whole = [RemovableItem::Texts, RemovableItem::Train, RemovableItem::Options, RemovableItem::Takes].into_iter();
+    let graphs = (0..2).flat_map(|k| [RemovableItem::Graphs(k), RemovableItem::Stages(k), RemovableItem::Classes(k)]);
+    let settings = (0..m.settings.len()).map(RemovableItem::Setting).chain((0..m.plan.entries.len()).map(RemovableItem::Plan));
+    whole.chain(graphs).chain(settings).chain(m.job.iter().flat_map(|j| (0..j.sources.len()).map(RemovableItem::Source))).collect()
 }
 
 /// The graph, where no local graph says of which of its values it holds parts.
@@ -91,31 +91,33 @@ fn alone(g: &Graphs) -> Option<&Graph> {
     (g.stages.is_empty() && g.locals.is_empty()).then(|| g.whole.graph())
 }
 
-fn roots(m: &Module) -> Vec<Item> {
+fn roots(m: &Module) -> Vec<RemovableItem> {
     let of = |g: &Graph| {
         let options = usize::from(g.loss.is_some()) + usize::from(g.grad_norm.is_some());
         g.losses.len() + g.metrics.len() + g.outputs.len() + g.grads.len() + options + g.updates.len()
     };
-    both(m).flat_map(|(k, g)| (0..alone(g).map_or(0, of)).map(move |i| Item::Root(k, i))).collect()
+    both(m).flat_map(|(k, g)| (0..alone(g).map_or(0, of)).map(move |i| RemovableItem::Root(k, i))).collect()
 }
 
-fn values(m: &Module) -> Vec<Item> {
+fn values(m: &Module) -> Vec<RemovableItem> {
     let of = |(k, g): (usize, &Graphs)| {
         let Some(graph) = alone(g) else { return vec![] };
         let body = &graph.body;
         let same = |v: &Value| body[*v].args.iter().any(|a| body[*a].ty == body[*v].ty);
         let computed: Vec<Value> = body.values().rev().filter(|v| !body[*v].op.is_source()).collect();
         let placed = body.values().filter(|v| body[*v].origin != Origin::new(body[*v].origin.phase));
-        let cuts = computed.iter().map(|v| Item::Cut(k, *v)).chain(computed.iter().filter(|v| same(v)).map(|v| Item::Forward(k, *v)));
-        cuts.chain(placed.map(|v| Item::Origin(k, v))).chain([Item::Layers(k)]).collect()
+        let cuts =
+            computed.iter().map(|v| RemovableItem::Cut(k, *v)).chain(computed.iter().filter(|v| same(v)).map(|v| RemovableItem::Forward(k, *v)));
+        cuts.chain(placed.map(|v| RemovableItem::Origin(k, v))).chain([RemovableItem::Layers(k)]).collect()
     };
     both(m).flat_map(of).collect()
 }
 
-fn sizes(m: &Module) -> Vec<Item> {
+fn sizes(m: &Module) -> Vec<RemovableItem> {
     let of = |g: &Graph| g.body.dims.list.iter().map(|d| d.size).filter(|n| *n > 1).collect::<HashSet<u64>>();
-    let mut all: Vec<Item> = both(m).flat_map(|(k, g)| alone(g).map(of).unwrap_or_default().into_iter().map(move |n| Item::Size(k, n))).collect();
-    all.sort_by_key(|item| if let Item::Size(k, n) = item { (*k, *n) } else { (0, 0) });
+    let mut all: Vec<RemovableItem> =
+        both(m).flat_map(|(k, g)| alone(g).map(of).unwrap_or_default().into_iter().map(move |n| RemovableItem::Size(k, n))).collect();
+    all.sort_by_key(|item| if let RemovableItem::Size(k, n) = item { (*k, *n) } else { (0, 0) });
     all
 }
 
@@ -124,55 +126,55 @@ fn lists(g: &Graphs) -> [(bool, &Vec<Local>); 2] {
     [(false, &g.stages), (true, &g.locals)]
 }
 
-fn local_roots(m: &Module) -> Vec<Item> {
+fn local_roots(m: &Module) -> Vec<RemovableItem> {
     let of = |k: usize, classes: bool, i: usize, l: &Local| {
         let used = l.body.users();
         let held: HashSet<Value> =
             l.updates.iter().flat_map(|u| [u.new].into_iter().chain(u.states.clone())).chain(l.reports.iter().map(|r| r.1)).collect();
-        let roots = (0..l.updates.len() + l.reports.len()).map(move |r| Item::LocalRoot(k, classes, i, r));
+        let roots = (0..l.updates.len() + l.reports.len()).map(move |r| RemovableItem::LocalRoot(k, classes, i, r));
         let unused = l.body.values().rev().filter(|v| used[v.index()].is_empty() && !held.contains(v));
-        roots.chain(unused.map(|v| Item::Node(k, classes, i, v))).collect::<Vec<_>>()
+        roots.chain(unused.map(|v| RemovableItem::Node(k, classes, i, v))).collect::<Vec<_>>()
     };
     let all = both(m).flat_map(|(k, g)| lists(g).map(|(classes, list)| (k, classes, list)));
     all.flat_map(|(k, classes, list)| list.iter().enumerate().flat_map(move |(i, l)| of(k, classes, i, l))).collect()
 }
 
-fn commands(m: &Module) -> Vec<Item> {
+fn commands(m: &Module) -> Vec<RemovableItem> {
     let Some(job) = &m.job else { return vec![] };
     let bodies = job.programs.iter().enumerate().flat_map(|(p, program)| program.bodies.iter().enumerate().map(move |(b, body)| (p, b, body)));
     let calls = job.stages.iter().enumerate().flat_map(|(s, stage)| {
         let lists = [&stage.schedule.train, &stage.schedule.update, &stage.schedule.eval];
-        lists.into_iter().enumerate().flat_map(move |(k, list)| (0..list.len()).map(move |i| Item::Call(s, k, i)))
+        lists.into_iter().enumerate().flat_map(move |(k, list)| (0..list.len()).map(move |i| RemovableItem::Call(s, k, i)))
     });
-    bodies.flat_map(|(p, b, body)| (0..body.commands.len()).map(move |i| Item::Command(p, b, i))).chain(calls).collect()
+    bodies.flat_map(|(p, b, body)| (0..body.commands.len()).map(move |i| RemovableItem::Command(p, b, i))).chain(calls).collect()
 }
 
 /// The module without these; none if that is the same one.
-fn without(m: &Module, gone: &HashSet<Item>) -> Option<Module> {
+fn without(m: &Module, gone: &HashSet<RemovableItem>) -> Option<Module> {
     let mut out = m.clone();
-    let has = |item: Item| gone.contains(&item);
-    if has(Item::Texts) {
+    let has = |item: RemovableItem| gone.contains(&item);
+    if has(RemovableItem::Texts) {
         (out.training.model, out.evaluation.model) = (None, None);
     }
-    if has(Item::Train) {
+    if has(RemovableItem::Train) {
         out.train = Train::default();
     }
-    if has(Item::Options) {
+    if has(RemovableItem::Options) {
         out.options = Options::default();
     }
-    if has(Item::Takes) {
+    if has(RemovableItem::Takes) {
         out.takes.clear();
     }
-    drop_from(&mut out.settings, |i| has(Item::Setting(i)));
-    drop_from(&mut out.plan.entries, |i| has(Item::Plan(i)));
+    drop_from(&mut out.settings, |i| has(RemovableItem::Setting(i)));
+    drop_from(&mut out.plan.entries, |i| has(RemovableItem::Plan(i)));
     for (k, graphs) in [&mut out.training, &mut out.evaluation].into_iter().enumerate() {
-        if has(Item::Graphs(k)) {
+        if has(RemovableItem::Graphs(k)) {
             *graphs = Graphs { whole: Whole::Logical(Graph::default()), ..graphs.clone() };
         }
-        if has(Item::Stages(k)) {
+        if has(RemovableItem::Stages(k)) {
             graphs.stages.clear();
         }
-        if has(Item::Classes(k)) {
+        if has(RemovableItem::Classes(k)) {
             graphs.locals.clear();
         }
         if alone(graphs).is_some() {
@@ -181,27 +183,27 @@ fn without(m: &Module, gone: &HashSet<Item>) -> Option<Module> {
         for (classes, list) in [(false, &mut graphs.stages), (true, &mut graphs.locals)] {
             for (i, local) in list.iter_mut().enumerate() {
                 let updates = local.updates.len();
-                drop_from(&mut local.updates, |r| has(Item::LocalRoot(k, classes, i, r)));
-                drop_from(&mut local.reports, |r| has(Item::LocalRoot(k, classes, i, updates + r)));
-                let keep: Vec<bool> = local.body.values().map(|v| !has(Item::Node(k, classes, i, v))).collect();
+                drop_from(&mut local.updates, |r| has(RemovableItem::LocalRoot(k, classes, i, r)));
+                drop_from(&mut local.reports, |r| has(RemovableItem::LocalRoot(k, classes, i, updates + r)));
+                let keep: Vec<bool> = local.body.values().map(|v| !has(RemovableItem::Node(k, classes, i, v))).collect();
                 drop_local(local, &keep);
             }
         }
     }
     if let Some(job) = &mut out.job {
-        drop_from(&mut job.sources, |i| has(Item::Source(i)));
+        drop_from(&mut job.sources, |i| has(RemovableItem::Source(i)));
         for (p, program) in job.programs.iter_mut().enumerate() {
             for (b, body) in program.bodies.iter_mut().enumerate() {
-                let gone = |cut: u32| (0..body.commands.len().min(cut as usize)).filter(|i| has(Item::Command(p, b, *i))).count() as u32;
+                let gone = |cut: u32| (0..body.commands.len().min(cut as usize)).filter(|i| has(RemovableItem::Command(p, b, *i))).count() as u32;
                 let cuts: Vec<u32> = body.cuts.iter().map(|cut| cut - gone(*cut)).collect();
                 body.cuts = cuts;
-                drop_from(&mut body.commands, |i| has(Item::Command(p, b, i)));
+                drop_from(&mut body.commands, |i| has(RemovableItem::Command(p, b, i)));
             }
         }
         for (s, stage) in job.stages.iter_mut().enumerate() {
             let schedule = &mut stage.schedule;
             for (k, list) in [&mut schedule.train, &mut schedule.update, &mut schedule.eval].into_iter().enumerate() {
-                drop_from(list, |i| has(Item::Call(s, k, i)));
+                drop_from(list, |i| has(RemovableItem::Call(s, k, i)));
             }
         }
     }
@@ -209,7 +211,7 @@ fn without(m: &Module, gone: &HashSet<Item>) -> Option<Module> {
 }
 
 /// A graph, sharded or not, without some of what it gives or computes, and without what only that needed.
-fn logical(graphs: &mut Graphs, k: usize, has: &dyn Fn(Item) -> bool) {
+fn logical(graphs: &mut Graphs, k: usize, has: &dyn Fn(RemovableItem) -> bool) {
     let graph = match &mut graphs.whole {
         Whole::Logical(graph) => graph,
         Whole::Sharded(sharded) => &mut sharded.graph,
@@ -217,7 +219,7 @@ fn logical(graphs: &mut Graphs, k: usize, has: &dyn Fn(Item) -> bool) {
     let mut at = 0;
     let mut next = |_: usize| {
         at += 1;
-        has(Item::Root(k, at - 1))
+        has(RemovableItem::Root(k, at - 1))
     };
     for list in [&mut graph.losses, &mut graph.metrics, &mut graph.outputs] {
         drop_from(list, &mut next);
@@ -228,26 +230,26 @@ fn logical(graphs: &mut Graphs, k: usize, has: &dyn Fn(Item) -> bool) {
     }
     drop_from(&mut graph.updates, &mut next);
     for v in graph.body.values() {
-        if has(Item::Forward(k, v)) {
+        if has(RemovableItem::Forward(k, v)) {
             forward(graph, v);
         }
-        if has(Item::Cut(k, v)) && !graph.body[v].op.is_source() {
+        if has(RemovableItem::Cut(k, v)) && !graph.body[v].op.is_source() {
             let input = Input { name: format!("cut{}", v.0), ty: graph.body[v].ty.clone(), default: None, any: false, span: None };
             graph.inputs.push(input);
             let node = &mut graph.body[v];
             (node.op, node.args) = (Op::Input(graph.inputs.len() as u32 - 1), vec![]);
         }
-        if has(Item::Origin(k, v)) {
+        if has(RemovableItem::Origin(k, v)) {
             graph.body[v].origin = Origin::new(graph.body[v].origin.phase);
         }
     }
-    if has(Item::Layers(k)) {
+    if has(RemovableItem::Layers(k)) {
         graph.layers = 0;
         graph.params.iter_mut().for_each(|p| (p.layer, p.span) = (None, None));
         graph.inputs.iter_mut().for_each(|x| x.span = None);
     }
     for d in &mut graph.body.dims.list {
-        if has(Item::Size(k, d.size)) {
+        if has(RemovableItem::Size(k, d.size)) {
             *d = DimInfo { copy_of: d.copy_of, whole: d.whole, ..DimInfo::new(d.name.clone(), if d.size > 2 { 2 } else { 1 }) };
         }
     }

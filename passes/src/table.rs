@@ -14,7 +14,7 @@ use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::module::{Graphs, Level, Module, Settled, Whole};
-use ir::options::{ActivationOffload, MOE_PASSES, MemoryOrder, Offload, Options, Overlap, ParamOffload, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, MOE_PASSES, MemoryOrder, Offload, Options, Overlap, ParamOffload, RowChoice, TpOverlap, Zero};
 use ir::program::Job;
 use verify::{LocusPart, Violation, references};
 
@@ -22,7 +22,7 @@ use verify::{LocusPart, Violation, references};
 pub type Said = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
 
 /// That what a verifier shows holds, or the first invariant that does not.
-pub type Held = Result<(), Violation>;
+pub type Verification = Result<(), Violation>;
 
 /// A pass, and how it is known to have done right.
 pub struct Pass {
@@ -241,7 +241,7 @@ pub const PASSES: &[Pass] = &[
                 let lists = axes::lists(plan, &graph, mesh, options);
                 let sharded = propagate::propagate(graph, mesh, &lists, options.rows);
                 // Rows at random may repeat work; they are for tests of what is computed.
-                if options.rows == Rows::Rules && found.is_empty() {
+                if options.rows == RowChoice::Rules && found.is_empty() {
                     found = check_cp::check(&sharded, &lists);
                 }
                 graphs.whole = Whole::Sharded(sharded);
@@ -468,12 +468,12 @@ fn unless(complaints: Vec<Diagnostic>) -> Said {
 }
 
 /// Looks at the graphs of the step, then at those of an evaluation.
-fn both(m: &Module, of: impl Fn(&Graphs) -> Held) -> Held {
+fn both(m: &Module, of: impl Fn(&Graphs) -> Verification) -> Verification {
     of(&m.training).map_err(|e| e.within(LocusPart::Training))?;
     of(&m.evaluation).map_err(|e| e.within(LocusPart::Evaluation))
 }
 
-fn shown(held: Held) -> Result<Vec<Diagnostic>, Violation> {
+fn shown(held: Verification) -> Result<Vec<Diagnostic>, Violation> {
     held.map(|()| vec![])
 }
 
@@ -482,15 +482,15 @@ fn means(m: &Module) -> Result<Vec<Diagnostic>, Violation> {
     Ok(unproved.map(complaints::unproved).into_iter().collect())
 }
 
-fn graphs(m: &Module) -> Held {
+fn graphs(m: &Module) -> Verification {
     both(m, |g| verify::graph::verify(g.whole.graph()))
 }
 
-fn sharded(m: &Module) -> Held {
+fn sharded(m: &Module) -> Verification {
     both(m, |g| references::whole(g).and_then(verify::sharded::verify))
 }
 
-fn partitioned(m: &Module) -> Held {
+fn partitioned(m: &Module) -> Verification {
     both(m, |g| {
         let sharded = references::whole(g)?;
         verify::partition::exchanges::verify(&g.stages)?;
@@ -498,7 +498,7 @@ fn partitioned(m: &Module) -> Held {
     })
 }
 
-fn locals(m: &Module) -> Held {
+fn locals(m: &Module) -> Verification {
     let class = |l: &ir::local::Local| LocusPart::Class(l.stages.first().map_or(0, |s| s.0));
     both(m, |g| {
         let sharded = references::whole(g)?;
@@ -506,17 +506,17 @@ fn locals(m: &Module) -> Held {
     })
 }
 
-fn equivalent(m: &Module) -> Held {
+fn equivalent(m: &Module) -> Verification {
     let of =
         |graphs: fn(&Graphs) -> &[ir::local::Local]| verify::equivalence::Graphs { training: graphs(&m.training), evaluation: graphs(&m.evaluation) };
     verify::equivalence::verify(of(|g| &g.stages), of(|g| &g.locals))
 }
 
-fn sound(m: &Module) -> Held {
+fn sound(m: &Module) -> Verification {
     m.job.as_ref().map_or(Ok(()), |job| verify::job::verify_settled(job, m.settled))
 }
 
-fn refined(m: &Module) -> Held {
+fn refined(m: &Module) -> Verification {
     let Some(job) = &m.job else { return Ok(()) };
     both(m, |g| references::whole(g).map(|_| ()))?;
     verify::lowering::described::verify(job, m)?;

@@ -24,8 +24,8 @@ use crate::space::{Facts, parts, splits_backward};
 use ir::dim::Dim;
 use ir::graph::{Graph, Phase, Value};
 use ir::op::{DType, Op};
-use ir::options::{Buffer, Options};
-use ir::pipeline::{Part, Schedule};
+use ir::options::{MoeBuffer, Options};
+use ir::pipeline::{Schedule, VirtualStage};
 use passes::pipeline::stage_layout::computed;
 use simulate::machine::Machine;
 
@@ -84,7 +84,7 @@ impl Arithmetic {
     }
 
     /// Operations of a pass through a virtual stage that begins with a layer.
-    fn of_part(&self, part: &Part, first: usize, way: usize, is_split: bool) -> f64 {
+    fn of_part(&self, part: &VirtualStage, first: usize, way: usize, is_split: bool) -> f64 {
         let layers = first + 1..first + 1 + part.layers as usize;
         let outside = part.embedding.then_some(0).into_iter().chain(part.loss.then_some(self.0.len() - 1));
         let of_unit = |u: usize| self.0.get(u).map_or(0.0, |o| o[way].products + if is_split { 0.0 } else { o[way].attention });
@@ -110,7 +110,7 @@ fn rate(machine: &Machine, precision: DType, tf32: bool, threads: u64) -> f64 {
 pub fn least(options: &Options, model: &Facts, arithmetic: &Arithmetic, machine: &Machine, precision: DType, threads: u64) -> f64 {
     let Some(parts) = parts(options, model) else { return 0.0 };
     // A step with less room than rows computes what is left in passes that are not played.
-    if matches!(options.moe_buffer, Buffer::Factor(room) if room < 1.0) {
+    if matches!(options.moe_buffer, MoeBuffer::Factor(room) if room < 1.0) {
         return 0.0;
     }
     let rate = rate(machine, precision, options.tf32, threads) * (options.cp * options.tp) as f64 / options.micro_batch as f64;

@@ -3,8 +3,8 @@
 use ir::graph::Graph;
 use ir::model::Model;
 use ir::op::Op;
-use ir::options::{Buffer, Cuts, MOE_ROOM, Options, Overlap, Recompute, SequenceParallel, Zero};
-use ir::pipeline::{Part, Schedule};
+use ir::options::{Cuts, MOE_ROOM, MoeBuffer, Options, Overlap, Recompute, SequenceParallel, Zero};
+use ir::pipeline::{Schedule, VirtualStage};
 use passes::pipeline::stage_layout::{balanced, costs, even_parts, parse};
 use std::collections::BTreeSet;
 
@@ -102,11 +102,11 @@ impl Facts {
         }
         let moe_buffer = match plan.moe_buffer {
             // Those of a rank at most, over its share: one for each of its experts, or for all choices.
-            Buffer::Whole => {
+            MoeBuffer::Whole => {
                 let most = (experts / plan.ep).min(choices) * plan.ep / choices;
-                Buffer::Factor(MOE_ROOM.max(most as f64 / plan.moe_passes as f64))
+                MoeBuffer::Factor(MOE_ROOM.max(most as f64 / plan.moe_passes as f64))
             }
-            given @ Buffer::Factor(_) => given,
+            given @ MoeBuffer::Factor(_) => given,
         };
         Some(Options { moe_buffer, moe_passes: 1, ..plan.clone() })
     }
@@ -269,7 +269,7 @@ pub fn chunks(options: &Options) -> u64 {
 }
 
 /// What each virtual stage holds; none where a plan has no such layout.
-pub fn parts(options: &Options, model: &Facts) -> Option<Vec<Part>> {
+pub fn parts(options: &Options, model: &Facts) -> Option<Vec<VirtualStage>> {
     let parts = u32::try_from(options.pp.saturating_mul(chunks(options))).ok()?;
     let found = match &options.layout {
         Cuts::Even { embedding, loss } => even_parts(model.layers, parts, *embedding, *loss)?,
@@ -277,7 +277,7 @@ pub fn parts(options: &Options, model: &Facts) -> Option<Vec<Part>> {
         Cuts::Text(text) => parse(text).ok()?,
         Cuts::Sizes(sizes) => {
             let end = sizes.len().wrapping_sub(1);
-            sizes.iter().enumerate().map(|(g, layers)| Part { layers: *layers, embedding: g == 0, loss: g == end }).collect()
+            sizes.iter().enumerate().map(|(g, layers)| VirtualStage { layers: *layers, embedding: g == 0, loss: g == end }).collect()
         }
     };
     (found.len() == parts as usize).then_some(found)

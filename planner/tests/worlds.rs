@@ -3,7 +3,7 @@
 use ir::model::Model;
 use ir::op::DType;
 use ir::options::{Options, SplitK};
-use ir::pipeline::{Kind, Schedule};
+use ir::pipeline::{PassKind, Schedule};
 use ir::program::Job;
 use passes::pipeline::schedule::{Shape, order};
 use passes::remedy::side_by_side;
@@ -179,8 +179,8 @@ fn stages_begin_and_end_with_their_first_virtual_stage() {
             let order = order(&schedule, shape);
             for passes in &order.stages {
                 let (first, last) = (passes[0], passes[passes.len() - 1]);
-                assert_eq!((first.kind, first.chunk, first.microbatch), (Kind::Forward, 0, 0), "{schedule:?}");
-                assert!(order.splits_backward() || (last.kind, last.chunk) == (Kind::Backward, 0), "{schedule:?}: {last}");
+                assert_eq!((first.kind, first.chunk, first.microbatch), (PassKind::Forward, 0, 0), "{schedule:?}");
+                assert!(order.splits_backward() || (last.kind, last.chunk) == (PassKind::Backward, 0), "{schedule:?}: {last}");
             }
         }
     }

@@ -24,10 +24,10 @@ mod read;
 mod unfinished;
 mod write;
 
-pub use contents::Sealed;
-pub use manifest::{File, Manifest};
+pub use contents::SealedFile;
+pub use manifest::{FileEntry, Manifest};
 pub use read::{Accept, read};
-pub use write::{Kernels, Parts, write, write_unless};
+pub use write::{ArtifactParts, Kernels, write, write_unless};
 
 use crate::check::CheckError;
 use crate::signature::KeyError;
@@ -107,7 +107,7 @@ pub struct Artifact {
     pub job: Job,
     /// As many as the job's kernels; empty for the reference target.
     pub kernels: Vec<KernelEntry>,
-    library: Option<Sealed>,
+    library: Option<SealedFile>,
     /// By file.
     modules: BTreeMap<String, Arc<str>>,
     cubins: BTreeMap<String, Arc<[u8]>>,
@@ -115,7 +115,7 @@ pub struct Artifact {
 
 impl Artifact {
     /// The shared library with the kernels that CPUs run, if there are some.
-    pub fn library(&self) -> Option<&Sealed> {
+    pub fn library(&self) -> Option<&SealedFile> {
         self.library.as_ref()
     }
 

@@ -12,7 +12,7 @@ use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
-use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Extent, Job, Phase, Place, Program, Space, Stage, Stream};
+use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Extent, Job, Place, Program, ProgramPhase, Space, Stage, Stream};
 use std::collections::BTreeSet;
 
 /// The first thing that is wrong with a job, and where.
@@ -25,9 +25,9 @@ pub struct CheckError {
     pub what: String,
 }
 
-type Checked = Result<(), String>;
+type CheckResult = Result<(), String>;
 
-fn ensure(condition: bool, what: impl FnOnce() -> String) -> Checked {
+fn ensure(condition: bool, what: impl FnOnce() -> String) -> CheckResult {
     if condition { Ok(()) } else { Err(what()) }
 }
 
@@ -65,7 +65,7 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
 }
 
 /// Ranks decide from what they report whether to update, so all must report the same.
-fn reports_sound(job: &Job) -> Checked {
+fn reports_sound(job: &Job) -> CheckResult {
     let deciding = |stage: &Stage| -> Vec<bool> {
         let program = &job.programs[stage.program as usize];
         let calls = stage.schedule.train.iter().flat_map(|c| program.commands(c));
@@ -91,7 +91,7 @@ fn product(sizes: impl IntoIterator<Item = u64>) -> Result<u64, String> {
     Ok(out)
 }
 
-fn whole(job: &Job) -> Checked {
+fn whole(job: &Job) -> CheckResult {
     let mesh = &job.mesh;
     // Before anything multiplies them.
     product(mesh.subs.iter().map(|s| s.size))?;
@@ -134,13 +134,13 @@ fn whole(job: &Job) -> Checked {
 }
 
 /// What files and reports are told apart by is told apart.
-fn names(job: &Job) -> Checked {
+fn names(job: &Job) -> CheckResult {
     unique("parameter", job.params.iter().map(|p| p.name.as_str()))?;
     unique("input", job.inputs.iter().map(|i| i.name.as_str()))?;
     unique("report", job.reports.iter().map(String::as_str))
 }
 
-fn unique<'a>(kind: &str, mut names: impl Iterator<Item = &'a str>) -> Checked {
+fn unique<'a>(kind: &str, mut names: impl Iterator<Item = &'a str>) -> CheckResult {
     let mut seen = BTreeSet::new();
     match names.find(|n| n.is_empty() || !seen.insert(*n)) {
         None => Ok(()),
@@ -149,7 +149,7 @@ fn unique<'a>(kind: &str, mut names: impl Iterator<Item = &'a str>) -> Checked {
     }
 }
 
-fn kernel_sound(kernel: &Kernel) -> Checked {
+fn kernel_sound(kernel: &Kernel) -> CheckResult {
     body_sound(kernel)?;
     kernel.verify().map_err(|e| e.to_string())?;
     let inputs = kernel.inputs.iter().map(|i| (&i.ty, &i.strides));
@@ -165,7 +165,7 @@ fn kernel_sound(kernel: &Kernel) -> Checked {
 }
 
 /// Values, dims and scalars that a kernel's body names exist, so that its verifier can look at them.
-fn body_sound(kernel: &Kernel) -> Checked {
+fn body_sound(kernel: &Kernel) -> CheckResult {
     let (body, dims) = (&kernel.body, &kernel.body.dims);
     let known = |d: &Dim| (d.0 as usize) < dims.list.len();
     for (k, info) in dims.list.iter().enumerate() {
@@ -207,7 +207,7 @@ fn body_sound(kernel: &Kernel) -> Checked {
     ensure(kernel.outputs.iter().all(|o| o.value.index() < body.nodes.len()), || "an output is no value".into())
 }
 
-fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
+fn stage_sound(job: &Job, number: u64, stage: &Stage) -> CheckResult {
     let program = job.programs.get(stage.program as usize).ok_or_else(|| format!("there is no program {}", stage.program))?;
     for body in &program.bodies {
         let within = body.cuts.iter().all(|c| *c > 0 && (*c as usize) < body.commands.len());
@@ -216,7 +216,7 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
     if let Some(p) = stage.params.iter().find(|p| **p as usize >= job.params.len()) {
         return Err(format!("there is no parameter {p}"));
     }
-    for phase in Phase::ALL {
+    for phase in ProgramPhase::ALL {
         for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
             ensure(call.body.index() < program.bodies.len(), || format!("there is no body {}", call.body.0))
                 .and_then(|()| ensure(u64::from(call.microbatch) < job.microbatches, || format!("there is no microbatch {}", call.microbatch)))
@@ -285,7 +285,7 @@ fn groups_sound(job: &Job) -> Result<(), CheckError> {
     Ok(())
 }
 
-fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
+fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> CheckResult {
     let elements = product(buffer.dims.iter().map(|d| d.1))?;
     let size = program.arena_bytes[buffer.arena as usize];
     ensure(size <= MOST, || format!("the {} arena has {size} bytes", buffer.arena.name()))?;
@@ -308,7 +308,7 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
 }
 
 /// Index maps fit dims and stay within the whole tensor.
-fn cut(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], dims: &[(String, u64)]) -> Checked {
+fn cut(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], dims: &[(String, u64)]) -> CheckResult {
     ensure(index.len() == dims.len() && index.len() == whole.len(), || {
         format!("{} dims, {} index maps, {} dims as a whole", dims.len(), index.len(), whole.len())
     })?;
@@ -349,7 +349,7 @@ fn buffer(program: &Program, id: BufferId) -> Result<&Buffer, String> {
 }
 
 /// `count` elements from a place on are within its buffer, and of this dtype.
-fn place_sound(mesh: &Mesh, program: &Program, place: &Place, dtype: DType, count: u64) -> Checked {
+fn place_sound(mesh: &Mesh, program: &Program, place: &Place, dtype: DType, count: u64) -> CheckResult {
     let buffer = buffer(program, place.buffer)?;
     ensure(buffer.dtype == dtype, || format!("buffer `{}` is {}, not {}", buffer.name, buffer.dtype.name(), dtype.name()))?;
     let end = place.offset.checked_add(greatest(mesh, &place.coords)?).and_then(|s| s.checked_add(count));
@@ -358,7 +358,7 @@ fn place_sound(mesh: &Mesh, program: &Program, place: &Place, dtype: DType, coun
     })
 }
 
-fn command_sound(job: &Job, program: &Program, command: &Command) -> Checked {
+fn command_sound(job: &Job, program: &Program, command: &Command) -> CheckResult {
     action_sound(job, program, &command.action)?;
     let Some(predicate) = &command.predicate else { return Ok(()) };
     let may = matches!(command.action, Action::Launch { .. } | Action::Copy { .. } | Action::Collective { .. });
@@ -367,7 +367,7 @@ fn command_sound(job: &Job, program: &Program, command: &Command) -> Checked {
     ensure(program.buffers[predicate.buffer.index()].arena.space() == Some(Space::Device), || "its predicate is not in the device's memory".into())
 }
 
-fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
+fn action_sound(job: &Job, program: &Program, action: &Action) -> CheckResult {
     let mesh = &job.mesh;
     match action {
         Action::Launch { kernel, args, scalars } => {

@@ -2,7 +2,7 @@
 
 use crate::device::{Location, Memory};
 use ir::op::DType;
-use ir::program::{Channel, Collective, Phase};
+use ir::program::{Channel, Collective, ProgramPhase};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -76,11 +76,20 @@ pub enum Progress {
     Blocked(Vec<u64>),
 }
 
+/// What a look at a communication came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// The communication is complete.
+    pub done: bool,
+    /// Something was sent, posted or taken, or has arrived.
+    pub moved: bool,
+}
+
 /// Where a rank is: a call of a phase's list and a command of the called body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// The phase in whose list the call is.
-    pub phase: Phase,
+    pub phase: ProgramPhase,
     /// Index into the phase's list of calls.
     pub call: u32,
     /// Index into all commands of the body, whichever part of it is called.

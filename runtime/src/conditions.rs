@@ -4,7 +4,7 @@
 
 use crate::schedule::learning_rate;
 use ir::diag::Source;
-use ir::model::{Muon, MuonScale, Optimizer, Schedule, Train};
+use ir::model::{LearningRateSchedule, Muon, MuonScale, Optimizer, Train};
 use ir::op::Real;
 use ir::program::Job;
 use ir::provenance::{Provenance, few};
@@ -24,7 +24,7 @@ pub struct Conditions {
     /// The last step.
     pub steps: u64,
     /// The learning rate over the steps.
-    pub schedule: Schedule,
+    pub schedule: LearningRateSchedule,
     /// Of runs that said.
     #[serde(default)]
     pub recipe: Option<Recipe>,
@@ -152,7 +152,15 @@ impl Conditions {
                 Some(format!("`{}` was `{}` of {} bytes and is `{}` of {}", now.input, before.file, before.bytes, now.file, now.bytes))
             }
             Some(before) => {
-                Some(format!("`{}` was `{}` and is `{}`, which has other content or is read in another way", now.input, before.file, now.file))
+                let epochs = if [&before.file, &now.file].iter().all(|f| f.contains(" epoch")) {
+                    ": more steps than an epoch has take further ones, whose samples are in another order, and may come again"
+                } else {
+                    ""
+                };
+                Some(format!(
+                    "`{}` was `{}` and is `{}`, which has other content or is read in another way{epochs}",
+                    now.input, before.file, now.file
+                ))
             }
         });
         let gone =

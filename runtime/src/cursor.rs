@@ -3,7 +3,7 @@
 use crate::comm::Position;
 use crate::profile::{Clock, Log, Ran};
 use crate::shm::Through;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{Action, Call, CallSchedule, Command, Program, Stream};
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub struct Cursor {
     /// How far the communication at its place is, if that was left under way.
     pub through: Through,
     /// Phases that it goes on to from the end of its own.
-    later: VecDeque<Phase>,
+    later: VecDeque<ProgramPhase>,
     /// Records of each event that were issued before this place, on whatever stream.
     issued: Vec<u64>,
     /// What the stream does and when, if somebody wants to know.
@@ -34,7 +34,7 @@ impl Cursor {
     }
 
     /// Goes on to a phase, once it is through those before.
-    pub fn begin(&mut self, phase: Phase) {
+    pub fn begin(&mut self, phase: ProgramPhase) {
         self.later.push_back(phase);
     }
 

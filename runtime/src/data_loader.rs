@@ -1,6 +1,6 @@
 //! What a rank reads while it trains, in the order in which it takes it, by a thread of its own that is a batch ahead.
 
-use crate::data::{Batch, Data, DataError, Opened, Samples, Wanted};
+use crate::data::{Batch, Data, DataError, RunSamples, Samples, Wanted};
 use crate::protocol::{HeldOut, Orders};
 use ir::program::Job;
 use std::io;
@@ -14,12 +14,12 @@ pub struct Reading {
     /// One, or one for each data set.
     valid: Vec<Data>,
     test: Option<Data>,
-    pub course: Course,
+    pub schedule: BatchSchedule,
 }
 
 /// Which batches a run takes, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Course {
+pub struct BatchSchedule {
     /// The step after which it begins, and its last.
     first: u64,
     steps: u64,
@@ -33,12 +33,12 @@ pub struct Course {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Evaluations {
     batches: u64,
-    place: Place,
+    place: EvaluationStart,
 }
 
 /// Where an evaluation begins to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum EvaluationStart {
     /// As all do.
     Start,
     /// Where the one before ended, as Megatron-LM's do, which also has one after the last step.
@@ -73,11 +73,11 @@ impl Reading {
         let (first, read) = orders.start(job.global_batch);
         let (training, valid, test, evaluations) = match &orders.sets {
             Some(sets) => {
-                let Opened { training, valid, test } = sets.open(job, orders.seed, orders.samples)?;
+                let RunSamples { training, valid, test } = sets.open(job, orders.seed, orders.samples)?;
                 let (is_full, batch) = (sets.validation.is_full, job.global_batch.max(1));
                 let evaluations = |samples: &Samples| match is_full {
-                    true => Evaluations { batches: samples.count() / batch, place: Place::Whole },
-                    false => Evaluations { batches: orders.eval_batches, place: Place::Onwards },
+                    true => Evaluations { batches: samples.count() / batch, place: EvaluationStart::Whole },
+                    false => Evaluations { batches: orders.eval_batches, place: EvaluationStart::Onwards },
                 };
                 let evaluations: Vec<Evaluations> = valid.iter().map(evaluations).collect();
                 let of = |samples| Data::of_samples(job, samples);
@@ -86,7 +86,7 @@ impl Reading {
             }
             None => {
                 let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
-                let of = |data: &Data| Evaluations { batches: data.batches().min(orders.eval_batches).max(1), place: Place::Start };
+                let of = |data: &Data| Evaluations { batches: data.batches().min(orders.eval_batches).max(1), place: EvaluationStart::Start };
                 let evaluations = valid.iter().map(of).collect();
                 (Some(Data::open(job, &orders.data)?), Vec::from_iter(valid), None, evaluations)
             }
@@ -94,9 +94,9 @@ impl Reading {
         let Some(training) = training else { return Ok(None) };
         let training = training.after((first, read))?;
         let (steps, interval) = (orders.steps, orders.eval_interval);
-        let of_test = test.as_ref().map(|_| Evaluations { batches: orders.eval_batches, place: Place::Onwards });
-        let course = Course { first, steps, interval, valid: evaluations, test: of_test };
-        Ok(Some(Reading { training, valid, test, course }))
+        let of_test = test.as_ref().map(|_| Evaluations { batches: orders.eval_batches, place: EvaluationStart::Onwards });
+        let schedule = BatchSchedule { first, steps, interval, valid: evaluations, test: of_test };
+        Ok(Some(Reading { training, valid, test, schedule }))
     }
 
     fn read<'a>(&self, turn: Turn, wanted: &'a Wanted) -> Result<Batch<'a>, DataError> {
@@ -109,7 +109,7 @@ impl Reading {
     }
 }
 
-impl Course {
+impl BatchSchedule {
     /// Evaluations after a step, if there are any, and of how many batches each is: of validation data, each
     /// `interval` steps.
     pub fn after(&self, step: u64) -> impl Iterator<Item = (HeldOut, u64)> {
@@ -120,7 +120,7 @@ impl Course {
     /// Evaluations behind the last step, and of how many batches each is.
     pub fn at_end(&self) -> impl Iterator<Item = (HeldOut, u64)> {
         let trains = self.first < self.steps;
-        self.held_out().filter(move |(_, e)| trains && e.place != Place::Start).map(|(part, e)| (part, e.batches))
+        self.held_out().filter(move |(_, e)| trains && e.place != EvaluationStart::Start).map(|(part, e)| (part, e.batches))
     }
 
     fn held_out(&self) -> impl Iterator<Item = (HeldOut, Evaluations)> {
@@ -151,8 +151,8 @@ impl Evaluations {
     /// The batches of an evaluation, counted from 0.
     fn of(self, evaluation: u64) -> Range<u64> {
         let first = match self.place {
-            Place::Start | Place::Whole => 0,
-            Place::Onwards => evaluation.saturating_mul(self.batches),
+            EvaluationStart::Start | EvaluationStart::Whole => 0,
+            EvaluationStart::Onwards => evaluation.saturating_mul(self.batches),
         };
         first..first.saturating_add(self.batches)
     }
@@ -175,7 +175,7 @@ impl<'a> Feeding<'a> {
         // The next batch waits, read, until it is taken.
         let (send, ready) = sync_channel(0);
         Builder::new().name("reader".into()).spawn_scoped(scope, move || {
-            for turn in reading.course.turns() {
+            for turn in reading.schedule.turns() {
                 let batch = reading.read(turn, wanted);
                 let is_last = batch.is_err();
                 if send.send(batch).is_err() || is_last {
@@ -186,12 +186,12 @@ impl<'a> Feeding<'a> {
         Ok(Feeding { ready })
     }
 
-    /// The next batch, in the order of the run's course.
+    /// The next batch, in the order of the run's schedule.
     ///
     /// # Errors
     /// Data that has ended, or has what its input does not take.
     pub fn take(&mut self) -> Result<Batch<'a>, DataError> {
-        self.ready.recv().expect("invariant: a run takes the batches of its course")
+        self.ready.recv().expect("invariant: a run takes the batches of its schedule")
     }
 }
 
@@ -199,14 +199,14 @@ impl<'a> Feeding<'a> {
 mod tests {
     use super::*;
 
-    fn course(first: u64, steps: u64, interval: u64, place: Place) -> Course {
+    fn schedule(first: u64, steps: u64, interval: u64, place: EvaluationStart) -> BatchSchedule {
         let evaluations = Evaluations { batches: 2, place };
-        Course { first, steps, interval, valid: vec![evaluations], test: (place == Place::Onwards).then_some(evaluations) }
+        BatchSchedule { first, steps, interval, valid: vec![evaluations], test: (place == EvaluationStart::Onwards).then_some(evaluations) }
     }
 
     #[test]
     fn a_run_takes_what_megatron_does() {
-        let turns = |first| course(first, 3, 2, Place::Onwards).turns().collect::<Vec<_>>();
+        let turns = |first| schedule(first, 3, 2, EvaluationStart::Onwards).turns().collect::<Vec<_>>();
         let valid = |from: u64| (from..from + 2).map(|n| Turn::HeldOut(HeldOut::Valid(0), n));
         let test = (0..2).map(|n| Turn::HeldOut(HeldOut::Test, n));
         let end: Vec<Turn> = valid(2).chain(test).collect();
@@ -223,19 +223,19 @@ mod tests {
 
     #[test]
     fn files_are_evaluated_from_their_start() {
-        let turns: Vec<Turn> = course(0, 2, 1, Place::Start).turns().collect();
+        let turns: Vec<Turn> = schedule(0, 2, 1, EvaluationStart::Start).turns().collect();
         let valid = [Turn::HeldOut(HeldOut::Valid(0), 0), Turn::HeldOut(HeldOut::Valid(0), 1)];
         assert_eq!(turns, [&[Turn::Training(0)][..], &valid, &[Turn::Training(1)], &valid].concat());
     }
 
     #[test]
     fn each_validation_data_set_has_its_turns() {
-        let mut course = course(0, 2, 2, Place::Onwards);
-        course.valid.push(Evaluations { batches: 1, place: Place::Whole });
+        let mut schedule = schedule(0, 2, 2, EvaluationStart::Onwards);
+        schedule.valid.push(Evaluations { batches: 1, place: EvaluationStart::Whole });
         let valid = |set: u32, batches: Range<u64>| batches.map(move |n| Turn::HeldOut(HeldOut::Valid(set), n));
         let trained = [Turn::Training(0), Turn::Training(1)].into_iter();
         let end = valid(0, 2..4).chain(valid(1, 0..1)).chain((0..2).map(|n| Turn::HeldOut(HeldOut::Test, n)));
         let turns: Vec<Turn> = trained.chain(valid(0, 0..2)).chain(valid(1, 0..1)).chain(end).collect();
-        assert_eq!(course.turns().collect::<Vec<_>>(), turns);
+        assert_eq!(schedule.turns().collect::<Vec<_>>(), turns);
     }
 }

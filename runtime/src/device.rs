@@ -142,7 +142,7 @@ pub trait Fabric {
 
 /// What each thread of a kernel has of a multiprocessor, as the driver assembled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Needs {
+pub struct ThreadResources {
     /// 32-bit registers of one thread.
     pub registers: u32,
     /// Of its stack and of registers that had no room, in memory: none in a kernel worth running.
@@ -152,7 +152,7 @@ pub struct Needs {
 /// Runs kernels.
 pub trait Launches {
     /// What a kernel takes, of a device that says so.
-    fn needs(&self, _kernel: KernelId) -> Option<Needs> {
+    fn needs(&self, _kernel: KernelId) -> Option<ThreadResources> {
         None
     }
 

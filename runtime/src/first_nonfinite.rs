@@ -15,13 +15,13 @@ use std::collections::BTreeSet;
 /// Most multiplications or so that interpreting a kernel may take.
 const MOST_WORK: u64 = 20_000_000;
 
-type Operand<'a> = (&'a Type, &'a [u64], Location);
+type OperandView<'a> = (&'a Type, &'a [u64], Location);
 
-fn inputs<'a>(kernel: &'a Kernel, places: &'a [Location]) -> impl Iterator<Item = Operand<'a>> {
+fn inputs<'a>(kernel: &'a Kernel, places: &'a [Location]) -> impl Iterator<Item = OperandView<'a>> {
     kernel.inputs.iter().zip(places).map(|(i, at)| (&i.ty, i.strides.as_slice(), *at))
 }
 
-fn outputs<'a>(kernel: &'a Kernel, places: &'a [Location]) -> impl Iterator<Item = Operand<'a>> {
+fn outputs<'a>(kernel: &'a Kernel, places: &'a [Location]) -> impl Iterator<Item = OperandView<'a>> {
     let places = &places[kernel.inputs.len()..];
     kernel.outputs.iter().zip(places).map(|(o, at)| (&kernel.body[o.value].ty, o.strides.as_slice(), *at))
 }
@@ -55,7 +55,7 @@ impl<'a> Suspect<'a> {
 }
 
 /// Reads whole ranges where an operand is dense, element by element elsewhere.
-fn gather(device: &dyn Device, kernel: &Kernel, (ty, strides, at): Operand) -> Vec<f64> {
+fn gather(device: &dyn Device, kernel: &Kernel, (ty, strides, at): OperandView) -> Vec<f64> {
     let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
     let elements = sizes.iter().product::<u64>();
     let mut out = vec![0.0; elements as usize];
@@ -73,7 +73,7 @@ fn gather(device: &dyn Device, kernel: &Kernel, (ty, strides, at): Operand) -> V
     out
 }
 
-fn is_finite(device: &dyn Device, kernel: &Kernel, (ty, strides, at): Operand) -> bool {
+fn is_finite(device: &dyn Device, kernel: &Kernel, (ty, strides, at): OperandView) -> bool {
     const PIECE: u64 = 1 << 16;
     if !ty.dtype.is_float() {
         return true;

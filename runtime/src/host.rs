@@ -72,25 +72,25 @@ impl Run {
 const LONG: u64 = 1 << 18;
 
 /// The part of a whole tensor that index maps cut out at some coordinates.
-pub struct Part<'a> {
+pub struct TensorSlice<'a> {
     extents: &'a [Extent],
     index: &'a [IndexMap],
     bases: Vec<u64>,
     /// Of a bucket: local elements are counted from its first that is held, and only those held count.
-    window: Option<Window>,
+    window: Option<BucketWindow>,
 }
 
 /// The elements of a bucket that a buffer holds, and where in the bucket a part begins.
 #[derive(Clone, Copy)]
-struct Window {
+struct BucketWindow {
     at: u64,
     from: u64,
     to: u64,
 }
 
-impl<'a> Part<'a> {
+impl<'a> TensorSlice<'a> {
     /// `index` has one map per dim. A part in a program never has a base that is a kernel's scalar.
-    pub fn new(extents: &'a [Extent], index: &'a [IndexMap], coords: &Coords) -> Part<'a> {
+    pub fn new(extents: &'a [Extent], index: &'a [IndexMap], coords: &Coords) -> TensorSlice<'a> {
         let bases = index
             .iter()
             .map(|map| match &map.base {
@@ -98,16 +98,16 @@ impl<'a> Part<'a> {
                 Base::Coords(form) => linear(form, coords),
             })
             .collect();
-        Part { extents, index, bases, window: None }
+        TensorSlice { extents, index, bases, window: None }
     }
 
     /// What of the part is held, if it begins at element `at` of a bucket of which `window` is held. Windows are consecutive.
-    pub fn within(self, at: u64, window: &IndexMap, coords: &Coords) -> Part<'a> {
+    pub fn within(self, at: u64, window: &IndexMap, coords: &Coords) -> TensorSlice<'a> {
         let from = match &window.base {
             Base::Zero | Base::Slot(_) => 0,
             Base::Coords(form) => linear(form, coords),
         };
-        Part { window: Some(Window { at, from, to: from + window.len() }), ..self }
+        TensorSlice { window: Some(BucketWindow { at, from, to: from + window.len() }), ..self }
     }
 
     /// Elements of the part, padding included.
@@ -118,7 +118,7 @@ impl<'a> Part<'a> {
     /// Where its elements lie in the buffer that holds them, one after the other.
     pub fn place(&self) -> Range<u64> {
         let elements = self.elements();
-        self.window.map_or(0..elements, |Window { at, from, to }| {
+        self.window.map_or(0..elements, |BucketWindow { at, from, to }| {
             let [start, end] = [at, at + elements].map(|element| element.clamp(from, to) - from);
             start..end
         })
@@ -138,7 +138,7 @@ impl<'a> Part<'a> {
         };
         match self.window {
             None => self.all_runs(add),
-            Some(Window { at, from, to }) => self.all_runs(|run| {
+            Some(BucketWindow { at, from, to }) => self.all_runs(|run| {
                 let (first, end) = (
                     (at + run.local).max(from),
                     ir::fault!("host.bucket.window", (at + run.local + run.len).min(to - 1), (at + run.local + run.len).min(to)),
@@ -207,7 +207,7 @@ impl<'a> Part<'a> {
         spans.iter().all(|s| !s.is_empty()).then_some(spans)
     }
 
-    /// Which elements of the product of [`Part::spans`] are held, row-major: all, but for buckets.
+    /// Which elements of the product of [`TensorSlice::spans`] are held, row-major: all, but for buckets.
     pub fn held(&self) -> Range<u64> {
         let elements = self.elements();
         let (from, to) = self.window.map_or((0, elements), |w| (w.from.saturating_sub(w.at).min(elements), w.to.saturating_sub(w.at).min(elements)));
@@ -268,7 +268,7 @@ mod tests {
         IndexMap { parts: vec![(len, 1)], base: Base::Coords(vec![(SubAxis(0), len)]) }
     }
 
-    fn runs(part: &Part) -> Vec<(u64, Option<u64>, u64)> {
+    fn runs(part: &TensorSlice) -> Vec<(u64, Option<u64>, u64)> {
         let mut out = vec![];
         part.runs(|r| out.push((r.local, r.global, r.len)));
         out
@@ -277,37 +277,37 @@ mod tests {
     #[test]
     fn a_column_block_is_one_run_per_row() {
         let (extents, index) = ([extent(2, 2), extent(6, 6)], [IndexMap::whole(2), block(3)]);
-        assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, Some(3), 3), (3, Some(9), 3)]);
+        assert_eq!(runs(&TensorSlice::new(&extents, &index, &vec![1])), [(0, Some(3), 3), (3, Some(9), 3)]);
     }
 
     #[test]
     fn lines_that_follow_each_other_are_one_run() {
         let (extents, whole) = ([extent(3, 4), extent(2, 2), extent(5, 5)], [IndexMap::whole(4), IndexMap::whole(2), IndexMap::whole(5)]);
-        assert_eq!(runs(&Part::new(&extents, &whole, &vec![])), [(0, Some(0), 30), (30, None, 10)]);
+        assert_eq!(runs(&TensorSlice::new(&extents, &whole, &vec![])), [(0, Some(0), 30), (30, None, 10)]);
         let long = [extent(3 * LONG, 3 * LONG), extent(1, 1)];
         let index = [IndexMap::whole(3 * LONG), IndexMap::whole(1)];
-        assert_eq!(runs(&Part::new(&long, &index, &vec![])), [0, LONG, 2 * LONG].map(|at| (at, Some(at), LONG)));
+        assert_eq!(runs(&TensorSlice::new(&long, &index, &vec![])), [0, LONG, 2 * LONG].map(|at| (at, Some(at), LONG)));
     }
 
     #[test]
     fn elements_beyond_the_size_are_padding() {
         let (extents, index) = ([extent(5, 6)], [block(3)]);
-        assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, Some(3), 2), (2, None, 1)]);
+        assert_eq!(runs(&TensorSlice::new(&extents, &index, &vec![1])), [(0, Some(3), 2), (2, None, 1)]);
         let (extents, index) = ([extent(1, 2), extent(2, 2)], [block(1), IndexMap::whole(2)]);
-        assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, None, 2)]);
+        assert_eq!(runs(&TensorSlice::new(&extents, &index, &vec![1])), [(0, None, 2)]);
     }
 
     #[test]
     fn a_part_of_a_zig_zag_is_two_chunks() {
         let extents = [Extent { order: Order::ZigZag { pairs: 2, chunk: 3 }, ..extent(12, 12) }];
-        assert_eq!(runs(&Part::new(&extents, &[block(6)], &vec![0])), [(0, Some(0), 3), (3, Some(9), 3)]);
-        assert_eq!(runs(&Part::new(&extents, &[block(6)], &vec![1])), [(0, Some(3), 6)]);
+        assert_eq!(runs(&TensorSlice::new(&extents, &[block(6)], &vec![0])), [(0, Some(0), 3), (3, Some(9), 3)]);
+        assert_eq!(runs(&TensorSlice::new(&extents, &[block(6)], &vec![1])), [(0, Some(3), 6)]);
     }
 
     #[test]
     fn of_a_bucket_only_what_is_held_counts() {
         let (extents, index) = ([extent(4, 4), extent(3, 3)], [IndexMap::whole(4), IndexMap::whole(3)]);
-        let part = |rank| Part::new(&extents, &index, &vec![rank]).within(6, &block(8), &vec![rank]);
+        let part = |rank| TensorSlice::new(&extents, &index, &vec![rank]).within(6, &block(8), &vec![rank]);
         let of = |rank| runs(&part(rank));
         // Elements 6 to 18 of the bucket: two on the first rank, eight on the second, two on the third.
         assert_eq!(of(0), [(6, Some(0), 2)]);
@@ -320,19 +320,19 @@ mod tests {
     fn what_is_held_is_counted_without_padding() {
         // Rows 3 and 4 of 5, and one of padding, of which the second has but two of three columns.
         let (extents, index) = ([extent(5, 6), extent(5, 6)], [block(3), block(3)]);
-        let part = |window: &IndexMap| Part::new(&extents, &index, &vec![1]).within(0, window, &vec![0]).held();
-        assert_eq!(Part::new(&extents, &index, &vec![1]).spans(), Some(vec![vec![(3, 2)], vec![(3, 2)]]));
-        assert_eq!(Part::new(&extents, &index, &vec![1]).held(), 0..4);
+        let part = |window: &IndexMap| TensorSlice::new(&extents, &index, &vec![1]).within(0, window, &vec![0]).held();
+        assert_eq!(TensorSlice::new(&extents, &index, &vec![1]).spans(), Some(vec![vec![(3, 2)], vec![(3, 2)]]));
+        assert_eq!(TensorSlice::new(&extents, &index, &vec![1]).held(), 0..4);
         let up_to: Vec<u64> = (0..10).map(|n| part(&IndexMap::whole(n)).end).collect();
         assert_eq!(up_to, [0, 1, 2, 2, 3, 4, 4, 4, 4, 4]);
-        assert_eq!(Part::new(&[extent(1, 2)], &[block(1)], &vec![1]).spans(), None);
-        assert_eq!((Part::new(&[], &[], &vec![]).spans(), Part::new(&[], &[], &vec![]).held()), (Some(vec![]), 0..1));
+        assert_eq!(TensorSlice::new(&[extent(1, 2)], &[block(1)], &vec![1]).spans(), None);
+        assert_eq!((TensorSlice::new(&[], &[], &vec![]).spans(), TensorSlice::new(&[], &[], &vec![]).held()), (Some(vec![]), 0..1));
     }
 
     #[test]
     fn a_strided_map_is_several_runs() {
         let map = IndexMap { parts: vec![(2, 4), (2, 1)], base: Base::Zero };
         let extents = [extent(8, 8)];
-        assert_eq!(runs(&Part::new(&extents, &[map], &vec![])), [(0, Some(0), 2), (2, Some(4), 2)]);
+        assert_eq!(runs(&TensorSlice::new(&extents, &[map], &vec![])), [(0, Some(0), 2), (2, Some(4), 2)]);
     }
 }

@@ -5,7 +5,7 @@ use crate::device::{Device, Memory};
 use crate::executor::{Advance, ExecError, Rank, Step, describe};
 use crate::streams::Until;
 use ir::op::Reduce;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{Channel, Collective, Job};
 use ir::random::mix;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,18 +22,18 @@ pub enum TurnError {
 
 /// Who goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turns {
+pub enum TurnOrder {
     /// Each rank in its turn runs until it waits.
     Long,
     /// Ranks and streams go one command at a time in an order drawn from these numbers.
     Random(u64),
 }
 
-impl Turns {
+impl TurnOrder {
     /// The ranks' or streams' numbers in the order in which they may go.
     fn order(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
-        if let Turns::Random(state) = self {
+        if let TurnOrder::Random(state) = self {
             for k in (1..n).rev() {
                 *state = mix(*state);
                 order.swap(k, (*state % (k as u64 + 1)) as usize);
@@ -48,9 +48,16 @@ impl Turns {
 ///
 /// # Errors
 /// What stopped a rank; if none can go on, who waits for whom and where.
-pub fn run_phase<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, phase: Phase, step: &Step, turns: &mut Turns) -> Result<(), TurnError> {
+pub fn run_phase<D: Device>(
+    job: &Job,
+    all: &mut [Rank<D>],
+    hub: &mut Hub,
+    phase: ProgramPhase,
+    step: &Step,
+    turns: &mut TurnOrder,
+) -> Result<(), TurnError> {
     all.iter_mut().for_each(|r| r.begin(phase));
-    let until = if *turns == Turns::Long { Until::Settled } else { Until::Computed };
+    let until = if *turns == TurnOrder::Long { Until::Settled } else { Until::Computed };
     take_turns(job, all, hub, until, step, turns)
 }
 
@@ -58,11 +65,11 @@ pub fn run_phase<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, phase
 ///
 /// # Errors
 /// As for [`run_phase`].
-pub fn settle<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, step: &Step, turns: &mut Turns) -> Result<(), TurnError> {
+pub fn settle<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, step: &Step, turns: &mut TurnOrder) -> Result<(), TurnError> {
     take_turns(job, all, hub, Until::Settled, step, turns)
 }
 
-fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: Until, step: &Step, turns: &mut Turns) -> Result<(), TurnError> {
+fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: Until, step: &Step, turns: &mut TurnOrder) -> Result<(), TurnError> {
     loop {
         if until == Until::Computed && all.iter_mut().all(Rank::is_computed) {
             return Ok(());
@@ -73,7 +80,7 @@ fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: U
             let mut end = hub.end(r as u64);
             for stream in turns.order(rank.streams()) {
                 let mut last = rank.turn(stream, step, &mut end)?;
-                let one = last == Advance::Moved && *turns != Turns::Long;
+                let one = last == Advance::Moved && *turns != TurnOrder::Long;
                 moved |= last == Advance::Moved;
                 while last == Advance::Moved && !one {
                     last = rank.turn(stream, step, &mut end)?;
@@ -103,7 +110,7 @@ fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: U
 pub struct Hub {
     world: u64,
     /// By members.
-    meetings: BTreeMap<Vec<u64>, Meeting>,
+    meetings: BTreeMap<Vec<u64>, PendingCollective>,
     /// By sender, receiver and channel.
     mail: BTreeMap<(u64, u64, Channel), Mailbox>,
     /// Messages that a mailbox takes.
@@ -114,7 +121,7 @@ pub struct Hub {
 type Mailbox = VecDeque<(Message, Vec<f64>)>;
 
 #[derive(Default)]
-struct Meeting {
+struct PendingCollective {
     /// Per member: what it gives, until all have come.
     posts: Vec<Option<(Terms, Vec<f64>)>>,
     /// Per member: what it gets, until it takes it.
@@ -150,7 +157,7 @@ impl Communicator for End<'_> {
         let n = members.len();
         let me = members.iter().position(|r| *r == self.rank).expect("invariant: a rank is in its own group");
         if !self.hub.meetings.contains_key(members) {
-            self.hub.meetings.insert(members.to_vec(), Meeting { posts: (0..n).map(|_| None).collect(), results: vec![None; n] });
+            self.hub.meetings.insert(members.to_vec(), PendingCollective { posts: (0..n).map(|_| None).collect(), results: vec![None; n] });
         }
         let meeting = self.hub.meetings.get_mut(members).expect("invariant: just inserted");
         if meeting.results[me].is_none() && meeting.posts[me].is_none() {

@@ -5,7 +5,7 @@ use crate::conditions::Conditions;
 use crate::cpu::{Threads, allowed_cores};
 use crate::data::{DataSets, Spec};
 use crate::executor::{Order, Sum};
-use crate::profile::{Part, Window};
+use crate::profile::{ProfileChunk, ProfileWindow};
 use crate::rendezvous::Key;
 use crate::shm::Segment;
 use crate::target::{DeviceKind, Exchanges};
@@ -88,7 +88,7 @@ pub struct Orders {
     /// Whether communication runs beside compute.
     pub order: Order,
     /// The steps that are timed.
-    pub profile: Option<Window>,
+    pub profile: Option<ProfileWindow>,
     /// What runs the kernels of all ranks.
     pub device: DeviceKind,
     /// How ranks exchange: by the host, MPI or NCCL.
@@ -165,12 +165,12 @@ pub struct Spread {
     /// By which ranks of this run know each other; each process makes it of the secret and `run`.
     pub key: Key,
     /// Of each rank.
-    pub places: Vec<Place>,
+    pub places: Vec<RankPlacement>,
 }
 
 /// Where a rank is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct RankPlacement {
     /// Machines count from 0. Ranks of one share memory.
     pub machine: u32,
     /// Name of the machine, as its system has it.
@@ -284,7 +284,7 @@ pub enum Event {
         most: Option<u64>,
     },
     /// A part of what the rank did in the steps that were timed.
-    Profile(Part),
+    Profile(ProfileChunk),
     /// The rank's part of a checkpoint is on the disk. Checkpoints count from 0, those too that came to nothing.
     Saved {
         /// Number of the checkpoint in this run.
@@ -471,7 +471,7 @@ mod tests {
 
     #[test]
     fn ranks_share_cores_with_those_of_their_machine_that_have_the_same() {
-        let place = |(machine, cores)| Place { machine, host: "a".into(), address: Ipv4Addr::LOCALHOST.into(), port: 1, cores };
+        let place = |(machine, cores)| RankPlacement { machine, host: "a".into(), address: Ipv4Addr::LOCALHOST.into(), port: 1, cores };
         let spread = Spread { run: [0; 16], key: Trust::Loopback.key(), places: [(0, 5), (1, 5), (0, 5), (0, 6), (1, 5)].map(place).to_vec() };
         let machines: Vec<Vec<u64>> = (0..5).map(|r| spread.neighbours(r)).collect();
         assert_eq!(machines, [vec![0, 2, 3], vec![1, 4], vec![0, 2, 3], vec![0, 2, 3], vec![1, 4]]);

@@ -52,7 +52,7 @@ struct UnderWay {
     mark: Mark,
     goes_on: bool,
     /// First that all is copied, then that it is on the disk.
-    said: Receiver<Said>,
+    said: Receiver<SaveEvent>,
     /// Whether the rank waits until all is copied.
     is_urgent: Arc<AtomicBool>,
     copied: Option<[u8; 32]>,
@@ -61,7 +61,7 @@ struct UnderWay {
     waited: f64,
 }
 
-enum Said {
+enum SaveEvent {
     Copied(Result<[u8; 32], ShardError>),
     /// With the milliseconds since it began.
     Flushed(io::Result<()>, f64),
@@ -129,7 +129,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
             UnderWay { number: self.number, mark: *mark, goes_on, said, is_urgent: is_urgent.clone(), copied: None, stalled: 0.0, waited };
         self.number += 1;
         match (file, &self.shard) {
-            (Err(e), _) => drop(say.send(Said::Copied(Err(e.into())))),
+            (Err(e), _) => drop(say.send(SaveEvent::Copied(Err(e.into())))),
             (Ok(Some(file)), Some(shard)) => {
                 let shard = shard.clone();
                 let write = move |memory: &dyn Memory| {
@@ -137,10 +137,10 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                     let copied = copied.and_then(|hash| memory.outcome().map(|()| hash).map_err(|e| ShardError::Io(io::Error::other(e))));
                     let is_copied = copied.is_ok();
                     // Nobody listens if the run has ended meanwhile.
-                    let _ = say.send(Said::Copied(copied));
+                    let _ = say.send(SaveEvent::Copied(copied));
                     if is_copied {
                         let flushed = file.sync_all();
-                        let _ = say.send(Said::Flushed(flushed, milliseconds(begun)));
+                        let _ = say.send(SaveEvent::Flushed(flushed, milliseconds(begun)));
                     }
                 };
                 match beside {
@@ -155,7 +155,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                 }
             }
             // Nothing is its own.
-            (Ok(_), _) => drop(say.send(Said::Flushed(Ok(()), 0.0))),
+            (Ok(_), _) => drop(say.send(SaveEvent::Flushed(Ok(()), 0.0))),
         }
         self.under_way = Some(under_way);
         Ok(before)
@@ -173,12 +173,12 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         let begun = Instant::now();
         under_way.is_urgent.store(true, Ordering::Relaxed);
         match under_way.said.recv() {
-            Ok(Said::Copied(Ok(hash))) => under_way.copied = Some(hash),
-            Ok(Said::Copied(Err(ShardError::NotFinite { tensor, element, value }))) => {
+            Ok(SaveEvent::Copied(Ok(hash))) => under_way.copied = Some(hash),
+            Ok(SaveEvent::Copied(Err(ShardError::NotFinite { tensor, element, value }))) => {
                 return Err(NotFinite { tensor, element, value, step: under_way.mark.step });
             }
-            Ok(Said::Copied(Err(ShardError::Io(e)))) => self.failed(e.to_string()),
-            Ok(Said::Flushed(..)) | Err(_) => self.failed("its thread is gone".into()),
+            Ok(SaveEvent::Copied(Err(ShardError::Io(e)))) => self.failed(e.to_string()),
+            Ok(SaveEvent::Flushed(..)) | Err(_) => self.failed("its thread is gone".into()),
         }
         if let Some(under_way) = &mut self.under_way {
             under_way.stalled += milliseconds(begun);
@@ -190,7 +190,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
     fn failed(&mut self, why: String) {
         let (say, said) = channel();
         if let Some(under_way) = &mut self.under_way {
-            let _ = say.send(Said::Flushed(Err(io::Error::other(why)), 0.0));
+            let _ = say.send(SaveEvent::Flushed(Err(io::Error::other(why)), 0.0));
             under_way.said = said;
             under_way.copied = Some([0; 32]);
         }
@@ -203,8 +203,8 @@ impl<'scope, 'env> Saver<'scope, 'env> {
             return None;
         }
         let flushed = match under_way.said.try_recv() {
-            Ok(Said::Flushed(flushed, took)) => (flushed, took),
-            Ok(Said::Copied(_)) | Err(TryRecvError::Empty) => return None,
+            Ok(SaveEvent::Flushed(flushed, took)) => (flushed, took),
+            Ok(SaveEvent::Copied(_)) | Err(TryRecvError::Empty) => return None,
             Err(e) => (Err(io::Error::other(e)), 0.0),
         };
         self.ended(flushed)
@@ -218,8 +218,8 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         self.copied()?;
         let Some(under_way) = &self.under_way else { return Ok(None) };
         let flushed = match under_way.said.recv() {
-            Ok(Said::Flushed(flushed, took)) => (flushed, took),
-            Ok(Said::Copied(_)) => (Err(io::Error::other("it was copied twice")), 0.0),
+            Ok(SaveEvent::Flushed(flushed, took)) => (flushed, took),
+            Ok(SaveEvent::Copied(_)) => (Err(io::Error::other("it was copied twice")), 0.0),
             Err(e) => (Err(io::Error::other(e)), 0.0),
         };
         Ok(self.ended(flushed))

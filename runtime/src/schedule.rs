@@ -1,13 +1,13 @@
 //! The learning rate over steps.
 
-use ir::model::{Decay, Schedule};
+use ir::model::{Decay, LearningRateSchedule};
 use std::f64::consts::PI;
 
 /// The rate of a step, counted from 1: `peak * step / warmup` while it warms up, then `peak`, then along its curve to
 /// `min` (as in Megatron-LM's `OptimizerParamScheduler`), where it is at step `steps`, or `constant` steps earlier,
 /// and stays. It falls in the last `falling` steps before that, or in all behind the warm-up. A schedule without
 /// `steps` ends with the run.
-pub fn learning_rate(schedule: &Schedule, step: u64, run_steps: u64) -> f64 {
+pub fn learning_rate(schedule: &LearningRateSchedule, step: u64, run_steps: u64) -> f64 {
     let (peak, min) = (schedule.peak.0, schedule.min.0);
     if step <= schedule.warmup && schedule.warmup > 0 {
         return peak * step as f64 / schedule.warmup as f64;
@@ -33,24 +33,25 @@ mod tests {
     use super::*;
     use ir::op::Real;
 
-    const FALLS: Schedule = Schedule { decay: Decay::Linear, peak: Real(1.0), min: Real(0.5), warmup: 2, steps: 6, falling: None, constant: 0 };
+    const FALLS: LearningRateSchedule =
+        LearningRateSchedule { decay: Decay::Linear, peak: Real(1.0), min: Real(0.5), warmup: 2, steps: 6, falling: None, constant: 0 };
 
-    fn rates(schedule: Schedule, steps: &[u64]) -> Vec<f64> {
+    fn rates(schedule: LearningRateSchedule, steps: &[u64]) -> Vec<f64> {
         steps.iter().map(|s| learning_rate(&schedule, *s, 100)).collect()
     }
 
     #[test]
     fn rates_warm_up_fall_and_stay() {
         assert_eq!(rates(FALLS, &[1, 2, 3, 4, 6, 7]), [0.5, 1.0, 0.875, 0.75, 0.5, 0.5]);
-        assert_eq!(rates(Schedule { decay: Decay::Constant, ..FALLS }, &[1, 2, 3, 9]), [0.5, 1.0, 1.0, 1.0]);
-        let cosine = rates(Schedule { decay: Decay::Cosine, ..FALLS }, &[2, 4, 6, 9]);
+        assert_eq!(rates(LearningRateSchedule { decay: Decay::Constant, ..FALLS }, &[1, 2, 3, 9]), [0.5, 1.0, 1.0, 1.0]);
+        let cosine = rates(LearningRateSchedule { decay: Decay::Cosine, ..FALLS }, &[2, 4, 6, 9]);
         assert!(cosine.iter().zip([1.0, 0.75, 0.5, 0.5]).all(|(a, b)| (a - b).abs() < 1e-15));
     }
 
     /// Numbers of Megatron-LM's own `OptimizerParamScheduler` (megatron-core 0.16.1).
     #[test]
     fn rates_stay_before_they_fall_as_in_megatron_lm() {
-        let stays = Schedule { peak: Real(1e-3), min: Real(1e-4), warmup: 10, steps: 100, falling: Some(20), ..FALLS };
+        let stays = LearningRateSchedule { peak: Real(1e-3), min: Real(1e-4), warmup: 10, steps: 100, falling: Some(20), ..FALLS };
         let cases = [
             (Decay::Linear, [0.0005, 0.001, 0.001, 0.001, 0.000955, 0.0007750000000000001, 0.00055, 0.00014500000000000006, 0.0001, 0.0001]),
             (
@@ -78,7 +79,7 @@ mod tests {
             ),
         ];
         for (decay, wanted) in cases {
-            let got = rates(Schedule { decay, ..stays }, &[5, 10, 11, 80, 81, 85, 90, 99, 100, 101]);
+            let got = rates(LearningRateSchedule { decay, ..stays }, &[5, 10, 11, 80, 81, 85, 90, 99, 100, 101]);
             assert!(got.iter().zip(wanted).all(|(got, wanted)| (got - wanted).abs() < 1e-18), "{decay:?}: {got:?}");
         }
     }
@@ -86,30 +87,37 @@ mod tests {
     /// As above.
     #[test]
     fn rates_fall_with_the_root_of_the_steps_as_in_megatron_lm() {
-        let schedule =
-            Schedule { decay: Decay::InverseSquareRoot, peak: Real(1e-3), min: Real(1e-4), warmup: 10, steps: 1200, falling: None, constant: 0 };
+        let schedule = LearningRateSchedule {
+            decay: Decay::InverseSquareRoot,
+            peak: Real(1e-3),
+            min: Real(1e-4),
+            warmup: 10,
+            steps: 1200,
+            falling: None,
+            constant: 0,
+        };
         let got = rates(schedule, &[5, 10, 11, 40, 1000, 1100, 1200, 1201]);
         assert_eq!(got, [5e-4, 1e-3, 9.534625892455924e-4, 5e-4, 1e-4, 1e-4, 1e-4, 1e-4]);
-        let never = Schedule { warmup: 0, min: Real(1e-6), ..schedule };
+        let never = LearningRateSchedule { warmup: 0, min: Real(1e-6), ..schedule };
         assert_eq!(rates(never, &[1, 4, 1200, 1201]), [1e-3, 5e-4, 2.8867513459481286e-5, 1e-6]);
     }
 
     #[test]
     fn the_last_steps_have_the_least_rate() {
-        let stays = Schedule { constant: 3, steps: 9, ..FALLS };
+        let stays = LearningRateSchedule { constant: 3, steps: 9, ..FALLS };
         assert_eq!(rates(stays, &[2, 4, 6, 7, 9, 20]), [1.0, 0.75, 0.5, 0.5, 0.5, 0.5]);
         // They are behind those in which it falls.
-        assert_eq!(rates(Schedule { falling: Some(2), ..stays }, &[2, 4, 5, 6, 9]), [1.0, 1.0, 0.75, 0.5, 0.5]);
-        let to_the_end = Schedule { steps: 0, ..stays };
+        assert_eq!(rates(LearningRateSchedule { falling: Some(2), ..stays }, &[2, 4, 5, 6, 9]), [1.0, 1.0, 0.75, 0.5, 0.5]);
+        let to_the_end = LearningRateSchedule { steps: 0, ..stays };
         assert_eq!([1, 4, 6, 7, 8].map(|step| learning_rate(&to_the_end, step, 9)), [0.5, 0.75, 0.5, 0.5, 0.5]);
     }
 
     #[test]
     fn a_schedule_without_an_end_ends_with_the_run() {
-        let schedule = Schedule { min: Real(0.0), warmup: 0, steps: 0, ..FALLS };
+        let schedule = LearningRateSchedule { min: Real(0.0), warmup: 0, steps: 0, ..FALLS };
         assert_eq!(learning_rate(&schedule, 5, 10), 0.5);
         assert_eq!(learning_rate(&schedule, 10, 10), 0.0);
-        let stays = Schedule { falling: Some(4), ..schedule };
+        let stays = LearningRateSchedule { falling: Some(4), ..schedule };
         assert_eq!([6, 7, 10].map(|step| learning_rate(&stays, step, 10)), [1.0, 0.75, 0.0]);
         // A run of fewer steps than those in which the rate falls.
         assert_eq!([1, 2].map(|step| learning_rate(&stays, step, 2)), [0.5, 0.0]);

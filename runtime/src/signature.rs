@@ -33,16 +33,16 @@ pub enum KeyError {
     #[error("`{0}` has mode {mode:03o}, so that others can read or write the secret key: chmod 600 {0}", .file.display())]
     Shared { file: PathBuf, mode: u32 },
     #[error("`{}` {}, but --sign wants the secret key of an Ed25519 pair in PEM: {MAKE_SECRET}", .file.display(), .found)]
-    Secret { file: PathBuf, found: Found },
+    Secret { file: PathBuf, found: KeyKind },
     #[error("`{}` {}, but --trust wants the public key of an Ed25519 pair in PEM: {MAKE_PUBLIC}", .file.display(), .found)]
-    Public { file: PathBuf, found: Found },
+    Public { file: PathBuf, found: KeyKind },
     #[error("`{}` is damaged: a signature has 64 bytes, it has {bytes}", .file.display())]
     Signature { file: PathBuf, bytes: usize },
 }
 
-/// What a file holds instead of the key that it should.
+/// What kind of key a file holds instead of the one that it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum KeyKind {
     /// A secret key in PEM, be it of another kind.
     Secret,
     /// A public key in PEM, be it of another kind.
@@ -53,24 +53,24 @@ pub enum Found {
     Other,
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for KeyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Found::Secret => "has a secret key",
-            Found::Public => "has a public key",
-            Found::OpenSsh => "has a key of OpenSSH's",
-            Found::Other => "has no key that is known here",
+            KeyKind::Secret => "has a secret key",
+            KeyKind::Public => "has a public key",
+            KeyKind::OpenSsh => "has a key of OpenSSH's",
+            KeyKind::Other => "has no key that is known here",
         })
     }
 }
 
-impl Found {
-    fn in_text(text: &str) -> Found {
+impl KeyKind {
+    fn in_text(text: &str) -> KeyKind {
         match () {
-            () if text.contains("OPENSSH") || text.starts_with("ssh-") => Found::OpenSsh,
-            () if text.contains("PRIVATE KEY-----") => Found::Secret,
-            () if text.contains("PUBLIC KEY-----") => Found::Public,
-            () => Found::Other,
+            () if text.contains("OPENSSH") || text.starts_with("ssh-") => KeyKind::OpenSsh,
+            () if text.contains("PRIVATE KEY-----") => KeyKind::Secret,
+            () if text.contains("PUBLIC KEY-----") => KeyKind::Public,
+            () => KeyKind::Other,
         }
     }
 }
@@ -91,7 +91,7 @@ impl SecretKey {
     /// If there is none, it has something else, or others than its owner can read or write it.
     pub fn read(file: &Path) -> Result<SecretKey, KeyError> {
         let text = String::from_utf8_lossy(&bytes(file)?).into_owned();
-        let wrong = |_| KeyError::Secret { file: file.to_path_buf(), found: Found::in_text(&text) };
+        let wrong = |_| KeyError::Secret { file: file.to_path_buf(), found: KeyKind::in_text(&text) };
         let key = SigningKey::from_pkcs8_pem(&text).map(SecretKey).map_err(wrong)?;
         let about = fs::metadata(file).map_err(|cause| KeyError::Io { file: file.to_path_buf(), cause })?;
         match about.permissions().mode() & 0o777 {
@@ -117,7 +117,7 @@ impl PublicKey {
     /// If there is none, or it has something else.
     pub fn read(file: &Path) -> Result<PublicKey, KeyError> {
         let text = String::from_utf8_lossy(&bytes(file)?).into_owned();
-        let wrong = |_| KeyError::Public { file: file.to_path_buf(), found: Found::in_text(&text) };
+        let wrong = |_| KeyError::Public { file: file.to_path_buf(), found: KeyKind::in_text(&text) };
         VerifyingKey::from_public_key_pem(&text).map(PublicKey).map_err(wrong)
     }
 

@@ -6,18 +6,18 @@
 
 use crate::artifact::Artifact;
 use crate::comm::{CommError, Communicator, Exchange, Message, Progress};
-use crate::cpu::{Cpu, Library, Threads};
+use crate::cpu::{Cpu, KernelLibrary, Threads};
 use crate::device::{Device, DeviceError, Memory};
-use crate::executor::{Advance, ExecError, Held, Order, Rank, Step, arena_bytes};
+use crate::executor::{Advance, ExecError, Order, PersistentId, Rank, Step, arena_bytes};
 use crate::gpu::{Cuda, Gpu};
 use crate::host::{Tensor, Whole, sizes};
-use crate::profile::{Clock, Recorded, Timed, now};
+use crate::profile::{Clock, Recorded, TimedStep, now};
 use crate::scale::Scaler;
 use crate::target::DeviceKind;
 use crate::weights::Weights;
 use ir::graph::Feed;
 use ir::op::DType;
-use ir::program::{InputEntry, Interval, Job, Phase};
+use ir::program::{InputEntry, Interval, Job, ProgramPhase};
 use ir::random::{mix, uniform};
 use std::collections::HashMap;
 use std::path::Path;
@@ -78,7 +78,7 @@ fn one(artifact: &Artifact, rank: u64, copy: usize, how: &How, batch: &Vec<Tenso
     let (bytes, threads) = (arena_bytes(job, rank), Threads::of_rank(copy as u64, how.copies as u64, how.threads));
     match how.device {
         DeviceKind::Cpu => {
-            let device = Library::load(artifact).and_then(|library| Cpu::new(&job.kernels, library, bytes, Some(how.dir), &threads));
+            let device = KernelLibrary::load(artifact).and_then(|library| Cpu::new(&job.kernels, library, bytes, Some(how.dir), &threads));
             timed(job, rank, device.map_err(failed)?, how, batch)
         }
         DeviceKind::Cuda => {
@@ -95,8 +95,8 @@ fn timed<D: Device>(job: &Job, rank: u64, device: D, how: &How, batch: &Vec<Tens
     let weights = Weights::random(job, how.seed);
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
     rank.initialise(|held| match held {
-        Held::Param(_) | Held::State(..) => weights.get(held),
-        Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
+        PersistentId::Param(_) | PersistentId::State(..) => weights.get(held),
+        PersistentId::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
     drop(weights);
     let mut echo = Echo::default();
@@ -110,12 +110,12 @@ fn timed<D: Device>(job: &Job, rank: u64, device: D, how: &How, batch: &Vec<Tens
         let start = now();
         // At a rate of 0, weights stay what they are.
         let step = Step { number, learning_rate: 0.0, loss_scale, seed: how.seed, batch };
-        for phase in [Phase::Train, Phase::Update] {
+        for phase in [ProgramPhase::Train, ProgramPhase::Update] {
             rank.begin(phase);
             while rank.advance(&step, &mut echo)? != Advance::Finished {}
         }
         if number > 1 {
-            out.steps.push(Timed { step: number, start, end: now() });
+            out.steps.push(TimedStep { step: number, start, end: now() });
         }
     }
     out.ran = rank.profiled();

@@ -3,30 +3,30 @@
 use crate::artifact::{self, Accept, Artifact, ArtifactError};
 use crate::checkpoint;
 use crate::comm::{CommError, Communicator};
-use crate::cpu::{Cpu, Library};
+use crate::cpu::{Cpu, KernelLibrary};
 use crate::data::{Data, DataError, Wanted};
 use crate::data_loader::{Feeding, Reading};
 use crate::device::{Device, DeviceError};
-use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
+use crate::executor::{ExecError, Fault, Order, PersistentId, Rank, Step, arena_bytes};
 use crate::gpu::nccl::By;
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::launch::{is_beyond, spread};
 use crate::mpi::{self, Mpi, Tags};
-use crate::profile::{Clock, Part, now};
+use crate::profile::{Clock, ProfileChunk, now};
 use crate::protocol::{self, Blamed, Event, Expected, FirstStep, OnNonfinite, Orders, SaveFile, StepEvent};
 use crate::reference::{Plans, Reference};
 use crate::saver::{NotFinite, Saver};
 use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
-use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
+use crate::shm::{Begin, Board, Segment, SegmentLayout, Shm, Wires};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::diag::Help;
 use ir::op::Real;
 use ir::options::OptionName;
 use ir::program::Job;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -143,7 +143,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
     let (orders, first) = protocol::unpack(&segment).map_err(WorkerError::Orders)?;
     // The launcher has verified it, and asked for a signature if it was to.
     let artifact = artifact::read(&orders.artifact, &Accept::Verified(&orders.id))?;
-    let layout = Layout::new(&artifact.job, &artifact.manifest.target, first);
+    let layout = SegmentLayout::new(&artifact.job, &artifact.manifest.target, first);
     if rank >= layout.world {
         return Err(WorkerError::World { rank, world: layout.world });
     }
@@ -174,7 +174,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
     }
     let dir = orders.offload_to.as_deref();
     let outcome = match orders.device {
-        DeviceKind::Cpu => Library::load(&artifact)
+        DeviceKind::Cpu => KernelLibrary::load(&artifact)
             .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), dir, &threads))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
@@ -238,8 +238,8 @@ fn train_in<'scope, 'env, D: Device>(
     };
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
     rank.initialise(|held| match held {
-        Held::Param(_) | Held::State(..) => weights.get(held),
-        Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
+        PersistentId::Param(_) | PersistentId::State(..) => weights.get(held),
+        PersistentId::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
     weights.check()?;
     drop(weights);
@@ -247,7 +247,7 @@ fn train_in<'scope, 'env, D: Device>(
     if let (Some(first), Some(reading)) = (&orders.first_step, &reading) {
         compare_first(artifact, orders, first, &reading.training, &mut rank, shm, events)?;
     }
-    let course = reading.as_ref().map(|r| r.course.clone());
+    let schedule = reading.as_ref().map(|r| r.schedule.clone());
     let started = reading.map(|reading| Feeding::start(scope, reading, wanted)).transpose();
     let mut feeding = started.map_err(|cause| WorkerError::Thread { rank: rank.rank(), cause })?;
     // Steps skipped since the last that was not.
@@ -277,12 +277,12 @@ fn train_in<'scope, 'env, D: Device>(
             rank.profile(orders.profile.map_or(0, |w| w.steps()), Clock::Wall);
         }
         let (begun, start) = (Instant::now(), now());
-        let Some((feeding, course)) = feeding.as_mut().zip(course.as_ref()) else { break };
+        let Some((feeding, schedule)) = feeding.as_mut().zip(schedule.as_ref()) else { break };
         let batch = feeding.take()?;
         let waited = begun.elapsed().as_secs_f64() * 1e3;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
-        let mut busy = [busy_in(shm, |shm| rank.phase(Phase::Train, &step, shm))?, 0.0];
+        let mut busy = [busy_in(shm, |shm| rank.phase(ProgramPhase::Train, &step, shm))?, 0.0];
         let (reports, further_passes) = (rank.reports().to_vec(), rank.further_passes());
         let finite = rank.is_finite();
         let overflow = rank.finite("loss") && !rank.finite("grad_norm") && scaler.may_fall();
@@ -301,7 +301,7 @@ fn train_in<'scope, 'env, D: Device>(
             OnNonfinite::Stop | OnNonfinite::Skip { .. } => {
                 // What is being saved is about to change.
                 saver.as_mut().map_or(Ok(()), Saver::copied).map_err(|e| not_finite(rank.rank(), e))?;
-                busy[1] = busy_in(shm, |shm| rank.phase(Phase::Update, &step, shm))?;
+                busy[1] = busy_in(shm, |shm| rank.phase(ProgramPhase::Update, &step, shm))?;
                 (skips, has_trained) = (0, true);
             }
         }
@@ -310,7 +310,7 @@ fn train_in<'scope, 'env, D: Device>(
             timed.push((number, start, now()));
         }
         let read = batch.bytes;
-        let due = course.after(number);
+        let due = schedule.after(number);
         let valid = due.map(|(_, batches)| evaluate(&mut rank, feeding, batches, &idle(number), shm)).collect::<Result<_, _>>()?;
         if orders.profile.is_some_and(|w| w.last == number) {
             rank.settle(&idle(number), shm)?;
@@ -351,8 +351,8 @@ fn train_in<'scope, 'env, D: Device>(
         let event = Event::Skipped { step: done, skips, most: None };
         return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
     }
-    if let (Some(feeding), Some(course), true) = (&mut feeding, &course, done == orders.steps) {
-        for (part, batches) in course.at_end() {
+    if let (Some(feeding), Some(schedule), true) = (&mut feeding, &schedule, done == orders.steps) {
+        for (part, batches) in schedule.at_end() {
             let reports = evaluate(&mut rank, feeding, batches, &idle(done), shm)?;
             protocol::say(&mut &mut *events, &Event::Evaluated { part, reports }).map_err(WorkerError::Silence)?;
         }
@@ -367,9 +367,10 @@ fn train_in<'scope, 'env, D: Device>(
         }
     }
     saveable(&rank, job, orders, done)?;
-    for (file, layout) in
-        [(&orders.save_weights, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark, Some(&orders.conditions)))]
-    {
+    for (file, layout) in [
+        (&orders.save_weights, weights::SafetensorsLayout::new(job)),
+        (&orders.save_state, weights::SafetensorsLayout::of_run(job, &mark, Some(&orders.conditions))),
+    ] {
         if let Some(file) = file {
             let shared = orders.spread.is_some();
             save(&rank, &layout, &file.at).map_err(|cause| WorkerError::Save { rank: rank.rank(), file: file.clone(), step: done, cause, shared })?;
@@ -406,7 +407,7 @@ fn not_finite(rank: u64, found: NotFinite) -> WorkerError {
 
 /// Says what the rank did in the steps that were timed, which is settled.
 fn profiled<D: Device>(rank: &mut Rank<D>, timed: Vec<(u64, u64, u64)>, events: &mut dyn Write) -> Result<(), WorkerError> {
-    for part in Part::of(timed, rank.profiled()) {
+    for part in ProfileChunk::of(timed, rank.profiled()) {
         protocol::say(&mut &mut *events, &Event::Profile(part)).map_err(WorkerError::Silence)?;
     }
     Ok(())
@@ -431,7 +432,7 @@ fn compare_first<D: Device>(
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
     loop {
         let step = Step { number: done + 1, learning_rate: 0.0, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
-        rank.phase(Phase::Train, &step, shm)?;
+        rank.phase(ProgramPhase::Train, &step, shm)?;
         // A scale that begins too high is lowered, as it would be by steps.
         if rank.finite("grad_norm") || !rank.finite("loss") || !scaler.may_fall() {
             break;
@@ -455,7 +456,7 @@ fn evaluate<D: Device>(rank: &mut Rank<D>, feeding: &mut Feeding, batches: u64, 
     for _ in 0..batches {
         let batch = feeding.take()?;
         let step = Step { batch: &batch, ..*idle };
-        rank.phase(Phase::Eval, &step, shm)?;
+        rank.phase(ProgramPhase::Eval, &step, shm)?;
         sums.resize(rank.reports().len(), Some(0.0));
         for (sum, value) in sums.iter_mut().zip(rank.reports()) {
             *sum = sum.zip(*value).map(|(s, v)| s + v / batches as f64);
@@ -468,13 +469,13 @@ fn evaluate<D: Device>(rank: &mut Rank<D>, feeding: &mut Feeding, batches: u64, 
 fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &mut Shm) -> Result<Option<Blamed>, WorkerError> {
     let mut held = None;
     rank.collect(|what, at, values| {
-        if let (None, Held::Param(p), Some(k)) = (&held, what, values.iter().position(|x| !x.is_finite())) {
+        if let (None, PersistentId::Param(p), Some(k)) = (&held, what, values.iter().position(|x| !x.is_finite())) {
             let name = &artifact.job.params[p as usize].name;
             held = Some(format!("element {} of parameter {name} is {} before the step", at + k as u64, values[k]));
         }
     });
     rank.watch();
-    rank.phase(Phase::Train, step, shm)?;
+    rank.phase(ProgramPhase::Train, step, shm)?;
     let made = rank.blame().map(|b| {
         let op = b.op.map(|op| format!("{op}, ")).unwrap_or_default();
         Blamed::at(b.position, op + &b.command)
@@ -490,9 +491,9 @@ fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders, step: u64) ->
     let mut wrong = None;
     rank.collect(|held, at, values| {
         let saved = match held {
-            Held::Param(_) => true,
-            Held::State(..) => orders.save_state.is_some(),
-            Held::Table(_) => false,
+            PersistentId::Param(_) => true,
+            PersistentId::State(..) => orders.save_state.is_some(),
+            PersistentId::Table(_) => false,
         };
         // Files hold them in 32 bits.
         if saved
@@ -509,7 +510,7 @@ fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders, step: u64) ->
 }
 
 /// Writes this rank's part of what a file holds, which the launcher prepared.
-fn save<D: Device>(rank: &Rank<D>, layout: &weights::Layout, file: &Path) -> io::Result<()> {
+fn save<D: Device>(rank: &Rank<D>, layout: &weights::SafetensorsLayout, file: &Path) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(file)?;
     // What the run came to.
     let mut outcome = if rank.rank() == 0 { layout.start(&file) } else { Ok(()) };

@@ -14,12 +14,12 @@ pub struct World {
     /// What tells apart machines that look alike: the launcher's number of this one.
     pub node: Option<u64>,
     /// Where rank 0 listens.
-    pub meeting: Meeting,
+    pub meeting: RendezvousEndpoint,
 }
 
 /// A host that all ranks reach, by name or number, and a port of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meeting {
+pub struct RendezvousEndpoint {
     /// Name or address of the host.
     pub host: String,
     /// The TCP port at which rank 0 listens; never 0.
@@ -48,7 +48,7 @@ enum Machines {
 }
 
 /// The variables of a launcher.
-struct Names {
+struct LauncherVariables {
     rank: &'static str,
     size: &'static str,
     local_rank: &'static str,
@@ -63,9 +63,9 @@ impl Launcher {
     /// In the order in which they count: the others may themselves be started by srun.
     const ALL: [Launcher; 4] = [Launcher::Torchrun, Launcher::Mpirun, Launcher::Mpiexec, Launcher::Srun];
 
-    fn names(self) -> Names {
+    fn names(self) -> LauncherVariables {
         match self {
-            Launcher::Torchrun => Names {
+            Launcher::Torchrun => LauncherVariables {
                 rank: "RANK",
                 size: "WORLD_SIZE",
                 local_rank: "LOCAL_RANK",
@@ -73,7 +73,7 @@ impl Launcher {
                 node: "GROUP_RANK",
                 mark: "WORLD_SIZE",
             },
-            Launcher::Mpirun => Names {
+            Launcher::Mpirun => LauncherVariables {
                 rank: "OMPI_COMM_WORLD_RANK",
                 size: "OMPI_COMM_WORLD_SIZE",
                 local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -81,11 +81,16 @@ impl Launcher {
                 node: "",
                 mark: "OMPI_COMM_WORLD_SIZE",
             },
-            Launcher::Mpiexec => {
-                Names { rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", local_size: "MPI_LOCALNRANKS", node: "", mark: "PMI_SIZE" }
-            }
+            Launcher::Mpiexec => LauncherVariables {
+                rank: "PMI_RANK",
+                size: "PMI_SIZE",
+                local_rank: "MPI_LOCALRANKID",
+                local_size: "MPI_LOCALNRANKS",
+                node: "",
+                mark: "PMI_SIZE",
+            },
             // A batch script has SLURM_PROCID and SLURM_NTASKS too, but no step.
-            Launcher::Srun => Names {
+            Launcher::Srun => LauncherVariables {
                 rank: "SLURM_PROCID",
                 size: "SLURM_STEP_NUM_TASKS",
                 local_rank: "SLURM_LOCALID",
@@ -175,8 +180,8 @@ impl World {
                 Launcher::Torchrun | Launcher::Mpirun | Launcher::Mpiexec => Machines::Some,
             };
             let meeting = match meeting {
-                Some(given) => Meeting::parse(given)?,
-                None => Meeting::of(launcher, machines, &get)?,
+                Some(given) => RendezvousEndpoint::parse(given)?,
+                None => RendezvousEndpoint::of(launcher, machines, &get)?,
             };
             return Ok(Some(World { launcher, rank, size, node, meeting }));
         }
@@ -197,20 +202,20 @@ impl World {
     }
 }
 
-impl Meeting {
+impl RendezvousEndpoint {
     /// `HOST:PORT`, `[ADDRESS]:PORT`.
     ///
     /// # Errors
     /// If it is not written so.
-    pub fn parse(text: &str) -> Result<Meeting, WorldError> {
+    pub fn parse(text: &str) -> Result<RendezvousEndpoint, WorldError> {
         let wrong = || WorldError::Meeting(text.into());
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = port.parse().ok().filter(|p| *p > 0).ok_or_else(wrong)?;
-        if host.is_empty() { Err(wrong()) } else { Ok(Meeting { host: host.into(), port }) }
+        if host.is_empty() { Err(wrong()) } else { Ok(RendezvousEndpoint { host: host.into(), port }) }
     }
 
-    fn of(launcher: Launcher, machines: Machines, get: &impl Fn(&str) -> Option<String>) -> Result<Meeting, WorldError> {
+    fn of(launcher: Launcher, machines: Machines, get: &impl Fn(&str) -> Option<String>) -> Result<RendezvousEndpoint, WorldError> {
         let port = get("MASTER_PORT").map(|v| port(launcher, v)).transpose()?;
         // Within a job of Slurm its first machine has rank 0. A step may have fewer machines than its job.
         let lists: &[&str] = if launcher == Launcher::Srun { &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"] } else { &["SLURM_JOB_NODELIST"] };
@@ -232,7 +237,7 @@ impl Meeting {
         };
         let port = port.ok_or(missing("MASTER_PORT"))?;
         let free = if taken { port.checked_add(1).unwrap_or(port - 1) } else { port };
-        Ok(Meeting { host: host.ok_or(missing("MASTER_ADDR"))?, port: free })
+        Ok(RendezvousEndpoint { host: host.ok_or(missing("MASTER_ADDR"))?, port: free })
     }
 }
 
@@ -381,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_meeting_can_be_given() {
-        let parse = |text: &str| Meeting::parse(text).ok().map(|m| (m.host, m.port));
+        let parse = |text: &str| RendezvousEndpoint::parse(text).ok().map(|m| (m.host, m.port));
         assert_eq!(parse("head:29500"), Some(("head".into(), 29500)));
         assert_eq!(parse("[::1]:80"), Some(("::1".into(), 80)));
         for text in ["head", "head:", ":80", "head:0", "head:x"] {

@@ -8,10 +8,10 @@ mod worlds;
 
 use bench::{Bench, STEPS, TRAINING, children, npy, run};
 use fixture::Split;
-use ir::model::{Decay, Schedule};
+use ir::model::{Decay, LearningRateSchedule};
 use ir::op::Real;
-use runtime::executor::{Held, Order};
-use runtime::launch::{self, Ended, Existing, Note, Progress, RunEvent, RunOptions, Summary};
+use runtime::executor::{Order, PersistentId};
+use runtime::launch::{self, Existing, Note, RunEnd, RunEvent, RunOptions, StepMetrics, Summary};
 use runtime::protocol::{Expected, FirstStep, OnNonfinite};
 use runtime::weights::Weights;
 use std::fs;
@@ -29,7 +29,7 @@ fn every_mesh_trains_to_the_same_bits_and_saves_the_same_file() {
         let bench = Bench::new(&split);
         let (same, more) = bench.train();
         assert_eq!(same, bytes);
-        let numbers = |list: &[Progress]| list.iter().map(|p| (p.loss, p.grad_norm, p.lr)).collect::<Vec<_>>();
+        let numbers = |list: &[StepMetrics]| list.iter().map(|p| (p.loss, p.grad_norm, p.lr)).collect::<Vec<_>>();
         assert_eq!(numbers(&more), numbers(&steps));
         let lines = fs::read_to_string(bench.path("metrics")).unwrap();
         let first: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
@@ -91,8 +91,8 @@ fn a_run_that_is_asked_to_stop_saves_what_an_undisturbed_one_goes_through() {
         let Summary { steps, ended, .. } = summary.unwrap();
         assert_eq!(seen.len() as u64, steps);
         assert!(steps >= at && (at != 0 || steps <= 1), "{steps}");
-        assert_eq!(ended == Ended::Early, steps < MANY);
-        if ended == Ended::Whole {
+        assert_eq!(ended == RunEnd::Early, steps < MANY);
+        if ended == RunEnd::Whole {
             continue;
         }
         let rest = RunOptions { init: vec![], resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
@@ -117,7 +117,7 @@ fn native_kernels_on_threads_train_like_interpreted_ones() {
         assert_eq!((last.loss, last.grad_norm), (Some(loss), Some(f64::from(norm as f32))));
         let saved = Weights::open(&bench.path("out"), &bench.artifact.job).unwrap();
         let mut new = vec![0.0; w.len()];
-        saved.get(Held::Param(0)).unwrap().read(0, &mut new);
+        saved.get(PersistentId::Param(0)).unwrap().read(0, &mut new);
         assert!(new.iter().zip(&w).all(|(a, b)| (a - b).abs() < 1e-6), "{new:?} {w:?}");
     }
 }
@@ -271,7 +271,7 @@ fn weights_that_are_not_finite_are_never_saved() {
     let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 2 };
     let mut job = fixture::job(&split);
     // The last step's loss is that of the weights before it.
-    job.train.schedule = Schedule { peak: Real(f64::MAX), warmup: 0, decay: Decay::Constant, ..job.train.schedule };
+    job.train.schedule = LearningRateSchedule { peak: Real(f64::MAX), warmup: 0, decay: Decay::Constant, ..job.train.schedule };
     let bench = Bench::with(job);
     let out = bench.path("out");
     fs::write(&out, "of another run").unwrap();

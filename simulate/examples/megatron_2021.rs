@@ -12,7 +12,7 @@ use ir::graph::Phase;
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;
 use ir::options::{Options as Plan, Overlap, Recompute};
-use ir::program::{Action, Body, BodyKind, Job};
+use ir::program::{Action, BodyKind, Job, ProgramBody};
 use ir::work::Work;
 use passes::compile::unverified;
 use serde::{Deserialize, Serialize};
@@ -158,7 +158,7 @@ impl<'a> Adapter<'a> {
     }
 
     /// The last command of a layer in a body that is so.
-    fn last(body: &Body, layer: u32, is: impl Fn(&Action) -> bool) -> Option<&Action> {
+    fn last(body: &ProgramBody, layer: u32, is: impl Fn(&Action) -> bool) -> Option<&Action> {
         body.commands.iter().rev().find(|c| c.origin.layer == Some(layer) && is(&c.action)).map(|c| &c.action)
     }
 
@@ -212,7 +212,7 @@ impl<'a> Adapter<'a> {
     }
 
     /// Attention's core, as the paper's programs compute it.
-    fn softmax(&self, body: &Body) -> BTreeMap<usize, Cost> {
+    fn softmax(&self, body: &ProgramBody) -> BTreeMap<usize, Cost> {
         let (_, scores, _) = self.sizes();
         let mut out = BTreeMap::new();
         for (at, command) in body.commands.iter().enumerate().filter(|(_, c)| c.origin.scope.ends_with(".attn")) {
@@ -274,7 +274,7 @@ impl<'a> Adapter<'a> {
         cost
     }
 
-    fn takes(&self, stage: usize, body: &Body, at: usize, cost: Cost) -> Cost {
+    fn takes(&self, stage: usize, body: &ProgramBody, at: usize, cost: Cost) -> Cost {
         let number = self.job.stages[stage].program as usize;
         let program = &self.job.programs[number];
         let place = program.bodies.iter().position(|b| std::ptr::eq(b, body)).expect("a body of the program");
@@ -319,7 +319,7 @@ fn main() {
         for [products, bytes] in asked.points {
             (machine.device.products.efficiency.value, machine.device.memory.efficiency.value) = (products, bytes);
             let adapter = Adapter::new(&asked.row, &asked.parts, &machine, job);
-            let takes = |stage: usize, body: &Body, at: usize, cost: Cost| adapter.takes(stage, body, at, cost);
+            let takes = |stage: usize, body: &ProgramBody, at: usize, cost: Cost| adapter.takes(stage, body, at, cost);
             let played = play(job, &machine, Options::default(), &takes).expect("it ends");
             told.seconds.push(played.end - played.begin);
         }

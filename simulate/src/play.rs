@@ -15,7 +15,7 @@ use crate::tape::{BY_ITSELF, Costs, Item, Kind, Meetings, StageTape, Takes};
 use crate::{Options, Stuck};
 use exchanges::Route;
 use ir::op::Channel;
-use ir::program::{Job, Phase, Stream};
+use ir::program::{Job, ProgramPhase, Stream};
 use stage::{Op, Share, StagePlay, State};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
@@ -51,8 +51,8 @@ pub struct Slice {
     pub stage: usize,
     /// The stream that did it.
     pub stream: Stream,
-    /// Passes ([`Phase::Train`]) or update ([`Phase::Update`]).
-    pub phase: Phase,
+    /// Passes ([`ProgramPhase::Train`]) or update ([`ProgramPhase::Update`]).
+    pub phase: ProgramPhase,
     /// Index into the calls that the stage's schedule has for the phase.
     pub call: u32,
     /// Of the called body, both included.

@@ -7,7 +7,7 @@ use crate::tape::{BY_ITSELF, Costs, Kind};
 use crate::{Options, Stuck, Unpredicted};
 use ir::diag::Span;
 use ir::op::{DType, Op};
-use ir::program::{Action, Arena, Body, Job, Phase, Program, Space, Stage};
+use ir::program::{Action, Arena, Job, Program, ProgramBody, ProgramPhase, Space, Stage};
 use ir::work::{Work, model_flops, sent, tokens};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -253,7 +253,7 @@ impl ByName {
         for (s, stage) in job.stages.iter().enumerate() {
             let program = &job.programs[stage.program as usize];
             let mut calls = vec![0u64; program.bodies.len()];
-            for call in [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).filter(|c| c.part == 0) {
+            for call in [ProgramPhase::Train, ProgramPhase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).filter(|c| c.part == 0) {
                 calls[call.body.index()] += 1;
             }
             // As a stage's tape numbers its exchanges: body by body, command by command.
@@ -325,7 +325,7 @@ pub fn work_name(job: &Job, action: &Action) -> &'static str {
 ///
 /// # Errors
 /// As [`play`].
-pub fn without(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &Body, usize) -> bool) -> Result<f64, Stuck> {
-    let takes = |stage: usize, body: &Body, at: usize, cost: Cost| if keep(stage, body, at) { cost } else { Cost::default() };
+pub fn without(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &ProgramBody, usize) -> bool) -> Result<f64, Stuck> {
+    let takes = |stage: usize, body: &ProgramBody, at: usize, cost: Cost| if keep(stage, body, at) { cost } else { Cost::default() };
     play(job, machine, options, &takes).map(|p| p.end - p.begin)
 }

@@ -8,7 +8,7 @@ use crate::links::{self, Reach};
 use crate::machine::Machine;
 use crate::{Options, kernels};
 use ir::op::Channel;
-use ir::program::{Action, Arena, Body, Job, Space, Stream};
+use ir::program::{Action, Arena, Job, ProgramBody, Space, Stream};
 use ir::work::sent;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -141,7 +141,7 @@ pub struct Meetings {
 }
 
 /// What a command takes, by stage, body and number, from what it costs by itself.
-pub type Takes<'a> = &'a dyn Fn(usize, &Body, usize, Cost) -> Cost;
+pub type Takes<'a> = &'a dyn Fn(usize, &ProgramBody, usize, Cost) -> Cost;
 
 /// What it costs by itself.
 pub const BY_ITSELF: Takes<'static> = &|_, _, _, cost| cost;
@@ -253,7 +253,7 @@ impl StageTape {
     pub fn new(costs: &mut Costs, stage: usize, meetings: &mut Meetings, takes: Takes<'_>) -> StageTape {
         let program = &costs.job.programs[costs.job.stages[stage].program as usize];
         let (mut exchanges, mut events) = (vec![], 0);
-        let mut of_part = |number: usize, body: &Body, part: u32| {
+        let mut of_part = |number: usize, body: &ProgramBody, part: u32| {
             let mut tape = Tape::default();
             let mut recorded: BTreeMap<u32, u32> = BTreeMap::new();
             for at in body.part(part) {

@@ -7,7 +7,7 @@ use crate::play::{Slice, record};
 use crate::step::{Step, exchange_name};
 use crate::tape::{BY_ITSELF, Costs, Kind, Meetings, StageTape};
 use crate::{Options, Stuck};
-use ir::program::{Action, Call, Job, Phase, Stage};
+use ir::program::{Action, Call, Job, ProgramPhase, Stage};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -180,7 +180,7 @@ impl<'a> Gather<'a> {
             },
         };
         let Some((what, link)) = exchange else {
-            let what = slice.call + if slice.phase == Phase::Update { self.updates[s] } else { 0 };
+            let what = slice.call + if slice.phase == ProgramPhase::Update { self.updates[s] } else { 0 };
             join(&mut self.computing[s], TimeSpan { what, start, end }, self.out.joined, &mut self.out.stages[s].computes);
             return;
         };

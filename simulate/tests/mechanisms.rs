@@ -4,7 +4,7 @@ use frontend::Options as Text;
 use ir::diag::Sources;
 use ir::options::{Offload, Options as Plan, Overlap, SequenceParallel, Zero};
 use ir::pipeline::Schedule;
-use ir::program::{Action, BodyKind, Job, Phase};
+use ir::program::{Action, BodyKind, Job, ProgramPhase};
 use passes::compile::compile;
 use passes::report::explain::{exchanges, totals};
 use simulate::Options;
@@ -145,7 +145,7 @@ fn a_slow_link_is_waited_for_in_both_directions() {
     let messages = exchanges(&job).into_iter().filter(|e| e.kind == "send").count();
     assert_eq!(messages, 2);
     // Sums of reports over the stages apart.
-    let passes = |_: usize, body: &ir::program::Body, at: usize| !matches!(body.commands[at].action, Action::Collective { .. });
+    let passes = |_: usize, body: &ir::program::ProgramBody, at: usize| !matches!(body.commands[at].action, Action::Collective { .. });
     let seconds = |machine: &Machine| without(&job, machine, Options::default(), &passes).expect("it ends");
     machine.links[0].latency.value = 0.25;
     assert!(near(seconds(&machine), 2.0 * 3.0 + 2.0 * 0.25));
@@ -224,7 +224,7 @@ fn taking_a_mechanism_out_takes_its_time_out() {
     // As much more, where it takes longer.
     assert!(near(whole.seconds - changed(|m| m.device.launch.value *= 3.0), -2.0 * part("launches")));
     assert!(near(step(&job, &machine).seconds, without(&job, &machine, Options::default(), &|_, _, _| true).expect("it ends")));
-    let kernels = |s: usize, body: &ir::program::Body, at: usize| s > 0 || !matches!(body.commands[at].action, Action::Launch { .. });
+    let kernels = |s: usize, body: &ir::program::ProgramBody, at: usize| s > 0 || !matches!(body.commands[at].action, Action::Launch { .. });
     let rest = without(&job, &machine, Options::default(), &kernels).expect("it ends");
     let alone: f64 = whole.kernels.iter().filter(|r| r.name != "the batch" && r.name != "fills").map(|r| r.seconds).sum();
     assert!(near(whole.seconds - rest, alone), "{} without, {rest}; kernels {alone}", whole.seconds);
@@ -244,7 +244,7 @@ fn bytes_are_those_of_explain() {
         let of_stage = |(s, stage): (usize, &ir::program::Stage)| {
             let tape = StageTape::new(&mut costs, s, &mut meetings, BY_ITSELF);
             let program = &job.programs[stage.program as usize];
-            let calls: Vec<_> = [Phase::Train, Phase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).collect();
+            let calls: Vec<_> = [ProgramPhase::Train, ProgramPhase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).collect();
             let times = |body: u32| calls.iter().filter(|c| c.body.0 == body && c.part == 0).count() as u64;
             let is_sent = |action: &Action| !matches!(action, Action::Recv { .. });
             let sent = tape.exchanges.iter().filter(|e| is_sent(&program.bodies[e.body as usize].commands[e.command as usize].action));

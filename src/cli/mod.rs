@@ -199,6 +199,7 @@ pub struct GpuCheckArgs {
 pub struct DumpArgs {
     /// What `mcc compile` wrote
     pub artifact: PathBuf,
+    /// What to print
     #[arg(long, value_enum, default_value = "program")]
     pub level: Level,
     /// Only this program class

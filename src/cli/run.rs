@@ -166,7 +166,7 @@ pub struct RunArgs {
     pub allow_missing: Vec<String>,
     /// Go on from the newest checkpoint in DIR that can be read, or from the one that DIR is, on any mesh, with
     /// that run's seed
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["init", "resume", "seed"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["init", "resume"])]
     pub load: Option<PathBuf>,
     /// Go on after the step at which `--save-state` wrote this; `auto`: as `--load` of `--save`'s directory if
     /// it has checkpoints, else begin, of --init or anew

@@ -49,7 +49,10 @@ pub enum MachineCommand {
     /// Lists the machines that are known by name
     Ls,
     /// Prints the file of a machine that is known by name, to begin one's own with
-    Show { name: String },
+    Show {
+        /// A name of `mcc machine ls`
+        name: String,
+    },
     /// Checks machine files, and says where their numbers are from
     Check {
         /// Files, or names

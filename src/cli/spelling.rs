@@ -2,10 +2,10 @@
 
 use super::plan::CpComm;
 use clap::ValueEnum;
-use ir::diag::{Help, Piece};
+use ir::diag::{Help, HelpPiece};
 use ir::mesh::Axis;
 use ir::options::{
-    self, ActivationOffload, Buffer, Cuts, MemoryOrder, Offload, OptionName, Options, ParamOffload, Recompute, SequenceParallel, TpOverlap, Zero,
+    self, ActivationOffload, Cuts, MemoryOrder, MoeBuffer, Offload, OptionName, Options, ParamOffload, Recompute, SequenceParallel, TpOverlap, Zero,
 };
 use ir::pipeline::Schedule;
 use ir::reason::AvoidedBy;
@@ -37,9 +37,9 @@ fn flag(option: OptionName) -> &'static str {
 /// A way out with the flags of its options.
 pub fn help(help: &Help) -> String {
     help.spelled(|piece| match piece {
-        Piece::Words(words) => words.clone(),
-        Piece::Option(option) => flag(*option).into(),
-        Piece::CpComm(value) => of_keys(*value),
+        HelpPiece::Words(words) => words.clone(),
+        HelpPiece::Option(option) => flag(*option).into(),
+        HelpPiece::CpComm(value) => of_keys(*value),
     })
 }
 
@@ -68,7 +68,7 @@ pub fn avoided_by(change: &AvoidedBy) -> String {
         AvoidedBy::OneRank(axis) => format!("with {} 1", of_axis(*axis)),
         AvoidedBy::SameData(axis) => format!("with {} 1: its ranks see other data", of_axis(*axis)),
         AvoidedBy::OneStage => format!("with {} 1, or if one stage had all of it", flag(OptionName::Pp)),
-        AvoidedBy::Unlisted { axis, dim } => format!("if the plan's `{axis}` did not list `{dim}`"),
+        AvoidedBy::Unlisted { axis, dim } => format!("with {} 1, or if the plan's `{axis}` did not list `{dim}`", of_axis(*axis)),
         AvoidedBy::Unsplit(axis) => format!("if the plan's `{axis}` split nothing that is summed over here"),
     }
 }
@@ -140,7 +140,7 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     if let Some(chunks) = to.logits_chunks.filter(|_| from.logits_chunks != to.logits_chunks) {
         out.push(format!("{} {chunks}", flag(OptionName::LogitsChunks)));
     }
-    if let Buffer::Factor(factor) = to.moe_buffer
+    if let MoeBuffer::Factor(factor) = to.moe_buffer
         && from.moe_buffer != to.moe_buffer
     {
         out.push(format!("{} {factor}", flag(OptionName::MoeBuffer)));
@@ -226,7 +226,7 @@ mod tests {
             replicas: 2,
             memory_order: MemoryOrder::Memory,
             logits_chunks: Some(4),
-            moe_buffer: Buffer::Factor(0.5),
+            moe_buffer: MoeBuffer::Factor(0.5),
             moe_passes: 4,
             offload: Offload::Optimizer,
             param_offload: ParamOffload::Disk,

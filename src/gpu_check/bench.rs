@@ -14,14 +14,14 @@ use ir::kernel::{Family, Kernel};
 use ir::op::Op;
 use ir::work::Work;
 use runtime::artifact::{self, Accept};
-use runtime::checked::Task;
+use runtime::checked::Instrumentation;
 use runtime::gpu::cuda::Described;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// What PyTorch takes for the same: reads [`Asked`], writes [`Answered`].
+/// What PyTorch takes for the same: reads [`BenchRequest`], writes [`Answered`].
 const TORCH: &str = include_str!("torch.py");
 
 /// Models of one layer whose kernels are timed: products of 8192 x 8192 x 8192, and those of a GPT of 1.7 billion parameters with heads of 128 and of 64.
@@ -178,7 +178,7 @@ pub struct Benchmarks {
 }
 
 #[derive(Serialize)]
-struct Asked<'a> {
+struct BenchRequest<'a> {
     shapes: Vec<&'a Shape>,
     gpt: Gpt,
 }
@@ -211,9 +211,9 @@ pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
     let launches: BTreeMap<u32, Option<f64>> = if predicts(check) {
         launches(&artifact.job, 0).into_keys().map(|id| (id.0, None)).collect()
     } else {
-        let mut task = Task::Time { launches: BTreeMap::new() };
+        let mut task = Instrumentation::Time { launches: BTreeMap::new() };
         step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
-        let Task::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
+        let Instrumentation::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
         launches.into_iter().map(|(id, seconds)| (id, Some(seconds))).collect()
     };
     let card = check.gpu.as_ref().and_then(|g| Card::named(&g.name)).unwrap_or_else(|| usual(&check.target));
@@ -265,7 +265,7 @@ pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
         return Ok(out);
     }
     let shapes: Vec<&Shape> = out.kernels.iter().map(|k| &k.shape).collect();
-    match torch(&Asked { shapes, gpt }) {
+    match torch(&BenchRequest { shapes, gpt }) {
         Ok(answered) => {
             for (timed, seconds) in out.kernels.iter_mut().zip(answered.shapes) {
                 timed.reference = match &timed.shape {
@@ -284,7 +284,7 @@ pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
     Ok(out)
 }
 
-fn torch(asked: &Asked) -> anyhow::Result<Answered> {
+fn torch(asked: &BenchRequest) -> anyhow::Result<Answered> {
     let mut child = Command::new("python3")
         .args(["-c", TORCH])
         .stdin(Stdio::piped())

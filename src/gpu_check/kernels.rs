@@ -7,15 +7,15 @@ use anyhow::{Context, anyhow};
 use ir::kernel::Kernel;
 use ir::kernel::distance::narrowest;
 use ir::op::DType;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use runtime::artifact::{self, Accept, Artifact};
-use runtime::checked::{Checked, Task, Verdict};
+use runtime::checked::{Instrumentation, InstrumentedDevice, Verdict};
 use runtime::data::{Data, Encoding, Spec};
-use runtime::device::Needs;
-use runtime::executor::{Held, Order, Rank, Step};
+use runtime::device::ThreadResources;
+use runtime::executor::{Order, PersistentId, Rank, Step};
 use runtime::gpu;
 use runtime::host::{Tensor, Whole, sizes};
-use runtime::loopback::{Hub, Turns, run_phase};
+use runtime::loopback::{Hub, TurnOrder, run_phase};
 use runtime::scale::Scaler;
 use runtime::schedule::learning_rate;
 use runtime::target::DeviceKind;
@@ -78,13 +78,13 @@ fn size_flags(model: &str, hidden: u32, layers: u32, positions: u32) -> String {
 
 #[derive(Default, Serialize)]
 pub struct Kernels {
-    kernels: Vec<Found>,
+    kernels: Vec<KernelCheck>,
     /// Cases that ended before their kernels were checked, and why.
     failed: Vec<(String, String)>,
 }
 
 #[derive(Serialize, Deserialize)]
-pub struct Found {
+pub struct KernelCheck {
     model: String,
     kernel: String,
     family: String,
@@ -127,7 +127,7 @@ pub fn run(check: &Check) -> anyhow::Result<Kernels> {
                     let k = next.fetch_add(1, Ordering::Relaxed);
                     let Some((model, flags, _)) = cases.get(k) else { break };
                     let begun = Instant::now();
-                    let kernels = check.case::<Vec<Found>>("kernels", k).map_err(|e| format!("{e:#}"));
+                    let kernels = check.case::<Vec<KernelCheck>>("kernels", k).map_err(|e| format!("{e:#}"));
                     let seconds = begun.elapsed().as_secs();
                     // Whoever ends a run before its report knows so much.
                     match &kernels {
@@ -154,18 +154,18 @@ pub fn run(check: &Check) -> anyhow::Result<Kernels> {
 }
 
 /// The kernels of one case.
-pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Found>> {
+pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<KernelCheck>> {
     let cases = cases(check);
     let (model, flags, beside) = cases.get(number).ok_or_else(|| anyhow!("there are {} cases of kernels", cases.len()))?;
     let artifact = artifact::read(&check.compile(model, flags, &check.target)?, &Accept::Anyones)?;
     let other = if *beside { Some(gpu::open(&artifact, DeviceKind::Emulated, threads())?) } else { None };
-    let mut task = Task::Check { other, verdicts: BTreeMap::new() };
+    let mut task = Instrumentation::Check { other, verdicts: BTreeMap::new() };
     step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
-    let Task::Check { verdicts, .. } = task else { return Err(anyhow!("kernels were timed, not checked")) };
+    let Instrumentation::Check { verdicts, .. } = task else { return Err(anyhow!("kernels were timed, not checked")) };
     let found = verdicts.into_iter().map(|(id, verdict)| {
         let kernel = &artifact.job.kernels[id as usize];
         let right = verdict.is_right();
-        Found {
+        KernelCheck {
             model: (*model).into(),
             kernel: kernel.name(),
             family: kernel.family.describe().into(),
@@ -183,7 +183,7 @@ pub fn threads() -> usize {
 }
 
 /// Trains one step of an artifact of one rank, with random weights.
-pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Task<'a>) -> anyhow::Result<()> {
+pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Instrumentation<'a>) -> anyhow::Result<()> {
     let job = &artifact.job;
     let fed = job.inputs.iter().filter(|i| i.default.is_none());
     let specs: Vec<Spec> = fed.map(|i| Spec::parse(&format!("{}={}", i.name, data(&check.work)), Encoding::Text)).collect();
@@ -191,17 +191,17 @@ pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Task<'a>) -> a
     let batch = data.batch(0)?;
     let weights = Weights::random(job, check.seed);
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
-    let device = Checked::new(job, gpu::open(artifact, check.device, threads())?, task);
+    let device = InstrumentedDevice::new(job, gpu::open(artifact, check.device, threads())?, task);
     let mut rank = Rank::new(job, 0, device, Order::List);
     rank.initialise(|held| match held {
-        Held::Param(_) | Held::State(..) => weights.get(held),
-        Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
+        PersistentId::Param(_) | PersistentId::State(..) => weights.get(held),
+        PersistentId::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
     // With the one that training begins with, 2^16, gradients in f16 are infinite: there would be nothing to compare.
     let loss_scale = Scaler::new(job.train.loss_scale).scale().min(256.0);
     let step = Step { number: 1, learning_rate: learning_rate(&job.train.schedule, 1, 1), loss_scale, seed: check.seed, batch: &batch };
-    for phase in [Phase::Train, Phase::Update] {
-        run_phase(job, std::slice::from_mut(&mut rank), &mut Hub::new(job), phase, &step, &mut Turns::Long)?;
+    for phase in [ProgramPhase::Train, ProgramPhase::Update] {
+        run_phase(job, std::slice::from_mut(&mut rank), &mut Hub::new(job), phase, &step, &mut TurnOrder::Long)?;
     }
     Ok(())
 }
@@ -226,10 +226,10 @@ pub fn ops(kernel: &Kernel) -> String {
 impl Table for Kernels {
     /// A line for each model, family and type: the worst of its kernels, and each kernel that is wrong.
     fn table(&self) -> String {
-        let mut groups: BTreeMap<(&str, &str, &str), Vec<&Found>> = BTreeMap::new();
+        let mut groups: BTreeMap<(&str, &str, &str), Vec<&KernelCheck>> = BTreeMap::new();
         self.kernels.iter().for_each(|k| groups.entry((&k.model, &k.family, &k.dtype)).or_default().push(k));
         let number = |x: f64| format!("{x:.1e}");
-        let worst = |list: &[&Found], of: &dyn Fn(&Verdict) -> Option<f64>| list.iter().filter_map(|k| of(&k.verdict)).reduce(f64::max);
+        let worst = |list: &[&KernelCheck], of: &dyn Fn(&Verdict) -> Option<f64>| list.iter().filter_map(|k| of(&k.verdict)).reduce(f64::max);
         let mut rows: Vec<Vec<String>> = vec![];
         for ((model, family, dtype), list) in &groups {
             let launches: u64 = list.iter().map(|k| k.verdict.launches).sum();
@@ -238,7 +238,7 @@ impl Table for Kernels {
             let other = worst(list, &|v| v.other.map(|d| d.element)).map_or("-".into(), number);
             let most = list.first().map_or("-".into(), |k| number(k.verdict.allowed.element));
             let right = verdict(list.iter().all(|k| k.right));
-            let needs: Vec<Needs> = list.iter().filter_map(|k| k.verdict.needs).collect();
+            let needs: Vec<ThreadResources> = list.iter().filter_map(|k| k.verdict.needs).collect();
             let registers = needs.iter().map(|n| n.registers).max().map_or("-".into(), |n| n.to_string());
             let local = needs.iter().map(|n| n.local_bytes).max().map_or("-".into(), |n| n.to_string());
             rows.push(vec![

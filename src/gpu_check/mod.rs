@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow};
 use check::Check;
 use codegen::Target;
 use codegen::target::Arch;
-use report::Report;
+use report::GpuReport;
 use runtime::gpu::cuda;
 use std::time::{SystemTime, UNIX_EPOCH};
 use table::Table;
@@ -58,10 +58,10 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
         return Ok(out!("{found}\n")?);
     }
     progress!("{}, {}, seed {}", check.gpu.as_ref().map_or("emulator".into(), |g| g.name.clone()), check.target, check.seed);
-    let mut report = Report::new(&check);
+    let mut report = GpuReport::new(&check);
     let (file, table) = (args.output.join("gpu-check.json"), args.output.join("gpu-check.md"));
     // After each part: a run that is ended early has given what it knew.
-    let written = |report: &Report| -> anyhow::Result<()> {
+    let written = |report: &GpuReport| -> anyhow::Result<()> {
         std::fs::write(&file, serde_json::to_string_pretty(report)? + "\n")?;
         Ok(std::fs::write(&table, report.text())?)
     };

@@ -9,7 +9,7 @@ use runtime::gpu::cuda::Described;
 use serde::Serialize;
 
 #[derive(Serialize)]
-pub struct Report {
+pub struct GpuReport {
     mcc: &'static str,
     /// None: the emulator.
     gpu: Option<Described>,
@@ -24,9 +24,9 @@ pub struct Report {
     pub benchmarks: Option<Benchmarks>,
 }
 
-impl Report {
-    pub fn new(check: &Check) -> Report {
-        Report {
+impl GpuReport {
+    pub fn new(check: &Check) -> GpuReport {
+        GpuReport {
             mcc: env!("CARGO_PKG_VERSION"),
             gpu: check.gpu.clone(),
             target: check.target.clone(),

@@ -39,13 +39,13 @@ const CASES: [Case; 4] = [
 #[derive(Serialize)]
 pub struct Steps {
     heading: &'static str,
-    rows: Vec<Row>,
+    rows: Vec<StepRow>,
     /// Why there are no rows.
     note: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct StepRow {
     model: String,
     flags: String,
     mesh: String,
@@ -55,12 +55,12 @@ struct Row {
     right: bool,
 }
 
-impl Row {
-    fn new(Case { model, flags, allowed, .. }: Case, mesh: &str, found: anyhow::Result<[f64; 2]>) -> Row {
+impl StepRow {
+    fn new(Case { model, flags, allowed, .. }: Case, mesh: &str, found: anyhow::Result<[f64; 2]>) -> StepRow {
         let found = found.map_err(|e| format!("{e:#}"));
         let right = found.as_ref().is_ok_and(|d| d.iter().zip(allowed).all(|(d, most)| *d <= most));
         progress!("steps {}: {model} {flags} {mesh}", if right { "right" } else { "WRONG" });
-        Row { model: model.into(), flags: flags.into(), mesh: mesh.into(), found, allowed, right }
+        StepRow { model: model.into(), flags: flags.into(), mesh: mesh.into(), found, allowed, right }
     }
 }
 
@@ -105,7 +105,7 @@ pub fn run(check: &Check) -> anyhow::Result<Steps> {
         let want = train(check, *case, "", "cpu", "")?;
         for mesh in case.meshes.iter().take(most) {
             let found = train(check, *case, mesh, &check.target, &device).map(|got| distances(&got, &want));
-            rows.push(Row::new(*case, mesh, found));
+            rows.push(StepRow::new(*case, mesh, found));
         }
     }
     Ok(Steps { heading: "Training steps against the CPU's, ranks sharing the card", rows, note: None })
@@ -130,7 +130,7 @@ pub fn nccl(check: &Check) -> anyhow::Result<Steps> {
     {
         if ranks <= cards {
             let found = train(check, case, mesh, &check.target, "--device cuda --exchanges nccl").map(|got| distances(&got, &want));
-            rows.push(Row::new(case, mesh, found));
+            rows.push(StepRow::new(case, mesh, found));
         }
     }
     Ok(Steps { heading, rows, note: None })

@@ -1,6 +1,6 @@
 //! `$(( .. ))`: whole numbers.
 
-use super::shell::{ScriptError, Value};
+use super::shell::{ScriptError, ShellValue};
 use super::words::Walk;
 use tree_sitter::Node;
 
@@ -15,8 +15,8 @@ impl Walk<'_, '_> {
             ("word" | "variable_name", _) => {
                 let name = self.source_of(node).to_string();
                 match self.shell.read(&name) {
-                    Some(Value::Text(text)) => text.whole().and_then(|t| t.trim().parse().ok()),
-                    Some(Value::Array(_)) => None,
+                    Some(ShellValue::Text(text)) => text.whole().and_then(|t| t.trim().parse().ok()),
+                    Some(ShellValue::Array(_)) => None,
                     None => name.parse().ok(),
                 }
             }

@@ -2,7 +2,7 @@
 
 use super::conditions::{Truth, matches};
 use super::grammar::{flags_in, short};
-use super::shell::{ScriptError, Value};
+use super::shell::{ScriptError, ShellValue};
 use super::words::Walk;
 use tree_sitter::Node;
 
@@ -140,7 +140,7 @@ impl<'n> Walk<'_, 'n> {
             return Ok(());
         }
         words.into_iter().try_for_each(|word| {
-            self.shell.assign(&name, Value::Text(word));
+            self.shell.assign(&name, ShellValue::Text(word));
             self.statement(body)
         })
     }

@@ -1,6 +1,6 @@
 //! Parameters: `$NAME`, `${NAME:-default}`, `${NAME[@]}`, `${NAME%.*}`.
 
-use super::shell::{ScriptError, Value};
+use super::shell::{ScriptError, ShellValue};
 use super::text::{Fields, Text};
 use super::words::{Quotes, Walk};
 use tree_sitter::Node;
@@ -18,8 +18,8 @@ impl Walk<'_, '_> {
         let rest: Vec<Node> = parts[at + 1..].iter().copied().filter(|n| n.kind() != "}").collect();
         let value = self.shell.read(&name);
         let is_empty = match &value {
-            Some(Value::Text(text)) => text.whole() == Some(""),
-            Some(Value::Array(all)) => all.is_empty(),
+            Some(ShellValue::Text(text)) => text.whole() == Some(""),
+            Some(ShellValue::Array(all)) => all.is_empty(),
             None => true,
         };
         match (prefix.first().map(Node::kind), rest.first().map(Node::kind)) {
@@ -35,7 +35,7 @@ impl Walk<'_, '_> {
                 if op.ends_with('=') {
                     let mut whole = Fields::default();
                     words.iter().for_each(|w| whole.split(w));
-                    self.shell.assign(&name, Value::Text(whole.joined(line)));
+                    self.shell.assign(&name, ShellValue::Text(whole.joined(line)));
                 }
                 let shown = words.iter().map(|w| self.shell.shown(w)).collect::<Vec<_>>().join(" ");
                 let say = if shown.is_empty() { "nothing".into() } else { format!("`{shown}`") };
@@ -66,7 +66,7 @@ impl Walk<'_, '_> {
                 Ok(())
             }
             (Some("#"), None) if index.as_deref().is_some_and(|i| i == "@" || i == "*") => {
-                let n = if let Some(Value::Array(all)) = &value { all.len() } else { usize::from(!is_empty) };
+                let n = if let Some(ShellValue::Array(all)) = &value { all.len() } else { usize::from(!is_empty) };
                 out.quoted(&Text::known(n.to_string(), line));
                 Ok(())
             }
@@ -107,18 +107,18 @@ impl Walk<'_, '_> {
         }
         let value = self.shell.read(name);
         let text = match (value, index) {
-            (Some(Value::Array(all)), Some("*")) if quotes == Quotes::Within => {
+            (Some(ShellValue::Array(all)), Some("*")) if quotes == Quotes::Within => {
                 let mut fields = Fields::default();
                 self.spread(all, quotes, &mut fields)?;
                 out.quoted(&fields.joined(line));
                 return Ok(());
             }
-            (Some(Value::Array(all)), Some("@" | "*")) => return self.spread(all, quotes, out),
-            (Some(Value::Array(all)), index) => {
+            (Some(ShellValue::Array(all)), Some("@" | "*")) => return self.spread(all, quotes, out),
+            (Some(ShellValue::Array(all)), index) => {
                 let k = index.map_or(Some(0), |i| i.parse::<usize>().ok());
                 k.and_then(|k| all.into_iter().nth(k)).unwrap_or_else(|| Text::empty(line))
             }
-            (Some(Value::Text(text)), _) => text,
+            (Some(ShellValue::Text(text)), _) => text,
             (None, Some("@" | "*")) => {
                 self.shell.note(line, format!("the array `{name}` is empty: nothing in the script sets it"));
                 return Ok(());

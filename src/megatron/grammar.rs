@@ -6,13 +6,47 @@ use tree_sitter::{Parser, Tree};
 /// Most nodes of a tree within each other.
 const MOST_LEVELS: usize = 100;
 
-/// Parses a source, and names what the grammar does not understand of it.
-pub fn parse(source: &str, first_line: usize, shell: &mut Shell) -> Result<Tree, ScriptError> {
+fn tree(source: &str) -> Tree {
     let mut parser = Parser::new();
     parser.set_language(&tree_sitter_bash::LANGUAGE.into()).expect("invariant: the grammar is of this version");
-    let tree = parser.parse(source, None).expect("invariant: there is a language, and no limit of time");
+    parser.parse(source, None).expect("invariant: there is a language, and no limit of time")
+}
+
+/// Parses a source, and names what the grammar does not understand of it.
+pub fn parse(source: &str, first_line: usize, shell: &mut Shell) -> Result<Tree, ScriptError> {
+    let tree = tree(source);
     look_through(&tree, source, first_line, shell)?;
     Ok(tree)
+}
+
+/// The source with braces where the grammar needs them: it ends the word `${A}_$B.c` behind the second `$`.
+pub fn with_braces(source: &str) -> String {
+    let tree = tree(source);
+    let mut cursor = tree.walk();
+    let mut ends = vec![];
+    'all: loop {
+        let node = cursor.node();
+        if node.kind() == "$" && node.parent().is_none_or(|p| p.kind() != "simple_expansion") {
+            ends.push(node.end_byte());
+        }
+        if cursor.goto_first_child() {
+            continue;
+        }
+        while !cursor.goto_next_sibling() {
+            if !cursor.goto_parent() {
+                break 'all;
+            }
+        }
+    }
+    let mut out = source.to_string();
+    for end in ends.into_iter().rev() {
+        let name = source[end..].bytes().take_while(|b| b.is_ascii_alphanumeric() || *b == b'_').count();
+        if name > 0 && !source.as_bytes()[end].is_ascii_digit() {
+            out.insert(end + name, '}');
+            out.insert(end, '{');
+        }
+    }
+    out
 }
 
 /// Names what the grammar does not understand. Nodes that are too many within each other are an error.

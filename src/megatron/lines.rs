@@ -2,7 +2,7 @@
 
 use super::plan::{Part, Plan};
 use super::shell::Origin;
-use super::text::{JOINED, Piece, Text};
+use super::text::{JOINED, ScriptPiece, Text};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -131,9 +131,9 @@ impl Plan<'_> {
 
     /// A text that may stand for several words, as in the script: what is unknown has no quotes.
     fn word_or_list(&self, text: &Text) -> String {
-        let piece = |piece: &Piece| match piece {
-            Piece::Known(known) => quoted_name(&known.replace(JOINED, "")),
-            Piece::Unknown(which) => format!("${{{}}}", self.shell.unknowns[*which].name),
+        let piece = |piece: &ScriptPiece| match piece {
+            ScriptPiece::Known(known) => quoted_name(&known.replace(JOINED, "")),
+            ScriptPiece::Unknown(which) => format!("${{{}}}", self.shell.unknowns[*which].name),
         };
         text.pieces().iter().map(piece).collect()
     }
@@ -146,9 +146,9 @@ impl Plan<'_> {
                 let mut out = String::from("\"");
                 for piece in text.pieces() {
                     match piece {
-                        Piece::Known(known) => out
+                        ScriptPiece::Known(known) => out
                             .extend(known.chars().filter(|c| *c != JOINED).flat_map(|c| "\\\"$`".contains(c).then_some('\\').into_iter().chain([c]))),
-                        Piece::Unknown(which) => {
+                        ScriptPiece::Unknown(which) => {
                             let _ = write!(out, "${{{}}}", self.shell.unknowns[*which].name);
                         }
                     }

@@ -2,7 +2,7 @@
 //! be in the part that is known.
 
 use super::conditions::matches;
-use super::text::{Piece, Text};
+use super::text::{ScriptPiece, Text};
 
 /// Most bytes of a text of which a part is cut by a pattern: each of its ends is compared.
 const MOST: usize = 4096;
@@ -19,8 +19,8 @@ impl Text {
         let is_whole = self.whole().is_some();
         let piece = if at_end { self.pieces().last() } else { self.pieces().first() };
         let known = match piece {
-            Some(Piece::Known(text)) => text.as_str(),
-            Some(Piece::Unknown(_)) => return None,
+            Some(ScriptPiece::Known(text)) => text.as_str(),
+            Some(ScriptPiece::Unknown(_)) => return None,
             None => "",
         };
         // The longest may reach into what is unknown.
@@ -47,8 +47,8 @@ impl Text {
         for (k, piece) in self.pieces().iter().enumerate() {
             match piece {
                 _ if k == if is_last { end } else { 0 } => out.push_known(text),
-                Piece::Known(known) => out.push_known(known),
-                Piece::Unknown(which) => out.push(&Text::unknown(*which, self.line)),
+                ScriptPiece::Known(known) => out.push_known(known),
+                ScriptPiece::Unknown(which) => out.push(&Text::unknown(*which, self.line)),
             }
         }
         out
@@ -57,7 +57,7 @@ impl Text {
     /// Without this ending, if it has it.
     pub fn without_end(&self, ending: &str) -> Text {
         match self.pieces().last() {
-            Some(Piece::Known(last)) if last.ends_with(ending) => self.with_piece(true, &last[..last.len() - ending.len()]),
+            Some(ScriptPiece::Known(last)) if last.ends_with(ending) => self.with_piece(true, &last[..last.len() - ending.len()]),
             _ => self.clone(),
         }
     }
@@ -65,7 +65,7 @@ impl Text {
     /// What `basename` prints.
     pub fn base_name(&self) -> Option<Text> {
         match self.pieces() {
-            [.., Piece::Known(last)] => {
+            [.., ScriptPiece::Known(last)] => {
                 let last = last.trim_end_matches('/');
                 match last.rsplit_once('/') {
                     Some((_, name)) => Some(Text::known(name, self.line)),
@@ -80,7 +80,7 @@ impl Text {
 
     /// What `dirname` prints.
     pub fn dir_name(&self) -> Option<Text> {
-        let Some(Piece::Known(last)) = self.pieces().last() else { return None };
+        let Some(ScriptPiece::Known(last)) = self.pieces().last() else { return None };
         match last.trim_end_matches('/').rsplit_once('/') {
             Some(("", _)) if self.whole().is_some() => Some(Text::known("/", self.line)),
             Some((dir, _)) => Some(self.with_piece(true, dir.trim_end_matches('/'))),

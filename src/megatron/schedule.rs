@@ -8,7 +8,7 @@ const WSD: &str = "WSD";
 
 /// What becomes of a learning rate behind its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Style {
+enum LrDecay {
     Constant,
     Falls,
     /// In so many last steps.
@@ -107,7 +107,7 @@ impl Plan<'_> {
         let decay = self.number("lr-decay-iters").map(|(_, n)| n).or(decay_samples);
         let end = decay.or(steps);
         let style = self.decay_style(batch);
-        let is_constant = style == Style::Constant;
+        let is_constant = style == LrDecay::Constant;
         if let Some(flag) = falls.filter(|_| is_constant) {
             self.leave(&flag, "a constant rate does not fall");
         }
@@ -140,7 +140,7 @@ impl Plan<'_> {
         if let Some(end) = end.filter(|_| !is_constant) {
             if end <= warmup {
                 self.errors.push(format!("the learning rate has fallen after {end} steps, and {warmup} still raise it"));
-            } else if let Style::FallsLate(last) = style
+            } else if let LrDecay::FallsLate(last) = style
                 && last > end - warmup
             {
                 self.errors.push(format!("the learning rate falls in the last {last} of {end} steps, and the first {warmup} still raise it"));
@@ -151,7 +151,7 @@ impl Plan<'_> {
     }
 
     /// How the rate falls, and its flags.
-    fn decay_style(&mut self, batch: Option<u64>) -> Style {
+    fn decay_style(&mut self, batch: Option<u64>) -> LrDecay {
         let asked = self.valued("lr-decay-style");
         let value = asked.as_ref().map_or(Some("linear"), |(_, value)| value.whole());
         let known = value.and_then(|value| ["constant", "linear", "cosine", "inverse-square-root", WSD].into_iter().find(|name| *name == value));
@@ -171,18 +171,18 @@ impl Plan<'_> {
             for name in ["lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"] {
                 self.drop_flag(name, "it counts with `--lr-decay-style WSD` alone");
             }
-            return if name == "constant" { Style::Constant } else { Style::Falls };
+            return if name == "constant" { LrDecay::Constant } else { LrDecay::Falls };
         }
         self.with_default("lr-wsd-decay-style", "exponential");
         let samples = self.in_steps("lr-wsd-decay-samples", batch).map(|s| s.round() as u64);
         match self.number("lr-wsd-decay-iters").map(|(_, n)| n).or(samples) {
             Some(last) => {
                 self.compile("--lr-wsd-decay-iters", Text::known(last.to_string(), 0));
-                Style::FallsLate(last)
+                LrDecay::FallsLate(last)
             }
             None => {
                 self.errors.push("`--lr-decay-style WSD` needs `--lr-wsd-decay-iters`, the last steps, in which the rate falls".into());
-                Style::Falls
+                LrDecay::Falls
             }
         }
     }

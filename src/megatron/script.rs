@@ -4,9 +4,9 @@
 //! Each statement is followed once, in order; loops over lists as often as these have words.
 
 use super::conditions::Truth;
-use super::grammar::{flags_in, parse, short};
+use super::grammar::{flags_in, parse, short, with_braces};
 use super::launch;
-use super::shell::{ScriptError, Shell, Value};
+use super::shell::{ScriptError, Shell, ShellValue};
 use super::text::{Fields, JOINED, Text};
 use super::words::Walk;
 use std::collections::BTreeMap;
@@ -23,8 +23,9 @@ const SILENT: &[&str] = &[
 
 /// Follows a script from its first line on.
 pub fn follow(source: &str, shell: &mut Shell) -> Result<(), ScriptError> {
-    let tree = parse(source, 1, shell)?;
-    let mut walk = Walk { source, first_line: 1, shell, functions: BTreeMap::new(), depth: 0 };
+    let source = with_braces(source);
+    let tree = parse(&source, 1, shell)?;
+    let mut walk = Walk { source: &source, first_line: 1, shell, functions: BTreeMap::new(), depth: 0 };
     walk.all(tree.root_node())
 }
 
@@ -41,8 +42,9 @@ impl<'n> Walk<'_, 'n> {
             return Err(ScriptError::Deep(line));
         }
         self.shell.charge(source.len(), line)?;
-        let tree = parse(source, line, self.shell)?;
-        let mut walk = Walk { source, first_line: line, shell: self.shell, functions: BTreeMap::new(), depth: self.depth + 1 };
+        let source = with_braces(source);
+        let tree = parse(&source, line, self.shell)?;
+        let mut walk = Walk { source: &source, first_line: line, shell: self.shell, functions: BTreeMap::new(), depth: self.depth + 1 };
         then(&mut walk, tree.root_node()).map(Some)
     }
 
@@ -125,10 +127,10 @@ impl<'n> Walk<'_, 'n> {
                 for element in array.named_children(&mut cursor).filter(|e| !matches!(e.kind(), "comment" | "ERROR")).collect::<Vec<_>>() {
                     words.extend(self.words(element)?);
                 }
-                Value::Array(words)
+                ShellValue::Array(words)
             }
-            Some(text) => Value::Text(self.text(text)?),
-            None => Value::Text(Text::empty(line)),
+            Some(text) => ShellValue::Text(self.text(text)?),
+            None => ShellValue::Text(Text::empty(line)),
         };
         if index.is_some() {
             self.shell.note(line, format!("`{}` is not followed", short(self.source_of(node))));
@@ -136,27 +138,27 @@ impl<'n> Walk<'_, 'n> {
         }
         let before = if appends { self.shell.read(&name) } else { None };
         let value = match (before, value) {
-            (Some(Value::Array(mut all)), Value::Array(more)) => {
+            (Some(ShellValue::Array(mut all)), ShellValue::Array(more)) => {
                 all.extend(more);
-                Value::Array(all)
+                ShellValue::Array(all)
             }
-            (Some(Value::Array(mut all)), Value::Text(more)) => {
+            (Some(ShellValue::Array(mut all)), ShellValue::Text(more)) => {
                 match all.first_mut() {
                     Some(first) => first.push(&more),
                     None => all.push(more),
                 }
-                Value::Array(all)
+                ShellValue::Array(all)
             }
-            (Some(Value::Text(text)), Value::Array(more)) => Value::Array(std::iter::once(text).chain(more).collect()),
-            (Some(Value::Text(mut text)), Value::Text(more)) => {
+            (Some(ShellValue::Text(text)), ShellValue::Array(more)) => ShellValue::Array(std::iter::once(text).chain(more).collect()),
+            (Some(ShellValue::Text(mut text)), ShellValue::Text(more)) => {
                 text.push(&more);
-                Value::Text(text)
+                ShellValue::Text(text)
             }
             (None, value) => value,
         };
         let bytes = match &value {
-            Value::Text(text) => text.len(),
-            Value::Array(all) => all.iter().map(Text::len).sum(),
+            ShellValue::Text(text) => text.len(),
+            ShellValue::Array(all) => all.iter().map(Text::len).sum(),
         };
         self.shell.charge(bytes, line)?;
         self.shell.assign(&name, value);

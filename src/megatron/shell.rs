@@ -39,7 +39,7 @@ impl ScriptError {
 const FILE: usize = 10_000_000;
 
 #[derive(Clone, Debug)]
-pub enum Value {
+pub enum ShellValue {
     Text(Text),
     Array(Vec<Text>),
 }
@@ -76,7 +76,7 @@ pub struct Shell {
     /// What the user says of variables: it counts more than the script.
     given: BTreeMap<String, String>,
     asked: BTreeSet<String>,
-    variables: BTreeMap<String, Value>,
+    variables: BTreeMap<String, ShellValue>,
     /// Arguments of the function that is being followed.
     pub arguments: Option<Vec<Text>>,
     pub unknowns: Vec<Unknown>,
@@ -144,23 +144,23 @@ impl Shell {
     }
 
     /// What a variable or an argument holds, if it is set.
-    pub fn read(&mut self, name: &str) -> Option<Value> {
+    pub fn read(&mut self, name: &str) -> Option<ShellValue> {
         self.asked.insert(name.into());
         let argument = name.parse::<usize>().ok().and_then(|k| k.checked_sub(1));
         if let (Some(k), Some(arguments)) = (argument, &self.arguments) {
-            return arguments.get(k).cloned().map(Value::Text);
+            return arguments.get(k).cloned().map(ShellValue::Text);
         }
-        let script = || self.script.as_ref().map(|path| Value::Text(Text::known(path.display().to_string(), 0)));
+        let script = || self.script.as_ref().map(|path| ShellValue::Text(Text::known(path.display().to_string(), 0)));
         match self.given.get(name) {
-            Some(text) => Some(Value::Text(Text::known(text.clone(), 0))),
+            Some(text) => Some(ShellValue::Text(Text::known(text.clone(), 0))),
             None if matches!(name, "0" | "BASH_SOURCE") => script(),
             None => self.variables.get(name).cloned(),
         }
     }
 
-    pub fn assign(&mut self, name: &str, value: Value) {
+    pub fn assign(&mut self, name: &str, value: ShellValue) {
         self.asked.insert(name.into());
-        if let Value::Text(text) = &value
+        if let ShellValue::Text(text) = &value
             && let Some(which) = text.lone_unknown()
             && matches!(self.unknowns[which].origin, Origin::Argument(_) | Origin::Command(_))
             && ["ARGUMENT_", "OF_LINE_"].iter().any(|start| self.unknowns[which].name.starts_with(start))

@@ -1,7 +1,7 @@
 //! What a script reads and asks for: files beside it that it sources, and the few commands whose output is
 //! known without running them, which take paths apart.
 
-use super::grammar::parse;
+use super::grammar::{parse, with_braces};
 use super::script::MOST_SOURCES;
 use super::shell::{ScriptError, Shell};
 use super::text::{Fields, Text};
@@ -45,6 +45,7 @@ impl Walk<'_, '_> {
         self.shell.charge(source.len(), line)?;
         // Lines of the file are told from those of the script.
         let first_line = self.shell.begin_file(&shown);
+        let source = with_braces(&source);
         let tree = parse(&source, first_line, self.shell).map_err(|e| e.at(line))?;
         let before = (!arguments.is_empty()).then(|| self.shell.arguments.replace(arguments));
         let mut walk = Walk { source: &source, first_line, shell: self.shell, functions: BTreeMap::new(), depth: self.depth + 1 };

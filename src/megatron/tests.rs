@@ -103,6 +103,26 @@ while read x; do A="--none"; done
     );
 }
 
+/// tree-sitter ends a word at a `$` behind `${A}`, and what is lost there would train on other data.
+#[test]
+fn variables_in_and_without_braces_are_one_word() {
+    let script = r#"
+A=/a
+B=b_1
+OUT=${A}/logs_$B.txt
+MORE=(--x ${A}/$B.x)
+torchrun pretrain_gpt.py --data-path ${A}/corpus_$B.text '$B' --out $OUT ${MORE[@]} --log=${A}/%j_$B.log
+"#;
+    followed(
+        script,
+        &[],
+        &expect![[r#"
+            6: torchrun|pretrain_gpt.py|--data-path|/a/corpus_b_1.text|$B|--out|/a/logs_b_1.txt|--x|/a/b_1.x|--log=/a/%j_b_1.log
+              lines 6 2 6 6 4 5 2 6
+        "#]],
+    );
+}
+
 #[test]
 fn what_a_shell_runs_from_a_string_is_followed() {
     let script = r#"

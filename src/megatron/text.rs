@@ -6,7 +6,7 @@ pub const JOINED: char = '\u{b}';
 
 /// A part of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum ScriptPiece {
     Known(String),
     /// By its place in the list of unknowns.
     Unknown(usize),
@@ -15,7 +15,7 @@ pub enum Piece {
 /// A value of a script, with the line on which it is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Text {
-    pieces: Vec<Piece>,
+    pieces: Vec<ScriptPiece>,
     pub line: usize,
 }
 
@@ -31,26 +31,26 @@ impl Text {
     }
 
     pub fn unknown(which: usize, line: usize) -> Text {
-        Text { pieces: vec![Piece::Unknown(which)], line }
+        Text { pieces: vec![ScriptPiece::Unknown(which)], line }
     }
 
-    pub fn pieces(&self) -> &[Piece] {
+    pub fn pieces(&self) -> &[ScriptPiece] {
         &self.pieces
     }
 
     pub fn push_known(&mut self, text: &str) {
         match self.pieces.last_mut() {
-            Some(Piece::Known(last)) => last.push_str(text),
+            Some(ScriptPiece::Known(last)) => last.push_str(text),
             _ if text.is_empty() => {}
-            _ => self.pieces.push(Piece::Known(text.into())),
+            _ => self.pieces.push(ScriptPiece::Known(text.into())),
         }
     }
 
     pub fn push(&mut self, text: &Text) {
         for piece in &text.pieces {
             match piece {
-                Piece::Known(known) => self.push_known(known),
-                Piece::Unknown(_) => self.pieces.push(piece.clone()),
+                ScriptPiece::Known(known) => self.push_known(known),
+                ScriptPiece::Unknown(_) => self.pieces.push(piece.clone()),
             }
         }
     }
@@ -59,7 +59,7 @@ impl Text {
     pub fn whole(&self) -> Option<&str> {
         match self.pieces.as_slice() {
             [] => Some(""),
-            [Piece::Known(text)] => Some(text),
+            [ScriptPiece::Known(text)] => Some(text),
             _ => None,
         }
     }
@@ -67,41 +67,41 @@ impl Text {
     /// The unknown that it is and nothing else.
     pub fn lone_unknown(&self) -> Option<usize> {
         match self.pieces.as_slice() {
-            [Piece::Unknown(which)] => Some(*which),
+            [ScriptPiece::Unknown(which)] => Some(*which),
             _ => None,
         }
     }
 
     pub fn unknowns(&self) -> impl Iterator<Item = usize> {
-        self.pieces.iter().filter_map(|p| if let Piece::Unknown(which) = p { Some(*which) } else { None })
+        self.pieces.iter().filter_map(|p| if let ScriptPiece::Unknown(which) = p { Some(*which) } else { None })
     }
 
     pub fn starts_with(&self, start: &str) -> bool {
-        matches!(self.pieces.first(), Some(Piece::Known(text)) if text.starts_with(start))
+        matches!(self.pieces.first(), Some(ScriptPiece::Known(text)) if text.starts_with(start))
     }
 
     pub fn ends_with(&self, end: &str) -> bool {
-        matches!(self.pieces.last(), Some(Piece::Known(text)) if text.ends_with(end))
+        matches!(self.pieces.last(), Some(ScriptPiece::Known(text)) if text.ends_with(end))
     }
 
     /// The bytes that are known.
     pub fn len(&self) -> usize {
-        self.pieces.iter().map(|p| if let Piece::Known(text) = p { text.len() } else { 1 }).sum()
+        self.pieces.iter().map(|p| if let ScriptPiece::Known(text) = p { text.len() } else { 1 }).sum()
     }
 
     /// With `write` for what each unknown stands for.
     pub fn filled(&self, mut write: impl FnMut(usize) -> String) -> String {
-        let mut piece = |p: &Piece| match p {
-            Piece::Known(text) => text.clone(),
-            Piece::Unknown(which) => write(*which),
+        let mut piece = |p: &ScriptPiece| match p {
+            ScriptPiece::Known(text) => text.clone(),
+            ScriptPiece::Unknown(which) => write(*which),
         };
         self.pieces.iter().map(&mut piece).collect()
     }
 
     /// At the first `separator` of what is known.
     pub fn split_once(&self, separator: char) -> Option<(Text, Text)> {
-        let at = self.pieces.iter().position(|p| matches!(p, Piece::Known(text) if text.contains(separator)))?;
-        let Piece::Known(text) = &self.pieces[at] else { return None };
+        let at = self.pieces.iter().position(|p| matches!(p, ScriptPiece::Known(text) if text.contains(separator)))?;
+        let ScriptPiece::Known(text) = &self.pieces[at] else { return None };
         let (left, right) = text.split_once(separator)?;
         let mut before = Text { pieces: self.pieces[..at].to_vec(), line: self.line };
         before.push_known(left);
@@ -129,8 +129,8 @@ impl Fields {
         let mut line = text.line;
         for piece in &text.pieces {
             match piece {
-                Piece::Unknown(which) => self.quoted(&Text::unknown(*which, line)),
-                Piece::Known(known) => {
+                ScriptPiece::Unknown(which) => self.quoted(&Text::unknown(*which, line)),
+                ScriptPiece::Known(known) => {
                     for part in known.split_inclusive(char::is_whitespace) {
                         let word = part.trim_end_matches(char::is_whitespace);
                         if !word.is_empty() {

@@ -1,6 +1,6 @@
 //! `mcc plan --gpus A..B`: how the best plans change with the number of devices.
 
-use super::Asked;
+use super::PlanRequest;
 use super::searching::Searching;
 use super::show::{duration, spelled};
 use crate::cli::Scaling;
@@ -43,7 +43,7 @@ struct Best {
 
 /// Points of strong or of weak scaling.
 #[derive(Serialize)]
-pub struct Curve {
+pub struct ScalingCurve {
     scaling: &'static str,
     points: Vec<Point>,
 }
@@ -52,11 +52,11 @@ pub struct Curve {
 ///
 /// # Errors
 /// No number of devices has a plan: what the first is refused for.
-pub fn search(searching: &Searching<'_>, typed: &[(String, String)]) -> Result<Vec<Curve>, Failure> {
+pub fn search(searching: &Searching<'_>, typed: &[(String, String)]) -> Result<Vec<ScalingCurve>, Failure> {
     let (args, all) = (searching.args, searching.args.gpus.all());
     let (fewest, batch) = (all[0], searching.base.options.global_batch);
     let effort = Effort { plans: args.whole as usize, changes: 0, top: 1, ..Effort::default() };
-    let asked = Asked { base: &searching.base.options, typed, model: &args.model, target: &args.plan.target };
+    let asked = PlanRequest { base: &searching.base.options, typed, model: &args.model, target: &args.plan.target };
     let point = |gpus: u64, sequences: u64| {
         searching.search(gpus, sequences, effort, |_, found| {
             let best = found.plans.first().map(|plan| best(searching, gpus, plan, &asked));
@@ -64,7 +64,7 @@ pub fn search(searching: &Searching<'_>, typed: &[(String, String)]) -> Result<V
             Point { gpus, sequences, needs, best }
         })
     };
-    let mut curves: Vec<Curve> = vec![];
+    let mut curves: Vec<ScalingCurve> = vec![];
     for (how, scaling) in [(Scaling::Strong, "strong"), (Scaling::Weak, "weak")] {
         if args.scaling != how && args.scaling != Scaling::Both {
             continue;
@@ -81,7 +81,7 @@ pub fn search(searching: &Searching<'_>, typed: &[(String, String)]) -> Result<V
                 p.best.iter_mut().for_each(|b| b.efficiency = own.unwrap_or(0.0) / first);
             }
         }
-        curves.push(Curve { scaling, points });
+        curves.push(ScalingCurve { scaling, points });
     }
     if curves.iter().flat_map(|c| &c.points).all(|p| p.best.is_none()) {
         return Err(searching.search(fewest, batch, effort, |search, found| {
@@ -98,7 +98,7 @@ fn grown(batch: u64, devices: u64, fewest: u64) -> u64 {
     u64::try_from(product / u128::from(fewest)).unwrap_or(u64::MAX)
 }
 
-fn best(searching: &Searching<'_>, gpus: u64, plan: &Planned, asked: &Asked<'_>) -> Best {
+fn best(searching: &Searching<'_>, gpus: u64, plan: &Planned, asked: &PlanRequest<'_>) -> Best {
     let step = &plan.step;
     Best {
         flags: asked.words(&plan.options),
@@ -118,14 +118,14 @@ fn best(searching: &Searching<'_>, gpus: u64, plan: &Planned, asked: &Asked<'_>)
 
 /// # Errors
 /// A reader that has left.
-pub fn show(searching: &Searching<'_>, curves: &[Curve]) -> Result<(), Failure> {
+pub fn show(searching: &Searching<'_>, curves: &[ScalingCurve]) -> Result<(), Failure> {
     if searching.args.json {
         #[derive(Serialize)]
-        struct Report<'a> {
+        struct CurveReport<'a> {
             machine: &'a str,
-            curves: &'a [Curve],
+            curves: &'a [ScalingCurve],
         }
-        let report = Report { machine: &searching.machine.name, curves };
+        let report = CurveReport { machine: &searching.machine.name, curves };
         return Ok(out!("{}\n", serde_json::to_string_pretty(&report).map_err(anyhow::Error::from)?)?);
     }
     let mut out = String::new();

@@ -1,6 +1,6 @@
 //! The plans of a search, as a part of the page of the best.
 
-use super::Asked;
+use super::PlanRequest;
 use super::show::{NUMBERS, chosen, duration, left, rests, why};
 use crate::pages::numbers::{bytes, count, of, percent};
 use crate::simulate::time;
@@ -9,7 +9,7 @@ use planner::search::{Found, Planned, Search};
 use simulate::goodput::goodput;
 
 /// Of the plans that are shown: times, memory, what takes the time, and why the others take longer.
-pub fn plans(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize) -> Markup {
+pub fn plans(search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>, top: usize) -> Markup {
     let plans = &found.plans[..found.plans.len().min(top)];
     let Found { considered, too_large, samples, compiled, .. } = found;
     let best = &plans[0];
@@ -51,7 +51,7 @@ pub fn plans(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize) 
     }
 }
 
-fn row(k: usize, plan: &Planned, best: &Planned, asked: &Asked<'_>) -> Markup {
+fn row(k: usize, plan: &Planned, best: &Planned, asked: &PlanRequest<'_>) -> Markup {
     let step = &plan.step;
     let part = |seconds: f64| percent(seconds / step.seconds);
     let longer = 100.0 * (step.seconds / best.step.seconds - 1.0);

@@ -3,14 +3,14 @@
 use crate::cli::{self, PlanArgs, PlannerArgs};
 use crate::compile::{self, cache_dir, footprint, request};
 use crate::failure::Failure;
-use crate::limits::Watch;
+use crate::limits::LimitWatch;
 use crate::misuse::misuse;
 use crate::options::override_train;
 use crate::plan_file::{OWN, hash};
 use crate::print::note;
 use crate::shown::escapes;
 use crate::simulate::fits;
-use crate::text::Text;
+use crate::text::ModelFile;
 use codegen::Verify;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ir::diag::Source;
@@ -59,7 +59,7 @@ const HELD: [(&str, Choice); 24] = [
 /// What searches of a command line share.
 pub struct Searching<'a> {
     pub args: &'a PlannerArgs,
-    pub text: Text,
+    pub text: ModelFile,
     /// That and what it imports, as programs have them.
     sources: Vec<Source>,
     /// Without what was measured of kernels.
@@ -77,7 +77,13 @@ pub struct Searching<'a> {
 impl<'a> Searching<'a> {
     /// # Errors
     /// Flags that contradict each other or the machine; a text that is wrong.
-    pub fn new(args: &'a PlannerArgs, typed: &[(String, String)], machine: &Machine, text: Text, watch: &Watch) -> Result<Searching<'a>, Failure> {
+    pub fn new(
+        args: &'a PlannerArgs,
+        typed: &[(String, String)],
+        machine: &Machine,
+        text: ModelFile,
+        watch: &LimitWatch,
+    ) -> Result<Searching<'a>, Failure> {
         let (plan, threads) = (&args.plan, args.threads_per_rank);
         if threads > 1 && !machine.is_cpu() {
             return Err(misuse!("`--threads-per-rank` is of CPUs, and `{}` has GPUs", machine.name).into());
@@ -169,7 +175,7 @@ impl<'a> Searching<'a> {
 }
 
 /// The models of a plan, with fewer layers if these are named.
-fn models(text: &Text, base: &Request, plan: &PlanArgs, options: &Options, layers: Option<(&str, u32)>) -> Option<Models> {
+fn models(text: &ModelFile, base: &Request, plan: &PlanArgs, options: &Options, layers: Option<(&str, u32)>) -> Option<Models> {
     let mut request = Request { options: options.clone(), ..base.clone() };
     if let Some((name, n)) = layers {
         request.elaboration.defines.push((name.into(), n.to_string()));
@@ -189,7 +195,7 @@ fn budget(args: &PlannerArgs, machine: &Machine, ranks: u64) -> u64 {
 }
 
 /// Why there is no plan.
-fn none(search: &Search<'_>, found: &Found, text: &Text, base: &Request, plan: &PlanArgs) -> Failure {
+fn none(search: &Search<'_>, found: &Found, text: &ModelFile, base: &Request, plan: &PlanArgs) -> Failure {
     let (ranks, batch) = (search.space.ranks, search.space.base.global_batch);
     if let Some(p) = &found.smallest {
         let flags = cli::changes(&base.options, &p.options).join(" ");
@@ -216,7 +222,7 @@ fn bar() -> Option<ProgressBar> {
 }
 
 /// What samples depend on beside their options: this program, the text and all it imports, the flags, the machine.
-fn key(text: &Text, base: &Request, machine: &Machine, threads: u64, typed: &[(String, String)]) -> String {
+fn key(text: &ModelFile, base: &Request, machine: &Machine, threads: u64, typed: &[(String, String)]) -> String {
     let mut hasher = blake3::Hasher::new();
     let own = std::env::current_exe().and_then(fs::metadata).ok();
     let built = own.map(|m| (m.len(), m.modified().ok()));

@@ -1,6 +1,6 @@
 //! What `mcc plan` prints.
 
-use super::Asked;
+use super::PlanRequest;
 use crate::pages::numbers;
 use crate::print::{PrintError, out};
 use crate::simulate::time;
@@ -19,7 +19,7 @@ const REASONS: usize = 3;
 pub const NUMBERS: usize = 6;
 
 /// For people.
-pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, took: Duration) -> Result<(), PrintError> {
+pub fn text(search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>, top: usize, took: Duration) -> Result<(), PrintError> {
     let mut out = String::new();
     let plans = &found.plans[..found.plans.len().min(top)];
     let Found { considered, too_large, samples, compiled, .. } = found;
@@ -94,13 +94,13 @@ pub fn text(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize, t
 }
 
 /// What compiles a plan.
-pub fn compile_line(asked: &Asked<'_>, plan: &Planned) -> String {
+pub fn compile_line(asked: &PlanRequest<'_>, plan: &Planned) -> String {
     let words: Vec<String> = asked.words(&plan.options).iter().map(|w| spelled(w)).collect();
     format!("mcc compile {} {}", quoted(&asked.model.display().to_string()), words.join(" "))
 }
 
 /// The flags of a plan that were chosen, as they are typed.
-pub fn chosen(asked: &Asked<'_>, plan: &Planned) -> String {
+pub fn chosen(asked: &PlanRequest<'_>, plan: &Planned) -> String {
     asked.chosen(&plan.options).iter().map(|w| spelled(w)).collect::<Vec<_>>().join(" ")
 }
 
@@ -180,7 +180,7 @@ fn quoted(word: &str) -> String {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct PlanReport<'a> {
     machine: &'a str,
     ranks: u64,
     considered: usize,
@@ -193,11 +193,11 @@ struct Report<'a> {
     /// Plans that were not compiled and that no bound rules out, and the least that one of them is expected to take.
     open: usize,
     next: Option<f64>,
-    plans: Vec<Row<'a>>,
+    plans: Vec<PlanRow<'a>>,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct PlanRow<'a> {
     flags: Vec<String>,
     bytes: u64,
     /// What was expected before it was compiled.
@@ -209,10 +209,10 @@ struct Row<'a> {
 }
 
 /// For tools.
-pub fn json(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize) -> anyhow::Result<()> {
+pub fn json(search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>, top: usize) -> anyhow::Result<()> {
     let rows = found.plans.iter().take(top).map(|plan| {
         let Planned { step, bytes, estimate, checkpoint, options, .. } = plan;
-        Row {
+        PlanRow {
             flags: asked.words(options),
             bytes: *bytes,
             expected_seconds: estimate.map(|e| e.seconds),
@@ -223,7 +223,7 @@ pub fn json(search: &Search<'_>, found: &Found, asked: &Asked<'_>, top: usize) -
     });
     let Found { considered, unsampled, refused, too_large, samples, compiled, open, next, .. } = *found;
     let (machine, ranks) = (search.machine.name.as_str(), search.space.ranks);
-    let report = Report { machine, ranks, considered, unsampled, refused, too_large, samples, compiled, open, next, plans: rows.collect() };
+    let report = PlanReport { machine, ranks, considered, unsampled, refused, too_large, samples, compiled, open, next, plans: rows.collect() };
     out!("{}\n", serde_json::to_string_pretty(&report)?)?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::pages::numbers::of;
 use ir::program::{Job, Space, Stream};
-use passes::report::footprint::Kind;
+use passes::report::footprint::MemoryCategory;
 use passes::report::in_use::{InUse, Whose};
 use serde::Serialize;
 use simulate::play::Slice;
@@ -34,7 +34,7 @@ pub struct MemoryCurve {
 #[derive(Debug, Serialize)]
 pub struct Owner {
     pub label: String,
-    /// Its number in [`Kind::ALL`].
+    /// Its number in [`MemoryCategory::ALL`].
     pub kind: usize,
     /// The most in each part of the step, in the curve's unit.
     pub bytes: Vec<u64>,
@@ -98,9 +98,9 @@ impl Computed {
         let mut rest = all.split_off(all.len().min(OWNERS));
         let unit = (peak / STEPS).max(1);
         all.iter_mut().chain(&mut rest).flat_map(|o| &mut o.1).for_each(|bytes| *bytes = (*bytes + unit / 2) / unit);
-        let number = |kind: Kind| Kind::ALL.iter().position(|k| *k == kind).unwrap_or(0);
+        let number = |kind: MemoryCategory| MemoryCategory::ALL.iter().position(|k| *k == kind).unwrap_or(0);
         let mut owners: Vec<Owner> = vec![];
-        for kind in Kind::ALL {
+        for kind in MemoryCategory::ALL {
             let (own, few) = (all.iter().filter(|o| o.0.0 == kind), rest.iter().filter(|o| o.0.0 == kind));
             owners.extend(own.map(|(whose, bytes)| Owner { label: label(job, *whose), kind: number(kind), bytes: bytes.clone() }));
             let few: Vec<&Vec<u64>> = few.map(|o| &o.1).collect();
@@ -119,11 +119,11 @@ fn label(job: &Job, (kind, line): Whose) -> String {
 }
 
 /// A program, a body, and the first and last command of what a stream does without an event between.
-type Piece = (u32, u32, u32, u32);
+type CommandRun = (u32, u32, u32, u32);
 
 /// Of such: the commands, with when each begins and ends, as parts of all of it.
 #[derive(Default)]
-struct Shares(BTreeMap<Piece, Vec<(u32, f64, f64)>>);
+struct Shares(BTreeMap<CommandRun, Vec<(u32, f64, f64)>>);
 
 impl Shares {
     fn of(&mut self, job: &Job, costs: &Costs<'_>, slice: &Slice) -> &[(u32, f64, f64)] {

@@ -14,7 +14,7 @@ use crate::print::note;
 use anyhow::{Context, anyhow};
 use log::{Log, Stamped};
 use runtime::artifact::Artifact;
-use runtime::launch::{Ended, Existing, Note, RunError, RunEvent, Summary, replaceable};
+use runtime::launch::{Existing, Note, RunEnd, RunError, RunEvent, Summary, replaceable};
 use runtime::lines::Earlier;
 use runtime::profile::breakdown::Breakdown;
 use std::fs;
@@ -112,7 +112,7 @@ impl<'a> Watch<'a> {
     /// How it ended.
     pub fn ended(&mut self, outcome: &Result<Summary, RunError>) {
         let (step, how, why) = match outcome {
-            Ok(summary) => (summary.steps, if summary.ended == Ended::Early { How::Early } else { How::Whole }, None),
+            Ok(summary) => (summary.steps, if summary.ended == RunEnd::Early { How::Early } else { How::Whole }, None),
             Err(RunError::Ranks(failure)) => (self.last, How::Failed, Some(failure.spelled(cli::help))),
             Err(e) => (self.last, How::Failed, Some(e.to_string())),
         };

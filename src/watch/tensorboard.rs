@@ -3,7 +3,7 @@
 
 use super::clock::now;
 use prost::Message;
-use runtime::launch::{Progress, host};
+use runtime::launch::{StepMetrics, host};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -14,12 +14,12 @@ struct Event {
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    what: Option<What>,
+    #[prost(oneof = "RecordKind", tags = "3, 5, 7")]
+    what: Option<RecordKind>,
 }
 
 #[derive(prost::Oneof)]
-enum What {
+enum RecordKind {
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
@@ -31,11 +31,11 @@ enum What {
 #[derive(Message)]
 struct Summary {
     #[prost(message, repeated, tag = "1")]
-    value: Vec<Value>,
+    value: Vec<SummaryValue>,
 }
 
 #[derive(Message)]
-struct Value {
+struct SummaryValue {
     #[prost(string, tag = "1")]
     tag: String,
     /// Written even if it is zero.
@@ -64,17 +64,17 @@ impl TensorBoard {
         // hosts and processes.
         let name = format!("events.out.tfevents.{:010}.{}.{}.0", now() as u64, host(), std::process::id());
         let mut board = TensorBoard { file: File::create_new(dir.join(name))?, last: 0 };
-        board.write(0, What::FileVersion("brain.Event:2".into()))?;
+        board.write(0, RecordKind::FileVersion("brain.Event:2".into()))?;
         board.start(first)?;
         Ok(board)
     }
 
     fn start(&mut self, step: u64) -> io::Result<()> {
-        self.write(step, What::SessionLog(SessionLog { status: 1 }))
+        self.write(step, RecordKind::SessionLog(SessionLog { status: 1 }))
     }
 
     /// The numbers of a step; of one that is done again, after a restart, those of before are no more shown.
-    pub fn step(&mut self, p: &Progress) -> io::Result<()> {
+    pub fn step(&mut self, p: &StepMetrics) -> io::Result<()> {
         if p.step <= self.last {
             self.start(p.step)?;
         }
@@ -95,11 +95,11 @@ impl TensorBoard {
         let own = numbers.into_iter().filter_map(|(tag, x)| Some((tag.to_owned(), x?)));
         let others = p.reports.iter().map(|(name, x)| (format!("reports/{name}"), *x));
         let held_out = p.valid_losses.iter().map(|(name, x)| (name.clone(), *x));
-        let value = own.chain(held_out).chain(others).map(|(tag, x)| Value { tag, simple_value: Some(x as f32) }).collect();
-        self.write(p.step, What::Summary(Summary { value }))
+        let value = own.chain(held_out).chain(others).map(|(tag, x)| SummaryValue { tag, simple_value: Some(x as f32) }).collect();
+        self.write(p.step, RecordKind::Summary(Summary { value }))
     }
 
-    fn write(&mut self, step: u64, what: What) -> io::Result<()> {
+    fn write(&mut self, step: u64, what: RecordKind) -> io::Result<()> {
         let event = Event { wall_time: now(), step: step as i64, what: Some(what) }.encode_to_vec();
         let length = (event.len() as u64).to_le_bytes();
         // At once: a reader may look in between.
@@ -120,9 +120,9 @@ mod tests {
     #[test]
     fn records_are_framed_as_tensorflow_frames_them() {
         assert_eq!(masked(&24u64.to_le_bytes()), [0xa3, 0x7f, 0x4b, 0x22]);
-        let event = Event { wall_time: 1.0, step: 3, what: Some(What::FileVersion("brain.Event:2".into())) };
+        let event = Event { wall_time: 1.0, step: 3, what: Some(RecordKind::FileVersion("brain.Event:2".into())) };
         let bytes = [b"\x09\x00\x00\x00\x00\x00\x00\xf0\x3f\x10\x03\x1a\x0d", &b"brain.Event:2"[..]].concat();
         assert_eq!(event.encode_to_vec(), bytes);
-        assert_eq!(Value { tag: "a".into(), simple_value: Some(0.0) }.encode_to_vec(), b"\x0a\x01a\x15\0\0\0\0");
+        assert_eq!(SummaryValue { tag: "a".into(), simple_value: Some(0.0) }.encode_to_vec(), b"\x0a\x01a\x15\0\0\0\0");
     }
 }

@@ -278,7 +278,7 @@ fn compile_prints_a_table() {
         pp         all_reduce           # calls, # B sent by a rank in a step
         pp         send                 # calls, # B sent by a rank in a step
         tp         all_reduce          # calls, # KiB sent by a rank in a step
-        pipeline   bubble # % of the work, where a forward pass takes #, a backward pass #; stage #: # forward passes before the first backward pass, # microbatches in flight; stage #: # forward pass before the first backward pass, # microbatches in flight
+        pipeline   schedule #f#b: bubble # % of the work, where a forward pass takes #, a backward pass #; stage #: # forward passes before the first backward pass, # microbatches in flight; stage #: # forward pass before the first backward pass, # microbatches in flight
         memory     a rank of stage # (most): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # x # KiB + messages # B + temporary # KiB + exchanges # KiB + scratch of a thread # KiB
                    a rank of stage # (least): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # KiB + messages # B + temporary # B + exchanges # KiB + scratch of a thread # KiB
         peak       backward, in layers#attn#k, at models/gpt#mdl:#
@@ -307,12 +307,12 @@ fn kernels_are_held_to_their_bodies_once_and_the_table_says_so() {
         let text = String::from_utf8(ran.stdout).expect("UTF-8");
         text.lines().find_map(|l| l.strip_prefix("code ")).expect("a line of code").trim().to_string()
     };
-    assert!(code("off").starts_with("0 from the cache, none held to their bodies"));
+    assert!(code("off").starts_with("0 from the cache, none compared with the interpreter"));
     // What that has left is looked at now.
     let looked_at = code("new");
-    assert!(!looked_at.starts_with("0 from the cache") && looked_at.contains(" held to their bodies in "), "{looked_at}");
-    assert!(code("new").ends_with(" held to their bodies before"));
-    assert!(code("all").ends_with(" held to their bodies before"));
+    assert!(!looked_at.starts_with("0 from the cache") && looked_at.contains(" compared with the interpreter in "), "{looked_at}");
+    assert!(code("new").ends_with(" compared with the interpreter before"));
+    assert!(code("all").ends_with(" compared with the interpreter before"));
 }
 
 #[test]

@@ -215,7 +215,6 @@ const TOGETHER: &[Mistake] = &[
     ("run a.mcc --data corpus.txt --valid-data corpus.txt", 2, "none is asked for", "add `--eval-interval N`"),
     ("run a.mcc --data corpus.txt --trace t.json", 2, "--profile", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --resume s --seed 2", 2, "`--seed` is that of the run from which `--resume` goes on", "leave it out"),
-    ("run a.mcc --data corpus.txt --load ck --seed 2", 2, "cannot be used with '--seed <S>'", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --save-interval 5", 2, "is about checkpoints, and none are written", "`--save DIR`"),
     ("run a.mcc --data corpus.txt --on-spike back", 2, "goes back by starting again, which --restarts allows", "add `--restarts R"),
     ("run a.mcc --data corpus.txt --spike-factor 3", 2, "says when a loss jumps, and nothing happens then", "add `--on-spike back`"),

@@ -9,13 +9,14 @@ use std::path::Path;
 const SMALL: &str = "{models}/gpt2.mdl -D layers=2 -D hidden=16 -D heads=2 -D seq=8 -D vocab=32 --tp 2";
 
 #[test]
-fn the_page_of_passes_is_that_of_their_table() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/passes.md");
-    let page = passes::page::passes();
-    if std::env::var_os("UPDATE_EXPECT").is_some() {
-        fs::write(&path, &page).expect("written");
+fn the_page_of_passes_and_the_picture_of_levels_are_those_of_their_table() {
+    for (name, made) in [("passes.md", passes::page::passes()), ("images/levels.svg", passes::page::levels())] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name);
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            fs::write(&path, &made).expect("written");
+        }
+        assert!(fs::read_to_string(&path).is_ok_and(|text| text == made), "docs/{name} is another one; UPDATE_EXPECT=1 renews it");
     }
-    assert!(fs::read_to_string(&path).is_ok_and(|text| text == page), "docs/passes.md is another one; UPDATE_EXPECT=1 renews it");
 }
 
 #[test]

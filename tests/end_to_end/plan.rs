@@ -38,7 +38,11 @@ fn a_plan_is_searched_written_and_compiled() {
     fs::write(dir.path("gpt2.mdl"), fs::read_to_string(gpt2()).expect("a text") + "\n// Mine.\n").expect("written");
     let warned = dir.line("check gpt2.mdl --plan plan.json").succeeds();
     assert!(warned.stderr.contains("plan.json was searched for another text"), "{}", warned.stderr);
-    dir.line("compile gpt2.mdl --plan plan.json --pp 2").misuses_with(&["--pp", "cannot be used multiple times"]);
+    // What is typed beside a plan counts.
+    let ranks = |flags: &str| json(&dir.line(&format!("simulate gpt2.mdl --machine h100-dgx --json {flags}")).succeeds().stdout)["ranks"].clone();
+    let other = dir.line("compile gpt2.mdl --plan plan.json --tp 2 --pp 2 --dp 2 -o other.mcc").succeeds();
+    assert!(other.stderr.contains("note: the command line says otherwise than the plan's `--"), "{}", other.stderr);
+    assert_eq!(ranks("--plan plan.json --tp 2 --pp 2 --dp 2"), 8);
 }
 
 /// What flags say is held, and samples that were kept give what they gave.

@@ -8,7 +8,7 @@ use crate::reference::{Rounding, Start, Trained, train};
 use frontend::Models;
 use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
-use ir::options::{Counts, CpComm, Cuts, Options, Recompute, Rows, Zero};
+use ir::options::{Counts, CpComm, Cuts, Options, Recompute, RowChoice, Zero};
 use ir::pipeline::Schedule;
 use ir::random;
 use passes::compile::{CompileError, Compiled};
@@ -509,7 +509,7 @@ fn random_triples(first: u64) {
         let triple = Triple {
             text,
             defines: vec![],
-            case: Case { rows: Rows::Rules, inline_ops: false, precision: DType::F32, ..case },
+            case: Case { rows: RowChoice::Rules, inline_ops: false, precision: DType::F32, ..case },
             ranges,
             recipe: Recipe::Text,
         };

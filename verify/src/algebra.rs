@@ -40,25 +40,25 @@ pub fn holds(body: &Body, v: Value, row: Row) -> Result<(), String> {
     if matches!(row, Row::Split(Loop { kind: LoopKind::Ring, .. })) {
         return Ok(());
     }
-    let form = form(body, v, row);
+    let key = case_key(body, v, row);
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if !known().contains(&*form.0) {
-        Case::new(body, v, row).holds()?;
-        known().insert(form.0.to_vec().into());
+    if !known().contains(&*key.0) {
+        OpCase::new(body, v, row).holds()?;
+        known().insert(key.0.to_vec().into());
     }
     Ok(())
 }
 
 /// All that a case follows from, in bytes: op, types and row, with dims numbered as they come.
-struct Form(SmallVec<[u8; 256]>);
+struct CaseKey(SmallVec<[u8; 256]>);
 
-impl Hasher for Form {
+impl Hasher for CaseKey {
     fn write(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
     fn finish(&self) -> u64 {
-        unreachable!("invariant: a form is compared, not hashed")
+        unreachable!("invariant: a key is compared, not hashed")
     }
 }
 
@@ -85,27 +85,27 @@ fn is_zero(op: &Op) -> bool {
     matches!(op, Op::Const(Real(0.0)))
 }
 
-fn form(body: &Body, v: Value, row: Row) -> Form {
-    let (mut form, mut numbers) = (Form(SmallVec::new()), Numbers::default());
+fn case_key(body: &Body, v: Value, row: Row) -> CaseKey {
+    let (mut key, mut numbers) = (CaseKey(SmallVec::new()), Numbers::default());
     let node = &body[v];
-    node.args.len().hash(&mut form);
+    node.args.len().hash(&mut key);
     for node in node.args.iter().map(|a| &body[*a]).chain([node]) {
-        (real(node.ty.dtype), is_zero(&node.op), node.ty.dims.len()).hash(&mut form);
-        node.ty.dims.iter().for_each(|d| numbers.of(*d).hash(&mut form));
+        (real(node.ty.dtype), is_zero(&node.op), node.ty.dims.len()).hash(&mut key);
+        node.ty.dims.iter().for_each(|d| numbers.of(*d).hash(&mut key));
     }
-    node.op.map_dims(&mut |d| numbers.of(d)).hash(&mut form);
+    node.op.map_dims(&mut |d| numbers.of(d)).hash(&mut key);
     match row {
-        Row::Linear(slots) => (0u8, slots).hash(&mut form),
+        Row::Linear(slots) => (0u8, slots).hash(&mut key),
         Row::Split(l) => {
-            (1u8, l.kind).hash(&mut form);
-            l.args.iter().chain([&l.out]).for_each(|d| d.map(|d| numbers.of(d)).hash(&mut form));
+            (1u8, l.kind).hash(&mut key);
+            l.args.iter().chain([&l.out]).for_each(|d| d.map(|d| numbers.of(d)).hash(&mut key));
         }
     }
-    form
+    key
 }
 
 /// An op and a row of its table, on dims of their own.
-struct Case {
+struct OpCase {
     op: Op,
     args: Vec<Operand>,
     out: (DType, Vec<Dim>),
@@ -136,8 +136,8 @@ const POINTS: u64 = 12;
 /// Far beyond rounding in f64, and far below what a wrong row makes of numbers about 1.
 const PRECISION: f64 = 1e-9;
 
-impl Case {
-    fn new(body: &Body, v: Value, row: Row) -> Case {
+impl OpCase {
+    fn new(body: &Body, v: Value, row: Row) -> OpCase {
         let (node, mut numbers) = (&body[v], Numbers::default());
         let mut operand = |a: &Value| Operand {
             dtype: real(body[*a].ty.dtype),
@@ -159,7 +159,7 @@ impl Case {
                 CaseRow::Split(Loop { kind: l.kind, args: l.args.iter().map(&mut number).collect(), out: number(&l.out) })
             }
         };
-        Case { op, args, out, row, dims: numbers.0.len() }
+        OpCase { op, args, out, row, dims: numbers.0.len() }
     }
 
     /// How long each dim is: such that the op is one, and what the row splits has two parts.

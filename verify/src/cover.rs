@@ -10,7 +10,7 @@ use crate::region::Shape;
 use std::rc::Rc;
 
 /// Elements `from ..to` of a buffer.
-pub type Run = (u64, u64);
+pub type ElementRange = (u64, u64);
 
 /// The most parts that one question may make: what the verifier takes does not depend on what a job from
 /// elsewhere claims.
@@ -22,7 +22,7 @@ pub struct TooMany;
 
 /// Elements `from ..to`: all of them, or those of a pattern that is repeated from `from` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
+struct CoverSegment {
     from: u64,
     to: u64,
     pattern: Option<Rc<Pattern>>,
@@ -32,14 +32,14 @@ struct Part {
 #[derive(Debug, PartialEq, Eq)]
 struct Pattern {
     period: u64,
-    parts: Vec<Part>,
+    parts: Vec<CoverSegment>,
 }
 
 /// A set of elements. Its parts ascend and lie apart. What holds all elements of a range is one part when it is
 /// cut to that range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cover {
-    parts: Vec<Part>,
+    parts: Vec<CoverSegment>,
 }
 
 /// What may still be made for one question.
@@ -52,7 +52,7 @@ impl Budget {
     }
 
     /// Appends a part, as one with that before it where it continues that.
-    fn push(&mut self, out: &mut Vec<Part>, part: Part) -> Result<(), TooMany> {
+    fn push(&mut self, out: &mut Vec<CoverSegment>, part: CoverSegment) -> Result<(), TooMany> {
         self.spend(1)?;
         match out.last_mut() {
             Some(last) if last.to == part.from && self.alike(&last.pattern, &part.pattern)? => last.to = part.to,
@@ -74,7 +74,7 @@ impl Budget {
     }
 
     /// Appends what of `parts` is within `range`, which comes to lie at `at`.
-    fn slice(&mut self, parts: &[Part], range: Run, at: u64, out: &mut Vec<Part>) -> Result<(), TooMany> {
+    fn slice(&mut self, parts: &[CoverSegment], range: ElementRange, at: u64, out: &mut Vec<CoverSegment>) -> Result<(), TooMany> {
         if range.0 >= range.1 {
             return Ok(());
         }
@@ -83,7 +83,7 @@ impl Budget {
             let (from, to) = (part.from.max(range.0), part.to.min(range.1));
             let to_lie = |element: u64| element - range.0 + at;
             let Some(pattern) = &part.pattern else {
-                self.push(out, Part { from: to_lie(from), to: to_lie(to), pattern: None })?;
+                self.push(out, CoverSegment { from: to_lie(from), to: to_lie(to), pattern: None })?;
                 continue;
             };
             let (period, phase) = (pattern.period, (from - part.from) % pattern.period);
@@ -91,7 +91,7 @@ impl Budget {
             if (to - from) / period >= 2 {
                 rest = to - (to - from) % period;
                 let pattern = if phase == 0 { pattern.clone() } else { self.rotated(pattern, phase)? };
-                self.push(out, Part { from: to_lie(from), to: to_lie(rest), pattern: Some(pattern) })?;
+                self.push(out, CoverSegment { from: to_lie(from), to: to_lie(rest), pattern: Some(pattern) })?;
             }
             self.unroll(part, pattern, (rest, to), to_lie(rest), out)?;
         }
@@ -107,7 +107,7 @@ impl Budget {
     }
 
     /// Appends a part's elements within `range`, each time that its pattern stands there.
-    fn unroll(&mut self, part: &Part, pattern: &Pattern, range: Run, at: u64, out: &mut Vec<Part>) -> Result<(), TooMany> {
+    fn unroll(&mut self, part: &CoverSegment, pattern: &Pattern, range: ElementRange, at: u64, out: &mut Vec<CoverSegment>) -> Result<(), TooMany> {
         let mut from = range.0;
         while from < range.1 {
             self.spend(1)?;
@@ -120,12 +120,12 @@ impl Budget {
     }
 
     /// The elements of both; none if they share one.
-    fn union(&mut self, a: &[Part], b: &[Part]) -> Result<Option<Vec<Part>>, TooMany> {
+    fn union(&mut self, a: &[CoverSegment], b: &[CoverSegment]) -> Result<Option<Vec<CoverSegment>>, TooMany> {
         let (mut i, mut j, mut at, mut out) = (0, 0, 0, vec![]);
         loop {
             i += usize::from(a.get(i).is_some_and(|p| p.to <= at));
             j += usize::from(b.get(j).is_some_and(|p| p.to <= at));
-            let begin = |part: Option<&Part>| part.map_or(u64::MAX, |p| p.from.max(at));
+            let begin = |part: Option<&CoverSegment>| part.map_or(u64::MAX, |p| p.from.max(at));
             let (x, y) = (begin(a.get(i)), begin(b.get(j)));
             if x == y {
                 let (Some(p), Some(q)) = (a.get(i), b.get(j)) else { return Ok(Some(out)) };
@@ -142,11 +142,11 @@ impl Budget {
     }
 
     /// Appends the elements of both parts within a range; false if they share one.
-    fn both(&mut self, a: &Part, b: &Part, range: Run, out: &mut Vec<Part>) -> Result<bool, TooMany> {
+    fn both(&mut self, a: &CoverSegment, b: &CoverSegment, range: ElementRange, out: &mut Vec<CoverSegment>) -> Result<bool, TooMany> {
         let (Some(p), Some(q)) = (&a.pattern, &b.pattern) else {
             let (mut meets, other) = (vec![], if a.pattern.is_none() { b } else { a });
             self.slice(std::slice::from_ref(other), range, range.0, &mut meets)?;
-            self.push(out, Part { from: range.0, to: range.1, pattern: None })?;
+            self.push(out, CoverSegment { from: range.0, to: range.1, pattern: None })?;
             return Ok(meets.is_empty());
         };
         let (mut from, to) = range;
@@ -156,9 +156,9 @@ impl Budget {
             let Some(once) = self.unrolled(a, b, (from, from + period))? else { return Ok(false) };
             let mut parts = vec![];
             self.slice(&once, (from, from + period), 0, &mut parts)?;
-            let whole = parts == [Part { from: 0, to: period, pattern: None }];
+            let whole = parts == [CoverSegment { from: 0, to: period, pattern: None }];
             let pattern = if whole { None } else { Some(Rc::new(Pattern { period, parts })) };
-            let part = Part { from, to: from + times * period, pattern };
+            let part = CoverSegment { from, to: from + times * period, pattern };
             from = part.to;
             self.push(out, part)?;
         }
@@ -168,8 +168,8 @@ impl Budget {
     }
 
     /// The elements of both parts within a range, of which the wider pattern is unrolled.
-    fn unrolled(&mut self, a: &Part, b: &Part, range: Run) -> Result<Option<Vec<Part>>, TooMany> {
-        let period = |part: &Part| part.pattern.as_ref().map_or(0, |p| p.period);
+    fn unrolled(&mut self, a: &CoverSegment, b: &CoverSegment, range: ElementRange) -> Result<Option<Vec<CoverSegment>>, TooMany> {
+        let period = |part: &CoverSegment| part.pattern.as_ref().map_or(0, |p| p.period);
         let (wide, other) = if period(a) < period(b) { (b, a) } else { (a, b) };
         let (mut unrolled, mut sliced) = (vec![], vec![]);
         if let Some(pattern) = &wide.pattern {
@@ -180,21 +180,21 @@ impl Budget {
     }
 
     /// What of a range is in none of `parts`, which are within it.
-    fn complement(&mut self, parts: &[Part], range: Run) -> Result<Vec<Part>, TooMany> {
+    fn complement(&mut self, parts: &[CoverSegment], range: ElementRange) -> Result<Vec<CoverSegment>, TooMany> {
         let (mut at, mut out) = (range.0, vec![]);
         for part in parts {
             if at < part.from {
-                self.push(&mut out, Part { from: at, to: part.from, pattern: None })?;
+                self.push(&mut out, CoverSegment { from: at, to: part.from, pattern: None })?;
             }
             if let Some(pattern) = &part.pattern {
                 let parts = self.complement(&pattern.parts, (0, pattern.period))?;
                 let pattern = Some(Rc::new(Pattern { period: pattern.period, parts }));
-                self.push(&mut out, Part { pattern, ..*part })?;
+                self.push(&mut out, CoverSegment { pattern, ..*part })?;
             }
             at = part.to;
         }
         if at < range.1 {
-            self.push(&mut out, Part { from: at, to: range.1, pattern: None })?;
+            self.push(&mut out, CoverSegment { from: at, to: range.1, pattern: None })?;
         }
         Ok(out)
     }
@@ -216,11 +216,11 @@ impl Cover {
     /// If it has too many parts.
     pub fn of(shape: &Shape, start: u64) -> Result<Cover, TooMany> {
         let (mut budget, outer) = (Budget(MOST_PARTS), shape.outer());
-        let mut parts = if shape.reach() == 0 { vec![] } else { vec![Part { from: 0, to: shape.run(), pattern: None }] };
+        let mut parts = if shape.reach() == 0 { vec![] } else { vec![CoverSegment { from: 0, to: shape.run(), pattern: None }] };
         let mut reach = shape.run();
         for (k, (size, stride)) in outer.iter().enumerate() {
             reach += (size - 1) * stride;
-            let whole = Part { from: 0, to: size * stride, pattern: Some(Rc::new(Pattern { period: *stride, parts })) };
+            let whole = CoverSegment { from: 0, to: size * stride, pattern: Some(Rc::new(Pattern { period: *stride, parts })) };
             parts = vec![];
             // The gap after the last element may be longer than what a dim further out leaves.
             let to = if outer.get(k + 1).is_some_and(|next| next.1 < whole.to) { reach } else { whole.to };
@@ -240,17 +240,17 @@ impl Cover {
     ///
     /// # Errors
     /// If that takes too many parts to tell.
-    pub fn contains(&self, run: Run) -> Result<bool, TooMany> {
+    pub fn contains(&self, run: ElementRange) -> Result<bool, TooMany> {
         let mut out = vec![];
         Budget(MOST_PARTS).slice(&self.parts, run, run.0, &mut out)?;
-        Ok(run.0 >= run.1 || out == [Part { from: run.0, to: run.1, pattern: None }])
+        Ok(run.0 >= run.1 || out == [CoverSegment { from: run.0, to: run.1, pattern: None }])
     }
 
     /// Whether it holds any of `run`.
     ///
     /// # Errors
     /// If that takes too many parts to tell.
-    pub fn meets(&self, run: Run) -> Result<bool, TooMany> {
+    pub fn meets(&self, run: ElementRange) -> Result<bool, TooMany> {
         let mut out = vec![];
         Budget(MOST_PARTS).slice(&self.parts, run, 0, &mut out)?;
         Ok(!out.is_empty())

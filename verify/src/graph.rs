@@ -4,7 +4,7 @@ use crate::violation::fail;
 use crate::{Invariant, Violation, references};
 use ir::graph::{Graph, Phase};
 use ir::infer;
-use ir::op::{Kind, Op};
+use ir::op::{Op, OpKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Invariants of a logical graph:
@@ -21,7 +21,7 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
     for v in body.values() {
         infer::check(body, v).or_else(|e| fail(Invariant::NodeType, v, e.to_string()))?;
         let node = &body[v];
-        if matches!(node.op.kind(), Kind::Reshard | Kind::Exchange) || matches!(node.op, Op::Shard { .. }) {
+        if matches!(node.op.kind(), OpKind::Reshard | OpKind::Exchange) || matches!(node.op, Op::Shard { .. }) {
             return fail(Invariant::LogicalOp, v, format!("`{}` in a logical graph", node.op.name()));
         }
         if let Some(a) = node.args.iter().find(|a| !body[**a].op.is_source() && body[**a].origin.phase > node.origin.phase) {

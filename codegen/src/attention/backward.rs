@@ -5,8 +5,8 @@
 
 mod bias;
 
-use super::tiles::{self, Column, Copy, End, Product, Stored, product, store_column, transpose, vector_columns};
-use super::{Arguments, GradientOperands, LOWEST, Place, Plan, Rows, Run, Size, Span, Visible, span};
+use super::tiles::{self, Column, End, OperandCopy, OutputRows, StaticProduct, product, store_column, transpose, vector_columns};
+use super::{Arguments, AttentionPlan, GradientOperands, LOWEST, OperandRows, Run, ScorePosition, Size, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -18,7 +18,7 @@ use ir::op::{AttentionGrad, Op};
 use std::f64::consts::LOG2_E;
 
 /// Offsets in scratch, in bytes.
-struct Scratch {
+struct BackwardScratch {
     /// Copies of all rows of a head of queries: read once for each block of keys, they lie close together.
     q: i64,
     dout: i64,
@@ -39,8 +39,8 @@ struct Scratch {
     bytes: i64,
 }
 
-impl Scratch {
-    fn new(plan: &Plan) -> Scratch {
+impl BackwardScratch {
+    fn new(plan: &AttentionPlan) -> BackwardScratch {
         let mut used = 0;
         let mut take = |elements: i64| {
             let start = used;
@@ -51,7 +51,7 @@ impl Scratch {
         let [of_results, of_values] = [plan.query_block, plan.key_block].map(|block| block * plan.values.width);
         let square = plan.query_block * plan.key_block;
         let [by_rows, by_pairs] = if plan.bias().is_some() { [0, 1] } else { [1, 0] };
-        Scratch {
+        BackwardScratch {
             q: take(plan.query_blocks() * query_rows),
             dout: take(plan.query_blocks() * of_results),
             k: take(key_rows),
@@ -71,7 +71,7 @@ impl Scratch {
 }
 
 /// The functions of one kernel. Those of gradients that it does not store are absent.
-struct Functions<'c> {
+struct BackwardFunctions<'c> {
     copy_q: FunctionValue<'c>,
     copy_k: FunctionValue<'c>,
     copy_dout: FunctionValue<'c>,
@@ -91,9 +91,9 @@ struct Functions<'c> {
 /// The kernel under construction.
 struct Backward<'a, 'c> {
     b: &'a Llvm<'c>,
-    plan: &'a Plan<'a>,
+    plan: &'a AttentionPlan<'a>,
     operands: GradientOperands,
-    scratch: Scratch,
+    scratch: BackwardScratch,
 }
 
 /// Writes the kernel `name` and reports what it needs.
@@ -101,9 +101,9 @@ struct Backward<'a, 'c> {
 /// # Errors
 /// The kernel is not attention gradients of inputs.
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
-    let plan = Plan::new(kernel, target)?;
+    let plan = AttentionPlan::new(kernel, target)?;
     let operands = plan.gradient_operands()?;
-    let backward = Backward { b, plan: &plan, operands, scratch: Scratch::new(&plan) };
+    let backward = Backward { b, plan: &plan, operands, scratch: BackwardScratch::new(&plan) };
     let functions = backward.functions(target);
     if let Some(bias) = plan.bias() {
         return Ok(backward.of_bias(&functions, bias, name));
@@ -134,11 +134,11 @@ impl<'c> Backward<'_, 'c> {
         kernel.outputs.iter().any(|o| matches!(kernel.body[o.value].op, Op::AttentionGrad(_, w) if w == which))
     }
 
-    fn functions(&self, target: &Target) -> Functions<'c> {
+    fn functions(&self, target: &Target) -> BackwardFunctions<'c> {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
-        let copy = |name: &str, rows: &Rows| tiles::copy(b, &Copy::plain(name, rows));
+        let copy = |name: &str, rows: &OperandRows| tiles::copy(b, &OperandCopy::plain(name, rows));
         let against_keys = |name: &'static str, size: Size, end: End| {
-            let product_of = Product {
+            let product_of = StaticProduct {
                 name,
                 rows: plan.query_block,
                 columns: plan.key_block,
@@ -152,7 +152,7 @@ impl<'c> Backward<'_, 'c> {
         };
         // Sums of rows, weighted by a block of probabilities: per key down its column, per query along its row.
         let per_key = |name: &'static str, size: Size| {
-            let product_of = Product {
+            let product_of = StaticProduct {
                 name,
                 rows: plan.key_block,
                 columns: size.width,
@@ -165,7 +165,7 @@ impl<'c> Backward<'_, 'c> {
             product(b, &product_of, target.registers)
         };
         let per_query = || {
-            let product_of = Product {
+            let product_of = StaticProduct {
                 name: "dq",
                 rows: plan.query_block,
                 columns: plan.d.width,
@@ -177,7 +177,7 @@ impl<'c> Backward<'_, 'c> {
             };
             product(b, &product_of, target.registers)
         };
-        Functions {
+        BackwardFunctions {
             copy_q: copy("copy_q", &operands.q),
             copy_k: copy("copy_k", &operands.k),
             copy_dout: copy("copy_dout", &operands.dout),
@@ -218,7 +218,7 @@ impl<'c> Backward<'_, 'c> {
             let query = b.index_add(query, row);
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 let (p, ds) = (b.at_const(line(p, row), 4 * first), b.at_const(line(ds, row), 4 * first));
-                let place = Place { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                let place = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
                 let scored = plan.scored(b, &bases, place, b.load(p, Lane::F32, None));
                 let score = if plan.program.changes() { b.mul(scored.score, b.f32(LOG2_E)) } else { scored.score };
                 let mut probability = math::exp2(b, b.sub(score, log));
@@ -251,7 +251,7 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// The bounds of all blocks of queries.
-    fn measure_queries(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>) {
+    fn measure_queries(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>) {
         let (b, plan) = (self.b, self.plan);
         b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
             let rows = span(b, block, plan.query_block, plan.queries);
@@ -260,20 +260,20 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// All blocks of one head of queries.
-    fn member(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>) {
+    fn member(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>) {
         self.copy_queries(functions, at);
         self.b.for_each(self.b.index(0), self.b.index(self.plan.key_blocks()), 1, &mut |block| self.keys(functions, at, block));
     }
 
     /// Where the rows of an operand begin, from one on.
-    fn source(&self, at: &Arguments<Pointer<'c>>, rows: &Rows, first: Index<'c>) -> Pointer<'c> {
+    fn source(&self, at: &Arguments<Pointer<'c>>, rows: &OperandRows, first: Index<'c>) -> Pointer<'c> {
         let b = self.b;
         b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))))
     }
 
-    fn copy_queries(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>) {
+    fn copy_queries(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
-        let source = |rows: &Rows, first: Index<'c>| self.source(at, rows, first);
+        let source = |rows: &OperandRows, first: Index<'c>| self.source(at, rows, first);
         b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
             let rows = span(b, block, plan.query_block, plan.queries);
             b.call(functions.copy_q, &[source(&operands.q, rows.first), self.rows(at, self.scratch.q, rows, plan.d)], &[rows.count]);
@@ -282,7 +282,7 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// A block of keys with all queries of a head, which are copied.
-    fn keys(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, block: Index<'c>) {
+    fn keys(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>, block: Index<'c>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let keys = span(b, block, plan.key_block, plan.keys);
@@ -314,7 +314,7 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// A block of queries and a block of keys.
-    fn block(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, queries_run: Run<'c>, keys_run: Run<'c>) {
+    fn block(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>, queries_run: Run<'c>, keys_run: Run<'c>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let (p, ds) = (part(self.scratch.p), part(self.scratch.ds));
@@ -375,7 +375,7 @@ impl<'c> Backward<'_, 'c> {
             let dtype = plan.kernel.body[output.value].ty.dtype;
             let row_stride = pointwise::stored(dtype).bytes() * plan.stride(tensor, dim);
             let (columns, size) = plan.columns_of(tensor);
-            let stored = Stored { dtype, stride: plan.stride(tensor, columns), size, accumulate: output.accumulate };
+            let stored = OutputRows { dtype, stride: plan.stride(tensor, columns), size, accumulate: output.accumulate };
             b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
                 let from = b.at(b.at_const(at.scratch, sums), b.index_mul(row, b.index(4 * size.width)));
                 let to = b.at(at.tensors[tensor], b.index_mul(row, b.index(row_stride)));

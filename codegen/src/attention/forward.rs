@@ -3,9 +3,9 @@
 //! A tile is a run of panels of queries of one head. Keys go block by block on the outside, so a block of K and V is copied once per tile and
 //! scratch does not grow with the number of keys. Of a block, a panel meets the strips that the mask leaves something of, from the first to the last.
 
-use super::panels::{Division, NOTHING, Panel, Panels};
-use super::tiles::{self, Copy, Stored, across, store_column, transpose, vector_columns};
-use super::{Arguments, Plan, Rows, Run, Span, Visible, span};
+use super::panels::{Division, NOTHING, PanelBuilder, PanelFunctions};
+use super::tiles::{self, OperandCopy, OutputRows, across, store_column, transpose, vector_columns};
+use super::{Arguments, AttentionPlan, OperandRows, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Vector};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -17,7 +17,7 @@ use ir::op::Op;
 use std::f64::consts::{LN_2, LOG2_E};
 
 /// Offsets in scratch, in bytes.
-struct Scratch {
+struct ForwardScratch {
     q: i64,
     /// Strips of keys, transposed, and panels of values.
     k: i64,
@@ -35,8 +35,8 @@ struct Scratch {
     bytes: i64,
 }
 
-impl Scratch {
-    fn new(plan: &Plan, division: &Division, lanes: i64) -> Scratch {
+impl ForwardScratch {
+    fn new(plan: &AttentionPlan, division: &Division, lanes: i64) -> ForwardScratch {
         let mut used = 0;
         let mut take = |elements: i64| {
             let start = used;
@@ -44,7 +44,7 @@ impl Scratch {
             start
         };
         let tile = division.tile_panels() * division.tallest();
-        Scratch {
+        ForwardScratch {
             q: take(tile * plan.d.width),
             k: take(division.block * plan.d.width),
             v: take(division.block * plan.values.width),
@@ -62,22 +62,22 @@ impl Scratch {
 }
 
 /// The functions of one kernel.
-struct Functions<'c> {
+struct ForwardFunctions<'c> {
     copy_q: FunctionValue<'c>,
     transpose_k: FunctionValue<'c>,
     copy_v: FunctionValue<'c>,
     bounds: [Vec<FunctionValue<'c>>; 2],
     /// For each height that panels have, the greater first.
-    panels: Vec<Panel<'c>>,
+    panels: Vec<PanelFunctions<'c>>,
 }
 
 /// The kernel under construction.
 struct Forward<'a, 'c> {
     b: &'a Llvm<'c>,
-    plan: &'a Plan<'a>,
-    operands: [Rows; 3],
+    plan: &'a AttentionPlan<'a>,
+    operands: [OperandRows; 3],
     division: Division,
-    scratch: Scratch,
+    scratch: ForwardScratch,
 }
 
 /// Writes the kernel `name` and reports what it needs.
@@ -85,13 +85,13 @@ struct Forward<'a, 'c> {
 /// # Errors
 /// The kernel is not an attention of inputs.
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
-    let plan = Plan::new(kernel, target)?;
+    let plan = AttentionPlan::new(kernel, target)?;
     let args = &kernel.body[kernel.outputs[0].value].args;
     // The logarithm alone has no values: k stands in for v, and its product is not stored.
     let v = kernel.outputs.iter().find_map(|o| kernel.body[o.value].args.get(2)).unwrap_or(&args[1]);
     let operands = [plan.query_rows(plan.operand(args[0])?), plan.key_rows(plan.operand(args[1])?), plan.key_rows(plan.operand(*v)?)];
     let division = Division::new(&plan, target);
-    let scratch = Scratch::new(&plan, &division, b.lanes() as i64);
+    let scratch = ForwardScratch::new(&plan, &division, b.lanes() as i64);
     let forward = Forward { b, plan: &plan, operands, division, scratch };
     let functions = forward.functions();
     let entry = b.kernel(name);
@@ -110,20 +110,20 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
 }
 
 impl<'c> Forward<'_, 'c> {
-    fn functions(&self) -> Functions<'c> {
+    fn functions(&self) -> ForwardFunctions<'c> {
         let (b, plan, division) = (self.b, self.plan, self.division);
         let [q, k, v] = &self.operands;
-        let copy_q = Copy {
+        let copy_q = OperandCopy {
             name: "copy_q",
             rows: q,
             factor: plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { ir::fault!("attention.scale.log2", 1.0, LOG2_E) },
             panel: plan.d.width,
             height: 0,
         };
-        let copy_v = Copy { name: "copy_v", rows: v, factor: 1.0, panel: division.columns, height: division.block };
-        let panels = Panels { b, plan, division };
+        let copy_v = OperandCopy { name: "copy_v", rows: v, factor: 1.0, panel: division.columns, height: division.block };
+        let panels = PanelBuilder { b, plan, division };
         let heights = (division.height..=division.tallest()).rev();
-        Functions {
+        ForwardFunctions {
             copy_q: tiles::copy(b, &copy_q),
             transpose_k: transpose(b, "transpose_k", k, division.strip),
             copy_v: tiles::copy(b, &copy_v),
@@ -132,7 +132,7 @@ impl<'c> Forward<'_, 'c> {
         }
     }
 
-    fn tile(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, run: Index<'c>) {
+    fn tile(&self, functions: &ForwardFunctions<'c>, at: &Arguments<Pointer<'c>>, run: Index<'c>) {
         let (b, plan, division, scratch) = (self.b, self.plan, &self.division, &self.scratch);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let first_of = |run: Index<'c>| b.index_div(b.index_mul(run, b.index(division.panels)), b.index(division.runs));
@@ -142,7 +142,7 @@ impl<'c> Forward<'_, 'c> {
         self.clear(at);
 
         let [q, k, v] = &self.operands;
-        let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
+        let source = |rows: &OperandRows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
         b.call(functions.copy_q, &[source(q, first), part(scratch.q)], &[queries.count]);
         let tile = plan.measured(b, &functions.bounds, at, 0, queries, part(scratch.tile_bounds));
         let panel_bounds =
@@ -167,7 +167,7 @@ impl<'c> Forward<'_, 'c> {
                 for (functions, [first_panel, end_panel]) in functions.panels.iter().zip(division.by_height(b, panels)) {
                     b.for_each(first_panel, end_panel, 1, &mut |panel| {
                         let rows = Run { span: rows_of(panel), bounds: panel_bounds(panel) };
-                        self.panel(functions, at, &Meeting { row: b.index_sub(rows.span.first, first), rows, keys });
+                        self.panel(functions, at, &ScoreBlock { row: b.index_sub(rows.span.first, first), rows, keys });
                     });
                 }
             };
@@ -210,13 +210,13 @@ impl<'c> Forward<'_, 'c> {
     }
 
     /// One panel of queries with one block of keys.
-    fn panel(&self, functions: &Panel<'c>, at: &Arguments<Pointer<'c>>, meeting: &Meeting<'c>) {
+    fn panel(&self, functions: &PanelFunctions<'c>, at: &Arguments<Pointer<'c>>, block: &ScoreBlock<'c>) {
         let (b, plan, division, scratch) = (self.b, self.plan, &self.division, &self.scratch);
-        let &Meeting { row, rows, keys } = meeting;
+        let &ScoreBlock { row, rows, keys } = block;
         let lanes = b.lanes() as i64;
         let own = |offset: i64, elements: i64| b.at(b.at_const(at.scratch, offset), b.index_mul(row, b.index(4 * elements)));
         let (p, sums) = (b.at_const(at.scratch, scratch.p), own(scratch.sums, plan.values.width));
-        let (first, end) = self.visible_columns(at, meeting);
+        let (first, end) = self.visible_columns(at, block);
         b.for_each(first, end, division.strip, &mut |column| {
             let strip = self.strip(at, keys, column);
             let (q, k) = (own(scratch.q, plan.d.width), self.strip_keys(at, column));
@@ -236,14 +236,14 @@ impl<'c> Forward<'_, 'c> {
     }
 
     /// Where the first strip begins that the mask leaves something of, and where the last one ends.
-    fn visible_columns(&self, at: &Arguments<Pointer<'c>>, meeting: &Meeting<'c>) -> (Index<'c>, Index<'c>) {
+    fn visible_columns(&self, at: &Arguments<Pointer<'c>>, block: &ScoreBlock<'c>) -> (Index<'c>, Index<'c>) {
         let (b, plan, division) = (self.b, self.plan, &self.division);
         let columns = (0..division.block).step_by(division.strip as usize);
         let seen: Vec<_> = columns
             .map(|column| {
                 let column = b.index(column);
-                let there = b.index_less(column, meeting.keys.count);
-                let any = plan.any_visible(b, meeting.rows, self.strip(at, meeting.keys, column));
+                let there = b.index_less(column, block.keys.count);
+                let any = plan.any_visible(b, block.rows, self.strip(at, block.keys, column));
                 (column, any.map_or(there, |any| b.both(there, any)))
             })
             .collect();
@@ -275,7 +275,7 @@ impl<'c> Forward<'_, 'c> {
                 b.store_first(place, log, Lane::F32);
                 continue;
             }
-            let to = Stored { dtype, stride: plan.stride(tensor, plan.attention.values), size: plan.values, accumulate: output.accumulate };
+            let to = OutputRows { dtype, stride: plan.stride(tensor, plan.attention.values), size: plan.values, accumulate: output.accumulate };
             tiles::fetch_stored(b, place, to, row_stride);
             for column in vector_columns(b, plan.values) {
                 let sum = b.load(b.at_const(part(self.scratch.sums, 4 * plan.values.width), 4 * column.first), Lane::F32, None);
@@ -286,7 +286,7 @@ impl<'c> Forward<'_, 'c> {
 }
 
 /// A panel of queries and a block of keys.
-struct Meeting<'c> {
+struct ScoreBlock<'c> {
     /// The panel's first row in the tile.
     row: Index<'c>,
     rows: Run<'c>,

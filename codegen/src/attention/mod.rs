@@ -43,9 +43,9 @@ use scoring::{Applied, Program, Sight};
 /// # Errors
 /// The kernel is not attention of inputs, or its gradients.
 pub fn emit_for_gpu(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<(Shape, Launch), CompileError> {
-    let plan = Plan::new(kernel, target)?;
-    match (mma::half(&plan), mma::warp_specialized::Form::new(&plan, target)) {
-        (Some(half), Some(form)) => mma::warp_specialized::emit(b, &plan, half, &form, name),
+    let plan = AttentionPlan::new(kernel, target)?;
+    match (mma::half(&plan), mma::warp_specialized::WarpSpecializedConfig::new(&plan, target)) {
+        (Some(half), Some(config)) => mma::warp_specialized::emit(b, &plan, half, &config, name),
         (Some(half), None) => mma::emit(b, &plan, half, name),
         (None, _) => simt::emit(b, &plan, name).map(|shape| (shape, launch_of_warps(kernel, &shape))),
     }
@@ -59,7 +59,7 @@ const LOWEST: f64 = -1e30;
 const BLOCK: i64 = 64;
 
 /// Sizes and operands of one attention.
-pub struct Plan<'a> {
+pub struct AttentionPlan<'a> {
     pub kernel: &'a Kernel,
     pub attention: Attention,
     /// What becomes of scores.
@@ -92,7 +92,7 @@ impl Size {
 
 /// A matrix operand: rows along `at` or `keys`, columns along `d`; strides in elements.
 #[derive(Clone, Copy)]
-pub struct Rows {
+pub struct OperandRows {
     pub tensor: usize,
     pub row_stride: i64,
     pub column_stride: i64,
@@ -103,7 +103,7 @@ pub struct Rows {
     pub lane: Lane,
 }
 
-impl Rows {
+impl OperandRows {
     /// Bytes of elements.
     pub fn bytes(&self, elements: i64) -> i64 {
         self.lane.bytes() * elements
@@ -113,20 +113,20 @@ impl Rows {
 /// Operands of attention's gradients as rows, and the two numbers per query.
 #[derive(Clone, Copy)]
 pub struct GradientOperands {
-    pub q: Rows,
-    pub k: Rows,
-    pub v: Rows,
-    pub dout: Rows,
+    pub q: OperandRows,
+    pub k: OperandRows,
+    pub v: OperandRows,
+    pub dout: OperandRows,
     pub lse: usize,
     pub delta: usize,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> AttentionPlan<'a> {
     /// The attention that the kernel's outputs are results of.
     ///
     /// # Errors
     /// An output is something else.
-    pub fn new(kernel: &'a Kernel, target: &Target) -> Result<Plan<'a>, CompileError> {
+    pub fn new(kernel: &'a Kernel, target: &Target) -> Result<AttentionPlan<'a>, CompileError> {
         let body = &kernel.body;
         // A logarithm does not say what values are like.
         let of_values = kernel.outputs.iter().find(|o| !matches!(body[o.value].op, Op::AttentionLse(_)));
@@ -149,7 +149,7 @@ impl<'a> Plan<'a> {
         let whole_vectors = |n: i64| div_ceil(n, lanes) * lanes;
         let (queries, keys) = (size(attention.at), size(attention.keys));
         let [d, values] = [attention.d, attention.values].map(|dim| Size { d: size(dim), width: whole_vectors(size(dim)) });
-        Ok(Plan {
+        Ok(AttentionPlan {
             kernel,
             program: Program::new(kernel, &attention, &group, &first.args)?,
             queries,
@@ -200,19 +200,19 @@ impl<'a> Plan<'a> {
     }
 
     /// A tensor as rows along `at`.
-    pub fn query_rows(&self, tensor: usize) -> Rows {
+    pub fn query_rows(&self, tensor: usize) -> OperandRows {
         self.rows(tensor, self.attention.at, self.queries, self.query_block)
     }
 
     /// A tensor as rows along `keys`.
-    pub fn key_rows(&self, tensor: usize) -> Rows {
+    pub fn key_rows(&self, tensor: usize) -> OperandRows {
         self.rows(tensor, self.attention.keys, self.keys, self.key_block)
     }
 
-    fn rows(&self, tensor: usize, dim: Dim, rows: i64, block: i64) -> Rows {
+    fn rows(&self, tensor: usize, dim: Dim, rows: i64, block: i64) -> OperandRows {
         let lane = pointwise::stored(tensors(self.kernel)[tensor].0.dtype);
         let (columns, size) = self.columns_of(tensor);
-        Rows { tensor, row_stride: self.stride(tensor, dim), column_stride: self.stride(tensor, columns), rows, block, size, lane }
+        OperandRows { tensor, row_stride: self.stride(tensor, dim), column_stride: self.stride(tensor, columns), rows, block, size, lane }
     }
 
     /// The dim of a row's elements in a tensor, and how many there are.
@@ -270,7 +270,7 @@ impl<P: Copy> Arguments<P> {
     }
 
     /// The arguments at the point that `number` counts in `dims`, the last fastest.
-    pub fn at<B: Builder<Pointer = P>>(&self, b: &B, plan: &Plan, dims: &[Dim], number: B::Index) -> Arguments<P> {
+    pub fn at<B: Builder<Pointer = P>>(&self, b: &B, plan: &AttentionPlan, dims: &[Dim], number: B::Index) -> Arguments<P> {
         let (mut tensors, mut rest) = (self.tensors.clone(), number);
         for &dim in dims.iter().rev() {
             let size = b.index(plan.kernel.body.dims.size(dim) as i64);
@@ -285,6 +285,33 @@ impl<P: Copy> Arguments<P> {
             }
         }
         Arguments { tensors, scratch: self.scratch }
+    }
+}
+
+/// Arguments of a kernel for a GPU: as it is given them, or at a head.
+type GpuArguments<'c> = Arguments<Pointer<'c>>;
+
+/// Which side of the scores a row is of.
+#[derive(Clone, Copy, PartialEq)]
+pub enum ScoreSide {
+    Queries,
+    Keys,
+}
+
+impl ScoreSide {
+    pub fn other(self) -> ScoreSide {
+        match self {
+            ScoreSide::Queries => ScoreSide::Keys,
+            ScoreSide::Keys => ScoreSide::Queries,
+        }
+    }
+
+    /// Its number where both are numbered: queries 0, keys 1.
+    pub fn which(self) -> usize {
+        match self {
+            ScoreSide::Queries => 0,
+            ScoreSide::Keys => 1,
+        }
     }
 }
 
@@ -309,7 +336,7 @@ pub enum Visible {
     Some,
 }
 
-impl Plan<'_> {
+impl AttentionPlan<'_> {
     /// Of blocks of so many keys.
     pub fn visible(&self, block: i64) -> Visible {
         if self.program.hides() || self.keys % block != 0 { Visible::Some } else { Visible::All }
@@ -339,7 +366,7 @@ impl Plan<'_> {
     }
 
     /// A vector of a row's products as the program leaves them. `bases` are where the program's operands begin.
-    pub fn scored<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: Place<'c>, product: Vector<'c>) -> Scored<'c> {
+    pub fn scored<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: ScorePosition<'c>, product: Vector<'c>) -> MaskedScores<'c> {
         let present = place.present(b);
         let mask_of = |applied: &mut Applied<Llvm<'c>>| {
             present.map(|present| match applied.seen() {
@@ -349,12 +376,12 @@ impl Plan<'_> {
         };
         self.applied(b, bases, place, product, |mut applied| {
             let (score, slope) = (applied.score(), applied.slope());
-            Scored { score, slope, mask: mask_of(&mut applied) }
+            MaskedScores { score, slope, mask: mask_of(&mut applied) }
         })
     }
 
     /// What the probabilities of a vector of a row's keys count, if not 1.
-    pub fn weight<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: Place<'c>) -> Option<Vector<'c>> {
+    pub fn weight<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: ScorePosition<'c>) -> Option<Vector<'c>> {
         self.program.scoring.weight?;
         self.applied(b, bases, place, b.f32(0.0), |mut applied| applied.weight())
     }
@@ -364,11 +391,11 @@ impl Plan<'_> {
         &self,
         b: &Llvm<'c>,
         bases: &[Pointer<'c>],
-        place: Place<'c>,
+        place: ScorePosition<'c>,
         product: Vector<'c>,
         ask: impl FnOnce(Applied<Llvm<'c>>) -> R,
     ) -> R {
-        let (Place { query, key, .. }, present) = (place, place.present(b));
+        let (ScorePosition { query, key, .. }, present) = (place, place.present(b));
         // Rows that only fill a block have the last query's numbers.
         let query = b.index_min(query, b.index(self.queries - 1));
         let number = |k: usize| {
@@ -414,13 +441,13 @@ impl Plan<'_> {
 /// Where a vector of scores is: its query, its first key, and the end of the keys that there are, if not all
 /// lanes may have one or the mask counts.
 #[derive(Clone, Copy)]
-pub struct Place<'c> {
+pub struct ScorePosition<'c> {
     pub query: Index<'c>,
     pub key: Index<'c>,
     pub end: Option<Index<'c>>,
 }
 
-impl<'c> Place<'c> {
+impl<'c> ScorePosition<'c> {
     /// The lanes that have a key, if not all may.
     fn present(&self, b: &Llvm<'c>) -> Option<Vector<'c>> {
         self.end.map(|end| b.mask_below(b.index_sub(end, self.key)))
@@ -429,7 +456,7 @@ impl<'c> Place<'c> {
 
 /// Scores as the softmax takes them but for the mask, their slopes unless these are 1, and the lanes that are
 /// seen, if that was asked for.
-pub struct Scored<'c> {
+pub struct MaskedScores<'c> {
     pub score: Vector<'c>,
     pub slope: Option<Vector<'c>>,
     pub mask: Option<Vector<'c>>,

@@ -4,8 +4,8 @@
 //! relative to a reference of each query. Any reference does, as sums, weights and exponentials carry the same factor: it is the greatest score when it was last
 //! raised, which happens only where a score is above it by more than [`MARGIN`].
 
-use super::tiles::{self, Block, End, Factors, across, multiply, store_sums};
-use super::{Place, Plan, Scored, div_ceil};
+use super::tiles::{self, End, Factors, RegisterBlock, across, multiply, store_sums};
+use super::{AttentionPlan, MaskedScores, ScorePosition, div_ceil};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Compare, Lane};
 use crate::math;
@@ -43,7 +43,7 @@ pub struct Division {
 }
 
 impl Division {
-    pub fn new(plan: &Plan, target: &Target) -> Division {
+    pub fn new(plan: &AttentionPlan, target: &Target) -> Division {
         let lanes = target.lanes() as i64;
         let panels = div_ceil(plan.queries, tiles::tallest(target.registers, 2));
         let strip = 2 * lanes;
@@ -89,7 +89,7 @@ impl Division {
 }
 
 /// The functions for panels of one height.
-pub struct Panel<'c> {
+pub struct PanelFunctions<'c> {
     /// `(q, k, p, sums, reference, weight, operands of the program; query, key, keys' end, column)`: exponentials
     /// of a strip of keys go to the panel's rows of `block` at `p`, from `column` on; their sums are added to
     /// `weight`, by lanes.
@@ -109,17 +109,17 @@ fn joined<T: Copy>(mut values: Vec<T>, join: impl Fn(T, T) -> T) -> T {
 }
 
 /// The functions of one kernel.
-pub struct Panels<'a, 'c> {
+pub struct PanelBuilder<'a, 'c> {
     pub b: &'a Llvm<'c>,
-    pub plan: &'a Plan<'a>,
+    pub plan: &'a AttentionPlan<'a>,
     pub division: Division,
 }
 
-impl<'c> Panels<'_, 'c> {
+impl<'c> PanelBuilder<'_, 'c> {
     /// Those for panels of so many rows.
-    pub fn of(&self, rows: i64) -> Panel<'c> {
+    pub fn of(&self, rows: i64) -> PanelFunctions<'c> {
         let raise = self.raise(rows);
-        Panel {
+        PanelFunctions {
             exponentials: self.exponentials(rows, raise, false),
             exponentials_masked: self.exponentials(rows, raise, true),
             weigh: self.weigh(rows),
@@ -135,15 +135,15 @@ impl<'c> Panels<'_, 'c> {
         let [q, k, p, sums, reference, weight] = [0, 1, 2, 3, 4, 5].map(|i| b.pointer_parameter(function, i));
         let bases: Vec<Pointer> = (0..further).map(|i| b.pointer_parameter(function, 6 + i)).collect();
         let [query, key, end, column] = [6, 7, 8, 9].map(|i| b.index_parameter(function, further + i));
-        let block = Block { rows, vectors: division.strip / lanes };
+        let block = RegisterBlock { rows, vectors: division.strip / lanes };
         let factors = Factors { a: (plan.d.width, 1), b_row: division.strip, unroll: if plan.d.d % 4 == 0 { 4 } else { 1 } };
         let mut scores = multiply(b, block, &factors, b.index(plan.d.d), [q, k]);
         if masked || plan.program.changes() {
             for (row, scores) in scores.chunks_mut(block.vectors as usize).enumerate() {
                 let query = b.index_add(query, b.index(row as i64));
                 for (first, product) in (0..).step_by(lanes as usize).zip(scores) {
-                    let place = Place { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
-                    let Scored { score, mask, .. } = plan.scored(b, &bases, place, *product);
+                    let place = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                    let MaskedScores { score, mask, .. } = plan.scored(b, &bases, place, *product);
                     let score = if plan.program.changes() { b.mul(score, b.f32(LOG2_E)) } else { score };
                     *product = mask.map_or(score, |mask| b.select(mask, score, b.f32(HIDDEN)));
                 }
@@ -169,7 +169,7 @@ impl<'c> Panels<'_, 'c> {
             for first in (0..division.strip).step_by(lanes as usize) {
                 let place = b.at_const(strip, 4 * first);
                 let value = math::exp2(b, b.sub(b.load(place, Lane::F32, None), reference));
-                let key = Place { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                let key = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
                 let counted = plan.weight(b, &bases, key).map_or(value, |weight| b.mul(value, weight));
                 b.store(place, counted, Lane::F32, None);
                 sum = b.add(sum, ir::fault!("attention.weight.sum", counted, value));
@@ -217,7 +217,7 @@ impl<'c> Panels<'_, 'c> {
         let function = b.function(&format!("weigh_{rows}"), 3, 1, Visibility::Local);
         let [p, v, sums] = [0, 1, 2].map(|i| b.pointer_parameter(function, i));
         let keys = b.index_parameter(function, 3);
-        let block = Block { rows, vectors: division.columns / b.lanes() as i64 };
+        let block = RegisterBlock { rows, vectors: division.columns / b.lanes() as i64 };
         let factors = Factors { a: (division.block, 1), b_row: division.columns, unroll: 4 };
         b.for_each(b.index(0), b.index(plan.values.width), division.columns, &mut |column| {
             let v = b.at(v, b.index_mul(column, b.index(4 * division.block)));

@@ -1,7 +1,7 @@
 //! The program of scores in code: on vectors of scores, and on the bounds of a block's operands, which tell
 //! whether it hides all of a block or nothing.
 
-use super::{Arguments, Plan, operand, stride};
+use super::{Arguments, AttentionPlan, operand, stride};
 use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use crate::{CompileError, math, pointwise};
 use ir::dim::Dim;
@@ -200,7 +200,7 @@ impl<'r, B: Builder> Applied<'r, B> {
 /// What the bounds of a block say: of numbers the least and the greatest; of conditions whether any may hold
 /// (nothing: one may) and whether all do (nothing: who knows).
 #[derive(Clone, Copy)]
-enum Known<V> {
+enum ValueBounds<V> {
     Numbers([V; 2]),
     Truth([Option<V>; 2]),
     Nothing,
@@ -216,32 +216,32 @@ impl Program {
     /// What of a block is seen, from the least and the greatest number that a bounded operand holds in it.
     pub fn sight<B: Builder>(&self, b: &B, bounds: &dyn Fn(usize) -> [B::Vector; 2]) -> Sight<B::Vector> {
         let Some(seen) = self.scoring.seen.filter(|_| self.tells()) else { return Sight { any: None, all: None } };
-        let mut known: Vec<Known<B::Vector>> = vec![];
+        let mut known: Vec<ValueBounds<B::Vector>> = vec![];
         for step in &self.scoring.steps[..=seen as usize] {
-            let args: Vec<Known<B::Vector>> = step.args.iter().map(|a| known[*a as usize]).collect();
+            let args: Vec<ValueBounds<B::Vector>> = step.args.iter().map(|a| known[*a as usize]).collect();
             known.push(match step.op {
                 Op::Input(n) if n > 0 && self.operands[n as usize - 1].bounded => {
                     let [least, greatest] = bounds(n as usize - 1);
                     match step.dtype {
                         DType::Bool => {
                             let holds = |x| Some(b.compare_int(Compare::Ne, x, b.i32(0)));
-                            Known::Truth([holds(ir::fault!("attention.sight.bools", least, greatest)), holds(least)])
+                            ValueBounds::Truth([holds(ir::fault!("attention.sight.bools", least, greatest)), holds(least)])
                         }
-                        _ => Known::Numbers([least, greatest]),
+                        _ => ValueBounds::Numbers([least, greatest]),
                     }
                 }
-                Op::Const(x) if step.dtype == DType::I32 => Known::Numbers([b.i32(x.0 as i32); 2]),
+                Op::Const(x) if step.dtype == DType::I32 => ValueBounds::Numbers([b.i32(x.0 as i32); 2]),
                 ref op => known_of(b, op, &args),
             });
         }
         match known[seen as usize] {
-            Known::Truth([any, all]) => Sight { any, all },
-            Known::Numbers(_) | Known::Nothing => Sight { any: None, all: None },
+            ValueBounds::Truth([any, all]) => Sight { any, all },
+            ValueBounds::Numbers(_) | ValueBounds::Nothing => Sight { any: None, all: None },
         }
     }
 }
 
-fn known_of<B: Builder>(b: &B, op: &Op, args: &[Known<B::Vector>]) -> Known<B::Vector> {
+fn known_of<B: Builder>(b: &B, op: &Op, args: &[ValueBounds<B::Vector>]) -> ValueBounds<B::Vector> {
     let both = |x, y| b.int2(IntBinary::And, x, y);
     let either = |x, y| b.int2(IntBinary::Or, x, y);
     let not = |x| b.int2(IntBinary::Xor, x, b.mask_first(b.lanes()));
@@ -254,19 +254,19 @@ fn known_of<B: Builder>(b: &B, op: &Op, args: &[Known<B::Vector>]) -> Known<B::V
         (x, y) => x.or(y),
     };
     let sure = |x: Option<B::Vector>, y: Option<B::Vector>, f: &dyn Fn(B::Vector, B::Vector) -> B::Vector| Some(f(x?, y?));
-    let truth = |known: &Known<B::Vector>| match known {
-        Known::Truth(t) => *t,
-        Known::Numbers(_) | Known::Nothing => [None, None],
+    let truth = |known: &ValueBounds<B::Vector>| match known {
+        ValueBounds::Truth(t) => *t,
+        ValueBounds::Numbers(_) | ValueBounds::Nothing => [None, None],
     };
     match (op, args) {
-        (Op::Unary(Unary::Neg), [Known::Numbers([low, high])]) => Known::Numbers([sub(b.i32(0), *high), sub(b.i32(0), *low)]),
-        (Op::Add, [Known::Numbers(x), Known::Numbers(y)]) => Known::Numbers([0, 1].map(|k| b.int2(IntBinary::Add, x[k], y[k]))),
-        (Op::Binary(Binary::Sub), [Known::Numbers(x), Known::Numbers(y)]) => {
-            Known::Numbers([sub(x[0], ir::fault!("attention.sight.difference", y[0], y[1])), sub(x[1], y[0])])
+        (Op::Unary(Unary::Neg), [ValueBounds::Numbers([low, high])]) => ValueBounds::Numbers([sub(b.i32(0), *high), sub(b.i32(0), *low)]),
+        (Op::Add, [ValueBounds::Numbers(x), ValueBounds::Numbers(y)]) => ValueBounds::Numbers([0, 1].map(|k| b.int2(IntBinary::Add, x[k], y[k]))),
+        (Op::Binary(Binary::Sub), [ValueBounds::Numbers(x), ValueBounds::Numbers(y)]) => {
+            ValueBounds::Numbers([sub(x[0], ir::fault!("attention.sight.difference", y[0], y[1])), sub(x[1], y[0])])
         }
-        (Op::Binary(Binary::Max), [Known::Numbers(x), Known::Numbers(y)]) => Known::Numbers([0, 1].map(|k| greater(x[k], y[k]))),
-        (Op::Binary(Binary::Min), [Known::Numbers(x), Known::Numbers(y)]) => Known::Numbers([0, 1].map(|k| lesser(x[k], y[k]))),
-        (Op::Compare(c), [Known::Numbers(x), Known::Numbers(y)]) => {
+        (Op::Binary(Binary::Max), [ValueBounds::Numbers(x), ValueBounds::Numbers(y)]) => ValueBounds::Numbers([0, 1].map(|k| greater(x[k], y[k]))),
+        (Op::Binary(Binary::Min), [ValueBounds::Numbers(x), ValueBounds::Numbers(y)]) => ValueBounds::Numbers([0, 1].map(|k| lesser(x[k], y[k]))),
+        (Op::Compare(c), [ValueBounds::Numbers(x), ValueBounds::Numbers(y)]) => {
             let below = |c, [x, y]: [&[B::Vector; 2]; 2]| {
                 [
                     Some(b.compare_int(c, x[0], ir::fault!("attention.visible.any", y[0], y[1]))),
@@ -281,7 +281,7 @@ fn known_of<B: Builder>(b: &B, op: &Op, args: &[Known<B::Vector>]) -> Known<B::V
                 );
                 [meet, one]
             };
-            Known::Truth(match c {
+            ValueBounds::Truth(match c {
                 op::Compare::Le => below(Compare::Le, [x, y]),
                 op::Compare::Lt => below(Compare::Lt, [x, y]),
                 op::Compare::Ge => below(Compare::Le, [y, x]),
@@ -295,26 +295,26 @@ fn known_of<B: Builder>(b: &B, op: &Op, args: &[Known<B::Vector>]) -> Known<B::V
         }
         (Op::Binary(Binary::And), [x, y]) => {
             let ([any, all], [other_any, other_all]) = (truth(x), truth(y));
-            Known::Truth([
+            ValueBounds::Truth([
                 joined(any, other_any, &both),
                 sure(all, other_all, ir::fault!("attention.sight.all", &either as &dyn Fn(_, _) -> _, &both)),
             ])
         }
         (Op::Binary(Binary::Or), [x, y]) => {
             let ([any, all], [other_any, other_all]) = (truth(x), truth(y));
-            Known::Truth([sure(any, other_any, &either), joined(all, other_all, &either)])
+            ValueBounds::Truth([sure(any, other_any, &either), joined(all, other_all, &either)])
         }
         (Op::Unary(Unary::Not), [x]) => {
             let [any, all] = truth(x);
-            Known::Truth([all.map(not), any.map(not)])
+            ValueBounds::Truth([all.map(not), any.map(not)])
         }
-        _ => Known::Nothing,
+        _ => ValueBounds::Nothing,
     }
 }
 
 impl<P: Copy> Arguments<P> {
     /// Where the operands of the program begin.
-    pub fn further(&self, plan: &Plan) -> Vec<P> {
+    pub fn further(&self, plan: &AttentionPlan) -> Vec<P> {
         plan.program.operands.iter().map(|o| self.tensors[o.tensor]).collect()
     }
 }

@@ -11,7 +11,7 @@ mod work;
 
 /// An attention problem.
 #[derive(Clone)]
-struct Case {
+struct AttentionCase {
     batch: u64,
     kv: u64,
     group: u64,
@@ -31,7 +31,7 @@ struct Case {
 }
 
 const IN_ORDER: fn(u64, u64) -> u64 = |i, _| i;
-const BASE: Case = Case {
+const BASE: AttentionCase = AttentionCase {
     batch: 2,
     kv: 2,
     group: 1,
@@ -55,7 +55,7 @@ struct Parts {
     out_dims: Vec<Dim>,
 }
 
-fn parts(case: &Case) -> Parts {
+fn parts(case: &AttentionCase) -> Parts {
     let mut make = Make::default();
     let [batch, kv, group] = [("batch", case.batch), ("kv", case.kv), ("group", case.group)].map(|(n, s)| make.dim(n, s));
     let d = make.dim("d", case.d);
@@ -82,7 +82,7 @@ fn position_inputs(make: &mut Make, a: &Attention) -> Vec<Value> {
     if !a.scoring.is_plain() { [a.at, a.keys].map(|d| make.input(DType::I32, &[d])).to_vec() } else { vec![] }
 }
 
-fn forward(case: &Case) -> Kernel {
+fn forward(case: &AttentionCase) -> Kernel {
     let Parts { mut make, attention, q_dims, k_dims, v_dims, .. } = parts(case);
     let q = make.input(case.dtype, &q_dims);
     let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &v_dims));
@@ -92,7 +92,7 @@ fn forward(case: &Case) -> Kernel {
     make.kernel(Family::Attention, &[out, lse])
 }
 
-fn backward(case: &Case) -> Kernel {
+fn backward(case: &AttentionCase) -> Kernel {
     let Parts { mut make, attention, q_dims, k_dims, v_dims, out_dims } = parts(case);
     let q = make.input(case.dtype, &q_dims);
     let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &v_dims));
@@ -109,7 +109,7 @@ fn backward(case: &Case) -> Kernel {
     make.kernel(Family::AttentionGrad, &outputs)
 }
 
-fn inputs(case: &Case, kernel: &Kernel) -> Vec<Vec<f64>> {
+fn inputs(case: &AttentionCase, kernel: &Kernel) -> Vec<Vec<f64>> {
     let mut inputs = random_inputs(kernel, 4, 1);
     if case.causal || case.documents {
         let first = inputs.len() - 2;
@@ -130,7 +130,7 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 /// The inputs of the gradients, with the logarithms that belong to them.
-fn backward_inputs(case: &Case, kernel: &Kernel) -> Vec<Vec<f64>> {
+fn backward_inputs(case: &AttentionCase, kernel: &Kernel) -> Vec<Vec<f64>> {
     let mut operands = inputs(case, kernel);
     let first = forward(case);
     let positions = operands.len() - first.inputs.len() + 3;
@@ -139,7 +139,7 @@ fn backward_inputs(case: &Case, kernel: &Kernel) -> Vec<Vec<f64>> {
     operands
 }
 
-fn check_case(case: &Case) {
+fn check_case(case: &AttentionCase) {
     let kernel = forward(case);
     check_with(&kernel, &inputs(case, &kernel), &[], tolerance(case.dtype));
     let kernel = backward(case);
@@ -149,20 +149,20 @@ fn check_case(case: &Case) {
 #[test]
 fn whole_blocks_agree_with_and_without_a_mask() {
     for causal in [false, true] {
-        check_case(&Case { queries: 128, keys: 128, batch: 1, kv: 1, d: 32, causal, ..BASE });
+        check_case(&AttentionCase { queries: 128, keys: 128, batch: 1, kv: 1, d: 32, causal, ..BASE });
     }
 }
 
 #[test]
 fn sizes_that_fill_no_block_and_no_vector_agree() {
     for (queries, keys, d) in [(1, 1, 1), (7, 7, 5), (65, 65, 24), (70, 131, 17), (300, 40, 8)] {
-        check_case(&Case { queries, keys, d, batch: 1, causal: queries == keys, ..BASE });
+        check_case(&AttentionCase { queries, keys, d, batch: 1, causal: queries == keys, ..BASE });
     }
 }
 
 #[test]
 fn grouped_queries_share_their_keys() {
-    check_case(&Case { group: 3, queries: 33, keys: 33, ..BASE });
+    check_case(&AttentionCase { group: 3, queries: 33, keys: 33, ..BASE });
 }
 
 #[test]
@@ -172,23 +172,32 @@ fn positions_decide_what_a_mask_hides() {
     let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
     for positions in [[IN_ORDER, backwards], [backwards, IN_ORDER], [|i, _| i + 10, |i, _| i + 3], [zig_zag, IN_ORDER], [|i, _| i / 7, |i, _| i / 5]]
     {
-        check_case(&Case { positions, queries: 140, keys: 150, ..BASE });
+        check_case(&AttentionCase { positions, queries: 140, keys: 150, ..BASE });
     }
-    check_case(&Case { positions: [zig_zag, zig_zag], queries: 128, keys: 128, ..BASE });
+    check_case(&AttentionCase { positions: [zig_zag, zig_zag], queries: 128, keys: 128, ..BASE });
 }
 
 #[test]
 fn a_window_hides_what_is_too_far_back() {
     let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
     for window in [1, 64, 65, 1000] {
-        check_case(&Case { window: Some(window), queries: 200, keys: 200, batch: 1, kv: 1, ..BASE });
-        check_case(&Case { window: Some(window), positions: [zig_zag, IN_ORDER], queries: 70, keys: 140, batch: 1, kv: 1, group: 2, ..BASE });
+        check_case(&AttentionCase { window: Some(window), queries: 200, keys: 200, batch: 1, kv: 1, ..BASE });
+        check_case(&AttentionCase {
+            window: Some(window),
+            positions: [zig_zag, IN_ORDER],
+            queries: 70,
+            keys: 140,
+            batch: 1,
+            kv: 1,
+            group: 2,
+            ..BASE
+        });
     }
 }
 
 #[test]
 fn a_query_that_sees_no_key_has_no_result() {
-    let case = Case { positions: [IN_ORDER, |i, _| i + 70], queries: 80, keys: 80, ..BASE };
+    let case = AttentionCase { positions: [IN_ORDER, |i, _| i + 70], queries: 80, keys: 80, ..BASE };
     let kernel = forward(&case);
     let results = kernel.run(&inputs(&case, &kernel), &[]);
     assert!(results[0][..case.d as usize].iter().all(|x| *x == 0.0) && results[1][0] == f64::NEG_INFINITY);
@@ -198,7 +207,7 @@ fn a_query_that_sees_no_key_has_no_result() {
 /// Scores of hundreds. Where they grow from key to key, what was summed before is next to nothing, again and again.
 #[test]
 fn scores_far_apart_agree() {
-    let case = Case { queries: 70, keys: 300, batch: 1, causal: false, ..BASE };
+    let case = AttentionCase { queries: 70, keys: 300, batch: 1, causal: false, ..BASE };
     let kernel = forward(&case);
     let growing: fn(u64, u64) -> u64 = |key, _| key;
     for size in [growing, |key, keys| keys - 1 - key] {
@@ -214,14 +223,14 @@ fn scores_far_apart_agree() {
 #[test]
 fn heads_wider_than_the_registers_of_a_warp_agree() {
     for d in [96, 260] {
-        check_case(&Case { queries: 9, keys: 35, batch: 1, kv: 1, group: 2, d, ..BASE });
+        check_case(&AttentionCase { queries: 9, keys: 35, batch: 1, kv: 1, group: 2, d, ..BASE });
     }
 }
 
 #[test]
 fn each_result_alone_agrees_and_may_be_added_to_what_is_there() {
-    let case = Case { group: 2, queries: 40, keys: 37, batch: 1, ..BASE };
-    let halves = Case { dtype: DType::F16, d: 64, ..case.clone() };
+    let case = AttentionCase { group: 2, queries: 40, keys: 37, batch: 1, ..BASE };
+    let halves = AttentionCase { dtype: DType::F16, d: 64, ..case.clone() };
     for case in [&case, &halves] {
         let (first, second, tolerance) = (forward(case), backward(case), tolerance(case.dtype));
         let both = [(&first, inputs(case, &first), tolerance), (&second, backward_inputs(case, &second), 3.0 * tolerance)];
@@ -235,13 +244,13 @@ fn each_result_alone_agrees_and_may_be_added_to_what_is_there() {
 }
 
 /// What tensor cores do: 16-bit operands, heads of 64 or 128.
-const CORES: Case = Case { d: 64, dtype: DType::Bf16, batch: 1, kv: 1, ..BASE };
+const CORES: AttentionCase = AttentionCase { d: 64, dtype: DType::Bf16, batch: 1, kv: 1, ..BASE };
 
 #[test]
 fn tensor_cores_agree_with_and_without_a_mask() {
     for (dtype, d) in [(DType::Bf16, 64), (DType::F16, 128)] {
         for (causal, queries, keys) in [(false, 128, 128), (true, 256, 256), (false, 75, 200), (true, 33, 33), (true, 1, 1)] {
-            check_case(&Case { queries, keys, d, dtype, causal, ..CORES });
+            check_case(&AttentionCase { queries, keys, d, dtype, causal, ..CORES });
         }
     }
 }
@@ -249,23 +258,23 @@ fn tensor_cores_agree_with_and_without_a_mask() {
 #[test]
 fn tensor_cores_share_keys_among_queries_and_skip_what_is_hidden() {
     let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
-    check_case(&Case { batch: 2, kv: 2, group: 3, queries: 70, keys: 70, ..CORES });
-    check_case(&Case { group: 2, queries: 150, keys: 130, causal: false, d: 128, ..CORES });
+    check_case(&AttentionCase { batch: 2, kv: 2, group: 3, queries: 70, keys: 70, ..CORES });
+    check_case(&AttentionCase { group: 2, queries: 150, keys: 130, causal: false, d: 128, ..CORES });
     for (d, window) in [(64, 5), (128, 100)] {
-        check_case(&Case { d, window: Some(window), queries: 300, keys: 300, ..CORES });
-        check_case(&Case { d, window: Some(window), positions: [zig_zag, IN_ORDER], queries: 140, keys: 280, group: 2, ..CORES });
+        check_case(&AttentionCase { d, window: Some(window), queries: 300, keys: 300, ..CORES });
+        check_case(&AttentionCase { d, window: Some(window), positions: [zig_zag, IN_ORDER], queries: 140, keys: 280, group: 2, ..CORES });
     }
-    check_case(&Case { positions: [|i, _| i / 7, |i, n| (n - 1 - i) / 5], queries: 140, keys: 150, ..CORES });
+    check_case(&AttentionCase { positions: [|i, _| i / 7, |i, n| (n - 1 - i) / 5], queries: 140, keys: 150, ..CORES });
     // The first queries see nothing.
-    check_case(&Case { positions: [IN_ORDER, |i, _| i + 150], queries: 300, keys: 80, ..CORES });
+    check_case(&AttentionCase { positions: [IN_ORDER, |i, _| i + 150], queries: 300, keys: 80, ..CORES });
 }
 
 #[test]
 fn tensor_cores_need_every_wait_and_barrier() {
     // Two tiles for a block, several visits of each, some hidden and some not whole.
     let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync"];
-    let masked = Case { queries: 150, keys: 150, group: 2, ..CORES };
-    let plain = Case { causal: false, ..masked };
+    let masked = AttentionCase { queries: 150, keys: 150, group: 2, ..CORES };
+    let plain = AttentionCase { causal: false, ..masked };
     for (case, at_least) in [(masked, 7), (plain, 5)] {
         let (first, second) = (forward(&case), backward(&case));
         every_line_is_needed(&first, "sm_80", &inputs(&case, &first), &ordering, at_least);
@@ -277,8 +286,8 @@ fn tensor_cores_need_every_wait_and_barrier() {
 fn warpgroups_need_every_arrival_wait_fence_and_barrier() {
     let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
     // Two tiles for a block, of none, five or seven visits, some hidden and some not whole; so many that stages come around within a tile.
-    let masked = Case { queries: 300, keys: 1000, group: 2, positions: [|i, _| 5 * i, |i, _| i + 700], ..CORES };
-    let plain = Case { queries: 200, keys: 640, causal: false, d: 128, ..masked };
+    let masked = AttentionCase { queries: 300, keys: 1000, group: 2, positions: [|i, _| 5 * i, |i, _| i + 700], ..CORES };
+    let plain = AttentionCase { queries: 200, keys: 640, causal: false, d: 128, ..masked };
     for (case, at_least) in [(masked, 36), (plain, 30)] {
         let kernel = forward(&case);
         every_line_is_needed(&kernel, "sm_90a", &inputs(&case, &kernel), &ordering, at_least);
@@ -289,8 +298,8 @@ fn warpgroups_need_every_arrival_wait_fence_and_barrier() {
 fn warpgroups_need_every_arrival_wait_fence_and_barrier_for_gradients() {
     let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
     // Some blocks have two tiles of keys and then several of queries, of none, few or so many visits that stages come around within a tile, some hidden and some not whole.
-    let masked = Case { kv: 3, group: 2, queries: 300, keys: 330, positions: [|i, _| 2 * i, |i, _| i + 260], ..CORES };
-    let plain = Case { queries: 200, causal: false, d: 128, ..masked };
+    let masked = AttentionCase { kv: 3, group: 2, queries: 300, keys: 330, positions: [|i, _| 2 * i, |i, _| i + 260], ..CORES };
+    let plain = AttentionCase { queries: 200, causal: false, d: 128, ..masked };
     for (case, at_least) in [(masked, 40), (plain, 40)] {
         let kernel = backward(&case);
         every_line_is_needed(&kernel, "sm_90a", &backward_inputs(&case, &kernel), &ordering, at_least);
@@ -307,7 +316,7 @@ fn the_instructions_of_warpgroups_are_there() {
     for (d, causal, dtype, products, of_gradients) in
         [(64, true, DType::Bf16, 4 + 8, 28), (128, false, DType::F16, 8 + 8, 44), (128, true, DType::Bf16, 8 + 8, 44)]
     {
-        let case = Case { queries: 512, keys: 512, d, causal, dtype, ..CORES };
+        let case = AttentionCase { queries: 512, keys: 512, d, causal, dtype, ..CORES };
         // Forward twice each: of the first block of keys and of the others, of all blocks of values but the last and of that. Of gradients, scores and theirs for two kinds of
         // tiles, and three sums over the rows of a block.
         for (kernel, products) in [(forward(&case), 2 * products), (backward(&case), of_gradients)] {
@@ -324,7 +333,7 @@ fn the_instructions_of_warpgroups_are_there() {
 /// As a product gives queries, keys and values: in one row, so that the distance of rows is a multiple of that of heads, but not of that of groups of heads.
 #[test]
 fn warpgroups_read_heads_out_of_rows_of_queries_keys_and_values() {
-    let case = Case { batch: 2, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
+    let case = AttentionCase { batch: 2, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
     let (first, second) = (forward(&case), backward(&case));
     let (of_first, of_second) = (inputs(&case, &first), backward_inputs(&case, &second));
     for (mut kernel, inputs, tolerance) in [(first, of_first, tolerance(case.dtype)), (second, of_second, 3.0 * tolerance(case.dtype))] {
@@ -339,7 +348,7 @@ fn warpgroups_read_heads_out_of_rows_of_queries_keys_and_values() {
 /// As a hop of a ring receives keys and values of one sequence: its only index may have any stride.
 #[test]
 fn one_sequence_of_a_hop_stays_on_tensor_cores() {
-    let case = Case { batch: 1, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
+    let case = AttentionCase { batch: 1, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
     let (first, second) = (forward(&case), backward(&case));
     let (of_first, of_second) = (inputs(&case, &first), backward_inputs(&case, &second));
     for (mut kernel, inputs, tolerance) in [(first, of_first, tolerance(case.dtype)), (second, of_second, 3.0 * tolerance(case.dtype))] {
@@ -354,7 +363,7 @@ fn one_sequence_of_a_hop_stays_on_tensor_cores() {
 /// Rows that are no multiple of the distance of heads apart, as no tensor map says it.
 #[test]
 fn warpgroups_leave_what_has_no_tensor_map_to_warps() {
-    let case = Case { kv: 3, queries: 40, keys: 40, ..CORES };
+    let case = AttentionCase { kv: 3, queries: 40, keys: 40, ..CORES };
     let (first, second) = (forward(&case), backward(&case));
     let (of_first, of_second) = (inputs(&case, &first), backward_inputs(&case, &second));
     for (mut kernel, inputs, tolerance) in [(first, of_first, tolerance(case.dtype)), (second, of_second, 3.0 * tolerance(case.dtype))] {
@@ -370,7 +379,7 @@ fn warpgroups_leave_what_has_no_tensor_map_to_warps() {
 fn heads_of_any_eight_elements_are_on_tensor_cores_and_spill_nothing() {
     let sizes = [(64, None), (72, None), (80, None), (96, None), (112, None), (128, None), (160, None), (192, None), (192, Some(128)), (256, None)];
     for (d, values) in sizes {
-        let case = Case { queries: 512, keys: 512, group: 2, d, values, dtype: DType::F16, ..CORES };
+        let case = AttentionCase { queries: 512, keys: 512, group: 2, d, values, dtype: DType::F16, ..CORES };
         for kernel in [forward(&case), backward(&case)] {
             for cpu in ["sm_80", "sm_90a"] {
                 let text = text(&kernel, cpu);
@@ -383,7 +392,7 @@ fn heads_of_any_eight_elements_are_on_tensor_cores_and_spill_nothing() {
 
 #[test]
 fn the_texts_for_tensor_cores_are_as_they_were() {
-    let kernel = forward(&Case { queries: 128, keys: 128, d: 64, dtype: DType::Bf16, ..BASE });
+    let kernel = forward(&AttentionCase { queries: 128, keys: 128, d: 64, dtype: DType::Bf16, ..BASE });
     for cpu in ["sm_80", "sm_90a"] {
         golden(&format!("attention_bf16_{cpu}.ptx"), &text(&kernel, cpu));
     }

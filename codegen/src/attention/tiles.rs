@@ -1,8 +1,8 @@
 //! Operations on blocks of rows in scratch: products, copies, transposes.
 
 use super::scoring::Operand;
-use super::{Rows, Size};
-use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
+use super::{OperandRows, Size};
+use crate::build::llvm::{CarriedValues, Index, Level, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Compare, Lane};
 use crate::layout::div_ceil;
 use crate::loops::accumulated;
@@ -11,7 +11,7 @@ use inkwell::values::FunctionValue;
 use ir::op::DType;
 
 /// A product of static size, `C[rows, columns] = A[rows, depth] * B[depth, columns]`. Rows of B and C are whole vectors.
-pub struct Product<'a> {
+pub struct StaticProduct<'a> {
     pub name: &'a str,
     pub rows: i64,
     pub columns: i64,
@@ -43,7 +43,7 @@ pub fn tallest(registers: u32, vectors: i64) -> i64 {
 }
 
 /// A function `(a, b, c)` for the product.
-pub fn product<'c>(b: &Llvm<'c>, p: &Product, registers: u32) -> FunctionValue<'c> {
+pub fn product<'c>(b: &Llvm<'c>, p: &StaticProduct, registers: u32) -> FunctionValue<'c> {
     let lanes = b.lanes() as i64;
     let vectors = vectors_abreast(p.columns, lanes);
     let panels = div_ceil(p.rows, tallest(registers, vectors));
@@ -57,7 +57,7 @@ pub fn product<'c>(b: &Llvm<'c>, p: &Product, registers: u32) -> FunctionValue<'
         let panel = |rows: i64, first: Index<'c>| {
             let a = b.at(a, b.index_mul(first, b.index(4 * p.a.0)));
             let c = b.at(c, b.index_mul(first, b.index(4 * p.c_row)));
-            let block = Block { rows, vectors };
+            let block = RegisterBlock { rows, vectors };
             store_sums(b, block, p.end, (c, p.c_row), &multiply(b, block, &factors, b.index(p.depth), [a, factor]));
         };
         b.for_each(b.index(0), b.index(tall), 1, &mut |i| panel(height + 1, b.index_mul(i, b.index(height + 1))));
@@ -71,7 +71,7 @@ pub fn product<'c>(b: &Llvm<'c>, p: &Product, registers: u32) -> FunctionValue<'
 
 /// A block of sums in registers.
 #[derive(Clone, Copy)]
-pub struct Block {
+pub struct RegisterBlock {
     pub rows: i64,
     pub vectors: i64,
 }
@@ -87,10 +87,10 @@ pub struct Factors {
 }
 
 /// The sums of a block over `depth` contracted elements, row by row.
-pub fn multiply<'c>(b: &Llvm<'c>, block: Block, factors: &Factors, depth: Index<'c>, [a, factor]: [Pointer<'c>; 2]) -> Vec<Vector<'c>> {
+pub fn multiply<'c>(b: &Llvm<'c>, block: RegisterBlock, factors: &Factors, depth: Index<'c>, [a, factor]: [Pointer<'c>; 2]) -> Vec<Vector<'c>> {
     let lanes = b.lanes() as i64;
     let &Factors { a: (a_row, a_column), b_row, unroll } = factors;
-    let start = Carried { pointers: vec![a, factor], vectors: vec![b.f32(0.0); (block.rows * block.vectors) as usize] };
+    let start = CarriedValues { pointers: vec![a, factor], vectors: vec![b.f32(0.0); (block.rows * block.vectors) as usize] };
     let sums = b.repeat_carrying(b.index(0), depth, b.index(unroll), &start, &mut |_, state| {
         let (a, factor) = (state.pointers[0], state.pointers[1]);
         let mut sums = state.vectors.clone();
@@ -104,13 +104,13 @@ pub fn multiply<'c>(b: &Llvm<'c>, block: Block, factors: &Factors, depth: Index<
                 }
             }
         }
-        Carried { pointers: vec![b.at_const(a, 4 * unroll * a_column), b.at_const(factor, 4 * unroll * b_row)], vectors: sums }
+        CarriedValues { pointers: vec![b.at_const(a, 4 * unroll * a_column), b.at_const(factor, 4 * unroll * b_row)], vectors: sums }
     });
     sums.vectors
 }
 
 /// Puts the sums of a block to rows at `c`, so many elements apart.
-pub fn store_sums<'c>(b: &Llvm<'c>, block: Block, end: End, (c, c_row): (Pointer<'c>, i64), sums: &[Vector<'c>]) {
+pub fn store_sums<'c>(b: &Llvm<'c>, block: RegisterBlock, end: End, (c, c_row): (Pointer<'c>, i64), sums: &[Vector<'c>]) {
     let lanes = b.lanes() as i64;
     for i in 0..block.rows {
         for j in 0..block.vectors {
@@ -130,14 +130,14 @@ pub fn store_sums<'c>(b: &Llvm<'c>, block: Block, end: End, (c, c_row): (Pointer
 const AHEAD: i64 = 32;
 
 /// Brings a row of an operand into the second-level cache, if it lies in one piece.
-fn fetch_row<'c>(b: &Llvm<'c>, rows: &Rows, row: Pointer<'c>) {
+fn fetch_row<'c>(b: &Llvm<'c>, rows: &OperandRows, row: Pointer<'c>) {
     if rows.column_stride == 1 {
         (0..rows.bytes(rows.size.d)).step_by(64).for_each(|byte| b.prefetch(b.at_const(row, byte), Level::Second));
     }
 }
 
 /// Brings the place near of a result's row that is stored some rows later, if its elements are dense: rows far apart would each wait for memory.
-pub fn fetch_stored<'c>(b: &Llvm<'c>, row: Pointer<'c>, to: Stored, row_stride: i64) {
+pub fn fetch_stored<'c>(b: &Llvm<'c>, row: Pointer<'c>, to: OutputRows, row_stride: i64) {
     if to.stride == 1 {
         let later = b.at_const(row, AHEAD * row_stride);
         (0..pointwise::stored(to.dtype).bytes() * to.size.d).step_by(64).for_each(|byte| b.prefetch(b.at_const(later, byte), Level::First));
@@ -145,9 +145,9 @@ pub fn fetch_stored<'c>(b: &Llvm<'c>, row: Pointer<'c>, to: Stored, row_stride: 
 }
 
 /// A copy of rows of an operand in f32.
-pub struct Copy<'a> {
+pub struct OperandCopy<'a> {
     pub name: &'a str,
-    pub rows: &'a Rows,
+    pub rows: &'a OperandRows,
     /// What each element is multiplied by.
     pub factor: f64,
     /// Columns of a panel, a whole number of vectors. Panels lie one after another, each with all rows.
@@ -156,16 +156,16 @@ pub struct Copy<'a> {
     pub height: i64,
 }
 
-impl<'a> Copy<'a> {
+impl<'a> OperandCopy<'a> {
     /// Rows as they are, each in one piece.
-    pub fn plain(name: &'a str, rows: &'a Rows) -> Copy<'a> {
-        Copy { name, rows, factor: 1.0, panel: rows.size.width, height: rows.block }
+    pub fn plain(name: &'a str, rows: &'a OperandRows) -> OperandCopy<'a> {
+        OperandCopy { name, rows, factor: 1.0, panel: rows.size.width, height: rows.block }
     }
 }
 
 /// A function `(from, to, count)` that copies `count` rows into padded rows of f32.
-pub fn copy<'c>(b: &Llvm<'c>, copy: &Copy) -> FunctionValue<'c> {
-    let &Copy { rows, factor, panel, height, .. } = copy;
+pub fn copy<'c>(b: &Llvm<'c>, copy: &OperandCopy) -> FunctionValue<'c> {
+    let &OperandCopy { rows, factor, panel, height, .. } = copy;
     let function = b.function(copy.name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let count = b.index_parameter(function, 2);
@@ -245,7 +245,7 @@ pub fn bounds<'c>(b: &Llvm<'c>, name: &str, operand: &Operand, side: usize) -> F
 
 /// An output's rows as they are stored.
 #[derive(Clone, Copy)]
-pub struct Stored {
+pub struct OutputRows {
     pub dtype: DType,
     /// Elements between columns.
     pub stride: i64,
@@ -255,7 +255,7 @@ pub struct Stored {
 }
 
 /// Rounds one vector of a row of an output to its dtype and stores it, or adds it to what is there.
-pub fn store_column<B: Builder>(b: &B, row: B::Pointer, column: &Column<B::Vector>, to: Stored, value: B::Vector) {
+pub fn store_column<B: Builder>(b: &B, row: B::Pointer, column: &Column<B::Vector>, to: OutputRows, value: B::Vector) {
     let lane = pointwise::stored(to.dtype);
     let place = b.at_const(row, lane.bytes() * column.first * to.stride);
     let value = pointwise::rounded(b, to.dtype, value);
@@ -270,7 +270,7 @@ pub fn store_column<B: Builder>(b: &B, row: B::Pointer, column: &Column<B::Vecto
 }
 
 /// A function `(from, to; count)` that transposes a block of `count` rows of an operand to rows of `block` f32. Columns beyond the rows repeat the last.
-pub fn transpose<'c>(b: &Llvm<'c>, name: &str, rows: &Rows, block: i64) -> FunctionValue<'c> {
+pub fn transpose<'c>(b: &Llvm<'c>, name: &str, rows: &OperandRows, block: i64) -> FunctionValue<'c> {
     let function = b.function(name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let last = b.index_sub(b.index_parameter(function, 2), b.index(1));

@@ -3,6 +3,7 @@
 //! The threads of a block compute a tile together. Numbers of threads and addresses in shared memory are 32-bit [`Index`]es that may differ among lanes.
 
 use super::asm::{Instruction, Results};
+pub use super::instructions::Index;
 use super::instructions::built;
 use super::simt::{Simt, Value};
 use super::{Builder, IntBinary, LoopBody};
@@ -10,9 +11,6 @@ use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
 use inkwell::values::{BasicMetadataValueEnum, IntValue, PointerValue};
 use inkwell::{AddressSpace, IntPredicate};
-
-/// A number of 32 or 64 bits.
-pub type Index<'c> = IntValue<'c>;
 
 /// A number of 32 bits that changes as the kernel runs: a register, wherever it is set.
 #[derive(Clone, Copy, Debug)]

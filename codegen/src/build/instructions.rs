@@ -6,8 +6,15 @@ use inkwell::context::Context;
 use inkwell::intrinsics::Intrinsic;
 use inkwell::module::Module;
 use inkwell::types::BasicTypeEnum;
-use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue, IntMathValue, IntValue};
+use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue, IntMathValue, IntValue, PointerValue};
 use inkwell::{FloatPredicate, IntPredicate};
+
+/// An integer of 64 bits; on GPUs also one of 32 bits, for what counts within a block.
+pub type Index<'c> = IntValue<'c>;
+/// An address; on GPUs generic, or in one of the address spaces.
+pub type Pointer<'c> = PointerValue<'c>;
+/// An index, a pointer, a vector, or one lane of it; on GPUs a register of each lane, whose values may differ among them.
+pub type Value<'c> = BasicValueEnum<'c>;
 
 /// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.
 pub fn built<T>(result: Result<T, BuilderError>) -> T {

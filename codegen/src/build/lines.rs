@@ -14,7 +14,7 @@ use ir::graph::Value;
 use std::cell::Cell;
 
 /// Debug info of one module, from which its PTX has its `.loc` directives.
-pub struct Lines<'c> {
+pub struct LineTable<'c> {
     builder: DebugInfoBuilder<'c>,
     unit: DICompileUnit<'c>,
     function: Cell<Option<DISubprogram<'c>>>,
@@ -34,14 +34,14 @@ pub struct Added {
 /// How directives alone are asked for, without the sections of a debugger: the bindings do not know it.
 const DIRECTIVES: [&str; 2] = ["emissionKind: LineTablesOnly", "emissionKind: DebugDirectivesOnly"];
 
-impl<'c> Lines<'c> {
+impl<'c> LineTable<'c> {
     /// Adds debug info to a module, none of whose functions is entered.
-    pub fn new(context: &'c Context, module: &Module<'c>) -> Lines<'c> {
+    pub fn new(context: &'c Context, module: &Module<'c>) -> LineTable<'c> {
         let version = context.i32_type().const_int(debug_metadata_version().into(), false);
         module.add_basic_value_flag("Debug Info Version", FlagBehavior::Warning, version);
         let (language, kind) = (DWARFSourceLanguage::C, DWARFEmissionKind::LineTablesOnly);
         let (builder, unit) = module.create_debug_info_builder(true, language, "kernel", "", "mcc", true, "", 0, "", kind, 0, false, false, "", "");
-        Lines { builder, unit, function: Cell::default(), line: Cell::new(0), added: Cell::default() }
+        LineTable { builder, unit, function: Cell::default(), line: Cell::new(0), added: Cell::default() }
     }
 
     /// The text that is written is not quite the kernel's body.

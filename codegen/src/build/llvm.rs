@@ -5,7 +5,8 @@
 
 mod control;
 
-pub use control::{Carried, Visibility, set_target_attributes};
+pub use super::instructions::{Index, Pointer, Value};
+pub use control::{CarriedValues, Visibility, set_target_attributes};
 
 use super::instructions::{self, built, intrinsic, of_floats, of_ints};
 use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
@@ -14,17 +15,11 @@ use inkwell::builder::Builder as Writer;
 use inkwell::context::Context;
 use inkwell::module::Module;
 use inkwell::types::{BasicType, BasicTypeEnum, VectorType};
-use inkwell::values::{BasicValue, BasicValueEnum, IntValue, PointerValue, VectorValue};
+use inkwell::values::{BasicValue, IntValue, VectorValue};
 use inkwell::{AddressSpace, IntPredicate};
 
-/// An integer of 64 bits.
-pub type Index<'c> = IntValue<'c>;
-/// An address.
-pub type Pointer<'c> = PointerValue<'c>;
 /// As many lanes as a vector register of the target has of f32.
 pub type Vector<'c> = VectorValue<'c>;
-/// An index, a pointer, a vector, or one lane of it.
-pub type Value<'c> = BasicValueEnum<'c>;
 
 /// Writes one LLVM module.
 pub struct Llvm<'c> {
@@ -446,8 +441,8 @@ impl<'c> Builder for Llvm<'c> {
         carried: &[Vector<'c>],
         body: &mut LoopBody<'_, Index<'c>, Vector<'c>>,
     ) -> Vec<Vector<'c>> {
-        let carried = Carried { pointers: Vec::new(), vectors: carried.to_vec() };
-        let result = self.repeat_carrying(from, to, self.index(step), &carried, &mut |i, state| Carried {
+        let carried = CarriedValues { pointers: Vec::new(), vectors: carried.to_vec() };
+        let result = self.repeat_carrying(from, to, self.index(step), &carried, &mut |i, state| CarriedValues {
             pointers: Vec::new(),
             vectors: body(i, &state.vectors),
         });

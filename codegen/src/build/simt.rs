@@ -6,11 +6,12 @@
 
 mod frame;
 
+pub use super::instructions::{Pointer, Value};
 pub use frame::Given;
 
 use super::asm::Half;
 use super::instructions::{self, built, counted, intrinsic, of_floats, of_ints, open_function};
-use super::lines::{Added, Lines};
+use super::lines::{Added, LineTable};
 use super::{Approximate, Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
 use crate::CompileError;
 use crate::target::Target;
@@ -18,7 +19,7 @@ use inkwell::builder::Builder as Writer;
 use inkwell::context::Context;
 use inkwell::module::Module;
 use inkwell::types::BasicTypeEnum;
-use inkwell::values::{BasicValueEnum, FunctionValue, IntValue, PointerValue};
+use inkwell::values::{FunctionValue, IntValue, PointerValue};
 use inkwell::{AddressSpace, IntPredicate};
 use std::cell::{Cell, OnceCell};
 
@@ -26,11 +27,6 @@ use std::cell::{Cell, OnceCell};
 pub const LANES: usize = 32;
 pub(super) const GLOBAL: u16 = 1;
 const ALL: u64 = 0xFFFF_FFFF;
-
-/// A register of each lane, whose values may differ among them.
-pub type Value<'c> = BasicValueEnum<'c>;
-/// An address, generic or in one of the address spaces of a GPU.
-pub type Pointer<'c> = PointerValue<'c>;
 
 /// Writes one LLVM module with one kernel.
 pub struct Simt<'c> {
@@ -40,7 +36,7 @@ pub struct Simt<'c> {
     pub(super) writer: Writer<'c>,
     cpu: String,
     features: String,
-    lines: Lines<'c>,
+    lines: LineTable<'c>,
     /// The kernel's values of which functions as the hardware approximates them are exact enough, and whether that which is
     /// computed is one.
     narrow: OnceCell<Vec<bool>>,
@@ -54,7 +50,7 @@ impl<'c> Simt<'c> {
         let module = context.create_module(name);
         // Alignments follow from it.
         module.set_data_layout(&target.machine()?.get_target_data().get_data_layout());
-        let lines = Lines::new(context, &module);
+        let lines = LineTable::new(context, &module);
         Ok(Simt {
             context,
             module,

@@ -76,7 +76,7 @@ pub fn encode(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> 
 }
 
 /// A kernel in the emulator, with operands that outlive it.
-pub struct Loaded {
+pub struct EmulatedKernel {
     device: Device,
     module: Module,
     name: String,
@@ -86,12 +86,12 @@ pub struct Loaded {
     counter: u64,
 }
 
-impl Loaded {
+impl EmulatedKernel {
     /// Decodes code and lends it operands, to be launched so.
     ///
     /// # Errors
     /// What the emulator does not know.
-    pub fn new(code: &Code, operands: &Operands, launch: &Launch, options: Options) -> Result<Loaded, Emulated> {
+    pub fn new(code: &Code, operands: &Operands, launch: &Launch, options: Options) -> Result<EmulatedKernel, Emulated> {
         let mut device = Device::new(options);
         let module = device.load(code.ptx)?;
         // SAFETY: operands outlive the device, begin at multiples of 64, and only its blocks use them.
@@ -102,7 +102,7 @@ impl Loaded {
         device.write(counter, &[0; 4])?;
         let parameters = launch.pack(&addresses, &operands.scalar_bits, [scratch, counter], encode).map_err(Emulated::Unknown)?;
         let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
-        Ok(Loaded { device, module, name: code.name.into(), launch, parameters, counter })
+        Ok(EmulatedKernel { device, module, name: code.name.into(), launch, parameters, counter })
     }
 
     /// The kernel, and its launch.
@@ -147,7 +147,7 @@ pub fn run(code: &Code, operands: &Operands, cost: u64, between: u64) -> Result<
     if of_block > LONGEST {
         return Err(Emulated::Unknown(format!("a block of it goes through {of_block} points")));
     }
-    let loaded = Loaded::new(code, operands, &launch, Options { threads: 1, ..Options::default() })?;
+    let loaded = EmulatedKernel::new(code, operands, &launch, Options { threads: 1, ..Options::default() })?;
     let blocks: Vec<usize> = some(launch.grid, cost, between).into_iter().collect();
     loaded.blocks(&blocks)?;
     let all = blocks.len() == launch.grid as usize;

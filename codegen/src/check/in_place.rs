@@ -3,7 +3,7 @@
 
 use crate::check::memory::Mapped;
 use crate::check::operands::{Operands, Over};
-use crate::check::{Spot, Wrong};
+use crate::check::{ResultElement, Wrong};
 use ir::graph::Type;
 use ir::kernel::Kernel;
 use ir::random::mix;
@@ -29,7 +29,7 @@ pub fn same(kernel: &Kernel, apart: &Operands, over: &Over, seed: u64) -> Result
         let ty = &kernel.body[o.value].ty;
         if let Some((index, got, want)) = differs(kernel, ty, &o.strides, (&apart.outputs[k], now), seed) {
             let names = ty.dims.iter().map(|d| kernel.body.dims.name(*d).to_string());
-            let place = Spot { output: k, index: names.zip(index).collect() };
+            let place = ResultElement { output: k, index: names.zip(index).collect() };
             return Err(Wrong::InPlace { place, operand: over.pair.1, got, want });
         }
     }

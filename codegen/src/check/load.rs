@@ -26,13 +26,13 @@ impl Drop for Loader {
 }
 
 /// A kernel's code.
-pub struct Loaded<'l> {
+pub struct LoadedKernel<'l> {
     tracker: LLVMOrcResourceTrackerRef,
     pub function: KernelFn,
     loader: PhantomData<&'l Loader>,
 }
 
-impl Drop for Loaded<'_> {
+impl Drop for LoadedKernel<'_> {
     fn drop(&mut self) {
         remove(self.tracker);
     }
@@ -77,7 +77,7 @@ impl Loader {
     ///
     /// # Errors
     /// LLVM cannot load it.
-    pub fn load(&self, object: &[u8], name: &str) -> Result<Loaded<'_>, String> {
+    pub fn load(&self, object: &[u8], name: &str) -> Result<LoadedKernel<'_>, String> {
         let symbol = CString::new(name).map_err(|e| e.to_string())?;
         let mut address = 0;
         // SAFETY: the buffer, a copy, becomes the JIT's; the symbol ends with a zero.
@@ -91,7 +91,7 @@ impl Loader {
             Ok(()) => {
                 // SAFETY: the symbol was found, and has the kernel ABI.
                 let function = unsafe { std::mem::transmute::<*const (), KernelFn>(address as *const ()) };
-                Ok(Loaded { tracker, function, loader: PhantomData })
+                Ok(LoadedKernel { tracker, function, loader: PhantomData })
             }
             Err(text) => {
                 remove(tracker);

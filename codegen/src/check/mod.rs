@@ -29,7 +29,7 @@ use emulated::{Code, Emulated};
 use inkwell::targets::TargetMachine;
 use ir::kernel::Kernel;
 use ir::kernel::part::points;
-use ir::op::Kind;
+use ir::op::OpKind;
 use ir::random::{key, mix};
 use ir::work::Work;
 pub use limit::SECONDS;
@@ -76,11 +76,11 @@ pub enum Verification {
 #[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Wrong {
     #[error("on random operands {place} is {got:?}, and its body says {want:?}")]
-    Value { place: Spot, got: f64, want: f64 },
+    Value { place: ResultElement, got: f64, want: f64 },
     #[error("{0} is left unwritten")]
-    Unwritten(Spot),
+    Unwritten(ResultElement),
     #[error("on random operands {place} is {got:?} where the result takes the place of operand {operand}, and {want:?} elsewhere")]
-    InPlace { place: Spot, operand: usize, got: f64, want: f64 },
+    InPlace { place: ResultElement, operand: usize, got: f64, want: f64 },
     /// Beside the elements of a result.
     #[error("memory is written beside the elements of result {0}")]
     Beyond(usize),
@@ -102,14 +102,14 @@ impl Wrong {
 
 /// A place of a result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Spot {
+pub struct ResultElement {
     /// Position among the kernel's outputs.
     pub output: usize,
     /// Dims of the result by name, and the index along each.
     pub index: Vec<(String, u64)>,
 }
 
-impl std::fmt::Display for Spot {
+impl std::fmt::Display for ResultElement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let index = self.index.iter().map(|(dim, i)| format!("{dim} {i}")).collect::<Vec<_>>().join(", ");
         write!(f, "result {} at [{index}]", self.output)
@@ -141,7 +141,7 @@ pub struct Checker {
 
 /// Points of a kernel's loops, as its code goes through them.
 fn cost(kernel: &Kernel) -> u64 {
-    let others = kernel.body.values().filter(|v| kernel.body[*v].op.kind() != Kind::Contraction);
+    let others = kernel.body.values().filter(|v| kernel.body[*v].op.kind() != OpKind::Contraction);
     others.map(|v| points(kernel, v)).fold(Work::of(kernel).flops / 2 / PRODUCTS, u64::saturating_add)
 }
 

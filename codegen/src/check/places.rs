@@ -1,12 +1,12 @@
 //! Which places of a kernel's results are looked at, and what is to be there.
 
 use crate::check::memory::{self, Mapped};
-use crate::check::{Spot, Wrong, rounding};
+use crate::check::{ResultElement, Wrong, rounding};
 use ir::dim::Dim;
 use ir::eval::Change;
 use ir::graph::Type;
 use ir::kernel::distance::{Distance, narrowest, rms};
-use ir::kernel::part::{Most, Part, all_points};
+use ir::kernel::part::{Most, PartialKernel, all_points};
 use ir::kernel::{Kernel, dense};
 use ir::op::{DType, Op};
 use ir::random::mix;
@@ -98,7 +98,7 @@ impl Output<'_> {
         }
     }
 
-    fn place(&self, mut number: u64, of: &Part) -> Vec<(String, u64)> {
+    fn place(&self, mut number: u64, of: &PartialKernel) -> Vec<(String, u64)> {
         let mut out = vec![];
         for d in self.ty.dims.iter().rev() {
             let n = of.kernel.body.dims.size(*d);
@@ -113,7 +113,7 @@ impl Output<'_> {
 
 /// A part of a result, interpreted.
 struct Interpreted {
-    part: Part,
+    part: PartialKernel,
     operands: Vec<Vec<f64>>,
     offsets: Vec<u64>,
     want: Vec<f64>,
@@ -121,7 +121,7 @@ struct Interpreted {
 }
 
 impl Interpreted {
-    fn new(output: &Output, part: Part) -> Interpreted {
+    fn new(output: &Output, part: PartialKernel) -> Interpreted {
         let (kernel, ran, dtype) = (output.kernel, output.ran, output.ty.dtype);
         let mut operands = vec![vec![]; kernel.inputs.len()];
         for node in &part.kernel.body.nodes {
@@ -228,11 +228,11 @@ fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
     let mut parts = vec![];
     if output.ran.whole {
         let most = Most { points: ALL, places: MOST.places * PARTS as u64 };
-        parts.push(Part::among(&one, most, seed, &mut |d| (0..one.body.dims.size(d)).collect()));
+        parts.push(PartialKernel::among(&one, most, seed, &mut |d| (0..one.body.dims.size(d)).collect()));
     } else {
         let mut left = ALL;
         for at in output.seeds(seed) {
-            let part = Part::among(&one, MOST, seed ^ left, &mut |d| output.along(&at, d));
+            let part = PartialKernel::among(&one, MOST, seed ^ left, &mut |d| output.along(&at, d));
             let points = all_points(&part.kernel);
             parts.push(part);
             left = left.saturating_sub(points);
@@ -281,7 +281,7 @@ fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
 }
 
 fn wrong(output: &Output, of: &Interpreted, k: usize) -> Wrong {
-    let place = Spot { output: output.number, index: output.place(k as u64, &of.part) };
+    let place = ResultElement { output: output.number, index: output.place(k as u64, &of.part) };
     match of.got[k] {
         Some(got) => Wrong::Value { place, got, want: of.want[k] },
         None => Wrong::Unwritten(place),
@@ -321,5 +321,5 @@ fn all_written(output: &Output) -> Result<(), Wrong> {
     });
     let Some(at) = open else { return Ok(()) };
     let names = output.ty.dims.iter().map(|d| output.kernel.body.dims.name(*d).to_string());
-    Err(Wrong::Unwritten(Spot { output: output.number, index: names.zip(at).collect() }))
+    Err(Wrong::Unwritten(ResultElement { output: output.number, index: names.zip(at).collect() }))
 }

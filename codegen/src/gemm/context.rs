@@ -1,6 +1,6 @@
 //! What the parts of a kernel under construction share.
 
-use super::plan::Plan;
+use super::plan::GemmPlan;
 use super::prefetch::Next;
 use crate::build::Lane;
 use crate::build::llvm::Llvm;
@@ -12,7 +12,7 @@ use ir::kernel::Kernel;
 pub struct Gemm<'a, 'c> {
     pub b: &'a Llvm<'c>,
     pub kernel: &'a Kernel,
-    pub plan: &'a Plan,
+    pub plan: &'a GemmPlan,
     pub target: &'a Target,
     /// The row stride of the sums of a tile that wait in scratch between blocks of contracted elements. With one block they never leave registers.
     pub partials: Option<i64>,

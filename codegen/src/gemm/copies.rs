@@ -1,14 +1,14 @@
-//! Which blocks of the factors are copied when, and where to. A factor whose next block products copy ([`super::next`]) has room for two: one is used while
-//! the other is filled.
+//! Which blocks of the factors are copied when, and where to. A factor whose next block products copy
+//! ([`super::prefetch`]) has room for two: one is used while the other is filled.
 
 use super::plan::Kept;
-use super::prefetch::{Block, Next, Share};
-use super::tile::{Pass, Place, Tile};
+use super::prefetch::{FactorBlock, Next, Share};
+use super::tile::{Pass, TileBuilder, TileRun};
 use crate::build::Builder;
 use crate::build::llvm::{Index, Pointer};
 
 /// The next block of each factor.
-pub type Copies<'c> = [Block<'c>; 2];
+pub type Copies<'c> = [FactorBlock<'c>; 2];
 
 /// What the tiles of a range remember, in 64-bit cells of the scratch.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub enum Cell {
 const PLACE: [Cell; 2] = [Cell::PlaceA, Cell::PlaceB];
 const MADE: [Cell; 2] = [Cell::MadeA, Cell::MadeB];
 
-impl<'c> Tile<'_, 'c> {
+impl<'c> TileBuilder<'_, 'c> {
     /// Before the first tile of a range: there is no copy yet.
     pub fn begin(&self) {
         let b = self.g.b;
@@ -87,7 +87,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// Before the products of a pass, of so many micro-kernels: how they share the next block of a factor.
-    pub fn begin_next(&self, factor: Kept, block: Block<'c>, micros: Index<'c>) -> Option<Share<'c>> {
+    pub fn begin_next(&self, factor: Kept, block: FactorBlock<'c>, micros: Index<'c>) -> Option<Share<'c>> {
         let b = self.g.b;
         let next = self.g.next[factor as usize].as_ref()?;
         if !next.is_copied() {
@@ -99,15 +99,16 @@ impl<'c> Tile<'_, 'c> {
         Some(share)
     }
 
-    /// What is copied first after the tiles at `place` of `line`; the range's tiles end before `until`, those of this line before its number `to`. It may be of
-    /// more tiles than then come together. Where experts own anything it is not known.
-    pub fn after(&self, line: Index<'c>, place: &Place<'c>, to: Index<'c>, until: Index<'c>) -> Copies<'c> {
+    /// What is copied first after the tiles `tile_run` of `line`; the range's tiles end before `until`, those of this
+    /// line before its number `to`. It may be of more tiles than then come together. Where experts own anything it is
+    /// not known.
+    pub fn after(&self, line: Index<'c>, tile_run: &TileRun<'c>, to: Index<'c>, until: Index<'c>) -> Copies<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         let (fast, [all_rows, all_columns]) = (plan.line(), plan.divisions());
-        let same = b.index_less(place.end, to);
+        let same = b.index_less(tile_run.end, to);
         let line = b.index_select(same, line, b.index_add(line, b.index(1)));
-        let tile = b.index_select(same, place.end, b.index(0));
+        let tile = b.index_select(same, tile_run.end, b.index(0));
         let flag = |condition| b.index_select(condition, b.index(1), b.index(0));
         let some = if plan.experts.is_none() { flag(b.index_less(b.index_mul(line, b.index(fast)), until)) } else { b.index(0) };
         // Copies that are kept serve a line.
@@ -117,12 +118,12 @@ impl<'c> Tile<'_, 'c> {
             Kept::B => [some, kept],
         };
         let to = b.index_min(b.index_sub(until, b.index_mul(line, b.index(fast))), b.index(fast));
-        let place = self.place(line, tile, to);
-        let rows = self.share(place.rows, all_rows, blocks.panels);
-        let columns = self.share(place.columns, all_columns, blocks.column_panels);
-        let [a, factor] = self.factors(&self.starts(place.outer), b.index(0), b.index(0));
+        let tile_run = self.tile_run(line, tile, to);
+        let rows = self.share(tile_run.rows, all_rows, blocks.panels);
+        let columns = self.share(tile_run.columns, all_columns, blocks.column_panels);
+        let [a, factor] = self.factors(&self.starts(tile_run.outer), b.index(0), b.index(0));
         let row = plan.panels(Kept::A as usize).start(b, rows.from);
-        let block = |start, panels, wanted| Block { start, panels, depth: b.index(blocks.depth.min(plan.k.size)), wanted };
+        let block = |start, panels, wanted| FactorBlock { start, panels, depth: b.index(blocks.depth.min(plan.k.size)), wanted };
         [block(self.row_at(a, row), rows, wanted[0]), block(self.column_at(factor, columns.from), columns, wanted[1])]
     }
 }

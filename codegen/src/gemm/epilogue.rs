@@ -12,20 +12,20 @@ use ir::op::Op;
 use std::collections::BTreeMap;
 
 /// A vector of the result inside a block of it.
-pub struct Spot<B: Builder> {
+pub struct ResultVector<B: Builder> {
     pub row: B::Index,
     pub column: i64,
     /// The lanes that are columns, unless all are.
     pub mask: Option<B::Vector>,
 }
 
-impl<B: Builder> Clone for Spot<B> {
+impl<B: Builder> Clone for ResultVector<B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Builder> Copy for Spot<B> {}
+impl<B: Builder> Copy for ResultVector<B> {}
 
 /// Inputs of the ops after the product: the value and the tensor of each.
 pub fn inputs(kernel: &Kernel, product: &Product) -> BTreeMap<Value, Tensor> {
@@ -50,7 +50,7 @@ pub struct Epilogue<'a, B: Builder> {
     pub runs: Option<B::Vector>,
 }
 
-/// What memory has at a spot: of inputs, and of outputs that are added to, by position.
+/// What memory has at a vector of the result: of inputs, and of outputs that are added to, by position.
 pub struct Memory<B: Builder> {
     inputs: BTreeMap<Value, Vec<B::Vector>>,
     outputs: BTreeMap<usize, Vec<B::Vector>>,
@@ -66,11 +66,11 @@ impl<B: Builder> Memory<B> {
 impl<B: Builder> Epilogue<'_, B> {
     /// Reads all that [`Epilogue::write`] needs, for one column or a run of `count`: what is read before anything is stored
     /// is not waited for one by one.
-    pub fn read_all(&self, spot: Spot<B>, count: usize) -> Memory<B> {
+    pub fn read_all(&self, vector: ResultVector<B>, count: usize) -> Memory<B> {
         let (kernel, lane) = (self.kernel, |v: Value| pointwise::stored(self.kernel.body[v].ty.dtype));
-        let inputs = inputs(kernel, self.product).into_iter().map(|(v, tensor)| (v, self.read(spot, tensor, lane(v), count)));
+        let inputs = inputs(kernel, self.product).into_iter().map(|(v, tensor)| (v, self.read(vector, tensor, lane(v), count)));
         let added = kernel.outputs.iter().enumerate().filter(|(_, o)| o.accumulate);
-        let outputs = added.map(|(k, o)| (k, self.read(spot, kernel.inputs.len() + k, lane(o.value), count)));
+        let outputs = added.map(|(k, o)| (k, self.read(vector, kernel.inputs.len() + k, lane(o.value), count)));
         Memory { inputs: inputs.collect(), outputs: outputs.collect() }
     }
 
@@ -79,7 +79,7 @@ impl<B: Builder> Epilogue<'_, B> {
     ///
     /// # Errors
     /// An op is not supported.
-    pub fn write(&self, spot: Spot<B>, sums: &[B::Vector], memory: Memory<B>) -> Result<(), CompileError> {
+    pub fn write(&self, vector: ResultVector<B>, sums: &[B::Vector], memory: Memory<B>) -> Result<(), CompileError> {
         let (b, kernel) = (self.b, self.kernel);
         let dot = self.product.dot;
         let rounded =
@@ -87,25 +87,25 @@ impl<B: Builder> Epilogue<'_, B> {
         let mut known = memory.inputs;
         known.insert(dot, rounded);
         // All values before any store: an output may lie over an input.
-        let values = kernel.outputs.iter().map(|o| self.value(o.value, spot, sums.len(), &mut known)).collect::<Result<Vec<_>, _>>()?;
+        let values = kernel.outputs.iter().map(|o| self.value(o.value, vector, sums.len(), &mut known)).collect::<Result<Vec<_>, _>>()?;
         for ((position, output), mut values) in kernel.outputs.iter().enumerate().zip(values) {
             let dtype = kernel.body[output.value].ty.dtype;
             let lane = pointwise::stored(dtype);
             let tensor = kernel.inputs.len() + position;
             if output.accumulate {
                 let read = memory.outputs.get(&position).cloned();
-                let old = read.unwrap_or_else(|| self.read(spot, tensor, lane, values.len()));
+                let old = read.unwrap_or_else(|| self.read(vector, tensor, lane, values.len()));
                 values = old.iter().zip(values).map(|(old, value)| accumulated(b, dtype, *old, value)).collect();
             }
-            let place = self.place(spot, tensor, lane);
+            let place = self.place(vector, tensor, lane);
             match (self.product.n.strides[tensor], self.runs) {
-                (1, None) => b.store(place, values[0], lane, spot.mask),
+                (1, None) => b.store(place, values[0], lane, vector.mask),
                 (1, Some(_)) => b.scatter_run(place, self.offsets(1, lane), &values, lane),
                 (stride, _) => {
                     let stride = ir::fault!("gemm.epilogue.stride", 1, stride);
                     for (k, value) in (0..).zip(values) {
                         let place = b.at_const(place, k * stride * lane.bytes());
-                        b.scatter(place, self.offsets(stride, lane), value, lane, spot.mask);
+                        b.scatter(place, self.offsets(stride, lane), value, lane, vector.mask);
                     }
                 }
             }
@@ -114,21 +114,27 @@ impl<B: Builder> Epilogue<'_, B> {
     }
 
     /// One vector of a value, or `count` for runs.
-    fn value(&self, v: Value, spot: Spot<B>, count: usize, known: &mut BTreeMap<Value, Vec<B::Vector>>) -> Result<Vec<B::Vector>, CompileError> {
+    fn value(
+        &self,
+        v: Value,
+        vector: ResultVector<B>,
+        count: usize,
+        known: &mut BTreeMap<Value, Vec<B::Vector>>,
+    ) -> Result<Vec<B::Vector>, CompileError> {
         if let Some(values) = known.get(&v) {
             return Ok(values.clone());
         }
         let (b, kernel) = (self.b, self.kernel);
         let node = &kernel.body[v];
         let values = match &node.op {
-            Op::Input(i) => self.read(spot, *i as usize, pointwise::stored(node.ty.dtype), count),
+            Op::Input(i) => self.read(vector, *i as usize, pointwise::stored(node.ty.dtype), count),
             op if op.is_source() => {
                 let sources = Sources { b, body: &kernel.body, scalars: self.scalars, scalar_count: kernel.scalars.len() };
-                let at = |k| Spot { column: spot.column + k, ..spot };
+                let at = |k| ResultVector { column: vector.column + k, ..vector };
                 (0..count as i64).map(|k| sources.value(v, &mut |dim| self.local_index(at(k), dim))).collect::<Result<_, _>>()?
             }
             _ => {
-                let args = node.args.iter().map(|a| self.value(*a, spot, count, known)).collect::<Result<Vec<_>, _>>()?;
+                let args = node.args.iter().map(|a| self.value(*a, vector, count, known)).collect::<Result<Vec<_>, _>>()?;
                 let column = |k: usize| args.iter().map(|a| a[k]).collect::<Vec<_>>();
                 (0..count).map(|k| pointwise::apply(b, &kernel.body, v, &column(k))).collect::<Result<_, _>>()?
             }
@@ -143,14 +149,14 @@ impl<B: Builder> Epilogue<'_, B> {
     }
 
     /// The local index along a dim of the result in each lane.
-    fn local_index(&self, spot: Spot<B>, dim: Dim) -> B::Vector {
+    fn local_index(&self, vector: ResultVector<B>, dim: Dim) -> B::Vector {
         let (b, product, dims) = (self.b, self.product, &self.kernel.body.dims);
         if let Some((inner, size)) = product.m.digit(dims, dim) {
-            let row = b.index_add(self.row, spot.row);
+            let row = b.index_add(self.row, vector.row);
             return b.splat(b.index_rem(b.index_div(row, b.index(inner)), b.index(size)));
         }
         if let Some((inner, size)) = product.n.digit(dims, dim) {
-            let first = ir::fault!("gemm.epilogue.column", b.index(spot.column), b.index_add(self.column, b.index(spot.column)));
+            let first = ir::fault!("gemm.epilogue.column", b.index(vector.column), b.index_add(self.column, b.index(vector.column)));
             let column = b.int2(IntBinary::Add, b.splat(first), self.lanes());
             return b.int2(IntBinary::Rem, b.int2(IntBinary::Div, column, b.i64(inner)), b.i64(size));
         }
@@ -166,11 +172,11 @@ impl<B: Builder> Epilogue<'_, B> {
         b.i64(0)
     }
 
-    fn place(&self, spot: Spot<B>, tensor: usize, lane: Lane) -> B::Pointer {
+    fn place(&self, vector: ResultVector<B>, tensor: usize, lane: Lane) -> B::Pointer {
         let (b, product) = (self.b, self.product);
-        let row = b.index_mul(spot.row, b.index(product.m.strides[tensor] * lane.bytes()));
+        let row = b.index_mul(vector.row, b.index(product.m.strides[tensor] * lane.bytes()));
         let start = b.at(self.tensors[tensor], row);
-        b.at_const(start, spot.column * product.n.strides[tensor] * lane.bytes())
+        b.at_const(start, vector.column * product.n.strides[tensor] * lane.bytes())
     }
 
     fn offsets(&self, stride: i64, lane: Lane) -> B::Vector {
@@ -178,16 +184,16 @@ impl<B: Builder> Epilogue<'_, B> {
         b.int2(IntBinary::Mul, self.lanes(), b.i64(stride * lane.bytes()))
     }
 
-    fn read(&self, spot: Spot<B>, tensor: usize, lane: Lane, count: usize) -> Vec<B::Vector> {
+    fn read(&self, vector: ResultVector<B>, tensor: usize, lane: Lane, count: usize) -> Vec<B::Vector> {
         let b = self.b;
-        let place = self.place(spot, tensor, lane);
+        let place = self.place(vector, tensor, lane);
         match (self.product.n.strides[tensor], self.runs) {
             (0, _) => vec![b.load_splat(place, lane); count],
-            (1, None) => vec![b.load(place, lane, spot.mask)],
+            (1, None) => vec![b.load(place, lane, vector.mask)],
             (1, Some(_)) => b.gather_run(place, self.offsets(1, lane), lane, count, None),
             (stride, _) => {
                 let at = |k: i64| b.at_const(place, k * stride * lane.bytes());
-                (0..count as i64).map(|k| b.gather(at(k), self.offsets(stride, lane), lane, spot.mask)).collect()
+                (0..count as i64).map(|k| b.gather(at(k), self.offsets(stride, lane), lane, vector.mask)).collect()
             }
         }
     }

@@ -6,11 +6,11 @@
 use super::copies::{Cell, Copies};
 use super::prefetch::Range;
 use super::product::Experts;
-use super::tile::{Part, Pass, Rows, Tile};
+use super::tile::{Pass, RowPanels, TileBuilder, TileProduct};
 use crate::build::llvm::{Index, Pointer};
 use crate::build::{Builder, Lane};
 
-impl<'c> Tile<'_, 'c> {
+impl<'c> TileBuilder<'_, 'c> {
     fn experts(&self) -> &Experts {
         self.g.plan.experts.as_ref().expect("invariant: asked for plans with experts")
     }
@@ -49,26 +49,30 @@ impl<'c> Tile<'_, 'c> {
                 let copy = ir::fault!("gemm.experts.copy", copies, b.index_add(b.index_mul(copies, count), expert));
                 let renew = b.index_unequal(self.get(Cell::Copy), copy);
                 self.set(Cell::Copy, copy);
-                self.passes(&Part { rows: self.panels(from, to), columns, outer, starts: &starts }, renew, next);
+                self.passes(&TileProduct { rows: self.panels(from, to), columns, outer, starts: &starts }, renew, next);
             };
             b.branch(b.index_less(from, to), some, || ());
         });
         let last = b.index(experts.axis.size - 1);
         let from = b.index_max(ir::fault!("gemm.experts.nobody", b.index(plan.m.size), self.owned(end_of(last), last, plan.m.size).to), tile.from);
-        b.branch(b.index_less(from, tile.to), || self.nothing(&Part { rows: self.panels(from, tile.to), columns, outer, starts }, next), || ());
+        b.branch(
+            b.index_less(from, tile.to),
+            || self.nothing(&TileProduct { rows: self.panels(from, tile.to), columns, outer, starts }, next),
+            || (),
+        );
     }
 
     /// Rows `from..to`, at least one, in panels.
-    fn panels(&self, from: Index<'c>, to: Index<'c>) -> Rows<'c> {
+    fn panels(&self, from: Index<'c>, to: Index<'c>) -> RowPanels<'c> {
         let (b, most) = (self.g.b, self.g.plan.blocks.height);
         let rows = b.index_sub(to, from);
         let panels = b.index_div(b.index_add(rows, b.index(most - 1)), b.index(most));
         let panels_of = Range { from: b.index(0), to: panels };
-        Rows { base: from, panels: panels_of, height: b.index_div(rows, panels), tall: b.index_rem(rows, panels) }
+        RowPanels { base: from, panels: panels_of, height: b.index_div(rows, panels), tall: b.index_rem(rows, panels) }
     }
 
     /// A tile of sums of 0.
-    fn nothing(&self, part: &Part<'_, 'c>, next: Copies<'c>) {
+    fn nothing(&self, part: &TileProduct<'_, 'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let always = b.index_equal(b.index(0), b.index(0));
         let (a, factor) = (part.starts[plan.a], part.starts[plan.b]);
@@ -76,7 +80,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// A tile of the sum over what one expert owns of the contracted elements, in every repetition of these.
-    pub fn elements_of_expert(&self, part: &Part<'_, 'c>, next: Copies<'c>) {
+    pub fn elements_of_expert(&self, part: &TileProduct<'_, 'c>, next: Copies<'c>) {
         let (b, plan, experts) = (self.g.b, self.g.plan, self.experts());
         let depth = plan.blocks.depth;
         let expert = b.index_div(part.outer, b.index(plan.outer[1..].iter().map(|x| x.size).product()));

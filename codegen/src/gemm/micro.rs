@@ -1,18 +1,18 @@
 //! The micro-kernel: a block of the result held in registers over all of a block's contracted elements, and what happens to it then.
 
 use super::context::Gemm;
-use super::epilogue::{Epilogue, Memory, Spot};
-use super::prefetch::{self, Part, Work};
-use super::product::Own;
+use super::epilogue::{Epilogue, Memory, ResultVector};
+use super::prefetch::{self, PrefetchPart, Work};
+use super::product::ExpertDim;
 use crate::CompileError;
-use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
+use crate::build::llvm::{CarriedValues, Index, Level, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
 use inkwell::values::FunctionValue;
 
 /// Where a micro-kernel's sums begin and end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Stage {
+pub struct PassPosition {
     /// The sums of earlier blocks are in memory.
     pub resumes: bool,
     /// These are the last: the epilogue follows, and the outputs are stored.
@@ -24,7 +24,7 @@ pub struct Stage {
 pub struct Variant {
     pub rows: i64,
     pub columns: i64,
-    pub stage: Stage,
+    pub pass: PassPosition,
 }
 
 /// Contracted elements per iteration.
@@ -70,13 +70,13 @@ fn first_index(g: &Gemm) -> u32 {
 pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionValue<'c>>) -> Result<FunctionValue<'c>, CompileError> {
     let b = g.b;
     let tensors = g.kernel.inputs.len() + g.kernel.outputs.len();
-    let stage = match (variant.stage.resumes, variant.stage.finishes) {
+    let pass = match (variant.pass.resumes, variant.pass.finishes) {
         (false, true) => "whole",
         (false, false) => "first",
         (true, false) => "middle",
         (true, true) => "last",
     };
-    let name = format!("micro_{}x{}_{stage}", variant.rows, variant.columns);
+    let name = format!("micro_{}x{}_{pass}", variant.rows, variant.columns);
     let function = b.function(&name, TENSORS as usize + tensors, INDICES as usize, Visibility::Local);
     let sums = multiply(g, function, variant);
     let lanes = b.lanes() as i64;
@@ -88,19 +88,19 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
         for i in 0..variant.rows {
             let mut sum = sums[(i * vectors + j) as usize];
             let place = b.at_const(partial, 4 * (i * g.partials.unwrap_or(0) + j * lanes));
-            if variant.stage.resumes {
+            if variant.pass.resumes {
                 sum = ir::fault!("gemm.partial.sum", sum, b.add(sum, b.load(place, Lane::F32, mask_of(j))));
             }
-            if !variant.stage.finishes {
+            if !variant.pass.finishes {
                 b.store(place, sum, Lane::F32, mask_of(j));
             } else if finish.is_some() {
                 b.store(spill(b, function, b.index(i), j), sum, Lane::F32, None);
             } else {
-                epilogue.write(Spot { row: b.index(i), column: j * lanes, mask: mask_of(j) }, &[sum], Memory::unread())?;
+                epilogue.write(ResultVector { row: b.index(i), column: j * lanes, mask: mask_of(j) }, &[sum], Memory::unread())?;
             }
         }
     }
-    if let Some(finish) = finish.filter(|_| variant.stage.finishes) {
+    if let Some(finish) = finish.filter(|_| variant.pass.finishes) {
         let pointers: Vec<Pointer> = (0..first_index(g)).map(|p| b.pointer_parameter(function, p)).collect();
         let index = |p: u32| b.index_parameter(function, first_index(g) + p);
         b.call(finish, &pointers, &[index(ROW), index(COLUMN), index(OUTER), b.index(variant.rows)]);
@@ -147,7 +147,7 @@ pub fn finish<'c>(g: &Gemm<'_, 'c>, columns: i64) -> Result<FunctionValue<'c>, C
     b.for_each(b.index(0), b.index_parameter(function, first_index(g) + ROWS), 1, &mut |row| {
         for j in 0..(columns + lanes - 1) / lanes {
             let sum = b.load(spill(b, function, row, j), Lane::F32, None);
-            let done = epilogue.write(Spot { row, column: j * lanes, mask: mask(b, columns, j) }, &[sum], Memory::unread());
+            let done = epilogue.write(ResultVector { row, column: j * lanes, mask: mask(b, columns, j) }, &[sum], Memory::unread());
             if result.is_ok() {
                 result = done;
             }
@@ -159,7 +159,7 @@ pub fn finish<'c>(g: &Gemm<'_, 'c>, columns: i64) -> Result<FunctionValue<'c>, C
 }
 
 /// Bytes of the room for a micro-kernel's sums.
-pub fn spill_bytes(plan: &super::plan::Plan) -> i64 {
+pub fn spill_bytes(plan: &super::plan::GemmPlan) -> i64 {
     4 * plan.blocks.tallest() * plan.blocks.width.max(32)
 }
 
@@ -186,7 +186,7 @@ struct Ahead<'a, 'c> {
 
 impl<'a, 'c> Ahead<'a, 'c> {
     fn new(g: &'a Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant, vectors: i64) -> Ahead<'a, 'c> {
-        let (b, plan, stage) = (g.b, g.plan, variant.stage);
+        let (b, plan, pass) = (g.b, g.plan, variant.pass);
         let blocks = &plan.blocks;
         let next = (!blocks.pack_a).then(|| {
             let (stride, columns) = (g.bytes(plan.a) * plan.m.strides[plan.a], blocks.tile_columns);
@@ -196,14 +196,14 @@ impl<'a, 'c> Ahead<'a, 'c> {
             (first, (0..div_ceil(variant.rows, columns)).map(|i| i * columns * stride).collect())
         });
         let width = vectors * b.lanes() as i64;
-        let partial = g.partials.filter(|_| stage.resumes).map(|stride| (b.pointer_parameter(function, PARTIAL), 4 * stride, 4 * width));
-        let tensors = (0..g.kernel.inputs.len() + g.kernel.outputs.len()).filter(|t| stage.finishes && *t != plan.a && *t != plan.b);
+        let partial = g.partials.filter(|_| pass.resumes).map(|stride| (b.pointer_parameter(function, PARTIAL), 4 * stride, 4 * width));
+        let tensors = (0..g.kernel.inputs.len() + g.kernel.outputs.len()).filter(|t| pass.finishes && *t != plan.a && *t != plan.b);
         let tensors = tensors.filter(|t| plan.n.strides[*t] == 1 && plan.m.strides[*t] != 0);
         let tensors = tensors.map(|t| {
             let bytes = g.bytes(t);
             (b.pointer_parameter(function, TENSORS + t as u32), bytes * plan.m.strides[t], bytes * width)
         });
-        let part = |f: u32| Part {
+        let part = |f: u32| PrefetchPart {
             pointers: std::array::from_fn(|i| b.pointer_parameter(function, NEXT + f * prefetch::POINTERS + i as u32)),
             numbers: std::array::from_fn(|i| b.index_parameter(function, first_index(g) + NUMBERS + f * prefetch::NUMBERS + i as u32)),
         };
@@ -234,13 +234,13 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
     let vectors = (variant.columns + lanes - 1) / lanes;
     let tail = variant.columns % lanes;
     // Strides in bytes: of A over rows and contracted elements, of B over contracted elements.
-    let packed_rows = if ir::fault!("gemm.experts.height", false, plan.owns(Own::Rows)) { plan.blocks.height } else { variant.rows };
+    let packed_rows = if ir::fault!("gemm.experts.height", false, plan.owns(ExpertDim::Rows)) { plan.blocks.height } else { variant.rows };
     let (a_row, a_step) = if plan.blocks.pack_a { (4, 4 * packed_rows) } else { (4 * plan.m.strides[plan.a], 4 * plan.k.strides[plan.a]) };
     let b_step = if plan.blocks.pack_b { 4 * plan.blocks.width } else { 4 * plan.k.strides[plan.b] };
     let masked = |j: i64| (!plan.blocks.pack_b && j == vectors - 1 && tail != 0).then(|| b.mask_first(tail as usize));
 
     let beside = Ahead::new(g, function, variant, vectors);
-    let step = |state: &Carried<'c>, count: i64| {
+    let step = |state: &CarriedValues<'c>, count: i64| {
         let (a, bp) = (state.pointers[0], state.pointers[1]);
         let mut sums = state.vectors.clone();
         for k in 0..count {
@@ -260,10 +260,10 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
                 }
             }
         }
-        Carried { pointers: vec![b.at_const(a, count * a_step), b.at_const(bp, count * b_step)], vectors: sums }
+        CarriedValues { pointers: vec![b.at_const(a, count * a_step), b.at_const(bp, count * b_step)], vectors: sums }
     };
     let depth = b.index_parameter(function, first_index(g) + DEPTH);
-    let start = Carried {
+    let start = CarriedValues {
         pointers: vec![b.pointer_parameter(function, A), b.pointer_parameter(function, B)],
         vectors: vec![b.f32(0.0); (variant.rows * vectors) as usize],
     };
@@ -273,7 +273,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
         step(s, UNROLL)
     });
     beside.copies.iter().for_each(|work| work.finish(b, b.index_div(depth, b.index(UNROLL))));
-    if ir::fault!("gemm.depth.rest", false, g.plan.k.size % UNROLL != 0) || plan.owns(Own::Contracted) {
+    if ir::fault!("gemm.depth.rest", false, g.plan.k.size % UNROLL != 0) || plan.owns(ExpertDim::Contracted) {
         state = b.repeat_carrying(whole, depth, b.index(1), &state, &mut |_, s| step(s, 1));
     }
     state.vectors

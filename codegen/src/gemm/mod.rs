@@ -1,10 +1,12 @@
 //! Matrix products with fused pointwise ops, as register-blocked loops over packed operands (after Goto and van de Geijn, 2008).
 //!
-//! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy what the tile needs of the
-//! factors, then run the micro-kernel over row panels and column panels. A copy that the next tile of the same range needs too is kept. What is numbered, and what threads get, are
-//! parts of tiles ([`plan::Blocks::parts`]), computed together where a call has several; the rest of this module calls these tiles too. Rows are divided into panels of two heights that differ by one, so
-//! no thin remainder is left; the last column panel has constant masks. Where experts own rows or contracted elements, which ones is known at run
-//! time only ([`experts`]).
+//! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy what the
+//! tile needs of the factors, then run the micro-kernel over row panels and column panels. A copy that the next tile
+//! of the same range needs too is kept. What is numbered, and what threads get, are parts of tiles
+//! ([`plan::BlockSizes::parts`]), computed together where a call has several; the rest of this module calls these
+//! tiles too. Rows are divided into panels of two heights that differ by one, so no thin remainder is left; the last
+//! column panel has constant masks. Where experts own rows or contracted elements, which ones is known at run time
+//! only ([`experts`]).
 
 mod context;
 mod copies;
@@ -33,15 +35,15 @@ use context::Gemm;
 use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{Binary, Op, Unary};
-use micro::{Stage, Variant};
-use plan::Plan;
+use micro::{PassPosition, Variant};
+use plan::GemmPlan;
 use prefetch::Next;
-use product::Own;
+use product::ExpertDim;
 use std::collections::BTreeMap;
-use tile::{Call, Tile};
+use tile::{Call, TileBuilder};
 
 /// Where parts of the scratch begin, at multiples of 64 bytes.
-struct Scratch {
+struct GemmScratch {
     /// Copies of `A` and `B`.
     packed: [Room; 2],
     partials: i64,
@@ -57,8 +59,8 @@ struct Room {
     bytes: i64,
 }
 
-impl Scratch {
-    fn new(g: &Gemm) -> Scratch {
+impl GemmScratch {
+    fn new(g: &Gemm) -> GemmScratch {
         let (plan, blocks) = (g.plan, &g.plan.blocks);
         let aligned = |elements: i64| div_ceil(4 * elements, 64) * 64;
         let copies = [(blocks.pack_a, blocks.most_panels() * blocks.packed_a()), (blocks.pack_b, blocks.tile_columns * blocks.packed_b())];
@@ -76,7 +78,7 @@ impl Scratch {
         let partials = part(1, g.partials.map_or(0, |row_stride| aligned(blocks.most_panels() * blocks.tallest() * row_stride)));
         let spill = part(1, if g.long_epilogue { aligned(micro::spill_bytes(plan) / 4) } else { 0 });
         let cells = part(1, 64);
-        Scratch { packed, partials, spill, cells, bytes }
+        GemmScratch { packed, partials, spill, cells, bytes }
     }
 }
 
@@ -97,18 +99,18 @@ fn is_long(op: &Op) -> bool {
 /// # Errors
 /// An op or dtype of the kernel is not supported.
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<crate::Shape, CompileError> {
-    let plan = Plan::new(kernel, target)?;
+    let plan = GemmPlan::new(kernel, target)?;
     let passes = plan.passes();
     let partials = (passes != Some(1)).then(|| plan.blocks.partial_stride());
     let long_epilogue = kernel.body.nodes.iter().any(|n| is_long(&n.op));
     let mut g = Gemm { b, kernel, plan: &plan, target, partials, long_epilogue, next: [None, None] };
     g.next = [0, 1].map(|factor| Next::new(&g, factor));
-    let scratch = Scratch::new(&g);
-    let functions = Functions::new(&g, passes)?;
+    let scratch = GemmScratch::new(&g);
+    let functions = GemmFunctions::new(&g, passes)?;
     let entry = b.kernel(name);
     let tensors: Vec<Pointer> =
         (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
-    let tiles = Tile { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch };
+    let tiles = TileBuilder { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch };
     b.branch(b.index_equal(entry.first_tile, entry.begin), || tiles.begin(), || ());
     tiles.emit(&Call { first: entry.first_tile, end: entry.end_tile, begin: entry.begin, until: entry.until });
     b.finish_function();
@@ -116,18 +118,18 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<cr
 }
 
 /// The functions of one kernel.
-struct Functions<'c> {
+struct GemmFunctions<'c> {
     /// Panels of `A` by height, of `B` by width; empty where that factor is used in place.
     pack_a: BTreeMap<i64, FunctionValue<'c>>,
     pack_b: BTreeMap<i64, FunctionValue<'c>>,
     micro: BTreeMap<Variant, FunctionValue<'c>>,
-    stages: Vec<Stage>,
+    pass_positions: Vec<PassPosition>,
 }
 
-impl<'c> Functions<'c> {
+impl<'c> GemmFunctions<'c> {
     fn new(g: &Gemm<'_, 'c>, passes: Option<i64>) -> Result<Self, CompileError> {
         let (plan, blocks) = (g.plan, &g.plan.blocks);
-        let of_rows = plan.owns(Own::Rows);
+        let of_rows = plan.owns(ExpertDim::Rows);
         let heights: Vec<i64> = match (of_rows, blocks.tall) {
             (true, _) => (1..=blocks.height).collect(),
             (false, 0) => vec![blocks.height],
@@ -135,16 +137,20 @@ impl<'c> Functions<'c> {
         };
         let last = plan.panels(plan::Kept::B as usize).after;
         let widths: Vec<i64> = if last != blocks.width && blocks.column_panels > 1 { vec![blocks.width, last] } else { vec![last] };
-        let several = [Stage { resumes: false, finishes: false }, Stage { resumes: true, finishes: false }, Stage { resumes: true, finishes: true }];
-        let whole = Stage { resumes: false, finishes: true };
-        let stages = match passes {
+        let several = [
+            PassPosition { resumes: false, finishes: false },
+            PassPosition { resumes: true, finishes: false },
+            PassPosition { resumes: true, finishes: true },
+        ];
+        let whole = PassPosition { resumes: false, finishes: true };
+        let pass_positions = match passes {
             Some(1) => vec![whole],
             // An expert may have nothing to add, or little.
             _ if plan.experts.is_some() => several.into_iter().chain([whole]).collect(),
             _ => several.to_vec(),
         };
         let panel = |name: &str, items, [out_stride, out_panel]: [i64; 2], axis: &Axis, tensor: usize| {
-            let panel = pack::Panel {
+            let panel = pack::PackedPanel {
                 name: format!("{name}_{items}"),
                 bounded: of_rows && tensor == plan.a,
                 lane: pointwise::stored(g.kernel.inputs[tensor].ty.dtype),
@@ -168,14 +174,14 @@ impl<'c> Functions<'c> {
         let mut micro = BTreeMap::new();
         for &rows in &heights {
             for &columns in &widths {
-                for &stage in &stages {
-                    let variant = Variant { rows, columns, stage };
+                for &pass in &pass_positions {
+                    let variant = Variant { rows, columns, pass };
                     if let std::collections::btree_map::Entry::Vacant(slot) = micro.entry(variant) {
                         slot.insert(micro::function(g, variant, finish.get(&columns).copied())?);
                     }
                 }
             }
         }
-        Ok(Functions { pack_a, pack_b, micro, stages })
+        Ok(GemmFunctions { pack_a, pack_b, micro, pass_positions })
     }
 }

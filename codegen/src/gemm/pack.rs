@@ -5,7 +5,7 @@ use crate::build::{Builder, IntBinary, Lane};
 use inkwell::values::FunctionValue;
 
 /// Panels to copy: each of `items` rows (or columns) by a run-time number of contracted elements, to `out[panel][k][item]`.
-pub struct Panel {
+pub struct PackedPanel {
     pub name: String,
     pub items: i64,
     /// Elements from one `k` to the next in the copy, and from one panel to the next.
@@ -20,7 +20,7 @@ pub struct Panel {
     pub bounded: bool,
 }
 
-impl Panel {
+impl PackedPanel {
     /// Bytes of elements in the source.
     fn bytes(&self, elements: i64) -> i64 {
         self.lane.bytes() * elements
@@ -28,7 +28,7 @@ impl Panel {
 }
 
 /// A function `(from, to, k, panels)`, or `(from, to, k, 1, items)` if `bounded`, that copies adjacent panels. It may write up to one vector beyond each row of the copy, in ascending order.
-pub fn function<'c>(b: &Llvm<'c>, panel: &Panel) -> FunctionValue<'c> {
+pub fn function<'c>(b: &Llvm<'c>, panel: &PackedPanel) -> FunctionValue<'c> {
     let function = b.function(&panel.name, 2, if panel.bounded { 3 } else { 2 }, Visibility::Local);
     if panel.item_stride == 1 {
         copy_rows(b, function, panel);
@@ -48,7 +48,7 @@ fn vectors(b: &Llvm, items: i64) -> Vec<(i64, i64)> {
 }
 
 /// The lanes from item `first` on that are in use, unless all are.
-fn mask_of<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel, [first, used]: [i64; 2]) -> Option<Vector<'c>> {
+fn mask_of<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel, [first, used]: [i64; 2]) -> Option<Vector<'c>> {
     if panel.bounded {
         return Some(b.mask_below(b.index_sub(items(b, function), b.index(first))));
     }
@@ -64,7 +64,7 @@ fn items<'c>(b: &Llvm<'c>, function: FunctionValue<'c>) -> Index<'c> {
 const AHEAD: i64 = 32;
 
 /// Items are neighbours in memory: whole vectors move. All panels of one `k` together, since they share memory pages.
-fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
+fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel) {
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let (count, panels) = (b.index_parameter(function, 2), b.index_parameter(function, 3));
     b.for_each(b.index(0), count, 1, &mut |k| {
@@ -88,7 +88,7 @@ pub fn copy_vector<'c>(b: &Llvm<'c>, [from, to]: [Pointer<'c>; 2], first: i64, l
 }
 
 /// One panel after the other: `body` gets where each begins, in the source and in the copy.
-fn each_panel<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel, body: &mut dyn FnMut(Pointer<'c>, Pointer<'c>)) {
+fn each_panel<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel, body: &mut dyn FnMut(Pointer<'c>, Pointer<'c>)) {
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     b.for_each(b.index(0), b.index_parameter(function, 3), 1, &mut |number| {
         let source = b.at(from, b.index_mul(number, b.index(panel.bytes(panel.items * panel.item_stride))));
@@ -97,7 +97,7 @@ fn each_panel<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel, body
 }
 
 /// The contracted elements are neighbours: squares of lanes are transposed in registers.
-fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
+fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel) {
     let count = b.index_parameter(function, 2);
     let lanes = b.lanes() as i64;
     let square = |from: Pointer<'c>, to: Pointer<'c>, k: Index<'c>, mask: Option<Vector<'c>>| {
@@ -142,7 +142,7 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
 }
 
 /// Neither direction is dense: element by element.
-fn collect<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
+fn collect<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel) {
     let count = b.index_parameter(function, 2);
     let offsets = b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(panel.bytes(panel.item_stride)));
     each_panel(b, function, panel, &mut |from, to| {

@@ -3,7 +3,7 @@
 use crate::CompileError;
 use crate::build::Builder;
 use crate::build::llvm::{Index, Llvm};
-use crate::gemm::product::{Own, Product};
+use crate::gemm::product::{ExpertDim, Product};
 use crate::layout::div_ceil;
 use crate::target::Target;
 use ir::kernel::Kernel;
@@ -16,12 +16,12 @@ pub enum Kept {
 }
 
 /// A product and the blocks in which a CPU computes it.
-pub struct Plan {
+pub struct GemmPlan {
     product: Product,
-    pub blocks: Blocks,
+    pub blocks: BlockSizes,
 }
 
-impl std::ops::Deref for Plan {
+impl std::ops::Deref for GemmPlan {
     type Target = Product;
 
     fn deref(&self) -> &Product {
@@ -31,7 +31,7 @@ impl std::ops::Deref for Plan {
 
 /// Sizes, in elements, of what registers and caches hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocks {
+pub struct BlockSizes {
     /// Rows of the micro-kernel at most; the `tall` first panels have `height` + 1 rows, the others `height`.
     pub panels: i64,
     pub height: i64,
@@ -52,7 +52,7 @@ pub struct Blocks {
     pub tile_columns: i64,
     /// Tiles of rows, one after the other, that are computed together at most.
     pub run: i64,
-    /// In how many parts along its line ([`Plan::line`]) threads get a tile. Parts that one thread has of a tile, it computes together.
+    /// In how many parts along its line ([`GemmPlan::line`]) threads get a tile. Parts that one thread has of a tile, it computes together.
     pub parts: i64,
     /// Copies of `A` and `B` in the order the micro-kernel reads them.
     pub pack_a: bool,
@@ -60,7 +60,7 @@ pub struct Blocks {
 }
 
 /// One way to divide a product into tiles.
-struct Division {
+struct Tiling {
     column_tiles: i64,
     row_tiles: i64,
     tile_rows: i64,
@@ -69,7 +69,7 @@ struct Division {
 }
 
 /// The contracted elements that one pass over a tile covers at most. Few more than one pass takes are not worth a second one, in which sums are stored
-/// and loaded again; of many, each pass covers less, so that its tile has the more columns (see [`Blocks::deepest`]).
+/// and loaded again; of many, each pass covers less, so that its tile has the more columns (see [`BlockSizes::deepest`]).
 const MAX_DEPTH: i64 = 1024;
 /// Rows of a micro-kernel at most, whatever the registers.
 const TALLEST: i64 = 28;
@@ -88,13 +88,13 @@ const MIN_TILE_FLOPS: i64 = 4_000_000;
 
 /// Panels before number `border` have one size, those from it on another.
 #[derive(Clone, Copy)]
-pub struct Panels {
+pub struct PanelSizes {
     pub before: i64,
     pub border: i64,
     pub after: i64,
 }
 
-impl Panels {
+impl PanelSizes {
     /// The size of a panel.
     pub fn size<'c>(&self, b: &Llvm<'c>, panel: Index<'c>) -> Index<'c> {
         b.index_select(b.index_less(panel, b.index(self.border)), b.index(self.before), b.index(self.after))
@@ -112,41 +112,43 @@ impl Panels {
     }
 }
 
-impl Plan {
+impl GemmPlan {
     /// Finds product and blocks of a kernel of family `Gemm`.
     ///
     /// # Errors
     /// Those of [`Product::new`]; factors are to be rounded to tf32.
-    pub fn new(kernel: &Kernel, target: &Target) -> Result<Plan, CompileError> {
+    pub fn new(kernel: &Kernel, target: &Target) -> Result<GemmPlan, CompileError> {
         let product = Product::new(kernel)?;
         if product.tf32 {
             return Err(CompileError::unsupported("products of tf32 on CPUs"));
         }
         let Product { a, b, m, n, k, .. } = &product;
-        let (a, b, of_rows) = (*a, *b, product.owns(Own::Rows));
+        let (a, b, of_rows) = (*a, *b, product.owns(ExpertDim::Rows));
         // The micro-kernel reads f32: the copy of a 16-bit factor is where it becomes that.
         let is_half = |tensor: usize| kernel.inputs[tensor].ty.dtype.is_half();
         let is_transposed = k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
         let pack_a = is_half(a) || is_transposed || k.strides[a] == 1 && rows_collide(target, 4 * m.strides[a], m.size.min(micro(target, n.size).1));
         let repeats = product.repeats();
         let mut blocks = match &product.experts {
-            None => Blocks::new(target, [m.size, n.size, k.size], m.size, repeats, pack_a),
+            None => BlockSizes::new(target, [m.size, n.size, k.size], m.size, repeats, pack_a),
             // An expert has its part of the rows, or more, or less.
-            Some(x) if of_rows => Blocks::new(target, [m.size, n.size, k.size], div_ceil(m.size, x.axis.size), repeats, pack_a).of_any_rows(m.size),
+            Some(x) if of_rows => {
+                BlockSizes::new(target, [m.size, n.size, k.size], div_ceil(m.size, x.axis.size), repeats, pack_a).of_any_rows(m.size)
+            }
             Some(x) => {
                 let share = div_ceil(k.size, x.axis.size).max(SMALL_SHARE).min(k.size);
-                Blocks::new(target, [m.size, n.size, share], m.size, repeats, pack_a)
+                BlockSizes::new(target, [m.size, n.size, share], m.size, repeats, pack_a)
             }
         };
         blocks.pack_b |= n.strides[b] != 1 || is_half(b);
-        let mut plan = Plan { product, blocks };
+        let mut plan = GemmPlan { product, blocks };
         plan.blocks.parts = plan.parts();
         Ok(plan)
     }
 
     /// The factor whose copy outlives a tile: the tiles of a line share it.
     pub fn kept(&self) -> Kept {
-        if self.blocks.pack_a && self.passes() == Some(1) && !self.owns(Own::Rows) { Kept::A } else { Kept::B }
+        if self.blocks.pack_a && self.passes() == Some(1) && !self.owns(ExpertDim::Rows) { Kept::A } else { Kept::B }
     }
 
     /// Tiles, whole ones, of a line, which follow one another.
@@ -159,7 +161,7 @@ impl Plan {
 
     /// Parts of tiles, in rows and in columns.
     pub fn divisions(&self) -> [i64; 2] {
-        let Blocks { row_tiles, column_tiles, parts, .. } = self.blocks;
+        let BlockSizes { row_tiles, column_tiles, parts, .. } = self.blocks;
         match self.kept() {
             Kept::A => [row_tiles, column_tiles * parts],
             Kept::B => [row_tiles * parts, column_tiles],
@@ -182,18 +184,20 @@ impl Plan {
         let b = &self.blocks;
         let tiles = self.tiles();
         // Experts that own contracted elements are repetitions, and share these.
-        let shares = self.experts.as_ref().filter(|_| self.owns(Own::Contracted)).map_or(1, |x| x.axis.size);
+        let shares = self.experts.as_ref().filter(|_| self.owns(ExpertDim::Contracted)).map_or(1, |x| x.axis.size);
         let work = 2 * self.m.size * self.n.size * self.k.size * self.repeats() / shares / MIN_TILE_FLOPS;
         let panels = if self.kept() == Kept::A { b.column_panels } else { b.panels };
         (PARTS.min(work) / tiles).min(panels / self.whole_of_line()).max(1)
     }
 
     /// The panels of rows (0) or columns (1).
-    pub fn panels(&self, factor: usize) -> Panels {
+    pub fn panels(&self, factor: usize) -> PanelSizes {
         let b = &self.blocks;
         let last = self.n.size - (b.column_panels - 1) * b.width;
-        [Panels { before: b.height + 1, border: b.tall, after: b.height }, Panels { before: b.width, border: b.column_panels - 1, after: last }]
-            [factor]
+        [
+            PanelSizes { before: b.height + 1, border: b.tall, after: b.height },
+            PanelSizes { before: b.width, border: b.column_panels - 1, after: last },
+        ][factor]
     }
 
     /// Parts of tiles: what threads get.
@@ -204,13 +208,13 @@ impl Plan {
     /// Blocks of contracted elements of a tile, if that does not depend on who owns them.
     pub fn passes(&self) -> Option<i64> {
         let all = self.blocks.depths * self.outer_k.iter().map(|x| x.size).product::<i64>();
-        (!self.owns(Own::Contracted)).then_some(all)
+        (!self.owns(ExpertDim::Contracted)).then_some(all)
     }
 }
 
-impl Blocks {
+impl BlockSizes {
     /// Blocks for one product of m, n, k, `repeats` times; about `users` rows use the same `B`.
-    fn new(target: &Target, [m, n, k]: [i64; 3], users: i64, repeats: i64, pack_a: bool) -> Blocks {
+    fn new(target: &Target, [m, n, k]: [i64; 3], users: i64, repeats: i64, pack_a: bool) -> BlockSizes {
         let (vectors, tallest) = micro(target, n);
         let panels = div_ceil(m, tallest);
         let lanes = target.lanes() as i64;
@@ -218,7 +222,7 @@ impl Blocks {
         let column_panels = div_ceil(n, width);
 
         let pack_b = users >= FEW_ROWS;
-        let deepest = if pack_b { Blocks::deepest(target, k, pack_a) } else { IN_PLACE_DEPTH };
+        let deepest = if pack_b { BlockSizes::deepest(target, k, pack_a) } else { IN_PLACE_DEPTH };
         let depths = div_ceil(k, deepest);
         let depth = if depths == 1 { k } else { div_ceil(div_ceil(k, depths), 16) * 16 };
         let depths = div_ceil(k, depth);
@@ -235,7 +239,7 @@ impl Blocks {
         };
         // Threads are mostly a power of two.
         let wanted = 1 << (2 * m * n * k * repeats / MIN_TILE_FLOPS).clamp(1, TILES).ilog2();
-        let division = |column_tiles: i64, row_tiles: i64| {
+        let tiling = |column_tiles: i64, row_tiles: i64| {
             let (tile_rows, tile_columns) = (div_ceil(panels, row_tiles), div_ceil(column_panels, column_tiles));
             // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
             let run = if depths > 1 { ((most_rows(tile_columns) + tile_rows / 2) / tile_rows).max(1) } else { 1 };
@@ -251,20 +255,20 @@ impl Blocks {
             // For each contracted element, in multiply-adds of a vector: a copy takes about one for an element, rows read in place a quarter of one.
             let copies = if pack_a { copies_a } else { copies_a / 4 } + copies_b;
             let idle = m * n / lanes * (div_ceil(tiles, wanted) * wanted - tiles) / tiles;
-            (copies + idle, Division { column_tiles, row_tiles, tile_rows, tile_columns, run })
+            (copies + idle, Tiling { column_tiles, row_tiles, tile_rows, tile_columns, run })
         };
         let fewest = div_ceil(column_panels, resident);
-        let (_, division) = (fewest..=column_panels.min(2 * fewest + TILES))
+        let (_, tiling) = (fewest..=column_panels.min(2 * fewest + TILES))
             .flat_map(|columns| {
                 let fewest = div_ceil(panels, most_rows(div_ceil(column_panels, columns)));
                 (fewest..=panels.min(2 * fewest + TILES)).map(move |rows| (columns, rows))
             })
-            .map(|(columns, rows)| division(columns, rows))
+            .map(|(columns, rows)| tiling(columns, rows))
             .min_by_key(|(cost, _)| *cost)
             .expect("invariant: one tile of all columns that fit");
-        let Division { column_tiles, row_tiles, tile_rows, tile_columns, run } = division;
+        let Tiling { column_tiles, row_tiles, tile_rows, tile_columns, run } = tiling;
         let (height, tall) = (m / panels, m % panels);
-        Blocks {
+        BlockSizes {
             panels,
             height,
             tall,
@@ -302,10 +306,10 @@ impl Blocks {
     }
 
     /// The same tiles with row panels of any height up to the one at which these are full.
-    fn of_any_rows(self, m: i64) -> Blocks {
+    fn of_any_rows(self, m: i64) -> BlockSizes {
         let tallest = height_of(m, self.panels);
         let panels = div_ceil(m, tallest);
-        Blocks { panels, height: tallest, tall: 0, row_tiles: div_ceil(panels, self.tile_rows), ..self }
+        BlockSizes { panels, height: tallest, tall: 0, row_tiles: div_ceil(panels, self.tile_rows), ..self }
     }
 
     /// The greatest height of a row panel.

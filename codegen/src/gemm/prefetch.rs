@@ -3,7 +3,7 @@
 
 use super::context::Gemm;
 use super::pack;
-use super::plan::Panels;
+use super::plan::PanelSizes;
 use crate::build::llvm::{Index, Level, Llvm, Pointer, Vector};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -18,7 +18,7 @@ pub struct Range<'c> {
 
 /// A block of a factor that may be copied next.
 #[derive(Clone, Copy)]
-pub struct Block<'c> {
+pub struct FactorBlock<'c> {
     pub start: Pointer<'c>,
     /// Of rows or columns.
     pub panels: Range<'c>,
@@ -28,11 +28,11 @@ pub struct Block<'c> {
     pub wanted: Index<'c>,
 }
 
-impl<'c> Block<'c> {
+impl<'c> FactorBlock<'c> {
     /// This one if the condition holds, else the other.
-    pub fn unless(self, b: &Llvm<'c>, condition: IntValue<'c>, other: Block<'c>) -> Block<'c> {
+    pub fn unless(self, b: &Llvm<'c>, condition: IntValue<'c>, other: FactorBlock<'c>) -> FactorBlock<'c> {
         let index = |yes, no| b.index_select(condition, yes, no);
-        Block {
+        FactorBlock {
             start: b.pointer_select(condition, self.start, other.start),
             panels: Range { from: index(self.panels.from, other.panels.from), to: index(self.panels.to, other.panels.to) },
             depth: index(self.depth, other.depth),
@@ -54,12 +54,12 @@ pub enum Next {
     /// Its own dim is dense: they copy it.
     Copied(Strips),
     /// Its contracted dim is: a copy transposes, which takes registers that products do not leave. They bring it near.
-    Fetched(Lines),
+    Fetched(PrefetchedLines),
 }
 
 /// A copy in strips: some contracted elements of one panel for each micro-kernel. Strips that follow one another are of adjacent panels, which share pages.
 pub struct Strips {
-    panels: Panels,
+    panels: PanelSizes,
     lane: Lane,
     /// Bytes in the factor: of an element, and from one contracted element to the next.
     bytes: i64,
@@ -73,7 +73,7 @@ pub struct Strips {
 
 /// Lines (contracted elements or rows, whichever are apart in memory) for row panels, and what is dense of a line for column panels: pieces, in the size of the
 /// cache's lines, for the iterations.
-pub struct Lines {
+pub struct PrefetchedLines {
     lines: i64,
     /// Bytes from line to line.
     stride: i64,
@@ -85,7 +85,7 @@ pub struct Lines {
 
 /// A micro-kernel of a pass: which of its row panels and column panels.
 #[derive(Clone, Copy)]
-pub struct Spot<'c> {
+pub struct MicroTile<'c> {
     pub row: Index<'c>,
     pub rows: Index<'c>,
     pub column: Index<'c>,
@@ -94,7 +94,7 @@ pub struct Spot<'c> {
 
 /// What all parts of a pass have in common.
 pub struct Share<'c> {
-    block: Block<'c>,
+    block: FactorBlock<'c>,
     /// Where the copy is to be.
     to: Pointer<'c>,
     /// Panels, contracted elements of all strips of one, and of each strip.
@@ -107,7 +107,7 @@ pub struct Share<'c> {
 
 /// The part of one micro-kernel.
 #[derive(Clone, Copy)]
-pub struct Part<'c> {
+pub struct PrefetchPart<'c> {
     /// Of a strip: where it begins, in the factor and in the copy. Of lines: where the first begins.
     pub pointers: [Pointer<'c>; POINTERS as usize],
     /// Of a strip: contracted elements, and items of the panel. Of lines: how many.
@@ -117,10 +117,10 @@ pub struct Part<'c> {
 pub const POINTERS: u32 = 2;
 pub const NUMBERS: u32 = 2;
 
-impl<'c> Part<'c> {
+impl<'c> PrefetchPart<'c> {
     /// Of a factor that is not copied, or of which nothing is known.
-    pub fn none(b: &Llvm<'c>, anywhere: Pointer<'c>) -> Part<'c> {
-        Part { pointers: [anywhere; POINTERS as usize], numbers: [b.index(0); NUMBERS as usize] }
+    pub fn none(b: &Llvm<'c>, anywhere: Pointer<'c>) -> PrefetchPart<'c> {
+        PrefetchPart { pointers: [anywhere; POINTERS as usize], numbers: [b.index(0); NUMBERS as usize] }
     }
 }
 
@@ -155,7 +155,7 @@ impl Next {
             _ => return None,
         };
         let pieces = div_ceil(bytes * dense, blocks.tile_columns * LINE);
-        Some(Next::Fetched(Lines { lines, stride: bytes * stride, pieces, times: times(lines * pieces, blocks.tile_rows, iterations) }))
+        Some(Next::Fetched(PrefetchedLines { lines, stride: bytes * stride, pieces, times: times(lines * pieces, blocks.tile_rows, iterations) }))
     }
 
     pub fn is_copied(&self) -> bool {
@@ -163,7 +163,7 @@ impl Next {
     }
 
     /// How `block`, whose copy is to be at `to`, is divided among so many micro-kernels. Fewer than panels copy nothing.
-    pub fn share<'c>(&self, b: &Llvm<'c>, block: Block<'c>, to: Pointer<'c>, micros: Index<'c>) -> Share<'c> {
+    pub fn share<'c>(&self, b: &Llvm<'c>, block: FactorBlock<'c>, to: Pointer<'c>, micros: Index<'c>) -> Share<'c> {
         let (one, zero) = (b.index(1), b.index(0));
         let wanted = b.index_equal(block.wanted, one);
         let panels = b.index_select(wanted, b.index_sub(block.panels.to, block.panels.from), one);
@@ -175,18 +175,18 @@ impl Next {
         Share { block, to, panels, depth, each, complete: b.index_select(complete, one, zero) }
     }
 
-    pub fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, spot: Spot<'c>) -> Part<'c> {
+    pub fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
         match self {
-            Next::Copied(strips) => strips.part(b, share, spot),
-            Next::Fetched(lines) => lines.part(b, &share.block, spot),
+            Next::Copied(strips) => strips.part(b, share, micro_tile),
+            Next::Fetched(lines) => lines.part(b, &share.block, micro_tile),
         }
     }
 }
 
 impl Strips {
-    fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, spot: Spot<'c>) -> Part<'c> {
+    fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
         let start = share.block.panels.from;
-        let number = b.index_add(b.index_mul(spot.row, spot.columns), spot.column);
+        let number = b.index_add(b.index_mul(micro_tile.row, micro_tile.columns), micro_tile.column);
         let part = b.index_div(number, share.panels);
         let panel = b.index_sub(number, b.index_mul(part, share.panels));
         let first = b.index_min(b.index_mul(part, share.each), share.depth);
@@ -196,7 +196,7 @@ impl Strips {
         let items = self.panels.size(b, b.index_add(start, panel));
         let along = b.at(share.to, b.index_mul(panel, b.index(self.copied_panel)));
         let to = b.at(along, b.index_mul(first, self.copied_stride(b, items)));
-        Part { pointers: [from, to], numbers: [b.index_min(share.each, b.index_sub(share.depth, first)), items] }
+        PrefetchPart { pointers: [from, to], numbers: [b.index_min(share.each, b.index_sub(share.depth, first)), items] }
     }
 
     fn copied_stride<'c>(&self, b: &Llvm<'c>, items: Index<'c>) -> Index<'c> {
@@ -204,19 +204,19 @@ impl Strips {
     }
 }
 
-impl Lines {
+impl PrefetchedLines {
     /// Of a block that is not wanted, none.
-    fn part<'c>(&self, b: &Llvm<'c>, block: &Block<'c>, spot: Spot<'c>) -> Part<'c> {
+    fn part<'c>(&self, b: &Llvm<'c>, block: &FactorBlock<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
         let lines = b.index_mul(block.wanted, b.index(self.lines));
-        let each = b.index_div(b.index_add(lines, b.index_sub(spot.rows, b.index(1))), spot.rows);
-        let first = b.index_min(b.index_mul(spot.row, each), lines);
+        let each = b.index_div(b.index_add(lines, b.index_sub(micro_tile.rows, b.index(1))), micro_tile.rows);
+        let first = b.index_min(b.index_mul(micro_tile.row, each), lines);
         let count = b.index_min(each, b.index_sub(lines, first));
         let down = b.at(block.start, b.index_mul(first, b.index(self.stride)));
-        let start = b.at(down, b.index_mul(spot.column, b.index(LINE * self.pieces)));
-        Part { pointers: [start; 2], numbers: [count; 2] }
+        let start = b.at(down, b.index_mul(micro_tile.column, b.index(LINE * self.pieces)));
+        PrefetchPart { pointers: [start; 2], numbers: [count; 2] }
     }
 
-    fn fetch<'c>(&self, b: &Llvm<'c>, part: &Part<'c>, iteration: Index<'c>) {
+    fn fetch<'c>(&self, b: &Llvm<'c>, part: &PrefetchPart<'c>, iteration: Index<'c>) {
         for time in 0..self.times {
             let number = b.index_add(b.index_mul(iteration, b.index(self.times)), b.index(time));
             let line = b.index_div(number, b.index(self.pieces));
@@ -231,13 +231,13 @@ impl Lines {
 /// A part, while the micro-kernel goes through it.
 pub struct Work<'a, 'c> {
     next: &'a Next,
-    part: Part<'c>,
+    part: PrefetchPart<'c>,
     /// Vectors of a panel, with the lanes that are its items'.
     vectors: Vec<(i64, Vector<'c>)>,
 }
 
 impl<'a, 'c> Work<'a, 'c> {
-    pub fn new(b: &Llvm<'c>, next: &'a Next, part: Part<'c>) -> Work<'a, 'c> {
+    pub fn new(b: &Llvm<'c>, next: &'a Next, part: PrefetchPart<'c>) -> Work<'a, 'c> {
         let vectors = match next {
             Next::Copied(strips) => (0..strips.panels.largest()).step_by(b.lanes()),
             Next::Fetched(_) => (0..0).step_by(1),

@@ -34,12 +34,12 @@ pub struct Experts {
     pub ends: Tensor,
     /// Along it `b` (of rows) or the result (of contracted elements) differ. It is the outermost of `outer` in the latter case.
     pub axis: Axis,
-    pub own: Own,
+    pub own: ExpertDim,
 }
 
 /// The direction of which experts have parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Own {
+pub enum ExpertDim {
     /// `m`: a tile of rows multiplies those of each expert with the expert's `b`; rows of nobody are 0.
     Rows,
     /// `k`: the product is repeated for each expert, over its contracted elements.
@@ -79,12 +79,12 @@ impl Product {
                 let Op::Input(ends) = body[body[dot].args[2]].op else {
                     return Err(CompileError::unsupported("ends of a `grouped_dot` that are no input"));
                 };
-                let own = if over.contains(&rows) { Own::Contracted } else { Own::Rows };
+                let own = if over.contains(&rows) { ExpertDim::Contracted } else { ExpertDim::Rows };
                 Some(Experts { ends: ends as usize, axis: single(experts), own })
             }
         };
         // Neither the experts nor the rows that they share are merged with other dims; what ends depend on is repeated.
-        let of_rows = experts.as_ref().is_some_and(|x| x.own == Own::Rows);
+        let of_rows = experts.as_ref().is_some_and(|x| x.own == ExpertDim::Rows);
         let apart = |d: &Dim| grouped.is_some_and(|(rows, experts)| *d == experts || *d == rows);
         let part = |d: &Dim| !apart(d) && experts.as_ref().is_some_and(|x| tensors[x.ends].0.has(*d));
         let result = &kernel.outputs[0];
@@ -107,8 +107,8 @@ impl Product {
 
         let mut outer = layout::merge(&body.dims, &both, &tensors);
         match &experts {
-            Some(Experts { own: Own::Rows, .. }) => outer.extend(layout::merge(&body.dims, &rows, &tensors)),
-            Some(Experts { own: Own::Contracted, axis, .. }) => outer.insert(0, axis.clone()),
+            Some(Experts { own: ExpertDim::Rows, .. }) => outer.extend(layout::merge(&body.dims, &rows, &tensors)),
+            Some(Experts { own: ExpertDim::Contracted, axis, .. }) => outer.insert(0, axis.clone()),
             None => {}
         }
         let mut split = |dims: &[Dim]| {
@@ -135,7 +135,7 @@ impl Product {
         self.outer.iter().map(|x| x.size).product::<i64>()
     }
 
-    pub fn owns(&self, own: Own) -> bool {
+    pub fn owns(&self, own: ExpertDim) -> bool {
         self.experts.as_ref().is_some_and(|x| x.own == own)
     }
 }

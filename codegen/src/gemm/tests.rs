@@ -1,6 +1,6 @@
-use super::plan::Plan;
+use super::plan::GemmPlan;
 use crate::target::Target;
-use crate::testing::{Make, Numbers, check, random_inputs, run_in_calls, seeds};
+use crate::testing::{Make, RandomNumbers, check, random_inputs, run_in_calls, seeds};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -61,7 +61,7 @@ fn tiles_with_a_panel_more_or_less_cover_the_product() {
         // Which sizes have uneven tiles depends on registers and caches of the processor.
         let kernels = [150, 166, 182, 198, 214, 230].map(|columns| plain(layout, [113, columns, 260]));
         let uneven = kernels.iter().find(|kernel| {
-            let blocks = Plan::new(kernel, &target).expect("invariant: a product").blocks;
+            let blocks = GemmPlan::new(kernel, &target).expect("invariant: a product").blocks;
             blocks.panels % blocks.row_tiles != 0 || blocks.column_panels % blocks.column_tiles != 0
         });
         check(uneven.expect("a product with uneven tiles"), &[], 1e-5);
@@ -69,7 +69,7 @@ fn tiles_with_a_panel_more_or_less_cover_the_product() {
 }
 
 /// Ranges of random lengths, the last first, in calls of random lengths, each cut short where `until` says otherwise.
-fn random_calls(numbers: &mut Numbers, tiles: u64) -> Vec<[u64; 4]> {
+fn random_calls(numbers: &mut RandomNumbers, tiles: u64) -> Vec<[u64; 4]> {
     let (mut ranges, mut begin) = (vec![], 0);
     while begin < tiles {
         let range_end = begin + 1 + numbers.below(tiles - begin);
@@ -97,14 +97,14 @@ fn copies_outlive_calls_and_nothing_depends_on_who_computes_what() {
         let target = Target { l2_bytes: l2_kib << 10, ..host.clone() };
         for layout in LAYOUTS {
             let kernel = plain(layout, sizes);
-            let plan = Plan::new(&kernel, &target).expect("invariant: a product");
+            let plan = GemmPlan::new(&kernel, &target).expect("invariant: a product");
             let several = plan.passes() != Some(1);
             reached[usize::from(several) * 2 + usize::from(plan.blocks.pack_a)] |= plan.line() > 2 && plan.blocks.parts > 1;
             let inputs = random_inputs(&kernel, 1, 7);
             let want = run_in_calls(&kernel, &target, &inputs, &|tiles| vec![[0, tiles, 0, tiles]]);
             for seed in 0..3 {
-                let got = run_in_calls(&kernel, &target, &inputs, &|tiles| random_calls(&mut Numbers::new(seed), tiles));
-                assert!(got == want, "{sizes:?}, calls {:?}", random_calls(&mut Numbers::new(seed), plan.tiles() as u64));
+                let got = run_in_calls(&kernel, &target, &inputs, &|tiles| random_calls(&mut RandomNumbers::new(seed), tiles));
+                assert!(got == want, "{sizes:?}, calls {:?}", random_calls(&mut RandomNumbers::new(seed), plan.tiles() as u64));
             }
         }
     }
@@ -116,7 +116,7 @@ fn parts_of_tiles_cover_the_product() {
     let host = Target::host().expect("invariant: the tests run where kernels do");
     for layout in [LAYOUTS[0], LAYOUTS[2]] {
         let kernel = plain(layout, [330, 330, 330]);
-        let plan = Plan::new(&kernel, &host).expect("invariant: a product");
+        let plan = GemmPlan::new(&kernel, &host).expect("invariant: a product");
         assert!(plan.blocks.parts > 1, "{:?}", plan.blocks);
         check(&kernel, &[], 1e-5);
     }
@@ -128,7 +128,7 @@ fn threads_get_nearly_equal_shares_of_the_models_products() {
     for sizes in [[2048, 512, 512], [2048, 1536, 512], [2048, 512, 1536], [512, 1536, 2048], [1536, 512, 2048], [2048, 8192, 512], [2048, 384, 8192]]
     {
         for layout in LAYOUTS {
-            let plan = Plan::new(&plain(layout, sizes), &target).expect("invariant: a product");
+            let plan = GemmPlan::new(&plain(layout, sizes), &target).expect("invariant: a product");
             assert_eq!(plan.tiles() % 8, 0, "{sizes:?}: {:?}", plan.blocks);
             for (threads, percent) in [(3, 5), (6, 5), (12, 10), (16, 10), (24, 15), (32, 10)] {
                 let idle = (plan.tiles() + threads - 1) / threads * threads - plan.tiles();
@@ -263,14 +263,14 @@ fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
 
 /// A product of random dims in random storage orders, with a random epilogue.
 fn random_product(seed: u64) -> Kernel {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = RandomNumbers::new(seed);
     let mut make = Make::default();
     let sizes = [1, 1, 2, 3, 4, 7, 16, 17, 33];
-    let some = |make: &mut Make, name: &str, most: u64, numbers: &mut Numbers| -> Vec<Dim> {
+    let some = |make: &mut Make, name: &str, most: u64, numbers: &mut RandomNumbers| -> Vec<Dim> {
         (0..numbers.below(most + 1)).map(|_| make.dim(name, sizes[numbers.below(9) as usize])).collect()
     };
     let [batch, rows, columns, over] = [("b", 1), ("m", 2), ("n", 2), ("k", 2)].map(|(name, most)| some(&mut make, name, most, &mut numbers));
-    let shuffled = |parts: &[&[Dim]], numbers: &mut Numbers| {
+    let shuffled = |parts: &[&[Dim]], numbers: &mut RandomNumbers| {
         let mut dims = parts.concat();
         for i in (1..dims.len()).rev() {
             dims.swap(i, numbers.below(i as u64 + 1) as usize);

@@ -2,11 +2,11 @@
 
 use super::context::Gemm;
 use super::copies::Copies;
-use super::micro::{Stage, Variant};
-use super::plan::{Kept, Panels};
-use super::prefetch::{self, Block, Range, Spot};
-use super::product::Own;
-use super::{Functions, Scratch};
+use super::micro::{PassPosition, Variant};
+use super::plan::{Kept, PanelSizes};
+use super::prefetch::{self, FactorBlock, MicroTile, Range};
+use super::product::ExpertDim;
+use super::{GemmFunctions, GemmScratch};
 use crate::build::Builder;
 use crate::build::llvm::{Index, Pointer};
 use crate::layout::Axis;
@@ -15,10 +15,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 /// One tile under construction.
-pub struct Tile<'a, 'c> {
+pub struct TileBuilder<'a, 'c> {
     pub g: &'a Gemm<'a, 'c>,
-    pub functions: &'a Functions<'c>,
-    pub scratch: &'a Scratch,
+    pub functions: &'a GemmFunctions<'c>,
+    pub scratch: &'a GemmScratch,
     pub tensors: &'a [Pointer<'c>],
     pub scalars: Pointer<'c>,
     pub area: Pointer<'c>,
@@ -34,7 +34,7 @@ pub struct Call<'c> {
 
 /// Rows in panels `from..to`. Panel 0 begins at row `base`; the `tall` first ones have `height` + 1 rows, the others `height`.
 #[derive(Clone, Copy)]
-pub struct Rows<'c> {
+pub struct RowPanels<'c> {
     pub base: Index<'c>,
     pub panels: Range<'c>,
     pub height: Index<'c>,
@@ -42,15 +42,15 @@ pub struct Rows<'c> {
 }
 
 /// What a tile computes: its rows and columns, in which repetition of the product, and the first element of every tensor there.
-pub struct Part<'a, 'c> {
-    pub rows: Rows<'c>,
+pub struct TileProduct<'a, 'c> {
+    pub rows: RowPanels<'c>,
     pub columns: Range<'c>,
     pub outer: Index<'c>,
     pub starts: &'a [Pointer<'c>],
 }
 
 /// Tiles of a line that are computed together: of rows, of columns, in which repetition of the product, and the number in the line that follows them.
-pub struct Place<'c> {
+pub struct TileRun<'c> {
     pub rows: Range<'c>,
     pub columns: Range<'c>,
     pub outer: Index<'c>,
@@ -72,7 +72,7 @@ pub struct Pass<'c> {
     pub next: Copies<'c>,
 }
 
-impl<'c> Tile<'_, 'c> {
+impl<'c> TileBuilder<'_, 'c> {
     /// The tiles of a call. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
     /// follow one another are computed together, so that fewer copies of `B` are made the more tiles a call has.
     pub fn emit(&self, call: &Call<'c>) {
@@ -84,15 +84,15 @@ impl<'c> Tile<'_, 'c> {
             let from_of = |tile| b.index_sub(b.index_max(tile, start), start);
             let to = within(call.end);
             b.for_each(from_of(call.first), to, self.g.plan.together(), &mut |tile| {
-                let place = self.place(line, tile, to);
-                let next = self.after(line, &place, within(call.until), call.until);
-                self.tiles(&place, line, b.index_equal(tile, ir::fault!("gemm.line.begin", within(call.begin), from_of(call.begin))), next);
+                let tile_run = self.tile_run(line, tile, to);
+                let next = self.after(line, &tile_run, within(call.until), call.until);
+                self.tiles(&tile_run, line, b.index_equal(tile, ir::fault!("gemm.line.begin", within(call.begin), from_of(call.begin))), next);
             });
         });
     }
 
     /// Tiles of a line from number `tile` on that are computed together, of which the last is before `to`.
-    pub fn place(&self, line: Index<'c>, tile: Index<'c>, to: Index<'c>) -> Place<'c> {
+    pub fn tile_run(&self, line: Index<'c>, tile: Index<'c>, to: Index<'c>) -> TileRun<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let [rows, columns] = plan.divisions();
         let slow = if plan.kept() == Kept::A { rows } else { columns };
@@ -103,7 +103,7 @@ impl<'c> Tile<'_, 'c> {
             Kept::A => (slow_tiles, fast_tiles),
             Kept::B => (fast_tiles, slow_tiles),
         };
-        Place { rows, columns, outer, end: fast_tiles.to }
+        TileRun { rows, columns, outer, end: fast_tiles.to }
     }
 
     /// The first factor, from `a`, at a row.
@@ -119,23 +119,23 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// Tiles that are computed together. Of equal `line` the kept factor's are the same, and `renew` says that they are the first such.
-    fn tiles(&self, place: &Place<'c>, line: Index<'c>, renew: IntValue<'c>, next: Copies<'c>) {
+    fn tiles(&self, tile_run: &TileRun<'c>, line: Index<'c>, renew: IntValue<'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let (rows, outer) = (place.rows, place.outer);
+        let (rows, outer) = (tile_run.rows, tile_run.outer);
         let [all_rows, all_columns] = plan.divisions();
-        let columns = self.share(place.columns, all_columns, blocks.column_panels);
+        let columns = self.share(tile_run.columns, all_columns, blocks.column_panels);
         let starts = self.starts(outer);
-        if plan.owns(Own::Rows) {
+        if plan.owns(ExpertDim::Rows) {
             let panels = self.share(rows, all_rows, blocks.panels);
             let row = |panel| b.index_min(b.index_mul(panel, b.index(blocks.height)), b.index(plan.m.size));
             let rows = Range { from: row(panels.from), to: row(panels.to) };
             return self.rows_of_experts(rows, columns, outer, &starts, line, next);
         }
         let panels = self.share(rows, all_rows, blocks.panels);
-        let rows = Rows { base: b.index(0), panels, height: b.index(blocks.height), tall: b.index(blocks.tall) };
-        let part = Part { rows, columns, outer, starts: &starts };
-        if plan.owns(Own::Contracted) {
+        let rows = RowPanels { base: b.index(0), panels, height: b.index(blocks.height), tall: b.index(blocks.tall) };
+        let part = TileProduct { rows, columns, outer, starts: &starts };
+        if plan.owns(ExpertDim::Contracted) {
             return self.elements_of_expert(&part, next);
         }
         self.passes(&part, renew, next);
@@ -149,7 +149,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// All blocks of contracted elements. `renew`: whether the kept copy is another one than before; `next`: what is copied after them.
-    pub fn passes(&self, part: &Part<'_, 'c>, renew: IntValue<'c>, next: Copies<'c>) {
+    pub fn passes(&self, part: &TileProduct<'_, 'c>, renew: IntValue<'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         let passes = blocks.depths * plan.outer_k.iter().map(|x| x.size).product::<i64>();
@@ -170,7 +170,7 @@ impl<'c> Tile<'_, 'c> {
                 let [a, factor] = block_of(following);
                 let row = self.first_row(part.rows, part.rows.panels.from);
                 let starts = [(self.row_at(a, row), part.rows.panels), (self.column_at(factor, part.columns.from), part.columns)];
-                let own = starts.map(|(start, panels)| Block { start, panels, depth: depth_of(following), wanted: b.index(1) });
+                let own = starts.map(|(start, panels)| FactorBlock { start, panels, depth: depth_of(following), wanted: b.index(1) });
                 [0, 1].map(|f| next[f].unless(b, last, own[f]))
             };
             let depth = depth_of(number);
@@ -210,7 +210,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// One block of contracted elements.
-    pub fn pass(&self, part: &Part<'_, 'c>, pass: &Pass<'c>) {
+    pub fn pass(&self, part: &TileProduct<'_, 'c>, pass: &Pass<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         if blocks.pack_b {
@@ -223,7 +223,7 @@ impl<'c> Tile<'_, 'c> {
             self.renew(Kept::A, pass, |copy| {
                 let rows = part.rows;
                 let place = |panel| [self.row_start(pass, rows, panel), self.packed_row(copy, rows, panel)];
-                if plan.owns(Own::Rows) {
+                if plan.owns(ExpertDim::Rows) {
                     let function = self.functions.pack_a[&blocks.height];
                     b.for_each(rows.panels.from, rows.panels.to, 1, &mut |panel| {
                         b.call(function, &place(panel), &[pass.depth, b.index(1), self.height(rows, panel)]);
@@ -237,7 +237,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// The micro-kernels of one block of contracted elements, which is copied.
-    pub fn products(&self, part: &Part<'_, 'c>, pass: &Pass<'c>) {
+    pub fn products(&self, part: &TileProduct<'_, 'c>, pass: &Pass<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let (blocks, rows, columns) = (&plan.blocks, part.rows, part.columns);
         let [packed_a, packed_b] = [Kept::A, Kept::B].map(|factor| self.current(factor));
@@ -254,11 +254,11 @@ impl<'c> Tile<'_, 'c> {
                 let mut pointers = vec![a, factor, self.partial(part, row, column), self.scalars];
                 pointers.push(b.at_const(self.area, self.scratch.spill));
                 let mut indices = vec![row, column, part.outer, pass.depth];
-                let spot = Spot { row: number, rows: all_rows, column: b.index_sub(panel, columns.from), columns: all_columns };
+                let micro_tile = MicroTile { row: number, rows: all_rows, column: b.index_sub(panel, columns.from), columns: all_columns };
                 for (next, share) in self.g.next.iter().zip(&shares) {
                     let part = match (next, share) {
-                        (Some(next), Some(share)) => next.part(b, share, spot),
-                        _ => prefetch::Part::none(b, a),
+                        (Some(next), Some(share)) => next.part(b, share, micro_tile),
+                        _ => prefetch::PrefetchPart::none(b, a),
                     };
                     pointers.extend(part.pointers);
                     indices.extend(part.numbers);
@@ -270,8 +270,8 @@ impl<'c> Tile<'_, 'c> {
                 }
                 self.by_height(rows, row_panel, &mut |rows| {
                     self.by_width(panel, &mut |columns| {
-                        self.by_stage(pass, &mut |stage| {
-                            let micro = self.functions.micro[&Variant { rows, columns, stage }];
+                        self.by_pass_position(pass, &mut |position| {
+                            let micro = self.functions.micro[&Variant { rows, columns, pass: position }];
                             b.call(micro, &pointers, &indices);
                         });
                     });
@@ -291,12 +291,12 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// Where a panel is in a copy of `A`.
-    fn packed_row(&self, copy: Pointer<'c>, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
+    fn packed_row(&self, copy: Pointer<'c>, rows: RowPanels<'c>, panel: Index<'c>) -> Pointer<'c> {
         let b = self.g.b;
         b.at(copy, b.index_mul(b.index_sub(panel, rows.panels.from), b.index(4 * self.g.plan.blocks.packed_a())))
     }
 
-    fn row_start(&self, pass: &Pass<'c>, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
+    fn row_start(&self, pass: &Pass<'c>, rows: RowPanels<'c>, panel: Index<'c>) -> Pointer<'c> {
         self.row_at(pass.a, self.first_row(rows, panel))
     }
 
@@ -305,7 +305,7 @@ impl<'c> Tile<'_, 'c> {
         &self,
         functions: &BTreeMap<i64, FunctionValue<'c>>,
         range: Range<'c>,
-        sizes: Panels,
+        sizes: PanelSizes,
         depth: Index<'c>,
         place: &dyn Fn(Index<'c>) -> [Pointer<'c>; 2],
     ) {
@@ -320,7 +320,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// Where the sums of the micro-kernel at this row and column wait.
-    fn partial(&self, part: &Part<'_, 'c>, row: Index<'c>, column: Index<'c>) -> Pointer<'c> {
+    fn partial(&self, part: &TileProduct<'_, 'c>, row: Index<'c>, column: Index<'c>) -> Pointer<'c> {
         let (b, blocks) = (self.g.b, &self.g.plan.blocks);
         let Some(row_stride) = self.g.partials else { return self.area };
         let row = b.index_sub(row, self.first_row(part.rows, part.rows.panels.from));
@@ -329,22 +329,22 @@ impl<'c> Tile<'_, 'c> {
         b.at(down, b.index_mul(column, b.index(4)))
     }
 
-    fn first_row(&self, rows: Rows<'c>, panel: Index<'c>) -> Index<'c> {
+    fn first_row(&self, rows: RowPanels<'c>, panel: Index<'c>) -> Index<'c> {
         let b = self.g.b;
         let longer = ir::fault!("gemm.rows.first", b.index(0), b.index_min(panel, rows.tall));
         b.index_add(rows.base, b.index_add(b.index_mul(panel, rows.height), longer))
     }
 
     /// Rows of a panel.
-    fn height(&self, rows: Rows<'c>, panel: Index<'c>) -> Index<'c> {
+    fn height(&self, rows: RowPanels<'c>, panel: Index<'c>) -> Index<'c> {
         let b = self.g.b;
         b.index_select(b.index_less(panel, rows.tall), b.index_add(rows.height, b.index(1)), rows.height)
     }
 
-    fn by_height(&self, rows: Rows<'c>, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
+    fn by_height(&self, rows: RowPanels<'c>, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
         let (b, blocks) = (self.g.b, &self.g.plan.blocks);
         let body = RefCell::new(body);
-        if self.g.plan.owns(Own::Rows) {
+        if self.g.plan.owns(ExpertDim::Rows) {
             return self.by_number(self.height(rows, panel), [1, blocks.height], &body);
         }
         if blocks.tall == 0 {
@@ -375,11 +375,11 @@ impl<'c> Tile<'_, 'c> {
         b.branch(is_full, || (*body.borrow_mut())(plan.blocks.width), || (*body.borrow_mut())(last));
     }
 
-    fn by_stage(&self, pass: &Pass<'c>, body: &mut dyn FnMut(Stage)) {
+    fn by_pass_position(&self, pass: &Pass<'c>, body: &mut dyn FnMut(PassPosition)) {
         let b = self.g.b;
         let body = RefCell::new(body);
-        let run = |stage: Stage| (*body.borrow_mut())(stage);
-        match *self.functions.stages {
+        let run = |position: PassPosition| (*body.borrow_mut())(position);
+        match *self.functions.pass_positions {
             [only] => run(only),
             [first, middle, last] => b.branch(pass.first, || run(first), || b.branch(pass.last, || run(last), || run(middle))),
             [first, middle, last, whole] => {

@@ -1,8 +1,8 @@
 //! Writes a kernel of loops, once for any builder.
 
-use super::place::{Along, Order, Place, Stored};
-use super::plan::{Plan, Step};
-use super::value::Known;
+use super::place::{IndexPoint, LaneIndex, ScanDirection, StridedTensor};
+use super::plan::{LoopPlan, Step};
+use super::value::KnownValues;
 use crate::CompileError;
 use crate::abi::Entry;
 use crate::build::{Builder, IntBinary};
@@ -18,16 +18,16 @@ use std::collections::BTreeMap;
 pub struct Loops<'a, B: Builder> {
     pub b: &'a B,
     pub kernel: &'a Kernel,
-    pub plan: &'a Plan,
+    pub plan: &'a LoopPlan,
     pub scalars: B::Pointer,
-    pub inputs: Vec<Stored<B>>,
-    pub outputs: Vec<Stored<B>>,
+    pub inputs: Vec<StridedTensor<B>>,
+    pub outputs: Vec<StridedTensor<B>>,
     pub scratch: B::Pointer,
     scratch_bytes: i64,
     /// Results of earlier steps at this grid point: in registers (for each slot one vector, or one for each element of its
     /// runs) if no inner dim is left, else in scratch.
     pub reduced: BTreeMap<Value, Vec<Vec<B::Vector>>>,
-    pub kept: BTreeMap<Value, Stored<B>>,
+    pub kept: BTreeMap<Value, StridedTensor<B>>,
     places: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct Loops<'a, B: Builder> {
 pub fn emit<B: Builder>(
     b: &B,
     kernel: &Kernel,
-    plan: &Plan,
+    plan: &LoopPlan,
     entry: &Entry<B::Index, B::Pointer>,
     pointers: &[B::Pointer],
 ) -> Result<i64, CompileError> {
@@ -62,14 +62,14 @@ impl<'a, B: Builder> Loops<'a, B> {
     pub fn new(
         b: &'a B,
         kernel: &'a Kernel,
-        plan: &'a Plan,
+        plan: &'a LoopPlan,
         entry: &Entry<B::Index, B::Pointer>,
         pointers: &[B::Pointer],
     ) -> Result<Self, CompileError> {
         let mut inputs = Vec::new();
         for ((ty, strides), start) in tensors(kernel).into_iter().zip(pointers) {
             let strides = ty.dims.iter().zip(strides).map(|(d, s)| (*d, *s as i64)).collect();
-            inputs.push(Stored { start: *start, lane: pointwise::stored(ty.dtype), strides, lane_stride: 0 });
+            inputs.push(StridedTensor { start: *start, lane: pointwise::stored(ty.dtype), strides, lane_stride: 0 });
         }
         let outputs = inputs.split_off(kernel.inputs.len());
         Ok(Loops {
@@ -91,9 +91,9 @@ impl<'a, B: Builder> Loops<'a, B> {
         self.kernel.body.dims.size(dim) as i64
     }
 
-    pub fn place(&mut self, along: BTreeMap<Dim, Along<B>>, mask: Option<B::Vector>) -> Place<B> {
+    pub fn place(&mut self, along: BTreeMap<Dim, LaneIndex<B>>, mask: Option<B::Vector>) -> IndexPoint<B> {
         self.places += 1;
-        Place { along, width: 1, mask, id: self.places, slot: 0 }
+        IndexPoint { along, width: 1, mask, id: self.places, slot: 0 }
     }
 
     /// One grid point, or a segment of the vector dim at one.
@@ -104,7 +104,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         let mut rest = b.index_div(item, b.index(plan.segments));
         for &dim in plan.grid.iter().rev() {
             let size = b.index(self.size(dim));
-            along.insert(dim, Along::Same(b.index_rem(rest, size)));
+            along.insert(dim, LaneIndex::Same(b.index_rem(rest, size)));
             rest = ir::fault!("loops.grid.digit", rest, b.index_div(rest, size));
         }
         let Some(vector) = plan.vector.filter(|_| plan.vector_in_grid) else {
@@ -123,14 +123,14 @@ impl<'a, B: Builder> Loops<'a, B> {
         let mut run = |from, to, count: i64, mask: Option<B::Vector>| {
             let mut result = Ok(());
             b.repeat(from, to, lanes * count, &[], &mut |first, _| {
-                let mut place = |at: Along<B>, width: i64, slot: i64| {
+                let mut place = |at: LaneIndex<B>, width: i64, slot: i64| {
                     let mut along = along.clone();
                     along.insert(vector, at);
-                    Place { slot: slot as usize, width: width as usize, ..self.place(along, mask) }
+                    IndexPoint { slot: slot as usize, width: width as usize, ..self.place(along, mask) }
                 };
                 let places = match plan.run {
-                    Some(_) if count > 1 => vec![place(Along::Run(first), count, 0)],
-                    _ => (0..count).map(|slot| place(Along::Lanes(b.index_add(first, b.index(slot * lanes))), 1, slot)).collect(),
+                    Some(_) if count > 1 => vec![place(LaneIndex::Run(first), count, 0)],
+                    _ => (0..count).map(|slot| place(LaneIndex::Lanes(b.index_add(first, b.index(slot * lanes))), 1, slot)).collect(),
                 };
                 result = self.point(&places);
                 Vec::new()
@@ -148,7 +148,7 @@ impl<'a, B: Builder> Loops<'a, B> {
     }
 
     /// One or several vectors of grid points, or one grid point.
-    fn point(&mut self, places: &[Place<B>]) -> Result<(), CompileError> {
+    fn point(&mut self, places: &[IndexPoint<B>]) -> Result<(), CompileError> {
         self.reduced.clear();
         self.kept.clear();
         let mut used = 0;
@@ -166,9 +166,9 @@ impl<'a, B: Builder> Loops<'a, B> {
                     }
                 }
                 Step::Cumsum { value, along, reverse, others } => {
-                    let order = Order { along: *along, reverse: *reverse };
+                    let direction = ScanDirection { along: *along, reverse: *reverse };
                     for place in places {
-                        self.cumsum(place, *value, order, others, &mut used)?;
+                        self.cumsum(place, *value, direction, others, &mut used)?;
                     }
                 }
                 Step::Store { outputs, dims } => {
@@ -207,18 +207,24 @@ impl<'a, B: Builder> Loops<'a, B> {
 
     /// Loops over `dims`, of a team's dim over this member's share, the vector dim innermost, of which lanes may have
     /// runs of so many elements.
-    pub fn nest(&mut self, place: &Place<B>, dims: &[Dim], run: Option<i64>, body: &mut dyn FnMut(&mut Self, &Place<B>)) {
+    pub fn nest(&mut self, place: &IndexPoint<B>, dims: &[Dim], run: Option<i64>, body: &mut dyn FnMut(&mut Self, &IndexPoint<B>)) {
         let vector = self.plan.vector.filter(|d| dims.contains(d));
         let others: Vec<Dim> = dims.iter().copied().filter(|d| Some(*d) != vector).collect();
         self.nest_in(place, &others, (vector, run), body);
     }
 
-    fn nest_in(&mut self, place: &Place<B>, others: &[Dim], vector: (Option<Dim>, Option<i64>), body: &mut dyn FnMut(&mut Self, &Place<B>)) {
+    fn nest_in(
+        &mut self,
+        place: &IndexPoint<B>,
+        others: &[Dim],
+        vector: (Option<Dim>, Option<i64>),
+        body: &mut dyn FnMut(&mut Self, &IndexPoint<B>),
+    ) {
         let b = self.b;
         if let Some((&dim, rest)) = others.split_first() {
             let (from, size) = self.own(dim);
             b.repeat(b.index(0), b.index(size), 1, &[], &mut |index, _| {
-                let place = self.moved(place, dim, Along::Same(b.index_add(from, index)), place.mask);
+                let place = self.moved(place, dim, LaneIndex::Same(b.index_add(from, index)), place.mask);
                 self.nest_in(&place, rest, vector, body);
                 Vec::new()
             });
@@ -231,15 +237,15 @@ impl<'a, B: Builder> Loops<'a, B> {
         let in_runs = run.map_or(0, |width| size / (lanes * width) * (lanes * width));
         if let Some(width) = run.filter(|_| in_runs > 0) {
             b.repeat(b.index(0), b.index(in_runs), lanes * width, &[], &mut |first, _| {
-                let at = Along::Run(b.index_add(from, first));
-                let place = Place { width: width as usize, ..self.moved(place, dim, at, place.mask) };
+                let at = LaneIndex::Run(b.index_add(from, first));
+                let place = IndexPoint { width: width as usize, ..self.moved(place, dim, at, place.mask) };
                 body(self, &place);
                 Vec::new()
             });
         }
         if in_runs == 0 || in_runs < size - tail {
             b.repeat(b.index(in_runs), b.index(size - tail), lanes, &[], &mut |first, _| {
-                let place = self.moved(place, dim, Along::Lanes(b.index_add(from, first)), place.mask);
+                let place = self.moved(place, dim, LaneIndex::Lanes(b.index_add(from, first)), place.mask);
                 body(self, &place);
                 Vec::new()
             });
@@ -247,30 +253,30 @@ impl<'a, B: Builder> Loops<'a, B> {
         if tail != 0 {
             let mask = place.also(b, b.mask_first(ir::fault!("loops.nest.tail", tail - 1, tail) as usize));
             let mask = ir::fault!("loops.nest.mask", b.mask_first(b.lanes()), mask);
-            let place = self.moved(place, dim, Along::Lanes(b.index(size - tail)), Some(mask));
+            let place = self.moved(place, dim, LaneIndex::Lanes(b.index(size - tail)), Some(mask));
             body(self, &place);
         }
     }
 
-    pub fn moved(&mut self, place: &Place<B>, dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Place<B> {
+    pub fn moved(&mut self, place: &IndexPoint<B>, dim: Dim, to: LaneIndex<B>, mask: Option<B::Vector>) -> IndexPoint<B> {
         let mut along = place.along.clone();
         along.insert(dim, to);
-        Place { slot: place.slot, width: place.width, ..self.place(along, mask) }
+        IndexPoint { slot: place.slot, width: place.width, ..self.place(along, mask) }
     }
 
     /// Computes outputs at a place, then stores them.
-    pub fn store(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<(), CompileError> {
+    pub fn store(&mut self, place: &IndexPoint<B>, outputs: &[usize]) -> Result<(), CompileError> {
         let values = self.values(place, outputs)?;
         self.store_values(place, outputs, &values);
         Ok(())
     }
 
-    fn values(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
-        let mut known = Known::new();
+    fn values(&mut self, place: &IndexPoint<B>, outputs: &[usize]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
+        let mut known = KnownValues::new();
         outputs.iter().map(|o| self.value(self.kernel.outputs[*o].value, place, &mut known)).collect()
     }
 
-    fn store_values(&self, place: &Place<B>, outputs: &[usize], values: &[Vec<B::Vector>]) {
+    fn store_values(&self, place: &IndexPoint<B>, outputs: &[usize], values: &[Vec<B::Vector>]) {
         let b = self.b;
         for (&position, value) in outputs.iter().zip(values) {
             let (target, output) = (&self.outputs[position], &self.kernel.outputs[position]);

@@ -1,7 +1,7 @@
 //! Reductions: what is carried, how an element is taken in, how accumulators join.
 
 use super::emit::Loops;
-use super::place::{Place, element};
+use super::place::{IndexPoint, element};
 use super::value::zero;
 use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use crate::pointwise;
@@ -49,7 +49,7 @@ impl Fold {
     }
 
     /// Takes in what a place has as the element of this number of its runs; lanes outside of its mask change nothing.
-    pub fn step<B: Builder>(self, loops: &Loops<'_, B>, (place, k): (&Place<B>, usize), state: &[B::Vector], x: B::Vector) -> Vec<B::Vector> {
+    pub fn step<B: Builder>(self, loops: &Loops<'_, B>, (place, k): (&IndexPoint<B>, usize), state: &[B::Vector], x: B::Vector) -> Vec<B::Vector> {
         let b = loops.b;
         let neutral = self.start(b);
         let only = |x, neutral| ir::fault!("reduce.tail.neutral", None, place.mask).map_or(x, |m| b.select(m, x, neutral));

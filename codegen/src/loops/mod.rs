@@ -21,7 +21,7 @@ use crate::target::Target;
 use crate::{CompileError, Shape};
 use ir::dim::Dim;
 use ir::kernel::Kernel;
-use plan::{Plan, Step};
+use plan::{LoopPlan, Step};
 pub use scatter::emit as emit_scatter;
 
 /// Writes the kernel `name` and reports what it needs.
@@ -29,7 +29,7 @@ pub use scatter::emit as emit_scatter;
 /// # Errors
 /// An op of the kernel is not supported.
 pub fn emit<B: Frame>(b: &B, kernel: &Kernel, grid: &[Dim], target: &Target, name: &str) -> Result<Shape, CompileError> {
-    let plan = Plan::new(kernel, grid, target);
+    let plan = LoopPlan::new(kernel, grid, target);
     let count = kernel.inputs.len() + kernel.outputs.len();
     let members = plan.team.map_or(1, |t| t.members);
     let scratch = b.kernel_of_teams(name, [count, kernel.scalars.len()], members, &mut |entry| {
@@ -42,7 +42,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, grid: &[Dim], target: &Target, nam
 /// Workers that compute a tile together, where there are several, and bytes that they share: a vector of each sum
 /// from each worker.
 pub fn team(kernel: &Kernel, grid: &[Dim], target: &Target) -> Option<(i64, i64)> {
-    let plan = Plan::new(kernel, grid, target);
+    let plan = LoopPlan::new(kernel, grid, target);
     let sums = plan.steps.iter().map(|s| if let Step::Reduce { values, .. } = s { values.len() as i64 } else { 0 }).max().unwrap_or(0);
     plan.team.map(|t| (t.members, t.members * sums * 4 * target.lanes() as i64))
 }

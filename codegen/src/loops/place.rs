@@ -7,13 +7,13 @@ use std::convert::Infallible;
 
 /// The direction of a running sum.
 #[derive(Clone, Copy)]
-pub struct Order {
+pub struct ScanDirection {
     pub along: Dim,
     pub reverse: bool,
 }
 
 /// An index along one dim.
-pub enum Along<B: Builder> {
+pub enum LaneIndex<B: Builder> {
     /// The same in every lane.
     Same(B::Index),
     /// Lane `i` is at this index plus `i`.
@@ -24,21 +24,21 @@ pub enum Along<B: Builder> {
     Each(Vec<B::Vector>),
 }
 
-impl<B: Builder> Clone for Along<B> {
+impl<B: Builder> Clone for LaneIndex<B> {
     fn clone(&self) -> Self {
         match self {
-            Along::Same(index) => Along::Same(*index),
-            Along::Lanes(first) => Along::Lanes(*first),
-            Along::Run(first) => Along::Run(*first),
-            Along::Each(indices) => Along::Each(indices.clone()),
+            LaneIndex::Same(index) => LaneIndex::Same(*index),
+            LaneIndex::Lanes(first) => LaneIndex::Lanes(*first),
+            LaneIndex::Run(first) => LaneIndex::Run(*first),
+            LaneIndex::Each(indices) => LaneIndex::Each(indices.clone()),
         }
     }
 }
 
-/// A point of the index space, or one per lane, or a run of them per lane. What is wanted there is one vector, which is that of
+/// A place: a point of the index space, or one per lane, or a run of them per lane. What is wanted there is one vector, which is that of
 /// all elements of the runs, or one for each of these.
-pub struct Place<B: Builder> {
-    pub along: BTreeMap<Dim, Along<B>>,
+pub struct IndexPoint<B: Builder> {
+    pub along: BTreeMap<Dim, LaneIndex<B>>,
     /// Elements of a run.
     pub width: usize,
     /// The lanes that are points at all; memory is not touched for the others.
@@ -49,9 +49,9 @@ pub struct Place<B: Builder> {
     pub slot: usize,
 }
 
-impl<B: Builder> Clone for Place<B> {
+impl<B: Builder> Clone for IndexPoint<B> {
     fn clone(&self) -> Self {
-        Place { along: self.along.clone(), width: self.width, mask: self.mask, id: self.id, slot: self.slot }
+        IndexPoint { along: self.along.clone(), width: self.width, mask: self.mask, id: self.id, slot: self.slot }
     }
 }
 
@@ -66,24 +66,24 @@ pub fn zipped<V: Copy, E>(values: &[&[V]], mut f: impl FnMut(&[V]) -> Result<V, 
     (0..width).map(|k| f(&values.iter().map(|v| element(v, k)).collect::<Vec<_>>())).collect()
 }
 
-impl<B: Builder> Place<B> {
+impl<B: Builder> IndexPoint<B> {
     /// The index along a dim in each lane; 0 for a dim that has no loop (its size is 1).
     pub fn each(&self, b: &B, dim: Dim) -> Vec<B::Vector> {
         match self.along.get(&dim) {
             None => vec![b.i64(0)],
-            Some(Along::Same(index)) => vec![b.splat(*index)],
-            Some(Along::Lanes(first)) => vec![b.int2(IntBinary::Add, b.splat(*first), b.lane_numbers())],
-            Some(Along::Run(first)) => {
+            Some(LaneIndex::Same(index)) => vec![b.splat(*index)],
+            Some(LaneIndex::Lanes(first)) => vec![b.int2(IntBinary::Add, b.splat(*first), b.lane_numbers())],
+            Some(LaneIndex::Run(first)) => {
                 let lanes = b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(self.width as i64));
                 (0..self.width as i64).map(|k| b.int2(IntBinary::Add, b.splat(b.index_add(*first, b.index(k))), lanes)).collect()
             }
-            Some(Along::Each(indices)) => indices.clone(),
+            Some(LaneIndex::Each(indices)) => indices.clone(),
         }
     }
 
     /// Along which dim lanes have runs.
     pub fn run(&self) -> Option<Dim> {
-        self.along.iter().find(|(_, along)| matches!(along, Along::Run(_))).map(|(dim, _)| *dim)
+        self.along.iter().find(|(_, along)| matches!(along, LaneIndex::Run(_))).map(|(dim, _)| *dim)
     }
 
     /// The lanes of both masks.
@@ -93,7 +93,7 @@ impl<B: Builder> Place<B> {
 }
 
 /// A tensor in memory: a kernel's argument or a value kept in scratch. Strides in elements.
-pub struct Stored<B: Builder> {
+pub struct StridedTensor<B: Builder> {
     pub start: B::Pointer,
     pub lane: Lane,
     pub strides: Vec<(Dim, i64)>,
@@ -102,7 +102,7 @@ pub struct Stored<B: Builder> {
 }
 
 /// How what a place has lies in memory.
-struct Access<B: Builder> {
+struct AccessPattern<B: Builder> {
     /// Where all of it begins.
     start: B::Pointer,
     /// Elements between the lanes, and between the elements of a run.
@@ -112,7 +112,7 @@ struct Access<B: Builder> {
     offsets: Vec<B::Vector>,
 }
 
-impl<B: Builder> Access<B> {
+impl<B: Builder> AccessPattern<B> {
     fn differs_along_runs(&self) -> bool {
         self.in_run != 0 || self.offsets.len() > 1
     }
@@ -156,24 +156,24 @@ impl<B: Builder> Access<B> {
     }
 }
 
-impl<B: Builder> Stored<B> {
-    fn access(&self, b: &B, place: &Place<B>) -> Access<B> {
+impl<B: Builder> StridedTensor<B> {
+    fn access(&self, b: &B, place: &IndexPoint<B>) -> AccessPattern<B> {
         let bytes = self.lane.bytes();
-        let mut access = Access { start: self.start, between_lanes: self.lane_stride, in_run: 0, offsets: vec![] };
+        let mut access = AccessPattern { start: self.start, between_lanes: self.lane_stride, in_run: 0, offsets: vec![] };
         for &(dim, stride) in &self.strides {
             let Some(along) = place.along.get(&dim) else { continue };
             match along {
-                Along::Same(index) => access.start = b.at(access.start, b.index_mul(*index, b.index(stride * bytes))),
-                Along::Lanes(first) => {
+                LaneIndex::Same(index) => access.start = b.at(access.start, b.index_mul(*index, b.index(stride * bytes))),
+                LaneIndex::Lanes(first) => {
                     access.start = b.at(access.start, b.index_mul(*first, b.index(stride * bytes)));
                     access.between_lanes += stride;
                 }
-                Along::Run(first) => {
+                LaneIndex::Run(first) => {
                     access.start = b.at(access.start, b.index_mul(*first, b.index(stride * bytes)));
                     access.between_lanes += ir::fault!("loops.place.run", stride, stride * place.width as i64);
                     access.in_run += stride;
                 }
-                Along::Each(indices) => {
+                LaneIndex::Each(indices) => {
                     let term = |index| b.int2(IntBinary::Mul, index, b.i64(stride * bytes));
                     access.offsets = match access.offsets.is_empty() {
                         true => indices.iter().map(|i| term(*i)).collect(),
@@ -190,19 +190,19 @@ impl<B: Builder> Stored<B> {
     }
 
     /// What is there: one vector, or one for each element of the runs.
-    pub fn load(&self, b: &B, place: &Place<B>) -> Vec<B::Vector> {
+    pub fn load(&self, b: &B, place: &IndexPoint<B>) -> Vec<B::Vector> {
         let access = self.access(b, place);
         if !access.differs_along_runs() {
             return vec![access.load(b, self.lane, 0, place.mask)];
         }
-        // Where runs are chosen, operands are aligned (`Plan`).
+        // Where runs are chosen, operands are aligned (`LoopPlan`).
         match access.is_run() {
             true => b.gather_run(access.start, access.offsets_of(b, self.lane, 0), self.lane, place.width, place.mask),
             false => (0..place.width).map(|k| access.load(b, self.lane, k, place.mask)).collect(),
         }
     }
 
-    pub fn store(&self, b: &B, place: &Place<B>, values: &[B::Vector]) {
+    pub fn store(&self, b: &B, place: &IndexPoint<B>, values: &[B::Vector]) {
         let access = self.access(b, place);
         let one_by_one = |count: usize| (0..count).for_each(|k| access.store(b, self.lane, k, place.mask, element(values, k)));
         if !access.differs_along_runs() {
@@ -217,7 +217,7 @@ impl<B: Builder> Stored<B> {
     }
 
     /// Adds to what is there.
-    pub fn add(&self, b: &B, place: &Place<B>, values: &[B::Vector], sum: &dyn Fn(B::Vector, B::Vector) -> B::Vector) {
+    pub fn add(&self, b: &B, place: &IndexPoint<B>, values: &[B::Vector], sum: &dyn Fn(B::Vector, B::Vector) -> B::Vector) {
         let access = self.access(b, place);
         let one_by_one = |count: usize| {
             // All of them are read before any is stored.
@@ -241,7 +241,7 @@ impl<B: Builder> Stored<B> {
 
     /// Does one thing if runs begin at multiples of their length, or of 16 bytes, and else the other. Where outputs are is not
     /// known when a kernel is compiled.
-    fn if_aligned(&self, b: &B, place: &Place<B>, access: &Access<B>, yes: &dyn Fn(), no: &dyn Fn()) {
+    fn if_aligned(&self, b: &B, place: &IndexPoint<B>, access: &AccessPattern<B>, yes: &dyn Fn(), no: &dyn Fn()) {
         b.if_aligned(access.start, (place.width as i64 * self.lane.bytes()).min(16), yes, no);
     }
 }
@@ -254,17 +254,17 @@ pub struct Window {
 }
 
 /// An index along a longer dim as one along the operand's own dim, kept in bounds, and the lanes inside the window.
-pub fn enter<B: Builder>(b: &B, place: &Place<B>, dim: Dim, window: Window) -> (Along<B>, Vec<B::Vector>) {
+pub fn enter<B: Builder>(b: &B, place: &IndexPoint<B>, dim: Dim, window: Window) -> (LaneIndex<B>, Vec<B::Vector>) {
     let indices: Vec<B::Vector> = place.each(b, dim).into_iter().map(|i| b.int2(IntBinary::Sub, i, b.i64(window.start))).collect();
     let inside: Vec<B::Vector> = indices.iter().map(|i| within(b, *i, window.length)).collect();
     let along = match place.along.get(&dim) {
-        None => Along::Same(b.index(0)),
+        None => LaneIndex::Same(b.index(0)),
         // Unsigned: an index before the window is beyond its end.
-        Some(Along::Same(index)) => Along::Same(b.index_min(b.index_sub(*index, b.index(window.start)), b.index(window.length - 1))),
+        Some(LaneIndex::Same(index)) => LaneIndex::Same(b.index_min(b.index_sub(*index, b.index(window.start)), b.index(window.length - 1))),
         // Lanes outside of the window are masked, so the first may lie before it.
-        Some(Along::Lanes(first)) => Along::Lanes(b.index_sub(*first, b.index(window.start))),
-        Some(Along::Run(first)) => Along::Run(b.index_sub(*first, b.index(window.start))),
-        Some(Along::Each(_)) => Along::Each(inside.iter().zip(&indices).map(|(inside, i)| b.select(*inside, *i, b.i64(0))).collect()),
+        Some(LaneIndex::Lanes(first)) => LaneIndex::Lanes(b.index_sub(*first, b.index(window.start))),
+        Some(LaneIndex::Run(first)) => LaneIndex::Run(b.index_sub(*first, b.index(window.start))),
+        Some(LaneIndex::Each(_)) => LaneIndex::Each(inside.iter().zip(&indices).map(|(inside, i)| b.select(*inside, *i, b.i64(0))).collect()),
     };
     (along, inside)
 }

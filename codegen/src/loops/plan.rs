@@ -23,7 +23,7 @@ pub enum Step {
 
 /// The order of a kernel's work.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoopPlan {
     /// The dim that lanes run along, if any; the last of the grid if it belongs to the grid.
     pub vector: Option<Dim>,
     /// Grid dims other than `vector`, outermost first.
@@ -81,8 +81,8 @@ fn abreast(vectors: i64, target: &Target) -> i64 {
     }
 }
 
-impl Plan {
-    pub fn new(kernel: &Kernel, grid: &[Dim], target: &Target) -> Plan {
+impl LoopPlan {
+    pub fn new(kernel: &Kernel, grid: &[Dim], target: &Target) -> LoopPlan {
         let body = &kernel.body;
         // A thread of a CPU has nothing to wait for that goes along with others of a running sum.
         let running = running(kernel);
@@ -133,7 +133,7 @@ impl Plan {
         };
         let items = points * segments;
         let tile_items = if team.is_some() { 1 } else { (tile_work / (work * segment)).min(share(items)).clamp(1, items.max(1)) };
-        Plan { vector, grid: others, vector_in_grid, steps, wide, run, segment, segments, items, tile_items, team }
+        LoopPlan { vector, grid: others, vector_in_grid, steps, wide, run, segment, segments, items, tile_items, team }
     }
 
     /// Outputs of one number per grid point.

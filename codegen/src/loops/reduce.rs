@@ -3,8 +3,8 @@
 
 use super::emit::Loops;
 use super::fold::{Fold, join_sets};
-use super::place::{Along, Order, Place, Stored, element, zipped};
-use super::value::{Known, zero};
+use super::place::{IndexPoint, LaneIndex, ScanDirection, StridedTensor, element, zipped};
+use super::value::{KnownValues, zero};
 use crate::CompileError;
 use crate::build::{Builder, Compare, IntBinary, Lane, LoopBody};
 use crate::pointwise;
@@ -39,7 +39,7 @@ struct Innermost {
 }
 
 /// What the loops of a reduction carry.
-struct Carried<'a, V> {
+struct Accumulators<'a, V> {
     /// Of one set of accumulators, and what that begins with.
     folds: &'a [Fold],
     start: &'a [V],
@@ -60,27 +60,27 @@ fn in_blocks<B: Builder>(
     b: &B,
     (to, step): (i64, i64),
     terms: i64,
-    carried: &Carried<'_, B::Vector>,
+    accumulators: &Accumulators<'_, B::Vector>,
     state: &[B::Vector],
     body: &mut LoopBody<'_, B::Index, B::Vector>,
 ) -> Vec<B::Vector> {
-    let Some(iterations) = carried.block.map(|n| n / terms).filter(|n| (1..to / step).contains(n)) else {
+    let Some(iterations) = accumulators.block.map(|n| n / terms).filter(|n| (1..to / step).contains(n)) else {
         return b.repeat(b.index(0), b.index(to), step, state, body);
     };
-    let (per_block, per_set) = (iterations * step, carried.start.len());
-    let fresh: Vec<B::Vector> = (0..carried.sets).flat_map(|_| carried.start.to_vec()).collect();
+    let (per_block, per_set) = (iterations * step, accumulators.start.len());
+    let fresh: Vec<B::Vector> = (0..accumulators.sets).flat_map(|_| accumulators.start.to_vec()).collect();
     b.repeat(b.index(0), b.index(to), per_block, state, &mut |first, totals| {
         let end = b.index_add(first, b.index(ir::fault!("reduce.block.end", per_block - step, per_block)));
         let end = if to % per_block == 0 { end } else { b.index_min(end, b.index(to)) };
         let sums = b.repeat(first, end, step, ir::fault!("reduce.block.fresh", totals, fresh.as_slice()), &mut *body);
         let sets = totals.chunks(per_set).zip(sums.chunks(per_set));
-        sets.flat_map(|(total, sum)| join_sets(b, carried.folds, ir::fault!("reduce.block.total", sum, total), sum)).collect()
+        sets.flat_map(|(total, sum)| join_sets(b, accumulators.folds, ir::fault!("reduce.block.total", sum, total), sum)).collect()
     })
 }
 
 impl<B: Builder> Loops<'_, B> {
     /// Room in scratch for a value at one grid point.
-    fn keep(&self, v: Value, used: &mut i64) -> Result<Stored<B>, CompileError> {
+    fn keep(&self, v: Value, used: &mut i64) -> Result<StridedTensor<B>, CompileError> {
         let body = &self.kernel.body;
         let lane = pointwise::lane(body[v].ty.dtype);
         let on_grid = |d: &Dim| self.plan.grid.contains(d) || (self.plan.vector_in_grid && Some(*d) == self.plan.vector);
@@ -96,10 +96,10 @@ impl<B: Builder> Loops<'_, B> {
         }
         let start = self.b.at_const(self.scratch, *used);
         *used += (elements * lane.bytes() + 63) / 64 * 64;
-        Ok(Stored { start, lane, strides, lane_stride })
+        Ok(StridedTensor { start, lane, strides, lane_stride })
     }
 
-    pub fn reduce(&mut self, place: &Place<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+    pub fn reduce(&mut self, place: &IndexPoint<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
         let mut result = Ok(());
         self.nest(place, left, None, &mut |this, place| match this.reduce_at(std::slice::from_ref(place), values, over) {
@@ -116,7 +116,7 @@ impl<B: Builder> Loops<'_, B> {
 
     /// Reductions over `over` at places of the dims left, for each value one result per place, of as many vectors as
     /// the place's runs have elements; the same in every lane if the vector dim is reduced.
-    pub fn reduce_at(&mut self, places: &[Place<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<Vec<B::Vector>>>, CompileError> {
+    pub fn reduce_at(&mut self, places: &[IndexPoint<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<Vec<B::Vector>>>, CompileError> {
         let b = self.b;
         let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
         let vector = self.plan.vector.filter(|d| over.contains(d));
@@ -140,10 +140,10 @@ impl<B: Builder> Loops<'_, B> {
         let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
         let terms = self.terms(&others, innermost, sets);
         let block = all.iter().any(|f| f.rounds()).then(|| block(terms));
-        let carried = Carried { folds: &all, start: &one_set, sets, block };
+        let accumulators = Accumulators { folds: &all, start: &one_set, sets, block };
         let mut result = Ok(());
-        let state = self.fold_nest(places, &others, innermost, &carried, &state, &mut |this, places, sets| {
-            let mut known: Vec<Known<B::Vector>> = places.iter().map(|_| Known::new()).collect();
+        let state = self.fold_nest(places, &others, innermost, &accumulators, &state, &mut |this, places, sets| {
+            let mut known: Vec<KnownValues<B::Vector>> = places.iter().map(|_| KnownValues::new()).collect();
             let mut out = Vec::new();
             for (number, set) in sets.iter().enumerate() {
                 let mut rest = *set;
@@ -214,20 +214,20 @@ impl<B: Builder> Loops<'_, B> {
     /// own elements.
     fn fold_nest(
         &mut self,
-        places: &[Place<B>],
+        places: &[IndexPoint<B>],
         others: &[Dim],
         innermost: Innermost,
-        carried: &Carried<'_, B::Vector>,
+        accumulators: &Accumulators<'_, B::Vector>,
         state: &[B::Vector],
-        body: &mut FoldBody<'_, Self, Place<B>, B::Vector>,
+        body: &mut FoldBody<'_, Self, IndexPoint<B>, B::Vector>,
     ) -> Vec<B::Vector> {
-        let (b, sets) = (self.b, carried.sets);
+        let (b, sets) = (self.b, accumulators.sets);
         if let Some((&dim, rest)) = others.split_first() {
             let (from, size) = self.own(dim);
             let terms = self.terms(rest, innermost, sets);
-            return in_blocks(b, (size, 1), terms, carried, state, &mut |index, state| {
-                let places = self.all_moved(places, dim, &Along::Same(b.index_add(from, index)), None);
-                self.fold_nest(&places, rest, innermost, carried, state, body)
+            return in_blocks(b, (size, 1), terms, accumulators, state, &mut |index, state| {
+                let places = self.all_moved(places, dim, &LaneIndex::Same(b.index_add(from, index)), None);
+                self.fold_nest(&places, rest, innermost, accumulators, state, body)
             });
         }
         let per_set = state.len() / sets as usize;
@@ -239,20 +239,20 @@ impl<B: Builder> Loops<'_, B> {
         let width = if innermost.lanes_along { b.lanes() as i64 } else { 1 };
         let along = |index| {
             let index = b.index_add(from, index);
-            if innermost.lanes_along { Along::Lanes(index) } else { Along::Same(index) }
+            if innermost.lanes_along { LaneIndex::Lanes(index) } else { LaneIndex::Same(index) }
         };
         let together = size / (width * sets) * (width * sets);
         let whole = size / width * width;
-        let state = in_blocks(b, (together, width * sets), 1, carried, state, &mut |index, state| {
+        let state = in_blocks(b, (together, width * sets), 1, accumulators, state, &mut |index, state| {
             let mut out = Vec::new();
             let run = innermost.run.unwrap_or(1) as usize;
             for (number, own) in state.chunks(per_set * run).enumerate() {
                 let index = b.index_add(index, b.index((number * run) as i64 * width));
                 let places = match innermost.run {
                     Some(run) => self
-                        .all_moved(places, dim, &Along::Run(b.index_add(from, index)), None)
+                        .all_moved(places, dim, &LaneIndex::Run(b.index_add(from, index)), None)
                         .into_iter()
-                        .map(|p| Place { width: run as usize, ..p })
+                        .map(|p| IndexPoint { width: run as usize, ..p })
                         .collect(),
                     None => self.all_moved(places, dim, &along(index), None),
                 };
@@ -288,7 +288,7 @@ impl<B: Builder> Loops<'_, B> {
         }
     }
 
-    fn all_moved(&mut self, places: &[Place<B>], dim: Dim, to: &Along<B>, mask: Option<B::Vector>) -> Vec<Place<B>> {
+    fn all_moved(&mut self, places: &[IndexPoint<B>], dim: Dim, to: &LaneIndex<B>, mask: Option<B::Vector>) -> Vec<IndexPoint<B>> {
         let b = self.b;
         places
             .iter()
@@ -311,7 +311,7 @@ impl<B: Builder> Loops<'_, B> {
     }
 
     /// What a reduction takes in at a place: of a dot the product of its factors, which is not rounded.
-    fn element(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
+    fn element(&mut self, v: Value, place: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         let node = &self.kernel.body[v];
         let first = self.value(node.args[0], place, known)?;
         let Op::Dot { .. } = node.op else { return Ok(first) };
@@ -321,14 +321,14 @@ impl<B: Builder> Loops<'_, B> {
     }
 
     /// A running sum, kept for later steps: one element after the other, or vectors of them where lanes go along it.
-    pub fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+    pub fn cumsum(&mut self, place: &IndexPoint<B>, v: Value, direction: ScanDirection, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let b = self.b;
         let kept = self.keep(v, used)?;
-        if self.plan.vector == Some(order.along) {
+        if self.plan.vector == Some(direction.along) {
             let mut result = Ok(());
             self.nest(place, others, None, &mut |this, place| {
                 if result.is_ok() {
-                    result = this.scan(place, v, order, &kept);
+                    result = this.scan(place, v, direction, &kept);
                 }
             });
             self.kept.insert(v, kept);
@@ -336,14 +336,15 @@ impl<B: Builder> Loops<'_, B> {
         }
         let (lane, dtype) = (kept.lane, self.kernel.body[v].ty.dtype);
         let arg = self.kernel.body[v].args[0];
-        let size = self.size(order.along);
+        let size = self.size(direction.along);
         let mut result = Ok(());
         self.nest(place, others, None, &mut |this, place| {
             let zero = zero(b, lane);
             b.repeat(b.index(0), b.index(size), 1, &[zero], &mut |index, sum| {
-                let index = if ir::fault!("reduce.running.reverse", false, order.reverse) { b.index_sub(b.index(size - 1), index) } else { index };
-                let place = this.moved(place, order.along, Along::Same(index), place.mask);
-                match this.value(arg, &place, &mut Known::new()) {
+                let index =
+                    if ir::fault!("reduce.running.reverse", false, direction.reverse) { b.index_sub(b.index(size - 1), index) } else { index };
+                let place = this.moved(place, direction.along, LaneIndex::Same(index), place.mask);
+                match this.value(arg, &place, &mut KnownValues::new()) {
                     Ok(x) => {
                         let sum = if lane == Lane::F32 { b.add(sum[0], x[0]) } else { b.int2(IntBinary::Add, sum[0], x[0]) };
                         kept.store(b, &place, &[pointwise::rounded(b, dtype, sum)]);
@@ -361,32 +362,32 @@ impl<B: Builder> Loops<'_, B> {
     }
 
     /// A running sum whose lanes have neighbours: of some vectors at a time, so that they are loaded together.
-    fn scan(&mut self, place: &Place<B>, v: Value, order: Order, kept: &Stored<B>) -> Result<(), CompileError> {
+    fn scan(&mut self, place: &IndexPoint<B>, v: Value, direction: ScanDirection, kept: &StridedTensor<B>) -> Result<(), CompileError> {
         let b = self.b;
-        let (lanes, size) = (b.lanes() as i64, self.size(order.along));
+        let (lanes, size) = (b.lanes() as i64, self.size(direction.along));
         let (whole, tail) = (size / lanes, size % lanes);
         let mut carried = vec![zero(b, kept.lane)];
         let mut result = Ok(());
         let mut some = |this: &mut Self, firsts: &[B::Index], mask: Option<B::Vector>, carried: &[B::Vector]| {
-            let after = this.scan_vectors(place, v, order, kept, firsts, mask, carried[0]);
+            let after = this.scan_vectors(place, v, direction, kept, firsts, mask, carried[0]);
             vec![after.unwrap_or_else(|error| {
                 result = Err(error);
                 carried[0]
             })]
         };
         let rest = (b.index(whole * lanes), (tail > 0).then(|| b.mask_first(tail as usize)));
-        if order.reverse && tail > 0 {
+        if direction.reverse && tail > 0 {
             carried = some(self, &[rest.0], rest.1, &carried);
         }
         let count = if whole % PARALLEL == 0 { PARALLEL } else { 1 };
         carried = b.repeat(b.index(0), b.index(whole * lanes), lanes * count, &carried, &mut |at, carried| {
-            let first = |k: i64| match order.reverse {
+            let first = |k: i64| match direction.reverse {
                 true => b.index_sub(b.index((whole - k - 1) * lanes), at),
                 false => b.index_add(at, b.index(k * lanes)),
             };
             some(self, &(0..count).map(first).collect::<Vec<_>>(), None, carried)
         });
-        if !order.reverse && tail > 0 {
+        if !direction.reverse && tail > 0 {
             some(self, &[rest.0], rest.1, &carried);
         }
         result
@@ -398,10 +399,10 @@ impl<B: Builder> Loops<'_, B> {
     #[expect(clippy::too_many_arguments, reason = "a place of a value, and some of its vectors")]
     fn scan_vectors(
         &mut self,
-        place: &Place<B>,
+        place: &IndexPoint<B>,
         v: Value,
-        order: Order,
-        kept: &Stored<B>,
+        direction: ScanDirection,
+        kept: &StridedTensor<B>,
         firsts: &[B::Index],
         mask: Option<B::Vector>,
         before: B::Vector,
@@ -410,8 +411,9 @@ impl<B: Builder> Loops<'_, B> {
         let arg = self.kernel.body[v].args[0];
         let add = |x, y| if kept.lane == Lane::F32 { b.add(x, y) } else { b.int2(IntBinary::Add, x, y) };
         let only = mask.map(|m| place.also(b, m));
-        let places: Vec<Place<B>> = firsts.iter().map(|first| self.moved(place, order.along, Along::Lanes(*first), only.or(place.mask))).collect();
-        let values = places.iter().map(|p| Ok(self.value(arg, p, &mut Known::new())?[0])).collect::<Result<Vec<_>, CompileError>>()?;
+        let places: Vec<IndexPoint<B>> =
+            firsts.iter().map(|first| self.moved(place, direction.along, LaneIndex::Lanes(*first), only.or(place.mask))).collect();
+        let values = places.iter().map(|p| Ok(self.value(arg, p, &mut KnownValues::new())?[0])).collect::<Result<Vec<_>, CompileError>>()?;
         let mut carried = before;
         for (place, x) in places.iter().zip(values) {
             let x = mask.map_or(x, |m| b.select(m, x, zero(b, kept.lane)));
@@ -419,7 +421,7 @@ impl<B: Builder> Loops<'_, B> {
             for distance in (0..b.lanes().ilog2()).map(|k| 1 << k) {
                 let other = b.swap_lanes(total, distance);
                 let bit = b.int2(IntBinary::And, b.lane_numbers(), b.i64(distance as i64));
-                let later = if order.reverse { Compare::Eq } else { Compare::Ne };
+                let later = if direction.reverse { Compare::Eq } else { Compare::Ne };
                 sum = b.select(b.compare_int(later, bit, b.i64(0)), add(other, sum), sum);
                 total = add(total, other);
             }

@@ -70,7 +70,7 @@ pub fn width(kernel: &Kernel, vector: Dim, steps: &[Step], lanes: i64) -> Option
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Plan;
+    use super::super::plan::LoopPlan;
     use crate::object::{self, Emit};
     use crate::target::Target;
     use crate::testing::{Make, check, random_inputs, run_ptx_shifted};
@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn width(kernel: &Kernel, grid: &[Dim]) -> Option<i64> {
-        Plan::new(kernel, grid, &Target::gpu("sm_90a")).run
+        LoopPlan::new(kernel, grid, &Target::gpu("sm_90a")).run
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         let (mut kernel, s) = norm(4, 512, DType::Bf16);
         kernel.inputs[0].unaligned = true;
         assert_eq!(width(&kernel, &[s]), None, "the operand may begin anywhere");
-        assert_eq!(Plan::new(&kernel, &[s], &Target::x86_64_v3()).run, None, "lanes of CPUs have one element each");
+        assert_eq!(LoopPlan::new(&kernel, &[s], &Target::x86_64_v3()).run, None, "lanes of CPUs have one element each");
     }
 
     #[test]

@@ -7,9 +7,9 @@
 //! which spreads them.
 
 use super::emit::Loops;
-use super::place::{Along, Place, Stored, widen};
-use super::plan::{Plan, running, vector_dim};
-use super::value::{Known, local_row, zero};
+use super::place::{IndexPoint, LaneIndex, StridedTensor, widen};
+use super::plan::{LoopPlan, running, vector_dim};
+use super::value::{KnownValues, local_row, zero};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{self, div_ceil};
 use crate::target::{Arch, Target};
@@ -43,12 +43,12 @@ fn cuts(target: &Target) -> Cuts {
 }
 
 /// What happens at a place.
-type AtPlace<'a, B> = dyn FnMut(&mut Loops<'_, B>, &Place<B>) + 'a;
+type AtPlace<'a, B> = dyn FnMut(&mut Loops<'_, B>, &IndexPoint<B>) + 'a;
 /// What happens at each element of a tile, of whose row the sums are given.
-type AtElement<'a, B> = dyn FnMut(&mut Loops<'_, B>, Stored<B>, &Place<B>) -> Result<(), CompileError> + 'a;
+type AtElement<'a, B> = dyn FnMut(&mut Loops<'_, B>, StridedTensor<B>, &IndexPoint<B>) -> Result<(), CompileError> + 'a;
 
 /// What happens at an index whose row is the tile's.
-type AtRow<'a, B> = dyn FnMut(&mut Loops<'_, B>, &Place<B>, <B as Builder>::Index) + 'a;
+type AtRow<'a, B> = dyn FnMut(&mut Loops<'_, B>, &IndexPoint<B>, <B as Builder>::Index) + 'a;
 
 /// What a scatter is made of.
 struct Scatter<'a> {
@@ -74,7 +74,7 @@ struct Scatter<'a> {
 }
 
 /// What a tile owns.
-struct Tile<B: Builder> {
+struct ScatterTile<B: Builder> {
     owner: B::Index,
     /// The first element of its chunk.
     first: B::Index,
@@ -152,7 +152,7 @@ impl<'a> Scatter<'a> {
 pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
     let scatter = Scatter::new(kernel, target)?;
     let tiles = scatter.owners * scatter.chunks;
-    let plan = Plan {
+    let plan = LoopPlan {
         vector: scatter.vector,
         grid: Vec::new(),
         vector_in_grid: false,
@@ -172,7 +172,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
         let mut result = Ok(());
         b.repeat(entry.first_tile, entry.end_tile, 1, &[], &mut |tile, _| {
             // Neighbours among the tiles have the same rows, so warps of a block read the same indices.
-            let tile = Tile {
+            let tile = ScatterTile {
                 owner: b.index_div(tile, b.index(scatter.chunks)),
                 first: b.index_mul(b.index_rem(tile, b.index(scatter.chunks)), b.index(scatter.chunk)),
                 scratch: entry.scratch,
@@ -203,11 +203,11 @@ impl Scatter<'_> {
     }
 
     /// Where the sums of a row of the tile stand.
-    fn sums<B: Builder>(&self, b: &B, loops: &Loops<'_, B>, tile: &Tile<B>, row: B::Index) -> Stored<B> {
+    fn sums<B: Builder>(&self, b: &B, loops: &Loops<'_, B>, tile: &ScatterTile<B>, row: B::Index) -> StridedTensor<B> {
         let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if self.in_output {
             let output = &loops.outputs[0];
-            return Stored { start: output.start, lane, strides: output.strides.clone(), lane_stride: 0 };
+            return StridedTensor { start: output.start, lane, strides: output.strides.clone(), lane_stride: 0 };
         }
         let mut start = b.at(tile.scratch, b.index_mul(self.number(b, row), b.index(self.row_bytes())));
         let (mut strides, mut elements) = (Vec::new(), 1);
@@ -218,10 +218,10 @@ impl Scatter<'_> {
             strides.push((dim, elements));
             elements *= size;
         }
-        Stored { start, lane, strides, lane_stride: 0 }
+        StridedTensor { start, lane, strides, lane_stride: 0 }
     }
 
-    fn tile<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>) -> Result<(), CompileError> {
+    fn tile<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &ScatterTile<B>) -> Result<(), CompileError> {
         let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if !(self.in_output && ir::fault!("scatter.sum.before", false, self.kernel.outputs[0].accumulate)) {
             self.each_element(b, loops, tile, &mut |loops, sums, place| {
@@ -247,7 +247,13 @@ impl Scatter<'_> {
     }
 
     /// All elements of the tile.
-    fn each_element<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>, body: &mut AtElement<'_, B>) -> Result<(), CompileError> {
+    fn each_element<B: Builder>(
+        &self,
+        b: &B,
+        loops: &mut Loops<'_, B>,
+        tile: &ScatterTile<B>,
+        body: &mut AtElement<'_, B>,
+    ) -> Result<(), CompileError> {
         let rows = b.index(self.kernel.body.dims.size(self.table) as i64);
         let (from, to, step) = if self.interleaved {
             (tile.owner, rows, self.owners)
@@ -258,7 +264,7 @@ impl Scatter<'_> {
         let inner: Vec<Dim> = self.batch.iter().chain(&self.row).copied().collect();
         let mut result = Ok(());
         b.repeat(from, to, step, &[], &mut |row, _| {
-            let place = loops.place(BTreeMap::from([(self.table, Along::Same(row))]), None);
+            let place = loops.place(BTreeMap::from([(self.table, LaneIndex::Same(row))]), None);
             self.nest(b, loops, &place, &inner, tile, &mut |loops, place| {
                 if result.is_ok() {
                     let sums = self.sums(b, loops, tile, row);
@@ -271,7 +277,15 @@ impl Scatter<'_> {
     }
 
     /// Loops over `dims`, of the vector dim over the tile's chunk.
-    fn nest<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, dims: &[Dim], tile: &Tile<B>, body: &mut AtPlace<'_, B>) {
+    fn nest<B: Builder>(
+        &self,
+        b: &B,
+        loops: &mut Loops<'_, B>,
+        place: &IndexPoint<B>,
+        dims: &[Dim],
+        tile: &ScatterTile<B>,
+        body: &mut AtPlace<'_, B>,
+    ) {
         let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(place, dims, None, body) };
         let others: Vec<Dim> = dims.iter().copied().filter(|d| *d != vector).collect();
         let (size, lanes) = (loops.size(vector), b.lanes() as i64);
@@ -281,7 +295,7 @@ impl Scatter<'_> {
                 let first = b.index_add(tile.first, b.index(before));
                 let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
                 let mask = if ir::fault!("scatter.chunk.tail", 0, size % self.chunk) == 0 { place.mask } else { Some(place.also(b, within())) };
-                let place = loops.moved(place, vector, Along::Lanes(first), mask);
+                let place = loops.moved(place, vector, LaneIndex::Lanes(first), mask);
                 body(loops, &place);
             }
         });
@@ -289,7 +303,7 @@ impl Scatter<'_> {
 
     /// Looks at as many indices at once as there are lanes, and goes in order through those whose rows are the
     /// tile's.
-    fn each_own_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>, body: &mut AtRow<'_, B>) -> Result<(), CompileError> {
+    fn each_own_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &ScatterTile<B>, body: &mut AtRow<'_, B>) -> Result<(), CompileError> {
         let mut points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
         // The choices of a token are two or eight, tokens are thousands.
         if points.last().is_some_and(|d| loops.size(*d) < b.lanes() as i64) {
@@ -299,7 +313,7 @@ impl Scatter<'_> {
         let (index, map) = (self.kernel.body[self.node].args[1], &self.kernel.body.dims[self.table].index);
         let mut result = Ok(());
         // The row of each lane of a place, and which of them are here.
-        let mut rows = |loops: &mut Loops<'_, B>, place: &Place<B>| match loops.value(index, place, &mut Known::new()) {
+        let mut rows = |loops: &mut Loops<'_, B>, place: &IndexPoint<B>| match loops.value(index, place, &mut KnownValues::new()) {
             Ok(index) => local_row(b, loops.scalars, map, widen(b, index[0])),
             Err(error) => {
                 result = Err(error);
@@ -320,11 +334,11 @@ impl Scatter<'_> {
             b.repeat(b.index(0), b.index(size), lanes, &[], &mut |first, _| {
                 let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
                 let there = (ir::fault!("scatter.lanes.tail", 0, size % lanes) != 0).then(within);
-                let many = loops.moved(place, last, Along::Lanes(first), there);
+                let many = loops.moved(place, last, LaneIndex::Lanes(first), there);
                 let (row, here) = rows(loops, &many);
                 let own = own(row, here);
                 b.each_lane(many.mask.map_or(own, |there| b.int2(IntBinary::And, own, there)), &mut |lane| {
-                    let one = loops.moved(place, last, Along::Same(ir::fault!("scatter.lanes.first", first, b.index_add(first, lane))), None);
+                    let one = loops.moved(place, last, LaneIndex::Same(ir::fault!("scatter.lanes.first", first, b.index_add(first, lane))), None);
                     let row = rows(loops, &one).0;
                     body(loops, &one, b.first_as_index(row));
                 });
@@ -335,15 +349,22 @@ impl Scatter<'_> {
     }
 
     /// Adds the values of one index to its row of the tile.
-    fn add_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, tile: &Tile<B>, row: B::Index) -> Result<(), CompileError> {
+    fn add_point<B: Frame>(
+        &self,
+        b: &B,
+        loops: &mut Loops<'_, B>,
+        place: &IndexPoint<B>,
+        tile: &ScatterTile<B>,
+        row: B::Index,
+    ) -> Result<(), CompileError> {
         let node = &self.kernel.body[self.node];
         let mut result = Ok(());
         let sums = self.sums(b, loops, tile, row);
         self.nest(b, loops, place, &self.row, tile, &mut |loops, place| {
             let mut along = place.along.clone();
-            along.insert(self.table, Along::Same(row));
+            along.insert(self.table, LaneIndex::Same(row));
             let target = loops.place(along, place.mask);
-            match loops.value(node.args[0], place, &mut Known::new()) {
+            match loops.value(node.args[0], place, &mut KnownValues::new()) {
                 Ok(value) => {
                     let (old, value) = (sums.load(b, &target)[0], value[0]);
                     let sum = if sums.lane == Lane::F32 {

@@ -1,6 +1,6 @@
 use crate::object::{self, Emit};
 use crate::target::Target;
-use crate::testing::{Make, Numbers, check, check_with, emulate, golden, random_inputs, run, seeds};
+use crate::testing::{Make, RandomNumbers, check, check_with, emulate, golden, random_inputs, run, seeds};
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
@@ -408,7 +408,7 @@ fn special_values_stay_special() {
 
 /// A random chain of ops over random dims, with reductions over what is not in the grid.
 fn random_kernel(seed: u64) -> Kernel {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = RandomNumbers::new(seed);
     let mut make = Make::default();
     let sizes = [1, 2, 3, 5, 8, 15, 16, 17, 33, 40];
     let dims: Vec<Dim> = (0..numbers.below(3) + 1).map(|_| make.dim("d", sizes[numbers.below(10) as usize])).collect();
@@ -420,7 +420,7 @@ fn random_kernel(seed: u64) -> Kernel {
     }
     values.push(make.input(DType::F32, &dims));
     for _ in 0..numbers.below(9) + 1 {
-        let pick = |numbers: &mut Numbers| values[numbers.below(values.len() as u64) as usize];
+        let pick = |numbers: &mut RandomNumbers| values[numbers.below(values.len() as u64) as usize];
         let (x, y) = (pick(&mut numbers), pick(&mut numbers));
         let unary = [Unary::Tanh, Unary::Sin, Unary::Abs, Unary::Neg, Unary::Erf];
         let binary = [Binary::Sub, Binary::Mul, Binary::Max, Binary::Min];

@@ -1,7 +1,7 @@
 //! The value of a node at a place, computed of its operands there or at places of their own.
 
 use super::emit::Loops;
-use super::place::{Along, Place, Window, element, enter, widen, within, zipped};
+use super::place::{IndexPoint, LaneIndex, Window, element, enter, widen, within, zipped};
 use crate::CompileError;
 use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::pointwise::{self, Sources};
@@ -11,11 +11,11 @@ use ir::op::Op;
 use std::collections::HashMap;
 
 /// Values known at a place: of each one vector, or one for each element of the place's runs.
-pub type Known<V> = HashMap<(Value, usize), Vec<V>>;
+pub type KnownValues<V> = HashMap<(Value, usize), Vec<V>>;
 
 impl<B: Builder> Loops<'_, B> {
     /// The value at a place: one vector, or one for each element of the place's runs.
-    pub fn value(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
+    pub fn value(&mut self, v: Value, place: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         if let Some(value) = known.get(&(v, place.id)) {
             return Ok(value.clone());
         }
@@ -84,30 +84,30 @@ impl<B: Builder> Loops<'_, B> {
     }
 
     /// The place of an operand that fills a window of dim `to`.
-    fn windowed(&mut self, place: &Place<B>, to: Dim, from: Option<Dim>, along: Along<B>, inside: &[B::Vector]) -> Place<B> {
+    fn windowed(&mut self, place: &IndexPoint<B>, to: Dim, from: Option<Dim>, along: LaneIndex<B>, inside: &[B::Vector]) -> IndexPoint<B> {
         // Only lanes that walk the window can leave it; other indices were brought into bounds. A run is in it or not.
         let mask = match along {
-            Along::Lanes(_) | Along::Run(_) => Some(place.also(self.b, inside[0])),
-            Along::Same(_) | Along::Each(_) => place.mask,
+            LaneIndex::Lanes(_) | LaneIndex::Run(_) => Some(place.also(self.b, inside[0])),
+            LaneIndex::Same(_) | LaneIndex::Each(_) => place.mask,
         };
         let mut inner = place.along.clone();
         inner.remove(&to);
         if let Some(dim) = from {
             inner.insert(dim, along);
         }
-        Place { slot: place.slot, width: place.width, ..self.place(inner, mask) }
+        IndexPoint { slot: place.slot, width: place.width, ..self.place(inner, mask) }
     }
 
-    fn gather(&mut self, v: Value, dim: Dim, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
+    fn gather(&mut self, v: Value, dim: Dim, place: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         let b = self.b;
         let node = &self.kernel.body[v];
         let (table, index) = (node.args[0], node.args[1]);
         let indices = self.value(index, place, known)?;
         let found = indices.into_iter().map(|i| local_row(b, self.scalars, &self.kernel.body.dims[dim].index, widen(b, i)));
         let (rows, inside): (Vec<_>, Vec<_>) = found.unzip();
-        let differs = |d| matches!(place.along.get(d), Some(Along::Lanes(_) | Along::Run(_) | Along::Each(_)));
+        let differs = |d| matches!(place.along.get(d), Some(LaneIndex::Lanes(_) | LaneIndex::Run(_) | LaneIndex::Each(_)));
         let varies = self.kernel.body.dims_of(ir::fault!("loops.gather.varies", table, index)).iter().any(differs);
-        let along = if varies { Along::Each(rows) } else { Along::Same(b.first_as_index(rows[0])) };
+        let along = if varies { LaneIndex::Each(rows) } else { LaneIndex::Same(b.first_as_index(rows[0])) };
         let inner = self.moved(place, dim, along, place.mask);
         let value = self.value(table, &inner, known)?;
         let zero = zero(b, pointwise::lane(node.ty.dtype));

@@ -1,7 +1,7 @@
 use crate::build::{Builder, Lane};
 use crate::object::compile_written;
 use crate::target::Target;
-use crate::testing::{Loaded, Make, run};
+use crate::testing::{KernelLibrary, Make, run};
 use crate::{Shape, math};
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -82,7 +82,7 @@ fn tanh_of_scores(target: &Target, x: &[f32]) -> Vec<f32> {
         b.finish_function();
         Ok(Shape { tiles: 0, line: 1, scratch_bytes: 0 })
     });
-    let loaded = Loaded::of(compiled.expect("it compiles"));
+    let loaded = KernelLibrary::of(compiled.expect("it compiles"));
     let (mut x, mut y) = (x.to_vec(), vec![0.0f32; x.len()]);
     let pointers = [x.as_mut_ptr(), y.as_mut_ptr()].map(|p| p.cast::<u8>());
     let n = x.len() as u64;

@@ -1,6 +1,6 @@
 //! What a kernel does on a CPU, counted: how often each function of its code is called.
 
-use super::{Loaded, run_loaded, two_ranges};
+use super::{KernelLibrary, run_loaded, two_ranges};
 use crate::object::compile_changed;
 use crate::target::Target;
 use inkwell::module::{Linkage, Module};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub fn calls(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>]) -> BTreeMap<String, u64> {
     let mut names = vec![];
     let compiled = compile_changed(kernel, target, |module| names = raise_counters(module, &kernel.name()));
-    let loaded = Loaded::of(compiled.expect("the kernel compiles"));
+    let loaded = KernelLibrary::of(compiled.expect("the kernel compiles"));
     run_loaded(&loaded, kernel, inputs, &[], 0.0, &[], &two_ranges);
     let count = |name: &String| {
         // SAFETY: the symbol is a number of 64 bits, which nothing changes any more.

@@ -86,11 +86,11 @@ impl Make {
 }
 
 /// Numbers in [-1, 1) by a linear congruence: the same in every run.
-pub struct Numbers(u64);
+pub struct RandomNumbers(u64);
 
-impl Numbers {
-    pub fn new(seed: u64) -> Numbers {
-        Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+impl RandomNumbers {
+    pub fn new(seed: u64) -> RandomNumbers {
+        RandomNumbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     pub fn below(&mut self, n: u64) -> u64 {
@@ -112,7 +112,7 @@ pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
 
 /// Dense f64 inputs for a kernel: floats in [-1, 1), ints below `int_bound`, bools.
 pub fn random_inputs(kernel: &Kernel, seed: u64, int_bound: u64) -> Vec<Vec<f64>> {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = RandomNumbers::new(seed);
     let mut one = |dtype: DType| match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => dtype.round(numbers.unit()),
         DType::I32 => numbers.below(int_bound) as f64,
@@ -205,25 +205,25 @@ impl Buffer {
 }
 
 /// A compiled kernel in memory.
-pub struct Loaded {
+pub struct KernelLibrary {
     pub compiled: object::Compiled,
     pub library: libloading::Library,
     _directory: tempfile::TempDir,
 }
 
-impl Loaded {
-    pub fn new(kernel: &Kernel, target: &Target) -> Loaded {
-        Loaded::of(object::compile(kernel, target, Emit::default()).expect("the kernel compiles"))
+impl KernelLibrary {
+    pub fn new(kernel: &Kernel, target: &Target) -> KernelLibrary {
+        KernelLibrary::of(object::compile(kernel, target, Emit::default()).expect("the kernel compiles"))
     }
 
-    pub fn of(compiled: object::Compiled) -> Loaded {
+    pub fn of(compiled: object::Compiled) -> KernelLibrary {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("kernel.so");
         let linked = crate::link::link_shared([compiled.object.as_slice()]).expect("the object links");
         std::fs::write(&path, linked).expect("written");
         // SAFETY: the library has no initialisers.
         let library = unsafe { libloading::Library::new(&path) }.expect("the library loads");
-        Loaded { compiled, library, _directory: directory }
+        KernelLibrary { compiled, library, _directory: directory }
     }
 
     pub fn function(&self) -> KernelFn {
@@ -265,12 +265,12 @@ fn run_over(
     over: &[(usize, usize)],
     calls: Calls,
 ) -> Vec<Vec<f64>> {
-    run_loaded(&Loaded::new(kernel, target), kernel, inputs, scalars, initial, over, calls)
+    run_loaded(&KernelLibrary::new(kernel, target), kernel, inputs, scalars, initial, over, calls)
 }
 
 /// The same of code that is loaded.
 pub fn run_loaded(
-    loaded: &Loaded,
+    loaded: &KernelLibrary,
     kernel: &Kernel,
     inputs: &[Vec<f64>],
     scalars: &[f64],

@@ -74,7 +74,7 @@ pub struct Position {
 /// Documents that are not looked into yet.
 pub struct Batch {
     file: PathBuf,
-    documents: Found,
+    documents: RawDocuments,
     /// Where the next batch begins.
     pub end: Position,
     pub bytes: usize,
@@ -83,7 +83,7 @@ pub struct Batch {
 }
 
 /// Documents as they stand in a file.
-enum Found {
+enum RawDocuments {
     /// Each line, with its number counted from 1.
     Lines(Vec<(u64, Vec<u8>)>),
     Plain(Vec<u8>),
@@ -217,7 +217,7 @@ impl Documents {
             None if kind == Kind::Rows => Reader::Rows(Box::new(Columns::open(&file, &self.fields, (self.at.group, self.at.row))?)),
             None => Reader::Bytes(self.open(&file).map_err(|cause| TextError::Io { file: file.clone(), cause })?),
         };
-        let mut batch = Batch { file, documents: Found::Rows(vec![]), end: self.at, bytes: 0, read: 0 };
+        let mut batch = Batch { file, documents: RawDocuments::Rows(vec![]), end: self.at, bytes: 0, read: 0 };
         let on = match reader {
             Reader::Bytes(reader) => self.text(reader, kind, bytes, &mut batch)?.map(Reader::Bytes),
             Reader::Rows(rows) => self.rows(rows, bytes, &mut batch)?.map(Reader::Rows),
@@ -250,16 +250,16 @@ impl Documents {
             }
             batch.bytes += read;
             if kind == Kind::Plain {
-                batch.documents = Found::Plain(text);
+                batch.documents = RawDocuments::Plain(text);
                 return Ok(None);
             }
             if read == 0 {
-                batch.documents = Found::Lines(lines);
+                batch.documents = RawDocuments::Lines(lines);
                 return Ok(None);
             }
             lines.push((self.at.line, text));
         }
-        batch.documents = Found::Lines(lines);
+        batch.documents = RawDocuments::Lines(lines);
         Ok(Some(reader))
     }
 
@@ -269,7 +269,7 @@ impl Documents {
         while batch.bytes < bytes {
             let Some(row) = table.row()? else {
                 self.read.fetch_add(table.texts.uncounted(), Ordering::Relaxed);
-                batch.documents = Found::Rows(found);
+                batch.documents = RawDocuments::Rows(found);
                 return Ok(None);
             };
             // What a row takes beside its texts counts, too.
@@ -279,7 +279,7 @@ impl Documents {
         }
         self.read.fetch_add(table.texts.uncounted(), Ordering::Relaxed);
         (self.at.group, self.at.row) = table.texts.next();
-        batch.documents = Found::Rows(found);
+        batch.documents = RawDocuments::Rows(found);
         Ok(Some(table))
     }
 }
@@ -296,7 +296,7 @@ impl Batch {
             None => each(&Document { texts, learnt: None }),
         };
         match &self.documents {
-            Found::Lines(lines) => {
+            RawDocuments::Lines(lines) => {
                 for (line, bytes) in lines.iter().filter(|(_, bytes)| !bytes.trim_ascii().is_empty()) {
                     let wrong = |column, what| TextError::Line { file: self.file.clone(), line: *line, column, what };
                     if let Some(chat) = &fields.chat {
@@ -311,7 +311,7 @@ impl Batch {
                     said.and_then(|said| document(&texts, said)).map_err(|what| wrong(None, what))?;
                 }
             }
-            Found::Plain(bytes) => {
+            RawDocuments::Plain(bytes) => {
                 let wrong = |line, what| TextError::Line { file: self.file.clone(), line, column: None, what };
                 let text = std::str::from_utf8(bytes).map_err(|e| {
                     let at = e.valid_up_to();
@@ -320,7 +320,7 @@ impl Batch {
                 })?;
                 document(&[text], None).map_err(|what| wrong(1, what))?;
             }
-            Found::Rows(rows) => {
+            RawDocuments::Rows(rows) => {
                 for (row, prompt) in rows {
                     let wrong = |what| TextError::Row { file: self.file.clone(), group: row.group, row: row.row, what };
                     let texts = decoded(row).map_err(wrong)?;

@@ -26,7 +26,7 @@ pub use bounds::LONGEST;
 pub use chat::Chat;
 pub use documents::{Fields, Position};
 pub use error::TextError;
-pub use tokenize::{Begin, Existing, Outcome, Progress, Request, Summary, tokenize, written};
+pub use tokenize::{Begin, Existing, Outcome, Progress, Summary, TokenizeRequest, tokenize, written};
 pub use tokenizer::{Special, Tokenizer};
 pub use train::{Recipe, train};
 

@@ -9,8 +9,8 @@ pub(super) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/text").join(name)
 }
 
-pub(super) fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix: &Path) -> Request<'a> {
-    Request {
+pub(super) fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix: &Path) -> TokenizeRequest<'a> {
+    TokenizeRequest {
         inputs,
         tokenizer,
         fields: Fields::of_texts("text"),
@@ -23,7 +23,7 @@ pub(super) fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix
     }
 }
 
-pub(super) fn done(request: &Request) -> Summary {
+pub(super) fn done(request: &TokenizeRequest) -> Summary {
     match tokenize(request, |_| ControlFlow::Continue(())).expect("tokens") {
         Outcome::Done(summary) => summary,
         Outcome::Stopped(_) => panic!("nobody stopped it"),
@@ -48,7 +48,7 @@ fn tokens_are_byte_for_byte_those_of_megatron() {
     for (name, end) in [("plain", None), ("eod", Some(tokenizer.end(None).expect("a token")))] {
         for input in [fixture("docs.jsonl"), gz.clone(), zst.clone()] {
             let prefix = folder.path().join(name);
-            let summary = done(&Request { end, existing: Existing::Replaced, ..request(&tokenizer, vec![input], &prefix) });
+            let summary = done(&TokenizeRequest { end, existing: Existing::Replaced, ..request(&tokenizer, vec![input], &prefix) });
             assert!(files(&prefix) == files(&fixture(name)), "{name}");
             let set = Indexed::open(&prefix).expect("a data set");
             assert_eq!((summary.documents, summary.sequences, summary.tokens), (set.documents(), set.sequences(), set.tokens()));
@@ -86,7 +86,7 @@ fn a_job_goes_on_where_it_was_stopped() {
         let made = inputs[..64 * rounds as usize].iter().map(|f| fs::metadata(f).expect("a file").len());
         assert_eq!(progress.bytes, made.sum::<u64>());
     }
-    let other = tokenize(&Request { end: Some(0), ..request(&tokenizer, inputs, &halves) }, |_| ControlFlow::Continue(()));
+    let other = tokenize(&TokenizeRequest { end: Some(0), ..request(&tokenizer, inputs, &halves) }, |_| ControlFlow::Continue(()));
     let text = other.expect_err("another job").to_string();
     let says = "is of another job, which is not finished and has no token at the end of documents";
     assert!(text.ends_with(says), "{text}");
@@ -184,11 +184,11 @@ fn a_new_tokenizer_gives_back_its_text_and_is_the_same_each_time() {
 }
 
 /// Lines of prompts and answers, and what is asked of them.
-fn answers<'a>(tokenizer: &'a Tokenizer, folder: &Path, lines: &str) -> Request<'a> {
+fn answers<'a>(tokenizer: &'a Tokenizer, folder: &Path, lines: &str) -> TokenizeRequest<'a> {
     let file = folder.join("answers.jsonl");
     fs::write(&file, lines).expect("written");
     let fields = Fields { text: "completion".into(), prompt: Some("prompt".into()), chat: None };
-    Request { fields, end: tokenizer.end(None).ok(), ..request(tokenizer, vec![file], &folder.join("x")) }
+    TokenizeRequest { fields, end: tokenizer.end(None).ok(), ..request(tokenizer, vec![file], &folder.join("x")) }
 }
 
 /// The numbers of each sequence.
@@ -234,9 +234,9 @@ fn a_job_with_a_mask_goes_on_where_it_was_stopped() {
     let tokenizer = Tokenizer::open(&fixture("tokenizer.json")).expect("a tokenizer");
     let asked = answers(&tokenizer, folder.path(), "{\"prompt\": \"a b\", \"completion\": \" c d\"}\n");
     let inputs = vec![asked.inputs[0].clone(); 150];
-    let whole = Request { inputs: inputs.clone(), prefix: folder.path().join("whole"), fields: asked.fields.clone(), ..asked };
+    let whole = TokenizeRequest { inputs: inputs.clone(), prefix: folder.path().join("whole"), fields: asked.fields.clone(), ..asked };
     let counted = done(&whole).counted;
-    let halves = Request { prefix: folder.path().join("halves"), fields: whole.fields.clone(), inputs, ..whole };
+    let halves = TokenizeRequest { prefix: folder.path().join("halves"), fields: whole.fields.clone(), inputs, ..whole };
     for _ in 0..2 {
         let outcome = tokenize(&halves, |_| ControlFlow::Break(()));
         assert!(matches!(outcome, Ok(Outcome::Stopped(_))), "{outcome:?}");
@@ -268,7 +268,7 @@ fn prompts_and_answers_that_are_none_are_named_with_their_place() {
     );
     let chat = said("{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": \"b\"}");
     assert!(chat.contains("column 12: invalid type: map") && chat.ends_with("whose fields `completion` and `prompt` are texts"), "{chat}");
-    let plain = Request { inputs: vec!["a.txt".into()], ..answers(&tokenizer, folder.path(), "") };
+    let plain = TokenizeRequest { inputs: vec!["a.txt".into()], ..answers(&tokenizer, folder.path(), "") };
     let text = tokenize(&plain, |_| ControlFlow::Continue(())).expect_err("refused").to_string();
     assert_eq!(text, "`a.txt`: a plain text has no prompts; those are fields of JSON lines or columns of Parquet");
 }

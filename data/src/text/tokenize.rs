@@ -40,7 +40,7 @@ pub enum Begin {
 }
 
 /// What is asked for.
-pub struct Request<'a> {
+pub struct TokenizeRequest<'a> {
     /// Files of text, in the order in which they are read.
     pub inputs: Vec<PathBuf>,
     /// What makes tokens of texts.
@@ -155,7 +155,7 @@ pub fn written(prefix: &Path, fields: &Fields) -> Vec<PathBuf> {
 /// # Errors
 /// A data set that is there already; text that cannot be read, with its file and line; an unfinished job with the
 /// same prefix that was another one; what the file system says.
-pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> ControlFlow<()>) -> Result<Outcome, TextError> {
+pub fn tokenize(request: &TokenizeRequest, mut progress: impl FnMut(&Progress) -> ControlFlow<()>) -> Result<Outcome, TextError> {
     let prefix = bare(&request.prefix);
     if request.existing == Existing::Refused
         && let Some(there) = written(&prefix, &request.fields).into_iter().find(|f| f.exists())
@@ -234,7 +234,7 @@ pub fn tokenize(request: &Request, mut progress: impl FnMut(&Progress) -> Contro
 }
 
 /// By what a job is known again, and the bytes of all files.
-fn identity(request: &Request, dtype: Dtype) -> Result<(Vec<String>, u64), TextError> {
+fn identity(request: &TokenizeRequest, dtype: Dtype) -> Result<(Vec<String>, u64), TextError> {
     let mut job = vec![
         "files of version 1".into(),
         format!("a tokenizer with the hash {}", request.tokenizer.hash().to_hex()),
@@ -271,7 +271,7 @@ fn round(documents: &mut Documents) -> Result<Vec<Batch>, TextError> {
     Ok(batches)
 }
 
-fn make(request: &Request, batch: &Batch) -> Result<Made, TextError> {
+fn make(request: &TokenizeRequest, batch: &Batch) -> Result<Made, TextError> {
     let mut made = Made { tokens: vec![], documents: vec![], learnt: vec![] };
     batch.texts(&request.fields, |document| {
         let mut lengths = vec![];

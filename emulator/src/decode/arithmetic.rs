@@ -22,7 +22,7 @@ fn element(ty: Ty) -> Option<Element> {
 }
 
 /// What arithmetic works on.
-enum Kind {
+enum NumberType {
     Int(Ty),
     F32,
     F64,
@@ -32,19 +32,19 @@ enum Kind {
 }
 
 impl Cursor<'_> {
-    fn kind(&self) -> Result<Kind> {
+    fn kind(&self) -> Result<NumberType> {
         if let Some(e) = self.find(packed) {
-            return Ok(Kind::Half(e, 2));
+            return Ok(NumberType::Half(e, 2));
         }
         if self.has("pred") {
-            return Ok(Kind::Predicate);
+            return Ok(NumberType::Predicate);
         }
         Ok(match self.ty()? {
-            Ty::F32 => Kind::F32,
-            Ty::F64 => Kind::F64,
+            Ty::F32 => NumberType::F32,
+            Ty::F64 => NumberType::F64,
             t => match element(t) {
-                Some(e) => Kind::Half(e, 1),
-                None => Kind::Int(t),
+                Some(e) => NumberType::Half(e, 1),
+                None => NumberType::Int(t),
             },
         })
     }
@@ -63,9 +63,9 @@ impl Cursor<'_> {
             "mov" => self.mov()?,
             "add" | "sub" | "min" | "max" | "div" | "rem" | "and" | "or" | "xor" | "shl" | "shr" => self.two()?,
             "copysign" => match self.kind()? {
-                Kind::F32 => Op::F2(Float2::CopySign, Mode::default(), self.w(0)?, self.sw(1)?, self.sw(2)?),
-                Kind::F64 => Op::D2(Float2::CopySign, self.d(0)?, self.sd(1)?, self.sd(2)?),
-                Kind::Int(_) | Kind::Half(..) | Kind::Predicate => return self.unsupported(),
+                NumberType::F32 => Op::F2(Float2::CopySign, Mode::default(), self.w(0)?, self.sw(1)?, self.sw(2)?),
+                NumberType::F64 => Op::D2(Float2::CopySign, self.d(0)?, self.sd(1)?, self.sd(2)?),
+                NumberType::Int(_) | NumberType::Half(..) | NumberType::Predicate => return self.unsupported(),
             },
             "mul" => self.mul()?,
             "mad" | "fma" => self.mad()?,
@@ -158,18 +158,18 @@ impl Cursor<'_> {
             })
         };
         Ok(match kind {
-            Kind::Int(_) if mode.saturate => return self.unsupported(),
-            Kind::Int(Ty::S32) if matches!(int, Int2::Min | Int2::Max) && self.has("relu") => {
+            NumberType::Int(_) if mode.saturate => return self.unsupported(),
+            NumberType::Int(Ty::S32) if matches!(int, Int2::Min | Int2::Max) && self.has("relu") => {
                 let relu = if int == Int2::Min { Int2::MinRelu } else { Int2::MaxRelu };
                 Op::IntW(relu, Ty::S32, self.w(0)?, self.sw(1)?, self.sw(2)?)
             }
-            Kind::Int(t) if t.bytes() == 8 && matches!(int, Int2::Shl | Int2::Shr) => Op::ShiftD(int, t, self.d(0)?, self.sd(1)?, self.sw(2)?),
-            Kind::Int(t) if t.bytes() == 8 => Op::IntD(int, t, self.d(0)?, self.sd(1)?, self.sd(2)?),
-            Kind::Int(t) => Op::IntW(int, t, self.w(0)?, self.sw(1)?, self.sw(2)?),
-            Kind::F32 => Op::F2(float()?, mode, self.w(0)?, self.sw(1)?, self.sw(2)?),
-            Kind::F64 => Op::D2(float()?, self.d(0)?, self.sd(1)?, self.sd(2)?),
-            Kind::Half(e, n) => Op::H2(float()?, e, n, self.w(0)?, self.sw(1)?, self.sw(2)?),
-            Kind::Predicate => {
+            NumberType::Int(t) if t.bytes() == 8 && matches!(int, Int2::Shl | Int2::Shr) => Op::ShiftD(int, t, self.d(0)?, self.sd(1)?, self.sw(2)?),
+            NumberType::Int(t) if t.bytes() == 8 => Op::IntD(int, t, self.d(0)?, self.sd(1)?, self.sd(2)?),
+            NumberType::Int(t) => Op::IntW(int, t, self.w(0)?, self.sw(1)?, self.sw(2)?),
+            NumberType::F32 => Op::F2(float()?, mode, self.w(0)?, self.sw(1)?, self.sw(2)?),
+            NumberType::F64 => Op::D2(float()?, self.d(0)?, self.sd(1)?, self.sd(2)?),
+            NumberType::Half(e, n) => Op::H2(float()?, e, n, self.w(0)?, self.sw(1)?, self.sw(2)?),
+            NumberType::Predicate => {
                 let logic = match int {
                     Int2::And => Logic::And,
                     Int2::Or => Logic::Or,
@@ -188,23 +188,23 @@ impl Cursor<'_> {
         let mode = self.mode();
         let which = if high { Int2::MulHi } else { Int2::MulLo };
         Ok(match kind {
-            Kind::Int(t) if wide && t.bytes() == 4 => Op::WideD(t, self.d(0)?, self.sw(1)?, self.sw(2)?, None),
-            Kind::Int(t) if wide && t.bytes() == 2 => Op::WideW(t, self.w(0)?, self.sw(1)?, self.sw(2)?, None),
-            Kind::Int(t) if t.bytes() == 8 => Op::IntD(which, t, self.d(0)?, self.sd(1)?, self.sd(2)?),
-            Kind::Int(t) => Op::IntW(which, t, self.w(0)?, self.sw(1)?, self.sw(2)?),
-            Kind::F32 => {
+            NumberType::Int(t) if wide && t.bytes() == 4 => Op::WideD(t, self.d(0)?, self.sw(1)?, self.sw(2)?, None),
+            NumberType::Int(t) if wide && t.bytes() == 2 => Op::WideW(t, self.w(0)?, self.sw(1)?, self.sw(2)?, None),
+            NumberType::Int(t) if t.bytes() == 8 => Op::IntD(which, t, self.d(0)?, self.sd(1)?, self.sd(2)?),
+            NumberType::Int(t) => Op::IntW(which, t, self.w(0)?, self.sw(1)?, self.sw(2)?),
+            NumberType::F32 => {
                 self.ignore(&["rn"]);
                 Op::F2(Float2::Mul, mode, self.w(0)?, self.sw(1)?, self.sw(2)?)
             }
-            Kind::F64 => {
+            NumberType::F64 => {
                 self.ignore(&["rn"]);
                 Op::D2(Float2::Mul, self.d(0)?, self.sd(1)?, self.sd(2)?)
             }
-            Kind::Half(e, n) => {
+            NumberType::Half(e, n) => {
                 self.ignore(&["rn"]);
                 Op::H2(Float2::Mul, e, n, self.w(0)?, self.sw(1)?, self.sw(2)?)
             }
-            Kind::Predicate => return self.unsupported(),
+            NumberType::Predicate => return self.unsupported(),
         })
     }
 
@@ -214,14 +214,14 @@ impl Cursor<'_> {
         let kind = self.kind()?;
         let mode = self.mode();
         Ok(match kind {
-            Kind::Int(t) if wide && t.bytes() == 4 => Op::WideD(t, self.d(0)?, self.sw(1)?, self.sw(2)?, Some(self.sd(3)?)),
-            Kind::Int(t) if wide && t.bytes() == 2 => Op::WideW(t, self.w(0)?, self.sw(1)?, self.sw(2)?, Some(self.sw(3)?)),
-            Kind::Int(t) if t.bytes() == 8 => Op::MadD(self.d(0)?, self.sd(1)?, self.sd(2)?, self.sd(3)?),
-            Kind::Int(t) => Op::MadW(t, self.w(0)?, self.sw(1)?, self.sw(2)?, self.sw(3)?),
-            Kind::F32 => Op::Fma(mode, self.w(0)?, self.sw(1)?, self.sw(2)?, self.sw(3)?),
-            Kind::F64 => Op::DFma(self.d(0)?, self.sd(1)?, self.sd(2)?, self.sd(3)?),
-            Kind::Half(e, n) => Op::HFma(e, n, self.w(0)?, self.sw(1)?, self.sw(2)?, self.sw(3)?),
-            Kind::Predicate => return self.unsupported(),
+            NumberType::Int(t) if wide && t.bytes() == 4 => Op::WideD(t, self.d(0)?, self.sw(1)?, self.sw(2)?, Some(self.sd(3)?)),
+            NumberType::Int(t) if wide && t.bytes() == 2 => Op::WideW(t, self.w(0)?, self.sw(1)?, self.sw(2)?, Some(self.sw(3)?)),
+            NumberType::Int(t) if t.bytes() == 8 => Op::MadD(self.d(0)?, self.sd(1)?, self.sd(2)?, self.sd(3)?),
+            NumberType::Int(t) => Op::MadW(t, self.w(0)?, self.sw(1)?, self.sw(2)?, self.sw(3)?),
+            NumberType::F32 => Op::Fma(mode, self.w(0)?, self.sw(1)?, self.sw(2)?, self.sw(3)?),
+            NumberType::F64 => Op::DFma(self.d(0)?, self.sd(1)?, self.sd(2)?, self.sd(3)?),
+            NumberType::Half(e, n) => Op::HFma(e, n, self.w(0)?, self.sw(1)?, self.sw(2)?, self.sw(3)?),
+            NumberType::Predicate => return self.unsupported(),
         })
     }
 
@@ -256,22 +256,22 @@ impl Cursor<'_> {
             })
         };
         Ok(match kind {
-            Kind::Int(t) if t.bytes() == 8 => match int()? {
+            NumberType::Int(t) if t.bytes() == 8 => match int()? {
                 i @ (Int1::Popc | Int1::Clz) => Op::CountD(i, self.w(0)?, self.sd(1)?),
                 i => Op::Int1D(i, t, self.d(0)?, self.sd(1)?),
             },
-            Kind::Int(t) => Op::Int1W(int()?, t, self.w(0)?, self.sw(1)?),
-            Kind::F32 => Op::F1(float()?, mode, self.w(0)?, self.sw(1)?),
-            Kind::F64 => Op::D1(float()?, self.d(0)?, self.sd(1)?),
-            Kind::Half(e, n) => Op::H1(float()?, e, n, self.w(0)?, self.sw(1)?),
-            Kind::Predicate if self.name == "not" => {
+            NumberType::Int(t) => Op::Int1W(int()?, t, self.w(0)?, self.sw(1)?),
+            NumberType::F32 => Op::F1(float()?, mode, self.w(0)?, self.sw(1)?),
+            NumberType::F64 => Op::D1(float()?, self.d(0)?, self.sd(1)?),
+            NumberType::Half(e, n) => Op::H1(float()?, e, n, self.w(0)?, self.sw(1)?),
+            NumberType::Predicate if self.name == "not" => {
                 let flipped = match self.sp(1)? {
                     Sp::Reg(p, negated) => Sp::Reg(p, !negated),
                     Sp::Const(b) => Sp::Const(!b),
                 };
                 Op::MovP(self.p(0)?, flipped)
             }
-            Kind::Predicate => return self.unsupported(),
+            NumberType::Predicate => return self.unsupported(),
         })
     }
 

@@ -124,7 +124,7 @@ fn bytes_of(v: &Variable) -> Result<u64, LoadError> {
 ///
 /// # Errors
 /// The first instruction, modifier or operand that is not known.
-pub fn kernel(module: &syntax::Module, k: &syntax::Kernel, globals: &HashMap<String, u64>) -> Result<Kernel, LoadError> {
+pub fn kernel(module: &syntax::ParsedModule, k: &syntax::ParsedKernel, globals: &HashMap<String, u64>) -> Result<Kernel, LoadError> {
     let mut names = Names { variables: globals.clone(), parameters: HashMap::new(), labels: HashMap::new(), counts: [0; 3] };
     let (mut parameters, mut at) = (vec![], 0u64);
     for p in &k.parameters {
@@ -135,7 +135,7 @@ pub fn kernel(module: &syntax::Module, k: &syntax::Kernel, globals: &HashMap<Str
         parameters.push((at, bytes));
         at += bytes;
     }
-    let mut memory = Memory::default();
+    let mut memory = VariableLayout::default();
     for v in &module.variables {
         memory.place(v, &mut names)?;
     }
@@ -174,7 +174,7 @@ pub fn kernel(module: &syntax::Module, k: &syntax::Kernel, globals: &HashMap<Str
 
 /// Layout of shared and local variables.
 #[derive(Default)]
-struct Memory {
+struct VariableLayout {
     shared: u64,
     local: u64,
     dynamic_align: u64,
@@ -182,7 +182,7 @@ struct Memory {
     dynamic: Vec<String>,
 }
 
-impl Memory {
+impl VariableLayout {
     fn place(&mut self, v: &Variable, names: &mut Names) -> Result<(), LoadError> {
         let align = v.align.max(element_bytes(&v.element).unwrap_or(1)).max(1);
         let end = match v.space.as_str() {
@@ -207,7 +207,7 @@ struct Flat<'a, 'n> {
     items: Vec<Item<'a>>,
     source: Option<(u32, u32)>,
     names: &'n mut Names,
-    memory: &'n mut Memory,
+    memory: &'n mut VariableLayout,
 }
 
 struct Item<'a> {

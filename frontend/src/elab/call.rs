@@ -409,8 +409,12 @@ impl Elab<'_> {
             let want = if ty.dtype.is_some() { dtype.name() } else { "float" };
             let e = Diagnostic::error("E0202", format!("{what} wants {want}, this is {}", found.dtype.name()));
             let e = e.label(span, format!("is {}", self.describe(&found)));
-            let cast = if ty.dtype.is_some() { dtype.name() } else { "real" };
-            return self.fail(e.help(format!("`{cast}(..)` converts")));
+            let help = match &ty.dtype {
+                Some(_) if dtype == DType::Bool => "a comparison gives a bool, as `x > 0`".to_string(),
+                Some(_) => format!("`{}(..)` converts", dtype.name()),
+                None => "`real(..)` converts".to_string(),
+            };
+            return self.fail(e.help(help));
         }
         for (id, passed) in self.passed(frame, ty, &wanted) {
             if self.require(value, id, span, passed.unwrap_or(span)).is_none() {

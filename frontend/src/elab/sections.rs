@@ -5,7 +5,7 @@ use super::value::{FrameId, Val};
 use crate::ast::*;
 use crate::names::nearest;
 use ir::diag::{Diagnostic, Span};
-use ir::model::{Decay, Muon, MuonScale, Optimizer, Plan, PlanEntry, Schedule, Train, WeightLine, Weights};
+use ir::model::{Decay, LearningRateSchedule, Muon, MuonScale, Optimizer, Plan, PlanEntry, Train, WeightLine, Weights};
 use ir::op::Real;
 use ir::pattern;
 use std::collections::BTreeSet;
@@ -321,7 +321,7 @@ impl Elab<'_> {
         Some(betas.map(Real))
     }
 
-    fn schedule(&mut self, frame: FrameId, expr: &Expr) -> Option<Schedule> {
+    fn schedule(&mut self, frame: FrameId, expr: &Expr) -> Option<LearningRateSchedule> {
         let params = |decay: Decay| -> &[&'static str] {
             match decay {
                 Decay::Constant => &["peak", "warmup"],
@@ -332,7 +332,7 @@ impl Elab<'_> {
         let (call, args) = self.parts(expr, "lr", &Decay::ALL.map(|(name, decay)| (name, params(decay))))?;
         let name = call.path.to_string();
         let (_, decay) = Decay::ALL.into_iter().find(|(n, _)| *n == name).expect("invariant: `parts` takes no other name");
-        let mut schedule = Schedule { decay, peak: Real(0.0), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 };
+        let mut schedule = LearningRateSchedule { decay, peak: Real(0.0), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 };
         let (mut peak, mut steps) = (None, None);
         for (name, e) in args {
             match name {

@@ -13,7 +13,7 @@ use crate::random::mix;
 use std::collections::BTreeSet;
 
 /// A kernel of fewer indices.
-pub struct Part {
+pub struct PartialKernel {
     /// The whole kernel's ops, inputs and outputs, with shorter dims.
     pub kernel: Kernel,
     /// Of the whole kernel.
@@ -135,16 +135,16 @@ fn some(size: u64, count: u64, seed: u64) -> Vec<u64> {
     out.into_iter().collect()
 }
 
-impl Part {
+impl PartialKernel {
     /// Of a kernel with more than so many points; as few of its indices as that takes, or the fewest that there can
     /// be, the first and the last among them.
-    pub fn of(kernel: &Kernel, points: u64, seed: u64) -> Option<Part> {
-        let part = Part::among(kernel, Most { points, places: u64::MAX }, seed, &mut |d| (0..kernel.body.dims.size(d)).collect());
+    pub fn of(kernel: &Kernel, points: u64, seed: u64) -> Option<PartialKernel> {
+        let part = PartialKernel::among(kernel, Most { points, places: u64::MAX }, seed, &mut |d| (0..kernel.body.dims.size(d)).collect());
         part.left.iter().any(Option::is_some).then_some(part)
     }
 
     /// The same, of indices that `known` gives in order, for each dim that is cut.
-    pub fn among(kernel: &Kernel, most: Most, seed: u64, known: &mut dyn FnMut(Dim) -> Vec<u64>) -> Part {
+    pub fn among(kernel: &Kernel, most: Most, seed: u64, known: &mut dyn FnMut(Dim) -> Vec<u64>) -> PartialKernel {
         let mut less = kernel.clone();
         let free = free(kernel);
         let places = |k: &Kernel| k.outputs.iter().map(|o| k.body.elements(o.value)).fold(0, u64::saturating_add);
@@ -162,7 +162,7 @@ impl Part {
             less.body.dims[d].index = IndexMap::whole(count);
             left[d.0 as usize] = (count < kernel.body.dims.size(d)).then(chosen);
         }
-        Part { kernel: less, dims: kernel.body.dims.clone(), left, ends: ends(kernel) }
+        PartialKernel { kernel: less, dims: kernel.body.dims.clone(), left, ends: ends(kernel) }
     }
 
     /// Which indices of a dim are left; none: all.
@@ -201,7 +201,7 @@ impl Part {
 }
 
 struct PartEnv<'a> {
-    part: &'a Part,
+    part: &'a PartialKernel,
     whole: KernelEnv<'a>,
 }
 

@@ -5,11 +5,11 @@
 
 use super::{Attention, AttentionGrad, Binary, Collective, Compare, Op, Reduce, Unary};
 use crate::dim::Dim;
-use Kind::{Contraction, Exchange, Generated, Lookup, Mark, Move, Pointwise, Reduction, Reshard, Routing, Stored, View};
+use OpKind::{Contraction, Exchange, Generated, Lookup, Mark, Move, Pointwise, Reduction, Reshard, Routing, Stored, View};
 
 /// What an op is to passes that need not know which one it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum OpKind {
     /// Memory that is filled from outside. No operands.
     Stored,
     /// Made anew wherever it is used. No operands.
@@ -58,7 +58,7 @@ impl Arity {
 
 impl Op {
     /// The name in the text form, the kind, the operands.
-    fn facts(&self) -> (&'static str, Kind, Arity) {
+    fn facts(&self) -> (&'static str, OpKind, Arity) {
         let takes = Arity::Exactly;
         let attends = |a: &Attention, operands: usize| takes(operands + a.scoring.operands());
         match self {
@@ -112,7 +112,7 @@ impl Op {
     }
 
     /// What it is to passes that need not know which op it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> OpKind {
         self.facts().1
     }
 

@@ -49,9 +49,7 @@ impl BodyKind {
 
 /// A list of commands that a schedule calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-// `graph::Body` has that name already, and the test that holds the layout of jobs to its format tells types apart by names.
-#[serde(rename = "ProgramBody")]
-pub struct Body {
+pub struct ProgramBody {
     /// `forward1`; those of an evaluation begin with `eval_`.
     pub name: String,
     /// What it is for.
@@ -62,7 +60,7 @@ pub struct Body {
     pub cuts: Vec<u32>,
 }
 
-impl Body {
+impl ProgramBody {
     /// The number of its parts.
     pub fn parts(&self) -> u32 {
         self.cuts.len() as u32 + 1

@@ -67,7 +67,7 @@ pub enum Role {
 
 /// A parameter, copy or state of which a buffer holds a part.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Part<'a> {
+pub struct ParamShard<'a> {
     /// Of [`Stage::params`].
     pub slot: u32,
     /// What the buffer holds of the parameter.
@@ -85,7 +85,7 @@ impl Program {
     }
 
     /// What a buffer holds of parameters and states, on a stage of this program; none of slots that there are not.
-    pub fn parts<'a>(&'a self, stage: &Stage, content: &'a Content) -> Vec<Part<'a>> {
+    pub fn parts<'a>(&'a self, stage: &Stage, content: &'a Content) -> Vec<ParamShard<'a>> {
         let (slot, state, index) = match content {
             Content::Param { slot, index } => (*slot, None, index),
             Content::State { slot, state, index } => (*slot, Some(*state), index),
@@ -93,10 +93,10 @@ impl Program {
         };
         if (slot as usize) < stage.params.len() {
             let holds = if self.copied.contains(&slot) { Holds::Copies } else { Holds::Weights };
-            return vec![Part { slot, role: holds.role(state), index, bucket: None }];
+            return vec![ParamShard { slot, role: holds.role(state), index, bucket: None }];
         }
         let (Some(bucket), [window]) = (self.bucket(stage, slot), index.as_slice()) else { return vec![] };
         let role = bucket.holds.role(state);
-        bucket.pieces.iter().map(|p| Part { slot: p.slot, role, index: &p.index, bucket: Some((p.at, window)) }).collect()
+        bucket.pieces.iter().map(|p| ParamShard { slot: p.slot, role, index: &p.index, bucket: Some((p.at, window)) }).collect()
     }
 }

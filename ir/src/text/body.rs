@@ -69,12 +69,12 @@ pub(super) fn span(io: &mut Io, s: &mut Option<Span>) -> Result {
     })
 }
 
-/// `// forward layers.0.attn.q layer 0 in "attention" offloaded again @0:23:11+6 because "..."`.
+/// `// forward layers.0.attn.q layer 0 in "attention" offloaded recomputed @0:23:11+6 because "..."`.
 pub(super) fn origin(io: &mut Io, o: &mut Origin) -> Result {
     io.lit("  // ")?;
     io.variant(&mut o.phase, "a phase", &[Phase::Forward, Phase::Backward, Phase::Update].map(|p| (p.name(), p)))?;
     let mut scope = o.scope.to_string();
-    io.name_or_nothing(&mut scope, " ", &["layer", "in", "offloaded", "again", "because"])?;
+    io.name_or_nothing(&mut scope, " ", &["layer", "in", "offloaded", "recomputed", "because"])?;
     if io.reading() {
         o.scope = Arc::from(scope);
     }
@@ -85,7 +85,7 @@ pub(super) fn origin(io: &mut Io, o: &mut Origin) -> Result {
         o.within = within.map(Arc::from);
     }
     io.flag(&mut o.offloaded, " offloaded")?;
-    io.flag(&mut o.recomputed, " again")?;
+    io.flag(&mut o.recomputed, " recomputed")?;
     span(io, &mut o.span)
 }
 

@@ -29,7 +29,7 @@ pub(super) fn virtual_stage(io: &mut Io, l: &mut u32) -> Result {
     io.or(l, 0, " stage ", Io::number)
 }
 
-struct Notes<'a> {
+struct LocalAnnotations<'a> {
     chunk: Option<Chunk>,
     chunks: &'a mut Vec<Chunk>,
     accumulate: &'a mut Vec<bool>,
@@ -37,7 +37,7 @@ struct Notes<'a> {
     reasons: &'a mut Vec<Option<Reason>>,
 }
 
-impl Beside for Notes<'_> {
+impl Beside for LocalAnnotations<'_> {
     /// A heading `forward:` wherever the chunk changes; nodes keep their order.
     fn before(&mut self, io: &mut Io, i: usize) -> Result {
         if io.reading() {
@@ -125,8 +125,9 @@ pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
     })?;
     copied(io, &mut l.copied)?;
     io.rows(&mut l.buckets, blank_bucket(), "bucket ", bucket)?;
-    let mut notes = Notes { chunk: None, chunks: &mut l.chunks, accumulate: &mut l.accumulate, source: &mut l.source, reasons: &mut l.reasons };
-    body(io, &mut l.body, &mut notes)?;
+    let mut annotations =
+        LocalAnnotations { chunk: None, chunks: &mut l.chunks, accumulate: &mut l.accumulate, source: &mut l.source, reasons: &mut l.reasons };
+    body(io, &mut l.body, &mut annotations)?;
     set(io, &mut l.host, "in host ", Value(0), |io, v| io.value(v))?;
     io.rows(&mut l.reports, (0, Value(0)), "report ", |io, _, (r, v)| {
         io.number(r)?;

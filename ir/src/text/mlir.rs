@@ -21,16 +21,16 @@ use crate::sharded::{Sharded, Sharding};
 use std::rc::Rc;
 
 /// A module being written.
-struct Module<'a> {
+struct ModuleWriter<'a> {
     out: String,
     body: &'a Body,
     dims: Rc<Labels>,
     mesh: &'a Mesh,
 }
 
-impl<'a> Module<'a> {
-    fn new(body: &'a Body, mesh: &'a Mesh) -> Module<'a> {
-        Module { out: String::new(), body, dims: Rc::new(Labels::of(body.dims.list.iter().map(|d| d.name.as_str()))), mesh }
+impl<'a> ModuleWriter<'a> {
+    fn new(body: &'a Body, mesh: &'a Mesh) -> ModuleWriter<'a> {
+        ModuleWriter { out: String::new(), body, dims: Rc::new(Labels::of(body.dims.list.iter().map(|d| d.name.as_str()))), mesh }
     }
 
     fn ty(&self, ty: &Type) -> String {
@@ -82,7 +82,7 @@ impl<'a> Module<'a> {
     }
 
     /// All nodes; `beside` adds the attributes of a level.
-    fn nodes(&mut self, beside: impl Fn(&Module, Value, &Node) -> Vec<String>) {
+    fn nodes(&mut self, beside: impl Fn(&ModuleWriter, Value, &Node) -> Vec<String>) {
         let body = self.body;
         for v in body.values() {
             let node = &body[v];
@@ -166,7 +166,7 @@ fn mesh_attributes(mesh: &Mesh) -> [String; 2] {
 /// The logical graph.
 pub fn export_graph(g: &Graph) -> String {
     let mesh = Mesh { subs: vec![] };
-    let mut m = Module::new(&g.body, &mesh);
+    let mut m = ModuleWriter::new(&g.body, &mesh);
     m.nodes(|_, _, node| source(g, &node.op));
     m.ends(g);
     m.finish("graph", &[format!("name = {}", mlir_quote(&g.name)), format!("layers = {} : i64", g.layers)])
@@ -174,7 +174,7 @@ pub fn export_graph(g: &Graph) -> String {
 
 /// The sharded graph: `sharding` per value, `reason` and `avoided_by` per reshard.
 pub fn export_sharded(s: &Sharded) -> String {
-    let mut m = Module::new(&s.graph.body, &s.mesh);
+    let mut m = ModuleWriter::new(&s.graph.body, &s.mesh);
     m.nodes(|m, v, node| {
         let mut all = source(&s.graph, &node.op);
         all.extend(s.shardings.get(v.index()).map(|x| format!("sharding = {}", m.sharding(x))));
@@ -188,7 +188,7 @@ pub fn export_sharded(s: &Sharded) -> String {
 
 /// A rank's graph: `chunk`, `accumulate`, `reason` and `avoided_by` per node.
 pub fn export_local(l: &Local) -> String {
-    let mut m = Module::new(&l.body, &l.mesh);
+    let mut m = ModuleWriter::new(&l.body, &l.mesh);
     m.nodes(|_, v, _| {
         let mut all = vec![];
         all.extend(l.chunks.get(v.index()).map(|c| format!("chunk = {}", mlir_quote(c.name()))));

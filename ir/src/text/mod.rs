@@ -31,8 +31,7 @@ use crate::module::Module;
 use crate::program::{CallSchedule, Job, Program};
 use crate::sharded::Sharded;
 pub use io::ParseError;
-
-type Result<T> = std::result::Result<T, ParseError>;
+use io::Result;
 
 /// The text of a logical graph, for [`parse_graph`].
 pub fn print_graph(g: &Graph) -> String {

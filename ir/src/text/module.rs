@@ -12,10 +12,10 @@ use crate::mesh::Mesh;
 use crate::model::{Plan, PlanEntry, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::options::{
-    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, ParamOffload, Recompute, Rows, SequenceParallel, SplitK,
-    TpOverlap, Zero,
+    ActivationOffload, Counts, CpComm, Cuts, MemoryOrder, MoeBuffer, Offload, Options, Overlap, ParamOffload, Recompute, RowChoice, SequenceParallel,
+    SplitK, TpOverlap, Zero,
 };
-use crate::pipeline::{Kind, Layout, Order, Pass, Pipeline, Placement, Schedule};
+use crate::pipeline::{Layout, Pass, PassKind, PassOrder, Pipeline, Schedule, StagePlacement};
 use crate::program::Interval;
 use crate::tiles::Generation;
 
@@ -38,9 +38,12 @@ pub(super) fn blank_module() -> Module {
 
 /// All layers on one stage, one microbatch.
 fn one_stage() -> Pipeline {
-    let layout = Layout { stages: 1, chunks: 1, placement: Placement::Interleaved, embedding: 0, loss: 0, of_layer: vec![] };
+    let layout = Layout { stages: 1, chunks: 1, placement: StagePlacement::Interleaved, embedding: 0, loss: 0, of_layer: vec![] };
     let pass = |kind| Pass { kind, chunk: 0, microbatch: 0 };
-    Pipeline { layout, order: Order { placement: Placement::Interleaved, stages: vec![vec![pass(Kind::Forward), pass(Kind::Backward)]] } }
+    Pipeline {
+        layout,
+        order: PassOrder { placement: StagePlacement::Interleaved, stages: vec![vec![pass(PassKind::Forward), pass(PassKind::Backward)]] },
+    }
 }
 
 /// What says nothing new is left out: what is as by default, and a mesh of one rank.
@@ -209,12 +212,12 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
         if let Recompute::Uniform(layers) | Recompute::Block(layers) = x { io.with(" ", layers, Io::number) } else { Ok(()) }
     })?;
     option(io, &mut o.rows, d.rows, "rows", |io, x| {
-        io.variant(x, "a choice of rows", &[("rules", Rows::Rules), ("random", Rows::Random(0))])?;
-        if let Rows::Random(seed) = x { io.with(" ", seed, Io::number) } else { Ok(()) }
+        io.variant(x, "a choice of rows", &[("rules", RowChoice::Rules), ("random", RowChoice::Random(0))])?;
+        if let RowChoice::Random(seed) = x { io.with(" ", seed, Io::number) } else { Ok(()) }
     })?;
     option(io, &mut o.moe_buffer, d.moe_buffer, "moe_buffer", |io, x| {
-        io.variant(x, "a size of buffers", &[("whole", Buffer::Whole), ("factor", Buffer::Factor(1.0))])?;
-        if let Buffer::Factor(factor) = x { io.with(" ", factor, Io::real) } else { Ok(()) }
+        io.variant(x, "a size of buffers", &[("whole", MoeBuffer::Whole), ("factor", MoeBuffer::Factor(1.0))])?;
+        if let MoeBuffer::Factor(factor) = x { io.with(" ", factor, Io::real) } else { Ok(()) }
     })?;
     option(io, &mut o.moe_passes, d.moe_passes, "moe_passes", |io, x| io.number(x))
 }
@@ -277,16 +280,16 @@ fn pipeline(io: &mut Io, p: &mut Pipeline) -> Result {
     order(io, &mut p.order)
 }
 
-fn placement(io: &mut Io, p: &mut Placement) -> Result {
-    io.variant(p, "a placement", &[("interleaved", Placement::Interleaved), ("v", Placement::V)])
+fn placement(io: &mut Io, p: &mut StagePlacement) -> Result {
+    io.variant(p, "a placement", &[("interleaved", StagePlacement::Interleaved), ("v", StagePlacement::V)])
 }
 
-fn blank_order() -> Order {
-    Order { placement: Placement::Interleaved, stages: vec![] }
+fn blank_order() -> PassOrder {
+    PassOrder { placement: StagePlacement::Interleaved, stages: vec![] }
 }
 
 /// `interleaved`, and a line `    stage 0: [F0.0, B0.0]` for each stage.
-fn order(io: &mut Io, o: &mut Order) -> Result {
+fn order(io: &mut Io, o: &mut PassOrder) -> Result {
     if io.reading() {
         *o = blank_order();
     }
@@ -294,7 +297,7 @@ fn order(io: &mut Io, o: &mut Order) -> Result {
     io.rows(&mut o.stages, vec![], "    stage ", |io, i, passes| {
         row_number(io, i)?;
         io.with(": ", passes, |io, passes| {
-            io.list(passes, Pass { kind: Kind::Forward, chunk: 0, microbatch: 0 }, |io, pass| {
+            io.list(passes, Pass { kind: PassKind::Forward, chunk: 0, microbatch: 0 }, |io, pass| {
                 if !io.reading() {
                     return io.lit(&pass.to_string());
                 }

@@ -16,8 +16,8 @@ use crate::mesh::Mesh;
 use crate::model::{Decay, LossScale, Muon, MuonScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry,
-    Interval, Job, KernelId, ParamEntry, Phase, Place, Program, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
+    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry, Interval,
+    Job, KernelId, ParamEntry, Place, Program, ProgramBody, ProgramPhase, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
 };
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
     copied(io, &mut p.copied)?;
     io.rows(&mut p.buckets, blank_bucket(), "bucket ", bucket)?;
     io.bodies = Labels::of(p.bodies.iter().map(|b| b.name.as_str()));
-    io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward(0), commands: vec![], cuts: vec![] }, "body ", |io, i, b| {
+    io.rows(&mut p.bodies, ProgramBody { name: String::new(), kind: BodyKind::Forward(0), commands: vec![], cuts: vec![] }, "body ", |io, i, b| {
         declare(io, |io| &mut io.bodies, i, &mut b.name)?;
         let kinds = [BodyKind::Prologue, BodyKind::Forward(0), BodyKind::Backward(0), BodyKind::Weight(0), BodyKind::Reduce, BodyKind::Update];
         io.lit(" kind ")?;
@@ -260,7 +260,7 @@ pub(super) fn schedule(io: &mut Io, s: &mut CallSchedule) -> Result {
         io.line(words)?;
         calls(io, list)?;
     }
-    for (list, phase) in s.sends.iter_mut().zip(Phase::ALL) {
+    for (list, phase) in s.sends.iter_mut().zip(ProgramPhase::ALL) {
         if io.line_if(!list.is_empty(), &format!("sends of {}:", phase.name())) {
             io.with(" ", list, |io, list| io.list(list, SendTurn::default(), send_turn))?;
         }

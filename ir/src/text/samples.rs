@@ -6,14 +6,14 @@ use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report,
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Axis, Mesh, SubAxis};
-use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train};
+use crate::model::{Decay, LearningRateSchedule, LossScale, Optimizer, Plan, PlanEntry, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
 use crate::options::{
-    ActivationOffload, Buffer as MoeBuffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, Overlap, ParamOffload, Recompute, Rows,
-    SequenceParallel, SplitK, TpOverlap, Zero,
+    ActivationOffload, Counts, CpComm, Cuts, MemoryOrder, MoeBuffer, Offload, Options, Overlap, ParamOffload, Recompute, RowChoice, SequenceParallel,
+    SplitK, TpOverlap, Zero,
 };
-use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
+use crate::pipeline::{Layout, Pass, PassKind, PassOrder, Pipeline, Schedule, StagePlacement};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
     Interval, Job, KernelId, ParamEntry, Piece, Place, Program, SendTurn, Slots, Space, Stage, Stash, Stream, TableEntry,
@@ -181,7 +181,7 @@ pub fn odd_body() -> Body {
     for (i, op) in every_op().into_iter().enumerate() {
         let args: Vec<Value> = (0..i.min(i % 4) as u32).map(Value).collect();
         let dtype = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool][i % 5];
-        let scope = ["", "layer", "because", "a.b.0", "@", "two words", "in", "again", "offloaded"][i % 9];
+        let scope = ["", "layer", "because", "a.b.0", "@", "two words", "in", "recomputed", "offloaded"][i % 9];
         let mut origin = origin([Phase::Forward, Phase::Backward, Phase::Update][i % 3], scope);
         if i % 2 == 0 {
             (origin.layer, origin.span) = (None, None);
@@ -299,7 +299,7 @@ pub fn program() -> Program {
         Command { stream: Stream::Compute, action, predicate: None, origin, reason: None }
     };
     let shifted = Place { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
-    let body = |name: &str, kind, commands| crate::program::Body { name: name.into(), kind, commands, cuts: vec![] };
+    let body = |name: &str, kind, commands| crate::program::ProgramBody { name: name.into(), kind, commands, cuts: vec![] };
     let on = |space| Stash { space, bytes: 64 };
     Program {
         buffers: vec![
@@ -345,7 +345,7 @@ pub fn program() -> Program {
                     command(Action::Wait { event: 0 }),
                 ],
             ),
-            crate::program::Body {
+            crate::program::ProgramBody {
                 cuts: vec![2, 3],
                 ..body(
                     "backward",
@@ -410,7 +410,15 @@ pub fn job() -> Job {
         mesh: mesh(),
         train: Train {
             optimizer: Optimizer::Sgd { momentum: Real(0.9) },
-            schedule: Schedule { decay: Decay::MinusSqrt, peak: Real(1e-3), min: Real(1e-5), warmup: 10, steps: 100, falling: Some(20), constant: 5 },
+            schedule: LearningRateSchedule {
+                decay: Decay::MinusSqrt,
+                peak: Real(1e-3),
+                min: Real(1e-5),
+                warmup: 10,
+                steps: 100,
+                falling: Some(20),
+                constant: 5,
+            },
             weight_decay: Real(0.1),
             clip: Some(Real(1.0)),
             loss_scale: Some(LossScale::FP16),
@@ -452,7 +460,7 @@ pub fn options() -> Vec<Options> {
         replicas: 2,
         micro_batch: 5,
         global_batch: 40,
-        schedule: PipelineSchedule::Given(order()),
+        schedule: Schedule::Given(order()),
         vpp: Some(2),
         group: Some(4),
         layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsLayer },
@@ -468,7 +476,7 @@ pub fn options() -> Vec<Options> {
         split_k: SplitK::For(Generation::Sm90a),
         tp_overlap: TpOverlap::Pipeline { chunks: 4 },
         recompute: Recompute::Uniform(2),
-        rows: Rows::Random(7),
+        rows: RowChoice::Random(7),
         bucket_size: Some(1 << 20),
         logits_chunks: Some(8),
         moe_buffer: MoeBuffer::Factor(1.25),
@@ -480,10 +488,10 @@ pub fn options() -> Vec<Options> {
         options
     };
     vec![
-        with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllGather, Zero::States, PipelineSchedule::GPipe, Recompute::Selective)),
-        with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllToAll, Zero::Gradients, PipelineSchedule::ZbH1, Recompute::Block(3))),
-        with(|o| (o.layout, o.schedule) = (Cuts::Sizes(vec![1, 2, 0]), PipelineSchedule::ZbV)),
-        with(|o| o.schedule = PipelineSchedule::DualPipeV),
+        with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllGather, Zero::States, Schedule::GPipe, Recompute::Selective)),
+        with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllToAll, Zero::Gradients, Schedule::ZbH1, Recompute::Block(3))),
+        with(|o| (o.layout, o.schedule) = (Cuts::Sizes(vec![1, 2, 0]), Schedule::ZbV)),
+        with(|o| o.schedule = Schedule::DualPipeV),
         with(|o| o.layout = Cuts::Text("Et*2|t \"L\"".into())),
         with(|o| (o.layout, o.activation_offload) = (Cuts::Balanced, ActivationOffload::Layers(None))),
         with(|o| (o.offload, o.param_offload) = (Offload::Disk, ParamOffload::Host)),
@@ -494,13 +502,13 @@ pub fn options() -> Vec<Options> {
 
 fn order() -> PassOrder {
     let pass = |kind, chunk, microbatch| Pass { kind, chunk, microbatch };
-    let passes = vec![pass(Kind::Forward, 0, 0), pass(Kind::Backward, 1, 12), pass(Kind::Weight, 0, 3)];
-    PassOrder { placement: PipelinePlacement::V, stages: vec![passes, vec![]] }
+    let passes = vec![pass(PassKind::Forward, 0, 0), pass(PassKind::Backward, 1, 12), pass(PassKind::Weight, 0, 3)];
+    PassOrder { placement: StagePlacement::V, stages: vec![passes, vec![]] }
 }
 
 /// A module with something in every place.
 pub fn module() -> Module {
-    let layout = Layout { stages: 2, chunks: 2, placement: PipelinePlacement::V, embedding: 0, loss: 3, of_layer: vec![0, 1, 1, 3] };
+    let layout = Layout { stages: 2, chunks: 2, placement: StagePlacement::V, embedding: 0, loss: 3, of_layer: vec![0, 1, 1, 3] };
     let entry = |axis: &str, tiers: &[&[&str]], span| PlanEntry {
         axis: axis.into(),
         tiers: tiers.iter().map(|names| names.iter().map(|n| n.to_string()).collect()).collect(),

@@ -10,12 +10,12 @@ use crate::mesh::{Mesh, SubAxis};
 use crate::reason::Reason;
 use crate::sharded::{Digits, Partial, Placement, Sharded, Sharding};
 
-struct Notes<'a> {
+struct ShardingAnnotations<'a> {
     shardings: &'a mut Vec<Sharding>,
     reasons: &'a mut Vec<Option<Reason>>,
 }
 
-impl Beside for Notes<'_> {
+impl Beside for ShardingAnnotations<'_> {
     fn after_type(&mut self, io: &mut Io, i: usize) -> Result {
         let blank = Sharding::replicated(&io.mesh);
         io.with(" ", entry(self.shardings, i, blank), |io, s| sharding(io, s, dim))
@@ -34,7 +34,7 @@ pub(super) fn sharded(io: &mut Io, s: &mut Sharded) -> Result {
     io.line("sharded")?;
     mesh(io, &mut s.mesh)?;
     io.line("graph ")?;
-    graph_with(io, &mut s.graph, &mut Notes { shardings: &mut s.shardings, reasons: &mut s.reasons })?;
+    graph_with(io, &mut s.graph, &mut ShardingAnnotations { shardings: &mut s.shardings, reasons: &mut s.reasons })?;
     digits(io, &mut s.digits)
 }
 

@@ -8,7 +8,7 @@ use crate::commands::best_fit::{ALIGN, Need, assign};
 use crate::commands::liveness::{Lives, temporaries, temporaries_of_run};
 use crate::commands::runs::CallRuns;
 use crate::commands::stash_slots;
-use ir::program::{Arena, BLOCK, BufferId, Call, CallSchedule, Job, Phase, Program, Space};
+use ir::program::{Arena, BLOCK, BufferId, Call, CallSchedule, Job, Program, ProgramPhase, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Gives the buffers and stashes of all programs their places.
@@ -74,7 +74,7 @@ fn place_lasting(program: &mut Program) {
 fn place_temporaries(program: &mut Program, schedules: &[&CallSchedule]) {
     let beside = beside(program, schedules);
     let mut distinct: Vec<&[Call]> = vec![];
-    for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
+    for calls in schedules.iter().flat_map(|s| ProgramPhase::ALL.map(|phase| s.calls(phase))) {
         if !distinct.contains(&calls) {
             distinct.push(calls);
         }
@@ -123,7 +123,7 @@ fn temporaries_together(arena: Arena, program: &Program, all: &[CallRuns], toget
 /// Bodies in lists, by the first of each: two that some run has side by side are in one list.
 fn beside(program: &Program, schedules: &[&CallSchedule]) -> BTreeMap<usize, Vec<usize>> {
     let mut first: Vec<usize> = (0..program.bodies.len()).collect();
-    for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
+    for calls in schedules.iter().flat_map(|s| ProgramPhase::ALL.map(|phase| s.calls(phase))) {
         for run in program.runs(calls) {
             let called: BTreeSet<usize> = calls[run].iter().map(|c| first[c.body.index()]).collect();
             let Some(least) = called.first().copied().filter(|_| ir::fault!("allocate.beside.none", false, called.len() > 1)) else { continue };

@@ -6,7 +6,7 @@
 use crate::commands::streams::stream_of;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
-use ir::program::{Action, Arena, Body, Group, Job, Program, Space, Stage, Stream};
+use ir::program::{Action, Arena, Group, Job, Program, ProgramBody, Space, Stage, Stream};
 use ir::work::{Work, sent};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -27,15 +27,15 @@ const FAR: u64 = 40_000;
 const RANKS: u64 = 8;
 
 /// What commands of a job cost.
-pub struct Costs<'a> {
+pub struct CostModel<'a> {
     mesh: &'a Mesh,
     kernels: Vec<u64>,
 }
 
-impl<'a> Costs<'a> {
+impl<'a> CostModel<'a> {
     /// Works out the time of each kernel; `kernels` are those of the job, by [`ir::program::KernelId`].
-    pub fn new(mesh: &'a Mesh, kernels: &[Kernel]) -> Costs<'a> {
-        Costs { mesh, kernels: kernels.iter().map(launch).collect() }
+    pub fn new(mesh: &'a Mesh, kernels: &[Kernel]) -> CostModel<'a> {
+        CostModel { mesh, kernels: kernels.iter().map(launch).collect() }
     }
 
     /// Femtoseconds that a command keeps its stream busy, once it can go on. Times saturate, after five hours.
@@ -102,7 +102,7 @@ const STEPS: usize = 3;
 /// What keeps its stream busy, and from when to when.
 struct Busy<'a> {
     step: usize,
-    body: &'a Body,
+    body: &'a ProgramBody,
     action: &'a Action,
     from: u64,
     to: u64,
@@ -110,7 +110,7 @@ struct Busy<'a> {
 
 /// Plays steps of a rank of a stage, its streams side by side, all messages there when they are waited for. `each` is
 /// told of all that is done; what a bool may leave out is left out, as in most steps. Says when each step had ended.
-fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(&Busy)) -> [u64; STEPS] {
+fn play(job: &Job, costs: &CostModel, stage: &Stage, each: &mut dyn FnMut(&Busy)) -> [u64; STEPS] {
     let program = &job.programs[stage.program as usize];
     let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
     std::array::from_fn(|step| {
@@ -135,7 +135,7 @@ fn play(job: &Job, costs: &Costs, stage: &Stage, each: &mut dyn FnMut(&Busy)) ->
 
 /// Femtoseconds of a step of the ranks of each stage, as if they never waited for other stages.
 pub fn step_times(job: &Job) -> Vec<u64> {
-    let costs = Costs::new(&job.mesh, &job.kernels);
+    let costs = CostModel::new(&job.mesh, &job.kernels);
     let of_stage = |stage: &Stage| {
         let ends = play(job, &costs, stage, &mut |_| {});
         ends[1] - ends[0]
@@ -149,8 +149,8 @@ pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
 }
 
 /// As [`traffic`], of the commands of bodies that `keep` wants.
-pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<Stream, Traffic> {
-    let costs = Costs::new(&job.mesh, &job.kernels);
+pub fn traffic_of(job: &Job, keep: &dyn Fn(&ProgramBody, &Action) -> bool) -> BTreeMap<Stream, Traffic> {
+    let costs = CostModel::new(&job.mesh, &job.kernels);
     let mut out: BTreeMap<Stream, Traffic> = BTreeMap::new();
     for stage in &job.stages {
         let program = &job.programs[stage.program as usize];

@@ -13,7 +13,7 @@ mod steady_state;
 use crate::commands::effects::{Touch, touches};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, Arena, Body, BodyId, Call, CallSchedule, Command, Job, Program, Slots, Space, Stash, Stream};
+use ir::program::{Action, Arena, BodyId, Call, CallSchedule, Command, Job, Program, ProgramBody, Slots, Space, Stash, Stream};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use steady_state::{Left, counts, middle};
@@ -66,12 +66,12 @@ fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules:
     }
     let sites = Sites::new(mesh, kernels, program);
     for schedule in schedules {
-        Player::new(program, &sites, schedule, &mut needed).play(schedule, middle);
+        IssueReplay::new(program, &sites, schedule, &mut needed).play(schedule, middle);
     }
     let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
     let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
     let mut site = 0;
-    for Body { commands, cuts, .. } in &mut program.bodies {
+    for ProgramBody { commands, cuts, .. } in &mut program.bodies {
         let (mut out, mut next) = (Vec::with_capacity(commands.len()), 0);
         for (k, command) in std::mem::take(commands).into_iter().enumerate() {
             if cuts.get(next).is_some_and(|cut| *cut as usize == k) {
@@ -91,7 +91,7 @@ fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules:
 
 /// Where bytes are.
 #[derive(Clone, Copy)]
-enum Home {
+enum ByteLocation {
     /// In an arena that has one slot.
     Arena(Arena),
     /// In a slot of this stash.
@@ -100,7 +100,7 @@ enum Home {
 
 /// Bytes `from..to` that a command touches, of an arena or of a slot of a stash.
 struct Range {
-    place: Home,
+    place: ByteLocation,
     from: u64,
     to: u64,
     writes: bool,
@@ -118,8 +118,8 @@ impl Sites {
         let range = |touch: &Touch| {
             let b = &program.buffers[touch.buffer.index()];
             let (place, begin) = match (b.arena, program.stash(b)) {
-                (_, Some((k, begin))) => (Home::Stash(k), begin),
-                (arena, None) => (Home::Arena(arena), 0),
+                (_, Some((k, begin))) => (ByteLocation::Stash(k), begin),
+                (arena, None) => (ByteLocation::Arena(arena), 0),
             };
             let [from, to] = [touch.from, touch.to].map(|element| b.offset + element * b.dtype.bytes() - begin);
             Range { place, from, to, writes: touch.writes }
@@ -180,7 +180,7 @@ impl Cells {
 }
 
 /// Plays the order of issue of one stage.
-struct Player<'a> {
+struct IssueReplay<'a> {
     program: &'a Program,
     sites: &'a Sites,
     /// Of each stash: slots, bytes of one, and the first byte of the first one, among those of temporary buffers.
@@ -209,8 +209,8 @@ fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
     calls.iter().filter(is_end).copied().collect()
 }
 
-impl<'a> Player<'a> {
-    fn new(program: &'a Program, sites: &'a Sites, schedule: &CallSchedule, needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
+impl<'a> IssueReplay<'a> {
+    fn new(program: &'a Program, sites: &'a Sites, schedule: &CallSchedule, needed: &'a mut Vec<BTreeSet<Site>>) -> IssueReplay<'a> {
         let mut end = 0;
         let arenas = schedule.arena_bytes(program).map(|bytes| {
             end += bytes;
@@ -221,7 +221,7 @@ impl<'a> Player<'a> {
         };
         let slots = program.stashes.iter().zip(&schedule.slots).map(stash).collect();
         let done = vec![[0; STREAMS]; sites.commands.len()];
-        Player { program, sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
+        IssueReplay { program, sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
     }
 
     /// Steps, with and without their updates, and evaluations, each after each.
@@ -303,8 +303,8 @@ impl<'a> Player<'a> {
     /// What is touched by a call for a microbatch.
     fn bytes(&self, touch: &Range, microbatch: u64) -> std::ops::Range<u64> {
         let first = match touch.place {
-            Home::Arena(arena) => self.arenas[arena as usize],
-            Home::Stash(k) => {
+            ByteLocation::Arena(arena) => self.arenas[arena as usize],
+            ByteLocation::Stash(k) => {
                 let (slots, bytes, first) = self.slots[k];
                 first + microbatch % ir::fault!("events.slots.one", 1, slots) * bytes
             }

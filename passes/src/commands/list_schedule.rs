@@ -17,7 +17,7 @@
 mod frugal;
 
 use crate::commands::best_fit::{ALIGN, most_alive};
-use crate::commands::cost_model::Costs;
+use crate::commands::cost_model::CostModel;
 use crate::commands::effects::{Touch, touches};
 use crate::commands::liveness::{Kept, temporaries};
 use crate::commands::spills::returns;
@@ -35,7 +35,7 @@ pub const PRICE: u64 = 32;
 /// Puts the commands of all programs in the order of their issue.
 pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
-    let costs = Costs::new(mesh, kernels);
+    let costs = CostModel::new(mesh, kernels);
     for (p, program) in programs.iter_mut().enumerate() {
         let schedules: Vec<&CallSchedule> = stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule).collect();
         if let Some(first) = schedules.first() {
@@ -48,7 +48,7 @@ pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
 
 /// Puts the commands of every body in the order of their issue, bodies in that of their last calls: one for memory
 /// where it is said what is kept for one microbatch at a time.
-fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, kept: Option<&Kept>, schedule: &CallSchedule) {
+fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Program, kept: Option<&Kept>, schedule: &CallSchedule) {
     let alive = |space: Space, program: &Program, commands: &[Command]| most_alive(&temporaries(space.temporary(), program, commands).1);
     let lasting = |space: Space| {
         let own = program.buffers.iter().filter(|b| b.arena.space() == Some(space) && !b.arena.is_temporary());
@@ -167,7 +167,7 @@ impl Graph {
     pub fn new(
         mesh: &Mesh,
         kernels: &[Kernel],
-        costs: &Costs,
+        costs: &CostModel,
         program: &Program,
         commands: &[Command],
         written: &BTreeMap<BufferId, usize>,

@@ -5,7 +5,7 @@ use crate::commands::best_fit::{Need, Span};
 use crate::commands::runs::CallRuns;
 use crate::commands::stash_slots;
 use crate::commands::streams::messages;
-use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Phase, Program, Space, Stream};
+use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Program, ProgramPhase, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A microbatch in a stash: the first and the last of the calls that touch it there, of all parts of their bodies.
@@ -69,7 +69,7 @@ pub struct Lives {
     /// Of each stash, all slots; no spans if no call touches it, or it is in another memory.
     pub stashes: Vec<Need>,
     /// The first moment of each call, ascending, with its phase, its body and the command there.
-    begins: Vec<(usize, Phase, usize, usize)>,
+    begins: Vec<(usize, ProgramPhase, usize, usize)>,
 }
 
 impl Lives {
@@ -85,7 +85,7 @@ impl Lives {
             begins: vec![],
         };
         let mut next = 0;
-        for phase in Phase::ALL {
+        for phase in ProgramPhase::ALL {
             let calls = schedule.calls(phase);
             let runs = CallRuns::of(program, calls);
             let (mut begins, mut touched) = (vec![], BTreeMap::new());
@@ -126,7 +126,7 @@ impl Lives {
     }
 
     /// The phase, the body and the command of a moment. (One past the last command is the end of a call.)
-    pub fn at(&self, moment: usize) -> (Phase, usize, usize) {
+    pub fn at(&self, moment: usize) -> (ProgramPhase, usize, usize) {
         let (begin, phase, body, command) = self.begins[self.begins.partition_point(|b| b.0 <= moment) - 1];
         (phase, body, command + moment - begin)
     }
@@ -159,7 +159,7 @@ impl Kept {
         let owners: BTreeMap<usize, BufferId> =
             stashed.filter_map(|id| Some((stash_of(&id)?, id))).filter(|s| single[s.0] && !messages[s.0]).collect();
         let mut passes: Vec<BTreeMap<BufferId, (bool, bool)>> = vec![BTreeMap::new(); laid.bodies.len()];
-        for calls in schedules.iter().flat_map(|s| Phase::ALL.map(|phase| s.calls(phase))) {
+        for calls in schedules.iter().flat_map(|s| ProgramPhase::ALL.map(|phase| s.calls(phase))) {
             for (k, lives) in lives(&laid, calls).into_iter().enumerate() {
                 let Some(id) = owners.get(&k) else { continue };
                 for life in lives {

@@ -16,7 +16,7 @@ use ir::graph::{Origin, Phase};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::options::ActivationOffload;
-use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Call, CallSchedule, Job, Place, Program, Space};
+use ir::program::{Action, Arena, BodyKind, Buffer, BufferId, Call, CallSchedule, Job, Place, Program, ProgramBody, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is smaller than the largest by more than this factor stays.
@@ -81,7 +81,7 @@ fn chosen(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedules: &[&Call
 }
 
 /// The first and the last layer of which a body runs kernels.
-fn ends(body: &Body) -> Option<[u32; 2]> {
+fn ends(body: &ProgramBody) -> Option<[u32; 2]> {
     let kernels = body.commands.iter().filter(|c| matches!(c.action, Action::Launch { .. }));
     let layers = || kernels.clone().filter_map(|c| c.origin.layer);
     Some([layers().min()?, layers().max()?])
@@ -89,7 +89,7 @@ fn ends(body: &Body) -> Option<[u32; 2]> {
 
 /// The commands of a body that touch a stashed buffer.
 #[derive(Default)]
-struct Uses {
+struct StashUses {
     first: usize,
     last_write: Option<usize>,
     /// Whether a write may be left out, so that there would be nothing.
@@ -97,13 +97,13 @@ struct Uses {
 }
 
 /// Of each buffer stashed on the device, its uses by body.
-fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId, BTreeMap<usize, Uses>> {
-    let mut out: BTreeMap<BufferId, BTreeMap<usize, Uses>> = BTreeMap::new();
+fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId, BTreeMap<usize, StashUses>> {
+    let mut out: BTreeMap<BufferId, BTreeMap<usize, StashUses>> = BTreeMap::new();
     for (b, body) in program.bodies.iter().enumerate() {
         for (k, command) in body.commands.iter().enumerate() {
             for touch in touches(mesh, kernels, program, command) {
                 if program.buffers[touch.buffer.index()].arena == Arena::Stash {
-                    let uses = out.entry(touch.buffer).or_default().entry(b).or_insert(Uses { first: k, ..Uses::default() });
+                    let uses = out.entry(touch.buffer).or_default().entry(b).or_insert(StashUses { first: k, ..StashUses::default() });
                     if touch.writes {
                         uses.last_write = Some(k);
                         uses.optional |= command.predicate.is_some() && !adds(kernels, &command.action, touch.buffer);
@@ -124,8 +124,8 @@ fn adds(kernels: &[Kernel], action: &Action, id: BufferId) -> bool {
 
 /// Those of a value that one forward pass makes, whole, for later passes of its own virtual stage. The last of these
 /// may write over it.
-fn spillable(program: &Program, uses: &BTreeMap<usize, Uses>) -> Option<Passes> {
-    let mut in_order: Vec<(usize, &Uses)> = uses.iter().map(|(b, u)| (*b, u)).collect();
+fn spillable(program: &Program, uses: &BTreeMap<usize, StashUses>) -> Option<Passes> {
+    let mut in_order: Vec<(usize, &StashUses)> = uses.iter().map(|(b, u)| (*b, u)).collect();
     in_order.sort_by_key(|(b, _)| match program.bodies[*b].kind {
         BodyKind::Prologue | BodyKind::Forward(_) => 0,
         BodyKind::Backward(_) => 1,

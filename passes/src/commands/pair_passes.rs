@@ -4,26 +4,26 @@
 //! the whole of what tensor parallelism had split. A forward pass and the backward pass after it, of another
 //! microbatch, need nothing of each other, so the exchanges of one are under way beside the compute of the other
 //! (Megatron-LM's `--overlap-moe-expert-parallel-comm`; DualPipe of DeepSeek-V3). The schedule has them one after the
-//! other, and both can begin when either can ([`Order::pairs`]).
+//! other, and both can begin when either can ([`PassOrder::pairs`]).
 //!
 //! Bodies stay as they are. Each is cut into parts, and the parts of the two are called in turn, in the order that
 //! ends first on the nominal machine ([`crate::commands::cost_model`]). If none ends before the two do one after the
 //! other, they stay so. Gradients of weights that have a pass of their own right after the backward pass belong to
 //! it.
 
-use crate::commands::cost_model::Costs;
+use crate::commands::cost_model::CostModel;
 use crate::commands::list_schedule::Graph;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::pipeline::{Kind, Order, Pass};
+use ir::pipeline::{Pass, PassKind, PassOrder};
 use ir::program::{BodyId, BodyKind, Call, Job, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Runs passes of all stages in the pairs that their order allows.
-pub fn pair(mut job: Job, order: &Order) -> Job {
+pub fn pair(mut job: Job, order: &PassOrder) -> Job {
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
-    let costs = Costs::new(mesh, kernels);
+    let costs = CostModel::new(mesh, kernels);
     let pairs = order.pairs();
     // They are in pairs already.
     if programs.iter().flat_map(|p| &p.bodies).any(|b| b.parts() > 1) {
@@ -51,7 +51,7 @@ type Pair = [Vec<BodyId>; 2];
 /// Parts of bodies, in the order in which they are called.
 type Turns = Vec<(BodyId, u32)>;
 
-fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, lists: &mut [List]) {
+fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Program, lists: &mut [List]) {
     let pairs: BTreeSet<Pair> = lists.iter().flat_map(|list| (0..list.calls.len()).filter_map(|at| list.pair_at(program, at))).collect();
     let bodies: BTreeSet<BodyId> = pairs.iter().flatten().flatten().copied().collect();
     let divided: BTreeMap<BodyId, Divided> = bodies.iter().map(|b| (*b, Divided::new(mesh, kernels, costs, program, *b))).collect();
@@ -80,9 +80,9 @@ impl List<'_> {
         let [f, b, rest @ ..] = &self.calls[at..] else { return None };
         let (BodyKind::Forward(chunk), BodyKind::Backward(own)) = (kind(f), kind(b)) else { return None };
         let weight = rest.first().filter(|w| w.microbatch == b.microbatch && kind(w) == BodyKind::Weight(own));
-        let pass = |kind: Kind, chunk: u32, call: &Call| Pass { kind, chunk, microbatch: call.microbatch };
+        let pass = |kind: PassKind, chunk: u32, call: &Call| Pass { kind, chunk, microbatch: call.microbatch };
         // A stage may have nothing to compute in a pass, so others stand side by side here than in the order.
-        let beside = self.pairs.get(&pass(Kind::Forward, chunk, f)) == Some(&pass(Kind::Backward, own, b));
+        let beside = self.pairs.get(&pass(PassKind::Forward, chunk, f)) == Some(&pass(PassKind::Backward, own, b));
         ir::fault!("pair_passes.pairs.all", true, beside).then(|| [vec![f.body], [b].into_iter().chain(weight).map(|c| c.body).collect()])
     }
 
@@ -118,12 +118,12 @@ struct Divided {
 struct Stretch {
     /// The number of its first command.
     begin: usize,
-    steps: Vec<Step>,
+    steps: Vec<PartStep>,
     /// Whose ends later parts wait for.
     awaited: Vec<Done>,
 }
 
-struct Step {
+struct PartStep {
     stream: Stream,
     time: u64,
     /// What it comes after, on other streams.
@@ -144,7 +144,7 @@ enum Done {
 const SHARE: u64 = 64;
 
 impl Divided {
-    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &Program, body: BodyId) -> Divided {
+    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &Program, body: BodyId) -> Divided {
         let commands = &program.bodies[body.index()].commands;
         let Graph { streams, times, users, .. } = Graph::new(mesh, kernels, costs, program, commands, &BTreeMap::new());
         let runs = |k: usize| commands[k].predicate.is_none();
@@ -177,7 +177,7 @@ impl Divided {
             place.insert(k, (out.parts.len(), part.steps.len()));
             // By command, until its place in its part is known.
             let others = after[k].iter().enumerate().filter(|(s, _)| *s != streams[k] as usize);
-            part.steps.push(Step { stream: streams[k], time: times[k], after: others.filter_map(|(_, j)| j.map(Done::Before)).collect() });
+            part.steps.push(PartStep { stream: streams[k], time: times[k], after: others.filter_map(|(_, j)| j.map(Done::Before)).collect() });
         }
         out.parts.push(part);
         out.settle(&place);
@@ -300,7 +300,7 @@ impl Trial {
             Done::Here(step) => ends[*step],
             Done::Before(k) => self.awaited[l][*k],
         };
-        for Step { stream, time, after } in &here.steps {
+        for PartStep { stream, time, after } in &here.steps {
             let ready = after.iter().map(|done| end(&ends, done)).max().unwrap_or(0);
             let clock = &mut out.clocks[*stream as usize];
             *clock = (*clock).max(ready).saturating_add(*time);

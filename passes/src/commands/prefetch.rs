@@ -5,7 +5,7 @@
 //! Each comes as late as it can on a nominal machine ([`crate::commands::cost_model`]), if nothing is to wait for it;
 //! where the bus takes longer than all kernels of a pass, these are taken to be as slow, as they will wait.
 
-use crate::commands::cost_model::Costs;
+use crate::commands::cost_model::CostModel;
 use crate::commands::effects::touches;
 use crate::commands::list_schedule::PRICE;
 use crate::commands::spills::returns;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// Moves the copies of all passes.
 pub fn issue(mut job: Job) -> Job {
     let Job { mesh, kernels, programs, .. } = &mut job;
-    let costs = Costs::new(mesh, kernels);
+    let costs = CostModel::new(mesh, kernels);
     for program in programs {
         for body in 0..program.bodies.len() {
             if !matches!(program.bodies[body].kind, BodyKind::Reduce | BodyKind::Update) {
@@ -29,7 +29,7 @@ pub fn issue(mut job: Job) -> Job {
 }
 
 /// The commands of a pass with its copies ahead.
-fn issued(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &Program, commands: &[Command]) -> Vec<Command> {
+fn issued(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &Program, commands: &[Command]) -> Vec<Command> {
     let returns = returns(program, commands);
     // What a bool may leave out has to come behind that.
     let moves: Vec<bool> =
@@ -64,7 +64,7 @@ fn issued(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &Program, com
 /// Issues copies, each of which is wanted by a command of a body, before earlier ones: so that each is done in time,
 /// one after the other, and none sooner than it need be. So many bytes wait for their command at a time as a new
 /// order of commands may cost, or two copies.
-fn ahead(costs: &Costs, program: &Program, commands: &[Command], copies: &mut [(usize, Command)]) {
+fn ahead(costs: &CostModel, program: &Program, commands: &[Command], copies: &mut [(usize, Command)]) {
     // What a bool may leave out is left out in most steps.
     let of_kernel = |c: &Command| match c.action {
         Action::Launch { .. } if c.predicate.is_none() => costs.time(program, &c.action),

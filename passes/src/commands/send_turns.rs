@@ -10,16 +10,16 @@
 //! The play takes what it does from the lists alone, so it comes to its end where the play with buffers does
 //! ([`Job::in_flight`]), and its order is one in which nobody waits for ever.
 
-use crate::commands::cost_model::Costs;
+use crate::commands::cost_model::CostModel;
 use ir::mesh::SubAxis;
-use ir::program::{Action, Body, Channel, Command, Job, Phase, Program, SendTurn, Stage, Stream};
+use ir::program::{Action, Channel, Command, Job, Program, ProgramBody, ProgramPhase, SendTurn, Stage, Stream};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Gives the sends of all stages their turns.
 pub fn order(mut job: Job) -> Job {
-    let costs = Costs::new(&job.mesh, &job.kernels);
-    let bodies = Bodies::new(&job, &costs);
-    let turns = Phase::ALL.map(|phase| Play::new(&job, &bodies, phase).run());
+    let costs = CostModel::new(&job.mesh, &job.kernels);
+    let bodies = JobSteps::new(&job, &costs);
+    let turns = ProgramPhase::ALL.map(|phase| PhaseSimulation::new(&job, &bodies, phase).run());
     for (s, stage) in job.stages.iter_mut().enumerate() {
         let s = ir::fault!("send_turns.stage.first", 0, s);
         stage.schedule.sends = std::array::from_fn(|phase| turns[ir::fault!("send_turns.phase.train", 0, phase)][s].clone());
@@ -29,17 +29,17 @@ pub fn order(mut job: Job) -> Job {
 
 /// What a command is to this play.
 #[derive(Clone, Copy)]
-enum Step {
+enum StreamStep {
     Busy(u64),
     Record(u32),
     Wait(u32),
     Send { to: usize, channel: Channel, time: u64 },
-    Other(Exchange, u64),
+    Other(BlockingExchange, u64),
 }
 
 /// An exchange that is no send.
 #[derive(Clone, Copy)]
-enum Exchange {
+enum BlockingExchange {
     Receive {
         from: usize,
         channel: Channel,
@@ -49,41 +49,48 @@ enum Exchange {
 }
 
 /// Who takes part in a collective: the sub-axes and stages of its group.
-type Key = (Vec<SubAxis>, Vec<u64>);
+type GroupKey = (Vec<SubAxis>, Vec<u64>);
 
 /// The steps of a body, part by part.
-type Parts = Vec<Vec<(Stream, Step)>>;
+type Parts = Vec<Vec<(Stream, StreamStep)>>;
 
 /// What the stages of a job do.
-struct Bodies {
+struct JobSteps {
     /// By stage, body and part.
     stages: Vec<Vec<Parts>>,
     /// The stages of each group.
     groups: Vec<Vec<usize>>,
 }
 
-impl Bodies {
-    fn new(job: &Job, costs: &Costs) -> Bodies {
+impl JobSteps {
+    fn new(job: &Job, costs: &CostModel) -> JobSteps {
         let (mut numbers, mut groups) = (HashMap::new(), vec![]);
         let mut stages = vec![];
         for (s, stage) in job.stages.iter().enumerate() {
             let program = &job.programs[stage.program as usize];
             let mut step = |c: &Command| (c.stream, step(costs, program, s, &c.action, &mut numbers, &mut groups));
-            let mut parts = |b: &Body| (0..b.parts()).map(|part| joined(b.commands[b.part(part)].iter().map(&mut step))).collect();
+            let mut parts = |b: &ProgramBody| (0..b.parts()).map(|part| joined(b.commands[b.part(part)].iter().map(&mut step))).collect();
             stages.push(program.bodies.iter().map(&mut parts).collect());
         }
-        Bodies { stages, groups }
+        JobSteps { stages, groups }
     }
 }
 
-fn step(costs: &Costs, program: &Program, s: usize, action: &Action, numbers: &mut HashMap<Key, usize>, groups: &mut Vec<Vec<usize>>) -> Step {
+fn step(
+    costs: &CostModel,
+    program: &Program,
+    s: usize,
+    action: &Action,
+    numbers: &mut HashMap<GroupKey, usize>,
+    groups: &mut Vec<Vec<usize>>,
+) -> StreamStep {
     let time = costs.time(program, action);
     let peer = |hops: i64| (s as u64).wrapping_add_signed(hops) as usize;
     match action {
-        Action::Record { event } => Step::Record(*event),
-        Action::Wait { event } => Step::Wait(*event),
-        Action::Send { hops, channel, .. } => Step::Send { to: peer(*hops), channel: *channel, time },
-        Action::Recv { hops, channel, .. } => Step::Other(Exchange::Receive { from: peer(*hops), channel: *channel }, time),
+        Action::Record { event } => StreamStep::Record(*event),
+        Action::Wait { event } => StreamStep::Wait(*event),
+        Action::Send { hops, channel, .. } => StreamStep::Send { to: peer(*hops), channel: *channel, time },
+        Action::Recv { hops, channel, .. } => StreamStep::Other(BlockingExchange::Receive { from: peer(*hops), channel: *channel }, time),
         Action::Collective { group, .. } => {
             let group = &program.groups[group.index()];
             let stages = group.stages.clone().unwrap_or_else(|| vec![s as u64]);
@@ -93,20 +100,20 @@ fn step(costs: &Costs, program: &Program, s: usize, action: &Action, numbers: &m
                 groups.push(stages.iter().map(|t| *t as usize).collect());
                 groups.len() - 1
             });
-            Step::Other(Exchange::Collective(number), time)
+            StreamStep::Other(BlockingExchange::Collective(number), time)
         }
         Action::Launch { .. } | Action::Copy { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Limit { .. } => {
-            Step::Busy(time)
+            StreamStep::Busy(time)
         }
     }
 }
 
 /// Steps with those joined that follow each other on a stream and only take time.
-fn joined(steps: impl Iterator<Item = (Stream, Step)>) -> Vec<(Stream, Step)> {
-    let mut out: Vec<(Stream, Step)> = vec![];
+fn joined(steps: impl Iterator<Item = (Stream, StreamStep)>) -> Vec<(Stream, StreamStep)> {
+    let mut out: Vec<(Stream, StreamStep)> = vec![];
     for (stream, step) in steps {
         match (out.last_mut(), step) {
-            (Some((last, Step::Busy(before))), Step::Busy(time)) if *last == stream => *before = before.saturating_add(time),
+            (Some((last, StreamStep::Busy(before))), StreamStep::Busy(time)) if *last == stream => *before = before.saturating_add(time),
             _ => out.push((stream, step)),
         }
     }
@@ -122,7 +129,7 @@ struct Letter {
 }
 
 /// A stage on its way through a phase.
-struct Player<'a> {
+struct StageCursor<'a> {
     stage: &'a Stage,
     bodies: &'a [Parts],
     call: usize,
@@ -135,26 +142,26 @@ struct Player<'a> {
     sends: u32,
     others: u32,
     /// The exchange to which the list has come, no send.
-    head: Option<(Exchange, Stream, u64)>,
+    head: Option<(BlockingExchange, Stream, u64)>,
     turns: Vec<SendTurn>,
 }
 
 /// Sender, receiver, channel.
 type Route = (usize, usize, Channel);
 
-struct Play<'a> {
+struct PhaseSimulation<'a> {
     in_flight: usize,
     groups: &'a [Vec<usize>],
-    phase: Phase,
-    players: Vec<Player<'a>>,
+    phase: ProgramPhase,
+    cursors: Vec<StageCursor<'a>>,
     mail: HashMap<Route, VecDeque<Letter>>,
     /// Of each stage, to whom and on which channels it sends.
     routes: Vec<BTreeSet<Route>>,
 }
 
-impl<'a> Play<'a> {
-    fn new(job: &'a Job, bodies: &'a Bodies, phase: Phase) -> Play<'a> {
-        let player = |(stage, bodies): (&'a Stage, &'a Vec<_>)| Player {
+impl<'a> PhaseSimulation<'a> {
+    fn new(job: &'a Job, bodies: &'a JobSteps, phase: ProgramPhase) -> PhaseSimulation<'a> {
+        let cursor = |(stage, bodies): (&'a Stage, &'a Vec<_>)| StageCursor {
             stage,
             bodies,
             call: 0,
@@ -167,26 +174,26 @@ impl<'a> Play<'a> {
             head: None,
             turns: vec![],
         };
-        let players: Vec<Player> = job.stages.iter().zip(&bodies.stages).map(player).collect();
-        let routes = vec![BTreeSet::new(); players.len()];
-        Play { in_flight: job.in_flight as usize, groups: &bodies.groups, phase, players, mail: HashMap::new(), routes }
+        let cursors: Vec<StageCursor> = job.stages.iter().zip(&bodies.stages).map(cursor).collect();
+        let routes = vec![BTreeSet::new(); cursors.len()];
+        PhaseSimulation { in_flight: job.in_flight as usize, groups: &bodies.groups, phase, cursors, mail: HashMap::new(), routes }
     }
 
     /// The turns of each stage. Where the play does not come to its end, the verifier says why.
     fn run(mut self) -> Vec<Vec<SendTurn>> {
-        (0..self.players.len()).for_each(|s| self.advance(s));
-        while let Some((_, s)) = (0..self.players.len()).filter_map(|s| Some((self.begins(s)?, s))).min() {
-            match self.players[s].head.expect("invariant: it can begin").0 {
-                Exchange::Receive { .. } => self.messages(s),
-                Exchange::Collective(group) => self.collective(group),
+        (0..self.cursors.len()).for_each(|s| self.advance(s));
+        while let Some((_, s)) = (0..self.cursors.len()).filter_map(|s| Some((self.begins(s)?, s))).min() {
+            match self.cursors[s].head.expect("invariant: it can begin").0 {
+                BlockingExchange::Receive { .. } => self.messages(s),
+                BlockingExchange::Collective(group) => self.collective(group),
             }
         }
-        self.players.into_iter().map(|p| ir::fault!("send_turns.turns.backward", p.turns.into_iter().rev().collect(), p.turns)).collect()
+        self.cursors.into_iter().map(|p| ir::fault!("send_turns.turns.backward", p.turns.into_iter().rev().collect(), p.turns)).collect()
     }
 
     /// Goes through a stage's list up to its next exchange that is no send, or to a send for which there is no room.
     fn advance(&mut self, s: usize) {
-        let p = &mut self.players[s];
+        let p = &mut self.cursors[s];
         let calls = p.stage.schedule.calls(self.phase);
         while p.head.is_none() {
             let Some(call) = calls.get(p.call) else { return };
@@ -196,13 +203,13 @@ impl<'a> Play<'a> {
             };
             let clock = &mut p.clocks[stream as usize];
             match step {
-                Step::Busy(time) => *clock = clock.saturating_add(time),
-                Step::Record(event) => drop(p.events.insert(event, *clock)),
-                Step::Wait(event) => {
+                StreamStep::Busy(time) => *clock = clock.saturating_add(time),
+                StreamStep::Record(event) => drop(p.events.insert(event, *clock)),
+                StreamStep::Wait(event) => {
                     let reached = p.events.get(&event).copied().unwrap_or(0);
                     *clock = ir::fault!("send_turns.wait.none", *clock, (*clock).max(reached));
                 }
-                Step::Send { to, channel, time } => {
+                StreamStep::Send { to, channel, time } => {
                     let route = (s, to, channel);
                     let letters = self.mail.entry(route).or_default();
                     if letters.len() >= ir::fault!("send_turns.room.endless", usize::MAX, self.in_flight) {
@@ -213,7 +220,7 @@ impl<'a> Play<'a> {
                     self.routes[s].insert(route);
                     p.sends += 1;
                 }
-                Step::Other(exchange, time) => p.head = Some((exchange, stream, time)),
+                StreamStep::Other(exchange, time) => p.head = Some((exchange, stream, time)),
             }
             p.step += 1;
         }
@@ -221,19 +228,19 @@ impl<'a> Play<'a> {
 
     /// When a stage has nothing before the exchange to which its list has come.
     fn free(&self, s: usize) -> u64 {
-        let p = &self.players[s];
+        let p = &self.cursors[s];
         p.head.map_or(p.exchanges, |(_, stream, _)| p.exchanges.max(p.clocks[stream as usize]))
     }
 
     /// When the exchange to which a stage's list has come can begin, if the others are there.
     fn begins(&self, s: usize) -> Option<u64> {
-        match self.players[s].head?.0 {
-            Exchange::Receive { from, channel } => {
+        match self.cursors[s].head?.0 {
+            BlockingExchange::Receive { from, channel } => {
                 let letter = self.mail.get(&(from, s, channel))?.front()?;
-                Some(letter.ready.max(self.players[from].exchanges).max(self.free(s)))
+                Some(letter.ready.max(self.cursors[from].exchanges).max(self.free(s)))
             }
-            Exchange::Collective(group) => {
-                let there = |t: &usize| matches!(self.players[*t].head, Some((Exchange::Collective(g), ..)) if g == group);
+            BlockingExchange::Collective(group) => {
+                let there = |t: &usize| matches!(self.cursors[*t].head, Some((BlockingExchange::Collective(g), ..)) if g == group);
                 let stages = &self.groups[group];
                 stages.iter().all(there).then(|| stages.iter().map(|t| self.free(*t)).max().unwrap_or(0))
             }
@@ -242,7 +249,7 @@ impl<'a> Play<'a> {
 
     /// The head of a stage ends.
     fn end(&mut self, s: usize, at: u64) {
-        let p = &mut self.players[s];
+        let p = &mut self.cursors[s];
         let (_, stream, _) = p.head.take().expect("invariant: it has begun");
         (p.clocks[stream as usize], p.exchanges) = (at, at);
         p.others += ir::fault!("send_turns.others.none", 0, 1);
@@ -250,7 +257,7 @@ impl<'a> Play<'a> {
 
     fn collective(&mut self, group: usize) {
         let stages = &self.groups[group];
-        let time = stages.iter().filter_map(|t| self.players[*t].head).map(|head| head.2).max().unwrap_or(0);
+        let time = stages.iter().filter_map(|t| self.cursors[*t].head).map(|head| head.2).max().unwrap_or(0);
         let end = stages.iter().map(|t| self.free(*t)).max().unwrap_or(0).saturating_add(time);
         stages.iter().for_each(|t| self.end(*t, end));
         stages.iter().for_each(|t| self.advance(*t));
@@ -258,9 +265,9 @@ impl<'a> Play<'a> {
 
     /// Lets a stage receive its message, and at once whoever takes part in that what else they could by its end.
     fn messages(&mut self, first: usize) {
-        let letter = |play: &Play, s: usize| match play.players[s].head?.0 {
-            Exchange::Receive { from, channel } => Some(((from, s, channel), *play.mail.get(&(from, s, channel))?.front()?)),
-            Exchange::Collective(_) => None,
+        let letter = |play: &PhaseSimulation, s: usize| match play.cursors[s].head?.0 {
+            BlockingExchange::Receive { from, channel } => Some(((from, s, channel), *play.mail.get(&(from, s, channel))?.front()?)),
+            BlockingExchange::Collective(_) => None,
         };
         let (_, own) = letter(self, first).expect("invariant: it can begin");
         let until = self.begins(first).expect("invariant: it can begin").saturating_add(own.time);
@@ -287,7 +294,7 @@ impl<'a> Play<'a> {
             let (route, own) = letter(self, *s).expect("invariant: as above");
             let letters = self.mail.entry(route).or_default();
             ir::fault!("send_turns.letter.last", letters.pop_back(), letters.pop_front());
-            let sender = &mut self.players[route.0];
+            let sender = &mut self.cursors[route.0];
             let after = ir::fault!("send_turns.after.next", sender.others + 1, sender.others);
             let grouped = ir::fault!("send_turns.grouped.never", false, all.contains(&route.0));
             let grouped = ir::fault!("send_turns.grouped.always", true, grouped);
@@ -296,7 +303,7 @@ impl<'a> Play<'a> {
             concerned.insert(route.0);
         }
         for s in &concerned {
-            self.players[*s].exchanges = end;
+            self.cursors[*s].exchanges = end;
         }
         all.iter().for_each(|s| self.end(*s, end));
         concerned.iter().for_each(|s| self.advance(*s));
@@ -309,8 +316,8 @@ mod tests {
 
     #[test]
     fn steps_of_a_stream_that_only_take_time_are_one() {
-        let steps = [(Stream::Compute, Step::Busy(2)), (Stream::Compute, Step::Busy(3)), (Stream::Host, Step::Busy(4))];
-        let times: Vec<u64> = joined(steps.into_iter()).iter().map(|(_, s)| if let Step::Busy(t) = s { *t } else { 0 }).collect();
+        let steps = [(Stream::Compute, StreamStep::Busy(2)), (Stream::Compute, StreamStep::Busy(3)), (Stream::Host, StreamStep::Busy(4))];
+        let times: Vec<u64> = joined(steps.into_iter()).iter().map(|(_, s)| if let StreamStep::Busy(t) = s { *t } else { 0 }).collect();
         assert_eq!(times, [5, 4]);
     }
 }

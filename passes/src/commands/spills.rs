@@ -2,7 +2,7 @@
 //! buffer in its place, with copies beside its own commands.
 
 use ir::graph::{Origin, Phase};
-use ir::program::{Action, Arena, Body, Buffer, BufferId, Command, Place, Program, Stream};
+use ir::program::{Action, Arena, Buffer, BufferId, Command, Place, Program, ProgramBody, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a body has of values that wait elsewhere.
@@ -26,7 +26,7 @@ pub struct Own {
 
 impl Spills {
     /// Puts the copies among the commands of the body, which have their own buffers from now on. Copies are in order.
-    pub fn insert(self, body: &mut Body) {
+    pub fn insert(self, body: &mut ProgramBody) {
         let Spills { own, copies } = self;
         let (mut copies, mut seen) = (copies.into_iter().peekable(), BTreeSet::new());
         for (k, mut command) in std::mem::take(&mut body.commands).into_iter().enumerate() {

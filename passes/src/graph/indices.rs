@@ -20,7 +20,7 @@ use ir::diag::Diagnostic;
 use ir::graph::{Body, Graph, Value};
 use ir::op::{Binary, Compare, DType, Op, Reduce, Unary};
 use ir::program::Interval;
-use meant::{Kind, Use};
+use meant::{IndexKind, Use};
 use pieces::{Bounds, Element, Extreme, Piece, When};
 use std::collections::BTreeSet;
 
@@ -98,7 +98,7 @@ pub fn indices(graph: &Graph) -> Indices {
             }
         }
         // A row of which nothing is true is no row of a table.
-        if used.kind == Kind::Gather {
+        if used.kind == IndexKind::Gather {
             warnings.into_iter().for_each(|w| {
                 if !found.warnings.contains(&w) {
                     found.warnings.push(w)
@@ -135,12 +135,12 @@ fn warning(graph: &Graph, used: &Use) -> Diagnostic {
 #[derive(Clone, Debug, PartialEq)]
 struct Origin {
     input: u32,
-    path: Vec<Move>,
+    path: Vec<ElementMove>,
 }
 
 /// What moves elements.
 #[derive(Clone, Debug, PartialEq)]
-enum Move {
+enum ElementMove {
     By(Op),
     /// By an op with several operands that count.
     At(Value),
@@ -185,7 +185,7 @@ impl Walk<'_> {
     }
 
     /// A value whose elements are elsewhere.
-    fn moved(&mut self, pieces: &[Piece], by: &Move) -> Vec<Piece> {
+    fn moved(&mut self, pieces: &[Piece], by: &ElementMove) -> Vec<Piece> {
         let mut to = |x: Element| {
             let mut origin = self.elements[x].clone();
             origin.path.push(by.clone());
@@ -236,14 +236,14 @@ impl Walk<'_> {
             Op::Add => args[1..].iter().fold(args[0].clone(), |sum, a| pieces::add(&sum, a)),
             Op::Cast if node.ty.dtype == DType::Bool => pieces::compare(&args[0], &number(0), Compare::Ne),
             Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. } | Op::Limit { .. } => args[0].clone(),
-            Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } => self.moved(&args[0], &Move::By(node.op.clone())),
-            Op::Pad { .. } => pieces::settled(self.moved(&args[0], &Move::By(node.op.clone())).into_iter().chain(number(0))),
+            Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } => self.moved(&args[0], &ElementMove::By(node.op.clone())),
+            Op::Pad { .. } => pieces::settled(self.moved(&args[0], &ElementMove::By(node.op.clone())).into_iter().chain(number(0))),
             Op::Concat { .. } => {
-                let parts: Vec<Piece> = args.iter().flat_map(|a| self.moved(a, &Move::At(v))).collect();
+                let parts: Vec<Piece> = args.iter().flat_map(|a| self.moved(a, &ElementMove::At(v))).collect();
                 pieces::settled(parts)
             }
             // One of the elements.
-            Op::Reduce { kind: Reduce::Max, .. } => self.moved(&args[0], &Move::At(v)),
+            Op::Reduce { kind: Reduce::Max, .. } => self.moved(&args[0], &ElementMove::At(v)),
             Op::Reduce { kind: Reduce::Sum, over } => {
                 let terms = over.iter().map(|d| size(*d)).fold(1, i64::saturating_mul);
                 vec![Piece::number(pieces::hull(&args[0]).times(terms))]
@@ -254,7 +254,7 @@ impl Walk<'_> {
             }
             // A row of a table of integers, or 0.
             Op::Gather { .. } if args[0].is_empty() => unknown(),
-            Op::Gather { .. } => pieces::settled(self.moved(&args[0], &Move::At(v)).into_iter().chain(number(0))),
+            Op::Gather { .. } => pieces::settled(self.moved(&args[0], &ElementMove::At(v)).into_iter().chain(number(0))),
             Op::Reduce { kind: Reduce::Any, .. }
             | Op::Unary(
                 Unary::Exp

@@ -18,7 +18,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
     let old = std::mem::take(&mut graph.body);
     let mut body = Body { dims: old.dims.clone(), nodes: vec![] };
     let mut map: Vec<Value> = vec![];
-    let mut known = Known::new();
+    let mut known = PaddingMap::new();
     let gradients: Vec<Value> = graph.grads.iter().map(|g| g.1).collect();
     // Gradients are masked once per step: before that they may still be sums over microbatches and pipeline stages.
     let mut masked: HashMap<Value, Value> = HashMap::new();
@@ -75,7 +75,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
 }
 
 /// A value with another number in the padding of a dim, noted.
-fn mask(b: &mut Builder, known: &mut Known, padded: &[Dim], (x, d): (Value, Dim), outside: f64) -> Value {
+fn mask(b: &mut Builder, known: &mut PaddingMap, padded: &[Dim], (x, d): (Value, Dim), outside: f64) -> Value {
     let dtype = b.body[x].ty.dtype;
     let index = b.op(Op::Iota(d), &[]);
     let logical = ir::fault!("pad.mask.size", b.body.dims[d].size, b.body.dims[d].logical);
@@ -97,10 +97,10 @@ struct Padding {
     finite: bool,
 }
 
-type Known = HashMap<(Value, Dim), Padding>;
+type PaddingMap = HashMap<(Value, Dim), Padding>;
 
 /// Records what the padding of a value holds along every padded dim, and of the nodes of a mask just inserted before it.
-fn note(body: &Body, known: &mut Known, padded: &[Dim], v: Value) {
+fn note(body: &Body, known: &mut PaddingMap, padded: &[Dim], v: Value) {
     let first = (0..v.0).rev().map(Value).take_while(|w| !known.contains_key(&(*w, padded[0]))).last().unwrap_or(v);
     for w in (first.0..=v.0).map(Value) {
         for d in padded {
@@ -110,7 +110,7 @@ fn note(body: &Body, known: &mut Known, padded: &[Dim], v: Value) {
     }
 }
 
-fn padding(body: &Body, known: &Known, v: Value, d: Dim) -> Padding {
+fn padding(body: &Body, known: &PaddingMap, v: Value, d: Dim) -> Padding {
     let node = &body[v];
     // What lacks the dim is the same inside and in the padding.
     let of = |a: &Value, d: Dim| match &body[*a].op {

@@ -22,25 +22,25 @@ pub fn simplify(graph: Graph) -> Graph {
 
 /// Drops what nothing needs and makes equal nodes one; sums stay as they are.
 pub fn clean(graph: Graph) -> Graph {
-    rebuild(graph, &|_, node| Step::Keep(node))
+    rebuild(graph, &|_, node| Rewrite::Keep(node))
 }
 
-enum Step {
+enum Rewrite {
     Keep(Node),
     Is(Value),
 }
 
-fn rewrite(body: &mut Body, node: Node) -> Step {
+fn rewrite(body: &mut Body, node: Node) -> Rewrite {
     match node.op {
         Op::Binary(Binary::Sub) => {
             let ty = body[node.args[1]].ty.clone();
             let minus = body.push(Op::Unary(Unary::Neg), [node.args[1]], ty, node.origin.clone());
-            Step::Keep(Node { op: Op::Add, args: vec![node.args[0], ir::fault!("simplify.sub.sign", node.args[1], minus)], ..node })
+            Rewrite::Keep(Node { op: Op::Add, args: vec![node.args[0], ir::fault!("simplify.sub.sign", node.args[1], minus)], ..node })
         }
         Op::Cast | Op::Expand
             if ir::fault!("simplify.cast.dropped", body[node.args[0]].ty.dims == node.ty.dims, body[node.args[0]].ty == node.ty) =>
         {
-            Step::Is(node.args[0])
+            Rewrite::Is(node.args[0])
         }
         Op::Reduce { kind: Reduce::Sum, ref over } => match one_index(body, node.args[0], over) {
             Some((x, d, at)) if body[x].ty.dtype == node.ty.dtype => {
@@ -48,17 +48,17 @@ fn rewrite(body: &mut Body, node: Node) -> Step {
                 ty.dims.retain(|e| *e != d);
                 let slice = Op::Slice { from: d, to: None, at };
                 if over.len() == 1 {
-                    return Step::Keep(Node { op: slice, args: vec![x], ty, ..node });
+                    return Rewrite::Keep(Node { op: slice, args: vec![x], ty, ..node });
                 }
                 let rest = over.iter().copied().filter(|e| *e != d).collect();
                 let part = body.push(slice, [x], ty, node.origin.clone());
-                Step::Keep(Node { op: Op::Reduce { kind: Reduce::Sum, over: rest }, args: vec![part], ..node })
+                Rewrite::Keep(Node { op: Op::Reduce { kind: Reduce::Sum, over: rest }, args: vec![part], ..node })
             }
-            Some(_) | None => Step::Keep(node),
+            Some(_) | None => Rewrite::Keep(node),
         },
         // It has done its work in differentiation.
-        Op::StopGradient => Step::Is(node.args[0]),
-        _ => Step::Keep(node),
+        Op::StopGradient => Rewrite::Is(node.args[0]),
+        _ => Rewrite::Keep(node),
     }
 }
 
@@ -100,7 +100,7 @@ fn shared_in(body: &Body, node: &Node) -> (Phase, Option<u32>) {
 }
 
 /// Copies the live nodes, phase by phase, through `f`; those of equal op, operands, type, phase and layer once.
-fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node) -> Step) -> Graph {
+fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node) -> Rewrite) -> Graph {
     let live = live(&graph);
     let old = std::mem::take(&mut graph.body);
     let mut body = Body { dims: old.dims, nodes: Vec::with_capacity(old.nodes.len()) };
@@ -116,8 +116,8 @@ fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node) -> Step) -> Graph {
                 *a = map[a.index()].expect("invariant: an operand belongs to the same or an earlier phase");
             }
             let new = match f(&mut body, node) {
-                Step::Is(v) => v,
-                Step::Keep(node) => {
+                Rewrite::Is(v) => v,
+                Rewrite::Keep(node) => {
                     let shared = shared_in(&body, &node);
                     let hash = hasher.hash_one((&node.op, &node.args, &node.ty, shared));
                     let same = |k: &(u64, Value)| {

@@ -10,11 +10,11 @@ use crate::pipeline::stages;
 use ir::algebra::algebra;
 use ir::graph::{Body, Graph, Node, Origin, Phase, Type, Value};
 use ir::op::Op;
-use ir::pipeline::{Layout, Weights};
+use ir::pipeline::{Layout, WeightGradients};
 use std::collections::{BTreeMap, HashMap};
 
 /// Splits the sums of the forward and backward pass by stage. The values are the same but for the order of sums.
-pub fn sum_by_stage(mut graph: Graph, layout: &Layout, weights: Weights) -> Graph {
+pub fn sum_by_stage(mut graph: Graph, layout: &Layout, weights: WeightGradients) -> Graph {
     if layout.virtual_stages() == 1 {
         return graph;
     }
@@ -22,12 +22,12 @@ pub fn sum_by_stage(mut graph: Graph, layout: &Layout, weights: Weights) -> Grap
     let stage = stages::assign(&old, layout);
     let ends = leads_to_gradients(&old, &stage);
     let out = Body { dims: old.dims.clone(), nodes: vec![] };
-    let mut splitting = Splitting { old: &old, layout, weights, stage, ends, out, map: vec![], parts: HashMap::new() };
+    let mut splitting = SumSplitter { old: &old, layout, weights, stage, ends, out, map: vec![], parts: HashMap::new() };
     for v in old.values() {
         let w = splitting.split(v);
         splitting.map.push(w);
     }
-    let Splitting { out, map, .. } = splitting;
+    let SumSplitter { out, map, .. } = splitting;
     graph.body = out;
     graph.map_roots(|v| map[v.index()]);
     simplify::clean(graph)
@@ -50,10 +50,10 @@ fn leads_to_gradients(body: &Body, stage: &[Option<u32>]) -> Vec<bool> {
     leads
 }
 
-struct Splitting<'a> {
+struct SumSplitter<'a> {
     old: &'a Body,
     layout: &'a Layout,
-    weights: Weights,
+    weights: WeightGradients,
     stage: Vec<Option<u32>>,
     /// Values that lead to gradients of parameters alone.
     ends: Vec<bool>,
@@ -64,7 +64,7 @@ struct Splitting<'a> {
     parts: HashMap<Value, BTreeMap<u32, Value>>,
 }
 
-impl Splitting<'_> {
+impl SumSplitter<'_> {
     fn split(&mut self, v: Value) -> Value {
         let node = &self.old[v];
         let sums = node.op == Op::Add && self.stage[v.index()].is_some();
@@ -86,8 +86,8 @@ impl Splitting<'_> {
     /// The terms of a sum, if several stages have some.
     fn terms(&mut self, v: Value) -> Option<BTreeMap<u32, Value>> {
         let place = |g: u32| match self.weights {
-            Weights::InBackward => self.layout.stage(g),
-            Weights::Apart => g,
+            WeightGradients::InBackward => self.layout.stage(g),
+            WeightGradients::Apart => g,
         };
         let mut terms: BTreeMap<u32, Vec<Value>> = BTreeMap::new();
         let mut loose = vec![];

@@ -26,7 +26,7 @@ pub fn size(options: &Options) -> u64 {
 
 /// What collectives of one bucket have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct BucketKey {
     chunk: Chunk,
     /// Such collectives before it on a path of operands: those that depend on each other differ in it.
     depth: u32,
@@ -67,7 +67,7 @@ pub fn join(local: Local, size: u64) -> Local {
 fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
     let body = &local.body;
     let mut depth = vec![0; body.nodes.len()];
-    let mut open: BTreeMap<Key, Vec<(Value, Value)>> = BTreeMap::new();
+    let mut open: BTreeMap<BucketKey, Vec<(Value, Value)>> = BTreeMap::new();
     for v in body.values() {
         let node = &body[v];
         depth[v.index()] = node.args.iter().map(|a| depth[a.index()]).max().unwrap_or(0);
@@ -82,7 +82,7 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
             let split = local.mesh.ids().filter(|u| ir::fault!("bucket.split.ignored", false, sharding[*u] != Placement::Replicated)).collect();
             let of_pass = local.accumulate[arg.index()] || local.chunks[arg.index()].per_microbatch() && local.mesh.size(Axis::Microbatch) == 1;
             let accumulated = (of_pass && matches!(kind, Collective::AllReduce(_))).then(|| local.chunks[arg.index()]);
-            let key = Key { chunk, depth: depth[v.index()], kind: *kind, subs: subs.clone(), dtype: node.ty.dtype, split, accumulated };
+            let key = BucketKey { chunk, depth: depth[v.index()], kind: *kind, subs: subs.clone(), dtype: node.ty.dtype, split, accumulated };
             depth[v.index()] += 1;
             open.entry(key).or_default().push((first_of_step(local, arg), v));
         }

@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Logits of a graph that are to be cut, and what became of that.
 #[derive(Default)]
-pub struct Cut {
+pub struct LogitsChunking {
     /// How many were.
     pub done: usize,
     /// Those that could not be cut, in graph order.
@@ -42,14 +42,14 @@ pub struct Whole {
 }
 
 /// Cuts the logits of a local graph into so many chunks, or, where nothing is said, where they are large.
-pub fn chunk(local: Local, chunks: Option<u64>) -> (Local, Cut) {
+pub fn chunk(local: Local, chunks: Option<u64>) -> (Local, LogitsChunking) {
     let (regions, uncut) = regions(&local, chunks);
     let said = |u: &Uncut| {
         let (body, ty) = (&local.body, &local.body[u.logits].ty);
         let bytes = body.dims.elements(&ty.dims).saturating_mul(ty.dtype.bytes());
         Whole { bytes, logits: body[u.logits].origin.span, by: body[u.by].origin.span, why: u.why }
     };
-    let cut = Cut { done: regions.len(), whole: uncut.iter().map(said).collect() };
+    let cut = LogitsChunking { done: regions.len(), whole: uncut.iter().map(said).collect() };
     let local = if regions.is_empty() { local } else { chunked(local, &regions) };
     (local, cut)
 }

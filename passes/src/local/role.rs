@@ -3,7 +3,7 @@
 use ir::dim::Dim;
 use ir::graph::{Body, Node, Value};
 use ir::local::Local;
-use ir::op::{Kind, Op};
+use ir::op::{Op, OpKind};
 use std::collections::BTreeSet;
 
 /// Values that a kernel of several nodes reads, and results that it stores, at most. The time that LLVM takes for a kernel grows with their square, and the parameters of a GPU's
@@ -33,15 +33,15 @@ pub enum Role {
 pub fn role(body: &Body, v: Value) -> Role {
     let op = &body[v].op;
     match op.kind() {
-        Kind::Stored => Role::Source,
-        Kind::Generated => Role::Inline,
-        Kind::View | Kind::Mark => Role::Alias,
+        OpKind::Stored => Role::Source,
+        OpKind::Generated => Role::Inline,
+        OpKind::View | OpKind::Mark => Role::Alias,
         // A permutation that moves only dims of one element moves nothing.
-        Kind::Pointwise if *op == Op::Expand && is_renumbering(body, v) => Role::Alias,
-        Kind::Pointwise | Kind::Move | Kind::Contraction | Kind::Reduction | Kind::Lookup => Role::Compute,
-        Kind::Exchange => Role::Exchange,
-        Kind::Routing => unreachable!("invariant: local graphs have rows, or gathers and scatters"),
-        Kind::Reshard => unreachable!("invariant: the local level has collectives, not reshards"),
+        OpKind::Pointwise if *op == Op::Expand && is_renumbering(body, v) => Role::Alias,
+        OpKind::Pointwise | OpKind::Move | OpKind::Contraction | OpKind::Reduction | OpKind::Lookup => Role::Compute,
+        OpKind::Exchange => Role::Exchange,
+        OpKind::Routing => unreachable!("invariant: local graphs have rows, or gathers and scatters"),
+        OpKind::Reshard => unreachable!("invariant: the local level has collectives, not reshards"),
     }
 }
 

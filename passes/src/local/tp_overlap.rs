@@ -22,17 +22,17 @@ pub fn split(local: Local, overlap: TpOverlap) -> Local {
         TpOverlap::Off => return local,
         TpOverlap::Pipeline { chunks } => chunks,
     };
-    let found = Found::new(&local, chunks);
+    let found = OverlapPlan::new(&local, chunks);
     if found.gathers.is_empty() && found.reductions.is_empty() {
         return local;
     }
     let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
     let out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], ..local.clone() };
-    let mut s = Splitting { old: &local, out, map: vec![None; local.body.nodes.len()], found: &found, gathered: HashMap::new() };
+    let mut s = OverlapRewriter { old: &local, out, map: vec![None; local.body.nodes.len()], found: &found, gathered: HashMap::new() };
     for v in local.body.values() {
         s.node(v);
     }
-    let Splitting { mut out, map, .. } = s;
+    let OverlapRewriter { mut out, map, .. } = s;
     let new = |v: Value| map[v.index()].expect("invariant: what the step leaves is in no chunk");
     out.reports.iter_mut().for_each(|r| r.1 = new(r.1));
     for u in &mut out.updates {
@@ -62,7 +62,7 @@ struct Reduction {
     chunks: u64,
 }
 
-struct Found {
+struct OverlapPlan {
     /// By collective.
     gathers: BTreeMap<Value, Gather>,
     reductions: BTreeMap<Value, Reduction>,
@@ -78,9 +78,9 @@ fn divide(size: u64, most: u64) -> u64 {
     (1..=most.min(size)).rev().find(|c| size.is_multiple_of(*c)).unwrap_or(1)
 }
 
-impl Found {
-    fn new(local: &Local, most: u64) -> Found {
-        let f = Finder { local, users: local.body.users(), roots: roots(local) };
+impl OverlapPlan {
+    fn new(local: &Local, most: u64) -> OverlapPlan {
+        let f = OverlapFinder { local, users: local.body.users(), roots: roots(local) };
         let (mut gathers, mut reductions, mut late) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         for v in local.body.values() {
             if let Some((reduction, between)) = f.reduction(v, most) {
@@ -96,17 +96,17 @@ impl Found {
                 gathers.insert(v, gather);
             }
         }
-        Found { gathers, reductions, gather_of, late }
+        OverlapPlan { gathers, reductions, gather_of, late }
     }
 }
 
-struct Finder<'a> {
+struct OverlapFinder<'a> {
     local: &'a Local,
     users: Users,
     roots: BTreeSet<Value>,
 }
 
-impl Finder<'_> {
+impl OverlapFinder<'_> {
     /// Whether a collective goes over tensor-parallel ranks in a pass of a microbatch.
     fn is_tensor_parallel(&self, v: Value) -> bool {
         let Op::Collective { subs, stages: None, .. } = &self.local.body[v].op else { return false };
@@ -242,16 +242,16 @@ impl Finder<'_> {
     }
 }
 
-struct Splitting<'a> {
+struct OverlapRewriter<'a> {
     old: &'a Local,
     out: Local,
     map: Vec<Option<Value>>,
-    found: &'a Found,
+    found: &'a OverlapPlan,
     /// Of each gather that is there: its chunks, with their dims.
     gathered: HashMap<Value, Vec<(Value, Dim)>>,
 }
 
-impl Splitting<'_> {
+impl OverlapRewriter<'_> {
     fn node(&mut self, v: Value) {
         let found = self.found;
         if self.map[v.index()].is_some() {

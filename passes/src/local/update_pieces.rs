@@ -53,7 +53,7 @@ impl Size {
 }
 
 /// An update in pieces.
-struct Cut {
+struct UpdateSplit {
     /// What is computed for it element by element, in order.
     nodes: Vec<Value>,
     /// What that reads beside itself.
@@ -67,12 +67,12 @@ struct Cut {
 pub fn cut(local: Local, size: Size) -> Local {
     let users = local.body.users();
     let mut taken = BTreeSet::new();
-    let cuts: Vec<Cut> = (0..local.updates.len()).filter_map(|k| find(&local, &users, k, size, &mut taken)).collect();
+    let cuts: Vec<UpdateSplit> = (0..local.updates.len()).filter_map(|k| find(&local, &users, k, size, &mut taken)).collect();
     if cuts.is_empty() { local } else { in_pieces(&local, &users, &cuts) }
 }
 
 /// How an update is cut, if it is large, and all of it element by element. No two updates share what they compute.
-fn find(local: &Local, users: &Users, k: usize, size: Size, taken: &mut BTreeSet<Value>) -> Option<Cut> {
+fn find(local: &Local, users: &Users, k: usize, size: Size, taken: &mut BTreeSet<Value>) -> Option<UpdateSplit> {
     let (body, update) = (&local.body, &local.updates[k]);
     let own = own_part(body, update.new);
     let along = body.dims_of(own).iter().copied().find(|d| body.dims.size(*d) > 1)?;
@@ -103,7 +103,7 @@ fn find(local: &Local, users: &Users, k: usize, size: Size, taken: &mut BTreeSet
         return None;
     }
     taken.extend(&nodes);
-    Some(Cut { nodes: nodes.into_iter().collect(), read: read.into_iter().collect(), along, rows })
+    Some(UpdateSplit { nodes: nodes.into_iter().collect(), read: read.into_iter().collect(), along, rows })
 }
 
 /// Whether some values follow from others: as what Muon makes of all of a new momentum.
@@ -123,7 +123,7 @@ fn follows(body: &Body, values: &BTreeSet<Value>, from: &BTreeSet<Value>) -> boo
 }
 
 /// The graph with cut updates.
-fn in_pieces(local: &Local, users: &Users, cuts: &[Cut]) -> Local {
+fn in_pieces(local: &Local, users: &Users, cuts: &[UpdateSplit]) -> Local {
     let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
     let out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], host: BTreeSet::new(), ..local.clone() };
     let n = local.body.nodes.len();
@@ -132,8 +132,8 @@ fn in_pieces(local: &Local, users: &Users, cuts: &[Cut]) -> Local {
     let slot = |v: &Value| if let Op::Param(slot) = local.body[*v].op { Some(slot) } else { None };
     let resting = local.host.iter().filter_map(slot).collect();
     let mut c = Cutting { old: local, users, made, kept, resting, out, map: vec![None; n], states: HashMap::new() };
-    let of: HashMap<Value, &Cut> = cuts.iter().flat_map(|cut| cut.nodes.iter().map(move |v| (*v, cut))).collect();
-    let (mut waiting, mut open): (Vec<Value>, Vec<&Cut>) = (vec![], vec![]);
+    let of: HashMap<Value, &UpdateSplit> = cuts.iter().flat_map(|cut| cut.nodes.iter().map(move |v| (*v, cut))).collect();
+    let (mut waiting, mut open): (Vec<Value>, Vec<&UpdateSplit>) = (vec![], vec![]);
     for v in local.body.values() {
         match of.get(&v) {
             // It begins as soon as all that it reads is there.
@@ -191,7 +191,7 @@ impl Cutting<'_> {
         self.old.body[v].args.iter().all(|a| self.map[a.index()].is_some())
     }
 
-    fn has_operands(&self, cut: &Cut) -> bool {
+    fn has_operands(&self, cut: &UpdateSplit) -> bool {
         cut.read.iter().all(|a| self.map[a.index()].is_some())
     }
 
@@ -217,7 +217,7 @@ impl Cutting<'_> {
     }
 
     /// All pieces of an update, one after the other, and what they are together.
-    fn pieces(&mut self, cut: &Cut) {
+    fn pieces(&mut self, cut: &UpdateSplit) {
         let old = self.old;
         let dims: Vec<Dim> = cut.rows.iter().map(|rows| self.out.body.dims.add(DimInfo::new("piece", *rows))).collect();
         let mut parts: HashMap<Value, Vec<Value>> = HashMap::new();

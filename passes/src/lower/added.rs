@@ -36,7 +36,7 @@ pub fn sums(local: &Local) -> Sums {
             continue;
         }
         let mut found =
-            Found { local, users: &users, left: is_left(local, &users, v), adds: BTreeSet::new(), only_if: HashMap::new(), terms: vec![] };
+            SumTerms { local, users: &users, left: is_left(local, &users, v), adds: BTreeSet::new(), only_if: HashMap::new(), terms: vec![] };
         if found.collect(v) {
             // A sum that began with its last term would be another one.
             ir::fault!("lower.added.order", found.terms.reverse(), ());
@@ -64,7 +64,7 @@ pub fn is_before(local: &Local, a: Value, b: Value) -> bool {
 }
 
 /// What a value is made of.
-struct Found<'a> {
+struct SumTerms<'a> {
     local: &'a Local,
     users: &'a Users,
     /// The value is read by what a step does once alone.
@@ -74,7 +74,7 @@ struct Found<'a> {
     terms: Vec<Value>,
 }
 
-impl Found<'_> {
+impl SumTerms<'_> {
     /// The additions and the terms that a value is made of, all of one op: to the first two, which come in order, one
     /// by one those behind. False if it is made of anything else.
     fn collect(&mut self, v: Value) -> bool {

@@ -14,7 +14,7 @@ use ir::dim::Dim;
 use ir::graph::{Body, Users, Value};
 use ir::kernel::Family;
 use ir::local::{Chunk, Local};
-use ir::op::{AttentionGrad, Kind, Op};
+use ir::op::{AttentionGrad, Op, OpKind};
 use ir::program::Space;
 use order::Order;
 use std::collections::{BTreeSet, HashMap};
@@ -87,12 +87,12 @@ fn kept(local: &Local, added: &BTreeSet<Value>) -> Vec<bool> {
     kept
 }
 
-type At = (Chunk, Space, Option<Value>);
+type ExecutionContext = (Chunk, Space, Option<Value>);
 
 struct Draft {
     nodes: BTreeSet<Value>,
     /// When and where it runs, and under which bool.
-    at: At,
+    at: ExecutionContext,
     anchor: Option<Value>,
     /// A kernel of its own: not merged into another one, and not an exchange.
     live: bool,
@@ -141,7 +141,7 @@ impl Fusion<'_> {
         self.predicates[v.index()].and_then(|bool| self.of[bool.index()])
     }
 
-    fn add(&mut self, v: Value, at: At) {
+    fn add(&mut self, v: Value, at: ExecutionContext) {
         let anchor = is_anchor(self.body, v);
         // The groups whose values it reads without a detour, latest first.
         let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of[a.index()]).collect();
@@ -359,5 +359,5 @@ fn attended(body: &Body, v: Value) -> [Value; 2] {
 
 /// Whether a node makes a kernel of a family other than loops. A dot of factors with the same dims is a reduction.
 fn is_anchor(body: &Body, v: Value) -> bool {
-    body[v].op.kind() == Kind::Contraction && !(matches!(body[v].op, Op::Dot { .. }) && body.is_elementwise_dot(v))
+    body[v].op.kind() == OpKind::Contraction && !(matches!(body[v].op, Op::Dot { .. }) && body.is_elementwise_dot(v))
 }

@@ -8,18 +8,18 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// A unit of work that becomes commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Item {
+pub(super) enum WorkItem {
     Group(usize),
     Node(Value),
 }
 
 impl LocalLowering<'_, '_, '_> {
     /// The items of a chunk, each after those it needs, otherwise in graph order; exchanges keep their order.
-    pub(super) fn order(&self, chunk: Chunk) -> Vec<Item> {
+    pub(super) fn order(&self, chunk: Chunk) -> Vec<WorkItem> {
         let body = &self.local.body;
         let items = |v: Value| match (self.groups_of.get(&v), role(body, v)) {
-            (Some(groups), _) => groups.iter().map(|g| Item::Group(*g)).collect(),
-            (None, Role::Alias | Role::Exchange | Role::Source) => vec![Item::Node(v)],
+            (Some(groups), _) => groups.iter().map(|g| WorkItem::Group(*g)).collect(),
+            (None, Role::Alias | Role::Exchange | Role::Source) => vec![WorkItem::Node(v)],
             (None, Role::Compute | Role::Inline) => vec![],
         };
         // What stores a value: of a sum that terms are added to, all of these.
@@ -33,10 +33,10 @@ impl LocalLowering<'_, '_, '_> {
             }
             out
         };
-        let mut needs: BTreeMap<Item, BTreeSet<Item>> = BTreeMap::new();
+        let mut needs: BTreeMap<WorkItem, BTreeSet<WorkItem>> = BTreeMap::new();
         let mut last_exchange = None;
         for v in body.values().filter(|v| self.local.chunks[v.index()] == chunk) {
-            let made: Vec<Vec<Item>> = body[v].args.iter().filter(|a| self.local.chunks[a.index()] == chunk).flat_map(|a| stored(*a)).collect();
+            let made: Vec<Vec<WorkItem>> = body[v].args.iter().filter(|a| self.local.chunks[a.index()] == chunk).flat_map(|a| stored(*a)).collect();
             for own in items(v) {
                 let set = needs.entry(own).or_default();
                 set.extend(made.iter().filter(|m| !m.contains(&own)).filter_map(|m| m.first()));
@@ -49,12 +49,12 @@ impl LocalLowering<'_, '_, '_> {
                 }
             }
         }
-        let key = |i: &Item| match i {
-            Item::Group(g) => self.groups[*g].nodes[0].0,
-            Item::Node(v) => v.0,
+        let key = |i: &WorkItem| match i {
+            WorkItem::Group(g) => self.groups[*g].nodes[0].0,
+            WorkItem::Node(v) => v.0,
         };
-        let mut blocks: BTreeMap<Item, Vec<Item>> = BTreeMap::new();
-        let mut open: BTreeMap<Item, usize> = BTreeMap::new();
+        let mut blocks: BTreeMap<WorkItem, Vec<WorkItem>> = BTreeMap::new();
+        let mut open: BTreeMap<WorkItem, usize> = BTreeMap::new();
         let mut ready = BinaryHeap::new();
         for (i, set) in &needs {
             open.insert(*i, set.len());

@@ -1,13 +1,13 @@
 //! The job of a compile: what its local graphs come to as programs, and beside these what a run needs to know of the model.
 
-use crate::lower::{Bodies, Kernels, Lowering, Names};
+use crate::lower::{ChunkBodies, Kernels, Lowering, Names};
 use crate::pipeline::plan;
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
 use ir::module::{Graphs, Module};
 use ir::options::Options;
-use ir::pipeline::{Kind, Order, Pass};
+use ir::pipeline::{Pass, PassKind, PassOrder};
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Stage, TableEntry};
 use ir::sharded::Sharded;
 use std::collections::HashMap;
@@ -127,7 +127,7 @@ pub fn lower(m: &Module) -> Job {
 }
 
 /// Lowers every class to a program and gives every stage its schedule.
-pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Order) -> Job {
+pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &PassOrder) -> Job {
     let mut kernels = Kernels::default();
     let microbatches = job.microbatches as u32;
     let other_tables = tables(&job, evaluation.whole.graph()).expect("invariant: a job has the tables of its graphs");
@@ -177,7 +177,7 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
 }
 
 /// The calls of a step or an evaluation: sums set to zero, the prologue, the passes, what comes once after them.
-fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microbatches: u32) -> Vec<Call> {
+fn calls(program: &Program, zero: &str, bodies: &ChunkBodies, passes: &[Pass], microbatches: u32) -> Vec<Call> {
     let mut out = vec![];
     let once = |body: Option<BodyId>| body.map(|body| Call::whole(body, 0));
     out.extend(once(program.bodies.iter().position(|b| b.name == zero).map(|k| BodyId(k as u32))));
@@ -187,9 +187,9 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
     out.extend(once(bodies.get(&Chunk::PrologueReduce).copied()));
     for pass in passes {
         let chunk = match pass.kind {
-            Kind::Forward => Chunk::Forward(pass.chunk),
-            Kind::Backward => Chunk::Backward(pass.chunk),
-            Kind::Weight => Chunk::Weight(ir::fault!("job.calls.weight", 0, pass.chunk)),
+            PassKind::Forward => Chunk::Forward(pass.chunk),
+            PassKind::Backward => Chunk::Backward(pass.chunk),
+            PassKind::Weight => Chunk::Weight(ir::fault!("job.calls.weight", 0, pass.chunk)),
         };
         out.extend(bodies.get(&chunk).map(|body| Call::whole(*body, pass.microbatch)));
     }

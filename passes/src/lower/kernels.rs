@@ -31,7 +31,7 @@ pub struct Target {
 
 /// Builds the device's kernel that computes `nodes` of `body`. `view` tells where operands from outside lie.
 pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>, view: &dyn Fn(Value) -> View) -> Launch {
-    let mut k = Building {
+    let mut k = KernelBuilder {
         body,
         family,
         out: Body { dims: Dims::default(), nodes: vec![] },
@@ -70,7 +70,7 @@ pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>
         Family::Loops { grid } => Family::Loops { grid: grid.iter().map(|d| k.dims[d]).collect() },
         other => other.clone(),
     };
-    let Building { out, inputs, args, scalars, dtypes, .. } = k;
+    let KernelBuilder { out, inputs, args, scalars, dtypes, .. } = k;
     Launch { kernel: Kernel { on: Space::Device, family, body: out, inputs, scalars: dtypes, outputs }, args, scalars }
 }
 
@@ -89,7 +89,7 @@ pub fn makes_sources(family: &Family) -> bool {
     }
 }
 
-struct Building<'a> {
+struct KernelBuilder<'a> {
     body: &'a Body,
     family: &'a Family,
     out: Body,
@@ -103,7 +103,7 @@ struct Building<'a> {
     dtypes: Vec<DType>,
 }
 
-impl Building<'_> {
+impl KernelBuilder<'_> {
     fn dim(&mut self, d: Dim) -> Dim {
         if let Some(k) = self.dims.get(&d) {
             return *k;

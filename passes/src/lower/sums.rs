@@ -8,7 +8,7 @@ use ir::graph::{Origin, Phase, Value};
 use ir::local::Chunk;
 use ir::mesh::Axis;
 use ir::op::{Op, Real};
-use ir::program::{Action, Arena, Body, BodyKind, BufferId, Command, Content, Place, Stream};
+use ir::program::{Action, Arena, BodyKind, BufferId, Command, Content, Place, ProgramBody, Stream};
 use std::collections::BTreeSet;
 
 impl LocalLowering<'_, '_, '_> {
@@ -111,7 +111,12 @@ impl LocalLowering<'_, '_, '_> {
             }
         }
         if !fills.is_empty() {
-            self.l.program.bodies.push(Body { name: format!("{}zero", self.names.prefix), kind: BodyKind::Prologue, commands: fills, cuts: vec![] });
+            self.l.program.bodies.push(ProgramBody {
+                name: format!("{}zero", self.names.prefix),
+                kind: BodyKind::Prologue,
+                commands: fills,
+                cuts: vec![],
+            });
         }
     }
 

@@ -1,6 +1,6 @@
 //! What holds for all stages together: which stage computes what, and when.
 
-use crate::partition::param_stages::{Held, StageSet, held, intersect};
+use crate::partition::param_stages::{ParamStages, StageSet, held, intersect};
 use crate::partition::stored_rows::{Room, Rows};
 use crate::pipeline::stages::assign;
 use crate::sharding::axes::one_microbatch;
@@ -11,7 +11,7 @@ use ir::graph::{Phase, Users, Value};
 use ir::local::Chunk;
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Op, Reshard};
-use ir::pipeline::{Layout, Weights};
+use ir::pipeline::{Layout, WeightGradients};
 use ir::sharded::{Placement, Sharded};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 pub(super) struct JobView<'a> {
     pub(super) s: &'a Sharded,
     pub(super) layout: &'a Layout,
-    pub(super) weights: Weights,
+    pub(super) weights: WeightGradients,
     pub(super) room: Room,
     /// Virtual stage of values of the forward and backward pass, unless loose.
     pub(super) virtual_stage: Vec<Option<u32>>,
@@ -32,7 +32,7 @@ pub(super) struct JobView<'a> {
     /// The node of each parameter that has one.
     pub(super) of_params: HashMap<u32, Value>,
     /// The stages that hold each parameter, if not all do.
-    held: Held,
+    held: ParamStages,
     /// Sums over stages, in order: for each, the stages that add and need it.
     pub(super) stage_sums: BTreeMap<Value, BTreeSet<u32>>,
     /// Of operands of a sum over stages, the one stage that adds it.
@@ -51,7 +51,7 @@ impl<'a> JobView<'a> {
         s: &'a Sharded,
         training: Option<&Sharded>,
         layout: &'a Layout,
-        weights: Weights,
+        weights: WeightGradients,
         room: Room,
     ) -> Result<JobView<'a>, Vec<Diagnostic>> {
         let body = &s.graph.body;
@@ -66,7 +66,7 @@ impl<'a> JobView<'a> {
         for (k, r) in s.graph.losses.iter().chain(&s.graph.metrics).enumerate() {
             reports.push((ir::fault!("partition.reports.number", 1, 2) + k as u32, r.value));
         }
-        let of_training = training.map_or_else(Held::new, |t| held(&t.graph, layout, &assign(&t.graph.body, layout), &Held::new()));
+        let of_training = training.map_or_else(ParamStages::new, |t| held(&t.graph, layout, &assign(&t.graph.body, layout), &ParamStages::new()));
         let virtual_stage = assign(body, layout);
         let mut job = JobView {
             s,
@@ -144,8 +144,8 @@ impl<'a> JobView<'a> {
 
     pub(super) fn chunks(&mut self) -> Vec<Diagnostic> {
         let on_the_way = match self.weights {
-            Weights::InBackward => vec![true; self.s.graph.body.nodes.len()],
-            Weights::Apart => self.on_the_way(),
+            WeightGradients::InBackward => vec![true; self.s.graph.body.nodes.len()],
+            WeightGradients::Apart => self.on_the_way(),
         };
         let body = &self.s.graph.body;
         let mut errors = vec![];

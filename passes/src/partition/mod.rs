@@ -16,7 +16,7 @@ pub mod stored_rows;
 use emit::Emitter;
 use ir::diag::Diagnostic;
 use ir::local::Local;
-use ir::pipeline::{Layout, Weights};
+use ir::pipeline::{Layout, WeightGradients};
 use ir::sharded::Sharded;
 use job_view::JobView;
 use stored_rows::Room;
@@ -26,13 +26,19 @@ use stored_rows::Room;
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
-pub fn partition(s: &Sharded, training: Option<&Sharded>, layout: &Layout, weights: Weights, room: Room) -> Result<Vec<Local>, Vec<Diagnostic>> {
+pub fn partition(
+    s: &Sharded,
+    training: Option<&Sharded>,
+    layout: &Layout,
+    weights: WeightGradients,
+    room: Room,
+) -> Result<Vec<Local>, Vec<Diagnostic>> {
     let job = JobView::new(s, training, layout, weights, room)?;
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
 }
 
 /// The most passes that rows of experts take on a rank; none if nothing is in rows.
-pub fn most_passes(s: &Sharded, layout: &Layout, weights: Weights, room: Room) -> Option<u64> {
+pub fn most_passes(s: &Sharded, layout: &Layout, weights: WeightGradients, room: Room) -> Option<u64> {
     let job = JobView::new(s, None, layout, weights, room).ok()?;
     let mut emitter = Emitter::new(&job, 0);
     (0..job.rows.layouts.len()).map(|l| emitter.passes(l)).max()

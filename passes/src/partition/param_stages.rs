@@ -16,15 +16,15 @@ pub(super) fn intersect(a: &StageSet, b: &StageSet) -> StageSet {
 }
 
 /// The stages that hold each parameter; those that it does not have are held by all.
-pub(super) type Held = HashMap<u32, BTreeSet<u32>>;
+pub(super) type ParamStages = HashMap<u32, BTreeSet<u32>>;
 
 /// The stages whose values use a parameter hold and update it. A state that updates alone read is where what it
 /// follows from is. Parameters that no stage uses are where `of_training` has them, or everywhere; and so are those
 /// that something loose combines though no stage has them all.
-pub(super) fn held(graph: &Graph, layout: &Layout, virtual_stage: &[Option<u32>], of_training: &Held) -> Held {
+pub(super) fn held(graph: &Graph, layout: &Layout, virtual_stage: &[Option<u32>], of_training: &ParamStages) -> ParamStages {
     let body = &graph.body;
     let stage = |v: Value| virtual_stage[v.index()].map(|g| layout.stage(g));
-    let mut held = Held::new();
+    let mut held = ParamStages::new();
     let mut reaches: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
     for v in body.values().rev().filter(|v| body[*v].origin.phase != Phase::Update) {
         let mut set = std::mem::take(&mut reaches[v.index()]);
@@ -62,7 +62,7 @@ pub(super) fn held(graph: &Graph, layout: &Layout, virtual_stage: &[Option<u32>]
 }
 
 /// A state that no stage uses yet, with the stages that have all that its new value is made of.
-fn follows(graph: &Graph, stage: &impl Fn(Value) -> Option<u32>, held: &Held) -> Option<(u32, BTreeSet<u32>)> {
+fn follows(graph: &Graph, stage: &impl Fn(Value) -> Option<u32>, held: &ParamStages) -> Option<(u32, BTreeSet<u32>)> {
     let open = |u: &&Update| graph.params[u.param as usize].state && !held.contains_key(&u.param);
     graph.updates.iter().find(open)?;
     let mut origin: Vec<StageSet> = vec![None; graph.body.nodes.len()];

@@ -10,7 +10,7 @@ use ir::dim::Dim;
 use ir::graph::{Body, Type, Value};
 use ir::mesh::Axis;
 use ir::op::{Op, Reduce, Reshard, Routing};
-use ir::options::Buffer;
+use ir::options::MoeBuffer;
 use ir::sharded::{Placement, Sharded, Sharding};
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// How many rows one pass has room for.
-    pub buffer: Buffer,
+    pub buffer: MoeBuffer,
     /// Passes at most over the rows of a layer, each with that room.
     pub passes: u64,
 }

@@ -5,7 +5,7 @@ use crate::pipeline::stage_layout;
 use ir::diag::{Diagnostic, Help};
 use ir::graph::Graph;
 use ir::options::{Cuts, OptionName, Options};
-use ir::pipeline::{Kind, Layout, MOST_CHUNKS, Part, Pass, Pipeline, Placement, Schedule};
+use ir::pipeline::{Layout, MOST_CHUNKS, Pass, PassKind, Pipeline, Schedule, StagePlacement, VirtualStage};
 
 /// The plan for a model.
 ///
@@ -85,7 +85,7 @@ fn grouped(shape: Shape) -> Result<(), Diagnostic> {
     })
 }
 
-fn layout(graph: &Graph, shape: Shape, placement: Placement, options: &Options) -> Result<Layout, Diagnostic> {
+fn layout(graph: &Graph, shape: Shape, placement: StagePlacement, options: &Options) -> Result<Layout, Diagnostic> {
     let (layers, all) = (graph.layers, u64::from(shape.stages) * u64::from(shape.chunks));
     let what = if shape.chunks > 1 { "virtual pipeline stages" } else { "pipeline stages" };
     let few = || {
@@ -110,7 +110,7 @@ fn layout(graph: &Graph, shape: Shape, placement: Placement, options: &Options) 
                 let each = if shape.chunks > 1 { "virtual stage, in the order of the layers" } else { "stage" };
                 return Err(Diagnostic::error("E0633", text).help(format!("one number of layers per {each}, each at least 1")));
             }
-            sizes.iter().map(|layers| Part { layers: *layers, ..Part::default() }).collect()
+            sizes.iter().map(|layers| VirtualStage { layers: *layers, ..VirtualStage::default() }).collect()
         }
         Cuts::Text(text) => {
             let parts = stage_layout::parse(text)?;
@@ -140,13 +140,13 @@ fn shape_text(shape: Shape) -> String {
 
 /// The order of an evaluation: the forward passes of the training.
 pub fn forward(passes: &[Pass]) -> Vec<Pass> {
-    passes.iter().copied().filter(|p| p.kind == Kind::Forward).collect()
+    passes.iter().copied().filter(|p| p.kind == PassKind::Forward).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::pipeline::Order;
+    use ir::pipeline::PassOrder;
 
     /// What is wrong with options, and the way out, for a model of eight layers.
     fn refused(microbatches: u32, options: &Options) -> String {
@@ -210,7 +210,7 @@ mod tests {
         );
         assert_eq!(refused(4, &interleaved(None, 1)), "E0637 virtual stages are for a pipeline of several stages; pp = 1; `pp 2` or more, or no vpp");
         assert_eq!(refused(4, &Options { pp: 16, ..Options::default() }), "E0633 8 layers cannot fill 16 pipeline stages; pp 8 at most");
-        let given = Schedule::Given(Order::parse("0: F0.0 B0.0").expect("a schedule"));
+        let given = Schedule::Given(PassOrder::parse("0: F0.0 B0.0").expect("a schedule"));
         assert_eq!(refused(1, &zero_bubble(given, None)), "E0637 the schedule is for 1 stages; pp = 2; `pp 1`, or a line for each of 2 stages");
         // Any number goes through these.
         for microbatches in 1..10 {

@@ -1,6 +1,6 @@
 //! Generators of pipeline schedules: GPipe, 1F1B, interleaved, ZB-H1, ZB-V, DualPipeV.
 
-use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
+use ir::pipeline::{Pass, PassKind, PassOrder, Schedule, StagePlacement};
 use std::collections::BTreeMap;
 
 /// What a schedule is for.
@@ -20,28 +20,28 @@ pub struct Shape {
 }
 
 /// The passes of all stages. The shape fits the schedule.
-pub fn order(schedule: &Schedule, shape: Shape) -> Order {
-    let generate = |placement, of: fn(Shape, u32) -> Vec<Pass>| Order { placement, stages: (0..shape.stages).map(|s| of(shape, s)).collect() };
+pub fn order(schedule: &Schedule, shape: Shape) -> PassOrder {
+    let generate = |placement, of: fn(Shape, u32) -> Vec<Pass>| PassOrder { placement, stages: (0..shape.stages).map(|s| of(shape, s)).collect() };
     match schedule {
-        Schedule::GPipe => generate(Placement::Interleaved, gpipe),
-        Schedule::OneFOneB if shape.chunks == 1 => generate(Placement::Interleaved, one_f_one_b),
-        Schedule::OneFOneB => generate(Placement::Interleaved, interleaved),
-        Schedule::ZbH1 => generate(Placement::Interleaved, zb_h1),
-        Schedule::ZbV => generate(Placement::V, zb_v),
-        Schedule::DualPipeV => generate(Placement::V, dual_pipe_v),
+        Schedule::GPipe => generate(StagePlacement::Interleaved, gpipe),
+        Schedule::OneFOneB if shape.chunks == 1 => generate(StagePlacement::Interleaved, one_f_one_b),
+        Schedule::OneFOneB => generate(StagePlacement::Interleaved, interleaved),
+        Schedule::ZbH1 => generate(StagePlacement::Interleaved, zb_h1),
+        Schedule::ZbV => generate(StagePlacement::V, zb_v),
+        Schedule::DualPipeV => generate(StagePlacement::V, dual_pipe_v),
         Schedule::Given(order) => order.clone(),
     }
 }
 
 /// Passes in order, each of the next microbatch of its kind and virtual stage.
 #[derive(Default)]
-struct Building {
+struct ScheduleBuilder {
     passes: Vec<Pass>,
-    next: BTreeMap<(Kind, u32), u32>,
+    next: BTreeMap<(PassKind, u32), u32>,
 }
 
-impl Building {
-    fn push(&mut self, passes: &[(Kind, u32)], times: u32) {
+impl ScheduleBuilder {
+    fn push(&mut self, passes: &[(PassKind, u32)], times: u32) {
         for (kind, chunk) in passes.iter().copied().cycle().take(passes.len() * times as usize) {
             let next = self.next.entry((kind, chunk)).or_default();
             self.passes.push(Pass { kind, chunk, microbatch: *next });
@@ -52,8 +52,10 @@ impl Building {
 
 fn gpipe(shape: Shape, _: u32) -> Vec<Pass> {
     let all = |kind, chunk| (0..shape.microbatches).map(move |microbatch| Pass { kind, chunk, microbatch });
-    let forward = (0..shape.chunks).flat_map(|c| all(Kind::Forward, c));
-    forward.chain((0..shape.chunks).rev().flat_map(|c| all(Kind::Backward, ir::fault!("schedule.gpipe.chunk", shape.chunks - 1 - c, c)))).collect()
+    let forward = (0..shape.chunks).flat_map(|c| all(PassKind::Forward, c));
+    forward
+        .chain((0..shape.chunks).rev().flat_map(|c| all(PassKind::Backward, ir::fault!("schedule.gpipe.chunk", shape.chunks - 1 - c, c))))
+        .collect()
 }
 
 /// `warmup` forwards, then a forward and a backward in turn, then the other backwards.
@@ -67,23 +69,27 @@ fn alternate(forward: Vec<Pass>, backward: Vec<Pass>, warmup: u32) -> Vec<Pass> 
 fn one_f_one_b(shape: Shape, stage: u32) -> Vec<Pass> {
     let all = |kind| (0..shape.microbatches).map(|microbatch| Pass { kind, chunk: 0, microbatch }).collect();
     let after = ir::fault!("schedule.one_f_one_b.warmup", stage, shape.stages - stage - 1);
-    alternate(all(Kind::Forward), all(Kind::Backward), if shape.pairs { 2 * after + 1 } else { after })
+    alternate(all(PassKind::Forward), all(PassKind::Backward), if shape.pairs { 2 * after + 1 } else { after })
 }
 
 /// A group of microbatches goes through the virtual stages one after the other, then the next group does.
 fn interleaved(shape: Shape, stage: u32) -> Vec<Pass> {
-    let all = |kind: Kind| {
+    let all = |kind: PassKind| {
         let mut out = vec![];
         for first in (0..shape.microbatches).step_by(shape.group as usize) {
             for turn in 0..shape.chunks {
-                let chunk = if kind == Kind::Forward { turn } else { ir::fault!("schedule.interleaved.chunk", turn, shape.chunks - 1 - turn) };
+                let chunk = if kind == PassKind::Forward { turn } else { ir::fault!("schedule.interleaved.chunk", turn, shape.chunks - 1 - turn) };
                 let end = ir::fault!("schedule.interleaved.end", first + shape.group, (first + shape.group).min(shape.microbatches));
                 out.extend((first..end).map(|microbatch| Pass { kind, chunk, microbatch }));
             }
         }
         out
     };
-    alternate(all(Kind::Forward), all(Kind::Backward), 2 * (shape.stages - stage - 1) + (shape.chunks - 1) * shape.group + u32::from(shape.pairs))
+    alternate(
+        all(PassKind::Forward),
+        all(PassKind::Backward),
+        2 * (shape.stages - stage - 1) + (shape.chunks - 1) * shape.group + u32::from(shape.pairs),
+    )
 }
 
 /// Stage r puts the gradients of parameters off by r microbatches: those of the last stage, which has no cool-down, fill it at its end, and
@@ -91,22 +97,22 @@ fn interleaved(shape: Shape, stage: u32) -> Vec<Pass> {
 fn zb_h1(shape: Shape, stage: u32) -> Vec<Pass> {
     let (m, warmup) = (shape.microbatches, (shape.stages - stage - 1).min(shape.microbatches));
     let pass = |kind, microbatch| Pass { kind, chunk: 0, microbatch };
-    let mut out: Vec<Pass> = (0..warmup).map(|k| pass(Kind::Forward, k)).collect();
+    let mut out: Vec<Pass> = (0..warmup).map(|k| pass(PassKind::Forward, k)).collect();
     for k in 0..m {
-        out.extend((warmup + k < m).then(|| pass(Kind::Forward, warmup + k)));
-        out.push(pass(Kind::Backward, k));
-        out.extend(k.checked_sub(ir::fault!("schedule.zb_h1.weight", stage + 1, stage)).map(|w| pass(Kind::Weight, w)));
+        out.extend((warmup + k < m).then(|| pass(PassKind::Forward, warmup + k)));
+        out.push(pass(PassKind::Backward, k));
+        out.extend(k.checked_sub(ir::fault!("schedule.zb_h1.weight", stage + 1, stage)).map(|w| pass(PassKind::Weight, w)));
     }
-    out.extend((m.saturating_sub(stage)..m).map(|w| pass(Kind::Weight, w)));
+    out.extend((m.saturating_sub(stage)..m).map(|w| pass(PassKind::Weight, w)));
     out
 }
 
 /// Fewer microbatches than fill the pipeline are the first of as many as do.
 fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
-    use Kind::{Backward as B, Forward as F, Weight as W};
+    use PassKind::{Backward as B, Forward as F, Weight as W};
     let (p, r) = (shape.stages, stage);
     let full = shape.microbatches.max(2 * p - 1);
-    let mut out = Building::default();
+    let mut out = ScheduleBuilder::default();
     out.push(&[(F, 0)], 2 * (p - r) - 1);
     out.push(&[(F, 1), (F, 0)], r);
     out.push(&[(F, 1), (B, 1), (W, 1)], p - r);
@@ -126,11 +132,11 @@ fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
 /// gradients of weights off, which fills gaps at the ends; what they read would be kept for them, of experts' rows
 /// the whole room.
 fn dual_pipe_v(shape: Shape, stage: u32) -> Vec<Pass> {
-    use Kind::{Backward as B, Forward as F};
+    use PassKind::{Backward as B, Forward as F};
     let (p, r) = (shape.stages, stage);
     let full = shape.microbatches.max(2 * p);
     let (above, own) = (p - r - 1, r + 1);
-    let mut out = Building::default();
+    let mut out = ScheduleBuilder::default();
     out.push(&[(F, 0)], 2 * above);
     out.push(&[(F, 0), (F, 1)], own);
     out.push(&[(B, 1), (F, 1)], above);

@@ -5,7 +5,7 @@ use ir::dim::Dim;
 use ir::graph::{Body, Graph, Phase, Value};
 use ir::op::{Op, Routing};
 use ir::options::Counts;
-use ir::pipeline::Part;
+use ir::pipeline::VirtualStage;
 
 fn error(text: impl Into<String>, help: impl Into<String>) -> Diagnostic {
     Diagnostic::error("E0633", text).help(help)
@@ -19,7 +19,7 @@ const MOST: usize = 1 << 16;
 ///
 /// # Errors
 /// E0633, with what was expected and where.
-pub fn parse(text: &str) -> Result<Vec<Part>, Diagnostic> {
+pub fn parse(text: &str) -> Result<Vec<VirtualStage>, Diagnostic> {
     let chars: Vec<char> = text.chars().filter(|c| !c.is_whitespace() && *c != ',').collect();
     let mut at = 0;
     let symbols = sequence(&chars, &mut at, 0)?;
@@ -28,7 +28,7 @@ pub fn parse(text: &str) -> Result<Vec<Part>, Diagnostic> {
     }
     let mut parts = vec![];
     for symbols in symbols.split(|c| *c == '|') {
-        let mut part = Part::default();
+        let mut part = VirtualStage::default();
         for symbol in symbols {
             match symbol {
                 't' | 'm' => part.layers += 1,
@@ -95,7 +95,7 @@ fn even(units: u32, parts: u32) -> Vec<u32> {
 
 /// The parts of an even cut, of which the first and the last have a layer less where embedding and loss count as one. None if something
 /// would be left with nothing.
-pub fn even_parts(layers: u32, parts: u32, embedding: Counts, loss: Counts) -> Option<Vec<Part>> {
+pub fn even_parts(layers: u32, parts: u32, embedding: Counts, loss: Counts) -> Option<Vec<VirtualStage>> {
     let extra = |counts: Counts| u32::from(counts == Counts::AsLayer);
     let units = layers.checked_add(extra(embedding) + extra(loss))?;
     if parts > 1 && units < parts {
@@ -106,7 +106,7 @@ pub fn even_parts(layers: u32, parts: u32, embedding: Counts, loss: Counts) -> O
     let last = sizes.last_mut()?;
     *last = last.checked_sub(extra(loss))?;
     let end = parts as usize - 1;
-    let part = |(g, layers): (usize, u32)| Part { layers, embedding: g == 0, loss: g == end };
+    let part = |(g, layers): (usize, u32)| VirtualStage { layers, embedding: g == 0, loss: g == end };
     Some(sizes.into_iter().enumerate().map(part).collect())
 }
 
@@ -162,7 +162,7 @@ pub fn costs(graph: &Graph) -> Vec<u64> {
 
 /// Cuts units (embedding, layers, loss) into so many parts of consecutive ones, none empty, whose greatest cost is least. None if there are
 /// fewer units than parts.
-pub fn balanced(costs: &[u64], parts: u32) -> Option<Vec<Part>> {
+pub fn balanced(costs: &[u64], parts: u32) -> Option<Vec<VirtualStage>> {
     let (n, parts) = (costs.len(), parts as usize);
     if n < parts {
         return None;
@@ -196,7 +196,7 @@ pub fn balanced(costs: &[u64], parts: u32) -> Option<Vec<Part>> {
     let begins = std::iter::once(0).chain(ends.iter().copied());
     let part = |(begin, end): (usize, usize)| {
         let (embedding, loss) = (begin == 0, end == n);
-        Part { layers: (end - begin) as u32 - u32::from(embedding) - u32::from(loss), embedding, loss }
+        VirtualStage { layers: (end - begin) as u32 - u32::from(embedding) - u32::from(loss), embedding, loss }
     };
     Some(begins.zip(ends.iter().copied()).map(part).collect())
 }
@@ -209,8 +209,9 @@ mod tests {
     use ir::graph::{Body, Origin, Type};
     use ir::op::DType;
 
-    fn text(parts: &[Part]) -> String {
-        let one = |p: &Part| format!("{}{}{}", if p.embedding { "E" } else { "" }, "t".repeat(p.layers as usize), if p.loss { "L" } else { "" });
+    fn text(parts: &[VirtualStage]) -> String {
+        let one =
+            |p: &VirtualStage| format!("{}{}{}", if p.embedding { "E" } else { "" }, "t".repeat(p.layers as usize), if p.loss { "L" } else { "" });
         parts.iter().map(one).collect::<Vec<_>>().join("|")
     }
 
@@ -292,7 +293,7 @@ mod tests {
             let all = (0..1u32 << (costs.len() - 1)).filter(|set| set.count_ones() as usize == parts - 1);
             let best = all.filter_map(|set| greatest(&(1..costs.len()).filter(|k| set >> (k - 1) & 1 == 1).collect::<Vec<_>>())).min();
             let cut = balanced(&costs, parts as u32).unwrap();
-            let units = |p: &Part| p.layers as usize + usize::from(p.embedding) + usize::from(p.loss);
+            let units = |p: &VirtualStage| p.layers as usize + usize::from(p.embedding) + usize::from(p.loss);
             let ends: Vec<usize> = cut[..parts - 1]
                 .iter()
                 .scan(0, |at, p| {

@@ -1,7 +1,7 @@
 //! What the user can mend and no pass can say alone.
 
 use crate::graph::differentiate::DifferentiateError;
-use crate::local::chunk_logits::{Cut, Whole};
+use crate::local::chunk_logits::{LogitsChunking, Whole};
 use crate::report::footprint::size;
 use crate::sharding::axes;
 use ir::diag::{Diagnostic, Help, Severity};
@@ -52,7 +52,7 @@ fn nothing_selected(plan: &Plan) -> Diagnostic {
 }
 
 /// W0647: logits that are large, or that were asked to be cut, and stay whole.
-pub fn whole_logits(cuts: &[Cut], chunks: Option<u64>) -> Vec<Diagnostic> {
+pub fn whole_logits(cuts: &[LogitsChunking], chunks: Option<u64>) -> Vec<Diagnostic> {
     // Where a number is asked for, small products that end in the loss are among those that could be cut.
     let fine = chunks.is_some() && cuts.iter().any(|c| c.done > 0);
     let mut whole: Vec<_> = cuts.iter().flat_map(|c| &c.whole).filter(|_| !fine).collect();

@@ -9,12 +9,12 @@
 use crate::commands::best_fit::{ALIGN, Need, fullest};
 use crate::commands::liveness::Lives;
 use ir::diag::{Diagnostic, Sources, Span};
-use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, CallSchedule, Content, Job, Phase, Program, Space, Stage};
+use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, CallSchedule, Content, Job, Program, ProgramPhase, Space, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What bytes are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum MemoryCategory {
     /// With their copies in 16 bits or in the device's memory.
     Parameters,
     /// Accumulators of gradients, and other f32 values that are made once a step.
@@ -37,50 +37,52 @@ pub enum Kind {
     Context,
 }
 
-impl Kind {
+impl MemoryCategory {
     /// All kinds, in the order in which reports list them.
-    pub const ALL: [Kind; 10] = [
-        Kind::Parameters,
-        Kind::Gradients,
-        Kind::Optimizer,
-        Kind::Tables,
-        Kind::Activations,
-        Kind::Messages,
-        Kind::Temporary,
-        Kind::Exchanges,
-        Kind::Scratch,
-        Kind::Context,
+    pub const ALL: [MemoryCategory; 10] = [
+        MemoryCategory::Parameters,
+        MemoryCategory::Gradients,
+        MemoryCategory::Optimizer,
+        MemoryCategory::Tables,
+        MemoryCategory::Activations,
+        MemoryCategory::Messages,
+        MemoryCategory::Temporary,
+        MemoryCategory::Exchanges,
+        MemoryCategory::Scratch,
+        MemoryCategory::Context,
     ];
 
     /// As reports call it.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Parameters => "parameters",
-            Kind::Gradients => "gradients",
-            Kind::Optimizer => "optimizer",
-            Kind::Tables => "tables",
-            Kind::Activations => "activations",
-            Kind::Messages => "messages",
-            Kind::Temporary => "temporary",
-            Kind::Exchanges => "exchanges",
-            Kind::Scratch => "scratch of a thread",
-            Kind::Context => "context",
+            MemoryCategory::Parameters => "parameters",
+            MemoryCategory::Gradients => "gradients",
+            MemoryCategory::Optimizer => "optimizer",
+            MemoryCategory::Tables => "tables",
+            MemoryCategory::Activations => "activations",
+            MemoryCategory::Messages => "messages",
+            MemoryCategory::Temporary => "temporary",
+            MemoryCategory::Exchanges => "exchanges",
+            MemoryCategory::Scratch => "scratch of a thread",
+            MemoryCategory::Context => "context",
         }
     }
 
-    pub(super) fn of(program: &Program, messages: &[bool], buffer: &Buffer) -> Kind {
+    pub(super) fn of(program: &Program, messages: &[bool], buffer: &Buffer) -> MemoryCategory {
         match (buffer.arena, &buffer.content) {
-            (Arena::Stash | Arena::HostStash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
-            (Arena::Stash | Arena::HostStash, _) => Kind::Activations,
-            (Arena::Temporary | Arena::Staging, _) => Kind::Temporary,
-            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Param { .. }) => Kind::Parameters,
+            (Arena::Stash | Arena::HostStash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => MemoryCategory::Messages,
+            (Arena::Stash | Arena::HostStash, _) => MemoryCategory::Activations,
+            (Arena::Temporary | Arena::Staging, _) => MemoryCategory::Temporary,
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Param { .. }) => MemoryCategory::Parameters,
             // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
-            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
-            (Arena::Persistent | Arena::Host | Arena::Disk, Content::State { .. }) => {
-                ir::fault!("report.memory.states", Kind::Parameters, Kind::Optimizer)
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => {
+                MemoryCategory::Parameters
             }
-            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Table { .. }) => Kind::Tables,
-            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Accumulator | Content::Activation) => Kind::Gradients,
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::State { .. }) => {
+                ir::fault!("report.memory.states", MemoryCategory::Parameters, MemoryCategory::Optimizer)
+            }
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Table { .. }) => MemoryCategory::Tables,
+            (Arena::Persistent | Arena::Host | Arena::Disk, Content::Accumulator | Content::Activation) => MemoryCategory::Gradients,
         }
     }
 }
@@ -105,7 +107,7 @@ struct Peak {
     stashed: Vec<usize>,
     temporary: BTreeSet<BufferId>,
     /// The phase, the body and the command.
-    at: (Phase, usize, usize),
+    at: (ProgramPhase, usize, usize),
 }
 
 impl Peak {
@@ -126,11 +128,11 @@ impl Peak {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Bytes in the device's memory.
-    pub bytes: BTreeMap<Kind, u64>,
+    pub bytes: BTreeMap<MemoryCategory, u64>,
     /// Of the host's memory, by kind.
-    pub host: BTreeMap<Kind, u64>,
+    pub host: BTreeMap<MemoryCategory, u64>,
     /// Of its disk, by kind.
-    pub disk: BTreeMap<Kind, u64>,
+    pub disk: BTreeMap<MemoryCategory, u64>,
     /// Slots of the stashes of activations at the peak, if all have as many; else 1.
     pub slots: u64,
     /// Its device is the host's CPU, so that all is in the host's memory.
@@ -165,9 +167,9 @@ impl Footprint {
         let slots = of_activations.first().filter(|n| of_activations.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
         let arenas = schedule.arena_bytes(program);
         let lasting = |arena: Arena, align: u64| {
-            let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
+            let mut bytes: BTreeMap<MemoryCategory, u64> = BTreeMap::new();
             for b in program.buffers.iter().filter(|b| b.arena == arena) {
-                *bytes.entry(Kind::of(program, &messages, b)).or_default() +=
+                *bytes.entry(MemoryCategory::of(program, &messages, b)).or_default() +=
                     ir::fault!("report.memory.aligned", b.bytes(), b.bytes().next_multiple_of(align));
             }
             bytes
@@ -177,17 +179,17 @@ impl Footprint {
             let mut temporary = arenas[ir::fault!("report.memory.staging", space.lasting(), space.temporary()) as usize];
             for k in &peaks[space as usize].stashed {
                 let stash = program.stashes[*k].bytes * u64::from(ir::fault!("report.memory.slots", 1, schedule.slots[*k].count));
-                *bytes.entry(if messages[*k] { Kind::Messages } else { Kind::Activations }).or_default() += stash;
+                *bytes.entry(if messages[*k] { MemoryCategory::Messages } else { MemoryCategory::Activations }).or_default() += stash;
                 temporary -= stash;
             }
-            bytes.insert(Kind::Temporary, temporary);
+            bytes.insert(MemoryCategory::Temporary, temporary);
             bytes
         });
         Footprint { bytes, host, disk: lasting(Arena::Disk, BLOCK), slots, is_on_cpu: false }
     }
 
     /// With what a rank takes beside its arenas.
-    pub fn and(mut self, kind: Kind, bytes: u64) -> Footprint {
+    pub fn and(mut self, kind: MemoryCategory, bytes: u64) -> Footprint {
         *self.bytes.entry(kind).or_default() += bytes;
         self
     }
@@ -255,7 +257,7 @@ pub type Measure<'a> = &'a (dyn Fn(&Job, usize) -> Footprint + Sync);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// What the buffers are for.
-    pub kind: Kind,
+    pub kind: MemoryCategory,
     /// A place on the line; `None` for buffers that come from no line.
     pub span: Option<Span>,
     /// Bytes at the peak, counting all slots of a stash.
@@ -277,9 +279,9 @@ fn owners_in(job: &Job, stage: usize, space: Space) -> Vec<Owner> {
     let program = &job.programs[*program as usize];
     let messages = of_messages(program);
     let peak = Peak::of(program, schedule, space);
-    let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
+    let mut found: BTreeMap<(MemoryCategory, Option<(u16, u32)>), Owner> = BTreeMap::new();
     for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Some(space)) {
-        let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
+        let (kind, span) = (MemoryCategory::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
         let copies = match b.arena {
             Arena::Stash | Arena::HostStash => match program.stash(b) {
                 Some((stash, _)) if ir::fault!("report.owners.peak", true, peak.stashed.contains(&stash)) => u64::from(schedule.slots[stash].count),
@@ -298,7 +300,7 @@ fn owners_in(job: &Job, stage: usize, space: Space) -> Vec<Owner> {
 }
 
 /// When the ranks of a stage hold most: the phase, the body and the command of its program.
-pub fn instant(job: &Job, stage: usize) -> (Phase, usize, usize) {
+pub fn instant(job: &Job, stage: usize) -> (ProgramPhase, usize, usize) {
     let Stage { program, schedule, .. } = &job.stages[stage];
     Peak::of(&job.programs[*program as usize], schedule, Space::Device).at
 }
@@ -317,14 +319,14 @@ pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, space: Space,
     for o in named.iter().filter(|o| o.span.is_some_and(|s| usize::from(s.file) < sources.files.len())).take(LABELS) {
         let Some(span) = o.span else { continue };
         let slots = match o.kind {
-            Kind::Activations if footprint.slots > 1 && space == Space::Device => {
+            MemoryCategory::Activations if footprint.slots > 1 && space == Space::Device => {
                 format!(" = {} microbatches in flight x {}", footprint.slots, size(o.bytes / footprint.slots))
             }
             _ => String::new(),
         };
         d = d.label(span, format!("{}: {}{slots}", o.kind.name(), size(o.bytes)));
     }
-    let parts = |bytes: &BTreeMap<Kind, u64>, of: &str| -> Vec<String> {
+    let parts = |bytes: &BTreeMap<MemoryCategory, u64>, of: &str| -> Vec<String> {
         bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}{of}", k.name(), size(*b))).collect()
     };
     let parts = match space {

@@ -4,16 +4,16 @@
 //! rises and falls: a temporary buffer is in use while commands of its call need it, a slot of a stash from the call
 //! that fills it to the one that reads it last.
 
-use super::footprint::{Kind, of_messages};
+use super::footprint::{MemoryCategory, of_messages};
 use crate::commands::best_fit::{ALIGN, Need};
 use crate::commands::liveness::{self, lives, stashed, temporaries_of_run};
 use crate::commands::runs::CallRuns;
 use ir::diag::Span;
-use ir::program::{Buffer, BufferId, Call, Job, Phase, Program, Space, Stage};
+use ir::program::{Buffer, BufferId, Call, Job, Program, ProgramPhase, Space, Stage};
 use std::collections::BTreeMap;
 
 /// For whom bytes are in use: what for, and the file and line.
-pub type Whose = (Kind, Option<(u16, u32)>);
+pub type Whose = (MemoryCategory, Option<(u16, u32)>);
 
 /// Bytes that are in use from a moment to another, both included.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ pub struct InUse {
     moments: usize,
 }
 
-const PHASES: [Phase; 2] = [Phase::Train, Phase::Update];
+const PHASES: [ProgramPhase; 2] = [ProgramPhase::Train, ProgramPhase::Update];
 
 impl InUse {
     /// Of the ranks of a stage, in one of their memories.
@@ -104,8 +104,8 @@ impl InUse {
     }
 
     /// The moment of a command of a call.
-    pub fn moment(&self, phase: Phase, call: usize, command: usize) -> usize {
-        self.begins[usize::from(phase == Phase::Update)][call].wrapping_add(command)
+    pub fn moment(&self, phase: ProgramPhase, call: usize, command: usize) -> usize {
+        self.begins[usize::from(phase == ProgramPhase::Update)][call].wrapping_add(command)
     }
 
     /// Bytes in use at each moment, those that last apart.
@@ -157,7 +157,7 @@ impl Owners {
 
 fn whose(program: &Program, messages: &[bool], buffer: &Buffer) -> Whose {
     let line = |span: Span| (span.file, span.line);
-    (Kind::of(program, messages, buffer), buffer.origin.as_ref().and_then(|o| o.span).map(line))
+    (MemoryCategory::of(program, messages, buffer), buffer.origin.as_ref().and_then(|o| o.span).map(line))
 }
 
 /// Where a body would begin, if its part that is called were all of it before.

@@ -5,14 +5,14 @@
 //! of a schedule, not what its author had in mind.
 
 use crate::commands::liveness::lives;
-use ir::pipeline::Order;
-use ir::program::{Action, Body, BodyKind, Call, Channel, Job, Program, Stash};
+use ir::pipeline::PassOrder;
+use ir::program::{Action, BodyKind, Call, Channel, Job, Program, ProgramBody, Stash};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 /// How long passes take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Costs {
+pub struct PassTimes {
     /// Time of a forward pass, in any unit.
     pub forward: u64,
     /// Time of a backward pass without gradients of weights.
@@ -22,13 +22,13 @@ pub struct Costs {
 }
 
 /// All passes take equally long.
-pub const UNIT: Costs = Costs { forward: 1, backward: 1, weight: 1 };
+pub const UNIT: PassTimes = PassTimes { forward: 1, backward: 1, weight: 1 };
 
 /// A step as its stages spend it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// The times of passes that it was played with.
-    pub costs: Costs,
+    pub costs: PassTimes,
     /// Whether gradients of weights have passes of their own.
     pub splits: bool,
     /// One for each pipeline stage, in order.
@@ -59,9 +59,9 @@ pub struct PassTime {
     pub kind: BodyKind,
     /// From 0, within the step.
     pub microbatch: u32,
-    /// When it begins, in the unit of [`Costs`].
+    /// When it begins, in the unit of [`PassTimes`].
     pub begin: u64,
-    /// How long it takes, in the unit of [`Costs`].
+    /// How long it takes, in the unit of [`PassTimes`].
     pub takes: u64,
 }
 
@@ -73,7 +73,7 @@ impl Timeline {
     }
 
     /// The passes as a file of a schedule, with what they cost as comments.
-    pub fn text(&self, order: &Order) -> String {
+    pub fn text(&self, order: &PassOrder) -> String {
         let mut out = format!("# takes {}, with a bubble of {:.1} % of the work, where {}\n", self.length, 100.0 * self.bubble(), self.assumed());
         for (k, s) in self.stages.iter().enumerate() {
             out.push_str(&format!("# stage {k}: {s}, idle for {} of {}\n", s.idle, s.idle + s.busy));
@@ -82,7 +82,7 @@ impl Timeline {
     }
 
     fn assumed(&self) -> String {
-        let Costs { forward, backward, weight } = self.costs;
+        let PassTimes { forward, backward, weight } = self.costs;
         match self.splits {
             true => format!("a forward pass takes {forward}, a backward pass {backward}, gradients of weights {weight}"),
             false => format!("a forward pass takes {forward}, a backward pass {}", backward + weight),
@@ -113,7 +113,7 @@ struct Exchanges {
 }
 
 impl Exchanges {
-    fn of(body: &Body, part: u32) -> Exchanges {
+    fn of(body: &ProgramBody, part: u32) -> Exchanges {
         let commands = &body.commands[body.part(part)];
         let received = commands.iter().filter_map(|c| if let Action::Recv { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
         let sent = commands.iter().filter_map(|c| if let Action::Send { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
@@ -122,7 +122,7 @@ impl Exchanges {
 }
 
 /// The training step of a job. A verified one does not get stuck; of another, what comes before it does.
-pub fn timeline(job: &Job, costs: Costs) -> Timeline {
+pub fn timeline(job: &Job, costs: PassTimes) -> Timeline {
     let splits = job.programs.iter().flat_map(|p| &p.bodies).any(|b| matches!(b.kind, BodyKind::Weight(_)));
     let cost = |kind: BodyKind| match kind {
         BodyKind::Forward(_) => costs.forward,
@@ -131,7 +131,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
         BodyKind::Weight(_) => costs.weight,
         BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => 0,
     };
-    let of_body = |b: &Body| (0..b.parts()).map(|part| Exchanges::of(b, part)).collect();
+    let of_body = |b: &ProgramBody| (0..b.parts()).map(|part| Exchanges::of(b, part)).collect();
     let exchanges: Vec<Vec<Vec<Exchanges>>> = job.programs.iter().map(|p| p.bodies.iter().map(of_body).collect()).collect();
     let mut playing: Vec<Playing> = job.stages.iter().map(|s| Playing { calls: &s.schedule.train, at: 0, passes: vec![], now: 0, busy: 0 }).collect();
     // When messages under way arrive. A body takes one message of a channel at most.

@@ -17,26 +17,26 @@ use ir::dim::Dim;
 use ir::graph::{Body, Graph, Origin, Phase, Value};
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::Op;
-use ir::options::Rows;
+use ir::options::RowChoice;
 use ir::sharded::{Sharded, Sharding};
 use lottery::Lottery;
 use place::Placing;
 use reshard::Written;
 use std::collections::HashMap;
-use uses::Uses;
+use uses::ValueUses;
 
 /// Chooses shardings and inserts reshards.
-pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharded {
+pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: RowChoice) -> Sharded {
     let mut chooser = Chooser::new(mesh, lists, &graph.body.dims);
     chooser.params_first(&graph);
     let rules: Vec<Algebra> = graph.body.values().map(|v| algebra(&graph.body, v)).collect();
     let choice = choices(&graph.body, mesh, &rules, &mut chooser);
     let update = |v: &Value| graph.body[*v].origin.phase == Phase::Update;
     let reports: Vec<Value> = graph.loss.iter().copied().chain(graph.losses.iter().chain(&graph.metrics).map(|r| r.value)).collect();
-    let flow = Flow::new(&graph, mesh, lists, rules, choice, Uses::new(&graph, &reports));
+    let flow = Flow::new(&graph, mesh, lists, rules, choice, ValueUses::new(&graph, &reports));
     let random = match rows {
-        Rows::Rules => None,
-        Rows::Random(seed) => Some(Lottery::new(seed, &graph.body)),
+        RowChoice::Rules => None,
+        RowChoice::Random(seed) => Some(Lottery::new(seed, &graph.body)),
     };
     let mut p = Placing::new(&flow, chooser, random);
     let (steps, updates): (Vec<Value>, Vec<Value>) = graph.body.values().partition(|v| graph.body[*v].origin.phase != Phase::Update);

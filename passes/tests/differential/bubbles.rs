@@ -2,7 +2,7 @@
 
 use crate::harness::compiled;
 use crate::models::{GPT2, case};
-use ir::pipeline::Order;
+use ir::pipeline::PassOrder;
 use passes::report::pipeline_timeline::{Timeline, UNIT, timeline};
 
 /// GPT-2 with so many layers.
@@ -39,7 +39,7 @@ fn bubbles_of_programs_are_those_of_the_papers() {
 fn the_schedule_of_a_job_is_a_schedule_file() {
     for words in ["pp2 v2 m4", "pp2 m3 zbv", "pp2 m2 zbh1"] {
         let c = compiled(GPT2.0, GPT2.1, &case(words));
-        assert_eq!(Order::parse(&timeline(&c.job, UNIT).text(&c.order)).as_ref(), Ok(&c.order), "{words}");
+        assert_eq!(PassOrder::parse(&timeline(&c.job, UNIT).text(&c.order)).as_ref(), Ok(&c.order), "{words}");
     }
     let c = compiled(GPT2.0, GPT2.1, &case("pp2 m2"));
     let text = "\

@@ -6,10 +6,10 @@ use ir::graph::{Phase, Value};
 use ir::local::Chunk;
 use ir::mesh::Axis;
 use ir::op::{Collective, DType, Op, Reshard};
-use ir::options::Buffer;
+use ir::options::MoeBuffer;
 use ir::program::{Action, Arena, BodyKind, Content};
 use ir::sharded::Sharded;
-use runtime::host::Part;
+use runtime::host::TensorSlice;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
     (include_str!("../../../models/gpt2.mdl"), &[("vocab", "32"), ("hidden", "32"), ("heads", "4"), ("ffn", "64"), ("layers", "3"), ("seq", "16")]);
@@ -185,7 +185,7 @@ fn positions(words: &str) -> Vec<Vec<u64>> {
     let extents = &job.inputs[input as usize].dims;
     let of = |rank| {
         let mut out = vec![];
-        Part::new(extents, &index, &job.mesh.coords(rank)).runs(|run| out.extend(run.global.into_iter().flat_map(|g| g..g + run.len)));
+        TensorSlice::new(extents, &index, &job.mesh.coords(rank)).runs(|run| out.extend(run.global.into_iter().flat_map(|g| g..g + run.len)));
         out
     };
     (0..job.mesh.world()).map(of).collect()
@@ -277,7 +277,7 @@ fn whole_experts_on_all_ranks_exchange_rows_alone() {
 }
 
 /// In the middle layer of a rank: elements of all-to-alls of rows and of tables, and multiplications in products of rows with experts' matrices.
-fn of_experts(words: &str, buffer: Buffer) -> (Vec<u64>, Vec<u64>, u64) {
+fn of_experts(words: &str, buffer: MoeBuffer) -> (Vec<u64>, Vec<u64>, u64) {
     let compiled = compiled(EXPERTS, &[], &Case { moe_buffer: buffer, ..case(words) });
     let body = &compiled.locals[0].body;
     let layer = |v: &Value| body[*v].origin.layer == Some(1);
@@ -302,13 +302,13 @@ fn of_experts(words: &str, buffer: Buffer) -> (Vec<u64>, Vec<u64>, u64) {
 #[test]
 fn rows_cost_what_choices_say_and_not_what_experts_say() {
     let (t, k, h, f) = (16, 2, 32, 32);
-    let balanced = Buffer::Factor(1.0);
+    let balanced = MoeBuffer::Factor(1.0);
     assert_eq!(of_experts("dp2 ep2", balanced), (vec![t * k * h; 4], vec![8], 9 * t * k * h * f));
     assert_eq!(of_experts("dp4 ep4", balanced), (vec![t * k * h; 4], vec![8], 9 * t * k * h * f));
     // Without experts on other ranks there is no more room than there are rows.
-    assert_eq!(of_experts("", Buffer::Whole), (vec![], vec![], 9 * t * k * h * f));
+    assert_eq!(of_experts("", MoeBuffer::Whole), (vec![], vec![], 9 * t * k * h * f));
     // Room for whatever is chosen: from each rank, all of its rows.
-    assert_eq!(of_experts("dp2 ep2", Buffer::Whole), (vec![2 * t * k * h; 4], vec![8], 2 * 9 * t * k * h * f));
+    assert_eq!(of_experts("dp2 ep2", MoeBuffer::Whole), (vec![2 * t * k * h; 4], vec![8], 2 * 9 * t * k * h * f));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt, compiled};
 use crate::models::{DEEPSEEK, case};
-use ir::options::{Buffer, Rows, Zero};
+use ir::options::{MoeBuffer, RowChoice, Zero};
 
 /// What happens between a dispatch and the losses, of choices that are any numbers: an expert may be named twice or by nobody, and a choice may
 /// name none.
@@ -32,11 +32,11 @@ const BACK: &str = "let y = combine(z, chosen, over: [batch, seq, picks], from: 
 fn agrees_on(text: &str, words: &str, below: u64) {
     let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
     let data = [Data::Real, Data::Exact];
-    let all = data.into_iter().flat_map(|data| [Rows::Rules, Rows::Random(1), Rows::Random(2)].map(|rows| (data, rows, 1, "4")));
+    let all = data.into_iter().flat_map(|data| [RowChoice::Rules, RowChoice::Random(1), RowChoice::Random(2)].map(|rows| (data, rows, 1, "4")));
     // Passes have room for eight rows at least.
-    let in_passes = [(Data::Exact, 2), (Data::Real, 2), (Data::Real, 4)].map(|(data, passes)| (data, Rows::Rules, passes, "16"));
+    let in_passes = [(Data::Exact, 2), (Data::Real, 2), (Data::Real, 4)].map(|(data, passes)| (data, RowChoice::Rules, passes, "16"));
     for (data, rows, moe_passes, seq) in all.chain(in_passes) {
-        let moe_buffer = if moe_passes == 1 { Buffer::Whole } else { Buffer::Factor(2.0 / moe_passes as f64) };
+        let moe_buffer = if moe_passes == 1 { MoeBuffer::Whole } else { MoeBuffer::Factor(2.0 / moe_passes as f64) };
         let case = Case { data, rows, moe_buffer, moe_passes, seed: 7 + below, ..case(words) };
         match attempt(text, &[("seq", seq)], &case, &ranges) {
             Ok(Outcome::Right(_) | Outcome::NotFinite) => {}
@@ -100,7 +100,7 @@ fn all_tokens_may_choose_one_expert() {
 fn with_room(factor: f64, zero: Zero) -> Outcome {
     let text = model(&format!("let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn); {BACK}"));
     let ranges: Ranges = [("chosen".to_string(), Range { below: 2, ignored: false })].into();
-    let case = Case { moe_buffer: Buffer::Factor(factor), zero, ..case("dp2 ep2") };
+    let case = Case { moe_buffer: MoeBuffer::Factor(factor), zero, ..case("dp2 ep2") };
     attempt(&text, &[("seq", "16")], &case, &ranges).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -124,7 +124,7 @@ fn passes_have_room_for_any_choice_together() {
     let text = model(&format!("let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn); {BACK}"));
     let ran = |moe_passes: u64, below: u64, seed: u64| {
         let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
-        let case = Case { moe_buffer: Buffer::Factor(0.5), moe_passes, seed, ..case("dp2 ep2") };
+        let case = Case { moe_buffer: MoeBuffer::Factor(0.5), moe_passes, seed, ..case("dp2 ep2") };
         attempt(&text, &[("seq", "16")], &case, &ranges).unwrap_or_else(|e| panic!("{e}"))
     };
     for below in [1, 2] {
@@ -153,7 +153,7 @@ fn five_hundred_routings_lose_no_row_in_passes() {
         let text = text.replace("dim slot;", &format!("let to = {routing}; dim slot;")).replace("mean(", "sum(");
         let text = format!("{text} train {{ optimizer: sgd(momentum: 0.5); clip: 0.0; weight_decay: 0.0; }}");
         let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
-        let moe_buffer = Buffer::Factor(2.0 / moe_passes as f64);
+        let moe_buffer = MoeBuffer::Factor(2.0 / moe_passes as f64);
         let case = Case { data: Data::Exact, moe_buffer, moe_passes, seed, ..case(meshes[(seed % 5) as usize]) };
         match attempt(&text, &[("seq", "16")], &case, &ranges) {
             Ok(Outcome::Right(Data::Exact)) => {}

@@ -4,7 +4,7 @@ use crate::counts::EXPERTS;
 use crate::harness::{Case, compiled};
 use crate::models::{GPT2, MIXTRAL, case};
 use ir::mesh::Axis;
-use ir::options::Buffer;
+use ir::options::MoeBuffer;
 use ir::reason::{AvoidedBy, Reason};
 use passes::compile::Compiled;
 use passes::report::explain::{Exchange, exchanges, line, totals};
@@ -61,7 +61,7 @@ fn pipeline_and_data_parallel_bytes_are_those_of_the_formulas() {
 #[test]
 fn expert_parallel_bytes_are_those_of_the_formula() {
     let (layers, h, k, experts) = (3, 32, 2, 8);
-    let balanced = |words: &str| Case { moe_buffer: Buffer::Factor(1.0), ..case(words) };
+    let balanced = |words: &str| Case { moe_buffer: MoeBuffer::Factor(1.0), ..case(words) };
     for (words, e, m, t) in [
         ("bf16 dp2 ep2", 2, 1, SEQ),
         ("bf16 dp4 ep4 m3", 4, 3, SEQ),

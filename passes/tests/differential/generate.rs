@@ -14,7 +14,7 @@ use crate::harness::{Case, Data, Range, Ranges};
 use captures::Captures;
 use extras::Extras;
 use ir::op::DType;
-use ir::options::{Buffer, Counts, CpComm, Cuts, MOE_PASSES, MemoryOrder, Offload, ParamOffload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{Counts, CpComm, Cuts, MOE_PASSES, MemoryOrder, MoeBuffer, Offload, ParamOffload, Recompute, RowChoice, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use ir::random::mix;
 use std::fmt::Write;
@@ -116,8 +116,8 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         activation_offload: Dice(mix(!seed ^ 11)).pick(&schedules::ACTIVATIONS),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
         moe_buffer: Dice(mix(!seed ^ 3)).pick(match moe_passes {
-            MOE_PASSES => &[Buffer::Whole, Buffer::Factor(0.3), Buffer::Factor(0.7)],
-            _ => &[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)],
+            MOE_PASSES => &[MoeBuffer::Whole, MoeBuffer::Factor(0.3), MoeBuffer::Factor(0.7)],
+            _ => &[MoeBuffer::Whole, MoeBuffer::Factor(1.0), MoeBuffer::Factor(1.5)],
         }),
         moe_passes,
         micro_batch,
@@ -126,7 +126,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         vpp,
         group,
         // Rows at random complete sums late, and sums in 16 bits round all the more.
-        rows: if random && (precision == DType::F32 || data == Data::Exact) { Rows::Random(seed) } else { Rows::Rules },
+        rows: if random && (precision == DType::F32 || data == Data::Exact) { RowChoice::Random(seed) } else { RowChoice::Rules },
         layout: Cuts::Even { embedding: counts(dice), loss: counts(dice) },
         seed,
         data,

@@ -11,7 +11,7 @@ use ir::graph::{Body, Graph, Report, Type, Value};
 use ir::model::LossScale;
 use ir::op::{DType, Op, Real, Scalar};
 use ir::options::{
-    ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, Options, ParamOffload, Recompute, Rows, SequenceParallel, SplitK,
+    ActivationOffload, Counts, CpComm, Cuts, MemoryOrder, MoeBuffer, Offload, Options, ParamOffload, Recompute, RowChoice, SequenceParallel, SplitK,
     TpOverlap, Zero,
 };
 use ir::pipeline::Schedule;
@@ -43,12 +43,12 @@ pub struct Case {
     pub param_offload: ParamOffload,
     pub activation_offload: ActivationOffload,
     pub bucket_size: Option<u64>,
-    pub moe_buffer: Buffer,
+    pub moe_buffer: MoeBuffer,
     pub moe_passes: u64,
     pub micro_batch: u64,
     pub global_batch: u64,
     pub schedule: Schedule,
-    pub rows: Rows,
+    pub rows: RowChoice,
     pub vpp: Option<u64>,
     pub group: Option<u64>,
     pub layout: Cuts,
@@ -98,12 +98,12 @@ impl Default for Case {
             param_offload: ParamOffload::Off,
             activation_offload: ActivationOffload::Off,
             bucket_size: None,
-            moe_buffer: Buffer::Whole,
+            moe_buffer: MoeBuffer::Whole,
             moe_passes: 1,
             micro_batch: 1,
             global_batch: 1,
             schedule: Schedule::OneFOneB,
-            rows: Rows::Rules,
+            rows: RowChoice::Rules,
             vpp: None,
             group: None,
             layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
@@ -238,7 +238,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     if graph.roots().iter().any(|v| want.values[v.index()].iter().any(|x| !x.is_finite())) {
         return Ok(Outcome::NotFinite);
     }
-    let full = |e: &str| case.moe_buffer != Buffer::Whole && e.contains(" is more than ");
+    let full = |e: &str| case.moe_buffer != MoeBuffer::Whole && e.contains(" is more than ");
     let got = match reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED) {
         Err(e) if full(&e.to_string()) => return Ok(Outcome::Full(e.to_string())),
         got => got.map_err(|e| e.to_string())?,
@@ -329,7 +329,7 @@ fn planned_differently(
     given: &Given,
     got: &reference::StepResult,
 ) -> Result<Option<String>, String> {
-    let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
+    let recompute = if case.rows == RowChoice::Rules { Recompute::None } else { case.recompute };
     let activation_offload = ActivationOffload::Off;
     let simple = Case { memory_order: MemoryOrder::Time, activation_offload, tf32: false, ..case.clone() };
     let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, param_offload: ParamOffload::Off, pairs: false, ..simple };

@@ -8,9 +8,9 @@ use ir::program::{Arena, Buffer, Call, CallSchedule, Content, Job, Space, Stage}
 use passes::commands::best_fit::{ALIGN, most_alive};
 use passes::commands::liveness::Lives;
 use passes::remedy::{self, Remedy};
-use passes::report::footprint::{Budget, Footprint, Kind, owners};
+use passes::report::footprint::{Budget, Footprint, MemoryCategory, owners};
 use runtime::executor::arena_bytes;
-use runtime::shm::{Layout, bytes_of_rank};
+use runtime::shm::{SegmentLayout, bytes_of_rank};
 use runtime::target::{Processor, Target};
 
 /// Bytes of one stash slot of the first stage, per layer: of four layers more, less what is outside of layers.
@@ -101,7 +101,7 @@ fn the_shares_of_shared_memory_add_up_to_what_a_run_maps() {
     let target = Target::Cpu(Processor { cpu: String::new(), features: String::new() });
     for words in MESHES.iter().chain(&["dp2 cp2 zero3", "dp2 tp2 zero1 m2", "pp2 v2 m4"]) {
         let job = job(words);
-        let layout = Layout::new(&job, &target, 0);
+        let layout = SegmentLayout::new(&job, &target, 0);
         let shares: Vec<u64> = (0..job.mesh.world()).map(|rank| bytes_of_rank(&job, &target, rank)).collect();
         assert_eq!(shares.iter().sum::<u64>(), layout.bytes - layout.status(0).progress(), "{words}");
         for rank in 0..job.mesh.world() {
@@ -166,11 +166,15 @@ fn owners_by_line_add_up_to_the_plan() {
         let job = job(words);
         for stage in 0..job.stages.len() {
             let f = Footprint::of(&job, stage);
-            for kind in Kind::ALL {
+            for kind in MemoryCategory::ALL {
                 let owned: u64 = owners(&job, stage).iter().filter(|o| o.kind == kind).map(|o| o.bytes).sum();
                 let planned = f.bytes.get(&kind).copied().unwrap_or(0);
                 // Offsets of temporary buffers may leave gaps.
-                assert!(if kind == Kind::Temporary { owned <= planned } else { owned == planned }, "{} of {words}: {owned} {planned}", kind.name());
+                assert!(
+                    if kind == MemoryCategory::Temporary { owned <= planned } else { owned == planned },
+                    "{} of {words}: {owned} {planned}",
+                    kind.name()
+                );
             }
         }
     }
@@ -181,7 +185,7 @@ fn owners_by_line_add_up_to_the_plan() {
 fn parameters_gradients_and_optimizer_are_sixteen_bytes_per_parameter() {
     let held = |job: &Job, stage: usize| {
         let f = Footprint::of(job, stage);
-        [Kind::Parameters, Kind::Gradients, Kind::Optimizer].map(|k| f.bytes[&k])
+        [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|k| f.bytes[&k])
     };
     for words in ["m2", "dp2 m2", "dp2 m2 full1"] {
         let job = job(words);
@@ -206,7 +210,7 @@ fn gradients_that_nothing_clips_take_no_more_memory() {
     let unclipped = GPT2.0.replace("clip: 1.0;", "clip: 0.0;");
     assert_ne!(unclipped, GPT2.0);
     for words in ["m2", "dp2 m2", "dp2 zero1 m2", "pp2 m2", "bf16 m2", "f16 m2"] {
-        let held = |text: &str| Footprint::of(&compiled(text, GPT2.1, &case(words)).job, 0).bytes[&Kind::Gradients];
+        let held = |text: &str| Footprint::of(&compiled(text, GPT2.1, &case(words)).job, 0).bytes[&MemoryCategory::Gradients];
         let (clipped, unclipped) = (held(GPT2.0), held(&unclipped));
         // The norm is kept if it clips.
         assert!(unclipped <= clipped, "{words}: {unclipped} and {clipped}");
@@ -222,7 +226,7 @@ fn sixteen_bits_are_eighteen_bytes_per_parameter() {
             let f = Footprint::of(&job, stage);
             let own = &job.programs[*program as usize].buffers;
             let count: u64 = own.iter().filter(|b| matches!(b.content, Content::Param { .. })).map(Buffer::elements).sum();
-            let held: u64 = [Kind::Parameters, Kind::Gradients, Kind::Optimizer].map(|k| f.bytes[&k]).iter().sum();
+            let held: u64 = [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|k| f.bytes[&k]).iter().sum();
             // Beside them: the scalars that a step reports, and buffers that end off a border.
             let slack = 1024 + 2 * ALIGN * params.len() as u64;
             assert!((18 * count..18 * count + slack).contains(&held), "{words}: {held} for {count} parameters");

@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
-use ir::options::{ActivationOffload, Buffer, Counts, CpComm, Cuts, MemoryOrder, Offload, ParamOffload, Recompute, TpOverlap, Zero};
+use ir::options::{ActivationOffload, Counts, CpComm, Cuts, MemoryOrder, MoeBuffer, Offload, ParamOffload, Recompute, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -118,7 +118,7 @@ pub fn case(words: &str) -> Case {
             "logits" => case.logits = number(),
             "segments" => case.segments = number(),
             "bucket" => case.bucket_size = Some(number()),
-            "room" => case.moe_buffer = Buffer::Factor(number() as f64 / 100.0),
+            "room" => case.moe_buffer = MoeBuffer::Factor(number() as f64 / 100.0),
             "passes" => case.moe_passes = number(),
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),

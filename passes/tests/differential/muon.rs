@@ -4,7 +4,7 @@ use crate::harness::{check, compiled};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, T5, case};
 use ir::graph::Graph;
 use ir::matrix;
-use passes::report::footprint::{Footprint, Kind};
+use passes::report::footprint::{Footprint, MemoryCategory};
 use passes::report::matrices;
 
 /// The rule of `models/` replaced.
@@ -71,7 +71,7 @@ fn ranks_share_momentum_out() {
     let states = |words: &str| {
         let c = compiled(&text, &sizes, &case(words));
         let held = Footprint::of(&c.job, 0);
-        [Kind::Optimizer, Kind::Gradients].map(|kind| held.bytes[&kind])
+        [MemoryCategory::Optimizer, MemoryCategory::Gradients].map(|kind| held.bytes[&kind])
     };
     let [whole, gradients] = states("dp2 m2");
     for words in ["dp2 m2 zero1", "dp2 m2 zero2", "dp2 m2 zero3"] {

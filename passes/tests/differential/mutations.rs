@@ -7,7 +7,7 @@ use crate::random::number;
 use frontend::Models;
 use ir::graph::Value;
 use ir::op::Op;
-use ir::options::Rows;
+use ir::options::RowChoice;
 use ir::sharded::{Placement, Sharded};
 use passes::compile::compile;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ fn samples() -> Vec<Sharded> {
     ];
     for seed in 0..12 {
         let mut random = triple(seed);
-        random.case.rows = Rows::Rules;
+        random.case.rows = RowChoice::Rules;
         let Models { training, evaluation, .. } = models(&random.text, &[], &random.case).unwrap_or_else(|e| panic!("{e}"));
         out.extend(compile(training, evaluation, &options(&random.case)).ok().map(|c| c.sharded));
     }

@@ -4,7 +4,7 @@ use crate::harness::{Case, compiled, models, options};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, case};
 use frontend::Models;
 use ir::options::{Options, Overlap};
-use ir::program::{Action, Arena, Body, BodyKind, Collective, Job, Program, Stream};
+use ir::program::{Action, Arena, BodyKind, Collective, Job, Program, ProgramBody, Stream};
 use passes::commands::cost_model::{traffic, traffic_of};
 use passes::compile::compile;
 use passes::report::footprint::Footprint;
@@ -72,7 +72,7 @@ fn communication_is_hidden_behind_compute() {
 /// have to bring (here in f32, for one short sequence), layers wait for their own parameters alone.
 #[test]
 fn new_parameters_are_gathered_under_the_next_forward_pass() {
-    let gathers = |b: &Body, a: &Action| b.kind == BodyKind::Update && matches!(a, Action::Collective { kind: Collective::AllGather, .. });
+    let gathers = |b: &ProgramBody, a: &Action| b.kind == BodyKind::Update && matches!(a, Action::Collective { kind: Collective::AllGather, .. });
     let deep = (GPT.0, &[GPT.1, &[("layers", "8")]].concat()[..]);
     for (words, size, least) in [
         ("bf16 dp4 m1 zero1", 4_000_000, 95),

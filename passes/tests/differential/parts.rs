@@ -13,8 +13,8 @@ use ir::graph::Value;
 use ir::local::{Chunk, Local};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, Op, Real, Reduce, Scalar, Unary};
-use ir::options::{Rows, Zero};
-use ir::pipeline::{Order, Weights};
+use ir::options::{RowChoice, Zero};
+use ir::pipeline::{PassOrder, WeightGradients};
 use ir::random::mix;
 use ir::sharded::Sharded;
 use passes::compile::{Compiled, compile, job_of};
@@ -45,7 +45,7 @@ pub fn mutants() -> Range<u64> {
 pub struct Sample {
     compiled: Compiled,
     pub stages: Vec<Local>,
-    order: Order,
+    order: PassOrder,
     runner: Runner,
     want: Outcomes,
 }
@@ -63,7 +63,7 @@ pub fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges
     let microbatches = case.global_batch / (case.dp * case.micro_batch);
     let plan = plan::plan(&training.graph, microbatches as u32, &options).ok()?;
     let compiled = compile(training, evaluation, &options).ok()?;
-    let weights = if plan.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
+    let weights = if plan.order.splits_backward() { WeightGradients::Apart } else { WeightGradients::InBackward };
     let stages = partition(&compiled.sharded, None, &plan.layout, weights, Room { buffer: case.moe_buffer, passes: case.moe_passes }).ok()?;
     let runner = Runner::new(&compiled, case, ranges);
     // Numbers that are not finite are equal to nothing.
@@ -84,7 +84,7 @@ fn samples() -> Vec<Sample> {
     assert_eq!(out.len(), named.len());
     for seed in 0..6 {
         let mut random = triple(seed);
-        random.case.rows = Rows::Rules;
+        random.case.rows = RowChoice::Rules;
         // Flat buckets are made of what is proved here.
         random.case.zero = Zero::None;
         out.extend(sample(&random.text, &[], &random.case, &random.ranges));

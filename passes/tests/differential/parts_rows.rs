@@ -9,7 +9,7 @@ use ir::graph::{Node, Type, Value};
 use ir::local::Local;
 use ir::mesh::SubAxis;
 use ir::op::{Binary, Collective, Compare, DType, Op, Real, Reduce};
-use ir::options::{Buffer, Rows, Zero};
+use ir::options::{MoeBuffer, RowChoice, Zero};
 
 /// An expert takes one row of each sequence.
 const LIMITED: &str = r#"
@@ -34,7 +34,7 @@ fn samples() -> Vec<Sample> {
     let mut out: Vec<Sample> = ["dp2 tp2 sp ep4 etp1", "dp2 tp2 sp ep2", "tp2 sp etp1 b2"].map(|words| of(MIXTRAL, &[], &case(words))).into();
     out.extend(["dp2 tp2 ep2 m2", "dp2 tp2 sp ep2 pp2 m2", "dp2 cp2 ep2 pp2 m2"].map(|words| of(MIXTRAL, &[], &case(words))));
     out.extend(["dp2 tp2 sp ep2 m2", "cp2 ep2"].map(|words| of(DEEPSEEK, &[], &case(words))));
-    out.push(of(MIXTRAL, &[], &Case { moe_buffer: Buffer::Factor(1.25), ..case("dp2 ep2 b4") }));
+    out.push(of(MIXTRAL, &[], &Case { moe_buffer: MoeBuffer::Factor(1.25), ..case("dp2 ep2 b4") }));
     out.push(of(MIXTRAL, &[("seq", "16")], &Case { moe_passes: 3, ..case("dp2 ep2") }));
     out.extend(["dp2 ep2", "dp2 tp2 sp ep4 etp1 b2", "cp2 tp2 sp ep2 m2"].map(|words| of((LIMITED, &[]), &[], &case(words))));
     let experts = |t: &Triple| t.text.contains("experts_mlp(") && t.case.ep > 1;
@@ -42,7 +42,7 @@ fn samples() -> Vec<Sample> {
         random.case.zero = Zero::None;
         out.extend(sample(&random.text, &[], &random.case, &random.ranges));
     }
-    for rows in (0..3).map(Rows::Random) {
+    for rows in (0..3).map(RowChoice::Random) {
         out.extend(sample(MIXTRAL.0, MIXTRAL.1, &Case { rows, ..case("dp2 tp2 sp ep2") }, &Ranges::new()));
     }
     // Without rows there is nothing to change.
@@ -234,7 +234,7 @@ fn rows_that_are_not_those_of_the_routing_are_refused() {
 /// Another home may have more rows: a pass that is left out by this one's loses them.
 #[test]
 fn the_rows_of_one_home_leave_out_no_pass_of_all() {
-    let case = Case { moe_buffer: Buffer::Factor(0.5), moe_passes: 4, ..case("dp2 ep2") };
+    let case = Case { moe_buffer: MoeBuffer::Factor(0.5), moe_passes: 4, ..case("dp2 ep2") };
     let sample = sample(MIXTRAL.0, &[MIXTRAL.1, &[("seq", "16")]].concat(), &case, &Ranges::new()).expect("it compiles");
     let (_, mutate) = KINDS.iter().find(|k| k.0 == ONE_HOME).expect("it is one of them");
     let mut stages = sample.stages.clone();

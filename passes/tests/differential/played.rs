@@ -1,6 +1,6 @@
 //! Steps as they are predicted, and memory as it is said to be in use.
 
-use ir::program::{Action, Arena, Buffer, Job, Phase, Program, Space, Stream};
+use ir::program::{Action, Arena, Buffer, Job, Program, ProgramPhase, Space, Stream};
 use passes::commands::best_fit::ALIGN;
 use passes::report::footprint::{Footprint, owners};
 use passes::report::in_use::InUse;
@@ -102,7 +102,7 @@ fn touched(job: &Job, stage: usize, space: Space, used: &InUse, totals: &[u64]) 
     let stage = &job.stages[stage];
     let program: &Program = &job.programs[stage.program as usize];
     let is_here = |arena: Arena| arena == space.temporary() || arena == space.stash();
-    for phase in [Phase::Train, Phase::Update] {
+    for phase in [ProgramPhase::Train, ProgramPhase::Update] {
         for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
             let body = &program.bodies[call.body.index()];
             for at in body.part(call.part) {

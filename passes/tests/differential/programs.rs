@@ -11,8 +11,8 @@ use crate::verdicts::Verdicts;
 use frontend::Models;
 use ir::dim::Base;
 use ir::op::Reduce;
-use ir::options::{Buffer, Rows};
-use ir::program::{Action, Arena, Body, BufferId, Call, CallSchedule, Collective, GroupId, Job, KernelId, Place, Stream};
+use ir::options::{MoeBuffer, RowChoice};
+use ir::program::{Action, Arena, BufferId, Call, CallSchedule, Collective, GroupId, Job, KernelId, Place, ProgramBody, Stream};
 use ir::random::mix;
 use passes::compile::{Compiled, compile};
 
@@ -39,9 +39,9 @@ fn samples() -> Vec<(Compiled, Case, Ranges)> {
     }
     for seed in 0..8 {
         let mut random = triple(seed);
-        random.case.rows = Rows::Rules;
+        random.case.rows = RowChoice::Rules;
         // A step that stops has no results to compare.
-        random.case.moe_buffer = Buffer::Whole;
+        random.case.moe_buffer = MoeBuffer::Whole;
         let Models { training, evaluation, .. } = models(&random.text, &[], &random.case).unwrap_or_else(|e| panic!("{e}"));
         let sample = compile(training, evaluation, &options(&random.case)).ok().map(|c| (c, random.case, random.ranges));
         // Numbers that are not finite are equal to nothing.
@@ -51,7 +51,7 @@ fn samples() -> Vec<(Compiled, Case, Ranges)> {
 }
 
 /// A command of one of the programs that `keep` wants.
-fn command<'a>(dice: &mut Dice, job: &'a mut Job, keep: impl Fn(&Action) -> bool) -> Option<(&'a mut Body, usize)> {
+fn command<'a>(dice: &mut Dice, job: &'a mut Job, keep: impl Fn(&Action) -> bool) -> Option<(&'a mut ProgramBody, usize)> {
     let mut all = vec![];
     for (p, program) in job.programs.iter().enumerate() {
         for (b, body) in program.bodies.iter().enumerate() {

@@ -4,7 +4,7 @@ use crate::generate::{Triple, triple};
 use crate::harness::{Case, Data, Outcome, attempt, check};
 use crate::shrink::shrunk;
 use ir::op::DType;
-use ir::options::{ActivationOffload, Buffer, CpComm, MemoryOrder, Offload, ParamOffload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, CpComm, MemoryOrder, MoeBuffer, Offload, ParamOffload, Recompute, RowChoice, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,7 +57,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("zero-bubble or dualpipev", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV | Schedule::DualPipeV)),
         ("passes in pairs", case.pairs && case.global_batch > case.dp * case.micro_batch),
         ("given order", many(case.pp) && matches!(case.schedule, Schedule::Given(_))),
-        ("bounded rows", case.moe_buffer != Buffer::Whole && many(case.ep)),
+        ("bounded rows", case.moe_buffer != MoeBuffer::Whole && many(case.ep)),
         ("passes of rows", many(case.moe_passes) && text.contains("dispatch(")),
         ("experts", text.contains("dispatch(") || text.contains("experts_mlp(")),
         ("ep", many(case.ep)),
@@ -78,7 +78,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("f16", case.precision == DType::F16),
         ("tf32", case.tf32),
         ("split products", many(case.segments)),
-        ("random rows", case.rows != Rows::Rules),
+        ("random rows", case.rows != RowChoice::Rules),
         ("microbatches", case.global_batch > case.dp * case.micro_batch),
         ("metrics of data", has(&["metric of_data"])),
         ("losses", text.matches("  loss ").count() > 1),
@@ -215,7 +215,7 @@ fn what_split_products_came_to_once() {
 /// What was wrong once, on other rows than the rules choose.
 fn on_random_rows(text: &str, case: &Case, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {
-        check(text, &[], &Case { rows: Rows::Random(seed), ..case.clone() });
+        check(text, &[], &Case { rows: RowChoice::Random(seed), ..case.clone() });
     }
 }
 

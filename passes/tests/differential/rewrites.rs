@@ -10,7 +10,7 @@ use crate::verdicts::Verdicts;
 use frontend::Models;
 use ir::local::Local;
 use ir::op::Op;
-use ir::options::Buffer;
+use ir::options::MoeBuffer;
 use ir::random::mix;
 use passes::compile::{Compiled, compile, job_of_classes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,7 +57,7 @@ fn samples() -> Vec<Sample> {
     for seed in (0..6).chain([125, 467, 933]) {
         let mut random = triple(seed);
         // A step that stops has no results to compare.
-        random.case.moe_buffer = Buffer::Whole;
+        random.case.moe_buffer = MoeBuffer::Whole;
         out.extend(sample(&random.text, &[], &random.case, &random.ranges));
     }
     out

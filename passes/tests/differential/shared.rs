@@ -3,7 +3,7 @@
 use crate::harness::{Case, check};
 use crate::models::{GPT2, case};
 use ir::options::{Cuts, Zero};
-use ir::pipeline::{Order, Schedule};
+use ir::pipeline::{PassOrder, Schedule};
 
 /// Layers that share a parameter; what is before them is used after them too.
 const SHARED: &str = "
@@ -34,7 +34,7 @@ fn weight_gradients_of_virtual_stages_may_come_in_any_order() {
     for weights in ["W0.0 W0.1 W1.0 W1.1", "W1.1 W0.0 W0.1 W1.0"] {
         for placement in ["", "placement v\n"] {
             let passes = format!("F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1 {weights}");
-            let order = Order::parse(&format!("{placement}0: {passes}\n1: {passes}")).expect("a schedule");
+            let order = PassOrder::parse(&format!("{placement}0: {passes}\n1: {passes}")).expect("a schedule");
             for (text, defines) in [(SHARED, &[] as &[_]), (CAPTURED, &[]), (GPT2.0, GPT2.1)] {
                 check(text, defines, &Case { schedule: Schedule::Given(order.clone()), ..case("pp2 m2") });
             }

@@ -3,7 +3,7 @@
 use crate::generate::Triple;
 use crate::harness::{Case, Data, attempt};
 use ir::op::DType;
-use ir::options::{ActivationOffload, Buffer, Counts, Cuts, MemoryOrder, Offload, ParamOffload, Recompute, Rows, TpOverlap, Zero};
+use ir::options::{ActivationOffload, Counts, Cuts, MemoryOrder, MoeBuffer, Offload, ParamOffload, Recompute, RowChoice, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.precision = DType::F32,
     |c| c.recompute = Recompute::None,
     |c| c.tp_overlap = TpOverlap::Off,
-    |c| c.rows = Rows::Rules,
+    |c| c.rows = RowChoice::Rules,
     |c| c.zero = Zero::None,
     |c| c.pairs = false,
     |c| c.memory_order = MemoryOrder::Time,
@@ -24,7 +24,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.replicas = 1,
     |c| c.logits = 1,
     |c| c.segments = 1,
-    |c| c.moe_buffer = Buffer::Whole,
+    |c| c.moe_buffer = MoeBuffer::Whole,
     |c| c.moe_passes = 1,
     |c| c.layout = Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
     |c| (c.schedule, c.vpp, c.group) = (Schedule::OneFOneB, None, None),

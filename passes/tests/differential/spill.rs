@@ -8,7 +8,7 @@ use ir::program::{Action, Arena, BodyKind, BufferId, Job, Space, Stream};
 use passes::commands::cost_model::traffic;
 use passes::commands::streams::messages;
 use passes::compile::compile;
-use passes::report::footprint::{Footprint, Kind};
+use passes::report::footprint::{Footprint, MemoryCategory};
 
 /// Each case runs in random interleavings of its streams, beside one that offloads nothing.
 #[test]
@@ -110,9 +110,12 @@ fn activations_stream_to_the_host_and_back() {
         let (off, on) = (job(words, ActivationOffload::Off, Overlap::On), job(words, ActivationOffload::Layers(None), Overlap::On));
         let all = traffic(&on);
         let hidden = [Stream::ToHost, Stream::ToDevice].map(|s| 100 * all[&s].hidden / all[&s].bytes);
-        let [before, after] = [&off, &on].map(|job| Footprint::of(job, 0).bytes[&Kind::Activations]);
-        let [host, temporary, more] =
-            [Footprint::of(&on, 0).on_host(), Footprint::of(&off, 0).bytes[&Kind::Temporary], Footprint::of(&on, 0).bytes[&Kind::Temporary]];
+        let [before, after] = [&off, &on].map(|job| Footprint::of(job, 0).bytes[&MemoryCategory::Activations]);
+        let [host, temporary, more] = [
+            Footprint::of(&on, 0).on_host(),
+            Footprint::of(&off, 0).bytes[&MemoryCategory::Temporary],
+            Footprint::of(&on, 0).bytes[&MemoryCategory::Temporary],
+        ];
         println!("{words}: {hidden:?} % hidden, activations {before} and {after}, {host} on the host, temporary {temporary} and {more}");
         assert!(hidden[0] >= 90 && hidden[1] >= 90, "{words}: {hidden:?} %");
         assert!(after * 3 < before && host >= before - after, "{words}: {before} and {after}, {host} on the host");

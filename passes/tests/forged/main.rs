@@ -22,10 +22,10 @@ use ir::program::Job;
 use ir::random::mix;
 use leaves::Tree;
 use passes::compile::compile;
-use runtime::artifact::{Accept, Artifact, Parts, read, write};
+use runtime::artifact::{Accept, Artifact, ArtifactParts, read, write};
 use runtime::conditions::Conditions;
 use runtime::target::Target;
-use runtime::weights::{Layout, Mark, Weights};
+use runtime::weights::{Mark, SafetensorsLayout, Weights};
 use std::collections::BTreeMap;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,7 +87,7 @@ fn jobs() -> Vec<Job> {
 
 fn put(out: &Path, job: &Job) -> bool {
     let dumps = [("graph.txt".to_owned(), "a graph\n".to_owned())];
-    write(out, &Parts { job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }).is_ok()
+    write(out, &ArtifactParts { job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }).is_ok()
 }
 
 /// All files below a directory, by path.
@@ -234,7 +234,7 @@ fn weights_with_another_header_are_refused_or_the_same() {
     let path = dir.path().join("run.safetensors");
     let job = jobs().remove(0);
     let file = fs::File::create(&path).unwrap();
-    Layout::of_run(&job, &Mark { step: 3, seed: 5, ..Mark::default() }, Some(&Conditions::new(&job, vec![], 9))).start(&file).unwrap();
+    SafetensorsLayout::of_run(&job, &Mark { step: 3, seed: 5, ..Mark::default() }, Some(&Conditions::new(&job, vec![], 9))).start(&file).unwrap();
     let original = fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(original[..8].try_into().unwrap()) as usize;
     Weights::resume(&path, &job).unwrap();

@@ -4,9 +4,9 @@
 use ir::op::DType;
 use ir::program::Job;
 use ir::random::{key, mix};
-use runtime::checkpoint::{Catalog, MANIFEST, Manifest, Owners, Shard, resume};
+use runtime::checkpoint::{Catalog, CheckpointManifest, MANIFEST, Owners, Shard, resume};
 use runtime::conditions::Conditions;
-use runtime::executor::{Held, Order, Rank, arena_bytes};
+use runtime::executor::{Order, PersistentId, Rank, arena_bytes};
 use runtime::host::{Whole, sizes};
 use runtime::reference::{Plans, Reference};
 use runtime::weights::{Mark, Resumed, name};
@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 struct Numbered(u64);
 
 impl Numbered {
-    fn of(job: &Job, held: Held) -> Numbered {
+    fn of(job: &Job, held: PersistentId) -> Numbered {
         Numbered(key(&name(job, held).expect("no table")))
     }
 
@@ -35,8 +35,8 @@ impl Whole for Numbered {
 }
 
 /// Parameters and states, those too that a job does not keep.
-fn tensors(job: &Job) -> impl Iterator<Item = Held> {
-    (0..job.params.len() as u32).flat_map(|p| [Held::Param(p)].into_iter().chain((0..4).map(move |k| Held::State(p, k))))
+fn tensors(job: &Job) -> impl Iterator<Item = PersistentId> {
+    (0..job.params.len() as u32).flat_map(|p| [PersistentId::Param(p)].into_iter().chain((0..4).map(move |k| PersistentId::State(p, k))))
 }
 
 const MARK: Mark = Mark { step: 3, seed: 5, scaling: None, sequences: Some(24) };
@@ -45,12 +45,12 @@ const MARK: Mark = Mark { step: 3, seed: 5, scaling: None, sequences: Some(24) }
 ///
 /// # Errors
 /// What cannot be written.
-pub fn write(job: &Job, dir: &Path) -> Result<Manifest, String> {
+pub fn write(job: &Job, dir: &Path) -> Result<CheckpointManifest, String> {
     let plans = Plans::new(job);
     // Tensors here are small, and shall be shared out all the same.
     let owners = Owners::sharing(job, 2);
     let (catalog, mut hashes) = (Catalog::new(&owners)?, BTreeMap::new());
-    let all: BTreeMap<Held, Numbered> = tensors(job).map(|held| (held, Numbered::of(job, held))).collect();
+    let all: BTreeMap<PersistentId, Numbered> = tensors(job).map(|held| (held, Numbered::of(job, held))).collect();
     for rank in 0..job.mesh.world() {
         let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
         let mut rank = Rank::new(job, rank, Reference::new(job, &plans, program, arena_bytes(job, rank)), Order::List);
@@ -60,7 +60,7 @@ pub fn write(job: &Job, dir: &Path) -> Result<Manifest, String> {
             hashes.insert(rank.rank(), shard.write(&rank.device, &file, &AtomicBool::new(true)).map_err(|e| format!("{e:?}"))?);
         }
     }
-    let manifest = catalog.fill(Manifest::of(job, MARK, Some(Conditions::new(job, vec![], 9)), String::new()), &hashes);
+    let manifest = catalog.fill(CheckpointManifest::of(job, MARK, Some(Conditions::new(job, vec![], 9)), String::new()), &hashes);
     fs::write(dir.join(MANIFEST), manifest.text()).map_err(|e| e.to_string())?;
     Ok(manifest)
 }
@@ -69,7 +69,7 @@ pub fn write(job: &Job, dir: &Path) -> Result<Manifest, String> {
 ///
 /// # Errors
 /// What is damaged, or not as it was written.
-pub fn read(job: &Job, dir: &Path, manifest: &Manifest) -> Result<usize, String> {
+pub fn read(job: &Job, dir: &Path, manifest: &CheckpointManifest) -> Result<usize, String> {
     let Resumed { weights, mark: found, conditions, .. } = resume(dir, job).map_err(|e| e.to_string())?;
     if found != MARK || conditions != manifest.conditions {
         return Err(format!("{found:?}"));
@@ -83,7 +83,7 @@ pub fn read(job: &Job, dir: &Path, manifest: &Manifest) -> Result<usize, String>
             Some("I32") => DType::I32,
             _ => DType::F32,
         };
-        let (Held::Param(p) | Held::State(p, _) | Held::Table(p)) = held;
+        let (PersistentId::Param(p) | PersistentId::State(p, _) | PersistentId::Table(p)) = held;
         let mut values = vec![0.0; sizes(&job.params[p as usize].dims).iter().product::<u64>() as usize];
         tensor.read(0, &mut values);
         weights.check().map_err(|e| e.to_string())?;

@@ -1,6 +1,6 @@
 //! The files of an artifact, each read once: what is used afterwards are the bytes that were hashed.
 
-use super::manifest::{self, File};
+use super::manifest::{self, FileEntry};
 use super::{ArtifactError, io};
 use crate::memory_file;
 use memmap2::Mmap;
@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 /// A file in memory of its own that nobody can change or name: what the loader gets instead of a path.
 #[derive(Clone, Debug)]
-pub struct Sealed(Arc<OwnedFd>);
+pub struct SealedFile(Arc<OwnedFd>);
 
-impl Sealed {
+impl SealedFile {
     /// Reads a file of at most so many bytes into memory, and hashes what is there once nothing can change it any more.
-    fn read(path: &Path, most: u64) -> system::Result<(Sealed, File)> {
+    fn read(path: &Path, most: u64) -> system::Result<(SealedFile, FileEntry)> {
         let mut file = open(path, most)?;
         let mut memory = fs::File::from(memory_file::create("mcc-kernels", fs::metadata(path)?.len().min(most))?);
         let bytes = system::copy(&mut file, &mut memory)?;
@@ -27,7 +27,7 @@ impl Sealed {
             // SAFETY: the memory is sealed: nobody, this process included, can change its bytes or their number.
             _ => manifest::hash(&unsafe { Mmap::map(&memory) }?),
         };
-        Ok((Sealed(Arc::new(memory.into())), File { bytes, hash }))
+        Ok((SealedFile(Arc::new(memory.into())), FileEntry { bytes, hash }))
     }
 
     /// The descriptor of the memory. Its number stays its own as long as a clone of this lives.
@@ -42,7 +42,7 @@ fn open(path: &Path, most: u64) -> system::Result<system::Take<fs::File>> {
     Ok(fs::File::open(path)?.take(most.saturating_add(1)))
 }
 
-fn agree(path: &Path, wanted: &File, found: &File) -> Result<(), ArtifactError> {
+fn agree(path: &Path, wanted: &FileEntry, found: &FileEntry) -> Result<(), ArtifactError> {
     let damaged = |what: String| ArtifactError::Damaged { file: path.to_path_buf(), what };
     if found.bytes != wanted.bytes {
         // No more than one byte too many was read.
@@ -59,10 +59,10 @@ fn agree(path: &Path, wanted: &File, found: &File) -> Result<(), ArtifactError> 
 ///
 /// # Errors
 /// If they are not what the manifest says.
-pub fn bytes(path: &Path, wanted: &File) -> Result<Vec<u8>, ArtifactError> {
+pub fn bytes(path: &Path, wanted: &FileEntry) -> Result<Vec<u8>, ArtifactError> {
     let mut bytes = vec![];
     open(path, wanted.bytes).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(io(path))?;
-    agree(path, wanted, &File::of(&bytes))?;
+    agree(path, wanted, &FileEntry::of(&bytes))?;
     Ok(bytes)
 }
 
@@ -70,8 +70,8 @@ pub fn bytes(path: &Path, wanted: &File) -> Result<Vec<u8>, ArtifactError> {
 ///
 /// # Errors
 /// If they are not what the manifest says.
-pub fn sealed(path: &Path, wanted: &File) -> Result<Sealed, ArtifactError> {
-    let (sealed, found) = Sealed::read(path, wanted.bytes).map_err(io(path))?;
+pub fn sealed(path: &Path, wanted: &FileEntry) -> Result<SealedFile, ArtifactError> {
+    let (sealed, found) = SealedFile::read(path, wanted.bytes).map_err(io(path))?;
     agree(path, wanted, &found)?;
     Ok(sealed)
 }
@@ -80,8 +80,8 @@ pub fn sealed(path: &Path, wanted: &File) -> Result<Sealed, ArtifactError> {
 ///
 /// # Errors
 /// If it is not what the manifest says.
-pub fn check(path: &Path, wanted: &File) -> Result<(), ArtifactError> {
+pub fn check(path: &Path, wanted: &FileEntry) -> Result<(), ArtifactError> {
     let mut hasher = blake3::Hasher::new();
     let bytes = open(path, wanted.bytes).and_then(|mut file| system::copy(&mut file, &mut hasher)).map_err(io(path))?;
-    agree(path, wanted, &File { bytes, hash: hasher.finalize().to_hex().to_string() })
+    agree(path, wanted, &FileEntry { bytes, hash: hasher.finalize().to_hex().to_string() })
 }

@@ -33,7 +33,7 @@ pub struct Manifest {
     /// What the kernels' code was made for.
     pub target: Target,
     /// All files but the manifest and its signature, by their paths in the artifact.
-    pub files: BTreeMap<String, File>,
+    pub files: BTreeMap<String, FileEntry>,
     /// BLAKE3 of the manifest as it is written with nothing here, hexadecimal: damage to the manifest itself shows.
     pub hash: String,
 }
@@ -41,17 +41,17 @@ pub struct Manifest {
 /// A file of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub struct FileEntry {
     /// Size of the file in bytes.
     pub bytes: u64,
     /// BLAKE3, hexadecimal.
     pub hash: String,
 }
 
-impl File {
+impl FileEntry {
     /// Size and hash of a file with this content.
-    pub fn of(bytes: &[u8]) -> File {
-        File { bytes: bytes.len() as u64, hash: hash(bytes) }
+    pub fn of(bytes: &[u8]) -> FileEntry {
+        FileEntry { bytes: bytes.len() as u64, hash: hash(bytes) }
     }
 }
 
@@ -69,7 +69,7 @@ pub fn pretty(value: &impl Serialize) -> Vec<u8> {
 
 impl Manifest {
     /// What is to be said of a job.
-    pub fn new(job: &Job, target: &Target, files: BTreeMap<String, File>) -> Manifest {
+    pub fn new(job: &Job, target: &Target, files: BTreeMap<String, FileEntry>) -> Manifest {
         let manifest = Manifest {
             format: FORMAT,
             mcc: env!("CARGO_PKG_VERSION").into(),
@@ -115,7 +115,7 @@ impl Manifest {
 pub fn read(dir: &Path) -> Result<(Manifest, Vec<u8>), ArtifactError> {
     // All formats have these, and may have anything else.
     #[derive(Deserialize)]
-    struct Version {
+    struct FormatVersion {
         format: u32,
         mcc: String,
     }
@@ -127,7 +127,7 @@ pub fn read(dir: &Path) -> Result<(Manifest, Vec<u8>), ArtifactError> {
         other => other.map_err(io(if dir.exists() { &path } else { dir }))?,
     };
     let damaged = |what: String| ArtifactError::Damaged { file: path.clone(), what };
-    let version: Version = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
+    let version: FormatVersion = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
     if version.format != FORMAT {
         return Err(ArtifactError::Format { dir: dir.to_path_buf(), found: version.format, mcc: version.mcc });
     }

@@ -1,6 +1,6 @@
 //! Reads and checks artifacts.
 
-use super::manifest::{self, File, MANIFEST, Manifest};
+use super::manifest::{self, FileEntry, MANIFEST, Manifest};
 use super::{
     Artifact, ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, MOST_SCRATCH, SIGNATURE, assembled, contents, is_cubin, module, packed,
 };
@@ -92,12 +92,12 @@ fn signed(dir: &Path, manifest: &[u8], keys: &[PublicKey]) -> Result<(), Artifac
     }
 }
 
-fn text(path: &Path, file: &File) -> Result<Arc<str>, ArtifactError> {
+fn text(path: &Path, file: &FileEntry) -> Result<Arc<str>, ArtifactError> {
     let text = String::from_utf8(contents::bytes(path, file)?);
     text.map(Arc::from).map_err(|e| ArtifactError::Damaged { file: path.to_path_buf(), what: e.to_string() })
 }
 
-fn code(path: &Path, file: &File) -> Result<Arc<[u8]>, ArtifactError> {
+fn code(path: &Path, file: &FileEntry) -> Result<Arc<[u8]>, ArtifactError> {
     let bytes = contents::bytes(path, file)?;
     if is_cubin(&bytes) {
         return Ok(bytes.into());

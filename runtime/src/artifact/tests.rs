@@ -15,7 +15,7 @@ fn artifact(dir: &Path) -> PathBuf {
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
     let out = dir.join("linear.mcc");
     let dumps = [("program.txt".to_owned(), "text\n".to_owned())];
-    write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }).unwrap();
+    write(&out, &ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }).unwrap();
     out
 }
 
@@ -74,7 +74,7 @@ fn an_artifact_that_is_given_up_leaves_the_former_one() {
         let asked = std::cell::Cell::new(0);
         let given_up = || asked.replace(asked.get() + 1) == files;
         let dumps = [("program.txt".to_owned(), "text\n".to_owned())];
-        let error = write_unless(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }, &given_up);
+        let error = write_unless(&out, &ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }, &given_up);
         assert!(matches!(error, Err(ArtifactError::GivenUp)));
         assert_eq!(read(&out, &Accept::Anyones).unwrap().id, before);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -86,7 +86,7 @@ fn a_directory_of_someone_else_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.txt"), "mine").unwrap();
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
-    let error = write(dir.path(), &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: None }).unwrap_err();
+    let error = write(dir.path(), &ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: None }).unwrap_err();
     assert!(error.to_string().contains("is not an artifact; it was left alone"), "{error}");
     assert!(refused(dir.path()).contains("is not an artifact: it has no manifest.json"));
 }
@@ -112,7 +112,7 @@ fn with_cubins(dir: &Path, launch: Option<Launch>, cubin: &[u8]) -> PathBuf {
     let ptx: &[&[u8]] = if launch.is_some() { &modules } else { &[] };
     let kernels = Some(Kernels { entries: &entries, library: launch.is_none().then_some(b"".as_slice()), ptx, cubins: &cubins });
     let out = dir.join("gpu.mcc");
-    write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None }).unwrap();
+    write(&out, &ArtifactParts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None }).unwrap();
     out
 }
 
@@ -352,7 +352,7 @@ fn a_signature_is_looked_at_before_anything_else() {
     let trusting = |keys: &[PublicKey]| read(&out, &Accept::SignedBy(keys)).map(|a| a.id).map_err(|e| e.to_string());
     assert!(trusting(std::slice::from_ref(&public)).unwrap_err().contains("is not signed, and --trust takes what is signed alone"));
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
-    write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: Some(&secret) }).unwrap();
+    write(&out, &ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: Some(&secret) }).unwrap();
     let id = trusting(&[other.clone(), public.clone()]).unwrap();
     assert!(trusting(&[other]).unwrap_err().contains("is signed with a key that --trust does not name"));
     // A rank takes what its launcher has verified, and nothing else.

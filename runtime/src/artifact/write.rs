@@ -1,6 +1,6 @@
 //! Writes artifacts.
 
-use super::manifest::{File, MANIFEST, Manifest, pretty};
+use super::manifest::{FileEntry, MANIFEST, Manifest, pretty};
 use super::unfinished::{self, Unfinished};
 use super::{ArtifactError, CUBIN, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, PTX, SIGNATURE, assembled, io, module, packed};
 use crate::check;
@@ -24,7 +24,7 @@ pub struct Kernels<'a> {
 }
 
 /// What an artifact is made of.
-pub struct Parts<'a> {
+pub struct ArtifactParts<'a> {
     /// What the ranks run; it is checked before anything is written.
     pub job: &'a Job,
     /// What the kernels' code was made for.
@@ -42,7 +42,7 @@ pub struct Parts<'a> {
 ///
 /// # Errors
 /// If the job is unsound, something other than an artifact has that name, or the file system says so.
-pub fn write(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
+pub fn write(dir: &Path, parts: &ArtifactParts) -> Result<Manifest, ArtifactError> {
     write_unless(dir, parts, &|| false)
 }
 
@@ -50,7 +50,7 @@ pub fn write(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
 ///
 /// # Errors
 /// As for [`write`], and [`ArtifactError::GivenUp`].
-pub fn write_unless(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> Result<Manifest, ArtifactError> {
+pub fn write_unless(dir: &Path, parts: &ArtifactParts, given_up: &dyn Fn() -> bool) -> Result<Manifest, ArtifactError> {
     check::check(parts.job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
     if dir.symlink_metadata().is_ok() && !dir.join(MANIFEST).is_file() && fs::read_dir(dir).map_or(true, |mut d| d.next().is_some()) {
         return Err(ArtifactError::Foreign(dir.to_path_buf()));
@@ -68,7 +68,7 @@ pub fn write_unless(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> R
     Ok(manifest)
 }
 
-fn fill(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> Result<Manifest, ArtifactError> {
+fn fill(dir: &Path, parts: &ArtifactParts, given_up: &dyn Fn() -> bool) -> Result<Manifest, ArtifactError> {
     let mut files = BTreeMap::new();
     let mut put = |name: &str, bytes: &[u8]| -> Result<(), ArtifactError> {
         let path = dir.join(name);
@@ -76,7 +76,7 @@ fn fill(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> Result<Manife
             return Err(ArtifactError::GivenUp);
         }
         fs::write(&path, bytes).map_err(io(&path))?;
-        files.insert(name.to_owned(), File::of(bytes));
+        files.insert(name.to_owned(), FileEntry::of(bytes));
         Ok(())
     };
     put(JOB, &packed::pack(parts.job).map_err(io(&dir.join(JOB)))?)?;

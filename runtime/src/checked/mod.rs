@@ -6,11 +6,11 @@
 
 mod watch;
 
-use crate::device::{Device, DeviceError, Element, Launches, Location, Memory, Needs};
+use crate::device::{Device, DeviceError, Element, Launches, Location, Memory, ThreadResources};
 use crate::strides::{offsets, reach};
 use ir::graph::Type;
 use ir::kernel::distance::{Distance, narrowest, rms};
-use ir::kernel::part::Part;
+use ir::kernel::part::PartialKernel;
 use ir::kernel::{Kernel, dense};
 use ir::op::DType;
 use ir::program::{Job, KernelId};
@@ -32,7 +32,7 @@ pub struct Verdict {
     /// The greatest distances that are still right, by the kernel's narrowest dtype.
     pub allowed: Distance,
     /// What a thread of the kernel takes of a multiprocessor; none if the device does not say.
-    pub needs: Option<Needs>,
+    pub needs: Option<ThreadResources>,
 }
 
 impl Verdict {
@@ -75,16 +75,16 @@ fn sizes(kernel: &Kernel, run: impl Fn(&[Vec<f64>]) -> Vec<Vec<f64>>, operands: 
 }
 
 /// An operand of a kernel, where it is.
-struct Operand {
+struct PlacedOperand {
     dtype: DType,
     at: Location,
     runs: Vec<(u64, u64)>,
     accumulates: bool,
 }
 
-impl Operand {
-    fn all(kernel: &Kernel, args: &[Location]) -> (Vec<Operand>, Vec<Operand>) {
-        let of = |ty: &Type, strides: &[u64], at: &Location, accumulates| Operand {
+impl PlacedOperand {
+    fn all(kernel: &Kernel, args: &[Location]) -> (Vec<PlacedOperand>, Vec<PlacedOperand>) {
+        let of = |ty: &Type, strides: &[u64], at: &Location, accumulates| PlacedOperand {
             dtype: ty.dtype,
             at: *at,
             runs: runs(kernel, ty, strides),
@@ -126,8 +126,8 @@ impl Operand {
         }
     }
 
-    fn overlaps(&self, other: &Operand) -> bool {
-        let span = |o: &Operand| {
+    fn overlaps(&self, other: &PlacedOperand) -> bool {
+        let span = |o: &PlacedOperand| {
             let end = o.runs.iter().map(|(first, n)| first + n).max().unwrap_or(0);
             (o.at.arena, o.at.byte, o.at.byte + end * o.dtype.bytes())
         };
@@ -137,7 +137,7 @@ impl Operand {
 }
 
 /// What is done about every launch.
-pub enum Task<'a> {
+pub enum Instrumentation<'a> {
     /// Holds it to its definition, and to what another device with the same arenas makes of the same operands.
     Check {
         /// A second device that runs the same kernels, if there is one.
@@ -152,17 +152,17 @@ pub enum Task<'a> {
     },
 }
 
-/// A device beside which something is done.
-pub struct Checked<'a, 't> {
+/// A device of which every launch is checked or timed.
+pub struct InstrumentedDevice<'a, 't> {
     job: &'a Job,
     device: Box<dyn Device + 'a>,
-    task: &'t mut Task<'a>,
+    task: &'t mut Instrumentation<'a>,
 }
 
-impl<'a, 't> Checked<'a, 't> {
+impl<'a, 't> InstrumentedDevice<'a, 't> {
     /// Passes everything on to `device`, and does the task at launches of the job's kernels.
-    pub fn new(job: &'a Job, device: Box<dyn Device + 'a>, task: &'t mut Task<'a>) -> Checked<'a, 't> {
-        Checked { job, device, task }
+    pub fn new(job: &'a Job, device: Box<dyn Device + 'a>, task: &'t mut Instrumentation<'a>) -> InstrumentedDevice<'a, 't> {
+        InstrumentedDevice { job, device, task }
     }
 }
 
@@ -170,7 +170,7 @@ impl<'a, 't> Checked<'a, 't> {
 const POINTS: u64 = 1 << 23;
 
 /// Tensors of a kernel, cut to a part of it if there is one.
-fn cut<'t>(part: Option<&Part>, types: impl Iterator<Item = &'t Type>, values: &[Vec<f64>]) -> Vec<Vec<f64>> {
+fn cut<'t>(part: Option<&PartialKernel>, types: impl Iterator<Item = &'t Type>, values: &[Vec<f64>]) -> Vec<Vec<f64>> {
     match part {
         None => values.to_vec(),
         Some(part) => types.zip(values).map(|(ty, v)| part.of_values(ty, v)).collect(),
@@ -185,7 +185,7 @@ fn check(
     other: &mut Option<Box<dyn Device + '_>>,
     verdicts: &mut BTreeMap<u32, Verdict>,
 ) -> Result<(), DeviceError> {
-    let (inputs, outputs) = Operand::all(kernel, args);
+    let (inputs, outputs) = PlacedOperand::all(kernel, args);
     let operands: Vec<Vec<f64>> = inputs.iter().map(|i| i.read(device)).collect();
     // What is added to.
     let before: Vec<Vec<f64>> = outputs.iter().map(|o| if o.accumulates { o.read(device) } else { vec![] }).collect();
@@ -206,7 +206,7 @@ fn check(
     };
     let here = watched(kernel, || launch(device))?;
 
-    let part = Part::of(kernel, POINTS, u64::from(id.0));
+    let part = PartialKernel::of(kernel, POINTS, u64::from(id.0));
     let run = |operands: &[Vec<f64>]| part.as_ref().map_or_else(|| kernel.run(operands, scalars), |p| p.run(operands, scalars));
     let types = || kernel.outputs.iter().map(|o| &kernel.body[o.value].ty);
     let operands = cut(part.as_ref(), kernel.inputs.iter().map(|i| &i.ty), &operands);
@@ -262,7 +262,7 @@ fn time(device: &mut dyn Device, id: KernelId, args: &[Location], scalars: &[f64
     Ok(((many - one) / f64::from(n - 1)).max(1e-9))
 }
 
-impl Memory for Checked<'_, '_> {
+impl Memory for InstrumentedDevice<'_, '_> {
     fn element(&self, dtype: DType) -> Element {
         self.device.element(dtype)
     }
@@ -284,17 +284,17 @@ impl Memory for Checked<'_, '_> {
     }
 }
 
-impl Launches for Checked<'_, '_> {
-    fn needs(&self, kernel: KernelId) -> Option<Needs> {
+impl Launches for InstrumentedDevice<'_, '_> {
+    fn needs(&self, kernel: KernelId) -> Option<ThreadResources> {
         self.device.needs(kernel)
     }
 
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         match &mut *self.task {
-            Task::Check { other, verdicts } => {
+            Instrumentation::Check { other, verdicts } => {
                 check(self.device.as_mut(), (kernel, &self.job.kernels[kernel.index()]), args, scalars, other, verdicts)
             }
-            Task::Time { launches } => {
+            Instrumentation::Time { launches } => {
                 if let std::collections::btree_map::Entry::Vacant(place) = launches.entry(kernel.0) {
                     self.device.synchronize()?;
                     let device = self.device.as_mut();
@@ -306,7 +306,7 @@ impl Launches for Checked<'_, '_> {
     }
 }
 
-impl Device for Checked<'_, '_> {
+impl Device for InstrumentedDevice<'_, '_> {
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         self.device.fill(at, dtype, count, value);
     }
@@ -323,12 +323,12 @@ impl Device for Checked<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{Held, Order, Rank, Step, arena_bytes};
+    use crate::executor::{Order, PersistentId, Rank, Step, arena_bytes};
     use crate::fixture::{self, Split};
     use crate::host::{Tensor, Whole};
-    use crate::loopback::{Hub, Turns, run_phase};
+    use crate::loopback::{Hub, TurnOrder, run_phase};
     use crate::reference::{Plans, Reference};
-    use ir::program::Phase;
+    use ir::program::ProgramPhase;
 
     /// A device that runs another job's kernels in place of the right ones.
     fn checked(change: impl FnOnce(&mut Job), with_other: bool) -> BTreeMap<u32, Verdict> {
@@ -338,23 +338,23 @@ mod tests {
         let (plans, right) = (Plans::new(&changed), Plans::new(&job));
         let (program, bytes) = (&job.programs[0], arena_bytes(&job, 0));
         let other: Option<Box<dyn Device>> = if with_other { Some(Box::new(Reference::new(&job, &right, program, bytes))) } else { None };
-        let mut task = Task::Check { other, verdicts: BTreeMap::new() };
-        let device = Checked::new(&job, Box::new(Reference::new(&changed, &plans, program, bytes)), &mut task);
+        let mut task = Instrumentation::Check { other, verdicts: BTreeMap::new() };
+        let device = InstrumentedDevice::new(&job, Box::new(Reference::new(&changed, &plans, program, bytes)), &mut task);
         let mut rank = Rank::new(&job, 0, device, Order::List);
         let (params, inputs) = (fixture::params(), fixture::inputs());
         rank.initialise(|held| match held {
-            Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
-            Held::State(..) | Held::Table(_) => None,
+            PersistentId::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
+            PersistentId::State(..) | PersistentId::Table(_) => None,
         });
         let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
         let step = Step { number: 1, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch: &batch };
-        for phase in [Phase::Train, Phase::Update] {
-            run_phase(&job, std::slice::from_mut(&mut rank), &mut Hub::new(&job), phase, &step, &mut Turns::Long).unwrap();
+        for phase in [ProgramPhase::Train, ProgramPhase::Update] {
+            run_phase(&job, std::slice::from_mut(&mut rank), &mut Hub::new(&job), phase, &step, &mut TurnOrder::Long).unwrap();
         }
         drop(rank);
         match task {
-            Task::Check { verdicts, .. } => verdicts,
-            Task::Time { .. } => unreachable!(),
+            Instrumentation::Check { verdicts, .. } => verdicts,
+            Instrumentation::Time { .. } => unreachable!(),
         }
     }
 
@@ -400,7 +400,7 @@ mod tests {
             let scalars = vec![1.0; kernel.scalars.len()];
             let whole = kernel.run(&operands, &scalars);
             for most in [1, 5, 50] {
-                let Some(part) = Part::of(kernel, most, seed) else { continue };
+                let Some(part) = PartialKernel::of(kernel, most, seed) else { continue };
                 parts += 1;
                 part.kernel.verify().unwrap();
                 let fewer: Vec<Vec<f64>> = kernel.inputs.iter().zip(&operands).map(|(i, v)| part.of_values(&i.ty, v)).collect();

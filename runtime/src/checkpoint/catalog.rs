@@ -1,14 +1,14 @@
 //! What all ranks of a job write to a checkpoint: its manifest, but for what a run comes to.
 
 use super::grid::Class;
-use super::manifest::{Manifest, PieceEntry, ShardEntry, TensorEntry};
+use super::manifest::{CheckpointManifest, PieceEntry, ShardEntry, TensorEntry};
 use super::piece::Owners;
 use super::shard::Shard;
-use crate::executor::Held;
+use crate::executor::PersistentId;
 use crate::host::sizes;
 use std::collections::{BTreeMap, HashMap};
 
-/// **Invariant:** each element of each parameter and optimizer state is written once ([`Manifest::check`]).
+/// **Invariant:** each element of each parameter and optimizer state is written once ([`CheckpointManifest::check`]).
 pub struct Catalog {
     tensors: Vec<TensorEntry>,
     /// Of those ranks that write something; their hashes are not known yet.
@@ -20,14 +20,14 @@ impl Catalog {
     /// An element that would be written twice or by nobody.
     pub fn new(owners: &Owners) -> Result<Catalog, String> {
         let job = owners.job();
-        let mut tensors: BTreeMap<Held, TensorEntry> = BTreeMap::new();
+        let mut tensors: BTreeMap<PersistentId, TensorEntry> = BTreeMap::new();
         // By tensor, dim and indices.
-        let mut classes: HashMap<(Held, usize, Class), u32> = HashMap::new();
+        let mut classes: HashMap<(PersistentId, usize, Class), u32> = HashMap::new();
         let mut shards = vec![];
         for rank in 0..job.mesh.world() {
             let Some(shard) = Shard::new(rank, owners.pieces(rank)) else { continue };
             for (piece, dtype, byte) in shard.pieces() {
-                let (Held::Param(p) | Held::State(p, _) | Held::Table(p)) = piece.held;
+                let (PersistentId::Param(p) | PersistentId::State(p, _) | PersistentId::Table(p)) = piece.held;
                 let shape = sizes(&job.params[p as usize].dims);
                 let tensor = tensors.entry(piece.held).or_insert_with(|| TensorEntry {
                     name: piece.name.clone(),
@@ -50,7 +50,7 @@ impl Catalog {
             shards.push((rank, shard.entry()));
         }
         let catalog = Catalog { tensors: tensors.into_values().collect(), shards };
-        let trial = catalog.fill(Manifest::of(job, Default::default(), None, String::new()), &BTreeMap::new());
+        let trial = catalog.fill(CheckpointManifest::of(job, Default::default(), None, String::new()), &BTreeMap::new());
         trial.check().map(|()| catalog)
     }
 
@@ -65,9 +65,9 @@ impl Catalog {
     }
 
     /// The manifest, with the hashes that ranks have given.
-    pub fn fill(&self, manifest: Manifest, hashes: &BTreeMap<u64, [u8; 32]>) -> Manifest {
+    pub fn fill(&self, manifest: CheckpointManifest, hashes: &BTreeMap<u64, [u8; 32]>) -> CheckpointManifest {
         let hash = |rank| hashes.get(rank).map(|h| blake3::Hash::from_bytes(*h).to_hex().to_string()).unwrap_or_default();
         let shards = self.shards.iter().map(|(rank, s)| ShardEntry { hash: hash(rank), ..s.clone() }).collect();
-        Manifest { tensors: self.tensors.clone(), shards, ..manifest }
+        CheckpointManifest { tensors: self.tensors.clone(), shards, ..manifest }
     }
 }

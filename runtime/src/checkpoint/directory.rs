@@ -33,7 +33,7 @@ pub fn steps(dir: &Path) -> io::Result<Vec<u64>> {
 }
 
 /// The checkpoint to go on from.
-pub struct Found {
+pub struct NewestCheckpoint {
     /// Opened: its manifest and the sizes of its shards are right.
     pub checkpoint: Checkpoint,
     /// The checkpoint's own directory, such as `DIR/step-25`.
@@ -46,15 +46,15 @@ pub struct Found {
 ///
 /// # Errors
 /// There is none.
-pub fn newest(dir: &Path) -> Result<Found, CheckpointError> {
+pub fn newest(dir: &Path) -> Result<NewestCheckpoint, CheckpointError> {
     if dir.join(super::MANIFEST).exists() {
-        return Ok(Found { checkpoint: Checkpoint::open(dir)?, dir: dir.to_path_buf(), damaged: vec![] });
+        return Ok(NewestCheckpoint { checkpoint: Checkpoint::open(dir)?, dir: dir.to_path_buf(), damaged: vec![] });
     }
     let mut damaged = vec![];
     for step in steps(dir).map_err(|cause| CheckpointError::Io { file: dir.to_path_buf(), cause })? {
         let dir = dir.join(step_name(step));
         match Checkpoint::open(&dir) {
-            Ok(checkpoint) => return Ok(Found { checkpoint, dir, damaged }),
+            Ok(checkpoint) => return Ok(NewestCheckpoint { checkpoint, dir, damaged }),
             Err(e) => damaged.push((dir, e.to_string())),
         }
     }

@@ -21,7 +21,7 @@ const FORMAT: u32 = 1;
 
 /// All that `checkpoint.json` holds behind its own hash.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct CheckpointManifest {
     /// Version of the format; a manifest of another one than this mcc's is refused.
     pub format: u32,
     /// Where the run stood.
@@ -59,7 +59,7 @@ pub struct TensorEntry {
 /// Elements of a tensor in a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceEntry {
-    /// Index into [`Manifest::shards`].
+    /// Index into [`CheckpointManifest::shards`].
     pub shard: u32,
     /// Class of each dim.
     pub classes: Vec<u32>,
@@ -109,57 +109,57 @@ impl TensorEntry {
 /// The manifest, behind its hash.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed<'a> {
+struct SealedManifest<'a> {
     blake3: String,
     #[serde(borrow)]
     checkpoint: &'a RawValue,
 }
 
-impl Manifest {
+impl CheckpointManifest {
     /// Of a model, where the run stood; nothing else.
-    pub fn new(run: Mark, model: Provenance) -> Manifest {
-        Manifest { format: FORMAT, run, model, conditions: None, artifact: String::new(), mesh: vec![], tensors: vec![], shards: vec![] }
+    pub fn new(run: Mark, model: Provenance) -> CheckpointManifest {
+        CheckpointManifest { format: FORMAT, run, model, conditions: None, artifact: String::new(), mesh: vec![], tensors: vec![], shards: vec![] }
     }
 
     /// Of a job, without tensors and shards.
-    pub fn of(job: &Job, run: Mark, conditions: Option<Conditions>, artifact: String) -> Manifest {
+    pub fn of(job: &Job, run: Mark, conditions: Option<Conditions>, artifact: String) -> CheckpointManifest {
         let size = |axis: &Axis| Some((axis.name().to_owned(), job.mesh.size(*axis))).filter(|a| a.1 > 1);
         let mesh = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep].iter().filter_map(size).collect();
-        Manifest { conditions, artifact, mesh, ..Manifest::new(run, Provenance::of(job)) }
+        CheckpointManifest { conditions, artifact, mesh, ..CheckpointManifest::new(run, Provenance::of(job)) }
     }
 
     /// The text of the manifest's file: JSON, behind its own hash.
     pub fn text(&self) -> String {
         let own = serde_json::value::to_raw_value(self).expect("invariant: plain data with text keys");
-        let sealed = Sealed { blake3: blake3::hash(own.get().as_bytes()).to_hex().to_string(), checkpoint: &own };
+        let sealed = SealedManifest { blake3: blake3::hash(own.get().as_bytes()).to_hex().to_string(), checkpoint: &own };
         serde_json::to_string(&sealed).expect("invariant: plain data with text keys")
     }
 
     /// # Errors
     /// It is not as it was written, or cannot be.
-    pub fn parse(text: &str) -> Result<Manifest, String> {
-        let sealed: Sealed = serde_json::from_str(text).map_err(|e| format!("{MANIFEST}: {e}"))?;
+    pub fn parse(text: &str) -> Result<CheckpointManifest, String> {
+        let sealed: SealedManifest = serde_json::from_str(text).map_err(|e| format!("{MANIFEST}: {e}"))?;
         let own = sealed.checkpoint.get();
         if blake3::hash(own.as_bytes()).to_hex().as_str() != sealed.blake3 {
             return Err(format!("{MANIFEST} is not as it was written: its hash differs"));
         }
         #[derive(Deserialize)]
-        struct Version {
+        struct ManifestVersion {
             format: u32,
         }
-        let Version { format } = serde_json::from_str(own).map_err(|e| format!("{MANIFEST}: {e}"))?;
+        let ManifestVersion { format } = serde_json::from_str(own).map_err(|e| format!("{MANIFEST}: {e}"))?;
         if format != FORMAT {
             return Err(format!("it is of format {format}; this mcc reads {FORMAT}"));
         }
-        let manifest: Manifest = serde_json::from_str(own).map_err(|e| format!("{MANIFEST}: {e}"))?;
+        let manifest: CheckpointManifest = serde_json::from_str(own).map_err(|e| format!("{MANIFEST}: {e}"))?;
         manifest.check()?;
         Ok(manifest)
     }
 
     /// # Errors
     /// The file cannot be read, or is no manifest.
-    pub fn read(dir: &Path) -> io::Result<Result<Manifest, String>> {
-        std::fs::read_to_string(dir.join(MANIFEST)).map(|text| Manifest::parse(&text))
+    pub fn read(dir: &Path) -> io::Result<Result<CheckpointManifest, String>> {
+        std::fs::read_to_string(dir.join(MANIFEST)).map(|text| CheckpointManifest::parse(&text))
     }
 
     /// Each element of each tensor is in one piece, and the pieces of a shard are its data.

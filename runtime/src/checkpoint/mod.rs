@@ -8,7 +8,7 @@
 //!
 //! Each rank writes the elements that it owns ([`Piece`]), in a file of its own ([`Shard`]); ranks that hold
 //! the same elements share them out. Data are hashed in blocks, the hashes stand at the end of the file, and
-//! the manifest ([`Manifest`]) has the hash of these; it has its own hash too. The directory has its name when
+//! the manifest ([`CheckpointManifest`]) has the hash of these; it has its own hash too. The directory has its name when
 //! all of that is on the disk, so that whatever is called `step-25` is whole.
 //!
 //! A reader needs no mesh: the manifest says for each tensor how its dims are cut ([`Grid`]). Each rank reads
@@ -26,13 +26,13 @@ mod stored;
 
 pub use catalog::Catalog;
 pub use dcp::{Distributed, METADATA, is_distributed};
-pub use directory::{Found, newest, step_name, steps};
+pub use directory::{NewestCheckpoint, newest, step_name, steps};
 pub use grid::Grid;
-pub use manifest::{MANIFEST, Manifest, PieceEntry, ShardEntry, TensorEntry};
+pub use manifest::{CheckpointManifest, MANIFEST, PieceEntry, ShardEntry, TensorEntry};
 pub use open::{Checkpoint, initial, resume};
 pub use piece::{Owners, Piece};
 pub use shard::{Shard, ShardError};
-pub use stored::{Difference, Side, Stored};
+pub use stored::{ComparedSide, Difference, Stored};
 
 use std::io;
 use std::path::PathBuf;

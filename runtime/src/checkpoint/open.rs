@@ -3,11 +3,11 @@
 use super::CheckpointError;
 use super::dcp::{Distributed, is_distributed};
 use super::grid::Grid;
-use super::manifest::{Manifest, TensorEntry};
+use super::manifest::{CheckpointManifest, TensorEntry};
 use super::shard::{BLOCK, HASH};
 use crate::device::{decode, not_finite};
 use crate::host::Whole;
-use crate::weights::{Content, Offered, Resumed, Source, Weights, WeightsError, Wrong, stored};
+use crate::weights::{Content, Offered, Resumed, Weights, WeightsError, WeightsFault, WeightsSource, stored};
 use ir::op::DType;
 use ir::program::Job;
 use memmap2::Mmap;
@@ -22,12 +22,12 @@ const NEAR: u64 = 1 << 18;
 /// A directory with a manifest that can be right, and shards of the right sizes.
 pub struct Checkpoint {
     /// What `checkpoint.json` says, which its own hash was held against.
-    pub manifest: Manifest,
-    shards: Rc<Vec<Mapped>>,
+    pub manifest: CheckpointManifest,
+    shards: Rc<Vec<MappedShard>>,
 }
 
 /// A shard, read where it is needed.
-struct Mapped {
+struct MappedShard {
     file: PathBuf,
     map: Mmap,
     header: u64,
@@ -44,7 +44,7 @@ impl Checkpoint {
     /// There is none, or its manifest or the sizes of its files are not as they were written.
     pub fn open(dir: &Path) -> Result<Checkpoint, CheckpointError> {
         let malformed = |what: String| CheckpointError::Malformed { dir: dir.to_path_buf(), what };
-        let manifest = match Manifest::read(dir) {
+        let manifest = match CheckpointManifest::read(dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(CheckpointError::None { dir: dir.to_path_buf(), damaged: vec![] }),
             Err(cause) => return Err(malformed(cause.to_string())),
             Ok(manifest) => manifest.map_err(malformed)?,
@@ -60,13 +60,21 @@ impl Checkpoint {
             // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
             let map = unsafe { Mmap::map(&handle) }.map_err(|e| malformed(format!("{}: {e}", shard.file)))?;
             let sound = vec![Cell::new(false); shard.data.div_ceil(BLOCK) as usize];
-            shards.push(Mapped { file, map, header: shard.header, data: shard.data, hash: shard.hash.clone(), is_sealed: OnceCell::new(), sound });
+            shards.push(MappedShard {
+                file,
+                map,
+                header: shard.header,
+                data: shard.data,
+                hash: shard.hash.clone(),
+                is_sealed: OnceCell::new(),
+                sound,
+            });
         }
         Ok(Checkpoint { manifest, shards: Rc::new(shards) })
     }
 
     /// All that it holds; what is wrong with that is told when it is read.
-    pub(super) fn content(&self, wrong: &Rc<OnceCell<Wrong>>) -> Content {
+    pub(super) fn content(&self, wrong: &Rc<OnceCell<WeightsFault>>) -> Content {
         let offer = |tensor: &TensorEntry| {
             let grid = tensor.grid().expect("invariant: the manifest was checked");
             let pieces = tensor.pieces.iter().map(|p| (p.shard as usize, p.byte)).collect();
@@ -76,7 +84,7 @@ impl Checkpoint {
                 "I32" => DType::I32,
                 _ => DType::F32,
             };
-            let cut = Cut { shards: self.shards.clone(), grid, pieces, dtype, name: tensor.name.clone(), wrong: wrong.clone() };
+            let cut = ShardedTensor { shards: self.shards.clone(), grid, pieces, dtype, name: tensor.name.clone(), wrong: wrong.clone() };
             Offered { name: tensor.name.clone(), shape: tensor.shape.clone(), values: Ok(Box::new(cut)) }
         };
         let tensors = self.manifest.tensors.iter().map(offer).collect();
@@ -115,22 +123,22 @@ pub fn initial(paths: &[PathBuf], job: &Job, drawn: &[String], seed: u64) -> Res
 /// # Errors
 /// As there; or the checkpoint is damaged.
 pub fn resume(path: &Path, job: &Job) -> Result<Resumed, WeightsError> {
-    let Source { file, content, wrong } = source(path)?;
+    let WeightsSource { file, content, wrong } = source(path)?;
     Weights::resumed(&file, content, wrong, job)
 }
 
-fn source(path: &Path) -> Result<Source, WeightsError> {
+fn source(path: &Path) -> Result<WeightsSource, WeightsError> {
     let wrong = Rc::default();
     let content = if path.is_dir() { content(path, &wrong).map_err(|e| WeightsError::Checkpoint(e.to_string()))? } else { stored(path, &wrong)? };
-    Ok(Source { file: path.to_path_buf(), content, wrong })
+    Ok(WeightsSource { file: path.to_path_buf(), content, wrong })
 }
 
 /// All that a checkpoint holds, a run's or PyTorch's.
-fn content(dir: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<Content, CheckpointError> {
+fn content(dir: &Path, wrong: &Rc<OnceCell<WeightsFault>>) -> Result<Content, CheckpointError> {
     if is_distributed(dir) { Ok(Distributed::open(dir)?.content(wrong)) } else { Ok(Checkpoint::open(dir)?.content(wrong)) }
 }
 
-impl Mapped {
+impl MappedShard {
     /// Bytes of the data, found to be as they were written.
     fn read(&self, byte: u64, bytes: u64) -> Result<&[u8], String> {
         let (header, data) = (self.header as usize, self.data as usize);
@@ -158,17 +166,17 @@ impl Mapped {
 }
 
 /// A tensor in pieces.
-struct Cut {
-    shards: Rc<Vec<Mapped>>,
+struct ShardedTensor {
+    shards: Rc<Vec<MappedShard>>,
     grid: Grid,
     /// Shard, and the byte of its data.
     pieces: Vec<(usize, u64)>,
     dtype: DType,
     name: String,
-    wrong: Rc<OnceCell<Wrong>>,
+    wrong: Rc<OnceCell<WeightsFault>>,
 }
 
-impl Whole for Cut {
+impl Whole for ShardedTensor {
     fn read(&self, at: u64, out: &mut [f64]) {
         let (width, mut done) = (self.dtype.bytes(), 0);
         self.grid.visit(at, out.len() as u64, |piece, element, len| {
@@ -177,10 +185,10 @@ impl Whole for Cut {
             match self.shards[shard].read(byte + element * width, len * width) {
                 Ok(bytes) => here.iter_mut().zip(bytes.chunks_exact(width as usize)).for_each(|(x, b)| *x = decode(self.dtype, b)),
                 // The rank reads on, and ends before its first step.
-                Err(what) => drop(self.wrong.set(Wrong::Damaged(what))),
+                Err(what) => drop(self.wrong.set(WeightsFault::Damaged(what))),
             }
             if let Some(k) = here.iter().position(|x| !x.is_finite()) {
-                let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + (done + k) as u64, value: here[k] });
+                let _ = self.wrong.set(WeightsFault::NotFinite { tensor: self.name.clone(), element: at + (done + k) as u64, value: here[k] });
             }
             done += len as usize;
         });
@@ -201,12 +209,12 @@ impl Whole for Cut {
                     Ok(bytes) => {
                         if let Some(k) = not_finite(dtype, bytes) {
                             let value = decode(dtype, &bytes[k * width as usize..][..width as usize]);
-                            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + done + k as u64, value });
+                            let _ = self.wrong.set(WeightsFault::NotFinite { tensor: self.name.clone(), element: at + done + k as u64, value });
                         }
                         visit(done, bytes);
                     }
                     // The rank reads on, and ends before its first step.
-                    Err(what) => drop(self.wrong.set(Wrong::Damaged(what))),
+                    Err(what) => drop(self.wrong.set(WeightsFault::Damaged(what))),
                 }
                 done += (to - from) / width;
                 from = to;

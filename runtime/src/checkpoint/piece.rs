@@ -1,7 +1,7 @@
 //! What a rank owns of a checkpoint.
 
 use crate::device::Location;
-use crate::executor::{Cut, Held, cuts};
+use crate::executor::{PersistentId, PersistentSlice, persistent_slices};
 use crate::weights;
 use ir::mesh::{Coords, SubAxis};
 use ir::op::DType;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Elements of a tensor that one rank writes.
 pub struct Piece<'a> {
     /// The parameter or optimizer state that the elements are of.
-    pub held: Held,
+    pub held: PersistentId,
     /// In files.
     pub name: String,
     /// Of each dim of the tensor, its indices: first ones, and how many follow each other.
@@ -23,7 +23,7 @@ pub struct Piece<'a> {
     first: u64,
     /// In memory.
     pub dtype: DType,
-    cut: Cut<'a>,
+    cut: PersistentSlice<'a>,
     buffer: &'a Buffer,
     pub(super) id: BufferId,
     coords: Coords,
@@ -56,7 +56,7 @@ impl Piece<'_> {
 pub struct Owners<'a> {
     job: &'a Job,
     /// The first stage that holds a tensor: its ranks write it.
-    stages: BTreeMap<Held, usize>,
+    stages: BTreeMap<PersistentId, usize>,
     /// Least elements for each of the ranks that hold the same.
     least: u64,
 }
@@ -75,7 +75,7 @@ impl<'a> Owners<'a> {
         let mut stages = BTreeMap::new();
         for (k, stage) in job.stages.iter().enumerate() {
             let program = &job.programs[stage.program as usize];
-            for cut in program.buffers.iter().flat_map(|b| cuts(job, program, stage, &b.content)).filter(is_saved) {
+            for cut in program.buffers.iter().flat_map(|b| persistent_slices(job, program, stage, &b.content)).filter(is_saved) {
                 stages.entry(cut.held).or_insert(k);
             }
         }
@@ -97,7 +97,7 @@ impl<'a> Owners<'a> {
         let within: Vec<SubAxis> = job.mesh.ids().filter(|id| job.mesh.subs[id.0 as usize].axis.within_stage()).collect();
         let mut out = vec![];
         for (id, buffer) in (0..).map(BufferId).zip(&program.buffers) {
-            for cut in cuts(job, program, stage, &buffer.content).into_iter().filter(is_saved) {
+            for cut in persistent_slices(job, program, stage, &buffer.content).into_iter().filter(is_saved) {
                 let axes = cut.axes();
                 if self.stages[&cut.held] != at {
                     continue;
@@ -129,8 +129,8 @@ fn share(held: &Range<u64>, seat: u64, of: u64, least: u64) -> Range<u64> {
     if seat < shares { from(seat)..from(seat + 1) } else { held.end..held.end }
 }
 
-fn is_saved(cut: &Cut) -> bool {
-    !matches!(cut.held, Held::Table(_)) && cut.role != Role::Copy
+fn is_saved(cut: &PersistentSlice) -> bool {
+    !matches!(cut.held, PersistentId::Table(_)) && cut.role != Role::Copy
 }
 
 #[cfg(test)]

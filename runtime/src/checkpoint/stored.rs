@@ -2,13 +2,13 @@
 //! run's state; compared, and turned into each other.
 
 use super::CheckpointError;
-use super::dcp::{self, About, Distributed, is_distributed};
-use super::manifest::{MANIFEST, Manifest, PieceEntry, TensorEntry};
+use super::dcp::{self, Distributed, RunMetadata, is_distributed};
+use super::manifest::{CheckpointManifest, MANIFEST, PieceEntry, TensorEntry};
 use super::open::Checkpoint;
 use super::shard::{ShardError, ShardLayout, shard_file};
 use crate::conditions::Conditions;
 use crate::host::Whole;
-use crate::weights::{self, Content, Mark, Offered, WeightsError, Wrong};
+use crate::weights::{self, Content, Mark, Offered, WeightsError, WeightsFault};
 use ir::op::DType;
 use ir::provenance::{KEY, Provenance};
 use safetensors::Dtype;
@@ -38,7 +38,7 @@ pub struct Stored {
     /// Names of what is no tensor, and in no other form.
     pub others: Vec<String>,
     path: std::path::PathBuf,
-    wrong: Rc<OnceCell<Wrong>>,
+    wrong: Rc<OnceCell<WeightsFault>>,
 }
 
 /// How two tensors of one name differ.
@@ -49,7 +49,7 @@ pub enum Difference {
         /// Name of the tensor that is missing.
         name: String,
         /// The side that lacks it.
-        from: Side,
+        from: ComparedSide,
     },
     /// Both have the tensor, but with other sizes.
     Shape {
@@ -77,7 +77,7 @@ pub enum Difference {
 
 /// One of two that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum ComparedSide {
     /// The one that [`Stored::differences`] is called on.
     First,
     /// The one that [`Stored::differences`] is given.
@@ -88,7 +88,7 @@ impl Stored {
     /// # Errors
     /// It is none of these, or damaged.
     pub fn open(path: &Path) -> Result<Stored, WeightsError> {
-        let wrong = Rc::<OnceCell<Wrong>>::default();
+        let wrong = Rc::<OnceCell<WeightsFault>>::default();
         let is_dir = path.is_dir();
         let said = |e: CheckpointError| WeightsError::Checkpoint(e.to_string());
         let (content, (artifact, mesh)) = if is_dir && is_distributed(path) {
@@ -140,7 +140,7 @@ impl Stored {
             let ((shape, first), (there, second)) = match (self.tensors.get(name), other.tensors.get(name)) {
                 (Some(first), Some(second)) => (first, second),
                 (first, _) => {
-                    let from = if first.is_none() { Side::First } else { Side::Second };
+                    let from = if first.is_none() { ComparedSide::First } else { ComparedSide::Second };
                     out.push(Difference::Missing { name: name.clone(), from });
                     continue;
                 }
@@ -227,13 +227,13 @@ impl Stored {
             TensorEntry { name: name.clone(), shape: shape.clone(), dtype: "F32".into(), cuts, pieces: vec![piece] }
         };
         let tensors = self.tensors.iter().map(tensor).collect();
-        let manifest = Manifest {
+        let manifest = CheckpointManifest {
             tensors,
             shards: vec![shard],
             conditions: self.conditions.clone(),
             artifact: self.artifact.clone(),
             mesh: self.mesh.clone(),
-            ..Manifest::new(run, model.clone())
+            ..CheckpointManifest::new(run, model.clone())
         };
         manifest.check().map_err(|what| WeightsError::Malformed { file: self.path.clone(), what })?;
         file.sync_all().map_err(|cause| self.io(cause))?;
@@ -258,7 +258,7 @@ impl Stored {
             )));
         }
         let tensors = self.tensors.iter().map(|(name, (shape, values))| (name.as_str(), shape.as_slice(), values.as_ref()));
-        let about = self.model.clone().map(|model| About {
+        let about = self.model.clone().map(|model| RunMetadata {
             model,
             run: self.run,
             conditions: self.conditions.clone(),

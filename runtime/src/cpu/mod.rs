@@ -3,7 +3,7 @@
 mod pool;
 mod ranges;
 
-use crate::artifact::{Artifact, Sealed};
+use crate::artifact::{Artifact, SealedFile};
 use crate::device::{Beside, Device, DeviceError, Element, Launches, Location, Memory, advanced, bits, decode, encode};
 use crate::disk::{Disk, Way};
 use crate::executor::Copied;
@@ -26,7 +26,7 @@ pub type KernelFn =
 
 /// A kernel that can be called.
 #[derive(Clone, Copy)]
-pub struct Loaded {
+pub struct NativeKernel {
     /// Runs a range of the kernel's tiles on the calling thread.
     pub function: KernelFn,
     /// Tiles of one launch.
@@ -161,23 +161,23 @@ fn begin_thread(cores: &[usize]) {
 }
 
 /// The kernels of an artifact. The library stays loaded as long as this lives.
-pub struct Library {
+pub struct KernelLibrary {
     /// None of those that a GPU runs.
-    kernels: Vec<Option<Loaded>>,
+    kernels: Vec<Option<NativeKernel>>,
     // Before its bytes: they are there as long as it is loaded.
     _library: Option<libloading::Library>,
-    _bytes: Option<Sealed>,
+    _bytes: Option<SealedFile>,
 }
 
-impl Library {
+impl KernelLibrary {
     /// Loads the native code of an artifact that was read, hence checked; if it has none, nothing. The loader gets the bytes that were hashed, by their
     /// descriptor: what has happened to the file since does not matter.
     ///
     /// # Errors
     /// If the library cannot be loaded or lacks a kernel.
-    pub fn load(artifact: &Artifact) -> Result<Library, DeviceError> {
+    pub fn load(artifact: &Artifact) -> Result<KernelLibrary, DeviceError> {
         if artifact.kernels.iter().all(|k| k.launch.is_some()) {
-            return Ok(Library { kernels: vec![], _library: None, _bytes: None });
+            return Ok(KernelLibrary { kernels: vec![], _library: None, _bytes: None });
         }
         let path = artifact.library_path();
         let bytes = artifact.library().ok_or_else(|| DeviceError::Failed(format!("`{}` is missing", path.display())))?.clone();
@@ -198,17 +198,17 @@ impl Library {
             }
             // SAFETY: `mcc compile` gives every symbol of a library this type; of other makers' libraries it is believed, as their code is.
             let function = unsafe { library.get::<KernelFn>(entry.name.as_bytes()) }.map_err(failed)?;
-            kernels.push(Some(Loaded { function: *function, tiles: entry.tiles, scratch_bytes: entry.scratch_bytes }));
+            kernels.push(Some(NativeKernel { function: *function, tiles: entry.tiles, scratch_bytes: entry.scratch_bytes }));
         }
-        Ok(Library { kernels, _library: Some(library), _bytes: Some(bytes) })
+        Ok(KernelLibrary { kernels, _library: Some(library), _bytes: Some(bytes) })
     }
 
     /// Kernels that are part of this process.
     ///
     /// # Safety
     /// Each touches only what its signature in the job says.
-    pub unsafe fn linked(kernels: Vec<Loaded>) -> Library {
-        Library { kernels: kernels.into_iter().map(Some).collect(), _library: None, _bytes: None }
+    pub unsafe fn linked(kernels: Vec<NativeKernel>) -> KernelLibrary {
+        KernelLibrary { kernels: kernels.into_iter().map(Some).collect(), _library: None, _bytes: None }
     }
 }
 
@@ -221,7 +221,7 @@ pub struct Cpu {
     cores: Vec<usize>,
     // Before the library: threads end before its code goes.
     pool: Pool,
-    library: Arc<Library>,
+    library: Arc<KernelLibrary>,
     arguments: Vec<*mut u8>,
     scalars: Vec<u64>,
 }
@@ -237,7 +237,7 @@ impl Cpu {
     /// If there is not enough memory or a thread cannot start.
     pub fn new(
         kernels: &[Kernel],
-        library: Library,
+        library: KernelLibrary,
         bytes: [u64; Arena::ALL.len()],
         dir: Option<&Path>,
         threads: &Threads,
@@ -251,11 +251,17 @@ impl Cpu {
     ///
     /// # Errors
     /// As for [`Cpu::new`].
-    pub fn with(arenas: Arenas, kernels: &[Kernel], library: Library, threads: &Threads) -> Result<Cpu, DeviceError> {
+    pub fn with(arenas: Arenas, kernels: &[Kernel], library: KernelLibrary, threads: &Threads) -> Result<Cpu, DeviceError> {
         Cpu::over(arenas, kernels.iter().map(|k| k.scalars.clone()).collect(), Arc::new(library), allowed_cores(), threads)
     }
 
-    fn over(arenas: Arenas, dtypes: Arc<[Vec<DType>]>, library: Arc<Library>, cores: Vec<usize>, threads: &Threads) -> Result<Cpu, DeviceError> {
+    fn over(
+        arenas: Arenas,
+        dtypes: Arc<[Vec<DType>]>,
+        library: Arc<KernelLibrary>,
+        cores: Vec<usize>,
+        threads: &Threads,
+    ) -> Result<Cpu, DeviceError> {
         let scratch = library.kernels.iter().flatten().map(|k| k.scratch_bytes).max().unwrap_or(0);
         let pool = Pool::new(threads, scratch)?;
         Ok(Cpu { dtypes, arenas, cores, pool, library, arguments: vec![], scalars: vec![] })

@@ -3,8 +3,8 @@
 //! Which tiles a thread computes, [`Ranges`] says. A thread that sleeps is woken but never waited for: a launch ends when all tiles are
 //! done and no thread is inside. So a launch costs little where threads are awake, and nothing much where they are not.
 
-use super::ranges::{Call, Ranges};
-use super::{KernelFn, Loaded, Mapping, Threads, flush_denormals, pin};
+use super::ranges::{Ranges, TileRange};
+use super::{KernelFn, Mapping, NativeKernel, Threads, flush_denormals, pin};
 use crate::device::DeviceError;
 use rustix::thread::futex;
 use std::cell::UnsafeCell;
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// Set in [`Shared::state`] while a launch takes threads in; the other bits count those inside.
+/// Set in [`PoolState::state`] while a launch takes threads in; the other bits count those inside.
 const OPEN: u64 = 1 << 63;
 
-struct Shared {
+struct PoolState {
     /// Counts launches; threads sleep on it.
     launches: AtomicU32,
     sleepers: AtomicU32,
@@ -24,26 +24,26 @@ struct Shared {
     /// Filled while `state` is not open, so that no thread looks.
     ranges: Ranges,
     /// Written while `state` is not open, read by threads that came in while it was.
-    task: UnsafeCell<Task>,
+    task: UnsafeCell<PoolTask>,
     spins: u32,
 }
 
 // SAFETY: `task` is written by the owner alone while `state` is 0 and read only by threads counted in `state` (see `enter`).
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 
 #[derive(Clone, Copy)]
-struct Task {
+struct PoolTask {
     function: KernelFn,
     arguments: *const *mut u8,
     scalars: *const u64,
 }
 
 // SAFETY: the pointers are used only during the launch that set them, while their owner waits.
-unsafe impl Send for Task {}
+unsafe impl Send for PoolTask {}
 
-impl Task {
-    fn run(&self, call: Call, scratch: *mut u8) {
-        let Call { first, end, begin, until } = call;
+impl PoolTask {
+    fn run(&self, call: TileRange, scratch: *mut u8) {
+        let TileRange { first, end, begin, until } = call;
         // SAFETY: the arguments are those of the kernel, within the arenas, and live until the launch ends; the tiles are this thread's alone, and so is the
         // scratch, which is as large as any kernel's.
         unsafe { (self.function)(self.arguments, self.scalars, first, end, scratch, begin, until) };
@@ -51,7 +51,7 @@ impl Task {
 }
 
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
     /// Of the calling thread.
     scratch: Mapping,
@@ -61,8 +61,8 @@ impl Pool {
     pub fn new(threads: &Threads, scratch_bytes: u64) -> Result<Pool, DeviceError> {
         let memory = || Mapping::new(scratch_bytes).map_err(|e| DeviceError::Failed(format!("{scratch_bytes} bytes of scratch: {e}")));
         unsafe extern "C" fn nothing(_: *const *mut u8, _: *const u64, _: u64, _: u64, _: *mut u8, _: u64, _: u64) {}
-        let idle = Task { function: nothing, arguments: std::ptr::null(), scalars: std::ptr::null() };
-        let shared = Arc::new(Shared {
+        let idle = PoolTask { function: nothing, arguments: std::ptr::null(), scalars: std::ptr::null() };
+        let shared = Arc::new(PoolState {
             launches: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -88,11 +88,11 @@ impl Pool {
     }
 
     /// Runs all tiles and returns when they are done.
-    pub fn run(&mut self, kernel: &Loaded, arguments: &[*mut u8], scalars: &[u64]) {
+    pub fn run(&mut self, kernel: &NativeKernel, arguments: &[*mut u8], scalars: &[u64]) {
         let scratch = self.scratch.start.as_ptr();
-        let task = Task { function: kernel.function, arguments: arguments.as_ptr(), scalars: scalars.as_ptr() };
+        let task = PoolTask { function: kernel.function, arguments: arguments.as_ptr(), scalars: scalars.as_ptr() };
         if self.threads.is_empty() || kernel.tiles == 1 {
-            return task.run(Call { first: 0, end: kernel.tiles, begin: 0, until: kernel.tiles }, scratch);
+            return task.run(TileRange { first: 0, end: kernel.tiles, begin: 0, until: kernel.tiles }, scratch);
         }
         let shared = &*self.shared;
         // SAFETY: `state` is not open, so no thread reads the task.
@@ -125,7 +125,7 @@ impl Drop for Pool {
 }
 
 /// A thread's life: waits for a launch, comes in if it is still open, runs tiles, leaves.
-fn work(shared: &Shared, thread: usize, scratch: &Mapping) {
+fn work(shared: &PoolState, thread: usize, scratch: &Mapping) {
     let mut seen = 0;
     loop {
         let mut looks = 0;

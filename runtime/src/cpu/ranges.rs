@@ -19,9 +19,9 @@ pub struct Ranges {
 #[repr(align(64))]
 struct Left(AtomicU64);
 
-/// Tiles of one call.
+/// Tiles of one call of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct TileRange {
     pub first: u64,
     pub end: u64,
     /// The first tile of the range. Unless it is `first`, the call before this one of the same thread ended at `first`.
@@ -74,7 +74,7 @@ impl Ranges {
     }
 
     /// The calls of a thread: its own range's, then those of what it takes from others, until nothing is left.
-    pub fn calls(&self, thread: usize) -> impl Iterator<Item = Call> + '_ {
+    pub fn calls(&self, thread: usize) -> impl Iterator<Item = TileRange> + '_ {
         let own = &self.left[thread];
         let calls = if self.left.len() == 1 { 1 } else { CALLS };
         let mut range = own.get();
@@ -82,7 +82,7 @@ impl Ranges {
             loop {
                 let some = (range[1] - range[0]).div_ceil(calls);
                 if let Some((left, end)) = own.cut(|[begin, end]| (begin + some).min(end), |[_, end], cut| [cut, end]) {
-                    return Some(Call { first: left[0], end, begin: range[0], until: left[1] });
+                    return Some(TileRange { first: left[0], end, begin: range[0], until: left[1] });
                 }
                 range = self.take()?;
                 own.set(range);
@@ -114,10 +114,10 @@ mod tests {
         let ranges = Ranges::new(2);
         ranges.fill(16);
         let mut first = ranges.calls(0);
-        assert_eq!(first.next(), Some(Call { first: 0, end: 4, begin: 0, until: 8 }));
-        let all: Vec<Call> = ranges.calls(1).collect();
+        assert_eq!(first.next(), Some(TileRange { first: 0, end: 4, begin: 0, until: 8 }));
+        let all: Vec<TileRange> = ranges.calls(1).collect();
         assert_eq!(all[..2].iter().map(|c| c.first).collect::<Vec<_>>(), [8, 12]);
-        assert_eq!(all[2], Call { first: 6, end: 7, begin: 6, until: 8 }, "of 4..8 the rear half");
+        assert_eq!(all[2], TileRange { first: 6, end: 7, begin: 6, until: 8 }, "of 4..8 the rear half");
         assert_eq!(all.last().map(|c| (c.first, c.end)), Some((4, 5)), "the half of one is that one");
         assert_eq!(first.next(), None);
     }

@@ -1,9 +1,9 @@
 use super::*;
-use crate::executor::{Held, Order, Rank, Step, arena_bytes};
+use crate::executor::{Order, PersistentId, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
-use crate::loopback::{Hub, Turns, run_phase};
-use ir::program::Phase;
+use crate::loopback::{Hub, TurnOrder, run_phase};
+use ir::program::ProgramPhase;
 
 /// The fixture's kernels by hand, for 8 rows and 4 columns.
 mod kernels {
@@ -12,8 +12,8 @@ mod kernels {
     include!("../../tests/fixture/kernels.rs");
 }
 
-fn library() -> Library {
-    let loaded = |function: KernelFn, tiles| Loaded { function, tiles, scratch_bytes: 0 };
+fn library() -> KernelLibrary {
+    let loaded = |function: KernelFn, tiles| NativeKernel { function, tiles, scratch_bytes: 0 };
     let (rows, columns) = (fixture::BATCH, fixture::INS + 1);
     let list = vec![
         loaded(kernels::k_product, rows),
@@ -24,7 +24,7 @@ fn library() -> Library {
         loaded(kernels::k_update, columns),
     ];
     // SAFETY: the kernels do what the fixture's signatures say.
-    unsafe { Library::linked(list) }
+    unsafe { KernelLibrary::linked(list) }
 }
 
 /// New parameters after some steps.
@@ -35,21 +35,21 @@ fn train(threads: &Threads, steps: u64) -> Vec<f64> {
     let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
     let mut ranks = [Rank::new(&job, 0, device, Order::List)];
     ranks[0].initialise(|held| match held {
-        Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
-        Held::State(..) | Held::Table(_) => None,
+        PersistentId::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
+        PersistentId::State(..) | PersistentId::Table(_) => None,
     });
     let mut hub = Hub::new(&job);
     for number in 1..=steps {
         let step = Step { number, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch: &batch };
-        run_phase(&job, &mut ranks, &mut hub, Phase::Train, &step, &mut Turns::Long).unwrap();
-        run_phase(&job, &mut ranks, &mut hub, Phase::Update, &step, &mut Turns::Long).unwrap();
+        run_phase(&job, &mut ranks, &mut hub, ProgramPhase::Train, &step, &mut TurnOrder::Long).unwrap();
+        run_phase(&job, &mut ranks, &mut hub, ProgramPhase::Update, &step, &mut TurnOrder::Long).unwrap();
         if number == 1 {
             assert_eq!(ranks[0].reports()[0], None);
         }
     }
     let mut out = vec![];
     ranks[0].collect(|held, _, values| {
-        if let Held::Param(_) = held {
+        if let PersistentId::Param(_) = held {
             out.extend_from_slice(values);
         }
     });

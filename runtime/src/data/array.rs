@@ -1,6 +1,6 @@
 //! `.npy` files: whole batches, one after the other.
 
-use super::format::{DataFormat, Element};
+use super::format::{DataFormat, FileDType};
 use npyz::{NpyHeader, Order, TypeChar};
 
 pub const MAGIC: &[u8] = b"\x93NUMPY";
@@ -30,13 +30,13 @@ pub fn open(bytes: &[u8]) -> Result<(DataFormat, usize), String> {
         return Err("it is big-endian; `a = numpy.load(OLD)` and `numpy.save(NEW, a.astype(a.dtype.newbyteorder('<')))` make it little-endian".into());
     }
     let element = match (plain.type_char(), plain.size_field()) {
-        (TypeChar::Int, 4) => Element::I32,
-        (TypeChar::Int, 8) => Element::I64,
-        (TypeChar::Uint, 4) => Element::U32,
-        (TypeChar::Uint, 2) => Element::U16,
-        (TypeChar::Uint | TypeChar::Bool, 1) => Element::U8,
-        (TypeChar::Float, 4) => Element::F32,
-        (TypeChar::Float, 8) => Element::F64,
+        (TypeChar::Int, 4) => FileDType::I32,
+        (TypeChar::Int, 8) => FileDType::I64,
+        (TypeChar::Uint, 4) => FileDType::U32,
+        (TypeChar::Uint, 2) => FileDType::U16,
+        (TypeChar::Uint | TypeChar::Bool, 1) => FileDType::U8,
+        (TypeChar::Float, 4) => FileDType::F32,
+        (TypeChar::Float, 8) => FileDType::F64,
         _ => {
             let known = "int32, int64, uint32, uint16, uint8, bool, float32, float64";
             return Err(format!(

@@ -8,12 +8,13 @@ use ir::program::InputEntry;
 
 /// Of each input of a job, what of its whole tensor was wanted.
 pub struct Batch<'a> {
-    held: Vec<Held<'a>>,
+    held: Vec<WantedInput<'a>>,
     /// Bytes of files that were read for it.
     pub bytes: u64,
 }
 
-struct Held<'a> {
+/// Of one input, the elements that were wanted.
+struct WantedInput<'a> {
     regions: &'a Regions,
     values: Values,
 }
@@ -30,7 +31,7 @@ impl<'a> Batch<'a> {
             DType::I32 | DType::Bool => Values::Whole(vec![]),
             DType::F32 | DType::Bf16 | DType::F16 => Values::Real(vec![]),
         };
-        let held = inputs.iter().zip(&wanted.0).map(|(input, regions)| Held { regions, values: values(input) });
+        let held = inputs.iter().zip(&wanted.0).map(|(input, regions)| WantedInput { regions, values: values(input) });
         Batch { held: held.collect(), bytes: 0 }
     }
 
@@ -44,7 +45,7 @@ impl<'a> Batch<'a> {
 
     /// The whole tensors, where all was wanted.
     pub(super) fn tensors(&self, inputs: &[InputEntry]) -> Vec<Tensor> {
-        let tensor = |(held, input): (&Held, &InputEntry)| {
+        let tensor = |(held, input): (&WantedInput, &InputEntry)| {
             let mut tensor = Tensor::zeros(sizes(&input.dims));
             held.read(0, &mut tensor.data);
             tensor
@@ -59,7 +60,7 @@ impl Fed for Batch<'_> {
     }
 }
 
-impl Whole for Held<'_> {
+impl Whole for WantedInput<'_> {
     fn read(&self, at: u64, out: &mut [f64]) {
         if out.is_empty() {
             return;

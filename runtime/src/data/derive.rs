@@ -7,7 +7,7 @@ use std::ops::Range;
 pub const NOTHING: f64 = -100.0;
 
 /// A line of what files or data sets hold, as far as it was read.
-pub struct Line<'a> {
+pub struct SourceRow<'a> {
     /// With the element more, where there is one.
     pub values: &'a [f64],
     /// Elements of the input.
@@ -54,7 +54,7 @@ impl Taken<'_> {
     }
 }
 
-impl Line<'_> {
+impl SourceRow<'_> {
     /// The elements of an input in these columns.
     pub fn take(&self, taken: Taken, columns: Range<usize>, out: &mut Vec<f64>) {
         out.clear();
@@ -107,14 +107,14 @@ impl Line<'_> {
 mod tests {
     use super::*;
 
-    fn taken(line: &Line, taken: Taken) -> Vec<f64> {
+    fn taken(line: &SourceRow, taken: Taken) -> Vec<f64> {
         let (mut whole, mut part) = (vec![], vec![]);
         line.take(taken, 0..line.length, &mut whole);
         // Columns by themselves are the same, and read no more than they say.
         for c in 0..line.length {
             let needs = taken.needs(&(c..c + 1), line.length);
             let values: Vec<f64> = line.values.iter().enumerate().map(|(k, x)| if needs.contains(&k) { *x } else { f64::NAN }).collect();
-            Line { values: &values, ..*line }.take(taken, c..c + 1, &mut part);
+            SourceRow { values: &values, ..*line }.take(taken, c..c + 1, &mut part);
             assert_eq!(part, whole[c..=c], "{taken:?} at {c}");
         }
         whole
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn derived_inputs_follow_their_definitions() {
         let values = [5.0, 0.0, 7.0, 0.0, 0.0, 9.0];
-        let line = Line { values: &values, length: 5, borders: &[], is_apart: true, end: 6, mask: None };
+        let line = SourceRow { values: &values, length: 5, borders: &[], is_apart: true, end: 6, mask: None };
         assert_eq!(taken(&line, Taken::Itself), values[..5]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), values[1..]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Prev(0, 3))), [3.0, 5.0, 0.0, 7.0, 0.0]);
@@ -135,14 +135,14 @@ mod tests {
 
     #[test]
     fn documents_of_a_data_set_end_without_a_separator() {
-        let line = Line { values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], length: 5, borders: &[0, 2, 5], is_apart: true, end: 6, mask: None };
+        let line = SourceRow { values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], length: 5, borders: &[0, 2, 5], is_apart: true, end: 6, mask: None };
         assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 1.0]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 2.0]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), [6.0, NOTHING, 8.0, 9.0, NOTHING]);
         assert_eq!(taken(&line, Taken::Ahead { from: 1, depth: 0 }), [NOTHING, NOTHING, 9.0, NOTHING, NOTHING]);
-        assert_eq!(taken(&Line { is_apart: false, ..line }, Taken::Fed(&Feed::Next(0))), [6.0, 7.0, 8.0, 9.0, 4.0]);
+        assert_eq!(taken(&SourceRow { is_apart: false, ..line }, Taken::Fed(&Feed::Next(0))), [6.0, 7.0, 8.0, 9.0, 4.0]);
         // Where each ends with one, that is the same border.
-        let both = Line { values: &[5.0, 0.0, 7.0, 0.0, 9.0, 4.0], borders: &[0, 2, 4], ..line };
+        let both = SourceRow { values: &[5.0, 0.0, 7.0, 0.0, 9.0, 4.0], borders: &[0, 2, 4], ..line };
         assert_eq!(taken(&both, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
         assert_eq!(taken(&both, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
     }
@@ -150,12 +150,12 @@ mod tests {
     fn what_fills_a_line_up_and_what_a_mask_leaves_out_are_no_labels() {
         // Two documents of two and one elements, and two elements of nothing.
         let values = [5.0, 6.0, 7.0, 0.0, 0.0, 0.0];
-        let line = Line { values: &values, length: 5, borders: &[0, 2, 3], is_apart: true, end: 3, mask: None };
+        let line = SourceRow { values: &values, length: 5, borders: &[0, 2, 3], is_apart: true, end: 3, mask: None };
         assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), [6.0, NOTHING, NOTHING, NOTHING, NOTHING]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 9))), [0.0, 0.0, 1.0, 2.0, 2.0]);
         assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 9))), [0.0, 1.0, 0.0, 0.0, 1.0]);
-        let whole = Line { borders: &[0], end: 6, values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], ..line };
-        let masked = Line { mask: Some(&[1, 0, 1, 1, 0, 1]), ..whole };
+        let whole = SourceRow { borders: &[0], end: 6, values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], ..line };
+        let masked = SourceRow { mask: Some(&[1, 0, 1, 1, 0, 1]), ..whole };
         assert_eq!(taken(&masked, Taken::Fed(&Feed::Next(0))), [NOTHING, 7.0, 8.0, NOTHING, 4.0]);
         assert_eq!(taken(&masked, Taken::Ahead { from: 1, depth: 0 }), [7.0, 8.0, NOTHING, 4.0, NOTHING]);
         assert_eq!(taken(&masked, Taken::Itself), whole.values[..5]);

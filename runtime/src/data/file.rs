@@ -1,7 +1,7 @@
 //! One data file, mapped into memory.
 
 use super::error::DataError;
-use super::format::{DataFormat, Element, Encoding, Named};
+use super::format::{DataFormat, Encoding, FileDType, FormatSource};
 use super::{array, stream};
 use crate::host::sizes;
 use crate::paths;
@@ -16,16 +16,16 @@ use std::path::Path;
 const SAMPLES: usize = 64;
 const SAMPLE: usize = 64 << 10;
 
-pub struct File {
+pub struct DataFile {
     map: Mmap,
     /// Byte of the first element.
     start: usize,
     format: DataFormat,
 }
 
-impl File {
+impl DataFile {
     /// Opens a file for an input. With `next`, something takes the element after each of the input's.
-    pub fn open(path: &Path, encoding: Encoding, input: &InputEntry, next: bool) -> Result<File, DataError> {
+    pub fn open(path: &Path, encoding: Encoding, input: &InputEntry, next: bool) -> Result<DataFile, DataError> {
         let malformed = |what: String| DataError::Malformed { file: path.to_path_buf(), what };
         let io = |cause| DataError::Io { file: path.to_path_buf(), cause };
         // Before it is opened, for which a pipe would wait.
@@ -41,7 +41,7 @@ impl File {
         let map = unsafe { Mmap::map(&handle) }.map_err(io)?;
         let opened = if map.starts_with(array::MAGIC) { array::open(&map) } else { stream::open(&map, path, encoding) };
         let (format, start) = opened.map_err(malformed)?;
-        let file = File { map, start, format };
+        let file = DataFile { map, start, format };
         file.fits(input, next).map_err(malformed)?;
         Ok(file)
     }
@@ -58,7 +58,7 @@ impl File {
                 }
             }
             DataFormat::Array { element, shape } => {
-                let is_float = matches!(element, Element::F32 | Element::F64);
+                let is_float = matches!(element, FileDType::F32 | FileDType::F64);
                 if is_float && !input.dtype.is_float() {
                     return Err(format!("it holds floats, `{}` takes {}", input.name, input.dtype.name()));
                 }
@@ -95,14 +95,14 @@ impl File {
     /// The first byte that is none of a text.
     pub fn check_text(&self, path: &Path) -> Result<(), DataError> {
         match self.format {
-            DataFormat::Stream { named: Named::AsText, .. } => {
+            DataFormat::Stream { named: FormatSource::AsText, .. } => {
                 // A hint, without which it is as right.
                 let _ = self.map.advise(Advice::Sequential);
                 let checked = stream::check_text(&self.map, path).map_err(|what| DataError::Malformed { file: path.to_path_buf(), what });
                 let _ = self.map.advise(Advice::Normal);
                 checked
             }
-            DataFormat::Stream { named: Named::ByItself | Named::ByUser, .. } | DataFormat::Array { .. } => Ok(()),
+            DataFormat::Stream { named: FormatSource::ByItself | FormatSource::ByUser, .. } | DataFormat::Array { .. } => Ok(()),
         }
     }
 
@@ -137,12 +137,12 @@ impl File {
         let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
         let _ = self.map.advise(Advice::Sequential);
         let holds = match element {
-            Element::U8 => all_in(data, u8::from_le_bytes, takes),
-            Element::U16 => all_in(data, u16::from_le_bytes, takes),
-            Element::U32 => all_in(data, u32::from_le_bytes, takes),
-            Element::I32 => all_in(data, i32::from_le_bytes, takes),
-            Element::I64 => all_in(data, i64::from_le_bytes, takes),
-            Element::F32 | Element::F64 => false,
+            FileDType::U8 => all_in(data, u8::from_le_bytes, takes),
+            FileDType::U16 => all_in(data, u16::from_le_bytes, takes),
+            FileDType::U32 => all_in(data, u32::from_le_bytes, takes),
+            FileDType::I32 => all_in(data, i32::from_le_bytes, takes),
+            FileDType::I64 => all_in(data, i64::from_le_bytes, takes),
+            FileDType::F32 | FileDType::F64 => false,
         };
         let _ = self.map.advise(Advice::Normal);
         holds
@@ -154,10 +154,10 @@ impl File {
         let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
         let _ = self.map.advise(Advice::Sequential);
         let is = match element {
-            Element::F32 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from(f32::from_le_bytes(*b)))),
-            Element::F64 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from_le_bytes(*b))),
+            FileDType::F32 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from(f32::from_le_bytes(*b)))),
+            FileDType::F64 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from_le_bytes(*b))),
             // Of whole numbers f16 alone may be too small for some; a batch is looked at when it is read.
-            Element::U8 | Element::U16 | Element::U32 | Element::I32 | Element::I64 => dtype != DType::F16,
+            FileDType::U8 | FileDType::U16 | FileDType::U32 | FileDType::I32 | FileDType::I64 => dtype != DType::F16,
         };
         let _ = self.map.advise(Advice::Normal);
         is
@@ -173,7 +173,7 @@ impl File {
 
     /// Whether the user's word for what it holds counts.
     pub fn is_named_by_user(&self) -> bool {
-        matches!(self.format, DataFormat::Stream { named: Named::ByUser, .. })
+        matches!(self.format, DataFormat::Stream { named: FormatSource::ByUser, .. })
     }
 
     /// Whether lines of the last dim have one element more than the input.

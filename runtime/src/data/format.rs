@@ -21,14 +21,14 @@ pub enum Encoding {
 /// What a file holds.
 pub enum DataFormat {
     /// Tokens one after the other.
-    Stream { element: Element, tokens: u64, named: Named },
+    Stream { element: FileDType, tokens: u64, named: FormatSource },
     /// Whole batches.
-    Array { element: Element, shape: Vec<u64> },
+    Array { element: FileDType, shape: Vec<u64> },
 }
 
-/// A number in a file, little-endian.
+/// The type of the numbers in a file, which are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
+pub enum FileDType {
     I32,
     I64,
     U32,
@@ -38,38 +38,38 @@ pub enum Element {
     F64,
 }
 
-impl Element {
+impl FileDType {
     pub fn bytes(self) -> usize {
         match self {
-            Element::U8 => 1,
-            Element::U16 => 2,
-            Element::I32 | Element::U32 | Element::F32 => 4,
-            Element::I64 | Element::F64 => 8,
+            FileDType::U8 => 1,
+            FileDType::U16 => 2,
+            FileDType::I32 | FileDType::U32 | FileDType::F32 => 4,
+            FileDType::I64 | FileDType::F64 => 8,
         }
     }
 
     pub fn is_float(self) -> bool {
-        matches!(self, Element::F32 | Element::F64)
+        matches!(self, FileDType::F32 | FileDType::F64)
     }
 
     pub fn read(self, bytes: &[u8]) -> f64 {
         let four = || bytes.try_into().expect("invariant: four bytes");
         let eight = || bytes.try_into().expect("invariant: eight bytes");
         match self {
-            Element::U8 => f64::from(bytes[0]),
-            Element::U16 => f64::from(u16::from_le_bytes([bytes[0], bytes[1]])),
-            Element::I32 => f64::from(i32::from_le_bytes(four())),
-            Element::U32 => f64::from(u32::from_le_bytes(four())),
-            Element::F32 => f64::from(f32::from_le_bytes(four())),
-            Element::I64 => i64::from_le_bytes(eight()) as f64,
-            Element::F64 => f64::from_le_bytes(eight()),
+            FileDType::U8 => f64::from(bytes[0]),
+            FileDType::U16 => f64::from(u16::from_le_bytes([bytes[0], bytes[1]])),
+            FileDType::I32 => f64::from(i32::from_le_bytes(four())),
+            FileDType::U32 => f64::from(u32::from_le_bytes(four())),
+            FileDType::F32 => f64::from(f32::from_le_bytes(four())),
+            FileDType::I64 => i64::from_le_bytes(eight()) as f64,
+            FileDType::F64 => f64::from_le_bytes(eight()),
         }
     }
 }
 
 /// Who says what a stream holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum FormatSource {
     ByItself,
     ByUser,
     /// Nobody: all of it has to be text.

@@ -22,17 +22,17 @@ mod wanted;
 pub use batch::Batch;
 pub use error::DataError;
 pub use format::Encoding;
-pub use sets::{DataSets, Opened, PARTS, Samples, SetNames, Validation};
+pub use sets::{DataSets, PARTS, RunSamples, Samples, SetNames, Validation};
 pub use wanted::Wanted;
 
 use crate::conditions::DataMark;
 use crate::host::{Tensor, sizes};
-use derive::{Line, NOTHING, Taken};
-use file::File;
+use derive::{NOTHING, SourceRow, Taken};
+use file::DataFile;
 use ir::graph::Feed;
 use ir::program::{Action, InputEntry, Job};
 use serde::{Deserialize, Serialize};
-use sets::Found;
+use sets::SampleAnnotations;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ const LOOKED_THROUGH: u64 = 1 << 30;
 /// The data of a run.
 pub struct Data {
     inputs: Vec<InputEntry>,
-    sources: Vec<Source>,
+    sources: Vec<InputSource>,
     files: Vec<PathBuf>,
     /// Sequences of a step of the job.
     batch: u64,
@@ -91,10 +91,10 @@ pub struct Data {
 }
 
 /// Where an input's values come from.
-enum Source {
+enum InputSource {
     /// `longer`: the file's last dim has one element more than the input, for what derives from it.
     File {
-        file: File,
+        file: DataFile,
         longer: bool,
         number: usize,
     },
@@ -123,12 +123,12 @@ impl Data {
                 (Some(number), _) => {
                     // Whoever takes the next element of this input needs one more than it has.
                     let next = inputs.iter().enumerate().any(|(d, i)| given[d].is_none() && i.default == Some(Feed::Next(k as u32)));
-                    let file = File::open(&specs[number].file, specs[number].encoding, input, next)?;
-                    Source::File { longer: file.longer(input), file, number }
+                    let file = DataFile::open(&specs[number].file, specs[number].encoding, input, next)?;
+                    InputSource::File { longer: file.longer(input), file, number }
                 }
-                (None, Some(feed)) => Source::Feed(feed.clone()),
+                (None, Some(feed)) => InputSource::Feed(feed.clone()),
                 // What no program loads needs no data.
-                (None, None) if !loaded(job, k as u32) => Source::Feed(Feed::Const(ir::op::Real(0.0))),
+                (None, None) if !loaded(job, k as u32) => InputSource::Feed(Feed::Const(ir::op::Real(0.0))),
                 (None, None) => {
                     let how = format!("pass --data FILE or --data {}=FILE.npy", input.name);
                     return Err(DataError::Missing { input: input.name.clone(), how });
@@ -146,17 +146,17 @@ impl Data {
         let input = sets::input(job)?;
         // What no program loads needs no data.
         let nothing = Feed::Const(ir::op::Real(0.0));
-        let mut sources: Vec<Source> = job.inputs.iter().map(|i| Source::Feed(i.default.clone().unwrap_or(nothing.clone()))).collect();
-        sources[input] = Source::Set(Box::new(samples));
+        let mut sources: Vec<InputSource> = job.inputs.iter().map(|i| InputSource::Feed(i.default.clone().unwrap_or(nothing.clone()))).collect();
+        sources[input] = InputSource::Set(Box::new(samples));
         Data::of(job, sources, vec![])
     }
 
-    fn of(job: &Job, sources: Vec<Source>, files: Vec<PathBuf>) -> Result<Data, DataError> {
+    fn of(job: &Job, sources: Vec<InputSource>, files: Vec<PathBuf>) -> Result<Data, DataError> {
         let (inputs, batch) = (job.inputs.clone(), job.global_batch.max(1));
         let data = Data { inputs, sources, batch, ahead: 0, files };
         for (k, source) in data.sources.iter().enumerate() {
             data.check_default(k)?;
-            if let Source::Feed(feed) = source
+            if let InputSource::Feed(feed) = source
                 && let Some(i) = feed.source()
             {
                 data.derivable(k, i as usize)?;
@@ -178,14 +178,14 @@ impl Data {
     /// By what the files are known again, per input that has one.
     pub fn marks(&self) -> Vec<DataMark> {
         let marks = self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
-            Source::File { file, number, .. } => Some(DataMark {
+            InputSource::File { file, number, .. } => Some(DataMark {
                 input: input.name.clone(),
                 file: self.files[*number].display().to_string(),
                 bytes: file.bytes(),
                 hash: file.hash().to_hex().to_string(),
             }),
-            Source::Set(samples) => Some(samples.mark(&input.name)),
-            Source::Feed(_) => None,
+            InputSource::Set(samples) => Some(samples.mark(&input.name)),
+            InputSource::Feed(_) => None,
         });
         marks.collect()
     }
@@ -194,8 +194,8 @@ impl Data {
     fn start(&self, source: usize, step: u64) -> u64 {
         // Of this input's; another number of them than the job's may make up a step.
         let rows = match &self.sources[source] {
-            Source::File { file, .. } if file.ends() => 1,
-            Source::File { .. } | Source::Set(_) | Source::Feed(_) => self.inputs[source].dims[0].size,
+            InputSource::File { file, .. } if file.ends() => 1,
+            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(_) => self.inputs[source].dims[0].size,
         };
         let start = i128::from(step) * i128::from(rows) + i128::from(self.ahead) * i128::from(rows) / i128::from(self.batch);
         start.clamp(0, i128::from(u64::MAX)) as u64
@@ -204,9 +204,11 @@ impl Data {
     /// The number that the text gives for an input without a file, or before its first element, is one that it takes.
     fn check_default(&self, k: usize) -> Result<(), DataError> {
         let value = match self.sources[k] {
-            Source::Feed(Feed::Const(value)) => value.0,
-            Source::Feed(Feed::Prev(_, first)) => first as f64,
-            Source::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) | Source::File { .. } | Source::Set(_) => {
+            InputSource::Feed(Feed::Const(value)) => value.0,
+            InputSource::Feed(Feed::Prev(_, first)) => first as f64,
+            InputSource::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_))
+            | InputSource::File { .. }
+            | InputSource::Set(_) => {
                 return Ok(());
             }
         };
@@ -222,14 +224,15 @@ impl Data {
     fn derivable(&self, derived: usize, from: usize) -> Result<(), DataError> {
         let (input, other) = (&self.inputs[derived], &self.inputs[from]);
         let missing = |how: String| Err(DataError::Missing { input: input.name.clone(), how });
-        let ahead = matches!(self.sources[derived], Source::Feed(Feed::Ahead(_)));
+        let ahead = matches!(self.sources[derived], InputSource::Feed(Feed::Ahead(_)));
         match &self.sources[from] {
-            Source::Feed(Feed::Next(base)) if ahead && matches!(self.sources[*base as usize], Source::File { .. } | Source::Set(_)) => {}
-            Source::Feed(_) => return missing(format!("it derives from `{}`, which has no file", other.name)),
-            Source::File { longer: false, .. } if matches!(self.sources[derived], Source::Feed(Feed::Next(_))) => {
+            InputSource::Feed(Feed::Next(base))
+                if ahead && matches!(self.sources[*base as usize], InputSource::File { .. } | InputSource::Set(_)) => {}
+            InputSource::Feed(_) => return missing(format!("it derives from `{}`, which has no file", other.name)),
+            InputSource::File { longer: false, .. } if matches!(self.sources[derived], InputSource::Feed(Feed::Next(_))) => {
                 return missing(format!("it is what comes after `{}`, whose file has no element more than that input takes", other.name));
             }
-            Source::File { .. } | Source::Set(_) => {}
+            InputSource::File { .. } | InputSource::Set(_) => {}
         }
         let mut own = sizes(&input.dims);
         if ahead && own.len() > 1 {
@@ -248,7 +251,7 @@ impl Data {
 
     /// Batches after which there is no more; none if streams begin again.
     pub fn end(&self) -> Option<u64> {
-        let steps = |(file, input): (&File, &InputEntry)| file.batches(input).saturating_add_signed(-(self.ahead / self.batch as i64));
+        let steps = |(file, input): (&DataFile, &InputEntry)| file.batches(input).saturating_add_signed(-(self.ahead / self.batch as i64));
         self.files_with_inputs().filter(|(file, _)| file.ends()).map(steps).min()
     }
 
@@ -259,7 +262,7 @@ impl Data {
     /// As [`Data::batch`] of the first step that would find something.
     pub fn check_steps(&self, steps: Range<u64>) -> Result<(), DataError> {
         let looked_at = match () {
-            () if self.sources.iter().any(|s| matches!(s, Source::Set(_))) => 1,
+            () if self.sources.iter().any(|s| matches!(s, InputSource::Set(_))) => 1,
             () if self.files_with_inputs().any(|(file, _)| file.bytes() > LOOKED_THROUGH) => 1,
             () if (0..self.inputs.len()).all(|k| self.surely_takes(k)) => 0,
             () => self.files_with_inputs().map(|(file, input)| file.round(input)).max().unwrap_or(1),
@@ -272,46 +275,46 @@ impl Data {
     fn surely_takes(&self, k: usize) -> bool {
         let Some(takes) = &self.inputs[k].takes else {
             return match &self.sources[k] {
-                Source::File { file, .. } => file.is_finite(self.inputs[k].dtype),
-                Source::Set(_) | Source::Feed(_) => true,
+                InputSource::File { file, .. } => file.is_finite(self.inputs[k].dtype),
+                InputSource::Set(_) | InputSource::Feed(_) => true,
             };
         };
         match &self.sources[k] {
-            Source::File { file, .. } => file.holds_only(takes),
+            InputSource::File { file, .. } => file.holds_only(takes),
             // Each batch is looked at when it is read.
-            Source::Set(_) => true,
-            Source::Feed(Feed::Next(i) | Feed::Prev(i, _)) => match &self.sources[*i as usize] {
-                Source::File { file, .. } => file.holds_only(takes),
-                Source::Set(_) | Source::Feed(_) => true,
+            InputSource::Set(_) => true,
+            InputSource::Feed(Feed::Next(i) | Feed::Prev(i, _)) => match &self.sources[*i as usize] {
+                InputSource::File { file, .. } => file.holds_only(takes),
+                InputSource::Set(_) | InputSource::Feed(_) => true,
             },
             // What the text gives was looked at.
-            Source::Feed(Feed::Const(_)) => true,
-            Source::Feed(Feed::Ahead(i)) => {
+            InputSource::Feed(Feed::Const(_)) => true,
+            InputSource::Feed(Feed::Ahead(i)) => {
                 let (base, _) = self.base(*i);
                 let of_file = match &self.sources[base] {
-                    Source::File { file, .. } => file.holds_only(takes),
-                    Source::Set(_) | Source::Feed(_) => true,
+                    InputSource::File { file, .. } => file.holds_only(takes),
+                    InputSource::Set(_) | InputSource::Feed(_) => true,
                 };
                 of_file && takes.iter().any(|i| i.has(NOTHING))
             }
-            Source::Feed(Feed::Documents(..) | Feed::Positions(..)) => {
+            InputSource::Feed(Feed::Documents(..) | Feed::Positions(..)) => {
                 let line = self.inputs[k].dims.last().map_or(1, |d| d.size);
                 takes.iter().any(|i| i.has(0.0) && i.has(line as f64))
             }
         }
     }
 
-    fn files_with_inputs(&self) -> impl Iterator<Item = (&File, &InputEntry)> {
+    fn files_with_inputs(&self) -> impl Iterator<Item = (&DataFile, &InputEntry)> {
         self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
-            Source::File { file, .. } => Some((file, input)),
-            Source::Set(_) | Source::Feed(_) => None,
+            InputSource::File { file, .. } => Some((file, input)),
+            InputSource::Set(_) | InputSource::Feed(_) => None,
         })
     }
 
-    fn files_with_paths(&self) -> impl Iterator<Item = (&File, &PathBuf)> {
+    fn files_with_paths(&self) -> impl Iterator<Item = (&DataFile, &PathBuf)> {
         self.sources.iter().filter_map(|source| match source {
-            Source::File { file, number, .. } => Some((file, &self.files[*number])),
-            Source::Set(_) | Source::Feed(_) => None,
+            InputSource::File { file, number, .. } => Some((file, &self.files[*number])),
+            InputSource::Set(_) | InputSource::Feed(_) => None,
         })
     }
 
@@ -332,14 +335,14 @@ impl Data {
         let mut batch = Batch::new(&self.inputs, wanted);
         for source in 0..self.sources.len() {
             match &self.sources[source] {
-                Source::File { .. } | Source::Set(_) => self.read_source(source, step, wanted, &mut batch)?,
-                Source::Feed(Feed::Const(value)) => {
+                InputSource::File { .. } | InputSource::Set(_) => self.read_source(source, step, wanted, &mut batch)?,
+                InputSource::Feed(Feed::Const(value)) => {
                     for (_, columns) in wanted.0[source].lines(self.width(source)) {
                         batch.extend(source, &vec![value.0; columns.len()]);
                     }
                 }
                 // Read with what it derives from.
-                Source::Feed(_) => {}
+                InputSource::Feed(_) => {}
             }
         }
         Ok(batch)
@@ -349,7 +352,7 @@ impl Data {
     fn read_source(&self, source: usize, step: u64, wanted: &Wanted, batch: &mut Batch) -> Result<(), DataError> {
         let start = self.start(source, step);
         let (length, longer) = (self.width(source) as usize, self.longer(source));
-        if let Source::File { file, number, .. } = &self.sources[source]
+        if let InputSource::File { file, number, .. } = &self.sources[source]
             && file.ends()
             && start >= file.batches(&self.inputs[source])
         {
@@ -365,24 +368,24 @@ impl Data {
             }
         }
         let mut values = vec![0.0; length + usize::from(longer)];
-        let (mut found, mut made) = (Found::default(), vec![]);
+        let (mut found, mut made) = (SampleAnnotations::default(), vec![]);
         for (line, takers) in lines {
             let columns = joined(takers.iter().map(|(_, taken, columns)| taken.needs(columns, length)).collect());
             let read = columns.iter().map(|c| c.len() as u64).sum::<u64>();
             match &self.sources[source] {
-                Source::File { file, .. } => {
+                InputSource::File { file, .. } => {
                     file.line(&self.inputs[source], start, line, longer, &columns, &mut values);
                     batch.bytes += read * file.width();
                 }
-                Source::Set(samples) => batch.bytes += samples.line(start + line, &columns, &mut values, &mut found)?,
-                Source::Feed(_) => {}
+                InputSource::Set(samples) => batch.bytes += samples.line(start + line, &columns, &mut values, &mut found)?,
+                InputSource::Feed(_) => {}
             }
             // Files do not say which documents they have.
             let (end, mask) = match &self.sources[source] {
-                Source::Set(_) => (found.end, found.mask.as_deref()),
-                Source::File { .. } | Source::Feed(_) => (values.len(), None),
+                InputSource::Set(_) => (found.end, found.mask.as_deref()),
+                InputSource::File { .. } | InputSource::Feed(_) => (values.len(), None),
             };
-            let held = Line { values: &values, length, borders: &found.borders, is_apart: self.is_apart(source), end, mask };
+            let held = SourceRow { values: &values, length, borders: &found.borders, is_apart: self.is_apart(source), end, mask };
             for (input, taken, columns) in takers {
                 held.take(taken, columns.clone(), &mut made);
                 self.check(input, &made, (source, start), (line, columns.start))?;
@@ -399,44 +402,44 @@ impl Data {
 
     fn longer(&self, source: usize) -> bool {
         match &self.sources[source] {
-            Source::File { longer, .. } => *longer,
-            Source::Set(_) => true,
-            Source::Feed(_) => false,
+            InputSource::File { longer, .. } => *longer,
+            InputSource::Set(_) => true,
+            InputSource::Feed(_) => false,
         }
     }
 
     /// Whether the model keeps documents apart that are in one line.
     fn is_apart(&self, source: usize) -> bool {
-        self.sources.iter().any(|s| matches!(s, Source::Feed(Feed::Documents(i, _) | Feed::Positions(i, _)) if *i as usize == source))
+        self.sources.iter().any(|s| matches!(s, InputSource::Feed(Feed::Documents(i, _) | Feed::Positions(i, _)) if *i as usize == source))
     }
 
     /// The input with the file or the data sets that an input's elements come from, if any do.
     fn root(&self, input: usize) -> Option<usize> {
         match &self.sources[input] {
-            Source::File { .. } | Source::Set(_) => Some(input),
-            Source::Feed(Feed::Ahead(i)) => Some(self.base(*i).0),
-            Source::Feed(feed) => feed.source().map(|i| i as usize),
+            InputSource::File { .. } | InputSource::Set(_) => Some(input),
+            InputSource::Feed(Feed::Ahead(i)) => Some(self.base(*i).0),
+            InputSource::Feed(feed) => feed.source().map(|i| i as usize),
         }
     }
 
     /// How an input takes a line of its own from one of what it comes from, and from which.
     fn taken(&self, input: usize, line: u64) -> (u64, Taken<'_>) {
         match &self.sources[input] {
-            Source::File { .. } | Source::Set(_) => (line, Taken::Itself),
-            Source::Feed(Feed::Ahead(i)) => {
+            InputSource::File { .. } | InputSource::Set(_) => (line, Taken::Itself),
+            InputSource::Feed(Feed::Ahead(i)) => {
                 let dims = &self.inputs[input].dims;
                 let depths = dims.len().checked_sub(2).map_or(1, |d| dims[d].size).max(1);
                 (line / depths, Taken::Ahead { from: self.base(*i).1, depth: (line % depths) as usize })
             }
-            Source::Feed(feed) => (line, Taken::Fed(feed)),
+            InputSource::Feed(feed) => (line, Taken::Fed(feed)),
         }
     }
 
     /// The input with the file that one derives from which others look ahead in, and how much further on that one is.
     fn base(&self, from: u32) -> (usize, usize) {
         match self.sources[from as usize] {
-            Source::Feed(Feed::Next(base)) => (base as usize, 1),
-            Source::File { .. } | Source::Set(_) | Source::Feed(_) => (from as usize, 0),
+            InputSource::Feed(Feed::Next(base)) => (base as usize, 1),
+            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(_) => (from as usize, 0),
         }
     }
 
@@ -452,14 +455,14 @@ impl Data {
         let (value, at, name) = (values[wrong], column + wrong, input.name.clone());
         // Where it stands in the line; the first of a line that has what came before is the text's, which was looked at.
         let stands = match &self.sources[k] {
-            Source::Feed(Feed::Next(_)) => at + 1,
-            Source::Feed(Feed::Prev(..)) => at.saturating_sub(1),
-            Source::File { .. } | Source::Set(_) | Source::Feed(_) => at,
+            InputSource::Feed(Feed::Next(_)) => at + 1,
+            InputSource::Feed(Feed::Prev(..)) => at.saturating_sub(1),
+            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(_) => at,
         };
-        if let (Source::Set(samples), Some(takes)) = (&self.sources[source], &input.takes) {
+        if let (InputSource::Set(samples), Some(takes)) = (&self.sources[source], &input.takes) {
             return Err(samples.wrong(start + line, stands, value, name, takes.clone()));
         }
-        let Source::File { file, longer, number } = &self.sources[source] else { return Ok(()) };
+        let InputSource::File { file, longer, number } = &self.sources[source] else { return Ok(()) };
         let width = self.width(source);
         let position = |at: usize| file.position(&self.inputs[source], start, line * width, *longer) + at as u64;
         let file = self.files[*number].clone();
@@ -471,10 +474,10 @@ impl Data {
         };
         let input = name;
         Err(match &self.sources[k] {
-            Source::File { .. } | Source::Set(_) | Source::Feed(Feed::Const(_) | Feed::Next(_) | Feed::Prev(..)) => {
+            InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(Feed::Const(_) | Feed::Next(_) | Feed::Prev(..)) => {
                 DataError::Token { file, position: position(stands), value, input, takes }
             }
-            Source::Feed(Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) => {
+            InputSource::Feed(Feed::Documents(..) | Feed::Positions(..) | Feed::Ahead(_)) => {
                 DataError::Derived { file, position: position(at), value, input, takes }
             }
         })

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 mod validation;
 
-pub use validation::{Opened, Validation};
+pub use validation::{RunSamples, Validation};
 
 /// What the parts of a run are called.
 pub const PARTS: [&str; 3] = ["training", "validation", "test"];
@@ -244,7 +244,7 @@ pub fn input(job: &Job) -> Result<usize, DataError> {
 
 /// What a sample turned out to be, beside its tokens.
 #[derive(Default)]
-pub struct Found {
+pub struct SampleAnnotations {
     /// The elements with which documents begin, and what comes behind the last.
     pub borders: Vec<usize>,
     /// Where the last document ends.
@@ -279,7 +279,7 @@ impl Samples {
     ///
     /// # Errors
     /// There is no such sample; tokens below 0; a mask that is neither 0 nor 1; a damaged order.
-    pub fn line(&self, sample: u64, columns: &[Range<usize>], out: &mut [f64], found: &mut Found) -> Result<u64, DataError> {
+    pub fn line(&self, sample: u64, columns: &[Range<usize>], out: &mut [f64], found: &mut SampleAnnotations) -> Result<u64, DataError> {
         let mut scratch = self.scratch.borrow_mut();
         let (tokens, pieces) = &mut *scratch;
         let width = self.set.width();

@@ -1,7 +1,7 @@
 //! Files of tokens one after the other: texts, llm.c's, and those that say nothing of what they hold.
 
 use super::foreign;
-use super::format::{DataFormat, Element, Encoding, Named};
+use super::format::{DataFormat, Encoding, FileDType, FormatSource};
 use std::path::Path;
 
 /// Bytes of llm.c's headers: 256 words; the magic, the version, the number of tokens.
@@ -14,7 +14,7 @@ const START: usize = 1 << 16;
 const CHUNK: usize = 1 << 18;
 
 /// llm.c's files of tokens: magic, version, element.
-const LLMC: [(u32, u32, Element); 2] = [(20_240_520, 1, Element::U16), (20_240_801, 7, Element::U32)];
+const LLMC: [(u32, u32, FileDType); 2] = [(20_240_520, 1, FileDType::U16), (20_240_801, 7, FileDType::U32)];
 
 /// What a file holds, and its first element's byte.
 ///
@@ -32,7 +32,7 @@ pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(DataFormat
         if tokens * element.bytes() as u64 != here as u64 {
             return Err(format!("it says {tokens} tokens, but has {}; it was cut or joined: write it again", here / element.bytes()));
         }
-        return Ok((DataFormat::Stream { element: *element, tokens, named: Named::ByItself }, HEADER));
+        return Ok((DataFormat::Stream { element: *element, tokens, named: FormatSource::ByItself }, HEADER));
     }
     let dtype = match encoding {
         Encoding::U16 => Some("uint16"),
@@ -57,12 +57,12 @@ pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(DataFormat
             if let Some(what) = foreign::is_markup(bytes) {
                 return Err(format!("{what}, or pass --bytes to train on it as it is"));
             }
-            Element::U8
+            FileDType::U8
         }
-        Encoding::Bytes => Element::U8,
-        Encoding::U16 => Element::U16,
-        Encoding::U32 => Element::U32,
-        Encoding::I32 => Element::I32,
+        Encoding::Bytes => FileDType::U8,
+        Encoding::U16 => FileDType::U16,
+        Encoding::U32 => FileDType::U32,
+        Encoding::I32 => FileDType::I32,
     };
     if let Some(index) = foreign::is_index(bytes).filter(|_| encoding != Encoding::Bytes) {
         return Err(index);
@@ -71,8 +71,8 @@ pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(DataFormat
         return Err(format!("its {} bytes are no whole number of {}-bit tokens", bytes.len(), 8 * element.bytes()));
     }
     let named = match encoding {
-        Encoding::Text => Named::AsText,
-        Encoding::Bytes | Encoding::U16 | Encoding::U32 | Encoding::I32 => Named::ByUser,
+        Encoding::Text => FormatSource::AsText,
+        Encoding::Bytes | Encoding::U16 | Encoding::U32 | Encoding::I32 => FormatSource::ByUser,
     };
     Ok((DataFormat::Stream { element, tokens: (bytes.len() / element.bytes()) as u64, named }, 0))
 }
@@ -87,25 +87,25 @@ pub fn check_text(bytes: &[u8], path: &Path) -> Result<(), String> {
 
 /// Why bytes are no text.
 #[derive(Debug, PartialEq, Eq)]
-struct Wrong {
+struct InvalidText {
     at: usize,
     what: &'static str,
 }
 
 /// The first byte that is none of a text. If there is `more`, the last character may be cut.
-fn wrong(bytes: &[u8], more: bool) -> Option<Wrong> {
+fn wrong(bytes: &[u8], more: bool) -> Option<InvalidText> {
     let mut at = 0;
     while at < bytes.len() {
         let chunk = &bytes[at..bytes.len().min(at + CHUNK)];
         let utf8 = simdutf8::compat::from_utf8(chunk).map_or_else(|e| (e.valid_up_to(), e.error_len().is_some()), |_| (chunk.len(), false));
         if let Some(zero) = chunk[..utf8.0].contains(&0).then(|| chunk.iter().position(|b| *b == 0)).flatten() {
-            return Some(Wrong { at: at + zero, what: "is zero" });
+            return Some(InvalidText { at: at + zero, what: "is zero" });
         }
         let last = at + chunk.len() == bytes.len();
         match utf8 {
-            (valid, true) => return Some(Wrong { at: at + valid, what: "is not UTF-8" }),
+            (valid, true) => return Some(InvalidText { at: at + valid, what: "is not UTF-8" }),
             (valid, false) if valid < chunk.len() && last => {
-                return (!more).then_some(Wrong { at: at + valid, what: "begins a character of UTF-8 that the file's end cuts off" });
+                return (!more).then_some(InvalidText { at: at + valid, what: "begins a character of UTF-8 that the file's end cuts off" });
             }
             (valid, false) => at += valid,
         }
@@ -113,8 +113,8 @@ fn wrong(bytes: &[u8], more: bool) -> Option<Wrong> {
     None
 }
 
-fn refused(wrong: &Wrong, bytes: &[u8], path: &Path) -> String {
-    let Wrong { at, what } = wrong;
+fn refused(wrong: &InvalidText, bytes: &[u8], path: &Path) -> String {
+    let InvalidText { at, what } = wrong;
     let is = foreign::name(bytes, path).unwrap_or_else(|| "if it is a text, make it UTF-8 without zeros (`iconv -f LATIN1 -t UTF-8`)".into());
     format!("byte {at} ({:#04x}) {what}, so its bytes are no tokens: {is}; or pass --bytes to train on its bytes as they are", bytes[*at])
 }
@@ -134,12 +134,12 @@ mod tests {
             for (byte, what) in [(0xff, "is not UTF-8"), (0, "is zero")] {
                 let mut bytes = whole.clone();
                 bytes.insert(at, byte);
-                assert_eq!(wrong(&bytes, false), Some(Wrong { at, what }), "{at}");
+                assert_eq!(wrong(&bytes, false), Some(InvalidText { at, what }), "{at}");
             }
         }
         let cut = &whole[..whole.len() - 1];
         let at = whole.len() - 4;
-        assert_eq!(wrong(cut, false), Some(Wrong { at, what: "begins a character of UTF-8 that the file's end cuts off" }));
+        assert_eq!(wrong(cut, false), Some(InvalidText { at, what: "begins a character of UTF-8 that the file's end cuts off" }));
         assert_eq!(wrong(cut, true), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Which elements of its inputs a rank loads: of the whole batch, the part of its place in the mesh.
 
-use crate::host::{Part, sizes};
+use crate::host::{TensorSlice, sizes};
 use ir::mesh::Axis;
 use ir::program::{Action, InputEntry, Job};
 use std::ops::Range;
@@ -67,7 +67,7 @@ impl Wanted {
             }
             for (_, command) in program.commands(call) {
                 if let Action::Load { input, index, .. } = &command.action {
-                    let part = Part::new(&job.inputs[*input as usize].dims, index, &coords);
+                    let part = TensorSlice::new(&job.inputs[*input as usize].dims, index, &coords);
                     part.runs(|run| wanted[*input as usize].extend(run.global.map(|at| at..at + run.len)));
                 }
             }

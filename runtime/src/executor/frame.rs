@@ -8,7 +8,7 @@ use crate::comm::{Exchange, Message, Position};
 use crate::device::{Location, Memory};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
-use ir::program::{Action, Arena, Body, Buffer, BufferId, Call, CallSchedule, Command, Job, KernelId, Place, Program, Slots, Stage, linear};
+use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Job, KernelId, Place, Program, ProgramBody, Slots, Stage, linear};
 use std::collections::BTreeSet;
 
 /// Where a buffer is in its arena: of a stash's, in that of temporary buffers, once per slot.
@@ -45,7 +45,7 @@ impl Spot {
 }
 
 /// Of each command of a body, the temporary buffers that it is the first to touch.
-fn fresh(program: &Program, body: &Body) -> Vec<Vec<BufferId>> {
+fn fresh(program: &Program, body: &ProgramBody) -> Vec<Vec<BufferId>> {
     let mut seen: BTreeSet<BufferId> = BTreeSet::new();
     let mut of = |command: &Command| {
         let buffers = command.buffers().into_iter();

@@ -15,8 +15,8 @@ mod transfer;
 pub use calls::{arena_bytes, peer};
 pub use describe::describe;
 pub use frame::Frame;
-pub(crate) use persistent::{Cut, cuts};
-pub use persistent::{Held, Sum};
+pub use persistent::{PersistentId, Sum};
+pub(crate) use persistent::{PersistentSlice, persistent_slices};
 pub use step::{ExecError, Fault, Fed, Order, Step};
 pub use transfer::{Copied, Transfer};
 
@@ -24,7 +24,7 @@ use crate::comm::{Communicator, Position, Progress};
 use crate::cursor::{self, Cursor};
 use crate::device::Device;
 use crate::first_nonfinite::Suspect;
-use crate::host::Part;
+use crate::host::TensorSlice;
 use crate::profile::{Clock, Ran};
 use crate::streams::Events;
 use ir::mesh::Coords;
@@ -257,7 +257,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 self.device.fill(self.frame.start(call, *buffer), filled.dtype, filled.elements(), value.0);
             }
             Action::Load { input, dst, index } => {
-                let part = Part::new(&job.inputs[*input as usize].dims, index, &self.coords);
+                let part = TensorSlice::new(&job.inputs[*input as usize].dims, index, &self.coords);
                 let at = self.frame.start(call, *dst);
                 let dtype = self.frame.program.buffers[dst.index()].dtype;
                 scatter(&mut self.device, &part, step.batch.input(*input), at, dtype, &mut self.scratch);

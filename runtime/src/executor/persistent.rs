@@ -2,7 +2,7 @@
 
 use super::Rank;
 use crate::device::{Device, Element, Location};
-use crate::host::{Part, Tensor, Whole};
+use crate::host::{Tensor, TensorSlice, Whole};
 use ir::dim::Base;
 use ir::mesh::{Coords, SubAxis};
 use ir::op::DType;
@@ -14,15 +14,15 @@ use std::ops::Range;
 impl<D: Device> Rank<'_, D> {
     /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
     /// tensor for a content; none is zero.
-    pub fn initialise<'w>(&mut self, mut whole: impl FnMut(Held) -> Option<&'w dyn Whole>) {
+    pub fn initialise<'w>(&mut self, mut whole: impl FnMut(PersistentId) -> Option<&'w dyn Whole>) {
         let (job, program) = (self.frame.job, self.frame.program);
         for buffer in &program.buffers {
-            let mut cuts: Vec<_> =
-                cuts(job, program, self.frame.stage, &buffer.content).into_iter().map(|cut| (cut.part(&self.coords), cut)).collect();
-            if cuts.is_empty() {
+            let mut persistent_slices: Vec<_> =
+                persistent_slices(job, program, self.frame.stage, &buffer.content).into_iter().map(|cut| (cut.part(&self.coords), cut)).collect();
+            if persistent_slices.is_empty() {
                 continue;
             }
-            cuts.sort_by_key(|(part, _)| part.place().start);
+            persistent_slices.sort_by_key(|(part, _)| part.place().start);
             let at = |element: u64| Location { arena: buffer.arena, byte: buffer.offset + element * buffer.dtype.bytes() };
             let clear = |device: &mut D, part: Range<u64>| {
                 if !part.is_empty() {
@@ -30,7 +30,7 @@ impl<D: Device> Rank<'_, D> {
                 }
             };
             let mut end = 0;
-            for (part, cut) in cuts {
+            for (part, cut) in persistent_slices {
                 let place = part.place();
                 // What lies between the pieces of a bucket is zero.
                 clear(&mut self.device, end..place.start);
@@ -49,11 +49,11 @@ impl<D: Device> Rank<'_, D> {
 
     /// Gives every run of every parameter and optimizer state that this rank holds: what it is, where the run begins in the
     /// whole tensor, its elements.
-    pub fn collect(&self, mut visit: impl FnMut(Held, u64, &[f64])) {
+    pub fn collect(&self, mut visit: impl FnMut(PersistentId, u64, &[f64])) {
         let mut values = vec![];
         for buffer in &self.frame.program.buffers {
-            for cut in cuts(self.frame.job, self.frame.program, self.frame.stage, &buffer.content) {
-                if matches!(cut.held, Held::Table(_)) || cut.role == Role::Copy {
+            for cut in persistent_slices(self.frame.job, self.frame.program, self.frame.stage, &buffer.content) {
+                if matches!(cut.held, PersistentId::Table(_)) || cut.role == Role::Copy {
                     continue;
                 }
                 let bytes = buffer.dtype.bytes();
@@ -71,8 +71,8 @@ impl<D: Device> Rank<'_, D> {
     pub fn sums(&self) -> Vec<Sum> {
         let (mut sums, mut values, mut bytes) = (vec![], vec![], vec![]);
         for buffer in &self.frame.program.buffers {
-            for cut in cuts(self.frame.job, self.frame.program, self.frame.stage, &buffer.content) {
-                if matches!(cut.held, Held::Table(_)) {
+            for cut in persistent_slices(self.frame.job, self.frame.program, self.frame.stage, &buffer.content) {
+                if matches!(cut.held, PersistentId::Table(_)) {
                     continue;
                 }
                 let (mut region, mut sum) = (blake3::Hasher::new(), blake3::Hasher::new());
@@ -117,9 +117,9 @@ impl<D: Device> Rank<'_, D> {
     }
 }
 
-/// Something that lives over steps, as a whole: numbers are those of the job.
+/// Which tensor that lives over steps, as a whole: numbers are those of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Held {
+pub enum PersistentId {
     /// A parameter, by its index into [`Job::params`].
     Param(u32),
     /// An optimizer state: the index of its parameter, and which of that one's states it is.
@@ -132,7 +132,7 @@ pub enum Held {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Sum {
     /// The parameter or optimizer state that the part is of.
-    pub held: Held,
+    pub held: PersistentId,
     /// A rounded copy of a parameter, that passes read.
     pub is_copy: bool,
     /// Of the elements that the part has, in order, and of their width.
@@ -153,9 +153,9 @@ fn short(hasher: &blake3::Hasher) -> u64 {
     u64::from_le_bytes(out)
 }
 
-/// What a buffer holds a part of.
-pub(crate) struct Cut<'a> {
-    pub held: Held,
+/// Which part of which persistent tensor a buffer holds.
+pub(crate) struct PersistentSlice<'a> {
+    pub held: PersistentId,
     pub role: Role,
     extents: &'a [ir::program::Extent],
     index: &'a [ir::dim::IndexMap],
@@ -163,9 +163,9 @@ pub(crate) struct Cut<'a> {
     window: Option<(u64, &'a ir::dim::IndexMap)>,
 }
 
-impl<'a> Cut<'a> {
-    pub fn part(&self, coords: &Coords) -> Part<'a> {
-        let part = Part::new(self.extents, self.index, coords);
+impl<'a> PersistentSlice<'a> {
+    pub fn part(&self, coords: &Coords) -> TensorSlice<'a> {
+        let part = TensorSlice::new(self.extents, self.index, coords);
         match self.window {
             Some((at, window)) => part.within(at, window, coords),
             None => part,
@@ -184,18 +184,18 @@ impl<'a> Cut<'a> {
 }
 
 /// What a buffer with this content holds parts of, on a stage.
-pub(crate) fn cuts<'a>(job: &'a Job, program: &'a Program, stage: &'a Stage, content: &'a Content) -> Vec<Cut<'a>> {
+pub(crate) fn persistent_slices<'a>(job: &'a Job, program: &'a Program, stage: &'a Stage, content: &'a Content) -> Vec<PersistentSlice<'a>> {
     if let Content::Table { table, index } = content {
         let extents = &job.tables[*table as usize].dims;
-        return vec![Cut { held: Held::Table(*table), role: Role::Weights, extents, index, window: None }];
+        return vec![PersistentSlice { held: PersistentId::Table(*table), role: Role::Weights, extents, index, window: None }];
     }
-    let cut = |p: ir::program::Part<'a>| {
+    let cut = |p: ir::program::ParamShard<'a>| {
         let param = stage.params[p.slot as usize];
         let held = match p.role {
-            Role::Weights | Role::Copy => Held::Param(param),
-            Role::State(k) => Held::State(param, k),
+            Role::Weights | Role::Copy => PersistentId::Param(param),
+            Role::State(k) => PersistentId::State(param, k),
         };
-        Cut { held, role: p.role, extents: &job.params[param as usize].dims, index: p.index, window: p.bucket }
+        PersistentSlice { held, role: p.role, extents: &job.params[param as usize].dims, index: p.index, window: p.bucket }
     };
     program.parts(stage, content).into_iter().map(cut).collect()
 }
@@ -214,7 +214,7 @@ impl Whole for InF32<'_> {
 const CHUNK: u64 = 1 << 18;
 
 /// Copies a part of a whole tensor to a device; padding is zero.
-pub(super) fn scatter<D: Device>(device: &mut D, part: &Part, whole: &dyn Whole, at: Location, dtype: DType, scratch: &mut Vec<f64>) {
+pub(super) fn scatter<D: Device>(device: &mut D, part: &TensorSlice, whole: &dyn Whole, at: Location, dtype: DType, scratch: &mut Vec<f64>) {
     let as_it_is = device.element(dtype) == Element::native(dtype);
     part.runs(|run| {
         let at = |element: u64| Location { arena: at.arena, byte: at.byte + (run.local + element) * dtype.bytes() };

@@ -7,12 +7,12 @@ use crate::device::Device;
 use crate::hosted::Hosted;
 use crate::shm::Shm;
 use crate::streams::{self, Communication, Compute, Until};
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{Action, Stream};
 
 impl<D: Device> Rank<'_, D> {
     /// Goes on to a phase, each stream from the end of the one before, and forgets the reports of that.
-    pub fn begin(&mut self, phase: Phase) {
+    pub fn begin(&mut self, phase: ProgramPhase) {
         self.cursors.iter_mut().for_each(|c| c.begin(phase));
         self.reports.fill(None);
         self.decided.clear();
@@ -56,7 +56,7 @@ impl<D: Device> Rank<'_, D> {
     ///
     /// # Errors
     /// What the device or the communicator say.
-    pub fn phase(&mut self, phase: Phase, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
+    pub fn phase(&mut self, phase: ProgramPhase, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
         self.begin(phase);
         self.run(Until::Computed, step, shm)
     }

@@ -2,7 +2,7 @@
 
 use super::host::Natively;
 use crate::comm::Terms;
-use crate::device::{Location, Needs};
+use crate::device::{Location, ThreadResources};
 use crate::executor::Copied;
 use ir::launch::{MAP_BYTES, TensorMap};
 use ir::op::DType;
@@ -131,13 +131,13 @@ pub enum Between {
         /// The rank that sends it.
         from: u64,
         /// The message, with the address on this card that it goes to.
-        message: Message,
+        message: CardMessage,
     },
 }
 
 /// A message, at an address of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Message {
+pub struct CardMessage {
     /// The channel that it is sent on.
     pub channel: Channel,
     /// Dtype of its elements, which lie densely.
@@ -224,7 +224,7 @@ pub trait Card: Send + Sync {
     /// What is wrong with it.
     fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String>;
     /// What a kernel takes, where it has been assembled.
-    fn needs(&self, _kernel: KernelId) -> Option<Needs> {
+    fn needs(&self, _kernel: KernelId) -> Option<ThreadResources> {
         None
     }
     /// Does something, on each stream one after the other; maybe later. What the host does, it does natively.

@@ -12,21 +12,21 @@ mod stream;
 pub(super) use driver::text;
 pub use driver::{Described, Unavailable, describe, probe};
 pub(super) use memory::Reserved;
-pub(super) use stream::{Event, Stream};
+pub(super) use stream::{CudaEvent, Stream};
 
 use super::host::Natively;
 use super::nccl::{self, Nccl};
 use super::outbox::Outboxes;
 use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
-use crate::device::{DeviceError, Needs};
+use crate::device::{DeviceError, ThreadResources};
 use cudarc::driver::{result, sys};
 use driver::{capability, fits, is_own, multiprocessors, takes, version};
 use graph::Graphs;
 use ir::launch::{Launch, MAP_BYTES, TensorMap};
 use ir::program::KernelId;
 use issue::{On, Streams};
-use kernel::{Loaded, encoded, load};
+use kernel::{CudaKernel, encoded, load};
 use memory::Pinned;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -87,7 +87,7 @@ struct Copies {
 
 /// The kernels of an artifact on a GPU.
 pub struct Cuda {
-    kernels: BTreeMap<KernelId, Loaded>,
+    kernels: BTreeMap<KernelId, CudaKernel>,
     issue: Mutex<Issue>,
     /// Of the stream of kernels, and beside it.
     copies: [Mutex<Copies>; 2],
@@ -246,7 +246,7 @@ impl Card for Cuda {
         encoded(map, address)
     }
 
-    fn needs(&self, kernel: KernelId) -> Option<Needs> {
+    fn needs(&self, kernel: KernelId) -> Option<ThreadResources> {
         self.kernels.get(&kernel).map(|k| k.needs)
     }
 

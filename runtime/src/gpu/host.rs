@@ -2,7 +2,7 @@
 
 use super::Card;
 use crate::artifact::Artifact;
-use crate::cpu::{Arenas, Cpu, Library, Threads, flush_denormals};
+use crate::cpu::{Arenas, Cpu, KernelLibrary, Threads, flush_denormals};
 use crate::device::{DeviceError, Launches, Location, Memory};
 use crate::executor::Copied;
 use ir::program::{Arena, KernelId, Space};
@@ -49,7 +49,7 @@ impl Natively {
             return Ok(None);
         }
         let threads = Threads { cores: None, ..threads.clone() };
-        let cpu = Cpu::with(arenas.clone(), &artifact.job.kernels, Library::load(artifact)?, &threads)?;
+        let cpu = Cpu::with(arenas.clone(), &artifact.job.kernels, KernelLibrary::load(artifact)?, &threads)?;
         Ok(Some(Natively(Arc::new(Mutex::new(cpu)), arenas.clone())))
     }
 
@@ -65,23 +65,23 @@ impl Launches for Natively {
 }
 
 /// What the host does, for whoever comes to its turn.
-pub(super) enum Call {
+pub(super) enum HostCall {
     /// A kernel with its operands.
     Kernel { natively: Natively, kernel: KernelId, args: Vec<Location>, scalars: Mutex<Vec<f64>> },
     /// A copy to or from its disk.
     Disk(HostArenas, Copied),
 }
 
-impl Call {
-    pub(super) fn new(natively: &Natively, kernel: KernelId, args: &[Location], scalars: &[u64]) -> Call {
-        let call = Call::Kernel { natively: natively.clone(), kernel, args: args.to_vec(), scalars: Mutex::default() };
+impl HostCall {
+    pub(super) fn new(natively: &Natively, kernel: KernelId, args: &[Location], scalars: &[u64]) -> HostCall {
+        let call = HostCall::Kernel { natively: natively.clone(), kernel, args: args.to_vec(), scalars: Mutex::default() };
         call.set(scalars);
         call
     }
 
     /// Other scalars of a kernel, as bits. It is nobody's turn.
     pub(super) fn set(&self, bits: &[u64]) {
-        if let Call::Kernel { scalars, .. } = self {
+        if let HostCall::Kernel { scalars, .. } = self {
             *scalars.lock().expect("invariant: no holder panics") = bits.iter().map(|x| f64::from_bits(*x)).collect();
         }
     }
@@ -89,12 +89,12 @@ impl Call {
     /// Does it on this thread. A disk's failure is its arenas' to tell.
     pub(super) fn run(&self) {
         match self {
-            Call::Kernel { natively, kernel, args, scalars } => {
+            HostCall::Kernel { natively, kernel, args, scalars } => {
                 flush_denormals();
                 let scalars = scalars.lock().expect("invariant: no holder panics");
                 natively.clone().launch(*kernel, args, &scalars).expect("invariant: kernels of the host are loaded");
             }
-            Call::Disk(arenas, c) => arenas.clone().copy(c.src, c.dst, c.dtype, c.count),
+            HostCall::Disk(arenas, c) => arenas.clone().copy(c.src, c.dst, c.dtype, c.count),
         }
     }
 }

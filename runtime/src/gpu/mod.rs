@@ -11,14 +11,14 @@ pub mod nccl;
 mod outbox;
 mod send_turns;
 
-pub use card::{Between, Card, Message, Outgoing, Queue, Work};
+pub use card::{Between, Card, CardMessage, Outgoing, Queue, Work};
 pub use cuda::Cuda;
 pub use emulated::Emulated;
 
 use crate::artifact::{Artifact, KernelEntry, launch_bytes};
 use crate::comm;
 use crate::cpu::{Threads, flush_denormals};
-use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, Needs, advanced, bits, decode, encode};
+use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, ThreadResources, advanced, bits, decode, encode};
 use crate::executor::{Copied, Transfer, arena_bytes};
 use crate::target::DeviceKind;
 use host::{HostArenas, Natively};
@@ -26,7 +26,7 @@ use ir::kernel::Kernel;
 use ir::launch::{COUNTER_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Arena, KernelId, SendTurn, Space, Stream};
-use send_turns::Turns;
+use send_turns::SendTurns;
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -43,8 +43,8 @@ pub const CONTEXT_BYTES: u64 = 512 << 20;
 /// Of a copy that is none between memories.
 const WITHIN: &str = "a copy within one memory, or between a card and a disk";
 
-/// What kernels and communication share.
-struct Held<C> {
+/// A card with the arenas on it and beside it, which kernels and communication share.
+struct CardArenas<C> {
     card: C,
     /// Addresses of all, in its memory or the host's.
     arenas: [u64; Arena::ALL.len()],
@@ -54,7 +54,7 @@ struct Held<C> {
     failed: Mutex<Option<String>>,
 }
 
-impl<C: Card> Held<C> {
+impl<C: Card> CardArenas<C> {
     fn address(&self, at: Location) -> u64 {
         self.arenas[at.arena as usize] + at.byte
     }
@@ -94,7 +94,7 @@ impl<C: Card> Held<C> {
 }
 
 /// The arenas, as communication beside kernels sees them.
-struct Arenas<C>(Arc<Held<C>>);
+struct SharedArenas<C>(Arc<CardArenas<C>>);
 
 /// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads; the host's kernels run on as many.
 ///
@@ -122,7 +122,7 @@ struct Later {
 pub struct Gpu<'a, C> {
     signatures: &'a [Kernel],
     entries: &'a [KernelEntry],
-    held: Arc<Held<C>>,
+    held: Arc<CardArenas<C>>,
     scratch: u64,
     /// Where kernels count, one after the other by their number.
     counters: u64,
@@ -130,7 +130,7 @@ pub struct Gpu<'a, C> {
     natively: Option<Natively>,
     /// What the card has not been told yet.
     work: RefCell<Later>,
-    turns: Turns,
+    turns: SendTurns,
     /// Slots of each channel.
     slots: u32,
 }
@@ -161,7 +161,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
             card.write(Queue::Compute, counters, &vec![0; counter_bytes as usize]).map_err(DeviceError::Failed)?;
         }
         let natively = Natively::load(artifact, &host, threads)?;
-        let held = Arc::new(Held { card, arenas, host, failed: Mutex::new(None) });
+        let held = Arc::new(CardArenas { card, arenas, host, failed: Mutex::new(None) });
         Ok(Gpu {
             signatures: &artifact.job.kernels,
             entries: &artifact.kernels,
@@ -170,7 +170,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
             counters,
             natively,
             work: RefCell::default(),
-            turns: Turns::default(),
+            turns: SendTurns::default(),
             slots: artifact.job.in_flight.max(1),
         })
     }
@@ -199,7 +199,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
     }
 }
 
-impl<C: Card> Memory for Arenas<C> {
+impl<C: Card> Memory for SharedArenas<C> {
     fn element(&self, dtype: DType) -> Element {
         Element::native(dtype)
     }
@@ -301,7 +301,7 @@ fn elements(dtype: DType, values: &[f64]) -> Vec<u8> {
 }
 
 impl<C: Card + 'static> Launches for Gpu<'_, C> {
-    fn needs(&self, kernel: KernelId) -> Option<Needs> {
+    fn needs(&self, kernel: KernelId) -> Option<ThreadResources> {
         self.held.card.needs(kernel)
     }
 
@@ -325,7 +325,7 @@ impl<C: Card + 'static> Launches for Gpu<'_, C> {
 
 impl<C: Card + 'static> Device for Gpu<'_, C> {
     fn beside(&self) -> Option<Beside> {
-        Some(Beside { memory: Box::new(Arenas(self.held.clone())), begin: Box::new(flush_denormals) })
+        Some(Beside { memory: Box::new(SharedArenas(self.held.clone())), begin: Box::new(flush_denormals) })
     }
 
     fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
@@ -373,7 +373,7 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
     }
 
     fn transfer(&mut self, stream: Stream, transfer: &Transfer) {
-        let message = |m: &comm::Message| Message { channel: m.channel, dtype: m.dtype, count: m.count, address: self.held.address(m.at) };
+        let message = |m: &comm::Message| CardMessage { channel: m.channel, dtype: m.dtype, count: m.count, address: self.held.address(m.at) };
         match transfer {
             Transfer::Collective(members, e) => {
                 let [from, to] = [e.src, e.dst].map(|at| self.held.address(at));

@@ -12,13 +12,13 @@ mod links;
 mod memory;
 
 use super::cuda::{Reserved, Stream};
-use super::{Between, Message, Outgoing};
+use super::{Between, CardMessage, Outgoing};
 use crate::comm::Terms;
 use comm::{AGAIN, Comm, check, configuration};
 use cudarc::nccl::sys;
 use ir::op::{Channel, Collective, DType};
 use ir::program::Job;
-use links::{Kinds, Link, rounds};
+use links::{Kinds, NcclLink, rounds};
 pub use memory::{MAX_CTAS, bytes_of_rank};
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
@@ -105,8 +105,8 @@ impl Nccl {
         let [from, to] = [room.start(), room.start() + most.max(ALIGN)];
         for (link, kinds) in all() {
             match link {
-                Link::Messages([sender, receiver]) => {
-                    let message = Message { channel: Channel(0), dtype: DType::Bool, count: 1, address: to };
+                NcclLink::Messages([sender, receiver]) => {
+                    let message = CardMessage { channel: Channel(0), dtype: DType::Bool, count: 1, address: to };
                     let outgoing = Outgoing { to: *receiver, channel: Channel(0), slot: 0, dtype: DType::Bool, count: 1 };
                     if *sender == rank {
                         nccl.issue(None, &[outgoing], &[from], stream)?;
@@ -114,7 +114,7 @@ impl Nccl {
                         nccl.issue(Some(&Between::Receive { from: *sender, message }), &[], &[], stream)?;
                     }
                 }
-                Link::Group(members) => kinds.values().try_for_each(|terms| {
+                NcclLink::Group(members) => kinds.values().try_for_each(|terms| {
                     let between = Between::Collective { members: members.clone(), terms: *terms, from, to };
                     nccl.issue(Some(&between), &[], &[], stream)
                 })?,
@@ -132,8 +132,8 @@ impl Nccl {
 
     /// Makes the communicators of a round's groups, of which this rank's is returned if it is in one. That of all
     /// ranks is there.
-    fn split(&self, round: &[(Link, Kinds)], deadline: Instant) -> Result<Option<(Vec<u64>, Comm)>, String> {
-        let groups: Vec<&Vec<u64>> = round.iter().filter_map(|(l, _)| if let Link::Group(members) = l { Some(members) } else { None }).collect();
+    fn split(&self, round: &[(NcclLink, Kinds)], deadline: Instant) -> Result<Option<(Vec<u64>, Comm)>, String> {
+        let groups: Vec<&Vec<u64>> = round.iter().filter_map(|(l, _)| if let NcclLink::Group(members) = l { Some(members) } else { None }).collect();
         if groups.is_empty() {
             return Ok(None);
         }

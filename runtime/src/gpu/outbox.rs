@@ -3,7 +3,7 @@
 //! each message is copied to a slot, from which it goes out later.
 
 use super::Outgoing;
-use super::cuda::{Event, Reserved, Stream, text};
+use super::cuda::{CudaEvent, Reserved, Stream, text};
 use crate::executor::peer;
 use cudarc::driver::result;
 use ir::program::{Action, Channel, Job};
@@ -14,8 +14,8 @@ const ALIGN: u64 = 256;
 
 /// What happened to a slot, as far as it may still be under way: since the list that is being issued began.
 struct Slot {
-    filled: Event,
-    free: Event,
+    filled: CudaEvent,
+    free: CudaEvent,
     was_filled: bool,
     was_freed: bool,
 }
@@ -60,7 +60,7 @@ impl Outboxes {
         let mut all = BTreeMap::new();
         for (to, bytes) in largest(job, rank) {
             let bytes = bytes.next_multiple_of(ALIGN);
-            let slot = |_| Ok::<_, String>(Slot { filled: Event::new()?, free: Event::new()?, was_filled: false, was_freed: false });
+            let slot = |_| Ok::<_, String>(Slot { filled: CudaEvent::new()?, free: CudaEvent::new()?, was_filled: false, was_freed: false });
             all.insert(to, Outbox { memory: Reserved::new(bytes * slots)?, bytes, slots: (0..slots).map(slot).collect::<Result<_, _>>()? });
         }
         Ok(Outboxes { all })

@@ -1,14 +1,14 @@
 //! When what a rank sends goes out ([`SendTurn`]): NCCL buffers no message, and its kernels may not run at once, so
 //! exchanges are one by one.
 
-use super::{Message, Outgoing};
+use super::{CardMessage, Outgoing};
 use ir::op::Channel;
 use ir::program::SendTurn;
 use std::collections::{BTreeMap, VecDeque};
 
 /// The sends of a phase, and how far it has come.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(super) struct SendTurns {
     left: VecDeque<SendTurn>,
     issued: Vec<Outgoing>,
     /// Sends that were issued, by the rank and channel that they are for.
@@ -17,14 +17,14 @@ pub(super) struct Turns {
     others: u32,
 }
 
-impl Turns {
+impl SendTurns {
     /// The turns of a phase that begins, when all of the last one went out.
     pub(super) fn begin(&mut self, turns: &[SendTurn]) {
-        *self = Turns { left: turns.iter().copied().collect(), ..Turns::default() };
+        *self = SendTurns { left: turns.iter().copied().collect(), ..SendTurns::default() };
     }
 
     /// A message is copied away: where to, of as many slots as a channel has.
-    pub(super) fn post(&mut self, to: u64, message: &Message, slots: u32) -> Outgoing {
+    pub(super) fn post(&mut self, to: u64, message: &CardMessage, slots: u32) -> Outgoing {
         let count = self.counts.entry((to, message.channel)).or_default();
         let outgoing = Outgoing { to, channel: message.channel, slot: *count % slots, dtype: message.dtype, count: message.count };
         *count += 1;
@@ -65,22 +65,22 @@ mod tests {
     use super::*;
     use ir::op::DType;
 
-    fn post(turns: &mut Turns, count: u64) -> Vec<u64> {
-        turns.post(1, &Message { channel: Channel(0), dtype: DType::F32, count, address: 0 }, 2);
+    fn post(turns: &mut SendTurns, count: u64) -> Vec<u64> {
+        turns.post(1, &CardMessage { channel: Channel(0), dtype: DType::F32, count, address: 0 }, 2);
         due(turns)
     }
 
-    fn due(turns: &mut Turns) -> Vec<u64> {
+    fn due(turns: &mut SendTurns) -> Vec<u64> {
         turns.due().iter().map(|o| o.count).collect()
     }
 
-    fn pass(turns: &mut Turns) -> Vec<u64> {
+    fn pass(turns: &mut SendTurns) -> Vec<u64> {
         turns.pass().unwrap().iter().map(|o| o.count).collect()
     }
 
     #[test]
     fn sends_go_out_after_as_many_other_exchanges_as_their_turns_say() {
-        let mut turns = Turns::default();
+        let mut turns = SendTurns::default();
         let turn = |send, after, grouped| SendTurn { send, after, grouped };
         turns.begin(&[turn(1, 0, false), turn(0, 1, false), turn(2, 1, true)]);
         assert!(post(&mut turns, 10).is_empty());
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_send_that_is_issued_too_late_is_an_error() {
-        let mut turns = Turns::default();
+        let mut turns = SendTurns::default();
         turns.begin(&[SendTurn { send: 0, after: 0, grouped: false }]);
         assert_eq!(turns.pass(), Err("send 0 has missed its turn".into()));
     }

@@ -1,12 +1,12 @@
 use super::*;
-use crate::artifact::{self, Accept, Kernels, Parts};
+use crate::artifact::{self, Accept, ArtifactParts, Kernels};
 use crate::comm::{CommError, Communicator, Exchange, Message, Progress};
 use crate::executor::{Order, Rank, Step};
 use crate::fixture::{self, Split};
 use crate::target::Target;
 use ir::launch::{Launch, MAP_BYTES, Parameter};
 use ir::program::Action;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use std::collections::BTreeSet;
 
 /// A card that is connected, and keeps what it is told.
@@ -72,7 +72,8 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     let modules = vec![b"".as_slice(); entries.len()];
     let kernels = Some(Kernels { entries: &entries, library: None, ptx: &modules, cubins: &[] });
     let out = dir.path().join("gpu.mcc");
-    artifact::write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None }).unwrap();
+    artifact::write(&out, &ArtifactParts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None })
+        .unwrap();
     let artifact = artifact::read(&out, &Accept::Anyones).unwrap();
 
     let told = Arc::new(Mutex::new(vec![]));
@@ -81,7 +82,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     let inputs = fixture::inputs();
     let batch: Vec<_> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
     let step = Step { number: 1, learning_rate: 0.5, loss_scale: 1.0, seed: 0, batch: &batch };
-    rank.begin(Phase::Train);
+    rank.begin(ProgramPhase::Train);
     rank.advance(&step, &mut Nobody).unwrap();
     rank.device.synchronize().unwrap();
 

@@ -6,7 +6,7 @@ use super::options::RunOptions;
 use super::progress::{Note, RunEvent, Saved};
 use super::save::Existing;
 use crate::artifact::Artifact;
-use crate::checkpoint::{Catalog, MANIFEST, Manifest, Owners, step_name, steps};
+use crate::checkpoint::{Catalog, CheckpointManifest, MANIFEST, Owners, step_name, steps};
 use crate::paths;
 use crate::protocol::{Event, Orders, Saves};
 use crate::weights::Mark;
@@ -34,21 +34,22 @@ pub struct Checkpoints {
     /// When the last was complete, or the run's first step, if there is one to be saved.
     since: Option<Instant>,
     catalog: Arc<Catalog>,
-    manifest: Arc<Manifest>,
+    manifest: Arc<CheckpointManifest>,
     /// Steps of checkpoints that are not of this run: they go when this one has its first.
     others: Vec<u64>,
     /// By number: what ranks have said of those that not all have written.
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, PendingCheckpoint>,
     /// Gives a directory its name.
-    naming: Option<JoinHandle<Named>>,
+    naming: Option<JoinHandle<FinalizeOutcome>>,
     /// Of the last that all ranks were through with: why it was not saved.
     unsaved: Option<RunError>,
     /// While it is held, no other run saves here.
     _lock: Option<File>,
 }
 
+/// A checkpoint that not all ranks have written yet.
 #[derive(Default)]
-struct Open {
+struct PendingCheckpoint {
     mark: Option<Mark>,
     step: u64,
     ranks: BTreeSet<u64>,
@@ -59,7 +60,8 @@ struct Open {
     waited: f64,
 }
 
-struct Named {
+/// What came of giving a complete checkpoint its manifest and its name.
+struct FinalizeOutcome {
     step: u64,
     result: Result<Saved, String>,
     /// Checkpoints of others that are still there.
@@ -100,7 +102,7 @@ impl Checkpoints {
             every: options.save_seconds,
             since: None,
             catalog: Arc::new(catalog),
-            manifest: Arc::new(Manifest::of(&artifact.job, Mark::default(), Some(orders.conditions.clone()), artifact.id.clone())),
+            manifest: Arc::new(CheckpointManifest::of(&artifact.job, Mark::default(), Some(orders.conditions.clone()), artifact.id.clone())),
             others,
             open: BTreeMap::new(),
             naming: None,
@@ -154,10 +156,10 @@ impl Checkpoints {
         Some(step)
     }
 
-    fn complete(&mut self, number: u64, open: Open, observe: &mut dyn FnMut(RunEvent)) {
+    fn complete(&mut self, number: u64, open: PendingCheckpoint, observe: &mut dyn FnMut(RunEvent)) {
         self.settle(observe);
         let at = self.saves.unfinished(number);
-        let Open { mark: Some(mark), why: None, hashes, milliseconds, stalled, waited, step, .. } = open else {
+        let PendingCheckpoint { mark: Some(mark), why: None, hashes, milliseconds, stalled, waited, step, .. } = open else {
             let _ = fs::remove_dir_all(at);
             return self.unsaved(open.step, open.why.unwrap_or_default(), observe);
         };
@@ -171,7 +173,7 @@ impl Checkpoints {
         let others = std::mem::take(&mut self.others);
         let name = move || {
             let begun = Instant::now();
-            let manifest = catalog.fill(Manifest { run: mark, ..Manifest::clone(&template) }, &hashes);
+            let manifest = catalog.fill(CheckpointManifest { run: mark, ..CheckpointManifest::clone(&template) }, &hashes);
             let named = finish(&saves, &at, &catalog, &manifest);
             let dir = saves.name.join(step_name(step));
             let (left, others) = match named {
@@ -183,7 +185,7 @@ impl Checkpoints {
             };
             let milliseconds = milliseconds + begun.elapsed().as_secs_f64() * 1e3;
             let result = named.map(|()| Saved { dir, step, bytes: catalog.bytes(), milliseconds, stalled });
-            Named { step, result, others, left: left.map(|e| e.to_string()) }
+            FinalizeOutcome { step, result, others, left: left.map(|e| e.to_string()) }
         };
         match std::thread::Builder::new().name("checkpoint".into()).spawn(name) {
             Ok(thread) => self.naming = Some(thread),
@@ -205,8 +207,8 @@ impl Checkpoints {
         }
     }
 
-    fn ended(&mut self, named: Named, observe: &mut dyn FnMut(RunEvent)) {
-        let Named { step, result, others, left } = named;
+    fn ended(&mut self, named: FinalizeOutcome, observe: &mut dyn FnMut(RunEvent)) {
+        let FinalizeOutcome { step, result, others, left } = named;
         self.others = others;
         match result {
             Ok(saved) => {
@@ -266,7 +268,7 @@ fn forget(dir: &Path, prefix: &str) -> io::Result<()> {
 }
 
 /// Writes the manifest beside the shards, and gives their directory its name when all is on the disk.
-fn finish(saves: &Saves, at: &Path, catalog: &Catalog, manifest: &Manifest) -> Result<(), String> {
+fn finish(saves: &Saves, at: &Path, catalog: &Catalog, manifest: &CheckpointManifest) -> Result<(), String> {
     for (rank, file, bytes) in catalog.files() {
         match fs::metadata(at.join(file)) {
             Ok(about) if about.len() == bytes => {}

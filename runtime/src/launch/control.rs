@@ -1,8 +1,8 @@
 //! What the launchers of a world say to each other, and when.
 
 use super::error::{RunError, RunFailure};
-use super::process::{Ended as ProcessEnded, Pulse, Said};
-use super::stop::Ended;
+use super::process::{LauncherEvent, ProcessExit, Pulse};
+use super::stop::RunEnd;
 use crate::protocol::Event;
 use crate::shm::Ask;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ pub const TAKES: Duration = Duration::from_secs(5);
 pub enum Up {
     Event(Event),
     Pulse(Pulse),
-    Ended(ProcessEnded),
+    Ended(ProcessExit),
     /// It was asked to end the run.
     Stop,
     /// What its rank had begun when it was asked for this.
@@ -27,13 +27,13 @@ pub enum Up {
 
 impl Up {
     /// What a rank's process said.
-    pub fn said(self, rank: u64) -> Said {
+    pub fn said(self, rank: u64) -> LauncherEvent {
         match self {
-            Up::Event(event) => Said::Event(rank, event),
-            Up::Pulse(pulse) => Said::Pulse(rank, pulse),
-            Up::Ended(ended) => Said::Closed(rank, Some(ended)),
-            Up::Stop => Said::Stop,
-            Up::Begun(ask, step) => Said::Begun(rank, ask, step),
+            Up::Event(event) => LauncherEvent::Event(rank, event),
+            Up::Pulse(pulse) => LauncherEvent::Pulse(rank, pulse),
+            Up::Ended(ended) => LauncherEvent::Closed(rank, Some(ended)),
+            Up::Stop => LauncherEvent::Stop,
+            Up::Begun(ask, step) => LauncherEvent::Begun(rank, ask, step),
         }
     }
 }
@@ -46,7 +46,7 @@ pub enum Down {
     Ask(Ask),
     After(Ask, u64),
     /// All ranks are done.
-    Done(Ended),
+    Done(RunEnd),
     End(RunFailure),
 }
 

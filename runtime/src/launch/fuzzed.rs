@@ -4,25 +4,25 @@ use super::control::{Down, Up};
 use super::gather::Gather;
 use super::options::RunOptions;
 use super::plan::{self, Hello};
-use super::process::Said;
+use super::process::LauncherEvent;
 use super::ranks::{place, waits};
 use super::replicas::Replicas;
-use super::sensible::Course;
+use super::sensible::EventChecker;
 use crate::conditions::Conditions;
 use crate::executor::Order;
 use crate::gpu::nccl;
-use crate::profile::{self, Profile, Window};
+use crate::profile::{self, Profile, ProfileWindow};
 use crate::protocol::{Event, OnNonfinite, Orders};
 use crate::target::{DeviceKind, Exchanges};
 use crate::world::World;
-use ir::model::{Decay, Schedule};
+use ir::model::{Decay, LearningRateSchedule};
 use ir::op::Real;
 use ir::program::Job;
 use std::io;
 
 /// The orders of a run of four steps, of which all are timed.
 fn orders() -> Orders {
-    let schedule = Schedule { decay: Decay::Constant, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 };
+    let schedule = LearningRateSchedule { decay: Decay::Constant, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 };
     Orders {
         conditions: Conditions { data: vec![], batch: 1, steps: 4, schedule, recipe: None },
         artifact: "a.mcc".into(),
@@ -50,7 +50,7 @@ fn orders() -> Orders {
         seed: 0,
         on_nonfinite: OnNonfinite::Skip { most: 2 },
         order: Order::Streams,
-        profile: Window::new(0, 4, 4),
+        profile: ProfileWindow::new(0, 4, 4),
         device: DeviceKind::Cpu,
         exchanges: Exchanges::Host,
         nccl: None,
@@ -63,22 +63,22 @@ fn orders() -> Orders {
 /// What rank 0's process makes of what others say of their ranks, word after word; each begins with a byte that is taken as the rank.
 pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
     let orders = orders();
-    let (mut course, mut gather) = (Course::new(job, &orders), Gather::new(job, &orders, None));
+    let (mut checker, mut gather) = (EventChecker::new(job, &orders), Gather::new(job, &orders, None));
     let mut replicas = Replicas::new(job);
     let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
     while let Some((rank, rest)) = bytes.split_first()
         && let Ok((up, rest)) = postcard::take_from_bytes::<Up>(rest)
     {
         bytes = rest;
-        match course.believed(up.said(u64::from(*rank) % job.mesh.world())) {
-            Said::Event(_, Event::Step(event)) => drop(gather.step(event, 0)),
-            Said::Event(rank, Event::NonFinite { step, reports, blame }) => gather.nonfinite(rank, step, &reports, blame),
-            Said::Event(_, Event::Skipped { step, skips, most }) => gather.skipped(step, skips, most),
-            Said::Event(rank, Event::Sums { step, sums }) => drop(replicas.said(rank, step, &sums, |_| String::new())),
-            Said::Event(rank, Event::Profile(part)) => profile.add(rank, part),
-            Said::Pulse(rank, pulse) => drop((waits(job, rank, &pulse.status), place(job, rank, &pulse.status))),
-            Said::Closed(rank, Some(ended)) => drop(place(job, rank, &ended.status)),
-            Said::Event(..) | Said::Begun(..) | Said::Closed(_, None) | Said::Lost(_) | Said::Stop => {}
+        match checker.believed(up.said(u64::from(*rank) % job.mesh.world())) {
+            LauncherEvent::Event(_, Event::Step(event)) => drop(gather.step(event, 0)),
+            LauncherEvent::Event(rank, Event::NonFinite { step, reports, blame }) => gather.nonfinite(rank, step, &reports, blame),
+            LauncherEvent::Event(_, Event::Skipped { step, skips, most }) => gather.skipped(step, skips, most),
+            LauncherEvent::Event(rank, Event::Sums { step, sums }) => drop(replicas.said(rank, step, &sums, |_| String::new())),
+            LauncherEvent::Event(rank, Event::Profile(part)) => profile.add(rank, part),
+            LauncherEvent::Pulse(rank, pulse) => drop((waits(job, rank, &pulse.status), place(job, rank, &pulse.status))),
+            LauncherEvent::Closed(rank, Some(ended)) => drop(place(job, rank, &ended.status)),
+            LauncherEvent::Event(..) | LauncherEvent::Begun(..) | LauncherEvent::Closed(_, None) | LauncherEvent::Lost(_) | LauncherEvent::Stop => {}
         }
     }
     let _ = gather.error().map(|e| e.to_string());

@@ -1,7 +1,7 @@
 //! What ranks say about the same step, put together: a step of the run, or the first number that is not finite and where it comes from.
 
 use super::error::RunError;
-use super::progress::Progress;
+use super::progress::StepMetrics;
 use crate::data::DataSets;
 use crate::executor::named;
 use crate::protocol::{Blamed, Orders, StepEvent};
@@ -43,7 +43,7 @@ impl<'a> Gather<'a> {
     }
 
     /// The step that is complete with this event.
-    pub(super) fn step(&mut self, event: StepEvent, memory_bytes: u64) -> Option<Progress> {
+    pub(super) fn step(&mut self, event: StepEvent, memory_bytes: u64) -> Option<StepMetrics> {
         let step = event.step;
         let events = self.open.entry(step).or_default();
         events.push(event);
@@ -63,7 +63,7 @@ impl<'a> Gather<'a> {
         let [ran, all] = [0, 1].map(|k| events.iter().map(|e| e.further_passes[k] as f64).sum::<f64>());
         let named = |(set, loss): (&usize, &f64)| Some((format!("valid_loss/{}", self.valid_names.get(*set)?), *loss));
         let valid_losses = valid.iter().filter_map(named).collect();
-        Some(Progress {
+        Some(StepMetrics {
             step,
             steps: self.steps,
             loss: reports.remove("loss"),

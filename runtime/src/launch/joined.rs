@@ -9,15 +9,15 @@ use super::error::{RunError, RunFailure};
 use super::lead::{Lead, Limits, TICK, conduct};
 use super::options::RunOptions;
 use super::orders::nccl_id;
-use super::plan::{self, Hello, Memory, MemoryPlace, Plan, host};
-use super::process::{self, Process, Pulse, Said, leave};
+use super::plan::{self, Hello, LaunchPlan, MachineMemory, MemoryPlace, host};
+use super::process::{self, LauncherEvent, Process, Pulse, leave};
 use super::progress::{Note, RunEvent, Summary};
 use super::ranks::{Ranks, waits};
-use super::stop::{Ended, Meeting};
+use super::stop::{RendezvousState, RunEnd};
 use crate::artifact::Artifact;
 use crate::protocol::{Event, Orders};
 use crate::rendezvous::{Link, Member, Star, meet};
-use crate::shm::{Board, Layout, Receiver};
+use crate::shm::{Board, Receiver, SegmentLayout};
 use crate::world::World;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -67,10 +67,10 @@ pub fn run(
 ) -> Result<Summary, RunError> {
     let deadline = Instant::now() + options.meeting_limit;
     let member = Member { rank: world.rank, world: world.size, id: artifact.id.clone() };
-    options.stop.set_meeting(Meeting::Begun);
+    options.stop.set_meeting(RendezvousState::Begun);
     let mut note = |text| observe(RunEvent::Note(Note::Remark(text)));
     let star = meet(&world.meeting, &member, &options.trust, deadline, &mut note).map_err(|e| RunError::Meeting(e.to_string()))?;
-    options.stop.set_meeting(Meeting::Over);
+    options.stop.set_meeting(RendezvousState::Over);
     let mut met = Met { star, here: format!("rank {} on {}", world.rank, host()), deadline };
 
     let own = own.and_then(|orders| {
@@ -83,7 +83,7 @@ pub fn run(
         own,
         |(hello, ..)| to_bytes(hello),
         |(_, orders, _), links, words| {
-            let plan = Plan::new(links, orders, &words, nccl_id(orders, options)?)?;
+            let plan = LaunchPlan::new(links, orders, &words, nccl_id(orders, options)?)?;
             let (spread, nccl) = (Some(plan.spread(&options.trust)), plan.nccl.clone());
             lead = Some(Lead::new(artifact, options, Orders { spread, nccl, ..orders.clone() })?);
             Ok(to_bytes(&plan))
@@ -97,11 +97,11 @@ pub fn run(
 
     let first = spread.neighbours(world.rank)[0];
     let room = plan::room(world.size);
-    let layout = Arc::new(Layout::new(&artifact.job, &artifact.manifest.target, room));
-    let made = if first == world.rank { Memory::make(&orders, room, &layout).map(Some) } else { Ok(None) };
+    let layout = Arc::new(SegmentLayout::new(&artifact.job, &artifact.manifest.target, room));
+    let made = if first == world.rank { MachineMemory::make(&orders, room, &layout).map(Some) } else { Ok(None) };
     let (made, memories) = met.round(
         made,
-        |made| to_bytes(&made.as_ref().map(Memory::place)),
+        |made| to_bytes(&made.as_ref().map(MachineMemory::place)),
         |_, _, words| {
             let memories = (0u64..).zip(words).map(|(rank, word)| Ok(from_bytes::<Option<MemoryPlace>>(&word)?.map(|m| (rank, m))));
             Ok(to_bytes(&memories.filter_map(Result::transpose).collect::<Result<Vec<_>, RunError>>()?))
@@ -109,10 +109,10 @@ pub fn run(
     )?;
     let opened = match made {
         Some(made) => Ok(made),
-        None => Memory::open(&memories, first, &orders, &layout),
+        None => MachineMemory::open(&memories, first, &orders, &layout),
     };
     // Nobody begins unless all can.
-    let (Memory { file: memory, segment }, _) = met.round(opened, |_| vec![], |_, _, _| Ok(vec![]))?;
+    let (MachineMemory { file: memory, segment }, _) = met.round(opened, |_| vec![], |_, _, _| Ok(vec![]))?;
 
     // All at the same time, as they will run.
     let limits = Limits::new(&orders, world.size, world.rank..world.rank + 1);
@@ -121,7 +121,9 @@ pub fn run(
     let (say, said) = mpsc::channel();
     let report = {
         let (rank, say) = (world.rank, say.clone());
-        move |message| drop(say.send(Said::Event(rank, Event::Failed { message: format!("rank {rank}: {message}"), help: None, aborted: false })))
+        move |message| {
+            drop(say.send(LauncherEvent::Event(rank, Event::Failed { message: format!("rank {rank}: {message}"), help: None, aborted: false })))
+        }
     };
     let senders = spread.senders(world.rank);
     let receiver = Receiver::start(listener, (segment.clone(), layout.clone()), spread.key.clone(), senders, report).map_err(RunError::Network)?;
@@ -148,8 +150,8 @@ fn follow(
     link: Link,
     board: Board,
     memory: &OwnedFd,
-    (say, said): (mpsc::Sender<Said>, mpsc::Receiver<Said>),
-) -> Result<Ended, RunError> {
+    (say, said): (mpsc::Sender<LauncherEvent>, mpsc::Receiver<LauncherEvent>),
+) -> Result<RunEnd, RunError> {
     let rank = world.rank;
     let (hears, heard) = mpsc::channel();
     let (mut ear, mut link) = link.split();
@@ -169,7 +171,7 @@ fn follow(
     let mut process = match started {
         Ok(process) => process,
         Err(cause) => {
-            let ended = process::Ended { how: format!("could not be started ({cause})"), wrote: String::new(), status: Default::default() };
+            let ended = process::ProcessExit { how: format!("could not be started ({cause})"), wrote: String::new(), status: Default::default() };
             let _ = link.say(&Up::Ended(ended), TAKES);
             return Err(RunError::Start { binary: options.rank_binary.clone(), cause });
         }
@@ -184,8 +186,8 @@ fn follow(
         }
         // What rank 0 is told it may have no ears for any more: then it has said why, or is gone, and that is heard next.
         match said.recv_timeout(TICK) {
-            Ok(Said::Event(_, event)) => drop(link.say(&Up::Event(event), TAKES)),
-            Ok(Said::Closed(..)) if is_open => {
+            Ok(LauncherEvent::Event(_, event)) => drop(link.say(&Up::Event(event), TAKES)),
+            Ok(LauncherEvent::Closed(..)) if is_open => {
                 is_open = false;
                 let _ = link.say(&Up::Ended(process.ended(&board)), TAKES);
             }

@@ -7,14 +7,14 @@ use super::metrics::Metrics;
 use super::options::RunOptions;
 use super::pace::Pace;
 use super::placement::placement;
-use super::process::Said;
+use super::process::LauncherEvent;
 use super::progress::{Note, RunEvent, Summary};
 use super::ranks::Ranks;
 use super::replicas::Replicas;
-use super::save::{Existing, Reached, Target, replaceable};
-use super::sensible::Course;
+use super::save::{Existing, FileAccess, SaveTarget, replaceable};
+use super::sensible::EventChecker;
 use super::spike::Spikes;
-use super::stop::Ended;
+use super::stop::RunEnd;
 use crate::artifact::Artifact;
 use crate::data::DataSets;
 use crate::executor::{arena_bytes, named};
@@ -39,8 +39,8 @@ pub const TICK: Duration = Duration::from_millis(100);
 pub struct Lead {
     pub orders: Orders,
     metrics: Option<Metrics>,
-    weights: Option<Target>,
-    state: Option<Target>,
+    weights: Option<SaveTarget>,
+    state: Option<SaveTarget>,
     checkpoints: Option<Checkpoints>,
 }
 
@@ -54,19 +54,24 @@ impl Lead {
         }
         options.metrics.iter().try_for_each(|file| Metrics::check(file, earlier, options.existing))?;
         let reached = match &orders.spread {
-            Some(spread) if spread.places.iter().any(|p| p.machine > 0) => Reached::ByName { tag: spread.tag() },
-            Some(_) | None => Reached::ByProcess,
+            Some(spread) if spread.places.iter().any(|p| p.machine > 0) => FileAccess::ByName { tag: spread.tag() },
+            Some(_) | None => FileAccess::ByProcess,
         };
         // Laid out only: ranks write what the run comes to.
         let mark = Mark { step: orders.steps, seed: orders.seed, ..Mark::default() };
         let weights = match &options.save_weights {
-            Some(file) => Some(Target::create(file, &weights::Layout::new(&artifact.job), &reached, &[])?),
+            Some(file) => Some(SaveTarget::create(file, &weights::SafetensorsLayout::new(&artifact.job), &reached, &[])?),
             None => None,
         };
         let state = match &options.save_state {
             Some(file) => {
-                let others: Vec<&Target> = weights.iter().collect();
-                Some(Target::create(file, &weights::Layout::of_run(&artifact.job, &mark, Some(&orders.conditions)), &reached, &others)?)
+                let others: Vec<&SaveTarget> = weights.iter().collect();
+                Some(SaveTarget::create(
+                    file,
+                    &weights::SafetensorsLayout::of_run(&artifact.job, &mark, Some(&orders.conditions)),
+                    &reached,
+                    &others,
+                )?)
             }
             None => None,
         };
@@ -80,7 +85,7 @@ impl Lead {
             Some(saves) => Some(Checkpoints::new(artifact, &orders, saves, options)?),
             None => None,
         };
-        let (save_weights, save_state) = (weights.as_ref().map(Target::file), state.as_ref().map(Target::file));
+        let (save_weights, save_state) = (weights.as_ref().map(SaveTarget::file), state.as_ref().map(SaveTarget::file));
         let orders = Orders { save_weights, save_state, saves, ..orders };
         Ok(Lead { orders, metrics, weights, state, checkpoints })
     }
@@ -104,7 +109,7 @@ pub fn conduct(
     let mut given_up = None;
     let (mut holding, mut has_first) = (vec![], false);
     let mut pace = Pace::new(&artifact.job, options.straggler_interval);
-    let mut course = Course::new(&artifact.job, &orders);
+    let mut checker = EventChecker::new(&artifact.job, &orders);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, limits.ceilings));
     let device = (orders.device == DeviceKind::Cuda).then(|| planned(&artifact.job));
     let mut summary = Summary { profile, ..Summary::default() };
@@ -123,9 +128,9 @@ pub fn conduct(
         if checkpoints.as_ref().is_some_and(Checkpoints::is_due) {
             ranks.ask(Ask::Save);
         }
-        match ranks.listen(TICK).map(|said| course.believed(said)) {
+        match ranks.listen(TICK).map(|said| checker.believed(said)) {
             None => {}
-            Some(Said::Event(rank, Event::Step(event))) => {
+            Some(LauncherEvent::Event(rank, Event::Step(event))) => {
                 pace.said(rank, &event);
                 if let Some(step) = gather.step(event, device.unwrap_or_else(|| ranks.memory())) {
                     checkpoints.iter_mut().for_each(Checkpoints::trained);
@@ -145,21 +150,21 @@ pub fn conduct(
                     summary.last = Some(step);
                 }
             }
-            Some(Said::Event(_, Event::Holds { milliseconds })) => {
+            Some(LauncherEvent::Event(_, Event::Holds { milliseconds })) => {
                 holding.push(milliseconds);
                 if holding.len() as u64 == artifact.job.mesh.world() {
                     notes.push(Note::Detail(held(&orders, &holding)));
                 }
             }
             // All ranks that know say the same.
-            Some(Said::Event(_, Event::First { reports })) if !std::mem::replace(&mut has_first, true) => {
+            Some(LauncherEvent::Event(_, Event::First { reports })) if !std::mem::replace(&mut has_first, true) => {
                 notes.extend(first(&artifact.job, &orders, &reports).map(Note::Remark));
             }
-            Some(Said::Event(_, Event::First { .. })) => {}
-            Some(Said::Event(_, Event::Evaluated { part, reports })) => {
+            Some(LauncherEvent::Event(_, Event::First { .. })) => {}
+            Some(LauncherEvent::Event(_, Event::Evaluated { part, reports })) => {
                 summary.held_out.extend(named(&artifact.job, &reports).remove("loss").map(|loss| (part, loss)));
             }
-            Some(Said::Event(rank, Event::Sums { step, sums })) => match replicas.said(rank, step, &sums, |rank| host_of(&orders, rank)) {
+            Some(LauncherEvent::Event(rank, Event::Sums { step, sums })) => match replicas.said(rank, step, &sums, |rank| host_of(&orders, rank)) {
                 None => {}
                 Some(Ok(note)) => observe(RunEvent::Note(note)),
                 Some(Err(error)) => {
@@ -167,30 +172,30 @@ pub fn conduct(
                     given_up = Some(error);
                 }
             },
-            Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
-            Some(Said::Event(_, Event::Skipped { step, skips, most })) => gather.skipped(step, skips, most),
-            Some(Said::Event(rank, Event::Profile(part))) => {
+            Some(LauncherEvent::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
+            Some(LauncherEvent::Event(_, Event::Skipped { step, skips, most })) => gather.skipped(step, skips, most),
+            Some(LauncherEvent::Event(rank, Event::Profile(part))) => {
                 if let Some(profile) = &mut summary.profile {
                     profile.add(rank, part);
                 }
             }
-            Some(Said::Event(rank, event @ (Event::Saved { .. } | Event::Unsaved { .. }))) => {
+            Some(LauncherEvent::Event(rank, event @ (Event::Saved { .. } | Event::Unsaved { .. }))) => {
                 if let Some(step) = checkpoints.as_mut().and_then(|c| c.said(rank, event, observe)) {
                     ranks.saved(step);
                 }
             }
-            Some(Said::Event(rank, Event::Failed { message, help, aborted })) => {
+            Some(LauncherEvent::Event(rank, Event::Failed { message, help, aborted })) => {
                 ranks.failed(rank, RunFailure { help, ..RunFailure::new(message) }, aborted)
             }
-            Some(Said::Event(rank, Event::Finished { step })) => {
+            Some(LauncherEvent::Event(rank, Event::Finished { step })) => {
                 finished.insert(step);
                 ranks.done(rank);
             }
-            Some(Said::Stop) => ranks.ask(Ask::Stop),
-            Some(Said::Begun(rank, ask, step)) => ranks.begun(rank, ask, step),
-            Some(Said::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
-            Some(Said::Closed(rank, ended)) => ranks.closed(rank, ended),
-            Some(Said::Lost(rank)) => ranks.lost(rank),
+            Some(LauncherEvent::Stop) => ranks.ask(Ask::Stop),
+            Some(LauncherEvent::Begun(rank, ask, step)) => ranks.begun(rank, ask, step),
+            Some(LauncherEvent::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
+            Some(LauncherEvent::Closed(rank, ended)) => ranks.closed(rank, ended),
+            Some(LauncherEvent::Lost(rank)) => ranks.lost(rank),
         }
         if let Some(checkpoints) = &mut checkpoints {
             checkpoints.poll(observe);
@@ -225,12 +230,12 @@ pub fn conduct(
             return Err(error);
         }
     };
-    summary.ended = if summary.steps < orders.steps { Ended::Early } else { Ended::Whole };
+    summary.ended = if summary.steps < orders.steps { RunEnd::Early } else { RunEnd::Whole };
     // Before files are complete on their disks, which others need not wait for.
     ranks.is_well(summary.ended);
     drop(ranks);
     // Each, whatever becomes of the others.
-    let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), Target::finish), state.map_or(Ok(()), Target::finish)];
+    let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), SaveTarget::finish), state.map_or(Ok(()), SaveTarget::finish)];
     ends.into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
 }

@@ -1,7 +1,7 @@
 //! The file of metrics: one JSON object a line, a line a step. It never ends a run, and never loses a line that was there.
 
 use super::error::RunError;
-use super::progress::Progress;
+use super::progress::StepMetrics;
 use super::save::{Existing, replaceable};
 use crate::lines::{Earlier, Lines};
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ impl Metrics {
     }
 
     /// Writes a step's line. If that fails, gives what to say of it, and writes no more.
-    pub fn write(&mut self, step: &Progress) -> Option<String> {
+    pub fn write(&mut self, step: &StepMetrics) -> Option<String> {
         let cause = self.0.write(step)?;
         Some(format!("cannot write `{}`: {cause}; it has no metrics from step {} on, and training goes on", self.0.name.display(), step.step))
     }

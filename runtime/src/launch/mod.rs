@@ -35,13 +35,13 @@ pub use first_step::{NARROW, WIDE, first_step};
 pub(crate) use first_step::{is_beyond, spread};
 pub use options::{MEETING, PATIENCE, RunOptions};
 pub use plan::host;
-pub use progress::{Note, Progress, RankTimes, RunEvent, Saved, Summary};
+pub use progress::{Note, RankTimes, RunEvent, Saved, StepMetrics, Summary};
 pub use save::{Existing, replaceable};
-pub use stop::{Ended, StopRequest};
+pub use stop::{RunEnd, StopRequest};
 
 use crate::artifact::Artifact;
 use crate::protocol::{self, Orders};
-use crate::shm::{Board, Layout, Segment};
+use crate::shm::{Board, Segment, SegmentLayout};
 use lead::{Lead, Limits, conduct};
 use orders::{nccl_id, orders};
 use ranks::Ranks;
@@ -63,7 +63,7 @@ pub fn run(artifact: &Artifact, options: &RunOptions, observe: &mut dyn FnMut(Ru
     let limits = Limits::new(&orders, world, 0..world);
     let lead = Lead::new(artifact, options, Orders { nccl, ..orders })?;
     let (job, said) = (&artifact.job, protocol::pack(&lead.orders, 0));
-    let layout = Layout::new(job, &artifact.manifest.target, said.len() as u64);
+    let layout = SegmentLayout::new(job, &artifact.manifest.target, said.len() as u64);
     let (memory, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
     segment.slice_mut(0, said.len()).copy_from_slice(&said);
     let mut ranks = Ranks::new(job, Board { segment: &segment, layout: &layout }, mpsc::channel());

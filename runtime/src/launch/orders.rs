@@ -5,12 +5,12 @@ use super::options::RunOptions;
 use crate::artifact::Artifact;
 use crate::checkpoint;
 use crate::conditions::{Conditions, model_changes};
-use crate::data::{self, Data, DataError, DataSets, Opened, Samples, Spec};
+use crate::data::{self, Data, DataError, DataSets, RunSamples, Samples, Spec};
 use crate::data_loader;
 use crate::executor::arena_bytes;
 use crate::gpu::{cuda, nccl};
 use crate::mpi;
-use crate::profile::{WARM_UP, Window};
+use crate::profile::{ProfileWindow, WARM_UP};
 use crate::protocol::{Orders, SaveFile, Saves};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Resumed;
@@ -146,7 +146,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let (data, held_out) = match &sets {
         Some(sets) => {
             samples = wanted(job, options, sets, (mark.step, read))?;
-            let Opened { training, valid, test } = sets.open(job, seed, samples)?;
+            let RunSamples { training, valid, test } = sets.open(job, seed, samples)?;
             remarks.extend(training.iter().chain(&valid).chain(&test).filter_map(Samples::packing));
             let masks: Vec<String> = sets.unused_masks().iter().map(|p| format!("`{}`", p.display())).collect();
             if !masks.is_empty() {
@@ -244,7 +244,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         skip: options.skip,
         on_nonfinite: options.on_nonfinite,
         order: options.order,
-        profile: options.profile.and_then(|n| Window::new(done, steps, n)),
+        profile: options.profile.and_then(|n| ProfileWindow::new(done, steps, n)),
         device,
         exchanges: options.exchanges,
         nccl: None,

@@ -10,9 +10,9 @@ use super::orders::exchange_by_nccl;
 use super::save;
 use crate::cpu;
 use crate::gpu::nccl;
-use crate::protocol::{self, Orders, Place, SaveFile, Saves, Spread};
+use crate::protocol::{self, Orders, RankPlacement, SaveFile, Saves, Spread};
 use crate::rendezvous::{Link, Trust, random};
-use crate::shm::{Layout, Segment};
+use crate::shm::{Segment, SegmentLayout};
 use crate::world::World;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -45,17 +45,17 @@ impl Hello {
 
 /// What rank 0 tells all.
 #[derive(Serialize, Deserialize)]
-pub struct Plan {
+pub struct LaunchPlan {
     run: [u8; 16],
     /// Of each rank. Rank 0's machine has no address: others know it by the one at which they reach it.
-    places: Vec<Place>,
+    places: Vec<RankPlacement>,
     /// By which GPUs that exchange by themselves find each other.
     pub nccl: Option<Vec<u8>>,
 }
 
-impl Plan {
+impl LaunchPlan {
     /// Where all ranks are, if they agree on what to do. `words` are their [`Hello`]s.
-    pub fn new(links: &[Link], orders: &Orders, words: &[Vec<u8>], nccl: Option<Vec<u8>>) -> Result<Plan, RunError> {
+    pub fn new(links: &[Link], orders: &Orders, words: &[Vec<u8>], nccl: Option<Vec<u8>>) -> Result<LaunchPlan, RunError> {
         let wrong = |e: String| RunError::Meeting(e);
         let hellos: Vec<Hello> = words.iter().map(|w| from_bytes(w)).collect::<Result<_, _>>()?;
         let own = serde_json::to_value(orders).map_err(|e| wrong(e.to_string()))?;
@@ -74,9 +74,9 @@ impl Plan {
             });
             let seen = if machine == 0 { None } else { links[rank - 1].peer() };
             let address = seen.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            places.push(Place { machine: machine as u32, host: hello.host.clone(), address, port: hello.port, cores: hello.cores });
+            places.push(RankPlacement { machine: machine as u32, host: hello.host.clone(), address, port: hello.port, cores: hello.cores });
         }
-        Ok(Plan { run: random().map_err(RunError::Network)?, places, nccl })
+        Ok(LaunchPlan { run: random().map_err(RunError::Network)?, places, nccl })
     }
 
     /// The same with the key that follows from the own secret.
@@ -118,7 +118,7 @@ impl Plan {
 
 /// What this rank is to do, which is not rank 0, given rank 0's plan: its own `orders`, on the places of the plan. `hub` is the address at which it reaches rank 0.
 pub fn followed(answer: &[u8], hello: &Hello, orders: Orders, world: &World, options: &RunOptions, hub: Option<IpAddr>) -> Result<Orders, RunError> {
-    let plan: Plan = from_bytes(answer)?;
+    let plan: LaunchPlan = from_bytes(answer)?;
     if let Some(what) = plan.wrong(hello, &orders, world, options) {
         return Err(RunError::Meeting(format!("rank {}: what rank 0 says of the ranks cannot be: {what}", world.rank)));
     }
@@ -138,7 +138,7 @@ pub fn room(world: u64) -> u64 {
 }
 
 /// The memory of one machine.
-pub struct Memory {
+pub struct MachineMemory {
     pub file: OwnedFd,
     pub segment: Segment,
 }
@@ -150,16 +150,16 @@ pub struct MemoryPlace {
     file: i32,
 }
 
-impl Memory {
+impl MachineMemory {
     /// New memory with orders.
-    pub fn make(orders: &Orders, room: u64, layout: &Layout) -> Result<Memory, RunError> {
+    pub fn make(orders: &Orders, room: u64, layout: &SegmentLayout) -> Result<MachineMemory, RunError> {
         let packed = protocol::pack(orders, room);
         if packed.len() as u64 > room {
             return Err(RunError::Meeting(format!("the options of a run, its paths foremost, take {} bytes, more than {room}", packed.len())));
         }
         let (file, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
         segment.slice_mut(0, packed.len()).copy_from_slice(&packed);
-        Ok(Memory { file, segment })
+        Ok(MachineMemory { file, segment })
     }
 
     pub fn place(&self) -> MemoryPlace {
@@ -167,7 +167,7 @@ impl Memory {
     }
 
     /// Opens the memory that the first rank of this machine has made, if it is for the same orders as this rank's.
-    pub fn open(memories: &[u8], first: u64, own: &Orders, layout: &Layout) -> Result<Memory, RunError> {
+    pub fn open(memories: &[u8], first: u64, own: &Orders, layout: &SegmentLayout) -> Result<MachineMemory, RunError> {
         let memories: Vec<(u64, MemoryPlace)> = from_bytes(memories)?;
         let made = memories.into_iter().find(|m| m.0 == first);
         let (_, MemoryPlace { process, file }) = made.ok_or_else(|| RunError::Meeting(format!("rank {first} made no memory")))?;
@@ -184,7 +184,7 @@ impl Memory {
         if room != self::room(layout.world) || segment.bytes() != layout.bytes || !are_own(&found, own, process) {
             return Err(RunError::Meeting(format!("`{path}` is the memory of another run")));
         }
-        Ok(Memory { file, segment })
+        Ok(MachineMemory { file, segment })
     }
 }
 

@@ -14,12 +14,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Something that a rank said, or its silence.
-pub enum Said {
+pub enum LauncherEvent {
     Event(u64, Event),
     /// Of a rank with a launcher of its own: how it is.
     Pulse(u64, Pulse),
     /// Its process has ended; how, of a rank with a launcher of its own.
-    Closed(u64, Option<Ended>),
+    Closed(u64, Option<ProcessExit>),
     /// The launcher of a rank is gone.
     Lost(u64),
     /// Another launcher was asked to end the run.
@@ -42,7 +42,7 @@ pub struct Pulse {
 
 /// How a process ended, and where it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct ProcessExit {
     /// `was killed by signal 9`.
     pub how: String,
     /// What it wrote to its standard error.
@@ -69,7 +69,7 @@ struct Sign {
 const ERRORS: usize = 8 << 10;
 
 impl Process {
-    pub fn start(binary: &Path, rank: u64, memory: &OwnedFd, say: Sender<Said>) -> io::Result<Process> {
+    pub fn start(binary: &Path, rank: u64, memory: &OwnedFd, say: Sender<LauncherEvent>) -> io::Result<Process> {
         let mut child = shield(&mut Command::new(binary))
             .args(["--rank", &rank.to_string(), "--parent", &std::process::id().to_string()])
             .stdin(Stdio::from(memory.try_clone()?))
@@ -81,11 +81,11 @@ impl Process {
         let (Some(mut out), Some(err)) = (out, err) else { return Err(io::ErrorKind::BrokenPipe.into()) };
         std::thread::Builder::new().name(format!("rank-{rank}")).spawn(move || {
             while let Ok(Some(event)) = protocol::hear(&mut out) {
-                if say.send(Said::Event(rank, event)).is_err() {
+                if say.send(LauncherEvent::Event(rank, event)).is_err() {
                     return;
                 }
             }
-            let _ = say.send(Said::Closed(rank, None));
+            let _ = say.send(LauncherEvent::Closed(rank, None));
         })?;
         let errors = std::thread::Builder::new().name(format!("errors-{rank}")).spawn(move || {
             let (mut err, mut text) = (err, vec![]);
@@ -115,10 +115,10 @@ impl Process {
     }
 
     /// How it ended, once its pipe is closed.
-    pub fn ended(&mut self, board: &Board) -> Ended {
+    pub fn ended(&mut self, board: &Board) -> ProcessExit {
         let how = self.child.wait().map_or_else(|e| e.to_string(), ended);
         let wrote = self.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
-        Ended { how, wrote, status: board.status(self.rank) }
+        ProcessExit { how, wrote, status: board.status(self.rank) }
     }
 }
 

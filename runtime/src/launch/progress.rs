@@ -1,6 +1,6 @@
 //! What a run says of itself: its steps, and what it came to.
 
-use super::stop::Ended;
+use super::stop::RunEnd;
 use crate::profile::Profile;
 use crate::protocol::HeldOut;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 /// A step, as all ranks have done it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Progress {
+pub struct StepMetrics {
     /// From 1.
     pub step: u64,
     /// The step with which the run ends, unless it ends early.
@@ -61,7 +61,7 @@ pub struct Progress {
 #[derive(Clone, Debug, PartialEq)]
 pub enum RunEvent<'a> {
     /// After every step.
-    Step(&'a Progress),
+    Step(&'a StepMetrics),
     /// After some steps.
     Ranks(&'a RankTimes),
     /// When a checkpoint is complete and on the disk.
@@ -123,11 +123,11 @@ pub struct Summary {
     /// The last step that was done, counted from the first of all runs that this one goes on with.
     pub steps: u64,
     /// Whether all steps were done.
-    pub ended: Ended,
+    pub ended: RunEnd,
     /// Steps of this run whose update was left out.
     pub skipped: u64,
     /// The last step that this process was told of, if any.
-    pub last: Option<Progress>,
+    pub last: Option<StepMetrics>,
     /// Losses after the last step on data that is not trained on.
     pub held_out: BTreeMap<HeldOut, f64>,
     /// Of the steps that were timed.
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn no_report_of_a_text_has_a_name_of_every_step() {
         let one = Some(1.0);
-        let step = Progress {
+        let step = StepMetrics {
             step: 1,
             steps: 1,
             loss: one,

@@ -2,8 +2,8 @@
 
 use super::control::{BEAT, Down, TAKES, Up};
 use super::error::RunFailure;
-use super::process::{self, Process, Pulse, Said, leave};
-use super::stop::Ended;
+use super::process::{self, LauncherEvent, Process, Pulse, leave};
+use super::stop::RunEnd;
 use crate::comm::ranks as names;
 use crate::executor::describe;
 use crate::protocol::Event;
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-struct Rank {
+struct RankState {
     hold: Hold,
     life: Life,
     pulse: Pulse,
@@ -54,9 +54,9 @@ enum Asking {
 pub struct Ranks<'a> {
     job: &'a Job,
     board: Board<'a>,
-    ranks: Vec<Rank>,
-    say: Sender<Said>,
-    said: Receiver<Said>,
+    ranks: Vec<RankState>,
+    say: Sender<LauncherEvent>,
+    said: Receiver<LauncherEvent>,
     failure: Option<RunFailure>,
     /// Why all others are told that the run has ended.
     reason: Option<Down>,
@@ -74,14 +74,14 @@ const LAST: Duration = Duration::from_millis(1200);
 
 impl<'a> Ranks<'a> {
     /// No ranks yet; what they say comes through this channel.
-    pub fn new(job: &'a Job, board: Board<'a>, (say, said): (Sender<Said>, Receiver<Said>)) -> Ranks<'a> {
+    pub fn new(job: &'a Job, board: Board<'a>, (say, said): (Sender<LauncherEvent>, Receiver<LauncherEvent>)) -> Ranks<'a> {
         Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now(), asking: [const { Asking::No }; ASKS] }
     }
 
     /// Starts the next rank here.
     pub fn start(&mut self, binary: &Path, memory: &OwnedFd) -> io::Result<()> {
         let process = Process::start(binary, self.ranks.len() as u64, memory, self.say.clone())?;
-        self.ranks.push(Rank { hold: Hold::Own(process), life: Life::Running, pulse: Pulse::default() });
+        self.ranks.push(RankState { hold: Hold::Own(process), life: Life::Running, pulse: Pulse::default() });
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl<'a> Ranks<'a> {
                     Ok(up) => up.said(rank),
                     Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                         let message = format!("of what rank {rank}'s `mcc run` on {from} said, {e}");
-                        let _ = say.send(Said::Event(rank, Event::Failed { message, help: None, aborted: false }));
+                        let _ = say.send(LauncherEvent::Event(rank, Event::Failed { message, help: None, aborted: false }));
                         break;
                     }
                     Err(_) => break,
@@ -104,10 +104,10 @@ impl<'a> Ranks<'a> {
                     return;
                 }
             }
-            let _ = say.send(Said::Lost(rank));
+            let _ = say.send(LauncherEvent::Lost(rank));
         })?;
         let hold = Hold::Far { link, host, heard: Instant::now() };
-        self.ranks.push(Rank { hold, life: Life::Running, pulse: Pulse::default() });
+        self.ranks.push(RankState { hold, life: Life::Running, pulse: Pulse::default() });
         Ok(())
     }
 
@@ -117,9 +117,9 @@ impl<'a> Ranks<'a> {
     }
 
     /// The next thing that a rank says, if one does within this time.
-    pub fn listen(&mut self, time: Duration) -> Option<Said> {
+    pub fn listen(&mut self, time: Duration) -> Option<LauncherEvent> {
         let said = self.said.recv_timeout(time).ok()?;
-        if let Said::Event(rank, _) | Said::Pulse(rank, _) | Said::Closed(rank, _) | Said::Begun(rank, ..) = &said
+        if let LauncherEvent::Event(rank, _) | LauncherEvent::Pulse(rank, _) | LauncherEvent::Closed(rank, _) | LauncherEvent::Begun(rank, ..) = &said
             && let Hold::Far { heard, .. } = &mut self.ranks[*rank as usize].hold
         {
             *heard = Instant::now();
@@ -142,7 +142,7 @@ impl<'a> Ranks<'a> {
             && let Some(left) = last.checked_duration_since(Instant::now())
             && let Ok(said) = self.said.recv_timeout(left)
         {
-            if let Said::Pulse(rank, pulse) = said {
+            if let LauncherEvent::Pulse(rank, pulse) = said {
                 self.pulse(rank, pulse);
             }
         }
@@ -162,7 +162,7 @@ impl<'a> Ranks<'a> {
     }
 
     /// All is well.
-    pub fn is_well(&mut self, ended: Ended) {
+    pub fn is_well(&mut self, ended: RunEnd) {
         self.reason.get_or_insert(Down::Done(ended));
     }
 
@@ -188,14 +188,14 @@ impl<'a> Ranks<'a> {
     }
 
     /// A rank's process has ended.
-    pub fn closed(&mut self, rank: u64, ended: Option<process::Ended>) {
+    pub fn closed(&mut self, rank: u64, ended: Option<process::ProcessExit>) {
         let held = &mut self.ranks[rank as usize];
         let life = std::mem::replace(&mut held.life, Life::Closed);
         let ended = match (&mut held.hold, ended) {
             (Hold::Own(process), _) => Some(process.ended(&self.board)),
             (Hold::Far { .. }, ended) => ended,
         };
-        if let (Life::Running, Some(process::Ended { how, wrote, status })) = (life, ended) {
+        if let (Life::Running, Some(process::ProcessExit { how, wrote, status })) = (life, ended) {
             let tail = if wrote.is_empty() { String::new() } else { format!("; it wrote: {wrote}") };
             self.fail(RunFailure::new(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status))));
         }
@@ -363,7 +363,7 @@ impl Drop for Ranks<'_> {
             && let Some(left) = deadline.checked_duration_since(Instant::now())
             && let Ok(said) = self.said.recv_timeout(left)
         {
-            open -= usize::from(matches!(said, Said::Lost(_)));
+            open -= usize::from(matches!(said, LauncherEvent::Lost(_)));
         }
     }
 }

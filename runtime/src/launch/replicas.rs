@@ -13,13 +13,14 @@ use std::collections::BTreeMap;
 pub struct Replicas<'a> {
     job: &'a Job,
     /// By step, until all ranks have said what they hold.
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, PendingComparison>,
     /// The last step after which all replicas were the same.
     same: Option<u64>,
 }
 
+/// What ranks have said of a step, until all have.
 #[derive(Default)]
-struct Open {
+struct PendingComparison {
     ranks: u64,
     /// By part: by checksum, the ranks that have it.
     parts: BTreeMap<Sum, BTreeMap<u64, Vec<u64>>>,
@@ -75,7 +76,7 @@ impl<'a> Replicas<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::Held;
+    use crate::executor::PersistentId;
     use crate::fixture::{self, Split};
 
     #[test]
@@ -83,7 +84,7 @@ mod tests {
         let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 3, tp: 1 });
         let sum = |held, region, sum| Sum { held, is_copy: false, region, sum };
         // Parts of optimizer states that are split are on one rank each, and parameters on all.
-        let of = |rank: u64, weights| [sum(Held::Param(0), 7, weights), sum(Held::State(0, 0), rank, 100 + rank)];
+        let of = |rank: u64, weights| [sum(PersistentId::Param(0), 7, weights), sum(PersistentId::State(0, 0), rank, 100 + rank)];
         let mut replicas = Replicas::new(&job);
         let mut look = |step, weights: [u64; 3]| {
             let said: Vec<_> =

@@ -2,7 +2,7 @@
 
 use super::error::RunError;
 use crate::protocol::SaveFile;
-use crate::weights::Layout;
+use crate::weights::SafetensorsLayout;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -10,21 +10,22 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-pub struct Target {
+/// A file that a run saves to.
+pub struct SaveTarget {
     file: File,
     /// What it shall be called.
     path: PathBuf,
     /// Of names beside that one.
     tag: String,
     /// Its name so far, on file systems where a file must have one.
-    temporary: Option<Named>,
+    temporary: Option<TemporaryFile>,
     /// Bytes that its file system may yet give to others, as it reserves none.
     unreserved: u64,
 }
 
 /// How ranks get at a file before it has its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reached {
+pub enum FileAccess {
     /// Through this process's list of open files.
     ByProcess,
     /// On other machines too, in a directory that they share: it has a name of its own, which ranks make of its path and the run's tag ([`beside`]), and which stays if this
@@ -43,9 +44,9 @@ pub enum Existing {
 }
 
 /// A file that goes unless it is renamed.
-struct Named(PathBuf);
+struct TemporaryFile(PathBuf);
 
-impl Drop for Named {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
@@ -62,12 +63,12 @@ pub fn replaceable(file: &Path, existing: Existing) -> Result<(), RunError> {
     }
 }
 
-impl Target {
+impl SaveTarget {
     /// A file of the right size, its space reserved, in the directory of `path`, which may exist and is left as it is for now. `others` are files of the same run.
     ///
     /// # Errors
     /// If there is no such directory, or no room for so much.
-    pub fn create(path: &Path, layout: &Layout, reached: &Reached, others: &[&Target]) -> Result<Target, RunError> {
+    pub fn create(path: &Path, layout: &SafetensorsLayout, reached: &FileAccess, others: &[&SaveTarget]) -> Result<SaveTarget, RunError> {
         let failed = |cause| RunError::Io { file: path.to_path_buf(), cause };
         let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let is_other = fs::metadata(path).is_ok_and(|m| !m.is_file());
@@ -76,19 +77,19 @@ impl Target {
         }
         let mode = Mode::from_raw_mode(0o644);
         let tag = match reached {
-            Reached::ByProcess => std::process::id().to_string(),
-            Reached::ByName { tag } => tag.clone(),
+            FileAccess::ByProcess => std::process::id().to_string(),
+            FileAccess::ByName { tag } => tag.clone(),
         };
         let nameless = match reached {
-            Reached::ByProcess => rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode),
-            Reached::ByName { .. } => Err(Errno::OPNOTSUPP),
+            FileAccess::ByProcess => rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode),
+            FileAccess::ByName { .. } => Err(Errno::OPNOTSUPP),
         };
         let (file, temporary) = match nameless {
             Ok(file) => (File::from(file), None),
             Err(Errno::OPNOTSUPP | Errno::ISDIR) => {
                 let named = beside(path, &tag);
                 let file = File::options().read(true).write(true).create_new(true).open(&named).map_err(failed)?;
-                (file, Some(Named(named)))
+                (file, Some(TemporaryFile(named)))
             }
             Err(e) => return Err(failed(e.into())),
         };
@@ -99,7 +100,7 @@ impl Target {
             cause,
         })?;
         layout.start(&file).map_err(failed)?;
-        Ok(Target { file, path: path.to_path_buf(), tag, temporary, unreserved })
+        Ok(SaveTarget { file, path: path.to_path_buf(), tag, temporary, unreserved })
     }
 
     /// Where ranks find it, and what it is called.
@@ -122,7 +123,7 @@ impl Target {
         let named = match self.temporary {
             Some(named) => named,
             None => {
-                let named = Named(beside(&self.path, &self.tag));
+                let named = TemporaryFile(beside(&self.path, &self.tag));
                 let from = format!("/proc/self/fd/{}", self.file.as_raw_fd());
                 rustix::fs::linkat(CWD, from, CWD, &named.0, AtFlags::SYMLINK_FOLLOW)?;
                 named
@@ -140,12 +141,12 @@ fn free(file: &File) -> io::Result<u64> {
 
 /// Takes the space for a file, or where the file system cannot do that, looks whether there is enough beside what others of the run will take. Gives the bytes that
 /// are not reserved.
-fn reserve(file: &File, bytes: u64, others: &[&Target]) -> io::Result<u64> {
+fn reserve(file: &File, bytes: u64, others: &[&SaveTarget]) -> io::Result<u64> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(0),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             let system = rustix::fs::fstat(file)?.st_dev;
-            let is_beside = |other: &&&Target| rustix::fs::fstat(&other.file).is_ok_and(|s| s.st_dev == system);
+            let is_beside = |other: &&&SaveTarget| rustix::fs::fstat(&other.file).is_ok_and(|s| s.st_dev == system);
             let taken: u64 = others.iter().filter(is_beside).map(|o| o.unreserved).sum();
             if free(file)? < bytes.saturating_add(taken) {
                 return Err(Errno::NOSPC.into());

@@ -2,9 +2,9 @@
 //! may be damaged or its build another one, and what it says becomes the numbers that people read: what cannot be ends
 //! the run with the rank's name.
 
-use super::process::{Pulse, Said};
+use super::process::{LauncherEvent, Pulse};
 use crate::comm::{Position, ranks};
-use crate::profile::{Part, Window};
+use crate::profile::{ProfileChunk, ProfileWindow};
 use crate::protocol::{Event, OnNonfinite, Orders, StepEvent};
 use crate::schedule::learning_rate;
 use crate::shm::Status;
@@ -14,8 +14,8 @@ use ir::program::Job;
 /// By how much machines with other mathematical libraries may differ in a learning rate.
 const ROUNDING: f64 = 1e-9;
 
-/// How far each rank says that it is.
-pub(super) struct Course<'a> {
+/// Checks what ranks say against how far each says that it is.
+pub(super) struct EventChecker<'a> {
     job: &'a Job,
     /// The step after which the run begins, and the last that is asked for.
     first: u64,
@@ -23,11 +23,11 @@ pub(super) struct Course<'a> {
     eval_interval: u64,
     on_nonfinite: OnNonfinite,
     has_saves: bool,
-    profile: Option<Window>,
+    profile: Option<ProfileWindow>,
     /// Nanoseconds of all that was timed.
     timed: u64,
     /// Of each rank.
-    ranks: Vec<Reached>,
+    ranks: Vec<RankProgress>,
     /// Of each rank: checkpoints that it is through with.
     saved: Vec<u64>,
     check_replicas: u64,
@@ -36,8 +36,9 @@ pub(super) struct Course<'a> {
     compared: Vec<u64>,
 }
 
+/// How far a rank says that it is.
 #[derive(Clone, Copy)]
-enum Reached {
+enum RankProgress {
     /// All after this step is to come.
     Step(u64),
     /// It has said how its steps ended early, after this one: only that it is done can follow.
@@ -45,11 +46,11 @@ enum Reached {
     Done,
 }
 
-impl<'a> Course<'a> {
+impl<'a> EventChecker<'a> {
     /// Of a run that has not begun.
-    pub(super) fn new(job: &'a Job, orders: &Orders) -> Course<'a> {
+    pub(super) fn new(job: &'a Job, orders: &Orders) -> EventChecker<'a> {
         let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
-        Course {
+        EventChecker {
             job,
             first: done,
             steps: orders.steps,
@@ -58,7 +59,7 @@ impl<'a> Course<'a> {
             has_saves: orders.saves.is_some(),
             profile: orders.profile,
             timed: 0,
-            ranks: vec![Reached::Step(done); job.mesh.world() as usize],
+            ranks: vec![RankProgress::Step(done); job.mesh.world() as usize],
             saved: vec![0; job.mesh.world() as usize],
             check_replicas: orders.check_replicas,
             compares_first: orders.first_step.is_some(),
@@ -67,19 +68,20 @@ impl<'a> Course<'a> {
     }
 
     /// What was said, if it can be; else that its rank has failed.
-    pub(super) fn believed(&mut self, said: Said) -> Said {
+    pub(super) fn believed(&mut self, said: LauncherEvent) -> LauncherEvent {
         let (rank, checked) = match &said {
-            Said::Event(rank, event) => (*rank, self.event(*rank, event)),
-            Said::Pulse(rank, Pulse { status, .. }) => (*rank, self.status(status)),
-            Said::Closed(rank, Some(ended)) => (*rank, self.status(&ended.status)),
-            Said::Begun(rank, _, step) if *step > self.steps => (*rank, Err(format!("it has begun step {step} of {}", self.steps))),
-            Said::Begun(..) | Said::Closed(_, None) | Said::Lost(_) | Said::Stop => return said,
+            LauncherEvent::Event(rank, event) => (*rank, self.event(*rank, event)),
+            LauncherEvent::Pulse(rank, Pulse { status, .. }) => (*rank, self.status(status)),
+            LauncherEvent::Closed(rank, Some(ended)) => (*rank, self.status(&ended.status)),
+            LauncherEvent::Begun(rank, _, step) if *step > self.steps => (*rank, Err(format!("it has begun step {step} of {}", self.steps))),
+            LauncherEvent::Begun(..) | LauncherEvent::Closed(_, None) | LauncherEvent::Lost(_) | LauncherEvent::Stop => return said,
         };
         match checked {
             Ok(()) => said,
-            Err(what) => {
-                Said::Event(rank, Event::Failed { message: format!("what rank {rank} says of itself cannot be: {what}"), help: None, aborted: false })
-            }
+            Err(what) => LauncherEvent::Event(
+                rank,
+                Event::Failed { message: format!("what rank {rank} says of itself cannot be: {what}"), help: None, aborted: false },
+            ),
         }
     }
 
@@ -87,22 +89,24 @@ impl<'a> Course<'a> {
         let reached = self.ranks[rank as usize];
         let now = match (event, reached) {
             // Of a rank that is done, its launcher may still say what came from it damaged.
-            (Event::Failed { .. }, _) => Reached::Done,
-            (_, Reached::Done) => return Err("it goes on after its end".into()),
-            (Event::Holds { milliseconds }, Reached::Step(done)) if done == self.first && milliseconds.is_finite() && *milliseconds >= 0.0 => reached,
+            (Event::Failed { .. }, _) => RankProgress::Done,
+            (_, RankProgress::Done) => return Err("it goes on after its end".into()),
+            (Event::Holds { milliseconds }, RankProgress::Step(done)) if done == self.first && milliseconds.is_finite() && *milliseconds >= 0.0 => {
+                reached
+            }
             (Event::Holds { .. }, _) => return Err("it begins again".into()),
-            (Event::First { reports }, Reached::Step(done)) if done == self.first && self.compares_first => {
+            (Event::First { reports }, RankProgress::Step(done)) if done == self.first && self.compares_first => {
                 self.reports(reports)?;
                 reached
             }
             (Event::First { .. }, _) => return Err("it compares its first step".into()),
-            (Event::Step(event), Reached::Step(done)) => Reached::Step(self.step(done, event)?),
-            (Event::NonFinite { step, reports, .. }, Reached::Step(done)) => {
+            (Event::Step(event), RankProgress::Step(done)) => RankProgress::Step(self.step(done, event)?),
+            (Event::NonFinite { step, reports, .. }, RankProgress::Step(done)) => {
                 self.follows(*step, done)?;
                 self.reports(reports)?;
-                Reached::Ending(done)
+                RankProgress::Ending(done)
             }
-            (Event::Skipped { step, skips, most }, Reached::Step(done)) => {
+            (Event::Skipped { step, skips, most }, RankProgress::Step(done)) => {
                 let allowed = match self.on_nonfinite {
                     OnNonfinite::Skip { most } => Some(most),
                     OnNonfinite::Stop => None,
@@ -110,13 +114,13 @@ impl<'a> Course<'a> {
                 if *step != done || *skips > done || most.is_some() && *most != allowed {
                     return Err(format!("it skipped {skips} steps by step {step}, after step {done}"));
                 }
-                Reached::Ending(done)
+                RankProgress::Ending(done)
             }
-            (Event::Profile(part), Reached::Step(_)) => {
+            (Event::Profile(part), RankProgress::Step(_)) => {
                 self.part(rank, part)?;
                 reached
             }
-            (Event::Saved { number, mark: Mark { step, .. }, .. } | Event::Unsaved { number, step, .. }, Reached::Step(done)) => {
+            (Event::Saved { number, mark: Mark { step, .. }, .. } | Event::Unsaved { number, step, .. }, RankProgress::Step(done)) => {
                 let next = &mut self.saved[rank as usize];
                 if !self.has_saves || *step > done || *number != *next {
                     return Err(format!("it saved checkpoint {number}, of step {step}, after {next} of them and step {done}"));
@@ -124,7 +128,7 @@ impl<'a> Course<'a> {
                 *next += 1;
                 reached
             }
-            (Event::Sums { step, sums }, Reached::Step(done)) => {
+            (Event::Sums { step, sums }, RankProgress::Step(done)) => {
                 let compared = &mut self.compared[rank as usize];
                 let is_due = self.check_replicas > 0 && (step.is_multiple_of(self.check_replicas) || *step == self.steps);
                 if !is_due || *step != done || std::mem::replace(compared, done) == done {
@@ -135,13 +139,13 @@ impl<'a> Course<'a> {
                 }
                 reached
             }
-            (Event::Evaluated { reports, .. }, Reached::Step(done)) if self.eval_interval > 0 && done == self.steps => {
+            (Event::Evaluated { reports, .. }, RankProgress::Step(done)) if self.eval_interval > 0 && done == self.steps => {
                 self.reports(reports)?;
                 reached
             }
             (Event::Evaluated { .. }, _) => return Err("it evaluates what it came to".into()),
-            (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) if *step == done => Reached::Done,
-            (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) => {
+            (Event::Finished { step }, RankProgress::Step(done) | RankProgress::Ending(done)) if *step == done => RankProgress::Done,
+            (Event::Finished { step }, RankProgress::Step(done) | RankProgress::Ending(done)) => {
                 return Err(format!("it is done with step {step} after step {done}"));
             }
             (
@@ -152,7 +156,7 @@ impl<'a> Course<'a> {
                 | Event::Saved { .. }
                 | Event::Unsaved { .. }
                 | Event::Sums { .. },
-                Reached::Ending(_),
+                RankProgress::Ending(_),
             ) => {
                 return Err("it goes on after steps that ended early".into());
             }
@@ -196,7 +200,7 @@ impl<'a> Course<'a> {
         Ok(())
     }
 
-    fn part(&mut self, rank: u64, part: &Part) -> Result<(), String> {
+    fn part(&mut self, rank: u64, part: &ProfileChunk) -> Result<(), String> {
         let Some(window) = self.profile else { return Err("it was timed".into()) };
         if part.steps().any(|s| !window.has(s.step) || s.end < s.start) {
             return Err(format!("it was timed in other steps than {} to {}", window.first, window.last));
@@ -220,17 +224,17 @@ impl<'a> Course<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{Held, Sum};
+    use crate::executor::{PersistentId, Sum};
     use crate::fixture::{self, Split};
     use crate::profile::Ran;
     use crate::shm::Ask;
-    use ir::program::Phase;
+    use ir::program::ProgramPhase;
 
     #[test]
     fn what_launchers_say_of_their_ranks_is_within_the_run() {
         let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
-        let window = Window { first: 1, last: 2 };
-        let course = || Course {
+        let window = ProfileWindow { first: 1, last: 2 };
+        let checker = || EventChecker {
             first: 0,
             job: &job,
             steps: 4,
@@ -239,35 +243,35 @@ mod tests {
             has_saves: true,
             profile: Some(window),
             timed: 0,
-            ranks: vec![Reached::Step(0); 2],
+            ranks: vec![RankProgress::Step(0); 2],
             saved: vec![0; 2],
             compares_first: true,
             check_replicas: 2,
             compared: vec![0; 2],
         };
-        let fault = |said: Vec<Said>| {
-            let mut course = course();
-            let wrong = said.into_iter().find_map(|said| match course.believed(said) {
-                Said::Event(1, Event::Failed { message, help: None, aborted: false }) => Some(message),
+        let fault = |said: Vec<LauncherEvent>| {
+            let mut checker = checker();
+            let wrong = said.into_iter().find_map(|said| match checker.believed(said) {
+                LauncherEvent::Event(1, Event::Failed { message, help: None, aborted: false }) => Some(message),
                 _ => None,
             });
             wrong.unwrap_or_default().replace("what rank 1 says of itself cannot be: ", "")
         };
-        let pulse = |step, waits| Said::Pulse(1, Pulse { status: Status { step, waits, ..Status::default() }, ..Pulse::default() });
+        let pulse = |step, waits| LauncherEvent::Pulse(1, Pulse { status: Status { step, waits, ..Status::default() }, ..Pulse::default() });
         let part = |steps: &[(u64, u64, u64)], ran: &[Ran]| {
-            Part::of(steps.to_vec(), ran.to_vec()).into_iter().map(|p| Said::Event(1, Event::Profile(p))).collect()
+            ProfileChunk::of(steps.to_vec(), ran.to_vec()).into_iter().map(|p| LauncherEvent::Event(1, Event::Profile(p))).collect()
         };
-        let ran = |call, time| Ran { at: Position { phase: Phase::Train, call, command: 0 }, start: 5, time };
-        assert_eq!(fault(vec![pulse(4, Some(vec![0, 1])), Said::Begun(1, Ask::Stop, 4)]), "");
+        let ran = |call, time| Ran { at: Position { phase: ProgramPhase::Train, call, command: 0 }, start: 5, time };
+        assert_eq!(fault(vec![pulse(4, Some(vec![0, 1])), LauncherEvent::Begun(1, Ask::Stop, 4)]), "");
         assert_eq!(fault(vec![pulse(5, None)]), "it is at step 5 of 4");
         assert_eq!(fault(vec![pulse(1, Some(vec![0, 7]))]), "it waits for ranks 0, 7");
-        assert_eq!(fault(vec![Said::Begun(1, Ask::Save, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
-        let unsaved = |number, step| Said::Event(1, Event::Unsaved { number, step, why: String::new() });
+        assert_eq!(fault(vec![LauncherEvent::Begun(1, Ask::Save, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
+        let unsaved = |number, step| LauncherEvent::Event(1, Event::Unsaved { number, step, why: String::new() });
         assert_eq!(fault(vec![unsaved(0, 0), unsaved(1, 0)]), "");
         assert_eq!(fault(vec![unsaved(1, 0)]), "it saved checkpoint 1, of step 0, after 0 of them and step 0");
         assert_eq!(fault(vec![unsaved(0, 1)]), "it saved checkpoint 0, of step 1, after 0 of them and step 0");
-        let sums = |step, held| Said::Event(1, Event::Sums { step, sums: vec![Sum { held, is_copy: false, region: 1, sum: 1 }] });
-        assert_eq!(fault(vec![sums(2, Held::Param(0))]), "it compares what it holds after step 2, at step 0");
+        let sums = |step, held| LauncherEvent::Event(1, Event::Sums { step, sums: vec![Sum { held, is_copy: false, region: 1, sum: 1 }] });
+        assert_eq!(fault(vec![sums(2, PersistentId::Param(0))]), "it compares what it holds after step 2, at step 0");
         assert_eq!(fault(part(&[(1, 3, 4), (2, 4, 4)], &[ran(0, 1)])), "");
         assert_eq!(fault(part(&[(3, 3, 4)], &[])), "it was timed in other steps than 1 to 2");
         assert_eq!(fault(part(&[(1, 4, 3)], &[])), "it was timed in other steps than 1 to 2");

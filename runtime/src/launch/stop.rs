@@ -44,8 +44,8 @@ impl StopRequest {
         Interpreting(self)
     }
 
-    pub(super) fn set_meeting(&self, now: Meeting) {
-        self.0.meeting.store(now == Meeting::Begun, Ordering::SeqCst);
+    pub(super) fn set_meeting(&self, now: RendezvousState) {
+        self.0.meeting.store(now == RendezvousState::Begun, Ordering::SeqCst);
     }
 }
 
@@ -59,14 +59,14 @@ impl Drop for Interpreting<'_> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Meeting {
+pub(super) enum RendezvousState {
     Begun,
     Over,
 }
 
 /// How far a run came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ended {
+pub enum RunEnd {
     /// All steps are done.
     #[default]
     Whole,

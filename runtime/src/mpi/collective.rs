@@ -4,8 +4,8 @@
 //! gets twice the chunk, not once per member.
 
 use super::message::forget;
-use super::{MESSAGE, Mpi, PointToPoint, Polled, Receiving, Sent, failed};
-use crate::comm::{CommError, Exchange, Message, Terms};
+use super::{MESSAGE, Mpi, PendingSend, PointToPoint, Receiving, failed};
+use crate::comm::{CommError, Exchange, Message, Polled, Terms};
 use crate::device::{Location, Memory};
 use crate::headers::{HEADER, decode, encode};
 use crate::sums;
@@ -24,7 +24,7 @@ const SHORTEST: usize = 16 << 10;
 const APART: u64 = 64 << 10;
 
 /// What a member waits for of another one.
-enum Part {
+enum ReceiveState {
     Waits(Box<dyn Receiving>),
     /// To be combined with those of the others.
     Here(Vec<u8>),
@@ -40,17 +40,17 @@ struct Chunk {
     apart: bool,
     /// This member's own numbers for itself, behind a header.
     own: Arc<Vec<u8>>,
-    sent: Vec<Sent>,
+    sent: Vec<PendingSend>,
     /// By member.
-    parts: Vec<Part>,
+    parts: Vec<ReceiveState>,
     is_combined: bool,
     /// What other members have summed.
-    sums: Vec<Part>,
+    sums: Vec<ReceiveState>,
 }
 
 impl Chunk {
     fn is_through(&self) -> bool {
-        self.is_combined && !self.sums.iter().any(Part::waits)
+        self.is_combined && !self.sums.iter().any(ReceiveState::waits)
     }
 
     /// Where member `k`'s part of a chunk that is summed apart begins, and how long it is.
@@ -60,9 +60,9 @@ impl Chunk {
     }
 }
 
-impl Part {
+impl ReceiveState {
     fn waits(&self) -> bool {
-        matches!(self, Part::Waits(_))
+        matches!(self, ReceiveState::Waits(_))
     }
 }
 
@@ -76,7 +76,7 @@ pub struct Group {
     begun: u64,
     chunks: VecDeque<Chunk>,
     /// Of chunks that are through, what is still being sent.
-    sent: VecDeque<Vec<Sent>>,
+    sent: VecDeque<Vec<PendingSend>>,
 }
 
 /// What a member's collective is about, with what it needs to go on.
@@ -148,7 +148,7 @@ impl Group {
 
     /// Members whose numbers, or doing, this one lacks.
     pub fn waits_for(&self) -> Vec<u64> {
-        let late = |k: &usize| self.chunks.iter().any(|c| c.parts[*k].waits() || c.sums.get(*k).is_some_and(Part::waits));
+        let late = |k: &usize| self.chunks.iter().any(|c| c.parts[*k].waits() || c.sums.get(*k).is_some_and(ReceiveState::waits));
         let late: Vec<u64> = (0..self.members.len()).filter(late).map(|k| self.members[k]).collect();
         if late.is_empty() { self.sent.iter().flatten().map(|s| s.to).collect() } else { late }
     }
@@ -171,7 +171,7 @@ impl Group {
             let mut follows = false;
             for k in 0..self.chunks.len() {
                 passed |= self.take(k, job)?;
-                if !follows && !self.chunks[k].is_combined && !self.chunks[k].parts.iter().any(Part::waits) {
+                if !follows && !self.chunks[k].is_combined && !self.chunks[k].parts.iter().any(ReceiveState::waits) {
                     self.combine(k, job)?;
                     passed = true;
                 }
@@ -214,15 +214,15 @@ impl Group {
         let bytes = |elements: u64| HEADER + (elements * width) as usize;
         for k in 0..n {
             let part = match self.gives(kind, k, me) {
-                true => Part::Waits(job.wires.recv(self.members[k], self.tag, bytes(given(&chunk, me).1))?),
-                false => Part::Through,
+                true => ReceiveState::Waits(job.wires.recv(self.members[k], self.tag, bytes(given(&chunk, me).1))?),
+                false => ReceiveState::Through,
             };
             chunk.parts.push(part);
         }
         for k in (0..n).filter(|_| apart) {
             let sum = match k == me {
-                true => Part::Through,
-                false => Part::Waits(job.wires.recv(self.members[k], self.tag + 1, bytes(chunk.edge(k, n).1))?),
+                true => ReceiveState::Through,
+                false => ReceiveState::Waits(job.wires.recv(self.members[k], self.tag + 1, bytes(chunk.edge(k, n).1))?),
             };
             chunk.sums.push(sum);
         }
@@ -234,7 +234,7 @@ impl Group {
                 true => job.load(given(&chunk, j).0, given(&chunk, j).1),
                 false => chunk.own.clone(),
             };
-            chunk.sent.push(Sent { to: self.members[j], request: job.wires.send(self.members[j], self.tag, numbers)? });
+            chunk.sent.push(PendingSend { to: self.members[j], request: job.wires.send(self.members[j], self.tag, numbers)? });
         }
         self.begun += count;
         self.chunks.push_back(chunk);
@@ -248,28 +248,28 @@ impl Group {
         let mut passed = false;
         for k in 0..n {
             let chunk = &mut self.chunks[number];
-            if let Part::Waits(request) = &mut chunk.parts[k]
+            if let ReceiveState::Waits(request) = &mut chunk.parts[k]
                 && let Some(bytes) = received(request.as_mut(), self.members[k])?
             {
                 let expected = if chunk.apart { chunk.edge(me, n).1 } else { chunk.count };
                 check(job, (self.members[me], self.members[k]), &bytes, expected * width)?;
                 let first = if kind == Collective::Shift { chunk.first } else { k as u64 * whole + chunk.first };
                 chunk.parts[k] = match job.reduce() {
-                    Some(_) => Part::Here(bytes),
+                    Some(_) => ReceiveState::Here(bytes),
                     None => {
                         job.store(first, &bytes[HEADER..]);
-                        Part::Through
+                        ReceiveState::Through
                     }
                 };
                 passed = true;
             }
-            if let Some(Part::Waits(request)) = chunk.sums.get_mut(k)
+            if let Some(ReceiveState::Waits(request)) = chunk.sums.get_mut(k)
                 && let Some(bytes) = received(request.as_mut(), self.members[k])?
             {
                 let (at, count) = chunk.edge(k, n);
                 check(job, (self.members[me], self.members[k]), &bytes, count * width)?;
                 job.store(chunk.first + at, &bytes[HEADER..]);
-                chunk.sums[k] = Part::Through;
+                chunk.sums[k] = ReceiveState::Through;
                 passed = true;
             }
         }
@@ -294,10 +294,10 @@ impl Group {
             return Ok(());
         };
         for (k, part) in chunk.parts.iter_mut().enumerate() {
-            let part = std::mem::replace(part, Part::Through);
+            let part = std::mem::replace(part, ReceiveState::Through);
             let numbers = match &part {
-                Part::Here(bytes) => &bytes[HEADER..],
-                Part::Waits(_) | Part::Through => &own[HEADER..],
+                ReceiveState::Here(bytes) => &bytes[HEADER..],
+                ReceiveState::Waits(_) | ReceiveState::Through => &own[HEADER..],
             };
             match k {
                 0 => sums::begin(element, numbers, job.sum),
@@ -312,7 +312,7 @@ impl Group {
             let bytes = Arc::new([&encode(&job.terms())[..], &sum].concat());
             for j in (1..n).map(|d| (me + d) % n) {
                 let request = job.wires.send(self.members[j], self.tag + 1, bytes.clone()).map_err(|e| failed(&e))?;
-                chunk.sent.push(Sent { to: self.members[j], request });
+                chunk.sent.push(PendingSend { to: self.members[j], request });
             }
         }
         *job.sum = sum;

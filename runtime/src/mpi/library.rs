@@ -19,7 +19,7 @@ pub fn version() -> String {
 
 /// All ranks, as MPI has them. Dropping it leaves them alone: who leaves waits for the others
 /// ([`PointToPoint::leave`]).
-struct Library {
+struct MpiWorld {
     universe: ManuallyDrop<Universe>,
     comm: ffi::MPI_Comm,
     tags: u32,
@@ -27,7 +27,7 @@ struct Library {
 
 // SAFETY: a handle, which the library takes from any thread, one at a time: so it was initialised, and its owner is
 // behind a lock.
-unsafe impl Send for Library {}
+unsafe impl Send for MpiWorld {}
 
 /// As [`super::connect`].
 pub fn connect(rank: u64, world: u64) -> Result<Box<dyn PointToPoint>, String> {
@@ -57,11 +57,11 @@ pub fn connect(rank: u64, world: u64) -> Result<Box<dyn PointToPoint>, String> {
         check(ffi::MPI_Comm_get_attr(all.as_raw(), ffi::MPI_TAG_UB as c_int, (&raw mut most).cast::<c_void>(), &mut found))?;
         // The least that there has to be.
         let tags = if found != 0 && !most.is_null() { *most as u32 } else { 32_767 };
-        Ok(Box::new(Library { universe, comm, tags }))
+        Ok(Box::new(MpiWorld { universe, comm, tags }))
     }
 }
 
-impl PointToPoint for Library {
+impl PointToPoint for MpiWorld {
     fn send(&mut self, to: u64, tag: u32, bytes: Arc<Vec<u8>>) -> Result<Box<dyn Sending>, String> {
         let mut request = MaybeUninit::uninit();
         // SAFETY: the bytes stay where they are until the request is done, or for ever (`Out`).
@@ -104,7 +104,7 @@ struct Out {
     done: bool,
 }
 
-// SAFETY: as for `Library`.
+// SAFETY: as for `MpiWorld`.
 unsafe impl Send for Out {}
 
 impl Sending for Out {
@@ -124,7 +124,7 @@ struct In {
     bytes: ManuallyDrop<Vec<u8>>,
 }
 
-// SAFETY: as for `Library`.
+// SAFETY: as for `MpiWorld`.
 unsafe impl Send for In {}
 
 impl Receiving for In {

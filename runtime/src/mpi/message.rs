@@ -1,7 +1,7 @@
 //! Messages of channels.
 
-use super::{MESSAGE, Mpi, Polled, Receiving, Sent, failed};
-use crate::comm::{CommError, Message};
+use super::{MESSAGE, Mpi, PendingSend, Receiving, failed};
+use crate::comm::{CommError, Message, Polled};
 use crate::device::{Location, Memory};
 use crate::headers::{HEADER, decode_message, encode_range};
 use std::collections::VecDeque;
@@ -12,11 +12,11 @@ const AHEAD: usize = 2;
 
 /// What a channel has taken and the receiver has not: a list for each message.
 #[derive(Default)]
-pub struct Outgoing {
-    pub sent: VecDeque<Vec<Sent>>,
+pub struct SendQueue {
+    pub sent: VecDeque<Vec<PendingSend>>,
 }
 
-impl Outgoing {
+impl SendQueue {
     pub fn look(&mut self) -> Result<(), String> {
         while let Some(pieces) = self.sent.front_mut() {
             if !forget(pieces)? {
@@ -29,7 +29,7 @@ impl Outgoing {
 }
 
 /// Forgets what has been sent; whether that is all.
-pub fn forget(sent: &mut Vec<Sent>) -> Result<bool, String> {
+pub fn forget(sent: &mut Vec<PendingSend>) -> Result<bool, String> {
     let mut outcome = Ok(());
     sent.retain_mut(|sent| match sent.request.is_done() {
         Ok(done) => !done,
@@ -77,7 +77,7 @@ impl Mpi {
             let count = step.min(message.count - first);
             let bytes = Arc::new(Mpi::loaded(memory, message, first, count, header));
             let request = self.wires.send(to, tag, bytes).map_err(|e| failed(&e))?;
-            pieces.push(Sent { to, request });
+            pieces.push(PendingSend { to, request });
             first += count;
         }
         outgoing.sent.push_back(pieces);

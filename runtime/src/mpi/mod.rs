@@ -24,12 +24,12 @@ mod tags;
 pub use start::{Connected, connect, library_of, version};
 pub use tags::Tags;
 
-use crate::comm::CommError;
+use crate::comm::{CommError, Polled};
 use crate::device::Memory;
 use crate::executor::Transfer;
 use collective::Group;
 use ir::program::Channel;
-use message::{Incoming, Outgoing};
+use message::{Incoming, SendQueue};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -72,18 +72,9 @@ pub trait Receiving: Send {
 }
 
 /// A message to this rank that is being sent.
-struct Sent {
+struct PendingSend {
     to: u64,
     request: Box<dyn Sending>,
-}
-
-/// What a poll came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Polled {
-    /// The communication is complete.
-    pub done: bool,
-    /// Something was begun or has arrived.
-    pub moved: bool,
 }
 
 /// Bytes of the numbers of one message. Small enough that the next is copied while one is under way.
@@ -102,7 +93,7 @@ pub struct Mpi {
     /// By the members.
     groups: BTreeMap<Vec<u64>, Group>,
     incoming: BTreeMap<(u64, Channel), Incoming>,
-    outgoing: BTreeMap<(u64, Channel), Outgoing>,
+    outgoing: BTreeMap<(u64, Channel), SendQueue>,
     /// When something last moved.
     moved: Instant,
     /// What went wrong between two polls.

@@ -1,9 +1,9 @@
 use super::*;
 use crate::comm::{Exchange, Message};
-use crate::cpu::{Cpu, Library, Threads};
+use crate::cpu::{Cpu, KernelLibrary, Threads};
 use crate::device::{Location, Memory};
 use crate::shm::tests::steps_agree;
-use crate::shm::{Layout, Shm};
+use crate::shm::{SegmentLayout, Shm};
 use ir::op::{DType, Reduce};
 use ir::program::{Arena, Collective, Job};
 use ir::random::mix;
@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 type Route = (u64, u64, u32);
 
 /// The bytes of a message, and whether it is taken.
-type Sent = (Arc<Vec<u8>>, Arc<AtomicBool>);
+type SentBytes = (Arc<Vec<u8>>, Arc<AtomicBool>);
 
 /// Messages of ranks in one process, which arrive some looks after both sides have begun them, as drawn: a sender's
 /// bytes are needed until then, as those of long messages are.
 #[derive(Default)]
 struct Office {
-    sent: BTreeMap<Route, VecDeque<Sent>>,
+    sent: BTreeMap<Route, VecDeque<SentBytes>>,
     /// Receives that were begun, and those that are done.
     asked: BTreeMap<Route, (u64, u64)>,
     seed: u64,
@@ -102,7 +102,7 @@ fn world(n: u64, in_flight: u32, seed: u64) -> (Vec<Mpi>, Arc<AtomicUsize>) {
 
 fn device() -> Cpu {
     // SAFETY: there are no kernels.
-    let library = unsafe { Library::linked(vec![]) };
+    let library = unsafe { KernelLibrary::linked(vec![]) };
     Cpu::new(&[], library, Arena::ALL.map(|arena| if arena == Arena::Disk { 0 } else { 32 << 20 }), None, &Threads::one()).unwrap()
 }
 
@@ -263,7 +263,7 @@ fn ranks_that_disagree_are_named() {
 
 #[test]
 fn ranks_take_the_same_step_as_the_reference() {
-    let begin = |job: &Job, layout: &Layout| {
+    let begin = |job: &Job, layout: &SegmentLayout| {
         let (office, in_flight) = (Arc::<Mutex<Office>>::default(), job.in_flight);
         let tags = Tags::new(layout.groups(), layout.channels());
         move |rank: u64, shm: &mut Shm| {

@@ -17,25 +17,25 @@ pub struct Breakdown {
     /// Of a rank's threads; of CPUs alone.
     pub ceilings: Option<Ceilings>,
     /// What a rank's own threads do, the most time first.
-    pub own: Vec<Line>,
+    pub own: Vec<ProfileRow>,
     /// Time in which ranks' own threads wait for communication, other streams and other ranks.
-    pub waiting: Part,
+    pub waiting: TimeShare,
     /// The ranks that wait least and most, each with the share of its own steps.
     pub waits: Option<((u64, f64), (u64, f64))>,
     /// Time between commands: data, threads that start, the phases' ends.
-    pub between: Part,
+    pub between: TimeShare,
     /// Time of whole steps, of which shares are parts.
-    pub whole: Part,
+    pub whole: TimeShare,
     /// Of a rank's own threads, in kernels bound by arithmetic and in those bound by memory, where the ceilings
     /// are known.
-    pub bound: Option<(Part, Part)>,
+    pub bound: Option<(TimeShare, TimeShare)>,
     /// What other streams do meanwhile.
-    pub beside: Vec<Line>,
+    pub beside: Vec<ProfileRow>,
 }
 
 /// A part of the time of all ranks' steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct TimeShare {
     /// From 0 to 1.
     pub share: f64,
     /// Milliseconds of a step, mean over steps and ranks.
@@ -44,7 +44,7 @@ pub struct Part {
 
 /// Equal commands of a stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Line {
+pub struct ProfileRow {
     /// What the command does, with sizes: `dot 1024x3072x768, add, tanh`.
     pub name: String,
     /// Of the model's text.
@@ -54,7 +54,7 @@ pub struct Line {
     /// The kernel's symbol.
     pub symbol: Option<String>,
     /// Time of all its calls.
-    pub part: Part,
+    pub part: TimeShare,
     /// Calls of a step, of all ranks together.
     pub calls: f64,
     /// Of a call.
@@ -93,11 +93,11 @@ impl Breakdown {
         let whole: u64 = table.ranks.iter().map(|r| r.0).sum();
         let waited: u64 = table.ranks.iter().map(|r| r.1).sum();
         let ranks = table.ranks.len().max(1) as f64;
-        let part = |time: u64| Part { share: time as f64 / whole.max(1) as f64, ms: time as f64 / 1e6 / ranks / steps };
+        let part = |time: u64| TimeShare { share: time as f64 / whole.max(1) as f64, ms: time as f64 / 1e6 / ranks / steps };
         let line = |row: &&Row| {
             // Of communication, the bytes sent are not those that memory sees.
             let memory = profile.ceilings.filter(|_| row.symbol.is_some()).map(|c| c.bytes);
-            Line {
+            ProfileRow {
                 name: row.name.clone(),
                 places: row.places.clone(),
                 bodies: row.bodies.iter().map(|b| b.to_string()).collect(),

@@ -1,9 +1,9 @@
 //! How long exchanges took once all who take part had come to them.
 
 use super::Profile;
-use super::named::Names;
+use super::named::NamedCommands;
 use crate::executor::peer;
-use ir::program::{Action, Channel, Collective, Job, Phase};
+use ir::program::{Action, Channel, Collective, Job, ProgramPhase};
 use std::collections::BTreeMap;
 
 /// An exchange that all who take part were timed at.
@@ -25,7 +25,7 @@ pub struct Exchanged<'a> {
 }
 
 /// One rank's part in an exchange.
-struct Part<'a> {
+struct Participation<'a> {
     rank: u64,
     action: &'a Action,
     start: u64,
@@ -33,19 +33,19 @@ struct Part<'a> {
 }
 
 /// What tells those apart that meet: the members of a group, or sender, receiver and channel.
-type Meeting = (Vec<u64>, Option<Channel>);
+type ExchangeKey = (Vec<u64>, Option<Channel>);
 
 /// All exchanges of the steps that were timed, on ranks whose clocks are one.
 ///
 /// The n-th exchange of some members is the n-th of each of them. A group of one rank exchanges nothing.
 pub fn exchanges<'a>(job: &'a Job, profile: &Profile) -> Vec<Exchanged<'a>> {
-    let names = Names::new(job);
-    let mut met: BTreeMap<Meeting, Vec<Vec<Part>>> = BTreeMap::new();
+    let names = NamedCommands::new(job);
+    let mut met: BTreeMap<ExchangeKey, Vec<Vec<Participation>>> = BTreeMap::new();
     for (rank, recorded) in (0..).zip(&profile.ranks) {
         let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
         let groups: Vec<Vec<u64>> = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
-        let mut own: BTreeMap<(Meeting, bool), usize> = BTreeMap::new();
-        let mut ran: Vec<_> = recorded.ran.iter().filter(|r| r.at.phase != Phase::Eval).collect();
+        let mut own: BTreeMap<(ExchangeKey, bool), usize> = BTreeMap::new();
+        let mut ran: Vec<_> = recorded.ran.iter().filter(|r| r.at.phase != ProgramPhase::Eval).collect();
         ran.sort_by_key(|r| r.start);
         for r in ran {
             let Some((_, command, _)) = names.at(rank, r.at) else { continue };
@@ -59,13 +59,13 @@ pub fn exchanges<'a>(job: &'a Job, profile: &Profile) -> Vec<Exchanged<'a>> {
             let number = own.entry((meeting.clone(), receives)).or_default();
             let all = met.entry(meeting).or_default();
             all.resize_with(all.len().max(*number + 1), Vec::new);
-            all[*number].push(Part { rank, action: &command.action, start: r.start, end: r.start + r.time });
+            all[*number].push(Participation { rank, action: &command.action, start: r.start, end: r.start + r.time });
             *number += 1;
         }
     }
-    let exchanged = |((ranks, channel), parts): (&Meeting, Vec<Part<'a>>)| {
+    let exchanged = |((ranks, channel), parts): (&ExchangeKey, Vec<Participation<'a>>)| {
         let last = parts.last().filter(|_| parts.len() == ranks.len() && ranks.len() > 1)?;
-        let since = |start: u64, part: &Part| part.end.saturating_sub(start) as f64 / 1e9;
+        let since = |start: u64, part: &Participation| part.end.saturating_sub(start) as f64 / 1e9;
         let (kind, bytes) = match last.action {
             Action::Collective { kind, dtype, count, .. } => (Some(*kind), count * dtype.bytes()),
             Action::Recv { dtype, count, .. } | Action::Send { dtype, count, .. } => (None, count * dtype.bytes()),

@@ -28,19 +28,19 @@ pub const WARM_UP: u64 = 2;
 
 /// The steps that are timed, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
+pub struct ProfileWindow {
     /// Number of the first step that is timed, from 1.
     pub first: u64,
     /// Number of the last step that is timed.
     pub last: u64,
 }
 
-impl Window {
+impl ProfileWindow {
     /// So many steps of those after `done` and up to `last`, behind the warm-up if there are enough; none of none.
-    pub fn new(done: u64, last: u64, steps: u64) -> Option<Window> {
+    pub fn new(done: u64, last: u64, steps: u64) -> Option<ProfileWindow> {
         let steps = steps.min(last.saturating_sub(done));
         let first = (done + 1 + WARM_UP).min(last + 1 - steps);
-        (steps > 0).then(|| Window { first, last: first + steps - 1 })
+        (steps > 0).then(|| ProfileWindow { first, last: first + steps - 1 })
     }
 
     /// Whether the step with this number is timed.
@@ -56,33 +56,33 @@ impl Window {
 
 /// What a rank says of the steps that were timed, in parts that are messages of some megabytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct ProfileChunk {
     /// Nanoseconds from the monotonic clock to the time of day.
     wall: u64,
     steps: Vec<(u64, u64, u64)>,
     pub(crate) ran: Vec<Ran>,
 }
 
-impl Part {
+impl ProfileChunk {
     /// Commands in one part.
     const MOST: usize = 100_000;
 
     /// Steps are their numbers, begins and ends.
-    pub fn of(steps: Vec<(u64, u64, u64)>, ran: Vec<Ran>) -> Vec<Part> {
+    pub fn of(steps: Vec<(u64, u64, u64)>, ran: Vec<Ran>) -> Vec<ProfileChunk> {
         let wall = nanoseconds(ClockId::Realtime).saturating_sub(now());
-        let first = Part { wall, steps, ran: vec![] };
-        let rest = ran.chunks(Part::MOST).map(|ran| Part { wall, steps: vec![], ran: ran.to_vec() });
+        let first = ProfileChunk { wall, steps, ran: vec![] };
+        let rest = ran.chunks(ProfileChunk::MOST).map(|ran| ProfileChunk { wall, steps: vec![], ran: ran.to_vec() });
         [first].into_iter().chain(rest).collect()
     }
 
-    pub(crate) fn steps(&self) -> impl Iterator<Item = Timed> {
-        self.steps.iter().map(|(step, start, end)| Timed { step: *step, start: *start, end: *end })
+    pub(crate) fn steps(&self) -> impl Iterator<Item = TimedStep> {
+        self.steps.iter().map(|(step, start, end)| TimedStep { step: *step, start: *start, end: *end })
     }
 }
 
 /// A step of a rank, from its data to its update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timed {
+pub struct TimedStep {
     /// Number of the step, from 1.
     pub step: u64,
     /// When it began, in nanoseconds of the clock that ranks of a machine share.
@@ -96,7 +96,7 @@ pub struct Timed {
 pub struct Recorded {
     wall: u64,
     /// The steps that were timed, in order.
-    pub steps: Vec<Timed>,
+    pub steps: Vec<TimedStep>,
     /// Stream after stream, each in its order.
     pub ran: Vec<Ran>,
 }
@@ -119,7 +119,7 @@ impl Profile {
     }
 
     /// Takes in the next part of what a rank says.
-    pub fn add(&mut self, rank: u64, part: Part) {
+    pub fn add(&mut self, rank: u64, part: ProfileChunk) {
         let held = &mut self.ranks[rank as usize];
         held.wall = part.wall;
         held.steps.extend(part.steps());
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn steps_are_timed_behind_the_warm_up_if_there_are_enough() {
-        let window = |done, last, steps| Window::new(done, last, steps).map(|w| (w.first, w.last));
+        let window = |done, last, steps| ProfileWindow::new(done, last, steps).map(|w| (w.first, w.last));
         assert_eq!([window(0, 100, 5), window(0, 7, 5), window(0, 6, 5), window(0, 3, 5)], [Some((3, 7)), Some((3, 7)), Some((2, 6)), Some((1, 3))]);
         assert_eq!([window(10, 17, 5), window(10, 11, 5), window(10, 10, 5), window(0, 5, 0)], [Some((13, 17)), Some((11, 11)), None, None]);
     }

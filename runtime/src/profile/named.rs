@@ -6,13 +6,13 @@ use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::Op;
-use ir::program::{Action, Arena, Body, BodyKind, BufferId, Call, Command, Job, KernelId, Program};
+use ir::program::{Action, Arena, BodyKind, BufferId, Call, Command, Job, KernelId, Program, ProgramBody};
 use ir::work::Work;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A command, for people.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Named {
+pub struct NamedCommand {
     /// What it does, with sizes: `dot 1024x3072x768, add, tanh`.
     pub name: String,
     /// The kernel that it launches, if it is a launch.
@@ -26,21 +26,21 @@ pub struct Named {
 }
 
 /// The commands of a job.
-pub struct Names<'a> {
+pub struct NamedCommands<'a> {
     job: &'a Job,
     kernels: Vec<OfKernel>,
     /// Of a program, a body and a command of that.
-    commands: Vec<Vec<Vec<Named>>>,
+    commands: Vec<Vec<Vec<NamedCommand>>>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> NamedCommands<'a> {
     /// Of all commands of all programs of a job.
-    pub fn new(job: &'a Job) -> Names<'a> {
+    pub fn new(job: &'a Job) -> NamedCommands<'a> {
         let lines = |k: &Kernel| k.body.nodes.iter().filter(|n| !n.op.is_source()).filter_map(|n| line(n.origin.span)).collect();
         let kernels: Vec<OfKernel> = job.kernels.iter().map(|k| OfKernel { name: name(k), work: Work::needed(k), lines: lines(k) }).collect();
-        let of_body = |p: &Program, b: &Body| b.commands.iter().map(|c| named(job, &kernels, p, b, c)).collect();
+        let of_body = |p: &Program, b: &ProgramBody| b.commands.iter().map(|c| named(job, &kernels, p, b, c)).collect();
         let commands = job.programs.iter().map(|p| p.bodies.iter().map(|b| of_body(p, b)).collect()).collect();
-        Names { job, kernels, commands }
+        NamedCommands { job, kernels, commands }
     }
 
     /// What a kernel is called, and which lines it is of.
@@ -50,7 +50,7 @@ impl<'a> Names<'a> {
     }
 
     /// The command that a rank was at, with its call; none at the end of a phase.
-    pub fn at(&self, rank: u64, at: Position) -> Option<(&'a Call, &'a Command, &Named)> {
+    pub fn at(&self, rank: u64, at: Position) -> Option<(&'a Call, &'a Command, &NamedCommand)> {
         let stage = &self.job.stages[self.job.mesh.stage(rank) as usize];
         let call = stage.schedule.calls(at.phase).get(at.call as usize)?;
         let body = &self.job.programs[stage.program as usize].bodies[call.body.index()];
@@ -83,7 +83,7 @@ struct OfKernel {
     lines: BTreeSet<(u16, u32)>,
 }
 
-fn named(job: &Job, kernels: &[OfKernel], program: &Program, body: &Body, command: &Command) -> Named {
+fn named(job: &Job, kernels: &[OfKernel], program: &Program, body: &ProgramBody, command: &Command) -> NamedCommand {
     let bytes = |bytes| Work { flops: 0, bytes };
     let of_buffer = |b: &BufferId| bytes(program.buffers[b.index()].bytes());
     let mut kernel = None;
@@ -114,7 +114,7 @@ fn named(job: &Job, kernels: &[OfKernel], program: &Program, body: &Body, comman
         Action::Record { event } => (format!("record of event {event}"), bytes(0)),
         Action::Wait { event } => (format!("wait for {}", done(job, kernels, program, *event)), bytes(0)),
     };
-    Named { name, kernel, work, body: body.kind, lines }
+    NamedCommand { name, kernel, work, body: body.kind, lines }
 }
 
 /// What is done when an event is recorded.

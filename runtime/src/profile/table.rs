@@ -1,10 +1,10 @@
 //! Time by kernel and communication, against what the machine can do.
 
-use super::breakdown::{Breakdown, Line, Part, Rate};
-use super::named::Names;
+use super::breakdown::{Breakdown, ProfileRow, Rate, TimeShare};
+use super::named::NamedCommands;
 use super::{Ceilings, Profile};
 use crate::executor::Order;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{Action, Job, Stream};
 use ir::work::Work;
 use serde::{Deserialize, Serialize};
@@ -63,12 +63,12 @@ pub fn is_own(profile: &Profile, stream: Stream) -> bool {
 impl Table {
     /// Adds up the commands of all timed steps; evaluations, records and waits have no rows.
     pub fn new(job: &Job, profile: &Profile) -> Table {
-        let names = Names::new(job);
+        let names = NamedCommands::new(job);
         let mut rows: BTreeMap<_, (Row, BTreeSet<(u16, u32)>)> = BTreeMap::new();
         let mut ranks = vec![];
         for (rank, recorded) in (0..).zip(&profile.ranks) {
             let mut waited = 0;
-            for ran in recorded.ran.iter().filter(|r| r.at.phase != Phase::Eval) {
+            for ran in recorded.ran.iter().filter(|r| r.at.phase != ProgramPhase::Eval) {
                 let Some((_, command, named)) = names.at(rank, ran.at) else { continue };
                 match command.action {
                     Action::Record { .. } => continue,
@@ -132,14 +132,14 @@ impl Row {
 
 /// The table for people.
 pub fn text(breakdown: &Breakdown) -> String {
-    let share = |p: &Part| format!("{:>5.1} %", 100.0 * p.share);
+    let share = |p: &TimeShare| format!("{:>5.1} %", 100.0 * p.share);
     let (first, last) = breakdown.steps;
     let mut out = format!("profile of steps {first} to {last}, {} ranks\n", breakdown.ranks);
     if let Some(c) = breakdown.ceilings {
         let _ = writeln!(out, "ceilings of a rank's threads: {:.1} GFLOP/s in f32, {:.1} GB/s", c.flops / 1e9, c.bytes / 1e9);
     }
     let _ = writeln!(out, "{HEAD}");
-    let line = |out: &mut String, row: &Line| {
+    let line = |out: &mut String, row: &ProfileRow| {
         let of = |rate: &Option<Rate>| match rate {
             None => format!("{:>8} {:>5}", "", ""),
             Some(Rate { per_second, of_peak: Some(part) }) => format!("{per_second:>8.1} {:>3.0} %", 100.0 * part),
@@ -155,7 +155,7 @@ pub fn text(breakdown: &Breakdown) -> String {
         let _ = writeln!(out, "{} {:>9.3} {calls:>7} {median:>9.4} {flops} {bytes} {bound:<7}  {what}", share(&row.part), row.part.ms);
     };
     breakdown.own.iter().for_each(|row| line(&mut out, row));
-    let mut sum = |part: &Part, what: &str| {
+    let mut sum = |part: &TimeShare, what: &str| {
         let _ = writeln!(out, "{} {:>9.3} {:>55}  {what}", share(part), part.ms, "");
     };
     let end = |(rank, part): (u64, f64)| format!("{:.1} % on rank {rank}", 100.0 * part);

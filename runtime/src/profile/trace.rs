@@ -3,7 +3,7 @@
 //! A rank is a process there, a stream a thread, a command a slice; an arrow leads from each send to its receive.
 
 use super::Profile;
-use super::named::{Named, Names};
+use super::named::{NamedCommand, NamedCommands};
 use crate::executor::peer;
 use ir::program::{Action, Call, Job, Stream};
 use serde::Serialize;
@@ -15,12 +15,12 @@ struct Trace<'a> {
     #[serde(rename = "displayTimeUnit")]
     unit: &'static str,
     #[serde(rename = "traceEvents")]
-    events: Vec<Event<'a>>,
+    events: Vec<TraceEvent<'a>>,
 }
 
 /// Names of fields are the format's. Times are in microseconds.
 #[derive(Serialize)]
-struct Event<'a> {
+struct TraceEvent<'a> {
     name: &'a str,
     cat: &'static str,
     ph: &'static str,
@@ -70,10 +70,10 @@ const HELD: u64 = 1000;
 /// # Errors
 /// Those of the file.
 pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
-    let names = Names::new(job);
+    let names = NamedCommands::new(job);
     let origin = profile.ranks.iter().flat_map(|r| &r.steps).map(|s| s.start).min().unwrap_or(0);
     let at = |time: u64| time.wrapping_sub(origin).cast_signed() as f64 / 1e3;
-    let plain = |name, ph, pid, tid| Event { name, cat: "mcc", ph, pid, tid, ts: 0.0, dur: None, id: None, bp: None, args: None };
+    let plain = |name, ph, pid, tid| TraceEvent { name, cat: "mcc", ph, pid, tid, ts: 0.0, dur: None, id: None, bp: None, args: None };
     let symbols: Vec<String> = job.kernels.iter().map(|k| k.name()).collect();
     let numbers: BTreeMap<u64, String> = profile.ranks.iter().flat_map(|r| &r.steps).map(|s| (s.step, format!("step {}", s.step))).collect();
     let mut events = vec![];
@@ -82,7 +82,7 @@ pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
     for (rank, recorded) in (0..).zip(&profile.ranks).filter(|(_, r)| !r.steps.is_empty() || !r.ran.is_empty()) {
         let is_there = |s: &Stream| recorded.ran.iter().any(|r| names.at(rank, r.at).is_some_and(|(_, command, _)| command.stream == *s));
         let streams = Stream::ALL.into_iter().filter(is_there).map(|s| (track(s), s.name()));
-        let said = |name, tid, args| Event { args: Some(args), ..plain(name, "M", rank, tid) };
+        let said = |name, tid, args| TraceEvent { args: Some(args), ..plain(name, "M", rank, tid) };
         let stage = job.mesh.stage(rank);
         events.push(said("process_name", 0, Args { name: Some(format!("rank {rank} (stage {stage})")), ..Args::default() }));
         events.push(said("process_sort_index", 0, Args { sort_index: Some(rank), ..Args::default() }));
@@ -92,7 +92,7 @@ pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
         }
         for s in &recorded.steps {
             let (ts, dur) = (at(s.start), (s.end - s.start) as f64 / 1e3);
-            events.push(Event { ts, dur: Some(dur), ..plain(&numbers[&s.step], "X", rank, 0) });
+            events.push(TraceEvent { ts, dur: Some(dur), ..plain(&numbers[&s.step], "X", rank, 0) });
         }
         for ran in &recorded.ran {
             let Some((call, command, named)) = names.at(rank, ran.at) else { continue };
@@ -116,7 +116,7 @@ pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
                 _ => {}
             }
             let args = Args { scope: Some(command.origin.scope.to_string()).filter(|s| !s.is_empty()), ..args(&names, call, named, &symbols) };
-            events.push(Event { cat, ts, dur: Some(dur), args: Some(args), ..plain(&named.name, "X", rank, track(command.stream)) });
+            events.push(TraceEvent { cat, ts, dur: Some(dur), args: Some(args), ..plain(&named.name, "X", rank, track(command.stream)) });
         }
     }
     // Messages of a channel arrive as they were sent, and none is under way where profiles begin.
@@ -125,7 +125,7 @@ pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
     });
     for (id, ends) in pairs.enumerate() {
         for (rank, ph, bp, (stream, ts)) in ends {
-            events.push(Event { ts, cat: "message", id: Some(id), bp, ..plain("message", ph, rank, track(stream)) });
+            events.push(TraceEvent { ts, cat: "message", id: Some(id), bp, ..plain("message", ph, rank, track(stream)) });
         }
     }
     let mut out = io::BufWriter::new(out);
@@ -138,7 +138,7 @@ fn track(stream: Stream) -> u64 {
     1 + stream as u64
 }
 
-fn args(names: &Names, call: &Call, named: &Named, symbols: &[String]) -> Args {
+fn args(names: &NamedCommands, call: &Call, named: &NamedCommand, symbols: &[String]) -> Args {
     let some = |n: u64| Some(n).filter(|n| *n > 0);
     Args {
         body: Some(named.body.name()),

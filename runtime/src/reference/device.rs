@@ -8,21 +8,21 @@ use ir::program::{Arena, Job, KernelId, Program};
 
 /// For every kernel of a job, where the elements of its operands lie.
 pub struct Plans {
-    kernels: Vec<Plan>,
+    kernels: Vec<KernelPlan>,
 }
 
-struct Plan {
-    inputs: Vec<Operand>,
-    outputs: Vec<(Operand, bool)>,
+struct KernelPlan {
+    inputs: Vec<OperandPlan>,
+    outputs: Vec<(OperandPlan, bool)>,
 }
 
-struct Operand {
+struct OperandPlan {
     dtype: DType,
-    layout: Layout,
+    layout: OperandLayout,
 }
 
 /// Offsets of an operand's elements, in elements.
-enum Layout {
+enum OperandLayout {
     Dense(usize),
     Offsets(Vec<usize>),
 }
@@ -35,15 +35,15 @@ impl Plans {
                 let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
                 let elements = sizes.iter().product::<u64>();
                 let layout = if strides == ir::kernel::dense(&kernel.body.dims, ty) && reach(&sizes, strides) == elements {
-                    Layout::Dense(elements as usize)
+                    OperandLayout::Dense(elements as usize)
                 } else {
                     let mut list = Vec::with_capacity(elements as usize);
                     offsets(&sizes, strides, |o| list.push(o as usize));
-                    Layout::Offsets(list)
+                    OperandLayout::Offsets(list)
                 };
-                Operand { dtype: ty.dtype, layout }
+                OperandPlan { dtype: ty.dtype, layout }
             };
-            Plan {
+            KernelPlan {
                 inputs: kernel.inputs.iter().map(|i| operand(&i.ty, &i.strides)).collect(),
                 outputs: kernel.outputs.iter().map(|o| (operand(&kernel.body[o.value].ty, &o.strides), o.accumulate)).collect(),
             }
@@ -91,21 +91,21 @@ impl<'a> Reference<'a> {
         (&mut self.arenas[at.arena as usize][(at.byte / self.unit) as usize..], (dtype.bytes() / self.unit) as usize)
     }
 
-    fn gather(&self, at: Location, operand: &Operand) -> Vec<f64> {
+    fn gather(&self, at: Location, operand: &OperandPlan) -> Vec<f64> {
         let (slots, step) = self.slots(at, operand.dtype);
         match &operand.layout {
-            Layout::Dense(n) if step == 1 => slots[..*n].to_vec(),
-            Layout::Dense(n) => (0..*n).map(|i| slots[i * step]).collect(),
-            Layout::Offsets(list) => list.iter().map(|i| slots[i * step]).collect(),
+            OperandLayout::Dense(n) if step == 1 => slots[..*n].to_vec(),
+            OperandLayout::Dense(n) => (0..*n).map(|i| slots[i * step]).collect(),
+            OperandLayout::Offsets(list) => list.iter().map(|i| slots[i * step]).collect(),
         }
     }
 
-    fn scatter(&mut self, at: Location, operand: &Operand, accumulate: bool, values: &[f64]) {
+    fn scatter(&mut self, at: Location, operand: &OperandPlan, accumulate: bool, values: &[f64]) {
         let (slots, step) = self.slots_mut(at, operand.dtype);
         let put = |slot: &mut f64, value: f64| *slot = operand.dtype.round(if accumulate { *slot + value } else { value });
         match &operand.layout {
-            Layout::Dense(n) => (0..*n).for_each(|i| put(&mut slots[i * step], values[i])),
-            Layout::Offsets(list) => list.iter().zip(values).for_each(|(i, value)| put(&mut slots[i * step], *value)),
+            OperandLayout::Dense(n) => (0..*n).for_each(|i| put(&mut slots[i * step], values[i])),
+            OperandLayout::Offsets(list) => list.iter().zip(values).for_each(|(i, value)| put(&mut slots[i * step], *value)),
         }
     }
 }

@@ -10,15 +10,15 @@ pub use device::{Plans, Reference};
 pub use noise::{DIGIT, Numbers};
 
 use crate::check;
-use crate::executor::{Held, Order, Rank, Step, arena_bytes, named};
+use crate::executor::{Order, PersistentId, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
-use crate::loopback::{Hub, TurnError, Turns, run_phase, settle};
+use crate::loopback::{Hub, TurnError, TurnOrder, run_phase, settle};
 use crate::scale::Scaler;
 use crate::weights::Weights;
 use ir::kernel::Kernel;
 use ir::kernel::part::points;
-use ir::op::Kind;
-use ir::program::{Action, Job, Phase};
+use ir::op::OpKind;
+use ir::program::{Action, Job, ProgramPhase};
 use ir::work::Work;
 use std::collections::BTreeMap;
 
@@ -80,10 +80,10 @@ impl Interleaving {
         }
     }
 
-    fn turns(self) -> Turns {
+    fn turns(self) -> TurnOrder {
         match self {
-            Interleaving::List => Turns::Long,
-            Interleaving::Random(seed) => Turns::Random(seed),
+            Interleaving::List => TurnOrder::Long,
+            Interleaving::Random(seed) => TurnOrder::Random(seed),
         }
     }
 }
@@ -145,13 +145,13 @@ pub fn run_step_with(
     for number in first..first + steps {
         let step = Step { number, learning_rate, loss_scale, seed, batch: &batch };
         for _ in 0..evaluations {
-            run_phase(job, &mut ranks, &mut hub, Phase::Eval, &step, &mut turns)?;
+            run_phase(job, &mut ranks, &mut hub, ProgramPhase::Eval, &step, &mut turns)?;
         }
-        run_phase(job, &mut ranks, &mut hub, Phase::Train, &step, &mut turns)?;
+        run_phase(job, &mut ranks, &mut hub, ProgramPhase::Train, &step, &mut turns)?;
         reports = self::reports(job, &ranks)?;
         updated = ranks.iter().all(Rank::is_finite);
         if updated {
-            run_phase(job, &mut ranks, &mut hub, Phase::Update, &step, &mut turns)?;
+            run_phase(job, &mut ranks, &mut hub, ProgramPhase::Update, &step, &mut turns)?;
             reports.extend(self::reports(job, &ranks)?);
         }
         if number + 1 == first + steps {
@@ -172,14 +172,14 @@ pub fn passes(job: &Job, weights: &Weights, batch: &[Tensor], number: u64, seed:
     let plans = Plans::new(job);
     let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &batch };
     let mut ranks = ranks(job, &plans, (Order::List, numbers), |held| weights.get(held));
-    run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Train, &step, &mut Turns::Long)?;
+    run_phase(job, &mut ranks, &mut Hub::new(job), ProgramPhase::Train, &step, &mut TurnOrder::Long)?;
     reports(job, &ranks)
 }
 
 /// What [`passes`] has to do: multiplications in products and attention, and points of the loops of all else.
 pub fn work(job: &Job) -> [u64; 2] {
     let of_kernel = |kernel: &Kernel| {
-        let others = kernel.body.values().filter(|v| kernel.body[*v].op.kind() != Kind::Contraction);
+        let others = kernel.body.values().filter(|v| kernel.body[*v].op.kind() != OpKind::Contraction);
         [Work::of(kernel).flops / 2, others.map(|v| points(kernel, v)).fold(0, u64::saturating_add)]
     };
     let of_kernels: Vec<[u64; 2]> = job.kernels.iter().map(of_kernel).collect();
@@ -211,7 +211,7 @@ pub fn run_eval(job: &Job, params: &BTreeMap<String, Tensor>, inputs: &BTreeMap<
     let step = Step { number: 1, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &batch };
     let plans = Plans::new(job);
     let mut ranks = start(job, &plans, params, &States::new(), Order::List)?;
-    run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Eval, &step, &mut Turns::Long)?;
+    run_phase(job, &mut ranks, &mut Hub::new(job), ProgramPhase::Eval, &step, &mut TurnOrder::Long)?;
     reports(job, &ranks)
 }
 
@@ -255,9 +255,9 @@ fn start<'a>(
     }
     Ok(ranks(job, plans, (order, Numbers::Exact), |held| {
         Some(match held {
-            Held::Param(p) => whole[p as usize] as &dyn Whole,
-            Held::State(p, s) => *given.get(&(p, s))?,
-            Held::Table(_) => return None,
+            PersistentId::Param(p) => whole[p as usize] as &dyn Whole,
+            PersistentId::State(p, s) => *given.get(&(p, s))?,
+            PersistentId::Table(_) => return None,
         })
     }))
 }
@@ -267,7 +267,7 @@ fn ranks<'a, 'w>(
     job: &'a Job,
     plans: &'a Plans,
     (order, numbers): (Order, Numbers),
-    whole: impl Fn(Held) -> Option<&'w dyn Whole>,
+    whole: impl Fn(PersistentId) -> Option<&'w dyn Whole>,
 ) -> Vec<Rank<'a, Reference<'a>>> {
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
     (0..job.mesh.world())
@@ -275,7 +275,7 @@ fn ranks<'a, 'w>(
             let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
             let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)).of(numbers), order);
             rank.initialise(|held| match held {
-                Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
+                PersistentId::Table(t) => Some(&tables[t as usize] as &dyn Whole),
                 held => whole(held),
             });
             rank
@@ -300,19 +300,19 @@ fn reports(job: &Job, all: &[Rank<Reference>]) -> Result<BTreeMap<String, f64>, 
 fn assemble(job: &Job, all: &[Rank<Reference>]) -> Result<(BTreeMap<String, Tensor>, States), Error> {
     /// The elements, and which rank gave each (from 1; 0 is none).
     type Whole = (Tensor, Vec<u32>);
-    let mut parts: BTreeMap<Held, Whole> = BTreeMap::new();
+    let mut parts: BTreeMap<PersistentId, Whole> = BTreeMap::new();
     let mut wrong = None;
-    let name = |held: Held| match held {
-        Held::Param(p) => job.params[p as usize].name.clone(),
-        Held::State(p, s) => format!("{} state {s}", job.params[p as usize].name),
-        Held::Table(t) => job.tables[t as usize].name.clone(),
+    let name = |held: PersistentId| match held {
+        PersistentId::Param(p) => job.params[p as usize].name.clone(),
+        PersistentId::State(p, s) => format!("{} state {s}", job.params[p as usize].name),
+        PersistentId::Table(t) => job.tables[t as usize].name.clone(),
     };
     for rank in all {
         rank.collect(|held, at, values| {
             let (tensor, owners) = parts.entry(held).or_insert_with(|| {
                 let param = match held {
-                    Held::Param(p) | Held::State(p, _) => p,
-                    Held::Table(_) => unreachable!("invariant: tables are not collected"),
+                    PersistentId::Param(p) | PersistentId::State(p, _) => p,
+                    PersistentId::Table(_) => unreachable!("invariant: tables are not collected"),
                 };
                 let tensor = Tensor::zeros(sizes(&job.params[param as usize].dims));
                 let owners = vec![0; tensor.data.len()];
@@ -337,9 +337,9 @@ fn assemble(job: &Job, all: &[Rank<Reference>]) -> Result<(BTreeMap<String, Tens
             return Err(Error::Hole { name: name(held), index: index as u64 });
         }
         match held {
-            Held::Param(p) => drop(params.insert(job.params[p as usize].name.clone(), tensor)),
-            Held::State(p, s) => drop(states.insert((job.params[p as usize].name.clone(), s), tensor)),
-            Held::Table(_) => unreachable!("invariant: tables are not collected"),
+            PersistentId::Param(p) => drop(params.insert(job.params[p as usize].name.clone(), tensor)),
+            PersistentId::State(p, s) => drop(states.insert((job.params[p as usize].name.clone(), s), tensor)),
+            PersistentId::Table(_) => unreachable!("invariant: tables are not collected"),
         }
     }
     if let Some(missing) = job.params.iter().find(|p| !params.contains_key(&p.name)) {

@@ -1,7 +1,7 @@
 //! The listener's part of the handshake ([`handshake`](super::handshake)), and the first message: whatever a connection says, in pieces of any size.
 
 use super::frames::{Seal, TAG};
-use super::handshake::{Challenge, Nonce, Purpose, Side, random};
+use super::handshake::{Challenge, HandshakeRole, Nonce, Purpose, random};
 use super::secret::Key;
 use std::io::{self, Read, Write};
 
@@ -72,11 +72,11 @@ impl Caller {
                 Stage::Proof { connector, listener } => {
                     let Some(said) = filled::<32>(stream, &mut self.bytes)? else { return Ok(None) };
                     let challenge = Challenge { key: &self.key, purpose: self.purpose, connector: *connector, listener: *listener };
-                    if blake3::Hash::from(said) != challenge.proof(Side::Connector) {
+                    if blake3::Hash::from(said) != challenge.proof(HandshakeRole::Connector) {
                         return Ok(None);
                     }
-                    stream.write_all(challenge.proof(Side::Listener).as_bytes())?;
-                    let [from, to] = [Side::Connector, Side::Listener].map(|side| challenge.session(side));
+                    stream.write_all(challenge.proof(HandshakeRole::Listener).as_bytes())?;
+                    let [from, to] = [HandshakeRole::Connector, HandshakeRole::Listener].map(|side| challenge.session(side));
                     self.stage = Stage::Hello { from: Seal::new(from), to };
                 }
                 Stage::Hello { from, to } => {

@@ -58,14 +58,14 @@ impl Seal {
 }
 
 /// A stream on which everything until the deadline has to happen, however many reads and writes it takes.
-pub(super) struct Timed<'a> {
+pub(super) struct DeadlineStream<'a> {
     stream: &'a TcpStream,
     deadline: Option<Instant>,
 }
 
-impl<'a> Timed<'a> {
-    pub fn new(stream: &'a TcpStream, deadline: Option<Instant>) -> Timed<'a> {
-        Timed { stream, deadline }
+impl<'a> DeadlineStream<'a> {
+    pub fn new(stream: &'a TcpStream, deadline: Option<Instant>) -> DeadlineStream<'a> {
+        DeadlineStream { stream, deadline }
     }
 
     fn left(&self) -> io::Result<Option<Duration>> {
@@ -75,7 +75,7 @@ impl<'a> Timed<'a> {
     }
 }
 
-impl Read for Timed<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
         let mut stream = self.stream;
@@ -83,7 +83,7 @@ impl Read for Timed<'_> {
     }
 }
 
-impl Write for Timed<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
         let mut stream = self.stream;
@@ -168,7 +168,7 @@ pub(super) fn say(writer: &mut LinkWriter, bytes: &[u8], deadline: Instant) -> i
     let mut hasher = writer.seal.begin();
     hasher.update(&length).update(bytes);
     let frame = [&length[..], bytes, hasher.finalize().as_bytes()].concat();
-    Timed::new(&writer.stream, Some(deadline)).write_all(&frame)
+    DeadlineStream::new(&writer.stream, Some(deadline)).write_all(&frame)
 }
 
 impl LinkWriter {
@@ -198,7 +198,7 @@ impl LinkReader {
     /// # Errors
     /// If it is gone, silent, or says something else; of kind `InvalidData` if what came is not what it said.
     pub fn hear<T: for<'de> Deserialize<'de>>(&mut self, time: Option<Duration>) -> io::Result<T> {
-        hear(&mut Timed::new(&self.stream, time.map(|t| Instant::now() + t)), &mut self.seal)
+        hear(&mut DeadlineStream::new(&self.stream, time.map(|t| Instant::now() + t)), &mut self.seal)
     }
 
     /// The stream, and the hashes of what comes from it.

@@ -11,7 +11,7 @@
 //! A proof is BLAKE3 under the secret's key over the side's name, the purpose and both nonces. The names keep one side's proof from being the other's, and fresh
 //! nonces of both sides keep proofs from being used again. The keys of what follows, one for each direction, come from the same in the same way ([`Seal`](super::Seal)).
 
-use super::frames::{Link, Timed, say};
+use super::frames::{DeadlineStream, Link, say};
 use super::secret::Key;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -41,7 +41,7 @@ impl Purpose {
 
 /// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum HandshakeRole {
     /// The one that connects, and speaks first.
     Connector,
     /// The one that was connected to.
@@ -68,18 +68,18 @@ impl Challenge<'_> {
     }
 
     /// What shows that a side knows the key. Equality of hashes takes the same time whatever differs.
-    pub fn proof(&self, side: Side) -> blake3::Hash {
+    pub fn proof(&self, side: HandshakeRole) -> blake3::Hash {
         self.hash(match side {
-            Side::Connector => b"connects",
-            Side::Listener => b"listens ",
+            HandshakeRole::Connector => b"connects",
+            HandshakeRole::Listener => b"listens ",
         })
     }
 
     /// The key of what a side says afterwards.
-    pub fn session(&self, side: Side) -> Key {
+    pub fn session(&self, side: HandshakeRole) -> Key {
         Key::from_hash(self.hash(match side {
-            Side::Connector => b"key conn",
-            Side::Listener => b"key list",
+            HandshakeRole::Connector => b"key conn",
+            HandshakeRole::Listener => b"key list",
         }))
     }
 }
@@ -114,20 +114,20 @@ pub enum KnockError {
 /// If the listener is gone, slow, or a stranger.
 pub fn knock(stream: TcpStream, key: &Key, purpose: Purpose, hello: &[u8], deadline: Instant) -> Result<Link, KnockError> {
     stream.set_nodelay(true)?;
-    let mut timed = Timed::new(&stream, Some(deadline));
+    let mut timed = DeadlineStream::new(&stream, Some(deadline));
     let connector: Nonce = random()?;
     timed.write_all(&[&purpose.mark()[..], &connector].concat())?;
     let mut listener: Nonce = [0; 32];
     timed.read_exact(&mut listener)?;
     let challenge = Challenge { key, purpose, connector, listener };
-    timed.write_all(challenge.proof(Side::Connector).as_bytes())?;
+    timed.write_all(challenge.proof(HandshakeRole::Connector).as_bytes())?;
     let mut proof = [0; 32];
     match timed.read_exact(&mut proof) {
-        Ok(()) if blake3::Hash::from(proof) == challenge.proof(Side::Listener) => {}
+        Ok(()) if blake3::Hash::from(proof) == challenge.proof(HandshakeRole::Listener) => {}
         Err(e) if !matches!(e.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => return Err(KnockError::Io(e)),
         Ok(()) | Err(_) => return Err(KnockError::Stranger),
     }
-    let [from, to] = [Side::Listener, Side::Connector].map(|side| challenge.session(side));
+    let [from, to] = [HandshakeRole::Listener, HandshakeRole::Connector].map(|side| challenge.session(side));
     let mut link = Link::new(stream, from, to);
     say(link.writer(), hello, deadline)?;
     Ok(link)
@@ -151,7 +151,7 @@ mod tests {
         ];
         let mut made: Vec<[u8; 32]> = vec![];
         for c in &all {
-            for side in [Side::Connector, Side::Listener] {
+            for side in [HandshakeRole::Connector, HandshakeRole::Listener] {
                 made.extend([*c.proof(side).as_bytes(), *c.session(side).labelled(b"        ").finalize().as_bytes()]);
             }
         }

@@ -3,7 +3,7 @@
 use super::MeetError;
 use super::handshake::KnockError;
 use super::secret::Trust;
-use crate::world::Meeting;
+use crate::world::RendezvousEndpoint;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
@@ -20,7 +20,7 @@ pub fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
 }
 
 /// The addresses of a meeting. The outer error is what ranks without a secret must not do, the inner one may pass.
-pub(super) fn addresses(meeting: &Meeting, trust: &Trust) -> Result<Result<Vec<SocketAddr>, KnockError>, MeetError> {
+pub(super) fn addresses(meeting: &RendezvousEndpoint, trust: &Trust) -> Result<Result<Vec<SocketAddr>, KnockError>, MeetError> {
     let found = match (meeting.host.as_str(), meeting.port).to_socket_addrs() {
         Ok(found) => found.collect::<Vec<_>>(),
         Err(e) => return Ok(Err(KnockError::Io(e))),
@@ -32,7 +32,7 @@ pub(super) fn addresses(meeting: &Meeting, trust: &Trust) -> Result<Result<Vec<S
 }
 
 /// Whether a meeting can be only on this machine. (The own name of many a machine stands for a loopback address there, and for another one elsewhere.)
-fn is_here(meeting: &Meeting) -> bool {
+fn is_here(meeting: &RendezvousEndpoint) -> bool {
     meeting.host.parse().map_or(meeting.host == "localhost", |a: IpAddr| a.to_canonical().is_loopback())
 }
 
@@ -40,7 +40,7 @@ fn is_here(meeting: &Meeting) -> bool {
 ///
 /// # Errors
 /// If the port is taken, or ranks without a secret would meet where others can come.
-pub(super) fn listen_for(meeting: &Meeting, trust: &Trust, note: &mut dyn FnMut(String)) -> Result<TcpListener, MeetError> {
+pub(super) fn listen_for(meeting: &RendezvousEndpoint, trust: &Trust, note: &mut dyn FnMut(String)) -> Result<TcpListener, MeetError> {
     let failed = |cause| MeetError::Listen { rank: 0, port: meeting.port, cause };
     let found = match addresses(meeting, trust)? {
         Ok(found) => found,
@@ -62,7 +62,7 @@ pub(super) fn listen_for(meeting: &Meeting, trust: &Trust, note: &mut dyn FnMut(
 
 /// Where a rank listens for those of other machines, given its own addresses on the ways to the ranks it met: at the one network by which it was reached, at all if there
 /// are several. Ranks that met on their own machine need nobody else.
-pub fn own_address(meeting: &Meeting, trust: &Trust, ways: impl Iterator<Item = IpAddr>) -> IpAddr {
+pub fn own_address(meeting: &RendezvousEndpoint, trust: &Trust, ways: impl Iterator<Item = IpAddr>) -> IpAddr {
     let ways: Vec<IpAddr> = ways.collect();
     let mut outer = ways.iter().filter(|a| !a.is_loopback());
     match (outer.next(), ways.first()) {
@@ -90,7 +90,7 @@ mod tests {
             ("::1", &secret, &["::1"], "::1"),
         ];
         for (host, trust, ways, wanted) in cases {
-            let meeting = Meeting { host: host.into(), port: 1 };
+            let meeting = RendezvousEndpoint { host: host.into(), port: 1 };
             let ways = ways.iter().map(|a| a.parse().unwrap());
             assert_eq!(own_address(&meeting, trust, ways), wanted.parse::<IpAddr>().unwrap(), "{host}");
         }
@@ -99,14 +99,14 @@ mod tests {
     #[test]
     fn without_a_secret_ranks_meet_at_loopback_addresses_alone() {
         let secret = Trust::secret("", &[1; 16]).unwrap();
-        let is_refused = |host: &str, trust: &Trust| addresses(&Meeting { host: host.into(), port: 1 }, trust).is_err();
+        let is_refused = |host: &str, trust: &Trust| addresses(&RendezvousEndpoint { host: host.into(), port: 1 }, trust).is_err();
         for (host, wanted) in
             [("127.0.0.1", false), ("::1", false), ("localhost", false), ("10.0.0.1", true), ("0.0.0.0", true), ("::ffff:1.2.3.4", true)]
         {
             assert_eq!(is_refused(host, &Trust::Loopback), wanted, "{host}");
             assert!(!is_refused(host, &secret) && !is_refused(host, &Trust::Insecure), "{host}");
         }
-        let error = addresses(&Meeting { host: "10.0.0.1".into(), port: 1 }, &Trust::Loopback).unwrap_err().to_string();
+        let error = addresses(&RendezvousEndpoint { host: "10.0.0.1".into(), port: 1 }, &Trust::Loopback).unwrap_err().to_string();
         for says in ["10.0.0.1:1", "export MCC_SECRET=$(openssl rand -hex 32)", "--secret-file", "--insecure-rendezvous"] {
             assert!(error.contains(says), "{error}");
         }

@@ -12,11 +12,11 @@ mod interfaces;
 mod secret;
 
 use crate::comm::ranks;
-use crate::world::Meeting;
+use crate::world::RendezvousEndpoint;
 pub use caller::{Caller, Greeted, HELLO};
 pub use door::Door;
 pub use frames::{Link, LinkReader, LinkWriter, Seal, TAG, Tampered, hear};
-pub use handshake::{Challenge, KnockError, Nonce, Purpose, Side, knock, random};
+pub use handshake::{Challenge, HandshakeRole, KnockError, Nonce, Purpose, knock, random};
 pub use interfaces::listen;
 use interfaces::own_address;
 pub use secret::{Key, SecretError, Trust};
@@ -54,18 +54,18 @@ pub enum MeetError {
     #[error("rank {rank} cannot listen at port {port}: {cause}; another port can be given with --rendezvous HOST:PORT")]
     Listen { rank: u64, port: u16, cause: io::Error },
     #[error("rank {rank} does not reach rank 0 at {}:{}: {cause}", .meeting.host, .meeting.port)]
-    Unreached { rank: u64, meeting: Meeting, cause: io::Error },
+    Unreached { rank: u64, meeting: RendezvousEndpoint, cause: io::Error },
     #[error(
         "rank {rank}: who answers at {}:{} has not proved that it knows this rank's secret: all ranks need the same (MCC_SECRET or --secret-file), and the port to \
          themselves (--rendezvous HOST:PORT)", .meeting.host, .meeting.port
     )]
-    Stranger { rank: u64, meeting: Meeting },
+    Stranger { rank: u64, meeting: RendezvousEndpoint },
     #[error(
         "ranks would meet at {}:{}, which is no loopback address, so others could join them, and they share no secret. Before the launcher starts them:\n  \
          export MCC_SECRET=$(openssl rand -hex 32)\nor give each `--secret-file FILE` with the same content. On a network where nobody else is, \
          --insecure-rendezvous goes without", .meeting.host, .meeting.port
     )]
-    Exposed { meeting: Meeting },
+    Exposed { meeting: RendezvousEndpoint },
     /// What rank 0 says of those that came.
     #[error("{0}")]
     Refused(String),
@@ -90,7 +90,13 @@ fn left(deadline: Instant) -> Duration {
 ///
 /// # Errors
 /// If ranks do not come by the deadline, disagree on the world or what they run, or come twice; if they have no secret and would meet where others can come.
-pub fn meet(meeting: &Meeting, member: &Member, trust: &Trust, deadline: Instant, note: &mut dyn FnMut(String)) -> Result<Star, MeetError> {
+pub fn meet(
+    meeting: &RendezvousEndpoint,
+    member: &Member,
+    trust: &Trust,
+    deadline: Instant,
+    note: &mut dyn FnMut(String),
+) -> Result<Star, MeetError> {
     if member.rank == 0 {
         let listener = interfaces::listen_for(meeting, trust, note)?;
         let refused = |e: io::Error| MeetError::Listen { rank: 0, port: meeting.port, cause: e };
@@ -110,7 +116,7 @@ pub fn meet(meeting: &Meeting, member: &Member, trust: &Trust, deadline: Instant
 }
 
 /// Connects to rank 0, which may not listen yet or be besieged.
-fn reach(meeting: &Meeting, member: &Member, trust: &Trust, deadline: Instant) -> Result<Link, MeetError> {
+fn reach(meeting: &RendezvousEndpoint, member: &Member, trust: &Trust, deadline: Instant) -> Result<Link, MeetError> {
     let hello = postcard::to_stdvec(member).expect("invariant: plain data");
     let (key, mut strange) = (trust.key(), 0);
     let unreached = |cause| MeetError::Unreached { rank: member.rank, meeting: meeting.clone(), cause };
@@ -224,7 +230,7 @@ fn wrong(own: &Member, member: &Member, come: &[Option<Link>]) -> Option<String>
 
 impl Star {
     /// Where this rank is to listen for those of other machines: at the network by which it met the others ([`own_address`]).
-    pub fn own_address(&self, meeting: &Meeting, trust: &Trust) -> IpAddr {
+    pub fn own_address(&self, meeting: &RendezvousEndpoint, trust: &Trust) -> IpAddr {
         let links = match self {
             Star::Hub(links) => &links[..],
             Star::Spoke(link) => std::slice::from_ref(link),

@@ -13,7 +13,7 @@ fn member() {
     let member = Member { rank: number(0), world: number(1), id: words[2].into() };
     let deadline = Instant::now() + Duration::from_millis(number(4));
     let word = words.get(5).map_or(Ok(vec![b'a' + member.rank as u8]), |e| Err(e.replace('_', " ")));
-    let met = meet(&Meeting::parse(words[3]).unwrap(), &member, &Trust::Loopback, deadline, &mut |_| {})
+    let met = meet(&RendezvousEndpoint::parse(words[3]).unwrap(), &member, &Trust::Loopback, deadline, &mut |_| {})
         .and_then(|mut star| star.round(word, deadline, |_, words| Ok(words.concat())));
     println!("[{}]", met.map_or_else(|e| e.to_string(), |w| String::from_utf8(w).unwrap()));
 }
@@ -68,7 +68,7 @@ fn without_rank_0_others_say_where_they_looked() {
 
 #[test]
 fn a_rank_with_another_secret_is_no_rank_and_both_sides_say_what_to_look_for() {
-    let meeting = Meeting::parse(&TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()).unwrap();
+    let meeting = RendezvousEndpoint::parse(&TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()).unwrap();
     let deadline = Instant::now() + Duration::from_millis(800);
     let said = std::thread::scope(|scope| {
         let meets = |rank: u64| {

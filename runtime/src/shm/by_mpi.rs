@@ -2,9 +2,8 @@
 //! how the run ends, and no numbers.
 
 use super::Shm;
-use super::pending::Polled;
 use super::wires::WHY;
-use crate::comm::CommError;
+use crate::comm::{CommError, Polled};
 use crate::device::Memory;
 use crate::executor::Transfer;
 use crate::mpi::Mpi;
@@ -35,7 +34,7 @@ impl Shm<'_> {
     /// Goes on with a communication by MPI, if that is how this rank exchanges.
     pub(super) fn poll_mpi(&self, memory: &mut dyn Memory, transfer: &Transfer) -> Option<Result<Polled, CommError>> {
         let polled = self.mpi()?.poll(memory, transfer);
-        Some(polled.map(|polled| Polled { done: polled.done, moved: polled.moved }).map_err(|e| self.why(e)))
+        Some(polled.map_err(|e| self.why(e)))
     }
 
     pub(super) fn waits_by_mpi(&self, transfer: &Transfer) -> Option<Vec<u64>> {

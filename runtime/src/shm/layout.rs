@@ -121,15 +121,15 @@ impl StatusArea {
 }
 
 /// What one rank has in the segment: its slots in groups, and the rings of what it sends.
-struct Needs {
+struct SegmentShare {
     /// Members of a group and the largest chunk of one of them.
     groups: BTreeMap<Vec<u64>, u64>,
     /// Lines of the largest message.
     mail: BTreeMap<(u64, u64, Channel), u64>,
 }
 
-impl Needs {
-    fn of(job: &Job, target: &Target, rank: u64) -> Needs {
+impl SegmentShare {
+    fn of(job: &Job, target: &Target, rank: u64) -> SegmentShare {
         let width = |dtype: DType| match target {
             Target::Cpu(_) | Target::Gpu { .. } => dtype.bytes(),
             Target::Reference => 8,
@@ -163,7 +163,7 @@ impl Needs {
                 | Action::Wait { .. } => {}
             }
         }
-        Needs { groups, mail }
+        SegmentShare { groups, mail }
     }
 }
 
@@ -174,17 +174,17 @@ fn ring(job: &Job, lines: u64) -> u64 {
 }
 
 /// Bytes of shared memory that are there for one rank: how it is, its slots in groups, the rings of what it sends. All ranks' together, the
-/// end of the run and what the launcher says are [`Layout::bytes`]. Members of a group run the same collectives, so one rank knows its slots.
+/// end of the run and what the launcher says are [`SegmentLayout::bytes`]. Members of a group run the same collectives, so one rank knows its slots.
 pub fn bytes_of_rank(job: &Job, target: &Target, rank: u64) -> u64 {
-    let needs = Needs::of(job, target, rank);
-    let slots: u64 = needs.groups.values().map(|chunk| GroupArea::bytes(*chunk, 1)).sum();
-    let rings: u64 = needs.mail.values().map(|lines| (2 + ring(job, *lines)) * LINE).sum();
+    let share = SegmentShare::of(job, target, rank);
+    let slots: u64 = share.groups.values().map(|chunk| GroupArea::bytes(*chunk, 1)).sum();
+    let rings: u64 = share.mail.values().map(|lines| (2 + ring(job, *lines)) * LINE).sum();
     status_bytes(job.mesh.world()) + slots + rings
 }
 
 /// Offsets in the segment of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Layout {
+pub struct SegmentLayout {
     /// Ranks of the job, on all machines together.
     pub world: u64,
     /// Where the area begins that says whether the run has ended, and why.
@@ -198,14 +198,14 @@ pub struct Layout {
     pub bytes: u64,
 }
 
-impl Layout {
+impl SegmentLayout {
     /// `first` bytes at the start are for the launcher. The job has been checked.
-    pub fn new(job: &Job, target: &Target, first: u64) -> Layout {
+    pub fn new(job: &Job, target: &Target, first: u64) -> SegmentLayout {
         let world = job.mesh.world();
         let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
         let mut mail: BTreeMap<(u64, u64, Channel), u64> = BTreeMap::new();
         for rank in 0..world {
-            let own = Needs::of(job, target, rank);
+            let own = SegmentShare::of(job, target, rank);
             for (members, chunk) in own.groups {
                 let most = groups.entry(members).or_insert(chunk);
                 *most = chunk.max(*most);
@@ -233,7 +233,7 @@ impl Layout {
                 (route, area)
             })
             .collect();
-        Layout { world, end, asked, status, groups, mail, bytes: next }
+        SegmentLayout { world, end, asked, status, groups, mail, bytes: next }
     }
 
     /// Where a rank says how far it is, and for whom it waits.

@@ -25,7 +25,7 @@ mod segment;
 mod wires;
 
 pub use asked::{ASKS, Ask, Begin};
-pub use layout::{CHUNK, Layout, bytes_of_rank};
+pub use layout::{CHUNK, SegmentLayout, bytes_of_rank};
 pub use pending::{APART, PIECE, Pending, Through};
 pub use segment::Segment;
 pub use wires::{Receiver, Wires, take};
@@ -34,7 +34,7 @@ use crate::comm::{CommError, Communicator, Exchange, Message, Position, Progress
 use crate::device::Memory;
 use crate::executor::Transfer;
 use crate::mpi::Mpi;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use layout::REASON;
 use segment::Counter;
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ pub struct Board<'a> {
     /// The memory that the processes of this machine share.
     pub segment: &'a Segment,
     /// Where everything lies in the segment.
-    pub layout: &'a Layout,
+    pub layout: &'a SegmentLayout,
 }
 
 impl Board<'_> {
@@ -72,7 +72,7 @@ impl Board<'_> {
     pub fn status(&self, rank: u64) -> Status {
         let (segment, area) = (self.segment, self.layout.status(rank));
         let number = |k| segment.u32(area.position(k)).load(Ordering::Relaxed);
-        let phase = Phase::ALL.get(number(0) as usize).copied().unwrap_or_default();
+        let phase = ProgramPhase::ALL.get(number(0) as usize).copied().unwrap_or_default();
         let waiting = segment.u32(area.waiting()).load(Ordering::Acquire) != 0;
         Status {
             progress: segment.u64(area.progress()).load(Ordering::Acquire),
@@ -226,7 +226,7 @@ impl<'a> Shm<'a> {
 
     fn show(&self, step: u64, position: Position) {
         let (segment, area) = (self.board.segment, self.board.layout.status(self.rank));
-        let phase = Phase::ALL.iter().position(|p| *p == position.phase).unwrap_or(0) as u32;
+        let phase = ProgramPhase::ALL.iter().position(|p| *p == position.phase).unwrap_or(0) as u32;
         for (k, number) in [phase, position.call, position.command].into_iter().enumerate() {
             segment.u32(area.position(k as u64)).store(number, Ordering::Relaxed);
         }

@@ -2,7 +2,7 @@
 
 use super::Shm;
 use super::layout::{GroupArea, LINE, MailArea};
-use crate::comm::{CommError, Exchange, Message};
+use crate::comm::{CommError, Exchange, Message, Polled};
 use crate::device::{Location, Memory};
 use crate::executor::Transfer;
 use crate::headers::{HEADER, decode, decode_message, encode, encode_range};
@@ -36,14 +36,6 @@ impl<'t> Pending<'t> {
     pub fn through(&self) -> Through {
         self.through
     }
-}
-
-/// What a poll came to.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Polled {
-    pub done: bool,
-    /// Something was sent, posted or taken.
-    pub moved: bool,
 }
 
 /// Bytes of a message that are moved before the other side is told.

@@ -1,10 +1,10 @@
 use super::*;
-use crate::cpu::{Cpu, Library, Threads};
+use crate::cpu::{Cpu, KernelLibrary, Threads};
 use crate::device::Location;
-use crate::executor::{Advance, Held, Order, Rank, Step, arena_bytes};
+use crate::executor::{Advance, Order, PersistentId, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
-use crate::protocol::{Place as Seat, Spread};
+use crate::protocol::{RankPlacement, Spread};
 use crate::reference::{Plans, Reference};
 use crate::rendezvous::{Purpose, Trust, knock};
 use crate::target::{Processor, Target};
@@ -38,7 +38,7 @@ fn all_ranks(dp: u64, kind: Collective, dtype: DType, count: u64) -> (Job, Excha
 #[test]
 fn ranks_that_are_asked_to_stop_stop_after_the_same_step() {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 4, tp: 1 });
-    let layout = Layout::new(&job, &NATIVE, 0);
+    let layout = SegmentLayout::new(&job, &NATIVE, 0);
     for (case, steps) in (0..200).map(|k| (k, 40)).chain([(0, 0), (1, 1)]) {
         let (_, segment) = Segment::create(layout.bytes).unwrap();
         let board = Board { segment: &segment, layout: &layout };
@@ -73,7 +73,7 @@ fn ranks_that_are_asked_to_stop_stop_after_the_same_step() {
 fn ranks_that_are_asked_to_save_save_after_the_same_steps() {
     const STEPS: u64 = 60;
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 4, tp: 1 });
-    let layout = Layout::new(&job, &NATIVE, 0);
+    let layout = SegmentLayout::new(&job, &NATIVE, 0);
     for case in 0..100 {
         let (_, segment) = Segment::create(layout.bytes).unwrap();
         let board = Board { segment: &segment, layout: &layout };
@@ -116,7 +116,7 @@ fn ranks_that_are_asked_to_save_save_after_the_same_steps() {
 #[test]
 fn a_rank_that_waits_for_the_last_step_hears_that_the_run_has_ended() {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
-    let layout = Layout::new(&job, &NATIVE, 0);
+    let layout = SegmentLayout::new(&job, &NATIVE, 0);
     let (_, segment) = Segment::create(layout.bytes).unwrap();
     let board = Board { segment: &segment, layout: &layout };
     board.ask(Ask::Stop);
@@ -132,7 +132,7 @@ fn on_ranks<T: Send>(job: &Job, f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync)
 
 /// As [`on_ranks`], with the memory of rank `k` that of machine `machines[k]`.
 fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync) -> Vec<T> {
-    let layout = Arc::new(Layout::new(job, &NATIVE, 0));
+    let layout = Arc::new(SegmentLayout::new(job, &NATIVE, 0));
     let count = machines.iter().max().unwrap() + 1;
     let segments: Vec<Arc<Segment>> = (0..count).map(|_| Arc::new(Segment::create(layout.bytes).unwrap().1)).collect();
     let (key, address) = (Trust::Loopback.key(), Ipv4Addr::LOCALHOST.into());
@@ -146,7 +146,7 @@ fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut C
             (port, Receiver::start(listener, (segment.clone(), layout.clone()), key.clone(), elsewhere(machine), report).unwrap())
         })
         .unzip();
-    let place = |machine: &u32| Seat { machine: *machine, host: "here".into(), address, port: ports[*machine as usize], cores: 0 };
+    let place = |machine: &u32| RankPlacement { machine: *machine, host: "here".into(), address, port: ports[*machine as usize], cores: 0 };
     let spread = Spread { run: [0; 16], key: key.clone(), places: machines.iter().map(place).collect() };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..layout.world)
@@ -155,7 +155,7 @@ fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut C
                 let board = Board { segment: &segments[machines[rank as usize] as usize], layout: &layout };
                 scope.spawn(move || {
                     // SAFETY: there are no kernels.
-                    let library = unsafe { Library::linked(vec![]) };
+                    let library = unsafe { KernelLibrary::linked(vec![]) };
                     let mut device =
                         Cpu::new(&[], library, Arena::ALL.map(|arena| if arena == Arena::Disk { 0 } else { 4 << 20 }), None, &Threads::one())
                             .unwrap();
@@ -328,11 +328,11 @@ fn a_rank_that_waits_says_for_whom_and_stops_when_the_run_ends() {
 
 /// That ranks on threads take the step of the reference, each with what it attaches to what they share before, and
 /// does with it after.
-pub(crate) fn steps_agree<A: Fn(u64, &mut Shm) + Sync>(begin: impl Fn(&Job, &Layout) -> A, end: impl Fn(&mut Shm) + Sync) {
+pub(crate) fn steps_agree<A: Fn(u64, &mut Shm) + Sync>(begin: impl Fn(&Job, &SegmentLayout) -> A, end: impl Fn(&mut Shm) + Sync) {
     let (params, inputs) = (fixture::params(), fixture::inputs());
     for split in [Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }, Split { microbatches: 4, pp: 2, dp: 1, tp: 2 }] {
         let job = fixture::job(&split);
-        let layout = Layout::new(&job, &Target::Reference, 100);
+        let layout = SegmentLayout::new(&job, &Target::Reference, 100);
         let (_, segment) = Segment::create(layout.bytes).unwrap();
         let board = Board { segment: &segment, layout: &layout };
         let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
@@ -346,19 +346,19 @@ pub(crate) fn steps_agree<A: Fn(u64, &mut Shm) + Sync>(begin: impl Fn(&Job, &Lay
                     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
                     let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), Order::List);
                     rank.initialise(|held| match held {
-                        Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
-                        Held::State(..) | Held::Table(_) => None,
+                        PersistentId::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
+                        PersistentId::State(..) | PersistentId::Table(_) => None,
                     });
                     let mut shm = Shm::new(board, rank.rank(), 100, None);
                     attach(rank.rank(), &mut shm);
                     let step = Step { number: 1, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch };
-                    rank.begin(Phase::Train);
+                    rank.begin(ProgramPhase::Train);
                     assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
                     assert_eq!(rank.reports(), [Some(loss), Some(norm)]);
-                    rank.begin(Phase::Update);
+                    rank.begin(ProgramPhase::Update);
                     assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
                     rank.collect(|held, at, values| {
-                        if let Held::Param(_) = held {
+                        if let PersistentId::Param(_) = held {
                             assert_eq!(values, &w[at as usize..][..values.len()]);
                         }
                     });
@@ -377,7 +377,7 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
 /// What a receiver of another machine does with these bytes of rank 1's: what it reports, and what the counter at 64 is then.
 fn received(frame: impl Fn(&mut blake3::Hasher) -> Vec<u8>) -> (Option<String>, u32) {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
-    let layout = Arc::new(Layout::new(&job, &NATIVE, 4096));
+    let layout = Arc::new(SegmentLayout::new(&job, &NATIVE, 4096));
     let segment = Arc::new(Segment::create(layout.bytes).unwrap().1);
     let (listener, port) = Receiver::listen(Ipv4Addr::LOCALHOST.into()).unwrap();
     let (key, (say, said)) = (Trust::Loopback.key(), std::sync::mpsc::channel());

@@ -9,7 +9,7 @@
 //! all ranges, and a keyed hash of everything, the frame's number included. Numbers are little-endian. So bytes are written only where the sender said, and nobody reads them
 //! before they are known to be the sender's.
 
-use super::layout::Layout;
+use super::layout::SegmentLayout;
 use super::segment::{Counter, Segment};
 use crate::comm::{CommError, ranks};
 use crate::protocol::Spread;
@@ -177,13 +177,13 @@ impl Wires {
 
 /// Takes what ranks of other machines write, until it is dropped.
 pub struct Receiver {
-    shared: Arc<Shared>,
+    shared: Arc<WireState>,
     accepting: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct WireState {
     segment: Arc<Segment>,
-    layout: Arc<Layout>,
+    layout: Arc<SegmentLayout>,
     ended: AtomicBool,
     open: Mutex<Vec<(Arc<TcpStream>, JoinHandle<()>)>>,
     /// Is told of what ends the run.
@@ -208,12 +208,12 @@ impl Receiver {
     /// If a thread cannot start.
     pub fn start(
         listener: TcpListener,
-        (segment, layout): (Arc<Segment>, Arc<Layout>),
+        (segment, layout): (Arc<Segment>, Arc<SegmentLayout>),
         key: Key,
         mut ranks: BTreeSet<u64>,
         report: impl Fn(String) + Send + Sync + 'static,
     ) -> io::Result<Receiver> {
-        let shared = Arc::new(Shared { segment, layout, ended: AtomicBool::new(false), open: Mutex::default(), report: Box::new(report) });
+        let shared = Arc::new(WireState { segment, layout, ended: AtomicBool::new(false), open: Mutex::default(), report: Box::new(report) });
         let mut door = Door::new(listener, key, Purpose::Wire)?;
         let accepting = {
             let shared = shared.clone();
@@ -245,8 +245,8 @@ impl Drop for Receiver {
     }
 }
 
-impl Shared {
-    fn begin(self: Arc<Shared>, rank: u64, reader: LinkReader) -> io::Result<()> {
+impl WireState {
+    fn begin(self: Arc<WireState>, rank: u64, reader: LinkReader) -> io::Result<()> {
         let (stream, seal) = reader.into_parts();
         stream.set_read_timeout(None)?;
         let (handle, shared) = (stream.clone(), self.clone());
@@ -267,11 +267,11 @@ impl Shared {
 ///
 /// # Errors
 /// Of kind `InvalidData` if a frame is not what a rank wrote, or does not fit this memory.
-pub fn take(segment: &Segment, layout: &Layout, from: impl Read, mut seal: Seal) -> io::Result<()> {
+pub fn take(segment: &Segment, layout: &SegmentLayout, from: impl Read, mut seal: Seal) -> io::Result<()> {
     let mut from = BufReader::with_capacity(PIECE, from);
     let (bytes, world) = (segment.bytes(), layout.world);
     loop {
-        let mut frame = Frame { from: &mut from, hasher: seal.begin() };
+        let mut frame = FrameReader { from: &mut from, hasher: seal.begin() };
         let (counts, at, value) = (frame.number()?, frame.number()?, frame.number()?);
         let (ranges, wakes) = ((counts & u64::from(u32::MAX)) as usize, (counts >> 32) as usize);
         if ranges > RANGES || wakes as u64 > world {
@@ -298,12 +298,12 @@ pub fn take(segment: &Segment, layout: &Layout, from: impl Read, mut seal: Seal)
 }
 
 /// A frame that is coming in.
-struct Frame<'a, R> {
+struct FrameReader<'a, R> {
     from: &'a mut BufReader<R>,
     hasher: blake3::Hasher,
 }
 
-impl<R: Read> Frame<'_, R> {
+impl<R: Read> FrameReader<'_, R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.from.read_exact(bytes)?;
         self.hasher.update(bytes);

@@ -2,10 +2,10 @@
 
 use super::mark::Mark;
 use super::names::{entry, params, states};
-use super::source::{Content, Offered, WeightsError, Wrong};
+use super::source::{Content, Offered, WeightsError, WeightsFault};
 use crate::conditions::Conditions;
 use crate::device::{decode, not_finite};
-use crate::executor::Held;
+use crate::executor::PersistentId;
 use crate::host::{PIECE, Whole};
 use ir::op::DType;
 use ir::program::Job;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// What a file's metadata says under [`provenance::KEY`].
 #[derive(Clone, Serialize, Deserialize)]
-struct About {
+struct FileMetadata {
     #[serde(flatten)]
     provenance: Provenance,
     /// Of a file that a run resumes from.
@@ -42,7 +42,7 @@ const MARK_BYTES: usize = 256;
 /// Elements that are read at a time.
 const CHUNK: usize = 1 << 16;
 
-fn text(about: &About) -> String {
+fn text(about: &FileMetadata) -> String {
     serde_json::to_string(about).expect("invariant: plain data with text keys")
 }
 
@@ -55,23 +55,23 @@ fn described<'a, N: Display>(tensors: impl IntoIterator<Item = (N, &'a TensorInf
 ///
 /// # Errors
 /// It is no safetensors file.
-pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<Content, WeightsError> {
-    let opened = Opened::new(file)?;
+pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<WeightsFault>>) -> Result<Content, WeightsError> {
+    let opened = SafetensorsFile::new(file)?;
     let tensors = opened.offered(wrong)?;
     let (run, model, conditions) = opened.about.map_or((None, None, None), |a| (a.run, Some(a.provenance), a.conditions));
     Ok(Content { tensors, run, model, conditions, others: vec![] })
 }
 
 /// A safetensors file.
-struct Opened {
+struct SafetensorsFile {
     file: PathBuf,
     map: Arc<Mmap>,
     /// None in files that another program has written.
-    about: Option<About>,
+    about: Option<FileMetadata>,
 }
 
-impl Opened {
-    fn new(file: &Path) -> Result<Opened, WeightsError> {
+impl SafetensorsFile {
+    fn new(file: &Path) -> Result<SafetensorsFile, WeightsError> {
         let io = |cause| WeightsError::Io { file: file.to_path_buf(), cause };
         let handle = File::open(file).map_err(io)?;
         // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
@@ -86,10 +86,10 @@ impl Opened {
                 Some(about.map_err(|e| malformed(format!("what it says of its model cannot be read: {e}")))?)
             }
         };
-        Ok(Opened { file: file.to_path_buf(), map, about })
+        Ok(SafetensorsFile { file: file.to_path_buf(), map, about })
     }
 
-    fn offered(&self, wrong: &Rc<OnceCell<Wrong>>) -> Result<Vec<Offered>, WeightsError> {
+    fn offered(&self, wrong: &Rc<OnceCell<WeightsFault>>) -> Result<Vec<Offered>, WeightsError> {
         let malformed = |e: safetensors::SafeTensorError| WeightsError::Malformed { file: self.file.clone(), what: e.to_string() };
         let tensors = SafeTensors::deserialize(&self.map).map_err(malformed)?;
         let offer = |(name, view): (String, TensorView)| {
@@ -97,7 +97,7 @@ impl Opened {
             let start = view.data().as_ptr() as usize - self.map.as_ptr() as usize;
             let values = match view.dtype() {
                 Dtype::F32 | Dtype::F16 | Dtype::BF16 => {
-                    let mapped = Mapped { map: self.map.clone(), start, dtype: view.dtype(), name: name.clone(), wrong: wrong.clone() };
+                    let mapped = MappedTensor { map: self.map.clone(), start, dtype: view.dtype(), name: name.clone(), wrong: wrong.clone() };
                     Ok(Box::new(mapped) as Box<dyn Whole>)
                 }
                 other => Err(format!("{other:?}")),
@@ -109,16 +109,16 @@ impl Opened {
 }
 
 /// A tensor of a mapped file.
-struct Mapped {
+struct MappedTensor {
     map: Arc<Mmap>,
     /// Byte of its first element.
     start: usize,
     dtype: Dtype,
     name: String,
-    wrong: Rc<OnceCell<Wrong>>,
+    wrong: Rc<OnceCell<WeightsFault>>,
 }
 
-impl Whole for Mapped {
+impl Whole for MappedTensor {
     fn read(&self, at: u64, out: &mut [f64]) {
         let width = if self.dtype == Dtype::F32 { 4 } else { 2 };
         let bytes = &self.map[self.start + at as usize * width..][..out.len() * width];
@@ -131,7 +131,7 @@ impl Whole for Mapped {
         }
         if let Some(k) = out.iter().position(|x| !x.is_finite()) {
             // The first that is found stays.
-            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + k as u64, value: out[k] });
+            let _ = self.wrong.set(WeightsFault::NotFinite { tensor: self.name.clone(), element: at + k as u64, value: out[k] });
         }
     }
 
@@ -143,7 +143,7 @@ impl Whole for Mapped {
         for piece in self.map[self.start + at as usize * 4..][..len as usize * 4].chunks(PIECE as usize) {
             if let Some(k) = not_finite(dtype, piece) {
                 let value = decode(dtype, &piece[4 * k..4 * k + 4]);
-                let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + done + k as u64, value });
+                let _ = self.wrong.set(WeightsFault::NotFinite { tensor: self.name.clone(), element: at + done + k as u64, value });
             }
             visit(done, piece);
             done += piece.len() as u64 / 4;
@@ -153,10 +153,10 @@ impl Whole for Mapped {
 }
 
 /// What is said of a file, with room for any mark if a run resumes from it.
-fn about_text(about: &About, run: Option<&Mark>) -> String {
+fn about_text(about: &FileMetadata, run: Option<&Mark>) -> String {
     let Some(run) = run else { return text(about) };
     let bytes = text(about).len() + MARK_BYTES;
-    let text = text(&About { run: Some(*run), ..about.clone() });
+    let text = text(&FileMetadata { run: Some(*run), ..about.clone() });
     format!("{text:bytes$}")
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn write_stored<'a>(
     run: Option<Mark>,
     conditions: Option<&Conditions>,
 ) -> io::Result<()> {
-    let about = model.map(|model| about_text(&About { provenance: model.clone(), run: None, conditions: conditions.cloned() }, run.as_ref()));
+    let about = model.map(|model| about_text(&FileMetadata { provenance: model.clone(), run: None, conditions: conditions.cloned() }, run.as_ref()));
     let (header, _, _) = header(tensors.clone().map(|(name, shape, _)| (name.to_owned(), shape.to_vec())), about);
     file.write_all(&header)?;
     let (mut numbers, mut bytes) = (vec![], vec![]);
@@ -212,30 +212,30 @@ pub(crate) fn write_stored<'a>(
 }
 
 /// Where a job's parameters (and optimizer states) lie in a safetensors file.
-pub struct Layout {
+pub struct SafetensorsLayout {
     header: Vec<u8>,
     /// Byte of the first element of each tensor.
-    starts: BTreeMap<Held, u64>,
+    starts: BTreeMap<PersistentId, u64>,
     /// Bytes of the whole file.
     pub bytes: u64,
 }
 
-impl Layout {
+impl SafetensorsLayout {
     /// Of the parameters alone.
-    pub fn new(job: &Job) -> Layout {
-        Layout::of(job, params(job), text(&About { provenance: Provenance::of(job), run: None, conditions: None }))
+    pub fn new(job: &Job) -> SafetensorsLayout {
+        SafetensorsLayout::of(job, params(job), text(&FileMetadata { provenance: Provenance::of(job), run: None, conditions: None }))
     }
 
     /// Of all that a run resumes from. The mark decides nothing but the header's text.
-    pub fn of_run(job: &Job, mark: &Mark, conditions: Option<&Conditions>) -> Layout {
-        let about = About { provenance: Provenance::of(job), run: None, conditions: conditions.cloned() };
-        Layout::of(job, params(job).chain(states(job)), about_text(&about, Some(mark)))
+    pub fn of_run(job: &Job, mark: &Mark, conditions: Option<&Conditions>) -> SafetensorsLayout {
+        let about = FileMetadata { provenance: Provenance::of(job), run: None, conditions: conditions.cloned() };
+        SafetensorsLayout::of(job, params(job).chain(states(job)), about_text(&about, Some(mark)))
     }
 
-    fn of(job: &Job, tensors: impl Iterator<Item = Held>, about: String) -> Layout {
-        let tensors: Vec<(Held, (String, Vec<u64>))> = tensors.filter_map(|h| Some((h, entry(job, h)?))).collect();
+    fn of(job: &Job, tensors: impl Iterator<Item = PersistentId>, about: String) -> SafetensorsLayout {
+        let tensors: Vec<(PersistentId, (String, Vec<u64>))> = tensors.filter_map(|h| Some((h, entry(job, h)?))).collect();
         let (header, starts, bytes) = header(tensors.iter().map(|(_, entry)| entry.clone()), Some(about));
-        Layout { starts: tensors.into_iter().map(|(held, _)| held).zip(starts).collect(), bytes, header }
+        SafetensorsLayout { starts: tensors.into_iter().map(|(held, _)| held).zip(starts).collect(), bytes, header }
     }
 
     /// Gives a file its size and header.
@@ -251,7 +251,7 @@ impl Layout {
     ///
     /// # Errors
     /// What the file system says.
-    pub fn write(&self, file: &File, held: Held, at: u64, values: &[f64]) -> io::Result<()> {
+    pub fn write(&self, file: &File, held: PersistentId, at: u64, values: &[f64]) -> io::Result<()> {
         let Some(start) = self.starts.get(&held) else { return Ok(()) };
         let bytes: Vec<u8> = values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
         file.write_all_at(&bytes, start + at * 4)

@@ -12,15 +12,15 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-pub use file::Layout;
+pub use file::SafetensorsLayout;
 pub(crate) use file::{stored, write_stored};
 pub use mark::Mark;
 pub use names::name;
 pub use source::WeightsError;
-pub(crate) use source::{Content, Offered, Source, Wrong, sound};
+pub(crate) use source::{Content, Offered, WeightsFault, WeightsSource, sound};
 
 use crate::conditions::Conditions;
-use crate::executor::Held;
+use crate::executor::PersistentId;
 use crate::host::{Whole, sizes};
 use ir::pattern;
 use ir::program::{Job, ParamEntry};
@@ -34,9 +34,9 @@ use std::rc::Rc;
 
 /// What a job starts from: its parameters and, if it resumes, optimizer states.
 pub struct Weights {
-    tensors: BTreeMap<Held, Box<dyn Whole>>,
+    tensors: BTreeMap<PersistentId, Box<dyn Whole>>,
     /// Of those from files: their names, and what was found when they were read.
-    files: Vec<(PathBuf, Rc<OnceCell<Wrong>>)>,
+    files: Vec<(PathBuf, Rc<OnceCell<WeightsFault>>)>,
 }
 
 /// What a run goes on from.
@@ -79,7 +79,7 @@ impl Weights {
     }
 
     /// Parameters and optimizer states of what a file or directory holds, and where its run stood.
-    pub(crate) fn resumed(file: &Path, content: Content, wrong: Rc<OnceCell<Wrong>>, job: &Job) -> Result<Resumed, WeightsError> {
+    pub(crate) fn resumed(file: &Path, content: Content, wrong: Rc<OnceCell<WeightsFault>>, job: &Job) -> Result<Resumed, WeightsError> {
         // Weights alone lack every state too; that they are weights alone says more.
         let mark = content.run.ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?;
         let (model, conditions) = (content.model.clone(), content.conditions.clone());
@@ -92,14 +92,14 @@ impl Weights {
     /// # Errors
     /// As [`Weights::open`]; parameters that two of them have.
     pub(crate) fn together(
-        sources: Vec<Source>,
+        sources: Vec<WeightsSource>,
         job: &Job,
         drawn: &[String],
         seed: u64,
     ) -> Result<(Weights, Vec<String>, Vec<String>), WeightsError> {
         let (mut from, mut twice, mut files) = (BTreeMap::<String, PathBuf>::new(), vec![], vec![]);
         let mut all = Content { tensors: vec![], run: None, model: None, conditions: None, others: vec![] };
-        for Source { file, content, wrong } in sources {
+        for WeightsSource { file, content, wrong } in sources {
             for tensor in content.tensors {
                 match from.get(&tensor.name) {
                     Some(other) if job.params.iter().any(|p| p.name == tensor.name) => {
@@ -137,15 +137,15 @@ impl Weights {
     fn fitted(
         file: &Path,
         content: Content,
-        wrong: Rc<OnceCell<Wrong>>,
+        wrong: Rc<OnceCell<WeightsFault>>,
         job: &Job,
-        wanted: impl Iterator<Item = Held>,
+        wanted: impl Iterator<Item = PersistentId>,
     ) -> Result<Weights, WeightsError> {
         fitted(file, content, job, wanted).map(|tensors| Weights { tensors, files: vec![(file.to_path_buf(), wrong)] })
     }
 
     /// A parameter or optimizer state, if it starts from something else than zero.
-    pub fn get(&self, held: Held) -> Option<&dyn Whole> {
+    pub fn get(&self, held: PersistentId) -> Option<&dyn Whole> {
         self.tensors.get(&held).map(AsRef::as_ref)
     }
 
@@ -162,7 +162,12 @@ impl Weights {
 ///
 /// # Errors
 /// Tensors that are missing, too many or of another shape or dtype, and the likely reason.
-fn fitted(file: &Path, content: Content, job: &Job, wanted: impl Iterator<Item = Held>) -> Result<BTreeMap<Held, Box<dyn Whole>>, WeightsError> {
+fn fitted(
+    file: &Path,
+    content: Content,
+    job: &Job,
+    wanted: impl Iterator<Item = PersistentId>,
+) -> Result<BTreeMap<PersistentId, Box<dyn Whole>>, WeightsError> {
     let (mut missing, mut others, mut found) = (vec![], vec![], BTreeMap::new());
     let mut offered: BTreeMap<String, Offered> = content.tensors.into_iter().map(|o| (o.name.clone(), o)).collect();
     let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();

@@ -35,7 +35,7 @@ pub enum WeightsError {
 }
 
 /// The first that was read and cannot be used.
-pub(crate) enum Wrong {
+pub(crate) enum WeightsFault {
     NotFinite {
         tensor: String,
         element: u64,
@@ -52,24 +52,24 @@ pub(crate) enum Wrong {
 
 /// # Errors
 /// What was found wrong with a file when it was read.
-pub(crate) fn sound(file: &Path, wrong: &OnceCell<Wrong>) -> Result<(), WeightsError> {
+pub(crate) fn sound(file: &Path, wrong: &OnceCell<WeightsFault>) -> Result<(), WeightsError> {
     match wrong.get() {
         None => Ok(()),
-        Some(Wrong::NotFinite { tensor, element, value }) => {
+        Some(WeightsFault::NotFinite { tensor, element, value }) => {
             Err(WeightsError::NotFinite { file: file.to_path_buf(), tensor: tensor.clone(), element: *element, value: *value })
         }
-        Some(Wrong::Inexact { tensor, element }) => {
+        Some(WeightsFault::Inexact { tensor, element }) => {
             Err(WeightsError::Inexact { file: file.to_path_buf(), tensor: tensor.clone(), element: *element })
         }
-        Some(Wrong::Damaged(what)) => Err(WeightsError::Damaged { what: what.clone() }),
+        Some(WeightsFault::Damaged(what)) => Err(WeightsError::Damaged { what: what.clone() }),
     }
 }
 
 /// What a file or directory holds, and what is found when it is read.
-pub(crate) struct Source {
+pub(crate) struct WeightsSource {
     pub file: PathBuf,
     pub content: Content,
-    pub wrong: Rc<OnceCell<Wrong>>,
+    pub wrong: Rc<OnceCell<WeightsFault>>,
 }
 
 /// What a file holds.

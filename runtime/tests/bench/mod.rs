@@ -1,10 +1,10 @@
 //! An artifact of the fixture's job with what it needs to run.
 
 use crate::fixture::{self, Split};
-use runtime::artifact::{self, Accept, Artifact, KernelEntry, Kernels, Parts};
+use runtime::artifact::{self, Accept, Artifact, ArtifactParts, KernelEntry, Kernels};
 use runtime::data::{Encoding, Spec};
-use runtime::executor::Held;
-use runtime::launch::{self, Existing, Progress, RunError, RunEvent, RunOptions, Summary};
+use runtime::executor::PersistentId;
+use runtime::launch::{self, Existing, RunError, RunEvent, RunOptions, StepMetrics, Summary};
 use runtime::target::{Processor, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ impl Bench {
     }
 
     pub fn with(job: ir::program::Job) -> Bench {
-        Bench::of(&Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: None })
+        Bench::of(&ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: None })
     }
 
     /// With native kernels in a library of its own.
@@ -84,10 +84,10 @@ impl Bench {
         let library = fs::read(&library).unwrap();
         let kernels = Some(Kernels { entries: &entries, library: Some(&library), ptx: &[], cubins: &[] });
         let target = Target::Cpu(Processor { cpu: "x86-64".into(), features: String::new() });
-        Bench::of(&Parts { job, target: &target, kernels, dumps: &[], sign: None })
+        Bench::of(&ArtifactParts { job, target: &target, kernels, dumps: &[], sign: None })
     }
 
-    pub fn of(parts: &Parts) -> Bench {
+    pub fn of(parts: &ArtifactParts) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("linear.mcc");
         // Not all of the fixture's jobs are what the verifier takes; ranks do not ask it either.
@@ -118,10 +118,10 @@ impl Bench {
     }
 
     pub fn weights(&self, name: &str, values: &[f64]) {
-        let layout = runtime::weights::Layout::new(&self.artifact.job);
+        let layout = runtime::weights::SafetensorsLayout::new(&self.artifact.job);
         let file = fs::File::create(self.path(name)).unwrap();
         layout.start(&file).unwrap();
-        layout.write(&file, Held::Param(0), 0, values).unwrap();
+        layout.write(&file, PersistentId::Param(0), 0, values).unwrap();
     }
 
     pub fn options(&self) -> RunOptions {
@@ -137,7 +137,7 @@ impl Bench {
     }
 
     /// The saved bytes and the progress of a whole run.
-    pub fn train(&self) -> (Vec<u8>, Vec<Progress>) {
+    pub fn train(&self) -> (Vec<u8>, Vec<StepMetrics>) {
         let options = RunOptions { save_weights: Some(self.path("out")), metrics: Some(self.path("metrics")), ..self.options() };
         let mut steps = vec![];
         let summary = run(&self.artifact, &options, &mut |p| steps.push(p.clone())).unwrap();
@@ -145,7 +145,7 @@ impl Bench {
         (fs::read(self.path("out")).unwrap(), steps)
     }
 
-    pub fn fails(&self, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> String {
+    pub fn fails(&self, options: &RunOptions, progress: &mut dyn FnMut(&StepMetrics)) -> String {
         let error = run(&self.artifact, options, progress).unwrap_err().to_string();
         assert_eq!(children(), Vec::<u32>::new(), "{error}");
         error
@@ -153,7 +153,7 @@ impl Bench {
 }
 
 /// Runs an artifact; `progress` is told of every step.
-pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary, RunError> {
+pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&StepMetrics)) -> Result<Summary, RunError> {
     launch::run(artifact, options, &mut |event| match event {
         RunEvent::Step(step) => progress(step),
         RunEvent::Note(_) | RunEvent::Saved(_) | RunEvent::Ranks(_) => {}

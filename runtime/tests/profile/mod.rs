@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, run};
 use crate::fixture::{self, Split};
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{Action, Job, Stream};
 use runtime::comm::Position;
 use runtime::executor::Order;
@@ -21,7 +21,7 @@ fn profile(bench: &Bench, order: Order) -> Profile {
 fn positions(job: &Job, rank: u64) -> BTreeMap<Stream, Vec<Position>> {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
     let mut out: BTreeMap<Stream, Vec<Position>> = BTreeMap::new();
-    for phase in [Phase::Train, Phase::Update] {
+    for phase in [ProgramPhase::Train, ProgramPhase::Update] {
         for (k, call) in (0..).zip(stage.schedule.calls(phase)) {
             for (c, command) in job.programs[stage.program as usize].commands(call) {
                 out.entry(command.stream).or_default().push(Position { phase, call: k, command: c as u32 });

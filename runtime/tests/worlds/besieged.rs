@@ -6,9 +6,9 @@ use crate::fixture::{self, Split};
 use crate::hostile::{Kind, Stranger};
 use runtime::artifact::{self, Accept};
 use runtime::launch::RunOptions;
-use runtime::protocol::Place;
+use runtime::protocol::RankPlacement;
 use runtime::rendezvous::{Member, Purpose, Star, Trust, meet};
-use runtime::world::{Launcher, Meeting, World};
+use runtime::world::{Launcher, RendezvousEndpoint, World};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -31,7 +31,7 @@ const JOINER: &str = "MCC_TEST_BESIEGED";
 fn joiner(text: &str) {
     let [dir, rank, port] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let bench = Bench::at(dir.into());
-    let meeting = Meeting { host: "127.0.0.1".into(), port: port.parse().unwrap() };
+    let meeting = RendezvousEndpoint { host: "127.0.0.1".into(), port: port.parse().unwrap() };
     let rank = rank.parse().unwrap();
     let world = World { launcher: Launcher::Torchrun, rank, size: RANKS, node: Some(rank), meeting };
     // Rank 0's process says nothing while it waits.
@@ -202,7 +202,7 @@ fn attacker() {
 }
 
 /// Plays rank 0 of two, knowing all that rank 0 knows, and answers rank 1's first word with what `plan` makes of it. How many times rank 1's process was heard of while it ran.
-fn play_rank_0(meeting: &Meeting, trust: &Trust, id: &str, plan: impl Fn(&[u8]) -> Vec<u8>) -> usize {
+fn play_rank_0(meeting: &RendezvousEndpoint, trust: &Trust, id: &str, plan: impl Fn(&[u8]) -> Vec<u8>) -> usize {
     let deadline = Instant::now() + Duration::from_secs(30);
     let member = Member { rank: 0, world: 2, id: id.into() };
     let Ok(mut star) = meet(meeting, &member, trust, deadline, &mut |_| {}) else { return 0 };
@@ -220,10 +220,10 @@ fn play_rank_0(meeting: &Meeting, trust: &Trust, id: &str, plan: impl Fn(&[u8]) 
 }
 
 /// A plan for two ranks, of which the second is where its word says, with whatever else.
-fn plan(word: &[u8], edit: &dyn Fn(&mut Vec<Place>)) -> Vec<u8> {
+fn plan(word: &[u8], edit: &dyn Fn(&mut Vec<RankPlacement>)) -> Vec<u8> {
     type Hello = (String, String, u16, u64, Vec<u8>);
     let (host, _, port, cores, _): Hello = postcard::from_bytes(word).unwrap();
-    let place = |machine| Place { machine, host: host.clone(), address: Ipv4Addr::LOCALHOST.into(), port, cores };
+    let place = |machine| RankPlacement { machine, host: host.clone(), address: Ipv4Addr::LOCALHOST.into(), port, cores };
     let mut places = vec![place(0), place(1)];
     edit(&mut places);
     postcard::to_stdvec(&([7u8; 16], places, None::<Vec<u8>>)).unwrap()
@@ -249,7 +249,7 @@ const FALSE: &str = "MCC_TEST_FALSE_RANK_0";
 fn false_rank_0() {
     let Ok(text) = std::env::var(FALSE) else { return };
     let [host, port, artifact, other, how] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
-    let meeting = Meeting { host: host.into(), port: port.parse().unwrap() };
+    let meeting = RendezvousEndpoint { host: host.into(), port: port.parse().unwrap() };
     let trust = std::env::var("MCC_SECRET").map_or(Trust::Insecure, |s| Trust::secret("MCC_SECRET", s.as_bytes()).unwrap());
     let [own, other] = [artifact, other].map(|dir| artifact::read(dir.as_ref(), &Accept::Anyones).unwrap());
     let orders = serde_json::to_vec(&serde_json::json!({ "artifact": other.dir, "id": other.id, "steps": 4, "save": "stolen.safetensors" })).unwrap();
@@ -306,7 +306,7 @@ fn a_false_rank_0_chooses_no_code_and_no_options() {
 fn a_rank_0_without_the_secret_learns_nothing_and_is_left() {
     let bench = Bench::new(&PAIR);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let meeting = Meeting { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+    let meeting = RendezvousEndpoint { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
     let world = World { launcher: Launcher::Torchrun, rank: 1, size: 2, node: None, meeting };
     let options = RunOptions { world: Some(world), trust: secret(), meeting_limit: Duration::from_secs(1), ..bench.options() };
     let over = AtomicBool::new(false);
@@ -334,7 +334,7 @@ fn a_rank_0_without_the_secret_learns_nothing_and_is_left() {
 fn ranks_without_a_secret_meet_on_their_machine_alone() {
     let bench = Bench::new(&PAIR);
     for rank in 0..2 {
-        let meeting = Meeting { host: "192.0.2.1".into(), port: 9 };
+        let meeting = RendezvousEndpoint { host: "192.0.2.1".into(), port: 9 };
         let world = World { launcher: Launcher::Torchrun, rank, size: 2, node: None, meeting };
         let error = run(&bench.artifact, &RunOptions { world: Some(world), ..bench.options() }, &mut |_| {}).unwrap_err().to_string();
         assert!(error.contains("192.0.2.1:9, which is no loopback address") && error.contains("export MCC_SECRET="), "{error}");

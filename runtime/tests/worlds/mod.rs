@@ -6,11 +6,11 @@ mod besieged;
 use crate::bench::{Bench, STEPS, children, run};
 use crate::fixture::{self, Split};
 use runtime::executor::Order;
-use runtime::launch::{Ended, Progress, RunOptions, StopRequest, Summary};
-use runtime::profile::Part;
+use runtime::launch::{RunEnd, RunOptions, StepMetrics, StopRequest, Summary};
+use runtime::profile::ProfileChunk;
 use runtime::protocol::{self, Event, StepEvent};
 use runtime::schedule::learning_rate;
-use runtime::world::{Launcher, Meeting, World};
+use runtime::world::{Launcher, RendezvousEndpoint, World};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -26,7 +26,7 @@ fn port() -> u16 {
 
 /// The world in which rank `k` is on node `nodes[k]`, as each of its ranks sees it.
 fn world(nodes: &[u64]) -> Vec<World> {
-    let meeting = Meeting { host: "127.0.0.1".into(), port: port() };
+    let meeting = RendezvousEndpoint { host: "127.0.0.1".into(), port: port() };
     let size = nodes.len() as u64;
     let rank = |(rank, node): (u64, &u64)| World { launcher: Launcher::Torchrun, rank, size, node: Some(*node), meeting: meeting.clone() };
     (0..).zip(nodes).map(rank).collect()
@@ -37,7 +37,7 @@ fn join(
     bench: &Bench,
     worlds: &[World],
     options: impl Fn(u64) -> RunOptions + Sync,
-    progress: impl Fn(u64, &Progress) + Sync,
+    progress: impl Fn(u64, &StepMetrics) + Sync,
 ) -> Vec<Result<u64, String>> {
     summaries(bench, worlds, options, progress).into_iter().map(|s| s.map(|s| s.steps)).collect()
 }
@@ -46,7 +46,7 @@ fn summaries(
     bench: &Bench,
     worlds: &[World],
     options: impl Fn(u64) -> RunOptions + Sync,
-    progress: impl Fn(u64, &Progress) + Sync,
+    progress: impl Fn(u64, &StepMetrics) + Sync,
 ) -> Vec<Result<Summary, String>> {
     std::thread::scope(|scope| {
         let start = |world: &World| {
@@ -120,7 +120,7 @@ fn a_world_that_is_asked_to_stop_stops_everywhere_after_the_same_step() {
             }
         });
         let ends: Vec<Summary> = ends.into_iter().map(Result::unwrap).collect();
-        assert!(ends.iter().all(|s| s.ended == Ended::Early), "{nodes:?}");
+        assert!(ends.iter().all(|s| s.ended == RunEnd::Early), "{nodes:?}");
         assert!((at..MANY).contains(&ends[0].steps), "{nodes:?}: {}", ends[0].steps);
         let rest = RunOptions { init: vec![], resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
         run(&bench.artifact, &rest, &mut |_| {}).unwrap();
@@ -171,7 +171,7 @@ fn hit(nodes: &[u64], signal: Signal) -> Vec<String> {
     let split = Split { microbatches: 1, pp: 1, dp: nodes.len() as u64, tp: 1 };
     let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
     bench.feed(100_000);
-    let strike = |_, p: &Progress| {
+    let strike = |_, p: &StepMetrics| {
         if p.step == 1 {
             kill_process(Pid::from_raw(process_of(&bench, 1) as i32).unwrap(), signal).unwrap();
         }
@@ -261,7 +261,7 @@ fn a_launcher_that_is_killed_is_missed_by_all() {
     if let Ok(text) = std::env::var(JOINER) {
         let [dir, rank, port] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
         let bench = Bench::at(dir.into());
-        let meeting = Meeting { host: "127.0.0.1".into(), port: port.parse().unwrap() };
+        let meeting = RendezvousEndpoint { host: "127.0.0.1".into(), port: port.parse().unwrap() };
         let rank = rank.parse().unwrap();
         let world = World { launcher: Launcher::Torchrun, rank, size: 2, node: Some(rank), meeting };
         let options = RunOptions { world: Some(world), ..bench.options() };
@@ -332,7 +332,7 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
         Event::Step(event)
     };
     let [first, ninth] = [with(&|_| {}), with(&|s| s.step = 9)];
-    let timed: Vec<Event> = Part::of(vec![(1, 0, 1)], vec![]).into_iter().map(Event::Profile).collect();
+    let timed: Vec<Event> = ProfileChunk::of(vec![(1, 0, 1)], vec![]).into_iter().map(Event::Profile).collect();
     let cases: [(&[Event], &str); 10] = [
         (&[ninth], "step 9 of 4 after step 0"),
         (&[first.clone(), first.clone()], "step 1 of 4 after step 1"),

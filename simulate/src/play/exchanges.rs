@@ -11,7 +11,7 @@ use crate::kernels;
 use crate::links::PIECE;
 use crate::tape::{Item, Kind, StageTape, With};
 use ir::op::Channel;
-use ir::program::{CallSchedule, Phase, SendTurn};
+use ir::program::{CallSchedule, ProgramPhase, SendTurn};
 use std::collections::VecDeque;
 
 /// Messages between two stages on a channel, at ends that have come to them.
@@ -52,7 +52,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub fn new(schedule: &CallSchedule, phase: Phase, tape: &StageTape, mark: Mark) -> Queue {
+    pub fn new(schedule: &CallSchedule, phase: ProgramPhase, tape: &StageTape, mark: Mark) -> Queue {
         let turns = schedule.sends(phase);
         if turns.is_empty() {
             return Queue { mark, ..Queue::default() };

@@ -4,7 +4,7 @@ use super::exchanges::Queue;
 use super::{Mark, STREAMS};
 use crate::cost::Cost;
 use crate::tape::{Kind, StageTape, Tape};
-use ir::program::{CallSchedule, Job, Phase, Stream};
+use ir::program::{CallSchedule, Job, ProgramPhase, Stream};
 use serde::Serialize;
 
 /// Seconds of a step of a stage's rank, by what its compute stream does meanwhile: they add up to the step.
@@ -159,7 +159,7 @@ impl StagePlay {
             reached: vec![0; tape.events],
             phase: 0,
             closing: false,
-            queue: Queue::new(&job.stages[s].schedule, Phase::Train, tape, Mark::default()),
+            queue: Queue::new(&job.stages[s].schedule, ProgramPhase::Train, tape, Mark::default()),
             cluster,
             neighbours,
             dirty: false,
@@ -170,8 +170,8 @@ impl StagePlay {
         }
     }
 
-    pub fn kind(phase: usize) -> Phase {
-        if phase.is_multiple_of(2) { Phase::Train } else { Phase::Update }
+    pub fn kind(phase: usize) -> ProgramPhase {
+        if phase.is_multiple_of(2) { ProgramPhase::Train } else { ProgramPhase::Update }
     }
 
     /// Streams that have something to do.

@@ -45,7 +45,7 @@ pub struct Chart {
 #[derive(Debug, Serialize)]
 struct Series {
     label: String,
-    style: Style,
+    style: SeriesStyle,
     /// Which of the runs.
     run: usize,
     #[serde(flatten)]
@@ -54,7 +54,7 @@ struct Series {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Style {
+enum SeriesStyle {
     Line,
     /// A faint line, behind the means of the same numbers.
     Spread,
@@ -110,10 +110,13 @@ impl Drawing<'_> {
     fn line(&self, label: &str, run: usize, drawn: Drawn) -> Vec<Series> {
         let one = |label: String, style, points| Series { label, style, run, points };
         match (self.runs.len() > 1, drawn.means.x.is_empty()) {
-            (true, is_whole) => vec![one(self.runs[run].name.clone(), Style::Line, if is_whole { drawn.points } else { drawn.means })],
-            (false, true) => vec![one(label.into(), Style::Line, drawn.points)],
+            (true, is_whole) => vec![one(self.runs[run].name.clone(), SeriesStyle::Line, if is_whole { drawn.points } else { drawn.means })],
+            (false, true) => vec![one(label.into(), SeriesStyle::Line, drawn.points)],
             (false, false) => {
-                vec![one("least and greatest".into(), Style::Spread, drawn.points), one(format!("{label}, mean"), Style::Line, drawn.means)]
+                vec![
+                    one("least and greatest".into(), SeriesStyle::Spread, drawn.points),
+                    one(format!("{label}, mean"), SeriesStyle::Line, drawn.means),
+                ]
             }
         }
     }
@@ -135,7 +138,7 @@ impl Drawing<'_> {
         let mut series: Vec<Series> = losses.into_iter().flat_map(|(run, drawn)| self.line("loss", run, drawn.scaled(1.0))).collect();
         series.extend(held_out.into_iter().map(|(run, drawn)| {
             let label = if self.runs.len() > 1 { format!("{}, held-out", self.runs[run].name) } else { "held-out loss".into() };
-            Series { label, style: Style::Sparse, run, points: drawn.scaled(1.0).points }
+            Series { label, style: SeriesStyle::Sparse, run, points: drawn.scaled(1.0).points }
         }));
         self.add("Loss", false, series);
     }

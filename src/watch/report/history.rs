@@ -1,7 +1,7 @@
 //! What a log says beside its metrics: runs, checkpoints, restarts, warnings.
 
 use super::lines;
-use super::timeline::{Moment, Moments, What};
+use super::timeline::{Moment, Moments, TimelineEvent};
 use crate::watch::log::{Began, How, Record, Stamped};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -10,18 +10,18 @@ use std::path::Path;
 
 /// The last ones, and how many there were before.
 #[derive(Debug)]
-pub struct Kept<T> {
+pub struct Tail<T> {
     pub last: VecDeque<T>,
     pub before: u64,
 }
 
-impl<T> Default for Kept<T> {
-    fn default() -> Kept<T> {
-        Kept { last: VecDeque::new(), before: 0 }
+impl<T> Default for Tail<T> {
+    fn default() -> Tail<T> {
+        Tail { last: VecDeque::new(), before: 0 }
     }
 }
 
-impl<T> Kept<T> {
+impl<T> Tail<T> {
     fn push(&mut self, one: T, most: usize) {
         if self.last.len() == most {
             self.last.pop_front();
@@ -80,7 +80,7 @@ pub struct Restart {
 }
 
 #[derive(Debug)]
-pub struct Said {
+pub struct LoggedMessage {
     pub time: f64,
     pub text: String,
     pub times: u64,
@@ -88,10 +88,10 @@ pub struct Said {
 
 #[derive(Debug, Default)]
 pub struct History {
-    pub runs: Kept<Run>,
-    pub saved: Kept<Saved>,
-    pub restarts: Kept<Restart>,
-    pub notes: Kept<Said>,
+    pub runs: Tail<Run>,
+    pub saved: Tail<Saved>,
+    pub restarts: Tail<Restart>,
+    pub notes: Tail<LoggedMessage>,
     pub damaged: u64,
     /// Seconds of all runs, of stalls and of what was done again.
     pub seconds: f64,
@@ -128,22 +128,22 @@ impl History {
         }
         match record {
             Record::Began(began) => {
-                self.moment(began.first, self.seconds, What::Began);
+                self.moment(began.first, self.seconds, TimelineEvent::Began);
                 self.runs.push(Run { began: *began, time, until: time, end: None }, RUNS);
             }
             Record::Saved { step, dir, bytes, milliseconds, stalled } => {
                 let waited = stalled.max(0.0) / 1e3;
                 self.stalled += waited;
-                self.moment(step, self.seconds - milliseconds.max(0.0) / 1e3, What::Done { waited });
+                self.moment(step, self.seconds - milliseconds.max(0.0) / 1e3, TimelineEvent::Done { waited });
                 self.saved.push(Saved { time, step, dir: clipped(dir), bytes, milliseconds, stalled }, OTHERS);
             }
             // Ranks that are slow are in notes.
-            Record::Ranks { step, .. } => self.moment(step, self.seconds, What::Done { waited: 0.0 }),
+            Record::Ranks { step, .. } => self.moment(step, self.seconds, TimelineEvent::Done { waited: 0.0 }),
             Record::Note { text } => {
                 let text = clipped(text);
                 match self.notes.last.iter_mut().find(|said| said.text == text) {
                     Some(said) => said.times += 1,
-                    None => self.notes.push(Said { time, text, times: 1 }, OTHERS),
+                    None => self.notes.push(LoggedMessage { time, text, times: 1 }, OTHERS),
                 }
             }
             Record::Restarted { why, from, steps, seconds, skipped, count, most } => {
@@ -151,13 +151,13 @@ impl History {
                 let left_out = if skipped > 0 { format!("; {skipped} sequences of the data are left out") } else { String::new() };
                 let (why, from) = (clipped(why + &left_out), from.map(clipped));
                 let base = self.base(from.as_deref());
-                self.moment(base, self.seconds, What::Restarted);
+                self.moment(base, self.seconds, TimelineEvent::Restarted);
                 let (at, seconds_so_far) = (base.saturating_add(steps), self.seconds);
                 self.restarts.push(Restart { time, seconds_so_far, at, why, from, steps, seconds, count, most }, OTHERS);
             }
             Record::Ended { step, how, why } => {
                 if how != How::Failed {
-                    self.moment(step, self.seconds, What::Done { waited: 0.0 });
+                    self.moment(step, self.seconds, TimelineEvent::Done { waited: 0.0 });
                 }
                 if let Some(run) = self.runs.last.back_mut() {
                     run.end = Some(End { seconds_so_far: self.seconds, step, how, why: why.map(clipped) });
@@ -166,7 +166,7 @@ impl History {
         }
     }
 
-    fn moment(&mut self, step: u64, seconds: f64, what: What) {
+    fn moment(&mut self, step: u64, seconds: f64, what: TimelineEvent) {
         self.moments.push(Moment { step, seconds, what });
     }
 

@@ -1,11 +1,11 @@
 //! Tables of the page: the plan, planned memory, checkpoints, restarts, warnings.
 
-use super::history::{History, Kept, Restart, Run, Saved};
+use super::history::{History, Restart, Run, Saved, Tail};
 use crate::pages::colour;
 use crate::pages::numbers::{bytes, count, duration, of, quoted, time};
 use crate::watch::log::{Began, How};
 use maud::{Markup, html};
-use passes::report::footprint::Kind;
+use passes::report::footprint::MemoryCategory;
 use std::collections::BTreeSet;
 
 /// Rows that are seen without asking.
@@ -82,7 +82,7 @@ fn run_row(run: &Run, last: &Began) -> Markup {
 }
 
 /// How many earlier ones are in no table.
-fn left_out<T>(kept: &Kept<T>, one: &str) -> Markup {
+fn left_out<T>(kept: &Tail<T>, one: &str) -> Markup {
     html! { @if kept.before > 0 { p.faint { (of(kept.before, one)) " before these are left out." } } }
 }
 
@@ -94,7 +94,7 @@ fn kinds(began: &Began) -> Vec<String> {
     let named: BTreeSet<&String> = began.memory.iter().flat_map(|stage| stage.keys()).collect();
     let place = |name: &&String| {
         let kind = name.trim_end_matches(HOST).trim_end_matches(DISK);
-        (name.ends_with(DISK), name.ends_with(HOST), Kind::ALL.iter().position(|k| k.name() == kind).unwrap_or(usize::MAX))
+        (name.ends_with(DISK), name.ends_with(HOST), MemoryCategory::ALL.iter().position(|k| k.name() == kind).unwrap_or(usize::MAX))
     };
     let mut names: Vec<&String> = named.into_iter().collect();
     names.sort_by_key(place);

@@ -4,7 +4,7 @@ use crate::pages::numbers::{self, count, percent, short, time};
 use crate::watch::log::Began;
 use crate::watch::profile::Profiled;
 use maud::{Markup, html};
-use runtime::profile::breakdown::{Line, Part, Rate};
+use runtime::profile::breakdown::{ProfileRow, Rate, TimeShare};
 
 /// Lines that have a row of their own.
 const ROWS: usize = 20;
@@ -50,31 +50,31 @@ pub fn section(profile: &Profiled, began: Option<&Began>) -> Markup {
     }
 }
 
-fn share(part: &Part) -> Markup {
+fn share(part: &TimeShare) -> Markup {
     html! { td.share { i style={ "width:" (format!("{:.2}", (100.0 * part.share).clamp(0.0, 100.0))) "%" } {} b { (percent(part.share)) } } }
 }
 
-fn milliseconds(part: &Part) -> Markup {
+fn milliseconds(part: &TimeShare) -> Markup {
     html! { td.n { (format!("{:.3}", part.ms)) } }
 }
 
-fn sum(part: &Part, what: &str, below: Option<&str>) -> Markup {
+fn sum(part: &TimeShare, what: &str, below: Option<&str>) -> Markup {
     html! { tr.sum { (share(part)) td.what { (what) @if let Some(below) = below { span.faint { (below) } } } (milliseconds(part)) td colspan="8" {} } }
 }
 
 /// The first ones, and the rest as one.
-fn lines(lines: &[Line]) -> Markup {
+fn lines(lines: &[ProfileRow]) -> Markup {
     let (shown, rest) = lines.split_at(lines.len().min(ROWS));
-    let of = |f: fn(&Part) -> f64| rest.iter().map(|l| f(&l.part)).sum();
+    let of = |f: fn(&TimeShare) -> f64| rest.iter().map(|l| f(&l.part)).sum();
     html! {
         @for line in shown { (row(line)) }
         @if !rest.is_empty() {
-            (sum(&Part { share: of(|p| p.share), ms: of(|p| p.ms) }, &numbers::of(rest.len() as u64, "other row"), None))
+            (sum(&TimeShare { share: of(|p| p.share), ms: of(|p| p.ms) }, &numbers::of(rest.len() as u64, "other row"), None))
         }
     }
 }
 
-fn row(line: &Line) -> Markup {
+fn row(line: &ProfileRow) -> Markup {
     let rate = |rate: &Option<Rate>| {
         html! {
             td.n { @if let Some(r) = rate { (format!("{:.1}", r.per_second)) } }

@@ -11,11 +11,11 @@ pub struct Moment {
     pub step: u64,
     /// Of all runs of the log so far, without what passed between them.
     pub seconds: f64,
-    pub what: What,
+    pub what: TimelineEvent,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum What {
+pub enum TimelineEvent {
     /// This step, the first of a run, is done. How long ago the run before ended counts for nothing.
     Began,
     /// This step is done, and training waited so many seconds before it went on.
@@ -33,9 +33,9 @@ pub struct Moments {
 impl Moments {
     pub fn push(&mut self, moment: Moment) {
         let kept = match moment.what {
-            What::Began => self.all.partition_point(|m| m.step < moment.step),
-            What::Restarted => self.all.partition_point(|m| m.step <= moment.step),
-            What::Done { waited } => return self.done(moment, waited),
+            TimelineEvent::Began => self.all.partition_point(|m| m.step < moment.step),
+            TimelineEvent::Restarted => self.all.partition_point(|m| m.step <= moment.step),
+            TimelineEvent::Done { waited } => return self.done(moment, waited),
         };
         self.all.truncate(kept);
         self.all.push(moment);
@@ -44,13 +44,13 @@ impl Moments {
     /// A checkpoint may be complete when later steps are done, and a step be named twice.
     fn done(&mut self, moment: Moment, waited: f64) {
         let at = self.all.partition_point(|m| m.step < moment.step);
-        if self.all[at..].iter().any(|m| m.what == What::Restarted) {
+        if self.all[at..].iter().any(|m| m.what == TimelineEvent::Restarted) {
             return;
         }
         match self.all.get_mut(at) {
             Some(Moment { step, what, .. }) if *step == moment.step => match what {
-                What::Done { waited: known } => *known = known.max(waited),
-                What::Began | What::Restarted => self.all.insert(at + 1, moment),
+                TimelineEvent::Done { waited: known } => *known = known.max(waited),
+                TimelineEvent::Began | TimelineEvent::Restarted => self.all.insert(at + 1, moment),
             },
             _ => self.all.insert(at, moment),
         }
@@ -58,7 +58,7 @@ impl Moments {
             let mut at = 0;
             self.all.retain(|m| {
                 at += 1;
-                at % 2 == 1 || !matches!(m.what, What::Done { .. })
+                at % 2 == 1 || !matches!(m.what, TimelineEvent::Done { .. })
             });
         }
     }
@@ -84,14 +84,14 @@ impl Timeline {
             // Without anything between, and by the log.
             let (even, said) = (clock + until - sum, (m.seconds + ahead).max(clock));
             match m.what {
-                What::Began => {
+                TimelineEvent::Began => {
                     clock = even;
                     ahead = clock - m.seconds;
                     line.ahead.push((m.seconds, ahead));
                     line.knots.push((until, clock));
                     starts = false;
                 }
-                What::Done { waited } => {
+                TimelineEvent::Done { waited } => {
                     if std::mem::take(&mut starts) {
                         // Ranks load what they go on from, then do their steps.
                         line.knots.push((sum, (said - (until - sum)).max(clock)));
@@ -103,7 +103,7 @@ impl Timeline {
                         line.knots.push((until, clock));
                     }
                 }
-                What::Restarted => {
+                TimelineEvent::Restarted => {
                     line.knots.push((until, even.min(said)));
                     clock = said;
                     line.knots.push((until, clock));
@@ -135,11 +135,11 @@ impl Timeline {
 
 #[cfg(test)]
 mod tests {
-    use super::What::*;
+    use super::TimelineEvent::*;
     use super::*;
 
     /// Of ten steps of a second each, when each was done.
-    fn clock(moments: &[(u64, f64, What)]) -> (Vec<f64>, Timeline) {
+    fn clock(moments: &[(u64, f64, TimelineEvent)]) -> (Vec<f64>, Timeline) {
         let mut all = Moments::default();
         moments.iter().for_each(|(step, seconds, what)| all.push(Moment { step: *step, seconds: *seconds, what: *what }));
         let mut elapsed = Elapsed { step: (1..=10).collect(), tokens: vec![0.0; 10], seconds: (1..=10).map(f64::from).collect() };
@@ -148,7 +148,7 @@ mod tests {
         (elapsed.seconds, timeline)
     }
 
-    const DONE: What = Done { waited: 0.0 };
+    const DONE: TimelineEvent = Done { waited: 0.0 };
 
     #[test]
     fn without_a_log_it_is_the_sum_of_steps() {

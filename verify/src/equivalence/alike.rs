@@ -1,15 +1,15 @@
 //! Ops of parts of the operands of other ops, as parts of their results.
 
-use crate::terms::digits::{Digits, Form, add};
+use crate::terms::digits::{Digits, LinearForm, add};
 use crate::terms::memory::{Spot, find};
 use crate::terms::normal::through;
-use crate::terms::{Access, Key, Term, What};
+use crate::terms::{Term, TermKey, TermView, What};
 use ir::dim::Dim;
 use ir::mesh::Mesh;
 use ir::op::Op;
 
 /// The dims of an op that its result lacks.
-fn summed(key: &Key) -> &[Dim] {
+fn summed(key: &TermKey) -> &[Dim] {
     match &key.what {
         What::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) => over,
         // All of a row is looked at.
@@ -20,23 +20,23 @@ fn summed(key: &Key) -> &[Dim] {
 
 /// The access to `old` that `new` is, an op alike of operands alike, each element of whose result follows from the elements of operands at the
 /// same place (along dims that are summed over, from all of them). It is guessed from where the operands lie, and then checked of each of them.
-pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> {
+pub fn part_of(mesh: &Mesh, term: Term, old: &TermKey, new: &TermKey) -> Option<TermView> {
     let (Some(olds), Some(news)) = (old.labels.last(), new.labels.last()) else { return None };
-    let digits = |key: &Key, k: usize, d: Dim| key.labels[k].iter().position(|e| *e == d).map(|i| key.args[k].dims[i].clone());
+    let digits = |key: &TermKey, k: usize, d: Dim| key.labels[k].iter().position(|e| *e == d).map(|i| key.args[k].dims[i].clone());
     for (d, e) in summed(old).iter().zip(summed(new)) {
         if (0..old.args.len()).any(|k| digits(old, k, *d) != digits(new, k, *e)) {
             return None;
         }
     }
-    let size = |key: &Key, d: Dim| key.sizes[d.0 as usize];
-    let arranged = |key: &Key, k: usize, own: &[Dim]| -> Vec<Digits> {
+    let size = |key: &TermKey, d: Dim| key.sizes[d.0 as usize];
+    let arranged = |key: &TermKey, k: usize, own: &[Dim]| -> Vec<Digits> {
         own.iter().map(|d| digits(key, k, *d).unwrap_or_else(|| Digits::new([(size(key, *d), 0)]))).collect()
     };
     let mut strides = vec![1; olds.len()];
     for k in (1..olds.len()).rev() {
         strides[k - 1] = strides[k] * size(old, olds[k]);
     }
-    let mut out = Access { term, offset: 0, coords: vec![], dims: news.iter().map(|d| Digits::new([(size(new, *d), 0)])).collect() };
+    let mut out = TermView { term, offset: 0, coords: vec![], dims: news.iter().map(|d| Digits::new([(size(new, *d), 0)])).collect() };
     let mut known = vec![false; olds.len()];
     for k in 0..old.args.len() {
         let (from, to) = (&old.args[k], &new.args[k]);
@@ -57,7 +57,7 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> 
         if !tells {
             continue;
         }
-        let coords: Form = to.coords.iter().filter(|c| !from.coords.contains(c)).cloned().collect();
+        let coords: LinearForm = to.coords.iter().filter(|c| !from.coords.contains(c)).cloned().collect();
         let spread = coords.iter().map(|(u, d)| match d.iter().collect::<Vec<_>>().as_slice() {
             [(_, s)] => Some((*u, *s)),
             _ => None,
@@ -65,7 +65,7 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> 
         let dims = arranged(new, k, news);
         let spot = Spot { offset: to.offset, coords: spread.collect::<Option<_>>()?, dims: dims.iter().flat_map(Digits::iter).collect() };
         let (layout, holds) = in_rows(lies).into_iter().map(|(n, s, step)| ((n, s), Digits::new([(n, step)]))).unzip();
-        let found = find(mesh, from.offset, layout, Access { term, offset: 0, coords: vec![], dims: holds }, &spot)?;
+        let found = find(mesh, from.offset, layout, TermView { term, offset: 0, coords: vec![], dims: holds }, &spot)?;
         let mut atoms = found.dims.iter();
         for (own, digits) in out.dims.iter_mut().zip(&dims) {
             let here: Vec<(u64, u64)> = atoms.by_ref().take(digits.iter().count()).flat_map(Digits::iter).collect();
@@ -78,7 +78,7 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> 
     let holds = |k: &usize| {
         let (from, to) = (&old.args[*k], &new.args[*k]);
         let all = Digits::new(arranged(old, *k, olds).iter().flat_map(Digits::iter).collect::<Vec<_>>());
-        let reached = through(&out, &Access { dims: vec![all], ..from.clone() });
+        let reached = through(&out, &TermView { dims: vec![all], ..from.clone() });
         reached.is_some_and(|x| (x.offset, &x.coords) == (to.offset, &to.coords) && x.dims == arranged(new, *k, news))
     };
     (0..old.args.len()).all(|k| holds(&k)).then_some(out)

@@ -2,13 +2,13 @@
 
 use super::rules::Rules;
 use crate::terms::digits::Digits;
-use crate::terms::{Access, Key, Labels, What};
+use crate::terms::{Labels, TermKey, TermView, What};
 use ir::dim::Dim;
 use ir::op::{DType, Op, Reduce};
 
 impl Rules<'_> {
     /// An op in the form that a dot, or a sum over some dims, has, if it is one.
-    pub fn contraction(&mut self, key: Key) -> Key {
+    pub fn contraction(&mut self, key: TermKey) -> TermKey {
         let mut key = self.dot_of(&key).unwrap_or(key);
         if summed(&key).is_none() {
             return key;
@@ -23,16 +23,16 @@ impl Rules<'_> {
     }
 
     /// What a sum of two dots is, of which the second sums over what comes behind the first: a dot by itself.
-    pub fn sum_of_dots(&self, key: &Key) -> Option<Key> {
+    pub fn sum_of_dots(&self, key: &TermKey) -> Option<TermKey> {
         let (What::Op(Op::Add, _), [x, y]) = (&key.what, key.args.as_slice()) else { return None };
         let own: Vec<u64> = key.labels.last()?.iter().map(|d| key.sizes[d.0 as usize]).collect();
-        let whole = |x: &Access| *x == Access::whole(x.term, &own);
+        let whole = |x: &TermView| *x == TermView::whole(x.term, &own);
         let in_order = key.labels.iter().all(|row| row == &key.labels[0]);
         (in_order && whole(x) && whole(y)).then(|| both_of(self.terms.key(x.term), self.terms.key(y.term)))?
     }
 
     /// What a sum over dims of a dot is, or a dot that is rounded: a dot by itself. A dot is the rounded sum in f32.
-    fn dot_of(&self, key: &Key) -> Option<Key> {
+    fn dot_of(&self, key: &TermKey) -> Option<TermKey> {
         let What::Op(op, _) = &key.what else { return None };
         let [x] = key.args.as_slice() else { return None };
         let What::Op(Op::Dot { over: inner, tf32 }, maps) = &self.terms.key(x.term).what else { return None };
@@ -42,7 +42,7 @@ impl Rules<'_> {
             return None;
         }
         let sizes: Vec<u64> = own.iter().map(|d| dot.sizes[d.0 as usize]).collect();
-        for ((d, digits), whole) in own.iter().zip(&x.dims).zip(Access::whole(x.term, &sizes).dims) {
+        for ((d, digits), whole) in own.iter().zip(&x.dims).zip(TermView::whole(x.term, &sizes).dims) {
             if *digits == whole {
                 continue;
             }
@@ -69,12 +69,12 @@ impl Rules<'_> {
         }
         let op = Op::Dot { over: [inner.as_slice(), &summed].concat(), tf32: *tf32 };
         let labels = [factors, &[result]].concat();
-        Some(Key { what: What::Op(op, maps.clone()), labels, dtype: key.dtype, ..dot })
+        Some(TermKey { what: What::Op(op, maps.clone()), labels, dtype: key.dtype, ..dot })
     }
 }
 
 /// The dims that a dot sums over, or a sum that leaves some dims.
-fn summed(key: &Key) -> Option<&[Dim]> {
+fn summed(key: &TermKey) -> Option<&[Dim]> {
     match &key.what {
         What::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) if key.labels.last().is_some_and(|own| !own.is_empty()) => Some(over),
         What::Op(Op::Dot { over, .. }, _) => Some(over),
@@ -83,7 +83,7 @@ fn summed(key: &Key) -> Option<&[Dim]> {
 }
 
 /// The digits of a dim that is summed over, and their strides in each operand.
-fn steps(key: &Key, d: Dim) -> Option<Vec<(u64, [u64; 2])>> {
+fn steps(key: &TermKey, d: Dim) -> Option<Vec<(u64, [u64; 2])>> {
     let digits = |k: usize| key.labels[k].iter().position(|e| *e == d).map(|i| &key.args[k].dims[i]);
     match key.args.len() {
         1 => Some(digits(0)?.iter().map(|(n, s)| (n, [s, 0])).collect()),
@@ -93,11 +93,11 @@ fn steps(key: &Key, d: Dim) -> Option<Vec<(u64, [u64; 2])>> {
 
 /// Of two sums, of products or of elements, that are added the one over what both of them are over, if the second
 /// goes on where the first ends: along one digit of that, in all operands.
-fn both_of(first: &Key, second: &Key) -> Option<Key> {
+fn both_of(first: &TermKey, second: &TermKey) -> Option<TermKey> {
     let &[d] = summed(first)? else { return None };
     let sums = !matches!(&first.what, What::Op(Op::Reduce { kind, .. }, _) if *kind != Reduce::Sum);
     let alike = (&first.what, &first.labels, first.dtype) == (&second.what, &second.labels, second.dtype);
-    let others = |key: &Key| key.sizes.iter().enumerate().filter(|s| s.0 != d.0 as usize).map(|s| *s.1).collect::<Vec<_>>();
+    let others = |key: &TermKey| key.sizes.iter().enumerate().filter(|s| s.0 != d.0 as usize).map(|s| *s.1).collect::<Vec<_>>();
     if !sums || !alike || first.dtype != DType::F32 || others(first) != others(second) {
         return None;
     }
@@ -106,7 +106,7 @@ fn both_of(first: &Key, second: &Key) -> Option<Key> {
     let mut further = [0; 2];
     for (k, at) in places.iter().enumerate() {
         let (x, y) = (&first.args[k], &second.args[k]);
-        let rest = |x: &Access| x.dims.iter().enumerate().filter(|e| e.0 != *at).map(|e| e.1.clone()).collect::<Vec<_>>();
+        let rest = |x: &TermView| x.dims.iter().enumerate().filter(|e| e.0 != *at).map(|e| e.1.clone()).collect::<Vec<_>>();
         if (x.term, &x.coords, rest(x)) != (y.term, &y.coords, rest(y)) {
             return None;
         }
@@ -142,7 +142,7 @@ fn both_of(first: &Key, second: &Key) -> Option<Key> {
 
 /// A dot, or sum, over one dim: all that it sums over, in the order in which that lies in the first factor, then in
 /// the second. In which order it is taken is all one to a sum.
-fn over_one(key: Key) -> Key {
+fn over_one(key: TermKey) -> TermKey {
     let Some((&kept, rest)) = summed(&key).and_then(<[Dim]>::split_first) else { return key };
     let over = [&[kept], rest].concat();
     let Some(mut steps) = over.iter().map(|d| steps(&key, *d)).collect::<Option<Vec<_>>>().map(|all| all.concat()) else { return key };
@@ -157,11 +157,11 @@ fn over_one(key: Key) -> Key {
         let places = row.iter().zip(&x.dims).filter(|(d, _)| Some(**d) == first || !over.contains(d));
         let (own, dims) = places.map(|(d, x)| if Some(*d) == first { (kept, joined.clone()) } else { (*d, x.clone()) }).unzip();
         names.push(own);
-        args.push(Access { dims, ..x.clone() });
+        args.push(TermView { dims, ..x.clone() });
     }
     names.extend(key.labels.last().cloned());
     if over.len() == 1 {
-        return Key { args, ..key };
+        return TermKey { args, ..key };
     }
     // Numbers of dims in the order in which they come, as all keys have them.
     let mut labels = Labels::default();
@@ -172,7 +172,7 @@ fn over_one(key: Key) -> Key {
         _ => Op::Dot { over, tf32: false },
     };
     let sizes = labels.0.iter().map(|d| sizes[d.0 as usize]).collect();
-    Key { what: What::Op(op, maps.clone()), args, labels: names, sizes, dtype: key.dtype }
+    TermKey { what: What::Op(op, maps.clone()), args, labels: names, sizes, dtype: key.dtype }
 }
 
 #[cfg(test)]
@@ -184,7 +184,7 @@ mod tests {
 
     /// `[rows, heads, elements] x [heads, elements, columns]`: at once, and as the sum of two segments of the
     /// elements of each head, whose results have a type of their own.
-    fn both(dtype: DType, of_parts: DType) -> [Access; 2] {
+    fn both(dtype: DType, of_parts: DType) -> [TermView; 2] {
         let (mesh, mut body) = (Mesh::new(1, 1, 1, 1, 1), Body::default());
         let dim = |body: &mut Body, name, n| body.dims.add(DimInfo::new(name, n));
         let [rows, heads, elements, columns] = [("rows", 3), ("heads", 5), ("elements", 8), ("columns", 7)].map(|(name, n)| dim(&mut body, name, n));
@@ -200,9 +200,9 @@ mod tests {
         let sum = push(Op::Reduce { kind: Reduce::Sum, over: vec![part] }, vec![parts], DType::F32, &[rows, columns]);
         let sum = if dtype == DType::F32 { sum } else { push(Op::Cast, vec![sum], dtype, &[rows, columns]) };
         let mut rules = Rules::new(&mesh);
-        let mut made: Vec<Access> = vec![];
+        let mut made: Vec<TermView> = vec![];
         for v in body.values() {
-            let args: Vec<Access> = body[v].args.iter().map(|a| made[a.index()].clone()).collect();
+            let args: Vec<TermView> = body[v].args.iter().map(|a| made[a.index()].clone()).collect();
             made.push(rules.node(&body, v, &args).expect("digits"));
         }
         [whole, sum].map(|v: Value| made[v.index()].clone())
@@ -224,7 +224,7 @@ mod tests {
 
     /// `[batch, tokens, words] x [batch, tokens, hidden]`, summed over batch and tokens: at once, and as the sum of
     /// two parts of the tokens, the second of which begins at `at`.
-    fn over_tokens(at: u64) -> [Access; 2] {
+    fn over_tokens(at: u64) -> [TermView; 2] {
         let (mesh, mut body) = (Mesh::new(1, 1, 1, 1, 1), Body::default());
         let dim = |body: &mut Body, name, n| body.dims.add(DimInfo::new(name, n));
         let [batch, tokens, words, hidden] = [("batch", 3), ("tokens", 8), ("words", 5), ("hidden", 7)].map(|(name, n)| dim(&mut body, name, n));
@@ -243,9 +243,9 @@ mod tests {
             .collect();
         let sum = push(Op::Add, dots, &[words, hidden]);
         let mut rules = Rules::new(&mesh);
-        let mut made: Vec<Access> = vec![];
+        let mut made: Vec<TermView> = vec![];
         for v in body.values() {
-            let args: Vec<Access> = body[v].args.iter().map(|a| made[a.index()].clone()).collect();
+            let args: Vec<TermView> = body[v].args.iter().map(|a| made[a.index()].clone()).collect();
             made.push(rules.node(&body, v, &args).expect("digits"));
         }
         [whole, sum].map(|v: Value| made[v.index()].clone())

@@ -90,7 +90,7 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
         let (homes, dtypes) = (Rc::new(homes), Rc::new(dtypes));
         let class = |before, after, slots| {
             let (homes, dtypes) = (homes.clone(), dtypes.clone());
-            Class { before, after, training, slots, homes, dtypes, first_slot, first_message }
+            StageClass { before, after, training, slots, homes, dtypes, first_slot, first_message }
         };
         trained.push(class(old, training, own));
         evaluated.push(class(other, evaluation, slots));
@@ -102,7 +102,7 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
 }
 
 /// A graph before and after, of a class of stages.
-struct Class<'a> {
+struct StageClass<'a> {
     before: &'a Local,
     after: &'a Local,
     training: &'a Local,
@@ -116,7 +116,7 @@ struct Class<'a> {
     first_message: usize,
 }
 
-impl Class<'_> {
+impl StageClass<'_> {
     /// Whether a bucket holds the parameter of a slot.
     fn home(&self, slot: u32) -> bool {
         self.homes.contains(&slot)
@@ -128,7 +128,7 @@ impl Class<'_> {
     }
 
     fn is_whole(&self) -> Result<(), Violation> {
-        let Class { before, after, training, slots, .. } = self;
+        let StageClass { before, after, training, slots, .. } = self;
         if before.mesh != after.mesh
             || !before.buckets.is_empty()
             || !before.copied.is_empty()
@@ -155,7 +155,7 @@ impl Class<'_> {
 }
 
 /// Checks all classes together.
-fn all(classes: &[Class]) -> Result<(), Violation> {
+fn all(classes: &[StageClass]) -> Result<(), Violation> {
     let Some(mesh) = classes.first().map(|c| &c.before.mesh) else { return Ok(()) };
     for class in classes {
         class.is_whole()?;

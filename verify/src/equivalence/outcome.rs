@@ -1,9 +1,9 @@
 //! Whether what a graph leaves is what another one left.
 
-use super::pieces::{self, Held, Joined};
+use super::pieces::{self, Joined, SymbolicValue};
 use super::rules::Rules;
-use super::run::Outcome;
-use super::{Class, place};
+use super::run::ClassOutcome;
+use super::{StageClass, place};
 use crate::violation::{Checked, fail};
 use crate::{Invariant, LocusPart, Violation};
 use ir::graph::Value;
@@ -14,25 +14,25 @@ use std::collections::BTreeMap;
 
 /// What a class is to leave, down to what its buckets are to hold.
 pub struct Wanted<'a> {
-    class: &'a Class<'a>,
-    of: Outcome,
+    class: &'a StageClass<'a>,
+    of: ClassOutcome,
     /// By slot of what is updated by itself: the new parameter and its states.
-    apart: BTreeMap<u32, (Held, Vec<Held>)>,
+    apart: BTreeMap<u32, (SymbolicValue, Vec<SymbolicValue>)>,
     /// Per bucket: the new parameters and the states, all ranks' parts of them.
     buckets: Vec<(Joined, Vec<Joined>)>,
 }
 
 impl<'a> Wanted<'a> {
     /// What follows from what the graph before leaves.
-    pub fn new(rules: &mut Rules, class: &'a Class, of: Outcome) -> Result<Wanted<'a>, Violation> {
+    pub fn new(rules: &mut Rules, class: &'a StageClass, of: ClassOutcome) -> Result<Wanted<'a>, Violation> {
         let mut apart = BTreeMap::new();
         for (slot, (v, new, states)) in of.updates.iter().filter(|u| !class.home(*u.0)) {
             let (mut new, mut states) = (new.clone(), states.clone());
             if class.training.copied.contains(slot) {
-                let Held::One(x) = &new else { return fail(Invariant::BucketUpdate, *v, "a new value is in pieces") };
+                let SymbolicValue::One(x) = &new else { return fail(Invariant::BucketUpdate, *v, "a new value is in pieces") };
                 let x = x.clone();
                 states.insert(0, new);
-                new = Held::One(pieces::cast(rules, x, class.dtype(*slot)));
+                new = SymbolicValue::One(pieces::cast(rules, x, class.dtype(*slot)));
             }
             apart.insert(*slot, (new, states));
         }
@@ -48,7 +48,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Whether another outcome is this one.
-    pub fn is(&self, rules: &mut Rules, got: &Outcome) -> Result<(), Violation> {
+    pub fn is(&self, rules: &mut Rules, got: &ClassOutcome) -> Result<(), Violation> {
         let (want, after) = (&self.of, self.class.after);
         if !want.reports.keys().eq(got.reports.keys()) {
             let [was, is] = [want, got].map(|o| o.reports.keys().collect::<Vec<_>>());
@@ -77,7 +77,7 @@ impl<'a> Wanted<'a> {
                 }
             }
         }
-        let mut covers = |a: &Outcome, b: &Outcome| b.limits.iter().all(|(m, x)| a.limits.iter().any(|(n, y)| m == n && same(rules, x, y)));
+        let mut covers = |a: &ClassOutcome, b: &ClassOutcome| b.limits.iter().all(|(m, x)| a.limits.iter().any(|(n, y)| m == n && same(rules, x, y)));
         if !covers(want, got) || !covers(got, want) {
             return fail(Invariant::SameLimits, LocusPart::Graph, "what it holds to a limit is not what it was");
         }
@@ -85,7 +85,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Whether parameters and states are what they are to be, each by itself or in a bucket.
-    fn updated(&self, rules: &mut Rules, got: &Outcome) -> Result<(), Violation> {
+    fn updated(&self, rules: &mut Rules, got: &ClassOutcome) -> Result<(), Violation> {
         let after = self.class.after;
         // Buckets come after parameters; what is not in one of them is updated by itself.
         let first = self.class.training.params.len() as u32;
@@ -122,7 +122,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// What a bucket is to hold, and its states.
-fn of_bucket(rules: &mut Rules, class: &Class, of: &Outcome, b: &Bucket, dtype: DType) -> Checked<(Joined, Vec<Joined>)> {
+fn of_bucket(rules: &mut Rules, class: &StageClass, of: &ClassOutcome, b: &Bucket, dtype: DType) -> Checked<(Joined, Vec<Joined>)> {
     let copies = b.holds == Holds::Copies;
     let count = b.pieces.iter().map(|p| of.updates.get(&p.slot).map_or(0, |u| u.2.len())).max().unwrap_or(0);
     // The new value of a parameter, or of one of its states.
@@ -132,8 +132,10 @@ fn of_bucket(rules: &mut Rules, class: &Class, of: &Outcome, b: &Bucket, dtype: 
             return Err(Invariant::BucketUpdate.breach("it holds another part of a parameter, or other states"));
         }
         match state.map_or(new, |k| &states[k]) {
-            Held::One(x) => Ok(x.clone()),
-            Held::Joined(_) | Held::Each(_) | Held::Sums(_) => Err(Invariant::BucketUpdate.breach("a new value is in pieces")),
+            SymbolicValue::One(x) => Ok(x.clone()),
+            SymbolicValue::Joined(_) | SymbolicValue::Each(_) | SymbolicValue::Sums(_) => {
+                Err(Invariant::BucketUpdate.breach("a new value is in pieces"))
+            }
         }
     };
     let new = pieces::bucket(b, &mut |p| {
@@ -149,9 +151,9 @@ fn differs(invariant: Invariant, local: &Local, v: Value, what: &str) -> Result<
     fail(invariant, v, format!("{what} is not what it was{}", place(local, v)))
 }
 
-fn same(rules: &mut Rules, a: &Held, b: &Held) -> bool {
+fn same(rules: &mut Rules, a: &SymbolicValue, b: &SymbolicValue) -> bool {
     match (a, b) {
-        (Held::One(x), Held::One(y)) => rules.terms.normal(x.clone()) == rules.terms.normal(y.clone()),
-        (Held::One(_) | Held::Joined(_) | Held::Each(_) | Held::Sums(_), _) => false,
+        (SymbolicValue::One(x), SymbolicValue::One(y)) => rules.terms.normal(x.clone()) == rules.terms.normal(y.clone()),
+        (SymbolicValue::One(_) | SymbolicValue::Joined(_) | SymbolicValue::Each(_) | SymbolicValue::Sums(_), _) => false,
     }
 }

@@ -3,10 +3,10 @@
 //! A rank's own part of a bucket may be some whole parameters. Where ops take one of these, as where a matrix is
 //! multiplied by itself, ranks do the same op of different values. What they gather in the end is known of each.
 
-use super::pieces::{Held, Joined, Run};
+use super::pieces::{Joined, JoinedPiece, SymbolicValue};
 use super::rules::{Rules, bits, of_coords};
 use crate::Invariant;
-use crate::terms::{Access, What};
+use crate::terms::{TermView, What};
 use crate::violation::Checked;
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::DType;
@@ -16,7 +16,7 @@ use std::rc::Rc;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Each {
     pub own: Vec<SubAxis>,
-    pub of: Rc<[Held]>,
+    pub of: Rc<[SymbolicValue]>,
 }
 
 impl Each {
@@ -28,7 +28,7 @@ impl Each {
         for rank in 0..ranks {
             let pieces = j.cut(rules.mesh, rank * count, count)?.into_iter().map(|p| match p.of {
                 Some(_) => p,
-                None => Run { count: p.count, of: Some(unknown(rules, p.count, dtype)) },
+                None => JoinedPiece { count: p.count, of: Some(unknown(rules, p.count, dtype)) },
             });
             let part = Joined { own: vec![], pieces: pieces.collect(), ..j.clone() };
             of.push(part.held(rules.mesh, &[count]));
@@ -38,15 +38,15 @@ impl Each {
 
     /// Ranks' own parts of what they have together, along one dim.
     pub fn joined(&self) -> Checked<Joined> {
-        let mut pieces: Vec<Run> = vec![];
+        let mut pieces: Vec<JoinedPiece> = vec![];
         for x in self.of.iter() {
             match x {
-                Held::One(x) => {
+                SymbolicValue::One(x) => {
                     let x = x.flat();
-                    pieces.push(Run { count: x.dims[0].extent(), of: Some(x) });
+                    pieces.push(JoinedPiece { count: x.dims[0].extent(), of: Some(x) });
                 }
-                Held::Joined(j) if (j.lead, j.trail) == (0, 0) && j.own.is_empty() => pieces.extend(j.pieces.iter().cloned()),
-                Held::Joined(_) | Held::Each(_) | Held::Sums(_) => {
+                SymbolicValue::Joined(j) if (j.lead, j.trail) == (0, 0) && j.own.is_empty() => pieces.extend(j.pieces.iter().cloned()),
+                SymbolicValue::Joined(_) | SymbolicValue::Each(_) | SymbolicValue::Sums(_) => {
                     return Err(Invariant::OpOnPieces.breach("ranks' values in pieces, in several dims"));
                 }
             }
@@ -55,28 +55,30 @@ impl Each {
     }
 
     /// What all ranks have of what each of them has, gathered.
-    pub fn gathered(&self, rules: &mut Rules) -> Checked<Held> {
+    pub fn gathered(&self, rules: &mut Rules) -> Checked<SymbolicValue> {
         let joined = self.joined()?;
         for x in joined.pieces.iter().filter_map(|p| p.of.as_ref()) {
             if (rules.varies(x.term) | of_coords(x)) & bits(&self.own) != 0 {
                 return Err(Invariant::OpOnPieces.breach("ranks take what a rank has for different values"));
             }
         }
-        Ok(Held::Joined(Joined { own: vec![], ..joined }))
+        Ok(SymbolicValue::Joined(Joined { own: vec![], ..joined }))
     }
 
     /// What the rank of this number has of a value.
-    pub fn on(&self, mesh: &Mesh, rank: usize, x: &Held) -> Checked<Held> {
+    pub fn on(&self, mesh: &Mesh, rank: usize, x: &SymbolicValue) -> Checked<SymbolicValue> {
         match x {
-            Held::Each(e) if e.own == self.own => Ok(e.of[rank].clone()),
-            Held::One(x) => Ok(Held::One(self.placed(mesh, rank, x))),
-            Held::Joined(j) if bits(&j.own) & bits(&self.own) == 0 => Ok(x.clone()),
-            Held::Each(_) | Held::Joined(_) | Held::Sums(_) => Err(Invariant::BucketAligned.breach("its operands are parts of different ranks")),
+            SymbolicValue::Each(e) if e.own == self.own => Ok(e.of[rank].clone()),
+            SymbolicValue::One(x) => Ok(SymbolicValue::One(self.placed(mesh, rank, x))),
+            SymbolicValue::Joined(j) if bits(&j.own) & bits(&self.own) == 0 => Ok(x.clone()),
+            SymbolicValue::Each(_) | SymbolicValue::Joined(_) | SymbolicValue::Sums(_) => {
+                Err(Invariant::BucketAligned.breach("its operands are parts of different ranks"))
+            }
         }
     }
 
     /// A value with the coordinates of a rank in their place.
-    fn placed(&self, mesh: &Mesh, rank: usize, x: &Access) -> Access {
+    fn placed(&self, mesh: &Mesh, rank: usize, x: &TermView) -> TermView {
         let (mut rest, mut out) = (rank as u64, x.clone());
         for u in self.own.iter().rev() {
             let mut at = rest % mesh[*u].size;
@@ -94,9 +96,9 @@ impl Each {
 }
 
 /// A value of which nothing is known, and which no other one is.
-fn unknown(rules: &mut Rules, count: u64, dtype: DType) -> Access {
+fn unknown(rules: &mut Rules, count: u64, dtype: DType) -> TermView {
     let number = rules.terms.count();
-    Access::whole(rules.terms.plain(What::Unknown(number), vec![], vec![count], dtype), &[count])
+    TermView::whole(rules.terms.plain(What::Unknown(number), vec![], vec![count], dtype), &[count])
 }
 
 #[cfg(test)]
@@ -106,9 +108,9 @@ mod tests {
     use ir::mesh::{Axis, Sizes};
     use ir::op::{Collective, Op, Reduce};
 
-    fn input(rules: &mut Rules, k: u32, size: u64) -> Access {
+    fn input(rules: &mut Rules, k: u32, size: u64) -> TermView {
         let what = What::Held(Op::Param(k), vec![]);
-        Access::whole(rules.terms.plain(what, vec![], vec![size], DType::F32), &[size])
+        TermView::whole(rules.terms.plain(what, vec![], vec![size], DType::F32), &[size])
     }
 
     #[test]
@@ -117,20 +119,20 @@ mod tests {
         let own: Vec<SubAxis> = mesh.of(Axis::Dp).collect();
         let mut rules = Rules::new(&mesh);
         // Three values of six elements for four ranks; of the fourth place nothing is known.
-        let all: Vec<Access> = (0..3).map(|k| input(&mut rules, k, 6)).collect();
-        let runs = all.iter().cloned().map(Some).chain([None]).map(|of| Run { count: 6, of });
+        let all: Vec<TermView> = (0..3).map(|k| input(&mut rules, k, 6)).collect();
+        let runs = all.iter().cloned().map(Some).chain([None]).map(|of| JoinedPiece { count: 6, of });
         let parts = Joined { lead: 0, trail: 0, own: own.clone(), pieces: runs.collect() };
         let each = Each::of_parts(&mut rules, &parts, DType::F32).expect("parts");
-        assert_eq!(each.of[..3], all.iter().cloned().map(Held::One).collect::<Vec<_>>()[..]);
-        assert!(each.of[3] != each.of[2] && matches!(&each.of[3], Held::One(_)));
+        assert_eq!(each.of[..3], all.iter().cloned().map(SymbolicValue::One).collect::<Vec<_>>()[..]);
+        assert!(each.of[3] != each.of[2] && matches!(&each.of[3], SymbolicValue::One(_)));
         let again = Each::of_parts(&mut rules, &parts, DType::F32).expect("parts");
         assert!(again.of[3] != each.of[3], "nothing is known of either");
         let gathered = each.gathered(&mut rules).expect("all ranks have the same of each");
-        let Held::Joined(gathered) = gathered else { panic!("{gathered:?}") };
+        let SymbolicValue::Joined(gathered) = gathered else { panic!("{gathered:?}") };
         assert!(gathered.own.is_empty());
-        assert!(Joined { own: vec![], ..parts }.agrees(&mut rules, &Held::Joined(gathered.clone())).expect("parts"));
-        let swapped: Vec<Run> = [1, 0, 2, 3].map(|k| gathered.pieces[k].clone()).to_vec();
-        let swapped = Held::Joined(Joined { pieces: swapped.into(), ..gathered.clone() });
+        assert!(Joined { own: vec![], ..parts }.agrees(&mut rules, &SymbolicValue::Joined(gathered.clone())).expect("parts"));
+        let swapped: Vec<JoinedPiece> = [1, 0, 2, 3].map(|k| gathered.pieces[k].clone()).to_vec();
+        let swapped = SymbolicValue::Joined(Joined { pieces: swapped.into(), ..gathered.clone() });
         assert!(!Joined { own: vec![], ..gathered }.agrees(&mut rules, &swapped).expect("parts"));
     }
 
@@ -141,8 +143,8 @@ mod tests {
         let mut rules = Rules::new(&mesh);
         let x = input(&mut rules, 0, 8);
         let digits: Vec<_> = own.iter().copied().zip([Digits::new([(2, 4)]), Digits::new([(2, 2)])]).collect();
-        let part = Held::One(Access { coords: digits, dims: vec![Digits::new([(2, 1)])], ..x.clone() });
-        let of_rank = |rank: u64| Held::One(Access { offset: 2 * rank, dims: vec![Digits::new([(2, 1)])], ..x.clone() });
+        let part = SymbolicValue::One(TermView { coords: digits, dims: vec![Digits::new([(2, 1)])], ..x.clone() });
+        let of_rank = |rank: u64| SymbolicValue::One(TermView { offset: 2 * rank, dims: vec![Digits::new([(2, 1)])], ..x.clone() });
         let each = Each { own: own.clone(), of: (0..4).map(of_rank).collect() };
         for rank in 0..4 {
             assert_eq!(each.on(&mesh, rank, &part), Ok(of_rank(rank as u64)), "{rank}");
@@ -150,7 +152,7 @@ mod tests {
         // A sum of what each rank has of a scattered value is another one on each.
         let what = What::Exchange { kind: Collective::ReduceScatter(Reduce::Sum), subs: own.clone(), stages: None };
         let varies = rules.terms.plain(what, vec![x], vec![2], DType::F32);
-        let of = (0..4).map(|_| Held::One(Access::whole(varies, &[2]))).collect();
+        let of = (0..4).map(|_| SymbolicValue::One(TermView::whole(varies, &[2]))).collect();
         assert_eq!(Each { own, of }.gathered(&mut rules).map_err(|e| e.invariant), Err(Invariant::OpOnPieces));
     }
 }

@@ -4,7 +4,7 @@ use super::per_rank::Each;
 use super::rules::{Rules, own_part};
 use crate::Invariant;
 use crate::terms::digits::Digits;
-use crate::terms::{Access, Key, What};
+use crate::terms::{TermKey, TermView, What};
 use crate::violation::Checked;
 use ir::dim::{Dim, IndexMap, Order};
 use ir::mesh::{Mesh, SubAxis};
@@ -14,8 +14,8 @@ use std::rc::Rc;
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Held {
-    One(Access),
+pub enum SymbolicValue {
+    One(TermView),
     Joined(Joined),
     Each(Each),
     /// Sums, each of some of the elements of such parts: all of them together of all elements, each once.
@@ -32,19 +32,19 @@ pub struct Joined {
     /// A rank has only its own part of that index, as large as that of the others, by its place among the ranks of these sub-axes.
     pub own: Vec<SubAxis>,
     /// Shared, since each of a bucket's users reads a few of its many.
-    pub pieces: Rc<[Run]>,
+    pub pieces: Rc<[JoinedPiece]>,
 }
 
 /// So many elements along the index: of a term, in the dims that each part has by itself and one more, or nothing that is known.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Run {
+pub struct JoinedPiece {
     pub count: u64,
-    pub of: Option<Access>,
+    pub of: Option<TermView>,
 }
 
 impl Joined {
     /// The parts along one dim of an access that digits can say of it.
-    pub fn split(mesh: &Mesh, x: &Access, lead: usize, at: u64, count: u64) -> Option<Joined> {
+    pub fn split(mesh: &Mesh, x: &TermView, lead: usize, at: u64, count: u64) -> Option<Joined> {
         let mut pieces = vec![];
         split(mesh, x, lead, at, count, &mut pieces)?;
         Some(Joined { lead, trail: x.dims.len() - lead - 1, own: vec![], pieces: pieces.into() })
@@ -61,45 +61,45 @@ impl Joined {
 
     /// In as few runs as can say it.
     pub fn merged(mut self) -> Joined {
-        let mut pieces: Vec<Run> = vec![];
+        let mut pieces: Vec<JoinedPiece> = vec![];
         for p in self.pieces.iter() {
             match pieces.last_mut().and_then(|last| Some((follow(last, p, self.lead)?, last))) {
                 Some((both, last)) => *last = both,
                 None => pieces.push(p.clone()),
             }
         }
-        let all: Option<Vec<&Access>> = pieces.iter().map(|p| p.of.as_ref()).collect();
+        let all: Option<Vec<&TermView>> = pieces.iter().map(|p| p.of.as_ref()).collect();
         if let Some(x) = all.and_then(|all| in_a_row(&all, self.lead)) {
-            pieces = vec![Run { count: x.dims[self.lead].extent(), of: Some(x) }];
+            pieces = vec![JoinedPiece { count: x.dims[self.lead].extent(), of: Some(x) }];
         }
         self.pieces = pieces.into();
         self
     }
 
     /// One access for a value with dims of these sizes, if that is all.
-    pub fn held(self, mesh: &Mesh, sizes: &[u64]) -> Held {
+    pub fn held(self, mesh: &Mesh, sizes: &[u64]) -> SymbolicValue {
         let mut pieces = self.pieces.iter().filter(|p| p.count > 0);
-        let (Some(Run { of: Some(x), .. }), None) = (pieces.next(), pieces.next()) else { return Held::Joined(self) };
+        let (Some(JoinedPiece { of: Some(x), .. }), None) = (pieces.next(), pieces.next()) else { return SymbolicValue::Joined(self) };
         let middle = &sizes[self.lead..sizes.len() - self.trail];
         let viewed = if self.own.is_empty() {
             x.dims[self.lead].reshaped(middle).map(|new| (x.clone(), new))
         } else {
             let ranks: u64 = self.own.iter().map(|u| mesh[*u].size).product();
             let parts = x.flat().dims[0].reshaped(&[ranks, x.dims[0].extent() / ranks]);
-            let own = parts.and_then(|dims| own_part(mesh, &self.own, &Access { dims, ..x.clone() }));
+            let own = parts.and_then(|dims| own_part(mesh, &self.own, &TermView { dims, ..x.clone() }));
             own.and_then(|x| x.dims[0].reshaped(middle).map(|new| (x, new)))
         };
         match viewed {
             Some((own, new)) => {
                 let (lead, trail) = (&x.dims[..self.lead], &x.dims[self.lead + 1..]);
-                Held::One(Access { dims: [lead, &new, trail].concat(), ..own })
+                SymbolicValue::One(TermView { dims: [lead, &new, trail].concat(), ..own })
             }
-            None => Held::Joined(self),
+            None => SymbolicValue::Joined(self),
         }
     }
 
     /// The runs of several values of one form, cut where any of them begins a new one.
-    pub fn aligned(mesh: &Mesh, all: &[Joined]) -> Checked<Vec<(u64, Vec<Option<Access>>)>> {
+    pub fn aligned(mesh: &Mesh, all: &[Joined]) -> Checked<Vec<(u64, Vec<Option<TermView>>)>> {
         let mut all = all.to_vec();
         if all.iter().any(|j| (j.count(), &j.own) != (all[0].count(), &all[0].own)) {
             return Err(Invariant::BucketAligned.breach("its operands are parts of different buckets"));
@@ -120,12 +120,14 @@ impl Joined {
     }
 
     /// Whether a value, of a rank's own parts or all of them, is this wherever it is known.
-    pub fn agrees(&self, rules: &mut Rules, got: &Held) -> Checked<bool> {
+    pub fn agrees(&self, rules: &mut Rules, got: &SymbolicValue) -> Checked<bool> {
         let got = match got {
-            Held::Joined(j) => j.clone(),
-            Held::Each(e) => e.joined()?,
-            Held::Sums(_) => return Ok(false),
-            Held::One(x) => as_joined(rules.mesh, x, self).ok_or_else(|| Invariant::BucketAligned.breach("it is of ranks' parts, and of others"))?,
+            SymbolicValue::Joined(j) => j.clone(),
+            SymbolicValue::Each(e) => e.joined()?,
+            SymbolicValue::Sums(_) => return Ok(false),
+            SymbolicValue::One(x) => {
+                as_joined(rules.mesh, x, self).ok_or_else(|| Invariant::BucketAligned.breach("it is of ranks' parts, and of others"))?
+            }
         };
         if !self.is_like(&got) {
             return Ok(false);
@@ -151,7 +153,7 @@ impl Joined {
     }
 
     /// The elements from `at` on.
-    pub fn cut(&self, mesh: &Mesh, at: u64, count: u64) -> Checked<Vec<Run>> {
+    pub fn cut(&self, mesh: &Mesh, at: u64, count: u64) -> Checked<Vec<JoinedPiece>> {
         let (mut out, mut start) = (vec![], 0);
         for p in self.pieces.iter() {
             let (from, to) = (at.max(start), (at + count).min(start + p.count));
@@ -164,7 +166,7 @@ impl Joined {
     }
 
     /// All elements, in runs of which none goes across one of these places, which are in order.
-    fn cut_at(&self, mesh: &Mesh, cuts: &[u64]) -> Checked<Vec<Run>> {
+    fn cut_at(&self, mesh: &Mesh, cuts: &[u64]) -> Checked<Vec<JoinedPiece>> {
         let (mut out, mut start, mut cuts) = (vec![], 0, cuts);
         for p in self.pieces.iter() {
             let mut from = 0;
@@ -180,9 +182,9 @@ impl Joined {
     }
 
     /// Appends elements of a run.
-    fn within(&self, mesh: &Mesh, p: &Run, at: u64, count: u64, out: &mut Vec<Run>) -> Checked<()> {
+    fn within(&self, mesh: &Mesh, p: &JoinedPiece, at: u64, count: u64, out: &mut Vec<JoinedPiece>) -> Checked<()> {
         match &p.of {
-            None => out.push(Run { count, of: None }),
+            None => out.push(JoinedPiece { count, of: None }),
             Some(x) => {
                 split(mesh, x, self.lead, at, count, out).ok_or_else(|| Invariant::DigitView.breach("a part of a run that digits cannot say"))?
             }
@@ -192,12 +194,12 @@ impl Joined {
 }
 
 /// Appends elements along dim `k` of an access, in as few runs as digits can say.
-fn split(mesh: &Mesh, x: &Access, k: usize, at: u64, count: u64, out: &mut Vec<Run>) -> Option<()> {
+fn split(mesh: &Mesh, x: &TermView, k: usize, at: u64, count: u64, out: &mut Vec<JoinedPiece>) -> Option<()> {
     if count == 0 {
         return Some(());
     }
     if let Some(part) = x.part(mesh, k, at, &vec![], &[(count, 1)]) {
-        out.push(Run { count, of: Some(part) });
+        out.push(JoinedPiece { count, of: Some(part) });
         return Some(());
     }
     let end = at + count;
@@ -221,13 +223,13 @@ fn split(mesh: &Mesh, x: &Access, k: usize, at: u64, count: u64, out: &mut Vec<R
 }
 
 /// Two runs as one, if the second goes on where the first ends.
-fn follow(a: &Run, b: &Run, place: usize) -> Option<Run> {
+fn follow(a: &JoinedPiece, b: &JoinedPiece, place: usize) -> Option<JoinedPiece> {
     let (x, y) = (a.of.as_ref()?, b.of.as_ref()?);
-    let around = |x: &Access| (x.dims[..place].to_vec(), x.dims[place + 1..].to_vec());
+    let around = |x: &TermView| (x.dims[..place].to_vec(), x.dims[place + 1..].to_vec());
     if (x.term, &x.coords) != (y.term, &y.coords) || around(x) != around(y) {
         return None;
     }
-    let steps = |x: &Access| x.dims[place].iter().collect::<Vec<_>>();
+    let steps = |x: &TermView| x.dims[place].iter().collect::<Vec<_>>();
     let ahead = y.offset.checked_sub(x.offset)?;
     let step = match (steps(x).as_slice(), steps(y).as_slice()) {
         ([(_, s)], [(_, t)]) if s == t => *s,
@@ -238,18 +240,18 @@ fn follow(a: &Run, b: &Run, place: usize) -> Option<Run> {
     let count = a.count + b.count;
     let mut all = x.clone();
     all.dims[place] = Digits::new([(count, step)]);
-    (ahead == a.count * step).then_some(Run { count, of: Some(all) })
+    (ahead == a.count * step).then_some(JoinedPiece { count, of: Some(all) })
 }
 
 /// All elements of a parameter or state, row-major.
-pub fn source(rules: &mut Rules, op: Op, index: &[IndexMap], dtype: DType) -> Access {
+pub fn source(rules: &mut Rules, op: Op, index: &[IndexMap], dtype: DType) -> TermView {
     let maps = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
     let sizes: Vec<u64> = index.iter().map(IndexMap::len).collect();
-    Access::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
+    TermView::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
 }
 
 /// The elements of a bucket, from what its pieces are; nothing is known of what lies between them.
-pub fn bucket(b: &Bucket, of: &mut dyn FnMut(&Piece) -> Checked<Access>) -> Checked<Joined> {
+pub fn bucket(b: &Bucket, of: &mut dyn FnMut(&Piece) -> Checked<TermView>) -> Checked<Joined> {
     let (mut pieces, mut end) = (vec![], 0);
     for p in &b.pieces {
         let gap = p.at.checked_sub(end).ok_or_else(|| Invariant::BucketPieces.breach("pieces of a bucket overlap"))?;
@@ -258,27 +260,27 @@ pub fn bucket(b: &Bucket, of: &mut dyn FnMut(&Piece) -> Checked<Access>) -> Chec
         if count != p.elements() {
             return Err(Invariant::BucketPieces.breach("a piece of a bucket is not as large as its parameter"));
         }
-        pieces.extend([Run { count: gap, of: None }, Run { count, of: Some(x) }]);
+        pieces.extend([JoinedPiece { count: gap, of: None }, JoinedPiece { count, of: Some(x) }]);
         end = p.at + count;
     }
     let rest = b.size.checked_sub(end).ok_or_else(|| Invariant::BucketPieces.breach("a bucket is smaller than its pieces"))?;
-    pieces.push(Run { count: rest, of: None });
+    pieces.push(JoinedPiece { count: rest, of: None });
     pieces.retain(|p| p.count > 0);
     Ok(Joined { lead: 0, trail: 0, own: vec![], pieces: pieces.into() })
 }
 
 /// A value in another precision.
-pub fn cast(rules: &mut Rules, x: Access, dtype: DType) -> Access {
+pub fn cast(rules: &mut Rules, x: TermView, dtype: DType) -> TermView {
     if rules.terms.key(x.term).dtype == dtype {
         return x;
     }
     let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
     let labels = vec![(0..sizes.len() as u32).map(Dim).collect(); 2];
-    rules.apply(Key { what: What::Op(Op::Cast, vec![]), args: vec![x], labels, sizes, dtype })
+    rules.apply(TermKey { what: What::Op(Op::Cast, vec![]), args: vec![x], labels, sizes, dtype })
 }
 
 /// One access as ranks' own parts of a value in one dim, or all of it.
-pub fn as_joined(mesh: &Mesh, x: &Access, shape: &Joined) -> Option<Joined> {
+pub fn as_joined(mesh: &Mesh, x: &TermView, shape: &Joined) -> Option<Joined> {
     let mut digits = vec![];
     for u in &shape.own {
         match x.coords.iter().find(|c| c.0 == *u) {
@@ -290,12 +292,12 @@ pub fn as_joined(mesh: &Mesh, x: &Access, shape: &Joined) -> Option<Joined> {
     let all = Digits::new(digits);
     let coords = x.coords.iter().filter(|c| !shape.own.contains(&c.0)).cloned().collect();
     let count = all.extent();
-    let of = Some(Access { dims: vec![all], coords, ..x.clone() });
-    Some(Joined { lead: 0, trail: 0, own: shape.own.clone(), pieces: [Run { count, of }].into() })
+    let of = Some(TermView { dims: vec![all], coords, ..x.clone() });
+    Some(Joined { lead: 0, trail: 0, own: shape.own.clone(), pieces: [JoinedPiece { count, of }].into() })
 }
 
 /// Equal parts of a term, each as far behind the one before along dim `place`: one part of it.
-fn in_a_row(all: &[&Access], place: usize) -> Option<Access> {
+fn in_a_row(all: &[&TermView], place: usize) -> Option<TermView> {
     let first = *all.first()?;
     let step = match all.get(1) {
         Some(x) => x.offset.checked_sub(first.offset)?,
@@ -327,7 +329,7 @@ mod tests {
         let mesh = Mesh::new(1, 1, 1, 1, 1);
         let mut rules = Rules::new(&mesh);
         let term = rules.terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![200], DType::F32);
-        let x = Access { term, offset: 0, coords: vec![], dims: vec![Digits::new([(2, 100), (3, 10), (2, 1)])] };
+        let x = TermView { term, offset: 0, coords: vec![], dims: vec![Digits::new([(2, 100), (3, 10), (2, 1)])] };
         for at in 0..12 {
             for count in 1..=12 - at {
                 let runs = Joined::split(&mesh, &x, 0, at, count).expect("runs");
@@ -348,9 +350,9 @@ mod tests {
             }
         }
         // Where a term has all of them in order, the runs are one again.
-        let all = Access::whole(term, &[12]);
+        let all = TermView::whole(term, &[12]);
         let [a, b, c] = [(0, 5), (5, 1), (6, 6)].map(|(at, n)| Joined::split(&mesh, &all, 0, at, n).expect("runs").pieces);
         let joined = Joined { lead: 0, trail: 0, own: vec![], pieces: [a, b, c].concat().into() };
-        assert_eq!(joined.merged().held(&mesh, &[3, 4]), Held::One(Access::whole(term, &[3, 4])));
+        assert_eq!(joined.merged().held(&mesh, &[3, 4]), SymbolicValue::One(TermView::whole(term, &[3, 4])));
     }
 }

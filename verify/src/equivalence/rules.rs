@@ -1,9 +1,9 @@
 //! One form for what graphs may say in several ways: terms of ops on parts of values, of sums over ranks, and of sums of sums.
 
 use super::alike::part_of;
-use crate::terms::digits::{Digits, Form, add};
+use crate::terms::digits::{Digits, LinearForm, add};
 use crate::terms::normal::through;
-use crate::terms::{Access, Key, Made, Term, Terms, What};
+use crate::terms::{Made, Term, TermKey, TermView, Terms, What};
 use hashbrown::{HashMap, HashSet};
 use ir::dim::{Base, Dim};
 use ir::graph::{Body, Value};
@@ -18,15 +18,15 @@ pub struct Rules<'a> {
     pub mesh: &'a Mesh,
     pub terms: Terms,
     /// Per term with a key of its own: the access to an older one that it is.
-    same: HashMap<Term, Access>,
+    same: HashMap<Term, TermView>,
     /// Terms by op, operands and type, their dims left out.
     alike: HashMap<(What, Vec<Term>, DType), Vec<Term>>,
     /// Per term: along which sub-axes it may differ.
     varies: Vec<Subs>,
     /// Linear functions of whole terms, along one dim.
-    pub linear: HashMap<(What, Term), Access>,
+    pub linear: HashMap<(What, Term), TermView>,
     /// Values of graphs before that digits cannot say of others.
-    pub copied: HashSet<Access>,
+    pub copied: HashSet<TermView>,
 }
 
 pub fn bits<'s>(subs: impl IntoIterator<Item = &'s SubAxis>) -> Subs {
@@ -41,7 +41,7 @@ pub fn in_rank_order(subs: &[SubAxis]) -> Vec<SubAxis> {
     out
 }
 
-pub fn of_coords(x: &Access) -> Subs {
+pub fn of_coords(x: &TermView) -> Subs {
     bits(x.coords.iter().map(|c| &c.0))
 }
 
@@ -96,13 +96,13 @@ impl<'a> Rules<'a> {
         matches!(&self.terms.key(term).what, What::Op(Op::Const(c), _) if c.0 == 0.0)
     }
 
-    pub fn zero(&mut self, dtype: DType) -> Access {
+    pub fn zero(&mut self, dtype: DType) -> TermView {
         let what = What::Op(Op::Const(Real(0.0)), vec![]);
-        Access::whole(self.terms.intern(Key { what, args: vec![], labels: vec![vec![]], sizes: vec![], dtype }), &[])
+        TermView::whole(self.terms.intern(TermKey { what, args: vec![], labels: vec![vec![]], sizes: vec![], dtype }), &[])
     }
 
     /// What a node is, if digits can say it of its operands as they are.
-    pub fn value(&mut self, body: &Body, v: Value, args: &[Access]) -> Option<Access> {
+    pub fn value(&mut self, body: &Body, v: Value, args: &[TermView]) -> Option<TermView> {
         let (base, scalar) = (|b: &Base| Some(b.clone()), |s: &Scalar| Some(s.clone()));
         Some(match self.terms.made(self.mesh, body, v, args, &base, &scalar)? {
             Made::View(x) => x,
@@ -111,16 +111,16 @@ impl<'a> Rules<'a> {
     }
 
     /// The value of a node whose operands are these. None if a view cannot be said in digits.
-    pub fn node(&mut self, body: &Body, v: Value, args: &[Access]) -> Option<Access> {
+    pub fn node(&mut self, body: &Body, v: Value, args: &[TermView]) -> Option<TermView> {
         if let Some(x) = self.value(body, v, args) {
             return Some(x);
         }
-        let stored: Vec<Access> = args.iter().zip(&body[v].args).map(|(x, a)| self.terms.stored(x, body[*a].ty.dtype)).collect();
+        let stored: Vec<TermView> = args.iter().zip(&body[v].args).map(|(x, a)| self.terms.stored(x, body[*a].ty.dtype)).collect();
         self.value(body, v, &stored)
     }
 
     /// The value of a node whose operands, and result, have `count` elements of a dim.
-    pub fn piece(&mut self, body: &Body, v: Value, args: &[Access], along: Dim, count: u64) -> Option<Access> {
+    pub fn piece(&mut self, body: &Body, v: Value, args: &[TermView], along: Dim, count: u64) -> Option<TermView> {
         let (base, scalar) = (|b: &Base| Some(b.clone()), |s: &Scalar| Some(s.clone()));
         match self.terms.made(self.mesh, body, v, args, &base, &scalar)? {
             Made::View(x) => Some(x),
@@ -146,7 +146,7 @@ impl<'a> Rules<'a> {
     }
 
     /// An op of operands, in one form.
-    pub fn apply(&mut self, mut key: Key) -> Access {
+    pub fn apply(&mut self, mut key: TermKey) -> TermView {
         // Of real numbers, which no mark on a product rounds.
         if let What::Op(Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }, _) = &mut key.what {
             *tf32 = false;
@@ -162,7 +162,7 @@ impl<'a> Rules<'a> {
                 for (k, other) in [(0, 1), (1, 0)] {
                     if zero(k) && (zero(other) || key.labels[other].is_empty()) {
                         let dims = own.iter().map(|n| Digits::new([(*n, 0)])).collect();
-                        return Access { offset: 0, coords: vec![], dims, term: key.args[k].term };
+                        return TermView { offset: 0, coords: vec![], dims, term: key.args[k].term };
                     }
                 }
             }
@@ -175,8 +175,8 @@ impl<'a> Rules<'a> {
             Op::Select if scalar && self.is_zero(key.args[2].term) => {
                 let masked = self.terms.key(key.args[1].term).clone();
                 if masked.what == What::Op(Op::Add, vec![]) && masked.labels.last().is_some_and(Vec::is_empty) {
-                    let of = |x: &Access| Key { args: vec![key.args[0].clone(), x.clone(), key.args[2].clone()], ..key.clone() };
-                    let keys: Vec<Key> = masked.args.iter().map(of).collect();
+                    let of = |x: &TermView| TermKey { args: vec![key.args[0].clone(), x.clone(), key.args[2].clone()], ..key.clone() };
+                    let keys: Vec<TermKey> = masked.args.iter().map(of).collect();
                     let terms = keys.into_iter().map(|k| self.apply(k)).collect();
                     return self.sum(terms);
                 }
@@ -191,12 +191,12 @@ impl<'a> Rules<'a> {
     }
 
     /// The term of a key whose result has dims of these sizes, or the access to an older term that it is.
-    pub fn known(&mut self, mut key: Key, own: &[u64]) -> Access {
+    pub fn known(&mut self, mut key: TermKey, own: &[u64]) -> TermView {
         let spread = spread(&mut key);
         let sizes: Vec<u64> = own.iter().enumerate().map(|(i, n)| if spread.contains(&i) { 1 } else { *n }).collect();
         let fresh = self.terms.count();
         let term = self.terms.intern(key);
-        let plain = Access::whole(term, &sizes);
+        let plain = TermView::whole(term, &sizes);
         let known = if term.0 as usize >= fresh && !self.is_same(term) { None } else { self.same.get(&term) };
         let mut out = known.and_then(|x| through(&plain, x)).unwrap_or(plain);
         for i in spread {
@@ -237,8 +237,8 @@ impl<'a> Rules<'a> {
 
 /// Takes from an op the dims along which all of its operands are spread out, as its result then is, and says
 /// which of the result's they are.
-fn spread(key: &mut Key) -> Vec<usize> {
-    let Key { what: What::Op(op, _), args, labels, sizes, .. } = key else { return vec![] };
+fn spread(key: &mut TermKey) -> Vec<usize> {
+    let TermKey { what: What::Op(op, _), args, labels, sizes, .. } = key else { return vec![] };
     let (Some((own, rows)), true) = (labels.split_last(), op.is_pointwise() || matches!(op, Op::Dot { .. })) else { return vec![] };
     let mut out = vec![];
     for (i, d) in own.iter().enumerate() {
@@ -253,9 +253,9 @@ fn spread(key: &mut Key) -> Vec<usize> {
 }
 
 /// The part along the first dim that belongs to a rank, counted by its coordinates.
-pub fn own_part(mesh: &Mesh, subs: &[SubAxis], x: &Access) -> Option<Access> {
+pub fn own_part(mesh: &Mesh, subs: &[SubAxis], x: &TermView) -> Option<TermView> {
     let sizes: Vec<u64> = subs.iter().map(|u| mesh[*u].size).collect();
     let (first, rest) = x.dims.split_first()?;
-    let form: Form = subs.iter().copied().zip(first.reshaped(&sizes)?).collect();
-    Some(Access { term: x.term, offset: x.offset, coords: add(&x.coords, &form)?, dims: rest.to_vec() })
+    let form: LinearForm = subs.iter().copied().zip(first.reshaped(&sizes)?).collect();
+    Some(TermView { term: x.term, offset: x.offset, coords: add(&x.coords, &form)?, dims: rest.to_vec() })
 }

@@ -1,11 +1,11 @@
 //! Graphs on terms. All classes of stages run side by side, since a sum over stages is of what each of them has then.
 
 use super::per_rank::Each;
-use super::pieces::{self, Held, Joined};
+use super::pieces::{self, Joined, SymbolicValue};
 use super::rules::{self, Rules};
-use super::step::Step;
-use super::{Class, place};
-use crate::terms::{Access, Index, What};
+use super::step::NodeEvaluator;
+use super::{StageClass, place};
+use crate::terms::{Index, TermView, What};
 use crate::violation::{Breach, Checked, fail};
 use crate::{Invariant, Violation};
 use ir::dim::Order;
@@ -18,26 +18,26 @@ use std::collections::BTreeMap;
 
 /// What can be seen of a step from outside.
 #[derive(Default)]
-pub struct Outcome {
-    pub reports: BTreeMap<u32, (Value, Held)>,
+pub struct ClassOutcome {
+    pub reports: BTreeMap<u32, (Value, SymbolicValue)>,
     /// By slot: the new parameter and its states.
-    pub updates: BTreeMap<u32, (Value, Held, Vec<Held>)>,
-    pub limits: Vec<(u64, Held)>,
+    pub updates: BTreeMap<u32, (Value, SymbolicValue, Vec<SymbolicValue>)>,
+    pub limits: Vec<(u64, SymbolicValue)>,
     /// In order.
-    pub sent: BTreeMap<(i64, Channel), Vec<(Value, Held)>>,
+    pub sent: BTreeMap<(i64, Channel), Vec<(Value, SymbolicValue)>>,
     /// By bucket: the ranks that have parts of its states.
     pub owners: BTreeMap<u32, Vec<SubAxis>>,
 }
 
 /// What classes gave to the n-th collective across some stages, by class, and what comes of it.
-type Meetings = BTreeMap<(Vec<u64>, usize), (BTreeMap<usize, Held>, Option<Held>)>;
+type Meetings = BTreeMap<(Vec<u64>, usize), (BTreeMap<usize, SymbolicValue>, Option<SymbolicValue>)>;
 
 /// Runs the graphs of all classes, those before or those after.
-pub fn all(rules: &mut Rules, classes: &[Class], before: bool) -> Result<Vec<Outcome>, Violation> {
-    let mut runs: Vec<Run> = classes.iter().enumerate().map(|(number, class)| Run::new(number, class, before)).collect();
+pub fn all(rules: &mut Rules, classes: &[StageClass], before: bool) -> Result<Vec<ClassOutcome>, Violation> {
+    let mut runs: Vec<GraphRun> = classes.iter().enumerate().map(|(number, class)| GraphRun::new(number, class, before)).collect();
     let mut meetings = Meetings::new();
     loop {
-        let at = |runs: &[Run]| runs.iter().map(|r| r.values.len()).sum::<usize>();
+        let at = |runs: &[GraphRun]| runs.iter().map(|r| r.values.len()).sum::<usize>();
         let start = at(&runs);
         for run in &mut runs {
             while run.next(rules, classes, &mut meetings)? {}
@@ -52,21 +52,21 @@ pub fn all(rules: &mut Rules, classes: &[Class], before: bool) -> Result<Vec<Out
 }
 
 /// A graph as far as it has run.
-struct Run<'a> {
+struct GraphRun<'a> {
     number: usize,
-    class: &'a Class<'a>,
+    class: &'a StageClass<'a>,
     local: &'a Local,
     before: bool,
-    values: Vec<Held>,
+    values: Vec<SymbolicValue>,
     received: BTreeMap<(i64, Channel), usize>,
     met: BTreeMap<Vec<u64>, usize>,
-    out: Outcome,
+    out: ClassOutcome,
 }
 
-impl<'a> Run<'a> {
-    fn new(number: usize, class: &'a Class, before: bool) -> Run<'a> {
+impl<'a> GraphRun<'a> {
+    fn new(number: usize, class: &'a StageClass, before: bool) -> GraphRun<'a> {
         let local = if before { class.before } else { class.after };
-        Run { number, class, local, before, values: vec![], received: BTreeMap::new(), met: BTreeMap::new(), out: Outcome::default() }
+        GraphRun { number, class, local, before, values: vec![], received: BTreeMap::new(), met: BTreeMap::new(), out: ClassOutcome::default() }
     }
 
     fn fail<T>(&self, breach: Breach, v: Value) -> Result<T, Violation> {
@@ -74,14 +74,14 @@ impl<'a> Run<'a> {
     }
 
     /// Runs one node, unless there is none left or it waits for other stages.
-    fn next(&mut self, rules: &mut Rules, classes: &[Class], meetings: &mut Meetings) -> Result<bool, Violation> {
+    fn next(&mut self, rules: &mut Rules, classes: &[StageClass], meetings: &mut Meetings) -> Result<bool, Violation> {
         let (local, v) = (self.local, Value(self.values.len() as u32));
         let body = &local.body;
         let (Some(node), Some(chunk)) = (body.nodes.get(v.index()), local.chunks.get(v.index())) else { return Ok(false) };
         if !chunk.per_microbatch() && rules.asks_for_microbatch(body, v) {
             return self.fail(Invariant::RewrittenOnce.breach("what runs once asks for the microbatch"), v);
         }
-        let args: Vec<Held> = node.args.iter().map(|a| self.seen(rules, *a, Some(*chunk))).collect();
+        let args: Vec<SymbolicValue> = node.args.iter().map(|a| self.seen(rules, *a, Some(*chunk))).collect();
         let value = match &node.op {
             Op::Collective { stages: Some(stages), .. } => {
                 let number = self.met.get(stages).copied().unwrap_or(0);
@@ -99,15 +99,15 @@ impl<'a> Run<'a> {
                 *number += 1;
                 let what = What::Message { hops: *hops, channel: *channel, number: self.class.first_message + *number - 1 };
                 let sizes = sizes(local, v);
-                Ok(Held::One(Access::whole(rules.terms.plain(what, vec![], vec![sizes.iter().product()], node.ty.dtype), &sizes)))
+                Ok(SymbolicValue::One(TermView::whole(rules.terms.plain(what, vec![], vec![sizes.iter().product()], node.ty.dtype), &sizes)))
             }
             Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_) => self.source(rules, v),
             op => self.made(rules, v, op, &args),
         };
         let value = value.or_else(|e| self.fail(e, v))?;
         // What the graph was made from says of its values where they are the same; and that is proved of it.
-        if let (true, Held::One(x), Some((_, sharding))) = (self.before, &value, &local.source[v.index()])
-            && x.flat() == Access::whole(x.term, &[body.elements(v)])
+        if let (true, SymbolicValue::One(x), Some((_, sharding))) = (self.before, &value, &local.source[v.index()])
+            && x.flat() == TermView::whole(x.term, &[body.elements(v)])
         {
             let same = local.mesh.ids().filter(|u| sharding[*u] == Placement::Replicated);
             rules.same_along(x.term, rules::bits(&same.collect::<Vec<_>>()));
@@ -122,15 +122,15 @@ impl<'a> Run<'a> {
     }
 
     /// A parameter, state, input or table.
-    fn source(&mut self, rules: &mut Rules, v: Value) -> Checked<Held> {
+    fn source(&mut self, rules: &mut Rules, v: Value) -> Checked<SymbolicValue> {
         let (local, class) = (self.local, self.class);
         let node = &local.body[v];
         let (Op::Param(slot) | Op::State(slot, _)) = node.op else {
-            return Ok(Held::One(self.held(rules, v, node.op.clone(), node.ty.dtype)));
+            return Ok(SymbolicValue::One(self.held(rules, v, node.op.clone(), node.ty.dtype)));
         };
         if let Some(k) = (slot as usize).checked_sub(local.params.len()) {
             let b = local.buckets.get(k).ok_or_else(|| Invariant::BucketExists.breach("there is no such bucket"))?;
-            let (held, own) = Step { rules, body: &local.body, v, before: self.before }.bucket(b, &node.op, class.first_slot)?;
+            let (held, own) = NodeEvaluator { rules, body: &local.body, v, before: self.before }.bucket(b, &node.op, class.first_slot)?;
             if let Op::State(..) = node.op
                 && *self.out.owners.entry(slot).or_insert(own.clone()) != own
             {
@@ -145,7 +145,7 @@ impl<'a> Run<'a> {
         // Where passes compute with copies, the weights are the first state.
         let copied = !self.before && class.training.copied.contains(&own);
         let (weights, slot) = (Op::Param(class.first_slot + own), class.first_slot + own);
-        Ok(Held::One(match (&node.op, copied) {
+        Ok(SymbolicValue::One(match (&node.op, copied) {
             (Op::Param(_), true) => {
                 let x = self.held(rules, v, weights, DType::F32);
                 pieces::cast(rules, x, node.ty.dtype)
@@ -156,24 +156,26 @@ impl<'a> Run<'a> {
         }))
     }
 
-    fn held(&self, rules: &mut Rules, v: Value, op: Op, dtype: DType) -> Access {
+    fn held(&self, rules: &mut Rules, v: Value, op: Op, dtype: DType) -> TermView {
         let body = &self.local.body;
         let maps: Vec<Index> = body.dims_of(v).iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
         let sizes = sizes(self.local, v);
-        Access::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
+        TermView::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
     }
 
     /// What an op makes of values that ranks have each.
-    fn each(&self, rules: &mut Rules, v: Value, op: &Op, args: &[Held]) -> Checked<Option<Held>> {
+    fn each(&self, rules: &mut Rules, v: Value, op: &Op, args: &[SymbolicValue]) -> Checked<Option<SymbolicValue>> {
         let body = &self.local.body;
         let node = &body[v];
-        let own = |j: &Held| matches!(j, Held::Joined(j) if !j.own.is_empty() && (j.lead, j.trail) == (0, 0));
+        let own = |j: &SymbolicValue| matches!(j, SymbolicValue::Joined(j) if !j.own.is_empty() && (j.lead, j.trail) == (0, 0));
         let parts = match (op, args.first()) {
-            (Op::Slice { .. }, Some(x @ Held::Joined(j))) if own(x) => Some([Held::Each(Each::of_parts(rules, j, body[node.args[0]].ty.dtype)?)]),
+            (Op::Slice { .. }, Some(x @ SymbolicValue::Joined(j))) if own(x) => {
+                Some([SymbolicValue::Each(Each::of_parts(rules, j, body[node.args[0]].ty.dtype)?)])
+            }
             _ => None,
         };
         let args = parts.as_ref().map_or(args, |p| &p[..]);
-        let Some(all) = args.iter().find_map(|x| if let Held::Each(e) = x { Some(e) } else { None }) else { return Ok(None) };
+        let Some(all) = args.iter().find_map(|x| if let SymbolicValue::Each(e) = x { Some(e) } else { None }) else { return Ok(None) };
         if let Op::Collective { kind, subs, stages, part } = op {
             let (subs, arg, own) = (rules::in_rank_order(subs), body.dims_of(node.args[0]), body.dims_of(v));
             let gathers = *kind == Collective::AllGather && stages.is_none() && subs == all.own;
@@ -186,28 +188,28 @@ impl<'a> Run<'a> {
         }
         let mut of = vec![];
         for rank in 0..all.of.len() {
-            let args: Vec<Held> = args.iter().map(|x| all.on(rules.mesh, rank, x)).collect::<Checked<_>>()?;
+            let args: Vec<SymbolicValue> = args.iter().map(|x| all.on(rules.mesh, rank, x)).collect::<Checked<_>>()?;
             of.push(self.made(rules, v, op, &args)?);
         }
-        Ok(Some(Held::Each(Each { own: all.own.clone(), of: of.into() })))
+        Ok(Some(SymbolicValue::Each(Each { own: all.own.clone(), of: of.into() })))
     }
 
     /// What an op makes of operands.
-    fn made(&self, rules: &mut Rules, v: Value, op: &Op, args: &[Held]) -> Checked<Held> {
+    fn made(&self, rules: &mut Rules, v: Value, op: &Op, args: &[SymbolicValue]) -> Checked<SymbolicValue> {
         let body = &self.local.body;
         if let Some(each) = self.each(rules, v, op, args)? {
             return Ok(each);
         }
-        let plain: Option<Vec<Access>> = args.iter().map(|a| if let Held::One(x) = a { Some(x.clone()) } else { None }).collect();
-        let step = |rules| Step { rules, body, v, before: self.before };
+        let plain: Option<Vec<TermView>> = args.iter().map(|a| if let SymbolicValue::One(x) = a { Some(x.clone()) } else { None }).collect();
+        let step = |rules| NodeEvaluator { rules, body, v, before: self.before };
         match (op, plain) {
             (Op::Concat { from, to }, _) => step(rules).concat(args, from, *to),
-            (Op::Collective { .. }, Some(x)) => Ok(Held::One(rules.collective(body, v, &x[0]))),
+            (Op::Collective { .. }, Some(x)) => Ok(SymbolicValue::One(rules.collective(body, v, &x[0]))),
             (_, Some(x)) => {
                 let found = match (rules.value(body, v, &x), op) {
-                    (Some(x), _) => Some(Held::One(x)),
+                    (Some(x), _) => Some(SymbolicValue::One(x)),
                     (None, Op::Slice { from, to: Some(_), at }) => step(rules).slice(&x[0], *from, *at),
-                    (None, _) => rules.node(body, v, &x).map(Held::One),
+                    (None, _) => rules.node(body, v, &x).map(SymbolicValue::One),
                 };
                 found.ok_or_else(|| Invariant::DigitView.breach("it is a view that digits cannot say"))
             }
@@ -219,11 +221,11 @@ impl<'a> Run<'a> {
     fn meet(
         &self,
         rules: &mut Rules,
-        classes: &[Class],
-        (given, known): &mut (BTreeMap<usize, Held>, Option<Held>),
+        classes: &[StageClass],
+        (given, known): &mut (BTreeMap<usize, SymbolicValue>, Option<SymbolicValue>),
         v: Value,
-        x: &Held,
-    ) -> Checked<Option<Held>> {
+        x: &SymbolicValue,
+    ) -> Checked<Option<SymbolicValue>> {
         let (local, dtype) = (self.local, self.local.body[v].ty.dtype);
         let Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs, stages: Some(stages), .. } = &local.body[v].op else {
             return Err(Invariant::StageSum.breach("it is no sum over stages"));
@@ -236,30 +238,32 @@ impl<'a> Run<'a> {
             let over = What::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs: rules::in_rank_order(subs), stages: None };
             e.insert(match x {
                 x if subs.is_empty() => flat(x),
-                Held::One(x) => Held::One(rules.linear(&over, x, dtype).flat()),
-                Held::Joined(j) => Held::Joined(Step { rules, body: &local.body, v, before: self.before }.linear(j, &over)),
-                Held::Each(_) | Held::Sums(_) => return Err(Invariant::StageSum.breach("it is a sum of what ranks have each")),
+                SymbolicValue::One(x) => SymbolicValue::One(rules.linear(&over, x, dtype).flat()),
+                SymbolicValue::Joined(j) => {
+                    SymbolicValue::Joined(NodeEvaluator { rules, body: &local.body, v, before: self.before }.linear(j, &over))
+                }
+                SymbolicValue::Each(_) | SymbolicValue::Sums(_) => return Err(Invariant::StageSum.breach("it is a sum of what ranks have each")),
             });
         }
         if given.keys().map(|class| of(*class).len()).sum::<usize>() < stages.len() {
             return Ok(None);
         }
         if known.is_none() {
-            let parts: Vec<(Vec<u64>, Held)> = given.iter().map(|(class, x)| (of(*class), x.clone())).collect();
+            let parts: Vec<(Vec<u64>, SymbolicValue)> = given.iter().map(|(class, x)| (of(*class), x.clone())).collect();
             *known = Some(sum(rules, parts, dtype)?);
         }
         let sizes = sizes(local, v);
         match known.clone() {
-            Some(Held::One(x)) => {
+            Some(SymbolicValue::One(x)) => {
                 let dims = x.dims[0].reshaped(&sizes).ok_or_else(|| Invariant::StagesAlike.breach("stages give values of different sizes"))?;
-                Ok(Some(Held::One(Access { dims, ..x })))
+                Ok(Some(SymbolicValue::One(TermView { dims, ..x })))
             }
             joined => Ok(joined),
         }
     }
 
     /// What the graph leaves.
-    fn outcome(mut self, rules: &mut Rules) -> Result<Outcome, Violation> {
+    fn outcome(mut self, rules: &mut Rules) -> Result<ClassOutcome, Violation> {
         let local = self.local;
         for (report, v) in &local.reports {
             let x = flat(&self.seen(rules, *v, None));
@@ -278,7 +282,7 @@ impl<'a> Run<'a> {
 
     /// An operand as its user sees it, or none: what a step leaves. What is accumulated over microbatches is their sum where they all are behind; what is not, the last
     /// one's, unless it is the same in all of them.
-    fn seen(&self, rules: &mut Rules, a: Value, user: Option<Chunk>) -> Held {
+    fn seen(&self, rules: &mut Rules, a: Value, user: Option<Chunk>) -> SymbolicValue {
         let (local, held) = (self.local, &self.values[a.index()]);
         let from = local.chunks[a.index()];
         let behind = user.is_none_or(|to| !to.per_microbatch() || from == Chunk::Prologue && to != Chunk::Prologue);
@@ -290,53 +294,59 @@ impl<'a> Run<'a> {
     }
 
     /// What microbatches leave of a value, if they are all behind.
-    fn behind(&self, rules: &mut Rules, a: Value, what: &What, held: &Held) -> Held {
+    fn behind(&self, rules: &mut Rules, a: Value, what: &What, held: &SymbolicValue) -> SymbolicValue {
         let (body, batches) = (&self.local.body, rules::bits(&rules.batches()));
-        let differs = |x: &Access, rules: &mut Rules| (rules.varies(x.term) | rules::of_coords(x)) & batches != 0;
+        let differs = |x: &TermView, rules: &mut Rules| (rules.varies(x.term) | rules::of_coords(x)) & batches != 0;
         let last = *what == What::Last;
         match held {
-            Held::One(x) if last && !differs(x, rules) => held.clone(),
-            Held::Joined(j) | Held::Sums(j) if last && !j.pieces.iter().filter_map(|p| p.of.as_ref()).any(|x| differs(x, rules)) => held.clone(),
-            Held::Sums(j) => Held::Sums(Step { rules, body, v: a, before: false }.linear(j, what)),
-            Held::One(x) => Held::One(rules.linear(what, x, body[a].ty.dtype)),
-            Held::Joined(j) => Held::Joined(Step { rules, body, v: a, before: false }.linear(j, what)),
-            Held::Each(e) => Held::Each(Each { own: e.own.clone(), of: e.of.iter().map(|x| self.behind(rules, a, what, x)).collect() }),
+            SymbolicValue::One(x) if last && !differs(x, rules) => held.clone(),
+            SymbolicValue::Joined(j) | SymbolicValue::Sums(j)
+                if last && !j.pieces.iter().filter_map(|p| p.of.as_ref()).any(|x| differs(x, rules)) =>
+            {
+                held.clone()
+            }
+            SymbolicValue::Sums(j) => SymbolicValue::Sums(NodeEvaluator { rules, body, v: a, before: false }.linear(j, what)),
+            SymbolicValue::One(x) => SymbolicValue::One(rules.linear(what, x, body[a].ty.dtype)),
+            SymbolicValue::Joined(j) => SymbolicValue::Joined(NodeEvaluator { rules, body, v: a, before: false }.linear(j, what)),
+            SymbolicValue::Each(e) => {
+                SymbolicValue::Each(Each { own: e.own.clone(), of: e.of.iter().map(|x| self.behind(rules, a, what, x)).collect() })
+            }
         }
     }
 }
 
 /// The sum of what stages give, in one dim each; those of each list give one of them.
-fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Checked<Held> {
-    let (stages, given): (Vec<Vec<u64>>, Vec<Held>) = given.into_iter().unzip();
-    if given.iter().any(|x| matches!(x, Held::Sums(_))) {
+fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, SymbolicValue)>, dtype: DType) -> Checked<SymbolicValue> {
+    let (stages, given): (Vec<Vec<u64>>, Vec<SymbolicValue>) = given.into_iter().unzip();
+    if given.iter().any(|x| matches!(x, SymbolicValue::Sums(_))) {
         return Err(Invariant::StagesAlike.breach("stages give sums of what is in pieces"));
     }
-    let shape = given.iter().find_map(|x| if let Held::Joined(j) = x { Some(j.clone()) } else { None });
+    let shape = given.iter().find_map(|x| if let SymbolicValue::Joined(j) = x { Some(j.clone()) } else { None });
     let Some(shape) = shape else {
-        let all: Vec<Access> = given.into_iter().filter_map(|x| if let Held::One(x) = x { Some(x) } else { None }).collect();
+        let all: Vec<TermView> = given.into_iter().filter_map(|x| if let SymbolicValue::One(x) = x { Some(x) } else { None }).collect();
         if all.iter().any(|x| x.dims[0].extent() != all[0].dims[0].extent()) {
             return Err(Invariant::StagesAlike.breach("stages give values of different sizes"));
         }
-        return Ok(Held::One(rules.met(stages, all, dtype)));
+        return Ok(SymbolicValue::One(rules.met(stages, all, dtype)));
     };
     if (shape.lead, shape.trail) != (0, 0) {
         return Err(Invariant::StagesAlike.breach("stages give values in pieces, in several dims"));
     }
-    let one = |x: &Held| match x {
-        Held::Joined(j) => Some(j.clone()),
-        Held::Each(_) | Held::Sums(_) => None,
-        Held::One(x) => pieces::as_joined(rules.mesh, x, &shape),
+    let one = |x: &SymbolicValue| match x {
+        SymbolicValue::Joined(j) => Some(j.clone()),
+        SymbolicValue::Each(_) | SymbolicValue::Sums(_) => None,
+        SymbolicValue::One(x) => pieces::as_joined(rules.mesh, x, &shape),
     };
     let all: Option<Vec<Joined>> = given.iter().map(one).collect();
     let mut pieces = vec![];
     for (count, of) in Joined::aligned(rules.mesh, &all.ok_or_else(|| Invariant::StagesAlike.breach("stages give parts of different ranks"))?)? {
-        let of: Option<Vec<Access>> = of.into_iter().collect();
-        pieces.push(pieces::Run { count, of: of.map(|of| rules.met(stages.clone(), of, dtype)) });
+        let of: Option<Vec<TermView>> = of.into_iter().collect();
+        pieces.push(pieces::JoinedPiece { count, of: of.map(|of| rules.met(stages.clone(), of, dtype)) });
     }
     let count: u64 = pieces.iter().map(|p| p.count).sum();
     let ranks: u64 = shape.own.iter().map(|u| rules.mesh[*u].size).product();
     Ok(match (Joined { pieces: pieces.into(), ..shape }).held(rules.mesh, &[count / ranks]) {
-        Held::One(x) => Held::One(x.flat()),
+        SymbolicValue::One(x) => SymbolicValue::One(x.flat()),
         joined => joined,
     })
 }
@@ -347,10 +357,10 @@ fn sizes(local: &Local, v: Value) -> Vec<u64> {
 }
 
 /// A value along one dim.
-fn flat(held: &Held) -> Held {
+fn flat(held: &SymbolicValue) -> SymbolicValue {
     match held {
-        Held::One(x) => Held::One(x.flat()),
-        Held::Joined(_) | Held::Sums(_) => held.clone(),
-        Held::Each(e) => e.joined().map_or_else(|_| held.clone(), Held::Joined),
+        SymbolicValue::One(x) => SymbolicValue::One(x.flat()),
+        SymbolicValue::Joined(_) | SymbolicValue::Sums(_) => held.clone(),
+        SymbolicValue::Each(e) => e.joined().map_or_else(|_| held.clone(), SymbolicValue::Joined),
     }
 }

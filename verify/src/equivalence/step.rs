@@ -1,11 +1,11 @@
 //! What nodes of a rewritten graph make of values that are joined.
 
-use super::pieces::{Held, Joined, Run, as_joined, bucket, cast, source};
+use super::pieces::{Joined, JoinedPiece, SymbolicValue, as_joined, bucket, cast, source};
 use super::rules::{Rules, bits, in_rank_order, of_coords, own_part};
 use crate::Invariant;
 use crate::job::parts_in_rank_order;
 use crate::terms::digits::Digits;
-use crate::terms::{Access, What};
+use crate::terms::{TermView, What};
 use crate::violation::Checked;
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Body, Type, Value};
@@ -14,7 +14,7 @@ use ir::op::{Collective, DType, Op, Reduce};
 use ir::program::{Bucket, Holds, Piece};
 
 /// What a node makes of operands of which one at least is joined, or which it joins.
-pub struct Step<'s, 'r> {
+pub struct NodeEvaluator<'s, 'r> {
     pub rules: &'s mut Rules<'r>,
     pub body: &'s Body,
     pub v: Value,
@@ -22,17 +22,17 @@ pub struct Step<'s, 'r> {
     pub before: bool,
 }
 
-impl Step<'_, '_> {
+impl NodeEvaluator<'_, '_> {
     fn sizes(&self) -> Vec<u64> {
         self.body.dims_of(self.v).iter().map(|d| self.body.dims.size(*d)).collect()
     }
 
-    fn held(&self, joined: Joined) -> Held {
+    fn held(&self, joined: Joined) -> SymbolicValue {
         joined.held(self.rules.mesh, &self.sizes())
     }
 
     /// A parameter or state of a bucket, as one: the state of a rank is its own part.
-    pub fn bucket(&mut self, b: &Bucket, op: &Op, first_slot: u32) -> Checked<(Held, Vec<SubAxis>)> {
+    pub fn bucket(&mut self, b: &Bucket, op: &Op, first_slot: u32) -> Checked<(SymbolicValue, Vec<SubAxis>)> {
         let (rules, ty) = (&mut *self.rules, &self.body[self.v].ty);
         let [dim] = ty.dims[..] else { return Err(Invariant::BucketPart.breach("a bucket has one dim")) };
         let copies = b.holds == Holds::Copies;
@@ -74,7 +74,7 @@ impl Step<'_, '_> {
     }
 
     /// Operands one after the other along a dim.
-    pub fn concat(&mut self, args: &[Held], from: &[Dim], to: Dim) -> Checked<Held> {
+    pub fn concat(&mut self, args: &[SymbolicValue], from: &[Dim], to: Dim) -> Checked<SymbolicValue> {
         let at = |v: Value, d: Dim| self.body.dims_of(v).iter().position(|e| *e == d);
         let node = &self.body[self.v];
         let lead = at(self.v, to).ok_or_else(|| Invariant::JoinedOperands.breach("it lacks the dim that it makes"))?;
@@ -85,25 +85,27 @@ impl Step<'_, '_> {
             let places: Option<Vec<usize>> = node.ty.dims.iter().map(|d| at(node.args[k], if *d == to { from[k] } else { *d })).collect();
             let places = places.ok_or_else(|| Invariant::JoinedOperands.breach("operands have other dims"))?;
             match x {
-                Held::One(x) => {
+                SymbolicValue::One(x) => {
                     let dims: Vec<Digits> = places.iter().map(|i| x.dims[*i].clone()).collect();
-                    pieces.push(Run { count: dims[lead].extent(), of: Some(Access { dims, ..x.clone() }) });
+                    pieces.push(JoinedPiece { count: dims[lead].extent(), of: Some(TermView { dims, ..x.clone() }) });
                 }
-                Held::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => {
+                SymbolicValue::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => {
                     pieces.extend(j.pieces.iter().cloned())
                 }
-                Held::Joined(_) | Held::Each(_) | Held::Sums(_) => return Err(Invariant::JoinedOperands.breach("it joins parts of buckets")),
+                SymbolicValue::Joined(_) | SymbolicValue::Each(_) | SymbolicValue::Sums(_) => {
+                    return Err(Invariant::JoinedOperands.breach("it joins parts of buckets"));
+                }
             }
         }
         let joined = self.held(Joined { lead, trail, own: vec![], pieces: pieces.into() }.merged());
-        let plain: Option<Vec<Access>> = args.iter().map(|x| if let Held::One(x) = x { Some(x.clone()) } else { None }).collect();
-        let (Held::Joined(_), Some(plain)) = (&joined, plain) else { return Ok(joined) };
+        let plain: Option<Vec<TermView>> = args.iter().map(|x| if let SymbolicValue::One(x) = x { Some(x.clone()) } else { None }).collect();
+        let (SymbolicValue::Joined(_), Some(plain)) = (&joined, plain) else { return Ok(joined) };
         let whole = self.rules.node(self.body, self.v, &plain);
-        Ok(whole.filter(|x| self.is_copied(x)).map_or(joined, Held::One))
+        Ok(whole.filter(|x| self.is_copied(x)).map_or(joined, SymbolicValue::One))
     }
 
     /// Whether a value that digits cannot say of others is one value by itself: one that the graph before has is so after it too.
-    fn is_copied(&mut self, x: &Access) -> bool {
+    fn is_copied(&mut self, x: &TermView) -> bool {
         if self.before {
             self.rules.copied.insert(x.clone());
         }
@@ -111,11 +113,11 @@ impl Step<'_, '_> {
     }
 
     /// A slice that digits cannot say: one of a copy if the graph before has that, else in several pieces.
-    pub fn slice(&mut self, x: &Access, from: Dim, at: u64) -> Option<Held> {
+    pub fn slice(&mut self, x: &TermView, from: Dim, at: u64) -> Option<SymbolicValue> {
         let (body, v) = (self.body, self.v);
         let copy = self.rules.node(body, v, std::slice::from_ref(x)).map(|x| self.rules.terms.normal(x));
         if let Some(copy) = copy.filter(|x| self.is_copied(x)) {
-            return Some(Held::One(copy));
+            return Some(SymbolicValue::One(copy));
         }
         let lead = body.dims_of(body[v].args[0]).iter().position(|d| *d == from)?;
         let count = self.sizes()[lead];
@@ -123,15 +125,15 @@ impl Step<'_, '_> {
     }
 
     /// A node with a joined operand.
-    pub fn joined(&mut self, args: &[Held]) -> Checked<Held> {
+    pub fn joined(&mut self, args: &[SymbolicValue]) -> Checked<SymbolicValue> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
         let own = node.ty.dims.as_slice();
         let no = || Err(Invariant::OpOnPieces.breach(format!("{} of values in pieces", node.op.name())));
         let sums = matches!(node.op, Op::Reduce { kind: Reduce::Sum, .. });
         let (j, a) = match (args, &node.args[..]) {
-            ([Held::Joined(j)], [a]) => (j, a),
-            ([Held::Sums(j)], _) if sums => return if own.is_empty() { self.reduce(j) } else { Ok(args[0].clone()) },
+            ([SymbolicValue::Joined(j)], [a]) => (j, a),
+            ([SymbolicValue::Sums(j)], _) if sums => return if own.is_empty() { self.reduce(j) } else { Ok(args[0].clone()) },
             _ => return self.piecewise(args),
         };
         let arg = body.dims_of(*a);
@@ -151,7 +153,7 @@ impl Step<'_, '_> {
             Op::Expand | Op::Cut | Op::StopGradient if own == arg => Ok(args[0].clone()),
             Op::Reduce { .. } if sums && (j.lead, j.trail) == (0, 0) => match own {
                 [] => self.reduce(j),
-                _ => Ok(Held::Sums(j.clone())),
+                _ => Ok(SymbolicValue::Sums(j.clone())),
             },
             Op::Collective { kind, subs, stages: None, part } => {
                 let subs = in_rank_order(subs);
@@ -160,7 +162,7 @@ impl Step<'_, '_> {
                         if bits(&subs) & bits(&j.own) != 0 {
                             return no();
                         }
-                        Ok(Held::Joined(self.linear(j, &What::Exchange { kind: *kind, subs, stages: None })))
+                        Ok(SymbolicValue::Joined(self.linear(j, &What::Exchange { kind: *kind, subs, stages: None })))
                     }
                     Collective::ReduceScatter(r) if j.own.is_empty() && arg.split_first().is_some_and(|(p, to)| Some(*p) == *part && to == own) => {
                         let what = What::Exchange { kind: Collective::AllReduce(*r), subs: subs.clone(), stages: None };
@@ -169,28 +171,28 @@ impl Step<'_, '_> {
                             return Ok(self.held(Joined { own: subs, ..all }));
                         }
                         let lead = all.lead.checked_sub(1).ok_or_else(|| Invariant::OpOnPieces.breach("ranks' parts of what is in pieces"))?;
-                        let part = |p: &Run| {
+                        let part = |p: &JoinedPiece| {
                             let x =
                                 p.of.as_ref()
                                     .map(|x| own_part(mesh, &subs, x).ok_or_else(|| Invariant::DigitView.breach("parts that digits cannot say")));
-                            Ok(Run { count: p.count, of: x.transpose()? })
+                            Ok(JoinedPiece { count: p.count, of: x.transpose()? })
                         };
                         let pieces = all.pieces.iter().map(part).collect::<Checked<_>>()?;
                         Ok(self.held(Joined { lead, pieces, ..all }))
                     }
                     Collective::AllGather if own.split_first().is_some_and(|(p, from)| Some(*p) == *part && from == arg) => {
                         if j.own.is_empty() {
-                            let gathered = |p: &Run, rules: &mut Rules| {
+                            let gathered = |p: &JoinedPiece, rules: &mut Rules| {
                                 let x = p.of.as_ref().map(|x| {
                                     rules.gathered(&subs, x, node.ty.dtype).ok_or_else(|| Invariant::DigitView.breach("parts that digits cannot say"))
                                 });
-                                Ok(Run { count: p.count, of: x.transpose()? })
+                                Ok(JoinedPiece { count: p.count, of: x.transpose()? })
                             };
                             let pieces = j.pieces.iter().map(|p| gathered(p, self.rules)).collect::<Checked<_>>()?;
                             return Ok(self.held(Joined { lead: j.lead + 1, pieces, ..j.clone() }));
                         }
                         // What any rank has of the parts of others is what they have.
-                        let alike = |x: &Access, rules: &mut Rules| (rules.varies(x.term) | of_coords(x)) & bits(&subs) == 0;
+                        let alike = |x: &TermView, rules: &mut Rules| (rules.varies(x.term) | of_coords(x)) & bits(&subs) == 0;
                         if j.own != subs || !j.pieces.iter().filter_map(|p| p.of.as_ref()).all(|x| alike(x, self.rules)) {
                             return no();
                         }
@@ -208,11 +210,11 @@ impl Step<'_, '_> {
     /// A linear function of each element.
     pub fn linear(&mut self, j: &Joined, what: &What) -> Joined {
         let dtype = self.body[self.v].ty.dtype;
-        let pieces = j.pieces.iter().map(|p| Run { count: p.count, of: p.of.as_ref().map(|x| self.rules.linear(what, x, dtype)) });
+        let pieces = j.pieces.iter().map(|p| JoinedPiece { count: p.count, of: p.of.as_ref().map(|x| self.rules.linear(what, x, dtype)) });
         Joined { pieces: pieces.collect(), ..j.clone() }
     }
 
-    fn reduce(&mut self, j: &Joined) -> Checked<Held> {
+    fn reduce(&mut self, j: &Joined) -> Checked<SymbolicValue> {
         let dtype = self.body[self.v].ty.dtype;
         let mut terms = vec![];
         for p in j.pieces.iter() {
@@ -222,23 +224,23 @@ impl Step<'_, '_> {
             }
             terms.push(self.rules.reduce(Reduce::Sum, x, dtype));
         }
-        Ok(Held::One(if j.own.is_empty() { self.rules.sum(terms) } else { self.rules.parts(&j.own, terms, dtype) }))
+        Ok(SymbolicValue::One(if j.own.is_empty() { self.rules.sum(terms) } else { self.rules.parts(&j.own, terms, dtype) }))
     }
 
     /// A node of values in pieces, of which its result has one for each.
-    fn piecewise(&mut self, args: &[Held]) -> Checked<Held> {
+    fn piecewise(&mut self, args: &[SymbolicValue]) -> Checked<SymbolicValue> {
         let joined = match self.in_one_dim(args) {
-            Some((body, v)) => Step { rules: self.rules, body: &body, v, before: self.before }.pieces(args)?,
+            Some((body, v)) => NodeEvaluator { rules: self.rules, body: &body, v, before: self.before }.pieces(args)?,
             None => self.pieces(args)?,
         };
         Ok(self.held(joined))
     }
 
     /// The node alone, if it is pointwise and its operands are in pieces along several dims at once: these as one.
-    fn in_one_dim(&self, args: &[Held]) -> Option<(Body, Value)> {
+    fn in_one_dim(&self, args: &[SymbolicValue]) -> Option<(Body, Value)> {
         let node = &self.body[self.v];
         let dims = node.ty.dims.as_slice();
-        let ends = args.iter().find_map(|x| if let Held::Joined(j) = x { Some((j.lead, j.trail)) } else { None })?;
+        let ends = args.iter().find_map(|x| if let SymbolicValue::Joined(j) = x { Some((j.lead, j.trail)) } else { None })?;
         let middle = dims.get(ends.0..dims.len().checked_sub(ends.1)?).filter(|m| m.len() > 1)?;
         let mut body = Body { dims: self.body.dims.clone(), nodes: vec![] };
         let size = middle.iter().map(|d| body.dims.size(*d)).product();
@@ -247,8 +249,8 @@ impl Step<'_, '_> {
         for (k, (x, a)) in args.iter().zip(&node.args).enumerate() {
             let Type { dtype, dims: own } = &self.body[*a].ty;
             let own = match x {
-                Held::One(_) if own.is_empty() => vec![],
-                Held::Joined(j) if own == dims && (j.lead, j.trail) == ends => one.clone(),
+                SymbolicValue::One(_) if own.is_empty() => vec![],
+                SymbolicValue::Joined(j) if own == dims && (j.lead, j.trail) == ends => one.clone(),
                 _ => return None,
             };
             body.push(Op::Input(k as u32), vec![], Type::new(*dtype, own), node.origin.clone());
@@ -260,7 +262,7 @@ impl Step<'_, '_> {
 
     /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of
     /// operands there.
-    fn pieces(&mut self, args: &[Held]) -> Checked<Joined> {
+    fn pieces(&mut self, args: &[SymbolicValue]) -> Checked<Joined> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
         let maps = match &node.op {
@@ -270,8 +272,8 @@ impl Step<'_, '_> {
             op => return Err(Invariant::OpOnPieces.breach(format!("{} of values in pieces", op.name()))),
         };
         let shape = args.iter().zip(&node.args).find_map(|(x, a)| match x {
-            Held::Joined(j) => Some((j, body.dims_of(*a).get(j.lead).copied().filter(|_| body.dims_of(*a).len() == j.lead + 1 + j.trail)?)),
-            Held::One(_) | Held::Each(_) | Held::Sums(_) => None,
+            SymbolicValue::Joined(j) => Some((j, body.dims_of(*a).get(j.lead).copied().filter(|_| body.dims_of(*a).len() == j.lead + 1 + j.trail)?)),
+            SymbolicValue::One(_) | SymbolicValue::Each(_) | SymbolicValue::Sums(_) => None,
         });
         let (shape, along) = shape.ok_or_else(|| Invariant::OpOnPieces.breach(format!("{} of values in pieces, in several dims", node.op.name())))?;
         let at = |dims: &[Dim]| dims.iter().position(|d| *d == along);
@@ -281,18 +283,18 @@ impl Step<'_, '_> {
         for (x, a) in args.iter().zip(&node.args) {
             let dims = body.dims_of(*a);
             let j = match (x, at(dims)) {
-                (Held::One(_), None) => None,
-                (Held::Joined(j), Some(k)) if (j.lead, j.trail) == (k, dims.len() - k - 1) => Some(j.clone()),
-                (Held::One(x), Some(_)) if !shape.own.is_empty() => {
+                (SymbolicValue::One(_), None) => None,
+                (SymbolicValue::Joined(j), Some(k)) if (j.lead, j.trail) == (k, dims.len() - k - 1) => Some(j.clone()),
+                (SymbolicValue::One(x), Some(_)) if !shape.own.is_empty() => {
                     Some(as_joined(mesh, x, shape).ok_or_else(|| Invariant::BucketAligned.breach("it is of ranks' parts, and of others"))?)
                 }
-                (Held::One(x), Some(k)) => Some(Joined {
+                (SymbolicValue::One(x), Some(k)) => Some(Joined {
                     lead: k,
                     trail: dims.len() - k - 1,
                     own: vec![],
-                    pieces: [Run { count: x.dims[k].extent(), of: Some(x.clone()) }].into(),
+                    pieces: [JoinedPiece { count: x.dims[k].extent(), of: Some(x.clone()) }].into(),
                 }),
-                (Held::Joined(_) | Held::Each(_) | Held::Sums(_), _) => {
+                (SymbolicValue::Joined(_) | SymbolicValue::Each(_) | SymbolicValue::Sums(_), _) => {
                     return Err(Invariant::OpOnPieces.breach(format!("{} of values in different dims", node.op.name())));
                 }
             };
@@ -302,15 +304,15 @@ impl Step<'_, '_> {
         let mut pieces = vec![];
         for (count, of) in Joined::aligned(mesh, &joined)? {
             let mut of = of.into_iter();
-            let operand = |(x, in_pieces): (&Held, &bool)| match x {
-                Held::One(x) if !in_pieces => Some(x.clone()),
-                Held::One(_) | Held::Joined(_) | Held::Each(_) | Held::Sums(_) => of.next().flatten(),
+            let operand = |(x, in_pieces): (&SymbolicValue, &bool)| match x {
+                SymbolicValue::One(x) if !in_pieces => Some(x.clone()),
+                SymbolicValue::One(_) | SymbolicValue::Joined(_) | SymbolicValue::Each(_) | SymbolicValue::Sums(_) => of.next().flatten(),
             };
-            let operands: Option<Vec<Access>> = args.iter().zip(&place).map(operand).collect();
+            let operands: Option<Vec<TermView>> = args.iter().zip(&place).map(operand).collect();
             let of = operands
                 .map(|x| self.rules.piece(body, self.v, &x, along, count).ok_or_else(|| Invariant::DigitView.breach("a view that digits cannot say")))
                 .transpose()?;
-            pieces.push(Run { count, of });
+            pieces.push(JoinedPiece { count, of });
         }
         Ok(Joined { lead, trail: node.ty.dims.len() - lead - 1, own: shape.own.clone(), pieces: pieces.into() })
     }

@@ -3,7 +3,7 @@
 use super::rules::{Rules, Subs, bits, in_rank_order, of_coords, own_part};
 use crate::terms::digits::Digits;
 use crate::terms::normal::through;
-use crate::terms::{Access, Key, Term, What};
+use crate::terms::{Term, TermKey, TermView, What};
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
 use ir::mesh::SubAxis;
@@ -26,8 +26,8 @@ fn is_sum(what: &What) -> bool {
 
 impl Rules<'_> {
     /// The sum of scalars, which is none of sums.
-    pub fn sum(&mut self, args: Vec<Access>) -> Access {
-        let mut terms: Vec<Access> = vec![];
+    pub fn sum(&mut self, args: Vec<TermView>) -> TermView {
+        let mut terms: Vec<TermView> = vec![];
         for x in args {
             let key = self.terms.key(x.term);
             match &key.what {
@@ -43,14 +43,14 @@ impl Rules<'_> {
             0 => self.zero(DType::F32),
             1 => terms.remove(0),
             n => {
-                let key = Key { what: What::Op(Op::Add, vec![]), args: terms, labels: vec![vec![]; n + 1], sizes: vec![], dtype: DType::F32 };
-                Access::whole(self.terms.intern(key), &[])
+                let key = TermKey { what: What::Op(Op::Add, vec![]), args: terms, labels: vec![vec![]; n + 1], sizes: vec![], dtype: DType::F32 };
+                TermView::whole(self.terms.intern(key), &[])
             }
         }
     }
 
     /// All elements of a value as one: in whatever order they come, and whichever rank has them.
-    pub fn reduce(&mut self, kind: Reduce, x: &Access, dtype: DType) -> Access {
+    pub fn reduce(&mut self, kind: Reduce, x: &TermView, dtype: DType) -> TermView {
         let sums = kind == Reduce::Sum;
         if sums && self.is_zero(x.term) {
             return self.zero(dtype);
@@ -68,16 +68,16 @@ impl Rules<'_> {
         let all = Digits::new(digits);
         let n = all.extent();
         let coords = if parts { vec![] } else { x.coords.clone() };
-        let x = Access { dims: vec![all], coords, ..x.clone() };
+        let x = TermView { dims: vec![all], coords, ..x.clone() };
         let subs: Vec<SubAxis> = self.mesh.ids().filter(|u| parts && apart & bits([u]) != 0).collect();
         let what = What::Op(Op::Reduce { kind, over: vec![Dim(0)] }, vec![]);
-        let key = Key { what, args: vec![x], labels: vec![vec![Dim(0)], vec![]], sizes: vec![n], dtype };
-        let out = Access::whole(self.terms.intern(key), &[]);
+        let key = TermKey { what, args: vec![x], labels: vec![vec![Dim(0)], vec![]], sizes: vec![n], dtype };
+        let out = TermView::whole(self.terms.intern(key), &[]);
         if parts { self.parts(&subs, vec![out], dtype) } else { out }
     }
 
     /// What `x` has all sums of, each once, where it is such a value: their sum is that of all its elements.
-    fn summed(&self, kind: Reduce, x: &Access) -> Option<Access> {
+    fn summed(&self, kind: Reduce, x: &TermView) -> Option<TermView> {
         let key = self.terms.key(x.term);
         let What::Op(Op::Reduce { kind: inner, .. }, _) = &key.what else { return None };
         let all: u64 = key.labels.last()?.iter().map(|d| key.sizes[d.0 as usize]).product();
@@ -89,8 +89,8 @@ impl Rules<'_> {
     }
 
     /// A scalar of which each rank has a part: all together the sum of these.
-    pub fn parts(&mut self, subs: &[SubAxis], of: Vec<Access>, dtype: DType) -> Access {
-        Access::whole(self.terms.plain(What::Parts(subs.to_vec()), of, vec![], dtype), &[])
+    pub fn parts(&mut self, subs: &[SubAxis], of: Vec<TermView>, dtype: DType) -> TermView {
+        TermView::whole(self.terms.plain(What::Parts(subs.to_vec()), of, vec![], dtype), &[])
     }
 
     /// Along which sub-axes a linear function sums.
@@ -102,7 +102,7 @@ impl Rules<'_> {
     }
 
     /// A linear function of a value, element by element: the elements of the function of the whole term.
-    pub fn linear(&mut self, what: &What, x: &Access, dtype: DType) -> Access {
+    pub fn linear(&mut self, what: &What, x: &TermView, dtype: DType) -> TermView {
         if of_coords(x) & self.along(what) == 0 {
             let whole = self.of_whole(what, x.term, dtype);
             if let Some(out) = through(x, &whole) {
@@ -110,7 +110,7 @@ impl Rules<'_> {
             }
         }
         let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
-        Access::whole(self.terms.plain(what.clone(), vec![x.flat()], sizes.clone(), dtype), &sizes)
+        TermView::whole(self.terms.plain(what.clone(), vec![x.flat()], sizes.clone(), dtype), &sizes)
     }
 
     /// A sum over ranks, over some of its sub-axes alone.
@@ -120,7 +120,7 @@ impl Rules<'_> {
         (!subs.is_empty()).then(|| What::Exchange { kind: *kind, subs, stages: stages.clone() })
     }
 
-    fn of_whole(&mut self, what: &What, term: Term, dtype: DType) -> Access {
+    fn of_whole(&mut self, what: &What, term: Term, dtype: DType) -> TermView {
         if let Some(x) = self.linear.get(&(what.clone(), term)) {
             return x.clone();
         }
@@ -128,12 +128,12 @@ impl Rules<'_> {
         let scalar = key.labels.last().is_some_and(Vec::is_empty);
         let out = match &key.what {
             _ if !is_sum(what) => None,
-            What::Op(Op::Const(_), _) if self.is_zero(term) => Some(Access::whole(term, &[1])),
+            What::Op(Op::Const(_), _) if self.is_zero(term) => Some(TermView::whole(term, &[1])),
             What::Op(Op::Select, _) if self.is_zero(key.args[2].term) => {
                 let apart = self.varies(key.args[0].term) | of_coords(&key.args[0]) | of_coords(&key.args[1]);
                 (apart & along == 0).then(|| {
                     let x = self.linear(what, &key.args[1], dtype);
-                    self.apply(Key { args: vec![key.args[0].clone(), x, key.args[2].clone()], ..(*key).clone() }).flat()
+                    self.apply(TermKey { args: vec![key.args[0].clone(), x, key.args[2].clone()], ..(*key).clone() }).flat()
                 })
             }
             What::Op(Op::Add, _) if scalar && key.dtype == DType::F32 => {
@@ -162,25 +162,26 @@ impl Rules<'_> {
         };
         let out = out.unwrap_or_else(|| {
             let count = key.count();
-            Access::whole(self.terms.plain(what.clone(), vec![Access::whole(term, &[count])], vec![count], dtype), &[count])
+            TermView::whole(self.terms.plain(what.clone(), vec![TermView::whole(term, &[count])], vec![count], dtype), &[count])
         });
         self.linear.insert((what.clone(), term), out.clone());
         out
     }
 
     /// What pipeline stages give, in one dim each, added up; those of each list give one of them.
-    pub fn met(&mut self, stages: Vec<Vec<u64>>, given: Vec<Access>, dtype: DType) -> Access {
+    pub fn met(&mut self, stages: Vec<Vec<u64>>, given: Vec<TermView>, dtype: DType) -> TermView {
         let count = given.first().map_or(1, |x| x.flat().dims[0].extent());
-        let mut given: Vec<(Vec<u64>, Access)> = stages.into_iter().zip(given.iter().map(Access::flat)).filter(|g| !self.is_zero(g.1.term)).collect();
+        let mut given: Vec<(Vec<u64>, TermView)> =
+            stages.into_iter().zip(given.iter().map(TermView::flat)).filter(|g| !self.is_zero(g.1.term)).collect();
         given.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let Some((_, x)) = given.first().cloned() else {
-            return Access { dims: vec![Digits::new([(count, 0)])], ..self.zero(dtype) };
+            return TermView { dims: vec![Digits::new([(count, 0)])], ..self.zero(dtype) };
         };
-        let size = |x: &Access, rules: &Self| rules.terms.key(x.term).count();
+        let size = |x: &TermView, rules: &Self| rules.terms.key(x.term).count();
         let all = size(&x, self);
         let alike = given.iter().all(|(_, y)| (y.offset, &y.coords, &y.dims) == (x.offset, &x.coords, &x.dims) && size(y, self) == all);
-        if alike && x != Access::whole(x.term, &[all]) {
-            let (stages, terms) = given.iter().cloned().map(|(s, y)| (s, Access::whole(y.term, &[all]))).unzip();
+        if alike && x != TermView::whole(x.term, &[all]) {
+            let (stages, terms) = given.iter().cloned().map(|(s, y)| (s, TermView::whole(y.term, &[all]))).unzip();
             let whole = self.met(stages, terms, dtype);
             if let Some(out) = through(&x, &whole) {
                 return out;
@@ -188,29 +189,29 @@ impl Rules<'_> {
         } else if let Some(masked) = self.met_masked(&given, dtype).filter(|_| alike) {
             return masked;
         }
-        let (stages, args): (Vec<Vec<u64>>, Vec<Access>) = given.into_iter().unzip();
+        let (stages, args): (Vec<Vec<u64>>, Vec<TermView>) = given.into_iter().unzip();
         let labels = vec![vec![Dim(0)]; args.len() + 1];
-        self.known(Key { what: What::Met(stages), args, labels, sizes: vec![count], dtype }, &[count])
+        self.known(TermKey { what: What::Met(stages), args, labels, sizes: vec![count], dtype }, &[count])
     }
 
     /// Of values that are masked alike, the masked sum.
-    fn met_masked(&mut self, given: &[(Vec<u64>, Access)], dtype: DType) -> Option<Access> {
+    fn met_masked(&mut self, given: &[(Vec<u64>, TermView)], dtype: DType) -> Option<TermView> {
         let keys: Vec<_> = given.iter().map(|(_, x)| self.terms.key(x.term).clone()).collect();
         let first = keys.first()?.clone();
-        let masks = |k: &Key| k.what == first.what && (&k.labels, &k.sizes, &k.args[0]) == (&first.labels, &first.sizes, &first.args[0]);
-        let zero = |k: &Key| k.args.len() == 3 && self.is_zero(k.args[2].term);
+        let masks = |k: &TermKey| k.what == first.what && (&k.labels, &k.sizes, &k.args[0]) == (&first.labels, &first.sizes, &first.args[0]);
+        let zero = |k: &TermKey| k.args.len() == 3 && self.is_zero(k.args[2].term);
         if first.what != What::Op(Op::Select, vec![]) || !keys.iter().all(|k| masks(k) && zero(k)) {
             return None;
         }
         let sizes: Vec<u64> = first.args[1].dims.iter().map(Digits::extent).collect();
         let stages = given.iter().map(|g| g.0.clone()).collect();
         let sum = self.met(stages, keys.iter().map(|k| k.args[1].flat()).collect(), dtype);
-        let sum = Access { dims: sum.dims[0].reshaped(&sizes)?, ..sum };
-        Some(self.apply(Key { args: vec![first.args[0].clone(), sum, first.args[2].clone()], ..(*first).clone() }).flat())
+        let sum = TermView { dims: sum.dims[0].reshaped(&sizes)?, ..sum };
+        Some(self.apply(TermKey { args: vec![first.args[0].clone(), sum, first.args[2].clone()], ..(*first).clone() }).flat())
     }
 
     /// What a collective makes of a value.
-    pub fn collective(&mut self, body: &Body, v: Value, x: &Access) -> Access {
+    pub fn collective(&mut self, body: &Body, v: Value, x: &TermView) -> TermView {
         let node = &body[v];
         let Op::Collective { kind, subs, stages, part } = &node.op else { unreachable!("invariant: it is a collective") };
         let (own, arg) = (body.dims_of(v), body.dims_of(node.args[0]));
@@ -230,12 +231,12 @@ impl Rules<'_> {
         found.unwrap_or_else(|| {
             let sizes: Vec<u64> = own.iter().map(|d| body.dims.size(*d)).collect();
             let what = What::Exchange { kind: *kind, subs, stages: stages.clone() };
-            Access::whole(self.terms.plain(what, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
+            TermView::whole(self.terms.plain(what, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
         })
     }
 
     /// A reduce-scatter of parts along the first dim: each rank's own part of the sum.
-    fn scattered(&mut self, r: Reduce, subs: &[SubAxis], x: &Access, dtype: DType) -> Option<Access> {
+    fn scattered(&mut self, r: Reduce, subs: &[SubAxis], x: &TermView, dtype: DType) -> Option<TermView> {
         if of_coords(x) & bits(subs) != 0 {
             return None;
         }
@@ -244,7 +245,7 @@ impl Rules<'_> {
     }
 
     /// An all-gather, whose first dim is the member: what they all have, where a coordinate told parts apart; else the value of each of them.
-    pub fn gathered(&mut self, subs: &[SubAxis], x: &Access, dtype: DType) -> Option<Access> {
+    pub fn gathered(&mut self, subs: &[SubAxis], x: &TermView, dtype: DType) -> Option<TermView> {
         let alike = self.varies(x.term) & bits(subs) == 0;
         let count = self.terms.key(x.term).count();
         let mut member: Vec<(u64, u64)> = vec![];
@@ -270,9 +271,9 @@ impl Rules<'_> {
         } else {
             let what = What::Exchange { kind: Collective::AllGather, subs: subs.to_vec(), stages: None };
             let all = subs.iter().map(|u| self.mesh[*u].size).product::<u64>() * count;
-            self.terms.plain(what, vec![Access::whole(x.term, &[count])], vec![all], dtype)
+            self.terms.plain(what, vec![TermView::whole(x.term, &[count])], vec![all], dtype)
         };
-        Some(Access { term, offset: x.offset, coords, dims })
+        Some(TermView { term, offset: x.offset, coords, dims })
     }
 }
 
@@ -283,16 +284,16 @@ mod tests {
 
     const EXCHANGE: fn(Collective, Vec<SubAxis>) -> What = |kind, subs| What::Exchange { kind, subs, stages: None };
 
-    fn input(rules: &mut Rules, k: u32, sizes: &[u64]) -> Access {
-        Access::whole(rules.terms.plain(What::Held(Op::Input(k), vec![]), vec![], sizes.to_vec(), DType::F32), sizes)
+    fn input(rules: &mut Rules, k: u32, sizes: &[u64]) -> TermView {
+        TermView::whole(rules.terms.plain(What::Held(Op::Input(k), vec![]), vec![], sizes.to_vec(), DType::F32), sizes)
     }
 
     /// `dot(a, b, over: 1)` of operands in dims `[0, 1]` and `[1, 2]`.
-    fn product(rules: &mut Rules, a: &Access, b: &Access) -> Access {
+    fn product(rules: &mut Rules, a: &TermView, b: &TermView) -> TermView {
         let sizes = vec![a.dims[0].extent(), a.dims[1].extent(), b.dims[1].extent()];
         let labels = [[0, 1], [1, 2], [0, 2]].map(|l| l.map(Dim).to_vec()).to_vec();
         let what = What::Op(Op::dot(vec![Dim(1)]), vec![]);
-        rules.apply(Key { what, args: vec![a.clone(), b.clone()], labels, sizes, dtype: DType::F32 })
+        rules.apply(TermKey { what, args: vec![a.clone(), b.clone()], labels, sizes, dtype: DType::F32 })
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
         let rows = a.part(&mesh, 0, 2, &vec![], &[(3, 1)]).expect("rows");
         assert_eq!(product(&mut rules, &rows, &b), all.part(&mesh, 0, 2, &vec![], &[(3, 1)]).expect("rows"));
         // A part of what is summed over is no part of the result.
-        let half = |x: &Access, k: usize| x.part(&mesh, k, 0, &vec![], &[(2, 1)]).expect("half");
+        let half = |x: &TermView, k: usize| x.part(&mesh, k, 0, &vec![], &[(2, 1)]).expect("half");
         assert_ne!(product(&mut rules, &half(&a, 1), &half(&b, 0)).term, all.term);
     }
 
@@ -315,11 +316,11 @@ mod tests {
         let mut rules = Rules::new(&mesh);
         let (x, b) = (input(&mut rules, 0, &[72]), input(&mut rules, 1, &[2, 5]));
         let rows =
-            |digits: &[(u64, u64)], offset| Access { offset, dims: vec![Digits::new(digits.iter().copied()), Digits::new([(2, 1)])], ..x.clone() };
+            |digits: &[(u64, u64)], offset| TermView { offset, dims: vec![Digits::new(digits.iter().copied()), Digits::new([(2, 1)])], ..x.clone() };
         let all = product(&mut rules, &rows(&[(2, 36), (3, 16), (2, 2)], 0), &b);
         for k in 0..2 {
             let chunk = product(&mut rules, &rows(&[(2, 36), (3, 16)], 2 * k), &b);
-            let part = Access { offset: 5 * k, dims: vec![Digits::new([(2, 30), (3, 10)]), Digits::new([(5, 1)])], ..all.clone() };
+            let part = TermView { offset: 5 * k, dims: vec![Digits::new([(2, 30), (3, 10)]), Digits::new([(5, 1)])], ..all.clone() };
             assert_eq!(chunk, part);
         }
     }
@@ -330,15 +331,15 @@ mod tests {
         let mesh = ir::mesh::Mesh::of_sizes(&Sizes { dp: 2, cp: 2, ..Sizes::default() }).expect("a mesh");
         let mut rules = Rules::new(&mesh);
         let x = input(&mut rules, 0, &[6, 4, 4, 4]);
-        let square = |rules: &mut Rules, x: &Access| {
+        let square = |rules: &mut Rules, x: &TermView| {
             let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
             let labels = vec![(0..sizes.len() as u32).map(Dim).collect::<Vec<_>>(); 3];
             let what = What::Op(Op::Binary(ir::op::Binary::Mul), vec![]);
-            rules.apply(Key { what, args: vec![x.clone(), x.clone()], labels, sizes, dtype: DType::F32 })
+            rules.apply(TermKey { what, args: vec![x.clone(), x.clone()], labels, sizes, dtype: DType::F32 })
         };
         let all = square(&mut rules, &x);
         let subs: Vec<SubAxis> = mesh.ids().collect();
-        let parts = |x: &Access| Access { dims: x.flat().dims[0].reshaped(&[4, 96]).expect("parts"), ..x.clone() };
+        let parts = |x: &TermView| TermView { dims: x.flat().dims[0].reshaped(&[4, 96]).expect("parts"), ..x.clone() };
         let own = own_part(&mesh, &subs, &parts(&x)).expect("a part");
         assert_eq!(square(&mut rules, &own), own_part(&mesh, &subs, &parts(&all)).expect("a part"));
     }
@@ -367,11 +368,11 @@ mod tests {
         let x = input(&mut rules, 0, &[6, 4]);
         let over = |dims: &[u32]| Op::Reduce { kind: Reduce::Sum, over: dims.iter().map(|d| Dim(*d)).collect() };
         let labels = vec![vec![Dim(0), Dim(1)], vec![Dim(0)]];
-        let rows = rules.apply(Key { what: What::Op(over(&[1]), vec![]), args: vec![x.clone()], labels, sizes: vec![6, 4], dtype: DType::F32 });
+        let rows = rules.apply(TermKey { what: What::Op(over(&[1]), vec![]), args: vec![x.clone()], labels, sizes: vec![6, 4], dtype: DType::F32 });
         let whole = rules.reduce(Reduce::Sum, &x.flat(), DType::F32);
         assert_eq!(rules.reduce(Reduce::Sum, &rows, DType::F32), whole);
-        let some = |n: u64, stride: u64| Access { dims: vec![Digits::new([(n, stride)])], ..rows.clone() };
-        for part in [some(5, 1), some(3, 2), some(6, 0), Access { offset: 1, ..some(5, 1) }] {
+        let some = |n: u64, stride: u64| TermView { dims: vec![Digits::new([(n, stride)])], ..rows.clone() };
+        for part in [some(5, 1), some(3, 2), some(6, 0), TermView { offset: 1, ..some(5, 1) }] {
             assert_ne!(rules.reduce(Reduce::Sum, &part, DType::F32), whole);
         }
         assert_ne!(rules.reduce(Reduce::Max, &rows, DType::F32), rules.reduce(Reduce::Max, &x.flat(), DType::F32));
@@ -383,7 +384,7 @@ mod tests {
         let subs: Vec<SubAxis> = mesh.of(Axis::Tp).collect();
         let mut rules = Rules::new(&mesh);
         let what = What::Message { hops: 1, channel: ir::op::Channel(0), number: 0 };
-        let x = Access::whole(rules.terms.plain(what, vec![], vec![3], DType::F32), &[3]);
+        let x = TermView::whole(rules.terms.plain(what, vec![], vec![3], DType::F32), &[3]);
         let all = rules.gathered(&subs, &x, DType::F32).expect("parts");
         assert_ne!(all.term, x.term);
         assert_eq!(all.dims, vec![Digits::new([(2, 3)]), Digits::new([(3, 1)])]);
@@ -394,17 +395,17 @@ mod tests {
         let mesh = ir::mesh::Mesh::of_sizes(&Sizes { dp: 2, ..Sizes::default() }).expect("a mesh");
         let subs: Vec<SubAxis> = mesh.of(Axis::Dp).collect();
         let mut rules = Rules::new(&mesh);
-        let given: Vec<Access> = (0..3).map(|k| input(&mut rules, k, &[4])).collect();
+        let given: Vec<TermView> = (0..3).map(|k| input(&mut rules, k, &[4])).collect();
         let stages = || vec![vec![0], vec![1, 2], vec![3]];
         let over = EXCHANGE(Collective::AllReduce(Reduce::Sum), subs.clone());
         let whole = rules.met(stages(), given.clone(), DType::F32);
         let sum = rules.linear(&over, &whole, DType::F32);
         // Each stage scatters what it gives.
-        let own: Vec<Access> = given
+        let own: Vec<TermView> = given
             .iter()
             .map(|x| {
                 rules
-                    .scattered(Reduce::Sum, &subs, &Access { dims: x.dims[0].reshaped(&[2, 2]).expect("parts"), ..x.clone() }, DType::F32)
+                    .scattered(Reduce::Sum, &subs, &TermView { dims: x.dims[0].reshaped(&[2, 2]).expect("parts"), ..x.clone() }, DType::F32)
                     .expect("parts")
             })
             .collect();
@@ -413,7 +414,7 @@ mod tests {
         let mixed = vec![own[0].clone(), own[1].clone(), own[1].clone()];
         assert_ne!(rules.met(stages(), mixed, DType::F32), met);
         // Who adds zero adds nothing.
-        let zero = Access { dims: vec![Digits::new([(4, 0)])], ..rules.zero(DType::F32) };
+        let zero = TermView { dims: vec![Digits::new([(4, 0)])], ..rules.zero(DType::F32) };
         let two = rules.met(vec![vec![0], vec![3]], vec![given[0].clone(), given[2].clone()], DType::F32);
         assert_eq!(rules.met(stages(), vec![given[0].clone(), zero, given[2].clone()], DType::F32), two);
     }

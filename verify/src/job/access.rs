@@ -177,13 +177,13 @@ pub fn per_microbatch(mesh: &Mesh, command: &Command) -> bool {
 }
 
 /// Checks commands of one program.
-pub struct Reader<'a> {
+pub struct CommandChecker<'a> {
     pub job: &'a Job,
     pub program: &'a Program,
     pub kernels: &'a [Facts],
 }
 
-impl Reader<'_> {
+impl CommandChecker<'_> {
     /// What a command touches, reads first, and last of all its predicate. Every operand exists, has the right dtype
     /// and lies in its buffer at all coordinates; nothing that it writes overlaps anything else that it touches, but
     /// in place.

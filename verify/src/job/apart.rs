@@ -2,7 +2,7 @@
 
 use super::body::{Summary, Used, meeting};
 use crate::{Invariant, Locus, LocusPart, Violation};
-use ir::program::{BufferId, Call, CallSchedule, Phase, Program, Slots, Space};
+use ir::program::{BufferId, Call, CallSchedule, Program, ProgramPhase, Slots, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ enum Tenant {
 ///
 /// # Errors
 /// Two that have the same bytes at once.
-pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
+pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
     let runs = CallRuns::of(program, calls);
     // By stash and microbatch, the first and the last call, with the moments there.

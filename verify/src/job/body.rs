@@ -1,6 +1,6 @@
 //! One call of a body: the order of reads and writes, and the memory of temporary buffers.
 
-use super::access::{Access, Effect, Reader, few, per_microbatch};
+use super::access::{Access, CommandChecker, Effect, few, per_microbatch};
 use super::races::Trace;
 use super::replicas::Flow;
 use crate::cover::{Cover, TooMany};
@@ -8,12 +8,12 @@ use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
 use ir::op::Real;
-use ir::program::{Action, Arena, Body, BodyKind, Buffer, BufferId, Content, Space};
+use ir::program::{Action, Arena, BodyKind, Buffer, BufferId, Content, ProgramBody, Space};
 use std::collections::BTreeMap;
 
 /// What a body does to a buffer that outlives its calls: numbers of commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Touch {
+pub struct BufferEffects {
     /// The first read of what was there before the call.
     pub need: Option<usize>,
     pub first_read: Option<usize>,
@@ -31,7 +31,7 @@ pub struct Touch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Buffers that outlive a call.
-    pub touches: BTreeMap<BufferId, Touch>,
+    pub touches: BTreeMap<BufferId, BufferEffects>,
     /// `(command, report)`.
     pub reports: Vec<(usize, u32)>,
     /// A command that does something else for each microbatch, or adds to a sum over them.
@@ -67,7 +67,7 @@ struct Life {
     added: Cover,
     /// The elements of each addition, those of equal ones once.
     additions: Vec<Cover>,
-    touch: Touch,
+    touch: BufferEffects,
     first: usize,
     last: usize,
 }
@@ -76,8 +76,8 @@ struct Life {
 ///
 /// # Errors
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
-pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Result<(Summary, Flow, Trace), Violation> {
-    let buffers = &reader.program.buffers;
+pub fn check(checker: &CommandChecker, body: &ProgramBody, settled: Settled, at: &Locus) -> Result<(Summary, Flow, Trace), Violation> {
+    let buffers = &checker.program.buffers;
     let cut = |c: &u32| *c > 0 && (*c as usize) < body.commands.len();
     let in_order = body.cuts.iter().all(cut) && body.cuts.windows(2).all(|w| w[0] < w[1]);
     let what = || format!("{} commands are cut at {:?}", body.commands.len(), body.cuts);
@@ -93,9 +93,9 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
     for (k, command) in body.commands.iter().enumerate() {
         let action = &command.action;
         let here = |what: Breach| at.command(k, command).error(what);
-        let accesses = reader.accesses(command).map_err(here)?;
-        flow.push(reader.program, reader.kernels, k, command, &accesses);
-        trace.push(reader.program, &accesses);
+        let accesses = checker.accesses(command).map_err(here)?;
+        flow.push(checker.program, checker.kernels, k, command, &accesses);
+        trace.push(checker.program, &accesses);
         if let Some(access) = accesses.iter().find(|a| a.effect == Effect::Add) {
             let what = || format!("it adds to buffer `{}` a second time, and the same", buffers[access.buffer.index()].name);
             ensure(!additions.contains(&action), Invariant::AddedOnce, what).map_err(here)?;
@@ -110,7 +110,7 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
                 summary.per_microbatch.get_or_insert(k);
             }
         }
-        if per_microbatch(&reader.job.mesh, command) {
+        if per_microbatch(&checker.job.mesh, command) {
             summary.per_microbatch.get_or_insert(k);
         }
         match action {
@@ -137,7 +137,7 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
             let (from, to) = (buffer.offset, buffer.offset + buffer.bytes());
             summary.temporary.push(Used { id: *id, from, to, first: life.first, last: life.last });
         }
-        if let Some((stash, _)) = reader.program.stash(buffer) {
+        if let Some((stash, _)) = checker.program.stash(buffer) {
             let (first, last) = summary.stashed.entry(stash).or_insert((life.first, life.last));
             (*first, *last) = ((*first).min(life.first), (*last).max(life.last));
         }

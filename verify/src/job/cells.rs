@@ -18,7 +18,7 @@ pub struct Bytes {
 
 /// What a command touches between two cuts of its home.
 #[derive(Clone, Copy)]
-pub struct Touch {
+pub struct CellAccess {
     pub home: usize,
     from: usize,
     to: usize,
@@ -26,7 +26,7 @@ pub struct Touch {
 }
 
 /// An arena, or a stash: one or more slots in a memory, of which a microbatch has one.
-struct Home {
+struct ArenaSlots {
     /// Whose memory it is.
     arena: Arena,
     /// Where each slot begins there.
@@ -37,9 +37,9 @@ struct Home {
     cells: Vec<Vec<usize>>,
 }
 
-impl Home {
-    fn new(arena: Arena, begins: Vec<u64>) -> Home {
-        Home { arena, begins, cuts: vec![], cells: vec![] }
+impl ArenaSlots {
+    fn new(arena: Arena, begins: Vec<u64>) -> ArenaSlots {
+        ArenaSlots { arena, begins, cuts: vec![], cells: vec![] }
     }
 
     /// The number of the first cut that is not before a byte of a slot.
@@ -51,19 +51,19 @@ impl Home {
 /// Where bytes are that commands name.
 pub struct Homes {
     /// Arenas, then stashes.
-    list: Vec<Home>,
+    list: Vec<ArenaSlots>,
     /// Of each arena, the stashes that divide it: where each ends, and its number.
     stashes: [Vec<(u64, usize)>; Arena::ALL.len()],
 }
 
 impl Homes {
     pub fn new(program: &Program, slots: &[Slots]) -> Homes {
-        let mut list: Vec<Home> = Arena::ALL.map(|arena| Home::new(arena, vec![0])).into();
+        let mut list: Vec<ArenaSlots> = Arena::ALL.map(|arena| ArenaSlots::new(arena, vec![0])).into();
         let mut stashes: [Vec<(u64, usize)>; Arena::ALL.len()] = Default::default();
         for (k, (Stash { space, bytes }, Slots { count, at })) in program.stashes.iter().zip(slots).enumerate() {
             let all = &mut stashes[space.stash() as usize];
             all.push((all.last().map_or(0, |last| last.0) + bytes, k));
-            list.push(Home::new(space.temporary(), (0..u64::from(*count)).map(|k| at + k * bytes).collect()));
+            list.push(ArenaSlots::new(space.temporary(), (0..u64::from(*count)).map(|k| at + k * bytes).collect()));
         }
         Homes { list, stashes }
     }
@@ -80,9 +80,9 @@ impl Homes {
         (Arena::ALL.len() + k, bytes.from - begin, bytes.to - begin)
     }
 
-    pub fn touch(&self, bytes: &Bytes) -> Touch {
+    pub fn touch(&self, bytes: &Bytes) -> CellAccess {
         let (home, from, to) = self.find(bytes);
-        Touch { home, from: self.list[home].cut(from), to: self.list[home].cut(to), writes: bytes.writes }
+        CellAccess { home, from: self.list[home].cut(from), to: self.list[home].cut(to), writes: bytes.writes }
     }
 
     /// Cuts what these commands touch into cells, and says which streams touch each. Bytes that one stream alone touches, or that nobody writes, cannot
@@ -107,7 +107,7 @@ impl Homes {
         }
         let mut of_cells = vec![];
         for arena in Arena::ALL {
-            let within = |(_, home): &(usize, &Home)| home.arena == arena;
+            let within = |(_, home): &(usize, &ArenaSlots)| home.arena == arena;
             let slots = || self.list.iter().enumerate().filter(within).flat_map(|(h, home)| home.begins.iter().map(move |begin| (h, home, begin)));
             let mut cuts: Vec<u64> = slots().flat_map(|(_, home, begin)| home.cuts.iter().map(move |c| begin + c)).collect();
             cuts.sort_unstable();
@@ -142,7 +142,7 @@ impl Homes {
     }
 
     /// The cells of a touch by a call for a microbatch.
-    pub fn cells(&self, touch: &Touch, microbatch: usize) -> Range<usize> {
+    pub fn cells(&self, touch: &CellAccess, microbatch: usize) -> Range<usize> {
         let slots = &self.list[touch.home].cells;
         let cells = &slots[microbatch % slots.len()];
         cells[touch.from]..cells[touch.to]

@@ -4,14 +4,14 @@ use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType};
-use ir::program::{Action, Body, Call, CallSchedule, Channel, Group, Job, Phase, Program};
+use ir::program::{Action, Call, CallSchedule, Channel, Group, Job, Program, ProgramBody, ProgramPhase};
 use std::collections::{HashMap, VecDeque};
 
 /// Sub-axes in order, and stages in order: what tells the members of one group from another's.
-pub type Key = (Vec<SubAxis>, Vec<u64>);
+pub type GroupKey = (Vec<SubAxis>, Vec<u64>);
 
 /// The key of a group of a stage.
-pub fn key(stage: u64, group: &Group) -> Key {
+pub fn key(stage: u64, group: &Group) -> GroupKey {
     let mut subs = group.subs.clone();
     subs.sort_unstable();
     (subs, group.stages.clone().unwrap_or_else(|| vec![stage]))
@@ -98,7 +98,7 @@ struct Message {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Terms {
+struct CollectiveSignature {
     kind: Collective,
     dtype: DType,
     count: u64,
@@ -119,7 +119,7 @@ enum Event {
     /// With other stages; `group` is the program's.
     Meet {
         group: usize,
-        terms: Terms,
+        signature: CollectiveSignature,
     },
 }
 
@@ -141,7 +141,7 @@ impl Events {
             }
             Action::Collective { kind, group, dtype, count, .. } => {
                 let across = program.groups[group.index()].stages.as_ref().is_some_and(|s| s.len() > 1);
-                across.then(|| Event::Meet { group: group.index(), terms: Terms { kind: *kind, dtype: *dtype, count: *count } })
+                across.then(|| Event::Meet { group: group.index(), signature: CollectiveSignature { kind: *kind, dtype: *dtype, count: *count } })
             }
             Action::Launch { .. }
             | Action::Copy { .. }
@@ -152,8 +152,8 @@ impl Events {
             | Action::Record { .. }
             | Action::Wait { .. } => None,
         };
-        let of_part = |b: &Body, part: u32| b.part(part).filter_map(|k| Some((k, event(&b.commands[k].action)?))).collect();
-        let of = |b: &Body| (0..b.parts()).map(|part| of_part(b, part)).collect();
+        let of_part = |b: &ProgramBody, part: u32| b.part(part).filter_map(|k| Some((k, event(&b.commands[k].action)?))).collect();
+        let of = |b: &ProgramBody| (0..b.parts()).map(|part| of_part(b, part)).collect();
         Events(program.bodies.iter().map(of).collect())
     }
 }
@@ -164,8 +164,8 @@ pub fn least_in_flight(job: &Job) -> u32 {
     let of_programs: Vec<Events> = job.programs.iter().map(Events::new).collect();
     let events: Vec<&Events> = job.stages.iter().map(|s| &of_programs[s.program as usize]).collect();
     let ends = |in_flight: u32| {
-        let mut play = Play { in_flight: in_flight as usize, ..Play::new(job, &events) };
-        Phase::ALL.into_iter().all(|phase| play.run(phase).is_ok())
+        let mut play = ExchangeSimulation { in_flight: in_flight as usize, ..ExchangeSimulation::new(job, &events) };
+        ProgramPhase::ALL.into_iter().all(|phase| play.run(phase).is_ok())
     };
     let (mut low, mut high) = (1, u32::try_from(job.microbatches).unwrap_or(u32::MAX).max(1));
     if ends(low) || !ends(high) {
@@ -180,7 +180,7 @@ pub fn least_in_flight(job: &Job) -> u32 {
 }
 
 /// One stage, played.
-struct Player<'a> {
+struct StageCursor<'a> {
     program: &'a Program,
     schedule: &'a CallSchedule,
     events: &'a Events,
@@ -192,9 +192,9 @@ struct Player<'a> {
     waits: bool,
 }
 
-impl Player<'_> {
+impl StageCursor<'_> {
     /// The next event of a phase, after calls that have none left.
-    fn next(&mut self, phase: Phase) -> Option<Event> {
+    fn next(&mut self, phase: ProgramPhase) -> Option<Event> {
         let calls = self.schedule.calls(phase);
         while let Some(call) = calls.get(self.call) {
             if let Some((_, event)) = self.events.of(call).get(self.event) {
@@ -206,7 +206,7 @@ impl Player<'_> {
     }
 
     /// Where the next event is.
-    fn place(&self, stage: usize, phase: Phase) -> Locus {
+    fn place(&self, stage: usize, phase: ProgramPhase) -> Locus {
         let Some(call) = self.schedule.calls(phase).get(self.call) else {
             return Locus::stage(stage as u64).of(LocusPart::EndOf(phase.name()));
         };
@@ -220,7 +220,7 @@ impl Player<'_> {
 }
 
 /// Sender, receiver, channel.
-type Route = (usize, usize, Channel);
+pub type MessageRoute = (usize, usize, Channel);
 
 /// A stage, a body and the number of a command.
 pub type Site = (usize, usize, usize);
@@ -254,28 +254,28 @@ impl Matches {
 /// A collective that some stages have come to: which was the first, how many there are.
 struct Meeting {
     first: usize,
-    terms: Terms,
+    signature: CollectiveSignature,
     come: usize,
 }
 
 /// Plays the programs of all stages to their ends, one rank of each.
-pub struct Play<'a> {
-    players: Vec<Player<'a>>,
-    keys: Vec<Key>,
+pub struct ExchangeSimulation<'a> {
+    cursors: Vec<StageCursor<'a>>,
+    keys: Vec<GroupKey>,
     meetings: HashMap<usize, Meeting>,
     /// With the microbatch of the call that sent it.
-    mail: HashMap<Route, VecDeque<(Message, u32, Site)>>,
+    mail: HashMap<MessageRoute, VecDeque<(Message, u32, Site)>>,
     /// Messages that a mailbox takes.
     in_flight: usize,
-    phase: Phase,
+    phase: ProgramPhase,
     matches: Matches,
 }
 
-impl<'a> Play<'a> {
+impl<'a> ExchangeSimulation<'a> {
     /// `events` are those of each stage's program.
-    pub fn new(job: &'a Job, events: &[&'a Events]) -> Play<'a> {
-        let mut keys: Vec<Key> = vec![];
-        let mut numbers: HashMap<Key, usize> = HashMap::new();
+    pub fn new(job: &'a Job, events: &[&'a Events]) -> ExchangeSimulation<'a> {
+        let mut keys: Vec<GroupKey> = vec![];
+        let mut numbers: HashMap<GroupKey, usize> = HashMap::new();
         let mut number = |stage: u64, group: &Group| {
             let key = key(stage, group);
             *numbers.entry(key.clone()).or_insert_with(|| {
@@ -283,19 +283,19 @@ impl<'a> Play<'a> {
                 keys.len() - 1
             })
         };
-        let mut players = vec![];
+        let mut cursors = vec![];
         for (s, (stage, events)) in job.stages.iter().zip(events).enumerate() {
             let program = &job.programs[stage.program as usize];
             let keys = program.groups.iter().map(|g| number(s as u64, g)).collect();
-            players.push(Player { program, schedule: &stage.schedule, events, keys, call: 0, event: 0, waits: false });
+            cursors.push(StageCursor { program, schedule: &stage.schedule, events, keys, call: 0, event: 0, waits: false });
         }
-        Play {
-            players,
+        ExchangeSimulation {
+            cursors,
             keys,
             meetings: HashMap::new(),
             mail: HashMap::new(),
             in_flight: job.in_flight as usize,
-            phase: Phase::Train,
+            phase: ProgramPhase::Train,
             matches: Matches::default(),
         }
     }
@@ -309,20 +309,20 @@ impl<'a> Play<'a> {
     ///
     /// # Errors
     /// Stages that disagree or wait for each other, messages that do not fit or are not received.
-    pub fn run(&mut self, phase: Phase) -> Result<(), Violation> {
+    pub fn run(&mut self, phase: ProgramPhase) -> Result<(), Violation> {
         self.phase = phase;
-        for p in &mut self.players {
+        for p in &mut self.cursors {
             (p.call, p.event, p.waits) = (0, 0, false);
         }
-        let mut ready: Vec<usize> = (0..self.players.len()).rev().collect();
+        let mut ready: Vec<usize> = (0..self.cursors.len()).rev().collect();
         while let Some(s) = ready.pop() {
-            while let Some(event) = self.players[s].next(phase) {
-                if self.players[s].waits || !self.act(s, event, &mut ready)? {
+            while let Some(event) = self.cursors[s].next(phase) {
+                if self.cursors[s].waits || !self.act(s, event, &mut ready)? {
                     break;
                 }
             }
         }
-        if let Some(s) = (0..self.players.len()).find(|s| self.players[*s].next(phase).is_some()) {
+        if let Some(s) = (0..self.cursors.len()).find(|s| self.cursors[*s].next(phase).is_some()) {
             return Err(self.deadlock(s));
         }
         let left = self.mail.iter().filter(|m| !m.1.is_empty()).map(|m| *m.0).min();
@@ -351,26 +351,26 @@ impl<'a> Play<'a> {
                 let from = self.peer(s, hops)?;
                 let Some((sent, microbatch, site)) = self.mail.entry((from, s, channel)).or_default().pop_front() else { return Ok(false) };
                 let what = || format!("stage {from} sends {} {}", sent.count, sent.dtype.name());
-                ensure(sent == message, Invariant::MessageType, what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                ensure(sent == message, Invariant::MessageType, what).map_err(|e| self.cursors[s].place(s, self.phase).error(e))?;
                 let what = || format!("stage {from} sends what it has of microbatch {microbatch}");
                 ensure(microbatch == self.microbatch(s), Invariant::MessageMicrobatch, what)
-                    .map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                    .map_err(|e| self.cursors[s].place(s, self.phase).error(e))?;
                 self.matches.message(site, self.site(s));
                 ready.push(from);
             }
-            Event::Meet { group, terms } => {
-                let key = self.players[s].keys[group];
+            Event::Meet { group, signature } => {
+                let key = self.cursors[s].keys[group];
                 let stages = &self.keys[key].1;
-                let meeting = self.meetings.entry(key).or_insert(Meeting { first: s, terms, come: 0 });
-                if meeting.terms != terms {
-                    let other = self.players[meeting.first].place(meeting.first, self.phase);
-                    return Err(self.players[s]
+                let meeting = self.meetings.entry(key).or_insert(Meeting { first: s, signature, come: 0 });
+                if meeting.signature != signature {
+                    let other = self.cursors[meeting.first].place(meeting.first, self.phase);
+                    return Err(self.cursors[s]
                         .place(s, self.phase)
                         .error(Invariant::MembersAgree.breach(format!("another member of the group has come to {other}"))));
                 }
                 meeting.come += 1;
                 if meeting.come < stages.len() {
-                    self.players[s].waits = true;
+                    self.cursors[s].waits = true;
                     return Ok(false);
                 }
                 self.meetings.remove(&key);
@@ -380,38 +380,38 @@ impl<'a> Play<'a> {
                     self.matches.hubs.insert(member, hub);
                 }
                 for t in stages.iter().map(|t| *t as usize).filter(|t| *t != s) {
-                    self.players[t].waits = false;
-                    self.players[t].event += 1;
+                    self.cursors[t].waits = false;
+                    self.cursors[t].event += 1;
                     ready.push(t);
                 }
             }
         }
-        self.players[s].event += 1;
+        self.cursors[s].event += 1;
         Ok(true)
     }
 
     /// The command at which a stage stands; it stands at one.
     fn site(&self, s: usize) -> Site {
-        let p = &self.players[s];
+        let p = &self.cursors[s];
         let call = &p.schedule.calls(self.phase)[p.call];
         (s, call.body.index(), p.events.of(call)[p.event].0)
     }
 
     /// The microbatch for which a stage runs its call.
     fn microbatch(&self, s: usize) -> u32 {
-        let p = &self.players[s];
+        let p = &self.cursors[s];
         p.schedule.calls(self.phase)[p.call].microbatch
     }
 
     fn peer(&self, s: usize, hops: i64) -> Result<usize, Violation> {
-        let there = (s as u64).checked_add_signed(hops).map(|t| t as usize).filter(|t| *t < self.players.len() && hops != 0);
-        there.ok_or_else(|| self.players[s].place(s, self.phase).error(Invariant::MessagePeer.breach(format!("there is no stage {hops} further on"))))
+        let there = (s as u64).checked_add_signed(hops).map(|t| t as usize).filter(|t| *t < self.cursors.len() && hops != 0);
+        there.ok_or_else(|| self.cursors[s].place(s, self.phase).error(Invariant::MessagePeer.breach(format!("there is no stage {hops} further on"))))
     }
 
     /// Who waits for whom, from a stage that cannot go on.
     fn deadlock(&mut self, from: usize) -> Violation {
         let (mut s, mut told) = (from, vec![]);
-        while let Some(event) = self.players[s].next(self.phase).filter(|_| !told.contains(&s)) {
+        while let Some(event) = self.cursors[s].next(self.phase).filter(|_| !told.contains(&s)) {
             told.push(s);
             s = match event {
                 Event::Send { hops, .. } | Event::Recv { hops, .. } => match self.peer(s, hops) {
@@ -419,9 +419,9 @@ impl<'a> Play<'a> {
                     Err(e) => return e,
                 },
                 Event::Meet { group, .. } => {
-                    let key = self.players[s].keys[group];
+                    let key = self.cursors[s].keys[group];
                     let absent = |t: &usize| {
-                        let p = &self.players[*t];
+                        let p = &self.cursors[*t];
                         let there = p.phase_event(self.phase);
                         !matches!(there, Some(Event::Meet { group, .. }) if p.keys[group] == key)
                     };
@@ -429,16 +429,16 @@ impl<'a> Play<'a> {
                 }
             };
         }
-        let chain: Vec<String> = told[1..].iter().chain([&s]).take(6).map(|t| self.players[*t].place(*t, self.phase).to_string()).collect();
-        self.players[from]
+        let chain: Vec<String> = told[1..].iter().chain([&s]).take(6).map(|t| self.cursors[*t].place(*t, self.phase).to_string()).collect();
+        self.cursors[from]
             .place(from, self.phase)
             .error(Invariant::NoDeadlock.breach(format!("it waits forever, for {}", chain.join(", which waits for "))))
     }
 }
 
-impl Player<'_> {
-    /// The event at which the player stands.
-    fn phase_event(&self, phase: Phase) -> Option<Event> {
+impl StageCursor<'_> {
+    /// The event at which the cursor stands.
+    fn phase_event(&self, phase: ProgramPhase) -> Option<Event> {
         let call = self.schedule.calls(phase).get(self.call)?;
         self.events.of(call).get(self.event).map(|e| e.1)
     }

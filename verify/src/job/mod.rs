@@ -104,19 +104,19 @@ pub use serial::check as check_serial;
 use crate::violation::{Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 pub(crate) use access::parts_in_rank_order;
-use access::{Facts, Reader};
+use access::{CommandChecker, Facts};
 use body::Summary;
-use exchange::{Events, Play};
+use exchange::{Events, ExchangeSimulation};
 use ir::mesh::{Axis, Mesh};
 use ir::module::Settled;
 use ir::op::DType;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{CallSchedule, Job, Program, Stage};
 use races::Trace;
 use replicas::Flow;
 
 /// What the bodies of a program do.
-struct Class {
+struct ProgramEffects {
     bodies: Vec<Summary>,
     flows: Vec<Flow>,
     traces: Vec<Trace>,
@@ -139,7 +139,7 @@ pub fn verify(job: &Job) -> Result<(), Violation> {
 pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), Violation> {
     let whole = Locus::from(LocusPart::Job);
     let kernels = kernels(job)?;
-    let mut classes: Vec<Option<Class>> = job.programs.iter().map(|_| None).collect();
+    let mut classes: Vec<Option<ProgramEffects>> = job.programs.iter().map(|_| None).collect();
     let mut checked: Vec<(u32, &CallSchedule)> = vec![];
     let mut evaluated = None;
     for (s, stage) in job.stages.iter().enumerate() {
@@ -164,10 +164,10 @@ pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), Violation> {
     if let Some(p) = classes.iter().position(Option::is_none) {
         return Err(whole.error(Invariant::ProgramRuns.breach(format!("no stage runs program {p}"))));
     }
-    let of_stages: Vec<&Class> = job.stages.iter().filter_map(|s| classes[s.program as usize].as_ref()).collect();
+    let of_stages: Vec<&ProgramEffects> = job.stages.iter().filter_map(|s| classes[s.program as usize].as_ref()).collect();
     let events: Vec<&Events> = of_stages.iter().map(|c| &c.events).collect();
-    let mut play = Play::new(job, &events);
-    Phase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;
+    let mut play = ExchangeSimulation::new(job, &events);
+    ProgramPhase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;
     serial::check(job)?;
     let flows: Vec<&[Flow]> = of_stages.iter().map(|c| c.flows.as_slice()).collect();
     replicas::check(job, &flows, &play.matches())?;
@@ -186,7 +186,7 @@ pub fn operands(job: &Job) -> Result<(), Violation> {
         let program = program(job, stage, &at)?;
         exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
         persistent::stage(job, stage, &at)?;
-        for phase in Phase::ALL {
+        for phase in ProgramPhase::ALL {
             let calls = at.of(LocusPart::Calls(phase.name()));
             for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
                 order::exists(job, program, call).map_err(|e| calls.of(LocusPart::Call(c)).error(e))?;
@@ -196,10 +196,10 @@ pub fn operands(job: &Job) -> Result<(), Violation> {
     for (p, program) in job.programs.iter().enumerate() {
         let Some(s) = job.stages.iter().position(|s| s.program as usize == p) else { continue };
         persistent::arenas(program, &Locus::stage(s as u64))?;
-        let reader = Reader { job, program, kernels: &kernels };
+        let checker = CommandChecker { job, program, kernels: &kernels };
         for b in &program.bodies {
             let at = Locus::stage(s as u64).body(&b.name);
-            b.commands.iter().enumerate().try_for_each(|(k, c)| reader.accesses(c).map(drop).map_err(|e| at.command(k, c).error(e)))?;
+            b.commands.iter().enumerate().try_for_each(|(k, c)| checker.accesses(c).map(drop).map_err(|e| at.command(k, c).error(e)))?;
         }
     }
     Ok(())
@@ -257,17 +257,17 @@ fn whole_params(job: &Job) -> Checked {
     }
 }
 
-fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], settled: Settled, at: &Locus) -> Result<Class, Violation> {
+fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], settled: Settled, at: &Locus) -> Result<ProgramEffects, Violation> {
     if settled >= Settled::Memory {
         persistent::arenas(program, at)?;
     }
-    let reader = Reader { job, program, kernels };
+    let checker = CommandChecker { job, program, kernels };
     let (mut bodies, mut flows, mut traces) = (vec![], vec![], vec![]);
     for b in &program.bodies {
-        let (summary, flow, trace) = body::check(&reader, b, settled, &at.body(&b.name))?;
+        let (summary, flow, trace) = body::check(&checker, b, settled, &at.body(&b.name))?;
         bodies.push(summary);
         flows.push(flow);
         traces.push(trace);
     }
-    Ok(Class { bodies, flows, traces, events: Events::new(program) })
+    Ok(ProgramEffects { bodies, flows, traces, events: Events::new(program) })
 }

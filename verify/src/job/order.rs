@@ -1,13 +1,13 @@
 //! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
 
 use super::apart::apart;
-use super::body::{Summary, Touch, is_held};
+use super::body::{BufferEffects, Summary, is_held};
 use super::persistent::ALIGN;
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
-use ir::program::{Body, Call, Phase};
 use ir::program::{BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots, Space};
+use ir::program::{Call, ProgramBody, ProgramPhase};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By the body that writes it: a buffer, and the command that reads it.
@@ -50,7 +50,7 @@ pub fn check(
         slots(job, program, schedule, at)?;
     }
     let mut uses = vec![];
-    for phase in Phase::ALL {
+    for phase in ProgramPhase::ALL {
         let at = at.of(LocusPart::Calls(phase.name()));
         uses.push(calls(job, program, schedule, bodies, phase, &at)?);
         if placed {
@@ -66,7 +66,7 @@ pub fn check(
     let later = schedule.train.len();
     let step: Vec<Option<Use>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.clone().or(u.clone().map(|u| u.after(later)))).collect();
     persistent(program, bodies, &step, Some(later), &at.of(LocusPart::Calls("step")))?;
-    persistent(program, bodies, &uses[2], None, &at.of(LocusPart::Calls(Phase::Eval.name())))?;
+    persistent(program, bodies, &uses[2], None, &at.of(LocusPart::Calls(ProgramPhase::Eval.name())))?;
     reports(job, program, schedule, bodies, &uses, at)
 }
 
@@ -90,16 +90,16 @@ fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &Locus) -> R
 }
 
 /// Whether bodies of a kind are called in a phase.
-fn belongs(kind: BodyKind, phase: Phase) -> bool {
+fn belongs(kind: BodyKind, phase: ProgramPhase) -> bool {
     match kind {
-        BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce => phase != Phase::Update,
-        BodyKind::Backward(_) | BodyKind::Weight(_) => phase == Phase::Train,
-        BodyKind::Update => phase == Phase::Update,
+        BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce => phase != ProgramPhase::Update,
+        BodyKind::Backward(_) | BodyKind::Weight(_) => phase == ProgramPhase::Train,
+        BodyKind::Update => phase == ProgramPhase::Update,
     }
 }
 
 /// The body of a call, for a microbatch of the job.
-pub fn exists<'a>(job: &Job, program: &'a Program, call: &Call) -> Checked<&'a Body> {
+pub fn exists<'a>(job: &Job, program: &'a Program, call: &Call) -> Checked<&'a ProgramBody> {
     let (m, k) = (job.microbatches, call.microbatch);
     let body = program.bodies.get(call.body.index());
     let body = body.ok_or_else(|| Invariant::CallExists.breach(format!("there is no body {}", call.body.index())))?;
@@ -110,7 +110,14 @@ pub fn exists<'a>(job: &Job, program: &'a Program, call: &Call) -> Checked<&'a B
 
 /// Every body is called once, or once for every microbatch where that makes a difference: part by part, with no other
 /// body of the microbatch nor another microbatch of the body between two parts.
-fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<Vec<Option<Use>>, Violation> {
+fn calls(
+    job: &Job,
+    program: &Program,
+    schedule: &CallSchedule,
+    bodies: &[Summary],
+    phase: ProgramPhase,
+    at: &Locus,
+) -> Result<Vec<Option<Use>>, Violation> {
     let m = job.microbatches as usize;
     let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
     // By body and microbatch, how many parts were called.
@@ -176,7 +183,7 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
 
 /// Each slot of a stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
 /// microbatch last had the slot.
-fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
+fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
     let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
     let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena.is_stash());
@@ -252,14 +259,14 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
 }
 
 /// A use of a buffer by a body.
-struct Part<'a> {
+struct BodyUse<'a> {
     body: usize,
-    whole: &'a Body,
-    touch: &'a Touch,
+    whole: &'a ProgramBody,
+    touch: &'a BufferEffects,
     calls: &'a Use,
 }
 
-impl Part<'_> {
+impl BodyUse<'_> {
     fn first(&self, command: usize) -> Moment {
         (self.calls.first[self.whole.part_of(command) as usize], command)
     }
@@ -271,13 +278,13 @@ impl Part<'_> {
 
 /// What passes through the persistent arena in a run of calls. `update` is where the update's calls begin, if there are some.
 fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
-    let mut parts: BTreeMap<BufferId, Vec<Part>> = BTreeMap::new();
+    let mut parts: BTreeMap<BufferId, Vec<BodyUse>> = BTreeMap::new();
     for (body, summary) in bodies.iter().enumerate() {
         let Some(calls) = &uses[body] else { continue };
         let whole = &program.bodies[body];
         for (id, touch) in &summary.touches {
             if program.buffers[id.index()].arena.lasts() {
-                parts.entry(*id).or_default().push(Part { body, whole, touch, calls });
+                parts.entry(*id).or_default().push(BodyUse { body, whole, touch, calls });
             }
         }
     }
@@ -304,13 +311,13 @@ fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], updat
 }
 
 /// The error of one of a body's commands.
-fn fail(program: &Program, at: &Locus, part: &Part, command: usize, what: Breach) -> Violation {
+fn fail(program: &Program, at: &Locus, part: &BodyUse, command: usize, what: Breach) -> Violation {
     let body = &program.bodies[part.body];
     at.body(&body.name).command(command, &body.commands[command]).error(what)
 }
 
 /// Parameters and states are replaced in an update, once; tables never.
-fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
+fn held(program: &Program, id: BufferId, parts: &[BodyUse], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
     let buffer = &program.buffers[id.index()];
     let mut replaced = false;
     for part in parts {
@@ -326,7 +333,7 @@ fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, 
 }
 
 /// Other buffers are written by one call, before all reads. A sum is set to zero by it; then come all additions, then reads.
-fn made(program: &Program, id: BufferId, parts: &[Part], at: &Locus) -> Result<(), Violation> {
+fn made(program: &Program, id: BufferId, parts: &[BodyUse], at: &Locus) -> Result<(), Violation> {
     let name = &program.buffers[id.index()].name;
     let mut written: Option<Moment> = None;
     let mut fill = None;
@@ -382,13 +389,13 @@ fn reports(
     at: &Locus,
 ) -> Result<BTreeSet<u32>, Violation> {
     let mut evaluated = BTreeSet::new();
-    for (phase, uses) in Phase::ALL.into_iter().zip(uses) {
+    for (phase, uses) in ProgramPhase::ALL.into_iter().zip(uses) {
         let mut count = vec![0; job.reports.len()];
         for (b, summary) in bodies.iter().enumerate() {
             let Some(u) = &uses[b] else { continue };
             for (k, report) in &summary.reports {
                 count[*report as usize] += u.count;
-                let once = phase != Phase::Update && count[*report as usize] == 1;
+                let once = phase != ProgramPhase::Update && count[*report as usize] == 1;
                 let what = || format!("`{}` is reported again, or in an update", job.reports[*report as usize]);
                 ensure(once, Invariant::ReportedOnce, what)
                     .map_err(|e| at.body(&program.bodies[b].name).command(*k, &program.bodies[b].commands[*k]).error(e))?;
@@ -396,13 +403,13 @@ fn reports(
         }
         for (report, (name, n)) in job.reports.iter().zip(count).enumerate() {
             let due = match phase {
-                Phase::Train => true,
-                Phase::Update => false,
-                Phase::Eval => report == 0 && !schedule.eval.is_empty(),
+                ProgramPhase::Train => true,
+                ProgramPhase::Update => false,
+                ProgramPhase::Eval => report == 0 && !schedule.eval.is_empty(),
             };
             ensure(n == 1 || !due, Invariant::ReportDue, || format!("`{name}` is not reported"))
                 .map_err(|e| at.of(LocusPart::Calls(phase.name())).error(e))?;
-            if phase == Phase::Eval && n == 1 {
+            if phase == ProgramPhase::Eval && n == 1 {
                 evaluated.insert(report as u32);
             }
         }

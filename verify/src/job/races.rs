@@ -23,12 +23,12 @@
 #[cfg(test)]
 use super::access::Facts;
 use super::access::{Access, Effect};
-use super::cells::{Bytes, Homes, Streams, Touch};
+use super::cells::{Bytes, CellAccess, Homes, Streams};
 use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{Action, Call, CallSchedule, Channel, Command, GroupId, Program, Slots, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -68,7 +68,7 @@ struct Cell {
 type Called = (usize, u32, Vec<usize>);
 
 enum Act {
-    Touch(Vec<Touch>),
+    Touch(Vec<CellAccess>),
     Record(usize),
     Wait(usize),
 }
@@ -298,16 +298,16 @@ impl<'a> Order<'a> {
         // States between steps, to each of which an update may or may not have led.
         let (mut seen, mut open) = (BTreeSet::from([start]), vec![start]);
         while let Some(state) = open.pop() {
-            let trained = self.phase(state, schedule, Phase::Train, at)?;
-            let updated = self.phase(trained, schedule, Phase::Update, at)?;
-            let evaluated = self.phase(state, schedule, Phase::Eval, at)?;
+            let trained = self.phase(state, schedule, ProgramPhase::Train, at)?;
+            let updated = self.phase(trained, schedule, ProgramPhase::Update, at)?;
+            let evaluated = self.phase(state, schedule, ProgramPhase::Eval, at)?;
             open.extend([trained, updated, evaluated].into_iter().filter(|s| seen.insert(*s)));
         }
         Ok(())
     }
 
     /// The state after a phase that begins in this one.
-    fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: Phase, at: &Locus) -> Result<usize, Violation> {
+    fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: ProgramPhase, at: &Locus) -> Result<usize, Violation> {
         let mut now = from;
         let calls = schedule.calls(phase);
         for run in self.program.runs(calls) {
@@ -385,7 +385,7 @@ impl<'a> Order<'a> {
         for (c, call) in calls[..=now].iter().enumerate().rev() {
             let (body, microbatch) = (&self.program.bodies[call.body.index()], call.microbatch as usize);
             let acts = &self.bodies[call.body.index()];
-            let same = |touch: &Touch| touch.writes == race.wrote && self.homes.cells(touch, microbatch).contains(&race.cell);
+            let same = |touch: &CellAccess| touch.writes == race.wrote && self.homes.cells(touch, microbatch).contains(&race.cell);
             let touched = |k: &usize| match &acts[*k] {
                 (s, Act::Touch(touches)) => *s == race.stream && touches.iter().any(same),
                 (_, Act::Record(_) | Act::Wait(_)) => false,

@@ -12,7 +12,7 @@ use crate::{Invariant, Locus, Violation};
 use ir::dim::{Base, IndexMap, Linear};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, Scalar};
-use ir::program::Phase;
+use ir::program::ProgramPhase;
 use ir::program::{Action, Buffer, BufferId, Command, Content, Group, Job, Place, Program, Stage};
 use std::collections::HashMap;
 
@@ -51,7 +51,7 @@ struct Target {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum FlowStep {
     Compute(Vec<Target>),
     /// From one memory to another: what is joined stays so, if it is whole buffers.
     Copy(Target),
@@ -68,7 +68,7 @@ enum Step {
 
 /// What a body passes from buffer to buffer, with the numbers of commands.
 pub struct Flow {
-    steps: Vec<(usize, Step)>,
+    steps: Vec<(usize, FlowStep)>,
     /// Buffers of which something reads a part.
     parted: Vec<BufferId>,
 }
@@ -101,19 +101,19 @@ impl Flow {
                     let place = along(&args[facts.inputs() + o].coords);
                     target(access, place, inputs.iter().map(|i| source(&args[*i])).collect(), own)
                 });
-                Step::Compute(outputs.collect())
+                FlowStep::Compute(outputs.collect())
             }
-            Action::Fill { .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], 0)]),
-            Action::Copy { src, dst, .. } => Step::Copy(target(&accesses[1], along(&dst.coords), vec![source(src)], 0)),
-            Action::Load { index, .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], split(index))]),
+            Action::Fill { .. } => FlowStep::Compute(vec![target(&accesses[0], 0, vec![], 0)]),
+            Action::Copy { src, dst, .. } => FlowStep::Copy(target(&accesses[1], along(&dst.coords), vec![source(src)], 0)),
+            Action::Load { index, .. } => FlowStep::Compute(vec![target(&accesses[0], 0, vec![], split(index))]),
             Action::Collective { kind, group, src, dst, .. } => {
                 let Group { subs, stages } = &program.groups[group.index()];
                 let across = stages.as_ref().is_some_and(|s| s.len() > 1);
-                Step::Exchange { kind: *kind, group: axes(subs), across, target: target(&accesses[1], along(&dst.coords), vec![source(src)], 0) }
+                FlowStep::Exchange { kind: *kind, group: axes(subs), across, target: target(&accesses[1], along(&dst.coords), vec![source(src)], 0) }
             }
-            Action::Send { src, .. } => Step::Send(source(src)),
-            Action::Recv { .. } => Step::Recv(target(&accesses[0], 0, vec![], 0)),
-            Action::Report { report, src } => Step::Report(*report, source(src)),
+            Action::Send { src, .. } => FlowStep::Send(source(src)),
+            Action::Recv { .. } => FlowStep::Recv(target(&accesses[0], 0, vec![], 0)),
+            Action::Report { report, src } => FlowStep::Report(*report, source(src)),
             Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => return,
         };
         let part = |a: &&Access| a.effect == Effect::Read && a.hull() != (0, program.buffers[a.buffer.index()].elements());
@@ -179,7 +179,7 @@ impl Analysis<'_> {
         let mut values: Vec<Value> = held.iter().map(|h| Value { differs: h.unwrap_or(0), joined: 0 }).collect();
         let mut parted = vec![false; program.buffers.len()];
         flows.iter().flat_map(|f| &f.parted).for_each(|b| parted[b.index()] = true);
-        for phase in Phase::ALL {
+        for phase in ProgramPhase::ALL {
             let calls = self.job.stages[s].schedule.calls(phase);
             // A body that reads what another writes is called after it the last time (`order`). Passes that are side
             // by side write what only later bodies read.
@@ -206,20 +206,20 @@ impl Analysis<'_> {
         Ok(())
     }
 
-    fn step(&mut self, known: &mut Known, site: Site, step: &Step, parted: &[bool]) -> Checked {
+    fn step(&mut self, known: &mut Known, site: Site, step: &FlowStep, parted: &[bool]) -> Checked {
         let mesh = &self.job.mesh;
         let ranks = self.ranks;
         let read = |values: &[Value], from: &[Source]| ranks & from.iter().fold(0, |set, (b, place)| set | values[b.index()].differs | place);
         match step {
-            Step::Compute(targets) => {
+            FlowStep::Compute(targets) => {
                 let results: Vec<Axes> = targets.iter().map(|t| t.own & ranks | read(known.values, &t.from)).collect();
                 targets.iter().zip(results).try_for_each(|(t, differs)| known.write(mesh, t, Value { differs, joined: 0 }))
             }
-            Step::Copy(target) => {
+            FlowStep::Copy(target) => {
                 let joined = target.from.iter().filter(|(b, _)| !parted[b.index()]).fold(0, |set, (b, _)| set | known.values[b.index()].joined);
                 known.write(mesh, target, Value { differs: read(known.values, &target.from), joined })
             }
-            Step::Exchange { kind, group, across, target } => {
+            FlowStep::Exchange { kind, group, across, target } => {
                 let mut differs = read(known.values, &target.from);
                 let joined = target.from.iter().fold(0, |set, (b, _)| set | known.values[b.index()].joined);
                 let over = group | if *across { self.pp } else { 0 };
@@ -240,17 +240,17 @@ impl Analysis<'_> {
                 let reduces = matches!(kind, Collective::AllReduce(_));
                 ensure(!reduces || again == 0, Invariant::JoinedOnce, || format!("it reduces what is already joined along {}", describe(mesh, again)))
             }
-            Step::Send(source) => {
+            FlowStep::Send(source) => {
                 *self.given.entry(site).or_default() |= read(known.values, &[*source]);
                 Ok(())
             }
             // Several values in one message differ each along axes of its own: of them nothing is said.
-            Step::Recv(target) if parted[target.buffer.index()] => known.write(mesh, target, Value::default()),
-            Step::Recv(target) => {
+            FlowStep::Recv(target) if parted[target.buffer.index()] => known.write(mesh, target, Value::default()),
+            FlowStep::Recv(target) => {
                 let differs = self.matches.senders(site).iter().fold(0, |set, from| set | self.given.get(from).copied().unwrap_or(0));
                 known.write(mesh, target, Value { differs, joined: 0 })
             }
-            Step::Report(report, source) => {
+            FlowStep::Report(report, source) => {
                 let differs = read(known.values, &[*source]);
                 ensure(differs == 0, Invariant::ReportAlike, || {
                     format!("`{}` may differ along {}", self.job.reports[*report as usize], describe(mesh, differs))

@@ -6,10 +6,10 @@
 //! begins when the one before has ended, and ends when all of it has: a message when both its ends have begun, a
 //! collective when all its members have. What comes next in the list is not issued meanwhile.
 
-use super::exchange::{Key, key};
+use super::exchange::{GroupKey, MessageRoute, key};
 use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
-use ir::program::{Action, Body, Channel, Job, Phase, SendTurn};
+use ir::program::{Action, Channel, Job, ProgramBody, ProgramPhase, SendTurn};
 use std::collections::HashMap;
 
 /// An exchange of a stage, in the eyes of the others.
@@ -29,11 +29,8 @@ enum Exchange {
     Meet(usize),
 }
 
-/// Sender, receiver, channel.
-type Route = (usize, usize, Channel);
-
 /// A stage on its way through a phase.
-struct Player<'a> {
+struct SerialCursor<'a> {
     /// Of the sends that have not gone out.
     turns: &'a [SendTurn],
     exchanges: Vec<Exchange>,
@@ -42,7 +39,7 @@ struct Player<'a> {
     /// Exchanges that were issued and are no sends.
     others: u32,
     /// Routes of the sends that were issued.
-    issued: Vec<Route>,
+    issued: Vec<MessageRoute>,
     /// Messages of the group that has begun and are not taken.
     offered: usize,
     /// Whether it has begun what comes next in the list, no send, which has not ended.
@@ -50,7 +47,7 @@ struct Player<'a> {
 }
 
 /// What a stage does next.
-enum Step {
+enum SerialStep {
     /// A send goes out by itself.
     Out(u32),
     /// The next exchange of the list begins, these sends with it.
@@ -59,7 +56,7 @@ enum Step {
 }
 
 /// Plays the phases of a job whose sends have turns, one rank of each stage. Buffered, they come to their end
-/// ([`super::exchange::Play`]).
+/// ([`super::exchange::ExchangeSimulation`]).
 ///
 /// # Errors
 /// Sends without a turn of their own, ones that go out before they are issued, or out of order; stages that wait for
@@ -70,13 +67,13 @@ pub fn check(job: &Job) -> Result<(), Violation> {
     }
     let mut groups = Groups::default();
     let bodies: Vec<Vec<Vec<Vec<Exchange>>>> = (0..job.stages.len()).map(|s| bodies(job, s, &mut groups)).collect();
-    Phase::ALL.into_iter().try_for_each(|phase| Play::new(job, &bodies, &groups.stages, phase)?.run())
+    ProgramPhase::ALL.into_iter().try_for_each(|phase| SerialSimulation::new(job, &bodies, &groups.stages, phase)?.run())
 }
 
 /// Groups that span stages, numbered.
 #[derive(Default)]
 struct Groups {
-    numbers: HashMap<Key, usize>,
+    numbers: HashMap<GroupKey, usize>,
     stages: Vec<Vec<usize>>,
 }
 
@@ -108,36 +105,41 @@ fn bodies(job: &Job, s: usize, groups: &mut Groups) -> Vec<Vec<Vec<Exchange>>> {
         | Action::Record { .. }
         | Action::Wait { .. } => None,
     };
-    let mut of_part = |b: &Body, part: u32| b.commands[b.part(part)].iter().filter_map(|c| exchange(&c.action)).collect();
+    let mut of_part = |b: &ProgramBody, part: u32| b.commands[b.part(part)].iter().filter_map(|c| exchange(&c.action)).collect();
     program.bodies.iter().map(|b| (0..b.parts()).map(|part| of_part(b, part)).collect()).collect()
 }
 
-struct Play<'a> {
+struct SerialSimulation<'a> {
     in_flight: usize,
-    phase: Phase,
-    players: Vec<Player<'a>>,
+    phase: ProgramPhase,
+    cursors: Vec<SerialCursor<'a>>,
     /// Stages of each group that spans some.
     groups: &'a [Vec<usize>],
     /// Messages that have begun at the sender.
-    offers: HashMap<Route, usize>,
+    offers: HashMap<MessageRoute, usize>,
     /// Messages that were issued and are not taken, which need room.
-    held: HashMap<Route, usize>,
+    held: HashMap<MessageRoute, usize>,
     /// Stages that have come to the next collective of a group.
     meetings: HashMap<usize, usize>,
 }
 
-impl<'a> Play<'a> {
-    fn new(job: &'a Job, bodies: &[Vec<Vec<Vec<Exchange>>>], groups: &'a [Vec<usize>], phase: Phase) -> Result<Play<'a>, Violation> {
-        let mut players = vec![];
+impl<'a> SerialSimulation<'a> {
+    fn new(
+        job: &'a Job,
+        bodies: &[Vec<Vec<Vec<Exchange>>>],
+        groups: &'a [Vec<usize>],
+        phase: ProgramPhase,
+    ) -> Result<SerialSimulation<'a>, Violation> {
+        let mut cursors = vec![];
         for (s, stage) in job.stages.iter().enumerate() {
             let calls = stage.schedule.calls(phase).iter();
             let exchanges: Vec<Exchange> = calls.flat_map(|c| &bodies[s][c.body.index()][c.part as usize]).copied().collect();
             let turns = stage.schedule.sends(phase);
             numbered(turns, &exchanges).map_err(|e| Locus::stage(s as u64).of(LocusPart::Calls(phase.name())).error(e))?;
-            players.push(Player { turns, exchanges, next: 0, others: 0, issued: vec![], offered: 0, waits: false });
+            cursors.push(SerialCursor { turns, exchanges, next: 0, others: 0, issued: vec![], offered: 0, waits: false });
         }
         let in_flight = job.in_flight as usize;
-        Ok(Play { in_flight, phase, players, groups, offers: HashMap::new(), held: HashMap::new(), meetings: HashMap::new() })
+        Ok(SerialSimulation { in_flight, phase, cursors, groups, offers: HashMap::new(), held: HashMap::new(), meetings: HashMap::new() })
     }
 
     fn fail(&self, s: usize, breach: Breach) -> Violation {
@@ -146,15 +148,15 @@ impl<'a> Play<'a> {
 
     /// Plays to the end.
     fn run(mut self) -> Result<(), Violation> {
-        let mut ready: Vec<usize> = (0..self.players.len()).rev().collect();
+        let mut ready: Vec<usize> = (0..self.cursors.len()).rev().collect();
         while let Some(s) = ready.pop() {
             while self.go_on(s, &mut ready)? {}
         }
-        let stuck = |p: &Player| p.waits || p.offered > 0 || p.next < p.exchanges.len();
-        match self.players.iter().position(stuck) {
+        let stuck = |p: &SerialCursor| p.waits || p.offered > 0 || p.next < p.exchanges.len();
+        match self.cursors.iter().position(stuck) {
             None => Ok(()),
             Some(s) => {
-                let p = &self.players[s];
+                let p = &self.cursors[s];
                 let what = match p.exchanges.get(p.next) {
                     Some(Exchange::Send { to, channel }) => format!("a message to stage {to} on {channel}"),
                     Some(Exchange::Recv { from, channel }) => format!("a message of stage {from} on {channel}"),
@@ -171,35 +173,35 @@ impl<'a> Play<'a> {
 
     /// Lets a stage take a step if it can, and names the stages that may go on by it.
     fn go_on(&mut self, s: usize, ready: &mut Vec<usize>) -> Result<bool, Violation> {
-        if self.players[s].waits {
+        if self.cursors[s].waits {
             return self.takes(s, ready);
         }
-        if self.players[s].offered > 0 {
+        if self.cursors[s].offered > 0 {
             return Ok(false);
         }
         match self.step(s)? {
-            Some(Step::Out(send)) => self.offer(s, &[send], ready),
-            Some(Step::Begin(sends)) => {
-                self.players[s].waits = true;
+            Some(SerialStep::Out(send)) => self.offer(s, &[send], ready),
+            Some(SerialStep::Begin(sends)) => {
+                self.cursors[s].waits = true;
                 self.offer(s, &sends, ready);
-                if let Exchange::Meet(group) = self.players[s].exchanges[self.players[s].next] {
+                if let Exchange::Meet(group) = self.cursors[s].exchanges[self.cursors[s].next] {
                     *self.meetings.entry(group).or_default() += 1;
                     ready.extend(&self.groups[group]);
                 }
             }
-            Some(Step::End) | None => return Ok(false),
+            Some(SerialStep::End) | None => return Ok(false),
         }
         Ok(true)
     }
 
     /// What a stage does next, once it has issued the sends that it can; none if one has to wait for room.
-    fn step(&mut self, s: usize) -> Result<Option<Step>, Violation> {
+    fn step(&mut self, s: usize) -> Result<Option<SerialStep>, Violation> {
         loop {
-            let p = &mut self.players[s];
+            let p = &mut self.cursors[s];
             let turn = p.turns.first().filter(|t| t.after == p.others).copied();
             if let Some(turn) = turn.filter(|t| !t.grouped && (t.send as usize) < p.issued.len()) {
                 p.turns = &p.turns[1..];
-                return Ok(Some(Step::Out(turn.send)));
+                return Ok(Some(SerialStep::Out(turn.send)));
             }
             let begun = match p.exchanges.get(p.next).copied() {
                 Some(Exchange::Send { to, channel }) => {
@@ -219,9 +221,9 @@ impl<'a> Play<'a> {
                     let late = grouped.iter().find(|t| !t.grouped || t.send as usize >= p.issued.len());
                     let alone = grouped.is_empty() || matches!(other, Exchange::Recv { .. });
                     let is_receive = ensure(alone, Invariant::SendGroup, || format!("send {} is at once with no receive", grouped[0].send));
-                    late.map_or(is_receive, |t| Err(early(t))).map(|()| Step::Begin(grouped.iter().map(|t| t.send).collect()))
+                    late.map_or(is_receive, |t| Err(early(t))).map(|()| SerialStep::Begin(grouped.iter().map(|t| t.send).collect()))
                 }
-                None => p.turns.first().map_or(Ok(Step::End), |t| Err(early(t))),
+                None => p.turns.first().map_or(Ok(SerialStep::End), |t| Err(early(t))),
             };
             return begun.map(Some).map_err(|e| self.fail(s, e));
         }
@@ -230,22 +232,22 @@ impl<'a> Play<'a> {
     /// Messages of a stage begin.
     fn offer(&mut self, s: usize, sends: &[u32], ready: &mut Vec<usize>) {
         for send in sends {
-            let route = self.players[s].issued[*send as usize];
+            let route = self.cursors[s].issued[*send as usize];
             *self.offers.entry(route).or_default() += 1;
             ready.push(route.1);
         }
-        self.players[s].offered += sends.len();
+        self.cursors[s].offered += sends.len();
     }
 
     /// Lets a stage end the exchange that it waits for, if the others are there.
     fn takes(&mut self, s: usize, ready: &mut Vec<usize>) -> Result<bool, Violation> {
-        match self.players[s].exchanges[self.players[s].next] {
+        match self.cursors[s].exchanges[self.cursors[s].next] {
             Exchange::Recv { from, channel } => {
                 let route = (from, s, channel);
                 let Some(offers) = self.offers.get_mut(&route).filter(|n| **n > 0) else { return Ok(false) };
                 *offers -= 1;
                 *self.held.entry(route).or_default() -= 1;
-                self.players[from].offered -= 1;
+                self.cursors[from].offered -= 1;
                 ready.push(from);
                 self.pass(s);
             }
@@ -267,7 +269,7 @@ impl<'a> Play<'a> {
 
     /// A stage is through with an exchange of its list.
     fn pass(&mut self, s: usize) {
-        let p = &mut self.players[s];
+        let p = &mut self.cursors[s];
         (p.waits, p.next, p.others) = (false, p.next + 1, p.others + 1);
     }
 }

@@ -1,7 +1,7 @@
 //! A local graph on terms.
 
 use super::Meaning;
-use crate::terms::{Access, Index, Terms, What};
+use crate::terms::{Index, TermView, Terms, What};
 use crate::{Invariant, LocusPart, Violation};
 use ir::dim::{Base, Order};
 use ir::graph::Value;
@@ -11,33 +11,33 @@ use std::collections::{BTreeMap, HashSet};
 
 /// What can be seen of a step from outside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    pub reports: BTreeMap<u32, Access>,
+pub struct StepOutcome {
+    pub reports: BTreeMap<u32, TermView>,
     /// By slot of the program, and by slot and number of the state.
-    pub params: BTreeMap<u32, Access>,
-    pub states: BTreeMap<(u32, u32), Access>,
+    pub params: BTreeMap<u32, TermView>,
+    pub states: BTreeMap<(u32, u32), TermView>,
     /// What is held to a limit.
-    pub held: HashSet<(u64, Access)>,
+    pub held: HashSet<(u64, TermView)>,
     /// What is sent, in order.
-    pub sent: BTreeMap<(i64, Channel), Vec<Access>>,
+    pub sent: BTreeMap<(i64, Channel), Vec<TermView>>,
     /// What collectives across stages give, by their stages, in order.
-    pub met: BTreeMap<Vec<u64>, Vec<Access>>,
+    pub met: BTreeMap<Vec<u64>, Vec<TermView>>,
 }
 
-impl Outcome {
+impl StepOutcome {
     /// Of a local graph.
-    pub fn of(terms: &mut Terms, meaning: &Meaning) -> Result<Outcome, Violation> {
+    pub fn of(terms: &mut Terms, meaning: &Meaning) -> Result<StepOutcome, Violation> {
         let local = meaning.local;
         let body = &local.body;
-        let mut out = Outcome::default();
-        let mut values: Vec<Access> = Vec::with_capacity(body.nodes.len());
+        let mut out = StepOutcome::default();
+        let mut values: Vec<TermView> = Vec::with_capacity(body.nodes.len());
         let mut received: BTreeMap<(i64, Channel), usize> = BTreeMap::new();
         let base = |b: &Base| Some(b.clone());
         let scalar = |s: &Scalar| Some(s.clone());
         for v in body.values() {
             let node = &body[v];
             let fail = |invariant: Invariant, found: &str| invariant.breach(found).at(LocusPart::Node(v, node.op.name()));
-            let args: Vec<Access> = node.args.iter().map(|a| seen(terms, meaning, &values, *a, v)).collect();
+            let args: Vec<TermView> = node.args.iter().map(|a| seen(terms, meaning, &values, *a, v)).collect();
             let sizes: Vec<u64> = node.ty.dims.iter().map(|d| body.dims.size(*d)).collect();
             let held = |op: Op| {
                 let maps: Vec<Index> = node.ty.dims.iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
@@ -63,14 +63,14 @@ impl Outcome {
             let value = match what {
                 Some(what @ (What::Exchange { .. } | What::Message { .. })) => {
                     let count = sizes.iter().product();
-                    let term = terms.plain(what, args.iter().map(Access::flat).collect(), vec![count], node.ty.dtype);
-                    Access::whole(term, &sizes)
+                    let term = terms.plain(what, args.iter().map(TermView::flat).collect(), vec![count], node.ty.dtype);
+                    TermView::whole(term, &sizes)
                 }
-                Some(what) => Access::whole(terms.plain(what, vec![], sizes.clone(), node.ty.dtype), &sizes),
+                Some(what) => TermView::whole(terms.plain(what, vec![], sizes.clone(), node.ty.dtype), &sizes),
                 None => match terms.node(&local.mesh, body, v, &args, &base, &scalar) {
                     Some(value) => value,
                     None => {
-                        let stored: Vec<Access> = args.iter().zip(&node.args).map(|(x, a)| terms.stored(x, body[*a].ty.dtype)).collect();
+                        let stored: Vec<TermView> = args.iter().zip(&node.args).map(|(x, a)| terms.stored(x, body[*a].ty.dtype)).collect();
                         let found = terms.node(&local.mesh, body, v, &stored, &base, &scalar);
                         found.ok_or_else(|| fail(Invariant::LoweredView, "is a view that digits cannot say"))?
                     }
@@ -108,15 +108,15 @@ fn summed(meaning: &Meaning, v: Value) -> bool {
     meaning.local.accumulate[v.index()] && meaning.local.chunks[v.index()].per_microbatch()
 }
 
-fn sum(terms: &mut Terms, meaning: &Meaning, values: &[Access], v: Value) -> Access {
+fn sum(terms: &mut Terms, meaning: &Meaning, values: &[TermView], v: Value) -> TermView {
     let body = &meaning.local.body;
     let sizes: Vec<u64> = body.dims_of(v).iter().map(|d| body.dims.size(*d)).collect();
     let term = terms.plain(What::Sum, vec![values[v.index()].clone()], sizes.clone(), body[v].ty.dtype);
-    Access::whole(term, &sizes)
+    TermView::whole(term, &sizes)
 }
 
 /// An operand as its user sees it: what is accumulated over microbatches, as its sum where a step has them all behind it.
-fn seen(terms: &mut Terms, meaning: &Meaning, values: &[Access], a: Value, user: Value) -> Access {
+fn seen(terms: &mut Terms, meaning: &Meaning, values: &[TermView], a: Value, user: Value) -> TermView {
     let (from, to) = (meaning.local.chunks[a.index()], meaning.local.chunks[user.index()]);
     let behind = !to.per_microbatch() || from == Chunk::Prologue && to != Chunk::Prologue;
     match summed(meaning, a) && behind {

@@ -18,7 +18,7 @@ mod program;
 
 use crate::terms::Terms;
 use crate::{Invariant, LocusPart, Violation, references};
-use graph::Outcome;
+use graph::StepOutcome;
 use ir::local::Local;
 use ir::module::Graphs;
 use ir::program::{CallSchedule, Job, Program};
@@ -86,8 +86,8 @@ fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &M
     let mut terms = Terms::default();
     let at = |segment: LocusPart| move |e: Violation| e.within(segment);
     let steps = schedules.iter().map(|s| [s.train.as_slice(), &s.update].concat());
-    let want = Outcome::of(&mut terms, training).map_err(at(LocusPart::Training))?;
+    let want = StepOutcome::of(&mut terms, training).map_err(at(LocusPart::Training))?;
     program::all(job, program, steps, &mut terms, &want).map_err(at(LocusPart::Training))?;
-    let want = Outcome::of(&mut terms, evaluation).map_err(at(LocusPart::Evaluation))?;
+    let want = StepOutcome::of(&mut terms, evaluation).map_err(at(LocusPart::Evaluation))?;
     program::all(job, program, schedules.iter().map(|s| s.eval.clone()), &mut terms, &want).map_err(at(LocusPart::Evaluation))
 }

@@ -1,8 +1,8 @@
 //! A program on terms: the calls of one microbatch and those of no microbatch, command by command.
 
-use super::graph::Outcome;
+use super::graph::StepOutcome;
 use crate::terms::memory::{Memory, Spot};
-use crate::terms::{Access, Index, Term, Terms, What};
+use crate::terms::{Index, Term, TermView, Terms, What};
 use crate::violation::Checked;
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
@@ -13,7 +13,7 @@ use ir::program::{Action, BodyKind, Buffer, Call, Command, Content, Job, Place, 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Runs each list of calls as each kind of microbatch meets it, and compares what comes out.
-pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>, terms: &mut Terms, want: &Outcome) -> Result<(), Violation> {
+pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>, terms: &mut Terms, want: &StepOutcome) -> Result<(), Violation> {
     let mut seen: BTreeSet<Vec<usize>> = BTreeSet::new();
     for calls in lists.filter(|c| !c.is_empty()) {
         let last = job.microbatches.saturating_sub(1) as u32;
@@ -32,7 +32,7 @@ pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>,
     Ok(())
 }
 
-fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &Outcome) -> Result<(), Violation> {
+fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &StepOutcome) -> Result<(), Violation> {
     let mut machine = Machine::new(job, program, terms);
     for (b, body) in path.iter().map(|b| (*b, &program.bodies[*b])) {
         machine.memory.iter_mut().for_each(|m| m.enter(b));
@@ -53,14 +53,14 @@ struct Machine<'a> {
     memory: Vec<Memory>,
     /// Terms of zero by dtype, with which sums begin.
     zeros: BTreeMap<DType, Term>,
-    got: Outcome,
+    got: StepOutcome,
     received: BTreeMap<(i64, Channel), usize>,
     /// The bool without which the running command is left out.
-    only_if: Option<Access>,
+    only_if: Option<TermView>,
     /// The bools that commands of the running body were left out by: ranks read each once.
-    bools: Vec<(Place, Access)>,
+    bools: Vec<(Place, TermView)>,
     /// By buffer: the bools without which what is there was not made.
-    made_if: BTreeMap<usize, Vec<Access>>,
+    made_if: BTreeMap<usize, Vec<TermView>>,
 }
 
 impl<'a> Machine<'a> {
@@ -71,7 +71,7 @@ impl<'a> Machine<'a> {
             terms,
             memory: vec![Memory::default(); program.buffers.len()],
             zeros: BTreeMap::new(),
-            got: Outcome::default(),
+            got: StepOutcome::default(),
             received: BTreeMap::new(),
             only_if: None,
             bools: vec![],
@@ -95,10 +95,10 @@ impl<'a> Machine<'a> {
         let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
         let maps: Vec<Index> = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
         let term = self.terms.plain(What::Held(op, maps), vec![], sizes.clone(), b.dtype);
-        self.memory[buffer].write(&self.job.mesh, &whole(b), Access::whole(term, &sizes));
+        self.memory[buffer].write(&self.job.mesh, &whole(b), TermView::whole(term, &sizes));
     }
 
-    fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Checked<Access> {
+    fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Checked<TermView> {
         let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
         let buffer = &self.program.buffers[place.buffer.index()];
         if !self.made_if.get(&place.buffer.index()).into_iter().flatten().all(|bool| self.only_if.as_ref() == Some(bool)) {
@@ -108,11 +108,11 @@ impl<'a> Machine<'a> {
         found.ok_or_else(|| Invariant::ReadValue.breach(format!("what it reads in buffer `{}` is no value, or more than one", buffer.name)))
     }
 
-    fn dense(&mut self, place: &Place, count: u64) -> Checked<Access> {
+    fn dense(&mut self, place: &Place, count: u64) -> Checked<TermView> {
         self.read(place, vec![(count, 1)])
     }
 
-    fn write(&mut self, place: &Place, dims: Vec<(u64, u64)>, value: Access) {
+    fn write(&mut self, place: &Place, dims: Vec<(u64, u64)>, value: TermView) {
         let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
         self.memory[place.buffer.index()].write(&self.job.mesh, &spot, value);
         if let Some(bool) = &self.only_if {
@@ -152,7 +152,7 @@ impl<'a> Machine<'a> {
 
     /// Whether ranks that differ along these axes alone have the same value: it is computed of what a collective gave
     /// all of them.
-    fn is_common(&self, x: &Access, subs: &[SubAxis]) -> bool {
+    fn is_common(&self, x: &TermView, subs: &[SubAxis]) -> bool {
         let key = self.terms.key(x.term);
         let mesh = &self.job.mesh;
         x.coords.is_empty()
@@ -180,7 +180,7 @@ impl<'a> Machine<'a> {
                 let (give, get) = kind.elements(*count, members);
                 let x = self.dense(src, give)?;
                 let what = What::Exchange { kind: *kind, subs: group.subs.clone(), stages: group.stages.clone() };
-                let value = Access::whole(self.terms.plain(what, vec![x], vec![get], *dtype), &[get]);
+                let value = TermView::whole(self.terms.plain(what, vec![x], vec![get], *dtype), &[get]);
                 if let Some(stages) = group.stages.as_ref().filter(|s| s.len() > 1) {
                     self.got.met.entry(stages.clone()).or_default().push(value.clone());
                 }
@@ -197,7 +197,7 @@ impl<'a> Machine<'a> {
                 *number += 1;
                 let what = What::Message { hops: *hops, channel: *channel, number: *number - 1 };
                 let term = self.terms.plain(what, vec![], vec![*count], *dtype);
-                self.write(dst, vec![(*count, 1)], Access::whole(term, &[*count]));
+                self.write(dst, vec![(*count, 1)], TermView::whole(term, &[*count]));
                 Ok(())
             }
             Action::Copy { count, src, dst, .. } => {
@@ -213,7 +213,7 @@ impl<'a> Machine<'a> {
                 }
                 let spot = whole(b);
                 let dims = spot.dims.iter().map(|d| crate::terms::digits::Digits::new([(d.0, 0)])).collect();
-                self.memory[buffer.index()].write(&self.job.mesh, &spot, Access { term, offset: 0, coords: vec![], dims });
+                self.memory[buffer.index()].write(&self.job.mesh, &spot, TermView { term, offset: 0, coords: vec![], dims });
                 Ok(())
             }
             Action::Load { input, dst, index } => {
@@ -248,7 +248,7 @@ impl<'a> Machine<'a> {
             _ => None,
         };
         let mesh: &Mesh = &self.job.mesh;
-        let mut values: Vec<Access> = Vec::with_capacity(body.nodes.len());
+        let mut values: Vec<TermView> = Vec::with_capacity(body.nodes.len());
         for v in body.values() {
             let node = &body[v];
             let value = match &node.op {
@@ -258,7 +258,7 @@ impl<'a> Machine<'a> {
                     self.read(&args[*i as usize], dims)?
                 }
                 _ => {
-                    let operands: Vec<Access> = node.args.iter().map(|a| values[a.index()].clone()).collect();
+                    let operands: Vec<TermView> = node.args.iter().map(|a| values[a.index()].clone()).collect();
                     let found = self.terms.node(mesh, body, v, &operands, &base, &scalar);
                     found.ok_or_else(|| Invariant::KernelMeaning.breach(format!("{v} ({}) is nothing that terms can say", node.op.name())))?
                 }
@@ -291,7 +291,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn compare(mut self, want: &Outcome, updates: bool) -> Checked {
+    fn compare(mut self, want: &StepOutcome, updates: bool) -> Checked {
         let got = std::mem::take(&mut self.got);
         for (report, x) in &want.reports {
             let known = self.job.reports.get(*report as usize);
@@ -329,7 +329,7 @@ impl<'a> Machine<'a> {
             let old = || What::Held(op, index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect());
             let wanted = match wanted.filter(|_| updates) {
                 Some(x) => x.clone(),
-                None => Access::whole(self.terms.plain(old(), vec![], sizes.clone(), b.dtype), &sizes).flat(),
+                None => TermView::whole(self.terms.plain(old(), vec![], sizes.clone(), b.dtype), &sizes).flat(),
             };
             let found = self.memory[k].read(&self.job.mesh, self.terms, &whole(b), b.dtype).filter(|_| !self.made_if.contains_key(&k));
             let found = found.ok_or_else(|| Invariant::RestValue.breach(format!("`{name}` is no value, or more than one")))?;
@@ -338,14 +338,14 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn lists(&mut self, [as_many, same]: [Invariant; 2], what: &str, want: &[Access], got: &[Access]) -> Checked {
+    fn lists(&mut self, [as_many, same]: [Invariant; 2], what: &str, want: &[TermView], got: &[TermView]) -> Checked {
         if want.len() != got.len() {
             return Err(as_many.breach(format!("{what} are {} values, in its graph {}", got.len(), want.len())));
         }
         want.iter().zip(got).enumerate().try_for_each(|(k, (w, g))| self.same(same, &format!("{what}, value {k},"), w, g))
     }
 
-    fn same(&mut self, invariant: Invariant, what: &str, want: &Access, got: &Access) -> Checked {
+    fn same(&mut self, invariant: Invariant, what: &str, want: &TermView, got: &TermView) -> Checked {
         let (want, got) = (self.terms.normal(want.clone()), self.terms.normal(got.clone()));
         if want == got {
             return Ok(());

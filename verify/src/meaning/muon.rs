@@ -1,6 +1,6 @@
 //! What Muon does with hidden matrices, in plain lines: matrices are rows of numbers, products are loops.
 
-use super::optimizer::Step;
+use super::optimizer::StepScalars;
 use ir::graph::{Body, Graph, Param, Phase, Value};
 use ir::model::{Muon, MuonScale, Train};
 use ir::op::Op;
@@ -77,14 +77,14 @@ fn weight(body: &Body, v: Value) -> Option<u32> {
 }
 
 /// A tensor's numbers, how many there are of each dim that is looked at, and how many there are in all.
-pub struct Tensor<'a> {
+pub struct MuonTensor<'a> {
     pub param: &'a Param,
     pub sides: &'a [Side],
     pub looked_at: &'a [usize],
     pub sizes: &'a [u64],
 }
 
-impl Tensor<'_> {
+impl MuonTensor<'_> {
     /// For each number, in order: its matrix, its input and its output.
     fn places(&self) -> Vec<[usize; 3]> {
         let mut out = vec![[0; 3]];
@@ -108,7 +108,7 @@ impl Tensor<'_> {
     }
 
     /// The new values of a parameter and of its momentum.
-    pub fn update(&self, train: &Train, muon: &Muon, step: &Step, [p, g, m]: [&[f64]; 3]) -> (Vec<f64>, Vec<f64>) {
+    pub fn update(&self, train: &Train, muon: &Muon, step: &StepScalars, [p, g, m]: [&[f64]; 3]) -> (Vec<f64>, Vec<f64>) {
         let beta = muon.momentum.0;
         let new: Vec<f64> = m.iter().zip(g).map(|(m, g)| beta * m + g * step.factor).collect();
         let ahead = |(m, g): (&f64, &f64)| if muon.nesterov { g * step.factor + beta * m } else { *m };
@@ -198,9 +198,9 @@ mod tests {
             let muon = Muon { momentum: Real(0.9), nesterov, scale, factor: Real(0.2), iterations };
             let train = Train { weight_decay: Real(0.2), ..Train::default() };
             let sizes = shape.map(|n| n as u64);
-            let tensor = Tensor { param: &param, sides: &[Batch, Input, Output], looked_at: &shape, sizes: &sizes };
+            let tensor = MuonTensor { param: &param, sides: &[Batch, Input, Output], looked_at: &shape, sizes: &sizes };
             let [p, g, m] = [1, 5, 9].map(|first| numbers(want.len(), first));
-            let (new, m) = tensor.update(&train, &muon, &Step { rate: 0.2, number: 1.0, factor: 0.5 }, [&p, &g, &m]);
+            let (new, m) = tensor.update(&train, &muon, &StepScalars { rate: 0.2, number: 1.0, factor: 0.5 }, [&p, &g, &m]);
             let alike = |a: &f64, b: &f64| (a - b).abs() < 1e-13;
             assert!(new.len() == want.len() && new.iter().zip(&want).all(|(a, b)| alike(a, b)), "{shape:?}: {new:?}");
             assert!(m.iter().zip(&momentum).all(|(a, b)| alike(a, b)), "{shape:?}: {m:?}");

@@ -4,7 +4,7 @@ use ir::graph::Param;
 use ir::model::{Optimizer, Train};
 
 /// What all parameters of a step have in common.
-pub struct Step {
+pub struct StepScalars {
     /// The learning rate, before a parameter's own factor.
     pub rate: f64,
     pub number: f64,
@@ -23,7 +23,7 @@ pub fn factor(clip: Option<f64>, norm: f64, scale: f64) -> f64 {
 }
 
 /// The new value of one element of a parameter and of its states, from those before.
-pub fn update(train: &Train, step: &Step, param: &Param, p: f64, g: f64, states: &[f64]) -> (f64, Vec<f64>) {
+pub fn update(train: &Train, step: &StepScalars, param: &Param, p: f64, g: f64, states: &[f64]) -> (f64, Vec<f64>) {
     let g = g * step.factor;
     let rate = step.rate * param.lr_scale.0;
     let decay = if param.decay { train.weight_decay.0 } else { 0.0 };

@@ -3,7 +3,7 @@
 use crate::violation::fail;
 use crate::{Invariant, Violation};
 use ir::graph::{Graph, Phase, Users, Value};
-use ir::op::{DType, Kind, Op, Reduce};
+use ir::op::{DType, Op, OpKind, Reduce};
 use std::collections::BTreeSet;
 
 /// V156: no sum of 16-bit values is rounded to 16 bits and then wanted in f32, in the forward pass or as the
@@ -68,7 +68,7 @@ fn stays(g: &Graph, users: &Users, roots: &BTreeSet<Value>) -> Vec<bool> {
         let user_stays = |u: Value| {
             let node = &g.body[u];
             let rounds = node.op == Op::Cast && node.ty.dtype.is_half();
-            let by_itself = matches!(node.op.kind(), Kind::Pointwise | Kind::Mark | Kind::Reshard);
+            let by_itself = matches!(node.op.kind(), OpKind::Pointwise | OpKind::Mark | OpKind::Reshard);
             !rounds && (!by_itself || stays[u.index()])
         };
         let any = after.any(user_stays);

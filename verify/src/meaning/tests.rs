@@ -11,7 +11,7 @@ use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Scoring, Unary
 use std::collections::HashMap;
 
 /// A graph of the dims `i`, `j` and `k`, and of parameters over these.
-struct Case {
+struct TestGraph {
     graph: Graph,
     params: Vec<Value>,
 }
@@ -20,8 +20,8 @@ const I: Dim = Dim(0);
 const J: Dim = Dim(1);
 const K: Dim = Dim(2);
 
-impl Case {
-    fn new(shapes: &[&[Dim]]) -> Case {
+impl TestGraph {
+    fn new(shapes: &[&[Dim]]) -> TestGraph {
         let mut graph = Graph::default();
         for (name, size) in [("i", 3), ("j", 2), ("k", 3)] {
             graph.body.dims.add(DimInfo::new(name, size));
@@ -44,7 +44,7 @@ impl Case {
             graph.body.push(Op::Param(n as u32), [], ty, Origin::new(Phase::Forward))
         });
         let params = params.collect();
-        Case { graph, params }
+        TestGraph { graph, params }
     }
 
     fn builder(&mut self) -> Builder<'_> {
@@ -81,7 +81,7 @@ impl Case {
 #[test]
 fn forward_derivatives_are_differences() {
     for u in Unary::ALL.iter().filter(|u| **u != Unary::Not) {
-        let mut case = Case::new(&[&[I, J]]);
+        let mut case = TestGraph::new(&[&[I, J]]);
         let x = case.params[0];
         let mut b = case.builder();
         // Of positive numbers, as logarithms and roots have no others.
@@ -90,7 +90,7 @@ fn forward_derivatives_are_differences() {
         case.check(v, u.name());
     }
     for o in Binary::ALL.iter().filter(|o| o.takes(DType::F32)) {
-        let mut case = Case::new(&[&[I, J], &[J, K]]);
+        let mut case = TestGraph::new(&[&[I, J], &[J, K]]);
         let [x, y] = [case.params[0], case.params[1]];
         let mut b = case.builder();
         let square = b.mul(x, x);
@@ -114,7 +114,7 @@ fn forward_derivatives_of_ops_that_sum_and_move_are_differences() {
         (Op::StopGradient, &[&[]]),
     ];
     for (op, shapes) in ops {
-        let mut case = Case::new(shapes);
+        let mut case = TestGraph::new(shapes);
         let args = case.params.clone();
         let v = case.builder().op(op.clone(), &args);
         let stopped = op == Op::StopGradient;
@@ -133,7 +133,7 @@ fn forward_derivatives_of_lookups_and_attention_are_differences() {
         (Op::Combine(Routing { experts: I, choice: J }), &[I, K]),
         (Op::Dispatch(Routing { experts: I, choice: J }), &[J, K]),
     ] {
-        let mut case = Case::new(&[shape]);
+        let mut case = TestGraph::new(&[shape]);
         let x = case.params[0];
         let mut b = case.builder();
         let at = index(&mut b);
@@ -141,7 +141,7 @@ fn forward_derivatives_of_lookups_and_attention_are_differences() {
         case.check(v, op.name());
     }
     for (causal, window, weighs) in [(false, None, false), (true, None, false), (true, Some(1), false), (true, None, true)] {
-        let mut case = Case::new(&[&[I, J], &[K, J], &[K, J]]);
+        let mut case = TestGraph::new(&[&[I, J], &[K, J], &[K, J]]);
         let args = case.params.clone();
         let mut b = case.builder();
         let positions = [b.op(Op::Iota(I), &[]), b.op(Op::Iota(K), &[])];

@@ -6,7 +6,7 @@
 
 use super::claims::{Claims, Values, alike, near};
 use super::muon::{self, Side};
-use super::optimizer::{self, Step};
+use super::optimizer::{self, StepScalars};
 use super::sample::Gradients;
 use crate::violation::fail;
 use crate::{Invariant, Violation};
@@ -136,7 +136,7 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
             return fail(Invariant::Norm, v, format!("the norm of gradients is {found:.9}; by the formula {norm:.9}"));
         }
         let factor = optimizer::factor(train.clip.map(|c| c.0), norm, self.scale);
-        let step = Step { rate: sample.scalar(&Scalar::LearningRate), number: sample.scalar(&Scalar::Step), factor };
+        let step = StepScalars { rate: sample.scalar(&Scalar::LearningRate), number: sample.scalar(&Scalar::Step), factor };
         for u in &graph.updates {
             let Some(grad) = u.grad else { continue };
             let param = &graph.params[u.param as usize];
@@ -175,13 +175,13 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
     }
 
     /// What becomes of each element of a hidden matrix and of its momentum.
-    fn matrix(&self, param: &Param, sides: &[Side], step: &Step, tensors: [&[f64]; 3]) -> Vec<Vec<f64>> {
+    fn matrix(&self, param: &Param, sides: &[Side], step: &StepScalars, tensors: [&[f64]; 3]) -> Vec<Vec<f64>> {
         let Claims { train, model, .. } = self.claims;
         let Optimizer::Muon { muon, .. } = &train.optimizer else { unreachable!("invariant: only Muon knows matrices") };
         let dims = || param.ty.dims.iter();
         let looked_at: Vec<usize> = dims().map(|d| model.body.dims.size(*d) as usize).collect();
         let sizes: Vec<u64> = dims().map(|d| model.graph.body.dims.size(*d)).collect();
-        let tensor = muon::Tensor { param, sides, looked_at: &looked_at, sizes: &sizes };
+        let tensor = muon::MuonTensor { param, sides, looked_at: &looked_at, sizes: &sizes };
         let (new, momentum) = tensor.update(train, muon, step, tensors);
         new.into_iter().zip(momentum).map(|(p, m)| vec![p, m]).collect()
     }

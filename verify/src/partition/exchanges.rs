@@ -14,10 +14,10 @@ use ir::sharded::Sharding;
 use std::collections::BTreeMap;
 
 /// A value of the sharded graph, as a stage holds it.
-type Held = (Value, Sharding);
+type ShardedValue = (Value, Sharding);
 
 /// Messages from stage to stage on a channel: what each holds.
-type Messages = BTreeMap<(u64, u64, Channel), Vec<Vec<Held>>>;
+type Messages = BTreeMap<(u64, u64, Channel), Vec<Vec<ShardedValue>>>;
 
 /// Checks the invariants of the module's documentation. `stages` are the local graphs of all stages, each of one stage.
 ///
@@ -26,7 +26,7 @@ type Messages = BTreeMap<(u64, u64, Channel), Vec<Vec<Held>>>;
 pub fn verify(stages: &[Local]) -> Result<(), Violation> {
     references::locals(stages, None)?;
     let (mut sent, mut received) = (Messages::new(), Messages::new());
-    let mut met: BTreeMap<&[u64], BTreeMap<u64, Vec<Vec<Held>>>> = BTreeMap::new();
+    let mut met: BTreeMap<&[u64], BTreeMap<u64, Vec<Vec<ShardedValue>>>> = BTreeMap::new();
     for local in stages {
         let stage = local.stages[0].0;
         let body = &local.body;
@@ -77,7 +77,7 @@ pub fn verify(stages: &[Local]) -> Result<(), Violation> {
 }
 
 /// The values that make up a message, in order.
-fn made_of(local: &Local, v: Value) -> Vec<Held> {
+fn made_of(local: &Local, v: Value) -> Vec<ShardedValue> {
     match &local.source[v.index()] {
         Some(held) => vec![held.clone()],
         None => local.body[v].args.iter().flat_map(|a| made_of(local, *a)).collect(),
@@ -85,7 +85,7 @@ fn made_of(local: &Local, v: Value) -> Vec<Held> {
 }
 
 /// The values that are cut out of a message, in order.
-fn makes(local: &Local, users: &Users, v: Value, out: &mut Vec<Held>) {
+fn makes(local: &Local, users: &Users, v: Value, out: &mut Vec<ShardedValue>) {
     match &local.source[v.index()] {
         Some(held) => out.push(held.clone()),
         None => users[v.index()].iter().for_each(|(user, _)| makes(local, users, *user, out)),

@@ -6,7 +6,7 @@
 //! - a result's parts are those of all c blocks, each once; a gradient of queries is the sum of these;
 //! - a gradient of keys or values, which goes round with its block, has been added to on all c ranks, on each once, and is home.
 
-use super::shards::{Held, Local};
+use super::shards::{Local, ShardView};
 use super::stage::Stage;
 use crate::Invariant;
 use crate::violation::Checked;
@@ -272,7 +272,7 @@ impl<'l> Stage<'_, 'l> {
                 Some((subs, n)) if *subs == r.subs => *n,
                 Some(_) => return Err(Invariant::RingOperands.breach(format!("{x} goes round another ring"))),
             };
-            let home = Rc::new(Held { turn: None, ..(*held).clone() });
+            let home = Rc::new(ShardView { turn: None, ..(*held).clone() });
             let fits = if keys(k) { *turn.get_or_insert(own) == own } else { own == 0 };
             if !fits || home != self.want(*v, local.chunks[w.index()])? {
                 return Err(Invariant::RingOperands.breach(format!("operand {x} of {w} does not hold its block of {v}")));

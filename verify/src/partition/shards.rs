@@ -2,8 +2,8 @@
 
 use super::rows::{self, Routed};
 use crate::Invariant;
-use crate::terms::digits::{Digits, Form, add};
-use crate::terms::{Access, Term, Terms};
+use crate::terms::digits::{Digits, LinearForm, add};
+use crate::terms::{Term, TermView, Terms};
 use crate::violation::Checked;
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Body, Type, Value};
@@ -16,16 +16,16 @@ use std::rc::Rc;
 /// Element `(i0, i1, ..)` on the rank at some coordinates is the element of the whole value, row-major, that `x` says: the value itself, or a term of
 /// it as the sum (or the maximum) over the coordinates of `partial`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct ShardView {
     /// Its term is the number of the value before all reshards, or a tensor of rows ([`crate::partition::rows`]).
-    pub x: Access,
+    pub x: TermView,
     /// In order of sub-axes.
     pub partial: Vec<(SubAxis, Partial)>,
     /// It is what the rank so many places back along these sub-axes held: keys that go round.
     pub turn: Option<(Vec<SubAxis>, u64)>,
 }
 
-impl Held {
+impl ShardView {
     /// The sub-axes of microbatches along which it is a part, rather than a term of a sum.
     pub fn is_split_over(&self, u: SubAxis) -> bool {
         self.x.coords.iter().any(|c| c.0 == u)
@@ -35,20 +35,20 @@ impl Held {
 /// A value held without communication, or what a message of several values is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Local {
-    One(Rc<Held>),
+    One(Rc<ShardView>),
     /// Values along one dim each, one after the other, with their numbers of elements.
-    Joined(Vec<(u64, Rc<Held>)>),
+    Joined(Vec<(u64, Rc<ShardView>)>),
 }
 
 /// What a rank has of a dim: extents and strides of the digits of its index, and what coordinates add.
-pub type Part = (Vec<(u64, u64)>, Vec<(SubAxis, u64)>);
+pub type DimShard = (Vec<(u64, u64)>, Vec<(SubAxis, u64)>);
 
 /// Where values of a sharded graph are.
 pub struct Places<'a> {
     pub s: &'a Sharded,
     /// Of each value: the one of which it is a reshard, directly or not, or that is computed alike; or itself.
     pub root: Vec<Value>,
-    known: Vec<Option<Rc<Held>>>,
+    known: Vec<Option<Rc<ShardView>>>,
     /// Where each parameter is read.
     pub params: HashMap<u32, Value>,
     pub routed: Routed,
@@ -65,7 +65,7 @@ impl<'a> Places<'a> {
 
     /// What a rank has of a dim that these sub-axes split: digits of its index, and what coordinates add. Every sub-axis that ever splits the
     /// dim takes its own digit.
-    pub fn part_of(&self, d: Dim, is_split: &dyn Fn(SubAxis) -> bool) -> Part {
+    pub fn part_of(&self, d: Dim, is_split: &dyn Fn(SubAxis) -> bool) -> DimShard {
         let dims = &self.s.graph.body.dims;
         let (mut kept, mut coords) = (vec![], vec![]);
         let mut rest = dims.size(d);
@@ -81,7 +81,7 @@ impl<'a> Places<'a> {
     }
 
     /// A value as its sharding says.
-    pub fn of(&mut self, v: Value) -> Rc<Held> {
+    pub fn of(&mut self, v: Value) -> Rc<ShardView> {
         if let Some(held) = &self.known[v.index()] {
             return held.clone();
         }
@@ -89,7 +89,7 @@ impl<'a> Places<'a> {
         let root = self.root[v.index()];
         let order = body.dims_of(root);
         let strides = body.dims.strides(order);
-        let (mut dims, mut form) = (vec![], Form::new());
+        let (mut dims, mut form) = (vec![], LinearForm::new());
         for d in body.dims_of(v) {
             let stride = order.iter().position(|e| e == d).map_or(0, |k| strides[k]);
             let (kept, coords) = self.part_of(*d, &|u| sharding[u] == Placement::Split(*d));
@@ -101,13 +101,13 @@ impl<'a> Places<'a> {
             Placement::Partial(kind) => Some((u, kind)),
             Placement::Replicated | Placement::Split(_) => None,
         });
-        let held = Rc::new(Held { x: Access { term: Term(root.0), offset: 0, coords, dims }, partial: partial.collect(), turn: None });
+        let held = Rc::new(ShardView { x: TermView { term: Term(root.0), offset: 0, coords, dims }, partial: partial.collect(), turn: None });
         self.known[v.index()] = Some(held.clone());
         held
     }
 
     /// The same where the microbatches are behind: sums over them are complete, and no part belongs to one of them.
-    pub fn once(&mut self, v: Value) -> Checked<Rc<Held>> {
+    pub fn once(&mut self, v: Value) -> Checked<Rc<ShardView>> {
         let held = self.of(v);
         behind(&self.s.mesh, &held)
     }
@@ -137,7 +137,7 @@ impl<'a> Places<'a> {
 }
 
 /// A value that was summed over microbatches where it is a partial sum over them.
-pub fn behind(mesh: &Mesh, held: &Rc<Held>) -> Checked<Rc<Held>> {
+pub fn behind(mesh: &Mesh, held: &Rc<ShardView>) -> Checked<Rc<ShardView>> {
     let batches = |u: &SubAxis| mesh[*u].axis == Axis::Microbatch;
     if mesh.of(Axis::Microbatch).any(|u| held.is_split_over(u)) {
         return Err(Invariant::OnceForAll.breach("a part that belongs to one microbatch is used after all of them"));
@@ -149,7 +149,7 @@ pub fn behind(mesh: &Mesh, held: &Rc<Held>) -> Checked<Rc<Held>> {
         return Err(Invariant::MicrobatchSum.breach("what is accumulated over microbatches is no sum"));
     }
     let partial = held.partial.iter().copied().filter(|p| !batches(&p.0)).collect();
-    Ok(Rc::new(Held { partial, ..(**held).clone() }))
+    Ok(Rc::new(ShardView { partial, ..(**held).clone() }))
 }
 
 /// The sub-axes of a collective in the order in which its members are numbered: that of ranks.
@@ -185,7 +185,7 @@ pub fn moved(mesh: &Mesh, body: &Body, w: Value, from: &Local) -> Option<Local> 
         Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } => {
             let base = |b: &Base| Some(b.clone());
             let x = Terms::default().node(mesh, body, w, std::slice::from_ref(&one.x), &base, &|_| None)?;
-            Held { x, ..(**one).clone() }
+            ShardView { x, ..(**one).clone() }
         }
         Op::Collective { kind, subs, stages: None, part } => exchanged(mesh, body, node.args[0], &node.ty, one, (*kind, subs, *part))?,
         _ => return None,
@@ -193,7 +193,7 @@ pub fn moved(mesh: &Mesh, body: &Body, w: Value, from: &Local) -> Option<Local> 
     Some(Local::One(Rc::new(held)))
 }
 
-fn exchanged(mesh: &Mesh, body: &Body, arg: Value, ty: &Type, from: &Held, how: (Collective, &[SubAxis], Option<Dim>)) -> Option<Held> {
+fn exchanged(mesh: &Mesh, body: &Body, arg: Value, ty: &Type, from: &ShardView, how: (Collective, &[SubAxis], Option<Dim>)) -> Option<ShardView> {
     let (kind, subs, part) = how;
     if !is_stored_by_parts(body, body.dims_of(arg), &ty.dims, part) {
         return None;
@@ -210,12 +210,12 @@ fn exchanged(mesh: &Mesh, body: &Body, arg: Value, ty: &Type, from: &Held, how: 
     // The dim of parts, as its place in the operand; as digits of coordinates; and taken from these.
     let place = |dims: &[Dim]| part.and_then(|p| dims.iter().position(|d| *d == p));
     let (at, to) = (place(body.dims_of(arg)), place(&ty.dims));
-    let members = |coords: &Form| {
+    let members = |coords: &LinearForm| {
         let digits = subs.iter().map(|u| coords.iter().find(|c| c.0 == *u).map(|c| c.1.clone()));
         Some(Digits::new(digits.collect::<Option<Vec<_>>>()?.iter().flat_map(Digits::iter).collect::<Vec<_>>()))
     };
-    let scattered = |digits: &Digits| Some(subs.iter().copied().zip(digits.reshaped(&sizes)?).collect::<Form>());
-    let keep = |coords: &Form| coords.iter().filter(|c| !subs.contains(&c.0)).cloned().collect::<Form>();
+    let scattered = |digits: &Digits| Some(subs.iter().copied().zip(digits.reshaped(&sizes)?).collect::<LinearForm>());
+    let keep = |coords: &LinearForm| coords.iter().filter(|c| !subs.contains(&c.0)).cloned().collect::<LinearForm>();
     match kind {
         Collective::AllGather => {
             out.x.dims = vec![];
@@ -260,7 +260,7 @@ fn is_stored_by_parts(body: &Body, from: &[Dim], to: &[Dim], part: Option<Dim>) 
     first(&from) && first(&to) && rest(&from) == rest(&to)
 }
 
-fn turned(mesh: &Mesh, from: &Held, subs: &[SubAxis]) -> Option<Held> {
+fn turned(mesh: &Mesh, from: &ShardView, subs: &[SubAxis]) -> Option<ShardView> {
     let subs = in_rank_order(subs);
     let all: u64 = subs.iter().map(|u| mesh[*u].size).product();
     let before = match &from.turn {
@@ -269,7 +269,7 @@ fn turned(mesh: &Mesh, from: &Held, subs: &[SubAxis]) -> Option<Held> {
         Some(_) => return None,
     };
     let turn = Some((before + 1) % all).filter(|n| *n != 0);
-    Some(Held { turn: turn.map(|n| (subs, n)), ..from.clone() })
+    Some(ShardView { turn: turn.map(|n| (subs, n)), ..from.clone() })
 }
 
 /// Whether a node of the sharded graph is zero but on the ranks at coordinates zero: where a replicated value is a term of a sum.

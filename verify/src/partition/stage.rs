@@ -1,6 +1,6 @@
 //! A stage, node by node.
 
-use super::shards::{Held, Local, Places, behind, is_mask, moved};
+use super::shards::{Local, Places, ShardView, behind, is_mask, moved};
 use super::sums::Sums;
 use crate::Invariant;
 use crate::violation::{Breach, Checked};
@@ -87,7 +87,7 @@ impl Stage<'_, '_> {
     }
 
     /// What a node is shown to hold that claims to hold `v`, which is `want`.
-    pub fn shown(&mut self, w: Value, v: Value, want: &Rc<Held>, sums: &mut Sums) -> Checked<Rc<Held>> {
+    pub fn shown(&mut self, w: Value, v: Value, want: &Rc<ShardView>, sums: &mut Sums) -> Checked<Rc<ShardView>> {
         match (&self.local.body[w].op, &self.places.s.graph.body[v].op) {
             (Op::Recv { .. }, _) => {}
             (Op::Collective { stages: Some(_), .. }, _) => self.sum_over_stages(w, v, sums)?,
@@ -106,7 +106,7 @@ impl Stage<'_, '_> {
     }
 
     /// What is to be held of a value in a chunk.
-    pub fn want(&mut self, v: Value, chunk: Chunk) -> Checked<Rc<Held>> {
+    pub fn want(&mut self, v: Value, chunk: Chunk) -> Checked<Rc<ShardView>> {
         if chunk.per_microbatch() { Ok(self.places.of(v)) } else { self.places.once(v) }
     }
 
@@ -254,7 +254,7 @@ impl Stage<'_, '_> {
     }
 
     /// `select(coordinates == 0, x, 0)`: a term of a sum that is x.
-    pub fn masked(&mut self, w: Value) -> Checked<Rc<Held>> {
+    pub fn masked(&mut self, w: Value) -> Checked<Rc<ShardView>> {
         let (local, chunk) = (self.local, self.local.chunks[w.index()]);
         let node = &local.body[w];
         let op = |a: Value| &local.body[a].op;
@@ -280,7 +280,7 @@ impl Stage<'_, '_> {
             partial.push((*u, Partial::Sum));
         }
         partial.sort_unstable();
-        Ok(Rc::new(Held { partial, ..(*x).clone() }))
+        Ok(Rc::new(ShardView { partial, ..(*x).clone() }))
     }
 
     /// Values along one dim each, one after the other.

@@ -15,11 +15,11 @@ pub enum Adds {
 }
 
 /// What each stage adds.
-pub type Terms = Vec<(u64, Adds)>;
+pub type StageTerms = Vec<(u64, Adds)>;
 
 /// Sums over stages: by value and stages, what each stage adds.
 #[derive(Default)]
-pub struct Sums(pub BTreeMap<(Value, Vec<u64>), Terms>);
+pub struct Sums(pub BTreeMap<(Value, Vec<u64>), StageTerms>);
 
 impl Sums {
     /// Every stage of a sum takes part, and every term is added once.

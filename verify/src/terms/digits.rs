@@ -155,10 +155,10 @@ impl<'a> Walk<'a> {
 }
 
 /// A linear form over coordinates, whose terms may be mixed-radix numbers of a coordinate.
-pub type Form = Vec<(SubAxis, Digits)>;
+pub type LinearForm = Vec<(SubAxis, Digits)>;
 
 /// The sum of two forms, if that is one.
-pub fn add(a: &Form, b: &Form) -> Option<Form> {
+pub fn add(a: &LinearForm, b: &LinearForm) -> Option<LinearForm> {
     let mut out = a.clone();
     for (u, digits) in b.iter().filter(|f| f.1 != Digits::default()) {
         match out.iter_mut().find(|f| f.0 == *u) {

@@ -1,7 +1,7 @@
 //! What buffers hold while commands run: terms at strided places.
 
-use super::digits::{Digits, Form, Walk, add};
-use super::{Access, Term, Terms, What};
+use super::digits::{Digits, LinearForm, Walk, add};
+use super::{Term, TermView, Terms, What};
 use crate::cover::Cover;
 use crate::region::Shape;
 use ir::dim::Linear;
@@ -26,7 +26,7 @@ struct Region {
     /// Where it lies depends on these coordinates too: only what asks for a place that depends on them likewise finds it.
     coords: Linear,
     layout: Strided,
-    holds: Access,
+    holds: TermView,
     /// Of what was added to: all that was, in order.
     added: Option<Added>,
     /// The body that put it there.
@@ -41,7 +41,7 @@ struct Region {
 struct Added {
     /// Each microbatch adds it to what the ones before left, which began at zero.
     of_microbatches: bool,
-    values: Vec<Access>,
+    values: Vec<TermView>,
 }
 
 /// The content of one buffer.
@@ -58,7 +58,7 @@ impl Memory {
     }
 
     /// Puts a value at a place. What it overlaps is gone, but for outermost rows before it and behind it.
-    pub fn write(&mut self, mesh: &Mesh, spot: &Spot, holds: Access) {
+    pub fn write(&mut self, mesh: &Mesh, spot: &Spot, holds: TermView) {
         self.clear(mesh, spot);
         let mut new = Region {
             offset: spot.offset,
@@ -100,7 +100,7 @@ impl Memory {
 
     /// Adds a value, of each microbatch, to a sum that begins at the term `zero`, or to what the same body has put or
     /// added there. Refused where there is neither.
-    pub fn add(&mut self, spot: &Spot, value: Access, zero: Term) -> bool {
+    pub fn add(&mut self, spot: &Spot, value: TermView, zero: Term) -> bool {
         let body = self.body;
         let filled = self.regions.iter().position(|r| r.holds.term == zero && r.added.is_none());
         let here = |r: &&mut Region| r.offset == spot.offset && r.layout == spot.dims && r.coords.is_empty() && spot.coords.is_empty();
@@ -128,7 +128,7 @@ impl Memory {
     }
 
     /// What a reader finds, dim by dim. None if it is more than one value, or none.
-    pub fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+    pub fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<TermView> {
         // What was filled lies under what was added to parts of it.
         let (under, over): (Vec<&Region>, Vec<&Region>) = self.regions.iter().partition(|r| terms.is_fill(r.holds.term) && r.added.is_none());
         let one = over.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
@@ -159,7 +159,7 @@ impl Memory {
     }
 
     /// Values that lie one after the other, as one.
-    fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+    fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<TermView> {
         let sizes: Vec<u64> = spot.dims.iter().map(|d| d.0).collect();
         let dense = spot.dims.iter().rev().try_fold(1, |row, (n, stride)| (*n == 1 || *stride == row).then_some(row * n));
         let end = spot.offset + dense?;
@@ -176,7 +176,7 @@ impl Memory {
             at += r.reach();
         }
         // One value is no row of several.
-        (at == end && (parts.len() > 1 || sizes.len() == 1)).then(|| Access::whole(terms.joined(parts, dtype).term, &sizes))
+        (at == end && (parts.len() > 1 || sizes.len() == 1)).then(|| TermView::whole(terms.joined(parts, dtype).term, &sizes))
     }
 }
 
@@ -244,12 +244,12 @@ impl Region {
         [(0, head.min(rows)), (tail, rows)].into_iter().filter(|r| r.0 < r.1).filter_map(rows_of).collect()
     }
 
-    fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+    fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<TermView> {
         if let Some(added) = &self.added {
             let sizes: Vec<u64> = self.layout.iter().map(|d| d.0).collect();
             let all = added.values.iter().cloned().reduce(|x, y| terms.sum_of_two([x, y], &sizes, dtype))?;
             let holds = match added.of_microbatches {
-                true => Access::whole(terms.plain(What::Sum, vec![all], sizes.clone(), dtype), &sizes),
+                true => TermView::whole(terms.plain(What::Sum, vec![all], sizes.clone(), dtype), &sizes),
                 false => all,
             };
             return Region { holds, added: None, ..self.clone() }.find(mesh, spot);
@@ -261,7 +261,7 @@ impl Region {
         let radix = self.radix()?;
         let dense = radix.last().is_none_or(|r| r.1 == 1) && radix.windows(2).all(|w| w[0].1 == w[1].0 * w[1].1);
         let dims = radix.iter().map(|r| self.holds.dims[r.2].clone()).collect();
-        let flat = dense.then(|| Access { dims, ..self.holds.clone() }.flat())?;
+        let flat = dense.then(|| TermView { dims, ..self.holds.clone() }.flat())?;
         let count = flat.dims[0].extent();
         Region { layout: vec![(count, 1)], holds: terms.stored(&flat, dtype), ..self.clone() }.find(mesh, spot)
     }
@@ -281,13 +281,13 @@ impl Region {
         Some(radix)
     }
 
-    fn find(&self, mesh: &Mesh, spot: &Spot) -> Option<Access> {
+    fn find(&self, mesh: &Mesh, spot: &Spot) -> Option<TermView> {
         let radix = self.radix()?;
         let rest = spot.offset.checked_sub(self.offset)?;
         let mut reader =
-            Reader { radix: &radix, used: vec![0; radix.len()], walks: radix.iter().map(|r| Walk::new(&self.holds.dims[r.2])).collect() };
+            AddressWalker { radix: &radix, used: vec![0; radix.len()], walks: radix.iter().map(|r| Walk::new(&self.holds.dims[r.2])).collect() };
         let dims = spot.dims.iter().map(|(n, s)| reader.step(*n, *s)).collect::<Option<Vec<_>>>()?;
-        let mut form: Form = vec![];
+        let mut form: LinearForm = vec![];
         // Where the region lies is where the reader begins; what else its place depends on are steps within the region.
         let asked = |c: &&(SubAxis, u64)| !self.coords.contains(c);
         if !self.coords.iter().all(|c| spot.coords.contains(c)) {
@@ -298,24 +298,24 @@ impl Region {
         }
         let offset = reader.finish(rest)?;
         let holds = &self.holds;
-        Some(Access { term: holds.term, offset: holds.offset + offset, coords: add(&holds.coords, &form)?, dims })
+        Some(TermView { term: holds.term, offset: holds.offset + offset, coords: add(&holds.coords, &form)?, dims })
     }
 }
 
 /// What a place holds where dim k of a value lies along `layout[k]` from `offset` on. None if the place is not all within it.
-pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: Access, spot: &Spot) -> Option<Access> {
+pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: TermView, spot: &Spot) -> Option<TermView> {
     Region { offset, coords: vec![], layout, holds, added: None, body: 0, is_rest: false }.find(mesh, spot)
 }
 
 /// Steps through the addresses of a region.
-struct Reader<'a> {
+struct AddressWalker<'a> {
     /// `(extent, stride, dim)`, outermost first, each within the one before.
     radix: &'a [(u64, u64, usize)],
     used: Vec<u64>,
     walks: Vec<Walk<'a>>,
 }
 
-impl Reader<'_> {
+impl AddressWalker<'_> {
     fn step(&mut self, extent: u64, stride: u64) -> Option<Digits> {
         if extent <= 1 || stride == 0 {
             return Some(Digits::new([(extent, 0)]));
@@ -373,7 +373,7 @@ fn spread(mesh: &Mesh, coords: &Linear) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Access, Digits, Memory, Spot, Terms, What};
+    use super::{Digits, Memory, Spot, TermView, Terms, What};
     use ir::mesh::{Mesh, Sizes};
     use ir::op::{DType, Op, Real};
 
@@ -384,7 +384,7 @@ mod tests {
         let mesh = Mesh::of_sizes(&one).expect("a mesh");
         let mut terms = Terms::default();
         let scalar = terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![], DType::F32);
-        let constant = |n: u64| Access { term: scalar, offset: 0, coords: vec![], dims: vec![Digits::new([(n, 0)])] };
+        let constant = |n: u64| TermView { term: scalar, offset: 0, coords: vec![], dims: vec![Digits::new([(n, 0)])] };
         let spot = |offset: u64, dims: Vec<(u64, u64)>| Spot { offset, coords: vec![], dims };
         let mut memory = Memory::default();
         memory.write(&mesh, &spot(0, vec![(4, 2)]), constant(4));
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
         // Those that lie apart stay apart, so that what is written to one leaves the other.
         memory.write(&mesh, &spot(12, vec![(8, 1)]), constant(8));
-        memory.write(&mesh, &spot(12, vec![(2, 1)]), Access::whole(scalar, &[2]));
+        memory.write(&mesh, &spot(12, vec![(2, 1)]), TermView::whole(scalar, &[2]));
         assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
     }
 
@@ -405,14 +405,14 @@ mod tests {
         let mut terms = Terms::default();
         let [old, new] = [0, 1].map(|slot| terms.plain(What::Held(Op::Param(slot), vec![]), vec![], vec![12], DType::F32));
         let rows = |first: u64, n: u64| Spot { offset: 3 * first, coords: vec![], dims: vec![(n, 3), (3, 1)] };
-        let of_old = |first: u64, n: u64| Access { offset: 3 * first, ..Access::whole(old, &[n, 3]) };
+        let of_old = |first: u64, n: u64| TermView { offset: 3 * first, ..TermView::whole(old, &[n, 3]) };
         let mut memory = Memory::default();
         memory.write(&mesh, &rows(0, 4), of_old(0, 4));
-        memory.write(&mesh, &rows(1, 1), Access::whole(new, &[1, 3]));
+        memory.write(&mesh, &rows(1, 1), TermView::whole(new, &[1, 3]));
         assert_eq!(memory.read(&mesh, &mut terms, &rows(0, 1), DType::F32), Some(of_old(0, 1)));
         assert_eq!(memory.read(&mesh, &mut terms, &rows(2, 2), DType::F32), Some(of_old(2, 2)));
-        let parts = [of_old(0, 1), Access::whole(new, &[1, 3]), of_old(2, 2)].map(|x| x.flat());
-        let all = Access::whole(terms.joined(parts.to_vec(), DType::F32).term, &[4, 3]);
+        let parts = [of_old(0, 1), TermView::whole(new, &[1, 3]), of_old(2, 2)].map(|x| x.flat());
+        let all = TermView::whole(terms.joined(parts.to_vec(), DType::F32).term, &[4, 3]);
         assert_eq!(memory.read(&mesh, &mut terms, &rows(0, 4), DType::F32), Some(all));
         // Across the border there is no one value of two columns.
         let columns = Spot { offset: 0, coords: vec![], dims: vec![(4, 3), (2, 1)] };
@@ -428,10 +428,10 @@ mod tests {
         let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
         let mut terms = Terms::default();
         let zero = terms.plain(What::Fill(Real(0.0)), vec![], vec![], DType::F32);
-        let x = Access::whole(terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![4], DType::F32), &[4]);
+        let x = TermView::whole(terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![4], DType::F32), &[4]);
         let spot = |offset: u64, n: u64| Spot { offset, coords: vec![], dims: vec![(n, 1)] };
         let mut memory = Memory::default();
-        memory.write(&mesh, &spot(0, 8), Access { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(8, 0)])] });
+        memory.write(&mesh, &spot(0, 8), TermView { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(8, 0)])] });
         memory.write(&mesh, &spot(0, 4), x.clone());
         assert!(!memory.add(&spot(0, 2), x.clone(), zero) && !memory.add(&spot(4, 4), x, zero));
     }
@@ -442,11 +442,11 @@ mod tests {
         let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
         let mut terms = Terms::default();
         let zero = terms.plain(What::Fill(Real(0.0)), vec![], vec![], DType::F32);
-        let [x, y] = [0, 1].map(|slot| Access::whole(terms.plain(What::Held(Op::Param(slot), vec![]), vec![], vec![4], DType::F32), &[4]));
+        let [x, y] = [0, 1].map(|slot| TermView::whole(terms.plain(What::Held(Op::Param(slot), vec![]), vec![], vec![4], DType::F32), &[4]));
         let spot = Spot { offset: 0, coords: vec![], dims: vec![(4, 1)] };
-        let filled = Access { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(4, 0)])] };
+        let filled = TermView { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(4, 0)])] };
         let both = terms.sum_of_two([x.clone(), y.clone()], &[4], DType::F32);
-        let sum = Access::whole(terms.plain(What::Sum, vec![both.clone()], vec![4], DType::F32), &[4]);
+        let sum = TermView::whole(terms.plain(What::Sum, vec![both.clone()], vec![4], DType::F32), &[4]);
         // From zero, and from what the body has put there itself.
         for (begin, want) in [(filled, sum), (x.clone(), both)] {
             let mut memory = Memory::default();

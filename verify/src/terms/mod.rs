@@ -4,7 +4,7 @@ pub mod digits;
 pub mod memory;
 pub mod normal;
 
-use digits::{Digits, Form, Walk, add};
+use digits::{Digits, LinearForm, Walk, add};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use ir::dim::{Base, Dim, IndexMap, Linear, Order};
 use ir::graph::{Body, Value};
@@ -20,16 +20,16 @@ pub struct Term(pub u32);
 /// A view of a term: element `(i0, i1, ..)` is the term's element, in its storage order, at
 /// `offset + coords + dims[0](i0) + dims[1](i1) + ..`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Access {
+pub struct TermView {
     pub term: Term,
     pub offset: u64,
-    pub coords: Form,
+    pub coords: LinearForm,
     pub dims: Vec<Digits>,
 }
 
-impl Access {
+impl TermView {
     /// The whole term, with dims of these sizes.
-    pub fn whole(term: Term, sizes: &[u64]) -> Access {
+    pub fn whole(term: Term, sizes: &[u64]) -> TermView {
         let mut stride = 1;
         let mut dims: Vec<Digits> = vec![];
         for n in sizes.iter().rev() {
@@ -37,30 +37,30 @@ impl Access {
             stride *= n;
         }
         dims.reverse();
-        Access { term, offset: 0, coords: vec![], dims }
+        TermView { term, offset: 0, coords: vec![], dims }
     }
 
     /// All elements along one dim, row-major.
-    pub fn flat(&self) -> Access {
+    pub fn flat(&self) -> TermView {
         let all = Digits::new(self.dims.iter().flat_map(Digits::iter));
-        Access { dims: vec![all], ..self.clone() }
+        TermView { dims: vec![all], ..self.clone() }
     }
 
     /// Dim `k` replaced by what an index `start + coords + digits` into it reaches.
-    pub fn part(&self, mesh: &Mesh, k: usize, start: u64, coords: &Linear, digits: &[(u64, u64)]) -> Option<Access> {
+    pub fn part(&self, mesh: &Mesh, k: usize, start: u64, coords: &Linear, digits: &[(u64, u64)]) -> Option<TermView> {
         let mut walk = Walk::new(&self.dims[k]);
         let mut inner = vec![];
         for (extent, stride) in digits {
             inner.extend(walk.step(*extent, *stride)?.iter().collect::<Vec<_>>());
         }
-        let mut form: Form = vec![];
+        let mut form: LinearForm = vec![];
         for (u, stride) in coords {
             form = add(&form, &vec![(*u, walk.step(mesh[*u].size, *stride)?)])?;
         }
         let offset = self.offset + walk.finish(start)?;
         let mut dims = self.dims.clone();
         dims[k] = Digits::new(inner);
-        Some(Access { term: self.term, offset, coords: add(&self.coords, &form)?, dims })
+        Some(TermView { term: self.term, offset, coords: add(&self.coords, &form)?, dims })
     }
 }
 
@@ -123,9 +123,9 @@ impl What {
 
 /// What a term is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
+pub struct TermKey {
     pub what: What,
-    pub args: Vec<Access>,
+    pub args: Vec<TermView>,
     /// Numbers of the dims of each operand, then of the result. None if there are no operands with dims to tell apart.
     pub labels: Vec<Vec<Dim>>,
     /// Extents of the numbered dims, or of the result's.
@@ -133,7 +133,7 @@ pub struct Key {
     pub dtype: DType,
 }
 
-impl Key {
+impl TermKey {
     /// Elements of the term.
     pub fn count(&self) -> u64 {
         match self.labels.last() {
@@ -149,47 +149,47 @@ pub struct Terms {
     /// Terms with the hashes of their keys.
     known: HashTable<(u64, Term)>,
     hasher: DefaultHashBuilder,
-    keys: Vec<Rc<Key>>,
+    keys: Vec<Rc<TermKey>>,
 }
 
 impl Terms {
     /// A term with no dims of operands to tell apart.
-    pub fn plain(&mut self, what: What, args: Vec<Access>, sizes: Vec<u64>, dtype: DType) -> Term {
-        self.intern(Key { what, args, labels: vec![], sizes, dtype })
+    pub fn plain(&mut self, what: What, args: Vec<TermView>, sizes: Vec<u64>, dtype: DType) -> Term {
+        self.intern(TermKey { what, args, labels: vec![], sizes, dtype })
     }
 
     /// The elements of a view stored row-major: a slice across its digits is none of the original.
-    pub fn stored(&mut self, x: &Access, dtype: DType) -> Access {
+    pub fn stored(&mut self, x: &TermView, dtype: DType) -> TermView {
         let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
-        Access::whole(self.plain(What::Stored, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
+        TermView::whole(self.plain(What::Stored, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
     }
 
     /// Values along one dim each, one after the other.
-    pub fn joined(&mut self, parts: Vec<Access>, dtype: DType) -> Access {
+    pub fn joined(&mut self, parts: Vec<TermView>, dtype: DType) -> TermView {
         let count = parts.iter().flat_map(|p| &p.dims).map(Digits::extent).sum();
-        Access::whole(self.plain(What::Joined, parts, vec![count], dtype), &[count])
+        TermView::whole(self.plain(What::Joined, parts, vec![count], dtype), &[count])
     }
 
     /// The sum, element by element, of two values with dims of these sizes, as an op of the same dims makes it.
-    pub fn sum_of_two(&mut self, args: [Access; 2], sizes: &[u64], dtype: DType) -> Access {
+    pub fn sum_of_two(&mut self, args: [TermView; 2], sizes: &[u64], dtype: DType) -> TermView {
         let labels = vec![(0..sizes.len() as u32).map(Dim).collect(); 3];
-        let key = Key { what: What::Op(Op::Add, vec![]), args: args.to_vec(), labels, sizes: sizes.to_vec(), dtype };
-        Access::whole(self.intern(key), sizes)
+        let key = TermKey { what: What::Op(Op::Add, vec![]), args: args.to_vec(), labels, sizes: sizes.to_vec(), dtype };
+        TermView::whole(self.intern(key), sizes)
     }
 
     /// A value with dims of these sizes where a bool is true, else zero, as a `select` of local graphs makes it.
-    pub fn value_or_zero(&mut self, bool: &Access, value: Access, sizes: &[u64], dtype: DType) -> Access {
-        let zero = Key { what: What::Op(Op::Const(Real(0.0)), vec![]), args: vec![], labels: vec![vec![]], sizes: vec![], dtype };
-        let zero = Access::whole(self.intern(zero), &[]);
+    pub fn value_or_zero(&mut self, bool: &TermView, value: TermView, sizes: &[u64], dtype: DType) -> TermView {
+        let zero = TermKey { what: What::Op(Op::Const(Real(0.0)), vec![]), args: vec![], labels: vec![vec![]], sizes: vec![], dtype };
+        let zero = TermView::whole(self.intern(zero), &[]);
         let own: Vec<Dim> = (0..sizes.len() as u32).map(Dim).collect();
         let labels = vec![vec![], own.clone(), vec![], own];
         let args = vec![bool.clone(), value, zero];
-        let key = Key { what: What::Op(Op::Select, vec![]), args, labels, sizes: sizes.to_vec(), dtype };
-        Access::whole(self.intern(key), sizes)
+        let key = TermKey { what: What::Op(Op::Select, vec![]), args, labels, sizes: sizes.to_vec(), dtype };
+        TermView::whole(self.intern(key), sizes)
     }
 
     /// What a copy holds, along one dim, and its dtype.
-    pub fn original(&self, copy: Term) -> Option<(Access, DType)> {
+    pub fn original(&self, copy: Term) -> Option<(TermView, DType)> {
         let key = &self.keys[copy.0 as usize];
         (key.what == What::Stored).then(|| (key.args[0].clone(), key.dtype))
     }
@@ -199,12 +199,12 @@ impl Terms {
         self.keys.len()
     }
 
-    pub fn key(&self, term: Term) -> &Rc<Key> {
+    pub fn key(&self, term: Term) -> &Rc<TermKey> {
         &self.keys[term.0 as usize]
     }
 
     /// The term of a key, whose operands are brought to their normal form.
-    pub fn intern(&mut self, mut key: Key) -> Term {
+    pub fn intern(&mut self, mut key: TermKey) -> Term {
         key.args = key.args.into_iter().map(|x| self.normal(x)).collect();
         let hash = self.hasher.hash_one(&key);
         if let Some((_, term)) = self.known.find(hash, |k| *self.keys[k.1.0 as usize] == key) {
@@ -221,7 +221,7 @@ impl Terms {
     }
 
     /// Where two values first differ, for messages: from the results down to operands.
-    pub fn difference(&self, want: &Access, got: &Access) -> String {
+    pub fn difference(&self, want: &TermView, got: &TermView) -> String {
         if want.term == got.term {
             return format!("another view of the same {}: {got:?}, not {want:?}", self.keys[want.term.0 as usize].what.name());
         }
@@ -246,15 +246,15 @@ impl Terms {
         mesh: &Mesh,
         body: &Body,
         v: Value,
-        args: &[Access],
+        args: &[TermView],
         base: &dyn Fn(&Base) -> Option<Base>,
         scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
-    ) -> Option<Access> {
+    ) -> Option<TermView> {
         match self.made(mesh, body, v, args, base, scalar)? {
             Made::View(x) => Some(x),
             Made::Op(key) => {
                 let sizes: Vec<u64> = body.dims_of(v).iter().map(|d| body.dims.size(*d)).collect();
-                Some(Access::whole(self.intern(key), &sizes))
+                Some(TermView::whole(self.intern(key), &sizes))
             }
         }
     }
@@ -265,7 +265,7 @@ impl Terms {
         mesh: &Mesh,
         body: &Body,
         v: Value,
-        args: &[Access],
+        args: &[TermView],
         base: &dyn Fn(&Base) -> Option<Base>,
         scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
     ) -> Option<Made> {
@@ -273,9 +273,9 @@ impl Terms {
         let dims = &node.ty.dims;
         let position = |k: usize, d: Dim| body.dims_of(node.args[k]).iter().position(|e| *e == d);
         // The operand's dims under the result's names; those that it lacks are repeated.
-        let arranged = |x: &Access, find: &dyn Fn(Dim) -> Option<usize>| {
+        let arranged = |x: &TermView, find: &dyn Fn(Dim) -> Option<usize>| {
             let dims = dims.iter().map(|d| find(*d).map_or(Digits::new([(body.dims.size(*d), 0)]), |k| x.dims[k].clone())).collect();
-            Access { dims, ..x.clone() }
+            TermView { dims, ..x.clone() }
         };
         match &node.op {
             Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } | Op::Limit { .. } => Some(Made::View(arranged(&args[0], &|d| position(0, d)))),
@@ -304,14 +304,14 @@ impl Terms {
                     Some(k) => Some(parts[k].clone()),
                     None => position(0, d).map(|k| x.dims[k].clone()),
                 };
-                Some(Made::View(Access { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
+                Some(Made::View(TermView { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
             }
             // Along the outermost dim its operands lie one after the other, and may be made so piece by piece.
             Op::Concat { from, to } if dims.iter().take_while(|d| *d != to).all(|d| body.dims.size(*d) == 1) => {
                 let sizes: Vec<u64> = dims.iter().map(|d| body.dims.size(*d)).collect();
-                let own = |(k, x): (usize, &Access)| arranged(x, &|d| position(k, if d == *to { from[k] } else { d })).flat();
+                let own = |(k, x): (usize, &TermView)| arranged(x, &|d| position(k, if d == *to { from[k] } else { d })).flat();
                 let joined = self.joined(args.iter().enumerate().map(own).collect(), node.ty.dtype);
-                Some(Made::View(Access::whole(joined.term, &sizes)))
+                Some(Made::View(TermView::whole(joined.term, &sizes)))
             }
             op => {
                 let op = match op {
@@ -335,7 +335,7 @@ impl Terms {
                 let maps = asked.iter().map(|d| Some((labels.of(*d), index(d)?))).collect::<Option<Vec<_>>>()?;
                 let op = op.map_dims(&mut |d| labels.of(d));
                 let all = labels.0.iter().map(|d| body.dims.size(*d)).collect();
-                Some(Made::Op(Key { what: What::Op(op, maps), args: args.to_vec(), labels: rows, sizes: all, dtype: node.ty.dtype }))
+                Some(Made::Op(TermKey { what: What::Op(op, maps), args: args.to_vec(), labels: rows, sizes: all, dtype: node.ty.dtype }))
             }
         }
     }
@@ -344,9 +344,9 @@ impl Terms {
 /// What a node of a body makes of its operands.
 pub enum Made {
     /// A view of one of them, or of several one after the other.
-    View(Access),
+    View(TermView),
     /// A value of its own.
-    Op(Key),
+    Op(TermKey),
 }
 
 /// Dims by number of first appearance.

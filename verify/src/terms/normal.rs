@@ -1,12 +1,12 @@
 //! The one form of an access to a copy. A slice of a copy is the copy of a slice, so programs and graphs may have either; and a copy is
 //! a term of its own only for views that its original cannot say in digits.
 
-use super::digits::{Digits, Form, Walk, add};
-use super::{Access, Terms};
+use super::digits::{Digits, LinearForm, Walk, add};
+use super::{TermView, Terms};
 
 impl Terms {
     /// The same elements, read from the original of a copy if digits can say that, else from a copy of no more than is read of it.
-    pub fn normal(&mut self, mut x: Access) -> Access {
+    pub fn normal(&mut self, mut x: TermView) -> TermView {
         while let Some((original, dtype)) = self.original(x.term) {
             if let Some(direct) = through(&x, &original) {
                 x = direct;
@@ -17,22 +17,22 @@ impl Terms {
             if term == x.term {
                 break;
             }
-            x = Access { term, ..rest };
+            x = TermView { term, ..rest };
         }
         x
     }
 }
 
 /// What an access to a copy reads of the original, which has one dim.
-pub fn through(x: &Access, original: &Access) -> Option<Access> {
+pub fn through(x: &TermView, original: &TermView) -> Option<TermView> {
     let mut walk = Walk::new(&original.dims[0]);
     let dims = x.dims.iter().map(|d| stepped(&mut walk, d, 1)).collect::<Option<Vec<_>>>()?;
-    let mut form: Form = vec![];
+    let mut form: LinearForm = vec![];
     for (u, digits) in &x.coords {
         form = add(&form, &vec![(*u, stepped(&mut walk, digits, 1)?)])?;
     }
     let offset = original.offset + walk.finish(x.offset)?;
-    Some(Access { term: original.term, offset, coords: add(&original.coords, &form)?, dims })
+    Some(TermView { term: original.term, offset, coords: add(&original.coords, &form)?, dims })
 }
 
 /// Where an index of these digits leads, counted in `unit`s.
@@ -43,7 +43,7 @@ fn stepped(walk: &mut Walk, digits: &Digits, unit: u64) -> Option<Digits> {
 
 /// The part of the original that an access to its copy reads, and the access to a copy of that (whose term is to be set). Each digit of the
 /// index is cut by itself, where the original's digits allow it.
-fn cropped(x: &Access, original: &Access) -> Option<(Access, Access)> {
+fn cropped(x: &TermView, original: &TermView) -> Option<(TermView, TermView)> {
     let moves = |d: &(u64, u64)| d.0 > 1 && d.1 > 0;
     let of_coords = x.coords.iter().flat_map(|f| f.1.iter());
     let mut strides: Vec<u64> = x.dims.iter().flat_map(Digits::iter).chain(of_coords).filter(moves).map(|d| d.1).chain([1]).collect();
@@ -58,14 +58,14 @@ fn cropped(x: &Access, original: &Access) -> Option<(Access, Access)> {
         sizes.push(above / s);
         above = *s;
     }
-    let (mut part, mut rest) = (Access { dims: vec![], ..original.clone() }, Access { offset: 0, coords: vec![], ..x.clone() });
-    let mut kept: Vec<(u64, u64, Form)> = vec![];
+    let (mut part, mut rest) = (TermView { dims: vec![], ..original.clone() }, TermView { offset: 0, coords: vec![], ..x.clone() });
+    let mut kept: Vec<(u64, u64, LinearForm)> = vec![];
     for ((stride, size), digits) in strides.iter().zip(&sizes).zip(original.dims[0].reshaped(&sizes)?) {
         let here = |d: &(u64, u64)| moves(d) && d.1 == *stride;
         let reach = |d: (u64, u64)| d.0 - 1;
         let first = x.offset / stride % size;
         let count = 1 + x.dims.iter().flat_map(Digits::iter).filter(here).map(reach).sum::<u64>();
-        let coords: Form = x.coords.iter().filter(|f| f.1.iter().any(|d| here(&d))).cloned().collect();
+        let coords: LinearForm = x.coords.iter().filter(|f| f.1.iter().any(|d| here(&d))).cloned().collect();
         let moved = coords.iter().flat_map(|f| f.1.iter());
         if coords.iter().any(|f| !f.1.iter().all(|d| here(&d))) || first + count + moved.map(reach).sum::<u64>() > *size {
             return None;
@@ -73,7 +73,7 @@ fn cropped(x: &Access, original: &Access) -> Option<(Access, Access)> {
         let mut walk = Walk::new(&digits);
         let cut = (|| {
             let inner = walk.step(count, 1)?;
-            let form = coords.iter().map(|(u, d)| Some((*u, stepped(&mut walk, d, *stride)?))).collect::<Option<Form>>()?;
+            let form = coords.iter().map(|(u, d)| Some((*u, stepped(&mut walk, d, *stride)?))).collect::<Option<LinearForm>>()?;
             Some((inner, add(&part.coords, &form)?, walk.finish(first)?))
         })();
         match cut {
@@ -110,17 +110,17 @@ fn cropped(x: &Access, original: &Access) -> Option<(Access, Access)> {
 #[cfg(test)]
 mod tests {
     use super::super::digits::Digits;
-    use super::super::{Access, Terms, What};
+    use super::super::{TermView, Terms, What};
     use ir::mesh::SubAxis;
     use ir::op::{DType, Op};
 
-    fn source(terms: &mut Terms, n: u64) -> Access {
-        Access::whole(terms.plain(What::Held(Op::Input(0), vec![]), vec![], vec![n], DType::F32), &[n])
+    fn source(terms: &mut Terms, n: u64) -> TermView {
+        TermView::whole(terms.plain(What::Held(Op::Input(0), vec![]), vec![], vec![n], DType::F32), &[n])
     }
 
-    fn at(term: Access, offset: u64, coords: &[(u8, u64, u64)], dims: &[&[(u64, u64)]]) -> Access {
+    fn at(term: TermView, offset: u64, coords: &[(u8, u64, u64)], dims: &[&[(u64, u64)]]) -> TermView {
         let coords = coords.iter().map(|(u, n, s)| (SubAxis(*u), Digits::new([(*n, *s)]))).collect();
-        Access { term: term.term, offset, coords, dims: dims.iter().map(|d| Digits::new(d.iter().copied())).collect() }
+        TermView { term: term.term, offset, coords, dims: dims.iter().map(|d| Digits::new(d.iter().copied())).collect() }
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
         let other = at(half, 0, &[], &[&[(2, 4)], &[(3, 1)]]);
         assert_eq!(terms.normal(sliced.clone()), other);
         assert_eq!(terms.normal(other.clone()), other);
-        let shifted = Access { offset: 2, ..sliced };
+        let shifted = TermView { offset: 2, ..sliced };
         assert_ne!(terms.normal(shifted), other);
     }
 

@@ -9,7 +9,7 @@ use ir::kernel::Output;
 
 impl<'c> Backward<'_, 'c> {
     /// Writes the kernel `name` and reports what it needs.
-    pub(super) fn of_bias(&self, functions: &Functions<'c>, bias: &Output, name: &str) -> Shape {
+    pub(super) fn of_bias(&self, functions: &BackwardFunctions<'c>, bias: &Output, name: &str) -> Shape {
         let (b, plan) = (self.b, self.plan);
         let [own, summed] = plan.heads_of_bias(bias);
         let entry = b.kernel(name);
@@ -59,7 +59,7 @@ impl<'c> Backward<'_, 'c> {
         let [row, stride] = [plan.attention.at, plan.attention.keys].map(|d| plan.stride(tensor, d));
         let bytes = pointwise::stored(dtype).bytes();
         let size = Size { d: plan.key_block, width: plan.key_block };
-        let stored = Stored { dtype, stride, size, accumulate: bias.accumulate };
+        let stored = OutputRows { dtype, stride, size, accumulate: bias.accumulate };
         let start = b.at(at.tensors[tensor], b.index_mul(keys.first, b.index(bytes * stride)));
         b.for_each(b.index(0), b.index(plan.queries), 1, &mut |query| {
             let to = b.at(start, b.index_mul(query, b.index(bytes * row)));

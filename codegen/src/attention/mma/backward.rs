@@ -16,7 +16,7 @@ pub enum Of {
 
 impl Of {
     /// Elements of a row of the sums.
-    pub fn size(self, plan: &Plan) -> Size {
+    pub fn size(self, plan: &AttentionPlan) -> Size {
         match self {
             Of::Probabilities => plan.values,
             Of::Scores => plan.d,
@@ -26,31 +26,31 @@ impl Of {
 
 /// Tiles of one side.
 pub struct Kind<'s> {
-    pub side: Side,
+    pub side: ScoreSide,
     /// What they sum, and the outputs that this is of.
     pub sums: Vec<(Of, Vec<(usize, &'s Output)>)>,
 }
 
 impl Kind<'_> {
     /// Dims that number heads of the tiles' rows.
-    pub fn heads(&self, plan: &Plan) -> Vec<Dim> {
+    pub fn heads(&self, plan: &AttentionPlan) -> Vec<Dim> {
         match self.side {
-            Side::Queries => plan.heads(),
-            Side::Keys => plan.shared.clone(),
+            ScoreSide::Queries => plan.heads(),
+            ScoreSide::Keys => plan.shared.clone(),
         }
     }
 
     /// Dims that number the heads of the other side that a tile meets.
-    pub fn met<'p>(&self, plan: &'p Plan) -> &'p [Dim] {
+    pub fn met<'p>(&self, plan: &'p AttentionPlan) -> &'p [Dim] {
         match self.side {
-            Side::Queries => &[],
-            Side::Keys => &plan.group,
+            ScoreSide::Queries => &[],
+            ScoreSide::Keys => &plan.group,
         }
     }
 }
 
 impl<'c> Cores<'_, 'c> {
-    pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
+    pub(super) fn backward(&self) -> Result<Vec<MmaTiles<'_, 'c>>, CompileError> {
         let operands = self.plan.gradient_operands()?;
         if let Some(bias) = self.plan.bias() {
             return Ok(vec![self.pairs(operands, bias)]);
@@ -68,19 +68,19 @@ impl<'c> Cores<'_, 'c> {
         let of_keys = [(Of::Probabilities, AttentionGrad::V), (Of::Scores, AttentionGrad::K)];
         // Sums of both would be more registers than there are.
         let keys = match self.plan.d.padded() + self.plan.values.padded() > MOST_ELEMENTS {
-            true => of_keys.iter().map(|sum| kind(Side::Keys, &[*sum])).collect(),
-            false => vec![kind(Side::Keys, &of_keys)],
+            true => of_keys.iter().map(|sum| kind(ScoreSide::Keys, &[*sum])).collect(),
+            false => vec![kind(ScoreSide::Keys, &of_keys)],
         };
-        let queries = kind(Side::Queries, &[(Of::Scores, AttentionGrad::Q)]);
+        let queries = kind(ScoreSide::Queries, &[(Of::Scores, AttentionGrad::Q)]);
         keys.into_iter().chain([queries]).filter(|kind| !kind.sums.is_empty()).collect()
     }
 
-    fn part<'s>(&'s self, operands: GradientOperands, kind: Kind<'s>) -> Part<'s, 'c> {
+    fn part<'s>(&'s self, operands: GradientOperands, kind: Kind<'s>) -> MmaTiles<'s, 'c> {
         let (plan, side) = (self.plan, kind.side);
         let GradientOperands { q, k, v, dout, lse, delta } = operands;
         let (mine, theirs) = match side {
-            Side::Queries => ([q, dout], [k, v]),
-            Side::Keys => ([k, v], [q, dout]),
+            ScoreSide::Queries => ([q, dout], [k, v]),
+            ScoreSide::Keys => ([k, v], [q, dout]),
         };
         let (d, values) = (plan.d, plan.values);
         let sizes = Sizes { warps: WARPS, tall: 1, others: if d.d.max(values.d) <= 64 { 64 } else { 32 } };
@@ -89,14 +89,14 @@ impl<'c> Cores<'_, 'c> {
         let ([tile_bytes, second_tile], [block_bytes, second_block]) = (bytes(sizes.own()), bytes(sizes.others));
         // Two numbers of each query that comes by.
         let numbers = block_bytes + second_block;
-        let stage_bytes = numbers + if side == Side::Keys { 8 * sizes.others } else { 0 };
+        let stage_bytes = numbers + if side == ScoreSide::Keys { 8 * sizes.others } else { 0 };
         let stages = tile_bytes + second_tile;
         let list = stages + 2 * stage_bytes;
         let (heads, runs_of) = (plan.sizes(kind.met(plan)), kind.heads(plan));
-        let write = move |at: &At<'c>, run: Index<'c>| {
+        let write = move |at: &GpuArguments<'c>, run: Index<'c>| {
             let b = self.b;
             let first = b.index_mul(run, b.index(sizes.own()));
-            let own = Own { side, sizes, first };
+            let own = RowTile { side, sizes, first };
             let part = |offset: i64| self.plus(b.shared(), offset);
             let visits = self.visits(at, &own, heads, part(list));
             // The head that a visit is of: queries have heads of their own, and share those of keys.
@@ -113,11 +113,11 @@ impl<'c> Cores<'_, 'c> {
                 for (rows, place) in theirs.iter().zip([0, block_bytes]) {
                     self.copy_rows(&at, rows, first, sizes.others, self.plus(stage, place));
                 }
-                if side == Side::Keys {
+                if side == ScoreSide::Keys {
                     self.copy_numbers(&at, [lse, delta], first, sizes.others, self.plus(stage, numbers));
                 }
             };
-            let kept = (side == Side::Queries).then(|| self.exponents_of_rows(at, &own, [lse, delta]));
+            let kept = (side == ScoreSide::Queries).then(|| self.exponents_of_rows(at, &own, [lse, delta]));
             let halves: Vec<usize> = kind.sums.iter().map(|(of, _)| (sizes.tall * of.size(plan).padded() / 2) as usize).collect();
             let start = vec![b.f32(0.0); halves.iter().sum()];
             let sums = self.stream(&visits, [part(stages), b.word(stage_bytes)], begin, &load, &start, &mut |visit, stage, sums| {
@@ -150,12 +150,12 @@ impl<'c> Cores<'_, 'c> {
             self.store_gradients(at, &own, &kind, &sums);
         };
         let shared_bytes = list + self.list_bytes(side, sizes);
-        Part { heads: runs_of, order: Order::new(plan, side == Side::Queries, sizes.own()), shared_bytes, write: Box::new(write) }
+        MmaTiles { heads: runs_of, order: TileOrder::new(plan, side == ScoreSide::Queries, sizes.own()), shared_bytes, write: Box::new(write) }
     }
 
     /// Of each score of a block of queries its row's logarithm, as it is subtracted from an exponent of two, and its
     /// other number.
-    pub(super) fn exponents_of_rows(&self, at: &At<'c>, own: &Own<'c>, numbers: [usize; 2]) -> Vec<[Value<'c>; 2]> {
+    pub(super) fn exponents_of_rows(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, numbers: [usize; 2]) -> Vec<[Value<'c>; 2]> {
         let numbers = self.numbers_of_rows(at, own, numbers);
         numbers.into_iter().map(|[lse, delta]| [self.minus_log2(lse), delta]).collect()
     }
@@ -163,8 +163,8 @@ impl<'c> Cores<'_, 'c> {
     /// What the softmax makes of changed scores; zero where they are hidden.
     pub(super) fn probabilities(
         &self,
-        at: &At<'c>,
-        own: &Own<'c>,
+        at: &GpuArguments<'c>,
+        own: &RowTile<'c>,
         visit: &Visit<'c>,
         scores: &[Value<'c>],
         numbers: &[[Value<'c>; 2]],
@@ -177,8 +177,8 @@ impl<'c> Cores<'_, 'c> {
     /// Probabilities as they count, and the gradients of changed scores: from probabilities and their gradients.
     pub(super) fn weighted(
         &self,
-        at: &At<'c>,
-        own: &Own<'c>,
+        at: &GpuArguments<'c>,
+        own: &RowTile<'c>,
         visit: &Visit<'c>,
         p: &[Value<'c>],
         mut dp: Vec<Value<'c>>,
@@ -197,7 +197,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Stores the sums of a tile.
-    pub fn store_gradients(&self, at: &At<'c>, own: &Own<'c>, kind: &Kind, sums: &[Value<'c>]) {
+    pub fn store_gradients(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, kind: &Kind, sums: &[Value<'c>]) {
         let mut rest = sums;
         for (of, outputs) in &kind.sums {
             let (sums, more) = rest.split_at((own.sizes.tall * of.size(self.plan).padded() / 2) as usize);
@@ -224,7 +224,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// The two numbers of each element's row, a query of the tile.
-    pub fn numbers_of_rows(&self, at: &At<'c>, own: &Own<'c>, tensors: [usize; 2]) -> Vec<[Value<'c>; 2]> {
+    pub fn numbers_of_rows(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, tensors: [usize; 2]) -> Vec<[Value<'c>; 2]> {
         let b = self.b;
         let of_row: Vec<_> = (0..2 * own.sizes.tall)
             .map(|k| {
@@ -237,7 +237,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Starts the copy of two numbers of each of `count` queries: those of one tensor, then those of the other. Past the end they are the last query's.
-    fn copy_numbers(&self, at: &At<'c>, tensors: [usize; 2], first: Index<'c>, count: i64, to: Index<'c>) {
+    fn copy_numbers(&self, at: &GpuArguments<'c>, tensors: [usize; 2], first: Index<'c>, count: i64, to: Index<'c>) {
         let b = self.b;
         let thread = b.thread();
         let copy = || {

@@ -6,7 +6,7 @@
 use super::*;
 
 impl<'c> Cores<'_, 'c> {
-    pub(super) fn pairs<'s>(&'s self, operands: GradientOperands, bias: &'s Output) -> Part<'s, 'c> {
+    pub(super) fn pairs<'s>(&'s self, operands: GradientOperands, bias: &'s Output) -> MmaTiles<'s, 'c> {
         let plan = self.plan;
         let [heads, summed] = plan.heads_of_bias(bias);
         let sizes = Sizes { warps: WARPS, tall: 1, others: 64 };
@@ -14,12 +14,12 @@ impl<'c> Cores<'_, 'c> {
         // Queries, keys, gradients, values.
         let [of_d, of_values] = [plan.d, plan.values].map(|size| sizes.own().max(sizes.others) * Self::row_bytes(size));
         let places = [0, of_d, 2 * of_d, 2 * of_d + of_values];
-        let write = move |at: &At<'c>, run: Index<'c>| {
+        let write = move |at: &GpuArguments<'c>, run: Index<'c>| {
             let b = self.b;
             let block = b.index_rem(run, b.index(blocks));
             let first = b.index_mul(b.index_div(run, b.index(blocks)), b.index(sizes.own()));
-            let own = Own { side: Side::Queries, sizes, first };
-            let visit = self.visit_of(Side::Queries, sizes, b.narrow(block));
+            let own = RowTile { side: ScoreSide::Queries, sizes, first };
+            let visit = self.visit_of(ScoreSide::Queries, sizes, b.narrow(block));
             let zeros = vec![b.f32(0.0); (sizes.of_warp() * sizes.others / LANES as i64) as usize];
             let sums =
                 b.loop_over([b.word(0), b.word(ir::fault!("gpu.mma.bias.first", 1, plan.sizes(&summed))), b.word(1)], &zeros, &mut |one, sums| {
@@ -33,14 +33,14 @@ impl<'c> Cores<'_, 'c> {
             self.store_pairs(at, &own, &visit, bias, &sums);
         };
         let runs = div_ceil(plan.queries, sizes.own()) * blocks;
-        Part { order: Order::by_head(plan.sizes(&heads), runs), heads, shared_bytes: 2 * (of_d + of_values), write: Box::new(write) }
+        MmaTiles { order: TileOrder::by_head(plan.sizes(&heads), runs), heads, shared_bytes: 2 * (of_d + of_values), write: Box::new(write) }
     }
 
     /// Adds the gradients of a block's changed scores to its sums.
     fn add_pairs(
         &self,
-        at: &At<'c>,
-        own: &Own<'c>,
+        at: &GpuArguments<'c>,
+        own: &RowTile<'c>,
         visit: &Visit<'c>,
         operands: &GradientOperands,
         places: [i64; 4],
@@ -67,7 +67,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Stores the sums, one by one: they may lie in any order.
-    fn store_pairs(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, bias: &Output, sums: &[Value<'c>]) {
+    fn store_pairs(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, visit: &Visit<'c>, bias: &Output, sums: &[Value<'c>]) {
         let (b, plan) = (self.b, self.plan);
         let tensor = plan.kernel.inputs.len();
         let dtype = plan.kernel.body[bias.value].ty.dtype;

@@ -2,30 +2,6 @@
 
 use super::*;
 
-/// Which side of the scores a row is of.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Side {
-    Queries,
-    Keys,
-}
-
-impl Side {
-    pub fn other(self) -> Side {
-        match self {
-            Side::Queries => Side::Keys,
-            Side::Keys => Side::Queries,
-        }
-    }
-
-    /// Its number where both are numbered: queries 0, keys 1.
-    pub fn which(self) -> usize {
-        match self {
-            Side::Queries => 0,
-            Side::Keys => 1,
-        }
-    }
-}
-
 /// What a tile meets, in order. Numbers have 32 bits.
 pub struct Visits<'c> {
     pub count: Index<'c>,
@@ -62,7 +38,7 @@ pub struct Met<'c> {
 type BoundsOf<'c> = Vec<Option<[Value<'c>; 2]>>;
 
 /// What each operand of the program holds for a pair.
-type Numbers<'n, 'c> = dyn Fn(usize) -> Value<'c> + 'n;
+type OperandValues<'n, 'c> = dyn Fn(usize) -> Value<'c> + 'n;
 
 impl<'c> Visits<'c> {
     pub fn visit(&self, cores: &Cores<'_, 'c>, i: Index<'c>) -> Visit<'c> {
@@ -90,19 +66,19 @@ impl<'c> Visit<'c> {
 
 impl<'c> Cores<'_, 'c> {
     /// Bytes of the list of visits.
-    pub fn list_bytes(&self, own: Side, sizes: Sizes) -> i64 {
+    pub fn list_bytes(&self, own: ScoreSide, sizes: Sizes) -> i64 {
         if self.plan.program.tells() { 4 * (div_ceil(self.count(own.other()), sizes.others) + 1) } else { 0 }
     }
 
     /// What an operand holds for a row of its side, by its number (64 bits); past the end the last one's.
-    pub fn number(&self, at: &At<'c>, side: Side, operand: &Operand, number: Index<'c>) -> Value<'c> {
+    pub fn number(&self, at: &GpuArguments<'c>, side: ScoreSide, operand: &Operand, number: Index<'c>) -> Value<'c> {
         let b = self.b;
         let number = b.least(number, b.index(self.count(side) - 1));
         b.load_splat(b.at(at.tensors[operand.tensor], b.index_mul(number, b.index(operand.step(side.which())))), operand.lane())
     }
 
     /// The least and the greatest numbers that operands hold for `count` rows from `first` on, in all lanes.
-    fn bounds(&self, at: &At<'c>, side: Side, first: Index<'c>, count: i64) -> BoundsOf<'c> {
+    fn bounds(&self, at: &GpuArguments<'c>, side: ScoreSide, first: Index<'c>, count: i64) -> BoundsOf<'c> {
         let b = self.b;
         let number = |k: i64| b.index_add(b.index_add(first, b.lane()), b.index(k * LANES as i64));
         let of = |operand: &Operand| {
@@ -118,7 +94,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// The visit of one block of the other side, for a tile with these sizes.
-    pub fn visit_of(&self, own: Side, sizes: Sizes, block: Index<'c>) -> Visit<'c> {
+    pub fn visit_of(&self, own: ScoreSide, sizes: Sizes, block: Index<'c>) -> Visit<'c> {
         let (b, plan, rows) = (self.b, self.plan, self.count(own.other()));
         let last = (rows % sizes.others != 0).then(|| b.equal(block, b.word(rows / sizes.others)));
         let masked = if plan.program.hides() { Some(b.equal(block, block)) } else { last };
@@ -126,7 +102,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Whether any score of a block may be seen, as far as the bounds of operands say.
-    pub fn any_seen(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>) -> Option<Value<'c>> {
+    pub fn any_seen(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, visit: &Visit<'c>) -> Option<Value<'c>> {
         if !self.plan.program.tells() {
             return None;
         }
@@ -138,7 +114,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// All blocks of `heads` heads, for a tile of one side.
-    pub fn unlisted(&self, own: Side, sizes: Sizes, heads: i64) -> Visits<'c> {
+    pub fn unlisted(&self, own: ScoreSide, sizes: Sizes, heads: i64) -> Visits<'c> {
         let (b, rows) = (self.b, self.count(own.other()));
         let blocks = div_ceil(rows, sizes.others);
         let last = (blocks - 1, rows % sizes.others != 0);
@@ -147,7 +123,7 @@ impl<'c> Cores<'_, 'c> {
 
     /// Finds what the tile meets of `heads` heads. `list` is where the list may be put, if the one there is read no
     /// more. All of the team must call it.
-    pub fn visits(&self, at: &At<'c>, own: &Own<'c>, heads: i64, list: Index<'c>) -> Visits<'c> {
+    pub fn visits(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, heads: i64, list: Index<'c>) -> Visits<'c> {
         let (b, side, others) = (self.b, own.side.other(), own.sizes.others);
         let rows = self.count(side);
         let blocks = div_ceil(rows, others);
@@ -198,7 +174,13 @@ impl<'c> Cores<'_, 'c> {
 
     /// What the program makes of scaled products, one of each pair of a block, and the slopes of that, unless
     /// these are 1.
-    pub fn changed(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, products: &[Value<'c>]) -> (Vec<Value<'c>>, Option<Vec<Value<'c>>>) {
+    pub fn changed(
+        &self,
+        at: &GpuArguments<'c>,
+        own: &RowTile<'c>,
+        visit: &Visit<'c>,
+        products: &[Value<'c>],
+    ) -> (Vec<Value<'c>>, Option<Vec<Value<'c>>>) {
         let (b, program) = (self.b, &self.plan.program);
         if !program.changes() {
             return (products.to_vec(), None);
@@ -217,7 +199,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// What the probability of each pair of a block counts, if not 1.
-    pub fn weights(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>) -> Option<Vec<Value<'c>>> {
+    pub fn weights(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, visit: &Visit<'c>) -> Option<Vec<Value<'c>>> {
         let (b, program) = (self.b, &self.plan.program);
         let reads = program.reads(Some(program.scoring.weight?));
         let mut weights = vec![b.f32(1.0); (own.sizes.of_warp() * own.sizes.others / LANES as i64) as usize];
@@ -230,7 +212,14 @@ impl<'c> Cores<'_, 'c> {
 
     /// Calls `body` for each pair of a block with the pair's place among the lane's elements, and with what says of
     /// the operands in `reads` what they hold for it.
-    fn each_pair(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, reads: &[usize], body: &mut dyn FnMut(usize, &Numbers<'_, 'c>)) {
+    fn each_pair(
+        &self,
+        at: &GpuArguments<'c>,
+        own: &RowTile<'c>,
+        visit: &Visit<'c>,
+        reads: &[usize],
+        body: &mut dyn FnMut(usize, &OperandValues<'_, 'c>),
+    ) {
         let mine = self.own_numbers(at, own, reads);
         for n in 0..own.sizes.others / COLUMNS {
             for (e, met) in (0..).zip(self.met(at, own, visit, n, reads)) {
@@ -243,18 +232,18 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// What operands of the tile's own side alone hold for each of this lane's rows, as far as they are read.
-    fn own_numbers(&self, at: &At<'c>, own: &Own<'c>, reads: &[usize]) -> Vec<Vec<Option<Value<'c>>>> {
+    fn own_numbers(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, reads: &[usize]) -> Vec<Vec<Option<Value<'c>>>> {
         let rows = (0..2 * own.sizes.tall).map(|k| self.row(own, k / 2, k % 2));
         rows.map(|row| self.numbers_of_side(at, own.side, row, reads)).collect()
     }
 
-    fn numbers_of_side(&self, at: &At<'c>, side: Side, number: Index<'c>, reads: &[usize]) -> Vec<Option<Value<'c>>> {
+    fn numbers_of_side(&self, at: &GpuArguments<'c>, side: ScoreSide, number: Index<'c>, reads: &[usize]) -> Vec<Option<Value<'c>>> {
         let operands = self.plan.program.operands.iter().enumerate();
         operands.map(|(k, o)| (o.side() == side.which() && reads.contains(&k)).then(|| self.number(at, side, o, number))).collect()
     }
 
     /// This lane's columns among the n-th eight of a block.
-    fn met(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, n: i64, reads: &[usize]) -> [Met<'c>; 2] {
+    fn met(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, visit: &Visit<'c>, n: i64, reads: &[usize]) -> [Met<'c>; 2] {
         [0, 1].map(|e| {
             let number = self.b.index_add(self.scaled(visit.block, own.sizes.others), self.plus(self.column(n), e));
             Met { numbers: self.numbers_of_side(at, own.side.other(), self.b.widen(number), reads), present: self.present(own, number) }
@@ -264,8 +253,8 @@ impl<'c> Cores<'_, 'c> {
     /// What operand `i` holds for a pair: of the tile's row k, and of this lane's column e among the n-th eight.
     fn of_pair(
         &self,
-        at: &At<'c>,
-        own: &Own<'c>,
+        at: &GpuArguments<'c>,
+        own: &RowTile<'c>,
         visit: &Visit<'c>,
         (mine, theirs): (&[Option<Value<'c>>], &[Option<Value<'c>>]),
         i: usize,
@@ -284,13 +273,13 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// `values`, one of each score of a block, with `hidden` where the program hides it.
-    pub fn hide(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, values: &[Value<'c>], hidden: Value<'c>) -> Vec<Value<'c>> {
+    pub fn hide(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, visit: &Visit<'c>, values: &[Value<'c>], hidden: Value<'c>) -> Vec<Value<'c>> {
         let reads = self.plan.program.reads(self.plan.program.scoring.seen);
         self.hide_by(at, own, visit, values, hidden, &|n| self.met(at, own, visit, n, &reads))
     }
 
     /// Whether the other side has a row of this number, if it may not.
-    pub fn present(&self, own: &Own<'c>, number: Index<'c>) -> Option<Value<'c>> {
+    pub fn present(&self, own: &RowTile<'c>, number: Index<'c>) -> Option<Value<'c>> {
         let rows = self.count(own.side.other());
         (rows % own.sizes.others != 0).then(|| self.b.less(number, self.b.word(rows)).into())
     }
@@ -298,8 +287,8 @@ impl<'c> Cores<'_, 'c> {
     /// The same, with what `met` says of this lane's columns among the n-th eight.
     pub fn hide_by(
         &self,
-        at: &At<'c>,
-        own: &Own<'c>,
+        at: &GpuArguments<'c>,
+        own: &RowTile<'c>,
         visit: &Visit<'c>,
         values: &[Value<'c>],
         hidden: Value<'c>,

@@ -4,7 +4,7 @@ use super::*;
 use std::f64::consts::{LN_2, LOG2_E};
 
 impl<'c> Cores<'_, 'c> {
-    pub(super) fn forward(&self) -> Result<Part<'_, 'c>, CompileError> {
+    pub(super) fn forward(&self) -> Result<MmaTiles<'_, 'c>, CompileError> {
         let plan = self.plan;
         let results = self.outputs(|op| matches!(op, Op::Attention(_)));
         let args = &plan.kernel.body[results.first().expect("invariant: there is a result").1.value].args;
@@ -18,10 +18,10 @@ impl<'c> Cores<'_, 'c> {
         let [of_keys, of_values] = [d, values].map(|size| sizes.others * Self::row_bytes(size));
         let stages = sizes.own() * Self::row_bytes(d);
         let list = stages + 2 * (of_keys + of_values);
-        let write = move |at: &At<'c>, run: Index<'c>| {
+        let write = move |at: &GpuArguments<'c>, run: Index<'c>| {
             let b = self.b;
             let first = b.index_mul(run, b.index(sizes.own()));
-            let own = Own { side: Side::Queries, sizes, first };
+            let own = RowTile { side: ScoreSide::Queries, sizes, first };
             let part = |offset: i64| self.plus(b.shared(), offset);
             let visits = self.visits(at, &own, 1, part(list));
             let rows = 2 * sizes.tall as usize;
@@ -49,8 +49,8 @@ impl<'c> Cores<'_, 'c> {
             self.finish(at, &own, &end);
         };
         let heads = plan.heads();
-        let shared_bytes = list + self.list_bytes(Side::Queries, sizes);
-        Ok(Part { heads, order: Order::new(plan, true, sizes.own()), shared_bytes, write: Box::new(write) })
+        let shared_bytes = list + self.list_bytes(ScoreSide::Queries, sizes);
+        Ok(MmaTiles { heads, order: TileOrder::new(plan, true, sizes.own()), shared_bytes, write: Box::new(write) })
     }
 
     /// Of each row the greatest score so far, then of each this lane's share of the sum of exponentials relative to it: before any score.
@@ -60,7 +60,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Stores a tile: `end` is the state of each row, then the sums of values.
-    pub(super) fn finish(&self, at: &At<'c>, own: &Own<'c>, end: &[Value<'c>]) {
+    pub(super) fn finish(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, end: &[Value<'c>]) {
         let (b, rows) = (self.b, 2 * own.sizes.tall as usize);
         let (greatest, rest) = end.split_at(rows);
         let (shares, sums) = rest.split_at(rows);

@@ -17,7 +17,7 @@ mod tile_scheduler;
 pub mod warp_specialized;
 
 use super::scoring::{Applied, Operand};
-use super::{Arguments, GradientOperands, Plan, Rows, Size};
+use super::{Arguments, AttentionPlan, GpuArguments, GradientOperands, OperandRows, ScoreSide, Size};
 use crate::abi::{Bounds, launch_of_blocks};
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;
@@ -27,14 +27,12 @@ use crate::layout::{div_ceil, tensors};
 use crate::loops::accumulated;
 use crate::{CompileError, Shape, pointwise};
 use backward::{Kind, Of};
-use block_mask::{Met, Side, Visit, Visits};
+use block_mask::{Met, Visit, Visits};
 use ir::dim::Dim;
 use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
 use ir::op::{AttentionGrad, DType, Op};
-use tile_scheduler::Order;
-
-type At<'c> = Arguments<Pointer<'c>>;
+use tile_scheduler::TileOrder;
 
 /// Warps and threads of a block.
 const WARPS: i64 = 4;
@@ -54,7 +52,7 @@ const MOST_ELEMENTS: i64 = 256;
 const MOST_ROWS: i64 = 1 << 19;
 
 /// What is multiplied, if tensor cores can do this attention: elements of 16 bits, one after the other, whose rows begin at multiples of 16 bytes.
-pub fn half(plan: &Plan) -> Option<Half> {
+pub fn half(plan: &AttentionPlan) -> Option<Half> {
     let kernel = plan.kernel;
     let node = &kernel.body[kernel.outputs.iter().find(|o| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)))?.value];
     let factors = match node.op {
@@ -90,9 +88,9 @@ pub fn half(plan: &Plan) -> Option<Half> {
 ///
 /// # Errors
 /// An operand is not an input.
-pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Launch), CompileError> {
+pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, name: &str) -> Result<(Shape, Launch), CompileError> {
     let kernel = plan.kernel;
-    let cores = Cores { b, plan, half, team: Team { first: 0, warps: WARPS, threads: THREADS } };
+    let cores = Cores { b, plan, half, team: WarpTeam { first: 0, warps: WARPS, threads: THREADS } };
     let parts = match kernel.family {
         ir::kernel::Family::AttentionGrad => cores.backward()?,
         _ => vec![cores.forward()?],
@@ -127,16 +125,16 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Lau
 }
 
 /// Writes a tile: the arguments at its head, and its number among the runs of that.
-type WriteTile<'s, 'c> = dyn Fn(&At<'c>, Index<'c>) + 's;
+type WriteRun<'s, 'c> = dyn Fn(&GpuArguments<'c>, Index<'c>) + 's;
 /// Computes with a visit, in a stage of shared memory, from carried values the next ones.
 type Meet<'s, 'c> = dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<'c>> + 's;
 
 /// Tiles of one kind: runs of rows of each head.
-struct Part<'s, 'c> {
+struct MmaTiles<'s, 'c> {
     heads: Vec<Dim>,
-    order: Order,
+    order: TileOrder,
     shared_bytes: i64,
-    write: Box<WriteTile<'s, 'c>>,
+    write: Box<WriteRun<'s, 'c>>,
 }
 
 /// Rows of a block.
@@ -162,7 +160,7 @@ impl Sizes {
 
 /// Warps that do something together, from one of a block of so many threads on.
 #[derive(Clone, Copy)]
-struct Team {
+struct WarpTeam {
     first: i64,
     warps: i64,
     threads: i64,
@@ -171,15 +169,15 @@ struct Team {
 /// The kernel under construction, as one team has it.
 struct Cores<'a, 'c> {
     b: &'a Simt<'c>,
-    plan: &'a Plan<'a>,
+    plan: &'a AttentionPlan<'a>,
     half: Half,
-    team: Team,
+    team: WarpTeam,
 }
 
 /// A tile of rows in the making: where its first one is, and where its list of visits lies.
 #[derive(Clone, Copy)]
-struct Own<'c> {
-    side: Side,
+struct RowTile<'c> {
+    side: ScoreSide,
     sizes: Sizes,
     /// The number of the tile's first row, 64 bits.
     first: Index<'c>,
@@ -223,7 +221,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Starts the copy of `count` rows, from `first` on (64 bits), into shared memory. Rows past the end become zero.
-    fn copy_rows(&self, at: &At<'c>, rows: &Rows, first: Index<'c>, count: i64, to: Index<'c>) {
+    fn copy_rows(&self, at: &GpuArguments<'c>, rows: &OperandRows, first: Index<'c>, count: i64, to: Index<'c>) {
         let b = self.b;
         let (units, row_bytes) = (ELEMENT * rows.size.padded() / UNIT, Self::row_bytes(rows.size));
         if THREADS % units != 0 || rows.size.d != rows.size.padded() {
@@ -249,7 +247,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// The same where threads and the units of rows do not come out even, or rows are filled up: with zeros.
-    fn copy_uneven_rows(&self, at: &At<'c>, rows: &Rows, first: Index<'c>, count: i64, to: Index<'c>) {
+    fn copy_uneven_rows(&self, at: &GpuArguments<'c>, rows: &OperandRows, first: Index<'c>, count: i64, to: Index<'c>) {
         let b = self.b;
         let (units, there) = (ELEMENT * rows.size.padded() / UNIT, ELEMENT * rows.size.d / UNIT);
         for pass in 0..div_ceil(count * units, THREADS) {
@@ -336,7 +334,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// The number of that row among all, 64 bits.
-    fn row(&self, own: &Own<'c>, tall: i64, half: i64) -> Index<'c> {
+    fn row(&self, own: &RowTile<'c>, tall: i64, half: i64) -> Index<'c> {
         self.b.index_add(own.first, self.b.widen(self.row_of_tile(own.sizes, tall, half)))
     }
 
@@ -345,17 +343,17 @@ impl<'c> Cores<'_, 'c> {
         self.plus(self.scaled(self.lane_bits(0, 2), 2), COLUMNS * n)
     }
 
-    fn count(&self, side: Side) -> i64 {
+    fn count(&self, side: ScoreSide) -> i64 {
         match side {
-            Side::Queries => self.plan.queries,
-            Side::Keys => self.plan.keys,
+            ScoreSide::Queries => self.plan.queries,
+            ScoreSide::Keys => self.plan.keys,
         }
     }
 
-    fn dim(&self, side: Side) -> Dim {
+    fn dim(&self, side: ScoreSide) -> Dim {
         match side {
-            Side::Queries => self.plan.attention.at,
-            Side::Keys => self.plan.attention.keys,
+            ScoreSide::Queries => self.plan.attention.at,
+            ScoreSide::Keys => self.plan.attention.keys,
         }
     }
 
@@ -367,7 +365,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Does something with where each of this lane's rows of an output begins, for the rows that there are.
-    fn each_row(&self, at: &At<'c>, own: &Own<'c>, tensor: usize, write: &dyn Fn(usize, Pointer<'c>)) {
+    fn each_row(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, tensor: usize, write: &dyn Fn(usize, Pointer<'c>)) {
         let b = self.b;
         let bytes = pointwise::stored(tensors(self.plan.kernel)[tensor].0.dtype).bytes();
         let step = b.index(bytes * self.plan.stride(tensor, self.dim(own.side)));
@@ -383,7 +381,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Stores sums over the elements of a head, those of row k times `factors[k]`.
-    fn store_sums(&self, at: &At<'c>, own: &Own<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>], factors: &[Value<'c>]) {
+    fn store_sums(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>], factors: &[Value<'c>]) {
         let b = self.b;
         let dtype = self.plan.kernel.body[output.value].ty.dtype;
         let lane = pointwise::stored(dtype);

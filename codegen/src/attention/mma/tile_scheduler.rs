@@ -6,7 +6,7 @@
 //! again: so heads are taken in groups whose rows stay in the second-level cache.
 
 use crate::abi::CACHED;
-use crate::attention::Plan;
+use crate::attention::AttentionPlan;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
@@ -17,7 +17,7 @@ const ELEMENT: i64 = 2;
 
 /// Tiles of one kind: runs of rows of each head.
 #[derive(Clone, Copy)]
-pub struct Order {
+pub struct TileOrder {
     /// The last runs first.
     from_last: bool,
     heads: i64,
@@ -26,21 +26,21 @@ pub struct Order {
     together: i64,
 }
 
-impl Order {
+impl TileOrder {
     /// Of tiles of so many queries, or else keys.
-    pub fn new(plan: &Plan, queries: bool, rows: i64) -> Order {
+    pub fn new(plan: &AttentionPlan, queries: bool, rows: i64) -> TileOrder {
         let [shared, group] = [&plan.shared, &plan.group].map(|dims| plan.sizes(dims));
         let (own, met, heads) = match queries {
             true => (plan.queries, plan.keys, group),
             false => (plan.keys, plan.queries * group, 1),
         };
         let groups = (CACHED / (met * ELEMENT * (plan.d.d + plan.values.d))).clamp(1, shared);
-        Order { from_last: queries, heads: heads * shared, runs: div_ceil(own, rows), together: heads * groups }
+        TileOrder { from_last: queries, heads: heads * shared, runs: div_ceil(own, rows), together: heads * groups }
     }
 
     /// Of as many runs of each head, one head after the other.
-    pub fn by_head(heads: i64, runs: i64) -> Order {
-        Order { from_last: true, heads, runs, together: 1 }
+    pub fn by_head(heads: i64, runs: i64) -> TileOrder {
+        TileOrder { from_last: true, heads, runs, together: 1 }
     }
 
     pub fn tiles(&self) -> i64 {

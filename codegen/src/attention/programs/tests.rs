@@ -2,7 +2,7 @@
 //! any mix.
 
 use crate::target::Target;
-use crate::testing::{Make, Numbers, emulate, random_inputs, run, seeds};
+use crate::testing::{Make, RandomNumbers, emulate, random_inputs, run, seeds};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -69,7 +69,7 @@ impl Draft {
     }
 
     /// A condition of its own.
-    fn condition(&mut self, which: u64, random: &mut Numbers) -> u32 {
+    fn condition(&mut self, which: u64, random: &mut RandomNumbers) -> u32 {
         let (at, keys, batch) = (self.at, self.keys, self.batch);
         let feature = ["causal", "window", "documents", "prefix", "padding", "lengths", "chunks", "pairs"][which as usize];
         self.features.insert(feature);
@@ -115,7 +115,7 @@ impl Draft {
     }
 
     /// A change of the score.
-    fn change(&mut self, which: u64, score: u32, random: &mut Numbers) -> u32 {
+    fn change(&mut self, which: u64, score: u32, random: &mut RandomNumbers) -> u32 {
         let (at, keys, batch, kv, group) = (self.at, self.keys, self.batch, self.kv, self.group);
         let feature = ["cap", "alibi", "bias of keys", "bias of pairs", "factor of queries"][which as usize];
         self.features.insert(feature);
@@ -153,7 +153,7 @@ impl Draft {
 
 impl Draft {
     /// What probabilities count: drops, or a number of each query or key.
-    fn weight(&mut self, which: u64, random: &mut Numbers) -> u32 {
+    fn weight(&mut self, which: u64, random: &mut RandomNumbers) -> u32 {
         let (at, keys, batch, kv, group) = (self.at, self.keys, self.batch, self.kv, self.group);
         self.features.insert("weights");
         match which {
@@ -186,9 +186,9 @@ struct Problem {
 }
 
 fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
-    let mut random = Numbers::new(seed);
+    let mut random = RandomNumbers::new(seed);
     let mut make = Make::default();
-    let size = |random: &mut Numbers, most: u64| random.below(most) + 1;
+    let size = |random: &mut RandomNumbers, most: u64| random.below(most) + 1;
     let [batch, kv, group] = ["batch", "kv", "group"].map(|name| make.dim(name, size(&mut random, 2)));
     let d = make.dim("d", d);
     let values = if make.body.dims.size(d) == values { d } else { make.dim("values", values) };

@@ -6,7 +6,7 @@ use super::*;
 use ir::op::AttentionGrad;
 
 impl<'c> Lanes<'_, 'c> {
-    pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
+    pub(super) fn backward(&self) -> Result<Vec<SimtTiles<'_, 'c>>, CompileError> {
         let plan = self.plan;
         let operands = plan.gradient_operands()?;
         if let Some(bias) = plan.bias() {
@@ -28,13 +28,13 @@ impl<'c> Lanes<'_, 'c> {
     /// the query's two numbers.
     fn slopes(
         &self,
-        scored: &dyn Fn(Value<'c>) -> Scored<'c>,
+        scored: &dyn Fn(Value<'c>) -> WeightedScores<'c>,
         [product, dp]: [Value<'c>; 2],
         [lse, delta]: [Value<'c>; 2],
         factor: f64,
     ) -> [Value<'c>; 2] {
         let b = self.b;
-        let Scored { score, slope, weight, mask } = scored(b.mul(product, b.f32(self.plan.attention.scale.0)));
+        let WeightedScores { score, slope, weight, mask } = scored(b.mul(product, b.f32(self.plan.attention.scale.0)));
         let scale = b.f32(factor);
         // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
         let lse = if self.plan.program.changes() { b.max(lse, b.f32(LOWEST)) } else { lse };
@@ -50,11 +50,11 @@ impl<'c> Lanes<'_, 'c> {
         Lane::F32.bytes() * self.plan.stride(tensor, self.plan.attention.at)
     }
 
-    fn queries<'s>(&'s self, operands: GradientOperands, outputs: Vec<(usize, &'s Output)>) -> Part<'s, 'c> {
+    fn queries<'s>(&'s self, operands: GradientOperands, outputs: Vec<(usize, &'s Output)>) -> SimtTiles<'s, 'c> {
         let plan = self.plan;
         let rows = self.rows_of_tile(Self::columns(plan.d));
-        let write = move |at: &At<'c>, first| {
-            let own = self.own(at, Side::Queries, first, rows);
+        let write = move |at: &GpuArguments<'c>, first| {
+            let own = self.own(at, ScoreSide::Queries, first, rows);
             let start = vec![self.b.f32(0.0); own.numbers.len() * Self::columns(plan.d)];
             let slopes = self.slopes_of_queries(at, &own, &operands, plan.attention.scale.0);
             let sums = self.meet(at, &own, &start, &mut |others, sums| self.weigh(at, &slopes(others), &operands.k, others, sums));
@@ -63,11 +63,17 @@ impl<'c> Lanes<'_, 'c> {
             }
         };
         let heads = plan.shared.iter().chain(&plan.group).copied().collect();
-        Part { heads, rows, runs: div_ceil(plan.queries, rows), write: Box::new(write) }
+        SimtTiles { heads, rows, runs: div_ceil(plan.queries, rows), write: Box::new(write) }
     }
 
     /// The gradients of the scores of a tile's queries with the lanes' keys, times a factor.
-    fn slopes_of_queries(&self, at: &At<'c>, own: &Own<'c>, operands: &GradientOperands, factor: f64) -> impl Fn(&Others<'c>) -> Vec<Value<'c>> {
+    fn slopes_of_queries(
+        &self,
+        at: &GpuArguments<'c>,
+        own: &WarpRows<'c>,
+        operands: &GradientOperands,
+        factor: f64,
+    ) -> impl Fn(&Others<'c>) -> Vec<Value<'c>> {
         let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, *operands);
         let [queries, gradients] = [q, dout].map(|rows| self.starts(at, &rows, own));
         let number = |n: &IntValue<'c>, t: usize| b.load_splat(b.at(at.tensors[t], b.index_mul(*n, b.index(self.step(t)))), Lane::F32);
@@ -82,18 +88,18 @@ impl<'c> Lanes<'_, 'c> {
 
     /// The gradient of a bias: a tile has some queries of one head of the bias and goes through the keys, for each
     /// run of which it sums over what the bias has no dim of.
-    fn pairs<'s>(&'s self, operands: GradientOperands, bias: &'s Output) -> Part<'s, 'c> {
+    fn pairs<'s>(&'s self, operands: GradientOperands, bias: &'s Output) -> SimtTiles<'s, 'c> {
         let plan = self.plan;
         let [own_heads, summed] = plan.heads_of_bias(bias);
         let tensor = plan.kernel.inputs.len();
-        let write = move |at: &At<'c>, first| {
+        let write = move |at: &GpuArguments<'c>, first| {
             let b = self.b;
             b.repeat(b.index(0), b.index(plan.keys), LANES as i64, &[], &mut |key, _| {
                 let zeros = vec![b.f32(0.0); ROWS as usize];
                 let sums = b.repeat(b.index(0), b.index(ir::fault!("gpu.lanes.bias.first", 1, plan.sizes(&summed))), 1, &zeros, &mut |one, sums| {
                     let at = at.at(b, plan, &summed, one);
-                    let own = self.own(&at, Side::Queries, first, ROWS);
-                    let others = self.others(&at, Side::Keys, key);
+                    let own = self.own(&at, ScoreSide::Queries, first, ROWS);
+                    let others = self.others(&at, ScoreSide::Keys, key);
                     let add = || {
                         let slopes = self.slopes_of_queries(&at, &own, &operands, 1.0)(&others);
                         sums.iter().zip(slopes).map(|(sum, slope)| ir::fault!("gpu.lanes.bias.last", slope, b.add(*sum, slope))).collect()
@@ -103,10 +109,10 @@ impl<'c> Lanes<'_, 'c> {
                         Some(any) => b.when(any, sums, add),
                     }
                 });
-                let (own, others) = (self.own(at, Side::Queries, first, ROWS), self.others(at, Side::Keys, key));
+                let (own, others) = (self.own(at, ScoreSide::Queries, first, ROWS), self.others(at, ScoreSide::Keys, key));
                 let dtype = plan.kernel.body[bias.value].ty.dtype;
                 let stride = plan.stride(tensor, plan.attention.keys);
-                let stored = Stored { dtype, stride, size: Size { d: LANES as i64, width: LANES as i64 }, accumulate: bias.accumulate };
+                let stored = OutputRows { dtype, stride, size: Size { d: LANES as i64, width: LANES as i64 }, accumulate: bias.accumulate };
                 let bytes = pointwise::stored(dtype).bytes();
                 self.store_rows(at, &own, tensor, &|row, place| {
                     let place = b.at(place, b.index_mul(key, b.index(bytes * stride)));
@@ -115,22 +121,22 @@ impl<'c> Lanes<'_, 'c> {
                 vec![]
             });
         };
-        Part { heads: own_heads, rows: ROWS, runs: div_ceil(plan.queries, ROWS), write: Box::new(write) }
+        SimtTiles { heads: own_heads, rows: ROWS, runs: div_ceil(plan.queries, ROWS), write: Box::new(write) }
     }
 
-    fn keys<'s>(&'s self, operands: GradientOperands, outputs: [Vec<(usize, &'s Output)>; 2]) -> Part<'s, 'c> {
+    fn keys<'s>(&'s self, operands: GradientOperands, outputs: [Vec<(usize, &'s Output)>; 2]) -> SimtTiles<'s, 'c> {
         let plan = self.plan;
         let rows = self.rows_of_tile(Self::columns(plan.d) + Self::columns(plan.values));
-        let write = move |at: &At<'c>, first| {
+        let write = move |at: &GpuArguments<'c>, first| {
             let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, operands);
-            let own = self.own(at, Side::Keys, first, rows);
+            let own = self.own(at, ScoreSide::Keys, first, rows);
             let [keys, values] = [k, v].map(|rows| self.starts(at, &rows, &own));
             let [first_half, second_half] = [plan.d, plan.values].map(|size| own.numbers.len() * Self::columns(size));
             let start = vec![b.f32(0.0); first_half + second_half];
             let sums = b.repeat(b.index(0), b.index(plan.sizes(&plan.group)), 1, &start, &mut |member, sums| {
                 let at = at.at(b, plan, &plan.group, member);
                 // Numbers of keys may be others for each head of queries.
-                let own = Own { held: self.own(&at, Side::Keys, first, rows).held, ..own.clone() };
+                let own = WarpRows { held: self.own(&at, ScoreSide::Keys, first, rows).held, ..own.clone() };
                 self.meet(&at, &own, sums, &mut |others, sums| {
                     let numbers = [lse, delta].map(|t| self.each(at.tensors[t], others.numbers, self.step(t), Lane::F32));
                     let scores = self.products(&at, (&k, &keys), &q, others);
@@ -153,6 +159,6 @@ impl<'c> Lanes<'_, 'c> {
                 }
             }
         };
-        Part { heads: plan.shared.clone(), rows, runs: div_ceil(plan.keys, rows), write: Box::new(write) }
+        SimtTiles { heads: plan.shared.clone(), rows, runs: div_ceil(plan.keys, rows), write: Box::new(write) }
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 const HIDDEN: f64 = -1e30;
 
 impl<'c> Lanes<'_, 'c> {
-    pub(super) fn forward(&self) -> Result<Part<'_, 'c>, CompileError> {
+    pub(super) fn forward(&self) -> Result<SimtTiles<'_, 'c>, CompileError> {
         let plan = self.plan;
         let args = &plan.kernel.body[plan.kernel.outputs[0].value].args;
         let results = self.outputs(|op| matches!(op, Op::Attention(_)));
@@ -15,9 +15,9 @@ impl<'c> Lanes<'_, 'c> {
         let (q, k) = (plan.query_rows(plan.operand(args[0])?), plan.key_rows(plan.operand(args[1])?));
         let wide = if values.is_some() { Self::columns(plan.values) } else { 0 };
         let rows = self.rows_of_tile(wide);
-        let write = move |at: &At<'c>, first| {
+        let write = move |at: &GpuArguments<'c>, first| {
             let b = self.b;
-            let own = self.own(at, Side::Queries, first, rows);
+            let own = self.own(at, ScoreSide::Queries, first, rows);
             let starts = self.starts(at, &q, &own);
             let kept = own.numbers.len();
             // The greatest score of each query so far, its lanes' shares of the sum of exponentials relative to it, and the sums of values.
@@ -27,7 +27,8 @@ impl<'c> Lanes<'_, 'c> {
                 let products = self.products(at, (&q, &starts), &k, others);
                 let mut weights = Vec::new();
                 for (row, product) in products.into_iter().enumerate() {
-                    let Scored { score, mask, weight, .. } = self.scored(at, &own, row, others, b.mul(product, b.f32(plan.attention.scale.0)));
+                    let WeightedScores { score, mask, weight, .. } =
+                        self.scored(at, &own, row, others, b.mul(product, b.f32(plan.attention.scale.0)));
                     let score = mask.map_or(score, |m| b.select(m, score, b.f32(HIDDEN)));
                     let before = carried[row];
                     let greatest = b.max(across(b, score, |x, y| b.max(x, y)), before);
@@ -72,6 +73,6 @@ impl<'c> Lanes<'_, 'c> {
             }
         };
         let heads = plan.shared.iter().chain(&plan.group).copied().collect();
-        Ok(Part { heads, rows, runs: div_ceil(plan.queries, rows), write: Box::new(write) })
+        Ok(SimtTiles { heads, rows, runs: div_ceil(plan.queries, rows), write: Box::new(write) })
     }
 }

@@ -8,19 +8,16 @@ mod backward;
 mod forward;
 
 use super::scoring::{Applied, Operand};
-use super::tiles::{Column, Stored, across, load_strided, store_column, vector_columns};
-use super::{Arguments, GradientOperands, Plan, Rows, Size};
-use crate::build::simt::{LANES, Simt};
+use super::tiles::{Column, OutputRows, across, load_strided, store_column, vector_columns};
+use super::{Arguments, AttentionPlan, GpuArguments, GradientOperands, OperandRows, ScoreSide, Size};
+use crate::build::simt::{LANES, Simt, Value};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
 use crate::{CompileError, Shape, math, pointwise};
-use inkwell::values::{BasicValueEnum, IntValue, PointerValue};
+use inkwell::values::{IntValue, PointerValue};
 use ir::dim::Dim;
 use ir::kernel::Output;
 use ir::op::Op;
-
-type Value<'c> = BasicValueEnum<'c>;
-type At<'c> = Arguments<PointerValue<'c>>;
 
 /// Registers of sums that a warp keeps.
 const SUMS: i64 = 64;
@@ -31,7 +28,7 @@ const ROWS: i64 = 8;
 ///
 /// # Errors
 /// An operand is not an input.
-pub fn emit(b: &Simt, plan: &Plan, name: &str) -> Result<Shape, CompileError> {
+pub fn emit(b: &Simt, plan: &AttentionPlan, name: &str) -> Result<Shape, CompileError> {
     let kernel = plan.kernel;
     let lanes = Lanes { b, plan };
     let parts = match kernel.family {
@@ -61,42 +58,26 @@ pub fn emit(b: &Simt, plan: &Plan, name: &str) -> Result<Shape, CompileError> {
 }
 
 /// Writes a tile: the arguments at its head, and its first row.
-type WriteTile<'s, 'c> = dyn Fn(&At<'c>, IntValue<'c>) + 's;
+type WriteRows<'s, 'c> = dyn Fn(&GpuArguments<'c>, IntValue<'c>) + 's;
 
 /// Tiles of one kind: runs of rows of each head.
-struct Part<'s, 'c> {
+struct SimtTiles<'s, 'c> {
     heads: Vec<Dim>,
     rows: i64,
     runs: i64,
-    write: Box<WriteTile<'s, 'c>>,
+    write: Box<WriteRows<'s, 'c>>,
 }
 
-impl Part<'_, '_> {
-    fn tiles(&self, plan: &Plan) -> i64 {
+impl SimtTiles<'_, '_> {
+    fn tiles(&self, plan: &AttentionPlan) -> i64 {
         self.runs * plan.sizes(&self.heads)
-    }
-}
-
-/// Which side of the scores a row is of.
-#[derive(Clone, Copy, PartialEq)]
-enum Side {
-    Queries,
-    Keys,
-}
-
-impl Side {
-    fn other(self) -> Side {
-        match self {
-            Side::Queries => Side::Keys,
-            Side::Keys => Side::Queries,
-        }
     }
 }
 
 /// The rows of a tile. Those past the end are the last one again, and are not stored.
 #[derive(Clone)]
-struct Own<'c> {
-    side: Side,
+struct WarpRows<'c> {
+    side: ScoreSide,
     first: IntValue<'c>,
     numbers: Vec<IntValue<'c>>,
     /// Of each operand of the program that this side has for itself, what it holds for each row.
@@ -117,7 +98,7 @@ struct Others<'c> {
 
 /// What the program makes of a row's products: the score, its slope and what its probability counts unless they are
 /// 1, the lanes that are seen, unless all are.
-struct Scored<'c> {
+struct WeightedScores<'c> {
     score: Value<'c>,
     slope: Option<Value<'c>>,
     weight: Option<Value<'c>>,
@@ -127,7 +108,7 @@ struct Scored<'c> {
 /// The kernel under construction.
 struct Lanes<'a, 'c> {
     b: &'a Simt<'c>,
-    plan: &'a Plan<'a>,
+    plan: &'a AttentionPlan<'a>,
 }
 
 impl<'c> Lanes<'_, 'c> {
@@ -142,43 +123,43 @@ impl<'c> Lanes<'_, 'c> {
         size.width as usize / LANES
     }
 
-    fn dim(&self, side: Side) -> Dim {
+    fn dim(&self, side: ScoreSide) -> Dim {
         match side {
-            Side::Queries => self.plan.attention.at,
-            Side::Keys => self.plan.attention.keys,
+            ScoreSide::Queries => self.plan.attention.at,
+            ScoreSide::Keys => self.plan.attention.keys,
         }
     }
 
-    fn count(&self, side: Side) -> i64 {
+    fn count(&self, side: ScoreSide) -> i64 {
         match side {
-            Side::Queries => self.plan.queries,
-            Side::Keys => self.plan.keys,
+            ScoreSide::Queries => self.plan.queries,
+            ScoreSide::Keys => self.plan.keys,
         }
     }
 
     /// The operands of the program, and whether they are of one side alone.
-    fn operands(&self, side: Side) -> impl Iterator<Item = (&Operand, bool)> {
-        let which = usize::from(side == Side::Keys);
+    fn operands(&self, side: ScoreSide) -> impl Iterator<Item = (&Operand, bool)> {
+        let which = usize::from(side == ScoreSide::Keys);
         self.plan.program.operands.iter().map(move |o| (o, o.side() == which))
     }
 
-    fn own(&self, at: &At<'c>, side: Side, first: IntValue<'c>, rows: i64) -> Own<'c> {
+    fn own(&self, at: &GpuArguments<'c>, side: ScoreSide, first: IntValue<'c>, rows: i64) -> WarpRows<'c> {
         let b = self.b;
         let last = b.index(self.count(side) - 1);
         let numbers: Vec<_> = (0..rows).map(|r| b.index_min(b.index_add(first, b.index(r)), last)).collect();
-        let row = |o: &Operand, n: &IntValue<'c>| b.at(at.tensors[o.tensor], b.index_mul(*n, b.index(o.step(usize::from(side == Side::Keys)))));
+        let row = |o: &Operand, n: &IntValue<'c>| b.at(at.tensors[o.tensor], b.index_mul(*n, b.index(o.step(usize::from(side == ScoreSide::Keys)))));
         let all = |o: &Operand| numbers.iter().map(|n| b.load_splat(row(o, n), o.lane())).collect();
         let held = self.operands(side).map(|(o, own)| own.then(|| all(o))).collect();
-        Own { side, first, numbers, held }
+        WarpRows { side, first, numbers, held }
     }
 
-    fn others(&self, at: &At<'c>, side: Side, first: IntValue<'c>) -> Others<'c> {
+    fn others(&self, at: &GpuArguments<'c>, side: ScoreSide, first: IntValue<'c>) -> Others<'c> {
         let (b, rows) = (self.b, self.count(side));
         let count = b.index_min(b.index_sub(b.index(rows), first), b.index(LANES as i64));
         let present = (rows % LANES as i64 != 0).then(|| b.compare_int(Compare::Lt, b.lane_numbers(), b.splat(count)));
         let number = b.int2(IntBinary::Add, b.splat(first), b.lane_numbers());
         let numbers = present.map_or(number, |present| b.select(present, number, b.i64(rows - 1)));
-        let which = usize::from(side == Side::Keys);
+        let which = usize::from(side == ScoreSide::Keys);
         let held = self.operands(side).map(|(o, own)| own.then(|| self.each(at.tensors[o.tensor], numbers, o.step(which), o.lane()))).collect();
         Others { first, count, numbers, present, held }
     }
@@ -189,7 +170,7 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Whether any score of these rows is seen, as far as the bounds of operands say.
-    fn any_visible(&self, at: &At<'c>, own: &Own<'c>, others: &Others<'c>) -> Option<Value<'c>> {
+    fn any_visible(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, others: &Others<'c>) -> Option<Value<'c>> {
         let b = self.b;
         let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
         let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
@@ -212,14 +193,14 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// What the program makes of the products of row `row` with the lanes' rows.
-    fn scored(&self, at: &At<'c>, own: &Own<'c>, row: usize, others: &Others<'c>, product: Value<'c>) -> Scored<'c> {
+    fn scored(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, row: usize, others: &Others<'c>, product: Value<'c>) -> WeightedScores<'c> {
         let b = self.b;
         let number = |k: usize| match (&own.held[k], others.held[k]) {
             (Some(mine), _) => mine[row],
             (None, Some(theirs)) => theirs,
             (None, None) => {
                 let operand = &self.plan.program.operands[k];
-                let [mine, theirs] = if own.side == Side::Queries { [0, 1] } else { [1, 0] }.map(|side| operand.step(side));
+                let [mine, theirs] = if own.side == ScoreSide::Queries { [0, 1] } else { [1, 0] }.map(|side| operand.step(side));
                 let row = b.at(at.tensors[operand.tensor], b.index_mul(own.numbers[row], b.index(mine)));
                 if theirs == 0 { b.load_splat(row, operand.lane()) } else { self.each(row, others.numbers, theirs, operand.lane()) }
             }
@@ -230,14 +211,14 @@ impl<'c> Lanes<'_, 'c> {
             (Some(seen), Some(present)) => Some(ir::fault!("gpu.lanes.present", seen, b.int2(IntBinary::And, seen, present))),
             (seen, present) => seen.or(present),
         };
-        Scored { score, slope, weight, mask }
+        WeightedScores { score, slope, weight, mask }
     }
 
     /// Calls `body` with all rows of the other side that some row of the tile may see, and the carried values.
     fn meet(
         &self,
-        at: &At<'c>,
-        own: &Own<'c>,
+        at: &GpuArguments<'c>,
+        own: &WarpRows<'c>,
         carried: &[Value<'c>],
         body: &mut dyn FnMut(&Others<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
     ) -> Vec<Value<'c>> {
@@ -252,18 +233,24 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Where the rows of a tile begin.
-    fn starts(&self, at: &At<'c>, rows: &Rows, own: &Own<'c>) -> Vec<PointerValue<'c>> {
+    fn starts(&self, at: &GpuArguments<'c>, rows: &OperandRows, own: &WarpRows<'c>) -> Vec<PointerValue<'c>> {
         let b = self.b;
         let place = |n: &IntValue<'c>| b.at(at.tensors[rows.tensor], b.index_mul(*n, b.index(rows.bytes(rows.row_stride))));
         own.numbers.iter().map(place).collect()
     }
 
     /// The products of each row of the tile with the lanes' rows.
-    fn products(&self, at: &At<'c>, mine: (&Rows, &[PointerValue<'c>]), theirs: &Rows, others: &Others<'c>) -> Vec<Value<'c>> {
+    fn products(
+        &self,
+        at: &GpuArguments<'c>,
+        mine: (&OperandRows, &[PointerValue<'c>]),
+        theirs: &OperandRows,
+        others: &Others<'c>,
+    ) -> Vec<Value<'c>> {
         let (b, (rows, starts)) = (self.b, mine);
         let d = rows.size.d;
         let unroll = if d % 4 == 0 { 4 } else { 1 };
-        let column = |rows: &Rows, from, e| b.at(from, b.index_mul(e, b.index(rows.bytes(rows.column_stride))));
+        let column = |rows: &OperandRows, from, e| b.at(from, b.index_mul(e, b.index(rows.bytes(rows.column_stride))));
         let zeros = vec![b.f32(0.0); starts.len()];
         b.repeat(b.index(0), b.index(d), unroll, &zeros, &mut |e, sums| {
             let mut sums = sums.to_vec();
@@ -279,7 +266,7 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Adds the other side's rows to the sums of each row of the tile, times the lanes' weights.
-    fn weigh(&self, at: &At<'c>, weights: &[Value<'c>], theirs: &Rows, others: &Others<'c>, sums: &[Value<'c>]) -> Vec<Value<'c>> {
+    fn weigh(&self, at: &GpuArguments<'c>, weights: &[Value<'c>], theirs: &OperandRows, others: &Others<'c>, sums: &[Value<'c>]) -> Vec<Value<'c>> {
         let b = self.b;
         let row_bytes = b.index(theirs.bytes(theirs.row_stride));
         b.repeat(b.index(0), others.count, 1, sums, &mut |lane, sums| {
@@ -301,7 +288,7 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Stores what `write` stores for each row of the tile: its number within the tile, and where its row of an output begins.
-    fn store_rows(&self, at: &At<'c>, own: &Own<'c>, tensor: usize, write: &dyn Fn(usize, PointerValue<'c>)) {
+    fn store_rows(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, tensor: usize, write: &dyn Fn(usize, PointerValue<'c>)) {
         let b = self.b;
         let lane = pointwise::stored(tensors(self.plan.kernel)[tensor].0.dtype);
         let step = b.index(lane.bytes() * self.plan.stride(tensor, self.dim(own.side)));
@@ -317,11 +304,11 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Stores sums over the elements of a head, as one output's rows.
-    fn store_sums(&self, at: &At<'c>, own: &Own<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>]) {
+    fn store_sums(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>]) {
         let b = self.b;
         let dtype = self.plan.kernel.body[output.value].ty.dtype;
         let (columns, size) = self.plan.columns_of(tensor);
-        let stored = Stored { dtype, stride: self.plan.stride(tensor, columns), size, accumulate: output.accumulate };
+        let stored = OutputRows { dtype, stride: self.plan.stride(tensor, columns), size, accumulate: output.accumulate };
         self.store_rows(at, own, tensor, &|row, place| {
             for (column, sum) in vector_columns(b, size).iter().zip(&sums[row * Self::columns(size)..]) {
                 store_column(b, place, column, stored, *sum);

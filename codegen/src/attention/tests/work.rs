@@ -1,7 +1,7 @@
 //! How much of attention is computed, counted: of packed documents the sum of their squares, of padding nothing. What
 //! is counted is what the code that is released does: its calls on CPUs, instructions of tensor cores on GPUs.
 
-use super::super::Plan;
+use super::super::AttentionPlan;
 use super::super::panels::Division;
 use crate::target::Target;
 use crate::testing::counting::calls;
@@ -147,15 +147,15 @@ fn no_work_is_done_for_padding_on_gpus() {
 }
 
 /// Rows and columns of blocks of scores that are computed at a time, each by where it begins and ends.
-type Blocks = [Vec<[u64; 2]>; 2];
+type BlockRanges = [Vec<[u64; 2]>; 2];
 
 fn runs(of: u64) -> Vec<[u64; 2]> {
     (0..POSITIONS.div_ceil(of)).map(|n| [n * of, POSITIONS.min((n + 1) * of)]).collect()
 }
 
 /// Those of a kernel on a CPU.
-fn blocks(which: Which, kernel: &Kernel, target: &Target) -> Blocks {
-    let plan = Plan::new(kernel, target).expect("it is attention");
+fn blocks(which: Which, kernel: &Kernel, target: &Target) -> BlockRanges {
+    let plan = AttentionPlan::new(kernel, target).expect("it is attention");
     if which != Which::Forward {
         return [runs(plan.query_block as u64), runs(plan.key_block as u64)];
     }

@@ -20,7 +20,7 @@ pub enum Visibility {
 
 /// The values that a loop carries: pointers that advance and vectors that accumulate.
 #[derive(Clone, Default)]
-pub struct Carried<'c> {
+pub struct CarriedValues<'c> {
     /// As they are when an iteration begins, in an order that all iterations keep.
     pub pointers: Vec<Pointer<'c>>,
     /// As they are when an iteration begins, in an order that all iterations keep.
@@ -109,13 +109,13 @@ impl<'c> Llvm<'c> {
         from: Index<'c>,
         to: Index<'c>,
         step: Index<'c>,
-        carried: &Carried<'c>,
-        body: &mut dyn FnMut(Index<'c>, &Carried<'c>) -> Carried<'c>,
-    ) -> Carried<'c> {
-        let flat = |c: &Carried<'c>| -> Vec<Value<'c>> {
+        carried: &CarriedValues<'c>,
+        body: &mut dyn FnMut(Index<'c>, &CarriedValues<'c>) -> CarriedValues<'c>,
+    ) -> CarriedValues<'c> {
+        let flat = |c: &CarriedValues<'c>| -> Vec<Value<'c>> {
             c.pointers.iter().map(|p| Value::from(*p)).chain(c.vectors.iter().map(|v| Value::from(*v))).collect()
         };
-        let split = |values: &[Value<'c>]| Carried {
+        let split = |values: &[Value<'c>]| CarriedValues {
             pointers: values[..carried.pointers.len()].iter().map(|v| v.into_pointer_value()).collect(),
             vectors: values[carried.pointers.len()..].iter().map(|v| v.into_vector_value()).collect(),
         };

@@ -1,10 +1,10 @@
 //! Whether wrong code is another function: on operands that the check of a compile does not draw, and everywhere.
 
-use super::{Case, compiled};
+use super::{FaultCase, compiled};
 use crate::check::draw::{self, Draw};
 use crate::object::Compiled;
 use crate::target::Arch;
-use crate::testing::{Loaded, run_loaded, run_ptx};
+use crate::testing::{KernelLibrary, run_loaded, run_ptx};
 use ir::faults::watch;
 use ir::kernel::distance::{Distance, narrowest};
 use ir::kernel::{Family, Kernel};
@@ -13,7 +13,7 @@ use ir::random::mix;
 
 /// Operands of one kind.
 #[derive(Clone, Copy, Debug)]
-pub enum Operands {
+pub enum OperandKind {
     /// As the check of a compile has them.
     Usual,
     Large,
@@ -25,19 +25,19 @@ pub enum Operands {
     Broken,
 }
 
-const ALL: [Operands; 5] = [Operands::Usual, Operands::Large, Operands::Negative, Operands::Few, Operands::Broken];
+const ALL: [OperandKind; 5] = [OperandKind::Usual, OperandKind::Large, OperandKind::Negative, OperandKind::Few, OperandKind::Broken];
 
-impl Operands {
+impl OperandKind {
     fn float(self, draw: Draw, bits: u64) -> f64 {
         let usual = draw::float(draw, bits % 4096, bits);
         match (self, draw) {
-            (Operands::Usual, _) => usual,
-            (Operands::Large, _) => 16.0 * usual,
-            (Operands::Few, Draw::Positive) => (bits % 4 + 1) as f64 / 2.0,
-            (Operands::Negative | Operands::Broken, Draw::Positive) => usual,
-            (Operands::Negative, _) => -usual.abs(),
-            (Operands::Few, _) => (bits % 5) as f64 / 2.0 - 1.0,
-            (Operands::Broken, _) => {
+            (OperandKind::Usual, _) => usual,
+            (OperandKind::Large, _) => 16.0 * usual,
+            (OperandKind::Few, Draw::Positive) => (bits % 4 + 1) as f64 / 2.0,
+            (OperandKind::Negative | OperandKind::Broken, Draw::Positive) => usual,
+            (OperandKind::Negative, _) => -usual.abs(),
+            (OperandKind::Few, _) => (bits % 5) as f64 / 2.0 - 1.0,
+            (OperandKind::Broken, _) => {
                 if bits >> 32 & 31 == 0 {
                     f64::NAN
                 } else {
@@ -58,7 +58,7 @@ impl Operands {
                     let bits = mix(number ^ mix(slot ^ (self as u64) << 32));
                     let x = match (ty.dtype.is_float(), self, draw) {
                         (true, _, _) => ty.dtype.round(self.float(draw, bits)),
-                        (false, Operands::Few, Draw::Below { first: 0, end }) => ((bits >> 8) % (end + 4)) as f64 - 2.0,
+                        (false, OperandKind::Few, Draw::Below { first: 0, end }) => ((bits >> 8) % (end + 4)) as f64 - 2.0,
                         (false, _, _) => draw::int(draw, dims, &ty.dims, &at, bits) as f64,
                     };
                     for k in (0..at.len()).rev() {
@@ -104,7 +104,7 @@ fn first_other(kernel: &Kernel, got: &[Vec<f64>], want: &[Vec<f64>], allowed: im
 }
 
 /// What in a case's results is another than the right code's, if anything.
-pub fn differs(case: &Case, fault: &'static str) -> Option<String> {
+pub fn differs(case: &FaultCase, fault: &'static str) -> Option<String> {
     let kernel = &case.kernel;
     let scalars = draw::scalars(kernel);
     let allowed = |dtype: DType| if dtype.is_float() { order(kernel) } else { Distance::default() };
@@ -123,7 +123,7 @@ pub fn differs(case: &Case, fault: &'static str) -> Option<String> {
             }
         });
     }
-    let [right, wrong] = [None, Some(fault)].map(|fault| watch(fault, || Loaded::new(kernel, &case.target())).0);
+    let [right, wrong] = [None, Some(fault)].map(|fault| watch(fault, || KernelLibrary::new(kernel, &case.target())).0);
     all.iter().find_map(|kind| {
         let inputs = kind.of(kernel);
         [("halves", halves as fn(u64) -> Vec<[u64; 4]>), ("singles", singles)].iter().find_map(|(name, calls)| {
@@ -143,9 +143,9 @@ fn in_emulator(kernel: &Kernel, compiled: &Compiled, inputs: &[Vec<f64>], scalar
 }
 
 /// Holds a GPU's code, in the emulator, to the body: what refuses it, if anything does.
-pub fn emulated(case: &Case, compiled: &Compiled) -> Option<String> {
+pub fn emulated(case: &FaultCase, compiled: &Compiled) -> Option<String> {
     let kernel = &case.kernel;
-    let (inputs, scalars) = (Operands::Usual.of(kernel), draw::scalars(kernel));
+    let (inputs, scalars) = (OperandKind::Usual.of(kernel), draw::scalars(kernel));
     let Ok(got) = in_emulator(kernel, compiled, &inputs, &scalars) else { return Some("the emulator".into()) };
     let mut want = kernel.run(&inputs, &scalars);
     for (output, want) in kernel.outputs.iter().zip(&mut want) {

@@ -8,14 +8,14 @@ use ir::kernel::{Family, Kernel};
 use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Reduce, Scoring, Unary};
 
 /// A kernel, and what it is compiled for.
-pub struct Case {
+pub struct FaultCase {
     pub name: String,
     pub kernel: Kernel,
     /// Of a GPU, by name; else this machine.
     gpu: Option<&'static str>,
 }
 
-impl Case {
+impl FaultCase {
     pub fn target(&self) -> Target {
         self.gpu.map_or_else(|| Target::host().expect("a supported machine"), Target::gpu)
     }
@@ -232,7 +232,7 @@ fn scatter(dtype: DType, sharded: bool, accumulate: bool, columns: u64) -> Kerne
 
 /// How factors are stored.
 #[derive(Clone, Copy)]
-enum Stored {
+enum FactorLayout {
     Plain,
     FirstTurned,
     SecondTurned,
@@ -240,19 +240,19 @@ enum Stored {
 }
 
 /// A product with a function after it.
-fn gemm(dtype: DType, sizes: [u64; 3], stored: Stored, function: Option<Unary>) -> Kernel {
+fn gemm(dtype: DType, sizes: [u64; 3], stored: FactorLayout, function: Option<Unary>) -> Kernel {
     let mut make = Make::default();
     let [m, n, k] = make.dims([("m", sizes[0]), ("n", sizes[1]), ("k", sizes[2])]);
-    let a = make.input(dtype, &if matches!(stored, Stored::FirstTurned) { [k, m] } else { [m, k] });
+    let a = make.input(dtype, &if matches!(stored, FactorLayout::FirstTurned) { [k, m] } else { [m, k] });
     let b = match stored {
-        Stored::SecondTurned => make.input(dtype, &[n, k]),
-        Stored::Collected => make.strided_input(dtype, &[n, k], &[2 * sizes[2], 2]),
+        FactorLayout::SecondTurned => make.input(dtype, &[n, k]),
+        FactorLayout::Collected => make.strided_input(dtype, &[n, k], &[2 * sizes[2], 2]),
         _ => make.input(dtype, &[k, n]),
     };
     let c = make.op_as(Op::dot(vec![k]), &[a, b], Type::new(dtype, [m, n]));
     let c = function.map_or(c, |f| make.unary(f, c));
     let mut kernel = make.kernel(Family::Gemm, &[c]);
-    if matches!(stored, Stored::Collected) {
+    if matches!(stored, FactorLayout::Collected) {
         kernel.outputs[0].strides = vec![2 * sizes[1], 2];
     }
     kernel
@@ -295,7 +295,7 @@ fn experts(dtype: DType, sums_rows: bool, [rows, h, f]: [u64; 3]) -> Kernel {
 
 /// An attention: heads whose queries share keys, sizes, a mask.
 #[derive(Clone, Copy)]
-struct Heads {
+struct AttentionVariant {
     dtype: DType,
     group: u64,
     queries: u64,
@@ -316,7 +316,7 @@ struct Heads {
     drops: bool,
 }
 
-const HEADS: Heads = Heads {
+const HEADS: AttentionVariant = AttentionVariant {
     dtype: F32,
     group: 1,
     queries: 50,
@@ -333,7 +333,7 @@ const HEADS: Heads = Heads {
 };
 
 /// The program of scores, and the operands that it has beside the positions.
-fn scoring(heads: Heads, [b, kv, at, keys]: [Dim; 4]) -> (Scoring, Vec<(DType, Vec<Dim>)>) {
+fn scoring(heads: AttentionVariant, [b, kv, at, keys]: [Dim; 4]) -> (Scoring, Vec<(DType, Vec<Dim>)>) {
     let mut s = if heads.causal { Scoring::causal(heads.window) } else { Scoring::PLAIN };
     let mut operands = if heads.causal { [at, keys].map(|d| (DType::I32, vec![d])).to_vec() } else { vec![] };
     let operand = |s: &mut Scoring, operands: &mut Vec<_>, dtype: DType, dims: &[Dim]| {
@@ -369,7 +369,7 @@ fn scoring(heads: Heads, [b, kv, at, keys]: [Dim; 4]) -> (Scoring, Vec<(DType, V
     (s, operands)
 }
 
-fn attention(heads: Heads, backward: bool) -> Kernel {
+fn attention(heads: AttentionVariant, backward: bool) -> Kernel {
     let mut m = Make::default();
     let [b, kv, group, d, at, keys] =
         m.dims([("b", 2), ("kv", 2), ("group", heads.group), ("d", heads.d), ("at", heads.queries), ("keys", heads.keys)]);
@@ -398,17 +398,17 @@ fn attention(heads: Heads, backward: bool) -> Kernel {
 }
 
 /// All of them; those for GPUs last.
-pub fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<FaultCase> {
     let zigzag = Order::ZigZag { pairs: 3, chunk: 4 };
-    let group = Heads { group: 2, ..HEADS };
-    let long = Heads { queries: 150, keys: 300, d: 20, causal: false, ..HEADS };
-    let near = Heads { queries: 200, keys: 200, window: Some(40), ..HEADS };
-    let packed = Heads { queries: 150, keys: 150, documents: true, ..HEADS };
-    let changed = Heads { changed: true, values: Some(20), ..HEADS };
-    let trained = Heads { trained: true, documents: true, queries: 150, keys: 140, ..changed };
-    let padded = Heads { padded: true, causal: false, queries: 70, keys: 300, ..HEADS };
-    let dropping = Heads { drops: true, ..HEADS };
-    let half = Heads { dtype: BF16, queries: 150, keys: 150, d: 64, ..HEADS };
+    let group = AttentionVariant { group: 2, ..HEADS };
+    let long = AttentionVariant { queries: 150, keys: 300, d: 20, causal: false, ..HEADS };
+    let near = AttentionVariant { queries: 200, keys: 200, window: Some(40), ..HEADS };
+    let packed = AttentionVariant { queries: 150, keys: 150, documents: true, ..HEADS };
+    let changed = AttentionVariant { changed: true, values: Some(20), ..HEADS };
+    let trained = AttentionVariant { trained: true, documents: true, queries: 150, keys: 140, ..changed };
+    let padded = AttentionVariant { padded: true, causal: false, queries: 70, keys: 300, ..HEADS };
+    let dropping = AttentionVariant { drops: true, ..HEADS };
+    let half = AttentionVariant { dtype: BF16, queries: 150, keys: 150, d: 64, ..HEADS };
     let cpu = [
         ("softmax", softmax(F32, [9, 70])),
         ("softmax in bf16", softmax(BF16, [9, 70])),
@@ -438,18 +438,18 @@ pub fn cases() -> Vec<Case> {
         ("scatter", scatter(F32, false, false, 35)),
         ("scatter of a part that adds", scatter(F32, true, true, 35)),
         ("scatter in bf16", scatter(BF16, false, false, 35)),
-        ("product", gemm(F32, [30, 70, 40], Stored::Plain, None)),
-        ("product of a turned factor", gemm(F32, [45, 70, 41], Stored::FirstTurned, Some(Unary::Tanh))),
-        ("product with a turned factor", gemm(F32, [61, 75, 43], Stored::SecondTurned, None)),
-        ("product with a collected factor", gemm(F32, [61, 75, 43], Stored::Collected, None)),
-        ("product in passes", gemm(F32, [50, 70, 2500], Stored::Plain, Some(Unary::Abs))),
-        ("product in bf16", gemm(BF16, [77, 90, 66], Stored::Plain, None)),
-        ("product of many tiles", gemm(F32, [700, 900, 300], Stored::FirstTurned, None)),
-        ("product of some tiles", gemm(F32, [900, 3000, 800], Stored::Plain, None)),
-        ("product in passes of some columns", gemm(F32, [40, 3000, 1100], Stored::Plain, None)),
+        ("product", gemm(F32, [30, 70, 40], FactorLayout::Plain, None)),
+        ("product of a turned factor", gemm(F32, [45, 70, 41], FactorLayout::FirstTurned, Some(Unary::Tanh))),
+        ("product with a turned factor", gemm(F32, [61, 75, 43], FactorLayout::SecondTurned, None)),
+        ("product with a collected factor", gemm(F32, [61, 75, 43], FactorLayout::Collected, None)),
+        ("product in passes", gemm(F32, [50, 70, 2500], FactorLayout::Plain, Some(Unary::Abs))),
+        ("product in bf16", gemm(BF16, [77, 90, 66], FactorLayout::Plain, None)),
+        ("product of many tiles", gemm(F32, [700, 900, 300], FactorLayout::FirstTurned, None)),
+        ("product of some tiles", gemm(F32, [900, 3000, 800], FactorLayout::Plain, None)),
+        ("product in passes of some columns", gemm(F32, [40, 3000, 1100], FactorLayout::Plain, None)),
         ("products of heads", batched(F32)),
         ("products of heads in bf16", batched(BF16)),
-        ("vector", gemm(F32, [1, 90, 66], Stored::Plain, None)),
+        ("vector", gemm(F32, [1, 90, 66], FactorLayout::Plain, None)),
         ("experts", experts(F32, false, [200, 24, 40])),
         ("experts in bf16", experts(BF16, false, [200, 24, 40])),
         ("experts' gradients", experts(F32, true, [600, 24, 40])),
@@ -481,31 +481,35 @@ pub fn cases() -> Vec<Case> {
         ("sm_80", "gather of a part", gather(true)),
         ("sm_80", "scatter", scatter(F32, true, true, 35)),
         ("sm_80", "norm", norm(BF16, 512)),
-        ("sm_80", "product", gemm(F32, [70, 75, 43], Stored::Plain, None)),
-        ("sm_80", "product in bf16", gemm(BF16, [72, 80, 48], Stored::Plain, None)),
-        ("sm_80", "product of a turned factor in bf16", gemm(BF16, [72, 80, 48], Stored::FirstTurned, None)),
+        ("sm_80", "product", gemm(F32, [70, 75, 43], FactorLayout::Plain, None)),
+        ("sm_80", "product in bf16", gemm(BF16, [72, 80, 48], FactorLayout::Plain, None)),
+        ("sm_80", "product of a turned factor in bf16", gemm(BF16, [72, 80, 48], FactorLayout::FirstTurned, None)),
         ("sm_80", "experts in bf16", experts(BF16, false, [150, 32, 40])),
         ("sm_80", "experts' gradients in bf16", experts(BF16, true, [150, 32, 40])),
-        ("sm_80", "attention", attention(Heads { queries: 40, keys: 40, ..group }, false)),
-        ("sm_80", "attention without a mask", attention(Heads { queries: 40, keys: 40, causal: false, ..HEADS }, false)),
-        ("sm_80", "gradients", attention(Heads { queries: 40, keys: 40, ..group }, true)),
-        ("sm_80", "attention in bf16", attention(Heads { queries: 150, keys: 150, window: Some(80), ..half }, false)),
-        ("sm_80", "gradients in bf16", attention(Heads { queries: 90, keys: 90, ..half }, true)),
-        ("sm_80", "attention in documents in bf16", attention(Heads { documents: true, ..half }, false)),
-        ("sm_80", "gradients of heads of 72 in bf16", attention(Heads { queries: 90, keys: 90, d: 72, values: Some(104), ..half }, true)),
-        ("sm_80", "attention with changed scores in bf16", attention(Heads { changed: true, d: 80, ..half }, false)),
-        ("sm_80", "gradients with changed scores in bf16", attention(Heads { changed: true, queries: 90, keys: 90, ..half }, true)),
-        ("sm_80", "gradients with padding in bf16", attention(Heads { padded: true, causal: false, queries: 70, keys: 200, ..half }, true)),
-        ("sm_80", "attention that drops", attention(Heads { queries: 40, keys: 40, ..dropping }, false)),
-        ("sm_80", "gradients that drop", attention(Heads { queries: 40, keys: 40, ..dropping }, true)),
-        ("sm_80", "attention that drops in bf16", attention(Heads { drops: true, ..half }, false)),
-        ("sm_80", "gradients that drop in bf16", attention(Heads { drops: true, queries: 90, keys: 90, ..half }, true)),
-        ("sm_80", "gradient of a bias", attention(Heads { queries: 40, keys: 70, ..trained }, true)),
-        ("sm_80", "gradient of a bias in bf16", attention(Heads { trained: true, changed: true, queries: 90, keys: 90, ..half }, true)),
-        ("sm_90a", "product in bf16", gemm(BF16, [200, 136, 136], Stored::Plain, None)),
-        ("sm_90a", "attention in bf16", attention(Heads { queries: 150, keys: 150, ..half }, false)),
-        ("sm_90a", "gradients in bf16", attention(Heads { queries: 150, keys: 150, ..half }, true)),
+        ("sm_80", "attention", attention(AttentionVariant { queries: 40, keys: 40, ..group }, false)),
+        ("sm_80", "attention without a mask", attention(AttentionVariant { queries: 40, keys: 40, causal: false, ..HEADS }, false)),
+        ("sm_80", "gradients", attention(AttentionVariant { queries: 40, keys: 40, ..group }, true)),
+        ("sm_80", "attention in bf16", attention(AttentionVariant { queries: 150, keys: 150, window: Some(80), ..half }, false)),
+        ("sm_80", "gradients in bf16", attention(AttentionVariant { queries: 90, keys: 90, ..half }, true)),
+        ("sm_80", "attention in documents in bf16", attention(AttentionVariant { documents: true, ..half }, false)),
+        ("sm_80", "gradients of heads of 72 in bf16", attention(AttentionVariant { queries: 90, keys: 90, d: 72, values: Some(104), ..half }, true)),
+        ("sm_80", "attention with changed scores in bf16", attention(AttentionVariant { changed: true, d: 80, ..half }, false)),
+        ("sm_80", "gradients with changed scores in bf16", attention(AttentionVariant { changed: true, queries: 90, keys: 90, ..half }, true)),
+        (
+            "sm_80",
+            "gradients with padding in bf16",
+            attention(AttentionVariant { padded: true, causal: false, queries: 70, keys: 200, ..half }, true),
+        ),
+        ("sm_80", "attention that drops", attention(AttentionVariant { queries: 40, keys: 40, ..dropping }, false)),
+        ("sm_80", "gradients that drop", attention(AttentionVariant { queries: 40, keys: 40, ..dropping }, true)),
+        ("sm_80", "attention that drops in bf16", attention(AttentionVariant { drops: true, ..half }, false)),
+        ("sm_80", "gradients that drop in bf16", attention(AttentionVariant { drops: true, queries: 90, keys: 90, ..half }, true)),
+        ("sm_80", "gradient of a bias", attention(AttentionVariant { queries: 40, keys: 70, ..trained }, true)),
+        ("sm_80", "gradient of a bias in bf16", attention(AttentionVariant { trained: true, changed: true, queries: 90, keys: 90, ..half }, true)),
+        ("sm_90a", "product in bf16", gemm(BF16, [200, 136, 136], FactorLayout::Plain, None)),
+        ("sm_90a", "attention in bf16", attention(AttentionVariant { queries: 150, keys: 150, ..half }, false)),
+        ("sm_90a", "gradients in bf16", attention(AttentionVariant { queries: 150, keys: 150, ..half }, true)),
     ];
-    let cpu = cpu.into_iter().map(|(name, kernel)| Case { name: name.into(), kernel, gpu: None });
-    cpu.chain(gpu.into_iter().map(|(gpu, name, kernel)| Case { name: format!("{name} on {gpu}"), kernel, gpu: Some(gpu) })).collect()
+    let cpu = cpu.into_iter().map(|(name, kernel)| FaultCase { name: name.into(), kernel, gpu: None });
+    cpu.chain(gpu.into_iter().map(|(gpu, name, kernel)| FaultCase { name: format!("{name} on {gpu}"), kernel, gpu: Some(gpu) })).collect()
 }

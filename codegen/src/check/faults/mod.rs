@@ -15,7 +15,7 @@ use super::{Checker, Verification};
 use crate::object::{self, Compiled, Emit};
 use crate::target::Arch;
 use ir::faults::{Fault, in_sources, watch};
-use kernels::{Case, cases};
+use kernels::{FaultCase, cases};
 use known::KNOWN;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -50,7 +50,7 @@ struct Right {
     hash: String,
 }
 
-fn compiled(case: &Case) -> Result<Compiled, String> {
+fn compiled(case: &FaultCase) -> Result<Compiled, String> {
     object::compile(&case.kernel, &case.target(), Emit::default()).map_err(|e| e.to_string())
 }
 
@@ -59,7 +59,7 @@ fn hash(compiled: &Compiled) -> String {
 }
 
 impl Right {
-    fn new(case: &Case) -> Right {
+    fn new(case: &FaultCase) -> Right {
         let (compiled, reached) = watch(None, || compiled(case));
         let compiled = compiled.unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let refused = refused(case, &compiled);
@@ -72,7 +72,7 @@ impl Right {
 ///
 /// # Errors
 /// It is not checked.
-fn refused(case: &Case, compiled: &Compiled) -> Result<Option<String>, String> {
+fn refused(case: &FaultCase, compiled: &Compiled) -> Result<Option<String>, String> {
     match case.target().arch {
         Arch::Nvptx => Ok(judge::emulated(case, compiled)),
         Arch::X86_64 => match Checker::default().check(&case.kernel, compiled, &case.target()) {
@@ -87,7 +87,7 @@ fn refused(case: &Case, compiled: &Compiled) -> Result<Option<String>, String> {
 const PASSED: &str = "passed";
 
 /// With a fault on, in a child: says what came of a case.
-fn with(case: &Case, fault: &'static str, right: &str, say: &dyn Fn(&str)) -> Came {
+fn with(case: &FaultCase, fault: &'static str, right: &str, say: &dyn Fn(&str)) -> Came {
     let (compiled, _) = watch(Some(fault), || compiled(case));
     let compiled = match compiled {
         Ok(compiled) => compiled,
@@ -204,7 +204,7 @@ impl Tried {
 }
 
 /// Tries a fault on kernels until one is refused; on all of them if `everywhere`.
-fn try_out(fault: &Fault, all: &[Case], right: &[OnceLock<Right>], everywhere: bool) -> Tried {
+fn try_out(fault: &Fault, all: &[FaultCase], right: &[OnceLock<Right>], everywhere: bool) -> Tried {
     let mut tried = Tried::default();
     // Few at a time: of most faults the first shows what becomes of it.
     let mut numbers = (0..all.len()).filter(|n| right[*n].get_or_init(|| Right::new(&all[*n])).reached.contains(fault.name)).peekable();

@@ -1,6 +1,6 @@
 use crate::Target;
-use crate::gemm::Plan;
-use crate::testing::{Make, Numbers, check_with, random_inputs, seeds};
+use crate::gemm::GemmPlan;
+use crate::testing::{Make, RandomNumbers, check_with, random_inputs, seeds};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
@@ -124,7 +124,7 @@ fn several_blocks_of_contracted_elements_add_up_for_experts_too() {
 #[test]
 fn parts_of_tiles_cover_what_experts_own() {
     for grouped in [forward([700, 4, 256, 256], false, DType::F32, DType::F32), gradient([700, 4, 256, 256], DType::F32, DType::F32)] {
-        let plan = Plan::new(&grouped.kernel, &Target::host().expect("invariant: the tests run where kernels do")).expect("invariant: a product");
+        let plan = GemmPlan::new(&grouped.kernel, &Target::host().expect("invariant: the tests run where kernels do")).expect("invariant: a product");
         assert!(plan.blocks.parts > 1, "{:?}", plan.blocks);
         grouped.check(&[130, 130, 500, 690], 1e-5);
     }
@@ -166,17 +166,17 @@ fn rows_whose_places_are_multiples_of_sixteen_bytes_meet_their_experts_matrix() 
 }
 
 /// A grouped product of random dims in random storage orders, with a random epilogue.
-fn random_grouped(numbers: &mut Numbers) -> Grouped {
+fn random_grouped(numbers: &mut RandomNumbers) -> Grouped {
     let mut make = Make::default();
     let sizes = [1, 1, 2, 3, 4, 7, 16, 17, 33];
-    let some = |make: &mut Make, name: &str, most: u64, numbers: &mut Numbers| -> Vec<Dim> {
+    let some = |make: &mut Make, name: &str, most: u64, numbers: &mut RandomNumbers| -> Vec<Dim> {
         (0..numbers.below(most + 1)).map(|_| make.dim(name, sizes[numbers.below(9) as usize])).collect()
     };
     let rows = make.dim("rows", [1, 5, 29, 64, 130][numbers.below(5) as usize]);
     let experts = make.dim("experts", [1, 2, 5, 16][numbers.below(4) as usize]);
     let parts: Vec<Dim> = (0..numbers.below(3)).map(|_| make.dim("part", 1 + numbers.below(3))).collect();
     let [mine, other, both] = [("h", 2), ("f", 2), ("k", 2)].map(|(name, most)| some(&mut make, name, most, numbers));
-    let shuffled = |parts: &[&[Dim]], numbers: &mut Numbers| {
+    let shuffled = |parts: &[&[Dim]], numbers: &mut RandomNumbers| {
         let mut dims = parts.concat();
         for i in (1..dims.len()).rev() {
             dims.swap(i, numbers.below(i as u64 + 1) as usize);
@@ -220,7 +220,7 @@ fn random_grouped(numbers: &mut Numbers) -> Grouped {
 #[test]
 fn random_products_of_experts_agree_with_the_evaluator() {
     for seed in seeds(12) {
-        let mut numbers = Numbers::new(seed);
+        let mut numbers = RandomNumbers::new(seed);
         let grouped = random_grouped(&mut numbers);
         let (rows, experts) = (grouped.size(grouped.rows), grouped.size(grouped.experts));
         let mut ends = |_: usize| match numbers.below(4) {

@@ -6,13 +6,13 @@
 //! is filled with zeros. Only where a unit of 16 bytes need not be aligned, or not be dense, it is collected by ordinary loads.
 
 use super::parts::Gpu;
-use super::tile::Tile;
+use super::tile::TileConfig;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
 use crate::build::swizzle::LINE;
 use crate::build::{Builder, IntBinary};
-use crate::gemm::product::{Own, Product};
+use crate::gemm::product::{ExpertDim, Product};
 use crate::layout::Axis;
 
 /// What an element is.
@@ -39,27 +39,27 @@ impl Element {
 
 /// What a line has one of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lines {
+pub enum LineDim {
     /// Rows of the first factor, columns of the second.
     Own,
     Contracted,
 }
 
-impl Lines {
+impl LineDim {
     /// Those of a factor: the direction that is not dense, if one is.
-    pub fn of(product: &Product, tensor: usize) -> Lines {
+    pub fn of(product: &Product, tensor: usize) -> LineDim {
         let axis = if tensor == product.a { &product.m } else { &product.n };
-        if product.k.strides[tensor] == 1 || axis.strides[tensor] != 1 { Lines::Own } else { Lines::Contracted }
+        if product.k.strides[tensor] == 1 || axis.strides[tensor] != 1 { LineDim::Own } else { LineDim::Contracted }
     }
 }
 
-/// One factor's way.
+/// How one factor is copied to shared memory.
 #[derive(Clone, Debug)]
-pub struct Copy {
+pub struct FactorCopy {
     pub tensor: usize,
     element: Element,
     /// In global memory; of factors for tensor cores in shared memory too.
-    pub lines: Lines,
+    pub lines: LineDim,
     /// Rows or columns of a tile, and contracted elements of a stage.
     own: i64,
     depth: i64,
@@ -83,7 +83,7 @@ const WORDS_PAD: i64 = 4;
 const TF32_PAD: i64 = 32;
 
 /// What a thread's copies have in common in all stages of a tile.
-pub struct Place<'c> {
+pub struct ThreadCopy<'c> {
     /// Of its first unit: the line, the unit in that, and where it begins in shared memory, from the start of the stage.
     line: Index<'c>,
     unit: Index<'c>,
@@ -109,22 +109,22 @@ pub struct Stage<'c> {
     pub repeat: Index<'c>,
 }
 
-impl Copy {
-    pub fn new(product: &Product, tensor: usize, element: Element, tile: &Tile) -> Copy {
+impl FactorCopy {
+    pub fn new(product: &Product, tensor: usize, element: Element, tile: &TileConfig) -> FactorCopy {
         let (axis, own) = if tensor == product.a { (&product.m, tile.rows) } else { (&product.n, tile.columns) };
         let (own_stride, k_stride) = (axis.strides[tensor], product.k.strides[tensor]);
-        let lines = Lines::of(product, tensor);
+        let lines = LineDim::of(product, tensor);
         let elements = UNIT_BYTES / element.bytes();
         let (dense, other) = match lines {
-            Lines::Own => (k_stride == 1, own_stride),
-            Lines::Contracted => (own_stride == 1, k_stride),
+            LineDim::Own => (k_stride == 1, own_stride),
+            LineDim::Contracted => (own_stride == 1, k_stride),
         };
         // An expert's contracted elements may begin anywhere.
-        let anywhere = lines == Lines::Own && product.owns(Own::Contracted);
+        let anywhere = lines == LineDim::Own && product.owns(ExpertDim::Contracted);
         let expert = product.experts.as_ref().map(|x| &x.axis);
         let others = product.outer.iter().chain(&product.outer_k).chain(expert).map(|x: &Axis| x.strides[tensor]);
         let in_units = dense && !anywhere && others.chain([other]).all(|s| s % elements == 0);
-        Copy {
+        FactorCopy {
             tensor,
             element,
             lines,
@@ -135,7 +135,7 @@ impl Copy {
             own_stride,
             k_stride,
             own_whole: ir::fault!("gpu.copy.whole", axis.size % 8, axis.size % own) == 0,
-            k_whole: product.k.size % tile.depth == 0 && !product.owns(Own::Contracted),
+            k_whole: product.k.size % tile.depth == 0 && !product.owns(ExpertDim::Contracted),
             in_units,
         }
     }
@@ -149,8 +149,8 @@ impl Copy {
 
     fn units_per_line(&self) -> i64 {
         match self.lines {
-            Lines::Own => self.depth / self.unit(),
-            Lines::Contracted => self.own / self.unit(),
+            LineDim::Own => self.depth / self.unit(),
+            LineDim::Contracted => self.own / self.unit(),
         }
     }
 
@@ -168,7 +168,7 @@ impl Copy {
         let units = self.units_per_line() * UNIT_BYTES;
         match (self.element, self.lines) {
             (Element::Narrow, _) => LINE,
-            (Element::Tf32, Lines::Contracted) => units + TF32_PAD,
+            (Element::Tf32, LineDim::Contracted) => units + TF32_PAD,
             (Element::Half | Element::Tf32 | Element::Word, _) => units,
         }
     }
@@ -182,7 +182,7 @@ impl Copy {
     pub fn bytes(&self) -> i64 {
         match self.element {
             Element::Half | Element::Narrow => 2 * self.own * self.depth,
-            Element::Tf32 => self.line_bytes() * if self.lines == Lines::Own { self.own } else { self.depth },
+            Element::Tf32 => self.line_bytes() * if self.lines == LineDim::Own { self.own } else { self.depth },
             Element::Word => self.depth * self.words_line(),
         }
     }
@@ -198,8 +198,8 @@ impl Copy {
     fn steps(&self) -> [i64; 2] {
         let bytes = self.element.bytes();
         match self.lines {
-            Lines::Own => [bytes * self.own_stride, bytes * self.unit() * self.k_stride],
-            Lines::Contracted => [bytes * self.k_stride, bytes * self.unit() * self.own_stride],
+            LineDim::Own => [bytes * self.own_stride, bytes * self.unit() * self.k_stride],
+            LineDim::Contracted => [bytes * self.k_stride, bytes * self.unit() * self.own_stride],
         }
     }
 
@@ -207,25 +207,25 @@ impl Copy {
     fn shared_steps(&self) -> [i64; 2] {
         match (self.element, self.lines) {
             (Element::Half | Element::Narrow | Element::Tf32, _) => [self.line_bytes(), UNIT_BYTES],
-            (Element::Word, Lines::Own) => [4, self.words_line()],
-            (Element::Word, Lines::Contracted) => [self.words_line(), 4],
+            (Element::Word, LineDim::Own) => [4, self.words_line()],
+            (Element::Word, LineDim::Contracted) => [self.words_line(), 4],
         }
     }
 
     /// Before the stages of a tile whose first row or column is `own`, of the factor that begins at `start`.
-    pub fn place<'c>(&self, b: &Simt<'c>, start: Index<'c>, own: Index<'c>) -> Place<'c> {
+    pub fn thread_copy<'c>(&self, b: &Simt<'c>, start: Index<'c>, own: Index<'c>) -> ThreadCopy<'c> {
         let thread = b.thread();
         let per_line = b.word(self.units_per_line());
         let (line, unit) = (b.index_div(thread, per_line), b.index_rem(thread, per_line));
         let [line_step, unit_step] = self.shared_steps();
         let shifted = match (self.element, self.lines) {
-            (Element::Half, _) | (Element::Tf32, Lines::Own) => b.bits(IntBinary::Xor, unit, self.swizzle(b, line)),
+            (Element::Half, _) | (Element::Tf32, LineDim::Own) => b.bits(IntBinary::Xor, unit, self.swizzle(b, line)),
             (Element::Narrow, _) => {
                 let in_line = b.word(LINE / UNIT_BYTES);
                 let lines = b.index_mul(b.index_div(unit, in_line), b.word(self.depth * LINE / UNIT_BYTES));
                 b.index_add(b.bits(IntBinary::Xor, b.index_rem(unit, in_line), self.swizzle(b, line)), lines)
             }
-            (Element::Tf32, Lines::Contracted) | (Element::Word, _) => unit,
+            (Element::Tf32, LineDim::Contracted) | (Element::Word, _) => unit,
         };
         let to = b.index_add(b.index_mul(line, b.word(line_step)), b.index_mul(shifted, b.word(unit_step)));
         let [line_step, unit_step] = self.steps();
@@ -238,14 +238,14 @@ impl Copy {
             let rest = b.bits(IntBinary::And, start, b.index(UNIT_BYTES - 1));
             b.equal(rest, b.index(0))
         });
-        Place { line, unit, to, own, start, offset, aligned }
+        ThreadCopy { line, unit, to, own, start, offset, aligned }
     }
 
     /// Begins to fill a stage.
-    pub fn fill<'c>(&self, g: &Gpu<'_, 'c>, place: &Place<'c>, stage: Stage<'c>) {
+    pub fn fill<'c>(&self, g: &Gpu<'_, 'c>, thread: &ThreadCopy<'c>, stage: Stage<'c>) {
         let b = g.b;
         let bytes = self.element.bytes();
-        let mut from = b.index_add(place.start, place.offset);
+        let mut from = b.index_add(thread.start, thread.offset);
         from = b.index_add(from, b.index_mul(b.widen(stage.k), b.index(bytes * self.k_stride)));
         let mut rest = stage.repeat;
         for axis in g.product.outer_k.iter().rev() {
@@ -253,26 +253,26 @@ impl Copy {
             rest = b.index_div(rest, b.word(axis.size));
             from = b.index_add(from, b.index_mul(b.widen(digit), b.index(bytes * axis.strides[self.tensor])));
         }
-        let to = b.index_add(stage.to, place.to);
-        match (self.element, place.aligned) {
+        let to = b.index_add(stage.to, thread.to);
+        match (self.element, thread.aligned) {
             (Element::Half | Element::Narrow | Element::Tf32, Some(aligned)) => {
-                b.either(aligned, || self.units(g, place, stage, from, to), || self.collected(g, place, stage, from, to));
+                b.either(aligned, || self.units(g, thread, stage, from, to), || self.collected(g, thread, stage, from, to));
             }
-            (Element::Half | Element::Narrow | Element::Tf32, None) => self.collected(g, place, stage, from, to),
-            (Element::Word, _) => self.units(g, place, stage, from, to),
+            (Element::Half | Element::Narrow | Element::Tf32, None) => self.collected(g, thread, stage, from, to),
+            (Element::Word, _) => self.units(g, thread, stage, from, to),
         }
     }
 
     /// How many elements of a unit, `lines` further than this thread's first, count; nothing if all do. 32 bits.
-    fn counted<'c>(&self, b: &Simt<'c>, place: &Place<'c>, stage: Stage<'c>, lines: Index<'c>) -> Option<Index<'c>> {
-        let line = b.index_add(place.line, lines);
-        let within = b.index_mul(place.unit, b.word(self.unit()));
-        let own_left = |at| b.index_sub(b.word(self.own_size), b.index_add(place.own, at));
+    fn counted<'c>(&self, b: &Simt<'c>, thread: &ThreadCopy<'c>, stage: Stage<'c>, lines: Index<'c>) -> Option<Index<'c>> {
+        let line = b.index_add(thread.line, lines);
+        let within = b.index_mul(thread.unit, b.word(self.unit()));
+        let own_left = |at| b.index_sub(b.word(self.own_size), b.index_add(thread.own, at));
         let k_left = |at| b.index_sub(stage.k_end, ir::fault!("gpu.copy.depth", at, b.index_add(stage.k, at)));
         let (own_whole, k_whole) = (self.own_whole, self.k_whole);
         let (line_left, unit_left) = match self.lines {
-            Lines::Own => ((!own_whole).then(|| own_left(line)), (!k_whole).then(|| k_left(within))),
-            Lines::Contracted => ((!k_whole).then(|| k_left(line)), (!own_whole).then(|| own_left(within))),
+            LineDim::Own => ((!own_whole).then(|| own_left(line)), (!k_whole).then(|| k_left(within))),
+            LineDim::Contracted => ((!k_whole).then(|| k_left(line)), (!own_whole).then(|| own_left(within))),
         };
         let whole = b.word(self.unit());
         let unit = unit_left.map(|left| b.most(b.least(left, whole), b.word(0)));
@@ -283,7 +283,7 @@ impl Copy {
     }
 
     /// Copies in the background.
-    fn units<'c>(&self, g: &Gpu<'_, 'c>, place: &Place<'c>, stage: Stage<'c>, from: Index<'c>, to: Index<'c>) {
+    fn units<'c>(&self, g: &Gpu<'_, 'c>, thread: &ThreadCopy<'c>, stage: Stage<'c>, from: Index<'c>, to: Index<'c>) {
         let b = g.b;
         let (global, shared) = (self.steps()[0], self.shared_steps()[0]);
         let bytes = match self.element {
@@ -294,7 +294,7 @@ impl Copy {
             let lines = number * self.line_step();
             let from = b.index_add(from, b.index(lines * global));
             let to = b.index_add(to, b.word(lines * shared));
-            let counted = self.counted(b, place, stage, b.word(lines));
+            let counted = self.counted(b, thread, stage, b.word(lines));
             match counted {
                 None => b.asm(Instruction::CopyAsync { bytes: bytes as u32 }, &[to.into(), from.into()]),
                 Some(count) => {
@@ -306,7 +306,7 @@ impl Copy {
     }
 
     /// Units of several elements, one by one.
-    fn collected<'c>(&self, g: &Gpu<'_, 'c>, place: &Place<'c>, stage: Stage<'c>, from: Index<'c>, to: Index<'c>) {
+    fn collected<'c>(&self, g: &Gpu<'_, 'c>, thread: &ThreadCopy<'c>, stage: Stage<'c>, from: Index<'c>, to: Index<'c>) {
         let b = g.b;
         let (global, shared) = (self.steps()[0], self.shared_steps()[0]);
         let step = self.steps()[1] / self.unit();
@@ -314,13 +314,13 @@ impl Copy {
         b.loop_over([b.word(0), b.word(self.count() * lines), b.word(lines)], &[], &mut |lines, _| {
             let from = b.index_add(from, b.index_mul(b.widen(lines), b.index(global)));
             let to = b.index_add(to, b.index_mul(lines, b.word(shared)));
-            let counted = self.counted(b, place, stage, lines);
+            let counted = self.counted(b, thread, stage, lines);
             let load = |at| b.load_bits(at, self.element.bytes());
             let element = |k: i64| {
                 let at = b.index_add(from, b.index(k * step));
                 let Some(counted) = counted else { return load(at) };
                 let counts = b.less(b.word(k), counted);
-                b.choose(counts, load(b.choose(counts, at, place.start)), b.word(0))
+                b.choose(counts, load(b.choose(counts, at, thread.start)), b.word(0))
             };
             let word = |k: i64| match self.element {
                 Element::Half | Element::Narrow => {

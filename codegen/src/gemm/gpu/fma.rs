@@ -1,6 +1,6 @@
 //! Products in f32: each thread has 8 x 8 sums, four rows and columns in either half of the tile.
 
-use super::plan::Plan;
+use super::plan::MultistagePlan;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
@@ -24,7 +24,7 @@ pub struct Fma<'c> {
 }
 
 impl<'c> Fma<'c> {
-    pub fn new(b: &Simt<'c>, plan: &Plan) -> Self {
+    pub fn new(b: &Simt<'c>, plan: &MultistagePlan) -> Self {
         let tile = &plan.tile;
         let across = b.word(tile.columns / SIDE);
         let thread = b.thread();

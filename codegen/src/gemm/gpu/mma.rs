@@ -1,7 +1,7 @@
 //! Products of 16-bit floats and of tf32 on the tensor cores of sm_80: `ldmatrix` and `mma.sync` of 16 x 8 sums.
 
-use super::copy::{Copy, Lines};
-use super::plan::Plan;
+use super::copy::{FactorCopy, LineDim};
+use super::plan::MultistagePlan;
 use crate::build::asm::{Factor, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
@@ -31,7 +31,7 @@ enum Fragments<'c> {
     Matrices {
         /// Addresses of this lane's lines: for each part of the contracted elements if lines are rows (columns), else for each 16 of those.
         addresses: Vec<Index<'c>>,
-        lines: Lines,
+        lines: LineDim,
         /// Bytes between 16 lines.
         step: i64,
     },
@@ -48,9 +48,9 @@ enum Fragments<'c> {
 impl<'c> Fragments<'c> {
     /// Of a factor from row (column) `own` on, `count` of them. `first`: of the first factor, whose fragments are 16 rows; those of the second
     /// are two times 8 columns, in another order.
-    fn new(b: &Simt<'c>, copy: &Copy, factor: Factor, first: bool, own: Index<'c>, count: i64) -> Self {
+    fn new(b: &Simt<'c>, copy: &FactorCopy, factor: Factor, first: bool, own: Index<'c>, count: i64) -> Self {
         let lane = b.narrow(b.lane());
-        if factor == Factor::Tf32 && copy.lines == Lines::Contracted {
+        if factor == Factor::Tf32 && copy.lines == LineDim::Contracted {
             let (down, k) = (b.index_div(lane, b.word(4)), b.index_rem(lane, b.word(4)));
             let line = copy.line_bytes();
             let address = b.index_add(b.index_mul(k, b.word(line)), b.index_mul(b.index_add(own, down), b.word(4)));
@@ -61,8 +61,8 @@ impl<'c> Fragments<'c> {
         let below = |n: i64| b.bits(IntBinary::And, lane, b.word(n - 1));
         // Lines and units of the four matrices: they go along lines first, or along units first.
         let (line, unit) = match (copy.lines, first) {
-            (Lines::Own, true) | (Lines::Contracted, false) => (below(16), bit(4)),
-            (Lines::Own, false) | (Lines::Contracted, true) => (b.index_add(below(8), b.index_mul(bit(4), b.word(8))), bit(3)),
+            (LineDim::Own, true) | (LineDim::Contracted, false) => (below(16), bit(4)),
+            (LineDim::Own, false) | (LineDim::Contracted, true) => (b.index_add(below(8), b.index_mul(bit(4), b.word(8))), bit(3)),
         };
         let swizzle = copy.swizzle(b, line);
         let at = |line: Index<'c>, unit: Index<'c>| {
@@ -70,8 +70,8 @@ impl<'c> Fragments<'c> {
             b.index_add(b.index_mul(line, b.word(copy.line_bytes())), unit)
         };
         let addresses = match copy.lines {
-            Lines::Own => (0..copy.line_bytes() / DEPTH_BYTES).map(|q| at(b.index_add(own, line), b.index_add(unit, b.word(2 * q)))).collect(),
-            Lines::Contracted => {
+            LineDim::Own => (0..copy.line_bytes() / DEPTH_BYTES).map(|q| at(b.index_add(own, line), b.index_add(unit, b.word(2 * q)))).collect(),
+            LineDim::Contracted => {
                 let first = b.index_add(b.index_div(own, b.word(8)), unit);
                 (0..count / 16).map(|i| at(line, b.index_add(first, b.word(2 * i)))).collect()
             }
@@ -84,8 +84,8 @@ impl<'c> Fragments<'c> {
         let words = match self {
             Fragments::Matrices { addresses, lines, step } => {
                 let (address, lines, transposed) = match lines {
-                    Lines::Own => (addresses[q as usize], i, false),
-                    Lines::Contracted => (addresses[i as usize], q, true),
+                    LineDim::Own => (addresses[q as usize], i, false),
+                    LineDim::Contracted => (addresses[i as usize], q, true),
                 };
                 let address = b.index_add(b.index_add(stage, address), b.word(lines * step));
                 b.asm(Instruction::LoadMatrices { transposed }, &[address.into()])
@@ -105,14 +105,14 @@ impl<'c> Fragments<'c> {
 }
 
 impl<'c> Mma<'c> {
-    pub fn new(b: &Simt<'c>, plan: &Plan, factor: Factor) -> Self {
+    pub fn new(b: &Simt<'c>, plan: &MultistagePlan, factor: Factor) -> Self {
         let tile = &plan.tile;
         let [down, across] = tile.warps;
         let (rows, columns) = (tile.rows / down, tile.columns / across);
         let warp = b.index_div(b.thread(), b.word(32));
         let first_row = b.index_mul(b.index_div(warp, b.word(across)), b.word(rows));
         let first_column = b.index_mul(b.index_rem(warp, b.word(across)), b.word(columns));
-        let fragments = |copy: &Copy, first, own, count| Fragments::new(b, copy, factor, first, own, count);
+        let fragments = |copy: &FactorCopy, first, own, count| Fragments::new(b, copy, factor, first, own, count);
         Mma {
             factor,
             rows,

@@ -4,11 +4,11 @@
 //! While one stage is multiplied the next ones are on their way. The sums go through shared memory once more, so that the epilogue, which is the
 //! CPU's, sees neighbouring columns in neighbouring lanes.
 
-use super::copy::{Lines, Stage};
+use super::copy::{LineDim, Stage};
 use super::fma::Fma;
 use super::mma::Mma;
-use super::parts::{Gpu, Part};
-use super::plan::{Core, Plan};
+use super::parts::{Gpu, TilePart};
+use super::plan::{Core, MultistagePlan};
 use super::wgmma::{self, Groups};
 use crate::abi::{Bounds, launch_of_blocks};
 use crate::build::Builder;
@@ -16,30 +16,30 @@ use crate::build::Frame;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::{LANES, Pointer, Simt, Value};
-use crate::gemm::epilogue::{Memory, Spot};
+use crate::gemm::epilogue::{Memory, ResultVector};
 use crate::gemm::product::Product;
 use crate::layout::div_ceil;
 use crate::{CompileError, Shape};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
 
-/// What its parts share.
-struct Blocks<'a, 'c> {
+/// The kernel under construction.
+struct MultistageGemm<'a, 'c> {
     g: Gpu<'a, 'c>,
-    plan: &'a Plan,
+    plan: &'a MultistagePlan,
 }
 
 /// Writes the kernel `name` and reports what it needs.
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &Plan, name: &str) -> Result<(Shape, Launch), CompileError> {
-    let blocks = Blocks { g: Gpu { b, kernel, product, tile: &plan.tile }, plan };
+pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &MultistagePlan, name: &str) -> Result<(Shape, Launch), CompileError> {
+    let gemm = MultistageGemm { g: Gpu { b, kernel, product, tile: &plan.tile }, plan };
     let tensors = kernel.inputs.len() + kernel.outputs.len();
     let bounds = Bounds { threads: plan.tile.threads() as u32, blocks: plan.tile.blocks };
     b.kernel_of_blocks(name, [tensors, kernel.scalars.len()], bounds, &mut |entry| {
         let tensors: Vec<Pointer> = (0..tensors).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
-        blocks.g.tile(b.narrow(entry.first_tile), &tensors, &mut |part| blocks.part(part, entry.scalars))
+        gemm.g.tile(b.narrow(entry.first_tile), &tensors, &mut |part| gemm.part(part, entry.scalars))
     })?;
     let shape = Shape { tiles: plan.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
     Ok((shape, launch_of_blocks(kernel, &shape, bounds, plan.shared_bytes() as u32)))
@@ -53,11 +53,11 @@ enum Multiplier<'c> {
 }
 
 impl<'c> Multiplier<'c> {
-    fn new(b: &Simt<'c>, plan: &Plan) -> Self {
+    fn new(b: &Simt<'c>, plan: &MultistagePlan) -> Self {
         match plan.core {
             Core::Tensor(factor) => Multiplier::Tensor(Mma::new(b, plan, factor)),
             Core::Groups(half) => {
-                let transposed = [plan.a.lines, plan.b.lines].map(|lines| lines == Lines::Contracted);
+                let transposed = [plan.a.lines, plan.b.lines].map(|lines| lines == LineDim::Contracted);
                 Multiplier::Groups(Groups::new(b, half.into(), &plan.tile, transposed, b.uniform(b.index_div(b.thread(), b.word(LANES as i64)))))
             }
             Core::Plain => Multiplier::Plain(Fma::new(b, plan)),
@@ -89,7 +89,7 @@ impl<'c> Multiplier<'c> {
     }
 
     /// Whether other warps may still read the stages after the last products. Those of a warpgroup wait for each other's.
-    fn leaves_readers(&self, plan: &Plan) -> bool {
+    fn leaves_readers(&self, plan: &MultistagePlan) -> bool {
         match self {
             Multiplier::Tensor(_) | Multiplier::Plain(_) => true,
             Multiplier::Groups(_) => plan.tile.threads() > wgmma::THREADS,
@@ -113,9 +113,9 @@ impl<'c> Multiplier<'c> {
     }
 }
 
-impl<'c> Blocks<'_, 'c> {
+impl<'c> MultistageGemm<'_, 'c> {
     /// One product, and what follows it.
-    fn part(&self, part: &Part<'c>, scalars: Pointer<'c>) -> Result<(), CompileError> {
+    fn part(&self, part: &TilePart<'c>, scalars: Pointer<'c>) -> Result<(), CompileError> {
         let b = self.g.b;
         let multiplier = Multiplier::new(b, self.plan);
         let sums = self.sums(&multiplier, part);
@@ -131,7 +131,7 @@ impl<'c> Blocks<'_, 'c> {
     }
 
     /// The sums over all contracted elements.
-    fn sums(&self, multiplier: &Multiplier<'c>, part: &Part<'c>) -> Vec<Value<'c>> {
+    fn sums(&self, multiplier: &Multiplier<'c>, part: &TilePart<'c>) -> Vec<Value<'c>> {
         let b = self.g.b;
         self.g.spans(part, multiplier.zero(b), &mut |part, repeat, sums| {
             let sums = self.stages(multiplier, part, repeat, sums);
@@ -143,11 +143,11 @@ impl<'c> Blocks<'_, 'c> {
     }
 
     /// The sums of all stages, in one repetition of the contracted elements or in all, added to others.
-    fn stages(&self, multiplier: &Multiplier<'c>, part: &Part<'c>, repeat: Option<Index<'c>>, sums: Vec<Value<'c>>) -> Vec<Value<'c>> {
+    fn stages(&self, multiplier: &Multiplier<'c>, part: &TilePart<'c>, repeat: Option<Index<'c>>, sums: Vec<Value<'c>>) -> Vec<Value<'c>> {
         let (b, plan) = (self.g.b, self.plan);
         let (depth, stages, ahead) = (b.word(plan.tile.depth), plan.tile.stages, plan.ahead());
         let [first, second] =
-            [(&plan.a, part.row), (&plan.b, part.column)].map(|(copy, own)| copy.place(b, b.address(part.starts[copy.tensor]), own));
+            [(&plan.a, part.row), (&plan.b, part.column)].map(|(copy, own)| copy.thread_copy(b, b.address(part.starts[copy.tensor]), own));
         let length = b.index_sub(part.k_to, part.k_from);
         let rounds = b.index_div(b.index_add(length, b.word(plan.tile.depth - 1)), depth);
         let repeats = self.g.repeats();
@@ -197,7 +197,7 @@ impl<'c> Blocks<'_, 'c> {
     }
 
     /// The ops after the product, a row to a warp.
-    fn epilogue(&self, part: &Part<'c>, scalars: Pointer<'c>) -> Result<(), CompileError> {
+    fn epilogue(&self, part: &TilePart<'c>, scalars: Pointer<'c>) -> Result<(), CompileError> {
         let (b, plan, product) = (self.g.b, self.plan, self.g.product);
         let epilogue = self.g.epilogue(part, part.column, scalars);
         let thread = b.thread();
@@ -213,7 +213,7 @@ impl<'c> Blocks<'_, 'c> {
                 let sum = b.load_shared(b.index_add(line, b.word(4 * first)), 1)[0];
                 let left = || b.index_sub(b.word(product.n.size - first), part.column);
                 let mask = (product.n.size % plan.tile.columns != 0).then(|| b.less(lane, left()).into());
-                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum], Memory::unread());
+                let done = epilogue.write(ResultVector { row: b.widen(row), column: first, mask }, &[sum], Memory::unread());
                 if result.is_ok() {
                     result = done;
                 }

@@ -1,8 +1,8 @@
 //! The parts of tiles: each is one product.
 
 use super::super::epilogue::Epilogue;
-use super::super::product::{Experts, Own, Product};
-use super::tile::Tile;
+use super::super::product::{ExpertDim, Experts, Product};
+use super::tile::TileConfig;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::{Pointer, Simt, Value};
@@ -18,11 +18,11 @@ pub struct Gpu<'a, 'c> {
     pub b: &'a Simt<'c>,
     pub kernel: &'a Kernel,
     pub product: &'a Product,
-    pub tile: &'a Tile,
+    pub tile: &'a TileConfig,
 }
 
 /// A part of a tile that is one product: rows `from..to`, contracted elements `k_from..k_to`. All but `outer` have 32 bits.
-pub struct Part<'c> {
+pub struct TilePart<'c> {
     /// The tile's first row and column.
     pub row: Index<'c>,
     pub column: Index<'c>,
@@ -38,10 +38,10 @@ pub struct Part<'c> {
 }
 
 /// What is done with each part of a tile.
-pub type Each<'a, 'c> = dyn FnMut(&Part<'c>) -> Result<(), CompileError> + 'a;
+pub type Each<'a, 'c> = dyn FnMut(&TilePart<'c>) -> Result<(), CompileError> + 'a;
 
 /// What is done with contracted elements of a part: those of all repetitions, or of the one with this number; with what is carried along.
-pub type EachSpan<'a, 'c> = dyn FnMut(&Part<'c>, Option<Index<'c>>, Vec<Value<'c>>) -> Vec<Value<'c>> + 'a;
+pub type EachSpan<'a, 'c> = dyn FnMut(&TilePart<'c>, Option<Index<'c>>, Vec<Value<'c>>) -> Vec<Value<'c>> + 'a;
 
 impl<'c> Gpu<'_, 'c> {
     pub fn bytes(&self, tensor: usize) -> i64 {
@@ -62,9 +62,9 @@ impl<'c> Gpu<'_, 'c> {
         let starts: Vec<Pointer> = (0..tensors.len()).map(|t| self.shifted(tensors[t], outer, &product.outer, t)).collect();
         let end = b.least(b.index_add(row, b.word(tile.rows)), b.word(product.m.size));
         let (none, all) = (b.word(0), b.word(product.k.size));
-        let whole = Part { row, column, from: row, to: end, k_from: none, k_to: all, outer, expert: None, starts };
+        let whole = TilePart { row, column, from: row, to: end, k_from: none, k_to: all, outer, expert: None, starts };
         match &product.experts {
-            Some(experts) if experts.own == Own::Rows => self.rows_of_experts(experts, &whole, each),
+            Some(experts) if experts.own == ExpertDim::Rows => self.rows_of_experts(experts, &whole, each),
             Some(_) | None => each(&whole),
         }
     }
@@ -92,7 +92,7 @@ impl<'c> Gpu<'_, 'c> {
     }
 
     /// A tile of rows: those of every expert with its factor, then those of nobody, without any contracted element.
-    pub fn rows_of_experts(&self, experts: &Experts, whole: &Part<'c>, each: &mut Each<'_, 'c>) -> Result<(), CompileError> {
+    pub fn rows_of_experts(&self, experts: &Experts, whole: &TilePart<'c>, each: &mut Each<'_, 'c>) -> Result<(), CompileError> {
         let (b, product) = (self.b, self.product);
         let count = experts.axis.size;
         let mut result = Ok(());
@@ -109,7 +109,7 @@ impl<'c> Gpu<'_, 'c> {
             let k_to = b.choose(nobody, b.word(0), whole.k_to);
             let mut starts = whole.starts.clone();
             starts[product.b] = moved(product.b);
-            let part = Part { from, to, k_to, expert: Some(expert), starts, ..*whole };
+            let part = TilePart { from, to, k_to, expert: Some(expert), starts, ..*whole };
             b.if_so(b.less(from, to), || result = each(&part));
             vec![]
         });
@@ -123,9 +123,9 @@ impl<'c> Gpu<'_, 'c> {
 
     /// Goes through the contracted elements of a part: through all of them at once, or, where experts own them, through those of the part's expert in one
     /// repetition after the other. `carried` goes along. `each` is written once.
-    pub fn spans(&self, part: &Part<'c>, carried: Vec<Value<'c>>, each: &mut EachSpan<'_, 'c>) -> Vec<Value<'c>> {
+    pub fn spans(&self, part: &TilePart<'c>, carried: Vec<Value<'c>>, each: &mut EachSpan<'_, 'c>) -> Vec<Value<'c>> {
         let (b, product) = (self.b, self.product);
-        let experts = product.experts.as_ref().filter(|x| x.own == Own::Contracted);
+        let experts = product.experts.as_ref().filter(|x| x.own == ExpertDim::Contracted);
         let Some(experts) = experts else { return each(part, None, carried) };
         // What the expert owns may differ among the repetitions.
         b.loop_over([b.word(0), b.word(self.repeats()), b.word(1)], &carried, &mut |repeat, carried| {
@@ -134,13 +134,13 @@ impl<'c> Gpu<'_, 'c> {
             // The repetition of the product has moved the ends to the expert's own.
             let end = self.shifted(part.starts[experts.ends], b.widen(repeat), &product.outer_k, experts.ends);
             let [k_from, k_to] = self.owned(experts, end, expert, product.k.size);
-            let part = Part { k_from, k_to, starts: part.starts.clone(), ..*part };
+            let part = TilePart { k_from, k_to, starts: part.starts.clone(), ..*part };
             each(&part, Some(repeat), carried.to_vec())
         })
     }
 
     /// What follows the product, in a part from `column` on.
-    pub fn epilogue<'e>(&'e self, part: &Part<'c>, column: Index<'c>, scalars: Pointer<'c>) -> Epilogue<'e, Simt<'c>> {
+    pub fn epilogue<'e>(&'e self, part: &TilePart<'c>, column: Index<'c>, scalars: Pointer<'c>) -> Epilogue<'e, Simt<'c>> {
         let (b, product) = (self.b, self.product);
         let (row, column) = (b.widen(part.row), b.widen(column));
         let place = |(tensor, start): (usize, &Pointer<'c>)| {

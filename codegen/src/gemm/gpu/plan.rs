@@ -1,45 +1,48 @@
 //! In which tiles a GPU computes a product, and with which instructions.
 
-use super::copy::{Copy, Element, Lines};
+use super::copy::{Element, FactorCopy, LineDim};
 use super::store;
-use super::tensor_maps::Map;
-use super::tile::Tile;
+use super::tensor_maps::FactorMap;
+use super::tile::TileConfig;
 use crate::build::asm::{Factor, Half};
 use crate::build::scheduler::Scheduler;
 use crate::build::stages::Stages;
 use crate::build::swizzle::LINE;
-use crate::gemm::product::{Own, Product};
+use crate::gemm::product::{ExpertDim, Product};
 use crate::target::Target;
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::tiles::{self, Generation, ProductSize};
 
 /// The tiles for tensor cores, in the shapes that CUTLASS's default kernels for sm_80 have.
-const TENSOR: [Tile; 3] = [
-    Tile::new(tiles::TENSOR[0], [32, 4], [2, 4], 2),
-    Tile::new(tiles::TENSOR[1], [32, 4], [2, 2], 3),
-    Tile::new(tiles::TENSOR[2], [32, 4], [2, 2], 3),
+const TENSOR: [TileConfig; 3] = [
+    TileConfig::new(tiles::TENSOR[0], [32, 4], [2, 4], 2),
+    TileConfig::new(tiles::TENSOR[1], [32, 4], [2, 2], 3),
+    TileConfig::new(tiles::TENSOR[2], [32, 4], [2, 2], 3),
 ];
 
 /// The tiles for warpgroups: 64 rows each. Two blocks share a multiprocessor, so that one multiplies while the other stores.
-const GROUPS: [Tile; 3] = [
-    Tile::new(tiles::GROUPS[0], [64, 3], [8, 1], 2),
-    Tile::new(tiles::GROUPS[1], [64, 4], [8, 1], 2),
-    Tile::new(tiles::GROUPS[2], [64, 4], [4, 1], 2),
+const GROUPS: [TileConfig; 3] = [
+    TileConfig::new(tiles::GROUPS[0], [64, 3], [8, 1], 2),
+    TileConfig::new(tiles::GROUPS[1], [64, 4], [8, 1], 2),
+    TileConfig::new(tiles::GROUPS[2], [64, 4], [4, 1], 2),
 ];
 
 /// The tiles for multiplications in f32: 8 x 8 sums a thread.
-const PLAIN: [Tile; 3] =
-    [Tile::new(tiles::PLAIN[0], [16, 3], [4, 2], 2), Tile::new(tiles::PLAIN[1], [16, 3], [4, 1], 3), Tile::new(tiles::PLAIN[2], [16, 3], [2, 1], 3)];
+const PLAIN: [TileConfig; 3] = [
+    TileConfig::new(tiles::PLAIN[0], [16, 3], [4, 2], 2),
+    TileConfig::new(tiles::PLAIN[1], [16, 3], [4, 1], 3),
+    TileConfig::new(tiles::PLAIN[2], [16, 3], [2, 1], 3),
+];
 
 /// The tiles for warpgroups that one warp beside them feeds: 64 rows each, a block to a multiprocessor, or two of the least. As many stages as there
 /// is room for beside sums.
-const RING: [Tile; 5] = [
-    Tile::new(tiles::RING[0], [64, 4], [8, 1], 1),
-    Tile::new(tiles::RING[1], [64, 4], [8, 1], 1),
-    Tile::new(tiles::RING[2], [64, 6], [8, 1], 1),
-    Tile::new(tiles::RING[3], [64, 8], [8, 1], 1),
-    Tile::new(tiles::RING[4], [64, 5], [4, 1], 2),
+const RING: [TileConfig; 5] = [
+    TileConfig::new(tiles::RING[0], [64, 4], [8, 1], 1),
+    TileConfig::new(tiles::RING[1], [64, 4], [8, 1], 1),
+    TileConfig::new(tiles::RING[2], [64, 6], [8, 1], 1),
+    TileConfig::new(tiles::RING[3], [64, 8], [8, 1], 1),
+    TileConfig::new(tiles::RING[4], [64, 5], [4, 1], 2),
 ];
 
 /// f32 beside a row of sums in shared memory, so that neighbouring rows begin in other banks.
@@ -57,15 +60,15 @@ pub enum Core {
 }
 
 /// A product in tiles that all threads of a block copy.
-pub struct Plan {
+pub struct MultistagePlan {
     pub core: Core,
-    pub tile: Tile,
-    pub a: Copy,
-    pub b: Copy,
+    pub tile: TileConfig,
+    pub a: FactorCopy,
+    pub b: FactorCopy,
 }
 
-impl Plan {
-    pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Plan {
+impl MultistagePlan {
+    pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> MultistagePlan {
         let core = match factor(kernel, product) {
             Some(Factor::Half(half)) if target.has_wgmma() => Core::Groups(half),
             Some(factor) => Core::Tensor(factor),
@@ -83,9 +86,9 @@ impl Plan {
                 Core::Groups(_) => Element::Narrow,
                 Core::Plain => Element::Word,
             };
-            Copy::new(product, tensor, element, &tile)
+            FactorCopy::new(product, tensor, element, &tile)
         };
-        Plan { core, tile, a: copy(product.a), b: copy(product.b) }
+        MultistagePlan { core, tile, a: copy(product.a), b: copy(product.b) }
     }
 
     /// Stages that are being filled while one is multiplied. Where products go on in the background that before it is still being read.
@@ -124,8 +127,8 @@ fn factor(kernel: &Kernel, product: &Product) -> Option<Factor> {
 /// A product whose factors come by tensor maps to a ring of stages, which one warp fills and warpgroups empty.
 pub struct Ring {
     pub factor: Factor,
-    pub tile: Tile,
-    pub maps: [Map; 2],
+    pub tile: TileConfig,
+    pub maps: [FactorMap; 2],
 }
 
 impl Ring {
@@ -133,7 +136,7 @@ impl Ring {
     pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Option<Ring> {
         let factor = factor(kernel, product).filter(|_| target.has_wgmma())?;
         let tile = choose(&RING, product, target).of(factor);
-        let map = |tensor| Map::new(kernel, product, tensor, &tile).filter(|m| factor != Factor::Tf32 || m.lines == Lines::Own);
+        let map = |tensor| FactorMap::new(kernel, product, tensor, &tile).filter(|m| factor != Factor::Tf32 || m.lines == LineDim::Own);
         Some(Ring { factor, tile, maps: [map(product.a)?, map(product.b)?] })
     }
 
@@ -166,9 +169,9 @@ impl Ring {
 }
 
 /// The tile with which the product takes the least time.
-fn choose(tiles: &[Tile], product: &Product, target: &Target) -> Tile {
+fn choose(tiles: &[TileConfig], product: &Product, target: &Target) -> TileConfig {
     // Experts' tiles of rows are cut where the next expert's begin: one more for each.
-    let more = product.experts.as_ref().filter(|x| x.own == Own::Rows).map_or(0, |x| x.axis.size - 1);
+    let more = product.experts.as_ref().filter(|x| x.own == ExpertDim::Rows).map_or(0, |x| x.axis.size - 1);
     let [repeats, rows, columns, more] = [product.repeats(), product.m.size, product.n.size, more].map(|n| n as u64);
     let shape = ProductSize { repeats, rows, columns, more };
     let multiprocessors = target.generation().map_or(1, Generation::multiprocessors);

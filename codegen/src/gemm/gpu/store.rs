@@ -3,13 +3,13 @@
 //! In registers a lane has two neighbouring columns of every eight. Where all that the epilogue reads and writes along columns is dense and aligned,
 //! each lane then takes as many neighbouring columns as 16 bytes of the widest result hold, else one. No other warp is waited for.
 
-use super::parts::{Gpu, Part};
+use super::parts::{Gpu, TilePart};
 use super::wgmma::WARP_ROWS;
 use crate::CompileError;
 use crate::build::block::Index;
 use crate::build::simt::{LANES, Pointer, Simt, Value};
 use crate::build::{Builder, IntBinary};
-use crate::gemm::epilogue::{Epilogue, Memory, Spot, inputs};
+use crate::gemm::epilogue::{Epilogue, Memory, ResultVector, inputs};
 use crate::gemm::product::{Product, Tensor};
 use crate::layout::{div_ceil, tensors};
 use crate::pointwise;
@@ -60,7 +60,7 @@ impl Runs {
 }
 
 /// A warp's rows of every tile.
-pub struct Rows<'a, 'g, 'c> {
+pub struct WarpEpilogue<'a, 'g, 'c> {
     g: &'a Gpu<'g, 'c>,
     /// The warp's room, and its first row in a tile.
     room: Index<'c>,
@@ -69,7 +69,7 @@ pub struct Rows<'a, 'g, 'c> {
     runs: Option<(Runs, Index<'c>)>,
 }
 
-impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
+impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
     /// Of a warp, counted among those that multiply, with room from `at` on for all of them.
     pub fn new(g: &'a Gpu<'g, 'c>, at: Index<'c>, warp: Index<'c>, tensors: &[Pointer<'c>]) -> Self {
         let b = g.b;
@@ -78,7 +78,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
             let any = rests.reduce(|x, y| b.bits(IntBinary::Or, x, y)).unwrap_or_else(|| b.index(0));
             (runs, b.equal(any, b.index(0)))
         });
-        Rows { g, room: b.index_add(at, b.index_mul(warp, b.word(ROOM))), first: b.index_mul(warp, b.word(WARP_ROWS)), runs }
+        WarpEpilogue { g, room: b.index_add(at, b.index_mul(warp, b.word(ROOM))), first: b.index_mul(warp, b.word(WARP_ROWS)), runs }
     }
 
     /// Which 16 bytes of a row of the room hold four columns: rows and halves of rows are shifted against each other, so that neither sums that come nor
@@ -98,7 +98,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
     }
 
     /// Computes what follows the product in the rows of a part, and stores it.
-    pub fn store(&self, part: &Part<'c>, sums: &[Value<'c>], scalars: Pointer<'c>) -> Result<(), CompileError> {
+    pub fn store(&self, part: &TilePart<'c>, sums: &[Value<'c>], scalars: Pointer<'c>) -> Result<(), CompileError> {
         let (b, product, tile) = (self.g.b, self.g.product, self.g.tile);
         let all = tile.columns / COLUMNS;
         let pieces = match product.n.size % tile.columns {
@@ -118,7 +118,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
             }
             b.meet();
             let column = b.index_add(part.column, b.index_mul(piece, b.word(COLUMNS)));
-            let part = Part { row: b.index_add(part.row, self.first), starts: part.starts.clone(), ..*part };
+            let part = TilePart { row: b.index_add(part.row, self.first), starts: part.starts.clone(), ..*part };
             let epilogue = self.g.epilogue(&part, column, scalars);
             let (mut by_run, mut by_one) = (Ok(()), Ok(()));
             match &self.runs {
@@ -158,7 +158,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
         let down = b.index_div(lane, b.word(across));
         let epilogue = Epilogue { runs: Some(b.widen(first).into()), tensors: epilogue.tensors.clone(), ..*epilogue };
         let together = LANES as i64 / across;
-        let spot = |row| Spot { row: b.widen(row), column: 0, mask: None };
+        let vector = |row| ResultVector { row: b.widen(row), column: 0, mask: None };
         let sums = |row| -> Vec<Value> {
             let four = |n: i64| b.load_shared(self.place(row, b.index_add(first, b.word(4 * n))), 4);
             (0..div_ceil(width, 4)).flat_map(four).collect()
@@ -166,9 +166,9 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
         let at_once = || {
             let rows: Vec<Index> = (0..WARP_ROWS / together).map(|k| b.index_add(b.word(k * together), down)).collect();
             for rows in rows.chunks(runs.read_ahead) {
-                let memory: Vec<Memory<_>> = rows.iter().map(|row| epilogue.read_all(spot(*row), width as usize)).collect();
+                let memory: Vec<Memory<_>> = rows.iter().map(|row| epilogue.read_all(vector(*row), width as usize)).collect();
                 for (row, memory) in rows.iter().zip(memory) {
-                    epilogue.write(spot(*row), &sums(*row), memory)?;
+                    epilogue.write(vector(*row), &sums(*row), memory)?;
                 }
             }
             Ok(())
@@ -181,7 +181,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
                 if product.n.size % COLUMNS != 0 {
                     counts = b.bits(IntBinary::And, counts, b.less(b.index_add(column, first), b.word(product.n.size)));
                 }
-                b.if_so(counts, || result = epilogue.write(spot(row), &sums(row), Memory::unread()));
+                b.if_so(counts, || result = epilogue.write(vector(row), &sums(row), Memory::unread()));
                 vec![]
             });
             result
@@ -205,7 +205,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
                 let sum = b.load_shared(self.place(row, b.index_add(lane, b.word(first))), 1)[0];
                 let left = || b.index_sub(b.word(product.n.size - first), column);
                 let mask = (product.n.size % COLUMNS != 0).then(|| b.less(lane, left()).into());
-                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum], Memory::unread());
+                let done = epilogue.write(ResultVector { row: b.widen(row), column: first, mask }, &[sum], Memory::unread());
                 if result.is_ok() {
                     result = done;
                 }

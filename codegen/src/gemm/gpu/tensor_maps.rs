@@ -1,22 +1,23 @@
-//! Factors that tensor maps describe ([`crate::maps`]): `cp.async.bulk.tensor` brings a stage of one in a few copies. Where experts own the contracted
-//! elements these must be lines of both factors: what comes behind an expert's last one can then be cleared line by line.
+//! Factors that tensor maps describe ([`crate::tensor_maps`]): `cp.async.bulk.tensor` brings a stage of one in a few
+//! copies. Where experts own the contracted elements these must be lines of both factors: what comes behind an
+//! expert's last one can then be cleared line by line.
 
-use super::copy::Lines;
-use super::parts::Part;
-use super::tile::Tile;
+use super::copy::LineDim;
+use super::parts::TilePart;
+use super::tile::TileConfig;
 use super::wgmma::SQUARE;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
-use crate::gemm::product::{Own, Product};
+use crate::gemm::product::{ExpertDim, Product};
 use crate::layout::Axis;
-use crate::tensor_maps::{self, Along};
+use crate::tensor_maps::{self, MapDim};
 use ir::kernel::Kernel;
 use ir::launch::TensorMap;
 
 /// What a dim of a map is of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+enum FactorDim {
     /// Rows of the first factor, columns of the second.
     Own,
     Contracted,
@@ -27,10 +28,10 @@ enum Direction {
 }
 
 /// A factor's map.
-pub struct Map {
+pub struct FactorMap {
     pub map: TensorMap,
-    pub lines: Lines,
-    directions: Vec<Direction>,
+    pub lines: LineDim,
+    directions: Vec<FactorDim>,
     /// Copies of a stage: more than one where lines are contracted elements, of 64 rows (columns) each.
     copies: i64,
     is_first: bool,
@@ -42,44 +43,45 @@ pub struct Corner<'c> {
     map: Index<'c>,
 }
 
-impl Map {
+impl FactorMap {
     /// Of one of the factors, if it can have one.
-    pub fn new(kernel: &Kernel, product: &Product, tensor: usize, tile: &Tile) -> Option<Map> {
+    pub fn new(kernel: &Kernel, product: &Product, tensor: usize, tile: &TileConfig) -> Option<FactorMap> {
         let is_first = tensor == product.a;
         let (own, own_tile) = if is_first { (&product.m, tile.rows) } else { (&product.n, tile.columns) };
-        let lines = Lines::of(product, tensor);
-        let of_own = (own, Direction::Own, own_tile);
-        let of_k = (&product.k, Direction::Contracted, tile.depth);
+        let lines = LineDim::of(product, tensor);
+        let of_own = (own, FactorDim::Own, own_tile);
+        let of_k = (&product.k, FactorDim::Contracted, tile.depth);
         let (dense, line) = match lines {
-            Lines::Own => (of_k, of_own),
-            Lines::Contracted => (of_own, of_k),
+            LineDim::Own => (of_k, of_own),
+            LineDim::Contracted => (of_own, of_k),
         };
-        if dense.0.strides[tensor] != 1 || product.owns(Own::Contracted) && lines == Lines::Own {
+        if dense.0.strides[tensor] != 1 || product.owns(ExpertDim::Contracted) && lines == LineDim::Own {
             return None;
         }
-        let outer = product.outer.iter().enumerate().map(|(i, axis)| (axis, Direction::Outer(i), 1));
-        let outer_k = product.outer_k.iter().enumerate().map(|(i, axis)| (axis, Direction::OuterContracted(i), 1));
-        let experts = product.experts.iter().map(|x| (&x.axis, Direction::Expert, 1));
+        let outer = product.outer.iter().enumerate().map(|(i, axis)| (axis, FactorDim::Outer(i), 1));
+        let outer_k = product.outer_k.iter().enumerate().map(|(i, axis)| (axis, FactorDim::OuterContracted(i), 1));
+        let experts = product.experts.iter().map(|x| (&x.axis, FactorDim::Expert, 1));
         let others = outer.chain(outer_k).chain(experts).filter(|(axis, ..)| axis.size > 1 && axis.strides[tensor] != 0);
-        let along = |(axis, direction, extent): (&Axis, Direction, i64)| (Along { size: axis.size, stride: axis.strides[tensor], extent }, direction);
+        let along =
+            |(axis, direction, extent): (&Axis, FactorDim, i64)| (MapDim { size: axis.size, stride: axis.strides[tensor], extent }, direction);
         let (map, directions) = tensor_maps::map(kernel, tensor, dense.0.size, std::iter::once(line).chain(others).map(along).collect())?;
         let map = TensorMap { tf32: product.tf32, ..map };
         let directions = std::iter::once(dense.1).chain(directions).collect();
         let line = i64::from(map.extents[0]);
-        Some(Map { copies: dense.2 / line, map, lines, directions, is_first })
+        Some(FactorMap { copies: dense.2 / line, map, lines, directions, is_first })
     }
 
     /// Before the stages of a part. `map`: its address.
-    pub(super) fn corner<'c>(&self, b: &Simt<'c>, product: &Product, part: &Part<'c>, map: Index<'c>) -> Corner<'c> {
+    pub(super) fn corner<'c>(&self, b: &Simt<'c>, product: &Product, part: &TilePart<'c>, map: Index<'c>) -> Corner<'c> {
         let digit = |number: Index<'c>, axes: &[Axis], at: usize| {
             let inner: i64 = axes[at + 1..].iter().map(|x| x.size).product();
             b.index_rem(b.index_div(number, b.word(inner)), b.word(axes[at].size))
         };
-        let coordinate = |direction: &Direction| match direction {
-            Direction::Own => Some(if self.is_first { part.row } else { part.column }),
-            Direction::Outer(at) => Some(digit(b.narrow(part.outer), &product.outer, *at)),
-            Direction::Expert => part.expert,
-            Direction::Contracted | Direction::OuterContracted(_) => None,
+        let coordinate = |direction: &FactorDim| match direction {
+            FactorDim::Own => Some(if self.is_first { part.row } else { part.column }),
+            FactorDim::Outer(at) => Some(digit(b.narrow(part.outer), &product.outer, *at)),
+            FactorDim::Expert => part.expert,
+            FactorDim::Contracted | FactorDim::OuterContracted(_) => None,
         };
         Corner { coordinates: self.directions.iter().map(coordinate).collect(), map }
     }
@@ -87,13 +89,13 @@ impl Map {
     /// Begins to fill a stage, at `to`, from contracted element `k` in one of their repetitions; its bytes are completed at `barrier`.
     pub fn copy<'c>(&self, b: &Simt<'c>, product: &Product, corner: &Corner<'c>, [k, repeat]: [Index<'c>; 2], [to, barrier]: [Index<'c>; 2]) {
         for number in 0..self.copies {
-            let coordinate = |(direction, known): (&Direction, &Option<Index<'c>>)| match direction {
-                Direction::Contracted => k,
-                Direction::OuterContracted(at) => {
+            let coordinate = |(direction, known): (&FactorDim, &Option<Index<'c>>)| match direction {
+                FactorDim::Contracted => k,
+                FactorDim::OuterContracted(at) => {
                     let inner: i64 = product.outer_k[at + 1..].iter().map(|x| x.size).product();
                     b.index_rem(b.index_div(repeat, b.word(inner)), b.word(product.outer_k[*at].size))
                 }
-                Direction::Own | Direction::Outer(_) | Direction::Expert => known.expect("invariant: the part has it"),
+                FactorDim::Own | FactorDim::Outer(_) | FactorDim::Expert => known.expect("invariant: the part has it"),
             };
             let mut at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
             // The dense direction has several lines only where it is the factor's own.

@@ -7,7 +7,7 @@ use ir::tiles::TileSize;
 
 /// A tile of a product, and how it is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
+pub struct TileConfig {
     pub size: TileSize,
     pub rows: i64,
     pub columns: i64,
@@ -21,14 +21,14 @@ pub struct Tile {
     pub blocks: u32,
 }
 
-impl Tile {
-    pub const fn new(size: TileSize, [depth, stages]: [i64; 2], warps: [i64; 2], blocks: u32) -> Tile {
-        Tile { size, rows: size.rows as i64, columns: size.columns as i64, depth, stages, warps, blocks }
+impl TileConfig {
+    pub const fn new(size: TileSize, [depth, stages]: [i64; 2], warps: [i64; 2], blocks: u32) -> TileConfig {
+        TileConfig { size, rows: size.rows as i64, columns: size.columns as i64, depth, stages, warps, blocks }
     }
 
     /// The tile of a table with as many bytes a stage, of elements of this type.
-    pub fn of(self, factor: Factor) -> Tile {
-        Tile { depth: 2 * self.depth / factor.bytes(), ..self }
+    pub fn of(self, factor: Factor) -> TileConfig {
+        TileConfig { depth: 2 * self.depth / factor.bytes(), ..self }
     }
 
     /// Of those that multiply.

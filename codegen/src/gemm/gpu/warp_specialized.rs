@@ -4,10 +4,10 @@
 //! arrive when their products with it are done. All go through the same parts of the same tiles in the same order, so the ring is all that they
 //! share: while a tile's sums are stored, stages of the next one come. The warpgroup of the thread that copies gives registers to the others.
 
-use super::copy::Lines;
-use super::parts::{Gpu, Part};
+use super::copy::LineDim;
+use super::parts::{Gpu, TilePart};
 use super::plan::Ring;
-use super::store::Rows;
+use super::store::WarpEpilogue;
 use super::wgmma::{Groups, SQUARE};
 use crate::abi::{Bounds, launch_of_roles};
 use crate::build::asm::Instruction;
@@ -37,11 +37,11 @@ pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &st
         let base = b.shared();
         let stages = Stages::new(b, b.index_add(base, b.word(ring.barriers_at())), ring.tile.stages);
         let scheduler = Scheduler::new(b, given, b.index_add(base, b.word(ring.scheduler_at())));
-        let roles = Roles { g, ring, given, tensors, base, stages, scheduler };
-        roles.prepare();
+        let gemm = WarpSpecializedGemm { g, ring, given, tensors, base, stages, scheduler };
+        gemm.prepare();
         let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
         let (mut copied, mut multiplied) = (Ok(()), Ok(()));
-        b.either(b.equal(group, b.word(0)), || copied = roles.copy(), || multiplied = roles.multiply());
+        b.either(b.equal(group, b.word(0)), || copied = gemm.copy(), || multiplied = gemm.multiply());
         copied.and(multiplied)
     })?;
     let shape = Shape { tiles: ring.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
@@ -49,8 +49,8 @@ pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &st
     Ok((shape, launch_of_roles(kernel, &shape, bounds, ring.shared_bytes() as u32, maps)))
 }
 
-/// What the roles share.
-struct Roles<'a, 'c> {
+/// The kernel under construction: what the warps that copy and those that multiply share.
+struct WarpSpecializedGemm<'a, 'c> {
     g: Gpu<'a, 'c>,
     ring: &'a Ring,
     given: &'a Given<'c>,
@@ -61,14 +61,14 @@ struct Roles<'a, 'c> {
     scheduler: Scheduler<'a, 'c>,
 }
 
-impl<'c> Roles<'_, 'c> {
+impl<'c> WarpSpecializedGemm<'_, 'c> {
     fn stage(&self, slot: Index<'c>) -> Index<'c> {
         let b = self.g.b;
         b.index_add(self.base, b.index_mul(slot, b.word(self.ring.stage_bytes())))
     }
 
     /// Stages of one repetition of the contracted elements, and of all that are gone through, which may be that one.
-    fn steps(&self, part: &Part<'c>, repeat: Option<Index<'c>>) -> [Index<'c>; 2] {
+    fn steps(&self, part: &TilePart<'c>, repeat: Option<Index<'c>>) -> [Index<'c>; 2] {
         let (b, depth) = (self.g.b, self.ring.tile.depth);
         let length = b.index_sub(part.k_to, part.k_from);
         let rounds = b.index_div(b.index_add(length, b.word(depth - 1)), b.word(depth));
@@ -105,7 +105,7 @@ impl<'c> Roles<'_, 'c> {
     }
 
     /// Fills the stages of a part as they become empty.
-    fn fill(&self, part: &Part<'c>, position: Position<'c>) {
+    fn fill(&self, part: &TilePart<'c>, position: Position<'c>) {
         let (b, ring, product) = (self.g.b, self.ring, self.g.product);
         let corners = [0, 1].map(|f| ring.maps[f].corner(b, product, part, self.given.maps[f]));
         self.g.spans(part, vec![], &mut |part, repeat, none| {
@@ -136,10 +136,10 @@ impl<'c> Roles<'_, 'c> {
         let (b, ring) = (self.g.b, self.ring);
         b.asm(Instruction::MoreRegisters(more_registers(ring.tile.threads() / WARPGROUP, ring.tile.blocks)), &[]);
         let thread = b.index_sub(b.thread(), b.word(WARPGROUP));
-        let transposed = ring.maps.each_ref().map(|m| m.lines == Lines::Contracted);
+        let transposed = ring.maps.each_ref().map(|m| m.lines == LineDim::Contracted);
         let warp = b.uniform(b.index_div(thread, b.word(LANES as i64)));
         let groups = Groups::new(b, ring.factor, &ring.tile, transposed, warp);
-        let rows = Rows::new(&self.g, b.index_add(self.base, b.word(ring.sums_at())), warp, &self.tensors);
+        let rows = WarpEpilogue::new(&self.g, b.index_add(self.base, b.word(ring.sums_at())), warp, &self.tensors);
         let position = self.stages.using();
         let mut result = Ok(());
         self.scheduler.each(|number| {
@@ -152,13 +152,20 @@ impl<'c> Roles<'_, 'c> {
     }
 
     /// The sums of a part.
-    fn sums(&self, part: &Part<'c>, groups: &Groups<'c>, position: Position<'c>) -> Vec<Value<'c>> {
+    fn sums(&self, part: &TilePart<'c>, groups: &Groups<'c>, position: Position<'c>) -> Vec<Value<'c>> {
         let zero = groups.zero(self.g.b);
         self.g.spans(part, zero, &mut |part, repeat, sums| self.span(part, repeat, sums, groups, position))
     }
 
     /// Adds the products of contracted elements to sums. While those of a stage run, those of the one before are waited for.
-    fn span(&self, part: &Part<'c>, repeat: Option<Index<'c>>, sums: Vec<Value<'c>>, groups: &Groups<'c>, position: Position<'c>) -> Vec<Value<'c>> {
+    fn span(
+        &self,
+        part: &TilePart<'c>,
+        repeat: Option<Index<'c>>,
+        sums: Vec<Value<'c>>,
+        groups: &Groups<'c>,
+        position: Position<'c>,
+    ) -> Vec<Value<'c>> {
         let (b, ring) = (self.g.b, self.ring);
         let [_, steps] = self.steps(part, repeat);
         let first_lane = b.equal(b.narrow(b.lane()), b.word(0));

@@ -2,7 +2,7 @@
 //!
 //! While the products of a stage run, those of the one before may still do so: it is filled again a step later than where products are waited for.
 
-use super::tile::Tile;
+use super::tile::TileConfig;
 use crate::build::Builder;
 use crate::build::asm::{Factor, Instruction};
 use crate::build::block::Index;
@@ -33,7 +33,7 @@ pub struct Groups<'c> {
 
 impl<'c> Groups<'c> {
     /// Of the warp of this number among those that multiply. Transposed: of the factor whose lines are contracted elements.
-    pub fn new(b: &Simt<'c>, factor: Factor, tile: &Tile, transposed: [bool; 2], warp: Index<'c>) -> Self {
+    pub fn new(b: &Simt<'c>, factor: Factor, tile: &TileConfig, transposed: [bool; 2], warp: Index<'c>) -> Self {
         let (group, warp) = (b.index_div(warp, b.word(WARPS)), b.index_rem(warp, b.word(WARPS)));
         Groups {
             instruction: Instruction::GroupMultiply { factor, columns: tile.columns as u32, transposed },

@@ -1,6 +1,6 @@
 use super::super::documents::{Documents, Fields, Position};
 use super::super::tests::{done, files, fixture, request};
-use super::super::{Existing, Request, TextError, Tokenizer};
+use super::super::{Existing, TextError, TokenizeRequest, Tokenizer};
 use super::*;
 use crate::random::RandomState;
 use parquet::data_type::{DataType, Int64Type};
@@ -25,7 +25,7 @@ fn tokens_of_parquet_are_byte_for_byte_those_of_json_lines() {
     let tokenizer = Tokenizer::open(&fixture("tokenizer.json")).expect("a tokenizer");
     let made = |input: PathBuf, name: &str| {
         let prefix = folder.path().join(name);
-        done(&Request { existing: Existing::Replaced, end: tokenizer.end(None).ok(), ..request(&tokenizer, vec![input], &prefix) });
+        done(&TokenizeRequest { existing: Existing::Replaced, end: tokenizer.end(None).ok(), ..request(&tokenizer, vec![input], &prefix) });
         files(&prefix)
     };
     for name in LISTS {

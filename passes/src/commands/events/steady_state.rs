@@ -7,7 +7,7 @@
 //! first calls: less than it may have, so that a wait may be too many, and none too few. The verifier looks for races
 //! by its own means (`verify/src/job/races.rs`).
 
-use super::{Cell, Cells, Clock, Issued, Player, STREAMS, join};
+use super::{Cell, Cells, Clock, IssueReplay, Issued, STREAMS, join};
 use ir::program::{BodyId, Call};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -101,7 +101,7 @@ impl Cell {
     }
 }
 
-impl Player<'_> {
+impl IssueReplay<'_> {
     /// Each stream's own clock.
     pub(super) fn now(&self) -> Clock {
         std::array::from_fn(|s| self.clocks[s][s])

@@ -22,7 +22,7 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
     const Y: u32 = 1;
     const SHARED: u32 = 2;
     let buffers = vec![buffer("x", Arena::Stash, 0), buffer("y", Arena::Stash, 64), buffer("shared", Arena::Persistent, 0)];
-    let body = |name: &str, commands| Body { name: name.into(), kind: ir::program::BodyKind::Forward(0), commands, cuts: vec![] };
+    let body = |name: &str, commands| ProgramBody { name: name.into(), kind: ir::program::BodyKind::Forward(0), commands, cuts: vec![] };
     let pass = body("pass", vec![command(Stream::Tensor, SHARED, X), command(Stream::Data, SHARED, Y), command(Stream::Data, Y, SHARED)]);
     let late = body("late", vec![command(Stream::Compute, X, Y)]);
     let groups = vec![Group { subs: vec![], stages: None }];
@@ -72,7 +72,7 @@ fn phases_that_are_played_once_ask_for_the_waits_of_all() {
             let mut one = || command(Stream::ALL[below(STREAMS as u64) as usize], below(10) as u32, below(10) as u32);
             let commands = (0..4).map(|_| one()).collect();
             let cuts = if matches!(name, "forward" | "backward") && below(2) == 0 { vec![2] } else { vec![] };
-            Body { name: name.into(), kind: ir::program::BodyKind::Forward(0), commands, cuts }
+            ProgramBody { name: name.into(), kind: ir::program::BodyKind::Forward(0), commands, cuts }
         });
         // Stashes share the arena, as those do whose lives are apart.
         let slots: Vec<u32> = (0..1 + below(3)).map(|_| 1 + below(4) as u32).collect();

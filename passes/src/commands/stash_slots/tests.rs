@@ -1,7 +1,7 @@
 use super::*;
 use ir::graph::{Origin, Phase};
 use ir::op::{DType, Real};
-use ir::program::{Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Command, Content, Slots, Stream};
+use ir::program::{Action, Arena, BodyId, BodyKind, Buffer, BufferId, Command, Content, ProgramBody, Slots, Stream};
 
 /// A program whose bodies fill buffers: `(name, end of its temporary buffers, stashes it touches)`, stashes first.
 /// These have 64 bytes.
@@ -30,7 +30,7 @@ fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
             commands.push(fill(buffers.len() as u32));
             buffers.push(buffer(Arena::Temporary, 0, *end));
         }
-        all.push(Body { name: name.to_string(), kind: BodyKind::Forward(0), commands, cuts: vec![] });
+        all.push(ProgramBody { name: name.to_string(), kind: BodyKind::Forward(0), commands, cuts: vec![] });
     }
     let arena_bytes = [0, u64::from(stashes) * 64, bodies.iter().map(|b| b.1).max().unwrap_or(0), 0, 0, 0, 0];
     let stashes = vec![Stash { bytes: 64, ..Stash::default() }; stashes as usize];

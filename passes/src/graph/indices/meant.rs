@@ -22,11 +22,11 @@ pub struct Use {
     /// The dim that it is an index of, and how many it has.
     pub dim: String,
     pub rows: u64,
-    pub kind: Kind,
+    pub kind: IndexKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum IndexKind {
     /// Of rows of a table: what is outside reads 0.
     Gather,
     /// Of the one that is true: `i == index(d)`, as `one_hot` has it. Of what is outside none is.
@@ -39,10 +39,10 @@ pub fn uses(body: &Body) -> Vec<Use> {
     let found = body.values().filter_map(|at| {
         let args = &body[at].args;
         match body[at].op {
-            Op::Gather { dim } => Some(of(at, dim, args[1], Kind::Gather)),
+            Op::Gather { dim } => Some(of(at, dim, args[1], IndexKind::Gather)),
             Op::Compare(Compare::Eq) => {
                 let (dim, index) = one_hot(body, args[0], args[1]).or_else(|| one_hot(body, args[1], args[0]))?;
-                Some(of(at, dim, index, Kind::OneHot))
+                Some(of(at, dim, index, IndexKind::OneHot))
             }
             _ => None,
         }

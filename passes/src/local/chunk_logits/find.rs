@@ -40,7 +40,7 @@ pub struct Uncut {
 /// The regions of a graph, none of which reads another, and the logits that have none.
 pub fn regions(local: &Local, chunks: Option<u64>) -> (Vec<Region>, Vec<Uncut>) {
     let body = &local.body;
-    let finder = Finder { local, users: body.users(), roots: roots(local), given: of_parameters(body) };
+    let finder = LogitsFinder { local, users: body.users(), roots: roots(local), given: of_parameters(body) };
     let (mut out, mut uncut): (Vec<Region>, Vec<Uncut>) = (vec![], vec![]);
     for v in body.values() {
         let region = match finder.region(v, chunks) {
@@ -102,14 +102,14 @@ pub fn alike(body: &Body) -> Vec<usize> {
     out
 }
 
-struct Finder<'a> {
+struct LogitsFinder<'a> {
     local: &'a Local,
     users: Users,
     roots: BTreeSet<Value>,
     given: Vec<bool>,
 }
 
-impl Finder<'_> {
+impl LogitsFinder<'_> {
     /// The dims of a product's tokens, and the one of its words: a product in the forward pass of what follows from
     /// data with parameters.
     fn head(&self, v: Value) -> Option<(Vec<Dim>, Dim)> {

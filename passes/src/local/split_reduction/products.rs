@@ -71,7 +71,7 @@ fn split_time(body: &Body, v: Value, (generation, tf32): (Generation, bool), seg
 }
 
 /// How a product's contracted dims are cut.
-struct Cut {
+struct ContractionSplit {
     /// Those that number segments as they are, outermost.
     whole: Vec<Dim>,
     /// The next one, if it is cut: how many parts it has.
@@ -79,7 +79,7 @@ struct Cut {
 }
 
 /// Nothing if the contracted dims have no such outermost part.
-fn cut(body: &Body, v: Value, mut segments: u64) -> Option<Cut> {
+fn cut(body: &Body, v: Value, mut segments: u64) -> Option<ContractionSplit> {
     let Op::Dot { over, .. } = &body[v].op else { return None };
     let mut whole = vec![];
     // A dim that only one factor has, or that both keep, is not one of them.
@@ -91,16 +91,16 @@ fn cut(body: &Body, v: Value, mut segments: u64) -> Option<Cut> {
             whole.push(*d);
             ir::fault!("split_reduction.segments.count", {}, segments /= size);
         } else {
-            return size.is_multiple_of(segments).then_some(Cut { whole, parts: Some((*d, segments)) });
+            return size.is_multiple_of(segments).then_some(ContractionSplit { whole, parts: Some((*d, segments)) });
         }
     }
-    (segments == 1).then_some(Cut { whole, parts: None })
+    (segments == 1).then_some(ContractionSplit { whole, parts: None })
 }
 
 /// Writes a product in so many segments, all but the last node: that takes the place of `node`, whose operands are
 /// those of `out` already.
 pub fn split(out: &mut Local, local: &Local, v: Value, node: Node, segments: u64) -> Node {
-    let Cut { whole, parts } = cut(&local.body, v, segments).expect("invariant: it was found to have such segments");
+    let ContractionSplit { whole, parts } = cut(&local.body, v, segments).expect("invariant: it was found to have such segments");
     let Op::Dot { over, tf32 } = &node.op else { unreachable!("invariant: it is a product") };
     let (mut numbers, mut over, mut args) = (whole, over.clone(), node.args.clone());
     over.retain(|d| ir::fault!("split_reduction.segments.over", true, !numbers.contains(d)));

@@ -2,7 +2,7 @@
 
 use super::super::emit::Emitter;
 use super::tables::Table;
-use super::{At, RowDim, Spot, there};
+use super::{RowDim, RowSharding, Spot, there};
 use crate::partition::stored_rows::Leaves;
 use ir::build::Builder;
 use ir::dim::Dim;
@@ -150,13 +150,13 @@ impl Emitter<'_> {
     }
 
     /// Whether a sum over tokens is made as it rests: the gradient of a rank's experts.
-    fn rests(&self, v: Value, layout: usize, at: &At) -> bool {
+    fn rests(&self, v: Value, layout: usize, at: &RowSharding) -> bool {
         let (node, experts) = (&self.job.s.graph.body[v], self.job.rows.layouts[layout].routing.experts);
         node.args.len() == 2 && node.ty.has(experts) && self.digits(experts).iter().all(|u| at.split.contains(u))
     }
 
     /// What a sum over rows is of: where they are, the local dims that are summed beside, and the operands there.
-    fn summands(&mut self, v: Value, layout: usize, spot: Spot) -> (At, Vec<Dim>, Vec<Value>) {
+    fn summands(&mut self, v: Value, layout: usize, spot: Spot) -> (RowSharding, Vec<Dim>, Vec<Value>) {
         let at = self.at_of_operand(v, layout);
         let over = self.summed(v, layout);
         let args = self.job.s.graph.body[v].args.iter().map(|a| self.placed(*a, &at, spot)).collect();

@@ -17,10 +17,10 @@ use ir::graph::{Origin, Type, Value};
 use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::Op;
-use ir::options::{Buffer, MOE_ROOM};
+use ir::options::{MOE_ROOM, MoeBuffer};
 use ir::sharded::Placement;
 use std::collections::HashMap;
-use tables::{Home, Sorted, Table};
+use tables::{HomeTables, Sorted, Table};
 
 /// A dim of rows or of their tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +43,7 @@ enum RowDim {
 
 /// Where rows are: the layout, the sub-axes along which tokens were gathered, and those along which a rank has its part of the experts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct At {
+struct RowSharding {
     layout: usize,
     gathered: Vec<SubAxis>,
     split: Vec<SubAxis>,
@@ -81,8 +81,8 @@ pub(super) struct State {
     /// By layout: whether each pass after the first has rows.
     further: HashMap<usize, Once<Vec<Value>>>,
     /// By layout and pass.
-    homes: HashMap<(usize, u64), Once<Home>>,
-    tables: HashMap<(Table, At, u64), Once<Value>>,
+    homes: HashMap<(usize, u64), Once<HomeTables>>,
+    tables: HashMap<(Table, RowSharding, u64), Once<Value>>,
     dense: HashMap<Value, Once<Value>>,
     /// Values in rows, of passes after the first.
     later: HashMap<(Value, u64), Once<Value>>,
@@ -128,7 +128,7 @@ impl Emitter<'_> {
     }
 
     /// The op on rows, all operands being rows or the same for all places.
-    fn place_by_place(&mut self, v: Value, at: &At, spot: Spot) -> Value {
+    fn place_by_place(&mut self, v: Value, at: &RowSharding, spot: Spot) -> Value {
         let job = self.job;
         let node = &job.s.graph.body[v];
         let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, at, spot)).collect();
@@ -148,7 +148,7 @@ impl Emitter<'_> {
     }
 
     /// Each row times its expert's matrix, operand `k`.
-    fn grouped(&mut self, v: Value, over: &[Dim], k: usize, at: &At, spot: Spot) -> Value {
+    fn grouped(&mut self, v: Value, over: &[Dim], k: usize, at: &RowSharding, spot: Spot) -> Value {
         let job = self.job;
         let args = &job.s.graph.body[v].args;
         let a = self.placed(args[1 - k], at, spot);
@@ -216,18 +216,18 @@ impl Emitter<'_> {
         w
     }
 
-    fn at(&self, v: Value) -> At {
+    fn at(&self, v: Value) -> RowSharding {
         self.at_layout(v, self.job.rows.layout(v).expect("invariant: the value is in rows"))
     }
 
-    fn at_of_operand(&self, v: Value, layout: usize) -> At {
+    fn at_of_operand(&self, v: Value, layout: usize) -> RowSharding {
         let args = &self.job.s.graph.body[v].args;
         let a = args.iter().find(|a| self.job.rows.layout(**a) == Some(layout)).expect("invariant: an operand is in rows");
         self.at(*a)
     }
 
     /// Where rows of a value are, as it is split.
-    fn at_layout(&self, v: Value, layout: usize) -> At {
+    fn at_layout(&self, v: Value, layout: usize) -> RowSharding {
         let s = self.job.s;
         let l = &self.job.rows.layouts[layout];
         let (own, home) = (s.sharding(v), s.sharding(l.chosen));
@@ -240,11 +240,11 @@ impl Emitter<'_> {
         };
         let mut gathered: Vec<SubAxis> = l.tokens.iter().flat_map(moved).collect();
         gathered.sort_unstable();
-        At { layout, gathered, split: own.splits(l.routing.experts) }
+        RowSharding { layout, gathered, split: own.splits(l.routing.experts) }
     }
 
-    fn home(&self, layout: usize) -> At {
-        At { layout, gathered: vec![], split: vec![] }
+    fn home(&self, layout: usize) -> RowSharding {
+        RowSharding { layout, gathered: vec![], split: vec![] }
     }
 
     /// The sub-axes that split the experts somewhere, outermost first.
@@ -308,8 +308,8 @@ impl Emitter<'_> {
         let rows = self.tokens(layout) * self.job.s.graph.body.dims.size(choice);
         let share = |factor: f64| ((factor * rows as f64 / self.groups(layout) as f64).ceil() as u64).clamp(1, most);
         let room = match self.job.room.buffer {
-            Buffer::Whole => share(MOE_ROOM).max(most.div_ceil(self.job.room.passes)),
-            Buffer::Factor(factor) => share(factor),
+            MoeBuffer::Whole => share(MOE_ROOM).max(most.div_ceil(self.job.room.passes)),
+            MoeBuffer::Factor(factor) => share(factor),
         };
         if room < 8 { room } else { room.next_multiple_of(8).min(most) }
     }
@@ -319,17 +319,17 @@ impl Emitter<'_> {
         self.most_rows(layout).div_ceil(self.slots(layout)).min(self.job.room.passes)
     }
 
-    fn home_dims(&mut self, at: &At) -> Vec<Dim> {
+    fn home_dims(&mut self, at: &RowSharding) -> Vec<Dim> {
         at.gathered.iter().map(|u| self.row_dim(RowDim::Home(*u))).collect()
     }
 
-    fn group_dims(&mut self, at: &At) -> Vec<Dim> {
+    fn group_dims(&mut self, at: &RowSharding) -> Vec<Dim> {
         let digits = self.digits(self.job.rows.layouts[at.layout].routing.experts).to_vec();
         digits.into_iter().filter(|u| !at.split.contains(u)).map(|u| self.row_dim(RowDim::Groups(u))).collect()
     }
 
     /// The dims of all slots.
-    fn slot_dims(&mut self, at: &At) -> Vec<Dim> {
+    fn slot_dims(&mut self, at: &RowSharding) -> Vec<Dim> {
         let slot = self.row_dim(RowDim::Slot(at.layout));
         [self.home_dims(at), self.group_dims(at), vec![slot]].concat()
     }
@@ -343,7 +343,7 @@ impl Emitter<'_> {
     }
 
     /// The type of a value in rows, with slots stored in the order in which `lead` has them.
-    fn type_like(&mut self, v: Value, at: &At, lead: Value) -> Type {
+    fn type_like(&mut self, v: Value, at: &RowSharding, lead: Value) -> Type {
         let slots = self.slot_dims(at);
         let mut dims: Vec<Dim> = self.out.body.dims_of(lead).iter().copied().filter(|d| slots.contains(d)).collect();
         dims.extend(slots.into_iter().filter(|d| !self.out.body[lead].ty.has(*d)));

@@ -2,7 +2,7 @@
 
 use super::super::emit::Emitter;
 use super::tables::Table;
-use super::{At, RowDim, Spot};
+use super::{RowDim, RowSharding, Spot};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::op::{DType, Op};
@@ -10,7 +10,7 @@ use ir::sharded::Placement;
 
 impl Emitter<'_> {
     /// An operand of an op on rows: rows; or, if it has neither tokens nor experts, what is the same for all.
-    pub(super) fn placed(&mut self, a: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn placed(&mut self, a: Value, at: &RowSharding, spot: Spot) -> Value {
         let job = self.job;
         if job.rows.layout(a) == Some(at.layout) {
             return self.in_pass(a, spot);
@@ -41,7 +41,7 @@ impl Emitter<'_> {
     }
 
     /// Rows at their places in the dense value that they are, which is zero elsewhere: by home, group and place.
-    pub(super) fn spread(&mut self, x: Value, v: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn spread(&mut self, x: Value, v: Value, at: &RowSharding, spot: Spot) -> Value {
         let dtype = self.job.s.graph.body[v].ty.dtype;
         let index = self.table(Table::Place, at, spot);
         let place = self.row_dim(RowDim::Place(at.layout));
@@ -56,7 +56,7 @@ impl Emitter<'_> {
     }
 
     /// The dense value that rows of all passes were spread in.
-    pub(super) fn spread_out(&mut self, w: Value, v: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn spread_out(&mut self, w: Value, v: Value, at: &RowSharding, spot: Spot) -> Value {
         let dtype = self.job.s.graph.body[v].ty.dtype;
         let [place, token] = [RowDim::Place(at.layout), RowDim::Token(at.layout)].map(|d| self.row_dim(d));
         let group = self.group(at.layout);
@@ -70,7 +70,7 @@ impl Emitter<'_> {
     }
 
     /// For each dim of tokens where rows are: the local dim, its pieces in order, and those of them that count a home's tokens.
-    fn pieces_of_tokens(&mut self, at: &At) -> Vec<(Dim, Vec<Dim>, Vec<Dim>)> {
+    fn pieces_of_tokens(&mut self, at: &RowSharding) -> Vec<(Dim, Vec<Dim>, Vec<Dim>)> {
         let s = self.job.s;
         let l = &self.job.rows.layouts[at.layout];
         let dims = &s.graph.body.dims;
@@ -105,7 +105,7 @@ impl Emitter<'_> {
     }
 
     /// `[tokens..]` to `[homes.., token]`. Dims of tokens that the value lacks are added.
-    pub(super) fn by_home(&mut self, x: Value, v: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn by_home(&mut self, x: Value, v: Value, at: &RowSharding, spot: Spot) -> Value {
         let job = self.job;
         let l = &job.rows.layouts[at.layout];
         let token = self.row_dim(RowDim::Token(at.layout));
@@ -129,7 +129,7 @@ impl Emitter<'_> {
     }
 
     /// The inverse of [`Emitter::by_home`].
-    pub(super) fn of_home(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn of_home(&mut self, x: Value, at: &RowSharding, spot: Spot) -> Value {
         let token = self.row_dim(RowDim::Token(at.layout));
         let pieces = self.pieces_of_tokens(at);
         let own: Vec<Dim> = pieces.iter().flat_map(|p| p.2.iter().copied()).collect();
@@ -144,14 +144,14 @@ impl Emitter<'_> {
     }
 
     /// `[experts]` to `[groups.., group]`.
-    pub(super) fn by_group(&mut self, x: Value, v: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn by_group(&mut self, x: Value, v: Value, at: &RowSharding, spot: Spot) -> Value {
         let experts = self.dim_of(v, self.job.rows.layouts[at.layout].routing.experts);
         let to = [self.group_dims(at), vec![self.group(at.layout)]].concat();
         self.view(x, &[experts], &to, spot.chunk, spot.origin, None)
     }
 
     /// The inverse of [`Emitter::by_group`].
-    pub(super) fn of_groups(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn of_groups(&mut self, x: Value, at: &RowSharding, spot: Spot) -> Value {
         let experts = self.dim(self.job.rows.layouts[at.layout].routing.experts, &at.split);
         let from = [self.group_dims(at), vec![self.group(at.layout)]].concat();
         self.view(x, &from, &[experts], spot.chunk, spot.origin, None)

@@ -1,7 +1,7 @@
 //! Tables of rows: i32, from what is chosen, exact whatever it is.
 
 use super::super::emit::Emitter;
-use super::{At, RowDim, Spot, there};
+use super::{RowDim, RowSharding, Spot, there};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::local::Chunk;
@@ -24,7 +24,7 @@ pub(super) struct Sorted {
 
 /// The tables of a layout at home, for the slots of a pass.
 #[derive(Clone, Copy)]
-pub(super) struct Home {
+pub(super) struct HomeTables {
     /// The slot of a choice, -1 if it has none: `[token, choice]`, a number along all slots.
     pub slot_of: Value,
     /// How many choices name a slot's expert: `[slots]`.
@@ -85,7 +85,7 @@ impl Emitter<'_> {
     }
 
     /// The tables of a layout at home, for the slots of a pass.
-    pub(super) fn tables(&mut self, layout: usize, spot: Spot) -> Home {
+    pub(super) fn tables(&mut self, layout: usize, spot: Spot) -> HomeTables {
         let Spot { chunk, pass, .. } = spot;
         if let Some(home) = there(self.rows.homes.get(&(layout, pass)), chunk) {
             return home;
@@ -148,7 +148,7 @@ impl Emitter<'_> {
             let number = b.div(sum, share);
             let number = b.add(&[number, back]);
             let token = b.op(Op::View { from: vec![slots], to: by_slot }, &[number]);
-            Home { slot_of, count, token, ends }
+            HomeTables { slot_of, count, token, ends }
         });
         if pass == 0 && room * passes < most {
             let all = ir::fault!("rows.passes.limit", room * (passes + 1), room * passes);
@@ -159,7 +159,7 @@ impl Emitter<'_> {
     }
 
     /// The most rows that a home has for a group, of all passes.
-    fn most_of_group(&mut self, ends: Value, at: &At, spot: Spot) -> Value {
+    fn most_of_group(&mut self, ends: Value, at: &RowSharding, spot: Spot) -> Value {
         let (groups, group) = (self.group_dims(at), self.group(at.layout));
         let last = self.out.body.dims.size(group) - 1;
         self.build(spot, |b| {
@@ -233,14 +233,14 @@ impl Emitter<'_> {
     }
 
     /// No group may have more rows than all passes have room for.
-    fn limit(&mut self, ends: Value, room: u64, at: &At, spot: Spot) {
+    fn limit(&mut self, ends: Value, room: u64, at: &RowSharding, spot: Spot) {
         let most = self.most_of_group(ends, at, spot);
         let w = self.build(spot, |b| b.op(Op::Limit { most: room }, &[most]));
         self.out.reasons[w.index()] = Some(Reason::avoided("rows from a rank to a group of experts", AvoidedBy::GreaterMoeBuffer));
     }
 
     /// A table of the slots that are somewhere.
-    pub(super) fn table(&mut self, table: Table, at: &At, spot: Spot) -> Value {
+    pub(super) fn table(&mut self, table: Table, at: &RowSharding, spot: Spot) -> Value {
         if let Some(w) = there(self.rows.tables.get(&(table, at.clone(), spot.pass)), spot.chunk) {
             return w;
         }
@@ -284,7 +284,7 @@ impl Emitter<'_> {
     }
 
     /// A table from home to where rows are.
-    fn moved(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+    fn moved(&mut self, x: Value, at: &RowSharding, spot: Spot) -> Value {
         let why = Some(Reason::from("tells ranks which rows they get"));
         let (trades, gathers): (Vec<SubAxis>, Vec<SubAxis>) = at.gathered.iter().partition(|u| at.split.contains(u));
         let mut x = x;

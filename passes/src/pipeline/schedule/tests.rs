@@ -10,7 +10,7 @@ fn in_flight(passes: &[Pass]) -> u32 {
     let last = |p: &Pass| passes.iter().rposition(|q| (q.chunk, q.microbatch) == (p.chunk, p.microbatch)).unwrap();
     let (mut now, mut most) = (0u32, 0);
     for (k, p) in passes.iter().enumerate() {
-        now += u32::from(p.kind == Kind::Forward);
+        now += u32::from(p.kind == PassKind::Forward);
         most = most.max(now);
         now -= u32::from(last(p) == k);
     }
@@ -18,10 +18,10 @@ fn in_flight(passes: &[Pass]) -> u32 {
 }
 
 /// The most time that a stage is idle between its first pass and its last, where a pass takes 1 unless it computes all gradients: 2.
-fn idle(order: &Order) -> u32 {
+fn idle(order: &PassOrder) -> u32 {
     let stages = order.stages.len() as u32;
-    let cost = |p: &Pass| if p.kind == Kind::Backward && !order.splits_backward() { 2 } else { 1 };
-    let mut ends: BTreeMap<(Kind, u32, u32), u32> = BTreeMap::new();
+    let cost = |p: &Pass| if p.kind == PassKind::Backward && !order.splits_backward() { 2 } else { 1 };
+    let mut ends: BTreeMap<(PassKind, u32, u32), u32> = BTreeMap::new();
     let virtual_stage = |s: usize, chunk: u32| (0..stages * order.chunks()).find(|g| order.placement.place(*g, stages) == (s as u32, chunk)).unwrap();
     let mut at: Vec<(usize, u32, u32)> = vec![(0, 0, u32::MAX); stages as usize];
     let mut moved = true;
@@ -30,11 +30,11 @@ fn idle(order: &Order) -> u32 {
             let Some(p) = passes.get(at[s].0) else { continue };
             let (g, k) = (virtual_stage(s, p.chunk), p.microbatch);
             let needs = match p.kind {
-                Kind::Forward if g == 0 => vec![],
-                Kind::Forward => vec![(Kind::Forward, g - 1, k)],
-                Kind::Backward if g + 1 == stages * order.chunks() => vec![],
-                Kind::Backward => vec![(Kind::Backward, g + 1, k)],
-                Kind::Weight => vec![],
+                PassKind::Forward if g == 0 => vec![],
+                PassKind::Forward => vec![(PassKind::Forward, g - 1, k)],
+                PassKind::Backward if g + 1 == stages * order.chunks() => vec![],
+                PassKind::Backward => vec![(PassKind::Backward, g + 1, k)],
+                PassKind::Weight => vec![],
             };
             let Some(ready) = needs.iter().map(|n| ends.get(n).copied()).collect::<Option<Vec<u32>>>() else { continue };
             let start = ready.into_iter().max().unwrap_or(0).max(at[s].1);
@@ -111,7 +111,7 @@ fn passes_run_in_pairs() {
 #[test]
 fn one_f_one_b_warms_up_with_a_forward_for_each_later_stage() {
     let order = super::order(&Schedule::OneFOneB, shape(4, 1, 8));
-    let warmup = |s: usize| order.stages[s].iter().position(|p| p.kind == Kind::Backward).unwrap() - 1;
+    let warmup = |s: usize| order.stages[s].iter().position(|p| p.kind == PassKind::Backward).unwrap() - 1;
     assert_eq!([0, 1, 2, 3].map(warmup), [3, 2, 1, 0]);
     assert_eq!([0, 1, 2, 3].map(|s| in_flight(&order.stages[s])), [4, 3, 2, 1]);
     assert_eq!(in_flight(&super::order(&Schedule::GPipe, shape(4, 1, 8)).stages[0]), 8);
@@ -121,7 +121,7 @@ fn one_f_one_b_warms_up_with_a_forward_for_each_later_stage() {
 #[test]
 fn interleaving_goes_through_groups_of_microbatches() {
     let order = super::order(&Schedule::OneFOneB, Shape { group: 3, ..shape(2, 2, 5) });
-    let forward: Vec<Pass> = order.stages[0].iter().copied().filter(|p| p.kind == Kind::Forward).collect();
+    let forward: Vec<Pass> = order.stages[0].iter().copied().filter(|p| p.kind == PassKind::Forward).collect();
     assert_eq!(text(&forward), "F0.0 F0.1 F0.2 F1.0 F1.1 F1.2 F0.3 F0.4 F1.3 F1.4");
     // 2 (p - r - 1) + (v - 1) G forwards, then one and one.
     assert_eq!(text(&order.stages[0][..8]), "F0.0 F0.1 F0.2 F1.0 F1.1 F1.2 B1.0 F0.3");
@@ -152,9 +152,9 @@ fn the_bubbles_are_those_of_the_papers() {
 
 #[test]
 fn v_shaped_placement_puts_first_and_last_on_one_stage() {
-    let of = |placement: Placement| (0..8).map(|g| placement.place(g, 4)).collect::<Vec<_>>();
-    assert_eq!(of(Placement::V), [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (2, 1), (1, 1), (0, 1)]);
-    assert_eq!(of(Placement::Interleaved), [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1), (3, 1)]);
+    let of = |placement: StagePlacement| (0..8).map(|g| placement.place(g, 4)).collect::<Vec<_>>();
+    assert_eq!(of(StagePlacement::V), [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (2, 1), (1, 1), (0, 1)]);
+    assert_eq!(of(StagePlacement::Interleaved), [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1), (3, 1)]);
 }
 
 #[test]
@@ -164,13 +164,13 @@ fn a_printed_schedule_parses_back() {
         super::order(&Schedule::OneFOneB, shape(2, 2, 4)),
         super::order(&Schedule::GPipe, shape(1, 1, 2)),
     ] {
-        assert_eq!(Order::parse(&order.text()), Ok(order));
+        assert_eq!(PassOrder::parse(&order.text()), Ok(order));
     }
 }
 
 /// What is wrong with a schedule of two microbatches.
 fn wrong(text: &str) -> String {
-    match Order::parse(text).and_then(|order| order.check(2)) {
+    match PassOrder::parse(text).and_then(|order| order.check(2)) {
         Ok(()) => "nothing".into(),
         Err(e) => e.to_string(),
     }

@@ -3,7 +3,7 @@
 //! Pass 1 (forward) finds the natural placement of every value, pass 2 (backward) the partial sums that may flow on, because every use is linear and ends
 //! in a sum that happens anyway, and pass 3 (backward) small values that someone needs whole.
 
-use super::uses::Uses;
+use super::uses::ValueUses;
 use crate::sharding::axes::Lists;
 use ir::algebra::{Algebra, LoopKind};
 use ir::dim::Dim;
@@ -26,7 +26,7 @@ pub(super) struct Flow<'a> {
     pub mesh: &'a Mesh,
     pub rules: Vec<Algebra>,
     pub choice: Vec<Vec<Option<usize>>>,
-    pub uses: Uses,
+    pub uses: ValueUses,
     natural: Vec<Vec<Natural>>,
     later: Vec<Vec<bool>>,
     whole: Vec<Vec<bool>>,
@@ -34,7 +34,7 @@ pub(super) struct Flow<'a> {
 
 impl<'a> Flow<'a> {
     /// `choice` is the loop that each op splits; what is small has dims that tell one token from another alone.
-    pub fn new(graph: &'a Graph, mesh: &'a Mesh, lists: &Lists, rules: Vec<Algebra>, choice: Vec<Vec<Option<usize>>>, uses: Uses) -> Flow<'a> {
+    pub fn new(graph: &'a Graph, mesh: &'a Mesh, lists: &Lists, rules: Vec<Algebra>, choice: Vec<Vec<Option<usize>>>, uses: ValueUses) -> Flow<'a> {
         let mut flow = Flow { old: &graph.body, mesh, rules, choice, uses, natural: vec![], later: vec![], whole: vec![] };
         flow.natural();
         flow.sums_later();

@@ -11,10 +11,10 @@ use ir::sharded::{Placement, Sharding};
 use std::collections::HashMap;
 
 /// What makes two reshards the same: operand, kind, placement reached, sub-axes; of a gather the phase too.
-type Known = (Value, Reshard, Placement, Vec<SubAxis>, Option<Phase>);
+type ReshardKey = (Value, Reshard, Placement, Vec<SubAxis>, Option<Phase>);
 
 /// One collective (or slice, or mask) of a reshard.
-struct Move {
+struct ReshardStep {
     kind: Reshard,
     from: Placement,
     to: Placement,
@@ -29,7 +29,7 @@ pub(super) struct Written<'a> {
     pub out: Body,
     pub shardings: Vec<Sharding>,
     pub reasons: Vec<Option<Reason>>,
-    known: HashMap<Known, Value>,
+    known: HashMap<ReshardKey, Value>,
     /// Indices made in another sharding.
     indices: HashMap<(Value, Sharding), Value>,
 }
@@ -56,7 +56,7 @@ impl<'a> Written<'a> {
         if matches!(self.out[v].op, Op::Iota(_)) && !to.0.iter().any(|p| p.is_partial()) {
             return self.index(v, to);
         }
-        let mut moves: Vec<Move> = vec![];
+        let mut moves: Vec<ReshardStep> = vec![];
         let from = self.shardings[v.index()].clone();
         for u in self.mesh.ids() {
             let (a, b) = (from[u], to[u]);
@@ -83,12 +83,12 @@ impl<'a> Written<'a> {
             };
             match moves.iter_mut().find(|m| (m.kind, m.from, m.to, m.axis) == (kind, a, b, axis)) {
                 Some(m) => m.subs.push(u),
-                None => moves.push(Move { kind, from: a, to: b, axis, subs: vec![u] }),
+                None => moves.push(ReshardStep { kind, from: a, to: b, axis, subs: vec![u] }),
             }
         }
         moves.sort_by_key(|m| m.kind);
         let mut v = v;
-        for Move { kind, from, to: b, subs, .. } in moves {
+        for ReshardStep { kind, from, to: b, subs, .. } in moves {
             let phase = ir::fault!("propagate.reshard.phase", None, (kind == Reshard::AllGather).then_some(origin.phase));
             let key = (v, kind, b, subs.clone(), phase);
             // The backward pass of a layer may be on another stage than the layer that made it in the forward pass.

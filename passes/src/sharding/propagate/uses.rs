@@ -6,7 +6,7 @@ use ir::op::Op;
 use std::collections::HashMap;
 
 /// By value.
-pub(super) struct Uses {
+pub(super) struct ValueUses {
     /// The nodes that use it or a copy of it, and in which slot.
     pub users: Vec<Vec<(Value, usize)>>,
     /// The one of the forward pass that it computes again; itself for all others.
@@ -16,8 +16,8 @@ pub(super) struct Uses {
     pub is_gradient: Vec<bool>,
 }
 
-impl Uses {
-    pub fn new(graph: &Graph, reports: &[Value]) -> Uses {
+impl ValueUses {
+    pub fn new(graph: &Graph, reports: &[Value]) -> ValueUses {
         let update = |v: &Value| graph.body[*v].origin.phase == Phase::Update;
         let read =
             graph.body.values().filter(update).flat_map(|v| graph.body[v].args.clone()).filter(|a| !update(a) && !graph.body[*a].op.is_source());
@@ -37,7 +37,7 @@ impl Uses {
             is_sink[v.index()] = is_sink[original];
             users[v.index()] = users[original].clone();
         }
-        Uses { users, originals, is_sink, is_gradient }
+        ValueUses { users, originals, is_sink, is_gradient }
     }
 }
 

@@ -6,7 +6,7 @@ use ir::program::Space;
 use passes::compile::Compiled;
 use passes::report::explain::{exchanges, line, totals};
 use passes::report::footprint::{Budget, Footprint, Footprints, over_budget, owners};
-use passes::report::pipeline_timeline::{Costs, UNIT, timeline};
+use passes::report::pipeline_timeline::{PassTimes, UNIT, timeline};
 use std::collections::BTreeSet;
 
 /// Reports of a job, by what they are of.
@@ -20,7 +20,7 @@ pub fn told(compiled: &Compiled) -> Told {
     let footprints = Footprints::new(job, &Footprint::of);
     let most = (footprints.most(), footprints.most_by(Footprint::on_host), footprints.least());
     let budget = over_budget(job, &footprints, &Sources::default(), Space::Device, Budget([1; 2]));
-    let times = [UNIT, Costs { forward: 2, backward: 3, weight: 1 }].map(|costs| timeline(job, costs));
+    let times = [UNIT, PassTimes { forward: 2, backward: 3, weight: 1 }].map(|costs| timeline(job, costs));
     let spans: BTreeSet<(u16, u32)> = sharded.graph.body.nodes.iter().filter_map(|n| n.origin.span).map(|s| (s.file, s.line)).collect();
     let lines: Vec<_> = spans.into_iter().map(|(file, number)| line(sharded, job, file, number)).collect();
     vec![

@@ -2,7 +2,7 @@
 
 use super::Dice;
 use ir::options::ActivationOffload;
-use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
+use ir::pipeline::{Pass, PassKind, PassOrder, Schedule, StagePlacement};
 use ir::random::mix;
 
 /// Activations wait on the host in half of the models.
@@ -41,27 +41,27 @@ pub fn pairs(seed: u64, schedule: Schedule) -> (Schedule, bool) {
 }
 
 /// Whatever order can be run: at each turn some stage takes some pass for which it has all it needs.
-fn order(dice: &mut Dice, stages: u32, microbatches: u32) -> Order {
+fn order(dice: &mut Dice, stages: u32, microbatches: u32) -> PassOrder {
     let (chunks, split) = (dice.pick(&[1, 1, 2]), dice.chance(50));
-    let placement = if chunks == 2 && dice.chance(50) { Placement::V } else { Placement::Interleaved };
-    let mut order = Order { placement, stages: vec![vec![]; stages as usize] };
-    let kinds = if split { &[Kind::Forward, Kind::Backward, Kind::Weight][..] } else { &[Kind::Forward, Kind::Backward] };
+    let placement = if chunks == 2 && dice.chance(50) { StagePlacement::V } else { StagePlacement::Interleaved };
+    let mut order = PassOrder { placement, stages: vec![vec![]; stages as usize] };
+    let kinds = if split { &[PassKind::Forward, PassKind::Backward, PassKind::Weight][..] } else { &[PassKind::Forward, PassKind::Backward] };
     let all = chunks * stages;
-    let mut done: Vec<(Kind, u32, u32)> = vec![];
+    let mut done: Vec<(PassKind, u32, u32)> = vec![];
     loop {
         let mut ready = vec![];
         for (kind, g, k) in kinds.iter().flat_map(|kind| (0..all).flat_map(move |g| (0..microbatches).map(move |k| (*kind, g, k)))) {
             let has = |kind, g| done.contains(&(kind, g, k));
             let able = match kind {
-                Kind::Forward => g == 0 || has(Kind::Forward, g - 1),
-                Kind::Backward => has(Kind::Forward, g) && (g + 1 == all || has(Kind::Backward, g + 1)),
-                Kind::Weight => has(Kind::Backward, g),
+                PassKind::Forward => g == 0 || has(PassKind::Forward, g - 1),
+                PassKind::Backward => has(PassKind::Forward, g) && (g + 1 == all || has(PassKind::Backward, g + 1)),
+                PassKind::Weight => has(PassKind::Backward, g),
             };
             // Messages of a border keep their order.
             let before = match kind {
-                Kind::Forward => g.checked_sub(1),
-                Kind::Backward => Some(g + 1),
-                Kind::Weight => None,
+                PassKind::Forward => g.checked_sub(1),
+                PassKind::Backward => Some(g + 1),
+                PassKind::Weight => None,
             };
             let crosses = |from: &u32| *from < all && placement.place(*from, stages).0 != placement.place(g, stages).0;
             let next = |from: u32| done.iter().find(|(of, at, k)| (*of, *at) == (kind, from) && !done.contains(&(kind, g, *k))).map(|d| d.2);

@@ -37,7 +37,7 @@ pub struct Item<'a> {
 
 /// Where the elements of a tensor are in its item.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct ItemLayout {
     pub byte: u64,
     /// Of each dim; none if they are row-major.
     pub strides: Option<Vec<u64>>,
@@ -93,7 +93,7 @@ impl<'a> Item<'a> {
     ///
     /// # Errors
     /// It is something else, or a tensor of another dtype or other sizes.
-    pub fn tensor(&mut self, dtype: Scalar, sizes: &[u64]) -> Result<Layout, String> {
+    pub fn tensor(&mut self, dtype: Scalar, sizes: &[u64]) -> Result<ItemLayout, String> {
         let pickle = Pickle::read(self.record("data.pkl")?, SYMBOLS).map_err(|e| format!("data.pkl, {e}"))?;
         let odd = || "it is no plain tensor".to_owned();
         let args = pickle.made(pickle.root()).filter(|m| m.0 == REBUILD).ok_or_else(odd)?.1;
@@ -118,7 +118,7 @@ impl<'a> Item<'a> {
             return Err(format!("its storage has {} bytes for {len} elements", data.len()));
         }
         let byte = data.as_ptr() as usize - self.bytes.as_ptr() as usize;
-        Ok(Layout { byte: byte as u64, strides })
+        Ok(ItemLayout { byte: byte as u64, strides })
     }
 
     /// Whether its records have the checksums (CRC-32) that it says.

@@ -86,7 +86,7 @@ const MOST_FIELDS: usize = 64;
 
 /// Where an item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ItemLocation {
     /// Of [`Metadata::files`].
     pub file: usize,
     pub byte: u64,
@@ -100,7 +100,7 @@ pub struct TensorMeta {
     pub dtype: Result<Scalar, String>,
     pub shape: Vec<u64>,
     /// Those with elements.
-    pub parts: Vec<(Block, Place)>,
+    pub parts: Vec<(Block, ItemLocation)>,
 }
 
 #[derive(Debug)]
@@ -109,7 +109,7 @@ pub struct Metadata {
     /// By name.
     pub tensors: Vec<TensorMeta>,
     /// What is no tensor, by name.
-    pub others: Vec<(String, Place)>,
+    pub others: Vec<(String, ItemLocation)>,
 }
 
 impl Metadata {
@@ -122,7 +122,7 @@ impl Metadata {
 }
 
 /// By name, and offsets of a part of a tensor.
-type Places<'a> = HashMap<(&'a str, Option<Vec<u64>>), Place>;
+type ItemLocations<'a> = HashMap<(&'a str, Option<Vec<u64>>), ItemLocation>;
 
 struct Reader<'p, 'a> {
     pickle: &'p Pickle<'a>,
@@ -167,7 +167,7 @@ impl<'a> Reader<'_, 'a> {
     }
 
     /// Where everything is stored, and the files.
-    fn places(&self, stored: Id) -> Result<(Places<'a>, Vec<String>), String> {
+    fn places(&self, stored: Id) -> Result<(ItemLocations<'a>, Vec<String>), String> {
         let (mut places, mut files, mut numbers) = (HashMap::new(), vec![], HashMap::new());
         for (key, value) in self.pickle.entries(stored).ok_or("storage_data is no dict")? {
             self.of_class(*key, &[INDEX])?;
@@ -188,7 +188,7 @@ impl<'a> Reader<'_, 'a> {
                 files.len() - 1
             });
             let count = |field| self.pickle.count(self.field(*value, field)?).ok_or_else(|| format!("its {field} is no count"));
-            let place = Place { file: number, byte: count("offset").map_err(wrong)?, bytes: count("length").map_err(wrong)? };
+            let place = ItemLocation { file: number, byte: count("offset").map_err(wrong)?, bytes: count("length").map_err(wrong)? };
             if places.insert((name, offset), place).is_some() {
                 return Err(wrong("a part is stored twice".into()));
             }
@@ -196,7 +196,7 @@ impl<'a> Reader<'_, 'a> {
         Ok((places, files))
     }
 
-    fn tensor(&self, name: &'a str, value: Id, places: &mut Places<'a>, budget: &mut usize) -> Result<TensorMeta, String> {
+    fn tensor(&self, name: &'a str, value: Id, places: &mut ItemLocations<'a>, budget: &mut usize) -> Result<TensorMeta, String> {
         let dtype = self.dtype(self.field(value, "properties")?)?;
         let shape = self.sizes(self.field(value, "size")?)?;
         // Also where a dim of none makes none of them: sizes are multiplied in any order.

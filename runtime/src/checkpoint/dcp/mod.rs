@@ -24,12 +24,12 @@ pub(super) use write::write;
 use super::CheckpointError;
 use crate::conditions::Conditions;
 use crate::host::Whole;
-use crate::weights::{Content, Mark, Offered, Wrong};
+use crate::weights::{Content, Mark, Offered, WeightsFault};
 use dtype::Scalar;
 use ir::provenance::{KEY, Provenance};
 use item::{Item, is_item};
 use memmap2::Mmap;
-use metadata::{Metadata, Place};
+use metadata::{ItemLocation, Metadata};
 use serde::{Deserialize, Serialize};
 use std::cell::OnceCell;
 use std::fs::File;
@@ -47,7 +47,7 @@ pub fn is_distributed(dir: &Path) -> bool {
 
 /// What mcc says of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct About {
+pub struct RunMetadata {
     #[serde(flatten)]
     pub model: Provenance,
     /// Of what a run goes on from.
@@ -63,31 +63,31 @@ pub struct About {
 /// An opened checkpoint, of which every part is where it should be.
 pub struct Distributed {
     /// What mcc says of the run and its model; none without the item [`KEY`].
-    pub about: Option<About>,
+    pub about: Option<RunMetadata>,
     /// The names of what is no tensor, and not mcc's.
     pub others: Vec<String>,
     dir: PathBuf,
     metadata: Metadata,
-    tensors: Vec<Tensor>,
+    tensors: Vec<TensorResult>,
     files: Rc<Vec<Mmap>>,
 }
 
 /// A tensor that can be read, or what its elements are.
-type Tensor = Result<Rc<Parts>, String>;
+type TensorResult = Result<Rc<ChunkedTensor>, String>;
 
 /// Where the elements of a tensor are.
-struct Parts {
+struct ChunkedTensor {
     dtype: Scalar,
     /// None if there are none.
     tiling: Option<Tiling>,
-    parts: Vec<Part>,
+    parts: Vec<TensorChunk>,
 }
 
-struct Part {
+struct TensorChunk {
     /// Of the file of its item.
     byte: u64,
     /// Its item, and whether that has the checksums that it says, once it was looked at.
-    item: Place,
+    item: ItemLocation,
     is_sound: OnceCell<Result<(), String>>,
     sizes: Vec<u64>,
     /// None if row-major.
@@ -122,7 +122,7 @@ impl Distributed {
             for (block, place) in &tensor.parts {
                 let layout = opened(&metadata, &files, place).and_then(|mut i| i.tensor(*dtype, &block.sizes));
                 let layout = layout.map_err(|what| wrong(&tensor.name, format!("its part in {}: {what}", metadata.files[place.file])))?;
-                parts.push(Part {
+                parts.push(TensorChunk {
                     byte: place.byte + layout.byte,
                     item: *place,
                     is_sound: OnceCell::new(),
@@ -133,7 +133,7 @@ impl Distributed {
             let blocks = tensor.parts.iter().map(|p| p.0.clone()).collect();
             let tiling =
                 if tensor.shape.contains(&0) { None } else { Some(Tiling::new(&tensor.shape, blocks).map_err(|what| wrong(&tensor.name, what))?) };
-            tensors.push(Ok(Rc::new(Parts { dtype: *dtype, tiling, parts })));
+            tensors.push(Ok(Rc::new(ChunkedTensor { dtype: *dtype, tiling, parts })));
         }
         let mut about = None;
         let mut others = vec![];
@@ -150,9 +150,9 @@ impl Distributed {
     }
 
     /// All that it holds; what is wrong with that is told when it is read.
-    pub(crate) fn content(&self, wrong: &Rc<OnceCell<Wrong>>) -> Content {
-        let offer = |(meta, parts): (&metadata::TensorMeta, &Tensor)| {
-            let whole = |parts: &Rc<Parts>| {
+    pub(crate) fn content(&self, wrong: &Rc<OnceCell<WeightsFault>>) -> Content {
+        let offer = |(meta, parts): (&metadata::TensorMeta, &TensorResult)| {
+            let whole = |parts: &Rc<ChunkedTensor>| {
                 Box::new(Tiled { parts: parts.clone(), files: self.files.clone(), name: meta.name.clone(), wrong: wrong.clone() }) as Box<dyn Whole>
             };
             Offered { name: meta.name.clone(), shape: meta.shape.clone(), values: parts.as_ref().map(whole).map_err(Clone::clone) }
@@ -209,7 +209,7 @@ impl Distributed {
 /// the files.
 fn apart(metadata: &Metadata, files: &[Mmap]) -> Result<(), String> {
     let tensors = metadata.tensors.iter().flat_map(|t| t.parts.iter().map(|p| (p.1, &t.name)));
-    let mut places: Vec<(Place, &String)> = tensors.chain(metadata.others.iter().map(|(name, place)| (*place, name))).collect();
+    let mut places: Vec<(ItemLocation, &String)> = tensors.chain(metadata.others.iter().map(|(name, place)| (*place, name))).collect();
     places.sort_by_key(|(p, _)| (p.file, p.byte));
     let mut end = (0, 0);
     for (place, name) in places {
@@ -224,11 +224,11 @@ fn apart(metadata: &Metadata, files: &[Mmap]) -> Result<(), String> {
     Ok(())
 }
 
-fn bytes<'f>(files: &'f [Mmap], place: &Place) -> &'f [u8] {
+fn bytes<'f>(files: &'f [Mmap], place: &ItemLocation) -> &'f [u8] {
     &files[place.file][place.byte as usize..][..place.bytes as usize]
 }
 
-fn opened<'f>(metadata: &Metadata, files: &'f [Mmap], place: &Place) -> Result<Item<'f>, String> {
+fn opened<'f>(metadata: &Metadata, files: &'f [Mmap], place: &ItemLocation) -> Result<Item<'f>, String> {
     let file = &files[place.file];
     let header = file.first_chunk().map(|n| u64::from_le_bytes(*n));
     if metadata.files[place.file].ends_with(".safetensors")
@@ -243,26 +243,26 @@ fn opened<'f>(metadata: &Metadata, files: &'f [Mmap], place: &Place) -> Result<I
 
 /// A tensor of blocks in several files.
 struct Tiled {
-    parts: Rc<Parts>,
+    parts: Rc<ChunkedTensor>,
     files: Rc<Vec<Mmap>>,
     name: String,
-    wrong: Rc<OnceCell<Wrong>>,
+    wrong: Rc<OnceCell<WeightsFault>>,
 }
 
 impl Whole for Tiled {
     fn read(&self, at: u64, out: &mut [f64]) {
-        let Parts { dtype, tiling: Some(tiling), parts } = &*self.parts else { return };
+        let ChunkedTensor { dtype, tiling: Some(tiling), parts } = &*self.parts else { return };
         let (wanted, width, mut done) = (out.len() as u64, dtype.bytes() as usize, 0);
         let mut put = |bytes: &[u8]| {
             let element = || at + done as u64;
             let x = dtype.decode(bytes).unwrap_or_else(|| {
                 // The first that is found stays.
-                let _ = self.wrong.set(Wrong::Inexact { tensor: self.name.clone(), element: element() });
+                let _ = self.wrong.set(WeightsFault::Inexact { tensor: self.name.clone(), element: element() });
                 0.0
             });
             // Beyond f32, in which all is stored, is infinite too.
             if !(x as f32).is_finite() {
-                let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: element(), value: x });
+                let _ = self.wrong.set(WeightsFault::NotFinite { tensor: self.name.clone(), element: element(), value: x });
             }
             out[done] = x;
             done += 1;
@@ -271,7 +271,7 @@ impl Whole for Tiled {
             let part = &parts[number];
             let look = || Item::open(bytes(&self.files, &part.item)).and_then(|mut item| item.check());
             if let Err(what) = part.is_sound.get_or_init(look) {
-                let _ = self.wrong.set(Wrong::Damaged(format!("`{}` is not as it was written: {what}", self.name)));
+                let _ = self.wrong.set(WeightsFault::Damaged(format!("`{}` is not as it was written: {what}", self.name)));
             }
             let bytes = &self.files[part.item.file][part.byte as usize..];
             match &part.strides {

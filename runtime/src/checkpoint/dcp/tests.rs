@@ -1,6 +1,6 @@
 use super::*;
 use crate::checkpoint::Stored;
-use crate::host::Tensor as HostTensor;
+use crate::host::Tensor;
 use std::fs;
 
 /// What two ranks of PyTorch have saved (tests/dcp.py).
@@ -18,11 +18,11 @@ fn copied() -> tempfile::TempDir {
 }
 
 /// A tensor: its name, sizes and elements.
-type Named = (String, Vec<u64>, Vec<f64>);
+type NamedTensor = (String, Vec<u64>, Vec<f64>);
 
 /// All tensors.
-fn read(dir: &Path) -> Result<Vec<Named>, String> {
-    let wrong = Rc::<OnceCell<Wrong>>::default();
+fn read(dir: &Path) -> Result<Vec<NamedTensor>, String> {
+    let wrong = Rc::<OnceCell<WeightsFault>>::default();
     let content = Distributed::open(dir).map_err(|e| e.to_string())?.content(&wrong);
     let whole = |o: Offered| {
         let mut numbers = vec![0.0; o.shape.iter().product::<u64>() as usize];
@@ -51,7 +51,7 @@ fn what_two_ranks_of_pytorch_saved_is_read() {
     assert_eq!((&distributed.others[..], &distributed.about), (&["epoch".to_owned()][..], &None));
     assert_eq!(distributed.verify(), Ok(()));
     // Parts of tensors, from any element on.
-    let wrong = Rc::<OnceCell<Wrong>>::default();
+    let wrong = Rc::<OnceCell<WeightsFault>>::default();
     for (offered, (_, _, all)) in distributed.content(&wrong).tensors.into_iter().zip(&wanted) {
         let values = offered.values.unwrap();
         for (from, to) in (0..all.len()).flat_map(|from| (from..=all.len()).map(move |to| (from, to))) {
@@ -64,14 +64,14 @@ fn what_two_ranks_of_pytorch_saved_is_read() {
 
 #[test]
 fn what_is_written_is_read_again() {
-    let (dir, empty) = (tempfile::tempdir().unwrap(), HostTensor::zeros(vec![0, 3]));
-    let scalar = HostTensor { sizes: vec![], data: vec![-0.5] };
+    let (dir, empty) = (tempfile::tempdir().unwrap(), Tensor::zeros(vec![0, 3]));
+    let scalar = Tensor { sizes: vec![], data: vec![-0.5] };
     // More than are written at a time.
-    let large = HostTensor { sizes: vec![3, 50_000], data: (0..150_000).map(f64::from).collect() };
+    let large = Tensor { sizes: vec![3, 50_000], data: (0..150_000).map(f64::from).collect() };
     let tensors = [("empty", &empty), ("large", &large), ("scalar", &scalar)];
     let model = Provenance::new("m", &[("layers".into(), "2".into())], &[]);
     let run = Some(Mark { step: 9, seed: u64::MAX, ..Mark::default() });
-    let about = About { model, run, conditions: None, artifact: "x".into(), mesh: vec![("tp".into(), 2)] };
+    let about = RunMetadata { model, run, conditions: None, artifact: "x".into(), mesh: vec![("tp".into(), 2)] };
     write(dir.path(), tensors.iter().map(|(name, t)| (*name, &t.sizes[..], *t as &dyn Whole)), Some(&about)).unwrap();
     let back: Vec<_> = tensors.iter().map(|(name, t)| (name.to_string(), t.sizes.clone(), t.data.clone())).collect();
     assert_eq!(read(dir.path()).unwrap(), back);
@@ -127,7 +127,7 @@ fn damage_is_found_before_anything_is_read() {
 fn dtypes_that_are_not_read_are_named() {
     let distributed = changed(".metadata", |b| replaced(b, "\x07float16", "\x06uint16")).unwrap();
     assert_eq!(distributed.verify().unwrap_err().len(), 1);
-    let dtype = |(meta, tensor): (&metadata::TensorMeta, &Tensor)| tensor.as_ref().err().map(|e| format!("{} {e}", meta.name));
+    let dtype = |(meta, tensor): (&metadata::TensorMeta, &TensorResult)| tensor.as_ref().err().map(|e| format!("{} {e}", meta.name));
     let found: Vec<String> = distributed.metadata.tensors.iter().zip(&distributed.tensors).filter_map(dtype).collect();
     assert_eq!(found, ["model.rep torch.uint16"]);
 }

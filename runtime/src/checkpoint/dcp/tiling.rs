@@ -18,12 +18,12 @@ pub struct Tiling {
     sizes: Vec<u64>,
     blocks: Vec<Block>,
     /// The first is the whole tensor.
-    nodes: Vec<Node>,
+    nodes: Vec<TilingNode>,
 }
 
 /// A part of the tensor that is one block, or cut along a dim.
 #[derive(Debug)]
-enum Node {
+enum TilingNode {
     Block(usize),
     Cut {
         dim: usize,
@@ -35,7 +35,7 @@ enum Node {
 }
 
 /// A node that is to be made, of these blocks.
-struct Task {
+struct PendingNode {
     node: usize,
     blocks: Range<usize>,
     level: usize,
@@ -80,16 +80,16 @@ impl Tiling {
             return Err(format!("its parts have {covered} elements, and it has {all}"));
         }
         let mut order: Vec<usize> = (0..blocks.len()).collect();
-        let mut nodes = vec![Node::Block(0)];
+        let mut nodes = vec![TilingNode::Block(0)];
         let whole = Block { from: vec![0; sizes.len()], sizes: sizes.to_vec() };
-        let mut tasks = vec![Task { node: 0, blocks: 0..blocks.len(), level: 0, within: whole }];
+        let mut tasks = vec![PendingNode { node: 0, blocks: 0..blocks.len(), level: 0, within: whole }];
         while let Some(task) = tasks.pop() {
             let order = &mut order[task.blocks.clone()];
             if let [only] = *order {
                 if blocks[only] != task.within {
                     return Err(format!("elements of {:?} at {:?} are in no part, or in several", task.within.sizes, task.within.from));
                 }
-                nodes[task.node] = Node::Block(only);
+                nodes[task.node] = TilingNode::Block(only);
                 continue;
             }
             let cut = (0..sizes.len()).filter(|_| task.level < MOST_LEVELS).find_map(|dim| Some((dim, cut(&blocks, order, dim)?)));
@@ -103,10 +103,10 @@ impl Tiling {
                 let end = starts.get(k + 1).copied().unwrap_or(task.within.end(dim));
                 (within.from[dim], within.sizes[dim]) = (starts[k], end - starts[k]);
                 let at = task.blocks.start;
-                tasks.push(Task { node: first + k, blocks: at + group.start..at + group.end, level: task.level + 1, within });
-                nodes.push(Node::Block(0));
+                tasks.push(PendingNode { node: first + k, blocks: at + group.start..at + group.end, level: task.level + 1, within });
+                nodes.push(TilingNode::Block(0));
             }
-            nodes[task.node] = Node::Cut { dim, starts, first };
+            nodes[task.node] = TilingNode::Cut { dim, starts, first };
         }
         Ok(Tiling { sizes: sizes.to_vec(), blocks, nodes })
     }
@@ -144,8 +144,8 @@ impl Tiling {
         let mut node = 0;
         loop {
             match &self.nodes[node] {
-                Node::Block(number) => return *number,
-                Node::Cut { dim, starts, first } => node = first + starts.partition_point(|s| *s <= index[*dim]) - 1,
+                TilingNode::Block(number) => return *number,
+                TilingNode::Cut { dim, starts, first } => node = first + starts.partition_point(|s| *s <= index[*dim]) - 1,
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::dtype::Scalar;
 use super::item::{HOOKS, REBUILD};
 use super::metadata::{BYTES, CHUNK, INDEX, LAYOUT, MEMORY_FORMAT, METADATA as CLASS, PROPERTIES, SIZE, STORAGE, TENSOR};
-use super::{About, METADATA};
+use super::{METADATA, RunMetadata};
 use crate::host::Whole;
 use crate::pickle::Writer;
 use ir::provenance::KEY;
@@ -38,7 +38,7 @@ struct Written<'a> {
 ///
 /// # Errors
 /// What the file system says.
-pub fn write<'a>(dir: &Path, tensors: impl Iterator<Item = (&'a str, &'a [u64], &'a dyn Whole)>, about: Option<&About>) -> io::Result<()> {
+pub fn write<'a>(dir: &Path, tensors: impl Iterator<Item = (&'a str, &'a [u64], &'a dyn Whole)>, about: Option<&RunMetadata>) -> io::Result<()> {
     let file = File::create_new(dir.join(ITEMS))?;
     let (mut written, mut end) = (vec![], 0);
     for (name, shape, values) in tensors {

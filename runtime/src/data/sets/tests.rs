@@ -64,7 +64,7 @@ fn sets(blend: &[&str], split: &str) -> DataSets {
 }
 
 fn training(sets: &DataSets, job: &Job, seed: u64, samples: u64) -> Samples {
-    let Opened { training, .. } = sets.open(job, seed, [samples, 0, 0]).unwrap();
+    let RunSamples { training, .. } = sets.open(job, seed, [samples, 0, 0]).unwrap();
     training.unwrap()
 }
 

@@ -17,7 +17,7 @@ pub struct Validation {
 }
 
 /// The samples of a run.
-pub struct Opened {
+pub struct RunSamples {
     /// Samples to train on; `None` if the run takes none.
     pub training: Option<Samples>,
     /// One, or one for each data set.
@@ -31,10 +31,10 @@ impl DataSets {
     ///
     /// # Errors
     /// As there.
-    pub fn open(&self, job: &Job, seed: u64, takes: [u64; 3]) -> Result<Opened, DataError> {
+    pub fn open(&self, job: &Job, seed: u64, takes: [u64; 3]) -> Result<RunSamples, DataError> {
         if self.validation.names.is_none() {
             let [training, valid, test] = self.open_parts(job, seed, takes)?;
-            return Ok(Opened { training, valid: Vec::from_iter(valid), test });
+            return Ok(RunSamples { training, valid: Vec::from_iter(valid), test });
         }
         let [training, _, test] = self.open_parts(job, seed, [takes[0], 0, takes[2]])?;
         let mut valid = vec![];
@@ -43,7 +43,7 @@ impl DataSets {
             let [_, samples, _] = alone.open_parts(job, seed, [0, takes[1], 0])?;
             valid.extend(samples);
         }
-        Ok(Opened { training, valid, test })
+        Ok(RunSamples { training, valid, test })
     }
 
     /// What validation data sets are called, if each has a loss of its own.

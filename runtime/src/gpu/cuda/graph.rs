@@ -3,7 +3,7 @@
 
 use super::driver::text;
 use super::issue::{Kept, On, Streams};
-use super::kernel::{Loaded, places};
+use super::kernel::{CudaKernel, places};
 use super::stream::Stream;
 use crate::device::Location;
 use crate::executor::Copied;
@@ -19,7 +19,7 @@ const LEAST: usize = 4;
 
 /// What makes two lists the same graph.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Key {
+enum WorkKey {
     Launch(KernelId),
     Fill(u64, [u8; 4], u8, u64),
     Write(u64, usize),
@@ -33,19 +33,19 @@ enum Key {
     Wait(Lane, u32),
 }
 
-fn keys(work: &[Work]) -> Vec<Key> {
+fn keys(work: &[Work]) -> Vec<WorkKey> {
     let key = |w: &Work| match w {
-        Work::Launch { kernel, .. } => Key::Launch(*kernel),
-        Work::Fill { address, element, width, count } => Key::Fill(*address, *element, *width, *count),
-        Work::Write { address, bytes } => Key::Write(*address, bytes.len()),
-        Work::Copy { stream, to, device, host, bytes } => Key::Copy(*stream, *to, *device, *host, *bytes),
-        Work::Disk { stream, copied } => Key::Disk(*stream, *copied),
-        Work::Host { stream, kernel, args, .. } => Key::Host(*stream, *kernel, args.clone()),
-        Work::Post { stream, address, outgoing } => Key::Post(*stream, *address, *outgoing),
-        Work::Send(outgoing) => Key::Send(*outgoing),
-        Work::Exchange { stream, between, outgoing } => Key::Exchange(*stream, between.clone(), outgoing.clone()),
-        Work::Record { stream, event } => Key::Record(*stream, *event),
-        Work::Wait { stream, event } => Key::Wait(*stream, *event),
+        Work::Launch { kernel, .. } => WorkKey::Launch(*kernel),
+        Work::Fill { address, element, width, count } => WorkKey::Fill(*address, *element, *width, *count),
+        Work::Write { address, bytes } => WorkKey::Write(*address, bytes.len()),
+        Work::Copy { stream, to, device, host, bytes } => WorkKey::Copy(*stream, *to, *device, *host, *bytes),
+        Work::Disk { stream, copied } => WorkKey::Disk(*stream, *copied),
+        Work::Host { stream, kernel, args, .. } => WorkKey::Host(*stream, *kernel, args.clone()),
+        Work::Post { stream, address, outgoing } => WorkKey::Post(*stream, *address, *outgoing),
+        Work::Send(outgoing) => WorkKey::Send(*outgoing),
+        Work::Exchange { stream, between, outgoing } => WorkKey::Exchange(*stream, between.clone(), outgoing.clone()),
+        Work::Record { stream, event } => WorkKey::Record(*stream, *event),
+        Work::Wait { stream, event } => WorkKey::Wait(*stream, *event),
     };
     work.iter().map(key).collect()
 }
@@ -76,7 +76,7 @@ impl Drop for Graph {
 /// The graphs of a rank.
 #[derive(Default)]
 pub(super) struct Graphs {
-    known: HashMap<Vec<Key>, Graph>,
+    known: HashMap<Vec<WorkKey>, Graph>,
     /// Of the last list that is no graph.
     kept: Kept,
 }
@@ -146,7 +146,7 @@ fn last_node(stream: &Stream) -> Result<sys::CUgraphNode, String> {
 
 impl Graph {
     /// Gives it the parameters and the data of a list of its kind.
-    fn update(&mut self, work: &[Work], kernels: &BTreeMap<KernelId, Loaded>) -> Result<(), String> {
+    fn update(&mut self, work: &[Work], kernels: &BTreeMap<KernelId, CudaKernel>) -> Result<(), String> {
         let mut at = 0;
         let (mut launches, mut calls) = (self.launches.iter_mut(), self.kept.calls.iter());
         for work in work {
@@ -179,7 +179,7 @@ impl Graph {
     }
 }
 
-fn replace(exec: sys::CUgraphExec, node: sys::CUgraphNode, kernel: &Loaded, parameters: &[u8]) -> Result<(), String> {
+fn replace(exec: sys::CUgraphExec, node: sys::CUgraphNode, kernel: &CudaKernel, parameters: &[u8]) -> Result<(), String> {
     let (l, mut places) = (&kernel.launch, places(&kernel.launch, parameters));
     let changed = sys::CUDA_KERNEL_NODE_PARAMS_v2_st {
         func: kernel.function,

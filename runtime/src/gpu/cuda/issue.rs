@@ -1,10 +1,10 @@
 //! Issues lists of work on the streams of a rank, ordered by events as the list says.
 
 use super::driver::text;
-use super::kernel::Loaded;
+use super::kernel::CudaKernel;
 use super::memory::Pinned;
-use super::stream::{Event, Stream};
-use crate::gpu::host::{Call, Natively};
+use super::stream::{CudaEvent, Stream};
+use crate::gpu::host::{HostCall, Natively};
 use crate::gpu::nccl::Nccl;
 use crate::gpu::outbox::Outboxes;
 use crate::gpu::{Between, Outgoing, Work};
@@ -21,10 +21,10 @@ const NO_HOST: &str = "there is no code for the host";
 /// before on that of kernels, which goes on when all are through.
 pub(super) struct Streams {
     all: Vec<Stream>,
-    fork: Event,
-    joins: Vec<Event>,
-    events: HashMap<u32, Event>,
-    exchanges: Exchanges,
+    fork: CudaEvent,
+    joins: Vec<CudaEvent>,
+    events: HashMap<u32, CudaEvent>,
+    exchanges: ExchangeStream,
     /// What is sent to other GPUs, once it is connected to them.
     pub(super) outboxes: Outboxes,
 }
@@ -32,10 +32,10 @@ pub(super) struct Streams {
 /// The stream of all that NCCL does, whose kernels so never run at once: an exchange takes its turn there, after what
 /// is before on its own stream, which then waits for it. Where the card is full, its kernels come before those of
 /// compute that have not begun, as other ranks wait for them.
-struct Exchanges {
+struct ExchangeStream {
     stream: Stream,
-    begins: Event,
-    ended: Event,
+    begins: CudaEvent,
+    ended: CudaEvent,
     last: Last,
 }
 
@@ -52,9 +52,9 @@ enum Last {
 impl Streams {
     pub(super) fn new() -> Result<Streams, String> {
         let all = Lane::ALL.iter().map(|_| Stream::new()).collect::<Result<_, _>>()?;
-        let joins = Lane::ALL.iter().map(|_| Event::new()).collect::<Result<_, _>>()?;
-        let exchanges = Exchanges { stream: Stream::first()?, begins: Event::new()?, ended: Event::new()?, last: Last::Nothing };
-        Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new(), exchanges, outboxes: Outboxes::default() })
+        let joins = Lane::ALL.iter().map(|_| CudaEvent::new()).collect::<Result<_, _>>()?;
+        let exchanges = ExchangeStream { stream: Stream::first()?, begins: CudaEvent::new()?, ended: CudaEvent::new()?, last: Last::Nothing };
+        Ok(Streams { all, fork: CudaEvent::new()?, joins, events: HashMap::new(), exchanges, outboxes: Outboxes::default() })
     }
 
     /// Of kernels.
@@ -89,11 +89,11 @@ impl Streams {
                 Work::Copy { stream, to, device, host, bytes } => self.all[*stream as usize].copy(*to, *device, *host, *bytes)?,
                 Work::Disk { stream, copied } => {
                     let natively = on.natively.ok_or(NO_HOST)?;
-                    kept.call(&self.all[*stream as usize], Call::Disk(natively.arenas(), *copied))?;
+                    kept.call(&self.all[*stream as usize], HostCall::Disk(natively.arenas(), *copied))?;
                 }
                 Work::Host { stream, kernel, args, scalars } => {
                     let natively = on.natively.ok_or(NO_HOST)?;
-                    kept.call(&self.all[*stream as usize], Call::new(natively, *kernel, args, scalars))?;
+                    kept.call(&self.all[*stream as usize], HostCall::new(natively, *kernel, args, scalars))?;
                 }
                 Work::Post { stream, address, outgoing } => self.outboxes.fill(outgoing, *address, &self.all[*stream as usize])?,
                 Work::Send(outgoing) => self.exchange(on, None, &[*outgoing])?,
@@ -101,7 +101,7 @@ impl Streams {
                 Work::Record { stream, event } => {
                     let known = match self.events.entry(*event) {
                         Entry::Occupied(e) => e.into_mut(),
-                        Entry::Vacant(e) => e.insert(Event::new()?),
+                        Entry::Vacant(e) => e.insert(CudaEvent::new()?),
                     };
                     known.record(&self.all[*stream as usize])?;
                     recorded.insert(*event);
@@ -129,7 +129,7 @@ impl Streams {
     /// Issues an exchange of a stream, if there is one, and what goes out with it.
     fn exchange(&mut self, on: &On, exchange: Option<(Lane, &Between)>, outgoing: &[Outgoing]) -> Result<(), String> {
         let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
-        let Exchanges { stream, begins, ended, last } = &mut self.exchanges;
+        let ExchangeStream { stream, begins, ended, last } = &mut self.exchanges;
         match exchange {
             Some((lane, _)) => {
                 begins.record(&self.all[lane as usize])?;
@@ -153,7 +153,7 @@ impl Streams {
 
 /// What a list is issued with.
 pub(super) struct On<'a> {
-    pub(super) kernels: &'a BTreeMap<KernelId, Loaded>,
+    pub(super) kernels: &'a BTreeMap<KernelId, CudaKernel>,
     pub(super) nccl: Option<&'a Nccl>,
     pub(super) natively: Option<&'a Natively>,
 }
@@ -165,7 +165,7 @@ pub(super) struct Kept {
     pub(super) data: Option<Pinned>,
     written: usize,
     /// What the host does, in order.
-    pub(super) calls: Vec<Arc<Call>>,
+    pub(super) calls: Vec<Arc<HostCall>>,
 }
 
 impl Kept {
@@ -187,10 +187,10 @@ impl Kept {
     }
 
     /// Issues what the host does.
-    fn call(&mut self, on: &Stream, call: Call) -> Result<(), String> {
+    fn call(&mut self, on: &Stream, call: HostCall) -> Result<(), String> {
         unsafe extern "C" fn run(call: *mut c_void) {
             // SAFETY: it is a call that is kept until the stream is through.
-            unsafe { &*call.cast_const().cast::<Call>() }.run();
+            unsafe { &*call.cast_const().cast::<HostCall>() }.run();
         }
         let call = Arc::new(call);
         // SAFETY: the stream is alive; what is called uses no driver, and operands that are its own by the order of streams.

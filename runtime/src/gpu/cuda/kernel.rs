@@ -1,7 +1,7 @@
 //! Kernels as the driver has them: functions of modules, the parameters that they are launched with, and tensor maps, which are among these.
 
 use super::driver::text;
-use crate::device::Needs;
+use crate::device::ThreadResources;
 use cudarc::driver::{result, sys};
 use ir::launch::{Launch, MAP_BYTES, Swizzle, TensorMap};
 use ir::op::DType;
@@ -9,22 +9,22 @@ use std::ffi::{CString, c_void};
 
 /// A kernel that can be launched.
 #[derive(Clone)]
-pub(super) struct Loaded {
+pub(super) struct CudaKernel {
     pub(super) function: sys::CUfunction,
     pub(super) launch: Launch,
-    pub(super) needs: Needs,
+    pub(super) needs: ThreadResources,
 }
 
 // SAFETY: handles of a context that lives as long as its `Cuda`; the driver may be called from any thread.
-unsafe impl Send for Loaded {}
+unsafe impl Send for CudaKernel {}
 // SAFETY: as above.
-unsafe impl Sync for Loaded {}
+unsafe impl Sync for CudaKernel {}
 
 /// Loads a module for its one kernel, as it was assembled if it was. It stays loaded as long as the context.
 ///
 /// # Errors
 /// The driver refuses it, or gave it too few registers to share out among its warps.
-pub(super) fn load(ptx: &CString, cubin: Option<&[u8]>, name: &CString, launch: Launch) -> Result<Loaded, String> {
+pub(super) fn load(ptx: &CString, cubin: Option<&[u8]>, name: &CString, launch: Launch) -> Result<CudaKernel, String> {
     let module = match cubin {
         // SAFETY: the text ends with a zero byte; the driver copies it.
         None => unsafe { result::module::load_data(ptx.as_ptr().cast()) }.map_err(text),
@@ -42,9 +42,9 @@ pub(super) fn load(ptx: &CString, cubin: Option<&[u8]>, name: &CString, launch: 
     use sys::CUfunction_attribute_enum::{CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as LOCAL, CU_FUNC_ATTRIBUTE_NUM_REGS as REGISTERS};
     // SAFETY: the function is loaded.
     let [registers, local_bytes] = [REGISTERS, LOCAL].map(|a| unsafe { result::function::get_function_attribute(function, a) }.map_err(text));
-    let needs = Needs { registers: registers? as u32, local_bytes: local_bytes? as u32 };
+    let needs = ThreadResources { registers: registers? as u32, local_bytes: local_bytes? as u32 };
     shared_out(&ptx.to_string_lossy(), launch.block, needs.registers)?;
-    Ok(Loaded { function, launch, needs })
+    Ok(CudaKernel { function, launch, needs })
 }
 
 /// Threads of a warpgroup, which have more or fewer registers together.

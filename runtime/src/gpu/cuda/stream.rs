@@ -1,7 +1,7 @@
 //! Streams and events of the driver, and what one stream is told to do.
 
 use super::driver::text;
-use super::kernel::{Loaded, places};
+use super::kernel::{CudaKernel, places};
 use cudarc::driver::result::{event, stream};
 use cudarc::driver::sys;
 use ir::program::Space;
@@ -67,7 +67,7 @@ impl Stream {
     }
 
     /// Issues a kernel with packed parameters.
-    pub(super) fn launch(&self, kernel: &Loaded, parameters: &[u8]) -> Result<(), String> {
+    pub(super) fn launch(&self, kernel: &CudaKernel, parameters: &[u8]) -> Result<(), String> {
         let (l, mut places) = (&kernel.launch, places(&kernel.launch, parameters));
         // SAFETY: the parameters are those of the kernel, each where it is said to be; the driver copies them.
         unsafe { sys::cuLaunchKernel(kernel.function, l.grid, 1, 1, l.block, 1, 1, l.shared_bytes, self.0, places.as_mut_ptr(), null_mut()) }
@@ -86,14 +86,14 @@ impl Stream {
 }
 
 /// An event, owned.
-pub(in crate::gpu) struct Event(sys::CUevent);
+pub(in crate::gpu) struct CudaEvent(sys::CUevent);
 
 // SAFETY: a handle that may be used from any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 
-impl Event {
-    pub(in crate::gpu) fn new() -> Result<Event, String> {
-        event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event).map_err(text)
+impl CudaEvent {
+    pub(in crate::gpu) fn new() -> Result<CudaEvent, String> {
+        event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(CudaEvent).map_err(text)
     }
 
     pub(in crate::gpu) fn record(&self, on: &Stream) -> Result<(), String> {
@@ -107,7 +107,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: it is owned.
         let _ = unsafe { event::destroy(self.0) };

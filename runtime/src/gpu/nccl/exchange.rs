@@ -4,7 +4,7 @@ use super::comm::{Comm, check};
 use super::library;
 use crate::comm::Terms;
 use crate::gpu::cuda::Stream;
-use crate::gpu::{Message, Outgoing};
+use crate::gpu::{CardMessage, Outgoing};
 use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use ir::op::{DType, Reduce};
 use ir::program::Collective;
@@ -52,7 +52,7 @@ impl Comm {
     /// Messages of a rank of all at once: what it receives, if anything, and what it sends, at these places.
     pub(super) fn messages(
         &self,
-        received: Option<(u64, &Message)>,
+        received: Option<(u64, &CardMessage)>,
         outgoing: &[Outgoing],
         places: &[u64],
         stream: &Stream,
@@ -76,20 +76,20 @@ impl Comm {
 
 /// What passes between this rank and another member: whether it gives or gets, and how many bytes on from the start of both ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
+struct PeerTransfer {
     gives: bool,
     gets: bool,
     offset: u64,
 }
 
 /// By member, what an exchange of all with all, or a shift to the next member, is to a rank.
-fn parts(members: &[u64], rank: u64, terms: &Terms) -> Vec<(i32, Part)> {
+fn parts(members: &[u64], rank: u64, terms: &Terms) -> Vec<(i32, PeerTransfer)> {
     let n = members.len();
     let me = members.iter().position(|m| *m == rank).unwrap_or(0);
     let part = |k: usize| match terms.kind {
-        Collective::Shift => Part { gives: k == (me + 1) % n, gets: (k + 1) % n == me, offset: 0 },
+        Collective::Shift => PeerTransfer { gives: k == (me + 1) % n, gets: (k + 1) % n == me, offset: 0 },
         Collective::AllToAll | Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_) => {
-            Part { gives: true, gets: true, offset: k as u64 * terms.count * terms.dtype.bytes() }
+            PeerTransfer { gives: true, gets: true, offset: k as u64 * terms.count * terms.dtype.bytes() }
         }
     };
     (0..n).map(|k| (k as i32, part(k))).filter(|(_, p)| p.gives || p.gets).collect()
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn a_shift_goes_to_the_next_member_and_comes_from_the_one_before() {
         let terms = |kind| Terms { kind, dtype: DType::F32, count: 3 };
-        let part = |gives, gets, offset| Part { gives, gets, offset };
+        let part = |gives, gets, offset| PeerTransfer { gives, gets, offset };
         assert_eq!(parts(&[1, 4, 7], 4, &terms(Collective::Shift)), [(0, part(false, true, 0)), (2, part(true, false, 0))]);
         assert_eq!(parts(&[1, 4], 1, &terms(Collective::Shift)), [(1, part(true, true, 0))]);
         assert_eq!(parts(&[1, 4], 1, &terms(Collective::AllToAll)), [(0, part(true, true, 0)), (1, part(true, true, 12))]);

@@ -10,17 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Ranks that exchange: a group, which has a communicator, or two between which messages go, which go by that of all
 /// ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Link {
+pub enum NcclLink {
     Group(Vec<u64>),
     /// From the first to the second.
     Messages([u64; 2]),
 }
 
-impl Link {
+impl NcclLink {
     pub fn members(&self) -> &[u64] {
         match self {
-            Link::Group(members) => members,
-            Link::Messages(ends) => ends,
+            NcclLink::Group(members) => members,
+            NcclLink::Messages(ends) => ends,
         }
     }
 }
@@ -29,21 +29,21 @@ impl Link {
 pub type Kinds = BTreeMap<(Collective, DType, u64), Terms>;
 
 /// Links that no two have a rank of, with what goes over each.
-pub type Round = Vec<(Link, Kinds)>;
+pub type Round = Vec<(NcclLink, Kinds)>;
 
 /// The links of a rank with what goes over each.
-pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<Link, Kinds> {
-    let mut links: BTreeMap<Link, Kinds> = BTreeMap::new();
+pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<NcclLink, Kinds> {
+    let mut links: BTreeMap<NcclLink, Kinds> = BTreeMap::new();
     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
     for command in program.bodies.iter().flat_map(|b| &b.commands) {
         match &command.action {
             Action::Collective { group, kind, dtype, count, .. } => {
                 let members = program.groups[group.index()].members(&job.mesh, rank);
-                let kinds = links.entry(Link::Group(members)).or_default();
+                let kinds = links.entry(NcclLink::Group(members)).or_default();
                 kinds.insert((*kind, *dtype, *count), Terms { kind: *kind, dtype: *dtype, count: *count });
             }
-            Action::Send { hops, .. } => drop(links.entry(Link::Messages([rank, peer(job, rank, *hops)])).or_default()),
-            Action::Recv { hops, .. } => drop(links.entry(Link::Messages([peer(job, rank, *hops), rank])).or_default()),
+            Action::Send { hops, .. } => drop(links.entry(NcclLink::Messages([rank, peer(job, rank, *hops)])).or_default()),
+            Action::Recv { hops, .. } => drop(links.entry(NcclLink::Messages([peer(job, rank, *hops), rank])).or_default()),
             Action::Launch { .. }
             | Action::Copy { .. }
             | Action::Fill { .. }
@@ -60,7 +60,7 @@ pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<Link, Kinds> {
 /// The links of a job with what goes over each, in rounds of which each has every rank at most once. All ranks
 /// compute the same.
 pub fn rounds(job: &Job) -> Vec<Round> {
-    let links: BTreeMap<Link, Kinds> = (0..job.mesh.world()).flat_map(|rank| of_rank(job, rank)).collect();
+    let links: BTreeMap<NcclLink, Kinds> = (0..job.mesh.world()).flat_map(|rank| of_rank(job, rank)).collect();
     let mut rounds: Vec<(BTreeSet<u64>, Round)> = vec![];
     for (link, kinds) in links {
         let free = rounds.iter_mut().find(|(taken, _)| link.members().iter().all(|m| !taken.contains(m)));
@@ -86,14 +86,14 @@ mod tests {
     fn every_link_of_every_rank_is_in_one_round_and_no_rank_twice() {
         let job = fixture::job(&Split { microbatches: 2, pp: 2, dp: 2, tp: 2 });
         let rounds = rounds(&job);
-        let all: Vec<&Link> = rounds.iter().flatten().map(|(link, _)| link).collect();
+        let all: Vec<&NcclLink> = rounds.iter().flatten().map(|(link, _)| link).collect();
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
         for round in &rounds {
             let ranks: Vec<u64> = round.iter().flat_map(|(l, _)| l.members().to_vec()).collect();
             assert_eq!(ranks.iter().collect::<BTreeSet<_>>().len(), ranks.len(), "{round:?}");
         }
-        assert!(all.iter().any(|l| **l == Link::Group(vec![0, 1])), "{all:?}");
-        assert!(all.iter().any(|l| matches!(l, Link::Messages(_))), "{all:?}");
+        assert!(all.iter().any(|l| **l == NcclLink::Group(vec![0, 1])), "{all:?}");
+        assert!(all.iter().any(|l| matches!(l, NcclLink::Messages(_))), "{all:?}");
         // Ranks of a group all have it, so the rounds are as many as one rank has links, or few more.
         let most = (0..8).map(|r| all.iter().filter(|l| l.members().contains(&r)).count()).max().unwrap_or(0);
         assert!((most..=2 * most).contains(&rounds.len()), "{} rounds, {most} links", rounds.len());

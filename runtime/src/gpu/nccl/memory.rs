@@ -8,7 +8,7 @@
 //! messages, or all to all, are connected by a power of two of channels between GPUs of a machine, and by four
 //! between machines with 400 Gb/s (`src/graph/paths.cc`).
 
-use super::links::{Link, of_rank};
+use super::links::{NcclLink, of_rank};
 use crate::gpu::outbox::outbox_bytes;
 use ir::program::{Collective, Job};
 use std::collections::BTreeSet;
@@ -34,11 +34,11 @@ pub fn bytes_of_rank(job: &Job, rank: u64, max_ctas: u32) -> u64 {
     let mut connections = 0u64;
     for (link, kinds) in of_rank(job, rank) {
         let members = match &link {
-            Link::Messages([from, _]) => {
+            NcclLink::Messages([from, _]) => {
                 senders.extend(Some(*from).filter(|from| *from != rank));
                 continue;
             }
-            Link::Group(members) => members.len() as u64,
+            NcclLink::Group(members) => members.len() as u64,
         };
         let has = |kind: fn(&Collective) -> bool| kinds.keys().any(|(k, ..)| kind(k));
         let rings = has(|k| matches!(k, Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_)));

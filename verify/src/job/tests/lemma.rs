@@ -1,7 +1,7 @@
 //! The lemma of the module's documentation, against all ranks played one by one.
 
-use crate::job::Phase;
-use crate::job::exchange::{Events, Play};
+use crate::job::ProgramPhase;
+use crate::job::exchange::{Events, ExchangeSimulation};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Reduce};
 use ir::program::{Action, BufferId, Call, CallSchedule, Channel, Command, Group, GroupId, Job, Place, Program};
@@ -140,7 +140,7 @@ fn one_rank_of_each_stage_tells_whether_all_finish() {
     for seed in 0..2000 {
         let job = communicating(seed);
         let events: Vec<Events> = job.programs.iter().map(Events::new).collect();
-        let played = Play::new(&job, &events.iter().collect::<Vec<_>>()).run(Phase::Train);
+        let played = ExchangeSimulation::new(&job, &events.iter().collect::<Vec<_>>()).run(ProgramPhase::Train);
         assert_eq!(played.is_ok(), all_ranks_finish(&job), "seed {seed}: {played:?}");
         finished += u32::from(played.is_ok());
     }

@@ -3,14 +3,14 @@
 
 use ir::build::Builder;
 use ir::dim::{Base, Dim, DimInfo, IndexMap, Linear, Order};
-use ir::graph::{Body as Graph, Init, Origin, Phase, Type, Value};
+use ir::graph::{Body, Init, Origin, Phase, Type, Value};
 use ir::kernel::{Family, Kernel, Operand, Output};
 use ir::mesh::{Mesh, SubAxis};
 use ir::model::Train;
 use ir::op::{Channel, Collective, DType, Op, Real, Reduce, Scalar};
 use ir::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
-    ParamEntry, Place, Program, Slots, Space, Stage, Stash, Stream,
+    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
+    ParamEntry, Place, Program, ProgramBody, Slots, Space, Stage, Stash, Stream,
 };
 
 /// Elements of a rank's part.
@@ -39,7 +39,7 @@ enum Store {
 
 /// Over operands `[n]`, then scalars; `n` is the grid or a loop within its one point.
 fn kernel(inputs: usize, scalars: usize, grid: Grid, store: Store, build: impl FnOnce(&mut Builder, Dim, &[Value]) -> Vec<Value>) -> Kernel {
-    let mut body = Graph::default();
+    let mut body = Body::default();
     let n = body.dims.add(DimInfo::new("n", N));
     let mut b = Builder { body: &mut body, origin: Origin::new(Phase::Forward) };
     let ty = Type::new(DType::F32, [n]);
@@ -94,7 +94,7 @@ pub fn product_with_sum() -> Kernel {
 struct Building {
     buffers: Vec<Buffer>,
     sizes: [u64; Arena::ALL.len()],
-    bodies: Vec<Body>,
+    bodies: Vec<ProgramBody>,
 }
 
 impl Building {
@@ -114,7 +114,7 @@ impl Building {
             .into_iter()
             .map(|action| Command { stream: Stream::Compute, action, predicate: None, origin: Origin::new(Phase::Forward), reason: None })
             .collect();
-        self.bodies.push(Body { name: name.into(), kind, commands, cuts: vec![] });
+        self.bodies.push(ProgramBody { name: name.into(), kind, commands, cuts: vec![] });
     }
 
     fn at(&self, name: &str) -> Place {

@@ -26,11 +26,11 @@ mod sums;
 mod tables;
 mod zero;
 
-use super::shards::{Held, Local, Places};
+use super::shards::{Local, Places, ShardView};
 use super::stage::Stage;
 use crate::Invariant;
-use crate::terms::digits::{Digits, Form, add};
-use crate::terms::{Access, Term};
+use crate::terms::digits::{Digits, LinearForm, add};
+use crate::terms::{Term, TermView};
 use crate::violation::Checked;
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -45,7 +45,7 @@ pub use tables::Table;
 
 /// Where tokens that choose experts are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Home {
+pub struct TokenHomes {
     /// What they choose, before all reshards.
     chosen: Value,
     /// The number of experts, and the dims by which values of these experts go.
@@ -60,7 +60,7 @@ pub struct Home {
     pieces: Vec<(Dim, u64, u64)>,
 }
 
-impl Home {
+impl TokenHomes {
     /// Tokens of a home.
     fn count(&self) -> u64 {
         self.pieces.iter().map(|p| p.1).product()
@@ -93,7 +93,7 @@ impl Layout {
 
 /// What local values are views of, apart from values of the sharded graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tensor {
+pub enum RoutedTensor {
     /// Element n is n.
     Numbers,
     Table(Table, Layout),
@@ -112,11 +112,11 @@ pub enum Tensor {
 /// What a sharded graph says of routing.
 #[derive(Default)]
 pub struct Routed {
-    homes: Vec<Home>,
+    homes: Vec<TokenHomes>,
     /// By value before reshards: what is computed from it.
     users: Vec<Vec<Value>>,
-    tensors: Vec<Tensor>,
-    known: HashMap<Tensor, Term>,
+    tensors: Vec<RoutedTensor>,
+    known: HashMap<RoutedTensor, Term>,
     zero: HashMap<(Value, usize, Dim), bool>,
 }
 
@@ -152,7 +152,7 @@ struct Packed {
     row: View,
     rest: Vec<(Dim, Digits)>,
     /// What coordinates add to the index of what is in a row.
-    inside: Form,
+    inside: LinearForm,
     partial: Vec<(SubAxis, Partial)>,
 }
 
@@ -175,12 +175,12 @@ impl Places<'_> {
                 pieces.extend(kept.into_iter().map(|(n, s)| (*d, n, s)));
             }
             let (size, picks) = (body.dims.size(r.experts), body.dims.size(r.choice));
-            let new = Home { chosen: of, size, experts: vec![], choice: r.choice, picks, tokens, homes, pieces };
-            let alike = |h: &&mut Home| **h == Home { experts: h.experts.clone(), ..new.clone() };
+            let new = TokenHomes { chosen: of, size, experts: vec![], choice: r.choice, picks, tokens, homes, pieces };
+            let alike = |h: &&mut TokenHomes| **h == TokenHomes { experts: h.experts.clone(), ..new.clone() };
             match self.routed.homes.iter_mut().find(alike) {
                 Some(h) if h.experts.contains(&r.experts) => {}
                 Some(h) => h.experts.push(r.experts),
-                None => self.routed.homes.push(Home { experts: vec![r.experts], ..new }),
+                None => self.routed.homes.push(TokenHomes { experts: vec![r.experts], ..new }),
             }
         }
         if self.routed.is_empty() {
@@ -197,11 +197,11 @@ impl Places<'_> {
         }
     }
 
-    fn tensor(&self, term: Term) -> Option<Tensor> {
+    fn tensor(&self, term: Term) -> Option<RoutedTensor> {
         self.routed.tensors.get((term.0 as usize).checked_sub(self.root.len())?).copied()
     }
 
-    fn term(&mut self, tensor: Tensor) -> Term {
+    fn term(&mut self, tensor: RoutedTensor) -> Term {
         let next = Term((self.root.len() + self.routed.tensors.len()) as u32);
         let term = *self.routed.known.entry(tensor).or_insert(next);
         if term == next {
@@ -210,22 +210,22 @@ impl Places<'_> {
         term
     }
 
-    fn home(&self, layout: Layout) -> &Home {
+    fn home(&self, layout: Layout) -> &TokenHomes {
         &self.routed.homes[layout.home]
     }
 
     /// The dims of a tensor.
-    fn space(&self, tensor: Tensor) -> Option<Space> {
+    fn space(&self, tensor: RoutedTensor) -> Option<Space> {
         let layout = match tensor {
-            Tensor::Numbers | Tensor::Share { .. } => return None,
-            Tensor::Table(_, layout) | Tensor::Rows(_, layout) => layout,
+            RoutedTensor::Numbers | RoutedTensor::Share { .. } => return None,
+            RoutedTensor::Table(_, layout) | RoutedTensor::Rows(_, layout) => layout,
         };
         let home = self.home(layout);
         let experts = (Count::Expert, home.size, 1);
         let groups = (Count::Expert, home.size / layout.group.max(1), layout.group.max(1));
         let (token, choice, slot) = ((Count::Token, home.count(), 1), (Count::Choice, home.picks, 1), (Count::Slot, layout.slots, 1));
         let inner = match tensor {
-            Tensor::Table(table, _) => match table {
+            RoutedTensor::Table(table, _) => match table {
                 Table::Named => vec![experts, token, choice],
                 Table::Hit | Table::Among | Table::Rank | Table::Fits | Table::Behind | Table::Within | Table::Number | Table::NumberOrZero => {
                     vec![experts, token]
@@ -237,17 +237,17 @@ impl Places<'_> {
                 Table::Times | Table::TimesOrOne | Table::Tokens | Table::TokenOrZero | Table::Token => vec![groups, slot],
                 Table::Before | Table::Someones | Table::Expert | Table::TokenTimes | Table::AnyPlace | Table::Place => vec![groups, slot],
             },
-            Tensor::Rows(..) | Tensor::Numbers | Tensor::Share { .. } => vec![groups, slot],
+            RoutedTensor::Rows(..) | RoutedTensor::Numbers | RoutedTensor::Share { .. } => vec![groups, slot],
         };
         let mut out = vec![];
-        if let Tensor::Rows(v, _) = tensor {
+        if let RoutedTensor::Rows(v, _) = tensor {
             // No more than its strides need: all elements of the dense value, times all slots, can be more than 2^64.
             let (dims, rest) = (self.s.graph.body.dims_of(v), self.rest_of(v, home));
             let inner = dims.iter().skip_while(|d| !rest.contains(d));
             out.push((Count::Rest, inner.map(|d| self.s.graph.body.dims.size(*d)).product(), 1));
         }
         let among = match tensor {
-            Tensor::Table(Table::Peak(among) | Table::Further(among), _) => among,
+            RoutedTensor::Table(Table::Peak(among) | Table::Further(among), _) => among,
             _ => 0,
         };
         let apart = home.homes.iter().enumerate().filter(|(k, _)| among & 1 << k == 0);
@@ -257,19 +257,19 @@ impl Places<'_> {
     }
 
     /// The dim of experts of a value.
-    fn experts_of(&self, v: Value, home: &Home) -> Option<Dim> {
+    fn experts_of(&self, v: Value, home: &TokenHomes) -> Option<Dim> {
         let mut of = home.experts.iter().copied().filter(|d| self.s.graph.body[v].ty.has(*d));
         of.next().filter(|_| of.next().is_none())
     }
 
     /// The dims of a value other than tokens and experts.
-    fn rest_of(&self, v: Value, home: &Home) -> Vec<Dim> {
+    fn rest_of(&self, v: Value, home: &TokenHomes) -> Vec<Dim> {
         let dims = self.s.graph.body.dims_of(v).iter().copied();
         dims.filter(|d| !home.tokens.contains(d) && !home.experts.contains(d)).collect()
     }
 
     /// Steps as digits of a dense value. They stand still where it lacks what they count.
-    fn dense(&self, v: Value, home: &Home, steps: &Steps) -> Option<Digits> {
+    fn dense(&self, v: Value, home: &TokenHomes, steps: &Steps) -> Option<Digits> {
         let body = &self.s.graph.body;
         let (order, strides) = (body.dims_of(v), body.dims.strides(body.dims_of(v)));
         let stride = |d: Dim| order.iter().position(|e| *e == d).map_or(0, |k| strides[k]);
@@ -320,7 +320,7 @@ impl Places<'_> {
     }
 
     /// For each other dim of a value what a rank has of it, in digits of the dense value, and what coordinates add to them.
-    fn rest(&self, v: Value, layout: Layout) -> (Vec<(Dim, Digits)>, Form) {
+    fn rest(&self, v: Value, layout: Layout) -> (Vec<(Dim, Digits)>, LinearForm) {
         let (body, sharding) = (&self.s.graph.body, self.s.sharding(v));
         let order = body.dims_of(self.root[v.index()]);
         let strides = body.dims.strides(order);
@@ -367,7 +367,7 @@ impl Stage<'_, '_> {
         Some(Layout { slots, ..layout })
     }
 
-    fn one(&self, a: Value, to: Chunk) -> Option<Rc<Held>> {
+    fn one(&self, a: Value, to: Chunk) -> Option<Rc<ShardView>> {
         match self.seen(a, to) {
             Ok(Some(Local::One(one))) if one.turn.is_none() => Some(one),
             _ => None,
@@ -375,7 +375,7 @@ impl Stage<'_, '_> {
     }
 
     /// A value of the sharded graph.
-    fn dense_value(&self, a: Value, to: Chunk) -> Option<(Value, Rc<Held>)> {
+    fn dense_value(&self, a: Value, to: Chunk) -> Option<(Value, Rc<ShardView>)> {
         let one = self.one(a, to)?;
         let v = Value(one.x.term.0);
         let known = v.index() < self.places.root.len() && one.x.offset == 0;
@@ -383,7 +383,7 @@ impl Stage<'_, '_> {
     }
 
     /// A view of a tensor whose indices start at zero.
-    fn read(&self, a: Value, to: Chunk) -> Option<(Tensor, View, Rc<Held>)> {
+    fn read(&self, a: Value, to: Chunk) -> Option<(RoutedTensor, View, Rc<ShardView>)> {
         let one = self.one(a, to)?;
         let tensor = self.places.tensor(one.x.term)?;
         let space = self.places.space(tensor)?;
@@ -398,17 +398,17 @@ impl Stage<'_, '_> {
 
     fn read_table(&self, a: Value, to: Chunk) -> Option<(Table, Layout, View)> {
         match self.read(a, to)? {
-            (Tensor::Table(table, layout), view, one) if one.partial.is_empty() => Some((table, layout, view)),
+            (RoutedTensor::Table(table, layout), view, one) if one.partial.is_empty() => Some((table, layout, view)),
             _ => None,
         }
     }
 
     fn read_rows(&self, a: Value, to: Chunk) -> Option<Packed> {
-        let (Tensor::Rows(of, layout), view, one) = self.read(a, to)? else { return None };
+        let (RoutedTensor::Rows(of, layout), view, one) = self.read(a, to)? else { return None };
         let inside = |steps: &Steps| steps.iter().all(|s| s.0 == Count::Rest);
         let row = |steps: &Steps| steps.iter().all(|s| s.0 != Count::Rest);
         let digits = |steps: &Steps| Digits::new(steps.iter().map(|s| (s.1, s.2)));
-        let (mut rows, mut rest, mut form) = (View { dims: vec![], coords: vec![] }, vec![], Form::new());
+        let (mut rows, mut rest, mut form) = (View { dims: vec![], coords: vec![] }, vec![], LinearForm::new());
         // Of one element it is whichever its user takes it for.
         for (d, steps) in view.dims.into_iter().filter(|d| !d.1.is_empty()) {
             match row(&steps) {
@@ -428,7 +428,7 @@ impl Stage<'_, '_> {
     }
 
     /// A node that is this view of a tensor.
-    fn write(&mut self, w: Value, tensor: Tensor, view: &View, partial: Vec<(SubAxis, Partial)>) -> Option<Local> {
+    fn write(&mut self, w: Value, tensor: RoutedTensor, view: &View, partial: Vec<(SubAxis, Partial)>) -> Option<Local> {
         let space = self.places.space(tensor)?;
         let dims = &self.local.body.dims;
         let digits = |d: &Dim| match view.of(*d) {
@@ -436,9 +436,9 @@ impl Stage<'_, '_> {
             None => (dims.size(*d) == 1).then(Digits::default),
         };
         let dims = self.local.body.dims_of(w).iter().map(digits).collect::<Option<_>>()?;
-        let form = view.coords.iter().map(|(u, steps)| Some((*u, space.write(steps)?))).collect::<Option<Form>>()?;
-        let x = Access { term: self.places.term(tensor), offset: 0, coords: add(&vec![], &form)?, dims };
-        Some(Local::One(Rc::new(Held { x, partial, turn: None })))
+        let form = view.coords.iter().map(|(u, steps)| Some((*u, space.write(steps)?))).collect::<Option<LinearForm>>()?;
+        let x = TermView { term: self.places.term(tensor), offset: 0, coords: add(&vec![], &form)?, dims };
+        Some(Local::One(Rc::new(ShardView { x, partial, turn: None })))
     }
 
     fn write_rows(&mut self, w: Value, p: &Packed) -> Option<Local> {
@@ -449,6 +449,6 @@ impl Stage<'_, '_> {
         if view.coords.iter().enumerate().any(|(k, c)| view.coords[..k].iter().any(|e| e.0 == c.0)) {
             return None;
         }
-        self.write(w, Tensor::Rows(p.of, p.layout), &view, p.partial.clone())
+        self.write(w, RoutedTensor::Rows(p.of, p.layout), &view, p.partial.clone())
     }
 }

@@ -2,9 +2,9 @@
 
 use super::space::{all, some};
 use super::zero::named;
-use super::{Count, Held, Layout, Local, Packed, Stage, Steps, Table, View};
-use crate::terms::digits::{Digits, Form, add};
-use crate::terms::{Access, Term};
+use super::{Count, Layout, Local, Packed, ShardView, Stage, Steps, Table, View};
+use crate::terms::digits::{Digits, LinearForm, add};
+use crate::terms::{Term, TermView};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::local::{Chunk, Local as Graph};
@@ -59,7 +59,7 @@ impl Stage<'_, '_> {
                 return None;
             }
         }
-        let mut inside: Form = held.x.coords.clone();
+        let mut inside: LinearForm = held.x.coords.clone();
         for (u, steps) in &row.coords {
             let want = self.places.dense(v, home, steps)?;
             let at = inside.iter().position(|c| c.0 == *u);
@@ -94,7 +94,7 @@ impl Stage<'_, '_> {
     fn fits_but(&self, p: &Packed, b: Value, but: Option<Dim>) -> Option<Names> {
         let (mut dims, form) = self.places.rest(b, p.layout);
         dims.retain(|d| Some(d.0) != but);
-        let space = self.places.space(super::Tensor::Rows(p.of, p.layout))?;
+        let space = self.places.space(super::RoutedTensor::Rows(p.of, p.layout))?;
         let rows = super::Space(space.0[1..].to_vec());
         let same = self.places.root[b.index()] == p.of && form == p.inside && self.partial(b) == p.partial;
         if !same || !p.row.covers(&rows) {
@@ -334,7 +334,7 @@ impl Stage<'_, '_> {
     }
 
     /// A dense value as its sharding says, of which what these indices count and names of other dims are known.
-    pub(super) fn dense_result(&self, w: Value, v: Value, layout: Layout, view: &View, names: &Names) -> Option<Held> {
+    pub(super) fn dense_result(&self, w: Value, v: Value, layout: Layout, view: &View, names: &Names) -> Option<ShardView> {
         let home = self.places.home(layout);
         let (rest, inside) = self.places.rest(v, layout);
         let mut dims = vec![];
@@ -354,8 +354,8 @@ impl Stage<'_, '_> {
                 form = add(&form, &vec![(*u, digits)])?;
             }
         }
-        let x = Access { term: Term(self.places.root[v.index()].0), offset: 0, coords: form, dims };
-        Some(Held { x, partial: self.partial(v), turn: None })
+        let x = TermView { term: Term(self.places.root[v.index()].0), offset: 0, coords: form, dims };
+        Some(ShardView { x, partial: self.partial(v), turn: None })
     }
 }
 

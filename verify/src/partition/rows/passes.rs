@@ -8,8 +8,8 @@
 //!
 //! [`Table::Rank`]: super::Table::Rank
 
-use super::{Held, Layout, Local, Stage, Table, Tensor, View};
-use crate::terms::{Access, Term};
+use super::{Layout, Local, RoutedTensor, ShardView, Stage, Table, View};
+use crate::terms::{Term, TermView};
 use ir::graph::Value;
 use ir::mesh::SubAxis;
 use ir::op::Op;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 impl Stage<'_, '_> {
     /// What comes of rows that are at these indices: a value of the sharded graph, or what one pass adds to it.
-    pub(super) fn of_pass(&mut self, held: Held, layout: Layout, apart: bool, row: &View) -> Local {
+    pub(super) fn of_pass(&mut self, held: ShardView, layout: Layout, apart: bool, row: &View) -> Local {
         if layout.from.is_none() {
             return Local::One(Rc::new(held));
         }
@@ -25,15 +25,15 @@ impl Stage<'_, '_> {
         let own = self.at_home(layout).coords;
         let homes = self.places.home(layout).homes.iter().enumerate();
         let met = homes.filter(|(_, h)| own.iter().any(|c| c.0 == h.0 && !row.coords.contains(c))).fold(0, |set, (k, _)| set | 1 << k);
-        let term = self.places.term(Tensor::Share { of, layout, apart, met });
-        Local::One(Rc::new(Held { x: Access { term, ..held.x }, ..held }))
+        let term = self.places.term(RoutedTensor::Share { of, layout, apart, met });
+        Local::One(Rc::new(ShardView { x: TermView { term, ..held.x }, ..held }))
     }
 
     /// The value that a local one is a share of.
     pub fn shared(&self, term: Term) -> Option<Value> {
         match self.places.tensor(term)? {
-            Tensor::Share { of, .. } => Some(of),
-            Tensor::Numbers | Tensor::Table(..) | Tensor::Rows(..) => None,
+            RoutedTensor::Share { of, .. } => Some(of),
+            RoutedTensor::Numbers | RoutedTensor::Table(..) | RoutedTensor::Rows(..) => None,
         }
     }
 
@@ -44,7 +44,7 @@ impl Stage<'_, '_> {
         let (Op::Add, [a, b]) = (&body[w].op, body[w].args.as_slice()) else { return None };
         let alike = [a, b].iter().all(|x| body[**x].ty == body[w].ty);
         let (x, y) = (self.one(*a, chunk)?, self.one(*b, chunk)?);
-        let (Tensor::Share { of, layout, apart, met }, Tensor::Share { of: other, layout: next, apart: both, met: others }) =
+        let (RoutedTensor::Share { of, layout, apart, met }, RoutedTensor::Share { of: other, layout: next, apart: both, met: others }) =
             (self.places.tensor(x.x.term)?, self.places.tensor(y.x.term)?)
         else {
             return None;
@@ -55,8 +55,8 @@ impl Stage<'_, '_> {
         if !alike || !follows || !same || !apart && body[w].ty.dtype.is_half() {
             return None;
         }
-        let term = self.places.term(Tensor::Share { of, layout: Layout { slots: layout.slots + next.slots, ..layout }, apart, met });
-        Some(Local::One(Rc::new(Held { x: Access { term, ..x.x.clone() }, ..(*x).clone() })))
+        let term = self.places.term(RoutedTensor::Share { of, layout: Layout { slots: layout.slots + next.slots, ..layout }, apart, met });
+        Some(Local::One(Rc::new(ShardView { x: TermView { term, ..x.x.clone() }, ..(*x).clone() })))
     }
 
     /// `select(further, share, 0)`: what a pass adds, or zero where no home whose rows are in it has rows for the
@@ -67,7 +67,7 @@ impl Stage<'_, '_> {
         let scalar = |a: &Value| body.dims_of(*a).is_empty();
         let (Table::Further(among), bound, view) = self.read_table(*further, chunk)? else { return None };
         let share = self.one(*x, chunk)?;
-        let Tensor::Share { layout, met, .. } = self.places.tensor(share.x.term)? else { return None };
+        let RoutedTensor::Share { layout, met, .. } = self.places.tensor(share.x.term)? else { return None };
         // What was exchanged since has rows of more homes.
         let here = matches!(body[*x].op, Op::Gather { .. } | Op::Scatter { .. } | Op::GroupedDot { .. } | Op::Reduce { .. });
         let rows = (bound.home, bound.group) == (layout.home, layout.group) && bound.from <= layout.from;
@@ -81,14 +81,14 @@ impl Stage<'_, '_> {
     }
 
     /// The value of the sharded graph of which all shares are there, or all that a limit allows.
-    pub fn of_all_passes(&mut self, got: Rc<Held>) -> Rc<Held> {
-        let Some(Tensor::Share { of, layout, .. }) = self.places.tensor(got.x.term) else { return got };
+    pub fn of_all_passes(&mut self, got: Rc<ShardView>) -> Rc<ShardView> {
+        let Some(RoutedTensor::Share { of, layout, .. }) = self.places.tensor(got.x.term) else { return got };
         if layout.from != Some(0) {
             return got;
         }
         if layout.slots < self.places.home(layout).most(layout.group) {
             self.bounds.insert((layout.home, layout.group, layout.slots));
         }
-        Rc::new(Held { x: Access { term: Term(of.0), ..got.x.clone() }, ..(*got).clone() })
+        Rc::new(ShardView { x: TermView { term: Term(of.0), ..got.x.clone() }, ..(*got).clone() })
     }
 }

@@ -5,9 +5,9 @@
 
 use super::ops::{Names, joined, same_sum};
 use super::space::all;
-use super::{Count, Held, Layout, Local, Packed, Stage, Steps, Table, View};
+use super::{Count, Layout, Local, Packed, ShardView, Stage, Steps, Table, View};
 use crate::terms::digits::{Digits, add};
-use crate::terms::{Access, Term};
+use crate::terms::{Term, TermView};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::op::{Binary, DType, Op, Reduce};
@@ -202,7 +202,7 @@ impl Stage<'_, '_> {
     fn spread(&mut self, w: Value, p: &Packed, sum: &Sum) -> Option<Local> {
         let dtype = self.places.s.graph.body[p.of].ty.dtype;
         let own = self.local.body[w].ty.dtype;
-        let space = self.places.space(super::Tensor::Rows(p.of, p.layout))?;
+        let space = self.places.space(super::RoutedTensor::Rows(p.of, p.layout))?;
         let rows = super::Space(space.0[1..].to_vec());
         let same = own == dtype || (dtype, own) == (DType::Bool, DType::I32);
         if !same || !self.places.is_zero_elsewhere(p.of, sum.layout.home) || !p.row.covers(&rows) {
@@ -221,7 +221,7 @@ impl Stage<'_, '_> {
         for (u, steps) in &p.row.coords {
             form = add(&form, &vec![(*u, self.places.dense(p.of, home, steps)?)])?;
         }
-        let x = Access { term: Term(p.of.0), offset: 0, coords: form, dims };
-        Some(self.of_pass(Held { x, partial: p.partial.clone(), turn: None }, p.layout, true, &p.row))
+        let x = TermView { term: Term(p.of.0), offset: 0, coords: form, dims };
+        Some(self.of_pass(ShardView { x, partial: p.partial.clone(), turn: None }, p.layout, true, &p.row))
     }
 }

@@ -4,9 +4,9 @@
 //! it, tokens within their home. An expert is *hit* by a token that chooses it, once or more often. Slots of a group are numbered by expert, then by token, over all hits.
 
 use super::space::{all, some};
-use super::{Count, Layout, Stage, Steps, Tensor, View};
+use super::{Count, Layout, RoutedTensor, Stage, Steps, View};
 use crate::partition::shards::Local;
-use crate::terms::Access;
+use crate::terms::TermView;
 use crate::terms::digits::{Digits, add};
 use ir::dim::{Dim, IndexMap, Order};
 use ir::graph::Value;
@@ -104,9 +104,9 @@ impl Stage<'_, '_> {
         }
     }
 
-    fn numbers(&self, a: Value, to: Chunk) -> Option<Access> {
+    fn numbers(&self, a: Value, to: Chunk) -> Option<TermView> {
         let one = self.one(a, to)?;
-        (self.places.tensor(one.x.term) == Some(Tensor::Numbers) && one.partial.is_empty()).then(|| one.x.clone())
+        (self.places.tensor(one.x.term) == Some(RoutedTensor::Numbers) && one.partial.is_empty()).then(|| one.x.clone())
     }
 
     /// Numbers along one dim only: where they begin, and their digits.
@@ -123,14 +123,14 @@ impl Stage<'_, '_> {
     pub(super) fn table(&mut self, w: Value) -> Option<Local> {
         let chunk = self.local.chunks[w.index()];
         let node = self.local.body[w].clone();
-        let number = |stage: &mut Self, x: Access| {
-            let term = stage.places.term(Tensor::Numbers);
-            Some(Local::One(Rc::new(super::Held { x: Access { term, ..x }, partial: vec![], turn: None })))
+        let number = |stage: &mut Self, x: TermView| {
+            let term = stage.places.term(RoutedTensor::Numbers);
+            Some(Local::One(Rc::new(super::ShardView { x: TermView { term, ..x }, partial: vec![], turn: None })))
         };
-        let access = |offset: u64, dims: Vec<Digits>| Access { term: super::Term(0), offset, coords: vec![], dims };
+        let view = |offset: u64, dims: Vec<Digits>| TermView { term: super::Term(0), offset, coords: vec![], dims };
         match (&node.op, node.args.as_slice()) {
-            (Op::Const(c), []) if c.0 >= 0.0 && c.0.fract() == 0.0 && c.0 < EXACT => return number(self, access(c.0 as u64, vec![])),
-            (Op::Iota(d), []) if self.is_plain(*d) => return number(self, access(0, vec![Digits::new([(self.local.body.dims.size(*d), 1)])])),
+            (Op::Const(c), []) if c.0 >= 0.0 && c.0.fract() == 0.0 && c.0 < EXACT => return number(self, view(c.0 as u64, vec![])),
+            (Op::Iota(d), []) if self.is_plain(*d) => return number(self, view(0, vec![Digits::new([(self.local.body.dims.size(*d), 1)])])),
             (Op::Binary(Binary::Mul), [a, b]) => {
                 for (a, b) in [(a, b), (b, a)] {
                     if let (Some(x), Some(c)) = (self.numbers(*a, chunk), self.constant(*b))
@@ -139,7 +139,7 @@ impl Stage<'_, '_> {
                     {
                         let times = |digits: &Digits| Digits::new(digits.iter().map(|(n, s)| (n, s * c as u64)));
                         let coords = x.coords.iter().map(|(u, digits)| (*u, times(digits))).collect();
-                        return number(self, Access { offset: x.offset * c as u64, coords, dims: x.dims.iter().map(times).collect(), ..x });
+                        return number(self, TermView { offset: x.offset * c as u64, coords, dims: x.dims.iter().map(times).collect(), ..x });
                     }
                 }
             }
@@ -151,13 +151,13 @@ impl Stage<'_, '_> {
             _ => {}
         }
         let (table, layout, view) = self.rule(w, chunk)?;
-        self.write(w, Tensor::Table(table, layout), &view, vec![])
+        self.write(w, RoutedTensor::Table(table, layout), &view, vec![])
     }
 
     /// A sum of numbers of which one at most moves along each dim.
-    fn sum_of_numbers(&self, w: Value, all: &[Access]) -> Option<Access> {
+    fn sum_of_numbers(&self, w: Value, all: &[TermView]) -> Option<TermView> {
         let body = &self.local.body;
-        let mut out = Access { term: all[0].term, offset: 0, coords: vec![], dims: vec![] };
+        let mut out = TermView { term: all[0].term, offset: 0, coords: vec![], dims: vec![] };
         for x in all {
             out.offset += x.offset;
             out.coords = add(&out.coords, &x.coords)?;
@@ -470,8 +470,8 @@ impl Stage<'_, '_> {
     /// The ends of the last experts of all groups, at home.
     fn last_ends(&self, a: Value, chunk: Chunk) -> Option<Layout> {
         let one = self.one(a, chunk)?;
-        let Some(Tensor::Table(Table::Ends, layout @ Layout { from: None, .. })) = self.places.tensor(one.x.term) else { return None };
-        let space = self.places.space(Tensor::Table(Table::Ends, layout))?;
+        let Some(RoutedTensor::Table(Table::Ends, layout @ Layout { from: None, .. })) = self.places.tensor(one.x.term) else { return None };
+        let space = self.places.space(RoutedTensor::Table(Table::Ends, layout))?;
         let of = |digits: &Digits| space.read(digits);
         let dims = self.local.body.dims_of(a).iter().zip(&one.x.dims).map(|(d, digits)| Some((*d, of(digits)?)));
         let coords = one.x.coords.iter().map(|(u, digits)| Some((*u, of(digits)?)));

@@ -8,7 +8,7 @@
 //! While scores become probabilities, the gradients of these are computed; what else a warpgroup waits for, the other one has arithmetic beside it. Every sum is one warp's, in
 //! a fixed order.
 
-use super::pairs::Meeting;
+use super::pairs::WarpgroupTask;
 use super::*;
 use crate::build::FloatUnary;
 use ir::launch::most_shared;
@@ -21,23 +21,23 @@ const SIZES: Sizes = Sizes { warps: GROUPS * WARPS, tall: 1, others: 64 };
 pub const NUMBERS: i64 = 2;
 
 /// What the kernel has beside the attention: maps of q, k, v and dout.
-pub struct Form {
-    maps: [Map; 4],
+pub struct BackwardConfig {
+    maps: [OperandMap; 4],
     /// Bytes of shared memory of a block, at most.
     most_shared: i64,
 }
 
-impl Form {
+impl BackwardConfig {
     /// Nothing if an operand has no tensor map, or if the program asks for more than whether a pair is seen: then
     /// products cannot begin with what is subtracted of them.
-    pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
+    pub fn new(plan: &AttentionPlan, target: &Target) -> Option<BackwardConfig> {
         if plan.program.changes() || plan.program.grouped {
             return None;
         }
         let GradientOperands { q, k, v, dout, .. } = plan.gradient_operands().ok()?;
-        let map = |rows: &Rows, side| Map::new(plan, rows.tensor, side, SIZES.others);
-        let maps = [map(&q, Side::Queries)?, map(&k, Side::Keys)?, map(&v, Side::Keys)?, map(&dout, Side::Queries)?];
-        Some(Form { maps, most_shared: most_shared(&target.cpu).into() })
+        let map = |rows: &OperandRows, side| OperandMap::new(plan, rows.tensor, side, SIZES.others);
+        let maps = [map(&q, ScoreSide::Queries)?, map(&k, ScoreSide::Keys)?, map(&v, ScoreSide::Keys)?, map(&dout, ScoreSide::Queries)?];
+        Some(BackwardConfig { maps, most_shared: most_shared(&target.cpu).into() })
     }
 }
 
@@ -45,20 +45,20 @@ impl Form {
 ///
 /// # Errors
 /// An operand is not an input.
-pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Result<(Shape, Launch), CompileError> {
+pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, config: &BackwardConfig, name: &str) -> Result<(Shape, Launch), CompileError> {
     let kernel = plan.kernel;
     let operands = plan.gradient_operands()?;
     let count = kernel.inputs.len() + kernel.outputs.len();
-    let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], form.maps.len(), BOUNDS, |given| {
+    let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], config.maps.len(), BOUNDS, |given| {
         let cores = |team| Cores { b, plan, half, team };
         let (copiers, multipliers) = (cores(COPIERS), cores(MULTIPLIERS));
         let kinds = copiers.kinds();
         let list_bytes = kinds.iter().map(|kind| copiers.list_bytes(kind.side, SIZES)).max().unwrap_or(0);
-        let places = Places::new(plan, form.most_shared - list_bytes);
+        let places = Places::new(plan, config.most_shared - list_bytes);
         let tiles: i64 = kinds.iter().map(|kind| order(plan, kind).tiles()).sum();
         let stages = |offset: i64, count| Stages::new(b, b.index_add(b.shared(), b.word(offset)), count);
-        let roles = Roles {
-            form,
+        let backward = WarpSpecializedBackward {
+            config,
             given,
             arguments: arguments(b, kernel, given),
             of_query: [operands.lse, operands.delta],
@@ -71,28 +71,28 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Resul
             scheduler: Scheduler::new(b, given, b.index_add(b.shared(), b.word(places.scheduler))),
             places,
         };
-        prepare(b, &[&roles.own, &roles.blocks], &roles.scheduler);
-        b.either(b.equal(warpgroup(b), b.word(0)), || roles.copy(), || roles.multiply());
-        Ok((tiles, roles.places.list + list_bytes))
+        prepare(b, &[&backward.own, &backward.blocks], &backward.scheduler);
+        b.either(b.equal(warpgroup(b), b.word(0)), || backward.copy(), || backward.multiply());
+        Ok((tiles, backward.places.list + list_bytes))
     })?;
     let shape = Shape { tiles: tiles as u64, line: 1, scratch_bytes: 0 };
-    let maps = form.maps.iter().map(|m| m.map.clone()).collect();
+    let maps = config.maps.iter().map(|m| m.map.clone()).collect();
     Ok((shape, launch_of_roles(kernel, &shape, BOUNDS, shared_bytes as u32, maps)))
 }
 
 /// The program's operands that are of one side alone.
-pub fn of_side<'p>(plan: &'p Plan, side: Side) -> impl Iterator<Item = &'p Operand> {
+pub fn of_side<'p>(plan: &'p AttentionPlan, side: ScoreSide) -> impl Iterator<Item = &'p Operand> {
     plan.program.operands.iter().filter(move |o| o.side() == side.which())
 }
 
 /// Numbers of a row that comes by, at most.
-fn rows_numbers(plan: &Plan) -> i64 {
+fn rows_numbers(plan: &AttentionPlan) -> i64 {
     let of = |side| of_side(plan, side).count() as i64;
-    NUMBERS + of(Side::Queries).max(of(Side::Keys))
+    NUMBERS + of(ScoreSide::Queries).max(of(ScoreSide::Keys))
 }
 
-fn order(plan: &Plan, kind: &Kind) -> Order {
-    Order::new(plan, kind.side == Side::Queries, SIZES.own())
+fn order(plan: &AttentionPlan, kind: &Kind) -> TileOrder {
+    TileOrder::new(plan, kind.side == ScoreSide::Queries, SIZES.own())
 }
 
 /// Where what lies in shared memory, after a tile's two matrices: pairs of blocks, mbarriers, the number of the next
@@ -114,7 +114,7 @@ struct Places {
 
 impl Places {
     /// With as many stages as fit before a list that begins there at the latest.
-    fn new(plan: &Plan, last_list: i64) -> Places {
+    fn new(plan: &AttentionPlan, last_list: i64) -> Places {
         let row = ELEMENT * plan.d.d;
         let (own_bytes, block_bytes, number_bytes) = (SIZES.own() * row, SIZES.others * row, Lane::F32.bytes() * SIZES.others);
         let at = |stages: i64| {
@@ -130,11 +130,11 @@ impl Places {
     }
 }
 
-/// What the roles share.
-pub struct Roles<'a, 'c> {
-    form: &'a Form,
+/// The kernel under construction: what the warps that copy and those that multiply share.
+pub struct WarpSpecializedBackward<'a, 'c> {
+    config: &'a BackwardConfig,
     given: &'a Given<'c>,
-    arguments: At<'c>,
+    arguments: GpuArguments<'c>,
     /// The logarithm and the delta of each query.
     of_query: [usize; 2],
     kinds: &'a [Kind<'a>],
@@ -148,12 +148,12 @@ pub struct Roles<'a, 'c> {
     scheduler: Scheduler<'a, 'c>,
 }
 
-impl<'a, 'c> Roles<'a, 'c> {
+impl<'a, 'c> WarpSpecializedBackward<'a, 'c> {
     pub fn b(&self) -> &'a Simt<'c> {
         self.copiers.b
     }
 
-    fn plan(&self) -> &'a Plan<'a> {
+    fn plan(&self) -> &'a AttentionPlan<'a> {
         self.copiers.plan
     }
 
@@ -198,13 +198,13 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     /// A tile by its number among those of its kind.
-    fn tile(&self, kind: &Kind, number: Index<'c>) -> Tile<'c> {
+    fn tile(&self, kind: &Kind, number: Index<'c>) -> AttentionTile<'c> {
         let (b, plan) = (self.b(), self.plan());
         let dims = kind.heads(plan);
         let [head, run] = order(plan, kind).place(b, number);
         let at = self.arguments.at(b, plan, &dims, b.widen(head));
         let first = b.widen(b.index_mul(run, b.word(SIZES.own())));
-        Tile { at, heads: self.copiers.digits(&dims, head), own: Own { side: kind.side, sizes: SIZES, first } }
+        AttentionTile { at, heads: self.copiers.digits(&dims, head), own: RowTile { side: kind.side, sizes: SIZES, first } }
     }
 
     /// What the first warpgroup does: all of it lists what a tile meets, its first warp copies and takes the numbers of
@@ -232,16 +232,16 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     /// Copies the matrices of a tile, then what it meets. One warp does it.
-    fn copy_matrices(&self, kind: &Kind, (tile, number): (&Tile<'c>, Index<'c>), visits: &Visits<'c>, [own, blocks]: [Position<'c>; 2]) {
+    fn copy_matrices(&self, kind: &Kind, (tile, number): (&AttentionTile<'c>, Index<'c>), visits: &Visits<'c>, [own, blocks]: [Position<'c>; 2]) {
         let (b, plan, places) = (self.b(), self.plan(), &self.places);
         let (mine, theirs) = match kind.side {
-            Side::Queries => ([0, 3], [1, 2]),
-            Side::Keys => ([1, 2], [0, 3]),
+            ScoreSide::Queries => ([0, 3], [1, 2]),
+            ScoreSide::Keys => ([1, 2], [0, 3]),
         };
-        let fill = |maps: [usize; 2], heads: &Heads<'c>, first: Index<'c>, to: [Index<'c>; 2], rows: i64, full: Index<'c>| {
+        let fill = |maps: [usize; 2], heads: &HeadIndices<'c>, first: Index<'c>, to: [Index<'c>; 2], rows: i64, full: Index<'c>| {
             b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(2 * rows * ELEMENT * plan.d.d).into()]);
             for (map, to) in maps.into_iter().zip(to) {
-                self.form.maps[map].copy(self.copiers, self.given.maps[map], heads, [first, to], rows, full);
+                self.config.maps[map].copy(self.copiers, self.given.maps[map], heads, [first, to], rows, full);
             }
         };
         let slot = self.own.slot(own);
@@ -279,9 +279,9 @@ impl<'a, 'c> Roles<'a, 'c> {
         });
     }
 
-    /// What [`Roles::numbers`] has of a visit, every 32nd row for a lane: which, of the row how far after the lane's first, the number. Past the end there are those of
-    /// the last row.
-    fn numbers_of(&self, kind: &Kind, tile: &Tile<'c>, visit: &Visit<'c>) -> Vec<(usize, i64, Value<'c>)> {
+    /// What [`WarpSpecializedBackward::numbers`] has of a visit, every 32nd row for a lane: which, of the row how far
+    /// after the lane's first, the number. Past the end there are those of the last row.
+    fn numbers_of(&self, kind: &Kind, tile: &AttentionTile<'c>, visit: &Visit<'c>) -> Vec<(usize, i64, Value<'c>)> {
         let (b, plan, cores) = (self.b(), self.plan(), self.copiers);
         let side = kind.side.other();
         let at = tile.at.at(b, plan, kind.met(plan), b.widen(visit.head));
@@ -289,7 +289,7 @@ impl<'a, 'c> Roles<'a, 'c> {
         let mut numbers = vec![];
         for k in (0..SIZES.others).step_by(LANES) {
             let row = cores.plus(first, k);
-            if side == Side::Queries {
+            if side == ScoreSide::Queries {
                 let last = b.widen(b.least(row, b.word(plan.queries - 1)));
                 let load = |tensor: usize| b.load_splat(b.at(at.tensors[tensor], b.index_mul(last, b.index(cores.step(tensor)))), Lane::F32);
                 let [lse, delta] = self.of_query.map(load);
@@ -332,16 +332,16 @@ impl<'a, 'c> Roles<'a, 'c> {
                 false => unlisted.visit(self.multipliers, i),
                 true => Visit::listed(self.multipliers, b.word(0), b.uniform(b.load_shared_word(self.word(slot)))),
             };
-            let kept = (kind.side == Side::Queries).then(|| {
+            let kept = (kind.side == ScoreSide::Queries).then(|| {
                 let numbers = self.multipliers.numbers_of_rows(&tile.at, &tile.own, self.of_query);
                 numbers.into_iter().map(|numbers| self.starts(numbers)).collect()
             });
-            let meeting = Meeting { roles: self, kind, tile: &tile, mine, kept, blocks };
+            let task = WarpgroupTask { backward: self, kind, tile: &tile, mine, kept, blocks };
             let start = vec![b.f32(0.0); kind.sums.len() * plan.d.d as usize / 2];
-            b.if_so(b.less(b.word(0), count), || meeting.ready());
+            b.if_so(b.less(b.word(0), count), || task.ready());
             let sums = b.loop_over([b.word(0), count, b.word(1)], &start, &mut |i, sums| {
                 b.asm(Instruction::LeaveRolled, &[]);
-                meeting.meet(&|slot| visit(i, slot), sums, b.less(b.index_add(i, b.word(1)), count))
+                task.meet(&|slot| visit(i, slot), sums, b.less(b.index_add(i, b.word(1)), count))
             });
             // Read and found once more, so that what it takes to store has no registers while pairs are met.
             let number = b.uniform(b.load_shared_word(self.at(self.places.words + 4)));

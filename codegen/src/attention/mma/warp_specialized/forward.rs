@@ -9,20 +9,20 @@ use super::*;
 const SIZES: Sizes = Sizes { warps: GROUPS * WARPS, tall: 1, others: 128 };
 
 /// What the kernel has beside the attention: maps of q, k and v.
-pub struct Form {
-    maps: [Map; 3],
+pub struct ForwardConfig {
+    maps: [OperandMap; 3],
     /// Stages of keys and values.
     stages: i64,
 }
 
-impl Form {
+impl ForwardConfig {
     /// Nothing if an operand has no tensor map.
-    pub fn new(plan: &Plan) -> Option<Form> {
+    pub fn new(plan: &AttentionPlan) -> Option<ForwardConfig> {
         let kernel = plan.kernel;
         let node = kernel.outputs.iter().map(|o| &kernel.body[o.value]).find(|node| matches!(node.op, Op::Attention(_)))?;
-        let map = |slot: usize, side: Side, rows| Map::new(plan, plan.operand(node.args[slot]).ok()?, side, rows);
-        let keys = |slot: usize| map(slot, Side::Keys, SIZES.others);
-        Some(Form { maps: [map(0, Side::Queries, SIZES.own())?, keys(1)?, keys(2)?], stages: if plan.d.d == 64 { 8 } else { 5 } })
+        let map = |slot: usize, side: ScoreSide, rows| OperandMap::new(plan, plan.operand(node.args[slot]).ok()?, side, rows);
+        let keys = |slot: usize| map(slot, ScoreSide::Keys, SIZES.others);
+        Some(ForwardConfig { maps: [map(0, ScoreSide::Queries, SIZES.own())?, keys(1)?, keys(2)?], stages: if plan.d.d == 64 { 8 } else { 5 } })
     }
 }
 
@@ -30,26 +30,26 @@ impl Form {
 ///
 /// # Errors
 /// Those of the builder.
-pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Result<(Shape, Launch), CompileError> {
+pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, config: &ForwardConfig, name: &str) -> Result<(Shape, Launch), CompileError> {
     let kernel = plan.kernel;
     let count = kernel.inputs.len() + kernel.outputs.len();
-    let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], form.maps.len(), BOUNDS, |given| {
-        let roles = Roles::new(b, plan, half, form, given);
-        prepare(b, &[&roles.queries, &roles.blocks], &roles.scheduler);
+    let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], config.maps.len(), BOUNDS, |given| {
+        let forward = WarpSpecializedForward::new(b, plan, half, config, given);
+        prepare(b, &[&forward.queries, &forward.blocks], &forward.scheduler);
         let group = warpgroup(b);
-        b.either(b.equal(group, b.word(0)), || roles.copy(), || roles.multiply(b.index_sub(group, b.word(1))));
-        Ok((roles.order().tiles(), roles.list_at() + roles.copiers.list_bytes(Side::Queries, SIZES)))
+        b.either(b.equal(group, b.word(0)), || forward.copy(), || forward.multiply(b.index_sub(group, b.word(1))));
+        Ok((forward.order().tiles(), forward.list_at() + forward.copiers.list_bytes(ScoreSide::Queries, SIZES)))
     })?;
     let shape = Shape { tiles: tiles as u64, line: 1, scratch_bytes: 0 };
-    let maps = form.maps.iter().map(|m| m.map.clone()).collect();
+    let maps = config.maps.iter().map(|m| m.map.clone()).collect();
     Ok((shape, launch_of_roles(kernel, &shape, BOUNDS, shared_bytes as u32, maps)))
 }
 
-/// What the roles share.
-struct Roles<'a, 'c> {
-    form: &'a Form,
+/// The kernel under construction: what the warps that copy and those that multiply share.
+struct WarpSpecializedForward<'a, 'c> {
+    config: &'a ForwardConfig,
     given: &'a Given<'c>,
-    arguments: At<'c>,
+    arguments: GpuArguments<'c>,
     copiers: Cores<'a, 'c>,
     multipliers: Cores<'a, 'c>,
     matrices: Matrices<'a, 'c>,
@@ -59,21 +59,21 @@ struct Roles<'a, 'c> {
     scheduler: Scheduler<'a, 'c>,
 }
 
-impl<'a, 'c> Roles<'a, 'c> {
-    fn new(b: &'a Simt<'c>, plan: &'a Plan<'a>, half: Half, form: &'a Form, given: &'a Given<'c>) -> Self {
+impl<'a, 'c> WarpSpecializedForward<'a, 'c> {
+    fn new(b: &'a Simt<'c>, plan: &'a AttentionPlan<'a>, half: Half, config: &'a ForwardConfig, given: &'a Given<'c>) -> Self {
         let cores = |team| Cores { b, plan, half, team };
-        let barriers = SIZES.own() * ELEMENT * plan.d.d + form.stages * SIZES.others * ELEMENT * plan.d.d;
+        let barriers = SIZES.own() * ELEMENT * plan.d.d + config.stages * SIZES.others * ELEMENT * plan.d.d;
         let at = |offset: i64| b.index_add(b.shared(), b.word(offset));
-        Roles {
-            form,
+        WarpSpecializedForward {
+            config,
             given,
             arguments: arguments(b, plan.kernel, given),
             copiers: cores(COPIERS),
             multipliers: cores(MULTIPLIERS),
             matrices: Matrices { b, half, d: plan.d.d },
             queries: Stages::new(b, at(barriers), 1),
-            blocks: Stages::new(b, at(barriers + Stages::bytes(1)), form.stages),
-            scheduler: Scheduler::new(b, given, at(barriers + Stages::bytes(1) + Stages::bytes(form.stages))),
+            blocks: Stages::new(b, at(barriers + Stages::bytes(1)), config.stages),
+            scheduler: Scheduler::new(b, given, at(barriers + Stages::bytes(1) + Stages::bytes(config.stages))),
         }
     }
 
@@ -81,7 +81,7 @@ impl<'a, 'c> Roles<'a, 'c> {
         self.copiers.b
     }
 
-    fn plan(&self) -> &'a Plan<'a> {
+    fn plan(&self) -> &'a AttentionPlan<'a> {
         self.copiers.plan
     }
 
@@ -102,7 +102,7 @@ impl<'a, 'c> Roles<'a, 'c> {
 
     /// Where the words beside the stages lie: that of the queries, then those of keys.
     fn words_at(&self) -> i64 {
-        let stages = self.form.stages;
+        let stages = self.config.stages;
         let barriers = self.stage_bytes(SIZES.own()) + stages * self.stage_bytes(SIZES.others);
         barriers + Stages::bytes(1) + Stages::bytes(stages) + Scheduler::BYTES
     }
@@ -112,20 +112,20 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     fn list_at(&self) -> i64 {
-        self.words_at() + 4 * (1 + self.form.stages)
+        self.words_at() + 4 * (1 + self.config.stages)
     }
 
-    fn order(&self) -> Order {
-        Order::new(self.plan(), true, SIZES.own())
+    fn order(&self) -> TileOrder {
+        TileOrder::new(self.plan(), true, SIZES.own())
     }
 
     /// A tile by its number.
-    fn tile(&self, number: Index<'c>) -> Tile<'c> {
+    fn tile(&self, number: Index<'c>) -> AttentionTile<'c> {
         let (b, plan) = (self.b(), self.plan());
         let [head, run] = self.order().place(b, number);
         let heads = self.copiers.digits(&plan.heads(), head);
         let at = self.arguments.at(b, plan, &plan.heads(), b.widen(head));
-        Tile { at, heads, own: Own { side: Side::Queries, sizes: SIZES, first: b.widen(b.index_mul(run, b.word(SIZES.own()))) } }
+        AttentionTile { at, heads, own: RowTile { side: ScoreSide::Queries, sizes: SIZES, first: b.widen(b.index_mul(run, b.word(SIZES.own()))) } }
     }
 
     /// What the first warpgroup does: all of it lists what a tile meets, one thread copies, and takes the numbers of
@@ -174,10 +174,10 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     /// Begins to fill a stage with rows of an operand.
-    fn fill(&self, tile: &Tile<'c>, map: usize, first: Index<'c>, rows: i64, [to, full]: [Index<'c>; 2]) {
+    fn fill(&self, tile: &AttentionTile<'c>, map: usize, first: Index<'c>, rows: i64, [to, full]: [Index<'c>; 2]) {
         let b = self.b();
         b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(self.stage_bytes(rows)).into()]);
-        self.form.maps[map].copy(&self.copiers, self.given.maps[map], &tile.heads, [first, to], rows, full);
+        self.config.maps[map].copy(&self.copiers, self.given.maps[map], &tile.heads, [first, to], rows, full);
     }
 
     /// What the other warpgroups do.
@@ -195,7 +195,7 @@ impl<'a, 'c> Roles<'a, 'c> {
             let (unlisted, count) = if plan.program.tells() {
                 (None, b.uniform(b.load_shared_word(self.at(self.words_at()))))
             } else {
-                let visits = cores.unlisted(Side::Queries, SIZES, 1);
+                let visits = cores.unlisted(ScoreSide::Queries, SIZES, 1);
                 let count = visits.count;
                 (Some(visits), count)
             };

@@ -20,34 +20,34 @@ use crate::build::swizzle::{self, LINE};
 use crate::target::Target;
 use ir::kernel::Family;
 use matrices::{Matrices, Matrix};
-use tensor_maps::Map;
+use tensor_maps::OperandMap;
 
 /// Warpgroups that multiply.
 const GROUPS: i64 = 2;
 /// The warps that copy, and those that multiply.
 const BLOCK: i64 = (1 + GROUPS) * WARPGROUP;
-const COPIERS: Team = Team { first: 0, warps: WARPS, threads: BLOCK };
-const MULTIPLIERS: Team = Team { first: WARPS, warps: GROUPS * WARPS, threads: BLOCK };
+const COPIERS: WarpTeam = WarpTeam { first: 0, warps: WARPS, threads: BLOCK };
+const MULTIPLIERS: WarpTeam = WarpTeam { first: WARPS, warps: GROUPS * WARPS, threads: BLOCK };
 /// One block of registers' worth of threads a multiprocessor.
 const BOUNDS: Bounds = Bounds { threads: BLOCK as u32, blocks: 1 };
 
 /// What such a kernel has beside the attention.
-pub enum Form {
-    Forward(forward::Form),
-    Backward(backward::Form),
+pub enum WarpSpecializedConfig {
+    Forward(forward::ForwardConfig),
+    Backward(backward::BackwardConfig),
 }
 
-impl Form {
+impl WarpSpecializedConfig {
     /// Nothing if the GPU has no tensor copies, an operand no tensor map, heads are of other than 64 or 128
     /// elements, scores depend on a number of each pair, or probabilities count other than 1: what these take are
     /// registers that are not there.
-    pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
+    pub fn new(plan: &AttentionPlan, target: &Target) -> Option<WarpSpecializedConfig> {
         if !target.has_wgmma() || plan.program.reads_pairs() || plan.program.weighs() || plan.d != plan.values || ![64, 128].contains(&plan.d.d) {
             return None;
         }
         match plan.kernel.family {
-            Family::Attention => forward::Form::new(plan).map(Form::Forward),
-            Family::AttentionGrad => backward::Form::new(plan, target).map(Form::Backward),
+            Family::Attention => forward::ForwardConfig::new(plan).map(WarpSpecializedConfig::Forward),
+            Family::AttentionGrad => backward::BackwardConfig::new(plan, target).map(WarpSpecializedConfig::Backward),
             Family::Gemm | Family::Loops { .. } | Family::Scatter => None,
         }
     }
@@ -57,26 +57,26 @@ impl Form {
 ///
 /// # Errors
 /// An operand is not an input.
-pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Result<(Shape, Launch), CompileError> {
-    match form {
-        Form::Forward(form) => forward::emit(b, plan, half, form, name),
-        Form::Backward(form) => backward::emit(b, plan, half, form, name),
+pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, config: &WarpSpecializedConfig, name: &str) -> Result<(Shape, Launch), CompileError> {
+    match config {
+        WarpSpecializedConfig::Forward(config) => forward::emit(b, plan, half, config, name),
+        WarpSpecializedConfig::Backward(config) => backward::emit(b, plan, half, config, name),
     }
 }
 
 /// A tile: the arguments at its head, the numbers of that along its dims, its rows.
-struct Tile<'c> {
-    at: At<'c>,
-    heads: Heads<'c>,
-    own: Own<'c>,
+struct AttentionTile<'c> {
+    at: GpuArguments<'c>,
+    heads: HeadIndices<'c>,
+    own: RowTile<'c>,
 }
 
 /// The number of a head along each of its dims.
-type Heads<'c> = Vec<(Dim, Index<'c>)>;
+type HeadIndices<'c> = Vec<(Dim, Index<'c>)>;
 
 impl<'c> Cores<'_, 'c> {
     /// The digits of a number of 32 bits that counts in `dims`, the last fastest.
-    fn digits(&self, dims: &[Dim], number: Index<'c>) -> Heads<'c> {
+    fn digits(&self, dims: &[Dim], number: Index<'c>) -> HeadIndices<'c> {
         let (b, mut rest) = (self.b, number);
         let digit = |dim: &Dim| {
             let size = b.word(self.plan.sizes(&[*dim]));
@@ -89,7 +89,7 @@ impl<'c> Cores<'_, 'c> {
 }
 
 /// The kernel's tensors, and the room for scratch that there is none of.
-fn arguments<'c>(b: &Simt<'c>, kernel: &Kernel, given: &Given<'c>) -> At<'c> {
+fn arguments<'c>(b: &Simt<'c>, kernel: &Kernel, given: &Given<'c>) -> GpuArguments<'c> {
     let count = kernel.inputs.len() + kernel.outputs.len();
     let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
     Arguments { tensors, scratch: given.arguments }

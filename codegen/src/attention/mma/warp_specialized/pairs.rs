@@ -1,14 +1,14 @@
 //! What a warpgroup's rows of a tile of gradients make of the pairs of blocks that they meet.
 
-use super::backward::{NUMBERS, Roles};
+use super::backward::{NUMBERS, WarpSpecializedBackward};
 use super::*;
 use crate::build::Convert;
 
-/// Rows of a tile in the making.
-pub struct Meeting<'m, 'a, 'c> {
-    pub roles: &'m Roles<'a, 'c>,
+/// What one warpgroup does of a tile: its rows meet pairs of blocks.
+pub struct WarpgroupTask<'m, 'a, 'c> {
+    pub backward: &'m WarpSpecializedBackward<'a, 'c>,
     pub kind: &'m Kind<'a>,
-    pub tile: &'m Tile<'c>,
+    pub tile: &'m AttentionTile<'c>,
     /// The tile's matrices, from the warpgroup's rows on.
     pub mine: [Matrix<'c>; 2],
     /// What each element's products begin with, if queries are the tile's rows.
@@ -16,19 +16,19 @@ pub struct Meeting<'m, 'a, 'c> {
     pub blocks: Position<'c>,
 }
 
-impl<'c> Meeting<'_, '_, 'c> {
+impl<'c> WarpgroupTask<'_, '_, 'c> {
     /// Waits for the first pair.
     pub fn ready(&self) {
-        let blocks = &self.roles.blocks;
+        let blocks = &self.backward.blocks;
         blocks.wait_full(blocks.slot(self.blocks), self.blocks);
     }
 
     /// Adds what a pair, which is there, gives to the tile's sums. If there are more, the next one is there too when this is done.
     pub fn meet(&self, visit: &dyn Fn(Index<'c>) -> Visit<'c>, sums: &[Value<'c>], more: Index<'c>) -> Vec<Value<'c>> {
-        let (b, roles, cores, tile) = (self.roles.b(), self.roles, self.roles.multipliers, self.tile);
-        let matrices = &roles.matrices;
-        let slot = roles.blocks.slot(self.blocks);
-        let theirs = roles.pair(slot).map(|at| matrices.at(at, tile.own.sizes.others));
+        let (b, backward, cores, tile) = (self.backward.b(), self.backward, self.backward.multipliers, self.tile);
+        let matrices = &backward.matrices;
+        let slot = backward.blocks.slot(self.blocks);
+        let theirs = backward.pair(slot).map(|at| matrices.at(at, tile.own.sizes.others));
         // What would be subtracted of the products, they begin with: so it takes no registers of its own.
         let starts = matrices.fence(&[self.start(0, slot), self.start(1, slot)].concat());
         let begin = |which: usize, starts| {
@@ -43,7 +43,7 @@ impl<'c> Meeting<'_, '_, 'c> {
         let scores = cores.hide_by(&tile.at, &tile.own, &visit, &scores, b.f32(f64::NEG_INFINITY), &|n| self.met(&visit, slot, n));
         let p: Vec<_> = scores.iter().map(|score| b.fast_exp2(b.mul(*score, cores.scale()))).collect();
         // Here, and not where the pair is used, so that the assembler, which moves nothing past a loop, leaves all of this before the wait that follows.
-        b.if_so(more, || roles.blocks.wait_next_full(self.blocks));
+        b.if_so(more, || backward.blocks.wait_next_full(self.blocks));
         let both = matrices.wait(0, &[p, dp].concat());
         let (p, dp) = both.split_at(both.len() / 2);
         let ds: Vec<_> = p.iter().zip(dp).map(|(p, dp)| b.mul(*p, *dp)).collect();
@@ -57,21 +57,21 @@ impl<'c> Meeting<'_, '_, 'c> {
         let sums: Vec<_> = each.flat_map(|(sums, (words, rows))| matrices.weigh(&words, rows, sums)).collect();
         matrices.commit();
         let sums = matrices.wait(0, &sums);
-        release(b, roles.blocks.empty(slot));
-        roles.blocks.advance(self.blocks);
+        release(b, backward.blocks.empty(slot));
+        backward.blocks.advance(self.blocks);
         sums
     }
 
     /// Of a stage, this lane's columns among the n-th eight.
     fn met(&self, visit: &Visit<'c>, slot: Index<'c>, n: i64) -> [Met<'c>; 2] {
-        let (b, cores, own) = (self.roles.b(), self.roles.multipliers, &self.tile.own);
+        let (b, cores, own) = (self.backward.b(), self.backward.multipliers, &self.tile.own);
         let first = b.index_add(cores.scaled(visit.block, own.sizes.others), cores.column(n));
         let mut both = [0, 1].map(|e| Met { numbers: vec![], present: cores.present(own, cores.plus(first, e)) });
         let mut slots = NUMBERS as usize..;
         for operand in &cores.plan.program.operands {
             let theirs = operand.side() == own.side.other().which();
             let pair = slots.by_ref().take(usize::from(theirs)).next().map(|k| {
-                let pair = b.load_shared(b.index_add(self.roles.numbers(slot, k), cores.scaled(cores.column(n), 4)), 2);
+                let pair = b.load_shared(b.index_add(self.backward.numbers(slot, k), cores.scaled(cores.column(n), 4)), 2);
                 let bits = |x: Value<'c>| b.convert(Convert::Bits(Lane::I32), x);
                 [pair[0], pair[1]].map(|x| match operand.dtype {
                     DType::F32 | DType::Bf16 | DType::F16 => x,
@@ -90,7 +90,7 @@ impl<'c> Meeting<'_, '_, 'c> {
     fn start(&self, which: usize, slot: Index<'c>) -> Vec<Value<'c>> {
         match &self.kept {
             Some(kept) => kept.iter().map(|numbers| numbers[which]).collect(),
-            None => self.roles.multipliers.of_columns(self.tile.own.sizes, self.roles.numbers(slot, which)),
+            None => self.backward.multipliers.of_columns(self.tile.own.sizes, self.backward.numbers(slot, which)),
         }
     }
 }

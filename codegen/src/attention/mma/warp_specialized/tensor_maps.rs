@@ -3,11 +3,11 @@
 use super::*;
 use crate::build::swizzle::LINE_ELEMENTS;
 use crate::layout::merge;
-use crate::tensor_maps::{self, Along};
+use crate::tensor_maps::{self, MapDim};
 use ir::launch::TensorMap;
 
 /// What a direction of a map is.
-enum Direction {
+enum OperandDim {
     /// Queries, or keys.
     Rows,
     /// Dims that number heads, outermost first.
@@ -15,34 +15,34 @@ enum Direction {
 }
 
 /// How an operand is read: so many rows at a time.
-pub struct Map {
+pub struct OperandMap {
     pub map: TensorMap,
     /// Of all but the elements of a head.
-    directions: Vec<Direction>,
+    directions: Vec<OperandDim>,
     rows: i64,
 }
 
-impl Map {
+impl OperandMap {
     /// Nothing if the operand has no tensor map.
-    pub fn new(plan: &Plan, tensor: usize, side: Side, rows: i64) -> Option<Map> {
+    pub fn new(plan: &AttentionPlan, tensor: usize, side: ScoreSide, rows: i64) -> Option<OperandMap> {
         let kernel = plan.kernel;
         let (ty, strides) = tensors(kernel)[tensor];
         let (dim, size) = match side {
-            Side::Queries => (plan.attention.at, plan.queries),
-            Side::Keys => (plan.attention.keys, plan.keys),
+            ScoreSide::Queries => (plan.attention.at, plan.queries),
+            ScoreSide::Keys => (plan.attention.keys, plan.keys),
         };
         let mut heads: Vec<Dim> = plan.heads().into_iter().filter(|d| plan.stride(tensor, *d) != 0).collect();
         heads.sort_by_key(|d| std::cmp::Reverse(plan.stride(tensor, *d)));
         let heads = merge(&kernel.body.dims, &heads, &[(ty, strides)]);
-        let along = heads.into_iter().map(|axis| (Along { size: axis.size, stride: axis.strides[0], extent: 1 }, Direction::Heads(axis.dims)));
-        let of_rows = (Along { size, stride: plan.stride(tensor, dim), extent: rows }, Direction::Rows);
+        let along = heads.into_iter().map(|axis| (MapDim { size: axis.size, stride: axis.strides[0], extent: 1 }, OperandDim::Heads(axis.dims)));
+        let of_rows = (MapDim { size, stride: plan.stride(tensor, dim), extent: rows }, OperandDim::Rows);
         let (map, directions) = tensor_maps::map(kernel, tensor, plan.d.d, std::iter::once(of_rows).chain(along).collect())?;
-        Some(Map { map, directions, rows })
+        Some(OperandMap { map, directions, rows })
     }
 
     /// Begins to copy `count` rows of a head, from `first` on, to a matrix in shared memory; their bytes are
     /// completed at `full`. `map` is the map's address.
-    pub fn copy<'c>(&self, cores: &Cores<'_, 'c>, map: Index<'c>, heads: &Heads<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
+    pub fn copy<'c>(&self, cores: &Cores<'_, 'c>, map: Index<'c>, heads: &HeadIndices<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
         let (b, plan, [first, to]) = (cores.b, cores.plan, rows);
         let number = |dims: &Vec<Dim>| {
             let digit = |dim: &Dim| heads.iter().find(|(d, _)| d == dim).expect("invariant: the map's dims number heads").1;
@@ -50,8 +50,8 @@ impl Map {
         };
         for done in (0..count).step_by(self.rows as usize) {
             let others = self.directions.iter().map(|direction| match direction {
-                Direction::Rows => b.index_add(first, b.word(done)),
-                Direction::Heads(dims) => number(dims),
+                OperandDim::Rows => b.index_add(first, b.word(done)),
+                OperandDim::Heads(dims) => number(dims),
             });
             let mut coordinates: Vec<Index<'c>> = std::iter::once(b.word(0)).chain(others).collect();
             for part in 0..plan.d.d / LINE_ELEMENTS {
