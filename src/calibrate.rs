@@ -1,6 +1,6 @@
 //! `mcc calibrate`: a machine file of what this machine does.
 //!
-//! Kernels are timed on one rank of each program, by itself ([`runtime::alone`]); exchanges in small models on two
+//! Kernels are timed on one rank of each program, by itself ([`runtime::standalone`]); exchanges in small models on two
 //! ranks, and waits by whole steps of these, on two ranks and on four that share two cores. The formulas of `mcc
 //! simulate` are fitted to all of these ([`simulate::fit`]), and kernels' own times go into the file beside them. Of
 //! artifacts that are named, kernels' times are all that is taken.
