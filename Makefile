@@ -202,8 +202,10 @@ docs:  ## all documents as one book: out/book/docs/index.html
 	@rm -rf $(OUT)/book && mkdir -p $(OUT)/book
 	$(MDBOOK) build --dest-dir $(abspath $(OUT)/book/docs)
 	@git ls-files -z ':!docs' ':!tests/cases' ':!fuzz' | xargs -0 cp --parents -t $(OUT)/book
+	@cp --parents tests/cases/README.md -t $(OUT)/book
 	@cd $(OUT)/book/docs && sed -i -E 's#href="\.\./([^"]*)\.html#href="../\1.md#g' *.html && \
-	sed -i -E 's#href="(\.\./\.\./[^"]*)\.html#href="\1.md#g' benchmarks/*.html && \
+	sed -i -E 's#href="(\.\./\.\./models/[^"]*)\.html#href="\1.mdl#g' guides/*.html && \
+	sed -i -E 's#href="(\.\./\.\./[^"]*)\.html#href="\1.md#g' benchmarks/*.html guides/*.html && \
 	sed -i -E 's#href="(benchmarks/)?README\.html#href="\1index.html#g' *.html benchmarks/*.html
 	@echo "the book is $(OUT)/book/docs/index.html"
 
