@@ -121,9 +121,9 @@ impl Rule<'_> {
         for path in named {
             let e = Diagnostic::error("E0505", format!("parameter `{path}` has no line in the `weights` section"));
             let span = self.paths[&path].first().and_then(|(i, _)| self.graph.params[*i].span);
-            let e = match self.idle.as_slice() {
-                [] => e,
-                idle => e.help(format!("no parameter is called as these lines say: {}", idle.join(", "))),
+            let e = match frontend::names::nearest(&path, self.idle.iter().map(String::as_str)) {
+                Some(idle) => e.help(format!("no parameter is called `{idle}`, which has a line: did you mean this one?")),
+                None => e,
             };
             self.errors.push(match span {
                 Some(span) => e.label(span, "this parameter"),
@@ -142,7 +142,7 @@ impl Rule<'_> {
     fn line(&mut self, line: &WeightLine) -> Result<(), Box<Diagnostic>> {
         let groups: Vec<_> = line.params.iter().map(|p| self.paths.get(p).cloned().unwrap_or_default()).collect();
         if groups.iter().all(Vec::is_empty) {
-            self.idle.extend(line.params.iter().map(|p| format!("`{p}`")));
+            self.idle.extend(line.params.iter().cloned());
             return Ok(());
         }
         if let Some(lacking) = groups.iter().position(Vec::is_empty) {

@@ -2,7 +2,8 @@
 //!
 //! A stage holds one or several virtual stages, each a run of layers. A microbatch goes forward through all virtual stages and backward
 //! through them in the other direction; some schedules compute the gradients of parameters in passes of their own, which fill gaps. A
-//! schedule that a generator made and one that was typed are the same thing, and pass the same check ([`PassOrder::check`]).
+//! schedule that a generator made and one that was typed are the same thing, and pass the same check
+//! ([`PassOrder::check`]).
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

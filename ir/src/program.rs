@@ -103,8 +103,8 @@ pub struct CallSchedule {
     pub update: Vec<Call>,
     /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
     pub eval: Vec<Call>,
-    /// When what is sent goes out where no channel has buffers, by phase in the order of [`ProgramPhase::ALL`]: each send
-    /// of a phase once, in the order in which they go. All empty unless exchanges are to be serial.
+    /// When what is sent goes out where no channel has buffers, by phase in the order of [`ProgramPhase::ALL`]: each
+    /// send of a phase once, in the order in which they go. All empty unless exchanges are to be serial.
     pub sends: [Vec<SendTurn>; ProgramPhase::ALL.len()],
 }
 

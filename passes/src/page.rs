@@ -88,8 +88,8 @@ fn lines(words: &[&str], width: usize) -> Vec<String> {
     out
 }
 
-/// The picture of the levels, as SVG: a box for each, before it the passes that lead there, beside it the verifiers that
-/// look at it. A test holds the file to it.
+/// The picture of the levels, as SVG: a box for each, before it the passes that lead there, beside it the verifiers
+/// that look at it. A test holds the file to it.
 pub fn levels() -> String {
     let mut body = String::new();
     let mut y = 8;

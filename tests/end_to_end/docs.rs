@@ -1,6 +1,6 @@
 //! The commands in the documentation run: every fenced block marked `console`, in a directory of its own (or in that of
-//! the block before, if marked `console continued`), with `models/`, a Hugging Face model of Llama's architecture as `Llama-3.2-1B`, a launch script `train.sh`, a
-//! `corpus.txt`, and prompts with answers, `answers.jsonl`.
+//! the block before, if marked `console continued`), with `models/`, a Hugging Face model of Llama's architecture as
+//! `Llama-3.2-1B`, a launch script `train.sh`, a `corpus.txt`, and prompts with answers, `answers.jsonl`.
 //!
 //! A block holds one command a line. Those of `mcc` are run; `make`, `cd` and other tools are the reader's. A block
 //! marked `output` behind it shows lines of the last command's output in their order; a line `..` stands for others.

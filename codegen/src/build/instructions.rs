@@ -13,7 +13,8 @@ use inkwell::{FloatPredicate, IntPredicate};
 pub type Index<'c> = IntValue<'c>;
 /// An address; on GPUs generic, or in one of the address spaces.
 pub type Pointer<'c> = PointerValue<'c>;
-/// An index, a pointer, a vector, or one lane of it; on GPUs a register of each lane, whose values may differ among them.
+/// An index, a pointer, a vector, or one lane of it; on GPUs a register of each lane, whose values may differ among
+/// them.
 pub type Value<'c> = BasicValueEnum<'c>;
 
 /// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.

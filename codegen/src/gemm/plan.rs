@@ -52,7 +52,8 @@ pub struct BlockSizes {
     pub tile_columns: i64,
     /// Tiles of rows, one after the other, that are computed together at most.
     pub run: i64,
-    /// In how many parts along its line ([`GemmPlan::line`]) threads get a tile. Parts that one thread has of a tile, it computes together.
+    /// In how many parts along its line ([`GemmPlan::line`]) threads get a tile. Parts that one thread has of a tile,
+    /// it computes together.
     pub parts: i64,
     /// Copies of `A` and `B` in the order the micro-kernel reads them.
     pub pack_a: bool,
@@ -69,7 +70,8 @@ struct Tiling {
 }
 
 /// The contracted elements that one pass over a tile covers at most. Few more than one pass takes are not worth a second one, in which sums are stored
-/// and loaded again; of many, each pass covers less, so that its tile has the more columns (see [`BlockSizes::deepest`]).
+/// and loaded again; of many, each pass covers less, so that its tile has the more columns (see
+/// [`BlockSizes::deepest`]).
 const MAX_DEPTH: i64 = 1024;
 /// Rows of a micro-kernel at most, whatever the registers.
 const TALLEST: i64 = 28;

@@ -35,8 +35,8 @@ impl<B: Builder> Clone for LaneIndex<B> {
     }
 }
 
-/// A place: a point of the index space, or one per lane, or a run of them per lane. What is wanted there is one vector, which is that of
-/// all elements of the runs, or one for each of these.
+/// A place: a point of the index space, or one per lane, or a run of them per lane. What is wanted there is one
+/// vector, which is that of all elements of the runs, or one for each of these.
 pub struct IndexPoint<B: Builder> {
     pub along: BTreeMap<Dim, LaneIndex<B>>,
     /// Elements of a run.

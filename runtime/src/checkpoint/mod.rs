@@ -8,8 +8,8 @@
 //!
 //! Each rank writes the elements that it owns ([`Piece`]), in a file of its own ([`Shard`]); ranks that hold
 //! the same elements share them out. Data are hashed in blocks, the hashes stand at the end of the file, and
-//! the manifest ([`CheckpointManifest`]) has the hash of these; it has its own hash too. The directory has its name when
-//! all of that is on the disk, so that whatever is called `step-25` is whole.
+//! the manifest ([`CheckpointManifest`]) has the hash of these; it has its own hash too. The directory has its name
+//! when all of that is on the disk, so that whatever is called `step-25` is whole.
 //!
 //! A reader needs no mesh: the manifest says for each tensor how its dims are cut ([`Grid`]). Each rank reads
 //! what it needs, and a block's hash is checked before anything of it is believed.

@@ -174,7 +174,8 @@ fn ring(job: &Job, lines: u64) -> u64 {
 }
 
 /// Bytes of shared memory that are there for one rank: how it is, its slots in groups, the rings of what it sends. All ranks' together, the
-/// end of the run and what the launcher says are [`SegmentLayout::bytes`]. Members of a group run the same collectives, so one rank knows its slots.
+/// end of the run and what the launcher says are [`SegmentLayout::bytes`]. Members of a group run the same
+/// collectives, so one rank knows its slots.
 pub fn bytes_of_rank(job: &Job, target: &Target, rank: u64) -> u64 {
     let share = SegmentShare::of(job, target, rank);
     let slots: u64 = share.groups.values().map(|chunk| GroupArea::bytes(*chunk, 1)).sum();
