@@ -151,8 +151,14 @@ fn diff(args: &DiffArgs) -> Result<(), Failure> {
         match difference {
             Difference::Missing { name, from } => out!("{name}: not in {}\n", side(*from))?,
             Difference::Shape { name, first, second } => out!("{name}: {first:?} and {second:?}\n")?,
-            Difference::Values { name, count, of, most, at } => out!("{name}: {count} of {of} differ, by {most:e} at most (element {at})\n")?,
+            Difference::Values { name, count, of, most, at } => out!("{name}: {count} of {of} differ, by {most:.2e} at most (element {at})\n")?,
         }
+    }
+    let by = |d: &&Difference| if let Difference::Values { most, .. } = d { *most } else { f64::NEG_INFINITY };
+    if let Some(Difference::Values { name, most, .. }) = differences.iter().max_by(|a, b| by(a).total_cmp(&by(b)))
+        && differences.len() > 1
+    {
+        out!("{} tensors differ, most of all {name}, by {most:.2e}\n", differences.len())?;
     }
     for (stored, path) in [(&first, &args.first), (&second, &args.second)] {
         if !stored.others.is_empty() {

@@ -8,6 +8,7 @@ use crate::options::{contradictions, options, override_train, precision, still_w
 use crate::plan_file::PlanFile;
 use crate::print::{self, note, out, progress};
 use crate::text::{DiagnosticFormat, ModelFile};
+use crate::changed::changed;
 use crate::{dump, idle, report, reproducer, signals};
 use anyhow::{Context, anyhow};
 use codegen::ptxas::Ptxas;
@@ -28,7 +29,7 @@ use passes::remedy;
 use passes::report::footprint::{self, Budget, Footprint, Footprints, MemoryCategory};
 use passes::report::matrices::matrices;
 use passes::report::pipeline_timeline::{UNIT, timeline};
-use passes::table::find;
+use passes::table::{Pass, find};
 use runtime::artifact::{self, KernelEntry, launch_bytes};
 use runtime::gpu::{self, nccl};
 use runtime::signature::SecretKey;
@@ -123,19 +124,25 @@ fn inspected(
     });
     let mut passes = models.passes(progress).or_else(|e| failed(e, shown, inspect))?;
     inspect.check(&passes.module().options)?;
-    while let Some(pass) = passes.step().or_else(|e| failed(e, shown, inspect))? {
+    while let Some(next) = passes.next_pass() {
+        if is_named(&inspect.print_before, next) {
+            inspect.print(&format!("; before {}\n{}", next.name, print_module(passes.module())))?;
+        }
+        let before = is_named(&inspect.print_changed, next).then(|| print_module(passes.module()));
+        let Some(pass) = passes.step().or_else(|e| failed(e, shown, inspect))? else { break };
         if inspect.damage_after.as_deref() == Some(pass.name) {
             passes.damage().or_else(|e| failed(e, shown, inspect))?;
         }
-        let stops = inspect.stop_after.as_deref() == Some(pass.name);
-        if inspect.prints(pass.name) {
-            let text = format!("; after {}\n{}", pass.name, print_module(passes.module()));
-            // Where an artifact is to be written, that is what the command is for.
-            if inspect.stop_after.is_some() { out!("{text}")? } else { progress!("{}", text.trim_end()) }
-        } else if stops && inspect.print_after.is_empty() {
-            out!("{}", print_module(passes.module()))?;
+        if let Some(before) = before {
+            inspect.print(&format!("; changed by {}\n{}", pass.name, changed(&before, &print_module(passes.module()))))?;
         }
-        if stops {
+        if is_named(&inspect.print_after, pass) {
+            inspect.print(&format!("; after {}\n{}", pass.name, print_module(passes.module())))?;
+        }
+        if inspect.stop_after.as_deref() == Some(pass.name) {
+            if !inspect.is_printing() {
+                out!("{}", print_module(passes.module()))?;
+            }
             return Ok(None);
         }
     }
@@ -147,15 +154,23 @@ fn inspected(
     Ok(Some(TimedLevels { levels, elaborated, limited }))
 }
 
+/// Whether a list of passes, or `all`, names this one.
+fn is_named(list: &[String], pass: &Pass) -> bool {
+    list.iter().any(|name| name == pass.name || name == "all")
+}
+
 impl InspectArgs {
-    /// Whether the module after this pass is to be printed.
-    fn prints(&self, pass: &str) -> bool {
-        self.print_after.iter().any(|p| p == pass || p == "all")
+    /// Prints a module, or a part of one.
+    fn print(&self, text: &str) -> Result<(), Failure> {
+        // Where an artifact is to be written, that is what the command is for.
+        if self.stop_after.is_some() { out!("{text}")? } else { progress!("{}", text.trim_end()) }
+        Ok(())
     }
 
     /// Refuses passes that do not run with these options: nothing would be printed.
     fn check(&self, options: &Options) -> Result<(), Failure> {
-        let named = self.print_after.iter().chain(&self.stop_after).chain(&self.damage_after);
+        let lists = [&self.print_before, &self.print_changed, &self.print_after];
+        let named = lists.into_iter().flatten().chain(&self.stop_after).chain(&self.damage_after);
         match named.filter_map(|name| find(name)).find(|p| !(p.wanted)(options)) {
             Some(pass) => Err(misuse!("`{}` does not run with these options: `mcc passes` lists what does when", pass.name).into()),
             None => Ok(()),
@@ -296,9 +311,9 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     );
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     // Standard output is for modules where these were asked for.
-    match args.inspect.print_after.is_empty() {
-        true => print::report!("{table}{wrote}\n"),
-        false => note!("{table}{wrote}"),
+    match args.inspect.is_printing() {
+        false => print::report!("{table}{wrote}\n"),
+        true => note!("{table}{wrote}"),
     }
     Ok(())
 }

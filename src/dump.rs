@@ -58,10 +58,12 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
             }
         }
         Level::Kernel | Level::Mlir | Level::Llvm | Level::Asm | Level::Ptx => {
-            if args.level == Level::Mlir {
-                for name in of_level(&artifact, "", ".mlir").into_iter().filter(|n| !n.starts_with("k_")) {
-                    out!("{}", saved(&artifact, &name)?)?;
-                }
+            let of_schedule: Vec<String> = match args.level {
+                Level::Mlir => of_level(&artifact, "", ".mlir").into_iter().filter(|n| !n.starts_with("k_")).collect(),
+                _ => vec![],
+            };
+            for name in &of_schedule {
+                out!("{}", saved(&artifact, name)?)?;
             }
             let targets = Targets::of_artifact(&artifact.manifest.target)?;
             let used: Vec<usize> = job
@@ -78,6 +80,10 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 Level::Ptx => shipped(&artifact, &used)?,
                 _ => kernel_texts(job, &used, args.level, &targets, &Progress::default())?,
             };
+            if texts.is_empty() && of_schedule.is_empty() {
+                let other = if args.level == Level::Mlir { "llvm" } else { "kernel" };
+                return Err(misuse!("no kernel that is asked for is made by way of `{}`: --level {other} shows what they are", args.level.name()).into());
+            }
             for (name, text) in texts {
                 let comment = match args.level {
                     Level::Asm => "#",

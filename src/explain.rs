@@ -3,6 +3,7 @@
 use crate::cli::{self, ExplainArgs};
 use crate::codes;
 use crate::compile;
+use crate::explain_svg;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::limits::LimitWatch;
@@ -10,6 +11,7 @@ use crate::misuse::misuse;
 use crate::print::out;
 use crate::simulate;
 use crate::text::{DiagnosticFormat, STDIN};
+use anyhow::anyhow;
 use ::simulate::Options;
 use ::simulate::machine::Machine;
 use ::simulate::step::{Row, Step, exchange_name, predict, without};
@@ -17,6 +19,7 @@ use ir::program::{Action, Job, ProgramBody};
 use passes::commands::cost_model::{Traffic, traffic};
 use passes::report::explain::{Exchange, Line, Tensor, exchanges, line, totals};
 use passes::report::footprint::size;
+use passes::report::reshards::changes;
 use runtime::artifact::Accept;
 use serde::Serialize;
 use std::fmt::Write;
@@ -131,6 +134,9 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
     if !from_stdin {
         files::look(&model, Wanted::Text)?;
     }
+    if args.svg && number.is_none() {
+        return Err(misuse!("--svg draws the collectives of a line of a model text: `MODEL.mdl:LINE`").into());
+    }
     if number.is_none() && !args.collectives {
         // Behind `--`, what begins with `-` is no flag.
         let line = format!("{}{}:12", if from_stdin { "-- " } else { "" }, target.display());
@@ -143,6 +149,13 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
     };
     let name = model.display().to_string();
     let file = done.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
+    if args.svg {
+        let changes = changes(&done.compiled.sharded, file as u16, number);
+        return match changes.is_empty() {
+            true => Err(anyhow!("line {number} of `{name}` needs no collective with these flags: there is nothing to draw").into()),
+            false => Ok(out!("{}", explain_svg::picture(&changes))?),
+        };
+    }
     match line(&done.compiled.sharded, &done.compiled.job, file as u16, number) {
         Some(mut found) => {
             let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(ExplainedExchange::from).collect();

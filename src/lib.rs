@@ -167,6 +167,11 @@ pub struct Passes<'a> {
 }
 
 impl Passes<'_> {
+    /// The pass that [`Passes::step`] would run; none when all are done.
+    pub fn next_pass(&self) -> Option<&'static Pass> {
+        self.compile.next_pass()
+    }
+
     /// Runs the next pass that options ask for, and its verifiers; none when all are done.
     ///
     /// # Errors

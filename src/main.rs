@@ -4,6 +4,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "these panic where nobody reads: `print.rs` has what does not")]
 
 mod calibrate;
+mod changed;
 mod check;
 mod checkpoint;
 mod cli;
@@ -15,6 +16,7 @@ mod damaged;
 mod data;
 mod dump;
 mod explain;
+mod explain_svg;
 mod failure;
 mod files;
 mod first_step;

@@ -48,11 +48,11 @@ struct Failed {
 }
 
 impl Failed {
-    /// Whether another module fails so too: at the same place, where the same invariant is violated, or a panic
-    /// says the same but for names and numbers.
+    /// Whether another module fails so too: at the same place, where the same invariant is violated in the same way. Violations
+    /// and panics of one way say the same but for names and numbers.
     fn is_like(&self, other: &Failed) -> bool {
         let alike = match (&self.says, &other.says) {
-            (Complaint::Violation(a), Complaint::Violation(b)) => a.invariant == b.invariant,
+            (Complaint::Violation(a), Complaint::Violation(b)) => a.invariant == b.invariant && kind(&a.to_string()) == kind(&b.to_string()),
             (Complaint::Panic(a), Complaint::Panic(b)) => kind(a) == kind(b),
             (Complaint::Violation(_) | Complaint::Panic(_), _) => false,
         };

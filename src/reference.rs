@@ -1,5 +1,9 @@
 //! The pages `docs/commands.md` and `docs/flags.md`, of the command line's own description and of the table of foreign
-//! flags. `UPDATE_EXPECT=1` writes them.
+//! flags; `docs/ops.md` and `docs/formats.md`, of declarations in the source. `UPDATE_EXPECT=1` writes them.
+
+mod declared;
+mod formats;
+mod ops;
 
 use crate::cli::Cli;
 use crate::foreign_flags::{FOREIGN, Instead};
@@ -127,8 +131,10 @@ fn flags_page() -> String {
 }
 
 #[test]
-fn pages_of_the_command_line_are_what_it_says() {
-    for (name, page) in [("commands.md", commands_page()), ("flags.md", flags_page())] {
+fn generated_pages_are_current() {
+    let pages =
+        [("commands.md", commands_page()), ("flags.md", flags_page()), ("ops.md", ops::page()), ("formats.md", formats::page())];
+    for (name, page) in pages {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name);
         if std::env::var_os("UPDATE_EXPECT").is_some() {
             std::fs::write(&path, &page).expect("written");

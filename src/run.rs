@@ -389,6 +389,7 @@ fn changed(what: Changed) -> Change {
         Changed::Batch => Change::Batch,
         Changed::Rate => Change::Rate,
         Changed::Optimizer => Change::Optimizer,
+        Changed::Precision => Change::Precision,
     }
 }
 

@@ -8,6 +8,7 @@
 pub mod ast;
 mod build;
 mod elab;
+mod foreign;
 mod format;
 mod imports;
 mod library;

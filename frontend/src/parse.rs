@@ -2,6 +2,7 @@
 
 use crate::ast::*;
 use crate::build::{Builder, MdlParser, Rule};
+use crate::foreign;
 use crate::names::nearest;
 use crate::repair;
 use crate::split::{End, Lines, Piece, Pieces, check_brackets, split};
@@ -232,8 +233,12 @@ impl FileParser<'_, '_> {
 
     fn missing_semicolon(&mut self, head: &Range<usize>) {
         let end = head.start + self.code_end(head);
-        let e = Diagnostic::error("E0102", "a `;` is missing after this statement");
-        self.errors.push(e.label(self.lines.span(end..end + 1), "expected `;`").help("every statement without a block ends with `;`"));
+        let e = Diagnostic::error("E0102", "a `;` is missing after this statement").label(self.lines.span(end..end + 1), "expected `;`");
+        let comment = self.lines.text[end..head.end].trim_start();
+        self.errors.push(match comment.starts_with("//") && comment.trim_end().ends_with(';') {
+            true => e.help("`//` begins a comment; of static numbers `/` is exact, and `floor(a / b)` rounds down"),
+            false => e.help("every statement without a block ends with `;`"),
+        });
     }
 
     /// Length of a statement without a comment on its last line.
@@ -398,7 +403,10 @@ impl FileParser<'_, '_> {
         if expected.contains(&"a name") && Place::Block.words().iter().chain(&["in", "as", "or", "and", "not", "else"]).any(|w| *w == found) {
             e = e.note(format!("`{found}` is a reserved word"));
         }
-        suggest(e, self.first_word(head), place)
+        match foreign::spelling(&self.lines.text[head.clone()], at - head.start) {
+            Some(way) => e.help(way),
+            None => suggest(e, self.first_word(head), place),
+        }
     }
 
     fn end_span(&self, head: &Range<usize>) -> Span {
@@ -414,6 +422,9 @@ fn is_keyword(word: &str) -> bool {
 
 /// Offers the keyword that a statement's first word may have been meant as.
 fn suggest(e: Diagnostic, word: &str, place: Place) -> Diagnostic {
+    if let Some(way) = foreign::keyword(word) {
+        return e.help(way);
+    }
     let words = place.words();
     match nearest(word, words.iter().copied()) {
         Some(near) if near != word => e.help(format!("did you mean `{near}`?")),

@@ -2,6 +2,7 @@
 //! Elaboration looks names up again where it evaluates; what is found here is not reported twice.
 
 use crate::ast::*;
+use crate::foreign;
 use crate::names::nearest;
 use ir::diag::{Diagnostic, Span};
 use std::rc::Rc;
@@ -396,6 +397,7 @@ impl Resolver<'_> {
         let visible = self.functions.iter().rev().flat_map(|f| f.locals.iter().map(|l| &*l.name)).chain(CONSTANTS);
         let e = match nearest(name, visible) {
             Some(near) => e.help(format!("did you mean `{near}`?")),
+            None if let Some(way) = foreign::name(name) => e.help(way),
             None if self.is_function(name) => e.help(format!("`{name}` is a function: functions are called, they are no values")),
             None => e.help("declare it above: `let`, `dim`, `input` or `param`"),
         };
@@ -431,6 +433,7 @@ impl Resolver<'_> {
                     let e = Diagnostic::error("E0401", format!("no function is called `{}`", name.name)).label(name.span, "unknown function");
                     self.out.push(match near {
                         Some(near) => e.help(format!("did you mean `{near}`?")),
+                        None if let Some(way) = foreign::name(&name.name) => e.help(way),
                         None => e.help("define it above with `fn`; functions of a file imported with `as m` are called `m.name`"),
                     });
                 }
@@ -447,10 +450,14 @@ impl Resolver<'_> {
                     }
                 }
             }
-            [module, ..] if !self.known.modules.contains(&module.name) => {
-                let e = Diagnostic::error("E0401", format!("no file is imported as `{}`", module.name)).label(module.span, "unknown");
+            [module, .., last] if !self.known.modules.contains(&module.name) => {
+                let e = Diagnostic::error("E0401", format!("no file is imported as `{}`", module.name)).label(call.path.span(), "unknown");
+                let is_value = self.functions.iter().any(|f| f.locals.iter().any(|l| l.name == module.name));
                 self.out.push(match nearest(&module.name, self.known.modules.iter().map(|n| &**n)) {
                     Some(near) => e.help(format!("did you mean `{near}`?")),
+                    None if let Some(way) = foreign::name(&last.name) => e.help(way),
+                    None if is_value => e.help(format!("a function takes what it works on: `{}({}, ..)`", last.name, module.name)),
+                    None if self.is_function(&last.name) => e.help(format!("the library's functions need no module: `{}(..)`", last.name)),
                     None => e.help(format!("`import \"file.mdl\" as {};` makes a file's functions known", module.name)),
                 });
             }

@@ -288,7 +288,7 @@ fn models_and_library_are_formatted() {
     }
 }
 
-/// The diagnostics of a text, errors or warnings, with the line of their first label.
+/// The diagnostics of a text, errors or warnings: line of the first label, code, message and help. And all of them as they are shown.
 fn diagnostics(name: &str, text: &str) -> (Vec<(u32, String, String)>, String) {
     let defines = text.lines().filter_map(|l| l.strip_prefix("// -D ")).filter_map(|d| d.split_once('='));
     let options = Options { defines: defines.map(|(n, v)| (n.into(), v.into())).collect(), ..Options::default() };
@@ -302,11 +302,12 @@ fn diagnostics(name: &str, text: &str) -> (Vec<(u32, String, String)>, String) {
         assert!(!d.labels.is_empty() || d.code == "E0905", "{name}: no place: {}", d.message);
         assert!(!d.help.is_empty() || d.labels.iter().any(|l| !l.text.is_empty()), "{name}: no way out: {}", d.message);
     }
-    let key = |d: &Diagnostic| (d.labels.first().map_or(0, |l| l.span.line), d.code.clone(), d.message.clone());
+    let said = |d: &Diagnostic| d.help.iter().fold(d.message.clone(), |text, help| format!("{text}\n{help}"));
+    let key = |d: &Diagnostic| (d.labels.first().map_or(0, |l| l.span.line), d.code.clone(), said(d));
     (found.iter().map(key).collect(), shown.join("\n\n"))
 }
 
-/// `(line, "E0201 part of the message")` of the `//~` comments of a text.
+/// `(line, "E0201 part of the message or its help")` of the `//~` comments of a text.
 fn expected(text: &str) -> Vec<(u32, &str)> {
     text.lines().enumerate().flat_map(|(i, l)| l.split("//~ ").skip(1).map(move |e| (i as u32 + 1, e.trim()))).collect()
 }

@@ -181,6 +181,11 @@ impl<'a> Compile<'a> {
         &self.module
     }
 
+    /// The next pass that options ask for; none when all are done.
+    pub fn next_pass(&self) -> Option<&'static Pass> {
+        self.passes.clone().find(|p| (p.wanted)(&self.module.options))
+    }
+
     /// Runs the next pass that options ask for, and its verifier; none when all are done.
     ///
     /// # Errors

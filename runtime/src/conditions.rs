@@ -5,8 +5,8 @@
 use crate::schedule::learning_rate;
 use ir::diag::Source;
 use ir::model::{LearningRateSchedule, Muon, MuonScale, Optimizer, Train};
-use ir::op::Real;
-use ir::program::Job;
+use ir::op::{DType, Real};
+use ir::program::{Content, Job};
 use ir::provenance::{Provenance, few};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -28,6 +28,9 @@ pub struct Conditions {
     /// Of runs that said.
     #[serde(default)]
     pub recipe: Option<Recipe>,
+    /// In which activations are computed; of runs that said.
+    #[serde(default)]
+    pub precision: Option<DType>,
 }
 
 /// What updates are made by, beside the learning rate.
@@ -67,6 +70,8 @@ pub enum Change {
     Rate,
     /// The optimizer and its numbers.
     Optimizer,
+    /// The dtype of activations.
+    Precision,
 }
 
 impl Change {
@@ -78,6 +83,7 @@ impl Change {
             Change::Batch => "batch",
             Change::Rate => "rate",
             Change::Optimizer => "optimizer",
+            Change::Precision => "precision",
         }
     }
 }
@@ -108,7 +114,7 @@ impl Conditions {
     /// Of a job that reads `data` up to step `steps`.
     pub fn new(job: &Job, data: Vec<DataMark>, steps: u64) -> Conditions {
         let Train { optimizer, schedule, weight_decay, clip, .. } = job.train;
-        Conditions { data, batch: job.global_batch, steps, schedule, recipe: Some(Recipe { optimizer, weight_decay, clip }) }
+        Conditions { data, batch: job.global_batch, steps, schedule, recipe: Some(Recipe { optimizer, weight_decay, clip }), precision: Some(precision(job)) }
     }
 
     /// What is another here than it was, of a run that has done so many steps, each with how.
@@ -137,6 +143,11 @@ impl Conditions {
             && was != now
         {
             out.push((Change::Optimizer, format!("updates were by {was} and are by {now}")));
+        }
+        if let (Some(was), Some(now)) = (was.precision, self.precision)
+            && was != now
+        {
+            out.push((Change::Precision, format!("activations were {} and are {}", was.name(), now.name())));
         }
         out
     }
@@ -167,6 +178,12 @@ impl Conditions {
             was.data.iter().filter(|d| find(&self.data, &d.input).is_none()).map(|d| format!("`{}` was `{}` and has no file", d.input, d.file));
         here.chain(gone).collect()
     }
+}
+
+/// The half precision of a job's activations, or f32 where none is half.
+fn precision(job: &Job) -> DType {
+    let mut buffers = job.programs.iter().flat_map(|p| &p.buffers);
+    buffers.find(|b| b.dtype.is_half() && matches!(b.content, Content::Activation)).map_or(DType::F32, |b| b.dtype)
 }
 
 /// What is another in a job's model than it was.

@@ -143,6 +143,9 @@ pub struct ExplainArgs {
     /// machine file, or a name of `mcc machine ls`
     #[arg(long, value_name = "FILE|NAME")]
     pub time: Option<String>,
+    /// A picture of why the collectives of a line are there, as SVG: a row for each change of sharding
+    #[arg(long, conflicts_with_all = ["json", "collectives", "time"])]
+    pub svg: bool,
     /// For tools
     #[arg(long)]
     pub json: bool,

@@ -10,13 +10,24 @@ pub fn pass() -> PossibleValuesParser {
     PossibleValuesParser::new(PASSES.iter().map(|p| p.name))
 }
 
+/// Reads the name of a pass, or `all`.
+fn any_pass() -> PossibleValuesParser {
+    PossibleValuesParser::new(PASSES.iter().map(|p| p.name).chain(["all"]))
+}
+
 #[derive(Args, Default)]
 #[command(next_help_heading = "Passes")]
 pub struct InspectArgs {
+    /// Print the module before these passes, each under a line `; before PASS`; what else is said goes to standard error
+    #[arg(long, value_delimiter = ',', value_name = "PASS,..|all", value_parser = any_pass())]
+    pub print_before: Vec<String>,
+    /// Print what these passes change, each under a line `; changed by PASS`: a diff of the module before and after
+    #[arg(long, value_delimiter = ',', value_name = "PASS,..|all", value_parser = any_pass())]
+    pub print_changed: Vec<String>,
     /// Print the module after these passes, each under a line `; after PASS`; what else is said goes to standard error
-    #[arg(long, value_delimiter = ',', value_name = "PASS,..|all", value_parser = PossibleValuesParser::new(PASSES.iter().map(|p| p.name).chain(["all"])))]
+    #[arg(long, value_delimiter = ',', value_name = "PASS,..|all", value_parser = any_pass())]
     pub print_after: Vec<String>,
-    /// End after this pass, and print its module unless `--print-after` says what to print; no artifact is written
+    /// End after this pass, and print its module unless one of these flags says what to print; no artifact is written
     #[arg(long, value_name = "PASS", value_parser = pass())]
     pub stop_after: Option<String>,
     /// Damage the module after this pass, to see what verifiers say
@@ -37,6 +48,13 @@ pub struct OptArgs {
     /// Damage the module after this pass, to see what verifiers say
     #[arg(long, value_name = "PASS", value_parser = pass(), hide = true)]
     pub damage_after: Option<String>,
+}
+
+impl InspectArgs {
+    /// Whether modules, or what passes change of them, are printed.
+    pub fn is_printing(&self) -> bool {
+        !(self.print_before.is_empty() && self.print_after.is_empty() && self.print_changed.is_empty())
+    }
 }
 
 impl OptArgs {

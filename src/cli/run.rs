@@ -40,6 +40,7 @@ pub enum Changed {
     Batch,
     Rate,
     Optimizer,
+    Precision,
 }
 
 /// Tokens of files that do not say what they hold.
@@ -173,8 +174,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "STATE.safetensors|auto")]
     pub resume: Option<PathBuf>,
     /// What of this run may be another than that had which it goes on with: the model's text and settings, the
-    /// files of data, the sequences of a step, the learning rate of steps to come, the optimizer with its numbers.
-    /// Whatever else differs is refused
+    /// files of data, the sequences of a step, the learning rate of steps to come, the optimizer with its numbers,
+    /// the precision of activations. Whatever else differs is refused
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     pub allow_changed: Vec<Changed>,
     /// Where checkpoints go, a directory each: weights, optimizer states, the step. There is one after the last

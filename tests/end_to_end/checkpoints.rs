@@ -163,7 +163,7 @@ fn a_run_that_begins_again_by_itself_passes_by_what_is_damaged() {
 }
 
 #[test]
-fn seeds_optimizers_and_fallbacks_that_are_not_the_runs_are_refused() {
+fn seeds_optimizers_precisions_and_fallbacks_that_are_not_the_runs_are_refused() {
     let dir = two_meshes();
     let model = "compile {models}/gpt2.mdl -D vocab=251 -D hidden=32 -D heads=4 -D seq=8 --lr 1e-3 --min-lr 1e-3 --lr-warmup-iters 5";
     let shared = "--dp 3 --micro-batch-size 1 --global-batch-size 3";
@@ -175,6 +175,9 @@ fn seeds_optimizers_and_fallbacks_that_are_not_the_runs_are_refused() {
     let differs = ["updates were by AdamW with betas 0.9 and 0.95", "weight decay 0.5", "--allow-changed optimizer"];
     run("decays.mcc", "--load ck").fails_with(&differs);
     run("decays.mcc", "--load ck --allow-changed optimizer").succeeds();
+    dir.line(&format!("{model} -D layers=2 {shared} --bf16 -o half.mcc")).succeeds();
+    run("half.mcc", "--load ck").fails_with(&["activations were f32 and are bf16", "--allow-changed precision"]);
+    run("half.mcc", "--load ck --allow-changed precision").succeeds();
     run("shared.mcc", "--fallback gone.mcc").fails_with(&["`gone.mcc`: there is no such artifact"]);
     run("shared.mcc", "--fallback deep.mcc").misuses_with(&["of different models", "layers = 3 (here 2)"]);
     run("shared.mcc", "--on-spike back --spike-factor 0.5").misuses_with(&["above 1"]);

@@ -160,4 +160,10 @@ fn explain_takes_the_flags_that_matter() {
     dir.line("explain out.mcc:3").misuses_with(&["`out.mcc` is an artifact: ask for a line of its model text"]);
     dir.line("explain {models}/gpt2.mdl:3 --collectives").misuses_with(&["`--collectives` is of a whole job"]);
     dir.line("explain {models}/gpt2.mdl:3 --output x.mcc").misuses_with(&["--output"]);
+    dir.line("explain {models}/gpt2.mdl --svg").misuses_with(&["--svg draws the collectives of a line"]);
+    let line = "explain {models}/gpt2.mdl:44 -D layers=2 -D hidden=64 -D heads=4 -D seq=32 -D vocab=128 --svg";
+    dir.line(line).fails_with(&["line 44", "needs no collective with these flags"]);
+    let svg = dir.line(&format!("{line} --tp 2")).succeeds().stdout;
+    assert_eq!(svg.matches("partial over tp").count(), svg.matches("class=\"collective\"").count(), "{svg}");
+    assert!(["all_reduce", "layers.0.mlp.down.w", "ffn = 256 / tp"].iter().all(|words| svg.contains(words)), "{svg}");
 }

@@ -69,6 +69,22 @@ fn a_compile_ends_and_prints_where_it_is_told_to() {
 }
 
 #[test]
+fn what_passes_change_is_shown_without_what_has_another_number_alone() {
+    let dir = Dir::new();
+    let shown = dir.line(&format!("compile {SMALL} --print-before optimize,simplify --print-changed simplify,classes --stop-after classes"));
+    let text = shown.succeeds().stdout;
+    let (before, changed) = text.split_once("; changed by simplify\n").expect("both");
+    let (first, second) = before.strip_prefix("; before optimize\n").and_then(|b| b.split_once("; before simplify\n")).expect("two modules");
+    assert!(first.lines().count() < second.lines().count());
+    let (simplified, joined) = changed.split_once("; changed by classes\n").expect("both");
+    // What was there is in the module before, and all that is gone or new begins so.
+    let lines = |sign: char| simplified.lines().filter(move |l| l.starts_with(sign)).collect::<Vec<_>>();
+    assert!(lines('-').iter().any(|l| l.contains("%was") && l.contains("stop_gradient")), "{simplified}");
+    assert!(lines('+').len() < second.lines().count() / 4, "{simplified}");
+    assert!(joined.starts_with("@@") || joined == "; nothing\n", "{joined}");
+}
+
+#[test]
 fn passes_that_cannot_run_say_so() {
     let dir = Dir::new();
     dir.write("m.mir", dir.line(&format!("compile {SMALL} --stop-after classes")).succeeds().stdout);

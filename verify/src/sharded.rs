@@ -14,7 +14,7 @@ use crate::algebra::{self, Row};
 use crate::violation::{Breach, Checked};
 use crate::{Invariant, Locus, LocusPart, Violation, references};
 use ir::algebra::{Algebra, LoopKind, goes_by_order};
-use ir::dim::{Dim, Order};
+use ir::dim::{Dim, Dims, Order};
 use ir::graph::{Body, Value};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Op, Reshard};
@@ -68,7 +68,7 @@ pub fn verify_by(s: &Sharded, table: impl Fn(&Body, Value) -> Algebra) -> Result
             let args: Vec<Placement> = node.args.iter().map(|a| s.sharding(*a)[u]).collect();
             if let Err(breach) = match (&node.op, &rule) {
                 (Op::Reshard { kind, subs }, _) => verify_reshard(s, v, *kind, subs, u),
-                (_, Some(rule)) => verify_row(rule, s.mesh[u].axis, &args, out[u]).and_then(|row| match row {
+                (_, Some(rule)) => verify_row(rule, &body.dims, s.mesh[u].axis, &args, out[u]).and_then(|row| match row {
                     Some(row) if !used.contains(&row) => {
                         used.push(row);
                         algebra::holds(body, v, row).map_err(|why| Invariant::RowHolds.breach(format!("a row of its table does not hold: {why}")))
@@ -125,7 +125,7 @@ fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: Sub
 }
 
 /// The row of an op's table that its placements on a sub-axis of this axis are, unless all is everywhere.
-fn verify_row<'a>(rule: &'a Algebra, axis: Axis, args: &[Placement], out: Placement) -> Checked<Option<Row<'a>>> {
+fn verify_row<'a>(rule: &'a Algebra, dims: &Dims, axis: Axis, args: &[Placement], out: Placement) -> Checked<Option<Row<'a>>> {
     let whole = |p: &Placement| *p == Placement::Replicated;
     if whole(&out) && args.iter().all(whole) {
         return Ok(None);
@@ -153,7 +153,18 @@ fn verify_row<'a>(rule: &'a Algebra, axis: Axis, args: &[Placement], out: Placem
             return Ok(Some(Row::Split(l)));
         }
     }
-    Err(Invariant::OpRow.breach(format!("operands {args:?} and result {out:?} are no row of its table")))
+    let args: Vec<String> = args.iter().map(|p| words(dims, *p)).collect();
+    Err(Invariant::OpRow.breach(format!("no row of its table takes operands ({}) to a result that is {}", args.join(", "), words(dims, out))))
+}
+
+/// `split along `hidden``.
+fn words(dims: &Dims, placement: Placement) -> String {
+    match placement {
+        Placement::Replicated => "replicated".into(),
+        Placement::Split(d) => format!("split along `{}`", dims.name(d)),
+        Placement::Partial(Partial::Sum) => "a partial sum".into(),
+        Placement::Partial(Partial::Max) => "a partial maximum".into(),
+    }
 }
 
 fn verify_ends(s: &Sharded) -> Result<(), Violation> {

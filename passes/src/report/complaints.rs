@@ -12,16 +12,26 @@ use ir::op::Op;
 use ir::options::{OptionName, Options, Recompute, Zero};
 use std::collections::BTreeSet;
 
-/// Parameters that no stage would have.
+/// Parameters that no stage would have. Those of one line of the text, as a repeated block has them, are one mistake.
 pub fn unused(graph: &Graph) -> Vec<Diagnostic> {
     let used: BTreeSet<u32> = graph.body.nodes.iter().filter_map(|n| if let Op::Param(p) = n.op { Some(p) } else { None }).collect();
-    let params = graph.params.iter().zip(0..).filter(|(_, k)| !used.contains(k));
-    let diagnostic = |(param, _): (&Param, u32)| {
-        let d = Diagnostic::error("E0507", format!("training does not use parameter `{}`", param.name));
+    let mut by_line: Vec<(&Param, u64)> = vec![];
+    for (param, _) in graph.params.iter().zip(0..).filter(|(_, k)| !used.contains(k)) {
+        match by_line.iter_mut().find(|(first, _)| param.span.is_some() && first.span == param.span) {
+            Some((_, count)) => *count += 1,
+            None => by_line.push((param, 1)),
+        }
+    }
+    let diagnostic = |(param, count): (&Param, u64)| {
+        let others = match count {
+            1 => String::new(),
+            _ => format!(", and {} more of the same line", count - 1),
+        };
+        let d = Diagnostic::error("E0507", format!("training does not use parameter `{}`{others}", param.name));
         let d = param.span.into_iter().fold(d, |d, span| d.label(span, "declared here"));
         d.help("remove it, or let the loss depend on it")
     };
-    params.map(diagnostic).collect()
+    by_line.into_iter().map(diagnostic).collect()
 }
 
 /// Sizes of a step's graph, which are final, that axes do not divide; and options that do nothing for it.

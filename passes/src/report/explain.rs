@@ -259,7 +259,7 @@ pub fn line(s: &Sharded, job: &Job, file: u16, line: u32) -> Option<Line> {
     Some(Line { place, stages, parameters, values, memory, forward_flops, recomputed_flops, backward_flops, exchanges })
 }
 
-fn tensor(s: &Sharded, v: Value, name: String) -> Tensor {
+pub(super) fn tensor(s: &Sharded, v: Value, name: String) -> Tensor {
     let body = &s.graph.body;
     let dims: Vec<String> = body
         .dims_of(v)

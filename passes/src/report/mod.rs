@@ -6,4 +6,5 @@ pub mod footprint;
 pub mod in_use;
 pub mod matrices;
 pub mod pipeline_timeline;
+pub mod reshards;
 pub mod sizes;

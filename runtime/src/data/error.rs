@@ -107,8 +107,10 @@ impl DataError {
     /// A way out that the message does not name.
     pub fn help(&self) -> Option<Help> {
         match self {
-            DataError::Token { input, .. } | DataError::Derived { input, .. } | DataError::Default { input, .. } => Some(any(input)),
-            DataError::Sample(wrong) => Some(any(&wrong.input)),
+            DataError::Token { input, value, takes, .. } | DataError::Derived { input, value, takes, .. } | DataError::Default { input, value, takes } => {
+                Some(taking(input, *value, takes))
+            }
+            DataError::Sample(wrong) => Some(taking(&wrong.input, wrong.value, &wrong.takes)),
             DataError::Sets(error) => misread(error),
             DataError::Io { .. }
             | DataError::Malformed { .. }
@@ -147,8 +149,17 @@ fn misread(error: &data::Error) -> Option<Help> {
     Some(Help::from(format!("`{name}` is no weight here, as not each data set has one: weights and prefixes come in turn, as in 0.7 A 0.3 B")))
 }
 
-fn any(input: &str) -> Help {
-    Help::from(format!("if any value of `{input}` is meant, the text says so: `@any` at the end of its `input`"))
+/// A way to have an input take a value: a greater size for one that is beyond all, such as a token beyond the vocabulary.
+fn taking(input: &str, value: f64, takes: &[Interval]) -> Help {
+    let any = format!("if any value of `{input}` is meant, the text says so: `@any` at the end of its `input`");
+    match takes.iter().map(|t| f64::from(t.most)).reduce(f64::max) {
+        Some(most) if value > most => Help::from(format!(
+            "values are below the size of what they look up, {}: compile with a greater one, as with -D vocab={}; {any}",
+            most + 1.0,
+            value + 1.0
+        )),
+        Some(_) | None => Help::from(any),
+    }
 }
 
 /// `-100 or 0 to 255`.

@@ -24,7 +24,7 @@ use std::io;
 fn orders() -> Orders {
     let schedule = LearningRateSchedule { decay: Decay::Constant, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0, falling: None, constant: 0 };
     Orders {
-        conditions: Conditions { data: vec![], batch: 1, steps: 4, schedule, recipe: None },
+        conditions: Conditions { data: vec![], batch: 1, steps: 4, schedule, recipe: None, precision: None },
         artifact: "a.mcc".into(),
         id: String::new(),
         data: vec![],

@@ -177,7 +177,8 @@ fn follow(
         }
     };
     let silence = options.patience.max(BEAT) * 4;
-    let (mut last, mut beat) = (Instant::now(), Instant::now());
+    let (mut last, mut beat, mut looked) = (Instant::now(), Instant::now(), Instant::now());
+    let mut pulse = Pulse::default();
     let (mut is_open, mut has_asked) = (true, false);
     let outcome = loop {
         if options.stop.is_asked() && !has_asked {
@@ -196,10 +197,14 @@ fn follow(
             // The process has ended and nothing more will be said: what is left is to hear from rank 0.
             Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
         }
+        // Looks are counted in ticks, as rank 0's launcher counts those at its own process; it hears of them once a beat.
+        if looked.elapsed() >= TICK {
+            looked = Instant::now();
+            pulse = if is_open { process.pulse(&board) } else { Pulse::default() };
+        }
         if beat.elapsed() >= BEAT {
             beat = Instant::now();
-            let pulse = if is_open { process.pulse(&board) } else { Pulse::default() };
-            let _ = link.say(&Up::Pulse(pulse), TAKES);
+            let _ = link.say(&Up::Pulse(pulse.clone()), TAKES);
         }
         let own = || waits(&artifact.job, rank, &board.status(rank)).into_iter().collect();
         match heard.try_recv() {

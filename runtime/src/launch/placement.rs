@@ -21,6 +21,7 @@ pub fn placement(orders: &Orders, mesh: &Mesh) -> Vec<String> {
                 (Some(count), _) => format!("{count} threads"),
                 (None, None) => format!("{} threads", orders.threads(rank, world).count),
                 // How many cores another machine has is known there.
+                (None, Some(_)) if sharing.of == 1 => "the cores of its process".into(),
                 (None, Some(_)) => format!("the cores of its process, shared by {} ranks", sharing.of),
             };
             format!("rank {rank}{at}{host}: {}{gpu}, {threads}", orders.device.name())
