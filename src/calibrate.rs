@@ -1,13 +1,13 @@
 //! `mcc calibrate`: a machine file of what this machine does.
 //!
-//! Kernels are timed on one rank of each program, by itself ([`runtime::standalone`]); exchanges in small models on two
-//! ranks, and waits by whole steps of these, on two ranks and on four that share two cores. The formulas of `mcc
+//! Kernels are timed on one rank of each program, by itself ([`runtime::standalone`]); exchanges in small models on
+//! two ranks, and waits by whole steps of these, on two ranks and on four that share two cores. The formulas of `mcc
 //! simulate` are fitted to all of these ([`simulate::fit`]), and kernels' own times go into the file beside them. Of
 //! artifacts that are named, kernels' times are all that is taken.
 
 use crate::cli::CalibrateArgs;
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::itself;
 use crate::machines;
 use crate::misuse::misuse;
@@ -22,12 +22,12 @@ use procfs::{CpuInfo, Current, Meminfo};
 use runtime::artifact::{self, Accept, Artifact};
 use runtime::cpu::{Threads, allowed_cores, stay_on};
 use runtime::data::{Encoding, Spec};
-use runtime::executor::{Order, arena_bytes};
+use runtime::executor::{CommandOrder, arena_bytes};
 use runtime::launch::{self, RunOptions};
 use runtime::profile::exchanges::exchanges;
 use runtime::profile::named::NamedCommands;
 use runtime::profile::{self, Profile};
-use runtime::standalone::{How, measure};
+use runtime::standalone::{StandaloneOptions, measure};
 use runtime::target::{DeviceKind, Target};
 use simulate::fit::{self, ExchangeTime, Fit, KernelTime, StepTime, round};
 use simulate::machine::{Figure, Machine, Measured, Source};
@@ -73,8 +73,8 @@ const LEAST_ON_GPU: f64 = 50e-6;
 
 /// Calls of a kernel.
 #[derive(Default)]
-struct Calls {
-    /// Of a step, of one rank.
+struct KernelCalls {
+    /// Calls in one step of one rank.
     calls: f64,
     seconds: Vec<f64>,
 }
@@ -126,10 +126,10 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
 /// Times kernels; those of small models are what the formulas are fitted to.
 fn kernels(machine: &mut Machine, artifacts: &[Artifact], args: &CalibrateArgs, work: &Path, source: &str) -> Result<Vec<Fit>, Failure> {
     let threads = args.threads_per_rank;
-    let mut times = Times::new();
+    let mut times = KernelTimes::new();
     for artifact in artifacts {
         progress!("timing kernels of `{}`", artifact.dir.display());
-        let how = How { steps: args.profile_steps, ..how(artifact.manifest.target.devices()[0], threads, work) };
+        let how = StandaloneOptions { steps: args.profile_steps, ..how(artifact.manifest.target.devices()[0], threads, work) };
         of_artifact(artifact, &how, &mut times)?;
     }
     let known = machine.measured.take();
@@ -173,7 +173,7 @@ fn compiled(work: &Path, model: &str, flags: &str, out: &str) -> anyhow::Result<
 }
 
 fn read(machine: &Machine, dir: &Path) -> Result<Artifact, Failure> {
-    files::look(dir, Wanted::Artifact)?;
+    files::look(dir, ExpectedInput::Artifact)?;
     let artifact = artifact::read(dir, &Accept::Anyones)?;
     fits_artifact(machine, &artifact.manifest.target)?;
     if artifact.manifest.target == Target::Reference {
@@ -211,15 +211,16 @@ fn unlist_idle(machine: &mut Machine) {
     machine.sources.retain(|name, _| used.contains(name));
 }
 
-fn how(device: DeviceKind, threads: u64, dir: &Path) -> How<'_> {
-    How { device, threads: threads as usize, copies: 1, steps: 1, seed: 1, dir }
+fn how(device: DeviceKind, threads: u64, dir: &Path) -> StandaloneOptions<'_> {
+    StandaloneOptions { device, threads: threads as usize, copies: 1, steps: 1, seed: 1, dir }
 }
 
 /// Kernels by their symbols, with their calls.
-type Times = BTreeMap<String, (Kernel, Calls)>;
+type KernelTimes = BTreeMap<String, (Kernel, KernelCalls)>;
 
-/// Times the kernels of an artifact, on one rank of each program; on CPUs on several copies of it at once ([`copies`]).
-fn of_artifact(artifact: &Artifact, how: &How, times: &mut Times) -> Result<(), Failure> {
+/// Times the kernels of an artifact, on one rank of each program; on CPUs on several copies of it at once
+/// ([`copies`]).
+fn of_artifact(artifact: &Artifact, how: &StandaloneOptions, times: &mut KernelTimes) -> Result<(), Failure> {
     let job = &artifact.job;
     let names = NamedCommands::new(job);
     let mut seen = BTreeSet::new();
@@ -229,11 +230,11 @@ fn of_artifact(artifact: &Artifact, how: &How, times: &mut Times) -> Result<(), 
         }
         let rank = job.mesh.first_of_stage(stage as u64);
         let copies = if how.device == DeviceKind::Cpu { copies(job, rank, how.threads as u64) } else { 1 };
-        for recorded in measure(artifact, rank, &How { copies, ..*how })? {
+        for recorded in measure(artifact, rank, &StandaloneOptions { copies, ..*how })? {
             for ran in recorded.ran {
                 let Some(kernel) = names.at(rank, ran.at).and_then(|(_, _, named)| named.kernel) else { continue };
                 let kernel = &job.kernels[kernel.index()];
-                let (_, calls) = times.entry(kernel.name()).or_insert_with(|| (kernel.clone(), Calls::default()));
+                let (_, calls) = times.entry(kernel.name()).or_insert_with(|| (kernel.clone(), KernelCalls::default()));
                 calls.calls += 1.0 / (how.steps * copies as u64) as f64;
                 calls.seconds.push(ran.time as f64 / 1e9);
             }
@@ -264,7 +265,7 @@ fn exchange(work: &Path, rank_binary: &Path) -> Result<(Vec<ExchangeTime>, Vec<S
         let line = format!("{model} {mesh} {size}");
         let out = compiled(work, model, &format!("{mesh} {size}"), "exchanges.mcc")?;
         let artifact = artifact::read(&out, &Accept::Anyones)?;
-        let timed = |order: Order| -> Result<Profile, Failure> {
+        let timed = |order: CommandOrder| -> Result<Profile, Failure> {
             let options = RunOptions {
                 data: vec![Spec::parse(&text.display().to_string(), Encoding::Text)],
                 profile: Some(EXCHANGE_STEPS),
@@ -276,11 +277,11 @@ fn exchange(work: &Path, rank_binary: &Path) -> Result<(Vec<ExchangeTime>, Vec<S
             Ok(summary.profile.context("the run was not timed")?)
         };
         if !is_crowded {
-            all.extend(of_profile(&artifact.job, &timed(Order::List)?));
+            all.extend(of_profile(&artifact.job, &timed(CommandOrder::List)?));
         }
         let timed = || {
-            let (profile, mut times) = (timed(Order::Streams)?, Times::new());
-            of_artifact(&artifact, &How { steps: 3, ..how(DeviceKind::Cpu, 1, work) }, &mut times)?;
+            let (profile, mut times) = (timed(CommandOrder::Streams)?, KernelTimes::new());
+            of_artifact(&artifact, &StandaloneOptions { steps: 3, ..how(DeviceKind::Cpu, 1, work) }, &mut times)?;
             Ok::<_, Failure>((allowed_cores().len() as u64, profile, times))
         };
         let (cores, profile, times) = if is_crowded { on_two_cores(timed)? } else { timed()? };
@@ -292,19 +293,20 @@ fn exchange(work: &Path, rank_binary: &Path) -> Result<(Vec<ExchangeTime>, Vec<S
     Ok((all, steps))
 }
 
-/// What exchanges have in common that are alike: kind, bytes, ranks, and the end of a message.
-type Alike = (Option<Collective>, u64, Vec<u64>, usize);
+/// Exchanges are alike if they share kind, bytes, ranks, and the end of a message.
+type ExchangeKey = (Option<Collective>, u64, Vec<u64>, usize);
 
-/// Of exchanges that are alike, the median; alike are both ends of a message each by itself.
+/// The median time of exchanges that are alike. Both ends of a message count by themselves.
 fn of_profile(job: &Job, profile: &Profile) -> Vec<ExchangeTime> {
-    let mut alike: BTreeMap<Alike, Vec<f64>> = BTreeMap::new();
+    let mut seconds_by_key: BTreeMap<ExchangeKey, Vec<f64>> = BTreeMap::new();
     for e in exchanges(job, profile) {
         for (end, seconds) in e.seconds.iter().enumerate() {
-            alike.entry((e.kind, e.bytes, e.ranks.clone(), end)).or_default().push(*seconds);
+            seconds_by_key.entry((e.kind, e.bytes, e.ranks.clone(), end)).or_default().push(*seconds);
         }
     }
-    let exchange = |((kind, bytes, ranks, _), mut seconds): (Alike, Vec<f64>)| ExchangeTime { kind, ranks, bytes, seconds: median(&mut seconds) };
-    alike.into_iter().map(exchange).collect()
+    let exchange =
+        |((kind, bytes, ranks, _), mut seconds): (ExchangeKey, Vec<f64>)| ExchangeTime { kind, ranks, bytes, seconds: median(&mut seconds) };
+    seconds_by_key.into_iter().map(exchange).collect()
 }
 
 /// Has what is started run on two cores of this machine, if it has so many.

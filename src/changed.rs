@@ -37,7 +37,9 @@ fn diff() -> TextDiffConfig {
 /// Of each line that is a node, its graph and its number. Each line that is not indented begins a graph.
 fn definitions(text: &str) -> Vec<Option<(usize, &str)>> {
     let mut graph = 0;
-    let node = |line: &str| -> Option<usize> { line.trim_start().strip_prefix('%').map(|rest| rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())) };
+    let node = |line: &str| -> Option<usize> {
+        line.trim_start().strip_prefix('%').map(|rest| rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()))
+    };
     text.lines()
         .map(|line| {
             graph += usize::from(!line.starts_with(' '));

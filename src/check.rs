@@ -34,7 +34,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
             let (numbers, tensors) = (count(job.parameters()), job.params.len());
             Ok(out!("{}: {numbers} parameters in {tensors} tensors, {} layers; no errors{on}\n", graph.name, graph.layers)?)
         }
-        // A text that cannot be read, a target that there is not: errors without a place.
+        // Errors such as an unreadable text or an unknown target have no position in the text.
         (Err(Failure::Other(e)), DiagnosticFormat::Json) if e.downcast_ref::<PrintError>().is_none() => {
             shown.message(&format!("{e:#}"))?;
             Err(Failure::Reported)
@@ -47,7 +47,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
 fn weights(args: &CheckArgs) -> Result<(), Failure> {
     let text = ModelFile::read(&args.model, args.shown())?;
     let request = request(&text, &args.plan, None, Verify::Off)?;
-    // It was elaborated a moment ago, and what is wrong with it was said.
+    // The text was elaborated a moment ago, and its errors were reported then.
     let Ok(models) = request.elaborate(&mut text.imports(), &Progress::default()) else { return Ok(()) };
     let mistakes = convert::mistakes(&models.training);
     if mistakes.is_empty() {

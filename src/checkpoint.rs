@@ -2,7 +2,7 @@
 
 use crate::cli::{Checkpoint as Command, ConvertArgs, DiffArgs, Format, WhichArgs};
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::misuse::misuse;
 use crate::print::{PrintError, note, out, report};
 use anyhow::{Context, anyhow};
@@ -25,7 +25,7 @@ pub fn run(command: &Command) -> Result<(), Failure> {
 
 /// The checkpoint that a directory is, or those that are in it, the first step first.
 fn named(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
-    files::look(dir, Wanted::Listed)?;
+    files::look(dir, ExpectedInput::Listed)?;
     if dir.join(MANIFEST).exists() || is_distributed(dir) {
         return Ok(vec![dir.to_path_buf()]);
     }
@@ -141,7 +141,7 @@ fn verify_distributed(args: &WhichArgs, dir: &Path) -> Result<bool, PrintError> 
 
 fn diff(args: &DiffArgs) -> Result<(), Failure> {
     for path in [&args.first, &args.second] {
-        files::look(path, Wanted::Weights)?;
+        files::look(path, ExpectedInput::Weights)?;
     }
     let (first, second) = (Stored::open(&args.first)?, Stored::open(&args.second)?);
     let mut compared = 0;
@@ -177,7 +177,7 @@ fn diff(args: &DiffArgs) -> Result<(), Failure> {
 }
 
 fn convert(args: &ConvertArgs) -> Result<(), Failure> {
-    files::look(&args.from, Wanted::Weights)?;
+    files::look(&args.from, ExpectedInput::Weights)?;
     let (to, shown) = (&args.to, args.to.display());
     if same(&args.from, to) {
         return Err(misuse!("`{shown}` is what it is made of: name another").into());
@@ -231,7 +231,7 @@ fn directory(stored: &Stored, to: &Path, taken: bool, format: Format) -> Result<
         Format::Dcp => stored.write_distributed(staging.path())?,
         Format::Checkpoint | Format::Safetensors => stored.write_checkpoint(staging.path())?,
     }
-    // What was there goes with the staging directory.
+    // The earlier contents of `to` are removed with the staging directory.
     exchange(staging.path(), to).with_context(failed)?;
     Ok(())
 }

@@ -22,13 +22,13 @@ use std::fmt::Write;
 
 /// Something that was predicted and measured: seconds of a step, mean of the ranks.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pair {
+struct ComparedTime {
     predicted: f64,
     measured: f64,
 }
 
-impl Pair {
-    fn apart(&self) -> f64 {
+impl ComparedTime {
+    fn difference(&self) -> f64 {
         self.measured - self.predicted
     }
 }
@@ -73,17 +73,17 @@ impl Compared {
     pub fn text(&self, job: &Job, profile: &Profile) -> String {
         let step = &self.step;
         let breakdown = Breakdown::new(job, profile);
-        let (mut rows, mut met) = measured(job, profile);
-        // Kernels that share cores or run beside exchanges take longer than by themselves, each by as much.
+        let (mut rows, mut exchange_rows) = measured(job, profile);
+        // Kernels take longer when they share cores or run beside exchanges, each by the same factor.
         let alone: f64 = step.kernels.iter().map(|row| row.exposed).sum();
         let longer = if alone > 0.0 { step.spent.kernels / alone } else { 1.0 };
         step.kernels.iter().for_each(|row| rows.entry(row.name.clone()).or_default().predicted += row.exposed * longer);
-        step.exchanges.iter().for_each(|row| met.entry(row.name.clone()).or_default().predicted += row.seconds);
+        step.exchanges.iter().for_each(|row| exchange_rows.entry(row.name.clone()).or_default().predicted += row.seconds);
         let waits = step.spent.exchanges + step.spent.copies + step.spent.disk + step.spent.host + step.spent.wakes + step.spent.bubble;
-        let all = Pair { predicted: step.seconds, measured: breakdown.whole.ms / 1e3 };
+        let all = ComparedTime { predicted: step.seconds, measured: breakdown.whole.ms / 1e3 };
         rows.entry(WAITS.into()).or_default().predicted += waits;
         rows.entry(WAITS.into()).or_default().measured += breakdown.waiting.ms / 1e3;
-        rows.insert(BETWEEN.into(), Pair { predicted: step.spent.gaps, measured: breakdown.between.ms / 1e3 });
+        rows.insert(BETWEEN.into(), ComparedTime { predicted: step.spent.gaps, measured: breakdown.between.ms / 1e3 });
         let mut out = format!(
             "a step on {}: {} measured, {} predicted ({:+.1} %)\n",
             self.machine.name,
@@ -91,13 +91,13 @@ impl Compared {
             time(all.predicted),
             100.0 * (all.predicted / all.measured.max(1e-9) - 1.0)
         );
-        let apart = table(&mut out, "what a rank does", rows);
-        if !met.is_empty() {
-            table(&mut out, "exchanges, once all have come", met);
+        let largest_first = table(&mut out, "what a rank does", rows);
+        if !exchange_rows.is_empty() {
+            table(&mut out, "exchanges, once all have come", exchange_rows);
         }
-        // Of those that are apart as the whole is.
-        let most = apart.into_iter().find(|(_, pair)| pair.apart() * all.apart() > 0.0);
-        if let Some((name, pair)) = most.filter(|_| all.apart().abs() > 0.01 * all.measured) {
+        // Only a row that differs in the same direction as the whole step explains the difference.
+        let most = largest_first.into_iter().find(|(_, time)| time.difference() * all.difference() > 0.0);
+        if let Some((name, pair)) = most.filter(|_| all.difference().abs() > 0.01 * all.measured) {
             let _ = writeln!(out, "the largest part of the difference: {name}, {} and not {}", time(pair.measured), time(pair.predicted));
         }
         let _ = write!(out, "{} of {} kernels have times of their own in the machine file", step.measured, step.all_kernels);
@@ -114,10 +114,10 @@ const FURTHER: &str = "further passes of rows of experts";
 const BETWEEN: &str = "between phases and commands";
 
 /// What ranks' own threads do, and their exchanges from when all had come, by what `mcc simulate` calls them.
-fn measured(job: &Job, profile: &Profile) -> (BTreeMap<String, Pair>, BTreeMap<String, Pair>) {
-    let (mut rows, mut met): (BTreeMap<String, Pair>, BTreeMap<String, Pair>) = Default::default();
+fn measured(job: &Job, profile: &Profile) -> (BTreeMap<String, ComparedTime>, BTreeMap<String, ComparedTime>) {
+    let (mut rows, mut exchange_rows): (BTreeMap<String, ComparedTime>, BTreeMap<String, ComparedTime>) = Default::default();
     let steps: usize = profile.ranks.iter().map(|r| r.steps.len()).sum();
-    // Of a step and rank.
+    // Times are means over steps and ranks.
     let each = 1.0 / steps.max(1) as f64;
     let names = NamedCommands::new(job);
     for (rank, recorded) in (0..).zip(&profile.ranks) {
@@ -127,7 +127,7 @@ fn measured(job: &Job, profile: &Profile) -> (BTreeMap<String, Pair>, BTreeMap<S
                 continue;
             }
             let name = match &command.action {
-                // The breakdown has them.
+                // The breakdown accounts for these.
                 Action::Record { .. } | Action::Wait { .. } => continue,
                 _ if command.predicate.is_some() => FURTHER,
                 Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } => WAITS,
@@ -138,22 +138,22 @@ fn measured(job: &Job, profile: &Profile) -> (BTreeMap<String, Pair>, BTreeMap<S
     }
     for e in exchanges(job, profile) {
         let program = &job.programs[job.stages[job.mesh.stage(e.rank) as usize].program as usize];
-        // A collective is each member's; a message, its receiver's.
+        // A collective counts for each member, a message for its receiver alone.
         let ranks = if e.kind.is_some() { e.ranks.len() as f64 } else { 1.0 };
         let seconds = e.seconds.last().copied().unwrap_or(0.0) * ranks * each;
-        met.entry(exchange_name(job, program, e.action)).or_default().measured += seconds;
+        exchange_rows.entry(exchange_name(job, program, e.action)).or_default().measured += seconds;
     }
-    (rows, met)
+    (rows, exchange_rows)
 }
 
 /// Rows that are the furthest apart first; gives them.
-fn table(out: &mut String, what: &str, rows: BTreeMap<String, Pair>) -> Vec<(String, Pair)> {
-    let mut rows: Vec<(String, Pair)> = rows.into_iter().filter(|r| r.1.measured > 0.0 || r.1.predicted > 0.0).collect();
-    rows.sort_by(|a, b| b.1.apart().abs().total_cmp(&a.1.apart().abs()));
+fn table(out: &mut String, what: &str, rows: BTreeMap<String, ComparedTime>) -> Vec<(String, ComparedTime)> {
+    let mut rows: Vec<(String, ComparedTime)> = rows.into_iter().filter(|r| r.1.measured > 0.0 || r.1.predicted > 0.0).collect();
+    rows.sort_by(|a, b| b.1.difference().abs().total_cmp(&a.1.difference().abs()));
     let _ = writeln!(out, " measured  predicted  difference  {what}");
     for (name, pair) in &rows {
-        let apart = format!("{}{}", if pair.apart() < 0.0 { "-" } else { "+" }, time(pair.apart().abs()));
-        let _ = writeln!(out, "{:>9}  {:>9}  {apart:>10}  {name}", time(pair.measured), time(pair.predicted));
+        let difference = format!("{}{}", if pair.difference() < 0.0 { "-" } else { "+" }, time(pair.difference().abs()));
+        let _ = writeln!(out, "{:>9}  {:>9}  {difference:>10}  {name}", time(pair.measured), time(pair.predicted));
     }
     rows
 }

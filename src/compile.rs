@@ -1,5 +1,6 @@
 //! `mcc compile`.
 
+use crate::changed::changed;
 use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs, VerifyKernels};
 use crate::failure::Failure;
 use crate::limits::LimitWatch;
@@ -8,7 +9,6 @@ use crate::options::{contradictions, options, override_train, precision, still_w
 use crate::plan_file::PlanFile;
 use crate::print::{self, note, out, progress};
 use crate::text::{DiagnosticFormat, ModelFile};
-use crate::changed::changed;
 use crate::{dump, idle, report, reproducer, signals};
 use anyhow::{Context, anyhow};
 use codegen::ptxas::Ptxas;
@@ -40,11 +40,11 @@ use std::time::{Duration, Instant};
 pub struct TimedLevels {
     pub levels: mcc::Levels,
     elaborated: Duration,
-    limited: Option<Limited>,
+    limited: Option<MemoryLimit>,
 }
 
-/// What a rank may take, and what to compile again for a change that fits.
-struct Limited {
+/// The memory budget of a rank, and what is needed to compile again for a change that fits.
+struct MemoryLimit {
     budget: Budget,
     training: Model,
     evaluation: Model,
@@ -116,7 +116,7 @@ fn inspected(
     let models = elaborated(text, request, args, progress)?;
     shown.show(&idle::in_plan(args, &models.training.plan), &models.sources)?;
     let elaborated = start.elapsed();
-    let limited = (args.memory.is_some() || args.host_memory.is_some()).then(|| Limited {
+    let limited = (args.memory.is_some() || args.host_memory.is_some()).then(|| MemoryLimit {
         budget: Budget([args.memory, args.host_memory].map(|most| most.unwrap_or(u64::MAX))),
         training: models.training.clone(),
         evaluation: models.evaluation.clone(),
@@ -149,7 +149,7 @@ fn inspected(
     let levels = passes.finish();
     shown.show(&levels.compiled.warnings, &levels.sources)?;
     shown.show(&idle::in_model(args, &levels.compiled), &levels.sources)?;
-    // How much scratch kernels need is known once they are compiled.
+    // The scratch memory of kernels is known only once they are compiled; it counts as 0 here.
     within(limited.as_ref(), &levels, &request.targets, 0, shown, progress)?;
     Ok(Some(TimedLevels { levels, elaborated, limited }))
 }
@@ -163,7 +163,11 @@ impl InspectArgs {
     /// Prints a module, or a part of one.
     fn print(&self, text: &str) -> Result<(), Failure> {
         // Where an artifact is to be written, that is what the command is for.
-        if self.stop_after.is_some() { out!("{text}")? } else { progress!("{}", text.trim_end()) }
+        if self.stop_after.is_some() {
+            out!("{text}")?
+        } else {
+            progress!("{}", text.trim_end())
+        }
         Ok(())
     }
 
@@ -203,13 +207,13 @@ fn failed<T>(error: Error, shown: DiagnosticFormat, inspect: &InspectArgs) -> Re
     }
 }
 
-/// What is needed to say which part of a text a kernel computes.
-struct Wrong {
+/// Kernels and sources, which say what part of a text a kernel computes.
+struct KernelSources {
     kernels: Vec<Kernel>,
     sources: Sources,
 }
 
-impl Wrong {
+impl KernelSources {
     /// A kernel that does not compile; or a bug in mcc, if its code is not what its body says.
     fn show<T>(&self, error: BatchError, shown: DiagnosticFormat) -> Result<T, Failure> {
         let result = match &error.error {
@@ -253,8 +257,8 @@ pub fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Fo
     }
 }
 
-/// Scratch of a rank in the device's memory: for one thread, or for the blocks of a launch, and what its kernels count
-/// in.
+/// Scratch of a rank in the device's memory: for one thread, or for the blocks of a launch, and what its kernels
+/// count in.
 fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
     match targets.device.arch {
         Arch::X86_64 => kernels.iter().map(|k| k.scratch_bytes).max().unwrap_or(0),
@@ -264,7 +268,7 @@ fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
 
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
-    // A key that is none would be a pity after the work.
+    // The key is read first, so that a wrong one does not waste the compile.
     let sign = args.output.sign.as_deref().map(SecretKey::read).transpose()?;
     let ptxas = args.output.cubin.then(|| assembler(&args.plan.target)).transpose()?;
     let watch = LimitWatch::start(&args.plan.limits, DiagnosticFormat::Text);
@@ -278,9 +282,9 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let request = request(&text, &args.plan, cache_dir().filter(|_| !args.output.no_cache), verify)?;
     let Some(TimedLevels { levels, elaborated, limited }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
     let generating = Instant::now();
-    let wrong = Wrong { kernels: levels.compiled.job.kernels.clone(), sources: levels.sources.clone() };
+    let kernel_sources = KernelSources { kernels: levels.compiled.job.kernels.clone(), sources: levels.sources.clone() };
     let mut artifact = request.generate(levels, progress).or_else(|e| match e {
-        Error::Kernel(e) => wrong.show(e, text.shown),
+        Error::Kernel(e) => kernel_sources.show(e, text.shown),
         e => failed(e, text.shown, &args.inspect),
     })?;
     if let Some(ptxas) = &ptxas {
@@ -292,7 +296,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     within(limited.as_ref(), &artifact.levels, targets, scratch, text.shown, progress)?;
     progress.enter("dumps");
     let dumps = dumps(compiled, &args.output, targets, progress)?;
-    // What follows writes.
+    // The watch may end the process, which must not happen while files are written.
     drop(watch);
     let out = args.output.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
     artifact.parts(&dumps, sign.as_ref(), |parts| signals::tidily(|given_up| artifact::write_unless(&out, parts, given_up)))??;
@@ -310,7 +314,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         (&artifact.checked, &artifact.levels.sources),
     );
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
-    // Standard output is for modules where these were asked for.
+    // Standard output is kept for modules if any were asked for.
     match args.inspect.is_printing() {
         false => print::report!("{table}{wrote}\n"),
         true => note!("{table}{wrote}"),
@@ -340,14 +344,14 @@ const WAYS: usize = 3;
 
 /// E0640, with changes that would fit, if a rank needs more than the budget.
 fn within(
-    limited: Option<&Limited>,
+    limited: Option<&MemoryLimit>,
     levels: &mcc::Levels,
     targets: &Targets,
     scratch: u64,
     shown: DiagnosticFormat,
     progress: &Progress,
 ) -> Result<(), Failure> {
-    let (job, Some(Limited { budget, training, evaluation, options })) = (&levels.compiled.job, limited) else { return Ok(()) };
+    let (job, Some(MemoryLimit { budget, training, evaluation, options })) = (&levels.compiled.job, limited) else { return Ok(()) };
     let of = |job: &Job, stage: usize| footprint(job, stage, targets, scratch);
     let all = Footprints::new(job, &of);
     let Some(space) = budget.exceeded(&all) else { return Ok(()) };

@@ -34,8 +34,8 @@ pub fn before(dir: &Path, save: Option<&Path>) -> Option<PathBuf> {
     None
 }
 
-/// Gives a checkpoint a name under which no run goes on from it, if it is one of the directory to which this run saves.
-/// Nothing of it is lost.
+/// Gives a checkpoint a name under which no run goes on from it, if it is one of the directory to which this run
+/// saves. Nothing of it is lost.
 pub fn set_aside(dir: &Path, save: Option<&Path>) {
     let (Some(parent), Some(name)) = (dir.parent(), dir.file_name().and_then(|n| n.to_str())) else { return };
     if !save.is_some_and(|save| paths::same(parent, save)) {

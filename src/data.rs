@@ -9,7 +9,7 @@ use crate::signals;
 use crate::tokenizer::{self, TokenizerFiles, beside};
 use anyhow::Context;
 use data::indexed::Indexed;
-use data::inspect::{Look, document, inspect as look};
+use data::inspect::{InspectDepth, document, inspect as look};
 use data::mask::{Mask, is_beside};
 use data::text::{self, Begin, Chat, Existing, Fields, Outcome, Progress, Recipe, Special, TextError, TokenizeRequest, Tokenizer};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -33,7 +33,7 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
         let name = tokenizer.decode(&[end]).map_err(anyhow::Error::msg)?;
         note!("documents end with `{name}`, token {end}: no tokenizer_config.json says which, and --eod-token can");
     }
-    let (existing, begin) = if args.force { (Existing::Replaced, Begin::Anew) } else { (Existing::Refused, Begin::On) };
+    let (existing, begin) = if args.force { (Existing::Replaced, Begin::Anew) } else { (Existing::Refused, Begin::Resume) };
     let usual = match (&args.prompt_field, args.chat) {
         (_, true) => "messages",
         (Some(_), false) => "completion",
@@ -44,7 +44,7 @@ fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
     if let Some(there) = text::written(&args.output, &fields).into_iter().find(|f| !args.force && f.exists()) {
         return Err(misuse!("`{}` is there already: --force replaces it, or name another prefix", there.display()).into());
     }
-    // Another's would be lost there.
+    // A different tokenizer that is kept there would be lost.
     let (own, kept) = (beside(&args.output), TokenizerFiles::of_file(tokenizer.file()));
     if let Some(there) = TokenizerFiles::within(&own).filter(|there| !args.force && kept.differs(there)) {
         return Err(misuse!("`{}` has another tokenizer: --force replaces it, or name another prefix", there.dir().display()).into());
@@ -107,7 +107,7 @@ fn advance(bar: &ProgressBar, progress: &Progress) {
     bar.set_length(progress.of);
     bar.set_position(progress.bytes);
     if begins {
-        // What an earlier command made says nothing of this one's pace.
+        // The bytes that an earlier command read say nothing about the pace of this one.
         bar.reset_eta();
     }
     bar.set_message(format!("{} tokens", HumanCount(progress.tokens)));
@@ -115,14 +115,14 @@ fn advance(bar: &ProgressBar, progress: &Progress) {
 
 fn inspect(args: &DataInspectArgs) -> Result<(), Failure> {
     let set = Indexed::open(&args.prefix)?;
-    let contents = look(&set, if args.quick { Look::Index } else { Look::Tokens })?;
+    let contents = look(&set, if args.quick { InspectDepth::Index } else { InspectDepth::Tokens })?;
     if args.document >= contents.documents && (args.document > 0 || args.tokenizer.is_some()) {
         return Err(misuse!("there is no document {}: `{}` has {}, counted from 0", args.document, set.prefix().display(), contents.documents).into());
     }
     let mask = is_beside(set.prefix()).then(|| Mask::open(&set)).transpose()?;
     let counted = mask.filter(|_| !args.quick).map(|mask| mask.counted()).transpose()?;
     let tokens = document(&set, args.document, args.tokens)?;
-    // Without a word, the one that made it.
+    // The default is the tokenizer that made the data set.
     let own = beside(set.prefix()).join(tokenizer::FILES[0]);
     let tokenizer = args.tokenizer.as_deref().or_else(|| own.is_file().then_some(&own)).map(Tokenizer::open).transpose()?;
     let text = tokenizer.as_ref().map(|t| t.decode(&tokens)).transpose().map_err(anyhow::Error::msg)?;

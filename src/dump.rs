@@ -4,7 +4,7 @@ use crate::cli::{DumpArgs, Level};
 use crate::compile::generate;
 use crate::costs;
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::misuse::misuse;
 use crate::print::out;
 use crate::schedule_svg;
@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 pub fn run(args: &DumpArgs) -> Result<(), Failure> {
-    files::look(&args.artifact, Wanted::Artifact)?;
+    files::look(&args.artifact, ExpectedInput::Artifact)?;
     let artifact = runtime::artifact::read(&args.artifact, &Accept::Anyones)?;
     let job = &artifact.job;
     if let Some(k) = args.class
@@ -47,7 +47,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     match args.level {
         Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&artifact, &format!("{}.txt", args.level.name()))?)?,
         Level::Local => {
-            // A local graph for each program.
+            // There is a local graph for each program.
             for k in (0..job.programs.len()).filter(|k| args.class.is_none_or(|class| class == *k)) {
                 out!("{}", saved(&artifact, &format!("local.{k}.txt"))?)?;
             }
@@ -82,7 +82,9 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
             };
             if texts.is_empty() && of_schedule.is_empty() {
                 let other = if args.level == Level::Mlir { "llvm" } else { "kernel" };
-                return Err(misuse!("no kernel that is asked for is made by way of `{}`: --level {other} shows what they are", args.level.name()).into());
+                return Err(
+                    misuse!("no kernel that is asked for is made by way of `{}`: --level {other} shows what they are", args.level.name()).into()
+                );
             }
             for (name, text) in texts {
                 let comment = match args.level {
@@ -115,8 +117,8 @@ fn shipped(artifact: &Artifact, used: &[usize]) -> Result<Vec<(String, String)>,
     used.iter().filter(|k| artifact.kernels[**k].launch.is_some()).map(text).collect()
 }
 
-/// PTX with what it computes: how it is launched, and each op with its place in the model text, above it and where it is computed. Layers share kernels, so places are those of
-/// the first layer that has it.
+/// PTX with what it computes: how it is launched, and each op with its place in the model text, above it and where it
+/// is computed. Layers share kernels, so places are those of the first layer that has it.
 fn annotated(job: &Job, kernel: usize, launch: Option<&Launch>, ptx: &str) -> String {
     let body = &job.kernels[kernel].body;
     let mut out = String::new();
@@ -131,7 +133,7 @@ fn annotated(job: &Job, kernel: usize, launch: Option<&Launch>, ptx: &str) -> St
     for line in ptx.lines() {
         let _ = match located(line) {
             Some(v) if v.index() < body.nodes.len() => writeln!(out, "\t// {}", described(job, body, v)),
-            // Of no op.
+            // This `.loc` belongs to no op.
             _ if line.trim_start().starts_with(".loc") => Ok(()),
             _ => writeln!(out, "{line}"),
         };
@@ -153,7 +155,8 @@ fn described(job: &Job, body: &Body, v: Value) -> String {
     format!("{place}{}{scope}", node.op.name())
 }
 
-/// The text of these kernels of a job at a level, each for where it runs, by file name. Kernels of the host have no PTX.
+/// The text of these kernels of a job at a level, each for where it runs, by file name. Kernels of the host have no
+/// PTX.
 pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets, progress: &Progress) -> Result<Vec<(String, String)>, Failure> {
     let kernels: Vec<Kernel> = used.iter().map(|k| job.kernels[*k].clone()).collect();
     if level == Level::Kernel {

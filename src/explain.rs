@@ -5,16 +5,16 @@ use crate::codes;
 use crate::compile;
 use crate::explain_svg;
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::limits::LimitWatch;
 use crate::misuse::misuse;
 use crate::print::out;
 use crate::simulate;
 use crate::text::{DiagnosticFormat, STDIN};
-use anyhow::anyhow;
 use ::simulate::Options;
 use ::simulate::machine::Machine;
 use ::simulate::step::{Row, Step, exchange_name, predict, without};
+use anyhow::anyhow;
 use ir::program::{Action, Job, ProgramBody};
 use passes::commands::cost_model::{Traffic, traffic};
 use passes::report::explain::{Exchange, Line, Tensor, exchanges, line, totals};
@@ -45,7 +45,7 @@ impl From<Exchange> for ExplainedExchange {
 
 /// A line of the model text with what it communicates.
 #[derive(Serialize)]
-struct LineSaid {
+struct ExplainedLine {
     #[serde(flatten)]
     line: Line,
     exchanges: Vec<ExplainedExchange>,
@@ -59,7 +59,7 @@ struct Time {
     machine: String,
     /// Kernels, and exchanges beside which nothing is computed.
     exposed: f64,
-    /// Each by itself.
+    /// Sum of the times of kernels and exchanges, each by itself.
     alone: f64,
     step: f64,
     /// The step, if it took no time.
@@ -71,8 +71,8 @@ struct Time {
 struct Communication {
     exchanges: Vec<ExplainedExchange>,
     totals: Vec<Total>,
-    streams: Vec<OnStream>,
-    /// Of exchanges alike.
+    streams: Vec<StreamTraffic>,
+    /// Times of exchanges that are alike.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     times: Vec<(String, Time)>,
 }
@@ -90,7 +90,7 @@ struct Total {
 
 /// What one rank of each stage sends and receives on a stream in a step, and how much of it while a kernel runs.
 #[derive(Serialize)]
-struct OnStream {
+struct StreamTraffic {
     stream: &'static str,
     #[serde(flatten)]
     traffic: Traffic,
@@ -113,7 +113,7 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
     let (model, number) = split(target);
     let from_stdin = model.as_os_str() == STDIN;
     if target.is_dir() {
-        files::look(target, Wanted::Artifact)?;
+        files::look(target, ExpectedInput::Artifact)?;
         if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives", "--time"].contains(&f.as_str())) {
             return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
         }
@@ -132,13 +132,13 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
         return Err(misuse!("`--collectives` is of a whole job; what a line communicates is said with it").into());
     }
     if !from_stdin {
-        files::look(&model, Wanted::Text)?;
+        files::look(&model, ExpectedInput::Text)?;
     }
     if args.svg && number.is_none() {
         return Err(misuse!("--svg draws the collectives of a line of a model text: `MODEL.mdl:LINE`").into());
     }
     if number.is_none() && !args.collectives {
-        // Behind `--`, what begins with `-` is no flag.
+        // A word after `--` is no flag, even if it begins with `-`.
         let line = format!("{}{}:12", if from_stdin { "-- " } else { "" }, target.display());
         return Err(misuse!("which line? `mcc explain {line}`, or --collectives for all communication").into());
     }
@@ -160,7 +160,7 @@ pub fn run(args: &ExplainArgs, typed: &[String], machine: Option<&Machine>) -> R
         Some(mut found) => {
             let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(ExplainedExchange::from).collect();
             let time = machine.map(|m| time_of_line(&done.compiled.job, m, &found.place, (file as u16, number))).transpose()?;
-            show(args, &LineSaid { line: found, exchanges, time }, line_text)
+            show(args, &ExplainedLine { line: found, exchanges, time }, line_text)
         }
         None => {
             let lines = done.sources.files.get(file).map_or(0, |f| f.text.lines().count());
@@ -218,7 +218,7 @@ fn times_of_exchanges(job: &Job, machine: &Machine) -> Result<Vec<(String, Time)
 fn communication(job: &Job, machine: Option<&Machine>) -> Result<Communication, Failure> {
     let times = machine.map_or(Ok(vec![]), |m| times_of_exchanges(job, m))?;
     let exchanges = exchanges(job);
-    let streams = traffic(job).into_iter().map(|(stream, traffic)| OnStream { stream: stream.name(), traffic }).collect();
+    let streams = traffic(job).into_iter().map(|(stream, traffic)| StreamTraffic { stream: stream.name(), traffic }).collect();
     let of =
         |optional| totals(&exchanges, optional).into_iter().map(move |((axis, kind), (calls, bytes))| Total { axis, kind, optional, calls, bytes });
     let totals = [false, true].into_iter().flat_map(of).collect();
@@ -241,7 +241,7 @@ fn communication_text(c: &Communication) -> String {
         let more = if t.optional { FURTHER } else { "" };
         let _ = writeln!(out, "{:<10} {:<15} {:>6} calls, {} sent by a rank in a step{more}", t.axis, t.kind, t.calls, size(t.bytes));
     }
-    for OnStream { stream, traffic: Traffic { bytes, hidden } } in &c.streams {
+    for StreamTraffic { stream, traffic: Traffic { bytes, hidden } } in &c.streams {
         let share = 100 * hidden / (*bytes).max(1);
         let _ = writeln!(
             out,
@@ -311,7 +311,7 @@ fn stages(list: &[u64]) -> String {
     format!("stage{} {}", if list.len() == 1 { "" } else { "s" }, runs(list))
 }
 
-fn line_text(LineSaid { line: l, exchanges, time }: &LineSaid) -> String {
+fn line_text(ExplainedLine { line: l, exchanges, time }: &ExplainedLine) -> String {
     let mut out = format!("{} on {}\n", l.place, stages(&l.stages));
     let tensors = |out: &mut String, what: &str, list: &[Tensor]| {
         for t in list {

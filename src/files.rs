@@ -1,4 +1,5 @@
-//! What a command line names: looked at before anything starts, and refused with what it is and which command takes it.
+//! What a command line names: looked at before anything starts, and refused with what it is and which command takes
+//! it.
 
 use crate::cli::RunArgs;
 use crate::failure::Failure;
@@ -12,18 +13,18 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// What a command takes.
+/// What a command expects at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ExpectedInput {
     Text,
     Artifact,
     /// A safetensors file under mcc's names, or a checkpoint of a run or of PyTorch's.
     Weights,
-    /// As [`Wanted::Weights`], with the step it was saved after.
+    /// As [`ExpectedInput::Weights`], with the step it was saved after.
     State,
     /// A checkpoint of a run, or a directory of such.
     Saves,
-    /// As [`Wanted::Saves`], or a checkpoint of PyTorch's.
+    /// As [`ExpectedInput::Saves`], or a checkpoint of PyTorch's.
     Listed,
     Data,
     /// A directory of Hugging Face's.
@@ -35,18 +36,18 @@ pub enum Wanted {
     Metrics,
 }
 
-/// As the value of `--resume`: from what `--save` names.
+/// Value of `--resume` by which a run resumes from the directory of `--save`.
 pub const AUTO: &str = "auto";
 
-/// What stands somewhere, as far as commands tell things apart.
+/// What a path leads to, as far as commands tell things apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum PathKind {
     Artifact,
-    /// Of Hugging Face's.
+    /// A checkpoint of Hugging Face's.
     Checkpoint,
-    /// Of a run.
+    /// A checkpoint of a run.
     Saved,
-    /// Of PyTorch's.
+    /// A checkpoint of PyTorch's.
     Distributed,
     /// Checkpoints of a run, each a directory.
     Saves,
@@ -60,55 +61,55 @@ enum Kind {
     File,
 }
 
-impl Kind {
-    fn of(path: &Path) -> std::io::Result<Kind> {
+impl PathKind {
+    fn of(path: &Path) -> std::io::Result<PathKind> {
         let metadata = fs::metadata(path)?;
         if metadata.is_dir() {
             let has = |name: &str| path.join(name).is_file();
             let is_empty = fs::read_dir(path)?.next().is_none();
             return Ok(match () {
-                () if is_empty => Kind::EmptyDirectory,
-                () if has("manifest.json") => Kind::Artifact,
-                () if has(checkpoint::MANIFEST) => Kind::Saved,
-                () if has(checkpoint::METADATA) => Kind::Distributed,
-                () if checkpoint::steps(path).is_ok_and(|steps| !steps.is_empty()) => Kind::Saves,
-                // An import's directory has the config too.
+                () if is_empty => PathKind::EmptyDirectory,
+                () if has("manifest.json") => PathKind::Artifact,
+                () if has(checkpoint::MANIFEST) => PathKind::Saved,
+                () if has(checkpoint::METADATA) => PathKind::Distributed,
+                () if checkpoint::steps(path).is_ok_and(|steps| !steps.is_empty()) => PathKind::Saves,
+                // The directory of an import has a config.json too, beside its model.mdl.
                 () if ["config.json", "model.safetensors", "model.safetensors.index.json"].into_iter().any(has) && !has("model.mdl") => {
-                    Kind::Checkpoint
+                    PathKind::Checkpoint
                 }
-                () => Kind::Directory,
+                () => PathKind::Directory,
             });
         }
         if !metadata.is_file() {
-            return Ok(Kind::File);
+            return Ok(PathKind::File);
         }
         let ends = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
         let mut start = vec![];
         File::open(path)?.take(9).read_to_end(&mut start)?;
-        // The length of the header, then an object.
+        // A safetensors file begins with the length of its header, which is a JSON object.
         let header = start.first_chunk().map(|n| u64::from_le_bytes(*n));
         let is_safetensors = header.is_some_and(|n| n < metadata.len()) && start.get(8) == Some(&b'{');
         Ok(match () {
-            () if start.is_empty() => Kind::EmptyFile,
-            () if is_safetensors || ends("safetensors") => Kind::Weights,
-            () if ends("mdl") => Kind::Text,
-            () => Kind::File,
+            () if start.is_empty() => PathKind::EmptyFile,
+            () if is_safetensors || ends("safetensors") => PathKind::Weights,
+            () if ends("mdl") => PathKind::Text,
+            () => PathKind::File,
         })
     }
 
     fn says(self) -> &'static str {
         match self {
-            Kind::Artifact => "an artifact",
-            Kind::Checkpoint => "a checkpoint of Hugging Face's",
-            Kind::Saved => "a checkpoint of a run",
-            Kind::Distributed => "a checkpoint of PyTorch's (DCP)",
-            Kind::Saves => "a directory of checkpoints",
-            Kind::Directory => "a directory",
-            Kind::EmptyDirectory => "an empty directory",
-            Kind::Text => "a model text",
-            Kind::Weights => "a file of weights",
-            Kind::EmptyFile => "an empty file",
-            Kind::File => "a file",
+            PathKind::Artifact => "an artifact",
+            PathKind::Checkpoint => "a checkpoint of Hugging Face's",
+            PathKind::Saved => "a checkpoint of a run",
+            PathKind::Distributed => "a checkpoint of PyTorch's (DCP)",
+            PathKind::Saves => "a directory of checkpoints",
+            PathKind::Directory => "a directory",
+            PathKind::EmptyDirectory => "an empty directory",
+            PathKind::Text => "a model text",
+            PathKind::Weights => "a file of weights",
+            PathKind::EmptyFile => "an empty file",
+            PathKind::File => "a file",
         }
     }
 
@@ -117,100 +118,111 @@ impl Kind {
         let newest = || checkpoint::steps(path).ok()?.first().map(|step| path.join(format!("step-{step}")));
         let (artifact, dir, path) = (path.with_extension("mcc"), path, path.display());
         match self {
-            Kind::Artifact => {
+            PathKind::Artifact => {
                 Some(format!("`mcc run {path} --data FILE` trains it (`--save-weights` saves its weights), `mcc dump {path}` shows its programs"))
             }
-            Kind::Checkpoint => Some(format!("`mcc import hf {path} -o OUT` makes a model text and weights of it")),
-            Kind::Saved => Some(format!(
+            PathKind::Checkpoint => Some(format!("`mcc import hf {path} -o OUT` makes a model text and weights of it")),
+            PathKind::Saved => Some(format!(
                 "`mcc run ARTIFACT --load {path}` goes on from it, `mcc run ARTIFACT --init {path}` begins with its weights, `mcc export hf {path} -o DIR` makes a foreign checkpoint of it"
             )),
-            Kind::Distributed => Some(format!(
+            PathKind::Distributed => Some(format!(
                 "`mcc checkpoint convert {path} DIR` makes a checkpoint of it if mcc wrote it, `mcc checkpoint convert {path} FILE.safetensors` a file of its tensors"
             )),
-            Kind::Saves => Some(format!(
+            PathKind::Saves => Some(format!(
                 "`mcc run ARTIFACT --load {path}` goes on from the newest of them, `{}`, which `mcc export hf` and `--init` take",
                 newest().unwrap_or_else(|| dir.to_path_buf()).display()
             )),
-            Kind::Text => {
+            PathKind::Text => {
                 Some(format!("`mcc compile {path} -o {}` makes an artifact of it, `--model {path}` names it beside weights", artifact.display()))
             }
-            Kind::Weights => Some(format!(
+            PathKind::Weights => Some(format!(
                 "`mcc run ARTIFACT --init {path}` starts from it (`--resume` where it was written by `--save-state`), `mcc export hf {path} -o DIR` makes a foreign checkpoint of it"
             )),
-            Kind::Directory | Kind::EmptyDirectory | Kind::EmptyFile | Kind::File => None,
+            PathKind::Directory | PathKind::EmptyDirectory | PathKind::EmptyFile | PathKind::File => None,
         }
     }
 }
 
-impl Wanted {
+impl ExpectedInput {
     /// Whether it is looked into further; what is wrong with its content is said by whoever reads it.
-    fn takes(self, kind: Kind) -> bool {
+    fn takes(self, kind: PathKind) -> bool {
         match self {
-            // An empty text and prose are errors of the language, with their place.
-            Wanted::Text => matches!(kind, Kind::Text | Kind::File | Kind::EmptyFile),
-            Wanted::Artifact => kind == Kind::Artifact,
-            Wanted::Weights | Wanted::State => matches!(kind, Kind::Weights | Kind::Saved | Kind::Distributed),
-            Wanted::Saves => matches!(kind, Kind::Saved | Kind::Saves),
-            Wanted::Listed => matches!(kind, Kind::Saved | Kind::Saves | Kind::Distributed),
-            // Any text is data, that of a model too; other files are known by their first bytes.
-            Wanted::Data => matches!(kind, Kind::Text | Kind::Weights | Kind::File | Kind::EmptyFile),
-            Wanted::Checkpoint => kind == Kind::Checkpoint,
-            Wanted::Script => matches!(kind, Kind::File | Kind::EmptyFile),
-            Wanted::Log => matches!(kind, Kind::Directory | Kind::EmptyDirectory | Kind::File | Kind::EmptyFile),
-            Wanted::Metrics => matches!(kind, Kind::File | Kind::EmptyFile),
+            // The parser reports an empty file or prose, with the position of the error.
+            ExpectedInput::Text => matches!(kind, PathKind::Text | PathKind::File | PathKind::EmptyFile),
+            ExpectedInput::Artifact => kind == PathKind::Artifact,
+            ExpectedInput::Weights | ExpectedInput::State => matches!(kind, PathKind::Weights | PathKind::Saved | PathKind::Distributed),
+            ExpectedInput::Saves => matches!(kind, PathKind::Saved | PathKind::Saves),
+            ExpectedInput::Listed => matches!(kind, PathKind::Saved | PathKind::Saves | PathKind::Distributed),
+            // Any text is data, even a model's; other files are known by their first bytes.
+            ExpectedInput::Data => matches!(kind, PathKind::Text | PathKind::Weights | PathKind::File | PathKind::EmptyFile),
+            ExpectedInput::Checkpoint => kind == PathKind::Checkpoint,
+            ExpectedInput::Script => matches!(kind, PathKind::File | PathKind::EmptyFile),
+            ExpectedInput::Log => matches!(kind, PathKind::Directory | PathKind::EmptyDirectory | PathKind::File | PathKind::EmptyFile),
+            ExpectedInput::Metrics => matches!(kind, PathKind::File | PathKind::EmptyFile),
         }
     }
 
     fn says(self) -> &'static str {
         match self {
-            Wanted::Text => "a model text",
-            Wanted::Artifact => "an artifact",
-            Wanted::Weights => "a file of weights (safetensors)",
-            Wanted::Saves | Wanted::Listed => "a directory of checkpoints",
-            Wanted::State => "the state of a run (safetensors)",
-            Wanted::Data => "a file of data",
-            Wanted::Checkpoint => "a checkpoint of Hugging Face's",
-            Wanted::Script => "a launch script",
-            Wanted::Log => "the log of a run",
-            Wanted::Metrics => "a file of metrics",
+            ExpectedInput::Text => "a model text",
+            ExpectedInput::Artifact => "an artifact",
+            ExpectedInput::Weights => "a file of weights (safetensors)",
+            ExpectedInput::Saves | ExpectedInput::Listed => "a directory of checkpoints",
+            ExpectedInput::State => "the state of a run (safetensors)",
+            ExpectedInput::Data => "a file of data",
+            ExpectedInput::Checkpoint => "a checkpoint of Hugging Face's",
+            ExpectedInput::Script => "a launch script",
+            ExpectedInput::Log => "the log of a run",
+            ExpectedInput::Metrics => "a file of metrics",
         }
     }
 
     /// Whether each rank opens it by itself.
     fn is_of_ranks(self) -> bool {
         match self {
-            Wanted::Weights | Wanted::State => true,
-            // Data say so themselves.
-            Wanted::Saves | Wanted::Listed | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint | Wanted::Script => false,
-            Wanted::Log | Wanted::Metrics => false,
+            ExpectedInput::Weights | ExpectedInput::State => true,
+            // Readers of data report such a link themselves.
+            ExpectedInput::Saves
+            | ExpectedInput::Listed
+            | ExpectedInput::Data
+            | ExpectedInput::Text
+            | ExpectedInput::Artifact
+            | ExpectedInput::Checkpoint
+            | ExpectedInput::Script => false,
+            ExpectedInput::Log | ExpectedInput::Metrics => false,
         }
     }
 
-    /// What there is none of.
+    /// The noun for messages that say there is no such thing.
     fn noun(self) -> &'static str {
         match self {
-            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data | Wanted::Script | Wanted::Metrics => "file",
-            Wanted::Artifact => "artifact",
-            Wanted::Checkpoint | Wanted::Saves | Wanted::Listed | Wanted::Log => "directory",
+            ExpectedInput::Text
+            | ExpectedInput::Weights
+            | ExpectedInput::State
+            | ExpectedInput::Data
+            | ExpectedInput::Script
+            | ExpectedInput::Metrics => "file",
+            ExpectedInput::Artifact => "artifact",
+            ExpectedInput::Checkpoint | ExpectedInput::Saves | ExpectedInput::Listed | ExpectedInput::Log => "directory",
         }
     }
 
-    /// How such a thing comes about; `path` is what it was looked for at.
+    /// How the user gets such a thing; `path` is where it was expected.
     fn made_by(self, path: &Path) -> String {
         let shown = path.display();
         match self {
-            Wanted::Text => "a model text is a file such as `models/gpt2.mdl`".into(),
-            Wanted::Artifact if path.exists() => "an artifact is the directory that `mcc compile` writes, with a manifest.json".into(),
-            Wanted::Artifact => format!("`mcc compile MODEL.mdl -o {shown}` writes one"),
-            Wanted::Saves | Wanted::Listed => "`mcc run --save` writes one".into(),
-            Wanted::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
-            Wanted::State => "`mcc run --save-state` writes one".into(),
-            Wanted::Log => "`mcc run --log-dir` writes one from its first step on".into(),
-            Wanted::Metrics => "`mcc run --metrics` writes one".into(),
-            Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
-            Wanted::Script => "a launch script starts `pretrain_gpt.py`, as those of Megatron-LM's examples do".into(),
-            Wanted::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),
-            Wanted::Checkpoint => {
+            ExpectedInput::Text => "a model text is a file such as `models/gpt2.mdl`".into(),
+            ExpectedInput::Artifact if path.exists() => "an artifact is the directory that `mcc compile` writes, with a manifest.json".into(),
+            ExpectedInput::Artifact => format!("`mcc compile MODEL.mdl -o {shown}` writes one"),
+            ExpectedInput::Saves | ExpectedInput::Listed => "`mcc run --save` writes one".into(),
+            ExpectedInput::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
+            ExpectedInput::State => "`mcc run --save-state` writes one".into(),
+            ExpectedInput::Log => "`mcc run --log-dir` writes one from its first step on".into(),
+            ExpectedInput::Metrics => "`mcc run --metrics` writes one".into(),
+            ExpectedInput::Data => "data are a text, or token ids in a .bin or .npy".into(),
+            ExpectedInput::Script => "a launch script starts `pretrain_gpt.py`, as those of Megatron-LM's examples do".into(),
+            ExpectedInput::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),
+            ExpectedInput::Checkpoint => {
                 let local = path.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy());
                 format!("mcc downloads nothing: `hf download {shown} --local-dir {local}` does, then `mcc import hf {local}` takes the directory")
             }
@@ -222,39 +234,39 @@ impl Wanted {
 ///
 /// # Errors
 /// Nothing is there, it cannot be read, or it is something else than what is wanted.
-pub fn look(path: &Path, wanted: Wanted) -> Result<(), Failure> {
-    named(None, path, wanted)
+pub fn look(path: &Path, expected: ExpectedInput) -> Result<(), Failure> {
+    named(None, path, expected)
 }
 
-/// As [`look`], of a flag's value.
+/// As [`look`], for a flag's value.
 ///
 /// # Errors
 /// As [`look`].
-pub fn look_for(flag: &str, path: &Path, wanted: Wanted) -> Result<(), Failure> {
-    named(Some(flag), path, wanted)
+pub fn look_for(flag: &str, path: &Path, expected: ExpectedInput) -> Result<(), Failure> {
+    named(Some(flag), path, expected)
 }
 
-fn named(flag: Option<&str>, path: &Path, wanted: Wanted) -> Result<(), Failure> {
+fn named(flag: Option<&str>, path: &Path, expected: ExpectedInput) -> Result<(), Failure> {
     let shown = path.display();
     let name = flag.map_or_else(|| format!("`{shown}`"), |flag| format!("`{flag} {shown}`"));
-    let made = || wanted.made_by(path);
-    let why = match Kind::of(path) {
-        Ok(kind) if wanted.takes(kind) && wanted.is_of_ranks() && is_own(path) => {
+    let made = || expected.made_by(path);
+    let why = match PathKind::of(path) {
+        Ok(kind) if expected.takes(kind) && expected.is_of_ranks() && is_own(path) => {
             format!(
                 "{name} is a link to what this process alone has open, and every rank reads the file by itself: write it to a file first (`cat {shown} > FILE`)"
             )
         }
-        Ok(kind) if wanted.takes(kind) => return Ok(()),
+        Ok(kind) if expected.takes(kind) => return Ok(()),
         Ok(kind) => {
-            let inside = || within(path, wanted).map(|p| format!("did you mean `{}`?", p.display()));
+            let inside = || within(path, expected).map(|p| format!("did you mean `{}`?", p.display()));
             let way_out = kind.taken_by(path).or_else(inside).unwrap_or_else(made);
-            let is = if kind == Kind::File { String::new() } else { format!("{}, ", kind.says()) };
-            format!("{name} is {is}not {}: {way_out}", wanted.says())
+            let is = if kind == PathKind::File { String::new() } else { format!("{}, ", kind.says()) };
+            format!("{name} is {is}not {}: {way_out}", expected.says())
         }
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            let near = beside(path, wanted).map(|p| format!("did you mean `{}`?", p.display()));
+            let near = beside(path, expected).map(|p| format!("did you mean `{}`?", p.display()));
             let begins = if flag == Some("--load") { "; `--save DIR --resume auto` begins where there is none" } else { "" };
-            format!("{name}: there is no such {}; {}{begins}", wanted.noun(), near.unwrap_or_else(made))
+            format!("{name}: there is no such {}; {}{begins}", expected.noun(), near.unwrap_or_else(made))
         }
         Err(e) if e.kind() == ErrorKind::PermissionDenied => {
             format!("{name}: this user may not read it; `ls -ld {shown}` shows who may, `chmod` changes it")
@@ -265,16 +277,16 @@ fn named(flag: Option<&str>, path: &Path, wanted: Wanted) -> Result<(), Failure>
 }
 
 /// The names in a directory, sorted, with what they are.
-fn entries(dir: &Path) -> Vec<(String, Kind)> {
+fn entries(dir: &Path) -> Vec<(String, PathKind)> {
     let all = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut out: Vec<_> = all.filter_map(|e| Some((e.file_name().into_string().ok()?, Kind::of(&e.path()).ok()?))).collect();
+    let mut out: Vec<_> = all.filter_map(|e| Some((e.file_name().into_string().ok()?, PathKind::of(&e.path()).ok()?))).collect();
     out.sort_by(|a, b| a.0.cmp(&b.0));
     out
 }
 
 /// What is meant by a directory, if one thing in it is surely such.
-fn within(dir: &Path, wanted: Wanted) -> Option<PathBuf> {
-    let sure = |kind| wanted.takes(kind) && !matches!(kind, Kind::File | Kind::EmptyFile);
+fn within(dir: &Path, expected: ExpectedInput) -> Option<PathBuf> {
+    let sure = |kind| expected.takes(kind) && !matches!(kind, PathKind::File | PathKind::EmptyFile);
     match &entries(dir).into_iter().filter(|(_, kind)| sure(*kind)).collect::<Vec<_>>()[..] {
         [(only, _)] => Some(dir.join(only)),
         _ => None,
@@ -282,10 +294,10 @@ fn within(dir: &Path, wanted: Wanted) -> Option<PathBuf> {
 }
 
 /// What has a similar name in the same directory, whatever its ending.
-fn beside(path: &Path, wanted: Wanted) -> Option<PathBuf> {
+fn beside(path: &Path, expected: ExpectedInput) -> Option<PathBuf> {
     let parent = path.parent()?;
     let here = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    let names: Vec<String> = entries(here).into_iter().filter(|(_, kind)| wanted.takes(*kind)).map(|(name, _)| name).collect();
+    let names: Vec<String> = entries(here).into_iter().filter(|(_, kind)| expected.takes(*kind)).map(|(name, _)| name).collect();
     let stem = |name: &str| Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let stems: Vec<String> = names.iter().map(|n| stem(n)).collect();
     let near = nearest(&stem(path.file_name()?.to_str()?), stems.iter().map(String::as_str))?;
@@ -299,14 +311,14 @@ fn written(args: &RunArgs) -> impl Iterator<Item = (&'static str, &Path)> {
     files.into_iter().filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
 }
 
-/// Whether what a run writes is nothing that it reads, and nothing that it writes a second time. What it begins with it may replace at its end: weights and states take their
-/// names when they are complete.
+/// Whether what a run writes is nothing that it reads, and nothing that it writes a second time. What it begins with
+/// it may replace at its end: weights and states take their names when they are complete.
 ///
 /// # Errors
 /// The first two flags of one file.
 pub fn apart(args: &RunArgs) -> Result<(), Failure> {
     let specs = |list: &[String]| list.iter().map(|s| Spec::parse(s, Encoding::Text).file).collect::<Vec<_>>();
-    // Weights among them name no file.
+    // The words may contain weights of a blend, whose paths name no file.
     let sets = |words: &[String]| words.iter().flat_map(|w| <[PathBuf; 2]>::from(data::indexed::paths(Path::new(w)))).collect::<Vec<_>>();
     let read = [
         ("--data", specs(&args.data)),
@@ -347,11 +359,11 @@ pub fn apart(args: &RunArgs) -> Result<(), Failure> {
 /// The first file that is wrong.
 pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
     for (flag, specs) in [("--data", &args.data), ("--valid-data", &args.valid_data)] {
-        specs.iter().try_for_each(|s| look_for(flag, &Spec::parse(s, Encoding::Text).file, Wanted::Data))?;
+        specs.iter().try_for_each(|s| look_for(flag, &Spec::parse(s, Encoding::Text).file, ExpectedInput::Data))?;
     }
-    args.init.iter().try_for_each(|file| look_for("--init", file, Wanted::Weights))?;
-    args.resume.iter().filter(|file| file.as_os_str() != AUTO).try_for_each(|file| look_for("--resume", file, Wanted::State))?;
-    args.load.iter().try_for_each(|dir| look_for("--load", dir, Wanted::Saves))?;
+    args.init.iter().try_for_each(|file| look_for("--init", file, ExpectedInput::Weights))?;
+    args.resume.iter().filter(|file| file.as_os_str() != AUTO).try_for_each(|file| look_for("--resume", file, ExpectedInput::State))?;
+    args.load.iter().try_for_each(|dir| look_for("--load", dir, ExpectedInput::Saves))?;
     if let Some(dir) = &args.save {
         let shown = dir.display();
         if dir.extension().is_some_and(|e| e == "safetensors") || dir.is_file() {
@@ -360,7 +372,7 @@ pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
             )
             .into());
         }
-        if let Ok(kind @ (Kind::Artifact | Kind::Checkpoint | Kind::Saved | Kind::Distributed)) = Kind::of(dir) {
+        if let Ok(kind @ (PathKind::Artifact | PathKind::Checkpoint | PathKind::Saved | PathKind::Distributed)) = PathKind::of(dir) {
             return Err(anyhow!("`--save {shown}` is {}; name a directory for checkpoints, such as `checkpoints`", kind.says()).into());
         }
     }

@@ -36,7 +36,7 @@ pub fn expected(artifact: &Artifact, options: &RunOptions, sequences: Option<u64
         Some(n) if batch.is_multiple_of(n) => n,
         Some(n) => return Err(misuse!("--check-first-step={n}: the batch of {batch} sequences is no multiple of that")),
     };
-    // That copies come to the same shows in as few as there can be.
+    // Twice as many sequences are the fewest that show whether copies give the same result.
     let numbers = if few == batch { vec![few] } else { vec![few, 2 * few] };
     let jobs = numbers.iter().map(|n| on_one_rank(&artifact.job, *n)).collect::<anyhow::Result<Vec<_>>>()?;
     let most = jobs.iter().map(reference::bytes).max().unwrap_or(0);
@@ -47,7 +47,7 @@ pub fn expected(artifact: &Artifact, options: &RunOptions, sequences: Option<u64
         ));
     }
     if verbosity != Verbosity::Quiet {
-        // The first of them twice.
+        // The first job is interpreted twice.
         let work = jobs.iter().chain(&jobs[..1]).map(reference::work);
         let [products, points] = work.fold([0.0; 2], |sums, own| [0, 1].map(|i: usize| sums[i] + own[i] as f64));
         note!(
@@ -81,7 +81,8 @@ fn on_one_rank(job: &Job, sequences: u64) -> anyhow::Result<Job> {
     let models = frontend::compile_texts_both(&mut sources, &job.sources, &elaboration).map_err(|e| told(e, &sources))?;
     let options = Options { micro_batch: sequences, global_batch: sequences, ..Options::default() };
     let mut models = Elaborated { training: models.training, evaluation: models.evaluation, options, sources, warnings: vec![] };
-    // Of whose states a run goes on; its updates are not looked at.
+    // Optimizer states that a run resumes from have to fit, so the optimizer is the job's; its updates are not
+    // compared.
     models.training.train = Train { loss_scale: None, ..job.train };
     let progress = ir::progress::Progress::default();
     let mut passes = models.passes(&progress)?;

@@ -2,7 +2,7 @@
 
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::misuse::{self, misuse};
 use crate::print::{note, report};
 use crate::report::count;
@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 pub fn import(args: &ImportArgs) -> Result<(), Failure> {
-    files::look(&args.directory, Wanted::Checkpoint)?;
+    files::look(&args.directory, ExpectedInput::Checkpoint)?;
     let Some(output) = &args.output else {
         let name = args.directory.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy());
         return Err(misuse!("-o says where model.mdl and the weights go: `mcc import hf {} -o {name}-mcc`", args.directory.display()).into());
     };
-    args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
+    args.model.iter().try_for_each(|text| files::look_for("--model", text, ExpectedInput::Text))?;
     free(output, if args.model.is_some() { &[WEIGHTS, DTYPES] } else { &[MODEL, WEIGHTS, CONFIG, DTYPES] }, args.force)?;
     let tokenizer = TokenizerFiles::within(&args.directory);
     free(output, tokenizer.as_ref().map_or(&[], TokenizerFiles::names), args.force)?;
@@ -49,8 +49,8 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
 }
 
 pub fn export(args: &ExportArgs) -> Result<(), Failure> {
-    files::look(&args.weights, Wanted::Weights)?;
-    args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
+    files::look(&args.weights, ExpectedInput::Weights)?;
+    args.model.iter().try_for_each(|text| files::look_for("--model", text, ExpectedInput::Text))?;
     free(&args.output, &[WHOLE, CONFIG], args.force)?;
     let kept = kept(args);
     let own = TokenizerFiles::of_weights(&args.weights);
@@ -59,7 +59,7 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     if same(&args.weights, &args.output.join(WHOLE)) {
         return Err(misuse!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
     }
-    // Of a checkpoint, and of a file that has optimizer states too, the weights alone first, as a file.
+    // The weights of a checkpoint, or of a file with optimizer states, are first written to a file of their own.
     let stored = Stored::open(&args.weights)?;
     let whole = if args.weights.is_dir() || stored.has_states() { Some(weights_of(stored, &args.weights, &args.output)?) } else { None };
     let weights = whole.as_ref().map_or(args.weights.as_path(), |file| file.path());

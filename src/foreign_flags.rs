@@ -1,10 +1,12 @@
-//! Flags that users of other trainers type, and what mcc has instead: Megatron-LM, DeepSpeed, torchtitan, NeMo, torchrun and Hugging Face's `Trainer`.
+//! Flags that users of other trainers type, and what mcc has instead: Megatron-LM, DeepSpeed, torchtitan, NeMo,
+//! torchrun and Hugging Face's `Trainer`.
 //!
-//! Names that mcc takes itself, on any of its commands, are not here: `usage` finds those in the command line's own description.
+//! Names that mcc takes itself, on any of its commands, are not here: `usage` finds those in the command line's own
+//! description.
 
 /// What mcc has instead of a foreign flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Instead {
+pub enum FlagReplacement {
     /// A flag of this command of mcc, with its leading dashes.
     Flag(&'static str, &'static str),
     /// A setting of the model text, under the name that the texts in `models/` have for it.
@@ -17,11 +19,11 @@ pub enum Instead {
     Nothing(&'static str),
 }
 
-use Instead::{Always, Flag, Nothing, Setting, Text};
+use FlagReplacement::{Always, Flag, Nothing, Setting, Text};
 
 /// Foreign names, in lower case, without leading dashes and with dashes for underscores.
-pub const FOREIGN: &[(&[&str], Instead)] = &[
-    // Sizes of the model.
+pub const FOREIGN: &[(&[&str], FlagReplacement)] = &[
+    // These are sizes of the model.
     (&["num-layers", "encoder-num-layers", "n-layer", "n-layers", "num-hidden-layers"], Setting("layers")),
     (&["decoder-num-layers"], Setting("decoder_layers")),
     (&["hidden-size", "encoder-hidden-size", "n-embd", "d-model", "dim"], Setting("hidden")),
@@ -68,7 +70,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["qk-layernorm"], Setting("qk_norm")),
     (&["patch-dim", "patch-size"], Setting("patch")),
     (&["num-classes"], Setting("classes")),
-    // What the model is.
+    // These choose the model's architecture.
     (
         &[
             "normalization",
@@ -116,7 +118,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         &["model-name-or-path", "hf-assets-path", "use-checkpoint-args"],
         Nothing("`mcc import hf DIRECTORY -o OUT` makes a model text and weights of a checkpoint"),
     ),
-    // The mesh.
+    // These set the mesh.
     (&["tensor-parallel-size", "tensor-parallel-degree", "tp-size", "model-parallel-size"], Flag("compile", "--tp")),
     (&["pipeline-parallel-size", "pipeline-parallel-degree", "pp-size"], Flag("compile", "--pp")),
     (&["data-parallel-size", "dp-size", "ddp"], Flag("compile", "--dp")),
@@ -136,7 +138,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["standalone-embedding-stage"], Flag("compile", "--pipeline-layout")),
     (&["pipeline-parallel-schedule"], Flag("compile", "--pipeline-schedule")),
     (&["use-tp-pp-dp-mapping"], Nothing("ranks count with tp fastest, then cp, dp and pp")),
-    // Data-parallel memory.
+    // These share out memory over data-parallel ranks.
     (&["zero-stage", "zero-optimization", "data-parallel-sharding-strategy"], Flag("compile", "--zero")),
     (
         &["fsdp", "use-torch-fsdp2", "use-custom-fsdp", "use-megatron-fsdp", "data-parallel-shard-degree", "fully-sharded-data-parallel"],
@@ -164,7 +166,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     ),
     (&["ddp-impl"], Nothing("`--zero` says what data-parallel ranks share out")),
     (&["delay-wgrad-compute", "defer-embedding-wgrad-compute"], Nothing("`--pipeline-schedule zb-h1` delays gradients of weights")),
-    // Batches.
+    // These set batches.
     (&["train-micro-batch-size-per-gpu", "per-device-train-batch-size", "local-batch-size", "batch-size"], Flag("compile", "--micro-batch-size")),
     (&["calculate-per-token-loss"], Always("a mean runs over the whole global batch, however it is cut")),
     (&["train-batch-size", "gradient-accumulation-steps", "accumulate-grad-batches", "num-micro-batches"], Flag("compile", "--global-batch-size")),
@@ -172,7 +174,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         &["rampup-batch-size", "step-batch-size-schedule"],
         Nothing("a compiled step has one batch size: compile each, and go on with `--load DIR --allow-changed batch`"),
     ),
-    // Memory.
+    // These save memory.
     (
         &[
             "recompute-activations",
@@ -196,7 +198,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         &["empty-unused-memory-level", "memory-efficient-linear"],
         Always("memory is planned when a job is compiled, and nothing is allocated in a step"),
     ),
-    // Precision.
+    // These set the precision.
     (&["precision", "mixed-precision", "torch-dtype", "mixed-precision-param", "params-dtype"], Flag("compile", "--dtype")),
     (&["disable-bf16-reduced-precision-matmul"], Always("sums of products are f32")),
     (&["allow-tf32", "enable-tf32", "tf32-mode"], Flag("compile", "--tf32")),
@@ -218,7 +220,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         ],
         Nothing("types of values are f32, bf16 and fp16: `--dtype`"),
     ),
-    // Kernels.
+    // These choose kernels.
     (&["use-flash-attn", "attention-backend", "flash-attention", "attn-implementation"], Always("attention is one kernel that keeps no scores")),
     (
         &[
@@ -262,7 +264,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         Always("no setting of the machine counts"),
     ),
     (&["deterministic-mode", "deterministic"], Always("the same artifact, data and seed give the same bits")),
-    // Experts.
+    // These concern experts.
     (&["moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity"], Flag("compile", "--moe-buffer-factor")),
     (
         &["moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend"],
@@ -271,7 +273,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["moe-router-force-load-balancing"], Nothing("routers choose by their scores")),
     (&["moe-per-layer-logging"], Flag("run", "--verbose")),
     (&["moe-token-drop-policy"], Nothing("no token is dropped unless the model text says so")),
-    // The optimizer.
+    // These set the optimizer.
     (&["learning-rate", "max-lr", "optimizer.lr"], Flag("compile", "--lr")),
     (&["end-lr", "min-learning-rate", "min-lr-factor"], Flag("compile", "--min-lr")),
     (&["lr-scheduler-type", "decay-type", "lr-scheduler"], Flag("compile", "--lr-decay-style")),
@@ -300,7 +302,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["adam-epsilon", "eps", "optimizer-eps"], Flag("compile", "--adam-eps")),
     (&["momentum"], Flag("compile", "--sgd-momentum")),
     (&["use-precision-aware-optimizer", "main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"], Nothing("optimizer states are f32")),
-    // Steps and data.
+    // These set steps and data.
     (&["train-samples", "max-steps", "num-train-epochs", "num-epochs", "max-epochs", "training.steps", "max-iters"], Flag("run", "--steps")),
     (&["train-data", "train-file"], Flag("run", "--data")),
     (&["dataset", "dataset-path", "dataset-name", "data-prefix", "data.paths", "dataset.blend", "dataset.data-path"], Flag("run", "--data-path")),
@@ -354,7 +356,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["sample-packing", "packing-strategy", "packed-sequence-size"], Flag("run", "--packing")),
     (&["completion-only-loss", "assistant-only-loss", "answer-only-loss", "train-on-inputs"], Flag("run", "--loss-mask")),
     (&["mock-data", "synthetic-data"], Nothing("`mcc run --data` takes any text")),
-    // Checkpoints.
+    // These concern checkpoints.
     (&["checkpoint.load", "restore-from-path", "resume-from-checkpoint", "resume-from"], Flag("run", "--load")),
     (&["resume-if-exists"], Flag("run", "--resume")),
     (&["pretrained-checkpoint", "finetune", "no-load-optim", "no-load-rng", "initial-load-path"], Flag("run", "--init")),
@@ -375,7 +377,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         ],
         Always("each rank writes its own part of a checkpoint, and any mesh reads it"),
     ),
-    // Logs.
+    // These concern logs.
     (
         &[
             "tensorboard-log-interval",
@@ -407,7 +409,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["enable-experimental"], Nothing("all that mcc has is on")),
     (&["exit-signal-handler", "exit-signal"], Always("SIGTERM and SIGINT finish the step and save")),
     (&["manual-gc", "manual-gc-interval", "gc-freq"], Nothing("there is no garbage collector")),
-    // Launchers.
+    // These belong to launchers.
     (
         &["nproc-per-node", "nnodes", "node-rank", "rdzv-backend", "rdzv-id", "max-restarts", "standalone", "no-python", "monitor-interval", "role"],
         Nothing("torchrun takes it, before `mcc run OUT.mcc`; alone, `mcc run` starts every rank of this machine"),
@@ -472,10 +474,11 @@ pub fn normal(flag: &str) -> String {
     name.split('=').next().unwrap_or(name).to_ascii_lowercase().replace('_', "-")
 }
 
-/// What there is instead of a flag, however it is written. Of a dotted name, as torchtitan and NeMo have them, the last part counts if the whole is unknown.
-pub fn instead(flag: &str) -> Option<Instead> {
+/// What there is instead of a flag, however it is written. Of a dotted name, as torchtitan and NeMo have them, the
+/// last part counts if the whole is unknown.
+pub fn replacement(flag: &str) -> Option<FlagReplacement> {
     let name = normal(flag);
-    let of = |name: &str| FOREIGN.iter().find(|(names, _)| names.contains(&name)).map(|(_, instead)| *instead);
+    let of = |name: &str| FOREIGN.iter().find(|(names, _)| names.contains(&name)).map(|(_, replacement)| *replacement);
     of(&name).or_else(|| name.rsplit_once('.').and_then(|(_, last)| of(last)))
 }
 
@@ -498,8 +501,8 @@ mod tests {
         let all = longs(&root);
         let models = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/models")).expect("models").map(|e| e.expect("an entry").path());
         let texts: String = models.map(|p| std::fs::read_to_string(p).expect("UTF-8")).collect();
-        for (names, instead) in FOREIGN {
-            let prose = match instead {
+        for (names, replacement) in FOREIGN {
+            let prose = match replacement {
                 Flag(command, flag) => {
                     let known = longs(root.find_subcommand(command).expect("a command"));
                     assert!(known.contains(*flag), "{names:?}: `mcc {command}` has no `{flag}`");
@@ -536,9 +539,9 @@ mod tests {
     #[test]
     fn names_are_found_however_they_are_written() {
         for flag in ["--hidden-size", "--hidden_size=8", "--Hidden-Size", "hidden_size", "--model.hidden_size", "model.hidden_size=8"] {
-            assert_eq!(instead(flag), Some(Setting("hidden")), "{flag}");
+            assert_eq!(replacement(flag), Some(Setting("hidden")), "{flag}");
         }
-        assert_eq!(instead("--training.steps"), Some(Flag("run", "--steps")));
-        assert_eq!(instead("--no-such-thing"), None);
+        assert_eq!(replacement("--training.steps"), Some(Flag("run", "--steps")));
+        assert_eq!(replacement("--no-such-thing"), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Flags that do nothing, or that contradict each other: each says so.
 //!
-//! What lacks another flag, or cannot be meant, is refused. What is merely of no use here, as `--sp` on one tensor-parallel rank is in a script over many meshes, is a
-//! warning.
+//! What lacks another flag, or cannot be meant, is refused. What is merely of no use here, as `--sp` on one
+//! tensor-parallel rank is in a script over many meshes, is a warning.
 
 use crate::cli::{
     Command, DecayStyle, DeviceKind, DumpArgs, Exchanges, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, OptimizerOffload, Overlap,
@@ -413,7 +413,7 @@ pub fn look(command: &Command, typed: &[String]) -> FlagFindings {
         | Command::Checkpoint(_)
         | Command::Data(_)
         | Command::Machine(_)
-        // Its mesh is yet to be found: `mcc compile` says what is idle there.
+        // `mcc plan` has yet to find the mesh; `mcc compile` says which flags are idle on it.
         | Command::Plan(_)
         | Command::Calibrate(_)
         | Command::CodegenWorker => {}

@@ -1,4 +1,5 @@
-//! mcc as a library: a model text and options in, an artifact out. Nothing is printed, and nothing is read but what is given.
+//! mcc as a library: a model text and options in, an artifact out. Nothing is printed, and nothing is read but what
+//! is given.
 //!
 //! ```no_run
 //! use mcc::{Request, compile};
@@ -28,7 +29,7 @@ use ir::module::Module;
 use ir::options::{Options, SplitK};
 use ir::progress::Progress;
 use machine::{Machine, beyond_scratch, entries, generate};
-use passes::compile::{Broken, Compile, CompileError, Compiled};
+use passes::compile::{Compile, CompileError, Compiled, CompilerBug};
 use passes::table::Pass;
 use runtime::artifact::{self, ArtifactError, ArtifactParts, Manifest};
 use runtime::signature::SecretKey;
@@ -95,9 +96,9 @@ impl Request {
         };
         let models = frontend::compile_both(&mut sources, name, text, &elaboration, imports);
         let Models { training, evaluation, warnings } = models.map_err(|errors| Error::User(errors, sources.clone()))?;
-        // What the text's setting `batch` says is the same thing, and was asked for beside it.
+        // The text's setting `batch` is the global batch too, and was given beside the option.
         let global_batch = training.graph.batch.map_or(options.global_batch, |d| training.graph.body.dims.size(d));
-        // GPUs may exchange by NCCL, which a run decides.
+        // A run may decide that GPUs exchange by NCCL, which needs serial exchanges.
         let serial_exchanges = self.targets.device.arch == Arch::Nvptx;
         let split_k = self.targets.device.generation().map_or(SplitK::Off, SplitK::For);
         let options = Options { global_batch, serial_exchanges, split_k, ..options.clone() };
@@ -162,7 +163,7 @@ impl Elaborated {
 pub struct Passes<'a> {
     compile: Compile<'a>,
     sources: Sources,
-    /// Of the text.
+    /// Warnings about the text.
     warnings: Vec<Diagnostic>,
 }
 
@@ -180,7 +181,7 @@ impl Passes<'_> {
         self.compile.step().map_err(|e| Error::new(e, &self.sources))
     }
 
-    /// As the passes so far left it.
+    /// The module after the passes that have run.
     pub fn module(&self) -> &Module {
         self.compile.module()
     }
@@ -245,7 +246,7 @@ pub struct KernelChecks {
     /// Why the code of others does not run here, and of how many.
     pub foreign: BTreeMap<String, usize>,
     /// Those that are too large for it.
-    pub not: Vec<NotChecked>,
+    pub not_checked: Vec<NotChecked>,
 }
 
 /// A kernel that is too large to be held to its body.
@@ -261,14 +262,14 @@ pub struct NotChecked {
 
 impl KernelChecks {
     fn of(batch: &Batch, kernels: &[Kernel]) -> KernelChecks {
-        let mut out = KernelChecks { cached: batch.cached, now: batch.held, time: batch.holding, ..KernelChecks::default() };
+        let mut out = KernelChecks { cached: batch.cached, now: batch.verified, time: batch.verify_time, ..KernelChecks::default() };
         for (kernel, compiled) in kernels.iter().zip(&batch.kernels) {
             match &compiled.verification {
                 Verification::Passed { .. } => out.held += 1,
                 Verification::Foreign(why) => *out.foreign.entry(why.clone()).or_default() += 1,
                 Verification::NotChecked(why) => {
                     let span = kernel.body.nodes.iter().rev().find_map(|n| n.origin.span);
-                    out.not.push(NotChecked { kernel: compiled.name.clone(), span, why: why.clone() });
+                    out.not_checked.push(NotChecked { kernel: compiled.name.clone(), span, why: why.clone() });
                 }
                 Verification::None => out.unseen += 1,
             }
@@ -301,7 +302,7 @@ pub enum Error {
     #[error("{}", rendered(.0, .1))]
     User(Vec<Diagnostic>, Sources),
     #[error(transparent)]
-    Bug(Box<Broken>),
+    Bug(Box<CompilerBug>),
     #[error(transparent)]
     Kernel(#[from] BatchError),
     #[error(transparent)]

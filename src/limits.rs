@@ -4,7 +4,7 @@ use crate::cli::LimitArgs;
 use crate::print::note;
 use crate::text::DiagnosticFormat;
 use ir::diag::{Diagnostic, Sources};
-use ir::progress::{Moment, Progress};
+use ir::progress::{Progress, ProgressSnapshot};
 use passes::report::footprint::size;
 use procfs::process::Process;
 use procfs::{Current, Meminfo, ProcResult};
@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 /// Time between looks. A process can be given some tens of megabytes meanwhile.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A thread that looks at the memory and the clock of a compile until it is dropped. If there is too much of either it says so and ends the process, and so its workers, with exit
-/// code 1. Whoever begins to write where the user looks drops it first: so nothing is half written.
+/// A thread that looks at the memory and the clock of a compile until it is dropped. If there is too much of either
+/// it says so and ends the process, and so its workers, with exit code 1. Whoever begins to write where the user
+/// looks drops it first: so nothing is half written.
 pub struct LimitWatch {
     progress: Arc<Progress>,
     end: Option<Sender<()>>,
@@ -31,8 +32,9 @@ impl LimitWatch {
         let progress = Arc::new(Progress::default());
         let memory = args.limit_memory.or_else(|| available().map(|all| all / 8 * 7));
         let (end, ended) = channel();
-        let watched = Watched { progress: progress.clone(), memory, limit: Duration::from_secs(args.limit_seconds), start: Instant::now(), shown };
-        let thread = Some(std::thread::spawn(move || watched.look(&ended)));
+        let monitor =
+            LimitMonitor { progress: progress.clone(), memory, limit: Duration::from_secs(args.limit_seconds), start: Instant::now(), shown };
+        let thread = Some(std::thread::spawn(move || monitor.look(&ended)));
         LimitWatch { progress, end: Some(end), thread }
     }
 
@@ -50,7 +52,7 @@ impl Drop for LimitWatch {
     }
 }
 
-struct Watched {
+struct LimitMonitor {
     progress: Arc<Progress>,
     /// In bytes; none if nothing says what there is.
     memory: Option<u64>,
@@ -59,7 +61,7 @@ struct Watched {
     shown: DiagnosticFormat,
 }
 
-impl Watched {
+impl LimitMonitor {
     fn look(&self, ended: &Receiver<()>) {
         let mut readable = true;
         while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
@@ -88,13 +90,13 @@ impl Watched {
 }
 
 /// E0906: more memory than the compile may hold.
-fn too_much(held: u64, most: u64, moment: &Moment) -> Diagnostic {
+fn too_much(held: u64, most: u64, moment: &ProgressSnapshot) -> Diagnostic {
     let d = Diagnostic::error("E0906", format!("the compile holds {} in `{}`, more than --limit-memory {}", size(held), moment.pass, size(most)));
     d.help("fewer layers, or pipeline stages that are alike, make less of each; or raise --limit-memory")
 }
 
 /// E0907: more time than the compile may take.
-fn too_long(limit: Duration, moment: &Moment) -> Diagnostic {
+fn too_long(limit: Duration, moment: &ProgressSnapshot) -> Diagnostic {
     let d = Diagnostic::error("E0907", format!("the compile has not ended in `{}` after --limit-seconds {}", moment.pass, limit.as_secs()));
     d.help("fewer layers, or pipeline stages that are alike, take less; or raise --limit-seconds")
 }

@@ -33,9 +33,9 @@ pub fn generate(
     for space in Space::ALL {
         let (places, here): (Vec<usize>, Vec<Kernel>) = kernels.iter().cloned().enumerate().filter(|(_, k)| k.on == space).unzip();
         let Some(first) = here.first() else { continue };
-        let Batch { kernels, cached, held, holding } = codegen::compile(&here, targets.of(first), emit, verify, cache, workers, progress)?;
+        let Batch { kernels, cached, verified, verify_time } = codegen::compile(&here, targets.of(first), emit, verify, cache, workers, progress)?;
         places.into_iter().zip(kernels).for_each(|(k, c)| out[k] = Some(c));
-        (all.cached, all.held, all.holding) = (all.cached + cached, all.held + held, all.holding + holding);
+        (all.cached, all.verified, all.verify_time) = (all.cached + cached, all.verified + verified, all.verify_time + verify_time);
     }
     all.kernels = out.into_iter().map(|c| c.expect("invariant: kernels of a job differ, and each runs in one place")).collect();
     Ok(all)

@@ -132,13 +132,13 @@ fn fail(e: anyhow::Error) -> ExitCode {
     if misuse::is(&e) { ExitCode::from(usage::WRONG_USAGE) } else { ExitCode::FAILURE }
 }
 
-/// What was typed: the flags as they are written, each with a word that says all of it.
-type Given = Vec<(String, String)>;
+/// The flags that were typed, each with a word that says all of it.
+type TypedFlags = Vec<(String, String)>;
 
 /// The command line, or what is wrong with it.
-type Read = Result<(Cli, Given), clap::Error>;
+type ParsedLine = Result<(Cli, TypedFlags), clap::Error>;
 
-fn read(words: &[OsString]) -> Read {
+fn read(words: &[OsString]) -> ParsedLine {
     let matches = Cli::command().try_get_matches_from(words)?;
     let cli = Cli::from_arg_matches(&matches)?;
     let mut command = Cli::command();
@@ -151,13 +151,13 @@ fn read(words: &[OsString]) -> Read {
 ///
 /// # Errors
 /// A plan that cannot be read, or that is none.
-fn with_plan(mut words: Vec<OsString>) -> Result<(Vec<OsString>, Read), Failure> {
+fn with_plan(mut words: Vec<OsString>) -> Result<(Vec<OsString>, ParsedLine), Failure> {
     let first = read(&words);
     if let Ok((cli, given)) = &first
         && let Some(path) = cli.command.plan().and_then(|p| p.plan_file.as_ref())
     {
         let (kept, left): (Vec<_>, Vec<_>) = plan_file::PlanFile::read(path)?.flags.into_iter().partition(|word| !plan_file::is_said(word, given));
-        // Whoever says the same once more says nothing else.
+        // A flag that repeats the plan's value contradicts nothing.
         let others: Vec<_> = left.iter().filter(|word| given.iter().all(|g| g.1 != **word)).map(String::as_str).collect();
         if !others.is_empty() {
             print::note!("note: the command line says otherwise than the plan's `{}`, and is followed", others.join(" "));

@@ -63,7 +63,7 @@ fn of_run(error: &RunError) -> bool {
         | RunError::Pattern { .. } => true,
         RunError::Data(e) => of_data(e),
         RunError::World(e) => of_world(e),
-        // What is there, or what happened.
+        // These errors are about what is there or what happened, not about the command line.
         RunError::Meeting(_)
         | RunError::Network(_)
         | RunError::Reference(_)
@@ -130,7 +130,7 @@ fn of_data(error: &DataError) -> bool {
 fn of_world(error: &WorldError) -> bool {
     match error {
         WorldError::Meeting(_) => true,
-        // The environment's.
+        // These values come from the environment.
         WorldError::Value { .. } | WorldError::Range { .. } | WorldError::Missing { .. } | WorldError::Hosts(_) | WorldError::Size { .. } => false,
     }
 }

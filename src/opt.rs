@@ -34,23 +34,23 @@ pub fn list() -> Result<(), Failure> {
 }
 
 /// What `mcc opt` is to do with a module.
-struct Work {
+struct OptWork {
     passes: Vec<&'static Pass>,
     /// After which the module is damaged.
     damaged: Option<String>,
 }
 
 /// How a module fails.
-struct Failed {
+struct ModuleFailure {
     /// The pass, or the verifier.
     at: &'static str,
     says: Complaint,
 }
 
-impl Failed {
+impl ModuleFailure {
     /// Whether another module fails so too: at the same place, where the same invariant is violated in the same way. Violations
     /// and panics of one way say the same but for names and numbers.
-    fn is_like(&self, other: &Failed) -> bool {
+    fn is_like(&self, other: &ModuleFailure) -> bool {
         let alike = match (&self.says, &other.says) {
             (Complaint::Violation(a), Complaint::Violation(b)) => a.invariant == b.invariant && kind(&a.to_string()) == kind(&b.to_string()),
             (Complaint::Panic(a), Complaint::Panic(b)) => kind(a) == kind(b),
@@ -60,10 +60,10 @@ impl Failed {
     }
 }
 
-impl Work {
+impl OptWork {
     /// What is asked for, or else what the module's text says.
-    fn new(args: &OptArgs, text: &str) -> Result<Work, Failure> {
-        let of = |a: &OptArgs| Work { passes: a.passes.iter().filter_map(|name| find(name)).collect(), damaged: a.damage_after.clone() };
+    fn new(args: &OptArgs, text: &str) -> Result<OptWork, Failure> {
+        let of = |a: &OptArgs| OptWork { passes: a.passes.iter().filter_map(|name| find(name)).collect(), damaged: a.damage_after.clone() };
         if args.verify || !args.passes.is_empty() {
             return Ok(of(args));
         }
@@ -79,10 +79,10 @@ impl Work {
     }
 
     /// Without the passes that a module does not need to fail so: each is tried.
-    fn fewer(mut self, m: &Module, failed: &Failed) -> Work {
+    fn fewer(mut self, m: &Module, failed: &ModuleFailure) -> OptWork {
         for k in (0..self.passes.len()).rev() {
             let passes = self.passes.iter().enumerate().filter(|(i, _)| *i != k).map(|(_, p)| *p).collect();
-            let without = Work { passes, damaged: self.damaged.clone() };
+            let without = OptWork { passes, damaged: self.damaged.clone() };
             if !without.passes.is_empty() && without.fails_like(m, failed) {
                 self = without;
             }
@@ -106,7 +106,8 @@ impl Work {
         Ok(())
     }
 
-    /// Runs the passes, and all verifiers of a level after each. What is given has to hold up to the verifiers of its level.
+    /// Runs the passes, and all verifiers of a level after each. What is given has to hold up to the verifiers of its
+    /// level.
     fn run(&self, m: &mut Module, warnings: &mut Vec<Diagnostic>) -> Result<(), CompileError> {
         for pass in &self.passes {
             run_pass(m, pass, warnings, &Progress::default())?;
@@ -120,18 +121,18 @@ impl Work {
     }
 
     /// How it fails, if it does: of what holds up to the verifiers, where there are passes.
-    fn fails(&self, m: &Module) -> Option<Failed> {
-        let input = verifiers(m).find_map(|v| Some(Failed { at: v.name, says: holds(v, m).err()? }));
+    fn fails(&self, m: &Module) -> Option<ModuleFailure> {
+        let input = verifiers(m).find_map(|v| Some(ModuleFailure { at: v.name, says: holds(v, m).err()? }));
         if self.passes.is_empty() || input.is_some() || self.fits(m).is_err() {
             return input.filter(|_| self.passes.is_empty());
         }
         match self.run(&mut m.clone(), &mut vec![]) {
-            Err(CompileError::Broken(b)) => Some(Failed { at: b.pass, says: b.complaint }),
+            Err(CompileError::Broken(b)) => Some(ModuleFailure { at: b.pass, says: b.complaint }),
             Ok(()) | Err(CompileError::User(_)) => None,
         }
     }
 
-    fn fails_like(&self, m: &Module, failed: &Failed) -> bool {
+    fn fails_like(&self, m: &Module, failed: &ModuleFailure) -> bool {
         self.fails(m).is_some_and(|f| f.is_like(failed))
     }
 }
@@ -150,10 +151,11 @@ fn kind(text: &str) -> String {
 /// `mcc opt`.
 ///
 /// # Errors
-/// A text that is no module, or one that a verifier refuses; passes that are not for its level; what passes say is wrong.
+/// A text that is no module, or one that a verifier refuses; passes that are not for its level; what passes say is
+/// wrong.
 pub fn run(args: &OptArgs) -> Result<(), Failure> {
     let (name, text) = text(&args.module)?;
-    let work = Work::new(args, &text)?;
+    let work = OptWork::new(args, &text)?;
     let (mut module, sources) = read(name, text)?;
     let verify_alone = work.passes.is_empty();
     let mut refused = false;
@@ -200,16 +202,16 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
 /// A module that does not fail.
 pub fn reduce(args: &ReduceArgs) -> Result<(), Failure> {
     let (name, text) = text(&args.opt.module)?;
-    let work = Work::new(&args.opt, &text)?;
+    let work = OptWork::new(&args.opt, &text)?;
     let (module, _) = read(name, text)?;
-    // Each try that panics would say so.
+    // Without this, each try that panics would print a message.
     std::panic::set_hook(Box::new(|_| {}));
     let Some(failed) = work.fails(&module) else {
         return Err(anyhow!("{} does not fail so: there is nothing to keep", args.opt.module.display()).into());
     };
     note!("`{}`: {}", failed.at, failed.says);
     let size = |m: &Module| print_module(m).lines().count();
-    // Fewer passes first: each try of a module runs them all.
+    // Passes are left out first, as each try of a module runs all of them.
     let work = work.fewer(&module, &failed);
     let small = shrink(module.clone(), &mut |m| work.fails_like(m, &failed), &mut |m| note!("{} lines", size(m)));
     let work = work.fewer(&small, &failed);
@@ -250,7 +252,7 @@ fn read(name: String, text: String) -> Result<(Module, Sources), Failure> {
 
 /// E0113: a text that is no module's.
 fn no_module(e: &ParseError, text: &str) -> Diagnostic {
-    // Columns of spans count bytes.
+    // Columns of spans count bytes, those of parse errors characters.
     let line = text.lines().nth(e.line - 1).unwrap_or("");
     let col = line.chars().take(e.column - 1).map(char::len_utf8).sum::<usize>() as u32 + 1;
     let span = Span { file: 0, line: e.line as u32, col, len: 1 };

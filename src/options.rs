@@ -103,7 +103,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
             MemoryOrder::Time => ir::options::MemoryOrder::Time,
             MemoryOrder::Memory => ir::options::MemoryOrder::Memory,
         },
-        // The target says these two.
+        // These two follow from the target.
         serial_exchanges: false,
         split_k: SplitK::Off,
         tp_overlap: match args.tp_comm_overlap {
@@ -160,7 +160,7 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
             (Optimizer::Adamw, _) => Train::default().optimizer,
             (Optimizer::Sgd, _) => model::Optimizer::Sgd { momentum: Real(0.0) },
             (Optimizer::Lion, _) => model::Optimizer::Lion { beta1: Real(0.9), beta2: Real(0.99) },
-            // What the text says of AdamW holds of what is no matrix.
+            // Muon trains parameters that are no matrices as AdamW does, with the text's constants.
             (Optimizer::Muon, model::Optimizer::AdamW { beta1, beta2, eps }) => model::Optimizer::Muon { muon: Muon::default(), beta1, beta2, eps },
             (Optimizer::Muon, _) => model::Optimizer::Muon { muon: Muon::default(), beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-8) },
         };
@@ -266,7 +266,7 @@ pub fn contradictions(model: &Model, args: &PlanArgs, options: &Options) -> Vec<
         ("muon", "--muon-extra-scale-factor", flags.muon_extra_scale_factor.is_some()),
         ("muon", "--muon-num-ns-steps", flags.muon_num_ns_steps.is_some()),
     ];
-    // Muon has AdamW's numbers for what is no matrix.
+    // Muon takes AdamW's flags, for parameters that are no matrices.
     let foreign = |of: &str| of != own && !(of == "adamw" && own == "muon");
     for (other, flag, _) in given.iter().filter(|g| g.2 && foreign(g.0)) {
         let e = Diagnostic::error("E0702", format!("`{flag}` is not of the optimizer that the text trains with"));

@@ -56,7 +56,7 @@ pub fn page(title: &str, header: &Markup, main: &Markup, script: Option<&Script>
 /// As the text of a `<script>`: nothing in it ends that, or begins anything.
 pub fn json(data: &impl Serialize) -> String {
     let text = serde_json::to_string(data).expect("invariant: plain data with text keys");
-    // Outside of texts JSON has none of these.
+    // JSON has these characters inside of strings only.
     let escapes = [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
     escapes.into_iter().fold(text, |text, (c, escape)| text.replace(c, escape))
 }

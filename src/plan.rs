@@ -16,7 +16,7 @@ use crate::simulate::page::Predicted;
 use crate::text::{DiagnosticFormat, ModelFile};
 use anyhow::Context;
 use ir::options::Options;
-use planner::search::{Effort, Found, Search};
+use planner::search::{Effort, Search, SearchResult};
 use searching::Searching;
 use simulate::machine::Machine;
 use std::fs;
@@ -67,7 +67,7 @@ pub fn run(args: &PlannerArgs, typed: &[(String, String)], machine: &Machine) ->
 }
 
 /// A page of the best, with those beside it.
-fn write_page(path: &Path, args: &PlannerArgs, search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>) -> Result<(), Failure> {
+fn write_page(path: &Path, args: &PlannerArgs, search: &Search<'_>, found: &SearchResult, asked: &PlanRequest<'_>) -> Result<(), Failure> {
     let best = &found.plans[0];
     let job = search.job(&best.options).expect("invariant: it has been compiled");
     let options = simulate::Options { threads: args.threads_per_rank, slow: None };
@@ -77,7 +77,7 @@ fn write_page(path: &Path, args: &PlannerArgs, search: &Search<'_>, found: &Foun
 }
 
 /// The best as a file.
-fn write(path: &Path, searching: &Searching<'_>, found: &Found, asked: &PlanRequest<'_>) -> Result<(), Failure> {
+fn write(path: &Path, searching: &Searching<'_>, found: &SearchResult, asked: &PlanRequest<'_>) -> Result<(), Failure> {
     let (best, text) = (&found.plans[0], &searching.text);
     let file = PlanFile {
         mcc: env!("CARGO_PKG_VERSION").into(),

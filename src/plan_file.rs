@@ -40,7 +40,7 @@ pub struct PlanFile {
     pub text: String,
     pub machine: String,
     pub ranks: u64,
-    /// Of a step, as it was predicted.
+    /// Predicted seconds of a step.
     pub seconds: f64,
     pub give_or_take: f64,
     /// Words of the command line, after the model.
@@ -54,7 +54,7 @@ impl PlanFile {
         let text = fs::read_to_string(path).map_err(|e| misuse!("`--plan {}` cannot be read: {e}", path.display()))?;
         let hint = "`mcc plan -o PLAN.json` writes one";
         let file: PlanFile = serde_json::from_str(&text).map_err(|e| misuse!("`--plan {}` is no plan: {e}; {hint}", path.display()))?;
-        // What it holds becomes a part of the command line.
+        // The flags become a part of the command line, so only those of a plan are accepted.
         match file.flags.iter().find(|word| !is_of_plan(word)) {
             Some(word) => Err(misuse!("`--plan {}` is no plan: `{word}` is no flag of one; {hint}", path.display()).into()),
             None => Ok(file),
@@ -78,7 +78,7 @@ fn is_of_plan(word: &str) -> bool {
     word.starts_with("-D") || (is_known && !OWN.contains(&flag))
 }
 
-/// Of a text.
+/// The hash of a text.
 pub fn hash(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }

@@ -1,7 +1,9 @@
-//! All that mcc prints goes through here, and no print ends a run: standard output and standard error may be closed, full, or without a reader.
+//! All that mcc prints goes through here, and no print ends a run: standard output and standard error may be closed,
+//! full, or without a reader.
 //!
-//! [`out!`] prints what a command was asked for: where that cannot be printed, the command ends. [`progress!`] prints what goes on beside work that is worth more than
-//! its report: where that cannot be printed, it is said once and the work goes on. [`note!`] prints to standard error, after which there is nowhere left to complain.
+//! [`out!`] prints what a command was asked for: where that cannot be printed, the command ends. [`progress!`] prints
+//! what goes on beside work that is worth more than its report: where that cannot be printed, it is said once and the
+//! work goes on. [`note!`] prints to standard error, after which there is nowhere left to complain.
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
@@ -31,7 +33,8 @@ macro_rules! out {
     ($($text:tt)*) => { $crate::print::print(format_args!($($text)*)) };
 }
 
-/// As [`out!`], of what was done: files that are written are worth more than the report of them, so that a command whose report cannot be printed has not failed.
+/// As [`out!`], of what was done: files that are written are worth more than the report of them, so that a command
+/// whose report cannot be printed has not failed.
 macro_rules! report {
     ($($text:tt)*) => { $crate::print::print_report(format_args!($($text)*)) };
 }

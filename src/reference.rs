@@ -6,7 +6,7 @@ mod formats;
 mod ops;
 
 use crate::cli::Cli;
-use crate::foreign_flags::{FOREIGN, Instead};
+use crate::foreign_flags::{FOREIGN, FlagReplacement};
 use clap::{Arg, Command, CommandFactory};
 use std::path::Path;
 
@@ -96,26 +96,26 @@ fn flags_page() -> String {
          take, and what it has in their place. The command line answers with the same table. Names that mcc takes itself,\n\
          many of Megatron-LM's among them, are in [commands](commands.md).\n",
     );
-    type Row = fn(&Instead) -> Option<String>;
+    type Row = fn(&FlagReplacement) -> Option<String>;
     let parts: [(&str, &str, Row); 5] = [
         ("Flags of mcc", "write", |i| match i {
-            Instead::Flag(command, flag) => Some(code(&format!("mcc {command} {flag}"))),
+            FlagReplacement::Flag(command, flag) => Some(code(&format!("mcc {command} {flag}"))),
             _ => None,
         }),
         ("Settings of the model text", "write", |i| match i {
-            Instead::Setting(name) => Some(code(&format!("-D {name}=.."))),
+            FlagReplacement::Setting(name) => Some(code(&format!("-D {name}=.."))),
             _ => None,
         }),
         ("Said by the model text", "how", |i| match i {
-            Instead::Text(how) => Some(cell(how)),
+            FlagReplacement::Text(how) => Some(cell(how)),
             _ => None,
         }),
         ("Not needed", "why", |i| match i {
-            Instead::Always(why) => Some(cell(why)),
+            FlagReplacement::Always(why) => Some(cell(why)),
             _ => None,
         }),
         ("Not there", "why, or in which other way", |i| match i {
-            Instead::Nothing(why) => Some(cell(why)),
+            FlagReplacement::Nothing(why) => Some(cell(why)),
             _ => None,
         }),
     ];
@@ -132,8 +132,7 @@ fn flags_page() -> String {
 
 #[test]
 fn generated_pages_are_current() {
-    let pages =
-        [("commands.md", commands_page()), ("flags.md", flags_page()), ("ops.md", ops::page()), ("formats.md", formats::page())];
+    let pages = [("commands.md", commands_page()), ("flags.md", flags_page()), ("ops.md", ops::page()), ("formats.md", formats::page())];
     for (name, page) in pages {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name);
         if std::env::var_os("UPDATE_EXPECT").is_some() {

@@ -16,8 +16,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 /// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a
-/// pipeline; memory per rank by kind, of the device and of the host, when most of it is in use and by whom; what ranks
-/// have to do with Muon's matrices; seconds per pass and per verifier.
+/// pipeline; memory per rank by kind, of the device and of the host, when most of it is in use and by whom; what
+/// ranks have to do with Muon's matrices; seconds per pass and per verifier.
 pub fn table(
     job: &Job,
     options: &Options,
@@ -122,12 +122,12 @@ fn muon(job: &Job, m: &Matrices) -> String {
     )
 }
 
-/// Of kernels that are not checked, how many are named.
+/// Most kernels that are named of those not checked.
 const NAMED: usize = 3;
 
 /// `30 kernels from the cache, 12 held to their bodies in 0.31 s`.
 fn code((checked, sources): (&KernelChecks, &Sources)) -> String {
-    let KernelChecks { cached, held, now, time, unseen, foreign, not } = checked;
+    let KernelChecks { cached, held, now, time, unseen, foreign, not_checked } = checked;
     let mut parts = vec![format!("{} from the cache", count(*cached as u64))];
     parts.push(match (*now, *held) {
         (0, 0) => "none compared with the interpreter".into(),
@@ -137,13 +137,13 @@ fn code((checked, sources): (&KernelChecks, &Sources)) -> String {
     });
     parts.extend((*held > 0 && *unseen > 0).then(|| format!("{unseen} not, as nobody asked for it")));
     parts.extend(foreign.iter().map(|(why, n)| format!("{n} not checked: {why}")));
-    if !not.is_empty() {
-        let named = not.iter().take(NAMED).map(|NotChecked { kernel, span, why }| match span.and_then(|s| sources.line(s)) {
+    if !not_checked.is_empty() {
+        let named = not_checked.iter().take(NAMED).map(|NotChecked { kernel, span, why }| match span.and_then(|s| sources.line(s)) {
             Some(line) => format!("{kernel} of {line} ({why})"),
             None => format!("{kernel} ({why})"),
         });
-        let more = (not.len() > NAMED).then(|| format!("{} more", not.len() - NAMED));
-        parts.push(format!("{} not checked: {}", not.len(), named.chain(more).collect::<Vec<_>>().join("; ")));
+        let more = (not_checked.len() > NAMED).then(|| format!("{} more", not_checked.len() - NAMED));
+        parts.push(format!("{} not checked: {}", not_checked.len(), named.chain(more).collect::<Vec<_>>().join("; ")));
     }
     parts.join(", ")
 }
@@ -227,12 +227,12 @@ mod tests {
         let sources = Sources { files: vec![Source { name: "m.mdl".into(), text: String::new() }] };
         let not = |kernel: &str, span| NotChecked { kernel: kernel.into(), span, why: "it is large".into() };
         let mut checks = KernelChecks { cached: 5, held: 4, unseen: 1, ..KernelChecks::default() };
-        checks.not.push(not("k_1", Some(Span { file: 0, line: 7, col: 1, len: 1 })));
+        checks.not_checked.push(not("k_1", Some(Span { file: 0, line: 7, col: 1, len: 1 })));
         assert_eq!(
             code((&checks, &sources)),
             "5 from the cache, 4 compared with the interpreter before, 1 not, as nobody asked for it, 1 not checked: k_1 of m.mdl:7 (it is large)"
         );
-        (2..6).for_each(|k| checks.not.push(not(&format!("k_{k}"), None)));
+        (2..6).for_each(|k| checks.not_checked.push(not(&format!("k_{k}"), None)));
         checks.foreign.insert("code for a GPU".into(), 3);
         let said = code((&checks, &sources));
         let expected = "3 not checked: code for a GPU, 5 not checked: k_1 of m.mdl:7 (it is large); k_2 (it is large); k_3 (it is large); 2 more";

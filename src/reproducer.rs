@@ -3,12 +3,13 @@
 
 use ir::module::Module;
 use ir::text::print_module;
-use passes::compile::Broken;
+use passes::compile::CompilerBug;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// The text of a module under lines that say what is wrong with it, and how to see that again; `%s` is the text's file.
+/// The text of a module under lines that say what is wrong with it, and how to see that again; `%s` is the text's
+/// file.
 pub fn text(says: &str, module: &Module, flags: &str) -> String {
     let says = says.replace('\n', "\n; ");
     format!("; mcc {}\n; {says}\n; RUN: mcc opt {flags} %s\n{}", env!("CARGO_PKG_VERSION"), print_module(module))
@@ -20,12 +21,13 @@ pub fn flags(passes: &[&str], damaged: Option<&str>) -> String {
     damaged.into_iter().fold(what, |flags, pass| flags + &format!(" --damage-after {pass}"))
 }
 
-/// Writes a reproducer into the working directory, or where temporary files go, under a name that nothing has; and says what to do with it.
+/// Writes a reproducer into the working directory, or where temporary files go, under a name that nothing has; and
+/// says what to do with it.
 ///
 /// # Errors
 /// Neither directory takes it.
-pub fn leave(broken: &Broken, damaged: Option<&str>) -> io::Result<Option<String>> {
-    let Some(again) = &broken.again else { return Ok(None) };
+pub fn leave(broken: &CompilerBug, damaged: Option<&str>) -> io::Result<Option<String>> {
+    let Some(again) = &broken.reproducer else { return Ok(None) };
     let text = text(&broken.to_string(), &again.first, &flags(&again.passes, damaged));
     let path = create(Path::new(""), broken.pass, &text).or_else(|_| create(&std::env::temp_dir(), broken.pass, &text))?;
     Ok(Some(format!(

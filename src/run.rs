@@ -5,7 +5,7 @@ use crate::compare::Compared;
 use crate::costs;
 use crate::damaged;
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::first_step;
 use crate::idle;
 use crate::misuse::misuse;
@@ -24,9 +24,9 @@ use runtime::artifact::{Accept, Artifact};
 use runtime::checkpoint;
 use runtime::conditions::{Change, model_changes};
 use runtime::data::{Encoding, Spec};
-use runtime::executor::Order;
+use runtime::executor::CommandOrder;
 use runtime::launch::{self, Existing, RunEnd, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
-use runtime::lines::Earlier;
+use runtime::lines::ExistingLines;
 use runtime::profile::breakdown::Breakdown;
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
@@ -45,7 +45,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     };
     let stop = StopRequest::default();
     signals::listen(stop.clone(), if verbosity == Verbosity::Quiet { Announce::No } else { Announce::Yes })?;
-    files::look(&args.artifact, Wanted::Artifact)?;
+    files::look(&args.artifact, ExpectedInput::Artifact)?;
     let keys = args.trust.iter().map(|file| PublicKey::read(file)).collect::<Result<Vec<_>, _>>()?;
     let accept = if keys.is_empty() { Accept::Anyones } else { Accept::SignedBy(&keys) };
     let artifact = runtime::artifact::read(&args.artifact, &accept)?;
@@ -90,8 +90,9 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         .into());
     }
     let begins = resume.is_none();
-    // Between its first step and its first checkpoint a run leaves lines, and nothing to go on from.
-    let earlier = if resume.is_some() || is_auto(args) { Earlier::Stay } else { Earlier::Go };
+    // A run that ended before its first checkpoint has left lines of logs but nothing to resume from, so `auto` keeps
+    // the lines.
+    let earlier = if resume.is_some() || is_auto(args) { ExistingLines::Keep } else { ExistingLines::Replace };
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t, encoding)).collect();
     let defaults = RunOptions::new(rank_binary()?);
     let options = RunOptions {
@@ -138,7 +139,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
             DeviceKind::Cuda => runtime::target::DeviceKind::Cuda,
             DeviceKind::Emulated => runtime::target::DeviceKind::Emulated,
         }),
-        order: if args.in_order { Order::List } else { Order::Streams },
+        order: if args.in_order { CommandOrder::List } else { CommandOrder::Streams },
         world,
         meeting_limit: Duration::from_secs(args.rendezvous_timeout),
         trust,
@@ -173,8 +174,8 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let mut shown = StepDisplay::new(verbosity, args.log_interval);
     let mut watch = Watch::new(args, &artifact, earlier)?;
     let is_named = !is_auto(args) && args.load.as_ref().is_none_or(|dir| options.resume.as_ref() == Some(dir));
-    let mut keeping = Keeping { tokenizer, dir: args.save.clone() };
-    let summary = restarted(&artifact, options, is_named, args.restarts, &mut shown, &mut watch, &mut keeping);
+    let mut tokenizer_saver = TokenizerSaver { tokenizer, dir: args.save.clone() };
+    let summary = restarted(&artifact, options, is_named, args.restarts, &mut shown, &mut watch, &mut tokenizer_saver);
     watch.ended(&summary);
     shown.end();
     let summary = match summary {
@@ -196,13 +197,13 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         }
         e => e.into(),
     })?;
-    // What is saved, is saved: what follows cannot undo it.
+    // Weights and state are saved by now, and nothing below can undo that.
     let says = leads && verbosity != Verbosity::Quiet;
     if says && summary.skipped > 0 {
         progress!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
     }
     let saved: Vec<_> = args.save_weights.iter().chain(&args.save_state).collect();
-    saved.iter().for_each(|file| keeping.put(&tokenizer::beside(file)));
+    saved.iter().for_each(|file| tokenizer_saver.put(&tokenizer::beside(file)));
     if says {
         saved.iter().for_each(|file| progress!("saved {}", file.display()));
     }
@@ -238,13 +239,13 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
 }
 
 /// A run's tokenizer, which goes along with what it saves. That it cannot be written ends no run.
-struct Keeping {
+struct TokenizerSaver {
     tokenizer: Option<tokenizer::TokenizerFiles>,
-    /// Of checkpoints, until it has the tokenizer.
+    /// Directory of checkpoints, until it has the tokenizer.
     dir: Option<PathBuf>,
 }
 
-impl Keeping {
+impl TokenizerSaver {
     fn saved(&mut self) {
         if let Some(dir) = self.dir.take() {
             self.put(&dir);
@@ -268,18 +269,18 @@ fn restarted(
     restarts: u64,
     shown: &mut StepDisplay,
     watch: &mut Watch,
-    keeping: &mut Keeping,
+    tokenizer_saver: &mut TokenizerSaver,
 ) -> Result<Summary, RunError> {
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
     let mut count = 0;
-    // What the user named; else it was chosen.
+    // A checkpoint that the user named is not replaced by an earlier one.
     let named = options.resume.clone().filter(|_| is_named);
-    // Checkpoints of this run, and before them what it goes on from.
+    // These are the checkpoints that this run has written, in order of steps.
     let mut saved: Vec<(u64, PathBuf)> = vec![];
     let mut losses: Vec<(u64, f64)> = vec![];
     loop {
-        // When the run went on, and when steps were done.
+        // `begun` is when this attempt began, and `done` has the time at which each step was done.
         let (begun, mut done) = (Instant::now(), vec![]);
         let outcome = launch::run(artifact, &options, &mut |event| {
             watch.event(&event);
@@ -295,13 +296,13 @@ fn restarted(
                 }
                 RunEvent::Ranks(_) => {}
                 RunEvent::Saved(s) => {
-                    keeping.saved();
+                    tokenizer_saver.saved();
                     shown.saved(s);
                     saved.push((s.step, s.dir.clone()));
                 }
             }
         });
-        // Of a world, one looks.
+        // In a world that another launcher started, rank 0 alone looks for damage.
         let may_look = done.is_empty() && !options.stop.is_asked() && options.world.as_ref().is_none_or(|w| w.rank == 0);
         if let (Err(_), true, Some(dir)) = (&outcome, may_look, &options.resume)
             && let Some(what) = damaged::damage(dir)
@@ -329,7 +330,7 @@ fn restarted(
             Err(RunError::Ranks(failure)) if count < restarts && !options.stop.is_asked() => (failure.spelled(cli::help), None),
             Err(RunError::Spike { step, .. }) if count < restarts && !options.stop.is_asked() => {
                 let before = saved.iter().rposition(|(at, dir)| *at < step && dir.exists());
-                // It has what made the loss jump.
+                // Later checkpoints contain what made the loss jump.
                 saved.truncate(before.map_or(0, |k| k + 1));
                 if saved.is_empty() && options.resume.is_none() {
                     shown.aside(|| note!("warning: --on-spike back has no checkpoint before step {step} to go back to"));
@@ -337,7 +338,7 @@ fn restarted(
                 }
                 (outcome.map_or_else(|e| e.to_string(), |_| String::new()), Some(step))
             }
-            // It failed after the last checkpoint was complete.
+            // The ranks had failed after the last checkpoint was complete, so no step is left.
             Err(RunError::Done { steps, .. }) if count > 0 => return Ok(Summary { steps, ..Summary::default() }),
             outcome => return outcome,
         };
@@ -347,11 +348,11 @@ fn restarted(
         let since = done.iter().find(|(step, _)| *step == from).map_or(begun, |(_, at)| *at);
         let lost = done.iter().filter(|(step, _)| *step > from).count() as u64;
         if from != start {
-            // What was left out before is what it has read.
+            // The checkpoint is already past the data that were skipped before.
             options.skip = 0;
         }
         if from != start || spike.is_some() {
-            // Of another step than that which comes first now.
+            // The expectation is for another step than the one that comes first now.
             options.first_step = None;
         }
         losses.retain(|(step, _)| *step <= from);
@@ -362,7 +363,7 @@ fn restarted(
             (options.resume, options.init) = (Some(dir.clone()), vec![]);
             options.allow_missing.clear();
         }
-        // What is there of metrics, and of later checkpoints, is this run's own.
+        // Existing metrics and later checkpoints are this run's own.
         options.existing = Existing::Replace;
         let place = options.resume.as_ref().map_or("the beginning".into(), |dir| format!("`{}`", dir.display()));
         watch.record(Record::Restarted {
@@ -436,7 +437,7 @@ fn resumed(args: &RunArgs, typed: &[String], leads: bool) -> Result<Option<PathB
 /// Refuses a fallback that is none: it may be needed when nobody looks.
 fn of_one_model(args: &RunArgs, accept: &Accept, artifact: &Artifact) -> Result<(), Failure> {
     for path in [&args.artifact].into_iter().chain(&args.fallback).filter(|path| **path != artifact.dir) {
-        files::look(path, Wanted::Artifact)?;
+        files::look(path, ExpectedInput::Artifact)?;
         let other = runtime::artifact::read(path, accept)?;
         if let Some((_, what)) = model_changes(&Provenance::of(&other.job), &artifact.job) {
             return Err(misuse!("--fallback: `{}` and `{}` are of different models: {what}", path.display(), artifact.dir.display()).into());
@@ -449,7 +450,7 @@ fn of_one_model(args: &RunArgs, accept: &Accept, artifact: &Artifact) -> Result<
 fn fallback(args: &RunArgs, accept: &Accept, ranks: u64) -> Result<Artifact, Failure> {
     let mut have = vec![];
     for path in &args.fallback {
-        files::look(path, Wanted::Artifact)?;
+        files::look(path, ExpectedInput::Artifact)?;
         let other = runtime::artifact::read(path, accept)?;
         if other.manifest.ranks == ranks {
             note!("warning: {ranks} ranks are here: `{}` runs in place of `{}`", path.display(), args.artifact.display());
@@ -460,7 +461,7 @@ fn fallback(args: &RunArgs, accept: &Accept, ranks: u64) -> Result<Artifact, Fai
     Err(anyhow!("{ranks} ranks are here, for which neither `{}` nor a --fallback is compiled: {}", args.artifact.display(), have.join(", ")).into())
 }
 
-/// By what ranks that were started one by one know each other.
+/// How ranks that were started one by one know each other: by a secret, at a loopback address, or not at all.
 fn trust(args: &RunArgs, world: Option<&World>) -> Result<Trust, Failure> {
     let variable = std::env::var_os("MCC_SECRET");
     let secret = match (&args.secret_file, &variable) {

@@ -1,5 +1,5 @@
-//! A schedule as a picture: a row for each stage, a box for each pass with its microbatch, time to the right. Passes side
-//! by side are drawn one after the other, as their time is counted.
+//! A schedule as a picture: a row for each stage, a box for each pass with its microbatch, time to the right. Passes
+//! side by side are drawn one after the other, as their time is counted.
 
 use ir::program::BodyKind;
 use maud::{Markup, PreEscaped, html};

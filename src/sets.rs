@@ -65,43 +65,43 @@ fn words(file: &Path) -> anyhow::Result<Vec<String>> {
 /// Data sets of each part of a run.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Parts {
-    train: Named,
+struct SplitBlends {
+    train: BlendArgs,
     #[serde(default)]
-    valid: Option<Named>,
+    valid: Option<BlendArgs>,
     #[serde(default)]
-    test: Option<Named>,
+    test: Option<BlendArgs>,
 }
 
-/// As one text, or a word each.
+/// The words of a blend, as one text or as a list.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Named {
+enum BlendArgs {
     Text(String),
-    Words(Vec<Word>),
+    Words(Vec<BlendWord>),
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Word {
+enum BlendWord {
     Text(String),
     Weight(Number),
 }
 
-impl Named {
+impl BlendArgs {
     fn words(self) -> Vec<String> {
         match self {
-            Named::Text(text) => text.split_whitespace().map(str::to_string).collect(),
-            Named::Words(words) => words.into_iter().map(Word::text).collect(),
+            BlendArgs::Text(text) => text.split_whitespace().map(str::to_string).collect(),
+            BlendArgs::Words(words) => words.into_iter().map(BlendWord::text).collect(),
         }
     }
 }
 
-impl Word {
+impl BlendWord {
     fn text(self) -> String {
         match self {
-            Word::Text(text) => text,
-            Word::Weight(weight) => weight.to_string(),
+            BlendWord::Text(text) => text,
+            BlendWord::Weight(weight) => weight.to_string(),
         }
     }
 }
@@ -110,10 +110,10 @@ impl Word {
 fn of_parts(file: &Path) -> anyhow::Result<[Vec<String>; 3]> {
     const FLAG: &str = "--per-split-data-args-path";
     let shown = file.display();
-    let parts: Parts = serde_json::from_str(&read(FLAG, file)?).map_err(|e| {
+    let splits: SplitBlends = serde_json::from_str(&read(FLAG, file)?).map_err(|e| {
         anyhow!("`{FLAG} {shown}`: {e}; it is an object as {{\"train\": [\"0.7\", \"wiki\", \"0.3\", \"code\"], \"valid\": [\"wiki-valid\"], \"test\": null}}")
     })?;
-    let all = [Some(parts.train), parts.valid, parts.test].map(|named| named.map(Named::words).unwrap_or_default());
+    let all = [Some(splits.train), splits.valid, splits.test].map(|args| args.map(BlendArgs::words).unwrap_or_default());
     if all[0].is_empty() {
         return Err(misuse!("`{FLAG} {shown}` names no data set of training: its `train` is empty"));
     }

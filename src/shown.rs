@@ -32,7 +32,8 @@ pub struct StepDisplay {
 }
 
 impl StepDisplay {
-    /// A bar on a terminal, unless an interval is asked for or the terminal shall have no escape codes; lines elsewhere.
+    /// A bar on a terminal, unless an interval is asked for or the terminal shall have no escape codes; lines
+    /// elsewhere.
     pub fn new(verbosity: Verbosity, interval: Option<u64>) -> StepDisplay {
         let is_terminal = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
         let moves = interval.is_none() && verbosity == Verbosity::Usual && is_terminal && escapes();
@@ -66,7 +67,7 @@ impl StepDisplay {
         let is_first = self.last.is_none();
         let slow = self.last.is_some_and(|t| t.elapsed() > SLOW);
         if is_first || p.step == p.steps || p.step.is_multiple_of(self.interval) || p.valid_loss.is_some() || p.skipped || slow {
-            // Of the steps since the first, which may have been slower.
+            // The estimate leaves out the first step, which may have been slower.
             let left = (p.step > first && p.step < p.steps)
                 .then(|| begun.elapsed().mul_f64((p.steps - p.step) as f64 / (p.step - first) as f64))
                 .map_or(String::new(), |left| format!("  {} left", HumanDuration(left)));

@@ -1,4 +1,5 @@
-//! Signals of batch systems, terminals and people: they end `mcc run` early, with everything saved, and `mcc compile` with nothing left behind.
+//! Signals of batch systems, terminals and people: they end `mcc run` early, with everything saved, and `mcc compile`
+//! with nothing left behind.
 
 use crate::failure::Failure;
 use crate::print::note;
@@ -20,19 +21,21 @@ pub enum Announce {
     No,
 }
 
-/// From now on whoever writes beyond the limit on the size of files gets an error, which is told and cleaned up after like any other; SIGXFSZ would end this process, or one
-/// that it starts, in the middle.
+/// From now on whoever writes beyond the limit on the size of files gets an error, which is told and cleaned up after
+/// like any other; SIGXFSZ would end this process, or one that it starts, in the middle.
 ///
 /// # Errors
 /// If the system has no handlers left.
 pub fn outlive_limits() -> Result<(), Failure> {
-    // A handler, and not to ignore it: programs that are started get the default back, and mcc's own do the same.
+    // A handler is set instead of ignoring the signal, so that programs that are started get the default back; mcc's
+    // own programs do the same.
     flag::register(SIGXFSZ, Arc::default()).context("cannot listen to signals")?;
     Ok(())
 }
 
-/// From now on SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the run to stop, and a second SIGINT ends this process. A signal that is ignored already (as `nohup` has SIGHUP
-/// ignored, and a shell SIGINT for what it runs in the background) stays so.
+/// From now on SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the run to stop, and a second SIGINT ends this process. A
+/// signal that is ignored already (as `nohup` has SIGHUP ignored, and a shell SIGINT for what it runs in the
+/// background) stays so.
 ///
 /// # Errors
 /// If the system has no handlers left.
@@ -64,8 +67,8 @@ pub fn listen(stop: StopRequest, announce: Announce) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Does what would leave files behind if a signal ended this process in the middle. The act is told whether SIGTERM, SIGINT or SIGHUP has come and it shall give up;
-/// after it that signal ends the process, as it does from then on.
+/// Does what would leave files behind if a signal ended this process in the middle. The act is told whether SIGTERM,
+/// SIGINT or SIGHUP has come and it shall give up; after it that signal ends the process, as it does from then on.
 ///
 /// # Errors
 /// If the system has no handlers left.

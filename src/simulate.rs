@@ -6,7 +6,7 @@ pub mod page;
 use crate::cli::{Command, SimulateArgs};
 use crate::compile;
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::limits::LimitWatch;
 use crate::machines;
 use crate::misuse::misuse;
@@ -18,7 +18,7 @@ use ir::program::{Job, Stage};
 use passes::report::footprint::size;
 use runtime::artifact::Accept;
 use runtime::comm::Position;
-use runtime::executor::Order;
+use runtime::executor::CommandOrder;
 use runtime::profile::{Profile, Ran, TimedStep};
 use runtime::target::Target;
 use simulate::Options;
@@ -70,7 +70,7 @@ pub fn run(args: &SimulateArgs, typed: &[String], machine: &Machine) -> Result<(
     }
     let options = Options { threads, slow: args.slow_stage };
     if args.what.is_dir() {
-        files::look(&args.what, Wanted::Artifact)?;
+        files::look(&args.what, ExpectedInput::Artifact)?;
         if let Some(flag) = typed.iter().find(|f| !OWN.contains(&f.as_str())) {
             return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", args.what.display()).into());
         }
@@ -79,7 +79,7 @@ pub fn run(args: &SimulateArgs, typed: &[String], machine: &Machine) -> Result<(
         return show(&artifact.job, machine, options, args);
     }
     if args.what.as_os_str() != STDIN {
-        files::look(&args.what, Wanted::Text)?;
+        files::look(&args.what, ExpectedInput::Text)?;
     }
     let plan = &args.plan;
     fits(machine, &plan.target, &format!("`--target {}`", plan.target))?;
@@ -231,11 +231,11 @@ fn trace(job: &Job, machine: &Machine, options: Options, step: &Step, path: &Pat
     }
     let costs = Costs::new(job, machine, &options);
     let first = |stage: usize| job.mesh.first_of_stage(stage as u64);
-    let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
+    let mut profile = Profile::new(job.mesh.world(), CommandOrder::Streams, None);
     let nanoseconds = |seconds: f64| (seconds * 1e9) as u64;
     record(job, machine, options, step.number, &mut |slice: Slice| {
         let ran = &mut profile.ranks[first(slice.stage) as usize].ran;
-        // What goes on without an event between is one slice: each command has its share.
+        // Commands without an event between them are one slice, of which each command has its share.
         let mut begin = slice.start;
         for (command, share) in shares(job, &costs, &slice) {
             let end = begin + (slice.end - slice.start) * share;

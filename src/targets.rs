@@ -28,8 +28,8 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// By their names on the command line. Without a name for the host beside GPUs its kernels run on any CPU with AVX2, as PTX does on any GPU of its kind:
-    /// where an artifact is made says nothing about where it runs.
+    /// By their names on the command line. Without a name for the host beside GPUs its kernels run on any CPU with
+    /// AVX2, as PTX does on any GPU of its kind: where an artifact is made says nothing about where it runs.
     ///
     /// # Errors
     /// A name that is unknown; one for the host where that is the device; a GPU for the host.

@@ -2,7 +2,7 @@
 
 use crate::cli::{self, FmtArgs};
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::print::{PrintError, note, out};
 use crate::shown::escapes;
 use anyhow::Context;
@@ -32,14 +32,14 @@ struct JsonDiagnostic<'a> {
     code: Option<&'a str>,
     message: &'a str,
     /// The first is the primary one.
-    labels: Vec<Place<'a>>,
+    labels: Vec<JsonLabel<'a>>,
     notes: &'a [String],
     help: Vec<String>,
 }
 
 /// Line and column count from 1, columns and length in bytes.
 #[derive(Serialize)]
-struct Place<'a> {
+struct JsonLabel<'a> {
     file: &'a str,
     line: u32,
     column: u32,
@@ -87,10 +87,10 @@ impl DiagnosticFormat {
     }
 }
 
-fn place<'a>(label: &'a Label, sources: &'a Sources) -> Place<'a> {
+fn place<'a>(label: &'a Label, sources: &'a Sources) -> JsonLabel<'a> {
     let Span { file, line, col, len } = label.span;
     let file = sources.files.get(usize::from(file)).map_or("", |f| &f.name);
-    Place { file, line, column: col, length: len, text: &label.text }
+    JsonLabel { file, line, column: col, length: len, text: &label.text }
 }
 
 fn name(severity: Severity) -> &'static str {
@@ -114,7 +114,8 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Reads a file, or standard input if its name is [`STDIN`]; what a text on standard input imports is in the working directory.
+    /// Reads a file, or standard input if its name is [`STDIN`]; what a text on standard input imports is in the
+    /// working directory.
     ///
     /// # Errors
     /// A file that cannot be read; bytes that are no text, which are shown.
@@ -126,7 +127,7 @@ impl ModelFile {
             std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
             bytes
         } else {
-            files::look(path, Wanted::Text)?;
+            files::look(path, ExpectedInput::Text)?;
             std::fs::read(path).with_context(|| format!("cannot read `{name}`"))?
         };
         match frontend::decode(&name, bytes) {
@@ -170,7 +171,7 @@ pub fn format(args: &FmtArgs) -> Result<(), Failure> {
                 failed = true;
             }
             Ok(formatted) => {
-                // Through a temporary file: a text is never half written.
+                // The text goes through a temporary file, so that it is never half written.
                 let written = runtime::paths::write_whole(path, |file| file.write_all(formatted.as_bytes()));
                 written.with_context(|| format!("cannot write `{}`", path.display()))?;
             }

@@ -154,7 +154,7 @@ mod tests {
             fs::create_dir_all(at(name).parent().expect("a parent")).expect("made");
             fs::write(at(name), text).expect("written");
         };
-        // Files of such names alone are no tokenizer.
+        // A vocab.txt alone is no tokenizer.
         put("vocab.txt", "a");
         put("w.safetensors", "");
         assert_eq!(TokenizerFiles::of_weights(&at("w.safetensors")), None);

@@ -1,10 +1,10 @@
 //! What is said of a command line that mcc cannot read: what is wrong, and what to type instead.
 //!
-//! clap finds the mistake. Its message stays where it names what is missing; of unknown flags and commands there is more to say than which names are spelled
-//! alike, and all unknown flags of a line come at once.
+//! clap finds the mistake. Its message stays where it names what is missing; of unknown flags and commands there is
+//! more to say than which names are spelled alike, and all unknown flags of a line come at once.
 
 use crate::cli::Cli;
-use crate::foreign_flags::{COMMANDS, Instead, instead, normal};
+use crate::foreign_flags::{COMMANDS, FlagReplacement, normal, replacement};
 use crate::print::note;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, CommandFactory};
@@ -16,11 +16,12 @@ use std::process::ExitCode;
 /// The exit code of a command line that cannot be read, as clap has it.
 pub const WRONG_USAGE: u8 = 2;
 
-/// Shows what clap found in these words, of which the first is the program. Helps and versions come as such errors too.
+/// Shows what clap found in these words, of which the first is the program. Helps and versions come as such errors
+/// too.
 pub fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let words: Vec<String> = words.iter().map(|w| w.to_string_lossy().into_owned()).collect();
     let mut command = Cli::command();
-    // With its helps, as it is when it reads a line.
+    // Building adds the help flags that the command has when it parses a line.
     command.build();
     let line = CommandWords::new(&command, &words);
     let said = match error.kind() {
@@ -29,7 +30,7 @@ pub fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
         _ => vec![],
     };
     if said.is_empty() {
-        // Where it cannot be printed there is nobody to tell.
+        // If the error cannot be printed, there is nobody to tell.
         let _ = error.print();
         return if error.use_stderr() { ExitCode::from(WRONG_USAGE) } else { ExitCode::SUCCESS };
     }
@@ -90,7 +91,8 @@ impl<'a> CommandWords<'a> {
         self.path.iter().map(|c| c.get_name()).collect::<Vec<_>>().join(" ")
     }
 
-    /// All flags that the command does not have, each with what there is instead; or, if it has all, the word that clap found.
+    /// All flags that the command does not have, each with what there is instead; or, if it has all, the word that
+    /// clap found.
     fn unknown(&self, found: &str) -> Vec<String> {
         if self.path.len() == 1 || self.before.iter().any(|w| w == found) {
             return vec![self.flag_before_command(found)];
@@ -109,7 +111,8 @@ impl<'a> CommandWords<'a> {
         }
     }
 
-    /// The unknown flags among the words, each with the number that comes after it, if one does. A known flag's value is no flag.
+    /// The unknown flags among the words, each with the number that comes after it, if one does. A known flag's value
+    /// is no flag.
     fn flags(&self) -> Vec<(String, Option<String>)> {
         let mut out: Vec<(String, Option<String>)> = vec![];
         let mut words = self.after.iter().take_while(|w| *w != "--").peekable();
@@ -146,13 +149,13 @@ impl<'a> CommandWords<'a> {
         if let [first, ..] = having(self.root, &dashed).as_slice() {
             return format!("it is a flag of `{first}`{}", if first == "mcc compile" { ", and part of the artifact" } else { "" });
         }
-        match instead(flag) {
-            Some(Instead::Flag(of, own)) if self.command().get_name() == of => format!("mcc has `{own}`{}", self.about(of, own)),
-            Some(Instead::Flag(of, own)) => format!("mcc has `mcc {of} {own}`{}", self.about(of, own)),
-            Some(Instead::Setting(name)) => self.setting(name, value),
-            Some(Instead::Text(way)) => format!("the model text says it: {way}"),
-            Some(Instead::Always(why)) => format!("it is not needed: {why}"),
-            Some(Instead::Nothing(why)) => format!("mcc has none: {why}"),
+        match replacement(flag) {
+            Some(FlagReplacement::Flag(of, own)) if self.command().get_name() == of => format!("mcc has `{own}`{}", self.about(of, own)),
+            Some(FlagReplacement::Flag(of, own)) => format!("mcc has `mcc {of} {own}`{}", self.about(of, own)),
+            Some(FlagReplacement::Setting(name)) => self.setting(name, value),
+            Some(FlagReplacement::Text(way)) => format!("the model text says it: {way}"),
+            Some(FlagReplacement::Always(why)) => format!("it is not needed: {why}"),
+            Some(FlagReplacement::Nothing(why)) => format!("mcc has none: {why}"),
             None => match nearest(flag.trim_start_matches('-'), longs(self.command())) {
                 Some(near) => format!("did you mean `--{near}`?"),
                 None => "nor has any other command of mcc".into(),
@@ -205,11 +208,11 @@ impl<'a> CommandWords<'a> {
                 None => format!("`{name}` has no `-{short}`: flags of several letters begin with `--`"),
             };
         }
-        if let Some(Instead::Setting(setting)) = found.split_once('=').and_then(|(flag, _)| instead(flag)) {
+        if let Some(FlagReplacement::Setting(setting)) = found.split_once('=').and_then(|(flag, _)| replacement(flag)) {
             return format!("`{found}` is no flag: {}", self.setting(setting, found.split_once('=').map(|(_, v)| v)));
         }
         if let Some((flag, _)) = found.split_once('=')
-            && instead(flag).is_some()
+            && replacement(flag).is_some()
         {
             return format!("`{found}` is no flag: {}", self.tip(flag, None));
         }
@@ -266,7 +269,7 @@ fn having(root: &Command, flag: &str) -> Vec<String> {
         }
         out.extend(command.get_subcommands().filter(|c| find(c, flag).is_some()).map(|c| format!("{name} {}", c.get_name())));
     }
-    // Most flags of several commands are of plans.
+    // Most flags that several commands have belong to plans, so `mcc compile` comes first.
     out.sort_by_key(|name| name != "mcc compile");
     out
 }

@@ -1,4 +1,5 @@
-//! Who may depend on whom, over `cargo metadata` and over `use` paths, and who may print: the invariants of `docs/architecture.md`.
+//! Who may depend on whom, over `cargo metadata` and over `use` paths, and who may print: the invariants of
+//! `docs/architecture.md`.
 
 mod uses;
 
@@ -10,7 +11,7 @@ use uses::Files;
 
 /// For every package of the workspace, all packages that its library or binaries link, directly or not.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
-    // What other platforms would need was never downloaded.
+    // Packages for other platforms were never downloaded, so they are left out.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", &platform];
     let out = Command::new(env!("CARGO")).args(arguments).output().expect("cargo runs");
@@ -132,7 +133,7 @@ const ROOMS: [&str; 8] = ["pipeline", "graph", "sharding", "partition", "local",
 #[test]
 fn no_room_of_the_passes_uses_a_later_one() {
     let name = |p: &Path| p.components().next().expect("a file").as_os_str().to_string_lossy().trim_end_matches(".rs").to_string();
-    // The table, and what stands beside it, is above all rooms.
+    // The table, and the files beside it, are above all rooms.
     let place = |p: &Path| ROOMS.iter().position(|r| *r == name(p)).unwrap_or(ROOMS.len());
     let files = files("passes/src/lib.rs");
     assert!(ROOMS.iter().all(|r| files.uses.keys().any(|f| name(f) == *r)));
@@ -165,7 +166,7 @@ fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
         ["src", "frontend/src", "ir/src", "verify/src", "passes/src", "codegen/src", "runtime/src", "convert/src", "data/src", "emulator/src"];
     let files: Vec<PathBuf> = crates.iter().flat_map(|c| sources(&root.join(c))).collect();
     assert!(files.len() > 100, "{} files were found", files.len());
-    // Tests print for who runs them.
+    // Tests may print for whoever runs them.
     let is_of_tests = |f: &PathBuf| f.ends_with("tests.rs") || f.components().any(|c| ["testing", "faults"].iter().any(|of| c.as_os_str() == *of));
     for file in files.into_iter().filter(|f| !is_of_tests(f)) {
         let text = fs::read_to_string(&file).expect("UTF-8");

@@ -1,7 +1,8 @@
 //! Causal attention: `cargo run --release -p codegen --example attention_bench [BATCHxHEADS[/KV]xSEQxD
 //! [documents|ragged|alibi|capped|dropped|padded]]`.
 //!
-//! Prints medians of thread time, and rates of the work that the mask leaves. Backward and forward take turns in one thread.
+//! Prints medians of thread time, and rates of the work that the mask leaves. Backward and forward take turns in one
+//! thread.
 
 mod common;
 
@@ -50,7 +51,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             seconds.push(thread_seconds() - start);
         }
     }
-    // A product of queries and keys, one of probabilities and values; backward five. Half is masked.
+    // Forward has two products, of queries with keys and of probabilities with values; backward has five. The mask
+    // hides half of each.
     for ((name, products), seconds) in [("forward", 2.0), ("backward", 5.0)].into_iter().zip(&mut seconds) {
         seconds.sort_by(f64::total_cmp);
         let median = seconds[seconds.len() / 2];

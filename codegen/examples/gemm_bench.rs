@@ -1,10 +1,12 @@
-//! Matrix products against the peak of this machine: `cargo run --release -p codegen --example gemm_bench [MxKxN ...]`. With `experts`, or without any
-//! shape, also those of experts' rows, balanced and skewed, against one product of as many rows. With `threads=N` the thread goes through the ranges that
-//! each of N threads would have, one range after the other, and the slowest counts for all: how well a product divides, whatever cores this machine has (not
+//! Matrix products against the peak of this machine: `cargo run --release -p codegen --example gemm_bench [MxKxN
+//! ...]`. With `experts`, or without any shape, also those of experts' rows, balanced and skewed, against one product
+//! of as many rows. With `threads=N` the thread goes through the ranges that each of N threads would have, one range
+//! after the other, and the slowest counts for all: how well a product divides, whatever cores this machine has (not
 //! how these share memory).
 //!
-//! A loop of independent multiply-adds gives the peak. It runs between the products, in this process and thread, so that both see the same clock
-//! and the same neighbours. Times are of this thread, so other work on the machine counts only where it shares caches. Prints medians.
+//! A loop of independent multiply-adds gives the peak. It runs between the products, in this process and thread, so
+//! that both see the same clock and the same neighbours. Times are of this thread, so other work on the machine
+//! counts only where it shares caches. Prints medians.
 
 mod common;
 
@@ -46,7 +48,7 @@ impl Product {
         let mut slowest: f64 = 0.0;
         for thread in 0..threads {
             let [begin, until] = [thread, thread + 1].map(|border| border * self.tiles / threads);
-            // Of several threads a rank's goes through its range in two calls.
+            // One of several threads of a rank goes through its range in two calls.
             let middle = if threads > 1 { begin + (until - begin).div_ceil(2) } else { until };
             let start = thread_seconds();
             for [first, end] in [[begin, middle], [middle, until]] {
@@ -59,14 +61,16 @@ impl Product {
     }
 }
 
-/// Sizes of the products of experts: of one dense layer's forward product, gradient of its operand, and gradient of its weights.
+/// Sizes of the products of experts: of one dense layer's forward product, gradient of its operand, and gradient of
+/// its weights.
 const ROWS: u64 = 4096;
 const HIDDEN: u64 = 512;
 const FFN: u64 = 768;
 /// A name, experts, and where the rows of each end.
 type Experts = (&'static str, u64, fn(u64) -> u64);
 
-/// Experts, and where their rows end: equal parts; one has half of them and some have none; half of the bound is used; many experts.
+/// Experts, and where their rows end: equal parts; one has half of them and some have none; half of the bound is
+/// used; many experts.
 const ENDS: [Experts; 4] = [
     ("balanced", 8, |e| 512 * (e + 1)),
     ("skewed", 8, |e| [2100, 2100, 2900, 2950, 3500, 3500, 3999, 4096][e as usize]),
@@ -74,7 +78,8 @@ const ENDS: [Experts; 4] = [
     ("many", 128, |e| 32 * (e + 1)),
 ];
 
-/// `[rows, k] [experts, k, n]`, the same with matrices stored `[experts, n, k]`, or `[rows, m] [rows, n] -> [experts, m, n]`.
+/// `[rows, k] [experts, k, n]`, the same with matrices stored `[experts, n, k]`, or `[rows, m] [rows, n] -> [experts,
+/// m, n]`.
 fn of_experts(layout: Layout, experts: u64) -> Kernel {
     let mut body = Body::default();
     let [rows, experts, h, f] =
@@ -114,7 +119,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let sizes: [u64; 3] = sizes.try_into().map_err(|_| "shapes are written MxKxN")?;
         let kernels: Vec<Kernel> = LAYOUTS.iter().map(|layout| product(sizes, *layout, false)).collect();
         let [m, k, n] = sizes.map(|s| s as usize);
-        let all = LAYOUTS.iter().map(|layout| Case { label: format!("{shape} {}", layout.name), flops: 2.0 * (m * n * k) as f64, ends: None });
+        let all = LAYOUTS.iter().map(|layout| BenchCase { label: format!("{shape} {}", layout.name), flops: 2.0 * (m * n * k) as f64, ends: None });
         measure(&kernels, &all.collect::<Vec<_>>(), &target, &directory.path().join(format!("{shape}.so")), threads)?;
     }
     if all || shapes.iter().any(|s| s == "experts") {
@@ -126,34 +131,34 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The kernels of one layout, one after the other: a plain product, and that of experts' rows with each of the ends. A gradient of weights is
-/// compared with that of one expert.
-fn experts_and_one(layout: Layout) -> (Vec<Kernel>, Vec<Case>) {
+/// The kernels of one layout, one after the other: a plain product, and that of experts' rows with each of the ends.
+/// A gradient of weights is compared with that of one expert.
+fn experts_and_one(layout: Layout) -> (Vec<Kernel>, Vec<BenchCase>) {
     let sizes = match (layout.a_transposed, layout.b_transposed) {
         (false, false) => [ROWS, HIDDEN, FFN],
         (false, true) => [ROWS, FFN, HIDDEN],
         (true, _) => [HIDDEN, ROWS / ENDS[0].1, FFN],
     };
     let mut kernels = vec![product(sizes, layout, false)];
-    let mut cases = vec![Case { label: format!("one {}", layout.name), flops: 2.0 * sizes.iter().product::<u64>() as f64, ends: None }];
+    let mut cases = vec![BenchCase { label: format!("one {}", layout.name), flops: 2.0 * sizes.iter().product::<u64>() as f64, ends: None }];
     for (name, experts, end) in ENDS {
         kernels.push(of_experts(layout, experts));
         let ends: Vec<u64> = (0..experts).map(end).collect();
         let flops = 2.0 * (HIDDEN * FFN * end(experts - 1)) as f64;
-        cases.push(Case { label: format!("experts {} {name}", layout.name), flops, ends: Some(ends) });
+        cases.push(BenchCase { label: format!("experts {} {name}", layout.name), flops, ends: Some(ends) });
     }
     (kernels, cases)
 }
 
 /// A kernel's name in the table, its useful operations, and the ends of experts' rows.
-struct Case {
+struct BenchCase {
     label: String,
     flops: f64,
     ends: Option<Vec<u64>>,
 }
 
 /// Compiles the kernels, runs them in turn, and prints a line for each.
-fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path::Path, threads: u64) -> Result<(), Box<dyn Error>> {
+fn measure(kernels: &[Kernel], cases: &[BenchCase], target: &Target, path: &std::path::Path, threads: u64) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     let compiled =
         codegen::compile(kernels, target, Emit::default(), Verify::Off, None, &Workers::InProcess, &ir::progress::Progress::default())?.kernels;

@@ -1,6 +1,8 @@
-//! What ptxas makes of kernels for GPUs: `cargo run --release -p codegen --example gpu_kernels -- TOOLS [OUT.md] [PTX_DIRECTORY]`.
+//! What ptxas makes of kernels for GPUs: `cargo run --release -p codegen --example gpu_kernels -- TOOLS [OUT.md]
+//! [PTX_DIRECTORY]`.
 //!
-//! TOOLS is the directory that `codegen/tools/ptxas.sh` filled. Prints a table, or writes it to OUT.md; with a directory, keeps the texts too.
+//! TOOLS is the directory that `codegen/tools/ptxas.sh` filled. Prints a table, or writes it to OUT.md; with a
+//! directory, keeps the texts too.
 
 use codegen::ptxas::Ptxas;
 use codegen::{Emit, Target, object};
@@ -14,12 +16,12 @@ use std::fmt::Write;
 use std::path::Path;
 
 #[derive(Default)]
-struct Maker {
+struct GpuDraft {
     body: Body,
     inputs: Vec<Operand>,
 }
 
-impl Maker {
+impl GpuDraft {
     fn dims<const N: usize>(&mut self, dims: [(&str, u64); N]) -> [Dim; N] {
         dims.map(|(name, size)| self.body.dims.add(DimInfo::new(name, size)))
     }
@@ -42,8 +44,8 @@ impl Maker {
 }
 
 /// Which factor has its contracted dim outermost: `NN`, `NT`, `TN`, `TT`, of m x k by k x n.
-fn product(layout: &str, [m, n, k]: [u64; 3], dtype: DType, to: DType) -> (Maker, [Dim; 2], Value) {
-    let mut make = Maker::default();
+fn product(layout: &str, [m, n, k]: [u64; 3], dtype: DType, to: DType) -> (GpuDraft, [Dim; 2], Value) {
+    let mut make = GpuDraft::default();
     let [m, n, k] = make.dims([("m", m), ("n", n), ("k", k)]);
     let a = make.input(dtype, &if layout.starts_with('T') { [k, m] } else { [m, k] });
     let b = make.input(dtype, &if layout.ends_with('T') { [n, k] } else { [k, n] });
@@ -56,7 +58,7 @@ fn plain(layout: &str, sizes: [u64; 3], dtype: DType) -> Kernel {
     make.kernel(c, false)
 }
 
-/// With bias and tanh, as in a feed-forward layer.
+/// A product with bias and tanh, as in a feed-forward layer.
 fn activated(sizes: [u64; 3]) -> Kernel {
     let (mut make, [m, n], c) = product("NN", sizes, DType::Bf16, DType::Bf16);
     let bias = make.input(DType::Bf16, &[n]);
@@ -73,7 +75,7 @@ fn gradient(sizes: [u64; 3]) -> Kernel {
 
 /// Rows of experts times their matrices.
 fn experts([rows, experts, h, f]: [u64; 4], dtype: DType) -> Kernel {
-    let mut make = Maker::default();
+    let mut make = GpuDraft::default();
     let [rows, experts, h, f] = make.dims([("rows", rows), ("experts", experts), ("h", h), ("f", f)]);
     let a = make.input(dtype, &[rows, h]);
     let b = make.input(dtype, &[experts, h, f]);
@@ -84,7 +86,7 @@ fn experts([rows, experts, h, f]: [u64; 4], dtype: DType) -> Kernel {
 
 /// The gradients of experts' matrices, added to what is there in f32.
 fn gradients_of_experts([rows, experts, h, f]: [u64; 4]) -> Kernel {
-    let mut make = Maker::default();
+    let mut make = GpuDraft::default();
     let [rows, experts, h, f] = make.dims([("rows", rows), ("experts", experts), ("h", h), ("f", f)]);
     let a = make.input(DType::Bf16, &[rows, h]);
     let b = make.input(DType::Bf16, &[rows, f]);
@@ -105,7 +107,7 @@ fn rounding(mut kernel: Kernel) -> Kernel {
 
 /// Causal attention of 4,096 positions, 16 heads of which two share keys: forward, or the gradients.
 fn attention(backward: bool, d: u64) -> Kernel {
-    let mut make = Maker::default();
+    let mut make = GpuDraft::default();
     let [at, keys, kv, group, d] = make.dims([("at", 4096), ("keys", 4096), ("kv", 8), ("group", 2), ("d", d)]);
     let attention = Attention { at, keys, d, values: d, scale: Real(0.125), scoring: Scoring::causal(None) };
     let (rows, of_keys) = (vec![at, kv, group, d], [keys, kv, d]);

@@ -1,4 +1,5 @@
-//! Kernels on request, for `bench/`: `cargo run --release -p codegen --example kernel_server`. Reads a line, answers with a line: the seconds of each call.
+//! Kernels on request, for `bench/`: `cargo run --release -p codegen --example kernel_server`. Reads a line, answers
+//! with a line: the seconds of each call.
 //!
 //! - `peak THREADS SECONDS`: of a loop of independent multiply-adds, their rate in GFLOP/s instead.
 //! - `gemm MxKxN NN|NT|TN|TT 0|1 THREADS SECONDS`: a product, or one that is added to its result.
@@ -8,7 +9,7 @@
 //! Threads share the tiles of a call as those of a rank do, and its time is that of the clock.
 
 mod common;
-/// Those of a rank's threads.
+/// Ranges of tiles, as the threads of a rank take them.
 #[path = "../../runtime/src/cpu/ranges.rs"]
 mod ranges;
 
@@ -36,7 +37,7 @@ const LAYOUTS: [Layout; 4] = [
 const CALLS: usize = 3;
 
 /// A compiled kernel with memory to work on.
-struct Ready {
+struct RunnableKernel {
     function: KernelFn,
     tiles: u64,
     scratch_bytes: usize,
@@ -50,7 +51,7 @@ struct Arguments(Vec<*mut u8>);
 // SAFETY: the buffers outlive the threads, and each tile is written by one of them.
 unsafe impl Sync for Arguments {}
 
-fn prepare(kernel: &Kernel, scores: Scores, target: &Target) -> Result<Ready, Box<dyn Error>> {
+fn prepare(kernel: &Kernel, scores: Scores, target: &Target) -> Result<RunnableKernel, Box<dyn Error>> {
     let compiled = codegen::compile(
         std::slice::from_ref(kernel),
         target,
@@ -72,7 +73,7 @@ fn prepare(kernel: &Kernel, scores: Scores, target: &Target) -> Result<Ready, Bo
     let inputs = kernel.inputs.iter().map(|i| scores.fill(kernel, &i.ty, 0.01));
     let outputs = kernel.outputs.iter().map(|o| scores.fill(kernel, &Type::new(DType::F32, kernel.body.dims_of(o.value)), 0.01));
     let buffers = inputs.chain(outputs).collect();
-    Ok(Ready { function, tiles: compiled.shape.tiles, scratch_bytes: compiled.shape.scratch_bytes as usize, buffers, _library: library })
+    Ok(RunnableKernel { function, tiles: compiled.shape.tiles, scratch_bytes: compiled.shape.scratch_bytes as usize, buffers, _library: library })
 }
 
 /// Runs `work(thread)` on each of the threads, again and again, all of them together: the seconds of each turn.
@@ -115,20 +116,20 @@ fn turns(threads: usize, budget: f64, begin: impl Fn() + Sync, work: impl Fn(usi
     })
 }
 
-fn call(ready: &mut Ready, threads: usize, budget: f64) -> Vec<f64> {
-    let arguments = Arguments(ready.buffers.iter_mut().map(|b| b.as_mut_ptr().cast()).collect());
-    let mut scratch: Vec<Vec<u64>> = vec![vec![0; ready.scratch_bytes / 8 + 16]; threads];
+fn call(runnable: &mut RunnableKernel, threads: usize, budget: f64) -> Vec<f64> {
+    let arguments = Arguments(runnable.buffers.iter_mut().map(|b| b.as_mut_ptr().cast()).collect());
+    let mut scratch: Vec<Vec<u64>> = vec![vec![0; runnable.scratch_bytes / 8 + 16]; threads];
     let scratch = Arguments(scratch.iter_mut().map(|s| s.as_mut_ptr().cast::<u8>()).map(|s| s.wrapping_add(s.align_offset(64))).collect());
     let ranges = Ranges::new(threads);
     let work = |thread: usize| {
-        // Whole structs, which may be shared, rather than their fields.
+        // The closure captures the whole structs, which may be shared, rather than their fields.
         let (arguments, scratch) = (&arguments, &scratch);
         for TileRange { first, end, begin, until } in ranges.calls(thread) {
             // SAFETY: the buffers have the kernel's sizes, the scratch is this thread's and aligned to 64 bytes.
-            unsafe { (ready.function)(arguments.0.as_ptr(), std::ptr::null(), first, end, scratch.0[thread], begin, until) };
+            unsafe { (runnable.function)(arguments.0.as_ptr(), std::ptr::null(), first, end, scratch.0[thread], begin, until) };
         }
     };
-    turns(threads, budget, || ranges.fill(ready.tiles), work)
+    turns(threads, budget, || ranges.fill(runnable.tiles), work)
 }
 
 fn sizes(text: &str) -> Result<[u64; 3], Box<dyn Error>> {
@@ -136,7 +137,7 @@ fn sizes(text: &str) -> Result<[u64; 3], Box<dyn Error>> {
     sizes.try_into().map_err(|_| "three sizes, with an x in between".into())
 }
 
-fn answer(line: &str, target: &Target, known: &mut HashMap<String, Ready>) -> Result<Vec<f64>, Box<dyn Error>> {
+fn answer(line: &str, target: &Target, known: &mut HashMap<String, RunnableKernel>) -> Result<Vec<f64>, Box<dyn Error>> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [what @ .., threads, budget] = words.as_slice() else { return Err("too few words".into()) };
     let (threads, budget) = (threads.parse()?, budget.parse()?);
@@ -154,11 +155,11 @@ fn answer(line: &str, target: &Target, known: &mut HashMap<String, Ready>) -> Re
         }
         _ => return Err(format!("`{line}` is no request").into()),
     };
-    let ready = match known.entry(what.join(" ")) {
+    let runnable = match known.entry(what.join(" ")) {
         std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
         std::collections::hash_map::Entry::Vacant(e) => e.insert(prepare(&kernel, scores, target)?),
     };
-    Ok(call(ready, threads, budget))
+    Ok(call(runnable, threads, budget))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

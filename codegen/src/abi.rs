@@ -3,10 +3,11 @@
 //! ```c
 //! void kernel(void *const *arguments, const uint64_t *scalars, uint64_t first_tile, uint64_t end_tile, void *scratch, uint64_t begin, uint64_t until);
 //! ```
-//! `arguments` are the kernel's inputs in order, then its outputs in order; each points at the first element. `scalars` are the bit
-//! patterns of `f64` and `i64` values in the order of the kernel's scalar arguments. The call computes the tiles `first_tile..end_tile`.
-//! A tile's result depends on its number only, so any division of the tiles over threads gives the same bits. `scratch` is
-//! 64-byte aligned memory of the size that compilation reported, for this thread alone.
+//! `arguments` are the kernel's inputs in order, then its outputs in order; each points at the first element.
+//! `scalars` are the bit patterns of `f64` and `i64` values in the order of the kernel's scalar arguments. The call
+//! computes the tiles `first_tile..end_tile`. A tile's result depends on its number only, so any division of the
+//! tiles over threads gives the same bits. `scratch` is 64-byte aligned memory of the size that compilation reported,
+//! for this thread alone.
 //!
 //! A thread goes through a range of tiles from its front, in one call or in several that follow one another: the
 //! first begins at tile `begin`, each other where the one before it ended, with the same arguments and with scratch
@@ -16,8 +17,8 @@
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the
 //! address of scratch, and its bytes per warp ([`launch_of_warps`]). Every warp of the launch, or every block
 //! ([`launch_of_blocks`]), computes tiles, however many there are of either. Kernels whose warps differ in what they
-//! do ([`launch_of_roles`]) have the address of a counter of tiles in place of scratch, and tensor maps as parameters
-//! before the block.
+//! do ([`launch_of_specialized_warps`]) have the address of a counter of tiles in place of scratch, and tensor maps
+//! as parameters before the block.
 
 use crate::Shape;
 use ir::kernel::{Family, Kernel};
@@ -27,19 +28,20 @@ use ir::tiles::Generation;
 /// Warps of a block of the usual form.
 pub const WARPS: u32 = 4;
 
-/// What a kernel's registers must leave room for on a multiprocessor.
+/// Limits of a block, from which its registers follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Of a block.
+pub struct LaunchBounds {
+    /// Threads of a block.
     pub threads: u32,
-    /// Blocks at a time. Where it is not said, ptxas spills registers to have as many blocks as there can be at all.
+    /// Blocks at a time on a multiprocessor. If this is not given, ptxas spills registers to have as many as
+    /// possible.
     pub blocks: u32,
 }
 
-impl Bounds {
-    /// Of a block whose warps compute a tile together.
-    pub fn of_team(members: i64) -> Bounds {
-        Bounds { threads: members as u32 * WARP, blocks: 1 }
+impl LaunchBounds {
+    /// Bounds of a block whose warps compute a tile together.
+    pub fn of_team(members: i64) -> LaunchBounds {
+        LaunchBounds { threads: members as u32 * WARP, blocks: 1 }
     }
 }
 
@@ -85,7 +87,8 @@ pub fn parameter_bytes(kernel: &Kernel) -> usize {
 const MULTIPROCESSORS: u32 = Generation::Sm90a.multiprocessors() as u32;
 /// Blocks that fill it: 16 of [`WARPS`] warps on each. A warp takes several tiles where there are more.
 const FILL: u64 = 16 * MULTIPROCESSORS as u64;
-/// Bytes that are read again and again and are found in the second-level cache of such a GPU: half of what that holds.
+/// Bytes that are read again and again and are found in the second-level cache of such a GPU: half of what that
+/// holds.
 pub const CACHED: i64 = 24 << 20;
 /// Most bytes of scratch of a launch, if a block needs no more.
 const SCRATCH: u64 = 64 << 20;
@@ -108,14 +111,14 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
 
 /// The launch of a kernel whose blocks compute a tile each. The card begins with the first and has as many at a time
 /// as there is room for.
-pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32) -> Launch {
+pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: LaunchBounds, shared_bytes: u32) -> Launch {
     let (grid, parameters) = (shape.tiles.clamp(1, MOST_BLOCKS.into()) as u32, parameters(kernel, shape));
     Launch { grid, resident: None, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters }
 }
 
 /// The launch of a kernel whose warps differ in what they do: as many blocks as run at a time on a card, if there is
 /// work for them, of which each goes on with what is next ([`crate::build::scheduler`]).
-pub fn launch_of_roles(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32, maps: Vec<TensorMap>) -> Launch {
+pub fn launch_of_specialized_warps(kernel: &Kernel, shape: &Shape, bounds: LaunchBounds, shared_bytes: u32, maps: Vec<TensorMap>) -> Launch {
     let launch = launch_of_blocks(kernel, shape, bounds, shared_bytes);
     let counted = |p: &Parameter| if *p == Parameter::Scratch { Parameter::Counter } else { *p };
     let parameters = launch.parameters.iter().map(counted).collect();
@@ -126,7 +129,7 @@ pub fn launch_of_roles(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_by
 /// which those that find none follow.
 pub fn launch_of_teams(kernel: &Kernel, shape: &Shape, members: i64, shared_bytes: u32) -> Launch {
     let grid = shape.tiles.clamp(1, (FILL * u64::from(WARPS) / members as u64).max(1));
-    Launch { grid: grid as u32, ..launch_of_blocks(kernel, shape, Bounds::of_team(members), shared_bytes) }
+    Launch { grid: grid as u32, ..launch_of_blocks(kernel, shape, LaunchBounds::of_team(members), shared_bytes) }
 }
 
 fn parameters(kernel: &Kernel, shape: &Shape) -> Vec<Parameter> {

@@ -44,25 +44,25 @@ pub struct Batch {
     pub kernels: Vec<Compiled>,
     /// How many were found in the cache.
     pub cached: usize,
-    /// How many this call held to their bodies.
-    pub held: usize,
-    /// Time that holding kernels to their bodies took, summed over kernels.
-    pub holding: Duration,
+    /// How many this call compared with their bodies.
+    pub verified: usize,
+    /// Time that these comparisons took, summed over kernels.
+    pub verify_time: Duration,
 }
 
 /// One kernel to work at.
 struct Job<'a> {
     name: String,
     kernel: &'a Kernel,
-    /// From the cache.
+    /// The compiled kernel, if the cache has it.
     known: Option<Compiled>,
 }
 
-/// A kernel, and how long it took to hold it to its body, if that was done.
-type Done = (Compiled, Option<Duration>);
+/// A kernel, and how long its check took, if it was checked.
+type CheckedKernel = (Compiled, Option<Duration>);
 
-/// Compiles kernels for one target, in the order given; of kernels of equal name only the first appears. `cache` names the directory of compiled
-/// kernels, if any. `progress` is told how many are done, and which processes work.
+/// Compiles kernels for one target, in the order given; of kernels of equal name only the first appears. `cache`
+/// names the directory of compiled kernels, if any. `progress` is told how many are done, and which processes work.
 ///
 /// # Errors
 /// The first kernel, in the order given, that does not compile, or whose code is not what its body says.
@@ -79,7 +79,7 @@ pub fn compile(
     let mut seen = BTreeSet::new();
     let named = kernels.iter().map(|k| (k.name(), k)).filter(|(name, _)| seen.insert(name.clone()));
     let jobs: Vec<Job> = named.map(|(name, kernel)| Job { known: cache.as_ref().and_then(|c| c.get(&name, target, emit)), name, kernel }).collect();
-    // What a compile without checks, or a machine that lacks something, has left is looked at where it can be.
+    // A cached kernel is checked now if it can be, and if it was never checked or could not run where it was.
     let runs = check::runs(target, verify);
     let is_done = |known: &Compiled| match known.verification {
         _ if verify == Verify::Off => true,
@@ -88,16 +88,16 @@ pub fn compile(
         Verification::None => false,
     };
     let open: Vec<usize> = (0..jobs.len()).filter(|i| !jobs[*i].known.as_ref().is_some_and(is_done)).collect();
-    let how = How { target, emit, verify };
+    let settings = CompileSettings { target, emit, verify };
     let worked = match workers {
         Workers::InProcess => {
             let mut checker = Checker::default().emulates(verify == Verify::All);
-            open.iter().map(|&i| (i, how.here(&jobs[i], &mut checker))).collect()
+            open.iter().map(|&i| (i, settings.in_process(&jobs[i], &mut checker))).collect()
         }
-        Workers::Processes { command, count } => how.in_processes(&jobs, &open, (command, *count), progress),
+        Workers::Processes { command, count } => settings.in_processes(&jobs, &open, (command, *count), progress),
     };
     let mut out = Batch { cached: jobs.iter().filter(|j| j.known.is_some()).count(), ..Batch::default() };
-    let mut results: Vec<Option<Result<Done, WorkerError>>> = jobs.iter().map(|_| None).collect();
+    let mut results: Vec<Option<Result<CheckedKernel, WorkerError>>> = jobs.iter().map(|_| None).collect();
     for (i, result) in worked {
         if let (Some(cache), Ok((compiled, _))) = (&cache, &result) {
             cache.put(compiled, target, emit);
@@ -111,39 +111,39 @@ pub fn compile(
         let known = || (job.known.expect("invariant: every job has a result"), None);
         let (compiled, time) = result.unwrap_or_else(|| Ok(known())).map_err(|error| BatchError { kernel: job.name, error })?;
         out.kernels.push(compiled);
-        out.held += usize::from(time.is_some());
-        out.holding += time.unwrap_or_default();
+        out.verified += usize::from(time.is_some());
+        out.verify_time += time.unwrap_or_default();
     }
     Ok(out)
 }
 
-/// What is to be done with each kernel.
+/// How each kernel is compiled and checked.
 #[derive(Clone, Copy)]
-struct How<'a> {
+struct CompileSettings<'a> {
     target: &'a Target,
     emit: Emit,
     verify: Verify,
 }
 
-impl How<'_> {
+impl CompileSettings<'_> {
     /// Compiles a kernel if need be, and holds it to its body if that is asked for.
     fn work(
         &self,
         job: &Job,
         compile: impl FnOnce() -> Result<Compiled, WorkerError>,
         check: impl FnOnce(&Compiled) -> Result<Verification, WorkerError>,
-    ) -> Result<Done, WorkerError> {
+    ) -> Result<CheckedKernel, WorkerError> {
         let mut compiled = job.known.clone().map_or_else(compile, Ok)?;
         if self.verify == Verify::Off {
             return Ok((compiled, None));
         }
         let begun = Instant::now();
         compiled.verification = check(&compiled)?;
-        let held = matches!(compiled.verification, Verification::Passed { .. });
-        Ok((compiled, held.then(|| begun.elapsed())))
+        let passed = matches!(compiled.verification, Verification::Passed { .. });
+        Ok((compiled, passed.then(|| begun.elapsed())))
     }
 
-    fn here(&self, job: &Job, checker: &mut Checker) -> Result<Done, WorkerError> {
+    fn in_process(&self, job: &Job, checker: &mut Checker) -> Result<CheckedKernel, WorkerError> {
         let compile = || object::compile(job.kernel, self.target, self.emit).map_err(|e| WorkerError::Refused(e.to_string()));
         self.work(job, compile, |compiled| Ok(checker.check(job.kernel, compiled, self.target)?))
     }
@@ -154,7 +154,7 @@ impl How<'_> {
         open: &[usize],
         (command, count): (&WorkerCommand, usize),
         progress: &Progress,
-    ) -> Vec<(usize, Result<Done, WorkerError>)> {
+    ) -> Vec<(usize, Result<CheckedKernel, WorkerError>)> {
         let queue = Mutex::new(open.iter().copied());
         let done = Mutex::new(Vec::new());
         let next = || queue.lock().expect("invariant: no holder panics").next();
@@ -196,12 +196,12 @@ impl How<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Make;
+    use crate::testing::KernelDraft;
     use ir::kernel::Family;
     use ir::op::{DType, Op, Unary};
 
     fn kernel(size: u64) -> Kernel {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let d = make.dim("d", size);
         let x = make.input(DType::F32, &[d]);
         let y = make.op(Op::Unary(Unary::Exp), &[x]);
@@ -216,7 +216,7 @@ mod tests {
         let run = |workers: &Workers| compile(&kernels, &target, Emit::default(), Verify::New, Some(directory.path()), workers, &Progress::default());
         let first = run(&Workers::InProcess).expect("compiled");
         assert_eq!(first.kernels.iter().map(|c| c.name.clone()).collect::<Vec<_>>(), [kernels[0].name(), kernels[1].name()]);
-        // No worker is needed any more: this command would fail.
+        // All kernels are cached now, so no worker starts: this command would fail.
         let command = WorkerCommand { program: "/nonexistent".into(), arguments: vec![] };
         assert_eq!(run(&Workers::Processes { command, count: 2 }).expect("cached").kernels, first.kernels);
     }
@@ -229,7 +229,7 @@ mod tests {
             let of = [kernel(5)];
             let batch = compile(&of, target, Emit::default(), verify, Some(directory.path()), &Workers::InProcess, &Progress::default());
             let batch = batch.expect("compiled");
-            (batch.cached, batch.held, batch.kernels[0].verification.clone())
+            (batch.cached, batch.verified, batch.kernels[0].verification.clone())
         };
         assert_eq!(said(&host, Verify::Off), (0, 0, Verification::None));
         let passed = Verification::Passed { places: 5 };

@@ -1,8 +1,9 @@
 //! Compiled kernels on disk, so that the same kernel is compiled once.
 //!
-//! An entry's name is the hash of the kernel's name (itself a hash of its content), the target, what is kept beside the object, and the version of
-//! the code generator. Entries appear by renaming, so a reader never sees half of one; an entry that does not match its
-//! own hash counts as absent. The least recently used entries go when the directory outgrows its limit.
+//! An entry's name is the hash of the kernel's name (itself a hash of its content), the target, what is kept beside
+//! the object, and the version of the code generator. Entries appear by renaming, so a reader never sees half of one;
+//! an entry that does not match its own hash counts as absent. The least recently used entries go when the directory
+//! outgrows its limit.
 
 use crate::object::{Compiled, Emit};
 use crate::target::Target;
@@ -65,7 +66,8 @@ impl Cache {
         Ok(())
     }
 
-    /// The file of an entry to be. If its process is killed it stays, and is one more entry that goes when nobody uses it.
+    /// The file of an entry to be. If its process is killed it stays, and is one more entry that goes when nobody
+    /// uses it.
     fn unfinished(&self) -> std::io::Result<NamedTempFile> {
         tempfile::Builder::new().suffix(&format!(".{SUFFIX}")).tempfile_in(&self.directory)
     }

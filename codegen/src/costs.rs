@@ -3,7 +3,7 @@
 //! ([`Card::cost`]).
 
 use crate::check::Checker;
-use crate::check::emulated::{Code, EmulatedKernel};
+use crate::check::emulated::{EmulatedKernel, GpuCode};
 use emulator::Options;
 pub use emulator::{A100, CARDS, Card, Cost, Counts, H100, WIDTHS};
 use ir::kernel::{Family, Kernel};
@@ -38,8 +38,8 @@ pub struct Predictor {
     card: &'static Card,
 }
 
-/// Of so many bytes, those of the tiles that are computed at a time, where a tile reads its own more than once: that
-/// of a warp or of a block. Products and attention read what their neighbours read at the time.
+/// The part of `bytes` that belongs to tiles that are computed at a time, where a tile, a warp's or a block's, reads
+/// its own more than once. Products and attention read what their neighbours read at the time.
 fn at_a_time(kernel: &Kernel, launch: &Launch, bytes: u64) -> u64 {
     let tiles = launch.parameters.iter().find_map(|p| if let Parameter::Number(n) = p { Some(*n) } else { None }).unwrap_or(1).max(1);
     let workers = if launch.shared_bytes > 0 { u64::from(launch.grid) } else { u64::from(launch.grid) * u64::from(launch.block / WARP) };
@@ -60,7 +60,8 @@ impl Predictor {
         launch.blocks_on(self.card.multiprocessors)
     }
 
-    /// Of a kernel by its name in its PTX. What depends on data is that of random ones: indices are spread evenly.
+    /// Predicts a launch of the kernel `name` in `ptx`. Data that costs depend on are random: indices are spread
+    /// evenly.
     ///
     /// # Errors
     /// Why it cannot be run here, or what the emulator finds wrong.
@@ -68,12 +69,12 @@ impl Predictor {
         let launch = &Launch { grid: self.blocks(launch), ..launch.clone() };
         let operands = self.checker.operands_of(kernel)?;
         let options = Options { count: true, products: false, races: false, global_races: false, limit: LONGEST, turns: true, ..Options::default() };
-        let code = Code { name, ptx, tiles: 0, launch: Some(launch) };
+        let code = GpuCode { name, ptx, tiles: 0, launch: Some(launch) };
         let loaded = EmulatedKernel::new(&code, &operands, launch, options).map_err(|e| e.to_string())?;
         let grid = u64::from(launch.grid);
         let blocks: BTreeSet<usize> = (0..SOME).map(|k| (k * (grid - 1) / (SOME - 1)) as usize).collect();
         let one = |block: usize| Ok(loaded.blocks(&[block]).map_err(|e| e.to_string())?.counts);
-        // Each on a thread.
+        // Each block runs on a thread of its own.
         let counted: Vec<Counts> = std::thread::scope(|scope| {
             let running: Vec<_> = blocks.into_iter().map(|b| scope.spawn(move || one(b))).collect();
             running.into_iter().map(|r| r.join().expect("invariant: the emulator does not panic")).collect::<Result<_, String>>()

@@ -1,6 +1,7 @@
 //! Kernels to native code.
 //!
-//! **Invariant:** the only crate of the workspace that links LLVM and MLIR. It prints nothing and reads no environment.
+//! **Invariant:** the only crate of the workspace that links LLVM and MLIR. It prints nothing and reads no
+//! environment.
 
 pub mod abi;
 mod attention;
@@ -41,8 +42,8 @@ pub use worker::WorkerCommand;
 pub struct Shape {
     /// Tiles of the whole kernel; a call computes a range of them.
     pub tiles: u64,
-    /// Tiles of a line: those that follow one another in it share a copy of an operand, and the first of the next one makes another. 1 where tiles share
-    /// nothing.
+    /// Tiles of a line: those that follow one another in it share a copy of an operand, and the first of the next one
+    /// makes another. 1 where tiles share nothing.
     pub line: u64,
     /// Bytes of scratch that each thread, or warp, needs.
     pub scratch_bytes: u64,

@@ -18,7 +18,8 @@ pub enum LinkError {
     Failed(String),
 }
 
-/// Links relocatable objects into a shared library, by one run of lld. Objects go to it and the library comes from it through pipes, so that nothing has a name that could stay behind.
+/// Links relocatable objects into a shared library, by one run of lld. Objects go to it and the library comes from it
+/// through pipes, so that nothing has a name that could stay behind.
 ///
 /// # Errors
 /// No linker, a process that cannot run, or what the linker says.
@@ -41,13 +42,14 @@ fn link(linker: &str, archive: &[u8]) -> io::Result<Output> {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut input = child.stdin.take().expect("invariant: standard input is piped");
     std::thread::scope(|scope| {
-        // A linker that ends before it has read all says why.
+        // A linker that ends before reading everything says why itself, so a failed write is ignored.
         scope.spawn(move || drop(input.write_all(archive)));
         child.wait_with_output()
     })
 }
 
-/// The objects as the members of one archive (ar(5)), without a table of symbols, which nobody reads of an archive that is linked as a whole.
+/// The objects as the members of one archive (ar(5)), without a table of symbols, which nobody reads of an archive
+/// that is linked as a whole.
 fn archive<'a>(objects: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut archive = b"!<arch>\n".to_vec();
     for (number, object) in objects.into_iter().enumerate() {
@@ -55,7 +57,7 @@ fn archive<'a>(objects: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
         let header = format!("{name:<16}{time:<12}{user:<6}{group:<6}{mode:<8}{:<10}`\n", object.len());
         archive.extend_from_slice(header.as_bytes());
         archive.extend_from_slice(object);
-        // Members begin at even places.
+        // Members of an archive begin at even offsets.
         archive.resize(archive.len().next_multiple_of(2), b'\n');
     }
     archive

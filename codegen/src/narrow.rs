@@ -1,31 +1,31 @@
 //! Which values of a kernel are as good as 16-bit floats, so that a GPU may approximate the functions that make them.
 //!
-//! A value is if all that it is made of, or all that is made of it, has 16 bits: the activation between a product and what is
-//! stored of it, the exponentials of logits. An update of weights in f32 is not, though its gradient may have 16 bits: it is
-//! exact, the same on every device.
+//! A value is if all that it is made of, or all that is made of it, has 16 bits: the activation between a product and
+//! what is stored of it, the exponentials of logits. An update of weights in f32 is not, though its gradient may have
+//! 16 bits: it is exact, the same on every device.
 
 use ir::kernel::Kernel;
 use ir::op::{DType, Op};
 
-/// What a value is made of.
+/// How exact the sources of a value are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum From {
-    /// Numbers of the text, integers: as exact as what they meet.
+enum SourceWidth {
+    /// Only constants and integers: as exact as what they are combined with.
     Numbers,
     Narrow,
     Wide,
 }
 
-/// Of each value of a kernel's body, in order, whether it is as good as 16-bit floats.
+/// For each value of a kernel's body, in order, whether it is as good as 16-bit floats.
 pub fn values(kernel: &Kernel) -> Vec<bool> {
     let nodes = &kernel.body.nodes;
     let narrow = |dtype: DType| matches!(dtype, DType::Bf16 | DType::F16);
-    let mut from: Vec<From> = Vec::with_capacity(nodes.len());
+    let mut from: Vec<SourceWidth> = Vec::with_capacity(nodes.len());
     for node in nodes {
-        let of_args = node.args.iter().map(|a| from[a.index()]).max().unwrap_or(From::Numbers);
+        let of_args = node.args.iter().map(|a| from[a.index()]).max().unwrap_or(SourceWidth::Numbers);
         from.push(match &node.op {
-            _ if narrow(node.ty.dtype) => From::Narrow,
-            Op::Input(_) | Op::Scalar(_) if node.ty.dtype == DType::F32 => From::Wide,
+            _ if narrow(node.ty.dtype) => SourceWidth::Narrow,
+            Op::Input(_) | Op::Scalar(_) if node.ty.dtype == DType::F32 => SourceWidth::Wide,
             _ => of_args,
         });
     }
@@ -38,7 +38,7 @@ pub fn values(kernel: &Kernel) -> Vec<bool> {
             to[a.index()] &= narrow(node.ty.dtype) || to[v];
         }
     }
-    from.iter().zip(to).map(|(from, to)| *from == From::Narrow || to).collect()
+    from.iter().zip(to).map(|(from, to)| *from == SourceWidth::Narrow || to).collect()
 }
 
 #[cfg(test)]
@@ -46,16 +46,17 @@ mod tests {
     use super::values;
     use crate::object::{self, Emit};
     use crate::target::Target;
-    use crate::testing::Make;
+    use crate::testing::KernelDraft;
     use ir::graph::{Type, Value};
     use ir::kernel::{Family, Kernel};
     use ir::op::{Binary, DType, Op, Unary};
 
-    /// A function of `x`, of one type, times `y`, of another, stored in a third; which of both are as good as 16-bit floats.
+    /// A function of `x`, of one type, times `y`, of another, stored in a third; which of both are as good as 16-bit
+    /// floats.
     fn of([x, y, stored]: [DType; 3]) -> (Kernel, [bool; 2]) {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let h = make.dim("h", 64);
-        let wide = |make: &mut Make, v: Value| make.op_as(Op::Cast, &[v], Type::new(DType::F32, [h]));
+        let wide = |make: &mut KernelDraft, v: Value| make.op_as(Op::Cast, &[v], Type::new(DType::F32, [h]));
         let [x, y] = [x, y].map(|dtype| {
             let v = make.input(dtype, &[h]);
             if dtype == DType::F32 { v } else { wide(&mut make, v) }

@@ -1,7 +1,7 @@
 //! One kernel to one object file, in this process.
 
 use crate::build::Builder;
-use crate::build::lines::Added;
+use crate::build::lines::AddedValues;
 use crate::build::llvm::{Llvm, set_target_attributes};
 use crate::build::masked;
 use crate::build::mlir::{self, Mlir};
@@ -118,11 +118,11 @@ fn finish<'c>(
     context: &'c Context,
     target: &Target,
     machine: &TargetMachine,
-    written: Written<'c>,
+    written: KernelModule<'c>,
     emit: Emit,
     name: String,
 ) -> Result<Compiled, CompileError> {
-    let Written { shape, launch, mlir, module } = written;
+    let KernelModule { shape, launch, mlir, module } = written;
     module.set_triple(&machine.get_triple());
     module.set_data_layout(&machine.get_target_data().get_data_layout());
     masked::spell_out_single_stores(context, &module)?;
@@ -144,14 +144,14 @@ fn finish<'c>(
 }
 
 /// A kernel as LLVM IR.
-struct Written<'c> {
+struct KernelModule<'c> {
     shape: Shape,
     launch: Option<Launch>,
     mlir: Option<String>,
     module: Module<'c>,
 }
 
-fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
+fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &str) -> Result<KernelModule<'c>, CompileError> {
     match &kernel.family {
         Family::Loops { grid } => through_mlir(context, target, name, |b| loops::emit(b, kernel, grid, target, name)),
         Family::Scatter => through_mlir(context, target, name, |b| loops::emit_scatter(b, kernel, target, name)),
@@ -161,14 +161,14 @@ fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
     }
 }
 
-/// The kernel as it was given says which line is whose.
-fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
+/// Writes a kernel for a GPU. Lines of its text refer to values of the kernel as it was given.
+fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Target, name: &str) -> Result<KernelModule<'c>, CompileError> {
     let b = Simt::new(context, name, target)?;
     b.approximate_functions_of(narrow::values(kernel));
     let count = (kernel.body.nodes.len() - given.body.nodes.len()) as u32;
     let dot = given.body.values().find(|v| matches!(&given.body[*v].op, Op::Dot { .. })).filter(|_| count > 0);
-    b.add_values(Added { before: dot.map_or(u32::MAX, |v| v.0), count });
-    // What belongs to no op in particular is for what the kernel is there for.
+    b.add_values(AddedValues { before: dot.map_or(u32::MAX, |v| v.0), count });
+    // Code that belongs to no op in particular is attributed to the kernel's main op.
     let body = &kernel.body;
     let of_family =
         |v: &Value| matches!(&body[*v].op, Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionGrad(..));
@@ -187,7 +187,7 @@ fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Tar
         Family::Gemm => gemm::gpu::emit(&b, kernel, target, name)?,
     };
     launch.check(kernel, &target.cpu).map_err(CompileError::unsupported)?;
-    Ok(Written { shape, launch: Some(launch), mlir: None, module: b.finish()? })
+    Ok(KernelModule { shape, launch: Some(launch), mlir: None, module: b.finish()? })
 }
 
 fn directly<'c>(
@@ -195,10 +195,10 @@ fn directly<'c>(
     target: &Target,
     name: &str,
     emit: impl FnOnce(&Llvm<'c>) -> Result<Shape, CompileError>,
-) -> Result<Written<'c>, CompileError> {
+) -> Result<KernelModule<'c>, CompileError> {
     let b = Llvm::new(context, name, target);
     let shape = emit(&b)?;
-    Ok(Written { shape, launch: None, mlir: None, module: b.module })
+    Ok(KernelModule { shape, launch: None, mlir: None, module: b.module })
 }
 
 fn through_mlir<'c>(
@@ -206,14 +206,14 @@ fn through_mlir<'c>(
     target: &Target,
     name: &str,
     emit: impl FnOnce(&Mlir) -> Result<Shape, CompileError>,
-) -> Result<Written<'c>, CompileError> {
+) -> Result<KernelModule<'c>, CompileError> {
     let dialects = mlir::context();
     let b = Mlir::new(&dialects, target);
     let shape = emit(&b)?;
     let (text, module) = b.lower(context)?;
     let function = module.get_function(name).ok_or_else(|| CompileError::Invalid { text: "the kernel was lost in lowering".into() })?;
     set_target_attributes(context, function, &target.cpu, &target.features);
-    Ok(Written { shape, launch: None, mlir: Some(text), module })
+    Ok(KernelModule { shape, launch: None, mlir: Some(text), module })
 }
 
 fn write(machine: &TargetMachine, module: &Module, kind: FileType) -> Result<Vec<u8>, CompileError> {
@@ -224,18 +224,18 @@ fn write(machine: &TargetMachine, module: &Module, kind: FileType) -> Result<Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Make;
+    use crate::testing::KernelDraft;
     use ir::op::{DType, Op, Reduce, Unary};
 
     #[test]
     fn the_same_kernel_gives_the_same_bytes_and_texts() {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [s, h] = [("s", 5), ("h", 40)].map(|(n, size)| make.dim(n, size));
         let x = make.input(DType::F32, &[s, h]);
         let e = make.op(Op::Unary(Unary::Exp), &[x]);
         let sum = make.op(Op::Reduce { kind: Reduce::Sum, over: vec![h] }, &[e]);
         let loops = make.kernel(Family::Loops { grid: vec![s] }, &[e, sum]);
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [m, n, k] = [("m", 17), ("n", 40), ("k", 9)].map(|(n, size)| make.dim(n, size));
         let (a, b) = (make.input(DType::F32, &[m, k]), make.input(DType::F32, &[n, k]));
         let c = make.op(Op::dot(vec![k]), &[a, b]);
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn ptx_reads_and_writes_global_memory_lane_by_lane_or_in_runs() {
         for (size, access) in [(33, "b32"), (64, "v2.b32"), (128, "v4.b32")] {
-            let mut make = Make::default();
+            let mut make = KernelDraft::default();
             let [s, h] = [("s", 5), ("h", size)].map(|(n, size)| make.dim(n, size));
             let x = make.input(DType::F32, &[s, h]);
             let e = make.op(Op::Unary(Unary::Exp), &[x]);
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_malformed_kernel_is_refused_by_name() {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let d = make.dim("d", 4);
         let x = make.input(DType::F32, &[d]);
         let mut kernel = make.kernel(Family::Gemm, &[x]);

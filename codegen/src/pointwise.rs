@@ -1,7 +1,7 @@
 //! The ops of kernel bodies that compute a result at a point from their operands at that point, and sources.
 //!
-//! In registers a float is an `F32` lane, an i32 an `I32` lane, a bool a `Mask` lane. The result of an op of a 16-bit float is rounded to it
-//! before anything uses it, in registers too.
+//! In registers a float is an `F32` lane, an i32 an `I32` lane, a bool a `Mask` lane. The result of an op of a 16-bit
+//! float is rounded to it before anything uses it, in registers too.
 
 use crate::CompileError;
 use crate::build::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
@@ -30,7 +30,8 @@ pub fn stored(dtype: DType) -> Lane {
     }
 }
 
-/// A value of this dtype that was computed in f32: to the nearest 16-bit float, ties to even; others are what they are.
+/// A value of this dtype that was computed in f32: to the nearest 16-bit float, ties to even; others are what they
+/// are.
 pub fn rounded<B: Builder>(b: &B, dtype: DType, x: B::Vector) -> B::Vector {
     match dtype {
         DType::F32 | DType::I32 | DType::Bool => x,
@@ -63,7 +64,7 @@ pub fn scalar<B: Builder>(b: &B, scalars: B::Pointer, slot: u32, dtype: DType) -
 pub fn global_index<B: Builder>(b: &B, scalars: B::Pointer, info: &DimInfo, local: B::Vector) -> B::Vector {
     let stored = stored_index(b, scalars, &info.index, local);
     let Order::ZigZag { pairs, chunk } = info.order else { return stored };
-    // As `Order::index`.
+    // The zig-zag follows `Order::index`.
     let number = b.int2(IntBinary::Div, stored, b.i64(chunk as i64));
     let inside = b.int2(IntBinary::Rem, stored, b.i64(chunk as i64));
     let pair = b.int2(IntBinary::ShrLogical, number, b.i64(1));
@@ -79,7 +80,7 @@ fn stored_index<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, local: B
     if map.is_contiguous() {
         sum = Some(local);
     } else {
-        // Digits of a mixed-radix number, innermost first. The outermost needs no remainder.
+        // The digits of a mixed-radix number are taken innermost first; the outermost needs no remainder.
         let mut rest = local;
         for (k, &(extent, stride)) in map.parts.iter().enumerate().rev() {
             let digit = if k == ir::fault!("pointwise.index.outermost", map.parts.len() - 1, 0) {
@@ -260,7 +261,7 @@ fn unary<B: Builder>(b: &B, op: Unary, lane: Lane, x: B::Vector) -> B::Vector {
         Unary::Sign => {
             let zero = b.f32(0.0);
             let one = b.float2(FloatBinary::CopySign, b.f32(1.0), x);
-            // Zero and not-a-number stay what they are.
+            // Zero and NaN stay what they are.
             let moving = b.int2(IntBinary::Or, b.compare_float(Compare::Lt, x, zero), b.compare_float(Compare::Gt, x, zero));
             ir::fault!("pointwise.sign.zero", one, b.select(moving, one, x))
         }
@@ -294,8 +295,8 @@ fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector)
         (Binary::Max, Lane::I32) => b.select(b.compare_int(Compare::Gt, x, y), x, y),
         (Binary::Min, Lane::I32) => b.select(b.compare_int(Compare::Lt, x, y), x, y),
         (Binary::Div | Binary::Rem, Lane::I32) => {
-            // Floored: one less than the truncated quotient where there is a remainder and the signs differ. A zero divisor
-            // would trap; it counts as one.
+            // The floored quotient is one less than the truncated one where there is a remainder and the signs
+            // differ. A zero divisor would trap, so it counts as one.
             let y = b.select(b.compare_int(Compare::Eq, y, b.i32(0)), b.i32(1), y);
             let (quotient, remainder) = (b.int2(IntBinary::Div, x, y), b.int2(IntBinary::Rem, x, y));
             let signs_differ =

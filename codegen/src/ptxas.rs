@@ -56,7 +56,8 @@ impl Ptxas {
         ["ptxas", "nvdisasm"].iter().all(|tool| directory.join(tool).is_file()).then(|| Ptxas { directory: directory.into() })
     }
 
-    /// The pinned tools in `directory`, fetched from the Python package index unless they are there: for tests, in a checkout, with a network.
+    /// The pinned tools in `directory`, fetched from the Python package index unless they are there: for tests, in a
+    /// checkout, with a network.
     ///
     /// # Errors
     /// What the script says that fetches them.
@@ -89,7 +90,7 @@ impl Ptxas {
         Ok(Assembled {
             cubin: std::fs::read(&target).map_err(io)?,
             registers: number(" registers")?,
-            // What a kernel without any is said nothing of.
+            // ptxas does not mention shared memory if a kernel has none.
             shared_bytes: number_before(&text, " bytes smem").unwrap_or(0),
             stack_bytes: number(" bytes stack frame")?,
             spill_bytes: number(" bytes spill stores")? + number(" bytes spill loads")?,
@@ -107,7 +108,7 @@ impl Ptxas {
         let output = self.run("nvdisasm", "", &["-c".as_ref(), file.path().as_ref()])?;
         let mut counts = BTreeMap::new();
         for line in String::from_utf8_lossy(&output.stdout).lines() {
-            // `/*0040*/  @!P0 LDG.E R2, [R4] ;`
+            // A line of code looks like `/*0040*/  @!P0 LDG.E R2, [R4] ;`.
             let Some((_, code)) = line.trim_start().strip_prefix("/*").and_then(|rest| rest.split_once("*/")) else { continue };
             let name = code.split_whitespace().find(|word| !word.starts_with('@')).map(|word| word.split('.').next().unwrap_or(word));
             if let Some(name) = name.filter(|n| n.starts_with(|c: char| c.is_ascii_uppercase())) {

@@ -26,7 +26,8 @@ impl Arch {
     }
 }
 
-/// A processor by LLVM's names: part of every kernel's cache key and of the artifact, which is refused on a CPU without the features.
+/// A processor by LLVM's names: part of every kernel's cache key and of the artifact, which is refused on a CPU
+/// without the features.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
     /// Instruction set of its code.
@@ -39,7 +40,8 @@ pub struct Target {
     pub vector_bytes: u32,
     /// Vector registers.
     pub registers: u32,
-    /// The first-level data cache of a core: lines with addresses that differ by a multiple of `l1_way_bytes` share `l1_ways` places.
+    /// The first-level data cache of a core: lines with addresses that differ by a multiple of `l1_way_bytes` share
+    /// `l1_ways` places.
     pub l1_way_bytes: u32,
     /// Ways of the first-level data cache of a core; 0 for a GPU.
     pub l1_ways: u32,
@@ -59,7 +61,8 @@ pub enum TargetError {
     Llvm(String),
 }
 
-/// Where Linux describes the caches of the first core: `index0` is the first level's for data, `index2` the second level.
+/// Where Linux describes the caches of the first core: `index0` is the first level's for data, `index2` the second
+/// level.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
 /// A number of a cache, such as `8`, or `1024K` (in KiB), if the system says it.
@@ -73,7 +76,8 @@ fn l2_bytes() -> u32 {
     of_cache("index2/size").unwrap_or(1024).clamp(256, 4096) << 10
 }
 
-/// Ways of the first-level data cache, of 4 KiB each: a processor that looks a line up while it translates the address has no larger ones.
+/// Ways of the first-level data cache, of 4 KiB each: a processor that looks a line up while it translates the
+/// address has no larger ones.
 fn l1_ways() -> u32 {
     of_cache("index0/ways_of_associativity").unwrap_or(L1_WAYS).clamp(2, 32)
 }
@@ -81,7 +85,8 @@ fn l1_ways() -> u32 {
 const L1_WAY_BYTES: u32 = 4096;
 const L1_WAYS: u32 = 8;
 
-/// A list of features in which none is on but those that kernels may use ([`ir::processor`]): the artifact's reader must know what it looks for.
+/// A list of features in which none is on but those that kernels may use ([`ir::processor`]): the artifact's reader
+/// must know what it looks for.
 fn known(features: &str) -> String {
     let word = |feature: &str| match feature.strip_prefix('+') {
         Some(name) if !processor::is_known(name) => format!("-{name}"),
@@ -91,8 +96,8 @@ fn known(features: &str) -> String {
 }
 
 impl Target {
-    /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and FMA, `sm_80` and
-    /// `sm_90a` are GPUs.
+    /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and
+    /// FMA, `sm_80` and `sm_90a` are GPUs.
     ///
     /// # Errors
     /// The name is unknown, or this machine lacks AVX2 or FMA.
@@ -144,7 +149,8 @@ impl Target {
         }
     }
 
-    /// An NVIDIA GPU: `sm_80`, `sm_90a`. The oldest PTX version that has all that mcc uses, so that old drivers accept it.
+    /// An NVIDIA GPU: `sm_80`, `sm_90a`. The oldest PTX version that has all that mcc uses, so that old drivers
+    /// accept it.
     pub fn gpu(name: &str) -> Target {
         Target {
             arch: Arch::Nvptx,

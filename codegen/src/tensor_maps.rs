@@ -18,11 +18,11 @@ pub struct MapDim {
     pub extent: i64,
 }
 
-/// The map of an input, in boxes of swizzled lines along the dense direction, which has `dense` elements; with what the other directions are, in the map's order. Nothing if
-/// there can be none.
+/// The map of an input, in boxes of swizzled lines along the dense direction, which has `dense` elements; with what
+/// the other directions are, in the map's order. Nothing if there can be none.
 pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(MapDim, T)>) -> Option<(TensorMap, Vec<T>)> {
     let dtype = kernel.inputs[tensor].ty.dtype;
-    // The only index along a direction may have any stride.
+    // A dim of size 1 may have any stride.
     let bytes = |along: &MapDim| if along.size > 1 { along.stride as u64 * dtype.bytes() } else { MAP_ALIGN };
     others.sort_by_key(|(along, _)| bytes(along));
     let map = TensorMap {

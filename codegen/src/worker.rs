@@ -67,7 +67,8 @@ fn read_frame(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// The main function of a worker process: serves standard input and output, and ends when the process that started it does, in the middle of a kernel too.
+/// The main function of a worker process: serves standard input and output, and ends when the process that started it
+/// does, in the middle of a kernel too.
 ///
 /// # Errors
 /// As [`serve`].
@@ -177,7 +178,8 @@ impl Worker {
     }
 
     /// # Errors
-    /// The kernel does not compile, or the worker is lost; after [`WorkerError::Crashed`] or [`WorkerError::Protocol`] it is of no more use.
+    /// The kernel does not compile, or the worker is lost; after [`WorkerError::Crashed`] or
+    /// [`WorkerError::Protocol`] it is of no more use.
     pub fn compile(&mut self, kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled, WorkerError> {
         let answer = self.answer(&Request::Compile { kernel: kernel.clone(), target: target.clone(), emit })?;
         match answer.split_first() {
@@ -210,7 +212,7 @@ impl Worker {
         let stream = self.requests.as_mut().expect("invariant: a worker in use has its input");
         match write_frame(stream, &[&bytes]).and_then(|()| read_frame(&mut self.answers)) {
             Ok(Some(answer)) => Ok(answer),
-            // Either stream closed: the process is gone or about to be.
+            // Either stream has closed, so the process is gone or about to be.
             Ok(None) | Err(_) => Err(self.crashed()),
         }
     }
@@ -232,7 +234,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // The end of its input ends a worker; one that does not follow the protocol is killed.
+        // The end of its input ends a worker. One that does not follow the protocol is killed.
         self.requests = None;
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             let _ = self.child.kill();
@@ -244,12 +246,12 @@ impl Drop for Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Make;
+    use crate::testing::KernelDraft;
     use ir::kernel::Family;
     use ir::op::{DType, Op, Unary};
 
     fn kernel() -> Kernel {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let d = make.dim("d", 5);
         let x = make.input(DType::F32, &[d]);
         let y = make.op(Op::Unary(Unary::Exp), &[x]);

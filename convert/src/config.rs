@@ -1,7 +1,7 @@
 //! A Hugging Face config by the table of its family: settings of the model text, refusals, warnings.
 
 use crate::dtypes::Float;
-use crate::family::{FAMILIES, Family, Field, Kind, Missing, Plain, Role};
+use crate::family::{FAMILIES, Family, Field, FieldDefault, FieldRole, FieldValue, SettingKind};
 use crate::layer_types;
 use crate::quantised::Scheme;
 use crate::rotary;
@@ -70,37 +70,37 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn field(&mut self, family: &Family, name: &'static str, role: Role) {
+    fn field(&mut self, family: &Family, name: &'static str, role: FieldRole) {
         let value = self.config.get(written_as(family, self.config, name));
         match role {
-            Role::Setting { name: setting, kind, missing } => match (value.filter(|v| !v.is_null()), missing) {
+            FieldRole::Setting { name: setting, kind, missing } => match (value.filter(|v| !v.is_null()), missing) {
                 (Some(value), _) => match literal(value, kind) {
                     Ok(text) => self.settings.push((setting, text)),
                     Err(wanted) => self.errors.push(format!("{name} = {value} is not {wanted}")),
                 },
-                (None, Missing::Refused) => self.errors.push(format!("{name} is missing")),
-                (None, Missing::Default) => {}
-                (None, Missing::Value(text)) => self.settings.push((setting, text.into())),
-                (None, Missing::Absent(text)) => self.settings.extend(value.is_none().then(|| (setting, text.into()))),
-                (None, Missing::Either { absent, null }) => self.settings.push((setting, if value.is_none() { absent } else { null }.into())),
+                (None, FieldDefault::Refused) => self.errors.push(format!("{name} is missing")),
+                (None, FieldDefault::Default) => {}
+                (None, FieldDefault::Value(text)) => self.settings.push((setting, text.into())),
+                (None, FieldDefault::Absent(text)) => self.settings.extend(value.is_none().then(|| (setting, text.into()))),
+                (None, FieldDefault::Either { absent, null }) => self.settings.push((setting, if value.is_none() { absent } else { null }.into())),
             },
-            Role::Must(allowed) => {
+            FieldRole::Must(allowed) => {
                 if let Some(value) = value.filter(|v| !allowed.iter().any(|a| a.is(v))) {
                     let only: Vec<String> = allowed.iter().map(|a| a.json().to_string()).collect();
                     self.errors.push(format!("{name} = {value} is not supported, only {}", only.join(" or ")));
                 }
             }
-            Role::Every(only) => {
+            FieldRole::Every(only) => {
                 let value = value.filter(|v| !v.is_null());
                 if let Some(value) = value.filter(|v| v.as_array().is_none_or(|list| list.iter().any(|v| v != only))) {
                     self.errors.push(format!("{name} = {value} is not supported, only lists of \"{only}\""));
                 }
             }
-            Role::FullEvery(setting, usual) => match layer_types::full_every(self.config, name, usual) {
+            FieldRole::FullEvery(setting, usual) => match layer_types::full_every(self.config, name, usual) {
                 Ok(n) => self.settings.push((setting, n.to_string())),
                 Err(what) => self.errors.push(what),
             },
-            Role::As(other) => {
+            FieldRole::As(other) => {
                 let followed = self.config.get(other);
                 if let (Some(value), Some(followed)) = (value, followed)
                     && value.as_f64() != followed.as_f64()
@@ -108,31 +108,31 @@ impl<'a> Reader<'a> {
                     self.warnings.push(format!("{name} = {value} differs from {other} = {followed}; training uses {followed} for both"));
                 }
             }
-            Role::Should(usual, reason) => {
+            FieldRole::Should(usual, reason) => {
                 if let Some(value) = value.filter(|v| !v.is_null() && !usual.is(v)) {
                     self.warnings.push(format!("{name} = {value}: {reason}"));
                 }
             }
-            Role::Quantised => match value.filter(|v| !v.is_null()).map(Scheme::read) {
+            FieldRole::Quantised => match value.filter(|v| !v.is_null()).map(Scheme::read) {
                 Some(Ok(scheme)) => self.quantised = Some(scheme),
                 Some(Err(what)) => self.errors.push(what),
                 None => {}
             },
-            Role::Equal(other) => {
+            FieldRole::Equal(other) => {
                 if let (Some(value), Some(wanted)) = (value.filter(|v| !v.is_null()), self.config.get(other))
                     && value != wanted
                 {
                     self.errors.push(format!("{name} = {value} is not supported, only what {other} is, {wanted}"));
                 }
             }
-            Role::Alias(other) => {
+            FieldRole::Alias(other) => {
                 if let (Some(value), Some(same)) = (value, self.config.get(other))
                     && value != same
                 {
                     self.errors.push(format!("{name} = {value} contradicts {other} = {same}"));
                 }
             }
-            Role::Choice { missing, options } => {
+            FieldRole::Choice { missing, options } => {
                 let said = value.filter(|v| !v.is_null()).cloned().unwrap_or_else(|| missing.into());
                 match options.iter().find(|(option, _)| said == *option) {
                     Some((_, settings)) => self.settings.extend(settings.iter().map(|(name, value)| (*name, quoted(value)))),
@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
                     }
                 }
             }
-            Role::Rope | Role::Over(_) | Role::Irrelevant => {}
+            FieldRole::Rope | FieldRole::Over(_) | FieldRole::Irrelevant => {}
         }
     }
 
@@ -161,7 +161,7 @@ impl<'a> Reader<'a> {
         inner.or(outer)
     }
 
-    pub fn number(&mut self, field: &str, setting: &'static str, value: &Value, kind: Kind) {
+    pub fn number(&mut self, field: &str, setting: &'static str, value: &Value, kind: SettingKind) {
         match literal(value, kind) {
             Ok(text) => self.settings.push((setting, text)),
             Err(wanted) => self.errors.push(format!("{field} = {value} is not {wanted}")),
@@ -176,8 +176,8 @@ fn quoted(value: &str) -> String {
 
 /// The name that a config has for a field: one that counts in its place, or an alias if that alone is there.
 pub fn written_as(family: &Family, config: &Config, name: &'static str) -> &'static str {
-    let alias = |f: &&Field| matches!(f.role, Role::Alias(other) if other == name) && config.contains_key(f.name);
-    let over = |f: &&Field| matches!(f.role, Role::Over(other) if other == name) && config.contains_key(f.name);
+    let alias = |f: &&Field| matches!(f.role, FieldRole::Alias(other) if other == name) && config.contains_key(f.name);
+    let over = |f: &&Field| matches!(f.role, FieldRole::Over(other) if other == name) && config.contains_key(f.name);
     if let Some(field) = family.fields().find(over) {
         return field.name;
     }
@@ -185,47 +185,48 @@ pub fn written_as(family: &Family, config: &Config, name: &'static str) -> &'sta
 }
 
 /// A value as the model text writes it, or what it should have been.
-pub fn literal(value: &Value, kind: Kind) -> Result<String, &'static str> {
+pub fn literal(value: &Value, kind: SettingKind) -> Result<String, &'static str> {
     match kind {
-        Kind::Size => value.as_i64().filter(|n| *n >= 1).map(|n| n.to_string()).ok_or("a whole number from 1 on"),
-        Kind::Count => value.as_i64().filter(|n| *n >= 0).map(|n| n.to_string()).ok_or("a whole number from 0 on"),
-        Kind::Real => value.as_f64().filter(|x| x.is_finite() && *x >= 0.0).map(|x| format!("{x:?}")).ok_or("a number from 0 on"),
-        Kind::Reals => {
+        SettingKind::Size => value.as_i64().filter(|n| *n >= 1).map(|n| n.to_string()).ok_or("a whole number from 1 on"),
+        SettingKind::Count => value.as_i64().filter(|n| *n >= 0).map(|n| n.to_string()).ok_or("a whole number from 0 on"),
+        SettingKind::Real => value.as_f64().filter(|x| x.is_finite() && *x >= 0.0).map(|x| format!("{x:?}")).ok_or("a number from 0 on"),
+        SettingKind::Reals => {
             let all: Option<Vec<String>> = value
                 .as_array()
                 .filter(|list| !list.is_empty())
                 .and_then(|list| list.iter().map(|v| v.as_f64().filter(|x| x.is_finite() && *x > 0.0).map(|x| format!("{x:?}"))).collect());
             all.map(|all| format!("[{}]", all.join(", "))).ok_or("a list of numbers above 0")
         }
-        Kind::Bool => value.as_bool().map(|b| b.to_string()).ok_or("true or false"),
+        SettingKind::Bool => value.as_bool().map(|b| b.to_string()).ok_or("true or false"),
     }
 }
 
-impl Plain {
+impl FieldValue {
     fn is(&self, value: &Value) -> bool {
         match self {
-            Plain::Null => value.is_null(),
-            Plain::Bool(b) => value == b,
-            Plain::Number(x) => value.as_f64() == Some(*x),
-            Plain::Text(text) => value == text,
-            Plain::EmptyObject => value.as_object().is_some_and(Map::is_empty),
-            Plain::EmptyList => value.as_array().is_some_and(Vec::is_empty),
+            FieldValue::Null => value.is_null(),
+            FieldValue::Bool(b) => value == b,
+            FieldValue::Number(x) => value.as_f64() == Some(*x),
+            FieldValue::Text(text) => value == text,
+            FieldValue::EmptyObject => value.as_object().is_some_and(Map::is_empty),
+            FieldValue::EmptyList => value.as_array().is_some_and(Vec::is_empty),
         }
     }
 
     pub fn json(&self) -> Value {
         match *self {
-            Plain::Null => Value::Null,
-            Plain::Bool(b) => b.into(),
-            Plain::Number(x) => x.into(),
-            Plain::Text(text) => text.into(),
-            Plain::EmptyObject => Value::Object(Map::new()),
-            Plain::EmptyList => Value::Array(vec![]),
+            FieldValue::Null => Value::Null,
+            FieldValue::Bool(b) => b.into(),
+            FieldValue::Number(x) => x.into(),
+            FieldValue::Text(text) => text.into(),
+            FieldValue::EmptyObject => Value::Object(Map::new()),
+            FieldValue::EmptyList => Value::Array(vec![]),
         }
     }
 }
 
-/// The config of a model with these settings: a given one, with the fields of settings that have changed since replaced.
+/// The config of a model with these settings: a given one, with the fields of settings that have changed since
+/// replaced.
 ///
 /// `now` are all settings of the model; `then` those that `config` stands for.
 pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now: &[(String, String)]) -> Config {
@@ -234,12 +235,12 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
     let json = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::String(text.into()));
     for field in family.fields() {
         let (setting, kind, missing) = match field.role {
-            Role::Setting { name, kind, missing } => (name, kind, missing),
-            Role::As(other) => match family.role(other) {
-                Some(Role::Setting { name, kind, missing }) => (name, kind, missing),
+            FieldRole::Setting { name, kind, missing } => (name, kind, missing),
+            FieldRole::As(other) => match family.role(other) {
+                Some(FieldRole::Setting { name, kind, missing }) => (name, kind, missing),
                 _ => continue,
             },
-            Role::FullEvery(setting, _) => {
+            FieldRole::FullEvery(setting, _) => {
                 let number = |name: &str| get(now, name).and_then(|v| v.parse::<u64>().ok());
                 if let (Some(n), Some(layers)) = (number(setting).filter(|n| *n >= 1), number("layers"))
                     && (changed(setting).is_some() || changed("layers").is_some())
@@ -251,27 +252,34 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
                 }
                 continue;
             }
-            Role::Choice { options, .. } => {
+            FieldRole::Choice { options, .. } => {
                 let is = |(_, settings): &&(_, &[(&str, &str)])| settings.iter().all(|(name, value)| get(now, name).is_some_and(|v| same(&v, value)));
                 if let Some((option, _)) = options.iter().find(is).filter(|(_, settings)| settings.iter().any(|(name, _)| changed(name).is_some())) {
                     config.insert(field.name.into(), (*option).into());
                 }
                 continue;
             }
-            Role::Equal(other) => {
-                if let Some(Role::Setting { name, .. }) = family.role(other)
+            FieldRole::Equal(other) => {
+                if let Some(FieldRole::Setting { name, .. }) = family.role(other)
                     && let Some(value) = changed(name).filter(|_| config.contains_key(field.name))
                 {
                     config.insert(field.name.into(), json(&value));
                 }
                 continue;
             }
-            Role::Must(_) | Role::Every(_) | Role::Alias(_) | Role::Over(_) | Role::Should(..) | Role::Rope | Role::Quantised | Role::Irrelevant => {
+            FieldRole::Must(_)
+            | FieldRole::Every(_)
+            | FieldRole::Alias(_)
+            | FieldRole::Over(_)
+            | FieldRole::Should(..)
+            | FieldRole::Rope
+            | FieldRole::Quantised
+            | FieldRole::Irrelevant => {
                 continue;
             }
         };
         if let Some(value) = changed(setting) {
-            let none = (kind == Kind::Size && value == "0") || matches!(missing, Missing::Either { null, .. } if same(&value, null));
+            let none = (kind == SettingKind::Size && value == "0") || matches!(missing, FieldDefault::Either { null, .. } if same(&value, null));
             config.insert(written_as(family, &config, field.name).into(), if none { Value::Null } else { json(&value) });
         }
     }
@@ -309,19 +317,19 @@ pub fn fresh(family: &Family) -> Config {
     ]);
     for field in family.fields.iter().copied().flatten() {
         let value = match field.role {
-            Role::Must(allowed) => allowed.first().map(Plain::json),
-            Role::Should(usual, _) => Some(usual.json()),
-            Role::Setting { .. }
-            | Role::As(_)
-            | Role::Every(_)
-            | Role::FullEvery(..)
-            | Role::Equal(_)
-            | Role::Alias(_)
-            | Role::Over(_)
-            | Role::Choice { .. }
-            | Role::Rope
-            | Role::Quantised
-            | Role::Irrelevant => None,
+            FieldRole::Must(allowed) => allowed.first().map(FieldValue::json),
+            FieldRole::Should(usual, _) => Some(usual.json()),
+            FieldRole::Setting { .. }
+            | FieldRole::As(_)
+            | FieldRole::Every(_)
+            | FieldRole::FullEvery(..)
+            | FieldRole::Equal(_)
+            | FieldRole::Alias(_)
+            | FieldRole::Over(_)
+            | FieldRole::Choice { .. }
+            | FieldRole::Rope
+            | FieldRole::Quantised
+            | FieldRole::Irrelevant => None,
         };
         config.extend(value.map(|v| (field.name.to_owned(), v)));
     }

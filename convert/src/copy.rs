@@ -15,26 +15,26 @@ const TILE: usize = 32;
 
 /// One loop of a nest, in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Run {
+struct CopyLoop {
     size: usize,
     from: usize,
     to: usize,
 }
 
-/// Copies every element of a nest. `from` holds elements of `dtype` (f32, f16 or bf16, little-endian), `to` f32; the nest begins at
-/// the given elements of each.
+/// Copies every element of a nest. `from` holds elements of `dtype` (f32, f16 or bf16, little-endian), `to` f32; the
+/// nest begins at the given elements of each.
 ///
 /// # Panics
 /// A nest that leaves a slice, or another dtype: the caller checks both.
 pub fn copy(loops: &[Loop], direction: Direction, from: (&[u8], Dtype, u64), to: (&mut [u8], u64)) {
-    let runs = loops.iter().map(|l| {
+    let dims = loops.iter().map(|l| {
         let (from, to) = match direction {
             Direction::Import => (l.foreign, l.own),
             Direction::Export => (l.own, l.foreign),
         };
-        Run { size: l.size as usize, from: from as usize, to: to as usize }
+        CopyLoop { size: l.size as usize, from: from as usize, to: to as usize }
     });
-    let nest = Nest::new(runs.collect());
+    let nest = LoopNest::new(dims.collect());
     let ((source, dtype, start), (target, first)) = (from, to);
     let (start, first) = (start as usize, first as usize);
     match dtype {
@@ -52,23 +52,25 @@ pub fn copy(loops: &[Loop], direction: Direction, from: (&[u8], Dtype, u64), to:
 }
 
 /// Loops with the innermost two apart: `across` is dense on the side of the source, `along` on that of the target.
-struct Nest {
-    outer: Vec<Run>,
-    across: Run,
-    along: Run,
+struct LoopNest {
+    outer: Vec<CopyLoop>,
+    across: CopyLoop,
+    along: CopyLoop,
 }
 
-const ONCE: Run = Run { size: 1, from: 0, to: 0 };
+const ONCE: CopyLoop = CopyLoop { size: 1, from: 0, to: 0 };
 
-impl Nest {
-    fn new(mut runs: Vec<Run>) -> Nest {
-        runs.retain(|r| r.size != 1);
-        runs.sort_by_key(|r| std::cmp::Reverse(r.to));
-        let mut merged: Vec<Run> = vec![];
-        for run in runs {
+impl LoopNest {
+    fn new(mut dims: Vec<CopyLoop>) -> LoopNest {
+        dims.retain(|r| r.size != 1);
+        dims.sort_by_key(|r| std::cmp::Reverse(r.to));
+        let mut merged: Vec<CopyLoop> = vec![];
+        for dim in dims {
             match merged.last_mut() {
-                Some(last) if last.from == run.from * run.size && last.to == run.to * run.size => *last = Run { size: last.size * run.size, ..run },
-                _ => merged.push(run),
+                Some(last) if last.from == dim.from * dim.size && last.to == dim.to * dim.size => {
+                    *last = CopyLoop { size: last.size * dim.size, ..dim }
+                }
+                _ => merged.push(dim),
             }
         }
         let along = merged.pop().unwrap_or(ONCE);
@@ -76,7 +78,7 @@ impl Nest {
             Some(i) => merged.remove(i),
             None => ONCE,
         };
-        Nest { outer: merged, across, along }
+        LoopNest { outer: merged, across, along }
     }
 
     fn copy<const N: usize>(&self, widen: &impl Fn([u8; N]) -> [u8; 4], source: &[u8], start: usize, target: &mut [u8], first: usize) {
@@ -85,10 +87,10 @@ impl Nest {
         let total: usize = self.outer.iter().map(|r| r.size).product();
         for mut index in 0..total {
             let (mut from, mut to) = (start, first);
-            for run in self.outer.iter().rev() {
-                from += index % run.size * run.from;
-                to += index % run.size * run.to;
-                index /= run.size;
+            for dim in self.outer.iter().rev() {
+                from += index % dim.size * dim.from;
+                to += index % dim.size * dim.to;
+                index /= dim.size;
             }
             self.plane(widen, source, from, target, to);
         }
@@ -129,7 +131,7 @@ mod tests {
     fn a_transposition_of_any_size_goes_and_comes_back() {
         let (rows, columns) = (37u64, 70u64);
         let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
-        // Foreign [columns, rows], own [rows, columns].
+        // The foreign tensor is [columns, rows], the own one [rows, columns].
         let loops = [Loop { size: columns, own: 1, foreign: rows }, Loop { size: rows, own: columns, foreign: 1 }];
         let (source, mut own, mut back) = (bytes(&values), vec![0; values.len() * 4], vec![0; values.len() * 4]);
         copy(&loops, Direction::Import, (&source, Dtype::F32, 0), (&mut own, 0));
@@ -153,8 +155,8 @@ mod tests {
 
     #[test]
     fn dims_that_lie_alike_are_one_loop() {
-        let loops = [Run { size: 2, from: 12, to: 12 }, Run { size: 3, from: 4, to: 4 }, Run { size: 4, from: 1, to: 1 }];
-        let nest = Nest::new(loops.to_vec());
-        assert_eq!((nest.outer.len(), nest.along), (0, Run { size: 24, from: 1, to: 1 }));
+        let loops = [CopyLoop { size: 2, from: 12, to: 12 }, CopyLoop { size: 3, from: 4, to: 4 }, CopyLoop { size: 4, from: 1, to: 1 }];
+        let nest = LoopNest::new(loops.to_vec());
+        assert_eq!((nest.outer.len(), nest.along), (0, CopyLoop { size: 24, from: 1, to: 1 }));
     }
 }

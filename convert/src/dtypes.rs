@@ -22,7 +22,7 @@ pub enum Float {
 
 /// What is lost when f32 becomes narrower.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Losses {
+pub struct RoundingLosses {
     /// Number of values that were rounded, to nearest and half to even.
     pub rounded: u64,
     /// A finite value that is beyond the range of the type.
@@ -42,7 +42,7 @@ impl Float {
         }
     }
 
-    /// As a config writes it.
+    /// The name in a config: `float32`, `bfloat16` or `float16`.
     pub fn of_config(self) -> &'static str {
         match self {
             Float::F32 => "float32",
@@ -69,7 +69,7 @@ impl Float {
     }
 
     /// The bytes of f32 values in this type.
-    pub fn narrow(self, wide: &[u8], losses: &mut Losses) -> Vec<u8> {
+    pub fn narrow(self, wide: &[u8], losses: &mut RoundingLosses) -> Vec<u8> {
         match self {
             Float::F32 => wide.to_vec(),
             Float::Bf16 => narrow(wide, losses, |x| (half::bf16::from_f32(x).to_le_bytes(), half::bf16::from_f32(x).to_f32())),
@@ -83,7 +83,7 @@ impl Float {
 }
 
 /// `round` gives the bytes of a value and what they stand for.
-fn narrow(wide: &[u8], losses: &mut Losses, round: impl Fn(f32) -> ([u8; 2], f32)) -> Vec<u8> {
+fn narrow(wide: &[u8], losses: &mut RoundingLosses, round: impl Fn(f32) -> ([u8; 2], f32)) -> Vec<u8> {
     let mut out = Vec::with_capacity(wide.len() / 2);
     for bytes in wide.as_chunks::<4>().0 {
         let value = f32::from_le_bytes(*bytes);
@@ -107,7 +107,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Of tensors by name, and copies that are not there.
+    /// The record of these tensors' types, and of copies that the checkpoint did not have.
     pub fn new(tensors: &[(String, Float)], absent: &[String]) -> Record {
         let count = |dtype: Float| tensors.iter().filter(|t| t.1 == dtype).count();
         let usual = Float::ALL.into_iter().rev().max_by_key(|d| count(*d)).unwrap_or(Float::F32);
@@ -166,17 +166,17 @@ mod tests {
         let ulp = 2f32.powi(-7);
         let values = [1.0, 1.0 + ulp / 2.0, 1.0 + ulp * 1.5, 1.0 + ulp * 0.75, -0.0, f32::NAN];
         let wide: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let mut losses = Losses::default();
+        let mut losses = RoundingLosses::default();
         let bytes = Float::Bf16.narrow(&wide, &mut losses);
         let back: Vec<f32> = bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect();
         assert_eq!(back[..4], [1.0, 1.0, 1.0 + 2.0 * ulp, 1.0 + ulp]);
         assert!(back[4].is_sign_negative() && back[5].is_nan());
-        assert_eq!(losses, Losses { rounded: 3, beyond: None });
+        assert_eq!(losses, RoundingLosses { rounded: 3, beyond: None });
     }
 
     #[test]
     fn values_beyond_the_range_are_known() {
-        let mut losses = Losses::default();
+        let mut losses = RoundingLosses::default();
         Float::F16.narrow(&70000f32.to_le_bytes(), &mut losses);
         assert_eq!(losses.beyond, Some(70000.0));
     }

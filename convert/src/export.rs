@@ -2,12 +2,12 @@
 
 use crate::config::{self, Config};
 use crate::copy::{Direction, copy};
-use crate::dtypes::{DTYPES, Float, Losses, Record};
+use crate::dtypes::{DTYPES, Float, Record, RoundingLosses};
 use crate::family::{FAMILIES, Family};
 use crate::import::{CONFIG, elaborate, parameters, read, read_config, text};
 use crate::layout::{Foreign, foreign};
-use crate::staging::Staging;
-use crate::tensors::{Checkpoint, Format, WHOLE, Wanted, write};
+use crate::staging::StagedFiles;
+use crate::tensors::{Checkpoint, Format, WHOLE, WrittenTensor, write};
 use crate::{ConvertError, check, header};
 use ir::diag::Sources;
 use ir::model::Model;
@@ -39,8 +39,9 @@ pub struct Exported {
 /// Reads weights; writes `model.safetensors` and `config.json` to `out`, as Hugging Face does: the widest type first,
 /// by name, one after the other, `format: pt`.
 ///
-/// The model is the one that the weights say they are of. The text `model`, if one is given, takes the place of theirs, with their settings as far as it
-/// has them. Settings given as `-D name=value` are for what the weights do not say.
+/// The model is the one that the weights say they are of. The text `model`, if one is given, takes the place of
+/// theirs, with their settings as far as it has them. Settings given as `-D name=value` are for what the weights do
+/// not say.
 ///
 /// Every tensor has the type `dtype`; without one that which the import has found, by the `dtypes.json` beside the
 /// text, or beside the weights if no text is given; f32 if there is none.
@@ -49,8 +50,9 @@ pub struct Exported {
 /// changed since or the type is not that of the import; without one it is made from the settings.
 ///
 /// # Errors
-/// Files that are missing or malformed; settings that contradict the weights; a text with errors or without `weights hf`; tensors that do not fit; settings
-/// that the config cannot say; values beyond the range of their type. Nothing is written then.
+/// Files that are missing or malformed; settings that contradict the weights; a text with errors or without `weights
+/// hf`; tensors that do not fit; settings that the config cannot say; values beyond the range of their type. Nothing
+/// is written then.
 pub fn export(
     weights: &Path,
     model: Option<&Path>,
@@ -86,7 +88,7 @@ pub fn export_with(
     let params = parameters(&described.graph);
     check::fits(&checkpoint, &params, &[], || likely(saved, &described.graph.name, &described.settings))?;
     let beside = |name: &str| kept.join(name);
-    // A dtype that is given takes the place of a record, also of one that cannot be read.
+    // A given dtype replaces the record, even one that cannot be read.
     let found = match (Record::read(&beside(DTYPES)), dtype) {
         (Err(_), Some(_)) => None,
         (found, _) => found?,
@@ -95,7 +97,7 @@ pub fn export_with(
     let usual = dtype.or(record.map(|r| r.usual)).unwrap_or(Float::F32);
     let config = config_of(&described, &beside(CONFIG), usual, record.is_some())?;
 
-    // Copies are there as they were, whatever the types are.
+    // The record decides which copies are written, even where a given dtype replaces its types.
     let lacks = |copy: &str| found.as_ref().is_some_and(|r| r.lacks(copy));
     let mut tensors: Vec<(Float, &str, &Foreign)> = vec![];
     for tensor in &of_model {
@@ -103,27 +105,28 @@ pub fn export_with(
         let copies = tensor.copies.iter().filter(|copy| !lacks(copy));
         tensors.extend([&tensor.name].into_iter().chain(copies).map(|name| (dtype, name.as_str(), tensor)));
     }
-    // As safetensors itself orders them.
+    // This is the order in which the safetensors library writes tensors.
     tensors.sort_by_key(|(dtype, name, _)| (*dtype, *name));
-    let wanted: Vec<_> = tensors.iter().map(|(dtype, name, t)| Wanted { name: (*name).into(), shape: t.shape.clone(), dtype: *dtype }).collect();
-    let mut staging = Staging::new(out)?;
+    let written: Vec<_> =
+        tensors.iter().map(|(dtype, name, t)| WrittenTensor { name: (*name).into(), shape: t.shape.clone(), dtype: *dtype }).collect();
+    let mut staging = StagedFiles::new(out)?;
     let losses = staging.file(WHOLE, |f| {
-        write(f, Format::Pytorch, &wanted, |i, bytes| {
+        write(f, Format::Pytorch, &written, |i, bytes| {
             for part in &tensors[i].2.parts {
                 let found = &checkpoint.tensors[&params[part.param].0];
                 copy(&part.loops, Direction::Export, (checkpoint.bytes(found), found.dtype, part.own), (bytes, part.foreign));
             }
         })
     })?;
-    within(weights, &wanted, &losses)?;
+    within(weights, &written, &losses)?;
     if let Some(config) = &config {
         staging.file(CONFIG, |f| f.write_all(config))?;
     }
     staging.commit()?;
-    let elements = |t: &Wanted| t.shape.iter().product::<u64>();
+    let elements = |t: &WrittenTensor| t.shape.iter().product::<u64>();
     Ok(Exported {
-        tensors: wanted.len(),
-        elements: wanted.iter().map(elements).sum(),
+        tensors: written.len(),
+        elements: written.iter().map(elements).sum(),
         dtype: usual,
         rounded: losses.iter().map(|l| l.rounded).sum(),
         weights: out.join(WHOLE),
@@ -134,8 +137,8 @@ pub fn export_with(
 }
 
 /// Whether every value is in the range of its tensor's type.
-fn within(weights: &Path, tensors: &[Wanted], losses: &[Losses]) -> Result<(), ConvertError> {
-    let beyond = |(tensor, losses): (&Wanted, &Losses)| {
+fn within(weights: &Path, tensors: &[WrittenTensor], losses: &[RoundingLosses]) -> Result<(), ConvertError> {
+    let beyond = |(tensor, losses): (&WrittenTensor, &RoundingLosses)| {
         losses.beyond.map(|value| format!("`{}` has {value:e}, which is beyond the range of {}", tensor.name, tensor.dtype.name()))
     };
     let what: Vec<String> = few(&tensors.iter().zip(losses).filter_map(beyond).collect::<Vec<_>>());
@@ -154,8 +157,8 @@ fn agree(weights: &Path, saved: Option<&Provenance>, defines: &[(String, String)
     Ok(())
 }
 
-/// The model in a file, with the settings of the weights that it has, and what is given. The length of sequences stays the text's if the weights fit it: they
-/// may have been trained on shorter ones than the model takes.
+/// The model in a file, with the settings of the weights that it has, and what is given. The length of sequences
+/// stays the text's if the weights fit it: they may have been trained on shorter ones than the model takes.
 fn given(sources: &mut Sources, path: &Path, checkpoint: &Checkpoint, defines: &[(String, String)]) -> Result<frontend::Elaborated, ConvertError> {
     let saved = checkpoint.provenance.as_ref();
     let with = |sources: &mut Sources, leave: &[&str]| elaborate(sources, path, &settings(path, saved, defines, leave)?);
@@ -209,7 +212,8 @@ fn config_of(model: &Model, beside: &Path, dtype: Float, imported: bool) -> Resu
     Ok(Some(if new == config { original } else { config::bytes(&new) }))
 }
 
-/// A config made from settings, of the first architecture that can say them all; none if no architecture has the model.
+/// A config made from settings, of the first architecture that can say them all; none if no architecture has the
+/// model.
 ///
 /// # Errors
 /// What the nearest one cannot say.

@@ -34,7 +34,7 @@ pub struct Family {
     pub base: &'static str,
     /// The config's fields beside [`COMMON`], in groups that families may share.
     pub fields: &'static [&'static [Field]],
-    /// Rotary position embedding, if it has [`Role::Rope`] fields.
+    /// Rotary position embedding, if it has [`FieldRole::Rope`] fields.
     pub rope: Option<Rope>,
     /// Settings that the architecture itself implies.
     pub fixed: &'static [(&'static str, &'static str)],
@@ -65,9 +65,9 @@ pub struct Rope {
     /// Hugging Face's `rope_theta` where the config has none, as the text writes it.
     pub theta: &'static str,
     /// Fields and settings of the scaling that Llama 3 has; none: the text has no such scaling.
-    pub scaling: &'static [(&'static str, &'static str, Kind)],
+    pub scaling: &'static [(&'static str, &'static str, SettingKind)],
     /// How the text says YaRN; none: it has no such scaling.
-    pub yarn: Option<Yarn>,
+    pub yarn: Option<YarnSettings>,
     /// The setting of the share of each head that turns, and its default; none: all of it.
     pub share: Option<(&'static str, &'static str)>,
     /// The setting of the theta of layers with windows; none: all layers turn alike.
@@ -75,25 +75,25 @@ pub struct Rope {
     /// The setting of a factor that divides all frequencies; none: the text has none.
     pub linear: Option<&'static str>,
     /// LongRoPE; none: the text has no such scaling.
-    pub long: Option<Long>,
+    pub long: Option<LongRopeSettings>,
 }
 
 /// The settings of LongRoPE: a factor for each frequency, others for sequences longer than the original ones.
-pub struct Long {
+pub struct LongRopeSettings {
     /// Hugging Face's length of original sequences where the config has none.
     pub original: &'static str,
 }
 
-impl Long {
+impl LongRopeSettings {
     pub const SHORT: (&str, &str) = ("short_factor", "short_factors");
     pub const LONG: (&str, &str) = ("long_factor", "long_factors");
-    /// By what queries and keys are multiplied.
+    /// Factor of queries and keys.
     pub const SCALE: (&str, &str) = ("attention_factor", "long_scale");
     pub const ORIGINAL: (&str, &str) = ("original_max_position_embeddings", "rope_original");
 }
 
 /// The settings of YaRN.
-pub struct Yarn {
+pub struct YarnSettings {
     /// The setting that chooses it; none: a text with a factor has it.
     pub chosen: Option<&'static str>,
     /// Whether scores are multiplied too, by what `mscale_all_dim` says: the setting of that.
@@ -102,45 +102,46 @@ pub struct Yarn {
     pub expected: bool,
 }
 
-impl Yarn {
+impl YarnSettings {
     /// Fields and their settings, with Hugging Face's defaults.
-    pub const NUMBERS: [(&str, &str, Kind, &str); 2] = [("beta_slow", "rope_low", Kind::Real, "1.0"), ("beta_fast", "rope_high", Kind::Real, "32.0")];
+    pub const NUMBERS: [(&str, &str, SettingKind, &str); 2] =
+        [("beta_slow", "rope_low", SettingKind::Real, "1.0"), ("beta_fast", "rope_high", SettingKind::Real, "32.0")];
     pub const FACTOR: (&str, &str) = ("factor", "rope_factor");
     pub const ORIGINAL: (&str, &str) = ("original_max_position_embeddings", "rope_original");
     pub const TRUNCATE: (&str, &str) = ("truncate", "yarn_truncate");
-    /// By what queries and keys are multiplied.
+    /// Factor of queries and keys.
     pub const SCALE: (&str, &str) = ("attention_factor", "yarn_scale");
 }
 
 pub struct Field {
     pub name: &'static str,
-    pub role: Role,
+    pub role: FieldRole,
 }
 
 /// What a field means.
 #[derive(Clone, Copy)]
-pub enum Role {
+pub enum FieldRole {
     /// The value of a setting of the model text.
-    Setting { name: &'static str, kind: Kind, missing: Missing },
+    Setting { name: &'static str, kind: SettingKind, missing: FieldDefault },
     /// The text computes only this; other values are refused. Where the field is missing, it has the first of them.
-    Must(&'static [Plain]),
+    Must(&'static [FieldValue]),
     /// A list of which every entry must be this; other lists are refused.
     Every(&'static str),
     /// A list of the type of each layer: the setting is the n of which every n-th layer has no window. Without a
     /// list it has this value.
     FullEvery(&'static str, u64),
-    /// It has to be what another field is, or missing.
+    /// The field has to equal another one, or be missing.
     Equal(&'static str),
-    /// It stands for several settings; other values are refused. Where the field is missing, it has this value.
+    /// Each option stands for several settings; other values are refused. `missing` is the value of a missing field.
     Choice { missing: &'static str, options: &'static [(&'static str, &'static [(&'static str, &'static str)])] },
-    /// Where it is there, it counts in the place of another field.
+    /// If the field is present, it replaces another field.
     Over(&'static str),
     /// Another name of a field, in configs of other versions.
     Alias(&'static str),
     /// The text has one setting for this field and another one, which it follows: a warning if they differ.
     As(&'static str),
     /// Another value changes training and nothing else: a warning, with the reason.
-    Should(Plain, &'static str),
+    Should(FieldValue, &'static str),
     /// Rotary position embedding, in one of two styles.
     Rope,
     /// How tensors are coded.
@@ -150,20 +151,20 @@ pub enum Role {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
-    /// From 1 on; where the text has 0, for none, configs have null.
+pub enum SettingKind {
+    /// A whole number from 1 on. Where the text writes 0 for none, configs have null.
     Size,
-    /// From 0 on.
+    /// A whole number from 0 on.
     Count,
     Real,
-    /// Several of them.
+    /// A list of real numbers.
     Reals,
     Bool,
 }
 
 /// What a field that is missing or null stands for.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Missing {
+pub enum FieldDefault {
     Refused,
     /// The text's own default, which is the same formula.
     Default,
@@ -180,7 +181,7 @@ pub enum Missing {
 
 /// A value of a field that is compared, never computed with.
 #[derive(Clone, Copy, Debug)]
-pub enum Plain {
+pub enum FieldValue {
     Null,
     Bool(bool),
     Number(f64),
@@ -190,23 +191,23 @@ pub enum Plain {
 }
 
 const fn irrelevant(name: &'static str) -> Field {
-    Field { name, role: Role::Irrelevant }
+    Field { name, role: FieldRole::Irrelevant }
 }
 
-const fn must(name: &'static str, values: &'static [Plain]) -> Field {
-    Field { name, role: Role::Must(values) }
+const fn must(name: &'static str, values: &'static [FieldValue]) -> Field {
+    Field { name, role: FieldRole::Must(values) }
 }
 
 const fn size(field: &'static str, name: &'static str) -> Field {
-    Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Refused } }
+    Field { name: field, role: FieldRole::Setting { name, kind: SettingKind::Size, missing: FieldDefault::Refused } }
 }
 
 const fn flag(field: &'static str, name: &'static str, default: &'static str) -> Field {
-    Field { name: field, role: Role::Setting { name, kind: Kind::Bool, missing: Missing::Value(default) } }
+    Field { name: field, role: FieldRole::Setting { name, kind: SettingKind::Bool, missing: FieldDefault::Value(default) } }
 }
 
 const fn rope(name: &'static str) -> Field {
-    Field { name, role: Role::Rope }
+    Field { name, role: FieldRole::Rope }
 }
 
 /// A rate of dropout of attention weights; the default is Transformers'.
@@ -217,24 +218,25 @@ const fn attention_dropout(name: &'static str, default: &'static str) -> Field {
 /// A rate of dropout, of which the text has none.
 const fn no_dropout(name: &'static str) -> Field {
     const REASON: &str = "mcc drops nothing in this model, so training regularises less; inference is the same";
-    Field { name, role: Role::Should(Plain::Number(0.0), REASON) }
+    Field { name, role: FieldRole::Should(FieldValue::Number(0.0), REASON) }
 }
 
 /// A size that null leaves to the text's formula.
 const fn derived(field: &'static str, name: &'static str) -> Field {
-    Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Default } }
+    Field { name: field, role: FieldRole::Setting { name, kind: SettingKind::Size, missing: FieldDefault::Default } }
 }
 
 /// A size that null leaves to the text, but for which Hugging Face has a default of its own.
 const fn size_or(field: &'static str, name: &'static str, default: &'static str) -> Field {
-    Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Absent(default) } }
+    Field { name: field, role: FieldRole::Setting { name, kind: SettingKind::Size, missing: FieldDefault::Absent(default) } }
 }
 
 const fn real(field: &'static str, name: &'static str, default: &'static str) -> Field {
-    Field { name: field, role: Role::Setting { name, kind: Kind::Real, missing: Missing::Value(default) } }
+    Field { name: field, role: FieldRole::Setting { name, kind: SettingKind::Real, missing: FieldDefault::Value(default) } }
 }
 
-/// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
+/// The first of those that share a model text is the one that a text without a config is exported as, if it can say
+/// all of its settings.
 pub const FAMILIES: [&Family; 16] = [
     &gpt2::GPT2,
     &llama::LLAMA,
@@ -262,7 +264,7 @@ impl Family {
     }
 
     /// What a field means, if it is known.
-    pub fn role(&self, field: &str) -> Option<Role> {
+    pub fn role(&self, field: &str) -> Option<FieldRole> {
         self.fields().find(|f| f.name == field).map(|f| f.role)
     }
 }

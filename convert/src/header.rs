@@ -3,7 +3,8 @@
 use frontend::ast::{Ast, Header, StmtKind};
 use ir::diag::{Diagnostic, Sources, Span};
 
-/// Replaces the defaults of settings in a model's header; comments and everything else stay, in the formatter's layout.
+/// Replaces the defaults of settings in a model's header; comments and everything else stay, in the formatter's
+/// layout.
 ///
 /// # Errors
 /// The text does not parse, or has no such setting.
@@ -20,7 +21,7 @@ pub fn with_defaults(name: &str, text: &str, values: &[(&str, String)]) -> Resul
     if !errors.is_empty() {
         return Err(errors);
     }
-    // From the end on, so that the places before stay where they are.
+    // Edits go from the end to the start, so that the earlier spans stay valid.
     edits.sort_by_key(|(span, _)| std::cmp::Reverse((span.line, span.col)));
     let mut text = text.to_owned();
     for (span, value) in edits {

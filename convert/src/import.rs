@@ -4,9 +4,9 @@ use crate::config::{self, Config, Reading};
 use crate::copy::{Direction, copy};
 use crate::dtypes::{DTYPES, Float, Record};
 use crate::family::{Family, Predicting};
-use crate::layout::{Foreign, Part, foreign};
-use crate::staging::Staging;
-use crate::tensors::{Checkpoint, Coding, Format, Tensor, Wanted, write};
+use crate::layout::{Foreign, ParamSlice, foreign};
+use crate::staging::StagedFiles;
+use crate::tensors::{Checkpoint, ElementCoding, Format, Tensor, WrittenTensor, write};
 use crate::{ConvertError, check, header, quantised};
 use ir::diag::Sources;
 use ir::graph::Graph;
@@ -57,7 +57,8 @@ const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text o
 /// copy of `config.json`, and `dtypes.json`, by which an export gives every tensor the type that it had, to `out`.
 ///
 /// # Errors
-/// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
+/// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written
+/// then.
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     if !dir.join(CONFIG).exists() && dir.is_dir() {
         return Err(ConvertError::Malformed { path: dir.join(CONFIG), what: format!("is not there, which says what model this is\n{WAY_OUT}") });
@@ -77,7 +78,7 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     }
     if let Some(scheme) = quantised {
         quantised::decode(&mut checkpoint, scheme)?;
-        // What is exported is not coded.
+        // Exports are not quantised, so the saved config does not say that tensors are.
         config.remove(quantised::FIELD);
         original = config::bytes(&config);
     }
@@ -88,7 +89,7 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     equal(&checkpoint, &tensors, family.predicting.map(|p| p.field))?;
     let record = record(&own, &tensors, &checkpoint);
 
-    let mut staging = Staging::new(out)?;
+    let mut staging = StagedFiles::new(out)?;
     staging.file(MODEL, |f| f.write_all(text.as_bytes()))?;
     let provenance = provenance(&model, &sources(&text));
     staging.file(WEIGHTS, |f| weights(f, &model.graph, &tensors, &checkpoint, &provenance))?;
@@ -103,7 +104,8 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
 /// `weights.safetensors` and `dtypes.json` to `out`. No config is read: the text says everything.
 ///
 /// # Errors
-/// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit. Nothing is written then.
+/// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit. Nothing
+/// is written then.
 pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &Path) -> Result<Imported, ConvertError> {
     let mut sources = Sources::default();
     let frontend::Elaborated { model: described, warnings } = elaborate(&mut sources, model, defines)?;
@@ -113,7 +115,7 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
     fit(&checkpoint, &tensors, &[])?;
     equal(&checkpoint, &tensors, None)?;
     let record = record(&tensors, &tensors, &checkpoint);
-    let mut staging = Staging::new(out)?;
+    let mut staging = StagedFiles::new(out)?;
     staging.file(WEIGHTS, |f| weights(f, &described.graph, &tensors, &checkpoint, &provenance))?;
     staging.file(DTYPES, |f| f.write_all(record.text().as_bytes()))?;
     staging.commit()?;
@@ -122,9 +124,9 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
 }
 
 fn fit(checkpoint: &Checkpoint, tensors: &[Foreign], beside: &[String]) -> Result<(), ConvertError> {
-    let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
+    let expected: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
     let copies = tensors.iter().flat_map(|t| &t.copies);
-    check::fits(checkpoint, &wanted, &beside.iter().chain(copies).cloned().collect::<Vec<_>>(), Vec::new)
+    check::fits(checkpoint, &expected, &beside.iter().chain(copies).cloned().collect::<Vec<_>>(), Vec::new)
 }
 
 /// Whether copies that are there are equal to what they are copies of; `field` says how many layers have some.
@@ -162,7 +164,7 @@ fn number(model: &Model, setting: &str) -> u64 {
 /// there.
 fn record(own: &[Foreign], tensors: &[Foreign], checkpoint: &Checkpoint) -> Record {
     let float = |t: &Foreign| match &checkpoint.tensors[&t.name] {
-        Tensor { coding: Coding::Scaled(..), .. } | Tensor { dtype: Dtype::BF16, .. } => Float::Bf16,
+        Tensor { coding: ElementCoding::Scaled(..), .. } | Tensor { dtype: Dtype::BF16, .. } => Float::Bf16,
         Tensor { dtype: Dtype::F16, .. } => Float::F16,
         _ => Float::F32,
     };
@@ -180,8 +182,8 @@ fn provenance(model: &Model, sources: &Sources) -> Provenance {
 /// What can be said of any model whose tensors were written to a directory.
 fn imported(model: Model, tensors: &[Foreign], checkpoint: &Checkpoint, out: &Path) -> Imported {
     let coded = |t: &Foreign| match &checkpoint.tensors[&t.name].coding {
-        Coding::Plain => None,
-        Coding::Scaled(scheme, _) => Some(scheme.name()),
+        ElementCoding::Plain => None,
+        ElementCoding::Scaled(scheme, _) => Some(scheme.name()),
     };
     let decoded = tensors.iter().filter_map(coded).next().map(|name| (name, tensors.iter().filter_map(coded).count()));
     let widened = [("f16", Dtype::F16), ("bf16", Dtype::BF16)].map(|(name, dtype)| {
@@ -299,14 +301,14 @@ fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family, mode
 
 /// Writes every parameter, one after the other.
 fn weights(file: &mut std::fs::File, graph: &Graph, tensors: &[Foreign], checkpoint: &Checkpoint, provenance: &Provenance) -> std::io::Result<()> {
-    let mut holders: Vec<Vec<(&Foreign, &Part)>> = vec![vec![]; graph.params.len()];
+    let mut holders: Vec<Vec<(&Foreign, &ParamSlice)>> = vec![vec![]; graph.params.len()];
     for tensor in tensors {
         for part in &tensor.parts {
             holders[part.param].push((tensor, part));
         }
     }
-    let wanted: Vec<Wanted> = parameters(graph).into_iter().map(|(name, shape)| Wanted { name, shape, dtype: Float::F32 }).collect();
-    let exact = write(file, Format::Mcc(provenance), &wanted, |param, bytes| {
+    let written: Vec<WrittenTensor> = parameters(graph).into_iter().map(|(name, shape)| WrittenTensor { name, shape, dtype: Float::F32 }).collect();
+    let exact = write(file, Format::Mcc(provenance), &written, |param, bytes| {
         for (tensor, part) in &holders[param] {
             let (values, dtype) = checkpoint.floats(&checkpoint.tensors[&tensor.name]);
             copy(&part.loops, Direction::Import, (&values, dtype, part.foreign), (bytes, part.own));

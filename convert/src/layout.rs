@@ -1,4 +1,5 @@
-//! The `weights` section of a model text, applied: which foreign tensors there are, and where in them each parameter lies.
+//! The `weights` section of a model text, applied: which foreign tensors there are, and where in them each parameter
+//! lies.
 
 use ir::diag::{Diagnostic, Span};
 use ir::dim::Dim;
@@ -12,14 +13,14 @@ pub struct Foreign {
     pub name: String,
     /// Elements, outermost first; row-major and dense, as all strides here.
     pub shape: Vec<u64>,
-    pub parts: Vec<Part>,
+    pub parts: Vec<ParamSlice>,
     /// Names under which a checkpoint holds it once more.
     pub copies: Vec<String>,
 }
 
 /// A parameter, or a slice of one, within a foreign tensor: a nest of loops over both.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct ParamSlice {
     /// Number of the parameter in the graph.
     pub param: usize,
     /// The first element, in the parameter and in the foreign tensor.
@@ -36,7 +37,8 @@ pub struct Loop {
     pub foreign: u64,
 }
 
-/// The foreign tensors of a model, in the order of the section; together they hold every element of every parameter once.
+/// The foreign tensors of a model, in the order of the section; together they hold every element of every parameter
+/// once.
 ///
 /// # Errors
 /// Parameters without a line or with several; lines that contradict the parameters they name.
@@ -46,13 +48,13 @@ pub fn foreign(section: &str, model: &Model) -> Result<Vec<Foreign>, Vec<Diagnos
         return Err(vec![e.help("it says how foreign tensors are named: `weights hf { embed = \"model.embed_tokens.weight\"; }`")]);
     };
     let (paths, lines) = (paths(&model.graph), HashMap::new());
-    let mut rule = Rule { graph: &model.graph, settings: &model.settings, paths, lines, idle: vec![], found: vec![], errors: vec![] };
+    let mut resolver = LayoutResolver { graph: &model.graph, settings: &model.settings, paths, lines, idle: vec![], found: vec![], errors: vec![] };
     for line in &weights.lines {
-        if let Err(e) = rule.line(line) {
-            rule.errors.push(*e);
+        if let Err(e) = resolver.line(line) {
+            resolver.errors.push(*e);
         }
     }
-    rule.finish()
+    resolver.finish()
 }
 
 /// What is wrong with a model's `weights` sections, which only imports and exports read.
@@ -84,7 +86,7 @@ fn paths(graph: &Graph) -> Paths {
     out
 }
 
-struct Rule<'a> {
+struct LayoutResolver<'a> {
     graph: &'a Graph,
     settings: &'a [(String, String)],
     paths: Paths,
@@ -108,12 +110,12 @@ fn helped(line: &WeightLine, message: impl Into<String>, help: impl Into<String>
     Box::new(error(line, message).help(help))
 }
 
-impl Rule<'_> {
+impl LayoutResolver<'_> {
     fn finish(mut self) -> Result<Vec<Foreign>, Vec<Diagnostic>> {
         let mut named: Vec<String> = vec![];
         for (i, param) in self.graph.params.iter().enumerate() {
             let path = split(&param.name).0;
-            // If lines are wrong, the parameters they meant seem to lack one.
+            // A wrong line leaves its parameters without one, so missing lines count only if there are no errors.
             if self.errors.is_empty() && !self.lines.contains_key(&i) && !named.contains(&path) {
                 named.push(path);
             }
@@ -170,7 +172,7 @@ impl Rule<'_> {
         let views: Vec<View<'_>> = params.iter().map(|p| View::new(self.graph, *p)).collect();
         let template = self.template(line, &line.template, numbers)?;
         let mut indexed: Vec<(String, u64)> = vec![];
-        for hole in template.holes.iter().filter(|h| numbers.iter().all(|(segment, _)| *segment != h.count)) {
+        for hole in template.placeholders.iter().filter(|h| numbers.iter().all(|(segment, _)| *segment != h.count)) {
             let size = size_of(&views, &hole.count);
             let size = size.ok_or_else(|| {
                 error(line, format!("`{{{}}}` is neither a repeat around `{}` nor a dim of it", hole.count, line.params.join("`, `")))
@@ -179,12 +181,14 @@ impl Rule<'_> {
                 indexed.push((hole.count.clone(), size));
             }
         }
-        // Copies have the holes of their tensor, and may have those of other repeats: one copy for each iteration.
+        // A copy's template has the placeholders of its tensor, and may have those of other repeats: each iteration
+        // of these gives a copy.
         let mut copies = vec![];
         for text in &line.copies {
             let copy = self.template(line, text, numbers)?;
-            let other = |h: &&Hole| numbers.iter().chain(&indexed).all(|(name, _)| *name != h.count);
-            let mut further: Vec<(String, u64)> = copy.holes.iter().filter(other).map(|h| (h.count.clone(), self.iterations(&h.count))).collect();
+            let other = |h: &&Placeholder| numbers.iter().chain(&indexed).all(|(name, _)| *name != h.count);
+            let mut further: Vec<(String, u64)> =
+                copy.placeholders.iter().filter(other).map(|h| (h.count.clone(), self.iterations(&h.count))).collect();
             further.dedup();
             copies.push((copy, further));
         }
@@ -207,7 +211,7 @@ impl Rule<'_> {
 
     /// A template of parameters with these iteration numbers.
     fn template(&self, line: &WeightLine, text: &str, numbers: &[(String, u64)]) -> Result<Template, Box<Diagnostic>> {
-        let mut template = Template { text: text.to_owned(), holes: vec![] };
+        let mut template = Template { text: text.to_owned(), placeholders: vec![] };
         for rest in text.split('{').skip(1) {
             let (hole, _) = rest.split_once('}').ok_or_else(|| error(line, format!("\"{text}\" has an open brace")))?;
             let (first, count) = match hole.split_once('+') {
@@ -221,9 +225,9 @@ impl Rule<'_> {
                     (found.filter(|n| *n <= u64::from(u32::MAX)).ok_or_else(unknown)?, count.trim())
                 }
             };
-            template.holes.push(Hole { text: hole.to_owned(), first, count: count.to_owned() });
+            template.placeholders.push(Placeholder { text: hole.to_owned(), first, count: count.to_owned() });
         }
-        if let Some((segment, _)) = numbers.iter().find(|(segment, _)| template.holes.iter().all(|h| h.count != *segment)) {
+        if let Some((segment, _)) = numbers.iter().find(|(segment, _)| template.placeholders.iter().all(|h| h.count != *segment)) {
             let message = format!("\"{text}\" is one tensor for all iterations of `{segment}`");
             return Err(helped(line, message, format!("put `{{{segment}}}` where the iteration's number stands")));
         }
@@ -231,16 +235,16 @@ impl Rule<'_> {
     }
 }
 
-/// A name with holes.
+/// A name with placeholders.
 struct Template {
     text: String,
-    holes: Vec<Hole>,
+    placeholders: Vec<Placeholder>,
 }
 
-/// What stands in braces.
-struct Hole {
+/// A placeholder in braces: `{count}`, or `{setting + count}`.
+struct Placeholder {
     text: String,
-    /// The number of the first.
+    /// Number of the first iteration.
     first: u64,
     /// The repeat or dim that counts.
     count: String,
@@ -250,7 +254,7 @@ impl Template {
     /// The name at a number of each repeat and dim.
     fn filled(&self, at: &[(String, u64)]) -> String {
         let mut name = self.text.clone();
-        for hole in &self.holes {
+        for hole in &self.placeholders {
             let number =
                 at.iter().find(|(n, _)| *n == hole.count).map_or(0, |(_, number)| ir::fault!("convert.layout.first", 0, hole.first) + number);
             name = name.replace(&format!("{{{}}}", hole.text), &number.to_string());
@@ -349,7 +353,7 @@ impl Shape {
             };
             return Err(helped(line, message, "`a, b = \"..\" [(x | y), z];` concatenates along the first dim"));
         }
-        // Names, before any size: each dim of a parameter exactly once.
+        // Names are checked before sizes: the layout has to name each dim of a parameter exactly once.
         for (k, view) in views.iter().enumerate() {
             let mut names: Vec<&str> = vec![];
             for atom in layout.iter().flatten() {
@@ -415,9 +419,9 @@ impl Shape {
     }
 
     /// Where the `k`th parameter of the line lies, at an index of the dims in the template.
-    fn part(&self, k: usize, view: &View<'_>, at: &[(String, u64)]) -> Part {
+    fn part(&self, k: usize, view: &View<'_>, at: &[(String, u64)]) -> ParamSlice {
         let own = at.iter().map(|(name, i)| view.dim(name).map_or(0, |d| d.1) * ir::fault!("convert.layout.index", 0, *i)).sum();
-        let mut part = Part { param: view.number, own, foreign: 0, loops: vec![] };
+        let mut part = ParamSlice { param: view.number, own, foreign: 0, loops: vec![] };
         let mut stride = 1;
         let mut push = |name: &str, size: u64, foreign: u64| part.loops.push(Loop { size, own: view.dim(name).map_or(0, |d| d.1), foreign });
         for factor in self.dims.iter().rev().flat_map(|d| d.iter().rev()) {

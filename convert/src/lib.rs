@@ -5,8 +5,8 @@
 //! [`import_as`] reads the tensors for a text of the user's; [`export`] goes back, with every tensor byte for byte as
 //! it was.
 //!
-//! What is specific to a kind of model is data: its text in `models/`, whose `weights hf` section says how the foreign tensors are named
-//! and laid out, and the table of its config's fields in [`family`].
+//! What is specific to a kind of model is data: its text in `models/`, whose `weights hf` section says how the
+//! foreign tensors are named and laid out, and the table of its config's fields in [`family`].
 //!
 //! **Invariant:** nothing in here prints or reads the environment, and no file appears in an output directory before all of them are
 //! complete.

@@ -2,7 +2,7 @@
 //! as they are read.
 
 use crate::ConvertError;
-use crate::tensors::{Checkpoint, Coding, Tensor};
+use crate::tensors::{Checkpoint, ElementCoding, Tensor};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ impl Scheme {
     pub fn read(value: &Value) -> Result<Scheme, String> {
         let only = || format!("{FIELD} = {value} is not supported, only quant_method \"fp8\" in e4m3 or \"mxfp4\"");
         let method = value.get("quant_method").and_then(Value::as_str).ok_or_else(only)?;
-        // How activations are rounded is a matter of inference.
+        // Fields about the rounding of activations are accepted: they concern inference only.
         let known: &[&str] = match method {
             "fp8" => &["quant_method", "fmt", "weight_block_size", "activation_scheme", "scale_fmt", "modules_to_not_convert", "dequantize"],
             "mxfp4" => &["quant_method", "modules_to_not_convert", "dequantize"],
@@ -86,7 +86,7 @@ pub fn decode(checkpoint: &mut Checkpoint, scheme: Scheme) -> Result<(), Convert
             Some((of_scale, shape)) if scale.shape == of_scale && [tensor.dtype, scale.dtype] == wanted => {
                 let scale = Box::new(checkpoint.tensors.remove(&name).expect("invariant: it was looked at"));
                 let tensor = checkpoint.tensors.remove(&coded).expect("invariant: it was looked at");
-                let coding = Coding::Scaled(scheme, scale);
+                let coding = ElementCoding::Scaled(scheme, scale);
                 checkpoint.tensors.insert(stem.to_owned(), tensor.standing_for(shape, coding));
             }
             _ => {
@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn the_lower_half_of_a_byte_of_mxfp4_comes_first_and_rows_become_columns() {
-        // Two rows of one group: 0.5 and 6 lead the first, with scale 2; -1 the second, with scale 1/2.
+        // Each of the two rows has one group. The first begins with 0.5 and 6 and has scale 2; the second begins with
+        // -1 and has scale 1/2.
         let (mut codes, scales) = ([0u8; 32], [128, 126]);
         codes[0] = 0x71;
         codes[16] = 0x0a;

@@ -1,7 +1,7 @@
 //! Rotary position embedding: what configs say of it in either style, and how it is written.
 
 use crate::config::{Config, Reader, literal};
-use crate::family::{Kind, Long, Rope, Yarn};
+use crate::family::{LongRopeSettings, Rope, SettingKind, YarnSettings};
 use serde_json::{Map, Value};
 
 /// The field of the theta of layers with windows, in the style of transformers 4, and what it is where there is none.
@@ -34,7 +34,7 @@ impl Reader<'_> {
             match local.or(self.config.get(LOCAL)) {
                 None => self.settings.push((setting, LOCAL_THETA.into())),
                 Some(Value::Object(local)) => self.local(setting, local),
-                Some(value) => self.number(LOCAL, setting, value, Kind::Real),
+                Some(value) => self.number(LOCAL, setting, value, SettingKind::Real),
             }
             if full.or(local).is_some() {
                 for (name, value) in inner.iter().filter(|(name, _)| !["full_attention", "sliding_attention"].contains(&name.as_str())) {
@@ -45,12 +45,12 @@ impl Reader<'_> {
         }
         let theta = self.either(group, inner, "rope_theta");
         match theta {
-            Some(value) => self.number("rope_theta", "rope_theta", value, Kind::Real),
+            Some(value) => self.number("rope_theta", "rope_theta", value, SettingKind::Real),
             None => self.settings.push(("rope_theta", rope.theta.into())),
         }
         let share = self.either(group, inner, "partial_rotary_factor");
         match (rope.share, share) {
-            (Some((setting, _)), Some(value)) => self.number("partial_rotary_factor", setting, value, Kind::Real),
+            (Some((setting, _)), Some(value)) => self.number("partial_rotary_factor", setting, value, SettingKind::Real),
             (Some((setting, default)), None) => self.settings.push((setting, default.into())),
             (None, Some(value)) if value.as_f64() != Some(1.0) => {
                 self.errors.push(format!("partial_rotary_factor = {value} is not supported, only 1.0"));
@@ -76,7 +76,7 @@ impl Reader<'_> {
             Some("linear") if rope.linear.is_some() => {
                 known.push("factor");
                 match (inner.get("factor"), rope.linear) {
-                    (Some(value), Some(setting)) => self.number(&format!("{group}.factor"), setting, value, Kind::Real),
+                    (Some(value), Some(setting)) => self.number(&format!("{group}.factor"), setting, value, SettingKind::Real),
                     _ => self.errors.push(format!("{group}.factor is missing")),
                 }
             }
@@ -84,16 +84,22 @@ impl Reader<'_> {
                 let yarn = rope.yarn.as_ref().expect("invariant: the arm asks");
                 known.extend(["factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"]);
                 known.push("original_max_position_embeddings");
-                let given = Yarning { group, inner, longest: self.config.get("max_position_embeddings") };
+                let given = YarnFields { group, inner, longest: self.config.get("max_position_embeddings") };
                 match given.settings(yarn) {
                     Ok(settings) => self.settings.extend(settings),
                     Err(errors) => self.errors.extend(errors),
                 }
             }
-            // transformers has taken all of these names for it.
+            // transformers has used all of these names for LongRoPE.
             Some("longrope" | "su" | "yarn") if rope.long.is_some() => {
                 let long = rope.long.as_ref().expect("invariant: the arm asks");
-                known.extend([Long::SHORT.0, Long::LONG.0, Long::SCALE.0, Long::ORIGINAL.0, "factor"]);
+                known.extend([
+                    LongRopeSettings::SHORT.0,
+                    LongRopeSettings::LONG.0,
+                    LongRopeSettings::SCALE.0,
+                    LongRopeSettings::ORIGINAL.0,
+                    "factor",
+                ]);
                 self.long(group, inner, long);
             }
             Some(_) => {
@@ -113,13 +119,13 @@ impl Reader<'_> {
     }
 
     /// LongRoPE: what stands beside the group counts for the original length, as transformers has it.
-    fn long(&mut self, group: &str, inner: &Map<String, Value>, long: &Long) {
+    fn long(&mut self, group: &str, inner: &Map<String, Value>, long: &LongRopeSettings) {
         let mut lengths = vec![];
-        for (field, setting) in [Long::SHORT, Long::LONG] {
+        for (field, setting) in [LongRopeSettings::SHORT, LongRopeSettings::LONG] {
             match inner.get(field).filter(|v| !v.is_null()) {
                 Some(value) => {
                     lengths.extend(value.as_array().map(Vec::len));
-                    self.number(&format!("{group}.{field}"), setting, value, Kind::Reals);
+                    self.number(&format!("{group}.{field}"), setting, value, SettingKind::Reals);
                 }
                 None => self.errors.push(format!("{group}.{field} is missing")),
             }
@@ -127,15 +133,15 @@ impl Reader<'_> {
         if let [short, long] = lengths[..]
             && short != long
         {
-            self.errors.push(format!("{group} has {short} numbers in {} and {long} in {}", Long::SHORT.0, Long::LONG.0));
+            self.errors.push(format!("{group} has {short} numbers in {} and {long} in {}", LongRopeSettings::SHORT.0, LongRopeSettings::LONG.0));
         }
-        let (field, setting) = Long::ORIGINAL;
+        let (field, setting) = LongRopeSettings::ORIGINAL;
         let usual = long.original.parse::<Value>().expect("invariant: a number");
         let original = self.config.get(field).filter(|v| !v.is_null()).unwrap_or(&usual);
         if let Some(other) = inner.get(field).filter(|v| !v.is_null() && v.as_f64() != original.as_f64()) {
             self.errors.push(format!("{group}.{field} = {other} contradicts {field} = {original}, which counts"));
         }
-        self.number(field, setting, original, Kind::Size);
+        self.number(field, setting, original, SettingKind::Size);
         let number = |name: &str| inner.get(name).and_then(Value::as_f64);
         let longest = self.config.get("max_position_embeddings").and_then(Value::as_f64).unwrap_or(1.0);
         let original = original.as_f64().unwrap_or(1.0);
@@ -145,17 +151,17 @@ impl Reader<'_> {
         } else {
             ir::fault!("convert.long.scale", 1.0 + ratio.ln() / original.ln(), (1.0 + ratio.ln() / original.ln()).sqrt())
         };
-        match inner.get(Long::SCALE.0).filter(|v| !v.is_null()) {
-            Some(value) => self.number(&format!("{group}.{}", Long::SCALE.0), Long::SCALE.1, value, Kind::Real),
-            None => self.number(&format!("{group}.factor"), Long::SCALE.1, &scale.into(), Kind::Real),
+        match inner.get(LongRopeSettings::SCALE.0).filter(|v| !v.is_null()) {
+            Some(value) => self.number(&format!("{group}.{}", LongRopeSettings::SCALE.0), LongRopeSettings::SCALE.1, value, SettingKind::Real),
+            None => self.number(&format!("{group}.factor"), LongRopeSettings::SCALE.1, &scale.into(), SettingKind::Real),
         }
     }
 
-    /// How layers with windows turn: by a theta alone.
+    /// Rotary embedding of layers with windows, which has a theta of its own and no scaling.
     fn local(&mut self, setting: &'static str, local: &Map<String, Value>) {
         for (name, value) in local {
             match name.as_str() {
-                "rope_theta" => self.number("rope_parameters.sliding_attention.rope_theta", setting, value, Kind::Real),
+                "rope_theta" => self.number("rope_parameters.sliding_attention.rope_theta", setting, value, SettingKind::Real),
                 "rope_type" if value == "default" => {}
                 _ => self.errors.push(format!("rope_parameters.sliding_attention.{name} = {value} is not supported, only a rope_theta")),
             }
@@ -167,19 +173,19 @@ impl Reader<'_> {
 }
 
 /// What a config says of YaRN.
-struct Yarning<'a> {
+struct YarnFields<'a> {
     group: &'a str,
     inner: &'a Map<String, Value>,
     /// The longest sequence, which is the original one where that is not said.
     longest: Option<&'a Value>,
 }
 
-impl Yarning<'_> {
+impl YarnFields<'_> {
     fn given(&self, name: &str) -> Option<&Value> {
         self.inner.get(name).filter(|v| !v.is_null())
     }
 
-    fn read(&self, name: &str, kind: Kind) -> Result<Option<String>, String> {
+    fn read(&self, name: &str, kind: SettingKind) -> Result<Option<String>, String> {
         let read = |value| literal(value, kind).map_err(|wanted| format!("{}.{name} = {value} is not {wanted}", self.group));
         self.given(name).map(read).transpose()
     }
@@ -188,7 +194,7 @@ impl Yarning<'_> {
     ///
     /// # Errors
     /// Values that are missing or of another kind.
-    fn settings(&self, yarn: &Yarn) -> Result<Vec<(&'static str, String)>, Vec<String>> {
+    fn settings(&self, yarn: &YarnSettings) -> Result<Vec<(&'static str, String)>, Vec<String>> {
         let (mut out, mut errors) = (vec![], vec![]);
         let mut add = |setting: &'static str, value: Result<Option<String>, String>, default: Result<&str, String>| match (value, default) {
             (Ok(Some(value)), _) => out.push((setting, value)),
@@ -196,23 +202,23 @@ impl Yarning<'_> {
             (Err(what), _) | (_, Err(what)) => errors.push(what),
         };
         let missing = |name: &str| Err(format!("{}.{name} is missing", self.group));
-        let (factor, original, truncate) = (Yarn::FACTOR, Yarn::ORIGINAL, Yarn::TRUNCATE);
-        add(factor.1, self.read(factor.0, Kind::Real), missing(factor.0));
-        for (field, setting, kind, default) in Yarn::NUMBERS {
+        let (factor, original, truncate) = (YarnSettings::FACTOR, YarnSettings::ORIGINAL, YarnSettings::TRUNCATE);
+        add(factor.1, self.read(factor.0, SettingKind::Real), missing(factor.0));
+        for (field, setting, kind, default) in YarnSettings::NUMBERS {
             add(setting, self.read(field, kind), Ok(default));
         }
         let longest = self.longest.and_then(Value::as_u64).map(|n| n.to_string());
-        add(original.1, self.read(original.0, Kind::Size), longest.as_deref().map_or_else(|| missing(original.0), Ok));
-        add(truncate.1, self.read(truncate.0, Kind::Bool), Ok("true"));
+        add(original.1, self.read(original.0, SettingKind::Size), longest.as_deref().map_or_else(|| missing(original.0), Ok));
+        add(truncate.1, self.read(truncate.0, SettingKind::Bool), Ok("true"));
         if let Some(setting) = yarn.scores {
-            add(setting, self.read("mscale_all_dim", Kind::Real), Ok("0.0"));
+            add(setting, self.read("mscale_all_dim", SettingKind::Real), Ok("0.0"));
         }
-        add(Yarn::SCALE.1, self.read(Yarn::SCALE.0, Kind::Real), Ok(&format!("{:?}", self.scale())));
+        add(YarnSettings::SCALE.1, self.read(YarnSettings::SCALE.0, SettingKind::Real), Ok(&format!("{:?}", self.scale())));
         out.extend(yarn.chosen.map(|setting| (setting, "true".into())));
         if errors.is_empty() { Ok(out) } else { Err(errors) }
     }
 
-    /// By what queries and keys are multiplied where the config does not say it.
+    /// The default factor of queries and keys, if the config does not say it.
     fn scale(&self) -> f64 {
         let number = |name: &str| self.given(name).and_then(Value::as_f64);
         let factor = number("factor").unwrap_or(1.0);
@@ -228,10 +234,11 @@ impl Yarning<'_> {
 pub fn settings(rope: &Rope) -> impl Iterator<Item = &'static str> {
     let plain = rope.scaling.iter().map(|s| s.1).chain(rope.share.map(|s| s.0)).chain(rope.local).chain(rope.linear).chain(["rope_theta"]);
     let yarn = rope.yarn.iter().flat_map(|yarn| {
-        let own = [Yarn::FACTOR.1, Yarn::ORIGINAL.1, Yarn::TRUNCATE.1, Yarn::SCALE.1];
-        own.into_iter().chain(Yarn::NUMBERS.map(|n| n.1)).chain(yarn.chosen).chain(yarn.scores)
+        let own = [YarnSettings::FACTOR.1, YarnSettings::ORIGINAL.1, YarnSettings::TRUNCATE.1, YarnSettings::SCALE.1];
+        own.into_iter().chain(YarnSettings::NUMBERS.map(|n| n.1)).chain(yarn.chosen).chain(yarn.scores)
     });
-    let long = rope.long.iter().flat_map(|_| [Long::SHORT.1, Long::LONG.1, Long::SCALE.1, Long::ORIGINAL.1]);
+    let long =
+        rope.long.iter().flat_map(|_| [LongRopeSettings::SHORT.1, LongRopeSettings::LONG.1, LongRopeSettings::SCALE.1, LongRopeSettings::ORIGINAL.1]);
     plain.chain(yarn).chain(long)
 }
 
@@ -242,13 +249,13 @@ pub fn reads_length(rope: &Rope, setting: &dyn Fn(&str) -> Option<Value>) -> boo
 }
 
 /// LongRoPE, if settings have its factors.
-fn long<'r>(rope: &'r Rope, setting: &dyn Fn(&str) -> Option<Value>) -> Option<&'r Long> {
+fn long<'r>(rope: &'r Rope, setting: &dyn Fn(&str) -> Option<Value>) -> Option<&'r LongRopeSettings> {
     let listed = |name: &str| setting(name).is_some_and(|v| v.as_array().is_some_and(|list| !list.is_empty()));
-    rope.long.as_ref().filter(|_| listed(Long::SHORT.1) || listed(Long::LONG.1))
+    rope.long.as_ref().filter(|_| listed(LongRopeSettings::SHORT.1) || listed(LongRopeSettings::LONG.1))
 }
 
 /// YaRN, if settings choose it.
-fn yarn<'r>(rope: &'r Rope, setting: &dyn Fn(&str) -> Option<Value>) -> Option<&'r Yarn> {
+fn yarn<'r>(rope: &'r Rope, setting: &dyn Fn(&str) -> Option<Value>) -> Option<&'r YarnSettings> {
     rope.yarn.as_ref().filter(|yarn| yarn.chosen.is_none_or(|chosen| setting(chosen) == Some(true.into())))
 }
 
@@ -270,11 +277,11 @@ pub fn write(rope: &Rope, config: &mut Config, setting: &dyn Fn(&str) -> Option<
     let mut group = Map::from_iter([("rope_type".to_owned(), Value::from(kind))]);
     let mut fields: Vec<(&str, &str)> = vec![];
     if long.is_some() {
-        fields.extend([Long::SHORT, Long::LONG, Long::SCALE]);
-        config.extend(setting(Long::ORIGINAL.1).map(|value| (Long::ORIGINAL.0.to_owned(), value)));
+        fields.extend([LongRopeSettings::SHORT, LongRopeSettings::LONG, LongRopeSettings::SCALE]);
+        config.extend(setting(LongRopeSettings::ORIGINAL.1).map(|value| (LongRopeSettings::ORIGINAL.0.to_owned(), value)));
     } else if let Some(yarn) = yarn {
-        fields.extend([Yarn::FACTOR, Yarn::ORIGINAL, Yarn::TRUNCATE, Yarn::SCALE]);
-        fields.extend(Yarn::NUMBERS.map(|n| (n.0, n.1)));
+        fields.extend([YarnSettings::FACTOR, YarnSettings::ORIGINAL, YarnSettings::TRUNCATE, YarnSettings::SCALE]);
+        fields.extend(YarnSettings::NUMBERS.map(|n| (n.0, n.1)));
         fields.extend(yarn.scores.map(|setting| ("mscale_all_dim", setting)));
     } else {
         fields.extend(rope.linear.map(|name| ("factor", name)));

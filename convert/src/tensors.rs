@@ -1,7 +1,7 @@
 //! Safetensors files: mapped ones to read, whole or in shards, and the order of bytes to write.
 
 use crate::ConvertError;
-use crate::dtypes::{Float, Losses};
+use crate::dtypes::{Float, RoundingLosses};
 use crate::quantised::{self, Scheme};
 use ir::provenance::{self, Provenance};
 use memmap2::Mmap;
@@ -33,23 +33,23 @@ pub struct Checkpoint {
 pub struct Tensor {
     pub dtype: Dtype,
     pub shape: Vec<u64>,
-    pub coding: Coding,
+    pub coding: ElementCoding,
     map: usize,
     bytes: std::ops::Range<usize>,
 }
 
 impl Tensor {
     /// The same bytes, as codes of a tensor of this shape.
-    pub fn standing_for(self, shape: Vec<u64>, coding: Coding) -> Tensor {
+    pub fn standing_for(self, shape: Vec<u64>, coding: ElementCoding) -> Tensor {
         Tensor { shape, coding, ..self }
     }
 }
 
 /// What the elements of a tensor are.
-pub enum Coding {
-    /// Its values.
+pub enum ElementCoding {
+    /// The elements are values.
     Plain,
-    /// Codes; another tensor has their scales.
+    /// The elements are codes, whose scales another tensor holds.
     Scaled(Scheme, Box<Tensor>),
 }
 
@@ -91,7 +91,7 @@ impl Checkpoint {
         let map = value.get("weight_map").and_then(Value::as_object).ok_or_else(|| malformed("has no weight_map".into()))?;
         let mut names: Vec<&str> = vec![];
         for (tensor, file) in map {
-            // Nothing outside of the directory.
+            // A name with a path is refused, as it could lead out of the directory.
             let file = file.as_str().filter(|f| Path::new(f).file_name().is_some_and(|n| n == *f));
             let file = file.ok_or_else(|| malformed(format!("does not name a file beside it for `{tensor}`")))?;
             if !names.contains(&file) {
@@ -137,7 +137,7 @@ impl Checkpoint {
                 return Err(malformed(format!("ends within `{name}`")));
             }
             let shape = info.shape.iter().map(|n| *n as u64).collect();
-            let tensor = Tensor { dtype: info.dtype, shape, coding: Coding::Plain, map: self.maps.len(), bytes: data + start..data + end };
+            let tensor = Tensor { dtype: info.dtype, shape, coding: ElementCoding::Plain, map: self.maps.len(), bytes: data + start..data + end };
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(malformed(format!("holds `{name}`, which another shard holds too")));
             }
@@ -160,8 +160,8 @@ impl Checkpoint {
     pub fn floats(&self, tensor: &Tensor) -> (Cow<'_, [u8]>, Dtype) {
         let bytes = self.bytes(tensor);
         match &tensor.coding {
-            Coding::Plain => (bytes.into(), tensor.dtype),
-            Coding::Scaled(scheme, scale) => (quantised::values(*scheme, &tensor.shape, bytes, self.bytes(scale)).into(), Dtype::F32),
+            ElementCoding::Plain => (bytes.into(), tensor.dtype),
+            ElementCoding::Scaled(scheme, scale) => (quantised::values(*scheme, &tensor.shape, bytes, self.bytes(scale)).into(), Dtype::F32),
         }
     }
 }
@@ -199,7 +199,7 @@ pub enum Format<'a> {
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct WrittenTensor {
     pub name: String,
     pub shape: Vec<u64>,
     pub dtype: Float,
@@ -210,10 +210,15 @@ pub struct Wanted {
 ///
 /// # Errors
 /// What the file system says.
-pub fn write(file: &mut File, format: Format<'_>, tensors: &[Wanted], mut fill: impl FnMut(usize, &mut [u8])) -> std::io::Result<Vec<Losses>> {
+pub fn write(
+    file: &mut File,
+    format: Format<'_>,
+    tensors: &[WrittenTensor],
+    mut fill: impl FnMut(usize, &mut [u8]),
+) -> std::io::Result<Vec<RoundingLosses>> {
     let mut end = 0;
     let mut infos = vec![];
-    for Wanted { name, shape, dtype } in tensors {
+    for WrittenTensor { name, shape, dtype } in tensors {
         let shape: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
         let start = end;
         end += shape.iter().product::<usize>() * dtype.size();
@@ -233,7 +238,7 @@ pub fn write(file: &mut File, format: Format<'_>, tensors: &[Wanted], mut fill: 
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     let mut buffer = vec![];
-    let mut losses = vec![Losses::default(); tensors.len()];
+    let mut losses = vec![RoundingLosses::default(); tensors.len()];
     for (i, tensor) in tensors.iter().enumerate() {
         buffer.clear();
         buffer.resize(tensor.shape.iter().product::<u64>() as usize * 4, 0);
@@ -255,7 +260,7 @@ mod tests {
     fn no_damage_to_a_header_makes_reading_panic() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.safetensors");
-        let wanted = |name: &str, shape: &[u64]| Wanted { name: name.into(), shape: shape.into(), dtype: Float::F32 };
+        let wanted = |name: &str, shape: &[u64]| WrittenTensor { name: name.into(), shape: shape.into(), dtype: Float::F32 };
         let tensors = [wanted("a", &[2, 3]), wanted("b", &[])];
         write(&mut File::create(&path).unwrap(), Format::Pytorch, &tensors, |i, bytes| bytes.fill(i as u8)).unwrap();
         let good = std::fs::read(&path).unwrap();

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 pub struct Blend {
     /// Paths of the data sets, with or without the ends of their files' names.
     pub prefixes: Vec<PathBuf>,
-    /// None takes all samples of each data set for one epoch.
+    /// Weight of each data set; none takes all samples of each for one epoch.
     pub weights: Option<Vec<f64>>,
 }
 
@@ -103,7 +103,7 @@ pub fn sizes(weights: &[f64], samples: u64, surplus: f64) -> Vec<(u64, u64)> {
 }
 
 /// Which data set each sample is of.
-pub struct Mixed {
+pub struct BlendedOrder {
     /// The data set of each sample, two a number, the first in the lower half; how many data sets and samples there
     /// are; how many samples of each data set come before every `stride`-th sample, and before the end.
     pub(crate) rows: Rows,
@@ -111,8 +111,8 @@ pub struct Mixed {
     samples: u64,
 }
 
-/// One that is being made.
-struct Mixing {
+/// An order that is being blended.
+struct BlendBuilder {
     of: Vec<u32>,
     marks: Vec<u32>,
     counts: Vec<u32>,
@@ -127,9 +127,9 @@ fn stride(sets: usize) -> usize {
     (8 * sets).max(64)
 }
 
-impl Mixing {
-    fn new(sets: usize, samples: u32) -> Mixing {
-        Mixing {
+impl BlendBuilder {
+    fn new(sets: usize, samples: u32) -> BlendBuilder {
+        BlendBuilder {
             of: Vec::with_capacity((samples as usize).div_ceil(2)),
             marks: vec![],
             counts: vec![0; sets],
@@ -153,20 +153,20 @@ impl Mixing {
         self.counts[set] += 1;
     }
 
-    fn done(mut self) -> Mixed {
+    fn done(mut self) -> BlendedOrder {
         self.marks.extend_from_slice(&self.counts);
         let (sets, samples) = (self.counts.len(), self.samples);
         let rows = [self.of, vec![sets as u32, samples], self.marks];
-        Mixed { rows: rows.map(Numbers::Memory), sets, samples: samples.into() }
+        BlendedOrder { rows: rows.map(Numbers::Memory), sets, samples: samples.into() }
     }
 }
 
-impl Mixed {
-    /// So many samples, by weights.
-    pub fn by_weights(weights: &[f64], samples: u32) -> Mixed {
+impl BlendedOrder {
+    /// Blends this many samples by weights.
+    pub fn by_weights(weights: &[f64], samples: u32) -> BlendedOrder {
         let weights = normalized(weights);
-        let mut mixing = Mixing::new(weights.len(), samples);
-        // As floats, and without a branch between them, so that errors are computed several at a time.
+        let mut mixing = BlendBuilder::new(weights.len(), samples);
+        // The errors are floats that no branch stands between, so that the compiler vectorizes their loop.
         let (mut taken, mut errors) = (vec![0.0f64; weights.len()], vec![0.0f64; weights.len()]);
         for n in 0..samples {
             let at = f64::from(n).max(1.0);
@@ -180,10 +180,10 @@ impl Mixed {
     }
 
     /// All samples of each data set, each in its part of the way (`build_exhaustive_blending_indices`).
-    pub fn exhaustive(sizes: &[u32]) -> Mixed {
+    pub fn exhaustive(sizes: &[u32]) -> BlendedOrder {
         let total: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
         let weights: Vec<f64> = sizes.iter().map(|s| f64::from(*s) / total as f64).collect();
-        let mut mixing = Mixing::new(sizes.len(), total.min(u32::MAX.into()) as u32);
+        let mut mixing = BlendBuilder::new(sizes.len(), total.min(u32::MAX.into()) as u32);
         let mut unspent: Vec<usize> = (0..sizes.len()).filter(|s| sizes[*s] > 0).collect();
         let mut n = 0.0f64;
         while !unspent.is_empty() {
@@ -205,15 +205,15 @@ impl Mixed {
     }
 
     /// The blend of so many data sets that rows are, if they have the lengths for it.
-    pub(crate) fn of(rows: Rows, sets: usize) -> Option<Mixed> {
+    pub(crate) fn of(rows: Rows, sets: usize) -> Option<BlendedOrder> {
         let [of, about, marks] = &rows;
         let samples = about.get(1).map(u64::from)?;
         let fits = about.get(0) == u32::try_from(sets).ok() && about.len() == 2 && of.len() == samples.div_ceil(2);
         let marked = samples.div_ceil(stride(sets) as u64) + 1;
-        (fits && marks.len() == marked * sets as u64).then_some(Mixed { sets, samples, rows })
+        (fits && marks.len() == marked * sets as u64).then_some(BlendedOrder { sets, samples, rows })
     }
 
-    /// By what the blend of these weights, or the one of all samples, is known again.
+    /// Key of the blend of these weights, or of the blend of all samples, in a cache.
     pub(crate) fn key(weights: &[f64], samples: Option<u32>) -> Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"a blend of samples, as megatron-core 0.16");
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_samples_own_number_counts_those_of_its_data_set_before_it() {
-        for mixed in [Mixed::by_weights(&[0.2, 0.5, 0.3], 5001), Mixed::exhaustive(&[1000, 0, 2500])] {
+        for mixed in [BlendedOrder::by_weights(&[0.2, 0.5, 0.3], 5001), BlendedOrder::exhaustive(&[1000, 0, 2500])] {
             let mut counts = [0; 3];
             for n in 0..mixed.len() {
                 let (set, own) = mixed.get(n).expect("a sample");

@@ -13,7 +13,7 @@
 
 use crate::cores;
 use crate::map::{Map, Numbers, number};
-use crate::order::{Extra, Layout, Overlong, Rest, Rule};
+use crate::order::{ExtraToken, Layout, Overlong, Remainder, Rule};
 use blake3::{Hash, Hasher};
 use std::fs;
 use std::io;
@@ -30,17 +30,17 @@ const PIECE: usize = 16 << 20;
 /// Three rows of numbers, of which an order or a blend is made.
 pub type Rows = [Numbers; 3];
 
-/// By what an order is known again: the layout of samples, the rule, and the lengths of its documents.
+/// Key of an order in a cache: it follows from the layout of samples, the rule, and the lengths of the documents.
 pub fn key(layout: Layout, rule: &Rule, lengths: &[u8]) -> Hash {
-    // An order that follows other rules than those of this version is another.
+    // Every field of the rule enters the key, so that orders by different rules have different keys.
     let Rule { sequence_length, extra, rest, seed, samples, documents } = rule;
     let extra = match extra {
-        Extra::Token => 1,
-        Extra::Nothing => 0,
+        ExtraToken::Included => 1,
+        ExtraToken::Omitted => 0,
     };
     let rest = match rest {
-        Rest::Dropped => 0,
-        Rest::Kept => 1,
+        Remainder::Dropped => 0,
+        Remainder::Kept => 1,
     };
     let mut hasher = Hasher::new();
     hasher.update(match layout {
@@ -89,8 +89,8 @@ pub fn write(file: &Path, key: &Hash, rows: &Rows) -> io::Result<()> {
         all.update(hash?.as_bytes());
     }
     part.as_file().write_all_at(all.finalize().as_bytes(), 4 * numbers)?;
-    // What a crash leaves of it is found by its hash, so nobody waits for the disk. Whoever reads the data set may use
-    // its order.
+    // Nothing waits for the disk here: a file that a crash damaged does not match its hash. Its mode lets everybody
+    // who reads the data set use the order.
     fs::set_permissions(part.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
     part.persist(file)?;
     Ok(())
@@ -116,8 +116,8 @@ fn bytes(rows: &[&Numbers], wanted: Range<u64>) -> Vec<u8> {
     bytes
 }
 
-/// What a file of rows turned out to be.
-pub enum Found {
+/// The rows that a file of a cache has, or why there are none.
+pub enum CachedRows {
     Rows(Rows),
     Missing,
     /// Why it is not used.
@@ -125,13 +125,13 @@ pub enum Found {
 }
 
 /// Reads rows, all of whose bytes are looked at.
-pub fn read(file: &Path, key: &Hash) -> io::Result<Found> {
+pub fn read(file: &Path, key: &Hash) -> io::Result<CachedRows> {
     let map = match Map::open(file) {
         Ok(map) => Arc::new(map),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(CachedRows::Missing),
         Err(e) => return Err(e),
     };
-    let damaged = |what: &str| Ok(Found::Damaged(what.into()));
+    let damaged = |what: &str| Ok(CachedRows::Damaged(what.into()));
     let Some((content, hash)) = map.split_last_chunk::<32>() else { return damaged("it is too short") };
     if content.len() < HEADER || !content.starts_with(&MAGIC) {
         return damaged("it is no order of samples and no blend");
@@ -157,7 +157,7 @@ pub fn read(file: &Path, key: &Hash) -> io::Result<Found> {
     if *pieces(content).as_bytes() != *hash {
         return damaged("its hash is not that of its content");
     }
-    Ok(Found::Rows([0, 1, 2].map(|k| Numbers::File(map.clone(), rows[k].clone()))))
+    Ok(CachedRows::Rows([0, 1, 2].map(|k| Numbers::File(map.clone(), rows[k].clone()))))
 }
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
     use crate::random::RandomState;
 
     fn order(seed: u32) -> (Rule, Vec<u8>, Order) {
-        let rule = Rule { sequence_length: 4, extra: Extra::Token, rest: Rest::Dropped, seed, samples: Some(50), documents: 0..9 };
+        let rule = Rule { sequence_length: 4, extra: ExtraToken::Included, rest: Remainder::Dropped, seed, samples: Some(50), documents: 0..9 };
         let lengths: Vec<u8> = (1..10i32).flat_map(|l| (l * 3).to_le_bytes()).collect();
         let order = Order::build(&rule, &lengths).expect("an order");
         (rule, lengths, order)
@@ -179,11 +179,11 @@ mod tests {
         let file = folder.path().join("new/x.order");
         let (rule, lengths, order) = order(3);
         let key = key(Layout::Stream, &rule, &lengths);
-        assert!(matches!(read(&file, &key), Ok(Found::Missing)));
+        assert!(matches!(read(&file, &key), Ok(CachedRows::Missing)));
         write(&file, &key, &order.rows).expect("written");
         let all = |o: &Order| [o.documents().collect::<Vec<_>>(), o.samples().collect(), o.shuffle().collect()];
         match read(&file, &key) {
-            Ok(Found::Rows(rows)) => assert_eq!(all(&Order::of(rows).expect("an order")), all(&order)),
+            Ok(CachedRows::Rows(rows)) => assert_eq!(all(&Order::of(rows).expect("an order")), all(&order)),
             _ => panic!("it is whole"),
         }
         let whole = fs::read(&file).expect("a file");
@@ -197,7 +197,7 @@ mod tests {
                 _ => bytes.insert(at, 0xff),
             }
             fs::remove_file(&file).and_then(|()| fs::write(&file, bytes)).expect("written");
-            assert!(matches!(read(&file, &key), Ok(Found::Damaged(_))));
+            assert!(matches!(read(&file, &key), Ok(CachedRows::Damaged(_))));
         }
     }
 
@@ -220,8 +220,8 @@ mod tests {
         let others = [
             Rule { seed: 4, ..rule.clone() },
             Rule { samples: None, ..rule.clone() },
-            Rule { extra: Extra::Nothing, ..rule.clone() },
-            Rule { rest: Rest::Kept, ..rule.clone() },
+            Rule { extra: ExtraToken::Omitted, ..rule.clone() },
+            Rule { rest: Remainder::Kept, ..rule.clone() },
             Rule { documents: 0..8, ..rule.clone() },
         ];
         let [cut, split] = [Overlong::Cut, Overlong::Split].map(|long| key(Layout::Packed(long), &rule, &lengths));

@@ -35,7 +35,7 @@ pub fn map<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> T + Sync) -> Vec
     })
 }
 
-/// As [`map`] of more items than there are cores: whoever is free takes the next.
+/// Does what [`map`] does for more items than there are cores: each core that is free takes the next one.
 pub fn queue<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> T + Sync) -> Vec<T> {
     let threads = count().min(items.len()).max(1);
     let items = Mutex::new(items.into_iter().enumerate());

@@ -8,13 +8,13 @@ mod sample;
 
 pub use sample::{Piece, Sample};
 
-use crate::blend::{Blend, BlendError, Mixed, sizes};
-use crate::cache::{self, Found, Rows};
+use crate::blend::{Blend, BlendError, BlendedOrder, sizes};
+use crate::cache::{self, CachedRows, Rows};
 use crate::cores;
 use crate::indexed::{Indexed, IndexedError, bare, with};
 use crate::machine;
 use crate::mask::{Mask, MaskError, Masks};
-use crate::order::{Extent, Extra, Layout, MOST, Order, OrderError, Rest, Rule};
+use crate::order::{Extent, ExtraToken, Layout, MOST, Order, OrderError, Remainder, Rule};
 use crate::packing::{self, Packed, Statistics};
 use crate::split::{Part, Split, SplitError, normalized};
 use blake3::Hash;
@@ -65,9 +65,9 @@ pub struct Request {
     /// Whether masks beside the data sets say which tokens count as labels.
     pub masks: Masks,
     /// Packed documents leave the extra token empty, unless a document goes on behind the row.
-    pub extra: Extra,
+    pub extra: ExtraToken,
     /// What becomes of validation's last tokens; those of training and test are dropped.
-    pub valid_rest: Rest,
+    pub valid_rest: Remainder,
     /// How many more samples than the blend takes are made of each data set, as a part of them. Megatron's is 0.005.
     pub surplus: f64,
     /// Where orders and blends are kept, to be read the next time.
@@ -79,7 +79,7 @@ pub struct Request {
 impl Request {
     /// Megatron's defaults.
     pub fn new(source: Source, samples: [Option<u64>; 3], sequence_length: u32) -> Request {
-        let (layout, masks, extra, valid_rest) = (Layout::Stream, Masks::Nowhere, Extra::Token, Rest::Dropped);
+        let (layout, masks, extra, valid_rest) = (Layout::Stream, Masks::Nowhere, ExtraToken::Included, Remainder::Dropped);
         Request { source, samples, sequence_length, seed: 1234, layout, masks, extra, valid_rest, surplus: 0.005, cache: Cache::Beside, pad: 0 }
     }
 }
@@ -112,7 +112,7 @@ pub enum Error {
 
 /// What happened while orders were built, of which a user may want to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum CacheNotice {
     /// A file is replaced, as it is damaged.
     Damaged {
         /// The damaged file of a cache.
@@ -136,14 +136,14 @@ pub struct Opened {
     /// One for each [`Part`], by its number; `None` where it has no samples.
     pub parts: [Option<Dataset>; 3],
     /// In the order of parts: orders that were built, and files that were damaged.
-    pub notices: Vec<Notice>,
+    pub notices: Vec<CacheNotice>,
 }
 
 /// The samples of a part, in order.
 pub struct Dataset {
     sets: Vec<Set>,
     part: Part,
-    mixed: Option<Mixed>,
+    mixed: Option<BlendedOrder>,
     width: usize,
     /// Tokens of documents that a packed sample has at most.
     room: u32,
@@ -202,7 +202,7 @@ pub fn open(request: &Request) -> Result<Opened, Error> {
             };
             opened.insert(prefix.clone(), (tokens.clone(), mask.clone()));
             let documents = plan.split.sequences(part, tokens.sequences()).unwrap_or(0..0);
-            let rest = if part == Part::Valid { request.valid_rest } else { Rest::Dropped };
+            let rest = if part == Part::Valid { request.valid_rest } else { Remainder::Dropped };
             let (sequence_length, seed, extra) = (request.sequence_length, request.seed, request.extra);
             let rule = Rule { sequence_length, extra, rest, seed, samples: *samples, documents };
             tasks.push(Task { prefix, part, tokens, mask, rule });
@@ -252,7 +252,7 @@ fn files(prefix: &Path, masks: Masks) -> Result<Files, Error> {
 struct Plan {
     blend: Blend,
     split: Split,
-    /// Of each data set.
+    /// Samples that are made of each data set.
     samples: Vec<Option<u64>>,
     /// Of the part.
     size: Option<u64>,
@@ -260,7 +260,7 @@ struct Plan {
     plain: bool,
 }
 
-/// As `BlendedMegatronDatasetBuilder` plans it; none where the part has nothing.
+/// Plans a part as `BlendedMegatronDatasetBuilder` does; none where the part has nothing.
 fn plan(request: &Request, part: Part) -> Result<Option<Plan>, Error> {
     let (blend, split) = match &request.source {
         Source::Shared { blend, split } => (blend.clone(), split.clone()),
@@ -291,7 +291,7 @@ fn plan(request: &Request, part: Part) -> Result<Option<Plan>, Error> {
 }
 
 /// Which data set each sample is of: reads it or finds it out.
-fn mix(request: &Request, part: Part, plan: &Plan, sets: &[Set], notices: &mut Vec<Notice>) -> Result<Option<Mixed>, Error> {
+fn mix(request: &Request, part: Part, plan: &Plan, sets: &[Set], notices: &mut Vec<CacheNotice>) -> Result<Option<BlendedOrder>, Error> {
     let wrong = |cause| Error::Blend { part, cause };
     if plan.plain {
         return Ok(None);
@@ -308,12 +308,12 @@ fn mix(request: &Request, part: Part, plan: &Plan, sets: &[Set], notices: &mut V
             (sets.iter().map(|s| s.order.len() as f64).collect(), all)
         }
     };
-    let key = Mixed::key(&weights, samples);
+    let key = BlendedOrder::key(&weights, samples);
     let file = sets.first().and_then(|first| request.cache.file(first.tokens.prefix(), part, &key, "blend"));
-    let read = |rows| Mixed::of(rows, sets.len());
+    let read = |rows| BlendedOrder::of(rows, sets.len());
     let build = || match samples {
-        Some(samples) => Mixed::by_weights(&weights, samples),
-        None => Mixed::exhaustive(&sets.iter().map(|s| s.order.len() as u32).collect::<Vec<_>>()),
+        Some(samples) => BlendedOrder::by_weights(&weights, samples),
+        None => BlendedOrder::exhaustive(&sets.iter().map(|s| s.order.len() as u32).collect::<Vec<_>>()),
     };
     let mixed = kept(file.as_deref(), &key, notices, read, |_| Ok(build()), |mixed| &mixed.rows)?;
     for (set, takes) in sets.iter().zip(mixed.counts()) {
@@ -326,7 +326,7 @@ fn mix(request: &Request, part: Part, plan: &Plan, sets: &[Set], notices: &mut V
 }
 
 /// Reads an order or builds it.
-fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Error> {
+fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<CacheNotice>), Error> {
     let Task { prefix, part, tokens, mask, rule } = task;
     let key = cache::key(request.layout, &rule, tokens.lengths());
     let file = request.cache.file(&prefix, part, &key, request.layout.kind());
@@ -335,18 +335,19 @@ fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Erro
         Layout::Stream => Order::of(rows).map(Arranged::Stream),
         Layout::Packed(overlong) => Packed::of(rows, overlong).map(Arranged::Packed),
     };
-    let build = |notices: &mut Vec<Notice>| {
+    let build = |notices: &mut Vec<CacheNotice>| {
         let order = match request.layout {
             Layout::Stream => Order::build(&rule, tokens.lengths()).map(Arranged::Stream),
             Layout::Packed(overlong) => Packed::build(&rule, overlong, tokens.lengths()).map(Arranged::Packed),
         };
         let order = order.map_err(wrong)?;
-        notices.push(Notice::Built { prefix: prefix.clone(), part, samples: order.len() });
+        notices.push(CacheNotice::Built { prefix: prefix.clone(), part, samples: order.len() });
         Ok(order)
     };
     let mut notices = vec![];
     let order = kept(file.as_deref(), &key, &mut notices, read, build, Arranged::rows)?;
-    // Of more samples in as many epochs, those that come first are the same; of packed ones in any number of epochs.
+    // Among streams with the same number of epochs, the first samples do not depend on how many are asked for. Packed
+    // rows do not depend on the number of epochs either.
     let mut course = blake3::Hasher::new();
     course.update(cache::key(request.layout, &Rule { samples: None, ..rule.clone() }, tokens.lengths()).as_bytes());
     let epochs = match &order {
@@ -365,7 +366,7 @@ fn order(request: &Request, task: Task) -> Result<(Set, Hash, Vec<Notice>), Erro
 }
 
 impl Layout {
-    /// With what names of files in a cache end.
+    /// Extension of the files of a cache.
     fn kind(self) -> &'static str {
         match self {
             Layout::Stream => "order",
@@ -399,32 +400,32 @@ impl Arranged {
 fn kept<T>(
     file: Option<&Path>,
     key: &Hash,
-    notices: &mut Vec<Notice>,
+    notices: &mut Vec<CacheNotice>,
     read: impl Fn(Rows) -> Option<T>,
-    build: impl FnOnce(&mut Vec<Notice>) -> Result<T, Error>,
+    build: impl FnOnce(&mut Vec<CacheNotice>) -> Result<T, Error>,
     rows: impl FnOnce(&T) -> &Rows,
 ) -> Result<T, Error> {
     let Some(file) = file else { return build(notices) };
     let failed = |cause| Error::Cache { file: file.into(), cause };
     let found = |found| match found {
-        Found::Rows(rows) => read(rows).ok_or(Some("its rows do not fit each other".to_string())),
-        Found::Damaged(what) => Err(Some(what)),
-        Found::Missing => Err(None),
+        CachedRows::Rows(rows) => read(rows).ok_or(Some("its rows do not fit each other".to_string())),
+        CachedRows::Damaged(what) => Err(Some(what)),
+        CachedRows::Missing => Err(None),
     };
     match found(cache::read(file, key).map_err(failed)?) {
         Ok(made) => return Ok(made),
-        Err(damage) => notices.extend(damage.map(|what| Notice::Damaged { file: file.into(), what })),
+        Err(damage) => notices.extend(damage.map(|what| CacheNotice::Damaged { file: file.into(), what })),
     }
-    // The processes of a machine need it all at once, and one of them builds it.
-    let alone = machine::alone(&key.to_hex());
-    if alone.has_waited
+    // All processes of a machine need the order at the same time, so one of them builds it for all.
+    let lock = machine::lock(&key.to_hex());
+    if lock.has_waited
         && let Ok(made) = found(cache::read(file, key).map_err(failed)?)
     {
         return Ok(made);
     }
     let made = build(notices)?;
     cache::write(file, key, rows(&made)).map_err(failed)?;
-    // What is in the file is shared by all processes that read it, so that it need not be in this one's memory.
+    // All processes that map the file share its memory, so this one drops its own copy.
     drop(made);
     let lost = || failed(io::Error::other("it was changed while it was written"));
     found(cache::read(file, key).map_err(failed)?).map_err(|_| lost())
@@ -444,7 +445,7 @@ impl Cache {
 impl Dataset {
     /// Samples.
     pub fn len(&self) -> u64 {
-        self.mixed.as_ref().map_or_else(|| self.sets[0].order.len(), Mixed::len)
+        self.mixed.as_ref().map_or_else(|| self.sets[0].order.len(), BlendedOrder::len)
     }
 
     /// Whether there are no samples.
@@ -457,7 +458,7 @@ impl Dataset {
         self.width
     }
 
-    /// By what the samples and their order are known again: the hash of what they follow from, without the tokens.
+    /// Key of the samples and their order: the hash of all that they follow from, without the tokens.
     pub fn key(&self) -> Hash {
         self.key
     }

@@ -5,8 +5,8 @@ use crate::indexed::{Dtype, Indexed, IndexedError};
 
 /// How closely a data set is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// At its index.
+pub enum InspectDepth {
+    /// Only the index is read.
     Index,
     /// At every token too.
     Tokens,
@@ -31,7 +31,7 @@ pub struct Contents {
     pub median: u64,
     /// Length of the longest document; 0 if there is none.
     pub longest: u64,
-    /// If all tokens were looked at, and there are any.
+    /// Largest token, if all tokens were looked at and there are any.
     pub largest_token: Option<u32>,
 }
 
@@ -40,7 +40,7 @@ const TOKENS: usize = 1 << 16;
 
 /// # Errors
 /// A token below 0 or above 4294967295, if all are looked at.
-pub fn inspect(set: &Indexed, look: Look) -> Result<Contents, IndexedError> {
+pub fn inspect(set: &Indexed, depth: InspectDepth) -> Result<Contents, IndexedError> {
     let lengths = cores::map(cores::ranges(set.documents() as usize), |range| {
         let length = |d: usize| set.document(d as u64).into_iter().flatten().filter_map(|s| set.length(s)).map(u64::from).sum();
         range.map(length).collect::<Vec<u64>>()
@@ -48,9 +48,9 @@ pub fn inspect(set: &Indexed, look: Look) -> Result<Contents, IndexedError> {
     let mut lengths = lengths.concat();
     let middle = lengths.len().saturating_sub(1) / 2;
     let median = if lengths.is_empty() { 0 } else { *lengths.select_nth_unstable(middle).1 };
-    let largest_token = match look {
-        Look::Index => None,
-        Look::Tokens => {
+    let largest_token = match depth {
+        InspectDepth::Index => None,
+        InspectDepth::Tokens => {
             let ranges = cores::ranges(set.sequences() as usize);
             let found = cores::map(ranges, |range| largest(set, range.start as u64..range.end as u64));
             found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().max()
@@ -111,11 +111,11 @@ mod tests {
         writer.document(&[1, 2, 3], &[1, 2]).and_then(|()| writer.document(&[], &[])).expect("written");
         writer.document(&[900; 100], &[100]).and_then(|()| writer.finish()).expect("written");
         let set = Indexed::open(&prefix).expect("a data set");
-        let contents = inspect(&set, Look::Tokens).expect("contents");
+        let contents = inspect(&set, InspectDepth::Tokens).expect("contents");
         let (documents, sequences, tokens, largest_token) = (3, 3, 103, Some(900));
         let expected = Contents { dtype: Dtype::U16, documents, sequences, tokens, empty: 1, shortest: 0, median: 3, longest: 100, largest_token };
         assert_eq!(contents, expected);
-        assert_eq!(inspect(&set, Look::Index).expect("contents"), Contents { largest_token: None, ..expected });
+        assert_eq!(inspect(&set, InspectDepth::Index).expect("contents"), Contents { largest_token: None, ..expected });
         assert_eq!(document(&set, 0, 2).expect("tokens"), [1, 2]);
         assert_eq!(document(&set, 0, 9).expect("tokens"), [1, 2, 3]);
         assert!(document(&set, 7, 9).expect("tokens").is_empty());

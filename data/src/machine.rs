@@ -13,15 +13,15 @@ const TICK: Duration = Duration::from_millis(20);
 /// How long it waits at most. It then does the same work beside the other, which costs time alone.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// While it lives, others of the machine wait.
-pub struct Alone {
+/// A lock of this machine: while it lives, other processes that want it wait.
+pub struct MachineLock {
     _lock: Option<UnixListener>,
     /// Whether another process had it before.
     pub has_waited: bool,
 }
 
-/// Waits until no other process of this machine is alone with this name.
-pub fn alone(name: &str) -> Alone {
+/// Waits until no other process of this machine has the lock of this name, and takes it.
+pub fn lock(name: &str) -> MachineLock {
     let begun = Instant::now();
     let mut has_waited = false;
     let address = SocketAddr::from_abstract_name(format!("mcc-data-{name}"));
@@ -29,16 +29,16 @@ pub fn alone(name: &str) -> Alone {
         && begun.elapsed() < PATIENCE
     {
         match UnixListener::bind_addr(address) {
-            Ok(lock) => return Alone { _lock: Some(lock), has_waited },
+            Ok(lock) => return MachineLock { _lock: Some(lock), has_waited },
             Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
                 has_waited = true;
                 sleep(TICK);
             }
-            // Where there are no such names, each builds its own.
+            // Where such names cannot be bound, each process does the work itself.
             Err(_) => break,
         }
     }
-    Alone { _lock: None, has_waited }
+    MachineLock { _lock: None, has_waited }
 }
 
 #[cfg(test)]
@@ -48,10 +48,10 @@ mod tests {
     #[test]
     fn one_is_alone_at_a_time() {
         let name = format!("test-{}", std::process::id());
-        let first = alone(&name);
-        assert!(!first.has_waited && !alone(&format!("{name}-other")).has_waited);
+        let first = lock(&name);
+        assert!(!first.has_waited && !lock(&format!("{name}-other")).has_waited);
         let second = std::thread::scope(|scope| {
-            let second = scope.spawn(|| alone(&name).has_waited);
+            let second = scope.spawn(|| lock(&name).has_waited);
             sleep(3 * TICK);
             drop(first);
             second.join()

@@ -81,7 +81,7 @@ impl Mask {
         Ok(Mask(mask))
     }
 
-    /// By what the numbers are known again.
+    /// Hash by which the mask is known again.
     pub fn sampled(&self) -> blake3::Hash {
         self.0.sampled()
     }

@@ -21,26 +21,26 @@ use std::ops::Range;
 
 /// Whether samples take one token more than they are long: the label of the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extra {
+pub enum ExtraToken {
     /// One more, which is also the first of the next sample.
-    Token,
+    Included,
     /// No token more than `sequence_length`.
-    Nothing,
+    Omitted,
 }
 
-impl Extra {
+impl ExtraToken {
     /// Tokens of a sample beyond `sequence_length`: 1 or 0.
     pub fn tokens(self) -> u32 {
         match self {
-            Extra::Token => 1,
-            Extra::Nothing => 0,
+            ExtraToken::Included => 1,
+            ExtraToken::Omitted => 0,
         }
     }
 }
 
 /// What becomes of tokens at the end that are too few for a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum Remainder {
     /// Tokens that are too few for a sample are in none.
     Dropped,
     /// A last sample, which is filled up.
@@ -71,9 +71,9 @@ pub struct Rule {
     /// Tokens of a sample, without the extra one; 1 or more.
     pub sequence_length: u32,
     /// Whether a sample has the token behind its last one too.
-    pub extra: Extra,
+    pub extra: ExtraToken,
     /// Whether tokens at the end that are too few for a sample make one.
-    pub rest: Rest,
+    pub rest: Remainder,
     /// Seed of the generator that shuffles documents and then samples.
     pub seed: u32,
     /// As many epochs are shuffled as make so many samples; none asks for one epoch.
@@ -116,8 +116,8 @@ pub struct Order {
 
 /// Where a sample begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// In the order of documents.
+pub struct SampleStart {
+    /// Index in the order of documents.
     pub document: u32,
     /// The document's token.
     pub token: u32,
@@ -152,9 +152,9 @@ impl Extent {
         }
         let all = epochs * tokens - extra;
         let samples = match rule.rest {
-            Rest::Dropped => all / length,
-            // Megatron divides in f32, and the loss of digits that comes with it is part of the order.
-            Rest::Kept => (all as f32 / rule.sequence_length as f32).ceil() as u128,
+            Remainder::Dropped => all / length,
+            // Megatron divides in f32, and the rounding is part of the order.
+            Remainder::Kept => (all as f32 / rule.sequence_length as f32).ceil() as u128,
         };
         if samples > u128::from(MOST) {
             return Err(OrderError::Samples { samples });
@@ -189,7 +189,7 @@ impl Order {
         }
         let mut random = RandomState::new(rule.seed);
         let documents = shuffled_documents(start as u32..end as u32, &extent, &mut random);
-        // Samples depend on no random number, and the shuffle on no sample.
+        // Samples depend on no random number and the shuffle depends on no sample, so both are made at once.
         let (samples, shuffle) = std::thread::scope(|scope| {
             let samples = scope.spawn(|| cut(rule, &extent, &documents, length));
             let shuffle = shuffled_samples(&extent, &mut random);
@@ -219,9 +219,9 @@ impl Order {
     }
 
     /// Where sample number n begins.
-    pub fn place(&self, n: u64) -> Option<Place> {
+    pub fn sample_start(&self, n: u64) -> Option<SampleStart> {
         let sample = u64::from(self.rows[2].get(n)?);
-        Some(Place { document: self.rows[1].get(2 * sample)?, token: self.rows[1].get(2 * sample + 1)? })
+        Some(SampleStart { document: self.rows[1].get(2 * sample)?, token: self.rows[1].get(2 * sample + 1)? })
     }
 
     /// The documents of all epochs, as Megatron's `document_index`.
@@ -234,7 +234,7 @@ impl Order {
         self.rows[1].iter()
     }
 
-    /// As Megatron's `shuffle_index`.
+    /// The numbers of Megatron's `shuffle_index`.
     pub fn shuffle(&self) -> impl Iterator<Item = u32> + '_ {
         self.rows[2].iter()
     }
@@ -268,7 +268,8 @@ fn cut(rule: &Rule, extent: &Extent, documents: &[u32], length: impl Fn(u32) -> 
     let mut out = vec![0u32; 2 * borders];
     let ranges = cores::ranges(documents.len());
     let sums = cores::map(ranges.clone(), |range| documents[range].iter().map(|d| u64::from(length(*d))).sum::<u64>());
-    // Of the token after a border, or of the one before it, which the first border has not.
+    // A border lies in the document of the token after it; without an extra token, in that of the token before it.
+    // The first border, which has no token before it, is already 0.
     let back = 1 - u64::from(rule.extra.tokens());
     let first_at = |token: u64| (token + back).div_ceil(step).max(1).min(borders as u64) as usize;
     let mut pieces = vec![];
@@ -279,7 +280,7 @@ fn cut(rule: &Rule, extent: &Extent, documents: &[u32], length: impl Fn(u32) -> 
         pieces.push((range, begin, from, own));
         (begin, rest) = (begin + sum, after);
     }
-    // What is left lies behind the last token. Megatron ends such samples in the last document.
+    // The remaining borders lie behind the last token. Megatron ends such samples in the last document.
     let last = documents.len() - 1;
     let end = length(documents[last]).saturating_sub(rule.extra.tokens());
     rest.as_chunks_mut::<2>().0.iter_mut().for_each(|place| *place = [last as u32, end]);
@@ -301,7 +302,7 @@ fn cut(rule: &Rule, extent: &Extent, documents: &[u32], length: impl Fn(u32) -> 
 mod tests {
     use super::*;
 
-    fn rule(extra: Extra, rest: Rest, samples: Option<u64>, documents: u64) -> Rule {
+    fn rule(extra: ExtraToken, rest: Remainder, samples: Option<u64>, documents: u64) -> Rule {
         Rule { sequence_length: 4, extra, rest, seed: 1, samples, documents: 0..documents }
     }
 
@@ -341,12 +342,12 @@ mod tests {
             let many = case % 50 == 0;
             let count = if many { 200_000 } else { 1 + random.interval(30) as usize };
             let mut lengths: Vec<i32> = (0..count).map(|_| random.interval(9) as i32).collect();
-            // Where the last is empty, Megatron's index has -1 and is refused by it.
+            // If the last document were empty, Megatron's index would hold -1 and Megatron would refuse it.
             lengths.iter_mut().for_each(|l| *l += i32::from(case % 2 == 0));
             lengths.push(3);
             let documents: Vec<u32> = (0..lengths.len() as u32).collect();
-            for extra in [Extra::Token, Extra::Nothing] {
-                for rest in [Rest::Dropped, Rest::Kept] {
+            for extra in [ExtraToken::Included, ExtraToken::Omitted] {
+                for rest in [Remainder::Dropped, Remainder::Kept] {
                     let rule = rule(extra, rest, None, lengths.len() as u64);
                     let extent = Extent::of(&rule, lengths.iter().map(|l| *l as u64).sum()).expect("an extent");
                     let cut = cut(&rule, &extent, &documents, |d| lengths[d as usize] as u32);
@@ -359,17 +360,17 @@ mod tests {
 
     #[test]
     fn an_order_that_cannot_be_is_refused() {
-        let empty = Order::build(&rule(Extra::Token, Rest::Dropped, Some(3), 2), &bytes(&[0, 0]));
+        let empty = Order::build(&rule(ExtraToken::Included, Remainder::Dropped, Some(3), 2), &bytes(&[0, 0]));
         let text = empty.err().map(|e| e.to_string());
         assert_eq!(
             text.as_deref(),
             Some("its documents 0 to 2 have no tokens; give this part more of the split, leave it out, or leave out the data set")
         );
-        let none = Order::build(&Rule { documents: 2..2, ..rule(Extra::Token, Rest::Dropped, Some(3), 2) }, &bytes(&[1, 1]));
+        let none = Order::build(&Rule { documents: 2..2, ..rule(ExtraToken::Included, Remainder::Dropped, Some(3), 2) }, &bytes(&[1, 1]));
         assert!(none.err().is_some_and(|e| e.to_string().starts_with("the split leaves it no document; give")));
-        let beyond = Order::build(&rule(Extra::Token, Rest::Dropped, None, 3), &bytes(&[1, 1]));
+        let beyond = Order::build(&rule(ExtraToken::Included, Remainder::Dropped, None, 3), &bytes(&[1, 1]));
         assert_eq!(beyond.err(), Some(OrderError::Documents { asked: 0..3, of: 2 }));
-        let long = Order::build(&rule(Extra::Token, Rest::Dropped, Some(u64::MAX), 1), &bytes(&[1 << 30]));
+        let long = Order::build(&rule(ExtraToken::Included, Remainder::Dropped, Some(u64::MAX), 1), &bytes(&[1 << 30]));
         assert_eq!(long.err(), Some(OrderError::Samples { samples: u128::from(u64::MAX) }).filter(|_| false).or(long_error()));
     }
 

@@ -31,15 +31,15 @@ pub struct Packed {
 /// What packing made of the documents of one or several data sets. Lengths are in tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
-    /// With tokens, of one epoch.
+    /// Documents that have tokens, of one epoch.
     pub documents: u64,
-    /// Of these documents, whole.
+    /// Tokens of these documents, uncut.
     pub tokens: u64,
     /// The least length that half of the documents do not exceed, those without tokens left out.
     pub median: u64,
     /// Length of the longest document, before it is cut or split.
     pub longest: u64,
-    /// Of all epochs.
+    /// Rows of all epochs.
     pub rows: u64,
     /// Epochs of the data set that has the most.
     pub epochs: u32,
@@ -74,7 +74,7 @@ impl Packed {
             return Err(OrderError::Epochs { epochs: 1, documents: end });
         }
         let length = |document: u32| number(lengths, document.into()).map_or(0, u32::from_le_bytes);
-        // What a piece takes of a row.
+        // Tokens that a piece takes in a row.
         let takes = |[document, from]: Start| (length(document) - from).min(room);
         let pieces = |document: u32| pieces(length(document), room, overlong);
         let count: u64 = (start as u32..end as u32).map(|d| pieces(d).len() as u64).sum();
@@ -164,12 +164,12 @@ fn epoch(
 ) {
     let mut drawn = all.to_vec();
     random.shuffle(&mut drawn);
-    let mut open = Room::new(most, room);
+    let mut open = FirstFitTree::new(most, room);
     let rows: Vec<u32> = drawn.iter().map(|piece| open.take(takes(*piece)) as u32).collect();
     let count = rows.iter().max().map_or(0, |last| *last as usize + 1);
     let mut order: Vec<u32> = (0..count as u32).collect();
     random.shuffle(&mut order);
-    // Where each row is written: rows in their new order, pieces in the order in which they came.
+    // Rows are written in their new order, and the pieces of a row in the order in which they were drawn.
     let mut sizes = vec![0u32; count];
     rows.iter().for_each(|row| sizes[*row as usize] += 1);
     let mut next = sizes;
@@ -188,15 +188,15 @@ fn epoch(
 }
 
 /// How much room rows have: a tree in whose leaves it stands, and in each other node the most of those below.
-struct Room {
+struct FirstFitTree {
     most: Vec<u32>,
     leaves: usize,
 }
 
-impl Room {
-    fn new(rows: usize, room: u32) -> Room {
+impl FirstFitTree {
+    fn new(rows: usize, room: u32) -> FirstFitTree {
         let leaves = rows.max(1).next_power_of_two();
-        Room { most: vec![room; 2 * leaves], leaves }
+        FirstFitTree { most: vec![room; 2 * leaves], leaves }
     }
 
     /// Takes room of the first row that has it, which there is, and gives its number.
@@ -210,7 +210,7 @@ impl Room {
         while node > 1 {
             node /= 2;
             let most = self.most[2 * node].max(self.most[2 * node + 1]);
-            // Above, nothing changes then.
+            // The nodes above do not change either.
             if self.most[node] == most {
                 break;
             }
@@ -253,10 +253,10 @@ pub(crate) fn statistics<'a>(sets: impl Iterator<Item = (&'a [u8], &'a Range<u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{Extra, Rest};
+    use crate::order::{ExtraToken, Remainder};
 
     fn rule(room: u32, seed: u32, samples: Option<u64>, documents: u64) -> Rule {
-        Rule { sequence_length: room, extra: Extra::Token, rest: Rest::Dropped, seed, samples, documents: 0..documents }
+        Rule { sequence_length: room, extra: ExtraToken::Included, rest: Remainder::Dropped, seed, samples, documents: 0..documents }
     }
 
     fn bytes(lengths: &[u32]) -> Vec<u8> {
@@ -307,7 +307,7 @@ mod tests {
             let packed = Packed::build(&rule(room, case, samples, lengths.len() as u64), overlong, &bytes(&lengths)).expect("rows");
             assert_eq!(rows(&packed), slowly(&lengths, room, overlong, case, packed.epochs()), "{case}");
             assert!(packed.len() >= samples.unwrap_or(0) && packed.epochs() > 0);
-            // No more epochs than that needs.
+            // One epoch fewer would not be enough.
             if packed.epochs() > 1 {
                 let fewer = slowly(&lengths, room, overlong, case, packed.epochs() - 1).len() as u64;
                 assert!(fewer < samples.expect("several epochs"));
@@ -358,7 +358,7 @@ mod tests {
         assert!(refused(&rule(4, 0, None, 3), &[1, 1]).contains("documents 0 to 3 of 2"));
         assert!(refused(&rule(4, 0, Some(1 << 33), 1), &[1]).contains("an order has at most"));
         assert!(refused(&rule(4, 0, Some(3_000_000_000), 3), &[1, 1, 1]).contains("epochs of 3 documents"));
-        // More pieces than there can be are refused before there is memory for them.
+        // The pieces are too many and are refused before memory for them is reserved.
         assert!(refused(&rule(1, 0, None, 3), &[1 << 31; 3]).contains("epochs of 6442450944 documents"));
         let damaged = [vec![1, 2], vec![0, 3], vec![1]].map(Numbers::Memory);
         assert!(Packed::of(damaged, Overlong::Cut).is_none());

@@ -17,7 +17,7 @@ pub struct RandomState {
 const AHEAD: usize = 256;
 
 impl RandomState {
-    /// In the state of `numpy.random.RandomState(seed)`.
+    /// A generator in the state of `numpy.random.RandomState(seed)`.
     pub fn new(seed: u32) -> RandomState {
         let mut key = Box::new([0; N]);
         let mut value = seed;
@@ -90,7 +90,7 @@ mod tests {
     fn bits_are_those_of_mt19937() {
         let mut r = RandomState::new(5489);
         assert_eq!([r.next_u32(), r.next_u32(), r.next_u32()], [3_499_211_612, 581_869_302, 3_890_346_734]);
-        // The standard's ten thousandth number of the default seed.
+        // The C++ standard gives the ten thousandth number for the default seed.
         (3..9999).for_each(|_| {
             r.next_u32();
         });

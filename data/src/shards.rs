@@ -46,7 +46,7 @@ pub fn expand(blend: Blend) -> Result<Blend, ShardsError> {
             Some(weights) => weights[k] * size / all,
             None => size,
         };
-        // One without a token has no part in it.
+        // A data set without tokens gets no share.
         for (prefix, size) in found.into_iter().zip(sizes).filter(|(_, size)| *size > 0.0) {
             out.prefixes.push(prefix);
             out.weights.get_or_insert_default().push(share(size));
@@ -71,7 +71,7 @@ fn matching(pattern: &Path) -> Result<Vec<PathBuf>, ShardsError> {
         let found = glob::glob_with(of, options).map_err(|e| wrong(e.to_string()))?;
         let found =
             found.map(|f| f.map(|f| bare(&f)).map_err(|e| ShardsError::Io { at: e.path().into(), cause: io::Error::other(e.error().to_string()) }));
-        // What lies beside a data set is none of its own.
+        // A mask lies beside its data set and is no data set of its own.
         found.filter(|f| !f.as_ref().is_ok_and(|f| is_mask(f))).collect()
     };
     let (bins, indices) = (files(&bin)?, files(&idx)?);
@@ -102,7 +102,7 @@ mod tests {
             write(&format!("{name}.idx"), 1);
         }
         let at = |name: &str| folder.path().join(name);
-        // A mask beside its data set.
+        // This is the mask of `wiki-0`, and no data set.
         write("wiki-0.mask.bin", 5);
         write("wiki-0.mask.idx", 5);
         let blend = |words: &[(f64, &str)]| {

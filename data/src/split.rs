@@ -12,7 +12,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// In the order of a split's weights.
+    /// All parts, in the order of a split's weights.
     pub const ALL: [Part; 3] = [Part::Train, Part::Valid, Part::Test];
 
     /// Megatron's name.

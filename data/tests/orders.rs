@@ -1,9 +1,9 @@
 //! Orders of samples, held to those that megatron-core itself made (`fixtures/make.py`).
 
 use data::blend::Blend;
-use data::dataset::{self, Cache, Dataset, Error, Notice, Request, Source};
+use data::dataset::{self, Cache, CacheNotice, Dataset, Error, Request, Source};
 use data::indexed::{Dtype, Writer, paths};
-use data::order::{Extra, Rest};
+use data::order::{ExtraToken, Remainder};
 use data::split::Split;
 use serde_json::Value;
 use std::fs;
@@ -56,8 +56,8 @@ fn request(c: &Value, prefixes: Vec<PathBuf>, folder: &Path) -> Request {
     let samples = std::array::from_fn(|k| c["sizes"][k].as_u64());
     Request {
         seed: number(c, "seed") as u32,
-        extra: if c["extra"].as_bool() == Some(true) { Extra::Token } else { Extra::Nothing },
-        valid_rest: if c["keep_rest"].as_bool() == Some(true) { Rest::Kept } else { Rest::Dropped },
+        extra: if c["extra"].as_bool() == Some(true) { ExtraToken::Included } else { ExtraToken::Omitted },
+        valid_rest: if c["keep_rest"].as_bool() == Some(true) { Remainder::Kept } else { Remainder::Dropped },
         surplus: c["surplus"].as_f64().expect("a number"),
         cache: Cache::Folder(folder.join("cache")),
         ..Request::new(source, samples, number(c, "sequence_length") as u32)
@@ -70,7 +70,7 @@ fn described(set: &Dataset, blended: bool) -> Value {
     let (mut tokens, mut pieces, mut heads) = (vec![0i64; set.width()], vec![], vec![]);
     for n in 0..set.len() {
         let sample = set.sample(n, &mut tokens, &mut pieces).expect("a sample");
-        // Megatron fills samples with -1 if the tokenizer does not say with what.
+        // Megatron fills samples with -1 if the tokenizer names no padding token.
         tokens[sample.tokens..].fill(-1);
         tokens.iter().chain(&pieces.iter().map(|p| i64::from(p.document)).collect::<Vec<_>>()).for_each(|t| {
             hasher.update(&t.to_le_bytes());
@@ -116,7 +116,7 @@ fn a_hundred_random_configurations_have_megatrons_order() {
             assert!(error.contains("a larger surplus makes more"), "{error}");
             continue;
         }
-        // The second time from the cache, the third time without one.
+        // The second round reads from the cache, and the third has no cache.
         for round in 0..3 {
             let cache = if round == 2 { Cache::Nowhere } else { request.cache.clone() };
             let opened = dataset::open(&Request { cache, ..request.clone() }).unwrap_or_else(|e| panic!("{number}: {e}\n{c}"));
@@ -147,7 +147,7 @@ fn a_damaged_cache_is_refused_and_built_again() {
     fs::remove_file(&files[0]).and_then(|()| fs::write(&files[0], bytes)).expect("written");
     let again = dataset::open(&request).expect("opened");
     let what = "its hash is not that of its content".into();
-    assert_eq!(again.notices[0], Notice::Damaged { file: files[0].clone(), what });
+    assert_eq!(again.notices[0], CacheNotice::Damaged { file: files[0].clone(), what });
     assert_eq!(samples(&again), samples(&first));
     assert!(dataset::open(&request).expect("opened").notices.is_empty());
 }

@@ -1,4 +1,5 @@
-//! How fast the emulator is: thread instructions per second of a loop of float arithmetic, tensor operations per second of `mma.sync`.
+//! How fast the emulator is: thread instructions per second of a loop of float arithmetic, tensor operations per
+//! second of `mma.sync`.
 //!
 //! `cargo run --release -p emulator --example speed`
 

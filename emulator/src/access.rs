@@ -3,24 +3,24 @@
 use crate::block::Block;
 use crate::decode::{GLOBAL, LOCAL, PARAM, SHARED};
 use crate::fault::Wrong;
-use crate::history::Kind;
+use crate::history::AccessKind;
 use crate::inst::*;
 use crate::order::Engine;
 use crate::shared::aligned;
 use crate::warp::Longs;
 
-/// A space and an address within it.
+/// The space of an address, and the address within it.
 fn locate(space: Space, address: u64) -> (Space, u64) {
     match space {
         Space::Generic if address >= GLOBAL => (Space::Global, address),
         Space::Generic if address >= PARAM => (Space::Param, address - PARAM),
         Space::Generic if address >= LOCAL => (Space::Local, address - LOCAL),
         Space::Generic if address >= SHARED => (Space::Shared, address - SHARED),
-        // Nothing lies there: global memory says so.
+        // Nothing lies at this address, which the access to global memory reports.
         Space::Generic => (Space::Global, address),
         Space::Shared if (SHARED..LOCAL).contains(&address) => (Space::Shared, address - SHARED),
         Space::Local if (LOCAL..PARAM).contains(&address) => (Space::Local, address - LOCAL),
-        // Constant memory lies among global memory.
+        // Constant memory lies in the range of global memory.
         Space::Param if address >= GLOBAL => (Space::Global, address),
         Space::Param if address >= PARAM => (Space::Param, address - PARAM),
         Space::Global | Space::Shared | Space::Local | Space::Param => (space, address),
@@ -67,7 +67,7 @@ impl Block<'_> {
                         out[l] = extend(*ty, self.load(w, l, *space, at[l].wrapping_add(k as u64 * bytes), ty.bytes(), order.strong)?);
                     }
                 }
-                self.note_lanes(w, *space, &at, mask, bytes * d.len() as u64, if order.strong { Kind::Strong } else { Kind::Read })?;
+                self.note_lanes(w, *space, &at, mask, bytes * d.len() as u64, if order.strong { AccessKind::Strong } else { AccessKind::Read })?;
                 self.tell_and_hear(w, *space, &at, mask, *order, [false, true]);
                 for (d, v) in d.iter().zip(&out) {
                     self.warps[w].set(*d, v, mask);
@@ -83,7 +83,7 @@ impl Block<'_> {
                         self.store(w, l, *space, at[l].wrapping_add(k as u64 * bytes), ty.bytes(), v[l], order.strong)?;
                     }
                 }
-                self.note_lanes(w, *space, &at, mask, bytes * s.len() as u64, if order.strong { Kind::Strong } else { Kind::Write })?;
+                self.note_lanes(w, *space, &at, mask, bytes * s.len() as u64, if order.strong { AccessKind::Strong } else { AccessKind::Write })?;
                 self.tell_and_hear(w, *space, &at, mask, *order, [true, false]);
             }
             Op::Atom { op: Atomic::Inc, d, b, .. } if self.options.turns => {
@@ -103,7 +103,7 @@ impl Block<'_> {
                     old[l] = self.update(w, *space, at[l], *ty, |v| atomic(*op, *ty, v, b[l], c[l]))?;
                 }
                 self.warps[w].set(*d, &old, mask);
-                self.note_lanes(w, *space, &at, mask, u64::from(ty.bytes()), Kind::Strong)?;
+                self.note_lanes(w, *space, &at, mask, u64::from(ty.bytes()), AccessKind::Strong)?;
                 self.tell_and_hear(w, *space, &at, mask, *order, [true, true]);
             }
             Op::LdMatrix { d, a, transpose } => {
@@ -149,8 +149,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Notes what lanes do to global memory, at these addresses so many bytes each.
-    fn note_lanes(&mut self, w: usize, space: Space, at: &Longs, mask: u32, bytes: u64, kind: Kind) -> Result<(), Wrong> {
+    /// Notes accesses of lanes to global memory, of `bytes` bytes at each of these addresses.
+    fn note_lanes(&mut self, w: usize, space: Space, at: &Longs, mask: u32, bytes: u64, kind: AccessKind) -> Result<(), Wrong> {
         let Some(touched) = &mut self.touched else { return Ok(()) };
         let access = Block::own(&self.warps[w]);
         let mut run = [0, 0];
@@ -166,7 +166,8 @@ impl Block<'_> {
         touched.note(run[0], run[1] - run[0], kind, access)
     }
 
-    /// What a strong access to global memory makes known to others, and learns of them.
+    /// Publishes what the warp knows at a strong access to global memory, and learns what others have published
+    /// there.
     fn tell_and_hear(&mut self, w: usize, space: Space, at: &Longs, mask: u32, order: Order, [tells, hears]: [bool; 2]) {
         if !order.strong || self.touched.is_none() {
             return;
@@ -194,7 +195,7 @@ impl Block<'_> {
         if let Op::Store { s, .. } = op { s.len() as u64 } else { 1 }
     }
 
-    /// Vectors are aligned as a whole.
+    /// Checks that a vector is aligned as a whole.
     fn vector_aligned(&self, space: Space, address: u64, bytes: u64) -> Result<(), Wrong> {
         let (space, address) = locate(space, address);
         if address.is_multiple_of(bytes) {

@@ -56,13 +56,13 @@ fn wide(f: Int2, ty: Ty, a: u64, b: u64) -> u64 {
         Int2::Xor => x ^ y,
         Int2::Shl if (b as u32) >= bits => 0,
         Int2::Shl => x << (b as u32),
-        // Beyond the width, only the sign is left.
+        // A shift beyond the width leaves only the sign.
         Int2::Shr => x >> (b as u32).min(bits),
     };
     r as u64
 }
 
-/// Whether an instruction only touches registers; then it has been executed.
+/// Executes an instruction that only touches registers. Returns false for any other one.
 pub fn execute(w: &mut Warp, op: &Op, mask: u32) -> bool {
     match op {
         Op::Nop => {}
@@ -185,7 +185,7 @@ pub fn execute(w: &mut Warp, op: &Op, mask: u32) -> bool {
                 let pick = |k: u32| {
                     let n = s[l] >> (4 * k);
                     let byte = bytes[(n & 7) as usize];
-                    // Bit 3 copies the byte's sign.
+                    // Bit 3 asks for the byte's sign in all its bits.
                     if n & 8 != 0 { (byte as i8 >> 7) as u8 } else { byte }
                 };
                 u32::from_le_bytes([pick(0), pick(1), pick(2), pick(3)])
@@ -246,7 +246,8 @@ pub fn execute(w: &mut Warp, op: &Op, mask: u32) -> bool {
         Op::HFma(e, n, d, a, b, c) => {
             let (a, b, c) = (w.word(*a), w.word(*b), w.word(*c));
             let get = |v: u32, k: u32| f64::from(float::widen(*e, (v >> (16 * k)) as u16));
-            // The product of two is exact in f64, and the sum is rounded once more than it should only beyond 53 bits.
+            // The product of two numbers is exact in f64. The sum is rounded twice only where it needs more than 53
+            // bits.
             let out =
                 words(|l| (0..*n).map(|k| u32::from(float::narrow_f64(*e, get(a[l], k).mul_add(get(b[l], k), get(c[l], k)))) << (16 * k)).sum());
             w.set_word(*d, &out, mask);
@@ -377,7 +378,7 @@ fn int_word(w: &mut Warp, f: Int2, ty: Ty, d: W, a: Sw, b: Sw, mask: u32) {
     w.set_word(d, &out, mask);
 }
 
-/// `n` 16-bit results in a register, of so many lanes.
+/// Packs `n` 16-bit results into each lane's register.
 fn halves(e: Element, n: u32, f: impl Fn(u32, usize) -> f32) -> Words {
     words(|l| (0..n).map(|k| u32::from(float::narrow(e, f(k, l))) << (16 * k)).sum())
 }
@@ -451,7 +452,7 @@ fn convert(from: Ty, to: Ty, round: Round, integral: bool, mode: Mode, bits: u64
             return match to {
                 Ty::F32 => u64::from((x as f32).to_bits()),
                 Ty::F64 => (x as f64).to_bits(),
-                // Integers below 2^64 round once more in f64 only beyond what 16 bits keep.
+                // Integers below 2^64 are rounded twice only in bits that 16-bit types do not keep.
                 Ty::F16 => u64::from(float::narrow_f64(Element::F16, x as f64)),
                 Ty::Bf16 => u64::from(float::narrow_f64(Element::Bf16, x as f64)),
                 Ty::U8 | Ty::S8 | Ty::U16 | Ty::S16 | Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64 => {
@@ -473,7 +474,7 @@ fn convert(from: Ty, to: Ty, round: Round, integral: bool, mode: Mode, bits: u64
         Ty::F32 => u64::from(float::leave(mode, value as f32)),
         Ty::F16 => u64::from(float::narrow_f64(Element::F16, value)),
         Ty::Bf16 => u64::from(float::narrow_f64(Element::Bf16, value)),
-        // Out of range gives the nearest, NaN gives 0.
+        // Numbers out of range give the nearest integer, and NaN gives 0.
         Ty::U8 | Ty::S8 | Ty::U16 | Ty::S16 | Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64 => extend(to, clamp(to, rounded(value) as i128)),
     }
 }

@@ -8,14 +8,14 @@ pub struct Barriers {
     pub count: usize,
     pub named: BTreeMap<u32, Named>,
     pub phases: BTreeMap<u64, Phases>,
-    /// How many phases of mbarriers have been completed.
+    /// The number of mbarrier phases that have completed.
     pub completed: u64,
 }
 
-/// A barrier of the block, while warps come to it.
+/// A barrier of the block that warps are arriving at.
 pub struct Named {
     pub arrived: u32,
-    /// Threads that it takes; absent for all of the block.
+    /// The number of threads that it waits for; `None` for all of the block.
     pub threads: Option<u32>,
     pub waiting: Vec<usize>,
     pub view: View,
@@ -25,11 +25,12 @@ pub struct Named {
 pub struct Phases {
     pub count: u32,
     pub pending: u32,
-    /// Bytes that are still expected.
+    /// Bytes that copies must still bring.
     pub bytes: i64,
     pub phase: u64,
-    /// What those that arrived have seen; and up to the last phase that is over.
+    /// What those that arrived have seen.
     pub arrivals: View,
+    /// The same, up to the last completed phase.
     pub done: View,
     pub init: Stamp,
     /// Whether a fence makes the initialisation visible to copies.

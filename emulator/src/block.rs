@@ -1,8 +1,8 @@
-//! A block of threads: its warps take turns, in an order drawn from a seed, and what they leave to engines happens in its own time.
+//! A block of threads: its warps take turns, in an order drawn from a seed, and what they leave to engines happens in
+//! its own time.
 
 use crate::alu;
 use crate::barrier::Barriers;
-use crate::between::Between;
 use crate::counting::Counting;
 use crate::counts::Counts;
 use crate::decode::Kernel;
@@ -10,14 +10,16 @@ use crate::engine::{Engines, Task};
 use crate::fault::{Fault, Wrong};
 use crate::history::Access;
 use crate::inst::{Op, Sw};
+use crate::launch_races::LaunchAccesses;
 use crate::memory::Memory;
-use crate::order::{Engine, Known, View};
+use crate::order::{BlockViews, Engine, View};
 use crate::shared::Shared;
-use crate::touched::Touched;
+use crate::touched::BlockAccesses;
 use crate::warp::{LaunchGeometry, State, Warp};
 use std::collections::VecDeque;
 
-/// When copies and matrix products happen that a kernel starts and later waits for. What it does right happens right at any time.
+/// When copies and matrix products happen that a kernel starts and later waits for. What it does right happens right
+/// at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Timing {
     /// At once.
@@ -98,7 +100,7 @@ impl Statistics {
     }
 }
 
-/// A number from which no bit of another can be told.
+/// A hash that mixes all bits of a number.
 pub fn mixed(n: u64) -> u64 {
     let z = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -108,7 +110,7 @@ pub fn mixed(n: u64) -> u64 {
 /// What follows an instruction.
 pub enum Flow {
     Next,
-    /// The instruction has moved its lanes itself.
+    /// The instruction has moved the lanes itself.
     Moved,
 }
 
@@ -119,11 +121,11 @@ pub struct Block<'a> {
     pub options: Options,
     pub warps: Vec<Warp>,
     pub shared: Shared,
-    /// What it does to global memory, if that is watched, and the launch that it is of.
-    pub touched: Option<Touched>,
-    pub launch: &'a Between,
+    /// The block's accesses to global memory, if these are watched, and those of its launch.
+    pub touched: Option<BlockAccesses>,
+    pub launch: &'a LaunchAccesses,
     pub number: u32,
-    /// Numbers that it has taken from a counter ([`Options::turns`]).
+    /// Numbers that the block has taken from a counter ([`Options::turns`]).
     pub taken: u64,
     pub barriers: Barriers,
     pub engines: Vec<Engines>,
@@ -141,7 +143,7 @@ impl<'a> Block<'a> {
         parameters: &'a [u8],
         options: Options,
         place: LaunchGeometry,
-        launch: &'a Between,
+        launch: &'a LaunchAccesses,
     ) -> Block<'a> {
         let threads = place.threads.iter().product::<u32>();
         let count = threads.div_ceil(32) as usize;
@@ -160,7 +162,7 @@ impl<'a> Block<'a> {
             parameters,
             options,
             shared: Shared::new(kernel.shared_bytes as usize + place.dynamic as usize, options.races),
-            touched: options.global_races.then(Touched::default),
+            touched: options.global_races.then(BlockAccesses::default),
             launch,
             number,
             taken: 0,
@@ -185,7 +187,7 @@ impl<'a> Block<'a> {
     /// # Errors
     /// The first thing that a warp did and must not.
     pub fn run(&mut self) -> Result<Statistics, Box<Fault>> {
-        // Warps that were woken without what they wait for having come.
+        // Counts warps that were woken although what they wait for has not come.
         let mut futile = 0;
         loop {
             let ready: Vec<usize> = (0..self.warps.len()).filter(|w| self.warps[*w].state == State::Running).collect();
@@ -200,7 +202,7 @@ impl<'a> Block<'a> {
             let Some(k) = (!ready.is_empty()).then(|| self.draw() as usize % ready.len()) else {
                 let waiting = (0..self.warps.len()).find(|w| matches!(self.warps[*w].state, State::Waiting { .. }));
                 match waiting {
-                    // A wait may end before what it waits for, by its time limit.
+                    // A wait with a time limit may end before what it waits for has come.
                     Some(w) if futile <= 2 * self.warps.len() => {
                         let w = (w + futile) % self.warps.len();
                         if matches!(self.warps[w].state, State::Waiting { .. }) {
@@ -226,10 +228,10 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Holds what the block did to global memory against what those did that are over.
+    /// Checks the block's accesses to global memory against those of finished blocks.
     fn join_launch(&mut self) -> Result<(), Box<Fault>> {
         let Some(touched) = self.touched.take() else { return Ok(()) };
-        let mut known = Known::default();
+        let mut known = BlockViews::default();
         self.warps.iter().for_each(|w| known.learn(w.view.others()));
         self.launch.end(self.number, &touched, known).map_err(|clash| {
             let ((mark, kind), (from, what)) = (clash.this, clash.other);
@@ -257,7 +259,8 @@ impl<'a> Block<'a> {
         self.fault(first, Self::waits_at(&self.warps[first]), Wrong::Deadlock(where_))
     }
 
-    /// The instruction that a warp waits at: some are begun again when they can go on, behind others its lanes are.
+    /// The instruction that a warp waits at. Some instructions start again when they can go on; the lanes have moved
+    /// past others.
     fn waits_at(w: &Warp) -> u32 {
         match w.state {
             State::Registers(_) | State::Matrix => w.pc(),
@@ -271,7 +274,7 @@ impl<'a> Block<'a> {
         let block = self.warps[warp].place.block;
         let line_of = |pc: u32| self.kernel.lines.get(pc as usize).map_or(0, |l| l.0);
         let wrong = match wrong {
-            // Until here it is the number of an instruction.
+            // Until here, `line` is the number of an instruction.
             Wrong::Race { space, address, this, other, line } => Wrong::Race { space, address, this, other, line: line_of(line) },
             wrong => wrong,
         };
@@ -369,7 +372,7 @@ impl<'a> Block<'a> {
         Ok(Flow::Next)
     }
 
-    /// That all lanes of a warp that are left execute an instruction together.
+    /// Checks that all remaining lanes of a warp execute an instruction together.
     pub fn converged(&self, w: usize, mask: u32, what: &str) -> Result<(), Wrong> {
         let alive = self.warps[w].alive();
         if mask == alive {
@@ -385,14 +388,14 @@ impl<'a> Block<'a> {
         Err(Wrong::Divergent(format!("`{what}` is for all lanes together; here are {mask:#010x} of {alive:#010x}")))
     }
 
-    /// The lanes that a `.sync` instruction names must be here.
+    /// Checks that the lanes that a `.sync` instruction names are here.
     pub fn members(&mut self, w: usize, members: Sw, mask: u32, what: &str) -> Result<(), Wrong> {
         let named = self.warps[w].word(members);
         let here = mask.trailing_zeros() as usize;
         let alive = self.warps[w].alive();
         let needed = named[here & 31] & alive;
         if needed & !mask == 0 {
-            // All have waited for each other.
+            // All lanes have waited for each other.
             if needed == alive {
                 self.warps[w].parted = None;
             }
@@ -401,7 +404,7 @@ impl<'a> Block<'a> {
         Err(Wrong::Divergent(format!("`{what}` names lanes {needed:#010x}; here are {mask:#010x}")))
     }
 
-    /// The access of a warp itself, at this moment.
+    /// An access by a warp itself, at this moment.
     pub fn own<'b>(warp: &'b Warp) -> Access<'b> {
         Access { stamp: warp.stamp(Engine::Warp), view: &warp.view, pc: warp.pc() }
     }

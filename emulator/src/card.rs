@@ -142,8 +142,8 @@ impl Card {
         CARDS.into_iter().find(|c| is(c))
     }
 
-    /// Blocks that a multiprocessor runs at a time, as far as there is room; of registers at least as `ptxas` is
-    /// told.
+    /// Blocks that a multiprocessor runs at a time, as far as there is room. Registers are at least those that
+    /// `ptxas` is told.
     fn resident(&self, kernel: &Kernel, launch: &Launch) -> u32 {
         let shared = kernel.shared_bytes + u64::from(launch.shared) + 1024;
         let threads: u32 = launch.threads.iter().product();
@@ -159,10 +159,11 @@ impl Card {
     ///
     /// Each multiprocessor has its share of the blocks; the one with the most ends last. Where it has one alone, that
     /// is the block with the most to do, else they even out, as they do where a counter hands out tiles, but for the
-    /// last ones ([`Handed::uneven`](crate::counts::Handed::uneven)). What it does at the same time (instructions, pipes,
-    /// banks, tensor cores) takes as long as the longest of these; so do cache and memory, which all share; and so
-    /// does waiting, [`Counts::trips`] after each other for each wave. What warps that multiply do while nothing of
-    /// theirs is multiplied comes on top, unless other blocks of the multiprocessor multiply then.
+    /// last ones ([`CounterTiles::uneven`](crate::counts::CounterTiles::uneven)). What it does at the same time
+    /// (instructions, pipes, banks, tensor cores) takes as long as the longest of these; so do cache and memory,
+    /// which all share; and so does waiting, [`Counts::trips`] after each other for each wave. What warps that
+    /// multiply do while nothing of theirs is multiplied comes on top, unless other blocks of the multiprocessor
+    /// multiply then.
     pub fn cost(&self, counted: &[Counts], kernel: &Kernel, launch: &Launch, bytes: [u64; 2]) -> Cost {
         let mut sum = Counts::default();
         counted.iter().for_each(|c| sum.add(c));
@@ -171,11 +172,11 @@ impl Card {
         let most = blocks.div_ceil(u64::from(self.multiprocessors));
         let waves = most.div_ceil(u64::from(resident));
         let counts = match counted.iter().max_by_key(|c| (c.products, c.instructions())) {
-            Some(last) if most == 1 && sum.handed.tiles == 0 => last,
+            Some(last) if most == 1 && sum.counter_tiles.tiles == 0 => last,
             _ => &sum,
         };
-        // Of a sum over counted blocks, that of the multiprocessor that ends last.
-        let uneven = 1.0 + counts.handed.uneven(counts.blocks);
+        // Counts are sums over blocks. This is the share of the multiprocessor that ends last.
+        let uneven = 1.0 + counts.counter_tiles.uneven(counts.blocks);
         let share = |n: u64| n as f64 * most as f64 * uneven / counts.blocks.max(1) as f64;
         let multiplies = sum.products != [[0; 2]; 2];
         let clocks = |n: f64| n / (self.gigahertz[usize::from(!multiplies)] * 1e9);
@@ -186,12 +187,12 @@ impl Card {
         let alone = clocks((share(counts.alone) / 4.0 + waited(counts.alone_trips)) / f64::from(resident));
         let products = clocks(operations(0) + operations(1));
         let sectors = all((sum.loads.sectors + sum.stores.sectors) * SECTOR);
-        // What is read again comes from the cache, if it is still there.
+        // Memory that is read again comes from the cache, if it is still there.
         let running = (f64::from(resident) * f64::from(self.multiprocessors) / blocks as f64).min(1.0);
         let moved = if bytes[1] as f64 * running > self.cache_bytes as f64 { sectors } else { sectors.min(bytes[0] as f64) };
         let mut parts = vec![
             (clocks(share(counts.instructions()) / 4.0), Bound::Issue),
-            (clocks(share(counts.shared.wavefronts) + share(counts.shared.products) / 128.0), Bound::Shared),
+            (clocks(share(counts.shared.wavefronts) + share(counts.shared.product_bytes) / 128.0), Bound::Shared),
             (sectors / self.cache, Bound::Cache),
             (moved / self.memory, Bound::Memory),
             (clocks(waited(counts.trips)), Bound::Latency),

@@ -5,31 +5,33 @@ use crate::inst::*;
 use crate::shared::in_shared;
 use crate::warp::Warp;
 
-/// What counting knows of a warp.
+/// The counts and trips of one warp.
 struct Clock {
-    /// By register, the trip after which it is there.
+    /// For each register, the trip after which its value is there.
     ready: Vec<u32>,
     /// The latest trip that something issued has waited for.
     used: u32,
-    /// The last `cp.async` that was started is there after this trip.
+    /// The trip after which the last `cp.async` is complete.
     copied: u32,
-    /// Rounds of an unrolled loop, and whether the next instruction begins one that goes with the one before.
+    /// The number of rounds of an unrolled loop.
     rounds: u32,
+    /// Whether the next instruction begins a round that is joined with the one before.
     together: bool,
-    /// Whether it has multiplied by `wgmma`.
+    /// Whether the warp has executed a `wgmma`.
     multiplies: bool,
-    /// Trips while no product was under way, since it has.
+    /// Trips while no product was under way, since the first product.
     alone: u32,
-    /// Tensor copies that it has begun, those before it last took a number from a counter, and those between that time
-    /// and the one before: of its last tile.
+    /// The number of tensor copies that the warp has begun.
     copies: u64,
+    /// The number of those before the warp last took a number from a counter.
     before: u64,
+    /// The number of those between that time and the one before, which are for its last tile.
     last: u64,
-    /// Numbers that it has taken.
+    /// Numbers that the warp has taken from a counter.
     taken: u64,
 }
 
-/// What counting knows of a block.
+/// The counts of one block.
 pub struct Counting {
     pub counts: Counts,
     clocks: Vec<Clock>,
@@ -54,13 +56,13 @@ impl Counting {
         Counting { counts, clocks: (0..warps).map(clock).collect() }
     }
 
-    /// When all copies that a warp has started by `cp.async` are there.
+    /// The trip after which all `cp.async` copies of a warp are complete.
     pub fn copied(&self, w: usize) -> u32 {
         self.clocks[w].copied
     }
 
-    /// Counts an instruction that a warp is about to execute, with these lanes; whether products of its are under
-    /// way.
+    /// Counts an instruction that a warp is about to execute with these lanes. `busy` says whether products of the
+    /// warp are under way.
     pub fn count(&mut self, warp: &mut Warp, busy: bool, step: &Step, op: &Op, mask: u32) {
         let Counting { counts, clocks } = self;
         let clock = &mut clocks[warp.id];
@@ -71,7 +73,7 @@ impl Counting {
             warp.view.trips = before.max(clock.used);
         }
         let needed = step.reads.iter().map(|r| clock.ready[*r as usize]).max().unwrap_or(0);
-        // What is no instruction of the card waits for nothing.
+        // An instruction that takes no issue slot waits for nothing.
         if step.slots > 0 {
             clock.used = clock.used.max(needed);
         }
@@ -133,7 +135,7 @@ impl Counting {
         step.writes.iter().for_each(|r| clock.ready[*r as usize] = ready);
     }
 
-    /// Counts what an engine copies at once.
+    /// Counts one copy of an engine.
     pub fn copy(&mut self, pieces: impl Iterator<Item = (u64, u64)>, to: fn(&mut Counts) -> &mut Traffic) {
         to(&mut self.counts).request(pieces.collect(), None);
     }
@@ -143,7 +145,7 @@ impl Counting {
     pub fn product(&mut self, op: &Wgmma, depth: u64, bytes: u64) {
         self.counts.products[1][usize::from(op.element == Element::Tf32)] += 2 * 16 * u64::from(op.n) * depth;
         let rows = if matches!(op.a, MatrixA::Descriptor(_)) { 16 } else { 0 };
-        self.counts.shared.products += (rows + u64::from(op.n) / 4) * depth * bytes;
+        self.counts.shared.product_bytes += (rows + u64::from(op.n) / 4) * depth * bytes;
     }
 
     /// Counts that a warp has ended.
@@ -154,15 +156,15 @@ impl Counting {
         counts.all_trips += trips;
         counts.alone_trips = counts.alone_trips.max(u64::from(clock.alone));
         if clock.taken > 0 {
-            counts.handed.tiles += clock.taken;
-            counts.handed.most = counts.handed.most.max(clock.taken);
-            counts.handed.copies += clock.copies;
-            counts.handed.last += clock.last;
+            counts.counter_tiles.tiles += clock.taken;
+            counts.counter_tiles.most = counts.counter_tiles.most.max(clock.taken);
+            counts.counter_tiles.copies += clock.copies;
+            counts.counter_tiles.last_tile_copies += clock.last;
         }
     }
 }
 
-/// Matrices whose rows of 16 bytes are where lanes say, eight a matrix.
+/// Counts accesses to matrices with rows of 16 bytes at the lanes' addresses, eight rows a matrix.
 fn rows(banks: &mut Banks, at: &[u64; 32], matrices: usize) {
     at[..8 * matrices].chunks(8).for_each(|at| banks.access(&at.iter().copied().map(in_shared).collect::<Vec<_>>(), 16));
 }

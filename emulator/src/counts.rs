@@ -68,12 +68,12 @@ pub struct Banks {
     /// How often banks would give or take words if none were in conflict.
     pub needed: u64,
     /// Bytes that `wgmma` reads.
-    pub products: u64,
+    pub product_bytes: u64,
 }
 
 /// Tiles that a counter handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Handed {
+pub struct CounterTiles {
     /// Tiles of all blocks.
     pub tiles: u64,
     /// Tiles of the block that has the most.
@@ -81,19 +81,19 @@ pub struct Handed {
     /// Tensor copies for tiles of all blocks.
     pub copies: u64,
     /// Tensor copies for the last tile of each block, summed over blocks.
-    pub last: u64,
+    pub last_tile_copies: u64,
 }
 
-impl Handed {
+impl CounterTiles {
     /// By how much the block that ends last has more to do than blocks in the mean, as a part of this: where tiles do
-    /// not come out even one more of the last ones, which is the smaller the more tiles there are, and the shorter the
-    /// last ones.
+    /// not come out even one more of the last ones, which is the smaller the more tiles there are, and the shorter
+    /// the last ones.
     pub fn uneven(&self, blocks: u64) -> f64 {
         if self.copies == 0 {
             return 0.0;
         }
         let left = self.most as f64 - self.tiles as f64 / blocks.max(1) as f64;
-        left * self.last as f64 / self.copies as f64
+        left * self.last_tile_copies as f64 / self.copies as f64
     }
 }
 
@@ -130,11 +130,11 @@ pub struct Counts {
     /// The most trips of a warp while none of its products by `wgmma` is under way, after the first.
     pub alone_trips: u64,
     /// Where blocks take the numbers of their tiles from a counter.
-    pub handed: Handed,
+    pub counter_tiles: CounterTiles,
 }
 
 impl Traffic {
-    /// A request for such pieces: address and bytes, in any order.
+    /// Counts a request for these pieces, each an address and bytes, in any order.
     pub fn request(&mut self, mut pieces: Vec<(u64, u64)>, width: Option<u64>) {
         if pieces.is_empty() {
             return;
@@ -171,8 +171,8 @@ const BANKS: usize = 32;
 const WORD: u64 = 4;
 
 impl Banks {
-    /// An access of lanes to so many bytes at each address. Lanes with 8 bytes are served in halves, with 16 in
-    /// quarters.
+    /// Counts an access of lanes to so many bytes at each address. Lanes with 8 bytes are served in halves, and with
+    /// 16 in quarters.
     pub fn access(&mut self, addresses: &[u64], bytes: u64) {
         let together = match bytes {
             0..=4 => 32,
@@ -201,17 +201,17 @@ impl Counts {
         self.stores.add(&other.stores);
         self.shared.wavefronts += other.shared.wavefronts;
         self.shared.needed += other.shared.needed;
-        self.shared.products += other.shared.products;
+        self.shared.product_bytes += other.shared.product_bytes;
         self.barriers += other.barriers;
         self.products.as_flattened_mut().iter_mut().zip(other.products.as_flattened()).for_each(|(a, b)| *a += b);
         self.alone += other.alone;
         self.trips = self.trips.max(other.trips);
         self.all_trips += other.all_trips;
         self.alone_trips = self.alone_trips.max(other.alone_trips);
-        self.handed.tiles += other.handed.tiles;
-        self.handed.most = self.handed.most.max(other.handed.most);
-        self.handed.copies += other.handed.copies;
-        self.handed.last += other.handed.last;
+        self.counter_tiles.tiles += other.counter_tiles.tiles;
+        self.counter_tiles.most = self.counter_tiles.most.max(other.counter_tiles.most);
+        self.counter_tiles.copies += other.counter_tiles.copies;
+        self.counter_tiles.last_tile_copies += other.counter_tiles.last_tile_copies;
     }
 
     /// All instructions.
@@ -220,23 +220,23 @@ impl Counts {
     }
 }
 
-/// What is known of an instruction before it runs.
+/// The properties of an instruction that are known before it runs.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub pipe: Pipe,
-    /// Instructions that a multiprocessor issues for it.
+    /// The number of instructions that a multiprocessor issues for it.
     pub slots: u32,
-    /// Whether lanes may come here from elsewhere, so that nothing is moved over it.
+    /// Whether lanes may jump here, so that nothing is moved across it.
     pub leads: bool,
-    /// Whether loads behind it stay there.
+    /// Whether later loads stay behind it.
     pub orders: bool,
-    /// Whether it is the end of a loop that is unrolled.
+    /// Whether it ends a loop that is unrolled.
     pub repeats: bool,
     pub reads: Box<[u32]>,
     pub writes: Box<[u32]>,
 }
 
-/// The steps of a kernel's code, whose registers are so many.
+/// The steps of a kernel's code with so many registers.
 pub fn steps(code: &[Inst], registers: [usize; 3]) -> Vec<Step> {
     let mut leads = vec![false; code.len() + 1];
     for (k, inst) in code.iter().enumerate() {
@@ -245,7 +245,7 @@ pub fn steps(code: &[Inst], registers: [usize; 3]) -> Vec<Step> {
             leads[k + 1] = true;
         }
     }
-    // From its head to its branch back without anything that others come to or that loads stay behind.
+    // A loop is unrolled if nothing jumps into its body and no instruction in it keeps later loads back.
     let repeats = |k: usize, to: usize| to <= k && k - to < UNROLLED && (to..k).all(|i| !orders(&code[i].op) && (i == to || !leads[i]));
     let step = |(k, inst): (usize, &Inst)| {
         let r = crate::registers::Registers::of(inst, registers);
@@ -256,7 +256,7 @@ pub fn steps(code: &[Inst], registers: [usize; 3]) -> Vec<Step> {
     code.iter().enumerate().map(step).collect()
 }
 
-/// Instructions of a loop that is unrolled, at most, and rounds that become one.
+/// The most instructions of a loop that is unrolled, and the number of rounds that are joined.
 const UNROLLED: usize = 128;
 pub const ROUNDS: u32 = 4;
 
@@ -289,7 +289,7 @@ fn orders(op: &Op) -> bool {
     )
 }
 
-/// Whether an access is one to global memory, where its first lane is at this address.
+/// Whether an access goes to global memory, if its first lane is at this address.
 pub fn is_global(space: Space, address: u64) -> bool {
     match space {
         Space::Global => true,
@@ -298,8 +298,8 @@ pub fn is_global(space: Space, address: u64) -> bool {
     }
 }
 
-/// Where an instruction runs, and how many of SASS it is. Moves are renamed registers, parameters operands of other
-/// instructions; functions that round to nearest are a first guess and its steps of Newton's method.
+/// The pipe of an instruction, and its number of SASS instructions. Moves become renamed registers, and parameters
+/// become operands. Functions that round to nearest are a first guess and the steps of its Newton iteration.
 fn slots(op: &Op) -> (Pipe, u32) {
     let exact = |mode: &Mode, approximate: (Pipe, u32)| if mode.exact { (Pipe::Fma, 9) } else { approximate };
     match op {

@@ -1,9 +1,9 @@
 //! A device: memory, modules, launches.
 
-use crate::between::Between;
 use crate::block::{Block, Options, Statistics, mixed};
 use crate::decode::{self, Kernel};
 use crate::fault::{LaunchError, LoadError};
+use crate::launch_races::LaunchAccesses;
 use crate::memory::Memory;
 use crate::syntax::{self, Number};
 use crate::touched::Ranges;
@@ -54,7 +54,8 @@ pub struct Launch {
     pub shared: u32,
 }
 
-/// In which order blocks begin: these, or all by their numbers, but for a seed. Nothing: as they are numbered.
+/// The order in which blocks begin: the given blocks or all of them, shuffled by the seed. `None` is the order of
+/// their numbers.
 fn order(some: Option<&[usize]>, blocks: usize, seed: u64) -> Option<Cow<'_, [usize]>> {
     if seed == 0 {
         return some.map(Cow::Borrowed);
@@ -78,8 +79,8 @@ impl Device {
     /// Takes memory of this machine as its own: its address. Nothing lies next to it.
     ///
     /// # Safety
-    /// It is there, aligned to 8 bytes, and nobody else writes it, until the device is gone. What kernels are not to write need not be
-    /// writable.
+    /// It is there, aligned to 8 bytes, and nobody else writes it, until the device is gone. What kernels are not to
+    /// write need not be writable.
     pub unsafe fn lend(&mut self, memory: *const u8, bytes: u64) -> u64 {
         // SAFETY: as promised here.
         unsafe { self.memory.lend(memory, bytes) }
@@ -147,9 +148,9 @@ impl Device {
     /// # Errors
     /// As of [`Device::launch`].
     pub fn launch_watched(&self, kernel: &Kernel, launch: Launch, parameters: &[u8]) -> Result<(Statistics, Ranges), LaunchError> {
-        let between = Between::default();
-        let statistics = self.launch_blocks(kernel, launch, parameters, None, &between)?;
-        Ok((statistics, between.ranges()))
+        let launch_accesses = LaunchAccesses::default();
+        let statistics = self.launch_blocks(kernel, launch, parameters, None, &launch_accesses)?;
+        Ok((statistics, launch_accesses.ranges()))
     }
 
     /// The same, of these blocks alone, by number; all of them if none is named.
@@ -157,7 +158,7 @@ impl Device {
     /// # Errors
     /// As of [`Device::launch`].
     pub fn launch_some(&self, kernel: &Kernel, launch: Launch, parameters: &[u8], some: Option<&[usize]>) -> Result<Statistics, LaunchError> {
-        self.launch_blocks(kernel, launch, parameters, some, &Between::default())
+        self.launch_blocks(kernel, launch, parameters, some, &LaunchAccesses::default())
     }
 
     fn launch_blocks(
@@ -166,7 +167,7 @@ impl Device {
         launch: Launch,
         parameters: &[u8],
         some: Option<&[usize]>,
-        between: &Between,
+        launch_accesses: &LaunchAccesses,
     ) -> Result<Statistics, LaunchError> {
         let refuse = |message: String| Err(LaunchError::Arguments { kernel: kernel.name.clone(), message });
         if parameters.len() as u64 != kernel.parameter_bytes {
@@ -189,7 +190,7 @@ impl Device {
             return refuse("the grid is empty".into());
         }
         let (next, order) = (AtomicUsize::new(0), order(some, blocks, self.options.seed));
-        // The first block in order with a fault, so that the same fault is reported whatever the threads do.
+        // This keeps the first faulty block in order, so that the same fault is reported however the threads run.
         let found: Mutex<(usize, Option<Box<crate::fault::Fault>>)> = Mutex::new((usize::MAX, None));
         let total = Mutex::new(Statistics::default());
         let work = || {
@@ -201,7 +202,7 @@ impl Device {
                 }
                 let mut place = LaunchGeometry { block: [0; 3], grid: launch.grid, threads: launch.threads, dynamic: launch.shared };
                 place.block = place.of(b as u32);
-                match Block::new(kernel, &self.memory, parameters, self.options, place, between).run() {
+                match Block::new(kernel, &self.memory, parameters, self.options, place, launch_accesses).run() {
                     Ok(s) => {
                         total.lock().expect("invariant: no thread panics here").add(&s);
                     }

@@ -4,7 +4,7 @@ use crate::block::{Block, Timing};
 use crate::decode::PARAM;
 use crate::fault::Wrong;
 use crate::float::round_tf32;
-use crate::history::{Access, Kind};
+use crate::history::{Access, AccessKind};
 use crate::inst::*;
 use crate::order::{Engine, Stamp, View};
 use crate::shared::aligned;
@@ -13,18 +13,18 @@ use crate::wgmma::Matrix;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// What works for one warp.
+/// The engines that work for one warp.
 pub struct Engines {
     copies: VecDeque<Copy>,
-    /// How many copies have been started; per committed group the count at its end, its moment, and the trip after
-    /// which it is there.
+    /// The number of copies that have been started.
     started: u64,
+    /// For each committed group, the copies at its end, its moment, and the trip after which it is complete.
     groups: VecDeque<(u64, Stamp, u32)>,
     stores: Vec<Store>,
     store_groups: VecDeque<Vec<Store>>,
-    /// Bytes that have left shared memory and are on their way to global memory, with who sent them.
+    /// Bytes that have left shared memory for global memory, with their senders.
     leaving: Vec<(Sender, Sent)>,
-    /// The last of those that are there, which the warp does not know yet.
+    /// The last delivery, of which the warp does not know yet.
     delivered: Option<Stamp>,
     pub matrix: Matrix,
 }
@@ -44,7 +44,7 @@ struct Copy {
 /// Addresses in global memory, and bytes for them.
 type Sent = Vec<(u64, Vec<u8>)>;
 
-/// What a bulk copy was started by, and what that knew.
+/// The instruction that started a bulk copy, and what its warp knew.
 #[derive(Clone)]
 struct Sender {
     pc: u32,
@@ -66,13 +66,13 @@ pub struct Task {
     stamp: Stamp,
     view: Rc<View>,
     barriers: Vec<u64>,
-    what: What,
+    effect: TaskEffect,
 }
 
-enum What {
-    /// All copies of the warp before this number.
+enum TaskEffect {
+    /// Completes all copies of the warp before this number.
     Copies(u64),
-    /// Pieces: address in shared memory, bytes, and where they come from; zeros if absent.
+    /// Loads pieces: address in shared memory, bytes, and source address. Pieces without a source are zeros.
     Load(Vec<(u64, u64, Option<u64>)>, bool),
 }
 
@@ -142,8 +142,8 @@ impl Block<'_> {
                 view.trips = view.trips.max(self.copied(w));
                 let view = Rc::new(view);
                 self.warps[w].tick(Engine::Copy);
-                let what = What::Copies(self.engines[w].started);
-                self.begin(Task { warp: w, pc, stamp, view, barriers, what })?;
+                let effect = TaskEffect::Copies(self.engines[w].started);
+                self.begin(Task { warp: w, pc, stamp, view, barriers, effect })?;
             }
             Op::TensorLoad { d, map, at, barrier } => {
                 let l = mask.trailing_zeros() as usize;
@@ -157,7 +157,7 @@ impl Block<'_> {
                 for (n, (from, inside)) in map.rows(&at).into_iter().enumerate() {
                     for piece in 0..row / 16 {
                         let place = map.swizzle.place(to + n as u64 * row + 16 * piece);
-                        // Pieces of which a part lies outside are read element by element.
+                        // Pieces that lie partly outside of the tensor are read element by element.
                         let elements = piece * 16 / element..(piece + 1) * 16 / element;
                         if inside.start <= elements.start && elements.end <= inside.end {
                             pieces.push((place, 16, Some(from + 16 * piece)));
@@ -224,7 +224,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The trip after which all that a warp has begun to copy is there.
+    /// The trip after which all copies of a warp are complete.
     fn copied(&self, w: usize) -> u32 {
         self.counting.as_ref().map_or(0, |c| c.copied(w))
     }
@@ -233,7 +233,7 @@ impl Block<'_> {
         self.options.timing == Timing::Early
     }
 
-    /// Each lane would copy by itself.
+    /// Checks that one lane alone executes the instruction, since each lane would copy by itself.
     fn single(&self, mask: u32, what: &str) -> Result<(), Wrong> {
         if mask.count_ones() == 1 { Ok(()) } else { Err(Wrong::Divergent(format!("{what} is started by {} lanes of a warp", mask.count_ones()))) }
     }
@@ -256,7 +256,7 @@ impl Block<'_> {
             _ => self.memory.read(address, &mut bytes)?,
         }
         let map = TensorMap::decode(&bytes)?;
-        // Of no document, but an H100 calls it an illegal instruction.
+        // No document says this, but an H100 reports it as an illegal instruction.
         if !(at[0] * i64::from(map.element)).rem_euclid(16).eq(&0) {
             return Err(Wrong::Descriptor(format!("a tensor copy begins at element {} of a row, which is no multiple of 16 bytes", at[0])));
         }
@@ -281,7 +281,7 @@ impl Block<'_> {
         view.trips += 1;
         let view = Rc::new(view);
         self.warps[w].tick(Engine::Bulk);
-        self.begin(Task { warp: w, pc, stamp, view, barriers: vec![barrier], what: What::Load(pieces, tf32) })
+        self.begin(Task { warp: w, pc, stamp, view, barriers: vec![barrier], effect: TaskEffect::Load(pieces, tf32) })
     }
 
     fn begin(&mut self, task: Task) -> Result<(), Wrong> {
@@ -292,15 +292,15 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Does what a task was started for, and arrives.
+    /// Performs a task, and arrives at its mbarrier.
     pub fn perform(&mut self, task: Task) -> Result<(), Wrong> {
-        let Task { warp, pc, stamp, view, barriers, what } = task;
-        match what {
-            What::Copies(end) => {
+        let Task { warp, pc, stamp, view, barriers, effect } = task;
+        match effect {
+            TaskEffect::Copies(end) => {
                 self.perform_copies(warp, end)?;
                 barriers.iter().try_for_each(|b| self.arrive_with(*b, 1, None, Some((stamp, view.trips))))
             }
-            What::Load(pieces, tf32) => {
+            TaskEffect::Load(pieces, tf32) => {
                 let mut all = 0;
                 let mut data = vec![];
                 for (to, bytes, from) in pieces {
@@ -309,7 +309,7 @@ impl Block<'_> {
                     let access = Access { stamp, view: &view, pc };
                     if let Some(from) = from {
                         self.memory.read(from, &mut data)?;
-                        self.note_global(from, bytes, Kind::Read, access)?;
+                        self.note_global(from, bytes, AccessKind::Read, access)?;
                     }
                     if tf32 {
                         for word in data.as_chunks_mut().0 {
@@ -332,7 +332,7 @@ impl Block<'_> {
             let access = Access { stamp: c.stamp, view: &c.view, pc: c.pc };
             if c.read > 0 {
                 self.memory.read(c.from, &mut data[..c.read as usize])?;
-                self.note_global(c.from, u64::from(c.read), Kind::Read, access)?;
+                self.note_global(c.from, u64::from(c.read), AccessKind::Read, access)?;
             }
             self.shared.note_write(c.to, c.bytes as usize, access)?;
             self.shared.poke(c.to, &data[..c.bytes as usize])?;
@@ -350,7 +350,7 @@ impl Block<'_> {
         let mut store = Store { stamp, sender, pieces };
         if self.early() {
             self.read_store(w, &store)?;
-            // The warp does not know that it has been read.
+            // The warp does not know yet that the store has been read.
             store.pieces.clear();
         }
         self.engines[w].stores.push(store);
@@ -378,24 +378,25 @@ impl Block<'_> {
 
     fn deliver(&mut self, w: usize) -> Result<(), Wrong> {
         for (sender, pieces) in std::mem::take(&mut self.engines[w].leaving) {
-            // A moment of its own: who knows that it was read does not know that it is there.
+            // Delivery has a moment of its own, since an agent may know that the store was read but not that it has
+            // arrived.
             let stamp = self.warps[w].stamp(Engine::Bulk);
             self.warps[w].tick(Engine::Bulk);
             let access = Access { stamp, view: &sender.view, pc: sender.pc };
             for (to, data) in &pieces {
                 self.memory.write(*to, data)?;
-                self.note_global(*to, data.len() as u64, Kind::Write, access)?;
+                self.note_global(*to, data.len() as u64, AccessKind::Write, access)?;
             }
             self.engines[w].delivered = Some(stamp);
         }
         Ok(())
     }
 
-    fn note_global(&mut self, address: u64, bytes: u64, kind: Kind, a: Access<'_>) -> Result<(), Wrong> {
+    fn note_global(&mut self, address: u64, bytes: u64, kind: AccessKind, a: Access<'_>) -> Result<(), Wrong> {
         self.touched.as_mut().map_or(Ok(()), |touched| touched.note(address, bytes, kind, a))
     }
 
-    /// A warp has ended: what it started must not need shared memory any more.
+    /// Ends the copies of a warp that has ended, which must not need shared memory any more.
     pub fn finish_copies(&mut self, w: usize) -> Result<(), Wrong> {
         if !self.engines[w].stores.is_empty() || !self.engines[w].store_groups.is_empty() {
             return Err(Wrong::Undefined(

@@ -11,7 +11,7 @@ pub fn widen(e: Element, bits: u16) -> f32 {
     }
 }
 
-/// The lower and the upper halves of words.
+/// The lower and the upper halves of words, as f32.
 pub fn halves<const N: usize>(e: Element, words: &[u32; N]) -> [[f32; N]; 2] {
     match e {
         Element::F16 => [words.map(|v| f16::from_bits(v as u16).to_f32()), words.map(|v| f16::from_bits((v >> 16) as u16).to_f32())],
@@ -28,9 +28,10 @@ pub fn narrow(e: Element, x: f32) -> u16 {
     }
 }
 
-/// Of f64, rounded once.
+/// Rounds an f64 once to 16 bits.
 pub fn narrow_f64(e: Element, x: f64) -> u16 {
-    // The conversions leave out the lower half; whether there was anything decides ties.
+    // The conversions ignore the lower half, so a bit that says whether it was nonzero stands for it. It decides
+    // ties.
     let (upper, lower) = (x.to_bits() >> 32, x.to_bits() as u32);
     let x = f64::from_bits((upper | u64::from(lower != 0)) << 32);
     match e {
@@ -58,7 +59,7 @@ pub fn leave(m: Mode, x: f32) -> u32 {
     x.to_bits()
 }
 
-/// Approximate functions are computed more exactly than hardware does.
+/// Computes a function of one number. Approximate functions are more exact than in hardware.
 pub fn one(f: Float1, x: f32) -> f32 {
     match f {
         Float1::Neg => -x,

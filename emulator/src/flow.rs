@@ -2,7 +2,7 @@
 
 use crate::inst::{Inst, Op};
 
-/// Per instruction its immediate post-dominator; `code.len()` stands for the end of the kernel.
+/// The immediate post-dominator of each instruction. `code.len()` stands for the end of the kernel.
 ///
 /// Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm" (2001), on the reversed graph of control flow.
 pub fn joins(code: &[Inst]) -> Vec<u32> {
@@ -23,7 +23,7 @@ pub fn joins(code: &[Inst]) -> Vec<u32> {
             before[n].push(i);
         }
     }
-    // Postorder of the reversed graph from the end.
+    // This computes the postorder of the reversed graph, starting from the end.
     let (mut order, mut number) = (vec![], vec![usize::MAX; end + 1]);
     let mut seen = vec![false; end + 1];
     let mut open = vec![(end, 0)];
@@ -69,6 +69,6 @@ pub fn joins(code: &[Inst]) -> Vec<u32> {
             }
         }
     }
-    // What never reaches the end (an endless loop) has no join: its lanes stay apart.
+    // An endless loop never reaches the end and has no join, so its lanes stay apart.
     join.into_iter().take(end).map(|j| if j == usize::MAX { end as u32 } else { j as u32 }).collect()
 }

@@ -5,31 +5,31 @@ use crate::fault::Wrong;
 use crate::order::{Stamp, View};
 use std::collections::HashMap;
 
-/// Bytes of a granule, which mostly are touched together.
+/// Bytes of a granule. Most granules are touched as a whole.
 pub const GRANULE: usize = 16;
 
-/// The bit of an instruction's number that says that it is atomic, or else strong (PTX ISA, section 8.4).
+/// The bit in an instruction's number that marks an atomic or otherwise strong access (PTX ISA, section 8.4).
 const STRONG: u32 = 1 << 31;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum AccessKind {
     Read,
     Write,
     /// An atomic operation, or a strong load or store: such do not race among each other.
     Strong,
 }
 
-impl Kind {
+impl AccessKind {
     fn noun(self) -> &'static str {
         match self {
-            Kind::Read => "read",
-            Kind::Write => "write",
-            Kind::Strong => "atomic access",
+            AccessKind::Read => "read",
+            AccessKind::Write => "write",
+            AccessKind::Strong => "atomic access",
         }
     }
 }
 
-/// An access that has been: whose, and by which instruction.
+/// A past access: its agent and moment, and its instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark {
     pub stamp: Stamp,
@@ -37,8 +37,8 @@ pub struct Mark {
 }
 
 impl Mark {
-    fn new(a: Access<'_>, kind: Kind) -> Mark {
-        Mark { stamp: a.stamp, pc: if kind == Kind::Strong { a.pc | STRONG } else { a.pc } }
+    fn new(a: Access<'_>, kind: AccessKind) -> Mark {
+        Mark { stamp: a.stamp, pc: if kind == AccessKind::Strong { a.pc | STRONG } else { a.pc } }
     }
 
     pub fn is_strong(self) -> bool {
@@ -49,23 +49,23 @@ impl Mark {
         self.pc & !STRONG
     }
 
-    pub fn describe(self, what: Kind) -> String {
-        self.stamp.describe(if self.is_strong() { Kind::Strong.noun() } else { what.noun() })
+    pub fn describe(self, what: AccessKind) -> String {
+        self.stamp.describe(if self.is_strong() { AccessKind::Strong.noun() } else { what.noun() })
     }
 }
 
-/// Who last wrote a place, and the number of the set of those who have read it since.
+/// The last write of a position, and the number of the set of those that have read it since.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct CellAccess {
     pub written: Mark,
     pub readers: u32,
 }
 
-/// The places of 16 bytes.
+/// The last accesses to a granule.
 #[derive(Clone, Copy)]
 pub enum Granule {
     One(CellAccess),
-    /// An index of `split`.
+    /// Different accesses to its positions, at this index of `split`.
     Each(u32),
 }
 
@@ -75,7 +75,7 @@ impl Default for Granule {
     }
 }
 
-/// Whose access it is, by which instruction, and what its agent knows.
+/// The agent of an access, its instruction, and what the agent knows.
 #[derive(Clone, Copy)]
 pub struct Access<'a> {
     pub stamp: Stamp,
@@ -83,8 +83,8 @@ pub struct Access<'a> {
     pub pc: u32,
 }
 
-/// What granules of `CELLS` places each refer to. Accesses to one place by different warps count as to the same
-/// bytes.
+/// The tables that granules of `CELLS` positions refer to. Accesses of different warps to one position count as
+/// accesses to the same bytes.
 pub struct History<const CELLS: usize> {
     space: &'static str,
     split: Vec<[CellAccess; CELLS]>,
@@ -93,8 +93,8 @@ pub struct History<const CELLS: usize> {
     sets: Vec<Vec<Mark>>,
     numbers: HashMap<Vec<Mark>, u32>,
     joined: HashMap<(u32, Mark), u32>,
-    /// The last access that was found sound, and what it left.
-    last: Option<(CellAccess, Mark, Kind, CellAccess)>,
+    /// The last access that was checked, and its result.
+    last: Option<(CellAccess, Mark, AccessKind, CellAccess)>,
 }
 
 impl<const CELLS: usize> History<CELLS> {
@@ -105,7 +105,7 @@ impl<const CELLS: usize> History<CELLS> {
         History { space, split: vec![], free: vec![], sets: vec![vec![]], numbers, joined: HashMap::new(), last: None }
     }
 
-    /// The places of a granule.
+    /// The last accesses to each position of a granule.
     pub fn places(&self, granule: Granule) -> [CellAccess; CELLS] {
         match granule {
             Granule::One(p) => [p; CELLS],
@@ -117,10 +117,10 @@ impl<const CELLS: usize> History<CELLS> {
         &self.sets[place.readers as usize]
     }
 
-    /// Notes an access to bytes `from..to` of a granule that lies at `base`, and that it comes after all that it
-    /// must.
+    /// Notes an access to bytes `from..to` of the granule at `base`, and checks that it comes after all accesses that
+    /// it must follow.
     #[inline]
-    pub fn note(&mut self, granule: &mut Granule, [from, to]: [usize; 2], base: u64, kind: Kind, a: Access<'_>) -> Result<(), Wrong> {
+    pub fn note(&mut self, granule: &mut Granule, [from, to]: [usize; 2], base: u64, kind: AccessKind, a: Access<'_>) -> Result<(), Wrong> {
         let (from, to) = (from / Self::CELL, to.div_ceil(Self::CELL));
         let whole = to - from == CELLS;
         let split = match *granule {
@@ -151,9 +151,9 @@ impl<const CELLS: usize> History<CELLS> {
         Ok(())
     }
 
-    /// What a place is after an access to it.
+    /// The state of a position after an access to it.
     #[inline]
-    fn after(&mut self, p: CellAccess, kind: Kind, a: Access<'_>, address: u64) -> Result<CellAccess, Wrong> {
+    fn after(&mut self, p: CellAccess, kind: AccessKind, a: Access<'_>, address: u64) -> Result<CellAccess, Wrong> {
         let mark = Mark::new(a, kind);
         if let Some((place, same, of, new)) = self.last
             && (place, same, of) == (p, mark, kind)
@@ -162,38 +162,38 @@ impl<const CELLS: usize> History<CELLS> {
         }
         self.check(p, kind, a, address)?;
         let new = match kind {
-            Kind::Write => CellAccess { written: mark, readers: 0 },
-            Kind::Read | Kind::Strong => CellAccess { written: p.written, readers: self.with_reader(p.readers, mark, a.view) },
+            AccessKind::Write => CellAccess { written: mark, readers: 0 },
+            AccessKind::Read | AccessKind::Strong => CellAccess { written: p.written, readers: self.with_reader(p.readers, mark, a.view) },
         };
         self.last = Some((p, mark, kind, new));
         Ok(new)
     }
 
-    fn check(&self, p: CellAccess, kind: Kind, a: Access<'_>, address: u64) -> Result<(), Wrong> {
+    fn check(&self, p: CellAccess, kind: AccessKind, a: Access<'_>, address: u64) -> Result<(), Wrong> {
         let this = || a.stamp.describe(kind.noun());
-        let race =
-            |other: Mark, what: Kind| Err(Wrong::Race { space: self.space, address, this: this(), other: other.describe(what), line: other.pc() });
+        let race = |other: Mark, what: AccessKind| {
+            Err(Wrong::Race { space: self.space, address, this: this(), other: other.describe(what), line: other.pc() })
+        };
         let w = p.written;
         if !w.stamp.is_none() && !a.view.has_seen(w.stamp) {
-            return race(w, Kind::Write);
+            return race(w, AccessKind::Write);
         }
         if !w.stamp.is_none() && a.stamp.is_async() && !w.stamp.is_async() && !a.view.has_fenced(w.stamp) {
-            return Err(Wrong::Proxy { space: self.space, address, this: this(), other: w.describe(Kind::Write) });
+            return Err(Wrong::Proxy { space: self.space, address, this: this(), other: w.describe(AccessKind::Write) });
         }
         let clashes = |m: &&Mark| match kind {
-            Kind::Write => true,
-            Kind::Read => m.is_strong(),
-            Kind::Strong => !m.is_strong(),
+            AccessKind::Write => true,
+            AccessKind::Read => m.is_strong(),
+            AccessKind::Strong => !m.is_strong(),
         };
         match self.sets[p.readers as usize].iter().filter(clashes).find(|m| !a.view.has_seen(m.stamp)) {
-            Some(reader) => race(*reader, Kind::Read),
+            Some(reader) => race(*reader, AccessKind::Read),
             None => Ok(()),
         }
     }
 
-    /// The number of a set with one more reader. Readers that it has seen need not be kept: who comes after it comes
-    /// after them. But they do if they were strong and it is not, or the other way round, as others may clash with
-    /// one alone.
+    /// The number of a set with one more reader. Readers that it has seen are dropped, since whoever comes after it
+    /// comes after them. They stay if only one of the two is strong, as others may race with one alone.
     fn with_reader(&mut self, set: u32, mark: Mark, view: &View) -> u32 {
         if let Some(found) = self.joined.get(&(set, mark)) {
             return *found;

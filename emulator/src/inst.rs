@@ -29,7 +29,7 @@ pub enum Special {
     Nctaid(usize),
     Lane,
     Warp,
-    /// Of lanes equal to, up to, before, from, after this one.
+    /// A mask of the lanes that compare so with this one: equal, up to, before, from or after.
     Mask(LaneMask),
     Clock,
     /// A constant of this launch: the bytes of dynamic shared memory.

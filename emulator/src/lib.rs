@@ -35,10 +35,11 @@
 //! assert_eq!(u32::from_le_bytes(out), 42);
 //! ```
 //!
-//! **What is modelled.** Warps of 32 lanes that part at branches and meet at the immediate post-dominator; barriers, mbarriers with byte counts, the
-//! generic and the async proxy and the fences between them, tensor maps with swizzles, `ldmatrix`, `mma.sync`, `wgmma`, shuffles, votes, atomics.
-//! Matrix products sum in f32 along k in order, hardware in an order of its own; approximate functions (`ex2.approx`, `tanh.approx`, ..) are
-//! computed more exactly than hardware does.
+//! **What is modelled.** Warps of 32 lanes that part at branches and meet at the immediate post-dominator; barriers,
+//! mbarriers with byte counts, the generic and the async proxy and the fences between them, tensor maps with
+//! swizzles, `ldmatrix`, `mma.sync`, `wgmma`, shuffles, votes, atomics. Matrix products sum in f32 along k in order,
+//! hardware in an order of its own; approximate functions (`ex2.approx`, `tanh.approx`, ..) are computed more exactly
+//! than hardware does.
 //!
 //! **What is counted**, with [`Options::count`]: what a launch asks of a GPU ([`Counts`]), from which follows how
 //! long a card would take ([`Card::cost`]).
@@ -48,7 +49,6 @@
 mod access;
 mod alu;
 mod barrier;
-mod between;
 mod block;
 mod card;
 mod counting;
@@ -61,6 +61,7 @@ mod float;
 mod flow;
 mod history;
 mod inst;
+mod launch_races;
 mod liveness;
 mod matrix;
 mod memory;
@@ -77,7 +78,7 @@ mod wgmma;
 
 pub use block::{Options, Statistics, Timing};
 pub use card::{A100, Bound, CARDS, Card, Cost, H100, H200};
-pub use counts::{Banks, Counts, Handed, Pipe, SECTOR, Traffic, WIDTHS};
+pub use counts::{Banks, CounterTiles, Counts, Pipe, SECTOR, Traffic, WIDTHS};
 pub use decode::Kernel;
 pub use device::{Device, Launch, Module};
 pub use fault::{Fault, LaunchError, LoadError, Wrong};

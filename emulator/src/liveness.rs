@@ -3,7 +3,7 @@
 use crate::inst::{Inst, Op};
 use crate::registers::Registers;
 
-/// Registers are given out in eights, and a thread has 255 at most.
+/// Registers are allocated in eights, and a thread has at most 255.
 const GRAIN: u32 = 8;
 const MOST: u32 = 255;
 
@@ -11,7 +11,7 @@ const MOST: u32 = 255;
 pub fn registers(code: &[Inst], counts: [usize; 3]) -> u32 {
     let all: usize = counts.iter().sum();
     let words = all.div_ceil(64);
-    // A predicate has registers of its own.
+    // Predicates have a register file of their own, so they count 0.
     let weight = |r: usize| [1, 2, 0][usize::from(r >= counts[0]) + usize::from(r >= counts[0] + counts[1])];
     let uses: Vec<Registers> = code.iter().map(|i| Registers::of(i, counts)).collect();
     let mut alive = vec![vec![0u64; words]; code.len() + 1];
@@ -24,7 +24,7 @@ pub fn registers(code: &[Inst], counts: [usize; 3]) -> u32 {
                 Op::Bra { to } => alive[k + 1].iter().zip(&alive[to as usize]).map(|(a, b)| a | b).collect(),
                 _ => alive[k + 1].clone(),
             };
-            // What is written for some lanes alone keeps its value in the others.
+            // A guarded write keeps the old value in some lanes.
             if code[k].guard.is_none() {
                 uses[k].writes.iter().for_each(|r| now[*r as usize / 64] &= !(1 << (r % 64)));
             }

@@ -28,7 +28,7 @@ pub fn fragment_a(e: Element, k: usize, a: &[Words]) -> [[f32; 16]; 16] {
     out
 }
 
-/// An operand of 10 bits: the others do not count.
+/// A tf32 operand, which has 10 bits of mantissa. The others are ignored.
 pub fn tf32(bits: u32) -> f32 {
     f32::from_bits(bits & !0x1FFF)
 }

@@ -10,7 +10,7 @@ const GAP: u64 = 512;
 /// Addresses are never used twice, so an access to freed memory is out of bounds.
 #[derive(Default)]
 pub struct Memory {
-    /// By address.
+    /// The allocations, by address.
     blocks: Vec<Allocation>,
     next: u64,
 }
@@ -21,10 +21,10 @@ struct Allocation {
     data: Data,
 }
 
-/// Where a block is on this machine.
+/// The data of an allocation on this machine.
 enum Data {
     Own(Box<[AtomicU64]>),
-    /// As whoever lent it promised.
+    /// Memory that was lent, with the promises of [`Memory::lend`].
     Lent(*const u8),
 }
 
@@ -47,15 +47,16 @@ impl Memory {
         start
     }
 
-    /// Memory of this machine in place of new one.
+    /// Uses memory of this machine as an allocation.
     ///
     /// # Safety
-    /// It is there, aligned to 8 bytes, and nobody else writes it, as long as this is. What is not to be written need not be writable.
+    /// It is there, aligned to 8 bytes, and nobody else writes it, as long as this is. What is not to be written need
+    /// not be writable.
     pub unsafe fn lend(&mut self, memory: *const u8, bytes: u64) -> u64 {
         self.place(bytes, Data::Lent(memory))
     }
 
-    /// Whether there was such an allocation.
+    /// Frees an allocation. Returns whether there was one.
     pub fn free(&mut self, start: u64) -> bool {
         let before = self.blocks.len();
         self.blocks.retain(|b| b.start != start);
@@ -118,7 +119,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Replaces a number of 4 or 8 bytes by a function of it, in one step; the old one.
+    /// Replaces a number of 4 or 8 bytes by a function of it, in one step. Returns the old number.
     pub fn update(&self, address: u64, bytes: u32, f: impl Fn(u64) -> u64) -> Result<u64, Wrong> {
         let p = self.aligned(address, u64::from(bytes))?;
         // SAFETY: as in `load`.

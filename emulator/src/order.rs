@@ -1,13 +1,14 @@
 //! What happened before what: vector clocks over the warps of a block and over what works for them in the background.
 //!
-//! Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection" (2009), with one addition: besides what an agent has
-//! *seen*, a view has what of that lies before a proxy fence. An access of the async proxy (tensor copies, `wgmma`) may touch what
-//! the generic proxy wrote only if the write is *fenced* (PTX ISA, section 8.5, proxy-preserved base causality order).
+//! Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection" (2009), with one addition: besides
+//! what an agent has *seen*, a view has what of that lies before a proxy fence. An access of the async proxy (tensor
+//! copies, `wgmma`) may touch what the generic proxy wrote only if the write is *fenced* (PTX ISA, section 8.5,
+//! proxy-preserved base causality order).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Who accesses memory: a warp itself, or one of its engines.
+/// An agent that accesses memory: a warp itself, or one of its engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     Warp,
@@ -21,7 +22,7 @@ pub enum Engine {
 
 const ENGINES: usize = 4;
 
-/// An access: agent and its moment, in 32 bits. 0 is none.
+/// An agent and its moment, in 32 bits. 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(u32);
 
@@ -49,7 +50,7 @@ impl Stamp {
         self.0 == 0
     }
 
-    /// Whether of the async proxy.
+    /// Whether the agent uses the async proxy.
     pub fn is_async(self) -> bool {
         self.agent() % ENGINES >= Engine::Bulk as usize
     }
@@ -61,22 +62,23 @@ impl Stamp {
     }
 }
 
-/// Per agent, up to which moment its accesses are known to be over; and up to which moment they lie before a proxy fence.
+/// For each agent, the moment up to which its accesses are known to be over, and the moment up to which they lie
+/// before a proxy fence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
     seen: Vec<u32>,
     fenced: Vec<u32>,
     /// Trips to global memory that have gone by, as far as they are counted ([`crate::counts::Counts`]).
     pub trips: u32,
-    /// What is known of other blocks; absent as long as nothing is.
-    others: Option<Arc<Known>>,
+    /// What is known of other blocks; `None` as long as nothing is.
+    others: Option<Arc<BlockViews>>,
 }
 
 /// What is known of blocks, by their numbers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Known(BTreeMap<u32, View>);
+pub struct BlockViews(BTreeMap<u32, View>);
 
-impl Known {
+impl BlockViews {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -86,7 +88,7 @@ impl Known {
         self.0.get(&block).is_some_and(|v| v.has_seen(s))
     }
 
-    pub fn learn(&mut self, other: Option<&Known>) {
+    pub fn learn(&mut self, other: Option<&BlockViews>) {
         for (block, view) in other.iter().flat_map(|k| &k.0) {
             self.learn_of(*block, view);
         }
@@ -117,12 +119,12 @@ impl View {
     }
 
     /// What is known of other blocks.
-    pub fn others(&self) -> Option<&Known> {
+    pub fn others(&self) -> Option<&BlockViews> {
         self.others.as_deref()
     }
 
-    /// Learns what blocks have made known, one of which is the agent's own.
-    pub fn learn(&mut self, mut known: Known, own: u32) {
+    /// Learns what other blocks have published. One of them may be the agent's own.
+    pub fn learn(&mut self, mut known: BlockViews, own: u32) {
         if let Some(view) = known.0.remove(&own) {
             self.join(&view);
         }
@@ -131,7 +133,7 @@ impl View {
         }
     }
 
-    /// All that was seen is before a proxy fence now.
+    /// Notes that all that was seen is now before a proxy fence.
     pub fn fence(&mut self) {
         self.fenced.clone_from(&self.seen);
     }

@@ -21,7 +21,7 @@ impl Block<'_> {
             return Err(Wrong::Undefined(format!("`setmaxnreg.{verb}` to {count} registers, {than} than the {held} that the warp has")));
         }
         let all = self.warps.len() as u32;
-        // What the warps that do not take part keep anyway is beyond what one can ever get.
+        // Each of the other warps keeps at least 24 registers a thread, which one warp can never get.
         if more && count + 24 * (all - 1) > launched * all {
             return Err(Wrong::Undefined(format!("`setmaxnreg.inc` to {count} registers, where the block's {all} warps have {launched} each")));
         }

@@ -11,7 +11,7 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Of one instruction of a kernel with so many registers of 32 and of 64 bits.
+    /// The registers of an instruction, in a kernel with so many registers of 32 and of 64 bits.
     pub fn of(inst: &Inst, [words, longs, _]: [usize; 3]) -> Registers {
         let mut r = Registers { words, longs, reads: vec![], writes: vec![] };
         if let Some((p, _)) = inst.guard {

@@ -120,7 +120,7 @@ impl Block<'_> {
         Err(Wrong::Barrier { address, what: "nothing orders its initialisation before this use".into() })
     }
 
-    /// That a copy may complete bytes of an mbarrier.
+    /// Checks that a copy may complete bytes of an mbarrier.
     pub fn open_to_copies(&mut self, w: usize, address: u64) -> Result<(), Wrong> {
         self.seen_init(w, address)?;
         if self.barriers.find(address)?.fenced {
@@ -138,8 +138,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Arrives, as a warp or on behalf of a copy that is there after so many trips, and wakes who waits if that ends
-    /// the phase.
+    /// Arrives at an mbarrier, as a warp or for a copy that is complete after so many trips. If that ends the phase,
+    /// waiting warps go on.
     pub fn arrive_with(&mut self, address: u64, n: u32, warp: Option<usize>, copy: Option<(Stamp, u32)>) -> Result<(), Wrong> {
         let b = self.barriers.find(address)?;
         if n > b.pending {
@@ -157,7 +157,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// So many bytes of a phase have come, by this copy, after so many trips.
+    /// Completes bytes of a phase that this copy has brought, after so many trips.
     pub fn complete_bytes(&mut self, address: u64, bytes: u64, copy: Stamp, trips: u32) -> Result<(), Wrong> {
         let b = self.barriers.find(address)?;
         b.bytes -= bytes as i64;
@@ -199,7 +199,7 @@ impl Block<'_> {
         self.open(id)
     }
 
-    /// Lets warps go on if all have come that a barrier waits for.
+    /// Lets warps go on if all that a barrier waits for have come.
     fn open(&mut self, id: u32) -> Result<(), Wrong> {
         let left = self.warps.iter().filter(|w| w.state != State::Done).count() as u32 * 32;
         let Some(b) = self.barriers.named.get(&id) else { return Ok(()) };
@@ -218,7 +218,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// A warp has ended: barriers of the whole block no longer wait for it.
+    /// Notes that a warp has ended: barriers of the whole block no longer wait for it.
     pub fn left_block(&mut self) {
         let ids: Vec<u32> = self.barriers.named.iter().filter(|b| b.1.threads.is_none()).map(|b| *b.0).collect();
         for id in ids {

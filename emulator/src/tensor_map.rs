@@ -1,11 +1,12 @@
-//! Tensor maps: how a tensor lies in global memory and a box of it in shared memory (CUDA driver API, `cuTensorMapEncodeTiled`).
+//! Tensor maps: how a tensor lies in global memory and a box of it in shared memory (CUDA driver API,
+//! `cuTensorMapEncodeTiled`).
 //!
 //! The bits of a real map are the driver's secret. This one has a layout of its own in the same 128 bytes.
 
 use crate::fault::Wrong;
 
-/// How 16-byte pieces of a box's rows change places, against bank conflicts: within patterns of 256, 512 or 1024 bytes of shared memory,
-/// the bits of the piece are combined with those of the row by exclusive or.
+/// How 16-byte pieces of a box's rows change places, against bank conflicts: within patterns of 256, 512 or 1024
+/// bytes of shared memory, the bits of the piece are combined with those of the row by exclusive or.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Swizzle {
     /// All pieces stay where they are.
@@ -51,8 +52,8 @@ impl Swizzle {
     }
 }
 
-/// A tensor of up to 5 dims, innermost first, and the box of it that one copy moves. Elements outside of the tensor read as zero and are not
-/// written.
+/// A tensor of up to 5 dims, innermost first, and the box of it that one copy moves. Elements outside of the tensor
+/// read as zero and are not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// Address of the first element, a multiple of 16.
@@ -143,7 +144,8 @@ impl TensorMap {
         self.extent.iter().map(|e| u64::from(*e)).product::<u64>() * u64::from(self.element)
     }
 
-    /// For each row of a box, in the order of shared memory: address of its first element and, of its elements, which lie within the tensor.
+    /// For each row of a box, in the order of shared memory: address of its first element and, of its elements, which
+    /// lie within the tensor.
     pub fn rows(&self, at: &[i64]) -> Vec<(u64, std::ops::Range<u64>)> {
         let outer: u64 = self.extent[1..].iter().map(|e| u64::from(*e)).product();
         let row = |n: u64| {

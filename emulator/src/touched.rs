@@ -1,33 +1,33 @@
 //! What a block touches of global memory, in which order; and what a launch touches of it.
 
 use crate::fault::Wrong;
-use crate::history::{Access, CellAccess, GRANULE, Granule, History, Kind};
+use crate::history::{Access, AccessKind, CellAccess, GRANULE, Granule, History};
 use std::collections::HashMap;
 
-/// Places of a granule: bytes, as neighbouring ones may be written by different warps.
+/// Positions of a granule: single bytes, as different warps may write neighbouring ones.
 pub const CELLS: usize = GRANULE;
 
 /// Granules of a page: 4 KiB.
 pub const GRANULES: u64 = 256;
 
 /// The accesses of one block.
-pub struct Touched {
+pub struct BlockAccesses {
     pages: Vec<(u64, Box<[Granule]>)>,
     index: HashMap<u64, usize>,
-    /// The page that was touched last, by its place in `pages`.
+    /// The index in `pages` of the page that was touched last.
     last: usize,
     history: History<CELLS>,
 }
 
-impl Default for Touched {
-    fn default() -> Touched {
-        Touched { pages: vec![], index: HashMap::new(), last: 0, history: History::new("global") }
+impl Default for BlockAccesses {
+    fn default() -> BlockAccesses {
+        BlockAccesses { pages: vec![], index: HashMap::new(), last: 0, history: History::new("global") }
     }
 }
 
-impl Touched {
-    /// Notes an access, and that it is ordered with those of other warps of the block.
-    pub fn note(&mut self, address: u64, bytes: u64, kind: Kind, a: Access<'_>) -> Result<(), Wrong> {
+impl BlockAccesses {
+    /// Notes an access, and checks its order with those of other warps of the block.
+    pub fn note(&mut self, address: u64, bytes: u64, kind: AccessKind, a: Access<'_>) -> Result<(), Wrong> {
         let (size, end) = (GRANULE as u64, address + bytes);
         for g in address / size..end.div_ceil(size) {
             let base = g * size;
@@ -49,7 +49,7 @@ impl Touched {
         self.last
     }
 
-    /// The granules that were touched, by the number of their page and theirs in it.
+    /// The granules that were touched, by the number of their page and their number in it.
     pub fn granules(&self) -> impl Iterator<Item = (u64, usize, Granule)> {
         let all = self.pages.iter().flat_map(|(page, all)| all.iter().enumerate().map(|(k, g)| (*page, k, *g)));
         all.filter(|(_, _, g)| !matches!(g, Granule::One(p) if *p == CellAccess::default()))

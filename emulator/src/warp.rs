@@ -2,7 +2,7 @@
 
 use crate::decode::Kernel;
 use crate::inst::*;
-use crate::order::{Engine, Known, Stamp, View};
+use crate::order::{BlockViews, Engine, Stamp, View};
 
 /// A register of all lanes.
 pub type Words = [u32; 32];
@@ -16,11 +16,11 @@ pub struct Frame {
     pub mask: u32,
 }
 
-/// Why a warp does not run.
+/// Whether a warp runs, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Running,
-    /// At a barrier of the block.
+    /// The warp waits at a barrier of the block.
     Barrier(u32),
     /// Suspended by `try_wait` at an mbarrier, until the phase that it waits for is over.
     Waiting {
@@ -34,7 +34,7 @@ pub enum State {
     Done,
 }
 
-/// What is the same for all warps of a block.
+/// The geometry that all warps of a block share.
 #[derive(Clone, Copy)]
 pub struct LaunchGeometry {
     pub block: [u32; 3],
@@ -44,7 +44,7 @@ pub struct LaunchGeometry {
 }
 
 impl LaunchGeometry {
-    /// Where a block of this number is in the grid.
+    /// The index in the grid of a block with this number.
     pub fn of(&self, block: u32) -> [u32; 3] {
         let [x, y, _] = self.grid;
         [block % x, block / x % y, block / (x * y)]
@@ -61,9 +61,10 @@ pub struct Warp {
     pub state: State,
     pub local: Vec<u8>,
     pub view: View,
-    /// What its last fence makes known to other blocks by what follows; and what it learns at the next one.
+    /// What the warp's last fence publishes to other blocks by later strong stores.
     pub released: Option<Box<View>>,
-    pub heard: Known,
+    /// What the warp will learn of other blocks at its next fence.
+    pub heard: BlockViews,
     /// The branch where lanes parted, if nothing has brought them together since.
     pub parted: Option<u32>,
     /// Registers of a thread, where `setmaxnreg` changes them.
@@ -88,7 +89,7 @@ impl Warp {
             local: vec![0xFF; kernel.local_bytes as usize * 32],
             view,
             released: None,
-            heard: Known::default(),
+            heard: BlockViews::default(),
             parted: None,
             held: kernel.registers_at_launch().unwrap_or(0),
             moments: [1; 4],
@@ -108,7 +109,7 @@ impl Warp {
         Stamp::new(self.id, engine, self.moments[engine as usize])
     }
 
-    /// Begins a new moment: what comes is not what others may have learned of.
+    /// Begins a new moment, so that later accesses are not those that others may have learned of.
     pub fn tick(&mut self, engine: Engine) {
         self.moments[engine as usize] += 1;
         if engine == Engine::Warp {
@@ -116,7 +117,7 @@ impl Warp {
         }
     }
 
-    /// The lanes of an instruction: those that are here, and of which its guard holds.
+    /// The active lanes of an instruction: those that are here and for which its guard holds.
     pub fn lanes(&self, guard: Option<(P, bool)>) -> u32 {
         let here = self.stack.last().map_or(0, |f| f.mask);
         match guard {
@@ -223,7 +224,8 @@ impl Warp {
         }
     }
 
-    /// Drops frames whose lanes have all come to their join or are gone; the next instruction, if any lane is left.
+    /// Drops frames whose lanes have all reached their join or ended. Returns the next instruction, if any lane is
+    /// left.
     pub fn settle(&mut self) -> Option<u32> {
         while let Some(f) = self.stack.last() {
             if f.mask != 0 && f.pc != f.join {

@@ -1,7 +1,7 @@
 //! `wgmma`: matrix products of a warpgroup out of shared memory, in the background (PTX ISA, section 9.7.15).
 //!
-//! Each warp of the four computes its own 16 rows, so each has its own queue. A product is one operation of all four: who waits for it waits for
-//! all of them. Until a warp has waited, its accumulators are poison.
+//! Each warp of the four computes its own 16 rows, so each has its own queue. A product is one operation of all four:
+//! who waits for it waits for all of them. Until a warp has waited, its accumulators are poison.
 
 use crate::block::{Block, Flow, Timing};
 use crate::fault::Wrong;
@@ -15,21 +15,21 @@ use crate::warp::{State, Words};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// What an accumulator in flight holds: NaN.
+/// The value of an accumulator in flight: NaN.
 const POISON: u32 = 0x7FC0_DEAD;
 
 /// The matrix engine of a warp.
 pub struct Matrix {
     /// Whether registers of products were written since the last `wgmma.fence`.
     pub dirty: bool,
-    pending: VecDeque<Pending>,
+    pending: VecDeque<PendingProduct>,
     /// The moment of each committed group.
     groups: Vec<Stamp>,
-    /// Per register: whether it is in flight, and its real value.
+    /// For each register in flight, its real value.
     flying: Vec<Option<Box<Words>>>,
 }
 
-struct Pending {
+struct PendingProduct {
     op: Wgmma,
     a: u64,
     b: u64,
@@ -76,7 +76,8 @@ impl Descriptor {
         Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), swizzle })
     }
 
-    /// Where element (row, k) lies, of `bytes` bytes; rows are M or N. Canonical layouts of the PTX ISA, section 9.7.15.5.1, in 8 x 16-byte pieces.
+    /// The offset of element (row, k), of `bytes` bytes; rows are M or N. These are the canonical layouts of the PTX
+    /// ISA, section 9.7.15.5.1, in pieces of 8 x 16 bytes.
     fn place(&self, row: u64, k: u64, bytes: u64, transposed: bool) -> u64 {
         let per = 16 / bytes;
         let wide = self.swizzle.row() / 16;
@@ -145,7 +146,7 @@ impl Block<'_> {
             return Err(Wrong::Descriptor("lanes disagree on whether accumulators count".into()));
         }
         let (stamp, view, group) = (warp.stamp(Engine::Matrix), Rc::new(warp.view.clone()), m.groups.len());
-        let pending = Pending { op: op.clone(), a, b, scale: scale != 0, pc: warp.pc(), stamp, view, group, done: false };
+        let pending = PendingProduct { op: op.clone(), a, b, scale: scale != 0, pc: warp.pc(), stamp, view, group, done: false };
         for r in &op.accumulators {
             let place = &mut m.flying[r.0 as usize];
             if place.is_none() {
@@ -158,13 +159,13 @@ impl Block<'_> {
         let now = match self.options.timing {
             Timing::Early => true,
             Timing::Late => false,
-            // All before it as well: products of a warp happen in order.
+            // This computes the products before it as well, since a warp's products happen in order.
             Timing::Random => self.draw().is_multiple_of(2),
         };
         if now { (0..=last).try_for_each(|k| self.multiply(w, k)) } else { Ok(()) }
     }
 
-    /// Computes a product that is pending, unless that has been done.
+    /// Computes a pending product, unless that has been done.
     fn multiply(&mut self, w: usize, k: usize) -> Result<(), Wrong> {
         let p = &mut self.engines[w].matrix.pending[k];
         if std::mem::replace(&mut p.done, true) {
@@ -195,7 +196,7 @@ impl Block<'_> {
                 }
             }
         }
-        // B by k, so that sums run along n.
+        // B is stored by k, so that the inner loop of sums runs along n.
         let d = Descriptor::new(b)?;
         let mut bm = vec![0f32; depth as usize * n];
         let mut column = [0f32; 16];
@@ -253,7 +254,7 @@ impl Block<'_> {
             }
             return Ok(());
         }
-        // Pieces of 16 bytes stay together.
+        // The 16 bytes of a piece are contiguous.
         let per = 16 / bytes;
         for piece in 0..depth / per {
             let at = d.place(row, piece * per, bytes, false);

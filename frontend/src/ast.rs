@@ -1,5 +1,5 @@
-//! The tree of an .mdl text, as written: nothing is resolved, numbers keep their spelling, parentheses and comments are kept,
-//! so that the formatter prints from it.
+//! The tree of an .mdl text, as written: nothing is resolved, numbers keep their spelling, parentheses and comments
+//! are kept, so that the formatter prints from it.
 
 use ir::diag::Span;
 use std::rc::Rc;
@@ -60,7 +60,7 @@ pub struct Block {
 /// What a statement, item or setting says.
 #[derive(Clone, Debug)]
 pub enum StmtKind {
-    // File level
+    // These stand at the top of a file.
     /// `import "parts.mdl" as parts;`.
     Import {
         /// The `"parts.mdl"` of `import "parts.mdl"`, relative to the file with the import.
@@ -81,7 +81,7 @@ pub enum StmtKind {
         /// The lines of a `weights` section: [`StmtKind::Weight`] and [`StmtKind::Bad`].
         block: Block,
     },
-    // Statements
+    // Functions also stand at the top of a file; the others are statements of models and functions.
     /// `fn f(x) { .. }` or `fn f(x) = relu(x);`, with `@op` or without.
     Fn(Rc<Function>),
     /// `dim keys = seq, slot;`: each name with its size; `None` for the `slot`.
@@ -153,7 +153,7 @@ pub enum StmtKind {
         /// The `sample(..)` of `generate`: an [`ExprKind::Call`], or an [`ExprKind::Bad`].
         call: Expr,
     },
-    // Sections
+    // These stand in sections.
     /// `tp: heads, ffn | hidden;` or `lr: constant(0.05);`.
     Setting {
         /// The `tp` of `tp: heads, ffn | hidden;`.
@@ -224,14 +224,14 @@ pub struct Header {
     /// The `d` of `d: dim = hidden`.
     pub name: Ident,
     /// The `dim` of `d: dim = hidden`; `None` without a `:`, or with an unknown kind.
-    pub kind: Option<Kind>,
+    pub kind: Option<ParamKind>,
     /// The `hidden` of `d: dim = hidden`; `None`: a value has to be given.
     pub default: Option<Expr>,
 }
 
 /// The `int` of `n: int`: which values a parameter or setting takes.
 #[derive(Clone, Debug)]
-pub enum Kind {
+pub enum ParamKind {
     /// `[.., d]`: tensors.
     Type(TypeExpr),
     /// `int`: a static whole number, 64 bits.

@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 #[grammar = "grammar.pest"]
 pub struct MdlParser;
 
-/// Nodes on a path of an expression, and operators side by side.
+/// The most nodes on a path of an expression, and operators side by side.
 const MAX_DEPTH: usize = 200;
 
 static PRATT: LazyLock<PrattParser<Rule>> = LazyLock::new(|| {
@@ -96,8 +96,6 @@ impl Builder<'_, '_> {
     fn exprs(&self, pair: Pair<'_, Rule>) -> Vec<Expr> {
         pair.into_inner().map(|p| self.expr(p)).collect()
     }
-
-    // Expressions
 
     pub fn expr(&self, pair: Pair<'_, Rule>) -> Expr {
         let span = self.span(&pair);
@@ -198,7 +196,7 @@ impl Builder<'_, '_> {
                 self.node(span, depth, ExprKind::List(elements))
             }
             Rule::call => self.call(pair),
-            // An error says so.
+            // An error was reported for the hole already.
             Rule::hole => leaf(ExprKind::Bad),
             _ => leaf(ExprKind::Name(pair.as_str().into())),
         }
@@ -238,8 +236,6 @@ impl Builder<'_, '_> {
         }
     }
 
-    // Types and headers
-
     fn type_expr(&self, pair: Pair<'_, Rule>) -> TypeExpr {
         let span = self.span(&pair);
         let mut parts = Children::of(pair);
@@ -258,21 +254,21 @@ impl Builder<'_, '_> {
         self.type_expr(Children::of(pair).expect(Rule::tensor))
     }
 
-    fn kind(&self, mark: Pair<'_, Rule>) -> Option<Kind> {
+    fn kind(&self, mark: Pair<'_, Rule>) -> Option<ParamKind> {
         let kind = Children::of(mark).expect(Rule::kind);
         let mut parts = Children::of(kind);
         if let Some(tensor) = parts.maybe(Rule::tensor) {
-            return Some(Kind::Type(self.type_expr(tensor)));
+            return Some(ParamKind::Type(self.type_expr(tensor)));
         }
         let word = parts.expect(Rule::word);
         Some(match word.as_str() {
-            "int" => Kind::Int,
-            "real" => Kind::Real,
-            "bool" => Kind::Bool,
-            "text" => Kind::Text,
-            "reals" => Kind::Reals,
-            "dim" => Kind::Dim,
-            "dims" => Kind::Dims,
+            "int" => ParamKind::Int,
+            "real" => ParamKind::Real,
+            "bool" => ParamKind::Bool,
+            "text" => ParamKind::Text,
+            "reals" => ParamKind::Reals,
+            "dim" => ParamKind::Dim,
+            "dims" => ParamKind::Dims,
             other => {
                 let e = Diagnostic::error("E0401", format!("no kind of value is called `{other}`")).label(self.span(&word), "unknown");
                 self.error(e.help("int, real, bool, text, reals, dim, dims, or a tensor type such as [.., hidden] or i32[batch, seq]"));
@@ -291,7 +287,7 @@ impl Builder<'_, '_> {
         pair.into_inner().map(header).collect()
     }
 
-    /// The function of an `fn_line` or `fn_short_line`; the former's body is given.
+    /// The function of an `fn_line` or `fn_short_line`. The body of the former is given.
     pub fn function(&self, pair: Pair<'_, Rule>, block: Option<Block>) -> Function {
         let mut parts = Children::of(pair);
         let op = parts.maybe(Rule::at_op).is_some();
@@ -345,8 +341,6 @@ impl Builder<'_, '_> {
         parts.expect(Rule::k_weights);
         self.ident(&parts.expect(Rule::id))
     }
-
-    // Simple statements
 
     /// The statement of a line that has no block, except functions.
     pub fn simple(&self, rule: Rule, pair: Pair<'_, Rule>) -> StmtKind {

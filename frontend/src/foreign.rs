@@ -12,7 +12,9 @@ pub fn spelling(statement: &str, at: usize) -> Option<&'static str> {
         () if in_call && ["dim", "axis", "dims"].iter().any(|w| word(rest) == *w || last == *w) => {
             Some("dims have names, and `over:` names those of a reduction: `softmax(x, over: keys)`")
         }
-        () if in_call && starts(&["="]) && !starts(&["=="]) => Some("an argument by name is written with `:`, as in `linear(x, hidden, ffn, bias: true)`"),
+        () if in_call && starts(&["="]) && !starts(&["=="]) => {
+            Some("an argument by name is written with `:`, as in `linear(x, hidden, ffn, bias: true)`")
+        }
         () if in_index && starts(&[":"]) => Some("`slice(x, seq -> first, at: 0)` takes a part of a dim; `x[seq: 0]` is one element of it"),
         () if in_index => Some("an index says along which dim: `embed[vocab: tokens]`"),
         () if starts(&["+=", "-=", "*=", "/="]) => Some("write the name again: `x = x + 1;`"),
@@ -22,7 +24,9 @@ pub fn spelling(statement: &str, at: usize) -> Option<&'static str> {
         () if starts(&["|"]) => Some("write `or`"),
         () if starts(&["!", "~"]) => Some("write `not`"),
         () if starts(&["'"]) => Some("a text stands between double quotes: `\"silu\"`"),
-        () if word(rest) == "if" || starts(&["?"]) => Some("`if` begins a statement, `if condition { .. }`; `where(condition, a, b)` chooses by element"),
+        () if word(rest) == "if" || starts(&["?"]) => {
+            Some("`if` begins a statement, `if condition { .. }`; `where(condition, a, b)` chooses by element")
+        }
         () if last == "lambda" => Some("a function has a name: `fn double(x: [..]) = x * 2;`"),
         () => keyword(first),
     }
@@ -48,7 +52,9 @@ pub fn name(name: &str) -> Option<&'static str> {
         "None" | "null" | "nil" => "write `none`",
         "True" => "write `true`",
         "False" => "write `false`",
-        "matmul" | "mm" | "bmm" | "einsum" | "contract" | "addmm" | "inner" => "`dot(a, b, over: d)` is a product summed over `d`, along other common dims",
+        "matmul" | "mm" | "bmm" | "einsum" | "contract" | "addmm" | "inner" => {
+            "`dot(a, b, over: d)` is a product summed over `d`, along other common dims"
+        }
         "reshape" | "permute" | "transpose" | "flatten" | "squeeze" | "unsqueeze" | "rearrange" | "split" | "chunk" => {
             "`view(x, hidden -> [heads, head_dim])` splits, merges and renames dims, whose order never matters; `slice` takes a part"
         }

@@ -7,7 +7,7 @@ use ir::diag::{Diagnostic, Sources};
 
 const WIDTH: usize = 120;
 const INDENT: usize = 2;
-/// Of a statement's further lines, where no bracket says more.
+/// Indentation of a statement's further lines, outside of any bracket.
 const HANGING: usize = 4;
 
 /// A text in the one standard layout.
@@ -217,7 +217,7 @@ impl Printer {
     fn branches(&mut self, branch: &If) {
         for (i, (cond, block)) in branch.branches.iter().enumerate() {
             if i > 0 {
-                self.out.pop(); // the newline: `} else if`
+                self.out.pop(); // This drops the newline before `else if`.
                 self.out.push_str(" else if ");
                 self.out.push_str(&layout(&Line::default().expr(cond).tokens, self.indent + "} else if ".len(), 2));
                 self.block(block);
@@ -296,28 +296,28 @@ impl Line {
             self.text(&header.name.name);
             match &header.kind {
                 None => {}
-                Some(Kind::Type(ty)) => {
+                Some(ParamKind::Type(ty)) => {
                     self.text(": ").type_expr(ty);
                 }
-                Some(Kind::Int) => {
+                Some(ParamKind::Int) => {
                     self.text(": int");
                 }
-                Some(Kind::Real) => {
+                Some(ParamKind::Real) => {
                     self.text(": real");
                 }
-                Some(Kind::Bool) => {
+                Some(ParamKind::Bool) => {
                     self.text(": bool");
                 }
-                Some(Kind::Text) => {
+                Some(ParamKind::Text) => {
                     self.text(": text");
                 }
-                Some(Kind::Reals) => {
+                Some(ParamKind::Reals) => {
                     self.text(": reals");
                 }
-                Some(Kind::Dim) => {
+                Some(ParamKind::Dim) => {
                     self.text(": dim");
                 }
-                Some(Kind::Dims) => {
+                Some(ParamKind::Dims) => {
                     self.text(": dims");
                 }
             }
@@ -451,9 +451,10 @@ impl Line {
 fn layout(tokens: &[Token], start: usize, tail: usize) -> String {
     let mut out = String::new();
     let mut column = start;
-    // Columns inside of the brackets open here.
+    // The column of the inside of each open bracket.
     let mut brackets: Vec<usize> = vec![];
-    // The best place to break this line: rank (lower is better), token, length of the output, brackets open there.
+    // The best place to break this line: its rank (lower is better), its token, the output's length and the open
+    // brackets there.
     let mut best: Option<(usize, usize, usize, Vec<usize>)> = None;
     let mut i = 0;
     while i < tokens.len() {

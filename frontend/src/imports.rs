@@ -1,7 +1,7 @@
 //! The files that a text imports, and those that they import.
 //!
-//! A path is relative to the file it stands in; a file that is reached in several ways is read once. What a file imports is its own
-//! affair: who imports the file does not see it.
+//! A path is relative to the file it stands in; a file that is reached in several ways is read once. What a file
+//! imports is its own affair: who imports the file does not see it.
 
 use crate::ast::{Ast, Function, Ident, StmtKind};
 use crate::parse::parse_all;
@@ -9,7 +9,7 @@ use crate::{Loader, scope};
 use ir::diag::{Diagnostic, Sources, Span};
 use std::rc::Rc;
 
-/// How long a chain of files may be, and how many there may be.
+/// The longest chain of imported files, and the most files.
 const MAX_DEPTH: usize = 64;
 const MAX_FILES: usize = 1000;
 
@@ -17,7 +17,7 @@ const MAX_FILES: usize = 1000;
 #[derive(Default)]
 pub struct Imports {
     pub files: Vec<File>,
-    /// Of the compiled file.
+    /// The imports of the compiled file.
     pub links: Vec<Link>,
 }
 
@@ -36,11 +36,11 @@ pub struct Link {
 
 impl Imports {
     /// What a file can call beside its own functions.
-    pub fn known(&self, links: &[Link], library: &[Ast]) -> scope::Known {
+    pub fn known(&self, links: &[Link], library: &[Ast]) -> scope::KnownNames {
         let open = links.iter().filter(|l| l.alias.is_none()).map(|l| &self.files[l.file].ast);
         let mut functions: Vec<Rc<str>> = open.chain(library).flat_map(functions).map(|f| f.name.name.clone()).collect();
         functions.extend(crate::elab::PRIMITIVES.iter().map(|n| (*n).into()));
-        scope::Known { functions, modules: links.iter().filter_map(|l| l.alias.as_ref().map(|a| a.name.clone())).collect() }
+        scope::KnownNames { functions, modules: links.iter().filter_map(|l| l.alias.as_ref().map(|a| a.name.clone())).collect() }
     }
 
     /// Files imported without `as` must not bring one name twice.
@@ -78,7 +78,7 @@ struct Reader<'a> {
     sources: &'a mut Sources,
     loader: Loader<'a>,
     errors: &'a mut Vec<Diagnostic>,
-    /// Files by path; none: it could not be read.
+    /// Files by path. `None` could not be read.
     done: Vec<(String, Option<usize>)>,
     /// The files that are being read, each imported by the one before.
     chain: Vec<String>,
@@ -139,7 +139,8 @@ impl Reader<'_> {
     }
 }
 
-/// A path that stands in a file, relative to what that file's own path is relative to; without `.` and `..` where they can go.
+/// A path that stands in a file, relative to what that file's own path is relative to; without `.` and `..` where
+/// they can go.
 fn resolve(importer: &str, path: &str) -> String {
     if path.starts_with('/') {
         return path.to_owned();
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Elaborates the first of some files, which import each other; the errors' messages.
+    /// Elaborates the first of some files, which import each other. Returns the errors' messages.
     fn messages(files: &[(&str, &str)]) -> Vec<String> {
         let mut loader = |path: &str| {
             let found = files.iter().find(|(name, _)| *name == path);

@@ -1,7 +1,7 @@
 //! .mdl text to the logical forward graph.
 //!
-//! [`compile`] does all of it: parse, import, elaborate; every error of the text at once. The library does no input or output
-//! of its own: files named by `import` come from a [`Loader`].
+//! [`compile`] does all of it: parse, import, elaborate; every error of the text at once. The library does no input
+//! or output of its own: files named by `import` come from a [`Loader`].
 //!
 //! **Invariant:** nothing in here prints, reads files or the environment, or panics on any text.
 
@@ -84,7 +84,8 @@ impl Default for Options {
     }
 }
 
-/// The texts that a compile has read, the library's by their names alone: they are the same in every mcc of a version.
+/// The texts that a compile has read, the library's by their names alone: they are the same in every mcc of a
+/// version.
 pub fn without_library(sources: &Sources) -> Vec<Source> {
     let of_library = |s: &Source| library::FILES.contains(&(s.name.as_str(), s.text.as_str()));
     sources.files.iter().map(|s| if of_library(s) { Source { name: s.name.clone(), text: String::new() } } else { s.clone() }).collect()

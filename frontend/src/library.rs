@@ -20,7 +20,8 @@ thread_local! {
     static PARSED: RefCell<BTreeMap<usize, Rc<[Ast]>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// The library, parsed once for each number that its first file may have; a test holds that it parses without an error.
+/// The library, parsed once for each number that its first file may have; a test holds that it parses without an
+/// error.
 pub fn parse_library(sources: &mut Sources) -> Rc<[Ast]> {
     let first = sources.files.len();
     if let Some(parsed) = PARSED.with_borrow(|all| all.get(&first).cloned()) {
@@ -36,7 +37,7 @@ pub fn parse_library(sources: &mut Sources) -> Rc<[Ast]> {
 mod tests {
     use super::*;
     use crate::ast::{Block, Body, Function, StmtKind};
-    use crate::scope::{Known, check};
+    use crate::scope::{KnownNames, check};
 
     #[test]
     fn the_library_parses_and_uses_only_names_it_has() {
@@ -49,7 +50,7 @@ mod tests {
         }
         let mut functions: Vec<Rc<str>> = asts.iter().flat_map(crate::imports::functions).map(|f| f.name.name.clone()).collect();
         functions.extend(crate::elab::PRIMITIVES.iter().map(|n| (*n).into()));
-        let known = Known { functions, modules: vec![] };
+        let known = KnownNames { functions, modules: vec![] };
         for ast in &asts {
             assert_eq!(check(ast, &known, false), vec![]);
         }
@@ -90,7 +91,7 @@ mod tests {
             page += &format!("\n## {name}\n");
             for stmt in &ast.items {
                 let StmtKind::Fn(function) = &stmt.kind else { continue };
-                // A comment of the file itself is one that an empty line ends.
+                // An empty line separates the file's own comment from that of the function.
                 let comment = stmt.trivia.before.rsplit(String::is_empty).next().unwrap_or(&[]);
                 assert!(!comment.is_empty(), "{name}: `{}` has no comment", function.name.name);
                 let said: Vec<_> = comment.iter().map(|c| c.trim_start_matches("//").trim()).collect();

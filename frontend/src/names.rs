@@ -7,7 +7,8 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     near.filter(|(d, c)| *d <= allowed && *d < c.chars().count()).min_by_key(|(d, _)| *d).map(|(_, c)| c)
 }
 
-/// Edits (insert, delete, replace, swap of neighbours; Damerau's optimal string alignment) between two names, or `limit` if not fewer.
+/// Edits (insert, delete, replace, swap of neighbours; Damerau's optimal string alignment) between two names, or
+/// `limit` if not fewer.
 fn distance(a: &str, b: &str, limit: usize) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     if a.len().abs_diff(b.len()) >= limit || a.len() > 200 {

@@ -17,31 +17,32 @@ use std::rc::Rc;
 /// Rule calls that pest may make for one statement; a long statement of a real model needs some ten thousand.
 const CALL_LIMIT: usize = 5_000_000;
 const MAX_STATEMENT: usize = 64 * 1024;
-/// Of one statement, that are looked for: after each it is parsed again.
+/// The most mistakes that are looked for in one statement. After each it is parsed again.
 const MAX_MISTAKES: usize = 16;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum StmtContext {
     File,
     Block,
     Settings,
     Weights,
 }
 
-impl Place {
+impl StmtContext {
     fn words(self) -> &'static [&'static str] {
         match self {
-            Place::File => &["import", "fn", "model", "train", "plan", "weights"],
-            Place::Block => {
+            StmtContext::File => &["import", "fn", "model", "train", "plan", "weights"],
+            StmtContext::Block => {
                 &["dim", "let", "input", "param", "state", "update", "if", "repeat", "return", "fn", "loss", "metric", "output", "generate"]
             }
-            Place::Settings => &["group"],
-            Place::Weights => &[],
+            StmtContext::Settings => &["group"],
+            StmtContext::Weights => &[],
         }
     }
 }
 
-/// Parses a text and adds it to the sources. What could not be parsed stands in the tree as [`StmtKind::Bad`]; each has an error.
+/// Parses a text and adds it to the sources. What could not be parsed stands in the tree as [`StmtKind::Bad`]; each
+/// has an error.
 pub fn parse_all(sources: &mut Sources, name: &str, text: &str) -> (Ast, Vec<Diagnostic>) {
     let file = u16::try_from(sources.files.len()).unwrap_or(u16::MAX);
     sources.files.push(Source { name: name.into(), text: text.into() });
@@ -49,7 +50,7 @@ pub fn parse_all(sources: &mut Sources, name: &str, text: &str) -> (Ast, Vec<Dia
     let lines = Lines::new(file, text);
     let (pieces, errors) = split(&lines);
     let mut parser = FileParser { lines: &lines, errors };
-    let block = parser.block(pieces, Place::File);
+    let block = parser.block(pieces, StmtContext::File);
     if block.stmts.is_empty() && parser.errors.is_empty() {
         let e = Diagnostic::error("E0112", format!("`{name}` is empty")).label(lines.span(0..0), "no model, function or section");
         parser.errors.push(e.help("a file has a `model name(batch, ..) { .. }`"));
@@ -69,13 +70,16 @@ struct FileParser<'l, 't> {
 }
 
 impl FileParser<'_, '_> {
-    fn block(&mut self, pieces: Pieces, place: Place) -> Block {
+    fn block(&mut self, pieces: Pieces, place: StmtContext) -> Block {
         let mut stmts: Vec<Stmt> = vec![];
         let mut misplaced = false;
         for piece in pieces.pieces {
-            let is_else = place == Place::Block && self.first_word(&piece.head) == "else";
-            if place == Place::File && std::mem::replace(&mut misplaced, false) && Place::Block.words().contains(&self.first_word(&piece.head)) {
-                misplaced = true; // one error for a run of statements outside of a model
+            let is_else = place == StmtContext::Block && self.first_word(&piece.head) == "else";
+            if place == StmtContext::File
+                && std::mem::replace(&mut misplaced, false)
+                && StmtContext::Block.words().contains(&self.first_word(&piece.head))
+            {
+                misplaced = true; // A run of statements outside of a model gives one error.
                 continue;
             }
             let before = self.errors.len();
@@ -90,7 +94,7 @@ impl FileParser<'_, '_> {
         Block { stmts, tail: pieces.tail, end: self.lines.span(pieces.close) }
     }
 
-    /// An `else` was parsed as a branch without its `if`; hangs it on the `if` before.
+    /// Attaches an `else`, which was parsed as a branch without its `if`, to the `if` before.
     fn attach_else(&mut self, stmts: &mut [Stmt], new: Vec<Stmt>) {
         for stmt in new {
             let (span, StmtKind::If(branch)) = (stmt.span, stmt.kind) else { continue };
@@ -132,7 +136,7 @@ impl FileParser<'_, '_> {
     }
 
     /// The statements of one piece: more than one if a `;` was missing between them.
-    fn piece(&mut self, piece: Piece, place: Place) -> Vec<Stmt> {
+    fn piece(&mut self, piece: Piece, place: StmtContext) -> Vec<Stmt> {
         let Piece { mut trivia, mut head, end } = piece;
         let mut stmts = vec![];
         let bad_text = |e: &Diagnostic| {
@@ -171,7 +175,7 @@ impl FileParser<'_, '_> {
             End::Block(pieces) => Some(pieces),
             End::Semicolon | End::Missing => None,
         };
-        // The statement without its mistakes so far, and where the last of these ended.
+        // The statement without its mistakes so far, and the end of the last one.
         let (mut repaired, mut sound): (Option<String>, usize) = (None, head.start);
         let before = self.errors.len();
         loop {
@@ -208,7 +212,7 @@ impl FileParser<'_, '_> {
                         repaired = None;
                         continue;
                     }
-                    // What a mistake was taken out of may look wrong because of that, up to its end.
+                    // An error before the end of the last mistake may only come from its removal.
                     if at >= sound {
                         let shown = self.syntax_error(&error, at, &head, place);
                         self.errors.push(shown);
@@ -252,7 +256,7 @@ impl FileParser<'_, '_> {
     }
 
     /// The statement that ends before `at`, if what is there begins a line and what is before it parses.
-    fn statement_before(&mut self, head: &Range<usize>, at: usize, place: Place) -> Option<StmtKind> {
+    fn statement_before(&mut self, head: &Range<usize>, at: usize, place: StmtContext) -> Option<StmtKind> {
         if at <= head.start || !self.lines.is_first(at) || at >= self.lines.text.len() {
             return None;
         }
@@ -263,51 +267,51 @@ impl FileParser<'_, '_> {
     }
 
     /// The rule that a statement must match, by its first word.
-    fn rule(&self, head: &Range<usize>, place: Place, has_block: bool) -> Result<Rule, Box<Diagnostic>> {
+    fn rule(&self, head: &Range<usize>, place: StmtContext, has_block: bool) -> Result<Rule, Box<Diagnostic>> {
         let word = self.first_word(head);
         let text = &self.lines.text[head.clone()];
         let start = head.start + (text.len() - text.trim_start_matches('\u{FEFF}').trim_start().len());
         let span = self.lines.span(start..start + word.len().max(1).min(head.end.saturating_sub(start)));
         let rule = match (place, word) {
-            (Place::File | Place::Block, "fn") if has_block => Rule::fn_line,
-            (Place::File | Place::Block, "fn") => Rule::fn_short_line,
-            (Place::File, "import") => Rule::import_line,
-            (Place::File, "model") => Rule::model_line,
-            (Place::File, "train") => Rule::train_line,
-            (Place::File, "plan") => Rule::plan_line,
-            (Place::File, "weights") => Rule::weights_line,
-            (Place::File, word) if Place::Block.words().contains(&word) => {
+            (StmtContext::File | StmtContext::Block, "fn") if has_block => Rule::fn_line,
+            (StmtContext::File | StmtContext::Block, "fn") => Rule::fn_short_line,
+            (StmtContext::File, "import") => Rule::import_line,
+            (StmtContext::File, "model") => Rule::model_line,
+            (StmtContext::File, "train") => Rule::train_line,
+            (StmtContext::File, "plan") => Rule::plan_line,
+            (StmtContext::File, "weights") => Rule::weights_line,
+            (StmtContext::File, word) if StmtContext::Block.words().contains(&word) => {
                 let e = Diagnostic::error("E0109", format!("`{word}` stands outside of a model")).label(span, "belongs into a block");
                 return Err(Box::new(e.help("put it inside `model name(batch, ..) { .. }`; look for a `}` too many above")));
             }
-            (Place::File, _) => {
+            (StmtContext::File, _) => {
                 let e = Diagnostic::error("E0101", "expected a model, a function or a section").label(span, "none begins like this");
                 return Err(Box::new(suggest(e, word, place).help("a file has `import`, `fn`, `model`, `train`, `plan` and `weights`")));
             }
-            (Place::Block, "dim") => Rule::dim_line,
-            (Place::Block, "let") => Rule::let_line,
-            (Place::Block, "input") => Rule::input_line,
-            (Place::Block, "param") => Rule::param_line,
-            (Place::Block, "state") => Rule::state_line,
-            (Place::Block, "update") => Rule::update_line,
-            (Place::Block, "if") => Rule::if_line,
-            (Place::Block, "else") => {
+            (StmtContext::Block, "dim") => Rule::dim_line,
+            (StmtContext::Block, "let") => Rule::let_line,
+            (StmtContext::Block, "input") => Rule::input_line,
+            (StmtContext::Block, "param") => Rule::param_line,
+            (StmtContext::Block, "state") => Rule::state_line,
+            (StmtContext::Block, "update") => Rule::update_line,
+            (StmtContext::Block, "if") => Rule::if_line,
+            (StmtContext::Block, "else") => {
                 let rest = text.trim_start().trim_start_matches("else").trim_start();
                 if rest.starts_with("if") { Rule::else_if_line } else { Rule::else_line }
             }
-            (Place::Block, "repeat") => Rule::repeat_line,
-            (Place::Block, "return") => Rule::return_line,
-            (Place::Block, "loss") => Rule::loss_line,
-            (Place::Block, "metric") => Rule::metric_line,
-            (Place::Block, "output") => Rule::output_line,
-            (Place::Block, "generate") => Rule::generate_line,
-            (Place::Block, _) => {
+            (StmtContext::Block, "repeat") => Rule::repeat_line,
+            (StmtContext::Block, "return") => Rule::return_line,
+            (StmtContext::Block, "loss") => Rule::loss_line,
+            (StmtContext::Block, "metric") => Rule::metric_line,
+            (StmtContext::Block, "output") => Rule::output_line,
+            (StmtContext::Block, "generate") => Rule::generate_line,
+            (StmtContext::Block, _) => {
                 let after = text.trim_start().trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.').trim_start();
                 if after.starts_with('(') { Rule::call_line } else { Rule::assign_line }
             }
-            (Place::Settings, "group") if has_block => Rule::group_line,
-            (Place::Settings, _) => Rule::setting_line,
-            (Place::Weights, _) => Rule::weight_line,
+            (StmtContext::Settings, "group") if has_block => Rule::group_line,
+            (StmtContext::Settings, _) => Rule::setting_line,
+            (StmtContext::Weights, _) => Rule::weight_line,
         };
         match (takes_block(rule), has_block) {
             (true, false) => {
@@ -326,9 +330,9 @@ impl FileParser<'_, '_> {
 
     fn build(&mut self, rule: Rule, pair: Pair<'_, Rule>, base: usize, body: Option<Pieces>) -> StmtKind {
         let inner = match rule {
-            Rule::train_line | Rule::plan_line | Rule::group_line => Place::Settings,
-            Rule::weights_line => Place::Weights,
-            _ => Place::Block,
+            Rule::train_line | Rule::plan_line | Rule::group_line => StmtContext::Settings,
+            Rule::weights_line => StmtContext::Weights,
+            _ => StmtContext::Block,
         };
         let block = body.map(|pieces| self.block(pieces, inner));
         let builder = Builder { lines: self.lines, base, errors: vec![].into() };
@@ -349,11 +353,11 @@ impl FileParser<'_, '_> {
         kind
     }
 
-    fn inner_place(&self, head: &Range<usize>, place: Place) -> Place {
+    fn inner_place(&self, head: &Range<usize>, place: StmtContext) -> StmtContext {
         match (place, self.first_word(head)) {
-            (Place::File, "train" | "plan") | (Place::Settings, _) => Place::Settings,
-            (Place::File, "weights") | (Place::Weights, _) => Place::Weights,
-            (Place::File | Place::Block, _) => Place::Block,
+            (StmtContext::File, "train" | "plan") | (StmtContext::Settings, _) => StmtContext::Settings,
+            (StmtContext::File, "weights") | (StmtContext::Weights, _) => StmtContext::Weights,
+            (StmtContext::File | StmtContext::Block, _) => StmtContext::Block,
         }
     }
 
@@ -365,14 +369,14 @@ impl FileParser<'_, '_> {
             .map(|r| Ident { name: text[r.clone()].into(), span: self.lines.span(head.start + r.start..head.start + r.end) })
             .collect();
         if !is_keyword(self.first_word(&head)) {
-            // A misspelt keyword, perhaps: `lett x = ..`.
+            // The first word may be a misspelt keyword, as in `lett x = ..`.
             let words = text.split(['=', ':']).next().unwrap_or("").split_whitespace();
             names.extend(words.skip(1).map(|w| Ident { name: w.trim_matches(',').into(), span: self.lines.span(head.clone()) }));
         }
         Stmt { kind: StmtKind::Bad(names), span: self.lines.span(head), trivia }
     }
 
-    fn syntax_error(&self, error: &pest::error::Error<Rule>, at: usize, head: &Range<usize>, place: Place) -> Diagnostic {
+    fn syntax_error(&self, error: &pest::error::Error<Rule>, at: usize, head: &Range<usize>, place: StmtContext) -> Diagnostic {
         let rest = &self.lines.text[at..head.end];
         let word_end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
         let len = if word_end > 0 { word_end } else { rest.chars().next().map_or(0, char::len_utf8) };
@@ -400,7 +404,7 @@ impl FileParser<'_, '_> {
             None => "not expected here".to_string(),
         };
         let mut e = Diagnostic::error("E0101", message).label(span, label);
-        if expected.contains(&"a name") && Place::Block.words().iter().chain(&["in", "as", "or", "and", "not", "else"]).any(|w| *w == found) {
+        if expected.contains(&"a name") && StmtContext::Block.words().iter().chain(&["in", "as", "or", "and", "not", "else"]).any(|w| *w == found) {
             e = e.note(format!("`{found}` is a reserved word"));
         }
         match foreign::spelling(&self.lines.text[head.clone()], at - head.start) {
@@ -417,11 +421,11 @@ impl FileParser<'_, '_> {
 
 /// Whether a statement of some place, or a branch, begins with the word.
 fn is_keyword(word: &str) -> bool {
-    word == "else" || [Place::File, Place::Block, Place::Settings, Place::Weights].iter().any(|p| p.words().contains(&word))
+    word == "else" || [StmtContext::File, StmtContext::Block, StmtContext::Settings, StmtContext::Weights].iter().any(|p| p.words().contains(&word))
 }
 
 /// Offers the keyword that a statement's first word may have been meant as.
-fn suggest(e: Diagnostic, word: &str, place: Place) -> Diagnostic {
+fn suggest(e: Diagnostic, word: &str, place: StmtContext) -> Diagnostic {
     if let Some(way) = foreign::keyword(word) {
         return e.help(way);
     }

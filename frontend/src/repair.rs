@@ -1,15 +1,17 @@
-//! What is left of a statement that does not parse: the names that it declares, and the statement without the part that is wrong, so that one mistake does not hide the next.
+//! What is left of a statement that does not parse: the names that it declares, and the statement without the part
+//! that is wrong, so that one mistake does not hide the next.
 
 use std::ops::Range;
 
 /// Stands for an expression that did not parse. Where a text has it itself, that is an error.
 pub const HOLE: char = '\u{1A}';
 
-/// Of a statement whose parsing failed at `at`, the bytes of the smallest part around that which can be an expression: what stands between brackets, commas and the like. It ends
-/// before `at` if one of these comes too early. None if the statement does not begin as it should.
+/// The bytes of the smallest part around `at`, where parsing failed, that can be an expression: what stands between
+/// brackets, commas and the like. It ends before `at` if one of these comes too early. `None` if the statement does
+/// not begin as it should.
 pub fn part(text: &str, at: usize) -> Option<Range<usize>> {
     let tokens = tokens(text);
-    // Where parts begin, in brackets that are open.
+    // For each open bracket, where its current part begins.
     let mut begins: Vec<Option<usize>> = vec![None];
     for token in tokens.iter().filter(|t| t.start < at) {
         match &text[token.clone()] {
@@ -43,10 +45,11 @@ pub fn without(text: &str, part: &Range<usize>) -> String {
     format!("{}{HOLE}{rest}{}", &text[..part.start], &text[part.end..])
 }
 
-/// The names that a statement seems to declare: what stands after a word that declares, up to the sign that ends the names. There can be several such words, as a `;` may be missing.
+/// The names that a statement seems to declare: what stands after a word that declares, up to the sign that ends the
+/// names. There can be several such words, as a `;` may be missing.
 pub fn names(text: &str) -> Vec<Range<usize>> {
     let mut out = vec![];
-    // The word that declares, whether its names go on, and whether one may come now.
+    // The word that declares, whether its list of names goes on, and whether a name may come now.
     let (mut declares, mut listing, mut open, mut depth) = ("", false, false, 0usize);
     for token in tokens(text) {
         match &text[token.clone()] {

@@ -106,7 +106,7 @@ fn dims_in(stmts: &[Stmt], out: &mut Vec<Rc<str>>) {
                 dims_in(&repeat.body.stmts, out);
             }
             StmtKind::Fn(function) => {
-                out.extend(function.params.iter().filter(|p| matches!(p.kind, Some(Kind::Dim))).map(|p| p.name.name.clone()));
+                out.extend(function.params.iter().filter(|p| matches!(p.kind, Some(ParamKind::Dim))).map(|p| p.name.name.clone()));
                 if let Body::Block(block) = &function.body {
                     dims_in(&block.stmts, out);
                 }

@@ -7,20 +7,21 @@ use crate::names::nearest;
 use ir::diag::{Diagnostic, Span};
 use std::rc::Rc;
 
-/// What an input can derive from another one by.
+/// The functions by which an input derives from another one.
 pub const LOADERS: [&str; 5] = ["next", "prev", "documents", "positions", "ahead"];
 const CONSTANTS: [&str; 3] = ["pi", "inf", "training"];
 
 /// What the text may use beside its own names.
-pub struct Known {
+pub struct KnownNames {
     /// Functions of the library and of files imported without `as`, and primitives.
     pub functions: Vec<Rc<str>>,
     /// Names of imports.
     pub modules: Vec<Rc<str>>,
 }
 
-/// The errors of names in a file, and warnings for values that nothing uses (unless `incomplete`: parts did not parse).
-pub fn check(ast: &Ast, known: &Known, incomplete: bool) -> Vec<Diagnostic> {
+/// The errors of names in a file, and warnings for values that nothing uses (unless `incomplete`: parts did not
+/// parse).
+pub fn check(ast: &Ast, known: &KnownNames, incomplete: bool) -> Vec<Diagnostic> {
     let mut resolver = Resolver { known, functions: vec![], out: vec![], incomplete };
     resolver.functions.push(FunctionScope::default());
     for item in &ast.items {
@@ -54,8 +55,8 @@ fn twice(what: &str, name: &Ident, first: Span) -> Diagnostic {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum What {
-    /// Function parameters, settings, inputs: need not be used.
+enum LocalKind {
+    /// Function parameters, settings and inputs, which need not be used.
     Given,
     Value,
     Dim,
@@ -65,9 +66,9 @@ enum What {
 struct Local {
     name: Rc<str>,
     span: Span,
-    what: What,
+    kind: LocalKind,
     used: bool,
-    /// How many `repeat`s it is inside of.
+    /// The number of `repeat`s around it.
     depth: usize,
 }
 
@@ -86,7 +87,7 @@ struct FunctionScope {
 }
 
 struct Resolver<'a> {
-    known: &'a Known,
+    known: &'a KnownNames,
     functions: Vec<FunctionScope>,
     out: Vec<Diagnostic>,
     incomplete: bool,
@@ -100,8 +101,8 @@ impl Resolver<'_> {
     fn model(&mut self, model: &Model) {
         self.functions.push(FunctionScope { is_model: true, ..FunctionScope::default() });
         for setting in &model.settings {
-            // Elaboration reports what is declared twice or used too early in the header.
-            self.top().locals.push(Local { name: setting.name.name.clone(), span: setting.name.span, what: What::Given, used: true, depth: 0 });
+            // Elaboration reports settings that are declared twice or used too early.
+            self.top().locals.push(Local { name: setting.name.name.clone(), span: setting.name.span, kind: LocalKind::Given, used: true, depth: 0 });
         }
         for setting in &model.settings {
             if let Some(default) = &setting.default {
@@ -116,10 +117,10 @@ impl Resolver<'_> {
     fn function(&mut self, function: &crate::ast::Function) {
         self.functions.push(FunctionScope::default());
         for param in &function.params {
-            self.declare(&param.name, What::Given);
+            self.declare(&param.name, LocalKind::Given);
         }
         for param in &function.params {
-            if let Some(Kind::Type(ty)) = &param.kind {
+            if let Some(ParamKind::Type(ty)) = &param.kind {
                 self.type_expr(ty);
             }
             if let Some(default) = &param.default {
@@ -180,22 +181,22 @@ impl Resolver<'_> {
     }
 
     fn unused(&mut self, local: &Local) {
-        let what = match local.what {
-            What::Given => return,
-            What::Value => "value",
-            What::Dim => "dim",
-            What::Param => "parameter",
+        let what = match local.kind {
+            LocalKind::Given => return,
+            LocalKind::Value => "value",
+            LocalKind::Dim => "dim",
+            LocalKind::Param => "parameter",
         };
         if !local.used && !self.incomplete && !local.name.starts_with('_') {
             let e = Diagnostic::warning("W0401", format!("{what} `{}` is never used", local.name)).label(local.span, "declared here");
-            self.out.push(match local.what {
-                What::Value => e.help(format!("remove it, or call it `_{}`; an assignment to an outer name is written without `let`", local.name)),
-                What::Given | What::Dim | What::Param => e.help("remove it, or use it"),
+            self.out.push(match local.kind {
+                LocalKind::Value => {
+                    e.help(format!("remove it, or call it `_{}`; an assignment to an outer name is written without `let`", local.name))
+                }
+                LocalKind::Given | LocalKind::Dim | LocalKind::Param => e.help("remove it, or use it"),
             });
         }
     }
-
-    // Statements
 
     fn stmts(&mut self, stmts: &[Stmt]) {
         stacker::maybe_grow(256 * 1024, 4 * 1024 * 1024, || stmts.iter().for_each(|s| self.stmt(s)));
@@ -206,12 +207,12 @@ impl Resolver<'_> {
             StmtKind::Dim(items) => {
                 for (name, size) in items {
                     size.iter().for_each(|e| self.expr(e));
-                    self.declare(name, What::Dim);
+                    self.declare(name, LocalKind::Dim);
                 }
             }
             StmtKind::Let { names, value } => {
                 self.expr(value);
-                names.iter().for_each(|n| self.declare(n, What::Value));
+                names.iter().for_each(|n| self.declare(n, LocalKind::Value));
             }
             StmtKind::Assign { names, value } => {
                 self.expr(value);
@@ -225,7 +226,7 @@ impl Resolver<'_> {
                     Some((ExprKind::Call(_), _)) | None => {}
                     Some((_, value)) => self.expr(value),
                 }
-                names.iter().for_each(|n| self.declare(n, What::Given));
+                names.iter().for_each(|n| self.declare(n, LocalKind::Given));
             }
             StmtKind::Param(storage) | StmtKind::State(storage) => {
                 self.type_expr(&storage.ty);
@@ -236,7 +237,7 @@ impl Resolver<'_> {
                         _ => self.expr(expr),
                     },
                 }
-                storage.names.iter().for_each(|n| self.declare(n, What::Param));
+                storage.names.iter().for_each(|n| self.declare(n, LocalKind::Param));
             }
             StmtKind::Update { name, value } => {
                 self.name(&name.name, name.span);
@@ -248,7 +249,7 @@ impl Resolver<'_> {
                 self.top().depth += 1;
                 let before = self.top().locals.len();
                 if let Some(counter) = &repeat.counter {
-                    self.declare(counter, What::Given);
+                    self.declare(counter, LocalKind::Given);
                 }
                 self.stmts(&repeat.body.stmts);
                 self.top().depth -= 1;
@@ -287,7 +288,7 @@ impl Resolver<'_> {
                 for name in names {
                     self.top().fns.push((name.name.clone(), name.span));
                     let depth = self.top().depth;
-                    self.top().locals.push(Local { name: name.name.clone(), span: name.span, what: What::Given, used: true, depth });
+                    self.top().locals.push(Local { name: name.name.clone(), span: name.span, kind: LocalKind::Given, used: true, depth });
                 }
             }
             StmtKind::Import { .. }
@@ -301,7 +302,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Each branch may declare the same names; after the `if` those of all of them are known, but for those that return.
+    /// Resolves the branches of an `if`. Each may declare the same names. Afterwards the names of all branches are
+    /// known, except for those that return.
     fn branches(&mut self, branch: &If) {
         let before = self.top().locals.len();
         let mut all: Vec<Local> = vec![];
@@ -323,7 +325,7 @@ impl Resolver<'_> {
         self.top().locals.extend(all);
     }
 
-    fn declare(&mut self, name: &Ident, what: What) {
+    fn declare(&mut self, name: &Ident, kind: LocalKind) {
         if &*name.name == "_" {
             return;
         }
@@ -338,7 +340,7 @@ impl Resolver<'_> {
                 false => e.help(format!("`{} = ..` changes it; or choose another name", name.name)),
             });
         }
-        self.top().locals.push(Local { name: name.name.clone(), span: name.span, what, used, depth });
+        self.top().locals.push(Local { name: name.name.clone(), span: name.span, kind, used, depth });
     }
 
     fn assign(&mut self, name: &Ident) {
@@ -360,12 +362,10 @@ impl Resolver<'_> {
             }
         };
         self.out.push(error);
-        // Known from here on, so that each forgotten `let` is one error.
+        // The name is known from here on, so that each forgotten `let` gives one error.
         let depth = self.top().depth;
-        self.top().locals.push(Local { name: name.name.clone(), span: name.span, what: What::Given, used: true, depth });
+        self.top().locals.push(Local { name: name.name.clone(), span: name.span, kind: LocalKind::Given, used: true, depth });
     }
-
-    // Uses
 
     fn name(&mut self, name: &Rc<str>, span: Span) {
         for function in self.functions.iter_mut().rev() {
@@ -426,7 +426,7 @@ impl Resolver<'_> {
     fn call(&mut self, call: &Call) {
         match call.path.parts.as_slice() {
             [name] => {
-                let bad = self.functions.iter().any(|f| f.locals.iter().any(|l| l.name == name.name && l.what == What::Given));
+                let bad = self.functions.iter().any(|f| f.locals.iter().any(|l| l.name == name.name && l.kind == LocalKind::Given));
                 if !self.is_function(&name.name) && !bad {
                     let visible = self.functions.iter().rev().flat_map(|f| f.fns.iter().map(|(n, _)| &**n));
                     let near = nearest(&name.name, visible.chain(self.known.functions.iter().map(|n| &**n)));
@@ -437,7 +437,7 @@ impl Resolver<'_> {
                         None => e.help("define it above with `fn`; functions of a file imported with `as m` are called `m.name`"),
                     });
                 }
-                // `error("no {kind}")` names values in its text.
+                // The text of `error("no {kind}")` names values in braces.
                 if &*name.name == "error" {
                     for arg in &call.args {
                         if let ExprKind::Text(text) = &arg.value.kind {

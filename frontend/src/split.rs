@@ -1,15 +1,15 @@
 //! Cuts a text into statements before any of it is parsed, so that a bad statement cannot hide the ones after it.
 //!
-//! A statement ends at `;`, at the `{` that opens its block, or at the `}` of the block around it. If the braces do not balance, the text
-//! is cut again and missing `}` are placed where the indentation says that a block has ended.
+//! A statement ends at `;`, at the `{` that opens its block, or at the `}` of the block around it. If the braces do
+//! not balance, the text is cut again and missing `}` are placed where the indentation says that a block has ended.
 
 use crate::ast::Trivia;
 use ir::diag::{Diagnostic, Span};
 use std::ops::Range;
 
-/// Blocks inside blocks.
+/// The most blocks inside blocks.
 const MAX_BLOCKS: usize = 64;
-/// Brackets inside brackets.
+/// The most brackets inside brackets.
 const MAX_BRACKETS: usize = 64;
 
 /// Byte offsets of line starts, to turn offsets into [`Span`]s.
@@ -70,7 +70,7 @@ pub struct Pieces {
     pub close: Range<usize>,
 }
 
-struct Open {
+struct OpenBlock {
     trivia: Trivia,
     head: Range<usize>,
     brace: usize,
@@ -82,7 +82,7 @@ struct Splitter<'l, 't> {
     lines: &'l Lines<'t>,
     by_indentation: bool,
     errors: Vec<Diagnostic>,
-    stack: Vec<Open>,
+    stack: Vec<OpenBlock>,
     pieces: Vec<Piece>,
     /// Begin and end so far of the statement being read.
     current: Option<Range<usize>>,
@@ -99,7 +99,7 @@ pub fn split(lines: &Lines<'_>) -> (Pieces, Vec<Diagnostic>) {
         return first;
     }
     let second = run(lines, true);
-    // A text without a usable indentation is better judged by its braces alone.
+    // Without a usable indentation, the braces alone give fewer errors.
     if second.1.len() > first.1.len() { first } else { second }
 }
 
@@ -143,7 +143,7 @@ impl Splitter<'_, '_> {
                     let end = match text[at + 1..line_end].find('"') {
                         Some(n) => at + n + 2,
                         None => {
-                            // What follows such a sign is more likely the statement's than the text's.
+                            // What follows such a sign more likely belongs to the statement than to the text.
                             let end = text[at..line_end].find([',', ')', ']', ';', '{']).map_or(line_end, |n| at + n);
                             let end = at + text[at..end].trim_end().len();
                             let e = Diagnostic::error("E0107", "this text is not closed").label(self.lines.span(at..end), "begins here");
@@ -253,7 +253,7 @@ impl Splitter<'_, '_> {
         let head = self.current.take().unwrap_or(at..at);
         let trivia = std::mem::take(&mut self.trivia);
         let outer = std::mem::take(&mut self.pieces);
-        self.stack.push(Open { trivia, brace: at, indent: self.lines.indent(head.start), head, outer });
+        self.stack.push(OpenBlock { trivia, brace: at, indent: self.lines.indent(head.start), head, outer });
         self.newlines = 0;
     }
 
@@ -267,7 +267,7 @@ impl Splitter<'_, '_> {
         }
         if self.stack.is_empty() {
             if self.errors.iter().any(|e| e.code == "E0104") {
-                return; // the others follow from the first
+                return; // Further `}` without a partner follow from the first one.
             }
             let e = Diagnostic::error("E0104", "a `}` that closes nothing").label(self.lines.span(at..at + 1), "no block is open here");
             self.errors.push(e.help("remove it, or look for a `}` too many above"));
@@ -301,8 +301,8 @@ impl Splitter<'_, '_> {
     }
 }
 
-/// The brackets of a statement that have no partner, or the first that is nested too deep. A bracket that closes an outer one leaves those within unclosed, so that none is
-/// blamed for what another lacks.
+/// The errors of a statement's brackets that have no partner, or the first bracket that is nested too deep. A bracket
+/// that closes an outer one leaves those within unclosed, so that none is blamed for what another lacks.
 pub fn check_brackets(lines: &Lines<'_>, head: Range<usize>) -> Vec<Diagnostic> {
     let (mut open, mut owed, mut errors): (Vec<(usize, u8)>, Vec<u8>, Vec<Diagnostic>) = (vec![], vec![], vec![]);
     let bytes = lines.text.as_bytes();
@@ -348,7 +348,7 @@ pub fn check_brackets(lines: &Lines<'_>, head: Range<usize>) -> Vec<Diagnostic> 
                 let e = Diagnostic::error("E0102", format!("`{}` is closed by `{found}`", char::from(kind)));
                 errors.push(e.label(lines.span(at..at + 1), "does not fit").label(lines.span(start..start + 1), "opened here"));
             }
-            // The partner of one that was closed by another kind before.
+            // This is the partner of a bracket that was closed by another kind before.
             None if owed.contains(&closes) => owed.retain(|kind| *kind != closes),
             None => {
                 let e = Diagnostic::error("E0102", format!("a `{found}` that closes nothing"));

@@ -35,7 +35,7 @@ fn elaborated(name: &str, defines: &str, options: Options) -> Elaborated {
     }
 }
 
-/// Every node obeys the type rules of the graph.
+/// Checks that every node obeys the type rules of the graph.
 fn check_types(e: &Elaborated) {
     let body = &e.model.graph.body;
     for v in body.values() {
@@ -86,10 +86,10 @@ impl ir::eval::Env for Filled<'_> {
     }
 }
 
-/// The same, but for the inputs that are given.
-struct Given<'a>(Filled<'a>, &'a [(&'a str, Vec<f64>)]);
+/// The same sources, except for inputs with given values.
+struct GivenInputs<'a>(Filled<'a>, &'a [(&'a str, Vec<f64>)]);
 
-impl ir::eval::Env for Given<'_> {
+impl ir::eval::Env for GivenInputs<'_> {
     fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64> {
         let name = if let Op::Input(n) = op { &self.0.0.inputs[*n as usize].name } else { "" };
         let given = self.1.iter().find(|(given, _)| *given == name);
@@ -139,7 +139,7 @@ fn the_attention_op_computes_what_its_body_says() {
     }
 }
 
-/// Attention, positions and the loss: nothing of a document reaches another one.
+/// Attention, positions and the loss of one document do not depend on another one.
 #[test]
 fn a_packed_sequence_has_the_losses_of_its_documents_alone() {
     let documents: [&[u8]; 3] = [&[5, 7, 9, 3], &[8, 6, 3], &[4, 10, 1, 2, 9, 7]];
@@ -154,7 +154,7 @@ fn a_packed_sequence_has_the_losses_of_its_documents_alone() {
         let of = |seq: usize, packed: bool, inputs: &[(&str, Vec<f64>)]| {
             let e = elaborated(name, &format!("{sizes} {more} seq={seq} packed={packed} separator=3"), Options::default());
             let graph = &e.model.graph;
-            let values = ir::eval::run(&graph.body, &mut Given(Filled(graph), inputs));
+            let values = ir::eval::run(&graph.body, &mut GivenInputs(Filled(graph), inputs));
             graph.losses.iter().map(|l| values[l.value.index()][0]).sum::<f64>()
         };
         let inputs =
@@ -208,7 +208,7 @@ fn the_greatest_come_first_and_among_equals_the_lowest_index() {
 
 #[test]
 fn rows_beyond_a_capacity_come_back_as_zero() {
-    // Tokens go to experts 0, 1, 0, 1, 0; each takes two.
+    // The tokens go to experts 0, 1, 0, 1, 0, and each expert takes two rows.
     let text = "dim one = 1, slot = 2, experts = 2;
       let chosen = expand(index(d) % 2, one);
       let x = real(expand(index(d) + 1, hidden));
@@ -318,7 +318,7 @@ fn as_expected(expected: &[(u32, &str)], found: &[(u32, String, String)]) -> boo
         let (wanted, part) = what.split_once(' ').unwrap_or((what, ""));
         line == at && wanted == code && message.contains(part)
     };
-    // One for one: what says the most is looked for first.
+    // Each diagnostic meets one expectation, and the longest expectations choose first.
     let mut left: Vec<_> = found.iter().collect();
     let mut expected: Vec<_> = expected.iter().collect();
     expected.sort_by_key(|(_, what)| std::cmp::Reverse(what.len()));
@@ -371,7 +371,7 @@ fn every_code_is_documented_and_every_documented_code_is_one() {
     assert_eq!(codes(), documented);
 }
 
-/// As a diagnostic is shown, in a `//~` comment, or as a text of a test's own.
+/// A code is expected as a shown diagnostic, in a `//~` comment, or in a test's own text.
 #[test]
 fn every_code_is_expected_by_a_test() {
     let tests = texts(&["tests", "frontend/tests", "passes/tests"]).concat();

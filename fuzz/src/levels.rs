@@ -4,7 +4,8 @@ use ir::program::Job;
 use ir::text;
 use std::fmt::Debug;
 
-/// A text of any level: what reads prints as one that reads back to the same, and verifiers judge it, whatever it says. The first line names the level.
+/// A text of any level: what reads prints as one that reads back to the same, and verifiers judge it, whatever it
+/// says. The first line names the level.
 pub fn level(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Some((name, text)) = text.split_once('\n') else { return };
@@ -31,7 +32,8 @@ fn read<T: Debug>(text: &str, parse: impl Fn(&str) -> Result<T, text::ParseError
     Some(value)
 }
 
-/// A job as `job.bin` holds it, unpacked: what an artifact's reader accepts has been judged without a panic, and packs to bytes that give the same job.
+/// A job as `job.bin` holds it, unpacked: what an artifact's reader accepts has been judged without a panic, and
+/// packs to bytes that give the same job.
 pub fn packed(bytes: &[u8]) {
     let Ok(job) = postcard::from_bytes::<Job>(bytes) else { return };
     judge(&job);

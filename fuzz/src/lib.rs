@@ -1,8 +1,9 @@
-//! What reads bytes from outside, as functions that must hold for any bytes: none may panic, hang or take memory beyond a constant times its input, and what
-//! is accepted must keep its promises (a text that was read prints as one that reads back to the same).
+//! What reads bytes from outside, as functions that must hold for any bytes: none may panic, hang or take memory
+//! beyond a constant times its input, and what is accepted must keep its promises (a text that was read prints as one
+//! that reads back to the same).
 //!
-//! `make test` replays the corpora of `fuzz/corpus` and the seeds through them. `make test-long-fuzz` searches for inputs that break them, with libFuzzer, on a
-//! stable compiler: the counters of coverage are a pass of LLVM's.
+//! `make test` replays the corpora of `fuzz/corpus` and the seeds through them. `make test-long-fuzz` searches for
+//! inputs that break them, with libFuzzer, on a stable compiler: the counters of coverage are a pass of LLVM's.
 
 mod files;
 mod levels;
@@ -10,7 +11,7 @@ pub mod seeds;
 mod texts;
 mod wire;
 
-// The small job that the runtime's own tests run.
+// This is the small job that the runtime's own tests run.
 #[allow(dead_code)]
 #[path = "../../runtime/tests/fixture/mod.rs"]
 mod fixture;

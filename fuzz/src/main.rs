@@ -1,5 +1,5 @@
-//! Searches for bytes that break a target: `FUZZ_TARGET=texts fuzz CORPUS.. [-max_total_time=SECONDS]`, or writes the seeds of all targets:
-//! `FUZZ_SEEDS=DIR fuzz`. The options are libFuzzer's.
+//! Searches for bytes that break a target: `FUZZ_TARGET=texts fuzz CORPUS.. [-max_total_time=SECONDS]`, or writes the
+//! seeds of all targets: `FUZZ_SEEDS=DIR fuzz`. The options are libFuzzer's.
 
 #![cfg_attr(not(test), no_main)]
 

@@ -53,7 +53,8 @@ fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The texts whose errors are tested, and the examples of the language's page, alone and within a model: small ones of all that the language has. Whole models take a search too long.
+/// The texts whose errors are tested, and the examples of the language's page, alone and within a model: small ones
+/// of all that the language has. Whole models take a search too long.
 fn texts() -> io::Result<Vec<Vec<u8>>> {
     let mut files: Vec<_> = fs::read_dir(repository().join("frontend/tests/errors"))?.collect::<Result<Vec<_>, _>>()?;
     files.sort_by_key(|f| f.file_name());
@@ -127,7 +128,8 @@ fn data() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A rank that knocks in each of the ways; words of ranks, and rank 0's plan; a frame with two ranges that wakes a rank.
+/// A rank that connects in each of the ways; messages of ranks, and rank 0's plan; a frame with two ranges that wakes
+/// a rank.
 fn network() -> Vec<(&'static str, Vec<u8>)> {
     let plain = |what: &dyn Fn() -> postcard::Result<Vec<u8>>| what().expect("plain data");
     let member = plain(&|| postcard::to_stdvec(&Member { rank: 1, world: 2, id: "an id".into() }));
@@ -155,7 +157,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         Event::Failed { message: "an error".into(), help: None, aborted: false },
         Event::Finished { step: 1 },
     ];
-    // A byte for the rank, one for the kind of word.
+    // Two bytes stand before each message: its rank and its kind.
     let words = [0, 1].map(|rank| events.iter().flat_map(|e| [vec![rank, 0], plain(&|| postcard::to_stdvec(e))].concat()).collect::<Vec<u8>>());
     let status = (7u64, 1u64, (ProgramPhase::Train, 1u32, 2u32), Some(vec![0u64]));
     let pulse = [vec![1, 1], plain(&|| postcard::to_stdvec(&(status.clone(), 3u32, false)))].concat();

@@ -3,8 +3,8 @@
 use frontend::{Options, Style};
 use ir::diag::{Severity, Sources};
 
-/// A text elaborates to a graph that its verifier accepts, or is refused with errors that can be shown. What the formatter makes of it means the same and is
-/// left alone by it.
+/// A text elaborates to a graph that its verifier accepts, or is refused with errors that can be shown. What the
+/// formatter makes of it means the same and is left alone by it.
 pub fn text(bytes: &[u8]) {
     let Ok(text) = frontend::decode("fuzz.mdl", bytes.to_vec()) else { return };
     let outcome = elaborate(&text);

@@ -1,9 +1,10 @@
-//! What comes over the network: handshakes, messages, frames of wires. Bytes alone never get beyond a keyed hash, so most inputs say which of their parts have right ones.
+//! What comes over the network: handshakes, messages, frames of wires. Bytes alone never get beyond a keyed hash, so
+//! most inputs say which of their parts have right ones.
 
 use crate::fixture;
 use ir::program::Job;
 use runtime::launch::{RunOptions, fuzzed};
-use runtime::rendezvous::{Caller, Challenge, HELLO, HandshakeRole, Key, Member, Nonce, Purpose, Seal, Trust, hear};
+use runtime::rendezvous::{Challenge, HELLO, HandshakeRole, IncomingHandshake, Key, Member, Nonce, Purpose, Seal, Trust, hear};
 use runtime::shm::{Segment, SegmentLayout, take};
 use runtime::target::Target;
 use runtime::world::{Launcher, RendezvousEndpoint, World};
@@ -55,16 +56,17 @@ impl Write for Peer {
     }
 }
 
-/// One that knocks: the first byte says how far it behaves as a rank does (not at all, to its nonce, to its proof, to all but the hash of what it says first, in everything), the second how
-/// its bytes arrive. Only the last comes in, with what it said; nobody is told anything before a proof.
+/// A process that connects. The first byte says how far it behaves as a rank does: not at all, to its nonce, to its
+/// proof, to all but the hash of its first message, or in everything. The second says how its bytes arrive. Only the
+/// last gets in, with its message; nobody is told anything before a proof.
 pub fn hello(input: &[u8]) {
     let [how, piece, bytes @ ..] = input else { return };
     let how = how % 5;
     let mut peer = Peer { says: vec![], piece: usize::from(*piece) + 1, waits: false, heard: vec![] };
-    let mut caller = Caller::new(key(), Purpose::Meeting);
+    let mut handshake = IncomingHandshake::new(key(), Purpose::Meeting);
     let mut advance = |peer: &mut Peer| {
         loop {
-            match caller.hear(peer) {
+            match handshake.hear(peer) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock && peer.says.is_empty() => return None,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                 other => return other.ok().flatten(),
@@ -98,7 +100,7 @@ pub fn hello(input: &[u8]) {
             assert!(advance(&mut peer).is_none());
         }
         3 => {
-            // Any length before the bytes, and the hash of both.
+            // The message has an arbitrary length field, its bytes, and a right hash of both.
             let (length, rest) = bytes.split_at(bytes.len().min(4));
             let mut length = length.to_vec();
             length.resize(4, 0);
@@ -122,7 +124,8 @@ fn sealed(bytes: &[u8], seal: &mut Seal) -> Vec<u8> {
     [&length[..], bytes, hasher.finalize().as_bytes()].concat()
 }
 
-/// What those who have met say. The first byte chooses: bytes as they come, of which nothing is believed; words of ranks for rank 0's process; rank 0's words for another's.
+/// Messages of processes that have met. The first byte chooses: arbitrary bytes, none of which is believed; messages
+/// of ranks to rank 0's process; or rank 0's messages to another process.
 pub fn message(input: &[u8]) {
     let Some((how, bytes)) = input.split_first() else { return };
     match how % 3 {
@@ -139,7 +142,7 @@ pub fn message(input: &[u8]) {
     }
 }
 
-/// Of two ranks, of which each calls all that ranks call.
+/// A job of two ranks, each of which calls all that ranks call.
 fn job() -> &'static Job {
     static JOB: OnceLock<Job> = OnceLock::new();
     JOB.get_or_init(|| fixture::streamed(fixture::job(&fixture::Split { microbatches: 2, pp: 2, dp: 1, tp: 1 })))
@@ -148,8 +151,8 @@ fn job() -> &'static Job {
 /// Most bytes that a frame of the fuzzer's announces: more than a segment has.
 const ANNOUNCED: u64 = 1 << 20;
 
-/// Frames of a wire. The first byte of an even input says nothing, and its bytes come as they are; else each frame's hashes are right, whatever it says. What is written is what a frame
-/// says and nothing else.
+/// Frames of a wire. If the first byte is even, the bytes come as they are; otherwise each frame's hashes are right,
+/// whatever it says. Only what a frame says is written to memory.
 pub fn frames(input: &[u8]) {
     thread_local!(static MEMORY: RefCell<(Segment, SegmentLayout)> = RefCell::new({
         let layout = SegmentLayout::new(job(), &Target::Reference, 0);
@@ -169,7 +172,7 @@ pub fn frames(input: &[u8]) {
     });
 }
 
-/// Frames of these bytes with right hashes, and what they make of memory: up to the first that does not fit.
+/// Frames of these bytes with right hashes, up to the first that does not fit; `memory` becomes what they write.
 fn framed(mut bytes: &[u8], world: u64, memory: &mut [u8], doorbell: &dyn Fn(u64) -> u64) -> Vec<u8> {
     let (mut said, mut seal) = (vec![], Seal::new(key()));
     let piece = |bytes: &mut &[u8], n: usize| {
@@ -200,7 +203,7 @@ fn framed(mut bytes: &[u8], world: u64, memory: &mut [u8], doorbell: &dyn Fn(u64
         let is_sound =
             at % 8 == 0 && fits(memory.len(), at, 8) && places.iter().all(|(at, n)| fits(memory.len(), *at, *n)) && woken.iter().all(|r| *r < world);
         if !is_sound || wakes as u64 > world || places.iter().map(|p| p.1).sum::<u64>() > ANNOUNCED {
-            // More than the fuzzer has to say: it breaks off.
+            // The frame is unsound, or announces more bytes than the fuzzer sends: the input ends here.
             break;
         }
         for (at, n) in places {

@@ -14,7 +14,7 @@ fn what_is_kept_breaks_nothing() {
     for (name, check) in fuzz::TARGETS {
         for (_, bytes) in seeds.iter().filter(|s| s.0 == name) {
             check(bytes);
-            // Cut short and with a bit turned, at a few places.
+            // Each input is also checked truncated, and with one bit flipped, at a few offsets.
             for k in 1..if bytes.len() < SMALL { 8 } else { 2 } {
                 let at = bytes.len() * k / 8;
                 check(&bytes[..at]);

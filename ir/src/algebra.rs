@@ -65,7 +65,8 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
     let node = &body[v];
     let arg_dims: Vec<&[Dim]> = node.args.iter().map(|a| body.dims_of(*a)).collect();
     let out_dims = &node.ty.dims;
-    // Loops by name: a dim of the result maps, one of operands alone is summed; `kind` overrides per op.
+    // There is one loop per dim. `map_or_sum` is its usual kind: a dim of the result is mapped, one of operands alone
+    // summed.
     let by_name = |kind: &dyn Fn(Dim) -> LoopKind| -> Vec<Loop> {
         let mut seen: Vec<Dim> = vec![];
         for d in out_dims.iter().chain(arg_dims.iter().copied().flatten()) {
@@ -96,7 +97,7 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::Binary(Binary::Div) => {
             plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { crate::fault!("algebra.div.linear", &[0, 1][..], &[0][..]) } else { &[] })
         }
-        // Zero is partial and replicated at once.
+        // A zero is partial and replicated at once, so the select is linear in its other branch.
         Op::Select => match (crate::fault!("algebra.select.linear", true, is_zero(1)), is_zero(2)) {
             (false, true) => plain(by_name(&map_or_sum), &[1]),
             (true, false) => plain(by_name(&map_or_sum), &[2]),
@@ -105,7 +106,7 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::View { from, to } => {
             let root = |d: Dim| body.dims.original(d);
             match (from.as_slice(), to.as_slice()) {
-                // A renaming to a copy: one loop, whose parts are the same on both sides.
+                // Renaming a dim to its copy is one loop, whose parts are the same on both sides.
                 (&[a], &[b]) if root(a) == root(b) => {
                     let mut loops = by_name(&map_or_sum);
                     loops.retain(|l| l.out != Some(b) && l.args[0] != Some(a));
@@ -133,12 +134,12 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::Cumsum { over, .. } => plain(blocked(&[*over]), &[0]),
         // A rank looks up the rows it has; the others are zero.
         Op::Gather { .. } | Op::Scatter { .. } => plain(by_name(&map_or_sum), &[0]),
-        // Tokens stay with their ranks; which expert has which row is for the op on the rows to say.
+        // Tokens stay on their ranks; the op on the dispatched rows determines which expert has which row.
         Op::Dispatch(r) | Op::Combine(r) => plain(blocked(&[r.experts]), &[0]),
         // Gradients of keys sum over the queries that share them: their positions, and the heads of a group.
         Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
             let mut loops = blocked(&[a.keys, a.d, a.values]);
-            // A number of each query and key cannot go round with either.
+            // An operand with an element per query and key (a bias) cannot travel round the ring with either.
             let of_pairs = arg_dims.iter().any(|dims| dims.contains(&a.at) && dims.contains(&a.keys));
             if crate::fault!("algebra.attention.pairs", false, of_pairs) {
                 return plain(loops, &[]);

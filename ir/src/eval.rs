@@ -98,9 +98,9 @@ fn pointwise(body: &Body, v: Value, args: &[&[f64]], f: impl Fn(&[f64]) -> f64) 
     mapped(&body.dims, &body[v].ty.dims, &of, f)
 }
 
-/// A function of the elements of tensors at each place over some dims, of which each tensor has some.
+/// Applies `f` at each point over some dims to the elements of tensors that have some of these dims each.
 fn mapped(dims: &Dims, over: &[Dim], of: &[(&[f64], &[Dim])], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
-    // Dims that lie one after the other in all of them are walked as one: a size, and a step in each.
+    // Dims that are contiguous in all tensors are walked as one loop, given by a size and a stride in each tensor.
     let steps: Vec<Vec<usize>> = of.iter().map(|(_, has)| strides(dims, has, over)).collect();
     let mut walks: Vec<(usize, Vec<usize>)> = vec![];
     for (d, size) in over.iter().map(|d| dims.size(*d) as usize).enumerate() {
@@ -206,7 +206,7 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
         Op::Slice { from, to, at } => {
             let source = body.dims_of(node.args[0]);
             let whole = strides(dims, source, &[*from])[0];
-            // A walk over the result; its dim `to` moves along `from`.
+            // The walk goes over the result, whose dim `to` moves along the operand's `from`.
             let over: Vec<Dim> = node.ty.dims.iter().map(|d| if Some(*d) == *to { *from } else { *d }).collect();
             let steps = strides(dims, source, &over);
             let mut walk = Walk::new(dims, &node.ty.dims);
@@ -402,19 +402,19 @@ pub fn reorder(dims: &Dims, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f64> 
 
 fn view(body: &Body, v: Value, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f64> {
     let source = body.dims_of(body[v].args[0]);
-    // With the replaced dims innermost on both sides, the order of elements is the same.
+    // With the replaced dims innermost on both sides, the elements have the same order.
     let rest: Vec<Dim> = source.iter().copied().filter(|d| !from.contains(d)).collect();
     let (inner, outer) = ([&rest[..], from].concat(), [&rest[..], to].concat());
     let flat = reorder(&body.dims, data, source, &inner);
     reorder(&body.dims, &flat, &outer, body.dims_of(v))
 }
 
-/// The factors of a dot, as it multiplies them.
+/// The factors of a dot, rounded to tf32 if the dot does so.
 fn factors<'a>(args: &[&'a [f64]], tf32: bool) -> [Cow<'a, [f64]>; 2] {
     [args[0], args[1]].map(|x| if tf32 { x.iter().map(|x| op::tf32(*x)).collect() } else { x.into() })
 }
 
-/// `a * b` summed expert by expert over its rows; all other rows are left alone.
+/// `a * b`, summed for each expert over its own rows; all other rows stay zero.
 fn grouped(body: &Body, v: Value, rows: Dim, experts: Dim, args: &[&[f64]]) -> Vec<f64> {
     let (node, dims) = (&body[v], &body.dims);
     let of: Vec<&[Dim]> = node.args.iter().map(|a| body.dims_of(*a)).collect();

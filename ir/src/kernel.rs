@@ -112,7 +112,7 @@ impl Kernel {
         for node in &mut plain.body.nodes {
             node.origin = crate::graph::Origin::new(crate::graph::Phase::Forward);
         }
-        // Only random numbers depend on how long dims are as a whole, without padding.
+        // Only random numbers depend on the unpadded sizes of whole dims.
         let random = plain.body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. }));
         for dim in &mut plain.body.dims.list {
             dim.name.clear();
@@ -237,7 +237,7 @@ impl Kernel {
     pub fn in_place(&self) -> Vec<Vec<bool>> {
         let body = &self.body;
         let mut at_own_point = vec![true; self.inputs.len()];
-        // The values that lead to an op of several points.
+        // `leads` marks the values on which an op that is not pointwise depends.
         let mut leads = vec![false; body.nodes.len()];
         for v in body.values().rev() {
             let node = &body[v];
@@ -286,7 +286,7 @@ impl eval::Env for KernelEnv<'_> {
     fn scalar(&self, scalar: &Scalar) -> f64 {
         match scalar {
             Scalar::Slot(i) => self.scalars[*i as usize],
-            // Random numbers ask for these two: by convention the last two scalar arguments of a kernel that draws.
+            // Random numbers need these two, by convention the last two scalar arguments of a kernel that draws them.
             Scalar::Seed => self.scalars[self.kernel.scalars.len() - 2],
             Scalar::Step => self.scalars[self.kernel.scalars.len() - 1],
             Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) | Scalar::Linear(_) => {

@@ -113,7 +113,7 @@ impl TensorMap {
         if !(1..=5).contains(&dims) || self.strides.len() + 1 != dims || self.extents.len() != dims {
             return Err(format!("a tensor map of {dims} dims, {} strides, {} extents", self.strides.len(), self.extents.len()));
         }
-        // Coordinates are signed.
+        // Coordinates are signed 32-bit numbers.
         if self.sizes.iter().any(|s| !(1..1 << 31).contains(s)) || self.extents.iter().any(|e| !(1..=256).contains(e)) {
             return Err(format!("a tensor map of sizes {:?} in boxes of {:?}", self.sizes, self.extents));
         }

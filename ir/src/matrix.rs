@@ -27,7 +27,7 @@ pub fn hidden(graph: &Graph) -> Vec<Option<Matrix>> {
     let users = body.users();
     let forward = |v: Value| body[v].origin.phase == Phase::Forward;
     let product = |v: Value| if let Op::Dot { over, .. } = &body[v].op { Some(over) } else { None };
-    // Whether a product of a parameter comes after each value.
+    // A value is `followed` if a product with a parameter depends on it.
     let mut followed = vec![false; body.nodes.len()];
     for v in body.values().rev() {
         let of_param = |(user, slot): &(Value, usize)| product(*user).is_some() && param(body, body[*user].args[1 - slot]).is_some();

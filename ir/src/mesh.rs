@@ -165,9 +165,9 @@ impl Mesh {
                 });
                 factors.push((role.unwrap_or(Axis::Edp), p));
             }
-            // Outermost first: edp, ep, etp.
+            // The factors are in the order edp, ep, etp, the outermost first.
             factors.sort_by_key(|f| f.0);
-            // Before them what tells groups apart.
+            // Factors that separate groups of ranks (`replicas`) come before them.
             let mut outer = if axis == Axis::Dp { prime_factors(sizes.replicas) } else { vec![] };
             factors.sort_by_cached_key(|f| outer.iter().position(|p| *p == f.1).map(|k| outer.remove(k)).is_none());
             axes.push((axis, factors));

@@ -151,7 +151,7 @@ impl Decay {
 /// Learning rate over steps: linear warm-up from 0, then `peak`, then along `decay` to `min`, then `min`. It is there
 /// at step `steps`, or `constant` steps before that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-// The test that holds the layout of jobs to its format knows it by this name.
+// The test of the job format's layout knows this type by its old name.
 #[serde(rename = "Schedule")]
 pub struct LearningRateSchedule {
     /// The curve from `peak` to `min`.

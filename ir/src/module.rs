@@ -69,12 +69,12 @@ pub struct Module {
     /// What ranks execute; `None` until local graphs are lowered.
     pub job: Option<Job>,
     /// What of the job is settled, once there is one.
-    pub settled: Settled,
+    pub settled: JobLevel,
 }
 
 /// What of a job is settled: each includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Settled {
+pub enum JobLevel {
     /// Kernels, buffers and commands, though not yet where buffers lie.
     Commands,
     /// Places in memory. Streams may still lack events.
@@ -90,7 +90,7 @@ pub struct Graphs {
     /// What the text says, before any pass: what later levels are held to. A module that was written by hand may lack it.
     pub model: Option<Graph>,
     /// The graph of all ranks: logical, until every value has a sharding.
-    pub whole: Whole,
+    pub whole: GlobalGraph,
     /// As they were partitioned, one per pipeline stage.
     pub stages: Vec<Local>,
     /// One per program class; that of an evaluation is of the same stages as that of the step in the same place.
@@ -99,19 +99,19 @@ pub struct Graphs {
 
 /// The graph of all ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Whole {
+pub enum GlobalGraph {
     /// As if one rank did all.
     Logical(Graph),
     /// With a sharding for every value, and reshards between them.
     Sharded(Sharded),
 }
 
-impl Whole {
+impl GlobalGraph {
     /// Its nodes, sharded or not.
     pub fn graph(&self) -> &Graph {
         match self {
-            Whole::Logical(graph) => graph,
-            Whole::Sharded(sharded) => &sharded.graph,
+            GlobalGraph::Logical(graph) => graph,
+            GlobalGraph::Sharded(sharded) => &sharded.graph,
         }
     }
 }
@@ -119,7 +119,7 @@ impl Whole {
 impl Graphs {
     /// A logical graph, of which the text is not known.
     pub fn new(graph: Graph) -> Graphs {
-        Graphs { model: None, whole: Whole::Logical(graph), stages: vec![], locals: vec![] }
+        Graphs { model: None, whole: GlobalGraph::Logical(graph), stages: vec![], locals: vec![] }
     }
 
     /// A logical graph as the text says it.
@@ -131,8 +131,8 @@ impl Graphs {
     /// It is not sharded yet.
     pub fn sharded(&self) -> &Sharded {
         match &self.whole {
-            Whole::Sharded(sharded) => sharded,
-            Whole::Logical(_) => panic!("invariant: a pass runs at its level"),
+            GlobalGraph::Sharded(sharded) => sharded,
+            GlobalGraph::Logical(_) => panic!("invariant: a pass runs at its level"),
         }
     }
 }
@@ -142,13 +142,13 @@ impl Module {
     pub fn level(&self) -> Level {
         match &self.training.whole {
             _ if self.job.is_some() => match self.settled {
-                Settled::Commands => Level::Commands,
-                Settled::Memory => Level::Memory,
-                Settled::All => Level::Job,
+                JobLevel::Commands => Level::Commands,
+                JobLevel::Memory => Level::Memory,
+                JobLevel::All => Level::Job,
             },
             _ if !self.training.stages.is_empty() => Level::Local,
-            Whole::Sharded(_) => Level::Sharded,
-            Whole::Logical(_) => Level::Graph,
+            GlobalGraph::Sharded(_) => Level::Sharded,
+            GlobalGraph::Logical(_) => Level::Graph,
         }
     }
 
@@ -180,7 +180,7 @@ impl Graphs {
     /// # Panics
     /// It is sharded already.
     pub fn on_graph(&mut self, pass: impl FnOnce(Graph) -> Graph) {
-        self.whole = Whole::Logical(pass(self.take_graph()));
+        self.whole = GlobalGraph::Logical(pass(self.take_graph()));
     }
 
     /// Takes the logical graph, for a pass that puts another one, or a sharded one, in its place.
@@ -189,8 +189,8 @@ impl Graphs {
     /// It is sharded already.
     pub fn take_graph(&mut self) -> Graph {
         match &mut self.whole {
-            Whole::Logical(graph) => std::mem::take(graph),
-            Whole::Sharded(_) => panic!("invariant: a pass runs at its level"),
+            GlobalGraph::Logical(graph) => std::mem::take(graph),
+            GlobalGraph::Sharded(_) => panic!("invariant: a pass runs at its level"),
         }
     }
 }

@@ -258,7 +258,7 @@ impl Routing {
 /// An operation. Operand order is given with each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Op {
-    // Sources: no operands.
+    // Sources have no operands.
     /// A tensor fed from outside: data at the logical level, an operand in a kernel.
     Input(u32),
     /// A parameter's current value.
@@ -280,7 +280,7 @@ pub enum Op {
     /// A run-time number, `[]`.
     Scalar(Scalar),
 
-    // Pointwise; the result has the union of the operands' dims.
+    // The result of a pointwise op has the union of the operands' dims.
     /// `(x)`.
     Unary(Unary),
     /// `(x, y)`, of one dtype.
@@ -300,7 +300,7 @@ pub enum Op {
     /// Identity that adds dims or changes their storage order: a copy, if it comes to that.
     Expand,
 
-    // Structure.
+    // These ops move or select elements and compute nothing.
     /// Dims `from` (in this order) replaced by `to`, the row-major order of elements unchanged; other dims as they are.
     View {
         /// Dims of the operand, outermost first.
@@ -343,7 +343,7 @@ pub enum Op {
         index: IndexMap,
     },
 
-    // Between ranks.
+    // These ops exchange data between ranks.
     /// `Sharded` level: another sharding of the same value, over these sub-axes. Logically the identity.
     Reshard {
         /// From which kind of placement to which.
@@ -383,8 +383,8 @@ pub enum Op {
         most: u64,
     },
 
-    // Contraction and reduction.
-    // Of 16-bit operands, the result is theirs or, unrounded, f32; so is that of a `reduce_sum`, of a `scatter` and of attention.
+    // Contractions and reductions. With 16-bit operands, the result of a dot, a `reduce_sum`, a `scatter` or
+    // attention has either their dtype or, unrounded, f32.
     /// `(a, b)`: product summed over `over`; dims that both have go along. `tf32`: of f32 factors alone, each of which is first rounded ([`tf32`]), as
     /// tensor cores take them.
     Dot {
@@ -441,7 +441,8 @@ pub enum Op {
         dim: Dim,
     },
 
-    // Experts. `chosen` holds, along `choice`, the numbers (i32) of the experts that a token goes to; one that is no expert's goes nowhere.
+    // Experts. `chosen` holds, along `choice`, the indices (i32) of the experts that a token goes to; an index out of
+    // range goes nowhere.
     /// `(x, chosen)` -> x without `choice`, with `experts`: at each expert the sum of x over the choices that name it, else 0. An x
     /// without `choice` is the same for all choices. The adjoint of `Combine`.
     Dispatch(Routing),

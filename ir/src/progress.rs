@@ -18,7 +18,7 @@ struct State {
 
 /// A moment of a compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct ProgressSnapshot {
     /// What was entered last: a pass, or another part of the compile, such as `parse`; `start` at first.
     pub pass: &'static str,
     /// How long the pass has run.
@@ -62,8 +62,8 @@ impl Progress {
     }
 
     /// What the compile is at.
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> ProgressSnapshot {
         let State { pass, since, sizes, workers } = self.state().clone();
-        Moment { pass, running: since.elapsed(), sizes, workers }
+        ProgressSnapshot { pass, running: since.elapsed(), sizes, workers }
     }
 }

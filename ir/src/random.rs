@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn patterns_of_neighbours_agree_no_more_than_by_chance() {
-        // One bit in ten is set, in 4,096 places of 256 rows.
+        // About one bit in ten is set, in 256 rows of 4,096 bits.
         let limit = (-0.8 * 2f64.powi(31)) as i32;
         let row = |a: i32| (0..4096).map(|b| mix_two(a, b) < limit).collect::<Vec<bool>>();
         let rows: Vec<Vec<bool>> = (0..256).map(row).collect();
@@ -77,7 +77,7 @@ mod tests {
         for pair in rows.windows(2) {
             for shift in [0, 1, 2, 17] {
                 let both = pair[0].iter().zip(&pair[1][shift..]).filter(|(x, y)| **x && **y).count();
-                // 41 in the mean, with a deviation of 6.4.
+                // The mean is 41, the standard deviation 6.4.
                 assert!((9..81).contains(&both), "{both} of 4,096 places of two rows");
             }
         }

@@ -117,7 +117,7 @@ fn flops(kernel: &Kernel, v: Value, seen: impl Fn(u64, &Attention) -> u64) -> u6
     };
     match &node.op {
         Op::Dot { over, .. } => over.iter().fold(2 * body.elements(v), |n, d| n.saturating_mul(body.dims.size(*d))),
-        // Each row meets one expert alone.
+        // Each row is multiplied by one expert's matrix only.
         Op::GroupedDot { rows, experts, over, .. } => {
             let summed = over.iter().filter(|d| *d != experts);
             let each = summed.fold(2 * body.elements(v), |n, d| n.saturating_mul(body.dims.size(*d)));

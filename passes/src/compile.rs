@@ -8,7 +8,7 @@ use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::local::Local;
 use ir::model::Model;
-use ir::module::{Graphs, Level, Module, Whole};
+use ir::module::{GlobalGraph, Graphs, Level, Module};
 use ir::op::DType;
 use ir::options::Options;
 use ir::pipeline::PassOrder;
@@ -39,12 +39,12 @@ pub struct Compiled {
     /// What passes and verifiers warned of, in the order in which they ran.
     pub warnings: Vec<Diagnostic>,
     /// One for each pass that ran, in order.
-    pub times: Vec<Took>,
+    pub times: Vec<PassDuration>,
 }
 
 /// How long a pass took, and the verifiers after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Took {
+pub struct PassDuration {
     /// Name of the pass, as in [`Pass::name`].
     pub pass: &'static str,
     /// Wall time of the pass alone, without verifiers.
@@ -61,25 +61,25 @@ pub enum CompileError {
     User(Vec<Diagnostic>),
     /// A bug in mcc.
     #[error(transparent)]
-    Broken(Box<Broken>),
+    Broken(Box<CompilerBug>),
 }
 
 /// A bug in mcc, whatever the input: what a verifier or a panic says of a pass.
 #[derive(Debug, thiserror::Error)]
 #[error("bug in mcc: after `{pass}`: {complaint}")]
-pub struct Broken {
+pub struct CompilerBug {
     /// Name of the pass after which it showed; `start` if it was before all passes.
     pub pass: &'static str,
     /// The broken invariant, or the panic.
     pub complaint: Complaint,
     /// What repeats it, if there was a module.
-    pub again: Option<Again>,
+    pub reproducer: Option<Reproducer>,
 }
 
 /// The module that a compile began with, and the passes that it ran, up to the one that failed: passes are
 /// deterministic.
 #[derive(Debug)]
-pub struct Again {
+pub struct Reproducer {
     /// The module before its first pass.
     pub first: Module,
     /// Names of passes in the order in which they ran; the last one failed.
@@ -133,16 +133,16 @@ pub fn unverified(training: Model, evaluation: Model, options: &Options) -> Resu
 /// A compile on its way, pass by pass.
 pub struct Compile<'a> {
     module: Module,
-    /// Whether verifiers look at what passes leave.
+    /// Whether verifiers check the module after passes.
     verifies: bool,
-    /// The module as it was at first, which repeats what fails.
+    /// The initial module, from which a failure can be reproduced.
     first: Module,
     passes: std::slice::Iter<'static, Pass>,
     done: Vec<&'static Pass>,
-    /// Of the logical graph, what dumps show.
+    /// The logical graph that dumps show.
     graph: Graph,
     warnings: Vec<Diagnostic>,
-    times: Vec<Took>,
+    times: Vec<PassDuration>,
     progress: &'a Progress,
 }
 
@@ -168,7 +168,7 @@ impl<'a> Compile<'a> {
     ) -> Result<Compile<'a>, CompileError> {
         let evaluation = ir::fault!("start.evaluation.drops", training.clone(), evaluation);
         let started = unwound(|| start::module(training, evaluation, options));
-        let bug = |complaint| CompileError::Broken(Box::new(Broken { pass: "start", complaint, again: None }));
+        let bug = |complaint| CompileError::Broken(Box::new(CompilerBug { pass: "start", complaint, reproducer: None }));
         let module = started.map_err(bug)?.map_err(CompileError::User)?;
         progress.size("operations of the model", module.training.whole.graph().body.nodes.len());
         let passes = passes.iter();
@@ -192,7 +192,7 @@ impl<'a> Compile<'a> {
     /// What the user can mend, or a bug in mcc.
     pub fn step(&mut self) -> Result<Option<&'static Pass>, CompileError> {
         let Some(pass) = self.passes.find(|p| (p.wanted)(&self.module.options)) else { return Ok(None) };
-        // What dumps show as the model is what it is before its sizes depend on ranks.
+        // Dumps show the model before its sizes depend on the mesh.
         if pass.name == LOGICAL {
             self.graph = self.module.training.whole.graph().clone();
         }
@@ -222,18 +222,18 @@ impl<'a> Compile<'a> {
         let broken = self.blamed().unwrap_or(*broken);
         let done = self.done.iter().map(|p| p.name).take_while(|name| *name != broken.pass);
         let passes = done.chain([broken.pass]).collect();
-        CompileError::Broken(Box::new(Broken { again: Some(Again { first: self.first.clone(), passes }), ..broken }))
+        CompileError::Broken(Box::new(CompilerBug { reproducer: Some(Reproducer { first: self.first.clone(), passes }), ..broken }))
     }
 
-    /// The first pass over logical graphs that left something else than the text says: these are looked at together.
-    fn blamed(&self) -> Option<Broken> {
+    /// The first pass over logical graphs that changed their meaning, which is verified only once for all of them.
+    fn blamed(&self) -> Option<CompilerBug> {
         let mut module = self.first.clone();
         for pass in &self.done {
             if module.level() > OF_LOGICAL.levels.1 || unwound(|| (pass.run)(&mut module)).ok()?.is_err() {
                 return None;
             }
             if let Err(complaint) = holds(OF_LOGICAL, &module) {
-                return Some(Broken { pass: pass.name, complaint, again: None });
+                return Some(CompilerBug { pass: pass.name, complaint, reproducer: None });
             }
         }
         None
@@ -246,7 +246,7 @@ impl<'a> Compile<'a> {
     pub fn finish(self) -> Compiled {
         let Compile { module, graph, warnings, times, .. } = self;
         let Module { training, evaluation, pipeline, job, .. } = module;
-        let Whole::Sharded(sharded) = training.whole else { panic!("invariant: the passes end with a job") };
+        let GlobalGraph::Sharded(sharded) = training.whole else { panic!("invariant: the passes end with a job") };
         let job = job.expect("invariant: the passes end with a job");
         Compiled { graph, sharded, stages: training.stages, locals: training.locals, evaluation, order: pipeline.order, job, warnings, times }
     }
@@ -259,7 +259,7 @@ const LOGICAL: &str = "pad";
 ///
 /// # Errors
 /// What the user can mend, or a bug in mcc, without what repeats it.
-pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<Took, CompileError> {
+pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<PassDuration, CompileError> {
     run_with(module, pass, pass.verifiers, warnings, progress)
 }
 
@@ -269,7 +269,7 @@ fn run_with(
     verifiers: &[&Verifier],
     warnings: &mut Vec<Diagnostic>,
     progress: &Progress,
-) -> Result<Took, CompileError> {
+) -> Result<PassDuration, CompileError> {
     progress.enter(pass.name);
     let start = Instant::now();
     let said = unwound(|| (pass.run)(module)).map_err(|complaint| broken(pass, complaint))?;
@@ -281,7 +281,7 @@ fn run_with(
         warnings.extend(holds(verifier, module).map_err(|complaint| broken(pass, complaint))?);
         verified.push((verifier.name, start.elapsed()));
     }
-    Ok(Took { pass: pass.name, run, verified })
+    Ok(PassDuration { pass: pass.name, run, verified })
 }
 
 /// Runs the verifiers of a pass on what that left.
@@ -312,7 +312,7 @@ pub fn holds(verifier: &Verifier, module: &Module) -> Result<Vec<Diagnostic>, Co
 }
 
 fn broken(pass: &'static Pass, complaint: Complaint) -> CompileError {
-    CompileError::Broken(Box::new(Broken { pass: pass.name, complaint, again: None }))
+    CompileError::Broken(Box::new(CompilerBug { pass: pass.name, complaint, reproducer: None }))
 }
 
 /// Damages a module as a bug might, for those who want to see what verifiers and reproducers are like: the last command of a program is gone, or
@@ -326,17 +326,17 @@ pub fn damage(m: &mut Module) {
     let Graphs { whole, stages, locals, .. } = &mut m.training;
     let body = match (locals.last_mut().or(stages.last_mut()), whole) {
         (Some(local), _) => &mut local.body,
-        (None, Whole::Sharded(sharded)) => &mut sharded.graph.body,
-        (None, Whole::Logical(graph)) => &mut graph.body,
+        (None, GlobalGraph::Sharded(sharded)) => &mut sharded.graph.body,
+        (None, GlobalGraph::Logical(graph)) => &mut graph.body,
     };
     if let Some(node) = body.nodes.last_mut() {
         node.ty.dtype = if node.ty.dtype == DType::F32 { DType::I32 } else { DType::F32 };
     }
 }
 
-/// What a function returns, or what it says where it panics.
+/// The result of a function, or the message of its panic.
 fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, Complaint> {
-    // A module that a panic left behind is not read again.
+    // This is safe to unwind, as a module that a panic left behind is not read again.
     catch_unwind(AssertUnwindSafe(run)).map_err(|said| {
         let text = said.downcast_ref::<String>().map(String::as_str).or(said.downcast_ref::<&str>().copied());
         Complaint::Panic(text.unwrap_or("without a word").into())

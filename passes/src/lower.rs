@@ -34,13 +34,14 @@ use items::WorkItem;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher;
 
-/// The kernels of all programs, each once.
+/// The kernels of all programs, without duplicates.
 #[derive(Default)]
 pub struct Kernels {
     /// Kernels by [`KernelId`], in the order in which they were first added.
     pub list: Vec<Kernel>,
     by_name: HashMap<String, KernelId>,
-    /// What was added, plain, with its hash: most kernels are those of other layers again, which is seen sooner than named.
+    /// The added kernels in plain form, by hash. Most kernels repeat those of other layers, and a hash is faster than
+    /// a name.
     known: HashTable<(u64, Kernel, KernelId)>,
     hasher: DefaultHashBuilder,
 }
@@ -136,7 +137,7 @@ struct LocalLowering<'l, 'a, 'k> {
     /// Sums over microbatches that later chunks read.
     sums: HashMap<Value, View>,
     /// Products that are added to the buffer of their sum.
-    added: added::Sums,
+    added: added::InPlaceSums,
     /// Of each value: the bool without which it is not made.
     predicates: Vec<Option<Value>>,
     /// Sums that are made at their place in a concatenation, and how many elements lie before it.

@@ -45,7 +45,7 @@ pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: Bud
     found
 }
 
-/// What there is of some results, in the order of what they are made of.
+/// Applies `make` to all items in parallel. Returns the results that exist, in the order of the items.
 pub fn side_by_side<A: Clone + Sync, B: Send>(all: Vec<A>, make: &(dyn Fn(A) -> Option<B> + Sync)) -> Vec<B> {
     let (next, made) = (AtomicUsize::new(0), Mutex::new(vec![]));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(all.len());
@@ -96,14 +96,13 @@ fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
         least = Options { sp: SequenceParallel::On, ..least };
         out.push(least.clone());
     }
-    // By default they are cut where they are large.
+    // Without an option, large logits are cut already.
     if let Some(chunks) = options.logits_chunks {
         let logits_chunks = Some(4 * chunks);
         out.push(Options { logits_chunks, ..base.clone() });
         least = Options { logits_chunks, ..least };
     }
-    // Smaller room for experts' rows, with passes for all that there can be: a rank has at most as many as all
-    // others.
+    // Experts' rows get a smaller buffer, with as many passes as needed for the most rows that a rank can get.
     if options.ep > 1 && options.moe_buffer == MoeBuffer::Whole {
         if options.moe_passes < MOE_PASSES {
             out.push(Options { moe_passes: MOE_PASSES, ..base.clone() });
@@ -141,13 +140,13 @@ fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
         least = Options { offload: Offload::Optimizer, ..least };
         out.push(least.clone());
     }
-    // What is on a disk is in neither memory.
+    // States on a disk take neither device nor host memory.
     if is_host_limited && options.offload != Offload::Disk {
         out.push(Options { offload: Offload::Disk, ..base.clone() });
         least = Options { offload: Offload::Disk, ..least };
         out.push(least.clone());
     }
-    // Parameters beside what the optimizer works on, or on a disk as well.
+    // Parameters rest on the host beside the optimizer's states, or on a disk as well.
     let offload = if options.offload == Offload::Off { Offload::Optimizer } else { options.offload };
     if options.param_offload == ParamOffload::Off {
         out.push(Options { offload, param_offload: ParamOffload::Host, ..base.clone() });
@@ -159,7 +158,7 @@ fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
         least = Options { param_offload: ParamOffload::Disk, ..least };
         out.push(least.clone());
     }
-    // What layers keep waits on the host: all of it, or what enters layers that are recomputed.
+    // Activations wait on the host: all of them, or only the inputs of recomputed layers.
     if options.activation_offload == ActivationOffload::Off {
         let activation_offload = ActivationOffload::Layers(None);
         out.push(Options { activation_offload, ..base.clone() });
@@ -176,12 +175,12 @@ fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
         smaller.push(Options { micro_batch: rows, ..least.clone() });
     }
     let mut moved = vec![];
-    // Sizes of stages that were given fit no other number of stages.
+    // Given sizes of stages fit no other number of stages.
     if matches!(options.layout, Cuts::Sizes(_) | Cuts::Text(_)) {
         return [out, smaller, moved];
     }
     let small = smaller.last().unwrap_or(&least).clone();
-    // The same ranks, with less of them on dp.
+    // The number of ranks stays, with fewer of them on dp.
     let mut moves: Vec<(u64, u64)> = vec![];
     for by in (2..=options.dp).filter(|by| options.dp.is_multiple_of(*by)) {
         moves.extend((1..=by).filter(|t| by.is_multiple_of(*t)).map(|t| (t, by / t)));
@@ -190,7 +189,7 @@ fn candidates(options: &Options, is_host_limited: bool) -> [Vec<Options>; 3] {
         let (dp, tp, pp) = (options.dp / (tp * pp), options.tp * tp, options.pp * pp);
         let replicas = if dp.is_multiple_of(options.replicas) { options.replicas } else { 1 };
         moved.push(Options { dp, tp, pp, replicas, ..base.clone() });
-        // A larger group on tp is one along which the sequence can be split.
+        // With tp above 1, the sequence can be split, too.
         let sp = if tp > 1 { SequenceParallel::On } else { small.sp };
         moved.push(Options { dp, tp, pp, sp, replicas, ..small.clone() });
     }

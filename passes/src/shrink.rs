@@ -6,7 +6,7 @@ use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Feed, Graph, Input, Origin, Value};
 use ir::local::Local;
 use ir::model::Train;
-use ir::module::{Graphs, Module, Whole};
+use ir::module::{GlobalGraph, Graphs, Module};
 use ir::op::Op;
 use ir::options::Options;
 use std::collections::HashSet;
@@ -169,7 +169,7 @@ fn without(m: &Module, gone: &HashSet<RemovableItem>) -> Option<Module> {
     drop_from(&mut out.plan.entries, |i| has(RemovableItem::Plan(i)));
     for (k, graphs) in [&mut out.training, &mut out.evaluation].into_iter().enumerate() {
         if has(RemovableItem::Graphs(k)) {
-            *graphs = Graphs { whole: Whole::Logical(Graph::default()), ..graphs.clone() };
+            *graphs = Graphs { whole: GlobalGraph::Logical(Graph::default()), ..graphs.clone() };
         }
         if has(RemovableItem::Stages(k)) {
             graphs.stages.clear();
@@ -213,8 +213,8 @@ fn without(m: &Module, gone: &HashSet<RemovableItem>) -> Option<Module> {
 /// A graph, sharded or not, without some of what it gives or computes, and without what only that needed.
 fn logical(graphs: &mut Graphs, k: usize, has: &dyn Fn(RemovableItem) -> bool) {
     let graph = match &mut graphs.whole {
-        Whole::Logical(graph) => graph,
-        Whole::Sharded(sharded) => &mut sharded.graph,
+        GlobalGraph::Logical(graph) => graph,
+        GlobalGraph::Sharded(sharded) => &mut sharded.graph,
     };
     let mut at = 0;
     let mut next = |_: usize| {
@@ -257,11 +257,11 @@ fn logical(graphs: &mut Graphs, k: usize, has: &dyn Fn(RemovableItem) -> bool) {
     drop_nodes(&mut graph.body, &keep);
     let new = renumbered(&keep);
     graph.map_roots(|v| new[v.index()]);
-    if let Whole::Sharded(sharded) = &mut graphs.whole {
+    if let GlobalGraph::Sharded(sharded) = &mut graphs.whole {
         drop_from(&mut sharded.shardings, |i| keep.get(i) == Some(&false));
         drop_from(&mut sharded.reasons, |i| keep.get(i) == Some(&false));
         drop_entries(&mut sharded.graph);
-    } else if let Whole::Logical(graph) = &mut graphs.whole {
+    } else if let GlobalGraph::Logical(graph) = &mut graphs.whole {
         drop_entries(graph);
         drop_dims(graph);
     }
@@ -369,7 +369,7 @@ fn drop_dims(graph: &mut Graph) {
             d
         });
     }
-    // A copy needs what it is a copy of, which may be one itself.
+    // A copy of a dim needs its original, which may be a copy itself.
     for _ in 0..graph.body.dims.list.len() {
         let originals: Vec<Dim> = used.iter().filter_map(|d| graph.body.dims.list.get(d.0 as usize)?.copy_of).collect();
         used.extend(originals);

@@ -4,7 +4,7 @@ use crate::pipeline::plan;
 use ir::diag::{Diagnostic, Help};
 use ir::mesh::{Axis, Mesh, Sizes};
 use ir::model::Model;
-use ir::module::{Graphs, Module, Settled};
+use ir::module::{Graphs, JobLevel, Module};
 use ir::options::{OptionName, Options};
 
 /// Most ranks, and most passes of a step over all stages.
@@ -30,7 +30,7 @@ pub fn module(training: Model, evaluation: Model, options: &Options) -> Result<M
         training: Graphs::of_text(graph),
         evaluation: Graphs::of_text(evaluation.graph),
         job: None,
-        settled: Settled::default(),
+        settled: JobLevel::default(),
     })
 }
 
@@ -66,7 +66,7 @@ fn mesh(o: &Options) -> Result<Mesh, Vec<Diagnostic>> {
         );
         return Err(vec![d.help(Help::from("`").option(OptionName::GlobalBatch).and(format!(" {above}` does")))]);
     }
-    // A schedule is a list, and meshes are searched for factors: absurd sizes are refused before any work is done for them.
+    // Schedules are lists and sizes are factorized, so absurd sizes are refused before any work is done for them.
     ranks(o)?;
     if o.replicas == 0 || !o.dp.is_multiple_of(o.replicas) {
         let d = Diagnostic::error("E0638", format!("dp = {} does not divide into {} groups of ranks", o.dp, o.replicas));

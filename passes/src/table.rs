@@ -13,13 +13,13 @@ use crate::report::{complaints, sizes};
 use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
-use ir::module::{Graphs, Level, Module, Settled, Whole};
+use ir::module::{GlobalGraph, Graphs, JobLevel, Level, Module};
 use ir::options::{ActivationOffload, MOE_PASSES, MemoryOrder, Offload, Options, Overlap, ParamOffload, RowChoice, TpOverlap, Zero};
 use ir::program::Job;
 use verify::{LocusPart, Violation, references};
 
 /// Warnings of a pass that is done, or what the user has to mend before it can be.
-pub type Said = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
+pub type PassResult = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
 
 /// That what a verifier shows holds, or the first invariant that does not.
 pub type Verification = Result<(), Violation>;
@@ -35,7 +35,7 @@ pub struct Pass {
     /// Whether options ask for it.
     pub wanted: fn(&Options) -> bool,
     /// Changes the module in place.
-    pub run: fn(&mut Module) -> Said,
+    pub run: fn(&mut Module) -> PassResult,
     /// What looks at what it left, one after the other.
     pub verifiers: &'static [&'static Verifier],
 }
@@ -133,26 +133,26 @@ pub fn find(name: &str) -> Option<&'static Pass> {
 /// The verifiers that a module has to hold up to, whatever pass it comes from.
 pub fn verifiers(m: &Module) -> impl Iterator<Item = &'static Verifier> {
     let level = m.level();
-    // Nothing is equal to what the partitioning left until there are classes of it.
+    // Equivalence compares classes, which do not exist right after the partitioning.
     let partitioned = level == Level::Local && m.training.locals.is_empty();
     VERIFIERS.into_iter().filter(move |v| v.levels.0 <= level && level <= v.levels.1 && !(partitioned && v.name == EQUIVALENCE.name))
 }
 
-const fn graph(name: &'static str, summary: &'static str, run: fn(&mut Module) -> Said) -> Pass {
+const fn graph(name: &'static str, summary: &'static str, run: fn(&mut Module) -> PassResult) -> Pass {
     Pass { name, summary, levels: (Level::Graph, Level::Graph), wanted: always, run, verifiers: &[&GRAPHS] }
 }
 
-const fn local(name: &'static str, summary: &'static str, wanted: fn(&Options) -> bool, run: fn(&mut Module) -> Said) -> Pass {
+const fn local(name: &'static str, summary: &'static str, wanted: fn(&Options) -> bool, run: fn(&mut Module) -> PassResult) -> Pass {
     Pass { name, summary, levels: (Level::Local, Level::Local), wanted, run, verifiers: &[&LOCALS] }
 }
 
 /// A pass over commands, of which no place follows yet.
-const fn commands(name: &'static str, summary: &'static str, run: fn(&mut Module) -> Said) -> Pass {
+const fn commands(name: &'static str, summary: &'static str, run: fn(&mut Module) -> PassResult) -> Pass {
     let wanted = |o: &Options| o.overlap != Overlap::Off;
     Pass { name, summary, levels: (Level::Commands, Level::Commands), wanted, run, verifiers: &[&COMMANDS] }
 }
 
-fn on_job(m: &mut Module, pass: fn(Job) -> Job) -> Said {
+fn on_job(m: &mut Module, pass: fn(Job) -> Job) -> PassResult {
     m.job = m.job.take().map(pass);
     Ok(vec![])
 }
@@ -166,7 +166,7 @@ pub const PASSES: &[Pass] = &[
     }),
     graph("differentiate", "Appends the backward pass; ops of it carry the layer and scope of the forward op.", |m| {
         let graph = differentiate::differentiate(m.training.take_graph(), &m.train).map_err(complaints::no_gradient)?;
-        m.training.whole = Whole::Logical(graph);
+        m.training.whole = GlobalGraph::Logical(graph);
         m.evaluation.on_graph(differentiate::sum_losses);
         Ok(vec![])
     }),
@@ -211,7 +211,7 @@ pub const PASSES: &[Pass] = &[
         m.on_graphs(|graph| stage_sums::sum_by_stage(graph, &pipeline.layout, pipeline.weights()));
         Ok(vec![])
     }),
-    // Copies are ops of the backward pass like others: whoever comes later need not know of them.
+    // Recomputed copies are ordinary ops of the backward pass, so later passes need not know of them.
     graph("rematerialize", "Recomputes forward values in the backward pass instead of keeping them.", |m| {
         let Module { options, pipeline, training, .. } = m;
         training.on_graph(|graph| rematerialize::rematerialize(graph, options.recompute, &pipeline.layout));
@@ -240,15 +240,15 @@ pub const PASSES: &[Pass] = &[
                 let graph = graphs.take_graph();
                 let lists = axes::lists(plan, &graph, mesh, options);
                 let sharded = propagate::propagate(graph, mesh, &lists, options.rows);
-                // Rows at random may repeat work; they are for tests of what is computed.
+                // Random rules, which only tests use, may repeat work.
                 if options.rows == RowChoice::Rules && found.is_empty() {
                     found = check_cp::check(&sharded, &lists);
                 }
-                graphs.whole = Whole::Sharded(sharded);
+                graphs.whole = GlobalGraph::Sharded(sharded);
             }
             unless(found)
         },
-        // Of all passes over logical graphs together.
+        // `MEANING` covers all passes over logical graphs together.
         verifiers: &[&SHARDED, &MEANING],
     },
     Pass {
@@ -265,7 +265,7 @@ pub const PASSES: &[Pass] = &[
             };
             let asked = ![1, MOE_PASSES].contains(&room.passes);
             let one = asked && partition::most_passes(training.sharded(), &pipeline.layout, pipeline.weights(), room) == Some(1);
-            // Local graphs are held to sharded ones, and these were held to the text.
+            // From here on, local graphs are compared with sharded ones, which were compared with the text.
             (training.model, evaluation.model) = (None, None);
             training.stages = made(training, None)?;
             evaluation.stages = made(evaluation, Some(training))?;
@@ -279,7 +279,7 @@ pub const PASSES: &[Pass] = &[
         m.evaluation.locals = m.training.locals.iter().map(|l| job::of_stages(&evaluations, l).clone()).collect();
         Ok(vec![])
     }),
-    // Before chunks of products: those of logits have their own.
+    // This runs before `tp_overlap`, since logits have their own chunks.
     local(
         "chunk_logits",
         "Computes logits, losses and their gradients for some tokens at a time.",
@@ -305,7 +305,7 @@ pub const PASSES: &[Pass] = &[
             Ok(vec![])
         },
     ),
-    // Before buckets: what is shared out is reduced and gathered in buckets of its own.
+    // This runs before `bucket`, since sharded updates are reduced and gathered in buckets of their own.
     local(
         "zero",
         "Shares updates out among data-parallel ranks, as parts of buckets of parameters.",
@@ -322,7 +322,7 @@ pub const PASSES: &[Pass] = &[
         m.on_classes(|training, evaluation| (bucket::join(training, size), evaluation));
         Ok(vec![])
     }),
-    // Updates move as they are by now: by themselves, or a bucket of them as one.
+    // At this point updates are single or joined in buckets, and move as such.
     local(
         "offload",
         "Moves the values of updates to the host, and parameters that passes read apart from the weights.",
@@ -338,12 +338,12 @@ pub const PASSES: &[Pass] = &[
         "Cuts large updates on the host into pieces.",
         |o| o.offload != Offload::Off,
         |m| {
-            let size = update_pieces::Size::of(&m.options);
+            let size = update_pieces::PieceSize::of(&m.options);
             m.on_classes(|training, evaluation| (update_pieces::cut(training, size), evaluation));
             Ok(vec![])
         },
     ),
-    // Of what is in no flat bucket by now: sums of parts of those stay as they are.
+    // This runs after buckets are formed; sums of their parts stay as they are.
     Pass {
         name: "split_reduction",
         summary: "Cuts large sums in steps, and for GPUs products of few tiles, so that all threads have work.",
@@ -354,7 +354,7 @@ pub const PASSES: &[Pass] = &[
             m.on_classes(|training, evaluation| (split_reduction::cut(training, &options), split_reduction::cut(evaluation, &options)));
             Ok(vec![])
         },
-        // Of all passes over local graphs together, whose sums are those of real numbers.
+        // `EQUIVALENCE` covers all passes over local graphs together, with sums of real numbers.
         verifiers: &[&LOCALS, &EQUIVALENCE],
     },
     Pass {
@@ -366,7 +366,7 @@ pub const PASSES: &[Pass] = &[
             m.on_classes(|training, evaluation| (tf32::mark(training), tf32::mark(evaluation)));
             Ok(vec![])
         },
-        // Programs are held to what it leaves.
+        // Programs are compared with the graphs that this pass leaves.
         verifiers: &[&LOCALS, &EQUIVALENCE],
     },
     Pass {
@@ -376,12 +376,12 @@ pub const PASSES: &[Pass] = &[
         wanted: always,
         run: |m| {
             m.job = Some(job::lower(m));
-            m.settled = Settled::Commands;
+            m.settled = JobLevel::Commands;
             Ok(vec![])
         },
         verifiers: &[&COMMANDS],
     },
-    // Before streams and places, which see their copies as any others.
+    // This runs before streams and places in memory are assigned, so that its copies are treated as any others.
     Pass {
         wanted: |o| o.activation_offload != ActivationOffload::Off,
         ..commands("offload_activations", "Has activations wait in the host's memory for the backward pass.", |m| {
@@ -394,7 +394,7 @@ pub const PASSES: &[Pass] = &[
         wanted: |o| o.overlap == Overlap::On && (o.activation_offload != ActivationOffload::Off || o.param_offload != ParamOffload::Off),
         ..commands("prefetch", "Issues copies from the host ahead of the commands that want them.", |m| on_job(m, prefetch::issue))
     },
-    // What is read from a disk is there when it is copied on.
+    // This runs after `prefetch`, so a value is read from the disk before it is copied to the device.
     Pass {
         wanted: |o| o.offload == Offload::Disk || o.param_offload == ParamOffload::Disk,
         ..commands("offload_states", "Has states and parameters that the host keeps rest on a disk.", |m| {
@@ -429,20 +429,20 @@ pub const PASSES: &[Pass] = &[
         levels: (Level::Commands, Level::Memory),
         wanted: always,
         run: |m| {
-            m.settled = Settled::Memory;
+            m.settled = JobLevel::Memory;
             on_job(m, allocate::allocate)?;
             unless(m.job.as_ref().map_or(vec![], |job| sizes::addressable(job, m.training.whole.graph())))
         },
         verifiers: &[&MEMORY],
     },
-    // Of bytes, not of values: what may run at the same time follows from the places that commands touch.
+    // Events follow from the bytes that commands touch, not from values.
     Pass {
         name: "events",
         summary: "Has streams wait for each other where they touch the same bytes.",
         levels: (Level::Memory, Level::Job),
         wanted: always,
         run: |m| {
-            m.settled = Settled::All;
+            m.settled = JobLevel::All;
             on_job(m, events::synchronise)
         },
         verifiers: &[&JOB, &LOWERING],
@@ -453,7 +453,7 @@ pub const PASSES: &[Pass] = &[
         levels: (Level::Job, Level::Job),
         wanted: |o| o.serial_exchanges && o.pp > 1,
         run: |m| on_job(m, send_turns::order),
-        // Commands stay as they are.
+        // Only the turns of sends change, not the commands.
         verifiers: &[&SERIAL],
     },
 ];
@@ -463,7 +463,7 @@ fn always(_: &Options) -> bool {
 }
 
 /// Complaints that end a compile, if there are any.
-fn unless(complaints: Vec<Diagnostic>) -> Said {
+fn unless(complaints: Vec<Diagnostic>) -> PassResult {
     if complaints.is_empty() { Ok(vec![]) } else { Err(complaints) }
 }
 

@@ -20,7 +20,7 @@
 //! only those that are chosen count, where ranks compute all that there is room for; attention over ranks that split
 //! the sequence does not count at all, as its masked parts are left out by rules of their own.
 
-use crate::space::{Facts, parts, splits_backward};
+use crate::space::{ModelFacts, parts, splits_backward};
 use ir::dim::Dim;
 use ir::graph::{Graph, Phase, Value};
 use ir::op::{DType, Op};
@@ -29,7 +29,7 @@ use ir::pipeline::{Schedule, VirtualStage};
 use passes::pipeline::stage_layout::computed;
 use simulate::machine::Machine;
 
-/// Operations of a pass of one sequence through a unit.
+/// Operations of one sequence's pass through a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Operations {
     /// Operations of matrix products, two per multiply-add.
@@ -38,12 +38,13 @@ pub struct Operations {
     pub attention: f64,
 }
 
-/// Of products of a differentiated graph, forward and backward: before the layers, of each layer, after them.
+/// Operations of the products of a differentiated graph, forward and backward: before the layers, of each layer, and
+/// after them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Arithmetic(Vec<[Operations; 2]>);
 
 impl Arithmetic {
-    /// Of a graph as it is before its sizes depend on ranks.
+    /// The arithmetic of a graph whose sizes do not depend on ranks yet.
     pub fn of(graph: &Graph) -> Arithmetic {
         let body = &graph.body;
         let size = |d: &Dim| body.dims.size(*d) as f64;
@@ -51,7 +52,7 @@ impl Arithmetic {
         let computed = computed(body);
         let last = graph.layers as usize + 1;
         let mut units = vec![[Operations::default(); 2]; last + 1];
-        // Whether a value depends on one of a layer: forward, and backward.
+        // Whether a value depends on a value of a layer, in the forward pass and in the backward pass.
         let mut after = vec![[false; 2]; body.nodes.len()];
         for v in body.values() {
             let node = &body[v];
@@ -62,7 +63,7 @@ impl Arithmetic {
             };
             let depends = |a: &Value| after[a.index()][way] && (way == 0 || body[*a].origin.phase == Phase::Backward);
             after[v.index()][way] = node.origin.layer.is_some() || node.args.iter().any(depends);
-            // Backward, what is after the layers comes first.
+            // In the backward pass, values after the layers come first.
             let unit = match (node.origin.layer, after[v.index()][way] == (way == 0)) {
                 (Some(l), _) => l as usize + 1,
                 (None, true) => last,
@@ -92,7 +93,7 @@ impl Arithmetic {
     }
 }
 
-/// Operations a second that no kernel is above.
+/// Operations a second that no kernel exceeds.
 fn rate(machine: &Machine, precision: DType, tf32: bool, threads: u64) -> f64 {
     let device = &machine.device;
     let tiles = match (&device.products.tiles, machine.generation()) {
@@ -106,17 +107,17 @@ fn rate(machine: &Machine, precision: DType, tf32: bool, threads: u64) -> f64 {
     peak.into_iter().fold(0.0, f64::max) * most * threads as f64
 }
 
-/// Seconds that no step of a plan is below; 0 where nothing is known.
-pub fn least(options: &Options, model: &Facts, arithmetic: &Arithmetic, machine: &Machine, precision: DType, threads: u64) -> f64 {
+/// A lower bound of a plan's step, in seconds; 0 where nothing is known.
+pub fn least(options: &Options, model: &ModelFacts, arithmetic: &Arithmetic, machine: &Machine, precision: DType, threads: u64) -> f64 {
     let Some(parts) = parts(options, model) else { return 0.0 };
-    // A step with less room than rows computes what is left in passes that are not played.
+    // With less room than rows, the rest is computed in further passes, which the play leaves out.
     if matches!(options.moe_buffer, MoeBuffer::Factor(room) if room < 1.0) {
         return 0.0;
     }
     let rate = rate(machine, precision, options.tf32, threads) * (options.cp * options.tp) as f64 / options.micro_batch as f64;
     let microbatches = (options.global_batch / (options.dp * options.micro_batch)) as f64;
     let splits = splits_backward(options);
-    // Seconds of each virtual stage's passes, forward and backward.
+    // These are the seconds of each virtual stage's passes, forward and backward.
     let mut first = 0;
     let mut each = vec![];
     for part in &parts {
@@ -131,7 +132,7 @@ pub fn least(options: &Options, model: &Facts, arithmetic: &Arithmetic, machine:
     let (mut most, mut before) = (0.0f64, 0.0);
     for (s, busy) in busy.into_iter().enumerate() {
         most = most.max(before + busy);
-        // Orders that were given are not known to begin and end so.
+        // A given order need not begin and end with the first virtual stage.
         if !matches!(options.schedule, Schedule::Given(_)) {
             before += each[s][0] + if splits { 0.0 } else { each[s][1] };
         }

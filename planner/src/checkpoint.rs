@@ -13,7 +13,7 @@ pub fn checkpoint(job: &Job) -> Checkpoint {
     for stage in &job.stages {
         let program = &job.programs[stage.program as usize];
         let mut own = 0;
-        // A copy and the weights that it is of are read once.
+        // A copy and its weights are read once.
         let mut seen = BTreeSet::new();
         for buffer in program.buffers.iter().filter(|b| matches!(b.content, Content::Param { .. } | Content::State { .. })) {
             let mut is_new = false;

@@ -3,8 +3,8 @@
 //! A step takes the passes of its busiest stage, what the pipeline waits at its ends (Narayanan et al. 2021; Qi et
 //! al. 2023), and the update. It says which plans to compile, and is believed no further.
 
-use crate::sample::{Sample, Unit};
-use crate::space::{Facts, chunks, parts};
+use crate::sample::{LayerCost, Sample};
+use crate::space::{ModelFacts, chunks, parts};
 use ir::op::{Collective, Reduce};
 use ir::options::{Offload, Options, Zero};
 use ir::pipeline::Schedule;
@@ -26,19 +26,27 @@ pub struct Estimate {
 /// What enters layers, as a part of what they compute and keep: of a transformer one value of about sixteen.
 const ENTERS: f64 = 1.0 / 16.0;
 
-/// How groups of ranks lie, those of so many that are so far apart: looked up over and over.
-pub type Reaches = BTreeMap<(u64, u64), Reach>;
+/// How groups of ranks lie, by their number of ranks and the distance between these. They are looked up over and
+/// over.
+pub type ReachCache = BTreeMap<(u64, u64), Reach>;
 
-/// None of a plan that has no layout. `kinds` are those of the model's layers.
-pub fn estimate(options: &Options, model: &Facts, kinds: &[usize], sample: &Sample, machine: &Machine, reaches: &mut Reaches) -> Option<Estimate> {
+/// Estimates a step of a plan, or returns `None` if the plan has no layout. `kinds` are those of the model's layers.
+pub fn estimate(
+    options: &Options,
+    model: &ModelFacts,
+    kinds: &[usize],
+    sample: &Sample,
+    machine: &Machine,
+    reaches: &mut ReachCache,
+) -> Option<Estimate> {
     let parts = parts(options, model)?;
     let (p, v) = (options.pp as usize, chunks(options) as usize);
     let microbatches = (options.global_batch / (options.dp * options.micro_batch)) as f64;
-    // Each virtual stage, and what a stage has of them.
+    // Sums up the units of each virtual stage, and then of each stage.
     let mut first = 0;
     let mut virtual_stages = vec![];
     for part in &parts {
-        let mut unit = Unit::default();
+        let mut unit = LayerCost::default();
         for kind in kinds.get(first..first + part.layers as usize)? {
             unit.add(sample.layers.get(*kind)?, 1.0);
         }
@@ -48,15 +56,16 @@ pub fn estimate(options: &Options, model: &Facts, kinds: &[usize], sample: &Samp
         virtual_stages.push(unit);
     }
     let is_folded = matches!(options.schedule, Schedule::ZbV | Schedule::DualPipeV);
-    let mut stages = vec![Unit::default(); p];
+    let mut stages = vec![LayerCost::default(); p];
     for (g, unit) in virtual_stages.iter().enumerate() {
         let s = if is_folded && (g / p) % 2 == 1 { p - 1 - g % p } else { g % p };
         stages[s].add(unit, 1.0);
     }
-    let pass = |u: &Unit| u.forward + u.backward;
-    let data = Data::new(options, machine, reaches);
+    let pass = |u: &LayerCost| u.forward + u.backward;
+    let data = DataParallel::new(options, machine, reaches);
     let busy = stages.iter().map(|u| microbatches * (pass(u) + data.beside(u, sample))).fold(0.0, f64::max);
-    // A pass through a virtual stage on each of the others, and a message to it and back.
+    // At its ends a stage waits for a pass through one virtual stage of each other stage, and for messages there and
+    // back.
     let mean = virtual_stages.iter().map(pass).sum::<f64>() / virtual_stages.len() as f64;
     let forward = virtual_stages.iter().map(|u| u.forward).sum::<f64>() / virtual_stages.len() as f64;
     let hop = if p > 1 { message(machine, 0, options.dp * options.cp * options.tp, sample.message as u64).seconds() } else { 0.0 };
@@ -64,7 +73,7 @@ pub fn estimate(options: &Options, model: &Facts, kinds: &[usize], sample: &Samp
     let is_short = microbatches < 2.0 * p as f64;
     let ends = match options.schedule {
         Schedule::ZbH1 | Schedule::ZbV | Schedule::DualPipeV if is_short => others * mean,
-        // Gradients of parameters, half of a backward pass, fill the gaps.
+        // Gradients of parameters, which are half of a backward pass, fill the gaps.
         Schedule::ZbH1 => others * forward,
         Schedule::ZbV => others * 0.5 * forward,
         Schedule::DualPipeV => others * forward,
@@ -77,14 +86,15 @@ pub fn estimate(options: &Options, model: &Facts, kinds: &[usize], sample: &Samp
     Some(Estimate { seconds, bytes: most(1.0), floor: most(ENTERS) })
 }
 
-/// Passes through virtual stages whose activations a stage keeps at a time.
+/// The number of virtual-stage passes whose activations a stage keeps at a time.
 fn kept(options: &Options, stage: usize, microbatches: usize) -> f64 {
     let (p, v) = (options.pp as usize, chunks(options) as usize);
     let most = match options.schedule {
         Schedule::GPipe => microbatches * v,
         Schedule::OneFOneB if v > 1 => 2 * (p - 1 - stage) + (v - 1) * p + 1,
         Schedule::OneFOneB | Schedule::Given(_) => p - stage,
-        // They wait for the gradients of parameters, beside those of activations, which these want too.
+        // Activations are kept until the gradients of parameters are computed, as are the gradients of activations
+        // that these need.
         Schedule::ZbH1 => 2 * p,
         Schedule::ZbV => 2 * p,
         Schedule::DualPipeV => 2 * p + 1,
@@ -93,18 +103,19 @@ fn kept(options: &Options, stage: usize, microbatches: usize) -> f64 {
     most.min(at_most) as f64
 }
 
-/// Ranks that have the same parameters.
-struct Data<'a> {
+/// The ranks that have the same parameters.
+struct DataParallel<'a> {
     options: &'a Options,
     machine: &'a Machine,
-    /// Of what is no expert's, and of experts.
+    /// The data-parallel groups of parameters outside of experts, and of experts.
     groups: [(u64, Reach); 2],
-    /// What context-parallel ranks sum by themselves, once data-parallel ones have: the latter and the former.
+    /// The groups of data-parallel and of context-parallel ranks, where the latter sum by themselves after the
+    /// former.
     apart: Option<[(u64, Reach); 2]>,
 }
 
-impl<'a> Data<'a> {
-    fn new(options: &'a Options, machine: &'a Machine, reaches: &mut Reaches) -> Data<'a> {
+impl<'a> DataParallel<'a> {
+    fn new(options: &'a Options, machine: &'a Machine, reaches: &mut ReachCache) -> DataParallel<'a> {
         let ranks = options.dp * options.cp * options.tp;
         let mut of = |n: u64, apart: u64| {
             let found = reaches.entry((n, apart)).or_insert_with(|| Reach::of(machine, &(0..n).map(|k| k * apart).collect::<Vec<_>>()));
@@ -112,15 +123,15 @@ impl<'a> Data<'a> {
         };
         let apart = (options.cp > 1).then(|| [of(options.dp, options.tp * options.cp), of(options.cp, options.tp)]);
         let mut group = |apart: u64| of((ranks / apart).max(1), apart);
-        Data { options, machine, groups: [group(options.tp), group(options.ep * options.etp.unwrap_or(options.tp))], apart }
+        DataParallel { options, machine, groups: [group(options.tp), group(options.ep * options.etp.unwrap_or(options.tp))], apart }
     }
 
     /// Elements of each group's parameters.
-    fn elements(unit: &Unit) -> [f64; 2] {
+    fn elements(unit: &LayerCost) -> [f64; 2] {
         [unit.dense, unit.experts]
     }
 
-    fn exchange(&self, kind: Collective, unit: &Unit, bytes: f64) -> f64 {
+    fn exchange(&self, kind: Collective, unit: &LayerCost, bytes: f64) -> f64 {
         let each = Self::elements(unit).into_iter().zip(&self.groups).map(|(elements, (n, reach))| {
             let part = match kind {
                 Collective::AllReduce(_) => elements * bytes,
@@ -131,18 +142,18 @@ impl<'a> Data<'a> {
         each.sum()
     }
 
-    /// Parameters as passes read them, where ranks have but parts of them.
-    fn gather(&self, unit: &Unit, sample: &Sample) -> f64 {
+    /// Seconds in which a pass gathers the parameters that ranks have only parts of.
+    fn gather(&self, unit: &LayerCost, sample: &Sample) -> f64 {
         self.exchange(Collective::AllGather, unit, sample.lasting.read)
     }
 
-    /// Gradients, to the ranks that each has a part of them.
-    fn scatter(&self, unit: &Unit, sample: &Sample) -> f64 {
+    /// Seconds in which gradients are summed to the ranks that have parts of them.
+    fn scatter(&self, unit: &LayerCost, sample: &Sample) -> f64 {
         self.exchange(Collective::ReduceScatter(Reduce::Sum), unit, sample.lasting.gradient)
     }
 
-    /// What a microbatch exchanges with data-parallel ranks beside which nothing is computed.
-    fn beside(&self, unit: &Unit, sample: &Sample) -> f64 {
+    /// Seconds of a microbatch's exchanges with data-parallel ranks that nothing is computed beside.
+    fn beside(&self, unit: &LayerCost, sample: &Sample) -> f64 {
         let (zero, bytes) = (self.options.zero, &sample.lasting);
         let of_pass = |kind: Collective, bytes: f64| match &self.apart {
             None => self.exchange(kind, unit, bytes),
@@ -154,14 +165,14 @@ impl<'a> Data<'a> {
         };
         let gather = if zero == Zero::Params { of_pass(Collective::AllGather, bytes.read) } else { 0.0 };
         let scatter = if zero >= Zero::Gradients { of_pass(Collective::ReduceScatter(Reduce::Sum), bytes.gradient) } else { 0.0 };
-        // A call waits for its own: the first gathers, and the last sums, have nothing beside them.
+        // A call waits for its own exchanges, so nothing overlaps the first gathers and the last sums.
         let hidden = if self.options.pp == 1 { 0.7 } else { 0.3 };
         let rest = |exchanges: f64, compute: f64| (exchanges - compute).max((1.0 - hidden) * exchanges).max(0.0);
         rest(gather, unit.forward) + rest(gather + scatter, unit.backward)
     }
 
-    /// Sums of gradients beside which nothing is computed, the optimizer, and new parameters.
-    fn update(&self, unit: &Unit, sample: &Sample) -> f64 {
+    /// Seconds of an update: sums of gradients that nothing is computed beside, the optimizer, and new parameters.
+    fn update(&self, unit: &LayerCost, sample: &Sample) -> f64 {
         let zero = self.options.zero;
         let part = |n: u64| if zero > Zero::None { 1.0 / n as f64 } else { 1.0 };
         let shared = Self::elements(unit).into_iter().zip(&self.groups).map(|(e, (n, _))| e * part(*n)).sum::<f64>();
@@ -169,20 +180,20 @@ impl<'a> Data<'a> {
         let sum = match zero {
             Zero::None => self.exchange(Collective::AllReduce(Reduce::Sum), unit, sample.lasting.gradient),
             Zero::States => self.scatter(unit, sample),
-            // In every microbatch.
+            // These levels sum gradients in every microbatch, which `beside` counts.
             Zero::Gradients | Zero::Params => 0.0,
         };
         let gather = if matches!(zero, Zero::States | Zero::Gradients) { self.gather(unit, sample) } else { 0.0 };
-        // What is summed early is summed beside the last backward pass.
+        // Sums that begin early run beside the last backward pass.
         (sum - 0.75 * unit.backward).max(0.25 * sum) + own + gather
     }
 
     /// Bytes that live over steps.
-    fn lasting(&self, unit: &Unit, sample: &Sample) -> f64 {
+    fn lasting(&self, unit: &LayerCost, sample: &Sample) -> f64 {
         let (bytes, zero) = (&sample.lasting, self.options.zero);
         let each = Self::elements(unit).into_iter().zip(&self.groups).map(|(elements, (n, _))| {
             let shared = |from: Zero, bytes: f64| if zero >= from { bytes / *n as f64 } else { bytes };
-            // Without a weight beside it, what passes read is the weight, of which all have all.
+            // Without a separate weight, passes read the weight itself, and every rank has all of it.
             let own = shared(Zero::Params, bytes.read) + shared(Zero::Gradients, bytes.gradient);
             let optimizer = if self.options.offload == Offload::Off { shared(Zero::States, bytes.weight + bytes.states) } else { 0.0 };
             elements * (own + optimizer)

@@ -14,8 +14,8 @@ use ir::program::{Arena, BodyKind, Content, Job, Space, Stream};
 use serde::{Deserialize, Serialize};
 use simulate::machine::Machine;
 use simulate::play::play;
-use simulate::tape::{BY_ITSELF, Costs, Kind};
-use simulate::{Options as Play, Stuck};
+use simulate::tape::{BY_ITSELF, Costs, WorkKind};
+use simulate::{Deadlock, Options as PlayOptions};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -52,7 +52,7 @@ pub fn options(plan: &Options) -> Options {
     }
 }
 
-/// What tells layers apart that take different times.
+/// A number for each layer. Layers with different times have different numbers.
 fn kinds(graph: &Graph) -> Vec<u64> {
     let body = &graph.body;
     let mut hashes = vec![DefaultHasher::new(); graph.layers as usize];
@@ -104,7 +104,7 @@ impl Layers {
 
 /// A layer, or what is outside of layers: seconds of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Unit {
+pub struct LayerCost {
     /// Of a pass, forward and backward, with exchanges beside which nothing is computed.
     pub forward: f64,
     /// Seconds of a microbatch's backward passes, gradients of parameters included.
@@ -119,10 +119,10 @@ pub struct Unit {
     pub kept: f64,
 }
 
-impl Unit {
+impl LayerCost {
     /// Adds all that is in another unit, `times` times.
-    pub fn add(&mut self, other: &Unit, times: f64) {
-        let Unit { forward, backward, update, experts, dense, kept } = other;
+    pub fn add(&mut self, other: &LayerCost, times: f64) {
+        let LayerCost { forward, backward, update, experts, dense, kept } = other;
         let to = [&mut self.forward, &mut self.backward, &mut self.update, &mut self.experts, &mut self.dense, &mut self.kept];
         to.into_iter().zip([forward, backward, update, experts, dense, kept]).for_each(|(a, b)| *a += times * b);
     }
@@ -131,7 +131,7 @@ impl Unit {
 /// Bytes of an element of a parameter that live over steps, without ZeRO: as passes read it, the weight beside it
 /// that the optimizer works on, its gradient and its states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Lasting {
+pub struct PersistentBytes {
     /// Bytes of the form that passes read: the parameter itself, or its 16-bit copy.
     pub read: f64,
     /// Bytes of the weight beside a 16-bit copy; 0 where passes read the weight itself.
@@ -146,13 +146,13 @@ pub struct Lasting {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// By kind, the mean of those that there are.
-    pub layers: Vec<Unit>,
+    pub layers: Vec<LayerCost>,
     /// What is before the first layer, as an embedding.
-    pub before: Unit,
+    pub before: LayerCost,
     /// What is after the last layer, as the loss.
-    pub after: Unit,
+    pub after: LayerCost,
     /// Bytes for each element of a rank's parameters that live over steps.
-    pub lasting: Lasting,
+    pub lasting: PersistentBytes,
     /// Bytes within a call.
     pub temporary: f64,
     /// Bytes that a rank sends to the next stage in a pass.
@@ -167,8 +167,8 @@ impl Sample {
     ///
     /// # Errors
     /// Streams that wait for ever: a job that is verified has none.
-    pub fn of(job: &Job, graph: &Graph, kinds: &[usize], machine: &Machine, threads: u64, experts: &[String]) -> Result<Sample, Stuck> {
-        let mut units = vec![Unit::default(); graph.layers as usize + 2];
+    pub fn of(job: &Job, graph: &Graph, kinds: &[usize], machine: &Machine, threads: u64, experts: &[String]) -> Result<Sample, Deadlock> {
+        let mut units = vec![LayerCost::default(); graph.layers as usize + 2];
         let last = units.len() - 1;
         let gaps = seconds(&mut units, job, machine, threads)?;
         let (stage, program) = (&job.stages[0], &job.programs[job.stages[0].program as usize]);
@@ -179,7 +179,7 @@ impl Sample {
         let arenas = stage.schedule.arena_bytes(program);
         let slots = stage.schedule.slots.iter().zip(&program.stashes).filter(|(_, s)| s.space == Space::Device);
         let stashed: u64 = slots.map(|(n, s)| u64::from(n.count) * s.bytes).sum();
-        let mut layers = vec![Unit::default(); kinds.iter().map(|k| k + 1).max().unwrap_or(0)];
+        let mut layers = vec![LayerCost::default(); kinds.iter().map(|k| k + 1).max().unwrap_or(0)];
         for (unit, kind) in units[1..last].iter().zip(kinds) {
             let alike = kinds.iter().filter(|k| *k == kind).count();
             layers[*kind].add(unit, 1.0 / alike as f64);
@@ -196,14 +196,15 @@ impl Sample {
     }
 }
 
-/// The unit of something: before the layers 0, of a layer, or after them all.
+/// The index of a unit: 0 before the layers, one for each layer, and one after them all.
 fn unit(origin: Option<&Origin>, outside: usize) -> usize {
     origin.and_then(|o| o.layer).map_or(outside, |l| l as usize + 1)
 }
 
-/// Adds what units take of the middle microbatch, and of what is once a step. Returns the seconds between phases.
-fn seconds(units: &mut [Unit], job: &Job, machine: &Machine, threads: u64) -> Result<f64, Stuck> {
-    let plays = Play { threads, slow: None };
+/// Adds the seconds that units take of the middle microbatch, and of what is done once a step. Returns the seconds
+/// between phases.
+fn seconds(units: &mut [LayerCost], job: &Job, machine: &Machine, threads: u64) -> Result<f64, Deadlock> {
+    let plays = PlayOptions { threads, slow: None };
     let played = play(job, machine, plays, BY_ITSELF)?;
     let mut costs = Costs::new(job, machine, &plays);
     let (stage, program) = (&job.stages[0], &job.programs[job.stages[0].program as usize]);
@@ -216,7 +217,7 @@ fn seconds(units: &mut [Unit], job: &Job, machine: &Machine, threads: u64) -> Re
     for (k, body) in program.bodies.iter().enumerate() {
         let is_backward = matches!(body.kind, BodyKind::Backward(_) | BodyKind::Weight(_));
         let is_pass = is_backward || matches!(body.kind, BodyKind::Forward(_));
-        // Backward, what is after the layers comes before them.
+        // In the backward pass, what is after the layers comes before them.
         let mut seen = false;
         for command in body.commands.iter().filter(|c| c.predicate.is_none()) {
             seen |= command.origin.layer.is_some();
@@ -224,11 +225,11 @@ fn seconds(units: &mut [Unit], job: &Job, machine: &Machine, threads: u64) -> Re
             let each = match costs.exchange(0, &command.action) {
                 Some(_) => {
                     exchange += 1;
-                    // What data-parallel ranks exchange depends on how many there are.
+                    // Exchanges among data-parallel ranks depend on how many there are, so a sample has none of them.
                     if command.stream == Stream::Data { 0.0 } else { played.times[0].exposed[exchange - 1] / times }
                 }
                 None => match costs.work(0, &command.action) {
-                    (Kind::Device, cost) => cost.seconds(),
+                    (WorkKind::Device, cost) => cost.seconds(),
                     _ => 0.0,
                 },
             };
@@ -245,11 +246,11 @@ fn seconds(units: &mut [Unit], job: &Job, machine: &Machine, threads: u64) -> Re
 }
 
 /// Adds the elements of parameters of units, and says what bytes each has.
-fn elements(units: &mut [Unit], job: &Job, graph: &Graph, experts: &[String]) -> Lasting {
+fn elements(units: &mut [LayerCost], job: &Job, graph: &Graph, experts: &[String]) -> PersistentBytes {
     let (stage, program) = (&job.stages[0], &job.programs[job.stages[0].program as usize]);
     let (last, uses) = (units.len() - 1, uses(graph));
     let is_half = program.buffers.iter().any(|b| b.arena == Arena::Persistent && b.dtype.is_half());
-    let (mut all, mut lasting) = (0.0, Lasting::default());
+    let (mut all, mut lasting) = (0.0, PersistentBytes::default());
     for buffer in program.buffers.iter().filter(|b| b.arena == Arena::Persistent) {
         let bytes = buffer.bytes() as f64;
         match &buffer.content {
@@ -269,7 +270,7 @@ fn elements(units: &mut [Unit], job: &Job, graph: &Graph, experts: &[String]) ->
             Content::Activation | Content::Table { .. } => {}
         }
     }
-    let Lasting { read, weight, gradient, states } = &mut lasting;
+    let PersistentBytes { read, weight, gradient, states } = &mut lasting;
     [read, weight, gradient, states].into_iter().for_each(|bytes| *bytes /= f64::max(all, 1.0));
     lasting
 }

@@ -3,7 +3,7 @@
 
 use crate::bound::{Arithmetic, least};
 use crate::checkpoint::checkpoint;
-use crate::estimate::{Estimate, Reaches, estimate};
+use crate::estimate::{Estimate, ReachCache, estimate};
 use crate::sample::{self, Key, Layers, Sample, key};
 use crate::space::{Choice, Space, chunks};
 use ir::diag::Source;
@@ -25,16 +25,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub type Models = (Model, Model, Options);
 
 /// Where samples are kept from one search to the next.
-pub trait Kept: Sync {
+pub trait SampleCache: Sync {
     /// The kept sample of these options, of a model of so many layers (`None`: of all its layers).
     fn get(&self, sample: &Options, layers: Option<u32>) -> Option<Sample>;
-    /// Keeps a sample for later calls of [`Kept::get`] with these options and layers.
+    /// Keeps a sample for later calls of [`SampleCache::get`] with these options and layers.
     fn put(&self, sample: &Options, layers: Option<u32>, found: &Sample);
 }
 
 /// What a search is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum SearchPhase {
     /// Samples of few layers are compiled.
     Samples,
     /// Plans that are expected to be the best are compiled whole.
@@ -64,9 +64,9 @@ pub struct Search<'a> {
     /// Bytes that a rank takes of its device, of the fullest stage.
     pub bytes: &'a (dyn Fn(&Job) -> u64 + Sync),
     /// Where samples are looked up, and put once they are made.
-    pub kept: &'a dyn Kept,
+    pub kept: &'a dyn SampleCache,
     /// Is told how much of something is done.
-    pub progress: &'a (dyn Fn(At, usize, usize) + Sync),
+    pub progress: &'a (dyn Fn(SearchPhase, usize, usize) + Sync),
     /// How many samples, compiles and changes there may be.
     pub effort: Effort,
 }
@@ -84,7 +84,7 @@ pub struct Effort {
     pub changes: usize,
     /// Commands of a step, of all stages, after which no more plans are compiled: those of large jobs take long.
     pub commands: u64,
-    /// Plans that are wanted, in the form in which they run ([`short`](crate::space::Facts::short)).
+    /// Plans that are wanted, in the form in which they run ([`short`](crate::space::ModelFacts::short)).
     pub top: usize,
 }
 
@@ -113,7 +113,7 @@ pub struct Planned {
 
 /// What came of a search.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct SearchResult {
     /// Those that fit, the fastest first.
     pub plans: Vec<Planned>,
     /// Of those that do not fit, the one that takes least.
@@ -136,12 +136,12 @@ pub struct Found {
     pub open: usize,
     /// The least that any of these is expected to take.
     pub next: Option<f64>,
-    /// What plans take that were compiled, over what was expected: seconds and bytes, by their family.
+    /// Seconds and bytes of compiled plans relative to what was expected, by family.
     ratios: BTreeMap<Family, Vec<[f64; 2]>>,
 }
 
-impl Found {
-    /// How many times what is expected such a plan takes, as far as is known: medians.
+impl SearchResult {
+    /// The median ratio between what compiled plans of this family take and what was expected: seconds and bytes.
     fn ratio(&self, plan: &Options) -> [f64; 2] {
         let known = self.ratios.get(&family(plan));
         [0, 1].map(|k| {
@@ -152,7 +152,8 @@ impl Found {
     }
 }
 
-/// Plans of which an expectation is off alike: order of passes, whether a stage has several virtual ones, ZeRO.
+/// The properties of plans whose estimates are wrong alike: order of passes, whether a stage has several virtual
+/// ones, and ZeRO.
 type Family = (usize, bool, Zero);
 
 fn family(plan: &Options) -> Family {
@@ -167,21 +168,21 @@ fn family(plan: &Options) -> Family {
     (order, chunks(plan) > 1, plan.zero)
 }
 
-/// Plans whose expectations a thread works out at a time.
+/// The number of plans that a thread estimates at a time.
 const CHUNK: usize = 4096;
 
-/// A plan that is expected to take more than this part of the memory is expected not to fit.
+/// A plan whose expected memory exceeds the budget by more than this factor is expected not to fit.
 const FITS: f64 = 1.1;
 
-/// Plans that are compiled before it is looked at what is next: not by the number of cores, so that a search finds
-/// the same on any machine.
+/// The number of plans that are compiled before the next ones are chosen. It does not depend on the number of cores,
+/// so that a search finds the same on any machine.
 const WAVE: usize = 4;
-/// At most, whatever is refused.
+/// The most rounds of compiles, whatever is refused.
 const MOST_WAVES: usize = 64;
-/// Of these the first, in which plans are of different kinds.
+/// The number of first rounds in which the plans are of different kinds.
 const VARIED: usize = 2;
 
-/// Plans that are changed further, and compiled as they run at least.
+/// The number of best plans that are changed further, and that are at least compiled as they run.
 const BEST: usize = 3;
 
 /// A plan with what is known of it before it is compiled.
@@ -195,7 +196,7 @@ struct Candidate {
 impl Search<'_> {
     /// The best plans. If none fits the memory, optimizer, activations and parameters go to the host, one after the
     /// other.
-    pub fn run(&self) -> Found {
+    pub fn run(&self) -> SearchResult {
         let base = &self.space.base;
         let optimizer = Options { offload: Offload::Optimizer, ..base.clone() };
         let activations = Options { activation_offload: ActivationOffload::Layers(None), ..optimizer.clone() };
@@ -207,7 +208,7 @@ impl Search<'_> {
                 break;
             }
             let more = self.with(&way);
-            found = Found {
+            found = SearchResult {
                 smallest: [found.smallest, more.smallest.clone()].into_iter().flatten().min_by_key(|p| p.bytes),
                 considered: found.considered + more.considered,
                 unsampled: found.unsampled + more.unsampled,
@@ -222,8 +223,7 @@ impl Search<'_> {
         found
     }
 
-    /// All plans, with what is known of each before it is compiled: what is expected of it, and a time that its step
-    /// is not below.
+    /// All plans, each with its estimate and with a lower bound of its step.
     pub fn estimates(&self) -> Vec<(Options, Estimate, f64)> {
         let plans = self.space.plans();
         let Some(mut samples) = Samples::new(self, &plans) else { return vec![] };
@@ -234,7 +234,7 @@ impl Search<'_> {
     fn candidates(&self, plans: Vec<Options>, samples: &Samples<'_>) -> Vec<Candidate> {
         let (facts, arithmetic) = (&self.space.model, self.arithmetic(&plans));
         let candidates = side_by_side(plans.chunks(CHUNK).collect(), &|chunk: &[Options]| {
-            let mut reaches = Reaches::new();
+            let mut reaches = ReachCache::new();
             let candidate = |options: &Options| {
                 let estimate = samples.estimate(options, &mut reaches)?;
                 let least = least(options, facts, &arithmetic, self.machine, self.precision, self.threads);
@@ -245,10 +245,10 @@ impl Search<'_> {
         candidates.concat()
     }
 
-    fn with(&self, base: &Options) -> Found {
+    fn with(&self, base: &Options) -> SearchResult {
         let space = Space { base: base.clone(), ..self.space.clone() };
         let mut plans = space.plans();
-        let mut found = Found { considered: plans.len(), ..Found::default() };
+        let mut found = SearchResult { considered: plans.len(), ..SearchResult::default() };
         let Some(mut samples) = Samples::new(self, &plans) else { return found };
         let meshes = self.meshes(&plans, &mut samples);
         plans.retain(|p| meshes.contains(&mesh(p)));
@@ -265,18 +265,18 @@ impl Search<'_> {
         found
     }
 
-    /// Compiles the best as they run, if that was in a shorter form, until there are as many as are wanted that fit.
-    fn settle(&self, found: &mut Found) {
+    /// Compiles the best plans as they run, if they were compiled in a shorter form, until as many fit as are wanted.
+    fn settle(&self, found: &mut SearchResult) {
         let (mut settled, mut rest) = (vec![], std::mem::take(&mut found.plans));
-        // As they run, another of the first may be the best.
+        // As they run, the plans may rank differently, so several are compiled.
         let wanted = self.effort.top.max(BEST);
         while settled.len() < wanted && !rest.is_empty() {
             let next: Vec<Planned> = rest.drain(..rest.len().min(wanted - settled.len())).collect();
             let (mut short, own): (Vec<_>, Vec<_>) = next.into_iter().partition(|p| self.space.model.short(&p.options).is_some());
             settled.extend(own);
-            // Those that take longest to compile first, so that none of them is left to one core at the end.
+            // Plans that take longest to compile go first, so that none is left to one core at the end.
             short.sort_by_key(|p| std::cmp::Reverse(p.commands));
-            (self.progress)(At::Settled, 0, short.len());
+            (self.progress)(SearchPhase::Settled, 0, short.len());
             let whole = side_by_side(short, &|p: Planned| self.whole(&p.options, &p.options).map(|whole| Planned { estimate: p.estimate, ..whole }));
             let (fit, not): (Vec<_>, Vec<_>) = whole.into_iter().partition(|p| p.bytes <= self.budget);
             settled.extend(fit);
@@ -290,9 +290,9 @@ impl Search<'_> {
         candidate.estimate.bytes > FITS * self.budget as f64
     }
 
-    /// The meshes of which all samples are made: those of which the best plans with the smallest microbatches are
-    /// expected to be the best that fit, if need be with layers computed again. Meshes that split the sequence
-    /// further are looked at where they are variants of the best that split it less.
+    /// The meshes of which all samples are made: those whose best plans with the smallest microbatches are expected
+    /// to be the best that fit, if need be with layers recomputed. Meshes that split the sequence further are tried
+    /// where they are variants of the best that split it less.
     fn meshes(&self, plans: &[Options], samples: &mut Samples<'_>) -> BTreeSet<Mesh> {
         let mut simplest: BTreeMap<Mesh, Vec<&Options>> = BTreeMap::new();
         let rank = |p: &Options| (p.micro_batch, p.recompute);
@@ -313,7 +313,7 @@ impl Search<'_> {
             let is_of_best = |m: &Mesh| ranked.is_empty() || ranked.iter().take(self.effort.meshes).any(|r| (r.2.0, r.2.2, r.2.3) == (m.0, m.2, m.3));
             let new: Vec<&Mesh> = simplest.keys().filter(|m| m.1 == cp && is_of_best(m)).collect();
             samples.make(new.iter().flat_map(|m| simplest[*m].iter().copied()));
-            let mut reaches = Reaches::new();
+            let mut reaches = ReachCache::new();
             let mut best = |m: &Mesh| {
                 let each = simplest[m].iter().filter_map(|p| samples.estimate(p, &mut reaches));
                 let each = each.map(|e| (e.floor > self.budget as f64, e.seconds));
@@ -326,7 +326,7 @@ impl Search<'_> {
         ranked.into_iter().take(self.effort.meshes).map(|r| r.2).collect()
     }
 
-    /// Of the whole model, differentiated.
+    /// The arithmetic of the whole model, differentiated.
     fn arithmetic(&self, plans: &[Options]) -> Arithmetic {
         let of = |plan: &Options| {
             let (training, evaluation, options) = (self.models)(&sample::options(plan), None)?;
@@ -338,16 +338,16 @@ impl Search<'_> {
         plans.iter().find_map(of).unwrap_or_default()
     }
 
-    /// Compiles those that are expected to be the best, as long as they may be. What they turn out to take tells what
-    /// to expect of others of their family; at first each has a mesh, stages and an order of passes of its own.
-    fn compile(&self, all: &[Candidate], found: &mut Found) {
+    /// Compiles the plans that are expected to be the best, as long as they may be. What they take corrects the
+    /// estimates of their family. The first ones each have a mesh, stages and an order of passes of their own.
+    fn compile(&self, all: &[Candidate], found: &mut SearchResult) {
         let mut rest: Vec<&Candidate> = all.iter().collect();
         for wave in 0usize.. {
             let best = found.plans.first().map_or(f64::INFINITY, |p| p.step.seconds);
             let expected = |c: &Candidate| {
                 let [seconds, bytes] = found.ratio(&c.options);
                 let bytes = c.estimate.bytes * bytes;
-                // Those that are expected not to fit come last, those that miss it by least first.
+                // Plans that are expected not to fit come last, those that need the least memory first.
                 if bytes > FITS * self.budget as f64 { (1, bytes) } else { (0, c.estimate.seconds * seconds) }
             };
             rest.retain(|c| c.least < best);
@@ -363,7 +363,7 @@ impl Search<'_> {
                 break;
             }
             rest.retain(|c| !new.iter().any(|n| std::ptr::eq(*n, *c)));
-            self.take(new.into_iter().map(|c| (c.options.clone(), Some(c.estimate))).collect(), At::Plans, found);
+            self.take(new.into_iter().map(|c| (c.options.clone(), Some(c.estimate))).collect(), SearchPhase::Plans, found);
         }
         let best = found.plans.first().map_or(f64::INFINITY, |p| p.step.seconds);
         let open = rest.into_iter().filter(|c| c.least < best && !self.is_too_large(c));
@@ -371,20 +371,20 @@ impl Search<'_> {
         found.open = open.count();
     }
 
-    /// How many plans may still be compiled for their commands; some, as long as there is none that fits.
-    fn left(&self, found: &Found) -> usize {
+    /// The number of plans that may still be compiled, given their commands. Some always may as long as none fits.
+    fn left(&self, found: &SearchResult) -> usize {
         let each = found.commands / (found.compiled as u64).max(1);
         let left = self.effort.commands.saturating_sub(found.commands).checked_div(each).unwrap_or(u64::MAX);
         usize::try_from(left).unwrap_or(usize::MAX).max(if found.plans.is_empty() { WAVE } else { 0 })
     }
 
     /// Compiles plans whole, side by side, and puts them in order.
-    fn take(&self, plans: Vec<(Options, Option<Estimate>)>, at: At, found: &mut Found) {
+    fn take(&self, plans: Vec<(Options, Option<Estimate>)>, phase: SearchPhase, found: &mut SearchResult) {
         let (done, most) = (AtomicUsize::new(0), plans.len());
-        (self.progress)(at, 0, most);
+        (self.progress)(phase, 0, most);
         let tried: Vec<Planned> = side_by_side(plans, &|(options, estimate)| {
             let planned = self.plan(&options);
-            (self.progress)(at, 1 + done.fetch_add(1, Ordering::Relaxed), most);
+            (self.progress)(phase, 1 + done.fetch_add(1, Ordering::Relaxed), most);
             planned.map(|p| Planned { estimate, ..p })
         });
         for (plan, expected) in tried.iter().filter_map(|p| Some((p, p.estimate?))) {
@@ -398,7 +398,7 @@ impl Search<'_> {
         found.smallest = found.smallest.take().into_iter().chain(not).min_by_key(|p| p.bytes);
         found.plans.extend(fit);
         found.plans.sort_by(|a, b| a.step.seconds.total_cmp(&b.step.seconds));
-        // What comes to the same programs is the same plan, in other flags: the first of them stays.
+        // Plans with equal time and memory are taken for the same plan under other flags. The first one stays.
         found.plans.dedup_by(|b, a| (a.step.seconds, a.bytes) == (b.step.seconds, b.bytes));
     }
 
@@ -423,9 +423,9 @@ impl Search<'_> {
         Some(Planned { options: options.clone(), step, bytes, estimate: None, commands, checkpoint })
     }
 
-    /// What is no part of the space is tried on the best plans, of each mesh and number of stages the best, one
-    /// change at a time, and on what comes of it.
-    fn change(&self, found: &mut Found) {
+    /// Tries what is no part of the space on the best plans, on the best one of each mesh and number of stages, one
+    /// change at a time, and then on the results.
+    fn change(&self, found: &mut SearchResult) {
         let mut changed: Vec<Options> = vec![];
         for _ in 0..self.effort.changes {
             let mut seen = BTreeSet::new();
@@ -437,13 +437,13 @@ impl Search<'_> {
                     new.push((options, None));
                 }
             }
-            // Those of the best come first.
+            // Changes to the best plans come first, so they are the ones that stay.
             new.truncate(self.left(found).max(if changed.is_empty() { WAVE } else { 0 }));
             if new.is_empty() {
                 return;
             }
             changed.extend(best);
-            self.take(new, At::Changes, found);
+            self.take(new, SearchPhase::Changes, found);
         }
     }
 
@@ -469,7 +469,7 @@ impl Search<'_> {
         }
         if is_free(Choice::Recompute) {
             let layers = self.space.model.layers / o.pp as u32;
-            // Fewer layers, where all are computed again.
+            // If all layers are recomputed, fewer of them are tried.
             if o.recompute == Recompute::Uniform(1) {
                 out.extend([layers / 2, layers / 4].into_iter().filter(|n| *n > 0).map(|n| Options { recompute: Recompute::Block(n), ..o.clone() }));
             }
@@ -486,7 +486,7 @@ fn commands(job: &Job) -> u64 {
     job.stages.iter().map(of_stage).sum()
 }
 
-/// What of a plan says most of how its layers run: tp, cp, ep, etp.
+/// The part of a plan that decides most about how its layers run: tp, cp, ep and etp.
 type Mesh = (u64, u64, u64, Option<u64>);
 
 fn mesh(plan: &Options) -> Mesh {
@@ -499,12 +499,12 @@ struct Samples<'a> {
     layers: Layers,
     /// Names of dims along which experts are split.
     experts: Vec<String>,
-    /// None where a plan is refused.
+    /// The samples by key. `None` where a plan is refused.
     made: BTreeMap<Key, Option<Sample>>,
 }
 
 impl<'a> Samples<'a> {
-    /// None if the text refuses all plans.
+    /// Prepares samples, or returns `None` if the text refuses all plans.
     fn new(search: &'a Search<'a>, plans: &[Options]) -> Option<Samples<'a>> {
         let first = |plan: &Options| {
             let options = sample::options(plan);
@@ -516,7 +516,7 @@ impl<'a> Samples<'a> {
         Some(Samples { search, layers: Layers::of(&whole, &with), experts, made: BTreeMap::new() })
     }
 
-    /// Makes those of plans that there are not yet.
+    /// Makes the samples of plans that do not exist yet.
     fn make<'p>(&mut self, plans: impl IntoIterator<Item = &'p Options>) {
         let mut new: BTreeMap<Key, Options> = BTreeMap::new();
         for plan in plans {
@@ -528,7 +528,7 @@ impl<'a> Samples<'a> {
         let (done, most) = (AtomicUsize::new(0), new.len());
         let made = side_by_side(new.into_iter().collect(), &|(key, options): (Key, Options)| {
             let sample = self.sample(&options);
-            (self.search.progress)(At::Samples, 1 + done.fetch_add(1, Ordering::Relaxed), most);
+            (self.search.progress)(SearchPhase::Samples, 1 + done.fetch_add(1, Ordering::Relaxed), most);
             Some((key, sample))
         });
         self.made.extend(made);
@@ -548,7 +548,7 @@ impl<'a> Samples<'a> {
         Some(sample)
     }
 
-    fn estimate(&self, plan: &Options, reaches: &mut Reaches) -> Option<Estimate> {
+    fn estimate(&self, plan: &Options, reaches: &mut ReachCache) -> Option<Estimate> {
         let sample = self.made.get(&key(plan))?.as_ref()?;
         estimate(plan, &self.search.space.model, &self.layers.whole, sample, self.search.machine, reaches)
     }

@@ -64,12 +64,12 @@ pub struct Space {
     /// What was given, and is as in `base`.
     pub fixed: BTreeSet<Choice>,
     /// The model that all plans are for.
-    pub model: Facts,
+    pub model: ModelFacts,
 }
 
 /// What plans depend on of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct ModelFacts {
     /// Layers that stages are cut from: iterations of `repeat`, over all of them.
     pub layers: u32,
     /// Arithmetic before the layers, of each, and after them ([`costs`]).
@@ -82,15 +82,15 @@ pub struct Facts {
     pub choices: Option<u64>,
 }
 
-impl Facts {
+impl ModelFacts {
     /// Reads them off an elaborated model.
-    pub fn of(model: &Model) -> Facts {
+    pub fn of(model: &Model) -> ModelFacts {
         let graph = &model.graph;
         let axes: BTreeSet<String> = model.plan.entries.iter().map(|e| e.axis.clone()).collect();
         let experts = model.plan.get("ep").and_then(|e| e.tiers.iter().flatten().filter_map(|name| size(graph, name)).min());
         let dispatched =
             graph.body.nodes.iter().filter_map(|n| if let Op::Dispatch(r) = &n.op { Some(graph.body.dims.size(r.choice)) } else { None });
-        Facts { layers: graph.layers, costs: costs(graph), axes, experts, choices: dispatched.min() }
+        ModelFacts { layers: graph.layers, costs: costs(graph), axes, experts, choices: dispatched.min() }
     }
 
     /// A plan that takes as long, nearly, and is compiled in less time: rows of experts have the same room, and no
@@ -101,7 +101,8 @@ impl Facts {
             return None;
         }
         let moe_buffer = match plan.moe_buffer {
-            // Those of a rank at most, over its share: one for each of its experts, or for all choices.
+            // This is the most that one rank can get relative to its share: a row for each of its experts, or for all
+            // choices.
             MoeBuffer::Whole => {
                 let most = (experts / plan.ep).min(choices) * plan.ep / choices;
                 MoeBuffer::Factor(MOE_ROOM.max(most as f64 / plan.moe_passes as f64))
@@ -112,13 +113,13 @@ impl Facts {
     }
 }
 
-/// Of the dim of that name.
+/// The size of the dim with that name.
 fn size(graph: &Graph, name: &str) -> Option<u64> {
     let dims = &graph.body.dims;
     dims.ids().find(|d| dims.name(*d) == name).map(|d| dims.size(d))
 }
 
-/// Those of the powers of two up to `most` that divide a number; with 1.
+/// The powers of two up to `most` that divide a number, including 1.
 fn powers(n: u64, most: u64) -> Vec<u64> {
     (0..63).map(|k| 1 << k).take_while(|p| *p <= most.max(1) && n.is_multiple_of(*p)).collect()
 }
@@ -128,7 +129,7 @@ fn divisors(n: u64, most: u64) -> Vec<u64> {
 }
 
 impl Space {
-    /// A choice's values: what was given, or all.
+    /// The values of a choice: the given one, or all.
     fn of<T: Clone>(&self, choice: Choice, given: T, all: impl FnOnce() -> Vec<T>) -> Vec<T> {
         if self.fixed.contains(&choice) { vec![given] } else { all() }
     }
@@ -144,7 +145,7 @@ impl Space {
         let cps = self.of(Choice::Cp, base.cp, || self.splits("cp", powers(self.ranks, MOST_CP)));
         for (tp, cp) in tps.iter().flat_map(|t| cps.iter().map(|c| (*t, *c))).filter(|(t, c)| self.ranks.is_multiple_of(t.saturating_mul(*c))) {
             let left = self.ranks / (tp * cp);
-            // A stage has a layer at least.
+            // A stage has at least one layer.
             let stages = || self.splits("pp", divisors(left, u64::from(self.model.layers).max(1)));
             for pp in self.of(Choice::Pp, base.pp, stages).into_iter().filter(|p| left.is_multiple_of(*p)) {
                 let dp = left / pp;
@@ -164,14 +165,14 @@ impl Space {
         out
     }
 
-    /// With experts split.
+    /// All ways to split experts on a mesh.
     fn experts(&self, mesh: &Options) -> Vec<Options> {
         let base = &self.base;
         let ranks = mesh.dp * mesh.cp * mesh.tp;
         let eps = self.of(Choice::Ep, base.ep, || self.model.experts.map_or(vec![1], |n| powers(n, n)));
         let mut out = vec![];
         for ep in eps {
-            // By default each expert is split as all else is.
+            // By default, each expert is split like everything else.
             let etps = self.of(Choice::Etp, base.etp, || if ep > 1 && mesh.tp > 1 { vec![None, Some(1)] } else { vec![base.etp] });
             for etp in etps.into_iter().filter(|etp| ranks.is_multiple_of(ep.saturating_mul(etp.unwrap_or(mesh.tp)))) {
                 out.push(Options { ep, etp, ..mesh.clone() });
@@ -180,7 +181,7 @@ impl Space {
         out
     }
 
-    /// With all that is no mesh.
+    /// All plans with this mesh.
     fn of_mesh(&self, mesh: &Options) -> Vec<Options> {
         let base = &self.base;
         let rows = base.global_batch / mesh.dp;
@@ -196,7 +197,7 @@ impl Space {
             for (schedule, vpp) in &order {
                 for sp in &sp {
                     for zero in &zero {
-                        // It is made for pairs of passes.
+                        // DualPipeV is designed for pairs of a forward and a backward pass.
                         let pass_pairs =
                             base.pass_pairs || (*schedule == Schedule::DualPipeV && mesh.ep * mesh.tp > 1 && base.overlap == Overlap::On);
                         let plan = Options { micro_batch, sp: *sp, zero: *zero, schedule: schedule.clone(), vpp: *vpp, pass_pairs, ..mesh.clone() };
@@ -209,14 +210,14 @@ impl Space {
         out
     }
 
-    /// Where gradients of parameters have passes of their own, these want what layers computed once more: to compute
-    /// it again saves nothing. And parameters that a pass gathers would be gathered a third time.
+    /// Whether a plan makes sense. If gradients of parameters have passes of their own, these need the layers' values
+    /// once more, so recomputing saves nothing, and parameters that a pass gathers would be gathered a third time.
     fn is_sensible(&self, plan: &Options) -> bool {
         let given = [Choice::Schedule, Choice::Recompute, Choice::Zero].iter().any(|c| self.fixed.contains(c));
         given || !splits_backward(plan) || (!matches!(plan.recompute, Recompute::Uniform(_)) && plan.zero < Zero::Params)
     }
 
-    /// Orders of passes, with virtual stages.
+    /// The orders of passes, each with its virtual stages.
     fn orders(&self, mesh: &Options, microbatches: u64) -> Vec<(Schedule, Option<u64>)> {
         let base = &self.base;
         if mesh.pp == 1 {
@@ -235,7 +236,7 @@ impl Space {
                     std::iter::once(None).chain(more).collect()
                 }),
                 Schedule::GPipe | Schedule::Given(_) => vec![base.vpp],
-                // One is needed, or two.
+                // These schedules need one virtual stage or two, which is their default.
                 Schedule::ZbH1 | Schedule::ZbV | Schedule::DualPipeV if self.fixed.contains(&Choice::Vpp) => vec![base.vpp],
                 Schedule::ZbH1 | Schedule::ZbV | Schedule::DualPipeV => vec![None],
             };
@@ -269,7 +270,7 @@ pub fn chunks(options: &Options) -> u64 {
 }
 
 /// What each virtual stage holds; none where a plan has no such layout.
-pub fn parts(options: &Options, model: &Facts) -> Option<Vec<VirtualStage>> {
+pub fn parts(options: &Options, model: &ModelFacts) -> Option<Vec<VirtualStage>> {
     let parts = u32::try_from(options.pp.saturating_mul(chunks(options))).ok()?;
     let found = match &options.layout {
         Cuts::Even { embedding, loss } => even_parts(model.layers, parts, *embedding, *loss)?,

@@ -5,12 +5,12 @@ use ir::op::DType;
 use ir::options::{Options, SplitK};
 use ir::pipeline::{PassKind, Schedule};
 use ir::program::Job;
-use passes::pipeline::schedule::{Shape, order};
+use passes::pipeline::schedule::{ScheduleShape, order};
 use passes::remedy::side_by_side;
 use passes::report::footprint::{Footprint, Footprints};
 use planner::sample::Sample;
-use planner::search::{Effort, Kept, Models, Search};
-use planner::space::{Choice, Facts, Space};
+use planner::search::{Effort, Models, SampleCache, Search};
+use planner::space::{Choice, ModelFacts, Space};
 use simulate::machine::Machine;
 
 /// A model text with settings, for a machine.
@@ -25,9 +25,9 @@ struct World {
     held: Vec<Choice>,
 }
 
-struct Nothing;
+struct NoCache;
 
-impl Kept for Nothing {
+impl SampleCache for NoCache {
     fn get(&self, _: &Options, _: Option<u32>) -> Option<Sample> {
         None
     }
@@ -74,7 +74,7 @@ const MIXTRAL: &[(&str, &str)] = &[
     ("seq", "256"),
     ("vocab", "512"),
 ];
-/// Of which the first layer is of another kind.
+/// Settings of a DeepSeek model, whose first layer is of another kind.
 const DEEPSEEK: &[(&str, &str)] = &[
     ("hidden", "128"),
     ("heads", "4"),
@@ -94,7 +94,7 @@ const DEEPSEEK: &[(&str, &str)] = &[
     ("vocab", "256"),
 ];
 
-/// Each with choices that are held, so that there are few enough plans to compile them all.
+/// All worlds. Some choices are fixed, so that there are few enough plans to compile them all.
 fn worlds() -> Vec<World> {
     let world = |text, layers, defines, machine, ranks, batch| World { text, layers, defines, machine, ranks, batch, budget: u64::MAX, held: vec![] };
     let gpt2 = |layers, machine, ranks, batch| world("gpt2.mdl", layers, GPT2, machine, ranks, batch);
@@ -114,7 +114,7 @@ fn worlds() -> Vec<World> {
     ]
 }
 
-/// Those that are compiled in seconds; `make test-long-native` has the others.
+/// Indices of the worlds that compile in seconds. `make test-long-native` runs the others.
 const QUICK: [usize; 5] = [0, 2, 5, 8, 9];
 
 #[test]
@@ -135,7 +135,7 @@ fn searched(world: &World) {
     let base = Options { global_batch: world.batch, ..Options::default() };
     let fixed = world.held.iter().copied().collect();
     let search = Search {
-        space: Space { ranks: world.ranks, devices: machine.devices, base, fixed, model: Facts::of(&world.model()) },
+        space: Space { ranks: world.ranks, devices: machine.devices, base, fixed, model: ModelFacts::of(&world.model()) },
         machine: &machine,
         threads: 1,
         precision: DType::Bf16,
@@ -143,14 +143,14 @@ fn searched(world: &World) {
         models: &models,
         sources: &[],
         bytes: &bytes,
-        kept: &Nothing,
+        kept: &NoCache,
         progress: &|_, _, _| {},
-        // What is no part of the space is not tried.
+        // Changes would lead to plans beyond the space.
         effort: Effort { changes: 0, ..Effort::default() },
     };
     let name = format!("{} on {} ranks of {}", world.text, world.ranks, world.machine);
     let all = side_by_side(search.estimates(), &|(options, _, least): (Options, _, f64)| search.plan(&options).map(|p| (p, least)));
-    // Where memory is limited it says no to some.
+    // If memory is limited, some plans do not fit.
     assert_eq!(all.iter().any(|(plan, _)| plan.bytes > world.budget), world.budget < u64::MAX, "{name}");
     let (mut best, mut tightest) = (f64::INFINITY, 0.0f64);
     for (plan, least) in &all {
@@ -168,14 +168,14 @@ fn searched(world: &World) {
     assert!(all.len() > 20, "{name}: {} plans are hardly a choice", all.len());
 }
 
-/// Bounds rest on it.
+/// The bounds rely on this.
 #[test]
 fn stages_begin_and_end_with_their_first_virtual_stage() {
     for (schedule, chunks) in
         [(Schedule::GPipe, 1), (Schedule::OneFOneB, 1), (Schedule::OneFOneB, 3), (Schedule::ZbH1, 1), (Schedule::ZbV, 2), (Schedule::DualPipeV, 2)]
     {
         for (stages, microbatches) in [(2, 2), (2, 8), (4, 4), (4, 12)] {
-            let shape = Shape { stages, chunks, microbatches, group: stages, pairs: false };
+            let shape = ScheduleShape { stages, chunks, microbatches, group: stages, pairs: false };
             let order = order(&schedule, shape);
             for passes in &order.stages {
                 let (first, last) = (passes[0], passes[passes.len() - 1]);

@@ -11,11 +11,12 @@
 //!   kernels.json    per kernel of the job: symbol, tiles, bytes of scratch per thread, on a GPU how it is launched
 //!   dumps/          texts, as the compiler gave them
 //! ```
-//! Reading checks everything before any code is loaded: signature (if one is asked for), sizes, hashes, that this CPU has the target's features, that every
-//! place lies within its arena ([`crate::check`]), that the programs are sound ([`verify::job`]). Each file is read once; what is used are the bytes that were hashed.
+//! Reading checks everything before any code is loaded: signature (if one is asked for), sizes, hashes, that this CPU
+//! has the target's features, that every place lies within its arena ([`crate::check`]), that the programs are sound
+//! ([`verify::job`]). Each file is read once; what is used are the bytes that were hashed.
 //!
-//! A hash says that bytes are those which the manifest was written for. Who wrote the manifest, and so whether its code does what its job says, only a signature
-//! can tell ([`Accept`]).
+//! A hash says that bytes are those which the manifest was written for. Who wrote the manifest, and so whether its
+//! code does what its job says, only a signature can tell ([`Accept`]).
 
 mod contents;
 mod manifest;
@@ -71,7 +72,8 @@ pub struct KernelEntry {
     pub launch: Option<Launch>,
 }
 
-/// Bytes of a card's memory that launches have beside arenas: scratch, one after the other, and each kernel's counter.
+/// Bytes of a card's memory that launches have beside arenas: scratch, one after the other, and each kernel's
+/// counter.
 pub fn launch_bytes(kernels: &[KernelEntry]) -> [u64; 2] {
     let launches = || kernels.iter().filter_map(|k| k.launch.as_ref());
     let counters = if launches().any(Launch::counts) { COUNTER_BYTES * kernels.len() as u64 } else { 0 };
@@ -108,7 +110,7 @@ pub struct Artifact {
     /// As many as the job's kernels; empty for the reference target.
     pub kernels: Vec<KernelEntry>,
     library: Option<SealedFile>,
-    /// By file.
+    /// Text of each PTX module, by file.
     modules: BTreeMap<String, Arc<str>>,
     cubins: BTreeMap<String, Arc<[u8]>>,
 }

@@ -1,10 +1,11 @@
 //! Checks a job before anything is run: whatever it names exists, and whatever it touches lies within its arena.
 //!
-//! This is what the executor's own indexing rests on, and what the verifier of the program level ([`verify::job`]), which proves much more, takes for granted: so it
-//! looks at a job from anywhere without panicking, and neither needs memory beyond the job's own.
+//! This is what the executor's own indexing rests on, and what the verifier of the program level ([`verify::job`]),
+//! which proves much more, takes for granted: so it looks at a job from anywhere without panicking, and neither needs
+//! memory beyond the job's own.
 //!
-//! It looks at what the job says alone. That the code of a kernel touches no more than its operands is up to whoever has made it: no check of the job, and no
-//! hash, can tell.
+//! It looks at what the job says alone. That the code of a kernel touches no more than its operands is up to whoever
+//! has made it: no check of the job, and no hash, can tell.
 
 use crate::strides::reach;
 use ir::dim::{Base, Dim, IndexMap, Linear, Order};
@@ -93,7 +94,7 @@ fn product(sizes: impl IntoIterator<Item = u64>) -> Result<u64, String> {
 
 fn whole(job: &Job) -> CheckResult {
     let mesh = &job.mesh;
-    // Before anything multiplies them.
+    // This comes before anything multiplies the sizes.
     product(mesh.subs.iter().map(|s| s.size))?;
     ensure(mesh.subs.len() <= 255 && mesh.subs.iter().all(|s| s.size > 0), || "its mesh is malformed".into())?;
     ensure(mesh.world() <= 1 << 20, || format!("its mesh has {} ranks", mesh.world()))?;
@@ -103,7 +104,7 @@ fn whole(job: &Job) -> CheckResult {
     ensure(mesh.size(Axis::Microbatch) == job.microbatches && job.microbatches <= u64::from(u32::MAX), || {
         format!("{} microbatches, {} in the mesh", job.microbatches, mesh.size(Axis::Microbatch))
     })?;
-    // So that what is kept for each is in proportion to the job.
+    // This keeps what is allocated for each microbatch in proportion to the job.
     let calls = job.stages.iter().map(|s| s.schedule.train.len()).max().unwrap_or(0) as u64;
     ensure(job.microbatches <= calls, || format!("{} microbatches, and {calls} calls in a step", job.microbatches))?;
     names(job)?;
@@ -118,7 +119,7 @@ fn whole(job: &Job) -> CheckResult {
         }
     }
     for param in &job.params {
-        // The first is what safetensors call something else, the others are those of states.
+        // safetensors reserves `__metadata__`, and names like `state0/w` are those of optimizer states.
         let state = |name: &str| name.strip_prefix("state").and_then(|n| n.split_once('/')).is_some_and(|n| n.0.bytes().all(|b| b.is_ascii_digit()));
         ensure(param.name != "__metadata__" && !state(&param.name), || format!("a parameter is called `{}`", param.name))?;
     }

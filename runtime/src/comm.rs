@@ -120,8 +120,9 @@ pub fn ranks(list: &[u64]) -> String {
     format!("rank{} {}", if list.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
-/// One rank's end. Collectives of a group happen in the order in which each member issues them, messages of a sender, receiver and
-/// channel in the order in which they were sent. Reductions combine members in rank order, so all get the same bits.
+/// One rank's end. Collectives of a group happen in the order in which each member issues them, messages of a sender,
+/// receiver and channel in the order in which they were sent. Reductions combine members in rank order, so all get
+/// the same bits.
 pub trait Communicator {
     /// `members` is in rank order and includes this rank.
     ///
@@ -129,7 +130,8 @@ pub trait Communicator {
     /// If members disagree on what they exchange, one of them is stuck or gone, or the run was aborted.
     fn collective(&mut self, memory: &mut dyn Memory, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError>;
     /// Takes a message for another rank. On every channel, as many messages as the job has in flight
-    /// ([`in_flight`](ir::program::Job::in_flight)) are taken without the receiver's doing; the check of the whole job relies on it.
+    /// ([`in_flight`](ir::program::Job::in_flight)) are taken without the receiver's doing; the check of the whole
+    /// job relies on it.
     ///
     /// # Errors
     /// As for [`Communicator::collective`].

@@ -25,7 +25,7 @@ pub struct Conditions {
     pub steps: u64,
     /// The learning rate over the steps.
     pub schedule: LearningRateSchedule,
-    /// Of runs that said.
+    /// Recipe of the run, if it said one.
     #[serde(default)]
     pub recipe: Option<Recipe>,
     /// In which activations are computed; of runs that said.
@@ -44,7 +44,7 @@ pub struct Recipe {
     pub clip: Option<Real>,
 }
 
-/// By which the file of an input is known again, wherever it is.
+/// What identifies the data of an input, wherever its file is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataMark {
     /// Name of the job's input that the file feeds.
@@ -111,16 +111,23 @@ impl fmt::Display for Recipe {
 }
 
 impl Conditions {
-    /// Of a job that reads `data` up to step `steps`.
+    /// The conditions of a job that reads `data` up to step `steps`.
     pub fn new(job: &Job, data: Vec<DataMark>, steps: u64) -> Conditions {
         let Train { optimizer, schedule, weight_decay, clip, .. } = job.train;
-        Conditions { data, batch: job.global_batch, steps, schedule, recipe: Some(Recipe { optimizer, weight_decay, clip }), precision: Some(precision(job)) }
+        Conditions {
+            data,
+            batch: job.global_batch,
+            steps,
+            schedule,
+            recipe: Some(Recipe { optimizer, weight_decay, clip }),
+            precision: Some(precision(job)),
+        }
     }
 
     /// What is another here than it was, of a run that has done so many steps, each with how.
     pub fn changes(&self, was: &Conditions, done: u64) -> Vec<(Change, String)> {
         let mut out = vec![];
-        // A run of no steps reads nothing.
+        // A run of no steps reads no data.
         if !self.data.is_empty() && !was.data.is_empty() {
             out.extend(self.data_changes(was).into_iter().map(|what| (Change::Data, what)));
         }
@@ -191,7 +198,7 @@ pub fn model_changes(was: &Provenance, job: &Job) -> Option<(Change, String)> {
     let now = Provenance::of(job);
     let mut what = if was.model == now.model { vec![] } else { vec![format!("`{}` (here `{}`)", was.model, now.model)] };
     what.extend(was.differences(&job.settings));
-    // The first is the model's own, whatever its file is called.
+    // The first text is the model's own, whatever its file is called.
     for k in 0..was.texts.len().max(now.texts.len()) {
         match (was.texts.get(k), now.texts.get(k)) {
             (Some(a), Some(b)) if a.text == b.text => {}

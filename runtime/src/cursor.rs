@@ -2,7 +2,7 @@
 
 use crate::comm::Position;
 use crate::profile::{Clock, Log, Ran};
-use crate::shm::Through;
+use crate::shm::TransferProgress;
 use ir::program::ProgramPhase;
 use ir::program::{Action, Call, CallSchedule, Command, Program, Stream};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ pub struct Cursor {
     stream: Option<Stream>,
     pub at: Position,
     /// How far the communication at its place is, if that was left under way.
-    pub through: Through,
+    pub through: TransferProgress,
     /// Phases that it goes on to from the end of its own.
     later: VecDeque<ProgramPhase>,
     /// Records of each event that were issued before this place, on whatever stream.
@@ -26,7 +26,7 @@ pub struct Cursor {
 impl Cursor {
     pub fn new(program: &Program, stream: Option<Stream>) -> Cursor {
         let nowhere = Position { call: u32::MAX, ..Position::default() };
-        Cursor { stream, at: nowhere, through: Through::default(), later: VecDeque::new(), issued: vec![0; events(program)], log: None }
+        Cursor { stream, at: nowhere, through: TransferProgress::default(), later: VecDeque::new(), issued: vec![0; events(program)], log: None }
     }
 
     pub fn stream(&self) -> Option<Stream> {
@@ -81,10 +81,11 @@ impl Cursor {
             self.issued[event as usize] += 1;
         }
         self.at.command += 1;
-        self.through = Through::default();
+        self.through = TransferProgress::default();
     }
 
-    /// From now on, notes when the stream comes to a command and when it is through. There is room for so many at first.
+    /// From now on, notes when the stream comes to a command and when it is through. There is room for so many at
+    /// first.
     pub fn watch(&mut self, room: usize, clock: Clock) {
         self.log = Some(Log::new(room, clock));
     }

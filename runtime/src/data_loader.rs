@@ -1,6 +1,7 @@
-//! What a rank reads while it trains, in the order in which it takes it, by a thread of its own that is a batch ahead.
+//! What a rank reads while it trains, in the order in which it takes it, by a thread of its own that is a batch
+//! ahead.
 
-use crate::data::{Batch, Data, DataError, RunSamples, Samples, Wanted};
+use crate::data::{Batch, Data, DataError, LoadRegions, RunSamples, Samples};
 use crate::protocol::{HeldOut, Orders};
 use ir::program::Job;
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, Scope};
 
 /// All that a run reads.
-pub struct Reading {
+pub struct RunData {
     pub training: Data,
     /// One, or one for each data set.
     valid: Vec<Data>,
@@ -29,7 +30,7 @@ pub struct BatchSchedule {
     test: Option<Evaluations>,
 }
 
-/// Of how many batches an evaluation is.
+/// The batches of an evaluation, and where they begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Evaluations {
     batches: u64,
@@ -39,11 +40,11 @@ struct Evaluations {
 /// Where an evaluation begins to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EvaluationStart {
-    /// As all do.
+    /// Every evaluation reads from the start.
     Start,
     /// Where the one before ended, as Megatron-LM's do, which also has one after the last step.
     Onwards,
-    /// As all do, which take all samples; Megatron-LM's too.
+    /// Every evaluation takes all samples, from the first on, as in Megatron-LM.
     Whole,
 }
 
@@ -61,12 +62,12 @@ pub fn samples(steps: u64, batch: u64, interval: u64, batches: u64) -> [u64; 3] 
     [steps.saturating_mul(batch), evaluations.saturating_mul(evaluation), if interval > 0 { evaluation } else { 0 }]
 }
 
-impl Reading {
+impl RunData {
     /// Opens what a run reads, if it trains.
     ///
     /// # Errors
     /// Data that cannot be read or does not fit.
-    pub fn open(job: &Job, orders: &Orders) -> Result<Option<Reading>, DataError> {
+    pub fn open(job: &Job, orders: &Orders) -> Result<Option<RunData>, DataError> {
         if orders.steps == 0 {
             return Ok(None);
         }
@@ -96,10 +97,10 @@ impl Reading {
         let (steps, interval) = (orders.steps, orders.eval_interval);
         let of_test = test.as_ref().map(|_| Evaluations { batches: orders.eval_batches, place: EvaluationStart::Onwards });
         let schedule = BatchSchedule { first, steps, interval, valid: evaluations, test: of_test };
-        Ok(Some(Reading { training, valid, test, schedule }))
+        Ok(Some(RunData { training, valid, test, schedule }))
     }
 
-    fn read<'a>(&self, turn: Turn, wanted: &'a Wanted) -> Result<Batch<'a>, DataError> {
+    fn read<'a>(&self, turn: Turn, wanted: &'a LoadRegions) -> Result<Batch<'a>, DataError> {
         let (data, batch) = match turn {
             Turn::Training(batch) => (Some(&self.training), batch),
             Turn::HeldOut(HeldOut::Valid(set), batch) => (self.valid.get(set as usize), batch),
@@ -159,31 +160,31 @@ impl Evaluations {
 }
 
 /// The batches of a run, one after the other.
-pub struct Feeding<'a> {
+pub struct DataLoader<'a> {
     ready: Receiver<Result<Batch<'a>, DataError>>,
 }
 
-impl<'a> Feeding<'a> {
+impl<'a> DataLoader<'a> {
     /// Begins to read.
     ///
     /// # Errors
     /// If there can be no thread.
-    pub fn start<'scope>(scope: &'scope Scope<'scope, '_>, reading: Reading, wanted: &'a Wanted) -> io::Result<Feeding<'a>>
+    pub fn start<'scope>(scope: &'scope Scope<'scope, '_>, run_data: RunData, wanted: &'a LoadRegions) -> io::Result<DataLoader<'a>>
     where
         'a: 'scope,
     {
-        // The next batch waits, read, until it is taken.
+        // The reader keeps the next batch until it is taken.
         let (send, ready) = sync_channel(0);
         Builder::new().name("reader".into()).spawn_scoped(scope, move || {
-            for turn in reading.schedule.turns() {
-                let batch = reading.read(turn, wanted);
+            for turn in run_data.schedule.turns() {
+                let batch = run_data.read(turn, wanted);
                 let is_last = batch.is_err();
                 if send.send(batch).is_err() || is_last {
                     return;
                 }
             }
         })?;
-        Ok(Feeding { ready })
+        Ok(DataLoader { ready })
     }
 
     /// The next batch, in the order of the run's schedule.
@@ -213,7 +214,7 @@ mod tests {
         let whole: Vec<Turn> =
             [Turn::Training(0), Turn::Training(1)].into_iter().chain(valid(0)).chain([Turn::Training(2)]).chain(end.clone()).collect();
         assert_eq!(turns(0), whole);
-        // A run that goes on takes the rest of it.
+        // A resumed run takes the rest of these turns.
         assert_eq!(turns(1), whole[1..]);
         assert_eq!(turns(2), whole[4..]);
         assert_eq!(turns(3), []);

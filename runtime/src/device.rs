@@ -33,7 +33,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Of memory that holds elements in their dtype.
+    /// Elements of memory that holds them in their own dtype.
     pub fn native(dtype: DType) -> Element {
         match dtype {
             DType::F32 => Element::F32,
@@ -86,8 +86,9 @@ pub trait Memory {
         self.load(from, dtype, &mut bytes);
         self.store(to, dtype, &bytes);
     }
-    /// Goes on with a copy of which so many elements are through, by about `most` bytes, and says how many are then. To
-    /// or from a disk, there may be none for a while ([`Memory::rest`]), and one copy each way is under way at a time.
+    /// Goes on with a copy of which so many elements are through, by about `most` bytes, and says how many are then.
+    /// To or from a disk, there may be none for a while ([`Memory::rest`]), and one copy each way is under way at a
+    /// time.
     ///
     /// # Errors
     /// What the disk says.
@@ -116,11 +117,11 @@ pub(crate) fn advanced<M: Memory + ?Sized>(memory: &mut M, copied: &Copied, done
     done + elements
 }
 
-/// What a thread needs that communicates beside a device's own.
-pub struct Beside {
+/// A device's memory for another thread, which copies or communicates beside the device's own.
+pub struct DeviceHandle {
     /// The arenas of the device, which both threads use.
     pub memory: Box<dyn Memory + Send>,
-    /// To be called on that thread before anything else.
+    /// Is called on that thread before anything else.
     pub begin: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -145,7 +146,7 @@ pub trait Fabric {
 pub struct ThreadResources {
     /// 32-bit registers of one thread.
     pub registers: u32,
-    /// Of its stack and of registers that had no room, in memory: none in a kernel worth running.
+    /// Bytes of local memory a thread, for its stack and spilled registers: none in a kernel worth running.
     pub local_bytes: u32,
 }
 
@@ -175,14 +176,15 @@ pub trait Device: Memory + Launches {
         Ok(())
     }
     /// Lets another thread use its memory at the same time, if that can be.
-    fn beside(&self) -> Option<Beside> {
+    fn second_handle(&self) -> Option<DeviceHandle> {
         None
     }
-    /// If the device communicates by itself: then no communicator is asked.
+    /// The device's own communication, if it has any: then no communicator is asked.
     fn fabric(&mut self) -> Option<&mut dyn Fabric> {
         None
     }
-    /// What runs the host's kernels, on a thread of its own while this device computes; of a device whose memory can be shared.
+    /// What runs the host's kernels, on a thread of its own while this device computes; of a device whose memory can
+    /// be shared.
     ///
     /// # Errors
     /// If it cannot be had.
@@ -212,7 +214,7 @@ pub(crate) fn encode(dtype: DType, x: f64, bytes: &mut [u8]) {
     match dtype {
         DType::F32 => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
         DType::I32 => bytes.copy_from_slice(&(x as i32).to_le_bytes()),
-        // Rounded before: the conversions themselves leave out the lower half of an f64.
+        // The value is rounded before, as the conversions ignore the lower half of an f64.
         DType::Bf16 => bytes.copy_from_slice(&half::bf16::from_f64(dtype.round(x)).to_le_bytes()),
         DType::F16 => bytes.copy_from_slice(&half::f16::from_f64(dtype.round(x)).to_le_bytes()),
         DType::Bool => bytes[0] = u8::from(x != 0.0),

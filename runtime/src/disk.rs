@@ -25,9 +25,9 @@ const DEPTH: usize = 8;
 /// Memory that a rank has for pieces.
 pub const PIECES_BYTES: u64 = (2 * DEPTH * PIECE) as u64;
 
-/// Which way a copy goes.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyDirection {
     /// From the disk to memory.
     Read,
     /// From memory to the disk.
@@ -54,9 +54,9 @@ struct Flow {
 
 /// What rests on a disk.
 pub struct Disk {
-    // Before the files: they end what is under way.
+    // The flows are dropped before the files, as they end what is under way.
     flows: [Mutex<Flow>; 2],
-    /// Past the page cache, where that can be.
+    /// The file past the page cache (direct I/O), where that can be.
     direct: File,
     /// Through it: for parts of blocks, and for what the system gave up.
     plain: File,
@@ -74,14 +74,14 @@ impl Disk {
         let plain = tempfile::tempfile_in(dir)?;
         let bytes = bytes.next_multiple_of(BLOCK);
         match fallocate(&plain, FallocateFlags::empty(), 0, bytes) {
-            // Then room is found when it is written.
+            // Without a reservation, room is found only when it is written.
             Err(Errno::OPNOTSUPP) => plain.set_len(bytes)?,
             done => done.map_err(|e| said(&format!("{bytes} bytes could not be reserved"), &e.into()))?,
         }
         let again = format!("/proc/self/fd/{}", plain.as_raw_fd());
         let direct = match open(&again, OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty()) {
             Ok(file) => File::from(file),
-            // As of memory, and some networks.
+            // File systems in memory, and some of networks, have no direct I/O.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => plain.try_clone()?,
             Err(e) => return Err(e.into()),
         };
@@ -94,11 +94,11 @@ impl Disk {
     ///
     /// # Errors
     /// What the system says, or that another copy of this way is under way.
-    pub fn advance(&self, way: Way, at: u64, memory: &mut [u8]) -> io::Result<usize> {
-        let mut flow = self.flow(way);
+    pub fn advance(&self, direction: CopyDirection, at: u64, memory: &mut [u8]) -> io::Result<usize> {
+        let mut flow = self.flow(direction);
         let outcome = match flow.of {
             Some(of) if of != (at, memory.len()) => return Err(io::Error::other("another copy is under way")),
-            Some(_) | None => flow.advance([&self.direct, &self.plain], way, at, memory),
+            Some(_) | None => flow.advance([&self.direct, &self.plain], direction, at, memory),
         };
         if outcome.as_ref().map_or(true, |through| *through == memory.len()) {
             flow.end();
@@ -106,24 +106,24 @@ impl Disk {
         outcome
     }
 
-    fn flow(&self, way: Way) -> MutexGuard<'_, Flow> {
-        self.flows[way as usize].lock().expect("invariant: no holder panics")
+    fn flow(&self, direction: CopyDirection) -> MutexGuard<'_, Flow> {
+        self.flows[direction as usize].lock().expect("invariant: no holder panics")
     }
 
     /// Waits until some piece is through, but not for longer than this, if one is under way; says whether it is.
     pub fn rest(&self, most: Duration) -> bool {
-        let busy = [Way::Read, Way::Write].map(|way| self.flow(way)).into_iter().find(|flow| flow.is_busy());
+        let busy = [CopyDirection::Read, CopyDirection::Write].map(|direction| self.flow(direction)).into_iter().find(|flow| flow.is_busy());
         let Some(flow) = busy else { return false };
         let time = types::Timespec::from(most);
-        // Whoever waits looks again in any case.
+        // The outcome does not matter, as the caller looks again in any case.
         let _ = flow.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time));
         true
     }
 
     /// A whole copy, for which the caller waits; none after something has failed.
-    pub fn copy(&self, way: Way, at: u64, memory: &mut [u8]) {
+    pub fn copy(&self, direction: CopyDirection, at: u64, memory: &mut [u8]) {
         while self.failed().is_none() {
-            match self.advance(way, at, memory) {
+            match self.advance(direction, at, memory) {
                 Ok(through) if through == memory.len() => return,
                 Ok(_) => drop(self.rest(Duration::from_millis(100))),
                 Err(e) => return self.note(&e),
@@ -152,7 +152,7 @@ impl Disk {
         if bytes == 0 {
             return;
         }
-        // As quick as a file system can: it need only take note of that.
+        // Zeros are quick: a file system need only take note of them.
         let is_zero = element.iter().all(|b| *b == 0);
         if is_zero && fallocate(&self.plain, FallocateFlags::ZERO_RANGE, at, bytes).is_ok() {
             return;
@@ -182,7 +182,7 @@ impl Flow {
             let may_not = matches!(Errno::from_io_error(&e), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS));
             said(if may_not { "this process may not use io_uring, which many containers forbid" } else { "io_uring" }, &e)
         })?;
-        // To wait for a piece, but not for ever.
+        // Waiting for a piece with a timeout needs this feature.
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::new(ErrorKind::Unsupported, "io_uring of this Linux is older than 5.11"));
         }
@@ -194,8 +194,8 @@ impl Flow {
         self.pieces.iter().any(|p| p.at.is_some())
     }
 
-    /// As [`Disk::advance`].
-    fn advance(&mut self, [direct, plain]: [&File; 2], way: Way, at: u64, memory: &mut [u8]) -> io::Result<usize> {
+    /// Does what [`Disk::advance`] says.
+    fn advance(&mut self, [direct, plain]: [&File; 2], direction: CopyDirection, at: u64, memory: &mut [u8]) -> io::Result<usize> {
         self.of = Some((at, memory.len()));
         let file = types::Fd(direct.as_raw_fd());
         for (k, piece) in self.pieces.iter_mut().enumerate().filter(|(_, p)| p.at.is_none()) {
@@ -203,11 +203,11 @@ impl Flow {
             if bytes == 0 {
                 break;
             }
-            // The rest of the last block belongs to nobody else.
+            // The piece is rounded up to whole blocks; the rest of the last block belongs to nobody else.
             let (blocks, at) = (whole(bytes) as u32, at + first as u64);
-            let entry = match way {
-                Way::Read => opcode::Read::new(file, piece.memory.as_mut_ptr(), blocks).offset(at).build(),
-                Way::Write => {
+            let entry = match direction {
+                CopyDirection::Read => opcode::Read::new(file, piece.memory.as_mut_ptr(), blocks).offset(at).build(),
+                CopyDirection::Write => {
                     piece.memory[..bytes].copy_from_slice(&memory[first..first + bytes]);
                     opcode::Write::new(file, piece.memory.as_ptr(), blocks).offset(at).build()
                 }
@@ -222,23 +222,23 @@ impl Flow {
             Err(e) if e.kind() != ErrorKind::Interrupted => return Err(e),
             Ok(_) | Err(_) => {}
         }
-        // One at a time: whoever asks has other things to do.
+        // Only one piece is taken at a time, as the caller has other things to do.
         for (piece, result) in self.completed(1) {
             let Bounce { memory: piece, at: place } = &mut self.pieces[piece];
             let (first, bytes) = place.take().expect("invariant: it was begun");
             let done = match result {
-                // What was begun by a thread that has ended since may be given up.
+                // The system may give up what was begun by a thread that has ended since.
                 Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::CANCELED | Errno::INTR | Errno::AGAIN)) => 0,
                 result => result?.min(bytes),
             };
-            // What is left of it, which is rare.
+            // The rest of a short transfer, which is rare, goes through the page cache.
             let (left, from) = (&mut piece[done..bytes], at + (first + done) as u64);
-            match way {
+            match direction {
                 _ if left.is_empty() => {}
-                Way::Read => plain.read_exact_at(left, from)?,
-                Way::Write => plain.write_all_at(left, from)?,
+                CopyDirection::Read => plain.read_exact_at(left, from)?,
+                CopyDirection::Write => plain.write_all_at(left, from)?,
             }
-            if way == Way::Read {
+            if direction == CopyDirection::Read {
                 memory[first..first + bytes].copy_from_slice(&piece[..bytes]);
             }
             self.through += bytes;
@@ -266,7 +266,7 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         self.end();
-        // Memory that the system may still use is not given back.
+        // Memory that the system may still use is leaked.
         if self.is_busy() {
             std::mem::forget(std::mem::take(&mut self.pieces));
         }

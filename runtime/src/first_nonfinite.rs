@@ -1,7 +1,7 @@
 //! Finds the first op that made a number that is not finite.
 //!
-//! The kernel is the first with such an output though its operands were finite. If it is small, its body is interpreted to find
-//! the op within it.
+//! The kernel is the first with such an output though its operands were finite. If it is small, its body is
+//! interpreted to find the op within it.
 
 use crate::device::{Device, Location};
 use crate::strides::{offsets, reach};
@@ -27,25 +27,25 @@ fn outputs<'a>(kernel: &'a Kernel, places: &'a [Location]) -> impl Iterator<Item
 }
 
 /// A kernel about to be launched, all of whose operands are finite.
-pub struct Suspect<'a> {
+pub struct WatchedLaunch<'a> {
     kernel: &'a Kernel,
     places: &'a [Location],
     /// The operands, kept because outputs may take their place, and the scalars; of small kernels.
     evidence: Option<(Vec<Vec<f64>>, Vec<f64>)>,
 }
 
-impl<'a> Suspect<'a> {
-    /// None if an operand is not finite: then another kernel is to blame.
-    pub fn before(device: &dyn Device, kernel: &'a Kernel, places: &'a [Location], scalars: &[f64]) -> Option<Suspect<'a>> {
+impl<'a> WatchedLaunch<'a> {
+    /// Looks at the operands before the launch; none if one is not finite, as then another kernel is to blame.
+    pub fn before(device: &dyn Device, kernel: &'a Kernel, places: &'a [Location], scalars: &[f64]) -> Option<WatchedLaunch<'a>> {
         if !inputs(kernel, places).all(|operand| is_finite(device, kernel, operand)) {
             return None;
         }
         let evidence =
             (work(kernel) <= MOST_WORK).then(|| (inputs(kernel, places).map(|operand| gather(device, kernel, operand)).collect(), scalars.to_vec()));
-        Some(Suspect { kernel, places, evidence })
+        Some(WatchedLaunch { kernel, places, evidence })
     }
 
-    /// After the launch: none if all outputs are finite, else the op as far as it is known.
+    /// Looks at the outputs after the launch: none if all are finite, else the op, as far as it is known.
     pub fn after(self, device: &dyn Device) -> Option<Option<String>> {
         if outputs(self.kernel, self.places).all(|operand| is_finite(device, self.kernel, operand)) {
             return None;
@@ -83,7 +83,7 @@ fn is_finite(device: &dyn Device, kernel: &Kernel, (ty, strides, at): OperandVie
     if reach(&sizes, strides) != elements {
         return gather(device, kernel, (ty, strides, at)).iter().all(|x| x.is_finite());
     }
-    // Without gaps, the order of elements does not matter.
+    // The tensor has no gaps, and the order of its elements does not matter.
     let mut piece = vec![0.0; PIECE.min(elements) as usize];
     (0..elements).step_by(PIECE as usize).all(|first| {
         let piece = &mut piece[..PIECE.min(elements - first) as usize];
@@ -97,7 +97,7 @@ fn work(kernel: &Kernel) -> u64 {
     let each = body.values().map(|v| {
         let summed = match &body[v].op {
             Op::Dot { over, .. } => body.dims.elements(over),
-            // At most all rows, each once.
+            // All experts together multiply each row at most once.
             Op::GroupedDot { rows, experts, over, .. } => {
                 let all: BTreeSet<Dim> = over.iter().chain([rows]).chain(&body[v].ty.dims).copied().filter(|d| d != experts).collect();
                 return all.into_iter().map(|d| body.dims.size(d)).product();
@@ -129,7 +129,7 @@ impl eval::Env for Env<'_> {
     fn scalar(&self, scalar: &Scalar) -> f64 {
         match scalar {
             Scalar::Slot(i) => self.scalars[*i as usize],
-            // By convention the last two scalars of a kernel that draws.
+            // By convention, a kernel that draws random numbers has these as its last two scalars.
             Scalar::Seed => self.scalars[self.scalars.len() - 2],
             Scalar::Step => self.scalars[self.scalars.len() - 1],
             Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) | Scalar::Linear(_) => 0.0,
@@ -157,7 +157,7 @@ fn first_op(kernel: &Kernel, inputs: Vec<Vec<f64>>, scalars: &[f64]) -> Option<S
         values[v.index()].iter().all(|x| x.abs() <= most)
     };
     let v = body.values().find(|v| !body[*v].op.is_source() && !fits(*v) && body[*v].args.iter().all(|a| fits(*a)))?;
-    // Where in the model it stands is the command's to say: layers share kernels.
+    // The command says where in the model the op stands, as layers share kernels.
     Some(format!("op {}", body[v].op.name()))
 }
 
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn the_op_that_overflows_f32_is_named() {
         let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
-        // The loss: y - t is finite, its square is beyond f32.
+        // This is the loss: y - t is finite, and its square is beyond f32.
         let y = vec![1e30; fixture::BATCH as usize];
         let t = vec![0.0; fixture::BATCH as usize];
         assert_eq!(first_op(&job.kernels[1], vec![y, t.clone()], &[]), Some("op mul".into()));

@@ -49,8 +49,8 @@ impl Whole for Tensor {
     }
 }
 
-/// Consecutive elements of a part: from `local` on in the part, from `global` on in the unpadded whole tensor. Without
-/// `global` they are padding.
+/// Consecutive elements of a part: from `local` on in the part, from `global` on in the unpadded whole tensor.
+/// Without `global` they are padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Index of the first element among those of the part that are held.
@@ -101,7 +101,8 @@ impl<'a> TensorSlice<'a> {
         TensorSlice { extents, index, bases, window: None }
     }
 
-    /// What of the part is held, if it begins at element `at` of a bucket of which `window` is held. Windows are consecutive.
+    /// What of the part is held, if it begins at element `at` of a bucket of which `window` is held. Windows are
+    /// consecutive.
     pub fn within(self, at: u64, window: &IndexMap, coords: &Coords) -> TensorSlice<'a> {
         let from = match &window.base {
             Base::Zero | Base::Slot(_) => 0,
@@ -309,7 +310,7 @@ mod tests {
         let (extents, index) = ([extent(4, 4), extent(3, 3)], [IndexMap::whole(4), IndexMap::whole(3)]);
         let part = |rank| TensorSlice::new(&extents, &index, &vec![rank]).within(6, &block(8), &vec![rank]);
         let of = |rank| runs(&part(rank));
-        // Elements 6 to 18 of the bucket: two on the first rank, eight on the second, two on the third.
+        // Elements 6 to 18 of the bucket are two on the first rank, eight on the second and two on the third.
         assert_eq!(of(0), [(6, Some(0), 2)]);
         assert_eq!(of(1), [(0, Some(2), 8)]);
         assert_eq!(of(2), [(0, Some(10), 2)]);
@@ -318,7 +319,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_counted_without_padding() {
-        // Rows 3 and 4 of 5, and one of padding, of which the second has but two of three columns.
+        // The part has rows and columns 3 and 4 of 5, and one row and column of padding.
         let (extents, index) = ([extent(5, 6), extent(5, 6)], [block(3), block(3)]);
         let part = |window: &IndexMap| TensorSlice::new(&extents, &index, &vec![1]).within(0, window, &vec![0]).held();
         assert_eq!(TensorSlice::new(&extents, &index, &vec![1]).spans(), Some(vec![vec![(3, 2)], vec![(3, 2)]]));

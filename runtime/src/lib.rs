@@ -2,8 +2,8 @@
 //!
 //! **Invariant:** links no LLVM. Prints nothing and reads no environment; only `mcc-rank`'s `main` does.
 //!
-//! The executor ([`executor::Rank`]) runs one rank's program over two traits: [`device::Device`] holds memory and runs
-//! kernels, [`comm::Communicator`] connects ranks. `docs/runtime.md` is the tour.
+//! The executor ([`executor::Rank`]) runs one rank's program over two traits: [`device::Device`] holds memory and
+//! runs kernels, [`comm::Communicator`] connects ranks. `docs/runtime.md` is the tour.
 
 pub mod artifact;
 pub mod check;

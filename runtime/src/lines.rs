@@ -6,13 +6,13 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// What becomes of lines that are there.
+/// What becomes of lines that a file has already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Earlier {
+pub enum ExistingLines {
     /// They are removed.
-    Go,
+    Replace,
     /// They are kept, and what is written goes behind them.
-    Stay,
+    Keep,
 }
 
 /// A file that lines are written to.
@@ -29,18 +29,18 @@ pub struct Lines {
 impl Lines {
     /// # Errors
     /// What the file system says.
-    pub fn create(name: &Path, earlier: Earlier) -> io::Result<Lines> {
+    pub fn create(name: &Path, earlier: ExistingLines) -> io::Result<Lines> {
         let mut file = match earlier {
-            // What is no file, such as a pipe, has no lines that could stay.
-            Earlier::Stay if fs::metadata(name).map_or(true, |about| about.is_file()) => {
+            // A pipe, or anything else that is no file, has no lines that could stay.
+            ExistingLines::Keep if fs::metadata(name).map_or(true, |about| about.is_file()) => {
                 File::options().read(true).append(true).create(true).open(name)?
             }
-            Earlier::Go | Earlier::Stay => paths::create(name)?,
+            ExistingLines::Replace | ExistingLines::Keep => paths::create(name)?,
         };
         let about = file.metadata()?;
         let mut whole = if about.is_file() { about.len() } else { 0 };
         if whole > 0 {
-            // Whoever wrote it may have been killed in the midst of a line.
+            // A writer that was killed may have left half a line.
             let mut last = [b'\n'];
             file.seek(SeekFrom::End(-1))?;
             file.read_exact(&mut last)?;

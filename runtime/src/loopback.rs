@@ -3,7 +3,7 @@
 use crate::comm::{CommError, Communicator, Exchange, Message, Progress, Terms, ranks};
 use crate::device::{Device, Memory};
 use crate::executor::{Advance, ExecError, Rank, Step, describe};
-use crate::streams::Until;
+use crate::streams::PhaseEnd;
 use ir::op::Reduce;
 use ir::program::ProgramPhase;
 use ir::program::{Channel, Collective, Job};
@@ -43,8 +43,8 @@ impl TurnOrder {
     }
 }
 
-/// Lets all ranks of a job take turns until each has finished a phase; in random turns, until each is through its compute: then communication may be
-/// left for the next phase ([`settle`]).
+/// Lets all ranks of a job take turns until each has finished a phase; in random turns, until each is through its
+/// compute: then communication may be left for the next phase ([`settle`]).
 ///
 /// # Errors
 /// What stopped a rank; if none can go on, who waits for whom and where.
@@ -57,7 +57,7 @@ pub fn run_phase<D: Device>(
     turns: &mut TurnOrder,
 ) -> Result<(), TurnError> {
     all.iter_mut().for_each(|r| r.begin(phase));
-    let until = if *turns == TurnOrder::Long { Until::Settled } else { Until::Computed };
+    let until = if *turns == TurnOrder::Long { PhaseEnd::Settled } else { PhaseEnd::Computed };
     take_turns(job, all, hub, until, step, turns)
 }
 
@@ -66,12 +66,19 @@ pub fn run_phase<D: Device>(
 /// # Errors
 /// As for [`run_phase`].
 pub fn settle<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, step: &Step, turns: &mut TurnOrder) -> Result<(), TurnError> {
-    take_turns(job, all, hub, Until::Settled, step, turns)
+    take_turns(job, all, hub, PhaseEnd::Settled, step, turns)
 }
 
-fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: Until, step: &Step, turns: &mut TurnOrder) -> Result<(), TurnError> {
+fn take_turns<D: Device>(
+    job: &Job,
+    all: &mut [Rank<D>],
+    hub: &mut Hub,
+    until: PhaseEnd,
+    step: &Step,
+    turns: &mut TurnOrder,
+) -> Result<(), TurnError> {
     loop {
-        if until == Until::Computed && all.iter_mut().all(Rank::is_computed) {
+        if until == PhaseEnd::Computed && all.iter_mut().all(Rank::is_computed) {
             return Ok(());
         }
         let (mut moved, mut stuck) = (false, vec![]);
@@ -95,7 +102,7 @@ fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: U
         if !moved && stuck.is_empty() {
             return Ok(());
         }
-        // A turn without a completed command may still have posted the last part of a collective for a rank before it.
+        // A turn without a completed command may still have posted the last part of a collective for an earlier rank.
         if !moved && !hub.take_posted() {
             stuck.sort_unstable();
             let waits = stuck.into_iter().filter(|(_, _, on)| !on.is_empty());
@@ -109,7 +116,7 @@ fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: U
 /// Where all ranks meet.
 pub struct Hub {
     world: u64,
-    /// By members.
+    /// Collectives that are under way, by members.
     meetings: BTreeMap<Vec<u64>, PendingCollective>,
     /// By sender, receiver and channel.
     mail: BTreeMap<(u64, u64, Channel), Mailbox>,
@@ -129,12 +136,12 @@ struct PendingCollective {
 }
 
 impl Hub {
-    /// Of all ranks of a job, with nothing under way.
+    /// The hub of all ranks of a job, with nothing under way.
     pub fn new(job: &Job) -> Hub {
         Hub { world: job.mesh.world(), in_flight: job.in_flight as usize, meetings: BTreeMap::new(), mail: BTreeMap::new(), posted: false }
     }
 
-    /// One rank's end.
+    /// The end of one rank.
     pub fn end(&mut self, rank: u64) -> End<'_> {
         debug_assert!(rank < self.world);
         End { hub: self, rank }

@@ -18,7 +18,7 @@ struct Limited {
 /// # Errors
 /// If the system has none, or its limit on the size of files (RLIMIT_FSIZE) is below that.
 pub fn create(name: &str, bytes: u64) -> io::Result<OwnedFd> {
-    // Looked at beforehand: whoever exceeds it gets a signal.
+    // The limit is checked first, as the system sends a signal to whoever exceeds it.
     if let Some(most) = getrlimit(Resource::Fsize).current.filter(|most| bytes > *most) {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, Limited { bytes, most }));
     }

@@ -38,7 +38,8 @@ pub fn kind(about: &Metadata) -> Option<&'static str> {
     }
 }
 
-/// Whether a path leads through a process's own list of open files, as `/dev/stdin` does: whoever else opens it gets something else.
+/// Whether a path leads through a process's own list of open files, as `/dev/stdin` does: whoever else opens it gets
+/// something else.
 pub fn is_own(path: &Path) -> bool {
     let mut at = path.to_path_buf();
     for _ in 0..MOST_LINKS {
@@ -53,7 +54,8 @@ pub fn is_own(path: &Path) -> bool {
     false
 }
 
-/// Whether two paths are those of one file, whatever its names; of files that are not there yet, of one directory and name. Devices and pipes are nobody's own.
+/// Whether two paths are those of one file, whatever its names; of files that are not there yet, of one directory and
+/// name. Devices and pipes are nobody's own.
 pub fn same(a: &Path, b: &Path) -> bool {
     match (fs::metadata(a), fs::metadata(b)) {
         (Ok(x), Ok(y)) => (x.is_file() || x.is_dir()) && (x.dev(), x.ino()) == (y.dev(), y.ino()),
@@ -74,27 +76,29 @@ pub fn create(path: &Path) -> io::Result<File> {
     blocking(file)
 }
 
-/// Writes a file that is whole or not there: a temporary one beside it takes its name at the end. What is no file is written as it is.
+/// Writes a file that is whole or not there: a temporary one beside it takes its name at the end. What is no file is
+/// written as it is.
 ///
 /// # Errors
 /// What the file system says; then what was there stays.
 pub fn write_whole(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    // What is there is written through links, and keeps who may read it.
+    // An existing file is written through links and keeps its permissions.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let permissions = match fs::metadata(&path) {
         Ok(about) if !about.is_file() => return write(&mut create(&path)?),
         Ok(about) => about.permissions(),
-        // Less what the umask takes.
+        // The umask takes bits from these.
         Err(_) => Permissions::from_mode(0o666),
     };
     let file = tempfile::Builder::new().prefix(".mcc-").permissions(permissions).tempfile_in(parent(&path));
-    // Not under the temporary name.
+    // The error must not name the temporary file.
     let mut file = file.map_err(|e| io::Error::from(e.kind()))?;
     write(file.as_file_mut())?;
     file.persist(&path).map(drop).map_err(|e| e.error)
 }
 
-/// Gives a directory the name of another, which takes its name in return: there is never none. Without another it is renamed.
+/// Gives a directory the name of another, which takes its name in return: there is never none. Without another it is
+/// renamed.
 ///
 /// # Errors
 /// What the file system says; then nothing has changed.
@@ -103,11 +107,11 @@ pub fn exchange(from: &Path, to: &Path) -> io::Result<()> {
         return fs::rename(from, to);
     }
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE) {
-        // File systems without exchanges, as NFS: for a moment nothing has the name.
+        // File systems such as NFS have no exchange, so that for a moment nothing has the name.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             let aside = tempfile::Builder::new().prefix(".mcc-").tempdir_in(parent(to))?;
             fs::rename(to, aside.path())?;
-            // Whatever goes wrong, the old one is there.
+            // Whatever goes wrong, the old directory gets its name back.
             fs::rename(from, to).inspect_err(|_| drop(fs::rename(aside.path(), to)))?;
             fs::rename(aside.path(), from)
         }

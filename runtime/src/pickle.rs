@@ -46,7 +46,7 @@ pub enum Node<'a> {
     Tuple(Vec<Id>),
     List(Vec<Id>),
     Dict(Vec<(Id, Id)>),
-    /// By its number in the caller's list.
+    /// A symbol, by its number in the caller's list.
     Symbol(u16),
     /// What would be an object: a symbol, with what it is called with, and the state that it is given.
     Made {
@@ -97,12 +97,12 @@ impl<'a> Pickle<'a> {
         if let Node::Int(n) = self.node(id) { u64::try_from(*n).ok() } else { None }
     }
 
-    /// Of a tuple or list.
+    /// Items of a tuple or list.
     pub fn items(&self, id: Id) -> Option<&[Id]> {
         if let Node::Tuple(items) | Node::List(items) = self.node(id) { Some(items) } else { None }
     }
 
-    /// Of a dict.
+    /// Entries of a dict.
     pub fn entries(&self, id: Id) -> Option<&[(Id, Id)]> {
         if let Node::Dict(entries) = self.node(id) { Some(entries) } else { None }
     }
@@ -111,7 +111,7 @@ impl<'a> Pickle<'a> {
         if let Node::Symbol(k) = self.node(id) { Some(self.symbols[*k as usize]) } else { None }
     }
 
-    /// Of what would be an object: the symbol that is called, and with what.
+    /// The symbol that is called for an object, and its arguments.
     pub fn made(&self, id: Id) -> Option<(Symbol, &[Id])> {
         let Node::Made { callee, args, .. } = self.node(id) else { return None };
         Some((self.symbols[*callee as usize], self.items(*args)?))
@@ -126,7 +126,7 @@ impl<'a> Pickle<'a> {
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Of the instruction.
+    /// Offset of the instruction.
     start: usize,
     symbols: &'static [Symbol],
     nodes: Vec<Node<'a>>,
@@ -137,7 +137,7 @@ struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// One instruction; the last one gives the root.
+    /// Reads one instruction; the last one gives the root.
     fn step(&mut self) -> Result<Option<Id>, PickleError> {
         let [op] = self.array()?;
         match op {
@@ -146,7 +146,7 @@ impl<'a> Machine<'a> {
                     return Err(self.malformed("it is of a protocol after 5"));
                 }
             }
-            // How much of it may be read at once; all of it is here.
+            // A frame says how much may be read at once, which is of no use, as all of it is in memory.
             opcode::FRAME => drop(self.array::<8>()?),
             opcode::STOP => return self.pop().map(Some),
             opcode::MARK => self.marks.push(self.stack.len()),
@@ -296,7 +296,7 @@ impl<'a> Machine<'a> {
 
     fn symbol(&mut self, module: &str, name: &str) -> Result<(), PickleError> {
         let found = self.symbols.iter().position(|s| *s == (module, name));
-        // As much of the name as a message can hold.
+        // The name is cut to what a message can hold.
         let said = || format!("{module}.{name}").chars().take(80).collect();
         let found = found.ok_or_else(|| PickleError::Symbol { at: self.start, name: said() })?;
         self.push(Node::Symbol(found as u16))

@@ -4,7 +4,7 @@ use crate::comm::Position;
 use crate::conditions::Conditions;
 use crate::cpu::{Threads, allowed_cores};
 use crate::data::{DataSets, Spec};
-use crate::executor::{Order, Sum};
+use crate::executor::{CommandOrder, Sum};
 use crate::profile::{ProfileChunk, ProfileWindow};
 use crate::rendezvous::Key;
 use crate::shm::Segment;
@@ -18,7 +18,8 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// What happens when loss or gradient norm is not finite, and a dynamic loss scale that may still fall does not explain it.
+/// What happens when loss or gradient norm is not finite, and a dynamic loss scale that may still fall does not
+/// explain it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnNonfinite {
     /// The step runs again with every kernel checked, and the run ends naming the first that is to blame.
@@ -43,7 +44,7 @@ pub struct Orders {
     pub data: Vec<Spec>,
     /// Files of held-out data, by absolute paths.
     pub valid_data: Vec<Spec>,
-    /// In place of both.
+    /// Data sets in place of both.
     pub sets: Option<DataSets>,
     /// How many samples of these make up training, validation and test.
     pub samples: [u64; 3],
@@ -79,21 +80,21 @@ pub struct Orders {
     pub save_state: Option<SaveFile>,
     /// Checkpoints that ranks write.
     pub saves: Option<Saves>,
-    /// Of each rank; by default, the cores that it may run on, shared with others that may run on the same.
+    /// Threads of each rank; by default, the cores that it may run on, shared with others that may run on the same.
     pub threads: Option<usize>,
     /// The seed of weights, of random numbers in steps and of the order of samples; that of `resume` if there is one.
     pub seed: u64,
     /// What happens when loss or gradient norm is not finite.
     pub on_nonfinite: OnNonfinite,
     /// Whether communication runs beside compute.
-    pub order: Order,
+    pub order: CommandOrder,
     /// The steps that are timed.
     pub profile: Option<ProfileWindow>,
     /// What runs the kernels of all ranks.
     pub device: DeviceKind,
     /// How ranks exchange: by the host, MPI or NCCL.
     pub exchanges: Exchanges,
-    /// By which GPUs that exchange by themselves find each other.
+    /// The id by which GPUs that exchange by themselves find each other.
     pub nccl: Option<Vec<u8>>,
     /// Most blocks of a kernel of NCCL's.
     pub nccl_max_ctas: u32,
@@ -162,7 +163,7 @@ impl Saves {
 pub struct Spread {
     /// A number of this run alone, which is no secret.
     pub run: [u8; 16],
-    /// By which ranks of this run know each other; each process makes it of the secret and `run`.
+    /// Key by which ranks of this run know each other; each process makes it of the secret and `run`.
     pub key: Key,
     /// Of each rank.
     pub places: Vec<RankPlacement>,
@@ -200,7 +201,8 @@ impl Spread {
         self.run.iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// The rank whose launcher takes what a rank writes to another machine: the ranks of one machine share the receivers of another one out among themselves.
+    /// The rank whose launcher takes what a rank writes to another machine: the ranks of one machine share the
+    /// receivers of another one out among themselves.
     pub fn receiver(&self, sender: u64, machine: u32) -> u64 {
         let (there, seat) = (self.on(machine), self.neighbours(sender).iter().take_while(|r| **r < sender).count());
         there[seat % there.len()]
@@ -213,18 +215,18 @@ impl Spread {
         elsewhere.filter(|r| self.receiver(*r, machine) == receiver).collect()
     }
 
-    fn seats(&self, rank: u64) -> [Seat; 2] {
+    fn seats(&self, rank: u64) -> [LocalRank; 2] {
         let near = self.neighbours(rank);
         let cores = |rank: u64| self.places[rank as usize].cores;
         let sharing = near.iter().copied().filter(|r| cores(*r) == cores(rank)).collect::<Vec<_>>();
-        [near, sharing].map(|list| Seat { index: list.iter().take_while(|r| **r < rank).count() as u64, of: list.len() as u64 })
+        [near, sharing].map(|list| LocalRank { index: list.iter().take_while(|r| **r < rank).count() as u64, of: list.len() as u64 })
     }
 }
 
 /// A rank's place among those that share something with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// From 0, in rank order.
+pub struct LocalRank {
+    /// Index of the rank, from 0, in rank order.
     pub index: u64,
     /// How many ranks share it, this one included.
     pub of: u64,
@@ -248,8 +250,8 @@ impl Orders {
     }
 
     /// Among the ranks of its machine, and among those of them that may run on the same cores.
-    pub fn seats(&self, rank: u64, world: u64) -> [Seat; 2] {
-        self.spread.as_ref().map_or([Seat { index: rank, of: world }; 2], |s| s.seats(rank))
+    pub fn seats(&self, rank: u64, world: u64) -> [LocalRank; 2] {
+        self.spread.as_ref().map_or([LocalRank { index: rank, of: world }; 2], |s| s.seats(rank))
     }
 
     /// How a rank uses this machine, which is its own.
@@ -274,7 +276,8 @@ pub enum Event {
         /// What first was not finite on this rank; `None` if no kernel made that of finite numbers.
         blame: Option<Blamed>,
     },
-    /// So many steps in a row were skipped as may be, the last of them `step`, or all of the run (`most` is none), and the rank ends.
+    /// So many steps in a row were skipped as may be, the last of them `step`, or all of the run (`most` is none),
+    /// and the rank ends.
     Skipped {
         /// The last step that was done, from 1.
         step: u64,
@@ -291,11 +294,11 @@ pub enum Event {
         number: u64,
         /// The step that it holds, the seed, the loss scale and the sequences read.
         mark: Mark,
-        /// Of its shard, if it has one.
+        /// Hash of its shard, if it has one.
         hash: Option<[u8; 32]>,
         /// Until it was on the disk.
         milliseconds: f64,
-        /// Of these, how long the rank did nothing else.
+        /// Milliseconds of these in which the rank did nothing else.
         stalled: f64,
         /// How long it waited before, for the checkpoint before to be on the disk.
         waited: f64,
@@ -328,12 +331,12 @@ pub enum Event {
         /// Wall time until weights and states were in the rank's arenas.
         milliseconds: f64,
     },
-    /// Before its first step: the reports of the passes that were held against what is expected.
+    /// Before its first step, the rank says the reports of the passes that were compared with what is expected.
     First {
         /// Per report of the job; `None` for those that this rank does not make.
         reports: Vec<Option<f64>>,
     },
-    /// After the last step: means of the reports over data that is not trained on.
+    /// After the last step, the rank says the means of the reports over data that is not trained on.
     Evaluated {
         /// The data that was evaluated.
         part: HeldOut,
@@ -352,7 +355,7 @@ pub enum Event {
 /// Data that is not trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum HeldOut {
-    /// By number, where each validation data set has a loss of its own; else the first.
+    /// Validation data, by number where each data set has a loss of its own; else the number is 0.
     Valid(u32),
     /// Test data, evaluated after the last step alone.
     Test,
@@ -380,7 +383,7 @@ pub struct StepEvent {
     pub reports: Vec<Option<f64>>,
     /// Means over the held-out batches, of each evaluation of this step.
     pub valid: Vec<Vec<Option<f64>>>,
-    /// Of the step, if the loss is scaled.
+    /// Loss scale of the step, if the loss is scaled.
     pub loss_scale: Option<f64>,
     /// The update was left out.
     pub skipped: bool,
@@ -405,7 +408,8 @@ impl Blamed {
 /// Most bytes of anything that is said.
 const MOST: usize = 16 << 20;
 
-/// The orders as bytes for the start of the segment: how many they have room in, their length, JSON. The room is at least `room`.
+/// The orders as bytes for the start of the segment: how many they have room in, their length, JSON. The room is at
+/// least `room`.
 pub fn pack(orders: &Orders, room: u64) -> Vec<u8> {
     let text = serde_json::to_vec(orders).expect("invariant: plain data with text keys");
     let room = room.max(16 + text.len() as u64);

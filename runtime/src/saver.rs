@@ -6,7 +6,7 @@
 //! device's memory cannot be shared, or passes would change what is saved, the rank writes it itself, and waits.
 
 use crate::checkpoint::{Owners, Shard, ShardError};
-use crate::device::{Beside, Device, Memory};
+use crate::device::{Device, DeviceHandle, Memory};
 use crate::protocol::{Event, Saves};
 use crate::weights::Mark;
 use ir::program::{Action, BufferId, Job, Program, Stage};
@@ -26,11 +26,11 @@ use std::time::Instant;
 pub struct Saver<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     saves: &'env Saves,
-    /// None if the rank owns nothing.
+    /// The rank's shard; none if it owns nothing.
     shard: Option<Arc<Shard<'env>>>,
     /// Whether only updates change what is saved.
     is_apart: bool,
-    /// Of the next checkpoint.
+    /// Number of the next checkpoint.
     number: u64,
     /// The next file, its space reserved.
     reserved: Option<File>,
@@ -42,7 +42,7 @@ pub struct NotFinite {
     pub tensor: String,
     pub element: u64,
     pub value: f64,
-    /// After which it was so.
+    /// The step after which the number was not finite.
     pub step: u64,
 }
 
@@ -63,7 +63,7 @@ struct UnderWay {
 
 enum SaveEvent {
     Copied(Result<[u8; 32], ShardError>),
-    /// With the milliseconds since it began.
+    /// The shard is on the disk, with the milliseconds since it was begun.
     Flushed(io::Result<()>, f64),
 }
 
@@ -78,7 +78,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         let is_apart = shard.as_ref().is_none_or(|shard| !is_changed(job, stage, &shard.buffers()));
         let mut saver = Saver { scope, saves, shard, is_apart, number: 0, reserved: None, under_way: None };
         let bytes = saver.shard.as_ref().map_or(0, |s| s.bytes());
-        // The launcher has made the first directory: it is seen where all machines share it.
+        // The launcher has made the first directory, which is seen where all machines share it.
         fs::metadata(saves.unfinished(0)).map_err(|e| (bytes, e))?;
         saver.reserved = saver.reserve().map_err(|e| (bytes, e))?;
         Ok(saver)
@@ -91,7 +91,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
     fn reserve(&self) -> io::Result<Option<File>> {
         let (Some(shard), Some(path)) = (&self.shard, self.path()) else { return Ok(None) };
         if self.number > 0 {
-            // Whoever comes first.
+            // The first rank that comes makes the directory.
             fs::create_dir(self.saves.unfinished(self.number)).or_else(|e| if e.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(e) })?;
         }
         let file = File::options().write(true).create_new(true).open(&path)?;
@@ -102,7 +102,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         match reserved {
             Ok(()) => Ok(Some(file)),
             Err(e) => {
-                // What it has taken so far, others can use.
+                // Others can use the room that it has taken so far.
                 let _ = fs::remove_file(&path);
                 Err(e.into())
             }
@@ -123,8 +123,8 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         let (say, said) = channel();
         let begun = Instant::now();
         let file = self.reserved.take().map_or_else(|| self.reserve(), |file| Ok(Some(file)));
-        let beside = device.beside().filter(|_| self.is_apart);
-        let is_urgent = Arc::new(AtomicBool::new(beside.is_none()));
+        let handle = device.second_handle().filter(|_| self.is_apart);
+        let is_urgent = Arc::new(AtomicBool::new(handle.is_none()));
         let mut under_way =
             UnderWay { number: self.number, mark: *mark, goes_on, said, is_urgent: is_urgent.clone(), copied: None, stalled: 0.0, waited };
         self.number += 1;
@@ -143,8 +143,8 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                         let _ = say.send(SaveEvent::Flushed(flushed, milliseconds(begun)));
                     }
                 };
-                match beside {
-                    Some(Beside { memory, begin }) => drop(self.scope.spawn(move || {
+                match handle {
+                    Some(DeviceHandle { memory, begin }) => drop(self.scope.spawn(move || {
                         begin();
                         write(&*memory);
                     })),
@@ -154,7 +154,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                     }
                 }
             }
-            // Nothing is its own.
+            // This rank has nothing of its own to write.
             (Ok(_), _) => drop(say.send(SaveEvent::Flushed(Ok(()), 0.0))),
         }
         self.under_way = Some(under_way);
@@ -228,7 +228,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
     fn ended(&mut self, (flushed, milliseconds): (io::Result<()>, f64)) -> Option<Event> {
         let UnderWay { number, mark, goes_on, copied, stalled, waited, .. } = self.under_way.take()?;
         if goes_on {
-            // If there is no room now, there may be when it is needed.
+            // If there is no room now, there may be some when it is needed.
             self.reserved = self.reserve().unwrap_or(None);
         }
         Some(match flushed {

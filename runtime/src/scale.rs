@@ -62,7 +62,8 @@ impl Scaler {
         self.rule.is_some()
     }
 
-    /// Whether a gradient norm that is not finite is the scale's fault as far as one can tell: a smaller one may be tried.
+    /// Whether a gradient norm that is not finite is the scale's fault as far as one can tell: a smaller one may be
+    /// tried.
     pub fn may_fall(&self) -> bool {
         match self.rule {
             Some(LossScale::Dynamic { least, .. }) => self.scale > least.0,

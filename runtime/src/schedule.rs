@@ -14,7 +14,7 @@ pub fn learning_rate(schedule: &LearningRateSchedule, step: u64, run_steps: u64)
     }
     let last = if schedule.steps == 0 { run_steps } else { schedule.steps }.saturating_sub(schedule.constant);
     let begin = schedule.falling.map_or(0, |falling| last.saturating_sub(falling)).max(schedule.warmup);
-    // Of the way down: where steps end before they begin to fall, none is left.
+    // `done` is the part of the fall that is over: all of it, if steps end before they begin to fall.
     let done = if step >= last || last <= begin { 1.0 } else { step.saturating_sub(begin) as f64 / (last - begin) as f64 };
     let left = match schedule.decay {
         Decay::Constant => return peak,
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// As above.
+    /// The expected rates are those of Megatron-LM.
     #[test]
     fn rates_fall_with_the_root_of_the_steps_as_in_megatron_lm() {
         let schedule = LearningRateSchedule {
@@ -106,7 +106,7 @@ mod tests {
     fn the_last_steps_have_the_least_rate() {
         let stays = LearningRateSchedule { constant: 3, steps: 9, ..FALLS };
         assert_eq!(rates(stays, &[2, 4, 6, 7, 9, 20]), [1.0, 0.75, 0.5, 0.5, 0.5, 0.5]);
-        // They are behind those in which it falls.
+        // The steps of the least rate follow those in which it falls.
         assert_eq!(rates(LearningRateSchedule { falling: Some(2), ..stays }, &[2, 4, 5, 6, 9]), [1.0, 1.0, 0.75, 0.5, 0.5]);
         let to_the_end = LearningRateSchedule { steps: 0, ..stays };
         assert_eq!([1, 4, 6, 7, 8].map(|step| learning_rate(&to_the_end, step, 9)), [0.5, 0.75, 0.5, 0.5, 0.5]);
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(learning_rate(&schedule, 10, 10), 0.0);
         let stays = LearningRateSchedule { falling: Some(4), ..schedule };
         assert_eq!([6, 7, 10].map(|step| learning_rate(&stays, step, 10)), [1.0, 0.75, 0.0]);
-        // A run of fewer steps than those in which the rate falls.
+        // The run has fewer steps than those in which the rate falls.
         assert_eq!([1, 2].map(|step| learning_rate(&stays, step, 2)), [0.5, 0.0]);
     }
 }

@@ -121,14 +121,15 @@ impl PublicKey {
         VerifyingKey::from_public_key_pem(&text).map(PublicKey).map_err(wrong)
     }
 
-    /// Whether its secret key has signed these bytes. Keys and signatures of which several would do are refused (`verify_strict`).
+    /// Whether its secret key has signed these bytes. Keys and signatures of which several would do are refused
+    /// (`verify_strict`).
     pub fn has_signed(&self, bytes: &[u8], signature: &[u8; 64]) -> bool {
         self.0.verify_strict(bytes, &Signature::from_bytes(signature)).is_ok()
     }
 }
 
 fn bytes(file: &Path) -> Result<Vec<u8>, KeyError> {
-    // A pipe would be waited for.
+    // Opening a pipe would wait for its writer.
     let kind = fs::metadata(file).ok().and_then(|about| paths::kind(&about));
     if let Some(is) = kind {
         return Err(KeyError::NoFile { file: file.to_path_buf(), is });

@@ -1,6 +1,7 @@
-//! A rank whose streams run at the same time: compute on the rank's own threads, the host's kernels on one of their own, communication and copies on one more, which
-//! takes a piece of whatever can go on in turn, so that no stream holds up another. A phase is over when kernels are through, whose scalars are those of its step; what
-//! is left of communication is taken up again in the next one.
+//! A rank whose streams run at the same time: compute on the rank's own threads, the host's kernels on one of their
+//! own, communication and copies on one more, which takes a piece of whatever can go on in turn, so that no stream
+//! holds up another. A phase is over when kernels are through, whose scalars are those of its step; what is left of
+//! communication is taken up again in the next one.
 
 use crate::comm::CommError;
 use crate::cursor::Cursor;
@@ -62,7 +63,8 @@ impl Events {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Lets a thread that computes wait until an event is reached so often, or the work has ended. `awake` looks before it sleeps.
+    /// Lets a thread that computes wait until an event is reached so often, or the work has ended. `awake` looks
+    /// before it sleeps.
     pub fn wait(&self, event: u32, due: u64, awake: u32, shm: &Shm) {
         let ready = || self.reached(event) >= due || self.ended();
         if (0..awake).any(|_| {
@@ -110,16 +112,16 @@ pub struct Communication<'a> {
 /// How long communication may wait while a disk is at work.
 const SHORT: Duration = Duration::from_micros(200);
 
-/// How long streams run.
+/// How far a phase runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum PhaseEnd {
     Computed,
     /// Nothing is left of any stream.
     Settled,
 }
 
-/// Runs a phase: `compute` takes a turn of the compute stream on the calling thread; communication has a thread that calls `begin`
-/// first, and so has the host. Gives the cursors back, the host's first.
+/// Runs a phase: `compute` takes a turn of the compute stream on the calling thread; communication has a thread that
+/// calls `begin` first, and so has the host. Gives the cursors back, the host's first.
 ///
 /// # Errors
 /// What stopped one of the threads first; the others have ended too.
@@ -127,7 +129,7 @@ pub fn run(
     (mut communication, mut host): (Communication, Option<Hosted>),
     begin: Box<dyn Fn() + Send + Sync>,
     events: &Events,
-    until: Until,
+    until: PhaseEnd,
     step: &Step,
     shm: &mut Shm,
     mut compute: impl FnMut(&mut Shm) -> Result<Compute, ExecError>,
@@ -180,7 +182,7 @@ pub fn run(
         };
         events.rests(shm);
         let hosted = hosted.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).transpose();
-        if until == Until::Computed {
+        if until == PhaseEnd::Computed {
             events.end();
         }
         let communicated = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -190,12 +192,13 @@ pub fn run(
 }
 
 impl Communication<'_> {
-    /// Until all streams have come to the end of the phase, or the work has ended. What is under way then can be taken up again.
+    /// Until all streams have come to the end of the phase, or the work has ended. What is under way then can be
+    /// taken up again.
     fn run(&mut self, events: &Events, step: &Step) -> Result<(), ExecError> {
         let frame = self.frame;
         let mut pending: Vec<Option<Pending>> = self.cursors.iter().map(|_| None).collect();
         let mut coords = self.frame.job.mesh.coords(self.frame.rank);
-        // Few: a core that waits for messages is one that does not compute.
+        // The thread looks only a few times before it sleeps, as a core that waits for messages does not compute.
         let awake = self.shm.awake(self.shm.spins().min(200));
         let (mut looks, mut told) = (0, vec![]);
         loop {
@@ -236,7 +239,7 @@ impl Communication<'_> {
                     cursor.pass(command);
                 }
             }
-            // What was sent last may need this thread to be on its way.
+            // Messages that were sent last may need this thread to be on their way.
             if !left && !self.shm.is_busy() || events.ended() {
                 self.shm.say_waits(None, vec![], &mut told);
                 for (cursor, pending) in self.cursors.iter_mut().zip(&pending) {
@@ -248,7 +251,7 @@ impl Communication<'_> {
             if moved {
                 self.shm.say_waits(None, vec![], &mut told);
             }
-            // What a disk does rings no bell.
+            // A disk rings no bell.
             if moved || looks < awake || self.memory.rest(SHORT) {
                 std::hint::spin_loop();
                 continue;

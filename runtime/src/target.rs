@@ -118,7 +118,7 @@ impl Target {
     pub fn check(&self) -> Result<(), TargetError> {
         let (needs, error): (_, fn(Vec<String>) -> TargetError) = match self {
             Target::Cpu(processor) => (processor.needs(), TargetError::Device),
-            // What runs PTX is a device's to say: the emulator does anywhere.
+            // Whether PTX runs here is up to the device: the emulator runs it anywhere.
             Target::Gpu { host: Some(processor), .. } => (processor.needs(), TargetError::Host),
             Target::Gpu { host: None, .. } | Target::Reference => return Ok(()),
         };
@@ -133,13 +133,13 @@ impl Target {
 }
 
 impl Processor {
-    /// The features that its code may use: those that it names, and those that its CPU has by LLVM's tables. Of a CPU that has no table here these are
-    /// all that kernels may use at all, but for those that are turned off by name.
+    /// The features that its code may use: those that it names, and those that its CPU has by LLVM's tables. Of a CPU
+    /// that has no table here these are all that kernels may use at all, but for those that are turned off by name.
     fn needs(&self) -> BTreeSet<&str> {
         let words = || self.features.split(',').filter(|f| !f.is_empty());
         let off = |feature: &&str| words().any(|f| f.strip_prefix('-') == Some(*feature));
         let of_cpu = level(&self.cpu).unwrap_or(&processor::OPTIONAL);
-        // What is neither turned on nor off is nothing that is known.
+        // A word without a sign counts as a feature that is turned on.
         let named = words().filter(|f| !f.starts_with('-')).map(|f| f.strip_prefix('+').unwrap_or(f));
         named.chain(of_cpu.iter().copied().filter(|f| !off(f))).collect()
     }
@@ -203,7 +203,7 @@ mod tests {
         let all_off = processor::OPTIONAL.map(|f| format!("-{f}")).join(",");
         let unknown = |f: &str| Err(format!("its kernels are for a CPU with {f}, of which this mcc does not know whether this one has it"));
         let lacks = |f: &str| Err(format!("its kernels need a CPU with {f}, which this one lacks"));
-        // No machine that this is likely to run on has both.
+        // Hardly any machine has both of these features.
         let missing = if here("tbm") == Some(true) { "avx512vp2intersect" } else { "tbm" };
         let cases = [
             ("x86-64", "".to_owned(), Ok(())),
@@ -214,7 +214,7 @@ mod tests {
             ("x86-64", "sse2x".to_owned(), unknown("sse2x")),
             ("x86-64", "+sse2,+amx-tile,+avx10.1,+sha512".to_owned(), unknown("amx-tile, avx10.1, sha512")),
             ("x86-64", format!("+{missing}"), lacks(missing)),
-            // The CPU's name says more than its features do.
+            // The list does not turn this feature off, so the CPU's name lets kernels use it.
             ("bdver4", all_off.replace(&format!("-{missing}"), "-xop"), lacks(missing)),
         ];
         for (cpu, features, wanted) in cases {

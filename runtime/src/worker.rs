@@ -4,11 +4,11 @@ use crate::artifact::{self, Accept, Artifact, ArtifactError};
 use crate::checkpoint;
 use crate::comm::{CommError, Communicator};
 use crate::cpu::{Cpu, KernelLibrary};
-use crate::data::{Data, DataError, Wanted};
-use crate::data_loader::{Feeding, Reading};
+use crate::data::{Data, DataError, LoadRegions};
+use crate::data_loader::{DataLoader, RunData};
 use crate::device::{Device, DeviceError};
-use crate::executor::{ExecError, Fault, Order, PersistentId, Rank, Step, arena_bytes};
-use crate::gpu::nccl::By;
+use crate::executor::{CommandOrder, ExecError, Fault, PersistentId, Rank, Step, arena_bytes};
+use crate::gpu::nccl::NcclSetup;
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::launch::{is_beyond, spread};
@@ -122,8 +122,8 @@ impl WorkerError {
     }
 }
 
-/// Takes part in a run: `memory` is the segment that the launcher made, `events` goes to the launcher. An error has been told to
-/// the launcher, and ended the run for the others, if that was possible.
+/// Takes part in a run: `memory` is the segment that the launcher made, `events` goes to the launcher. An error has
+/// been told to the launcher, and ended the run for the others, if that was possible.
 ///
 /// # Errors
 /// What ended this rank.
@@ -141,7 +141,7 @@ pub fn run(rank: u64, memory: OwnedFd, mut events: impl Write) -> Result<(), Wor
 fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, WorkerError> {
     let segment = Segment::map(&memory).map_err(WorkerError::Orders)?;
     let (orders, first) = protocol::unpack(&segment).map_err(WorkerError::Orders)?;
-    // The launcher has verified it, and asked for a signature if it was to.
+    // The launcher has verified the artifact, and its signature if it was to.
     let artifact = artifact::read(&orders.artifact, &Accept::Verified(&orders.id))?;
     let layout = SegmentLayout::new(&artifact.job, &artifact.manifest.target, first);
     if rank >= layout.world {
@@ -180,14 +180,15 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), near.index)
             .and_then(|card| {
-                let by = orders.nccl.as_ref().map(|id| By { id, max_ctas: orders.nccl_max_ctas });
-                by.map_or(Ok(()), |by| card.connect(&artifact, rank, &by, MEETING))?;
+                let setup = orders.nccl.as_ref().map(|id| NcclSetup { id, max_ctas: orders.nccl_max_ctas });
+                setup.map_or(Ok(()), |setup| card.connect(&artifact, rank, &setup, MEETING))?;
                 Gpu::new(&artifact, card, arena_bytes(job, rank), dir, &threads)
             })
             .map_err(failed)
             .and_then(|device| {
-                // Streams are the GPU's where it exchanges by itself: it is told everything as it is issued.
-                let order = if orders.nccl.is_some() { Order::List } else { orders.order };
+                // A GPU that exchanges by itself orders its own streams, and is told of everything in the order of
+                // the list.
+                let order = if orders.nccl.is_some() { CommandOrder::List } else { orders.order };
                 train(&artifact, &orders, Rank::new(job, rank, device, order), &mut shm, events)
             }),
         DeviceKind::Emulated => Emulated::load(&artifact, threads.count)
@@ -197,7 +198,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
         DeviceKind::Reference => {
             let plans = Plans::new(job);
             let device = Reference::new(job, &plans, program, arena_bytes(job, rank));
-            train(&artifact, &orders, Rank::new(job, rank, device, Order::List), &mut shm, events)
+            train(&artifact, &orders, Rank::new(job, rank, device, CommandOrder::List), &mut shm, events)
         }
     };
     let outcome = outcome.and_then(|step| shm.leave(MEETING).map(|()| step).map_err(|cause| WorkerError::Leave { rank, step, cause }));
@@ -209,22 +210,22 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
 
 /// Trains to the last step, or to that after which the run was asked to stop, and saves; gives the step.
 fn train<D: Device>(artifact: &Artifact, orders: &Orders, rank: Rank<D>, shm: &mut Shm, events: &mut dyn Write) -> Result<u64, WorkerError> {
-    let wanted = Wanted::of_rank(&artifact.job, rank.rank());
+    let wanted = LoadRegions::of_rank(&artifact.job, rank.rank());
     thread::scope(|scope| train_in(scope, artifact, orders, &wanted, rank, shm, events))
 }
 
-/// As [`train`], with threads that read ahead and may write checkpoints meanwhile.
+/// Does what [`train`] does, with threads that read ahead and may write checkpoints meanwhile.
 fn train_in<'scope, 'env, D: Device>(
     scope: &'scope Scope<'scope, 'env>,
     artifact: &'env Artifact,
     orders: &'env Orders,
-    wanted: &'env Wanted,
+    wanted: &'env LoadRegions,
     mut rank: Rank<D>,
     shm: &mut Shm,
     events: &mut dyn Write,
 ) -> Result<u64, WorkerError> {
     let job = &artifact.job;
-    let reading = Reading::open(job, orders)?;
+    let run_data = RunData::open(job, orders)?;
     let saver = orders.saves.as_ref().map(|saves| {
         let (rank, shared) = (rank.rank(), orders.spread.is_some());
         Saver::new(scope, job, rank, saves).map_err(|(bytes, cause)| WorkerError::Reserve { rank, dir: saves.name.clone(), bytes, cause, shared })
@@ -244,13 +245,13 @@ fn train_in<'scope, 'env, D: Device>(
     weights.check()?;
     drop(weights);
     protocol::say(&mut &mut *events, &Event::Holds { milliseconds: begun.elapsed().as_secs_f64() * 1e3 }).map_err(WorkerError::Silence)?;
-    if let (Some(first), Some(reading)) = (&orders.first_step, &reading) {
-        compare_first(artifact, orders, first, &reading.training, &mut rank, shm, events)?;
+    if let (Some(first), Some(run_data)) = (&orders.first_step, &run_data) {
+        compare_first(artifact, orders, first, &run_data.training, &mut rank, shm, events)?;
     }
-    let schedule = reading.as_ref().map(|r| r.schedule.clone());
-    let started = reading.map(|reading| Feeding::start(scope, reading, wanted)).transpose();
-    let mut feeding = started.map_err(|cause| WorkerError::Thread { rank: rank.rank(), cause })?;
-    // Steps skipped since the last that was not.
+    let schedule = run_data.as_ref().map(|r| r.schedule.clone());
+    let started = run_data.map(|run_data| DataLoader::start(scope, run_data, wanted)).transpose();
+    let mut loader = started.map_err(|cause| WorkerError::Thread { rank: rank.rank(), cause })?;
+    // This counts the steps that were skipped since the last one that was not.
     let (mut skips, mut has_trained) = (0, false);
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
     let mut timed = vec![];
@@ -277,8 +278,8 @@ fn train_in<'scope, 'env, D: Device>(
             rank.profile(orders.profile.map_or(0, |w| w.steps()), Clock::Wall);
         }
         let (begun, start) = (Instant::now(), now());
-        let Some((feeding, schedule)) = feeding.as_mut().zip(schedule.as_ref()) else { break };
-        let batch = feeding.take()?;
+        let Some((loader, schedule)) = loader.as_mut().zip(schedule.as_ref()) else { break };
+        let batch = loader.take()?;
         let waited = begun.elapsed().as_secs_f64() * 1e3;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
@@ -299,7 +300,7 @@ fn train_in<'scope, 'env, D: Device>(
             }
             OnNonfinite::Skip { .. } if !finite => skips += 1,
             OnNonfinite::Stop | OnNonfinite::Skip { .. } => {
-                // What is being saved is about to change.
+                // The update is about to change what is being saved.
                 saver.as_mut().map_or(Ok(()), Saver::copied).map_err(|e| not_finite(rank.rank(), e))?;
                 busy[1] = busy_in(shm, |shm| rank.phase(ProgramPhase::Update, &step, shm))?;
                 (skips, has_trained) = (0, true);
@@ -311,7 +312,7 @@ fn train_in<'scope, 'env, D: Device>(
         }
         let read = batch.bytes;
         let due = schedule.after(number);
-        let valid = due.map(|(_, batches)| evaluate(&mut rank, feeding, batches, &idle(number), shm)).collect::<Result<_, _>>()?;
+        let valid = due.map(|(_, batches)| evaluate(&mut rank, loader, batches, &idle(number), shm)).collect::<Result<_, _>>()?;
         if orders.profile.is_some_and(|w| w.last == number) {
             rank.settle(&idle(number), shm)?;
             profiled(&mut rank, std::mem::take(&mut timed), events)?;
@@ -351,9 +352,9 @@ fn train_in<'scope, 'env, D: Device>(
         let event = Event::Skipped { step: done, skips, most: None };
         return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
     }
-    if let (Some(feeding), Some(schedule), true) = (&mut feeding, &schedule, done == orders.steps) {
+    if let (Some(loader), Some(schedule), true) = (&mut loader, &schedule, done == orders.steps) {
         for (part, batches) in schedule.at_end() {
-            let reports = evaluate(&mut rank, feeding, batches, &idle(done), shm)?;
+            let reports = evaluate(&mut rank, loader, batches, &idle(done), shm)?;
             protocol::say(&mut &mut *events, &Event::Evaluated { part, reports }).map_err(WorkerError::Silence)?;
         }
         rank.settle(&idle(done), shm)?;
@@ -413,7 +414,8 @@ fn profiled<D: Device>(rank: &mut Rank<D>, timed: Vec<(u64, u64, u64)>, events: 
     Ok(())
 }
 
-/// Holds the passes of the first step, on few sequences, against what they should come to. Nothing that is held changes.
+/// Holds the passes of the first step, on few sequences, against what they should come to. Nothing that is held
+/// changes.
 fn compare_first<D: Device>(
     artifact: &Artifact,
     orders: &Orders,
@@ -433,7 +435,7 @@ fn compare_first<D: Device>(
     loop {
         let step = Step { number: done + 1, learning_rate: 0.0, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
         rank.phase(ProgramPhase::Train, &step, shm)?;
-        // A scale that begins too high is lowered, as it would be by steps.
+        // A loss scale that begins too high is lowered, as steps would lower it.
         if rank.finite("grad_norm") || !rank.finite("loss") || !scaler.may_fall() {
             break;
         }
@@ -451,10 +453,16 @@ fn compare_first<D: Device>(
 }
 
 /// Means of the reports over held-out batches.
-fn evaluate<D: Device>(rank: &mut Rank<D>, feeding: &mut Feeding, batches: u64, idle: &Step, shm: &mut Shm) -> Result<Vec<Option<f64>>, WorkerError> {
+fn evaluate<D: Device>(
+    rank: &mut Rank<D>,
+    loader: &mut DataLoader,
+    batches: u64,
+    idle: &Step,
+    shm: &mut Shm,
+) -> Result<Vec<Option<f64>>, WorkerError> {
     let mut sums: Vec<Option<f64>> = vec![];
     for _ in 0..batches {
-        let batch = feeding.take()?;
+        let batch = loader.take()?;
         let step = Step { batch: &batch, ..*idle };
         rank.phase(ProgramPhase::Eval, &step, shm)?;
         sums.resize(rank.reports().len(), Some(0.0));
@@ -495,7 +503,7 @@ fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders, step: u64) ->
             PersistentId::State(..) => orders.save_state.is_some(),
             PersistentId::Table(_) => false,
         };
-        // Files hold them in 32 bits.
+        // Files hold these values in 32 bits.
         if saved
             && wrong.is_none()
             && let Some(k) = values.iter().position(|x| !(*x as f32).is_finite())
@@ -512,13 +520,13 @@ fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders, step: u64) ->
 /// Writes this rank's part of what a file holds, which the launcher prepared.
 fn save<D: Device>(rank: &Rank<D>, layout: &weights::SafetensorsLayout, file: &Path) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(file)?;
-    // What the run came to.
+    // Rank 0 writes the header, which says what the run came to.
     let mut outcome = if rank.rank() == 0 { layout.start(&file) } else { Ok(()) };
     rank.collect(|held, at, values| {
         if outcome.is_ok() {
             outcome = layout.write(&file, held, at, values);
         }
     });
-    // What could not be read is no number of the run's.
+    // A value that could not be read is no value of the run.
     outcome.and_then(|()| rank.device.outcome().map_err(io::Error::other))
 }

@@ -146,8 +146,9 @@ pub enum WorldError {
 }
 
 impl World {
-    /// The world that this process was started into, if any, for an artifact of so many ranks; `variable` looks up the environment, `meeting` (`HOST:PORT`)
-    /// says where ranks meet if the launcher is not to. A world of one rank is none: `mcc run` then starts what ranks it needs itself.
+    /// The world that this process was started into, if any, for an artifact of so many ranks; `variable` looks up
+    /// the environment, `meeting` (`HOST:PORT`) says where ranks meet if the launcher is not to. A world of one rank
+    /// is none: `mcc run` then starts what ranks it needs itself.
     ///
     /// # Errors
     /// If the environment contradicts itself or lacks something, or the world has not the ranks that are needed.
@@ -166,7 +167,7 @@ impl World {
             }
             Self::check(launcher, size, ranks)?;
             let local = number(names.local_rank)?;
-            // Slurm's count of tasks is one for each node: `4(x2),3`.
+            // Slurm gives a count of tasks for each node, as in `4(x2),3`.
             if let (Some(local), true) = (local, launcher != Launcher::Srun)
                 && let Some(count) = number(names.local_size)?
             {
@@ -241,7 +242,8 @@ impl RendezvousEndpoint {
     }
 }
 
-/// A port for ranks of one machine whose launcher names none: made of the job's name where there is one, else of the launcher's process, whose children they all are.
+/// A port for ranks of one machine whose launcher names none: made of the job's name where there is one, else of the
+/// launcher's process, whose children they all are.
 fn port_here(job: Option<String>) -> u16 {
     let parent = || rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get()).to_string();
     let hash = blake3::hash(job.unwrap_or_else(parent).as_bytes());
@@ -271,7 +273,7 @@ fn first_host(list: String) -> Result<String, WorldError> {
         host += &rest[..plain];
         rest = &rest[plain..];
         match rest.strip_prefix('[').map(|inner| inner.split_once(']')) {
-            // The first number of the first range, its zeros included.
+            // This is the first number of the first range, with its leading zeros.
             Some(Some((ranges, after))) => {
                 let number = ranges.split([',', '-']).next().unwrap_or_default();
                 if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!(meets(&format!("{TORCHRUN} TORCHELASTIC_USE_AGENT_STORE=True")), "torchrun 3/4 Some(1) a:29501");
         assert_eq!(meets(SRUN), "srun 1/8 Some(0) node01:20125");
         assert_eq!(meets(&format!("{SRUN} MASTER_ADDR=b MASTER_PORT=7")), "srun 1/8 Some(0) b:7");
-        // torchrun started by srun.
+        // Here srun has started torchrun.
         assert_eq!(meets(&format!("{TORCHRUN} {SRUN}")), "torchrun 3/4 Some(1) a:29500");
         assert_eq!(meets(&format!("PMI_RANK=1 PMI_SIZE=8 {SRUN}")), "mpiexec 1/8 None node01:20123");
         assert_eq!(meets("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=5"), "mpirun 0/2 None ::1:5");
@@ -329,7 +331,7 @@ mod tests {
         assert_eq!(meets(torchrun), "torchrun 3/4 Some(0) 127.0.0.1:29500");
         assert_eq!(meets(&format!("{SRUN} SLURM_STEP_NUM_NODES=1")), "srun 1/8 Some(0) 127.0.0.1:20125");
         assert_eq!(meets(&format!("{SRUN} SLURM_STEP_NUM_NODES=2")), "srun 1/8 Some(0) node01:20125");
-        // Nothing but the launcher itself tells runs apart.
+        // Only the launcher itself tells runs apart.
         let mpirun = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2";
         let ports = [mpirun.to_owned(), format!("{mpirun} PMIX_NAMESPACE=a"), format!("{mpirun} PMIX_NAMESPACE=b")].map(|environment| {
             let meeting = found(&environment).unwrap().unwrap().meeting;

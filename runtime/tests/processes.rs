@@ -10,7 +10,7 @@ use bench::{Bench, STEPS, TRAINING, children, npy, run};
 use fixture::Split;
 use ir::model::{Decay, LearningRateSchedule};
 use ir::op::Real;
-use runtime::executor::{Order, PersistentId};
+use runtime::executor::{CommandOrder, PersistentId};
 use runtime::launch::{self, Existing, Note, RunEnd, RunEvent, RunOptions, StepMetrics, Summary};
 use runtime::protocol::{Expected, FirstStep, OnNonfinite};
 use runtime::weights::Weights;
@@ -59,7 +59,7 @@ fn a_run_resumed_on_another_mesh_ends_as_if_it_had_never_stopped() {
     run(&second.artifact, &options, &mut |p| steps.push(p.step)).unwrap();
     assert_eq!(steps, [3, 4]);
     assert_eq!(fs::read(second.path("out")).unwrap(), whole);
-    // What was trained already can still be written; else there is nothing to do.
+    // A run whose steps are done can still write files; without any it has nothing to do.
     let done = RunOptions { steps: Some(2), ..options };
     assert_eq!(run(&second.artifact, &done, &mut |_| {}).unwrap().steps, 2);
     let done = RunOptions { save_weights: None, save_state: None, ..done };
@@ -126,13 +126,13 @@ fn native_kernels_on_threads_train_like_interpreted_ones() {
 fn streams_at_once_give_the_bits_of_list_order() {
     for split in [Split { microbatches: 2, pp: 2, dp: 1, tp: 2 }, Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }] {
         let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
-        let saved = |order: Order| {
+        let saved = |order: CommandOrder| {
             let options = RunOptions { save_weights: Some(bench.path("out")), order, ..bench.options() };
             let mut losses = vec![];
             run(&bench.artifact, &options, &mut |p| losses.push((p.loss, p.grad_norm))).unwrap();
             (fs::read(bench.path("out")).unwrap(), losses)
         };
-        assert_eq!(saved(Order::Streams), saved(Order::List));
+        assert_eq!(saved(CommandOrder::Streams), saved(CommandOrder::List));
     }
 }
 
@@ -196,7 +196,7 @@ fn a_launcher_that_is_killed_leaves_no_rank_behind() {
     assert_eq!(ranks.len(), 2);
     launcher.kill().unwrap();
     launcher.wait().unwrap();
-    // They die of a signal; this waits no longer than that takes.
+    // The ranks die of a signal, and this waits no longer than that takes.
     let is_rank = |p: &u32| fs::read(format!("/proc/{p}/cmdline")).is_ok_and(|c| !c.is_empty() && (c.starts_with_rank(0) || c.starts_with_rank(1)));
     while ranks.iter().any(is_rank) {
         std::thread::yield_now();
@@ -246,7 +246,8 @@ fn a_loss_that_is_not_finite_stops_with_the_first_op_or_skips() {
     let split = Split { microbatches: 2, pp: 1, dp: 2, tp: 1 };
     let bench = Bench::native(&fixture::job(&split), &split);
     let mut x = fixture::inputs()["x"].data.repeat(STEPS as usize);
-    // The sum of the products with weights near 1, -2 and 3 is infinite in f32, and times the first one NaN.
+    // The sum of the products with weights near 1, -2 and 3 is infinite in f32, and 0, the first input, times that is
+    // NaN.
     let most = f64::from(f32::MAX);
     x[((fixture::BATCH + 5) * fixture::INS) as usize..][..3].copy_from_slice(&[0.0, -most, most]);
     npy(&bench.path("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &x);
@@ -270,7 +271,7 @@ fn weights_that_are_not_finite_are_not_trained_from() {
 fn weights_that_are_not_finite_are_never_saved() {
     let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 2 };
     let mut job = fixture::job(&split);
-    // The last step's loss is that of the weights before it.
+    // The last step computes its loss from the weights before its update.
     job.train.schedule = LearningRateSchedule { peak: Real(f64::MAX), warmup: 0, decay: Decay::Constant, ..job.train.schedule };
     let bench = Bench::with(job);
     let out = bench.path("out");
@@ -296,7 +297,7 @@ fn a_run_whose_steps_are_skipped_ends_with_an_error() {
     let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 1 };
     let bench = Bench::native(&fixture::job(&split), &split);
     let (inputs, row) = (fixture::inputs(), fixture::BATCH * fixture::INS);
-    // From this step on, nothing is finite: the ranks compute in f32.
+    // From step `first` on, nothing is finite, as the ranks compute in f32.
     let tried = |first: u64, most: u64| {
         let mut x = inputs["x"].data.repeat(STEPS as usize);
         x[(row * (first - 1)) as usize..].fill(f64::from(f32::MAX));

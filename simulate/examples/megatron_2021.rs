@@ -40,7 +40,7 @@ struct Row {
     vpp: u64,
     seq: u64,
     vocab: u64,
-    /// Of the text; without, attention is fused.
+    /// Whether the text stores scores; otherwise attention is fused.
     stores_scores: bool,
     serial: bool,
 }
@@ -48,17 +48,17 @@ struct Row {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "snake_case")]
 enum Part {
-    /// Of attention's core, products read and write 16 bits, and a kernel each makes probabilities and their gradients.
-    /// It reads scores, or probabilities and gradients, up to the diagonal, and writes whole rows; the mask is no kernel
-    /// of its own (`scaled_upper_triang_masked_softmax.h`).
+    /// Of attention's core, products read and write 16 bits, and a kernel each makes probabilities and their
+    /// gradients. It reads scores, or probabilities and gradients, up to the diagonal, and writes whole rows; the
+    /// mask is no kernel of its own (`scaled_upper_triang_masked_softmax.h`).
     Softmax,
     /// A layer is computed again to its end, with its last product and all-reduce (`random.py`, `checkpoint`).
     WholeLayer,
     /// Gradients have 16 bits: from a step's second microbatch on, a kernel of its own adds those of layers to the
     /// sums, and data-parallel groups exchange half the bytes (`distributed.py`).
     HalfGradients,
-    /// Without a pipeline gradients are exchanged beside the last backward pass, which takes longer meanwhile (torch's
-    /// DDP, in `run_table_1.sh`).
+    /// Without a pipeline gradients are exchanged beside the last backward pass, which takes longer meanwhile
+    /// (torch's DDP, in `run_table_1.sh`).
     TorchDdp,
     /// A rank sends its share of what a stage gives, and the receivers gather it (Paper, section 4.1).
     ScatterGather,
@@ -72,7 +72,7 @@ enum Part {
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct Request {
     row: Row,
     parts: BTreeSet<Part>,
     /// A machine file.
@@ -82,7 +82,7 @@ struct Asked {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct Response {
     seconds: Vec<f64>,
 }
 
@@ -120,14 +120,14 @@ fn job(row: &Row) -> Job {
     unverified(models.training, models.evaluation, &plan).expect("the plan is right").job
 }
 
-/// What commands of a body take in place of what they would, and in addition.
+/// The costs that replace those of a body's commands, and those that are added.
 #[derive(Default)]
 struct OfBody {
     instead: BTreeMap<usize, Cost>,
     more: BTreeMap<usize, Cost>,
 }
 
-/// What the parts make of a job, by program and body.
+/// The changes of costs that the parts make, by program and body.
 struct Adapter<'a> {
     row: &'a Row,
     parts: &'a BTreeSet<Part>,
@@ -148,7 +148,7 @@ impl<'a> Adapter<'a> {
         self.parts.contains(&part)
     }
 
-    /// A kernel that does nothing but move so many bytes.
+    /// The cost of a kernel that only moves bytes.
     fn moves(&self, bytes: f64) -> Cost {
         Cost::new(Cause::Memory, memory(self.machine, bytes, 1)).and(Cause::Launch, self.machine.device.launch.value)
     }
@@ -157,7 +157,7 @@ impl<'a> Adapter<'a> {
         if let Action::Launch { kernel, .. } = action { Some(&self.job.kernels[kernel.index()]) } else { None }
     }
 
-    /// The last command of a layer in a body that is so.
+    /// The last command of a layer in a body for which `is` holds.
     fn last(body: &ProgramBody, layer: u32, is: impl Fn(&Action) -> bool) -> Option<&Action> {
         body.commands.iter().rev().find(|c| c.origin.layer == Some(layer) && is(&c.action)).map(|c| &c.action)
     }
@@ -185,7 +185,7 @@ impl<'a> Adapter<'a> {
             let mut seen: BTreeSet<u32> = BTreeSet::new();
             for (at, command) in body.commands.iter().enumerate().filter(|(_, c)| is_product(&c.action)) {
                 let Some(layer) = command.origin.layer.filter(|layer| seen.insert(*layer)) else { continue };
-                // A backward pass computes each layer again before.
+                // A backward pass first computes each layer again.
                 let mut cost = self.forward() + if is_forward { Cost::default() } else { self.backward() };
                 if !is_forward && self.has(Part::WholeLayer) {
                     let product = Self::last(forward, layer, is_product).map(|a| costs.work(stage, a).1);
@@ -193,14 +193,15 @@ impl<'a> Adapter<'a> {
                     cost = [product, exchange].into_iter().flatten().fold(cost, |sum, cost| sum + cost);
                 }
                 if !is_forward && self.has(Part::HalfGradients) {
-                    // Both read, and the sum written; the first microbatch's gradients are the sums.
+                    // The kernel reads both and writes the sum. The first microbatch's gradients are the sums
+                    // themselves.
                     let microbatches = (self.row.batch / self.row.dp / self.row.micro_batch) as f64;
                     let weights = 12.0 * (self.row.hidden * self.row.hidden / self.row.tp) as f64;
                     cost += self.moves(6.0 * weights).times(1.0 - 1.0 / microbatches);
                 }
                 of.more.insert(at, cost);
             }
-            // What makes logits is of no layer.
+            // The product that makes the logits belongs to no layer.
             let head = body.commands.iter().position(|c| c.origin.layer.is_none() && is_product(&c.action));
             if let (Some(at), false, true) = (head, is_forward, self.has(Part::CrossEntropy)) {
                 let Row { micro_batch, seq, vocab, tp, .. } = *self.row;
@@ -211,7 +212,7 @@ impl<'a> Adapter<'a> {
         out
     }
 
-    /// Attention's core, as the paper's programs compute it.
+    /// The costs of attention's core, as the paper's programs compute it.
     fn softmax(&self, body: &ProgramBody) -> BTreeMap<usize, Cost> {
         let (_, scores, _) = self.sizes();
         let mut out = BTreeMap::new();
@@ -225,7 +226,7 @@ impl<'a> Adapter<'a> {
             } else if (Work::needed(kernel).bytes as f64) < scores {
                 Cost::default()
             } else {
-                // Half of what is read, all of what is written.
+                // The kernel reads half of its inputs, up to the diagonal, and writes whole rows.
                 self.moves(if command.origin.phase == Phase::Backward && !command.origin.recomputed { 2.0 } else { 1.5 } * scores)
             };
             out.insert(at, cost);
@@ -233,29 +234,30 @@ impl<'a> Adapter<'a> {
         out
     }
 
-    /// Bytes of what a layer takes and gives, of a rank's scores, and the width of tensor parallelism.
+    /// The bytes of a layer's input or output, the bytes of a rank's scores, and the width of tensor parallelism.
     fn sizes(&self) -> (f64, f64, f64) {
         let Row { micro_batch, seq, hidden, heads, tp, .. } = *self.row;
         (2.0 * (micro_batch * seq * hidden) as f64, 2.0 * (micro_batch * heads / tp * seq * seq) as f64, tp as f64)
     }
 
-    /// A kernel of so many times the bytes of scores, if these are stored.
+    /// The cost of a kernel that moves so many times the bytes of scores, if these are stored.
     fn of_scores(&self, times: f64) -> Cost {
         if self.row.stores_scores { self.moves(times * self.sizes().1) } else { Cost::default() }
     }
 
-    /// What a layer's forward pass takes in addition, also where it is computed again.
+    /// The additional cost of a layer's forward pass, also where it is recomputed.
     fn forward(&self) -> Cost {
         let (n, _, tp) = self.sizes();
         let mut cost = Cost::default();
         if self.has(Part::Dropout) {
-            // Read, written, with a mask of a byte; twice a mask where bias, dropout and sum are one kernel.
+            // Dropout of probabilities reads, writes and stores a mask of one byte. The two kernels of bias, dropout
+            // and sum only add their masks.
             cost += self.of_scores(2.5) + self.moves(2.0 * 0.5 * n);
         }
         if self.has(Part::Pointwise) {
             cost += self.moves(2.0 * 4.0 * n / tp) + self.moves(2.0 * 3.0 * n / tp) + self.moves(2.0 * n / tp);
             if self.row.tp == 1 {
-                // Where nothing is exchanged in between, mcc's product adds bias and residual beside its arithmetic.
+                // If nothing is exchanged in between, mcc's product adds bias and residual beside its arithmetic.
                 cost += self.moves(3.0 * n).times(2.0);
             }
         }
@@ -281,7 +283,7 @@ impl<'a> Adapter<'a> {
         let of = &self.bodies[number][place];
         let mut cost = of.instead.get(&at).copied().unwrap_or(cost);
         match &body.commands[at].action {
-            // Norms and losses stay as they are.
+            // Norms and losses, which have few elements, stay as they are.
             Action::Collective { kind, group, dtype: DType::F32, count, .. } if body.kind == BodyKind::Reduce && *count > 1024 => {
                 let group = &program.groups[group.index()];
                 let members = group.members(&self.job.mesh, self.job.mesh.first_of_stage(stage as u64));
@@ -289,7 +291,7 @@ impl<'a> Adapter<'a> {
                     cost = collective(self.machine, *kind, &Reach::of(self.machine, &members), count * 2);
                 }
                 if self.has(Part::TorchDdp) && self.row.pp == 1 {
-                    // What kernels beside it lose.
+                    // The exchange takes longer by what kernels lose beside it.
                     cost = cost.times(self.machine.contention.kernels.value);
                 }
             }
@@ -312,10 +314,10 @@ impl<'a> Adapter<'a> {
 fn main() {
     let mut jobs: BTreeMap<Row, Job> = BTreeMap::new();
     for line in std::io::stdin().lock().lines() {
-        let asked: Asked = serde_json::from_str(&line.expect("a line")).expect("a request");
+        let asked: Request = serde_json::from_str(&line.expect("a line")).expect("a request");
         let job = jobs.entry(asked.row.clone()).or_insert_with(|| job(&asked.row));
         let mut machine = Machine::parse(&asked.machine).expect("a machine file");
-        let mut told = Told { seconds: vec![] };
+        let mut told = Response { seconds: vec![] };
         for [products, bytes] in asked.points {
             (machine.device.products.efficiency.value, machine.device.memory.efficiency.value) = (products, bytes);
             let adapter = Adapter::new(&asked.row, &asked.parts, &machine, job);

@@ -58,21 +58,21 @@ pub struct Fit {
     pub numbers: Vec<(String, f64)>,
 }
 
-/// A number that may move, between two values.
-struct Knob {
+/// A number that the fit may change, between two values.
+struct FitParameter {
     name: String,
     of: Box<dyn Fn(&mut Machine) -> &mut Figure>,
     least: f64,
     most: f64,
 }
 
-impl Knob {
-    fn new(name: impl Into<String>, (least, most): (f64, f64), of: impl Fn(&mut Machine) -> &mut Figure + 'static) -> Knob {
-        Knob { name: name.into(), of: Box::new(of), least, most }
+impl FitParameter {
+    fn new(name: impl Into<String>, (least, most): (f64, f64), of: impl Fn(&mut Machine) -> &mut Figure + 'static) -> FitParameter {
+        FitParameter { name: name.into(), of: Box::new(of), least, most }
     }
 }
 
-/// A measurement: its weight, its seconds, and what a machine predicts.
+/// A measurement: its weight, its seconds, and a machine's prediction.
 struct Sample<'a> {
     weight: f64,
     seconds: f64,
@@ -80,7 +80,7 @@ struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// How far a prediction is off, as a logarithm.
+    /// The logarithm of predicted over measured seconds.
     fn off(&self, machine: &Machine) -> f64 {
         ((self.predicted)(machine).max(1e-12) / self.seconds.max(1e-12)).ln()
     }
@@ -96,13 +96,13 @@ fn mean(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
     samples.iter().map(|s| s.weight * of(s)).sum::<f64>() / weights.max(f64::MIN_POSITIVE)
 }
 
-fn fit(machine: &mut Machine, what: &str, knobs: &[Knob], samples: &[Sample], source: &str) -> Option<Fit> {
+fn fit(machine: &mut Machine, what: &str, knobs: &[FitParameter], samples: &[Sample], source: &str) -> Option<Fit> {
     if samples.is_empty() || samples.len() < knobs.len() {
         return None;
     }
     let off = |machine: &Machine| mean(samples, |s| s.off(machine).abs());
     let before = off(machine);
-    // Numbers may make up for each other: all that go up or down together are tried.
+    // Errors of several numbers may cancel, so all combinations of moves up and down are tried.
     let moves = (0..3u32.pow(knobs.len() as u32)).map(|m| (0..knobs.len() as u32).map(move |k| (m / 3u32.pow(k) % 3) as i32 - 1));
     let moves: Vec<Vec<i32>> = moves.map(Iterator::collect).collect();
     let search = |mut step: f64| {
@@ -131,7 +131,7 @@ fn fit(machine: &mut Machine, what: &str, knobs: &[Knob], samples: &[Sample], so
     let (found, best) = found.expect("invariant: there are steps");
     *machine = found;
     let [before, after] = [before, best].map(f64::exp_m1);
-    // So few fit nearly exactly, whatever the formula is.
+    // Few measurements fit nearly exactly, whatever the formula is, so their spread is at least a tenth.
     let least = if samples.len() > 3 * knobs.len() { 0.02 } else { 0.1 };
     for knob in knobs {
         let figure = (knob.of)(machine);
@@ -162,7 +162,7 @@ pub fn off_kernels(machine: &Machine, times: &[KernelTime]) -> Vec<Fit> {
 fn of_kernels(machine: &mut Machine, times: &[KernelTime], source: &str, is_fitted: bool) -> Vec<Fit> {
     let of = |is: &dyn Fn(&Family) -> bool| -> Vec<Sample> {
         let own = times.iter().filter(|t| t.kernel.on == Space::Device && is(&t.kernel.family));
-        // By its formula, whatever else the file knows of it.
+        // The formula predicts, even if the file has a measured time of the kernel.
         own.map(|t| {
             let (kernel, threads) = (t.kernel, t.threads);
             let predicted = move |m: &Machine| kernels::formula(m, kernel, threads).seconds();
@@ -172,15 +172,15 @@ fn of_kernels(machine: &mut Machine, times: &[KernelTime], source: &str, is_fitt
     };
     let part = (0.01, 1.0);
     let memory = [
-        Knob::new("device.memory.efficiency", part, |m| &mut m.device.memory.efficiency),
-        Knob::new("device.launch", (1e-8, 1e-3), |m| &mut m.device.launch),
+        FitParameter::new("device.memory.efficiency", part, |m| &mut m.device.memory.efficiency),
+        FitParameter::new("device.launch", (1e-8, 1e-3), |m| &mut m.device.launch),
     ];
     let products = [
-        Knob::new("device.products.efficiency", part, |m| &mut m.device.products.efficiency),
-        Knob::new("device.products.depth", (1.0, 4096.0), |m| &mut m.device.products.depth),
+        FitParameter::new("device.products.efficiency", part, |m| &mut m.device.products.efficiency),
+        FitParameter::new("device.products.depth", (1.0, 4096.0), |m| &mut m.device.products.depth),
     ];
-    let forward = [Knob::new("device.attention.forward", part, |m| &mut m.device.attention.forward)];
-    let backward = [Knob::new("device.attention.backward", part, |m| &mut m.device.attention.backward)];
+    let forward = [FitParameter::new("device.attention.forward", part, |m| &mut m.device.attention.forward)];
+    let backward = [FitParameter::new("device.attention.backward", part, |m| &mut m.device.attention.backward)];
     let bytes = of(&|f| matches!(f, Family::Loops { .. } | Family::Scatter));
     let families = [
         ("loops and scatters", &memory[..], bytes),
@@ -188,7 +188,8 @@ fn of_kernels(machine: &mut Machine, times: &[KernelTime], source: &str, is_fitt
         (Family::Attention.describe(), &forward[..], of(&|f| *f == Family::Attention)),
         (Family::AttentionGrad.describe(), &backward[..], of(&|f| *f == Family::AttentionGrad)),
     ];
-    let each = |(what, knobs, samples): (&str, &[Knob], Vec<Sample>)| fit(machine, what, if is_fitted { knobs } else { &[] }, &samples, source);
+    let each =
+        |(what, knobs, samples): (&str, &[FitParameter], Vec<Sample>)| fit(machine, what, if is_fitted { knobs } else { &[] }, &samples, source);
     families.into_iter().filter_map(each).collect()
 }
 
@@ -210,19 +211,19 @@ pub fn links(machine: &mut Machine, times: &[ExchangeTime], source: &str) -> Vec
             continue;
         }
         let name = machine.links[level].name.clone();
-        // What a core copies a second is known from nothing else, as the rate of a cable is: it has no part of that.
+        // Nothing else says what a core copies a second, unlike a cable's rate, so the rate itself is fitted.
         let rate = if machine.is_cpu() {
             let link = &mut machine.links[level];
             link.bytes_per_second.value *= link.efficiency.value;
             link.efficiency = Figure { value: 1.0, ..link.bytes_per_second.clone() };
-            Knob::new(format!("links.{name}.bytes_per_second"), (1e6, 1e13), move |m| &mut m.links[level].bytes_per_second)
+            FitParameter::new(format!("links.{name}.bytes_per_second"), (1e6, 1e13), move |m| &mut m.links[level].bytes_per_second)
         } else {
-            Knob::new(format!("links.{name}.efficiency"), (1e-3, 1.0), move |m| &mut m.links[level].efficiency)
+            FitParameter::new(format!("links.{name}.efficiency"), (1e-3, 1.0), move |m| &mut m.links[level].efficiency)
         };
         let knobs = [
             rate,
-            Knob::new(format!("links.{name}.latency"), (1e-8, 1e-1), move |m| &mut m.links[level].latency),
-            Knob::new(format!("links.{name}.hop"), (1e-8, 1e-1), move |m| &mut m.links[level].hop),
+            FitParameter::new(format!("links.{name}.latency"), (1e-8, 1e-1), move |m| &mut m.links[level].latency),
+            FitParameter::new(format!("links.{name}.hop"), (1e-8, 1e-1), move |m| &mut m.links[level].hop),
         ];
         all.extend(fit(machine, &format!("exchanges over {name}"), &knobs, &samples, source));
     }
@@ -261,14 +262,14 @@ pub fn steps(machine: &mut Machine, times: &[StepTime], source: &str) -> Vec<Fit
     if apart.len() >= 2 {
         machine.host.wake.get_or_insert_with(|| figure(3e-5));
         let knobs = [
-            Knob::new("host.wake", (1e-8, 1e-2), |m| m.host.wake.as_mut().expect("invariant: it was set")),
-            Knob::new("device.phase", (1e-8, 1e-1), |m| &mut m.device.phase),
+            FitParameter::new("host.wake", (1e-8, 1e-2), |m| m.host.wake.as_mut().expect("invariant: it was set")),
+            FitParameter::new("device.phase", (1e-8, 1e-1), |m| &mut m.device.phase),
         ];
         all.extend(fit(machine, "steps of ranks with a core each", &knobs, &apart, source));
     }
     if !crowded.is_empty() {
         machine.host.crowded_wake.get_or_insert_with(|| figure(3e-5));
-        let wake = Knob::new("host.crowded_wake", (1e-8, 1e-2), |m| m.host.crowded_wake.as_mut().expect("invariant: it was set"));
+        let wake = FitParameter::new("host.crowded_wake", (1e-8, 1e-2), |m| m.host.crowded_wake.as_mut().expect("invariant: it was set"));
         all.extend(fit(machine, "steps of ranks that share cores", &[wake], &crowded, source));
     }
     all
@@ -302,7 +303,7 @@ mod tests {
         assert!(off(found.bytes_per_second.value, rate) < 0.01 && found.efficiency.value == 1.0, "{found:?}");
         assert!(off(found.hop.value + found.latency.value, 1e-5) < 0.05, "{found:?}");
         assert!([&found.bytes_per_second, &found.latency, &found.hop].iter().all(|f| f.source == "profile"), "{found:?}");
-        // One measurement that is wrong by ten moves nothing much.
+        // One measurement that is wrong by a factor of ten hardly changes the fit.
         let mut times = times;
         times[3].seconds *= 10.0;
         links(&mut machine, &times, "profile");

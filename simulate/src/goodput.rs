@@ -22,9 +22,9 @@
 use crate::machine::{Machine, Reliability};
 use serde::Serialize;
 
-/// Of what can be had at best, so much is given up for checkpoints that are as far apart as that allows.
+/// The part of the best goodput that is given up for checkpoints that are as far apart as that allows.
 const GIVEN_UP: f64 = 5e-3;
-/// And they are no further apart than this, in seconds, however seldom devices fail.
+/// The greatest distance of checkpoints in seconds, however seldom devices fail.
 const SELDOM: f64 = 3600.0;
 
 /// Bytes that a job saves.
@@ -102,7 +102,7 @@ impl Saved {
     /// The most steps with which it is within a two-hundredth of the best, but no more than an hour's, unless the
     /// best has more; and what it then is.
     pub fn best(&self) -> (u64, f64) {
-        // It rises to a maximum and falls after it; of whole steps as well.
+        // Goodput rises to a maximum and falls after it, also over whole steps.
         let rises = |steps: u64| self.goodput(steps + 1) > self.goodput(steps);
         let peak = first(1, |steps| !rises(steps));
         let enough = self.goodput(peak) * (1.0 - GIVEN_UP);
@@ -112,7 +112,7 @@ impl Saved {
     }
 }
 
-/// The first number from `least` on that is so, if all that follow it are.
+/// The first number from `least` on for which `is_so` holds, if it holds for all that follow.
 fn first(least: u64, is_so: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut by) = (least, 1u64);
     while !is_so(low + by - 1) && by < 1 << 40 {
@@ -141,7 +141,7 @@ mod tests {
 
     const JOB: Saved = Saved { between_failures: 10_000.0, restart: 300.0, write: 120.0, wait: 2.0, step: 7.0 };
 
-    /// A job event by event, with failures of a pseudo-random sequence: the part of its time that stays.
+    /// Simulates a job event by event, with pseudo-random failures. Returns the part of its time that is kept.
     fn played(job: &Saved, steps: u64, failures: u64) -> f64 {
         let mut state = 88172645463325252u64;
         let mut exponential = || {
@@ -156,7 +156,7 @@ mod tests {
             all += until;
             let (mut now, mut written) = (job.restart, 0.0f64);
             loop {
-                // Training; then the next checkpoint, once the last one is written.
+                // Training goes on, and the next checkpoint begins once the last one is written.
                 let begun = (now + steps as f64 * job.step).max(written);
                 written = begun + job.write;
                 now = begun + job.wait;
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_best_interval_is_the_best_of_all() {
-        // Where training waits for all that is written, Young's: the root of 2 x 10,000 x 50.
+        // If training waits for all that is written, the best interval is Young's: the root of 2 x 10,000 x 50.
         let young = Saved { write: 50.0, wait: 50.0, step: 1.0, ..JOB };
         let peak = (1..5000).max_by(|a, b| young.goodput(*a).total_cmp(&young.goodput(*b))).expect("some");
         assert!((peak as f64 / 1000.0 - 1.0).abs() < 0.05, "{peak}");
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// Without failures all time is training, and what a failure costs is what was lost and the start.
+    /// Without failures all time is training. A failure costs what was lost and the restart.
     #[test]
     fn few_failures_cost_what_each_costs() {
         let rare = Saved { between_failures: 1e9, wait: 0.0, ..JOB };
@@ -226,7 +226,8 @@ mod tests {
         assert_eq!(goodput(&without, 8, Checkpoint::default(), 1.0), None);
     }
 
-    /// Of 8 ranks, 1 GB/s of storage and 2 GB/s of copies: 12 GB are a share, of which a step of 4 s writes half one.
+    /// With 8 ranks, 1 GB/s of storage and 2 GB/s of copies, each rank has a share of 12 GB, of which a step of
+    /// 4 s writes half a GB.
     #[test]
     fn an_update_waits_for_what_passes_leave_of_a_copy() {
         let machine = Machine::named("h100-dgx").expect("known");

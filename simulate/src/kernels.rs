@@ -67,7 +67,7 @@ pub fn product(machine: &Machine, p: &Product, threads: u64) -> Cost {
     let products = &machine.device.products;
     let peak = machine.peak(p.factors, p.tf32) * products.efficiency.value * threads as f64;
     let (depth, contracted) = (products.depth.value, *contracted as f64);
-    // So many tiles' worth of work, of which some is time of waves that are not full.
+    // The product takes the time of `tiles` tiles, and that of `idle` more in waves that are not full.
     let cost = |tiles: f64, idle: f64, operations: f64, rate: f64| {
         let each = |elements: f64| 2.0 * operations * elements / (peak * rate);
         let full = Cost::new(Cause::Product, tiles * each(contracted)).and(Cause::Depth, tiles * each(depth));
@@ -124,7 +124,7 @@ pub fn formula(machine: &Machine, kernel: &Kernel, threads: u64) -> Cost {
     let of_arithmetic = match kernel.family {
         Family::Gemm => Product::of(kernel).map_or(Cost::default(), |p| product(machine, &p, threads)),
         Family::Attention => attention(Cause::AttentionForward, rates.forward.value, work.flops as f64),
-        // Scores are computed again: a product more than the four of which `Work` tells.
+        // Scores are computed again, which is one product more than the four that `Work` counts.
         Family::AttentionGrad => attention(Cause::AttentionBackward, rates.backward.value, work.flops as f64 * 1.25),
         Family::Loops { .. } | Family::Scatter => Cost::default(),
     };
@@ -141,8 +141,8 @@ mod tests {
     use ir::op::{Attention, AttentionGrad, Real, Scoring, Unary};
     use std::collections::BTreeMap;
 
-    /// Of 100 multiprocessors and 1,000 operations a second in f32, 2,000 in tf32 and 4,000 in 16 bits, of which all
-    /// are reached; 10 bytes a second.
+    /// A machine with 100 multiprocessors, and 1,000 operations a second in f32, 2,000 in tf32 and 4,000 in 16 bits,
+    /// all of which are reached. Its memory moves 10 bytes a second.
     fn machine() -> Machine {
         let mut machine = Machine::named("a100-80g-dgx").expect("a machine");
         let device = &mut machine.device;
@@ -164,16 +164,16 @@ mod tests {
     #[test]
     fn a_product_takes_waves_of_tiles() {
         let (mut machine, seconds) = (machine(), |m: &Machine, p: &Product| product(m, p, 1).seconds());
-        // 100 tiles, one wave; then one more, of which half of the rest is waited for.
+        // 100 tiles are one wave and 200 are two. A single tile more waits for half of the rest of its wave.
         assert_eq!(seconds(&machine, &shape(100, 100)), 2.0 * 10_000.0 * 7.0 / 1e3);
         assert_eq!(seconds(&machine, &shape(1000, 11)), 2.0 * 20_000.0 * 7.0 / 1e3);
         assert_eq!(seconds(&machine, &shape(1010, 10)), 2.0 * 7.0 * 100.0 * (101.0 + 0.5 * 99.0) / 1e3);
-        // Rows of as many experts more begin tiles of their own.
+        // Each further expert begins tiles of its own.
         let experts = Product { shape: ProductSize { more: 99, ..shape(10, 10).shape }, ..shape(10, 10) };
         assert_eq!(seconds(&machine, &experts), 2.0 * 10_000.0 * 7.0 / 1e3);
         machine.device.products.depth.value = 3.0;
         assert_eq!(seconds(&machine, &shape(100, 100)), 2.0 * 10_000.0 * 10.0 / 1e3);
-        // Twice and four times the operations a second.
+        // tf32 has twice and bf16 four times the operations a second of f32.
         let of = |factors, tf32| seconds(&machine, &Product { factors, tf32, ..shape(100, 100) });
         assert_eq!([of(DType::F32, true), of(DType::Bf16, false)], [100.0, 50.0]);
         machine.device.products.tiles.as_mut().expect("tiles").sizes.push((50, 50, 0.9));
@@ -205,7 +205,7 @@ mod tests {
         let found = kernel(Family::Gemm, body, op, &[(DType::F32, vec![b, m, k]), (DType::F32, vec![b, n, k])], vec![b, m, n]);
         let shape = ProductSize { repeats: 3, rows: 5, columns: 11, more: 0 };
         assert_eq!(Product::of(&found), Some(Product { shape, contracted: 7, factors: DType::F32, tf32: true }));
-        // Rows of four experts, and the gradient of their weights.
+        // These are the rows of four experts, and the gradient of their weights.
         let (body, [rows, e, n, k]) = dims([40, 4, 11, 7]);
         let op = Op::GroupedDot { rows, experts: e, over: vec![k], tf32: true };
         let operands = [(DType::Bf16, vec![rows, k]), (DType::Bf16, vec![e, n, k]), (DType::I32, vec![e])];
@@ -237,7 +237,8 @@ mod tests {
             let operands = [(DType::F32, vec![at, d]), (DType::F32, vec![keys, d]), (DType::F32, vec![keys, d])];
             launch(&machine, &kernel(family, body, op, &operands, vec![at, d]), 1).seconds() - 0.25
         };
-        // Two products of 8 x 8 x 4, at half of 1,000 operations a second; a quarter for one and a quarter of these.
+        // The forward pass has two products of 8 x 8 x 4, at half of 1,000 operations a second. A gradient has one
+        // and a quarter, at a quarter.
         assert_eq!(attention(Op::Attention, Family::Attention), 2.0 * 2.0 * 256.0 / 500.0);
         let gradient = |a| Op::AttentionGrad(a, AttentionGrad::V);
         assert_eq!(attention(gradient, Family::AttentionGrad), 2.0 * 256.0 * 1.25 / 250.0);

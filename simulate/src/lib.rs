@@ -34,7 +34,7 @@ impl Default for Options {
 /// Streams that wait for ever.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("after {seconds:.6} s nothing goes on: {}", said(.streams))]
-pub struct Stuck {
+pub struct Deadlock {
     /// Seconds from the beginning of the play to when the last stream stopped.
     pub seconds: f64,
     /// Stages, and what their streams are called.
@@ -46,7 +46,7 @@ pub struct Stuck {
 pub enum Unpredicted {
     /// Streams of its programs wait for ever.
     #[error(transparent)]
-    Stuck(#[from] Stuck),
+    Deadlock(#[from] Deadlock),
     /// Seconds of a step that are not positive, or not finite.
     #[error("the numbers of the machine file give a step of {0} s")]
     NoTime(f64),

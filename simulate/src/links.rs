@@ -16,7 +16,7 @@ use ir::op::Collective;
 /// How a group's members lie on a machine's levels of links.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reach {
-    /// For each level, the most members of a block that it joins.
+    /// For each level, the most members of a block that the level joins.
     within: Vec<u64>,
     members: u64,
 }
@@ -36,12 +36,12 @@ impl Reach {
         self.within.iter().position(|n| *n == self.members).unwrap_or(self.within.len() - 1)
     }
 
-    /// Members that are joined below a level, of one block.
+    /// The members of one block that are joined below a level.
     fn below(&self, level: usize) -> u64 {
         level.checked_sub(1).map_or(1, |k| self.within[k])
     }
 
-    /// Levels that its rings pass.
+    /// The levels that the group's rings pass.
     fn passed(&self) -> impl Iterator<Item = usize> + '_ {
         (0..=self.top()).filter(|k| self.within[*k] > self.below(*k))
     }
@@ -71,7 +71,7 @@ pub fn collective(machine: &Machine, kind: Collective, reach: &Reach, part: u64)
             };
             reach.passed().map(each).max_by(|a, b| a.0.total_cmp(&b.0))
         }
-        // A rank sends to each member by itself.
+        // A rank sends to each member separately.
         Collective::AllToAll => {
             let to = |k: usize| bytes * (reach.within[k] - reach.below(k)) as f64 / (reach.members - 1) as f64;
             reach.passed().map(|k| (to(k) / rate(machine, k), Cause::Bytes(k as u8))).max_by(|a, b| a.0.total_cmp(&b.0))
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use ir::op::Reduce;
 
-    /// 300 GB/s among 8 ranks, 25 GB/s of each beyond, all of it reached.
+    /// A machine with 300 GB/s among 8 ranks, and 25 GB/s of each rank beyond, all of which is reached.
     fn machine() -> Machine {
         let mut machine = Machine::named("a100-80g-dgx").expect("a machine");
         for (link, rate) in machine.links.iter_mut().zip([300e9, 25e9]) {
@@ -155,7 +155,8 @@ mod tests {
         let sum = Collective::AllReduce(Reduce::Sum);
         let all = |n: u64, step: usize| (0..n).step_by(step).collect::<Vec<u64>>();
         assert_eq!(seconds(sum, &all(8, 1), 300_000_000_000), 1.0);
-        // One rank of each machine, and all of two: eight adapters each, which give 200 GB/s.
+        // One group has one rank of each machine. The other has all ranks of two machines, whose eight adapters give
+        // 200 GB/s.
         assert_eq!(seconds(sum, &all(64, 8), 25_000_000_000), 1.0);
         assert_eq!(seconds(Collective::AllGather, &all(16, 1), 200_000_000_000), 1.0);
         assert_eq!(seconds(sum, &[3], 1 << 40), 0.0);
@@ -164,7 +165,7 @@ mod tests {
     #[test]
     fn what_goes_to_each_member_takes_the_links_between_the_two() {
         let ranks: Vec<u64> = (0..16).collect();
-        // 8 of 15 parts leave the machine, 25 GB/s each rank.
+        // 8 of 15 parts leave the machine, at 25 GB/s for each rank.
         assert_eq!(seconds(Collective::AllToAll, &ranks, 15 * 25_000_000_000), 8.0);
         assert_eq!(seconds(Collective::Shift, &ranks, 25_000_000_000), 1.0);
         let machine = machine();
@@ -193,7 +194,8 @@ mod tests {
             (collective(machine, kind, &Reach::of(machine, &ranks), part).seconds() * 1e6).round() as u64
         };
         let sum = Collective::AllReduce(Reduce::Sum);
-        // In, both added up, out; of three or more each adds up a part, which is copied in once more.
+        // Two ranks copy in, add up both and copy out. Three or more each add up a part, which is copied in once
+        // more.
         assert_eq!([copied(&machine, sum, 2, 1 << 20), copied(&machine, sum, 4, 1 << 20)], [4 << 20, (3 << 20) + (1 << 18)]);
         assert_eq!(copied(&machine, sum, 4, 1 << 10), 6 << 10, "small ones are added up by all");
         assert_eq!(copied(&machine, Collective::AllGather, 4, 1 << 20), 5 << 20);

@@ -11,16 +11,16 @@ mod stage;
 
 use crate::cost::{Cause, Cost};
 use crate::machine::Machine;
-use crate::tape::{BY_ITSELF, Costs, Item, Kind, Meetings, StageTape, Takes};
-use crate::{Options, Stuck};
+use crate::tape::{BY_ITSELF, CostOverride, Costs, Item, Meetings, StageTape, WorkKind};
+use crate::{Deadlock, Options};
 use exchanges::Route;
 use ir::op::Channel;
 use ir::program::{Job, ProgramPhase, Stream};
-use stage::{Op, Share, StagePlay, State};
+use stage::{PoolShare, RunningOp, StagePlay, State};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
 
-pub use stage::{Spent, Times};
+pub use stage::{StageTimes, TimeBreakdown};
 
 /// Steps at most until they are taken to be steady: the fill of a pipeline, or of what is prefetched, takes one.
 const STEPS: usize = 8;
@@ -67,7 +67,7 @@ pub struct Slice {
 
 /// What came of it.
 #[derive(Clone, Debug)]
-pub struct Played {
+pub struct SimulationResult {
     /// The step that is like the one before: its number, from 0.
     pub step: usize,
     /// Whether it is, or only the last one that was played.
@@ -79,32 +79,32 @@ pub struct Played {
     /// From the one to the other, by cause.
     pub path: Cost,
     /// Of each stage.
-    pub times: Vec<Times>,
+    pub times: Vec<StageTimes>,
 }
 
-/// When an op ends, if its rate stays what it is.
+/// The end of an op, if its rate stays the same.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Due {
+struct EndEvent {
     time: f64,
     op: usize,
     generation: u32,
 }
 
-impl Eq for Due {}
+impl Eq for EndEvent {}
 
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Due) -> Option<Ordering> {
+impl PartialOrd for EndEvent {
+    fn partial_cmp(&self, other: &EndEvent) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
-    fn cmp(&self, other: &Due) -> Ordering {
+impl Ord for EndEvent {
+    fn cmp(&self, other: &EndEvent) -> Ordering {
         self.time.total_cmp(&other.time).then(self.op.cmp(&other.op)).then(self.generation.cmp(&other.generation))
     }
 }
 
-/// What ranks of one machine share.
+/// The resources that ranks of one machine share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pool {
     Cores,
@@ -116,29 +116,30 @@ enum Pool {
 #[derive(Clone, Debug, Default)]
 struct Cluster {
     stages: Vec<usize>,
-    /// What is in use of each [`Pool`], in parts of it; more than 1 is too much.
+    /// The part of each [`Pool`] that is in use; more than 1 is too much.
     used: [f64; 3],
 }
 
-struct Play<'a> {
+struct Simulation<'a> {
     job: &'a Job,
     machine: &'a Machine,
-    /// Whether exchanges of a rank go one by one.
+    /// Whether a rank does its exchanges one by one.
     serial: bool,
     options: Options,
-    /// What a thread takes to go on that has waited.
+    /// The time until a thread that has waited goes on.
     wake: Cost,
     tapes: Vec<StageTape>,
     stages: Vec<StagePlay>,
     clusters: Vec<Cluster>,
     meetings: Vec<Vec<usize>>,
-    /// Those who have come to each meeting: stage, stream, exchange.
+    /// The stage, stream and exchange of those who have come to each meeting.
     met: Vec<Vec<(usize, usize, u32)>>,
     routes: HashMap<(usize, usize, Channel), Route>,
-    due: BinaryHeap<Reverse<Due>>,
+    due: BinaryHeap<Reverse<EndEvent>>,
     now: f64,
-    /// Streams to go on with, and stages of which something has begun or ended.
+    /// Streams that can go on.
     ready: Vec<(usize, usize)>,
+    /// Stages in which something has begun or ended.
     dirty: Vec<usize>,
     record: Option<(usize, &'a mut dyn FnMut(Slice))>,
 }
@@ -147,27 +148,34 @@ struct Play<'a> {
 ///
 /// # Errors
 /// Streams that wait for ever: a job that is verified has none.
-pub fn play(job: &Job, machine: &Machine, options: Options, takes: Takes<'_>) -> Result<Played, Stuck> {
-    Play::new(job, machine, options, takes, None).run()
+pub fn play(job: &Job, machine: &Machine, options: Options, takes: CostOverride<'_>) -> Result<SimulationResult, Deadlock> {
+    Simulation::new(job, machine, options, takes, None).run()
 }
 
-/// The same of commands that take what they cost by themselves, and tells what is done in the step that [`play`] found.
+/// The same of commands that take what they cost by themselves, and tells what is done in the step that [`play`]
+/// found.
 ///
 /// # Errors
 /// As [`play`].
-pub fn record(job: &Job, machine: &Machine, options: Options, step: usize, each: &mut dyn FnMut(Slice)) -> Result<(), Stuck> {
-    Play::new(job, machine, options, BY_ITSELF, Some((step, each))).run().map(|_| ())
+pub fn record(job: &Job, machine: &Machine, options: Options, step: usize, each: &mut dyn FnMut(Slice)) -> Result<(), Deadlock> {
+    Simulation::new(job, machine, options, BY_ITSELF, Some((step, each))).run().map(|_| ())
 }
 
-impl<'a> Play<'a> {
-    fn new(job: &'a Job, machine: &'a Machine, options: Options, takes: Takes<'_>, record: Option<(usize, &'a mut dyn FnMut(Slice))>) -> Play<'a> {
+impl<'a> Simulation<'a> {
+    fn new(
+        job: &'a Job,
+        machine: &'a Machine,
+        options: Options,
+        takes: CostOverride<'_>,
+        record: Option<(usize, &'a mut dyn FnMut(Slice))>,
+    ) -> Simulation<'a> {
         let (mut costs, mut meetings) = (Costs::new(job, machine, &options), Meetings::default());
         let tapes: Vec<StageTape> = (0..job.stages.len()).map(|s| StageTape::new(&mut costs, s, &mut meetings, takes)).collect();
-        // GPUs exchange by NCCL, one by one, also where no stage sends.
+        // GPUs exchange one by one, as NCCL asks for, even if no stage sends.
         let serial = !machine.is_cpu();
         let mut clusters: Vec<Cluster> = vec![];
         let each = job.mesh.world() / job.stages.len() as u64;
-        // The ranks of a CPU are all on one machine.
+        // All ranks on CPUs are on one machine.
         let size = if machine.is_cpu() { u64::MAX } else { machine.devices };
         let stages = (0..job.stages.len()).map(|s| {
             let first = job.mesh.first_of_stage(s as u64) / size;
@@ -179,7 +187,7 @@ impl<'a> Play<'a> {
             StagePlay::new(job, s, &tapes[s], cluster, each.min(size))
         });
         let stages = stages.collect();
-        Play {
+        Simulation {
             job,
             machine,
             serial,
@@ -199,7 +207,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn run(mut self) -> Result<Played, Stuck> {
+    fn run(mut self) -> Result<SimulationResult, Deadlock> {
         for s in 0..self.stages.len() {
             let used: Vec<usize> = self.stages[s].used().collect();
             self.ready.extend(used.into_iter().map(|k| (s, k)));
@@ -222,24 +230,24 @@ impl<'a> Play<'a> {
                 }
             }
         }
-        Err(self.stuck())
+        Err(self.deadlock())
     }
 
-    /// Once all stages have ended so many steps: whether the last is like the one before.
-    fn steady(&self, ended: usize) -> Option<Played> {
+    /// The result, if the last of so many steps is like the one before, or if no more are played.
+    fn steady(&self, ended: usize) -> Option<SimulationResult> {
         if ended < 2 {
             return None;
         }
         let end = |step: usize| self.stages.iter().map(|s| s.ended[step].0).reduce(Mark::later).unwrap_or_default();
         let (before, after) = (end(ended - 2), end(ended - 1));
         let period = after.time - before.time;
-        // Stages, and streams that run on, lie as they did to each other.
+        // Steps are alike if the stages end at the same times relative to each other.
         let lie = |step: usize, end: f64| self.stages.iter().map(move |s| end - s.ended[step].0.time);
         let alike = lie(ended - 2, before.time).zip(lie(ended - 1, after.time)).all(|(a, b)| (a - b).abs() <= ALIKE * period);
         let again = ended > 2 && ((before.time - end(ended - 3).time) - period).abs() <= ALIKE * period;
         let recorded = self.record.as_ref().map(|r| r.0 + 1);
         let stop = recorded.map_or((alike && again) || ended == STEPS, |last| ended == last);
-        stop.then(|| Played {
+        stop.then(|| SimulationResult {
             step: ended - 1,
             steady: alike && again,
             begin: before.time,
@@ -249,15 +257,15 @@ impl<'a> Play<'a> {
         })
     }
 
-    fn stuck(&self) -> Stuck {
+    fn deadlock(&self) -> Deadlock {
         let waiting = |(s, stage): (usize, &StagePlay)| {
             let names = stage.used().filter(|k| stage.streams[*k].state != State::Ready).map(move |k| (s, Stream::ALL[k].name()));
             names.collect::<Vec<_>>()
         };
-        Stuck { seconds: self.now, streams: self.stages.iter().enumerate().flat_map(waiting).collect() }
+        Deadlock { seconds: self.now, streams: self.stages.iter().enumerate().flat_map(waiting).collect() }
     }
 
-    /// Goes on with all that can, then says when what is under way ends.
+    /// Goes on with all that can, and then schedules the ends of what is under way.
     fn settle(&mut self) {
         while let Some((s, k)) = self.ready.pop() {
             self.advance(s, k);
@@ -269,7 +277,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// A stream goes on until it is busy, or has to wait.
+    /// Lets a stream go on until it is busy, or has to wait.
     fn advance(&mut self, s: usize, k: usize) {
         self.stages[s].streams[k].state = State::Ready;
         loop {
@@ -329,8 +337,8 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Something begins on a stream; `parties` are the stages that it is an exchange of.
-    fn begin(&mut self, s: usize, k: usize, kind: Kind, cost: Cost, mark: Mark, parties: &[(usize, u32)]) {
+    /// Begins an op on a stream. `parties` are the stages whose exchange it is.
+    fn begin(&mut self, s: usize, k: usize, kind: WorkKind, cost: Cost, mark: Mark, parties: &[(usize, u32)]) {
         self.touch(s);
         for (other, exchange) in parties {
             self.touch(*other);
@@ -340,7 +348,7 @@ impl<'a> Play<'a> {
         self.share(s, kind, 1.0);
         debug_assert!((self.now - mark.time).abs() <= 1e-9 * self.now, "what begins at {} waited for nothing after {}", self.now, mark.time);
         let (seconds, mark) = (cost.seconds(), Mark { time: self.now, ..mark });
-        let op = Op {
+        let op = RunningOp {
             kind,
             seconds,
             cost,
@@ -356,12 +364,12 @@ impl<'a> Play<'a> {
         self.soil(s);
     }
 
-    /// What is under way on a stream has ended.
+    /// Ends the op that is under way on a stream.
     fn finish(&mut self, s: usize, k: usize) {
         self.touch(s);
         let op = self.stages[s].ops[k].take().expect("invariant: it is due");
-        // Who shares a pool takes longer for what it does itself.
-        let held = if op.kind == Kind::Exchange { Cause::HeldExchanges } else { Cause::HeldKernels };
+        // A stage that shares a pool takes longer for its own work. Only the rest is lost to what else is under way.
+        let held = if op.kind == WorkKind::Exchange { Cause::HeldExchanges } else { Cause::HeldKernels };
         let longer = if op.seconds > 0.0 { op.own / op.seconds } else { 1.0 };
         let lost = (self.now - op.mark.time - op.own).max(0.0);
         let mark = Mark { time: self.now, path: op.mark.path + op.cost.times(longer).and(held, lost) };
@@ -375,10 +383,10 @@ impl<'a> Play<'a> {
         self.share(s, op.kind, -1.0);
         self.soil(s);
         match op.kind {
-            Kind::Gap => self.next_phase(s, mark),
-            Kind::Wake => self.pass(s, k, mark),
-            Kind::Exchange => self.exchanged(s, k, &op, mark),
-            Kind::Device | Kind::Host | Kind::Copy | Kind::Disk => {
+            WorkKind::Gap => self.next_phase(s, mark),
+            WorkKind::Wake => self.pass(s, k, mark),
+            WorkKind::Exchange => self.exchanged(s, k, &op, mark),
+            WorkKind::Device | WorkKind::Host | WorkKind::Copy | WorkKind::Disk => {
                 self.tell(s, k, op.mark.time);
                 if let Some(Item::Send { .. }) = self.item(s, k) {
                     return self.copied(s, k, mark);
@@ -388,30 +396,30 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// A stream is through with an item.
+    /// Moves a stream to its next item.
     fn pass(&mut self, s: usize, k: usize, mark: Mark) {
         let stream = &mut self.stages[s].streams[k];
         (stream.mark, stream.item, stream.state) = (mark, stream.item + 1, State::Ready);
         self.ready.push((s, k));
     }
 
-    /// The same of one that has waited so long: a thread takes a while to go on.
+    /// Moves a stream that has waited so long to its next item. Its thread takes a while to go on.
     fn wake(&mut self, s: usize, k: usize, waited: f64, mark: Mark) {
         if self.wake.seconds() == 0.0 || waited <= 0.0 {
             return self.pass(s, k, mark);
         }
         self.stages[s].streams[k].state = State::Busy;
-        self.begin(s, k, Kind::Wake, self.wake, mark, &[]);
+        self.begin(s, k, WorkKind::Wake, self.wake, mark, &[]);
     }
 
-    /// The item that a stream is at.
+    /// The item at which a stream is.
     fn item(&self, s: usize, k: usize) -> Option<&Item> {
         let stream = &self.stages[s].streams[k];
         let call = self.job.stages[s].schedule.calls(StagePlay::kind(stream.phase)).get(stream.call)?;
         self.tapes[s].tapes[call.body.index()][call.part as usize].streams[k].get(stream.item)
     }
 
-    /// Tells of the item that a stream is at, which began then and ends now.
+    /// Records the item at which a stream is, from `start` until now.
     fn tell(&mut self, s: usize, k: usize, start: f64) {
         let Some(step) = self.record.as_ref().map(|r| r.0) else { return };
         let stream = &self.stages[s].streams[k];
@@ -433,7 +441,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Where all streams that a phase waits for have come to its end, the host looks at the reports.
+    /// Ends a phase once all streams that it waits for have come to its end. The host then looks at the reports.
     fn end_phase(&mut self, s: usize) {
         let stage = &self.stages[s];
         let all = self.serial;
@@ -446,7 +454,7 @@ impl<'a> Play<'a> {
         let mark = mark.later(stage.queue.mark);
         let seconds = self.machine.device.phase.value;
         self.stages[s].closing = true;
-        self.begin(s, Stream::Compute as usize, Kind::Gap, Cost::new(Cause::Gap, seconds), mark, &[]);
+        self.begin(s, Stream::Compute as usize, WorkKind::Gap, Cost::new(Cause::Gap, seconds), mark, &[]);
     }
 
     fn next_phase(&mut self, s: usize, mark: Mark) {
@@ -473,24 +481,24 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// What of a pool a stage takes while such a thing is under way.
-    fn pool(&self, s: usize, kind: Kind) -> Option<Share> {
+    /// The share of a pool that a stage takes while such work is under way.
+    fn pool(&self, s: usize, kind: WorkKind) -> Option<PoolShare> {
         let ranks = self.stages[s].neighbours as f64;
-        let share = |pool: Pool, part| Some(Share { pool: pool as usize, part });
+        let share = |pool: Pool, part| Some(PoolShare { pool: pool as usize, part });
         match kind {
-            Kind::Device | Kind::Host if self.machine.is_cpu() => {
+            WorkKind::Device | WorkKind::Host if self.machine.is_cpu() => {
                 share(Pool::Cores, ranks * self.options.threads as f64 / self.machine.devices as f64)
             }
-            Kind::Exchange | Kind::Copy if self.machine.is_cpu() => share(Pool::Cores, ranks / self.machine.devices as f64),
-            Kind::Host => share(Pool::HostMemory, ranks),
-            Kind::Disk => share(Pool::Disk, ranks),
-            Kind::Device | Kind::Exchange | Kind::Copy | Kind::Gap | Kind::Wake => None,
+            WorkKind::Exchange | WorkKind::Copy if self.machine.is_cpu() => share(Pool::Cores, ranks / self.machine.devices as f64),
+            WorkKind::Host => share(Pool::HostMemory, ranks),
+            WorkKind::Disk => share(Pool::Disk, ranks),
+            WorkKind::Device | WorkKind::Exchange | WorkKind::Copy | WorkKind::Gap | WorkKind::Wake => None,
         }
     }
 
-    /// A stage takes its share of a pool, or gives it back; all who share it go on at another rate.
-    fn share(&mut self, s: usize, kind: Kind, sign: f64) {
-        let Some(Share { pool, part }) = self.pool(s, kind) else { return };
+    /// Takes a stage's share of a pool, or gives it back. All who share the pool go on at another rate.
+    fn share(&mut self, s: usize, kind: WorkKind, sign: f64) {
+        let Some(PoolShare { pool, part }) = self.pool(s, kind) else { return };
         let cluster = self.stages[s].cluster;
         let used = &mut self.clusters[cluster].used[pool];
         let before = *used;
@@ -503,13 +511,13 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// How fast something goes on, 1 being as if it were alone; and how fast if it shared no pool.
-    fn rate(&self, s: usize, kind: Kind) -> (f64, f64) {
+    /// The rate of work, which is 1 if it runs alone, and its rate if it shared no pool.
+    fn rate(&self, s: usize, kind: WorkKind) -> (f64, f64) {
         let stage = &self.stages[s];
         let contention = &self.machine.contention;
         let alone = match kind {
-            Kind::Device if !stage.moving.is_empty() => 1.0 / (1.0 + contention.kernels.value),
-            Kind::Exchange if stage.is_computing() => 1.0 / (1.0 + contention.exchanges.value),
+            WorkKind::Device if !stage.moving.is_empty() => 1.0 / (1.0 + contention.kernels.value),
+            WorkKind::Exchange if stage.is_computing() => 1.0 / (1.0 + contention.exchanges.value),
             _ => 1.0,
         };
         let used = self.pool(s, kind).map_or(0.0, |share| self.clusters[stage.cluster].used[share.pool]);
@@ -524,7 +532,7 @@ impl<'a> Play<'a> {
             let op = self.stages[s].ops[k].as_mut().expect("invariant: it is under way");
             if op.rate != rate || op.alone != alone {
                 (op.rate, op.alone, op.generation) = (rate, alone, generation);
-                self.due.push(Reverse(Due { time: self.now + op.left.max(0.0) / rate, op: s * STREAMS + k, generation }));
+                self.due.push(Reverse(EndEvent { time: self.now + op.left.max(0.0) / rate, op: s * STREAMS + k, generation }));
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use crate::cost::{Cause, Cost};
 use crate::machine::{Governed, Machine};
-use crate::play::{Played, Spent, play};
-use crate::tape::{BY_ITSELF, Costs, Kind};
-use crate::{Options, Stuck, Unpredicted};
+use crate::play::{SimulationResult, TimeBreakdown, play};
+use crate::tape::{BY_ITSELF, Costs, WorkKind};
+use crate::{Deadlock, Options, Unpredicted};
 use ir::diag::Span;
 use ir::op::{DType, Op};
 use ir::program::{Action, Arena, Job, Program, ProgramBody, ProgramPhase, Space, Stage};
@@ -48,9 +48,9 @@ pub struct Step {
     /// Kernels that a step launches, each counted once.
     pub all_kernels: usize,
     /// What the compute streams do, mean of the stages: seconds of a rank and step, which add up to the step.
-    pub spent: Spent,
+    pub spent: TimeBreakdown,
     /// Seconds of a rank of each stage, by what its compute stream does.
-    pub stages: Vec<Spent>,
+    pub stages: Vec<TimeBreakdown>,
     /// Along what the step waits for: seconds by cause, which add up to the step.
     pub path: Vec<(String, f64)>,
     /// What the step would gain if a number of the machine were a tenth better, in seconds and to first order: the
@@ -92,7 +92,7 @@ impl Rows {
         (row.exposed, row.bytes) = (row.exposed + more.exposed, row.bytes + more.bytes);
     }
 
-    /// Those that take most first.
+    /// The rows, those that take most first.
     fn sorted(self) -> Vec<Row> {
         let mut rows: Vec<Row> = self.0.into_iter().map(|(name, row)| Row { name, ..row }).collect();
         rows.sort_by(|a, b| (b.exposed, b.seconds).partial_cmp(&(a.exposed, a.seconds)).unwrap_or(std::cmp::Ordering::Equal));
@@ -107,8 +107,8 @@ impl Rows {
 pub fn predict(job: &Job, machine: &Machine, options: Options) -> Result<Step, Unpredicted> {
     let played = play(job, machine, options, BY_ITSELF)?;
     let seconds = played.end - played.begin;
-    let stages: Vec<Spent> = played.times.iter().map(|t| t.spent).collect();
-    let mut spent = Spent::default();
+    let stages: Vec<TimeBreakdown> = played.times.iter().map(|t| t.spent).collect();
+    let mut spent = TimeBreakdown::default();
     stages.iter().for_each(|s| spent.add(s, 1.0 / stages.len() as f64));
     if !(seconds.is_finite() && seconds > 0.0) {
         return Err(Unpredicted::NoTime(seconds));
@@ -150,7 +150,7 @@ pub fn on_device(job: &Job, stage: &Stage) -> u64 {
     Arena::ALL.into_iter().zip(bytes).filter(|(a, _)| a.space() == Some(Space::Device)).map(|(_, b)| b).sum()
 }
 
-/// Kernels of a step, those apart that a bool may leave out.
+/// The kernels of a step, without those that a bool may leave out.
 fn launched(job: &Job) -> BTreeSet<usize> {
     let of_stage = |stage: &Stage| {
         let program = &job.programs[stage.program as usize];
@@ -188,14 +188,14 @@ fn governed_by(number: &Governed, path: &Cost) -> f64 {
     number.causes.iter().map(|c| path.of(*c)).sum()
 }
 
-/// What the spreads of a machine's numbers make of a path.
+/// The uncertainty of a path that follows from the spreads of a machine's numbers.
 fn spread(machine: &Machine, factors: (DType, bool), path: &Cost) -> f64 {
     let each = machine.governed(factors).into_iter().map(|g| g.figure.spread * governed_by(&g, path));
     each.map(|x| x * x).sum::<f64>().sqrt()
 }
 
 fn limits(machine: &Machine, factors: (DType, bool), path: &Cost) -> Vec<(String, f64)> {
-    // A tenth less of a time, or a tenth more of a rate.
+    // A tenth better means a time shorter by a tenth, or a rate higher by a tenth.
     let gain = |g: &Governed| governed_by(g, path) * if g.is_time { 0.1 } else { 1.0 - 1.0 / 1.1 };
     let all = machine.governed(factors).into_iter().map(|g| (gain(&g), g.name));
     let mut all: Vec<(String, f64)> = all.filter(|g| g.0 > 0.0).map(|(gain, name)| (name, gain)).collect();
@@ -246,7 +246,7 @@ struct ByName {
 }
 
 impl ByName {
-    fn of(job: &Job, machine: &Machine, options: &Options, played: &Played) -> ByName {
+    fn of(job: &Job, machine: &Machine, options: &Options, played: &SimulationResult) -> ByName {
         let mut out = ByName::default();
         let mut costs = Costs::new(job, machine, options);
         let part = 1.0 / job.stages.len() as f64;
@@ -256,7 +256,7 @@ impl ByName {
             for call in [ProgramPhase::Train, ProgramPhase::Update].iter().flat_map(|p| stage.schedule.calls(*p)).filter(|c| c.part == 0) {
                 calls[call.body.index()] += 1;
             }
-            // As a stage's tape numbers its exchanges: body by body, command by command.
+            // Exchanges are numbered as in the stage's tape: body by body, command by command.
             let mut exchange = 0;
             for (body, times) in program.bodies.iter().zip(calls) {
                 for command in body.commands.iter().filter(|c| c.predicate.is_none()) {
@@ -266,7 +266,7 @@ impl ByName {
                         Some(cost) => {
                             let exposed = played.times[s].exposed[exchange] * part;
                             exchange += 1;
-                            // A message is its receiver's.
+                            // A message counts for its receiver.
                             let times = if matches!(command.action, Action::Send { .. }) { 0.0 } else { times };
                             let bytes = times * sent(&job.mesh, program, &command.action) as f64;
                             let row = Row { exposed, bytes, ..row(times, cost.seconds()) };
@@ -280,7 +280,7 @@ impl ByName {
                             if row.seconds == 0.0 {
                                 continue;
                             }
-                            let row = Row { exposed: if kind == Kind::Device { row.seconds } else { 0.0 }, ..row };
+                            let row = Row { exposed: if kind == WorkKind::Device { row.seconds } else { 0.0 }, ..row };
                             out.kernels.add(work_name(job, &command.action), &row);
                             row
                         }
@@ -325,7 +325,7 @@ pub fn work_name(job: &Job, action: &Action) -> &'static str {
 ///
 /// # Errors
 /// As [`play`].
-pub fn without(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &ProgramBody, usize) -> bool) -> Result<f64, Stuck> {
+pub fn without(job: &Job, machine: &Machine, options: Options, keep: &dyn Fn(usize, &ProgramBody, usize) -> bool) -> Result<f64, Deadlock> {
     let takes = |stage: usize, body: &ProgramBody, at: usize, cost: Cost| if keep(stage, body, at) { cost } else { Cost::default() };
     play(job, machine, options, &takes).map(|p| p.end - p.begin)
 }

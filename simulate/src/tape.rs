@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What a busy stream keeps busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum WorkKind {
     /// The device: kernels, and what is done of their memory.
     Device,
     /// Cores of the host, by kernels that run there.
@@ -37,7 +37,7 @@ pub enum Item {
     /// Commands `first` to `last` of the body.
     Work {
         /// What the commands keep busy.
-        kind: Kind,
+        kind: WorkKind,
         /// Seconds of all these commands, by cause.
         cost: Box<Cost>,
         /// Index of the first command in its body.
@@ -73,7 +73,7 @@ pub enum Item {
 
 /// With whom.
 #[derive(Clone, Debug, PartialEq)]
-pub enum With {
+pub enum ExchangePartner {
     /// Ranks of the same stage, which come to it together.
     Within,
     /// Ranks of other stages too: the number of their meeting.
@@ -98,7 +98,7 @@ pub enum With {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
     /// Who takes part in it.
-    pub with: With,
+    pub with: ExchangePartner,
     /// Its place in the program.
     pub body: u32,
     /// Index of its command in the body.
@@ -111,7 +111,7 @@ pub struct Exchange {
 
 /// A part of a body.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tape {
+pub struct PartTape {
     /// By stream, in the order of [`Stream::ALL`].
     pub streams: [Vec<Item>; Stream::ALL.len()],
     /// How often it records each event.
@@ -125,7 +125,7 @@ pub struct Tape {
 /// All of a stage.
 pub struct StageTape {
     /// By body and part.
-    pub tapes: Vec<Vec<Tape>>,
+    pub tapes: Vec<Vec<PartTape>>,
     /// Those of all bodies, in the order of bodies and commands.
     pub exchanges: Vec<Exchange>,
     /// One more than the highest number of an event; 0 if there are none.
@@ -141,10 +141,10 @@ pub struct Meetings {
 }
 
 /// What a command takes, by stage, body and number, from what it costs by itself.
-pub type Takes<'a> = &'a dyn Fn(usize, &ProgramBody, usize, Cost) -> Cost;
+pub type CostOverride<'a> = &'a dyn Fn(usize, &ProgramBody, usize, Cost) -> Cost;
 
 /// What it costs by itself.
-pub const BY_ITSELF: Takes<'static> = &|_, _, _, cost| cost;
+pub const BY_ITSELF: CostOverride<'static> = &|_, _, _, cost| cost;
 
 /// What commands of a job cost by themselves.
 pub struct Costs<'a> {
@@ -152,7 +152,7 @@ pub struct Costs<'a> {
     machine: &'a Machine,
     kernels: Vec<Cost>,
     options: Options,
-    /// By stage and group: how groups of the stage lie, those that lie alike once.
+    /// For each stage and group, how the groups lie. Those that lie alike are kept once.
     reaches: BTreeMap<(usize, Vec<u64>), Vec<Reach>>,
 }
 
@@ -164,7 +164,7 @@ impl<'a> Costs<'a> {
     }
 
     /// Of a command that is neither an exchange nor an event, with what it keeps busy.
-    pub fn work(&self, stage: usize, action: &Action) -> (Kind, Cost) {
+    pub fn work(&self, stage: usize, action: &Action) -> (WorkKind, Cost) {
         let program = &self.job.programs[self.job.stages[stage].program as usize];
         let device = &self.machine.device;
         let of_memory = |bytes: u64| {
@@ -177,22 +177,22 @@ impl<'a> Costs<'a> {
                 let on = self.job.kernels[kernel.index()].on;
                 let cost = self.kernels[kernel.index()];
                 let slow = self.options.slow.filter(|s| s.0 == stage).map_or(1.0, |s| s.1);
-                (if on == Space::Host { Kind::Host } else { Kind::Device }, cost.times(slow))
+                (if on == Space::Host { WorkKind::Host } else { WorkKind::Device }, cost.times(slow))
             }
-            // A CPU reads each line before it writes to it.
-            Action::Fill { buffer, .. } => (Kind::Device, of_memory(bytes(buffer) * if self.machine.is_cpu() { 2 } else { 1 })),
+            // A CPU reads each cache line before it writes to it.
+            Action::Fill { buffer, .. } => (WorkKind::Device, of_memory(bytes(buffer) * if self.machine.is_cpu() { 2 } else { 1 })),
             // A batch comes from the host.
-            Action::Load { dst, .. } if self.machine.is_cpu() => (Kind::Device, of_memory(bytes(dst))),
+            Action::Load { dst, .. } if self.machine.is_cpu() => (WorkKind::Device, of_memory(bytes(dst))),
             Action::Load { dst, .. } => {
                 let copied = Cost::new(Cause::Bus, bytes(dst) as f64 / self.machine.host.bus_bytes_per_second.value);
-                (Kind::Copy, copied.and(Cause::Launch, device.launch.value))
+                (WorkKind::Copy, copied.and(Cause::Launch, device.launch.value))
             }
             Action::Copy { dtype, count, src, dst } => {
                 let moved = (count * dtype.bytes()) as f64;
                 let is_disk = [src, dst].iter().any(|p| program.buffers[p.buffer.index()].arena == Arena::Disk);
                 match is_disk {
-                    true => (Kind::Disk, Cost::new(Cause::Disk, moved / self.machine.host.disk_bytes_per_second.value)),
-                    false => (Kind::Copy, Cost::new(Cause::Bus, moved / self.machine.host.bus_bytes_per_second.value)),
+                    true => (WorkKind::Disk, Cost::new(Cause::Disk, moved / self.machine.host.disk_bytes_per_second.value)),
+                    false => (WorkKind::Copy, Cost::new(Cause::Bus, moved / self.machine.host.bus_bytes_per_second.value)),
                 }
             }
             Action::Collective { .. }
@@ -201,7 +201,7 @@ impl<'a> Costs<'a> {
             | Action::Report { .. }
             | Action::Limit { .. }
             | Action::Record { .. }
-            | Action::Wait { .. } => (Kind::Device, Cost::default()),
+            | Action::Wait { .. } => (WorkKind::Device, Cost::default()),
         }
     }
 
@@ -215,7 +215,7 @@ impl<'a> Costs<'a> {
             Action::Collective { kind, group, dtype, count, .. } => {
                 let group = &program.groups[group.index()];
                 let key = (stage, group.subs.iter().map(|u| u64::from(u.0)).chain(group.stages.iter().flatten().map(|s| 1 << 32 | s)).collect());
-                // Its groups need not all lie alike: ranks wait for the slowest.
+                // Groups of different ranks may lie differently on the links, and ranks wait for the slowest.
                 let all = self.reaches.entry(key).or_insert_with(|| {
                     let (mut seen, mut found) = (BTreeSet::new(), BTreeSet::new());
                     for rank in first..first + apart {
@@ -229,14 +229,14 @@ impl<'a> Costs<'a> {
                 });
                 let part = count * dtype.bytes();
                 let each = all.iter().map(|reach| links::collective(machine, *kind, reach, part));
-                // Where ranks share cores, each chunk waits for all members to have had one.
+                // If ranks share cores, each chunk waits until all members have had a core.
                 let wake = machine.wake(job.mesh.world(), self.options.threads);
                 let chunks = if wake.of(Cause::CrowdedWake) > 0.0 { links::chunks(*kind, group.size(&job.mesh), part) } else { 0 };
                 each.max_by(|a, b| a.seconds().total_cmp(&b.seconds())).map(|cost| cost + wake.times(chunks as f64))
             }
             Action::Send { hops, .. } | Action::Recv { hops, .. } => {
                 let other = job.mesh.first_of_stage((stage as u64).wrapping_add_signed(*hops));
-                // Of the ranks of both stages, those that are the most apart.
+                // This takes the pair of ranks that lies farthest apart.
                 let pairs = (0..apart).map(|k| (first + k, other + k));
                 let level = |(a, b): (u64, u64)| Reach::of(machine, &[a.min(b), a.max(b)]).top();
                 let (from, to) = pairs.max_by_key(|p| level(*p)).unwrap_or((first, other));
@@ -250,11 +250,11 @@ impl<'a> Costs<'a> {
 impl StageTape {
     /// What a rank of a stage issues, each command with what `takes` says; what a bool may leave out is left out, as
     /// in most steps.
-    pub fn new(costs: &mut Costs, stage: usize, meetings: &mut Meetings, takes: Takes<'_>) -> StageTape {
+    pub fn new(costs: &mut Costs, stage: usize, meetings: &mut Meetings, takes: CostOverride<'_>) -> StageTape {
         let program = &costs.job.programs[costs.job.stages[stage].program as usize];
         let (mut exchanges, mut events) = (vec![], 0);
         let mut of_part = |number: usize, body: &ProgramBody, part: u32| {
-            let mut tape = Tape::default();
+            let mut tape = PartTape::default();
             let mut recorded: BTreeMap<u32, u32> = BTreeMap::new();
             for at in body.part(part) {
                 let command = &body.commands[at];
@@ -317,23 +317,23 @@ impl StageTape {
     }
 }
 
-fn with(job: &Job, stage: usize, action: &Action, meetings: &mut Meetings) -> With {
+fn with(job: &Job, stage: usize, action: &Action, meetings: &mut Meetings) -> ExchangePartner {
     let peer = |hops: i64| (stage as u64).wrapping_add_signed(hops) as usize;
     match action {
-        Action::Send { hops, channel, .. } => With::Send { to: peer(*hops), channel: *channel },
-        Action::Recv { hops, channel, .. } => With::Recv { from: peer(*hops), channel: *channel },
+        Action::Send { hops, channel, .. } => ExchangePartner::Send { to: peer(*hops), channel: *channel },
+        Action::Recv { hops, channel, .. } => ExchangePartner::Recv { from: peer(*hops), channel: *channel },
         Action::Collective { group, .. } => {
             let group = &job.programs[job.stages[stage].program as usize].groups[group.index()];
             let stages = group.stages.clone().unwrap_or_default();
             if stages.len() < 2 {
-                return With::Within;
+                return ExchangePartner::Within;
             }
-            // As the verifier tells groups apart: whatever the order of their axes.
+            // Groups are told apart as in the verifier, whatever the order of their axes.
             let mut subs: Vec<u8> = group.subs.iter().map(|u| u.0).collect();
             subs.sort_unstable();
             let key = (subs, stages);
             let members = key.1.iter().map(|s| *s as usize).collect();
-            With::Meeting(*meetings.numbers.entry(key).or_insert_with(|| {
+            ExchangePartner::Meeting(*meetings.numbers.entry(key).or_insert_with(|| {
                 meetings.stages.push(members);
                 meetings.stages.len() - 1
             }))

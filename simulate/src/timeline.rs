@@ -5,8 +5,8 @@
 use crate::machine::Machine;
 use crate::play::{Slice, record};
 use crate::step::{Step, exchange_name};
-use crate::tape::{BY_ITSELF, Costs, Kind, Meetings, StageTape};
-use crate::{Options, Stuck};
+use crate::tape::{BY_ITSELF, Costs, Meetings, StageTape, WorkKind};
+use crate::{Deadlock, Options};
 use ir::program::{Action, Call, Job, ProgramPhase, Stage};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +77,7 @@ impl Timeline {
     ///
     /// # Errors
     /// As [`play`](crate::play::play).
-    pub fn of(job: &Job, machine: &Machine, options: Options, step: &Step, each: &mut dyn FnMut(&Slice)) -> Result<Timeline, Stuck> {
+    pub fn of(job: &Job, machine: &Machine, options: Options, step: &Step, each: &mut dyn FnMut(&Slice)) -> Result<Timeline, Deadlock> {
         let mut gather = Gather::new(job, machine, options, step);
         record(job, machine, options, step.number, &mut |slice| {
             gather.add(&slice);
@@ -87,11 +87,11 @@ impl Timeline {
     }
 }
 
-/// The name of a place where bytes go beside the links.
+/// Names of what bytes pass besides the links.
 const BUS: &str = "host and device";
 const DISK: &str = "disks";
 
-/// What is exchanged or copied, and over which link.
+/// The name of what is exchanged or copied, and the link that carries it.
 type Carried = (u32, Option<usize>);
 
 struct Gather<'a> {
@@ -100,14 +100,14 @@ struct Gather<'a> {
     begin: f64,
     seconds: f64,
     out: Timeline,
-    /// By stage, body and command: what is exchanged, and over which link.
+    /// For each stage, body and command: what is exchanged, and over which link.
     exchanges: Vec<BTreeMap<(u32, u32), Carried>>,
     /// Copies to and from the host, those of disks, and what the host computes.
     others: [Carried; 3],
-    /// By stage, the spans that may go on: of the compute stream, and of each kind of exchange.
+    /// For each stage, the spans that may go on: of the compute stream, and of each kind of exchange.
     computing: Vec<Option<TimeSpan>>,
     exchanging: Vec<BTreeMap<u32, TimeSpan>>,
-    /// Where the calls of the update begin.
+    /// For each stage, where the calls of the update begin.
     updates: Vec<u32>,
 }
 
@@ -169,14 +169,14 @@ impl<'a> Gather<'a> {
         let (start, end) = (slice.start - self.begin, slice.end - self.begin);
         let exchange = match action {
             Action::Collective { .. } | Action::Recv { .. } => self.exchanges[s].get(&(call.body.index() as u32, slice.last)).copied(),
-            // A message is its receiver's.
+            // A message is shown for its receiver.
             Action::Send { .. } => return,
             _ => match self.costs.work(s, action).0 {
-                Kind::Copy => Some(self.others[0]),
-                Kind::Disk => Some(self.others[1]),
-                Kind::Device => None,
-                Kind::Host => Some(self.others[2]),
-                Kind::Exchange | Kind::Gap | Kind::Wake => return,
+                WorkKind::Copy => Some(self.others[0]),
+                WorkKind::Disk => Some(self.others[1]),
+                WorkKind::Device => None,
+                WorkKind::Host => Some(self.others[2]),
+                WorkKind::Exchange | WorkKind::Gap | WorkKind::Wake => return,
             },
         };
         let Some((what, link)) = exchange else {
@@ -193,10 +193,10 @@ impl<'a> Gather<'a> {
         open.extend(before.map(|span| (what, span)));
     }
 
-    /// A rank of a stage uses a link.
+    /// Counts the use of a link by a rank of a stage.
     fn count(&mut self, link: usize, start: f64, end: f64) {
         let (width, ranks) = (self.seconds / BINS as f64, self.out.stages.len() as f64);
-        // What begins before the step, or goes on behind it, does so once in each.
+        // What begins before the step or goes on behind it does so once in each step, so it wraps around.
         let bin = |at: f64| (at / width).floor() as i64;
         for k in bin(start)..=bin(end) {
             let within = (end.min((k + 1) as f64 * width) - start.max(k as f64 * width)).max(0.0);
@@ -213,7 +213,7 @@ impl<'a> Gather<'a> {
             }
         }
         self.out.links.retain(|l| l.busy.iter().any(|b| *b > 0.0));
-        // Only what there is has a name.
+        // Only exchanges that occur keep their names.
         let used: BTreeSet<u32> = self.out.stages.iter().flat_map(|s| &s.exchanges).map(|span| span.what).collect();
         let numbers: BTreeMap<u32, u32> = used.iter().copied().zip(0..).collect();
         self.out.stages.iter_mut().flat_map(|s| &mut s.exchanges).for_each(|span| span.what = numbers[&span.what]);
@@ -225,7 +225,7 @@ impl<'a> Gather<'a> {
 /// Goes on with a span, or ends it and begins another one.
 fn join(open: &mut Option<TimeSpan>, new: TimeSpan, joined: f64, ended: &mut Vec<TimeSpan>) {
     match open {
-        // They come in the order of their ends.
+        // Spans come in the order of their ends.
         Some(span) if span.what == new.what && new.start - span.end <= joined => {
             (span.start, span.end) = (span.start.min(new.start), span.end.max(new.end));
         }

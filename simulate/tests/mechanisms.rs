@@ -37,7 +37,7 @@ fn plan(pp: u64, microbatches: u64) -> Plan {
     Plan { pp, micro_batch: 1, global_batch: microbatches, serial_exchanges: true, ..Plan::default() }
 }
 
-/// A machine of which nothing takes time but kernels, with a core for each rank where it has cores.
+/// A machine on which only kernels take time, with a core for each rank where it has cores.
 fn ideal(name: &str) -> Machine {
     let mut machine = Machine::named(name).expect("a machine");
     machine.devices = machine.devices.max(8);
@@ -65,7 +65,7 @@ fn near(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * b.abs().max(1e-12)
 }
 
-/// How often each kernel is launched in bodies of a kind that a training step calls, of a stage's program.
+/// How often a stage's program launches each kernel in bodies of a kind that a training step calls.
 fn launched(job: &Job, stage: usize, kind: fn(BodyKind) -> bool) -> Vec<u64> {
     let mut out = vec![0; job.kernels.len()];
     let program = &job.programs[job.stages[stage].program as usize];
@@ -79,8 +79,8 @@ fn launched(job: &Job, stage: usize, kind: fn(BodyKind) -> bool) -> Vec<u64> {
     out
 }
 
-/// A machine on which a pass of a stage takes a second forward and two backward, and all else nothing: of all kernels
-/// one of each kind of pass takes time, which all stages have alike.
+/// A machine on which a stage's forward pass takes one second, its backward pass two, and all else nothing. In each
+/// kind of pass one kernel takes time, which all stages have alike.
 fn passes_of_one_and_two(job: &Job, name: &str) -> Machine {
     let mut machine = ideal(name);
     let mut kernels: BTreeMap<String, Figure> = job.kernels.iter().map(|k| (k.name(), figure(0.0))).collect();
@@ -96,7 +96,7 @@ fn passes_of_one_and_two(job: &Job, name: &str) -> Machine {
     machine
 }
 
-/// Of `p` stages and `m` microbatches, passes of which take a second forward and two backward.
+/// The bubbles are of `p` stages and `m` microbatches, whose passes take a second forward and two backward.
 #[test]
 fn bubbles_are_those_of_the_closed_forms() {
     for (pp, m) in [(1, 3), (2, 2), (2, 8), (4, 4), (4, 8)] {
@@ -124,37 +124,37 @@ fn virtual_stages_divide_the_bubble() {
     }
 }
 
-/// The last of four stages takes twice as long: it is always busy once the first microbatch has come, until the last
-/// one goes back.
+/// If the last of four stages takes twice as long, it is always busy from the first microbatch's arrival to the last
+/// one's return.
 #[test]
 fn a_slow_stage_holds_up_all() {
     let job = job(MLP, "depth=4 features=16 hidden=8 classes=4", plan(4, 8));
     let machine = passes_of_one_and_two(&job, "a100-80g-dgx");
     let slow = |stage, factor| predict(&job, &machine, Options { slow: Some((stage, factor)), ..Options::default() }).expect("it ends").seconds;
     assert!(near(slow(3, 2.0), 3.0 * 3.0 + 8.0 * 6.0), "{}", slow(3, 2.0));
-    // The first one: its forward passes fill the others, and it is never without work.
+    // If the first stage is slow, its forward passes fill the others, and it never waits.
     assert!(near(slow(0, 4.0), 8.0 * 12.0), "{}", slow(0, 4.0));
     assert!(near(slow(1, 1.0), 3.0 * 11.0));
 }
 
-/// One microbatch through two stages, and back.
+/// One microbatch goes through two stages and back.
 #[test]
 fn a_slow_link_is_waited_for_in_both_directions() {
     let job = job(MLP, "depth=2 features=16 hidden=8 classes=4", plan(2, 1));
     let mut machine = passes_of_one_and_two(&job, "a100-80g-dgx");
     let messages = exchanges(&job).into_iter().filter(|e| e.kind == "send").count();
     assert_eq!(messages, 2);
-    // Sums of reports over the stages apart.
+    // Sums of reports over the stages are left out.
     let passes = |_: usize, body: &ir::program::ProgramBody, at: usize| !matches!(body.commands[at].action, Action::Collective { .. });
     let seconds = |machine: &Machine| without(&job, machine, Options::default(), &passes).expect("it ends");
     machine.links[0].latency.value = 0.25;
     assert!(near(seconds(&machine), 2.0 * 3.0 + 2.0 * 0.25));
-    // 8 elements of 4 bytes each way, over a link of 32 bytes a second.
+    // Each direction carries 8 elements of 4 bytes, over a link of 32 bytes a second.
     (machine.links[0].latency.value, machine.links[0].bytes_per_second.value) = (0.0, 32.0 / machine.links[0].efficiency.value);
     assert!(near(seconds(&machine), 2.0 * 3.0 + 2.0), "{}", seconds(&machine));
 }
 
-/// All that takes time is accounted for, on whatever machine: what ranks do, and what the step waits for.
+/// All time is accounted for on every machine: what ranks do, and what the step waits for.
 #[test]
 fn parts_add_up_to_the_step() {
     let cases = [
@@ -207,7 +207,7 @@ fn with_infinite_links_time_is_compute() {
     }
 }
 
-/// Each mechanism is in the time as what it says, and in nothing else.
+/// Each mechanism appears in the time under its own name, and under no other.
 #[test]
 fn taking_a_mechanism_out_takes_its_time_out() {
     let job = job(GPT2, SMALL, plan(1, 2));
@@ -221,7 +221,7 @@ fn taking_a_mechanism_out_takes_its_time_out() {
     };
     assert!(near(whole.seconds - changed(|m| m.device.launch.value = 0.0), part("launches")));
     assert!(near(whole.seconds - changed(|m| m.device.phase.value = 0.0), part("the host between phases")));
-    // As much more, where it takes longer.
+    // Launches that take longer add as much as their part says.
     assert!(near(whole.seconds - changed(|m| m.device.launch.value *= 3.0), -2.0 * part("launches")));
     assert!(near(step(&job, &machine).seconds, without(&job, &machine, Options::default(), &|_, _, _| true).expect("it ends")));
     let kernels = |s: usize, body: &ir::program::ProgramBody, at: usize| s > 0 || !matches!(body.commands[at].action, Action::Launch { .. });
@@ -230,7 +230,7 @@ fn taking_a_mechanism_out_takes_its_time_out() {
     assert!(near(whole.seconds - rest, alone), "{} without, {rest}; kernels {alone}", whole.seconds);
 }
 
-/// What is played sends what `mcc explain` says.
+/// The simulated programs send what `mcc explain` says.
 #[test]
 fn bytes_are_those_of_explain() {
     for plan in [
@@ -261,8 +261,8 @@ fn bytes_are_those_of_explain() {
     }
 }
 
-/// What a number of the machine is said to govern is what the step gains if it is a little better, where kernels and
-/// exchanges take nothing from each other: that feeds back, and is known roughly alone.
+/// A number of the machine governs as much as the step gains if the number is a little better, where kernels and
+/// exchanges take nothing from each other: that feeds back, and is known only roughly.
 #[test]
 fn limits_are_what_the_numbers_change() {
     let cases = [
@@ -310,30 +310,30 @@ fn field<'a>(file: &'a mut serde_json::Value, number: &str) -> &'a mut serde_jso
     &mut at["value"]
 }
 
-/// Ranks that share the host's memory take longer for it, which no contention of exchanges is.
+/// Ranks that share the host's memory take longer for it, which is no contention with exchanges.
 #[test]
 fn who_shares_a_pool_waits_for_that() {
     let job = job(GPT2, SMALL, Plan { dp: 8, offload: Offload::Optimizer, global_batch: 8, ..plan(1, 1) });
     let found = step(&job, &Machine::named("h100-dgx").expect("a machine"));
     let part = |name: &str| found.path.iter().filter(|p| p.0.contains(name)).map(|p| p.1).sum::<f64>();
     let alone = found.kernels.iter().find(|r| r.name == "kernels of the host").expect("an optimizer").seconds;
-    // Eight ranks at once, each at an eighth.
+    // Eight ranks run at once, each at an eighth of the rate.
     assert!((part("kernels of the host") / (8.0 * alone) - 1.0).abs() < 0.05, "{} of {alone}", part("kernels of the host"));
     assert!(part("hold up") < 0.05 * found.seconds);
 }
 
-/// Where groups of a stage lie otherwise than the first one, all wait for the slowest.
+/// If groups of a stage lie otherwise than the first one, all wait for the slowest.
 #[test]
 fn a_group_across_machines_holds_up_all() {
     let job = job(GPT2, "layers=2 hidden=48 heads=3 seq=32 vocab=96", Plan { dp: 4, tp: 3, global_batch: 4, ..plan(1, 1) });
     let found = step(&job, &Machine::named("h100-dgx").expect("a machine"));
-    // Of ranks 6 to 8 one is on another machine.
+    // One of the ranks 6 to 8 is on another machine.
     let tp = found.exchanges.iter().find(|r| r.name == "all_reduce over tp").expect("sums");
     let network = Machine::named("h100-dgx").expect("a machine").links[1].latency.value;
     assert!(tp.seconds / tp.calls > network + 14e-6, "{tp:?}");
 }
 
-/// Four ranks of a thread on two cores take twice as long.
+/// Four ranks with one thread each take twice as long on two cores.
 #[test]
 fn ranks_share_cores() {
     let mut machine = Machine::named("cpu").expect("a machine");
@@ -350,7 +350,7 @@ fn ranks_share_cores() {
     assert!(near(two.0, two.1) && near(four.0, 2.0 * four.1), "{two:?} {four:?}");
 }
 
-/// While an exchange is under way kernels take so much longer, and the other way round.
+/// Kernels take longer while an exchange is under way, and the other way round.
 #[test]
 fn kernels_and_exchanges_hold_each_other_up() {
     let job = job(GPT2, SMALL, Plan { dp: 2, zero: Zero::Gradients, global_batch: 8, ..plan(1, 4) });
@@ -364,7 +364,7 @@ fn kernels_and_exchanges_hold_each_other_up() {
     assert!(some > 0.0 && lost(&machine) < 1e-12, "{some}");
 }
 
-/// Which machines a stage's ranks are on says over which links its groups go.
+/// The machines of a stage's ranks decide over which links its groups exchange.
 #[test]
 fn groups_go_over_the_links_that_they_reach() {
     let names = |dp: u64, tp: u64| {
@@ -376,7 +376,7 @@ fn groups_go_over_the_links_that_they_reach() {
     assert_eq!(names(4, 4), BTreeSet::from(["starts of exchanges over NVLink".into(), "starts of exchanges over InfiniBand".into()]));
 }
 
-/// Kernels' numbers are found again from times that a machine with others would have, whose kernels these are.
+/// A fit finds the kernels' numbers again from times of a machine with other numbers.
 #[test]
 fn numbers_of_kernels_are_found_again() {
     let job = job(GPT2, "layers=2 hidden=256 heads=4 seq=256 vocab=512", plan(1, 2));
@@ -399,8 +399,7 @@ fn numbers_of_kernels_are_found_again() {
     assert!(near(found.attention.backward.value, real.attention.backward.value), "{fits:?}");
 }
 
-/// What threads wait for each other is found again from whole steps, of ranks with a core each and of those that
-/// share.
+/// A fit finds the waits of threads again from whole steps, of ranks with a core each and of ranks that share cores.
 #[test]
 fn waits_of_threads_are_found_again_from_steps() {
     let mut real = Machine::named("cpu").expect("a machine");
@@ -409,7 +408,7 @@ fn waits_of_threads_are_found_again_from_steps() {
     let of = |tp: u64| job(GPT2, SMALL, Plan { tp, ..plan(1, 2) });
     let time = |job: Job, cores: u64| {
         let seconds = predict(&job, &Machine { devices: cores, ..real.clone() }, Options::default()).expect("a step").seconds;
-        // As they are without a time of their own.
+        // The kernels have no measured times of their own.
         StepTime { job, cores, kernels: BTreeMap::new(), seconds }
     };
     let pipeline = job(GPT2, SMALL, plan(2, 4));
@@ -424,8 +423,8 @@ fn waits_of_threads_are_found_again_from_steps() {
     assert!(near(machine.device.phase.value, 3e-4), "{fits:?}");
 }
 
-/// A thread that waits takes a while to go on: the one that exchanges, which has waited for kernels, and the one that
-/// computes, which has waited for that.
+/// A thread that waits takes a while to go on: the one that exchanges, after it has waited for kernels, and the one
+/// that computes, after it has waited for the other.
 #[test]
 fn threads_that_wait_take_a_while_to_go_on() {
     let job = job(GPT2, SMALL, Plan { tp: 2, ..plan(1, 1) });
@@ -441,7 +440,8 @@ fn threads_that_wait_take_a_while_to_go_on() {
     let (without, none) = seconds(0.0);
     let [(one, waked), (two, twice)] = [seconds(1e-3), seconds(2e-3)];
     let waits = (one - without) / 1e-3;
-    // Each layer sums twice forward, and two threads go on for each; backward, kernels run beside.
+    // Each layer sums twice in the forward pass, and two threads wake for each sum. In the backward pass, kernels run
+    // beside the sums.
     assert!(none == 0.0 && waits >= 2.0 * 2.0 * 4.0 && (waits - waits.round()).abs() < 1e-6, "{waits}");
     assert!(((two - without) / 2e-3 - waits).abs() < 1e-6, "{two} {without}");
     assert!((waked - 1e-3 * waits).abs() < 1e-9 && (twice - 2.0 * waked).abs() < 1e-9, "{waked} {twice}");

@@ -106,7 +106,7 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     if from.micro_batch != to.micro_batch {
         out.push(set(OptionName::MicroBatch, to.micro_batch));
     }
-    // Its default follows from these.
+    // The default of the global batch follows from the mesh and the microbatch.
     if moved || [from.micro_batch, from.global_batch] != [to.micro_batch, to.global_batch] {
         out.push(set(OptionName::GlobalBatch, to.global_batch));
     }
@@ -125,7 +125,7 @@ pub fn changes(from: &Options, to: &Options) -> Vec<String> {
         out.push(match to.recompute {
             Recompute::None => "--recompute none".into(),
             Recompute::Selective => "--recompute selective".into(),
-            // These two may have been given otherwise.
+            // `--recompute full` stands there already; the method and the number of layers may have other values.
             Recompute::Uniform(layers) if matches!(from.recompute, Recompute::Block(_)) => {
                 format!("--recompute-method uniform --recompute-num-layers {layers}")
             }

@@ -1,6 +1,8 @@
-//! How fast kernels and steps are: against PyTorch (cuBLAS, its best attention, `torch.compile`) where that is installed, and against the card's peak.
+//! How fast kernels and steps are: against PyTorch (cuBLAS, its best attention, `torch.compile`) where that is
+//! installed, and against the card's peak.
 //!
-//! Kernels are timed one by one, as many launches in a CUDA graph, on the operands that a step of training gives them.
+//! Kernels are timed one by one, as many launches in a CUDA graph, on the operands that a step of training gives
+//! them.
 
 use super::check::Check;
 use super::kernels::{is_narrow, ops, step};
@@ -21,10 +23,11 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// What PyTorch takes for the same: reads [`BenchRequest`], writes [`Answered`].
+/// What PyTorch takes for the same: reads [`BenchRequest`], writes [`TorchTimes`].
 const TORCH: &str = include_str!("torch.py");
 
-/// Models of one layer whose kernels are timed: products of 8192 x 8192 x 8192, and those of a GPT of 1.7 billion parameters with heads of 128 and of 64.
+/// Models of one layer whose kernels are timed: products of 8192 x 8192 x 8192, and those of a GPT of 1.7 billion
+/// parameters with heads of 128 and of 64.
 const KERNELS: [(&str, &str); 3] = [
     ("llama", "-D hidden=8192 -D heads=64 -D ffn=8192 -D layers=1 -D seq=2048 -D vocab=1024"),
     ("gpt2", "-D hidden=2048 -D heads=16 -D layers=1 -D seq=2048 -D vocab=50304"),
@@ -52,7 +55,8 @@ impl Gpt {
         vocab * hidden + seq * hidden + layers * (12 * hidden * hidden + 13 * hidden) + 2 * hidden
     }
 
-    /// Of a step, as is usual: six per parameter of products and token, and twelve per layer, position and hidden element for attention, masked ones too.
+    /// Of a step, as is usual: six per parameter of products and token, and twelve per layer, position and hidden
+    /// element for attention, masked ones too.
     fn flops(&self) -> f64 {
         let products = self.parameters() - self.seq * self.hidden;
         let token = 6 * products + 12 * self.layers * self.hidden * self.seq;
@@ -64,7 +68,8 @@ impl Gpt {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 enum Shape {
-    /// `count` products of m x k by k x n; whether each factor is stored with its contracted dim outermost (a) or innermost (b).
+    /// `count` products of m x k by k x n; whether each factor is stored with its contracted dim outermost (a) or
+    /// innermost (b).
     Product { count: u64, m: u64, n: u64, k: u64, a_transposed: bool, b_transposed: bool },
     /// Heads of all sequences together.
     Attention { heads: u64, kv_heads: u64, seq: u64, d: u64, causal: bool, backward: bool },
@@ -78,7 +83,7 @@ impl Shape {
         let bytes = || Shape::Bytes { what: format!("{}: {}", kernel.family.describe(), ops(kernel)) };
         let size = |dims: &mut dyn Iterator<Item = Dim>| dims.map(|d| body.dims.size(d)).product::<u64>();
         let dims = |v: Value| body[v].ty.dims.clone();
-        // Its dots are sums of products of elements, a matter of bytes too.
+        // Dots in a kernel of loops are sums of products of elements, so bytes decide their time.
         if matches!(kernel.family, Family::Loops { .. }) {
             return bytes();
         }
@@ -160,7 +165,7 @@ struct TimedStep {
     parameters: u64,
     seconds: f64,
     tokens_per_s: f64,
-    /// Of the card's peak in bf16, where that is known.
+    /// Share of the card's peak in bf16, if that is known.
     mfu: Option<f64>,
     reference: Option<f64>,
 }
@@ -185,7 +190,7 @@ struct BenchRequest<'a> {
 
 /// Seconds; none of what PyTorch cannot do.
 #[derive(Deserialize)]
-struct Answered {
+struct TorchTimes {
     shapes: Vec<Option<f64>>,
     /// Bytes read and written a second.
     copy: f64,
@@ -270,7 +275,7 @@ pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
             for (timed, seconds) in out.kernels.iter_mut().zip(answered.shapes) {
                 timed.reference = match &timed.shape {
                     Shape::Bytes { .. } => Some(timed.work.bytes as f64 / answered.copy),
-                    // One kernel of some that share a shape.
+                    // The reference is the time of one kernel, and several may share the shape.
                     Shape::Product { .. } => seconds.map(|s| s * timed.kernels as f64),
                     Shape::Attention { .. } => seconds,
                 };
@@ -284,7 +289,7 @@ pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
     Ok(out)
 }
 
-fn torch(asked: &BenchRequest) -> anyhow::Result<Answered> {
+fn torch(asked: &BenchRequest) -> anyhow::Result<TorchTimes> {
     let mut child = Command::new("python3")
         .args(["-c", TORCH])
         .stdin(Stdio::piped())

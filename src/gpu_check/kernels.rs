@@ -1,4 +1,5 @@
-//! Every kernel of a training step of every model, launch by launch, against its definition in f64, and the GPU against the emulator.
+//! Every kernel of a training step of every model, launch by launch, against its definition in f64, and the GPU
+//! against the emulator.
 
 use super::check::Check;
 use super::table::{Table, markdown, verdict};
@@ -12,7 +13,7 @@ use runtime::artifact::{self, Accept, Artifact};
 use runtime::checked::{Instrumentation, InstrumentedDevice, Verdict};
 use runtime::data::{Data, Encoding, Spec};
 use runtime::device::ThreadResources;
-use runtime::executor::{Order, PersistentId, Rank, Step};
+use runtime::executor::{CommandOrder, PersistentId, Rank, Step};
 use runtime::gpu;
 use runtime::host::{Tensor, Whole, sizes};
 use runtime::loopback::{Hub, TurnOrder, run_phase};
@@ -88,7 +89,7 @@ pub struct KernelCheck {
     model: String,
     kernel: String,
     family: String,
-    /// Of its ops, each once.
+    /// The names of its ops, each once.
     ops: String,
     dtype: String,
     verdict: Verdict,
@@ -102,7 +103,7 @@ fn cases(check: &Check) -> Vec<(&'static str, String, bool)> {
         false if check.device == DeviceKind::Emulated => (&CASES[..], 2, [128, 1, 32]),
         false => (&CASES[..], 4, [256, 2, 96]),
     };
-    // What is emulated needs no emulator beside it.
+    // If the device is the emulator, there is nothing to compare with it.
     let beside = check.device != DeviceKind::Emulated;
     let small = cases
         .iter()
@@ -129,7 +130,7 @@ pub fn run(check: &Check) -> anyhow::Result<Kernels> {
                     let begun = Instant::now();
                     let kernels = check.case::<Vec<KernelCheck>>("kernels", k).map_err(|e| format!("{e:#}"));
                     let seconds = begun.elapsed().as_secs();
-                    // Whoever ends a run before its report knows so much.
+                    // The progress is for those who end a run before its report.
                     match &kernels {
                         Ok(found) => {
                             let right = found.iter().filter(|f| f.right).count();
@@ -192,12 +193,12 @@ pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Instrumentatio
     let weights = Weights::random(job, check.seed);
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
     let device = InstrumentedDevice::new(job, gpu::open(artifact, check.device, threads())?, task);
-    let mut rank = Rank::new(job, 0, device, Order::List);
+    let mut rank = Rank::new(job, 0, device, CommandOrder::List);
     rank.initialise(|held| match held {
         PersistentId::Param(_) | PersistentId::State(..) => weights.get(held),
         PersistentId::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
-    // With the one that training begins with, 2^16, gradients in f16 are infinite: there would be nothing to compare.
+    // With training's initial scale, 2^16, gradients in f16 are infinite, and there would be nothing to compare.
     let loss_scale = Scaler::new(job.train.loss_scale).scale().min(256.0);
     let step = Step { number: 1, learning_rate: learning_rate(&job.train.schedule, 1, 1), loss_scale, seed: check.seed, batch: &batch };
     for phase in [ProgramPhase::Train, ProgramPhase::Update] {

@@ -1,4 +1,5 @@
-//! `mcc gpu-check`: what there is to hold against a GPU, in one command, and how fast it is there. With `--device emulated` the same checks run in the emulator.
+//! `mcc gpu-check`: what there is to hold against a GPU, in one command, and how fast it is there. With `--device
+//! emulated` the same checks run in the emulator.
 
 mod bench;
 mod check;
@@ -35,7 +36,7 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
         DeviceKind::Emulated => (runtime::target::DeviceKind::Emulated, None),
         DeviceKind::Cpu => return Err(misuse!("the checks are of GPUs: --device cuda or emulated").into()),
     };
-    // The instructions of sm_90a are those of that one architecture.
+    // Instructions of sm_90a run on compute capability 9.0 alone.
     let usual = match &gpu {
         Some(g) if g.capability == [9, 0] => "sm_90a",
         Some(_) | None => "sm_80",
@@ -60,7 +61,7 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
     progress!("{}, {}, seed {}", check.gpu.as_ref().map_or("emulator".into(), |g| g.name.clone()), check.target, check.seed);
     let mut report = GpuReport::new(&check);
     let (file, table) = (args.output.join("gpu-check.json"), args.output.join("gpu-check.md"));
-    // After each part: a run that is ended early has given what it knew.
+    // Files are written after each part, so that a run that is ended early leaves its results.
     let written = |report: &GpuReport| -> anyhow::Result<()> {
         std::fs::write(&file, serde_json::to_string_pretty(report)? + "\n")?;
         Ok(std::fs::write(&table, report.text())?)

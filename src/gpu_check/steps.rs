@@ -84,7 +84,7 @@ fn distances(got: &[[f64; 2]], want: &[[f64; 2]]) -> [f64; 2] {
     }
     [0, 1].map(|k| {
         let parts = got.iter().zip(want).map(|(g, w)| (g[k] - w[k]).abs() / w[k].abs());
-        // What is no number is as far away as can be.
+        // A NaN counts as infinitely far away.
         parts.fold(0.0, |most: f64, d| {
             if d <= most {
                 most
@@ -145,7 +145,7 @@ impl Table for Steps {
             let mesh = if r.mesh.is_empty() { "one rank".into() } else { r.mesh.clone() };
             let [loss, norm] = match &r.found {
                 Ok(found) => [0, 1].map(|k| format!("{:.1e} of {:.0e}", found[k], r.allowed[k])),
-                // Warnings come first.
+                // Warnings stand before the error.
                 Err(e) => [e.lines().find(|l| l.contains("error")).or(e.lines().next()).unwrap_or_default().to_owned(), "-".into()],
             };
             vec![r.model.clone(), r.flags.clone(), mesh, loss, norm, verdict(r.right)]

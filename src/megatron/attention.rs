@@ -122,7 +122,7 @@ impl Plan<'_> {
             (None, None) => {}
         }
         if let Some((flag, value)) = self.valued("window-size") {
-            // The keys to the left, beside the query's own.
+            // The first number counts the keys to the left, without the query's own.
             let left = value.whole().map(|v| v.trim_matches(['(', ')']).split(',').next().unwrap_or("").trim().to_string());
             match left.and_then(|l| l.parse::<u64>().ok()) {
                 Some(left) => {

@@ -1,6 +1,6 @@
 //! Branches and loops: which of them a shell would take.
 
-use super::conditions::{Truth, matches};
+use super::conditions::{ConditionValue, matches};
 use super::grammar::{flags_in, short};
 use super::shell::{ScriptError, ShellValue};
 use super::words::Walk;
@@ -8,7 +8,7 @@ use tree_sitter::Node;
 
 impl<'n> Walk<'_, 'n> {
     /// Follows a statement, and says whether it would succeed.
-    pub fn truth(&mut self, node: Node<'n>) -> Result<Truth, ScriptError> {
+    pub fn truth(&mut self, node: Node<'n>) -> Result<ConditionValue, ScriptError> {
         let mut cursor = node.walk();
         let parts: Vec<Node> = node.children(&mut cursor).filter(|c| c.kind() != "comment").collect();
         match node.kind() {
@@ -16,15 +16,15 @@ impl<'n> Walk<'_, 'n> {
             "compound_statement" if self.source_of(node).starts_with("((") => self.test(node),
             "negated_command" => match parts.last() {
                 Some(last) => Ok(self.truth(*last)?.not()),
-                None => Ok(Truth::open(false)),
+                None => Ok(ConditionValue::open(false)),
             },
             "list" => {
-                let [left, op, right] = parts.as_slice() else { return Ok(Truth::open(false)) };
+                let [left, op, right] = parts.as_slice() else { return Ok(ConditionValue::open(false)) };
                 let first = self.truth(*left)?;
                 let goes_on = if op.kind() == "&&" { first } else { first.not() };
                 if !goes_on.holds {
                     self.skipped(*right, goes_on, self.source_of(*left));
-                    return Ok(if op.kind() == "&&" { first.and(Truth::open(false)) } else { first });
+                    return Ok(if op.kind() == "&&" { first.and(ConditionValue::open(false)) } else { first });
                 }
                 self.truth(*right)
             }
@@ -34,17 +34,17 @@ impl<'n> Walk<'_, 'n> {
                     return Ok(self.succeeds(name));
                 }
                 self.statement(node)?;
-                Ok(Truth::sure(true))
+                Ok(ConditionValue::sure(true))
             }
             _ => {
                 self.statement(node)?;
-                Ok(Truth::sure(true))
+                Ok(ConditionValue::sure(true))
             }
         }
     }
 
     /// Says of a part that is not followed what it would have set.
-    fn skipped(&mut self, node: Node<'_>, truth: Truth, condition: &str) {
+    fn skipped(&mut self, node: Node<'_>, truth: ConditionValue, condition: &str) {
         let flags = flags_in(self.source_of(node));
         let sets = self.source_of(node).contains('=');
         if flags.is_empty() && !(truth.is_open && sets) {
@@ -64,7 +64,7 @@ impl<'n> Walk<'_, 'n> {
         let parts: Vec<Node> = node.children(&mut cursor).filter(|c| c.kind() != "comment").collect();
         let mut is_done = false;
         let mut text = "";
-        // The first branch is between `if` and the first of the others.
+        // The first branch stands between `if` and the first `elif` or `else`.
         let (first, others): (Vec<Node>, Vec<Node>) = parts.iter().partition(|p| !matches!(p.kind(), "elif_clause" | "else_clause"));
         for branch in std::iter::once(first).chain(others.into_iter().map(|o| {
             let mut cursor = o.walk();
@@ -74,12 +74,12 @@ impl<'n> Walk<'_, 'n> {
             let (before, body) = branch.split_at(then.unwrap_or(0));
             let condition: Vec<Node> = before.iter().copied().filter(Node::is_named).collect();
             let body: Vec<Node> = body.iter().copied().filter(Node::is_named).collect();
-            let mut truth = Truth::sure(!is_done);
+            let mut truth = ConditionValue::sure(!is_done);
             if !is_done && let Some((last, earlier)) = condition.split_last() {
                 earlier.iter().try_for_each(|c| self.statement(*c))?;
                 truth = self.truth(*last)?;
                 text = self.source_of(*last);
-                // A branch that ends the script complains: of what is unknown nothing is to be complained of.
+                // A branch that ends the script reports an error, so it is not taken if its condition is unknown.
                 if truth.is_open && body.iter().any(|s| leaves(self.source_of(*s))) {
                     truth.holds = false;
                     continue;
@@ -113,7 +113,7 @@ impl<'n> Walk<'_, 'n> {
                 let pattern = self.text(*pattern)?;
                 applies |= pattern.whole().is_some_and(|p| matches(&known, p));
             }
-            let truth = Truth { holds: applies && !is_done, is_open: text.whole().is_none() };
+            let truth = ConditionValue { holds: applies && !is_done, is_open: text.whole().is_none() };
             let body = parts[close..].iter().copied().filter(Node::is_named);
             if truth.holds {
                 is_done = true;

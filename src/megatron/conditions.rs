@@ -8,34 +8,36 @@ use super::text::Text;
 use super::words::Walk;
 use tree_sitter::Node;
 
-/// Whether something holds, and whether that is only taken to be so.
+/// Whether a condition holds, and whether that is only assumed (`is_open`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Truth {
+pub struct ConditionValue {
     pub holds: bool,
     pub is_open: bool,
 }
 
-impl Truth {
-    pub fn sure(holds: bool) -> Truth {
-        Truth { holds, is_open: false }
+impl ConditionValue {
+    pub fn sure(holds: bool) -> ConditionValue {
+        ConditionValue { holds, is_open: false }
     }
 
-    pub fn open(holds: bool) -> Truth {
-        Truth { holds, is_open: true }
+    pub fn open(holds: bool) -> ConditionValue {
+        ConditionValue { holds, is_open: true }
     }
 
-    pub fn not(self) -> Truth {
-        Truth { holds: !self.holds, ..self }
+    pub fn not(self) -> ConditionValue {
+        ConditionValue { holds: !self.holds, ..self }
     }
 
-    pub fn and(self, other: Truth) -> Truth {
+    pub fn and(self, other: ConditionValue) -> ConditionValue {
         match (self, other) {
-            (Truth { holds: false, is_open: false }, _) | (_, Truth { holds: false, is_open: false }) => Truth::sure(false),
-            _ => Truth { holds: self.holds && other.holds, is_open: self.is_open || other.is_open },
+            (ConditionValue { holds: false, is_open: false }, _) | (_, ConditionValue { holds: false, is_open: false }) => {
+                ConditionValue::sure(false)
+            }
+            _ => ConditionValue { holds: self.holds && other.holds, is_open: self.is_open || other.is_open },
         }
     }
 
-    pub fn or(self, other: Truth) -> Truth {
+    pub fn or(self, other: ConditionValue) -> ConditionValue {
         self.not().and(other.not()).not()
     }
 }
@@ -48,9 +50,9 @@ enum Token {
 
 impl Walk<'_, '_> {
     /// `[ .. ]`, `[[ .. ]]` or `(( .. ))`.
-    pub fn test(&mut self, node: Node<'_>) -> Result<Truth, ScriptError> {
+    pub fn test(&mut self, node: Node<'_>) -> Result<ConditionValue, ScriptError> {
         if self.source_of(node).starts_with("((") {
-            return Ok(self.compute(node)?.map_or(Truth::open(false), |n| Truth::sure(n != 0)));
+            return Ok(self.compute(node)?.map_or(ConditionValue::open(false), |n| ConditionValue::sure(n != 0)));
         }
         let mut tokens = vec![];
         let mut end = 0;
@@ -76,7 +78,7 @@ impl Walk<'_, '_> {
             }
             _ => {
                 let text = self.text(node)?;
-                // `*"x"*` is one word.
+                // `*"x"*` is one word, although its nodes are several.
                 match out.last_mut() {
                     Some(Token::Operand(last)) if *end == node.start_byte() => last.push(&text),
                     _ => out.push(Token::Operand(text)),
@@ -87,7 +89,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn either(&self, tokens: &[Token], at: &mut usize) -> Truth {
+    fn either(&self, tokens: &[Token], at: &mut usize) -> ConditionValue {
         let mut truth = self.both(tokens, at);
         while operator(tokens, *at, &["||", "-o"]) {
             *at += 1;
@@ -96,7 +98,7 @@ impl Walk<'_, '_> {
         truth
     }
 
-    fn both(&self, tokens: &[Token], at: &mut usize) -> Truth {
+    fn both(&self, tokens: &[Token], at: &mut usize) -> ConditionValue {
         let mut truth = self.one(tokens, at);
         while operator(tokens, *at, &["&&", "-a"]) {
             *at += 1;
@@ -105,7 +107,7 @@ impl Walk<'_, '_> {
         truth
     }
 
-    fn one(&self, tokens: &[Token], at: &mut usize) -> Truth {
+    fn one(&self, tokens: &[Token], at: &mut usize) -> ConditionValue {
         let mut negated = false;
         while operator(tokens, *at, &["!"]) {
             *at += 1;
@@ -134,37 +136,37 @@ impl Walk<'_, '_> {
                     _ => self.filled(left),
                 }
             }
-            None => Truth::sure(false),
+            None => ConditionValue::sure(false),
         };
         if negated { truth.not() } else { truth }
     }
 
-    fn unary(&self, op: &str, operand: Option<&Text>) -> Truth {
-        let Some(operand) = operand else { return Truth::open(false) };
+    fn unary(&self, op: &str, operand: Option<&Text>) -> ConditionValue {
+        let Some(operand) = operand else { return ConditionValue::open(false) };
         match op {
             "-n" => self.filled(operand),
             "-z" => self.filled(operand).not(),
-            "-e" | "-f" | "-d" | "-s" | "-r" | "-w" | "-x" => Truth::open(true),
-            "-v" => Truth::open(false),
-            _ => Truth::open(false),
+            "-e" | "-f" | "-d" | "-s" | "-r" | "-w" | "-x" => ConditionValue::open(true),
+            "-v" => ConditionValue::open(false),
+            _ => ConditionValue::open(false),
         }
     }
 
     /// Whether a text is not empty.
-    fn filled(&self, text: &Text) -> Truth {
+    fn filled(&self, text: &Text) -> ConditionValue {
         match text.whole() {
-            Some(known) => Truth::sure(!known.is_empty()),
-            None => Truth::open(text.pieces().len() > 1 || text.unknowns().any(|u| self.shell.unknowns[u].origin != Origin::Environment)),
+            Some(known) => ConditionValue::sure(!known.is_empty()),
+            None => ConditionValue::open(text.pieces().len() > 1 || text.unknowns().any(|u| self.shell.unknowns[u].origin != Origin::Environment)),
         }
     }
 
-    fn compare(&self, left: &Text, op: &str, right: &Text) -> Truth {
+    fn compare(&self, left: &Text, op: &str, right: &Text) -> ConditionValue {
         let is_open = left.whole().is_none() || right.whole().is_none();
-        // What is unknown is like nothing else; what is not set is empty.
+        // An unknown value equals nothing else; a variable that is not set is empty.
         let of =
             |text: &Text| text.filled(|u| if self.shell.unknowns[u].origin == Origin::Environment { String::new() } else { format!("\u{0}{u}") });
         let (a, b) = (of(left), of(right));
-        // Nothing is 0 for `[[`.
+        // An empty operand is 0 for `[[`.
         let number = |text: &str| if text.trim().is_empty() { Some(0) } else { text.trim().parse::<i64>().ok() };
         let numbers = number(&a).zip(number(&b));
         let by_number = |holds: fn(i64, i64) -> bool| numbers.map(|(a, b)| holds(a, b));
@@ -182,17 +184,17 @@ impl Walk<'_, '_> {
             _ => None,
         };
         match holds {
-            Some(holds) => Truth { holds, is_open },
-            None => Truth::open(false),
+            Some(holds) => ConditionValue { holds, is_open },
+            None => ConditionValue::open(false),
         }
     }
 
     /// Whether a command that is a condition would succeed. None is run.
-    pub fn succeeds(&mut self, name: &str) -> Truth {
+    pub fn succeeds(&mut self, name: &str) -> ConditionValue {
         match name {
-            "true" | ":" => Truth::sure(true),
-            "false" => Truth::sure(false),
-            _ => Truth::open(false),
+            "true" | ":" => ConditionValue::sure(true),
+            "false" => ConditionValue::sure(false),
+            _ => ConditionValue::open(false),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::flags::Flag;
 use super::launch::Launcher;
-use super::plan::{Part, Plan};
+use super::plan::{CommandFlag, Plan};
 use super::text::{JOINED, Text};
 use super::traits::Positions;
 use data::blend::Blend;
@@ -82,7 +82,7 @@ impl Plan<'_> {
             }
         }
         if let Some(flag) = self.flags.take("validation-set-names") {
-            self.run.push(Part { flag: format!("--{}", flag.name), values: flag.values });
+            self.run.push(CommandFlag { flag: format!("--{}", flag.name), values: flag.values });
         }
     }
 
@@ -156,7 +156,7 @@ impl Plan<'_> {
 
     /// Whether the line names data sets.
     fn reads_sets(&self) -> bool {
-        self.run.iter().any(|part| SHARED.iter().chain(&OWN).any(|name| part.flag.trim_start_matches('-') == *name))
+        self.run.iter().any(|flag| SHARED.iter().chain(&OWN).any(|name| flag.flag.trim_start_matches('-') == *name))
     }
 
     /// A flag of data sets, as it is.
@@ -169,7 +169,7 @@ impl Plan<'_> {
         if let Some(Err(e)) = known.filter(|_| flag.name.ends_with("data-path")).map(|words| Blend::parse(&words)) {
             self.errors.push(format!("{}: `{}`: {e}", self.shell.place(flag.line), self.shown(flag)));
         }
-        self.run.push(Part { flag: format!("--{}", flag.name), values: flag.values.clone() });
+        self.run.push(CommandFlag { flag: format!("--{}", flag.name), values: flag.values.clone() });
     }
 
     /// The numbers of a split, which is all that Megatron-LM reads of one: quotes may be left of a string.
@@ -195,8 +195,8 @@ impl Plan<'_> {
                     Text::known(default, 0)
                 }
             };
-            let part = Part { flag: format!("--{name}"), values: vec![value] };
-            if is_of_sets { self.run.push(part) } else { self.held_out.push(part) }
+            let flag = CommandFlag { flag: format!("--{name}"), values: vec![value] };
+            if is_of_sets { self.run.push(flag) } else { self.held_out.push(flag) }
         }
     }
 
@@ -281,7 +281,7 @@ impl Plan<'_> {
         match seed {
             Some((flag, _)) if goes_on => self.leave(&flag, "a run that goes on has the seed that it began with"),
             Some((_, value)) => self.run("--seed", value),
-            // Which samples come first follows from it.
+            // The order of samples depends on the seed, so Megatron-LM's default is taken.
             None if !goes_on && self.reads_sets() => {
                 self.run("--seed", Text::known(SEED, 0));
                 self.defaults.push(format!("--seed {SEED}"));

@@ -2,12 +2,12 @@
 
 use super::shell::{ScriptError, ShellValue};
 use super::text::{Fields, Text};
-use super::words::{Quotes, Walk};
+use super::words::{QuoteContext, Walk};
 use tree_sitter::Node;
 
 impl Walk<'_, '_> {
     /// `${..}`.
-    pub fn expansion(&mut self, node: Node<'_>, quotes: Quotes, out: &mut Fields) -> Result<(), ScriptError> {
+    pub fn expansion(&mut self, node: Node<'_>, quotes: QuoteContext, out: &mut Fields) -> Result<(), ScriptError> {
         let line = self.line(node);
         let mut cursor = node.walk();
         let parts: Vec<Node> = node.children(&mut cursor).collect();
@@ -54,12 +54,12 @@ impl Walk<'_, '_> {
             (None, Some(":?" | "?")) => self.parameter(&name, index.as_deref(), line, quotes, out),
             (None, Some(op @ ("%" | "%%" | "#" | "##"))) => {
                 let mut pattern = Fields::default();
-                rest[1..].iter().try_for_each(|part| self.expand(*part, Quotes::Within, &mut pattern))?;
+                rest[1..].iter().try_for_each(|part| self.expand(*part, QuoteContext::Within, &mut pattern))?;
                 let pattern = pattern.joined(line);
                 let mut whole = Fields::default();
-                self.parameter(&name, index.as_deref(), line, Quotes::Within, &mut whole)?;
+                self.parameter(&name, index.as_deref(), line, QuoteContext::Within, &mut whole)?;
                 match pattern.whole().and_then(|pattern| whole.joined(line).cut(op, pattern)) {
-                    Some(text) if quotes == Quotes::Within => out.quoted(&text),
+                    Some(text) if quotes == QuoteContext::Within => out.quoted(&text),
                     Some(text) => out.split(&text),
                     None => return self.not_followed(node, out),
                 }
@@ -87,7 +87,7 @@ impl Walk<'_, '_> {
     }
 
     /// The value of a variable, or of one of its elements.
-    pub fn parameter(&mut self, name: &str, index: Option<&str>, line: usize, quotes: Quotes, out: &mut Fields) -> Result<(), ScriptError> {
+    pub fn parameter(&mut self, name: &str, index: Option<&str>, line: usize, quotes: QuoteContext, out: &mut Fields) -> Result<(), ScriptError> {
         match name {
             "@" | "*" => return self.spread(self.shell.arguments(), quotes, out),
             "#" => {
@@ -107,7 +107,7 @@ impl Walk<'_, '_> {
         }
         let value = self.shell.read(name);
         let text = match (value, index) {
-            (Some(ShellValue::Array(all)), Some("*")) if quotes == Quotes::Within => {
+            (Some(ShellValue::Array(all)), Some("*")) if quotes == QuoteContext::Within => {
                 let mut fields = Fields::default();
                 self.spread(all, quotes, &mut fields)?;
                 out.quoted(&fields.joined(line));
@@ -126,7 +126,7 @@ impl Walk<'_, '_> {
             (None, _) => self.shell.missing(name, line),
         };
         self.shell.charge(text.len(), line)?;
-        if quotes == Quotes::Within {
+        if quotes == QuoteContext::Within {
             out.quoted(&text)
         } else {
             out.split(&text)
@@ -135,13 +135,13 @@ impl Walk<'_, '_> {
     }
 
     /// Elements, each a word of its own.
-    fn spread(&mut self, all: Vec<Text>, quotes: Quotes, out: &mut Fields) -> Result<(), ScriptError> {
+    fn spread(&mut self, all: Vec<Text>, quotes: QuoteContext, out: &mut Fields) -> Result<(), ScriptError> {
         for (k, element) in all.iter().enumerate() {
             self.shell.charge(element.len(), element.line)?;
             if k > 0 {
                 out.end();
             }
-            if quotes == Quotes::Within { out.quoted(element) } else { out.split(element) }
+            if quotes == QuoteContext::Within { out.quoted(element) } else { out.split(element) }
         }
         Ok(())
     }

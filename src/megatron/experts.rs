@@ -24,7 +24,7 @@ impl Plan<'_> {
             let top_k =
                 self.compile.iter().find(|p| p.flag == "-D top_k").and_then(|p| p.values.first()).and_then(|v| v.whole()?.parse::<f64>().ok());
             if let (true, Some(layers), Some(top_k)) = (is_balanced, sizes.layers, top_k) {
-                // Megatron-LM adds a loss for every layer and divides by the choices.
+                // Megatron-LM adds a loss for every layer and divides it by top_k.
                 self.compile("-D aux_coef", Text::known(typed(value * layers as f64 / top_k), 0));
                 let per_sequence = kind.whole() != Some("global_aux_loss");
                 self.compile("-D aux_per_sequence", Text::known(per_sequence.to_string(), 0));

@@ -38,7 +38,7 @@ impl Flags {
                 None => out.strays.push(word.clone()),
             }
         }
-        // The last of several counts, as for argparse.
+        // The last of repeated flags counts, as for argparse.
         let mut seen = BTreeSet::new();
         let (mut last, repeated): (Vec<Flag>, Vec<Flag>) = std::mem::take(&mut out.left).into_iter().rev().partition(|f| seen.insert(f.name.clone()));
         last.reverse();

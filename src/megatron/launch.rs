@@ -89,7 +89,7 @@ impl Launch {
             match name.as_str() {
                 "torchrun" => out.extend([word.clone(), Text::known("--no-python", word.line)]),
                 _ if name.starts_with("python") => {
-                    // `python -u -m torch.distributed.run`
+                    // The interpreter may have flags of its own: `python -u -m torch.distributed.run`.
                     while words.next_if(|w| w.whole().is_some_and(|w| w.starts_with('-') && w != "-m")).is_some() {}
                     if words.next_if(|w| w.whole() == Some("-m")).is_some() && words.next().is_some() {
                         out.extend(["torchrun", "--no-python"].map(|w| Text::known(w, word.line)));

@@ -1,6 +1,6 @@
 //! The script that is written: two commands, with what was decided above them and what is left out below.
 
-use super::plan::{Part, Plan};
+use super::plan::{CommandFlag, Plan};
 use super::shell::Origin;
 use super::text::{JOINED, ScriptPiece, Text};
 use std::collections::BTreeSet;
@@ -44,7 +44,7 @@ impl Plan<'_> {
         out.push_str("\nset -eu\n\n");
         self.parameters(&mut out);
         let mut compile = vec![format!("mcc compile {}", quoted_name(&format!("{}/{}", names.models, self.text.file)))];
-        compile.extend(self.compile.iter().map(|p| self.part(p)));
+        compile.extend(self.compile.iter().map(|p| self.flag_text(p)));
         compile.extend([format!("--target {}", quoted_name(self.choices.target)), format!("-o {}", quoted_name(names.artifact))]);
         if !self.choices.target.starts_with("sm_") {
             comment(&mut out, "", "For GPUs: `--target sm_90a` (H100) or `sm_80` (A100), and `mcc run --exchanges nccl`.");
@@ -58,7 +58,8 @@ impl Plan<'_> {
 
     /// Variables that have to be given, as only the user knows them.
     fn parameters(&self, out: &mut String) {
-        let used: BTreeSet<usize> = self.parts().flat_map(|p| &p.values).chain(&self.starts).flat_map(|t| t.unknowns().collect::<Vec<_>>()).collect();
+        let used: BTreeSet<usize> =
+            self.command_flags().flat_map(|p| &p.values).chain(&self.starts).flat_map(|t| t.unknowns().collect::<Vec<_>>()).collect();
         for which in &used {
             let unknown = &self.shell.unknowns[*which];
             let (name, place) = (&unknown.name, self.shell.place_of_script(unknown.line));
@@ -80,7 +81,7 @@ impl Plan<'_> {
         }
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn command_flags(&self) -> impl Iterator<Item = &CommandFlag> {
         self.compile.iter().chain(&self.run).chain(&self.held_out)
     }
 
@@ -97,9 +98,9 @@ impl Plan<'_> {
             );
             run.push(format!("{} mcc run {}", start.join(" "), quoted_name(names.artifact)));
         }
-        run.extend(self.run.iter().map(|p| self.part(p)));
+        run.extend(self.run.iter().map(|p| self.flag_text(p)));
         if !self.held_out.is_empty() {
-            let held_out: Vec<String> = self.held_out.iter().map(|p| self.part(p)).collect();
+            let held_out: Vec<String> = self.held_out.iter().map(|p| self.flag_text(p)).collect();
             comment(out, "", "VALID_DATA=FILE in the environment adds held-out losses.");
             run.push(format!("${{VALID_DATA:+--valid-data \"$VALID_DATA\" {}}}", held_out.join(" ")));
         }
@@ -120,12 +121,12 @@ impl Plan<'_> {
     }
 
     /// `--tp 2`, `-D layers=4`.
-    fn part(&self, part: &Part) -> String {
-        let quoted = |value: &Text| if LISTS.contains(&part.flag.as_str()) { self.word_or_list(value) } else { self.quoted(value) };
-        let values: Vec<String> = part.values.iter().map(quoted).collect();
+    fn flag_text(&self, flag: &CommandFlag) -> String {
+        let quoted = |value: &Text| if LISTS.contains(&flag.flag.as_str()) { self.word_or_list(value) } else { self.quoted(value) };
+        let values: Vec<String> = flag.values.iter().map(quoted).collect();
         match values.as_slice() {
-            [] => part.flag.clone(),
-            values => format!("{}{}{}", part.flag, if part.flag.starts_with("-D ") { "=" } else { " " }, values.join(" ")),
+            [] => flag.flag.clone(),
+            values => format!("{}{}{}", flag.flag, if flag.flag.starts_with("-D ") { "=" } else { " " }, values.join(" ")),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::flags::Flag;
 use super::launch::Launcher;
 use super::plan::{Plan, Sizes};
-use super::shell::Note;
+use super::shell::LineNote;
 use super::text::Text;
 
 impl Plan<'_> {
@@ -146,7 +146,7 @@ impl Plan<'_> {
         if is_alone {
             let words: Vec<String> = self.launch.before.iter().map(|w| self.shell.shown(w)).collect();
             let text = format!("{}: on one machine `mcc run` starts every rank itself", words.join(" "));
-            self.left.push(Note { line: self.launch.line, text });
+            self.left.push(LineNote { line: self.launch.line, text });
         } else if launcher != Launcher::Nobody {
             self.starts = self.launch.words();
         }

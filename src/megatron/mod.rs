@@ -1,10 +1,10 @@
 //! `mcc import megatron-args`: a launch script of Megatron-LM, as commands of mcc.
 //!
 //! `grammar` parses, and `script` follows the script to the training that it starts, without running anything:
-//! `words` and `expansion` expand, `arithmetic` computes, `conditions` and `branches` decide, `shell` holds
-//! what is known, `sources` reads what it sources, and `paths` takes texts apart. `launch` and `flags` take the training apart. `plan` holds what comes of it; `texts` and
-//! `traits` choose a model text, and `model`, `attention`, `experts`, `mesh`, `schedule`, `data` and `rest`
-//! each take the flags that they know; `lines` writes.
+//! `words` and `expansion` expand, `arithmetic` computes, `conditions` and `branches` decide, `shell` holds what is
+//! known, `sources` reads what it sources, and `paths` takes texts apart. `launch` and `flags` take the training
+//! apart. `plan` holds what comes of it; `texts` and `traits` choose a model text, and `model`, `attention`,
+//! `experts`, `mesh`, `schedule`, `data` and `rest` each take the flags that they know; `lines` writes.
 
 mod arithmetic;
 mod attention;
@@ -35,12 +35,12 @@ mod words;
 
 use crate::cli::MegatronArgs;
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::print::{note, out, report};
 use anyhow::{Context, anyhow};
 use flags::Flags;
 use lines::Names;
-use plan::{Choices, Part, Plan};
+use plan::{Choices, CommandFlag, Plan};
 use shell::Shell;
 use sources::Unreadable;
 use std::ffi::OsString;
@@ -48,8 +48,8 @@ use std::fs;
 use std::path::Path;
 use texts::ModelText;
 
-/// What is written, and what is said of it.
-struct Made {
+/// The script that is written, with warnings and a summary for the user.
+struct ImportedScript {
     lines: String,
     warnings: Vec<String>,
     summary: String,
@@ -73,7 +73,7 @@ pub fn import(args: &MegatronArgs) -> Result<(), Failure> {
 }
 
 /// Makes commands of a script. Nothing is read but its text, and files beside it that it sources.
-fn make(source: &str, args: &MegatronArgs) -> Result<Made, anyhow::Error> {
+fn make(source: &str, args: &MegatronArgs) -> Result<ImportedScript, anyhow::Error> {
     let shown = args.script.display().to_string();
     let mut shell = Shell::new(&args.set);
     shell.script = Some(args.script.clone());
@@ -116,12 +116,12 @@ fn make(source: &str, args: &MegatronArgs) -> Result<Made, anyhow::Error> {
     if !plan.strangers.is_empty() {
         warnings.push(format!("not known to mcc, and in no line: {}", plan.strangers.join(", ")));
     }
-    Ok(Made { lines, warnings, summary })
+    Ok(ImportedScript { lines, warnings, summary })
 }
 
 /// The script's text.
 fn read(path: &Path) -> Result<String, Failure> {
-    files::look(path, Wanted::Script)?;
+    files::look(path, ExpectedInput::Script)?;
     sources::read(path).map_err(|e| match e {
         Unreadable::Io(e) => anyhow::Error::from(e).context(format!("cannot read `{}`", path.display())).into(),
         e => anyhow!("`{}`: {e}", path.display()).into(),
@@ -139,18 +139,18 @@ fn no_training(shown: &str, shell: &Shell) -> anyhow::Error {
 /// Has the command line's own rules look at what was made: a value that mcc does not take is an error here, and
 /// not when the lines are run.
 fn look(plan: &mut Plan<'_>) {
-    let data = Part { flag: "--valid-data".into(), values: vec![text::Text::known("DATA", 0)] };
+    let data = CommandFlag { flag: "--valid-data".into(), values: vec![text::Text::known("DATA", 0)] };
     let held_out = plan.held_out.iter().chain((!plan.held_out.is_empty()).then_some(&data));
-    let compile: Vec<&Part> = plan.compile.iter().collect();
-    let run: Vec<&Part> = plan.run.iter().chain(held_out).collect();
-    for (command, file, parts) in [("compile", "model.mdl", compile), ("run", "model.mcc", run)] {
+    let compile: Vec<&CommandFlag> = plan.compile.iter().collect();
+    let run: Vec<&CommandFlag> = plan.run.iter().chain(held_out).collect();
+    for (command, file, flags) in [("compile", "model.mdl", compile), ("run", "model.mcc", run)] {
         let mut words = vec!["mcc".to_string(), command.into(), file.into()];
-        for part in parts {
-            // What is unknown is a number or a name where one is needed.
-            let values = part.values.iter().map(|v| v.whole().map_or_else(|| stand_in(&part.flag).to_string(), str::to_string));
-            match part.flag.strip_prefix("-D ") {
+        for flag in flags {
+            // For an unknown value stands a number or a name, whichever the flag takes.
+            let values = flag.values.iter().map(|v| v.whole().map_or_else(|| stand_in(&flag.flag).to_string(), str::to_string));
+            match flag.flag.strip_prefix("-D ") {
                 Some(name) => words.extend(["-D".into(), format!("{name}={}", values.collect::<String>())]),
-                None => words.extend(std::iter::once(part.flag.clone()).chain(values)),
+                None => words.extend(std::iter::once(flag.flag.clone()).chain(values)),
             }
         }
         match crate::read(&words.iter().map(OsString::from).collect::<Vec<_>>()) {

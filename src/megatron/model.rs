@@ -3,8 +3,8 @@
 use super::flags::Flag;
 use super::plan::{Plan, Sizes};
 use super::text::Text;
-use super::traits::{self, Activation, Norm, Positions};
-use crate::foreign_flags::{Instead, instead};
+use super::traits::{self, Activation, Normalization, Positions};
+use crate::foreign_flags::{FlagReplacement, replacement};
 
 /// Flags that say what a model is, all of which the choice of a text answers.
 const CHOOSING: &[&str] = &[
@@ -52,7 +52,7 @@ impl Plan<'_> {
                     format!(
                         "models/{} was chosen by it{}",
                         self.text.file,
-                        if *name == "apply-layernorm-1p" && traits.norm == Norm::Rms {
+                        if *name == "apply-layernorm-1p" && traits.norm == Normalization::Rms {
                             "; weights of RMSNorm are kept as they are, not minus 1, which computes the same"
                         } else {
                             ""
@@ -89,7 +89,7 @@ impl Plan<'_> {
     /// Flags that are settings as they stand, by the table of foreign flags.
     fn direct(&mut self) {
         for name in self.flags.names() {
-            if let Some(Instead::Setting(setting)) = instead(&name)
+            if let Some(FlagReplacement::Setting(setting)) = replacement(&name)
                 && self.text.has(setting)
                 && !OTHERWISE.contains(&name.as_str())
                 && self.flags.get(&name).is_some_and(|f| !f.values.is_empty())

@@ -23,19 +23,19 @@ impl Text {
             Some(ScriptPiece::Unknown(_)) => return None,
             None => "",
         };
-        // The longest may reach into what is unknown.
+        // The longest match may reach into an unknown piece.
         if !is_whole && op.len() == 2 {
             return None;
         }
         let mut ends: Vec<usize> = known.char_indices().map(|(at, _)| at).chain([known.len()]).collect();
-        // From the shortest part on.
+        // `%` and `#` try the shortest part first, `%%` and `##` the longest.
         if at_end == (op.len() == 1) {
             ends.reverse();
         }
         let cut = |at: &usize| if at_end { matches(&known[*at..], pattern) } else { matches(&known[..*at], pattern) };
         match ends.iter().find(|at| cut(at)) {
             Some(at) => Some(self.with_piece(at_end, if at_end { &known[..*at] } else { &known[*at..] })),
-            // A longer part may match.
+            // A longer part, which reaches into an unknown piece, may match.
             None => is_whole.then(|| self.clone()),
         }
     }
@@ -73,7 +73,7 @@ impl Text {
                 }
             }
             [] => Some(self.clone()),
-            // `dir/$NAME`, where the name may have a `/` of its own.
+            // In `dir/$NAME`, the unknown name may have a `/` itself.
             _ => None,
         }
     }

@@ -3,13 +3,13 @@
 
 use super::flags::{Flag, Flags};
 use super::launch::Launch;
-use super::shell::{Note, Origin, Shell};
+use super::shell::{LineNote, Origin, Shell};
 use super::text::Text;
 use super::texts::ModelText;
 
 /// A flag of a command of mcc.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct CommandFlag {
     /// `--tp`, or `-D layers`, whose value is written behind `=`.
     pub flag: String,
     pub values: Vec<Text>,
@@ -29,23 +29,23 @@ pub struct Plan<'a> {
     pub batch: &'a [(String, Text)],
     pub choices: Choices<'a>,
     pub text: &'static ModelText,
-    pub compile: Vec<Part>,
-    pub run: Vec<Part>,
+    pub compile: Vec<CommandFlag>,
+    pub run: Vec<CommandFlag>,
     /// Steps between held-out losses and their batches, where the user has data for them.
-    pub held_out: Vec<Part>,
+    pub held_out: Vec<CommandFlag>,
     /// What comes of several flags, or of other units.
     pub computed: Vec<String>,
     /// What comes from Megatron-LM's defaults.
     pub defaults: Vec<String>,
     /// What is trained otherwise than by the script.
     pub differs: Vec<String>,
-    pub left: Vec<Note>,
+    pub left: Vec<LineNote>,
     /// Unknowns that may stand for flags.
     pub unseen: Vec<usize>,
     /// Flags of which nothing is known.
     pub strangers: Vec<String>,
     pub errors: Vec<String>,
-    /// By launchers on several machines.
+    /// The words by which launchers on several machines start a run.
     pub starts: Vec<Text>,
 }
 
@@ -128,11 +128,11 @@ impl<'a> Plan<'a> {
     }
 
     pub fn compile(&mut self, flag: &str, value: impl Into<Option<Text>>) {
-        self.compile.push(Part { flag: flag.into(), values: value.into().into_iter().collect() });
+        self.compile.push(CommandFlag { flag: flag.into(), values: value.into().into_iter().collect() });
     }
 
     pub fn run(&mut self, flag: &str, value: impl Into<Option<Text>>) {
-        self.run.push(Part { flag: flag.into(), values: value.into().into_iter().collect() });
+        self.run.push(CommandFlag { flag: flag.into(), values: value.into().into_iter().collect() });
     }
 
     /// Sets a setting, if the text has it; otherwise says that it does not.
@@ -155,7 +155,7 @@ impl<'a> Plan<'a> {
     /// Names a flag that is in no line.
     pub fn leave(&mut self, flag: &Flag, why: impl std::fmt::Display) {
         let text = format!("{}: {why}", self.shown(flag));
-        self.left.push(Note { line: flag.line, text });
+        self.left.push(LineNote { line: flag.line, text });
     }
 
     /// The same of a flag without which another training comes of it.

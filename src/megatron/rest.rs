@@ -3,9 +3,9 @@
 
 use super::flags::Flag;
 use super::plan::Plan;
-use super::shell::Note;
+use super::shell::LineNote;
 use crate::cli::Cli;
-use crate::foreign_flags::{FOREIGN, Instead, instead};
+use crate::foreign_flags::{FOREIGN, FlagReplacement, replacement};
 use clap::{Arg, Command, CommandFactory};
 use frontend::names::nearest;
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ impl Plan<'_> {
             let why = if stray.whole().is_none() { "the script does not say what it stands for" } else { "it belongs to no flag" };
             self.unseen.extend(stray.unknowns());
             let shown = self.shell.shown(&stray);
-            self.left.push(Note { line: stray.line, text: format!("{shown}: {why}") });
+            self.left.push(LineNote { line: stray.line, text: format!("{shown}: {why}") });
             self.strangers.push(shown);
         }
         self.environment();
@@ -47,37 +47,37 @@ impl Plan<'_> {
             }
             let more = flag.values.split_off(usize::from(takes));
             let canonical = arg.get_long().map_or(long, |l| format!("--{l}"));
-            parts.push(super::plan::Part { flag: canonical, values: flag.values });
+            parts.push(super::plan::CommandFlag { flag: canonical, values: flag.values });
             for stray in more {
                 let text = format!("{}: it belongs to no flag", self.shell.shown(&stray));
-                self.left.push(Note { line: stray.line, text });
+                self.left.push(LineNote { line: stray.line, text });
             }
             return;
         }
-        match instead(&flag.name) {
-            Some(Instead::Setting(name)) => match flag.values.as_slice() {
+        match replacement(&flag.name) {
+            Some(FlagReplacement::Setting(name)) => match flag.values.as_slice() {
                 [value] if self.text.has(name) && !self.compile.iter().any(|p| p.flag == format!("-D {name}")) => {
                     let value = value.clone();
                     self.set(name, value, &flag);
                 }
                 _ => self.leave(&flag, format!("models/{} has no such setting (elsewhere it is `{name}`)", self.text.file)),
             },
-            Some(Instead::Flag(command, own)) => {
+            Some(FlagReplacement::Flag(command, own)) => {
                 let about = find(root, command, own.trim_start_matches('-')).and_then(Arg::get_help).map(ToString::to_string).unwrap_or_default();
                 let about = about.split([':', ';', '[']).next().unwrap_or("").trim().to_string();
                 self.leave(&flag, format!("mcc has `mcc {command} {own}` ({about})"));
             }
-            Some(Instead::Text(way)) => {
+            Some(FlagReplacement::Text(way)) => {
                 self.leave(&flag, format!("the model text says it: {way}"));
                 let shown = self.shown(&flag);
                 self.differs.push(format!("`{shown}` is in the script's model, not in models/{}", self.text.file));
             }
-            Some(Instead::Always(why)) => self.leave(&flag, format!("it is not needed: {why}")),
-            Some(Instead::Nothing(why)) => self.leave(&flag, format!("mcc has none: {why}")),
+            Some(FlagReplacement::Always(why)) => self.leave(&flag, format!("it is not needed: {why}")),
+            Some(FlagReplacement::Nothing(why)) => self.leave(&flag, format!("mcc has none: {why}")),
             None => {
                 let known = FOREIGN.iter().flat_map(|(names, _)| names.iter().copied());
                 let own = root.get_subcommands().flat_map(|c| c.get_arguments().filter_map(|a| a.get_long()));
-                // So many are not misspelled one by one.
+                // So many unknown flags are not all misspelled.
                 let near = if self.strangers.len() < MOST_STRANGERS { nearest(&flag.name, known.chain(own)) } else { None };
                 let near = near.map_or(String::new(), |near| format!(" (`--{near}` is known)"));
                 self.leave(&flag, format!("it is not known to mcc{near}"));
@@ -100,7 +100,7 @@ impl Plan<'_> {
                 "CUDA_VISIBLE_DEVICES" => "it says which GPUs `mcc run` sees: export it as before",
                 _ => "no variable of the environment counts for mcc",
             };
-            self.left.push(Note { line, text: format!("{name}: {why}") });
+            self.left.push(LineNote { line, text: format!("{name}: {why}") });
         }
     }
 }

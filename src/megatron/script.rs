@@ -3,7 +3,7 @@
 //!
 //! Each statement is followed once, in order; loops over lists as often as these have words.
 
-use super::conditions::Truth;
+use super::conditions::ConditionValue;
 use super::grammar::{flags_in, parse, short, with_braces};
 use super::launch;
 use super::shell::{ScriptError, Shell, ShellValue};
@@ -90,7 +90,7 @@ impl<'n> Walk<'_, 'n> {
             "for_statement" => self.each(node),
             "while_statement" => {
                 let condition = node.child_by_field_name("condition");
-                let truth = condition.map_or(Ok(Truth::open(false)), |c| self.truth(c))?;
+                let truth = condition.map_or(Ok(ConditionValue::open(false)), |c| self.truth(c))?;
                 if truth.holds || truth.is_open {
                     self.shell.note(line, format!("the loop `{}` is not followed{}", short(self.source_of(node)), flags_in(self.source_of(node))));
                 }
@@ -221,7 +221,7 @@ impl<'n> Walk<'_, 'n> {
         if let Some(last) = set.last() {
             let between = self.source.get(last.end_byte()..name.start_byte()).unwrap_or("");
             if between.contains('\n') && !between.contains('\\') {
-                // A blank at the end of a line of assignments hides the end from tree-sitter.
+                // A blank at the end of a line of assignments hides its end from tree-sitter.
                 set.iter().try_for_each(|s| self.assignment(*s))?;
                 let rest = self.source.get(name.start_byte()..node.end_byte()).unwrap_or("");
                 self.within(rest, self.first_line + name.start_position().row, |walk, root| walk.all(root))?;
@@ -254,7 +254,7 @@ impl<'n> Walk<'_, 'n> {
                     fields.end();
                     fields.quoted(word);
                 });
-                // Its lines are those of the string.
+                // Lines of the evaluated text are those of the string.
                 let begins = expanded.get(1).map_or(line, |first| first.line);
                 self.nested(&fields.joined(begins))
             }
@@ -291,7 +291,7 @@ impl<'n> Walk<'_, 'n> {
         let done = self.statement(body);
         self.depth -= 1;
         self.shell.arguments = before;
-        // It may have ended with `return`.
+        // The function may have ended with `return`.
         self.shell.has_ended = false;
         done
     }

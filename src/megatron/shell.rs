@@ -57,30 +57,30 @@ pub enum Origin {
 }
 
 #[derive(Clone, Debug)]
-pub struct Unknown {
+pub struct UnknownValue {
     /// The variable that has it in the script that is written.
     pub name: String,
     pub origin: Origin,
     pub line: usize,
 }
 
-/// What is said of a line.
+/// A note about a line of the script.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Note {
+pub struct LineNote {
     pub line: usize,
     pub text: String,
 }
 
 #[derive(Default)]
 pub struct Shell {
-    /// What the user says of variables: it counts more than the script.
-    given: BTreeMap<String, String>,
-    asked: BTreeSet<String>,
+    /// Values of variables that the user gave, which take precedence over the script.
+    user_values: BTreeMap<String, String>,
+    requested: BTreeSet<String>,
     variables: BTreeMap<String, ShellValue>,
     /// Arguments of the function that is being followed.
     pub arguments: Option<Vec<Text>>,
-    pub unknowns: Vec<Unknown>,
-    pub notes: Vec<Note>,
+    pub unknowns: Vec<UnknownValue>,
+    pub notes: Vec<LineNote>,
     /// Where the script is, if files beside it may be read.
     pub script: Option<PathBuf>,
     /// Files that were read besides, as the script names them.
@@ -90,22 +90,22 @@ pub struct Shell {
     pub exported: Vec<(String, usize)>,
     /// `exit` was met.
     pub has_ended: bool,
-    /// Places of unknowns, by what they are.
-    places: BTreeMap<String, usize>,
+    /// Index of each unknown, by what it stands for.
+    unknown_index: BTreeMap<String, usize>,
     /// How many of a line's expansions are unknown.
     of_line: BTreeMap<usize, usize>,
-    noted: BTreeSet<Note>,
+    noted: BTreeSet<LineNote>,
     text: usize,
     statements: usize,
 }
 
 impl Shell {
-    pub fn new(given: &[(String, String)]) -> Shell {
-        Shell { given: given.iter().cloned().collect(), ..Shell::default() }
+    pub fn new(user_values: &[(String, String)]) -> Shell {
+        Shell { user_values: user_values.iter().cloned().collect(), ..Shell::default() }
     }
 
     pub fn note(&mut self, line: usize, text: impl Into<String>) {
-        let note = Note { line, text: text.into() };
+        let note = LineNote { line, text: text.into() };
         if self.noted.insert(note.clone()) {
             self.notes.push(note);
         }
@@ -145,13 +145,13 @@ impl Shell {
 
     /// What a variable or an argument holds, if it is set.
     pub fn read(&mut self, name: &str) -> Option<ShellValue> {
-        self.asked.insert(name.into());
+        self.requested.insert(name.into());
         let argument = name.parse::<usize>().ok().and_then(|k| k.checked_sub(1));
         if let (Some(k), Some(arguments)) = (argument, &self.arguments) {
             return arguments.get(k).cloned().map(ShellValue::Text);
         }
         let script = || self.script.as_ref().map(|path| ShellValue::Text(Text::known(path.display().to_string(), 0)));
-        match self.given.get(name) {
+        match self.user_values.get(name) {
             Some(text) => Some(ShellValue::Text(Text::known(text.clone(), 0))),
             None if matches!(name, "0" | "BASH_SOURCE") => script(),
             None => self.variables.get(name).cloned(),
@@ -159,16 +159,16 @@ impl Shell {
     }
 
     pub fn assign(&mut self, name: &str, value: ShellValue) {
-        self.asked.insert(name.into());
+        self.requested.insert(name.into());
         if let ShellValue::Text(text) = &value
             && let Some(which) = text.lone_unknown()
             && matches!(self.unknowns[which].origin, Origin::Argument(_) | Origin::Command(_))
             && ["ARGUMENT_", "OF_LINE_"].iter().any(|start| self.unknowns[which].name.starts_with(start))
-            && !self.places.contains_key(name)
+            && !self.unknown_index.contains_key(name)
         {
             self.unknowns[which].name = name.into();
-            // A text that is read anew has it under this name.
-            self.places.insert(name.into(), which);
+            // A text that is parsed again finds the unknown under this name.
+            self.unknown_index.insert(name.into(), which);
         }
         self.variables.insert(name.into(), value);
     }
@@ -181,13 +181,13 @@ impl Shell {
     pub fn arguments(&self) -> Vec<Text> {
         match &self.arguments {
             Some(arguments) => arguments.clone(),
-            None => (1..).map_while(|k: u32| self.given.get(&k.to_string())).map(|a| Text::known(a.clone(), 0)).collect(),
+            None => (1..).map_while(|k: u32| self.user_values.get(&k.to_string())).map(|a| Text::known(a.clone(), 0)).collect(),
         }
     }
 
     /// The unknown that a variable or an argument without a value is.
     pub fn missing(&mut self, name: &str, line: usize) -> Text {
-        self.asked.insert(name.into());
+        self.requested.insert(name.into());
         match name.parse::<u32>() {
             Ok(k) => self.unknown(name.into(), Origin::Argument(k), &format!("ARGUMENT_{k}"), line),
             Err(_) => self.unknown(name.into(), Origin::Environment, name, line),
@@ -197,7 +197,7 @@ impl Shell {
     /// What a command prints that is not run.
     pub fn printed(&mut self, command: &str, line: usize) -> Text {
         let key = format!("{line} {command}");
-        if let Some(which) = self.places.get(&key) {
+        if let Some(which) = self.unknown_index.get(&key) {
             return Text::unknown(*which, line);
         }
         let others = self.of_line.entry(line).or_default();
@@ -205,8 +205,8 @@ impl Shell {
         let (file, row) = (line / FILE, line % FILE);
         let place = if file == 0 { format!("OF_LINE_{row}") } else { format!("OF_LINE_{row}_OF_FILE_{file}") };
         let name = if *others == 1 { place } else { format!("{place}_{others}") };
-        self.asked.insert(name.clone());
-        match self.given.get(&name) {
+        self.requested.insert(name.clone());
+        match self.user_values.get(&name) {
             Some(text) => Text::known(text.clone(), line),
             None => self.unknown(key, Origin::Command(command.into()), &name, line),
         }
@@ -214,16 +214,16 @@ impl Shell {
 
     /// Something that is needed beside the script, under this name; the user may have given it.
     pub fn needed(&mut self, name: &str, what: &str, line: usize) -> Text {
-        self.asked.insert(name.into());
-        match self.given.get(name) {
+        self.requested.insert(name.into());
+        match self.user_values.get(name) {
             Some(text) => Text::known(text.clone(), line),
             None => self.unknown(name.into(), Origin::Needed(what.into()), name, line),
         }
     }
 
     fn unknown(&mut self, key: String, origin: Origin, name: &str, line: usize) -> Text {
-        let which = *self.places.entry(key).or_insert_with(|| {
-            self.unknowns.push(Unknown { name: name.into(), origin, line });
+        let which = *self.unknown_index.entry(key).or_insert_with(|| {
+            self.unknowns.push(UnknownValue { name: name.into(), origin, line });
             self.unknowns.len() - 1
         });
         Text::unknown(which, line)
@@ -231,8 +231,8 @@ impl Shell {
 
     /// Values that the user gave and nothing asked for, with the nearest name that something did ask for.
     pub fn unused(&self) -> Vec<(&str, Option<&str>)> {
-        let unasked = self.given.keys().filter(|name| !self.asked.contains(*name));
-        unasked.map(|name| (name.as_str(), frontend::names::nearest(name, self.asked.iter().map(String::as_str)))).collect()
+        let unasked = self.user_values.keys().filter(|name| !self.requested.contains(*name));
+        unasked.map(|name| (name.as_str(), frontend::names::nearest(name, self.requested.iter().map(String::as_str)))).collect()
     }
 
     /// A text as the script that is written has it, without quotes: `${DATA_PATH}_text`.

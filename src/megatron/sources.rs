@@ -43,7 +43,7 @@ impl Walk<'_, '_> {
             }
         };
         self.shell.charge(source.len(), line)?;
-        // Lines of the file are told from those of the script.
+        // Line numbers of the file differ from all of the script's.
         let first_line = self.shell.begin_file(&shown);
         let source = with_braces(&source);
         let tree = parse(&source, first_line, self.shell).map_err(|e| e.at(line))?;
@@ -54,7 +54,7 @@ impl Walk<'_, '_> {
         if let Some(before) = before {
             self.shell.arguments = before;
         }
-        // It may have ended with `return`.
+        // The file may have ended with `return`.
         self.shell.has_ended = false;
         if !functions.is_empty() {
             self.shell.note(line, format!("functions of `{shown}` are not followed where they are called: {}", functions.join(", ")));
@@ -73,7 +73,7 @@ impl Walk<'_, '_> {
             let statements: Vec<Node> = root.named_children(&mut cursor).collect();
             match statements.as_slice() {
                 [only] if only.kind() == "command" => walk.output(*only, line),
-                // `cd DIR && pwd`
+                // The command may be `cd DIR && pwd`.
                 [only] if only.kind() == "list" => {
                     let mut cursor = only.walk();
                     let parts: Vec<Node> = only.children(&mut cursor).collect();
@@ -127,7 +127,7 @@ fn beside(shell: &Shell, name: &Path) -> Result<PathBuf, String> {
         let (found, home) = (path.canonicalize().ok()?, home.canonicalize().ok()?);
         Some(found.starts_with(home)).map(|inside| (found, inside))
     };
-    // Beside the script, which is where such scripts are started, or as `$(dirname $0)` has it.
+    // The file is looked for beside the script, where such scripts are started, and then as `$(dirname $0)` gives it.
     match within(home.join(name)).or_else(|| within(name.to_path_buf())) {
         Some((path, true)) if path.is_file() => Ok(path),
         Some((_, true)) => Err("it is no file".into()),

@@ -335,7 +335,7 @@ fn latent_attention_has_yarn_and_layers_that_predict() {
         assert!(says.contains(&format!("  -D {setting} ")), "{setting}: {says}");
     }
     assert!(!says.contains("by YaRN"), "{says}");
-    // Equal ones, and none, change queries and keys no further.
+    // If both scales are equal, or neither is given, queries and keys are scaled no further.
     let says = lines_of(&format!("{latent} --rotary-scaling-factor 40 --mscale 1.0 --mscale-all-dim 1.0"));
     assert!(says.contains("-D mscale_all=1.0") && !says.contains("-D yarn_scale="), "{says}");
     let says = lines_of(latent);
@@ -367,7 +367,7 @@ fn a_rate_that_stays_and_falls_at_the_end_is_taken() {
         "--lr-decay-style WSD --lr-wsd-decay-style minus_sqrt --lr-wsd-decay-iters 100 --lr-warmup-iters 0 --min-lr 1e-4 --lr-decay-iters 1000";
     assert_eq!(flags(&says), wanted);
     assert!(!says.contains("falls at no step"), "{says}");
-    // In samples, with Megatron-LM's own curve.
+    // This schedule is given in samples, with Megatron-LM's default curve.
     let samples = "--global-batch-size 4 --train-samples 4000 --lr-decay-samples 3600 --lr-warmup-samples 40";
     let says = lines_of(&format!("{samples} --lr-decay-style WSD --lr-wsd-decay-samples 400"));
     let wanted =
@@ -436,7 +436,7 @@ fn no_flag_is_left_out_in_silence() {
     use clap::CommandFactory;
     let root = Cli::command();
     let own = ["compile", "run"].into_iter().flat_map(|c| root.find_subcommand(c).expect("a command").get_arguments().filter_map(|a| a.get_long()));
-    // Of mcc's own, these lack `--profile` and `--init`.
+    // These flags of mcc need `--profile` or `--init` beside them.
     let own = own.filter(|name| !["profile-steps", "trace", "allow-missing"].contains(name));
     let all: Vec<&str> = crate::foreign_flags::FOREIGN.iter().flat_map(|(names, _)| names.iter().copied()).chain(own).collect();
     let experts = "--num-experts 4 --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear";

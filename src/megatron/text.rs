@@ -8,7 +8,7 @@ pub const JOINED: char = '\u{b}';
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScriptPiece {
     Known(String),
-    /// By its place in the list of unknowns.
+    /// Index in the list of unknowns.
     Unknown(usize),
 }
 

@@ -1,6 +1,6 @@
 //! The model texts of `models/`, by what Megatron-LM's flags say of a model.
 
-use super::traits::{Activation, Norm, Positions, Traits};
+use super::traits::{Activation, Normalization, Positions, Traits};
 
 /// A text of `models/`.
 pub struct ModelText {
@@ -11,7 +11,7 @@ pub struct ModelText {
     /// Whether embedding and output share their weights; `None`: the setting `tied` says it.
     pub is_tied: Option<bool>,
     pub settings: &'static [&'static str],
-    /// Of weights that are drawn.
+    /// Standard deviation of weights that are drawn.
     pub std: &'static str,
     /// Default of the setting `norm_eps`.
     pub norm_eps: &'static str,
@@ -21,7 +21,7 @@ pub struct ModelText {
 
 const GPT: &[&str] = &["pretrain_gpt.py", "finetune_gpt.py", "pretrain_gpt_core.py"];
 const LLAMA_LIKE: Traits = Traits {
-    norm: Norm::Rms,
+    norm: Normalization::Rms,
     activation: Activation::Swiglu,
     positions: Positions::Rotary,
     has_biases: false,
@@ -29,7 +29,7 @@ const LLAMA_LIKE: Traits = Traits {
     has_latent: false,
 };
 const GPT_LIKE: Traits = Traits {
-    norm: Norm::Layer,
+    norm: Normalization::Layer,
     activation: Activation::Gelu,
     positions: Positions::Learned,
     has_biases: true,
@@ -37,7 +37,7 @@ const GPT_LIKE: Traits = Traits {
     has_latent: false,
 };
 
-/// Of equally near ones the first is meant.
+/// Model texts; the first of equally near ones is taken.
 pub const TEXTS: &[ModelText] = &[
     ModelText {
         file: "gpt2.mdl",
@@ -98,7 +98,7 @@ pub const TEXTS: &[ModelText] = &[
     ModelText {
         file: "nemotron.mdl",
         programs: GPT,
-        traits: Traits { norm: Norm::LayerFromOne, activation: Activation::SquaredRelu, ..LLAMA_LIKE },
+        traits: Traits { norm: Normalization::LayerFromOne, activation: Activation::SquaredRelu, ..LLAMA_LIKE },
         is_tied: Some(false),
         settings: &[
             "vocab",
@@ -220,7 +220,7 @@ pub const TEXTS: &[ModelText] = &[
     ModelText {
         file: "t5.mdl",
         programs: &["pretrain_t5.py"],
-        traits: Traits { norm: Norm::Rms, activation: Activation::Geglu, positions: Positions::Relative, has_biases: false, ..GPT_LIKE },
+        traits: Traits { norm: Normalization::Rms, activation: Activation::Geglu, positions: Positions::Relative, has_biases: false, ..GPT_LIKE },
         is_tied: None,
         settings: &[
             "vocab",
@@ -251,7 +251,7 @@ impl ModelText {
     /// The text that computes most of what a program trains; `None` for a program whose models none computes.
     pub fn nearest(program: &str, traits: &Traits) -> Option<&'static ModelText> {
         let known = TEXTS.iter().any(|t| t.programs.contains(&program));
-        // A program of the user's own trains GPTs, as those of Megatron-LM's examples do.
+        // A program of the user's own is taken to train GPTs, as those of Megatron-LM's examples do.
         let is_foreign = ["mamba", "hybrid", "vision", "ict", "vlm", "retro", "mimo"].iter().any(|kind| program.contains(kind));
         let program = if known || is_foreign { program } else { GPT[0] };
         TEXTS.iter().filter(|t| t.programs.contains(&program)).min_by_key(|t| t.traits.distance(traits))

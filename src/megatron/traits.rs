@@ -5,7 +5,7 @@ use super::text::Text;
 
 /// How activations are normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Norm {
+pub enum Normalization {
     Layer,
     /// With weights that are kept minus 1.
     LayerFromOne,
@@ -34,7 +34,7 @@ pub enum Positions {
 /// What a model is beside its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traits {
-    pub norm: Norm,
+    pub norm: Normalization,
     pub activation: Activation,
     pub positions: Positions,
     /// Linear layers have biases.
@@ -74,12 +74,12 @@ impl Traits {
     }
 }
 
-impl std::fmt::Display for Norm {
+impl std::fmt::Display for Normalization {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Norm::Layer => "LayerNorm",
-            Norm::LayerFromOne => "LayerNorm with weights that are kept minus 1",
-            Norm::Rms => "RMSNorm",
+            Normalization::Layer => "LayerNorm",
+            Normalization::LayerFromOne => "LayerNorm with weights that are kept minus 1",
+            Normalization::Rms => "RMSNorm",
         })
     }
 }
@@ -112,9 +112,9 @@ impl std::fmt::Display for Positions {
 pub fn of(flags: &Flags) -> Traits {
     let value = |name: &str| flags.get(name).and_then(|f| f.values.first()).and_then(Text::whole).unwrap_or("").to_string();
     let norm = match (value("normalization").as_str(), flags.has("apply-layernorm-1p")) {
-        ("RMSNorm", _) => Norm::Rms,
-        (_, true) => Norm::LayerFromOne,
-        (_, false) => Norm::Layer,
+        ("RMSNorm", _) => Normalization::Rms,
+        (_, true) => Normalization::LayerFromOne,
+        (_, false) => Normalization::Layer,
     };
     let activation = match () {
         () if flags.has("swiglu") => Activation::Swiglu,

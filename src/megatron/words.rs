@@ -16,9 +16,9 @@ pub struct Walk<'s, 'n> {
     pub depth: usize,
 }
 
-/// Whether blanks of a value end a word.
+/// Whether an expansion stands in quotes. Without them, blanks of its value end a word.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Quotes {
+pub enum QuoteContext {
     Within,
     Without,
 }
@@ -35,18 +35,18 @@ impl<'s> Walk<'s, '_> {
     /// The words that a node comes to: none, one or many.
     pub fn words(&mut self, node: Node<'_>) -> Result<Vec<Text>, ScriptError> {
         let mut fields = Fields::default();
-        self.expand(node, Quotes::Without, &mut fields)?;
+        self.expand(node, QuoteContext::Without, &mut fields)?;
         Ok(fields.words())
     }
 
     /// The text that a node comes to where it stays whole, as in an assignment.
     pub fn text(&mut self, node: Node<'_>) -> Result<Text, ScriptError> {
         let mut fields = Fields::default();
-        self.expand(node, Quotes::Within, &mut fields)?;
+        self.expand(node, QuoteContext::Within, &mut fields)?;
         Ok(fields.joined(self.line(node)))
     }
 
-    pub fn expand(&mut self, node: Node<'_>, quotes: Quotes, out: &mut Fields) -> Result<(), ScriptError> {
+    pub fn expand(&mut self, node: Node<'_>, quotes: QuoteContext, out: &mut Fields) -> Result<(), ScriptError> {
         let (source, line) = (self.source_of(node), self.line(node));
         self.shell.charge(source.len(), line)?;
         match node.kind() {
@@ -67,7 +67,7 @@ impl<'s> Walk<'s, '_> {
             }
             "simple_expansion" => {
                 let name = source.trim_start().trim_start_matches('$');
-                // `$1_text` is the first argument and more.
+                // `$1_text` is the first argument, followed by text.
                 let (name, more) = if name.starts_with(|c: char| c.is_ascii_digit()) { name.split_at(1) } else { (name, "") };
                 self.parameter(name, None, line, quotes, out)?;
                 if !more.is_empty() {
@@ -86,13 +86,13 @@ impl<'s> Walk<'s, '_> {
             }
             "command_substitution" | "process_substitution" => self.substitution(source, line, out),
             _ if source.starts_with("~/") => {
-                self.parameter("HOME", None, line, Quotes::Within, out)?;
+                self.parameter("HOME", None, line, QuoteContext::Within, out)?;
                 out.quoted(&Text::known(unescaped(&source[1..]), line));
                 Ok(())
             }
             _ => {
                 let literal = Text::known(unescaped(source), line);
-                // A default without quotes may have blanks.
+                // A default without quotes may have blanks, and is split at them.
                 if literal.starts_with(" ") {
                     out.split(&literal)
                 } else {
@@ -112,8 +112,8 @@ impl<'s> Walk<'s, '_> {
             && (only.start_byte(), only.end_byte()) == (node.start_byte() + 1, end)
             && only.kind() != "string_content"
         {
-            // `"${A[@]}"` of no elements is no word.
-            return self.expand(*only, Quotes::Within, out);
+            // `"${A[@]}"` gives no word if the array is empty.
+            return self.expand(*only, QuoteContext::Within, out);
         }
         self.spliced(node.start_byte() + 1, end, self.line(node), &parts, out)
     }
@@ -125,11 +125,11 @@ impl<'s> Walk<'s, '_> {
         let source = self.source;
         let literal = |from: usize, to: usize| unescaped_in_quotes(source.get(from..to).unwrap_or(""));
         for part in parts.iter().filter(|p| !matches!(p.kind(), "string_content" | "heredoc_content")) {
-            // Blanks before a `$(` belong to its node.
+            // The node of a `$(` includes the blanks before it.
             let own = self.source_of(*part);
             let begin = part.start_byte() + (own.len() - own.trim_start().len());
             out.quoted(&Text::known(literal(at, begin), line));
-            self.expand(*part, Quotes::Within, out)?;
+            self.expand(*part, QuoteContext::Within, out)?;
             at = part.end_byte();
         }
         out.quoted(&Text::known(literal(at, end), line));
@@ -142,7 +142,7 @@ impl<'s> Walk<'s, '_> {
         let source = source.trim();
         let command = source.trim_start_matches("$(").trim_end_matches(')').trim_matches('`').trim();
         if command == "pwd" {
-            return self.parameter("PWD", None, line, Quotes::Within, out);
+            return self.parameter("PWD", None, line, QuoteContext::Within, out);
         }
         let inner = source.strip_prefix("$(").and_then(|s| s.strip_suffix(')')).unwrap_or(source.trim_matches('`'));
         let mut text = self.known_output(inner.trim(), line)?;
@@ -193,7 +193,7 @@ fn unescaped_in_quotes(text: &str) -> String {
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
         match (c, chars.peek()) {
-            // Such an end of a line is nothing. Beside a blank it is kept, so that lines can be counted.
+            // A shell drops an escaped end of a line. Beside a blank it is kept here, so that lines can be counted.
             ('\\', Some('\n')) => {
                 chars.next();
                 if out.ends_with(char::is_whitespace) || chars.peek().is_none_or(|c| c.is_whitespace()) {

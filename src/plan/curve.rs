@@ -17,17 +17,17 @@ use std::fmt::Write;
 #[derive(Clone, Serialize)]
 struct Point {
     gpus: u64,
-    /// Of a step.
+    /// Sequences of a step.
     sequences: u64,
     /// None if there is none that fits.
-    best: Option<Best>,
+    best: Option<BestPlan>,
     /// Bytes of the plan that needs least, where none fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     needs: Option<u64>,
 }
 
 #[derive(Clone, Serialize)]
-struct Best {
+struct BestPlan {
     flags: Vec<String>,
     seconds: f64,
     give_or_take: f64,
@@ -70,7 +70,7 @@ pub fn search(searching: &Searching<'_>, typed: &[(String, String)]) -> Result<V
             continue;
         }
         let sequences = |gpus: u64| if how == Scaling::Weak { grown(batch, gpus, fewest) } else { batch };
-        // That of the fewest is the same for both.
+        // The point of the fewest devices is the same for strong and weak scaling.
         let first = curves.first().map_or_else(|| point(fewest, batch), |strong| strong.points[0].clone());
         let others = all[1..].iter().map(|gpus| point(*gpus, sequences(*gpus)));
         let mut points: Vec<Point> = std::iter::once(first).chain(others).collect();
@@ -98,9 +98,9 @@ fn grown(batch: u64, devices: u64, fewest: u64) -> u64 {
     u64::try_from(product / u128::from(fewest)).unwrap_or(u64::MAX)
 }
 
-fn best(searching: &Searching<'_>, gpus: u64, plan: &Planned, asked: &PlanRequest<'_>) -> Best {
+fn best(searching: &Searching<'_>, gpus: u64, plan: &Planned, asked: &PlanRequest<'_>) -> BestPlan {
     let step = &plan.step;
-    Best {
+    BestPlan {
         flags: asked.words(&plan.options),
         seconds: step.seconds,
         give_or_take: step.give_or_take,

@@ -5,13 +5,13 @@ use super::show::{NUMBERS, chosen, duration, left, rests, why};
 use crate::pages::numbers::{bytes, count, of, percent};
 use crate::simulate::time;
 use maud::{Markup, html};
-use planner::search::{Found, Planned, Search};
+use planner::search::{Planned, Search, SearchResult};
 use simulate::goodput::goodput;
 
 /// Of the plans that are shown: times, memory, what takes the time, and why the others take longer.
-pub fn plans(search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>, top: usize) -> Markup {
+pub fn plans(search: &Search<'_>, found: &SearchResult, asked: &PlanRequest<'_>, top: usize) -> Markup {
     let plans = &found.plans[..found.plans.len().min(top)];
-    let Found { considered, too_large, samples, compiled, .. } = found;
+    let SearchResult { considered, too_large, samples, compiled, .. } = found;
     let best = &plans[0];
     let lost = goodput(search.machine, search.space.ranks, best.checkpoint, best.step.seconds);
     let rests = rests(plans);

@@ -19,8 +19,8 @@ use ir::program::{Job, Space as Memory};
 use mcc::Request;
 use passes::report::footprint::{Footprints, size};
 use planner::sample::Sample;
-use planner::search::{At, Effort, Found, Kept, Models, Search};
-use planner::space::{Choice, Facts, Space};
+use planner::search::{Effort, Models, SampleCache, Search, SearchPhase, SearchResult};
+use planner::space::{Choice, ModelFacts, Space};
 use simulate::machine::Machine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -67,7 +67,7 @@ pub struct Searching<'a> {
     /// As for one rank, with what was given.
     pub base: Request,
     fixed: BTreeSet<Choice>,
-    facts: Facts,
+    facts: ModelFacts,
     /// The setting that says how many layers there are.
     layers: Option<String>,
     kept: Cache,
@@ -94,7 +94,7 @@ impl<'a> Searching<'a> {
         if plan.host_memory.is_some() && !machine.is_cpu() {
             return Err(misuse!("`--host-memory` is not looked at by a search: `mcc compile --host-memory` checks a plan").into());
         }
-        // More are absurd.
+        // No axis can have more ranks than the largest number of devices.
         let most = args.gpus.most();
         let ranks = passes::start::ranks(&Options { dp: most, ..Options::default() });
         if ranks.is_err() || [plan.tp, plan.cp, plan.pp, plan.ep].iter().any(|n| *n > most) {
@@ -107,11 +107,11 @@ impl<'a> Searching<'a> {
             return Err(misuse!("`--global-batch-size G` is missing: the sequences of a step, which all plans share").into());
         }
         fits(machine, &plan.target, &format!("`--target {}`", plan.target))?;
-        // What was measured of kernels would make plans of which nothing was measured look slow, or fast.
+        // Measured times of some kernels would make plans with other kernels look slow or fast, so none are used.
         let machine = Machine { measured: None, ..machine.clone() };
         let mut base = request(&text, plan, None, Verify::Off)?;
         let fixed: BTreeSet<Choice> = HELD.iter().filter(|(flag, _)| typed.iter().any(|t| t.0 == *flag)).map(|h| h.1).collect();
-        // Without a rank of a mesh to begin with, the text is looked at on one.
+        // No mesh is known yet, so the text is elaborated for one rank.
         let one = Request { options: Options { dp: 1, cp: 1, tp: 1, pp: 1, ep: 1, etp: None, vpp: None, ..base.options.clone() }, ..base.clone() };
         let first = compile::elaborated(&text, &one, plan, watch.progress())?;
         base.options.global_batch = first.options.global_batch;
@@ -119,25 +119,25 @@ impl<'a> Searching<'a> {
         let layers = layers.filter(|name| first.training.settings.iter().any(|(setting, value)| setting == name && value.parse::<u32>().is_ok()));
         let kept =
             Cache { directory: cache_dir().filter(|_| !args.no_cache), key: key(&text, &base, &machine, threads, typed), own: Mutex::default() };
-        let (facts, sources) = (Facts::of(&first.training), frontend::without_library(&first.sources));
+        let (facts, sources) = (ModelFacts::of(&first.training), frontend::without_library(&first.sources));
         Ok(Searching { args, text, sources, machine, base, fixed, facts, layers, kept, bar: bar() })
     }
 
     /// Searches for so many ranks and sequences of a step.
-    pub fn search<R>(&self, ranks: u64, batch: u64, effort: Effort, then: impl FnOnce(&Search<'_>, Found) -> R) -> R {
+    pub fn search<R>(&self, ranks: u64, batch: u64, effort: Effort, then: impl FnOnce(&Search<'_>, SearchResult) -> R) -> R {
         let (args, machine, base) = (self.args, &self.machine, &self.base);
         let models = |options: &Options, few: Option<u32>| models(&self.text, base, &args.plan, options, self.layers.as_deref().zip(few));
         let memory = if machine.is_cpu() { Memory::Host } else { Memory::Device };
-        // Without what kernels need beside their operands: none are compiled.
+        // No kernels are compiled, so their scratch memory counts as 0.
         let of_stage = |job: &Job, stage| footprint(job, stage, &base.targets, 0);
         let bytes = |job: &Job| Footprints::new(job, &of_stage).most_of(memory).1.of_space(memory);
-        let progress = |at: At, done: usize, most: usize| {
+        let progress = |phase: SearchPhase, done: usize, most: usize| {
             let Some(bar) = &self.bar else { return };
-            let what = match at {
-                At::Samples => "samples of layers",
-                At::Plans => "whole plans",
-                At::Changes => "changes to the best",
-                At::Settled => "the best as they run",
+            let what = match phase {
+                SearchPhase::Samples => "samples of layers",
+                SearchPhase::Plans => "whole plans",
+                SearchPhase::Changes => "changes to the best",
+                SearchPhase::Settled => "the best as they run",
             };
             bar.set_message(if args.gpus.all().len() > 1 { format!("{what} of {ranks} devices") } else { what.into() });
             bar.set_length(most as u64);
@@ -169,7 +169,7 @@ impl<'a> Searching<'a> {
     }
 
     /// Why there is no plan.
-    pub fn none(&self, search: &Search<'_>, found: &Found) -> Failure {
+    pub fn none(&self, search: &Search<'_>, found: &SearchResult) -> Failure {
         none(search, found, &self.text, &self.base, &self.args.plan)
     }
 }
@@ -195,7 +195,7 @@ fn budget(args: &PlannerArgs, machine: &Machine, ranks: u64) -> u64 {
 }
 
 /// Why there is no plan.
-fn none(search: &Search<'_>, found: &Found, text: &ModelFile, base: &Request, plan: &PlanArgs) -> Failure {
+fn none(search: &Search<'_>, found: &SearchResult, text: &ModelFile, base: &Request, plan: &PlanArgs) -> Failure {
     let (ranks, batch) = (search.space.ranks, search.space.base.global_batch);
     if let Some(p) = &found.smallest {
         let flags = cli::changes(&base.options, &p.options).join(" ");
@@ -205,7 +205,7 @@ fn none(search: &Search<'_>, found: &Found, text: &ModelFile, base: &Request, pl
     let Some(first) = search.space.plans().into_iter().next() else {
         return misuse!("no plan splits {ranks} ranks and {batch} sequences so: hold less of it, or take other numbers").into();
     };
-    // What the first is refused for, as `mcc compile` says it.
+    // The reason given is the first plan's, as `mcc compile` says it.
     let flags = cli::changes(&base.options, &first).join(" ");
     note!("no plan was found of {}: all that were tried are refused, as `{flags}`", found.considered);
     let plan = PlanArgs { global_batch_size: Some(batch), ..plan.clone() };
@@ -230,7 +230,7 @@ fn key(text: &ModelFile, base: &Request, machine: &Machine, threads: u64, typed:
     hasher.update(format!("{built:?} {flags:?} {threads} {:?}", base.targets.device.cpu).as_bytes());
     hasher.update(text.text.as_bytes());
     hasher.update(serde_json::to_string(machine).unwrap_or_default().as_bytes());
-    // A text that it imports may have changed.
+    // Imported texts may have changed, so they enter the key.
     let mut read = text.imports();
     let mut imports = |name: &str| {
         let found = read(name);
@@ -263,7 +263,7 @@ impl Cache {
     }
 }
 
-impl Kept for Cache {
+impl SampleCache for Cache {
     fn get(&self, sample: &Options, layers: Option<u32>) -> Option<Sample> {
         let name = self.name(sample, layers);
         let own = self.own().get(&name).cloned();
@@ -275,7 +275,7 @@ impl Kept for Cache {
         self.own().insert(name.clone(), found.clone());
         let Some(path) = self.path(&name) else { return };
         let Some(directory) = path.parent() else { return };
-        // Whoever reads it meanwhile reads all of it. A cache that cannot be written is none.
+        // A concurrent reader sees the whole file or none. A cache that cannot be written is no error.
         let written = || -> std::io::Result<()> {
             fs::create_dir_all(directory)?;
             let file = tempfile::NamedTempFile::new_in(directory)?;

@@ -5,7 +5,7 @@ use crate::pages::numbers;
 use crate::print::{PrintError, out};
 use crate::simulate::time;
 use passes::report::footprint::size;
-use planner::search::{Found, Planned, Search};
+use planner::search::{Planned, Search, SearchResult};
 use serde::Serialize;
 use simulate::goodput::{Goodput, goodput};
 use simulate::step::Step;
@@ -19,10 +19,10 @@ const REASONS: usize = 3;
 pub const NUMBERS: usize = 6;
 
 /// For people.
-pub fn text(search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>, top: usize, took: Duration) -> Result<(), PrintError> {
+pub fn text(search: &Search<'_>, found: &SearchResult, asked: &PlanRequest<'_>, top: usize, took: Duration) -> Result<(), PrintError> {
     let mut out = String::new();
     let plans = &found.plans[..found.plans.len().min(top)];
-    let Found { considered, too_large, samples, compiled, .. } = found;
+    let SearchResult { considered, too_large, samples, compiled, .. } = found;
     let _ = writeln!(
         out,
         "searched   {considered} plans of {} ranks on {}: {samples} samples of layers, {compiled} plans compiled whole, {:.1} s",
@@ -121,7 +121,7 @@ pub fn duration(seconds: f64) -> String {
 }
 
 /// What is known of plans that were not compiled.
-pub fn left(found: &Found) -> String {
+pub fn left(found: &SearchResult) -> String {
     let open = match (found.open, found.next) {
         (0, _) => "no plan whose sample was taken: all others are refused, take longer by a bound, or are expected not to fit".into(),
         (open, Some(next)) => format!("{open} plans that no bound rules out; the best of them is expected to take {}", time(next)),
@@ -168,7 +168,7 @@ pub fn rests(plans: &[Planned]) -> Vec<(String, &'static str, usize)> {
 /// A word as it is typed in a shell: a flag and its value apart, as people write them.
 pub fn spelled(word: &str) -> String {
     match word.split_once('=') {
-        // These take their value with `=` alone.
+        // These flags take their value with `=` alone.
         Some(("--optimizer-offload" | "--param-offload", _)) | None => quoted(word),
         Some((flag, value)) if flag.starts_with("--") => format!("{flag} {}", quoted(value)),
         Some(_) => word.strip_prefix("-D").map_or_else(|| quoted(word), |define| format!("-D {}", quoted(define))),
@@ -209,7 +209,7 @@ struct PlanRow<'a> {
 }
 
 /// For tools.
-pub fn json(search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>, top: usize) -> anyhow::Result<()> {
+pub fn json(search: &Search<'_>, found: &SearchResult, asked: &PlanRequest<'_>, top: usize) -> anyhow::Result<()> {
     let rows = found.plans.iter().take(top).map(|plan| {
         let Planned { step, bytes, estimate, checkpoint, options, .. } = plan;
         PlanRow {
@@ -221,7 +221,7 @@ pub fn json(search: &Search<'_>, found: &Found, asked: &PlanRequest<'_>, top: us
             step,
         }
     });
-    let Found { considered, unsampled, refused, too_large, samples, compiled, open, next, .. } = *found;
+    let SearchResult { considered, unsampled, refused, too_large, samples, compiled, open, next, .. } = *found;
     let (machine, ranks) = (search.machine.name.as_str(), search.space.ranks);
     let report = PlanReport { machine, ranks, considered, unsampled, refused, too_large, samples, compiled, open, next, plans: rows.collect() };
     out!("{}\n", serde_json::to_string_pretty(&report)?)?;

@@ -2,7 +2,9 @@
 
 use super::declared::{declared, wrapped};
 use ir::dim::{Dim, IndexMap};
-use ir::op::{Arity, Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, OpKind, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
+use ir::op::{
+    Arity, Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, OpKind, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary,
+};
 use std::fmt::Write;
 
 const SOURCE: &str = include_str!("../../ir/src/op.rs");
@@ -131,6 +133,7 @@ pub fn page() -> String {
 #[test]
 fn every_kind_of_op_has_one() {
     let kinds: Vec<OpKind> = examples().iter().map(Op::kind).collect();
-    let missing: Vec<_> = declared(FACTS, "pub enum OpKind").members.into_iter().filter(|k| !kinds.iter().any(|o| format!("{o:?}") == k.name)).collect();
+    let missing: Vec<_> =
+        declared(FACTS, "pub enum OpKind").members.into_iter().filter(|k| !kinds.iter().any(|o| format!("{o:?}") == k.name)).collect();
     assert!(missing.is_empty(), "{}", missing.iter().map(|k| &*k.name).collect::<Vec<_>>().join(", "));
 }

@@ -3,7 +3,7 @@
 use crate::pages::numbers::of;
 use ir::program::{Job, Space, Stream};
 use passes::report::footprint::MemoryCategory;
-use passes::report::in_use::{InUse, Whose};
+use passes::report::in_use::{InUse, MemoryOwner};
 use serde::Serialize;
 use simulate::play::Slice;
 use simulate::step::on_device;
@@ -23,7 +23,7 @@ const OWNERS: usize = 12;
 pub struct MemoryCurve {
     /// What bytes are for, and the line of the text that they are due to; of a kind, the
     /// lines that own little last and together.
-    pub owners: Vec<Owner>,
+    pub owners: Vec<OwnerCurve>,
     /// Owners have their bytes in units of so many: whole numbers that a picture tells apart.
     pub unit: u64,
     /// Bytes of all owners at their highest point, and of its arenas.
@@ -32,20 +32,20 @@ pub struct MemoryCurve {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Owner {
+pub struct OwnerCurve {
     pub label: String,
-    /// Its number in [`MemoryCategory::ALL`].
+    /// Index in [`MemoryCategory::ALL`].
     pub kind: usize,
     /// The most in each part of the step, in the curve's unit.
     pub bytes: Vec<u64>,
 }
 
-/// What the compute streams of all stages do, as it is told.
+/// Slices of the compute streams of all stages, in the order of the simulation.
 #[derive(Default)]
-pub struct Computed(BTreeMap<usize, Vec<Slice>>);
+pub struct ComputeSlices(BTreeMap<usize, Vec<Slice>>);
 
-impl Computed {
-    /// What is told, if it is of a compute stream.
+impl ComputeSlices {
+    /// Keeps a slice of a compute stream.
     pub fn add(&mut self, slice: &Slice) {
         if slice.stream == Stream::Compute {
             self.0.entry(slice.stage).or_default().push(*slice);
@@ -62,7 +62,8 @@ impl Computed {
         let used = InUse::of(job, stage, Space::Device);
         let totals = used.totals();
         let bin = |time: f64| (((time - from) / (to - from) * POINTS as f64) as usize).min(POINTS - 1);
-        // Of each part of the step the moment at which most is in use; while a rank waits, the one before.
+        // For each part of the step, `most` has the moment at which most memory is in use. While a rank waits, the
+        // moment before counts.
         let mut most: Vec<Option<usize>> = vec![None; POINTS];
         let mut last: Vec<Option<usize>> = vec![None; POINTS];
         for slice in self.0.get(&stage).into_iter().flatten() {
@@ -75,7 +76,7 @@ impl Computed {
                 }
             }
         }
-        // Where nothing has begun yet, it is as at the end of the step before.
+        // Until the first command begins, memory is as at the end of the step before.
         let mut before = last.iter().flatten().next_back().copied().unwrap_or(0);
         let points: Vec<usize> = (0..POINTS)
             .map(|k| {
@@ -90,7 +91,7 @@ impl Computed {
         let by_owner = if totals.is_empty() { vec![] } else { used.by_owner(&moments) };
         let at = |point: usize| moments.partition_point(|m| *m < point);
         let curve = |owner: usize| -> Vec<u64> { points.iter().map(|p| by_owner.get(at(*p)).map_or(0, |o| o[owner])).collect() };
-        let mut all: Vec<(Whose, Vec<u64>)> = used.owners.iter().enumerate().map(|(k, whose)| (*whose, curve(k))).collect();
+        let mut all: Vec<(MemoryOwner, Vec<u64>)> = used.owners.iter().enumerate().map(|(k, whose)| (*whose, curve(k))).collect();
         let greatest = |bytes: &[u64]| bytes.iter().copied().max().unwrap_or(0);
         all.retain(|(_, bytes)| greatest(bytes) > 0);
         let peak = (0..POINTS).map(|k| all.iter().map(|(_, bytes)| bytes[k]).sum()).max().unwrap_or(0);
@@ -99,21 +100,21 @@ impl Computed {
         let unit = (peak / STEPS).max(1);
         all.iter_mut().chain(&mut rest).flat_map(|o| &mut o.1).for_each(|bytes| *bytes = (*bytes + unit / 2) / unit);
         let number = |kind: MemoryCategory| MemoryCategory::ALL.iter().position(|k| *k == kind).unwrap_or(0);
-        let mut owners: Vec<Owner> = vec![];
+        let mut owners: Vec<OwnerCurve> = vec![];
         for kind in MemoryCategory::ALL {
             let (own, few) = (all.iter().filter(|o| o.0.0 == kind), rest.iter().filter(|o| o.0.0 == kind));
-            owners.extend(own.map(|(whose, bytes)| Owner { label: label(job, *whose), kind: number(kind), bytes: bytes.clone() }));
+            owners.extend(own.map(|(whose, bytes)| OwnerCurve { label: label(job, *whose), kind: number(kind), bytes: bytes.clone() }));
             let few: Vec<&Vec<u64>> = few.map(|o| &o.1).collect();
             if !few.is_empty() {
                 let bytes = (0..POINTS).map(|k| few.iter().map(|bytes| bytes[k]).sum()).collect();
-                owners.push(Owner { label: format!("{} of {}", kind.name(), of(few.len() as u64, "other line")), kind: number(kind), bytes });
+                owners.push(OwnerCurve { label: format!("{} of {}", kind.name(), of(few.len() as u64, "other line")), kind: number(kind), bytes });
             }
         }
         MemoryCurve { owners, unit, peak, planned: on_device(job, &job.stages[stage]) }
     }
 }
 
-fn label(job: &Job, (kind, line): Whose) -> String {
+fn label(job: &Job, (kind, line): MemoryOwner) -> String {
     let place = line.and_then(|(file, line)| Some(format!("{}:{line}", job.sources.get(usize::from(file))?.name)));
     place.map_or_else(|| kind.name().to_owned(), |place| format!("{} of {place}", kind.name()))
 }

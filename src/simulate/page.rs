@@ -1,6 +1,6 @@
 //! The page of a predicted step.
 
-use super::memory::{Computed, MemoryCurve};
+use super::memory::{ComputeSlices, MemoryCurve};
 use super::time;
 use crate::failure::Failure;
 use crate::pages::numbers::{bytes, count, of, percent};
@@ -14,7 +14,7 @@ use runtime::paths::write_whole;
 use serde::Serialize;
 use simulate::Options;
 use simulate::machine::Machine;
-use simulate::play::Spent;
+use simulate::play::TimeBreakdown;
 use simulate::step::{Row, Step};
 use simulate::tape::Costs;
 use simulate::timeline::{LinkLine, StageLine, TimeSpan, Timeline};
@@ -67,8 +67,8 @@ struct StepData {
     device: u64,
 }
 
-/// What a rank of a stage does. Spans are numbers one after the other, in threes: how much more than the number before
-/// what is done has, how much later than the end before it begins, how long it takes.
+/// What a rank of a stage does. Spans are numbers one after the other, in threes: how much more than the number
+/// before what is done has, how much later than the end before it begins, how long it takes.
 #[derive(Serialize)]
 struct Stage {
     /// Number in [`KINDS`], microbatch, virtual stage.
@@ -144,7 +144,7 @@ impl Predicted<'_> {
 
     fn data(&self) -> Result<StepData, Failure> {
         let (job, machine, step) = (self.job, self.machine, self.step);
-        let mut computed = Computed::default();
+        let mut computed = ComputeSlices::default();
         let line = Timeline::of(job, machine, self.options, step, &mut |slice| computed.add(slice)).map_err(anyhow::Error::from)?;
         let spans = || line.stages.iter().flat_map(|s| s.computes.iter().chain(&s.exchanges));
         let from = spans().map(|s| s.start).fold(0.0, f64::min);
@@ -244,10 +244,10 @@ fn timeline(data: &StepData) -> Markup {
 }
 
 fn stages(step: &Step) -> Markup {
-    // In the order of what a rank's time is spent on; what it waits in is grey.
+    // Colours follow the order of `named`; time that a rank waits is grey.
     const COLOURS: [usize; 8] = [0, 5, 2, 3, 7, 4, 8, 6];
     let names: Vec<&str> = step.spent.named().iter().map(|n| n.0).collect();
-    let bars = |stages: &[Spent], from: usize| {
+    let bars = |stages: &[TimeBreakdown], from: usize| {
         html! {
             div.stages {
                 @for (stage, spent) in stages.iter().enumerate() {

@@ -5,7 +5,7 @@ use super::profile::PROFILE;
 use passes::report::footprint::Footprint;
 use runtime::artifact::Artifact;
 use runtime::launch;
-use runtime::lines::{Earlier, Lines};
+use runtime::lines::{ExistingLines, Lines};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,7 +36,7 @@ impl Stamped {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Record {
     /// At the first step of a run, or of one that goes on.
-    Began(Box<Began>),
+    Began(Box<RunStart>),
     Saved {
         step: u64,
         dir: String,
@@ -69,23 +69,23 @@ pub enum Record {
     Ended {
         /// After this step.
         step: u64,
-        how: How,
+        how: RunOutcome,
         why: Option<String>,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum How {
+pub enum RunOutcome {
     Whole,
-    /// Asked to, with everything saved.
+    /// The run ended when asked to, with everything saved.
     Early,
     Failed,
 }
 
-/// What runs.
+/// The start of a run: what runs, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Began {
+pub struct RunStart {
     /// mcc's version.
     pub mcc: String,
     /// The words of the command line, behind `mcc`.
@@ -106,12 +106,12 @@ pub struct Began {
     /// The first step of this run, and the last that it was to have.
     pub first: u64,
     pub steps: u64,
-    /// Of a rank of each pipeline stage, planned bytes by what they are for.
+    /// Planned bytes of a rank of each pipeline stage, by what they are for.
     pub memory: Vec<BTreeMap<String, u64>>,
 }
 
-impl Began {
-    pub fn new(artifact: &Artifact, steps: u64, first: u64) -> Began {
+impl RunStart {
+    pub fn new(artifact: &Artifact, steps: u64, first: u64) -> RunStart {
         let (job, manifest) = (&artifact.job, &artifact.manifest);
         let footprint = |stage: usize| {
             let footprint = Footprint::of(job, stage);
@@ -121,7 +121,7 @@ impl Began {
             bytes.retain(|_, n| *n > 0);
             bytes
         };
-        Began {
+        RunStart {
             mcc: env!("CARGO_PKG_VERSION").into(),
             command: std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect(),
             artifact: artifact.dir.display().to_string(),
@@ -145,9 +145,9 @@ impl Began {
 pub struct Log(Lines);
 
 impl Log {
-    pub fn create(dir: &Path, earlier: Earlier) -> io::Result<Log> {
-        if earlier == Earlier::Go {
-            // It is of the run that was there.
+    pub fn create(dir: &Path, earlier: ExistingLines) -> io::Result<Log> {
+        if earlier == ExistingLines::Replace {
+            // The profile belongs to the earlier run.
             let _ = fs::remove_file(dir.join(PROFILE));
         }
         Lines::create(&dir.join(RUN), earlier).map(Log)

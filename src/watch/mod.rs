@@ -7,7 +7,7 @@ mod profile;
 pub mod report;
 mod tensorboard;
 
-pub use log::{Began, How, METRICS, Record};
+pub use log::{METRICS, Record, RunOutcome, RunStart};
 
 use crate::cli::{self, RunArgs};
 use crate::print::note;
@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow};
 use log::{Log, Stamped};
 use runtime::artifact::Artifact;
 use runtime::launch::{Existing, Note, RunEnd, RunError, RunEvent, Summary, replaceable};
-use runtime::lines::Earlier;
+use runtime::lines::ExistingLines;
 use runtime::profile::breakdown::Breakdown;
 use std::fs;
 use std::io;
@@ -27,7 +27,7 @@ pub struct Watch<'a> {
     log: File<'a, Log>,
     board: File<'a, TensorBoard>,
     artifact: &'a Artifact,
-    earlier: Earlier,
+    earlier: ExistingLines,
     /// The last step that was done.
     last: u64,
 }
@@ -72,8 +72,8 @@ impl<'a> Watch<'a> {
     ///
     /// # Errors
     /// Such a file, or what the file system says.
-    pub fn new(args: &'a RunArgs, artifact: &'a Artifact, earlier: Earlier) -> anyhow::Result<Watch<'a>> {
-        let existing = if args.force || earlier == Earlier::Stay { Existing::Replace } else { Existing::Refuse };
+    pub fn new(args: &'a RunArgs, artifact: &'a Artifact, earlier: ExistingLines) -> anyhow::Result<Watch<'a>> {
+        let existing = if args.force || earlier == ExistingLines::Keep { Existing::Replace } else { Existing::Refuse };
         for dir in args.log_dir.iter().chain(&args.tensorboard_dir) {
             if fs::metadata(dir).is_ok_and(|about| !about.is_dir()) {
                 return Err(anyhow!("`{}` is a file, and a directory is asked for", dir.display()));
@@ -112,9 +112,9 @@ impl<'a> Watch<'a> {
     /// How it ended.
     pub fn ended(&mut self, outcome: &Result<Summary, RunError>) {
         let (step, how, why) = match outcome {
-            Ok(summary) => (summary.steps, if summary.ended == RunEnd::Early { How::Early } else { How::Whole }, None),
-            Err(RunError::Ranks(failure)) => (self.last, How::Failed, Some(failure.spelled(cli::help))),
-            Err(e) => (self.last, How::Failed, Some(e.to_string())),
+            Ok(summary) => (summary.steps, if summary.ended == RunEnd::Early { RunOutcome::Early } else { RunOutcome::Whole }, None),
+            Err(RunError::Ranks(failure)) => (self.last, RunOutcome::Failed, Some(failure.spelled(cli::help))),
+            Err(e) => (self.last, RunOutcome::Failed, Some(e.to_string())),
         };
         self.record(Record::Ended { step, how, why });
     }
@@ -131,7 +131,7 @@ impl<'a> Watch<'a> {
         let (artifact, earlier) = (self.artifact, self.earlier);
         let open = |dir: &Path| {
             let mut log = Log::create(dir, earlier)?;
-            log.write(&Stamped::now(Record::Began(Box::new(Began::new(artifact, steps, first)))))?;
+            log.write(&Stamped::now(Record::Began(Box::new(RunStart::new(artifact, steps, first)))))?;
             Ok(log)
         };
         self.log.write(open, |_| Ok(()));

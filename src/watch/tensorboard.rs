@@ -60,8 +60,7 @@ pub struct TensorBoard {
 impl TensorBoard {
     /// A new file in a directory, of a run whose first step is this one.
     pub fn create(dir: &Path, first: u64) -> io::Result<TensorBoard> {
-        // TensorBoard reads them in the order of their names, and takes numbers beside the time for those of
-        // hosts and processes.
+        // TensorBoard reads files in the order of their names, in which host and process follow the time.
         let name = format!("events.out.tfevents.{:010}.{}.{}.0", now() as u64, host(), std::process::id());
         let mut board = TensorBoard { file: File::create_new(dir.join(name))?, last: 0 };
         board.write(0, RecordKind::FileVersion("brain.Event:2".into()))?;
@@ -102,7 +101,7 @@ impl TensorBoard {
     fn write(&mut self, step: u64, what: RecordKind) -> io::Result<()> {
         let event = Event { wall_time: now(), step: step as i64, what: Some(what) }.encode_to_vec();
         let length = (event.len() as u64).to_le_bytes();
-        // At once: a reader may look in between.
+        // One write holds the whole record, as a reader may look at any time.
         self.file.write_all(&[&length[..], &masked(&length), &event, &masked(&event)].concat())
     }
 }

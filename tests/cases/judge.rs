@@ -3,21 +3,21 @@
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Most relative errors.
+/// Largest relative errors that pass.
 pub struct Bounds {
     pub losses: f64,
     pub grad_norms: f64,
     pub param_norms: f64,
 }
 
-/// Of runs in f32.
+/// Bounds for runs in f32.
 pub const STRICT: Bounds = Bounds { losses: 1e-5, grad_norms: 1e-4, param_norms: 5e-4 };
 
 /// What a run reports.
 pub struct Run<'a> {
-    /// Before each step's update.
+    /// Losses before each step's update.
     pub losses: &'a [f64],
-    /// Global, before clipping.
+    /// Global gradient norms before clipping.
     pub grad_norms: &'a [f64],
     /// L2 norms after the last step, by the names of the checkpoint; none: not compared.
     pub param_norms: Option<&'a BTreeMap<String, f64>>,

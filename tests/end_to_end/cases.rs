@@ -1,12 +1,12 @@
-//! The reference cases: models trained for 20 steps by Hugging Face transformers, to agree with on every mesh. Imported, compiled,
-//! run as processes, exported, and judged as strictly as their noise allows.
+//! The reference cases: models trained for 20 steps by Hugging Face transformers, to agree with on every mesh.
+//! Imported, compiled, run as processes, exported, and judged as strictly as their noise allows.
 
 #[path = "../cases/judge.rs"]
 mod judge;
 
 use crate::differential::meshes::{meshes, mixed};
 use crate::harness::Case;
-use crate::mcc::{Dir, Ran, metrics};
+use crate::mcc::{CommandOutput, Dir, metrics};
 use crate::triples::mesh_arguments;
 use judge::{Bounds, Run, judge, judge_within};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases");
 const TRAIN: &str =
     "--optimizer adamw --lr 1e-3 --lr-decay-style constant --lr-warmup-iters 0 --adam-beta1 0.9 --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0";
 
-/// What cases have in common.
+/// Cases with the same batch, lengths and epsilon.
 struct Series {
     batch: u64,
     /// Lengths of sequences, as settings.
@@ -28,10 +28,10 @@ struct Series {
     names: &'static [&'static str],
 }
 
-/// Of 20 steps.
+/// Cases of 20 steps.
 const LONG: Series = Series { batch: 8, lengths: "-D seq=64", epsilon: "1e-8", names: &["gpt2", "llama"] };
 
-/// Of 6 steps, one per architecture.
+/// Cases of 6 steps, one per architecture.
 const SHORT: Series = Series {
     batch: 4,
     lengths: "-D seq=24",
@@ -53,7 +53,7 @@ const SHORT: Series = Series {
     ],
 };
 
-/// Of 6 steps, with experts whose balance is a mean over the batch: one microbatch.
+/// Cases of 6 steps with experts, whose balance loss is a mean over the batch: one microbatch.
 const EXPERTS: Series = Series {
     batch: 4,
     lengths: "-D seq=24",
@@ -61,7 +61,7 @@ const EXPERTS: Series = Series {
     names: &["mixtral", "qwen3_moe", "deepseek_v3", "deepseek_mtp", "deepseek_yarn", "gpt_oss"],
 };
 
-/// Of 6 steps, with an encoder and a decoder.
+/// Cases of 6 steps with an encoder and a decoder.
 const STACKS: Series = Series { batch: 4, lengths: "-D source=20 -D target=16", epsilon: "1e-6", names: &["t5", "t5_relu"] };
 
 /// Arrays beside the tokens, by the input's name.
@@ -73,7 +73,7 @@ fn agrees(case: &str, series: &Series, mesh: &str) {
     trains(&dir, case, series, mesh);
 }
 
-fn compiles(dir: &Dir, case: &str, Series { lengths, epsilon, .. }: &Series, mesh: &str) -> Ran {
+fn compiles(dir: &Dir, case: &str, Series { lengths, epsilon, .. }: &Series, mesh: &str) -> CommandOutput {
     dir.line(&format!("import hf {CASES}/{case} -o model")).succeeds();
     dir.line(&format!("compile model/model.mdl {mesh} {lengths} {TRAIN} --adam-eps {epsilon} -o out.mcc"))
 }
@@ -110,9 +110,10 @@ fn trains(dir: &Dir, case: &str, series: &Series, mesh: &str) {
     assert!(wrong.is_empty(), "{case} {mesh}: {wrong:#?}");
 }
 
-/// Of cases with a run in bf16, by PyTorch's autocast, which keeps the stream between layers in f32 where mcc rounds it. A rounding moves a number by
-/// 2^-9 of it at most, up or down. A loss is a mean over tokens, in which roundings cancel: within one of them. An element of a gradient has some 50
-/// behind it (12 operations a layer, there and back), so it is off by sqrt(50) of them; those of the head are in all elements alike, and in the norm.
+/// Of cases with a run in bf16, by PyTorch's autocast, which keeps the stream between layers in f32 where mcc rounds
+/// it. A rounding moves a number by 2^-9 of it at most, up or down. A loss is a mean over tokens, in which roundings
+/// cancel: within one of them. An element of a gradient has some 50 behind it (12 operations a layer, there and
+/// back), so it is off by sqrt(50) of them; those of the head are in all elements alike, and in the norm.
 const BF16: Bounds = Bounds { losses: 1.0 / 512.0, grad_norms: 7.0 / 512.0, param_norms: f64::INFINITY };
 
 fn agrees_in_bf16(mesh: &str) {
@@ -123,7 +124,7 @@ fn agrees_in_bf16(mesh: &str) {
         let run = Run { losses: &losses, grad_norms: &grad_norms, param_norms: None };
         let wrong = judge_within(&run, &expected(case, "expected.bf16.json"), &BF16);
         assert!(wrong.is_empty(), "{case} {mesh}: {wrong:#?}");
-        // It is bf16 that was trained.
+        // Losses that differ from those of f32 show that bf16 was trained.
         let plain = judge(&run, &expected(case, "expected.json"));
         assert!(plain.len() == 2, "{case} {mesh} is exact: {plain:?}");
     }
@@ -304,7 +305,8 @@ fn windows_on_cp2_by_gathers_and_by_heads() {
     agrees("mixtral", &EXPERTS, "--cp 4 --cp-comm-type a2a+p2p --micro-batch-size 4");
 }
 
-/// Four of them, or `NATIVE_MESHES`, from place `NATIVE_FIRST` of the list on: any case on any mesh, as it falls. Sizes, batches and layers that do not go round are refused, nothing else is.
+/// Four of them, or `NATIVE_MESHES`, from place `NATIVE_FIRST` of the list on: any case on any mesh, as it falls.
+/// Sizes, batches and layers that do not go round are refused, nothing else is.
 #[test]
 fn reference_cases_on_some_meshes_of_eight_ranks() {
     let number = |variable: &str, default: usize| std::env::var(variable).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
@@ -313,7 +315,7 @@ fn reference_cases_on_some_meshes_of_eight_ranks() {
     let all: Vec<(&Series, &str, Case)> =
         all.flat_map(|(series, name)| meshes(EXPERTS.names.contains(&name)).into_iter().map(move |m| (series, name, m))).collect();
     let ran = mixed(all).into_iter().skip(first).filter(|(series, name, mesh)| {
-        // A balance of the whole batch goes with one microbatch; elsewhere there are as many as fit.
+        // A balance loss over the whole batch needs one microbatch; other cases have as many microbatches as fit.
         let rows = series.batch / mesh.dp;
         let mesh = Case { micro_batch: if EXPERTS.names.contains(name) { rows } else { 1 }, global_batch: series.batch, ..mesh.clone() };
         let dir = Dir::new();

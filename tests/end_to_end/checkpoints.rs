@@ -20,7 +20,8 @@ fn any_mesh_goes_on_from_any_others_checkpoint_and_all_forms_hold_the_same() {
     run("pipeline.mcc --steps 6 --save pipeline --save-interval 3 --save-state state --save-weights weights.safetensors");
     let same = |words: &str| assert!(dir.line(&format!("checkpoint diff {words}")).succeeds().stdout.starts_with("the same: "), "{words}");
     same("pipeline/step-6 state");
-    // Nothing is trained: what the other mesh holds is what it read. A checkpoint, a file of it and a checkpoint of that, on either mesh.
+    // No step is trained, so the other mesh holds what it read: a checkpoint, a file of it, and a checkpoint of that
+    // file.
     dir.line("checkpoint convert pipeline/step-6 of-it.safetensors").succeeds();
     same("of-it.safetensors state");
     dir.line("checkpoint convert of-it.safetensors step-6").succeeds();
@@ -34,7 +35,7 @@ fn any_mesh_goes_on_from_any_others_checkpoint_and_all_forms_hold_the_same() {
     }
     run("pipeline.mcc --steps 9 --load shared0 --allow-changed batch --save back --save-interval 1 --keep 1");
     assert_eq!(fs::read_dir(dir.path("back")).expect("a directory").count(), 1);
-    // A run of one mesh and of the other, from the same state, differ in rounding alone.
+    // Runs on both meshes from the same state differ by rounding alone.
     run("pipeline.mcc --steps 8 --load pipeline --force --save there");
     let differ = dir.line("checkpoint diff there/step-8 shared0/step-8").fails_with(&[]);
     assert!(differ.stdout.contains("differ, by "), "{}", differ.stdout);
@@ -58,7 +59,7 @@ fn a_checkpoint_goes_to_pytorch_and_back() {
     assert!(dir.line("checkpoint ls dcp").succeeds().stdout.starts_with("dcp  PyTorch (DCP)  step 3  "));
     dir.line("run shared.mcc --data text.txt --steps 4 --resume dcp --quiet").succeeds();
     dir.line("run shared.mcc --data text.txt --steps 4 --load dcp").fails_with(&["`--load dcp` is a checkpoint of PyTorch's (DCP), not a directory"]);
-    // A bit that its checksum denies.
+    // A flipped bit contradicts the checksum.
     let file = fs::read_dir(dir.path("dcp")).expect("there").flatten().map(|e| e.path()).find(|p| p.extension().is_some_and(|e| e == "distcp"));
     let file = file.expect("a file of items");
     let whole = fs::read(&file).expect("read");
@@ -87,7 +88,7 @@ fn what_pytorch_saved_is_read_but_no_run_goes_on_from_it() {
     assert!(ran.stderr.contains("note: left out, as it is no tensor: `epoch`"), "{}", ran.stderr);
     assert!(dir.line(&format!("checkpoint diff {torch} w.safetensors")).succeeds().stdout.starts_with("the same: 98 numbers"));
     dir.line(&format!("checkpoint convert {torch} no")).fails_with(&["does not say after which step it was saved, so no run can go on from it"]);
-    // A pickle that would start a program.
+    // This pickle would start a program.
     fs::create_dir(dir.path("evil")).expect("made");
     dir.write("evil/.metadata", "cos\nsystem\n(X\u{4}\0\0\0truetR.");
     dir.line("checkpoint convert evil w2.safetensors").fails_with(&[".metadata: byte 0: it names `os.system`", "nothing of it was executed"]);
@@ -104,7 +105,7 @@ fn checkpoints_are_listed_verified_and_compared() {
     let one: serde_json::Value = serde_json::from_str(&json).expect("an object");
     assert_eq!((&one["step"], &one["mesh"]["dp"], &one["shards"]), (&4.into(), &3.into(), &3.into()));
     assert_eq!(dir.line("checkpoint verify ck").succeeds().stdout.matches(": whole, ").count(), 2);
-    // A bit of a number: the sizes are right.
+    // A flipped bit of an element leaves all sizes right.
     let shard = dir.path("ck/step-4/rank-1.safetensors");
     let mut bytes = fs::read(&shard).expect("a shard");
     let at = bytes.len() / 2;
@@ -112,7 +113,7 @@ fn checkpoints_are_listed_verified_and_compared() {
     fs::write(&shard, &bytes).expect("written");
     let found = dir.line("checkpoint verify ck").fails_with(&["ck/step-4/rank-1.safetensors` is not as it was written: the hash of bytes 0 to"]);
     assert!(found.stdout.starts_with("ck/step-2: whole, "), "{}", found.stdout);
-    // What is named is meant.
+    // A checkpoint that is named is not replaced by an earlier one.
     dir.line("run shared.mcc --data text.txt --steps 5 --load ck/step-4")
         .fails_with(&["rank-1.safetensors` is not as it was written", "an earlier checkpoint may be whole"]);
     let ran = dir.line("run shared.mcc --data text.txt --steps 5 --load ck").succeeds();
@@ -121,7 +122,7 @@ fn checkpoints_are_listed_verified_and_compared() {
     dir.line("checkpoint diff ck/step-2 ck/step-4").fails_with(&["is not as it was written"]);
     dir.line("checkpoint convert ck/step-4 w.safetensors").fails_with(&["is not as it was written"]);
     assert!(!dir.path("w.safetensors").exists());
-    // Half of it is gone: the one before is taken.
+    // Half of the shard is gone, so the checkpoint before is taken.
     bytes.truncate(at);
     fs::write(&shard, &bytes).expect("written");
     let ran = dir.line("run shared.mcc --data text.txt --steps 5 --load ck").succeeds();
@@ -132,7 +133,7 @@ fn checkpoints_are_listed_verified_and_compared() {
     dir.line("checkpoint convert ck/step-2 ck/step-4").fails_with(&["`ck/step-4` exists: --force replaces it"]);
 }
 
-/// Of a bit of a shard, and of a manifest.
+/// Flips a bit of a shard, and damages a manifest.
 fn spoil(dir: &Dir, shard: &str, manifest: &str) {
     let mut bytes = fs::read(dir.path(shard)).expect("a shard");
     let at = bytes.len() / 2;
@@ -155,7 +156,7 @@ fn a_run_that_begins_again_by_itself_passes_by_what_is_damaged() {
     let mut left: Vec<_> = fs::read_dir(dir.path("ck")).expect("there").flatten().map(|e| e.file_name().into_string().expect("text")).collect();
     left.sort();
     assert_eq!(left, ["damaged-step-6", "damaged-step-8", "step-2", "step-4", "step-9"]);
-    // A manifest of the newest: that one is not taken at all.
+    // If the manifest of the newest checkpoint is damaged, that checkpoint is not even tried.
     dir.write("ck/step-9/checkpoint.json", "no manifest");
     let ran = dir.line(&format!("{line} --steps 9 --save ck --resume auto")).succeeds();
     assert!(ran.stderr.contains("`ck/step-9` is set aside") && !ran.stderr.contains("going on from `ck/step-9`"), "{}", ran.stderr);
@@ -181,7 +182,7 @@ fn seeds_optimizers_precisions_and_fallbacks_that_are_not_the_runs_are_refused()
     run("shared.mcc", "--fallback gone.mcc").fails_with(&["`gone.mcc`: there is no such artifact"]);
     run("shared.mcc", "--fallback deep.mcc").misuses_with(&["of different models", "layers = 3 (here 2)"]);
     run("shared.mcc", "--on-spike back --spike-factor 0.5").misuses_with(&["above 1"]);
-    // One line that begins with weights, and goes on where there is a checkpoint.
+    // The same command begins with weights, and goes on where there is a checkpoint.
     dir.line("checkpoint convert ck/step-2 w.safetensors --weights").succeeds();
     for (steps, goes_on) in [(1, false), (2, true)] {
         let ran = dir.line(&format!("run shared.mcc --data text.txt --steps {steps} --init w.safetensors --save tuned --resume auto")).succeeds();
@@ -206,7 +207,7 @@ fn a_run_that_goes_on_with_something_else_says_what_and_asks_for_a_flag() {
         for from in ["--load ck", "--resume state"] {
             let line = |allowed: &str| dir.line(&format!("run {words} --steps 5 {from} --quiet {allowed}"));
             line("").fails_with(&[says, &["this run cannot become what that of", flag]].concat());
-            // Another permission is none.
+            // Permission for another change does not help.
             line(if flag.ends_with("data") { "--allow-changed rate" } else { "--allow-changed data" }).fails_with(says);
             line(flag).succeeds();
         }
@@ -228,8 +229,7 @@ fn a_run_whose_loss_jumps_goes_back_and_leaves_the_data_out() {
     let dir = Dir::new();
     let sizes = "-D vocab=256 -D hidden=32 -D heads=4 -D layers=1 -D seq=8 --lr 1e-2 --min-lr 1e-2 --lr-warmup-iters 2 --global-batch-size 2";
     dir.line(&format!("compile {{models}}/gpt2.mdl {sizes} -o a.mcc")).succeeds();
-    // Sixteen bytes a step, of which those of steps 34 and 35 are something else; their first follows what was
-    // before.
+    // Each step reads 16 bytes. Those of steps 34 and 35 are noise, of which the first byte continues the pattern.
     let (plain, noise) = ("abcdefgh".repeat(96), "aQ9#zK!5u%X2&j0?w*L3^m1=v(N4)b7+");
     dir.write("clean.txt", &plain);
     dir.write("noisy.txt", format!("{}{noise}{}", &plain[..33 * 16], &plain[33 * 16..]));
@@ -241,8 +241,7 @@ fn a_run_whose_loss_jumps_goes_back_and_leaves_the_data_out() {
     assert!(says.iter().all(|s| ran.stderr.contains(s)), "{}", ran.stderr);
     let log = fs::read_to_string(dir.path("log/run.jsonl")).expect("a log");
     assert!(log.contains(r#""event":"restarted""#) && log.contains(r#""skipped":"#) && !log.contains(r#""skipped":0"#), "{log}");
-    // What is left out is more than the noise, as it is what was read since the checkpoint: the data repeat, so
-    // that it is the same.
+    // All data since the checkpoint are left out, not the noise alone. The data repeat, so the result is the same.
     dir.line("checkpoint diff clean/step-40 noisy/step-40").succeeds();
 }
 
@@ -270,7 +269,7 @@ fn a_run_begins_with_the_weights_of_several_files() {
     run("--steps 2 --init base").fails_with(&["`base` does not fit the model", "`layers.1.attn.q.w` is missing", "more"]);
     run("--steps 2 --init base --allow-missing layers.attn.*").fails_with(&["`layers.1.ln1.b` is missing"]);
     run("--steps 2 --init base --allow-missing head.*").misuses_with(&["`--allow-missing head.*` fits no parameter of the model"]);
-    // What is drawn is what a run draws that begins with nothing.
+    // Weights that are drawn equal those of a run that begins without weights.
     let ran = run("--steps 0 --init base --allow-missing layers.1.* --allow-missing wpe* --save-weights drawn").succeeds();
     assert!(ran.stderr.contains("note: drawn, as no file of --init has them: "), "{}", ran.stderr);
     run("--steps 0 --save-weights fresh --quiet").succeeds();
@@ -300,7 +299,7 @@ fn a_run_that_died_before_its_first_checkpoint_begins_again_with_what_it_logged(
     let began: Vec<&serde_json::Value> = log.iter().filter(|line| line["event"] == "began").map(|line| &line["first"]).collect();
     assert_eq!(began, [1, 1]);
     assert!(dir.path("ck/step-5").exists());
-    // What is no metrics is not added to.
+    // Metrics are not appended to a file of something else.
     dir.write("other", "mine");
     dir.line("run shared.mcc --data text.txt --steps 2 --save new --resume auto --metrics other").fails_with(&["`other` holds something else"]);
 }
@@ -325,7 +324,7 @@ fn a_directory_of_checkpoints_is_one_runs() {
     assert_eq!(steps(), ["step-6", "step-7"]);
     assert!(run("--steps 7 --resume auto").succeeds().stderr.contains("nothing is left to do"));
     run("--steps 7 --load ck").fails_with(&["nothing is left to do"]);
-    // What a killed run has left goes; what is not mcc's stays.
+    // Leftovers of a killed run are removed; files that are not mcc's stay.
     fs::create_dir(dir.path("ck/.unfinished-123-0")).expect("made");
     dir.write("ck/notes.txt", "mine");
     run("--steps 1 --force").succeeds();

@@ -1,6 +1,6 @@
 //! What the command line says: helps, tables, errors. `UPDATE_EXPECT=1` writes the expected texts anew.
 
-use crate::mcc::{Dir, Ran, models};
+use crate::mcc::{CommandOutput, Dir, models};
 use expect_test::{Expect, ExpectFile, expect, expect_file};
 use std::fs;
 
@@ -48,7 +48,7 @@ fn the_other_commands_explain_themselves() {
 }
 
 /// What `mcc check` does with a text.
-fn checked(text: &str, arguments: &str) -> Ran {
+fn checked(text: &str, arguments: &str) -> CommandOutput {
     let dir = Dir::new();
     dir.write("m.mdl", text);
     dir.line(&format!("check m.mdl {arguments}"))
@@ -267,7 +267,7 @@ fn compile_prints_a_table() {
     let line = "compile {models}/gpt2.mdl --dp 2 --tp 2 --pp 2 -D vocab=24 -D hidden=8 -D heads=4 -D layers=2 -D seq=4 -o out.mcc";
     let text = Dir::new().line(line).succeeds().stdout;
     let text = text.replace(&models().display().to_string(), "models");
-    // The numbers are other tests' matter.
+    // Other tests check the numbers.
     let mut shape = text.split(|c: char| c.is_ascii_digit() || c == '.').filter(|s| !s.is_empty()).collect::<Vec<_>>().join("#");
     shape.truncate(shape.find("seconds").expect("a line of times"));
     expect![[r#"
@@ -308,7 +308,7 @@ fn kernels_are_held_to_their_bodies_once_and_the_table_says_so() {
         text.lines().find_map(|l| l.strip_prefix("code ")).expect("a line of code").trim().to_string()
     };
     assert!(code("off").starts_with("0 from the cache, none compared with the interpreter"));
-    // What that has left is looked at now.
+    // Kernels that were not compared before are compared now.
     let looked_at = code("new");
     assert!(!looked_at.starts_with("0 from the cache") && looked_at.contains(" compared with the interpreter in "), "{looked_at}");
     assert!(code("new").ends_with(" compared with the interpreter before"));

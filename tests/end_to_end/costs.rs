@@ -25,7 +25,7 @@ fn each_kernel_has_a_time_and_a_reason() {
     for what in ["dot 128x512x128", "attention, attention_lse 2x64x2x64", "scatter 256x128", "launch", "latency"] {
         assert!(said.contains(what), "no {what}: {said}");
     }
-    // Two microbatches a step.
+    // A step has two microbatches.
     let gather = said.lines().find(|l| l.contains("gather")).expect("rows of the embedding");
     assert_eq!(gather.split_whitespace().nth(3), Some("2"), "{gather}");
     dir.line("dump a.mcc --costs").misuses_with(&["--costs goes with --level ptx"]);
@@ -53,22 +53,22 @@ fn found(row: &Value) -> Vec<String> {
     if matches!(family, "loops" | "sums by index") && warps < ENOUGH.min(bytes / WORTH) / 4.0 {
         found.push(format!("{warps} warps for {bytes} bytes"));
     }
-    // Rows by index are one request each, whatever their size, and a warp adds its own one after the other.
+    // Each row by index is one request, whatever its size, and a warp adds its rows one after the other.
     let beside = if family == "sums by index" { 3.0 * BESIDE } else { BESIDE };
     if matches!(family, "loops" | "sums by index") && of("seconds") > 2.0 * bytes / MEMORY + beside {
         found.push(format!("{} us for {bytes} bytes, {} trips", 1e6 * of("seconds"), of("trips")));
     }
     let most = match family {
         "loops" if !name.starts_with("gather") => 1.1,
-        // Tiles that end beyond a factor.
+        // The last tiles of a product reach beyond its operands.
         "product" => 1.2,
         _ => f64::INFINITY,
     };
     if of("sectors") > most {
         found.push(format!("{} times the sectors that it needs", of("sectors")));
     }
-    // Sums over rows have a column of 16 bits a lane, rotations halves of a head, a third of whose bytes is 16-bit
-    // results.
+    // In sums over rows each lane has a column of 16 bits. Rotations work on halves of a head, and a third of their
+    // bytes are 16-bit results.
     if family == "loops" && of("narrow") > 0.34 && !name.starts_with("reduce_sum") && !name.starts_with("dot") {
         found.push(format!("{} of its bytes by less than 4", of("narrow")));
     }

@@ -34,7 +34,7 @@ fn text_becomes_a_data_set_that_is_shown_as_text() {
     assert_eq!(dir.line("data inspect a").succeeds().stdout, shown);
 }
 
-/// From lines of prompts and answers to a run that learns the answers.
+/// Goes from lines of prompts and answers to a run that learns the answers.
 #[test]
 fn prompts_and_answers_become_a_data_set_with_a_mask_that_a_run_reads() {
     let dir = Dir::new();
@@ -52,14 +52,14 @@ fn prompts_and_answers_become_a_data_set_with_a_mask_that_a_run_reads() {
     dir.line(&format!("{MODEL} -D seq=64 --global-batch-size 2 -o plain.mcc").replace("vocab=250", "vocab=257")).succeeds();
     let ran = dir.line("run packed.mcc --data-path a --split 1,0,0 --steps 2 --packing --loss-mask").succeeds();
     assert!(ran.stderr.contains("note: training: 29 documents of 43.7 tokens"), "{}", ran.stderr);
-    // Shorter sequences, of which all documents but one are longer.
+    // All documents but one are longer than these shorter sequences.
     dir.line(&format!("{MODEL} -D seq=16 -D packed=true --global-batch-size 2 -o short.mcc").replace("vocab=250", "vocab=257")).succeeds();
     let split = dir.line("run short.mcc --data-path a --split 1,0,0 --steps 2 --packing=split --loss-mask").succeeds();
     assert!(split.stderr.contains("split into rows: 28"), "{}", split.stderr);
     let cut = dir.line("run short.mcc --data-path a --split 1,0,0 --steps 2 --packing").succeeds();
     assert!(cut.stderr.contains("cut to a row: 28") && cut.stderr.contains("--packing=split keeps them"), "{}", cut.stderr);
     dir.line("run plain.mcc --data-path a* --split 1,0,0 --steps 2 --loss-mask").succeeds();
-    // What there has to be for both.
+    // Both flags need the right model and the right data.
     dir.line("run plain.mcc --data-path a --steps 2 --packing").misuses_with(&["--packing puts several documents", "-D packed=true"]);
     write(&dir, "b", [40, 50, 60]);
     dir.line("run packed.mcc --data-path 1 a 1 b --split 1,0,0 --steps 2 --loss-mask").fails_with(&["b` has no loss mask", "b.mask.bin"]);
@@ -69,7 +69,7 @@ fn prompts_and_answers_become_a_data_set_with_a_mask_that_a_run_reads() {
     dir.line("run packed.mcc --data a.jsonl --steps 2 --packing").misuses_with(&["`--packing` is about documents of data sets", "--data-path"]);
 }
 
-/// From lists of messages, by the tokenizer's own template, to a mask of what assistants say.
+/// Goes from lists of messages, by the tokenizer's own template, to a mask of what assistants say.
 #[test]
 fn chats_become_a_data_set_with_a_mask_that_a_run_reads() {
     let dir = Dir::new();
@@ -89,7 +89,7 @@ fn chats_become_a_data_set_with_a_mask_that_a_run_reads() {
         "{% for m in messages %}{{ m.role[:1] + ':' + m.content + eos_token }}{% endfor %}{{ 'a:' if add_generation_prompt }}",
     );
     let made = dir.line(&format!("{tokenize} -o a")).succeeds().stdout;
-    // Of each answer two bytes a number, and the token behind it.
+    // Each answer counts two bytes for each of its numbers, and the token after it.
     assert_eq!(made, "a.bin, a.idx: 19 documents, 1,321 tokens of uint16\na.mask.bin, a.mask.idx: 798 of these tokens are answers\n");
     let shown = dir.line("data inspect a").succeeds().stdout;
     assert!(shown.contains("\"u:Count to 1.<|endoftext|>a:1 <|endoftext|>u:Again!<|endoftext|>a:1 <|endoftext|>\""), "{shown}");
@@ -109,7 +109,8 @@ fn what_is_no_data_set_and_no_text_is_refused() {
     dir.line("data train-tokenizer a.csv -o tokenizer").fails_with(&["`.csv` is no text that is known", ".jsonl"]);
     dir.line("data train-tokenizer a.txt --tokens 100 -o tokenizer").fails_with(&["257 or more"]);
     dir.line("data tokenize a.txt --tokenizer a.txt -o a").fails_with(&["no tokenizer that can be read"]);
-    // What another job left, and an end of documents that nothing says.
+    // The state of another job is refused. A tokenizer without a config leaves the end of documents to a default,
+    // which is named.
     dir.line("data train-tokenizer a.txt --tokens 257 -o tokenizer").succeeds();
     dir.write(
         "c.state.part",
@@ -167,7 +168,7 @@ fn near(found: &[f64], expected: &[f64]) {
     found.iter().zip(expected).for_each(|(a, b)| assert!((a - b).abs() < 2e-4, "{found:?} {expected:?}"));
 }
 
-/// Also: what a rank reads falls with the ranks that share a batch.
+/// A rank also reads the less, the more ranks share a batch.
 #[test]
 fn a_run_over_data_sets_goes_through_the_same_samples_on_any_mesh() {
     let dir = two_sets(&[
@@ -184,17 +185,18 @@ fn a_run_over_data_sets_goes_through_the_same_samples_on_any_mesh() {
     near(&losses(&dir, "dp"), &whole);
     near(&losses(&dir, "axes"), &whole);
     let read = |file: &str| metrics(&dir.path(file)).iter().map(|line| line["data_bytes"].as_u64().expect("bytes")).collect::<Vec<_>>();
-    // Of 16 bits each: all rows with the token after them, a fourth of the rows, and of all rows the tokens of a half.
+    // Tokens have 16 bits. `one` reads all rows with the token after them, `dp` a fourth of the rows, and `axes` half
+    // of each row.
     assert_eq!(read("one"), [8 * 17 * 2; 6]);
     assert_eq!(read("dp"), [2 * 17 * 2; 6]);
     assert!(read("axes").iter().all(|bytes| (8 * 8 * 2..=8 * 10 * 2).contains(bytes)), "{:?}", read("axes"));
-    // Goes on elsewhere with the samples that would have come.
+    // Another mesh goes on with the samples that would have come.
     run(&format!("dp.mcc {SETS} --steps 6 --exit-interval 3 --save saved")).fails(75, &[]);
     for mesh in ["two", "axes"] {
         run(&format!("{mesh}.mcc {SETS} --steps 6 --load saved --metrics {mesh}-on").replace(" --seed 3", "")).succeeds();
         near(&losses(&dir, &format!("{mesh}-on")), &whole[3..]);
     }
-    // More steps of the same epochs are no other data; another split is, and so are other data sets.
+    // More steps of the same epochs do not change the data; another split or other data sets do.
     let others =
         ["--data-path 0.7 wiki 0.3 code --split 90,5,5", "--data-path 0.6 wiki 0.4 code --split 80,15,5", "--data-path wiki --split 80,15,5"];
     for other in others {
@@ -213,12 +215,12 @@ fn training_validation_and_test_have_losses_of_their_own() {
     let lines = metrics(&dir.path("metrics"));
     assert_eq!(lines.iter().map(|l| l.get("valid_loss").is_some()).collect::<Vec<_>>(), [false, true, false, true]);
     assert!(dir.path("cache").is_dir() && !dir.path("wiki.cache").exists());
-    // Data sets of their own, as shards.
+    // Each part has its own data sets here, some of them named by a pattern.
     write(&dir, "wiki-2", [90, 80]);
     let own = "--train-data-path wi* --valid-data-path 1 code --steps 2 --eval-interval 1 --eval-iters 1";
     let ran = run(own).succeeds();
     assert!(ran.stderr.contains("after the last step: validation loss 5.") && !ran.stderr.contains("test"), "{}", ran.stderr);
-    // Named in files.
+    // Files may name the data sets.
     dir.write("blend", "0.7 wiki\n0.3 code\n");
     dir.write("parts.json", r#"{"train": [0.7, "wiki", "0.3", "code"], "valid": "code", "test": null}"#);
     for names in ["--data-args-path blend --split 80,15,5 --seed 3", "--per-split-data-args-path parts.json"] {
@@ -245,7 +247,7 @@ fn documents_of_a_data_set_are_kept_apart_without_a_separator() {
     dir.line(&format!("{MODEL} -D seq=16 -D packed=true -o packed.mcc")).succeeds();
     dir.line(&format!("{MODEL} -D seq=8 --global-batch-size 2 --micro-batch-size 2 -o alone.mcc")).succeeds();
     dir.line("run packed.mcc --data-path docs --split 1,0,0 --steps 4 --metrics packed --quiet").succeeds();
-    // The same documents by themselves.
+    // The same documents follow, each in a sequence of its own.
     let blend = Blend { prefixes: vec![dir.path("docs")], weights: None };
     let source = Source::Shared { blend, split: Split::parse("1,0,0").expect("a split") };
     let request = Request { seed: 0, ..Request::new(source, [Some(4), None, None], 16) };
@@ -282,7 +284,7 @@ fn each_validation_data_set_has_a_loss_of_its_own() {
     }
     let mean: Vec<f64> = valid("wiki", "valid_loss").iter().zip(valid("code", "valid_loss")).map(|(a, b)| (a + b) / 2.0).collect();
     near(&valid("both", "valid_loss"), &mean);
-    // Of a split too, under other names, and of all samples: the same each time.
+    // The data sets of a split have losses too, under other names and over all samples.
     let words = "--data-path 0.7 wiki 0.3 code --split 60,40,0 --multiple-validation-sets --validation-set-names a b --full-validation";
     run(&format!("{words} --metrics full")).succeeds();
     assert!(valid("full", "valid_loss/a").iter().chain(&valid("full", "valid_loss/b")).all(|loss| (5.0..6.0).contains(loss)));
@@ -293,7 +295,7 @@ fn each_validation_data_set_has_a_loss_of_its_own() {
     run("--data-path wiki --validation-set-names a").misuses_with(&["--multiple-validation-sets"]);
 }
 
-/// From a data set into checkpoints and weights, and out with them, or in with a model from elsewhere.
+/// A tokenizer goes from a data set into checkpoints, weights and exports, and comes in with imported models.
 #[test]
 fn a_tokenizer_goes_along_byte_for_byte() {
     let dir = Dir::new();
@@ -315,7 +317,7 @@ fn a_tokenizer_goes_along_byte_for_byte() {
     }
     dir.line("import hf of-run -o in").succeeds();
     assert_eq!(bytes("in/tokenizer.json"), bytes("tokenizer/tokenizer.json"));
-    // Data of another tokenizer than the weights', and of two.
+    // Data of another tokenizer than the weights' give a warning, and so do data of two tokenizers.
     let ran = dir.line("run m.mcc --init in/weights.safetensors --data-path b --split 1,0,0 --steps 1").succeeds();
     assert!(ran.stderr.contains("warning: `") && ran.stderr.contains("`mcc data tokenize --tokenizer in`"), "{}", ran.stderr);
     let ran = dir.line("run m.mcc --data-path 1 a 1 b --split 1,0,0 --steps 1").succeeds();
@@ -410,7 +412,7 @@ fn packed_documents_train_on_any_mesh_as_they_do_alone() {
             let says = "there are loss masks beside";
             assert_eq!(ran.stderr.contains(says), masks == Masks::Nowhere, "{}", ran.stderr);
         }
-        // Goes on elsewhere with the rows that would have come, also where more steps take more epochs.
+        // Another mesh goes on with the rows that would have come, even where more steps take more epochs.
         run(&format!("dp.mcc {sets}{flag} --exit-interval 2 --save saved --force --quiet")).fails(75, &[]);
         let on = sets.replace("--steps 6", "--steps 40");
         for mesh in ["one", "axes"] {

@@ -1,6 +1,6 @@
-//! The commands in the documentation run: every fenced block marked `console`, in a directory of its own (or in that of
-//! the block before, if marked `console continued`), with `models/`, a Hugging Face model of Llama's architecture as
-//! `Llama-3.2-1B`, a launch script `train.sh`, a `corpus.txt`, and prompts with answers, `answers.jsonl`.
+//! The commands in the documentation run: every fenced block marked `console`, in a directory of its own (or in that
+//! of the block before, if marked `console continued`), with `models/`, a Hugging Face model of Llama's architecture
+//! as `Llama-3.2-1B`, a launch script `train.sh`, a `corpus.txt`, and prompts with answers, `answers.jsonl`.
 //!
 //! A block holds one command a line. Those of `mcc` are run; `make`, `cd` and other tools are the reader's. A block
 //! marked `output` behind it shows lines of the last command's output in their order; a line `..` stands for others.
@@ -95,7 +95,8 @@ fn commands_in_the_documentation_run() {
                     assert!(fs::read_to_string(&path).is_ok_and(|p| p == done.stdout), "docs/images/{name} is not what `{command}` draws");
                 }
                 assert_eq!(done.code, Some(0), "{}: `{command}`\n{}{}", document.display(), done.stdout, done.stderr);
-                // An example that a reader would be warned of is a bad one: its loss does not fall, or a flag of it does nothing.
+                // An example with such a warning is a bad one: its loss does not fall, or one of its flags does
+                // nothing.
                 assert!(!done.stderr.contains("warning[W07"), "{}: `{command}`\n{}", document.display(), done.stderr);
                 ran += 1;
                 last = done.stdout;

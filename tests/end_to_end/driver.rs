@@ -1,7 +1,7 @@
-//! The `cuda` device and NCCL on a stand-in for the driver, which checks how it is used: graphs, copies, events and exchanges as on GPUs, the kernels
-//! in the emulator. So the numbers are, bit by bit, those of emulated ranks.
+//! The `cuda` device and NCCL on a stand-in for the driver, which checks how it is used: graphs, copies, events and
+//! exchanges as on GPUs, the kernels in the emulator. So the numbers are, bit by bit, those of emulated ranks.
 
-use crate::mcc::{Dir, Ran, models};
+use crate::mcc::{CommandOutput, Dir, models};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn library() -> &'static Path {
 }
 
 /// Runs `mcc` where the stand-in is the driver and NCCL, with words about the machine.
-fn on_driver(dir: &Dir, line: &str, machine: &[(&str, &str)]) -> Ran {
+fn on_driver(dir: &Dir, line: &str, machine: &[(&str, &str)]) -> CommandOutput {
     let libraries = dir.path("libraries");
     if !libraries.exists() {
         fs::create_dir(&libraries).expect("created");
@@ -38,7 +38,7 @@ fn on_driver(dir: &Dir, line: &str, machine: &[(&str, &str)]) -> Ran {
     let models = models().display().to_string();
     let mut c = dir.command(line.split_whitespace().map(|w| w.replace("{models}", &models)));
     c.env("LD_LIBRARY_PATH", libraries).env("EMULATED_DRIVER_LOG", dir.path("complaints")).envs(machine.iter().copied());
-    Ran::new(c.output().expect("mcc starts"))
+    CommandOutput::new(c.output().expect("mcc starts"))
 }
 
 /// What the stand-in had to say.
@@ -143,7 +143,8 @@ fn weights_do_not_depend_on_how_many_multiprocessors_a_card_has() {
     assert!(on("1") == on("132"), "other weights");
 }
 
-/// The first wait is that of a list's streams for what was before it, which is through then: all others are for something.
+/// The first wait is that of a list's streams for what was before it, which is through then: all others are for
+/// something.
 #[test]
 fn waits_of_streams_for_each_other_that_are_left_out_are_noticed() {
     let dir = Dir::new();
@@ -167,7 +168,7 @@ fn cubins_are_loaded_where_they_are_of_the_gpus_own_architecture() {
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
     let tools = dir.path("bin");
     fs::create_dir(&tools).expect("created");
-    // In place of NVIDIA's, which says the same of what it assembles.
+    // This script stands in for NVIDIA's assembler, and prints the same report.
     let elf = r"\177ELF\002\001............\276\000";
     let report = "Used 8 registers, 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
     dir.write("bin/ptxas", format!("#!/bin/sh\nfor out; do :; done\nprintf '{elf}' > \"$out\"\necho '{report}'\n"));
@@ -175,7 +176,7 @@ fn cubins_are_loaded_where_they_are_of_the_gpus_own_architecture() {
     let compile = |target: &str, path: &Path| {
         let line = format!("compile {} {TINY} -D layers=1 -D heads=2 --target {target} --cubin -o out.mcc", models().join("gpt2.mdl").display());
         let path = format!("{}:/usr/bin:/bin", path.display());
-        Ran::new(dir.command(line.split_whitespace()).env("PATH", path).env_remove("CUDA_HOME").output().expect("mcc starts"))
+        CommandOutput::new(dir.command(line.split_whitespace()).env("PATH", path).env_remove("CUDA_HOME").output().expect("mcc starts"))
     };
     compile("cpu", &tools).fails_with(&["--cubin assembles kernels for GPUs", "sm_80"]);
     if !Path::new("/usr/local/cuda/bin/ptxas").exists() && !Path::new("/usr/bin/ptxas").exists() {

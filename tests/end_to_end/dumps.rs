@@ -1,6 +1,6 @@
 //! `mcc dump` at every level: texts that parse back, MLIR that MLIR's own tool accepts.
 
-use crate::mcc::{Dir, Ran};
+use crate::mcc::{CommandOutput, Dir};
 use ir::text;
 use std::fs;
 use std::process::{Command, Stdio};
@@ -56,7 +56,8 @@ fn texts_of_all_levels_parse_back() {
     }
 }
 
-/// Of a zero-bubble schedule in a V, where boxes of a stage never overlap, and each pass of the text is one.
+/// The drawing is of a V-shaped zero-bubble schedule. Boxes of a stage never overlap, and each pass of the text is
+/// one.
 #[test]
 fn a_schedule_is_drawn_pass_by_pass() {
     let dir = Dir::new();
@@ -124,7 +125,7 @@ fn a_reader_that_goes_away_is_no_error() {
     let dir = compiled("");
     let mut dump = dir.command(["dump", "out.mcc", "--level", "program"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
     drop(dump.stdout.take());
-    Ran::new(dump.wait_with_output().expect("the end")).succeeds();
+    CommandOutput::new(dump.wait_with_output().expect("the end")).succeeds();
 }
 
 /// The tool, if the machine has it; `make deps` installs it.
@@ -151,7 +152,7 @@ fn mlir_accepts_its_exports() {
     assert!(seen >= 4, "{seen} files");
 }
 
-/// What would be left out of account is refused.
+/// Flags that would have no effect are refused.
 #[test]
 fn explain_takes_the_flags_that_matter() {
     let dir = compiled("");

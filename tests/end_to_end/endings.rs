@@ -1,7 +1,9 @@
-//! Runs that end otherwise than by themselves: a signal at any instant, a rank or launcher that is killed, a reader that leaves, a disk that is full. What should be saved is there and whole, which
-//! is to say: a run that goes on from it ends with the bytes of one that nothing disturbed. `ENDINGS=200` tries so many of each, from number `ENDINGS_FIRST` on.
+//! Runs that end otherwise than by themselves: a signal at any instant, a rank or launcher that is killed, a reader
+//! that leaves, a disk that is full. What should be saved is there and whole, which is to say: a run that goes on
+//! from it ends with the bytes of one that nothing disturbed. `ENDINGS=200` tries so many of each, from number
+//! `ENDINGS_FIRST` on.
 
-use crate::mcc::{Dir, Ran, metrics};
+use crate::mcc::{CommandOutput, Dir, metrics};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const STEPS: u64 = 60;
 
-/// The numbers of what is tried of each kind of end.
+/// The numbers of the cases that are tried for each kind of end.
 fn cases() -> Range<u64> {
     let number = |variable: &str, default: u64| std::env::var(variable).map_or(default, |n| n.parse().expect("a number"));
     let first = number("ENDINGS_FIRST", 0);
@@ -26,7 +28,7 @@ fn random(kind: u64, case: u64, end: u64) -> u64 {
 }
 
 /// A model for two ranks that has been trained to the end once.
-struct Whole {
+struct UninterruptedRun {
     dir: Dir,
     weights: Vec<u8>,
     state: Vec<u8>,
@@ -40,8 +42,8 @@ fn losses(dir: &Dir, name: &str) -> Vec<String> {
     metrics(&dir.path(name)).iter().map(|l| format!("{} {}", l["step"], l["loss"])).collect()
 }
 
-impl Whole {
-    fn new() -> Whole {
+impl UninterruptedRun {
+    fn new() -> UninterruptedRun {
         let dir = Dir::new();
         dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ".repeat(40));
         let model = "-D vocab=256 -D hidden=32 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3 --min-lr 1e-3 --lr-warmup-iters 5";
@@ -52,10 +54,10 @@ impl Whole {
         let read = |name: &str| fs::read(dir.path(name)).expect("saved");
         let (weights, state, losses) = (read("whole"), read("whole-state"), losses(&dir, "whole-metrics"));
         assert_eq!(losses.len() as u64, STEPS);
-        Whole { dir, weights, state, losses, took }
+        UninterruptedRun { dir, weights, state, losses, took }
     }
 
-    /// In a process group of its own, as a shell starts it.
+    /// Starts a run in a process group of its own, as a shell does.
     fn start(&self, flags: &str) -> Child {
         let mut command = self.dir.hearing(&format!("{RUN} {flags}"));
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts")
@@ -93,11 +95,11 @@ impl Whole {
 }
 
 fn kill(signal: &str, target: &str) {
-    // It may have ended by itself.
+    // The process may have ended by itself.
     let _ = Command::new("kill").args(["-s", signal, "--", target]).stderr(Stdio::null()).status().expect("kill starts");
 }
 
-/// The processes that a process has started: of a launcher, its ranks.
+/// The processes that a process has started. A launcher's are its ranks.
 fn children(process: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
@@ -107,16 +109,16 @@ fn children(process: u32) -> Vec<String> {
 /// Saves all the time, so that many of the ends come while a checkpoint is written.
 const SAVES: &str = "--resume auto --save ck --save-interval 2 --keep 2 --metrics m";
 
-/// How many ends there were, and of how many a checkpoint was being written.
+/// How many ends there were, and during how many of them a checkpoint was written.
 #[derive(Default)]
-struct Ends {
+struct EndingCounts {
     all: u64,
     in_saves: u64,
 }
 
-impl Ends {
+impl EndingCounts {
     /// Waits for an instant of a run's life, every other time one at which it saves, and says whether it does.
-    fn instant(&mut self, whole: &Whole, run: &mut Child, kind: u64, case: u64, longest: Duration) {
+    fn instant(&mut self, whole: &UninterruptedRun, run: &mut Child, kind: u64, case: u64, longest: Duration) {
         let saves = random(kind, case, 2) == 0 && whole.save_begins(run, random(kind + 1, case, 4));
         if !saves {
             std::thread::sleep(Duration::from_micros(random(kind + 2, case, longest.as_micros() as u64)));
@@ -130,10 +132,10 @@ impl Ends {
 
 #[test]
 fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
-    let whole = Whole::new();
-    let (mut resumed, mut left_unfinished, mut kinds, mut ends) = (0, 0, [0; 3], Ends::default());
+    let whole = UninterruptedRun::new();
+    let (mut resumed, mut left_unfinished, mut kinds, mut ends) = (0, 0, [0; 3], EndingCounts::default());
     for case in cases() {
-        // Up to three ends on the way.
+        // Each case ends its run up to three times.
         for end in 0..1 + random(6, case, 3) {
             let mut run = whole.start(SAVES);
             ends.instant(&whole, &mut run, 40 + 3 * end, case, 2 * whole.took);
@@ -153,12 +155,12 @@ fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
         assert_eq!(ran.code, Some(0), "case {case}: {}", ran.stderr);
         resumed += usize::from(ran.stderr.contains("going on from"));
         whole.is("w", "s");
-        // Steps after the last checkpoint are there twice, and the same.
+        // Steps after the last checkpoint are logged twice, with the same losses.
         let lines = losses(&whole.dir, "m");
         assert!(lines.iter().all(|line| whole.losses.contains(line)) && lines.len() as u64 >= STEPS, "case {case}");
         let mut left: Vec<String> = fs::read_dir(whole.dir.path("ck")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
-        // What SIGTERM ends after an odd step is saved there.
+        // A run that SIGTERM ends after an odd step saves that step.
         assert!(
             matches!(&left[..], [before, last] if ["step-58", "step-59"].contains(&before.as_str()) && last == "step-60"),
             "case {case}: {left:?}"
@@ -178,17 +180,17 @@ fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
 
 #[test]
 fn a_run_whose_ranks_are_killed_starts_again_by_itself() {
-    let whole = Whole::new();
-    let (mut restarts, mut ends) = (0, Ends::default());
+    let whole = UninterruptedRun::new();
+    let (mut restarts, mut ends) = (0, EndingCounts::default());
     for case in cases() {
         let mut run = whole.start("--restarts 9 --save ck --save-interval 3 --keep 1 --metrics m --save-weights w --save-state s");
         for end in 0..1 + random(20, case, 3) {
             ends.instant(&whole, &mut run, 60 + 3 * end, case, whole.took);
             let ranks = children(run.id());
-            // SIGTERM is nobody's own of a rank: it ignores that.
+            // SIGTERM is not among the signals, as ranks ignore it.
             ranks.get(random(30 + end, case, 2) as usize).into_iter().for_each(|rank| kill(["KILL", "SEGV"][case as usize % 2], rank));
         }
-        let ran = Ran::new(run.wait_with_output().expect("the end"));
+        let ran = CommandOutput::new(run.wait_with_output().expect("the end"));
         assert_eq!(ran.code, Some(0), "case {case}: {}", ran.stderr);
         let count = ran.stderr.matches("going on from ").count();
         assert_eq!(ran.stderr.matches(" are lost").count(), count, "{}", ran.stderr);
@@ -205,7 +207,7 @@ fn a_run_whose_ranks_are_killed_starts_again_by_itself() {
 
 #[test]
 fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     let (mut early, mut done, mut unheard) = (0, 0, 0);
     for case in cases() {
         let run = whole.start("--save-weights w --save-state s --metrics m");
@@ -213,7 +215,7 @@ fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
         let signal = ["TERM", "INT", "HUP", "USR1"][case as usize % 4];
         let target = if random(2, case, 2) == 0 { run.id().to_string() } else { format!("-{}", run.id()) };
         kill(signal, &target);
-        let ran = Ran::new(run.wait_with_output().expect("the end"));
+        let ran = CommandOutput::new(run.wait_with_output().expect("the end"));
         let said = format!("case {case}, {signal} to {target}: {:?}\n{}{}", ran.code, ran.stdout, ran.stderr);
         match ran.code {
             Some(0) => {
@@ -229,7 +231,7 @@ fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
                 whole.is("w", "s");
                 early += 1;
             }
-            // It came before mcc listened: then nothing was done.
+            // The signal came before mcc listened for it, so nothing was done.
             None => {
                 assert!(ran.stdout.is_empty() && !whole.dir.path("w").exists() && !whole.dir.path("s").exists(), "{said}");
                 unheard += 1;
@@ -245,7 +247,7 @@ fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
 
 #[test]
 fn a_run_ends_early_as_its_flags_say_and_goes_on_in_pieces() {
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     let run = |flags: &str| whole.dir.line(&format!("{RUN} --save-weights w --save-state s --metrics m {flags}"));
     for (k, resume) in ["", "--force --resume s", "--force --resume s"].into_iter().enumerate() {
         let ran = run(&format!("--exit-interval 25 {resume}"));
@@ -265,13 +267,13 @@ fn a_run_ends_early_as_its_flags_say_and_goes_on_in_pieces() {
 
 #[test]
 fn a_run_whose_reader_leaves_saves() {
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     for case in cases() {
         let mut run = whole.start("--save-weights w --save-state s --log-interval 1");
         let lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
         let wanted = random(3, case, STEPS) as usize;
         assert_eq!(lines.take(wanted).filter(Result::is_ok).count(), wanted);
-        let ran = Ran::new(run.wait_with_output().expect("the end")).succeeds();
+        let ran = CommandOutput::new(run.wait_with_output().expect("the end")).succeeds();
         assert_eq!(ran.stderr.matches("warning:").count(), 1, "{}", ran.stderr);
         whole.is("w", "s");
         whole.forget(&["w", "s"]);
@@ -301,20 +303,20 @@ fn a_run_whose_disk_gets_full_saves() {
         eprintln!("no mounts of one's own here: disks that get full are not tried, limits on the size of files are");
         return;
     };
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     fs::create_dir(whole.dir.path("disk")).expect("created");
     let mut short = 0;
     for case in cases() {
         let words: Vec<&str> = way.iter().copied().chain(["sh", "-c", FULL, "sh"]).collect();
         let mut script = whole.dir.within(&words, &format!("{RUN} --save-weights disk/w --save-state disk/s --metrics disk/m"));
-        // Room for both files and, at times, for some of the metrics.
+        // The disk has room for both files and, at times, for some of the metrics.
         let size = (whole.weights.len() + whole.state.len()).next_multiple_of(4096) as u64 + 4096 * (1 + random(4, case, 8));
         let after = random(5, case, whole.took.as_micros() as u64);
         script.env("SIZE", size.to_string()).env("AFTER", format!("{}.{:06}", after / 1_000_000, after % 1_000_000));
-        let ran = Ran::new(script.output().expect("it starts"));
+        let ran = CommandOutput::new(script.output().expect("it starts"));
         let said = format!("case {case}: {:?}\n{}{}", ran.code, ran.stdout, ran.stderr);
         if ran.code == Some(1) {
-            // It was full before there was anything to reserve.
+            // The disk was full before the run could reserve space.
             assert!(ran.stderr.contains("`disk/") && ran.stderr.contains("bytes are free there. Nothing was trained"), "{said}");
             assert!(!whole.dir.path("w").exists() && !whole.dir.path("s").exists(), "{said}");
         } else {
@@ -333,14 +335,15 @@ fn a_run_whose_disk_gets_full_saves() {
 
 #[test]
 fn space_for_a_save_is_there_before_a_run_begins() {
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     let bytes = whole.state.len();
     whole.dir.write("s", "the former state");
-    // Blocks of 1,024 bytes for bash's ulimit: the weights are within it, and the kernels, which ranks copy to memory that counts as a file; the state is not.
+    // bash's ulimit counts blocks of 1,024 bytes. The weights are within `room`, and so are the kernels, which ranks
+    // copy to memory that counts as a file. The state is not.
     let limited = |blocks: usize, steps: u64, flags: &str| {
         let limit = format!("ulimit -f {blocks}; exec \"$@\"");
         let mut bash = whole.dir.within(&["bash", "-c", &limit, "bash"], &RUN.replace("--steps 60", &format!("--steps {steps} {flags}")));
-        Ran::new(bash.output().expect("bash starts"))
+        CommandOutput::new(bash.output().expect("bash starts"))
     };
     let kernels = fs::metadata(whole.dir.path("out.mcc/kernels.so")).expect("kernels").len() as usize;
     let room = whole.weights.len().max(kernels).div_ceil(1024);
@@ -366,7 +369,7 @@ fn space_for_a_save_is_there_before_a_run_begins() {
 
 #[test]
 fn what_exists_is_replaced_by_force_alone() {
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     for name in ["w", "s", "m", "t"] {
         whole.dir.write(name, "mine");
         let flag = match name {
@@ -382,20 +385,20 @@ fn what_exists_is_replaced_by_force_alone() {
         assert_ne!(fs::read(whole.dir.path(name)).expect("new"), b"mine");
         whole.forget(&[name]);
     }
-    // What a run goes on from may be its own end, and its metrics go on.
+    // A run may replace the state that it goes on from, and it appends to its metrics.
     let half = RUN.replace("--steps 60", "--steps 25");
     whole.dir.line(&format!("{half} --save-state s --metrics m --quiet")).succeeds();
     whole.dir.line(&format!("{RUN} --resume s --save-state s --metrics m --save-weights w")).succeeds();
-    // The schedule is that of 25 steps first.
+    // The first steps have the schedule of 25 steps, so their losses are not compared.
     assert_eq!(losses(&whole.dir, "m").len() as u64, STEPS);
-    // Nothing is in it that could be lost.
+    // An empty file may be replaced, as it holds nothing that could be lost.
     whole.dir.write("empty", "");
     whole.dir.line(&format!("{RUN} --save-weights empty")).succeeds();
 }
 
 #[test]
 fn ctrl_c_twice_ends_a_run_at_once() {
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     // The evaluation of the second step takes minutes.
     whole.dir.write("long.txt", "The quick brown fox jumps over the lazy dog. ".repeat(100_000));
     let mut run = whole.start("--save-weights w --valid-data long.txt --eval-interval 2 --eval-iters 1000000000");
@@ -413,7 +416,7 @@ fn ctrl_c_twice_ends_a_run_at_once() {
 
 #[test]
 fn a_signal_that_was_ignored_stays_ignored() {
-    let whole = Whole::new();
+    let whole = UninterruptedRun::new();
     let mut shell = whole.dir.within(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], &format!("{RUN} --save-weights w --log-interval 1"));
     shell.stdout(Stdio::piped());
     let mut run = shell.spawn().expect("sh starts");

@@ -1,6 +1,6 @@
 //! What goes wrong is named, and nothing stays behind.
 
-use crate::mcc::{Dir, Ran, Weights, load_weights, save_array, save_weights};
+use crate::mcc::{CommandOutput, Dir, Weights, load_weights, save_array, save_weights};
 use runtime::artifact::Manifest;
 use runtime::target::{Processor, Target};
 use std::fs;
@@ -23,7 +23,7 @@ fn children(parent: u32) -> Vec<(u32, String)> {
     let processes = fs::read_dir("/proc").expect("processes").filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
     let of_parent = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name, in brackets, may hold anything.
+        // The process's name, in brackets, may hold anything.
         stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
     };
     processes
@@ -62,9 +62,9 @@ fn a_killed_rank_ends_the_run_and_is_named() {
     assert!(std::process::Command::new("kill").args(["-9", &victim.to_string()]).status().expect("kill").success());
     let killed = Instant::now();
     let ended = run.wait_with_output().expect("the end");
-    // 5 seconds, and as much for a machine that is busy with other tests.
+    // The run has 5 seconds, and as much again because the machine may be busy with other tests.
     assert!(killed.elapsed() < Duration::from_secs(10), "it took {:?}", killed.elapsed());
-    Ran::new(ended).fails_with(&["rank 2", "signal 9"]);
+    CommandOutput::new(ended).fails_with(&["rank 2", "signal 9"]);
     for (pid, line) in ranks {
         let now = fs::read(format!("/proc/{pid}/cmdline")).map(|c| String::from_utf8_lossy(&c).replace('\0', " "));
         assert!(now.is_err() || now.is_ok_and(|now| now != line), "{line} stays behind");
@@ -97,7 +97,7 @@ fn a_world_of_the_wrong_size_is_refused() {
     let dir = gpt2("--tp 2");
     let run = |variables: &[(&str, &str)]| {
         let mut c = dir.command("run out.mcc --data text.txt --steps 1".split(' '));
-        Ran::new(c.envs(variables.iter().copied()).output().expect("mcc starts"))
+        CommandOutput::new(c.envs(variables.iter().copied()).output().expect("mcc starts"))
     };
     run(&[("RANK", "0"), ("WORLD_SIZE", "8")]).fails_with(&["torchrun started 8 ranks, but the artifact is for 2"]);
     run(&[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "3")])
@@ -106,13 +106,13 @@ fn a_world_of_the_wrong_size_is_refused() {
     let named = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")];
     run(&named).fails_with(&["`MASTER_PORT` is not set; --rendezvous HOST:PORT"]);
     run(&[&named[..], &[("MASTER_PORT", "http")]].concat()).fails_with(&["`MASTER_PORT`, which torchrun sets, is `http`, not a port"]);
-    // The script of a batch job is no rank.
+    // The script of a batch job has these variables, and is no rank.
     run(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "3"), ("SLURM_JOB_ID", "7")]).succeeds();
     run(&[("RANK", "0"), ("WORLD_SIZE", "1")]).succeeds();
 }
 
 /// Runs with one file of the artifact changed.
-fn damaged(dir: &Dir, file: &str, change: impl FnOnce(&mut Vec<u8>)) -> Ran {
+fn damaged(dir: &Dir, file: &str, change: impl FnOnce(&mut Vec<u8>)) -> CommandOutput {
     let path = dir.path("out.mcc").join(file);
     let whole = fs::read(&path).expect("part of the artifact");
     let mut bytes = whole.clone();
@@ -152,7 +152,7 @@ fn an_artifact_from_elsewhere_is_refused_by_name() {
         })
     };
     told(|m| m.format = 99).fails_with(&["`out.mcc` has format 99", "compile the model again"]);
-    // Only some CPUs of 2012 to 2017 have it.
+    // Only some CPUs of 2012 to 2017 have tbm.
     told(|m| m.target = processor("+sse3,+tbm")).fails_with(&["`out.mcc` cannot run on this machine", "tbm"]);
     told(|m| m.target = processor("+6aes")).fails_with(&["with 6aes, of which this mcc does not know whether this one has it"]);
     told(|m| m.ranks = 4).fails_with(&["manifest.json"]);
@@ -220,7 +220,7 @@ fn bad_data_is_refused_before_ranks_start() {
     dir.line("run out.mcc --data text.txt --data tokens=text.txt --steps 1").misuses_with(&["fed twice"]);
     save_array(&dir.path("wide.npy"), &[2, 1, 17], (0..34).map(|i| if i == 20 { 256 } else { i }));
     dir.line("run out.mcc --data wide.npy").fails_with(&["wide.npy", "element 20 is 256", "`tokens` takes 0 to 255"]);
-    // The last of a line is a label alone.
+    // The last element of a row is a label only.
     for label in [9999, -1] {
         save_array(&dir.path("label.npy"), &[1, 1, 17], (0..17).map(|i| if i == 16 { label } else { i }));
         dir.line("run out.mcc --data label.npy").fails_with(&["label.npy", &format!("element 16 is {label}"), "`targets` takes -100 or 0 to 255"]);
@@ -279,7 +279,7 @@ fn weights_that_do_not_fit_are_refused_by_name() {
 fn a_loss_that_is_not_finite_is_traced_to_the_rank_and_the_op() {
     let dir = gpt2("--pp 2");
     let mut bad = weights(&dir);
-    // Layer 1 is the second stage's.
+    // Layer 1 belongs to the second stage.
     bad.get_mut("layers.1.mlp.up.w").expect("a parameter").1.fill(3e38);
     save_weights(&dir.path("bad.safetensors"), &bad);
     let said = dir.line("run out.mcc --data text.txt --steps 2 --init bad.safetensors --save-weights never.safetensors");
@@ -368,7 +368,7 @@ fn flip(pid: u32, bytes: &[u8]) -> usize {
 fn memory_that_changes_by_itself_is_found_by_comparing_replicas() {
     let dir = gpt2("--dp 3 --micro-batch-size 1 --global-batch-size 3 --lr 1e-30 --min-lr 1e-30");
     dir.line("run out.mcc --data text.txt --steps 1 --check-replicas 1 --save-weights w.safetensors -v").succeeds();
-    // Too small to change a weight.
+    // The learning rate is too small to change a weight.
     let weights = load_weights(&dir.path("w.safetensors"));
     let (_, values) = &weights["wpe"];
     let bytes: Vec<u8> = values[..16].iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -380,7 +380,7 @@ fn memory_that_changes_by_itself_is_found_by_comparing_replicas() {
     let ranks = children(run.id());
     let (victim, _) = ranks.iter().find(|(_, c)| c.contains("--rank 1 ")).expect("rank 1");
     assert!(flip(*victim, &bytes) > 0, "rank 1 holds its weights");
-    let ended = Ran::new(run.wait_with_output().expect("the end"));
+    let ended = CommandOutput::new(run.wait_with_output().expect("the end"));
     ended.fails_with(&["ranks 0, 2 and rank 1 hold different numbers of `wpe`", "they were the same after step"]);
     assert!(!dir.path("w2.safetensors").exists());
 }

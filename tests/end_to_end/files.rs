@@ -6,7 +6,7 @@
 //! there are some: all lines of the output that are indented deeper than the one of the `check:`, or, after `check:
 //! module`, all.
 
-use crate::mcc::{Dir, Ran};
+use crate::mcc::{CommandOutput, Dir};
 use filecheck::{CheckerBuilder, NO_VARIABLES};
 use passes::table::PASSES;
 use std::fs;
@@ -36,21 +36,21 @@ fn output(path: &Path, text: &str) -> Result<String, String> {
     let (fails, line) = line.strip_prefix("not ").map_or((false, line), |l| (true, l));
     let folder = path.parent().expect("a file has a folder").display().to_string();
     let command = line.replace("%s", &path.display().to_string()).replace("%S", &folder).replace("mcc ", &format!("{} ", env!("CARGO_BIN_EXE_mcc")));
-    // In a directory that is gone afterwards, with whatever a bug leaves.
+    // The command runs in a temporary directory, which is removed with whatever a bug leaves.
     let dir = Dir::new();
     let mut shell = Command::new("sh");
     shell.args(["-e", "-c", &command]).current_dir(dir.path(""));
-    let ran = Ran::new(shell.output().map_err(|e| e.to_string())?);
+    let ran = CommandOutput::new(shell.output().map_err(|e| e.to_string())?);
     match (fails, ran.code) {
-        // Behind the graphs stands what the text says, which passes leave alone.
+        // Passes leave the text that follows the graphs alone, so it is not compared.
         (false, Some(0)) => Ok(ran.stdout.split("text of training:\n").next().unwrap_or_default().into()),
         (true, Some(1 | 2)) => Ok(ran.stderr.replace(&path.display().to_string(), "%s")),
         _ => Err(format!("`{line}` ended with {:?}\n{}", ran.code, ran.stderr)),
     }
 }
 
-/// The file with the lines after each `check:` that has some as they are now: what lies deeper than the line found, or else as many lines
-/// as there were.
+/// The file with the lines after each `check:` that has some as they are now: what lies deeper than the line found,
+/// or else as many lines as there were.
 fn blessed(text: &str, output: &str) -> String {
     let lines: Vec<&str> = output.lines().collect();
     let depth = |l: &str| l.len() - l.trim_start().len();
@@ -101,7 +101,7 @@ fn check(path: &Path) -> Result<(), String> {
 fn passes_do_what_their_files_say() {
     let all: Vec<PathBuf> = files(&root()).iter().flat_map(|folder| files(folder)).collect();
     let held = |path: &PathBuf| check(path).err().map(|why| format!("{}: {why}", path.display()));
-    // Each waits for a command: a few at a time.
+    // Each check waits for a command, so a few run at a time.
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             all.chunks(all.len().div_ceil(4)).map(|part| scope.spawn(move || part.iter().filter_map(held).collect::<Vec<_>>())).collect();

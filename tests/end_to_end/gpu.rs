@@ -101,8 +101,9 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     (a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
 }
 
-/// A model on emulated ranks: in f32 it trains as on CPUs within 1e-4. In bf16 its losses, gradient norms and weights are from the CPU's in bf16 at most twice as
-/// far as those are from f32's: both round alike, but sum in other orders.
+/// A model on emulated ranks: in f32 it trains as on CPUs within 1e-4. In bf16 its losses, gradient norms and weights
+/// are from the CPU's in bf16 at most twice as far as those are from f32's: both round alike, but sum in other
+/// orders.
 fn trains_as_on_cpus(model: &str, [f32_target, bf16_target]: [&str; 2]) {
     let dir = Dir::new();
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
@@ -162,7 +163,8 @@ fn emulated_ranks_train_in_tf32() {
     dir.line(&format!("{compile} --tf32 -o cpu.mcc")).misuses_with(&["error[E0642]: --tf32 is for tensor cores", "= help: "]);
 }
 
-/// The models of `models/` at small sizes, with the flags of their jobs and the GPUs whose kernels are assembled. Heads of 64 and 128, as tensor cores take them.
+/// The models of `models/` at small sizes, with the flags of their jobs and the GPUs whose kernels are assembled.
+/// Heads of 64 and 128, as tensor cores take them.
 const JOBS: [(&str, &[&str]); 11] = [
     ("gpt2.mdl --bf16 --tp 2 --pp 2 -D vocab=256 -D hidden=128 -D heads=2 -D layers=2 -D seq=128", &["sm_80", "sm_90a"]),
     ("gpt2.mdl --tp 2 --pp 2 -D vocab=256 -D hidden=128 -D heads=4 -D layers=4 -D seq=128", &["sm_80"]),
@@ -195,9 +197,9 @@ const JOBS: [(&str, &[&str]); 11] = [
     ("vit.mdl -D height=32 -D width=32 -D hidden=64 -D heads=2 -D layers=2 -D classes=16", &["sm_90a"]),
 ];
 
-/// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of 16 bits with heads of 64 or
-/// 128, are multiplied by tensor cores; by those of warpgroups where there are any and attention has no number of
-/// each pair. Factors of tf32 too, by the latter only if they lie right.
+/// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of
+/// 16 bits with heads of 64 or 128, are multiplied by tensor cores; by those of warpgroups where there are any and
+/// attention has no number of each pair. Factors of tf32 too, by the latter only if they lie right.
 fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     let body = &kernel.body;
     let of_groups = if target == "sm_90a" { "HGMMA" } else { "HMMA" };
@@ -227,8 +229,9 @@ fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
 const ASSEMBLED: usize = 3;
 const DISASSEMBLED: usize = 16;
 
-/// A kernel's text in the assembler: no stack, no spilled register, no warning (of tensor cores that wait for each other, C7508 or C7517, too), and what
-/// is meant to be in it; with `to_the_end`, in what the assembler makes of it too.
+/// A kernel's text in the assembler: no stack, no spilled register, no warning (of tensor cores that wait for each
+/// other, C7508 or C7517, too), and what is meant to be in it; with `to_the_end`, in what the assembler makes of it
+/// too.
 fn assembles(ptxas: &Ptxas, kernel: &Kernel, ptx: &str, target: &str, to_the_end: bool) -> Result<(), String> {
     let assembled = ptxas.assemble(ptx, target).map_err(|e| e.to_string())?;
     if (assembled.stack_bytes, assembled.spill_bytes) != (0, 0) || !assembled.warnings.is_empty() {
@@ -248,13 +251,13 @@ fn assembles(ptxas: &Ptxas, kernel: &Kernel, ptx: &str, target: &str, to_the_end
 
 #[test]
 fn kernels_of_the_models_assemble_without_spills_and_use_tensor_cores() {
-    // target/tmp
+    // CARGO_TARGET_TMPDIR is `target/tmp`.
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target directory").join("cuda-13.5.37");
     let ptxas = match Ptxas::fetched(&directory) {
         Ok(ptxas) => ptxas,
         Err(why) => {
             assert!(std::env::var_os("CI").is_none_or(|v| v != "true"), "ptxas cannot be had:\n{why}");
-            // Past the capture of tests' output.
+            // A test's captured output does not include this.
             let _ = writeln!(std::io::stderr(), "NOT CHECKED: no kernel of the models is assembled, since ptxas cannot be had:\n{why}");
             return;
         }
@@ -289,7 +292,7 @@ fn kernels_of_the_models_assemble_without_spills_and_use_tensor_cores() {
     });
     let wrong = wrong.into_inner().expect("no panic");
     assert!(wrong.is_empty(), "{} of {} kernels:\n{}", wrong.len(), all.len(), wrong.join("\n"));
-    // Of all kinds, products and attention among them.
+    // Enough of the kernels are for tensor cores.
     let with = |what: &str| all.iter().filter(|((_, target), (kernel, _))| meant(kernel, target) == Some(what)).count();
     assert!(
         every * all.len() > 400 && every * with("HMMA") > 50 && every * with("HGMMA") > 50,
@@ -300,7 +303,7 @@ fn kernels_of_the_models_assemble_without_spills_and_use_tensor_cores() {
     );
 }
 
-/// In bf16, where factors have tensor maps, which the launch of each kernel gets from the device.
+/// Factors in bf16 have tensor maps, which the launch of each kernel gets from the device.
 #[test]
 fn emulated_ranks_copy_by_tensor_maps() {
     let dir = Dir::new();
@@ -347,7 +350,7 @@ fn ptx_is_shown_below_the_lines_of_the_model() {
     for part in ["blocks of 128 threads", "models/mlp.mdl:7:3: dot of first\n", ".target sm_90a", ".visible .entry k_"] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
-    // One kernel of loops: above it, and before what computes each op, its line.
+    // Lines of the model stand above a kernel of loops, and before the code of each of its ops.
     let kernel = text.split("// k_").find(|k| k.contains("reduce_sum")).expect("there are sums");
     let head: Vec<&str> = kernel.lines().skip(1).take(96).collect();
     expect_test::expect_file!["./expected/ptx.txt"].assert_eq(&(head.join("\n").replace(&models().display().to_string(), "models") + "\n"));

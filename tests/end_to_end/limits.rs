@@ -1,4 +1,5 @@
-//! Compiles end: sizes that nothing can hold are the user's errors, and a compile that takes too much says what it was at.
+//! Compiles end: sizes that nothing can hold are the user's errors, and a compile that takes too much says what it
+//! was at.
 
 use crate::mcc::Dir;
 use std::fs;
@@ -6,9 +7,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// What to compile, and the error that it is; none if it is compiled. `explain` goes through all passes and stops before machine code.
+/// What to compile, and the error that it is; none if it is compiled. `explain` goes through all passes and stops
+/// before machine code.
 const EXTREMES: &[(&str, Option<&str>)] = &[
-    // Sizes of dims, tensors and parameters.
+    // These are extreme sizes of dims, tensors and parameters.
     ("mlp -D hidden=4611686018427387904", Some("E0302")),
     ("mlp -D hidden=1099511627776", Some("E0302")),
     ("mlp -D hidden=1099511627776 -D features=8192", Some("E0302")),
@@ -43,7 +45,7 @@ const EXTREMES: &[(&str, Option<&str>)] = &[
     ("vit -D layers=1 -D height=1099511627776", Some("E0644")),
     ("vit -D patch=9223372036854775807", Some("E0301")),
     ("t5 -D buckets=9223372036854775807", Some("E0302")),
-    // Batches.
+    // These are extreme batches.
     ("mlp -D batch=9223372036854775807", Some("E0302")),
     ("mlp -D batch=1099511627776", Some("E0634")),
     ("mlp -D batch=1099511627776 --micro-batch-size 1099511627776", Some("E0644")),
@@ -57,7 +59,7 @@ const EXTREMES: &[(&str, Option<&str>)] = &[
     ("mlp --global-batch-size 18446744073709551615", Some("E0302")),
     ("mlp --global-batch-size 18446744073709551615 --micro-batch-size 18446744073709551615", Some("E0302")),
     ("gpt2 -D layers=1 --micro-batch-size 1073741824 --global-batch-size 4294967296", Some("E0302")),
-    // Meshes.
+    // These are extreme meshes.
     ("mlp --pp 1000000", Some("E0634")),
     ("mlp --pp 18446744073709551615", Some("E0634")),
     ("mlp --dp 4294967296", Some("E0634")),
@@ -75,7 +77,7 @@ const EXTREMES: &[(&str, Option<&str>)] = &[
     ("mlp --pp 2 --pipeline-layers 4294967295,4294967295", Some("E0633")),
     ("mlp --pp 2 --pipeline-layout t*4294967295|tL", Some("E0633")),
     ("mlp --pp 2 --pipeline-layout t*18446744073709551616|tL", Some("E0633")),
-    // What is shared out, padded and kept.
+    // These are extreme buckets, paddings, recomputed layers and memories.
     ("mlp --dp 2 --bucket-size 18446744073709551615", None),
     ("mlp --dp 2 --bucket-size 18446744073709551615 --zero 2", None),
     ("mlp --pad-vocab-to 1048576", None),
@@ -113,7 +115,8 @@ fn sizes_that_nothing_can_hold_are_errors_of_the_user() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// Statements that each need the one before: values of a batch, and of parameters alone, which no pass of a stage makes.
+/// Statements that each need the one before: values of a batch, and of parameters alone, which no pass of a stage
+/// makes.
 #[test]
 fn chains_may_be_as_long_as_texts() {
     let dir = Dir::new();
@@ -186,7 +189,7 @@ fn writes(dir: &Dir, compile: &mut Child, files: usize) -> bool {
         if compile.try_wait().expect("a state").is_some() {
             return false;
         }
-        // Files take longer than this, and the compile needs the core.
+        // Writing a file takes longer than this, and the compile needs the core.
         std::thread::sleep(Duration::from_millis(1));
     }
 }

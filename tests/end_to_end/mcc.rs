@@ -11,44 +11,44 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// What a command left.
-pub struct Ran {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Ran {
-    pub fn new(o: Output) -> Ran {
-        Ran { code: o.status.code(), stdout: String::from_utf8_lossy(&o.stdout).into(), stderr: String::from_utf8_lossy(&o.stderr).into() }
+impl CommandOutput {
+    pub fn new(o: Output) -> CommandOutput {
+        CommandOutput { code: o.status.code(), stdout: String::from_utf8_lossy(&o.stdout).into(), stderr: String::from_utf8_lossy(&o.stderr).into() }
     }
 
     #[track_caller]
-    pub fn succeeds(self) -> Ran {
+    pub fn succeeds(self) -> CommandOutput {
         assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
         self
     }
 
     /// Refused as a wrong command line.
     #[track_caller]
-    pub fn refused(self) -> Ran {
+    pub fn refused(self) -> CommandOutput {
         assert_eq!(self.code, Some(2), "{}{}", self.stdout, self.stderr);
         self
     }
 
     /// Refused as a user's mistake: exit code 1, all of these in the message, and no panic.
     #[track_caller]
-    pub fn fails_with(self, words: &[&str]) -> Ran {
+    pub fn fails_with(self, words: &[&str]) -> CommandOutput {
         self.fails(1, words)
     }
 
-    /// As [`Ran::fails_with`], of a command line that is wrong by itself: exit code 2.
+    /// As [`CommandOutput::fails_with`], of a command line that is wrong by itself: exit code 2.
     #[track_caller]
-    pub fn misuses_with(self, words: &[&str]) -> Ran {
+    pub fn misuses_with(self, words: &[&str]) -> CommandOutput {
         self.fails(2, words)
     }
 
     #[track_caller]
-    pub fn fails(self, code: i32, words: &[&str]) -> Ran {
+    pub fn fails(self, code: i32, words: &[&str]) -> CommandOutput {
         assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         for w in words {
@@ -110,17 +110,18 @@ impl Dir {
         command
     }
 
-    /// `mcc` that hears the signals which whoever runs the tests may ignore, as a shell does of what it runs in the background.
+    /// `mcc` that hears the signals which whoever runs the tests may ignore, as a shell does of what it runs in the
+    /// background.
     pub fn hearing(&self, line: &str) -> Command {
         self.within(&["env", "--default-signal=TERM,INT,HUP,USR1"], line)
     }
 
-    pub fn mcc<S: AsRef<str>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
-        Ran::new(self.command(arguments).output().expect("mcc starts"))
+    pub fn mcc<S: AsRef<str>>(&self, arguments: impl IntoIterator<Item = S>) -> CommandOutput {
+        CommandOutput::new(self.command(arguments).output().expect("mcc starts"))
     }
 
     /// As [`Dir::mcc`], of words with blanks between; `{models}` stands for the models of this repository.
-    pub fn line(&self, line: &str) -> Ran {
+    pub fn line(&self, line: &str) -> CommandOutput {
         let models = models().display().to_string();
         self.mcc(line.split_whitespace().map(|w| w.replace("{models}", &models)))
     }
@@ -130,7 +131,8 @@ pub fn models() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/models"))
 }
 
-/// `mcc-rank` beside `mcc`. Cargo builds it for a test of the whole workspace, but not for the first one of this package alone.
+/// `mcc-rank` beside `mcc`. Cargo builds it for a test of the whole workspace, but not for the first one of this
+/// package alone.
 fn rank_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {

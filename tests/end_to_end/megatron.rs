@@ -1,6 +1,6 @@
 //! Launch scripts of Megatron-LM: what is imported compiles and trains.
 
-use crate::mcc::{Dir, Ran, load_weights, models};
+use crate::mcc::{CommandOutput, Dir, load_weights, models};
 use data::indexed::{Dtype, Writer};
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ python pretrain_gpt.py $GPT_ARGS --mock-data
 "#;
 
 /// Runs a script that was made, with the built `mcc` as the first of its name.
-fn run_script(dir: &Dir, script: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Ran {
+fn run_script(dir: &Dir, script: &str, arguments: &[&str], environment: &[(&str, &str)]) -> CommandOutput {
     let like = dir.command(["run"]);
     let binaries = Path::new(env!("CARGO_BIN_EXE_mcc")).parent().expect("a directory");
     let mut command = Command::new("sh");
@@ -40,7 +40,7 @@ fn run_script(dir: &Dir, script: &str, arguments: &[&str], environment: &[(&str,
     }
     let path = std::env::var("PATH").expect("a path");
     command.env("PATH", format!("{}:{path}", binaries.display())).envs(environment.iter().copied());
-    Ran::new(command.output().expect("sh starts"))
+    CommandOutput::new(command.output().expect("sh starts"))
 }
 
 /// A data set of tokens below 250.
@@ -108,7 +108,7 @@ fn a_script_of_a_llama_becomes_lines_that_compile_and_train() {
     for start in ["DATA_PATH=", "mcc run ", "#   line 15", "#   line 17: --swiglu", "# Computed", "#   --train-samples"] {
         assert!(shown.contains(&line(start)), "the documentation shows another line than `{}`", line(start));
     }
-    // What the script does not say may be a blend.
+    // A data path that the script does not say may be a blend.
     let ran = run_script(&dir, "lines.sh", &["0.7 wiki 0.3 code", "checkpoints"], &[]).succeeds();
     assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
     assert!(ran.stdout.contains("held-out loss 5."), "{}", ran.stdout);

@@ -1,6 +1,6 @@
 //! Typical mistakes at the command line: each is refused, or warned of, with what is wrong and a way out.
 
-use crate::mcc::{Dir, Ran, Weights, models, save_weights};
+use crate::mcc::{CommandOutput, Dir, Weights, models, save_weights};
 use std::fs;
 use std::io::Write;
 use std::process::Stdio;
@@ -8,11 +8,12 @@ use std::process::Stdio;
 /// Sizes with which GPT-2 compiles in no time.
 const TINY: &str = "-D vocab=256 -D hidden=8 -D heads=4 -D layers=2 -D seq=4";
 
-/// Arguments, with `TINY` for these sizes; the exit code; what is wrong; a way out. Of a mistake that is merely of no use the exit code is 0.
-type Mistake = (&'static str, i32, &'static str, &'static str);
+/// Arguments, with `TINY` for these sizes; the exit code; what is wrong; a way out. The exit code is 0 if a flag
+/// merely has no use.
+type MistakeCase = (&'static str, i32, &'static str, &'static str);
 
 /// Commands: none, wrong ones, in the wrong place.
-const COMMANDS: &[Mistake] = &[
+const COMMANDS: &[MistakeCase] = &[
     ("", 2, "Usage: mcc <COMMAND>", "Commands:"),
     ("train a.mcc", 2, "mcc has no command `train`", "`mcc run`"),
     ("build gpt2.mdl", 2, "mcc has no command `build`", "`mcc compile`"),
@@ -41,7 +42,7 @@ const COMMANDS: &[Mistake] = &[
 ];
 
 /// Flags: of other trainers, of other commands of mcc, misspelt.
-const FLAGS: &[Mistake] = &[
+const FLAGS: &[MistakeCase] = &[
     ("compile gpt2.mdl --hidden-size 768", 2, "no `--hidden-size`", "`-D hidden=768`"),
     ("compile gpt2.mdl --hidden_size=768", 2, "no `--hidden_size`", "`-D hidden=768`"),
     ("compile gpt2.mdl --num-layers 12 --num-attention-heads 8 --seq-length 64", 2, "no `--num-attention-heads`", "`-D seq=64`"),
@@ -80,7 +81,7 @@ const FLAGS: &[Mistake] = &[
 ];
 
 /// Values of flags.
-const VALUES: &[Mistake] = &[
+const VALUES: &[MistakeCase] = &[
     ("compile gpt2.mdl --tp", 2, "a value is required for '--tp <N>'", "--help"),
     ("compile gpt2.mdl --tp two", 2, "'two' for '--tp <N>'", "a whole number from 1 on"),
     ("compile gpt2.mdl --tp 0", 2, "'0' for '--tp <N>'", "a whole number from 1 on"),
@@ -122,7 +123,7 @@ const VALUES: &[Mistake] = &[
 ];
 
 /// Flags that lack another, contradict one, or do nothing.
-const TOGETHER: &[Mistake] = &[
+const TOGETHER: &[MistakeCase] = &[
     ("check gpt2.mdl TINY --tp 3", 2, "heads = 4 does not divide by tp = 3", "`-D heads=6`"),
     ("check gpt2.mdl TINY --pp 3", 2, "2 layers cannot fill 3 pipeline stages", "--pp 2 at most"),
     ("check gpt2.mdl TINY --dp 2 --global-batch-size 3", 2, "global batch 3 does not divide", "`--global-batch-size 4` does"),
@@ -248,7 +249,7 @@ const TOGETHER: &[Mistake] = &[
 ];
 
 /// Files: missing, or with a wrong content.
-const FILES: &[Mistake] = &[
+const FILES: &[MistakeCase] = &[
     ("check nope.mdl", 1, "`nope.mdl`: there is no such file", "a file such as `models/gpt2.mdl`"),
     ("check gone.mdl", 1, "`gone.mdl`: there is no such file", "a file such as `models/gpt2.mdl`"),
     ("check gpt3.mdl", 1, "`gpt3.mdl`: there is no such file", "did you mean `gpt2.mdl`?"),
@@ -293,7 +294,7 @@ const FILES: &[Mistake] = &[
 ];
 
 /// Things that mcc knows, in the place of others.
-const MIXED_UP: &[Mistake] = &[
+const MIXED_UP: &[MistakeCase] = &[
     ("check a.mcc", 1, "`a.mcc` is an artifact, not a model text", "`mcc run a.mcc --data FILE`"),
     ("compile a.mcc", 1, "`a.mcc` is an artifact, not a model text", "`mcc dump a.mcc`"),
     ("fmt gpt2.mdl a.mcc", 1, "`a.mcc` is an artifact, not a model text", "`mcc run a.mcc --data FILE`"),
@@ -342,7 +343,7 @@ const MIXED_UP: &[Mistake] = &[
 ];
 
 /// Runs all mistakes of a table; every one that does not go as it says is in the message.
-fn all(mistakes: &[Mistake]) {
+fn all(mistakes: &[MistakeCase]) {
     let dir = Dir::new();
     for model in ["gpt2.mdl", "t5.mdl", "mlp.mdl", "mixtral.mdl"] {
         fs::copy(models().join(model), dir.path(model)).expect("copied");
@@ -431,10 +432,10 @@ fn what_is_right_is_not_complained_about() {
 }
 
 /// Runs a command that reads a text on standard input.
-fn piped(dir: &Dir, words: &[&str], text: &str) -> Ran {
+fn piped(dir: &Dir, words: &[&str], text: &str) -> CommandOutput {
     let mut child = dir.command(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
     child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("read");
-    Ran::new(child.wait_with_output().expect("waited"))
+    CommandOutput::new(child.wait_with_output().expect("waited"))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Optimizers on the host beside GPUs, in less of the device's memory, and their states on a disk: the same bits as
 //! without, and code for both in one artifact.
 
-use crate::mcc::{Dir, Ran};
+use crate::mcc::{CommandOutput, Dir};
 use ir::program::Space;
 use passes::report::footprint::Footprint;
 use runtime::artifact::{self, Artifact, Manifest};
@@ -19,7 +19,7 @@ fn trained(dir: &Dir, more: &str) -> [Vec<u8>; 3] {
         "run out.mcc {device} --data text.txt {valid} --force --save-weights {weights} --save-state {states} --metrics {metrics} {more}"
     ))
     .succeeds();
-    // Times differ.
+    // Times differ between runs.
     let timeless = |line: &str| {
         let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
         line.as_object_mut()
@@ -43,7 +43,7 @@ fn text(dir: &Dir) {
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(10));
 }
 
-fn compiled(dir: &Dir, flags: &str) -> (Artifact, Ran) {
+fn compiled(dir: &Dir, flags: &str) -> (Artifact, CommandOutput) {
     let ran = dir.line(&format!("{GPT2} {flags} -o out.mcc")).succeeds();
     (artifact::read(&dir.path("out.mcc"), &artifact::Accept::Anyones).expect("an artifact"), ran)
 }
@@ -75,7 +75,7 @@ fn an_optimizer_on_the_host_beside_gpus_gives_the_same_bits_in_less_memory() {
         let [weights, states, _] = resumed(&dir, run);
         assert!([&weights, &states] == [&device[0], &device[1]], "{flags}, resumed");
     }
-    // Weights come back as they were.
+    // Weights that are loaded and saved without a step stay as they were.
     trained(&dir, "--steps 0 --init w.safetensors");
     let [again, ..] = trained(&dir, "--steps 0 --init w.safetensors");
     assert!(again == fs::read(dir.path("w.safetensors")).expect("weights"));
@@ -115,8 +115,8 @@ fn states_on_a_disk_give_the_same_bits() {
     assert!(said.contains("`--offload-to` does nothing: this artifact keeps nothing on a disk"), "{said}");
 }
 
-/// In the host's memory and on a disk, also in pieces and after a stop; a rank's device holds less. Both have the same
-/// buckets: the norm of all gradients sums them one by one.
+/// In the host's memory and on a disk, also in pieces and after a stop; a rank's device holds less. Both have the
+/// same buckets: the norm of all gradients sums them one by one.
 #[test]
 fn parameters_that_rest_elsewhere_give_the_same_bits() {
     let dir = Dir::new();
@@ -164,7 +164,7 @@ fn an_artifact_has_code_for_gpus_and_for_the_host() {
     let manifest = fs::read_to_string(dir.path("out.mcc/manifest.json")).expect("a manifest");
     assert!(manifest.contains(r#""cpu": "x86-64-v3""#), "{manifest}");
 
-    // What is to run where that cannot be.
+    // Kernels for another CPU are refused, and so are damaged ones.
     let run = || dir.line("run out.mcc --device emulated --data text.txt --steps 1");
     let other: Manifest = serde_json::from_str(&manifest.replace(r#""features": """#, r#""features": "+tbm""#)).expect("a manifest");
     fs::write(dir.path("out.mcc/manifest.json"), other.sealed().bytes()).expect("written");
@@ -182,7 +182,7 @@ fn an_artifact_has_code_for_gpus_and_for_the_host() {
     fs::write(&library, code).expect("written");
     run().fails_with(&["kernels.so` is damaged: its hash is"]);
 
-    // For this machine's CPU alone, where that is wanted; and names that mean nothing.
+    // `--host-target cpu` is for this machine's CPU alone. Names that mean nothing are refused.
     compiled(&dir, &format!("{flags} --host-target cpu"));
     run().succeeds();
     let here = fs::read_to_string(dir.path("out.mcc/manifest.json")).expect("a manifest");
@@ -204,7 +204,7 @@ fn a_plan_beyond_the_hosts_memory_is_told_of_disks() {
         "`--optimizer-offload=disk` needs",
     ]);
     dir.line(&format!("{model}=disk --host-memory 64MiB")).succeeds();
-    // On a CPU, what is the device's is the host's too.
+    // On a CPU, device memory is host memory too.
     let cpu = "check {models}/mlp.mdl --memory 1GiB --host-memory 1KiB";
     dir.line(cpu).fails_with(&["E0640", "of the host's memory, which is more than its budget of 1.00 KiB"]);
 }

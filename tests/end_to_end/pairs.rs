@@ -91,13 +91,13 @@ fn what_a_plan_saves_another_reads_and_saves_again_to_the_byte() {
             let ran = dir.line(&words);
             assert_eq!(ran.code, Some(0), "{pair}\n{words}: {}{}", ran.stdout, ran.stderr);
         };
-        // After the last step there is nothing to train: what a state has is what was read.
+        // After the last step there is nothing to train, so the saved state is what was read.
         run("one --steps 2 --save first --save-state saved");
         run("other --steps 2 --load first --save-state again");
         let (saved, again) = (tensors(&dir, "saved"), tensors(&dir, "again"));
         let moved = saved.values().filter(|t| t.2.iter().any(|byte| *byte != 0)).count();
         assert!(moved > saved.len() / 2 && saved == again, "{pair}: {:?}", differing(&saved, &again));
-        // And back, after a step of the other's.
+        // The state goes back after a step of the other plan.
         run("other --steps 3 --load first --save second --save-state saved-2");
         run("one --steps 3 --load second --save-state again-2");
         let (trained, back) = (tensors(&dir, "saved-2"), tensors(&dir, "again-2"));

@@ -44,7 +44,7 @@ fn every_pass_runs_on_what_the_one_before_printed() {
         let alone = dir.line(&format!("opt before.mir --passes {pass}")).succeeds();
         assert!(alone.stdout == *after, "`{pass}` alone");
     }
-    // All in one go, from the first module to the job.
+    // One command runs all passes, from the first module to the job.
     dir.write("first.mir", modules[0].1);
     let rest: Vec<&str> = modules[1..].iter().map(|m| m.0).collect();
     let chain = dir.line(&format!("opt first.mir --passes {}", rest.join(","))).succeeds();
@@ -114,7 +114,7 @@ fn a_bug_leaves_a_module_that_repeats_it_and_can_be_made_smaller() {
         let run = text.lines().find_map(|l| l.strip_prefix("; RUN: mcc ")).expect("a command").replace("%s", &file);
         dir.line(&run).fails_with(&[says]);
         dir.line(&format!("opt {file}")).fails_with(&[says]);
-        // Of the rest a module of each level is enough: it takes seconds.
+        // Reducing takes seconds, so one module of each level is enough.
         if !["simplify", "propagate", "bucket", "allocate"].contains(&pass) {
             continue;
         }
@@ -123,11 +123,11 @@ fn a_bug_leaves_a_module_that_repeats_it_and_can_be_made_smaller() {
         assert!(reduced.stdout.contains(&small), "{}", reduced.stdout);
         let smaller = fs::read_to_string(dir.path(&small)).expect("a smaller one");
         assert!(smaller.lines().count() < 70, "{smaller}");
-        // Rematerialization has nothing to do with any of these.
+        // None of these bugs needs rematerialization.
         assert!(!reduced.stdout.contains("rematerialize"), "{}", reduced.stdout);
         dir.line(&format!("opt {small}")).fails_with(&[&bug]);
     }
-    // What is there stays there.
+    // An existing file stays, so the new one has another name.
     dir.line(&format!("compile {SMALL} --damage-after lower")).fails_with(&["mcc-bug-lower-2.mir"]);
 }
 

@@ -1,6 +1,6 @@
 //! What a command reads and writes: pipes, links to open files, limits on files, and outputs that are inputs.
 
-use crate::mcc::{Dir, Ran, models};
+use crate::mcc::{CommandOutput, Dir, models};
 use std::fs;
 use std::process::{Command, Stdio};
 
@@ -14,8 +14,8 @@ fn gpt2() -> Dir {
     dir
 }
 
-fn shell(dir: &Dir, script: &str, line: &str) -> Ran {
-    Ran::new(dir.within(&["bash", "-c", script, "bash"], line).stdin(Stdio::null()).output().expect("bash starts"))
+fn shell(dir: &Dir, script: &str, line: &str) -> CommandOutput {
+    CommandOutput::new(dir.within(&["bash", "-c", script, "bash"], line).stdin(Stdio::null()).output().expect("bash starts"))
 }
 
 fn pipe(dir: &Dir, name: &str) {
@@ -39,7 +39,7 @@ fn what_ranks_cannot_open_by_themselves_is_refused() {
     dir.line(&format!("{RUN} --trust pipe")).fails_with(&["`pipe` is a pipe: keys and signatures are read from files"]);
     dir.line(&format!("{RUN} --metrics pipe")).fails_with(&["`pipe`: it is a pipe that nobody reads: start its reader first"]);
     dir.line(&format!("{RUN} --profile --trace pipe")).fails_with(&["`pipe`", "it is a pipe that nobody reads"]);
-    // What is sensible, works.
+    // A pipe with a reader and devices work as files of metrics.
     let ran = shell(&dir, "cat pipe > got & \"$@\" --metrics pipe; wait", RUN).succeeds();
     assert_eq!(fs::read_to_string(dir.path("got")).expect("metrics").lines().count(), 2, "{}", ran.stderr);
     dir.line(&format!("{RUN} --metrics /dev/null")).succeeds();
@@ -66,11 +66,11 @@ fn outputs_that_are_inputs_are_refused() {
         dir.line(&format!("{RUN} --force {flags}")).misuses_with(&[says, "name a"]);
     }
     assert!(fs::read(dir.path("text.txt")).expect("still there") == before && !dir.path("new").exists());
-    // A resumed run appends, to metrics alone.
+    // A resumed run appends to metrics alone.
     dir.write("prose", "My notes.\n");
     dir.line("run out.mcc --data text.txt --steps 4 --resume s --metrics prose --force").fails_with(&["`prose` holds something else than metrics"]);
     assert_eq!(fs::read(dir.path("prose")).expect("still there"), b"My notes.\n");
-    // What a run begins with is replaced when it has ended.
+    // The files that a run begins with may be replaced when it has ended.
     dir.line("run out.mcc --data text.txt --steps 4 --resume s --save-state s").succeeds();
     dir.line(&format!("{RUN} --init w --save-weights w --force")).succeeds();
 }
@@ -93,7 +93,7 @@ fn imports_and_exports_replace_nothing_unless_told() {
 fn exports_of_checkpoints_have_the_config_that_lies_in_them_or_beside_them() {
     let dir = gpt2();
     dir.line(&format!("{RUN} --save saved --save-state state")).succeeds();
-    // Beside the output lies another's.
+    // The config beside the output is another model's.
     dir.write("config.json", "none of this model");
     let step = fs::read_dir(dir.path("saved"))
         .expect("saved")

@@ -19,7 +19,7 @@ fn a_plan_is_searched_written_and_compiled() {
     let line = said.stdout.lines().find(|l| l.starts_with("mcc compile gpt2.mdl ")).expect("a line to paste");
     let file = json(&fs::read_to_string(dir.path("plan.json")).expect("a plan"));
     let step = |flags: &str| json(&dir.line(&format!("simulate gpt2.mdl --machine h100-dgx --json {flags}")).succeeds().stdout);
-    // What is proposed compiles, and takes what was said.
+    // The proposed plan compiles, and takes the time that was predicted.
     let seconds = file["seconds"].as_f64().expect("seconds");
     assert_eq!(step("--plan plan.json")["seconds"].as_f64(), Some(seconds));
     let pasted = line.strip_prefix("mcc compile gpt2.mdl ").expect("flags");
@@ -28,7 +28,7 @@ fn a_plan_is_searched_written_and_compiled() {
     dir.line("compile gpt2.mdl --plan plan.json -o out.mcc").succeeds();
     let of_artifact = json(&dir.line("simulate out.mcc --machine h100-dgx --json").succeeds().stdout);
     assert_eq!(of_artifact["seconds"].as_f64(), Some(seconds));
-    // The page has the plans beside each other, and the best as it runs.
+    // The page shows the plans beside each other, and the best one as it runs.
     let page = fs::read_to_string(dir.path("plan.html")).expect("a page");
     assert!(page.contains("why it takes longer than the first") && page.contains("Compiled by"), "{page:.2000}");
     step("--plan plan.json --html step.html");
@@ -38,7 +38,7 @@ fn a_plan_is_searched_written_and_compiled() {
     fs::write(dir.path("gpt2.mdl"), fs::read_to_string(gpt2()).expect("a text") + "\n// Mine.\n").expect("written");
     let warned = dir.line("check gpt2.mdl --plan plan.json").succeeds();
     assert!(warned.stderr.contains("plan.json was searched for another text"), "{}", warned.stderr);
-    // What is typed beside a plan counts.
+    // Flags that are typed beside a plan take precedence.
     let ranks = |flags: &str| json(&dir.line(&format!("simulate gpt2.mdl --machine h100-dgx --json {flags}")).succeeds().stdout)["ranks"].clone();
     let other = dir.line("compile gpt2.mdl --plan plan.json --tp 2 --pp 2 --dp 2 -o other.mcc").succeeds();
     assert!(other.stderr.contains("note: the command line says otherwise than the plan's `--"), "{}", other.stderr);
@@ -83,17 +83,17 @@ fn ranges_of_devices_give_the_best_plan_of_each() {
     for point in points(0).iter().chain(&points(1)) {
         let flags = format!("--gpus {} --global-batch-size {} --json --top 1", point["gpus"], point["sequences"]);
         let alone = &json(&plan(&flags))["plans"][0];
-        // Changes to the best are tried there alone.
+        // Only the search for one number of devices tries changes to the best plan.
         assert!(point["best"]["seconds"].as_f64() >= alone["step"]["seconds"].as_f64(), "{point} {alone}");
         assert!(point["best"]["seconds"].as_f64().expect("s") < 1.1 * alone["step"]["seconds"].as_f64().expect("s"), "{point} {alone}");
         let part = point["best"]["goodput"]["part"].as_f64().expect("a part");
         assert!(part > 0.99 && part < 1.0, "{point}");
     }
-    // Tokens a second of a device, beside those of the fewest.
+    // Efficiency is the rate of a device relative to that with the fewest devices.
     let rate = |p: &Value| p["best"]["tokens_per_second"].as_f64().expect("a rate") / p["gpus"].as_f64().expect("a number");
     let efficiency = points(0)[1]["best"]["efficiency"].as_f64().expect("a part");
     assert!((efficiency - rate(&points(0)[1]) / rate(&points(0)[0])).abs() < 1e-9);
-    // What is to be pasted is the job of its point, also where the mesh is held and the batch alone grows.
+    // The flags to paste give the job of their point, even where the mesh is fixed and the batch alone grows.
     let held = json(&plan("--gpus 2..4 --global-batch-size 8 --scaling weak --dp 2 --pp 1 --micro-batch-size 1 --json"));
     let last = &held["curves"][0]["points"][1]["best"];
     let flags: Vec<&str> = last["flags"].as_array().expect("words").iter().filter_map(Value::as_str).collect();

@@ -50,7 +50,8 @@ fn products_in_chunks_change_no_bit() {
     }
 }
 
-/// The order of a pipeline's passes decides nothing but time. Where layers are decides how the gradient norm's terms are added up.
+/// The order of a pipeline's passes decides nothing but time. Where layers are decides how the gradient norm's terms
+/// are added up.
 #[test]
 fn every_schedule_ends_with_the_same_weights() {
     let (reports, weights) = train("gpt2", "--pp 2", 3);
@@ -85,7 +86,7 @@ fn agree(got: &[serde_json::Value], want: &[serde_json::Value]) -> bool {
 
 #[test]
 fn experts_and_zero_levels_agree_with_one_rank() {
-    // The balance of all of the batch, however many microbatches there are.
+    // The balance loss of mixtral is over the whole batch here, however many microbatches there are.
     for (name, settings, plans) in [
         (
             "mixtral",
@@ -141,7 +142,7 @@ fn a_resumed_run_with_a_loss_scale_ends_with_the_same_bits() {
     for cut in [1, 4, 9] {
         let (before, _) = run(&format!("--steps {cut} --save-state s.safetensors"));
         assert_eq!(before, scales[..cut], "cut after {cut}");
-        // Its metrics follow those that are there.
+        // The resumed run appends to the metrics.
         let (both, resumed) = run("--steps 14 --resume s.safetensors");
         assert_eq!(both, scales, "cut after {cut}");
         assert!(resumed == weights, "cut after {cut}");

@@ -1,6 +1,6 @@
 //! Standard output without a reader, and one that is full: no command panics, and no run is lost.
 
-use crate::mcc::{Dir, Ran};
+use crate::mcc::{CommandOutput, Dir};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -31,16 +31,16 @@ fn command(dir: &Dir, line: &str) -> Command {
 }
 
 /// Standard output is a pipe whose reader leaves after so many lines.
-fn read_lines(mut command: Command, lines: usize) -> Ran {
+fn read_lines(mut command: Command, lines: usize) -> CommandOutput {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
     let out = BufReader::new(child.stdout.take().expect("a pipe"));
     assert_eq!(out.lines().take(lines).filter(Result::is_ok).count(), lines);
-    Ran::new(child.wait_with_output().expect("the end"))
+    CommandOutput::new(child.wait_with_output().expect("the end"))
 }
 
-fn full(mut command: Command) -> Ran {
+fn full(mut command: Command) -> CommandOutput {
     let full = File::options().write(true).open("/dev/full").expect("a full device");
-    Ran::new(command.stdout(full).stderr(Stdio::piped()).output().expect("mcc starts"))
+    CommandOutput::new(command.stdout(full).stderr(Stdio::piped()).output().expect("mcc starts"))
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_command_that_cannot_print_says_so() {
         let ran = full(command(&dir, line)).fails_with(&["error: cannot write to standard output: No space left on device"]);
         assert_eq!(ran.stderr.lines().count(), 1, "{line}: {}", ran.stderr);
     }
-    // What they wrote is there, and worth more than the report of it.
+    // The files are written, which is worth more than the report of it.
     for line in writing {
         let ran = full(command(&dir, line)).succeeds();
         let said = "warning: cannot write to standard output: No space left on device (os error 28); what was to be written is written";

@@ -9,7 +9,7 @@ use ir::random;
 use std::collections::BTreeMap;
 
 /// What a run starts from.
-pub struct Start {
+pub struct InitialState {
     pub weights: Weights,
     /// Per step, whole batches by the input's name.
     pub inputs: Vec<BTreeMap<String, Vec<f64>>>,
@@ -22,7 +22,8 @@ pub struct Trained {
     /// Per step, by name, with `loss` and `grad_norm`.
     pub reports: Vec<BTreeMap<String, f64>>,
     pub params: BTreeMap<String, Vec<f64>>,
-    /// Every value but the gradient norm is a multiple of 2^-8 with few digits, so that f32 has no rounding in any order of sums.
+    /// Every value but the gradient norm is a multiple of 2^-8 with few digits, so that f32 has no rounding in any
+    /// order of sums.
     pub exact: bool,
     pub finite: bool,
 }
@@ -65,7 +66,7 @@ fn evaluate(step: &mut Step, rounding: Rounding) -> Vec<Vec<f64>> {
     values
 }
 
-pub fn train(graph: &Graph, start: &Start, rounding: Rounding) -> Trained {
+pub fn train(graph: &Graph, start: &InitialState, rounding: Rounding) -> Trained {
     let mut params: BTreeMap<String, Vec<f64>> =
         start.weights.iter().map(|(n, (_, d))| (n.clone(), d.iter().map(|x| f64::from(*x)).collect())).collect();
     let mut states = BTreeMap::new();

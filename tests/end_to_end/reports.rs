@@ -107,7 +107,7 @@ fn a_report_of_several_runs_has_their_curves_in_the_same_charts() {
     let loss = &drawn["charts"][0]["series"];
     assert_eq!((&loss[0]["label"], &loss[0]["x"]), (&"one".into(), &serde_json::json!([1, 2, 3])));
     assert_eq!((&loss[1]["label"], &loss[1]["x"]), (&"two.jsonl".into(), &serde_json::json!([1, 2])));
-    // Sequences of 8 tokens, as many in each step.
+    // Sequences have 8 tokens, and each step has as many sequences.
     let tokens = |run: usize| drawn["runs"][run]["elapsed"]["tokens"].as_array().expect("sums").iter().map(|x| x.as_f64()).collect::<Vec<_>>();
     let step = tokens(0)[0].expect("a number");
     assert!(step >= 8.0 && tokens(0) == [Some(step), Some(2.0 * step), Some(3.0 * step)] && tokens(1) == tokens(0)[..2], "{:?}", tokens(0));

@@ -33,7 +33,7 @@ fn a_step_is_predicted_for_a_text_and_for_its_artifact_alike() {
     let spent = step["spent"].as_object().expect("parts").values().filter_map(Value::as_f64).sum::<f64>();
     let path = step["path"].as_array().expect("causes").iter().filter_map(|c| c[1].as_f64()).sum::<f64>();
     assert!((spent - seconds).abs() < 1e-6 * seconds && (path - seconds).abs() < 1e-6 * seconds, "{spent} {path} {seconds}");
-    // A slow stage holds all up, and a machine with half the memory's rate does.
+    // A slow stage makes the step longer, and so does slower memory.
     let slow = json(&dir.line("simulate out.mcc --machine h100-dgx --json --slow-stage 1=2").succeeds().stdout);
     assert!(slow["seconds"].as_f64() > Some(1.2 * seconds), "{slow}");
     let mut machine = json(&dir.line("machine show h100-dgx").succeeds().stdout);
@@ -59,7 +59,7 @@ fn a_plan_that_does_not_fit_is_said() {
 pub fn drawn(page: &str) -> Value {
     assert!(page.starts_with("<!DOCTYPE html>") && page.contains("default-src 'none'"), "{page:.300}");
     for fetched in ["src=", "href=", "url(", "import "] {
-        // What draws has these in its own words.
+        // The script that draws contains these words itself.
         let own = page.split("<script>").next().expect("a page");
         assert!(!own.contains(fetched), "{fetched} in the page");
     }
@@ -133,7 +133,7 @@ fn a_predicted_step_is_a_page() {
         let most = (0..points).map(at).max().expect("points");
         let (peak, planned) = (curve["peak"].as_u64().expect("bytes"), curve["planned"].as_u64().expect("bytes"));
         assert!(most.abs_diff(peak) <= unit * owners.len() as u64 && peak <= planned && peak > planned / 2, "{most} {peak} {planned}");
-        // It rises until backward passes begin, and falls again.
+        // Memory rises until backward passes begin, and falls again.
         assert!(at(0) < most && at(points - 1) < most, "{} {most} {}", at(0), at(points - 1));
     }
     let links: Vec<&str> = data["links"].as_array().expect("links").iter().filter_map(|l| l["name"].as_str()).collect();
@@ -160,7 +160,7 @@ fn a_predicted_step_is_a_trace() {
     assert!(last > 0.9 * step && last < 1.1 * step, "{last} of {step}");
     // A microbatch's activations, and its gradients, go to another stage.
     assert_eq!(of("s").len(), 2 * 8);
-    // What is computed takes as long as the prediction says, on average of the two.
+    // Kernels take as long as predicted, on average of the two stages.
     let kernels: f64 = of("X").into_iter().filter(|e| e["cat"] == "kernel").filter_map(|e| e["dur"].as_f64()).sum();
     let said = 1e6 * said["spent"]["kernels"].as_f64().expect("a number");
     assert!((kernels / 2.0 / said - 1.0).abs() < 0.05, "{} of {said}", kernels / 2.0);
@@ -223,15 +223,15 @@ fn a_machine_is_calibrated_and_a_run_compared_with_it() {
     }
     let checked = dir.line("machine check mine.json").succeeds().stdout;
     assert!(checked.contains("of mcc calibrate (20"), "{checked}");
-    // Whatever else the file has is that of the machine that it began with.
+    // Everything else in the file is the base machine's.
     let [mine, base] = ["machine check mine.json", "machine check cpu"].map(|line| dir.line(line).succeeds().stdout.lines().count());
     assert_eq!(mine, base + 1);
     let step = json(&dir.line("simulate out.mcc --machine mine.json --json").succeeds().stdout);
     assert!(step["measured"].as_u64() > Some(20) && step["measured"] == step["all_kernels"], "{step}");
-    // Times of ranks with more threads are others.
+    // The times do not hold for ranks with more threads.
     let step = json(&dir.line("simulate out.mcc --machine mine.json --threads-per-rank 2 --json").succeeds().stdout);
     assert_eq!(step["measured"], 0);
-    // Another artifact's kernels come to those that the file has, whose times stay.
+    // Kernels of another artifact are added to those in the file, whose times stay.
     let all = |file: &str| json(&fs::read_to_string(dir.path(file)).expect("a file"))["measured"]["kernels"].as_object().expect("kernels").clone();
     dir.line(&format!("compile {} {SMALL} -o other.mcc", gpt2())).succeeds();
     dir.line("calibrate other.mcc --machine mine.json --profile-steps 1 -o both.json").succeeds();
@@ -253,13 +253,13 @@ fn a_machine_is_calibrated_and_a_run_compared_with_it() {
         assert!(said.contains(what), "no {what}: {said}");
     }
     assert!(!said.contains("profile of steps") && !dir.path("out.trace.json").exists(), "{said}");
-    // What ranks do makes up their step, as it was measured and as it was predicted.
+    // The rows add up to the step, as measured and as predicted.
     let mut lines = said.lines().skip_while(|l| !l.starts_with("a step on")).map(|l| l.split_whitespace().collect::<Vec<_>>());
     let head = lines.next().expect("a step");
     let found = |what: &str| head.iter().position(|w| *w == what).map(|k| seconds(head[k - 2], head[k - 1])).expect("a time");
     let whole = [found("measured,"), found("predicted")];
     let rows = lines.skip(1).take_while(|l| l[0] != "measured").collect::<Vec<_>>();
-    // Nothing is `0`, without a unit.
+    // A time of zero is printed as `0`, without a unit.
     let pair = |row: &Vec<&str>| {
         let (first, rest) = if row[0] == "0" { (0.0, 1) } else { (seconds(row[0], row[1]), 2) };
         [first, if row[rest] == "0" { 0.0 } else { seconds(row[rest], row[rest + 1]) }]

@@ -99,7 +99,7 @@ fn what_happens_in_a_run_is_logged() {
     let words: Vec<&str> = run[0]["command"].as_array().expect("words").iter().filter_map(|w| w.as_str()).collect();
     assert_eq!(words.join(" "), format!("{job} --steps 5"));
     assert!(run[0]["memory"][0]["parameters"].as_u64() > Some(0) && run[4]["how"] == "whole");
-    // A file of events each.
+    // Each of the two runs has a file of events.
     assert_eq!(std::fs::read_dir(dir.path("board")).expect("a directory").count(), 2);
     dir.write("file", "x");
     dir.line("run out.mcc --data text.txt --steps 1 --log-dir file").fails_with(&["`file` is a file, and a directory is asked for"]);
@@ -189,6 +189,6 @@ fn tokens_that_steps_would_stumble_over_are_found_before_the_first() {
     save_array(&dir.path("late.npy"), &[2000, 2, 9], tokens(35_990));
     let said = dir.line("run out.mcc --data late.npy --metrics m.jsonl").fails_with(&["`late.npy`", "element 35990 is 256"]);
     assert_eq!((said.stdout.as_str(), dir.path("m.jsonl").exists()), ("", false));
-    // What is not asked for is not read.
+    // Tokens that no step asks for are not read.
     dir.line("run out.mcc --data late.npy --steps 3").succeeds();
 }

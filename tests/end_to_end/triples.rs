@@ -1,10 +1,10 @@
-//! (Model, mesh, schedule) through native code and rank processes, against the reference interpreter: every loss, gradient norm and
-//! updated weight, within bounds of f32, and exactly where integers are all there is.
+//! (Model, mesh, schedule) through native code and rank processes, against the reference interpreter: every loss,
+//! gradient norm and updated weight, within bounds of f32, and exactly where integers are all there is.
 
 use crate::differential::generate;
 use crate::harness::{self, Case, Data, Ranges};
 use crate::mcc::{Dir, Weights, load_weights, metrics, models, save_array, save_weights};
-use crate::reference::{Rounding, Start, Trained, train};
+use crate::reference::{InitialState, Rounding, Trained, train};
 use frontend::Models;
 use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
@@ -100,7 +100,7 @@ fn run(triple: &Triple) -> Result<Outcome, String> {
     if matches!(done.code, Some(1 | 2)) && !done.stderr.contains("bug") && done.stderr.contains("error[E") {
         return Ok(Outcome::Refused(done.stderr));
     }
-    let ended = |what: &str, done: &crate::mcc::Ran| match done.code {
+    let ended = |what: &str, done: &crate::mcc::CommandOutput| match done.code {
         Some(0) => Ok(()),
         code => Err(format!("{what} ended with {code:?}: {}{}", done.stdout, done.stderr)),
     };
@@ -130,7 +130,7 @@ fn run(triple: &Triple) -> Result<Outcome, String> {
 }
 
 /// Whether the reference disagrees with itself once its ops round as f32 does.
-fn unstable(c: &Compiled, start: &Start, want: &Trained) -> bool {
+fn unstable(c: &Compiled, start: &InitialState, want: &Trained) -> bool {
     (0..8).any(|seed| {
         let other = train(&c.graph, start, Rounding::Noise(seed));
         let reports: Vec<serde_json::Value> = other.reports.iter().map(|r| serde_json::json!(r)).collect();
@@ -156,7 +156,7 @@ fn logical(triple: &Triple) -> Result<Result<Compiled, String>, String> {
 }
 
 /// Weights and inputs that f32 holds exactly.
-fn start(c: &Compiled, triple: &Triple) -> Start {
+fn start(c: &Compiled, triple: &Triple) -> InitialState {
     let float = |stream: u64, i: u64| match triple.case.data {
         Data::Real => random::normal(stream, i) as f32 * 0.5,
         Data::Exact => random::normal(stream, i).round() as f32,
@@ -184,7 +184,7 @@ fn start(c: &Compiled, triple: &Triple) -> Start {
         };
         c.job.inputs.iter().map(|i| (i.name.clone(), one(i))).collect::<BTreeMap<String, Vec<f64>>>()
     };
-    Start { weights, inputs: (0..STEPS).map(input).collect(), rate: triple.rate(), seed: SEED }
+    InitialState { weights, inputs: (0..STEPS).map(input).collect(), rate: triple.rate(), seed: SEED }
 }
 
 /// The file of a schedule that has no name.
@@ -253,7 +253,7 @@ pub fn mesh_arguments(case: &Case) -> Vec<String> {
     out
 }
 
-fn compare(start: &Start, want: &Trained, reports: &[serde_json::Value], weights: &Weights) -> Result<(), String> {
+fn compare(start: &InitialState, want: &Trained, reports: &[serde_json::Value], weights: &Weights) -> Result<(), String> {
     for (step, (want_reports, got)) in want.reports.iter().zip(reports).enumerate() {
         for (name, x) in want_reports {
             let got = got[name].as_f64().ok_or_else(|| format!("no number `{name}` in {got}"))?;
@@ -272,7 +272,8 @@ fn compare(start: &Start, want: &Trained, reports: &[serde_json::Value], weights
         if *sizes != old.0 || got.len() != want_data.len() {
             return Err(format!("{name} is {sizes:?}"));
         }
-        // Errors count against how far the tensor went, but a gradient that should be zero is rounding; so are the weights themselves.
+        // Errors are relative to how far the tensor moved. Rounding of gradients that should be zero, and of the
+        // weights themselves, adds to the bound.
         let most = |x: &mut dyn Iterator<Item = f64>| x.fold(0.0f64, |m, x| m.max(x.abs()));
         let moved = most(&mut want_data.iter().zip(&old.1).map(|(w, o)| w - f64::from(*o)));
         let size = most(&mut want_data.iter().copied());
@@ -502,7 +503,7 @@ fn random_triples(first: u64) {
             break;
         }
         let generate::Triple { text, case, ranges, .. } = generate::triple(seed);
-        // What the command line has, at a size that two cores can run.
+        // Cases are limited to options that the command line has, and to sizes that two cores can run.
         if case.dp * case.cp * case.tp * case.pp > 8 && only.is_none() {
             continue;
         }

@@ -31,14 +31,14 @@ fn an_artifact_is_run_if_a_trusted_key_has_signed_it_and_weights_say_what_they_a
     run("--trust other.pem").fails_with(&["`out.mcc` is signed with a key that --trust does not name; nothing of it was used"]);
     run("--trust secret.pem").fails_with(&["has a secret key, but --trust wants the public key"]);
     run("--resume w.safetensors").fails_with(&["so no run can go on from it: `--init w.safetensors` starts a new one"]);
-    // The weights have what `-D` said, and the text.
+    // The weights record the settings of `-D` and the text.
     dir.line("export hf w.safetensors -o alone").succeeds();
     dir.line("export hf w.safetensors --model {models}/gpt2.mdl -o given").succeeds();
     for file in ["model.safetensors", "config.json"] {
         assert!(fs::read(dir.path("alone").join(file)).unwrap() == fs::read(dir.path("given").join(file)).unwrap(), "{file}");
     }
     dir.line("export hf w.safetensors -D layers=3 -o other").misuses_with(&["was saved with layers = 2, `-D layers=3` says otherwise: leave it out"]);
-    // Other settings, and no signature.
+    // This artifact has other settings and no signature.
     dir.line(&format!("{GPT2} -D layers=3 -o out.mcc")).succeeds();
     run("--trust public.pem").fails_with(&["is not signed, and --trust takes what is signed alone"]);
     run("--init w.safetensors").fails_with(&["is missing", "more", "with other settings: layers = 2 (here 3)"]);

@@ -1,6 +1,6 @@
 //! Ranks that were started one by one, with the environment that torchrun and srun give them.
 
-use crate::mcc::{Dir, Ran, metrics};
+use crate::mcc::{CommandOutput, Dir, metrics};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ fn model(dir: &Dir) {
 }
 
 /// Starts `mcc run` once for each of these environments and waits for all.
-fn start(dir: &Dir, arguments: &str, environments: &[Vec<(&str, String)>]) -> Vec<Ran> {
+fn start(dir: &Dir, arguments: &str, environments: &[Vec<(&str, String)>]) -> Vec<CommandOutput> {
     let started: Vec<_> = environments
         .iter()
         .map(|e| {
@@ -22,7 +22,7 @@ fn start(dir: &Dir, arguments: &str, environments: &[Vec<(&str, String)>]) -> Ve
             c.envs(e.iter().map(|(k, v)| (*k, v.as_str()))).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts")
         })
         .collect();
-    started.into_iter().map(|c| Ran::new(c.wait_with_output().expect("it ends"))).collect()
+    started.into_iter().map(|c| CommandOutput::new(c.wait_with_output().expect("it ends"))).collect()
 }
 
 fn port() -> String {
@@ -95,7 +95,7 @@ fn ranks_of_torchrun_and_srun_train_to_the_bits_of_one_launchers() {
     };
     dir.line(&format!("run out.mcc --data text.txt {flags}")).succeeds();
     let want = read();
-    // Without a secret at a loopback address, with one from a file, and with one from the environment.
+    // Ranks meet without a secret at a loopback address, with one from a file, and with one from the environment.
     secret(&dir, 0o600);
     let [rendezvous, file] = [format!("{flags} --rendezvous localhost:{}", port()), format!("{flags} --secret-file secret")];
     let known = srun().into_iter().map(|mut e| {
@@ -148,7 +148,7 @@ fn ranks_that_others_could_join_are_refused_with_ways_out() {
         assert_eq!(ran.code, Some(code), "{flags}: {}", ran.stderr);
         assert!(ran.stderr.contains(says), "{flags}: {}", ran.stderr);
     }
-    // Where nobody else is started, flags about them say so.
+    // Flags about other ranks do nothing where no others are started, and mcc says so.
     let ran = dir.line("run out.mcc --data text.txt --steps 1 --secret-file secret").succeeds();
     assert!(ran.stderr.contains("`--secret-file` does nothing"), "{}", ran.stderr);
 }
@@ -161,13 +161,13 @@ fn a_signal_while_ranks_meet_ends_a_rank_that_has_nothing_to_save() {
     let first = torchrun(&port).swap_remove(0);
     let mut command = dir.hearing("run out.mcc --data text.txt --steps 3 --save-weights w.safetensors");
     let mut run = command.envs(first).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
-    // It listens, so it waits for the others.
+    // The rank listens, so it waits for the others.
     while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
         assert!(run.try_wait().expect("a process").is_none(), "it does not wait");
         std::thread::yield_now();
     }
     assert!(Command::new("kill").args(["-s", "TERM", &run.id().to_string()]).status().expect("kill").success());
-    Ran::new(run.wait_with_output().expect("the end")).fails_with(&["SIGTERM came before all ranks had met", "nothing is saved"]);
+    CommandOutput::new(run.wait_with_output().expect("the end")).fails_with(&["SIGTERM came before all ranks had met", "nothing is saved"]);
     assert!(!dir.path("w.safetensors").exists());
 }
 

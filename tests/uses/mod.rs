@@ -93,7 +93,7 @@ fn defined<'a>(all: &'a BTreeMap<Vec<String>, Module>, from: &[String], path: &[
         if all.contains_key(&child) {
             at = child;
         } else {
-            // A parent's `pub use` is no definition.
+            // A `pub use` of a parent is no definition.
             let export = all.get(&at)?.exports.get(name).filter(|_| depth < 8);
             let whole = export.map(|e| e.iter().cloned().chain(path[k + 1..].iter().cloned()).collect::<Vec<_>>());
             return whole.and_then(|p| defined(all, &at, &p, depth + 1)).or(Some(&all[&at].file));

@@ -1,12 +1,12 @@
 //! Rows of the sharding algebra, shown on numbers.
 //!
 //! Partitioning and its verifier read one table ([`ir::algebra`]): which loops of an op may be split, and in which
-//! operands it is linear. What both believe alike, both can be wrong in alike. So each row that a sharded graph uses is
-//! evaluated once, on dims of a few elements: the op of the operands' parts, joined as the row says, is the op of the
-//! operands. Rows are the same if op, types and dims are up to names: the models of `models/` have 110 to 290.
+//! operands it is linear. What both believe alike, both can be wrong in alike. So each row that a sharded graph uses
+//! is evaluated once, on dims of a few elements: the op of the operands' parts, joined as the row says, is the op of
+//! the operands. Rows are the same if op, types and dims are up to names: the models of `models/` have 110 to 290.
 //!
-//! Parts are two: a row that holds for two contiguous parts holds for as many as there are, as each part may be cut in
-//! two again. A ring is no op of parts: [`crate::partition`] shows its steps, on the lemma of `ir::algebra`.
+//! Parts are two: a row that holds for two contiguous parts holds for as many as there are, as each part may be cut
+//! in two again. A ring is no op of parts: [`crate::partition`] shows its steps, on the lemma of `ir::algebra`.
 
 use ir::algebra::{Loop, LoopKind};
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
@@ -29,10 +29,10 @@ pub enum Row<'a> {
     Split(&'a Loop),
 }
 
-/// Forms of rows that were shown to hold, by this process: a fact is one in every graph.
+/// Rows that this process has shown to hold. A row that holds in one graph holds in every graph.
 static KNOWN: Mutex<BTreeSet<Box<[u8]>>> = Mutex::new(BTreeSet::new());
 
-/// Whether a row holds of an op and its operands.
+/// Checks that a row holds of an op and its operands.
 ///
 /// # Errors
 /// What the op of the parts comes to.
@@ -49,7 +49,8 @@ pub fn holds(body: &Body, v: Value, row: Row) -> Result<(), String> {
     Ok(())
 }
 
-/// All that a case follows from, in bytes: op, types and row, with dims numbered as they come.
+/// Everything that a case depends on, in bytes: the op, its types and the row, with dims numbered by first
+/// appearance.
 struct CaseKey(SmallVec<[u8; 256]>);
 
 impl Hasher for CaseKey {
@@ -76,7 +77,7 @@ impl Numbers {
     }
 }
 
-/// Numbers are real ones.
+/// The type in which a value is evaluated: floats are f32 whatever their precision.
 fn real(t: DType) -> DType {
     if t.is_float() { DType::F32 } else { t }
 }
@@ -104,7 +105,7 @@ fn case_key(body: &Body, v: Value, row: Row) -> CaseKey {
     key
 }
 
-/// An op and a row of its table, on dims of their own.
+/// An op and a row of its table, on dims of its own.
 struct OpCase {
     op: Op,
     args: Vec<Operand>,
@@ -121,19 +122,20 @@ enum CaseRow {
 struct Operand {
     dtype: DType,
     dims: Vec<Dim>,
-    /// Whether it is zero everywhere, which is all that a table asks of an operand.
+    /// Whether the operand is zero everywhere, which is all that a table asks of an operand's value.
     zero: bool,
 }
 
-/// Elements of a dim that a row splits, in all and in a part; and of other dims.
+/// Elements of a dim that a row splits, in all and in each part, and elements of other dims.
 const SPLIT: u64 = 4;
 const PART: u64 = 2;
 const OTHER: u64 = 2;
 
-/// Operands of fewer elements are drawn several times: by chance, a few are such that a wrong row holds.
+/// Operands of fewer elements are drawn several times, since a wrong row may hold by chance for a few values.
 const POINTS: u64 = 12;
 
-/// Far beyond rounding in f64, and far below what a wrong row makes of numbers about 1.
+/// The greatest allowed difference: far above rounding in f64, and far below what a wrong row makes of numbers about
+/// 1.
 const PRECISION: f64 = 1e-9;
 
 impl OpCase {
@@ -162,7 +164,7 @@ impl OpCase {
         OpCase { op, args, out, row, dims: numbers.0.len() }
     }
 
-    /// How long each dim is: such that the op is one, and what the row splits has two parts.
+    /// The size of each dim, so that the op is valid and the dims that the row splits have two parts.
     fn sizes(&self) -> Vec<u64> {
         let mut sizes = vec![OTHER; self.dims];
         if let CaseRow::Split(l) = &self.row {
@@ -214,7 +216,7 @@ impl OpCase {
         }
     }
 
-    /// The op alone, of operands that come from outside; of what the row splits, a part.
+    /// A body with this op alone, whose operands are inputs. With a row, dims that it splits have the size of a part.
     fn body(&self, sizes: &[u64], row: Option<&CaseRow>) -> Result<(Body, Value), String> {
         let mut body = Body::default();
         for size in sizes {
@@ -236,13 +238,13 @@ impl OpCase {
         Ok((body, v))
     }
 
-    /// Numbers for an operand: what indices look up exists or does not.
+    /// Numbers for an operand. Indices may or may not exist in the dim that they look up.
     fn operand(&self, k: usize, sizes: &[u64], sample: u64) -> Vec<f64> {
         let Operand { dtype, dims, zero } = &self.args[k];
         let size = |d: &Dim| sizes[d.0 as usize];
         let n: u64 = dims.iter().map(size).product();
         let draw = |i: u64| mix(mix(i) ^ (k as u64) << 32 ^ sample << 48) >> 16;
-        // Of few values, so that some are equal.
+        // There are only six values, so that some elements are equal.
         let float = |i: u64| [-1.5, -1.0, -0.5, 0.5, 1.0, 1.5][(draw(i) % 6) as usize];
         let of = |i: u64| match (dtype, &self.op, k) {
             _ if *zero => 0.0,
@@ -255,7 +257,7 @@ impl OpCase {
         (0..n).map(of).collect()
     }
 
-    /// What each of two ranks has of an operand.
+    /// An operand's value on each of two ranks.
     fn halves(&self, k: usize, x: &[f64], sizes: &[u64], sample: u64) -> [Vec<f64>; 2] {
         match &self.row {
             CaseRow::Linear(slots) if slots.contains(&k) => {
@@ -276,7 +278,7 @@ impl OpCase {
         }
     }
 
-    /// The whole result, of what two ranks have of it.
+    /// The whole result, joined from the results of two ranks.
     fn joined(&self, made: &[Vec<f64>], sizes: &[u64]) -> Vec<f64> {
         let both = |f: fn(f64, f64) -> f64| made[0].iter().zip(&made[1]).map(|(a, b)| f(*a, *b)).collect();
         match &self.row {
@@ -292,7 +294,7 @@ impl OpCase {
     }
 }
 
-/// How many elements a dim of a tensor has, and how many lie between two of them.
+/// A dim's number of elements in a tensor, and its stride.
 fn extent(dims: &[Dim], d: Dim, sizes: &[u64]) -> (usize, usize) {
     let inner: u64 = dims.iter().rev().take_while(|e| **e != d).map(|e| sizes[e.0 as usize]).product();
     (sizes[d.0 as usize] as usize, inner as usize)
@@ -304,7 +306,7 @@ fn evaluate((body, v): &(Body, Value), args: &[Vec<f64>], rank: u64) -> Vec<f64>
     eval(body, *v, &args, &mut Bases(rank))
 }
 
-/// Where the parts of a rank begin.
+/// Bases of index maps: where a rank's parts begin.
 struct Bases(u64);
 
 impl Env for Bases {

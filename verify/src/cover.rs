@@ -20,7 +20,7 @@ pub const MOST_PARTS: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
-/// Elements `from ..to`: all of them, or those of a pattern that is repeated from `from` on.
+/// Elements `from ..to`: all of them, or those of a pattern that repeats from `from` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CoverSegment {
     from: u64,
@@ -35,14 +35,14 @@ struct Pattern {
     parts: Vec<CoverSegment>,
 }
 
-/// A set of elements. Its parts ascend and lie apart. What holds all elements of a range is one part when it is
-/// cut to that range.
+/// A set of elements, as parts in ascending order that do not touch. All elements of a range are one part when the
+/// set is cut to that range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cover {
     parts: Vec<CoverSegment>,
 }
 
-/// What may still be made for one question.
+/// The number of parts that may still be made for one question.
 struct Budget(u64);
 
 impl Budget {
@@ -51,7 +51,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Appends a part, as one with that before it where it continues that.
+    /// Appends a part, and joins it with the part before if it continues that one.
     fn push(&mut self, out: &mut Vec<CoverSegment>, part: CoverSegment) -> Result<(), TooMany> {
         self.spend(1)?;
         match out.last_mut() {
@@ -73,7 +73,7 @@ impl Budget {
         }
     }
 
-    /// Appends what of `parts` is within `range`, which comes to lie at `at`.
+    /// Appends the elements of `parts` that lie within `range`, moved to `at`.
     fn slice(&mut self, parts: &[CoverSegment], range: ElementRange, at: u64, out: &mut Vec<CoverSegment>) -> Result<(), TooMany> {
         if range.0 >= range.1 {
             return Ok(());
@@ -98,7 +98,7 @@ impl Budget {
         Ok(())
     }
 
-    /// A pattern that begins at another of its elements.
+    /// The same pattern, starting at another of its elements.
     fn rotated(&mut self, pattern: &Pattern, phase: u64) -> Result<Rc<Pattern>, TooMany> {
         let (period, mut parts) = (pattern.period, vec![]);
         self.slice(&pattern.parts, (phase, period), 0, &mut parts)?;
@@ -119,7 +119,7 @@ impl Budget {
         Ok(())
     }
 
-    /// The elements of both; none if they share one.
+    /// The union of two sets, or `None` if they share an element.
     fn union(&mut self, a: &[CoverSegment], b: &[CoverSegment]) -> Result<Option<Vec<CoverSegment>>, TooMany> {
         let (mut i, mut j, mut at, mut out) = (0, 0, 0, vec![]);
         loop {
@@ -141,7 +141,7 @@ impl Budget {
         }
     }
 
-    /// Appends the elements of both parts within a range; false if they share one.
+    /// Appends the elements of both parts within a range. Returns false if they share one.
     fn both(&mut self, a: &CoverSegment, b: &CoverSegment, range: ElementRange, out: &mut Vec<CoverSegment>) -> Result<bool, TooMany> {
         let (Some(p), Some(q)) = (&a.pattern, &b.pattern) else {
             let (mut meets, other) = (vec![], if a.pattern.is_none() { b } else { a });
@@ -167,7 +167,7 @@ impl Budget {
         Ok(true)
     }
 
-    /// The elements of both parts within a range, of which the wider pattern is unrolled.
+    /// The elements of both parts within a range. The wider pattern is unrolled.
     fn unrolled(&mut self, a: &CoverSegment, b: &CoverSegment, range: ElementRange) -> Result<Option<Vec<CoverSegment>>, TooMany> {
         let period = |part: &CoverSegment| part.pattern.as_ref().map_or(0, |p| p.period);
         let (wide, other) = if period(a) < period(b) { (b, a) } else { (a, b) };
@@ -179,7 +179,7 @@ impl Budget {
         self.union(&unrolled, &sliced)
     }
 
-    /// What of a range is in none of `parts`, which are within it.
+    /// The elements of a range that are in none of `parts`, which lie within it.
     fn complement(&mut self, parts: &[CoverSegment], range: ElementRange) -> Result<Vec<CoverSegment>, TooMany> {
         let (mut at, mut out) = (range.0, vec![]);
         for part in parts {
@@ -210,7 +210,7 @@ fn lcm(a: u64, b: u64) -> u64 {
 }
 
 impl Cover {
-    /// What an injective operand reaches whose first element is at `start`.
+    /// The elements of an injective operand whose first element is at `start`.
     ///
     /// # Errors
     /// If it has too many parts.
@@ -222,7 +222,7 @@ impl Cover {
             reach += (size - 1) * stride;
             let whole = CoverSegment { from: 0, to: size * stride, pattern: Some(Rc::new(Pattern { period: *stride, parts })) };
             parts = vec![];
-            // The gap after the last element may be longer than what a dim further out leaves.
+            // The gap after the last element may not fit the stride of the next dim, so it is cut off then.
             let to = if outer.get(k + 1).is_some_and(|next| next.1 < whole.to) { reach } else { whole.to };
             budget.slice(&[whole], (0, to), 0, &mut parts)?;
         }
@@ -236,7 +236,7 @@ impl Cover {
         self.parts.is_empty()
     }
 
-    /// Whether it holds all of `run`.
+    /// Whether the set holds all of `run`.
     ///
     /// # Errors
     /// If that takes too many parts to tell.
@@ -246,7 +246,7 @@ impl Cover {
         Ok(run.0 >= run.1 || out == [CoverSegment { from: run.0, to: run.1, pattern: None }])
     }
 
-    /// Whether it holds any of `run`.
+    /// Whether the set holds any of `run`.
     ///
     /// # Errors
     /// If that takes too many parts to tell.
@@ -256,7 +256,7 @@ impl Cover {
         Ok(!out.is_empty())
     }
 
-    /// Whether it holds all of another.
+    /// Whether the set holds all of another one.
     ///
     /// # Errors
     /// If that takes too many parts to tell.
@@ -268,7 +268,7 @@ impl Cover {
         Ok(budget.union(&other.parts, &missing)?.is_some())
     }
 
-    /// Adds a set; false if some of it was there before, and then nothing is added.
+    /// Adds a set. If some of it was there before, returns false and adds nothing.
     ///
     /// # Errors
     /// If that takes too many parts to tell.
@@ -280,7 +280,7 @@ impl Cover {
         Ok(true)
     }
 
-    /// Whether it shares no element with another.
+    /// Whether the set shares no element with another one.
     ///
     /// # Errors
     /// If that takes too many parts to tell.
@@ -309,8 +309,9 @@ mod tests {
         assert_eq!(cover, set(&[(6, 1)], 0));
     }
 
-    /// Of 16,384 tokens with 128 heads of 192 elements each: 128 that are not rotated, then pairs of which each
-    /// half is written by itself: 134 million runs.
+    /// A latent-attention tensor of 16,384 tokens, 128 heads and 192 elements per head. Each head's first 128
+    /// elements are written at once and each half of its rotated pairs by itself, which makes 134 million contiguous
+    /// runs.
     #[test]
     fn halves_of_pairs_of_every_head_make_up_a_tensor_without_a_look_at_each() {
         let heads = 16_384 * 128;
@@ -356,7 +357,7 @@ mod tests {
         dims.iter().fold(BTreeSet::from([start]), |all, (size, stride)| all.iter().flat_map(|at| (0..*size).map(move |i| at + i * stride)).collect())
     }
 
-    /// Against sets of which each element is kept.
+    /// Compares covers with sets that keep each element by itself.
     #[test]
     fn random_operands_are_united_and_compared_as_their_elements_are() {
         let mut random = Random(7);
@@ -365,7 +366,7 @@ mod tests {
             let (mut cover, mut all) = (Cover::default(), BTreeSet::new());
             let mut dims = random.dims();
             for _ in 0..8 {
-                // Often the same strides as before, as parts of one tensor have them.
+                // Parts of one tensor often have the same strides, so the same dims are often reused.
                 if random.below(3) == 0 {
                     dims = random.dims();
                 }

@@ -1,7 +1,8 @@
 //! The verifiers of all levels. They believe nothing of the pass that made what they look at.
 //!
-//! **Invariant:** depends on `ir` alone. Of an op they take its definition there (type, loops, value, name and kind). What a pass concludes
-//! from these, as where zero stays zero, has a rule of its own here: the same mistake is not to be made twice.
+//! **Invariant:** depends on `ir` alone. Of an op they take its definition there (type, loops, value, name and kind).
+//! What a pass concludes from these, as where zero stays zero, has a rule of its own here: the same mistake is not to
+//! be made twice.
 //!
 //! - [`references`]: what graphs of any level name exists; the other verifiers of graphs begin with it.
 //! - [`graph`]: types, phases, one gradient and one update per parameter of a logical graph.

@@ -10,22 +10,22 @@ use ir::dim::{Base, Dim, Dims, IndexMap, Linear};
 use ir::graph::{Body, Graph, Value};
 use ir::local::Local;
 use ir::mesh::Mesh;
-use ir::module::{Graphs, Whole};
+use ir::module::{GlobalGraph, Graphs};
 use ir::op::{Op, Scalar};
 use ir::sharded::Sharded;
 
-/// Below which numbers of elements, indices and ranks lie: texts have tensors of 2^53 elements at most, and what has no room for as
-/// many is an error of the user's much later (E0644).
+/// The bound of numbers of elements, indices and ranks. Texts have tensors of 2^53 elements at most, and a job
+/// without room for as many is the user's error much later (E0644).
 const MOST: u64 = 1 << 54;
 
-/// The sharded graph of a module that is to have one, with what it names.
+/// The sharded graph of a module that should have one, with what it names checked.
 ///
 /// # Errors
 /// It is not sharded, or the first name of nothing.
 pub fn whole(graphs: &Graphs) -> Result<&Sharded, Violation> {
     match &graphs.whole {
-        Whole::Sharded(s) => sharded(s).map(|()| s),
-        Whole::Logical(_) => fail(Invariant::GraphsOfLevel, LocusPart::Graph, "it is not sharded"),
+        GlobalGraph::Sharded(s) => sharded(s).map(|()| s),
+        GlobalGraph::Logical(_) => fail(Invariant::GraphsOfLevel, LocusPart::Graph, "it is not sharded"),
     }
 }
 
@@ -111,14 +111,14 @@ fn local(l: &Local, of: Option<&Sharded>) -> Result<(), Violation> {
     body(&l.body, &l.mesh)
 }
 
-/// No axis is empty, and ranks can be counted.
+/// Checks that no axis is empty, and that ranks can be counted.
 fn mesh(m: &Mesh) -> Checked {
     let ranks = m.subs.iter().fold(1u64, |n, s| n.saturating_mul(s.size));
     ensure(ranks > 0, Invariant::AxisSizes, || "its mesh has an empty axis".into())?;
     ensure(ranks < 1 << 32, Invariant::AxisSizes, || format!("its mesh has {ranks} ranks and microbatches"))
 }
 
-/// Dims and nodes.
+/// Checks dims and nodes.
 fn body(b: &Body, mesh: &Mesh) -> Result<(), Violation> {
     b.dims.ids().try_for_each(|d| dim(&b.dims, d, mesh)).map_err(|e| e.at(LocusPart::Graph))?;
     b.values().try_for_each(|v| node(b, v, mesh).map_err(|e| e.at(v)))
@@ -155,7 +155,7 @@ fn node(b: &Body, v: Value, mesh: &Mesh) -> Checked {
     }
 }
 
-/// An index map has elements, and what it reaches can be counted.
+/// Checks that an index map has elements, and that what it reaches can be counted.
 fn index(mesh: &Mesh, map: &IndexMap) -> Checked {
     let form: &[_] = match &map.base {
         Base::Coords(form) => form,

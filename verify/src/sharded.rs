@@ -2,8 +2,9 @@
 //!
 //! What [`verify`] proves, for every sub-axis on its own (section 6 of the sharding rules):
 //! 1. A split value has the dim, the sub-axis is one of the dim's digits, and the digits' sizes divide the dim.
-//! 2. Every op stands in exactly one row of its table: all operands replicated; one loop split, in every operand that has it;
-//!    a partial sum passed through one linear slot; or a sum of partial sums. (Queries and keys of attention count as one loop, a ring: see [`ir::algebra`].)
+//! 2. Every op stands in exactly one row of its table: all operands replicated; one loop split, in every operand that
+//!    has it; a partial sum passed through one linear slot; or a sum of partial sums. (Queries and keys of attention
+//!    count as one loop, a ring: see [`ir::algebra`].)
 //! 3. So no partial value reaches a slot that is not linear, two slots of a product, a cut, or the optimizer.
 //! 4. No value is a partial sum and a partial maximum when it is reduced: the two do not commute.
 //! 5. A reshard changes only its sub-axes, by a row of the reshard table, with the reduction of its operand.

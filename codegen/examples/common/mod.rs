@@ -1,6 +1,6 @@
 //! What the benchmarks of kernels share: products, attention, and the peak of a core.
 
-// Each of them uses a part.
+// Each example uses only a part of this module.
 #![allow(dead_code)]
 
 use ir::dim::{Dim, DimInfo};
@@ -34,12 +34,12 @@ pub fn product([m, k, n]: [u64; 3], layout: Layout, accumulate: bool) -> Kernel 
     Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }
 
-struct Maker {
+struct BenchDraft {
     body: Body,
     inputs: Vec<Operand>,
 }
 
-impl Maker {
+impl BenchDraft {
     fn input(&mut self, dtype: DType, dims: &[Dim]) -> Value {
         let ty = Type::new(dtype, dims);
         self.inputs.push(Operand { strides: dense(&self.body.dims, &ty), ty: ty.clone(), unaligned: false });
@@ -56,7 +56,8 @@ impl Maker {
     }
 }
 
-/// Sizes of attention, written `BATCHxHEADSxSEQxD`, or `BATCHxHEADS/KVxSEQxD` where heads of queries share those of keys.
+/// Sizes of attention, written `BATCHxHEADSxSEQxD`, or `BATCHxHEADS/KVxSEQxD` where heads of queries share those of
+/// keys.
 #[derive(Clone, Copy)]
 pub struct Heads {
     pub batch: u64,
@@ -177,7 +178,7 @@ impl Scores {
         let at = (0..n).map(|i| i % along);
         match (self, ty.dims.len()) {
             (Scores::Documents, 2) => at.map(|i| i / 256).collect(),
-            // Borders at multiples of the golden section, so that lengths vary.
+            // The borders are multiples of the golden section, so that lengths vary.
             (Scores::Ragged, 2) => {
                 let borders: Vec<u32> = (1..along / 256).map(|k| (f64::from(along) * (f64::from(k) * 0.618_034).fract()) as u32).collect();
                 at.map(|i| borders.iter().filter(|b| **b <= i).count() as u32).collect()
@@ -189,12 +190,12 @@ impl Scores {
 
 /// Causal attention: forward with its logarithms, or all three gradients.
 pub fn attention(heads: Heads, family: Family, scores: Scores) -> Kernel {
-    let mut m = Maker { body: Body::default(), inputs: vec![] };
+    let mut m = BenchDraft { body: Body::default(), inputs: vec![] };
     let sizes = [("b", heads.batch), ("at", heads.seq), ("keys", heads.seq), ("kv", heads.kv), ("group", heads.group), ("d", heads.d)];
     let [batch, at, keys, kv, group, d] = sizes.map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
     let (scoring, more) = scores.program([batch, at, keys, kv, group]);
     let a = Attention { at, keys, d, values: d, scale: Real(0.125), scoring };
-    let further = |m: &mut Maker| {
+    let further = |m: &mut BenchDraft| {
         let positions = [at, keys].map(|d| Type::new(DType::I32, [d]));
         positions.iter().chain(&more).map(|ty| m.input(ty.dtype, &ty.dims)).collect::<Vec<Value>>()
     };
@@ -225,7 +226,8 @@ const ROUNDS: u64 = 40_000;
 /// Operations of one call of [`peak`].
 pub const PEAK_FLOPS: f64 = 2.0 * 16.0 * 16.0 * ROUNDS as f64;
 
-/// Sixteen independent chains of multiply-adds, all in registers: in assembly, so that no optimisation level decides what the peak is.
+/// Sixteen independent chains of multiply-adds, all in registers: in assembly, so that no optimisation level decides
+/// what the peak is.
 #[target_feature(enable = "avx512f")]
 pub fn peak() {
     // SAFETY: touches nothing but the registers it names.

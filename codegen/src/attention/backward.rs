@@ -1,12 +1,12 @@
 //! The gradients of attention.
 //!
-//! A tile is one head of keys with all queries that share it, so the gradients of k and v need no sums between tiles. Scores and
-//! probabilities are computed again from q, k and the forward pass's logarithms.
+//! A tile is one head of keys with all queries that share it, so the gradients of k and v need no sums between tiles.
+//! Scores and probabilities are computed again from q, k and the forward pass's logarithms.
 
 mod bias;
 
-use super::tiles::{self, Column, End, OperandCopy, OutputRows, StaticProduct, product, store_column, transpose, vector_columns};
-use super::{Arguments, AttentionPlan, GradientOperands, LOWEST, OperandRows, Run, ScorePosition, Size, Span, Visible, span};
+use super::tiles::{self, Column, OperandCopy, OutputRows, StaticProduct, StoreMode, product, store_column, transpose, vector_columns};
+use super::{Arguments, AttentionPlan, GradientOperands, HeadSize, LOWEST, OperandRows, Run, ScorePosition, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -31,7 +31,7 @@ struct BackwardScratch {
     dq: i64,
     dk: i64,
     dv: i64,
-    /// Of a gradient of a bias: sums for all queries of a head and a block of keys.
+    /// Sums of the gradient of a bias, for all queries of a head and a block of keys.
     pairs: i64,
     /// Bounds of positions, of all blocks of queries and of a block of keys.
     query_bounds: i64,
@@ -137,7 +137,7 @@ impl<'c> Backward<'_, 'c> {
     fn functions(&self, target: &Target) -> BackwardFunctions<'c> {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let copy = |name: &str, rows: &OperandRows| tiles::copy(b, &OperandCopy::plain(name, rows));
-        let against_keys = |name: &'static str, size: Size, end: End| {
+        let against_keys = |name: &'static str, size: HeadSize, end: StoreMode| {
             let product_of = StaticProduct {
                 name,
                 rows: plan.query_block,
@@ -150,8 +150,8 @@ impl<'c> Backward<'_, 'c> {
             };
             product(b, &product_of, target.registers)
         };
-        // Sums of rows, weighted by a block of probabilities: per key down its column, per query along its row.
-        let per_key = |name: &'static str, size: Size| {
+        // Rows are summed with a block of probabilities as weights: down a column for a key, along a row for a query.
+        let per_key = |name: &'static str, size: HeadSize| {
             let product_of = StaticProduct {
                 name,
                 rows: plan.key_block,
@@ -160,7 +160,7 @@ impl<'c> Backward<'_, 'c> {
                 a: (1, plan.key_block),
                 b_row: size.width,
                 c_row: size.width,
-                end: End::Add,
+                end: StoreMode::Add,
             };
             product(b, &product_of, target.registers)
         };
@@ -173,7 +173,7 @@ impl<'c> Backward<'_, 'c> {
                 a: (plan.key_block, 1),
                 b_row: plan.d.width,
                 c_row: plan.d.width,
-                end: End::Add,
+                end: StoreMode::Add,
             };
             product(b, &product_of, target.registers)
         };
@@ -184,8 +184,12 @@ impl<'c> Backward<'_, 'c> {
             bounds: plan.bounds(b),
             transpose_k: transpose(b, "transpose_k", &operands.k, plan.key_block),
             transpose_v: transpose(b, "transpose_v", &operands.v, plan.key_block),
-            scores: against_keys("scores", plan.d, End::StoreScaled(plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { LOG2_E })),
-            dp: against_keys("dp", plan.values, End::Store),
+            scores: against_keys(
+                "scores",
+                plan.d,
+                StoreMode::StoreScaled(plan.attention.scale.0 * if plan.program.changes() { 1.0 } else { LOG2_E }),
+            ),
+            dp: against_keys("dp", plan.values, StoreMode::Store),
             gradient: self.gradient("gradient", false),
             gradient_masked: self.gradient("gradient_masked", true),
             dq: self.wants(AttentionGrad::Q).then(per_query),
@@ -194,9 +198,9 @@ impl<'c> Backward<'_, 'c> {
         }
     }
 
-    /// A function `(p, ds, lse, delta, operands of the program; query, key, keys' end, queries)`: scores, as
-    /// exponents of two unless the program changes them, to probabilities, the gradient of probabilities to that
-    /// of scores but for the scale. Rows from `queries` on are padding and become zero.
+    /// A function `(p, ds, lse, delta, operands of the program; query, key, keys' end, queries)`. It turns scores,
+    /// which are exponents of two unless the program changes them, into probabilities, and gradients of probabilities
+    /// into those of scores, without the scale. Rows from `queries` on are padding and become zero.
     fn gradient(&self, name: &str, masked: bool) -> FunctionValue<'c> {
         let (b, plan) = (self.b, self.plan);
         let further = plan.program.operands.len() as u32;
@@ -211,19 +215,19 @@ impl<'c> Backward<'_, 'c> {
         };
         b.for_each(b.index(0), queries, 1, &mut |row| {
             let log = b.mul(of_query(lse, self.operands.lse, row), b.f32(LOG2_E));
-            // A program may make all scores of a query infinitely low: then no difference from their logarithm
-            // counts.
+            // A program may make all scores of a query minus infinity. Without a bound on the logarithm, their
+            // difference from it would be NaN.
             let log = if plan.program.changes() { b.max(log, b.f32(LOWEST)) } else { log };
             let delta = of_query(delta, self.operands.delta, row);
             let query = b.index_add(query, row);
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 let (p, ds) = (b.at_const(line(p, row), 4 * first), b.at_const(line(ds, row), 4 * first));
-                let place = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
-                let scored = plan.scored(b, &bases, place, b.load(p, Lane::F32, None));
+                let position = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                let scored = plan.scored(b, &bases, position, b.load(p, Lane::F32, None));
                 let score = if plan.program.changes() { b.mul(scored.score, b.f32(LOG2_E)) } else { scored.score };
                 let mut probability = math::exp2(b, b.sub(score, log));
                 let mut dp = b.load(ds, Lane::F32, None);
-                let weight = plan.weight(b, &bases, place);
+                let weight = plan.weight(b, &bases, position);
                 if let Some(weight) = weight {
                     dp = ir::fault!("attention.weight.slope", dp, b.mul(dp, weight));
                 }
@@ -259,13 +263,13 @@ impl<'c> Backward<'_, 'c> {
         });
     }
 
-    /// All blocks of one head of queries.
+    /// Adds all blocks of one head of queries.
     fn member(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>) {
         self.copy_queries(functions, at);
         self.b.for_each(self.b.index(0), self.b.index(self.plan.key_blocks()), 1, &mut |block| self.keys(functions, at, block));
     }
 
-    /// Where the rows of an operand begin, from one on.
+    /// Address of row `first` of an operand.
     fn source(&self, at: &Arguments<Pointer<'c>>, rows: &OperandRows, first: Index<'c>) -> Pointer<'c> {
         let b = self.b;
         b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))))
@@ -281,7 +285,7 @@ impl<'c> Backward<'_, 'c> {
         });
     }
 
-    /// A block of keys with all queries of a head, which are copied.
+    /// One block of keys with all queries of a head, which must have been copied.
     fn keys(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>, block: Index<'c>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
@@ -302,18 +306,18 @@ impl<'c> Backward<'_, 'c> {
         });
     }
 
-    /// Where the bounds of a block of queries lie.
+    /// Address of the bounds of a block of queries.
     fn query_bounds(&self, at: &Arguments<Pointer<'c>>, block: Index<'c>) -> Pointer<'c> {
         self.b.at(self.b.at_const(at.scratch, self.scratch.query_bounds), self.b.index_mul(block, self.b.index(4 * self.plan.bounds_size(0))))
     }
 
-    /// A part of scratch with a row of elements for each query, or key: where those of a block begin.
-    fn rows(&self, at: &Arguments<Pointer<'c>>, offset: i64, block: Span<'c>, size: Size) -> Pointer<'c> {
+    /// Address of a block's rows in an area of scratch that has a row for each query, or for each key.
+    fn rows(&self, at: &Arguments<Pointer<'c>>, offset: i64, block: Span<'c>, size: HeadSize) -> Pointer<'c> {
         let b = self.b;
         b.at(b.at_const(at.scratch, offset), b.index_mul(block.first, b.index(4 * size.width)))
     }
 
-    /// A block of queries and a block of keys.
+    /// One block of queries with one block of keys.
     fn block(&self, functions: &BackwardFunctions<'c>, at: &Arguments<Pointer<'c>>, queries_run: Run<'c>, keys_run: Run<'c>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);

@@ -1,7 +1,8 @@
 //! Attention and the logarithm of its sums.
 //!
-//! A tile is a run of panels of queries of one head. Keys go block by block on the outside, so a block of K and V is copied once per tile and
-//! scratch does not grow with the number of keys. Of a block, a panel meets the strips that the mask leaves something of, from the first to the last.
+//! A tile is a run of panels of queries of one head. Keys go block by block on the outside, so a block of K and V is
+//! copied once per tile and scratch does not grow with the number of keys. Of a block, a panel meets the strips that
+//! the mask leaves something of, from the first to the last.
 
 use super::panels::{Division, NOTHING, PanelBuilder, PanelFunctions};
 use super::tiles::{self, OperandCopy, OutputRows, across, store_column, transpose, vector_columns};
@@ -87,7 +88,7 @@ struct Forward<'a, 'c> {
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
     let plan = AttentionPlan::new(kernel, target)?;
     let args = &kernel.body[kernel.outputs[0].value].args;
-    // The logarithm alone has no values: k stands in for v, and its product is not stored.
+    // A kernel of the logarithm alone has no values. k stands in for v, and the product with it is not stored.
     let v = kernel.outputs.iter().find_map(|o| kernel.body[o.value].args.get(2)).unwrap_or(&args[1]);
     let operands = [plan.query_rows(plan.operand(args[0])?), plan.key_rows(plan.operand(args[1])?), plan.key_rows(plan.operand(*v)?)];
     let division = Division::new(&plan, target);
@@ -99,7 +100,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     let heads = plan.heads();
     let runs = division.runs;
     b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
-        // The last runs of a causal head are the longest; they come first.
+        // With a causal mask, the last runs of a head take longest, so they come first.
         let run = b.index_sub(b.index(runs - 1), b.index_rem(tile, b.index(runs)));
         let at = arguments.at(b, &plan, &heads, b.index_div(tile, b.index(runs)));
         forward.tile(&functions, &at, run);
@@ -188,18 +189,18 @@ impl<'c> Forward<'_, 'c> {
         Run { span: Span { first: b.index_add(keys.first, column), count }, bounds }
     }
 
-    /// Where that strip lies, transposed.
+    /// Address of the transposed keys of that strip.
     fn strip_keys(&self, at: &Arguments<Pointer<'c>>, column: Index<'c>) -> Pointer<'c> {
         self.b.at(self.b.at_const(at.scratch, self.scratch.k), self.b.index_mul(column, self.b.index(4 * self.plan.d.width)))
     }
 
-    /// No keys seen yet.
+    /// Resets sums, references and weights to those of queries that have seen no key.
     fn clear(&self, at: &Arguments<Pointer<'c>>) {
         let (b, plan) = (self.b, self.plan);
         let lanes = b.lanes() as i64;
         let rows = self.division.tile_panels() * self.division.tallest();
         let fill = |offset: i64, elements: i64, value: Vector<'c>| {
-            // Parts of scratch are whole multiples of a vector.
+            // Each area of scratch is a multiple of a vector long, so whole vectors may be stored.
             b.for_each(b.index(0), b.index(div_ceil(elements, lanes) * lanes), lanes, &mut |i| {
                 b.store(b.at(b.at_const(at.scratch, offset), b.index_mul(i, b.index(4))), value, Lane::F32, None);
             });
@@ -235,7 +236,7 @@ impl<'c> Forward<'_, 'c> {
         b.call(functions.weigh, &[b.at(p, b.index_mul(first, b.index(4))), v, sums], &[b.index_sub(end, first)]);
     }
 
-    /// Where the first strip begins that the mask leaves something of, and where the last one ends.
+    /// Start of the first visible strip and end of the last one, in columns of the block.
     fn visible_columns(&self, at: &Arguments<Pointer<'c>>, block: &ScoreBlock<'c>) -> (Index<'c>, Index<'c>) {
         let (b, plan, division) = (self.b, self.plan, &self.division);
         let columns = (0..division.block).step_by(division.strip as usize);
@@ -261,7 +262,7 @@ impl<'c> Forward<'_, 'c> {
         let part = |offset: i64, row_bytes: i64| b.at(b.at_const(at.scratch, offset), b.index_mul(row, b.index(row_bytes)));
         let weight = across(b, b.load(part(self.scratch.weight, 4 * b.lanes() as i64), Lane::F32, None), |x, y| b.add(x, y));
         let reference = b.mul(b.load_splat(part(self.scratch.reference, 4), Lane::F32), b.f32(ir::fault!("attention.lse.ln2", 1.0, LN_2)));
-        // A query that sees no key has no weight: its result is zero, its logarithm minus infinity.
+        // A query that sees no key has weight 0. Its result is then 0 and its logarithm minus infinity.
         let none = b.compare_float(crate::build::Compare::Eq, weight, b.f32(0.0));
         let inverse = ir::fault!("attention.nothing.seen", b.div(b.f32(1.0), weight), b.select(none, b.f32(0.0), b.div(b.f32(1.0), weight)));
         for (position, output) in plan.kernel.outputs.iter().enumerate() {

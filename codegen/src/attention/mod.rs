@@ -1,10 +1,10 @@
 //! Attention without a matrix of scores in memory (Dao et al. 2022), forward and backward.
 //!
-//! Queries and keys go in blocks. The softmax over keys is kept as a running reference (a maximum, or close to one) and
-//! a running sum per query. With a causal mask or a window, the bounds of positions in a block of queries and one of
-//! keys tell at run time whether it hides all of their scores, which are then skipped, or none, or has to be applied.
-//! CPUs copy operands into padded scratch of f32: a block at a time, and what gradients read once for each block of keys a head at a time.
-//! All inner sums are f32; results are rounded once.
+//! Queries and keys go in blocks. The softmax over keys is kept as a running reference (a maximum, or close to one)
+//! and a running sum per query. With a causal mask or a window, the bounds of positions in a block of queries and one
+//! of keys tell at run time whether it hides all of their scores, which are then skipped, or none, or has to be
+//! applied. CPUs copy operands into padded scratch of f32: a block at a time, and what gradients read once for each
+//! block of keys a head at a time. All inner sums are f32; results are rounded once.
 
 mod backward;
 mod forward;
@@ -36,7 +36,7 @@ use ir::graph::Value;
 use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
 use ir::op::{Attention, AttentionGrad, Op};
-use scoring::{Applied, Program, Sight};
+use scoring::{Applied, BlockVisibility, Program};
 
 /// Writes the kernel `name` for a GPU, on tensor cores where they can do it, and reports what it needs.
 ///
@@ -51,24 +51,24 @@ pub fn emit_for_gpu(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> R
     }
 }
 
-/// Below all logarithms of sums that are numbers: where a program makes all scores of a query infinitely low,
-/// differences are taken from it.
+/// Least logarithm that gradients subtract from scores. Where a program makes all scores of a query minus infinity,
+/// their difference from the logarithm would be NaN otherwise.
 const LOWEST: f64 = -1e30;
 
-/// Queries and keys of a block, where there are as many.
+/// Most queries, and most keys, of a block.
 const BLOCK: i64 = 64;
 
 /// Sizes and operands of one attention.
 pub struct AttentionPlan<'a> {
     pub kernel: &'a Kernel,
     pub attention: Attention,
-    /// What becomes of scores.
+    /// The program that changes, hides and weighs scores.
     pub program: Program,
     pub queries: i64,
     pub keys: i64,
     /// Elements of a head of queries and keys, and of one of values and results.
-    pub d: Size,
-    pub values: Size,
+    pub d: HeadSize,
+    pub values: HeadSize,
     pub query_block: i64,
     pub key_block: i64,
     /// Dims of q beside `at` and `d`: those that k has too, and those whose queries share keys.
@@ -78,12 +78,12 @@ pub struct AttentionPlan<'a> {
 
 /// Elements of a head, and the same rounded up to whole vectors.
 #[derive(Clone, Copy, PartialEq)]
-pub struct Size {
+pub struct HeadSize {
     pub d: i64,
     pub width: i64,
 }
 
-impl Size {
+impl HeadSize {
     /// Elements of a row as tensor cores take them: whole instructions.
     pub fn padded(self) -> i64 {
         div_ceil(self.d, 16) * 16
@@ -98,8 +98,8 @@ pub struct OperandRows {
     pub column_stride: i64,
     pub rows: i64,
     pub block: i64,
-    /// Of a row.
-    pub size: Size,
+    /// Elements of a row.
+    pub size: HeadSize,
     pub lane: Lane,
 }
 
@@ -110,7 +110,7 @@ impl OperandRows {
     }
 }
 
-/// Operands of attention's gradients as rows, and the two numbers per query.
+/// Operands of attention's gradients: four matrices as rows, and the logarithm and the delta of each query.
 #[derive(Clone, Copy)]
 pub struct GradientOperands {
     pub q: OperandRows,
@@ -128,7 +128,7 @@ impl<'a> AttentionPlan<'a> {
     /// An output is something else.
     pub fn new(kernel: &'a Kernel, target: &Target) -> Result<AttentionPlan<'a>, CompileError> {
         let body = &kernel.body;
-        // A logarithm does not say what values are like.
+        // An `AttentionLse` does not know the dim of values, so another output is preferred.
         let of_values = kernel.outputs.iter().find(|o| !matches!(body[o.value].op, Op::AttentionLse(_)));
         let first = &body[of_values.unwrap_or(&kernel.outputs[0]).value];
         let attention = match &first.op {
@@ -148,7 +148,7 @@ impl<'a> AttentionPlan<'a> {
         let lanes = target.lanes() as i64;
         let whole_vectors = |n: i64| div_ceil(n, lanes) * lanes;
         let (queries, keys) = (size(attention.at), size(attention.keys));
-        let [d, values] = [attention.d, attention.values].map(|dim| Size { d: size(dim), width: whole_vectors(size(dim)) });
+        let [d, values] = [attention.d, attention.values].map(|dim| HeadSize { d: size(dim), width: whole_vectors(size(dim)) });
         Ok(AttentionPlan {
             kernel,
             program: Program::new(kernel, &attention, &group, &first.args)?,
@@ -216,7 +216,7 @@ impl<'a> AttentionPlan<'a> {
     }
 
     /// The dim of a row's elements in a tensor, and how many there are.
-    pub fn columns_of(&self, tensor: usize) -> (Dim, Size) {
+    pub fn columns_of(&self, tensor: usize) -> (Dim, HeadSize) {
         let has_values = tensors(self.kernel)[tensor].0.has(self.attention.values);
         if has_values { (self.attention.values, self.values) } else { (self.attention.d, self.d) }
     }
@@ -226,7 +226,7 @@ impl<'a> AttentionPlan<'a> {
         self.shared.iter().chain(&self.group).copied().collect()
     }
 
-    /// The output that is the gradient of a bias, if the kernel computes that: it is alone.
+    /// The output that is the gradient of a bias. A kernel that computes it has no other output.
     pub fn bias(&self) -> Option<&'a Output> {
         let is_bias = |o: &&Output| matches!(self.kernel.body[o.value].op, Op::AttentionGrad(_, AttentionGrad::Bias));
         self.kernel.outputs.first().filter(is_bias)
@@ -269,7 +269,7 @@ impl<P: Copy> Arguments<P> {
         Arguments { tensors: (0..count).map(|i| load(entry.arguments, 8 * i as i64)).collect(), scratch: entry.scratch }
     }
 
-    /// The arguments at the point that `number` counts in `dims`, the last fastest.
+    /// The arguments at the head with this number, which counts through `dims` with the last one fastest.
     pub fn at<B: Builder<Pointer = P>>(&self, b: &B, plan: &AttentionPlan, dims: &[Dim], number: B::Index) -> Arguments<P> {
         let (mut tensors, mut rest) = (self.tensors.clone(), number);
         for &dim in dims.iter().rev() {
@@ -306,8 +306,8 @@ impl ScoreSide {
         }
     }
 
-    /// Its number where both are numbered: queries 0, keys 1.
-    pub fn which(self) -> usize {
+    /// Index of the side: 0 for queries, 1 for keys.
+    pub fn index(self) -> usize {
         match self {
             ScoreSide::Queries => 0,
             ScoreSide::Keys => 1,
@@ -332,71 +332,71 @@ pub fn span<'c>(b: &Llvm<'c>, number: Index<'c>, block: i64, rows: i64) -> Span<
 pub enum Visible {
     /// Every score of every block.
     All,
-    /// To be found block by block.
+    /// It differs from block to block and is found at run time.
     Some,
 }
 
 impl AttentionPlan<'_> {
-    /// Of blocks of so many keys.
+    /// What the mask leaves of blocks of `block` keys.
     pub fn visible(&self, block: i64) -> Visible {
         if self.program.hides() || self.keys % block != 0 { Visible::Some } else { Visible::All }
     }
 
-    fn sight<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Sight<Vector<'c>> {
-        self.program.sight(b, &|k| {
+    fn block_visibility<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> BlockVisibility<Vector<'c>> {
+        self.program.block_visibility(b, &|k| {
             let side = self.program.operands[k].bounded_with();
             let slot = self.program.bounded(side).position(|(n, _)| n == k).expect("invariant: its bounds are found");
             [queries, keys][side].bounds_of(b, slot)
         })
     }
 
-    /// Whether any of the queries may see any of the keys, by the bounds of operands. Nothing: who knows.
+    /// Whether any of the queries may see any of the keys, by the bounds of operands; `None` if these do not tell.
     pub fn any_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Option<IntValue<'c>> {
-        self.sight(b, queries, keys).any.map(|any| b.any(any))
+        self.block_visibility(b, queries, keys).any.map(|any| b.any(any))
     }
 
-    /// Whether these are all keys of a block of so many, and seen by all of the queries.
+    /// Whether the keys fill a block of `block`, and all of the queries see all of them.
     pub fn all_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>, block: i64) -> IntValue<'c> {
         let whole = b.index_equal(keys.span.count, ir::fault!("attention.visible.whole", keys.span.count, b.index(block)));
-        match self.sight(b, queries, keys).all {
+        match self.block_visibility(b, queries, keys).all {
             _ if !self.program.hides() => whole,
             Some(all) => b.both(whole, b.any(all)),
             None => b.index_equal(b.index(0), b.index(1)),
         }
     }
 
-    /// A vector of a row's products as the program leaves them. `bases` are where the program's operands begin.
-    pub fn scored<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: ScorePosition<'c>, product: Vector<'c>) -> MaskedScores<'c> {
-        let present = place.present(b);
+    /// Applies the program to a vector of a row's products. `bases` are the starts of the program's operands.
+    pub fn scored<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], position: ScorePosition<'c>, product: Vector<'c>) -> MaskedScores<'c> {
+        let present = position.present(b);
         let mask_of = |applied: &mut Applied<Llvm<'c>>| {
             present.map(|present| match applied.seen() {
                 Some(seen) => ir::fault!("attention.mask.seen", present, b.int2(IntBinary::And, present, seen)),
                 None => present,
             })
         };
-        self.applied(b, bases, place, product, |mut applied| {
+        self.applied(b, bases, position, product, |mut applied| {
             let (score, slope) = (applied.score(), applied.slope());
             MaskedScores { score, slope, mask: mask_of(&mut applied) }
         })
     }
 
-    /// What the probabilities of a vector of a row's keys count, if not 1.
-    pub fn weight<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], place: ScorePosition<'c>) -> Option<Vector<'c>> {
+    /// Weights of the probabilities of a vector of keys; `None` where all are 1.
+    pub fn weight<'c>(&self, b: &Llvm<'c>, bases: &[Pointer<'c>], position: ScorePosition<'c>) -> Option<Vector<'c>> {
         self.program.scoring.weight?;
-        self.applied(b, bases, place, b.f32(0.0), |mut applied| applied.weight())
+        self.applied(b, bases, position, b.f32(0.0), |mut applied| applied.weight())
     }
 
-    /// The program at a place, for what is asked of it.
+    /// Calls `ask` with the program at a position.
     fn applied<'c, R>(
         &self,
         b: &Llvm<'c>,
         bases: &[Pointer<'c>],
-        place: ScorePosition<'c>,
+        position: ScorePosition<'c>,
         product: Vector<'c>,
         ask: impl FnOnce(Applied<Llvm<'c>>) -> R,
     ) -> R {
-        let (ScorePosition { query, key, .. }, present) = (place, place.present(b));
-        // Rows that only fill a block have the last query's numbers.
+        let (ScorePosition { query, key, .. }, present) = (position, position.present(b));
+        // Padding rows of a block read the operands of the last query.
         let query = b.index_min(query, b.index(self.queries - 1));
         let number = |k: usize| {
             let operand = &self.program.operands[k];
@@ -416,30 +416,30 @@ impl AttentionPlan<'_> {
     }
 
     /// Elements of scratch for the bounds of a run of queries (0) or keys (1).
-    pub fn bounds_size(&self, which: usize) -> i64 {
-        2 * self.program.bounded(which).count() as i64
+    pub fn bounds_size(&self, side: usize) -> i64 {
+        2 * self.program.bounded(side).count() as i64
     }
 
-    /// A run of queries (0) or keys (1), whose bounds are written to `place` first.
+    /// A run of queries (0) or keys (1), whose bounds are written to `bounds` first.
     pub fn measured<'c>(
         &self,
         b: &Llvm<'c>,
         functions: &[Vec<FunctionValue<'c>>; 2],
         at: &Arguments<Pointer<'c>>,
-        which: usize,
+        side: usize,
         span: Span<'c>,
-        place: Pointer<'c>,
+        bounds: Pointer<'c>,
     ) -> Run<'c> {
-        for (slot, ((_, operand), function)) in (0..).zip(self.program.bounded(which).zip(&functions[which])) {
-            let first = b.at(at.tensors[operand.tensor], b.index_mul(span.first, b.index(operand.step(which))));
-            b.call(*function, &[first, b.at_const(place, 8 * slot)], &[span.count]);
+        for (slot, ((_, operand), function)) in (0..).zip(self.program.bounded(side).zip(&functions[side])) {
+            let first = b.at(at.tensors[operand.tensor], b.index_mul(span.first, b.index(operand.step(side))));
+            b.call(*function, &[first, b.at_const(bounds, 8 * slot)], &[span.count]);
         }
-        Run { span, bounds: place }
+        Run { span, bounds }
     }
 }
 
-/// Where a vector of scores is: its query, its first key, and the end of the keys that there are, if not all
-/// lanes may have one or the mask counts.
+/// Position of a vector of scores: its query, its first key, and, where the mask applies or lanes may lie past the
+/// end, the end of the keys.
 #[derive(Clone, Copy)]
 pub struct ScorePosition<'c> {
     pub query: Index<'c>,
@@ -448,21 +448,20 @@ pub struct ScorePosition<'c> {
 }
 
 impl<'c> ScorePosition<'c> {
-    /// The lanes that have a key, if not all may.
+    /// Mask of the lanes that have a key; `None` if all have one.
     fn present(&self, b: &Llvm<'c>) -> Option<Vector<'c>> {
         self.end.map(|end| b.mask_below(b.index_sub(end, self.key)))
     }
 }
 
-/// Scores as the softmax takes them but for the mask, their slopes unless these are 1, and the lanes that are
-/// seen, if that was asked for.
+/// Scores before the mask, their slopes unless these are 1, and the mask of visible keys if the position has an end.
 pub struct MaskedScores<'c> {
     pub score: Vector<'c>,
     pub slope: Option<Vector<'c>>,
     pub mask: Option<Vector<'c>>,
 }
 
-/// A run of queries or keys and where the least and greatest numbers lie that operands have there.
+/// A run of queries or keys, and the address of the operands' bounds in it: the least and greatest values.
 #[derive(Clone, Copy)]
 pub struct Run<'c> {
     pub span: Span<'c>,

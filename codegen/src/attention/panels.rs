@@ -1,10 +1,11 @@
 //! What the forward pass computes of a panel of queries: exponentials of its scores, and values weighted with them.
 //!
-//! Scores are exponents of two, as queries are copied times the scale and log2(e). Exponentials are taken as soon as a strip's scores are there,
-//! relative to a reference of each query. Any reference does, as sums, weights and exponentials carry the same factor: it is the greatest score when it was last
-//! raised, which happens only where a score is above it by more than [`MARGIN`].
+//! Scores are exponents of two, as queries are copied times the scale and log2(e). Exponentials are taken as soon as
+//! a strip's scores are there, relative to a reference of each query. Any reference does, as sums, weights and
+//! exponentials carry the same factor: it is the greatest score when it was last raised, which happens only where a
+//! score is above it by more than [`MARGIN`].
 
-use super::tiles::{self, End, Factors, RegisterBlock, across, multiply, store_sums};
+use super::tiles::{self, Factors, RegisterBlock, StoreMode, across, multiply, store_sums};
 use super::{AttentionPlan, MaskedScores, ScorePosition, div_ceil};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Compare, Lane};
@@ -15,15 +16,16 @@ use std::f64::consts::LOG2_E;
 
 /// Queries of a tile at least, if there are as many: they share copies of keys and values.
 const TILE: i64 = 256;
-/// Tiles, with which eight threads have two each.
+/// Tiles to aim for: eight threads have two each.
 const TILES: i64 = 16;
 /// Keys of a block at most.
 const KEYS: i64 = 128;
-/// A score that no softmax sees.
+/// Stands for a hidden score: lower than any reference, so its exponential is zero.
 const HIDDEN: f64 = -1e30;
 /// The reference of a query that has seen no key: above what is hidden, below all else.
 pub const NOTHING: f64 = -5e29;
-/// The exponent that exponentials may have: sums stay far from infinity, and what is lost below is less than 2^-(126 - MARGIN) of the greatest.
+/// Largest exponent, to base 2, of an exponential: sums stay far from infinity, and underflow loses less than 2^-(126
+/// - MARGIN) of the greatest one.
 const MARGIN: f64 = 32.0;
 
 /// How queries and keys are divided.
@@ -47,7 +49,8 @@ impl Division {
         let lanes = target.lanes() as i64;
         let panels = div_ceil(plan.queries, tiles::tallest(target.registers, 2));
         let strip = 2 * lanes;
-        // The more queries in a tile, the fewer copies: as many as half of the second-level cache holds with their sums, if that leaves enough tiles.
+        // A tile with more queries needs fewer copies of keys and values. Its queries and sums may fill half of the
+        // L2 cache, unless that leaves too few tiles.
         let most = (i64::from(target.l2_bytes) / 2 / (4 * (plan.d.width + plan.values.width))).max(TILE);
         let enough = div_ceil(TILES, plan.sizes(&plan.heads())).min(div_ceil(plan.queries, TILE));
         Division {
@@ -80,7 +83,7 @@ impl Division {
         b.index_add(b.index_mul(panel, b.index(self.height)), b.index_min(panel, b.index(self.tall)))
     }
 
-    /// Of a run's panels `first .. end` those of each height that panels have, the greater first.
+    /// Splits the panels `first..end` of a run by height, the taller ones first.
     pub fn by_height<'c>(&self, b: &Llvm<'c>, [first, end]: [Index<'c>; 2]) -> Vec<[Index<'c>; 2]> {
         let tall = b.index(self.tall);
         let all = [[first, b.index_min(end, tall)], [b.index_max(first, tall), end]];
@@ -100,7 +103,7 @@ pub struct PanelFunctions<'c> {
     pub weigh: FunctionValue<'c>,
 }
 
-/// All of them as one, pair by pair.
+/// Reduces the values to one, pair by pair.
 fn joined<T: Copy>(mut values: Vec<T>, join: impl Fn(T, T) -> T) -> T {
     while values.len() > 1 {
         values = values.chunks(2).map(|pair| pair[1..].iter().fold(pair[0], |x, y| join(x, *y))).collect();
@@ -116,7 +119,7 @@ pub struct PanelBuilder<'a, 'c> {
 }
 
 impl<'c> PanelBuilder<'_, 'c> {
-    /// Those for panels of so many rows.
+    /// The functions for panels of `rows` rows.
     pub fn of(&self, rows: i64) -> PanelFunctions<'c> {
         let raise = self.raise(rows);
         PanelFunctions {
@@ -142,8 +145,8 @@ impl<'c> PanelBuilder<'_, 'c> {
             for (row, scores) in scores.chunks_mut(block.vectors as usize).enumerate() {
                 let query = b.index_add(query, b.index(row as i64));
                 for (first, product) in (0..).step_by(lanes as usize).zip(scores) {
-                    let place = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
-                    let MaskedScores { score, mask, .. } = plan.scored(b, &bases, place, *product);
+                    let position = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                    let MaskedScores { score, mask, .. } = plan.scored(b, &bases, position, *product);
                     let score = if plan.program.changes() { b.mul(score, b.f32(LOG2_E)) } else { score };
                     *product = mask.map_or(score, |mask| b.select(mask, score, b.f32(HIDDEN)));
                 }
@@ -156,11 +159,11 @@ impl<'c> PanelBuilder<'_, 'c> {
         });
         let above = joined(above.collect(), |x, y| b.max(x, y));
         let strip = b.at(p, b.index_mul(column, b.index(4)));
-        store_sums(b, block, End::Store, (strip, division.block), &scores);
+        store_sums(b, block, StoreMode::Store, (strip, division.block), &scores);
         let too_far =
             ir::fault!("attention.raise.never", b.index_equal(column, b.index(0)), b.any(b.compare_float(Compare::Gt, above, b.f32(MARGIN))));
         b.branch(too_far, || b.call(raise, &[p, sums, reference, weight], &[column]), || ());
-        // From memory, row by row: there are no registers for these beside the scores.
+        // Exponentials are computed row by row from memory, because the registers are full of scores.
         b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
             let query = b.index_add(query, row);
             let line = |start: Pointer<'c>, elements: i64| b.at(start, b.index_mul(row, b.index(4 * elements)));
@@ -169,8 +172,8 @@ impl<'c> PanelBuilder<'_, 'c> {
             for first in (0..division.strip).step_by(lanes as usize) {
                 let place = b.at_const(strip, 4 * first);
                 let value = math::exp2(b, b.sub(b.load(place, Lane::F32, None), reference));
-                let key = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
-                let counted = plan.weight(b, &bases, key).map_or(value, |weight| b.mul(value, weight));
+                let position = ScorePosition { query, key: b.index_add(key, b.index(first)), end: masked.then_some(end) };
+                let counted = plan.weight(b, &bases, position).map_or(value, |weight| b.mul(value, weight));
                 b.store(place, counted, Lane::F32, None);
                 sum = b.add(sum, ir::fault!("attention.weight.sum", counted, value));
             }
@@ -180,8 +183,8 @@ impl<'c> PanelBuilder<'_, 'c> {
         function
     }
 
-    /// A function `(p, sums, reference, weight; column)`: raises references to the greatest scores of a strip, which lie at `p` from `column` on, and
-    /// rescales what was computed before.
+    /// A function `(p, sums, reference, weight; column)`: raises references to the greatest scores of a strip, which
+    /// lie at `p` from `column` on, and rescales what was computed before.
     fn raise(&self, rows: i64) -> FunctionValue<'c> {
         let (b, plan, division) = (self.b, self.plan, &self.division);
         let lanes = b.lanes() as i64;
@@ -225,7 +228,7 @@ impl<'c> PanelBuilder<'_, 'c> {
             store_sums(
                 b,
                 block,
-                End::Add,
+                StoreMode::Add,
                 (sums, plan.values.width),
                 &multiply(b, block, &factors, ir::fault!("attention.weigh.keys", b.index_sub(keys, b.index(4)), keys), [p, v]),
             );

@@ -13,24 +13,23 @@ use ir::op::{self, Attention, AttentionGrad, Binary, DType, Op, Scoring, Unary};
 pub struct Program {
     pub scoring: Scoring,
     pub slope: Option<u32>,
-    /// Its steps, for the code of each.
+    /// Body of the program's steps, from which their code is written.
     body: Body,
     /// The further operands, in order.
     pub operands: Vec<Operand>,
-    /// Whether one of them has other numbers for queries that share keys.
+    /// Whether an operand differs among queries that share keys.
     pub grouped: bool,
 }
 
-/// A further operand: a tensor with a number for each query, each key, both or neither.
+/// A further operand: a tensor with a value for each query, each key, each pair, or one for all.
 #[derive(Clone, Copy)]
 pub struct Operand {
     pub tensor: usize,
     pub dtype: DType,
-    /// Elements between the numbers of neighbouring queries, and of neighbouring keys; nothing where all have the
-    /// same.
+    /// Strides along queries and along keys, in elements; `None` where the operand lacks the dim.
     pub strides: [Option<i64>; 2],
-    /// Whether the least and the greatest number of a block are found: of integers and of bools, which count as 0
-    /// and 1, that are not of pairs and are the same for all queries that share keys.
+    /// Whether bounds, the least and the greatest value of a block, are found for the operand. They are for integers
+    /// and bools (0 and 1) that are not per pair and are the same for all queries that share keys.
     pub bounded: bool,
 }
 
@@ -39,12 +38,12 @@ impl Operand {
         pointwise::stored(self.dtype)
     }
 
-    /// Bytes between the numbers of neighbours of a side (queries 0, keys 1).
+    /// Bytes between the values of neighbours along a side (queries 0, keys 1).
     pub fn step(&self, side: usize) -> i64 {
         self.lane().bytes() * self.strides[side].unwrap_or(0)
     }
 
-    /// Whether its numbers are of this side (queries 0, keys 1) alone, of both (2), or of neither (3).
+    /// Whether it has values for queries only (0), for keys only (1), for pairs (2), or one for all (3).
     pub fn side(&self) -> usize {
         match self.strides {
             [Some(_), None] => 0,
@@ -54,16 +53,16 @@ impl Operand {
         }
     }
 
-    /// The side with whose blocks its bounds are found: with those of keys where it has one number for all.
+    /// The side with whose blocks its bounds are found: keys if it has one value for all.
     pub fn bounded_with(&self) -> usize {
         self.side().min(1)
     }
 
-    /// What it holds, as bounds count it.
-    pub fn counted<B: Builder>(&self, b: &B, held: B::Vector) -> B::Vector {
+    /// A value of the operand as an integer, for bounds: bools become 0 or 1.
+    pub fn counted<B: Builder>(&self, b: &B, value: B::Vector) -> B::Vector {
         match self.lane() {
-            Lane::Mask => b.convert(Convert::Unsigned(Lane::I32), held),
-            _ => held,
+            Lane::Mask => b.convert(Convert::Unsigned(Lane::I32), value),
+            _ => value,
         }
     }
 }
@@ -74,7 +73,7 @@ impl Program {
     /// # Errors
     /// An operand is no input of the kernel.
     pub fn new(kernel: &Kernel, attention: &Attention, group: &[Dim], args: &[Value]) -> Result<Program, CompileError> {
-        // A bias is added to the score that is changed already.
+        // The gradient of a bias needs no slope: the bias is added to the score that the program has already changed.
         let of_products = |o: &Output| matches!(kernel.body[o.value].op, Op::AttentionGrad(_, AttentionGrad::Q | AttentionGrad::K));
         let (scoring, slope) =
             if kernel.outputs.iter().any(of_products) { attention.scoring.with_slope() } else { (attention.scoring.clone(), None) };
@@ -101,7 +100,7 @@ impl Program {
         self.scoring.seen.is_some()
     }
 
-    /// Whether probabilities count other than 1.
+    /// Whether probabilities have weights.
     pub fn weighs(&self) -> bool {
         self.scoring.weight.is_some()
     }
@@ -116,7 +115,7 @@ impl Program {
         self.operands.iter().enumerate().filter(move |(_, o)| o.bounded && o.bounded_with() == side)
     }
 
-    /// The operands that a step takes to compute.
+    /// The operands that a step depends on.
     pub fn reads(&self, step: Option<u32>) -> Vec<usize> {
         let read = |at: &u32| match self.scoring.steps[*at as usize].op {
             Op::Input(n) if n > 0 => Some(n as usize - 1),
@@ -125,7 +124,7 @@ impl Program {
         step.map_or(vec![], |step| self.scoring.needs(step).iter().filter_map(read).collect())
     }
 
-    /// Whether blocks can be told apart: the bounds of a block can say something of what is hidden.
+    /// Whether the bounds of a block may tell that all or none of it is hidden.
     pub fn tells(&self) -> bool {
         self.hides() && self.operands.iter().any(|o| o.bounded)
     }
@@ -141,7 +140,7 @@ pub struct Applied<'r, B: Builder> {
 }
 
 impl<'r, B: Builder> Applied<'r, B> {
-    /// `product` is the scaled product of queries and keys, `number` what an operand holds for them.
+    /// `product` is the scaled product of queries and keys; `number` gives the values of an operand.
     pub fn new(b: &'r B, program: &'r Program, product: B::Vector, number: &'r dyn Fn(usize) -> B::Vector) -> Self {
         Applied { b, program, product, number, known: vec![None; program.scoring.steps.len()] }
     }
@@ -161,12 +160,12 @@ impl<'r, B: Builder> Applied<'r, B> {
         self.program.slope.map(|at| self.value(at))
     }
 
-    /// What the probability counts, unless it is 1.
+    /// The weight of the probability, unless it is 1.
     pub fn weight(&mut self) -> Option<B::Vector> {
         self.program.scoring.weight.map(|at| self.value(at))
     }
 
-    /// A constant whose inverse is a number too.
+    /// The value of a constant divisor, if its inverse neither overflows nor vanishes.
     fn divisor(&self, v: Value) -> Option<f64> {
         match self.program.body[v].op {
             Op::Const(x) => Some(x.0).filter(|x| (1e-30..1e30).contains(&x.abs())),
@@ -184,7 +183,7 @@ impl<'r, B: Builder> Applied<'r, B> {
             Op::Input(0) => self.product,
             Op::Input(n) => (self.number)(n as usize - 1),
             Op::Const(x) => pointwise::constant(self.b, node.ty.dtype, x.0),
-            // A number divides as its inverse multiplies: a soft cap has no other division of its own.
+            // A division by a constant becomes a product with its inverse, which spares a soft cap a division.
             Op::Binary(Binary::Div) if node.ty.dtype == DType::F32 && self.divisor(node.args[1]).is_some() => {
                 let inverse = self.divisor(node.args[1]).map_or(1.0, |x| 1.0 / x);
                 self.b.mul(args[0], self.b.f32(ir::fault!("attention.program.inverse", 1.0, inverse)))
@@ -197,8 +196,8 @@ impl<'r, B: Builder> Applied<'r, B> {
     }
 }
 
-/// What the bounds of a block say: of numbers the least and the greatest; of conditions whether any may hold
-/// (nothing: one may) and whether all do (nothing: who knows).
+/// What the bounds of a block tell of a step: the least and the greatest value of a number; of a condition, whether
+/// any pair may satisfy it and whether all do. `None` stands for unknown.
 #[derive(Clone, Copy)]
 enum ValueBounds<V> {
     Numbers([V; 2]),
@@ -206,16 +205,16 @@ enum ValueBounds<V> {
     Nothing,
 }
 
-/// What of a block is seen: whether anything may be, nothing if that is not known; whether all is, likewise.
-pub struct Sight<V> {
+/// Whether any pair of a block may be visible, and whether all are; `None` where that is unknown.
+pub struct BlockVisibility<V> {
     pub any: Option<V>,
     pub all: Option<V>,
 }
 
 impl Program {
-    /// What of a block is seen, from the least and the greatest number that a bounded operand holds in it.
-    pub fn sight<B: Builder>(&self, b: &B, bounds: &dyn Fn(usize) -> [B::Vector; 2]) -> Sight<B::Vector> {
-        let Some(seen) = self.scoring.seen.filter(|_| self.tells()) else { return Sight { any: None, all: None } };
+    /// Visibility of a block, from the bounds of its operands.
+    pub fn block_visibility<B: Builder>(&self, b: &B, bounds: &dyn Fn(usize) -> [B::Vector; 2]) -> BlockVisibility<B::Vector> {
+        let Some(seen) = self.scoring.seen.filter(|_| self.tells()) else { return BlockVisibility { any: None, all: None } };
         let mut known: Vec<ValueBounds<B::Vector>> = vec![];
         for step in &self.scoring.steps[..=seen as usize] {
             let args: Vec<ValueBounds<B::Vector>> = step.args.iter().map(|a| known[*a as usize]).collect();
@@ -235,8 +234,8 @@ impl Program {
             });
         }
         match known[seen as usize] {
-            ValueBounds::Truth([any, all]) => Sight { any, all },
-            ValueBounds::Numbers(_) | ValueBounds::Nothing => Sight { any: None, all: None },
+            ValueBounds::Truth([any, all]) => BlockVisibility { any, all },
+            ValueBounds::Numbers(_) | ValueBounds::Nothing => BlockVisibility { any: None, all: None },
         }
     }
 }
@@ -248,7 +247,7 @@ fn known_of<B: Builder>(b: &B, op: &Op, args: &[ValueBounds<B::Vector>]) -> Valu
     let sub = |x, y| b.int2(IntBinary::Sub, x, y);
     let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
     let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
-    // Both, where either may be unknown: of what may hold the other says it, of what is sure nothing does.
+    // If one side is unknown, `joined` takes the other, which is weaker but valid; `sure` is then unknown.
     let joined = |x: Option<B::Vector>, y: Option<B::Vector>, f: &dyn Fn(B::Vector, B::Vector) -> B::Vector| match (x, y) {
         (Some(x), Some(y)) => Some(f(x, y)),
         (x, y) => x.or(y),
@@ -313,7 +312,7 @@ fn known_of<B: Builder>(b: &B, op: &Op, args: &[ValueBounds<B::Vector>]) -> Valu
 }
 
 impl<P: Copy> Arguments<P> {
-    /// Where the operands of the program begin.
+    /// Starts of the program's operands.
     pub fn further(&self, plan: &AttentionPlan) -> Vec<P> {
         plan.program.operands.iter().map(|o| self.tensors[o.tensor]).collect()
     }

@@ -1,7 +1,7 @@
 use crate::object::{self, Emit};
 use crate::target::Target;
 use crate::testing::ordering::every_line_is_needed;
-use crate::testing::{Make, assembling, check_with, golden, random_inputs};
+use crate::testing::{KernelDraft, assembling, check_with, golden, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -18,10 +18,10 @@ struct AttentionCase {
     queries: u64,
     keys: u64,
     d: u64,
-    /// Elements of a head of values, if they are others.
+    /// Elements of a head of values, if they differ from `d`.
     values: Option<u64>,
     causal: bool,
-    /// Of q, k, v and their gradients.
+    /// Dtype of q, k, v and their gradients.
     dtype: DType,
     window: Option<u32>,
     /// Whether positions are numbers of documents instead, of which a query sees its own.
@@ -47,7 +47,7 @@ const BASE: AttentionCase = AttentionCase {
 };
 
 struct Parts {
-    make: Make,
+    make: KernelDraft,
     attention: Attention,
     q_dims: Vec<Dim>,
     k_dims: Vec<Dim>,
@@ -56,7 +56,7 @@ struct Parts {
 }
 
 fn parts(case: &AttentionCase) -> Parts {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [batch, kv, group] = [("batch", case.batch), ("kv", case.kv), ("group", case.group)].map(|(n, s)| make.dim(n, s));
     let d = make.dim("d", case.d);
     let values = case.values.map_or(d, |size| make.dim("values", size));
@@ -78,7 +78,7 @@ fn parts(case: &AttentionCase) -> Parts {
 }
 
 /// The last two operands, if there is a mask; the last two inputs of the kernel.
-fn position_inputs(make: &mut Make, a: &Attention) -> Vec<Value> {
+fn position_inputs(make: &mut KernelDraft, a: &Attention) -> Vec<Value> {
     if !a.scoring.is_plain() { [a.at, a.keys].map(|d| make.input(DType::I32, &[d])).to_vec() } else { vec![] }
 }
 
@@ -168,7 +168,7 @@ fn grouped_queries_share_their_keys() {
 #[test]
 fn positions_decide_what_a_mask_hides() {
     let backwards = |i: u64, n: u64| n - 1 - i;
-    // Chunk 1 of 6 and chunk 4.
+    // The positions are those of chunks 1 and 4 of 6, as in zig-zag context parallelism.
     let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
     for positions in [[IN_ORDER, backwards], [backwards, IN_ORDER], [|i, _| i + 10, |i, _| i + 3], [zig_zag, IN_ORDER], [|i, _| i / 7, |i, _| i / 5]]
     {
@@ -204,7 +204,7 @@ fn a_query_that_sees_no_key_has_no_result() {
     check_case(&case);
 }
 
-/// Scores of hundreds. Where they grow from key to key, what was summed before is next to nothing, again and again.
+/// Scores reach hundreds. Where they grow from key to key, earlier sums become negligible again and again.
 #[test]
 fn scores_far_apart_agree() {
     let case = AttentionCase { queries: 70, keys: 300, batch: 1, causal: false, ..BASE };
@@ -243,7 +243,7 @@ fn each_result_alone_agrees_and_may_be_added_to_what_is_there() {
     }
 }
 
-/// What tensor cores do: 16-bit operands, heads of 64 or 128.
+/// Base case for tensor cores: 16-bit operands and heads of 64.
 const CORES: AttentionCase = AttentionCase { d: 64, dtype: DType::Bf16, batch: 1, kv: 1, ..BASE };
 
 #[test]
@@ -271,7 +271,7 @@ fn tensor_cores_share_keys_among_queries_and_skip_what_is_hidden() {
 
 #[test]
 fn tensor_cores_need_every_wait_and_barrier() {
-    // Two tiles for a block, several visits of each, some hidden and some not whole.
+    // Each thread block computes two tiles of several key blocks each, some of them hidden and some partial.
     let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync"];
     let masked = AttentionCase { queries: 150, keys: 150, group: 2, ..CORES };
     let plain = AttentionCase { causal: false, ..masked };
@@ -285,7 +285,8 @@ fn tensor_cores_need_every_wait_and_barrier() {
 #[test]
 fn warpgroups_need_every_arrival_wait_fence_and_barrier() {
     let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
-    // Two tiles for a block, of none, five or seven visits, some hidden and some not whole; so many that stages come around within a tile.
+    // Each thread block computes two tiles of none, five or seven key blocks, some hidden and some partial. The
+    // stages wrap around within a tile.
     let masked = AttentionCase { queries: 300, keys: 1000, group: 2, positions: [|i, _| 5 * i, |i, _| i + 700], ..CORES };
     let plain = AttentionCase { queries: 200, keys: 640, causal: false, d: 128, ..masked };
     for (case, at_least) in [(masked, 36), (plain, 30)] {
@@ -297,7 +298,8 @@ fn warpgroups_need_every_arrival_wait_fence_and_barrier() {
 #[test]
 fn warpgroups_need_every_arrival_wait_fence_and_barrier_for_gradients() {
     let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
-    // Some blocks have two tiles of keys and then several of queries, of none, few or so many visits that stages come around within a tile, some hidden and some not whole.
+    // Some thread blocks compute two tiles of keys and then several of queries. Tiles meet no block, a few, or so
+    // many that stages wrap around within a tile; some are hidden and some partial.
     let masked = AttentionCase { kv: 3, group: 2, queries: 300, keys: 330, positions: [|i, _| 2 * i, |i, _| i + 260], ..CORES };
     let plain = AttentionCase { queries: 200, causal: false, d: 128, ..masked };
     for (case, at_least) in [(masked, 40), (plain, 40)] {
@@ -317,7 +319,8 @@ fn the_instructions_of_warpgroups_are_there() {
         [(64, true, DType::Bf16, 4 + 8, 28), (128, false, DType::F16, 8 + 8, 44), (128, true, DType::Bf16, 8 + 8, 44)]
     {
         let case = AttentionCase { queries: 512, keys: 512, d, causal, dtype, ..CORES };
-        // Forward twice each: of the first block of keys and of the others, of all blocks of values but the last and of that. Of gradients, scores and theirs for two kinds of
+        // The forward code has each product twice: with the first block of keys and with the others, and with the
+        // last block of values and with the others. The backward code has scores and their gradients for two kinds of
         // tiles, and three sums over the rows of a block.
         for (kernel, products) in [(forward(&case), 2 * products), (backward(&case), of_gradients)] {
             let text = text(&kernel, "sm_90a");
@@ -330,7 +333,8 @@ fn the_instructions_of_warpgroups_are_there() {
     }
 }
 
-/// As a product gives queries, keys and values: in one row, so that the distance of rows is a multiple of that of heads, but not of that of groups of heads.
+/// Queries, keys and values lie in one row, as a fused product stores them. The row stride is a multiple of that of
+/// heads, but not of that of groups of heads.
 #[test]
 fn warpgroups_read_heads_out_of_rows_of_queries_keys_and_values() {
     let case = AttentionCase { batch: 2, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
@@ -345,7 +349,8 @@ fn warpgroups_read_heads_out_of_rows_of_queries_keys_and_values() {
     }
 }
 
-/// As a hop of a ring receives keys and values of one sequence: its only index may have any stride.
+/// Keys and values have one sequence, as a hop of a ring receives them; the stride of a dim of size 1 may be
+/// anything.
 #[test]
 fn one_sequence_of_a_hop_stays_on_tensor_cores() {
     let case = AttentionCase { batch: 1, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
@@ -360,7 +365,7 @@ fn one_sequence_of_a_hop_stays_on_tensor_cores() {
     }
 }
 
-/// Rows that are no multiple of the distance of heads apart, as no tensor map says it.
+/// The row stride is no multiple of the head stride, which no tensor map describes.
 #[test]
 fn warpgroups_leave_what_has_no_tensor_map_to_warps() {
     let case = AttentionCase { kv: 3, queries: 40, keys: 40, ..CORES };

@@ -1,8 +1,8 @@
 //! Operations on blocks of rows in scratch: products, copies, transposes.
 
 use super::scoring::Operand;
-use super::{OperandRows, Size};
-use crate::build::llvm::{CarriedValues, Index, Level, Llvm, Pointer, Vector, Visibility};
+use super::{HeadSize, OperandRows};
+use crate::build::llvm::{CacheLevel, CarriedValues, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Compare, Lane};
 use crate::layout::div_ceil;
 use crate::loops::accumulated;
@@ -10,7 +10,8 @@ use crate::pointwise;
 use inkwell::values::FunctionValue;
 use ir::op::DType;
 
-/// A product of static size, `C[rows, columns] = A[rows, depth] * B[depth, columns]`. Rows of B and C are whole vectors.
+/// A product of static size, `C[rows, columns] = A[rows, depth] * B[depth, columns]`. Rows of B and C are whole
+/// vectors.
 pub struct StaticProduct<'a> {
     pub name: &'a str,
     pub rows: i64,
@@ -21,23 +22,23 @@ pub struct StaticProduct<'a> {
     /// Elements between rows of B and of C.
     pub b_row: i64,
     pub c_row: i64,
-    pub end: End,
+    pub end: StoreMode,
 }
 
 /// What happens to the sums.
 #[derive(Clone, Copy, PartialEq)]
-pub enum End {
+pub enum StoreMode {
     Store,
     StoreScaled(f64),
     Add,
 }
 
-/// The vectors abreast of a block of sums over rows of so many vectors' worth of columns: two, if that leaves no single one.
+/// Vectors per row of a register block: two if they divide the columns evenly, else one.
 pub fn vectors_abreast(columns: i64, lanes: i64) -> i64 {
     if columns % (2 * lanes) == 0 { 2 } else { 1 }
 }
 
-/// The rows of the tallest block of sums, beside which registers hold a row of the second factor and an element of the first.
+/// Most rows of a register block: registers also hold a row of the second factor and an element of the first.
 pub fn tallest(registers: u32, vectors: i64) -> i64 {
     ((i64::from(registers) - vectors - 1) / vectors).min(16)
 }
@@ -76,13 +77,13 @@ pub struct RegisterBlock {
     pub vectors: i64,
 }
 
-/// How the factors of a block of sums lie.
+/// Strides of the factors of a register block.
 pub struct Factors {
     /// Elements between rows and between columns of the first.
     pub a: (i64, i64),
     /// Elements between rows of the second.
     pub b_row: i64,
-    /// Contracted elements of a step; their number is a multiple of it.
+    /// Contracted elements of an iteration; it divides the depth.
     pub unroll: i64,
 }
 
@@ -109,38 +110,39 @@ pub fn multiply<'c>(b: &Llvm<'c>, block: RegisterBlock, factors: &Factors, depth
     sums.vectors
 }
 
-/// Puts the sums of a block to rows at `c`, so many elements apart.
-pub fn store_sums<'c>(b: &Llvm<'c>, block: RegisterBlock, end: End, (c, c_row): (Pointer<'c>, i64), sums: &[Vector<'c>]) {
+/// Stores the sums of a block to rows at `c`, `c_row` elements apart.
+pub fn store_sums<'c>(b: &Llvm<'c>, block: RegisterBlock, end: StoreMode, (c, c_row): (Pointer<'c>, i64), sums: &[Vector<'c>]) {
     let lanes = b.lanes() as i64;
     for i in 0..block.rows {
         for j in 0..block.vectors {
             let place = b.at_const(c, 4 * (i * c_row + j * lanes));
             let sum = sums[(i * block.vectors + j) as usize];
             let value = match end {
-                End::Store => sum,
-                End::StoreScaled(scale) => b.mul(sum, b.f32(scale)),
-                End::Add => b.add(sum, b.load(place, Lane::F32, None)),
+                StoreMode::Store => sum,
+                StoreMode::StoreScaled(scale) => b.mul(sum, b.f32(scale)),
+                StoreMode::Add => b.add(sum, b.load(place, Lane::F32, None)),
             };
             b.store(place, value, Lane::F32, None);
         }
     }
 }
 
-/// Rows that a copy fetches ahead: of another block or head, far apart, so that the processor does not foresee them.
+/// Rows that a copy prefetches ahead. Rows of another block or head are too far apart for the hardware prefetcher.
 const AHEAD: i64 = 32;
 
-/// Brings a row of an operand into the second-level cache, if it lies in one piece.
+/// Prefetches a row of an operand into the L2 cache, if it is contiguous.
 fn fetch_row<'c>(b: &Llvm<'c>, rows: &OperandRows, row: Pointer<'c>) {
     if rows.column_stride == 1 {
-        (0..rows.bytes(rows.size.d)).step_by(64).for_each(|byte| b.prefetch(b.at_const(row, byte), Level::Second));
+        (0..rows.bytes(rows.size.d)).step_by(64).for_each(|byte| b.prefetch(b.at_const(row, byte), CacheLevel::Second));
     }
 }
 
-/// Brings the place near of a result's row that is stored some rows later, if its elements are dense: rows far apart would each wait for memory.
+/// Prefetches the result row that is stored `AHEAD` rows later, if its elements are contiguous: rows far apart would
+/// each wait for memory.
 pub fn fetch_stored<'c>(b: &Llvm<'c>, row: Pointer<'c>, to: OutputRows, row_stride: i64) {
     if to.stride == 1 {
         let later = b.at_const(row, AHEAD * row_stride);
-        (0..pointwise::stored(to.dtype).bytes() * to.size.d).step_by(64).for_each(|byte| b.prefetch(b.at_const(later, byte), Level::First));
+        (0..pointwise::stored(to.dtype).bytes() * to.size.d).step_by(64).for_each(|byte| b.prefetch(b.at_const(later, byte), CacheLevel::First));
     }
 }
 
@@ -199,7 +201,7 @@ pub struct Column<V> {
 }
 
 /// The vectors that cover a row of so many elements.
-pub fn vector_columns<B: Builder>(b: &B, size: Size) -> Vec<Column<B::Vector>> {
+pub fn vector_columns<B: Builder>(b: &B, size: HeadSize) -> Vec<Column<B::Vector>> {
     let lanes = b.lanes() as i64;
     (0..size.width)
         .step_by(b.lanes())
@@ -219,8 +221,8 @@ pub fn load_strided<B: Builder>(b: &B, from: B::Pointer, stride: i64, lane: Lane
     }
 }
 
-/// A function `(from, to; count)` that stores the least and the greatest of `count` numbers that an operand holds for
-/// neighbours of a side.
+/// A function `(from, to; count)` that stores the least and the greatest of `count` values that an operand has along
+/// a side.
 pub fn bounds<'c>(b: &Llvm<'c>, name: &str, operand: &Operand, side: usize) -> FunctionValue<'c> {
     let function = b.function(name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
@@ -249,8 +251,8 @@ pub struct OutputRows {
     pub dtype: DType,
     /// Elements between columns.
     pub stride: i64,
-    /// Of a row.
-    pub size: Size,
+    /// Elements of a row.
+    pub size: HeadSize,
     pub accumulate: bool,
 }
 
@@ -269,7 +271,8 @@ pub fn store_column<B: Builder>(b: &B, row: B::Pointer, column: &Column<B::Vecto
     }
 }
 
-/// A function `(from, to; count)` that transposes a block of `count` rows of an operand to rows of `block` f32. Columns beyond the rows repeat the last.
+/// A function `(from, to; count)` that transposes a block of `count` rows of an operand to rows of `block` f32.
+/// Columns beyond the rows repeat the last.
 pub fn transpose<'c>(b: &Llvm<'c>, name: &str, rows: &OperandRows, block: i64) -> FunctionValue<'c> {
     let function = b.function(name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
@@ -303,7 +306,7 @@ pub fn transpose<'c>(b: &Llvm<'c>, name: &str, rows: &OperandRows, block: i64) -
     function
 }
 
-/// The sum or the greatest over all lanes, in every lane.
+/// Reduces a vector over its lanes by `join`; every lane gets the result.
 pub fn across<B: Builder>(b: &B, mut x: B::Vector, join: impl Fn(B::Vector, B::Vector) -> B::Vector) -> B::Vector {
     let mut distance = b.lanes() / 2;
     while distance > 0 {

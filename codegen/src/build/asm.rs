@@ -1,7 +1,7 @@
 //! The table of inline assembly: every instruction that kernels use and LLVM has no operation for, with its operands.
 //!
-//! Names and operands are those of the PTX ISA 8.0: `cp.async`, `ldmatrix`, `mma.sync`, `wgmma` and its synchronisation, `fence.proxy`, `mbarrier`,
-//! `cp.async.bulk.tensor`, `setmaxnreg`.
+//! Names and operands are those of the PTX ISA 8.0: `cp.async`, `ldmatrix`, `mma.sync`, `wgmma` and its
+//! synchronisation, `fence.proxy`, `mbarrier`, `cp.async.bulk.tensor`, `setmaxnreg`.
 
 use std::fmt::Write;
 
@@ -80,7 +80,8 @@ pub enum Instruction {
         /// Groups of copies, the last ones, that may still be under way.
         left: u32,
     },
-    /// `(row in shared)`: four 8 x 8 matrices of 16-bit numbers, the rows' addresses from lanes 0-7, 8-15, .., or, of their transposes, the columns'.
+    /// `(row in shared)`: four 8 x 8 matrices of 16-bit numbers, the rows' addresses from lanes 0-7, 8-15, .., or, of
+    /// their transposes, the columns'.
     LoadMatrices {
         /// Whether each matrix arrives as its transpose.
         transposed: bool,
@@ -98,24 +99,27 @@ pub enum Instruction {
         /// Sums of a thread, in a register each.
         count: usize,
     },
-    /// `(descriptor of A, descriptor of B, columns / 2 sums)`: a warpgroup's 64 rows of so many columns of sums of 16 products each, 8 of tf32, to the
-    /// sums, in the background. Transposed: of the factor whose contracted elements are apart, which those of tf32 never are.
+    /// `(descriptor of A, descriptor of B, columns / 2 sums)`: a warpgroup's 64 rows of so many columns of sums of 16
+    /// products each, 8 of tf32, to the sums, in the background. Transposed: of the factor whose contracted elements
+    /// are apart, which those of tf32 never are.
     GroupMultiply {
         /// What elements of both factors are.
         factor: Factor,
         /// Columns of B and of the sums: a multiple of 8, at most 256.
         columns: u32,
-        /// Of A and of B, whether it is transposed.
+        /// Whether A, and whether B, is transposed.
         transposed: [bool; 2],
     },
-    /// `(descriptor of A, descriptor of B)`: such products, of which neither factor is transposed, as sums that begin with them.
+    /// `(descriptor of A, descriptor of B)`: such products, of which neither factor is transposed, as sums that begin
+    /// with them.
     GroupProduct {
         /// What elements of both factors are.
         half: Half,
         /// Columns of B and of the sums: a multiple of 8, at most 256.
         columns: u32,
     },
-    /// `(4 words of A, descriptor of B, columns / 2 sums)`: as `GroupMultiply`, with A in registers: a warp's 16 rows as `Multiply` has them. Transposed: B.
+    /// `(4 words of A, descriptor of B, columns / 2 sums)`: as `GroupMultiply`, with A in registers: a warp's 16 rows
+    /// as `Multiply` has them. Transposed: B.
     GroupMultiplyWords {
         /// What elements of both factors are.
         half: Half,
@@ -149,10 +153,12 @@ pub enum Instruction {
     Arrive,
     /// `(mbarrier, bytes)`: arrives, and expects so many bytes of copies in this phase.
     ArriveExpecting,
-    /// `(mbarrier, parity)`: 1 if a phase of that parity has ended, the last one or that before the first; 0 maybe after having waited for a while.
+    /// `(mbarrier, parity)`: 1 if a phase of that parity has ended, the last one or that before the first; 0 maybe
+    /// after having waited for a while.
     TryWait,
-    /// `(to in shared, tensor map, as many coordinates as dims, mbarrier)`: copies a box in the background and completes its bytes at the mbarrier.
-    /// One thread does it. The map's address is generic; coordinates count from the innermost.
+    /// `(to in shared, tensor map, as many coordinates as dims, mbarrier)`: copies a box in the background and
+    /// completes its bytes at the mbarrier. One thread does it. The map's address is generic; coordinates count from
+    /// the innermost.
     CopyBox {
         /// Dims of the tensor map, 1 to 5.
         dims: u32,
@@ -184,7 +190,7 @@ pub enum Results {
 
 /// How an instruction is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Text {
+pub struct AsmText {
     /// PTX, in which `$0`, `$1`, .. stand for operands, results first.
     pub template: String,
     /// LLVM's constraints of the operands, results first, then of what is clobbered.
@@ -220,14 +226,15 @@ fn tied(count: usize) -> String {
 
 impl Instruction {
     /// Its PTX, and the constraints of its operands.
-    pub fn text(self) -> Text {
-        let nothing = |template: String, parts: &[(&str, usize)]| Text { template, constraints: constraints(parts, true), results: Results::Nothing };
-        let through = |template: String, count: usize| Text {
+    pub fn text(self) -> AsmText {
+        let nothing =
+            |template: String, parts: &[(&str, usize)]| AsmText { template, constraints: constraints(parts, true), results: Results::Nothing };
+        let through = |template: String, count: usize| AsmText {
             template,
             constraints: constraints(&[("=f", count)], false) + &tied(count) + ",~{memory}",
             results: Results::Floats(count),
         };
-        // Only copies of 16 bytes pass by the first-level cache.
+        // Only copies of 16 bytes can bypass the L1 cache.
         let cache = |bytes| if bytes == 16 { "cg" } else { "ca" };
         match self {
             Instruction::CopyAsync { bytes } => {
@@ -239,7 +246,7 @@ impl Instruction {
             Instruction::LeaveRolled => nothing(".pragma \"nounroll\";".into(), &[]),
             Instruction::CommitCopies => nothing("cp.async.commit_group;".into(), &[]),
             Instruction::WaitCopies { left } => nothing(format!("cp.async.wait_group {left};"), &[]),
-            Instruction::LoadMatrices { transposed } => Text {
+            Instruction::LoadMatrices { transposed } => AsmText {
                 template: format!("ldmatrix.sync.aligned.m8n8.x4{}.shared.b16 {}, [$4];", if transposed { ".trans" } else { "" }, list(0, 4)),
                 constraints: constraints(&[("=r", 4), ("r", 1)], true),
                 results: Results::Words(4),
@@ -254,7 +261,7 @@ impl Instruction {
                     Factor::Half(_) => format!(", {}, {}", u8::from(a), u8::from(b)),
                     Factor::Tf32 => String::new(),
                 };
-                Text {
+                AsmText {
                     template: format!(
                         "{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{name}.{name} {}, ${count}, ${}, p, 1, 1{transposed}; }}",
                         list(0, count),
@@ -266,7 +273,7 @@ impl Instruction {
             }
             Instruction::GroupProduct { half, columns } => {
                 let (half, count) = (half.name(), columns as usize / 2);
-                Text {
+                AsmText {
                     template: format!(
                         "{{ .reg .pred p; setp.ne.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{half}.{half} {}, ${count}, ${}, p, 1, 1, 0, 0; }}",
                         list(0, count),
@@ -278,7 +285,7 @@ impl Instruction {
             }
             Instruction::GroupMultiplyWords { half, columns, transposed } => {
                 let (half, count) = (half.name(), columns as usize / 2);
-                Text {
+                AsmText {
                     template: format!(
                         "{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{half}.{half} {}, {}, ${}, p, 1, 1, {}; }}",
                         list(0, count),
@@ -296,7 +303,7 @@ impl Instruction {
             Instruction::FenceBarriers => nothing("fence.mbarrier_init.release.cluster;".into(), &[]),
             Instruction::Arrive => nothing("mbarrier.arrive.shared::cta.b64 _, [$0];".into(), &[("r", 1)]),
             Instruction::ArriveExpecting => nothing("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;".into(), &[("r", 2)]),
-            Instruction::TryWait => Text {
+            Instruction::TryWait => AsmText {
                 template: "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.u32 $0, 1, 0, p; }".into(),
                 constraints: constraints(&[("=r", 1), ("r", 2)], true),
                 results: Results::Word,
@@ -309,15 +316,15 @@ impl Instruction {
                     &[("r", 1), ("l", 1), ("r", dims + 1)],
                 )
             }
-            Instruction::Elect => Text {
+            Instruction::Elect => AsmText {
                 template: "{ .reg .pred p; elect.sync _|p, -1; selp.u32 $0, 1, 0, p; }".into(),
                 constraints: constraints(&[("=r", 1)], true),
                 results: Results::Word,
             },
             Instruction::Blocks => {
-                Text { template: "mov.u32 $0, %nctaid.x;".into(), constraints: constraints(&[("=r", 1)], true), results: Results::Word }
+                AsmText { template: "mov.u32 $0, %nctaid.x;".into(), constraints: constraints(&[("=r", 1)], true), results: Results::Word }
             }
-            Instruction::CountAround => Text {
+            Instruction::CountAround => AsmText {
                 template: "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;".into(),
                 constraints: constraints(&[("=r", 1), ("l", 1), ("r", 1)], true),
                 results: Results::Word,
@@ -326,7 +333,7 @@ impl Instruction {
             Instruction::FewerRegisters(count) => nothing(format!("setmaxnreg.dec.sync.aligned.u32 {count};"), &[]),
             Instruction::Multiply(factor) => {
                 let (name, depth) = (factor.name(), factor.depth());
-                Text {
+                AsmText {
                     template: format!(
                         "mma.sync.aligned.m16n8k{depth}.row.col.f32.{name}.{name}.f32 {}, {}, {}, {};",
                         list(0, 4),

@@ -1,6 +1,8 @@
-//! What kernels whose tile is a block's need beside [`Builder`]: shared memory, barriers, threads that differ, inline assembly.
+//! What kernels whose tile is a block's need beside [`Builder`]: shared memory, barriers, threads that differ, inline
+//! assembly.
 //!
-//! The threads of a block compute a tile together. Numbers of threads and addresses in shared memory are 32-bit [`Index`]es that may differ among lanes.
+//! The threads of a block compute a tile together. Numbers of threads and addresses in shared memory are 32-bit
+//! [`Index`]es that may differ among lanes.
 
 use super::asm::{Instruction, Results};
 pub use super::instructions::Index;
@@ -94,7 +96,7 @@ impl<'c> Simt<'c> {
     pub fn variable(&self, initial: Index<'c>) -> Variable<'c> {
         let here = self.writer.get_insert_block().expect("invariant: a block is open");
         let entry = self.function().get_first_basic_block().expect("invariant: the function has a block");
-        // Only what is reserved at the entry becomes a register.
+        // LLVM makes a register only of what is allocated in the entry block.
         match entry.get_first_instruction() {
             Some(first) => self.writer.position_before(&first),
             None => self.writer.position_at_end(entry),
@@ -214,16 +216,17 @@ impl<'c> Simt<'c> {
         built(self.writer.build_int_z_extend_or_bit_cast(number, int, ""))
     }
 
-    /// All threads of the block have done what is before this, and see it. A barrier is for all lanes of a warp at
-    /// once, some of which may have done what others did not: they come together first.
+    /// Waits until all threads of the block have come here, and makes their writes visible to all of them. The lanes
+    /// of a warp may have diverged, so they come together first.
     pub fn barrier(&self) {
-        self.meet();
+        self.warp_barrier();
         self.call("llvm.nvvm.barrier.cta.sync.aligned.all", &[], &[self.word(0).into()]);
     }
 
-    /// So many threads of the block have done what is before this, and see it; whole warps, of which no other comes here.
+    /// Waits until `threads` threads of the block have come here, and makes their writes visible to each other. They
+    /// must be whole warps.
     pub fn barrier_of(&self, threads: i64) {
-        self.meet();
+        self.warp_barrier();
         self.call("llvm.nvvm.barrier.cta.sync.aligned.count", &[], &[self.word(1).into(), self.word(threads).into()]);
     }
 
@@ -241,7 +244,7 @@ impl<'c> Simt<'c> {
         let pointer = self.context.create_inline_asm(ty, text.template, text.constraints, true, false, None, false);
         let arguments: Vec<BasicMetadataValueEnum> = arguments.iter().map(|a| (*a).into()).collect();
         let call = built(self.writer.build_indirect_call(ty, pointer, &arguments, ""));
-        // All lanes execute it together: it may not be moved to where only some do.
+        // All lanes must execute the instruction together, so LLVM may not move it into divergent code.
         let convergent = Attribute::get_named_enum_kind_id("convergent");
         call.add_attribute(AttributeLoc::Function, self.context.create_enum_attribute(convergent, 0));
         match call.try_as_basic_value().basic() {

@@ -1,4 +1,5 @@
-//! What kernels on tensor cores do with what a warp holds in registers: fast exponentials, pairs of 16-bit floats, votes of all lanes.
+//! What kernels on tensor cores do with what a warp holds in registers: fast exponentials, pairs of 16-bit floats,
+//! votes of all lanes.
 
 use super::asm::Half;
 use super::block::Index;
@@ -18,7 +19,8 @@ impl<'c> Simt<'c> {
         self.value("llvm.nvvm.ex2.approx.ftz", &[x.get_type()], &[x])
     }
 
-    /// The logarithm to base 2, by the hardware: off by at most 2^-22 between 0.5 and 2, by 2 units in the last place elsewhere.
+    /// The logarithm to base 2, by the hardware: off by at most 2^-22 between 0.5 and 2, by 2 units in the last place
+    /// elsewhere.
     pub fn fast_log2(&self, x: Value<'c>) -> Value<'c> {
         self.value("llvm.nvvm.lg2.approx.ftz.f", &[], &[x])
     }

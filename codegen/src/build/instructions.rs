@@ -1,4 +1,5 @@
-//! What the builders over LLVM IR have in common: instructions of scalars and vectors alike, intrinsics, and the counted loop.
+//! What the builders over LLVM IR have in common: instructions of scalars and vectors alike, intrinsics, and the
+//! counted loop.
 
 use super::{Compare, IntBinary, LoopBody};
 use inkwell::builder::{Builder as Writer, BuilderError};
@@ -39,7 +40,7 @@ pub fn of_floats(op: Compare) -> FloatPredicate {
     }
 }
 
-/// Of numbers with signs.
+/// The comparison of signed numbers.
 pub fn of_ints(op: Compare) -> IntPredicate {
     match op {
         Compare::Lt => IntPredicate::SLT,

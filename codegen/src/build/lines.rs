@@ -1,5 +1,5 @@
-//! Lines in PTX: `.loc 1 N 0` stands before what computes the value `N - 1` of the kernel's body. Kernels are kept by content, whatever their place in a
-//! model; `mcc dump` knows the model's line of each value.
+//! Lines in PTX: `.loc 1 N 0` stands before what computes the value `N - 1` of the kernel's body. Kernels are kept by
+//! content, whatever their place in a model; `mcc dump` knows the model's line of each value.
 
 use crate::CompileError;
 use inkwell::builder::Builder;
@@ -19,19 +19,19 @@ pub struct LineTable<'c> {
     unit: DICompileUnit<'c>,
     function: Cell<Option<DISubprogram<'c>>>,
     line: Cell<u32>,
-    added: Cell<Added>,
+    added: Cell<AddedValues>,
 }
 
-/// Values that a kernel's text has beside those of its body: so many before one, in whose place they are.
+/// Values that the written kernel has beside those of the original body: `count` of them, before value `before`.
 #[derive(Clone, Copy, Default)]
-pub struct Added {
+pub struct AddedValues {
     /// Number of the body's value before which they are; `u32::MAX` where there are none.
     pub before: u32,
     /// How many they are.
     pub count: u32,
 }
 
-/// How directives alone are asked for, without the sections of a debugger: the bindings do not know it.
+/// Replacement that asks for `.loc` directives without debugger sections, a kind that the bindings lack.
 const DIRECTIVES: [&str; 2] = ["emissionKind: LineTablesOnly", "emissionKind: DebugDirectivesOnly"];
 
 impl<'c> LineTable<'c> {
@@ -45,7 +45,7 @@ impl<'c> LineTable<'c> {
     }
 
     /// The text that is written is not quite the kernel's body.
-    pub fn add(&self, added: Added) {
+    pub fn add(&self, added: AddedValues) {
         self.added.set(added);
     }
 
@@ -62,7 +62,7 @@ impl<'c> LineTable<'c> {
 
     /// What is written from now on computes `value`.
     pub fn locate(&self, context: &'c Context, writer: &Builder<'c>, value: Value) {
-        let Added { before, count } = self.added.get();
+        let AddedValues { before, count } = self.added.get();
         let own = if value.0 < before { value.0 } else { value.0.saturating_sub(count).max(before) };
         self.line.set(own + 1);
         self.mark(context, writer);

@@ -1,7 +1,7 @@
 //! The builder over LLVM IR (inkwell).
 //!
-//! Every function carries `target-cpu`, `target-features` and `prefer-vector-width` itself: the code generator reads the
-//! attributes, not the target machine's defaults.
+//! Every function carries `target-cpu`, `target-features` and `prefer-vector-width` itself: the code generator reads
+//! the attributes, not the target machine's defaults.
 
 mod control;
 
@@ -18,7 +18,7 @@ use inkwell::types::{BasicType, BasicTypeEnum, VectorType};
 use inkwell::values::{BasicValue, IntValue, VectorValue};
 use inkwell::{AddressSpace, IntPredicate};
 
-/// As many lanes as a vector register of the target has of f32.
+/// A vector of as many lanes as a register of the target has of f32.
 pub type Vector<'c> = VectorValue<'c>;
 
 /// Writes one LLVM module.
@@ -35,19 +35,19 @@ pub struct Llvm<'c> {
 
 /// How near to the core a line is brought ahead of its use.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Level {
+pub enum CacheLevel {
     /// Into the first-level cache of the core.
     First,
     /// Soon enough for what streams: fetching into the first level, few lines can be under way.
     Second,
 }
 
-impl Level {
+impl CacheLevel {
     /// LLVM's number for it.
     fn locality(self) -> u64 {
         match self {
-            Level::First => 3,
-            Level::Second => 2,
+            CacheLevel::First => 3,
+            CacheLevel::Second => 2,
         }
     }
 }
@@ -138,7 +138,8 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_shuffle_vector(a, b, VectorType::const_vector(&picks), ""))
     }
 
-    /// The transpose of a square of `lanes` rows, in log2(lanes) stages: stage `s` exchanges bit `s` of the row's and of the lane's number.
+    /// The transpose of a square of `lanes` rows, in log2(lanes) stages: stage `s` exchanges bit `s` of the row's and
+    /// of the lane's number.
     pub fn transpose(&self, rows: &[Vector<'c>]) -> Vec<Vector<'c>> {
         let n = rows.len();
         let mut rows = rows.to_vec();
@@ -168,7 +169,7 @@ impl<'c> Llvm<'c> {
     }
 
     /// Brings the line at `p` into a cache before it is read.
-    pub fn prefetch(&self, p: Pointer<'c>, level: Level) {
+    pub fn prefetch(&self, p: Pointer<'c>, level: CacheLevel) {
         let number = |n| self.context.i32_type().const_int(n, false).into();
         let (read, keep, data) = (number(0), number(level.locality()), number(1));
         self.intrinsic("llvm.prefetch", &[self.pointer_type().into()], &[p.into(), read, keep, data]);
@@ -211,7 +212,7 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_int_compare(IntPredicate::ULE, a, b, ""))
     }
 
-    /// Of numbers with signs.
+    /// Whether `a <= b`, both signed.
     pub fn signed_less_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::SLE, a, b, ""))
     }

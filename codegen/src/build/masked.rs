@@ -11,7 +11,7 @@ use inkwell::module::Module;
 use inkwell::values::{AsValueRef, InstructionOpcode, InstructionValue, PointerValue, VectorValue};
 
 /// A masked store of ints of less than 32 bits in one lane.
-struct Single<'c> {
+struct SingleLaneStore<'c> {
     call: InstructionValue<'c>,
     value: VectorValue<'c>,
     to: PointerValue<'c>,
@@ -34,7 +34,7 @@ fn only(mask: VectorValue) -> Option<u64> {
     lanes.next().filter(|_| lanes.next().is_none())
 }
 
-fn single(call: InstructionValue<'_>) -> Option<Single<'_>> {
+fn single(call: InstructionValue<'_>) -> Option<SingleLaneStore<'_>> {
     if call.get_opcode() != InstructionOpcode::Call || call.get_num_operands() != 4 {
         return None;
     }
@@ -47,16 +47,16 @@ fn single(call: InstructionValue<'_>) -> Option<Single<'_>> {
     let element = value.get_type().get_element_type();
     let is_narrow = element.is_int_type() && element.into_int_type().get_bit_width() < 32;
     let lane = only(operand(2)?.into_vector_value())?;
-    is_narrow.then(|| Some(Single { call, value, to: operand(1)?.into_pointer_value(), lane }))?
+    is_narrow.then(|| Some(SingleLaneStore { call, value, to: operand(1)?.into_pointer_value(), lane }))?
 }
 
-/// Writes each such store as one of an element.
+/// Rewrites each such store as a store of one element.
 ///
 /// # Errors
 /// LLVM does not take an instruction.
 pub fn spell_out_single_stores<'c>(context: &'c Context, module: &Module<'c>) -> Result<(), CompileError> {
     let blocks = module.get_functions().flat_map(|f| f.get_basic_blocks());
-    let all: Vec<Single<'_>> = blocks.flat_map(|block| block.get_instructions()).filter_map(single).collect();
+    let all: Vec<SingleLaneStore<'_>> = blocks.flat_map(|block| block.get_instructions()).filter_map(single).collect();
     let builder = context.create_builder();
     all.iter().try_for_each(|one| spell_out(context, &builder, one))
 }
@@ -65,7 +65,7 @@ fn invalid(e: impl std::fmt::Display) -> CompileError {
     CompileError::Invalid { text: e.to_string() }
 }
 
-fn spell_out<'c>(context: &'c Context, builder: &Builder<'c>, one: &Single<'c>) -> Result<(), CompileError> {
+fn spell_out<'c>(context: &'c Context, builder: &Builder<'c>, one: &SingleLaneStore<'c>) -> Result<(), CompileError> {
     builder.position_before(&one.call);
     let lane = context.i64_type().const_int(one.lane, false);
     let element = builder.build_extract_element(one.value, lane, "").map_err(invalid)?.into_int_value();
@@ -80,7 +80,7 @@ fn spell_out<'c>(context: &'c Context, builder: &Builder<'c>, one: &Single<'c>) 
 #[cfg(test)]
 mod tests {
     use crate::target::Target;
-    use crate::testing::{Make, check_with, random_inputs};
+    use crate::testing::{KernelDraft, check_with, random_inputs};
     use ir::graph::Type;
     use ir::kernel::Family;
     use ir::op::{Binary, DType, Op};
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn one_lane_of_16_bits_is_two_bytes() {
         for size in [17, 33] {
-            let mut make = Make::default();
+            let mut make = KernelDraft::default();
             let [s, h] = [("s", 3), ("h", size)].map(|(n, size)| make.dim(n, size));
             let (x, y) = (make.input(DType::F32, &[s, h]), make.input(DType::F32, &[s, h]));
             let product = make.op(Op::Binary(Binary::Mul), &[x, y]);

@@ -1,7 +1,8 @@
-//! The builder over MLIR's `func`, `scf`, `arith`, `math`, `vector` and `llvm` dialects (melior), and their lowering to LLVM IR in process.
+//! The builder over MLIR's `func`, `scf`, `arith`, `math`, `vector` and `llvm` dialects (melior), and their lowering
+//! to LLVM IR in process.
 //!
-//! Memory is reached through `llvm` pointers and intrinsics, since kernels get plain pointers and mask their tails; everything else is of the
-//! upstream dialects above.
+//! Memory is reached through `llvm` pointers and intrinsics, since kernels get plain pointers and mask their tails;
+//! everything else is of the upstream dialects above.
 
 use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, KernelBody, Lane, LoopBody};
 use crate::CompileError;
@@ -210,7 +211,7 @@ impl<'c> Mlir<'c> {
         passes.add_pass(conversion::create_control_flow_to_llvm());
         passes.add_pass(conversion::create_func_to_llvm());
         passes.add_pass(conversion::create_reconcile_unrealized_casts());
-        // What MLIR has to say goes into the error, not to the terminal.
+        // MLIR's diagnostics go into the error, not to the terminal.
         let said = Rc::new(RefCell::new(String::new()));
         let heard = Rc::clone(&said);
         let handler = self.context.attach_diagnostic_handler(move |diagnostic| {

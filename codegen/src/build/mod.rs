@@ -1,9 +1,10 @@
 //! The builders that kernels are written with.
 //!
-//! [`Builder`] is what a kernel's text sees: indices, pointers, vectors of a fixed number of lanes, and counted loops.
-//! [`llvm::Llvm`] writes LLVM IR through inkwell and adds what register-blocked kernels need (functions, prefetch, shuffles);
-//! [`mlir::Mlir`] writes upstream MLIR dialects; [`simt::Simt`] writes LLVM IR for GPUs, where the lanes of a vector are those of a warp. What it has in
-//! common with the first is in `instructions`. The vector math library (`crate::math`) and the generic loops are written once, against the trait.
+//! [`Builder`] is what a kernel's text sees: indices, pointers, vectors of a fixed number of lanes, and counted
+//! loops. [`llvm::Llvm`] writes LLVM IR through inkwell and adds what register-blocked kernels need (functions,
+//! prefetch, shuffles); [`mlir::Mlir`] writes upstream MLIR dialects; [`simt::Simt`] writes LLVM IR for GPUs, where
+//! the lanes of a vector are those of a warp. What it has in common with the first is in `instructions`. The vector
+//! math library (`crate::math`) and the generic loops are written once, against the trait.
 
 pub mod asm;
 pub mod block;
@@ -97,7 +98,8 @@ pub enum FloatBinary {
     CopySign,
 }
 
-/// Operations on two integer vectors of one type, or on two masks for the bitwise ones. Shifts count below the lane's width.
+/// Operations on two integer vectors of one type, or on two masks for the bitwise ones. Shifts count below the lane's
+/// width.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntBinary {
     /// `a + b`, which wraps around.
@@ -175,7 +177,6 @@ pub trait Builder {
     /// Lanes per vector.
     fn lanes(&self) -> usize;
 
-    // Indices.
     /// A constant.
     fn index(&self, value: i64) -> Self::Index;
     /// `a + b`, which wraps around.
@@ -191,26 +192,26 @@ pub trait Builder {
     /// Unsigned minimum.
     fn index_min(&self, a: Self::Index, b: Self::Index) -> Self::Index;
 
-    // Memory.
     /// `base` moved by a number of bytes that is known at run time.
     fn at(&self, base: Self::Pointer, bytes: Self::Index) -> Self::Pointer;
     /// Lanes adjacent in memory. Lanes outside `mask` are not read and are zero.
     fn load(&self, from: Self::Pointer, lane: Lane, mask: Option<Self::Vector>) -> Self::Vector;
     /// One element in every lane. With a mask, nothing is read unless some lane is in it; such lanes are zero.
     fn load_splat(&self, from: Self::Pointer, lane: Lane) -> Self::Vector;
-    /// Lane `i` from `base + offsets[i]`, offsets being `I64` lanes in bytes. Lanes outside `mask` are not read and are zero.
+    /// Lane `i` from `base + offsets[i]`, offsets being `I64` lanes in bytes. Lanes outside `mask` are not read and
+    /// are zero.
     fn gather(&self, base: Self::Pointer, offsets: Self::Vector, lane: Lane, mask: Option<Self::Vector>) -> Self::Vector;
     /// Lanes to adjacent memory. Lanes outside `mask` are not written.
     fn store(&self, to: Self::Pointer, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
     /// Lane `i` to `base + offsets[i]`; the inverse of [`Builder::gather`]. Later lanes win.
     fn scatter(&self, base: Self::Pointer, offsets: Self::Vector, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
-    /// `count` neighbours in each lane, from `base + offsets[i]`, which is aligned to all of them or to 16 bytes. Lanes outside
-    /// `mask` are not read and are zero.
+    /// `count` neighbours in each lane, from `base + offsets[i]`, which is aligned to all of them or to 16 bytes.
+    /// Lanes outside `mask` are not read and are zero.
     fn gather_run(&self, base: Self::Pointer, offsets: Self::Vector, lane: Lane, count: usize, mask: Option<Self::Vector>) -> Vec<Self::Vector> {
         (0..count as i64).map(|k| self.gather(self.at_const(base, k * lane.bytes()), offsets, lane, mask)).collect()
     }
-    /// Does one thing where an address is a multiple of so many bytes, a power of two, and else the other; where runs are never
-    /// chosen, only the other.
+    /// Does one thing where an address is a multiple of so many bytes, a power of two, and else the other; where runs
+    /// are never chosen, only the other.
     fn if_aligned(&self, _at: Self::Pointer, _bytes: i64, _yes: &dyn Fn(), no: &dyn Fn()) {
         no();
     }
@@ -223,7 +224,6 @@ pub trait Builder {
     /// The first lane as one element.
     fn store_first(&self, to: Self::Pointer, value: Self::Vector, lane: Lane);
 
-    // Constants and lane positions.
     /// A constant, rounded to f32, in every lane.
     fn f32(&self, value: f64) -> Self::Vector;
     /// A constant in every lane, as `F64`.
@@ -241,7 +241,6 @@ pub trait Builder {
     /// The first lane of an `I64` vector.
     fn first_as_index(&self, value: Self::Vector) -> Self::Index;
 
-    // Arithmetic.
     /// An operation on each lane of a vector of `F32` or `F64`.
     fn float1(&self, op: FloatUnary, a: Self::Vector) -> Self::Vector;
     /// An operation on each lane of two vectors, both of `F32` or both of `F64`.
@@ -262,17 +261,18 @@ pub trait Builder {
     fn to_f16(&self, a: Self::Vector) -> Self::Vector;
     /// F32 lanes rounded to the nearest bf16, ties to even, as f32; not-a-number stays one.
     fn to_bf16(&self, a: Self::Vector) -> Self::Vector {
-        // Half of the last place that stays, less one where it is even; a carry may reach infinity.
+        // Adding half of the last kept place, less one unless that place is odd, rounds to nearest, ties to even. A
+        // carry may reach infinity.
         let bits = self.convert(Convert::Bits(Lane::I32), a);
         let odd = self.int2(IntBinary::And, self.int2(IntBinary::ShrLogical, bits, self.i32(16)), self.i32(1));
         let up = self.int2(IntBinary::Add, bits, self.int2(IntBinary::Add, odd, self.i32(ir::fault!("pointwise.bf16.half", 0, 0x7fff))));
         let upper = |bits| self.convert(Convert::Bits(Lane::F32), self.int2(IntBinary::And, bits, self.i32(-0x10000)));
-        // The quiet bit of not-a-number is among those kept.
+        // Setting the quiet bit, which is among the kept ones, keeps NaN from becoming infinity.
         let quiet = upper(self.int2(IntBinary::Or, bits, self.i32(0x40_0000)));
         self.select(self.compare_float(Compare::Eq, a, a), upper(up), quiet)
     }
-    /// A function of F32 lanes as the hardware approximates it, off by about 2 units in the last place, where there is such a
-    /// thing and the value that is computed is as good as 16-bit floats ([`crate::narrow`]).
+    /// A function of F32 lanes as the hardware approximates it, off by about 2 units in the last place, where there
+    /// is such a thing and the value that is computed is as good as 16-bit floats ([`crate::narrow`]).
     fn approximate(&self, _function: Approximate, _a: Self::Vector) -> Option<Self::Vector> {
         None
     }
@@ -289,22 +289,21 @@ pub trait Builder {
         body: &mut LoopBody<'_, Self::Index, Self::Vector>,
     ) -> Vec<Self::Vector>;
 
-    // Workers that compute a tile together ([`Frame::kernel_of_teams`]), of which all come to the same places.
-    // Usually there is one.
-    /// The number of this one.
+    // The following methods are for workers that compute a tile together ([`Frame::kernel_of_teams`]). All of them
+    // must make the same calls; usually there is one worker.
+    /// The number of this worker.
     fn member(&self) -> Self::Index {
         self.index(0)
     }
-    /// `F32` vectors of all members, in order, from each its own.
+    /// `F32` vectors of all workers, in order; each passes its own.
     fn exchange(&self, own: &[Self::Vector], _members: i64) -> Vec<Vec<Self::Vector>> {
         vec![own.to_vec()]
     }
-    /// What the first one does alone.
+    /// Runs `body` on the first worker only.
     fn first_member(&self, body: &mut dyn FnMut()) {
         body();
     }
 
-    // Conveniences.
     /// `a + b` of floats.
     fn add(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         self.float2(FloatBinary::Add, a, b)
@@ -342,8 +341,8 @@ pub type KernelBody<'a, I, P, T> = dyn FnMut(&Entry<I, P>) -> Result<T, CompileE
 
 /// A builder that can begin a kernel.
 pub trait Frame: Builder {
-    /// Writes the kernel `name` with the calling convention of [`crate::abi`], of so many pointers and scalars; `body` writes what it does and
-    /// returns what to keep. `body` is called once.
+    /// Writes the kernel `name` with the calling convention of [`crate::abi`], of so many pointers and scalars;
+    /// `body` writes what it does and returns what to keep. `body` is called once.
     ///
     /// # Errors
     /// Those of `body`.

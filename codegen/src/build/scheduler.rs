@@ -2,22 +2,22 @@
 //! has long tiles, computes fewer of them. What a tile's result is does not depend on who computes it.
 //!
 //! One thread takes numbers. It puts each into shared memory, from where all warps that compute the tile read it: the
-//! number is a stage of its own ([`Stages`]), which is empty again when they have. A block's first tile has the block's
-//! number, and the counter hands out those behind: `n` blocks that share `t` tiles add to it `t` times, `n` of them in
-//! vain, and `atom.inc` makes it 0 with the last of these, as the next launch wants it.
+//! number is a stage of its own ([`Stages`]), which is empty again when they have. A block's first tile has the
+//! block's number, and the counter hands out those behind: `n` blocks that share `t` tiles add to it `t` times, `n`
+//! of them in vain, and `atom.inc` makes it 0 with the last of these, as the next launch wants it.
 
 use super::Builder;
 use super::asm::Instruction;
 use super::block::Index;
-use super::simt::{Given, Simt};
+use super::simt::{KernelParameters, Simt};
 use super::stages::{Position, Stages, release};
 
 /// The numbers of a block's tiles.
 pub struct Scheduler<'a, 'c> {
     b: &'a Simt<'c>,
-    given: &'a Given<'c>,
+    parameters: &'a KernelParameters<'c>,
     number: Stages<'a, 'c>,
-    place: Index<'c>,
+    number_at: Index<'c>,
 }
 
 impl<'a, 'c> Scheduler<'a, 'c> {
@@ -25,8 +25,8 @@ impl<'a, 'c> Scheduler<'a, 'c> {
     pub const BYTES: i64 = Stages::bytes(1) + 8;
 
     /// In shared memory from `at` on, a multiple of 8.
-    pub fn new(b: &'a Simt<'c>, given: &'a Given<'c>, at: Index<'c>) -> Self {
-        Scheduler { b, given, number: Stages::new(b, at, 1), place: b.index_add(at, b.word(Stages::bytes(1))) }
+    pub fn new(b: &'a Simt<'c>, parameters: &'a KernelParameters<'c>, at: Index<'c>) -> Self {
+        Scheduler { b, parameters, number: Stages::new(b, at, 1), number_at: b.index_add(at, b.word(Stages::bytes(1))) }
     }
 
     /// Makes the mbarriers, which one thread does, for so many warps that read.
@@ -34,7 +34,7 @@ impl<'a, 'c> Scheduler<'a, 'c> {
         self.number.prepare(readers);
     }
 
-    /// Where the thread that takes numbers begins.
+    /// Initial position of the thread that takes numbers.
     pub fn taking(&self) -> Position<'c> {
         self.number.filling()
     }
@@ -44,12 +44,12 @@ impl<'a, 'c> Scheduler<'a, 'c> {
         self.hand_out(position, self.b.narrow(self.b.register("ctaid.x")))
     }
 
-    /// Takes the next number, hands it out, and gives it. The same thread does it, when it has begun all copies of the
-    /// tile before.
+    /// Takes the next number, hands it out, and gives it. The same thread does it, when it has begun all copies of
+    /// the tile before.
     pub fn next(&self, position: Position<'c>) -> Index<'c> {
         let b = self.b;
-        let last = b.index_sub(b.narrow(self.given.tiles), b.word(ir::fault!("gpu.scheduler.last", 0, 1)));
-        let taken = b.asm(Instruction::CountAround, &[self.given.counter().into(), last.into()])[0].into_int_value();
+        let last = b.index_sub(b.narrow(self.parameters.tiles), b.word(ir::fault!("gpu.scheduler.last", 0, 1)));
+        let taken = b.asm(Instruction::CountAround, &[self.parameters.counter().into(), last.into()])[0].into_int_value();
         let blocks = b.asm(Instruction::Blocks, &[])[0].into_int_value();
         self.number.wait_empty(b.word(0), position);
         self.hand_out(position, b.index_add(blocks, taken))
@@ -57,25 +57,25 @@ impl<'a, 'c> Scheduler<'a, 'c> {
 
     fn hand_out(&self, position: Position<'c>, number: Index<'c>) -> Index<'c> {
         let b = self.b;
-        b.store_shared(self.place, &[number.into()]);
+        b.store_shared(self.number_at, &[number.into()]);
         b.asm(Instruction::Arrive, &[self.number.full(b.word(0)).into()]);
         self.number.advance(position);
         number
     }
 
-    /// What the thread does with each tile of the block that takes their numbers, if no other of its warp does
-    /// anything.
+    /// Runs `body` for each tile of the block, in the thread that takes tile numbers. No other thread of its warp may
+    /// do anything.
     pub fn each_taken(&self, body: impl FnOnce(Index<'c>)) {
         let (b, position) = (self.b, self.taking());
         let number = b.variable(self.first(position));
-        let is_tile = || (b.less(b.get(number), b.narrow(self.given.tiles)), b.get(number));
+        let is_tile = || (b.less(b.get(number), b.narrow(self.parameters.tiles)), b.get(number));
         b.as_long_as(is_tile, |tile| {
             body(tile);
             b.set(number, self.next(position));
         });
     }
 
-    /// What a warp does with each tile of the block: all of its lanes come here.
+    /// Runs `body` for each tile of the block. All lanes of a warp must call it.
     pub fn each(&self, body: impl FnOnce(Index<'c>)) {
         let position = self.number.using();
         self.each_beside(position, |number| {
@@ -84,16 +84,16 @@ impl<'a, 'c> Scheduler<'a, 'c> {
         });
     }
 
-    /// The same, where each tile has a stage of its own, which is one of one: the warp's place among these is that
-    /// among numbers too, and `body` goes on to the next. A register less.
+    /// The same, where each tile has a single stage, whose position serves for tile numbers too; `body` advances it.
+    /// That saves a register.
     pub fn each_beside(&self, position: Position<'c>, body: impl FnOnce(Index<'c>)) {
         let b = self.b;
         let number = || {
             let slot = b.word(0);
             self.number.wait_full(slot, position);
-            let number = b.of_warp(b.load_shared_word(self.place));
+            let number = b.of_warp(b.load_shared_word(self.number_at));
             release(b, self.number.empty(slot));
-            (b.less(number, b.narrow(self.given.tiles)), number)
+            (b.less(number, b.narrow(self.parameters.tiles)), number)
         };
         b.as_long_as(number, body);
     }

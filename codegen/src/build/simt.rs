@@ -1,17 +1,17 @@
 //! The builder for GPUs, over LLVM IR for NVPTX (inkwell): a warp is a vector of 32 lanes.
 //!
-//! What a kernel's text calls a vector is one register of every lane; indices and pointers are the same in all lanes. So the generic loops and the math
-//! library are written once for CPUs and GPUs, and a warp computes tiles as a thread of a CPU does. Loads and stores of a vector are
-//! adjacent over the lanes, which is what memory wants.
+//! What a kernel's text calls a vector is one register of every lane; indices and pointers are the same in all lanes.
+//! So the generic loops and the math library are written once for CPUs and GPUs, and a warp computes tiles as a
+//! thread of a CPU does. Loads and stores of a vector are adjacent over the lanes, which is what memory wants.
 
 mod frame;
 
 pub use super::instructions::{Pointer, Value};
-pub use frame::Given;
+pub use frame::KernelParameters;
 
 use super::asm::Half;
 use super::instructions::{self, built, counted, intrinsic, of_floats, of_ints, open_function};
-use super::lines::{Added, LineTable};
+use super::lines::{AddedValues, LineTable};
 use super::{Approximate, Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
 use crate::CompileError;
 use crate::target::Target;
@@ -37,8 +37,8 @@ pub struct Simt<'c> {
     cpu: String,
     features: String,
     lines: LineTable<'c>,
-    /// The kernel's values of which functions as the hardware approximates them are exact enough, and whether that which is
-    /// computed is one.
+    /// For each value of the kernel, whether hardware approximations are exact enough for functions that give it, and
+    /// whether they are for the value that is being computed.
     narrow: OnceCell<Vec<bool>>,
     approximates: Cell<bool>,
 }
@@ -48,7 +48,7 @@ impl<'c> Simt<'c> {
     /// LLVM does not know the target.
     pub fn new(context: &'c Context, name: &str, target: &Target) -> Result<Self, CompileError> {
         let module = context.create_module(name);
-        // Alignments follow from it.
+        // LLVM derives alignments from the data layout.
         module.set_data_layout(&target.machine()?.get_target_data().get_data_layout());
         let lines = LineTable::new(context, &module);
         Ok(Simt {
@@ -64,11 +64,12 @@ impl<'c> Simt<'c> {
     }
 
     /// The kernel that is written has values beside those of the body whose lines are meant.
-    pub fn add_values(&self, added: Added) {
+    pub fn add_values(&self, added: AddedValues) {
         self.lines.add(added);
     }
 
-    /// Of each value of the kernel that is written, whether functions that the hardware approximates are exact enough for it.
+    /// Of each value of the kernel that is written, whether functions that the hardware approximates are exact enough
+    /// for it.
     pub fn approximate_functions_of(&self, values: Vec<bool>) {
         self.narrow.set(values).expect("invariant: a builder writes one kernel");
     }
@@ -151,8 +152,8 @@ impl<'c> Simt<'c> {
         self.context.i32_type().const_int(n, false).into()
     }
 
-    /// All lanes have done what is before this, and see it.
-    pub fn meet(&self) {
+    /// Waits until all lanes of the warp have come here, and makes their writes visible to each other.
+    pub fn warp_barrier(&self) {
         self.call("llvm.nvvm.bar.warp.sync", &[], &[self.number(ALL)]);
     }
 
@@ -228,7 +229,7 @@ impl<'c> Simt<'c> {
         };
     }
 
-    /// Where this lane's element of a vector lies.
+    /// Address of this lane's element of a vector.
     fn own(&self, base: PointerValue<'c>, lane: Lane) -> PointerValue<'c> {
         self.at(base, self.index_mul(self.lane(), self.index(lane.bytes())))
     }
@@ -350,7 +351,7 @@ impl<'c> Builder for Simt<'c> {
     }
     fn store_first(&self, to: PointerValue<'c>, value: Value<'c>, lane: Lane) {
         self.store_one(to, value, lane, Some(self.mask_first(1)));
-        self.meet();
+        self.warp_barrier();
     }
 
     fn f32(&self, value: f64) -> Value<'c> {
@@ -430,7 +431,7 @@ impl<'c> Builder for Simt<'c> {
         self.loaded(Lane::F16, self.storable(Lane::F16, a))
     }
     fn to_bf16(&self, a: Value<'c>) -> Value<'c> {
-        // The upper half of a pair whose lower half is zero.
+        // A pair of bf16 whose lower half is zero has the bits of its upper half as an f32.
         self.convert(Convert::Bits(Lane::F32), self.half_pair(Half::Bf16, [self.f32(0.0), a]))
     }
     fn approximate(&self, function: Approximate, a: Value<'c>) -> Option<Value<'c>> {
@@ -450,7 +451,7 @@ impl<'c> Builder for Simt<'c> {
         self.widen(self.uniform(self.index_div(self.thread(), self.word(LANES as i64))))
     }
 
-    /// Through shared memory, where each member has a word of each lane for each vector.
+    /// Exchanges vectors through shared memory, where each member has a word of each lane for each vector.
     fn exchange(&self, own: &[Value<'c>], members: i64) -> Vec<Vec<Value<'c>>> {
         let (base, lane, count) = (self.shared(), self.narrow(self.lane()), own.len() as i64);
         let place = |member: IntValue<'c>, k: i64| {
@@ -458,7 +459,7 @@ impl<'c> Builder for Simt<'c> {
             let word = self.index_add(self.index_mul(vector, self.word(LANES as i64)), lane);
             self.index_add(base, self.index_mul(word, self.word(Lane::F32.bytes())))
         };
-        // What was there before has been read.
+        // All members must have read the previous content before it is overwritten.
         self.barrier();
         for (k, value) in (0..).zip(own) {
             self.store_shared(place(self.narrow(self.member()), k), &[*value]);
@@ -468,7 +469,7 @@ impl<'c> Builder for Simt<'c> {
     }
 
     fn first_member(&self, body: &mut dyn FnMut()) {
-        // All have read what it may write over.
+        // All members must have read what `body` may overwrite.
         self.barrier();
         self.if_so(self.equal(self.member(), self.index(0)), body);
     }
@@ -482,8 +483,8 @@ impl<'c> Builder for Simt<'c> {
         body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
     ) -> Vec<Value<'c>> {
         let left = self.counted([from, to, self.index(step)], carried, body);
-        // What a loop leaves in scratch is read by other lanes.
-        self.meet();
+        // Other lanes may read what a loop has left in scratch.
+        self.warp_barrier();
         left
     }
 }

@@ -1,8 +1,9 @@
-//! Kernels whose warps differ in what they do: stages of shared memory go around between a thread that fills them by tensor copies and warps that use them up.
+//! Kernels whose warps differ in what they do: stages of shared memory go around between a thread that fills them by
+//! tensor copies and warps that use them up.
 //!
-//! For each stage there are two mbarriers: one that it is full, which the bytes that arrive complete, and one that it is empty, at which warps arrive when they
-//! are done with it. All go through the same stages in the same order, so nothing else is shared. The warpgroup of the thread that copies
-//! gives registers to the others.
+//! For each stage there are two mbarriers: one that it is full, which the bytes that arrive complete, and one that it
+//! is empty, at which warps arrive when they are done with it. All go through the same stages in the same order, so
+//! nothing else is shared. The warpgroup of the thread that copies gives registers to the others.
 
 use super::asm::Instruction;
 use super::block::{Index, Variable};
@@ -22,18 +23,18 @@ pub fn more_registers(groups: i64, blocks: u32) -> u32 {
     ((even * (groups + 1) - i64::from(FEW_REGISTERS)) / groups / 8 * 8) as u32
 }
 
-/// So many stages, and where their mbarriers lie in shared memory.
+/// A number of stages, and the address of their mbarriers in shared memory.
 pub struct Stages<'a, 'c> {
     b: &'a Simt<'c>,
     barriers: Index<'c>,
     count: i64,
 }
 
-/// Where among the stages a thread is.
+/// The stage that a thread is at.
 #[derive(Clone, Copy)]
 pub struct Position<'c> {
     slot: Variable<'c>,
-    /// Of the phase that it waits for.
+    /// Parity of the phase that it waits for.
     parity: Variable<'c>,
 }
 
@@ -69,12 +70,12 @@ impl<'a, 'c> Stages<'a, 'c> {
         }
     }
 
-    /// Where the thread that fills stages begins: all are empty, the phase before the first is over.
+    /// Initial position of the thread that fills stages: all are empty, as if a phase before the first had ended.
     pub fn filling(&self) -> Position<'c> {
         self.start(1)
     }
 
-    /// Where those begin that use stages up.
+    /// Initial position of the threads that use stages up.
     pub fn using(&self) -> Position<'c> {
         self.start(0)
     }
@@ -131,26 +132,27 @@ impl<'a, 'c> Stages<'a, 'c> {
     }
 }
 
-/// The warp has done what it does with a stage, which may be to read or write words beside it: it arrives at one of the stage's mbarriers.
+/// Arrives at one of a stage's mbarriers when the whole warp is done with the stage, including reads and writes of
+/// words beside it.
 pub fn release<'c>(b: &Simt<'c>, barrier: Index<'c>) {
-    b.meet();
+    b.warp_barrier();
     b.if_so(b.equal(b.narrow(b.lane()), b.word(0)), || {
         b.asm(Instruction::Arrive, &[barrier.into()]);
     });
 }
 
-/// What one thread of the first warp does.
+/// Runs `f` in one thread of the first warp.
 pub fn elected(b: &Simt, f: impl FnOnce()) {
     first_warp(b, || one_lane(b, f));
 }
 
-/// What the first warp does.
+/// Runs `f` in the first warp.
 pub fn first_warp(b: &Simt, f: impl FnOnce()) {
     let warp = b.uniform(b.index_div(b.thread(), b.word(LANES as i64)));
     b.if_so(b.equal(warp, b.word(0)), f);
 }
 
-/// What one thread of a warp does.
+/// Runs `f` in one thread of the warp.
 pub fn one_lane(b: &Simt, f: impl FnOnce()) {
     let elected = b.asm(Instruction::Elect, &[])[0].into_int_value();
     b.if_so(b.equal(elected, b.word(1)), f);

@@ -33,7 +33,7 @@ impl<'c> Simt<'c> {
         (0..count).map(|k| self.element(loaded[k / of_word].into_int_value(), k % of_word, lane)).collect()
     }
 
-    /// Numbers as wide as an element.
+    /// The integer type as wide as an element.
     fn number_type(&self, lane: Lane) -> IntType<'c> {
         match lane.bytes() {
             1 => self.context.i8_type(),

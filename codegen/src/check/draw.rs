@@ -1,5 +1,5 @@
-//! What operands of a kernel are filled with, so that its results say something: no root of a negative number, indices
-//! within their tables, positions that ascend.
+//! What operands of a kernel are filled with, so that its results say something: no root of a negative number,
+//! indices within their tables, positions that ascend.
 
 use ir::dim::{Base, Dim, Dims};
 use ir::graph::{Body, Type, Value};
@@ -43,22 +43,22 @@ pub enum Draw {
     },
 }
 
-/// What is wanted of a value.
+/// What the uses of a value require of it.
 #[derive(Clone, Copy, Default)]
-struct Wanted {
+struct Requirement {
     positive: bool,
-    /// The greatest is looked for.
+    /// Its maximum is taken.
     low: bool,
-    /// An int by which others are divided.
+    /// It is an int by which others are divided.
     divides: bool,
     /// It is an index below this.
     below: Option<u64>,
     whole: Option<Draw>,
 }
 
-/// Ints of which nothing says how large they are.
+/// Bound of ints whose range nothing limits.
 const INTS: u64 = 16;
-/// Indices of which one may be none.
+/// Number of indices from which on one of them may be invalid.
 const SOME: u64 = 8;
 
 impl Draw {
@@ -81,16 +81,16 @@ fn indexed(body: &Body, v: Value) -> Option<Dim> {
 /// What each operand is filled with.
 pub fn draws(kernel: &Kernel) -> Vec<Draw> {
     let body = &kernel.body;
-    let mut wanted = vec![Wanted::default(); body.nodes.len()];
+    let mut required = vec![Requirement::default(); body.nodes.len()];
     let mut out = vec![None; kernel.inputs.len()];
     for v in body.values().rev() {
-        let (node, of) = (&body[v], wanted[v.index()]);
+        let (node, of) = (&body[v], required[v.index()]);
         let divides =
             matches!(node.op, Op::Binary(Binary::Div | Binary::Rem)) && node.ty.dtype == DType::I32 && matches!(body[node.args[1]].op, Op::Input(_));
         if divides {
-            wanted[node.args[1].index()].divides = true;
+            required[node.args[1].index()].divides = true;
         }
-        let mut positive = |slot: usize| wanted[node.args[slot].index()].positive = true;
+        let mut positive = |slot: usize| required[node.args[slot].index()].positive = true;
         match &node.op {
             Op::Unary(Unary::Sqrt | Unary::Rsqrt | Unary::Log | Unary::Recip) => positive(0),
             Op::Binary(Binary::Div | Binary::Rem) if divides => {}
@@ -101,7 +101,7 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
         }
         if of.positive {
             match &node.op {
-                // A square has no sign.
+                // A square is never negative, so its factor may have either sign.
                 Op::Binary(Binary::Mul) | Op::Dot { .. } if node.args[0] == node.args[1] => {}
                 Op::Binary(Binary::Mul | Binary::Div | Binary::Max | Binary::Min) | Op::Dot { .. } => [0, 1].map(positive).into_iter().collect(),
                 Op::Binary(Binary::Sub | Binary::Pow) => positive(0),
@@ -113,49 +113,49 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
             }
         }
         match &node.op {
-            Op::Reduce { kind: Reduce::Max, .. } | Op::ArgMax { .. } => wanted[node.args[0].index()].low = true,
-            Op::Cast | Op::Expand | Op::StopGradient if of.low => wanted[node.args[0].index()].low = true,
-            Op::Select if of.low => [1, 2].map(|slot: usize| wanted[node.args[slot].index()].low = true).into_iter().collect(),
+            Op::Reduce { kind: Reduce::Max, .. } | Op::ArgMax { .. } => required[node.args[0].index()].low = true,
+            Op::Cast | Op::Expand | Op::StopGradient if of.low => required[node.args[0].index()].low = true,
+            Op::Select if of.low => [1, 2].map(|slot: usize| required[node.args[slot].index()].low = true).into_iter().collect(),
             _ => {}
         }
-        let below = |slot: usize, end: u64, wanted: &mut Vec<Wanted>| {
-            let old = &mut wanted[node.args[slot].index()].below;
+        let below = |slot: usize, end: u64, required: &mut Vec<Requirement>| {
+            let old = &mut required[node.args[slot].index()].below;
             *old = Some(old.map_or(end, |b| b.min(end)));
         };
         match &node.op {
-            Op::Gather { dim } | Op::Scatter { dim } => below(1, body.dims[*dim].global, &mut wanted),
+            Op::Gather { dim } | Op::Scatter { dim } => below(1, body.dims[*dim].global, &mut required),
             Op::Compare(_) => {
                 for slot in 0..2 {
                     if let Some(d) = indexed(body, node.args[1 - slot]) {
-                        below(slot, body.dims[d].global, &mut wanted);
+                        below(slot, body.dims[d].global, &mut required);
                     }
                 }
             }
             Op::GroupedDot { rows, experts, .. } => {
-                wanted[node.args[2].index()].whole = Some(Draw::Ends { experts: *experts, rows: body.dims.size(*rows) });
+                required[node.args[2].index()].whole = Some(Draw::Ends { experts: *experts, rows: body.dims.size(*rows) });
             }
             Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
-                // Scores far apart, where nothing is made of them but their softmax.
+                // The forward pass computes nothing but a softmax of scores, so these may lie far apart.
                 if !matches!(node.op, Op::AttentionGrad(..)) {
-                    wanted[node.args[0].index()].whole = Some(Draw::Uneven);
+                    required[node.args[0].index()].whole = Some(Draw::Uneven);
                 }
-                // The first query sees no key.
+                // Keys begin at position 1, so the first query sees no key.
                 let further = a.further(&node.args);
                 for (least, k) in (0..).zip(a.scoring.ordered().into_iter().flatten()) {
-                    wanted[further[k].index()].whole = Some(Draw::Positions { least });
+                    required[further[k].index()].whole = Some(Draw::Positions { least });
                 }
                 for k in a.scoring.compared().into_iter().flatten() {
-                    wanted[further[k].index()].whole.get_or_insert(Draw::Documents);
+                    required[further[k].index()].whole.get_or_insert(Draw::Documents);
                 }
-                // Blocks of which nothing is seen, and some of which all is.
+                // Long runs of equal bools make some blocks fully hidden and some fully visible.
                 let of_one_side = |ty: &Type| ty.has(a.at) != ty.has(a.keys);
                 for v in further.iter().filter(|v| body[**v].ty.dtype == DType::Bool && of_one_side(&body[**v].ty)) {
-                    wanted[v.index()].whole.get_or_insert(Draw::There);
+                    required[v.index()].whole.get_or_insert(Draw::There);
                 }
             }
             Op::Binary(_) | Op::Add | Op::Select | Op::Cast | Op::Expand | Op::StopGradient => {
                 if let Some(end) = of.below {
-                    (0..node.args.len()).for_each(|slot| below(slot, end, &mut wanted));
+                    (0..node.args.len()).for_each(|slot| below(slot, end, &mut required));
                 }
             }
             Op::Input(i) => {
@@ -170,7 +170,7 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
                     DType::F32 | DType::Bf16 | DType::F16 if of.low => Draw::Low,
                     DType::F32 | DType::Bf16 | DType::F16 => Draw::Signed,
                 });
-                // Of several uses, the one that asks for most.
+                // An operand with several uses gets the draw of the most demanding one.
                 let old = out[*i as usize].get_or_insert(draw);
                 if matches!(old, Draw::Signed | Draw::Low | Draw::Below { .. } | Draw::Ints { .. }) && !matches!(draw, Draw::Signed | Draw::INTS) {
                     *old = draw;
@@ -182,21 +182,22 @@ pub fn draws(kernel: &Kernel) -> Vec<Draw> {
     out.into_iter().map(|draw| draw.unwrap_or(Draw::Signed)).collect()
 }
 
-/// The last number of 24 bits.
+/// One unit of a fraction of 24 bits.
 const UNIT: f64 = 1.0 / (1 << 24) as f64;
-/// The least size of a float.
+/// Least magnitude of a float other than 0.
 const LEAST: f64 = 1.0 / 32.0;
 
-/// How much larger the elements of some stretches are: so much that of a softmax's greatest scores some are greater by 32 powers of 2 than those before.
+/// How much larger the elements of some stretches are: so much that of a softmax's greatest scores some are greater
+/// by 32 powers of 2 than those before.
 const STEEP: f64 = 48.0;
-/// Places of a document.
+/// Positions of a document.
 const RUN: u64 = 40;
 /// Bools in a row that are the same: more than a block of keys has.
 const THERE: u64 = 135;
 /// Bytes of a stretch.
 const STRETCH: u64 = 512;
 
-/// A float for 64 random bits, so many bytes from where its operand begins or somewhere before.
+/// A float from 64 random bits. `byte` is its offset from where its operand begins, or from some point before.
 pub fn float(draw: Draw, byte: u64, bits: u64) -> f64 {
     let size = LEAST + (1.0 - LEAST) * (bits >> 40) as f64 * UNIT;
     let signed = if bits >> 1 & 31 == 0 {
@@ -214,7 +215,7 @@ pub fn float(draw: Draw, byte: u64, bits: u64) -> f64 {
     }
 }
 
-/// An int for 64 random bits, which does not depend on where it is.
+/// An int from 64 random bits, whatever its position.
 pub fn one_int(draw: Draw, bits: u64) -> i64 {
     match draw {
         Draw::Below { first: 0, .. } if bits & 15 == 0 => -1,
@@ -227,18 +228,18 @@ pub fn one_int(draw: Draw, bits: u64) -> i64 {
     }
 }
 
-/// An int for 64 random bits, at the index that an element has along each of its dims.
+/// An int from 64 random bits, at the index that an element has along each of its dims.
 pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> i64 {
     match draw {
         Draw::Positions { least } => at.iter().sum::<u64>().max(least) as i64,
         Draw::Documents => at.last().map_or(0, |i| i / RUN) as i64,
         Draw::There => i64::from((at.iter().sum::<u64>() / THERE).is_multiple_of(2)),
-        // Of some indices the last is none.
+        // The last of several indices is invalid.
         Draw::Below { first: 0, .. } if dims.elements(of) >= SOME && at.iter().zip(of).all(|(i, d)| i + 1 == dims.size(*d)) => -1,
         Draw::Ends { experts, rows } => {
             let place = of.iter().position(|d| *d == experts).unwrap_or(0);
             let part = at.iter().enumerate().filter(|(k, _)| *k != place).fold(0, |part, (_, i)| mix(part ^ i));
-            // An eighth of the rows is nobody's, and some experts have none.
+            // An eighth of the rows belongs to no expert, and some experts have no rows.
             let (share, mut end) = (rows - rows / 8, 0);
             for e in 0..=at[place] {
                 let bits = mix(part ^ e << 8 ^ 1);
@@ -257,7 +258,7 @@ pub fn scalars(kernel: &Kernel) -> Vec<f64> {
     let dims = &kernel.body.dims;
     let scalar = |(k, dtype): (usize, &DType)| {
         let begins = dims.list.iter().filter(|d| d.index.base == Base::Slot(k as u32));
-        // As the last rank has it.
+        // The offset is that of the last rank.
         let last = begins.map(|d| (d.global.max(1) - 1).saturating_sub(d.index.offset(d.size.max(1) - 1))).min();
         match (dtype.is_float(), last) {
             (true, _) => (k + 1) as f64 / (k + 2) as f64,

@@ -13,7 +13,7 @@ const LONGEST: u64 = 1 << 28;
 const MOST_BLOCKS: u64 = 1 << 24;
 
 /// A kernel's code for a GPU, and how it is launched.
-pub struct Code<'a> {
+pub struct GpuCode<'a> {
     pub name: &'a str,
     pub ptx: &'a str,
     pub tiles: u64,
@@ -22,7 +22,7 @@ pub struct Code<'a> {
 
 /// What the emulator says of code.
 #[derive(Debug, thiserror::Error)]
-pub enum Emulated {
+pub enum EmulationError {
     /// It cannot be run here, which says nothing of it.
     #[error("code for a GPU, which the emulator cannot run: {0}")]
     Unknown(String),
@@ -31,22 +31,22 @@ pub enum Emulated {
     Fault(String),
 }
 
-impl From<LoadError> for Emulated {
-    fn from(e: LoadError) -> Emulated {
-        Emulated::Unknown(e.to_string())
+impl From<LoadError> for EmulationError {
+    fn from(e: LoadError) -> EmulationError {
+        EmulationError::Unknown(e.to_string())
     }
 }
 
-impl From<LaunchError> for Emulated {
-    fn from(e: LaunchError) -> Emulated {
+impl From<LaunchError> for EmulationError {
+    fn from(e: LaunchError) -> EmulationError {
         match e {
-            LaunchError::Fault(_) => Emulated::Fault(e.to_string()),
-            LaunchError::Arguments { .. } => Emulated::Unknown(e.to_string()),
+            LaunchError::Fault(_) => EmulationError::Fault(e.to_string()),
+            LaunchError::Arguments { .. } => EmulationError::Unknown(e.to_string()),
         }
     }
 }
 
-/// Of so many blocks those that run: all, or the first, one between and the last.
+/// The blocks that run: all, or the first, one in between and the last.
 fn some(blocks: u32, cost: u64, between: u64) -> BTreeSet<usize> {
     if cost <= RUN {
         return (0..blocks as usize).collect();
@@ -57,7 +57,7 @@ fn some(blocks: u32, cost: u64, between: u64) -> BTreeSet<usize> {
 /// As many blocks as there are tiles for, so that each computes the fewest; where they share scratch, as many as a
 /// card would run.
 fn spread(launch: &Launch, tiles: u64) -> Launch {
-    // Where warps compute tiles by themselves, their blocks share nothing.
+    // Kernels whose warps compute tiles by themselves have no shared memory.
     let of_block = if launch.shared_bytes == 0 { u64::from(launch.block / WARP) } else { 1 };
     let grid = if launch.scratch_bytes > 0 { launch.grid } else { tiles.div_ceil(of_block).clamp(1, MOST_BLOCKS) as u32 };
     Launch { grid, ..launch.clone() }
@@ -82,7 +82,7 @@ pub struct EmulatedKernel {
     name: String,
     launch: emulator::Launch,
     parameters: Vec<u8>,
-    /// Where the kernel counts.
+    /// Address of the kernel's tile counter.
     counter: u64,
 }
 
@@ -91,7 +91,7 @@ impl EmulatedKernel {
     ///
     /// # Errors
     /// What the emulator does not know.
-    pub fn new(code: &Code, operands: &Operands, launch: &Launch, options: Options) -> Result<EmulatedKernel, Emulated> {
+    pub fn new(code: &GpuCode, operands: &Operands, launch: &Launch, options: Options) -> Result<EmulatedKernel, EmulationError> {
         let mut device = Device::new(options);
         let module = device.load(code.ptx)?;
         // SAFETY: operands outlive the device, begin at multiples of 64, and only its blocks use them.
@@ -100,7 +100,7 @@ impl EmulatedKernel {
         let scratch = device.allocate(launch.scratch_bytes);
         let counter = device.allocate(4);
         device.write(counter, &[0; 4])?;
-        let parameters = launch.pack(&addresses, &operands.scalar_bits, [scratch, counter], encode).map_err(Emulated::Unknown)?;
+        let parameters = launch.pack(&addresses, &operands.scalar_bits, [scratch, counter], encode).map_err(EmulationError::Unknown)?;
         let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
         Ok(EmulatedKernel { device, module, name: code.name.into(), launch, parameters, counter })
     }
@@ -109,8 +109,8 @@ impl EmulatedKernel {
     ///
     /// # Errors
     /// If its module does not have it.
-    pub fn kernel(&self) -> Result<(&emulator::Kernel, &emulator::Launch), Emulated> {
-        let kernel = self.module.kernel(&self.name).ok_or_else(|| Emulated::Unknown("its PTX has no kernel of its name".into()))?;
+    pub fn kernel(&self) -> Result<(&emulator::Kernel, &emulator::Launch), EmulationError> {
+        let kernel = self.module.kernel(&self.name).ok_or_else(|| EmulationError::Unknown("its PTX has no kernel of its name".into()))?;
         Ok((kernel, &self.launch))
     }
 
@@ -118,12 +118,12 @@ impl EmulatedKernel {
     ///
     /// # Errors
     /// At what it has left it.
-    pub fn counter(&self) -> Result<(), Emulated> {
+    pub fn counter(&self) -> Result<(), EmulationError> {
         let mut count = [0; 4];
         self.device.read(self.counter, &mut count)?;
         match u32::from_le_bytes(count) {
             0 => Ok(()),
-            n => Err(Emulated::Fault(format!("it leaves its counter of tiles at {n}"))),
+            n => Err(EmulationError::Fault(format!("it leaves its counter of tiles at {n}"))),
         }
     }
 
@@ -131,7 +131,7 @@ impl EmulatedKernel {
     ///
     /// # Errors
     /// What the emulator finds wrong, or cannot do.
-    pub fn blocks(&self, blocks: &[usize]) -> Result<Statistics, Emulated> {
+    pub fn blocks(&self, blocks: &[usize]) -> Result<Statistics, EmulationError> {
         Ok(self.device.launch_some(self.kernel()?.0, self.launch, &self.parameters, Some(blocks))?)
     }
 }
@@ -140,12 +140,12 @@ impl EmulatedKernel {
 ///
 /// # Errors
 /// What the emulator finds wrong, or cannot do.
-pub fn run(code: &Code, operands: &Operands, cost: u64, between: u64) -> Result<bool, Emulated> {
-    let launch = code.launch.ok_or_else(|| Emulated::Unknown("nothing says how it is launched".into()))?;
+pub fn run(code: &GpuCode, operands: &Operands, cost: u64, between: u64) -> Result<bool, EmulationError> {
+    let launch = code.launch.ok_or_else(|| EmulationError::Unknown("nothing says how it is launched".into()))?;
     let launch = spread(launch, code.tiles);
     let of_block = cost / u64::from(launch.grid);
     if of_block > LONGEST {
-        return Err(Emulated::Unknown(format!("a block of it goes through {of_block} points")));
+        return Err(EmulationError::Unknown(format!("a block of it goes through {of_block} points")));
     }
     let loaded = EmulatedKernel::new(code, operands, &launch, Options { threads: 1, ..Options::default() })?;
     let blocks: Vec<usize> = some(launch.grid, cost, between).into_iter().collect();

@@ -1,8 +1,8 @@
 //! Results in the place of operands: a launch may say so where a result at a point depends on the operand at that
 //! point alone. Code must then read what it needs of the operand before it writes there.
 
-use crate::check::memory::Mapped;
-use crate::check::operands::{Operands, Over};
+use crate::check::memory::MappedMemory;
+use crate::check::operands::{InPlaceOperands, Operands};
 use crate::check::{ResultElement, Wrong};
 use ir::graph::Type;
 use ir::kernel::Kernel;
@@ -24,7 +24,7 @@ pub fn pair(kernel: &Kernel) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// A place where it does not.
-pub fn same(kernel: &Kernel, apart: &Operands, over: &Over, seed: u64) -> Result<(), Wrong> {
+pub fn same(kernel: &Kernel, apart: &Operands, over: &InPlaceOperands, seed: u64) -> Result<(), Wrong> {
     for ((k, o), now) in kernel.outputs.iter().enumerate().zip(over.outputs()) {
         let ty = &kernel.body[o.value].ty;
         if let Some((index, got, want)) = differs(kernel, ty, &o.strides, (&apart.outputs[k], now), seed) {
@@ -37,11 +37,11 @@ pub fn same(kernel: &Kernel, apart: &Operands, over: &Over, seed: u64) -> Result
 }
 
 /// A place that was written and holds another number, with both.
-fn differs(kernel: &Kernel, ty: &Type, strides: &[u64], (before, now): (&Mapped, &Mapped), seed: u64) -> Option<(Vec<u64>, f64, f64)> {
+fn differs(kernel: &Kernel, ty: &Type, strides: &[u64], (before, now): (&MappedMemory, &MappedMemory), seed: u64) -> Option<(Vec<u64>, f64, f64)> {
     let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
     let all = sizes.iter().product::<u64>();
     for k in 0..all.min(PLACES) {
-        // Most of them where tiles surely ran.
+        // Most positions lie near both ends, where tiles surely ran.
         let mut number = match k {
             _ if all <= PLACES => k,
             k if k < BETWEEN => mix(seed ^ k) % all,

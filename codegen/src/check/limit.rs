@@ -3,7 +3,8 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Seconds of a processor that a kernel's code gets: its run takes milliseconds, and on the slowest machine not these.
+/// Seconds of a processor that a kernel's code gets: its run takes milliseconds, and on the slowest machine not
+/// these.
 pub const SECONDS: u64 = 60;
 
 /// Ends this process, by `SIGXCPU`, if something takes it so many seconds of a processor; one thing at a time.
@@ -12,7 +13,7 @@ pub fn within<T>(seconds: Option<u64>, run: impl FnOnce() -> T) -> T {
     let before = getrlimit(Resource::Cpu);
     let used = u64::try_from(clock_gettime(ClockId::ProcessCPUTime).tv_sec).unwrap_or(0);
     let end = before.current.unwrap_or(u64::MAX).min(used + seconds);
-    // Where it cannot be set, nothing ends what does not end, as without it.
+    // If the limit cannot be set, the code runs without one.
     let set = setrlimit(Resource::Cpu, Rlimit { current: Some(end), ..before }).is_ok();
     let out = run();
     if set {

@@ -21,7 +21,7 @@ pub struct Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         // SAFETY: nobody has code of it any more.
-        let _ = said(unsafe { LLVMOrcDisposeLLJIT(self.jit) });
+        let _ = llvm_result(unsafe { LLVMOrcDisposeLLJIT(self.jit) });
     }
 }
 
@@ -41,13 +41,13 @@ impl Drop for LoadedKernel<'_> {
 fn remove(tracker: LLVMOrcResourceTrackerRef) {
     // SAFETY: the tracker is released once, and nobody calls its code any more.
     unsafe {
-        let _ = said(LLVMOrcResourceTrackerRemove(tracker));
+        let _ = llvm_result(LLVMOrcResourceTrackerRemove(tracker));
         LLVMOrcReleaseResourceTracker(tracker);
     }
 }
 
 /// What LLVM says went wrong.
-fn said(error: LLVMErrorRef) -> Result<(), String> {
+fn llvm_result(error: LLVMErrorRef) -> Result<(), String> {
     if error.is_null() {
         return Ok(());
     }
@@ -61,7 +61,7 @@ fn said(error: LLVMErrorRef) -> Result<(), String> {
 }
 
 impl Loader {
-    /// Of code for this machine.
+    /// A loader of code for this machine.
     ///
     /// # Errors
     /// LLVM has none.
@@ -69,7 +69,7 @@ impl Loader {
         let mut jit = null_mut();
         // SAFETY: without a builder, LLVM makes one for this machine, whose target was initialised to say which
         // code runs here.
-        said(unsafe { LLVMOrcCreateLLJIT(&mut jit, null_mut()) })?;
+        llvm_result(unsafe { LLVMOrcCreateLLJIT(&mut jit, null_mut()) })?;
         Ok(Loader { jit })
     }
 
@@ -84,8 +84,8 @@ impl Loader {
         let (tracker, loaded) = unsafe {
             let tracker = LLVMOrcJITDylibCreateResourceTracker(LLVMOrcLLJITGetMainJITDylib(self.jit));
             let buffer = LLVMCreateMemoryBufferWithMemoryRangeCopy(object.as_ptr().cast(), object.len(), symbol.as_ptr());
-            let added = said(LLVMOrcLLJITAddObjectFileWithRT(self.jit, tracker, buffer));
-            (tracker, added.and_then(|()| said(LLVMOrcLLJITLookup(self.jit, &mut address, symbol.as_ptr()))))
+            let added = llvm_result(LLVMOrcLLJITAddObjectFileWithRT(self.jit, tracker, buffer));
+            (tracker, added.and_then(|()| llvm_result(LLVMOrcLLJITLookup(self.jit, &mut address, symbol.as_ptr()))))
         };
         match loaded {
             Ok(()) => {

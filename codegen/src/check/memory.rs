@@ -1,8 +1,8 @@
 //! Memory of operands as large as a kernel's own, of which only what is touched costs anything.
 //!
-//! An operand is one pool of random pages, mapped again and again: reading it needs no memory. An output is such a pool
-//! too, private to whom writes it. The number of pages is prime, so elements that are a power of two apart differ.
-//! Around an operand lie pages that cannot be touched, and an input cannot be written.
+//! An operand is one pool of random pages, mapped again and again: reading it needs no memory. An output is such a
+//! pool too, private to whom writes it. The number of pages is prime, so elements that are a power of two apart
+//! differ. Around an operand lie pages that cannot be touched, and an input cannot be written.
 
 use crate::check::draw::{self, Draw};
 use ir::dim::Dims;
@@ -17,13 +17,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ptr::null_mut;
 
-/// Of a pool.
+/// Pages of a pool.
 const PAGES: usize = 509;
 const PAGE: usize = 4096;
-/// Where operands begin: as a kernel's scratch does.
+/// Alignment of operands, which is that of a kernel's scratch.
 const ALIGN: usize = 64;
 
-/// What an output holds before: no number, -5898331, no bool.
+/// Fill pattern of outputs: NaN as a float, -5898331 as an i32, and no valid bool.
 const UNWRITTEN: u16 = 0xffa5;
 
 /// The same, byte by byte.
@@ -35,9 +35,9 @@ fn unwritten(byte: usize) -> u8 {
 const FEW: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Content {
+enum PoolContent {
     Unwritten,
-    /// No numbers.
+    /// Every float is NaN.
     Garbage,
     Floats {
         dtype: DType,
@@ -50,12 +50,12 @@ enum Content {
 /// Pools, each page filled when an operand first has it: those of most kernels have few.
 #[derive(Default)]
 pub struct Pools {
-    made: HashMap<Content, Pool>,
+    made: HashMap<PoolContent, Pool>,
 }
 
 struct Pool {
     file: OwnedFd,
-    content: Content,
+    content: PoolContent,
     filled: [bool; PAGES],
 }
 
@@ -70,7 +70,7 @@ fn encode(dtype: DType, x: f64, to: &mut [u8]) {
 }
 
 /// A page of a pool. What an element is depends on nothing but its place in the pool.
-fn content(content: Content, page: usize) -> [u8; PAGE] {
+fn content(content: PoolContent, page: usize) -> [u8; PAGE] {
     let mut bytes = [0; PAGE];
     let mut fill = |dtype: DType, of: &dyn Fn(u64) -> f64| {
         let first = (page * PAGE) as u64 / dtype.bytes();
@@ -78,17 +78,17 @@ fn content(content: Content, page: usize) -> [u8; PAGE] {
         elements.for_each(|(to, i)| encode(dtype, of(i), to));
     };
     match content {
-        Content::Unwritten => bytes.chunks_exact_mut(2).for_each(|to| to.copy_from_slice(&UNWRITTEN.to_le_bytes())),
-        Content::Garbage => bytes.fill(0xff),
-        Content::Floats { dtype, draw } => fill(dtype, &|i| draw::float(draw, i * dtype.bytes(), mix(i))),
-        Content::Ints(draw) => fill(DType::I32, &|i| draw::one_int(draw, mix(i)) as f64),
-        Content::Bools => fill(DType::Bool, &|i| (mix(i) >> 63) as f64),
+        PoolContent::Unwritten => bytes.chunks_exact_mut(2).for_each(|to| to.copy_from_slice(&UNWRITTEN.to_le_bytes())),
+        PoolContent::Garbage => bytes.fill(0xff),
+        PoolContent::Floats { dtype, draw } => fill(dtype, &|i| draw::float(draw, i * dtype.bytes(), mix(i))),
+        PoolContent::Ints(draw) => fill(DType::I32, &|i| draw::one_int(draw, mix(i)) as f64),
+        PoolContent::Bools => fill(DType::Bool, &|i| (mix(i) >> 63) as f64),
     }
     bytes
 }
 
 impl Pools {
-    fn of(&mut self, which: Content) -> Result<&mut Pool, Errno> {
+    fn of(&mut self, which: PoolContent) -> Result<&mut Pool, Errno> {
         match self.made.entry(which) {
             Entry::Occupied(made) => Ok(made.into_mut()),
             Entry::Vacant(none) => {
@@ -117,7 +117,7 @@ impl Pool {
 }
 
 /// A mapping between two pages that must not be touched.
-pub struct Mapped {
+pub struct MappedMemory {
     mapping: *mut u8,
     mapped: usize,
     start: *mut u8,
@@ -125,7 +125,7 @@ pub struct Mapped {
     bytes: usize,
 }
 
-impl Drop for Mapped {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping is its own. One that stays is lost, no more.
         let _ = unsafe { munmap(self.mapping.cast(), self.mapped) };
@@ -138,16 +138,17 @@ pub enum Access {
     Write,
 }
 
-impl Mapped {
-    /// So many bytes, which end less than [`ALIGN`] bytes before a page that must not be touched; of no pool, as yet.
-    fn reserved(bytes: usize, access: Access) -> Result<(Mapped, usize), Errno> {
+impl MappedMemory {
+    /// Reserves `bytes` bytes, which end less than [`ALIGN`] bytes before a page that must not be touched. They are
+    /// of no pool yet.
+    fn reserved(bytes: usize, access: Access) -> Result<(MappedMemory, usize), Errno> {
         let inner = bytes.div_ceil(PAGE).max(1) * PAGE;
         let mapped = inner + 2 * PAGE;
         // SAFETY: a new mapping.
         let mapping = unsafe { mmap_anonymous(null_mut(), mapped, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }?.cast::<u8>();
         // SAFETY: within the mapping.
         let start = unsafe { mapping.add(PAGE + (inner - bytes) / ALIGN * ALIGN) };
-        let new = Mapped { mapping, mapped, start, bytes };
+        let new = MappedMemory { mapping, mapped, start, bytes };
         if access == Access::Write {
             // SAFETY: the inner part of the mapping.
             unsafe { mprotect(mapping.add(PAGE).cast(), inner, MprotectFlags::READ | MprotectFlags::WRITE) }?;
@@ -155,9 +156,9 @@ impl Mapped {
         Ok((new, inner))
     }
 
-    /// So many bytes of a pool, from this page of it on.
-    fn of_pool(pool: &mut Pool, first: usize, bytes: usize, access: Access) -> Result<Mapped, Errno> {
-        let (new, inner) = Mapped::reserved(bytes, Access::Read)?;
+    /// Maps `bytes` bytes of a pool, from its page `first` on.
+    fn of_pool(pool: &mut Pool, first: usize, bytes: usize, access: Access) -> Result<MappedMemory, Errno> {
+        let (new, inner) = MappedMemory::reserved(bytes, Access::Read)?;
         let protection = if access == Access::Write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let (mut done, mut page) = (0, first % PAGES);
         while done < inner {
@@ -211,12 +212,12 @@ impl Mapped {
         }
     }
 
-    /// Whether the bytes before and behind the operand, up to the pages that must not be touched, are what they were: those of an output that began
-    /// unwritten, or those of `before`.
-    pub fn is_untouched_around(&self, before: Option<&Mapped>) -> bool {
+    /// Whether the bytes before and behind the operand, up to the pages that must not be touched, are what they were:
+    /// those of an output that began unwritten, or those of `before`.
+    pub fn is_untouched_around(&self, before: Option<&MappedMemory>) -> bool {
         let inner = self.mapped - 2 * PAGE;
         // SAFETY: the inner part of a mapping can be read. Of both, if they are of outputs of one size.
-        let all = |m: &Mapped| unsafe { std::slice::from_raw_parts(m.mapping.add(PAGE).cast_const(), inner) };
+        let all = |m: &MappedMemory| unsafe { std::slice::from_raw_parts(m.mapping.add(PAGE).cast_const(), inner) };
         // SAFETY: the operand begins in the inner part.
         let first = unsafe { self.start.offset_from(self.mapping) } as usize - PAGE;
         let (now, old) = (all(self), before.map(all));
@@ -224,9 +225,9 @@ impl Mapped {
     }
 
     /// Whether a byte of an output is what it was.
-    pub fn is_untouched(&self, before: Option<&Mapped>, byte: usize) -> bool {
+    pub fn is_untouched(&self, before: Option<&MappedMemory>, byte: usize) -> bool {
         // SAFETY: as for `get`.
-        let at = |m: &Mapped| unsafe { m.start.add(byte).read() };
+        let at = |m: &MappedMemory| unsafe { m.start.add(byte).read() };
         at(self) == before.map_or(unwritten(byte), at)
     }
 
@@ -252,21 +253,21 @@ pub fn bytes(dims: &Dims, ty: &Type, strides: &[u64]) -> u64 {
 
 impl Pools {
     /// An operand, number `key` of its kernel; to be written, it is a copy of its own.
-    pub fn input(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: usize, access: Access) -> Result<Mapped, Errno> {
+    pub fn input(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: usize, access: Access) -> Result<MappedMemory, Errno> {
         let size = bytes(dims, ty, strides);
         let pool = match (ty.dtype, draw) {
             (DType::Bool, Draw::There) => return self.ints(dims, ty, strides, draw, key as u64),
-            (DType::Bool, _) => Content::Bools,
-            (DType::I32, Draw::Below { .. } | Draw::Ints { .. }) if dims.elements(&ty.dims) > FEW => Content::Ints(draw),
+            (DType::Bool, _) => PoolContent::Bools,
+            (DType::I32, Draw::Below { .. } | Draw::Ints { .. }) if dims.elements(&ty.dims) > FEW => PoolContent::Ints(draw),
             (DType::I32, _) => return self.ints(dims, ty, strides, draw, key as u64),
-            (dtype, draw) => Content::Floats { dtype, draw },
+            (dtype, draw) => PoolContent::Floats { dtype, draw },
         };
-        // Operands of one kind are others.
-        Mapped::of_pool(self.of(pool)?, key * 97, size as usize, access)
+        // Operands of the same kind begin at different pages of the pool, so that they differ.
+        MappedMemory::of_pool(self.of(pool)?, key * 97, size as usize, access)
     }
 
-    fn ints(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: u64) -> Result<Mapped, Errno> {
-        let (new, _) = Mapped::reserved(bytes(dims, ty, strides) as usize, Access::Write)?;
+    fn ints(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: u64) -> Result<MappedMemory, Errno> {
+        let (new, _) = MappedMemory::reserved(bytes(dims, ty, strides) as usize, Access::Write)?;
         let mut at = vec![0; ty.dims.len()];
         for number in 0..dims.elements(&ty.dims) {
             let offset: u64 = at.iter().zip(strides).map(|(i, s)| i * s).sum();
@@ -289,21 +290,21 @@ impl Pools {
         Ok(new)
     }
 
-    /// What may hold anything: no numbers.
-    pub fn garbage(&mut self, bytes: u64) -> Result<Mapped, Errno> {
-        Mapped::of_pool(self.of(Content::Garbage)?, 0, bytes as usize, Access::Write)
+    /// Memory that may hold anything: every float is NaN.
+    pub fn garbage(&mut self, bytes: u64) -> Result<MappedMemory, Errno> {
+        MappedMemory::of_pool(self.of(PoolContent::Garbage)?, 0, bytes as usize, Access::Write)
     }
 
     /// An output that nothing has written yet.
-    pub fn unwritten(&mut self, bytes: u64) -> Result<Mapped, Errno> {
-        Mapped::of_pool(self.of(Content::Unwritten)?, 0, bytes as usize, Access::Write)
+    pub fn unwritten(&mut self, bytes: u64) -> Result<MappedMemory, Errno> {
+        MappedMemory::of_pool(self.of(PoolContent::Unwritten)?, 0, bytes as usize, Access::Write)
     }
 
     /// An output that is added to, and what it was before.
-    pub fn added_to(&mut self, dims: &Dims, ty: &Type, strides: &[u64], key: usize) -> Result<[Mapped; 2], Errno> {
-        let which = if ty.dtype.is_float() { Content::Floats { dtype: ty.dtype, draw: Draw::Signed } } else { Content::Ints(Draw::INTS) };
+    pub fn added_to(&mut self, dims: &Dims, ty: &Type, strides: &[u64], key: usize) -> Result<[MappedMemory; 2], Errno> {
+        let which = if ty.dtype.is_float() { PoolContent::Floats { dtype: ty.dtype, draw: Draw::Signed } } else { PoolContent::Ints(Draw::INTS) };
         let (pool, size) = (self.of(which)?, bytes(dims, ty, strides) as usize);
-        let mut of = |access| Mapped::of_pool(pool, key * 97, size, access);
+        let mut of = |access| MappedMemory::of_pool(pool, key * 97, size, access);
         Ok([of(Access::Write)?, of(Access::Read)?])
     }
 }

@@ -25,7 +25,7 @@ use crate::target::{Arch, Target};
 use draw::Draw;
 #[cfg(test)]
 pub use emulated::encode;
-use emulated::{Code, Emulated};
+use emulated::{EmulationError, GpuCode};
 use inkwell::targets::TargetMachine;
 use ir::kernel::Kernel;
 use ir::kernel::part::points;
@@ -34,9 +34,9 @@ use ir::random::{key, mix};
 use ir::work::Work;
 pub use limit::SECONDS;
 use load::Loader;
-use memory::{Access, Mapped, Pools};
-use operands::{Operands, Over};
-use places::Ran;
+use memory::{Access, MappedMemory, Pools};
+use operands::{InPlaceOperands, Operands};
+use places::KernelRun;
 use serde::{Deserialize, Serialize};
 
 /// Which kernels are held to their bodies.
@@ -116,7 +116,8 @@ impl std::fmt::Display for ResultElement {
     }
 }
 
-/// Points of loops that a kernel's code may go through in its run: some milliseconds. Of products, a sixteenth counts.
+/// Points of loops that a kernel's code may go through in its run: some milliseconds. Of products, a sixteenth
+/// counts.
 const RUN: u64 = 1 << 20;
 const PRODUCTS: u64 = 16;
 /// Points of a tile beyond which it is not run.
@@ -145,8 +146,9 @@ fn cost(kernel: &Kernel) -> u64 {
     others.map(|v| points(kernel, v)).fold(Work::of(kernel).flops / 2 / PRODUCTS, u64::saturating_add)
 }
 
-/// Ranges of tiles to run, in order: all in two, or the first, some and the last; of large tiles the first and the last alone. Two tiles at least, unless
-/// these take long, as the first sees to copies for the second; those between go from one line of tiles to the next.
+/// Ranges of tiles to run, in order: all in two, or the first, some and the last; of large tiles the first and the
+/// last alone. Two tiles at least, unless these take long, as the first sees to copies for the second; those between
+/// go from one line of tiles to the next.
 fn ranges(shape: Shape, cost: u64, seed: u64) -> Vec<[u64; 2]> {
     let (tiles, half) = (shape.tiles, shape.tiles / 2);
     let of_tile = (cost / tiles.max(1)).max(1);
@@ -180,7 +182,7 @@ fn foreign(target: &Target) -> Option<String> {
         Arch::Nvptx => Some("code for a GPU".into()),
         Arch::X86_64 => {
             let Ok(host) = Target::host() else { return Some("this CPU lacks AVX2 and FMA".into()) };
-            // Which also makes LLVM know what its loader asks for.
+            // Making the machine also initialises the target, which LLVM's loader needs.
             if let Err(error) = target.machine() {
                 return Some(error.to_string());
             }
@@ -221,26 +223,26 @@ impl Checker {
             Some((_, Some(why))) => return Ok(Verification::Foreign(why.clone())),
             _ => {}
         }
-        let ran = match self.run(kernel, compiled, target.arch) {
-            Ok(ran) => ran,
-            Err(Stopped::Unknown(why)) => return Ok(Verification::NotChecked(why)),
-            Err(Stopped::Wrong(wrong)) => return Err(wrong),
+        let run = match self.run(kernel, compiled, target.arch) {
+            Ok(run) => run,
+            Err(RunFailure::Unknown(why)) => return Ok(Verification::NotChecked(why)),
+            Err(RunFailure::Wrong(wrong)) => return Err(wrong),
         };
-        match places::judge(kernel, &ran, key(&compiled.name))? {
+        match places::judge(kernel, &run, key(&compiled.name))? {
             0 => Ok(Verification::NotChecked("no place of its results is small enough to be interpreted".into())),
             places => Ok(Verification::Passed { places }),
         }
     }
 
     /// Runs tiles of a kernel's code; again with results in the place of operands, if they may be there.
-    fn run(&mut self, kernel: &Kernel, compiled: &Compiled, arch: Arch) -> Result<Ran, Stopped> {
+    fn run(&mut self, kernel: &Kernel, compiled: &Compiled, arch: Arch) -> Result<KernelRun, RunFailure> {
         let (cost, seed) = (cost(kernel), key(&compiled.name));
         if arch == Arch::Nvptx {
             let operands = self.operands(kernel, 0)?;
             let ptx = std::str::from_utf8(&compiled.object).map_err(|e| e.to_string())?;
-            let code = Code { name: &compiled.name, ptx, tiles: compiled.shape.tiles, launch: compiled.launch.as_ref() };
+            let code = GpuCode { name: &compiled.name, ptx, tiles: compiled.shape.tiles, launch: compiled.launch.as_ref() };
             let whole = limit::within(self.limit, || emulated::run(&code, &operands, cost, mix(seed)))?;
-            return Ok(Ran { emulated: true, ..ran(operands, whole) });
+            return Ok(KernelRun { emulated: true, ..kernel_run(operands, whole) });
         }
         let shape = compiled.shape;
         let ranges = ranges(shape, cost, seed);
@@ -248,17 +250,17 @@ impl Checker {
         let of_tile = cost / shape.tiles.max(1);
         if of_tile > LONGEST {
             let points = if cost == u64::MAX { "more than 2^64".into() } else { of_tile.to_string() };
-            return Err(Stopped::Unknown(format!("a tile of it goes through {points} points")));
+            return Err(RunFailure::Unknown(format!("a tile of it goes through {points} points")));
         }
         let dims = &kernel.body.dims;
         let output = |o: &ir::kernel::Output| memory::bytes(dims, &kernel.body[o.value].ty, &o.strides);
         let written = kernel.outputs.iter().map(output).fold(0, u64::saturating_add);
         let touched = (u128::from(written) * u128::from(some) / u128::from(shape.tiles.max(1))) as u64;
         if touched.saturating_add(shape.scratch_bytes) > BYTES {
-            return Err(Stopped::Unknown(format!("its run takes {} MiB", touched.saturating_add(shape.scratch_bytes) >> 20)));
+            return Err(RunFailure::Unknown(format!("its run takes {} MiB", touched.saturating_add(shape.scratch_bytes) >> 20)));
         }
         let operands = self.operands(kernel, shape.scratch_bytes)?;
-        let over = in_place::pair(kernel).map(|pair| self.over(kernel, pair)).transpose()?;
+        let over = in_place::pair(kernel).map(|pair| self.in_place_operands(kernel, pair)).transpose()?;
         if self.loader.is_none() {
             self.loader = Some(Loader::new()?);
         }
@@ -266,7 +268,7 @@ impl Checker {
         let loaded = loader.load(&compiled.object, &compiled.name)?;
         let limit = self.limit;
         let call = |pointers: &[*mut u8]| {
-            // From the last to the first, as tiles do not wait for each other; each in two calls.
+            // Ranges run from the last to the first, as tiles do not wait for each other, each in two calls.
             for [begin, until] in ranges.iter().rev().filter(|[begin, until]| begin < until) {
                 let middle = begin + (until - begin).div_ceil(2);
                 for [first, end] in [[*begin, middle], [middle, *until]].into_iter().filter(|[first, end]| first < end) {
@@ -276,13 +278,13 @@ impl Checker {
                 }
             }
         };
-        call(&operands.all().map(Mapped::start).collect::<Vec<_>>());
+        call(&operands.all().map(MappedMemory::start).collect::<Vec<_>>());
         if let Some(over) = over {
             let inputs = operands.inputs.iter().enumerate().map(|(k, own)| if k == over.pair.1 { &over.place } else { own });
-            call(&inputs.chain(over.outputs()).map(Mapped::start).collect::<Vec<_>>());
-            in_place::same(kernel, &operands, &over, seed).map_err(Stopped::Wrong)?;
+            call(&inputs.chain(over.outputs()).map(MappedMemory::start).collect::<Vec<_>>());
+            in_place::same(kernel, &operands, &over, seed).map_err(RunFailure::Wrong)?;
         }
-        Ok(ran(operands, some == shape.tiles))
+        Ok(kernel_run(operands, some == shape.tiles))
     }
 
     /// What a kernel's code for a GPU can be run on.
@@ -290,21 +292,21 @@ impl Checker {
     /// # Errors
     /// If there is no memory for it.
     pub(crate) fn operands_of(&mut self, kernel: &Kernel) -> Result<Operands, String> {
-        self.operands(kernel, 0).map_err(|stopped| match stopped {
-            Stopped::Unknown(why) => why,
-            Stopped::Wrong(wrong) => wrong.to_string(),
+        self.operands(kernel, 0).map_err(|failure| match failure {
+            RunFailure::Unknown(why) => why,
+            RunFailure::Wrong(wrong) => wrong.to_string(),
         })
     }
 
-    fn input(&mut self, kernel: &Kernel, k: usize, draw: Draw, access: Access) -> Result<Mapped, Stopped> {
+    fn input(&mut self, kernel: &Kernel, k: usize, draw: Draw, access: Access) -> Result<MappedMemory, RunFailure> {
         let input = &kernel.inputs[k];
         Ok(self.pools.input(&kernel.body.dims, &input.ty, &input.strides, draw, k, access)?)
     }
 
     /// Random operands, results that nobody wrote, and so many bytes of scratch.
-    fn operands(&mut self, kernel: &Kernel, scratch_bytes: u64) -> Result<Operands, Stopped> {
+    fn operands(&mut self, kernel: &Kernel, scratch_bytes: u64) -> Result<Operands, RunFailure> {
         let draws = draw::draws(kernel).into_iter().enumerate();
-        let inputs: Vec<Mapped> = draws.map(|(k, draw)| self.input(kernel, k, draw, Access::Read)).collect::<Result<_, _>>()?;
+        let inputs: Vec<MappedMemory> = draws.map(|(k, draw)| self.input(kernel, k, draw, Access::Read)).collect::<Result<_, _>>()?;
         let (outputs, before) = self.outputs(kernel, None)?;
         let scratch = self.pools.garbage(scratch_bytes)?;
         let scalars = draw::scalars(kernel);
@@ -313,7 +315,7 @@ impl Checker {
     }
 
     /// Results, but for one, and what those of them hold before that are added to.
-    fn outputs(&mut self, kernel: &Kernel, but: Option<usize>) -> Result<(Vec<Mapped>, Vec<Option<Mapped>>), Stopped> {
+    fn outputs(&mut self, kernel: &Kernel, but: Option<usize>) -> Result<(Vec<MappedMemory>, Vec<Option<MappedMemory>>), RunFailure> {
         let dims = &kernel.body.dims;
         let (mut outputs, mut before) = (vec![], vec![]);
         for (k, o) in kernel.outputs.iter().enumerate().filter(|(k, _)| but != Some(*k)) {
@@ -331,42 +333,42 @@ impl Checker {
     }
 
     /// What is another one where a result takes the place of an operand.
-    fn over(&mut self, kernel: &Kernel, pair: (usize, usize)) -> Result<Over, Stopped> {
+    fn in_place_operands(&mut self, kernel: &Kernel, pair: (usize, usize)) -> Result<InPlaceOperands, RunFailure> {
         let place = self.input(kernel, pair.1, draw::draws(kernel)[pair.1], Access::Write)?;
-        Ok(Over { pair, place, others: self.outputs(kernel, Some(pair.0))?.0 })
+        Ok(InPlaceOperands { pair, place, others: self.outputs(kernel, Some(pair.0))?.0 })
     }
 }
 
 /// What tiles left of operands; all tiles, or some.
-fn ran(operands: Operands, whole: bool) -> Ran {
+fn kernel_run(operands: Operands, whole: bool) -> KernelRun {
     let Operands { inputs, outputs, before, scalars, .. } = operands;
     let beyond = outputs.iter().zip(&before).position(|(now, before)| !now.is_untouched_around(before.as_ref()));
-    Ran { inputs, outputs, before, scalars, whole, beyond, emulated: false }
+    KernelRun { inputs, outputs, before, scalars, whole, beyond, emulated: false }
 }
 
-/// Why a run says nothing of code, or what it says at once.
-enum Stopped {
+/// Why a run has no results: nothing can be said of the code, or it is wrong.
+enum RunFailure {
     Unknown(String),
     Wrong(Wrong),
 }
 
-impl From<String> for Stopped {
-    fn from(why: String) -> Stopped {
-        Stopped::Unknown(why)
+impl From<String> for RunFailure {
+    fn from(why: String) -> RunFailure {
+        RunFailure::Unknown(why)
     }
 }
 
-impl From<rustix::io::Errno> for Stopped {
-    fn from(e: rustix::io::Errno) -> Stopped {
-        Stopped::Unknown(e.to_string())
+impl From<rustix::io::Errno> for RunFailure {
+    fn from(e: rustix::io::Errno) -> RunFailure {
+        RunFailure::Unknown(e.to_string())
     }
 }
 
-impl From<Emulated> for Stopped {
-    fn from(e: Emulated) -> Stopped {
+impl From<EmulationError> for RunFailure {
+    fn from(e: EmulationError) -> RunFailure {
         match e {
-            Emulated::Unknown(_) => Stopped::Unknown(e.to_string()),
-            Emulated::Fault(fault) => Stopped::Wrong(Wrong::Fault(fault)),
+            EmulationError::Unknown(_) => RunFailure::Unknown(e.to_string()),
+            EmulationError::Fault(fault) => RunFailure::Wrong(Wrong::Fault(fault)),
         }
     }
 }

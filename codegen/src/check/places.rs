@@ -1,22 +1,22 @@
 //! Which places of a kernel's results are looked at, and what is to be there.
 
-use crate::check::memory::{self, Mapped};
+use crate::check::memory::{self, MappedMemory};
 use crate::check::{ResultElement, Wrong, rounding};
 use ir::dim::Dim;
 use ir::eval::Change;
 use ir::graph::Type;
 use ir::kernel::distance::{Distance, narrowest, rms};
-use ir::kernel::part::{Most, PartialKernel, all_points};
+use ir::kernel::part::{PartLimits, PartialKernel, all_points};
 use ir::kernel::{Kernel, dense};
 use ir::op::{DType, Op};
 use ir::random::mix;
 
 /// A run of some or all tiles.
-pub struct Ran {
-    pub inputs: Vec<Mapped>,
-    pub outputs: Vec<Mapped>,
+pub struct KernelRun {
+    pub inputs: Vec<MappedMemory>,
+    pub outputs: Vec<MappedMemory>,
     /// What those outputs hold before that are added to.
-    pub before: Vec<Option<Mapped>>,
+    pub before: Vec<Option<MappedMemory>>,
     pub scalars: Vec<f64>,
     /// Whether all tiles ran.
     pub whole: bool,
@@ -26,8 +26,8 @@ pub struct Ran {
     pub emulated: bool,
 }
 
-/// Of one result: what is interpreted at once, of so many parts at most, and altogether.
-const MOST: Most = Most { points: 1 << 19, places: 64 };
+/// What is interpreted of one result: at once, in how many parts at most, and altogether.
+const MOST: PartLimits = PartLimits { points: 1 << 19, places: 64 };
 const PARTS: usize = 4;
 const ALL: u64 = 1 << 21;
 /// A part that takes more is left out.
@@ -41,7 +41,7 @@ const ALONG: u64 = 1 << 12;
 struct Output<'a> {
     kernel: &'a Kernel,
     number: usize,
-    ran: &'a Ran,
+    run: &'a KernelRun,
     ty: &'a Type,
     sizes: Vec<u64>,
 }
@@ -57,8 +57,8 @@ impl Output<'_> {
 
     /// Whether a tile wrote there, as far as can be seen.
     fn is_written(&self, offset: u64) -> bool {
-        let now = &self.ran.outputs[self.number];
-        match &self.ran.before[self.number] {
+        let now = &self.run.outputs[self.number];
+        match &self.run.before[self.number] {
             Some(before) => now.get(self.ty.dtype, offset).to_bits() != before.get(self.ty.dtype, offset).to_bits(),
             None => !now.is_unwritten(self.ty.dtype, offset),
         }
@@ -122,18 +122,18 @@ struct Interpreted {
 
 impl Interpreted {
     fn new(output: &Output, part: PartialKernel) -> Interpreted {
-        let (kernel, ran, dtype) = (output.kernel, output.ran, output.ty.dtype);
+        let (kernel, run, dtype) = (output.kernel, output.run, output.ty.dtype);
         let mut operands = vec![vec![]; kernel.inputs.len()];
         for node in &part.kernel.body.nodes {
             if let Op::Input(i) = node.op {
-                let (input, memory) = (&kernel.inputs[i as usize], &ran.inputs[i as usize]);
+                let (input, memory) = (&kernel.inputs[i as usize], &run.inputs[i as usize]);
                 let offsets = part.offsets(&input.ty, &input.strides);
                 operands[i as usize] = offsets.into_iter().map(|o| memory.get(input.ty.dtype, o)).collect();
             }
         }
         let offsets = part.offsets(output.ty, output.strides());
         let got =
-            |o: &u64| (ran.whole && ran.before[output.number].is_some() || output.is_written(*o)).then(|| ran.outputs[output.number].get(dtype, *o));
+            |o: &u64| (run.whole && run.before[output.number].is_some() || output.is_written(*o)).then(|| run.outputs[output.number].get(dtype, *o));
         let got = offsets.iter().map(got).collect();
         let mut new = Interpreted { part, operands, offsets, want: vec![], got };
         new.want = new.run(output, &new.operands, &mut |_, _, _, _| {});
@@ -142,9 +142,9 @@ impl Interpreted {
 
     /// What the body says on these operands, where values on the way are changed.
     fn run(&self, output: &Output, operands: &[Vec<f64>], change: &mut Change<'_>) -> Vec<f64> {
-        let mut values = self.part.run_changed(operands, &output.ran.scalars, change).concat();
+        let mut values = self.part.run_changed(operands, &output.run.scalars, change).concat();
         let dtype = output.ty.dtype;
-        if let Some(before) = &output.ran.before[output.number] {
+        if let Some(before) = &output.run.before[output.number] {
             values.iter_mut().zip(&self.offsets).for_each(|(x, o)| *x += before.get(dtype, *o));
         }
         values.iter_mut().for_each(|x| *x = dtype.round(*x));
@@ -168,7 +168,7 @@ impl Interpreted {
     fn rounded(&self, output: &Output) -> Vec<f64> {
         let mut most = vec![0.0f64; self.want.len()];
         for time in 0..3 {
-            let mut change = rounding::change(&self.part.kernel.body, time, output.ran.emulated);
+            let mut change = rounding::change(&self.part.kernel.body, time, output.run.emulated);
             self.widen(&mut most, &self.run(output, &self.operands, &mut change));
         }
         most
@@ -179,9 +179,9 @@ impl Interpreted {
     }
 }
 
-/// Of operands, what is changed to see whether a result stands: more than a sum in f32 loses.
+/// Relative change of operands that shows how stable a result is: more than a sum in f32 loses.
 const DIGITS: f64 = 1.0 / (1 << 18) as f64;
-/// How many times further than that code may be: rounding has more than four ways.
+/// How many times that change code may be off: rounding has more ways than the four that are tried.
 const STEPS: f64 = 32.0;
 
 /// How far two numbers are from each other; infinitely, if one is no number.
@@ -193,8 +193,9 @@ fn far(a: f64, b: f64) -> f64 {
     if d.is_nan() { f64::INFINITY } else { d }
 }
 
-/// What rounding allows. Code for CPUs rounds to 16 bits where the body says: few results are the neighbour of what they should be, and all of them
-/// together are closer than if they were not rounded to the nearest. Code for GPUs rounds what tensor cores take as well, as probabilities of attention.
+/// What rounding allows. Code for CPUs rounds to 16 bits where the body says: few results are the neighbour of what
+/// they should be, and all of them together are closer than if they were not rounded to the nearest. Code for GPUs
+/// rounds what tensor cores take as well, as probabilities of attention.
 fn allowed(kernel: &Kernel, dtype: DType, emulated: bool) -> Distance {
     if !dtype.is_float() {
         return Distance::default();
@@ -210,15 +211,15 @@ fn allowed(kernel: &Kernel, dtype: DType, emulated: bool) -> Distance {
 }
 
 /// Holds what tiles wrote to the body, and gives the number of places that were looked at.
-pub fn judge(kernel: &Kernel, ran: &Ran, seed: u64) -> Result<u64, Wrong> {
-    if let Some(output) = ran.beyond {
+pub fn judge(kernel: &Kernel, run: &KernelRun, seed: u64) -> Result<u64, Wrong> {
+    if let Some(output) = run.beyond {
         return Err(Wrong::Beyond(output));
     }
     let mut places = 0;
     for number in 0..kernel.outputs.len() {
         let ty = &kernel.body[kernel.outputs[number].value].ty;
         let sizes = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
-        places += judge_output(&Output { kernel, number, ran, ty, sizes }, seed)?;
+        places += judge_output(&Output { kernel, number, run, ty, sizes }, seed)?;
     }
     Ok(places)
 }
@@ -226,8 +227,8 @@ pub fn judge(kernel: &Kernel, ran: &Ran, seed: u64) -> Result<u64, Wrong> {
 fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
     let one = output.kernel.of_output(output.number);
     let mut parts = vec![];
-    if output.ran.whole {
-        let most = Most { points: ALL, places: MOST.places * PARTS as u64 };
+    if output.run.whole {
+        let most = PartLimits { points: ALL, places: MOST.places * PARTS as u64 };
         parts.push(PartialKernel::among(&one, most, seed, &mut |d| (0..one.body.dims.size(d)).collect()));
     } else {
         let mut left = ALL;
@@ -244,15 +245,15 @@ fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
     parts.retain(|part| all_points(&part.kernel) <= LARGEST);
     let parts: Vec<Interpreted> = parts.into_iter().map(|part| Interpreted::new(output, part)).collect();
     let pairs = || parts.iter().flat_map(|p| p.got.iter().zip(&p.want)).filter_map(|(got, want)| Some(((*got)?, *want)));
-    if output.ran.whole
+    if output.run.whole
         && let Some((part, k)) = parts.iter().find_map(|p| Some((p, p.got.iter().position(Option::is_none)?)))
     {
         return Err(wrong(output, part, k));
     }
     let (got, want): (Vec<f64>, Vec<f64>) = pairs().unzip();
-    let allowed = allowed(output.kernel, output.ty.dtype, output.ran.emulated);
+    let allowed = allowed(output.kernel, output.ty.dtype, output.run.emulated);
     if !Distance::of(&got, &want, 0.0).is_within(allowed) {
-        // What the last digits of operands change says little; nor does what rounding makes of long sums.
+        // Differences that the last digits of operands, or rounding in long sums, can explain do not count.
         let scale = rms(want.iter().copied());
         let step = |(unsteady, rounded): (&f64, &f64)| STEPS * unsteady + rounded;
         let steps: Vec<Vec<f64>> = parts.iter().map(|p| p.unsteady(output).iter().zip(&p.rounded(output)).map(step).collect()).collect();
@@ -271,10 +272,10 @@ fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
             return Err(wrong(output, part, *k));
         }
     }
-    if output.ran.whole && output.ran.before[output.number].is_none() {
+    if output.run.whole && output.run.before[output.number].is_none() {
         all_written(output)?;
     }
-    if output.ran.whole && !nothing_between(output) {
+    if output.run.whole && !nothing_between(output) {
         return Err(Wrong::Beyond(output.number));
     }
     Ok(got.len() as u64)
@@ -303,7 +304,7 @@ fn nothing_between(output: &Output) -> bool {
         is_element[output.offset(at) as usize * size..][..size].fill(true);
         true
     });
-    let (now, before) = (&output.ran.outputs[output.number], output.ran.before[output.number].as_ref());
+    let (now, before) = (&output.run.outputs[output.number], output.run.before[output.number].as_ref());
     is_element.iter().enumerate().all(|(byte, is_element)| *is_element || now.is_untouched(before, byte))
 }
 
@@ -311,7 +312,7 @@ fn nothing_between(output: &Output) -> bool {
 fn all_written(output: &Output) -> Result<(), Wrong> {
     let elements = output.sizes.iter().product::<u64>();
     let is_dense = output.strides() == dense(&output.kernel.body.dims, output.ty);
-    if is_dense && output.ran.outputs[output.number].all_written(output.ty.dtype, elements) {
+    if is_dense && output.run.outputs[output.number].all_written(output.ty.dtype, elements) {
         return Ok(());
     }
     let mut open = None;

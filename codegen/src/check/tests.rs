@@ -1,17 +1,17 @@
 use super::draw::Draw;
 use super::*;
 use crate::object::{self, Emit};
-use crate::testing::Make;
+use crate::testing::KernelDraft;
 use ir::graph::{Type, Value};
 use ir::kernel::Family;
 use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Reduce, Scoring, Unary};
 
 /// What comes of a kernel's code, held to another kernel's body.
-fn held(code: &Kernel, body: &Kernel) -> Result<Verification, Wrong> {
-    held_on(&Target::host().expect("a supported machine"), code, body)
+fn checked(code: &Kernel, body: &Kernel) -> Result<Verification, Wrong> {
+    checked_on(&Target::host().expect("a supported machine"), code, body)
 }
 
-fn held_on(target: &Target, code: &Kernel, body: &Kernel) -> Result<Verification, Wrong> {
+fn checked_on(target: &Target, code: &Kernel, body: &Kernel) -> Result<Verification, Wrong> {
     [code, body].into_iter().for_each(|k| k.verify().expect("a well-formed test"));
     let compiled = object::compile(code, target, Emit::default()).expect("the kernel compiles");
     Checker { emulates: true, ..Checker::default() }.check(body, &compiled, target)
@@ -26,9 +26,9 @@ pub fn passes(kernel: &Kernel, target: &Target) {
 
 /// A kernel is what it says; and its code is not what another one says.
 fn is_told_from(kernel: &Kernel, other: &Kernel) {
-    let passed = held(kernel, kernel);
+    let passed = checked(kernel, kernel);
     assert!(matches!(passed, Ok(Verification::Passed { places }) if places > 0), "{passed:?}");
-    let wrong = held(kernel, other).expect_err("another kernel");
+    let wrong = checked(kernel, other).expect_err("another kernel");
     let Wrong::Value { place, got, want } = &wrong else { panic!("{wrong:?}") };
     let ty = &kernel.body[kernel.outputs[place.output].value].ty;
     let inside = place.index.iter().zip(&ty.dims).all(|((_, i), d)| *i < kernel.body.dims.size(*d));
@@ -37,7 +37,7 @@ fn is_told_from(kernel: &Kernel, other: &Kernel) {
 
 /// Rows whose sum, maximum and softmax are of this dtype.
 fn loops(dtype: DType, function: Unary, sizes: [u64; 2]) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, h] = [("s", sizes[0]), ("h", sizes[1])].map(|(n, size)| make.dim(n, size));
     let x = make.input(dtype, &[s, h]);
     let y = make.op(Op::Unary(function), &[x]);
@@ -47,7 +47,7 @@ fn loops(dtype: DType, function: Unary, sizes: [u64; 2]) -> Kernel {
 }
 
 fn gemm(dtype: DType, function: Unary, sizes: [u64; 3]) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [m, n, k] = [("m", sizes[0]), ("n", sizes[1]), ("k", sizes[2])].map(|(n, size)| make.dim(n, size));
     let (a, b) = (make.input(dtype, &[m, k]), make.input(dtype, &[k, n]));
     let c = make.op(Op::dot(vec![k]), &[a, b]);
@@ -56,7 +56,7 @@ fn gemm(dtype: DType, function: Unary, sizes: [u64; 3]) -> Kernel {
 }
 
 fn experts(function: Unary, sums_rows: bool) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [rows, e, h, f] = [("rows", 70), ("e", 5), ("h", 24), ("f", 33)].map(|(n, size)| make.dim(n, size));
     let a = make.input(DType::F32, &[rows, h]);
     let factor = if sums_rows { vec![rows, f] } else { vec![e, h, f] };
@@ -71,7 +71,7 @@ fn experts(function: Unary, sums_rows: bool) -> Kernel {
 }
 
 fn scatter(function: Unary, accumulate: bool) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, v, h] = [("s", 40), ("v", 60), ("h", 35)].map(|(n, size)| make.dim(n, size));
     let (values, index) = (make.input(DType::F32, &[s, h]), make.input(DType::I32, &[s]));
     let table = make.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(DType::F32, [v, h]));
@@ -82,7 +82,7 @@ fn scatter(function: Unary, accumulate: bool) -> Kernel {
 }
 
 fn attention(scale: f64, gradients: &[AttentionGrad]) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [heads, at, keys, d] = [("heads", 3), ("at", 50), ("keys", 50), ("d", 16)].map(|(n, size)| make.dim(n, size));
     let a = Attention { at, keys, d, values: d, scale: Real(scale), scoring: Scoring::causal(None) };
     let q = make.input(DType::F32, &[at, heads, d]);
@@ -111,13 +111,13 @@ fn code_of_loops_is_held_to_its_body() {
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         is_told_from(&loops(dtype, Unary::Exp, [9, 70]), &loops(dtype, Unary::Cos, [9, 70]));
     }
-    // Of a kernel this large some tiles run.
+    // Only some tiles of a kernel this large run.
     is_told_from(&loops(DType::F32, Unary::Exp, [3000, 3000]), &loops(DType::F32, Unary::Cos, [3000, 3000]));
 }
 
 /// Sums over this many rows, as gradients of biases are; of so many columns.
 fn columns([rows, columns]: [u64; 2], function: Unary) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, h] = [("s", rows), ("h", columns)].map(|(n, size)| make.dim(n, size));
     let x = make.input(DType::F32, &[s, h]);
     let x = make.op(Op::Unary(function), &[x]);
@@ -130,13 +130,13 @@ fn columns([rows, columns]: [u64; 2], function: Unary) -> Kernel {
 fn long_sums_are_held_to_their_bodies_as_far_as_rounding_goes() {
     for sizes in [[1 << 16, 768], [100_000, 10], [1 << 20, 64], [1 << 22, 1]] {
         for function in [Unary::Neg, Unary::Abs] {
-            let passed = held(&columns(sizes, function), &columns(sizes, function));
+            let passed = checked(&columns(sizes, function), &columns(sizes, function));
             assert!(matches!(passed, Ok(Verification::Passed { .. })), "{sizes:?}: {passed:?}");
         }
     }
-    // One of many rows is left out.
+    // The code leaves out one of many rows.
     let (less, more) = (columns([(1 << 16) - 1, 64], Unary::Neg), columns([1 << 16, 64], Unary::Neg));
-    assert!(matches!(held(&less, &more), Err(Wrong::Value { .. })));
+    assert!(matches!(checked(&less, &more), Err(Wrong::Value { .. })));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn code_of_attention_is_held_to_its_body() {
 #[test]
 fn a_place_that_is_left_out_is_found() {
     let (less, more) = (loops(DType::F32, Unary::Exp, [9, 70]), loops(DType::F32, Unary::Exp, [10, 70]));
-    let wrong = held(&less, &more).expect_err("a row is left out");
+    let wrong = checked(&less, &more).expect_err("a row is left out");
     assert!(matches!(&wrong, Wrong::Unwritten(place) if place.index[0] == ("s".to_string(), 9)), "{wrong}");
 }
 
@@ -182,7 +182,7 @@ fn code_for_other_machines_is_not_run() {
     let gpu = Target::gpu("sm_80");
     let compiled = object::compile(&kernel, &gpu, Emit::default()).expect("the kernel compiles");
     let said = Checker::default().check(&kernel, &compiled, &gpu);
-    // Only where it is asked for, as it takes seconds.
+    // Code for GPUs is emulated only on request, as that takes seconds.
     assert_eq!(said, Ok(Verification::Foreign("code for a GPU".into())));
 }
 
@@ -201,9 +201,9 @@ fn code_for_gpus_is_held_to_its_body() {
     for gpu in ["sm_80", "sm_90a"] {
         for (kernel, other) in &kernels {
             let target = Target::gpu(gpu);
-            let passed = held_on(&target, kernel, kernel);
+            let passed = checked_on(&target, kernel, kernel);
             assert!(matches!(passed, Ok(Verification::Passed { places }) if places > 0), "{gpu} {passed:?}");
-            let wrong = held_on(&target, kernel, other);
+            let wrong = checked_on(&target, kernel, other);
             assert!(matches!(wrong, Err(Wrong::Value { .. })), "{gpu} {wrong:?}");
         }
     }
@@ -212,19 +212,19 @@ fn code_for_gpus_is_held_to_its_body() {
 /// The first result lies where the operand was that the second one is made of too.
 #[test]
 fn results_in_the_place_of_operands_are_compared() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let d = make.dim("d", 100);
     let (x, y) = (make.input(DType::F32, &[d]), make.input(DType::F32, &[d]));
     let sum = make.op(Op::Add, &[x, y]);
     let product = make.op(Op::Binary(Binary::Mul), &[x, y]);
     let kernel = make.kernel(Family::Loops { grid: vec![d] }, &[sum, product]);
     assert_eq!(in_place::pair(&kernel), Some((0, 0)));
-    assert!(matches!(held(&kernel, &kernel), Ok(Verification::Passed { .. })));
-    // A row's sum is made of all of the row: the result cannot be there.
+    assert!(matches!(checked(&kernel, &kernel), Ok(Verification::Passed { .. })));
+    // The sum of a row depends on all of its elements, so no result may take the row's place.
     assert_eq!(in_place::pair(&loops(DType::F32, Unary::Exp, [9, 70])), None);
     let mut checker = Checker::default();
-    let (Ok(apart), Ok(over)) = (checker.operands(&kernel, 0), checker.over(&kernel, (0, 0))) else { panic!("operands") };
-    let write = |to: &memory::Mapped, k: usize, x: f32| {
+    let (Ok(apart), Ok(over)) = (checker.operands(&kernel, 0), checker.in_place_operands(&kernel, (0, 0))) else { panic!("operands") };
+    let write = |to: &memory::MappedMemory, k: usize, x: f32| {
         // SAFETY: an element of the operand, which may be written.
         unsafe { to.start().cast::<f32>().add(k).write(x) }
     };
@@ -233,7 +233,7 @@ fn results_in_the_place_of_operands_are_compared() {
         write(&apart.outputs[0], k, a + b);
         write(&apart.outputs[1], k, a * b);
         write(&over.place, k, a + b);
-        // As code does that reads the operand again once the first result is written.
+        // This is what code computes that reads the operand again after the first result was written.
         write(&over.others[0], k, if k < 70 { a * b } else { (a + b) * b });
     }
     let wrong = in_place::same(&kernel, &apart, &over, 1).expect_err("the second result is another one");
@@ -243,7 +243,7 @@ fn results_in_the_place_of_operands_are_compared() {
 /// Roots of what is positive, indices below their tables' sizes.
 #[test]
 fn operands_are_such_as_results_say_something_of() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, v] = [("s", 5), ("v", 9)].map(|(n, size)| make.dim(n, size));
     let (table, index, x) = (make.input(DType::F32, &[v]), make.input(DType::I32, &[s]), make.input(DType::F32, &[s]));
     let row = make.op_as(Op::Gather { dim: v }, &[table, index], Type::new(DType::F32, [s]));
@@ -252,14 +252,14 @@ fn operands_are_such_as_results_say_something_of() {
     let root = make.op(Op::Unary(Unary::Rsqrt), &[sum]);
     let kernel = make.kernel(Family::Loops { grid: vec![s] }, &[root]);
     assert_eq!(draw::draws(&kernel), [Draw::Positive, Draw::Below { first: 0, end: 9 }, Draw::Signed]);
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, v] = [("s", 5), ("v", 700)].map(|(n, size)| make.dim(n, size));
     let index = make.input(DType::I32, &[s]);
     let iota = make.source(Op::Iota(v), DType::I32, &[v]);
     let one = make.op(Op::Compare(Compare::Eq), &[index, iota]);
     let kernel = make.kernel(Family::Loops { grid: vec![s, v] }, &[one]);
     assert_eq!(draw::draws(&kernel), [Draw::Below { first: 0, end: 700 }]);
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, v] = [("s", 5), ("v", 9)].map(|(n, size)| make.dim(n, size));
     let (x, y, z) = (make.input(DType::Bf16, &[s, v]), make.input(DType::I32, &[s, v]), make.input(DType::I32, &[s, v]));
     let wide = make.op_as(Op::Cast, &[x], Type::new(DType::F32, [s, v]));
@@ -272,7 +272,7 @@ fn operands_are_such_as_results_say_something_of() {
 /// So that blocks of scores are skipped: a bool of each key says the same of many in a row.
 #[test]
 fn keys_are_there_in_long_runs() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [at, keys, d] = [("at", 5), ("keys", 300), ("d", 8)].map(|(n, size)| make.dim(n, size));
     let mut scoring = Scoring::PLAIN;
     scoring.seen = Some(scoring.step(Op::Input(1), DType::Bool, &[]));
@@ -291,7 +291,7 @@ fn keys_are_there_in_long_runs() {
 #[test]
 fn a_write_beside_the_elements_is_found() {
     let kernel = |size| {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [s, h] = [("s", 9), ("h", size)].map(|(n, size)| make.dim(n, size));
         let x = make.input(DType::F32, &[s, h]);
         let y = make.op(Op::Unary(Unary::Neg), &[x]);
@@ -300,8 +300,8 @@ fn a_write_beside_the_elements_is_found() {
         kernel.outputs[0].strides = vec![80, 1];
         kernel
     };
-    assert!(held(&kernel(70), &kernel(70)).is_ok());
-    let wrong = held(&kernel(70), &kernel(69)).expect_err("a column more");
+    assert!(checked(&kernel(70), &kernel(70)).is_ok());
+    let wrong = checked(&kernel(70), &kernel(69)).expect_err("a column more");
     assert!(matches!(wrong, Wrong::Beyond(_)), "{wrong}");
 }
 

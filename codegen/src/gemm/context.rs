@@ -1,7 +1,7 @@
 //! What the parts of a kernel under construction share.
 
 use super::plan::GemmPlan;
-use super::prefetch::Next;
+use super::prefetch::BlockPrefetch;
 use crate::build::Lane;
 use crate::build::llvm::Llvm;
 use crate::pointwise;
@@ -14,12 +14,13 @@ pub struct Gemm<'a, 'c> {
     pub kernel: &'a Kernel,
     pub plan: &'a GemmPlan,
     pub target: &'a Target,
-    /// The row stride of the sums of a tile that wait in scratch between blocks of contracted elements. With one block they never leave registers.
+    /// The row stride of the sums of a tile that wait in scratch between blocks of contracted elements. With one
+    /// block they never leave registers.
     pub partials: Option<i64>,
     /// The ops after the product are many: they are written as a loop over rows.
     pub long_epilogue: bool,
-    /// What products do for the next blocks of `A` and `B`, of those that are copied.
-    pub next: [Option<Next>; 2],
+    /// How micro-kernels prepare the next blocks of `A` and `B`, if these are copied.
+    pub next: [Option<BlockPrefetch>; 2],
 }
 
 impl Gemm<'_, '_> {

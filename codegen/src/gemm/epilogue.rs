@@ -46,7 +46,8 @@ pub struct Epilogue<'a, B: Builder> {
     pub row: B::Index,
     pub column: B::Index,
     pub outer: B::Index,
-    /// Where each lane's run of columns begins, if lanes do not have one column each. Runs are aligned ([`Builder::gather_run`]).
+    /// Where each lane's run of columns begins, if lanes do not have one column each. Runs are aligned
+    /// ([`Builder::gather_run`]).
     pub runs: Option<B::Vector>,
 }
 
@@ -64,8 +65,8 @@ impl<B: Builder> Memory<B> {
 }
 
 impl<B: Builder> Epilogue<'_, B> {
-    /// Reads all that [`Epilogue::write`] needs, for one column or a run of `count`: what is read before anything is stored
-    /// is not waited for one by one.
+    /// Reads all that [`Epilogue::write`] needs, for one column or a run of `count`: what is read before anything is
+    /// stored is not waited for one by one.
     pub fn read_all(&self, vector: ResultVector<B>, count: usize) -> Memory<B> {
         let (kernel, lane) = (self.kernel, |v: Value| pointwise::stored(self.kernel.body[v].ty.dtype));
         let inputs = inputs(kernel, self.product).into_iter().map(|(v, tensor)| (v, self.read(vector, tensor, lane(v), count)));
@@ -74,8 +75,8 @@ impl<B: Builder> Epilogue<'_, B> {
         Memory { inputs: inputs.collect(), outputs: outputs.collect() }
     }
 
-    /// Computes the ops after the product and stores the outputs. There is one sum, or one for each column of a run. What has
-    /// not been read is read where it is needed.
+    /// Computes the ops after the product and stores the outputs. There is one sum, or one for each column of a run.
+    /// What has not been read is read where it is needed.
     ///
     /// # Errors
     /// An op is not supported.
@@ -86,7 +87,7 @@ impl<B: Builder> Epilogue<'_, B> {
             sums.iter().map(|sum| ir::fault!("gemm.epilogue.rounded", *sum, pointwise::rounded(b, kernel.body[dot].ty.dtype, *sum))).collect();
         let mut known = memory.inputs;
         known.insert(dot, rounded);
-        // All values before any store: an output may lie over an input.
+        // All values are computed before any store, as an output may share the memory of an input.
         let values = kernel.outputs.iter().map(|o| self.value(o.value, vector, sums.len(), &mut known)).collect::<Result<Vec<_>, _>>()?;
         for ((position, output), mut values) in kernel.outputs.iter().enumerate().zip(values) {
             let dtype = kernel.body[output.value].ty.dtype;
@@ -160,7 +161,7 @@ impl<B: Builder> Epilogue<'_, B> {
             let column = b.int2(IntBinary::Add, b.splat(first), self.lanes());
             return b.int2(IntBinary::Rem, b.int2(IntBinary::Div, column, b.i64(inner)), b.i64(size));
         }
-        // The repetitions are numbered with the last direction fastest.
+        // Repetitions are numbered with the last axis fastest.
         let mut inner_axes = 1;
         for axis in product.outer.iter().rev() {
             if let Some((inner, size)) = axis.digit(dims, dim) {

@@ -1,9 +1,10 @@
 //! Products whose rows, or contracted elements, are of experts: which ones each expert has is read at run time.
 //!
-//! The tiles are those of all rows, whoever owns them. A tile of rows goes through the experts that own some of them and cuts these into panels of
-//! their own; so micro-kernels are made for every height. Work is that of owned rows, rows of nobody are filled with what follows a sum of 0.
+//! The tiles are those of all rows, whoever owns them. A tile of rows goes through the experts that own some of them
+//! and cuts these into panels of their own; so micro-kernels are made for every height. Work is that of owned rows,
+//! rows of nobody are filled with what follows a sum of 0.
 
-use super::copies::{Cell, Copies};
+use super::copies::{Copies, ScratchCell};
 use super::prefetch::Range;
 use super::product::Experts;
 use super::tile::{Pass, RowPanels, TileBuilder, TileProduct};
@@ -25,7 +26,8 @@ impl<'c> TileBuilder<'_, 'c> {
         Range { from, to: b.index_max(from, read(end)) }
     }
 
-    /// The rows `tile`: those of every expert with its `B`, then those of nobody. Copies of one `B` for equal `copies` are the same.
+    /// The rows `tile`: those of every expert with its `B`, then those of nobody. Copies of one `B` for equal
+    /// `copies` are the same.
     pub fn rows_of_experts(
         &self,
         tile: Range<'c>,
@@ -47,8 +49,8 @@ impl<'c> TileBuilder<'_, 'c> {
                 let factor = b.index_mul(expert, b.index(self.bytes(plan.b) * experts.axis.strides[plan.b]));
                 starts[plan.b] = b.at(starts[plan.b], factor);
                 let copy = ir::fault!("gemm.experts.copy", copies, b.index_add(b.index_mul(copies, count), expert));
-                let renew = b.index_unequal(self.get(Cell::Copy), copy);
-                self.set(Cell::Copy, copy);
+                let renew = b.index_unequal(self.get(ScratchCell::Copy), copy);
+                self.set(ScratchCell::Copy, copy);
                 self.passes(&TileProduct { rows: self.panels(from, to), columns, outer, starts: &starts }, renew, next);
             };
             b.branch(b.index_less(from, to), some, || ());
@@ -90,18 +92,18 @@ impl<'c> TileBuilder<'_, 'c> {
             let own = self.owned(end, expert, plan.k.size);
             (own, b.index_div(b.index_add(b.index_sub(own.to, own.from), b.index(ir::fault!("gemm.experts.blocks", 0, depth - 1))), b.index(depth)))
         };
-        // Counted first, so that the last one is known.
-        self.set(Cell::Passes, b.index(0));
-        self.set(Cell::Done, b.index(0));
-        b.for_each(b.index(0), repeats, 1, &mut |repeat| self.set(Cell::Passes, b.index_add(self.get(Cell::Passes), owned(repeat).1)));
+        // The blocks are counted first, so that the last one is known.
+        self.set(ScratchCell::Passes, b.index(0));
+        self.set(ScratchCell::Done, b.index(0));
+        b.for_each(b.index(0), repeats, 1, &mut |repeat| self.set(ScratchCell::Passes, b.index_add(self.get(ScratchCell::Passes), owned(repeat).1)));
         let some = || {
             b.for_each(b.index(0), repeats, 1, &mut |repeat| {
                 let (own, blocks) = owned(repeat);
                 b.for_each(b.index(0), blocks, 1, &mut |block| {
                     let k = b.index_add(own.from, b.index_mul(block, b.index(depth)));
-                    let (number, passes) = (self.get(Cell::Done), self.get(Cell::Passes));
+                    let (number, passes) = (self.get(ScratchCell::Done), self.get(ScratchCell::Passes));
                     let after = b.index_add(number, b.index(1));
-                    self.set(Cell::Done, after);
+                    self.set(ScratchCell::Done, after);
                     let [a, factor] = self.factors(part.starts, repeat, k);
                     let depth = b.index_min(b.index(depth), b.index_sub(ir::fault!("gemm.experts.end", b.index(plan.k.size), own.to), k));
                     let (first, last) = (b.index_equal(number, b.index(0)), b.index_equal(after, passes));
@@ -109,7 +111,7 @@ impl<'c> TileBuilder<'_, 'c> {
                 });
             });
         };
-        b.branch(b.index_equal(self.get(Cell::Passes), b.index(0)), || self.nothing(part, next), some);
+        b.branch(b.index_equal(self.get(ScratchCell::Passes), b.index(0)), || self.nothing(part, next), some);
     }
 }
 

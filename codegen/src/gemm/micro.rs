@@ -1,11 +1,12 @@
-//! The micro-kernel: a block of the result held in registers over all of a block's contracted elements, and what happens to it then.
+//! The micro-kernel: a block of the result held in registers over all of a block's contracted elements, and what
+//! happens to it then.
 
 use super::context::Gemm;
 use super::epilogue::{Epilogue, Memory, ResultVector};
-use super::prefetch::{self, PrefetchPart, Work};
+use super::prefetch::{self, PrefetchPart, PrefetchTask};
 use super::product::ExpertDim;
 use crate::CompileError;
-use crate::build::llvm::{CarriedValues, Index, Level, Llvm, Pointer, Vector, Visibility};
+use crate::build::llvm::{CacheLevel, CarriedValues, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
 use inkwell::values::FunctionValue;
@@ -39,9 +40,9 @@ const A: u32 = 0;
 const B: u32 = 1;
 const PARTIAL: u32 = 2;
 const SCALARS: u32 = 3;
-/// Room for the sums of one micro-kernel.
+/// Memory for the sums of one micro-kernel.
 const SPILL: u32 = 4;
-/// Its parts of the next blocks of `A` and `B`.
+/// The micro-kernel's parts of the next blocks of `A` and `B`.
 const NEXT: u32 = 5;
 /// Then one per tensor of the kernel, at the micro-kernel's first element.
 const TENSORS: u32 = NEXT + 2 * prefetch::POINTERS;
@@ -51,10 +52,10 @@ const ROW: u32 = 0;
 const COLUMN: u32 = 1;
 const OUTER: u32 = 2;
 const DEPTH: u32 = 3;
-/// Of the parts of the next blocks.
+/// Numbers of the parts of the next blocks.
 const NUMBERS: u32 = 4;
 const INDICES: u32 = NUMBERS + 2 * prefetch::NUMBERS;
-/// Of [`finish`] in place of the depth.
+/// Number of rows, which [`finish`] takes in place of the depth.
 const ROWS: u32 = 3;
 
 /// The position of the first index parameter.
@@ -62,8 +63,9 @@ fn first_index(g: &Gemm) -> u32 {
     TENSORS + (g.kernel.inputs.len() + g.kernel.outputs.len()) as u32
 }
 
-/// A function `(a, b, partial, scalars, spill, pointers of next.., tensors.., row, column, outer, depth, numbers of next..)`; row and column are the first ones in
-/// the product, `outer` counts the repetitions of the product. A long epilogue is in `finish`.
+/// A function `(a, b, partial, scalars, spill, pointers of next.., tensors.., row, column, outer, depth, numbers of
+/// next..)`; row and column are the first ones in the product, `outer` counts the repetitions of the product. A long
+/// epilogue is in `finish`.
 ///
 /// # Errors
 /// The epilogue has an op that is not supported.
@@ -133,8 +135,9 @@ fn mask<'c>(b: &Llvm<'c>, columns: i64, j: i64) -> Option<Vector<'c>> {
     (used < ir::fault!("gemm.columns.mask", 1, lanes)).then(|| b.mask_first(used as usize))
 }
 
-/// The epilogue of micro-kernels of this width, whose sums wait in their room: a function of their parameters, with the number of rows for the
-/// depth. Written once instead of once per vector: code stays short, and the sums' way through the cache is not felt.
+/// The epilogue of micro-kernels of this width, whose sums wait in memory: a function of their parameters, with the
+/// number of rows in place of the depth. Written once instead of once per vector, it keeps code short, and the sums'
+/// way through the cache costs nothing.
 ///
 /// # Errors
 /// The epilogue has an op that is not supported.
@@ -158,34 +161,34 @@ pub fn finish<'c>(g: &Gemm<'_, 'c>, columns: i64) -> Result<FunctionValue<'c>, C
     Ok(function)
 }
 
-/// Bytes of the room for a micro-kernel's sums.
+/// Bytes for a micro-kernel's sums.
 pub fn spill_bytes(plan: &super::plan::GemmPlan) -> i64 {
     4 * plan.blocks.tallest() * plan.blocks.width.max(32)
 }
 
 fn spill<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, row: Index<'c>, vector: i64) -> Pointer<'c> {
     let lanes = b.lanes() as i64;
-    // Two vectors per row at most.
+    // A row has at most two vectors.
     let line = b.at(b.pointer_parameter(function, SPILL), b.index_mul(row, b.index(4 * 2 * lanes)));
     b.at_const(line, 4 * vector * lanes)
 }
 
-/// What a micro-kernel brings into the cache beside the operands of the next steps: without it, each would wait for memory at its end, or the first one of
-/// the next row panel at every step.
-struct Ahead<'a, 'c> {
+/// What a micro-kernel prefetches beside the operands of its next steps. Without it, each one would wait for memory
+/// at its end, or the first one of the next row panel at every step.
+struct MicroPrefetch<'a, 'c> {
     b: &'a Llvm<'c>,
     rows: i64,
-    /// `A` in place: how many bytes beyond its own rows are those of the next row panel that this column panel sees to, one line of each at a step; the
-    /// column panels of a tile share them out.
+    /// For `A` in place: byte offsets of the rows of the next row panel that this column panel prefetches, one line
+    /// of each at a step. The column panels of a tile share the rows.
     next: Option<(Index<'c>, Vec<i64>)>,
-    /// What is read or written at the end: where it begins, bytes from row to row, and of a row.
+    /// Blocks that are read or written at the end: start, row stride and bytes of a row.
     blocks: Vec<(Pointer<'c>, i64, i64)>,
     /// The factors' next blocks.
-    copies: Vec<Work<'a, 'c>>,
+    copies: Vec<PrefetchTask<'a, 'c>>,
 }
 
-impl<'a, 'c> Ahead<'a, 'c> {
-    fn new(g: &'a Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant, vectors: i64) -> Ahead<'a, 'c> {
+impl<'a, 'c> MicroPrefetch<'a, 'c> {
+    fn new(g: &'a Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant, vectors: i64) -> MicroPrefetch<'a, 'c> {
         let (b, plan, pass) = (g.b, g.plan, variant.pass);
         let blocks = &plan.blocks;
         let next = (!blocks.pack_a).then(|| {
@@ -207,22 +210,23 @@ impl<'a, 'c> Ahead<'a, 'c> {
             pointers: std::array::from_fn(|i| b.pointer_parameter(function, NEXT + f * prefetch::POINTERS + i as u32)),
             numbers: std::array::from_fn(|i| b.index_parameter(function, first_index(g) + NUMBERS + f * prefetch::NUMBERS + i as u32)),
         };
-        let copies = (0..).zip(&g.next).filter_map(|(f, next)| Some(Work::new(b, next.as_ref()?, part(f)))).collect();
-        Ahead { b, rows: variant.rows, next, blocks: partial.into_iter().chain(tensors).collect(), copies }
+        let copies = (0..).zip(&g.next).filter_map(|(f, next)| Some(PrefetchTask::new(b, next.as_ref()?, part(f)))).collect();
+        MicroPrefetch { b, rows: variant.rows, next, blocks: partial.into_iter().chain(tensors).collect(), copies }
     }
 
-    /// The share of the iteration that begins at contracted element `k`, with `A` at `a`: a row of what the end needs.
+    /// Prefetches the share of the iteration at contracted element `k`, with `A` at `a`; of the blocks that the end
+    /// needs, one row.
     fn fetch(&self, k: Index<'c>, a: Pointer<'c>) {
         let b = self.b;
         if let Some((first, rows)) = &self.next {
-            rows.iter().for_each(|row| b.prefetch(b.at_const(b.at(a, *first), *row), Level::First));
+            rows.iter().for_each(|row| b.prefetch(b.at_const(b.at(a, *first), *row), CacheLevel::First));
         }
         let number = b.index_div(k, b.index(UNROLL));
-        self.copies.iter().for_each(|work| work.step(b, number));
+        self.copies.iter().for_each(|task| task.step(b, number));
         let row = b.index_min(number, b.index(self.rows - 1));
         for (start, stride, bytes) in &self.blocks {
             let place = b.at(*start, b.index_mul(row, b.index(*stride)));
-            (0..*bytes).step_by(64).for_each(|byte| b.prefetch(b.at_const(place, byte), Level::First));
+            (0..*bytes).step_by(64).for_each(|byte| b.prefetch(b.at_const(place, byte), CacheLevel::First));
         }
     }
 }
@@ -233,13 +237,14 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
     let lanes = b.lanes() as i64;
     let vectors = (variant.columns + lanes - 1) / lanes;
     let tail = variant.columns % lanes;
-    // Strides in bytes: of A over rows and contracted elements, of B over contracted elements.
+    // All strides are in bytes: `a_row` and `a_step` of A over rows and contracted elements, `b_step` of B over
+    // contracted elements.
     let packed_rows = if ir::fault!("gemm.experts.height", false, plan.owns(ExpertDim::Rows)) { plan.blocks.height } else { variant.rows };
     let (a_row, a_step) = if plan.blocks.pack_a { (4, 4 * packed_rows) } else { (4 * plan.m.strides[plan.a], 4 * plan.k.strides[plan.a]) };
     let b_step = if plan.blocks.pack_b { 4 * plan.blocks.width } else { 4 * plan.k.strides[plan.b] };
     let masked = |j: i64| (!plan.blocks.pack_b && j == vectors - 1 && tail != 0).then(|| b.mask_first(tail as usize));
 
-    let beside = Ahead::new(g, function, variant, vectors);
+    let prefetch_ahead = MicroPrefetch::new(g, function, variant, vectors);
     let step = |state: &CarriedValues<'c>, count: i64| {
         let (a, bp) = (state.pointers[0], state.pointers[1]);
         let mut sums = state.vectors.clone();
@@ -247,10 +252,10 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
             let row: Vec<Vector> = (0..vectors).map(|j| b.load(b.at_const(bp, k * b_step + 4 * j * lanes), Lane::F32, masked(j))).collect();
             let ahead = if plan.blocks.pack_b { AHEAD } else { AHEAD_IN_PLACE };
             for j in 0..vectors {
-                b.prefetch(b.at_const(bp, (k + ahead) * b_step + 4 * j * lanes), Level::First);
+                b.prefetch(b.at_const(bp, (k + ahead) * b_step + 4 * j * lanes), CacheLevel::First);
             }
             if plan.blocks.pack_a {
-                b.prefetch(b.at_const(a, (k + AHEAD) * a_step), Level::First);
+                b.prefetch(b.at_const(a, (k + AHEAD) * a_step), CacheLevel::First);
             }
             for i in 0..variant.rows {
                 let element = b.load_splat(b.at_const(a, k * a_step + i * a_row), Lane::F32);
@@ -269,10 +274,10 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
     };
     let whole = b.index_mul(b.index_div(depth, b.index(UNROLL)), b.index(UNROLL));
     let mut state = b.repeat_carrying(b.index(0), whole, b.index(UNROLL), &start, &mut |k, s| {
-        beside.fetch(k, s.pointers[0]);
+        prefetch_ahead.fetch(k, s.pointers[0]);
         step(s, UNROLL)
     });
-    beside.copies.iter().for_each(|work| work.finish(b, b.index_div(depth, b.index(UNROLL))));
+    prefetch_ahead.copies.iter().for_each(|task| task.finish(b, b.index_div(depth, b.index(UNROLL))));
     if ir::fault!("gemm.depth.rest", false, g.plan.k.size % UNROLL != 0) || plan.owns(ExpertDim::Contracted) {
         state = b.repeat_carrying(whole, depth, b.index(1), &state, &mut |_, s| step(s, 1));
     }

@@ -1,4 +1,5 @@
-//! Matrix products with fused pointwise ops, as register-blocked loops over packed operands (after Goto and van de Geijn, 2008).
+//! Matrix products with fused pointwise ops, as register-blocked loops over packed operands (after Goto and van de
+//! Geijn, 2008).
 //!
 //! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy what the
 //! tile needs of the factors, then run the micro-kernel over row panels and column panels. A copy that the next tile
@@ -37,25 +38,25 @@ use ir::kernel::Kernel;
 use ir::op::{Binary, Op, Unary};
 use micro::{PassPosition, Variant};
 use plan::GemmPlan;
-use prefetch::Next;
+use prefetch::BlockPrefetch;
 use product::ExpertDim;
 use std::collections::BTreeMap;
-use tile::{Call, TileBuilder};
+use tile::{TileBuilder, TileCall};
 
-/// Where parts of the scratch begin, at multiples of 64 bytes.
+/// Offsets of the parts of scratch, at multiples of 64 bytes.
 struct GemmScratch {
     /// Copies of `A` and `B`.
-    packed: [Room; 2],
+    packed: [PackBuffer; 2],
     partials: i64,
     spill: i64,
     cells: i64,
     bytes: i64,
 }
 
-/// Room for one copy of a factor, or for two, one after the other.
-struct Room {
+/// Memory for one packed copy of a factor, or for two, one after the other.
+struct PackBuffer {
     start: i64,
-    /// Of one.
+    /// Bytes of one copy.
     bytes: i64,
 }
 
@@ -72,8 +73,8 @@ impl GemmScratch {
         let packed = [0, 1].map(|factor| {
             let (is_copied, elements) = copies[factor];
             let of = if is_copied { aligned(elements) } else { 0 };
-            let is_made_ahead = g.next[factor].as_ref().is_some_and(Next::is_copied);
-            Room { start: part(1 + i64::from(is_made_ahead), of), bytes: of }
+            let is_made_ahead = g.next[factor].as_ref().is_some_and(BlockPrefetch::is_copied);
+            PackBuffer { start: part(1 + i64::from(is_made_ahead), of), bytes: of }
         });
         let partials = part(1, g.partials.map_or(0, |row_stride| aligned(blocks.most_panels() * blocks.tallest() * row_stride)));
         let spill = part(1, if g.long_epilogue { aligned(micro::spill_bytes(plan) / 4) } else { 0 });
@@ -104,7 +105,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<cr
     let partials = (passes != Some(1)).then(|| plan.blocks.partial_stride());
     let long_epilogue = kernel.body.nodes.iter().any(|n| is_long(&n.op));
     let mut g = Gemm { b, kernel, plan: &plan, target, partials, long_epilogue, next: [None, None] };
-    g.next = [0, 1].map(|factor| Next::new(&g, factor));
+    g.next = [0, 1].map(|factor| BlockPrefetch::new(&g, factor));
     let scratch = GemmScratch::new(&g);
     let functions = GemmFunctions::new(&g, passes)?;
     let entry = b.kernel(name);
@@ -112,7 +113,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<cr
         (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
     let tiles = TileBuilder { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch };
     b.branch(b.index_equal(entry.first_tile, entry.begin), || tiles.begin(), || ());
-    tiles.emit(&Call { first: entry.first_tile, end: entry.end_tile, begin: entry.begin, until: entry.until });
+    tiles.emit(&TileCall { first: entry.first_tile, end: entry.end_tile, begin: entry.begin, until: entry.until });
     b.finish_function();
     Ok(crate::Shape { tiles: plan.tiles() as u64, line: plan.line() as u64, scratch_bytes: scratch.bytes as u64 })
 }
@@ -135,7 +136,7 @@ impl<'c> GemmFunctions<'c> {
             (false, 0) => vec![blocks.height],
             (false, _) => vec![blocks.height + 1, blocks.height],
         };
-        let last = plan.panels(plan::Kept::B as usize).after;
+        let last = plan.panels(plan::KeptFactor::B as usize).after;
         let widths: Vec<i64> = if last != blocks.width && blocks.column_panels > 1 { vec![blocks.width, last] } else { vec![last] };
         let several = [
             PassPosition { resumes: false, finishes: false },
@@ -145,7 +146,7 @@ impl<'c> GemmFunctions<'c> {
         let whole = PassPosition { resumes: false, finishes: true };
         let pass_positions = match passes {
             Some(1) => vec![whole],
-            // An expert may have nothing to add, or little.
+            // An expert may have so few contracted elements that a single pass is both the first and the last.
             _ if plan.experts.is_some() => several.into_iter().chain([whole]).collect(),
             _ => several.to_vec(),
         };
@@ -162,7 +163,7 @@ impl<'c> GemmFunctions<'c> {
             };
             (items, pack::function(g.b, &panel))
         };
-        // Rows of an expert are copied as panels of one height, of which the last may have fewer.
+        // Rows of an expert are copied by one function, whose panels may have fewer rows than its height.
         let copied = if of_rows { vec![blocks.height] } else { heights.clone() };
         let pack_a = copied.iter().filter(|_| blocks.pack_a).map(|h| panel("rows", *h, [*h, blocks.packed_a()], &plan.m, plan.a)).collect();
         let pack_b =

@@ -1,10 +1,11 @@
 //! Copies of blocks of the factors in the order in which the micro-kernel reads them.
 
-use crate::build::llvm::{Index, Level, Llvm, Pointer, Vector, Visibility};
+use crate::build::llvm::{CacheLevel, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, IntBinary, Lane};
 use inkwell::values::FunctionValue;
 
-/// Panels to copy: each of `items` rows (or columns) by a run-time number of contracted elements, to `out[panel][k][item]`.
+/// Panels to copy: each of `items` rows (or columns) by a run-time number of contracted elements, to
+/// `out[panel][k][item]`.
 pub struct PackedPanel {
     pub name: String,
     pub items: i64,
@@ -16,7 +17,8 @@ pub struct PackedPanel {
     pub k_stride: i64,
     /// Elements in the source; in the copy they are f32.
     pub lane: Lane,
-    /// Its items may end before it does: the function takes their number too, and copies nothing, or any of them, in place of the others.
+    /// Panels may have fewer items: the function also takes their number, and copies nothing, or any of them, in
+    /// place of the others.
     pub bounded: bool,
 }
 
@@ -27,7 +29,8 @@ impl PackedPanel {
     }
 }
 
-/// A function `(from, to, k, panels)`, or `(from, to, k, 1, items)` if `bounded`, that copies adjacent panels. It may write up to one vector beyond each row of the copy, in ascending order.
+/// A function `(from, to, k, panels)`, or `(from, to, k, 1, items)` if `bounded`, that copies adjacent panels. It may
+/// write up to one vector beyond each row of the copy, in ascending order.
 pub fn function<'c>(b: &Llvm<'c>, panel: &PackedPanel) -> FunctionValue<'c> {
     let function = b.function(&panel.name, 2, if panel.bounded { 3 } else { 2 }, Visibility::Local);
     if panel.item_stride == 1 {
@@ -74,7 +77,7 @@ fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel)
             let source = b.at(source, b.index_mul(number, b.index(panel.bytes(panel.items))));
             let target = b.at(target, b.index_mul(number, b.index(4 * panel.out_panel)));
             for (first, used) in vectors(b, panel.items) {
-                b.prefetch(b.at_const(source, panel.bytes(first + AHEAD * panel.k_stride)), Level::Second);
+                b.prefetch(b.at_const(source, panel.bytes(first + AHEAD * panel.k_stride)), CacheLevel::Second);
                 copy_vector(b, [source, target], first, panel.lane, mask_of(b, function, panel, [first, used]));
             }
         });
@@ -115,8 +118,8 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel)
                                 false => b.at_const(from, panel.bytes((first + row) * panel.item_stride)),
                             };
                             let place = b.at(start, b.index_mul(k, b.index(panel.bytes(1))));
-                            // The same of the panel that follows.
-                            b.prefetch(b.at_const(place, panel.bytes(panel.items * panel.item_stride)), Level::Second);
+                            // The next panel's elements at the same position are prefetched.
+                            b.prefetch(b.at_const(place, panel.bytes(panel.items * panel.item_stride)), CacheLevel::Second);
                             b.load(place, panel.lane, mask)
                         }
                         false => b.f32(0.0),
@@ -125,7 +128,7 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &PackedPanel)
                 (first, b.transpose(&rows))
             })
             .collect();
-        // Row by row, since a vector may reach into the next row.
+        // Rows are stored in ascending order, since a vector may reach into the next row.
         let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
         for row in 0..lanes {
             for (first, values) in &columns {

@@ -10,7 +10,7 @@ use ir::kernel::Kernel;
 
 /// The factor whose copy outlives a tile: the tiles that share it follow one another.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum KeptFactor {
     A,
     B,
 }
@@ -44,13 +44,13 @@ pub struct BlockSizes {
     /// Contracted elements of a block, and blocks. All but the last are full.
     pub depth: i64,
     pub depths: i64,
-    /// In how many parts columns and rows are divided, as equal as can be: tiles.
+    /// In how many nearly equal parts columns and rows are divided into tiles.
     pub column_tiles: i64,
     pub row_tiles: i64,
     /// Row panels and column panels of one tile at most.
     pub tile_rows: i64,
     pub tile_columns: i64,
-    /// Tiles of rows, one after the other, that are computed together at most.
+    /// Most consecutive tiles of rows that are computed together.
     pub run: i64,
     /// In how many parts along its line ([`GemmPlan::line`]) threads get a tile. Parts that one thread has of a tile,
     /// it computes together.
@@ -69,9 +69,9 @@ struct Tiling {
     run: i64,
 }
 
-/// The contracted elements that one pass over a tile covers at most. Few more than one pass takes are not worth a second one, in which sums are stored
-/// and loaded again; of many, each pass covers less, so that its tile has the more columns (see
-/// [`BlockSizes::deepest`]).
+/// The contracted elements that one pass over a tile covers at most. Few more than one pass takes are not worth a
+/// second one, in which sums are stored and loaded again; of many, each pass covers less, so that its tile has the
+/// more columns (see [`BlockSizes::deepest`]).
 const MAX_DEPTH: i64 = 1024;
 /// Rows of a micro-kernel at most, whatever the registers.
 const TALLEST: i64 = 28;
@@ -81,7 +81,8 @@ const FEW_ROWS: i64 = 40;
 const IN_PLACE_DEPTH: i64 = 128;
 /// Tiles to aim for: enough to share between the threads of a rank.
 const TILES: i64 = 8;
-/// Parts of tiles to aim for: enough for more threads, and for any number of them to get shares that are nearly equal.
+/// Parts of tiles to aim for: enough for more threads, and for any number of them to get shares that are nearly
+/// equal.
 const PARTS: i64 = 128;
 /// A block is not made for fewer contracted elements than this because experts are many.
 const SMALL_SHARE: i64 = 256;
@@ -126,14 +127,14 @@ impl GemmPlan {
         }
         let Product { a, b, m, n, k, .. } = &product;
         let (a, b, of_rows) = (*a, *b, product.owns(ExpertDim::Rows));
-        // The micro-kernel reads f32: the copy of a 16-bit factor is where it becomes that.
+        // The micro-kernel reads f32, so a 16-bit factor must be copied, which converts it.
         let is_half = |tensor: usize| kernel.inputs[tensor].ty.dtype.is_half();
         let is_transposed = k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
         let pack_a = is_half(a) || is_transposed || k.strides[a] == 1 && rows_collide(target, 4 * m.strides[a], m.size.min(micro(target, n.size).1));
         let repeats = product.repeats();
         let mut blocks = match &product.experts {
             None => BlockSizes::new(target, [m.size, n.size, k.size], m.size, repeats, pack_a),
-            // An expert has its part of the rows, or more, or less.
+            // Block sizes assume that each expert has an equal part of the rows; it may have more or fewer.
             Some(x) if of_rows => {
                 BlockSizes::new(target, [m.size, n.size, k.size], div_ceil(m.size, x.axis.size), repeats, pack_a).of_any_rows(m.size)
             }
@@ -149,15 +150,15 @@ impl GemmPlan {
     }
 
     /// The factor whose copy outlives a tile: the tiles of a line share it.
-    pub fn kept(&self) -> Kept {
-        if self.blocks.pack_a && self.passes() == Some(1) && !self.owns(ExpertDim::Rows) { Kept::A } else { Kept::B }
+    pub fn kept(&self) -> KeptFactor {
+        if self.blocks.pack_a && self.passes() == Some(1) && !self.owns(ExpertDim::Rows) { KeptFactor::A } else { KeptFactor::B }
     }
 
     /// Tiles, whole ones, of a line, which follow one another.
     fn whole_of_line(&self) -> i64 {
         match self.kept() {
-            Kept::A => self.blocks.column_tiles,
-            Kept::B => self.blocks.row_tiles,
+            KeptFactor::A => self.blocks.column_tiles,
+            KeptFactor::B => self.blocks.row_tiles,
         }
     }
 
@@ -165,8 +166,8 @@ impl GemmPlan {
     pub fn divisions(&self) -> [i64; 2] {
         let BlockSizes { row_tiles, column_tiles, parts, .. } = self.blocks;
         match self.kept() {
-            Kept::A => [row_tiles, column_tiles * parts],
-            Kept::B => [row_tiles * parts, column_tiles],
+            KeptFactor::A => [row_tiles, column_tiles * parts],
+            KeptFactor::B => [row_tiles * parts, column_tiles],
         }
     }
 
@@ -177,18 +178,18 @@ impl GemmPlan {
 
     /// Parts of a line that are computed together at most.
     pub fn together(&self) -> i64 {
-        let run = if self.kept() == Kept::A { 1 } else { self.blocks.run };
+        let run = if self.kept() == KeptFactor::A { 1 } else { self.blocks.run };
         run * self.blocks.parts
     }
 
-    /// In how many parts to cut a tile.
+    /// The number of parts of a tile.
     fn parts(&self) -> i64 {
         let b = &self.blocks;
         let tiles = self.tiles();
-        // Experts that own contracted elements are repetitions, and share these.
+        // Experts that own contracted elements count as repetitions of the product, but share its elements.
         let shares = self.experts.as_ref().filter(|_| self.owns(ExpertDim::Contracted)).map_or(1, |x| x.axis.size);
         let work = 2 * self.m.size * self.n.size * self.k.size * self.repeats() / shares / MIN_TILE_FLOPS;
-        let panels = if self.kept() == Kept::A { b.column_panels } else { b.panels };
+        let panels = if self.kept() == KeptFactor::A { b.column_panels } else { b.panels };
         (PARTS.min(work) / tiles).min(panels / self.whole_of_line()).max(1)
     }
 
@@ -229,32 +230,33 @@ impl BlockSizes {
         let depth = if depths == 1 { k } else { div_ceil(div_ceil(k, depths), 16) * 16 };
         let depths = div_ceil(k, depth);
 
-        // Columns of a tile: its block of B stays in the second-level cache, beside what comes by.
+        // A tile has so few columns that its block of `B` stays in the L2 cache, beside what streams through.
         let resident = (i64::from(target.l2_bytes) / 2 / (4 * depth * width)).clamp(1, 16);
         let resident = column_panels.min(resident);
         let rows_within = |elements: i64| (i64::from(target.l2_bytes) / (4 * elements * height_of(m, panels))).max(4);
-        // Row panels of which copies of `A`, and sums that wait, stay there too.
+        // `most_rows` is the number of row panels whose copies of `A` and waiting sums stay in the L2 cache too.
         let most_rows = |columns: i64| {
             let copied = if pack_a { rows_within(depth) } else { panels };
             let waiting = if depths > 1 { rows_within(columns * width) } else { panels };
             panels.min(copied).min(waiting)
         };
-        // Threads are mostly a power of two.
+        // The number of tiles is a power of two, as that of threads mostly is.
         let wanted = 1 << (2 * m * n * k * repeats / MIN_TILE_FLOPS).clamp(1, TILES).ilog2();
         let tiling = |column_tiles: i64, row_tiles: i64| {
             let (tile_rows, tile_columns) = (div_ceil(panels, row_tiles), div_ceil(column_panels, column_tiles));
-            // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
+            // With one pass, the copy of `B` or `A` outlives a tile anyway, so tiles need not be computed together.
             let run = if depths > 1 { ((most_rows(tile_columns) + tile_rows / 2) / tile_rows).max(1) } else { 1 };
             let tiles = repeats * column_tiles * row_tiles;
-            // A thread goes through tiles that follow one another, and copies the kept factor anew where a line of tiles begins.
+            // A thread goes through consecutive tiles and copies the kept factor anew where a line of tiles begins.
             let fast = if pack_a && depths == 1 { column_tiles } else { row_tiles };
             let lines = tiles / fast;
             let borders = (1..wanted.min(tiles)).map(|thread| thread * tiles / wanted.min(tiles));
             let parts = lines + borders.filter(|tile| tile % fast != 0).count() as i64;
-            // As often as a part of a line is computed together, all its columns, or rows, are copied.
+            // The kept factor is copied once for each group of tiles of a line that are computed together.
             let kept = |elements: i64| if depths > 1 { parts * elements * div_ceil(tiles, parts * run) / lines } else { parts * elements / lines };
             let (copies_a, copies_b) = if pack_a && depths == 1 { (kept(m), row_tiles * n) } else { (column_tiles * m, kept(n)) };
-            // For each contracted element, in multiply-adds of a vector: a copy takes about one for an element, rows read in place a quarter of one.
+            // Costs are for each contracted element, in vector multiply-adds. Copying an element costs about one,
+            // reading it in place a quarter.
             let copies = if pack_a { copies_a } else { copies_a / 4 } + copies_b;
             let idle = m * n / lanes * (div_ceil(tiles, wanted) * wanted - tiles) / tiles;
             (copies + idle, Tiling { column_tiles, row_tiles, tile_rows, tile_columns, run })
@@ -290,8 +292,9 @@ impl BlockSizes {
         }
     }
 
-    /// Contracted elements of a pass at most. A copy of `A` serves the columns of a tile, one of `B` its rows, and sums are stored once per pass; as
-    /// the block of `B` fills the second-level cache, a tile has the fewer columns the deeper it is.
+    /// Contracted elements of a pass at most. A copy of `A` serves the columns of a tile, one of `B` its rows, and
+    /// sums are stored once per pass; as the block of `B` fills the second-level cache, a tile has the fewer columns
+    /// the deeper it is.
     fn deepest(target: &Target, k: i64, pack_a: bool) -> i64 {
         let l2 = i64::from(target.l2_bytes);
         if k <= MAX_DEPTH { MAX_DEPTH } else { (if pack_a { l2 / 4096 } else { l2 / 2048 }).clamp(256, MAX_DEPTH) }
@@ -330,15 +333,15 @@ impl BlockSizes {
     }
 }
 
-/// Vectors per row, and rows at most, of the micro-kernel for so many columns: accumulators, one row of `B` and one broadcast element share the
-/// register file.
+/// Vectors per row, and rows at most, of the micro-kernel for so many columns: accumulators, one row of `B` and one
+/// broadcast element share the register file.
 fn micro(target: &Target, columns: i64) -> (i64, i64) {
     let vectors = if columns <= target.lanes() as i64 { 1 } else { 2 };
     (vectors, ((i64::from(target.registers) - vectors - 1) / vectors).min(TALLEST))
 }
 
-/// Whether so many rows, read together, would drive one another out of the first-level cache, because they begin so many bytes apart that they share
-/// its places. A few rows too many do no harm: no line is needed for long.
+/// Whether so many rows, read together, would drive one another out of the first-level cache, because they begin so
+/// many bytes apart that they share its places. A few rows too many do no harm: no line is needed for long.
 fn rows_collide(target: &Target, bytes_apart: i64, rows: i64) -> bool {
     let way = i64::from(target.l1_way_bytes);
     let places = (1..=way).find(|n| n * bytes_apart % way == 0).unwrap_or(way);

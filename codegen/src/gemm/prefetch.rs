@@ -1,10 +1,10 @@
-//! What the products of a block do for the blocks that follow it. They wait for arithmetic alone: loads and stores between their steps cost next to
-//! nothing, while a copy by itself waits for memory.
+//! What the products of a block do for the blocks that follow it. They wait for arithmetic alone: loads and stores
+//! between their steps cost next to nothing, while a copy by itself waits for memory.
 
 use super::context::Gemm;
 use super::pack;
 use super::plan::PanelSizes;
-use crate::build::llvm::{Index, Level, Llvm, Pointer, Vector};
+use crate::build::llvm::{CacheLevel, Index, Llvm, Pointer, Vector};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
 use inkwell::values::IntValue;
@@ -20,7 +20,7 @@ pub struct Range<'c> {
 #[derive(Clone, Copy)]
 pub struct FactorBlock<'c> {
     pub start: Pointer<'c>,
-    /// Of rows or columns.
+    /// Panels of rows or columns.
     pub panels: Range<'c>,
     /// Contracted elements.
     pub depth: Index<'c>,
@@ -43,36 +43,39 @@ impl<'c> FactorBlock<'c> {
 
 /// Bytes of a line of the cache.
 const LINE: i64 = 64;
-/// With so many vector registers, and others for masks, products leave one free.
+/// With this many vector registers, and separate ones for masks, products leave one free.
 const REGISTERS: u32 = 32;
 
 /// Iterations from when a contracted element is brought near to when it is copied: as long as memory takes to answer.
 const DELAY: i64 = 8;
 
-/// How the micro-kernels of a pass see to the next block of a factor.
-pub enum Next {
-    /// Its own dim is dense: they copy it.
+/// How the micro-kernels of a pass prepare the next block of a factor.
+pub enum BlockPrefetch {
+    /// The factor's own dim is contiguous, and the micro-kernels copy the block.
     Copied(Strips),
-    /// Its contracted dim is: a copy transposes, which takes registers that products do not leave. They bring it near.
+    /// The contracted dim is contiguous. A copy would transpose, which takes registers that products do not leave, so
+    /// the micro-kernels only prefetch the block.
     Fetched(PrefetchedLines),
 }
 
-/// A copy in strips: some contracted elements of one panel for each micro-kernel. Strips that follow one another are of adjacent panels, which share pages.
+/// A copy in strips: some contracted elements of one panel for each micro-kernel. Strips that follow one another are
+/// of adjacent panels, which share pages.
 pub struct Strips {
     panels: PanelSizes,
     lane: Lane,
     /// Bytes in the factor: of an element, and from one contracted element to the next.
     bytes: i64,
     stride: i64,
-    /// Bytes in the copy: from one contracted element to the next, if that is not by the panel's size, and of a panel.
+    /// Bytes in the copy: from one contracted element to the next, if that is not by the panel's size, and of a
+    /// panel.
     copied_stride: Option<i64>,
     copied_panel: i64,
     /// Contracted elements of one iteration.
     times: i64,
 }
 
-/// Lines (contracted elements or rows, whichever are apart in memory) for row panels, and what is dense of a line for column panels: pieces, in the size of the
-/// cache's lines, for the iterations.
+/// Lines (contracted elements or rows, whichever are apart in memory) for row panels, and what is dense of a line for
+/// column panels: pieces, in the size of the cache's lines, for the iterations.
 pub struct PrefetchedLines {
     lines: i64,
     /// Bytes from line to line.
@@ -93,9 +96,9 @@ pub struct MicroTile<'c> {
 }
 
 /// What all parts of a pass have in common.
-pub struct Share<'c> {
+pub struct PassShare<'c> {
     block: FactorBlock<'c>,
-    /// Where the copy is to be.
+    /// Address of the copy.
     to: Pointer<'c>,
     /// Panels, contracted elements of all strips of one, and of each strip.
     panels: Index<'c>,
@@ -108,9 +111,9 @@ pub struct Share<'c> {
 /// The part of one micro-kernel.
 #[derive(Clone, Copy)]
 pub struct PrefetchPart<'c> {
-    /// Of a strip: where it begins, in the factor and in the copy. Of lines: where the first begins.
+    /// Start of the strip in the factor and in the copy. For lines, the start of the first line.
     pub pointers: [Pointer<'c>; POINTERS as usize],
-    /// Of a strip: contracted elements, and items of the panel. Of lines: how many.
+    /// Contracted elements of the strip, and items of its panel. For lines, their number.
     pub numbers: [Index<'c>; NUMBERS as usize],
 }
 
@@ -118,15 +121,16 @@ pub const POINTERS: u32 = 2;
 pub const NUMBERS: u32 = 2;
 
 impl<'c> PrefetchPart<'c> {
-    /// Of a factor that is not copied, or of which nothing is known.
+    /// The empty part, of a factor that is not copied or of which nothing is known.
     pub fn none(b: &Llvm<'c>, anywhere: Pointer<'c>) -> PrefetchPart<'c> {
         PrefetchPart { pointers: [anywhere; POINTERS as usize], numbers: [b.index(0); NUMBERS as usize] }
     }
 }
 
-impl Next {
-    /// Of `A` (0) or `B` (1). Absent if the factor is used in place, or neither of its dims is dense.
-    pub fn new(g: &Gemm, factor: usize) -> Option<Next> {
+impl BlockPrefetch {
+    /// The preparation of `A` (0) or `B` (1). `None` if the factor is used in place, or neither of its dims is
+    /// contiguous.
+    pub fn new(g: &Gemm, factor: usize) -> Option<BlockPrefetch> {
         let (plan, blocks) = (g.plan, &g.plan.blocks);
         if ![blocks.pack_a, blocks.pack_b][factor] {
             return None;
@@ -138,7 +142,7 @@ impl Next {
         let iterations = div_ceil(blocks.depth, super::micro::UNROLL);
         let times = |lines: i64, parts: i64, iterations: i64| div_ceil(div_ceil(lines, parts.max(1)), iterations.max(1));
         if own == 1 && plan.experts.is_none() && g.target.registers >= REGISTERS {
-            return Some(Next::Copied(Strips {
+            return Some(BlockPrefetch::Copied(Strips {
                 panels,
                 lane: g.lane(tensor),
                 bytes,
@@ -155,15 +159,21 @@ impl Next {
             _ => return None,
         };
         let pieces = div_ceil(bytes * dense, blocks.tile_columns * LINE);
-        Some(Next::Fetched(PrefetchedLines { lines, stride: bytes * stride, pieces, times: times(lines * pieces, blocks.tile_rows, iterations) }))
+        Some(BlockPrefetch::Fetched(PrefetchedLines {
+            lines,
+            stride: bytes * stride,
+            pieces,
+            times: times(lines * pieces, blocks.tile_rows, iterations),
+        }))
     }
 
     pub fn is_copied(&self) -> bool {
-        matches!(self, Next::Copied(_))
+        matches!(self, BlockPrefetch::Copied(_))
     }
 
-    /// How `block`, whose copy is to be at `to`, is divided among so many micro-kernels. Fewer than panels copy nothing.
-    pub fn share<'c>(&self, b: &Llvm<'c>, block: FactorBlock<'c>, to: Pointer<'c>, micros: Index<'c>) -> Share<'c> {
+    /// Divides `block`, whose copy is to be at `to`, among `micros` micro-kernels. If there are fewer of these than
+    /// panels, nothing is copied.
+    pub fn share<'c>(&self, b: &Llvm<'c>, block: FactorBlock<'c>, to: Pointer<'c>, micros: Index<'c>) -> PassShare<'c> {
         let (one, zero) = (b.index(1), b.index(0));
         let wanted = b.index_equal(block.wanted, one);
         let panels = b.index_select(wanted, b.index_sub(block.panels.to, block.panels.from), one);
@@ -172,19 +182,19 @@ impl Next {
         let depth = b.index_select(complete, block.depth, zero);
         let strips = b.index_max(strips, one);
         let each = ir::fault!("gemm.next.strip", b.index_div(depth, strips), b.index_div(b.index_add(depth, b.index_sub(strips, one)), strips));
-        Share { block, to, panels, depth, each, complete: b.index_select(complete, one, zero) }
+        PassShare { block, to, panels, depth, each, complete: b.index_select(complete, one, zero) }
     }
 
-    pub fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
+    pub fn part<'c>(&self, b: &Llvm<'c>, share: &PassShare<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
         match self {
-            Next::Copied(strips) => strips.part(b, share, micro_tile),
-            Next::Fetched(lines) => lines.part(b, &share.block, micro_tile),
+            BlockPrefetch::Copied(strips) => strips.part(b, share, micro_tile),
+            BlockPrefetch::Fetched(lines) => lines.part(b, &share.block, micro_tile),
         }
     }
 }
 
 impl Strips {
-    fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
+    fn part<'c>(&self, b: &Llvm<'c>, share: &PassShare<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
         let start = share.block.panels.from;
         let number = b.index_add(b.index_mul(micro_tile.row, micro_tile.columns), micro_tile.column);
         let part = b.index_div(number, share.panels);
@@ -205,7 +215,7 @@ impl Strips {
 }
 
 impl PrefetchedLines {
-    /// Of a block that is not wanted, none.
+    /// The lines of one micro-kernel; none if the block is not wanted.
     fn part<'c>(&self, b: &Llvm<'c>, block: &FactorBlock<'c>, micro_tile: MicroTile<'c>) -> PrefetchPart<'c> {
         let lines = b.index_mul(block.wanted, b.index(self.lines));
         let each = b.index_div(b.index_add(lines, b.index_sub(micro_tile.rows, b.index(1))), micro_tile.rows);
@@ -223,34 +233,34 @@ impl PrefetchedLines {
             let piece = b.index_sub(number, b.index_mul(line, b.index(self.pieces)));
             let along = b.at(part.pointers[0], b.index_mul(piece, b.index(LINE)));
             let place = b.at(along, b.index_mul(line, b.index(self.stride)));
-            b.branch(b.index_less(line, part.numbers[0]), || b.prefetch(place, Level::Second), || ());
+            b.branch(b.index_less(line, part.numbers[0]), || b.prefetch(place, CacheLevel::Second), || ());
         }
     }
 }
 
-/// A part, while the micro-kernel goes through it.
-pub struct Work<'a, 'c> {
-    next: &'a Next,
+/// The part of one micro-kernel, and how far it is.
+pub struct PrefetchTask<'a, 'c> {
+    next: &'a BlockPrefetch,
     part: PrefetchPart<'c>,
     /// Vectors of a panel, with the lanes that are its items'.
     vectors: Vec<(i64, Vector<'c>)>,
 }
 
-impl<'a, 'c> Work<'a, 'c> {
-    pub fn new(b: &Llvm<'c>, next: &'a Next, part: PrefetchPart<'c>) -> Work<'a, 'c> {
+impl<'a, 'c> PrefetchTask<'a, 'c> {
+    pub fn new(b: &Llvm<'c>, next: &'a BlockPrefetch, part: PrefetchPart<'c>) -> PrefetchTask<'a, 'c> {
         let vectors = match next {
-            Next::Copied(strips) => (0..strips.panels.largest()).step_by(b.lanes()),
-            Next::Fetched(_) => (0..0).step_by(1),
+            BlockPrefetch::Copied(strips) => (0..strips.panels.largest()).step_by(b.lanes()),
+            BlockPrefetch::Fetched(_) => (0..0).step_by(1),
         };
         let vectors = vectors.map(|first| (first, b.mask_below(b.index_sub(part.numbers[1], b.index(first))))).collect();
-        Work { next, part, vectors }
+        PrefetchTask { next, part, vectors }
     }
 
-    /// What belongs to an iteration of the micro-kernel.
+    /// Does the share of one iteration of the micro-kernel.
     pub fn step(&self, b: &Llvm<'c>, iteration: Index<'c>) {
         match self.next {
-            Next::Fetched(lines) => lines.fetch(b, &self.part, iteration),
-            Next::Copied(strips) => {
+            BlockPrefetch::Fetched(lines) => lines.fetch(b, &self.part, iteration),
+            BlockPrefetch::Copied(strips) => {
                 let is_mine = |element| b.index_less(element, self.part.numbers[0]);
                 for time in 0..strips.times {
                     let element = b.index_add(b.index_mul(iteration, b.index(strips.times)), b.index(time));
@@ -262,21 +272,22 @@ impl<'a, 'c> Work<'a, 'c> {
         }
     }
 
-    /// What is left after so many iterations: of a pass with fewer micro-kernels than most, or of less depth.
+    /// Copies what is left after `iterations`: a pass may have fewer micro-kernels than most, or less depth.
     pub fn finish(&self, b: &Llvm<'c>, iterations: Index<'c>) {
-        if let Next::Copied(strips) = self.next {
+        if let BlockPrefetch::Copied(strips) = self.next {
             let iterations = b.index_sub(b.index_max(iterations, b.index(DELAY)), b.index(DELAY));
             let done = b.index_mul(b.index_add(iterations, b.index(ir::fault!("gemm.next.done", 1, 0))), b.index(strips.times));
             b.for_each(done, self.part.numbers[0], 1, &mut |element| self.copy(b, strips, element));
         }
     }
 
-    /// Brings a contracted element of the strip near, and a line beyond: it is the next strip's, and memory may take longer than the delay to answer.
+    /// Prefetches a contracted element of the strip and the line after it, which is the next strip's: memory may take
+    /// longer than the delay to answer.
     fn fetch(&self, b: &Llvm<'c>, strips: &Strips, element: Index<'c>) {
         let from = b.at(self.part.pointers[0], b.index_mul(element, b.index(strips.stride)));
         let end = strips.bytes * strips.panels.largest() + LINE;
         for byte in (0..end).step_by(LINE as usize).chain([end - 1]) {
-            b.prefetch(b.at_const(from, byte), Level::First);
+            b.prefetch(b.at_const(from, byte), CacheLevel::First);
         }
     }
 

@@ -19,7 +19,8 @@ pub struct Product {
     pub m: Axis,
     pub n: Axis,
     pub k: Axis,
-    /// Directions of the result that are not part of the matrix product proper: batch dims, and rows or columns that no single stride walks.
+    /// Directions of the result that are not part of the matrix product proper: batch dims, and rows or columns that
+    /// no single stride walks.
     pub outer: Vec<Axis>,
     /// Contracted directions beside `k`, because no single stride walks both.
     pub outer_k: Vec<Axis>,
@@ -32,7 +33,8 @@ pub struct Product {
 pub struct Experts {
     /// The tensor that says where the part of each expert ends.
     pub ends: Tensor,
-    /// Along it `b` (of rows) or the result (of contracted elements) differ. It is the outermost of `outer` in the latter case.
+    /// Along it `b` (of rows) or the result (of contracted elements) differ. It is the outermost of `outer` in the
+    /// latter case.
     pub axis: Axis,
     pub own: ExpertDim,
 }
@@ -83,17 +85,17 @@ impl Product {
                 Some(Experts { ends: ends as usize, axis: single(experts), own })
             }
         };
-        // Neither the experts nor the rows that they share are merged with other dims; what ends depend on is repeated.
+        // Dims of experts and of the rows that they share are not merged. Dims that the ends have are repetitions.
         let of_rows = experts.as_ref().is_some_and(|x| x.own == ExpertDim::Rows);
         let apart = |d: &Dim| grouped.is_some_and(|(rows, experts)| *d == experts || *d == rows);
         let part = |d: &Dim| !apart(d) && experts.as_ref().is_some_and(|x| tensors[x.ends].0.has(*d));
         let result = &kernel.outputs[0];
         let result_type = &body[result.value].ty;
-        // Dims of the result, outermost first by their strides in memory.
+        // `order` has the dims of the result by descending stride.
         let mut order = body[dot].ty.dims.clone();
         order.sort_by_key(|d| std::cmp::Reverse(layout::stride(result_type, &result.strides, *d)));
         let has = |tensor: usize, d: &Dim| tensors[tensor].0.has(*d);
-        // The last direction of the result is the one that vectors run along: it must come from `b`.
+        // Vectors run along the innermost dim of the result, so it must come from `b`.
         let last = order.iter().rev().find(|d| body.dims.size(**d) != 1 && has(a, d) != has(b, d));
         if last.is_some_and(|d| has(a, d)) && !of_rows {
             std::mem::swap(&mut a, &mut b);

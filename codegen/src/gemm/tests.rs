@@ -1,6 +1,6 @@
 use super::plan::GemmPlan;
 use crate::target::Target;
-use crate::testing::{Make, RandomNumbers, check, random_inputs, run_in_calls, seeds};
+use crate::testing::{KernelDraft, RandomNumbers, check, random_inputs, run_in_calls, seeds};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -20,7 +20,7 @@ const LAYOUTS: [Layout; 4] = [
     Layout { a_transposed: true, b_transposed: true },
 ];
 
-fn product(make: &mut Make, layout: Layout, [m, n, k]: [u64; 3]) -> ([Dim; 2], Value) {
+fn product(make: &mut KernelDraft, layout: Layout, [m, n, k]: [u64; 3]) -> ([Dim; 2], Value) {
     let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
     let a = make.input(DType::F32, &if layout.a_transposed { [k, m] } else { [m, k] });
     let b = make.input(DType::F32, &if layout.b_transposed { [n, k] } else { [k, n] });
@@ -30,7 +30,7 @@ fn product(make: &mut Make, layout: Layout, [m, n, k]: [u64; 3]) -> ([Dim; 2], V
 }
 
 fn plain(layout: Layout, sizes: [u64; 3]) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let (_, c) = product(&mut make, layout, sizes);
     make.kernel(Family::Gemm, &[c])
 }
@@ -46,7 +46,7 @@ fn products_of_odd_sizes_agree_in_all_four_layouts() {
 
 #[test]
 fn several_blocks_of_contracted_elements_add_up() {
-    // Of few rows, few products copy much of the next blocks; of a single panel, too few products to copy anything.
+    // With few rows, few micro-kernels copy large shares of the next blocks; with a single panel, they copy nothing.
     for sizes in [[105, 40, 1030], [30, 300, 1100], [9, 70, 1030]] {
         for layout in LAYOUTS {
             check(&plain(layout, sizes), &[], 1e-4);
@@ -150,7 +150,7 @@ fn an_accumulated_product_adds_to_its_output() {
 #[test]
 fn bias_activation_residual_and_scale_follow_the_product() {
     for sizes in [[13, 37, 20], [104, 40, 1100]] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let ([m, n], c) = product(&mut make, LAYOUTS[0], sizes);
         let bias = make.input(DType::F32, &[n]);
         let row = make.input(DType::F32, &[m]);
@@ -169,7 +169,7 @@ fn bias_activation_residual_and_scale_follow_the_product() {
 
 #[test]
 fn an_index_and_a_random_number_in_the_epilogue_count_rows_and_columns() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let ([m, n], c) = product(&mut make, LAYOUTS[0], [20, 40, 9]);
     let column = make.source(Op::Iota(n), DType::I32, &[n]);
     let column = make.op_as(Op::Cast, &[column], ir::graph::Type::new(DType::F32, [n]));
@@ -181,7 +181,7 @@ fn an_index_and_a_random_number_in_the_epilogue_count_rows_and_columns() {
 
 #[test]
 fn an_index_in_the_epilogue_counts_repetitions_too() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, c, m, n, k] = [("b", 3), ("c", 2), ("m", 5), ("n", 20), ("k", 4)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[b, m, k, c]);
     let w = make.input(DType::F32, &[c, k, b, n]);
@@ -195,15 +195,15 @@ fn an_index_in_the_epilogue_counts_repetitions_too() {
 
 #[test]
 fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, s, t, h, d, e, k] = [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[b, s, t, k, e]);
     let w = make.input(DType::F32, &[b, k, e, h, d]);
     let y = make.op(Op::dot(vec![k, e]), &[x, w]);
     check(&make.kernel(Family::Gemm, &[y]), &[], 1e-5);
 
-    // Storage orders that no single stride walks.
-    let mut make = Make::default();
+    // No single stride walks these storage orders.
+    let mut make = KernelDraft::default();
     let [b, s, t, h, d, e, k] = [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[t, e, b, s, k]);
     let w = make.input(DType::F32, &[h, k, b, e, d]);
@@ -214,7 +214,7 @@ fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
 
 #[test]
 fn a_weight_gradient_has_the_weights_layout() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [batch, seq, hidden, ffn] = [("batch", 3), ("seq", 11), ("hidden", 40), ("ffn", 21)].map(|(n, s)| make.dim(n, s));
     let x = make.input(DType::F32, &[batch, seq, hidden]);
     let dy = make.input(DType::F32, &[batch, seq, ffn]);
@@ -225,7 +225,7 @@ fn a_weight_gradient_has_the_weights_layout() {
 
 #[test]
 fn a_strided_view_is_read_and_written_in_place() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [m, n, k] = [("m", 21), ("n", 34), ("k", 10)].map(|(name, size)| make.dim(name, size));
     let a = make.strided_input(DType::F32, &[m, k], &[40, 2]);
     let b = make.strided_input(DType::F32, &[k, n], &[100, 2]);
@@ -239,7 +239,7 @@ fn a_strided_view_is_read_and_written_in_place() {
 fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
     let sizes = [("b", 3), ("s", 20), ("h", 37)];
     for over in [vec![0, 1], vec![2], vec![0, 1, 2]] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let dims = sizes.map(|(n, s)| make.dim(n, s));
         let (x, y) = (make.input(DType::F32, &dims), make.input(DType::F32, &dims));
         let over: Vec<Dim> = over.iter().map(|i: &usize| dims[*i]).collect();
@@ -250,9 +250,9 @@ fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
         assert!(super::as_loops(&kernel).is_some());
         check(&kernel, &[], 1e-5);
     }
-    // A matrix and a vector.
+    // The last cases multiply a vector by a matrix.
     for transposed in [false, true] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [m, k] = [("m", 21), ("k", 50)].map(|(n, s)| make.dim(n, s));
         let a = make.input(DType::F32, &if transposed { [k, m] } else { [m, k] });
         let v = make.input(DType::F32, &[k]);
@@ -264,9 +264,9 @@ fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
 /// A product of random dims in random storage orders, with a random epilogue.
 fn random_product(seed: u64) -> Kernel {
     let mut numbers = RandomNumbers::new(seed);
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let sizes = [1, 1, 2, 3, 4, 7, 16, 17, 33];
-    let some = |make: &mut Make, name: &str, most: u64, numbers: &mut RandomNumbers| -> Vec<Dim> {
+    let some = |make: &mut KernelDraft, name: &str, most: u64, numbers: &mut RandomNumbers| -> Vec<Dim> {
         (0..numbers.below(most + 1)).map(|_| make.dim(name, sizes[numbers.below(9) as usize])).collect()
     };
     let [batch, rows, columns, over] = [("b", 1), ("m", 2), ("n", 2), ("k", 2)].map(|(name, most)| some(&mut make, name, most, &mut numbers));

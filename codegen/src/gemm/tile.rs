@@ -3,7 +3,7 @@
 use super::context::Gemm;
 use super::copies::Copies;
 use super::micro::{PassPosition, Variant};
-use super::plan::{Kept, PanelSizes};
+use super::plan::{KeptFactor, PanelSizes};
 use super::prefetch::{self, FactorBlock, MicroTile, Range};
 use super::product::ExpertDim;
 use super::{GemmFunctions, GemmScratch};
@@ -25,14 +25,15 @@ pub struct TileBuilder<'a, 'c> {
 }
 
 /// Tiles `first..end`, and the range that they are part of (see [`crate::abi`]).
-pub struct Call<'c> {
+pub struct TileCall<'c> {
     pub first: Index<'c>,
     pub end: Index<'c>,
     pub begin: Index<'c>,
     pub until: Index<'c>,
 }
 
-/// Rows in panels `from..to`. Panel 0 begins at row `base`; the `tall` first ones have `height` + 1 rows, the others `height`.
+/// Rows in panels `from..to`. Panel 0 begins at row `base`; the `tall` first ones have `height` + 1 rows, the others
+/// `height`.
 #[derive(Clone, Copy)]
 pub struct RowPanels<'c> {
     pub base: Index<'c>,
@@ -41,7 +42,8 @@ pub struct RowPanels<'c> {
     pub tall: Index<'c>,
 }
 
-/// What a tile computes: its rows and columns, in which repetition of the product, and the first element of every tensor there.
+/// What a tile computes: its rows and columns, in which repetition of the product, and the first element of every
+/// tensor there.
 pub struct TileProduct<'a, 'c> {
     pub rows: RowPanels<'c>,
     pub columns: Range<'c>,
@@ -49,7 +51,8 @@ pub struct TileProduct<'a, 'c> {
     pub starts: &'a [Pointer<'c>],
 }
 
-/// Tiles of a line that are computed together: of rows, of columns, in which repetition of the product, and the number in the line that follows them.
+/// Tiles of a line that are computed together: their rows and columns, the repetition of the product, and the number
+/// in the line after them.
 pub struct TileRun<'c> {
     pub rows: Range<'c>,
     pub columns: Range<'c>,
@@ -73,9 +76,10 @@ pub struct Pass<'c> {
 }
 
 impl<'c> TileBuilder<'_, 'c> {
-    /// The tiles of a call. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
-    /// follow one another are computed together, so that fewer copies of `B` are made the more tiles a call has.
-    pub fn emit(&self, call: &Call<'c>) {
+    /// The tiles of a call. Their numbers count the blocks of the factor that is not kept fastest, then those of the
+    /// other, then repetitions. Tiles of rows that follow one another are computed together, so that fewer copies of
+    /// `B` are made the more tiles a call has.
+    pub fn emit(&self, call: &TileCall<'c>) {
         let (b, fast) = (self.g.b, self.g.plan.line());
         let lines = b.index_div(b.index_add(call.end, b.index(fast - 1)), b.index(fast));
         b.for_each(b.index_div(call.first, b.index(fast)), lines, 1, &mut |line| {
@@ -95,13 +99,13 @@ impl<'c> TileBuilder<'_, 'c> {
     pub fn tile_run(&self, line: Index<'c>, tile: Index<'c>, to: Index<'c>) -> TileRun<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let [rows, columns] = plan.divisions();
-        let slow = if plan.kept() == Kept::A { rows } else { columns };
+        let slow = if plan.kept() == KeptFactor::A { rows } else { columns };
         let (slow_tile, outer) = (b.index_rem(line, b.index(slow)), b.index_div(line, b.index(slow)));
         let fast_tiles = Range { from: tile, to: b.index_min(b.index_add(tile, b.index(plan.together())), to) };
         let slow_tiles = Range { from: slow_tile, to: b.index_add(slow_tile, b.index(1)) };
         let (rows, columns) = match plan.kept() {
-            Kept::A => (slow_tiles, fast_tiles),
-            Kept::B => (fast_tiles, slow_tiles),
+            KeptFactor::A => (slow_tiles, fast_tiles),
+            KeptFactor::B => (fast_tiles, slow_tiles),
         };
         TileRun { rows, columns, outer, end: fast_tiles.to }
     }
@@ -118,7 +122,8 @@ impl<'c> TileBuilder<'_, 'c> {
         b.at(factor, b.index_mul(panel, b.index(self.bytes(plan.b) * plan.blocks.width * plan.n.strides[plan.b])))
     }
 
-    /// Tiles that are computed together. Of equal `line` the kept factor's are the same, and `renew` says that they are the first such.
+    /// Computes the tiles of a run. Runs of the same `line` share the kept factor's copy; `renew` says whether this
+    /// one is the first.
     fn tiles(&self, tile_run: &TileRun<'c>, line: Index<'c>, renew: IntValue<'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
@@ -141,14 +146,15 @@ impl<'c> TileBuilder<'_, 'c> {
         self.passes(&part, renew, next);
     }
 
-    /// What parts of these numbers have of `0..end`, divided into so many.
+    /// The share of `0..end`, divided into `parts`, that the parts `numbers` have.
     pub fn share(&self, numbers: Range<'c>, parts: i64, end: i64) -> Range<'c> {
         let b = self.g.b;
         let border = |number: Index<'c>| b.index_div(b.index_mul(number, b.index(end)), b.index(parts));
         Range { from: border(numbers.from), to: border(numbers.to) }
     }
 
-    /// All blocks of contracted elements. `renew`: whether the kept copy is another one than before; `next`: what is copied after them.
+    /// Computes all blocks of contracted elements. `renew` says whether the kept copy changes, `next` what is copied
+    /// after them.
     pub fn passes(&self, part: &TileProduct<'_, 'c>, renew: IntValue<'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
@@ -160,7 +166,7 @@ impl<'c> TileBuilder<'_, 'c> {
             };
             let block_of = |number| self.factors(part.starts, b.index_div(number, b.index(blocks.depths)), k_of(number));
             let [a, factor] = block_of(number);
-            // With several passes the copies change within the tile.
+            // With several passes, the copies change within the tile.
             let renew = if ir::fault!("gemm.passes.renew", true, passes == 1) { Some(renew) } else { None };
             let (first, last) = (b.index_equal(number, b.index(0)), b.index_equal(number, b.index(passes - 1)));
             let next = if passes == 1 {
@@ -214,13 +220,13 @@ impl<'c> TileBuilder<'_, 'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         if blocks.pack_b {
-            self.renew(Kept::B, pass, |copy| {
+            self.renew(KeptFactor::B, pass, |copy| {
                 let place = |panel| [self.column_start(pass, panel), self.packed_column(copy, part.columns, panel)];
-                self.copy(&self.functions.pack_b, part.columns, plan.panels(Kept::B as usize), pass.depth, &place);
+                self.copy(&self.functions.pack_b, part.columns, plan.panels(KeptFactor::B as usize), pass.depth, &place);
             });
         }
         if blocks.pack_a {
-            self.renew(Kept::A, pass, |copy| {
+            self.renew(KeptFactor::A, pass, |copy| {
                 let rows = part.rows;
                 let place = |panel| [self.row_start(pass, rows, panel), self.packed_row(copy, rows, panel)];
                 if plan.owns(ExpertDim::Rows) {
@@ -229,7 +235,7 @@ impl<'c> TileBuilder<'_, 'c> {
                         b.call(function, &place(panel), &[pass.depth, b.index(1), self.height(rows, panel)]);
                     });
                 } else {
-                    self.copy(&self.functions.pack_a, rows.panels, plan.panels(Kept::A as usize), pass.depth, &place);
+                    self.copy(&self.functions.pack_a, rows.panels, plan.panels(KeptFactor::A as usize), pass.depth, &place);
                 }
             });
         }
@@ -240,10 +246,10 @@ impl<'c> TileBuilder<'_, 'c> {
     pub fn products(&self, part: &TileProduct<'_, 'c>, pass: &Pass<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let (blocks, rows, columns) = (&plan.blocks, part.rows, part.columns);
-        let [packed_a, packed_b] = [Kept::A, Kept::B].map(|factor| self.current(factor));
+        let [packed_a, packed_b] = [KeptFactor::A, KeptFactor::B].map(|factor| self.current(factor));
         let [all_rows, all_columns] = [rows.panels, columns].map(|panels| b.index_sub(panels.to, panels.from));
         let micros = b.index_mul(all_rows, all_columns);
-        let shares = [Kept::A, Kept::B].map(|factor| self.begin_next(factor, pass.next[factor as usize], micros));
+        let shares = [KeptFactor::A, KeptFactor::B].map(|factor| self.begin_next(factor, pass.next[factor as usize], micros));
         b.for_each(rows.panels.from, rows.panels.to, 1, &mut |row_panel| {
             let row = self.first_row(rows, row_panel);
             let number = b.index_sub(row_panel, rows.panels.from);
@@ -280,7 +286,7 @@ impl<'c> TileBuilder<'_, 'c> {
         });
     }
 
-    /// Where a panel is in a copy of `B`.
+    /// Address of a panel in a copy of `B`.
     fn packed_column(&self, copy: Pointer<'c>, columns: Range<'c>, panel: Index<'c>) -> Pointer<'c> {
         let b = self.g.b;
         b.at(copy, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * self.g.plan.blocks.packed_b())))
@@ -290,7 +296,7 @@ impl<'c> TileBuilder<'_, 'c> {
         self.column_at(pass.b, panel)
     }
 
-    /// Where a panel is in a copy of `A`.
+    /// Address of a panel in a copy of `A`.
     fn packed_row(&self, copy: Pointer<'c>, rows: RowPanels<'c>, panel: Index<'c>) -> Pointer<'c> {
         let b = self.g.b;
         b.at(copy, b.index_mul(b.index_sub(panel, rows.panels.from), b.index(4 * self.g.plan.blocks.packed_a())))
@@ -312,14 +318,14 @@ impl<'c> TileBuilder<'_, 'c> {
         let b = self.g.b;
         let border = b.index_max(range.from, b.index_min(range.to, b.index(sizes.border)));
         for (size, from, to) in [(sizes.before, range.from, border), (sizes.after, border, range.to)] {
-            // One size may not occur at all.
+            // One of the two sizes may not occur.
             if let Some(function) = functions.get(&size) {
                 b.call(*function, &place(from), &[depth, b.index_sub(to, from)]);
             }
         }
     }
 
-    /// Where the sums of the micro-kernel at this row and column wait.
+    /// Address at which the sums of the micro-kernel at this row and column wait.
     fn partial(&self, part: &TileProduct<'_, 'c>, row: Index<'c>, column: Index<'c>) -> Pointer<'c> {
         let (b, blocks) = (self.g.b, &self.g.plan.blocks);
         let Some(row_stride) = self.g.partials else { return self.area };
@@ -366,7 +372,7 @@ impl<'c> TileBuilder<'_, 'c> {
 
     fn by_width(&self, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
         let (b, plan) = (self.g.b, self.g.plan);
-        let last = plan.panels(Kept::B as usize).after;
+        let last = plan.panels(KeptFactor::B as usize).after;
         if plan.blocks.column_panels == 1 || last == plan.blocks.width {
             return body(last);
         }

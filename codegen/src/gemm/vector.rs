@@ -22,14 +22,15 @@ pub fn as_loops(kernel: &Kernel) -> Option<Kernel> {
 fn spelled_out(kernel: &Kernel) -> Option<Kernel> {
     let body = &kernel.body;
     let (dot, over) = product(kernel)?;
-    // Every output of the family has the dims of the product.
+    // The grid is that of the product's dims, which every output must have.
     let grid: Vec<Dim> = body.dims_of(dot).to_vec();
     if tensors(kernel)[kernel.inputs.len()..].iter().any(|(ty, _)| grid.iter().any(|d| !ty.has(*d))) {
         return None;
     }
     let mut out = kernel.clone();
     let node = out.body.nodes[dot.index()].clone();
-    // The factors in f32 and their product go before the sum, which takes the dot's place; later values move by three.
+    // The factors in f32 and their product go before the sum, which takes the dot's place; later values move by
+    // three.
     let moved = |v: Value| if v.0 >= dot.0 { Value(v.0 + 3) } else { v };
     for later in &mut out.body.nodes[dot.index()..] {
         later.args.iter_mut().for_each(|a| *a = moved(*a));

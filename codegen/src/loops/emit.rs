@@ -1,6 +1,6 @@
 //! Writes a kernel of loops, once for any builder.
 
-use super::place::{IndexPoint, LaneIndex, ScanDirection, StridedTensor};
+use super::index_point::{IndexPoint, LaneIndex, ScanDirection, StridedTensor};
 use super::plan::{LoopPlan, Step};
 use super::value::KnownValues;
 use crate::CompileError;
@@ -24,11 +24,11 @@ pub struct Loops<'a, B: Builder> {
     pub outputs: Vec<StridedTensor<B>>,
     pub scratch: B::Pointer,
     scratch_bytes: i64,
-    /// Results of earlier steps at this grid point: in registers (for each slot one vector, or one for each element of its
-    /// runs) if no inner dim is left, else in scratch.
+    /// Results of earlier steps at this grid point: in registers (for each slot one vector, or one for each element
+    /// of its runs) if no inner dim is left, else in scratch.
     pub reduced: BTreeMap<Value, Vec<Vec<B::Vector>>>,
     pub kept: BTreeMap<Value, StridedTensor<B>>,
-    places: usize,
+    point_count: usize,
 }
 
 /// Writes the loop over tiles; returns bytes of scratch.
@@ -83,7 +83,7 @@ impl<'a, B: Builder> Loops<'a, B> {
             scratch_bytes: 0,
             reduced: BTreeMap::new(),
             kept: BTreeMap::new(),
-            places: 0,
+            point_count: 0,
         })
     }
 
@@ -91,9 +91,9 @@ impl<'a, B: Builder> Loops<'a, B> {
         self.kernel.body.dims.size(dim) as i64
     }
 
-    pub fn place(&mut self, along: BTreeMap<Dim, LaneIndex<B>>, mask: Option<B::Vector>) -> IndexPoint<B> {
-        self.places += 1;
-        IndexPoint { along, width: 1, mask, id: self.places, slot: 0 }
+    pub fn new_point(&mut self, along: BTreeMap<Dim, LaneIndex<B>>, mask: Option<B::Vector>) -> IndexPoint<B> {
+        self.point_count += 1;
+        IndexPoint { along, width: 1, mask, id: self.point_count, slot: 0 }
     }
 
     /// One grid point, or a segment of the vector dim at one.
@@ -108,31 +108,31 @@ impl<'a, B: Builder> Loops<'a, B> {
             rest = ir::fault!("loops.grid.digit", rest, b.index_div(rest, size));
         }
         let Some(vector) = plan.vector.filter(|_| plan.vector_in_grid) else {
-            let place = self.place(along, None);
-            return self.point(&[place]);
+            let point = self.new_point(along, None);
+            return self.point(&[point]);
         };
         let lanes = b.lanes() as i64;
         let size = self.size(vector);
         let tail = size % lanes;
         let from = b.index_mul(segment, b.index(plan.segment));
         let to = b.index_min(b.index_add(from, b.index(plan.segment)), ir::fault!("loops.grid.end", b.index(size - tail), b.index(size)));
-        // Segments are whole groups of vectors; only the last one ends in single vectors and a part of one.
+        // Segments are whole groups of vectors. Only the last segment ends in single vectors and a partial one.
         let unit = lanes * plan.wide;
         let grouped = b.index_min(to, b.index(size / unit * unit));
         let whole = b.index_min(to, b.index(size - tail));
         let mut run = |from, to, count: i64, mask: Option<B::Vector>| {
             let mut result = Ok(());
             b.repeat(from, to, lanes * count, &[], &mut |first, _| {
-                let mut place = |at: LaneIndex<B>, width: i64, slot: i64| {
+                let mut point = |at: LaneIndex<B>, width: i64, slot: i64| {
                     let mut along = along.clone();
                     along.insert(vector, at);
-                    IndexPoint { slot: slot as usize, width: width as usize, ..self.place(along, mask) }
+                    IndexPoint { slot: slot as usize, width: width as usize, ..self.new_point(along, mask) }
                 };
-                let places = match plan.run {
-                    Some(_) if count > 1 => vec![place(LaneIndex::Run(first), count, 0)],
-                    _ => (0..count).map(|slot| place(LaneIndex::Lanes(b.index_add(first, b.index(slot * lanes))), 1, slot)).collect(),
+                let points = match plan.run {
+                    Some(_) if count > 1 => vec![point(LaneIndex::Run(first), count, 0)],
+                    _ => (0..count).map(|slot| point(LaneIndex::Lanes(b.index_add(first, b.index(slot * lanes))), 1, slot)).collect(),
                 };
-                result = self.point(&places);
+                result = self.point(&points);
                 Vec::new()
             });
             result
@@ -148,7 +148,7 @@ impl<'a, B: Builder> Loops<'a, B> {
     }
 
     /// One or several vectors of grid points, or one grid point.
-    fn point(&mut self, places: &[IndexPoint<B>]) -> Result<(), CompileError> {
+    fn point(&mut self, points: &[IndexPoint<B>]) -> Result<(), CompileError> {
         self.reduced.clear();
         self.kept.clear();
         let mut used = 0;
@@ -157,33 +157,34 @@ impl<'a, B: Builder> Loops<'a, B> {
         for step in &self.plan.steps {
             match step {
                 Step::Reduce { values, over, left } if left.is_empty() => {
-                    let results = self.reduce_at(places, values, over)?;
+                    let results = self.reduce_at(points, values, over)?;
                     self.reduced.extend(values.iter().copied().zip(results));
                 }
                 Step::Reduce { values, over, left } => {
-                    for place in places {
-                        self.reduce(place, values, over, left, &mut used)?;
+                    for point in points {
+                        self.reduce(point, values, over, left, &mut used)?;
                     }
                 }
                 Step::Cumsum { value, along, reverse, others } => {
                     let direction = ScanDirection { along: *along, reverse: *reverse };
-                    for place in places {
-                        self.cumsum(place, *value, direction, others, &mut used)?;
+                    for point in points {
+                        self.cumsum(point, *value, direction, others, &mut used)?;
                     }
                 }
                 Step::Store { outputs, dims } => {
-                    // An output may lie over an input, so outputs of one number per point are computed before any store and stored last.
+                    // An output may share the memory of an input, so outputs of one element per point are computed
+                    // before any store and stored last.
                     if numbers.is_none() {
-                        numbers = Some(places.iter().map(|place| self.values(place, &singles)).collect::<Result<_, _>>()?);
+                        numbers = Some(points.iter().map(|point| self.values(point, &singles)).collect::<Result<_, _>>()?);
                     }
                     if dims.is_empty() {
                         continue;
                     }
                     let mut result = Ok(());
-                    for place in places {
-                        self.nest(place, dims, self.plan.run, &mut |this, place| {
+                    for point in points {
+                        self.nest(point, dims, self.plan.run, &mut |this, point| {
                             if result.is_ok() {
-                                result = this.store(place, outputs);
+                                result = this.store(point, outputs);
                             }
                         });
                     }
@@ -192,8 +193,8 @@ impl<'a, B: Builder> Loops<'a, B> {
             }
         }
         let store = &mut || {
-            for (place, values) in places.iter().zip(numbers.iter().flatten()) {
-                self.store_values(place, &singles, values);
+            for (point, values) in points.iter().zip(numbers.iter().flatten()) {
+                self.store_values(point, &singles, values);
             }
         };
         match self.plan.team {
@@ -205,17 +206,17 @@ impl<'a, B: Builder> Loops<'a, B> {
         Ok(())
     }
 
-    /// Loops over `dims`, of a team's dim over this member's share, the vector dim innermost, of which lanes may have
-    /// runs of so many elements.
-    pub fn nest(&mut self, place: &IndexPoint<B>, dims: &[Dim], run: Option<i64>, body: &mut dyn FnMut(&mut Self, &IndexPoint<B>)) {
+    /// Loops over `dims`, the vector dim innermost, along which lanes may have runs of `run` elements. A team's dim
+    /// is looped over this member's share.
+    pub fn nest(&mut self, point: &IndexPoint<B>, dims: &[Dim], run: Option<i64>, body: &mut dyn FnMut(&mut Self, &IndexPoint<B>)) {
         let vector = self.plan.vector.filter(|d| dims.contains(d));
         let others: Vec<Dim> = dims.iter().copied().filter(|d| Some(*d) != vector).collect();
-        self.nest_in(place, &others, (vector, run), body);
+        self.nest_in(point, &others, (vector, run), body);
     }
 
     fn nest_in(
         &mut self,
-        place: &IndexPoint<B>,
+        point: &IndexPoint<B>,
         others: &[Dim],
         vector: (Option<Dim>, Option<i64>),
         body: &mut dyn FnMut(&mut Self, &IndexPoint<B>),
@@ -224,13 +225,13 @@ impl<'a, B: Builder> Loops<'a, B> {
         if let Some((&dim, rest)) = others.split_first() {
             let (from, size) = self.own(dim);
             b.repeat(b.index(0), b.index(size), 1, &[], &mut |index, _| {
-                let place = self.moved(place, dim, LaneIndex::Same(b.index_add(from, index)), place.mask);
-                self.nest_in(&place, rest, vector, body);
+                let point = self.moved(point, dim, LaneIndex::Same(b.index_add(from, index)), point.mask);
+                self.nest_in(&point, rest, vector, body);
                 Vec::new()
             });
             return;
         }
-        let (Some(dim), run) = vector else { return body(self, place) };
+        let (Some(dim), run) = vector else { return body(self, point) };
         let lanes = b.lanes() as i64;
         let (from, size) = self.own(dim);
         let tail = size % lanes;
@@ -238,59 +239,59 @@ impl<'a, B: Builder> Loops<'a, B> {
         if let Some(width) = run.filter(|_| in_runs > 0) {
             b.repeat(b.index(0), b.index(in_runs), lanes * width, &[], &mut |first, _| {
                 let at = LaneIndex::Run(b.index_add(from, first));
-                let place = IndexPoint { width: width as usize, ..self.moved(place, dim, at, place.mask) };
-                body(self, &place);
+                let point = IndexPoint { width: width as usize, ..self.moved(point, dim, at, point.mask) };
+                body(self, &point);
                 Vec::new()
             });
         }
         if in_runs == 0 || in_runs < size - tail {
             b.repeat(b.index(in_runs), b.index(size - tail), lanes, &[], &mut |first, _| {
-                let place = self.moved(place, dim, LaneIndex::Lanes(b.index_add(from, first)), place.mask);
-                body(self, &place);
+                let point = self.moved(point, dim, LaneIndex::Lanes(b.index_add(from, first)), point.mask);
+                body(self, &point);
                 Vec::new()
             });
         }
         if tail != 0 {
-            let mask = place.also(b, b.mask_first(ir::fault!("loops.nest.tail", tail - 1, tail) as usize));
+            let mask = point.also(b, b.mask_first(ir::fault!("loops.nest.tail", tail - 1, tail) as usize));
             let mask = ir::fault!("loops.nest.mask", b.mask_first(b.lanes()), mask);
-            let place = self.moved(place, dim, LaneIndex::Lanes(b.index(size - tail)), Some(mask));
-            body(self, &place);
+            let point = self.moved(point, dim, LaneIndex::Lanes(b.index(size - tail)), Some(mask));
+            body(self, &point);
         }
     }
 
-    pub fn moved(&mut self, place: &IndexPoint<B>, dim: Dim, to: LaneIndex<B>, mask: Option<B::Vector>) -> IndexPoint<B> {
-        let mut along = place.along.clone();
+    pub fn moved(&mut self, point: &IndexPoint<B>, dim: Dim, to: LaneIndex<B>, mask: Option<B::Vector>) -> IndexPoint<B> {
+        let mut along = point.along.clone();
         along.insert(dim, to);
-        IndexPoint { slot: place.slot, width: place.width, ..self.place(along, mask) }
+        IndexPoint { slot: point.slot, width: point.width, ..self.new_point(along, mask) }
     }
 
-    /// Computes outputs at a place, then stores them.
-    pub fn store(&mut self, place: &IndexPoint<B>, outputs: &[usize]) -> Result<(), CompileError> {
-        let values = self.values(place, outputs)?;
-        self.store_values(place, outputs, &values);
+    /// Computes outputs at a point, then stores them.
+    pub fn store(&mut self, point: &IndexPoint<B>, outputs: &[usize]) -> Result<(), CompileError> {
+        let values = self.values(point, outputs)?;
+        self.store_values(point, outputs, &values);
         Ok(())
     }
 
-    fn values(&mut self, place: &IndexPoint<B>, outputs: &[usize]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
+    fn values(&mut self, point: &IndexPoint<B>, outputs: &[usize]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
         let mut known = KnownValues::new();
-        outputs.iter().map(|o| self.value(self.kernel.outputs[*o].value, place, &mut known)).collect()
+        outputs.iter().map(|o| self.value(self.kernel.outputs[*o].value, point, &mut known)).collect()
     }
 
-    fn store_values(&self, place: &IndexPoint<B>, outputs: &[usize], values: &[Vec<B::Vector>]) {
+    fn store_values(&self, point: &IndexPoint<B>, outputs: &[usize], values: &[Vec<B::Vector>]) {
         let b = self.b;
         for (&position, value) in outputs.iter().zip(values) {
             let (target, output) = (&self.outputs[position], &self.kernel.outputs[position]);
             b.locate(output.value);
             let dtype = self.kernel.body[output.value].ty.dtype;
             match output.accumulate {
-                true => target.add(b, place, value, &|old, value| accumulated(b, dtype, old, value)),
-                false => target.store(b, place, value),
+                true => target.add(b, point, value, &|old, value| accumulated(b, dtype, old, value)),
+                false => target.store(b, point, value),
             }
         }
     }
 }
 
-/// What is there and what is added to it.
+/// The sum of the stored value and the one that is added to it.
 pub fn accumulated<B: Builder>(b: &B, dtype: DType, old: B::Vector, value: B::Vector) -> B::Vector {
     match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => pointwise::rounded(b, dtype, ir::fault!("loops.store.added", value, b.add(old, value))),

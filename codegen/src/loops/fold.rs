@@ -1,7 +1,7 @@
 //! Reductions: what is carried, how an element is taken in, how accumulators join.
 
 use super::emit::Loops;
-use super::place::{IndexPoint, element};
+use super::index_point::{IndexPoint, element};
 use super::value::zero;
 use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use crate::pointwise;
@@ -48,15 +48,15 @@ impl Fold {
         }
     }
 
-    /// Takes in what a place has as the element of this number of its runs; lanes outside of its mask change nothing.
-    pub fn step<B: Builder>(self, loops: &Loops<'_, B>, (place, k): (&IndexPoint<B>, usize), state: &[B::Vector], x: B::Vector) -> Vec<B::Vector> {
+    /// Takes in element `k` of a grid point's runs. Lanes outside of the mask change nothing.
+    pub fn step<B: Builder>(self, loops: &Loops<'_, B>, (point, k): (&IndexPoint<B>, usize), state: &[B::Vector], x: B::Vector) -> Vec<B::Vector> {
         let b = loops.b;
         let neutral = self.start(b);
-        let only = |x, neutral| ir::fault!("reduce.tail.neutral", None, place.mask).map_or(x, |m| b.select(m, x, neutral));
+        let only = |x, neutral| ir::fault!("reduce.tail.neutral", None, point.mask).map_or(x, |m| b.select(m, x, neutral));
         match self {
             Fold::Join { .. } => self.join(b, state, &[only(x, neutral[0])]),
             Fold::ArgMax { over, .. } => {
-                let index = pointwise::global_index(b, loops.scalars, &loops.kernel.body.dims[over], element(&place.each(b, over), k));
+                let index = pointwise::global_index(b, loops.scalars, &loops.kernel.body.dims[over], element(&point.each(b, over), k));
                 self.join(b, state, &[only(x, neutral[0]), only(index, neutral[1])])
             }
         }

@@ -1,11 +1,11 @@
 //! Generic loops: any fusion of pointwise ops, reductions, gathers and copies, vectorised along one dim.
 //!
-//! At each grid point a kernel runs a few loop nests, one after the other: reductions, then the stores. A nest computes the pointwise values that
-//! it needs anew from inputs and from results of earlier nests.
+//! At each grid point a kernel runs a few loop nests, one after the other: reductions, then the stores. A nest
+//! computes the pointwise values that it needs anew from inputs and from results of earlier nests.
 
 mod emit;
 mod fold;
-mod place;
+mod index_point;
 mod plan;
 mod reduce;
 mod runs;

@@ -30,9 +30,11 @@ pub struct LoopPlan {
     pub grid: Vec<Dim>,
     pub vector_in_grid: bool,
     pub steps: Vec<Step>,
-    /// Vectors of grid points computed together: more than one for reductions across rows, or one for each element of the runs.
+    /// Vectors of grid points computed together: more than one for reductions across rows, or one for each element of
+    /// the runs.
     pub wide: i64,
-    /// Neighbours along `vector` that a lane has at a time, if it has several: 16 bytes of the widest elements, or less.
+    /// Neighbours along `vector` that a lane has at a time, if it has several: 16 bytes of the widest elements, or
+    /// less.
     pub run: Option<i64>,
     /// Elements of `vector` that one item covers, if it belongs to the grid: a multiple of the lanes.
     pub segment: i64,
@@ -65,15 +67,16 @@ const ENOUGH: i64 = 8 * 132;
 /// Warps that such a GPU runs at a time, at most.
 const RUNNING: i64 = 64 * 132;
 
-/// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a tile worth a call. A
-/// GPU has thousands of warps to keep busy.
+/// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a
+/// tile worth a call. A GPU has thousands of warps to keep busy.
 fn cuts(target: &Target) -> (i64, i64) {
     match target.arch {
         Arch::X86_64 => (4096, 1 << 20),
         Arch::Nvptx => (512, 1 << 12),
     }
 }
-/// Of so many vectors of grid points, those whose reductions run together, so that memory is read in longer pieces.
+/// How many of `vectors` vectors of grid points have their reductions run together, so that memory is read in longer
+/// pieces.
 fn abreast(vectors: i64, target: &Target) -> i64 {
     match target.arch {
         Arch::X86_64 if vectors % 8 == 0 => 8,
@@ -84,7 +87,7 @@ fn abreast(vectors: i64, target: &Target) -> i64 {
 impl LoopPlan {
     pub fn new(kernel: &Kernel, grid: &[Dim], target: &Target) -> LoopPlan {
         let body = &kernel.body;
-        // A thread of a CPU has nothing to wait for that goes along with others of a running sum.
+        // Lanes run along the dim of a running sum on GPUs only.
         let running = running(kernel);
         let vector = vector_dim(kernel, |d| target.arch == Arch::Nvptx || !running.contains(&d));
         let vector_in_grid = vector.is_some_and(|d| grid.contains(&d));
@@ -111,14 +114,14 @@ impl LoopPlan {
             _ => 0,
         };
         let team = team(body, &steps, &unit, members);
-        // Members that have the same vector of columns have one element of it a lane.
+        // Members of a team share a vector of columns, of which each lane has one element.
         let run = run.filter(|_| team.is_none() || !vector_in_grid);
         let wide = match vector {
             Some(_) if vector_in_grid && run.is_some() => run.unwrap_or(1),
             Some(d) if vector_in_grid && team.is_none() && reduces_to_points(&steps) => abreast(body.dims.size(d) as i64 / lanes, target),
             _ => 1,
         };
-        // No warp takes more than its share of what keeps a card busy.
+        // A warp's share is limited so that there are enough warps to keep a GPU busy.
         let share = |count: i64| if target.arch == Arch::Nvptx { (count / ENOUGH).max(1) } else { i64::MAX };
         let (segment, segments) = match vector {
             Some(d) if vector_in_grid => {
@@ -215,7 +218,8 @@ pub fn running(kernel: &Kernel) -> BTreeSet<Dim> {
     kernel.body.nodes.iter().filter_map(|n| if let Op::Cumsum { over, .. } = n.op { Some(over) } else { None }).collect()
 }
 
-/// Of the dims that `allowed` admits, the one along which the fewest elements must be collected one by one; the longest on ties.
+/// Of the dims that `allowed` admits, the one along which the fewest elements must be collected one by one; the
+/// longest on ties.
 pub fn vector_dim(kernel: &Kernel, allowed: impl Fn(Dim) -> bool) -> Option<Dim> {
     let body = &kernel.body;
     let used: BTreeSet<Dim> = body.nodes.iter().flat_map(|n| n.ty.dims.iter().copied()).collect();
@@ -273,7 +277,7 @@ fn steps(kernel: &Kernel, grid: &[Dim]) -> Vec<Step> {
     }
     steps.sort_by_key(|s| s.0);
     let mut steps: Vec<Step> = steps.into_iter().map(|s| s.1).collect();
-    // An output may lie over an input: nests with more dims, which read that input more often, come first.
+    // An output may share the memory of an input, so nests with more dims, which read it more often, come first.
     let mut stores: Vec<(Vec<Dim>, Vec<usize>)> = Vec::new();
     for (position, output) in kernel.outputs.iter().enumerate() {
         let mut dims = inner(body.dims_of(output.value));

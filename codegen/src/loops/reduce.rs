@@ -3,7 +3,7 @@
 
 use super::emit::Loops;
 use super::fold::{Fold, join_sets};
-use super::place::{IndexPoint, LaneIndex, ScanDirection, StridedTensor, element, zipped};
+use super::index_point::{IndexPoint, LaneIndex, ScanDirection, StridedTensor, element, zipped};
 use super::value::{KnownValues, zero};
 use crate::CompileError;
 use crate::build::{Builder, Compare, IntBinary, Lane, LoopBody};
@@ -20,12 +20,12 @@ const PARALLEL: i64 = 4;
 /// in blocks of a thousand they are two thousand.
 const BLOCK: i64 = 256;
 
-/// The terms of a block, of so many that an accumulator takes in.
+/// Terms of a block, for an accumulator that takes in `terms` of them.
 fn block(terms: i64) -> i64 {
     BLOCK.max(terms.isqrt().unsigned_abs().next_power_of_two() as i64)
 }
 
-/// Takes in the elements at some places: of some sets the state before, and the state after, one after the other.
+/// Takes in the elements at some grid points: maps the states of some sets to the states after.
 type FoldBody<'a, L, P, V> = dyn FnMut(&mut L, &[P], &[&[V]]) -> Vec<V> + 'a;
 
 /// The innermost loop of a reduction.
@@ -40,7 +40,7 @@ struct Innermost {
 
 /// What the loops of a reduction carry.
 struct Accumulators<'a, V> {
-    /// Of one set of accumulators, and what that begins with.
+    /// Folds of one set of accumulators, and their initial values.
     folds: &'a [Fold],
     start: &'a [V],
     sets: i64,
@@ -48,14 +48,14 @@ struct Accumulators<'a, V> {
     block: Option<i64>,
 }
 
-/// What a reduction leaves a number at: an element of a place's runs.
-struct Point {
-    place: usize,
+/// Where a reduction leaves a result: element `k` of a grid point's runs.
+struct ResultSlot {
+    point: usize,
     k: usize,
 }
 
 /// A loop of a reduction, in which an accumulator takes in `terms` at each iteration. Where a block has several
-/// iterations' and the loop has more, accumulators begin anew for each block.
+/// iterations, and the loop more than a block, accumulators begin anew for each block.
 fn in_blocks<B: Builder>(
     b: &B,
     (to, step): (i64, i64),
@@ -84,7 +84,8 @@ impl<B: Builder> Loops<'_, B> {
         let body = &self.kernel.body;
         let lane = pointwise::lane(body[v].ty.dtype);
         let on_grid = |d: &Dim| self.plan.grid.contains(d) || (self.plan.vector_in_grid && Some(*d) == self.plan.vector);
-        // The vector dim last, so that vectors are adjacent; or a vector per element if lanes are grid points.
+        // The vector dim comes last, so that the elements of a vector are adjacent. If lanes are grid points, each
+        // element is a whole vector.
         let mut dims: Vec<Dim> = body.dims_of(v).iter().copied().filter(|d| !on_grid(d)).collect();
         dims.sort_by_key(|d| Some(*d) == self.plan.vector);
         let lane_stride = i64::from(self.plan.vector_in_grid);
@@ -99,13 +100,13 @@ impl<B: Builder> Loops<'_, B> {
         Ok(StridedTensor { start, lane, strides, lane_stride })
     }
 
-    pub fn reduce(&mut self, place: &IndexPoint<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+    pub fn reduce(&mut self, point: &IndexPoint<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
         let mut result = Ok(());
-        self.nest(place, left, None, &mut |this, place| match this.reduce_at(std::slice::from_ref(place), values, over) {
+        self.nest(point, left, None, &mut |this, point| match this.reduce_at(std::slice::from_ref(point), values, over) {
             Ok(results) => {
                 for (target, value) in kept.iter().zip(results) {
-                    target.store(this.b, place, &value[0]);
+                    target.store(this.b, point, &value[0]);
                 }
             }
             Err(error) => result = Err(error),
@@ -114,50 +115,52 @@ impl<B: Builder> Loops<'_, B> {
         result
     }
 
-    /// Reductions over `over` at places of the dims left, for each value one result per place, of as many vectors as
-    /// the place's runs have elements; the same in every lane if the vector dim is reduced.
-    pub fn reduce_at(&mut self, places: &[IndexPoint<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<Vec<B::Vector>>>, CompileError> {
+    /// Reductions over `over` at points of the dims left, for each value one result per point, of as many vectors as
+    /// the point's runs have elements; the same in every lane if the vector dim is reduced.
+    pub fn reduce_at(&mut self, points: &[IndexPoint<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<Vec<B::Vector>>>, CompileError> {
         let b = self.b;
         let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
         let vector = self.plan.vector.filter(|d| over.contains(d));
         let mut others: Vec<Dim> = over.iter().copied().filter(|d| Some(*d) != vector).collect();
         let innermost =
             Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some(), run: self.plan.run.filter(|_| vector.is_some()) };
-        // Several places are parallel enough. Members of a team have little else to wait beside.
+        // Several grid points are parallel enough with one set. Members of a team take more sets, as they have little
+        // else to hide latency.
         let sets = match self.plan.team {
             Some(_) if innermost.run.is_none() => 2 * PARALLEL,
-            _ if places.iter().map(|p| p.width).sum::<usize>() > 1 => 1,
-            // More than one run, where the dim has so many.
+            _ if points.iter().map(|p| p.width).sum::<usize>() > 1 => 1,
+            // The sets cover more than one run, if the dim divides evenly into them.
             _ => innermost.run.map_or(PARALLEL, |width| {
                 let (several, size) = (width.max(2 * PARALLEL), innermost.dim.map_or(1, |d| self.own(d).1));
                 if size % (b.lanes() as i64 * several) == 0 { several } else { width }
             }),
         };
-        // Of each place, of each element of its runs, of each fold.
-        let points: Vec<Point> = places.iter().enumerate().flat_map(|(place, p)| (0..p.width).map(move |k| Point { place, k })).collect();
-        let all: Vec<Fold> = points.iter().flat_map(|_| folds.iter().copied()).collect();
+        // Accumulators are ordered by grid point, then by element of its runs, then by fold.
+        let slots: Vec<ResultSlot> = points.iter().enumerate().flat_map(|(point, p)| (0..p.width).map(move |k| ResultSlot { point, k })).collect();
+        let all: Vec<Fold> = slots.iter().flat_map(|_| folds.iter().copied()).collect();
         let one_set: Vec<B::Vector> = all.iter().flat_map(|f| f.start(b)).collect();
         let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
         let terms = self.terms(&others, innermost, sets);
         let block = all.iter().any(|f| f.rounds()).then(|| block(terms));
         let accumulators = Accumulators { folds: &all, start: &one_set, sets, block };
         let mut result = Ok(());
-        let state = self.fold_nest(places, &others, innermost, &accumulators, &state, &mut |this, places, sets| {
-            let mut known: Vec<KnownValues<B::Vector>> = places.iter().map(|_| KnownValues::new()).collect();
+        let state = self.fold_nest(points, &others, innermost, &accumulators, &state, &mut |this, points, sets| {
+            let mut known: Vec<KnownValues<B::Vector>> = points.iter().map(|_| KnownValues::new()).collect();
             let mut out = Vec::new();
             for (number, set) in sets.iter().enumerate() {
                 let mut rest = *set;
-                for point in &points {
-                    let place = &places[point.place];
-                    // A set has its element of the runs that are reduced, or a point its own of those that are not.
-                    let k = if innermost.lanes_along { number } else { point.k };
+                for slot in &slots {
+                    let point = &points[slot.point];
+                    // Each set takes its own element of a run that is reduced; of other runs, each point takes its
+                    // own.
+                    let k = if innermost.lanes_along { number } else { slot.k };
                     for (fold, v) in folds.iter().zip(values) {
                         let (own, others) = rest.split_at(fold.width());
                         rest = others;
-                        match this.element(*v, place, &mut known[point.place]) {
+                        match this.element(*v, point, &mut known[slot.point]) {
                             Ok(x) => {
                                 b.locate(*v);
-                                out.extend(fold.step(this, (place, k), own, element(&x, k)));
+                                out.extend(fold.step(this, (point, k), own, element(&x, k)));
                             }
                             Err(error) => {
                                 result = Err(error);
@@ -190,14 +193,14 @@ impl<B: Builder> Loops<'_, B> {
                 distance /= 2;
             }
         }
-        let mut out = vec![vec![vec![]; places.len()]; folds.len()];
+        let mut out = vec![vec![vec![]; points.len()]; folds.len()];
         let mut rest = &total[..];
-        for point in &points {
+        for slot in &slots {
             for (number, fold) in folds.iter().enumerate() {
                 let (own, others) = rest.split_at(fold.width());
                 rest = others;
                 let dtype = self.kernel.body[values[number]].ty.dtype;
-                out[number][point.place].push(pointwise::rounded(b, dtype, fold.finish(b, own)));
+                out[number][slot.point].push(pointwise::rounded(b, dtype, fold.finish(b, own)));
             }
         }
         Ok(out)
@@ -214,7 +217,7 @@ impl<B: Builder> Loops<'_, B> {
     /// own elements.
     fn fold_nest(
         &mut self,
-        places: &[IndexPoint<B>],
+        points: &[IndexPoint<B>],
         others: &[Dim],
         innermost: Innermost,
         accumulators: &Accumulators<'_, B::Vector>,
@@ -226,13 +229,13 @@ impl<B: Builder> Loops<'_, B> {
             let (from, size) = self.own(dim);
             let terms = self.terms(rest, innermost, sets);
             return in_blocks(b, (size, 1), terms, accumulators, state, &mut |index, state| {
-                let places = self.all_moved(places, dim, &LaneIndex::Same(b.index_add(from, index)), None);
-                self.fold_nest(&places, rest, innermost, accumulators, state, body)
+                let points = self.all_moved(points, dim, &LaneIndex::Same(b.index_add(from, index)), None);
+                self.fold_nest(&points, rest, innermost, accumulators, state, body)
             });
         }
         let per_set = state.len() / sets as usize;
         let Some(dim) = innermost.dim else {
-            let first = body(self, places, &[&state[..per_set]]);
+            let first = body(self, points, &[&state[..per_set]]);
             return first.into_iter().chain(state[per_set..].iter().copied()).collect();
         };
         let (from, size) = self.own(dim);
@@ -248,38 +251,38 @@ impl<B: Builder> Loops<'_, B> {
             let run = innermost.run.unwrap_or(1) as usize;
             for (number, own) in state.chunks(per_set * run).enumerate() {
                 let index = b.index_add(index, b.index((number * run) as i64 * width));
-                let places = match innermost.run {
+                let points = match innermost.run {
                     Some(run) => self
-                        .all_moved(places, dim, &LaneIndex::Run(b.index_add(from, index)), None)
+                        .all_moved(points, dim, &LaneIndex::Run(b.index_add(from, index)), None)
                         .into_iter()
                         .map(|p| IndexPoint { width: run as usize, ..p })
                         .collect(),
-                    None => self.all_moved(places, dim, &along(index), None),
+                    None => self.all_moved(points, dim, &along(index), None),
                 };
-                out.extend(body(self, &places, &own.chunks(per_set).collect::<Vec<_>>()));
+                out.extend(body(self, &points, &own.chunks(per_set).collect::<Vec<_>>()));
             }
             out
         });
         let mut first = state[..per_set].to_vec();
         if together < whole {
             first = b.repeat(b.index(ir::fault!("reduce.rest.first", 0, together)), b.index(whole), width, &first, &mut |index, state| {
-                let places = self.all_moved(places, dim, &along(index), None);
-                body(self, &places, &[state])
+                let points = self.all_moved(points, dim, &along(index), None);
+                body(self, &points, &[state])
             });
         }
         if whole < size {
-            let places = self.all_moved(
-                places,
+            let points = self.all_moved(
+                points,
                 dim,
                 &along(b.index(whole)),
                 ir::fault!("reduce.tail.mask", None, Some(b.mask_first((size - whole) as usize))),
             );
-            first = body(self, &places, &[&first]);
+            first = body(self, &points, &[&first]);
         }
         first.into_iter().chain(state[per_set..].iter().copied()).collect()
     }
 
-    /// Where this worker's share of a dim that is summed over begins, and its elements: all, but for a team's dim.
+    /// Start and size of this worker's share of a dim that is summed over: all of it, unless it is a team's dim.
     pub fn own(&self, dim: Dim) -> (B::Index, i64) {
         let b = self.b;
         match self.plan.team.filter(|t| t.dim == dim) {
@@ -288,13 +291,13 @@ impl<B: Builder> Loops<'_, B> {
         }
     }
 
-    fn all_moved(&mut self, places: &[IndexPoint<B>], dim: Dim, to: &LaneIndex<B>, mask: Option<B::Vector>) -> Vec<IndexPoint<B>> {
+    fn all_moved(&mut self, points: &[IndexPoint<B>], dim: Dim, to: &LaneIndex<B>, mask: Option<B::Vector>) -> Vec<IndexPoint<B>> {
         let b = self.b;
-        places
+        points
             .iter()
-            .map(|place| {
-                let mask = mask.map_or(place.mask, |m| Some(place.also(b, m)));
-                self.moved(place, dim, to.clone(), mask)
+            .map(|point| {
+                let mask = mask.map_or(point.mask, |m| Some(point.also(b, m)));
+                self.moved(point, dim, to.clone(), mask)
             })
             .collect()
     }
@@ -310,25 +313,26 @@ impl<B: Builder> Loops<'_, B> {
         })
     }
 
-    /// What a reduction takes in at a place: of a dot the product of its factors, which is not rounded.
-    fn element(&mut self, v: Value, place: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
+    /// The elements that a reduction takes in at a grid point. For a dot, they are products of the factors, which are
+    /// not rounded.
+    fn element(&mut self, v: Value, point: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         let node = &self.kernel.body[v];
-        let first = self.value(node.args[0], place, known)?;
+        let first = self.value(node.args[0], point, known)?;
         let Op::Dot { .. } = node.op else { return Ok(first) };
-        let second = self.value(node.args[1], place, known)?;
+        let second = self.value(node.args[1], point, known)?;
         self.b.locate(v);
         zipped(&[&first, &second], |x| Ok(self.b.mul(x[0], x[1])))
     }
 
     /// A running sum, kept for later steps: one element after the other, or vectors of them where lanes go along it.
-    pub fn cumsum(&mut self, place: &IndexPoint<B>, v: Value, direction: ScanDirection, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+    pub fn cumsum(&mut self, point: &IndexPoint<B>, v: Value, direction: ScanDirection, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let b = self.b;
         let kept = self.keep(v, used)?;
         if self.plan.vector == Some(direction.along) {
             let mut result = Ok(());
-            self.nest(place, others, None, &mut |this, place| {
+            self.nest(point, others, None, &mut |this, point| {
                 if result.is_ok() {
-                    result = this.scan(place, v, direction, &kept);
+                    result = this.scan(point, v, direction, &kept);
                 }
             });
             self.kept.insert(v, kept);
@@ -338,16 +342,16 @@ impl<B: Builder> Loops<'_, B> {
         let arg = self.kernel.body[v].args[0];
         let size = self.size(direction.along);
         let mut result = Ok(());
-        self.nest(place, others, None, &mut |this, place| {
+        self.nest(point, others, None, &mut |this, point| {
             let zero = zero(b, lane);
             b.repeat(b.index(0), b.index(size), 1, &[zero], &mut |index, sum| {
                 let index =
                     if ir::fault!("reduce.running.reverse", false, direction.reverse) { b.index_sub(b.index(size - 1), index) } else { index };
-                let place = this.moved(place, direction.along, LaneIndex::Same(index), place.mask);
-                match this.value(arg, &place, &mut KnownValues::new()) {
+                let point = this.moved(point, direction.along, LaneIndex::Same(index), point.mask);
+                match this.value(arg, &point, &mut KnownValues::new()) {
                     Ok(x) => {
                         let sum = if lane == Lane::F32 { b.add(sum[0], x[0]) } else { b.int2(IntBinary::Add, sum[0], x[0]) };
-                        kept.store(b, &place, &[pointwise::rounded(b, dtype, sum)]);
+                        kept.store(b, &point, &[pointwise::rounded(b, dtype, sum)]);
                         vec![ir::fault!("reduce.running.carried", pointwise::rounded(b, dtype, sum), sum)]
                     }
                     Err(error) => {
@@ -362,14 +366,14 @@ impl<B: Builder> Loops<'_, B> {
     }
 
     /// A running sum whose lanes have neighbours: of some vectors at a time, so that they are loaded together.
-    fn scan(&mut self, place: &IndexPoint<B>, v: Value, direction: ScanDirection, kept: &StridedTensor<B>) -> Result<(), CompileError> {
+    fn scan(&mut self, point: &IndexPoint<B>, v: Value, direction: ScanDirection, kept: &StridedTensor<B>) -> Result<(), CompileError> {
         let b = self.b;
         let (lanes, size) = (b.lanes() as i64, self.size(direction.along));
         let (whole, tail) = (size / lanes, size % lanes);
         let mut carried = vec![zero(b, kept.lane)];
         let mut result = Ok(());
         let mut some = |this: &mut Self, firsts: &[B::Index], mask: Option<B::Vector>, carried: &[B::Vector]| {
-            let after = this.scan_vectors(place, v, direction, kept, firsts, mask, carried[0]);
+            let after = this.scan_vectors(point, v, direction, kept, firsts, mask, carried[0]);
             vec![after.unwrap_or_else(|error| {
                 result = Err(error);
                 carried[0]
@@ -393,13 +397,13 @@ impl<B: Builder> Loops<'_, B> {
         result
     }
 
-    /// Adds to vectors, one after the other, what was before; what comes after the last. Within one, halves of 2, 4,
-    /// .. lanes: to each of the later half comes the sum of the earlier one (Blelloch, "Prefix Sums and Their
+    /// Adds the preceding sum to each vector in turn and returns the sum after the last. Within a vector, in groups
+    /// of 2, 4, .. lanes, the sum of the earlier half is added to the later half (Blelloch, "Prefix Sums and Their
     /// Applications", 1990).
     #[expect(clippy::too_many_arguments, reason = "a place of a value, and some of its vectors")]
     fn scan_vectors(
         &mut self,
-        place: &IndexPoint<B>,
+        point: &IndexPoint<B>,
         v: Value,
         direction: ScanDirection,
         kept: &StridedTensor<B>,
@@ -410,12 +414,12 @@ impl<B: Builder> Loops<'_, B> {
         let b = self.b;
         let arg = self.kernel.body[v].args[0];
         let add = |x, y| if kept.lane == Lane::F32 { b.add(x, y) } else { b.int2(IntBinary::Add, x, y) };
-        let only = mask.map(|m| place.also(b, m));
-        let places: Vec<IndexPoint<B>> =
-            firsts.iter().map(|first| self.moved(place, direction.along, LaneIndex::Lanes(*first), only.or(place.mask))).collect();
-        let values = places.iter().map(|p| Ok(self.value(arg, p, &mut KnownValues::new())?[0])).collect::<Result<Vec<_>, CompileError>>()?;
+        let only = mask.map(|m| point.also(b, m));
+        let points: Vec<IndexPoint<B>> =
+            firsts.iter().map(|first| self.moved(point, direction.along, LaneIndex::Lanes(*first), only.or(point.mask))).collect();
+        let values = points.iter().map(|p| Ok(self.value(arg, p, &mut KnownValues::new())?[0])).collect::<Result<Vec<_>, CompileError>>()?;
         let mut carried = before;
-        for (place, x) in places.iter().zip(values) {
+        for (point, x) in points.iter().zip(values) {
             let x = mask.map_or(x, |m| b.select(m, x, zero(b, kept.lane)));
             let (mut sum, mut total) = (x, x);
             for distance in (0..b.lanes().ilog2()).map(|k| 1 << k) {
@@ -425,7 +429,7 @@ impl<B: Builder> Loops<'_, B> {
                 sum = b.select(b.compare_int(later, bit, b.i64(0)), add(other, sum), sum);
                 total = add(total, other);
             }
-            kept.store(b, place, &[pointwise::rounded(b, self.kernel.body[v].ty.dtype, add(carried, sum))]);
+            kept.store(b, point, &[pointwise::rounded(b, self.kernel.body[v].ty.dtype, add(carried, sum))]);
             carried = add(carried, total);
         }
         Ok(carried)

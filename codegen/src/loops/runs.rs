@@ -24,7 +24,7 @@ pub fn width(kernel: &Kernel, vector: Dim, steps: &[Step], lanes: i64) -> Option
     if steps.iter().any(kept) {
         return None;
     }
-    // The dims that run with it, and of what elements of them the runs must be multiples.
+    // `dims` are those that lanes run along with `vector`. Runs must divide all of `borders`.
     let mut dims = BTreeSet::from([vector]);
     let mut borders = vec![body.dims.size(vector)];
     for node in body.nodes.iter().rev() {
@@ -62,7 +62,7 @@ pub fn width(kernel: &Kernel, vector: Dim, steps: &[Step], lanes: i64) -> Option
         let aligned = others.iter().all(|(stride, bytes)| (stride * bytes).is_multiple_of((width * bytes).min(16)));
         size >= width * lanes as u64 && borders.iter().all(|x| x.is_multiple_of(*width)) && aligned
     };
-    // Whole words of 4 bytes are read.
+    // Runs must be whole words of 4 bytes, which is what lanes read.
     let widths: Vec<u64> = [8, 4, 2].into_iter().filter(|w| w * widest <= 16 && w * narrowest >= 4).filter(fits).collect();
     let whole = widths.iter().find(|w| body.dims.size(vector).is_multiple_of(*w * lanes as u64));
     whole.or(widths.first()).map(|w| *w as i64)
@@ -73,7 +73,7 @@ mod tests {
     use super::super::plan::LoopPlan;
     use crate::object::{self, Emit};
     use crate::target::Target;
-    use crate::testing::{Make, check, random_inputs, run_ptx_shifted};
+    use crate::testing::{KernelDraft, check, random_inputs, run_ptx_shifted};
     use ir::dim::Dim;
     use ir::graph::{Type, Value};
     use ir::kernel::{Family, Kernel};
@@ -81,11 +81,11 @@ mod tests {
 
     /// `(x - mean) / sqrt(variance) * w` in 16-bit floats, computed in f32, with `w` of another type.
     fn norm(rows: u64, size: u64, weight: DType) -> (Kernel, Dim) {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [s, h] = [("s", rows), ("h", size)].map(|(n, s)| make.dim(n, s));
         let x = make.input(DType::Bf16, &[s, h]);
         let w = make.input(weight, &[h]);
-        let wide = |make: &mut Make, v: Value, dims: &[Dim]| make.op_as(Op::Cast, &[v], Type::new(DType::F32, dims));
+        let wide = |make: &mut KernelDraft, v: Value, dims: &[Dim]| make.op_as(Op::Cast, &[v], Type::new(DType::F32, dims));
         let (x, w) = (wide(&mut make, x, &[s, h]), wide(&mut make, w, &[h]));
         let sum = Op::Reduce { kind: Reduce::Sum, over: vec![h] };
         let share = make.number(1.0 / size as f64);
@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn elements_columns_and_windows_agree_in_runs() {
-        // Elementwise along the grid, added to what is there, with the elements' numbers and a mask.
-        let mut make = Make::default();
+        // The first kernel is elementwise along the grid, with indices and a mask, and adds to its output.
+        let mut make = KernelDraft::default();
         let [s, h] = [("s", 3), ("h", 288)].map(|(n, s)| make.dim(n, s));
         let x = make.input(DType::Bf16, &[s, h]);
         let row = make.input(DType::F32, &[s]);
@@ -150,8 +150,9 @@ mod tests {
         assert_eq!(width(&kernel, &[s, h]), Some(4));
         check(&kernel, &[], 1e-2);
 
-        // Sums over rows, of so many columns that no warps share them; each lane has a run of columns.
-        let mut make = Make::default();
+        // The second kernel sums over rows. It has so many columns that no warps share one, and each lane has a run
+        // of columns.
+        let mut make = KernelDraft::default();
         let [s, h] = [("s", 5), ("h", 34_048)].map(|(n, s)| make.dim(n, s));
         let x = make.input(DType::F32, &[s, h]);
         let sum = make.op(Op::Reduce { kind: Reduce::Sum, over: vec![s] }, &[x]);
@@ -161,8 +162,8 @@ mod tests {
         assert_eq!(width(&kernel, &[h]), Some(4));
         check(&kernel, &[], 1e-5);
 
-        // Halves that change places, as rotary embeddings have them, and rows that are looked up.
-        let mut make = Make::default();
+        // The third kernel swaps halves, as rotary embeddings do, and looks up rows.
+        let mut make = KernelDraft::default();
         let [v, s, half, d, rest] = [("v", 7), ("s", 3), ("half", 64), ("d", 128), ("rest", 136)].map(|(n, s)| make.dim(n, s));
         let table = make.input(DType::Bf16, &[v, half]);
         let index = make.input(DType::I32, &[s]);
@@ -181,7 +182,7 @@ mod tests {
 
     #[test]
     fn windows_that_cut_runs_have_none() {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [s, d, rest] = [("s", 3), ("d", 128), ("rest", 256)].map(|(n, s)| make.dim(n, s));
         let x = make.input(DType::Bf16, &[s, d]);
         let padded = make.op(Op::Pad { from: Some(d), to: rest, at: 3 }, &[x]);

@@ -7,7 +7,7 @@
 //! which spreads them.
 
 use super::emit::Loops;
-use super::place::{IndexPoint, LaneIndex, StridedTensor, widen};
+use super::index_point::{IndexPoint, LaneIndex, StridedTensor, widen};
 use super::plan::{LoopPlan, running, vector_dim};
 use super::value::{KnownValues, local_row, zero};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
@@ -37,17 +37,17 @@ struct Cuts {
 fn cuts(target: &Target) -> Cuts {
     match target.arch {
         Arch::X86_64 => Cuts { owners: 16, chunks: 1, turns: None },
-        // A line of a cache.
+        // Rows of 128 bytes or more are whole cache lines.
         Arch::Nvptx => Cuts { owners: 64, chunks: 128, turns: Some(128) },
     }
 }
 
-/// What happens at a place.
-type AtPlace<'a, B> = dyn FnMut(&mut Loops<'_, B>, &IndexPoint<B>) + 'a;
-/// What happens at each element of a tile, of whose row the sums are given.
+/// Called at a grid point.
+type AtPoint<'a, B> = dyn FnMut(&mut Loops<'_, B>, &IndexPoint<B>) + 'a;
+/// Called at an element of a tile, with the sums of its row.
 type AtElement<'a, B> = dyn FnMut(&mut Loops<'_, B>, StridedTensor<B>, &IndexPoint<B>) -> Result<(), CompileError> + 'a;
 
-/// What happens at an index whose row is the tile's.
+/// Called at an index whose row is the tile's, with the row.
 type AtRow<'a, B> = dyn FnMut(&mut Loops<'_, B>, &IndexPoint<B>, <B as Builder>::Index) + 'a;
 
 /// What a scatter is made of.
@@ -171,7 +171,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
         let mut loops = Loops::new(b, kernel, &plan, entry, &pointers)?;
         let mut result = Ok(());
         b.repeat(entry.first_tile, entry.end_tile, 1, &[], &mut |tile, _| {
-            // Neighbours among the tiles have the same rows, so warps of a block read the same indices.
+            // Neighbouring tiles own the same rows, so warps of a block read the same indices.
             let tile = ScatterTile {
                 owner: b.index_div(tile, b.index(scatter.chunks)),
                 first: b.index_mul(b.index_rem(tile, b.index(scatter.chunks)), b.index(scatter.chunk)),
@@ -187,7 +187,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
 }
 
 impl Scatter<'_> {
-    /// Of the row in each lane.
+    /// The owner of the row in each lane.
     fn owner<B: Builder>(&self, b: &B, row: B::Vector) -> B::Vector {
         let (op, by) = if self.interleaved { (IntBinary::Rem, self.owners) } else { (IntBinary::Div, self.own_rows) };
         b.int2(op, row, b.i64(by))
@@ -202,7 +202,7 @@ impl Scatter<'_> {
         }
     }
 
-    /// Where the sums of a row of the tile stand.
+    /// The sums of a row of the tile, in memory.
     fn sums<B: Builder>(&self, b: &B, loops: &Loops<'_, B>, tile: &ScatterTile<B>, row: B::Index) -> StridedTensor<B> {
         let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if self.in_output {
@@ -224,15 +224,15 @@ impl Scatter<'_> {
     fn tile<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &ScatterTile<B>) -> Result<(), CompileError> {
         let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if !(self.in_output && ir::fault!("scatter.sum.before", false, self.kernel.outputs[0].accumulate)) {
-            self.each_element(b, loops, tile, &mut |loops, sums, place| {
-                sums.store(loops.b, place, &[zero(loops.b, lane)]);
+            self.each_element(b, loops, tile, &mut |loops, sums, point| {
+                sums.store(loops.b, point, &[zero(loops.b, lane)]);
                 Ok(())
             })?;
         }
         let mut result = Ok(());
-        self.each_own_point(b, loops, tile, &mut |loops, place, row| {
+        self.each_own_point(b, loops, tile, &mut |loops, point, row| {
             if result.is_ok() {
-                result = self.add_point(b, loops, place, tile, row);
+                result = self.add_point(b, loops, point, tile, row);
             }
         })?;
         result?;
@@ -240,13 +240,13 @@ impl Scatter<'_> {
             return Ok(());
         }
         let outputs: Vec<usize> = (0..self.kernel.outputs.len()).collect();
-        self.each_element(b, loops, tile, &mut |loops, sums, place| {
+        self.each_element(b, loops, tile, &mut |loops, sums, point| {
             loops.kept.insert(self.node, sums);
-            loops.store(place, &outputs)
+            loops.store(point, &outputs)
         })
     }
 
-    /// All elements of the tile.
+    /// Calls `body` at all elements of the tile.
     fn each_element<B: Builder>(
         &self,
         b: &B,
@@ -264,11 +264,11 @@ impl Scatter<'_> {
         let inner: Vec<Dim> = self.batch.iter().chain(&self.row).copied().collect();
         let mut result = Ok(());
         b.repeat(from, to, step, &[], &mut |row, _| {
-            let place = loops.place(BTreeMap::from([(self.table, LaneIndex::Same(row))]), None);
-            self.nest(b, loops, &place, &inner, tile, &mut |loops, place| {
+            let point = loops.new_point(BTreeMap::from([(self.table, LaneIndex::Same(row))]), None);
+            self.nest(b, loops, &point, &inner, tile, &mut |loops, point| {
                 if result.is_ok() {
                     let sums = self.sums(b, loops, tile, row);
-                    result = body(loops, sums, place);
+                    result = body(loops, sums, point);
                 }
             });
             Vec::new()
@@ -281,22 +281,22 @@ impl Scatter<'_> {
         &self,
         b: &B,
         loops: &mut Loops<'_, B>,
-        place: &IndexPoint<B>,
+        point: &IndexPoint<B>,
         dims: &[Dim],
         tile: &ScatterTile<B>,
-        body: &mut AtPlace<'_, B>,
+        body: &mut AtPoint<'_, B>,
     ) {
-        let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(place, dims, None, body) };
+        let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(point, dims, None, body) };
         let others: Vec<Dim> = dims.iter().copied().filter(|d| *d != vector).collect();
         let (size, lanes) = (loops.size(vector), b.lanes() as i64);
-        loops.nest(place, &others, None, &mut |loops, place| {
+        loops.nest(point, &others, None, &mut |loops, point| {
             // A chunk is one vector, unless the row is very long.
             for before in (0..self.chunk).step_by(lanes as usize) {
                 let first = b.index_add(tile.first, b.index(before));
                 let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
-                let mask = if ir::fault!("scatter.chunk.tail", 0, size % self.chunk) == 0 { place.mask } else { Some(place.also(b, within())) };
-                let place = loops.moved(place, vector, LaneIndex::Lanes(first), mask);
-                body(loops, &place);
+                let mask = if ir::fault!("scatter.chunk.tail", 0, size % self.chunk) == 0 { point.mask } else { Some(point.also(b, within())) };
+                let point = loops.moved(point, vector, LaneIndex::Lanes(first), mask);
+                body(loops, &point);
             }
         });
     }
@@ -305,15 +305,16 @@ impl Scatter<'_> {
     /// tile's.
     fn each_own_point<B: Frame>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &ScatterTile<B>, body: &mut AtRow<'_, B>) -> Result<(), CompileError> {
         let mut points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
-        // The choices of a token are two or eight, tokens are thousands.
+        // A short last dim, such as the two or eight experts of a token, would leave lanes idle, so the longest dim
+        // goes last.
         if points.last().is_some_and(|d| loops.size(*d) < b.lanes() as i64) {
             points.sort_by_key(|d| loops.size(*d));
         }
-        let start = loops.place(BTreeMap::new(), None);
+        let start = loops.new_point(BTreeMap::new(), None);
         let (index, map) = (self.kernel.body[self.node].args[1], &self.kernel.body.dims[self.table].index);
         let mut result = Ok(());
-        // The row of each lane of a place, and which of them are here.
-        let mut rows = |loops: &mut Loops<'_, B>, place: &IndexPoint<B>| match loops.value(index, place, &mut KnownValues::new()) {
+        // `rows` gives the row of each lane's index, and the mask of the lanes whose row this rank has.
+        let mut rows = |loops: &mut Loops<'_, B>, point: &IndexPoint<B>| match loops.value(index, point, &mut KnownValues::new()) {
             Ok(index) => local_row(b, loops.scalars, map, widen(b, index[0])),
             Err(error) => {
                 result = Err(error);
@@ -330,15 +331,15 @@ impl Scatter<'_> {
             return result;
         };
         let (size, lanes) = (loops.size(last), b.lanes() as i64);
-        loops.nest(&start, outer, None, &mut |loops, place| {
+        loops.nest(&start, outer, None, &mut |loops, point| {
             b.repeat(b.index(0), b.index(size), lanes, &[], &mut |first, _| {
                 let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
                 let there = (ir::fault!("scatter.lanes.tail", 0, size % lanes) != 0).then(within);
-                let many = loops.moved(place, last, LaneIndex::Lanes(first), there);
+                let many = loops.moved(point, last, LaneIndex::Lanes(first), there);
                 let (row, here) = rows(loops, &many);
                 let own = own(row, here);
                 b.each_lane(many.mask.map_or(own, |there| b.int2(IntBinary::And, own, there)), &mut |lane| {
-                    let one = loops.moved(place, last, LaneIndex::Same(ir::fault!("scatter.lanes.first", first, b.index_add(first, lane))), None);
+                    let one = loops.moved(point, last, LaneIndex::Same(ir::fault!("scatter.lanes.first", first, b.index_add(first, lane))), None);
                     let row = rows(loops, &one).0;
                     body(loops, &one, b.first_as_index(row));
                 });
@@ -353,18 +354,18 @@ impl Scatter<'_> {
         &self,
         b: &B,
         loops: &mut Loops<'_, B>,
-        place: &IndexPoint<B>,
+        point: &IndexPoint<B>,
         tile: &ScatterTile<B>,
         row: B::Index,
     ) -> Result<(), CompileError> {
         let node = &self.kernel.body[self.node];
         let mut result = Ok(());
         let sums = self.sums(b, loops, tile, row);
-        self.nest(b, loops, place, &self.row, tile, &mut |loops, place| {
-            let mut along = place.along.clone();
+        self.nest(b, loops, point, &self.row, tile, &mut |loops, point| {
+            let mut along = point.along.clone();
             along.insert(self.table, LaneIndex::Same(row));
-            let target = loops.place(along, place.mask);
-            match loops.value(node.args[0], place, &mut KnownValues::new()) {
+            let target = loops.new_point(along, point.mask);
+            match loops.value(node.args[0], point, &mut KnownValues::new()) {
                 Ok(value) => {
                     let (old, value) = (sums.load(b, &target)[0], value[0]);
                     let sum = if sums.lane == Lane::F32 {

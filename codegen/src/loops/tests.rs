@@ -1,13 +1,13 @@
 use crate::object::{self, Emit};
 use crate::target::Target;
-use crate::testing::{Make, RandomNumbers, check, check_with, emulate, golden, random_inputs, run, seeds};
+use crate::testing::{KernelDraft, RandomNumbers, check, check_with, emulate, golden, random_inputs, run, seeds};
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
 use ir::op::{Binary, Compare, DType, Op, Reduce, Unary};
 
 fn unary_kernel(op: Unary, size: u64) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let d = make.dim("d", size);
     let x = make.input(DType::F32, &[d]);
     let y = make.op(Op::Unary(op), &[x]);
@@ -36,7 +36,7 @@ fn every_float_function_agrees() {
 fn every_operation_of_two_operands_agrees() {
     for dtype in [DType::F32, DType::I32, DType::Bool] {
         for op in Binary::ALL.iter().copied().filter(|op| op.takes(dtype)) {
-            let mut make = Make::default();
+            let mut make = KernelDraft::default();
             let d = make.dim("d", 50);
             let (x, y) = (make.input(dtype, &[d]), make.input(dtype, &[d]));
             let z = make.op(Op::Binary(op), &[x, y]);
@@ -58,7 +58,7 @@ fn every_operation_of_two_operands_agrees() {
 fn comparisons_selections_and_casts_agree() {
     for dtype in [DType::F32, DType::I32, DType::Bool] {
         for op in Compare::ALL {
-            let mut make = Make::default();
+            let mut make = KernelDraft::default();
             let d = make.dim("d", 21);
             let (x, y) = (make.input(dtype, &[d]), make.input(dtype, &[d]));
             let less = make.op(Op::Compare(*op), &[x, y]);
@@ -76,7 +76,7 @@ fn comparisons_selections_and_casts_agree() {
 #[test]
 fn ints_have_signs() {
     for op in [Unary::Neg, Unary::Abs, Unary::Sign] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let d = make.dim("d", 21);
         let x = make.input(DType::I32, &[d]);
         let y = make.op(Op::Unary(op), &[x]);
@@ -88,7 +88,7 @@ fn ints_have_signs() {
 
 /// A norm over the last dims: mean, variance, scale.
 fn norm(sizes: [u64; 3], inner: usize) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let dims: Vec<Dim> = sizes.iter().map(|s| make.dim("d", *s)).collect();
     let (grid, over) = dims.split_at(dims.len() - inner);
     let x = make.input(DType::F32, &dims);
@@ -118,7 +118,7 @@ fn norms_agree_along_any_number_of_dims() {
 
 #[test]
 fn column_sums_run_along_the_grid() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, s, h] = [("b", 3), ("s", 9), ("h", 70)].map(|(n, s)| make.dim(n, s));
     let (x, dy) = (make.input(DType::F32, &[b, s, h]), make.input(DType::F32, &[b, s, h]));
     let product = make.op(Op::Binary(Binary::Mul), &[x, dy]);
@@ -134,7 +134,7 @@ fn column_sums_run_along_the_grid() {
 #[test]
 fn warps_of_a_block_share_sums_over_many_rows() {
     for (dtype, rows, members) in [(DType::F32, [3, 256], 16), (DType::Bf16, [2, 96], 4), (DType::F32, [1, 33], 1)] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [i, s, h] = [("i", rows[0]), ("s", rows[1]), ("h", 75)].map(|(n, size)| make.dim(n, size));
         let (x, y) = (make.input(dtype, &[i, s, h]), make.input(dtype, &[i, s, h]));
         let sum = make.op_as(Op::Reduce { kind: Reduce::Sum, over: vec![i, s] }, &[x], Type::new(DType::F32, [h]));
@@ -154,12 +154,13 @@ fn warps_of_a_block_share_sums_over_many_rows() {
     }
 }
 
-/// The gradient of a norm that divides rows of `h` by what it is of: one pass over rows, and the sum of its rows times factors.
+/// The gradient of a norm that divides rows of `h` by what it is of: one pass over rows, and the sum of its rows
+/// times factors.
 #[test]
 fn dots_of_rows_and_columns_are_summed_among_other_ops() {
     for (dtype, h) in [(DType::F32, 70), (DType::F32, 300), (DType::Bf16, 300)] {
         for by_rows in [true, false] {
-            let mut make = Make::default();
+            let mut make = KernelDraft::default();
             let [b, s, h] = [("b", 3), ("s", 9), ("h", h)].map(|(n, s)| make.dim(n, s));
             let (x, dy, scale) = (make.input(dtype, &[b, s, h]), make.input(dtype, &[b, s, h]), make.input(dtype, &[b, s]));
             let scaled = make.op(Op::Binary(Binary::Mul), &[x, scale]);
@@ -180,7 +181,7 @@ fn dots_of_rows_and_columns_are_summed_among_other_ops() {
 #[test]
 fn reductions_leave_inner_dims_and_feed_later_nests() {
     for grid_size in [0, 1, 2] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let dims = [("b", 3), ("s", 5), ("h", 9), ("d", 18)].map(|(n, s)| make.dim(n, s));
         let [_, _, h, d] = dims;
         let x = make.input(DType::F32, &dims);
@@ -196,7 +197,7 @@ fn reductions_leave_inner_dims_and_feed_later_nests() {
 #[test]
 fn the_greatest_element_is_found_with_the_lowest_index() {
     for (size, base) in [(5, 0.0), (16, 100.0), (75, 3.0)] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let s = make.dim("s", 4);
         let v = make.sharded_dim("v", size, 1000, 0);
         make.scalar(DType::I32);
@@ -215,13 +216,13 @@ fn the_greatest_element_is_found_with_the_lowest_index() {
 #[test]
 fn a_running_sum_goes_either_way() {
     for reverse in [false, true] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [s, t, h] = [("s", 3), ("t", 11), ("h", 20)].map(|(n, s)| make.dim(n, s));
         let x = make.input(DType::F32, &[s, t, h]);
         let y = make.op(Op::Cumsum { over: t, reverse }, &[x]);
         let z = make.op(Op::Add, &[y, x]);
         check(&make.kernel(Family::Loops { grid: vec![s] }, &[z, y]), &[], 1e-5);
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let t = make.dim("t", 33);
         let x = make.input(DType::I32, &[t]);
         let y = make.op(Op::Cumsum { over: t, reverse }, &[x]);
@@ -231,10 +232,10 @@ fn a_running_sum_goes_either_way() {
 
 #[test]
 fn running_sums_of_lanes_go_either_way() {
-    // Whole vectors in fours, one by one, with a rest, and of rows.
+    // The cases cover unrolled vectors, single vectors, a partial vector at the end, and several rows.
     for (size, dtype) in [(256, DType::I32), (96, DType::I32), (133, DType::I32), (45, DType::F32), (512, DType::F32), (70, DType::Bf16)] {
         for reverse in [false, true] {
-            let mut make = Make::default();
+            let mut make = KernelDraft::default();
             let [e, t] = [("e", 3), ("t", size)].map(|(n, s)| make.dim(n, s));
             let x = make.input(dtype, &[e, t]);
             let y = make.op(Op::Cumsum { over: t, reverse }, &[x]);
@@ -246,7 +247,7 @@ fn running_sums_of_lanes_go_either_way() {
 
 #[test]
 fn rows_are_gathered_and_missing_rows_are_zero() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, s, h] = [("b", 2), ("s", 9), ("h", 20)].map(|(n, s)| make.dim(n, s));
     let v = make.sharded_dim("v", 5, 20, 0);
     make.scalar(DType::I32);
@@ -278,8 +279,8 @@ fn make_clone(body: &ir::graph::Body, inputs: &[(DType, Vec<Dim>)], grid: Vec<Di
 
 #[test]
 fn one_element_per_row_is_picked_from_a_computed_table() {
-    // The logit of the target, as in cross entropy.
-    let mut make = Make::default();
+    // The kernel picks the logit of the target, as cross entropy does.
+    let mut make = KernelDraft::default();
     let [s, v] = [("s", 19), ("v", 7)].map(|(n, s)| make.dim(n, s));
     let logits = make.input(DType::F32, &[s, v]);
     let target = make.input(DType::I32, &[s]);
@@ -299,7 +300,7 @@ fn one_element_per_row_is_picked_from_a_computed_table() {
 #[test]
 fn parts_are_joined_and_padded_along_any_dim() {
     for swap in [false, true] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [s, a, b, c, ab] = [("s", 6), ("a", 13), ("b", 8), ("c", 20), ("ab", 21)].map(|(n, s)| make.dim(n, s));
         let dims = |d: Dim| if swap { [d, s] } else { [s, d] };
         let x = make.input(DType::F32, &dims(a));
@@ -318,7 +319,7 @@ fn parts_are_joined_and_padded_along_any_dim() {
 
 #[test]
 fn a_sum_kept_in_scratch_can_be_padded() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, h, d, wide] = [("s", 3), ("h", 9), ("d", 5), ("wide", 24)].map(|(n, s)| make.dim(n, s));
     let x = make.input(DType::F32, &[s, h, d]);
     let sum = make.op(Op::Reduce { kind: Reduce::Sum, over: vec![d] }, &[x]);
@@ -330,7 +331,7 @@ fn a_sum_kept_in_scratch_can_be_padded() {
 
 #[test]
 fn storage_orders_change_and_operands_may_be_strided() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [a, b, c] = [("a", 5), ("b", 18), ("c", 33)].map(|(n, s)| make.dim(n, s));
     let x = make.input(DType::F32, &[a, b, c]);
     let y = make.strided_input(DType::F32, &[b, c], &[99, 3]);
@@ -344,7 +345,7 @@ fn storage_orders_change_and_operands_may_be_strided() {
 
 #[test]
 fn scalars_and_random_numbers_come_from_arguments() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let d = make.sharded_dim("d", 41, 1000, 0);
     let s = make.dim("s", 3);
     make.scalar(DType::I32);
@@ -362,8 +363,8 @@ fn scalars_and_random_numbers_come_from_arguments() {
 
 #[test]
 fn an_index_map_of_several_parts_is_followed() {
-    let mut make = Make::default();
-    // Two chunks of four, 20 apart.
+    let mut make = KernelDraft::default();
+    // The map has two chunks of four elements, 20 apart.
     let index = IndexMap { parts: vec![(2, 20), (4, 1)], base: Base::Slot(0) };
     let d = make.body.dims.add(DimInfo { index, ..DimInfo::new("d", 8) });
     make.scalar(DType::I32);
@@ -382,7 +383,7 @@ fn an_index_map_of_several_parts_is_followed() {
 
 #[test]
 fn a_kernel_without_dims_computes_one_number() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let (x, y) = (make.input(DType::F32, &[]), make.scalar(DType::F32));
     let z = make.op(Op::Binary(Binary::Mul), &[x, y]);
     check(&make.kernel(Family::Loops { grid: vec![] }, &[z]), &[3.0], 1e-6);
@@ -396,7 +397,7 @@ fn special_values_stay_special() {
         check_with(&unary_kernel(op, 8), std::slice::from_ref(&values), &[], 1e-5);
     }
     for op in [Binary::Max, Binary::Min, Binary::Div] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let (d, e) = (make.dim("d", 8), make.dim("e", 8));
         let (x, y) = (make.input(DType::F32, &[d]), make.input(DType::F32, &[e]));
         let z = make.op(Op::Binary(op), &[x, y]);
@@ -409,7 +410,7 @@ fn special_values_stay_special() {
 /// A random chain of ops over random dims, with reductions over what is not in the grid.
 fn random_kernel(seed: u64) -> Kernel {
     let mut numbers = RandomNumbers::new(seed);
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let sizes = [1, 2, 3, 5, 8, 15, 16, 17, 33, 40];
     let dims: Vec<Dim> = (0..numbers.below(3) + 1).map(|_| make.dim("d", sizes[numbers.below(10) as usize])).collect();
     let grid: Vec<Dim> = dims.iter().copied().filter(|_| numbers.below(2) == 0).collect();
@@ -456,7 +457,7 @@ fn random_kernels_agree_with_the_evaluator() {
 }
 
 fn scatter(base: bool, epilogue: bool) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, s, h] = [("b", 2), ("s", 9), ("h", 21)].map(|(n, s)| make.dim(n, s));
     let v = make.sharded_dim("v", if base { 4 } else { 37 }, 37, 0);
     make.scalar(DType::I32);
@@ -482,10 +483,11 @@ fn rows_are_summed_by_index_and_missing_rows_are_skipped() {
 
 #[test]
 fn rows_and_chunks_of_columns_are_dealt_out_and_summed_in_storage_order() {
-    // Of several owners and chunks on a GPU, the last one not whole; of rows so long that a chunk is several vectors.
+    // The first size has several owners and chunks on a GPU, the last chunk partial. In the second, rows are so long
+    // that a chunk has several vectors.
     for (rows, columns) in [(200, 75), (5, 4200)] {
         for (epilogue, accumulate) in [(false, false), (false, true), (true, false)] {
-            let mut make = Make::default();
+            let mut make = KernelDraft::default();
             let [b, s, v, h] = [("b", 2), ("s", 40), ("v", rows), ("h", columns)].map(|(n, s)| make.dim(n, s));
             let values = make.input(DType::F32, &[b, s, h]);
             let index = make.input(DType::I32, &[b, s]);
@@ -497,7 +499,7 @@ fn rows_and_chunks_of_columns_are_dealt_out_and_summed_in_storage_order() {
             let mut kernel = make.kernel(Family::Scatter, &[table]);
             kernel.outputs[0].accumulate = accumulate;
             let mut inputs = random_inputs(&kernel, 3, rows);
-            // Half of them are of three rows; some are of none.
+            // Half of the indices name one of three rows; some name no row.
             for (at, id) in inputs[1].iter_mut().enumerate() {
                 *id = [(at % 3) as f64, *id, 0.0, *id, 1.0, *id, 2.0, if at % 16 == 7 { -1.0 } else { rows as f64 }][at % 8];
             }
@@ -511,7 +513,7 @@ fn rows_and_chunks_of_columns_are_dealt_out_and_summed_in_storage_order() {
 
 #[test]
 fn a_scatter_may_keep_dims_of_its_index() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, s, v, h] = [("b", 2), ("s", 9), ("v", 7), ("h", 5)].map(|(n, s)| make.dim(n, s));
     let values = make.input(DType::F32, &[b, s, h]);
     let index = make.input(DType::I32, &[b, s]);
@@ -521,8 +523,8 @@ fn a_scatter_may_keep_dims_of_its_index() {
 
 #[test]
 fn an_output_over_an_input_is_stored_after_every_read() {
-    // The gradient of cross entropy over the logits, of which one more output picks an element.
-    let mut make = Make::default();
+    // The gradient of cross entropy overwrites the logits, of which another output picks an element.
+    let mut make = KernelDraft::default();
     let [s, v] = [("s", 5), ("v", 19)].map(|(n, s)| make.dim(n, s));
     let logits = make.input(DType::F32, &[s, v]);
     let target = make.input(DType::I32, &[s]);
@@ -542,15 +544,15 @@ fn rounded(values: &[f64]) -> Vec<f64> {
 
 #[test]
 fn a_kernel_may_have_more_operands_than_older_drivers_take() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let d = make.dim("d", 64);
     let terms: Vec<Value> = (0..700).map(|_| make.input(DType::F32, &[d])).collect();
     let sum = make.op(Op::Add, &terms);
     let scaled = make.op(Op::Binary(Binary::Mul), &[sum, terms[699]]);
     check(&make.kernel(Family::Loops { grid: vec![d] }, &[scaled]), &[], 1e-4);
 
-    // The norm of many gradients, the last of which is squared here.
-    let mut make = Make::default();
+    // The second kernel is the norm of many gradients, of which it squares the last one itself.
+    let mut make = KernelDraft::default();
     let h = make.dim("h", 200);
     let last = make.input(DType::F32, &[h]);
     let square = make.op(Op::Binary(Binary::Mul), &[last, last]);
@@ -560,10 +562,10 @@ fn a_kernel_may_have_more_operands_than_older_drivers_take() {
     check(&make.kernel(Family::Loops { grid: vec![] }, &[square, sum]), &[], 1e-4);
 }
 
-/// With a line for each op that is computed.
+/// The text has a `.loc` line for each op that is computed.
 #[test]
 fn the_text_of_a_norm_for_gpus_is_as_it_was() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [s, h] = [("s", 4), ("h", 96)].map(|(n, size)| make.dim(n, size));
     let (x, w) = (make.input(DType::Bf16, &[s, h]), make.input(DType::F32, &[h]));
     let wide = make.op_as(Op::Cast, &[x], Type::new(DType::F32, [s, h]));

@@ -1,7 +1,7 @@
-//! The value of a node at a place, computed of its operands there or at places of their own.
+//! The value of a node at a point, computed from its operands there or at points of their own.
 
 use super::emit::Loops;
-use super::place::{IndexPoint, LaneIndex, Window, element, enter, widen, within, zipped};
+use super::index_point::{IndexPoint, LaneIndex, Window, element, enter, widen, within, zipped};
 use crate::CompileError;
 use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::pointwise::{self, Sources};
@@ -10,13 +10,13 @@ use ir::graph::Value;
 use ir::op::Op;
 use std::collections::HashMap;
 
-/// Values known at a place: of each one vector, or one for each element of the place's runs.
+/// Values known at a point: each is one vector, or one for each element of the point's runs.
 pub type KnownValues<V> = HashMap<(Value, usize), Vec<V>>;
 
 impl<B: Builder> Loops<'_, B> {
-    /// The value at a place: one vector, or one for each element of the place's runs.
-    pub fn value(&mut self, v: Value, place: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
-        if let Some(value) = known.get(&(v, place.id)) {
+    /// The value at a point: one vector, or one for each element of the point's runs.
+    pub fn value(&mut self, v: Value, point: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
+        if let Some(value) = known.get(&(v, point.id)) {
             return Ok(value.clone());
         }
         let b = self.b;
@@ -25,23 +25,23 @@ impl<B: Builder> Loops<'_, B> {
             b.locate(v);
         }
         let value = match &node.op {
-            Op::Input(i) => self.inputs[*i as usize].load(b, place),
+            Op::Input(i) => self.inputs[*i as usize].load(b, point),
             op if op.is_source() => {
                 let sources = Sources { b, body: &self.kernel.body, scalars: self.scalars, scalar_count: self.kernel.scalars.len() };
-                let differs = place.run().is_some_and(|d| self.kernel.body.dims_of(v).contains(&d));
-                let width = if differs { place.width } else { 1 };
-                (0..width).map(|k| sources.value(v, &mut |dim| element(&place.each(b, dim), k))).collect::<Result<_, _>>()?
+                let differs = point.run().is_some_and(|d| self.kernel.body.dims_of(v).contains(&d));
+                let width = if differs { point.width } else { 1 };
+                (0..width).map(|k| sources.value(v, &mut |dim| element(&point.each(b, dim), k))).collect::<Result<_, _>>()?
             }
             Op::Reduce { .. } | Op::Dot { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => match self.reduced.get(&v) {
-                Some(values) => values[place.slot].clone(),
-                None => self.kept[&v].load(b, place),
+                Some(values) => values[point.slot].clone(),
+                None => self.kept[&v].load(b, point),
             },
-            // What is kept of it is the sum.
-            Op::Scatter { .. } => self.kept[&v].load(b, place).into_iter().map(|x| pointwise::rounded(b, node.ty.dtype, x)).collect(),
+            // Scratch holds the sum before rounding.
+            Op::Scatter { .. } => self.kept[&v].load(b, point).into_iter().map(|x| pointwise::rounded(b, node.ty.dtype, x)).collect(),
             Op::Pad { from, to, at } => {
                 let length = from.map_or(1, |d| self.size(d));
-                let (along, inside) = enter(b, place, *to, Window { start: ir::fault!("loops.pad.at", *at as i64 + 1, *at as i64), length });
-                let inner = self.windowed(place, *to, *from, along, &inside);
+                let (along, inside) = enter(b, point, *to, Window { start: ir::fault!("loops.pad.at", *at as i64 + 1, *at as i64), length });
+                let inner = self.windowed(point, *to, *from, along, &inside);
                 let value = self.value(node.args[0], &inner, known)?;
                 let zero = zero(b, pointwise::lane(node.ty.dtype));
                 zipped(&[&inside, &value], |x| Ok::<_, CompileError>(b.select(x[0], x[1], zero)))?
@@ -51,8 +51,8 @@ impl<B: Builder> Loops<'_, B> {
                 let mut result: Option<Vec<B::Vector>> = None;
                 for (&arg, &dim) in node.args.iter().zip(from) {
                     let length = self.size(dim);
-                    let (along, inside) = enter(b, place, *to, Window { start, length });
-                    let inner = self.windowed(place, *to, Some(dim), along, &inside);
+                    let (along, inside) = enter(b, point, *to, Window { start, length });
+                    let inner = self.windowed(point, *to, Some(dim), along, &inside);
                     let value = self.value(arg, &inner, known)?;
                     result = Some(match result {
                         None => value,
@@ -62,53 +62,53 @@ impl<B: Builder> Loops<'_, B> {
                 }
                 result.expect("invariant: `concat` has operands")
             }
-            Op::Gather { dim } => self.gather(v, *dim, place, known)?,
-            // Term by term, so that of many terms few are in registers at a time.
+            Op::Gather { dim } => self.gather(v, *dim, point, known)?,
+            // Terms are added one by one, so that only few are in registers at a time.
             Op::Add => {
                 let (first, rest) = node.args.split_first().expect("invariant: `add` has operands");
-                let mut sum = self.value(*first, place, known)?;
+                let mut sum = self.value(*first, point, known)?;
                 for term in rest {
-                    let term = self.value(*term, place, known)?;
+                    let term = self.value(*term, point, known)?;
                     b.locate(v);
                     sum = zipped(&[&sum, &term], |x| Ok::<_, CompileError>(pointwise::plus(b, pointwise::lane(node.ty.dtype), x[0], x[1])))?;
                 }
                 sum.into_iter().map(|x| pointwise::rounded(b, node.ty.dtype, x)).collect()
             }
             _ => {
-                let args = node.args.iter().map(|a| self.value(*a, place, known)).collect::<Result<Vec<_>, _>>()?;
+                let args = node.args.iter().map(|a| self.value(*a, point, known)).collect::<Result<Vec<_>, _>>()?;
                 zipped(&args.iter().map(Vec::as_slice).collect::<Vec<_>>(), |x| pointwise::apply(b, &self.kernel.body, v, x))?
             }
         };
-        known.insert((v, place.id), value.clone());
+        known.insert((v, point.id), value.clone());
         Ok(value)
     }
 
-    /// The place of an operand that fills a window of dim `to`.
-    fn windowed(&mut self, place: &IndexPoint<B>, to: Dim, from: Option<Dim>, along: LaneIndex<B>, inside: &[B::Vector]) -> IndexPoint<B> {
-        // Only lanes that walk the window can leave it; other indices were brought into bounds. A run is in it or not.
+    /// The point of an operand that fills a window of dim `to`.
+    fn windowed(&mut self, point: &IndexPoint<B>, to: Dim, from: Option<Dim>, along: LaneIndex<B>, inside: &[B::Vector]) -> IndexPoint<B> {
+        // Only lanes that walk the window can leave it; other indices were clamped. A run lies inside or outside.
         let mask = match along {
-            LaneIndex::Lanes(_) | LaneIndex::Run(_) => Some(place.also(self.b, inside[0])),
-            LaneIndex::Same(_) | LaneIndex::Each(_) => place.mask,
+            LaneIndex::Lanes(_) | LaneIndex::Run(_) => Some(point.also(self.b, inside[0])),
+            LaneIndex::Same(_) | LaneIndex::Each(_) => point.mask,
         };
-        let mut inner = place.along.clone();
+        let mut inner = point.along.clone();
         inner.remove(&to);
         if let Some(dim) = from {
             inner.insert(dim, along);
         }
-        IndexPoint { slot: place.slot, width: place.width, ..self.place(inner, mask) }
+        IndexPoint { slot: point.slot, width: point.width, ..self.new_point(inner, mask) }
     }
 
-    fn gather(&mut self, v: Value, dim: Dim, place: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
+    fn gather(&mut self, v: Value, dim: Dim, point: &IndexPoint<B>, known: &mut KnownValues<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         let b = self.b;
         let node = &self.kernel.body[v];
         let (table, index) = (node.args[0], node.args[1]);
-        let indices = self.value(index, place, known)?;
+        let indices = self.value(index, point, known)?;
         let found = indices.into_iter().map(|i| local_row(b, self.scalars, &self.kernel.body.dims[dim].index, widen(b, i)));
         let (rows, inside): (Vec<_>, Vec<_>) = found.unzip();
-        let differs = |d| matches!(place.along.get(d), Some(LaneIndex::Lanes(_) | LaneIndex::Run(_) | LaneIndex::Each(_)));
+        let differs = |d| matches!(point.along.get(d), Some(LaneIndex::Lanes(_) | LaneIndex::Run(_) | LaneIndex::Each(_)));
         let varies = self.kernel.body.dims_of(ir::fault!("loops.gather.varies", table, index)).iter().any(differs);
         let along = if varies { LaneIndex::Each(rows) } else { LaneIndex::Same(b.first_as_index(rows[0])) };
-        let inner = self.moved(place, dim, along, place.mask);
+        let inner = self.moved(point, dim, along, point.mask);
         let value = self.value(table, &inner, known)?;
         let zero = zero(b, pointwise::lane(node.ty.dtype));
         let inside = ir::fault!("loops.gather.outside", vec![b.mask_first(b.lanes())], inside);

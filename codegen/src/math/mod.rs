@@ -1,10 +1,10 @@
 //! Vector functions of f32, written once against [`Builder`].
 //!
-//! Errors are at most about 1.5 units in the last place (measured against f64 by this module's tests), and special values follow IEEE 754:
-//! not-a-number in, not-a-number out; overflow gives infinity. Results below the least normal number may be zero.
-//! Values that are as good as 16-bit floats ([`crate::narrow`]) are made by what a GPU approximates in one instruction instead
-//! ([`Builder::approximate`]): they have 8 or 11 digits, the approximations 22.
-//! Polynomials: Cephes (S. Moshier) for exp, log, sin and cos; N. Juffa's two-branch form for erf.
+//! Errors are at most about 1.5 units in the last place (measured against f64 by this module's tests), and special
+//! values follow IEEE 754: not-a-number in, not-a-number out; overflow gives infinity. Results below the least normal
+//! number may be zero. Values that are as good as 16-bit floats ([`crate::narrow`]) are made by what a GPU
+//! approximates in one instruction instead ([`Builder::approximate`]): they have 8 or 11 digits, the approximations
+//! 22. Polynomials: Cephes (S. Moshier) for exp, log, sin and cos; N. Juffa's two-branch form for erf.
 
 #[cfg(test)]
 mod tests;
@@ -41,12 +41,13 @@ pub fn exp<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     b.select(b.compare_float(Compare::Eq, x, x), result, x)
 }
 
-/// 2^x for x below 128: 2^n times a polynomial of the remainder, |r| <= 1/2. Below -126.5 zero. A minimax fit of 2^r / p(r) - 1 that is exact at 0.
+/// 2^x for x below 128: 2^n times a polynomial of the remainder, |r| <= 1/2. Below -126.5 zero. A minimax fit of 2^r
+/// / p(r) - 1 that is exact at 0.
 pub fn exp2<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     if let Some(power) = b.approximate(Approximate::Exp2, x) {
         return power;
     }
-    // Rounds to an integer, which it leaves in the low bits with the bias of exponents. Not-a-number stays.
+    // Adding `magic` rounds to an integer and leaves it in the low bits with the exponent's bias. NaN stays NaN.
     let magic = b.f32(12_582_912.0 + 127.0);
     let x = b.max(b.f32(-127.0), x);
     let shifted = b.add(x, magic);
@@ -65,7 +66,7 @@ pub fn log<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let tiny = b.compare_float(Compare::Lt, x, b.f32(f64::from(f32::MIN_POSITIVE)));
     let scaled = b.select(tiny, b.mul(x, b.f32(8_388_608.0)), x);
     let bits = b.convert(Convert::Bits(Lane::I32), scaled);
-    // The exponent that leaves the mantissa in [sqrt(1/2), sqrt(2)).
+    // This exponent leaves the mantissa in [sqrt(1/2), sqrt(2)).
     let e = b.int2(IntBinary::ShrArithmetic, b.int2(IntBinary::Sub, bits, b.i32(0x3f35_04f3)), b.i32(23));
     let mantissa = b.convert(Convert::Bits(Lane::F32), b.int2(IntBinary::Sub, bits, b.int2(IntBinary::Shl, e, b.i32(23))));
     let f = b.sub(mantissa, b.f32(1.0));
@@ -91,7 +92,7 @@ pub fn log<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let y = b.fma(e, b.f32(ir::fault!("math.log.low", 2.121_944_4e-4, -2.121_944_4e-4)), y);
     let y = b.fma(z, b.f32(-0.5), y);
     let result = b.fma(e, b.f32(0.693_359_375), b.add(f, y));
-    // Positive and finite: as computed. Otherwise -inf at zero, x itself for inf and nan, nan below zero.
+    // For positive finite x the result is as computed. It is minus infinity at zero, infinity at infinity, else NaN.
     let infinite = b.compare_float(Compare::Eq, x, b.f32(f64::INFINITY));
     let zero = b.compare_float(Compare::Eq, x, b.f32(0.0));
     let positive = b.compare_float(Compare::Gt, x, b.f32(0.0));
@@ -209,7 +210,7 @@ pub fn pow<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
     };
     let magnitude = b.convert(Convert::Float(Lane::F64), b.float1(FloatUnary::Abs, x));
     let power = b.convert(Convert::Float(Lane::F64), y);
-    // log2 |x| = e + 2/ln(2) * atanh(s), s = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)).
+    // The power comes from log2 |x| = e + 2/ln(2) * atanh(s), s = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)).
     let bits = b.convert(Convert::Bits(Lane::I64), magnitude);
     let e = b.int2(IntBinary::ShrArithmetic, b.int2(IntBinary::Sub, bits, b.i64(0x3fe6_a09e_0000_0000)), b.i64(52));
     let m = b.convert(Convert::Bits(Lane::F64), b.int2(IntBinary::Sub, bits, b.int2(IntBinary::Shl, e, b.i64(52))));
@@ -218,7 +219,7 @@ pub fn pow<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
     let series: Vec<f64> = (0..9).rev().map(|k| 1.0 / f64::from(2 * k + 1)).collect();
     let atanh = b.mul(polynomial(z, &series), s);
     let log2 = b.fma(atanh, b.f64(2.0 * std::f64::consts::LOG2_E), b.convert(Convert::IntToFloat(Lane::F64), e));
-    // 2^t, t kept in the range of f32 with room for infinity and zero.
+    // The power is 2^t, with t clamped to the range of f32 and room for infinity and zero.
     let t = b.mul(log2, power);
     let t = b.max(b.f64(-200.0), b.min(b.f64(200.0), t));
     let n = b.float1(FloatUnary::Round, t);
@@ -244,7 +245,7 @@ fn special_powers<B: Builder>(b: &B, x: B::Vector, y: B::Vector, result: B::Vect
     let result = b.select(b.compare_float(Compare::Eq, a, zero), b.select(falling, infinity, zero), result);
     let result = b.select(b.compare_float(Compare::Eq, a, infinity), b.select(falling, zero, infinity), result);
     let result = b.select(b.compare_float(Compare::Eq, a, one), one, result);
-    // Negative x: the sign of odd powers, not-a-number for broken ones.
+    // For negative x, odd powers are negative and fractional ones are NaN.
     let whole = b.compare_float(Compare::Eq, b.float1(FloatUnary::Floor, y), y);
     let half = b.mul(y, b.f32(0.5));
     let odd = b.int2(IntBinary::And, whole, b.compare_float(Compare::Ne, b.float1(FloatUnary::Floor, half), half));

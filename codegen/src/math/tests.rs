@@ -1,7 +1,7 @@
 use crate::build::{Builder, Lane};
 use crate::object::compile_written;
 use crate::target::Target;
-use crate::testing::{KernelLibrary, Make, run};
+use crate::testing::{KernelDraft, KernelLibrary, run};
 use crate::{Shape, math};
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -10,7 +10,7 @@ use ir::op::{Binary, DType, Op, Unary};
 const POINTS: u64 = 1 << 16;
 
 fn kernel(inputs: usize, op: &Op) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let d = make.dim("d", POINTS);
     let args: Vec<Value> = (0..inputs).map(|_| make.input(DType::F32, &[d])).collect();
     let y = make.op(op.clone(), &args);
@@ -91,7 +91,7 @@ fn tanh_of_scores(target: &Target, x: &[f32]) -> Vec<f32> {
     y
 }
 
-/// Of every eighth f32 between 2^-12 and 16, and of some of each size beyond: both signs.
+/// Every eighth f32 between 2^-12 and 16 is tested, and some of each magnitude beyond, with both signs.
 #[test]
 fn tanh_of_a_score_is_within_its_bound() {
     let near = (2f32.powi(-12).to_bits()..16f32.to_bits()).step_by(8);

@@ -15,13 +15,13 @@ use ir::program::Space;
 
 /// A kernel under construction.
 #[derive(Clone, Default)]
-pub struct Make {
+pub struct KernelDraft {
     pub body: Body,
     inputs: Vec<Operand>,
     scalars: Vec<DType>,
 }
 
-impl Make {
+impl KernelDraft {
     pub fn dim(&mut self, name: &str, size: u64) -> Dim {
         self.body.dims.add(DimInfo::new(name, size))
     }
@@ -103,7 +103,8 @@ impl RandomNumbers {
     }
 }
 
-/// Seeds of random kernels: so many, or as many as `KERNELS` says, from `KERNELS_FIRST` on. A test that fails shows the last one it took.
+/// Seeds of random kernels: so many, or as many as `KERNELS` says, from `KERNELS_FIRST` on. A test that fails shows
+/// the last one it took.
 pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let number = |variable: &str, default: u64| std::env::var(variable).map_or(default, |n| n.parse().expect("a number"));
     let first = number("KERNELS_FIRST", 0);
@@ -122,7 +123,8 @@ pub fn random_inputs(kernel: &Kernel, seed: u64, int_bound: u64) -> Vec<Vec<f64>
     inputs.map(|i| (0..kernel.body.dims.elements(&i.ty.dims)).map(|_| one(i.ty.dtype)).collect()).collect()
 }
 
-/// Bytes of a strided tensor, between two pages that must not be touched: its last byte is the last before the second one.
+/// Bytes of a strided tensor, between two pages that must not be touched: its last byte is the last before the second
+/// one.
 struct Buffer {
     mapping: *mut u8,
     mapped: usize,
@@ -421,7 +423,7 @@ pub fn run_ptx_shifted(
     let mut launch = compiled.launch.clone().expect("a kernel for GPUs is launched somehow");
     let scratch = upload(vec![0xff; launch.scratch_bytes as usize]);
     let counter = upload(vec![0; 4]);
-    // Fewer warps, or blocks, than tiles, so that some compute several.
+    // The grid has fewer warps, or blocks, than tiles, so that some compute several.
     launch.grid = (launch.grid / 2).clamp(1, 8);
     let parameters = launch.pack(&pointers, &bits, [scratch, counter], crate::check::encode)?;
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
@@ -454,10 +456,10 @@ pub fn matrix_operations(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>]) 
 /// The GPUs that kernels are compiled and assembled for.
 const GPUS: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// Compiles for this machine, for AVX2 and for GPUs, for these with products of f32 in tf32 too; assembles for GPUs, runs on random inputs and compares with the
-/// evaluator within `tolerance` (absolute plus relative).
+/// Compiles for this machine, for AVX2 and for GPUs, for these with products of f32 in tf32 too; assembles for GPUs,
+/// runs on random inputs and compares with the evaluator within `tolerance` (absolute plus relative).
 pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
-    // Their instructions differ only there.
+    // Code for the two GPUs differs only for products and attention of 16-bit operands.
     let groups =
         matches!(kernel.family, Family::Gemm | Family::Attention | Family::AttentionGrad) && kernel.inputs.iter().any(|i| i.ty.dtype.is_half());
     let emulated = if groups { &GPUS[..] } else { &GPUS[..1] };

@@ -6,7 +6,8 @@ use crate::target::Target;
 use emulator::{Options, Timing};
 use ir::kernel::Kernel;
 
-/// Copies and products in the background as late and as early as they may be, and at random; warps in several orders.
+/// Schedules with background copies and products as late and as early as they may be, and at random, and with warps
+/// in several orders.
 fn all_options() -> Vec<Options> {
     let timings = [Timing::Late, Timing::Random, Timing::Early];
     let options = |timing, seed| Options { timing, seed, threads: 1, limit: 1 << 22, ..Options::default() };
@@ -21,7 +22,8 @@ fn without(line: &str) -> String {
     }
 }
 
-/// The same bits in every schedule; and without any one line that has one of `ordering`, a fault or another result in some.
+/// Checks that a kernel computes the same bits in every schedule, and that without any one line that has one of
+/// `ordering`, some schedule faults or gives another result.
 pub fn every_line_is_needed(kernel: &Kernel, cpu: &str, inputs: &[Vec<f64>], ordering: &[&str], at_least: usize) {
     every_line_but(kernel, cpu, inputs, ordering, at_least, 0);
 }

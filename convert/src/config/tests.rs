@@ -344,7 +344,8 @@ fn what_t5_feeds_forward_is_a_choice_of_two_settings() {
     assert_eq!(of(&reading("t5_relu")), ["false", "\"relu\"", "true"]);
     let silu = with(case("t5"), "feed_forward_proj", "\"gated-silu\"");
     assert_eq!(errors(&silu), "feed_forward_proj = \"gated-silu\" is not supported, only \"relu\" or \"gated-gelu\"");
-    // transformers 4 says of the embedding that it is not tied, 5 that outputs are not scaled.
+    // For an untied embedding, transformers 4 writes `tie_word_embeddings` = false, 5 writes `scale_decoder_outputs`
+    // = false.
     let mut four = with(case("t5"), "tie_word_embeddings", "false");
     four.remove("scale_decoder_outputs");
     assert_eq!(of(&read(&four).unwrap()), of(&reading("t5")));
@@ -380,7 +381,7 @@ fn longrope_is_read_in_both_styles_with_what_it_implies() {
     assert_eq!(read_four.warnings, Vec::<String>::new());
     let of = |config: &Config, name: &str| setting(&read(config).unwrap(), name);
     assert_eq!((of(&five, "short_factors"), of(&five, "rope_original")), ("[1.0, 1.25, 1.5]".into(), "16".into()));
-    // The ratio of 64 and 16.
+    // The scale follows from the ratio of the two lengths, 64 and 16.
     assert_eq!(of(&five, "long_scale"), format!("{:?}", 1.5f64.sqrt()));
     assert_eq!(of(&with(five.clone(), "max_position_embeddings", "16"), "long_scale"), "1.0");
     let scaled = |more: &str| {

@@ -1,6 +1,6 @@
 //! BERT with the head that predicts masked tokens.
 
-use super::{Family, Plain, attention_dropout, irrelevant, must, real, size};
+use super::{Family, FieldValue, attention_dropout, irrelevant, must, real, size};
 
 pub const BERT: Family = Family {
     architecture: "BertForMaskedLM",
@@ -20,10 +20,10 @@ pub const BERT: Family = Family {
         real("layer_norm_eps", "norm_eps", "1e-12"),
         real("hidden_dropout_prob", "dropout_rate", "0.1"),
         attention_dropout("attention_probs_dropout_prob", "0.1"),
-        must("hidden_act", &[Plain::Text("gelu")]),
-        must("position_embedding_type", &[Plain::Text("absolute")]),
-        must("tie_word_embeddings", &[Plain::Bool(true)]),
-        must("is_decoder", &[Plain::Bool(false)]),
+        must("hidden_act", &[FieldValue::Text("gelu")]),
+        must("position_embedding_type", &[FieldValue::Text("absolute")]),
+        must("tie_word_embeddings", &[FieldValue::Bool(true)]),
+        must("is_decoder", &[FieldValue::Bool(false)]),
         irrelevant("classifier_dropout"),
     ]],
     rope: None,

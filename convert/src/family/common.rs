@@ -1,20 +1,20 @@
 //! What configs of all families have.
 
-use super::{Field, Plain, Role, irrelevant, must};
+use super::{Field, FieldRole, FieldValue, irrelevant, must};
 use crate::quantised;
 
 /// Fields of every config.
 pub const COMMON: &[Field] = &[
-    // Code of the repository instead of the architecture's.
-    must("auto_map", &[Plain::Null]),
-    Field { name: quantised::FIELD, role: Role::Quantised },
-    must("pruned_heads", &[Plain::Null, Plain::EmptyObject]),
-    must("is_encoder_decoder", &[Plain::Bool(false), Plain::Null]),
-    must("add_cross_attention", &[Plain::Bool(false), Plain::Null]),
+    // `auto_map` names code of the repository, which would replace the architecture's.
+    must("auto_map", &[FieldValue::Null]),
+    Field { name: quantised::FIELD, role: FieldRole::Quantised },
+    must("pruned_heads", &[FieldValue::Null, FieldValue::EmptyObject]),
+    must("is_encoder_decoder", &[FieldValue::Bool(false), FieldValue::Null]),
+    must("add_cross_attention", &[FieldValue::Bool(false), FieldValue::Null]),
     irrelevant("architectures"),
     irrelevant("model_type"),
     irrelevant("transformers_version"),
-    // The dtype of the tensors is that of the file.
+    // The tensors' file says their dtypes.
     irrelevant("dtype"),
     irrelevant("torch_dtype"),
     irrelevant("use_cache"),
@@ -52,7 +52,7 @@ pub const COMMON: &[Field] = &[
     irrelevant("transformers.js_config"),
     irrelevant("decoder_start_token_id"),
     irrelevant("prefix"),
-    // Generation.
+    // The following fields concern generation.
     irrelevant("max_length"),
     irrelevant("min_length"),
     irrelevant("do_sample"),

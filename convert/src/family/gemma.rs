@@ -1,6 +1,6 @@
 //! Gemma 2 and the text part of Gemma 3, whose text is `models/gemma.mdl`.
 
-use super::{Family, Field, Kind, Missing, Plain, Role, Rope, attention_dropout, irrelevant, must, real, rope, size, size_or};
+use super::{Family, Field, FieldDefault, FieldRole, FieldValue, Rope, SettingKind, attention_dropout, irrelevant, must, real, rope, size, size_or};
 
 /// What all of them have.
 const SHARED: &[Field] = &[
@@ -16,25 +16,25 @@ const SHARED: &[Field] = &[
     size_or("query_pre_attn_scalar", "query_scalar", "256"),
     Field {
         name: "sliding_window",
-        role: Role::Setting { name: "window", kind: Kind::Size, missing: Missing::Either { absent: "4096", null: "0" } },
+        role: FieldRole::Setting { name: "window", kind: SettingKind::Size, missing: FieldDefault::Either { absent: "4096", null: "0" } },
     },
     rope("rope_theta"),
     rope("rope_scaling"),
     rope("rope_parameters"),
     rope("partial_rotary_factor"),
-    must("hidden_activation", &[Plain::Text("gelu_pytorch_tanh")]),
-    // Of the first files, which the architecture does not read.
+    must("hidden_activation", &[FieldValue::Text("gelu_pytorch_tanh")]),
+    // The first files have this field, which the architecture does not read.
     irrelevant("hidden_act"),
-    must("tie_word_embeddings", &[Plain::Bool(true)]),
-    must("attention_bias", &[Plain::Bool(false)]),
-    must("use_bidirectional_attention", &[Plain::Bool(false), Plain::Null]),
+    must("tie_word_embeddings", &[FieldValue::Bool(true)]),
+    must("attention_bias", &[FieldValue::Bool(false)]),
+    must("use_bidirectional_attention", &[FieldValue::Bool(false), FieldValue::Null]),
     attention_dropout("attention_dropout", "0.0"),
     irrelevant("cache_implementation"),
 ];
 
 /// A cap that null leaves out, and a config without the field has.
 const fn cap(field: &'static str, name: &'static str, absent: &'static str) -> Field {
-    Field { name: field, role: Role::Setting { name, kind: Kind::Real, missing: Missing::Either { absent, null: "0.0" } } }
+    Field { name: field, role: FieldRole::Setting { name, kind: SettingKind::Real, missing: FieldDefault::Either { absent, null: "0.0" } } }
 }
 
 /// Every second layer has a window.
@@ -50,8 +50,8 @@ pub const GEMMA2: Family = Family {
         &[
             cap("attn_logit_softcapping", "score_cap", "50.0"),
             cap("final_logit_softcapping", "logit_cap", "30.0"),
-            Field { name: "layer_types", role: Role::FullEvery("full_every", 2) },
-            // Of the first files, which the architecture does not read.
+            Field { name: "layer_types", role: FieldRole::FullEvery("full_every", 2) },
+            // The first files have this field, which the architecture does not read.
             irrelevant("sliding_window_size"),
         ],
     ],
@@ -72,10 +72,10 @@ pub const GEMMA3: Family = Family {
     fields: &[
         SHARED,
         &[
-            must("attn_logit_softcapping", &[Plain::Null]),
+            must("attn_logit_softcapping", &[FieldValue::Null]),
             cap("final_logit_softcapping", "logit_cap", "0.0"),
-            Field { name: "layer_types", role: Role::FullEvery("full_every", 6) },
-            // Read with `layer_types`.
+            Field { name: "layer_types", role: FieldRole::FullEvery("full_every", 6) },
+            // `sliding_window_pattern` is read together with `layer_types`.
             irrelevant("sliding_window_pattern"),
             irrelevant("_sliding_window_pattern"),
             rope("rope_local_base_freq"),

@@ -1,6 +1,6 @@
 //! GPT-2.
 
-use super::{Family, Field, Plain, Role, attention_dropout, derived, irrelevant, must, real, size};
+use super::{Family, Field, FieldRole, FieldValue, attention_dropout, derived, irrelevant, must, real, size};
 
 pub const GPT2: Family = Family {
     architecture: "GPT2LMHeadModel",
@@ -18,15 +18,15 @@ pub const GPT2: Family = Family {
         size("n_positions", "seq"),
         real("layer_norm_epsilon", "norm_eps", "1e-5"),
         real("resid_pdrop", "dropout_rate", "0.1"),
-        Field { name: "embd_pdrop", role: Role::As("resid_pdrop") },
+        Field { name: "embd_pdrop", role: FieldRole::As("resid_pdrop") },
         attention_dropout("attn_pdrop", "0.1"),
-        must("activation_function", &[Plain::Text("gelu_new"), Plain::Text("gelu_pytorch_tanh")]),
-        must("tie_word_embeddings", &[Plain::Bool(true)]),
-        must("scale_attn_weights", &[Plain::Bool(true)]),
-        must("scale_attn_by_inverse_layer_idx", &[Plain::Bool(false)]),
-        // The same formula in another order of rounding.
+        must("activation_function", &[FieldValue::Text("gelu_new"), FieldValue::Text("gelu_pytorch_tanh")]),
+        must("tie_word_embeddings", &[FieldValue::Bool(true)]),
+        must("scale_attn_weights", &[FieldValue::Bool(true)]),
+        must("scale_attn_by_inverse_layer_idx", &[FieldValue::Bool(false)]),
+        // Either value computes the same formula, with another order of rounding.
         irrelevant("reorder_and_upcast_attn"),
-        // The extent of the mask buffer.
+        // `n_ctx` is the extent of the mask buffer.
         irrelevant("n_ctx"),
         irrelevant("summary_activation"),
         irrelevant("summary_first_dropout"),

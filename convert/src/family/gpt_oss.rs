@@ -1,6 +1,9 @@
 //! gpt-oss.
 
-use super::{Family, Field, Kind, Missing, Plain, Role, Rope, Yarn, attention_dropout, irrelevant, must, real, rope, size, size_or};
+use super::{
+    Family, Field, FieldDefault, FieldRole, FieldValue, Rope, SettingKind, YarnSettings, attention_dropout, irrelevant, must, real, rope, size,
+    size_or,
+};
 
 pub const GPT_OSS: Family = Family {
     architecture: "GptOssForCausalLM",
@@ -16,17 +19,17 @@ pub const GPT_OSS: Family = Family {
         size_or("num_key_value_heads", "kv_heads", "8"),
         size_or("head_dim", "head_dim", "64"),
         size("num_local_experts", "experts"),
-        Field { name: "num_experts", role: Role::Alias("num_local_experts") },
+        Field { name: "num_experts", role: FieldRole::Alias("num_local_experts") },
         size("num_experts_per_tok", "top_k"),
-        Field { name: "experts_per_token", role: Role::Alias("num_experts_per_tok") },
+        Field { name: "experts_per_token", role: FieldRole::Alias("num_experts_per_tok") },
         size("intermediate_size", "expert_ffn"),
         size("num_hidden_layers", "layers"),
         size("max_position_embeddings", "seq"),
         Field {
             name: "sliding_window",
-            role: Role::Setting { name: "window", kind: Kind::Size, missing: Missing::Either { absent: "128", null: "0" } },
+            role: FieldRole::Setting { name: "window", kind: SettingKind::Size, missing: FieldDefault::Either { absent: "128", null: "0" } },
         },
-        Field { name: "layer_types", role: Role::FullEvery("full_every", 2) },
+        Field { name: "layer_types", role: FieldRole::FullEvery("full_every", 2) },
         real("rms_norm_eps", "norm_eps", "1e-5"),
         real("swiglu_limit", "limit", "7.0"),
         real("swiglu_alpha", "alpha", "1.702"),
@@ -34,20 +37,20 @@ pub const GPT_OSS: Family = Family {
         rope("rope_scaling"),
         rope("rope_parameters"),
         rope("partial_rotary_factor"),
-        must("attention_bias", &[Plain::Bool(true)]),
-        must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
-        must("tie_word_embeddings", &[Plain::Bool(false)]),
-        must("output_router_logits", &[Plain::Bool(false)]),
-        // Of use with `output_router_logits` only.
+        must("attention_bias", &[FieldValue::Bool(true)]),
+        must("hidden_act", &[FieldValue::Text("silu"), FieldValue::Text("swish")]),
+        must("tie_word_embeddings", &[FieldValue::Bool(false)]),
+        must("output_router_logits", &[FieldValue::Bool(false)]),
+        // The coefficient matters with `output_router_logits` only.
         irrelevant("router_aux_loss_coef"),
-        // The length that frequencies are scaled from stands beside their factor.
+        // The length that frequencies are scaled from is read beside their factor.
         irrelevant("initial_context_length"),
         attention_dropout("attention_dropout", "0.0"),
     ]],
     rope: Some(Rope {
         theta: "150000.0",
         scaling: &[],
-        yarn: Some(Yarn { chosen: None, scores: None, expected: true }),
+        yarn: Some(YarnSettings { chosen: None, scores: None, expected: true }),
         share: None,
         local: None,
         linear: None,

@@ -1,7 +1,8 @@
 //! Llama and those whose text is `models/llama.mdl` too.
 
 use super::{
-    Family, Field, Kind, Long, Plain, Role, Rope, Yarn, attention_dropout, derived, flag, irrelevant, must, no_dropout, real, rope, size, size_or,
+    Family, Field, FieldRole, FieldValue, LongRopeSettings, Rope, SettingKind, YarnSettings, attention_dropout, derived, flag, irrelevant, must,
+    no_dropout, real, rope, size, size_or,
 };
 
 /// What all of them have.
@@ -17,7 +18,7 @@ const SHARED: &[Field] = &[
     rope("rope_scaling"),
     rope("rope_parameters"),
     rope("partial_rotary_factor"),
-    must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
+    must("hidden_act", &[FieldValue::Text("silu"), FieldValue::Text("swish")]),
     attention_dropout("attention_dropout", "0.0"),
 ];
 
@@ -27,12 +28,12 @@ const EPS: &[Field] = &[real("rms_norm_eps", "norm_eps", "1e-6")];
 const ROPE: Rope = Rope {
     theta: "10000.0",
     scaling: &[
-        ("factor", "rope_factor", Kind::Real),
-        ("low_freq_factor", "rope_low", Kind::Real),
-        ("high_freq_factor", "rope_high", Kind::Real),
-        ("original_max_position_embeddings", "rope_original", Kind::Size),
+        ("factor", "rope_factor", SettingKind::Real),
+        ("low_freq_factor", "rope_low", SettingKind::Real),
+        ("high_freq_factor", "rope_high", SettingKind::Real),
+        ("original_max_position_embeddings", "rope_original", SettingKind::Size),
     ],
-    yarn: Some(Yarn { chosen: Some("yarn"), scores: None, expected: false }),
+    yarn: Some(YarnSettings { chosen: Some("yarn"), scores: None, expected: false }),
     share: None,
     local: None,
     linear: None,
@@ -54,8 +55,8 @@ pub const LLAMA: Family = Family {
             derived("head_dim", "head_dim"),
             flag("attention_bias", "o_bias", "false"),
             flag("mlp_bias", "mlp_bias", "false"),
-            must("rope_interleaved", &[Plain::Bool(false), Plain::Null]),
-            // How the same products are cut into pieces.
+            must("rope_interleaved", &[FieldValue::Bool(false), FieldValue::Null]),
+            // `pretraining_tp` only cuts the same products into pieces.
             irrelevant("pretraining_tp"),
         ],
     ],
@@ -83,9 +84,9 @@ pub const MISTRAL: Family = Family {
 
 /// What Qwen says of windows, in which case the text has none.
 const NO_WINDOW: &[Field] = &[
-    must("use_sliding_window", &[Plain::Bool(false)]),
-    Field { name: "layer_types", role: Role::Every("full_attention") },
-    // Of use with `use_sliding_window` only.
+    must("use_sliding_window", &[FieldValue::Bool(false)]),
+    Field { name: "layer_types", role: FieldRole::Every("full_attention") },
+    // These two fields matter with `use_sliding_window` only.
     irrelevant("sliding_window"),
     irrelevant("max_window_layers"),
 ];
@@ -145,12 +146,12 @@ pub const PHI3: Family = Family {
             derived("num_key_value_heads", "kv_heads"),
             derived("head_dim", "head_dim"),
             derived("sliding_window", "window"),
-            must("attention_bias", &[Plain::Bool(false)]),
-            must("mlp_bias", &[Plain::Bool(false)]),
+            must("attention_bias", &[FieldValue::Bool(false)]),
+            must("mlp_bias", &[FieldValue::Bool(false)]),
             no_dropout("resid_pdrop"),
             no_dropout("embd_pdrop"),
             rope("original_max_position_embeddings"),
-            // The code of the first files, which transformers has had since as its own.
+            // The first files name code of their repository here, which transformers has since adopted.
             irrelevant("auto_map"),
         ],
     ],
@@ -161,7 +162,7 @@ pub const PHI3: Family = Family {
         share: Some(("rotary_factor", "1.0")),
         local: None,
         linear: None,
-        long: Some(Long { original: "4096" }),
+        long: Some(LongRopeSettings { original: "4096" }),
     }),
     fixed: &[("fused", "true")],
     ..LLAMA

@@ -1,6 +1,6 @@
 //! Nemotron.
 
-use super::{Family, Plain, Rope, attention_dropout, derived, must, real, rope, size};
+use super::{Family, FieldValue, Rope, attention_dropout, derived, must, real, rope, size};
 
 pub const NEMOTRON: Family = Family {
     architecture: "NemotronForCausalLM",
@@ -23,10 +23,10 @@ pub const NEMOTRON: Family = Family {
         rope("rope_scaling"),
         rope("rope_parameters"),
         rope("partial_rotary_factor"),
-        must("hidden_act", &[Plain::Text("relu2")]),
-        must("tie_word_embeddings", &[Plain::Bool(false)]),
-        must("attention_bias", &[Plain::Bool(false)]),
-        must("mlp_bias", &[Plain::Bool(false)]),
+        must("hidden_act", &[FieldValue::Text("relu2")]),
+        must("tie_word_embeddings", &[FieldValue::Bool(false)]),
+        must("attention_bias", &[FieldValue::Bool(false)]),
+        must("mlp_bias", &[FieldValue::Bool(false)]),
         attention_dropout("attention_dropout", "0.0"),
     ]],
     rope: Some(Rope { theta: "10000.0", scaling: &[], yarn: None, share: Some(("rotary_factor", "0.5")), local: None, linear: None, long: None }),

@@ -1,6 +1,6 @@
 //! T5, v1.0 and v1.1.
 
-use super::{Family, Field, Plain, Role, derived, flag, irrelevant, must, no_dropout, real, size, size_or};
+use super::{Family, Field, FieldRole, FieldValue, derived, flag, irrelevant, must, no_dropout, real, size, size_or};
 
 pub const T5: Family = Family {
     architecture: "T5ForConditionalGeneration",
@@ -22,19 +22,19 @@ pub const T5: Family = Family {
         real("layer_norm_epsilon", "norm_eps", "1e-6"),
         Field {
             name: "feed_forward_proj",
-            role: Role::Choice {
+            role: FieldRole::Choice {
                 missing: "relu",
                 options: &[("relu", &[("gated", "false"), ("act", "relu")]), ("gated-gelu", &[("gated", "true"), ("act", "gelu_tanh")])],
             },
         },
         flag("tie_word_embeddings", "tied", "true"),
-        // As transformers 5 writes it, beside a `tie_word_embeddings` that is always true.
-        Field { name: "scale_decoder_outputs", role: Role::Over("tie_word_embeddings") },
+        // transformers 5 writes this field, beside a `tie_word_embeddings` that is always true.
+        Field { name: "scale_decoder_outputs", role: FieldRole::Over("tie_word_embeddings") },
         no_dropout("dropout_rate"),
-        must("is_encoder_decoder", &[Plain::Bool(true)]),
-        must("decoder_start_token_id", &[Plain::Number(0.0)]),
-        must("pad_token_id", &[Plain::Number(0.0)]),
-        // What `feed_forward_proj` says.
+        must("is_encoder_decoder", &[FieldValue::Bool(true)]),
+        must("decoder_start_token_id", &[FieldValue::Number(0.0)]),
+        must("pad_token_id", &[FieldValue::Number(0.0)]),
+        // These two fields follow from `feed_forward_proj`.
         irrelevant("dense_act_fn"),
         irrelevant("is_gated_act"),
         irrelevant("classifier_dropout"),

@@ -25,7 +25,7 @@ fn a_layout_transposes_and_merges() {
     let found = check("param w: [a, b, c] = 0;", "w = \"x\" [b*c, a];").unwrap();
     assert_eq!(found[0].shape, [15, 2]);
     let loops = [Loop { size: 3, own: 5, foreign: 10 }, Loop { size: 5, own: 1, foreign: 2 }, Loop { size: 2, own: 15, foreign: 1 }];
-    assert_eq!(found[0].parts, [Part { param: 0, own: 0, foreign: 0, loops: loops.to_vec() }]);
+    assert_eq!(found[0].parts, [ParamSlice { param: 0, own: 0, foreign: 0, loops: loops.to_vec() }]);
 }
 
 #[test]

@@ -132,7 +132,7 @@ pub fn fp8_with_scales_per_block_is_imported_as_what_it_stands_for_and_exported_
         }
         count = scales.len();
         list.extend(scales);
-        // A layer that predicts a further token.
+        // This tensor is of a layer that predicts a further token.
         list.push(("model.layers.2.enorm.weight".into(), Dtype::BF16, vec![1], vec![0; 2]));
     });
     let imported = bench.import().unwrap();
@@ -140,7 +140,7 @@ pub fn fp8_with_scales_per_block_is_imported_as_what_it_stands_for_and_exported_
     let weights = read(&bench.path("out/weights.safetensors"));
     let up = &weights.iter().find(|t| t.0 == "layers.0.mlp.up.w").unwrap().3;
     for (row, column) in [(0, 0), (7, 15), (8, 16), (47, 31)] {
-        // The model's own dims are [hidden, ffn], the checkpoint's [ffn, hidden].
+        // The model's tensor is [hidden, ffn], the checkpoint's [ffn, hidden].
         let code = ((row * 32 + column) * 37 % 251) as u8;
         let value = if code & 127 == 127 { 0.0 } else { e4m3(code) } * (0.01 + (row / 8 * 2 + column / 16) as f32);
         assert_eq!(up[(column * 48 + row) * 4..][..4], value.to_le_bytes(), "{row} {column}");
@@ -149,7 +149,7 @@ pub fn fp8_with_scales_per_block_is_imported_as_what_it_stands_for_and_exported_
     let exported = bench.export().unwrap();
     assert_eq!(exported.dtype, Float::Bf16);
     bench.same("out/config.json", "back/config.json");
-    // Every element of every coded tensor, also of those whose last block is a part of one.
+    // Every element is compared, as the last block of a tensor may be partial.
     let back = read(&bench.path("back/model.safetensors"));
     for (name, _, shape, codes) in read(&bench.path("in/model.safetensors")).into_iter().filter(|t| t.1 == Dtype::F8_E4M3) {
         let found = &back.iter().find(|t| t.0 == name).unwrap().3;
@@ -189,7 +189,8 @@ fn mxfp4(rows: usize, columns: usize) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
 #[test]
 pub fn experts_in_mxfp4_are_imported_as_what_they_stand_for() {
     let (plain, coded) = (Bench::new("gpt_oss"), Bench::new("gpt_oss"));
-    // Their down projection is [experts, 20, 32]: no group has 32 of 20, so the other one alone is coded here.
+    // The down projection is [experts, 20, 32], and 20 elements make no group of 32: only `gate_up_proj` is quantised
+    // here.
     let experts = |name: &str| name.ends_with(".experts.gate_up_proj");
     let (codes, scales, values) = mxfp4(40, 32);
     let whole: Vec<u8> = (0..4).flat_map(|_| values.iter().flat_map(|x| x.to_le_bytes())).collect();
@@ -208,6 +209,6 @@ pub fn experts_in_mxfp4_are_imported_as_what_they_stand_for() {
     assert_eq!(coded.import().unwrap().decoded, Some(("mxfp4", 2)));
     assert!(read(&plain.path("out/weights.safetensors")) == read(&coded.path("out/weights.safetensors")));
     assert_eq!(json(&coded, "out/dtypes.json")["others"]["model.layers.0.mlp.experts.gate_up_proj"], "bf16");
-    // Two bits of mantissa go into bf16 unchanged.
+    // Values of mxfp4 have two significant bits, which bf16 holds exactly.
     assert_eq!(coded.export().unwrap().rounded, 0);
 }

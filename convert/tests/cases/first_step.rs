@@ -66,7 +66,7 @@ fn inputs(arrays: &[Array]) -> BTreeMap<String, Vec<f64>> {
         } else {
             out.insert(array.name.clone(), rows().flatten().copied().collect());
         }
-        // What a decoder sees: labels one place later, behind a zero.
+        // The decoder's input is the labels shifted by one position, with a zero in front.
         if array.name == "labels" && arrays.iter().all(|a| a.name != "kinds") {
             let shifted = rows().flat_map(|r| [0.0].into_iter().chain(r[..width - 1].iter().copied()));
             out.insert("shifted".into(), shifted.collect());
@@ -124,7 +124,7 @@ fn step(name: &str) -> Step {
         values.push(value);
     }
     let mut list = read(&bench.path("out/weights.safetensors"));
-    // States have no gradient.
+    // State parameters have no gradient.
     for tensor in list.iter_mut().filter(|t| graph.params.iter().any(|p| p.name == t.0 && p.state)) {
         tensor.3.fill(0);
     }

@@ -167,12 +167,12 @@ fn copies_that_a_text_speaks_of_come_back_as_they_were() {
     let error = differs.error();
     assert!(error.contains(&format!("`{head}` is not equal to `lm_head.weight`, of which the text says that it is a copy")), "{error}");
     assert!(error.contains("num_nextn_predict_layers = 0 in the config"), "{error}");
-    // So they are.
+    // With this value in the config, the layers are skipped.
     let config = fs::read_to_string(differs.path("in/config.json")).unwrap();
     fs::write(differs.path("in/config.json"), config.replace("\"num_nextn_predict_layers\": 2", "\"num_nextn_predict_layers\": 0")).unwrap();
     let skipped = differs.import().unwrap().skipped;
     assert!(skipped.iter().any(|name| name == head) && skipped.iter().all(|name| name > &"model.layers.2.".to_owned()), "{skipped:?}");
-    // A layer behind all of them is left out too.
+    // A layer after all of these is skipped too.
     let more = Bench::new("deepseek_mtp");
     more.tensors(|list| list.push(("model.layers.4.enorm.weight".into(), safetensors::Dtype::F32, vec![32], vec![0; 128])));
     assert_eq!(more.import().unwrap().skipped, ["model.layers.4.enorm.weight"]);
@@ -189,7 +189,7 @@ fn layers_that_predict_and_are_not_there_are_not_in_the_model() {
     bench.same("in/model.safetensors", "back/model.safetensors");
     let config = fs::read_to_string(bench.path("back/config.json")).unwrap();
     assert!(config.contains("\"num_nextn_predict_layers\": 0"), "{config}");
-    // One of two is missing.
+    // One of the two layers is missing.
     let half = Bench::new("deepseek_mtp");
     half.tensors(|list| list.retain(|t| !t.0.starts_with("model.layers.3.")));
     assert!(half.error().contains("`model.layers.3.enorm.weight` is missing, expected [32]"));
@@ -286,7 +286,7 @@ fn settings_changed_since_the_import_change_the_config() {
     bench.import().unwrap();
     let text = fs::read_to_string(bench.path("out/model.mdl")).unwrap();
     fs::write(bench.path("out/model.mdl"), text.replace("norm_eps = 1e-5", "norm_eps = 1e-6")).unwrap();
-    // What weights say of their settings counts, unless they say nothing.
+    // Settings that the weights record take precedence over those of the text.
     bench.export().unwrap();
     bench.same("in/config.json", "back/config.json");
     bench.anonymous("out/weights.safetensors");

@@ -86,8 +86,8 @@ impl Dataset {
         let mut filled = 0;
         match &set.order {
             Arranged::Stream(order) => {
-                let place = order.place(own).ok_or_else(damaged)?;
-                let (mut at, mut from) = (place.document, place.token);
+                let start = order.sample_start(own).ok_or_else(damaged)?;
+                let (mut at, mut from) = (start.document, start.token);
                 while filled < self.width {
                     let Some(document) = order.document(at) else { break };
                     let left = length(document).and_then(|l| l.checked_sub(from)).ok_or_else(damaged)?;
@@ -105,7 +105,8 @@ impl Dataset {
                     if filled > self.room as usize {
                         return Err(damaged());
                     }
-                    // What follows the last token of a piece that fills a row is its label.
+                    // The document goes on behind this full row, and its next token is the label of the row's last
+                    // one.
                     if packed.overlong == Overlong::Split && left > self.room {
                         filled = self.width;
                     }

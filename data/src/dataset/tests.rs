@@ -48,7 +48,7 @@ fn documents(set: &Dataset, n: u64) -> (usize, Vec<u32>) {
             (p.from..length).take(20).map(move |k| 1000 * p.document + k)
         })
         .collect();
-    // Of a document that goes on, the label of a row's last token.
+    // Where a document goes on behind its row, token 20 is the label of the row's last token.
     assert_eq!(tokens[..sample.tokens.min(20)], expected);
     let is_whole = pieces.iter().all(|p| p.from + 20 >= set.sets[sample.set].tokens.length(p.document.into()).expect("a length"));
     assert!(sample.tokens <= 20 || !is_whole && tokens[20] == tokens[19] + 1);
@@ -56,7 +56,7 @@ fn documents(set: &Dataset, n: u64) -> (usize, Vec<u32>) {
     let expected = &tokens[..sample.tokens];
     let masked = expected.iter().map(|t| counts(*t) as u8).chain(std::iter::repeat_n(0, set.width() - sample.tokens));
     assert_eq!(counted, masked.collect::<Vec<u8>>());
-    // Columns by themselves are the same.
+    // Columns that are read alone have the same values.
     for columns in [&[3..9, 12..13][..], &[0..1, 15..21]] {
         let (mut part, mut few) = (vec![0u32; set.width()], vec![9; set.width()]);
         set.columns(n, columns, &mut part, &mut pieces).expect("columns");
@@ -108,7 +108,7 @@ fn split_documents_are_in_rows_to_their_end() {
         }
         found.sort_unstable();
         assert_eq!(found, (0..8).flat_map(|d| (0..lengths[d as usize]).map(move |k| 1000 * d + k)).collect::<Vec<u32>>());
-        // Each token is a label once, but the first of each document.
+        // Each token is a label exactly once, except the first of each document.
         assert_eq!(labels, 171 - 7);
     }
 }
@@ -124,7 +124,7 @@ fn packed_data_sets_are_blended_by_rows() {
     };
     let (many, course) = rows(100);
     assert_eq!(many.iter().filter(|(set, _)| *set == 0).count(), 25);
-    // Fewer are the first of more, in however many epochs, and are known to be.
+    // Fewer rows are the first of many, whatever the number of epochs, and have the same course.
     assert_eq!(rows(7), (many[..7].to_vec(), course));
     // Without weights all rows of one epoch are read.
     let opened = open(&request(&[&a, &b], None, "1", [None; 3])).expect("opened");
@@ -184,12 +184,12 @@ fn damaged_caches_of_packed_samples_are_built_again() {
         }
         fs::remove_file(&file).and_then(|()| fs::write(&file, &damaged)).expect("written");
         let (again, notices) = rows();
-        assert!(again == whole && matches!(notices[0], Notice::Damaged { .. }), "{notices:?}");
+        assert!(again == whole && matches!(notices[0], CacheNotice::Damaged { .. }), "{notices:?}");
     }
-    // Rows of other numbers under the right hash and key.
+    // These files have the right hash and key, but rows that do not fit the data set.
     let key = cache::key(
         Layout::Packed(Overlong::Cut),
-        &Rule { sequence_length: 20, extra: Extra::Token, rest: Rest::Dropped, seed: 1234, samples: Some(30), documents: 0..40 },
+        &Rule { sequence_length: 20, extra: ExtraToken::Included, rest: Remainder::Dropped, seed: 1234, samples: Some(30), documents: 0..40 },
         Indexed::open(&prefix).expect("a data set").lengths(),
     );
     for rows in
@@ -274,6 +274,7 @@ fn of_damaged_masks_no_number_but_0_and_1_is_taken() {
             Err(_) => refused += 1,
         }
     }
-    // What is taken is another mask of the same lengths, or what nobody reads, as borders of documents.
+    // A damaged mask that is read has other values of the same lengths, or damage that nobody reads, as in borders of
+    // documents.
     assert!(refused > 700 && taken > 0, "{taken} {refused}");
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// With what `PREFIX.idx` begins.
+/// First bytes of `PREFIX.idx`.
 pub const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
 /// The only version there is.
 pub const VERSION: u64 = 1;
@@ -29,7 +29,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// In the order of their codes.
+    /// All types, in the order of their codes.
     pub const ALL: [Dtype; 6] = [Dtype::U8, Dtype::I8, Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U16];
 
     /// What the header says for it.

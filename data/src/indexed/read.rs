@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Of tokens of more bytes, so many samples of so many are hashed.
+/// Number of samples that are hashed of a long file of tokens; the next is their length.
 const SAMPLES: usize = 64;
 const SAMPLE: usize = 64 << 10;
 
@@ -50,7 +50,7 @@ impl Indexed {
         Ok(out)
     }
 
-    /// Without the ends of its files' names.
+    /// Path of the data set, without the ends of its files' names.
     pub fn prefix(&self) -> &Path {
         &self.prefix
     }
@@ -75,12 +75,12 @@ impl Indexed {
         self.borders - 1
     }
 
-    /// Of all sequences.
+    /// Number of tokens of all sequences.
     pub fn tokens(&self) -> u64 {
         self.tokens.len() as u64 / self.dtype.size()
     }
 
-    /// Of a range of sequences.
+    /// Number of tokens of a range of sequences.
     pub fn tokens_of(&self, sequences: &Range<u64>) -> u64 {
         let begin = |n: u64| number(self.pointers(), n).map_or(self.tokens.len() as u64, u64::from_le_bytes);
         begin(sequences.end).saturating_sub(begin(sequences.start)) / self.dtype.size()

@@ -189,15 +189,15 @@ fn of_ten_thousand_damaged_data_sets_none_is_taken_for_what_it_is_not() {
         let whole = &wholes[case % 6];
         let mut files = whole.clone();
         damage(&mut files[usize::from(case % 5 != 0)], &mut random);
-        // New files: the file system would put the bytes of ones that are written again on the disk at once.
+        // The files are removed first, as the file system would put overwritten bytes on the disk at once.
         for (path, bytes) in [&bin, &idx].into_iter().zip(&files) {
             fs::remove_file(path).and_then(|()| fs::write(path, bytes)).expect("written");
         }
         let opened = catch_unwind(AssertUnwindSafe(|| Indexed::open(&prefix).and_then(|set| Ok((content(&set)?, rewritten(&set))))));
         match opened.expect("no panic") {
             Err(_) => refused += 1,
-            // What is taken is just what the writer would have written: the same data set, other tokens of the same
-            // lengths, or a type or documents that another writer could have written.
+            // A damaged data set that opens is just what the writer would write for it: it is unchanged, or has other
+            // tokens of the same lengths, or has a type or documents that another writer could have written.
             Ok((tokens, index)) => {
                 taken += 1;
                 assert_eq!(index, fs::read(&idx).expect("an index"), "{case}");

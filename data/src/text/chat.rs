@@ -29,7 +29,7 @@ pub struct Chat {
 }
 
 /// A text, and the bytes of it that are learnt: of a conversation what assistants say.
-pub struct Said {
+pub struct RenderedChat {
     pub text: String,
     pub learnt: Vec<Range<usize>>,
 }
@@ -75,7 +75,7 @@ impl Chat {
         &self.file
     }
 
-    /// Of the template.
+    /// Hash of the template.
     pub fn hash(&self) -> blake3::Hash {
         self.hash
     }
@@ -84,7 +84,7 @@ impl Chat {
     ///
     /// # Errors
     /// As [`Chat::text`], with the column if the line is no JSON.
-    pub fn line(&self, line: &[u8], field: &str) -> Result<Said, (Option<usize>, String)> {
+    pub fn line(&self, line: &[u8], field: &str) -> Result<RenderedChat, (Option<usize>, String)> {
         let object: Value = serde_json::from_slice(line).map_err(|e| {
             let what = e.to_string();
             let what = what.rsplit_once(" at line ").map_or(what.as_str(), |(what, _)| what);
@@ -98,7 +98,7 @@ impl Chat {
     /// # Errors
     /// What is no object with such a list; what the template says; a template that writes what assistants say
     /// otherwise where other messages follow, and does not mark it.
-    pub fn text(&self, object: &Value, field: &str) -> Result<Said, String> {
+    pub fn text(&self, object: &Value, field: &str) -> Result<RenderedChat, String> {
         let missing = || format!("it has no list of messages `{field}`: name the field that has it");
         let list = object.get_attr(field).ok().filter(|list| list.kind() == ValueKind::Seq).ok_or_else(missing)?;
         let messages: Vec<Value> = list.try_iter().map_err(|e| e.to_string())?.collect();
@@ -119,7 +119,7 @@ impl Chat {
             }
             learnt.push(begin.len()..end.len());
         }
-        Ok(Said { text: all, learnt })
+        Ok(RenderedChat { text: all, learnt })
     }
 
     fn render(&self, messages: &[Value], tools: &Value, prompt: Prompt) -> Result<String, String> {
@@ -165,7 +165,7 @@ fn marked(template: &str) -> (String, bool) {
 }
 
 /// A text without marks, and where they were.
-fn unmarked(marked: &str) -> Result<Said, String> {
+fn unmarked(marked: &str) -> Result<RenderedChat, String> {
     let (mut text, mut learnt, mut begun) = (String::new(), vec![], None);
     for c in marked.chars() {
         match (MARKS.iter().position(|m| *m == c), begun) {
@@ -178,10 +178,11 @@ fn unmarked(marked: &str) -> Result<Said, String> {
             (Some(_), _) => return Err(format!("a message has U+{:X}, which no text has", c as u32)),
         }
     }
-    Ok(Said { text, learnt })
+    Ok(RenderedChat { text, learnt })
 }
 
-/// As transformers sets it up. The day's date is not there (`strftime_now`): the same messages make the same text.
+/// An environment as transformers sets it up, but without the day's date (`strftime_now`), so that the same messages
+/// make the same text.
 fn environment(template: String) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -200,26 +201,26 @@ fn said(error: &Error) -> String {
     error.line().map_or(what.clone(), |line| format!("line {line}: {what}"))
 }
 
-/// As Python's `json.dumps` with `ensure_ascii=False`.
+/// Writes JSON as Python's `json.dumps` does with `ensure_ascii=False`.
 fn json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // As text is Unicode in either case.
+    // The option is accepted and ignored, as the text is Unicode in either case.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let mut out = vec![];
     let written = match indent {
         Some(n) => value.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(" ".repeat(n.min(80)).as_bytes()))),
-        None => value.serialize(&mut Serializer::with_formatter(&mut out, Spaced)),
+        None => value.serialize(&mut Serializer::with_formatter(&mut out, SpacedFormatter)),
     };
     let wrong = |what: String| Error::new(ErrorKind::BadSerialization, what);
     written.map_err(|e| wrong(e.to_string()))?;
     String::from_utf8(out).map_err(|e| wrong(e.to_string()))
 }
 
-/// With a space behind each comma and colon.
-struct Spaced;
+/// A JSON formatter with a space behind each comma and colon.
+struct SpacedFormatter;
 
-impl Formatter for Spaced {
+impl Formatter for SpacedFormatter {
     fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         if first { Ok(()) } else { out.write_all(b", ") }
     }

@@ -1,7 +1,7 @@
 //! Documents read one after the other, in batches.
 
 use super::bounds::LONGEST;
-use super::chat::{Chat, Said};
+use super::chat::{Chat, RenderedChat};
 use super::error::TextError;
 use super::parquet::{Row, Table};
 use flate2::bufread::MultiGzDecoder;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a file holds documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FileFormat {
     /// A JSON object a line.
     Lines,
     /// One document.
@@ -33,12 +33,12 @@ pub struct Fields {
     pub text: String,
     /// The one with what comes before the text and is not learnt. The text is one then.
     pub prompt: Option<String>,
-    /// By what messages become a text.
+    /// Template that makes a text of messages.
     pub chat: Option<Arc<Chat>>,
 }
 
 impl Fields {
-    /// Those of texts of which all is learnt.
+    /// Fields of texts of which all is learnt.
     pub fn of_texts(field: &str) -> Fields {
         Fields { text: field.into(), prompt: None, chat: None }
     }
@@ -65,7 +65,7 @@ pub struct Position {
     pub offset: u64,
     /// Its lines that were read.
     pub line: u64,
-    /// Of a Parquet file, the row group that is read next.
+    /// Row group that is read next, in a Parquet file.
     pub group: u64,
     /// Its rows that were read.
     pub row: u64,
@@ -126,7 +126,7 @@ impl Columns {
 
 /// Reads all documents of some files.
 pub struct Documents {
-    inputs: Vec<(PathBuf, Kind)>,
+    inputs: Vec<(PathBuf, FileFormat)>,
     fields: Fields,
     open: Option<Reader>,
     at: Position,
@@ -145,16 +145,16 @@ impl Read for Counted {
     }
 }
 
-fn kind(file: &Path) -> Result<Kind, TextError> {
+fn format(file: &Path) -> Result<FileFormat, TextError> {
     let extension = |f: &Path| f.extension().and_then(|e| e.to_str()).unwrap_or_default().to_lowercase();
     let of = match extension(file).as_str() {
         "gz" | "zst" => extension(Path::new(file.file_stem().unwrap_or_default())),
         other => other.into(),
     };
     match of.as_str() {
-        "jsonl" | "json" | "ndjson" => Ok(Kind::Lines),
-        "txt" => Ok(Kind::Plain),
-        "parquet" if extension(file) == "parquet" => Ok(Kind::Rows),
+        "jsonl" | "json" | "ndjson" => Ok(FileFormat::Lines),
+        "txt" => Ok(FileFormat::Plain),
+        "parquet" if extension(file) == "parquet" => Ok(FileFormat::Rows),
         "parquet" => {
             Err(TextError::Kind { file: file.into(), what: "decompress it first: a Parquet file is not read from its begin to its end".into() })
         }
@@ -172,11 +172,11 @@ impl Documents {
         if files.is_empty() {
             return Err(TextError::Nothing);
         }
-        let inputs = files.iter().map(|f| Ok((f.clone(), kind(f)?))).collect::<Result<Vec<_>, TextError>>()?;
-        if let Some((file, _)) = inputs.iter().find(|(_, kind)| *kind == Kind::Plain && fields.prompt.is_some()) {
+        let inputs = files.iter().map(|f| Ok((f.clone(), format(f)?))).collect::<Result<Vec<_>, TextError>>()?;
+        if let Some((file, _)) = inputs.iter().find(|(_, format)| *format == FileFormat::Plain && fields.prompt.is_some()) {
             return Err(TextError::Promptless(file.clone()));
         }
-        if let Some((file, _)) = inputs.iter().find(|(_, kind)| *kind != Kind::Lines && fields.chat.is_some()) {
+        if let Some((file, _)) = inputs.iter().find(|(_, format)| *format != FileFormat::Lines && fields.chat.is_some()) {
             return Err(TextError::Unspoken(file.clone()));
         }
         Ok(Documents { inputs, fields: fields.clone(), open: None, at, read: Arc::default() })
@@ -211,15 +211,15 @@ impl Documents {
     /// # Errors
     /// What the file system or a decompressor says; a document that is too long.
     pub fn batch(&mut self, bytes: usize) -> Result<Option<Batch>, TextError> {
-        let Some((file, kind)) = self.inputs.get(self.at.input).cloned() else { return Ok(None) };
+        let Some((file, format)) = self.inputs.get(self.at.input).cloned() else { return Ok(None) };
         let reader = match self.open.take() {
             Some(reader) => reader,
-            None if kind == Kind::Rows => Reader::Rows(Box::new(Columns::open(&file, &self.fields, (self.at.group, self.at.row))?)),
+            None if format == FileFormat::Rows => Reader::Rows(Box::new(Columns::open(&file, &self.fields, (self.at.group, self.at.row))?)),
             None => Reader::Bytes(self.open(&file).map_err(|cause| TextError::Io { file: file.clone(), cause })?),
         };
         let mut batch = Batch { file, documents: RawDocuments::Rows(vec![]), end: self.at, bytes: 0, read: 0 };
         let on = match reader {
-            Reader::Bytes(reader) => self.text(reader, kind, bytes, &mut batch)?.map(Reader::Bytes),
+            Reader::Bytes(reader) => self.text(reader, format, bytes, &mut batch)?.map(Reader::Bytes),
             Reader::Rows(rows) => self.rows(rows, bytes, &mut batch)?.map(Reader::Rows),
         };
         if on.is_none() {
@@ -232,14 +232,14 @@ impl Documents {
     }
 
     /// Fills a batch, and gives the reader back if there is more.
-    fn text<R: BufRead>(&mut self, mut reader: R, kind: Kind, bytes: usize, batch: &mut Batch) -> Result<Option<R>, TextError> {
+    fn text<R: BufRead>(&mut self, mut reader: R, format: FileFormat, bytes: usize, batch: &mut Batch) -> Result<Option<R>, TextError> {
         let mut lines = vec![];
         while batch.bytes < bytes {
             let mut text = vec![];
             let mut limited = reader.by_ref().take(LONGEST + 1);
-            let read = match kind {
-                Kind::Plain => limited.read_to_end(&mut text),
-                Kind::Lines | Kind::Rows => limited.read_until(b'\n', &mut text),
+            let read = match format {
+                FileFormat::Plain => limited.read_to_end(&mut text),
+                FileFormat::Lines | FileFormat::Rows => limited.read_until(b'\n', &mut text),
             };
             let read = read.map_err(|cause| TextError::Io { file: batch.file.clone(), cause })?;
             self.at.offset += read as u64;
@@ -249,7 +249,7 @@ impl Documents {
                 return Err(TextError::Line { file: batch.file.clone(), line: self.at.line, column: None, what });
             }
             batch.bytes += read;
-            if kind == Kind::Plain {
+            if format == FileFormat::Plain {
                 batch.documents = RawDocuments::Plain(text);
                 return Ok(None);
             }
@@ -263,7 +263,7 @@ impl Documents {
         Ok(Some(reader))
     }
 
-    /// As [`Documents::text`], of a Parquet file.
+    /// Does what [`Documents::text`] does, for a Parquet file.
     fn rows(&mut self, mut table: Box<Columns>, bytes: usize, batch: &mut Batch) -> Result<Option<Box<Columns>>, TextError> {
         let mut found = vec![];
         while batch.bytes < bytes {
@@ -272,7 +272,7 @@ impl Documents {
                 batch.documents = RawDocuments::Rows(found);
                 return Ok(None);
             };
-            // What a row takes beside its texts counts, too.
+            // The memory that a row takes beside its texts counts, too.
             let texts = row.1.iter().chain([&row.0]).flat_map(|row| &row.texts);
             batch.bytes += texts.map(|text| text.len() + size_of::<usize>()).sum::<usize>() + size_of::<usize>();
             found.push(row);
@@ -291,8 +291,8 @@ impl Batch {
     /// A line that is no JSON object with such fields; text that is not UTF-8; a list of texts where there are
     /// prompts; what `each` says.
     pub fn texts(&self, fields: &Fields, mut each: impl FnMut(&Document) -> Result<(), String>) -> Result<(), TextError> {
-        let mut document = |texts: &[&str], said: Option<Said>| match said {
-            Some(said) => each(&Document { texts: &[&said.text], learnt: Some(&said.learnt) }),
+        let mut document = |texts: &[&str], rendered: Option<RenderedChat>| match rendered {
+            Some(rendered) => each(&Document { texts: &[&rendered.text], learnt: Some(&rendered.learnt) }),
             None => each(&Document { texts, learnt: None }),
         };
         match &self.documents {
@@ -300,15 +300,15 @@ impl Batch {
                 for (line, bytes) in lines.iter().filter(|(_, bytes)| !bytes.trim_ascii().is_empty()) {
                     let wrong = |column, what| TextError::Line { file: self.file.clone(), line: *line, column, what };
                     if let Some(chat) = &fields.chat {
-                        let said = chat.line(bytes, &fields.text).map_err(|(column, what)| wrong(column, what))?;
-                        document(&[], Some(said)).map_err(|what| wrong(None, what))?;
+                        let rendered = chat.line(bytes, &fields.text).map_err(|(column, what)| wrong(column, what))?;
+                        document(&[], Some(rendered)).map_err(|what| wrong(None, what))?;
                         continue;
                     }
                     let (texts, prompt) = fields_of(bytes, fields).map_err(|(column, what)| wrong(column, what))?;
                     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
                     let prompt: Option<Vec<&str>> = prompt.as_ref().map(|p| p.iter().map(String::as_str).collect());
-                    let said = prompt.map(|prompt| answered(&prompt, &texts, fields)).transpose();
-                    said.and_then(|said| document(&texts, said)).map_err(|what| wrong(None, what))?;
+                    let rendered = prompt.map(|prompt| answered(&prompt, &texts, fields)).transpose();
+                    rendered.and_then(|rendered| document(&texts, rendered)).map_err(|what| wrong(None, what))?;
                 }
             }
             RawDocuments::Plain(bytes) => {
@@ -325,8 +325,8 @@ impl Batch {
                     let wrong = |what| TextError::Row { file: self.file.clone(), group: row.group, row: row.row, what };
                     let texts = decoded(row).map_err(wrong)?;
                     let prompt = prompt.as_ref().map(decoded).transpose().map_err(wrong)?;
-                    let said = prompt.map(|prompt| answered(&prompt, &texts, fields)).transpose();
-                    said.and_then(|said| document(&texts, said)).map_err(wrong)?;
+                    let rendered = prompt.map(|prompt| answered(&prompt, &texts, fields)).transpose();
+                    rendered.and_then(|rendered| document(&texts, rendered)).map_err(wrong)?;
                 }
             }
         }
@@ -335,9 +335,9 @@ impl Batch {
 }
 
 /// A prompt and the answer to it as one text, of which the answer is learnt to the end, with what is added there.
-fn answered(prompt: &[&str], texts: &[&str], fields: &Fields) -> Result<Said, String> {
+fn answered(prompt: &[&str], texts: &[&str], fields: &Fields) -> Result<RenderedChat, String> {
     let prompt = one(prompt, fields.prompt.as_deref().unwrap_or_default())?;
-    Ok(Said { text: [prompt, one(texts, &fields.text)?].concat(), learnt: std::iter::once(prompt.len()..usize::MAX).collect() })
+    Ok(RenderedChat { text: [prompt, one(texts, &fields.text)?].concat(), learnt: std::iter::once(prompt.len()..usize::MAX).collect() })
 }
 
 /// The only text of a field, where prompts and answers are one each.
@@ -363,7 +363,7 @@ fn fields_of(line: &[u8], fields: &Fields) -> Result<FieldTexts, (Option<usize>,
         .map_err(|e| (Some(e.valid_up_to() + 1), "it is not UTF-8 from here on: convert the file, for example with iconv".to_string()))?;
     let mut reader = serde_json::Deserializer::from_str(text);
     let missing = |field: &str| (None, format!("it has no field `{field}`: name the field that has the text"));
-    match reader.deserialize_map(Named(fields)).and_then(|found| reader.end().map(|()| found)) {
+    match reader.deserialize_map(FieldVisitor(fields)).and_then(|found| reader.end().map(|()| found)) {
         Ok([texts, prompt]) => {
             let texts = texts.ok_or_else(|| missing(&fields.text))?;
             let prompt = fields.prompt.as_ref().map(|field| prompt.ok_or_else(|| missing(field))).transpose()?;
@@ -382,10 +382,10 @@ fn fields_of(line: &[u8], fields: &Fields) -> Result<FieldTexts, (Option<usize>,
 }
 
 /// Reads an object and keeps some fields. Of several with one name it keeps the last, as Python does.
-struct Named<'a>(&'a Fields);
+struct FieldVisitor<'a>(&'a Fields);
 
-impl<'de> Visitor<'de> for Named<'_> {
-    /// Of the text and of the prompt.
+impl<'de> Visitor<'de> for FieldVisitor<'_> {
+    /// Texts of the text field and of the prompt field.
     type Value = [Option<Vec<String>>; 2];
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -417,8 +417,8 @@ struct Texts(Vec<String>);
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Texts, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
+        struct TextsVisitor;
+        impl<'de> Visitor<'de> for TextsVisitor {
             type Value = Texts;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -441,6 +441,6 @@ impl<'de> Deserialize<'de> for Texts {
                 Ok(Texts(texts))
             }
         }
-        from.deserialize_any(Either)
+        from.deserialize_any(TextsVisitor)
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// By what the job is known again, as its user would say it.
+    /// What identifies the job, in words that its user knows.
     pub job: Vec<String>,
     pub position: Position,
     pub documents: u64,
@@ -58,7 +58,7 @@ pub fn resume(prefix: &Path, job: &[String]) -> Result<Option<Resumed>, TextErro
     let Ok(bytes) = fs::read(&lengths_file) else { return Ok(None) };
     let (mut lengths, mut borders, mut tokens) = (vec![], vec![0], 0u64);
     let mut numbers = bytes.as_chunks::<4>().0.iter().map(|n| i32::from_le_bytes(*n));
-    // Each document has the number of its sequences, and their lengths.
+    // For each document, the file has the number of its sequences and then their lengths.
     while (borders.len() as u64) <= state.documents {
         let Some(count) = numbers.next() else { return Ok(None) };
         for _ in 0..count {

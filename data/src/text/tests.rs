@@ -19,7 +19,7 @@ pub(super) fn request<'a>(tokenizer: &'a Tokenizer, inputs: Vec<PathBuf>, prefix
         dtype: None,
         prefix: prefix.into(),
         existing: Existing::Refused,
-        begin: Begin::On,
+        begin: Begin::Resume,
     }
 }
 
@@ -63,7 +63,7 @@ fn tokens_are_byte_for_byte_those_of_megatron() {
 fn a_job_goes_on_where_it_was_stopped() {
     let folder = tempfile::tempdir().expect("a folder");
     let tokenizer = Tokenizer::open(&fixture("")).expect("a tokenizer");
-    // Each file is a batch at least, and 64 batches are a round.
+    // Each file is at least one batch, and a round has 64 batches.
     let inputs: Vec<PathBuf> = (0..200)
         .map(|n| {
             let file = folder.path().join(format!("{n}.txt"));
@@ -82,7 +82,7 @@ fn a_job_goes_on_where_it_was_stopped() {
         });
         let Ok(Outcome::Stopped(progress)) = outcome else { panic!("{outcome:?}") };
         assert_eq!(progress.documents, 64 * rounds);
-        // What was read ahead does not count.
+        // Bytes that were only read ahead do not count.
         let made = inputs[..64 * rounds as usize].iter().map(|f| fs::metadata(f).expect("a file").len());
         assert_eq!(progress.bytes, made.sum::<u64>());
     }
@@ -90,7 +90,7 @@ fn a_job_goes_on_where_it_was_stopped() {
     let text = other.expect_err("another job").to_string();
     let says = "is of another job, which is not finished and has no token at the end of documents";
     assert!(text.ends_with(says), "{text}");
-    // What was written after the state was noted is written again.
+    // Bytes behind the last recorded state are dropped and written again.
     let part = crate::indexed::with(&halves, ".bin.part");
     fs::File::options().append(true).open(&part).and_then(|mut f| f.write_all(b"more")).expect("written");
     assert_eq!(done(&halved).resumed, 128);
@@ -149,7 +149,7 @@ fn tokenizers_that_are_none_are_refused() {
         fs::write(&file, text).expect("written");
         assert!(matches!(Tokenizer::open(&file), Err(TextError::Tokenizer { .. })), "{text}");
     }
-    // Damaged ones are tokenizers or none, and end nobody.
+    // Damaged files are refused or are still tokenizers, but never panic.
     let whole = fs::read(fixture("tokenizer.json")).expect("a tokenizer");
     let mut random = crate::random::RandomState::new(3);
     for _ in 0..60 {
@@ -212,13 +212,13 @@ fn a_mask_counts_the_tokens_of_answers() {
     let prefix = folder.path().join("x");
     let (tokens, mask) = (sequences(&prefix), sequences(&crate::mask::prefix(&prefix)));
     assert_eq!(summary.counted, Some(mask.iter().flatten().map(|m| u64::from(*m)).sum()));
-    // What is neither has no tokens.
+    // The pair of two empty texts has no tokens.
     assert_eq!((tokens.len(), mask.len(), summary.documents), (5, 5, 6));
     for (((prompt, answer), tokens), mask) in pairs.iter().zip(&tokens).zip(&mask) {
         let mut whole = tokenizer.encode(&format!("{prompt}{answer}"), Special::LeftOut).expect("tokens");
         whole.extend(tokenizer.end(None).ok());
         assert_eq!((tokens, mask.len()), (&whole, tokens.len()));
-        // Zeros, and then ones, of which the last is the end.
+        // The mask is zeros and then ones, of which the last is the end token's.
         assert!(mask.is_sorted() && mask.last() == Some(&1));
         let of_prompt = mask.iter().filter(|m| **m == 0).count();
         let bytes = |tokens: &[u32]| tokenizer.decode(tokens).expect("a text").len();
@@ -247,7 +247,7 @@ fn a_job_with_a_mask_goes_on_where_it_was_stopped() {
         let at = |name: &str| folder.path().join(format!("{name}{end}"));
         assert!(files(&at("halves")) == files(&at("whole")), "{end}");
     }
-    // A mask alone is not replaced either.
+    // A mask without its data set is not replaced either.
     fs::remove_file(paths(&folder.path().join("halves")).0).and_then(|()| fs::remove_file(paths(&folder.path().join("halves")).1)).expect("removed");
     let text = tokenize(&halves, |_| ControlFlow::Continue(())).expect_err("refused").to_string();
     assert!(text.contains("halves.mask.bin` is there already"), "{text}");

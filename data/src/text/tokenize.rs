@@ -34,7 +34,7 @@ pub enum Existing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     /// Where it was, if it is the same.
-    On,
+    Resume,
     /// From the first document on; what an interrupted job left is overwritten.
     Anew,
 }
@@ -65,7 +65,7 @@ pub struct TokenizeRequest<'a> {
 /// How far a job is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Of the files as they are on the disk, compressed or not.
+    /// Bytes of the files that were read, as they are on the disk.
     pub bytes: u64,
     /// Bytes of all files as they are on the disk.
     pub of: u64,
@@ -86,7 +86,7 @@ pub struct Summary {
     pub sequences: u64,
     /// Tokens of all sequences.
     pub tokens: u64,
-    /// Those that the mask counts, if there is one.
+    /// Tokens that the mask counts, if there is one.
     pub counted: Option<u64>,
     /// Documents that an earlier job had made.
     pub resumed: u64,
@@ -102,9 +102,9 @@ pub enum Outcome {
 }
 
 /// What a core makes of a batch.
-struct Made {
+struct TokenizedBatch {
     tokens: Vec<u32>,
-    /// Of each document the lengths of its sequences.
+    /// Lengths of the sequences of each document.
     documents: Vec<Vec<usize>>,
     /// Of each token whether it is learnt, where that is not all.
     learnt: Vec<bool>,
@@ -166,10 +166,10 @@ pub fn tokenize(request: &TokenizeRequest, mut progress: impl FnMut(&Progress) -
     let dtype = request.dtype.unwrap_or(Dtype::of_vocabulary(request.tokenizer.tokens()));
     let (job, of) = identity(request, dtype)?;
     let earlier = match request.begin {
-        Begin::On => journal::resume(&prefix, &job)?,
+        Begin::Resume => journal::resume(&prefix, &job)?,
         Begin::Anew => None,
     };
-    // Tokens that are not there any more are made again.
+    // If the tokens of the earlier job are gone, the job begins anew.
     let writer = earlier.as_ref().and_then(|r| Writers::resume(&prefix, dtype, &request.fields, r).ok());
     let earlier = earlier.filter(|_| writer.is_some());
     let mut writer = match writer {
@@ -182,11 +182,11 @@ pub fn tokenize(request: &TokenizeRequest, mut progress: impl FnMut(&Progress) -
     let resumed = state.documents;
     let mut documents = Documents::new(&request.inputs, &request.fields, state.position)?;
     let before: u64 = request.inputs.iter().take(state.position.input).filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
-    // Of what was made into tokens, not of what is read ahead.
+    // Progress counts bytes that were tokenized, not those that were read ahead.
     let told = |state: &State, read: u64| Progress { bytes: of.min(before + read), of, documents: state.documents, tokens: state.tokens };
     let begun = progress(&told(&state, state.position.offset));
 
-    // The next round is read while this one is made into tokens.
+    // The next round is read while this one is tokenized.
     let (sender, rounds) = sync_channel(1);
     let stopped = thread::scope(|scope| {
         scope.spawn(move || {
@@ -199,7 +199,7 @@ pub fn tokenize(request: &TokenizeRequest, mut progress: impl FnMut(&Progress) -
             }
         });
         let (mut unsettled, mut read) = (0, 0);
-        // Dropped where this ends, so that the reader does not wait for ever.
+        // The receiver is dropped at the end of this closure, so that the reader does not wait for ever.
         let rounds = rounds;
         for round in &rounds {
             let batches = round?;
@@ -233,7 +233,7 @@ pub fn tokenize(request: &TokenizeRequest, mut progress: impl FnMut(&Progress) -
     Ok(Outcome::Done(Summary { dtype, documents, sequences, tokens, counted, resumed }))
 }
 
-/// By what a job is known again, and the bytes of all files.
+/// What identifies a job, and the bytes of all its files.
 fn identity(request: &TokenizeRequest, dtype: Dtype) -> Result<(Vec<String>, u64), TextError> {
     let mut job = vec![
         "files of version 1".into(),
@@ -271,8 +271,8 @@ fn round(documents: &mut Documents) -> Result<Vec<Batch>, TextError> {
     Ok(batches)
 }
 
-fn make(request: &TokenizeRequest, batch: &Batch) -> Result<Made, TextError> {
-    let mut made = Made { tokens: vec![], documents: vec![], learnt: vec![] };
+fn make(request: &TokenizeRequest, batch: &Batch) -> Result<TokenizedBatch, TextError> {
+    let mut made = TokenizedBatch { tokens: vec![], documents: vec![], learnt: vec![] };
     batch.texts(&request.fields, |document| {
         let mut lengths = vec![];
         for text in document.texts {
@@ -291,7 +291,7 @@ fn make(request: &TokenizeRequest, batch: &Batch) -> Result<Made, TextError> {
         }
         if let (Some(end), Some(last)) = (request.end, lengths.last_mut()) {
             made.tokens.push(end);
-            // As what it ends.
+            // The end token counts if the end of the text does.
             let length: usize = document.texts.iter().map(|text| text.len()).sum();
             made.learnt.extend(document.learnt.map(|learnt| learnt.last().is_some_and(|last| last.end >= length)));
             *last += 1;
@@ -302,7 +302,7 @@ fn make(request: &TokenizeRequest, batch: &Batch) -> Result<Made, TextError> {
     Ok(made)
 }
 
-fn write(writers: &mut Writers, journal: &mut Journal, state: &mut State, made: &Made) -> Result<(), TextError> {
+fn write(writers: &mut Writers, journal: &mut Journal, state: &mut State, made: &TokenizedBatch) -> Result<(), TextError> {
     let mut rest = &made.tokens[..];
     let mut learnt = &made.learnt[..];
     for lengths in &made.documents {

@@ -37,7 +37,7 @@ impl Tokenizer {
         &self.file
     }
 
-    /// Of the file.
+    /// Hash of the tokenizer's file.
     pub fn hash(&self) -> blake3::Hash {
         self.hash
     }
@@ -66,7 +66,7 @@ impl Tokenizer {
         let encoded = guarded(|| self.inner.encode(text, special))?;
         let (mut at, mut is_learnt) = (0, false);
         let counts = encoded.get_offsets().iter().map(|&(begin, end)| {
-            // Offsets may leave out blanks, also where a token has nothing else.
+            // Offsets may leave out blanks, and are empty for a token of blanks alone.
             if let Some(last) = end.checked_sub(1) {
                 at += learnt[at..].iter().take_while(|range| range.end <= begin.min(last)).count();
                 is_learnt = learnt.get(at).is_some_and(|range| range.start < end && !range.is_empty());
@@ -116,7 +116,7 @@ impl Tokenizer {
 pub enum Special {
     /// Added, as Hugging Face's tokenizers do by default.
     Added,
-    /// As Megatron.
+    /// No special tokens are added, as in Megatron.
     LeftOut,
 }
 

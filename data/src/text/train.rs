@@ -15,7 +15,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 pub struct Recipe {
     /// Files of text, in the order in which they are read.
     pub inputs: Vec<PathBuf>,
-    /// Of JSON lines the field that has the text, of Parquet the column.
+    /// Field of JSON lines, or column of Parquet, that has the text.
     pub field: String,
     /// All tokens, special ones too.
     pub tokens: usize,
@@ -41,7 +41,7 @@ pub fn train(recipe: &Recipe, file: &Path) -> Result<Tokenizer, TextError> {
     tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
     tokenizer.with_decoder(Some(ByteLevel::default()));
     tokenizer.with_post_processor(Some(ByteLevel::new(false, false, true)));
-    // An iterator has no place for an error: the first ends it.
+    // An iterator cannot return an error, so the first error ends it.
     let failed = RefCell::new(None);
     let fields = Fields::of_texts(&recipe.field);
     let mut documents = Documents::new(&recipe.inputs, &fields, Position::default())?;
@@ -60,7 +60,7 @@ pub fn train(recipe: &Recipe, file: &Path) -> Result<Tokenizer, TextError> {
             None
         }
     });
-    // The trainer shares texts out over threads, for which the iterator would have to be read by any of them.
+    // The trainer requires an iterator that is `Send`, which this one is not.
     let texts: Vec<String> = batches.flatten().collect();
     if let Some(error) = failed.into_inner() {
         return Err(error);

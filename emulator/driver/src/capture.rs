@@ -1,5 +1,5 @@
-//! Issuing: on a stream at once, or into the graph that it captures. A stream's place is a set of tasks, or of nodes, after which the next one is; recording an
-//! event remembers it, and waiting joins it to that of another stream.
+//! Issuing: on a stream at once, or into the graph that it captures. A stream's place is a set of tasks, or of nodes,
+//! after which the next one is; recording an event remembers it, and waiting joins it to that of another stream.
 
 use crate::objects::Recorded;
 use crate::state::{Cuda, State, refuse};
@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::thread::ThreadId;
 
-/// Of the modes of a capture, the one that looks at no thread; and the one that looks at its own.
+/// Capture modes of `cuda.h`: one that checks no thread, and one that checks the capturing thread only.
 const RELAXED: u32 = 2;
 const OF_THREAD: u32 = 1;
 
@@ -18,7 +18,7 @@ pub struct Node {
     pub after: Vec<u64>,
 }
 
-/// By their handles, which grow in the order of capture.
+/// Nodes by handle. Handles grow in the order of capture.
 pub type Nodes = BTreeMap<u64, Node>;
 
 pub struct Capture {
@@ -30,14 +30,14 @@ pub struct Capture {
     comms: HashMap<u64, u64>,
     /// The last node of any communicator.
     exchange: Option<u64>,
-    /// Why it comes to nothing.
+    /// Why the capture is invalid, if it is.
     spoiled: Option<String>,
-    /// What was asked for last: the caller has a pointer to it.
+    /// The list of handles that was asked for last, to which the caller has a pointer.
     pub asked: Box<[u64]>,
 }
 
 impl Capture {
-    /// Whether a thread may not do now what could synchronise.
+    /// Whether the capture forbids a thread to make calls that could synchronise.
     pub fn forbids(&self, thread: ThreadId) -> bool {
         match self.mode {
             RELAXED => false,
@@ -57,7 +57,7 @@ impl Capture {
         }
     }
 
-    /// All that the nodes come after, and they.
+    /// These nodes and all nodes before them.
     fn reach(&self, nodes: &[u64]) -> BTreeSet<u64> {
         let (mut reached, mut open) = (BTreeSet::new(), nodes.to_vec());
         while let Some(n) = open.pop() {
@@ -78,19 +78,19 @@ pub struct Graph {
 pub struct Exec {
     pub context: u64,
     pub nodes: Nodes,
-    /// The end of the last launch.
+    /// The task that ends the last launch.
     pub last: Option<TaskId>,
 }
 
-/// Kernels of communicators hold their places until others have come: so two that may run at once may wait for each
-/// other's places, for ever.
+/// Refuses two exchanges that may run at once. Kernels of communicators keep their blocks until other ranks have
+/// come, so two at once may wait for each other's blocks for ever.
 fn at_once<T>() -> Cuda<T> {
     let why = "an exchange may be under way at once with another of this GPU, which NCCL does not support: no stream or event orders them";
     refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why)
 }
 
 impl State {
-    /// Issues on a stream of the current context.
+    /// Issues an operation on a stream of the current context.
     pub fn issue(&mut self, on: u64, op: Op) -> Cuda {
         let stream = self.stream(on)?;
         let context = stream.context;
@@ -116,8 +116,8 @@ impl State {
         if is_exchange { self.alone(context, task, task) } else { Ok(()) }
     }
 
-    /// Refuses the first exchange of some that are issued if one before it may still be under way; the last of them
-    /// is then the one before.
+    /// Refuses the first of some issued exchanges if the exchange before it may still be under way. The last of them
+    /// then becomes the one before.
     fn alone(&mut self, context: u64, first: TaskId, last: TaskId) -> Cuda {
         match self.exchanges.insert(context, last) {
             Some(before) if !self.tasks.follows(first, before) => at_once(),
@@ -125,7 +125,7 @@ impl State {
         }
     }
 
-    /// A task; one of a communicator after what that was asked for before.
+    /// Adds a task. A task of a communicator comes after that communicator's task before it.
     fn add(&mut self, context: u64, op: Op, mut before: Vec<TaskId>) -> TaskId {
         let comm = op.comm();
         if let Some(queue) = comm.and_then(|c| self.comms.get(&c)).map(|c| &c.queue) {
@@ -149,7 +149,7 @@ impl State {
         Ok(())
     }
 
-    /// What comes next on a stream waits for what an event was recorded after.
+    /// Makes later work on a stream wait for the work that an event was recorded after.
     pub fn hold(&mut self, on: u64, event: u64) -> Cuda {
         let own = self.stream(on)?.capture.as_ref().map(|c| c.0);
         self.waits += 1;
@@ -160,7 +160,7 @@ impl State {
             self.capture(id).sound()?;
         }
         match (&self.event(event)?.last, own) {
-            // CUDA lets it pass, but nobody means it.
+            // CUDA allows this wait, but no program wants it.
             (Recorded::Never, _) => refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "a stream waits for an event that was never recorded"),
             (Recorded::Tasks(_), Some(id)) => {
                 self.capture(id).spoil("it waits for an event from outside of it");
@@ -168,7 +168,7 @@ impl State {
                 refuse(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION, why)
             }
             (Recorded::Tasks(tasks), None) => {
-                // Also those that are done: only so does what comes next come after them for certain.
+                // Tasks that are done are joined too, since only this orders later work after them for certain.
                 let tasks = tasks.clone();
                 let tail = &mut self.stream(on)?.tail;
                 tail.extend(tasks);
@@ -208,7 +208,7 @@ impl State {
         Ok(())
     }
 
-    /// The graph of what was captured. All streams that took part leave the capture, whatever comes of it.
+    /// Ends a capture and returns its graph. All streams that took part leave the capture, whatever comes of it.
     pub fn end_capture(&mut self, on: u64) -> Cuda<u64> {
         let stream = self.stream(on)?;
         let context = stream.context;
@@ -260,7 +260,7 @@ impl State {
         self.execs.get_mut(&exec).map_or_else(|| refuse(CUresult::CUDA_ERROR_INVALID_HANDLE, gone), Ok)
     }
 
-    /// All of a graph, after what is on the stream and after the graph's last launch.
+    /// Launches a graph after what is on the stream and after the graph's last launch.
     pub fn launch_graph(&mut self, exec: u64, on: u64) -> Cuda {
         let stream = self.stream(on)?;
         if stream.capture.is_some() {
@@ -279,7 +279,7 @@ impl State {
             exchanges.extend(is_exchange.then_some(task));
             tasks.insert(handle, task);
         }
-        // Among themselves they were looked at when they were captured.
+        // The exchanges of one graph were checked against each other during capture.
         if let (Some(first), Some(last)) = (exchanges.first(), exchanges.last()) {
             self.alone(context, *first, *last)?;
         }

@@ -8,10 +8,10 @@ use crate::tasks::TaskId;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Per chain, up to which of its pieces all is over.
+/// For each chain, the number up to which all its pieces are over.
 pub type Clock = Vec<u32>;
 
-/// A piece of work: its chain and its number in that.
+/// A piece of work: its chain, and its number in the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     chain: usize,
@@ -38,7 +38,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// A new piece after others, and after what the host has waited for.
+    /// Adds a piece after others, and after what the host has waited for.
     pub fn add(&mut self, task: TaskId, before: &[TaskId]) {
         let mut clock = self.host.clone();
         before.iter().filter_map(|b| self.of.get(b)).for_each(|(_, c)| join(&mut clock, c));
@@ -57,7 +57,7 @@ impl Clocks {
         self.of.get(&task).cloned()
     }
 
-    /// The host has waited for a piece, or was told of it.
+    /// Notes that the host has waited for a piece, or was told of it.
     pub fn known_to_host(&mut self, task: TaskId) {
         if let Some((_, clock)) = self.of.get(&task) {
             join(&mut self.host, clock);
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn pieces_are_ordered_by_what_they_come_after_and_by_the_host() {
         let mut clocks = Clocks::default();
-        // Two streams, of which the second waits for the first once.
+        // There are two streams, and the second one waits for the first one once.
         for (task, before) in [(1, vec![]), (2, vec![]), (3, vec![1]), (4, vec![2, 3]), (5, vec![3])] {
             clocks.add(task, &before);
         }

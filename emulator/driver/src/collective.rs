@@ -1,8 +1,9 @@
-//! What collectives make of what their members give. Members are combined in their order, one after the other, each sum rounded to its type.
+//! What collectives make of what their members give. Members are combined in their order, one after the other, each
+//! sum rounded to its type.
 
 use half::{bf16, f16};
 
-/// Types, by the numbers of NCCL's header; those that mcc uses.
+/// The types that mcc uses, with the numbers of NCCL's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
     U8 = 1,
@@ -76,7 +77,7 @@ fn combine(reduce: Reduce, dtype: Dtype, to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// All parts in one.
+/// Combines all parts into one.
 pub fn fold(reduce: Reduce, dtype: Dtype, parts: &[&[u8]]) -> Vec<u8> {
     let mut all = parts[0].to_vec();
     parts[1..].iter().for_each(|p| combine(reduce, dtype, &mut all, p));

@@ -1,7 +1,8 @@
-//! Communicators. None blocks: what a call begins goes on while its result is looked at, and until that says so nothing else may be asked for.
+//! Communicators. None blocks: what a call begins goes on while its result is looked at, and until that says so
+//! nothing else may be asked for.
 
-use crate::exchange::{Call, What};
-use crate::mesh::{Kind, Mesh, connect, start};
+use crate::exchange::{Call, ExchangeKind};
+use crate::mesh::{Mesh, MessageKind, connect, start};
 use crate::state::{Nccl, Refused, State, lock, notify, refuse};
 use crate::tasks::{Op, TaskId};
 use cudarc::nccl::sys::{ncclComm_t, ncclResult_t};
@@ -9,23 +10,24 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a new communicator is to be written, as late as it is made.
-pub struct Place(pub *mut ncclComm_t);
+/// Where a new communicator will be written once it is made.
+pub struct CommOutput(pub *mut ncclComm_t);
 
 // SAFETY: the caller keeps the place until the call is through, whoever gets it there.
-unsafe impl Send for Place {}
+unsafe impl Send for CommOutput {}
 
-/// What has been asked for and is not through.
-pub enum Doing {
+/// What was asked of a communicator and is not complete.
+pub enum CommActivity {
     Nothing,
     Connecting,
     Splitting {
         number: u64,
         key: i32,
         color: i32,
-        place: Place,
+        place: CommOutput,
     },
-    /// Goes onto the stream only when it has been looked at so often, and those whom it is the first call to have come to it too.
+    /// The calls go onto the stream only after their result was asked for so often, and after all those have come for
+    /// whom it is the first call.
     Issuing {
         stream: u64,
         calls: Arc<Vec<Call>>,
@@ -36,46 +38,47 @@ pub enum Doing {
 }
 
 pub struct Comm {
-    /// All members have the same.
+    /// The id that all members share.
     pub id: u64,
     pub mesh: u64,
     pub members: Vec<usize>,
     pub me: usize,
     pub context: u64,
-    pub doing: Doing,
+    pub doing: CommActivity,
     pub error: Option<ncclResult_t>,
-    /// What has been issued and is not done.
+    /// Tasks that have been issued and are not done.
     pub queue: VecDeque<TaskId>,
     pub collectives: u64,
-    /// Messages, by the other member.
+    /// The number of messages to each other member.
     pub sent: HashMap<usize, u64>,
     pub received: HashMap<usize, u64>,
-    /// Ways that have been used, and those that this member has come to.
-    connected: BTreeSet<Way>,
+    /// Connections that have been used.
+    connected: BTreeSet<Connection>,
     /// Kinds of exchanges that were issued outside of captures.
     made: BTreeSet<String>,
-    asked: BTreeSet<Way>,
+    /// Connections whose first use this member has come to.
+    asked: BTreeSet<Connection>,
     splits: u64,
     has_ended: bool,
 }
 
-/// Another member, and what for.
-type Way = (usize, For);
+/// A connection: another member, and its use.
+type Connection = (usize, ConnectionUse);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum For {
+enum ConnectionUse {
     Collectives,
     Sending,
     Receiving,
 }
 
-impl For {
-    /// The same way from the other end.
-    fn other(self) -> For {
+impl ConnectionUse {
+    /// The use of the same connection at the other end.
+    fn other(self) -> ConnectionUse {
         match self {
-            For::Collectives => For::Collectives,
-            For::Sending => For::Receiving,
-            For::Receiving => For::Sending,
+            ConnectionUse::Collectives => ConnectionUse::Collectives,
+            ConnectionUse::Sending => ConnectionUse::Receiving,
+            ConnectionUse::Receiving => ConnectionUse::Sending,
         }
     }
 }
@@ -88,7 +91,7 @@ fn cuda<T>(outcome: crate::state::Cuda<T>) -> Nccl<T> {
 }
 
 impl State {
-    fn new_comm(&mut self, id: u64, mesh: u64, members: Vec<usize>, me: usize, context: u64, doing: Doing) -> u64 {
+    fn new_comm(&mut self, id: u64, mesh: u64, members: Vec<usize>, me: usize, context: u64, doing: CommActivity) -> u64 {
         let handle = self.handle();
         let (sent, received) = (HashMap::new(), HashMap::new());
         let comm = Comm {
@@ -117,13 +120,13 @@ impl State {
         self.comms.get_mut(&handle).map_or_else(|| refuse(WHO_IS_IT, format!("there is no communicator {handle:#x}, or not any more")), Ok)
     }
 
-    /// A communicator that nothing is under way of.
+    /// The communicator, if nothing is under way on it.
     fn idle(&mut self, handle: u64) -> Nccl<&mut Comm> {
         let comm = self.comm(handle)?;
         match (&comm.error, &comm.doing) {
             (Some(error), _) => refuse(*error, "the communicator has failed"),
-            (None, Doing::Nothing) if comm.has_ended => refuse(WHO_IS_IT, "the communicator has been finalized"),
-            (None, Doing::Nothing) => Ok(comm),
+            (None, CommActivity::Nothing) if comm.has_ended => refuse(WHO_IS_IT, "the communicator has been finalized"),
+            (None, CommActivity::Nothing) => Ok(comm),
             (None, _) => refuse(WHO_IS_IT, "what was asked of the communicator before is not through: look at its state until it is"),
         }
     }
@@ -135,7 +138,7 @@ impl State {
             return refuse(WHO_IS_IT, format!("rank {me} of {count}"));
         }
         let (mesh, gpu) = (self.handle(), self.contexts[&context].ordinal);
-        let handle = self.new_comm(0, mesh, (0..count).collect(), me, context, Doing::Connecting);
+        let handle = self.new_comm(0, mesh, (0..count).collect(), me, context, CommActivity::Connecting);
         let directory = self.settings.sockets.clone();
         std::thread::spawn(move || {
             let sockets = connect(directory.as_deref(), &id, count, me, gpu, || lock().comms.contains_key(&handle));
@@ -150,14 +153,14 @@ impl State {
                 }
                 Err(Refused { code, why }) => state.comm_fails(handle, code, &why),
             }
-            state.comms.get_mut(&handle).expect("invariant: it was just there").doing = Doing::Nothing;
+            state.comms.get_mut(&handle).expect("invariant: it was just there").doing = CommActivity::Nothing;
             drop(state);
             notify();
         });
         Ok(handle)
     }
 
-    pub fn split(&mut self, parent: u64, color: i32, key: i32, place: Place) -> Nccl {
+    pub fn split(&mut self, parent: u64, color: i32, key: i32, place: CommOutput) -> Nccl {
         if cuda(self.current())? != self.comm(parent)?.context {
             return refuse(MISUSED, "the communicator is of another GPU than this thread's");
         }
@@ -165,16 +168,16 @@ impl State {
         let comm = self.idle(parent)?;
         let number = comm.splits;
         comm.splits += 1;
-        comm.doing = Doing::Splitting { number, key, color, place };
+        comm.doing = CommActivity::Splitting { number, key, color, place };
         let (id, me, members, mesh) = (comm.id, comm.me, comm.members.clone(), comm.mesh);
         let said = [color, key].iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
         if let Some(mesh) = self.meshes.get_mut(&mesh) {
-            members.iter().filter(|m| **m != members[me]).for_each(|m| mesh.post(*m, id, Kind::Split, number, "split", &said));
+            members.iter().filter(|m| **m != members[me]).for_each(|m| mesh.post(*m, id, MessageKind::Split, number, "split", &said));
         }
         Ok(())
     }
 
-    /// Asks for calls that happen at once on a stream.
+    /// Asks for calls that a stream performs at once.
     pub fn ask(&mut self, comm: u64, stream: u64, calls: Vec<Call>) -> Nccl {
         let c = self.idle(comm)?;
         let (context, count) = (c.context, c.members.len());
@@ -183,9 +186,9 @@ impl State {
         }
         for call in &calls {
             let [reads, writes] = call.bytes(count as u64);
-            let peer = match call.what {
-                What::Send(other) | What::Recv(other) => other,
-                What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => 0,
+            let peer = match call.kind {
+                ExchangeKind::Send(other) | ExchangeKind::Recv(other) => other,
+                ExchangeKind::AllReduce(_) | ExchangeKind::AllGather | ExchangeKind::ReduceScatter(_) => 0,
             };
             if peer >= count {
                 return refuse(WHO_IS_IT, format!("there is no member {peer}"));
@@ -199,24 +202,24 @@ impl State {
             let overlap = call.from < call.to + writes && call.to < call.from + reads;
             let own = count.min(self.comms[&comm].me) as u64;
             let n = call.count * call.dtype.bytes();
-            let in_place = match call.what {
-                What::AllReduce(_) => call.from == call.to,
-                What::AllGather => call.from == call.to + own * n,
-                What::ReduceScatter(_) => call.to == call.from + own * n,
-                What::Send(_) | What::Recv(_) => true,
+            let in_place = match call.kind {
+                ExchangeKind::AllReduce(_) => call.from == call.to,
+                ExchangeKind::AllGather => call.from == call.to + own * n,
+                ExchangeKind::ReduceScatter(_) => call.to == call.from + own * n,
+                ExchangeKind::Send(_) | ExchangeKind::Recv(_) => true,
             };
             if overlap && !in_place {
                 return refuse(WHO_IS_IT, "the ranges of a collective overlap, but not as in place");
             }
         }
         let since = self.clock;
-        self.idle(comm)?.doing = Doing::Issuing { stream, calls: Arc::new(calls), looks: 1, since };
+        self.idle(comm)?.doing = CommActivity::Issuing { stream, calls: Arc::new(calls), looks: 1, since };
         Ok(())
     }
 
     pub fn end(&mut self, comm: u64) -> Nccl {
         let c = self.idle(comm)?;
-        c.doing = Doing::Ending;
+        c.doing = CommActivity::Ending;
         Ok(())
     }
 
@@ -235,7 +238,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives up what is under way.
+    /// Aborts a communicator with what is under way on it.
     pub fn abort(&mut self, comm: u64) -> Nccl {
         self.comm(comm)?;
         if self.is_in_graph(comm) {
@@ -256,19 +259,19 @@ impl State {
         }
     }
 
-    /// What became of what was asked for last.
+    /// The state of what was asked for last.
     pub fn look(&mut self, handle: u64) -> Nccl<ncclResult_t> {
         let comm = self.comm(handle)?;
         if let Some(error) = comm.error {
             return Ok(error);
         }
-        let through = match std::mem::replace(&mut comm.doing, Doing::Nothing) {
-            Doing::Nothing => return Ok(ncclResult_t::ncclSuccess),
-            Doing::Connecting => Some(Doing::Connecting),
-            Doing::Issuing { stream, calls, looks: 0, since } if !self.connects(handle, &calls, since)? => {
-                Some(Doing::Issuing { stream, calls, looks: 0, since })
+        let through = match std::mem::replace(&mut comm.doing, CommActivity::Nothing) {
+            CommActivity::Nothing => return Ok(ncclResult_t::ncclSuccess),
+            CommActivity::Connecting => Some(CommActivity::Connecting),
+            CommActivity::Issuing { stream, calls, looks: 0, since } if !self.connects(handle, &calls, since)? => {
+                Some(CommActivity::Issuing { stream, calls, looks: 0, since })
             }
-            Doing::Issuing { stream, calls, looks: 0, .. } => {
+            CommActivity::Issuing { stream, calls, looks: 0, .. } => {
                 if let Err(why) = self.prepared(handle, stream, &calls) {
                     self.comm_fails(handle, MISUSED, &why);
                     return Ok(MISUSED);
@@ -279,20 +282,20 @@ impl State {
                 }
                 None
             }
-            Doing::Issuing { stream, calls, looks, since } => Some(Doing::Issuing { stream, calls, looks: looks - 1, since }),
-            Doing::Splitting { number, key, color, place } => match self.parted(handle, number, key, color) {
+            CommActivity::Issuing { stream, calls, looks, since } => Some(CommActivity::Issuing { stream, calls, looks: looks - 1, since }),
+            CommActivity::Splitting { number, key, color, place } => match self.parted(handle, number, key, color) {
                 Ok(Some(child)) => {
                     // SAFETY: the caller keeps the place until the split is through.
                     unsafe { place.0.write(child as ncclComm_t) };
                     None
                 }
-                Ok(None) => Some(Doing::Splitting { number, key, color, place }),
+                Ok(None) => Some(CommActivity::Splitting { number, key, color, place }),
                 Err(Refused { code, why }) => {
                     self.comm_fails(handle, code, &why);
                     return Ok(code);
                 }
             },
-            Doing::Ending => {
+            CommActivity::Ending => {
                 let queue = self.comms[&handle].queue.clone();
                 queue.iter().for_each(|t| self.tasks.need(*t));
                 let flushed = self.meshes.get(&self.comms[&handle].mesh).is_none_or(Mesh::is_flushed);
@@ -305,7 +308,7 @@ impl State {
                     self.comm(handle)?.has_ended = true;
                     None
                 } else {
-                    Some(Doing::Ending)
+                    Some(CommActivity::Ending)
                 }
             }
         };
@@ -318,12 +321,12 @@ impl State {
         }
     }
 
-    /// NCCL prepares a kind of exchange when it comes first, which may allocate memory and synchronise: in a capture
-    /// it has come before.
+    /// NCCL prepares a kind of exchange at its first use, which may allocate memory and synchronise. So a kind that
+    /// is captured must have been used before.
     fn prepared(&mut self, handle: u64, stream: u64, calls: &[Call]) -> Result<(), String> {
         let captures = self.stream(stream).is_ok_and(|s| s.capture.is_some());
         let Some(comm) = self.comms.get_mut(&handle) else { return Ok(()) };
-        for kind in calls.iter().map(Call::kind) {
+        for kind in calls.iter().map(Call::prepared_kind) {
             if captures && !comm.made.contains(&kind) {
                 return Err(format!("a capture has the first {kind} of a communicator, which connects its members then"));
             }
@@ -332,25 +335,28 @@ impl State {
         Ok(())
     }
 
-    /// Whether all ways of calls are connected, which their first use does: both ends have to come to it.
+    /// Whether all connections of these calls are made. Their first use makes them, for which both ends have to come
+    /// to it.
     fn connects(&mut self, handle: u64, calls: &[Call], since: Duration) -> Nccl<bool> {
         let (patience, clock) = (self.settings.patience, self.clock);
         let c = self.comms.get_mut(&handle).expect("invariant: it is looked at");
         let Some(mesh) = self.meshes.get_mut(&c.mesh) else { return Ok(false) };
         let me = c.me;
-        let ways = calls.iter().flat_map(|call| match call.what {
-            What::Send(to) => vec![(to, For::Sending)],
-            What::Recv(from) => vec![(from, For::Receiving)],
-            What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => (0..c.members.len()).map(|m| (m, For::Collectives)).collect(),
+        let ways = calls.iter().flat_map(|call| match call.kind {
+            ExchangeKind::Send(to) => vec![(to, ConnectionUse::Sending)],
+            ExchangeKind::Recv(from) => vec![(from, ConnectionUse::Receiving)],
+            ExchangeKind::AllReduce(_) | ExchangeKind::AllGather | ExchangeKind::ReduceScatter(_) => {
+                (0..c.members.len()).map(|m| (m, ConnectionUse::Collectives)).collect()
+            }
         });
         let mut waits = vec![];
         for way in ways.filter(|w| w.0 != me) {
             let (rank, what) = (c.members[way.0], way.1);
             if c.asked.insert(way) {
-                mesh.post(rank, c.id, Kind::Connect, what as u64, "", &[]);
+                mesh.post(rank, c.id, MessageKind::Connect, what as u64, "", &[]);
             }
             if !c.connected.contains(&way) {
-                match mesh.inbox.remove(&(c.id, Kind::Connect, rank, what.other() as u64)) {
+                match mesh.inbox.remove(&(c.id, MessageKind::Connect, rank, what.other() as u64)) {
                     Some(_) => drop(c.connected.insert(way)),
                     None => waits.push(way),
                 }
@@ -366,7 +372,7 @@ impl State {
         Ok(false)
     }
 
-    /// The communicator that a split comes to, 0 for none, once all have said theirs.
+    /// The communicator that a split makes, once all members have called it; 0 for none.
     fn parted(&mut self, parent: u64, number: u64, key: i32, color: i32) -> Nccl<Option<u64>> {
         let c = &self.comms[&parent];
         let (id, me, members, mesh, context) = (c.id, c.me, c.members.clone(), c.mesh, c.context);
@@ -374,7 +380,7 @@ impl State {
         let others = || members.iter().enumerate().filter(|(m, _)| *m != me);
         let mut complete = true;
         for (m, rank) in others() {
-            if !met.inbox.contains_key(&(id, Kind::Split, *rank, number)) {
+            if !met.inbox.contains_key(&(id, MessageKind::Split, *rank, number)) {
                 complete = false;
                 if met.gone.contains(rank) {
                     return refuse(ncclResult_t::ncclRemoteError, format!("a split: member {m} is gone"));
@@ -386,7 +392,7 @@ impl State {
         }
         let mut said = vec![(color, key, me)];
         for (m, rank) in others() {
-            let (_, data) = met.inbox.remove(&(id, Kind::Split, *rank, number)).expect("invariant: it was just there");
+            let (_, data) = met.inbox.remove(&(id, MessageKind::Split, *rank, number)).expect("invariant: it was just there");
             let of = |k: usize| i32::from_le_bytes([data[k], data[k + 1], data[k + 2], data[k + 3]]);
             said.push((of(0), of(4), m));
         }
@@ -399,14 +405,14 @@ impl State {
         let ranks = own.iter().map(|o| members[o.1]).collect();
         let mix = |x: u64, y: u64| (x ^ y).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
         let child = mix(mix(id, number + 1), color as u64 + 1);
-        Ok(Some(self.new_comm(child, mesh, ranks, place, context, Doing::Nothing)))
+        Ok(Some(self.new_comm(child, mesh, ranks, place, context, CommActivity::Nothing)))
     }
 
-    /// Others who wait for this process are served, as far as what they wait for has been issued.
+    /// Serves others who wait for this process, as far as what they wait for has been issued.
     pub fn heed(&mut self) {
         for comm in self.comms.values() {
             let Some(mesh) = self.meshes.get(&comm.mesh) else { continue };
-            let asked = mesh.inbox.keys().any(|(id, kind, ..)| *id == comm.id && !matches!(kind, Kind::Split | Kind::Connect));
+            let asked = mesh.inbox.keys().any(|(id, kind, ..)| *id == comm.id && !matches!(kind, MessageKind::Split | MessageKind::Connect));
             if let Some(task) = comm.queue.front().filter(|_| asked) {
                 self.tasks.need(*task);
             }

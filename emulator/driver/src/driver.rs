@@ -1,11 +1,11 @@
-//! The C interface of the driver: what mcc looks up in it, under the names of its header. Pointers must be valid as CUDA demands; handles and
-//! addresses are checked.
+//! The C interface of the driver: what mcc looks up in it, under the names of its header. Pointers must be valid as
+//! CUDA demands; handles and addresses are checked.
 #![expect(clippy::missing_safety_doc, reason = "the header's functions are documented by NVIDIA")]
 
-use crate::objects::{Context, Event, GREATEST_PRIORITY, Lent, MEMORY, Recorded};
+use crate::objects::{Context, Event, GREATEST_PRIORITY, HostMemoryOwner, MEMORY, Recorded};
 use crate::state::{CURRENT, Cuda, State, answer, lock, notify, refuse, told, wait};
 use crate::tasks::Op;
-use crate::touched::Touched;
+use crate::touched::AccessMap;
 use cudarc::driver::sys::{self, CUresult};
 use emulator::{Device, Options, Swizzle, TensorMap};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub(crate) fn put<T>(to: *mut T, value: T) -> Cuda {
     Ok(())
 }
 
-/// A handle as the pointer that it is to the caller.
+/// A handle as the pointer that the caller sees.
 fn pointer<T>(handle: u64) -> *mut T {
     handle as *mut T
 }
@@ -89,7 +89,7 @@ functions! {
             None => {
                 let handle = state.handle();
                 let memory = Device::new(Options { threads: state.settings.threads, global_races: state.settings.watches, ..Options::default() });
-                let new = Context { ordinal: device, uses: 0, device: memory, allocations: BTreeMap::new(), touched: Touched::default(), failed: None };
+                let new = Context { ordinal: device, uses: 0, device: memory, allocations: BTreeMap::new(), touched: AccessMap::default(), failed: None };
                 state.contexts.insert(handle, new);
                 state.primary.insert(device, handle);
                 handle
@@ -116,14 +116,14 @@ functions! {
         let new = state.allocate_host(bytes as u64)?;
         put(address, pointer(new))
     }
-    fn cuMemFreeHost(address: *mut c_void) |state| { state.free_host(address as u64, Lent::ByDriver) }
+    fn cuMemFreeHost(address: *mut c_void) |state| { state.free_host(address as u64, HostMemoryOwner::ByDriver) }
     fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint) |state| {
         if flags != 0 {
             return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("registering with the flags {flags:#x} is not modelled"));
         }
         state.register(address as u64, bytes as u64)
     }
-    fn cuMemHostUnregister(address: *mut c_void) |state| { state.free_host(address as u64, Lent::ByProgram) }
+    fn cuMemHostUnregister(address: *mut c_void) |state| { state.free_host(address as u64, HostMemoryOwner::ByProgram) }
     fn cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void) |state| {
         let new = state.load(&text(image.cast())?)?;
         put(module, pointer(new))
@@ -135,7 +135,8 @@ functions! {
     fn cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: sys::CUfunction) |state| {
         let function = state.launchable(function as u64)?;
         match attribute {
-            // Nothing is assembled: no local memory, and as many registers as the block's threads can have.
+            // Kernels are not assembled, so there is no local memory and the registers are as many as the block's
+            // threads can have.
             3 => put(value, 0),
             4 => put(value, function.registers()),
             _ => refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("attribute {attribute} of a function is not modelled")),
@@ -159,7 +160,7 @@ functions! {
         put(least, 0)?;
         put(greatest, GREATEST_PRIORITY)
     }
-    // Priorities say which kernel gets room first, and nothing of what comes of it.
+    // Priorities say which kernel gets room first, and do not change results.
     fn cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int) |state| {
         if !(GREATEST_PRIORITY..=0).contains(&priority) {
             return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("a priority of {priority}, not {GREATEST_PRIORITY} to 0"));
@@ -176,7 +177,7 @@ functions! {
     fn cuStreamQuery(stream: sys::CUstream) |state| {
         match state.waited_for(stream as u64)? {
             true => Ok(()),
-            // No mistake.
+            // A stream that still works is no mistake, so the reason is empty.
             false => refuse(CUresult::CUDA_ERROR_NOT_READY, ""),
         }
     }
@@ -313,7 +314,8 @@ functions! {
             return no(format!("{dims} dims"));
         }
         let count = dims as usize;
-        // Of the header's types those of 16 and 32 bits: unsigned, signed, half, single, brain, and single that is rounded to tf32.
+        // These are the header's types of 16 and 32 bits: unsigned, signed, half, single, bfloat16, and single that
+        // is rounded to tf32.
         let element = match dtype { 1 | 6 | 9 => 2, 2 | 3 | 7 | 11 => 4, other => return no(format!("a map of type {other} is not modelled")) };
         let swizzle = match swizzle { 0 => Swizzle::None, 1 => Swizzle::B32, 2 => Swizzle::B64, 3 => Swizzle::B128, other => return no(format!("swizzle {other}")) };
         if interleave != 0 || fill != 0 || list(steps, count).iter().any(|s| *s != 1) {
@@ -330,7 +332,7 @@ functions! {
     }
 }
 
-/// Waits until all is done that was issued on a stream.
+/// Waits until all work on a stream is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(stream: sys::CUstream) -> CUresult {
     let mut state = lock();

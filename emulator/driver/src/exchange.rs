@@ -1,8 +1,9 @@
-//! Exchanges under way: what a communicator's member does as one piece of work. A collective ends when all members have come to it. Sends are not
-//! buffered: one ends when its receiver is there. What is read must stay as it is, and what is written to is poison, until the end.
+//! Exchanges under way: what a communicator's member does as one piece of work. A collective ends when all members
+//! have come to it. Sends are not buffered: one ends when its receiver is there. What is read must stay as it is, and
+//! what is written to is poison, until the end.
 
 use crate::collective::{Dtype, Reduce, fold};
-use crate::mesh::{Kind, Message};
+use crate::mesh::{Message, MessageKind};
 use crate::state::{Cuda, Nccl, Refused, State, refuse, say};
 use crate::tasks::TaskId;
 use cudarc::driver::sys::CUresult;
@@ -12,19 +13,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ExchangeKind {
     AllReduce(Reduce),
     AllGather,
     ReduceScatter(Reduce),
-    /// To or from a member, by its number.
+    /// A message to or from a member, by its number.
     Send(usize),
     Recv(usize),
 }
 
-/// Something that a member asks a communicator for.
+/// An exchange that a member asks a communicator for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    pub what: What,
+    pub kind: ExchangeKind,
     pub dtype: Dtype,
     pub count: u64,
     pub from: u64,
@@ -32,54 +33,54 @@ pub struct Call {
 }
 
 impl Call {
-    /// Bytes that it reads and writes, of so many members.
+    /// Bytes that the call reads and writes, if there are so many members.
     pub fn bytes(&self, members: u64) -> [u64; 2] {
         let n = self.count * self.dtype.bytes();
-        match self.what {
-            What::AllReduce(_) => [n, n],
-            What::AllGather => [n, n * members],
-            What::ReduceScatter(_) => [n * members, n],
-            What::Send(_) => [n, 0],
-            What::Recv(_) => [0, n],
+        match self.kind {
+            ExchangeKind::AllReduce(_) => [n, n],
+            ExchangeKind::AllGather => [n, n * members],
+            ExchangeKind::ReduceScatter(_) => [n * members, n],
+            ExchangeKind::Send(_) => [n, 0],
+            ExchangeKind::Recv(_) => [0, n],
         }
     }
 
-    /// What of it NCCL may connect for when it comes first: how a collective is done depends on its size.
-    pub fn kind(&self) -> String {
-        match self.what {
-            What::Send(other) => format!("send to {other}"),
-            What::Recv(other) => format!("receive from {other}"),
-            What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => self.terms(),
+    /// The kind of call for which NCCL may connect at its first use. How a collective is done depends on its size.
+    pub fn prepared_kind(&self) -> String {
+        match self.kind {
+            ExchangeKind::Send(other) => format!("send to {other}"),
+            ExchangeKind::Recv(other) => format!("receive from {other}"),
+            ExchangeKind::AllReduce(_) | ExchangeKind::AllGather | ExchangeKind::ReduceScatter(_) => self.terms(),
         }
     }
 
-    /// What members must agree on.
+    /// The properties that all members must agree on.
     fn terms(&self) -> String {
-        let what = match self.what {
-            What::AllReduce(reduce) => format!("all-reduce ({reduce:?}) of"),
-            What::AllGather => "all-gather of".into(),
-            What::ReduceScatter(reduce) => format!("reduce-scatter ({reduce:?}) of"),
-            What::Send(_) | What::Recv(_) => "message of".into(),
+        let what = match self.kind {
+            ExchangeKind::AllReduce(reduce) => format!("all-reduce ({reduce:?}) of"),
+            ExchangeKind::AllGather => "all-gather of".into(),
+            ExchangeKind::ReduceScatter(reduce) => format!("reduce-scatter ({reduce:?}) of"),
+            ExchangeKind::Send(_) | ExchangeKind::Recv(_) => "message of".into(),
         };
         format!("{what} {} {:?}", self.count, self.dtype)
     }
 }
 
 /// A call that has been begun.
-struct Begun {
+struct ActiveCall {
     call: Call,
-    /// Which it is of the communicator's, or of those between two.
+    /// The call's number among those of the communicator, or among those between two members.
     number: u64,
-    /// What it read.
+    /// The data that the call read.
     data: Vec<u8>,
-    /// Members that it waits for; of none once it has ended.
+    /// Members that the call waits for; empty once it has ended.
     waits: Vec<usize>,
     ended: bool,
 }
 
-pub struct Open {
+pub struct OpenExchange {
     pub comm: u64,
-    calls: Vec<Begun>,
+    calls: Vec<ActiveCall>,
     since: Duration,
 }
 
@@ -88,7 +89,7 @@ fn failed(e: LaunchError) -> Refused<CUresult> {
 }
 
 impl State {
-    fn post(&mut self, comm: u64, to: usize, kind: Kind, number: u64, terms: &str, data: &[u8]) {
+    fn post(&mut self, comm: u64, to: usize, kind: MessageKind, number: u64, terms: &str, data: &[u8]) {
         let c = &self.comms[&comm];
         let (id, rank, mesh) = (c.id, c.members[to], c.mesh);
         if let Some(mesh) = self.meshes.get_mut(&mesh) {
@@ -96,7 +97,7 @@ impl State {
         }
     }
 
-    fn receive(&mut self, comm: u64, from: usize, kind: Kind, number: u64) -> Option<Message> {
+    fn receive(&mut self, comm: u64, from: usize, kind: MessageKind, number: u64) -> Option<Message> {
         let c = &self.comms[&comm];
         let key = (c.id, kind, c.members[from], number);
         self.meshes.get_mut(&c.mesh)?.inbox.remove(&key)
@@ -118,25 +119,25 @@ impl State {
             }
             let terms = call.terms();
             let c = self.comms.get_mut(&comm).expect("invariant: it was just there");
-            let number = match call.what {
-                What::Send(to) => next(c.sent.entry(to).or_default()),
-                What::Recv(from) => next(c.received.entry(from).or_default()),
-                What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => next(&mut c.collectives),
+            let number = match call.kind {
+                ExchangeKind::Send(to) => next(c.sent.entry(to).or_default()),
+                ExchangeKind::Recv(from) => next(c.received.entry(from).or_default()),
+                ExchangeKind::AllReduce(_) | ExchangeKind::AllGather | ExchangeKind::ReduceScatter(_) => next(&mut c.collectives),
             };
-            match call.what {
-                What::Send(to) => self.post(comm, to, Kind::Offer, number, &terms, &[]),
-                What::Recv(from) => self.post(comm, from, Kind::Ready, number, &terms, &[]),
-                What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => {
-                    (0..members).filter(|m| *m != me).for_each(|m| self.post(comm, m, Kind::Part, number, &terms, &data));
+            match call.kind {
+                ExchangeKind::Send(to) => self.post(comm, to, MessageKind::Offer, number, &terms, &[]),
+                ExchangeKind::Recv(from) => self.post(comm, from, MessageKind::Ready, number, &terms, &[]),
+                ExchangeKind::AllReduce(_) | ExchangeKind::AllGather | ExchangeKind::ReduceScatter(_) => {
+                    (0..members).filter(|m| *m != me).for_each(|m| self.post(comm, m, MessageKind::Part, number, &terms, &data));
                 }
             }
-            begun.push(Begun { call: call.clone(), number, data, waits: vec![], ended: false });
+            begun.push(ActiveCall { call: call.clone(), number, data, waits: vec![], ended: false });
         }
-        self.open.insert(task, Open { comm, calls: begun, since: self.clock });
+        self.open.insert(task, OpenExchange { comm, calls: begun, since: self.clock });
         Ok(())
     }
 
-    /// Goes on with an exchange; whether that ended it.
+    /// Goes on with an exchange. Returns whether that ended it.
     pub fn exchange_ends(&mut self, task: TaskId) -> bool {
         let Some(mut open) = self.open.remove(&task) else { return false };
         let Some(c) = self.comms.get(&open.comm).filter(|c| c.error.is_none()) else {
@@ -162,16 +163,16 @@ impl State {
         ended
     }
 
-    fn call_ends(&mut self, comm: u64, context: u64, begun: &mut Begun) -> Nccl {
-        let Begun { call, number, data, waits, ended } = begun;
+    fn call_ends(&mut self, comm: u64, context: u64, begun: &mut ActiveCall) -> Nccl {
+        let ActiveCall { call, number, data, waits, ended } = begun;
         let number = *number;
         let terms = call.terms();
         let (me, members) = (self.comms[&comm].me, self.comms[&comm].members.clone());
-        let others: Vec<(usize, Kind)> = match call.what {
-            What::Send(to) => vec![(to, Kind::Ready)],
-            What::Recv(from) => vec![(from, Kind::Offer), (from, Kind::Data)],
-            What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => {
-                (0..members.len()).filter(|m| *m != me).map(|m| (m, Kind::Part)).collect()
+        let others: Vec<(usize, MessageKind)> = match call.kind {
+            ExchangeKind::Send(to) => vec![(to, MessageKind::Ready)],
+            ExchangeKind::Recv(from) => vec![(from, MessageKind::Offer), (from, MessageKind::Data)],
+            ExchangeKind::AllReduce(_) | ExchangeKind::AllGather | ExchangeKind::ReduceScatter(_) => {
+                (0..members.len()).filter(|m| *m != me).map(|m| (m, MessageKind::Part)).collect()
             }
         };
         let mesh = &self.meshes[&self.comms[&comm].mesh];
@@ -187,9 +188,9 @@ impl State {
                 Some(_) => {}
                 None => {
                     waits.push(*member);
-                    let message = matches!(call.what, What::Send(_) | What::Recv(_));
+                    let message = matches!(call.kind, ExchangeKind::Send(_) | ExchangeKind::Recv(_));
                     let at = mesh.inbox.iter().find(|((c, k, r, _), _)| {
-                        (*c, *r) == (id, rank) && if message { *k == Kind::Part } else { matches!(k, Kind::Offer | Kind::Ready) }
+                        (*c, *r) == (id, rank) && if message { *k == MessageKind::Part } else { matches!(k, MessageKind::Offer | MessageKind::Ready) }
                     });
                     if let Some((_, (theirs, _))) = at {
                         let why = format!("member {me} is at its {terms}, member {member} at its {theirs}");
@@ -213,21 +214,21 @@ impl State {
         let got: Vec<Vec<u8>> = others.iter().filter_map(|(m, k)| self.receive(comm, *m, *k, number)).map(|m| m.1).collect();
         let mut parts: Vec<&[u8]> = got.iter().map(Vec::as_slice).collect();
         let size = (call.count * call.dtype.bytes()) as usize;
-        let out = match call.what {
-            What::Send(to) => {
-                self.post(comm, to, Kind::Data, number, &terms, data);
+        let out = match call.kind {
+            ExchangeKind::Send(to) => {
+                self.post(comm, to, MessageKind::Data, number, &terms, data);
                 vec![]
             }
-            What::Recv(_) => parts[1].to_vec(),
-            What::AllReduce(_) | What::AllGather | What::ReduceScatter(_) => {
+            ExchangeKind::Recv(_) => parts[1].to_vec(),
+            ExchangeKind::AllReduce(_) | ExchangeKind::AllGather | ExchangeKind::ReduceScatter(_) => {
                 parts.insert(me, data);
-                match call.what {
-                    What::AllReduce(reduce) => fold(reduce, call.dtype, &parts),
-                    What::ReduceScatter(reduce) => {
+                match call.kind {
+                    ExchangeKind::AllReduce(reduce) => fold(reduce, call.dtype, &parts),
+                    ExchangeKind::ReduceScatter(reduce) => {
                         let own: Vec<&[u8]> = parts.iter().map(|p| &p[me * size..][..size]).collect();
                         fold(reduce, call.dtype, &own)
                     }
-                    What::AllGather | What::Send(_) | What::Recv(_) => parts.concat(),
+                    ExchangeKind::AllGather | ExchangeKind::Send(_) | ExchangeKind::Recv(_) => parts.concat(),
                 }
             }
         };
@@ -238,7 +239,7 @@ impl State {
         Ok(())
     }
 
-    /// Says of exchanges that wait too long for whom they do.
+    /// Reports exchanges that wait too long, and for whom.
     pub fn complain(&mut self) {
         let (patience, clock) = (self.settings.patience, self.clock);
         let late: Vec<(u64, String)> = self
@@ -267,7 +268,7 @@ fn read(device: &Device, address: u64, out: &mut [u8]) -> Result<(), LaunchError
     if out.is_empty() { Ok(()) } else { device.read(address, out) }
 }
 
-/// Counts on; the number before.
+/// Increases a number and returns the old one.
 fn next(number: &mut u64) -> u64 {
     *number += 1;
     *number - 1

@@ -6,7 +6,7 @@ use crate::tasks::Op;
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::{c_int, c_void};
 
-/// Shared memory of a block that needs no leave.
+/// Bytes of shared memory that a block may have without setting an attribute.
 const SHARED: u64 = 48 << 10;
 
 impl State {
@@ -22,7 +22,7 @@ impl State {
         refuse(CUresult::CUDA_ERROR_INVALID_DEVICE, format!("there is no GPU {ordinal}"))
     }
 
-    /// Asks for all that was issued on a stream; whether it is done.
+    /// Asks for all work on a stream. Returns whether it is done.
     pub fn waited_for(&mut self, on: u64) -> Cuda<bool> {
         let stream = self.stream(on)?;
         let (tail, capture) = (stream.tail.clone(), stream.capture.as_ref().map(|c| c.0));
@@ -39,7 +39,7 @@ impl State {
         Ok(done)
     }
 
-    /// Whether a copy can be made.
+    /// Checks that a copy can be made.
     pub fn copied(&self, device: u64, host: u64, bytes: u64) -> Cuda {
         let context = self.current()?;
         self.on_device(context, device, bytes)?;
@@ -123,8 +123,8 @@ impl State {
         }
     }
 
-    /// What launches a kernel, whose parameters each have a place. As one buffer drivers misread them where the first
-    /// is aligned to more than 16 bytes.
+    /// The launch of a kernel with one pointer for each parameter. Drivers misread one buffer of all parameters where
+    /// the first is aligned to more than 16 bytes.
     pub fn launch(
         &mut self,
         function: u64,

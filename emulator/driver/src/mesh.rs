@@ -1,5 +1,5 @@
-//! Processes that know each other: a socket between each two of them, by default in the namespace of the machine. Messages are read by a thread for each and kept until an
-//! exchange takes them; whose socket ends is gone.
+//! Processes that know each other: a socket between each two of them, by default in the namespace of the machine.
+//! Messages are read by a thread for each and kept until an exchange takes them; whose socket ends is gone.
 
 use crate::state::{Nccl, Refused, lock, notify, refuse};
 use cudarc::nccl::sys::ncclResult_t;
@@ -16,27 +16,30 @@ use std::time::Duration;
 
 const AGAIN: Duration = Duration::from_millis(2);
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// What a member gives to a collective.
+pub enum MessageKind {
+    /// A member's part of a collective.
     Part,
-    /// A sender has come, a receiver has; what is sent.
+    /// A sender has come.
     Offer,
+    /// A receiver has come.
     Ready,
+    /// The data of a message.
     Data,
-    /// What a member says to a split.
+    /// A member's arguments of a split.
     Split,
-    /// A member comes to the first use of a way to another.
+    /// A member comes to the first use of a connection to another.
     Connect,
 }
 
-const KINDS: [Kind; 6] = [Kind::Part, Kind::Offer, Kind::Ready, Kind::Data, Kind::Split, Kind::Connect];
+const KINDS: [MessageKind; 6] =
+    [MessageKind::Part, MessageKind::Offer, MessageKind::Ready, MessageKind::Data, MessageKind::Split, MessageKind::Connect];
 
-/// Communicator, kind, who sent it, and which it is of those.
-pub type Key = (u64, Kind, usize, u64);
+/// The communicator, the kind, the sender, and the message's number among these.
+pub type Key = (u64, MessageKind, usize, u64);
 
-/// What both must agree on, and bytes.
+/// The properties that both ends must agree on, and the bytes.
 pub type Message = (String, Vec<u8>);
 
 pub struct Mesh {
@@ -47,8 +50,8 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Sends to another, or to itself.
-    pub fn post(&mut self, to: usize, comm: u64, kind: Kind, number: u64, terms: &str, data: &[u8]) {
+    /// Sends a message to another member, or to itself.
+    pub fn post(&mut self, to: usize, comm: u64, kind: MessageKind, number: u64, terms: &str, data: &[u8]) {
         let Some(sender) = &self.to[to] else {
             self.inbox.insert((comm, kind, to, number), (terms.into(), data.to_vec()));
             return;
@@ -61,13 +64,13 @@ impl Mesh {
         }
     }
 
-    /// Whether all has been written that was sent.
+    /// Whether all messages have been written to sockets.
     pub fn is_flushed(&self) -> bool {
         self.unsent.load(Ordering::Relaxed) == 0
     }
 }
 
-/// In the machine's namespace of names, or a file in a directory.
+/// An address in the machine's abstract namespace, or a file in a directory.
 fn address(sockets: Option<&Path>, name: &str) -> io::Result<SocketAddr> {
     match sockets {
         Some(dir) => SocketAddr::from_pathname(dir.join(name)),
@@ -75,14 +78,14 @@ fn address(sockets: Option<&Path>, name: &str) -> io::Result<SocketAddr> {
     }
 }
 
-/// Which GPU of all machines, these told apart by their names.
+/// The number of a GPU among those of all machines, which are told apart by their names.
 fn identity(gpu: i32) -> io::Result<u64> {
     let mut hasher = DefaultHasher::new();
     (std::fs::read("/proc/sys/kernel/hostname")?, gpu).hash(&mut hasher);
     Ok(hasher.finish())
 }
 
-/// Where those of an id begin; it lasts as long as the process that made the id.
+/// The socket at which members with an id meet. It lasts as long as the process that made the id.
 pub fn root(sockets: Option<&Path>, id: &str) -> io::Result<UnixListener> {
     UnixListener::bind_addr(&address(sockets, id)?)
 }
@@ -155,7 +158,7 @@ pub fn connect(sockets: Option<&Path>, id: &str, count: usize, me: usize, gpu: i
     }
 }
 
-/// Reads and writes from now on.
+/// Starts the threads that read and write.
 pub fn start(id: u64, sockets: Vec<Option<UnixStream>>) -> io::Result<Mesh> {
     let unsent = Arc::new(AtomicUsize::new(0));
     let mut to = vec![];
@@ -182,7 +185,7 @@ pub fn start(id: u64, sockets: Vec<Option<UnixStream>>) -> io::Result<Mesh> {
         let left = unsent.clone();
         std::thread::spawn(move || {
             for bytes in receiver {
-                // Who does not read any more is gone, which the reader finds.
+                // If the peer no longer reads, it is gone, which the reading thread finds out.
                 let _ = socket.write_all(&bytes);
                 left.fetch_sub(1, Ordering::Relaxed);
                 notify();

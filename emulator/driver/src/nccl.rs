@@ -2,8 +2,8 @@
 #![expect(clippy::missing_safety_doc, reason = "the header's functions are documented by NVIDIA")]
 
 use crate::collective::{Dtype, Reduce};
-use crate::comm::Place;
-use crate::exchange::{Call, What};
+use crate::comm::CommOutput;
+use crate::exchange::{Call, ExchangeKind};
 use crate::mesh::root;
 use crate::state::{Nccl, State, answer, refuse};
 use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
@@ -14,11 +14,11 @@ use std::time::SystemTime;
 const GOOD: ncclResult_t = ncclResult_t::ncclSuccess;
 const ON_ITS_WAY: ncclResult_t = ncclResult_t::ncclInProgress;
 const INVALID: ncclResult_t = ncclResult_t::ncclInvalidArgument;
-/// What marks a configuration as initialised; its least size, that of NCCL 2.18.
+/// The mark of an initialised configuration, and its least size, which is that of NCCL 2.18.
 const MAGIC: u32 = 0xcafe_beef;
 const LEAST: usize = 48;
 
-/// How many groups this thread has begun, and what it has asked for in them.
+/// The number of groups that this thread has begun, and the calls in them.
 struct Group {
     depth: u32,
     calls: Vec<(u64, u64, Call)>,
@@ -49,7 +49,7 @@ fn put<T>(to: *mut T, value: T) -> Nccl {
     Ok(())
 }
 
-/// A configuration as far as it is modelled.
+/// Checks a configuration, as far as it is modelled.
 fn check(config: *const ncclConfig_t) -> Nccl {
     if config.is_null() {
         return refuse(INVALID, "communicators that block are not modelled");
@@ -91,7 +91,7 @@ functions! {
     fn ncclCommSplit(comm: ncclComm_t, color: c_int, key: c_int, new: *mut ncclComm_t, config: *mut ncclConfig_t) -> ON_ITS_WAY |state| {
         check(config)?;
         put(new, std::ptr::null_mut())?;
-        state.split(comm as u64, color, key, Place(new))
+        state.split(comm as u64, color, key, CommOutput(new))
     }
     fn ncclCommGetAsyncError(comm: ncclComm_t, result: *mut ncclResult_t) -> GOOD |state| {
         let found = state.look(comm as u64)?;
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
     })
 }
 
-/// Asks for one call, now or with its group.
+/// Asks for one call, now or at the end of its group.
 fn ask(name: &str, comm: ncclComm_t, stream: cudaStream_t, dtype: u32, call: impl FnOnce(Dtype) -> Nccl<Call>) -> ncclResult_t {
     let grouped = GROUP.with_borrow(|g| g.depth > 0);
     answer(name, if grouped { GOOD } else { ON_ITS_WAY }, |state| {
@@ -168,15 +168,15 @@ fn reduction(op: u32) -> Nccl<Reduce> {
 /// Sends `count` elements to the rank `peer`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSend(from: *const c_void, count: usize, ty: u32, peer: c_int, comm: ncclComm_t, on: cudaStream_t) -> ncclResult_t {
-    let what = What::Send(peer as usize);
-    ask("ncclSend", comm, on, ty, |dtype| Ok(Call { what, dtype, count: count as u64, from: from as u64, to: 0 }))
+    let kind = ExchangeKind::Send(peer as usize);
+    ask("ncclSend", comm, on, ty, |dtype| Ok(Call { kind, dtype, count: count as u64, from: from as u64, to: 0 }))
 }
 
 /// Receives `count` elements from the rank `peer`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRecv(to: *mut c_void, count: usize, ty: u32, peer: c_int, comm: ncclComm_t, on: cudaStream_t) -> ncclResult_t {
-    let what = What::Recv(peer as usize);
-    ask("ncclRecv", comm, on, ty, |dtype| Ok(Call { what, dtype, count: count as u64, from: 0, to: to as u64 }))
+    let kind = ExchangeKind::Recv(peer as usize);
+    ask("ncclRecv", comm, on, ty, |dtype| Ok(Call { kind, dtype, count: count as u64, from: 0, to: to as u64 }))
 }
 
 /// Puts `count` elements of every rank, in the order of ranks, on all of them.
@@ -189,8 +189,8 @@ pub unsafe extern "C" fn ncclAllGather(
     comm: ncclComm_t,
     on: cudaStream_t,
 ) -> ncclResult_t {
-    let what = What::AllGather;
-    ask("ncclAllGather", comm, on, ty, |dtype| Ok(Call { what, dtype, count: count as u64, from: from as u64, to: to as u64 }))
+    let kind = ExchangeKind::AllGather;
+    ask("ncclAllGather", comm, on, ty, |dtype| Ok(Call { kind, dtype, count: count as u64, from: from as u64, to: to as u64 }))
 }
 
 /// Reduces `count` elements over all ranks; all have the result.
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn ncclAllReduce(
     on: cudaStream_t,
 ) -> ncclResult_t {
     ask("ncclAllReduce", comm, on, ty, |dtype| {
-        Ok(Call { what: What::AllReduce(reduction(op)?), dtype, count: count as u64, from: from as u64, to: to as u64 })
+        Ok(Call { kind: ExchangeKind::AllReduce(reduction(op)?), dtype, count: count as u64, from: from as u64, to: to as u64 })
     })
 }
 
@@ -221,6 +221,6 @@ pub unsafe extern "C" fn ncclReduceScatter(
     on: cudaStream_t,
 ) -> ncclResult_t {
     ask("ncclReduceScatter", comm, on, ty, |dtype| {
-        Ok(Call { what: What::ReduceScatter(reduction(op)?), dtype, count: count as u64, from: from as u64, to: to as u64 })
+        Ok(Call { kind: ExchangeKind::ReduceScatter(reduction(op)?), dtype, count: count as u64, from: from as u64, to: to as u64 })
     })
 }

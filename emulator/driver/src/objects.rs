@@ -3,7 +3,7 @@
 use crate::capture::Capture;
 use crate::state::{Cuda, State, refuse, say};
 use crate::tasks::TaskId;
-use crate::touched::Touched;
+use crate::touched::AccessMap;
 use cudarc::driver::sys::CUresult;
 use emulator::Device;
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 /// A GPU's primary context.
 pub struct Context {
     pub ordinal: i32,
-    /// How often it has been retained and not given back.
+    /// How often the context was retained and not released.
     pub uses: u32,
     pub device: Device,
     /// Bytes by address.
     pub allocations: BTreeMap<u64, u64>,
-    /// What work did to them.
-    pub touched: Touched,
-    /// What went wrong in it, after which nothing is done any more.
+    /// The last accesses to device memory.
+    pub touched: AccessMap,
+    /// The error after which nothing is done in the context any more.
     pub failed: Option<CUresult>,
 }
 
@@ -34,16 +34,17 @@ pub struct Function {
     /// Offset and bytes of each parameter, and the bytes of all.
     pub parameters: Vec<(u64, u64)>,
     pub parameter_bytes: u64,
-    /// Of a block: threads at most, bytes that it always has.
+    /// The most threads of a block.
     pub threads: Option<[u32; 3]>,
     pub threads_exact: bool,
+    /// Static shared memory of a block.
     pub shared_bytes: u64,
-    /// Dynamic shared memory that it may be launched with.
+    /// The most dynamic shared memory of a launch.
     pub most_shared: u64,
 }
 
 impl Function {
-    /// Registers of a thread, were one block to have all of a multiprocessor.
+    /// Registers of a thread if one block had all of a multiprocessor.
     pub fn registers(&self) -> i32 {
         let threads = self.threads.map_or(1024, |[x, y, z]| x * y * z).max(1);
         (65_536 / threads / 8 * 8).min(255) as i32
@@ -52,16 +53,16 @@ impl Function {
 
 pub struct Stream {
     pub context: u64,
-    /// What comes next on it is after these.
+    /// The tasks after which the next one on the stream comes.
     pub tail: Vec<TaskId>,
-    /// A capture that it takes part in, and the nodes after which its next one is.
+    /// The capture that the stream takes part in, and the nodes after which its next one comes.
     pub capture: Option<(u64, Vec<u64>)>,
 }
 
 pub enum Recorded {
     Never,
     Tasks(Vec<TaskId>),
-    /// In a capture.
+    /// Recorded in a capture, after these nodes.
     Nodes(u64, Vec<u64>),
 }
 
@@ -74,7 +75,7 @@ pub struct Event {
 pub struct Host {
     pub context: u64,
     pub bytes: u64,
-    /// What it owns; nothing of memory that the program lends.
+    /// The memory, if the driver allocated it; `None` if the program lent it.
     data: Option<*mut [u64]>,
 }
 
@@ -90,17 +91,17 @@ impl Drop for Host {
     }
 }
 
-/// Whether a range lies within one of those by address.
+/// Whether a range lies within one of the ranges by address.
 fn lies_in(all: &BTreeMap<u64, u64>, address: u64, bytes: u64) -> bool {
     let near = all.range(..=address).next_back();
     near.is_some_and(|(start, size)| address - start <= *size && bytes <= size - (address - start))
 }
 
-/// Of streams; the least is 0.
+/// The greatest priority of a stream; the least is 0.
 pub const GREATEST_PRIORITY: i32 = -5;
 
 impl State {
-    /// A stream of the current context.
+    /// A new stream of the current context.
     pub fn new_stream(&mut self, flags: u32) -> Cuda<u64> {
         let context = self.current()?;
         if flags != 1 {
@@ -137,7 +138,7 @@ impl State {
         }
     }
 
-    /// Device memory within one allocation.
+    /// Checks that device memory lies within one allocation.
     pub fn on_device(&self, context: u64, address: u64, bytes: u64) -> Cuda {
         let allocations = &self.contexts[&context].allocations;
         if lies_in(allocations, address, bytes) {
@@ -154,11 +155,12 @@ impl State {
             let why = format!("{bytes} bytes at {address:#x} of the host's memory are not pinned, or not any more");
             return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, why);
         }
-        // SAFETY: within an allocation; the program leaves alone what copies touch that are under way, which is what is being checked.
+        // SAFETY: within an allocation; the program leaves alone what copies touch that are under way, which is what
+        // is being checked.
         Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes as usize) })
     }
 
-    /// Refuses what a thread may not do while it captures, and then the capture is of no use any more.
+    /// Refuses a call that a thread may not make while it captures. The capture is then invalid.
     pub fn not_while_capturing(&mut self) -> Cuda {
         let thread = std::thread::current().id();
         match self.captures.values_mut().find(|c| c.forbids(thread)) {
@@ -206,7 +208,7 @@ impl State {
         }
     }
 
-    /// Pinned memory, that nobody has written.
+    /// Allocates pinned memory, which nobody has written.
     pub fn allocate_host(&mut self, bytes: u64) -> Cuda<u64> {
         let context = self.current()?;
         self.not_while_capturing()?;
@@ -234,13 +236,13 @@ impl State {
         Ok(())
     }
 
-    /// Pinned memory is no more, be it allocated or lent.
-    pub fn free_host(&mut self, address: u64, lent: Lent) -> Cuda {
+    /// Frees pinned memory, or unpins memory of the program's own.
+    pub fn free_host(&mut self, address: u64, lent: HostMemoryOwner) -> Cuda {
         self.current()?;
         self.not_while_capturing()?;
         let (was, what, code) = match lent {
-            Lent::ByProgram => (false, "registered", CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
-            Lent::ByDriver => (true, "pinned", CUresult::CUDA_ERROR_INVALID_VALUE),
+            HostMemoryOwner::ByProgram => (false, "registered", CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
+            HostMemoryOwner::ByDriver => (true, "pinned", CUresult::CUDA_ERROR_INVALID_VALUE),
         };
         let Some(host) = self.hosts.get(&address).filter(|h| h.data.is_some() == was) else {
             return refuse(code, format!("{address:#x} is no {what} memory, or not any more"));
@@ -258,7 +260,7 @@ impl State {
         Ok(())
     }
 
-    /// A use of a GPU's context less; with the last all that is in it is gone.
+    /// Releases a use of a GPU's context. With the last use all that is in it is gone.
     pub fn release(&mut self, ordinal: i32) -> Cuda {
         let Some(handle) = self.primary.get(&ordinal).copied() else {
             return refuse(CUresult::CUDA_ERROR_INVALID_CONTEXT, "its context has not been retained");
@@ -296,7 +298,7 @@ impl State {
         self.hosts.retain(|_, h| h.context != handle);
         let tasks = &self.tasks;
         self.open.retain(|id, _| !tasks.is_done(*id));
-        // After a failure nothing can be given back in order.
+        // After a failure, the program cannot free things in order.
         if !left.is_empty() && !failed {
             say(&format!("the context is given back with {}", left.join(", ")));
         }
@@ -304,12 +306,12 @@ impl State {
     }
 }
 
-/// Whose pinned memory is.
+/// Who owns pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lent {
+pub enum HostMemoryOwner {
     ByDriver,
     ByProgram,
 }
 
-/// Bytes of a GPU.
+/// Bytes of a GPU's memory.
 pub const MEMORY: u64 = 80 << 30;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Of a process, read once.
+/// The settings of a process, read once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// GPUs (`EMULATED_GPUS`, 1).
@@ -12,26 +12,29 @@ pub struct Settings {
     pub capability: [i32; 2],
     /// Their multiprocessors (`EMULATED_GPU_MULTIPROCESSORS`, 132).
     pub multiprocessors: i32,
-    /// Of the order in which streams run (`EMULATED_GPU_SEED`): 0 for what was issued last first, others for random ones.
+    /// The seed of the order in which streams run (`EMULATED_GPU_SEED`): 0 runs what was issued last first, others
+    /// are random.
     pub seed: u64,
     /// Threads that execute a kernel (`EMULATED_GPU_THREADS`, 1).
     pub threads: usize,
-    /// As the driver says it (`EMULATED_DRIVER_VERSION`, 12040 for CUDA 12.4).
+    /// The version that the driver reports (`EMULATED_DRIVER_VERSION`, 12040 for CUDA 12.4).
     pub driver: i32,
-    /// As NCCL says it (`EMULATED_NCCL_VERSION`, 22203).
+    /// The version that NCCL reports (`EMULATED_NCCL_VERSION`, 22203).
     pub nccl: i32,
     /// How long an exchange waits for other ranks until it is reported, in seconds (`EMULATED_NCCL_PATIENCE`, 120).
     pub patience: Duration,
-    /// A directory in which machines that share files meet (`EMULATED_NCCL_SOCKETS`); else processes do in the machine's namespace of names.
+    /// A directory in which machines that share files meet (`EMULATED_NCCL_SOCKETS`); else processes do in the
+    /// machine's namespace of names.
     pub sockets: Option<PathBuf>,
-    /// Which `cuStreamWaitEvent` of a process is not heeded, counted from 0 (`EMULATED_GPU_FORGETS`): so tests learn whether what waits are for is noticed.
+    /// The number of the `cuStreamWaitEvent` that is ignored, from 0 (`EMULATED_GPU_FORGETS`). With it tests learn
+    /// whether a missing wait is noticed.
     pub forgets: Option<u64>,
     /// Whether races on GPUs' memory are looked for, of warps, blocks and streams (`EMULATED_GPU_RACES`, 1).
     pub watches: bool,
 }
 
 impl Settings {
-    /// What variables say, by their names; what they do not say, or not in numbers, is as usual.
+    /// Reads the settings from variables. Settings that are missing or no numbers keep their defaults.
     pub fn new(variable: impl Fn(&str) -> Option<String>) -> Settings {
         let number = |name: &str, usual: u64| variable(name).and_then(|v| v.parse().ok()).unwrap_or(usual);
         let capability = variable("EMULATED_GPU_CAPABILITY").and_then(|v| {

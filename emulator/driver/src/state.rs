@@ -3,13 +3,13 @@
 use crate::capture::{Capture, Exec, Graph};
 use crate::clocks::Clocks;
 use crate::comm::Comm;
-use crate::exchange::Open;
+use crate::exchange::OpenExchange;
 use crate::mesh::Mesh;
 use crate::objects::{Context, Event, Function, Host, Module, Stream};
 use crate::settings::Settings;
 use crate::tasks::{Op, TaskId, Tasks};
-use crate::touched::Touched;
-use crate::watching::Touches;
+use crate::touched::AccessMap;
+use crate::watching::WorkAccesses;
 use cudarc::driver::sys::CUresult;
 use cudarc::nccl::sys::ncclResult_t;
 use emulator::{Launch, LaunchError};
@@ -23,17 +23,17 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// With what every line begins that this library writes.
+/// The beginning of every line that this library writes.
 pub const MARK: &str = "emulated driver: ";
 
-/// Who waits looks again after so long.
+/// The time after which a waiting thread looks again.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Why a call is refused.
 #[derive(Debug)]
 pub struct Refused<C> {
     pub code: C,
-    /// Nothing where that is no mistake.
+    /// The reason; empty where the refusal is no mistake.
     pub why: String,
 }
 
@@ -49,7 +49,7 @@ pub struct State {
     pub initialised: bool,
     /// Waits of streams for events that were asked for.
     pub waits: u64,
-    /// How long this process has run, when it was looked at last: while it is stopped nobody waits in vain.
+    /// How long this process had run when it was looked at last. While the process is stopped nobody waits in vain.
     pub clock: Duration,
     looked: Instant,
     /// Handles and numbers are never used twice, so what is gone is known as such.
@@ -68,17 +68,17 @@ pub struct State {
     pub hosts: BTreeMap<u64, Host>,
     pub tasks: Tasks,
     pub clocks: Clocks,
-    /// How many clocks there are until some are forgotten.
+    /// The number of clocks at which old ones are forgotten.
     pub clocks_kept: usize,
     /// What work did to pinned memory.
-    pub on_host: Touched,
+    pub on_host: AccessMap,
     pub comms: BTreeMap<u64, Comm>,
     pub meshes: BTreeMap<u64, Mesh>,
     /// The exchange that was issued last, by context.
     pub exchanges: HashMap<u64, TaskId>,
     /// Exchanges that have been begun.
-    pub open: BTreeMap<TaskId, Open>,
-    /// Of ids that this process made.
+    pub open: BTreeMap<TaskId, OpenExchange>,
+    /// The sockets of ids that this process made.
     pub roots: Vec<UnixListener>,
 }
 
@@ -93,7 +93,7 @@ thread_local! {
     static SAID: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// What this thread's last call that was refused said.
+/// The reason that this thread's last refused call gave.
 pub fn last_words() -> String {
     SAID.with_borrow(String::clone)
 }
@@ -120,12 +120,12 @@ fn shared() -> &'static Shared {
     })
 }
 
-/// Does what is needed, for ever.
+/// Does tasks that are needed, for ever.
 fn work() {
     let mut state = lock();
     loop {
         if state.step() {
-            // Others get their turn.
+            // Unlocks the state so that calls can get it.
             drop(state);
             shared().moved.notify_all();
             state = lock();
@@ -139,7 +139,7 @@ pub fn lock() -> MutexGuard<'static, State> {
     shared().state.lock().unwrap_or_else(|held| held.into_inner())
 }
 
-/// Until something changes, or a little while.
+/// Waits until something changes, or for a little while.
 pub fn wait(state: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
     shared().moved.wait_timeout(state, TICK).unwrap_or_else(|held| held.into_inner()).0
 }
@@ -190,7 +190,7 @@ impl State {
             tasks: Tasks::new(seed),
             clocks: Clocks::default(),
             clocks_kept: 0,
-            on_host: Touched::default(),
+            on_host: AccessMap::default(),
             comms: BTreeMap::new(),
             meshes: BTreeMap::new(),
             exchanges: HashMap::new(),
@@ -217,13 +217,13 @@ impl State {
             return refuse(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED, "this thread's context has been given back");
         };
         match context.failed {
-            // It was said when it happened.
+            // The failure was reported when it happened.
             Some(code) => refuse(code, ""),
             None => Ok(handle),
         }
     }
 
-    /// One step of what is needed; whether there was one.
+    /// Does one step of what is needed. Returns whether there was one.
     fn step(&mut self) -> bool {
         self.clock += self.looked.elapsed().min(2 * TICK);
         self.looked = Instant::now();
@@ -246,7 +246,7 @@ impl State {
         true
     }
 
-    /// A context in which something failed does nothing any more.
+    /// Marks a context as failed: it does nothing any more.
     pub fn fails(&mut self, context: u64, code: CUresult, why: &str) {
         say(why);
         if let Some(c) = self.contexts.get_mut(&context) {
@@ -257,7 +257,7 @@ impl State {
         self.open.retain(|id, _| !tasks.is_done(*id));
     }
 
-    /// Does a task, or begins one that others take part in; whether it is done.
+    /// Does a task, or begins one that others take part in. Returns whether it is done.
     fn execute(&mut self, id: TaskId, context: u64, op: &Op) -> Cuda<bool> {
         let (touches, name) = self.touches(op);
         self.watch(id, context, &touches, &name)?;
@@ -270,7 +270,7 @@ impl State {
                 let kernel = module.code.kernel(&function.name).expect("invariant: the function was found in it");
                 let launch = Launch { grid: *grid, threads: *threads, shared: *shared };
                 match device.launch_watched(kernel, launch, parameters) {
-                    Ok((_, ranges)) => self.watch(id, context, &Touches::of_kernel(&ranges), &name)?,
+                    Ok((_, ranges)) => self.watch(id, context, &WorkAccesses::of_kernel(&ranges), &name)?,
                     Err(e) => return refuse(CUresult::CUDA_ERROR_LAUNCH_FAILED, e.to_string()),
                 }
             }
@@ -288,9 +288,10 @@ impl State {
                 device.read(*from, &mut data).and_then(|()| device.write(*to, &data)).map_err(outside)?;
             }
             Op::Call { function, data } => {
-                // SAFETY: the program gave both for this; a function that calls the driver, which it must not, waits for ever.
+                // SAFETY: the program gave both for this; a function that calls the driver, which it must not, waits
+                // for ever.
                 unsafe { transmute::<usize, unsafe extern "C" fn(*mut c_void)>(*function as usize)(*data as *mut c_void) };
-                // It may tell others what is over.
+                // The function may tell other threads that work is over.
                 self.clocks.known_to_host(id);
             }
             Op::Exchange { comm, calls } => {

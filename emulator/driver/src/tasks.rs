@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 pub type TaskId = u64;
 
-/// Something for a GPU. Addresses are of its memory, or of pinned memory of the host.
+/// An operation of a GPU. Addresses are in its memory, or in pinned memory of the host.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     Launch {
@@ -42,7 +42,7 @@ pub enum Op {
         function: u64,
         data: u64,
     },
-    /// What a communicator does at once.
+    /// Exchanges that a communicator does at once.
     Exchange {
         comm: u64,
         calls: Arc<Vec<Call>>,
@@ -73,8 +73,9 @@ impl Op {
 pub struct Task {
     pub context: u64,
     pub op: Op,
-    /// Those before it that are not done, and those that wait for it.
+    /// The tasks before it that are not done.
     before: Vec<TaskId>,
+    /// The tasks that wait for it.
     then: Vec<TaskId>,
     waits: usize,
     needed: bool,
@@ -83,10 +84,10 @@ pub struct Task {
 /// Numbered as issued.
 pub struct Tasks {
     all: BTreeMap<TaskId, Task>,
-    /// Nothing is before them, and they have not been begun.
+    /// Tasks with nothing before them that have not been begun.
     ready: BTreeSet<TaskId>,
     next: TaskId,
-    /// No number if what was issued last goes first.
+    /// The state of the random order; `None` if what was issued last goes first.
     random: Option<u64>,
 }
 
@@ -129,13 +130,13 @@ impl Tasks {
             if id == other {
                 return true;
             }
-            // What comes before has a lower number.
+            // Tasks that come before have lower numbers.
             open.extend(self.all.get(&id).iter().flat_map(|t| &t.before).filter(|b| **b >= other && seen.insert(**b)));
         }
         self.is_done(other)
     }
 
-    /// Somebody waits for it, and so for all that is before it.
+    /// Notes that somebody waits for a task, and so for all tasks before it.
     pub fn need(&mut self, id: TaskId) {
         let mut open = vec![id];
         while let Some(id) = open.pop() {
@@ -146,7 +147,7 @@ impl Tasks {
         }
     }
 
-    /// What to begin now: of those that are needed and can be, one.
+    /// Takes one of the tasks that are needed and ready.
     pub fn take(&mut self) -> Option<TaskId> {
         let can: Vec<TaskId> = self.ready.iter().copied().filter(|id| self.all[id].needed).collect();
         let last = can.len().checked_sub(1)?;
@@ -176,7 +177,7 @@ impl Tasks {
         }
     }
 
-    /// Gives up all of a context's.
+    /// Drops all tasks of a context.
     pub fn forget(&mut self, context: u64) {
         self.all.retain(|_, t| t.context != context);
         self.ready.retain(|id| self.all.contains_key(id));
@@ -189,7 +190,7 @@ mod tests {
 
     fn order(seed: u64, needed: TaskId) -> Vec<TaskId> {
         let mut tasks = Tasks::new(seed);
-        // 2 after 1, 4 after 3 and 2, 5 by itself.
+        // Task 2 comes after 1, task 4 after 2 and 3, and task 5 after none.
         for before in [vec![], vec![1], vec![], vec![2, 3], vec![]] {
             tasks.add(0, Op::Join, &before);
         }

@@ -19,25 +19,25 @@ impl PartialEq for Work {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AccessKind {
     Read,
     Write,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Part {
+struct TouchedRange {
     end: u64,
     written: Option<Work>,
-    /// Who has read it since.
+    /// The work that has read it since.
     read: Vec<Work>,
 }
 
-/// By first address; parts are apart.
+/// The last accesses to ranges of memory, by first address. Ranges do not overlap.
 #[derive(Default)]
-pub struct Touched(BTreeMap<u64, Part>);
+pub struct AccessMap(BTreeMap<u64, TouchedRange>);
 
-impl Touched {
-    /// Makes an address one where parts begin.
+impl AccessMap {
+    /// Splits the range around an address there.
     fn cut(&mut self, at: u64) {
         if let Some((_, part)) = self.0.range_mut(..at).next_back().filter(|(_, p)| p.end > at) {
             let behind = part.clone();
@@ -50,17 +50,17 @@ impl Touched {
     ///
     /// # Errors
     /// Where, and what, nothing orders with it.
-    pub fn note(&mut self, [start, end]: [u64; 2], kind: Kind, work: &Work, clock: &Clock) -> Result<(), String> {
+    pub fn note(&mut self, [start, end]: [u64; 2], kind: AccessKind, work: &Work, clock: &Clock) -> Result<(), String> {
         if start >= end {
             return Ok(());
         }
         self.cut(start);
         self.cut(end);
         for (at, part) in self.0.range(start..end) {
-            let readers = part.read.iter().filter(|_| kind == Kind::Write).map(|r| (r, "read"));
+            let readers = part.read.iter().filter(|_| kind == AccessKind::Write).map(|r| (r, "read"));
             let mut others = part.written.iter().map(|w| (w, "written")).chain(readers);
             if let Some((other, done)) = others.find(|(o, _)| !o.moment.is_before(clock)) {
-                let does = if kind == Kind::Write { "writes" } else { "reads" };
+                let does = if kind == AccessKind::Write { "writes" } else { "reads" };
                 return Err(format!(
                     "race between streams: {} {does} {at:#x} to {:#x}, which is {done} by {}, and no event, stream or wait of the host orders them",
                     work.name, part.end, other.name
@@ -68,12 +68,12 @@ impl Touched {
             }
         }
         match kind {
-            Kind::Write => {
+            AccessKind::Write => {
                 let old: Vec<u64> = self.0.range(start..end).map(|(at, _)| *at).collect();
                 old.iter().for_each(|at| drop(self.0.remove(at)));
-                self.0.insert(start, Part { end, written: Some(work.clone()), read: vec![] });
+                self.0.insert(start, TouchedRange { end, written: Some(work.clone()), read: vec![] });
             }
-            Kind::Read => self.read(start, end, work, clock),
+            AccessKind::Read => self.read(start, end, work, clock),
         }
         self.join(start, end);
         Ok(())
@@ -86,17 +86,17 @@ impl Touched {
                 gaps.push((at, *from));
             }
             at = part.end;
-            // Who comes after this comes after what is before it.
+            // Later work that is ordered after this reader is also ordered after the readers before it.
             part.read.retain(|r| !r.moment.is_before(clock));
             part.read.push(work.clone());
         }
         if at < end {
             gaps.push((at, end));
         }
-        self.0.extend(gaps.into_iter().map(|(from, end)| (from, Part { end, written: None, read: vec![work.clone()] })));
+        self.0.extend(gaps.into_iter().map(|(from, end)| (from, TouchedRange { end, written: None, read: vec![work.clone()] })));
     }
 
-    /// Makes one of neighbours that are alike.
+    /// Joins equal neighbours.
     fn join(&mut self, start: u64, end: u64) {
         let before = self.0.range(..start).next_back().map_or(start, |(at, _)| *at);
         let mut all = self.0.range(before..=end).map(|(at, _)| *at).collect::<Vec<_>>().into_iter();
@@ -129,26 +129,26 @@ mod tests {
     #[test]
     fn ranges_that_overlap_are_ordered() {
         let mut clocks = Clocks::default();
-        // 2 and 3 after 1, 4 after 2.
+        // Tasks 2 and 3 come after 1, and task 4 after 2.
         for (task, before) in [(1, vec![]), (2, vec![1]), (3, vec![1]), (4, vec![2])] {
             clocks.add(task, &before);
         }
-        let mut touched = Touched::default();
+        let mut touched = AccessMap::default();
         let mut note = |task, range, kind| {
             let (moment, clock) = clocks.of(task).expect("it is there");
             touched.note(range, kind, &Work { moment, name: format!("work {task}").into() }, &clock)
         };
-        assert_eq!(note(1, [0, 100], Kind::Write), Ok(()));
-        assert_eq!(note(2, [10, 20], Kind::Write), Ok(()));
-        assert_eq!(note(3, [20, 30], Kind::Read), Ok(()));
-        assert_eq!(note(4, [0, 20], Kind::Read), Ok(()));
-        assert_eq!(note(4, [90, 120], Kind::Read), Ok(()));
-        assert_eq!(note(3, [100, 110], Kind::Read), Ok(()), "all may read");
-        let error = note(3, [0, 25], Kind::Read).expect_err("3 is not after 2");
+        assert_eq!(note(1, [0, 100], AccessKind::Write), Ok(()));
+        assert_eq!(note(2, [10, 20], AccessKind::Write), Ok(()));
+        assert_eq!(note(3, [20, 30], AccessKind::Read), Ok(()));
+        assert_eq!(note(4, [0, 20], AccessKind::Read), Ok(()));
+        assert_eq!(note(4, [90, 120], AccessKind::Read), Ok(()));
+        assert_eq!(note(3, [100, 110], AccessKind::Read), Ok(()), "all may read");
+        let error = note(3, [0, 25], AccessKind::Read).expect_err("3 is not after 2");
         assert!(error.contains("work 3 reads 0xa to 0x14, which is written by work 2"), "{error}");
-        let error = note(4, [25, 26], Kind::Write).expect_err("4 is not after 3");
+        let error = note(4, [25, 26], AccessKind::Write).expect_err("4 is not after 3");
         assert!(error.contains("work 4 writes 0x19 to 0x1a, which is read by work 3"), "{error}");
-        assert_eq!(note(4, [30, 40], Kind::Write), Ok(()));
+        assert_eq!(note(4, [30, 40], AccessKind::Write), Ok(()));
         touched.forget(0, 200);
         assert!(touched.0.is_empty());
     }

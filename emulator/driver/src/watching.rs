@@ -4,72 +4,72 @@ use crate::exchange::Call;
 use crate::objects::Recorded;
 use crate::state::{Cuda, State, refuse};
 use crate::tasks::{Op, TaskId};
-use crate::touched::{Kind, Work};
+use crate::touched::{AccessKind, Work};
 use cudarc::driver::sys::CUresult;
 use emulator::Ranges;
 use std::collections::HashSet;
 
-/// Clocks that are kept at least before those are sought that nothing can come after any more.
+/// The number of clocks up to which none are dropped.
 const KEPT: usize = 1 << 16;
 
 /// Ranges of a GPU's memory and of the host's, read and written.
 #[derive(Default)]
-pub struct Touches {
-    device: Vec<([u64; 2], Kind)>,
-    host: Vec<([u64; 2], Kind)>,
+pub struct WorkAccesses {
+    device: Vec<([u64; 2], AccessKind)>,
+    host: Vec<([u64; 2], AccessKind)>,
 }
 
 fn range(start: u64, bytes: u64) -> [u64; 2] {
     [start, start + bytes]
 }
 
-impl Touches {
-    pub fn of_kernel(ranges: &Ranges) -> Touches {
-        let read = ranges.read.iter().map(|r| (*r, Kind::Read));
-        Touches { device: read.chain(ranges.written.iter().map(|r| (*r, Kind::Write))).collect(), host: vec![] }
+impl WorkAccesses {
+    pub fn of_kernel(ranges: &Ranges) -> WorkAccesses {
+        let read = ranges.read.iter().map(|r| (*r, AccessKind::Read));
+        WorkAccesses { device: read.chain(ranges.written.iter().map(|r| (*r, AccessKind::Write))).collect(), host: vec![] }
     }
 
-    fn of_calls(calls: &[Call], members: u64) -> Touches {
+    fn of_calls(calls: &[Call], members: u64) -> WorkAccesses {
         let both = calls.iter().flat_map(|call| {
             let [reads, writes] = call.bytes(members);
-            [(range(call.from, reads), Kind::Read), (range(call.to, writes), Kind::Write)]
+            [(range(call.from, reads), AccessKind::Read), (range(call.to, writes), AccessKind::Write)]
         });
-        Touches { device: both.collect(), host: vec![] }
+        WorkAccesses { device: both.collect(), host: vec![] }
     }
 }
 
 impl State {
-    /// What a piece of work touches, unless it is a kernel, and what it is called.
-    pub fn touches(&self, op: &Op) -> (Touches, String) {
-        let copy = |to: u64, from: u64, bytes: u64| ((range(to, bytes), Kind::Write), (range(from, bytes), Kind::Read));
+    /// The memory that a piece of work touches, unless it is a kernel, and the work's name.
+    pub fn touches(&self, op: &Op) -> (WorkAccesses, String) {
+        let copy = |to: u64, from: u64, bytes: u64| ((range(to, bytes), AccessKind::Write), (range(from, bytes), AccessKind::Read));
         match op {
             Op::Fill { address, element, count } => {
-                let device = vec![(range(*address, element.len() as u64 * count), Kind::Write)];
-                (Touches { device, host: vec![] }, "a fill".into())
+                let device = vec![(range(*address, element.len() as u64 * count), AccessKind::Write)];
+                (WorkAccesses { device, host: vec![] }, "a fill".into())
             }
             Op::ToDevice { to, from, bytes } => {
                 let (to, from) = copy(*to, *from, *bytes);
-                (Touches { device: vec![to], host: vec![from] }, "a copy from the host".into())
+                (WorkAccesses { device: vec![to], host: vec![from] }, "a copy from the host".into())
             }
             Op::ToHost { to, from, bytes } => {
                 let (to, from) = copy(*to, *from, *bytes);
-                (Touches { device: vec![from], host: vec![to] }, "a copy to the host".into())
+                (WorkAccesses { device: vec![from], host: vec![to] }, "a copy to the host".into())
             }
             Op::Copy { to, from, bytes } => {
                 let (to, from) = copy(*to, *from, *bytes);
-                (Touches { device: vec![from, to], host: vec![] }, "a copy".into())
+                (WorkAccesses { device: vec![from, to], host: vec![] }, "a copy".into())
             }
             Op::Exchange { comm, calls } => {
                 let members = self.comms.get(comm).map_or(0, |c| c.members.len() as u64);
-                (Touches::of_calls(calls, members), "an exchange".into())
+                (WorkAccesses::of_calls(calls, members), "an exchange".into())
             }
-            Op::Launch { function, .. } => (Touches::default(), self.functions.get(function).map_or_else(String::new, |f| f.name.clone())),
-            Op::Call { .. } | Op::Join => (Touches::default(), String::new()),
+            Op::Launch { function, .. } => (WorkAccesses::default(), self.functions.get(function).map_or_else(String::new, |f| f.name.clone())),
+            Op::Call { .. } | Op::Join => (WorkAccesses::default(), String::new()),
         }
     }
 
-    /// Notes what a piece of work touches.
-    pub fn watch(&mut self, task: TaskId, context: u64, touches: &Touches, name: &str) -> Cuda {
+    /// Notes the memory that a piece of work touches, and checks its order.
+    pub fn watch(&mut self, task: TaskId, context: u64, touches: &WorkAccesses, name: &str) -> Cuda {
         let Some((moment, clock)) = self.clocks.of(task).filter(|_| self.settings.watches) else { return Ok(()) };
         let work = Work { moment, name: name.into() };
         let wrong = |why: String| refuse(CUresult::CUDA_ERROR_LAUNCH_FAILED, why);
@@ -83,7 +83,7 @@ impl State {
         Ok(())
     }
 
-    /// A new piece of work after others; some may be done.
+    /// Gives a new piece of work a clock, after others that may be done.
     pub fn clock(&mut self, task: TaskId, before: &[TaskId]) {
         if !self.settings.watches {
             return;

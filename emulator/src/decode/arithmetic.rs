@@ -21,12 +21,12 @@ fn element(ty: Ty) -> Option<Element> {
     }
 }
 
-/// What arithmetic works on.
+/// The type of numbers that arithmetic works on.
 enum NumberType {
     Int(Ty),
     F32,
     F64,
-    /// 16-bit floats, so many in a register.
+    /// 16-bit floats, with the number of them in a register.
     Half(Element, u32),
     Predicate,
 }
@@ -346,7 +346,7 @@ impl Cursor<'_> {
         }
         let to = self.find(ty).ok_or_else(|| self.error("`cvt` to a type that is not supported"))?;
         let from = self.ty()?;
-        // Towards other than the nearest only where the result is an integer.
+        // Other roundings than to nearest are supported only where the result is an integer.
         if to.is_float() && !integral && round != Round::Nearest || integral && to.is_float() && from != to {
             return self.unsupported();
         }

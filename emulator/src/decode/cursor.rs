@@ -11,7 +11,7 @@ pub struct Cursor<'a> {
     scope: &'a Scope,
     pub names: &'a Names,
     pub name: &'a str,
-    /// Modifiers with whether they have been used.
+    /// Modifiers, and whether each has been used.
     modifiers: Vec<(&'a str, Cell<bool>)>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Cursor<'a> {
         self.find(ty).ok_or_else(|| self.error(format!("`{}` has no type that is supported", self.instruction.opcode)))
     }
 
-    /// How many operands there are.
+    /// The number of operands.
     pub fn count(&self) -> usize {
         self.instruction.operands.len()
     }
@@ -150,7 +150,8 @@ impl<'a> Cursor<'a> {
         if ty.bytes() == 8 { self.sd_of(o).map(Src::D) } else { self.sw_of(o).map(Src::W) }
     }
 
-    /// What a store takes: a register may be wider than the type, whose bits are then its lower ones (PTX ISA, section 9.4.1).
+    /// The source of a store. Its register may be wider than the type, whose bits are then the lower ones (PTX ISA,
+    /// section 9.4.1).
     pub fn stored(&self, o: &Operand, ty: Ty) -> Result<Src> {
         match o {
             Operand::Symbol(s) if matches!(self.scope.find(s), Some(Register::D(_))) => self.sd_of(o).map(Src::D),

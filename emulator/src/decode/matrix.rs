@@ -49,7 +49,7 @@ impl Cursor<'_> {
         self.ignore(&["sync", "aligned", "row", "col"]);
         let k = self.find(|m| [("m16n8k4", 4), ("m16n8k8", 8), ("m16n8k16", 16)].iter().find(|s| s.0 == m).map(|s| s.1));
         let k = k.ok_or_else(|| self.error("an `mma` of a shape that is not supported"))?;
-        // d, a, b, c: the first and the last are f32.
+        // The types stand in the order d, a, b, c, and both d and c must be f32.
         let sums = self.has("f32") && self.has("f32");
         let (a, b) = (self.find(element), self.find(element));
         let element = match (a, b) {

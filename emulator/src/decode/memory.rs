@@ -45,7 +45,7 @@ impl Cursor<'_> {
         }))
     }
 
-    /// What accesses say of their order. Caching is not modelled.
+    /// The memory order of an access. Caching is not modelled.
     fn order(&self) -> Order {
         self.ignore(&["ca", "cg", "cs", "cv", "lu", "wb", "wt", "nc", "weak"]);
         let both = self.has("acq_rel");
@@ -141,7 +141,7 @@ impl Cursor<'_> {
         }
         let tensor = self.has("tensor");
         let dims = self.find(|m| ["1d", "2d", "3d", "4d", "5d"].iter().position(|d| *d == m)).map(|d| d + 1);
-        // The first space is the destination's.
+        // The first space is that of the destination.
         let load = self.find(|m| space(m).map(|s| s == Space::Shared)).ok_or_else(|| self.error("a bulk copy without a destination"))?;
         self.ignore(&["global", "shared::cta", "tile", "bulk_group", "mbarrier::complete_tx::bytes", "L2::cache_hint"]);
         let coordinates = |more: &[Operand]| match more {

@@ -1,4 +1,5 @@
-//! From the tree of a module to instructions. What the emulator does not model is refused here, with its line, never ignored.
+//! From the tree of a module to instructions. What the emulator does not model is refused here, with its line, never
+//! ignored.
 
 mod arithmetic;
 mod cursor;
@@ -23,7 +24,7 @@ pub const LOCAL: u64 = 2 << 40;
 pub const PARAM: u64 = 3 << 40;
 pub const GLOBAL: u64 = 16 << 40;
 
-/// Registers of a multiprocessor, and of a thread at most, in eights.
+/// Registers of a multiprocessor, and the most registers of a thread, rounded up to a multiple of eight.
 const OF_MULTIPROCESSOR: u32 = 65_536;
 const MOST_OF_THREAD: u32 = 256;
 
@@ -79,7 +80,7 @@ impl Kernel {
     }
 }
 
-/// What names mean within a kernel.
+/// The meaning of names within a kernel.
 struct Names {
     /// Address of each variable, in its own space.
     variables: HashMap<String, u64>,
@@ -89,7 +90,7 @@ struct Names {
     counts: [usize; 3],
 }
 
-/// The registers of a block, and of the one around it.
+/// The registers of a scope, and of the scope around it.
 #[derive(Default)]
 struct Scope {
     own: RefCell<HashMap<String, Register>>,
@@ -259,7 +260,8 @@ impl<'a> Flat<'a, '_> {
     }
 }
 
-/// Marks what writes registers that a `wgmma` reads or adds to: a `wgmma.fence` belongs between the two.
+/// Marks instructions that write registers which a `wgmma` reads or adds to: a `wgmma.fence` must stand between the
+/// two.
 fn mark_wgmma(mut code: Vec<Inst>, counts: [usize; 3]) -> Vec<Inst> {
     let mut used = std::collections::HashSet::new();
     for i in &code {

@@ -54,7 +54,7 @@ impl Cursor<'_> {
         if !wait && !self.has("arrive") {
             return Err(self.error(format!("`{}` is not supported", self.instruction.opcode)));
         }
-        // `bar` is `barrier.aligned`.
+        // `bar` stands for `barrier.aligned`.
         let aligned = self.has("aligned") || self.name == "bar";
         let id = if self.count() > 0 { self.sw(0)? } else { Sw::Imm(0) };
         let threads = if self.count() > 1 { Some(self.sw(1)?) } else { None };

@@ -2,7 +2,7 @@
 
 use super::{Options, run};
 
-/// `%r3 = op(%r1, %r2)` of pairs of words.
+/// Checks `%r3 = op(%r1, %r2)` on pairs of words.
 fn check(op: &str, cases: &[(u32, u32, u32)]) {
     let mut input = vec![0; 64];
     for (k, (a, b, _)) in cases.iter().enumerate() {

@@ -27,7 +27,7 @@ fn a_trip_is_a_wait_for_what_is_loaded() {
     assert_eq!(trips(&(load(1, 0) + pointer + &store(2, 0))), 2, "an address that is loaded");
 }
 
-/// Of a loop whose body is given, which ends after `times` rounds.
+/// A kernel with a loop around a body, which ends after `times` rounds.
 fn round(before: &str, body: &str, times: u32) -> String {
     format!("{before}mov.u32 %r9, 0;\nAGAIN:\n{body}add.u32 %r9, %r9, 1;\nsetp.lt.u32 %p1, %r9, {times};\n@%p1 bra AGAIN;\n")
 }
@@ -36,7 +36,7 @@ fn round(before: &str, body: &str, times: u32) -> String {
 fn loops_wait_as_far_ahead_as_they_load() {
     let serial = round("", "ld.global.u32 %r1, [%d1];\nadd.u32 %r2, %r2, %r1;\n", 10);
     assert_eq!(trips(&serial), 3, "four rounds at a time");
-    // What meets at each round stays a round.
+    // A barrier in each round keeps the rounds apart.
     let round = |before: &str, body: &str| round(before, &format!("{body}bar.warp.sync -1;\n"), 10);
     assert_eq!(trips(&round("", "ld.global.u32 %r1, [%d1];\nadd.u32 %r2, %r2, %r1;\n")), 10);
     let ahead = round("ld.global.u32 %r1, [%d1];\n", "mov.b32 %r2, %r1;\nld.global.u32 %r1, [%d1];\nadd.u32 %r3, %r3, %r2;\n");
@@ -89,13 +89,13 @@ fn products_are_counted_by_kind_and_need_no_arithmetic() {
     }
 }
 
-/// A copy of 16 bytes a lane, of so many megabytes by all of a card's multiprocessors: its time is that of memory.
+/// A large copy of 16 bytes a lane on all of a card's multiprocessors takes as long as memory needs.
 #[test]
 fn a_large_copy_is_bound_by_memory_and_a_small_one_by_its_launch() {
     let own = "mov.u32 %r5, %ctaid.x;\nmul.wide.u32 %d2, %r5, 65536;\nadd.u64 %d1, %d1, %d2;\nmov.u64 %d2, %d1;\n";
     let body = round(own, "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%d1];\nst.global.v4.u32 [%d2], {%r1, %r2, %r3, %r4};\n", 4);
     let mut device = Device::new(Options { count: true, ..Options::default() });
-    // So that lanes lie 16 bytes apart.
+    // Lanes then lie 16 bytes apart.
     let module = device.load(&text(&body).replace("mul.wide.u32 %d1, %r0, 4", "mul.wide.u32 %d1, %r0, 16")).expect("it is PTX");
     let (p, kernel) = (device.allocate(1 << 20), module.kernel("k").expect("it is there"));
     let launch = |grid| Launch { grid: [grid, 1, 1], threads: [256, 1, 1], shared: 0 };

@@ -32,7 +32,7 @@ fn lanes_must_meet() {
     assert!(matches!(fault(body), Wrong::Divergent(_)));
 }
 
-/// With the option, meeting where ways meet is not enough for what all lanes execute together.
+/// With the option, it is not enough for lanes to meet at a join before what all lanes execute together.
 #[test]
 fn lanes_that_parted_are_brought_together() {
     let body = "setp.ne.u32 %p1, %r0, 0;\n@%p1 bra MEET;\nst.global.u32 [%d0], 7;\nMEET:\nbar.warp.sync -1;\nbar.sync 0;";
@@ -41,15 +41,15 @@ fn lanes_that_parted_are_brought_together() {
     assert!(run(&without, 64, &[0; 64], Options::default()).is_ok());
     let wrong = run(&without, 64, &[0; 64], strict).expect_err("nothing brings them together");
     assert!(wrong.wrong.to_string().ends_with("they parted at line 11, and no `bar.warp.sync` is between"), "{wrong}");
-    // A part of the lanes is not all.
+    // A barrier of some lanes does not bring all of them together.
     assert!(run(&body.replace("sync -1", "sync 65535"), 64, &[0; 64], strict).is_err());
-    // What all lanes exchange brings them together as well.
+    // An exchange of all lanes brings them together as well.
     assert!(run(&body.replace("bar.warp.sync -1", "shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1"), 64, &[0; 64], strict).is_ok());
 }
 
 #[test]
 fn who_waits_in_vain_is_named() {
-    // Warp 0 waits at a barrier of 64 threads, warp 1 at an mbarrier that expects two arrivals.
+    // Warp 0 waits at a barrier of 64 threads, and warp 1 waits at an mbarrier that expects two arrivals.
     let body = "
         .shared .align 8 .b8 bar[8];
         mov.u32 %r1, bar;

@@ -4,7 +4,7 @@ use super::{all_options, run};
 
 #[test]
 fn lanes_part_and_meet_again() {
-    // The length of the Collatz sequence of each lane's number, then the most of all lanes.
+    // The kernel computes the length of the Collatz sequence of each lane's number, then the maximum over all lanes.
     let body = "
         ld.global.u32 %r1, [%d1];
         mov.u32 %r2, 0;
@@ -53,7 +53,7 @@ fn lanes_exchange() {
     assert_eq!(shuffled("shfl.sync.bfly.b32 %r2, %r1, 5, 31, -1;"), (0..32).map(|l| square(l ^ 5)).collect::<Vec<_>>());
     assert_eq!(shuffled("shfl.sync.down.b32 %r2, %r1, 3, 31, -1;"), (0..32).map(|l| square(if l + 3 < 32 { l + 3 } else { l })).collect::<Vec<_>>());
     assert_eq!(shuffled("shfl.sync.up.b32 %r2, %r1, 3, 0, -1;"), (0..32).map(|l| square(if l >= 3 { l - 3 } else { l })).collect::<Vec<_>>());
-    // Segments of 8 lanes.
+    // The mask 0x181F divides the lanes into segments of 8.
     assert_eq!(shuffled("shfl.sync.idx.b32 %r2, %r1, 2, 0x181F, -1;"), (0..32).map(|l| square(l / 8 * 8 + 2)).collect::<Vec<_>>());
     assert_eq!(shuffled("setp.gt.u32 %p1, %r1, 100; vote.sync.ballot.b32 %r2, %p1, -1;"), vec![0xFFFF_F800; 32]);
     assert_eq!(shuffled("elect.sync %r3|%p1, -1; selp.u32 %r2, 1, 0, %p1;"), (0..32).map(|l| u32::from(l == 0)).collect::<Vec<_>>());
@@ -61,7 +61,7 @@ fn lanes_exchange() {
 
 #[test]
 fn warps_meet_at_barriers() {
-    // Reverses 256 words through shared memory.
+    // The kernel reverses 256 words through shared memory.
     let body = "
         .shared .align 4 .b8 buffer[1024];
         ld.global.u32 %r1, [%d1];

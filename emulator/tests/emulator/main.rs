@@ -45,7 +45,7 @@ fn text(body: &str) -> String {
     )
 }
 
-/// Runs such a kernel on these words with so many threads; the words afterwards.
+/// Runs such a kernel on these words with so many threads. Returns the words afterwards.
 fn run(body: &str, threads: u32, input: &[u32], options: Options) -> Result<Vec<u32>, Box<Fault>> {
     let mut device = Device::new(options);
     let module = device.load(&text(body)).unwrap_or_else(|e| panic!("{e}"));

@@ -1,4 +1,5 @@
-//! Matrix products with copies in the background: right in every timing, and wrong in some as soon as any wait, fence or arrival is missing.
+//! Matrix products with copies in the background: right in every timing, and wrong in some as soon as any wait, fence
+//! or arrival is missing.
 
 use super::{all_options, bytes, reals, upload};
 use emulator::{Device, Launch, LaunchError, Options, Statistics, Swizzle, TensorMap};
@@ -71,7 +72,8 @@ pub fn run_ampere(text: &str, options: Options) -> Result<(Vec<f32>, Statistics)
 
 type Run = fn(&str, Options) -> Result<(Vec<f32>, Statistics), LaunchError>;
 
-/// Right in every timing; and without any line that orders something, a fault or a wrong result in some.
+/// Checks that a kernel is right in every timing, and that without any one line that orders something, some timing
+/// has a fault or a wrong result.
 fn check(text: &str, run: Run, expected: &[f32], ordering: &[&str], at_least: usize) {
     for options in all_options() {
         assert_eq!(run(text, options).unwrap_or_else(|e| panic!("{options:?}: {e}")).0, expected, "{options:?}");
@@ -84,7 +86,7 @@ fn check(text: &str, run: Run, expected: &[f32], ordering: &[&str], at_least: us
         }
         tried += 1;
         let without: String = lines.iter().enumerate().filter(|(k, _)| *k != n).map(|(_, l)| format!("{l}\n")).collect();
-        // A wait that is not there leaves its loop with a predicate of nothing: the loop goes with it.
+        // Without its wait, a loop would branch on a predicate that nothing sets, so the branch is left out too.
         let without = match lines.get(n + 1) {
             Some(next) if line.contains("try_wait") => without.replacen(&format!("{next}\n"), "", 1),
             _ => without,
@@ -102,7 +104,7 @@ fn tensor_copies_and_wgmma() {
     check(&hopper(), run_hopper, &expected, &ordering, 15);
 }
 
-/// As an H100 has it: what the first coordinate is a multiple of no document says.
+/// An H100 requires it, although no document says so.
 #[test]
 fn a_tensor_copy_begins_at_a_multiple_of_16_bytes() {
     let copy = "[%d0, {%r12, %r13}]";

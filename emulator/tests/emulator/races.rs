@@ -22,7 +22,8 @@ fn race(body: &str, blocks: u32, options: Options) -> (u32, String) {
     }
 }
 
-/// Right in every timing; and a race in every one without any line that orders something.
+/// Checks that a kernel is right in every timing, and has a race in every timing without any one line that orders
+/// something.
 fn check(body: &str, blocks: u32, ordering: &[&str]) {
     for options in all_options() {
         run(body, blocks, options).unwrap_or_else(|e| panic!("{options:?}: {e}"));
@@ -36,7 +37,7 @@ fn check(body: &str, blocks: u32, ordering: &[&str]) {
 
 #[test]
 fn warps_are_ordered_by_barriers() {
-    // Each thread reads what one of the other warp has written.
+    // Each thread reads what a thread of the other warp has written.
     let body = "
         st.global.u32 [%d1], %r0;
         bar.sync 0;
@@ -91,7 +92,7 @@ fn neighbouring_bytes_are_no_race() {
     check(&format!("{body}\nbar.sync 0;\nld.global.u32 %r2, [%d0];\nst.global.u32 [%d1+256], %r2;"), 1, &["bar.sync 0;"]);
 }
 
-/// Of each block's part of 256 bytes.
+/// Computes the address of each block's own part of 256 bytes.
 const OWN: &str = "mov.u32 %r5, %ctaid.x;\nmul.wide.u32 %d2, %r5, 256;\nadd.u64 %d3, %d1, %d2;\n";
 
 #[test]
@@ -103,7 +104,7 @@ fn nothing_orders_blocks() {
     assert_eq!(ranges.read, [[2048, 2052]]);
     for (wrong, others) in [
         ("st.global.u32 [%d1], %r0;", "write of warp"),
-        // A barrier is of a block alone.
+        // A barrier orders the threads of one block only.
         ("bar.sync 0;\nld.global.u32 %r3, [%d1];", "write of warp 0"),
         ("xor.b32 %r6, %r5, 1;\nmul.wide.u32 %d4, %r6, 256;\nadd.u64 %d4, %d4, %d1;\nld.global.u32 %r3, [%d4];", "of block"),
     ] {
@@ -116,7 +117,7 @@ fn nothing_orders_blocks() {
 
 #[test]
 fn the_last_block_may_read_what_a_counter_says_is_there() {
-    // Blocks leave a sum each; whoever counts last adds them, and writes over the first one.
+    // Each block leaves a sum. The block that counts last adds them and overwrites the first one.
     let body = format!(
         "{OWN}
         setp.ne.u32 %p1, %r0, 0;
@@ -133,7 +134,7 @@ fn the_last_block_may_read_what_a_counter_says_is_there() {
         st.global.u32 [%d0], %r7;
     END:"
     );
-    // One thread of this machine: blocks come one after the other, so the last one is the one that reads.
+    // With one host thread, blocks run one after the other, so the last one is the one that reads.
     for options in all_options() {
         let options = Options { threads: 1, ..options };
         assert_eq!(run(&body, 4, options).unwrap_or_else(|e| panic!("{options:?}: {e}")).0[0], 14);

@@ -38,7 +38,7 @@ fn who_wants_more_waits_until_others_have_given_up_theirs() {
         assert_eq!(who.len(), 8);
         assert!(who[0].starts_with("warp 0 waits at line 13 for 240 registers a thread: of the 2016"), "{who:?}");
         assert!(who[0].ends_with("0 are free"), "{who:?}");
-        // Too few are given up for all: some get theirs.
+        // Too few registers are given up for both groups, so only some warps get theirs.
         let Wrong::Deadlock(who) = wrong(&ROLES.replace("u32 24;", "u32 40;"), ".maxntid 384", options) else { panic!("no deadlock") };
         assert_eq!(who.len(), 1, "{who:?}");
     }

@@ -6,8 +6,8 @@ use emulator::{Counts, Device, Launch, Options};
 const BLOCKS: u32 = 3;
 const TILES: u32 = 11;
 
-/// Every block writes its number where its tiles are, and takes their numbers from a counter before them: who computed
-/// which, what is left of the counter, and what was counted of these blocks.
+/// Every block writes its number to its tiles, and takes their numbers from a counter before. Returns who computed
+/// which tile, what is left of the counter, and the counts of these blocks.
 fn owners(options: Options, some: Option<&[usize]>) -> (Vec<u32>, u32, Counts) {
     let body = format!(
         "mov.u32 %r1, %ctaid.x;
@@ -38,11 +38,11 @@ fn owners(options: Options, some: Option<&[usize]>) -> (Vec<u32>, u32, Counts) {
 
 #[test]
 fn blocks_take_what_is_there_and_leave_nothing() {
-    // A block runs to its end before the next one begins: it takes all but the first tiles of the others.
+    // A block runs to its end before the next one begins, so it takes all tiles but the first ones of the others.
     assert_eq!(owners(Options::default(), None), (vec![0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0], 0, Counts::default()));
     let orders: Vec<Vec<u32>> = (1..9).map(|seed| owners(Options { seed, ..Options::default() }, None).0).collect();
     assert!((0..BLOCKS).all(|b| orders.iter().any(|o| o[3..].iter().all(|who| *who == b))), "a seed is an order of blocks: {orders:?}");
-    // A launch that lacks a block leaves its number.
+    // A launch that lacks a block leaves its number in the counter.
     assert_eq!(owners(Options::default(), Some(&[0, 1])).1, TILES - 1);
 }
 
@@ -51,17 +51,17 @@ fn blocks_that_take_turns_have_every_nth_tile() {
     let turns = Options { turns: true, count: true, ..Options::default() };
     let (all, left, counts) = owners(turns, None);
     assert_eq!((all, left), ((0..TILES).map(|t| t % BLOCKS).collect(), 0));
-    assert_eq!((counts.handed.tiles, counts.handed.most), (TILES.into(), 4));
+    assert_eq!((counts.counter_tiles.tiles, counts.counter_tiles.most), (TILES.into(), 4));
     let (one, left, counts) = owners(turns, Some(&[2]));
     assert_eq!((one, left), ((0..TILES).map(|t| if t % BLOCKS == 2 { 2 } else { 99 }).collect(), 0));
-    assert_eq!((counts.handed.tiles, counts.handed.most), (3, 3));
+    assert_eq!((counts.counter_tiles.tiles, counts.counter_tiles.most), (3, 3));
 }
 
 #[test]
 fn the_last_tiles_are_what_does_not_come_out_even() {
-    let handed = |tiles, most, copies, last| emulator::Handed { tiles, most, copies, last }.uneven(2);
-    assert_eq!(handed(8, 4, 80, 20), 0.0, "four each");
-    assert_eq!(handed(7, 4, 70, 20), 0.5 / 3.5, "the last one of the block with more, of tiles that are alike");
-    assert_eq!(handed(7, 4, 70, 2), 1.0 / 70.0, "a short one");
-    assert_eq!(handed(0, 0, 0, 0), 0.0);
+    let counter_tiles = |tiles, most, copies, last| emulator::CounterTiles { tiles, most, copies, last_tile_copies: last }.uneven(2);
+    assert_eq!(counter_tiles(8, 4, 80, 20), 0.0, "four each");
+    assert_eq!(counter_tiles(7, 4, 70, 20), 0.5 / 3.5, "the last one of the block with more, of tiles that are alike");
+    assert_eq!(counter_tiles(7, 4, 70, 2), 1.0 / 70.0, "a short one");
+    assert_eq!(counter_tiles(0, 0, 0, 0), 0.0);
 }

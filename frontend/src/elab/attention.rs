@@ -1,7 +1,7 @@
 //! Functions marked `@op` that become one operation.
 
 use super::Elab;
-use super::call::Entered;
+use super::call::BoundCall;
 use super::value::{FrameId, Val};
 use ir::diag::Diagnostic;
 use ir::dim::Dim;
@@ -9,30 +9,30 @@ use ir::graph::{Type, Value};
 use ir::op::{self, Binary, DType, Op, Real, Scoring, Unary};
 use std::collections::{HashMap, HashSet};
 
-/// Why an attention is computed by its body; nothing if its arguments are wrong, which the body says.
-type Unfit = Option<&'static str>;
+/// Why an attention is computed by its body. `None` if its arguments are wrong, which the body then reports.
+type InlineReason = Option<&'static str>;
 
-/// Steps of a program of scores, and operands that it reads, at most.
+/// The most steps of a program of scores, and operands that it reads.
 const MOST_STEPS: usize = 64;
 const MOST_OPERANDS: usize = 8;
 
 /// A program of scores in the making.
 struct Program {
-    /// The dims of a score that its query and its key have.
+    /// The dim of a score's query, and that of its key.
     pair: [Dim; 2],
     scoring: Scoring,
     operands: Vec<Value>,
-    /// An operand whatever it is made of.
+    /// An operand that is read as a whole, whatever computes it.
     whole: Option<Value>,
-    /// The steps that values are.
+    /// The step of each value that has one.
     steps: HashMap<Value, u32>,
-    /// How often steps may still be asked for.
+    /// How many more steps may be asked for.
     left: usize,
 }
 
 impl Elab<'_> {
-    /// The operation that an `@op` function of the library is, if its arguments fit; none runs its body.
-    pub fn as_op(&mut self, entered: &Entered) -> Option<Val> {
+    /// The operation for an `@op` function of the library, if its arguments fit. `None` runs its body.
+    pub fn as_op(&mut self, entered: &BoundCall) -> Option<Val> {
         let function = &entered.closure.function;
         let library = self.in_library(function.name.span);
         if self.options.inline_ops || !function.op || !library || &*function.name.name != "weighed_attention" {
@@ -47,7 +47,7 @@ impl Elab<'_> {
         }
     }
 
-    /// Says of an attention that its body is computed, and how much that stores.
+    /// Warns that an attention is computed by its body, and says how much that stores.
     fn stores_scores(&mut self, frame: FrameId, why: &str) {
         let (Some(q), Some(d), Some(keys), Some(span)) =
             (self.tensor_argument(frame, "q"), self.dim_argument(frame, "d"), self.dim_argument(frame, "keys"), self.user_span)
@@ -79,8 +79,8 @@ impl Elab<'_> {
         }
     }
 
-    /// [`Op::Attention`] where the shapes are what the op describes.
-    fn attention(&mut self, frame: FrameId) -> Result<Val, Unfit> {
+    /// Builds [`Op::Attention`] if the shapes are those that the op describes.
+    fn attention(&mut self, frame: FrameId) -> Result<Val, InlineReason> {
         let tensors = ["q", "k", "v"].map(|name| self.tensor_argument(frame, name));
         let dims = ["d", "keys"].map(|name| self.dim_argument(frame, name));
         let ([Some(q), Some(k), Some(v)], [Some(d), Some(keys)], Some(Val::Real(scale))) = (tensors, dims, self.argument(frame, "scale")) else {
@@ -108,7 +108,7 @@ impl Elab<'_> {
             && shared(&tk)
             && tv.dims.len() == tk.dims.len()
             && tk.dims.iter().all(|x| *x == d || tv.has(*x));
-        // Values have the elements of keys, or a dim of their own.
+        // Values have the keys' dim of elements, or a dim of their own in its place.
         let values = if tv.has(d) { Some(d) } else { tv.dims.iter().copied().find(|x| !tk.has(*x) && !tq.has(*x)) };
         let Some(values) = values.filter(|_| fits) else {
             return Err(Some("its operands have other dims or types than one kernel takes"));
@@ -148,7 +148,7 @@ impl Elab<'_> {
             DType::F32 => sink,
             _ => self.push(Op::Cast, vec![sink], Type::new(DType::F32, self.ty(sink).dims.clone())),
         };
-        // By tanh, which has slopes where a query sees no key and the logarithm is infinite.
+        // This goes by tanh, which has a slope even where a query sees no key and the logarithm is infinite.
         let above = self.push(Op::Binary(Binary::Sub), vec![log, sink], rows.clone());
         let [half, one] = [0.5, 1.0].map(|x| self.constant(x, DType::F32));
         let near = self.push(Op::Binary(Binary::Mul), vec![above, half], rows.clone());
@@ -162,7 +162,7 @@ impl Elab<'_> {
     }
 
     /// The dim of queries that is their position: one that keys lack, that a mask or a bias names, and of which
-    /// `keys` is a copy, as far as there is one.
+    /// `keys` is a copy, if there is one.
     fn position(&self, by: [Option<Value>; 2], q: &Type, k: &Type, keys: Dim) -> Option<Dim> {
         let own: Vec<Dim> = q.dims.iter().copied().filter(|x| !k.has(*x)).collect();
         let named: Vec<Dim> = own.iter().copied().filter(|x| by.iter().flatten().any(|v| self.ty(*v).has(*x))).collect();
@@ -184,7 +184,7 @@ impl Elab<'_> {
         false
     }
 
-    /// A bias that trains, as an operand of f32 with a number for each query and key: so its gradient is one.
+    /// A bias that trains, as an f32 operand with a number for each query and key, so that its gradient is one too.
     fn of_pairs(&mut self, bias: Value, pair: [Dim; 2], program: &mut Program) -> Value {
         let mut dims = self.ty(bias).dims.clone();
         let lacking: Vec<Dim> = pair.into_iter().filter(|d| !dims.contains(d)).collect();
@@ -199,7 +199,7 @@ impl Elab<'_> {
     }
 
     /// The steps of the changed score: a soft cap, then a bias.
-    fn score(&self, program: &mut Program, cap: Option<f64>, bias: Option<Value>) -> Result<(), Unfit> {
+    fn score(&self, program: &mut Program, cap: Option<f64>, bias: Option<Value>) -> Result<(), InlineReason> {
         if cap.is_none() && bias.is_none() {
             return Ok(());
         }
@@ -222,8 +222,8 @@ impl Elab<'_> {
         Ok(())
     }
 
-    /// The step that a value is: its op, where that is of single numbers of a query and a key; else an operand.
-    fn steps(&self, program: &mut Program, v: Value) -> Result<u32, Unfit> {
+    /// The step of a value: its op, if that takes single numbers of a query and a key, or else an operand.
+    fn steps(&self, program: &mut Program, v: Value) -> Result<u32, InlineReason> {
         let whole = program.whole == Some(v);
         let v = if whole { v } else { self.unexpanded(v) };
         program.left = program.left.saturating_sub(1);
@@ -241,11 +241,11 @@ impl Elab<'_> {
                 program.scoring.step(Op::Const(Real(x)), node.ty.dtype, &[])
             }
             op if of_pairs => {
-                let args = node.args.iter().map(|a| self.steps(program, *a)).collect::<Result<Vec<u32>, Unfit>>()?;
+                let args = node.args.iter().map(|a| self.steps(program, *a)).collect::<Result<Vec<u32>, InlineReason>>()?;
                 program.scoring.step(op.clone(), node.ty.dtype, &args)
             }
             _ => {
-                // What is said twice, as indices are, is read once.
+                // Equal operands, such as indices, are read once.
                 let alike = |w: &Value| {
                     let other = &self.body[*w];
                     (&other.op, &other.args, &other.ty) == (&node.op, &node.args, &node.ty)

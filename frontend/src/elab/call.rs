@@ -12,13 +12,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// An argument, evaluated where it was written.
-pub struct Bound {
+pub struct BoundArgument {
     pub val: Val,
     pub span: Span,
 }
 
 /// A function call with its arguments bound, before its body runs.
-pub struct Entered {
+pub struct BoundCall {
     pub closure: Closure,
     pub frame: FrameId,
 }
@@ -29,7 +29,7 @@ impl Elab<'_> {
         if !self.in_library(span) {
             self.user_span = Some(span);
         }
-        // What an argument that did not parse was to be is not known, nor what the call would lack without it.
+        // If an argument did not parse, it is unknown what it was and what the call would lack without it.
         let unread = call.args.iter().any(|a| matches!(a.value.kind, ExprKind::Bad));
         let val = match self.callee(frame, &call.path).filter(|_| !unread) {
             Some(Callee::Function(closure)) => self.call_function(frame, call, closure, span),
@@ -41,7 +41,7 @@ impl Elab<'_> {
                 self.primitive(frame, call, span)
             }
             None => {
-                // Evaluated for their own errors.
+                // The arguments are evaluated to report their own errors.
                 for arg in &call.args {
                     self.eval(frame, &arg.value);
                 }
@@ -64,7 +64,7 @@ impl Elab<'_> {
             if let Some(closure) = self.frames[id.0].fns.get(&name.name) {
                 return Some(Callee::Function(closure.clone()));
             }
-            // A module's functions only, not what its own file can see.
+            // A module gives access to its functions only, not to what its file can see.
             at = if path.parts.len() == 1 { self.frames[id.0].parent } else { None };
         }
         if path.parts.len() == 1 && super::prims::is_primitive(&name.name) {
@@ -146,7 +146,7 @@ impl Elab<'_> {
     }
 
     /// Runs the body of a function whose arguments are bound.
-    pub fn run(&mut self, entered: &Entered) -> Val {
+    pub fn run(&mut self, entered: &BoundCall) -> Val {
         let function = entered.closure.function.clone();
         let failures = self.failures;
         let (vals, span) = match &function.body {
@@ -179,11 +179,12 @@ impl Elab<'_> {
         if failed && vals.len() == 1 { Val::Bad } else { one(vals) }
     }
 
-    /// Binds arguments to parameters in a new frame; none if any does not fit. An argument that no parameter takes does not keep the call from showing what else is wrong.
-    fn enter(&mut self, frame: FrameId, call: &Call, closure: Closure, span: Span) -> Option<Entered> {
+    /// Binds arguments to parameters in a new frame; none if any does not fit. An argument that no parameter takes
+    /// does not keep the call from showing what else is wrong.
+    fn enter(&mut self, frame: FrameId, call: &Call, closure: Closure, span: Span) -> Option<BoundCall> {
         let function = closure.function.clone();
         let params = &function.params;
-        let mut bound: Vec<Option<Bound>> = params.iter().map(|_| None).collect();
+        let mut bound: Vec<Option<BoundArgument>> = params.iter().map(|_| None).collect();
         let (mut good, mut spare) = (true, false);
         let mut position = 0;
         for arg in &call.args {
@@ -222,12 +223,12 @@ impl Elab<'_> {
                 self.report(e.label(arg.value.span, "second value"));
                 good = false;
             } else {
-                bound[slot] = Some(Bound { val, span: arg.value.span });
+                bound[slot] = Some(BoundArgument { val, span: arg.value.span });
             }
         }
         let missing: Vec<&str> = params.iter().zip(&bound).filter(|(p, b)| b.is_none() && p.default.is_none()).map(|(p, _)| &*p.name.name).collect();
         if spare && !missing.is_empty() {
-            // One of them is what was meant.
+            // The argument that no parameter takes was probably meant for one of these.
             return None;
         }
         if good && !missing.is_empty() {
@@ -240,13 +241,13 @@ impl Elab<'_> {
             return None;
         }
         let inner = self.frame(Some(closure.env));
-        self.bind(inner, params, bound, span).then_some(Entered { closure, frame: inner })
+        self.bind(inner, params, bound, span).then_some(BoundCall { closure, frame: inner })
     }
 
-    fn bind(&mut self, inner: FrameId, params: &[Header], bound: Vec<Option<Bound>>, span: Span) -> bool {
+    fn bind(&mut self, inner: FrameId, params: &[Header], bound: Vec<Option<BoundArgument>>, span: Span) -> bool {
         let mut good = true;
         let mut places = vec![];
-        // Static parameters first: types and defaults speak of them.
+        // Static parameters are bound first, since types and defaults use them.
         let given: Vec<bool> = bound.iter().map(Option::is_some).collect();
         for (param, arg) in params.iter().zip(bound) {
             let place = arg.as_ref().map_or(span, |a| a.span);
@@ -268,9 +269,13 @@ impl Elab<'_> {
             let optional = matches!(param.default.as_ref().map(|d| &d.kind), Some(ExprKind::None));
             let val = match (&param.kind, val) {
                 (_, Val::Bad) => Val::Bad,
-                (Some(Kind::Type(_)), Val::None) if optional => Val::None,
-                (Some(Kind::Type(ty)), val) => self.fit_type(inner, ty, &val, place, &format!("`{}`", param.name.name)),
-                (Some(Kind::Int | Kind::Real | Kind::Bool | Kind::Text | Kind::Reals | Kind::Dim | Kind::Dims) | None, val) => val,
+                (Some(ParamKind::Type(_)), Val::None) if optional => Val::None,
+                (Some(ParamKind::Type(ty)), val) => self.fit_type(inner, ty, &val, place, &format!("`{}`", param.name.name)),
+                (
+                    Some(ParamKind::Int | ParamKind::Real | ParamKind::Bool | ParamKind::Text | ParamKind::Reals | ParamKind::Dim | ParamKind::Dims)
+                    | None,
+                    val,
+                ) => val,
             };
             good &= !matches!(val, Val::Bad);
             self.set_param(inner, param, val, place);
@@ -278,7 +283,7 @@ impl Elab<'_> {
         good
     }
 
-    /// Sets a parameter; the place is that of its argument, for messages about dims that were passed.
+    /// Sets a parameter. `place` is where its argument stands, for messages about dims that were passed.
     fn set_param(&mut self, frame: FrameId, param: &Header, val: Val, place: Span) {
         self.frames[frame.0].vars.insert(param.name.name.clone(), Var { val, span: place, changed: None });
     }
@@ -290,13 +295,13 @@ impl Elab<'_> {
             return val;
         }
         let (wanted, fitted) = match &param.kind {
-            None | Some(Kind::Type(_)) => return val,
-            Some(Kind::Int) => ("an int", self.int(&val).map(Val::Int)),
-            Some(Kind::Real) => ("a real", self.real(&val).map(Val::Real)),
-            Some(Kind::Bool) => ("a bool", matches!(val, Val::Bool(_)).then(|| val.clone())),
-            Some(Kind::Text) => ("a text", matches!(val, Val::Text(_)).then(|| val.clone())),
-            Some(Kind::Reals) => ("a list of numbers", is_reals(&val).then(|| val.clone())),
-            Some(Kind::Dim) => (
+            None | Some(ParamKind::Type(_)) => return val,
+            Some(ParamKind::Int) => ("an int", self.int(&val).map(Val::Int)),
+            Some(ParamKind::Real) => ("a real", self.real(&val).map(Val::Real)),
+            Some(ParamKind::Bool) => ("a bool", matches!(val, Val::Bool(_)).then(|| val.clone())),
+            Some(ParamKind::Text) => ("a text", matches!(val, Val::Text(_)).then(|| val.clone())),
+            Some(ParamKind::Reals) => ("a list of numbers", is_reals(&val).then(|| val.clone())),
+            Some(ParamKind::Dim) => (
                 "a dim",
                 match &val {
                     Val::Dim(d) => Some(Val::Dim(*d)),
@@ -304,7 +309,7 @@ impl Elab<'_> {
                     _ => None,
                 },
             ),
-            Some(Kind::Dims) => (
+            Some(ParamKind::Dims) => (
                 "dims",
                 match &val {
                     Val::Dim(d) => Some(Val::Dims(vec![*d])),
@@ -317,8 +322,8 @@ impl Elab<'_> {
             let said = self.said(&val);
             let e = Diagnostic::error("E0202", format!("`{}` wants {wanted}, this is {said}", param.name.name)).label(span, format!("is {said}"));
             let e = match (&param.kind, &val) {
-                (Some(Kind::Dim | Kind::Dims), Val::Int(n)) => e.help(format!("declare a dim of this size: `dim name = {n};`")),
-                (Some(Kind::Dim | Kind::Dims), _) => {
+                (Some(ParamKind::Dim | ParamKind::Dims), Val::Int(n)) => e.help(format!("declare a dim of this size: `dim name = {n};`")),
+                (Some(ParamKind::Dim | ParamKind::Dims), _) => {
                     e.help(format!("the first arguments may be in another order; name it: `{}: ..`", param.name.name))
                 }
                 _ => e,
@@ -326,8 +331,6 @@ impl Elab<'_> {
             self.fail(e)
         })
     }
-
-    // Types
 
     /// The dims that a type names (without its `..`), each checked to occur once.
     fn type_dims(&mut self, frame: FrameId, ty: &TypeExpr) -> Option<Vec<(DimId, Span)>> {
@@ -432,7 +435,7 @@ impl Elab<'_> {
         Val::Tensor(value)
     }
 
-    /// The dims of a type, each with the argument that passed it, if one did.
+    /// The dims of a type, each with the argument that passed it, if there was one.
     fn passed(&self, frame: FrameId, ty: &TypeExpr, wanted: &[(DimId, Span)]) -> Vec<(DimId, Option<Span>)> {
         let place = |element: Span| {
             let element = ty.dims.iter().find_map(|d| match d {
@@ -447,7 +450,7 @@ impl Elab<'_> {
         wanted.iter().map(|(id, at)| (*id, place(*at))).collect()
     }
 
-    /// The graph's dim for a declared one that a tensor must have.
+    /// The graph's dim for a declared one, which a tensor must have.
     pub fn require(&mut self, value: Value, id: DimId, value_span: Span, dim_span: Span) -> Option<Dim> {
         let dims = self.ty(value).dims.clone();
         if let Some(dim) = self.dims[id.0].ir
@@ -459,7 +462,7 @@ impl Elab<'_> {
         let name = &entry.name;
         let shape = self.shape(&dims);
         let of = |d: &Dim| self.dims[self.declared[d.0 as usize].0].clone();
-        // A copy in place of its original, or the other way round.
+        // The value has a copy of this dim, or the dim that this one copies.
         let twin = dims.iter().find(|d| Some(self.declared[d.0 as usize]) == entry.copy_of || of(d).copy_of == Some(id));
         if let Some(twin) = twin {
             let twin = self.body.dims.name(*twin);

@@ -10,11 +10,11 @@ use ir::op::{Binary, Compare, DType, Op, Real, Reduce, Routing};
 use std::collections::HashMap;
 
 impl Elab<'_> {
-    /// `top_k(x, over: d, k: n)`: the n greatest elements along d, greatest first, and their indices (i32). Among equals the
-    /// lowest index comes first.
+    /// `top_k(x, over: d, k: n)`: the n greatest elements along d, greatest first, and their indices (i32). Among
+    /// equals the lowest index comes first.
     ///
-    /// By ranks: an element's rank is how many come before it, and element j of the result is the one of rank j. Ranks have no
-    /// gradient; the values' goes to the elements picked.
+    /// By ranks: an element's rank is how many come before it, and element j of the result is the one of rank j.
+    /// Ranks have no gradient; the values' goes to the elements picked.
     pub fn top_k(&mut self, args: &Args) -> Val {
         let (Some(x), Some(over_id), Some(k_id)) = (self.tensor_arg(args, 0), self.one_dim(args, 1), self.one_dim(args, 2)) else { return Val::Bad };
         let Some(over) = self.require(x, over_id, args.span(0), args.span(1)) else { return Val::Bad };
@@ -45,11 +45,11 @@ impl Elab<'_> {
             let alone = self.push(Op::Select, vec![here, from, zero], Type::new(dtype, with_k.clone()));
             Val::Tensor(self.reduced(alone, kind, vec![over]))
         };
-        // Of elements that are not numbers several may have one rank; the greatest of their indices still is an index.
+        // Among NaN elements, several may have one rank. The greatest of their indices is still an index.
         Val::Tuple(vec![pick(x, Reduce::Sum), pick(index, Reduce::Max)])
     }
 
-    /// How many elements along `over` come before each one: greater ones, and equal ones of lower index.
+    /// For each element, how many come before it along `over`: greater ones, and equal ones of lower index.
     fn ranks(&mut self, x: Value, over_id: DimId, over: Dim) -> Value {
         let ty = self.ty(x).clone();
         let info = self.dims[over_id.0].clone();
@@ -73,7 +73,8 @@ impl Elab<'_> {
         self.reduced(count, Reduce::Sum, vec![rival])
     }
 
-    /// `dispatch(x, to, over: [tokens.., k], into: [experts, slot])`: rows of x to the experts that `to` names along k.
+    /// `dispatch(x, to, over: [tokens.., k], into: [experts, slot])`: rows of x to the experts that `to` names along
+    /// k.
     pub fn dispatch(&mut self, args: &Args) -> Val {
         let Some((x, chosen, routing)) = self.routed(args, "dispatch") else { return Val::Bad };
         if self.ty(x).has(routing.experts) {
@@ -84,7 +85,8 @@ impl Elab<'_> {
         Val::Tensor(self.push(Op::Dispatch(routing), vec![x, chosen], Type::new(self.ty(x).dtype, vec![])))
     }
 
-    /// `combine(y, to, over: [tokens.., k], from: [experts, slot])`: rows of y back from the experts that `to` names along k.
+    /// `combine(y, to, over: [tokens.., k], from: [experts, slot])`: rows of y back from the experts that `to` names
+    /// along k.
     pub fn combine(&mut self, args: &Args) -> Val {
         let Some((y, chosen, routing)) = self.routed(args, "combine") else { return Val::Bad };
         let Some(id) = self.experts(args).map(|e| e.0) else { return Val::Bad };
@@ -94,7 +96,7 @@ impl Elab<'_> {
         Val::Tensor(self.push(Op::Combine(routing), vec![y, chosen], Type::new(self.ty(y).dtype, vec![])))
     }
 
-    /// `[experts, slot]`, taken apart.
+    /// The two dims of `[experts, slot]`.
     fn experts(&mut self, args: &Args) -> Option<(DimId, DimId)> {
         match args.val(3) {
             Val::Dims(ds) if ds.len() == 2 => Some((ds[0], ds[1])),
@@ -163,7 +165,8 @@ impl Elab<'_> {
         Some((x, chosen, routing))
     }
 
-    /// The choices, with -1 for those beyond an expert's first `capacity` rows, in order of their tokens' indices along `tokens`.
+    /// The choices, with -1 for those beyond an expert's first `capacity` rows, in order of their tokens' indices
+    /// along `tokens`.
     fn limited(&mut self, chosen: Value, tokens: &[Dim], r: Routing, capacity: i64) -> Value {
         let ty = self.ty(chosen).clone();
         let number = self.push(Op::Iota(r.experts), vec![], Type::new(DType::I32, [r.experts]));
@@ -171,7 +174,8 @@ impl Elab<'_> {
         let named = self.push(Op::Compare(Compare::Eq), vec![chosen, number], Type::new(DType::Bool, wide));
         let ones = self.cast(named, DType::I32);
         let mut count = self.reduced(ones, Reduce::Sum, vec![r.choice]);
-        // Rows before a token's own: of tokens before it along the innermost dim, and all of those before along outer ones.
+        // Rows before a token's own are those of tokens before it along the innermost dim, plus all rows of earlier
+        // indices along outer dims.
         let mut before: Option<Value> = None;
         for d in tokens.iter().rev() {
             let ty = self.ty(count).clone();
@@ -192,10 +196,11 @@ impl Elab<'_> {
     }
 }
 
-/// Gives what routers do with the experts a dim of its own, which no axis splits: a plan's `experts` are those that rows go to.
+/// Gives what routers do with the experts a dim of its own, which no axis splits: a plan's `experts` are those that
+/// rows go to.
 ///
-/// Values that have the dim of a routing, or a copy of it, fall into classes that ops connect. Classes with a dispatched or combined
-/// value keep the dim; the others get another one of the same name.
+/// Values that have the dim of a routing, or a copy of it, fall into classes that ops connect. Classes with a
+/// dispatched or combined value keep the dim; the others get another one of the same name.
 pub fn separate_routers(graph: &mut Graph) {
     let body = &graph.body;
     let mut routed: Vec<Dim> = body
@@ -251,7 +256,7 @@ fn separate(graph: &mut Graph, experts: Dim) {
     let mut renamed = |d: Dim| *new.get(&d).unwrap_or(&d);
     let Graph { body: Body { nodes, .. }, params, inputs, .. } = graph;
     for i in 0..nodes.len() {
-        // An op that takes a dim away names it as its operand does.
+        // An op that removes a dim names it as its operand does.
         let names = leaves[i] || nodes[i].args.iter().any(|a| leaves[a.index()]) && !matches!(nodes[i].op, Op::Dispatch(_) | Op::Combine(_));
         if names {
             nodes[i].op = nodes[i].op.map_dims(&mut renamed);

@@ -1,6 +1,6 @@
 //! Expressions.
 
-use super::number::Sites;
+use super::number::OperandSpans;
 use super::value::{FrameId, Val};
 use super::{Elab, MORE_STACK, RED_ZONE};
 use crate::ast::*;
@@ -111,7 +111,7 @@ impl Elab<'_> {
         self.report(e.help(format!("a second dim of its size: `dim other = {name};`, then use `other`")));
     }
 
-    /// An expression that must be a dim or dims.
+    /// The dims of an expression that must be a dim or a list of dims.
     pub fn dims_of(&mut self, frame: FrameId, expr: &Expr) -> Option<Vec<super::value::DimId>> {
         let val = self.eval(frame, expr);
         self.as_dims(val, expr.span)
@@ -164,7 +164,7 @@ impl Elab<'_> {
         }
     }
 
-    /// What a value is, for messages.
+    /// Describes a value in messages.
     pub fn said(&self, val: &Val) -> String {
         match val {
             Val::Tensor(v) => self.describe(self.ty(*v)),
@@ -181,7 +181,7 @@ impl Elab<'_> {
         if matches!(a, Val::Bad) || matches!(b, Val::Bad) {
             return Val::Bad;
         }
-        let at = Sites { op: op_span, left: left.span, right: right.span, left_text: brief(left), right_text: brief(right) };
+        let at = OperandSpans { op: op_span, left: left.span, right: right.span, left_text: brief(left), right_text: brief(right) };
         match op {
             BinaryOp::And | BinaryOp::Or => self.logic(op, (a, left.span), (b, right.span), op_span),
             BinaryOp::Eq | BinaryOp::Ne | BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge => {
@@ -213,7 +213,7 @@ impl Elab<'_> {
 
     fn logic(&mut self, op: BinaryOp, a: (Val, Span), b: (Val, Span), op_span: Span) -> Val {
         match (&a.0, &b.0) {
-            // Of a static operand that did not decide, the other one is the result.
+            // If a static operand does not decide, the result is the other one.
             (Val::Bool(_), Val::Bool(_)) => b.0,
             (Val::Bool(_), Val::Tensor(v)) if self.ty(*v).dtype == DType::Bool => b.0,
             (Val::Tensor(v), Val::Bool(s)) if self.ty(*v).dtype == DType::Bool => {
@@ -239,7 +239,7 @@ impl Elab<'_> {
     }
 
     /// Arithmetic with at least one tensor.
-    fn arithmetic(&mut self, op: BinaryOp, a: &Val, b: &Val, at: &Sites) -> Val {
+    fn arithmetic(&mut self, op: BinaryOp, a: &Val, b: &Val, at: &OperandSpans) -> Val {
         if let (BinaryOp::Pow, Val::Tensor(x)) = (op, a)
             && let Some(exponent) = self.real(b)
         {
@@ -268,7 +268,7 @@ impl Elab<'_> {
     }
 
     /// A static power: products and roots where they are exact.
-    fn power(&mut self, x: Value, exponent: f64, at: &Sites) -> Val {
+    fn power(&mut self, x: Value, exponent: f64, at: &OperandSpans) -> Val {
         if self.ty(x).dtype == DType::Bool {
             let e = Diagnostic::error("E0202", "`^` of a bool").label(at.left, "is bool").help("`f32(..)` makes 0 and 1 of it");
             return self.fail(e);
@@ -294,7 +294,7 @@ impl Elab<'_> {
         })
     }
 
-    /// `table[dim: index]`.
+    /// Evaluates `table[dim: index]`.
     fn index(&mut self, frame: FrameId, base: &Expr, items: &[(Ident, Expr)]) -> Val {
         let mut val = self.eval(frame, base);
         for (name, index) in items {

@@ -91,9 +91,9 @@ fn postpone(graph: &mut Graph) {
     }
 }
 
-/// Whether a value is known when all microbatches are behind, and not before: it follows from a sum over the
-/// batch in another way than a sum does, as the exponential of a loss, or from a maximum over it. What follows
-/// from no parameter is known before the first one.
+/// For each value, whether it is known only after all microbatches: it follows from a sum over the batch in another
+/// way than a sum does, as the exponential of a loss, or from a maximum over it. What follows from no parameter is
+/// known before the first one.
 fn late(body: &Body, of_batch: &dyn Fn(Value) -> bool) -> Vec<bool> {
     let (mut params, mut late) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
     let mut sums: Vec<Option<Reduce>> = vec![None; body.nodes.len()];
@@ -136,8 +136,8 @@ fn drop_unread(graph: &mut Graph) -> Vec<Diagnostic> {
     out
 }
 
-/// Removes nodes that no loss, metric, output or update depends on, and inputs that are neither used nor read by a used one.
-/// Parameters stay, used or not: a checkpoint has them.
+/// Removes nodes that no loss, metric, output or update depends on, and inputs that are neither used nor read by a
+/// used one. Parameters stay, used or not: a checkpoint has them.
 fn drop_unused(graph: &mut Graph) {
     let mut live = vec![false; graph.body.nodes.len()];
     let mut stack = graph.roots();
@@ -152,7 +152,7 @@ fn drop_unused(graph: &mut Graph) {
             read[*n as usize] = true;
         }
     }
-    // An input derives from an earlier one.
+    // An input derives only from earlier ones, so going backwards finds all sources.
     for n in (0..graph.inputs.len()).rev() {
         if let (true, Some(from)) = (read[n], graph.inputs[n].default.as_ref().and_then(Feed::source)) {
             read[from as usize] = true;

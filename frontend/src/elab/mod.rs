@@ -29,15 +29,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use value::{DimEntry, DimId, Frame, FrameId, Val, Var};
 
-/// Calls inside calls.
+/// The most calls inside calls.
 pub const MAX_CALLS: usize = 64;
-/// Operations of a graph.
+/// The most operations of a graph.
 const MAX_OPS: usize = 1_000_000;
-/// Elements of a dim, of a tensor and of all parameters: far beyond any machine, and far from overflow.
+/// The most elements of a dim, of a tensor and of all parameters: far beyond any machine, and far from overflow.
 const MAX_DIM: i64 = 1 << 40;
 const MAX_ELEMENTS: u64 = 1 << 53;
 const MAX_PARAMETERS: u64 = 1 << 50;
-/// Expressions and statements evaluated, so that static loops end too.
+/// The most expressions and statements that are evaluated, so that static loops end too.
 const MAX_WORK: usize = 5_000_000;
 pub const MAX_DIAGNOSTICS: usize = 200;
 /// Stack that one level of evaluation may need, and how much more is taken when less is left.
@@ -179,7 +179,8 @@ impl Elab<'_> {
         frame
     }
 
-    /// The scope of a file: its functions, within a scope of what it imports from files that have theirs in `modules`.
+    /// The scope of a file: its functions, within a scope of what it imports from files that have theirs in
+    /// `modules`.
     fn file(&mut self, ast: &Ast, links: &[Link], modules: &[FrameId], std_frame: FrameId) -> FrameId {
         let around = self.frame(Some(std_frame));
         for link in links {
@@ -210,13 +211,12 @@ impl Elab<'_> {
         }
     }
 
-    // Diagnostics
-
     fn in_library(&self, span: Span) -> bool {
         self.std_files.contains(&span.file)
     }
 
-    /// Adds an error. One whose place is in the library is shown at the user's call; one that was reported before is dropped.
+    /// Adds an error. One whose place is in the library is shown at the user's call; one that was reported before is
+    /// dropped.
     fn report(&mut self, mut diagnostic: Diagnostic) {
         self.failures += usize::from(diagnostic.severity == Severity::Error);
         if let Some(first) = diagnostic.labels.first().map(|l| l.span)
@@ -226,7 +226,7 @@ impl Elab<'_> {
             diagnostic.labels.insert(0, ir::diag::Label { span: user, text: "in this call".into() });
         }
         let span = diagnostic.labels.first().map_or(Span { file: u16::MAX, line: 0, col: 0, len: 0 }, |l| l.span);
-        // Name resolution has said more about a name than evaluation can.
+        // Name resolution says more about a name than evaluation can, so its codes count as the same error.
         let code = if matches!(diagnostic.code.as_str(), "E0404" | "E0405") { "E0401" } else { &diagnostic.code };
         let key = if diagnostic.labels.is_empty() { diagnostic.message.clone() } else { code.to_string() };
         if self.stopped || !self.seen.insert((key, span)) {
@@ -252,7 +252,7 @@ impl Elab<'_> {
         self.stopped = true;
     }
 
-    /// Counts a step of evaluation; false if there were too many.
+    /// Counts a step of evaluation. Returns false if there were too many.
     fn step(&mut self, span: Span) -> bool {
         self.work += 1;
         if self.work > MAX_WORK && !self.stopped {
@@ -261,8 +261,6 @@ impl Elab<'_> {
         }
         !self.stopped
     }
-
-    // Names
 
     fn lookup(&self, frame: FrameId, name: &str) -> Option<&Var> {
         let mut at = Some(frame);

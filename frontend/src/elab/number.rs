@@ -21,8 +21,8 @@ impl Num {
     }
 }
 
-/// The places of an operation and its operands, with the operands' texts for messages.
-pub struct Sites {
+/// The spans of an operation and its operands, with the operands' texts for messages.
+pub struct OperandSpans {
     pub op: Span,
     pub left: Span,
     pub right: Span,
@@ -54,7 +54,7 @@ impl Elab<'_> {
     }
 
     /// Arithmetic of two static numbers; none if one of them is not a number.
-    pub fn static_arithmetic(&mut self, op: BinaryOp, a: &Val, b: &Val, at: &Sites) -> Option<Val> {
+    pub fn static_arithmetic(&mut self, op: BinaryOp, a: &Val, b: &Val, at: &OperandSpans) -> Option<Val> {
         let (x, y) = (self.num(a)?, self.num(b)?);
         Some(match (x, y) {
             (Num::Int(x), Num::Int(y)) => self.int_arithmetic(op, x, y, at),
@@ -73,7 +73,7 @@ impl Elab<'_> {
         })
     }
 
-    fn int_arithmetic(&mut self, op: BinaryOp, x: i64, y: i64, at: &Sites) -> Val {
+    fn int_arithmetic(&mut self, op: BinaryOp, x: i64, y: i64, at: &OperandSpans) -> Val {
         let named = |text: &str, n: i64| if text == n.to_string() { text.to_string() } else { format!("{text} = {n}") };
         let zero = |elab: &mut Self| {
             let e = Diagnostic::error("E0303", format!("{} is divided by {}", named(&at.left_text, x), named(&at.right_text, 0)));
@@ -118,7 +118,7 @@ impl Elab<'_> {
         }
     }
 
-    fn finite(&mut self, result: f64, were_finite: bool, op: BinaryOp, at: &Sites, x: &str, y: &str) -> Val {
+    fn finite(&mut self, result: f64, were_finite: bool, op: BinaryOp, at: &OperandSpans, x: &str, y: &str) -> Val {
         if result.is_nan() {
             let e = Diagnostic::error("E0304", format!("{x} {} {y} is not a number", op.symbol())).label(at.op, "undefined");
             return self.fail(e);
@@ -133,13 +133,13 @@ impl Elab<'_> {
         Val::Real(result)
     }
 
-    fn overflow(&mut self, op: BinaryOp, at: &Sites, x: &str, y: &str) -> Val {
+    fn overflow(&mut self, op: BinaryOp, at: &OperandSpans, x: &str, y: &str) -> Val {
         let e = Diagnostic::error("E0302", format!("{x} {} {y} is too large", op.symbol())).label(at.op, "overflows");
         self.fail(e.note(format!("integers reach {}", i64::MAX)).help("compute with reals (`1.0 * ..`), or use smaller sizes"))
     }
 
     /// Comparison of two static values; none if they are not both static.
-    pub fn static_compare(&mut self, op: BinaryOp, a: &Val, b: &Val, at: &Sites) -> Option<Val> {
+    pub fn static_compare(&mut self, op: BinaryOp, a: &Val, b: &Val, at: &OperandSpans) -> Option<Val> {
         let equality = match op {
             BinaryOp::Eq => Some(true),
             BinaryOp::Ne => Some(false),

@@ -1,7 +1,7 @@
 //! The primitives: what each takes, and how it becomes nodes. Those that move dims about are in `structure.rs`.
 
 use super::Elab;
-use super::call::Bound;
+use super::call::BoundArgument;
 use super::value::{DimId, FrameId, Val};
 use crate::ast::*;
 use crate::names::nearest;
@@ -85,9 +85,9 @@ fn signature(name: &str) -> Signature {
     Signature { names, required }
 }
 
-/// The arguments of a primitive, by parameter.
+/// The arguments of a primitive, one for each parameter.
 pub struct Args {
-    values: Vec<Option<Bound>>,
+    values: Vec<Option<BoundArgument>>,
     /// The right side of the `->` among them.
     pub to: Option<(Vec<DimId>, Span)>,
     pub span: Span,
@@ -191,7 +191,7 @@ impl Elab<'_> {
             };
             match slot {
                 Some(slot) if slot < names.len() && args.values[slot].is_none() => {
-                    args.values[slot] = Some(Bound { val, span: arg.value.span });
+                    args.values[slot] = Some(BoundArgument { val, span: arg.value.span });
                 }
                 _ => {
                     let place = arg.name.as_ref().map_or(arg.value.span, |n| n.span);
@@ -267,7 +267,7 @@ impl Elab<'_> {
         Val::Tensor(self.binary(op, x, y))
     }
 
-    /// 32 bits of two integers.
+    /// Mixes two integers into 32 bits.
     fn mix(&mut self, args: &Args) -> Val {
         let Some((x, y)) = self.promote((args.val(0), args.span(0)), (args.val(1), args.span(1))) else { return Val::Bad };
         if self.ty(x).dtype != DType::I32 {
@@ -333,7 +333,7 @@ impl Elab<'_> {
         dims.extend(self.ty(b).dims.iter().copied().filter(|d| !self.ty(a).has(*d)).collect::<Vec<_>>());
         dims.retain(|d| !over.contains(d));
         let ty = Type::new(dtype, dims);
-        // Nothing to contract is an outer product, elementwise.
+        // Without a dim to contract, the dot is an outer product, which is elementwise.
         let op = if over.is_empty() { Op::Binary(Binary::Mul) } else { Op::dot(over) };
         Val::Tensor(self.push(op, vec![a, b], ty))
     }
@@ -400,7 +400,7 @@ impl Elab<'_> {
         Val::Tensor(self.push(Op::Cumsum { over, reverse: false }, vec![x], ty))
     }
 
-    /// A draw of its own for every place in the text, by scope and number within it.
+    /// A draw that differs for every call in the text, by scope and number within it.
     fn uniform(&mut self, args: &Args) -> Val {
         let Some(like) = self.tensor_arg(args, 0) else { return Val::Bad };
         self.asks_training |= !self.std_files.contains(&args.span(0).file);

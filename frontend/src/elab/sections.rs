@@ -11,7 +11,7 @@ use ir::pattern;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// What the sections say.
+/// The contents of the sections.
 #[derive(Default)]
 pub struct Sections {
     pub train: Train,
@@ -82,8 +82,6 @@ impl Elab<'_> {
         }
         sections
     }
-
-    // train
 
     fn train_line(&mut self, frame: FrameId, stmt: &Stmt, sections: &mut Sections) {
         match &stmt.kind {
@@ -178,7 +176,7 @@ impl Elab<'_> {
     fn at_least_zero(&mut self, frame: FrameId, expr: &Expr) -> Option<f64> {
         let val = self.eval(frame, expr);
         match self.real(&val) {
-            // Ranks compute with it in f32.
+            // Ranks compute with this number in f32.
             Some(x) if x >= 0.0 && (x as f32).is_finite() => Some(x),
             Some(x) => {
                 self.report(
@@ -254,7 +252,7 @@ impl Elab<'_> {
         })
     }
 
-    /// What Muon does with hidden matrices.
+    /// The settings of Muon.
     fn muon<'e>(&mut self, frame: FrameId, of: impl Fn(&str) -> Option<&'e Expr>) -> Option<Muon> {
         let mut muon = Muon::default();
         if let Some(e) = of("momentum") {
@@ -298,7 +296,7 @@ impl Elab<'_> {
         Some(muon)
     }
 
-    /// Two shares that averages keep, each less than 1.
+    /// The two decay rates of averages, each less than 1.
     fn betas(&mut self, frame: FrameId, expr: Option<&Expr>, default: [f64; 2]) -> Option<[Real; 2]> {
         let Some(e) = expr else { return Some(default.map(Real)) };
         let unlike = |what: &str| {
@@ -374,9 +372,7 @@ impl Elab<'_> {
         }
     }
 
-    // plan
-
-    /// What a plan can name: the functions in sight of the model, those that were called, and names of calls.
+    /// The functions that a plan can name: those in sight of the model, those that were called, and names of calls.
     fn functions_from(&self, frame: FrameId) -> BTreeSet<Rc<str>> {
         let mut out = self.called.clone();
         let mut at = Some(frame);
@@ -389,7 +385,7 @@ impl Elab<'_> {
         out
     }
 
-    /// What the command line names for recomputation, or to be offloaded, is called.
+    /// Checks that what the command line names for recomputation or offloading is called.
     pub fn check_named(&mut self) {
         let asked = self.options.recompute.iter().flatten().map(|name| (name, "recomputed"));
         let asked = asked.chain(self.options.offload.iter().map(|name| (name, "offloaded")));
@@ -449,8 +445,6 @@ impl Elab<'_> {
         }
         plan.entries.push(PlanEntry { axis, tiers: names, span: Some(stmt.span) });
     }
-
-    // weights
 
     fn weight_line(&mut self, stmt: &Stmt, dims: &[Rc<str>]) -> Option<WeightLine> {
         let StmtKind::Weight { paths, template, copies, layout } = &stmt.kind else { return None };

@@ -105,7 +105,7 @@ impl Elab<'_> {
         })
     }
 
-    /// So many sequences, as the command line says.
+    /// A number of sequences from the command line.
     fn sequences(&mut self, name: &Ident, sequences: u64, what: &str) -> Val {
         match i64::try_from(sequences) {
             Ok(size) => Val::Int(size),
@@ -116,15 +116,15 @@ impl Elab<'_> {
         }
     }
 
-    /// What kind of value a setting takes: as declared, else as its default.
+    /// The kind of value that a setting takes: as declared, or else as its default.
     fn wanted(&mut self, setting: &Header, frame: FrameId) -> Option<&'static str> {
         match &setting.kind {
-            Some(Kind::Int | Kind::Dim) => return Some("an int"),
-            Some(Kind::Real) => return Some("a real"),
-            Some(Kind::Bool) => return Some("a bool"),
-            Some(Kind::Text) => return Some("a text"),
-            Some(Kind::Reals) => return Some(REALS),
-            Some(Kind::Type(_) | Kind::Dims) => {
+            Some(ParamKind::Int | ParamKind::Dim) => return Some("an int"),
+            Some(ParamKind::Real) => return Some("a real"),
+            Some(ParamKind::Bool) => return Some("a bool"),
+            Some(ParamKind::Text) => return Some("a text"),
+            Some(ParamKind::Reals) => return Some(REALS),
+            Some(ParamKind::Type(_) | ParamKind::Dims) => {
                 let e = Diagnostic::error("E0202", format!("setting `{}` cannot be a tensor or a list of dims", setting.name.name));
                 self.report(e.label(setting.name.span, "an int, real, bool, text or list of numbers"));
                 return None;
@@ -132,7 +132,7 @@ impl Elab<'_> {
             None => {}
         }
         let Some(default) = &setting.default else { return Some("an int") };
-        // Evaluated for its kind alone: what is wrong with its value does not matter, as another one was given.
+        // The default is evaluated only for its kind. Its errors do not matter, since another value was given.
         let (reported, seen, stopped) = (self.diagnostics.len(), self.seen.clone(), self.stopped);
         let val = self.eval(frame, default);
         self.diagnostics.truncate(reported);
@@ -151,15 +151,15 @@ impl Elab<'_> {
     fn setting_kind(&mut self, setting: &Header, val: Val, span: ir::diag::Span) -> Val {
         let (kind, fits) = match (&setting.kind, &val) {
             (_, Val::Bad) => return val,
-            (Some(Kind::Int | Kind::Dim), v) => ("an int", matches!(v, Val::Int(_) | Val::Dim(_))),
-            (Some(Kind::Real), v) => match self.real(v) {
+            (Some(ParamKind::Int | ParamKind::Dim), v) => ("an int", matches!(v, Val::Int(_) | Val::Dim(_))),
+            (Some(ParamKind::Real), v) => match self.real(v) {
                 Some(x) => return Val::Real(x),
                 None => ("a real", false),
             },
-            (Some(Kind::Bool), v) => ("a bool", matches!(v, Val::Bool(_))),
-            (Some(Kind::Text), v) => ("a text", matches!(v, Val::Text(_))),
-            (Some(Kind::Reals), v) => (REALS, is_reals(v)),
-            (Some(Kind::Type(_) | Kind::Dims) | None, v) => {
+            (Some(ParamKind::Bool), v) => ("a bool", matches!(v, Val::Bool(_))),
+            (Some(ParamKind::Text), v) => ("a text", matches!(v, Val::Text(_))),
+            (Some(ParamKind::Reals), v) => (REALS, is_reals(v)),
+            (Some(ParamKind::Type(_) | ParamKind::Dims) | None, v) => {
                 let plain = matches!(v, Val::Int(_) | Val::Dim(_) | Val::Real(_) | Val::Bool(_) | Val::Text(_));
                 ("an int, real, bool, text or list of numbers", plain || is_reals(v))
             }

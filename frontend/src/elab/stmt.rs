@@ -1,6 +1,6 @@
 //! Statements.
 
-use super::storage::Lives;
+use super::storage::StorageKind;
 use super::value::{Closure, DimEntry, Flow, FrameId, Val};
 use super::{Elab, MORE_STACK, RED_ZONE};
 use crate::ast::*;
@@ -61,8 +61,8 @@ impl Elab<'_> {
                 self.frames[frame.0].fns.insert(function.name.name.clone(), closure);
             }
             StmtKind::Input { names, ty, value, attributes } => self.input(frame, names, ty, value.as_ref(), attributes),
-            StmtKind::Param(storage) => self.stored(frame, storage, Lives::Trained),
-            StmtKind::State(storage) => self.stored(frame, storage, Lives::State),
+            StmtKind::Param(storage) => self.stored(frame, storage, StorageKind::Trained),
+            StmtKind::State(storage) => self.stored(frame, storage, StorageKind::State),
             StmtKind::Update { name, value } => self.update(frame, name, value),
             StmtKind::If(branch) => return self.branch(frame, branch),
             StmtKind::Repeat(repeat) => return self.repeat(frame, repeat),
@@ -98,7 +98,7 @@ impl Elab<'_> {
                     }
                 }
             }
-            // Accepted: its names are resolved, its meaning comes with generation.
+            // `generate` is accepted and its names are resolved, but it has no effect yet.
             StmtKind::Generate { .. } => {}
             StmtKind::Bad(names) => {
                 for name in names {
@@ -199,7 +199,8 @@ impl Elab<'_> {
                 }
                 Val::Bool(false) => self.skip(frame, then, cond.span),
                 Val::Bad => {
-                    // Unknown which way: declare what any branch declares, so that nothing follows from this error.
+                    // It is unknown which branch is taken, so all names that any branch declares are declared. No
+                    // further errors follow then.
                     let blocks = branch.branches.iter().map(|(_, b)| b).chain(&branch.otherwise);
                     let names: Vec<Ident> = blocks.flat_map(|b| crate::resolve::declared(&b.stmts)).collect();
                     for name in names {
@@ -277,7 +278,7 @@ impl Elab<'_> {
             for name in own {
                 self.frames[frame.0].vars.remove(&name);
             }
-            // What is wrong in one iteration is as wrong in all others.
+            // An error in one iteration would be the same in all others.
             if !matches!(flow, Flow::Next) || self.failures > failures {
                 break;
             }

@@ -8,18 +8,18 @@ use ir::diag::{Diagnostic, Span};
 use ir::graph::{Feed, Input, Phase, Type, Update};
 use ir::op::{DType, Op, Real};
 
-/// How what lives over steps changes.
+/// The kind of a tensor that lives over steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lives {
+pub enum StorageKind {
     Trained,
     State,
 }
 
-impl Lives {
+impl StorageKind {
     fn name(self) -> &'static str {
         match self {
-            Lives::Trained => "parameter",
-            Lives::State => "state",
+            StorageKind::Trained => "parameter",
+            StorageKind::State => "state",
         }
     }
 }
@@ -47,7 +47,7 @@ impl Elab<'_> {
         }
     }
 
-    /// Whether the attributes of an input say that any value is meant.
+    /// Whether the attributes of an input allow any value.
     fn any(&mut self, attributes: &[Ident], ty: Option<&Type>) -> bool {
         let mut any = false;
         for attribute in attributes {
@@ -155,7 +155,7 @@ impl Elab<'_> {
     }
 
     /// A `param` or a `state`.
-    pub fn stored(&mut self, frame: FrameId, storage: &Storage, lives: Lives) {
+    pub fn stored(&mut self, frame: FrameId, storage: &Storage, lives: StorageKind) {
         let what = lives.name();
         let ty = self.declared_type(frame, &storage.ty);
         let init = self.init(frame, &storage.init);
@@ -179,7 +179,7 @@ impl Elab<'_> {
                 self.declare(frame, name, Val::Bad);
                 continue;
             }
-            // What is trained and stored is f32; the model computes with a copy of the declared type.
+            // The stored tensor is f32. The model computes with a copy of the declared type.
             let dtype = ty.dtype;
             let ty = Type::new(DType::F32, ty.dims);
             let scope = self.scope();
@@ -197,11 +197,11 @@ impl Elab<'_> {
                 name: full,
                 ty: ty.clone(),
                 init,
-                decay: decays && lives == Lives::Trained && ty.dims.len() >= ir::fault!("elaborate.decay.dims", 1, 2),
+                decay: decays && lives == StorageKind::Trained && ty.dims.len() >= ir::fault!("elaborate.decay.dims", 1, 2),
                 lr_scale: Real(1.0),
                 frozen: false,
                 adam: false,
-                state: lives == Lives::State,
+                state: lives == StorageKind::State,
                 layer: self.origin.layer,
                 span: Some(place),
             });
@@ -211,7 +211,7 @@ impl Elab<'_> {
                 self.stop(e.label(place, "too many with this one").help("use smaller sizes, or fewer layers"));
             }
             let stored = self.push(Op::Param(number), vec![], ty);
-            let value = if lives == Lives::Trained { self.cast(stored, dtype) } else { stored };
+            let value = if lives == StorageKind::Trained { self.cast(stored, dtype) } else { stored };
             self.declare(frame, name, Val::Tensor(value));
         }
     }
@@ -247,13 +247,14 @@ impl Elab<'_> {
             return;
         }
         let new = self.cast(new, ty.dtype);
-        // An identity, to be taken once per step, when all microbatches are behind.
+        // This `add` of one operand is an identity in the update phase, which runs once per step after all
+        // microbatches.
         let new = self.push(Op::Add, vec![new], ty);
         self.body[new].origin.phase = Phase::Update;
         self.updates.push(Update { param, grad: None, new, states: vec![] });
     }
 
-    /// A number that a tensor of this type holds. One that would be infinite there is an error.
+    /// A number as a tensor of this type holds it. One that would be infinite there is an error.
     fn held(&mut self, x: f64, dtype: DType, span: Span) -> Option<Real> {
         if dtype.is_finite(x) {
             return Some(Real(x));

@@ -12,7 +12,7 @@ use ir::op::{Compare, DType, Op, Real};
 /// A call of `concat` or `stack`, taken apart.
 struct Joined {
     values: Vec<(Value, Span)>,
-    /// `[a, b] -> c`, or `over: d` with the left side empty.
+    /// The dims left of `->` in `[a, b] -> c`; empty for `over: d`.
     from: Vec<DimId>,
     to: DimId,
     to_span: Span,
@@ -30,7 +30,7 @@ impl Elab<'_> {
         }
     }
 
-    /// Both sides of `a -> b`.
+    /// The dims on both sides of `a -> b`.
     fn arrow(&mut self, args: &Args, what: &str) -> Option<(Vec<DimId>, Vec<DimId>, Span)> {
         let from = match args.val(1) {
             Val::Dim(d) => vec![*d],
@@ -137,7 +137,7 @@ impl Elab<'_> {
 
     pub fn expand(&mut self, args: &Args) -> Val {
         let val = args.val(0).clone();
-        // A static number is a float: `expand(0.0, experts)`.
+        // A static number counts as a float, as in `expand(0.0, experts)`.
         let x = match self.real(&val) {
             Some(x) if !matches!(val, Val::Tensor(_)) => Some(self.constant(x, DType::F32)),
             _ => self.tensor(&val, args.span(0)),
@@ -210,7 +210,7 @@ impl Elab<'_> {
             }
             return None;
         }
-        // One dtype for all: floats win.
+        // All parts must have one element type.
         let dtypes: Vec<DType> = vals.iter().map(|(v, _)| self.ty(*v).dtype).collect();
         if dtypes.iter().any(|t| *t != dtypes[0]) {
             let e = Diagnostic::error("E0202", format!("`{what}` of different element types")).label(vals[0].1, dtypes[0].name());
@@ -221,7 +221,7 @@ impl Elab<'_> {
         Some(Joined { values: vals, from, to, to_span })
     }
 
-    /// All parts must have the same dims beside the joined one.
+    /// Checks that all parts have the same dims beside the joined one.
     fn same_rest(&mut self, what: &str, parts: &[(Value, Span, Option<Dim>)]) -> bool {
         let rest = |elab: &Self, i: usize| -> Vec<Dim> { elab.ty(parts[i].0).dims.iter().copied().filter(|d| Some(*d) != parts[i].2).collect() };
         let first = rest(self, 0);
@@ -260,7 +260,7 @@ impl Elab<'_> {
             let e = Diagnostic::error("E0212", format!("{} make {sum}, not {} = {size}", names.join(" and "), self.body.dims.name(to)));
             return self.fail(e.label(to_span, format!("has {size} elements")));
         }
-        // Stored like its largest part.
+        // The result is stored like its largest part.
         let largest = parts.iter().copied().reduce(|a, b| if self.elements(&self.ty(b.0).dims) > self.elements(&self.ty(a.0).dims) { b } else { a });
         let order: Vec<Dim> = match largest {
             Some((v, _, own)) => self.ty(v).dims.iter().map(|d| if Some(*d) == own { to } else { *d }).collect(),
@@ -302,7 +302,7 @@ impl Elab<'_> {
         if !self.absent(&[over], &ty.dims, to_span, values[0].1) {
             return Val::Bad;
         }
-        // Before the last dim, where a merge into one dim usually wants it.
+        // The new dim stands before the last one, where a merge into one dim usually needs it.
         let mut dims = ty.dims.clone();
         dims.insert(dims.len().saturating_sub(1), over);
         let index = self.push(Op::Iota(over), vec![], Type::new(DType::I32, [over]));

@@ -8,8 +8,6 @@ use ir::graph::{Type, Value};
 use ir::op::{Binary, Compare, DType, Op, Real, Unary};
 
 impl Elab<'_> {
-    // Dims
-
     pub fn new_dim(&mut self, entry: DimEntry) -> DimId {
         self.dims.push(entry);
         DimId(self.dims.len() - 1)
@@ -66,7 +64,7 @@ impl Elab<'_> {
         if ty.dtype == self.options.precision { shape } else { format!("{}{shape}", ty.dtype.name()) }
     }
 
-    /// What `repeat` must not change of a value, as text.
+    /// The properties of a value that `repeat` must not change, as text.
     pub fn signature(&self, val: &Val) -> String {
         match val {
             Val::Tensor(v) => {
@@ -81,8 +79,6 @@ impl Elab<'_> {
             other => other.kind().to_string(),
         }
     }
-
-    // Nodes
 
     /// Adds a node; its result has the dims of `declared` if they are the ones that the op gives, else the op's.
     pub fn push(&mut self, op: Op, args: Vec<Value>, declared: Type) -> Value {
@@ -101,7 +97,7 @@ impl Elab<'_> {
                 if same { Type::new(ty.dtype, declared.dims) } else { ty }
             }
             Err(error) => {
-                // The checks above this in the user's words should have caught it.
+                // An earlier check should have reported this in the user's words.
                 let e = Diagnostic::error("E0202", format!("operands do not fit: {error}"));
                 self.report(match self.user_span {
                     Some(span) => e.label(span, "here"),

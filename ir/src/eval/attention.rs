@@ -6,14 +6,14 @@ use crate::dim::Dim;
 use crate::graph::{Body, Value};
 use crate::op::{Attention, AttentionGrad};
 
-/// A tensor on its way.
+/// An intermediate tensor.
 struct Tensor {
     data: Vec<f64>,
     dims: Vec<Dim>,
 }
 
-/// Scores as the softmax takes them, `keys` innermost; if asked for, their slopes by scaled products; and what
-/// probabilities count. Of these nothing where all are 1.
+/// Scores as the softmax takes them, `keys` innermost; if `slopes`, their derivatives by the scaled products; and the
+/// weights of probabilities. Derivatives and weights are empty where all are 1.
 fn scores(body: &Body, v: Value, a: &Attention, args: &[&[f64]], slopes: bool) -> (Tensor, [Vec<f64>; 2]) {
     let (dims, q, k) = (&body.dims, body[v].args[0], body[v].args[1]);
     let mut over: Vec<Dim> = body.dims_of(q).iter().copied().filter(|d| *d != a.d).collect();
@@ -82,8 +82,8 @@ pub(super) fn log_sums(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) ->
     reorder(&body.dims, &rows, &s.dims[..s.dims.len() - 1], &body[v].ty.dims)
 }
 
-/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (W * dP - delta)`, times the slope of what the
-/// program makes of a score; W is what probabilities count.
+/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (W * dP - delta)`, times the slope of the
+/// program of scores. W are the weights of probabilities.
 pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
     let (node, dims) = (&body[v], &body.dims);
     let of = |k: usize| (args[k], body.dims_of(node.args[k]));
@@ -102,7 +102,7 @@ pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGra
     let n = dims.size(a.keys) as usize;
     for (k, x) in ds.iter_mut().enumerate() {
         let slope = slopes.get(k).copied().unwrap_or(1.0) * if of_products { a.scale.0 } else { 1.0 };
-        // What is not seen has no slope, whatever the program makes of it.
+        // A masked key has gradient 0, even where the program's slope is infinite or NaN.
         let weight = weights.get(k).copied().unwrap_or(1.0);
         *x = if p.data[k] == 0.0 { 0.0 } else { p.data[k] * (weight * *x - delta[k / n]) * slope };
     }

@@ -42,8 +42,8 @@ fn loops(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f64]
         .collect()
 }
 
-/// As products of matrices, one for each element of the dims that both factors and the result have; none where
-/// factors have dims of which this says nothing.
+/// The contraction as matrix products, one for each element of the dims that both factors and the result have. `None`
+/// if a factor has a dim that is no batch, row, column or summed dim.
 fn matrices(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f64], &[Dim])) -> Option<Vec<f64>> {
     let of = |in_a: bool, in_b: bool| out.iter().copied().filter(|d| a.1.contains(d) == in_a && b.1.contains(d) == in_b).collect::<Vec<_>>();
     let (each, rows, columns) = (of(true, true), of(true, false), of(false, true));
@@ -56,7 +56,7 @@ fn matrices(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f
     let (x, y) = (reorder(dims, a.0, a.1, &of_a), reorder(dims, b.0, b.1, &of_b));
     let mut z = vec![0.0; dims.elements(out) as usize];
     let cores = if z.len().saturating_mul(k) < MANY { 1 } else { thread::available_parallelism().map_or(1, NonZero::get) };
-    // Rows of one matrix, or of several, are shared out evenly.
+    // Rows, of one matrix or of several, are divided evenly among the threads.
     let tall = m.div_ceil(cores.div_ceil(dims.elements(&each).max(1) as usize)).max(1);
     let mut shares: Vec<Vec<(usize, usize, &mut [f64])>> = (0..cores).map(|_| vec![]).collect();
     for (matrix, z) in z.chunks_mut((m * n).max(1)).enumerate() {
@@ -86,8 +86,8 @@ mod tests {
     use crate::dim::DimInfo;
     use crate::random;
 
-    /// Loops and matrices agree, exactly on integers: over dims of any place, of one matrix and of several, small
-    /// and large.
+    /// Loops and matrix products agree exactly on integers: for dims in any order, one matrix and several, small and
+    /// large.
     #[test]
     fn matrices_are_the_sums_that_loops_make() {
         let names = ["batch", "heads", "rows", "more", "columns", "k", "l"];
@@ -103,12 +103,12 @@ mod tests {
             let (a, b) = (data(&of_a, 1), data(&of_b, 2));
             let got = matrices(&dims, &out, &[k, l], (&a, &of_a), (&b, &of_b)).expect("matrices");
             assert!(got == loops(&dims, &out, &[k, l], (&a, &of_a), (&b, &of_b)), "sizes {sizes:?}");
-            // A dim that one factor lacks is none of a matrix.
+            // A dim of both factors that is neither summed nor in the result is no dim of a matrix product.
             assert_eq!(matrices(&dims, &out, &[k], (&a, &of_a), (&b, &of_b)), None);
         }
     }
 
-    /// A chunk of rows has the same sums as all of them, to the bit, however few these are.
+    /// A chunk of rows has bitwise the same sums as the whole, however few terms a sum has.
     #[test]
     fn chunks_of_rows_are_rows_of_the_whole() {
         let mut dims = Dims::default();

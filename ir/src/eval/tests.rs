@@ -23,10 +23,12 @@ impl Env for Inputs {
     }
 }
 
-/// A grouped dot of `a` and `b`, given by their dims out of `part, row, expert, h, f`, and the dot with the rows of experts spelled out as ones and zeros.
+/// Compares a grouped dot of `a` and `b`, given by their dims out of `part, row, expert, h, f`, with a plain dot
+/// whose operand is masked by ones and zeros.
 fn check(a: &[usize], b: &[usize], over: &[usize], out: &[usize]) {
     let sizes = [2, 7, 3, 4, 5];
-    // The last two rows of the first part are nobody's; the second part's first expert has no row, its last one all to the end.
+    // In the first part, the last two rows belong to no expert. In the second, the first expert has no row and the
+    // last one has all rows up to the end.
     let ends = [2, 2, 5, 0, 3, 9];
     let member = |p: usize, row: usize, e: usize| {
         let first = if e == 0 { 0 } else { ends[3 * p + e - 1] };
@@ -61,7 +63,7 @@ fn check(a: &[usize], b: &[usize], over: &[usize], out: &[usize]) {
     let whole = run(&body, &mut env);
     assert_eq!(whole[got.index()], whole[want.index()]);
     assert!(whole[got.index()].iter().any(|x| *x != 0.0));
-    // What nobody's rows hold does not matter.
+    // Rows of no expert are never read, so NaN there does not matter.
     let nobody = |p: usize, row: usize| m[(p * 7 + row) * 3..][..3].iter().all(|x| *x == 0.0);
     for (k, of) in [a, b].into_iter().enumerate().filter(|(_, of)| of.starts_with(&[0, 1])) {
         let inner: usize = of[2..].iter().map(|k| sizes[*k] as usize).product();

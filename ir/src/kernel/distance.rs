@@ -66,7 +66,7 @@ impl Distance {
 /// The narrowest float of a kernel.
 pub fn narrowest(kernel: &Kernel) -> DType {
     let floats = kernel.body.nodes.iter().map(|n| n.ty.dtype).filter(|t| t.is_float());
-    // Of the two with 16 bits, bf16 has fewer digits.
+    // bf16 comes before f16, since it has fewer digits.
     floats.min_by_key(|t| (t.bytes(), *t != DType::Bf16)).unwrap_or(DType::F32)
 }
 
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(of(&[f64::INFINITY], &[f64::INFINITY]), Distance::default());
         let d = of(&[3.0, 4.5], &[3.0, 4.0]);
         assert_eq!((d.element, (d.norm * 1e3).round()), (0.125, 100.0));
-        // What is left of numbers of size 1000 that cancel.
+        // Here both are the remainder of values of size 1000 that cancelled.
         assert_eq!(Distance::of(&[1.5], &[1.0], 1000.0).element, 5e-4);
     }
 }

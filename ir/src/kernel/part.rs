@@ -16,24 +16,25 @@ use std::collections::BTreeSet;
 pub struct PartialKernel {
     /// The whole kernel's ops, inputs and outputs, with shorter dims.
     pub kernel: Kernel,
-    /// Of the whole kernel.
+    /// Dims of the whole kernel.
     dims: Dims,
-    /// Of each dim, which of its indices are left, in order; none: all.
+    /// Per dim, which indices are left, in order; `None` if all are.
     left: Vec<Option<Vec<u64>>>,
-    /// Operands that say where experts' rows end, and the dim of the rows.
+    /// Operands that hold the ends of experts' rows, each with the dim of the rows.
     ends: Vec<(u32, Dim)>,
 }
 
 /// How much of a kernel a part may be, if dims can be cut that far.
 #[derive(Clone, Copy, Debug)]
-pub struct Most {
-    /// Of the loops of all nodes.
+pub struct PartLimits {
+    /// Points of the loops of all nodes.
     pub points: u64,
     /// Elements of all results.
     pub places: u64,
 }
 
-/// Operands that nothing reads but grouped dots, as the ends of rows in this dim that their results keep.
+/// Operands that only grouped dots read, as the ends of rows, each with the dim of rows, which the dots' results
+/// keep.
 fn ends(kernel: &Kernel) -> Vec<(u32, Dim)> {
     let body = &kernel.body;
     let users = body.users();
@@ -63,24 +64,25 @@ fn bound(kernel: &Kernel) -> BTreeSet<Dim> {
     let mut out = BTreeSet::new();
     for node in &body.nodes {
         match &node.op {
-            // Queries know nothing of each other.
+            // Queries do not depend on each other.
             Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, AttentionGrad::Q) => out.extend([a.keys, a.d, a.values]),
-            // Nor do keys, which get sums over the queries that share them.
+            // Keys do not depend on each other; their gradients are summed over the queries that share them.
             Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => {
                 out.extend([a.at, a.d, a.values]);
                 out.extend(body[node.args[0]].ty.dims.iter().filter(|d| !body[node.args[1]].ty.dims.contains(d)));
             }
-            // Nor do pairs, whose gradients are summed over what they have in common.
+            // Pairs of a query and a key do not depend on each other; the gradient is summed over the dims that the
+            // bias lacks.
             Op::AttentionGrad(a, AttentionGrad::Bias) => {
                 out.extend([a.d, a.values]);
                 out.extend(body[node.args[0]].ty.dims.iter().filter(|d| !node.ty.dims.contains(d)));
             }
-            // Sums over the dims of the index.
+            // A scatter sums over the dims of its index.
             Op::Scatter { dim } => {
                 out.insert(*dim);
                 out.extend(&body[node.args[1]].ty.dims);
             }
-            // Each row meets the matrix of its expert, which its place among the ends says.
+            // A row is multiplied by its expert's matrix, which follows from the row's index and the ends.
             Op::GroupedDot { rows, experts, over, .. } => {
                 out.insert(*experts);
                 out.extend(over);
@@ -96,8 +98,8 @@ fn bound(kernel: &Kernel) -> BTreeSet<Dim> {
     out
 }
 
-/// The points of a node's loops: of all dims that it has to do with. An index picks one of a table's rows, and a
-/// row is one expert's. An op that moves elements reads one for each that it leaves.
+/// The points of a node's loops, over all dims of its operands and result. An index picks one row of a table, and a
+/// row has one expert, so these dims do not count. An op that moves elements reads one per element of its result.
 pub fn points(kernel: &Kernel, v: Value) -> u64 {
     let (body, node) = (&kernel.body, &kernel.body[v]);
     if let Op::Concat { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::View { .. } | Op::Shard { .. } = node.op {
@@ -118,13 +120,13 @@ pub fn all_points(kernel: &Kernel) -> u64 {
     kernel.body.values().map(|v| points(kernel, v)).fold(0, u64::saturating_add)
 }
 
-/// The dims of a kernel that a part may have few indices of.
+/// The dims of a kernel that a part may cut to a few indices.
 fn free(kernel: &Kernel) -> Vec<Dim> {
     let (bound, has) = (bound(kernel), kernel.body.nodes.iter().flat_map(|n| &n.ty.dims).collect::<BTreeSet<_>>());
     kernel.body.dims.ids().filter(|d| has.contains(d) && !bound.contains(d)).collect()
 }
 
-/// So many of `size` indices: the first, the last, and others at random, in order.
+/// `count` of `size` indices: the first, the last, and random others, in order.
 fn some(size: u64, count: u64, seed: u64) -> Vec<u64> {
     let mut out: BTreeSet<u64> = [0, size - 1].into_iter().take(count as usize).collect();
     let mut state = seed;
@@ -139,12 +141,12 @@ impl PartialKernel {
     /// Of a kernel with more than so many points; as few of its indices as that takes, or the fewest that there can
     /// be, the first and the last among them.
     pub fn of(kernel: &Kernel, points: u64, seed: u64) -> Option<PartialKernel> {
-        let part = PartialKernel::among(kernel, Most { points, places: u64::MAX }, seed, &mut |d| (0..kernel.body.dims.size(d)).collect());
+        let part = PartialKernel::among(kernel, PartLimits { points, places: u64::MAX }, seed, &mut |d| (0..kernel.body.dims.size(d)).collect());
         part.left.iter().any(Option::is_some).then_some(part)
     }
 
     /// The same, of indices that `known` gives in order, for each dim that is cut.
-    pub fn among(kernel: &Kernel, most: Most, seed: u64, known: &mut dyn FnMut(Dim) -> Vec<u64>) -> PartialKernel {
+    pub fn among(kernel: &Kernel, most: PartLimits, seed: u64, known: &mut dyn FnMut(Dim) -> Vec<u64>) -> PartialKernel {
         let mut less = kernel.clone();
         let free = free(kernel);
         let places = |k: &Kernel| k.outputs.iter().map(|o| k.body.elements(o.value)).fold(0, u64::saturating_add);
@@ -237,7 +239,7 @@ mod tests {
     use crate::op::DType;
     use crate::program::Space;
 
-    /// What is joined is read once.
+    /// An op that joins tensors reads each element once.
     #[test]
     fn a_place_of_what_moves_elements_is_one_point() {
         let mut body = Body::default();

@@ -119,7 +119,7 @@ fn nearest(x: f64, bits: i32, [least, most]: [i32; 2], round: impl Fn(f64) -> f6
     if x == 0.0 || !x.is_finite() {
         return x;
     }
-    // Exact: powers of two far from the limits of f64.
+    // Scaling by a power of two is exact here, far from the limits of f64.
     let exponent = ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(least);
     let unit = 2f64.powi(exponent + 1 - bits);
     let rounded = round(x / unit) * unit;
@@ -139,7 +139,7 @@ mod tests {
     fn bf16_has_eight_bits_and_ties_go_to_even() {
         let round = |x| DType::Bf16.round(x);
         assert_eq!([256.0, 257.0, 259.0, -257.0, 1.0 + 1.0 / 256.0].map(round), [256.0, 256.0, 260.0, -256.0, 1.0]);
-        // Subnormal numbers, the greatest one, and what is beyond it.
+        // The cases cover subnormal numbers, the greatest number and numbers beyond it.
         let least = 2f64.powi(-133);
         assert_eq!([least, 0.5 * least, 0.75 * least].map(round), [least, 0.0, least]);
         let most = 255.0 * 2f64.powi(120);
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn tf32_has_eleven_bits_and_ties_go_away_from_zero() {
         assert_eq!([2048.0, 2049.0, 2050.9, 2051.0, -2049.0].map(tf32), [2048.0, 2050.0, 2050.0, 2052.0, -2050.0]);
-        // As the bits say: half of the last place that stays is added, what is below it cut off.
+        // Rounding must equal adding half of the last kept place to the bits and cutting off the bits below it.
         for bits in [0x0000_0001, 0x0000_1000, 0x0012_3456, 0x3F80_0FFF, 0x3F80_1000, 0xC049_0FDB, 0x7F7F_EFFF, 0x7F7F_F000] {
             let want = f32::from_bits((bits + 0x1000) & !0x1FFF);
             assert_eq!(tf32(f32::from_bits(bits).into()), f64::from(want), "{bits:x}");

@@ -151,7 +151,7 @@ impl Scoring {
     pub fn with_slope(&self) -> (Scoring, Option<u32>) {
         let mut out = self.clone();
         let Some(score) = self.score else { return (out, None) };
-        // Of each step its slope: nothing is zero.
+        // `slopes` holds each step's derivative by the score; `None` stands for zero.
         let mut slopes: Vec<Option<u32>> = vec![];
         for (at, step) in self.steps.iter().enumerate() {
             let slope = out.slope(at as u32, step, &slopes);
@@ -400,7 +400,7 @@ impl Attention {
     pub fn pairs(&self, keys: u64) -> u64 {
         let Some(ordered) = self.scoring.ordered() else { return keys.saturating_mul(keys) };
         let most = self.scoring.window(ordered).map_or(keys, |w| keys.min(w));
-        // Queries at 0, 1, .. see one key, two, .., as many as the window has.
+        // Query i sees i + 1 keys, at most as many as the window has.
         most * (most + 1) / 2 + (keys - most) * most
     }
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// What a level says beside the nodes of a body.
-pub(super) trait Beside {
+pub(super) trait NodeAnnotations {
     /// Lines before node `i`.
     fn before(&mut self, _: &mut Io, _i: usize) -> Result {
         Ok(())
@@ -30,8 +30,8 @@ pub(super) trait Beside {
 }
 
 /// Nothing: of the logical graph and of kernels.
-pub(super) struct Plain;
-impl Beside for Plain {}
+pub(super) struct NoAnnotations;
+impl NodeAnnotations for NoAnnotations {}
 
 /// The entry of node `i` in a list beside the nodes, made if it is missing.
 pub(super) fn entry<T: Clone>(list: &mut Vec<T>, i: usize, blank: T) -> &mut T {
@@ -160,7 +160,7 @@ pub(super) fn mesh(io: &mut Io, m: &mut Mesh) -> Result {
 /// The dims of a body; what follows can name them.
 fn dim_table(io: &mut Io, list: &mut Vec<DimInfo>) -> Result {
     if io.reading() {
-        // Names first, so that a dim can be a copy of a later one.
+        // Names are read first, so that a dim can be a copy of a later one.
         io.dims = Rc::default();
         let mark = io.mark();
         while io.line_if(true, "  dim ") {
@@ -195,7 +195,7 @@ fn dim_table(io: &mut Io, list: &mut Vec<DimInfo>) -> Result {
 }
 
 /// A body: its dims, then its nodes.
-pub(super) fn body(io: &mut Io, b: &mut Body, beside: &mut dyn Beside) -> Result {
+pub(super) fn body(io: &mut Io, b: &mut Body, beside: &mut dyn NodeAnnotations) -> Result {
     io.line("dims:")?;
     dim_table(io, &mut b.dims.list)?;
     io.line("body:")?;

@@ -1,6 +1,6 @@
 //! The text form of the logical graph.
 
-use super::body::{Beside, Plain, blank_type, body, row_number, span, ty, values};
+use super::body::{NoAnnotations, NodeAnnotations, blank_type, body, row_number, span, ty, values};
 use super::io::{Io, Result};
 use super::op::dim;
 use crate::dim::Dim;
@@ -10,11 +10,11 @@ use crate::op::Real;
 /// A graph on its own.
 pub(super) fn graph(io: &mut Io, g: &mut Graph) -> Result {
     io.line("graph ")?;
-    graph_with(io, g, &mut Plain)
+    graph_with(io, g, &mut NoAnnotations)
 }
 
 /// A graph from its name on, and what a level says beside its nodes.
-pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn Beside) -> Result {
+pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn NodeAnnotations) -> Result {
     io.name(&mut g.name)?;
     io.or(&mut g.layers, 0, " layers ", Io::number)?;
     io.hints.params = g.params.iter().map(|p| p.name.clone()).collect();

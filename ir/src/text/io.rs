@@ -263,7 +263,7 @@ impl<'a> Io<'a> {
         }
         let mark = self.mark();
         let fresh = self.line_ends() || mark == 0;
-        // Blank words: a line that is indented, whatever it says.
+        // Blank words stand for any indented line.
         let indented = !words.trim().is_empty() || self.is_indented();
         if fresh && indented && self.eat(words) {
             return true;
@@ -282,7 +282,7 @@ impl<'a> Io<'a> {
             } else if (some || mark == 0) && self.rest().starts_with(';') {
                 self.skip_line();
             } else {
-                // Whether a line is indented is still to be asked.
+                // Blanks at the line's start stay unread, because the caller asks whether the line is indented.
                 self.rewind(mark);
                 return some;
             }

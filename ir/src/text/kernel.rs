@@ -1,6 +1,6 @@
 //! The text form of a kernel.
 
-use super::body::{Plain, blank_type, body, dtype, ty};
+use super::body::{NoAnnotations, blank_type, body, dtype, ty};
 use super::io::{Io, Result};
 use super::op::dims;
 use crate::graph::{Body, Value};
@@ -24,7 +24,7 @@ pub(super) fn kernel(io: &mut Io, k: &mut Kernel) -> Result {
     io.variant(&mut k.family, "a family of kernels", &all)?;
     io.or(&mut k.on, Space::Device, " on ", |io, s| io.variant(s, "a space", &Space::ALL.map(|s| (s.name(), s))))?;
     io.with(" scalars ", &mut k.scalars, |io, s| io.list(s, DType::I32, dtype))?;
-    body(io, &mut k.body, &mut Plain)?;
+    body(io, &mut k.body, &mut NoAnnotations)?;
     match &mut k.family {
         Family::Loops { grid } => {
             io.line("grid ")?;

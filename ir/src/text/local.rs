@@ -1,6 +1,6 @@
 //! The text form of a rank's graph.
 
-use super::body::{Beside, body, entry, mesh, reason, row_number, values};
+use super::body::{NodeAnnotations, body, entry, mesh, reason, row_number, values};
 use super::io::{Io, Result};
 use super::op::index;
 use super::sharded::sharding;
@@ -37,7 +37,7 @@ struct LocalAnnotations<'a> {
     reasons: &'a mut Vec<Option<Reason>>,
 }
 
-impl Beside for LocalAnnotations<'_> {
+impl NodeAnnotations for LocalAnnotations<'_> {
     /// A heading `forward:` wherever the chunk changes; nodes keep their order.
     fn before(&mut self, io: &mut Io, i: usize) -> Result {
         if io.reading() {

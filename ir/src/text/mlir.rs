@@ -148,7 +148,7 @@ fn source(g: &Graph, op: &Op) -> Vec<String> {
             (&x.name, text.map(|t| ("default", t)))
         }),
         Op::Table(i) => g.tables.get(*i as usize).map(|t| (&t.name, None)),
-        // The others say all there is to say themselves.
+        // The attributes of all other ops are complete without the graph.
         _ => None,
     };
     let Some((name, more)) = found else { return vec![] };

@@ -10,7 +10,7 @@ use crate::graph::Graph;
 use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::model::{Plan, PlanEntry, Train};
-use crate::module::{Graphs, Module, Settled, Whole};
+use crate::module::{GlobalGraph, Graphs, JobLevel, Module};
 use crate::options::{
     ActivationOffload, Counts, CpComm, Cuts, MemoryOrder, MoeBuffer, Offload, Options, Overlap, ParamOffload, Recompute, RowChoice, SequenceParallel,
     SplitK, TpOverlap, Zero,
@@ -32,7 +32,7 @@ pub(super) fn blank_module() -> Module {
         training: Graphs::new(Graph::default()),
         evaluation: Graphs::new(Graph::default()),
         job: None,
-        settled: Settled::default(),
+        settled: JobLevel::default(),
     }
 }
 
@@ -83,10 +83,10 @@ pub(super) fn module(io: &mut Io, m: &mut Module) -> Result {
             io.hints = Hints::default();
         }
     }
-    // Names of one level say nothing at the next.
+    // Hints for names of one level do not apply to the next.
     io.hints = Hints::default();
-    if io.line_if(m.settled != Settled::default(), "settled ") {
-        io.variant(&mut m.settled, "what of a job is settled", &[("commands", Settled::Commands), ("memory", Settled::Memory)])?;
+    if io.line_if(m.settled != JobLevel::default(), "settled ") {
+        io.variant(&mut m.settled, "what of a job is settled", &[("commands", JobLevel::Commands), ("memory", JobLevel::Memory)])?;
     }
     if io.line_follows(m.job.is_some(), "job ") {
         job(io, m.job.get_or_insert_with(blank_job))?;
@@ -105,12 +105,12 @@ fn takes(io: &mut Io, inputs: &mut Vec<Option<Vec<Interval>>>) -> Result {
 }
 
 fn graphs(io: &mut Io, g: &mut Graphs) -> Result {
-    if io.line_follows(matches!(g.whole, Whole::Sharded(_)), "sharded") && io.reading() {
-        g.whole = Whole::Sharded(blank_sharded());
+    if io.line_follows(matches!(g.whole, GlobalGraph::Sharded(_)), "sharded") && io.reading() {
+        g.whole = GlobalGraph::Sharded(blank_sharded());
     }
     match &mut g.whole {
-        Whole::Logical(whole) => graph(io, whole)?,
-        Whole::Sharded(whole) => sharded(io, whole)?,
+        GlobalGraph::Logical(whole) => graph(io, whole)?,
+        GlobalGraph::Sharded(whole) => sharded(io, whole)?,
     }
     io.hints = Hints::default();
     for (heading, list) in [("stages:", &mut g.stages), ("classes:", &mut g.locals)] {

@@ -321,7 +321,7 @@ fn calls(io: &mut Io, calls: &mut Vec<Call>) -> Result {
             runs.push(Calls { body: call.body, microbatch: call.microbatch, microbatches: 1, part: call.part, parts: 1 });
         }
     }
-    // Where parts of a body are called one by one, it is always said which.
+    // Where parts of a body are called separately, every call names its part.
     let cut: BTreeSet<u32> = calls.iter().filter(|c| c.part > 0).map(|c| c.body.0).collect();
     let blank = Calls { body: BodyId(0), microbatch: 0, microbatches: 1, part: 0, parts: 1 };
     io.rows(&mut runs, blank, "  ", |io, _, run| {

@@ -7,7 +7,7 @@ use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::model::{Decay, LearningRateSchedule, LossScale, Optimizer, Plan, PlanEntry, Train};
-use crate::module::{Graphs, Module, Settled, Whole};
+use crate::module::{GlobalGraph, Graphs, JobLevel, Module};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Scoring, Unary};
 use crate::options::{
     ActivationOffload, Counts, CpComm, Cuts, MemoryOrder, MoeBuffer, Offload, Options, Overlap, ParamOffload, Recompute, RowChoice, SequenceParallel,
@@ -168,7 +168,7 @@ pub fn odd_body() -> Body {
     for name in ["seq/tp", "", "a \"quoted\"\n#1 name", "sum", "sum", "none", "\u{7f}é"] {
         body.dims.add(DimInfo::new(name, 6));
     }
-    // A copy of a later dim; a padded part of a dim.
+    // One dim is a copy of a later dim, another is a part of a padded dim.
     body.dims.list[0].copy_of = Some(Dim(4));
     body.dims.list[3] = DimInfo {
         logical: 11,
@@ -515,7 +515,7 @@ pub fn module() -> Module {
         span,
     };
     let job = job();
-    let graphs = Graphs { model: Some(graph()), whole: Whole::Sharded(sharded()), stages: vec![local(), local()], locals: vec![local()] };
+    let graphs = Graphs { model: Some(graph()), whole: GlobalGraph::Sharded(sharded()), stages: vec![local(), local()], locals: vec![local()] };
     Module {
         settings: job.settings.clone(),
         asks_training: true,
@@ -533,6 +533,6 @@ pub fn module() -> Module {
         training: graphs.clone(),
         evaluation: Graphs { stages: vec![], ..graphs },
         job: Some(job),
-        settled: Settled::Memory,
+        settled: JobLevel::Memory,
     }
 }

@@ -1,6 +1,6 @@
 //! The text form of the sharded graph.
 
-use super::body::{Beside, entry, mesh, reason};
+use super::body::{NodeAnnotations, entry, mesh, reason};
 use super::graph::graph_with;
 use super::io::{Io, Result};
 use super::op::dim;
@@ -15,7 +15,7 @@ struct ShardingAnnotations<'a> {
     reasons: &'a mut Vec<Option<Reason>>,
 }
 
-impl Beside for ShardingAnnotations<'_> {
+impl NodeAnnotations for ShardingAnnotations<'_> {
     fn after_type(&mut self, io: &mut Io, i: usize) -> Result {
         let blank = Sharding::replicated(&io.mesh);
         io.with(" ", entry(self.shardings, i, blank), |io, s| sharding(io, s, dim))

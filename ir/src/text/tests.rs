@@ -89,7 +89,7 @@ fn modules_read_back() {
     round_trip(&module(), print_module, parse_module);
     let logical = Module { training: Graphs::new(graph()), evaluation: Graphs::new(graph()), job: None, ..module() };
     round_trip(&logical, print_module, parse_module);
-    // A list of local graphs that is there without the other one.
+    // One list of local graphs may be there without the other.
     let one = |stages: Vec<Local>, locals| Module { training: Graphs { stages, locals, ..module().training }, ..module() };
     round_trip(&one(vec![local()], vec![]), print_module, parse_module);
     round_trip(&one(vec![], vec![local(), local()]), print_module, parse_module);
@@ -542,7 +542,7 @@ fn a_sharded_graph_in_mlir() {
 fn mlir_opt_accepts_the_exports() {
     let texts = [
         mlir::export_graph(&graph()),
-        // Names that need quotes, every op and its fields.
+        // This body has every op with its fields, and names that need quotes.
         mlir::export_sharded(&Sharded { graph: Graph { body: odd_body(), ..graph() }, ..every_value_replicated() }),
         mlir::export_sharded(&sharded()),
         mlir::export_local(&local()),

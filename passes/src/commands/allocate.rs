@@ -4,8 +4,8 @@
 //! ([`crate::commands::best_fit`]). Stashed buffers that live equally long are one stash, with as many slots as the
 //! schedule needs ([`crate::commands::stash_slots`]); stashes lie where temporary buffers are not alive.
 
-use crate::commands::best_fit::{ALIGN, Need, assign};
-use crate::commands::liveness::{Lives, temporaries, temporaries_of_run};
+use crate::commands::best_fit::{ALIGN, LiveRange, assign};
+use crate::commands::liveness::{ArenaLiveness, temporaries, temporaries_of_run};
 use crate::commands::runs::CallRuns;
 use crate::commands::stash_slots;
 use ir::program::{Arena, BLOCK, BufferId, Call, CallSchedule, Job, Program, ProgramPhase, Space};
@@ -30,13 +30,13 @@ pub fn allocate(mut job: Job) -> Job {
     job
 }
 
-/// Where all stages of a program have one schedule, temporary buffers and stashes of a memory can be placed at once:
-/// that is taken if it needs less.
+/// Where all stages of a program have the same schedule, temporary buffers and stashes of a memory can be placed
+/// together, which is done if it needs less memory.
 fn place_together(space: Space, program: &mut Program, mut schedules: Vec<&mut CallSchedule>) {
     let Some(first) = schedules.first().filter(|first| schedules.iter().all(|s| s == *first)) else { return };
-    let Lives { temporary, stashes, .. } = Lives::of_stage(program, first, space);
+    let ArenaLiveness { temporary, stashes, .. } = ArenaLiveness::of_stage(program, first, space);
     let used: Vec<usize> = (0..stashes.len()).filter(|k| !stashes[*k].spans.is_empty()).collect();
-    let needs: Vec<Need> = temporary.values().chain(used.iter().map(|k| &stashes[*k])).cloned().collect();
+    let needs: Vec<LiveRange> = temporary.values().chain(used.iter().map(|k| &stashes[*k])).cloned().collect();
     let (offsets, total) = assign(&[], &needs);
     let arena = space.temporary() as usize;
     if total >= first.arena_bytes(program)[arena] {
@@ -55,7 +55,7 @@ fn place_together(space: Space, program: &mut Program, mut schedules: Vec<&mut C
     }
 }
 
-/// What lives over steps lies side by side.
+/// Places the buffers that live over steps, one after the other.
 fn place_lasting(program: &mut Program) {
     let Program { buffers, arena_bytes, .. } = program;
     for arena in Arena::ALL.into_iter().filter(|a| a.lasts()) {
@@ -69,8 +69,8 @@ fn place_lasting(program: &mut Program) {
     }
 }
 
-/// Temporary buffers of a body share its memory, bodies that of the largest; those that some schedule has side by
-/// side are as one.
+/// Places temporary buffers. Those of a body share memory, and all bodies share that of the largest. Bodies that a
+/// schedule runs side by side count as one.
 fn place_temporaries(program: &mut Program, schedules: &[&CallSchedule]) {
     let beside = beside(program, schedules);
     let mut distinct: Vec<&[Call]> = vec![];
@@ -103,16 +103,16 @@ fn place_temporaries(program: &mut Program, schedules: &[&CallSchedule]) {
     }
 }
 
-/// Temporary buffers in this arena of bodies that are side by side, and how long they live: in each kind of run one
-/// after the other.
-fn temporaries_together(arena: Arena, program: &Program, all: &[CallRuns], together: &[usize]) -> (Vec<BufferId>, Vec<Need>) {
-    let mut needs: BTreeMap<BufferId, Need> = BTreeMap::new();
+/// The temporary buffers in this arena of bodies that run side by side, with their lifetimes in all kinds of runs,
+/// one after the other.
+fn temporaries_together(arena: Arena, program: &Program, all: &[CallRuns], together: &[usize]) -> (Vec<BufferId>, Vec<LiveRange>) {
+    let mut needs: BTreeMap<BufferId, LiveRange> = BTreeMap::new();
     let mut next = 0;
     for runs in all {
         for run in runs.kinds.iter().copied().filter(|run| runs.bodies(*run).any(|(_, b)| together.contains(&b))) {
             for (id, need) in temporaries_of_run(arena, program, runs, run) {
                 let spans = need.spans.iter().map(|(from, to)| (next + from, next + to));
-                needs.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] }).spans.extend(spans);
+                needs.entry(id).or_insert(LiveRange { bytes: need.bytes, spans: vec![] }).spans.extend(spans);
             }
             next += runs.list[run].moments;
         }
@@ -120,7 +120,7 @@ fn temporaries_together(arena: Arena, program: &Program, all: &[CallRuns], toget
     needs.into_iter().unzip()
 }
 
-/// Bodies in lists, by the first of each: two that some run has side by side are in one list.
+/// Lists of bodies, by the first of each. Two bodies that some run has side by side are in the same list.
 fn beside(program: &Program, schedules: &[&CallSchedule]) -> BTreeMap<usize, Vec<usize>> {
     let mut first: Vec<usize> = (0..program.bodies.len()).collect();
     for calls in schedules.iter().flat_map(|s| ProgramPhase::ALL.map(|phase| s.calls(phase))) {

@@ -7,35 +7,35 @@ use std::ops::Range;
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector.
 pub const ALIGN: u64 = 64;
 
-/// First and last moment, inclusive.
+/// First and last moment, both inclusive.
 pub type Span = (usize, usize);
 
 /// A buffer's need: bytes, and when it has something in them. A span is from a first write to a last use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
+pub struct LiveRange {
     /// Bytes of the buffer, before rounding up to [`ALIGN`].
     pub bytes: u64,
     /// At least one; in order and apart.
     pub spans: Vec<Span>,
 }
 
-impl Need {
-    /// Of one span.
-    pub fn new(bytes: u64, first: usize, last: usize) -> Need {
-        Need { bytes, spans: vec![(first, last)] }
+impl LiveRange {
+    /// A need of one span.
+    pub fn new(bytes: u64, first: usize, last: usize) -> LiveRange {
+        LiveRange { bytes, spans: vec![(first, last)] }
     }
 
     fn first(&self) -> usize {
         self.spans[0].0
     }
 
-    /// Whether both live at some moment.
+    /// Whether both are alive at some moment.
     #[cfg(test)]
-    fn meets(&self, other: &Need) -> bool {
+    fn meets(&self, other: &LiveRange) -> bool {
         self.spans.iter().any(|a| other.spans.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
     }
 
-    /// Moments of its life.
+    /// The number of moments at which it is alive.
     fn life(&self) -> u64 {
         self.spans.iter().map(|s| (s.1 - s.0 + 1) as u64).sum()
     }
@@ -44,9 +44,9 @@ impl Need {
 /// Offsets for buffers with lifetimes beside what has its offsets, and where the last of all ends: one buffer after
 /// the other, each in the smallest gap that is free over its lifetime (best fit; greedy by size, Pisarchyk & Lee
 /// 2020). Where that needs more than the bytes that live at once, other orders are tried, and the best is taken.
-pub fn assign(placed: &[(Need, u64)], needs: &[Need]) -> (Vec<u64>, u64) {
+pub fn assign(placed: &[(LiveRange, u64)], needs: &[LiveRange]) -> (Vec<u64>, u64) {
     let least = most_alive(needs.iter().chain(placed.iter().map(|p| &p.0)));
-    type Key<'a> = &'a dyn Fn(&Need) -> (u64, u64);
+    type Key<'a> = &'a dyn Fn(&LiveRange) -> (u64, u64);
     let orders: [Key; 4] = [&|n| (n.bytes, n.life()), &|n| (n.bytes.saturating_mul(n.life()), n.bytes), &|n| (n.life(), n.bytes), &|n| {
         (u64::MAX - n.first() as u64, n.bytes)
     }];
@@ -56,7 +56,7 @@ pub fn assign(placed: &[(Need, u64)], needs: &[Need]) -> (Vec<u64>, u64) {
         order.sort_by_key(|k| (std::cmp::Reverse(key(&needs[*k])), needs[*k].first(), *k));
         for _ in 0..ROUNDS {
             let found = place(placed, needs, &order);
-            // The buffer that sticks out comes first in the next round.
+            // The buffer with the greatest end comes first in the next round.
             let top = (0..needs.len()).max_by_key(|k| found.0[*k].saturating_add(needs[*k].bytes.next_multiple_of(ALIGN)));
             if best.as_ref().is_none_or(|b| found.1 < b.1) {
                 best = Some(found);
@@ -76,7 +76,7 @@ const ROUNDS: usize = 8;
 const GOOD: u64 = 50;
 
 /// Offsets of buffers that are placed in this order beside others, and where the last of all ends.
-fn place(others: &[(Need, u64)], needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
+fn place(others: &[(LiveRange, u64)], needs: &[LiveRange], order: &[usize]) -> (Vec<u64>, u64) {
     let mut offsets = vec![0; needs.len()];
     let mut placed = Occupied::new(needs.iter().chain(others.iter().map(|o| &o.0)));
     let mut busy: Vec<(u64, u64)> = vec![];
@@ -104,7 +104,7 @@ fn place(others: &[(Need, u64)], needs: &[Need], order: &[usize]) -> (Vec<u64>, 
     (offsets, total)
 }
 
-/// Bytes in disjoint runs, none of which touch: the end of each by its begin.
+/// Disjoint ranges of bytes that do not touch: the end of each by its begin.
 #[derive(Clone, Default)]
 struct Runs(BTreeMap<u64, u64>);
 
@@ -118,18 +118,20 @@ impl Runs {
     }
 }
 
-/// Which bytes are occupied when: a segment tree over time (Bentley 1977). A buffer is at the few nodes whose spans make up its lifetime. Buffers that live at one time
-/// lie side by side for the most part, so that their runs are few: neither placing nor finding a buffer looks at all others.
+/// The bytes that are occupied at each time: a segment tree over time (Bentley 1977). A buffer is at the few nodes
+/// whose spans make up its lifetime. Buffers alive at the same time mostly lie side by side, so they form few ranges,
+/// and neither placing nor finding a buffer looks at all others.
 struct Occupied {
-    /// Moments in order, those at which some buffer's life begins. A leaf is the time from one to the next.
+    /// The moments at which some buffer's lifetime begins, in order. A leaf is the time from one to the next.
     begins: Vec<usize>,
-    /// Node n is above 2n and 2n + 1. Bytes of buffers at the node itself, and at it or below.
+    /// Node n is the parent of 2n and 2n + 1. `own` has the bytes of buffers at the node itself, `below` those at it
+    /// or below.
     own: Vec<Runs>,
     below: Vec<Runs>,
 }
 
 impl Occupied {
-    fn new<'n>(needs: impl Iterator<Item = &'n Need>) -> Occupied {
+    fn new<'n>(needs: impl Iterator<Item = &'n LiveRange>) -> Occupied {
         let mut begins: Vec<usize> = needs.flat_map(|n| &n.spans).map(|s| s.0).collect();
         begins.sort_unstable();
         begins.dedup();
@@ -137,13 +139,13 @@ impl Occupied {
         Occupied { begins, own: nodes.clone(), below: nodes }
     }
 
-    /// The leaves that a span covers: two spans meet where the later of them begins, so leaves tell which do.
+    /// The leaves that a span covers. Two overlapping spans share the leaf at which the later one begins.
     fn leaves(&self, (first, last): Span) -> Range<usize> {
         let at = |moment: usize| self.begins.partition_point(|b| *b <= moment);
         at(first) - 1..ir::fault!("best_fit.life.first", at(first), at(last))
     }
 
-    fn insert(&mut self, need: &Need, offset: u64) {
+    fn insert(&mut self, need: &LiveRange, offset: u64) {
         let bytes = (offset, offset.saturating_add(need.bytes.next_multiple_of(ALIGN)));
         for span in &need.spans {
             self.put(1, 0..self.own.len() / 2, &self.leaves(*span), bytes);
@@ -163,8 +165,8 @@ impl Occupied {
         self.put(2 * node + 1, middle..span.end, life, bytes);
     }
 
-    /// The runs of bytes that are occupied at some time of this life, in no order; they may overlap.
-    fn meet(&self, need: &Need, busy: &mut Vec<(u64, u64)>) {
+    /// The ranges of bytes that are occupied at some time of this lifetime, in no order; they may overlap.
+    fn meet(&self, need: &LiveRange, busy: &mut Vec<(u64, u64)>) {
         for span in &need.spans {
             self.find(1, 0..self.own.len() / 2, &self.leaves(*span), busy);
         }
@@ -185,12 +187,12 @@ impl Occupied {
 }
 
 /// The greatest sum of bytes that live at once: no plan needs less.
-pub fn most_alive<'n>(needs: impl IntoIterator<Item = &'n Need>) -> u64 {
+pub fn most_alive<'n>(needs: impl IntoIterator<Item = &'n LiveRange>) -> u64 {
     fullest(needs).0
 }
 
 /// The greatest sum of bytes that live at once, and the first moment when they do.
-pub fn fullest<'n>(needs: impl IntoIterator<Item = &'n Need>) -> (u64, usize) {
+pub fn fullest<'n>(needs: impl IntoIterator<Item = &'n LiveRange>) -> (u64, usize) {
     let mut changes: Vec<(usize, i128)> = vec![];
     for n in needs {
         let bytes = i128::from(n.bytes.next_multiple_of(ALIGN));
@@ -198,7 +200,7 @@ pub fn fullest<'n>(needs: impl IntoIterator<Item = &'n Need>) -> (u64, usize) {
             changes.extend([(*first, bytes), (last + 1, -bytes)]);
         }
     }
-    // What ends before a command is gone when another begins there.
+    // At the same moment, the ends of buffers count before the begins.
     changes.sort_unstable();
     let (mut now, mut most, mut at) = (0, 0, 0);
     for (moment, change) in changes {
@@ -216,7 +218,7 @@ mod tests {
 
     #[test]
     fn buffers_share_memory_only_when_their_lifetimes_do_not_meet() {
-        let needs = [Need::new(100, 0, 2), Need::new(64, 2, 3), Need::new(128, 3, 5)];
+        let needs = [LiveRange::new(100, 0, 2), LiveRange::new(64, 2, 3), LiveRange::new(128, 3, 5)];
         let (at, total) = assign(&[], &needs);
         for (i, a) in needs.iter().enumerate() {
             for (j, b) in needs.iter().enumerate().skip(i + 1) {
@@ -230,14 +232,16 @@ mod tests {
 
     #[test]
     fn what_is_placed_stays_and_others_lie_where_it_is_not_alive() {
-        let placed = [(Need::new(64, 0, 3), 128), (Need::new(64, 4, 9), 0)];
-        // Alive when neither is, when the first is, and when either is.
-        let needs = [Need { bytes: 256, spans: vec![(10, 12)] }, Need::new(128, 0, 3), Need { bytes: 64, spans: vec![(1, 1), (4, 4)] }];
+        let placed = [(LiveRange::new(64, 0, 3), 128), (LiveRange::new(64, 4, 9), 0)];
+        // The buffers are alive when neither placed one is, when the first is, and when either is.
+        let needs =
+            [LiveRange { bytes: 256, spans: vec![(10, 12)] }, LiveRange::new(128, 0, 3), LiveRange { bytes: 64, spans: vec![(1, 1), (4, 4)] }];
         assert_eq!(assign(&placed, &needs), (vec![0, 0, 192], 256));
     }
 
-    /// The offset of each buffer from a look at all others that it meets: the lowest of the smallest gaps that it fits into.
-    fn by_all(needs: &[Need], order: &[usize]) -> Vec<u64> {
+    /// The offset of each buffer by comparison with all others alive at some time with it: the lowest of the smallest
+    /// gaps that it fits into.
+    fn by_all(needs: &[LiveRange], order: &[usize]) -> Vec<u64> {
         let mut offsets = vec![0; needs.len()];
         for (done, &k) in order.iter().enumerate() {
             let meets = |j: &&usize| needs[k].meets(&needs[**j]);
@@ -265,9 +269,9 @@ mod tests {
                 let (first, gap) = (below(40) as usize, 1 + below(9) as usize);
                 let last = first + below(20) as usize;
                 let spans = [(first, last), (last + gap, last + gap + below(5) as usize)];
-                Need { bytes: ALIGN * (1 + below(5)), spans: spans[..1 + below(2) as usize].to_vec() }
+                LiveRange { bytes: ALIGN * (1 + below(5)), spans: spans[..1 + below(2) as usize].to_vec() }
             };
-            let needs: Vec<Need> = (0..60).map(|_| need()).collect();
+            let needs: Vec<LiveRange> = (0..60).map(|_| need()).collect();
             let order: Vec<usize> = (0..needs.len()).rev().collect();
             assert_eq!(place(&[], &needs, &order).0, by_all(&needs, &order), "{needs:?}");
         }
@@ -275,7 +279,7 @@ mod tests {
 
     #[test]
     fn more_than_can_be_counted_is_the_most_that_can() {
-        let needs = [const { u64::MAX / 64 * 64 - 64 }; 3].map(|bytes| Need::new(bytes, 0, 1));
+        let needs = [const { u64::MAX / 64 * 64 - 64 }; 3].map(|bytes| LiveRange::new(bytes, 0, 1));
         assert_eq!(assign(&[], &needs).1, u64::MAX);
         assert_eq!(most_alive(&needs), u64::MAX);
     }

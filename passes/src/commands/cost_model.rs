@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 
 /// Femtoseconds per floating-point operation (312 T/s).
 const FLOP: u64 = 3;
-/// Per byte of device memory (2.04 TB/s).
+/// Femtoseconds per byte of device memory (2.04 TB/s).
 const MEMORY: u64 = 490;
-/// Per byte of host memory, a GPU's share of 8 (25 GB/s), and between the two memories (25 GB/s).
+/// Femtoseconds per byte of host memory, of which a GPU has an eighth (25 GB/s), and between both memories (25 GB/s).
 const HOST: u64 = 40_000;
 const BUS: u64 = 40_000;
-/// Per byte to or from disks, a GPU's share of 8 (3 GB/s, about what one NVMe drive streams; no machine's own).
+/// Femtoseconds per byte to or from disks, of which a GPU has an eighth (3 GB/s, about the rate of one NVMe drive).
 const DISK: u64 = 333_333;
-/// Per byte between ranks of one machine (300 GB/s), and of several (25 GB/s).
+/// Femtoseconds per byte between ranks of one machine (300 GB/s), and of several (25 GB/s).
 const NEAR: u64 = 3_333;
 const FAR: u64 = 40_000;
 /// Ranks of a machine.
@@ -61,7 +61,7 @@ impl<'a> CostModel<'a> {
         sent(self.mesh, program, action)
     }
 
-    /// Of a byte within the group of rank 0, or what would be that.
+    /// Femtoseconds per byte within the group of rank 0, or within such a group.
     fn link(&self, group: &Group) -> u64 {
         let mut last = vec![0; self.mesh.subs.len()];
         group.subs.iter().for_each(|u| last[u.0 as usize] = self.mesh[*u].size - 1);
@@ -70,7 +70,7 @@ impl<'a> CostModel<'a> {
     }
 }
 
-/// Of a kernel: its arithmetic or its operands, whichever takes longer.
+/// The time of a kernel: that of its arithmetic or of its operands, whichever is longer.
 fn launch(kernel: &Kernel) -> u64 {
     let work = Work::of(kernel);
     let byte = match kernel.on {
@@ -80,7 +80,7 @@ fn launch(kernel: &Kernel) -> u64 {
     FLOP.saturating_mul(work.flops).max(byte.saturating_mul(work.bytes))
 }
 
-/// How much of a time kernels that follow each other are at work.
+/// How much of a span of time these kernels, in order, are running.
 fn within(busy: &[(u64, u64)], from: u64, to: u64) -> u64 {
     let first = busy.partition_point(|b| b.1 <= from);
     busy[first..].iter().take_while(|b| b.0 < to).map(|b| b.1.min(to) - b.0.max(from)).sum()
@@ -95,11 +95,11 @@ pub struct Traffic {
     pub hidden: u64,
 }
 
-/// Steps that are played. One begins while messages of the one before may still be under way, and its own may be when
-/// the next one begins: so the second one is looked at.
+/// Steps that are simulated. Messages may still be under way when the next step begins, so the second one is
+/// measured.
 const STEPS: usize = 3;
 
-/// What keeps its stream busy, and from when to when.
+/// A command that keeps its stream busy, and from when to when.
 struct Busy<'a> {
     step: usize,
     body: &'a ProgramBody,
@@ -108,8 +108,8 @@ struct Busy<'a> {
     to: u64,
 }
 
-/// Plays steps of a rank of a stage, its streams side by side, all messages there when they are waited for. `each` is
-/// told of all that is done; what a bool may leave out is left out, as in most steps. Says when each step had ended.
+/// Simulates steps of a rank of a stage, its streams side by side, as if no message were late. Calls `each` for every
+/// command. Commands with a predicate are skipped, as in most steps. Returns when each step ends.
 fn play(job: &Job, costs: &CostModel, stage: &Stage, each: &mut dyn FnMut(&Busy)) -> [u64; STEPS] {
     let program = &job.programs[stage.program as usize];
     let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
@@ -154,7 +154,7 @@ pub fn traffic_of(job: &Job, keep: &dyn Fn(&ProgramBody, &Action) -> bool) -> BT
     let mut out: BTreeMap<Stream, Traffic> = BTreeMap::new();
     for stage in &job.stages {
         let program = &job.programs[stage.program as usize];
-        // Kernels of the device, and of the host.
+        // `busy` holds the times of kernels on the device, and of those on the host.
         let (mut busy, mut sent) = ([vec![], vec![]], vec![]);
         play(job, &costs, stage, &mut |&Busy { step, body, action, from, to }| {
             let stream = stream_of(&job.mesh, &job.kernels, &program.buffers, &program.groups, action);
@@ -166,7 +166,7 @@ pub fn traffic_of(job: &Job, keep: &dyn Fn(&ProgramBody, &Action) -> bool) -> BT
             }
         });
         for (kind, from, to, bytes) in sent {
-            // Copies hide behind the kernels of both.
+            // Copies are hidden behind kernels of the device or of the host.
             let within = match kind {
                 Stream::ToHost | Stream::ToDevice | Stream::ToDisk | Stream::FromDisk => busy.iter().map(|b| within(b, from, to)).max().unwrap_or(0),
                 Stream::Compute | Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive | Stream::Host => within(&busy[0], from, to),

@@ -6,7 +6,7 @@ use ir::program::{Action, BufferId, Command, Place, Program};
 
 /// Elements `from..to` of a buffer that a command may touch, whatever the rank and microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Touch {
+pub struct MemoryEffect {
     /// The buffer, of the program that the command is in.
     pub buffer: BufferId,
     /// First element, counted from the buffer's beginning.
@@ -18,12 +18,12 @@ pub struct Touch {
 }
 
 /// All that a command touches. Of a kernel's operands, what lies between the first and the last element.
-pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, command: &Command) -> Vec<Touch> {
+pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, command: &Command) -> Vec<MemoryEffect> {
     let part = |place: &Place, elements: u64, writes: bool| {
         let spread: u64 = place.coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum();
-        Touch { buffer: place.buffer, from: place.offset, to: place.offset + spread + elements, writes }
+        MemoryEffect { buffer: place.buffer, from: place.offset, to: place.offset + spread + elements, writes }
     };
-    let whole = |buffer: BufferId| Touch { buffer, from: 0, to: program.buffers[buffer.index()].elements(), writes: true };
+    let whole = |buffer: BufferId| MemoryEffect { buffer, from: 0, to: program.buffers[buffer.index()].elements(), writes: true };
     let of_action = match &command.action {
         Action::Launch { kernel, args, .. } => {
             let kernel = &kernels[kernel.index()];

@@ -10,13 +10,13 @@
 
 mod steady_state;
 
-use crate::commands::effects::{Touch, touches};
+use crate::commands::effects::{MemoryEffect, touches};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::{Action, Arena, BodyId, Call, CallSchedule, Command, Job, Program, ProgramBody, Slots, Space, Stash, Stream};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
-use steady_state::{Left, counts, middle};
+use steady_state::{PhaseState, counts, middle};
 
 /// Puts events where streams of a program need each other. Where all is on one stream, nothing does.
 pub fn synchronise(mut job: Job) -> Job {
@@ -38,15 +38,16 @@ const STREAMS: usize = Stream::ALL.len();
 /// Per stream, how many of its commands are known to be done.
 type Clock = [u32; STREAMS];
 
-/// A command of the program: a number over all bodies.
-type Site = u32;
+/// Index of a command, counted over all bodies of the program.
+type CommandIndex = u32;
 
-/// When a command was issued, by its stream's clock, which begins at 1, and which one it was. At 0 none was.
-type Issued = (u32, Site);
+/// When a command was issued, by its stream's clock, and which one it was. Clocks begin at 1; 0 stands for no
+/// command.
+type Issued = (u32, CommandIndex);
 
-/// What is in flight on some bytes.
+/// The last accesses to some bytes.
 #[derive(Clone, Copy, Default)]
-struct Cell {
+struct LastAccesses {
     /// The last write, and its stream.
     written: Issued,
     writer: u8,
@@ -54,22 +55,22 @@ struct Cell {
     read: [Issued; STREAMS],
 }
 
-/// Which calls of a phase are played once, with so many slots of each stash.
-type Middle = fn(&[Call], &[u64]) -> std::ops::Range<usize>;
+/// Finds the calls of a phase that are simulated only once, from the number of slots of each stash.
+type MiddleFinder = fn(&[Call], &[u64]) -> std::ops::Range<usize>;
 
-/// Records and waits that the hazards of these schedules ask for.
-fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule], middle: Middle) {
-    let mut needed: Vec<BTreeSet<Site>> = vec![BTreeSet::new(); program.bodies.iter().map(|b| b.commands.len()).sum()];
+/// Inserts the records and waits that the hazards of these schedules need.
+fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule], middle: MiddleFinder) {
+    let mut needed: Vec<BTreeSet<CommandIndex>> = vec![BTreeSet::new(); program.bodies.iter().map(|b| b.commands.len()).sum()];
     let used: BTreeSet<Stream> = program.bodies.iter().flat_map(|b| &b.commands).map(|c| c.stream).collect();
     if used.len() < 2 {
         return;
     }
-    let sites = Sites::new(mesh, kernels, program);
+    let sites = CommandAccesses::new(mesh, kernels, program);
     for schedule in schedules {
         IssueReplay::new(program, &sites, schedule, &mut needed).play(schedule, middle);
     }
-    let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
-    let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
+    let recorded: BTreeSet<CommandIndex> = needed.iter().flatten().copied().collect();
+    let events: BTreeMap<CommandIndex, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
     let mut site = 0;
     for ProgramBody { commands, cuts, .. } in &mut program.bodies {
         let (mut out, mut next) = (Vec::with_capacity(commands.len()), 0);
@@ -106,16 +107,16 @@ struct Range {
     writes: bool,
 }
 
-/// What commands do to a program's bytes.
-struct Sites {
+/// The bytes that each command of a program touches.
+struct CommandAccesses {
     /// Per body, the number of its first command.
-    first: Vec<Site>,
+    first: Vec<CommandIndex>,
     commands: Vec<(usize, Vec<Range>)>,
 }
 
-impl Sites {
-    fn new(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> Sites {
-        let range = |touch: &Touch| {
+impl CommandAccesses {
+    fn new(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> CommandAccesses {
+        let range = |touch: &MemoryEffect| {
             let b = &program.buffers[touch.buffer.index()];
             let (place, begin) = match (b.arena, program.stash(b)) {
                 (_, Some((k, begin))) => (ByteLocation::Stash(k), begin),
@@ -126,26 +127,28 @@ impl Sites {
         };
         let (mut first, mut commands) = (vec![], vec![]);
         for body in &program.bodies {
-            first.push(commands.len() as Site);
+            first.push(commands.len() as CommandIndex);
             let touched = |c: &Command| touches(mesh, kernels, program, c).iter().map(range).collect();
             commands.extend(body.commands.iter().map(|c| (c.stream as usize, touched(c))));
         }
-        Sites { first, commands }
+        CommandAccesses { first, commands }
     }
 }
 
-/// Bytes by what is in flight on them: each key begins a cell, which ends at the next one. A write makes one cell of all that it covers, so cells are as few as
-/// what was last written there, not as all that is ever placed there.
-struct Cells(BTreeMap<u64, Cell>);
+/// Memory, divided into cells: each key is the first byte of a cell, which ends at the next key. A write joins all
+/// cells that it covers, so their number follows from the last writes, not from all buffers that are ever placed
+/// there.
+struct Cells(BTreeMap<u64, LastAccesses>);
 
 impl Cells {
     fn new() -> Cells {
-        Cells([(0, Cell::default())].into())
+        Cells([(0, LastAccesses::default())].into())
     }
 
     /// Visits the cells of some bytes, cut at both ends. Returns how many they are.
-    fn each(&mut self, bytes: &std::ops::Range<u64>, mut visit: impl FnMut(&mut Cell)) -> usize {
-        // Mostly cells begin and end there: then one way down the tree finds them all, from the last to the first.
+    fn each(&mut self, bytes: &std::ops::Range<u64>, mut visit: impl FnMut(&mut LastAccesses)) -> usize {
+        // Usually cells already begin and end at both bounds. Then one descent of the tree finds all, from the last
+        // to the first.
         let (mut begins, mut ends) = (false, false);
         for (begin, _) in self.0.range(..=bytes.end).rev() {
             ends |= *begin == bytes.end;
@@ -167,8 +170,8 @@ impl Cells {
         count
     }
 
-    /// Makes one cell of bytes that begin and end where cells do, of which there are so many.
-    fn join(&mut self, bytes: &std::ops::Range<u64>, cells: usize, cell: Cell) {
+    /// Makes one cell of bytes that consist of this many whole cells.
+    fn join(&mut self, bytes: &std::ops::Range<u64>, cells: usize, cell: LastAccesses) {
         while cells > 1
             && let Some((begin, _)) = self.0.range(bytes.start + 1..bytes.end).next()
         {
@@ -179,24 +182,25 @@ impl Cells {
     }
 }
 
-/// Plays the order of issue of one stage.
+/// Replays the order of issue of one stage.
 struct IssueReplay<'a> {
     program: &'a Program,
-    sites: &'a Sites,
-    /// Of each stash: slots, bytes of one, and the first byte of the first one, among those of temporary buffers.
+    sites: &'a CommandAccesses,
+    /// Per stash: the number of slots, the bytes of a slot, and the first byte of slot 0 among those of temporary
+    /// buffers.
     slots: Vec<(u64, u64, u64)>,
     /// The first byte of each arena.
     arenas: [u64; Arena::ALL.len()],
-    /// Per command, those whose events it waits for.
-    needed: &'a mut Vec<BTreeSet<Site>>,
+    /// Per command, the commands whose events it waits for.
+    needed: &'a mut Vec<BTreeSet<CommandIndex>>,
     clocks: [Clock; STREAMS],
     /// Per command, its stream's clock when it was last done.
     done: Vec<Clock>,
     cells: Cells,
 }
 
-/// Calls of a phase without most of those of bodies that are called over and over: first and last ones of a body show what the
-/// others do. (The verifier looks at all calls.)
+/// The calls of a phase without most calls of bodies that are called very often: a body's first and last calls show
+/// the hazards of the others. (The verifier looks at all calls.)
 fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
     let most = 2 * slots + 16;
     let count = counts(calls);
@@ -210,7 +214,12 @@ fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
 }
 
 impl<'a> IssueReplay<'a> {
-    fn new(program: &'a Program, sites: &'a Sites, schedule: &CallSchedule, needed: &'a mut Vec<BTreeSet<Site>>) -> IssueReplay<'a> {
+    fn new(
+        program: &'a Program,
+        sites: &'a CommandAccesses,
+        schedule: &CallSchedule,
+        needed: &'a mut Vec<BTreeSet<CommandIndex>>,
+    ) -> IssueReplay<'a> {
         let mut end = 0;
         let arenas = schedule.arena_bytes(program).map(|bytes| {
             end += bytes;
@@ -224,13 +233,13 @@ impl<'a> IssueReplay<'a> {
         IssueReplay { program, sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
     }
 
-    /// Steps, with and without their updates, and evaluations, each after each.
-    fn play(&mut self, schedule: &CallSchedule, middle: Middle) {
+    /// Replays steps, with and without their updates, and evaluations, so that each kind follows each other kind.
+    fn play(&mut self, schedule: &CallSchedule, middle: MiddleFinder) {
         let slots: Vec<u64> = self.slots.iter().map(|s| s.0).collect();
         let most = slots.iter().max().map_or(1, |n| *n as usize);
         let phases = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, most));
         let middles = phases.each_ref().map(|calls| middle(calls, &slots));
-        let mut left: [Option<Left>; 3] = Default::default();
+        let mut left: [Option<PhaseState>; 3] = Default::default();
         let [train, update, eval] = [0, 1, 2];
         for k in [train, update, train, update, eval, eval, train, train, eval, train, update, train, update] {
             let (calls, middle, begin) = (&phases[k], &middles[k], self.now());
@@ -249,10 +258,10 @@ impl<'a> IssueReplay<'a> {
     fn call(&mut self, call: &Call) {
         let first = self.sites.first[call.body.index()];
         let part = self.program.bodies[call.body.index()].part(call.part);
-        part.for_each(|k| self.command(first + k as Site, u64::from(call.microbatch)));
+        part.for_each(|k| self.command(first + k as CommandIndex, u64::from(call.microbatch)));
     }
 
-    fn command(&mut self, site: Site, microbatch: u64) {
+    fn command(&mut self, site: CommandIndex, microbatch: u64) {
         let (s, touches) = &self.sites.commands[site as usize];
         let s = *s;
         let touches = touches.iter().map(|t| (self.bytes(t, microbatch), t.writes, 0));
@@ -260,7 +269,7 @@ impl<'a> IssueReplay<'a> {
         for other in &self.needed[site as usize] {
             join(&mut self.clocks[s], &self.done[*other as usize]);
         }
-        // Per stream, the latest command that this one has to come after.
+        // `after` holds, per stream, the latest command that this one has to come after.
         let mut after: [Issued; STREAMS] = [(0, 0); STREAMS];
         self.clocks[s][s] += 1;
         let now = self.clocks[s][s];
@@ -276,14 +285,15 @@ impl<'a> IssueReplay<'a> {
                 }
             });
         }
-        // Of its own stream all are before it.
+        // A stream runs its own commands in order, so no wait is needed.
         after[s] = (0, 0);
-        let missing: SmallVec<[(usize, u32, Site); STREAMS]> =
+        let missing: SmallVec<[(usize, u32, CommandIndex); STREAMS]> =
             after.iter().enumerate().filter(|(_, a)| a.0 > 0).map(|(t, (moment, site))| (t, *moment, *site)).collect();
-        // Those which imply most of the others first. A wait is for the last time that its command was issued, which may be after the
-        // moment that is missing: two can imply each other, so each is left out only for what is waited for by then.
-        let implies = |b: Site| missing.iter().filter(|(t, moment, _)| self.done[b as usize][*t] >= *moment).count();
-        let mut waits: SmallVec<[(usize, usize, u32, Site); STREAMS]> =
+        // Waits that imply most of the others come first. A wait is for the last issue of its command, which may be
+        // later than the missing moment. So two waits can imply each other, and one is left out only if the waits
+        // chosen before it imply it.
+        let implies = |b: CommandIndex| missing.iter().filter(|(t, moment, _)| self.done[b as usize][*t] >= *moment).count();
+        let mut waits: SmallVec<[(usize, usize, u32, CommandIndex); STREAMS]> =
             missing.iter().map(|(t, moment, site)| (implies(*site), *t, *moment, *site)).collect();
         waits.sort_unstable_by_key(|w| std::cmp::Reverse(*w));
         for (_, t, moment, other) in waits {
@@ -294,13 +304,13 @@ impl<'a> IssueReplay<'a> {
         }
         self.done[site as usize] = self.clocks[s];
         for (bytes, _, count) in touches.iter().filter(|(_, writes, _)| *writes) {
-            // What another operand begins or ends within cuts them once more.
+            // If another operand begins or ends within these bytes, their cells were cut once more.
             let is_cut = touches.iter().any(|(other, ..)| [other.start, other.end].iter().any(|at| bytes.start < *at && *at < bytes.end));
-            self.cells.join(bytes, count + usize::from(is_cut), Cell { written: (now, site), writer: s as u8, ..Cell::default() });
+            self.cells.join(bytes, count + usize::from(is_cut), LastAccesses { written: (now, site), writer: s as u8, ..LastAccesses::default() });
         }
     }
 
-    /// What is touched by a call for a microbatch.
+    /// The bytes that a call touches for a microbatch.
     fn bytes(&self, touch: &Range, microbatch: u64) -> std::ops::Range<u64> {
         let first = match touch.place {
             ByteLocation::Arena(arena) => self.arenas[arena as usize],

@@ -18,10 +18,10 @@ mod frugal;
 
 use crate::commands::best_fit::{ALIGN, most_alive};
 use crate::commands::cost_model::CostModel;
-use crate::commands::effects::{Touch, touches};
-use crate::commands::liveness::{Kept, temporaries};
+use crate::commands::effects::{MemoryEffect, touches};
+use crate::commands::liveness::{SingleSlotBuffers, temporaries};
 use crate::commands::spills::returns;
-use frugal::Touched;
+use frugal::SharedBuffers;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::options::MemoryOrder;
@@ -39,7 +39,7 @@ pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
     for (p, program) in programs.iter_mut().enumerate() {
         let schedules: Vec<&CallSchedule> = stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule).collect();
         if let Some(first) = schedules.first() {
-            let kept = (how == MemoryOrder::Memory).then(|| Kept::of(program, &schedules));
+            let kept = (how == MemoryOrder::Memory).then(|| SingleSlotBuffers::of(program, &schedules));
             issue(mesh, kernels, &costs, program, kept.as_ref(), first);
         }
     }
@@ -48,14 +48,14 @@ pub fn schedule(mut job: Job, how: MemoryOrder) -> Job {
 
 /// Puts the commands of every body in the order of their issue, bodies in that of their last calls: one for memory
 /// where it is said what is kept for one microbatch at a time.
-fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Program, kept: Option<&Kept>, schedule: &CallSchedule) {
+fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Program, kept: Option<&SingleSlotBuffers>, schedule: &CallSchedule) {
     let alive = |space: Space, program: &Program, commands: &[Command]| most_alive(&temporaries(space.temporary(), program, commands).1);
     let lasting = |space: Space| {
         let own = program.buffers.iter().filter(|b| b.arena.space() == Some(space) && !b.arena.is_temporary());
         own.map(|b| b.bytes().next_multiple_of(ALIGN)).fold(0, u64::saturating_add)
     };
     let lists = [&schedule.train, &schedule.update, &schedule.eval];
-    // By list of calls: they use the same memory one after the other.
+    // There is one bound per list of calls, as these use the same memory one after the other.
     let bounds = lists.map(|calls| {
         Space::ALL.map(|space| {
             let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
@@ -63,7 +63,7 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Progr
             let more = lasting(space).saturating_add(most) / PRICE;
             match space {
                 Space::Device => most.saturating_add(more),
-                // While one piece is worked on, the next one comes and the last one goes.
+                // While one piece is worked on, the next one is read and the last one is written.
                 Space::Host => most.saturating_mul(3).saturating_add(more),
             }
         })
@@ -79,7 +79,7 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Progr
             |c: &[Command]| Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive(space, program, c) <= bounds[space as usize]));
         let serial = commands.iter().all(|c| c.stream == Stream::Compute);
         let graph = (kept.is_some() || !serial).then(|| Graph::new(mesh, kernels, costs, program, commands, &written));
-        // Where nothing is beside the stream of compute, windows would change nothing.
+        // Where all commands are on the compute stream, windows would change nothing.
         let windows = graph.iter().filter(|_| !serial).flat_map(|graph| WINDOWS.iter().map(|window| graph.listed(*window, commands)));
         let commands = match (&graph, kept) {
             (Some(graph), Some(kept)) => {
@@ -106,8 +106,8 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Progr
 /// Windows that are tried; the last one keeps every command in its place.
 const WINDOWS: [usize; 6] = [usize::MAX, 256, 64, 16, 4, 0];
 
-/// What commands touch of the device's memory that others may have before and behind.
-fn touched(program: &Program, kept: &Kept, body: usize, commands: &[Command]) -> Touched {
+/// The buffers of shared device memory that each command touches.
+fn touched(program: &Program, kept: &SingleSlotBuffers, body: usize, commands: &[Command]) -> SharedBuffers {
     let mut numbers: BTreeMap<BufferId, usize> = BTreeMap::new();
     let mut of = vec![];
     for command in commands {
@@ -122,10 +122,10 @@ fn touched(program: &Program, kept: &Kept, body: usize, commands: &[Command]) ->
     let mut ids: Vec<(usize, BufferId)> = numbers.into_iter().map(|(id, k)| (k, id)).collect();
     ids.sort_unstable();
     let (before, behind) = ids.iter().map(|(_, id)| kept.passes(body, *id)).unzip();
-    Touched { bytes: ids.iter().map(|(_, id)| program.buffers[id.index()].bytes()).collect(), of, before, behind }
+    SharedBuffers { bytes: ids.iter().map(|(_, id)| program.buffers[id.index()].bytes()).collect(), of, before, behind }
 }
 
-/// Commands in an order.
+/// The commands in this order.
 fn put(order: &[usize], commands: &[Command]) -> Vec<Command> {
     order.iter().map(|k| commands[*k].clone()).collect()
 }
@@ -139,8 +139,8 @@ fn computes(stream: Stream) -> bool {
     }
 }
 
-/// Which commands are copies of what waits or rests on the host, there or back: nothing is in a hurry for them, as they
-/// come in time.
+/// Which commands are copies to or from the host of values that wait or rest there. No command is moved ahead for
+/// them, as they come in time.
 fn spills(program: &Program, commands: &[Command], returns: &[bool]) -> Vec<bool> {
     let leaves = |a: &Action| matches!(a, Action::Copy { dst, .. } if program.buffers[dst.buffer.index()].arena == Space::Host.stash());
     commands.iter().zip(returns).map(|(c, returns)| *returns || leaves(&c.action)).collect()
@@ -157,7 +157,7 @@ pub struct Graph {
     pub users: Vec<BTreeSet<usize>>,
     /// The first communication that follows from a command.
     leads: Vec<usize>,
-    /// When earlier bodies had written what a command touches; 0 if none did.
+    /// Per command, when earlier bodies last wrote a buffer that it touches; 0 if none did.
     since: Vec<usize>,
 }
 
@@ -177,23 +177,23 @@ impl Graph {
         let spills = spills(program, commands, &returns);
         let mut since = vec![0; commands.len()];
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); commands.len()];
-        let mut before: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
-        // The last exchange with other stages: a sum, a send, a receive; and the last kernel.
+        let mut before: BTreeMap<BufferId, Vec<(usize, MemoryEffect)>> = BTreeMap::new();
+        // These are the last exchanges with other stages (a sum, a send, a receive), and the last kernel.
         let [mut sum, mut send, mut receive, mut kernel] = [None; 4];
         for (k, command) in commands.iter().enumerate() {
             for touch in touches(mesh, kernels, program, command) {
-                // Copies are of what is complete: the order is that of the graph.
+                // A copy takes a complete buffer, so copies keep the order of the graph.
                 if !matches!(command.action, Action::Copy { .. }) {
                     since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);
                 }
                 let before = before.entry(touch.buffer).or_default();
-                let meets = |t: &Touch| {
+                let meets = |t: &MemoryEffect| {
                     t.from < touch.to && touch.from < t.to && ir::fault!("list_schedule.hazard.reads", touch.writes, t.writes || touch.writes)
                 };
                 before.iter().filter(|(j, t)| *j != k && meets(t)).for_each(|(j, _)| {
                     users[*j].insert(k);
                 });
-                // What comes after a write comes after all that the write came after.
+                // Commands after a write also come after all commands that the write came after.
                 if touch.writes {
                     before.retain(|(j, t)| *j == k || t.from < touch.from || touch.to < t.to);
                 }
@@ -209,12 +209,12 @@ impl Graph {
                     after(ir::fault!("list_schedule.sums.order", None, sum.replace(k)))
                 }
                 Action::Send { .. } => after(send.replace(k)),
-                // Nor may it come before a send on which its own message may depend.
+                // A receive may not come before a send on which its own message may depend.
                 Action::Recv { .. } => {
                     after(receive.replace(k));
                     after(send);
                 }
-                // What waited on the host comes back where its pass put it, and takes no memory before.
+                // A value from the host comes back where its own pass put the copy, and takes no memory before.
                 Action::Copy { .. } if returns[k] => after(ir::fault!("list_schedule.spill.soon", None, kernel)),
                 Action::Launch { .. } => kernel = Some(k),
                 Action::Collective { .. }
@@ -249,7 +249,8 @@ impl Graph {
         let mut ready_at = vec![0u64; n];
         let mut out = Vec::with_capacity(n);
         let mut done = vec![false; n];
-        // What needs nothing more: too far ahead; communication; kernels, per stream, that wait and that wait for nothing.
+        // Commands whose operands are issued: `ready` holds those too far ahead, `messages` communication, and
+        // `waiting` and `due` the kernels of each stream that wait for something under way and those that do not.
         let mut ready: BTreeSet<usize> = (0..n).filter(|k| needs[*k] == 0).collect();
         let mut messages: BTreeSet<(usize, usize)> = BTreeSet::new();
         let mut waiting: [BTreeSet<(u64, usize, usize)>; Stream::ALL.len()] = Default::default();

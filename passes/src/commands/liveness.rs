@@ -1,7 +1,7 @@
 //! What lives when: a stash from a command of one call to one of another, a temporary buffer from command to command of
 //! a call.
 
-use crate::commands::best_fit::{Need, Span};
+use crate::commands::best_fit::{LiveRange, Span};
 use crate::commands::runs::CallRuns;
 use crate::commands::stash_slots;
 use crate::commands::streams::messages;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A microbatch in a stash: the first and the last of the calls that touch it there, of all parts of their bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Life {
+pub struct StashLifetime {
     /// Index of the first call, in the list of calls.
     pub first: usize,
     /// Index of the last call, inclusive.
@@ -20,30 +20,30 @@ pub struct Life {
 }
 
 /// For each stash of a program, the lives of microbatches in it, in the order in which they begin.
-pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
+pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<StashLifetime>> {
     let mut touches: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); program.bodies.len()];
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
         let buffers = body.commands.iter().flat_map(|c| c.buffers());
         for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena.is_stash()) {
-            // Beyond what can be addressed there are none: that is the user's error, which is told of the whole job.
+            // A stash beyond addressable memory is not found; that is the user's error, reported for the whole job.
             if let Some((k, _)) = program.stash(buffer) {
                 touches.insert(k);
             }
         }
     }
-    let mut lives: Vec<BTreeMap<u32, Life>> = vec![BTreeMap::new(); program.stashes.len()];
+    let mut lives: Vec<BTreeMap<u32, StashLifetime>> = vec![BTreeMap::new(); program.stashes.len()];
     for (at, call) in calls.iter().enumerate() {
-        // Between the first part and the last one there is nothing new.
+        // Parts between the first and the last do not change a lifetime.
         let last = call.part + 1 == program.bodies[call.body.index()].parts();
         if !(call.part == 0 || ir::fault!("liveness.parts.first", false, last)) {
             continue;
         }
         for stash in &touches[call.body.index()] {
-            lives[*stash].entry(call.microbatch).or_insert(Life { first: at, last: at, microbatch: call.microbatch }).last = at;
+            lives[*stash].entry(call.microbatch).or_insert(StashLifetime { first: at, last: at, microbatch: call.microbatch }).last = at;
         }
     }
-    let in_order = |lives: BTreeMap<u32, Life>| {
-        let mut lives: Vec<Life> = lives.into_values().collect();
+    let in_order = |lives: BTreeMap<u32, StashLifetime>| {
+        let mut lives: Vec<StashLifetime> = lives.into_values().collect();
         lives.sort_unstable();
         lives
     };
@@ -63,25 +63,25 @@ pub fn of_messages(program: &Program) -> Vec<bool> {
 
 /// What lives in the temporary arena of a stage in one memory, and when. Runs of the same calls in a phase are
 /// taken as one ([`CallRuns`]): the moments are those of one kind of run after the other, phase by phase.
-pub struct Lives {
+pub struct ArenaLiveness {
     /// Each temporary buffer that a call uses, with its bytes and moments.
-    pub temporary: BTreeMap<BufferId, Need>,
+    pub temporary: BTreeMap<BufferId, LiveRange>,
     /// Of each stash, all slots; no spans if no call touches it, or it is in another memory.
-    pub stashes: Vec<Need>,
-    /// The first moment of each call, ascending, with its phase, its body and the command there.
+    pub stashes: Vec<LiveRange>,
+    /// The first moment of each call, ascending, with its phase, its body and its first command.
     begins: Vec<(usize, ProgramPhase, usize, usize)>,
 }
 
-impl Lives {
+impl ArenaLiveness {
     /// A slot of a stash is in use from the first command that touches it for a microbatch to the last one. One of
     /// messages is from the first call of all to the last one: a message may come and go while other calls run, and
     /// these are not to wait for it.
-    pub fn of_stage(program: &Program, schedule: &CallSchedule, space: Space) -> Lives {
+    pub fn of_stage(program: &Program, schedule: &CallSchedule, space: Space) -> ArenaLiveness {
         let is_message = of_messages(program);
         let all = |k: usize| program.stashes[k].bytes.saturating_mul(u64::from(schedule.slots[k].count));
-        let mut out = Lives {
+        let mut out = ArenaLiveness {
             temporary: BTreeMap::new(),
-            stashes: (0..program.stashes.len()).map(|k| Need { bytes: all(k), spans: vec![] }).collect(),
+            stashes: (0..program.stashes.len()).map(|k| LiveRange { bytes: all(k), spans: vec![] }).collect(),
             begins: vec![],
         };
         let mut next = 0;
@@ -91,7 +91,7 @@ impl Lives {
             let (mut begins, mut touched) = (vec![], BTreeMap::new());
             for first in &runs.kinds {
                 for (id, need) in temporaries_of_run(space.temporary(), program, &runs, *first) {
-                    let known = out.temporary.entry(id).or_insert(Need { bytes: need.bytes, spans: vec![] });
+                    let known = out.temporary.entry(id).or_insert(LiveRange { bytes: need.bytes, spans: vec![] });
                     known.spans.extend(need.spans.iter().map(|(from, to)| (next + from, next + to)));
                 }
                 for (_, b) in runs.bodies(*first) {
@@ -101,7 +101,7 @@ impl Lives {
                 out.begins.extend(runs.parts(*first).map(|(at, body, command)| (next + at, phase, body, command)));
                 next += runs.list[*first].moments;
             }
-            let here = |(k, _): &(usize, Vec<Life>)| program.stashes[*k].space == space;
+            let here = |(k, _): &(usize, Vec<StashLifetime>)| program.stashes[*k].space == space;
             for (k, mut lives) in lives(program, calls).into_iter().enumerate().filter(here) {
                 if is_message[k] {
                     lives = joined(&lives).into_iter().collect();
@@ -132,25 +132,25 @@ impl Lives {
     }
 }
 
-/// From the first call of these to the last one.
-fn joined(lives: &[Life]) -> Option<Life> {
+/// One life from the first of these calls to the last one.
+fn joined(lives: &[StashLifetime]) -> Option<StashLifetime> {
     let first = lives.first()?;
-    Some(Life { last: lives.iter().map(|life| life.last).max()?, ..*first })
+    Some(StashLifetime { last: lives.iter().map(|life| life.last).max()?, ..*first })
 }
 
 /// Buffers stashed on the device that all schedules of a program keep for one microbatch at a time. What a body does
 /// with the memory of one before it is written there, and after its last use, is its own matter, before there are
 /// places.
-pub struct Kept {
+pub struct SingleSlotBuffers {
     /// The buffers that are kept so, none of which holds messages.
     pub singly: BTreeSet<BufferId>,
-    /// Of each body and buffer, whether it comes from a call before, and whether it is for one behind.
+    /// Per body and buffer, whether its content comes from an earlier call, and whether a later one needs it.
     passes: Vec<BTreeMap<BufferId, (bool, bool)>>,
 }
 
-impl Kept {
+impl SingleSlotBuffers {
     /// Finds them, with stashes laid out for the schedules in a copy of the program.
-    pub fn of(program: &Program, schedules: &[&CallSchedule]) -> Kept {
+    pub fn of(program: &Program, schedules: &[&CallSchedule]) -> SingleSlotBuffers {
         let mut laid = program.clone();
         let messages = stash_slots::lay_out(&mut laid, schedules);
         let single = stash_slots::single(&laid, schedules);
@@ -170,16 +170,16 @@ impl Kept {
                 }
             }
         }
-        Kept { singly: owners.into_values().collect(), passes }
+        SingleSlotBuffers { singly: owners.into_values().collect(), passes }
     }
 
     /// When a body has something in each, its commands in this order.
-    pub fn needs(&self, program: &Program, body: usize, commands: &[Command]) -> Vec<Need> {
+    pub fn needs(&self, program: &Program, body: usize, commands: &[Command]) -> Vec<LiveRange> {
         let used = uses(program, commands, |b| b.arena == Arena::Stash);
         let need = |(id, (before, behind)): (&BufferId, &(bool, bool))| {
             let (first, last) = used.get(id).copied().unwrap_or((0, commands.len()));
             let (first, last) = (if *before { 0 } else { first }, if *behind { commands.len() } else { last });
-            Need::new(program.buffers[id.index()].bytes(), first, last)
+            LiveRange::new(program.buffers[id.index()].bytes(), first, last)
         };
         self.passes[body].iter().map(need).collect()
     }
@@ -191,18 +191,18 @@ impl Kept {
 }
 
 /// Temporary buffers of a body in this arena and how long they live ([`uses`]).
-pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
+pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<LiveRange>) {
     let uses = uses(program, commands, |b| b.arena == arena);
-    let needs = uses.iter().map(|(id, (first, last))| Need::new(program.buffers[id.index()].bytes(), *first, *last)).collect();
+    let needs = uses.iter().map(|(id, (first, last))| LiveRange::new(program.buffers[id.index()].bytes(), *first, *last)).collect();
     (uses.into_keys().collect(), needs)
 }
 
 /// Temporary buffers of the bodies of a run in this arena, and how long they live there.
-pub fn temporaries_of_run(arena: Arena, program: &Program, runs: &CallRuns, run: usize) -> Vec<(BufferId, Need)> {
+pub fn temporaries_of_run(arena: Arena, program: &Program, runs: &CallRuns, run: usize) -> Vec<(BufferId, LiveRange)> {
     let of_body = |(call, body): (usize, usize)| {
         let moment = move |command: &usize| runs.moment(call, *command);
         let uses = uses(program, &program.bodies[body].commands, |b| b.arena == arena);
-        uses.into_iter().map(move |(id, (first, last))| (id, Need::new(program.buffers[id.index()].bytes(), moment(&first), moment(&last))))
+        uses.into_iter().map(move |(id, (first, last))| (id, LiveRange::new(program.buffers[id.index()].bytes(), moment(&first), moment(&last))))
     };
     runs.bodies(run).flat_map(of_body).collect()
 }
@@ -219,22 +219,23 @@ pub fn stashed(program: &Program, commands: &[Command]) -> BTreeMap<usize, Span>
     out
 }
 
-/// Which buffers of these a body uses, and from which command to which. What a stream beside that of compute reads is
-/// in use until compute waits for that stream, at the first use of the result at the latest. What a collective reads
-/// whose result is not used in the call, or a copy that is for a later call, is in use until as many bytes of such
-/// have been handed to its stream behind it: who waits for its memory then leaves the stream as much to do. What is
-/// sent is in use to the end of the call.
+/// Which of these buffers a body uses, and from which command to which. A buffer that another stream than compute
+/// reads is in use until compute waits for that stream, at the latest at the first use of the result.
+///
+/// If the result is not used in the call, as with some collectives and with copies for later calls, the operand is in
+/// use until as many further bytes have been handed to its stream, so that waiting for its memory leaves the stream
+/// as much to do. The operand of a send is in use to the end of the call.
 fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool) -> BTreeMap<BufferId, Span> {
     let wanted = |id: &BufferId| which(&program.buffers[id.index()]);
     let mut lives: BTreeMap<BufferId, Span> = BTreeMap::new();
-    // The first use of each collective's result that comes after it.
+    // `used` holds the next use of each buffer by the compute stream.
     let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
-    // Kernels of the host, and bytes that come and go through them.
+    // These are the kernels of the host, with the bytes of staging buffers that each touches.
     let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
     let staged = |c: &Command| c.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
     let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
-    // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits
-    // for the copy.
+    // While bytes are copied from command `k` on, the host's kernels work on as many bytes, up to the returned one,
+    // and none of these waits for the copy.
     let meanwhile = |k: usize, bytes: u64| {
         let mut left = bytes;
         let later = &kernels[kernels.partition_point(|h| h.0 <= k)..];
@@ -244,14 +245,14 @@ fn uses(program: &Program, commands: &[Command], which: impl Fn(&Buffer) -> bool
         });
         until.or(later.last()).map_or(k, |h| h.0)
     };
-    // Of each stream the commands that read, the last one first: which, and the bytes that it and those behind it
-    // read.
+    // `handed` holds, per stream, the commands that read, the last one first, each with the bytes that it and the
+    // later ones read.
     let mut handed: BTreeMap<Stream, Vec<(usize, u64)>> = BTreeMap::new();
-    // From which command on as many bytes as one reads have been handed to its stream behind it.
+    // `until` finds the command by which the stream has been handed as many further bytes as command `k` reads.
     let mut until = |k: usize, stream: Stream, bytes: u64| {
         let behind = handed.entry(stream).or_default();
         let all = behind.last().map_or(0, |b| b.1);
-        // The first command with which those behind this one are as many bytes.
+        // This is the first command up to which the later ones read that many bytes.
         let enough = all.checked_sub(bytes).map(|rest| behind.partition_point(|b| b.1 <= rest));
         let until = enough.and_then(|at| behind.get(at)).map(|b| b.0);
         behind.push((k, all.saturating_add(bytes)));

@@ -11,7 +11,7 @@
 //! would wait.
 
 use crate::commands::effects::touches;
-use crate::commands::spills::{Own, Spills, added, copy};
+use crate::commands::spills::{BufferReplacement, Spills, added, copy};
 use ir::graph::{Origin, Phase};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
@@ -19,7 +19,7 @@ use ir::options::ActivationOffload;
 use ir::program::{Action, Arena, BodyKind, Buffer, BufferId, Call, CallSchedule, Job, Place, Program, ProgramBody, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is smaller than the largest by more than this factor stays.
+/// A value that is smaller than the largest by more than this factor stays on the device.
 const LARGEST: u64 = 64;
 
 /// Moves the stashed activations that are asked for.
@@ -41,33 +41,33 @@ pub fn offload(mut job: Job, which: ActivationOffload) -> Job {
 
 /// The uses of a stashed buffer: by the forward pass that writes it, up to the last command that does; and by later
 /// passes, from the first command on.
-struct Passes {
+struct SpillUses {
     written: (usize, usize),
     read: Vec<(usize, usize)>,
 }
 
-/// What is to wait on the host, with its uses.
-fn chosen(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedules: &[&CallSchedule], which: ActivationOffload) -> Vec<(BufferId, Passes)> {
+/// The buffers that are to wait on the host, with their uses.
+fn chosen(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedules: &[&CallSchedule], which: ActivationOffload) -> Vec<(BufferId, SpillUses)> {
     let (layers, marked) = match which {
         ActivationOffload::Off => return vec![],
         ActivationOffload::Layers(layers) => (layers, false),
         ActivationOffload::Marked(layers) => (layers, true),
     };
     let ends: Vec<Option<[u32; 2]>> = program.bodies.iter().map(ends).collect();
-    let mut found: Vec<(BufferId, Passes, u32)> = vec![];
+    let mut found: Vec<(BufferId, SpillUses, u32)> = vec![];
     for (id, uses) in uses(mesh, kernels, program) {
         let Some(Origin { layer: Some(layer), offloaded, .. }) = &program.buffers[id.index()].origin else { continue };
         if let Some(passes) = spillable(program, &uses).filter(|_| *offloaded || !marked) {
             let [first, _] = ends[passes.written.0].unwrap_or([*layer; 2]);
-            // What comes from the stage before enters the first layer.
+            // A value from the stage before enters the first layer.
             found.push((id, passes, first.max(*layer)));
         }
     }
     let all: BTreeSet<u32> = found.iter().map(|f| f.2).collect();
     let first: BTreeSet<u32> = all.into_iter().take(layers.map_or(usize::MAX, |n| n as usize)).collect();
     let turning: BTreeSet<usize> = schedules.iter().flat_map(|s| turning(program, &s.train)).collect();
-    // What the last layer's backward pass reads first, or what comes before that.
-    let at_once = |passes: &Passes| {
+    // These values are read first in the backward pass: by the last layer, or before it.
+    let at_once = |passes: &SpillUses| {
         let backward = passes.read.iter().filter(|(body, _)| matches!(program.bodies[*body].kind, BodyKind::Backward(_)));
         let layers = backward.map(|(body, first)| program.bodies[*body].commands[*first].origin.layer);
         let [_, last] = ends[passes.written.0].unwrap_or_default();
@@ -76,7 +76,7 @@ fn chosen(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedules: &[&Call
     let bytes = |id: BufferId| program.buffers[id.index()].bytes();
     let largest = found.iter().map(|f| bytes(f.0)).max().unwrap_or(0);
     let wanted =
-        |(id, passes, layer): &(BufferId, Passes, u32)| !at_once(passes) && first.contains(layer) && bytes(*id).saturating_mul(LARGEST) >= largest;
+        |(id, passes, layer): &(BufferId, SpillUses, u32)| !at_once(passes) && first.contains(layer) && bytes(*id).saturating_mul(LARGEST) >= largest;
     found.into_iter().filter(wanted).map(|(id, passes, _)| (id, passes)).collect()
 }
 
@@ -92,11 +92,11 @@ fn ends(body: &ProgramBody) -> Option<[u32; 2]> {
 struct StashUses {
     first: usize,
     last_write: Option<usize>,
-    /// Whether a write may be left out, so that there would be nothing.
+    /// Whether a write has a predicate, so that the buffer may hold nothing.
     optional: bool,
 }
 
-/// Of each buffer stashed on the device, its uses by body.
+/// The uses of each buffer stashed on the device, by body.
 fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> BTreeMap<BufferId, BTreeMap<usize, StashUses>> {
     let mut out: BTreeMap<BufferId, BTreeMap<usize, StashUses>> = BTreeMap::new();
     for (b, body) in program.bodies.iter().enumerate() {
@@ -122,9 +122,9 @@ fn adds(kernels: &[Kernel], action: &Action, id: BufferId) -> bool {
     outputs.iter().zip(&args[inputs.len()..]).all(|(o, place)| o.accumulate || place.buffer != id)
 }
 
-/// Those of a value that one forward pass makes, whole, for later passes of its own virtual stage. The last of these
-/// may write over it.
-fn spillable(program: &Program, uses: &BTreeMap<usize, StashUses>) -> Option<Passes> {
+/// The passes of a value that one forward pass computes in full for later passes of its own virtual stage; `None` for
+/// other values. The last of these passes may overwrite it.
+fn spillable(program: &Program, uses: &BTreeMap<usize, StashUses>) -> Option<SpillUses> {
     let mut in_order: Vec<(usize, &StashUses)> = uses.iter().map(|(b, u)| (*b, u)).collect();
     in_order.sort_by_key(|(b, _)| match program.bodies[*b].kind {
         BodyKind::Prologue | BodyKind::Forward(_) => 0,
@@ -142,10 +142,10 @@ fn spillable(program: &Program, uses: &BTreeMap<usize, StashUses>) -> Option<Pas
     let kept = between.iter().all(|(_, u)| ir::fault!("offload_activations.between.written", true, u.last_write.is_none()))
         && later.iter().all(|(b, _)| of_own(*b));
     let later = later.iter().take(ir::fault!("offload_activations.passes.first", 1, usize::MAX));
-    kept.then(|| Passes { written: (*body, last), read: later.map(|(b, u)| (*b, u.first)).collect() })
+    kept.then(|| SpillUses { written: (*body, last), read: later.map(|(b, u)| (*b, u.first)).collect() })
 }
 
-/// The forward passes that their own backward pass follows at once.
+/// The forward passes that are directly followed by their own backward pass.
 fn turning(program: &Program, calls: &[Call]) -> Vec<usize> {
     let kind = |c: &Call| program.bodies[c.body.index()].kind;
     let turns = |pair: &&[Call]| {
@@ -155,9 +155,9 @@ fn turning(program: &Program, calls: &[Call]) -> Vec<usize> {
     calls.windows(2).filter(turns).map(|pair| pair[0].body.index()).collect()
 }
 
-/// Moves a stashed buffer to the host: the pass that writes it has a temporary one in its place, and so has each that
-/// reads it.
-fn spill(program: &mut Program, id: BufferId, passes: &Passes, spills: &mut BTreeMap<usize, Spills>) {
+/// Moves a stashed buffer to the host. The pass that writes it, and each that reads it, has a temporary buffer in its
+/// place.
+fn spill(program: &mut Program, id: BufferId, passes: &SpillUses, spills: &mut BTreeMap<usize, Spills>) {
     let device = Buffer { arena: Space::Device.temporary(), ..program.buffers[id.index()].clone() };
     let arena = ir::fault!("offload_activations.host.lasts", Space::Host.lasting(), Space::Host.stash());
     let host = added(program, Buffer { arena, ..device.clone() });
@@ -171,7 +171,7 @@ fn spill(program: &mut Program, id: BufferId, passes: &Passes, spills: &mut BTre
         let own = ir::fault!("offload_activations.buffer.shared", id, added(program, device.clone()));
         let first = ir::fault!("offload_activations.copy.late", first + 1, *first);
         let spills = spills.entry(*body).or_default();
-        spills.own.insert(id, vec![Own { since: 0, part: (0, device.elements()), buffer: own }]);
+        spills.own.insert(id, vec![BufferReplacement { since: 0, part: (0, device.elements()), buffer: own }]);
         spills.copies.push((first, copy(&device, [host, own].map(Place::start), device.elements(), Phase::Backward, "it has waited on the host")));
     }
     program.buffers[id.index()] = device;

@@ -10,8 +10,8 @@
 //! itself ([`crate::local::update_pieces`]). The smallest buffers stay ([`crate::local::offload::small`]). So does one
 //! of which an update neither changes a part in place nor writes all anew.
 
-use crate::commands::effects::{Touch, touches};
-use crate::commands::spills::{Own, Spills, added, copy};
+use crate::commands::effects::{MemoryEffect, touches};
+use crate::commands::spills::{BufferReplacement, Spills, added, copy};
 use crate::local::offload::small;
 use ir::graph::Phase;
 use ir::kernel::Kernel;
@@ -45,28 +45,28 @@ pub fn offload(mut job: Job, states: bool, params: bool) -> Job {
     job
 }
 
-/// Some elements of a buffer: the first one, and the end.
-type Part = (u64, u64);
+/// A range of elements of a buffer: the first one, and the end.
+type ElementRange = (u64, u64);
 
 /// The commands of a body that touch a part of a buffer, from one that begins with what it finds there, or writes all
 /// of it anew, to the next one that does so.
-struct HeldUses {
+struct PartUses {
     first: usize,
     last_write: Option<usize>,
-    /// Whether the first command writes all of it, whatever there was.
+    /// Whether the first command overwrites the whole part.
     is_new: bool,
-    /// Whether each other write is over what its command reads: then one buffer does.
+    /// Whether each other write is to elements that its command reads, so that one buffer suffices.
     is_in_place: bool,
 }
 
-impl HeldUses {
-    fn at(first: usize, is_new: bool) -> HeldUses {
-        HeldUses { first, last_write: is_new.then_some(first), is_new, is_in_place: true }
+impl PartUses {
+    fn at(first: usize, is_new: bool) -> PartUses {
+        PartUses { first, last_write: is_new.then_some(first), is_new, is_in_place: true }
     }
 
-    /// Those of one command more, which touches it so.
-    fn and(&mut self, k: usize, touched: &[Touch]) {
-        let (written, read): (Vec<&Touch>, Vec<&Touch>) = touched.iter().partition(|t| t.writes);
+    /// Adds a command that touches the part in this way.
+    fn and(&mut self, k: usize, touched: &[MemoryEffect]) {
+        let (written, read): (Vec<&MemoryEffect>, Vec<&MemoryEffect>) = touched.iter().partition(|t| t.writes);
         if !written.is_empty() {
             self.last_write = Some(k);
             self.is_in_place &= written.iter().all(|w| read.iter().any(|r| (r.from, r.to) == (w.from, w.to)));
@@ -75,13 +75,13 @@ impl HeldUses {
 }
 
 /// The uses of the parts of a buffer, by body.
-type ByBody = BTreeMap<usize, BTreeMap<Part, Vec<HeldUses>>>;
+type UsesByBody = BTreeMap<usize, BTreeMap<ElementRange, Vec<PartUses>>>;
 
-/// Of each buffer that is to move, its uses.
-fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program, moved: &[bool]) -> BTreeMap<BufferId, ByBody> {
-    let mut out: BTreeMap<BufferId, ByBody> = BTreeMap::new();
+/// The uses of each buffer that is to move.
+fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program, moved: &[bool]) -> BTreeMap<BufferId, UsesByBody> {
+    let mut out: BTreeMap<BufferId, UsesByBody> = BTreeMap::new();
     for (b, body) in program.bodies.iter().enumerate() {
-        let mut touched: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
+        let mut touched: BTreeMap<BufferId, Vec<(usize, MemoryEffect)>> = BTreeMap::new();
         for (k, command) in body.commands.iter().enumerate() {
             for touch in touches(mesh, kernels, program, command).into_iter().filter(|t| moved[t.buffer.index()]) {
                 touched.entry(touch.buffer).or_default().push((k, touch));
@@ -89,10 +89,10 @@ fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program, moved: &[bool]) -> B
         }
         for (id, touched) in touched {
             let buffer = &program.buffers[id.index()];
-            let mut by_part: BTreeMap<Part, Vec<HeldUses>> = parts(buffer, &touched).into_iter().map(|part| (part, vec![])).collect();
+            let mut by_part: BTreeMap<ElementRange, Vec<PartUses>> = parts(buffer, &touched).into_iter().map(|part| (part, vec![])).collect();
             for of_command in touched.chunk_by(|a, b| a.0 == b.0) {
                 let k = of_command[0].0;
-                let mut here: BTreeMap<Part, Vec<Touch>> = BTreeMap::new();
+                let mut here: BTreeMap<ElementRange, Vec<MemoryEffect>> = BTreeMap::new();
                 for (_, touch) in of_command {
                     let (part, _) = by_part.range(..=(touch.from, u64::MAX)).next_back().expect("invariant: parts have all that is touched");
                     here.entry(*part).or_default().push(*touch);
@@ -100,11 +100,11 @@ fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program, moved: &[bool]) -> B
                 for (part, touched) in here {
                     let uses = by_part.get_mut(&part).expect("invariant: it is one of them");
                     if touched.iter().all(|t| t.writes) && renews(kernels, &body.commands[k], id, part) {
-                        uses.push(HeldUses::at(k, true));
+                        uses.push(PartUses::at(k, true));
                         continue;
                     }
                     if uses.is_empty() {
-                        uses.push(HeldUses::at(k, false));
+                        uses.push(PartUses::at(k, false));
                     }
                     uses.last_mut().expect("invariant: it has one by now").and(k, &touched);
                 }
@@ -117,12 +117,12 @@ fn uses(mesh: &Mesh, kernels: &[Kernel], program: &Program, moved: &[bool]) -> B
 }
 
 /// What is touched, in parts that are whole blocks of a disk and have nothing in common.
-fn parts(buffer: &Buffer, touched: &[(usize, Touch)]) -> Vec<Part> {
+fn parts(buffer: &Buffer, touched: &[(usize, MemoryEffect)]) -> Vec<ElementRange> {
     let unit = ir::fault!("offload_states.part.blocks", 1, BLOCK / buffer.dtype.bytes());
-    let blocks = |t: &Touch| (t.from / unit * unit, t.to.next_multiple_of(unit).min(buffer.elements()));
-    let mut all: Vec<Part> = touched.iter().map(|(_, t)| blocks(t)).collect();
+    let blocks = |t: &MemoryEffect| (t.from / unit * unit, t.to.next_multiple_of(unit).min(buffer.elements()));
+    let mut all: Vec<ElementRange> = touched.iter().map(|(_, t)| blocks(t)).collect();
     all.sort_unstable();
-    let mut out: Vec<Part> = vec![];
+    let mut out: Vec<ElementRange> = vec![];
     for (from, to) in all {
         match out.last_mut().filter(|last| from < last.1) {
             Some(last) => last.1 = last.1.max(to),
@@ -133,7 +133,7 @@ fn parts(buffer: &Buffer, touched: &[(usize, Touch)]) -> Vec<Part> {
 }
 
 /// Whether a command surely writes every element of a part of a buffer.
-fn renews(kernels: &[Kernel], command: &Command, id: BufferId, (from, to): Part) -> bool {
+fn renews(kernels: &[Kernel], command: &Command, id: BufferId, (from, to): ElementRange) -> bool {
     let all = |place: &Place, elements: u64| *place == Place { offset: from, ..Place::start(id) } && elements == to - from;
     let writes = match &command.action {
         Action::Launch { kernel, args, .. } => {
@@ -146,8 +146,8 @@ fn renews(kernels: &[Kernel], command: &Command, id: BufferId, (from, to): Part)
     writes && command.predicate.is_none()
 }
 
-/// Moves a buffer to the disk: each body has a temporary one in the place of each part that it uses.
-fn spill(program: &mut Program, id: BufferId, uses: &ByBody, spills: &mut BTreeMap<usize, Spills>) {
+/// Moves a buffer to the disk. Each body has a temporary buffer in the place of each part that it uses.
+fn spill(program: &mut Program, id: BufferId, uses: &UsesByBody, spills: &mut BTreeMap<usize, Spills>) {
     let buffer = program.buffers[id.index()].clone();
     let arena = ir::fault!("offload_states.staged.device", Space::Device.temporary(), Space::Host.temporary());
     program.buffers[id.index()].arena = ir::fault!("offload_states.buffer.stays", buffer.arena, Arena::Disk);
@@ -163,16 +163,16 @@ fn spill(program: &mut Program, id: BufferId, uses: &ByBody, spills: &mut BTreeM
             let dims = if elements == buffer.elements() { buffer.dims.clone() } else { vec![("part".into(), elements)] };
             let staged = Buffer { arena, dims, content: Content::Activation, ..buffer.clone() };
             let resting = Place { offset: ir::fault!("offload_states.part.first", 0, part.0), ..Place::start(id) };
-            for (k, HeldUses { first, last_write, is_new, .. }) in uses.iter().enumerate() {
+            for (k, PartUses { first, last_write, is_new, .. }) in uses.iter().enumerate() {
                 let own = added(program, staged.clone());
-                spills.own.entry(id).or_default().push(Own { since: *first, part: *part, buffer: own });
+                spills.own.entry(id).or_default().push(BufferReplacement { since: *first, part: *part, buffer: own });
                 let copied = |from: &Place, to: &Place| copy(&buffer, [from.clone(), to.clone()], elements, phase, "it rests on the disk");
                 let own = Place::start(own);
                 let read = ir::fault!("offload_states.read.late", first + 1, *first);
                 if ir::fault!("offload_states.read.none", false, !is_new) {
                     spills.copies.push((read, copied(&resting, &own)));
                 }
-                // What is written anew later need not be kept.
+                // Only the last version is written back, as a later use overwrites all of it.
                 let last = last_write.filter(|_| k + 1 == uses.len());
                 if let Some(last) = ir::fault!("offload_states.write.none", None, last) {
                     let written = ir::fault!("offload_states.write.soon", last, last + 1);

@@ -25,38 +25,38 @@ pub fn pair(mut job: Job, order: &PassOrder) -> Job {
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
     let costs = CostModel::new(mesh, kernels);
     let pairs = order.pairs();
-    // They are in pairs already.
+    // Bodies with parts are in pairs already.
     if programs.iter().flat_map(|p| &p.bodies).any(|b| b.parts() > 1) {
         return job;
     }
     for (p, program) in programs.iter_mut().enumerate() {
         let of_program = stages.iter_mut().zip(&pairs).filter(|(s, _)| s.program as usize == p);
-        let mut lists: Vec<List> = of_program.map(|(s, pairs)| List { calls: &mut s.schedule.train, pairs }).collect();
+        let mut lists: Vec<StageCalls> = of_program.map(|(s, pairs)| StageCalls { calls: &mut s.schedule.train, pairs }).collect();
         pair_calls(mesh, kernels, &costs, program, &mut lists);
     }
-    // Messages of a pair may be under way together.
+    // Messages of both passes of a pair may be under way at the same time.
     job.in_flight = job.in_flight.max(verify::job::least_in_flight(&job));
     job
 }
 
 /// The calls of a stage's step, and the pairs of its passes.
-struct List<'a> {
+struct StageCalls<'a> {
     calls: &'a mut Vec<Call>,
     pairs: &'a BTreeMap<Pass, Pass>,
 }
 
-/// Bodies of two lanes side by side: a forward pass, and a backward pass with what belongs to it.
-type Pair = [Vec<BodyId>; 2];
+/// Bodies of two lanes side by side: a forward pass, and a backward pass with its pass for weights.
+type BodyPair = [Vec<BodyId>; 2];
 
 /// Parts of bodies, in the order in which they are called.
-type Turns = Vec<(BodyId, u32)>;
+type PartOrder = Vec<(BodyId, u32)>;
 
-fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Program, lists: &mut [List]) {
-    let pairs: BTreeSet<Pair> = lists.iter().flat_map(|list| (0..list.calls.len()).filter_map(|at| list.pair_at(program, at))).collect();
+fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut Program, lists: &mut [StageCalls]) {
+    let pairs: BTreeSet<BodyPair> = lists.iter().flat_map(|list| (0..list.calls.len()).filter_map(|at| list.pair_at(program, at))).collect();
     let bodies: BTreeSet<BodyId> = pairs.iter().flatten().flatten().copied().collect();
-    let divided: BTreeMap<BodyId, Divided> = bodies.iter().map(|b| (*b, Divided::new(mesh, kernels, costs, program, *b))).collect();
-    let mut turns: BTreeMap<Pair, Turns> = pairs.iter().filter_map(|pair| Some((pair.clone(), best(&divided, pair)?))).collect();
-    // Cuts at which no pair goes over to its other lane are none.
+    let divided: BTreeMap<BodyId, DividedBody> = bodies.iter().map(|b| (*b, DividedBody::new(mesh, kernels, costs, program, *b))).collect();
+    let mut turns: BTreeMap<BodyPair, PartOrder> = pairs.iter().filter_map(|pair| Some((pair.clone(), best(&divided, pair)?))).collect();
+    // A body is cut only where some pair switches to its other lane.
     let mut switches: BTreeMap<BodyId, BTreeSet<u32>> = bodies.iter().map(|b| (*b, BTreeSet::new())).collect();
     for two in turns.values().flat_map(|turns| turns.windows(2)).filter(|two| two[0].0 != two[1].0) {
         let (body, part) = two[1];
@@ -73,21 +73,21 @@ fn pair_calls(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &mut 
     lists.iter_mut().for_each(|list| *list.calls = list.in_turns(program, &turns));
 }
 
-impl List<'_> {
+impl StageCalls<'_> {
     /// The pair that begins at a call, if one does.
-    fn pair_at(&self, program: &Program, at: usize) -> Option<Pair> {
+    fn pair_at(&self, program: &Program, at: usize) -> Option<BodyPair> {
         let kind = |c: &Call| program.bodies[c.body.index()].kind;
         let [f, b, rest @ ..] = &self.calls[at..] else { return None };
         let (BodyKind::Forward(chunk), BodyKind::Backward(own)) = (kind(f), kind(b)) else { return None };
         let weight = rest.first().filter(|w| w.microbatch == b.microbatch && kind(w) == BodyKind::Weight(own));
         let pass = |kind: PassKind, chunk: u32, call: &Call| Pass { kind, chunk, microbatch: call.microbatch };
-        // A stage may have nothing to compute in a pass, so others stand side by side here than in the order.
+        // A stage may have nothing to compute in a pass, so neighbours in the list need not be a pair of the order.
         let beside = self.pairs.get(&pass(PassKind::Forward, chunk, f)) == Some(&pass(PassKind::Backward, own, b));
         ir::fault!("pair_passes.pairs.all", true, beside).then(|| [vec![f.body], [b].into_iter().chain(weight).map(|c| c.body).collect()])
     }
 
-    /// The calls, pairs of them part by part.
-    fn in_turns(&self, program: &Program, turns: &BTreeMap<Pair, Turns>) -> Vec<Call> {
+    /// The calls, with the parts of pairs in turn.
+    fn in_turns(&self, program: &Program, turns: &BTreeMap<BodyPair, PartOrder>) -> Vec<Call> {
         let (mut out, mut at) = (vec![], 0);
         while let Some(call) = self.calls.get(at) {
             let pair = self.pair_at(program, at);
@@ -109,47 +109,47 @@ impl List<'_> {
 }
 
 /// A body, cut wherever it may be interrupted.
-struct Divided {
-    parts: Vec<Stretch>,
+struct DividedBody {
+    parts: Vec<LanePart>,
 }
 
-/// A part of a lane, on the nominal machine: what a bool may leave out is left out, as in most steps.
+/// A part of a lane on the nominal machine. Commands with a predicate are skipped, as in most steps.
 #[derive(Default)]
-struct Stretch {
+struct LanePart {
     /// The number of its first command.
     begin: usize,
     steps: Vec<PartStep>,
-    /// Whose ends later parts wait for.
-    awaited: Vec<Done>,
+    /// The steps whose ends later parts wait for.
+    awaited: Vec<Dependency>,
 }
 
 struct PartStep {
     stream: Stream,
     time: u64,
-    /// What it comes after, on other streams.
-    after: Vec<Done>,
+    /// The steps on other streams that it comes after.
+    after: Vec<Dependency>,
 }
 
-/// Something that was begun before.
+/// A step that was issued before.
 #[derive(Clone, Copy)]
-enum Done {
-    /// By a step of this part.
+enum Dependency {
+    /// Index of a step of this part.
     Here(usize),
-    /// By a part before, which said that it is awaited.
+    /// Index into `awaited` of the part before.
     Before(usize),
 }
 
-/// A body is cut at kernels that wait for exchanges, at those behind which an exchange is under way, and at all that
-/// take more than so small a share of its kernels' time.
+/// A body is cut at kernels that wait for exchanges, at those that follow the start of an exchange, and at all that
+/// take more than this fraction (1 / `SHARE`) of the time of its kernels.
 const SHARE: u64 = 64;
 
-impl Divided {
-    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &Program, body: BodyId) -> Divided {
+impl DividedBody {
+    fn new(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &Program, body: BodyId) -> DividedBody {
         let commands = &program.bodies[body.index()].commands;
         let Graph { streams, times, users, .. } = Graph::new(mesh, kernels, costs, program, commands, &BTreeMap::new());
         let runs = |k: usize| commands[k].predicate.is_none();
         let computes = |k: usize| streams[k] == Stream::Compute;
-        // On each stream, the last command that one has to come after.
+        // `after` holds, per command and stream, the last command that it has to come after.
         let mut after = vec![[None; Stream::ALL.len()]; commands.len()];
         for (k, users) in users.iter().enumerate() {
             let mut own = after[k];
@@ -161,45 +161,46 @@ impl Divided {
             users.iter().for_each(join);
         }
         let long = (0..commands.len()).filter(|k| computes(*k) && runs(*k)).map(|k| times[k]).fold(0, u64::saturating_add) / SHARE;
-        // Of each stream, what compute has waited for: that implies what went before.
+        // `known` holds, per stream, the last command that compute has waited for, which implies all earlier ones.
         let mut known = [None; Stream::ALL.len()];
-        let (mut out, mut part, mut place) = (Divided { parts: vec![] }, Stretch::default(), BTreeMap::new());
+        let (mut out, mut part, mut place) = (DividedBody { parts: vec![] }, LanePart::default(), BTreeMap::new());
         let mut behind = false;
         for k in (0..commands.len()).filter(|k| runs(*k)) {
             if computes(k) {
                 let waits = known.iter().zip(&after[k]).enumerate().any(|(s, (known, after))| s != Stream::Compute as usize && known < after);
                 known.iter_mut().zip(&after[k]).for_each(|(known, after)| *known = (*after).max(*known));
                 if (waits || behind || times[k] > long) && !part.steps.is_empty() {
-                    out.parts.push(std::mem::replace(&mut part, Stretch { begin: k, ..Stretch::default() }));
+                    out.parts.push(std::mem::replace(&mut part, LanePart { begin: k, ..LanePart::default() }));
                 }
             }
             behind = !computes(k);
             place.insert(k, (out.parts.len(), part.steps.len()));
-            // By command, until its place in its part is known.
+            // `Before` holds the command's index here; `settle` replaces it by its position.
             let others = after[k].iter().enumerate().filter(|(s, _)| *s != streams[k] as usize);
-            part.steps.push(PartStep { stream: streams[k], time: times[k], after: others.filter_map(|(_, j)| j.map(Done::Before)).collect() });
+            part.steps.push(PartStep { stream: streams[k], time: times[k], after: others.filter_map(|(_, j)| j.map(Dependency::Before)).collect() });
         }
         out.parts.push(part);
         out.settle(&place);
         out
     }
 
-    /// Has steps name what they come after by its place: in their part, or among what the part before says is
-    /// awaited.
+    /// Replaces the command indices of `after` by positions: in the same part, or in `awaited` of the part before.
     fn settle(&mut self, place: &BTreeMap<usize, (usize, usize)>) {
-        // From behind, the commands that a part or one behind it waits for, of parts before.
+        // `awaited` holds, from the last part to the first, the commands of earlier parts that a part or a later one
+        // waits for.
         let mut awaited: Vec<usize> = vec![];
         for (p, part) in self.parts.iter_mut().enumerate().rev() {
             let own = |command: &usize| place[command].0 == p;
-            let needs = part.steps.iter().flat_map(|s| &s.after).filter_map(|done| if let Done::Before(j) = done { Some(*j) } else { None });
+            let needs = part.steps.iter().flat_map(|s| &s.after).filter_map(|done| if let Dependency::Before(j) = done { Some(*j) } else { None });
             let mut before: Vec<usize> = needs.chain(awaited.iter().copied()).filter(|j| !own(j)).collect();
             before.sort_unstable();
             before.dedup();
-            let find =
-                |j: usize| if own(&j) { Done::Here(place[&j].1) } else { Done::Before(before.binary_search(&j).expect("invariant: it is there")) };
+            let find = |j: usize| {
+                if own(&j) { Dependency::Here(place[&j].1) } else { Dependency::Before(before.binary_search(&j).expect("invariant: it is there")) }
+            };
             part.awaited = awaited.iter().map(|j| find(*j)).collect();
             for done in part.steps.iter_mut().flat_map(|s| &mut s.after) {
-                if let Done::Before(j) = *done {
+                if let Dependency::Before(j) = *done {
                     *done = find(j);
                 }
             }
@@ -208,30 +209,31 @@ impl Divided {
     }
 }
 
-/// Of the orders of as many parts that are followed further: as many of the same parts, and of so many different
-/// choices of parts.
+/// Bounds of the beam search: at most `BEAM` orders of the same parts, and at most `WIDTH` different choices of
+/// parts.
 const BEAM: usize = 8;
 const WIDTH: usize = 64;
 
-/// The order of the parts of a pair that ends first, of those that were tried; none if that is one lane after the
-/// other.
+/// The order of a pair's parts that ends first of those that were tried; `None` if running one lane after the other
+/// is as fast.
 ///
-/// Orders grow part by part. Of those of the same parts, one is given up for another with which neither compute nor
-/// exchanges are through later, and if too many are left, those in which compute is through latest. Of choices of
-/// parts, those are given up in which compute has waited longest. So the work grows with the number of parts.
-fn best(bodies: &BTreeMap<BodyId, Divided>, pair: &Pair) -> Option<Turns> {
-    let steps = [0, 1].map(|l: usize| -> Turns {
+/// Orders grow part by part. Of the orders of the same parts, one is dropped if in another neither compute nor
+/// exchanges end later; if too many remain, those in which compute ends latest are dropped. Of the choices of parts,
+/// those in which compute has waited longest are dropped. So the work grows linearly with the number of parts.
+fn best(bodies: &BTreeMap<BodyId, DividedBody>, pair: &BodyPair) -> Option<PartOrder> {
+    let steps = [0, 1].map(|l: usize| -> PartOrder {
         let parts = |body: &BodyId| (0..bodies[body].parts.len() as u32).map(|part| (*body, part)).collect::<Vec<_>>();
         pair[l].iter().flat_map(parts).collect()
     });
     let apart = steps
         .iter()
         .enumerate()
-        .fold(Trial::default(), |trial, (l, steps)| steps.iter().fold(trial, |trial, (body, part)| trial.then(bodies, l, *body, *part)));
-    // By how many steps of the first lane were taken; those of the second follow, as all have taken equally many.
-    let mut trials: Vec<Vec<Trial>> = vec![vec![Trial::default()]];
+        .fold(BeamState::default(), |trial, (l, steps)| steps.iter().fold(trial, |trial, (body, part)| trial.then(bodies, l, *body, *part)));
+    // `trials` are indexed by the steps taken of the first lane, which gives those of the second, as the sum is
+    // equal.
+    let mut trials: Vec<Vec<BeamState>> = vec![vec![BeamState::default()]];
     for taken in 0..steps[0].len() + steps[1].len() {
-        let mut next: Vec<Vec<Trial>> = vec![vec![]; steps[0].len().min(taken + 1) + 1];
+        let mut next: Vec<Vec<BeamState>> = vec![vec![]; steps[0].len().min(taken + 1) + 1];
         for (first, trials) in trials.iter().enumerate() {
             let at = [first, taken - first.min(taken)];
             for (l, (body, part)) in [0, 1].into_iter().filter_map(|l| Some((l, *steps[l].get(at[l])?))) {
@@ -241,18 +243,18 @@ fn best(bodies: &BTreeMap<BodyId, Divided>, pair: &Pair) -> Option<Turns> {
         }
         next.iter_mut().for_each(thin);
         let mut waited: Vec<(u64, usize)> =
-            next.iter().enumerate().filter_map(|(first, t)| Some((t.iter().map(Trial::waited).min()?, first))).collect();
+            next.iter().enumerate().filter_map(|(first, t)| Some((t.iter().map(BeamState::waited).min()?, first))).collect();
         waited.sort_unstable();
         waited.iter().skip(WIDTH).for_each(|(_, first)| next[*first].clear());
         trials = next;
     }
-    let best = trials.into_iter().flatten().min_by_key(Trial::end)?;
+    let best = trials.into_iter().flatten().min_by_key(BeamState::end)?;
     (best.end() < apart.end()).then(|| best.turns())
 }
 
-/// Leaves out trials for which there is a better one, and all but a few of the others.
-fn thin(trials: &mut Vec<Trial>) {
-    let exchanged = |t: &Trial| t.clocks.iter().skip(1).copied().max().unwrap_or(0);
+/// Drops trials for which there is a better one, and all but a few of the others.
+fn thin(trials: &mut Vec<BeamState>) {
+    let exchanged = |t: &BeamState| t.clocks.iter().skip(1).copied().max().unwrap_or(0);
     trials.sort_by_key(|t| (t.clocks[Stream::Compute as usize], exchanged(t)));
     let mut least = u64::MAX;
     trials.retain(|t| {
@@ -263,25 +265,25 @@ fn thin(trials: &mut Vec<Trial>) {
     trials.truncate(BEAM);
 }
 
-/// Some parts of both lanes on the nominal machine, in an order.
+/// The state of the nominal machine after some parts of both lanes in an order.
 #[derive(Clone, Default)]
-struct Trial {
+struct BeamState {
     clocks: [u64; Stream::ALL.len()],
     /// The time of its kernels.
     busy: u64,
-    /// Of each lane, when what its next part waits for has ended.
+    /// Per lane, the ends of the steps that its next part waits for.
     awaited: [Rc<Vec<u64>>; 2],
-    turns: Option<Rc<Turn>>,
+    turns: Option<Rc<OrderNode>>,
 }
 
 /// The last part of an order, and those before.
-struct Turn {
+struct OrderNode {
     part: (BodyId, u32),
-    before: Option<Rc<Turn>>,
+    before: Option<Rc<OrderNode>>,
 }
 
-/// One after the other, as orders of many parts would use up the stack.
-impl Drop for Turn {
+/// Drops the list iteratively, as recursion over many parts would overflow the stack.
+impl Drop for OrderNode {
     fn drop(&mut self) {
         let mut before = self.before.take();
         while let Some(mut turn) = before.and_then(Rc::into_inner) {
@@ -290,15 +292,15 @@ impl Drop for Turn {
     }
 }
 
-impl Trial {
-    /// With one more part, of a lane.
-    fn then(&self, bodies: &BTreeMap<BodyId, Divided>, l: usize, body: BodyId, part: u32) -> Trial {
+impl BeamState {
+    /// The state with one more part of a lane.
+    fn then(&self, bodies: &BTreeMap<BodyId, DividedBody>, l: usize, body: BodyId, part: u32) -> BeamState {
         let mut out = self.clone();
         let here = &bodies[&body].parts[part as usize];
         let mut ends: Vec<u64> = Vec::with_capacity(here.steps.len());
-        let end = |ends: &[u64], done: &Done| match done {
-            Done::Here(step) => ends[*step],
-            Done::Before(k) => self.awaited[l][*k],
+        let end = |ends: &[u64], done: &Dependency| match done {
+            Dependency::Here(step) => ends[*step],
+            Dependency::Before(k) => self.awaited[l][*k],
         };
         for PartStep { stream, time, after } in &here.steps {
             let ready = after.iter().map(|done| end(&ends, done)).max().unwrap_or(0);
@@ -310,11 +312,11 @@ impl Trial {
             }
         }
         out.awaited[l] = Rc::new(here.awaited.iter().map(|done| end(&ends, done)).collect());
-        out.turns = Some(Rc::new(Turn { part: (body, part), before: out.turns.take() }));
+        out.turns = Some(Rc::new(OrderNode { part: (body, part), before: out.turns.take() }));
         out
     }
 
-    /// How long compute has had nothing to do.
+    /// How long the compute stream has been idle.
     fn waited(&self) -> u64 {
         self.clocks[Stream::Compute as usize].saturating_sub(self.busy)
     }
@@ -323,7 +325,7 @@ impl Trial {
         self.clocks.into_iter().max().unwrap_or(0)
     }
 
-    fn turns(&self) -> Turns {
+    fn turns(&self) -> PartOrder {
         let (mut out, mut last) = (vec![], &self.turns);
         while let Some(turn) = last {
             out.push(turn.part);

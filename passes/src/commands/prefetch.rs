@@ -31,7 +31,7 @@ pub fn issue(mut job: Job) -> Job {
 /// The commands of a pass with its copies ahead.
 fn issued(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &Program, commands: &[Command]) -> Vec<Command> {
     let returns = returns(program, commands);
-    // What a bool may leave out has to come behind that.
+    // A copy with a predicate has to stay behind the command that writes the predicate.
     let moves: Vec<bool> =
         commands.iter().zip(&returns).map(|(c, returns)| *returns && ir::fault!("prefetch.bool.ahead", true, c.predicate.is_none())).collect();
     let (moved, others): (Vec<usize>, Vec<usize>) = (0..commands.len()).partition(|k| moves[*k]);
@@ -61,16 +61,16 @@ fn issued(mesh: &Mesh, kernels: &[Kernel], costs: &CostModel, program: &Program,
     out
 }
 
-/// Issues copies, each of which is wanted by a command of a body, before earlier ones: so that each is done in time,
-/// one after the other, and none sooner than it need be. So many bytes wait for their command at a time as a new
-/// order of commands may cost, or two copies.
+/// Issues copies ahead of the commands that need them, so that each is done in time, one after the other, and no
+/// sooner than necessary. At a time, the bytes that wait for their command are at most what a new order of commands
+/// may cost, or two copies.
 fn ahead(costs: &CostModel, program: &Program, commands: &[Command], copies: &mut [(usize, Command)]) {
-    // What a bool may leave out is left out in most steps.
+    // Commands with a predicate count nothing, since most steps skip them.
     let of_kernel = |c: &Command| match c.action {
         Action::Launch { .. } if c.predicate.is_none() => costs.time(program, &c.action),
         _ => 0,
     };
-    // An exchange goes out as soon as its operand is there.
+    // An exchange starts as soon as its operand is there.
     let of_exchange = |c: &Command| match c.action {
         Action::Collective { .. } | Action::Send { .. } => costs.time(program, &c.action),
         _ => 0,
@@ -81,7 +81,7 @@ fn ahead(costs: &CostModel, program: &Program, commands: &[Command], copies: &mu
         begins.push(busy);
         busy += u128::from(of_kernel(command));
     }
-    // At the pace of the bus, if that is slower.
+    // If the bus takes longer than all kernels, the kernels are stretched to its pace.
     begins.iter_mut().for_each(|t| *t = t.saturating_mul(bus.max(busy)) / busy.max(1));
     let wanted: Vec<usize> = copies.iter().map(|c| c.0).collect();
     let mut next = u128::MAX;

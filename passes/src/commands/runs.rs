@@ -11,11 +11,11 @@ pub struct CallRuns<'a> {
     calls: &'a [Call],
     /// All runs, in the order of their calls.
     pub list: Vec<CallRun>,
-    /// Of each call, its run, and the moment there at which it begins.
+    /// Per call, its run and the moment in that run at which it begins.
     of_call: Vec<(usize, usize)>,
-    /// By the first call of a run, a body and its microbatch: the calls of its parts.
+    /// The calls of a body's parts, by the run's first call, the body and the microbatch.
     parts: BTreeMap<(usize, BodyId, u32), Vec<usize>>,
-    /// Of each kind, its first run; in the order of what they call.
+    /// The first run of each kind, sorted by the calls.
     pub kinds: Vec<usize>,
 }
 

@@ -27,7 +27,7 @@ pub fn order(mut job: Job) -> Job {
     job
 }
 
-/// What a command is to this play.
+/// What the simulation does for a command.
 #[derive(Clone, Copy)]
 enum StreamStep {
     Busy(u64),
@@ -44,19 +44,19 @@ enum BlockingExchange {
         from: usize,
         channel: Channel,
     },
-    /// Of ranks of these stages, by number.
+    /// A collective, by the index of its group.
     Collective(usize),
 }
 
 /// Who takes part in a collective: the sub-axes and stages of its group.
 type GroupKey = (Vec<SubAxis>, Vec<u64>);
 
-/// The steps of a body, part by part.
+/// The steps of a body, by part.
 type Parts = Vec<Vec<(Stream, StreamStep)>>;
 
-/// What the stages of a job do.
+/// The steps of all stages of a job.
 struct JobSteps {
-    /// By stage, body and part.
+    /// Steps by stage, body and part.
     stages: Vec<Vec<Parts>>,
     /// The stages of each group.
     groups: Vec<Vec<usize>>,
@@ -108,7 +108,7 @@ fn step(
     }
 }
 
-/// Steps with those joined that follow each other on a stream and only take time.
+/// Joins consecutive steps of a stream that only take time.
 fn joined(steps: impl Iterator<Item = (Stream, StreamStep)>) -> Vec<(Stream, StreamStep)> {
     let mut out: Vec<(Stream, StreamStep)> = vec![];
     for (stream, step) in steps {
@@ -122,41 +122,41 @@ fn joined(steps: impl Iterator<Item = (Stream, StreamStep)>) -> Vec<(Stream, Str
 
 /// A message that was issued and has not gone out.
 #[derive(Clone, Copy)]
-struct Letter {
+struct PendingMessage {
     send: u32,
     ready: u64,
     time: u64,
 }
 
-/// A stage on its way through a phase.
+/// The position and state of a stage within a phase.
 struct StageCursor<'a> {
     stage: &'a Stage,
     bodies: &'a [Parts],
     call: usize,
     step: usize,
-    /// When each stream, and the exchanges together, are through with what was issued.
+    /// When each stream, and the exchanges together, have finished what was issued.
     clocks: [u64; Stream::ALL.len()],
     exchanges: u64,
     events: BTreeMap<u32, u64>,
-    /// Sends that were issued, and other exchanges that are through.
+    /// The numbers of sends that were issued, and of other exchanges that have ended.
     sends: u32,
     others: u32,
-    /// The exchange to which the list has come, no send.
+    /// The exchange that the stage has reached and that is no send.
     head: Option<(BlockingExchange, Stream, u64)>,
     turns: Vec<SendTurn>,
 }
 
 /// Sender, receiver, channel.
-type Route = (usize, usize, Channel);
+type MessageRoute = (usize, usize, Channel);
 
 struct PhaseSimulation<'a> {
     in_flight: usize,
     groups: &'a [Vec<usize>],
     phase: ProgramPhase,
     cursors: Vec<StageCursor<'a>>,
-    mail: HashMap<Route, VecDeque<Letter>>,
-    /// Of each stage, to whom and on which channels it sends.
-    routes: Vec<BTreeSet<Route>>,
+    mail: HashMap<MessageRoute, VecDeque<PendingMessage>>,
+    /// Per stage, the routes on which it sends.
+    routes: Vec<BTreeSet<MessageRoute>>,
 }
 
 impl<'a> PhaseSimulation<'a> {
@@ -179,7 +179,7 @@ impl<'a> PhaseSimulation<'a> {
         PhaseSimulation { in_flight: job.in_flight as usize, groups: &bodies.groups, phase, cursors, mail: HashMap::new(), routes }
     }
 
-    /// The turns of each stage. Where the play does not come to its end, the verifier says why.
+    /// The turns of each stage. If the simulation does not come to its end, the verifier reports why.
     fn run(mut self) -> Vec<Vec<SendTurn>> {
         (0..self.cursors.len()).for_each(|s| self.advance(s));
         while let Some((_, s)) = (0..self.cursors.len()).filter_map(|s| Some((self.begins(s)?, s))).min() {
@@ -216,7 +216,7 @@ impl<'a> PhaseSimulation<'a> {
                         return;
                     }
                     let send = ir::fault!("send_turns.send.other", p.others, p.sends);
-                    letters.push_back(Letter { send, ready: *clock, time });
+                    letters.push_back(PendingMessage { send, ready: *clock, time });
                     self.routes[s].insert(route);
                     p.sends += 1;
                 }
@@ -226,13 +226,13 @@ impl<'a> PhaseSimulation<'a> {
         }
     }
 
-    /// When a stage has nothing before the exchange to which its list has come.
+    /// When a stage has finished all that comes before its next exchange.
     fn free(&self, s: usize) -> u64 {
         let p = &self.cursors[s];
         p.head.map_or(p.exchanges, |(_, stream, _)| p.exchanges.max(p.clocks[stream as usize]))
     }
 
-    /// When the exchange to which a stage's list has come can begin, if the others are there.
+    /// When a stage's next exchange can begin; `None` if the other side has not come yet.
     fn begins(&self, s: usize) -> Option<u64> {
         match self.cursors[s].head?.0 {
             BlockingExchange::Receive { from, channel } => {
@@ -247,7 +247,7 @@ impl<'a> PhaseSimulation<'a> {
         }
     }
 
-    /// The head of a stage ends.
+    /// Ends a stage's current exchange.
     fn end(&mut self, s: usize, at: u64) {
         let p = &mut self.cursors[s];
         let (_, stream, _) = p.head.take().expect("invariant: it has begun");
@@ -263,7 +263,8 @@ impl<'a> PhaseSimulation<'a> {
         stages.iter().for_each(|t| self.advance(*t));
     }
 
-    /// Lets a stage receive its message, and at once whoever takes part in that what else they could by its end.
+    /// Receives a stage's message. Stages that take part exchange at once the other messages that could begin before
+    /// its end.
     fn messages(&mut self, first: usize) {
         let letter = |play: &PhaseSimulation, s: usize| match play.cursors[s].head?.0 {
             BlockingExchange::Receive { from, channel } => Some(((from, s, channel), *play.mail.get(&(from, s, channel))?.front()?)),
@@ -271,14 +272,14 @@ impl<'a> PhaseSimulation<'a> {
         };
         let (_, own) = letter(self, first).expect("invariant: it can begin");
         let until = self.begins(first).expect("invariant: it can begin").saturating_add(own.time);
-        // Stages that receive.
+        // `all` are the stages that receive.
         let (mut all, mut open) = (BTreeSet::from([first]), vec![first]);
         while let Some(s) = open.pop() {
             let ((from, ..), _) = letter(self, s).expect("invariant: only those with a letter are taken in");
-            // Who sends to it, and to whom it sends.
+            // These are the stage that sends to it, and the stages to which it sends.
             let beside = [from].into_iter().chain(self.routes[s].iter().map(|r| r.1)).collect::<Vec<_>>();
             for t in beside {
-                let takes = |((sender, ..), _): &(Route, Letter)| t == from || *sender == s;
+                let takes = |((sender, ..), _): &(MessageRoute, PendingMessage)| t == from || *sender == s;
                 if letter(self, t).filter(takes).is_some()
                     && self.begins(t).is_some_and(|at| at < ir::fault!("send_turns.until.ever", u64::MAX, until))
                     && all.insert(t)

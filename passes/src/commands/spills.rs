@@ -5,17 +5,17 @@ use ir::graph::{Origin, Phase};
 use ir::program::{Action, Arena, Buffer, BufferId, Command, Place, Program, ProgramBody, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a body has of values that wait elsewhere.
+/// The temporary buffers and copies of a body for values that wait in another memory.
 #[derive(Default)]
 pub struct Spills {
     /// Temporary buffers in the place of each that it uses, in the order of commands.
-    pub own: BTreeMap<BufferId, Vec<Own>>,
+    pub own: BTreeMap<BufferId, Vec<BufferReplacement>>,
     /// Copies, and before which command.
     pub copies: Vec<(usize, Command)>,
 }
 
 /// A temporary buffer in the place of some elements of another one, from a command on.
-pub struct Own {
+pub struct BufferReplacement {
     /// Index of the first command that may use it, copies not counted.
     pub since: usize,
     /// The first of the elements, and the end.
@@ -42,7 +42,7 @@ impl Spills {
                     (place.buffer, place.offset) = (own.buffer, ir::fault!("spills.part.first", 0, place.offset - own.part.0));
                 }
             }
-            // What is filled or loaded is whole.
+            // A fill or a load covers its whole buffer, so element 0 finds the replacement.
             for id in command.buffers_mut() {
                 *id = here(*id, 0).map_or(*id, |own| own.buffer);
             }
@@ -52,11 +52,11 @@ impl Spills {
     }
 }
 
-/// Which commands bring to the device, for one call, what waits or rests on the host: the copies that are there for
-/// that alone. What rests on a disk has been read from there by then.
+/// Which commands are copies that only bring a value from the host to the device for one call. A value that rests on
+/// a disk has been read from there before.
 pub fn returns(program: &Program, commands: &[Command]) -> Vec<bool> {
     let arena = |id: BufferId| program.buffers[id.index()].arena;
-    // What other commands touch is made here, or worked on.
+    // A buffer that commands other than copies touch is computed in this call, not at rest.
     let from_disk = |c: &Command| matches!(&c.action, Action::Copy { src, .. } if arena(src.buffer) == Arena::Disk);
     let read: BTreeSet<BufferId> = commands.iter().filter(|c| from_disk(c)).flat_map(|c| c.buffers()).collect();
     let is_copy = |c: &Command| matches!(c.action, Action::Copy { .. });

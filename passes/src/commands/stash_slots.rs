@@ -1,12 +1,12 @@
 //! Where stashes lie: beside temporary buffers of their memory. A stash lives in a phase (a training pass or an
-//! evaluation) from the first command of a call that touches it to the last one of another ([`Lives`]), temporary
+//! evaluation) from the first command of a call that touches it to the last one of another ([`ArenaLiveness`]), temporary
 //! buffers within their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and
 //! whatever comes before the forward passes and after the backward passes have their temporary buffers where training
 //! keeps what it needs in between; and a backward pass has them where it has read of its microbatch what it needs, if
 //! no other microbatch is in flight.
 
-use crate::commands::best_fit::{ALIGN, Need, assign};
-use crate::commands::liveness::{Lives, lives};
+use crate::commands::best_fit::{ALIGN, LiveRange, assign};
+use crate::commands::liveness::{ArenaLiveness, lives};
 use crate::commands::streams::messages;
 use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots, Space, Stash};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ pub fn single(program: &Program, schedules: &[&CallSchedule]) -> Vec<bool> {
     (0..program.stashes.len()).map(|k| counts.iter().all(|c| c[k] == 1)).collect()
 }
 
-/// Makes stashes of these buffers, each of those of one memory.
+/// Makes one stash of each of these lists of buffers. The buffers of a list are in the same memory.
 fn divide(program: &mut Program, stashes: &[(bool, Vec<BufferId>)]) {
     let Program { buffers, arena_bytes, stashes: made, .. } = program;
     made.clear();
@@ -106,10 +106,10 @@ pub fn place(program: &Program, schedule: &mut CallSchedule) {
 }
 
 fn place_in(space: Space, program: &Program, schedule: &mut CallSchedule) {
-    let Lives { temporary, stashes, .. } = Lives::of_stage(program, schedule, space);
-    let placed = |(id, need): (BufferId, Need)| (need, program.buffers[id.index()].offset);
-    let placed: Vec<(Need, u64)> = temporary.into_iter().map(placed).collect();
-    let (used, needs): (Vec<usize>, Vec<Need>) = stashes.into_iter().enumerate().filter(|(_, need)| !need.spans.is_empty()).unzip();
+    let ArenaLiveness { temporary, stashes, .. } = ArenaLiveness::of_stage(program, schedule, space);
+    let placed = |(id, need): (BufferId, LiveRange)| (need, program.buffers[id.index()].offset);
+    let placed: Vec<(LiveRange, u64)> = temporary.into_iter().map(placed).collect();
+    let (used, needs): (Vec<usize>, Vec<LiveRange>) = stashes.into_iter().enumerate().filter(|(_, need)| !need.spans.is_empty()).unzip();
     let (offsets, _) = assign(ir::fault!("stash_slots.place.temporaries", &[], &placed), &needs);
     for (k, offset) in used.into_iter().zip(offsets) {
         schedule.slots[k].at = offset;

@@ -42,7 +42,7 @@ pub fn widen(mut graph: Graph) -> Graph {
     graph
 }
 
-/// Whether all that the forward pass makes of `v` is pointwise up to casts to 16 bits.
+/// Whether all forward uses of `v` are pointwise up to casts to 16 bits.
 fn rounded_again(body: &Body, users: &Users, roots: &BTreeSet<Value>, v: Value) -> bool {
     let mut seen = BTreeSet::from([v]);
     let mut open = vec![v];
@@ -65,7 +65,7 @@ fn rounded_again(body: &Body, users: &Users, roots: &BTreeSet<Value>, v: Value) 
     true
 }
 
-/// A sum of 16-bit values and what only moves its elements up to `v`, if each is used once.
+/// A sum of 16-bit values and the ops that move its elements up to `v`, if each is used once.
 fn summed(body: &Body, mut v: Value, single: &dyn Fn(Value) -> bool) -> Option<Vec<Value>> {
     let mut path = vec![];
     loop {

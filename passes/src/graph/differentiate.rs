@@ -37,7 +37,7 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
 
     let trains: Vec<bool> = depends(&graph.body, |op| matches!(op, Op::Param(p) if graph.params[*p as usize].trains()));
     let mut cotangents: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
-    // Of attention, what comes by the logarithm of its sums.
+    // `by_logarithm` holds, per attention, the cotangents of its log-sum-exp.
     let mut by_logarithm: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
     {
         let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
@@ -58,7 +58,7 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
         }
         let node = graph.body[v].clone();
         let origin = Origin { phase: Phase::Backward, ..node.origin.clone() };
-        // Both results of an attention have their gradients from one kernel.
+        // The gradients of an attention's two results are computed by one kernel.
         if let Op::AttentionLse(a) = &node.op {
             let whole = attention_of(&graph.body, v, a);
             let Some(whole) = whole else { return Err(DifferentiateError::NoGradient { op: "attention_lse".into(), origin: Box::new(origin) }) };
@@ -66,7 +66,7 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
             continue;
         }
         let mut b = Builder { body: &mut graph.body, origin };
-        // Gradients are f32: of a parameter's 16-bit copy, each term is one before they are summed.
+        // Gradients are f32, so each term of a parameter's 16-bit copy is cast before the sum.
         if b.body.copied_param(v).is_some() {
             let x = node.args[0];
             let dtype = b.body[x].ty.dtype;
@@ -203,7 +203,7 @@ fn adjoint(
                     let sign = b.unary(Unary::Sign, x(0));
                     Some(b.mul(dz, sign))
                 }
-                // Steps: flat wherever they have a slope.
+                // These are step functions, whose slope is 0 wherever it exists.
                 Unary::Floor | Unary::Sign | Unary::Not => None,
             };
             if let Some(d) = d {
@@ -222,7 +222,7 @@ fn adjoint(
             }
             Binary::Mul => {
                 for k in (0..2).filter(|k| wants(*k)) {
-                    // Where the factor is broadcast, the product and its sum are one contraction.
+                    // If this factor is broadcast, the product and its sum are one contraction.
                     let over: Vec<Dim> = b.dims(dz).into_iter().filter(|d| !b.body[x(k)].ty.has(*d)).collect();
                     let contracts = !over.is_empty() && over.iter().all(|d| b.body[x(1 - k)].ty.has(*d));
                     let d = if contracts {
@@ -239,7 +239,7 @@ fn adjoint(
                     give(b, 0, d);
                 }
                 if wants(1) {
-                    // A second division by the same number is spared where it can be.
+                    // For a reciprocal, this saves a second division by the same value.
                     let is_reciprocal = matches!(b.body[x(0)].op, Op::Const(c) if c.0 == 1.0);
                     let slope = if is_reciprocal { b.mul(v, v) } else { b.div(v, ir::fault!("differentiate.div.operand", x(0), x(1))) };
                     let scaled = b.mul(dz, slope);
@@ -263,7 +263,7 @@ fn adjoint(
                     give(b, 1, d);
                 }
             }
-            // On a tie the second operand has the gradient: it is the result there.
+            // On a tie the second operand gets the gradient, since it is the result.
             Binary::Max | Binary::Min => {
                 let first = b.compare(
                     if ir::fault!("differentiate.max.compare", *o == Binary::Min, *o == Binary::Max) { Compare::Gt } else { Compare::Lt },
@@ -311,7 +311,7 @@ fn adjoint(
             give(b, 0, d);
         }
         Op::Slice { from, to, at } => {
-            // Its dims in the order of what was sliced: a sum of such parts needs no transposition.
+            // The result has the dim order of the sliced value, so that a sum of such parts needs no transposition.
             let whole = b.body[x(0)].ty.clone();
             let d =
                 b.body.push(Op::Pad { from: *to, to: *from, at: ir::fault!("differentiate.slice.offset", 0, *at) }, [dz], whole, b.origin.clone());
@@ -343,7 +343,7 @@ fn adjoint(
             let d = b.expand(dz, &dims);
             give(b, 0, d);
         }
-        // Every element that reaches the maximum has the gradient. Softmax stops it, where it would cancel.
+        // Every element that equals the maximum gets the gradient. Softmax stops this gradient, which would cancel.
         Op::Reduce { kind: Reduce::Max, .. } => {
             let top = b.compare(Compare::Eq, x(0), v);
             let zero = b.constant_like(0.0, dz);
@@ -358,7 +358,7 @@ fn adjoint(
             let table = b.dims(x(0));
             let index = b.dims(x(1));
             let d = if index.iter().all(|d| table.contains(d)) {
-                // One element of each row: a comparison, which fuses; no sum.
+                // This looks up one element per row, so a comparison, which fuses, takes the place of a scatter.
                 let iota = b.op(Op::Iota(*dim), &[]);
                 let wide = b.typed(Op::Expand, &[x(1)], Type::new(DType::I32, [index, vec![*dim]].concat()));
                 let hit = b.compare(Compare::Eq, wide, iota);
@@ -395,7 +395,7 @@ fn adjoint(
             let (gradient, result) = (b.cast(dz, DType::F32), b.cast(v, DType::F32));
             let product = ir::fault!("differentiate.attention.delta", gradient, b.mul(gradient, result));
             let delta = b.sum(product, &[a.values]);
-            // The logarithm moves as the mean of the scores does, by their probabilities.
+            // The derivative of the log-sum-exp by a score is the probability of that score.
             let delta = if by_logarithm.is_empty() {
                 delta
             } else {

@@ -35,7 +35,7 @@ pub fn tabulate(mut graph: Graph) -> Graph {
     let alike = alike(body, &fixed);
     let first = graph.tables.len();
     let mut made: HashMap<u32, u32> = HashMap::new();
-    // All on the graph as it is: a table may follow from what is to be another.
+    // All tables are evaluated on the unchanged graph, since one may depend on a value that becomes another.
     let mut tables = vec![];
     for v in wanted {
         let table = *made.entry(alike[v.index()]).or_insert_with(|| {
@@ -60,7 +60,7 @@ pub fn tabulate(mut graph: Graph) -> Graph {
     graph
 }
 
-/// Of each value, whether it follows from constants and indices alone and is small enough to be evaluated.
+/// Per value, whether it depends on constants and indices alone and is small enough to be evaluated.
 pub(crate) fn fixed(body: &Body) -> Vec<bool> {
     let mut fixed = vec![false; body.nodes.len()];
     for v in body.values() {
@@ -71,12 +71,14 @@ pub(crate) fn fixed(body: &Body) -> Vec<bool> {
     fixed
 }
 
-/// What a node computes whatever its dims are called: its op and type, the number and dims of each operand, and what is known of each dim.
-type Form = (Op, DType, Vec<Dim>, Vec<(u32, Vec<Dim>)>, Vec<DimInfo>);
+/// A node up to the names of its dims: op, dtype, dims, the number and dims of each operand, and the facts of each
+/// dim.
+type NodeSignature = (Op, DType, Vec<Dim>, Vec<(u32, Vec<Dim>)>, Vec<DimInfo>);
 
-/// A number for each fixed value, the same for values of which it is plain that they are equal: each layer asks for the same angles, over dims of its own.
+/// A number for each fixed value, the same for values that are obviously equal: each layer uses the same angles, over
+/// dims of its own.
 fn alike(body: &Body, fixed: &[bool]) -> Vec<u32> {
-    let mut known: HashMap<Form, u32> = HashMap::new();
+    let mut known: HashMap<NodeSignature, u32> = HashMap::new();
     let mut out = vec![u32::MAX; body.nodes.len()];
     for v in body.values().filter(|v| fixed[v.index()]) {
         let mut order: Vec<Dim> = vec![];
@@ -111,21 +113,21 @@ pub(crate) fn evaluate(body: &Body, v: Value) -> Vec<f64> {
     let mut values: Vec<Vec<f64>> = vec![vec![]; v.index() + 1];
     for w in (0..=v.0).map(Value).filter(|w| needed[w.index()]) {
         let args: Vec<&[f64]> = body[w].args.iter().map(|a| values[a.index()].as_slice()).collect();
-        values[w.index()] = eval::eval(body, w, &args, &mut Fixed);
+        values[w.index()] = eval::eval(body, w, &args, &mut NoSources);
     }
     std::mem::take(&mut values[v.index()])
 }
 
-/// Whether tables hold the same, to the bit, whatever their dims are called.
+/// Whether tables are bitwise equal, apart from the names of their dims.
 fn equal(dims: &Dims, a: &Table, b: &Table) -> bool {
     let form = |t: &Table| (t.ty.dtype, t.ty.dims.iter().map(|d| dims.size(*d)).collect::<Vec<u64>>());
     form(a) == form(b) && ir::fault!("fold_constants.equal.shape", true, a.data.iter().zip(&b.data).all(|(x, y)| x.to_bits() == y.to_bits()))
 }
 
 /// Fixed values have no sources but constants and indices.
-struct Fixed;
+struct NoSources;
 
-impl Env for Fixed {
+impl Env for NoSources {
     fn source(&mut self, op: &Op, _: &Type) -> Vec<f64> {
         unreachable!("invariant: `{}` is not fixed", op.name())
     }

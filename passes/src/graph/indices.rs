@@ -20,8 +20,8 @@ use ir::diag::Diagnostic;
 use ir::graph::{Body, Graph, Value};
 use ir::op::{Binary, Compare, DType, Op, Reduce, Unary};
 use ir::program::Interval;
-use meant::{IndexKind, Use};
-use pieces::{Bounds, Element, Extreme, Piece, When};
+use meant::{IndexKind, IndexUse};
+use pieces::{Bounds, Element, ElementBounds, Extreme, Piece};
 use std::collections::BTreeSet;
 
 /// What is found in a graph.
@@ -34,7 +34,7 @@ pub struct Indices {
 }
 
 impl Indices {
-    /// What satisfies this graph and another one of the same inputs.
+    /// The intervals that satisfy this graph and another one of the same inputs.
     #[must_use]
     pub fn and(self, other: Indices) -> Indices {
         let both = |(a, b): (Option<Vec<Interval>>, Option<Vec<Interval>>)| {
@@ -87,7 +87,7 @@ pub fn indices(graph: &Graph) -> Indices {
                 let element = match piece.times {
                     Some((x, _)) => Some(x),
                     None if piece.plus == Bounds::ANY => None,
-                    // It is outside because of what this one holds.
+                    // The index is outside because of this element's value.
                     None => when.keys().next().copied().filter(|_| when.len() == 1),
                 };
                 match element.and_then(|x| Some((walk.elements[x].input, when.get(&x)?))) {
@@ -97,7 +97,7 @@ pub fn indices(graph: &Graph) -> Indices {
                 }
             }
         }
-        // A row of which nothing is true is no row of a table.
+        // A one-hot row may be all false, so only gathers give warnings.
         if used.kind == IndexKind::Gather {
             warnings.into_iter().for_each(|w| {
                 if !found.warnings.contains(&w) {
@@ -111,18 +111,18 @@ pub fn indices(graph: &Graph) -> Indices {
     found
 }
 
-/// The cases in which a piece of an index is none of a table with so many rows.
-fn outside(piece: &Piece, rows: u64) -> Vec<When> {
+/// The cases in which a piece of an index is outside of a table with `rows` rows.
+fn outside(piece: &Piece, rows: u64) -> Vec<ElementBounds> {
     let least = Piece { plus: Bounds::one(piece.plus.least), ..piece.clone() };
     let last = rows.min(1 << 32) as i64 - 1;
     let most = Piece { plus: Bounds::one(piece.plus.most - last), ..piece.clone() };
     let below = least.signs().into_iter().filter(|(_, sign)| sign.least < 0);
     let above = most.signs().into_iter().filter(|(_, sign)| sign.most > 0);
-    // Each case names the piece's element, if it has one.
+    // Each case constrains the piece's element, if it has one.
     below.chain(above).map(|(when, _)| when).collect()
 }
 
-fn warning(graph: &Graph, used: &Use) -> Diagnostic {
+fn warning(graph: &Graph, used: &IndexUse) -> Diagnostic {
     let (dim, most) = (&used.dim, used.rows.saturating_sub(1));
     let text = format!("nothing keeps this index of `{dim}` within 0 to {most}, and no check of the data can");
     let d = Diagnostic::warning("W0643", text);
@@ -138,11 +138,11 @@ struct Origin {
     path: Vec<ElementMove>,
 }
 
-/// What moves elements.
+/// An op that moves elements.
 #[derive(Clone, Debug, PartialEq)]
 enum ElementMove {
     By(Op),
-    /// By an op with several operands that count.
+    /// An op of which several operands count.
     At(Value),
 }
 
@@ -150,15 +150,15 @@ struct Walk<'a> {
     graph: &'a Graph,
     /// Values that depend on no input, parameter or state.
     fixed: Vec<bool>,
-    /// Of each input, whether its numbers are more than indices.
+    /// Per input, whether its values are more than indices.
     quantities: Vec<bool>,
     elements: Vec<Origin>,
-    /// Of the values that were asked for.
+    /// Pieces of the values that were followed.
     values: Vec<Vec<Piece>>,
 }
 
 impl Walk<'_> {
-    /// Values of these, and of all integers and bools that they depend on.
+    /// Computes the pieces of these values, and of all integers and bools that they depend on.
     fn follow(&mut self, mut open: Vec<Value>) {
         let body = &self.graph.body;
         let mut needed = BTreeSet::new();
@@ -172,7 +172,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a value is evaluated, as nothing else says what it is.
+    /// Whether a value is a constant that has to be evaluated.
     fn known(&self, v: Value) -> bool {
         self.fixed[v.index()] && !self.graph.body[v].op.is_source()
     }
@@ -184,7 +184,7 @@ impl Walk<'_> {
         })
     }
 
-    /// A value whose elements are elsewhere.
+    /// The pieces of a value after an op that moves its elements.
     fn moved(&mut self, pieces: &[Piece], by: &ElementMove) -> Vec<Piece> {
         let mut to = |x: Element| {
             let mut origin = self.elements[x].clone();
@@ -206,7 +206,7 @@ impl Walk<'_> {
         let (body, node) = (&graph.body, &graph.body[v]);
         let unknown = || vec![Piece::number(if node.ty.dtype == DType::Bool { Bounds::BOOL } else { Bounds::ANY })];
         let args: Vec<Vec<Piece>> = node.args.iter().map(|a| self.values[a.index()].clone()).collect();
-        // Of floats nothing was asked for.
+        // An operand without pieces is a float, which is not followed.
         if args.iter().any(Vec::is_empty) && !matches!(node.op, Op::Gather { .. } | Op::ArgMax { .. }) {
             return unknown();
         }
@@ -242,7 +242,7 @@ impl Walk<'_> {
                 let parts: Vec<Piece> = args.iter().flat_map(|a| self.moved(a, &ElementMove::At(v))).collect();
                 pieces::settled(parts)
             }
-            // One of the elements.
+            // A maximum is one of the elements.
             Op::Reduce { kind: Reduce::Max, .. } => self.moved(&args[0], &ElementMove::At(v)),
             Op::Reduce { kind: Reduce::Sum, over } => {
                 let terms = over.iter().map(|d| size(*d)).fold(1, i64::saturating_mul);
@@ -252,7 +252,7 @@ impl Walk<'_> {
                 let one = pieces::hull(&args[0]);
                 vec![Piece::number(one.hull(one.times(size(*over))))]
             }
-            // A row of a table of integers, or 0.
+            // A gather gives a row of a table of integers, or 0.
             Op::Gather { .. } if args[0].is_empty() => unknown(),
             Op::Gather { .. } => pieces::settled(self.moved(&args[0], &ElementMove::At(v)).into_iter().chain(number(0))),
             Op::Reduce { kind: Reduce::Any, .. }
@@ -288,7 +288,7 @@ impl Walk<'_> {
     }
 }
 
-/// What a value that depends on nothing comes to.
+/// The piece of a value that depends on no input, parameter or state.
 fn constant(body: &Body, v: Value) -> Vec<Piece> {
     numbers(&fold_constants::evaluate(body, v))
 }

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     let origin = Origin::new(Phase::Update);
     let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
-    // The loss was scaled, so gradients are: the norm is of the true ones.
+    // With a loss scale the gradients are scaled, while the norm is that of the unscaled ones.
     let scale = train.loss_scale.map(|_| b.op(Op::Scalar(Scalar::LossScale), &[]));
     let inverse = scale.map(|s| b.unary(Unary::Recip, s));
     let mut squares = vec![];
@@ -52,7 +52,7 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         let one = b.constant(1.0);
         ir::fault!("optimize.clip.always", ratio, b.binary(Binary::Min, ratio, one))
     });
-    // One factor clips and undoes the scale, so that true gradients need no memory beside the scaled ones.
+    // One factor clips and undoes the scale, so that unscaled gradients need no memory beside the scaled ones.
     let factor = match (clip, scale) {
         (clip, None) => clip,
         (Some(clip), Some(scale)) => Some(ir::fault!("optimize.factor.scale", clip, b.div(clip, scale))),
@@ -147,8 +147,8 @@ fn adamw(
 ) -> (Value, Vec<Value>) {
     let (m, v) = (state(b, 0), state(b, 1));
     let m = average(b, m, grad, ir::fault!("optimize.adam.beta", beta2.0, beta1.0));
-    // `(1 - beta2) g` times g: plain squares are those of the norm if nothing clips, which would then be kept until
-    // the update.
+    // The product is `((1 - beta2) g) g`. Plain squares would be shared with the norm if nothing clips, and would
+    // then be kept until the update.
     let (kept, part) = (b.scale(v, beta2.0), b.scale(grad, 1.0 - beta2.0));
     let added = b.mul(part, ir::fault!("optimize.adam.square", part, grad));
     let v = b.add(&[kept, added]);
@@ -172,7 +172,7 @@ fn average(b: &mut Builder, old: Value, new: Value, beta: f64) -> Value {
     b.add(&[kept, added])
 }
 
-/// What decoupled decay leaves of a parameter: `(1 - rate * decay) * p`.
+/// The parameter after decoupled decay: `(1 - rate * decay) * p`.
 fn decayed(b: &mut Builder, param: Value, rate: Value, decay: f64) -> Value {
     if decay == 0.0 {
         return param;

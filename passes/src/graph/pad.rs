@@ -20,7 +20,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
     let mut map: Vec<Value> = vec![];
     let mut known = PaddingMap::new();
     let gradients: Vec<Value> = graph.grads.iter().map(|g| g.1).collect();
-    // Gradients are masked once per step: before that they may still be sums over microbatches and pipeline stages.
+    // Gradients are masked once per step, because before they may be unfinished sums over microbatches and stages.
     let mut masked: HashMap<Value, Value> = HashMap::new();
     for v in old.values() {
         let mut node = old[v].clone();
@@ -44,7 +44,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
             Op::Dot { over, .. } => {
                 for d in over.iter().filter(|d| padded.contains(d)) {
                     let [x, y] = [0, 1].map(|k| known[&(node.args[k], *d)]);
-                    // A factor that is zero makes the product zero if the other one is finite.
+                    // A zero factor makes the product zero only if the other factor is finite.
                     if !(ir::fault!("pad.dot.unmasked", true, x.zero || y.zero && x.finite)) {
                         node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *d), 0.0);
                     }
@@ -74,7 +74,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
     graph
 }
 
-/// A value with another number in the padding of a dim, noted.
+/// A value with `outside` in the padding of a dim; its padding is recorded in `known`.
 fn mask(b: &mut Builder, known: &mut PaddingMap, padded: &[Dim], (x, d): (Value, Dim), outside: f64) -> Value {
     let dtype = b.body[x].ty.dtype;
     let index = b.op(Op::Iota(d), &[]);
@@ -93,7 +93,7 @@ fn mask(b: &mut Builder, known: &mut PaddingMap, padded: &[Dim], (x, d): (Value,
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Padding {
     zero: bool,
-    /// Neither an infinity nor no number that elements inside would not be: zero times this is zero.
+    /// The padding is infinite or NaN only if elements inside are, so zero times this is zero.
     finite: bool,
 }
 
@@ -112,7 +112,7 @@ fn note(body: &Body, known: &mut PaddingMap, padded: &[Dim], v: Value) {
 
 fn padding(body: &Body, known: &PaddingMap, v: Value, d: Dim) -> Padding {
     let node = &body[v];
-    // What lacks the dim is the same inside and in the padding.
+    // A value without the dim is the same inside and in the padding.
     let of = |a: &Value, d: Dim| match &body[*a].op {
         Op::Const(Real(c)) => Padding { zero: *c == 0.0, finite: c.is_finite() },
         _ if body[*a].ty.has(d) => known.get(&(*a, d)).copied().unwrap_or(Padding { zero: false, finite: false }),
@@ -127,13 +127,14 @@ fn padding(body: &Body, known: &PaddingMap, v: Value, d: Dim) -> Padding {
     let is = |zero, finite| Padding { zero, finite };
     match &node.op {
         Op::Param(_) | Op::State(..) | Op::Input(_) => is(true, true),
-        // Of a zero it may be an infinity; and an exponential of what is none, as the other elements are far from it.
+        // The result may be infinite for zero; an exponential may be infinite for any other value, as padding is not
+        // bounded like the elements inside.
         Op::Unary(Unary::Log | Unary::Rsqrt | Unary::Recip) => is(false, false),
         Op::Unary(Unary::Exp) => is(false, zeros[0]),
         Op::Binary(Binary::Div | Binary::Rem) => is(zeros[0] && !along(1), finite && !along(1)),
         Op::Binary(Binary::Pow) => is(false, finite && matches!(body[node.args[1]].op, Op::Const(Real(c)) if c >= 0.0)),
         Op::Binary(Binary::Mul) | Op::Dot { .. } => is((zeros[0] || zeros[1]) && finite, finite),
-        // The mask of a padded dim itself.
+        // This select is the mask of the padded dim.
         Op::Select if is_mask(body, node.args[0], d) => args[2],
         Op::View { from, to } => match (from.as_slice(), to.as_slice()) {
             (&[a], &[b]) if b == d => of(&node.args[0], a),
@@ -142,9 +143,9 @@ fn padding(body: &Body, known: &PaddingMap, v: Value, d: Dim) -> Padding {
         Op::Slice { to, .. } => is(*to != Some(d) && zeros[0], finite),
         Op::Pad { to, .. } => is(*to != d && zeros[0], finite),
         Op::Concat { to, .. } => is(*to != d && zeros.iter().all(|z| *z), finite),
-        // What is summed from the first element on is not zero behind the last.
+        // A running sum from the first element is not zero after the last one.
         Op::Cumsum { over, reverse } if *over == d => is(*reverse && zeros[0], finite),
-        // No index points into the padding.
+        // No index points into the padding, so a scatter leaves it zero.
         Op::Scatter { dim } if *dim == d => is(true, true),
         op => is(op.keeps_zero(&zeros), finite),
     }

@@ -20,7 +20,7 @@ pub fn rematerialize(mut graph: Graph, recompute: Recompute, layout: &Layout) ->
     let regions = regions(recompute, layout);
     let again = again(&old, recompute, &regions);
     let region = |v: Value| old[v].origin.layer.map(|l| regions[l as usize].0);
-    // A value of another region crosses a border, where only what is carried does.
+    // Values of other regions are never recomputed, since they are carried across the border.
     let copied = |user: Value, v: Value| again[v.index()] && region(v) == region(user);
     let mut body = Body { dims: old.dims.clone(), nodes: vec![] };
     let mut map: Vec<Value> = vec![];
@@ -107,13 +107,13 @@ fn again(body: &Body, recompute: Recompute, regions: &[(u32, bool)]) -> Vec<bool
 /// The forward values that are pointwise functions of at most one large value that is kept anyway.
 fn cheap(body: &Body) -> Vec<bool> {
     let mut cheap = vec![false; body.nodes.len()];
-    // Large values that a cheap one is computed from: itself, if it is not cheap.
+    // `leaves` holds the large values that a cheap value is computed from; for any other value, the value itself.
     let mut leaves: Vec<BTreeSet<Value>> = vec![BTreeSet::new(); body.nodes.len()];
     let attends = |v: &Value| matches!(body[*v].op, Op::Attention(_) | Op::AttentionLse(_));
     let read: BTreeSet<Value> = body.values().filter(attends).flat_map(|v| body[v].args.clone()).collect();
     for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward) {
         let node = &body[v];
-        // The 16-bit copy of a parameter is made once a step, and there when the backward pass wants it.
+        // The 16-bit copy of a parameter is made once per step and is still there in the backward pass.
         let copy = body.copied_param(v).is_some();
         let free = copy || node.op.is_source();
         if free {

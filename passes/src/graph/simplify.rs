@@ -16,7 +16,7 @@ pub fn simplify(graph: Graph) -> Graph {
     let users = graph.body.users();
     let mut single: Vec<bool> = graph.body.values().map(|v| users[v.index()].len() == 1).collect();
     graph.roots().into_iter().for_each(|v| single[v.index()] = false);
-    // A second round merges what flattening made equal, and drops what it made dead.
+    // A second round merges nodes that flattening made equal, and drops those it made dead.
     clean(flatten(graph, &single))
 }
 
@@ -56,14 +56,14 @@ fn rewrite(body: &mut Body, node: Node) -> Rewrite {
             }
             Some(_) | None => Rewrite::Keep(node),
         },
-        // It has done its work in differentiation.
+        // Differentiation is over, so the op is an identity.
         Op::StopGradient => Rewrite::Is(node.args[0]),
         _ => Rewrite::Keep(node),
     }
 }
 
-/// What is summed over dims, if only its elements at one index of one of the dims count, with that dim and index: `select(iota d == at, x, 0)`.
-/// Of two indices, one is also where the other is not.
+/// The summed value, the dim and the index, if the sum has only elements at one index of a summed dim: `select(iota d
+/// == at, x, 0)`. For a dim of two elements, `!=` one index selects the other.
 fn one_index(body: &Body, v: Value, over: &[Dim]) -> Option<(Value, Dim, u64)> {
     let number = |v: Value| if let Op::Const(c) = body[v].op { Some(c.0) } else { None };
     let [hit, x, other] = body[v].args[..] else { return None };
@@ -87,8 +87,8 @@ fn one_index(body: &Body, v: Value, over: &[Dim]) -> Option<(Value, Dim, u64)> {
     (over.contains(&d) && body[x].ty.has(d)).then_some((x, d, at))
 }
 
-/// Where a node can be shared. Parameters, their copies and states are the same in every phase; other nodes are shared within a phase and layer
-/// only, for a pipeline to cut between layers.
+/// The phase and layer within which a node can be shared. Parameters, their copies and states are the same in every
+/// phase; other nodes are shared within a phase and layer only, so that a pipeline can cut between layers.
 fn shared_in(body: &Body, node: &Node) -> (Phase, Option<u32>) {
     let copy = node.op == Op::Cast && matches!(body[node.args[0]].op, Op::Param(_));
     match (node.origin.phase, &node.op) {
@@ -106,7 +106,7 @@ fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node) -> Rewrite) -> Graph {
     let mut body = Body { dims: old.dims, nodes: Vec::with_capacity(old.nodes.len()) };
     let mut nodes: Vec<Option<Node>> = old.nodes.into_iter().zip(live).map(|(node, live)| live.then_some(node)).collect();
     let mut map: Vec<Option<Value>> = vec![None; nodes.len()];
-    // Nodes with their hashes.
+    // `known` holds the emitted nodes with their hashes.
     let mut known: HashTable<(u64, Value)> = HashTable::with_capacity(nodes.len());
     let hasher = DefaultHashBuilder::default();
     for phase in [Phase::Forward, Phase::Backward, Phase::Update] {
@@ -164,7 +164,7 @@ fn flatten(mut graph: Graph, single: &[bool]) -> Graph {
     graph
 }
 
-/// What the graph's results need.
+/// Which values the graph's results need.
 fn live(graph: &Graph) -> Vec<bool> {
     let mut live = vec![false; graph.body.nodes.len()];
     for root in graph.roots() {

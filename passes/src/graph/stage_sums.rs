@@ -60,7 +60,7 @@ struct SumSplitter<'a> {
     out: Body,
     /// For each old value, the new one.
     map: Vec<Value>,
-    /// Old values that are sums of one term for each of these stages, or virtual stages.
+    /// Old values that are sums of one term for each of these stages or virtual stages.
     parts: HashMap<Value, BTreeMap<u32, Value>>,
 }
 
@@ -112,7 +112,7 @@ impl SumSplitter<'_> {
         Some(terms.into_iter().map(sum).collect())
     }
 
-    /// What an op makes of the terms of its one operand that has some, if it is linear in that.
+    /// The op applied to each term of its one operand that has terms, if the op is linear in it.
     fn images(&mut self, v: Value) -> Option<BTreeMap<u32, Value>> {
         let node = &self.old[v];
         let mut split = (0..node.args.len()).filter(|k| self.parts.contains_key(&node.args[*k]));
@@ -136,12 +136,13 @@ impl SumSplitter<'_> {
         Some(parts.into_iter().map(image).collect())
     }
 
-    /// A sum on one stage: what other stages have of it comes as one value, to which each stage on the way adds its terms.
+    /// A sum on one stage. The terms of other stages come as one value, to which each stage on the way adds its own.
     fn chain(&mut self, v: Value) -> Value {
         let node = &self.old[v];
         let forward = node.origin.phase == Phase::Forward;
         let home = self.stage[v.index()].map(|g| self.layout.stage(g));
-        // By stage: its last virtual stage in the order of the pass that has a term, and the terms.
+        // `others` holds, per stage, the terms and the last of its virtual stages with a term, in the order of the
+        // pass.
         let mut others: BTreeMap<u32, (u32, Vec<Value>)> = BTreeMap::new();
         let mut own = vec![];
         for a in &node.args {
@@ -169,7 +170,7 @@ impl SumSplitter<'_> {
         }
     }
 
-    /// The sum of some terms of `v`; of one, the value itself.
+    /// The sum of some terms of `v`; for a single term, the term itself.
     fn add(&mut self, terms: Vec<Value>, v: Value) -> Value {
         if let [one] = terms.as_slice() {
             return *one;

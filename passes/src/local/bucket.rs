@@ -24,18 +24,19 @@ pub fn size(options: &Options) -> u64 {
     options.bucket_size.unwrap_or_else(|| default_size(options.dp))
 }
 
-/// What collectives of one bucket have in common.
+/// The key that collectives of one bucket have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct BucketKey {
     chunk: Chunk,
-    /// Such collectives before it on a path of operands: those that depend on each other differ in it.
+    /// The number of such collectives before it on a path of operands; it differs for those that depend on each
+    /// other.
     depth: u32,
     kind: Collective,
     subs: Vec<SubAxis>,
     dtype: DType,
-    /// The axes along which it is not replicated: a bucket's copies are equal along the others.
+    /// The sub-axes along which it is not replicated; a bucket's copies are equal along the others.
     split: Vec<SubAxis>,
-    /// Its operand is what passes of this chunk leave, which is then made in the bucket's memory.
+    /// The chunk whose passes leave its operand, which is then computed in the bucket's memory.
     accumulated: Option<Chunk>,
 }
 
@@ -49,11 +50,11 @@ pub fn join(local: Local, size: u64) -> Local {
     let nodes = local.body.nodes.len();
     let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
     let out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], ..local.clone() };
-    let mut j = Joining { old: &local, out, map: vec![None; nodes], buckets: &buckets, of: &of };
+    let mut j = BucketJoiner { old: &local, out, map: vec![None; nodes], buckets: &buckets, of: &of };
     for v in local.body.values() {
         j.emit(v);
     }
-    let Joining { mut out, map, .. } = j;
+    let BucketJoiner { mut out, map, .. } = j;
     let new = |v: Value| map[v.index()].expect("invariant: every node is emitted");
     out.reports.iter_mut().for_each(|r| r.1 = new(r.1));
     for u in &mut out.updates {
@@ -63,7 +64,7 @@ pub fn join(local: Local, size: u64) -> Local {
     out
 }
 
-/// The collectives of each bucket of more than one.
+/// The collectives of each bucket that has more than one.
 fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
     let body = &local.body;
     let mut depth = vec![0; body.nodes.len()];
@@ -74,9 +75,10 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
         let Op::Collective { kind, subs, stages, .. } = &node.op else { continue };
         let chunk = local.chunks[v.index()];
         let arg = node.args[0];
-        // Of a gather, what is known is where its operand lies.
+        // For a gather, the sharding is that of its operand.
         let Some((_, sharding)) = local.source[v.index()].as_ref().or(local.source[arg.index()].as_ref()) else { continue };
-        // What the forward pass leaves (losses, metrics, what states follow from) is small, and stays by itself.
+        // Results of the forward pass (losses, metrics, inputs of states) are small and stay in collectives of their
+        // own.
         let forward = matches!(local.chunks[first_of_step(local, arg).index()], Chunk::Prologue | Chunk::PrologueReduce | Chunk::Forward(_));
         if stages.is_none() && !forward && matches!(chunk, Chunk::Reduce | Chunk::Update) && joins(body, v, *kind) {
             let split = local.mesh.ids().filter(|u| ir::fault!("bucket.split.ignored", false, sharding[*u] != Placement::Replicated)).collect();
@@ -87,8 +89,8 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
             open.entry(key).or_default().push((first_of_step(local, arg), v));
         }
     }
-    // Sums over stages keep their order on all stages: none may come to run before another one. A bucket
-    // follows from what earlier ones do, of which each runs as a whole.
+    // Sums over stages must keep their order on all stages. So a bucket leaves out members that depend on a sum
+    // behind its first member, given that earlier buckets run as a whole.
     let mut out = vec![];
     for mut members in open.into_values() {
         members.sort_unstable();
@@ -110,8 +112,8 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
     out
 }
 
-/// For each value, the last of the sums over stages that it follows from, where what follows from a member of a
-/// bucket follows from all of them.
+/// Per value, the last of the sums over stages that it depends on, where depending on a member of a bucket means
+/// depending on all its members.
 fn last_sums_over_stages(body: &Body, buckets: &[Vec<Value>]) -> Vec<Option<Value>> {
     let of: HashMap<Value, usize> = buckets.iter().enumerate().flat_map(|(k, bucket)| bucket.iter().map(move |v| (*v, k))).collect();
     let (mut last, mut whole) = (vec![None; body.nodes.len()], vec![None; buckets.len()]);
@@ -146,7 +148,7 @@ fn joins(body: &Body, v: Value, kind: Collective) -> bool {
     }
 }
 
-/// The value of a microbatch's pass that a value follows from: what tells when it is known.
+/// The value of a microbatch's pass that a value depends on, which determines when the value is known.
 fn first_of_step(local: &Local, v: Value) -> Value {
     match local.body[v].args.first() {
         Some(a) if !local.chunks[v.index()].per_microbatch() => first_of_step(local, *a),
@@ -154,7 +156,7 @@ fn first_of_step(local: &Local, v: Value) -> Value {
     }
 }
 
-struct Joining<'a> {
+struct BucketJoiner<'a> {
     old: &'a Local,
     out: Local,
     map: Vec<Option<Value>>,
@@ -162,7 +164,7 @@ struct Joining<'a> {
     of: &'a HashMap<Value, usize>,
 }
 
-impl Joining<'_> {
+impl BucketJoiner<'_> {
     fn emit(&mut self, v: Value) -> Value {
         if let Some(w) = self.map[v.index()] {
             return w;
@@ -191,7 +193,8 @@ impl Joining<'_> {
         self.out.body.dims.add(DimInfo::new(name, size))
     }
 
-    /// One collective for all of a bucket: operands to rows of parts, these side by side, and the results cut out again.
+    /// Emits one collective for all of a bucket: operands become rows of parts, which are concatenated, and the
+    /// results are sliced out again.
     fn join(&mut self, k: usize) {
         let members = &self.buckets[k];
         let first = members[0];

@@ -11,7 +11,7 @@
 mod find;
 
 use crate::local::role::without_dead;
-use find::{Region, Uncut, alike, regions};
+use find::{CutObstacle, LogitsRegion, alike, regions};
 use ir::diag::Span;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Type, Value};
@@ -26,11 +26,11 @@ pub struct LogitsChunking {
     /// How many were.
     pub done: usize,
     /// Those that could not be cut, in graph order.
-    pub whole: Vec<Whole>,
+    pub whole: Vec<WholeLogits>,
 }
 
 /// Logits that stay whole.
-pub struct Whole {
+pub struct WholeLogits {
     /// Bytes of all of them, on one rank and for one microbatch.
     pub bytes: u64,
     /// Where they are made.
@@ -44,26 +44,26 @@ pub struct Whole {
 /// Cuts the logits of a local graph into so many chunks, or, where nothing is said, where they are large.
 pub fn chunk(local: Local, chunks: Option<u64>) -> (Local, LogitsChunking) {
     let (regions, uncut) = regions(&local, chunks);
-    let said = |u: &Uncut| {
+    let said = |u: &CutObstacle| {
         let (body, ty) = (&local.body, &local.body[u.logits].ty);
         let bytes = body.dims.elements(&ty.dims).saturating_mul(ty.dtype.bytes());
-        Whole { bytes, logits: body[u.logits].origin.span, by: body[u.by].origin.span, why: u.why }
+        WholeLogits { bytes, logits: body[u.logits].origin.span, by: body[u.by].origin.span, why: u.why }
     };
     let cut = LogitsChunking { done: regions.len(), whole: uncut.iter().map(said).collect() };
     let local = if regions.is_empty() { local } else { chunked(local, &regions) };
     (local, cut)
 }
 
-fn chunked(local: Local, regions: &[Region]) -> Local {
+fn chunked(local: Local, regions: &[LogitsRegion]) -> Local {
     let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
     let out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], host: BTreeSet::new(), ..local.clone() };
     let at = moved(&local, regions);
-    let mut c = Chunking { old: &local, out, map: vec![None; local.body.nodes.len()], at, first: alike(&local.body) };
+    let mut c = LogitsChunker { old: &local, out, map: vec![None; local.body.nodes.len()], at, first: alike(&local.body) };
     let inside: BTreeSet<Value> = regions.iter().flat_map(|r| &r.nodes).copied().collect();
-    let (mut waiting, mut open): (Vec<Value>, Vec<&Region>) = (vec![], regions.iter().collect());
+    let (mut waiting, mut open): (Vec<Value>, Vec<&LogitsRegion>) = (vec![], regions.iter().collect());
     for v in local.body.values() {
         if inside.contains(&v) {
-            // Behind its last node, a region's operands are there.
+            // A region is emitted after its last node, once its operands are there.
             open.retain(|region| {
                 let over = region.nodes.last().is_some_and(|last| *last <= v) && c.has_operands(region);
                 if over {
@@ -84,7 +84,7 @@ fn chunked(local: Local, regions: &[Region]) -> Local {
             !ready
         });
     }
-    let Chunking { mut out, map, .. } = c;
+    let LogitsChunker { mut out, map, .. } = c;
     let new = |v: Value| map[v.index()].expect("invariant: what a step leaves is no value of single tokens");
     out.reports.iter_mut().for_each(|r| r.1 = new(r.1));
     for u in &mut out.updates {
@@ -94,9 +94,9 @@ fn chunked(local: Local, regions: &[Region]) -> Local {
     without_dead(out)
 }
 
-/// When nodes run that do so at another time than before: regions, what follows from them in the forward pass, what is
-/// computed there for them alone and at little cost, and what they read of a later pass.
-fn moved(local: &Local, regions: &[Region]) -> Vec<Chunk> {
+/// The chunk in which each node runs. It changes for regions, for values that depend on them in the forward pass, for
+/// cheap values that are computed for them alone, and for values that they read from a later pass.
+fn moved(local: &Local, regions: &[LogitsRegion]) -> Vec<Chunk> {
     let (body, users) = (&local.body, local.body.users());
     let mut at = local.chunks.clone();
     for region in regions.iter().filter(|r| matches!(r.at, Chunk::Backward(_))) {
@@ -108,9 +108,10 @@ fn moved(local: &Local, regions: &[Region]) -> Vec<Chunk> {
                 body[v].op.is_source() || body[v].op.is_pointwise() || matches!(body[v].op, Op::View { .. } | Op::Slice { .. } | Op::Shard { .. });
             let gathers = matches!(body[v].op, Op::Collective { kind: Collective::AllGather, stages: None, .. });
             let later = |c: Value| at[c.index()] == region.at && local.chunks[c.index()] == own;
-            // What the backward pass reads anyway is there.
+            // A value with other readers is kept for the backward pass anyway.
             let alone = !users[v.index()].is_empty() && users[v.index()].iter().all(|(c, _)| later(*c));
-            // What gradients of weights read, which would be made after those of activations.
+            // A value that the region reads from a later pass, as of gradients of weights, has to be computed
+            // earlier.
             let awaited = region.at.precedes(at[v.index()]) && users[v.index()].iter().any(|(c, _)| at[c.index()] == region.at);
             if awaited || before && alone && (cheap || gathers) && !local.accumulate[v.index()] {
                 at[v.index()] = region.at;
@@ -120,30 +121,30 @@ fn moved(local: &Local, regions: &[Region]) -> Vec<Chunk> {
     at
 }
 
-struct Chunking<'a> {
+struct LogitsChunker<'a> {
     old: &'a Local,
     out: Local,
     map: Vec<Option<Value>>,
     /// When each old node is to run.
     at: Vec<Chunk>,
-    /// The first value that is the same.
+    /// Per value, the first equal one.
     first: Vec<usize>,
 }
 
-impl Chunking<'_> {
-    /// Whether all that a node reads is there.
+impl LogitsChunker<'_> {
+    /// Whether all operands of a node are emitted.
     fn is_there(&self, v: Value) -> bool {
         self.old.body[v].args.iter().all(|a| self.map[a.index()].is_some())
     }
 
-    /// Whether all that a region reads is there.
-    fn has_operands(&self, region: &Region) -> bool {
+    /// Whether all operands of a region are emitted.
+    fn has_operands(&self, region: &LogitsRegion) -> bool {
         let read = region.nodes.iter().flat_map(|v| &self.old.body[*v].args);
         read.into_iter().all(|a| region.nodes.contains(a) || self.map[self.read(*a).index()].is_some())
     }
 
-    /// What a region reads for a value from outside: what the backward pass computes again it has, if the forward
-    /// pass's own moved there with the logits.
+    /// The value that a region reads in place of an operand from outside: if the backward pass recomputes a forward
+    /// value that moved there with the logits, the moved one.
     fn read(&self, v: Value) -> Value {
         let first = self.first[v.index()];
         let moved = self.at[first] != self.old.chunks[first] && self.at[first] == self.at[v.index()];
@@ -172,15 +173,15 @@ impl Chunking<'_> {
         w
     }
 
-    /// All chunks of a region, one after the other, and what others read of them.
-    fn region(&mut self, region: &Region) {
+    /// Emits all chunks of a region, one after the other, and the values that others read.
+    fn region(&mut self, region: &LogitsRegion) {
         let (old, along) = (self.old, region.along);
         let size = old.body.dims.size(along) / region.chunks;
         let pieces: Vec<Dim> = (0..region.chunks)
             .map(|_| self.out.body.dims.add(DimInfo::new("tokens", ir::fault!("chunk_logits.chunk.size", size / 2, size))))
             .collect();
         let inside: BTreeSet<Value> = region.nodes.iter().copied().collect();
-        // The values of each chunk; of sums over tokens, what the chunks so far give.
+        // `parts` holds the values of each chunk, `sums` the sums over the tokens of the chunks so far.
         let (mut parts, mut sums): (HashMap<Value, Vec<Value>>, HashMap<Value, Value>) = (HashMap::new(), HashMap::new());
         for (k, piece) in (0u64..).zip(&pieces) {
             let mut of: HashMap<Value, Value> = HashMap::new();
@@ -236,7 +237,7 @@ impl Chunking<'_> {
         }
     }
 
-    /// A chunk's part of a value from outside, for `like`.
+    /// A chunk's slice of a value from outside, in the pass of `like`.
     fn slice(&mut self, a: Value, like: Value, along: Dim, piece: Dim, at: u64) -> Value {
         let (x, ty) = (self.get(self.read(a)), self.old.body[a].ty.clone());
         if ir::fault!("chunk_logits.slice.none", true, !ty.has(along)) {

@@ -24,7 +24,8 @@ use ir::options::ParamOffload;
 use ir::program::Holds;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The smallest of what could rest elsewhere stay, as far as they are one part of so many of all.
+/// The smallest values stay where they are, as far as all of these together are at most this fraction (1 / `SMALL`)
+/// of the total.
 const SMALL: u64 = 64;
 
 /// The size up to which values stay, all of which are together no more than a share of all: copies take as long for a
@@ -47,12 +48,12 @@ pub fn small(mut sizes: Vec<u64>) -> u64 {
 pub fn offload(training: Local, evaluation: Local, params: ParamOffload) -> (Local, Local) {
     let types = zero::copies(&training, &evaluation);
     let slots = zero::slots(&training, &evaluation);
-    // What an update has of its weights from elsewhere, as a state that needs them too does, is not on the host.
+    // Only weights that the update itself reads can be on the host.
     let at_update = |v: &Value| training.chunks[v.index()] == Chunk::Update;
     let own: BTreeSet<u32> = (training.body.values().filter(at_update))
         .filter_map(|v| if let Op::Param(slot) = training.body[v].op { Some(slot) } else { None })
         .collect();
-    // The element type of what passes read, by slot of what is moved.
+    // `moved` holds, by slot of a moved update, the element type that passes read.
     let moved: BTreeMap<u32, DType> = training
         .updates
         .iter()
@@ -80,7 +81,7 @@ pub fn offload(training: Local, evaluation: Local, params: ParamOffload) -> (Loc
     (on_host(training, &moved, &resting), evaluation)
 }
 
-/// The slots of moved updates whose parameters are worth a copy for each pass.
+/// The slots of moved updates whose parameters are large enough to be copied for each pass.
 fn resting(local: &Local, moved: &BTreeMap<u32, DType>) -> BTreeSet<u32> {
     let body = &local.body;
     let elements = |v: Value| match body[v].op {
@@ -126,7 +127,7 @@ fn apart(mut local: Local, moved: &BTreeMap<u32, DType>, resting: &BTreeSet<u32>
         let arg = local.body[v].args.first().map(|a| local.body[*a].op.clone());
         let (op, slot) = match (&local.body[v].op, arg) {
             (Op::State(slot, k), _) => (Op::State(*slot, ir::fault!("offload.state.number", *k, k + 1)), *slot),
-            // Of a bucket, the update reads this rank's part.
+            // For a bucket, the update reads this rank's shard.
             (Op::Param(slot), _) if *slot < params => (Op::State(*slot, 0), *slot),
             (Op::Shard { .. }, Some(Op::Param(slot))) if slot >= params => (Op::State(slot, 0), slot),
             _ => continue,
@@ -156,7 +157,7 @@ fn apart(mut local: Local, moved: &BTreeMap<u32, DType>, resting: &BTreeSet<u32>
     local
 }
 
-/// What a rank computes of a new parameter that it then gathers.
+/// The part of a new parameter that a rank computes before the gather.
 pub fn own_part(body: &Body, mut new: Value) -> Value {
     let mut v = new;
     while let Op::View { .. } | Op::Collective { kind: Collective::AllGather, .. } = body[v].op {

@@ -14,12 +14,12 @@ pub const MAX_OPERANDS: usize = 256;
 /// take time in proportion to it.
 pub const MAX_NODES: usize = 512;
 
-/// What becomes of a node.
+/// How a node is lowered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Part of a kernel.
     Compute,
-    /// Made anew by every kernel that uses it.
+    /// Computed again by every kernel that uses it.
     Inline,
     /// A buffer filled from outside: parameter, state, table, input.
     Source,
@@ -29,14 +29,14 @@ pub enum Role {
     Exchange,
 }
 
-/// What becomes of node `v` of a local graph.
+/// How node `v` of a local graph is lowered.
 pub fn role(body: &Body, v: Value) -> Role {
     let op = &body[v].op;
     match op.kind() {
         OpKind::Stored => Role::Source,
         OpKind::Generated => Role::Inline,
         OpKind::View | OpKind::Mark => Role::Alias,
-        // A permutation that moves only dims of one element moves nothing.
+        // A permutation of dims of one element moves no data.
         OpKind::Pointwise if *op == Op::Expand && is_renumbering(body, v) => Role::Alias,
         OpKind::Pointwise | OpKind::Move | OpKind::Contraction | OpKind::Reduction | OpKind::Lookup => Role::Compute,
         OpKind::Exchange => Role::Exchange,

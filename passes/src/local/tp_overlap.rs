@@ -44,7 +44,7 @@ pub fn split(local: Local, overlap: TpOverlap) -> Local {
 
 /// A gathered value with products that map the gathered dim.
 struct Gather {
-    /// Members of the group, what each has of the dim, and the whole dim.
+    /// The dims of group members, of each member's rows, and of all rows.
     part: Dim,
     rows: Dim,
     whole: Dim,
@@ -57,19 +57,19 @@ struct Reduction {
     /// The products and the pointwise ops after them, in order; the last one is what is reduced.
     cone: Vec<Value>,
     along: Dim,
-    /// Of a reduce-scatter: members of the group, and what each gets of the dim.
+    /// For a reduce-scatter, the dims of group members and of each member's rows.
     parts: Option<(Dim, Dim)>,
     chunks: u64,
 }
 
 struct OverlapPlan {
-    /// By collective.
+    /// Gathers by their collective.
     gathers: BTreeMap<Value, Gather>,
     reductions: BTreeMap<Value, Reduction>,
-    /// The gather of each of its products.
+    /// The gather of each product.
     gather_of: HashMap<Value, Value>,
-    /// What is computed where it is needed: the whole of a gathered value, from the collective to the view of all parts as one dim; or, in a cone, in
-    /// chunks alone.
+    /// Nodes that are emitted only where they are needed: a gathered value, from the collective to the view of all
+    /// parts as one dim; or nodes of a cone, which exist in chunks alone.
     late: BTreeSet<Value>,
 }
 
@@ -134,8 +134,8 @@ impl OverlapFinder<'_> {
         a.contains(&along) != b.contains(&along) && !over.contains(&along) && own(a, b) > 1 && own(b, a) > 1 && !alike
     }
 
-    /// Whether a value is spread out from one without the dim, as the gradient of a plain sum is: of a chunk of such
-    /// rows nobody could say which it has.
+    /// Whether a value is broadcast along the dim, as the gradient of a plain sum is. It would be
+    /// unknown which rows a chunk of it has.
     fn is_alike(&self, v: Value, along: Dim) -> bool {
         let body = &self.local.body;
         match body[v].op {
@@ -231,7 +231,7 @@ impl OverlapFinder<'_> {
                 open.extend(&body[v].args);
             }
         }
-        // What follows no product is better computed at once.
+        // Pointwise ops that depend on no product are better computed at once.
         let mut reaching: BTreeSet<Value> = BTreeSet::new();
         for v in &cone {
             if matches!(body[*v].op, Op::Dot { .. }) || body[*v].args.iter().any(|a| reaching.contains(a)) {
@@ -247,7 +247,7 @@ struct OverlapRewriter<'a> {
     out: Local,
     map: Vec<Option<Value>>,
     found: &'a OverlapPlan,
-    /// Of each gather that is there: its chunks, with their dims.
+    /// The chunks of each emitted gather, with their dims.
     gathered: HashMap<Value, Vec<(Value, Dim)>>,
 }
 
@@ -274,7 +274,7 @@ impl OverlapRewriter<'_> {
         self.map[v.index()].expect("invariant: operands come first")
     }
 
-    /// The whole of a gathered value, for whoever does not map its rows.
+    /// The whole of a gathered value, for users that do not map its rows.
     fn late(&mut self, v: Value) {
         let Some(gather) = self.found.gathers.get(&v) else { return self.copy(v) };
         let pieces = self.gathered[&v].clone();
@@ -304,7 +304,7 @@ impl OverlapRewriter<'_> {
         self.push(Node { op, args: vec![x], ty, origin }, like, None)
     }
 
-    /// A step to a chunk of `like`, or from its chunks to it.
+    /// A node that leads to a chunk of `like`, or from its chunks to it.
     fn step(&mut self, op: Op, args: Vec<Value>, dims: Vec<Dim>, like: Value) -> Value {
         let Node { ty, origin, .. } = &self.old.body[like];
         let node = Node { op, args, ty: Type::new(ty.dtype, dims), origin: origin.clone() };
@@ -348,7 +348,8 @@ impl OverlapRewriter<'_> {
         self.gathered.insert(v, out);
     }
 
-    /// The products of a gathered value, chunk by chunk: all those whose other operand can be there, so that each gather has most to hide under.
+    /// Emits the products of a gathered value, chunk by chunk: all those whose other operand is available, so that
+    /// each gather has the most compute to hide behind.
     fn products(&mut self, first: Value, gathered: Value) {
         let (old, gather) = (self.old, &self.found.gathers[&gathered]);
         let other = |p: Value| old.body[p].args.iter().position(|a| !old.body[*a].ty.has(gather.whole)).expect("invariant: one operand has the rows");
@@ -374,7 +375,7 @@ impl OverlapRewriter<'_> {
         }
     }
 
-    /// Whether a value is there, or follows from what is without communication.
+    /// Whether a value is emitted, or can be computed from emitted ones without communication.
     fn is_at_hand(&self, v: Value) -> bool {
         let apart = |v: Value| self.found.late.contains(&v) || self.found.gather_of.contains_key(&v) || self.found.reductions.contains_key(&v);
         let exchange = matches!(self.old.body[v].op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Limit { .. });
@@ -390,12 +391,12 @@ impl OverlapRewriter<'_> {
         self.get(v)
     }
 
-    /// A reduction, chunk by chunk: what it reduces, then the collective.
+    /// Emits a reduction chunk by chunk: its operand, then the collective.
     fn reduction(&mut self, v: Value, r: &Reduction) {
         let old = self.old;
         let (inside, to) = (r.cone.iter().copied().collect::<BTreeSet<Value>>(), r.parts.map_or(r.along, |p| p.1));
         let has = |v: &Value| old.body[*v].ty.has(r.along);
-        // Operands that have the rows, with the parts of ranks apart.
+        // `rows` holds the operands, with ranks' parts as a separate dim where they have the rows.
         let mut rows: HashMap<Value, Value> = HashMap::new();
         for a in r.cone.iter().flat_map(|c| &old.body[*c].args).filter(|a| !inside.contains(a)) {
             let mut x = self.get(*a);
@@ -422,7 +423,7 @@ impl OverlapRewriter<'_> {
                     of.insert(*a, x);
                 }
                 let args = old.body[*c].args.iter().map(|a| of[a]).collect();
-                // Parts outermost, as they are sent.
+                // Parts are outermost, in the order in which they are sent.
                 let own = replaced(old.body.dims_of(*c), r.along, &[piece]);
                 let dims = r.parts.iter().map(|p| p.0).chain(own).collect();
                 let x = self.step(old.body[*c].op.clone(), args, dims, *c);

@@ -24,28 +24,28 @@ const PIECE: u64 = 8 << 20;
 /// Pieces of an update, at most: each has commands of its own.
 const MOST: u64 = 256;
 
-/// How long pieces are, in elements.
+/// The length of pieces, in elements.
 #[derive(Clone, Copy, Debug)]
-pub struct Size {
-    /// At most, but for a row, or for one unit.
+pub struct PieceSize {
+    /// The greatest length, unless a row or a unit is longer.
     most: u64,
-    /// They begin at multiples of so many elements.
+    /// Pieces begin at multiples of so many elements.
     unit: u64,
 }
 
-impl Size {
+impl PieceSize {
     /// The bucket size that was asked for, or a default, in units that suit where states and parameters wait.
-    pub fn of(options: &Options) -> Size {
+    pub fn of(options: &Options) -> PieceSize {
         let on_disk = options.offload == Offload::Disk || options.param_offload == ParamOffload::Disk;
-        // Whole blocks of a disk, in 16 bits too; in memory, what kernels take to be aligned, whatever the type.
+        // On a disk a unit is a whole block even in 16 bits; in memory it is aligned for kernels of any type.
         let unit = if on_disk { BLOCK / 2 } else { ALIGN };
-        Size { most: options.bucket_size.unwrap_or(PIECE), unit }
+        PieceSize { most: options.bucket_size.unwrap_or(PIECE), unit }
     }
 
     /// The lengths of pieces of so many rows of some elements each, in rows.
     fn pieces(self, rows: u64, elements: u64) -> Vec<u64> {
         let most = self.most.max((rows * elements).div_ceil(MOST));
-        // The fewest rows that fill units.
+        // `step` is the least number of rows that fills whole units.
         let step = (1..=self.unit).find(|n| (n * elements).is_multiple_of(self.unit)).unwrap_or(self.unit);
         let of_piece = (most / elements / step).max(1) * step;
         (0..ir::fault!("update_pieces.last.lost", rows / of_piece, rows.div_ceil(of_piece))).map(|k| of_piece.min(rows - k * of_piece)).collect()
@@ -54,9 +54,9 @@ impl Size {
 
 /// An update in pieces.
 struct UpdateSplit {
-    /// What is computed for it element by element, in order.
+    /// The nodes that it computes element by element, in order.
     nodes: Vec<Value>,
-    /// What that reads beside itself.
+    /// The operands of `nodes` from outside.
     read: Vec<Value>,
     along: Dim,
     /// Rows of each piece.
@@ -64,15 +64,15 @@ struct UpdateSplit {
 }
 
 /// Cuts the updates that are longer than a piece.
-pub fn cut(local: Local, size: Size) -> Local {
+pub fn cut(local: Local, size: PieceSize) -> Local {
     let users = local.body.users();
     let mut taken = BTreeSet::new();
     let cuts: Vec<UpdateSplit> = (0..local.updates.len()).filter_map(|k| find(&local, &users, k, size, &mut taken)).collect();
     if cuts.is_empty() { local } else { in_pieces(&local, &users, &cuts) }
 }
 
-/// How an update is cut, if it is large, and all of it element by element. No two updates share what they compute.
-fn find(local: &Local, users: &Users, k: usize, size: Size, taken: &mut BTreeSet<Value>) -> Option<UpdateSplit> {
+/// How an update is cut, if it is large and computed element by element. No two updates share nodes.
+fn find(local: &Local, users: &Users, k: usize, size: PieceSize, taken: &mut BTreeSet<Value>) -> Option<UpdateSplit> {
     let (body, update) = (&local.body, &local.updates[k]);
     let own = own_part(body, update.new);
     let along = body.dims_of(own).iter().copied().find(|d| body.dims.size(*d) > 1)?;
@@ -93,11 +93,11 @@ fn find(local: &Local, users: &Users, k: usize, size: Size, taken: &mut BTreeSet
             stack.extend(body[v].args.iter().filter(|a| computed(**a)));
         }
     }
-    // What it reads is whole, and in memory, or the same for all elements.
+    // Operands must have the whole shape and be in memory, or be scalars.
     let read: BTreeSet<Value> = nodes.iter().flat_map(|v| &body[*v].args).copied().filter(|a| !nodes.contains(a)).collect();
     let fits = read.iter().all(|a| shape(*a).is_empty() || shape(*a) == whole && role(body, *a) != Role::Inline);
     let roots = update.states.iter().chain([&own]).all(|v| nodes.contains(v));
-    // What another update reads of it would wait for its last piece.
+    // Another update that reads these values would wait for the last piece.
     let alone = nodes.iter().all(|v| !taken.contains(v) && users[v.index()].iter().all(|(c, _)| nodes.contains(c) || !local.host.contains(c)));
     if !fits || !roots || !alone || follows(body, &read, &nodes) {
         return None;
@@ -106,7 +106,7 @@ fn find(local: &Local, users: &Users, k: usize, size: Size, taken: &mut BTreeSet
     Some(UpdateSplit { nodes: nodes.into_iter().collect(), read: read.into_iter().collect(), along, rows })
 }
 
-/// Whether some values follow from others: as what Muon makes of all of a new momentum.
+/// Whether some values depend on others, as Muon's update does on the whole new momentum.
 fn follows(body: &Body, values: &BTreeSet<Value>, from: &BTreeSet<Value>) -> bool {
     let Some(first) = from.first() else { return false };
     let (mut seen, mut stack): (BTreeSet<Value>, Vec<Value>) = (BTreeSet::new(), values.iter().copied().collect());
@@ -114,7 +114,7 @@ fn follows(body: &Body, values: &BTreeSet<Value>, from: &BTreeSet<Value>) -> boo
         if from.contains(&v) {
             return true;
         }
-        // Operands come first.
+        // Operands precede their users, so values before `first` cannot depend on `from`.
         if v > *first && seen.insert(v) {
             stack.extend(&body[v].args);
         }
@@ -131,12 +131,12 @@ fn in_pieces(local: &Local, users: &Users, cuts: &[UpdateSplit]) -> Local {
     let kept = local.updates.iter().flat_map(|u| &u.states).copied().collect();
     let slot = |v: &Value| if let Op::Param(slot) = local.body[*v].op { Some(slot) } else { None };
     let resting = local.host.iter().filter_map(slot).collect();
-    let mut c = Cutting { old: local, users, made, kept, resting, out, map: vec![None; n], states: HashMap::new() };
+    let mut c = UpdateCutter { old: local, users, made, kept, resting, out, map: vec![None; n], states: HashMap::new() };
     let of: HashMap<Value, &UpdateSplit> = cuts.iter().flat_map(|cut| cut.nodes.iter().map(move |v| (*v, cut))).collect();
     let (mut waiting, mut open): (Vec<Value>, Vec<&UpdateSplit>) = (vec![], vec![]);
     for v in local.body.values() {
         match of.get(&v) {
-            // It begins as soon as all that it reads is there.
+            // A cut update begins as soon as all its operands are there.
             Some(cut) => open.extend(Some(*cut).filter(|cut| cut.nodes.first() == Some(&v))),
             None if c.is_there(v) => c.copy(v),
             None => waiting.push(v),
@@ -156,11 +156,11 @@ fn in_pieces(local: &Local, users: &Users, cuts: &[UpdateSplit]) -> Local {
             !ready
         });
     }
-    // Updates that wait for each other stay as they are.
+    // Updates that wait for each other stay whole.
     if !open.is_empty() {
         return local.clone();
     }
-    let Cutting { mut out, map, states, .. } = c;
+    let UpdateCutter { mut out, map, states, .. } = c;
     let new = |v: Value| map[v.index()].expect("invariant: what a step leaves is there at its end");
     out.reports.iter_mut().for_each(|r| r.1 = new(r.1));
     for u in &mut out.updates {
@@ -170,23 +170,23 @@ fn in_pieces(local: &Local, users: &Users, cuts: &[UpdateSplit]) -> Local {
     without_dead(out)
 }
 
-struct Cutting<'a> {
+struct UpdateCutter<'a> {
     old: &'a Local,
     users: &'a Users,
-    /// The slot of which a value is the new parameter.
+    /// The slot whose new parameter a value is.
     made: HashMap<Value, u32>,
     /// New states.
     kept: BTreeSet<Value>,
     /// Slots of parameters that rest on the host.
     resting: BTreeSet<u32>,
     out: Local,
-    /// Values for whoever reads them, and for new parameters.
+    /// Per old value, the new one, for readers and new parameters.
     map: Vec<Option<Value>>,
     /// New states that are in pieces.
     states: HashMap<Value, Value>,
 }
 
-impl Cutting<'_> {
+impl UpdateCutter<'_> {
     fn is_there(&self, v: Value) -> bool {
         self.old.body[v].args.iter().all(|a| self.map[a.index()].is_some())
     }
@@ -216,7 +216,7 @@ impl Cutting<'_> {
         self.out.push(node, self.old.chunks[like.index()])
     }
 
-    /// All pieces of an update, one after the other, and what they are together.
+    /// Emits all pieces of an update, one after the other, and their concatenations.
     fn pieces(&mut self, cut: &UpdateSplit) {
         let old = self.old;
         let dims: Vec<Dim> = cut.rows.iter().map(|rows| self.out.body.dims.add(DimInfo::new("piece", *rows))).collect();
@@ -278,7 +278,7 @@ impl Cutting<'_> {
         self.push(Node { op, args, ty: node.ty.clone(), origin: node.origin.clone() }, v)
     }
 
-    /// A piece's part of what it reads, for `like`.
+    /// A piece's slice of an operand, in the chunk of `like`.
     fn slice(&mut self, a: Value, like: Value, along: Dim, piece: Dim, at: u64) -> Value {
         let (x, ty) = (self.get(a), &self.old.body[a].ty);
         if !ty.has(along) {

@@ -15,7 +15,7 @@ use std::mem::discriminant;
 
 /// Sums whose terms are added in place.
 #[derive(Default)]
-pub struct Sums {
+pub struct InPlaceSums {
     /// The sum of each term.
     pub of: HashMap<Value, Value>,
     /// The term before one, which is there when it is added: a sum keeps its order.
@@ -26,11 +26,11 @@ pub struct Sums {
     pub adds: BTreeSet<Value>,
 }
 
-/// Those of a graph: what a pass of a microbatch adds up, and leaves to what a step does once; and sums over passes
-/// of rows of experts, wherever they are read.
-pub fn sums(local: &Local) -> Sums {
+/// The sums of a graph: those of a microbatch's pass that only the once-per-step chunks read, and sums over passes of
+/// experts' rows, wherever they are read.
+pub fn sums(local: &Local) -> InPlaceSums {
     let (body, users, roots) = (&local.body, local.body.users(), roots(local));
-    let mut out = Sums::default();
+    let mut out = InPlaceSums::default();
     for v in body.values().rev().filter(|v| body[*v].op == Op::Add && local.chunks[v.index()].is_pass() && !roots.contains(v)) {
         if out.adds.contains(&v) {
             continue;
@@ -38,7 +38,7 @@ pub fn sums(local: &Local) -> Sums {
         let mut found =
             SumTerms { local, users: &users, left: is_left(local, &users, v), adds: BTreeSet::new(), only_if: HashMap::new(), terms: vec![] };
         if found.collect(v) {
-            // A sum that began with its last term would be another one.
+            // Terms keep their order, since another order would round differently.
             ir::fault!("lower.added.order", found.terms.reverse(), ());
             out.before.extend(found.terms.windows(2).map(|t| (t[1], t[0])));
             out.of.extend(found.terms.into_iter().map(|t| (t, v)));
@@ -49,25 +49,24 @@ pub fn sums(local: &Local) -> Sums {
     out
 }
 
-/// Whether a value of a pass is read by what a step does once alone, as a sum over microbatches or as of the only
-/// one.
+/// Whether only once-per-step chunks read a value of a pass, as a sum over microbatches or as that of the only one.
 fn is_left(local: &Local, users: &Users, v: Value) -> bool {
     let lasts = local.accumulate[v.index()] || local.mesh.size(Axis::Microbatch) == 1;
     let used = &users[v.index()];
     lasts && !used.is_empty() && used.iter().all(|(c, _)| !local.chunks[c.index()].per_microbatch())
 }
 
-/// Whether a value is made before another one, in the same chunk or in one before it for the same microbatch.
+/// Whether a value is computed before another one, in the same chunk or in an earlier one of the same microbatch.
 pub fn is_before(local: &Local, a: Value, b: Value) -> bool {
     let [at, other] = [a, b].map(|v| local.chunks[v.index()]);
     a < b && (at == other || at.precedes(other))
 }
 
-/// What a value is made of.
+/// Collects the terms of a sum.
 struct SumTerms<'a> {
     local: &'a Local,
     users: &'a Users,
-    /// The value is read by what a step does once alone.
+    /// Whether only once-per-step chunks read the value.
     left: bool,
     adds: BTreeSet<Value>,
     only_if: HashMap<Value, Value>,
@@ -75,8 +74,8 @@ struct SumTerms<'a> {
 }
 
 impl SumTerms<'_> {
-    /// The additions and the terms that a value is made of, all of one op: to the first two, which come in order, one
-    /// by one those behind. False if it is made of anything else.
+    /// Collects the additions and the terms of a value. The terms are of one op, and each addition adds the next term
+    /// to the sum of those before. False if the value has another form.
     fn collect(&mut self, v: Value) -> bool {
         let body: &Body = &self.local.body;
         let node = &body[v];
@@ -90,7 +89,7 @@ impl SumTerms<'_> {
             && [before, last].into_iter().all(|a| match &body[a].op {
                 _ if !self.is_of(a, v) => false,
                 Op::Add => self.collect(a),
-                // A sum begins with what is there whatever is chosen.
+                // The first term of a sum must not have a predicate.
                 Op::Select if !self.terms.is_empty() => match self.chosen(a) {
                     Some((bool, x)) if self.is_of(x, v) && self.take(x) => {
                         self.adds.insert(a);
@@ -103,14 +102,14 @@ impl SumTerms<'_> {
             })
     }
 
-    /// Whether a value is made in the chunk of a sum, and is of no use but for it.
+    /// Whether a value is computed in the chunk of a sum and has no other use.
     fn is_of(&self, a: Value, sum: Value) -> bool {
         let local = self.local;
         let alone = self.users[a.index()].len() == 1 && !local.accumulate[a.index()] && local.chunks[a.index()] == local.chunks[sum.index()];
         alone && local.body[a].ty == local.body[sum].ty
     }
 
-    /// Takes a value for a term, if it is one of the kind of the others.
+    /// Takes a value as a term, if it has the op of the other terms.
     fn take(&mut self, a: Value) -> bool {
         let body = &self.local.body;
         let fits = self.is_term(a) && self.terms.first().is_none_or(|t| discriminant(&body[*t].op) == discriminant(&body[a].op));
@@ -120,7 +119,7 @@ impl SumTerms<'_> {
         fits
     }
 
-    /// `select(bool, x, 0)`, where the bool is a scalar that a kernel makes before.
+    /// The bool and `x` of `select(bool, x, 0)`, where the bool is a scalar that a kernel computes before.
     fn chosen(&self, a: Value) -> Option<(Value, Value)> {
         let body = &self.local.body;
         let &[bool, x, none] = body[a].args.as_slice() else { return None };
@@ -129,7 +128,8 @@ impl SumTerms<'_> {
         (zero && scalar && is_before(self.local, bool, x)).then_some((bool, x))
     }
 
-    /// Whether a kernel adds a value to a sum as well as it stores it, and what it reads is of no more use then.
+    /// Whether a kernel can add a value to a sum at no more cost than storing it, and its operands are not needed
+    /// afterwards.
     fn is_term(&self, a: Value) -> bool {
         let body = &self.local.body;
         let node = &body[a];
@@ -137,7 +137,7 @@ impl SumTerms<'_> {
         match node.op {
             Op::Dot { .. } => wide && self.left && body.is_matrix_product(a),
             Op::GroupedDot { .. } | Op::Scatter { .. } => wide,
-            // A table that was made for it: one that stays could be read together with others.
+            // The table must be computed for the gather. A table that stays could be read together with others.
             Op::Gather { .. } => {
                 let mut table = node.args[0];
                 while role(body, table) == Role::Alias {

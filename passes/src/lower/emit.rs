@@ -19,13 +19,13 @@ impl LocalLowering<'_, '_, '_> {
         self.commands.entry(self.chunk).or_default().push(Command { stream: Stream::Compute, action, predicate, origin: origin.clone(), reason });
     }
 
-    /// What follows is left out where a bool is false.
+    /// Makes the commands that follow depend on a bool.
     pub(super) fn choose(&mut self, bool: Option<Value>) {
         let place = bool.map(|bool| self.own_view(bool).place);
         self.predicate = ir::fault!("lower.predicate.stays", place.or(self.predicate.take()), place);
     }
 
-    /// Does what others find done: it is left out by the bool of what is made, not by that of who asks first.
+    /// Emits a value that later users share. Its commands have the predicate of that value, not of the first user.
     pub(super) fn by_bool_of<T>(&mut self, made: Value, f: impl FnOnce(&mut Self) -> T) -> T {
         let predicate = self.predicate.take();
         self.choose(self.predicates[made.index()]);
@@ -197,7 +197,7 @@ impl LocalLowering<'_, '_, '_> {
             return view;
         }
         match &node.op {
-            // The dims to merge are brought together first.
+            // A copy first makes the dims to merge contiguous.
             Op::View { from: old, to } => {
                 let at = order.iter().position(|d| to.contains(d)).unwrap_or(order.len());
                 let mut dims: Vec<Dim> = order.iter().copied().filter(|d| !to.contains(d)).collect();
@@ -205,7 +205,7 @@ impl LocalLowering<'_, '_, '_> {
                 let near = self.copied(arg, &from, &dims);
                 near.through(&body.dims, &node.op, order).expect("invariant: dense dims side by side merge")
             }
-            // A part that is not consecutive: gathered piece by piece.
+            // A shard that is not contiguous is gathered piece by piece.
             Op::Shard { from: whole, to, index } => {
                 let to_buffer = self.buffer(v, order, Content::Activation);
                 let at = order.iter().position(|d| d == to).expect("invariant: the result has the dim");
@@ -214,7 +214,7 @@ impl LocalLowering<'_, '_, '_> {
                 if let ir::dim::Base::Coords(form) = &index.base {
                     base.coords.extend(form.iter().map(|(u, s)| (*u, s * stride)));
                 }
-                // One copy per outer piece; the innermost piece is consecutive.
+                // There is one copy per outer piece; the innermost piece is contiguous.
                 let (inner, _) = *index.parts.last().expect("invariant: an index map has parts");
                 let mut scratch = body.clone();
                 let piece = scratch.dims.add(ir::dim::DimInfo::new("piece", inner));

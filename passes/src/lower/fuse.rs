@@ -8,7 +8,7 @@
 mod duplicate;
 mod order;
 
-use super::added::Sums;
+use super::added::InPlaceSums;
 use crate::local::role::{MAX_NODES, MAX_OPERANDS, Role, role};
 use ir::dim::Dim;
 use ir::graph::{Body, Users, Value};
@@ -16,7 +16,7 @@ use ir::kernel::Family;
 use ir::local::{Chunk, Local};
 use ir::op::{AttentionGrad, Op, OpKind};
 use ir::program::Space;
-use order::Order;
+use order::GroupOrder;
 use std::collections::{BTreeSet, HashMap};
 
 /// Nodes of one kernel, in graph order.
@@ -30,7 +30,7 @@ pub struct Group {
     pub chunk: Chunk,
     /// Whether the device or the host computes it.
     pub space: Space,
-    /// The bool without which it is left out.
+    /// The bool that must be true for it to run.
     pub predicate: Option<Value>,
     /// Of `nodes`, those that are stored.
     pub outputs: Vec<Value>,
@@ -38,7 +38,7 @@ pub struct Group {
 
 /// The groups of a local graph, in an order in which every group follows those it reads. Additions of `added` are no
 /// part of any, and no two terms of a sum are part of one. Nodes with different `predicates` are in different groups.
-pub fn fuse(local: &Local, added: &Sums, predicates: &[Option<Value>]) -> Vec<Group> {
+pub fn fuse(local: &Local, added: &InPlaceSums, predicates: &[Option<Value>]) -> Vec<Group> {
     let body = &local.body;
     let mut f = Fusion {
         body,
@@ -48,7 +48,7 @@ pub fn fuse(local: &Local, added: &Sums, predicates: &[Option<Value>]) -> Vec<Gr
         predicates,
         groups: vec![],
         of: vec![None; body.nodes.len()],
-        order: Order::default(),
+        order: GroupOrder::default(),
         aliased: vec![],
         holders: vec![],
         attends: HashMap::new(),
@@ -65,7 +65,7 @@ pub fn fuse(local: &Local, added: &Sums, predicates: &[Option<Value>]) -> Vec<Gr
     f.finish()
 }
 
-/// Values that must be stored whoever uses them.
+/// Values that must be stored whatever their users are.
 fn kept(local: &Local, added: &BTreeSet<Value>) -> Vec<bool> {
     let body = &local.body;
     let mut kept = vec![false; body.nodes.len()];
@@ -89,7 +89,7 @@ fn kept(local: &Local, added: &BTreeSet<Value>) -> Vec<bool> {
 
 type ExecutionContext = (Chunk, Space, Option<Value>);
 
-struct Draft {
+struct GroupDraft {
     nodes: BTreeSet<Value>,
     /// When and where it runs, and under which bool.
     at: ExecutionContext,
@@ -102,12 +102,12 @@ struct Fusion<'a> {
     body: &'a Body,
     users: Users,
     kept: Vec<bool>,
-    added: &'a Sums,
+    added: &'a InPlaceSums,
     predicates: &'a [Option<Value>],
-    groups: Vec<Draft>,
+    groups: Vec<GroupDraft>,
     of: Vec<Option<usize>>,
-    order: Order,
-    /// For each group, those of which it reads another view: they must be in memory before it begins.
+    order: GroupOrder,
+    /// Per group, the groups whose values it reads through a view, which must be in memory before it begins.
     aliased: Vec<BTreeSet<usize>>,
     /// The groups that compute each node, once nodes are grouped: one, unless readers compute it again.
     holders: Vec<BTreeSet<usize>>,
@@ -123,11 +123,11 @@ impl Fusion<'_> {
         let mut direct = self.direct(&self.body[v].args);
         direct.extend(self.last_exchange.insert(chunk, self.groups.len()));
         direct.extend(self.chooses(v));
-        self.open(Draft { nodes: [v].into(), at: (chunk, Space::Device, None), anchor: None, live: false }, direct, BTreeSet::new());
+        self.open(GroupDraft { nodes: [v].into(), at: (chunk, Space::Device, None), anchor: None, live: false }, direct, BTreeSet::new());
     }
 
     /// A new group of one node.
-    fn open(&mut self, draft: Draft, direct: BTreeSet<usize>, aliased: BTreeSet<usize>) {
+    fn open(&mut self, draft: GroupDraft, direct: BTreeSet<usize>, aliased: BTreeSet<usize>) {
         for v in &draft.nodes {
             self.of[v.index()] = Some(self.groups.len());
         }
@@ -136,14 +136,14 @@ impl Fusion<'_> {
         self.aliased.push(aliased);
     }
 
-    /// The group that makes the bool without which a node is left out.
+    /// The group that computes the predicate of a node.
     fn chooses(&self, v: Value) -> Option<usize> {
         self.predicates[v.index()].and_then(|bool| self.of[bool.index()])
     }
 
     fn add(&mut self, v: Value, at: ExecutionContext) {
         let anchor = is_anchor(self.body, v);
-        // The groups whose values it reads without a detour, latest first.
+        // `near` holds the groups whose values it reads directly, the latest first.
         let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of[a.index()]).collect();
         near.sort_unstable_by(|a, b| b.cmp(a));
         near.dedup();
@@ -168,7 +168,7 @@ impl Fusion<'_> {
                 if let Op::Attention(_) | Op::AttentionGrad(..) = self.body[v].op {
                     self.attends.entry(attended(self.body, v)).or_default().push(self.groups.len());
                 }
-                self.open(Draft { nodes: [v].into(), at, anchor: anchor.then_some(v), live: true }, direct, aliased);
+                self.open(GroupDraft { nodes: [v].into(), at, anchor: anchor.then_some(v), live: true }, direct, aliased);
             }
         }
     }
@@ -219,13 +219,13 @@ impl Fusion<'_> {
                 let args = &self.body[w].args;
                 a.without_values() == *b && args[..2] == node.args[..2] && a.further(args) == b.further(&node.args)
             }
-            // That of a bias goes by pairs, the others by rows.
+            // The gradient of a bias has an element per pair, the other ones per row.
             (Op::AttentionGrad(_, AttentionGrad::Bias), _) | (_, Op::AttentionGrad(_, AttentionGrad::Bias)) => false,
             (Op::AttentionGrad(a, _), Op::AttentionGrad(b, _)) => a == b && self.body[w].args == node.args,
             _ => false,
         };
-        // Each result once: what is computed twice, for another reader, is a kernel of its own.
-        let again = |g: &Draft| g.nodes.iter().any(|w| self.body[*w].op == node.op);
+        // A kernel computes each result once; a second computation for another reader is a kernel of its own.
+        let again = |g: &GroupDraft| g.nodes.iter().any(|w| self.body[*w].op == node.op);
         let fits = |k: &usize| self.groups[*k].anchor.is_some_and(same) && !again(&self.groups[*k]);
         let alike = matches!(node.op, Op::AttentionLse(_) | Op::AttentionGrad(..)).then(|| self.attends.get(&attended(self.body, v)));
         alike??.iter().copied().rev().find(fits)
@@ -306,7 +306,8 @@ impl Fusion<'_> {
             if dims != domain && dims != inner {
                 return None;
             }
-            // A sum of rows leaves few grid points; what is not summed has more, and is written row by row.
+            // A sum of rows leaves few grid points, while a value that is not summed has more and is written row by
+            // row.
             if dims != inner && !runs && body.dims_of(*n).iter().find(long).is_some_and(|d| common.contains(d)) {
                 return None;
             }

@@ -23,12 +23,12 @@ impl LocalLowering<'_, '_, '_> {
         let Some(update) = self.renews.get(&v).map(|k| &self.local.updates[*k]) else {
             return self.part_in_place(v, &group.nodes).or_else(|| self.piece_in_place(v));
         };
-        // On the host, weights in f32 are a state and the new parameter.
+        // On the host, f32 weights can be both a state and the new parameter.
         let states = (0..update.states.len()).filter(|k| update.states[*k] == v).map(|k| Some(k as u32));
         (update.new == v).then_some(None).into_iter().chain(states).find_map(|state| {
             let holders: Vec<Value> = self.renewed_readers(update.slot, state).collect();
             let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
-            // What nothing reads lies nowhere yet. What passes alone read, all are done with.
+            // Without a reader in the update, the view of a pass is used, if nothing in the update reads through it.
             let done = |h: &Value| self.users[h.index()].iter().all(|(c, _)| self.local.chunks[c.index()] != Chunk::Update);
             let others = self.readers.get(&(update.slot, state)).into_iter().flatten().copied();
             let others = others.filter(|h| holders.is_empty() && done(h));
@@ -38,15 +38,16 @@ impl LocalLowering<'_, '_, '_> {
         })
     }
 
-    /// As [`Self::in_place`], of this rank's part of a parameter of which all parts are then gathered; `group` are the nodes that may still read it.
+    /// As [`Self::in_place`], for this rank's part of a parameter whose parts are all gathered afterwards; `group`
+    /// are the nodes that may still read it.
     pub(super) fn part_in_place(&mut self, v: Value, group: &[Value]) -> Option<View> {
         let body = &self.local.body;
         let [(gather, _)] = self.users[v.index()][..] else { return None };
         let (slot, subs) = self.gathers(gather)?;
         let mut reads = self.renewed_readers(slot, None).flat_map(|h| &self.users[h.index()]);
-        // Its readers read parts, for this group.
+        // All readers of the parameter must be views of its parts that this group alone uses.
         let alone = reads.all(|(c, _)| role(body, *c) == Role::Alias && self.users[c.index()].iter().all(|(d, _)| group.contains(d)));
-        // One that rests in another memory than the gather's is written as a whole, once all of it is there.
+        // A parameter that rests in another memory than the gather's is written as a whole after the gather.
         let gathered = alone && self.space == self.local.space(gather);
         let whole = self.held(slot).filter(|whole| gathered && self.memory(whole) == self.space)?;
         if self.l.program.buffers[whole.place.buffer.index()].dtype != body[v].ty.dtype {
@@ -72,7 +73,7 @@ impl LocalLowering<'_, '_, '_> {
         if !fits || self.renews.contains_key(&v) {
             return None;
         }
-        // What a product or a reduction reads, it reads for other elements too.
+        // A product or a reduction reads its operands for several elements of the result.
         let mut factors: BTreeSet<Value> = BTreeSet::new();
         let mut open: Vec<Value> = group.nodes.iter().copied().filter(|n| !body[*n].op.is_pointwise()).collect();
         while let Some(n) = open.pop() {
@@ -97,28 +98,28 @@ impl LocalLowering<'_, '_, '_> {
         own && view.place == Place::start(view.place.buffer) && self.is_behind(x, self.local.chunks[x.index()], &group.nodes)
     }
 
-    /// Whether whatever reads a value made in chunk `from` is done, but for the nodes of a group.
+    /// Whether all readers of a value made in chunk `from` are done, except the nodes of a group.
     fn is_behind(&self, x: Value, from: Chunk, group: &[Value]) -> bool {
         let body = &self.local.body;
-        // A view of it may be what a parameter or state becomes, which is read last of all.
+        // A view of the value may become a parameter or state, which is read last of all.
         let renewed = ir::fault!("in_place.operand.renewed", false, self.renews.contains_key(&x));
         !self.is_root(x)
             && !renewed
             && self.users[x.index()].iter().all(|(c, _)| match role(body, *c) {
-                // A bool that chooses is read before each of the commands that it chooses.
+                // A predicate is read before each command that it controls.
                 _ if self.added.adds.contains(c) => false,
-                // Who reads a view may read other elements.
+                // A reader of a view may read other elements.
                 Role::Alias => self.is_behind(*c, from, &[]),
                 Role::Compute => {
                     let at = self.local.chunks[c.index()];
-                    // The one that is not done is the group itself.
+                    // The group that is not done is the given one.
                     match self.groups_of[c].iter().filter(|g| !self.done.contains(g)).count() {
                         0 => group.contains(c) || at == self.chunk || at == from && from.precedes(self.chunk),
                         1 => group.contains(c),
                         _ => false,
                     }
                 }
-                // Under way beside the kernels, maybe for long.
+                // An exchange may still be under way beside later kernels.
                 Role::Exchange => false,
                 Role::Source | Role::Inline => unreachable!("invariant: they read nothing"),
             })
@@ -130,7 +131,7 @@ impl LocalLowering<'_, '_, '_> {
         all.filter(|v| self.local.chunks[v.index()] == Chunk::Update)
     }
 
-    /// The slot whose new parameter an all-gather gives, as it lies, and over which axes it gathers.
+    /// The slot whose new parameter an all-gather yields without a copy, and the sub-axes over which it gathers.
     pub(super) fn gathers(&self, v: Value) -> Option<(u32, Vec<SubAxis>)> {
         let body = &self.local.body;
         let Op::Collective { kind: Collective::AllGather, subs, stages: None, .. } = &body[v].op else { return None };
@@ -140,12 +141,13 @@ impl LocalLowering<'_, '_, '_> {
         Some((update.slot, subs.clone()))
     }
 
-    /// Where a parameter lies that some chunk has read.
+    /// The view of a parameter that some chunk has read.
     pub(super) fn held(&self, slot: u32) -> Option<View> {
         self.readers.get(&(slot, None))?.iter().find_map(|v| self.views.get(v)).cloned()
     }
 
-    /// Where a collective may write: over its operand, or the operand lies at its part of the result.
+    /// Where a collective writes: over its operand, to this rank's part of it, to the whole of which the operand is a
+    /// part, or to a new buffer.
     pub(super) fn destination(&mut self, v: Value, kind: Collective, subs: &[SubAxis], src: &View) -> View {
         let body = &self.local.body;
         let order = body.dims_of(v).to_vec();
@@ -153,7 +155,8 @@ impl LocalLowering<'_, '_, '_> {
             return src.clone();
         }
         let dense = |place: Place| View { place, strides: body.dims.strides(&order), dims: order.clone() };
-        // Of what is made for it alone, a part stays where it is; other operands make room.
+        // If the operand is made for the collective alone, the result stays at its part of it; other operands are
+        // released.
         let made = |mut x: Value| {
             while role(body, x) == Role::Alias {
                 x = body[x].args[0];
@@ -173,8 +176,8 @@ impl LocalLowering<'_, '_, '_> {
         self.buffer(v, &order, Content::Activation)
     }
 
-    /// Whether a part that stays where it is would keep all of a buffer for later chunks that the running one could
-    /// give back: as where each rank keeps its part of the gradients of a backward pass.
+    /// Whether a part that stays where it is would keep a whole buffer alive for later chunks that this chunk could
+    /// release, as where each rank keeps its part of a backward pass's gradients.
     fn would_keep(&self, v: Value, src: &View) -> bool {
         let here = self.touched.get(&src.place.buffer).is_some_and(|chunks| chunks.iter().all(|c| *c == self.chunk));
         here && !self.is_summed(v) && self.outlives(v)
@@ -206,7 +209,7 @@ impl LocalLowering<'_, '_, '_> {
     fn reduces_in_place(&self, v: Value, kind: Collective, src: &View) -> bool {
         let body = &self.local.body;
         let arg = body[v].args[0];
-        // A part of something else that is reduced has a buffer of its own.
+        // If the operand is a part of another value, the result has its own buffer.
         let dense = src.dims == body[v].ty.dims && role(body, arg) != Role::Alias && src.place.coords.is_empty();
         matches!(kind, Collective::AllReduce(_)) && dense && ir::fault!("in_place.reduce.owned", true, self.is_owned(arg))
     }

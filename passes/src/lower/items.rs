@@ -22,7 +22,7 @@ impl LocalLowering<'_, '_, '_> {
             (None, Role::Alias | Role::Exchange | Role::Source) => vec![WorkItem::Node(v)],
             (None, Role::Compute | Role::Inline) => vec![],
         };
-        // What stores a value: of a sum that terms are added to, all of these.
+        // `stored` gives the items that store a value; for a sum, those of all its terms.
         let stored = |a: Value| {
             let (mut out, mut stack) = (vec![], vec![a]);
             while let Some(a) = stack.pop() {

@@ -39,7 +39,7 @@ fn table(g: &Graph, t: &Table) -> TableEntry {
 /// The job's number of each table of a graph.
 ///
 /// # Errors
-/// It has not all of them.
+/// The job lacks one of them.
 fn tables(job: &Job, graph: &Graph) -> Result<Vec<u32>, Violation> {
     let number = |t: &Table| {
         let entry = table(graph, t);
@@ -49,7 +49,7 @@ fn tables(job: &Job, graph: &Graph) -> Result<Vec<u32>, Violation> {
     graph.tables.iter().map(number).collect()
 }
 
-/// What a verifier says of a job.
+/// A violation that concerns the job.
 fn broken(invariant: Invariant, found: String) -> Violation {
     Violation { invariant, locus: LocusPart::Job.into(), found }
 }
@@ -118,7 +118,7 @@ pub fn lower(m: &Module) -> Job {
     };
     let other = m.evaluation.whole.graph();
     for entry in other.tables.iter().map(|t| table(other, t)) {
-        // Graphs of steps and evaluations have mostly the same tables.
+        // Training and evaluation graphs mostly have the same tables.
         if !job.tables.iter().any(|t| alike(t, &entry)) {
             job.tables.push(entry);
         }
@@ -203,7 +203,7 @@ fn calls(program: &Program, zero: &str, bodies: &ChunkBodies, passes: &[Pass], m
 /// The parameter slot of a program for each one of the evaluation's graph.
 ///
 /// # Errors
-/// It has another parameter than the step.
+/// It has a parameter that the step does not train.
 fn evaluated_slots(local: &Local, evaluation: &Local) -> Result<Vec<u32>, Violation> {
     let (first, params) = &local.stages[0];
     let used = evaluation.stages.iter().find(|s| s.0 == *first).map_or(&[][..], |s| &s.1);

@@ -51,7 +51,7 @@ pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>
     for t in targets {
         let value = match k.values.get(&t.value) {
             Some(v) => *v,
-            // A value from outside, or one that is made in place: copied.
+            // A value from outside, or one that is made in place, is copied.
             None => {
                 let x = k.operand(t.value, view);
                 let ty = k.out[x].ty.clone();
@@ -97,7 +97,7 @@ struct KernelBuilder<'a> {
     values: HashMap<Value, Value>,
     inputs: Vec<Operand>,
     args: Vec<Place>,
-    /// The operand of a place.
+    /// The input slot of an operand at a place.
     slots: HashMap<(Operand, Place), u32>,
     scalars: Vec<Scalar>,
     dtypes: Vec<DType>,

@@ -12,8 +12,8 @@ use ir::program::{Place, Space};
 use std::collections::{BTreeSet, HashMap};
 
 impl LocalLowering<'_, '_, '_> {
-    /// The concatenations of updates all of whose pieces can lie in their places from the beginning: each is made by
-    /// itself, element by element, and the kernel that makes it is the only one to read the old piece.
+    /// Finds the concatenations of updates whose pieces can be computed in place: each piece has its own pointwise
+    /// kernel, which is the only one to read the old piece.
     pub(super) fn find_pieced(&mut self) {
         let body = &self.local.body;
         self.pieced = body.values().filter(|c| self.is_pieced(*c)).collect();
@@ -44,7 +44,7 @@ impl LocalLowering<'_, '_, '_> {
         })
     }
 
-    /// Whether what a concatenation becomes is in its memory, and of its type.
+    /// Whether the parameter or state that a concatenation replaces is in the same memory and of the same type.
     fn is_at_hand(&self, c: Value) -> bool {
         let body = &self.local.body;
         let alike = |h: &Value| body[*h].ty == body[c].ty && self.local.space(*h) == self.local.space(c);
@@ -61,7 +61,8 @@ impl LocalLowering<'_, '_, '_> {
         (update.new == c).then_some(None).into_iter().chain(states).next().map(|state| (update.slot, state))
     }
 
-    /// The nodes of the update that read some elements of what a concatenation along a dim replaces.
+    /// The nodes of the update that read some of the given elements of the value that a concatenation along a dim
+    /// replaces.
     fn old_readers(&self, c: Value, along: Dim, (from, to): (u64, u64)) -> impl Iterator<Item = Value> {
         let body = &self.local.body;
         let olds = self.renewed(c).and_then(|of| self.readers.get(&of)).into_iter().flatten();
@@ -82,12 +83,12 @@ impl LocalLowering<'_, '_, '_> {
         let whole = self.of_pieces(c)?;
         let offset = whole.place.offset + ir::fault!("lower.piece.first", 0, self.first_of(c, at));
         let body = &self.local.body;
-        // Dims of one element step as the whole's do, as those of the old piece.
+        // Dims of one element have the strides of the whole, as in the old piece.
         let strides = body.dims_of(c).iter().map(|d| whole.stride(*d).unwrap_or(0)).collect();
         Some(View { place: Place { offset, ..whole.place }, strides, dims: body.dims_of(v).to_vec() })
     }
 
-    /// Where a concatenation is, if its pieces lie in their places.
+    /// The view of a concatenation, if its pieces were computed in place.
     pub(super) fn made_in_pieces(&mut self, c: Value, pieces: &HashMap<Value, View>) -> Option<View> {
         let whole = self.pieced.contains(&c).then(|| self.of_pieces(c))??;
         let own = |at: usize| Place { offset: whole.place.offset + self.first_of(c, at), ..whole.place.clone() };
@@ -95,7 +96,7 @@ impl LocalLowering<'_, '_, '_> {
         (0..args.len()).all(|at| pieces.get(&args[at]).is_some_and(|view| view.place == own(at))).then_some(whole)
     }
 
-    /// Brings pieces of new parameters to the device as soon as they are there.
+    /// Copies pieces of new parameters to the device as soon as they are computed.
     pub(super) fn bring_pieces(&mut self, made: &[Value]) {
         let (local, users) = (self.local, &self.users);
         let joined = |v: &Value| users[v.index()].iter().any(|(c, _)| self.pieced.contains(c) && local.space(*c) == Space::Device);
@@ -107,7 +108,7 @@ impl LocalLowering<'_, '_, '_> {
         self.space = space;
     }
 
-    /// Where the whole lies, of which each piece is made in its place.
+    /// The view of the whole whose pieces are computed in place.
     fn of_pieces(&mut self, c: Value) -> Option<View> {
         match self.renewed(c) {
             Some(of) => self.readers.get(&of)?.iter().find_map(|h| self.views.get(h)).cloned(),

@@ -109,7 +109,7 @@ impl LocalLowering<'_, '_, '_> {
         Some(view)
     }
 
-    /// The buffer of something that lives over steps.
+    /// The buffer of a parameter, state or table, which lives over steps.
     pub(super) fn hold(&mut self, v: Value, name: String, content: Content) -> View {
         let body = &self.local.body;
         let order = body[v].ty.dims.clone();

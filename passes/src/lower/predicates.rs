@@ -1,18 +1,18 @@
 //! What may be left out of a run: a term of a sum, where the bool that chooses it is false, and whatever only such
 //! terms read. So passes of rows of experts that have no rows cost nothing.
 //!
-//! It follows from who reads what, backwards from the terms ([`Sums::only_if`]). A collective is left out only if all
+//! It follows from who reads what, backwards from the terms ([`InPlaceSums::only_if`]). A collective is left out only if all
 //! its members have the same bool, which is so if that is computed of what these ranks have in common.
 
-use super::added::{Sums, is_before};
+use super::added::{InPlaceSums, is_before};
 use crate::local::role::{Role, role, roots};
 use ir::graph::Value;
 use ir::local::Local;
 use ir::mesh::SubAxis;
 use ir::op::{Collective, Op};
 
-/// Of each value: the bool without which it need not be made.
-pub fn predicates(local: &Local, added: &Sums) -> Vec<Option<Value>> {
+/// Per value, the bool that must be true for the value to be needed.
+pub fn predicates(local: &Local, added: &InPlaceSums) -> Vec<Option<Value>> {
     let (body, users, roots) = (&local.body, local.body.users(), roots(local));
     let mut out: Vec<Option<Value>> = vec![None; body.nodes.len()];
     if added.only_if.is_empty() {
@@ -21,7 +21,7 @@ pub fn predicates(local: &Local, added: &Sums) -> Vec<Option<Value>> {
     for v in body.values().rev() {
         let by = match added.only_if.get(&v) {
             Some(bool) => ir::fault!("predicates.term.always", None, Some(*bool)),
-            // What it chooses says so itself; the bool is read whatever it is.
+            // The predicate is on the chosen term; the select itself and its bool have none.
             None if added.adds.contains(&v) && body[v].op == Op::Select => None,
             None if roots.contains(&v) || local.accumulate[v.index()] => None,
             None => {

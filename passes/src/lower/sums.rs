@@ -39,12 +39,12 @@ impl LocalLowering<'_, '_, '_> {
             }
             let chunk = self.local.chunks[c.index()];
             let mut at = 0;
-            // Values with their places, and the chunk that makes them first.
+            // `found` holds values with their offsets, `makers` the chunks that first write there.
             let (mut found, mut makers): (Vec<(Value, u64)>, Vec<Chunk>) = (vec![], vec![]);
             for a in &body[c].args {
                 let whole = matches!(&body[*a].op, Op::View { from, .. } if *from == body.dims_of(body[*a].args[0]));
                 let x = if whole { body[*a].args[0] } else { *a };
-                // What changes a sum element by element is made in its place.
+                // A pointwise function of a sum is computed over the sum.
                 let alone = |v: Value| self.users[v.index()].len() == 1 && !self.is_root(v) && !results.contains(&v);
                 let sum = body[x].args.iter().copied().find(|y| {
                     let alike = body[*y].ty == body[x].ty && alone(x) && alone(*y) && body[x].op.is_pointwise();
@@ -59,14 +59,14 @@ impl LocalLowering<'_, '_, '_> {
                 }
                 at += body.elements(*a);
             }
-            // One body makes, or adds to, all of it.
+            // One body must write, or add to, the whole buffer.
             if makers.len() == body[c].args.len() && makers.iter().all(|m| *m == makers[0]) {
                 self.homes.extend(found.into_iter().map(|(x, at)| (x, (c, at))));
             }
         }
     }
 
-    /// Whether a value is there once the microbatches are behind: as their sum, or of the only one.
+    /// Whether a value is available after the microbatches: as their sum, or as that of the only one.
     pub(super) fn is_left(&self, v: Value) -> bool {
         self.is_summed(v) || self.local.chunks[v.index()].per_microbatch() && self.local.mesh.size(Axis::Microbatch) == 1
     }
@@ -92,7 +92,7 @@ impl LocalLowering<'_, '_, '_> {
     pub(super) fn zero_sums(&mut self) {
         let mut ids: Vec<(BufferId, Chunk)> = self.sums.iter().map(|(v, s)| (s.place.buffer, self.local.chunks[v.index()])).collect();
         ids.sort_unstable();
-        // Of one buffer there may be several.
+        // Several sums may be in one buffer, which is filled once.
         ids.dedup_by_key(|i| i.0);
         let fills: Vec<Command> = ids
             .into_iter()
@@ -120,7 +120,8 @@ impl LocalLowering<'_, '_, '_> {
         }
     }
 
-    /// Where a product is added to its sum; the first one of a microbatch is its beginning, unless that is zero.
+    /// Where a term is added to its sum. The first term of a microbatch overwrites the buffer, unless the sum starts
+    /// at zero.
     pub(super) fn added_to(&mut self, term: Value, sum: Value) -> Target {
         let summed = self.is_summed(sum);
         let known = if summed { self.sums.get(&sum) } else { self.views.get(&sum) }.cloned();

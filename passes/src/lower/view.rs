@@ -69,7 +69,7 @@ impl View {
 
 /// The strides of the same elements in row-major order with other sizes, if strides can say it.
 fn reshape(old: &[(u64, u64)], new: &[u64]) -> Option<Vec<u64>> {
-    // Runs of old dims that are dense among themselves count as one.
+    // Adjacent old dims that are dense among themselves count as one.
     let mut runs: Vec<(u64, u64)> = vec![];
     for &(n, s) in old.iter().filter(|d| d.0 != 1) {
         match runs.last_mut() {

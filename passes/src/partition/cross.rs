@@ -34,10 +34,10 @@ impl JobView<'_> {
     /// Finds what each virtual stage receives. From a virtual stage to another one of the same stage nothing needs to cross.
     pub(super) fn relays(&mut self) {
         let body = &self.s.graph.body;
-        // The virtual stages that use a value.
+        // `uses` holds, per value, the virtual stages that use it.
         let mut uses: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
         for v in body.values().rev() {
-            // What every stage makes for itself is used where its users are.
+            // A value that every stage computes for itself is used where its users are.
             let places = match self.virtual_stage[v.index()] {
                 Some(own) => BTreeSet::from([own]),
                 None if matches!(body[v].op, Op::Reshard { .. }) => std::mem::take(&mut uses[v.index()]),
@@ -54,7 +54,7 @@ impl JobView<'_> {
                 }
             }
         }
-        // What another stage waits for is not put off, and nor is what it is computed from.
+        // A value that another stage waits for is not deferred to the weight pass, nor are the values it depends on.
         let mut open: Vec<Value> = self.received.values().flatten().copied().collect();
         while let Some(v) = open.pop() {
             let Chunk::Weight(chunk) = self.chunk[v.index()] else { continue };
@@ -63,8 +63,8 @@ impl JobView<'_> {
         }
     }
 
-    /// The virtual stages that receive a value which is made on one and used on others: of every stage on the way the one that comes first in the
-    /// pass.
+    /// The virtual stages that receive a value which is computed on one and used on others: for every stage on the
+    /// way, the first one in the pass.
     fn route(&self, phase: Phase, from: u32, uses: &BTreeSet<u32>) -> BTreeSet<u32> {
         let home = self.layout.stage(from);
         let mut route = BTreeSet::new();
@@ -81,7 +81,7 @@ impl JobView<'_> {
         route
     }
 
-    /// What goes from a virtual stage to the next one in a phase, in the order in which it is sent.
+    /// The messages from a virtual stage to the next one in a phase, in the order in which they are sent.
     pub(super) fn messages(&self, phase: Phase, from: u32, to: u32) -> Vec<Message> {
         let body = &self.s.graph.body;
         let mut out: BTreeMap<(DType, Vec<SubAxis>), Vec<Value>> = BTreeMap::new();
@@ -90,9 +90,9 @@ impl JobView<'_> {
             out.entry((body[*v].ty.dtype, split)).or_default().push(*v);
         }
         let mut out: Vec<Vec<Value>> = out.into_values().collect();
-        // The sender sends each when its last value is there; those of values that it only passes on, first.
+        // A message is sent when its last value is computed. Messages of values that are only relayed come first.
         out.sort_by_key(|values| (self.last_of(values, from), values.last().copied()));
-        // Each has a channel of its own, so that none waits for another's turn. Stages that are alike number them alike.
+        // Each message has its own channel, so that none waits for another. Equal stages number them equally.
         let direction = u32::from(phase == Phase::Backward);
         let border = 2 * self.layout.chunk(from) + ir::fault!("partition.message.channel", 0, direction);
         let channel = |k: usize| Channel(2 * self.layout.chunks * k as u32 + border);
@@ -107,7 +107,7 @@ impl JobView<'_> {
 }
 
 impl Emitter<'_> {
-    /// Takes values at the start of a chunk of this stage.
+    /// Receives values at the start of a chunk of this stage.
     pub(super) fn receive(&mut self, message: &Message, chunk: Chunk) {
         let job = self.job;
         let values = message.values.as_slice();
@@ -142,7 +142,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Sends values that are all there.
+    /// Sends values that are all computed.
     pub(super) fn send(&mut self, message: &Message, chunk: Chunk) {
         let job = self.job;
         let last = message.values[message.values.len() - 1];

@@ -20,7 +20,7 @@ pub(super) struct Emitter<'a> {
     pub(super) map: HashMap<(Value, Chunk), Value>,
     dims: HashMap<(Dim, Vec<SubAxis>), Dim>,
     slots: HashMap<u32, u32>,
-    pub(super) rows: rows::State,
+    pub(super) rows: rows::RowState,
 }
 
 impl<'a> Emitter<'a> {
@@ -40,7 +40,7 @@ impl<'a> Emitter<'a> {
             reports: vec![],
             updates: vec![],
         };
-        Emitter { job, stage, out, map: HashMap::new(), dims: HashMap::new(), slots: HashMap::new(), rows: rows::State::default() }
+        Emitter { job, stage, out, map: HashMap::new(), dims: HashMap::new(), slots: HashMap::new(), rows: rows::RowState::default() }
     }
 
     pub(super) fn run(mut self) -> Local {
@@ -53,7 +53,7 @@ impl<'a> Emitter<'a> {
             let chunk = job.layout.chunk(*g);
             self.pass(Phase::Backward, *g, Some(g + 1), g.checked_sub(1), &[Chunk::Backward(chunk), Chunk::Weight(chunk)]);
         }
-        // All stages visit them in one order, so that they meet.
+        // All stages emit these sums in the same order, so that their collectives match.
         for (v, members) in &job.stage_sums {
             let once = matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update);
             if members.contains(&self.stage) || once && job.demand[v.index()].contains(&self.stage) {
@@ -125,7 +125,7 @@ impl<'a> Emitter<'a> {
         self.emit(v, own)
     }
 
-    /// Where a value is that a user in `chunk` needs.
+    /// The chunk of a value that a user in `chunk` needs.
     fn chunk_of(&self, v: Value, chunk: Chunk) -> Chunk {
         let job = self.job;
         let once = matches!(chunk, Chunk::Reduce | Chunk::Update);
@@ -133,13 +133,14 @@ impl<'a> Emitter<'a> {
             Some(_) => job.chunk[v.index()],
             None if job.prologue[v.index()] => Chunk::PrologueReduce,
             None if matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update) => job.chunk[v.index()],
-            // What data alone says of a microbatch is gone at the end of the step: passes of its phase sum it up.
+            // A loose value of a microbatch is gone at the end of the step, so passes of its phase sum it up.
             None if once && self.sums_batches(v) => job.chunk[v.index()],
             None => chunk,
         }
     }
 
-    /// Emits a value behind all that it needs. What waits for its operands is a list: chains of values are as long as texts, and a stack is not.
+    /// Emits a value after all its operands. Values that wait are in a list, since recursion along a chain of values
+    /// as long as the model could overflow the stack.
     fn emit(&mut self, v: Value, chunk: Chunk) -> Value {
         if let Some(w) = self.map.get(&(v, chunk)) {
             return *w;
@@ -164,7 +165,7 @@ impl<'a> Emitter<'a> {
         self.map[&(v, chunk)]
     }
 
-    /// The values that an op takes first of all, dense and in its own chunk.
+    /// The operands that are emitted first, dense and in the op's own chunk.
     fn operands(&self, v: Value, chunk: Chunk) -> &'a [Value] {
         let job = self.job;
         let (node, rows) = (&job.s.graph.body[v], &job.rows);
@@ -173,7 +174,7 @@ impl<'a> Emitter<'a> {
         if otherwise { &[] } else { &node.args }
     }
 
-    /// The chunk of a value that is not there yet and is nothing but its op.
+    /// The chunk of a value that is not emitted yet and needs nothing but its op.
     fn missing(&self, v: Value, chunk: Chunk) -> Option<Chunk> {
         let summed = matches!(chunk, Chunk::Reduce | Chunk::Update) && self.job.stage_sums.contains_key(&v);
         let own = self.chunk_of(v, chunk);
@@ -191,7 +192,7 @@ impl<'a> Emitter<'a> {
             (Op::Reshard { kind, subs }, None) => self.reshard(v, *kind, subs, chunk),
             (op, None) => {
                 let args: Vec<Value> = node.args.iter().map(|a| self.get(*a, chunk)).collect();
-                // Dense rows are a table of experts.
+                // In dense form, `experts` is a dim of the operand, from which a gather takes the chosen ones.
                 let op = if let Op::Combine(r) = op { Op::Gather { dim: self.dim_of(node.args[0], r.experts) } } else { self.local_op(v) };
                 let ty = self.local_type(v);
                 self.push(op, args, ty, chunk, &node.origin, Some(v))
@@ -261,7 +262,7 @@ impl<'a> Emitter<'a> {
         local
     }
 
-    /// A helper dim: the parts of a collective, a piece of an index.
+    /// An auxiliary dim: the parts of a collective, or a piece of an index.
     pub(super) fn piece(&mut self, name: &str, size: u64) -> Dim {
         self.out.body.dims.add(DimInfo::new(name, size))
     }
@@ -280,7 +281,7 @@ impl<'a> Emitter<'a> {
     pub(super) fn local_op(&mut self, v: Value) -> Op {
         let body = &self.job.s.graph.body;
         let node = &body[v];
-        // Of later stages, faults make something else.
+        // Only faults depend on the stage.
         let stage = self.stage as f64;
         let mut at = |d: Dim| {
             let holder = std::iter::once(&v).chain(&node.args).find(|w| body[**w].ty.has(d));

@@ -1,7 +1,7 @@
 //! What holds for all stages together: which stage computes what, and when.
 
 use crate::partition::param_stages::{ParamStages, StageSet, held, intersect};
-use crate::partition::stored_rows::{Room, Rows};
+use crate::partition::stored_rows::{Room, StoredRows};
 use crate::pipeline::stages::assign;
 use crate::sharding::axes::one_microbatch;
 use ir::algebra::algebra;
@@ -15,7 +15,7 @@ use ir::pipeline::{Layout, WeightGradients};
 use ir::sharded::{Placement, Sharded};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-/// What holds for all stages together.
+/// The facts that hold for all stages together.
 pub(super) struct JobView<'a> {
     pub(super) s: &'a Sharded,
     pub(super) layout: &'a Layout,
@@ -23,7 +23,7 @@ pub(super) struct JobView<'a> {
     pub(super) room: Room,
     /// Virtual stage of values of the forward and backward pass, unless loose.
     pub(super) virtual_stage: Vec<Option<u32>>,
-    /// Chunk of values: of loose ones that of their user.
+    /// Chunk of each value; a loose value has that of its user.
     pub(super) chunk: Vec<Chunk>,
     /// Completions of sums over data, and 16-bit copies of parameters: they run once, before the first microbatch.
     pub(super) prologue: Vec<bool>,
@@ -35,7 +35,7 @@ pub(super) struct JobView<'a> {
     held: ParamStages,
     /// Sums over stages, in order: for each, the stages that add and need it.
     pub(super) stage_sums: BTreeMap<Value, BTreeSet<u32>>,
-    /// Of operands of a sum over stages, the one stage that adds it.
+    /// Per operand of a sum over stages, the one stage that adds it.
     pub(super) adds_on: HashMap<(Value, usize), u32>,
     /// Stages that compute a value of the update.
     pub(super) demand: Vec<BTreeSet<u32>>,
@@ -43,7 +43,7 @@ pub(super) struct JobView<'a> {
     pub(super) received: HashMap<(Phase, u32), Vec<Value>>,
     pub(super) reports: Vec<(u32, Value)>,
     /// Which values are stored in rows of experts.
-    pub(super) rows: Rows,
+    pub(super) rows: StoredRows,
 }
 
 impl<'a> JobView<'a> {
@@ -84,7 +84,7 @@ impl<'a> JobView<'a> {
             demand: vec![BTreeSet::new(); n],
             received: HashMap::new(),
             reports,
-            rows: Rows::default(),
+            rows: StoredRows::default(),
         };
         for v in body.values() {
             if let Op::Param(p) = body[v].op {
@@ -104,8 +104,9 @@ impl<'a> JobView<'a> {
         Ok(job)
     }
 
-    /// What is not a pass's own, goes to another stage, or is made wherever it is used, is dense.
-    pub(super) fn in_rows(&self) -> Rows {
+    /// The values that are stored in rows. Values that belong to no pass, go to another stage, or are computed
+    /// wherever they are used, are dense.
+    pub(super) fn in_rows(&self) -> StoredRows {
         let body = &self.s.graph.body;
         let own = |v: Value| self.chunk[v.index()].is_pass() && !self.prologue[v.index()] && !self.stage_sums.contains_key(&v);
         let moves = |v: Value| matches!(body[v].op, Op::Reshard { .. }) && self.virtual_stage[v.index()].is_none();
@@ -115,7 +116,7 @@ impl<'a> JobView<'a> {
             body[v].args.iter().for_each(|a| fixed[a.index()] = true);
         }
         self.s.graph.roots().into_iter().for_each(|v| fixed[v.index()] = true);
-        Rows::of(self.s, &|v| fixed[v.index()])
+        StoredRows::of(self.s, &|v| fixed[v.index()])
     }
 
     /// The stage of a value of the forward and backward pass, unless it is loose.
@@ -133,7 +134,7 @@ impl<'a> JobView<'a> {
         let mut on_the_way = vec![false; body.nodes.len()];
         for v in body.values().rev().filter(|v| body[*v].origin.phase == Phase::Backward) {
             let later = |c: &Value| body[*c].origin.phase == Phase::Update;
-            // A sum of terms of several layers is none's.
+            // A sum of terms of several layers belongs to no layer.
             let sums = matches!(body[v].op, Op::Add | Op::Cast | Op::Reshard { .. });
             sunk[v.index()] = sums && users[v.index()].iter().all(|(c, _)| later(c) || sunk[c.index()]);
             let leads = |c: &Value| !later(c) && !sunk[c.index()] && (on_the_way[c.index()] || unit(*c) != unit(v));
@@ -162,7 +163,7 @@ impl<'a> JobView<'a> {
         }
         let users = body.users();
         let mut params = vec![false; body.nodes.len()];
-        // The sum over the batch that a value follows from, if one does.
+        // `sums` holds, per value, the sum over the batch that it depends on.
         let mut sums: Vec<Option<Value>> = vec![None; body.nodes.len()];
         for v in body.values() {
             let node = &body[v];
@@ -209,7 +210,7 @@ impl<'a> JobView<'a> {
                     false => "sums of which none needs another: a variance is mean(x * x) - mean(x) ^ 2",
                 };
                 let e = e.help(format!("{}, or {instead}", one_microbatch(&self.s.graph, &self.s.mesh)));
-                // Layers that say the same say it once.
+                // Equal errors of several layers are reported once.
                 if !errors.contains(&e) {
                     errors.push(e);
                 }
@@ -228,37 +229,39 @@ impl<'a> JobView<'a> {
         for (param, v) in &self.s.graph.grads {
             gradients.entry(*v).or_default().push(*param);
         }
-        // Gradients, and what only becomes gradients by resharding.
+        // `ends` marks gradients, and values that only resharding separates from gradients.
         let mut ends = vec![false; body.nodes.len()];
         for v in body.values().rev() {
             let ended = |c: &Value| body[*c].origin.phase == Phase::Update || ends[c.index()] && matches!(body[*c].op, Op::Reshard { .. });
             let used = &users[v.index()];
             ends[v.index()] = gradients.contains_key(&v) || !used.is_empty() && used.iter().all(|(c, _)| ended(c));
         }
-        // Where a value can be had without communication; none: everywhere.
+        // `origin` holds the stages that have a value without communication; `None` stands for all.
         let mut origin: Vec<StageSet> = vec![None; body.nodes.len()];
-        // What goes to every stage that wants it, whoever has it: reports, and gradients of parameters that other stages use too.
+        // `shared` holds the values that are sent to every stage that needs them: reports, and gradients of
+        // parameters that several stages use.
         let mut shared: BTreeSet<Value> = self.reports.iter().map(|r| r.1).collect();
         for v in body.values() {
             let node = &body[v];
             let once = node.origin.phase == Phase::Update;
             origin[v.index()] = match (&node.op, self.stage(v)) {
                 (_, Some(s)) => Some([s].into()),
-                // What follows from parameters alone is where they are.
+                // A value that depends on parameters alone is where they are.
                 (Op::Param(p), None) => uses.get(p).cloned(),
                 (_, None) if !once => node.args.iter().fold(None, |set, a| intersect(&set, &origin[a.index()])),
                 _ => {
                     let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone().filter(|_| !shared.contains(a))).collect();
                     let common = args.iter().fold(None, |x, y| intersect(&x, y)).filter(|set| !set.is_empty());
                     let apart = common.is_none() && args.iter().any(Option::is_some);
-                    // Terms are summed where they are; of what is no sum, each stage that wants it gets the operands.
+                    // Terms are summed where they are. For any other op, each stage that needs the result gets the
+                    // operands.
                     if apart && node.op == Op::Add {
                         self.stage_sums.insert(v, BTreeSet::new());
                     }
                     common
                 }
             };
-            // The gradient of a parameter that several virtual stages use, and what shares it out.
+            // This is the gradient of a parameter that several virtual stages use, or a reshard of it.
             if !once && node.origin.phase == Phase::Backward && ends[v.index()] && self.layout.virtual_stages() > 1 {
                 let stages: BTreeSet<u32> = node.args.iter().filter_map(|a| self.virtual_stage[a.index()]).collect();
                 let sums = node.op == Op::Add && stages.len() > 1;
@@ -295,7 +298,7 @@ impl<'a> JobView<'a> {
             if let Some(members) = self.stage_sums.get(&v) {
                 let mut members = members.clone();
                 members.extend(&wanted);
-                // What is known everywhere is added by a stage that adds something of its own.
+                // A term that all stages have is added by a stage that adds another term.
                 let own = |a: &Value| origin[a.index()].as_ref().filter(|_| !shared.contains(a)).and_then(|set| set.first().copied());
                 let adds = body[v].args.iter().find_map(own).or(wanted.first().copied()).unwrap_or(0);
                 let places: Vec<u32> = body[v].args.iter().map(|a| own(a).unwrap_or(adds)).collect();
@@ -307,7 +310,7 @@ impl<'a> JobView<'a> {
                 self.stage_sums.insert(v, members);
                 continue;
             }
-            // What only some stages can compute, the others get as a sum with one term.
+            // A value that only some stages can compute reaches the others as a sum with one term.
             if let Some(set) = &origin[v.index()]
                 && !wanted.is_subset(set)
             {
@@ -325,7 +328,7 @@ impl<'a> JobView<'a> {
                 self.demand[a.index()].extend(&wanted);
             }
         }
-        // Sums over stages come before the update, and so does what is summed.
+        // Sums over stages come before the update, and so do their operands.
         let mut summed = vec![false; body.nodes.len()];
         for v in body.values().rev().filter(|v| once(self, *v)).collect::<Vec<Value>>() {
             if summed[v.index()] || self.stage_sums.contains_key(&v) {
@@ -333,7 +336,7 @@ impl<'a> JobView<'a> {
                 body[v].args.iter().for_each(|a| summed[a.index()] = true);
             }
         }
-        // A per-microbatch value that other stages need at the end goes the same way, and so does a parameter.
+        // Per-microbatch values and parameters that other stages need at the end reach them in the same way.
         let anywhere = |op: &Op| op.is_source() && !matches!(op, Op::Param(_));
         for v in body.values() {
             if let (Some(set), false, false) = (&origin[v.index()], once(self, v), anywhere(&body[v].op))
@@ -355,7 +358,7 @@ pub(super) fn index_map(s: &Sharded, d: Dim, splits: &[SubAxis], within: &[SubAx
     let dims = &s.graph.body.dims;
     let digits = &s.digits[dims.original(d).0 as usize];
     let mut rest = dims.size(d);
-    // (sub-axis, its size), then what no sub-axis splits.
+    // The pieces are (sub-axis, size), followed by the part that no sub-axis splits.
     let mut pieces: Vec<(Option<SubAxis>, u64)> = vec![];
     for u in digits {
         rest /= s.mesh[*u].size;
@@ -386,8 +389,8 @@ fn completes_batch(s: &Sharded, v: Value) -> bool {
         if subs.iter().any(|u| s.mesh[*u].axis == Axis::Microbatch))
 }
 
-/// The first that follows from a sum over the batch in another way than a sum does, or the first that follows
-/// from it.
+/// The first value that depends on a sum over the batch in a nonlinear way; if there is none, the first user of the
+/// sum.
 fn not_linear(s: &Sharded, users: &Users, sum: Value) -> Option<Value> {
     let body = &s.graph.body;
     let mut sums = vec![false; body.nodes.len()];

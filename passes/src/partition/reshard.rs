@@ -18,7 +18,7 @@ impl Emitter<'_> {
         let batches = |u: &&SubAxis| s.mesh[**u].axis == Axis::Microbatch;
         let places: Vec<SubAxis> = subs.iter().filter(|u| !batches(u)).copied().collect();
         let completes = matches!(kind, Reshard::AllReduce | Reshard::ReduceScatter) && subs.iter().any(|u| batches(&u));
-        // A sum over microbatches is complete once they are all behind: the accumulated value itself.
+        // A sum over microbatches is complete after the last one, as the accumulated value.
         let from = if completes && chunk == Chunk::PrologueReduce { Chunk::Prologue } else { chunk };
         let mut x = self.get(arg, from);
         let reduce = match s.sharding(arg)[subs[0]] {
@@ -30,7 +30,7 @@ impl Emitter<'_> {
             Placement::Replicated | Placement::Partial(_) => unreachable!("invariant: the verifier has seen this reshard"),
         };
         let parts: u64 = places.iter().map(|u| s.mesh[*u].size).product();
-        // Only faults ask for it.
+        // Only faults use this.
         let another = || s.mesh.ids().find(|u| !places.contains(u) && !batches(&u)).unwrap_or(places[0]);
         let reason = s.reasons[v.index()].clone();
         let origin = &node.origin;
@@ -43,7 +43,7 @@ impl Emitter<'_> {
                 self.push(Op::Shard { from, to, index }, vec![x], ty, chunk, origin, Some(v))
             }
             Reshard::Mask => {
-                // What a step computes once is not there again for a second microbatch.
+                // A value that is computed once per step needs no mask over microbatches.
                 let over: Vec<SubAxis> = subs
                     .iter()
                     .filter(|u| ir::fault!("partition.mask.microbatches", !batches(u), chunk.per_microbatch() || !batches(u)))
@@ -129,8 +129,8 @@ impl Emitter<'_> {
         self.push(Op::Select, vec![first, x, none], ty, chunk, origin, source)
     }
 
-    /// The pieces of a dim's index, outermost first, when `kept` split it before and after: per run of digits, whether it
-    /// counts parts (`moving` sub-axes) or local elements, and its extent.
+    /// The pieces of a dim's index, outermost first, if `kept` split it before and after: per run of digits, whether
+    /// it counts parts (`moving` sub-axes) or local elements, and its extent.
     fn runs(&self, d: Dim, kept: &[SubAxis], moving: &[SubAxis]) -> Vec<(bool, u64)> {
         let s = self.job.s;
         let body = &s.graph.body;
@@ -182,7 +182,7 @@ impl Emitter<'_> {
             return x;
         }
         let old = self.out.body[x].ty.clone();
-        // Dims to merge must lie together, in order: copied so if they do not.
+        // Dims to merge must be adjacent and in order, which may take a copy.
         let mut dims: Vec<Dim> = old.dims.iter().copied().filter(|d| !from.contains(d)).collect();
         let at = old.dims.iter().position(|d| *d == from[from.len() - 1]).expect("invariant: the value has the dim");
         let at = old.dims[..at].iter().filter(|d| !from.contains(d)).count();

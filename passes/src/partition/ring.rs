@@ -15,7 +15,7 @@ use ir::reason::{AvoidedBy, Reason};
 
 /// A log-sum-exp below all that occur: where no key is seen, differences from it are taken instead of from minus infinity.
 const FLOOR: f64 = -1e30;
-/// In place of a sum of exponentials that is zero.
+/// The least sum of exponentials by which is divided, where the sum is zero.
 const TINY: f64 = 1e-30;
 
 fn reason() -> Reason {
@@ -30,7 +30,7 @@ fn attention(op: &Op) -> Option<&Attention> {
 }
 
 /// A ring of one attention, as it is emitted.
-struct Ring<'o> {
+struct RingAttention<'o> {
     /// Its results: values of the sharded graph.
     results: Vec<Value>,
     subs: Vec<SubAxis>,
@@ -69,7 +69,7 @@ impl Emitter<'_> {
                 && (job.virtual_stage[w.index()], job.chunk[w.index()]) == (job.virtual_stage[v.index()], job.chunk[v.index()])
         };
         let results: Vec<Value> = body.values().filter(sibling).collect();
-        let ring = Ring { results, subs: self.ring_axes(v), chunk, origin: &node.origin };
+        let ring = RingAttention { results, subs: self.ring_axes(v), chunk, origin: &node.origin };
         if gradient {
             self.ring_backward(&ring)
         } else {
@@ -79,7 +79,7 @@ impl Emitter<'_> {
     }
 
     /// The value passed on along the ring.
-    fn shift(&mut self, x: Value, ring: &Ring) -> Value {
+    fn shift(&mut self, x: Value, ring: &RingAttention) -> Value {
         let ty = self.out.body[x].ty.clone();
         let op = Op::Collective { kind: Collective::Shift, subs: ring.subs.clone(), stages: None, part: None };
         let w = self.push(op, vec![x], ty, ring.chunk, ring.origin, None);
@@ -87,8 +87,8 @@ impl Emitter<'_> {
         w
     }
 
-    /// Values of one element type as one message: of one value, itself.
-    fn joined(&mut self, parts: &[Value], ring: &Ring) -> Value {
+    /// Values of one element type as one message; a single value is its own message.
+    fn joined(&mut self, parts: &[Value], ring: &RingAttention) -> Value {
         if let [one] = parts {
             return *one;
         }
@@ -108,7 +108,7 @@ impl Emitter<'_> {
     }
 
     /// The values in a message, by their types.
-    fn parted(&mut self, message: Value, types: &[Type], ring: &Ring) -> Vec<Value> {
+    fn parted(&mut self, message: Value, types: &[Type], ring: &RingAttention) -> Vec<Value> {
         if types.len() == 1 {
             return vec![message];
         }
@@ -134,13 +134,12 @@ impl Emitter<'_> {
         (further, (0..further.len()).filter(|k| self.out.body[further[*k]].ty.has(a.keys)).collect())
     }
 
-    /// The blocks of keys in the order in which a rank has them, each as k, v (if asked for) and what else
-    /// belongs to keys. The exchange that brings a block stands before what `each` computes with the block before
-    /// it.
-    fn round(&mut self, own: &[Value], ring: &Ring, each: &mut dyn FnMut(&mut Self, &[Value])) {
+    /// Calls `each` with the blocks of keys in the order in which a rank has them: k, v (if asked for) and other
+    /// operands of keys. The exchange for a block is emitted before the computation with the previous block.
+    fn round(&mut self, own: &[Value], ring: &RingAttention, each: &mut dyn FnMut(&mut Self, &[Value])) {
         let steps: u64 = ring.subs.iter().map(|u| self.job.s.mesh[*u].size).product();
         let types: Vec<Type> = own.iter().map(|w| self.out.body[*w].ty.clone()).collect();
-        // One message per element type, in order of appearance.
+        // There is one message per element type, floats first, in order of appearance.
         let mut kinds: Vec<DType> = vec![];
         types.iter().filter(|t| t.dtype.is_float()).chain(types.iter().filter(|t| !t.dtype.is_float())).for_each(|t| {
             if !kinds.contains(&t.dtype) {
@@ -166,7 +165,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn ring_forward(&mut self, ring: &Ring) {
+    fn ring_forward(&mut self, ring: &RingAttention) {
         let body = &self.job.s.graph.body;
         let is = |lse: bool| ring.results.iter().copied().find(|w| matches!(body[*w].op, Op::AttentionLse(_)) == lse);
         let (out, lse) = (is(false), is(true));
@@ -176,7 +175,7 @@ impl Emitter<'_> {
         let a = attention(&op).expect("invariant: a ring is of attention").clone();
         let q = args[0];
         let (further, travel) = self.further(&a, &args);
-        // Parts are merged unrounded.
+        // Partial results are merged unrounded.
         let out_ty = Type::new(DType::F32, a.result_dims(self.out.body.dims_of(q)));
         let lse_ty = Type::new(DType::F32, out_ty.dims.iter().copied().filter(|d| *d != a.values).collect::<Vec<_>>());
         let mut own = vec![args[1]];
@@ -205,7 +204,7 @@ impl Emitter<'_> {
     }
 
     /// Marks a value as one of the sharded graph, in its storage order.
-    fn as_result(&mut self, w: Value, v: Value, ring: &Ring) -> Value {
+    fn as_result(&mut self, w: Value, v: Value, ring: &RingAttention) -> Value {
         let ty = self.local_type(v);
         let dims = self.out.body.dims_of(w).to_vec();
         let same = self.out.body[w].ty.dtype == ty.dtype;
@@ -218,7 +217,7 @@ impl Emitter<'_> {
     }
 
     /// Attention to two sets of keys, each given by its result and its log-sum-exp, as attention to both.
-    fn merge(&mut self, x: (Option<Value>, Value), y: (Option<Value>, Value), ring: &Ring) -> (Option<Value>, Value) {
+    fn merge(&mut self, x: (Option<Value>, Value), y: (Option<Value>, Value), ring: &RingAttention) -> (Option<Value>, Value) {
         let ty = self.out.body[x.1].ty.clone();
         let mut op = |op: Op, args: &[Value], ty: &Type| self.push(op, args.to_vec(), ty.clone(), ring.chunk, ring.origin, None);
         let number = Type::scalar(ty.dtype);
@@ -242,7 +241,7 @@ impl Emitter<'_> {
         (Some(op(Op::Add, &[p, q])), lse)
     }
 
-    fn ring_backward(&mut self, ring: &Ring) {
+    fn ring_backward(&mut self, ring: &RingAttention) {
         let body = &self.job.s.graph.body;
         let find = |which: AttentionGrad| ring.results.iter().copied().find(|w| matches!(&body[*w].op, Op::AttentionGrad(_, g) if *g == which));
         let dq = find(AttentionGrad::Q);
@@ -255,10 +254,10 @@ impl Emitter<'_> {
         let mut own = vec![args[1], args[2]];
         own.extend(travel.iter().map(|k| further[*k]));
         let types = |e: &Self, values: &[Value]| values.iter().map(|w| e.out.body[*w].ty.clone()).collect::<Vec<Type>>();
-        // The sum stays here; what travels is in the precision of activations.
+        // The gradient of queries stays on the rank in f32; gradients that travel have the precision of activations.
         let (q_ty, key_types) = (Type::new(DType::F32, self.out.body.dims_of(args[0])), types(self, &args[1..3]));
         let mut sum: Option<Value> = None;
-        // Gradients of the block at hand, of the ranks that it has been to: one message.
+        // `load` is one message with the gradients of the current block from the ranks that it has visited.
         let mut load: Option<Value> = None;
         self.round(&own, ring, &mut |e, block| {
             let mut operands = vec![args[0], block[0], block[1], args[3], args[4], args[5]];
@@ -294,9 +293,9 @@ impl Emitter<'_> {
         }
     }
 
-    fn plus(&mut self, sum: Option<Value>, part: Value, ring: &Ring) -> Value {
+    fn plus(&mut self, sum: Option<Value>, part: Value, ring: &RingAttention) -> Value {
         let Some(sum) = sum else { return part };
-        // The part is in the dims of its own message.
+        // The dims of the part are those of its own message.
         let ty = self.out.body[sum].ty.clone();
         let from = self.out.body.dims_of(part).to_vec();
         let part = match from == ty.dims {

@@ -36,7 +36,7 @@ pub struct Layout {
 
 /// How a dense value follows from rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaves {
+pub enum RowExit {
     /// A dispatch that is wanted dense.
     Dispatched,
     /// A combination: choices look up their rows.
@@ -49,34 +49,34 @@ pub enum Leaves {
 
 /// How the values of a sharded graph are stored: dense, or in rows of a layout.
 #[derive(Clone, Debug, Default)]
-pub struct Rows {
-    /// All layouts, by the numbers that [`Rows::layout`] gives.
+pub struct StoredRows {
+    /// All layouts, by the numbers that [`StoredRows::layout`] gives.
     pub layouts: Vec<Layout>,
     /// Per value: its layout if it is in rows. Empty if all are dense.
     of: Vec<Option<usize>>,
     /// Per dense value: how it follows from values that may be in rows.
-    from: Vec<Option<(usize, Leaves)>>,
+    from: Vec<Option<(usize, RowExit)>>,
     /// Exchanges of rows that the next one makes along with its own.
     joined: Vec<bool>,
 }
 
-impl Rows {
+impl StoredRows {
     /// Decides it for every value; `fixed` ones are dense.
-    pub fn of(s: &Sharded, fixed: &dyn Fn(Value) -> bool) -> Rows {
+    pub fn of(s: &Sharded, fixed: &dyn Fn(Value) -> bool) -> StoredRows {
         let body = &s.graph.body;
         let n = body.nodes.len();
         if !body.nodes.iter().any(|node| matches!(node.op, Op::Dispatch(_) | Op::Combine(_))) {
-            return Rows::default();
+            return StoredRows::default();
         }
         let same = same(s);
-        let mut rows = Rows { layouts: vec![], of: vec![None; n], from: vec![None; n], joined: vec![false; n] };
-        let mut zero = Zero { everywhere: vec![false; n], elsewhere: vec![false; n] };
+        let mut rows = StoredRows { layouts: vec![], of: vec![None; n], from: vec![None; n], joined: vec![false; n] };
+        let mut zero = ZeroValues { everywhere: vec![false; n], elsewhere: vec![false; n] };
         for v in body.values() {
             let layout = rows.follows(s, v, &same);
             let dispatched = matches!(body[v].op, Op::Dispatch(_));
             rows.of[v.index()] = layout.filter(|l| !fixed(v) && rows.fits(s, v, *l));
             if dispatched && rows.of[v.index()].is_none() {
-                rows.from[v.index()] = layout.map(|l| (l, Leaves::Dispatched));
+                rows.from[v.index()] = layout.map(|l| (l, RowExit::Dispatched));
             }
             zero.everywhere[v.index()] = keeps_zero(body, v, &|a| zero.everywhere[a.index()]);
             zero.elsewhere[v.index()] = rows.of[v.index()].is_some_and(|l| dispatched || keeps_zero(body, v, &|a| rows.is_zero(&zero, a, l)));
@@ -102,7 +102,7 @@ impl Rows {
     fn join_exchanges(&mut self, s: &Sharded) {
         let body = &s.graph.body;
         let users = body.users();
-        // Whether rows go to their experts, or back.
+        // `direction` tells whether rows go to their experts or back.
         let direction = |v: Value| {
             let (l, Op::Reshard { kind: Reshard::AllToAll, subs }) = (&self.layouts[self.layout(v)?], &body[v].op) else { return None };
             let of = |v: Value| match s.sharding(v)[subs[0]] {
@@ -132,9 +132,9 @@ impl Rows {
     }
 
     /// The layout of those operands of a dense value that are in rows, and how the value follows from them.
-    pub fn from(&self, body: &Body, v: Value) -> Option<(usize, Leaves)> {
+    pub fn from(&self, body: &Body, v: Value) -> Option<(usize, RowExit)> {
         let (l, how) = self.from.get(v.index()).copied().flatten()?;
-        (how == Leaves::Dispatched || body[v].args.iter().any(|a| self.layout(*a) == Some(l))).then_some((l, how))
+        (how == RowExit::Dispatched || body[v].args.iter().any(|a| self.layout(*a) == Some(l))).then_some((l, how))
     }
 
     /// How many of so many places (pairs of a token and an expert) of what is computed from rows have one at most: a token's choices of its experts.
@@ -150,7 +150,7 @@ impl Rows {
     }
 
     /// Whether a value is zero wherever the layout has no row.
-    fn is_zero(&self, zero: &Zero, v: Value, layout: usize) -> bool {
+    fn is_zero(&self, zero: &ZeroValues, v: Value, layout: usize) -> bool {
         zero.everywhere[v.index()] || self.of[v.index()] == Some(layout) && zero.elsewhere[v.index()]
     }
 
@@ -184,26 +184,26 @@ impl Rows {
         !adds && home.splits(routing.choice).is_empty() && tokens.iter().all(|d| own.splits(*d).iter().all(|u| home[*u] == Placement::Split(*d)))
     }
 
-    fn leaves(&self, body: &Body, v: Value, zero: &Zero, same: &[Value]) -> Option<(usize, Leaves)> {
+    fn leaves(&self, body: &Body, v: Value, zero: &ZeroValues, same: &[Value]) -> Option<(usize, RowExit)> {
         let node = &body[v];
         let l = node.args.iter().find_map(|a| self.of[a.index()])?;
         let Layout { chosen, routing, tokens } = &self.layouts[l];
         let over = match &node.op {
             Op::Combine(r) => {
                 let matches = self.of[node.args[0].index()] == Some(l) && r == routing && same[node.args[1].index()] == *chosen;
-                return matches.then_some((l, Leaves::Combined));
+                return matches.then_some((l, RowExit::Combined));
             }
             Op::Dot { over, .. } | Op::Reduce { kind: Reduce::Sum, over } => over,
             _ => return None,
         };
-        // Of a product, one factor is enough.
+        // For a product, one zero factor is enough.
         if !node.args.iter().any(|a| self.is_zero(zero, *a, l)) {
             return None;
         }
         let summed = tokens.iter().filter(|d| over.contains(d)).count();
         match over.contains(&routing.experts) {
-            _ if summed > 0 && summed == tokens.len() => Some((l, Leaves::OverTokens)),
-            true if summed == 0 => Some((l, Leaves::OverExperts)),
+            _ if summed > 0 && summed == tokens.len() => Some((l, RowExit::OverTokens)),
+            true if summed == 0 => Some((l, RowExit::OverExperts)),
             true | false => None,
         }
     }
@@ -234,7 +234,7 @@ fn same(s: &Sharded) -> Vec<Value> {
 }
 
 /// Values that are known to be zero.
-struct Zero {
+struct ZeroValues {
     everywhere: Vec<bool>,
     /// Of values in rows: where there is no row.
     elsewhere: Vec<bool>,

@@ -1,6 +1,6 @@
 //! The layout of layers on stages and the order of passes, as the options ask for them.
 
-use crate::pipeline::schedule::{self, Shape};
+use crate::pipeline::schedule::{self, ScheduleShape};
 use crate::pipeline::stage_layout;
 use ir::diag::{Diagnostic, Help};
 use ir::graph::Graph;
@@ -18,7 +18,7 @@ pub fn plan(graph: &Graph, microbatches: u32, options: &Options) -> Result<Pipel
     let stages = options.pp as u32;
     let chunks = chunks(options)?;
     let group = u32::try_from(options.group.unwrap_or(options.pp)).unwrap_or(u32::MAX);
-    let shape = Shape { stages, chunks, microbatches, group, pairs: options.pairs_passes() };
+    let shape = ScheduleShape { stages, chunks, microbatches, group, pairs: options.pairs_passes() };
     if options.schedule == Schedule::OneFOneB && chunks > 1 {
         grouped(shape)?;
     }
@@ -44,7 +44,7 @@ fn chunks(options: &Options) -> Result<u32, Diagnostic> {
         Schedule::Given(order) => Some(order.chunks()),
     };
     let asked = match (&options.layout, options.vpp) {
-        // Parts of a text are virtual stages.
+        // The parts of a layout text are virtual stages.
         (Cuts::Text(text), None) if needed.is_none() => {
             let parts = stage_layout::parse(text)?.len() as u64;
             (parts > options.pp && parts.is_multiple_of(options.pp)).then_some(parts / options.pp)
@@ -70,8 +70,8 @@ fn chunks(options: &Options) -> Result<u32, Diagnostic> {
 }
 
 /// Whether microbatches can go in groups: a last, smaller group must still fill the pipeline.
-fn grouped(shape: Shape) -> Result<(), Diagnostic> {
-    let Shape { stages, microbatches, group, .. } = shape;
+fn grouped(shape: ScheduleShape) -> Result<(), Diagnostic> {
+    let ScheduleShape { stages, microbatches, group, .. } = shape;
     let fits = |group: u32| (stages..=microbatches).contains(&group) && (microbatches % group == 0 || microbatches % group >= stages);
     if fits(group) {
         return Ok(());
@@ -85,7 +85,7 @@ fn grouped(shape: Shape) -> Result<(), Diagnostic> {
     })
 }
 
-fn layout(graph: &Graph, shape: Shape, placement: StagePlacement, options: &Options) -> Result<Layout, Diagnostic> {
+fn layout(graph: &Graph, shape: ScheduleShape, placement: StagePlacement, options: &Options) -> Result<Layout, Diagnostic> {
     let (layers, all) = (graph.layers, u64::from(shape.stages) * u64::from(shape.chunks));
     let what = if shape.chunks > 1 { "virtual pipeline stages" } else { "pipeline stages" };
     let few = || {
@@ -131,7 +131,7 @@ fn layout(graph: &Graph, shape: Shape, placement: StagePlacement, options: &Opti
 }
 
 /// What the options say of stages.
-fn shape_text(shape: Shape) -> String {
+fn shape_text(shape: ScheduleShape) -> String {
     match shape.chunks {
         1 => format!("pp = {}", shape.stages),
         n => format!("pp = {}, with {n} virtual stages each,", shape.stages),
@@ -186,7 +186,7 @@ mod tests {
                 let options = Options { pp: (*stages).into(), vpp: Some(chunks), group: Some(group.into()), ..Options::default() };
                 let taken = refused(*microbatches, &options) == "nothing";
                 assert_eq!(taken, fit.contains(&group), "p={stages} v={chunks} m={microbatches} G={group}");
-                let shape = Shape { stages: *stages, chunks: chunks as u32, microbatches: *microbatches, group, pairs: false };
+                let shape = ScheduleShape { stages: *stages, chunks: chunks as u32, microbatches: *microbatches, group, pairs: false };
                 assert!(!taken || schedule::order(&Schedule::OneFOneB, shape).check(*microbatches).is_ok());
             }
         }
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(refused(4, &Options { pp: 16, ..Options::default() }), "E0633 8 layers cannot fill 16 pipeline stages; pp 8 at most");
         let given = Schedule::Given(PassOrder::parse("0: F0.0 B0.0").expect("a schedule"));
         assert_eq!(refused(1, &zero_bubble(given, None)), "E0637 the schedule is for 1 stages; pp = 2; `pp 1`, or a line for each of 2 stages");
-        // Any number goes through these.
+        // These schedules accept any number of microbatches.
         for microbatches in 1..10 {
             for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbV, Schedule::DualPipeV] {
                 assert_eq!(refused(microbatches, &Options { pp: 4, schedule, ..Options::default() }), "nothing");

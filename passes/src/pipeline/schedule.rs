@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// What a schedule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ScheduleShape {
     /// Pipeline stages, each of which gets a list of passes.
     pub stages: u32,
     /// Virtual stages on each stage.
@@ -20,8 +20,9 @@ pub struct Shape {
 }
 
 /// The passes of all stages. The shape fits the schedule.
-pub fn order(schedule: &Schedule, shape: Shape) -> PassOrder {
-    let generate = |placement, of: fn(Shape, u32) -> Vec<Pass>| PassOrder { placement, stages: (0..shape.stages).map(|s| of(shape, s)).collect() };
+pub fn order(schedule: &Schedule, shape: ScheduleShape) -> PassOrder {
+    let generate =
+        |placement, of: fn(ScheduleShape, u32) -> Vec<Pass>| PassOrder { placement, stages: (0..shape.stages).map(|s| of(shape, s)).collect() };
     match schedule {
         Schedule::GPipe => generate(StagePlacement::Interleaved, gpipe),
         Schedule::OneFOneB if shape.chunks == 1 => generate(StagePlacement::Interleaved, one_f_one_b),
@@ -50,7 +51,7 @@ impl ScheduleBuilder {
     }
 }
 
-fn gpipe(shape: Shape, _: u32) -> Vec<Pass> {
+fn gpipe(shape: ScheduleShape, _: u32) -> Vec<Pass> {
     let all = |kind, chunk| (0..shape.microbatches).map(move |microbatch| Pass { kind, chunk, microbatch });
     let forward = (0..shape.chunks).flat_map(|c| all(PassKind::Forward, c));
     forward
@@ -66,14 +67,14 @@ fn alternate(forward: Vec<Pass>, backward: Vec<Pass>, warmup: u32) -> Vec<Pass> 
     forward[..warmup].iter().copied().chain(pairs).chain(cooldown.iter().copied()).collect()
 }
 
-fn one_f_one_b(shape: Shape, stage: u32) -> Vec<Pass> {
+fn one_f_one_b(shape: ScheduleShape, stage: u32) -> Vec<Pass> {
     let all = |kind| (0..shape.microbatches).map(|microbatch| Pass { kind, chunk: 0, microbatch }).collect();
     let after = ir::fault!("schedule.one_f_one_b.warmup", stage, shape.stages - stage - 1);
     alternate(all(PassKind::Forward), all(PassKind::Backward), if shape.pairs { 2 * after + 1 } else { after })
 }
 
 /// A group of microbatches goes through the virtual stages one after the other, then the next group does.
-fn interleaved(shape: Shape, stage: u32) -> Vec<Pass> {
+fn interleaved(shape: ScheduleShape, stage: u32) -> Vec<Pass> {
     let all = |kind: PassKind| {
         let mut out = vec![];
         for first in (0..shape.microbatches).step_by(shape.group as usize) {
@@ -94,7 +95,7 @@ fn interleaved(shape: Shape, stage: u32) -> Vec<Pass> {
 
 /// Stage r puts the gradients of parameters off by r microbatches: those of the last stage, which has no cool-down, fill it at its end, and
 /// those of the first the gaps between the backward passes of its cool-down.
-fn zb_h1(shape: Shape, stage: u32) -> Vec<Pass> {
+fn zb_h1(shape: ScheduleShape, stage: u32) -> Vec<Pass> {
     let (m, warmup) = (shape.microbatches, (shape.stages - stage - 1).min(shape.microbatches));
     let pass = |kind, microbatch| Pass { kind, chunk: 0, microbatch };
     let mut out: Vec<Pass> = (0..warmup).map(|k| pass(PassKind::Forward, k)).collect();
@@ -108,7 +109,7 @@ fn zb_h1(shape: Shape, stage: u32) -> Vec<Pass> {
 }
 
 /// Fewer microbatches than fill the pipeline are the first of as many as do.
-fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
+fn zb_v(shape: ScheduleShape, stage: u32) -> Vec<Pass> {
     use PassKind::{Backward as B, Forward as F, Weight as W};
     let (p, r) = (shape.stages, stage);
     let full = shape.microbatches.max(2 * p - 1);
@@ -116,7 +117,7 @@ fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
     out.push(&[(F, 0)], 2 * (p - r) - 1);
     out.push(&[(F, 1), (F, 0)], r);
     out.push(&[(F, 1), (B, 1), (W, 1)], p - r);
-    // Microbatches that have begun so far, and those whose forward pass has ended.
+    // `begun` counts the microbatches that have begun so far, `turned` those whose forward pass has ended.
     let (begun, turned) = (ir::fault!("schedule.zb_v.begun", 2 * p - r, 2 * p - r - 1), p);
     out.push(&[(F, 0), (B, 0), (W, 0), (F, 1), (B, 1), (W, 1)], full - begun);
     out.push(&[(B, 0), (W, 0), (F, 1), (B, 1), (W, 1)], begun - turned);
@@ -131,7 +132,7 @@ fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
 /// Fewer microbatches than fill the pipeline are the first of as many as do. The published program puts some
 /// gradients of weights off, which fills gaps at the ends; what they read would be kept for them, of experts' rows
 /// the whole room.
-fn dual_pipe_v(shape: Shape, stage: u32) -> Vec<Pass> {
+fn dual_pipe_v(shape: ScheduleShape, stage: u32) -> Vec<Pass> {
     use PassKind::{Backward as B, Forward as F};
     let (p, r) = (shape.stages, stage);
     let full = shape.microbatches.max(2 * p);

@@ -135,7 +135,7 @@ pub fn costs(graph: &Graph) -> Vec<u64> {
     let body = &graph.body;
     let size = |d: &Dim| body.dims.size(*d);
     let mut costs = vec![0u64; graph.layers as usize + 2];
-    // Whether a value depends on a layer.
+    // `after` marks values that depend on a layer.
     let mut after = vec![false; body.nodes.len()];
     let computed = computed(body);
     for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward) {
@@ -167,7 +167,7 @@ pub fn balanced(costs: &[u64], parts: u32) -> Option<Vec<VirtualStage>> {
     if n < parts {
         return None;
     }
-    // The first parts take as much as fits under a limit, but leave a unit for each part that follows.
+    // Each part takes as many units as fit under the limit, but leaves one for each part that follows.
     let cut = |limit: u64| {
         let mut ends = vec![];
         let mut first = 0;

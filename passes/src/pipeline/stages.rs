@@ -15,11 +15,11 @@ use std::collections::BTreeSet;
 pub fn assign(body: &Body, layout: &Layout) -> Vec<Option<u32>> {
     let has_stage = staged(body);
     let of_phase = |phase: Phase| body.values().filter(|v| body[*v].origin.phase == phase && has_stage[v.index()]).collect::<Vec<Value>>();
-    let mut assigning = Assigning {
+    let mut assigning = StageAssigner {
         body,
         layout,
         users: body.users(),
-        ends: Ends::new(body),
+        ends: PipelineEnds::new(body),
         stage: vec![None; body.nodes.len()],
         of_phase: [of_phase(Phase::Forward), of_phase(Phase::Backward)],
     };
@@ -41,17 +41,17 @@ fn staged(body: &Body) -> Vec<bool> {
     body.values().map(staged).collect()
 }
 
-struct Assigning<'a> {
+struct StageAssigner<'a> {
     body: &'a Body,
     layout: &'a Layout,
     users: Users,
-    ends: Ends,
+    ends: PipelineEnds,
     stage: Vec<Option<u32>>,
     /// The values of the forward and of the backward pass that are not loose.
     of_phase: [Vec<Value>; 2],
 }
 
-impl Assigning<'_> {
+impl StageAssigner<'_> {
     /// The virtual stage of a value's layer.
     fn of_layer(&self, v: Value) -> Option<u32> {
         layer(self.body, v).map(|l| self.layout.of_layer[l as usize])
@@ -71,7 +71,8 @@ impl Assigning<'_> {
         let (first, last) = (self.layout.of_layer.first(), self.layout.of_layer.last());
         let values = std::mem::take(&mut self.of_phase[0]);
         for v in &values {
-            // What follows the last layer goes on to the stage of the loss, but what follows only earlier ones stays with them.
+            // A value that depends on the last layer goes to the stage of the loss; one that depends only on earlier
+            // layers stays with them.
             let end = |s: u32| if self.ends.is_end(*v) && Some(&s) == last { self.layout.loss } else { s };
             self.stage[v.index()] =
                 ir::fault!("stages.forward.layer", None, self.of_layer(*v)).or_else(|| self.args(*v, Phase::Forward).max().map(end));
@@ -91,7 +92,7 @@ impl Assigning<'_> {
             let above = self.args(*v, Phase::Backward).min();
             let above = above.map(|s| if self.ends.is_end(*v) && Some(&s) == first { self.layout.embedding } else { s });
             let floor = floor[v.index()].map(|s| if head[v.index()] && Some(&s) == last { self.layout.loss } else { s });
-            // Sums are taken as soon as all their terms are there, so that one value goes on instead of many.
+            // A sum is taken as soon as all its terms are available, so that one value is relayed instead of many.
             let sums = self.body[*v].op == Op::Add || matches!(self.body[*v].op, Op::Reshard { .. });
             self.stage[v.index()] = self.of_layer(*v).or(match (above, floor) {
                 (Some(above), Some(floor)) if sums => Some(above.max(floor)),
@@ -100,7 +101,8 @@ impl Assigning<'_> {
         }
         for v in values.iter().rev() {
             let uses = self.uses(*v, Phase::Backward).max();
-            // The backward pass begins so where a loss is linear: its gradient is data.
+            // A value without operands and users in the backward pass, as for a linear loss, is on the stage of the
+            // loss.
             let own = self.stage[v.index()].or(if uses.is_none() { Some(self.layout.loss) } else { None });
             self.stage[v.index()] = self.of_layer(*v).or(own.max(uses));
         }
@@ -172,15 +174,15 @@ fn resharded(body: &Body, v: Value) -> Value {
 }
 
 /// What comes after all layers: of the forward pass heads and losses, of the backward pass the gradients of embeddings.
-struct Ends {
+struct PipelineEnds {
     /// A layer of the same phase comes before, or is it.
     after: Vec<bool>,
     /// A layer of the same phase follows.
     before: Vec<bool>,
 }
 
-impl Ends {
-    fn new(body: &Body) -> Ends {
+impl PipelineEnds {
+    fn new(body: &Body) -> PipelineEnds {
         let n = body.nodes.len();
         let (mut after, mut before) = (vec![false; n], vec![false; n]);
         let phase = |v: Value| body[v].origin.phase;
@@ -192,7 +194,7 @@ impl Ends {
                 before[a.index()] |= layer(body, v).is_some() || before[v.index()];
             }
         }
-        Ends { after, before }
+        PipelineEnds { after, before }
     }
 
     fn is_end(&self, v: Value) -> bool {

@@ -1,7 +1,7 @@
 //! What the user can mend and no pass can say alone.
 
 use crate::graph::differentiate::DifferentiateError;
-use crate::local::chunk_logits::{LogitsChunking, Whole};
+use crate::local::chunk_logits::{LogitsChunking, WholeLogits};
 use crate::report::footprint::size;
 use crate::sharding::axes;
 use ir::diag::{Diagnostic, Help, Severity};
@@ -63,12 +63,12 @@ fn nothing_selected(plan: &Plan) -> Diagnostic {
 
 /// W0647: logits that are large, or that were asked to be cut, and stay whole.
 pub fn whole_logits(cuts: &[LogitsChunking], chunks: Option<u64>) -> Vec<Diagnostic> {
-    // Where a number is asked for, small products that end in the loss are among those that could be cut.
+    // With a given number of chunks, small products that end in the loss count as well, so cutting one is enough.
     let fine = chunks.is_some() && cuts.iter().any(|c| c.done > 0);
     let mut whole: Vec<_> = cuts.iter().flat_map(|c| &c.whole).filter(|_| !fine).collect();
     whole.sort_by_key(|w| std::cmp::Reverse(w.bytes));
     whole.dedup_by_key(|w| (w.logits, w.by));
-    let said = |w: &Whole| {
+    let said = |w: &WholeLogits| {
         let d = Diagnostic::warning("W0647", format!("logits stay whole on each rank, {}", size(w.bytes)));
         let d = w.logits.iter().fold(d, |d, span| d.label(*span, "these"));
         let d = w.by.iter().fold(d, |d, span| d.label(*span, w.why));

@@ -1,6 +1,6 @@
 //! What a job communicates and what a line of the model text costs, from the programs and the sharded graph themselves.
 
-use crate::partition::stored_rows::Rows;
+use crate::partition::stored_rows::StoredRows;
 use crate::report::footprint::owners;
 use ir::diag::Span;
 use ir::dim::Dim;
@@ -232,7 +232,7 @@ pub fn line(s: &Sharded, job: &Job, file: u16, line: u32) -> Option<Line> {
         }
     }
     let ranks: u64 = s.mesh.subs.iter().filter(|u| u.axis != Axis::Pp).map(|u| u.size).product();
-    let rows = Rows::of(s, &|_| false);
+    let rows = StoredRows::of(s, &|_| false);
     let mut flops = [0; 3];
     for v in &found {
         let origin = &body[*v].origin;
@@ -287,7 +287,7 @@ fn local_flops(s: &Sharded, v: Value) -> u64 {
         Op::Dot { over, .. } => {
             ir::fault!("report.line.product", 1, 2) * s.local_elements(v) * over.iter().map(|d| local(args[0], *d)).product::<u64>()
         }
-        // What is computed again for a bias is no work of the model.
+        // The gradient of a bias recomputes products, which are not counted as work of the model.
         Op::AttentionGrad(_, AttentionGrad::Bias) => 0,
         Op::Attention(a) | Op::AttentionGrad(a, _) => {
             let [d, values] = [a.d, a.values].map(|d| body.dims.size(d));

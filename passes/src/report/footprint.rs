@@ -6,8 +6,8 @@
 //! sum, and its owners are buffers. What a rank takes beside its arenas is for its device to say
 //! ([`Footprint::and`]).
 
-use crate::commands::best_fit::{ALIGN, Need, fullest};
-use crate::commands::liveness::Lives;
+use crate::commands::best_fit::{ALIGN, LiveRange, fullest};
+use crate::commands::liveness::ArenaLiveness;
 use ir::diag::{Diagnostic, Sources, Span};
 use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, CallSchedule, Content, Job, Program, ProgramPhase, Space, Stage};
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,7 +74,8 @@ impl MemoryCategory {
             (Arena::Stash | Arena::HostStash, _) => MemoryCategory::Activations,
             (Arena::Temporary | Arena::Staging, _) => MemoryCategory::Temporary,
             (Arena::Persistent | Arena::Host | Arena::Disk, Content::Param { .. }) => MemoryCategory::Parameters,
-            // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
+            // Sums are f32, so values that are computed once per step in 16 bits are copies of parameters and a few
+            // statistics of data.
             (Arena::Persistent | Arena::Host | Arena::Disk, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => {
                 MemoryCategory::Parameters
             }
@@ -112,10 +113,10 @@ struct Peak {
 
 impl Peak {
     fn of(program: &Program, schedule: &CallSchedule, space: Space) -> Peak {
-        let lives = Lives::of_stage(program, schedule, space);
+        let lives = ArenaLiveness::of_stage(program, schedule, space);
         let (_, moment) = fullest(lives.temporary.values().chain(&lives.stashes));
         let moment = ir::fault!("report.peak.moment", 0, moment);
-        let alive = |need: &Need| need.spans.iter().any(|(from, to)| (*from..=*to).contains(&moment));
+        let alive = |need: &LiveRange| need.spans.iter().any(|(from, to)| (*from..=*to).contains(&moment));
         Peak {
             stashed: (0..lives.stashes.len()).filter(|k| alive(&lives.stashes[*k])).collect(),
             temporary: lives.temporary.iter().filter(|(_, need)| alive(need)).map(|(id, _)| *id).collect(),
@@ -255,7 +256,7 @@ pub type Measure<'a> = &'a (dyn Fn(&Job, usize) -> Footprint + Sync);
 
 /// Bytes that a line of the model text is answerable for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct LineMemory {
     /// What the buffers are for.
     pub kind: MemoryCategory,
     /// A place on the line; `None` for buffers that come from no line.
@@ -269,17 +270,17 @@ pub struct Owner {
 /// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, and at the command that needs
 /// most, what is stashed meanwhile, in all its slots, and the temporary buffers in use; by kind and line, largest
 /// first.
-pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
+pub fn owners(job: &Job, stage: usize) -> Vec<LineMemory> {
     owners_in(job, stage, Space::Device)
 }
 
 /// As [`owners`], of a memory.
-fn owners_in(job: &Job, stage: usize, space: Space) -> Vec<Owner> {
+fn owners_in(job: &Job, stage: usize, space: Space) -> Vec<LineMemory> {
     let Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
     let messages = of_messages(program);
     let peak = Peak::of(program, schedule, space);
-    let mut found: BTreeMap<(MemoryCategory, Option<(u16, u32)>), Owner> = BTreeMap::new();
+    let mut found: BTreeMap<(MemoryCategory, Option<(u16, u32)>), LineMemory> = BTreeMap::new();
     for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Some(space)) {
         let (kind, span) = (MemoryCategory::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
         let copies = match b.arena {
@@ -290,11 +291,11 @@ fn owners_in(job: &Job, stage: usize, space: Space) -> Vec<Owner> {
             Arena::Temporary | Arena::Staging if !peak.temporary.contains(&BufferId(k as u32)) => continue,
             Arena::Persistent | Arena::Temporary | Arena::Host | Arena::Staging | Arena::Disk => 1,
         };
-        let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
+        let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(LineMemory { kind, span, bytes: 0, buffers: 0 });
         owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
         owner.buffers += 1;
     }
-    let mut out: Vec<Owner> = found.into_values().collect();
+    let mut out: Vec<LineMemory> = found.into_values().collect();
     out.sort_by_key(|o| std::cmp::Reverse(o.bytes));
     out
 }
@@ -314,7 +315,7 @@ pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, space: Space,
     let of = if space == Space::Host { " of the host's memory" } else { "" };
     let mut d = Diagnostic::error("E0640", format!("{whose} needs {}{of}, which is more than its budget of {budget}", size(needs)));
     let spaces = if space == Space::Host && footprint.is_on_cpu { &Space::ALL[..] } else { &[space] };
-    let mut named: Vec<Owner> = spaces.iter().flat_map(|space| owners_in(job, stage, *space)).collect();
+    let mut named: Vec<LineMemory> = spaces.iter().flat_map(|space| owners_in(job, stage, *space)).collect();
     named.sort_by_key(|o| std::cmp::Reverse(o.bytes));
     for o in named.iter().filter(|o| o.span.is_some_and(|s| usize::from(s.file) < sources.files.len())).take(LABELS) {
         let Some(span) = o.span else { continue };

@@ -5,7 +5,7 @@
 //! that fills it to the one that reads it last.
 
 use super::footprint::{MemoryCategory, of_messages};
-use crate::commands::best_fit::{ALIGN, Need};
+use crate::commands::best_fit::{ALIGN, LiveRange};
 use crate::commands::liveness::{self, lives, stashed, temporaries_of_run};
 use crate::commands::runs::CallRuns;
 use ir::diag::Span;
@@ -13,7 +13,7 @@ use ir::program::{Buffer, BufferId, Call, Job, Program, ProgramPhase, Space, Sta
 use std::collections::BTreeMap;
 
 /// For whom bytes are in use: what for, and the file and line.
-pub type Whose = (MemoryCategory, Option<(u16, u32)>);
+pub type MemoryOwner = (MemoryCategory, Option<(u16, u32)>);
 
 /// Bytes that are in use from a moment to another, both included.
 #[derive(Clone, Copy, Debug)]
@@ -28,11 +28,11 @@ struct BytesInUse {
 /// for the end of each call; passes come first, then the update.
 pub struct InUse {
     /// For whom bytes are in use, by number.
-    pub owners: Vec<Whose>,
+    pub owners: Vec<MemoryOwner>,
     /// Of each owner, bytes that last longer than a step.
     pub lasting: Vec<u64>,
     uses: Vec<BytesInUse>,
-    /// Of each phase and call: the moment of the first command of its part, less that command's number in the body.
+    /// Per phase and call, the moment of the first command of its part, minus that command's index in the body.
     begins: [Vec<usize>; 2],
     moments: usize,
 }
@@ -71,7 +71,7 @@ impl InUse {
                 .collect();
             let moment = |call: usize, command: usize| starts[runs.run(call)] + runs.moment(call, command);
             out.begins[number] = calls.iter().enumerate().map(|(c, call)| first(program, call, moment, c)).collect();
-            let of_kind: Vec<Vec<(usize, Need)>> = runs.kinds.iter().map(|run| temporary(space, program, &runs, *run, &whose)).collect();
+            let of_kind: Vec<Vec<(usize, LiveRange)>> = runs.kinds.iter().map(|run| temporary(space, program, &runs, *run, &whose)).collect();
             for (run, start) in runs.list.iter().zip(&starts) {
                 let spans = of_kind[run.kind].iter().flat_map(|(owner, need)| need.spans.iter().map(move |s| (*owner, need.bytes, *s)));
                 out.uses.extend(spans.map(|(owner, bytes, (from, to))| BytesInUse { from: start + from, to: start + to, owner, bytes }));
@@ -83,7 +83,8 @@ impl InUse {
                     uses.extend(stashes[k].iter().map(|(owner, bytes)| BytesInUse { from, to, owner: *owner, bytes: bytes * copies }));
                 };
                 if is_message[k] {
-                    // A message may come and go while other calls run: all slots are in use from first to last.
+                    // A message may come and go while other calls run, so all slots are in use from the first call to
+                    // the last.
                     let (first, last) = (lives.first().map(|l| l.first), lives.iter().map(|l| l.last).max());
                     if let (Some(first), Some(last)) = (first, last) {
                         let (run, until) = (runs.run(first), runs.run(last));
@@ -142,12 +143,12 @@ impl InUse {
 /// Owners by number.
 #[derive(Default)]
 struct Owners {
-    list: Vec<Whose>,
-    numbers: BTreeMap<Whose, usize>,
+    list: Vec<MemoryOwner>,
+    numbers: BTreeMap<MemoryOwner, usize>,
 }
 
 impl Owners {
-    fn number(&mut self, whose: Whose) -> usize {
+    fn number(&mut self, whose: MemoryOwner) -> usize {
         *self.numbers.entry(whose).or_insert_with(|| {
             self.list.push(whose);
             self.list.len() - 1
@@ -155,12 +156,12 @@ impl Owners {
     }
 }
 
-fn whose(program: &Program, messages: &[bool], buffer: &Buffer) -> Whose {
+fn whose(program: &Program, messages: &[bool], buffer: &Buffer) -> MemoryOwner {
     let line = |span: Span| (span.file, span.line);
     (MemoryCategory::of(program, messages, buffer), buffer.origin.as_ref().and_then(|o| o.span).map(line))
 }
 
-/// Where a body would begin, if its part that is called were all of it before.
+/// The moment at which the body would begin if the called part were preceded by all other parts.
 fn first(program: &Program, call: &Call, moment: impl Fn(usize, usize) -> usize, at: usize) -> usize {
     let part = program.bodies[call.body.index()].part(call.part);
     match part.is_empty() {
@@ -169,9 +170,9 @@ fn first(program: &Program, call: &Call, moment: impl Fn(usize, usize) -> usize,
     }
 }
 
-/// Temporary buffers of a run, by owner, with when it needs them.
-fn temporary(space: Space, program: &Program, runs: &CallRuns<'_>, run: usize, whose: &[usize]) -> Vec<(usize, Need)> {
-    let of = |(id, mut need): (BufferId, Need)| {
+/// Temporary buffers of a run, by owner, with their lifetimes.
+fn temporary(space: Space, program: &Program, runs: &CallRuns<'_>, run: usize, whose: &[usize]) -> Vec<(usize, LiveRange)> {
+    let of = |(id, mut need): (BufferId, LiveRange)| {
         need.bytes = need.bytes.next_multiple_of(ALIGN);
         (whose[id.index()], need)
     };

@@ -27,13 +27,14 @@ pub struct Matrices {
 /// training, after all passes.
 pub fn matrices(graph: &Graph, locals: &[Local]) -> Option<Matrices> {
     let all = locals.iter().map(|l| of_class(graph, l)).filter(|m| m.count > 0);
-    // The first of those that have as much.
+    // On ties, the first stage is taken.
     all.reduce(|a, b| if b.operations[0] > a.operations[0] { b } else { a })
 }
 
 fn of_class(graph: &Graph, local: &Local) -> Matrices {
     let (body, (stage, params)) = (&local.body, &local.stages[0]);
-    // Nodes of an update are in the scope of its parameter, those of a bucket in that of its first.
+    // Nodes of an update are in the scope of its parameter; those of a bucket are in the scope of its first
+    // parameter.
     let mut operations: BTreeMap<&str, u64> = BTreeMap::new();
     let mut states: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     let mut parts: BTreeMap<u32, Value> = BTreeMap::new();
@@ -55,7 +56,7 @@ fn of_class(graph: &Graph, local: &Local) -> Matrices {
         out.count += count;
         out.places += places;
         out.of_rank += of_rank;
-        // As many operations for each place that a rank has.
+        // Every place of a rank takes the same number of operations.
         let kept = 4 * states.get(&slot).map_or(0, |s| s.len() as u64);
         for (sum, more) in out.operations.iter_mut().zip([operations, operations / of_rank * count]) {
             *sum += more;
@@ -76,7 +77,7 @@ fn of_class(graph: &Graph, local: &Local) -> Matrices {
         let (Some(flops), Some(v)) = (found, parts.get(&slot)) else { continue };
         let part = body.elements(*v);
         let elements = bucket.pieces.iter().map(Piece::elements).sum();
-        // They lie at equal distances.
+        // The pieces lie at equal distances.
         let [first, second, ..] = &bucket.pieces[..] else { continue };
         let distance = second.at - first.at;
         add(slot, *flops, [bucket.pieces.len() as u64, bucket.size / distance, part / distance], [part, elements]);

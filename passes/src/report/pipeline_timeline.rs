@@ -106,7 +106,7 @@ impl fmt::Display for StageTime {
     }
 }
 
-/// What a part of a body gives and takes: stages on, channel.
+/// The messages that a part of a body receives and sends, as hops and channel.
 struct Exchanges {
     received: Vec<(i64, Channel)>,
     sent: Vec<(i64, Channel)>,
@@ -133,8 +133,9 @@ pub fn timeline(job: &Job, costs: PassTimes) -> Timeline {
     };
     let of_body = |b: &ProgramBody| (0..b.parts()).map(|part| Exchanges::of(b, part)).collect();
     let exchanges: Vec<Vec<Vec<Exchanges>>> = job.programs.iter().map(|p| p.bodies.iter().map(of_body).collect()).collect();
-    let mut playing: Vec<Playing> = job.stages.iter().map(|s| Playing { calls: &s.schedule.train, at: 0, passes: vec![], now: 0, busy: 0 }).collect();
-    // When messages under way arrive. A body takes one message of a channel at most.
+    let mut playing: Vec<StageReplay> =
+        job.stages.iter().map(|s| StageReplay { calls: &s.schedule.train, at: 0, passes: vec![], now: 0, busy: 0 }).collect();
+    // `messages` holds the arrival times of messages under way. A body receives at most one message of a channel.
     let mut messages: BTreeMap<(i64, i64, Channel), VecDeque<u64>> = BTreeMap::new();
     let mut moved = true;
     while std::mem::take(&mut moved) {
@@ -149,7 +150,7 @@ pub fn timeline(job: &Job, costs: PassTimes) -> Timeline {
                     messages.get_mut(&(s + hops, s, *channel)).and_then(VecDeque::pop_front);
                 }
                 let begin = arrived.into_iter().fold(stage.now, u64::max);
-                // Passes side by side begin together and end together.
+                // A pass takes all its time at its first part, and none at the others.
                 let kind = job.programs[class].bodies[call.body.index()].kind;
                 let takes = if call.part == 0 { cost(kind) } else { 0 };
                 if takes > 0 {
@@ -182,11 +183,11 @@ pub fn timeline(job: &Job, costs: PassTimes) -> Timeline {
     Timeline { costs, splits, stages: stages.collect(), length }
 }
 
-/// A stage on its way through its calls.
-struct Playing<'a> {
+/// The position of a stage within its calls.
+struct StageReplay<'a> {
     calls: &'a [Call],
     at: usize,
-    /// Those that have begun.
+    /// The passes that have begun.
     passes: Vec<PassTime>,
     now: u64,
     busy: u64,
@@ -197,7 +198,7 @@ fn in_flight(program: &Program, calls: &[Call]) -> f64 {
     let mut bytes = vec![0i128; calls.len() + 1];
     let mut one = 0;
     for (lives, Stash { bytes: size, .. }) in lives(program, calls).iter().zip(&program.stashes) {
-        // Not messages, which wait for their pass alone.
+        // Stashes of messages do not count, since they only wait for their pass.
         let is_forward = |call: usize| matches!(program.bodies[calls[call].body.index()].kind, BodyKind::Forward(_));
         if !lives.iter().all(|life| is_forward(life.first) && !is_forward(life.last)) {
             continue;

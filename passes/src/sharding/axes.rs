@@ -74,7 +74,7 @@ pub fn lists(plan: &Plan, graph: &Graph, mesh: &Mesh, options: &Options) -> List
         }
         tiers.push((axis, list));
     }
-    // Microbatches split what ranks split by data: the batch.
+    // Microbatches split the batch, as data-parallel ranks do.
     tiers.push((Axis::Microbatch, vec![graph.batch.into_iter().collect()]));
     let mut attention = vec![];
     for axis in [Axis::Dp, Axis::Cp, Axis::Tp] {
@@ -82,7 +82,7 @@ pub fn lists(plan: &Plan, graph: &Graph, mesh: &Mesh, options: &Options) -> List
         if plan.get(&name).is_some() {
             attention.push((axis, entry(&name)));
         } else if axis == Axis::Cp {
-            // The heads are what tensor parallelism splits of attention.
+            // The heads are the first tier of tensor parallelism.
             let heads = entry(Axis::Tp.name()).into_iter().take(1);
             match cp {
                 CpComm::Ring | CpComm::AllGather => {}
@@ -91,7 +91,7 @@ pub fn lists(plan: &Plan, graph: &Graph, mesh: &Mesh, options: &Options) -> List
             }
         }
     }
-    // A mesh that was written by hand may have no such groups.
+    // A mesh in a handwritten module may have no such groups.
     let replicas = mesh.replicas(options.replicas).unwrap_or_default();
     Lists { tiers, attention, cp, zero, replicas, shared }
 }
@@ -109,7 +109,7 @@ fn dims_of_params(graph: &Graph, listed: &[Vec<Dim>]) -> Vec<Dim> {
             }
         }
     }
-    // The sort is stable: in text order where they are equal.
+    // The sort is stable, so equal dims stay in text order.
     found.sort_by_key(|f| std::cmp::Reverse(f.0));
     found.into_iter().map(|f| f.1).collect()
 }
@@ -179,7 +179,7 @@ impl<'a> Chooser<'a> {
             let shared = lists.shared.iter().find(|t| t.0 == *axis).map(|t| &t.1).filter(|_| match tiers {
                 Tiers::States => true,
                 Tiers::All => lists.zero == Zero::Params,
-                // What the plan says of attention on cp, it says of heads and keys alone.
+                // For cp, the plan's entry for attention concerns heads and keys alone.
                 Tiers::Attention => *axis == Axis::Dp && lists.zero == Zero::Params,
                 Tiers::First => false,
             });
@@ -259,7 +259,7 @@ pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple:
             _ => None,
         })
         .collect();
-    // What is a part of another dim, or made of others, is as long as those say.
+    // The size of a dim that is a part of another one, or made of others, follows from those.
     let measured: BTreeSet<Dim> = body.nodes.iter().flat_map(measures).map(|d| body.dims.original(d)).collect();
     looked_up.retain(|d| !measured.contains(&body.dims.original(*d)));
     looked_up.sort_unstable();
@@ -298,7 +298,7 @@ pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &
         for tier in lists.of(axis) {
             for &d in tier {
                 let n = dims.size(d);
-                // What of the axis the dim can take: factor by factor.
+                // `took` is the part of the axis that the dim can take, factor by factor.
                 let mut took = 1;
                 for u in mesh.of(axis) {
                     if n.is_multiple_of(took * mesh[u].size) {
@@ -339,7 +339,7 @@ pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &
                 if let Some(span) = plan.get(axis.name()).and_then(|p| p.span) {
                     e = e.label(span, format!("`{axis}` splits `{name}` here"));
                 }
-                // A derived dim follows from others, which the user knows best.
+                // A derived dim cannot be set, as it follows from others.
                 let how = if settings.iter().any(|s| s.0 == name) { format!(" (`-D {name}={above}`)") } else { String::new() };
                 out.push(e.help(format!("nearest sizes that divide: {nearest}{how}")));
             }
@@ -410,13 +410,13 @@ pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
             let mut loops = algebra(body, v).loops.into_iter().filter(|l| l.kind == kind);
             loops.any(|l| l.args.iter().zip(&node.args).any(|(d, a)| fed[a.index()] && d.is_some_and(rows)))
         };
-        // Any index, of data or not, may be that of another row.
+        // Any index may point to another row.
         let looks_up = matches!(node.op, Op::Gather { dim } if rows(dim)) && fed[node.args[0].index()];
         let met = node.args.iter().filter(|a| looks_up || fed[a.index()]);
         let mut meeting: Vec<Dim> = met.flat_map(|a| body.dims_of(*a)).copied().filter(|d| rows(*d)).collect();
         meeting.sort();
         meeting.dedup();
-        // As texts call it.
+        // These are the names in model texts.
         let (op, name) = (node.op.name().trim_start_matches("reduce_"), dims.name(batch));
         let (what, instead) = if along(LoopKind::Block) {
             let routes = matches!(node.op, Op::Dispatch(_) | Op::Combine(_));
@@ -428,7 +428,7 @@ pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
         } else {
             continue;
         };
-        // What follows from it is no matter of its own.
+        // Values that depend on it are not reported again.
         fed[v.index()] = false;
         let mut e = Diagnostic::error("E0636", format!("{what} needs the whole batch at once, and microbatches come one after another"));
         if let Some(span) = node.origin.span {

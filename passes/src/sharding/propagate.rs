@@ -19,9 +19,9 @@ use ir::mesh::{Mesh, SubAxis};
 use ir::op::Op;
 use ir::options::RowChoice;
 use ir::sharded::{Sharded, Sharding};
-use lottery::Lottery;
-use place::Placing;
-use reshard::Written;
+use lottery::RandomRules;
+use place::Propagator;
+use reshard::ReshardWriter;
 use std::collections::HashMap;
 use uses::ValueUses;
 
@@ -36,14 +36,14 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: RowChoice) -> S
     let flow = Flow::new(&graph, mesh, lists, rules, choice, ValueUses::new(&graph, &reports));
     let random = match rows {
         RowChoice::Rules => None,
-        RowChoice::Random(seed) => Some(Lottery::new(seed, &graph.body)),
+        RowChoice::Random(seed) => Some(RandomRules::new(seed, &graph.body)),
     };
-    let mut p = Placing::new(&flow, chooser, random);
+    let mut p = Propagator::new(&flow, chooser, random);
     let (steps, updates): (Vec<Value>, Vec<Value>) = graph.body.values().partition(|v| graph.body[*v].origin.phase != Phase::Update);
     for v in steps {
         p.current[v.index()] = p.place(v);
     }
-    // After the microbatches: gradients and reports are summed to where the update reads them, which goes on from there.
+    // After the microbatches, gradients and reports are summed to the shardings in which the update reads them.
     let mut sums = p.current.clone();
     let end = |origin: &Origin| Origin { phase: Phase::Update, ..origin.clone() };
     for (param, g) in &graph.grads {
@@ -84,7 +84,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: RowChoice) -> S
         let rest = Sharding::replicated(mesh);
         ends.insert(v, p.written.reshard(p.current[v.index()], &rest, &origin, "a report is known on every rank"));
     }
-    let Placing { written: Written { out, shardings, reasons, .. }, current, chooser, .. } = p;
+    let Propagator { written: ReshardWriter { out, shardings, reasons, .. }, current, chooser, .. } = p;
     let digits = chooser.digits;
     let mut graph = Graph { body: out, ..graph };
     graph.map_roots(|v| ends.get(&v).copied().unwrap_or(current[v.index()]));

@@ -34,7 +34,7 @@ fn avoided_by(change: &Change, origin: &Origin, mesh: &Mesh, dims: &Dims, lists:
     if origin.recomputed {
         return Some(AvoidedBy::NoRecomputation);
     }
-    // Where the plan lists a dim: in its first tier, or in one that an option adds.
+    // `listed` tells what would keep a dim unsplit: turning off an option, or unlisting the dim in the plan.
     let listed = |d: Dim| {
         let shared = lists.shared.iter().filter(|s| s.0 == axis).flat_map(|s| &s.1).any(|e| dims.original(*e) == dims.original(d));
         let tier = lists.of(axis).iter().position(|t| t.iter().any(|e| dims.original(*e) == dims.original(d)));

@@ -14,25 +14,25 @@ use ir::options::CpComm;
 
 /// A dim along which causal attention is split; and its order, or why it stays plain.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    dim: Declared,
-    order: Result<Order, Reason>,
+pub struct ZigzagChoice {
+    dim: DeclaredDim,
+    order: Result<Order, PlainReason>,
 }
 
 /// A dim as all graphs of one text know it: another one may have its name and its size, and is declared elsewhere.
 #[derive(Clone, Debug, PartialEq)]
-struct Declared {
+struct DeclaredDim {
     name: String,
     size: u64,
     /// How many of that name and size are declared before it.
     before: usize,
 }
 
-impl Declared {
-    fn of(dims: &Dims, d: Dim) -> Declared {
+impl DeclaredDim {
+    fn of(dims: &Dims, d: Dim) -> DeclaredDim {
         let (name, size) = (dims.name(d).to_string(), dims.size(d));
         let before = alike(dims, &name, size).take_while(|e| *e != d).count();
-        Declared { name, size, before }
+        DeclaredDim { name, size, before }
     }
 
     fn among(&self, dims: &Dims) -> Option<Dim> {
@@ -46,20 +46,20 @@ fn alike<'a>(dims: &'a Dims, name: &'a str, size: u64) -> impl Iterator<Item = D
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Reason {
+struct PlainReason {
     text: String,
     span: Option<Span>,
 }
 
 /// What to do with each dim along which context parallelism splits causal attention.
-pub fn choose(graph: &Graph, mesh: &Mesh, lists: &Lists) -> Vec<Choice> {
+pub fn choose(graph: &Graph, mesh: &Mesh, lists: &Lists) -> Vec<ZigzagChoice> {
     let (body, dims) = (&graph.body, &graph.body.dims);
     let ranks = mesh.size(Axis::Cp);
     let splits_positions = match lists.cp {
         CpComm::Ring | CpComm::AllGather | CpComm::AllToAllAndRing => ranks > 1,
         CpComm::AllToAll => false,
     };
-    let mut out: Vec<(Dim, Choice)> = vec![];
+    let mut out: Vec<(Dim, ZigzagChoice)> = vec![];
     for node in body.nodes.iter().filter(|_| splits_positions) {
         let Op::Attention(a) = &node.op else { continue };
         let (d, keys) = (dims.original(a.at), dims.original(a.keys));
@@ -69,24 +69,24 @@ pub fn choose(graph: &Graph, mesh: &Mesh, lists: &Lists) -> Vec<Choice> {
         if !a.scoring.ordered().is_some_and(by_index) || d != keys || !split || out.iter().any(|(e, _)| *e == d) {
             continue;
         }
-        let dim = Declared::of(dims, d);
-        let Declared { name, size, .. } = &dim;
+        let dim = DeclaredDim::of(dims, d);
+        let DeclaredDim { name, size, .. } = &dim;
         let stuck = body.nodes.iter().find(|n| goes_by_order(body, &n.op).iter().any(|e| dims.original(*e) == d));
         let order = if let Some(n) = stuck {
-            Err(Reason { text: format!("`{}` goes by the order of `{name}`", n.op.name()), span: n.origin.span })
+            Err(PlainReason { text: format!("`{}` goes by the order of `{name}`", n.op.name()), span: n.origin.span })
         } else if !size.is_multiple_of(2 * ranks) || dims[d].logical != *size {
             let text = format!("{name} = {size} does not divide by 2 * cp = {}", 2 * ranks);
-            Err(Reason { text, span: node.origin.span })
+            Err(PlainReason { text, span: node.origin.span })
         } else {
             Ok(Order::ZigZag { pairs: ranks, chunk: ir::fault!("zigzag.chunk.size", size / ranks, size / (2 * ranks)) })
         };
-        out.push((d, Choice { dim, order }));
+        out.push((d, ZigzagChoice { dim, order }));
     }
     out.into_iter().map(|c| c.1).collect()
 }
 
 /// Those of `choices` that another graph over the same dims makes too; W0205 for each that stays in order.
-pub fn agreed(choices: Vec<Choice>, other: &[Choice]) -> (Vec<Choice>, Vec<Diagnostic>) {
+pub fn agreed(choices: Vec<ZigzagChoice>, other: &[ZigzagChoice]) -> (Vec<ZigzagChoice>, Vec<Diagnostic>) {
     let mut warnings = vec![];
     let mut out = vec![];
     for choice in choices {
@@ -94,7 +94,7 @@ pub fn agreed(choices: Vec<Choice>, other: &[Choice]) -> (Vec<Choice>, Vec<Diagn
         let reason = [Some(&choice), same].into_iter().flatten().find_map(|c| c.order.as_ref().err());
         match reason {
             None => out.push(choice),
-            Some(Reason { text, span }) => {
+            Some(PlainReason { text, span }) => {
                 let what = format!("`{}` is split over `cp` in order: later ranks have more of causal attention to compute", choice.dim.name);
                 let mut d = Diagnostic::warning("W0205", what);
                 if let Some(span) = span {
@@ -108,7 +108,7 @@ pub fn agreed(choices: Vec<Choice>, other: &[Choice]) -> (Vec<Choice>, Vec<Diagn
 }
 
 /// Gives the dims, and their copies, their orders.
-pub fn apply(mut graph: Graph, choices: &[Choice]) -> Graph {
+pub fn apply(mut graph: Graph, choices: &[ZigzagChoice]) -> Graph {
     let dims = &mut graph.body.dims;
     let orders: Vec<(Dim, Order)> = choices.iter().filter_map(|c| Some((c.dim.among(dims)?, *c.order.as_ref().ok()?))).collect();
     for d in dims.ids() {

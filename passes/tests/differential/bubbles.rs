@@ -54,22 +54,22 @@ fn the_schedule_of_a_job_is_a_schedule_file() {
 
 #[test]
 fn a_pipeline_takes_as_long_as_its_passes_and_its_bubble() {
-    // m + p - 1 forward and backward passes one after the other, of 1 and 2.
+    // A step takes m + p - 1 forward passes of 1 and as many backward passes of 2.
     assert_eq!(of("pp4 m8", 4).length, 3 * (8 + 3));
     assert_eq!(of("pp4 m8 gpipe", 4).length, 3 * (8 + 3));
-    // The last stage has no gap, and waits for the others alone.
+    // The last stage has no gap between its passes.
     let idle = |words: &str| of(words, 4).stages.iter().map(|s| s.idle).collect::<Vec<_>>();
     assert_eq!(idle("pp4 m8"), [9, 6, 3, 0]);
 }
 
 #[test]
 fn stages_warm_up_with_a_forward_pass_for_each_later_stage() {
-    // One more than Megatron-LM's count, which leaves out the one right before the first backward pass.
+    // This is one more than Megatron-LM's count, which leaves out the pass right before the first backward pass.
     let warmup = |words: &str, layers| of(words, layers).stages.iter().map(|s| s.warmup).collect::<Vec<_>>();
     assert_eq!(warmup("pp4 m8", 4), [4, 3, 2, 1]);
     assert_eq!(warmup("pp4 m2", 4), [2, 2, 2, 1]);
     assert_eq!(warmup("pp4 m8 gpipe", 4), [8, 8, 8, 8]);
-    // 2 (p - r - 1) + (v - 1) G, and that one.
+    // There are 2 (p - r - 1) + (v - 1) G passes, and that one.
     assert_eq!(warmup("pp4 v2 m8", 8), [11, 9, 7, 5]);
     assert_eq!(warmup("pp2 v2 m5 group3", 4), [6, 4]);
 }
@@ -82,13 +82,14 @@ fn stashes_hold_what_is_in_flight() {
         let least: Vec<f64> = (0..p).map(|r| m.min(p - r) as f64).collect();
         assert_eq!(kept(&format!("pp{p} m{m}"), p), least, "1F1B: p = {p}, m = {m}");
         assert_eq!(kept(&format!("pp{p} m{m} gpipe"), p), vec![m as f64; p as usize], "GPipe: p = {p}, m = {m}");
-        // What gradients of weights need stays a little longer; on the last stage the logits' place, where their gradient is.
+        // Operands of weight gradients stay a little longer; on the last stage so do the logits, whose memory their
+        // gradient has.
         let mut split: Vec<f64> = kept(&format!("pp{p} m{m} zbh1"), p).iter().map(|n| n.floor()).collect();
         let last = split.last_mut().expect("stages");
         assert!((1.0..=2.0).contains(last), "ZB-H1: p = {p}, m = {m}: {last}");
         *last = 1.0;
         assert_eq!(split, least, "ZB-H1: p = {p}, m = {m}");
-        // On no stage of a V more than on the first one of 1F1B, but for that.
+        // Apart from that, no stage of a V keeps more than the first one of 1F1B.
         let v = kept(&format!("pp{p} m{m} zbv"), 2 * p);
         let (bound, most) = (m.min(p) as f64, v.iter().copied().fold(0.0, f64::max));
         assert!((bound..bound + 0.1).contains(&most), "ZB-V: p = {p}, m = {m}: {v:?}");
@@ -99,7 +100,7 @@ fn stashes_hold_what_is_in_flight() {
         let on = |r: u64| first - (2 * r) as f64 / v as f64;
         let (last, others) = found.split_last().expect("stages");
         assert!((0..).zip(others).all(|(r, n)| close(*n, on(r))), "p = {p}, v = {v}, m = {m}: {found:?}");
-        // Which does not keep what it turns round at once.
+        // The last stage keeps less, as its backward passes follow their forward passes at once.
         assert!(*last < on(p - 1), "p = {p}, v = {v}, m = {m}: {found:?}");
     }
 }

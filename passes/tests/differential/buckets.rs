@@ -13,7 +13,7 @@ fn lcm(a: u64, b: u64) -> u64 {
     (1..).map(|k| a * k).find(|n| n % b == 0).expect("two numbers have a common multiple")
 }
 
-/// The ranks that share a bucket out: how many parts its states' buffers make up.
+/// The number of ranks that share a bucket, from the sizes of its states' buffers.
 fn ranks(job: &Job, k: usize) -> u64 {
     let program = &job.programs[0];
     let slot = (job.stages[0].params.len() + k) as u32;
@@ -29,7 +29,7 @@ fn parameters_begin_at_multiples_of_64_and_buckets_end_at_one_of_128_and_their_r
             assert_eq!(ranks(&job, k), d, "{words}");
             assert!(bucket.size.is_multiple_of(lcm(d, 128)), "{words}: {} elements", bucket.size);
             assert!(bucket.pieces.iter().all(|p| p.at.is_multiple_of(64)), "{words}: {:?}", bucket.pieces);
-            // No more than that is left free.
+            // Gaps are no larger than the alignment needs.
             let mut end = 0;
             for p in &bucket.pieces {
                 assert!(p.at - end < 64, "{words}");
@@ -59,7 +59,7 @@ model two(batch, wide = 100, narrow = 30) {
 plan { dp: batch; }
 "#;
 
-/// In reverse order of use. 100 x 30 elements are no multiple of 64.
+/// Parameters are in reverse order of use. 100 x 30 elements are no multiple of 64.
 #[test]
 fn buckets_hold_parameters_in_reverse_order_of_use() {
     let job = job((TWO, &[]), "dp3 zero1");
@@ -76,7 +76,7 @@ fn parts_ignore_the_borders_of_parameters() {
     let part = bucket.size / 3;
     let cuts = |n: u64| bucket.pieces.iter().any(|p| p.at < n && n < p.at + p.elements());
     assert!(cuts(part) && cuts(2 * part));
-    // Two states of AdamW, a third of the bucket each.
+    // AdamW has two states, of which a rank keeps a third of the bucket each.
     let states = program.buffers.iter().filter(|b| matches!(b.content, Content::State { .. }));
     assert_eq!(states.map(|b| b.elements()).collect::<Vec<_>>(), [2048, 2048]);
 }
@@ -107,7 +107,7 @@ fn collectives_of_buckets_are_in_place() {
                         assert_eq!(src.buffer, dst.buffer, "{words}: {} for {}", kind.name(), command.origin.scope);
                     }
                 }
-                // What comes after the microbatches copies no gradients together.
+                // The bodies after the microbatches do not copy gradients together.
                 let once = matches!(body.kind, BodyKind::Reduce | BodyKind::Update);
                 let launches = body.commands.iter().filter(|c| matches!(c.action, Action::Launch { .. })).count();
                 assert!(!once || launches < 24, "{words}: {launches} launches in {}", body.name);

@@ -7,7 +7,7 @@ use runtime::checkpoint::Checkpoint;
 /// Writes a checkpoint of numbered elements with all ranks of a job, and reads every tensor as a whole.
 ///
 /// # Errors
-/// What is not as it was.
+/// A tensor that differs from what was written.
 pub fn round_trip(job: &Job) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let manifest = written::write(job, dir.path())?;

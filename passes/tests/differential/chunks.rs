@@ -16,7 +16,7 @@ fn forward(words: &str) -> (Job, Vec<Command>) {
     (job, commands)
 }
 
-/// Where the compute stream first waits for a command.
+/// The index at which the compute stream first waits for a command.
 fn awaited(commands: &[Command], k: usize) -> Option<usize> {
     let record = (k + 1..commands.len()).find(|j| commands[*j].stream == commands[k].stream)?;
     let Action::Record { event } = commands[record].action else { return None };
@@ -28,7 +28,7 @@ fn of_kind(commands: &[Command], name: &str) -> Vec<usize> {
     (0..commands.len()).filter(|k| is(&commands[*k]) && commands[*k].reason.as_ref().is_some_and(|r| r.why.contains("in 4 chunks"))).collect()
 }
 
-/// Matrix products, with what they read and write.
+/// The matrix products, with the places that they read and write.
 fn products<'a>(job: &'a Job, commands: &'a [Command]) -> impl Iterator<Item = (usize, Vec<BufferId>)> + 'a {
     commands.iter().enumerate().filter_map(|(k, c)| match &c.action {
         Action::Launch { kernel, args, .. } if job.kernels[kernel.index()].family == Family::Gemm => {
@@ -49,7 +49,7 @@ fn ends(c: &Command) -> (BufferId, BufferId) {
 fn the_next_chunk_is_gathered_under_the_product_of_the_one_before() {
     let (job, commands) = forward("tp2 sp");
     let gathers = of_kind(&commands, "all_gather");
-    // Attention's and the block's in three layers, the head's.
+    // Attention and the MLP gather in three layers each, and the head once.
     assert_eq!(gathers.len(), 7 * CHUNKS);
     for chunks in gathers.chunks(CHUNKS) {
         for pair in chunks.windows(2) {
@@ -76,7 +76,7 @@ fn a_chunk_is_reduced_under_the_product_of_the_next_one() {
     }
 }
 
-/// Four times as many messages, each a fourth; those of what is not beside a product as they were.
+/// Collectives beside products become four messages of a fourth each; others stay as they were.
 #[test]
 fn chunks_send_no_byte_more() {
     for words in ["tp2 sp m2", "tp2 m2", "tp4 sp full1"] {
@@ -88,7 +88,7 @@ fn chunks_send_no_byte_more() {
     }
 }
 
-/// Dots of the same sizes: their parts are one kernel.
+/// Dots of equal sizes share one kernel for their parts.
 #[test]
 fn chunks_of_one_product_are_one_kernel() {
     let kernels = |words: &str| {

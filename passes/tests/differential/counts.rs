@@ -64,7 +64,7 @@ fn summary(s: &Sharded, axis: Axis, phase: Phase, layer: u32) -> String {
     let volume: f64 = found.iter().map(|(kind, n)| *n as f64 / unit * if *kind == Reshard::AllReduce { 2.0 } else { 1.0 }).sum();
     match phase {
         _ if out.is_empty() => "-".into(),
-        // Of parameters: another unit.
+        // Volumes of parameters would have another unit.
         Phase::Update => out.join(" "),
         Phase::Forward | Phase::Backward => format!("{} ({})", out.join(" "), (volume * 100.0).round() / 100.0),
     }
@@ -131,7 +131,7 @@ fn a_parallel_block_costs_half() {
     assert_eq!(layer(PARALLEL, &[], "tp2 sp"), "1 AG 1 RS (2) / 2 AG 1 RS (3) / 2 AR");
 }
 
-/// Per step, every parameter's gradient is summed.
+/// Every parameter's gradient is summed once per step.
 #[test]
 fn context_parallelism_gathers_keys_and_values() {
     assert_eq!(layer_over(Axis::Cp, GPT2.0, GPT2.1, "cp2 gather"), "2 AG (2) / 2 AG 2 RS (4) / 16 AR");
@@ -171,7 +171,7 @@ fn what_a_ring_passes_on_forward_does_not_wait_for_attention() {
     }
 }
 
-/// Positions of the tokens that each context-parallel rank loads.
+/// The positions of the tokens that each context-parallel rank loads.
 fn positions(words: &str) -> Vec<Vec<u64>> {
     let job = compiled(GPT2.0, GPT2.1, &case(words)).job;
     let commands = job.programs[0].bodies.iter().flat_map(|b| &b.commands);
@@ -195,7 +195,7 @@ fn positions(words: &str) -> Vec<Vec<u64>> {
 fn a_context_parallel_rank_has_one_chunk_from_the_front_and_one_from_the_back() {
     assert_eq!(positions("cp2"), [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]]);
     assert_eq!(positions("cp4 gather"), [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]);
-    // Heads are split instead: positions stay in order.
+    // All-to-all splits heads instead, so positions stay in order.
     assert_eq!(positions("cp2 ulysses"), [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]]);
 }
 
@@ -305,9 +305,9 @@ fn rows_cost_what_choices_say_and_not_what_experts_say() {
     let balanced = MoeBuffer::Factor(1.0);
     assert_eq!(of_experts("dp2 ep2", balanced), (vec![t * k * h; 4], vec![8], 9 * t * k * h * f));
     assert_eq!(of_experts("dp4 ep4", balanced), (vec![t * k * h; 4], vec![8], 9 * t * k * h * f));
-    // Without experts on other ranks there is no more room than there are rows.
+    // Without experts on other ranks, the room equals the number of rows.
     assert_eq!(of_experts("", MoeBuffer::Whole), (vec![], vec![], 9 * t * k * h * f));
-    // Room for whatever is chosen: from each rank, all of its rows.
+    // With room for any choice, each rank may send all of its rows.
     assert_eq!(of_experts("dp2 ep2", MoeBuffer::Whole), (vec![2 * t * k * h; 4], vec![8], 2 * 9 * t * k * h * f));
 }
 
@@ -350,7 +350,7 @@ fn the_loss_and_the_gradient_norm_are_one_sum_each() {
 /// As [`layer_over`] dp, of a Llama layer's nine parameters: two norms, four matrices of attention, three of the MLP.
 fn shared_out(words: &str) -> String {
     let counts = layer_over(Axis::Dp, LLAMA.0, WIDE_LLAMA, words);
-    // Volumes are of weights, not of activations.
+    // The volumes are left out, as they are of weights, not of activations.
     counts.split(" / ").map(|phase| phase.split(" (").next().unwrap_or(phase)).collect::<Vec<_>>().join(" / ")
 }
 
@@ -371,7 +371,7 @@ fn bytes_per_parameter(words: &str) -> f64 {
     let elements: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
     let kept = job.programs[0].buffers.iter().filter(|b| b.arena == Arena::Persistent && !b.dims.is_empty());
     let kept = kept.filter(|b| !matches!(b.content, Content::Table { .. }));
-    // Of buckets, what aligns parameters in them counts as theirs.
+    // Padding that aligns parameters in buckets counts as parameters.
     let buckets = &job.programs[0].buckets;
     let aligned: u64 = buckets.iter().map(|b| b.size).sum();
     let pieces: u64 = buckets.iter().flat_map(|b| &b.pieces).map(|p| p.elements()).sum();
@@ -411,19 +411,19 @@ fn per_step(words: &str, bucket_size: Option<u64>) -> Vec<String> {
 #[test]
 fn gradients_are_one_sum_per_step_and_place_of_rest() {
     assert_eq!(per_step("dp2 m2", None), ["all_reduce over dp"]);
-    // Matrices are split over tp; norms are not, and their gradients are sums over it too.
+    // Matrices are split over tp. Norms are not, and have an all-reduce of their own.
     assert_eq!(per_step("dp2 tp2 m2", None), ["all_reduce over dp", "all_reduce over dp"]);
-    // They are complete before the embedding's.
+    // The norms' gradients are complete before the embedding's.
     assert_eq!(per_step("dp2 tp2 sp m2", None), ["all_reduce over dp*tp", "all_reduce over dp"]);
 }
 
 #[test]
 fn shared_out_optimizer_states_cost_a_scatter_and_a_gather_per_step() {
-    // Weights that decay, and norms, which do not: an update is one expression over all of a bucket.
+    // Weights decay and norms do not, so they are in two buckets, since a bucket's update is one expression.
     let (scatters, gathers) = (["reduce_scatter over dp"; 2], ["all_gather over dp"; 2]);
     assert_eq!(per_step("dp2 zero1 m2", None), [scatters, gathers].concat());
     assert_eq!(per_step("dp2 zero2 m2", None), gathers);
-    // With sp the norms' gradients are sums over tp too: these ranks share them out as well.
+    // With sp the norms' gradients are summed over tp, too, so tp ranks shard them as well.
     let all = ["reduce_scatter over dp", "reduce_scatter over dp*tp", "all_gather over dp", "all_gather over dp*tp"];
     assert_eq!(per_step("dp2 tp2 sp zero1 m2", None), all);
     assert_eq!(per_step("dp2 zero3 m2", None), [""; 0]);

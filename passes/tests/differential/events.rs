@@ -39,7 +39,7 @@ fn all_are_refused_or_harmless(reasons: &[Invariant], mutate: impl Fn(&mut Job, 
             let mut mutant = job.clone();
             mutate(&mut mutant, p, b, k).then_some(((p, b, k), mutant))
         });
-        // Some of each sample.
+        // Only some mutants of each sample are tried.
         let mutants: Vec<_> = mutants.collect();
         for ((p, b, k), mutant) in mutants.iter().step_by(mutants.len() / 40 + 1) {
             if let Err(violation) = verify(mutant) {
@@ -56,7 +56,7 @@ fn all_are_refused_or_harmless(reasons: &[Invariant], mutate: impl Fn(&mut Job, 
     let all: u32 = refused.values().sum();
     println!("{refused:?} refused, {harmless} harmless");
     assert!(all > 50, "{all} refused, {harmless} harmless");
-    // What streams are for, and no other invariant, tells.
+    // Only the given invariants may refuse mutants.
     assert_eq!(refused.keys().copied().collect::<Vec<_>>(), reasons);
 }
 

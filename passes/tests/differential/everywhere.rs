@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A model: its name, its text, its settings.
 type Model = (&'static str, (&'static str, &'static [(&'static str, &'static str)]), &'static [(&'static str, &'static str)]);
 
-/// Those that differ in what a mesh splits, with sizes of which some go with 8 ranks on any axis.
+/// Models that differ in the dims that a mesh splits, with some sizes that 8 ranks on any axis divide.
 const MODELS: [Model; 7] = [
     ("gpt2", GPT2, &[("seq", "16"), ("hidden", "16"), ("heads", "8"), ("layers", "8")]),
     ("llama", LLAMA, &[("seq", "8"), ("heads", "8"), ("ffn", "24")]),
@@ -49,6 +49,6 @@ fn models_agree_on_every_mesh_of_eight_ranks() {
     let (failures, refused) = (failures.into_inner().expect("no poison"), refused.into_inner().expect("no poison"));
     println!("{} meshes; refused: {refused:?}", cases.len());
     assert!(failures.is_empty(), "{} of {} meshes are wrong:\n{}", failures.len(), cases.len(), failures.join("\n"));
-    // Sizes that an axis does not divide, layers that are fewer than stages: nothing else.
+    // Only sizes that an axis does not divide, and fewer layers than stages, may be refused.
     assert!(refused.keys().all(|code| ["E0204", "E0633"].contains(&code.as_str())), "{refused:?}");
 }

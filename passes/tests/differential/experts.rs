@@ -4,8 +4,8 @@ use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt, compiled};
 use crate::models::{DEEPSEEK, case};
 use ir::options::{MoeBuffer, RowChoice, Zero};
 
-/// What happens between a dispatch and the losses, of choices that are any numbers: an expert may be named twice or by nobody, and a choice may
-/// name none.
+/// Models from a dispatch to the losses, for arbitrary choices: an expert may be chosen twice or never, and a choice
+/// may be no expert's.
 fn model(what: &str) -> String {
     format!(
         "model m(batch, seq = 4, hidden = 4, experts = 4, picks = 2, ffn = 4) {{
@@ -33,7 +33,7 @@ fn agrees_on(text: &str, words: &str, below: u64) {
     let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
     let data = [Data::Real, Data::Exact];
     let all = data.into_iter().flat_map(|data| [RowChoice::Rules, RowChoice::Random(1), RowChoice::Random(2)].map(|rows| (data, rows, 1, "4")));
-    // Passes have room for eight rows at least.
+    // Longer sequences are needed here, as a pass has room for at least eight rows.
     let in_passes = [(Data::Exact, 2), (Data::Real, 2), (Data::Real, 4)].map(|(data, passes)| (data, RowChoice::Rules, passes, "16"));
     for (data, rows, moe_passes, seq) in all.chain(in_passes) {
         let moe_buffer = if moe_passes == 1 { MoeBuffer::Whole } else { MoeBuffer::Factor(2.0 / moe_passes as f64) };
@@ -50,7 +50,7 @@ fn agrees(what: &str) {
     agrees_on(&model(what), "dp2 ep2 m2", 6);
 }
 
-/// With the whole batch in one microbatch.
+/// Runs with the whole batch in one microbatch.
 fn agrees_at_once(what: &str) {
     for words in ["b2", "dp2 tp2 sp ep2", "dp2 tp2 sp ep4 etp1", "tp2 sp ep2 etp1 b2", "tp2 sp b2"] {
         agrees_on(&model(what), words, 6);
@@ -118,7 +118,7 @@ fn more_rows_than_there_is_room_for_stop_the_step() {
     }
 }
 
-/// Of four passes with room for eight rows each, all are needed where all tokens choose one rank's experts.
+/// All of four passes with room for eight rows each are needed if all tokens choose one rank's experts.
 #[test]
 fn passes_have_room_for_any_choice_together() {
     let text = model(&format!("let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn); {BACK}"));
@@ -172,7 +172,7 @@ fn room_for_all_is_room_for_any_choice() {
     assert!(matches!(with_room(2.0, Zero::States), Outcome::Right(_)));
 }
 
-/// Where tokens times experts, and elements times slots, are large numbers.
+/// Tokens times experts, and elements times slots, may be large numbers.
 #[test]
 fn rows_of_published_sizes_are_proved() {
     let sizes = [("layers", "2"), ("first_dense", "1")];

@@ -48,7 +48,7 @@ fn pipeline_and_data_parallel_bytes_are_those_of_the_formulas() {
         all.iter().filter(|((a, k), _)| a == axis && *k == kind).map(|(_, (_, bytes))| *bytes).sum::<u64>()
     };
     let sbh = 4 * SEQ * HIDDEN;
-    // An inner stage sends forward and back.
+    // An inner stage sends both forward and backward.
     assert_eq!(sent(&on("pp4 m4"), "pp", "send"), 2 * 4 * sbh);
     assert_eq!(sent(&on("pp4 tp2 sp m4"), "pp", "send"), 2 * 4 * sbh / 2);
     let c = on("dp2 m2");
@@ -124,9 +124,9 @@ fn a_line_names_what_it_declares_computes_keeps_and_communicates() {
         "{:?}",
         mlp.values
     );
-    // Two products of 2 * sbh * ffn each, for every layer and sequence; twice that backward.
+    // Every layer and sequence has two products of 2 * sbh * ffn each, and twice that in the backward pass.
     assert_eq!(mlp.forward_flops, 4 * 2 * 2 * 2 * SEQ * HIDDEN * 64);
-    // Beside them: gradients of the norm, contractions too.
+    // The gradients of the norm are contractions, too, and add a little.
     assert!((2 * mlp.forward_flops..2 * mlp.forward_flops + mlp.forward_flops / 32).contains(&mlp.backward_flops), "{}", mlp.backward_flops);
     assert!(mlp.memory.iter().any(|m| m.1 == "activations") && mlp.memory.iter().any(|m| m.1 == "parameters"), "{:?}", mlp.memory);
     assert!(mlp.exchanges.iter().any(|e| e.kind == "all_gather") && mlp.exchanges.iter().any(|e| e.kind == "reduce_scatter"));
@@ -143,7 +143,8 @@ fn of_experts_what_their_rows_cost_is_counted() {
         let c = compiled(text, sizes, &case(words));
         let file = c.sharded.graph.params[0].span.expect("a place").file;
         let experts = line(&c.sharded, &c.job, file, number).expect("computes something");
-        // Two layers; two of four experts for each of two sequences of four tokens; three products of 8 x 8, and the weighted sum of the two rows.
+        // There are two layers, and two of four experts for each of two sequences of four tokens. An expert has three
+        // products of 8 x 8, and the two rows are summed with weights.
         let rows = 2 * 2 * 2 * 4;
         assert_eq!(experts.forward_flops, rows * (3 * 2 * 8 * 8 + 2 * 8), "{words}");
         assert_eq!(experts.backward_flops, 2 * experts.forward_flops, "{words}");

@@ -13,7 +13,7 @@ use crate::models::GPT2;
 use crate::random::number;
 use ir::faults::{Fault, in_sources, watch};
 use ir::program::Job;
-use jobs::{Asked, jobs};
+use jobs::{FaultJob, jobs};
 use known::KNOWN;
 use passes::compile::{CompileError, Compiled, compile};
 use runtime::host::Tensor;
@@ -25,7 +25,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use told::{Told, otherwise, told};
+use told::{ReportTexts, otherwise, told};
 
 /// The pass, or what else makes such mistakes.
 fn pass(fault: &Fault) -> &'static str {
@@ -42,31 +42,31 @@ fn is_told(fault: &Fault) -> bool {
     ["ir/", "passes/src/report/"].iter().any(|folder| fault.place.starts_with(folder))
 }
 
-/// What came of a fault in a job.
+/// The outcome of a fault in a job.
 #[derive(Debug)]
-enum Came {
+enum FaultOutcome {
     /// The same job.
     Same,
     /// Another job that computes the same.
     Equal,
-    /// By this invariant, or error.
+    /// The fault was refused by this invariant or error.
     Refused(String),
     Panicked,
-    /// What is other than it should be.
+    /// The fault got through, with this difference.
     Through(String),
 }
 
 /// A job without faults, and where compiling it comes by.
-struct Right {
+struct SoundJob {
     compiled: Compiled,
     runner: Runner,
     reached: BTreeSet<&'static str>,
     ran: OnceLock<(Outcomes, BTreeSet<&'static str>)>,
-    told: OnceLock<(Told, BTreeSet<&'static str>)>,
+    told: OnceLock<(ReportTexts, BTreeSet<&'static str>)>,
 }
 
-impl Right {
-    fn new(asked: &Asked) -> Right {
+impl SoundJob {
+    fn new(asked: &FaultJob) -> SoundJob {
         let (compiled, reached) = watch(None, || asked.compile());
         let compiled = match compiled {
             Ok(Ok(compiled)) => compiled,
@@ -74,28 +74,28 @@ impl Right {
             Err(e) => panic!("{asked}: {e}"),
         };
         let runner = Runner::new(&compiled, &asked.case, &Ranges::new());
-        Right { compiled, runner, reached, ran: OnceLock::new(), told: OnceLock::new() }
+        SoundJob { compiled, runner, reached, ran: OnceLock::new(), told: OnceLock::new() }
     }
 
-    fn ran(&self, asked: &Asked) -> &(Outcomes, BTreeSet<&'static str>) {
+    fn ran(&self, asked: &FaultJob) -> &(Outcomes, BTreeSet<&'static str>) {
         self.ran.get_or_init(|| {
             let (got, reached) = watch(None, || self.runner.outcomes(&self.compiled.job));
             (got.unwrap_or_else(|e| panic!("{asked}: {e}")), reached)
         })
     }
 
-    fn told(&self) -> &(Told, BTreeSet<&'static str>) {
+    fn told(&self) -> &(ReportTexts, BTreeSet<&'static str>) {
         self.told.get_or_init(|| watch(None, || told(&self.compiled)))
     }
 
-    fn reaches(&self, asked: &Asked, fault: &Fault) -> bool {
+    fn reaches(&self, asked: &FaultJob, fault: &Fault) -> bool {
         self.reached.contains(fault.name)
             || is_told(fault) && self.told().1.contains(fault.name)
             || is_of_runs(fault) && self.ran(asked).1.contains(fault.name)
     }
 }
 
-impl Asked {
+impl FaultJob {
     /// # Errors
     /// What is wrong with the text, rendered; in it, what is wrong with the job.
     fn compile(&self) -> Result<Result<Compiled, CompileError>, String> {
@@ -105,37 +105,37 @@ impl Asked {
     }
 
     /// Compiles and, if something else comes of it, runs the job with a fault on.
-    fn with(&self, fault: &Fault, right: &Right) -> Came {
+    fn with(&self, fault: &Fault, right: &SoundJob) -> FaultOutcome {
         let compiled = match watch(Some(fault.name), || quietly(|| self.compile())).0 {
-            Err(_) => return Came::Panicked,
-            Ok(Err(text)) => return Came::Refused(code(&text).into()),
-            Ok(Ok(Err(CompileError::User(errors)))) => return Came::Refused(errors[0].code.clone()),
+            Err(_) => return FaultOutcome::Panicked,
+            Ok(Err(text)) => return FaultOutcome::Refused(code(&text).into()),
+            Ok(Ok(Err(CompileError::User(errors)))) => return FaultOutcome::Refused(errors[0].code.clone()),
             Ok(Ok(Err(CompileError::Broken(broken)))) => {
-                return broken.complaint.invariant().map_or(Came::Panicked, |invariant| Came::Refused(invariant.to_string()));
+                return broken.complaint.invariant().map_or(FaultOutcome::Panicked, |invariant| FaultOutcome::Refused(invariant.to_string()));
             }
             Ok(Ok(Ok(compiled))) => compiled,
         };
         let (got, want) = (&compiled.job, &right.compiled.job);
         if got == want && is_told(fault) {
             match watch(Some(fault.name), || quietly(|| told(&compiled))).0 {
-                Err(_) => return Came::Through("a report panics".into()),
+                Err(_) => return FaultOutcome::Through("a report panics".into()),
                 Ok(got) => {
                     if let Some(what) = otherwise(&got, &right.told().0) {
-                        return Came::Through(format!("reports {what} otherwise"));
+                        return FaultOutcome::Through(format!("reports {what} otherwise"));
                     }
                 }
             }
         }
         if got == want && !is_of_runs(fault) {
-            return Came::Same;
+            return FaultOutcome::Same;
         }
         if said(got) != said(want) {
-            return Came::Through("says otherwise what it is".into());
+            return FaultOutcome::Through("says otherwise what it is".into());
         }
         match watch(Some(fault.name), || quietly(|| right.runner.outcomes(got))).0 {
-            Err(_) => Came::Through("a rank panics".into()),
-            Ok(Err(e)) => Came::Through(format!("runs otherwise: {}", e.lines().next().unwrap_or_default())),
-            Ok(Ok(got)) => differs(&got, &right.ran(self).0).map_or(Came::Equal, Came::Through),
+            Err(_) => FaultOutcome::Through("a rank panics".into()),
+            Ok(Err(e)) => FaultOutcome::Through(format!("runs otherwise: {}", e.lines().next().unwrap_or_default())),
+            Ok(Ok(got)) => differs(&got, &right.ran(self).0).map_or(FaultOutcome::Equal, FaultOutcome::Through),
         }
     }
 }
@@ -145,17 +145,17 @@ fn code(text: &str) -> &str {
     text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("an error", |(code, _)| code)
 }
 
-/// Catches a panic of which nobody is told.
+/// Catches a panic without printing it.
 fn quietly<T>(run: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
     catch_unwind(AssertUnwindSafe(run))
 }
 
-/// What a job says beside its programs and where these find their tables.
+/// The parts of a job beside its programs and the tables that these read.
 fn said(job: &Job) -> Job {
     Job { kernels: vec![], programs: vec![], stages: vec![], tables: vec![], in_flight: 1, ..job.clone() }
 }
 
-/// The first result that is another one, by more than rounding of f64.
+/// The first result that differs by more than the rounding of f64.
 fn differs(got: &Outcomes, want: &Outcomes) -> Option<String> {
     let reports = |name: &str, got: &BTreeMap<String, f64>, want: &BTreeMap<String, f64>| {
         if got.keys().ne(want.keys()) {
@@ -180,22 +180,22 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").into()
 }
 
-/// Those above the code generator.
+/// The faults above the code generator.
 fn faults() -> Vec<Fault> {
     in_sources(&root(), &["frontend", "ir", "passes", "runtime"])
 }
 
-/// What came of a fault in all jobs that were tried.
+/// The outcome of a fault in all jobs that were tried.
 #[derive(Default)]
-struct Tried {
+struct FaultSummary {
     jobs: usize,
-    /// Of these, how many came out as other ones that compute the same.
+    /// How many of these became different jobs that compute the same.
     other: usize,
     refused: Option<String>,
     through: Option<String>,
 }
 
-impl Tried {
+impl FaultSummary {
     fn verdict(&self) -> String {
         match (&self.through, &self.refused) {
             (Some(what), _) => format!("THROUGH {what}"),
@@ -208,20 +208,20 @@ impl Tried {
 }
 
 /// Tries a fault on jobs until one is refused, or gets through; on all of them if `everywhere`.
-fn try_out(fault: &Fault, all: &[Asked], right: &[OnceLock<Right>], everywhere: bool) -> Tried {
-    let (mut tried, begin) = (Tried::default(), Instant::now());
+fn try_out(fault: &Fault, all: &[FaultJob], right: &[OnceLock<SoundJob>], everywhere: bool) -> FaultSummary {
+    let (mut tried, begin) = (FaultSummary::default(), Instant::now());
     for (asked, right) in all.iter().zip(right) {
-        let right = right.get_or_init(|| Right::new(asked));
+        let right = right.get_or_init(|| SoundJob::new(asked));
         if !right.reaches(asked, fault) {
             continue;
         }
         tried.jobs += 1;
         match asked.with(fault, right) {
-            Came::Same => {}
-            Came::Equal => tried.other += 1,
-            Came::Refused(by) => drop(tried.refused.get_or_insert(by)),
-            Came::Panicked => drop(tried.refused.get_or_insert("a panic".into())),
-            Came::Through(what) => drop(tried.through.get_or_insert(format!("({asked}: {what})"))),
+            FaultOutcome::Same => {}
+            FaultOutcome::Equal => tried.other += 1,
+            FaultOutcome::Refused(by) => drop(tried.refused.get_or_insert(by)),
+            FaultOutcome::Panicked => drop(tried.refused.get_or_insert("a panic".into())),
+            FaultOutcome::Through(what) => drop(tried.through.get_or_insert(format!("({asked}: {what})"))),
         }
         let known = tried.refused.is_some() || tried.through.is_some();
         if known && !everywhere || begin.elapsed() > LIMIT {
@@ -255,7 +255,7 @@ fn no_fault_of_a_pass_gets_through() {
         None => list.iter().skip(first).take(count).collect(),
     };
     let (all, everywhere) = (jobs(), number("FAULTS_EVERYWHERE", 0) > 0);
-    let right: Vec<OnceLock<Right>> = all.iter().map(|_| OnceLock::new()).collect();
+    let right: Vec<OnceLock<SoundJob>> = all.iter().map(|_| OnceLock::new()).collect();
     let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
@@ -271,7 +271,7 @@ fn no_fault_of_a_pass_gets_through() {
     });
     let done = done.into_inner().expect("no poison");
     table(&done);
-    let of = |holds: &dyn Fn(&Tried) -> bool| done.iter().filter(|(_, (_, t))| holds(t)).map(|(name, _)| *name).collect::<BTreeSet<&str>>();
+    let of = |holds: &dyn Fn(&FaultSummary) -> bool| done.iter().filter(|(_, (_, t))| holds(t)).map(|(name, _)| *name).collect::<BTreeSet<&str>>();
     let known: BTreeSet<&str> = KNOWN.iter().map(|k| k.0).filter(|name| done.contains_key(name)).collect();
     let through = of(&|t| t.through.is_some());
     let new: Vec<&&str> = through.difference(&known).collect();
@@ -289,21 +289,21 @@ fn gradients_that_are_rounded_before_they_are_summed_are_refused() {
     for name in ["accumulate_f32.gradients.half", "differentiate.copies.half"] {
         let fault = list.iter().find(|f| f.name == name).expect("a fault");
         for words in ["bf16 m2", "bf16 dp2 tp2 sp m2"] {
-            let asked = Asked::new("gpt2", GPT2, words);
-            let came = asked.with(fault, &Right::new(&asked));
-            assert!(matches!(&came, Came::Refused(by) if by == "V156"), "{name} in {words}: {came:?}");
+            let asked = FaultJob::new("gpt2", GPT2, words);
+            let came = asked.with(fault, &SoundJob::new(&asked));
+            assert!(matches!(&came, FaultOutcome::Refused(by) if by == "V156"), "{name} in {words}: {came:?}");
         }
     }
 }
 
 /// By pass: faults, those that were refused and by what, that made jobs that compute the same or changed none, that got through.
-fn table(done: &BTreeMap<&'static str, (&'static str, Tried)>) {
-    let mut passes: BTreeMap<&str, Vec<&Tried>> = BTreeMap::new();
+fn table(done: &BTreeMap<&'static str, (&'static str, FaultSummary)>) {
+    let mut passes: BTreeMap<&str, Vec<&FaultSummary>> = BTreeMap::new();
     done.values().for_each(|(pass, tried)| passes.entry(pass).or_default().push(tried));
     println!("| pass | faults | refused | harmless | no change | through | by |");
     println!("|---|---|---|---|---|---|---|");
-    let line = |pass: &str, all: &[&Tried]| {
-        let count = |holds: &dyn Fn(&Tried) -> bool| all.iter().filter(|t| holds(t)).count();
+    let line = |pass: &str, all: &[&FaultSummary]| {
+        let count = |holds: &dyn Fn(&FaultSummary) -> bool| all.iter().filter(|t| holds(t)).count();
         let through = count(&|t| t.through.is_some());
         let refused = count(&|t| t.through.is_none() && t.refused.is_some());
         let mut by: BTreeMap<&str, usize> = BTreeMap::new();
@@ -314,7 +314,7 @@ fn table(done: &BTreeMap<&'static str, (&'static str, Tried)>) {
         println!("| {pass} | {} | {refused} | {harmless} | {same} | {through} | {} |", all.len(), by.join(", "));
     };
     passes.iter().for_each(|(pass, all)| line(pass, all));
-    let all: Vec<&Tried> = done.values().map(|d| &d.1).collect();
+    let all: Vec<&FaultSummary> = done.values().map(|d| &d.1).collect();
     line("all", &all);
 }
 

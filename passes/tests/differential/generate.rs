@@ -24,13 +24,13 @@ pub struct Triple {
     pub text: String,
     pub case: Case,
     pub ranges: Ranges,
-    /// What several microbatches cannot have, if the model has it.
-    pub whole: Whole,
+    /// The part of the model that several microbatches rule out, if there is one.
+    pub whole: BatchNeeds,
 }
 
-/// What of a model needs the whole batch before the step's end.
+/// The part of a model that needs the whole batch before the step's end.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Whole {
+pub struct BatchNeeds {
     /// Rows of the batch meet: E0636 with several microbatches.
     pub meets: bool,
     /// A sum over the batch of what parameters make is used other than linearly: E0631 with several microbatches.
@@ -75,7 +75,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         (cp, pp) = (2, 2);
         (dp, tp) = dice.pick(&[(1, 1), (2, 1), (1, 2), (1, 3)]);
     }
-    // Twelve ranks at most: more of them find nothing new.
+    // Twelve ranks are enough, as more find nothing new.
     while dp * cp * tp * pp > 12 {
         match dice.below(4) {
             0 => dp = 1,
@@ -84,7 +84,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
             _ => pp = dice.pick(&[1, 2]),
         }
     }
-    // The grid of experts, as tensor parallelism has it or by itself.
+    // The grid of experts follows tensor parallelism or is drawn by itself.
     let divisor = |dice: &mut Dice, n: u64| dice.pick(&(1..=n).filter(|d| n.is_multiple_of(*d)).collect::<Vec<u64>>());
     let etp = if dice.chance(50) { Some(divisor(dice, tp)) } else { None };
     let ep = divisor(dice, dp * cp * tp / etp.unwrap_or(tp));
@@ -106,7 +106,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         pp,
         sp: dice.chance(50),
         tp_overlap,
-        // By dice of its own, so that models stay as they are.
+        // Later options have their own random generators, so that the models of seeds do not change.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         replicas: divisor(&mut Dice(mix(!seed ^ 7)), dp),
         pairs,
@@ -125,7 +125,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         schedule,
         vpp,
         group,
-        // Rows at random complete sums late, and sums in 16 bits round all the more.
+        // Random rules complete sums late, which rounds 16-bit sums too much.
         rows: if random && (precision == DType::F32 || data == Data::Exact) { RowChoice::Random(seed) } else { RowChoice::Rules },
         layout: Cuts::Even { embedding: counts(dice), loss: counts(dice) },
         seed,
@@ -142,12 +142,12 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         precision,
         tf32: Dice(mix(!seed ^ 5)).pick(&[false, false, true]),
         logits: Dice(mix(!seed ^ 8)).pick(&[1, 1, 2, 3]),
-        // Beside chunks all products stay whole.
+        // With chunks, all products stay whole.
         segments: if tp_overlap == TpOverlap::Off { Dice(mix(!seed ^ 6)).pick(&[1, 2, 4]) } else { 1 },
     }
 }
 
-/// Some seeds make what chance seldom brings together: attention of context-parallel ranks in a pipeline.
+/// Whether a seed is forced to a rare combination: attention of context-parallel ranks in a pipeline.
 fn is_steered(seed: u64) -> bool {
     seed % 6 == 5
 }
@@ -166,7 +166,7 @@ fn virtual_stages(case: &Case) -> u64 {
     case.pp * chunks
 }
 
-/// Which dims a stream has beside `hidden`.
+/// The dims of the token stream beside `hidden`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tokens {
     Rows,
@@ -189,7 +189,7 @@ struct Writer {
     dropout: bool,
     /// Labels carry -100.
     ignored: bool,
-    /// No two positions hold the same values but for rounding, on which the gradient of a maximum would hang.
+    /// No two positions are equal up to rounding, which would decide the gradient of a maximum.
     distinct: bool,
     captures: Captures,
     extras: Extras,
@@ -213,14 +213,14 @@ struct Sizes {
 impl Writer {
     fn new(mut dice: Dice, case: Case) -> Writer {
         let tp = case.tp;
-        // Mostly what tp divides; else what it does not, or divides in part.
+        // Most sizes are multiples of tp; the others need not be.
         let mut split = |likely: u64| if dice.chance(likely) { tp * dice.pick(&[1, 1, 2, 3]) } else { dice.pick(&[2, 3, 4, 5, 6]) };
         let (ffn, seq, vocab, classes) = (split(90), split(70), split(40) + 3, split(80));
         let experts = if dice.chance(95) { (case.ep * dice.pick(&[1, 1, 2])).max(case.ep.max(2).next_multiple_of(case.ep)) } else { 3 };
-        // Heads that context parallelism shares out have to go round.
+        // An all-to-all needs heads for every rank.
         let shared = if case.cp_comm == CpComm::AllToAll { case.cp * tp } else { 1 };
         let sizes = Sizes {
-            // Context parallelism refuses what does not divide.
+            // Context parallelism refuses sequences that it does not divide.
             seq: seq.clamp(2, 12).next_multiple_of(case.cp),
             hidden: dice.pick(&[2, 4, 4, 6]),
             ffn,
@@ -339,7 +339,7 @@ impl Writer {
             "minimum(maximum(x, -2), 2)"
         } else {
             let norm = self.dice.pick(&["rms_norm(x, over: hidden)", "layer_norm(x, over: hidden)", "tanh(x)"]);
-            // Centred and normalised, two elements are a sign: where 16 bits cannot tell them apart, it and its gradient are noise.
+            // A layer norm of two elements is a sign; if they are equal in 16 bits, it and its gradient are noise.
             let sign = norm.starts_with("layer_norm") && self.sizes.hidden == 2 && self.case.precision.is_half();
             if sign { "rms_norm(x, over: hidden)" } else { norm }
         };
@@ -357,7 +357,7 @@ impl Writer {
     fn entry(&mut self) {
         let at = self.at();
         let kind = self.dice.below(3);
-        // Two elements that are normalised are plus and minus one.
+        // Two elements become plus and minus one by normalisation.
         self.distinct = (kind != 1 || self.exact()) && self.sizes.hidden > 2;
         if kind != 0 {
             self.line(format!("input tokens: i32[{at}];"));
@@ -378,7 +378,7 @@ impl Writer {
             self.distinct = self.sizes.hidden > 2 || self.exact();
         }
         if self.dice.chance(30) {
-            // A statistic of data alone: computed before the first microbatch.
+            // A statistic of data alone is computed before the first microbatch.
             self.line(format!("input weight: [{at}];"));
             let whole = if self.exact() { "maximum(minimum(sum(weight), 2), -2)" } else { "1 / (1 + abs(mean(weight)))" };
             self.line(format!("let weigh = {whole};"));
@@ -464,7 +464,7 @@ impl Writer {
             self.pooled();
         }
         if self.dice.chance(15) && self.text.contains("param wte") {
-            // Of parameters alone: the same in every microbatch, and counted once.
+            // A loss of parameters alone is the same in every microbatch, and counts once.
             self.line("loss size_of_embedding = sum(wte * wte);");
         }
         if self.dice.chance(25) {
@@ -529,7 +529,7 @@ impl Writer {
     }
 
     fn plan(&mut self) {
-        // Dims that tp may split, in random order; those that it cannot are left out, mostly.
+        // Dims that tp may split come in random order; most that it does not divide are left out.
         let tp = self.case.tp;
         let s = &self.sizes;
         let all = [

@@ -2,7 +2,7 @@
 
 use super::checkpoints::round_trip;
 use super::played::{in_use, played};
-use super::wanted::{RUNS, Wanted, unrounded};
+use super::wanted::{ExpectedStep, RUNS, unrounded};
 use frontend::{Models, Options as Text};
 use ir::diag::{Diagnostic, Sources};
 use ir::dim::Base;
@@ -52,7 +52,7 @@ pub struct Case {
     pub vpp: Option<u64>,
     pub group: Option<u64>,
     pub layout: Cuts,
-    /// Of parameters, states and inputs.
+    /// The values of parameters, states and inputs.
     pub seed: u64,
     pub data: Data,
     /// Elaborate attention's body instead of the op.
@@ -68,11 +68,11 @@ pub struct Case {
     pub logits: u64,
 }
 
-/// What parameters, states and inputs hold.
+/// The kind of values in parameters, states and inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     /// Normal numbers; results agree to 1e-9 of the tensor's greatest element. In 16 bits they do so without rounding, and with it as far as
-    /// rounding goes ([`Wanted`]).
+    /// rounding goes ([`ExpectedStep`]).
     Real,
     /// Small integers; results agree to the last bit, wherever f64 is exact.
     Exact,
@@ -128,14 +128,14 @@ pub struct Range {
 
 pub type Ranges = BTreeMap<String, Range>;
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Debug)]
 pub enum Outcome {
-    /// To the last bit, or within the tolerance.
+    /// Results agree to the last bit, or within the tolerance.
     Right(Data),
-    /// The compiler says that this cannot be.
+    /// The compiler refused the case with this error.
     Refused(Vec<Diagnostic>),
-    /// The logical graph itself leaves the numbers that can be compared.
+    /// The logical graph itself gives infinities or NaN, which cannot be compared.
     NotFinite,
     /// The step stopped: more rows came to experts than there was room for.
     Full(String),
@@ -196,7 +196,7 @@ pub fn options(case: &Case) -> Options {
         pad_vocab_to: 1,
         recompute: case.recompute,
         rows: case.rows,
-        // Nothing else follows from it.
+        // The option adds turns of sends and changes nothing else.
         serial_exchanges: true,
         ..Options::default()
     }
@@ -220,7 +220,7 @@ pub fn check(text: &str, defines: &[(&str, &str)], case: &Case) {
 /// As [`check`], for texts that may be refused.
 ///
 /// # Errors
-/// What differs, or a bug that a verifier found.
+/// A difference, or a bug that a verifier found.
 pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges) -> Result<Outcome, String> {
     let Models { training, evaluation, .. } = models(text, defines, case)?;
     let mut eval_graph = evaluation.graph.clone();
@@ -232,9 +232,9 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         Err(e @ CompileError::Broken(_)) => return Err(e.to_string()),
     };
     c.job.kernels.iter_mut().for_each(|k| without_marks(&mut k.body));
-    let given = Given::new(&c, case, ranges);
+    let given = StepInputs::new(&c, case, ranges);
     let graph = &c.graph;
-    let want = Wanted::new(graph, &given, case.precision, RUNS[0]);
+    let want = ExpectedStep::new(graph, &given, case.precision, RUNS[0]);
     if graph.roots().iter().any(|v| want.values[v.index()].iter().any(|x| !x.is_finite())) {
         return Ok(Outcome::NotFinite);
     }
@@ -252,12 +252,12 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     if (&other.reports, &other.params, &other.states) != (&got.reports, &got.params, &got.states) {
         return Err("streams and list order give different results".into());
     }
-    // Sums of integers are exact in any order as long as they are small; squares of gradients may not be.
+    // Small integers have exact sums in any order; squares of gradients may be too large.
     let exact = case.data == Data::Exact && want.is_exact(graph, graph.grad_norm.map_or(usize::MAX, Value::index));
     let want = if exact { want.exactly() } else { want };
     let mut differs = compare_step(graph, &want, &got);
     if !differs.is_empty() && !want.is_sharp() {
-        differs = compare_step(graph, &Wanted::new(graph, &given, case.precision, RUNS[1]), &got);
+        differs = compare_step(graph, &ExpectedStep::new(graph, &given, case.precision, RUNS[1]), &got);
     }
     wrong.extend(differs);
     wrong.extend(round_trip(&c.job).err());
@@ -271,7 +271,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         Err(e) if full(&e.to_string()) => return Ok(Outcome::Full(e.to_string())),
         evaluated => evaluated.map_err(|e| format!("evaluation: {e}"))?,
     };
-    let want = Wanted::new(&eval_graph, &given, case.precision, RUNS[0]);
+    let want = ExpectedStep::new(&eval_graph, &given, case.precision, RUNS[0]);
     let want = if exact && want.is_exact(&eval_graph, usize::MAX) { want.exactly() } else { want };
     let wrong: Vec<String> = compare_reports(&eval_graph, &want, &evaluated).into_iter().map(|e| format!("evaluation's {e}")).collect();
     if !wrong.is_empty() {
@@ -280,7 +280,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     Ok(Outcome::Right(if exact { Data::Exact } else { Data::Real }))
 }
 
-/// The body with products of factors as they are.
+/// The body with products in full precision, without tf32.
 pub fn without_marks(body: &mut Body) {
     for node in &mut body.nodes {
         if let Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. } = &mut node.op {
@@ -289,19 +289,19 @@ pub fn without_marks(body: &mut Body) {
     }
 }
 
-/// What differs of a step and an evaluation, to 1e-9, if nothing is rounded to 16 bits.
-fn without_rounding(c: &Compiled, eval_graph: &Graph, given: &Given) -> Result<Vec<String>, String> {
+/// The differences of a step and an evaluation beyond 1e-9, without rounding to 16 bits.
+fn without_rounding(c: &Compiled, eval_graph: &Graph, given: &StepInputs) -> Result<Vec<String>, String> {
     let plain = |e: String| format!("without rounding: {e}");
     let job = unrounded(&c.job);
     let got = reference::run_step(&job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| plain(e.to_string()))?;
     let evaluated = reference::run_eval(&job, &given.params, &given.inputs, SEED).map_err(|e| plain(format!("evaluation: {e}")))?;
-    let step = compare_step(&c.graph, &Wanted::unrounded(&c.graph, given), &got);
-    let evaluation = compare_reports(eval_graph, &Wanted::unrounded(eval_graph, given), &evaluated);
+    let step = compare_step(&c.graph, &ExpectedStep::unrounded(&c.graph, given), &got);
+    let evaluation = compare_reports(eval_graph, &ExpectedStep::unrounded(eval_graph, given), &evaluated);
     Ok(step.into_iter().chain(evaluation.into_iter().map(|e| format!("evaluation's {e}"))).map(plain).collect())
 }
 
-/// What differs of a step's reports, parameters and states.
-fn compare_step(graph: &Graph, want: &Wanted, got: &reference::StepResult) -> Vec<String> {
+/// The differences in a step's reports, parameters and states.
+fn compare_step(graph: &Graph, want: &ExpectedStep, got: &reference::StepResult) -> Vec<String> {
     let mut wrong = compare_reports(graph, want, &got.reports);
     wrong.extend(graph.grad_norm.and_then(|v| want.differs("grad_norm", &[got.reports["grad_norm"]], v, &want.values[v.index()])));
     for u in &graph.updates {
@@ -310,7 +310,8 @@ fn compare_step(graph: &Graph, want: &Wanted, got: &reference::StepResult) -> Ve
             let in_order = eval::reorder(&graph.body.dims, &want.values[v.index()], graph.body.dims_of(v), &info.ty.dims);
             wrong.extend(want.differs(name, got, v, &in_order));
         };
-        // AdamW divides by the root of squares, however small: that magnifies rounding without bound. Its means are compared.
+        // AdamW divides by a root that may be tiny, which magnifies rounding without bound, so only its states are
+        // compared.
         if want.is_sharp() || u.states.len() < 2 {
             compare(&info.name, &got.params[&info.name].data, u.new);
         }
@@ -321,19 +322,20 @@ fn compare_step(graph: &Graph, want: &Wanted, got: &reference::StepResult) -> Ve
     wrong
 }
 
-/// What plans changed that must change nothing, to the last bit. With random rows a recomputed value may be split otherwise than its original.
+/// The first bitwise difference to a plan without options that must change nothing. With random rules a recomputed
+/// value may be split differently from its original, so recomputation is kept.
 fn planned_differently(
     text: &str,
     defines: &[(&str, &str)],
     case: &Case,
-    given: &Given,
+    given: &StepInputs,
     got: &reference::StepResult,
 ) -> Result<Option<String>, String> {
     let recompute = if case.rows == RowChoice::Rules { Recompute::None } else { case.recompute };
     let activation_offload = ActivationOffload::Off;
     let simple = Case { memory_order: MemoryOrder::Time, activation_offload, tf32: false, ..case.clone() };
     let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, param_offload: ParamOffload::Off, pairs: false, ..simple };
-    // Which logits can be cut may depend on what is recomputed, and how sums over tokens round on that.
+    // Recomputation may change which logits can be cut, and so how sums over tokens round.
     if plain == *case || case.logits > 1 {
         return Ok(None);
     }
@@ -352,9 +354,9 @@ fn planned_differently(
 /// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams, with none, one or two evaluations before each step.
 ///
 /// # Errors
-/// What differs or stops one of them.
+/// A difference, or an error that stops one of the runs.
 pub fn interleaved(c: &Compiled, job: &Job, case: &Case, interleavings: u64) -> Result<(), String> {
-    let given = Given::new(c, case, &Ranges::new());
+    let given = StepInputs::new(c, case, &Ranges::new());
     let run = |interleaving| {
         let evaluations = if let Interleaving::Random(seed) = interleaving { seed % 3 } else { 0 };
         let settings = Settings { step: STEP, steps: 2, evaluations, learning_rate: RATE, seed: SEED, interleaving };
@@ -371,29 +373,29 @@ pub fn interleaved(c: &Compiled, job: &Job, case: &Case, interleavings: u64) -> 
     Ok(())
 }
 
-fn compare_reports(graph: &Graph, want: &Wanted, got: &BTreeMap<String, f64>) -> Vec<String> {
+fn compare_reports(graph: &Graph, want: &ExpectedStep, got: &BTreeMap<String, f64>) -> Vec<String> {
     let total = graph.loss.map(|value| Report { name: "loss".into(), value });
-    // A metric may count, and a count moves by whole ones, whatever moved what is counted.
+    // A metric may be a count, which rounding of its operands changes by whole units.
     let metrics = graph.metrics.iter().filter(|_| want.is_sharp());
     let reports = graph.losses.iter().chain(metrics).chain(&total);
     reports.filter_map(|r| want.differs(&r.name, &[got[&r.name]], r.value, &want.values[r.value.index()])).collect()
 }
 
 const RATE: f64 = 0.0625;
-/// Of f16 models.
+/// The loss scale of f16 models.
 const SCALE: f64 = 16.0;
 const SEED: u64 = 7;
 const STEP: u64 = 3;
 
-/// What a step starts from: whole tensors by name.
-pub struct Given {
+/// The state that a step starts from: whole tensors by name.
+pub struct StepInputs {
     params: BTreeMap<String, Tensor>,
     inputs: BTreeMap<String, Tensor>,
     states: reference::States,
 }
 
-impl Given {
-    fn new(c: &Compiled, case: &Case, ranges: &Ranges) -> Given {
+impl StepInputs {
+    fn new(c: &Compiled, case: &Case, ranges: &Ranges) -> StepInputs {
         let graph = &c.graph;
         let sizes = |ty: &Type| ty.dims.iter().map(|d| graph.body.dims[*d].logical).collect::<Vec<u64>>();
         let tensor = |ty: &Type, element: &dyn Fn(u64) -> f64| {
@@ -422,7 +424,7 @@ impl Given {
             }
         };
         let with_states = graph.updates.iter().flat_map(|u| (0..u.states.len() as u32).map(move |k| (u.param, k)));
-        Given {
+        StepInputs {
             params: graph.params.iter().map(|p| (p.name.clone(), tensor(&p.ty, &|i| float(stream(&p.name), i)))).collect(),
             inputs: graph.inputs.iter().zip(&c.job.inputs).map(|(p, e)| (p.name.clone(), tensor(&p.ty, &|i| input(e, i)))).collect(),
             states: with_states
@@ -436,20 +438,20 @@ impl Given {
 }
 
 /// Runs jobs from the same start, in several orders.
-pub struct Runner(Given);
+pub struct Runner(StepInputs);
 
 /// Reports, parameters and states after a step, and reports of an evaluation.
 pub type Outcomes = (BTreeMap<String, f64>, BTreeMap<String, Tensor>, reference::States, BTreeMap<String, f64>);
 
 impl Runner {
     pub fn new(c: &Compiled, case: &Case, ranges: &Ranges) -> Runner {
-        Runner(Given::new(c, case, ranges))
+        Runner(StepInputs::new(c, case, ranges))
     }
 
     /// # Errors
     /// What stopped a rank, and orders of streams that give different results, or evaluations before steps that do.
     pub fn outcomes(&self, job: &Job) -> Result<Outcomes, String> {
-        let Given { params, inputs, states } = &self.0;
+        let StepInputs { params, inputs, states } = &self.0;
         let mut out: Option<Outcomes> = None;
         let orders = [Interleaving::List, Interleaving::Random(1), Interleaving::Random(2), Interleaving::Random(3)];
         for (interleaving, evaluations) in orders.into_iter().zip([0, 0, 1, 2]) {
@@ -467,10 +469,10 @@ impl Runner {
     }
 }
 
-/// A logical graph as what [`eval`] asks for sources and scalars.
+/// The sources and scalars of a logical graph, for [`eval`].
 pub struct Logical<'a> {
     pub graph: &'a Graph,
-    pub given: &'a Given,
+    pub given: &'a StepInputs,
 }
 
 impl Env for Logical<'_> {

@@ -32,7 +32,7 @@ fn loops<'j>(job: &'j Job, scope: &str) -> Vec<(&'j Kernel, Vec<&'static str>)> 
 fn gradients_of_rotated_pairs_take_one_pass() {
     let c = compiled(LLAMA.0, LLAMA.1, &case("m2"));
     let all = loops(&c.job, "layers.3.attn");
-    // Queries and keys; nothing is copied to another order.
+    // Queries and keys have one kernel each, and none copies to another order.
     let rotations: Vec<_> = all.iter().filter(|k| k.1.contains(&"pad")).collect();
     assert_eq!(rotations.len(), 2, "{all:?}");
     assert!(all.iter().all(|k| k.1 != ["expand"]), "{all:?}");

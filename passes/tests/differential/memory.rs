@@ -6,7 +6,7 @@ use frontend::Models;
 use ir::options::{MemoryOrder, Options, Recompute, SequenceParallel, Zero};
 use ir::program::{Arena, Buffer, Call, CallSchedule, Content, Job, Space, Stage};
 use passes::commands::best_fit::{ALIGN, most_alive};
-use passes::commands::liveness::Lives;
+use passes::commands::liveness::ArenaLiveness;
 use passes::remedy::{self, Remedy};
 use passes::report::footprint::{Budget, Footprint, MemoryCategory, owners};
 use runtime::executor::arena_bytes;
@@ -125,19 +125,19 @@ fn an_evaluation_needs_no_memory_beside_that_of_steps() {
         };
         let [step, evaluation] = [[&schedule.train[..], &schedule.update].concat(), schedule.eval.clone()].map(|calls| temporary(&calls));
         let of_steps = CallSchedule { eval: vec![], ..schedule.clone() };
-        let stashes = Lives::of_stage(program, &of_steps, Space::Device).stashes;
+        let stashes = ArenaLiveness::of_stage(program, &of_steps, Space::Device).stashes;
         let stashed: u64 = stashes.iter().filter(|s| !s.spans.is_empty()).map(|s| s.bytes).sum();
         let all = schedule.arena_bytes(program)[Arena::Temporary as usize];
         assert!(
             evaluation > 0 && all <= step.next_multiple_of(64) + stashed,
             "{words}: {evaluation} for an evaluation, {step} and {stashed} for a step, {all} in all"
         );
-        // The logits are as large as the rest.
+        // An evaluation, mostly its logits, takes more than a quarter of the memory.
         assert!(evaluation * 4 > all, "{words}: {evaluation} for an evaluation, {all} in all");
     }
 }
 
-/// In list order and on streams, on one rank and on stages.
+/// Runs in list order and on streams, on one rank and on stages.
 #[test]
 fn evaluations_between_steps_change_no_bit_of_them() {
     for words in [
@@ -169,7 +169,7 @@ fn owners_by_line_add_up_to_the_plan() {
             for kind in MemoryCategory::ALL {
                 let owned: u64 = owners(&job, stage).iter().filter(|o| o.kind == kind).map(|o| o.bytes).sum();
                 let planned = f.bytes.get(&kind).copied().unwrap_or(0);
-                // Offsets of temporary buffers may leave gaps.
+                // Temporary buffers may have gaps between them.
                 assert!(
                     if kind == MemoryCategory::Temporary { owned <= planned } else { owned == planned },
                     "{} of {words}: {owned} {planned}",
@@ -192,7 +192,7 @@ fn parameters_gradients_and_optimizer_are_sixteen_bytes_per_parameter() {
         let count: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
         let [parameters, gradients, optimizer] = held(&job, 0);
         assert_eq!((parameters, optimizer), (4 * count, 8 * count), "{words}");
-        // Beside gradients: the scalars that a step reports.
+        // Beside gradients there are only the scalars that a step reports.
         assert!((4 * count..4 * count + 1024).contains(&gradients), "{words}: {gradients} for {count} parameters");
     }
     let job = job("pp2 m2");
@@ -212,7 +212,7 @@ fn gradients_that_nothing_clips_take_no_more_memory() {
     for words in ["m2", "dp2 m2", "dp2 zero1 m2", "pp2 m2", "bf16 m2", "f16 m2"] {
         let held = |text: &str| Footprint::of(&compiled(text, GPT2.1, &case(words)).job, 0).bytes[&MemoryCategory::Gradients];
         let (clipped, unclipped) = (held(GPT2.0), held(&unclipped));
-        // The norm is kept if it clips.
+        // The norm takes memory only if it clips.
         assert!(unclipped <= clipped, "{words}: {unclipped} and {clipped}");
     }
 }
@@ -227,7 +227,7 @@ fn sixteen_bits_are_eighteen_bytes_per_parameter() {
             let own = &job.programs[*program as usize].buffers;
             let count: u64 = own.iter().filter(|b| matches!(b.content, Content::Param { .. })).map(Buffer::elements).sum();
             let held: u64 = [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|k| f.bytes[&k]).iter().sum();
-            // Beside them: the scalars that a step reports, and buffers that end off a border.
+            // Beside them there are only reported scalars, and padding behind buffers.
             let slack = 1024 + 2 * ALIGN * params.len() as u64;
             assert!((18 * count..18 * count + slack).contains(&held), "{words}: {held} for {count} parameters");
         }
@@ -252,7 +252,7 @@ fn stashes_and_temporary_buffers_are_within_a_twentieth_of_the_least_that_is_pos
         for (s, Stage { program, schedule, .. }) in job.stages.iter().enumerate() {
             let program = &job.programs[*program as usize];
             for space in Space::ALL {
-                let lives = Lives::of_stage(program, schedule, space);
+                let lives = ArenaLiveness::of_stage(program, schedule, space);
                 let least = most_alive(lives.temporary.values().chain(&lives.stashes));
                 let planned = schedule.arena_bytes(program)[space.temporary() as usize];
                 assert!(planned >= least && planned * 20 <= least * 21, "stage {s} of {words}: {planned} of at least {least}");
@@ -286,14 +286,14 @@ fn changes_that_fit_are_found_by_compiling_the_fastest_first() {
         found.into_iter().map(|r| r.options).collect::<Vec<_>>()
     };
     let asked = |words| options(&case(words));
-    // Attention again, then more and more layers, then the optimizer on the host.
+    // The order is recomputed attention, then more and more recomputed layers, then the optimizer on the host.
     let block = |layers| Options { recompute: Recompute::Block(layers), ..asked("m2 b4") };
     let selective = Options { recompute: Recompute::Selective, ..asked("m2 b4") };
     assert_eq!(found("m2 b4", 0.97)[..4], [selective, block(1), block(2), block(4)]);
     assert_eq!(found("m2 b4", 0.8)[..2], [block(2), block(4)]);
     let split = Options { sp: SequenceParallel::On, memory_order: MemoryOrder::Memory, ..asked("tp2 m2 b4") };
     assert!(found("tp2 m2 b4", 0.9).contains(&split));
-    // Most of what there is, together.
+    // A small budget needs most options together.
     let all = Options { recompute: Recompute::Uniform(1), zero: Zero::Params, memory_order: MemoryOrder::Memory, ..asked("dp2 m2 b4") };
     assert_eq!(found("dp2 m2 b4", 0.5)[0], Options { logits_chunks: Some(4), ..all });
     assert_eq!(found("m2 b4", 0.01), []);

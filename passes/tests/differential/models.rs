@@ -269,7 +269,7 @@ fn vocabularies_that_do_not_divide_are_padded() {
     on(LLAMA, &[("vocab", "21")], &["tp4 sp m2", "tp2 pp4 m2"]);
 }
 
-/// Zero times what lies in the padding of a logarithm or of a quotient is no number.
+/// The padding of a logarithm or a quotient may be infinite, and zero times that is NaN.
 #[test]
 fn what_is_infinite_in_the_padding_is_masked() {
     let text = "model m(batch, features = 4, vocab = 5) {
@@ -334,7 +334,7 @@ fn rows_of_experts_in_passes_agree() {
     on(DEEPSEEK, &[seq], &["dp2 ep2 m2 passes3", "bf16 dp2 pp2 ep2 m2 room50 passes4"]);
 }
 
-/// What a text is refused for.
+/// The error with which a text is refused.
 pub fn refused(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], words: &str) -> Vec<String> {
     let defines: Vec<(&str, &str)> = model.1.iter().chain(more).copied().collect();
     match attempt(model.0, &defines, &case(words), &Ranges::new()) {
@@ -368,7 +368,7 @@ fn a_capacity_of_the_whole_batch_needs_one_microbatch() {
     assert_eq!(refused((text, &[]), &[], "m2"), ["E0636"]);
 }
 
-/// Each was called a bug in mcc.
+/// Each of these texts was once reported as a bug in mcc.
 #[test]
 fn what_meets_across_the_batch_needs_one_microbatch() {
     let model = |rest: &str| {
@@ -448,7 +448,7 @@ fn optimizer_states_and_gradients_that_data_parallel_ranks_share_out_agree() {
     on(LLAMA, &[("tied", "true")], &["bf16 dp2 pp2 zero1 m2", "bf16 dp3 zero3 m2"]);
     let routed = ["dp4 ep2 zero1 m2", "dp4 ep2 zero2 m2", "bf16 dp2 tp2 sp ep2 etp2 zero1 m2", "dp2 tp2 ep4 etp1 zero1 m2"];
     on(MIXTRAL, &[], &routed);
-    // Vocabularies are padded: their gradients are masked.
+    // Vocabularies are padded here, so their gradients are masked.
     on(GPT2, &[("vocab", "23")], &["dp2 tp2 zero1 m2", "dp2 tp2 zero2 m2", "dp2 tp2 zero1", "bf16 dp2 tp2 pp2 sp zero1 m2"]);
 }
 
@@ -459,7 +459,7 @@ fn products_in_chunks_compute_the_same() {
     on(LLAMA, &[("seq", "12")], &["tp2 sp chunks3", "tp4 sp chunks2 full1", "tp2 sp cp2 chunks3 m2", "bf16 tp2 sp chunks3"]);
 }
 
-/// Exponentials of what is given to these curves are beyond every float.
+/// The exponentials of these curves' arguments overflow every float.
 const FLAT: &str = "
 model flat(batch, hidden = 4) {
   input x: f32[batch, hidden];

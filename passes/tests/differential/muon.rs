@@ -53,7 +53,7 @@ fn products_say_what_is_a_matrix() {
     for line in ["layers.attn.kv_a.w: 1x8x4", "layers.moe.router.w: 1x8x8", "layers.moe.experts.down: 8x4x8", "head: adamw"] {
         assert!(deepseek.iter().any(|l| l == line), "{line}: {deepseek:?}");
     }
-    // The output reads the embedding too.
+    // The output layer reads the embedding, too, so AdamW updates it.
     let t5 = matrices(&graph(T5));
     for line in ["embed: adamw", "encoder.relative: adamw", "decoder.layers.cross.k.w: 1x8x8"] {
         assert!(t5.iter().any(|l| l == line), "{line}: {t5:?}");
@@ -77,13 +77,13 @@ fn ranks_share_momentum_out() {
     for words in ["dp2 m2 zero1", "dp2 m2 zero2", "dp2 m2 zero3"] {
         let [half, of_gradients] = states(words);
         assert!(half * 2 < whole + whole / 10, "{words}: {half} of {whole} bytes of states");
-        // What is scattered is beside what was accumulated.
+        // With zero1, the scattered gradients are kept beside the accumulated ones.
         let most = if words.ends_with("zero1") { gradients * 3 / 2 } else { gradients * 6 / 10 };
         assert!(of_gradients <= most, "{words}: {of_gradients} of {gradients} bytes of gradients");
     }
 }
 
-/// Matrices and places of a rank; its share of operations and of states, in percent of all.
+/// Matrices, places, and places of a rank; and a rank's share of operations and states, in percent.
 fn shared(text: &str, sizes: &[(&str, &str)], words: &str) -> ([u64; 3], [u64; 2]) {
     let c = compiled(text, sizes, &case(words));
     let m = matrices::matrices(&c.graph, &c.locals).expect("matrices");
@@ -102,15 +102,16 @@ fn each_matrix_belongs_whole_to_one_rank() {
         assert_eq!(of("dp2 cp2", "8"), ([48, 48, 12], [25, 25]), "{zero}");
         assert_eq!(of("dp2 tp2", "8"), ([48, 48, 24], [50, 50]), "{zero}");
         assert_eq!(of("dp2 pp2 m2", "8"), ([24, 24, 12], [50, 50]), "{zero}");
-        // Nine of a kind and three of others, for four ranks: one place in four is empty.
+        // Nine matrices of a kind and one of each of three others are shared by four ranks, where one place in four
+        // is empty.
         assert_eq!(of("dp4", "3").0, [18, 24, 6], "{zero}");
-        // Two of a kind, for four ranks: two ranks and two share them out.
+        // Two matrices of a kind on four ranks are shared by pairs of ranks.
         assert_eq!(of("dp4", "2").0, [12, 14, 5], "{zero}");
     }
-    // Those of virtual stages are scattered together once a step, and apart in each microbatch.
+    // Gradients of virtual stages are scattered together once per step, or separately in each microbatch.
     assert_eq!(shared(&text, &sizes("4"), "dp2 pp2 v2 m2 zero1").0, [12, 12, 6]);
     assert_eq!(shared(&text, &sizes("4"), "dp2 pp2 v2 m2 zero2").0, [12, 14, 10]);
-    // One of a kind is nobody's alone, and without --zero all of them are everybody's.
+    // A single matrix of a kind is not sharded, and without --zero none is.
     assert_eq!(shared(&text, &sizes("1"), "dp2 zero1").0, [6, 7, 5]);
     assert_eq!(shared(&text, &sizes("2"), "dp2"), ([12, 12, 12], [100, 100]));
 }

@@ -105,7 +105,7 @@ fn a_part_that_is_claimed_whole_or_split_otherwise_is_refused() {
         let mut out = vec![];
         for u in s.mesh.ids() {
             let Placement::Split(d) = s.sharding(v)[u] else { continue };
-            // A source is where the pass says it is.
+            // Any sharding of a source is valid, as the pass decides it.
             if body[v].op.is_source() && body[v].args.is_empty() {
                 continue;
             }

@@ -22,7 +22,7 @@ fn offloaded_parameters_compute_the_same() {
     on(T5, &[], &["bf16 offload params m2"]);
 }
 
-/// Updates in pieces of a few rows, whatever is where.
+/// Updates are in pieces of a few rows, wherever states and parameters rest.
 #[test]
 fn updates_in_pieces_compute_the_same() {
     let large = [("vocab", "512"), ("hidden", "16")];
@@ -35,7 +35,7 @@ fn updates_in_pieces_compute_the_same() {
         "bucket100 offload dp2 zero1",
     ];
     on(GPT2, &large, &[memory, disk, meshes].concat());
-    // Of a dim of one element, and then of rows.
+    // Here the first dim has one element, so pieces are along the next one.
     on(LLAMA, &[("kv_heads", "1")], &["bucket16 offload m2", "bucket16 bf16 offload params m2"]);
     on(DEEPSEEK, &[], &["bucket40 bf16 offload params dp2 ep2 zero1 m2", "bucket40 offload m2"]);
 }

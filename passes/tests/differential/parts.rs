@@ -66,7 +66,7 @@ pub fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges
     let weights = if plan.order.splits_backward() { WeightGradients::Apart } else { WeightGradients::InBackward };
     let stages = partition(&compiled.sharded, None, &plan.layout, weights, Room { buffer: case.moe_buffer, passes: case.moe_passes }).ok()?;
     let runner = Runner::new(&compiled, case, ranges);
-    // Numbers that are not finite are equal to nothing.
+    // NaN is equal to nothing, so such samples are left out.
     let want = runner.outcomes(&job_of(&compiled, stages.clone(), &plan.order)).ok()?;
     Some(Sample { compiled, stages, order: plan.order, runner, want })
 }
@@ -85,7 +85,7 @@ fn samples() -> Vec<Sample> {
     for seed in 0..6 {
         let mut random = triple(seed);
         random.case.rows = RowChoice::Rules;
-        // Flat buckets are made of what is proved here.
+        // Flat buckets are formed after the graphs that are verified here.
         random.case.zero = Zero::None;
         out.extend(sample(&random.text, &[], &random.case, &random.ranges));
     }

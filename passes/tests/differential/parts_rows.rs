@@ -45,7 +45,7 @@ fn samples() -> Vec<Sample> {
     for rows in (0..3).map(RowChoice::Random) {
         out.extend(sample(MIXTRAL.0, MIXTRAL.1, &Case { rows, ..case("dp2 tp2 sp ep2") }, &Ranges::new()));
     }
-    // Without rows there is nothing to change.
+    // Samples without grouped dots have no rows to change.
     out.retain(|s| s.stages.iter().any(|l| l.body.nodes.iter().any(|n| matches!(n.op, Op::GroupedDot { .. }))));
     out
 }

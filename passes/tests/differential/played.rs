@@ -58,7 +58,7 @@ fn drawn(job: &Job, machine: &Machine, step: &Step) -> Result<(), String> {
         return Err(format!("links are in use for {moved} s, and {counted} s are counted"));
     }
     let busy = line.links.iter().flat_map(|l| &l.busy).copied().fold(0.0, f64::max);
-    // Streams of a rank use it at once, as where it copies both ways.
+    // Several streams of a rank may use a link at once, as for copies both ways.
     if busy > Stream::ALL.len() as f64 {
         return Err(format!("a link is in use {busy} times over"));
     }
@@ -76,7 +76,7 @@ pub fn in_use(job: &Job) -> Result<(), String> {
             touched(job, stage, space, &used, &totals).map_err(|e| format!("memory of stage {stage}, {}: {e}", space.name()))?;
             let most = lasting + totals.iter().max().copied().unwrap_or(0);
             let planned = Footprint::of(job, stage).of_space(space);
-            // Behind the last buffer nothing is aligned.
+            // The plan does not align the end of the last buffer.
             if most >= planned + ALIGN {
                 return Err(format!("stage {stage} plans {planned} bytes of {}, and {most} are in use", space.name()));
             }

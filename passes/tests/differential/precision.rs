@@ -76,7 +76,7 @@ fn routers_stay_in_f32() {
         for words in ["bf16 m1", "f16 m1", "bf16 dp2 tp2 sp ep4 etp1 m1", "bf16 cp2 ep2 full1 m1"] {
             let c = compiled(model.0, model.1, &case(words));
             let (local, body) = (&c.locals[0], &c.locals[0].body);
-            // Sums over ranks of what it leaves are taken at the end.
+            // Collectives over ranks of the router's sums run in the reduce chunk.
             let forward = |v: Value| match local.chunks[v.index()] {
                 Chunk::Forward(_) => body[v].origin.phase == Phase::Forward,
                 Chunk::Reduce => matches!(body[v].op, Op::Collective { .. }),
@@ -87,7 +87,7 @@ fn routers_stay_in_f32() {
                 _ => false,
             };
             let uses = |v: Value, of: &dyn Fn(Value) -> bool| body[v].args.iter().any(|a| of(*a));
-            // A router's weights, as they are used: 16-bit copies, in full.
+            // `weights` are the casts of a router's 16-bit copies back to f32.
             let weights: BTreeSet<Value> = body.values().filter(|v| body[*v].op == Op::Cast && uses(*v, &is_router)).collect();
             let logits = body.values().filter(|v| forward(*v) && uses(*v, &|a| weights.contains(&a)));
             let mut routed: BTreeSet<Value> = logits.collect();

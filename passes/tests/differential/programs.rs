@@ -40,11 +40,11 @@ fn samples() -> Vec<(Compiled, Case, Ranges)> {
     for seed in 0..8 {
         let mut random = triple(seed);
         random.case.rows = RowChoice::Rules;
-        // A step that stops has no results to compare.
+        // A step that a limit stops has no results to compare.
         random.case.moe_buffer = MoeBuffer::Whole;
         let Models { training, evaluation, .. } = models(&random.text, &[], &random.case).unwrap_or_else(|e| panic!("{e}"));
         let sample = compile(training, evaluation, &options(&random.case)).ok().map(|c| (c, random.case, random.ranges));
-        // Numbers that are not finite are equal to nothing.
+        // NaN is equal to nothing, so such samples are left out.
         out.extend(sample.filter(|(c, case, ranges)| Runner::new(c, case, ranges).outcomes(&c.job).is_ok()));
     }
     out
@@ -74,7 +74,7 @@ fn event(action: &Action) -> bool {
     matches!(action, Action::Record { .. } | Action::Wait { .. })
 }
 
-/// Whether ranks or microbatches do it at different places.
+/// Whether the offset depends on the rank or the microbatch.
 fn in_parts(action: &Action) -> bool {
     let mut own = action.clone();
     let splits = |index: &[ir::dim::IndexMap]| index.iter().any(|m| matches!(m.base, Base::Coords(_)));

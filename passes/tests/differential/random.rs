@@ -24,7 +24,7 @@ const REFUSALS: &[(&str, &str)] = &[
     ("E0636", "rows of the batch meet, and there are several microbatches"),
 ];
 
-/// What is wrong with a refusal, or with none.
+/// The error of an unexpected refusal, or of a missing one.
 fn misjudged(Triple { case, whole, .. }: &Triple, outcome: &Outcome) -> Option<String> {
     let many = case.global_batch > case.dp * case.micro_batch;
     let Outcome::Refused(errors) = outcome else {
@@ -38,7 +38,7 @@ fn misjudged(Triple { case, whole, .. }: &Triple, outcome: &Outcome) -> Option<S
     wrong.map(|e| format!("refused with {}: {}", e.code, e.message))
 }
 
-/// What a triple has that others have not.
+/// The features of a triple.
 fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
     let many = |n: u64| n > 1;
     let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
@@ -134,7 +134,7 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
         return;
     }
     let (triples, first) = (number("DIFFERENTIAL_COUNT", SAMPLE.0), number("DIFFERENTIAL_FIRST", SAMPLE.1));
-    // Fewer may happen to have few of something.
+    // A short sample may by chance have few of some feature.
     let short = triples < 600 && (triples, first) != SAMPLE;
     let next = AtomicU64::new(first);
     let (failures, refused) = (Mutex::new(vec![]), Mutex::new(vec![]));
@@ -212,7 +212,7 @@ fn what_split_products_came_to_once() {
     }
 }
 
-/// What was wrong once, on other rows than the rules choose.
+/// A regression with other rules than the usual ones.
 fn on_random_rows(text: &str, case: &Case, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {
         check(text, &[], &Case { rows: RowChoice::Random(seed), ..case.clone() });

@@ -26,7 +26,7 @@ fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges) ->
     let Models { training, evaluation, .. } = models(text, defines, case).unwrap_or_else(|e| panic!("{e}"));
     let compiled = compile(training, evaluation, &options(case)).ok()?;
     let runner = Runner::new(&compiled, case, ranges);
-    // Numbers that are not finite are equal to nothing.
+    // NaN is equal to nothing, so such samples are left out.
     let want = runner.outcomes(&job_of_classes(&compiled, &compiled.locals, compiled.evaluation.locals.clone(), &compiled.order)).ok()?;
     Some(Sample { compiled, runner, want })
 }
@@ -56,7 +56,7 @@ fn samples() -> Vec<Sample> {
     // The last ones have chunks across the digits of an index, and sums over stages of parts.
     for seed in (0..6).chain([125, 467, 933]) {
         let mut random = triple(seed);
-        // A step that stops has no results to compare.
+        // A step that a limit stops has no results to compare.
         random.case.moe_buffer = MoeBuffer::Whole;
         out.extend(sample(&random.text, &[], &random.case, &random.ranges));
     }
@@ -67,7 +67,7 @@ fn concat(op: &Op) -> bool {
     matches!(op, Op::Concat { .. })
 }
 
-/// Two places of a list of operands that are joined.
+/// Two indices into the operands of a concatenation.
 fn two(d: &mut Dice, l: &Local) -> Option<(ir::graph::Value, usize, usize)> {
     let v = node(d, l, concat)?;
     let n = l.body[v].args.len();
@@ -175,7 +175,7 @@ fn a_rewritten_graph_that_computes_something_else_is_refused() {
         if mutate(&mut dice, graph).is_none() || *graph == before {
             continue;
         }
-        // Both graphs of a program have one layout.
+        // Both graphs of a program have the same layout of buckets.
         let buckets = graph.buckets.clone();
         (training[k].buckets, evaluation[k].buckets) = (buckets.clone(), buckets);
         let c = &s.compiled;
@@ -184,7 +184,7 @@ fn a_rewritten_graph_that_computes_something_else_is_refused() {
             let before = Graphs { training: &c.stages, evaluation: &c.evaluation.stages };
             verify(before, Graphs { training: &training, evaluation: &evaluation })
         };
-        // What cannot be lowered, as a value in a chunk where nothing makes it, ends the compile too.
+        // A graph that cannot be lowered, as with an operand of another chunk that is missing, ends the compile, too.
         let run = || {
             let job = catch_unwind(AssertUnwindSafe(|| job_of_classes(c, &training, evaluation.clone(), &c.order))).ok()?;
             Some(s.runner.outcomes(&job))

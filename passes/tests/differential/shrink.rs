@@ -7,7 +7,7 @@ use ir::options::{ActivationOffload, Counts, Cuts, MemoryOrder, MoeBuffer, Offlo
 use ir::pipeline::Schedule;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a case can do without.
+/// Simpler variants of a case.
 const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.data = Data::Real,
     |c| c.precision = DType::F32,
@@ -43,7 +43,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.bucket_size = None,
 ];
 
-/// How a triple is wrong: what is said of it without the numbers. None if it is right, or cannot be.
+/// The error of a triple without its numbers. `None` if it is right or refused.
 fn wrong(t: &Triple) -> Option<String> {
     let ran = catch_unwind(AssertUnwindSafe(|| attempt(&t.text, &[], &t.case, &t.ranges)));
     let text = match ran {
@@ -55,7 +55,7 @@ fn wrong(t: &Triple) -> Option<String> {
     if text.contains(" instead of ") {
         return Some("differs".into());
     }
-    // Of a complaint, what is said without the numbers and what is in brackets.
+    // Numbers and text in brackets are removed from the message.
     let mut open = 0;
     let mut plain = |c: char| {
         open += i32::from(c == '(') - i32::from(c == ')');
@@ -77,7 +77,7 @@ pub fn shrunk(mut best: Triple) -> Triple {
                 best = next;
             }
         }
-        // Runs of lines, longest first: a block goes as a whole.
+        // Longer runs of lines are tried first, so that a block goes as a whole.
         for run in (1..=8).rev() {
             let mut at = 1;
             loop {

@@ -31,7 +31,7 @@ fn what_was_stashed_on_the_device_is_stashed_on_the_host() {
     for words in ["m2", "pp2 m4", "pp2 v2 m4", "dp2 tp2 sp m2", "zbv m4", "full1 m2"] {
         let [without, with] = ["", "spill "].map(|more| compiled(LLAMA.0, LLAMA.1, &case(&format!("{more}{words}"))).job);
         let (device, host, before) = (of_a_slot(&with, Arena::Stash), of_a_slot(&with, Arena::HostStash), of_a_slot(&without, Arena::Stash));
-        // What a backward pass reads of a message is stashed on the host beside it.
+        // With pipelines, a backward pass's copy of a message is on the host in addition.
         let alike = if words.contains("pp") || words.contains("zb") { device < before } else { device + host == before };
         assert!(host > 0 && alike, "{words}: {device} and {host} of {before}");
         for (stage, s) in with.stages.iter().enumerate() {
@@ -43,14 +43,14 @@ fn what_was_stashed_on_the_device_is_stashed_on_the_host() {
             let last = layers.iter().max().copied();
             let messages = messages(program);
             for (id, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash && layer(b).is_some()) {
-                // What comes from another stage comes to the device.
+                // Messages from other stages arrive on the device.
                 if messages.contains(&BufferId(id as u32)) {
                     continue;
                 }
                 let small = buffer.bytes() * 64 < largest;
-                // What enters the last layer, or is in it.
+                // `turns` marks the inputs and values of the last layer.
                 let turns = layer(buffer).map(|l| l + 1) >= last;
-                // There gradients of weights read what a backward pass has written over.
+                // In zero-bubble schedules, weight passes read buffers that a backward pass has overwritten.
                 assert!(small || turns || words.contains("zb"), "{words}: stage {stage} keeps {buffer:?}");
             }
         }
@@ -70,7 +70,7 @@ fn the_first_layers_of_every_stage_are_offloaded() {
     };
     assert_eq!(layers("spill m2"), [vec![0, 1, 2]]);
     assert_eq!(layers("spilled2 m2"), [vec![0, 1]]);
-    // Of the second stage, what it receives of layer 1 too.
+    // The second stage counts the value that it receives from layer 1, too.
     assert_eq!(layers("spill pp2 m4"), [vec![0, 1], vec![1, 2]]);
     assert_eq!(layers("spilled1 pp2 m4"), [vec![0], vec![1, 2]]);
 }
@@ -119,7 +119,7 @@ fn activations_stream_to_the_host_and_back() {
         println!("{words}: {hidden:?} % hidden, activations {before} and {after}, {host} on the host, temporary {temporary} and {more}");
         assert!(hidden[0] >= 90 && hidden[1] >= 90, "{words}: {hidden:?} %");
         assert!(after * 3 < before && host >= before - after, "{words}: {before} and {after}, {host} on the host");
-        // Among messages a new order of commands takes what it may.
+        // With messages, a new order of commands may take more memory.
         assert!(more <= temporary + temporary / if words.contains("pp") { 3 } else { 10 }, "{words}: {temporary} and {more}");
     }
 }

@@ -39,7 +39,7 @@ fn norms_in_two_steps_are_the_same() {
         for words in ["b2", "m2", "tp2 m2", "dp2 m2", "dp2 tp2 zero1", "dp2 zero2 m2", "offload m2", "bf16 dp2 m2", "f16 m2", "f16 offload"] {
             check(&text(clip), &[], &case(words));
         }
-        // Ranks' parts of buckets that are large enough.
+        // Here ranks' parts of buckets are large enough to be cut.
         for words in ["dp2 zero1 m2", "dp2 zero2 m2", "dp2 tp2 zero1", "bf16 dp2 zero1"] {
             check(&text(clip), &[("rows", "512")], &case(words));
         }

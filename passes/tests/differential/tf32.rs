@@ -37,7 +37,7 @@ fn products_of_f32_are_marked_in_what_ranks_run() {
             assert_eq!(*marked, *dtype == DType::F32 && *is_product, "{words}");
         }
         assert_eq!(ran.iter().any(|(marked, ..)| *marked), !words.contains("bf16"), "{words}");
-        // What prints reads back, marks and all.
+        // Graphs and kernels read back with their marks.
         for local in &c.locals {
             assert_eq!(parse_local(&print_local(local)).as_ref(), Ok(local), "{words}");
         }

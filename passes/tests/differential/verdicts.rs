@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use verify::{Invariant, Violation};
 
-/// What became of mutants, by kind.
+/// The outcomes of mutants, by kind.
 #[derive(Default)]
 pub struct Verdicts {
     /// How many are tried, refused, harmless and missed.

@@ -6,7 +6,7 @@
 //! times with each 16-bit result moved at random by what rounding of parts may do to it (Monte Carlo arithmetic, Parker 1997), and a value
 //! may be off by a few times of what it was moved by then.
 
-use super::harness::{Given, Logical};
+use super::harness::{Logical, StepInputs};
 use ir::eval;
 use ir::graph::{Body, Graph, Value};
 use ir::op::{DType, Op, Reduce};
@@ -23,7 +23,7 @@ const PARTS: f64 = 16.0;
 /// Roundings on the way of a part of a sum into it, each of them half of the last place: its own, of a sum of some parts on a rank, of all.
 const ROUNDINGS: f64 = 3.0;
 
-pub struct Wanted {
+pub struct ExpectedStep {
     pub values: Vec<Vec<f64>>,
     /// Per value: most by which an element may be off.
     bounds: Vec<f64>,
@@ -34,14 +34,14 @@ pub struct Wanted {
     pub fits: bool,
 }
 
-impl Wanted {
+impl ExpectedStep {
     /// With bounds from `runs` of the graph with noise.
-    pub fn new(graph: &Graph, given: &Given, precision: DType, runs: u64) -> Wanted {
+    pub fn new(graph: &Graph, given: &StepInputs, precision: DType, runs: u64) -> ExpectedStep {
         if !precision.is_half() {
-            return Wanted::unrounded(graph, given);
+            return ExpectedStep::unrounded(graph, given);
         }
         let values = eval::run(&graph.body, &mut Logical { graph, given });
-        let plain = Wanted::unrounded(graph, given);
+        let plain = ExpectedStep::unrounded(graph, given);
         let unmoved = values.iter().zip(&plain.values).map(|(v, w)| v == w).collect();
         let most = match precision {
             DType::F16 => 65504.0,
@@ -56,19 +56,19 @@ impl Wanted {
                 *bound = v.iter().zip(w).fold(*bound, |m, (x, y)| m.max(BEYOND * (x - y).abs()));
             }
         }
-        Wanted { values, bounds, unmoved, is_sharp: false, fits }
+        ExpectedStep { values, bounds, unmoved, is_sharp: false, fits }
     }
 
     /// As if all floats had all bits.
-    pub fn unrounded(graph: &Graph, given: &Given) -> Wanted {
+    pub fn unrounded(graph: &Graph, given: &StepInputs) -> ExpectedStep {
         let mut plain = graph.clone();
         widen(&mut plain.body);
         let values = eval::run(&plain.body, &mut Logical { graph: &plain, given });
         let bounds = values.iter().map(|v| 1e-9 * v.iter().fold(1e-3f64, |m, x| m.max(x.abs()))).collect();
-        Wanted { unmoved: vec![true; values.len()], values, bounds, is_sharp: true, fits: true }
+        ExpectedStep { unmoved: vec![true; values.len()], values, bounds, is_sharp: true, fits: true }
     }
 
-    pub fn exactly(mut self) -> Wanted {
+    pub fn exactly(mut self) -> ExpectedStep {
         self.bounds.fill(0.0);
         self.is_sharp = true;
         self
@@ -106,7 +106,7 @@ impl Wanted {
 
 /// The graph's values where every 16-bit sum is moved up or down at random, in proportion to the sum of its absolute terms. Other ops do the same in
 /// parts as in whole. Only odd runs round: there values may become equal, and share a maximum, that are not otherwise.
-fn noisy(graph: &Graph, given: &Given, run: u64) -> Vec<Vec<f64>> {
+fn noisy(graph: &Graph, given: &StepInputs, run: u64) -> Vec<Vec<f64>> {
     let mut plain = graph.clone();
     widen(&mut plain.body);
     let mut env = Logical { graph: &plain, given };
@@ -135,7 +135,7 @@ fn noisy(graph: &Graph, given: &Given, run: u64) -> Vec<Vec<f64>> {
         if let Some(sums) = sums {
             let stream = random::stream(u64::from(v.0), run, 0);
             let noise = |i: u64| if random::uniform(stream, i) < 0.5 { -ROUNDINGS * unit } else { ROUNDINGS * unit };
-            // Scores that a mask hides are infinite, and stay so.
+            // Masked scores are infinite and get no noise.
             let finite = out.iter_mut().zip(&sums).zip(0..).filter(|((x, _), _)| x.is_finite());
             finite.for_each(|((x, sum), i)| *x += noise(i) * sum);
         }

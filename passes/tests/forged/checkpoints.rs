@@ -38,12 +38,12 @@ fn what_was_damaged_is_refused() {
             1 => damaged.truncate(dice.below(bytes.len())),
             2 => damaged.extend(vec![0; 1 + dice.below(5000)]),
             3 => damaged.clone_from(others),
-            // The header of one with the data of another.
+            // This joins the header of one file with the data of another.
             4 => {
                 let n = dice.below(bytes.len().min(others.len()));
                 damaged[..n].copy_from_slice(&others[..n]);
             }
-            // A range moved within the file, as a disk may misplace a block.
+            // This moves a range within the file, as a disk may misplace a block.
             5 => {
                 let n = 1 + dice.below(bytes.len() / 2);
                 let (from, to) = (dice.below(bytes.len() - n), dice.below(bytes.len() - n));
@@ -62,7 +62,7 @@ fn what_was_damaged_is_refused() {
         let verified = within(total, &what, || Checkpoint::open(at).map_err(|e| e.to_string()).and_then(|c| c.verify().map_err(|e| e.join("; "))));
         let read = within(total, &what, || manifest.map_err(|e| e.to_string()).and_then(|m| written::read(&jobs[job], at, &m)));
         assert!(damaged == *bytes || verified.is_err(), "{what} was found whole");
-        // What is not read is not looked at: a damaged hash of nobody's block cannot be, but all of the header is.
+        // A read checks only what it reads, which includes the whole header.
         assert!(damaged == *bytes || read.is_err(), "{what} was accepted");
         kinds[kind] += usize::from(damaged != *bytes);
         fs::write(path, bytes).unwrap();

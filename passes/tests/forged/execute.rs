@@ -17,25 +17,25 @@ const MOST: u64 = 1 << 26;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(PartialEq, Eq)]
-pub enum Ran {
+pub enum RunOutcome {
     ToItsEnd,
     /// It is larger than this machine runs in a test.
     TooLarge,
     /// A kernel or a limit refused the data.
     Refused,
-    /// What no sound job does.
+    /// An error that no valid job causes.
     Wrong(String),
 }
 
 /// Runs two steps of all ranks, each after an evaluation, in list order or one that events allow, in a thread of their own.
-pub fn execute(job: &Job, dice: &mut Dice) -> Ran {
+pub fn execute(job: &Job, dice: &mut Dice) -> RunOutcome {
     let elements = |dims: &[Extent]| dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.size.max(d.padded)));
     let whole: Option<u64> = job.params.iter().map(|p| &p.dims).chain(job.inputs.iter().map(|i| &i.dims)).map(|d| elements(d)).sum();
     let arenas = job.stages.iter().map(|s| s.schedule.arena_bytes(&job.programs[s.program as usize]).iter().fold(0u64, |n, b| n.saturating_add(*b)));
     let arenas = arenas.fold(0u64, u64::saturating_add).saturating_mul(job.mesh.world() / job.stages.len() as u64);
     let plan = whole.unwrap_or(u64::MAX).saturating_mul(8).saturating_add(arenas);
     if plan > MOST {
-        return Ran::TooLarge;
+        return RunOutcome::TooLarge;
     }
     let sizes = |dims: &[Extent]| dims.iter().map(|d| d.size).collect::<Vec<u64>>();
     let params = job.params.iter().map(|p| (p.name.clone(), random(dice, sizes(&p.dims), &mut |d| d.below(1000) as f64 / 1000.0 - 0.5)));
@@ -62,17 +62,17 @@ pub fn execute(job: &Job, dice: &mut Dice) -> Ran {
         };
         let result = catch_unwind(AssertUnwindSafe(|| memory::most(act)));
         let _ = say.send(match result {
-            Ok((_, most)) if most as u64 > (64 << 20) + 64 * plan => Ran::Wrong(format!("{most} bytes of memory for a plan of {plan}")),
-            Ok((Ok(()), _)) => Ran::ToItsEnd,
-            Ok((Err(Error::Turn(runtime::loopback::TurnError::Exec(_))), _)) => Ran::Refused,
-            Ok((Err(e), _)) => Ran::Wrong(e.to_string()),
-            Err(_) => Ran::Wrong("a panic, which is above".into()),
+            Ok((_, most)) if most as u64 > (64 << 20) + 64 * plan => RunOutcome::Wrong(format!("{most} bytes of memory for a plan of {plan}")),
+            Ok((Ok(()), _)) => RunOutcome::ToItsEnd,
+            Ok((Err(Error::Turn(runtime::loopback::TurnError::Exec(_))), _)) => RunOutcome::Refused,
+            Ok((Err(e), _)) => RunOutcome::Wrong(e.to_string()),
+            Err(_) => RunOutcome::Wrong("a panic, which is above".into()),
         });
     });
     match said.recv_timeout(PATIENCE) {
         Ok(ran) => ran,
-        Err(RecvTimeoutError::Timeout) => Ran::Wrong("it does not end".into()),
-        Err(RecvTimeoutError::Disconnected) => Ran::Wrong("its thread is gone".into()),
+        Err(RecvTimeoutError::Timeout) => RunOutcome::Wrong("it does not end".into()),
+        Err(RecvTimeoutError::Disconnected) => RunOutcome::Wrong("its thread is gone".into()),
     }
 }
 

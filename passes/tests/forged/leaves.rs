@@ -29,7 +29,7 @@ impl Tree {
     pub fn mutant(&self, dice: &mut Dice) -> (String, Option<Job>) {
         let mut root = self.root.clone();
         let what = match dice.below(3) {
-            // Any leaf: most are of commands and kernels.
+            // This takes any leaf, most of which are in commands and kernels.
             0 => {
                 let (mut left, mut what) = (dice.below(self.leaves), None);
                 visit(&mut root, "job", &mut |field, leaf| {
@@ -40,7 +40,7 @@ impl Tree {
                 });
                 what.expect("one of the leaves")
             }
-            // Any path: as many changes of what there is little of.
+            // This descends by random fields, so that rare fields change as often as frequent ones.
             1 => self.descend(dice, &mut root, "job", Target::Leaf),
             _ => self.descend(dice, &mut root, "job", Target::List),
         };

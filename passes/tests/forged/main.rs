@@ -14,7 +14,7 @@ mod pytorch;
 #[path = "../written/mod.rs"]
 mod written;
 
-use execute::{Ran, execute};
+use execute::{RunOutcome, execute};
 use frontend::Options as Text;
 use ir::diag::Sources;
 use ir::options::{Options, SequenceParallel, Zero};
@@ -171,7 +171,7 @@ fn what_was_forged_is_refused_or_sound() {
         let what = format!("seed {seed}");
         let Ok(job) = within(forged.len(), &what, || postcard::from_bytes::<Job>(&forged)) else { continue };
         decoded += 1;
-        // The first check.
+        // Writing the artifact is the first check.
         if !within(forged.len(), &what, || put(&out, &job)) {
             continue;
         }
@@ -194,7 +194,7 @@ fn what_is_accepted_with_another_field_runs() {
     let trees: Vec<Tree> = jobs.iter().map(Tree::of).collect();
     let (mut decoded, mut written, mut accepted, mut ran, mut wrong) = (0, 0, 0, [0; 3], String::new());
     for job in &jobs {
-        assert!(execute(job, &mut Dice(1)) == Ran::ToItsEnd, "the original does not run");
+        assert!(execute(job, &mut Dice(1)) == RunOutcome::ToItsEnd, "the original does not run");
     }
     for seed in seeds() {
         let mut dice = Dice(mix(seed ^ 0x1eaf));
@@ -213,10 +213,10 @@ fn what_is_accepted_with_another_field_runs() {
         let Some(Ok(artifact)) = read else { continue };
         accepted += 1;
         match execute(&artifact.job, &mut dice) {
-            Ran::ToItsEnd => ran[0] += 1,
-            Ran::TooLarge => ran[1] += 1,
-            Ran::Refused => ran[2] += 1,
-            Ran::Wrong(why) => wrong += &format!("{what}: {why}\n"),
+            RunOutcome::ToItsEnd => ran[0] += 1,
+            RunOutcome::TooLarge => ran[1] += 1,
+            RunOutcome::Refused => ran[2] += 1,
+            RunOutcome::Wrong(why) => wrong += &format!("{what}: {why}\n"),
         }
     }
     let [ended, large, refused] = ran;

@@ -11,7 +11,7 @@ thread_local! {
 }
 
 fn count(bytes: isize) {
-    // A thread that ends still frees.
+    // A thread that ends still frees memory, when its counters may be gone.
     let _ = NOW.try_with(|now| {
         now.set(now.get() + bytes);
         let _ = MOST.try_with(|most| most.set(most.get().max(now.get())));
@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// What an act gives, and the most bytes that this thread had at a time meanwhile, beyond those of before.
+/// The result of `act`, and the most bytes that this thread allocated meanwhile.
 pub fn most<T>(act: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     MOST.set(before);

@@ -31,7 +31,7 @@ fn spoilt_pickles_neither_panic_nor_take_memory() {
             }
             1 => dice.spoil(&mut spoilt, 8),
             2 => spoilt.truncate(dice.below(whole.len())),
-            // A part of it a second time: more of what makes nodes, and fetches them.
+            // This repeats a part of the file, for more opcodes that make and fetch nodes.
             _ => {
                 let n = 1 + dice.below(whole.len() / 2);
                 let (from, to) = (dice.below(whole.len() - n), dice.below(whole.len()));

@@ -5,7 +5,7 @@ use ir::build::Builder;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Graph, Init, Origin, Param, Phase, Report, Type, Value};
 use ir::model::{Model, Plan, Train};
-use ir::module::{Module, Whole};
+use ir::module::{GlobalGraph, Module};
 use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Scoring, Unary};
 use ir::options::Options;
 use ir::progress::Progress;
@@ -74,7 +74,7 @@ fn cases() -> Vec<Case> {
     out
 }
 
-/// The sum of the sines of what an op makes of parameters.
+/// A loss: the sum of the sines of an op's result on parameters.
 fn model(case: &Case, [i, j]: [u64; 2]) -> Model {
     let mut graph = Graph { name: case.op.name().into(), ..Graph::default() };
     for (name, size) in [("i", i), ("j", j), ("k", i)] {
@@ -102,7 +102,7 @@ fn model(case: &Case, [i, j]: [u64; 2]) -> Model {
     if case.op == Op::Select {
         let zero = b.constant(0.0);
         args[0] = b.compare(ir::op::Compare::Gt, args[0], zero);
-        // The condition's parameter has a gradient by another way.
+        // The sum gives the condition's parameter a gradient.
         let sum = b.add(&[args[1], params[0]]);
         args[1] = sum;
     }
@@ -112,7 +112,7 @@ fn model(case: &Case, [i, j]: [u64; 2]) -> Model {
         _ => Type::scalar(DType::F32),
     };
     let v = b.typed(case.op.clone(), &args, declared);
-    // Where a step's slope is none, a parameter still reaches the loss.
+    // A parameter also reaches the loss directly, in case the op has slope 0.
     let dims = b.dims(v);
     let sine = b.unary(Unary::Sin, v);
     let loss = b.sum(sine, &dims);
@@ -154,9 +154,9 @@ fn both_derivatives_of_each_op_agree() {
                 Ok(warnings) => assert!(warnings.is_empty(), "{what}: {warnings:?}"),
                 Err(e) => panic!("{what}: {e}"),
             }
-            // A gradient that is twice what it is.
+            // A doubled gradient must be refused.
             let mut twice = module.clone();
-            let Whole::Logical(graph) = &mut twice.training.whole else { panic!("a logical graph") };
+            let GlobalGraph::Logical(graph) = &mut twice.training.whole else { panic!("a logical graph") };
             let (_, grad) = graph.grads[0];
             let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
             let double = b.scale(grad, 2.0);

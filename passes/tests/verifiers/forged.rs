@@ -4,7 +4,7 @@ use crate::folder;
 use ir::algebra::algebra;
 use ir::faults::watch;
 use ir::graph::{Body, Value};
-use ir::module::{Module, Whole};
+use ir::module::{GlobalGraph, Module};
 use ir::op::{Op, Reduce};
 use ir::sharded::Placement;
 use ir::text::{parse_module, print_module};
@@ -44,7 +44,7 @@ fn what_no_text_can_say_is_refused() {
         let module = broken(*invariant);
         let all = said(&module);
         assert!(all.contains(&Some(*invariant)) && !all.contains(&None), "{invariant}: {all:?}");
-        // The text of such a module is none, or that of a sound one.
+        // The text of such a module does not parse, or is that of a valid one.
         let read = parse_module(&print_module(&module));
         assert!(read.is_err() || read.is_ok_and(|m| said(&m).is_empty()), "{invariant}: {why}");
     }
@@ -64,7 +64,7 @@ fn ranks_in_other_places_are_refused() {
 /// A table that says of a greatest element what is true of a sum.
 #[test]
 fn a_wrong_row_of_the_table_is_refused() {
-    let Whole::Sharded(mut sharded) = base("base_sharded.mir").training.whole else { panic!("it is sharded") };
+    let GlobalGraph::Sharded(mut sharded) = base("base_sharded.mir").training.whole else { panic!("it is sharded") };
     let sound = sharded.graph.body.clone();
     let partial = |v: &Value| sharded.mesh.ids().any(|u| sharded.sharding(*v)[u] == Placement::SUM);
     let sum = |v: &Value| matches!(sound[*v].op, Op::Reduce { kind: Reduce::Sum, .. });

@@ -41,7 +41,7 @@ fn of(path: &Path) -> Option<Invariant> {
     Invariant::ALL.iter().copied().find(|i| format!("{i}_{}", i.name()) == name(path))
 }
 
-/// What all verifiers say of the module that a file's command makes.
+/// The violations of all verifiers for the module that a file's command makes.
 fn said(text: &str) -> Result<Vec<(Option<Invariant>, String)>, String> {
     let run = text.lines().find_map(|l| l.strip_prefix("; RUN: not ")).ok_or("no line `; RUN: not ..`")?;
     let edit = run.strip_suffix(" | mcc opt --verify -").ok_or("the command ends with `| mcc opt --verify -`")?;

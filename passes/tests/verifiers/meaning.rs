@@ -10,7 +10,7 @@ use ir::diag::Sources;
 use ir::dim::Base;
 use ir::eval::{self, Env};
 use ir::graph::{Graph, Node, Type, Value};
-use ir::module::{Module, Whole};
+use ir::module::{GlobalGraph, Module};
 use ir::op::{Attention, Binary, Compare, DType, Op, Real, Reduce, Scalar, Unary};
 use ir::options::{Options, Recompute};
 use ir::progress::Progress;
@@ -171,9 +171,9 @@ fn other(node: &Node, random: &mut Random) -> Option<Op> {
 }
 
 /// All of a graph, on random numbers.
-struct Judge<'g>(&'g Graph, u64);
+struct RandomSources<'g>(&'g Graph, u64);
 
-impl Env for Judge<'_> {
+impl Env for RandomSources<'_> {
     fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64> {
         let (g, dims) = (self.0, &self.0.body.dims);
         if let Op::Table(t) = op {
@@ -220,10 +220,10 @@ impl Env for Judge<'_> {
     }
 }
 
-/// What can be seen of a step from outside.
+/// The results of a step that are visible outside.
 fn results(g: &Graph, seed: u64) -> BTreeMap<String, Vec<f64>> {
-    let values = eval::run(&g.body, &mut Judge(g, seed));
-    // In one order of dims, whatever that of a value is.
+    let values = eval::run(&g.body, &mut RandomSources(g, seed));
+    // Results are compared in a fixed order of dims.
     let of = |v: Value| {
         let mut dims = g.body.dims_of(v).to_vec();
         dims.sort();
@@ -270,9 +270,9 @@ fn a_change_of_any_result_is_refused() {
         let mut random = Random(key(&name));
         for _ in 0..count {
             let mut mutant = module.clone();
-            let Whole::Sharded(sharded) = &mut mutant.training.whole else { panic!("it is sharded") };
+            let GlobalGraph::Sharded(sharded) = &mut mutant.training.whole else { panic!("it is sharded") };
             let Some(what) = change(&mut sharded.graph, &mut random) else { continue };
-            // What has other types than its ops give it, the verifier of graphs refuses.
+            // The verifier of graphs refuses wrong types, so such mutants are left out.
             let body = &sharded.graph.body;
             if body.values().any(|v| ir::infer::check(body, v).is_err()) {
                 continue;

@@ -60,7 +60,7 @@ fn rows_that_the_table_does_not_have_are_refused() {
             let mut loops: Vec<(String, Loop)> = vec![];
             for l in table.loops.iter().filter(|l| l.kind != LoopKind::Ring) {
                 for kind in [LoopKind::Map, LoopKind::Sum, LoopKind::Max].into_iter().filter(|k| *k != l.kind) {
-                    // What no operand has is not summed, and what the result has not is not mapped.
+                    // A dim that no operand has cannot be summed, and one that the result lacks cannot be mapped.
                     if kind == LoopKind::Map && l.out.is_some() || kind != LoopKind::Map && l.args.iter().any(Option::is_some) {
                         let out = l.out.filter(|_| kind == LoopKind::Map);
                         loops.push((format!("{:?} as {kind:?}", l.kind).to_lowercase(), Loop { kind, args: l.args.clone(), out }));
@@ -81,7 +81,8 @@ fn rows_that_the_table_does_not_have_are_refused() {
             }
         }
     }
-    // Attention is linear in values and in the gradient of its result; its gradients are sums over pairs.
+    // These are true although the table does not say so: attention is linear in values and in the gradient of its
+    // result, and its gradients are sums over pairs.
     let named = |ops: &[&'static str]| ops.iter().copied().collect::<BTreeSet<_>>();
     let expected = [
         ("block as map", named(&["attention_dbias", "attention_dk", "attention_dv", "dispatch"])),

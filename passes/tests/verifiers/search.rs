@@ -71,7 +71,7 @@ fn change(lines: &[String], random: &mut Random) -> Change {
         3 => return of(1, vec![random.of(lines).clone()]),
         _ => {}
     }
-    // What says where a node comes from is of no concern.
+    // The comment with a node's origin is not changed.
     let mut all = tokens(line.split("  //").next().unwrap_or_default());
     let after = line[all.iter().map(|t| t.len()).sum()..].to_owned();
     let meant: Vec<usize> = (0..all.len()).filter(|k| !all[*k].trim().is_empty()).collect();
@@ -93,7 +93,7 @@ fn change(lines: &[String], random: &mut Random) -> Change {
             let other = *random.of(&meant);
             all.swap(k, other);
         }
-        // The same kind of thing, of a line nearby.
+        // This takes a token of the same kind from a line nearby.
         3 | 4 => {
             let others = tokens(random.of::<String>(near));
             let alike: Vec<&str> = others.into_iter().filter(|t| !t.trim().is_empty() && is_number(t) == is_number(token)).collect();
@@ -146,12 +146,12 @@ fn said(module: &Module) -> Vec<(&'static str, Complaint)> {
 
 /// How many mutants came to something, and the change that is shortest to say.
 #[derive(Default)]
-struct Found {
+struct SearchResult {
     count: usize,
     by: String,
 }
 
-impl Found {
+impl SearchResult {
     fn add(&mut self, by: String) {
         self.count += 1;
         if self.by.is_empty() || by.len() < self.by.len() {
@@ -175,7 +175,7 @@ fn verifiers_never_panic_on_what_parses() {
     let modules = sound();
     let (count, mut random) = (told("VERIFIER_MUTANTS", 1500), Random(told("VERIFIER_SEED", 1)));
     let mut parsed = 0;
-    let (mut refused, mut panics) = (BTreeMap::<Invariant, Found>::new(), BTreeMap::<String, Found>::new());
+    let (mut refused, mut panics) = (BTreeMap::<Invariant, SearchResult>::new(), BTreeMap::<String, SearchResult>::new());
     for _ in 0..count {
         let (name, lines) = random.of(&modules);
         let (mut text, mut by) = (lines.clone(), name.clone());
@@ -199,7 +199,7 @@ fn verifiers_never_panic_on_what_parses() {
         }
     }
     println!("{parsed} of {count} parse");
-    refused.iter().for_each(|(invariant, Found { count, by })| println!("{invariant} {} refuses {count}, as by {by}", invariant.name()));
-    panics.iter().for_each(|(place, Found { count, by })| println!("PANIC at {place}: {count}, as by {by}"));
+    refused.iter().for_each(|(invariant, SearchResult { count, by })| println!("{invariant} {} refuses {count}, as by {by}", invariant.name()));
+    panics.iter().for_each(|(place, SearchResult { count, by })| println!("PANIC at {place}: {count}, as by {by}"));
     assert!(panics.is_empty(), "{:?}", panics.keys());
 }

@@ -6,7 +6,7 @@ use ir::program::Job;
 use ir::random::{key, mix};
 use runtime::checkpoint::{Catalog, CheckpointManifest, MANIFEST, Owners, Shard, resume};
 use runtime::conditions::Conditions;
-use runtime::executor::{Order, PersistentId, Rank, arena_bytes};
+use runtime::executor::{CommandOrder, PersistentId, Rank, arena_bytes};
 use runtime::host::{Whole, sizes};
 use runtime::reference::{Plans, Reference};
 use runtime::weights::{Mark, Resumed, name};
@@ -47,13 +47,13 @@ const MARK: Mark = Mark { step: 3, seed: 5, scaling: None, sequences: Some(24) }
 /// What cannot be written.
 pub fn write(job: &Job, dir: &Path) -> Result<CheckpointManifest, String> {
     let plans = Plans::new(job);
-    // Tensors here are small, and shall be shared out all the same.
+    // Tensors here are small, so the limit is low enough to shard them.
     let owners = Owners::sharing(job, 2);
     let (catalog, mut hashes) = (Catalog::new(&owners)?, BTreeMap::new());
     let all: BTreeMap<PersistentId, Numbered> = tensors(job).map(|held| (held, Numbered::of(job, held))).collect();
     for rank in 0..job.mesh.world() {
         let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-        let mut rank = Rank::new(job, rank, Reference::new(job, &plans, program, arena_bytes(job, rank)), Order::List);
+        let mut rank = Rank::new(job, rank, Reference::new(job, &plans, program, arena_bytes(job, rank)), CommandOrder::List);
         rank.initialise(|held| all.get(&held).map(|n| n as &dyn Whole));
         if let Some(shard) = Shard::new(rank.rank(), owners.pieces(rank.rank())) {
             let file = File::create(dir.join(shard.file())).map_err(|e| e.to_string())?;

@@ -16,7 +16,8 @@ use std::sync::Arc;
 pub struct SealedFile(Arc<OwnedFd>);
 
 impl SealedFile {
-    /// Reads a file of at most so many bytes into memory, and hashes what is there once nothing can change it any more.
+    /// Reads a file of at most so many bytes into memory, and hashes what is there once nothing can change it any
+    /// more.
     fn read(path: &Path, most: u64) -> system::Result<(SealedFile, FileEntry)> {
         let mut file = open(path, most)?;
         let mut memory = fs::File::from(memory_file::create("mcc-kernels", fs::metadata(path)?.len().min(most))?);
@@ -45,7 +46,7 @@ fn open(path: &Path, most: u64) -> system::Result<system::Take<fs::File>> {
 fn agree(path: &Path, wanted: &FileEntry, found: &FileEntry) -> Result<(), ArtifactError> {
     let damaged = |what: String| ArtifactError::Damaged { file: path.to_path_buf(), what };
     if found.bytes != wanted.bytes {
-        // No more than one byte too many was read.
+        // Reading stops one byte behind the wanted size, so the file system says the true one.
         let bytes = fs::metadata(path).map_or(found.bytes, |m| m.len());
         return Err(damaged(format!("it has {bytes} bytes, the manifest says {}", wanted.bytes)));
     }

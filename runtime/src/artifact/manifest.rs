@@ -113,7 +113,7 @@ impl Manifest {
 /// # Errors
 /// If there is none, it is not one, of another format, or not as it was written.
 pub fn read(dir: &Path) -> Result<(Manifest, Vec<u8>), ArtifactError> {
-    // All formats have these, and may have anything else.
+    // All formats have these two fields, whatever else they have.
     #[derive(Deserialize)]
     struct FormatVersion {
         format: u32,

@@ -3,13 +3,15 @@
 use ir::program::Job;
 use std::io::{self, Read};
 
-/// A job unpacks to at most so many times its file's bytes, which keeps memory in proportion to the file. Jobs of models are some 6 times as large.
+/// A job unpacks to at most so many times its file's bytes, which keeps memory in proportion to the file. Jobs of
+/// models are some 6 times as large.
 const MOST_RATIO: u64 = 256;
 
 /// Bytes that any job may unpack to: constant tables compress more than anything. T5's of 2,048 positions are 64 MiB.
 const FREE: u64 = 80 << 20;
 
-/// The greatest distance (log2 of bytes) back to which the compression may refer, and hence the decoder's memory: what the level's encoder uses.
+/// The greatest distance (log2 of bytes) back to which the compression may refer, and hence the decoder's memory:
+/// what the level's encoder uses.
 const WINDOW: u32 = 21;
 const LEVEL: i32 = 3;
 

@@ -15,12 +15,12 @@ use std::sync::Arc;
 /// Which artifacts are taken.
 #[derive(Clone, Copy, Debug)]
 pub enum Accept<'a> {
-    /// Of whoever it is.
+    /// Artifacts of anyone.
     Anyones,
     /// Those that one of these keys has signed.
     SignedBy(&'a [PublicKey]),
-    /// The one with this id, which the launcher has read and verified. Its bytes are held against the id here too, so the job need not be verified by
-    /// every rank again; dumps are not looked at.
+    /// The one with this id, which the launcher has read and verified. Its bytes are held against the id here too, so
+    /// the job need not be verified by every rank again; dumps are not looked at.
     Verified(&'a str),
 }
 

@@ -91,7 +91,7 @@ fn a_directory_of_someone_else_is_left_alone() {
     assert!(refused(dir.path()).contains("is not an artifact: it has no manifest.json"));
 }
 
-/// One that every GPU can do, of a kernel with an operand.
+/// A launch that every GPU can do, of a kernel with one operand.
 fn launch() -> Launch {
     let parameters = vec![ir::launch::Parameter::Argument(0)];
     Launch { grid: 1, resident: None, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters }
@@ -154,7 +154,7 @@ fn cubins_that_are_damaged_or_missing_are_refused() {
     fs::write(&file, &cubin).unwrap();
     reseal(&out, |m| drop(m.files.remove("cubin/k_1.cubin")));
     assert!(refused(&out).contains("it does not list cubin/k_1.cubin"), "{}", refused(&out));
-    // Of another machine, though its hash is right.
+    // This file is for another machine, though its hash is right.
     let mut native = cubin;
     native[18] = 62;
     assert!(refused(&with_cubins(dir.path(), Some(launch), &native)).contains("k_0.cubin` is damaged: it is no cubin"));
@@ -201,7 +201,7 @@ fn every_flipped_byte_of_the_job_is_found() {
     assert!(refused(&out).contains("job.bin"));
 }
 
-/// Behind a manifest that vouches for it.
+/// The manifest vouches for the forged job.
 #[test]
 fn a_forged_job_is_an_error_and_no_panic() {
     let plain = postcard::to_stdvec(&fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 })).unwrap();
@@ -214,7 +214,7 @@ fn a_forged_job_is_an_error_and_no_panic() {
     }
 }
 
-/// With padding alone no rank would hold an element that exists.
+/// With padding alone, no rank would hold an element that exists.
 #[test]
 fn a_dim_of_which_nothing_exists_is_refused() {
     let mut job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
@@ -225,7 +225,8 @@ fn a_dim_of_which_nothing_exists_is_refused() {
     assert!(error.contains(&format!("`{name}`: dim ")) && error.ends_with(&format!("has 0 elements, padded {padded}")), "{error}");
 }
 
-/// By the types alone. A job written with other types would be read as something else, and only by chance be refused.
+/// The hash is of the types alone. A job written with other types would be read as something else, and be refused
+/// only by chance.
 #[test]
 fn a_layout_of_jobs_has_a_format_of_its_own() {
     let mut tracer = Tracer::new(TracerConfig::default().is_human_readable(false));
@@ -248,7 +249,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         reason::AvoidedBy
     );
     trace!(program::BodyKind, program::Stream, program::Action, program::Arena, program::Space, program::Content, program::Holds);
-    // An enum that is not among them is an error that names it.
+    // `registry` fails and names any enum that is not traced above.
     let registry = tracer.registry().unwrap();
     for name in ["Op", "Unary", "ProgramBody"] {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
@@ -355,10 +356,10 @@ fn a_signature_is_looked_at_before_anything_else() {
     write(&out, &ArtifactParts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: Some(&secret) }).unwrap();
     let id = trusting(&[other.clone(), public.clone()]).unwrap();
     assert!(trusting(&[other]).unwrap_err().contains("is signed with a key that --trust does not name"));
-    // A rank takes what its launcher has verified, and nothing else.
+    // A rank accepts the artifact that its launcher has verified, and no other.
     read(&out, &Accept::Verified(&id)).unwrap();
     assert!(read(&out, &Accept::Verified("0")).unwrap_err().to_string().contains("is another artifact than the launcher has"));
-    // Damage that the manifest would show is not even looked for.
+    // The signature is refused before the manifest could show any damage.
     reseal(&out, |m| m.mcc = "0.9.9".into());
     fs::write(out.join(JOB), "").unwrap();
     assert!(trusting(std::slice::from_ref(&public)).unwrap_err().contains("is signed with a key that --trust does not name"));
@@ -374,7 +375,7 @@ fn what_is_no_artifact_is_said_to_be_none() {
     assert!(refused(&file).ends_with("m.mdl` is not an artifact: it has no manifest.json"));
 }
 
-/// Of two that are equal otherwise.
+/// The two artifacts are equal otherwise.
 #[test]
 fn an_artifact_is_told_by_its_id_from_one_with_another_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -389,7 +390,7 @@ fn an_artifact_is_told_by_its_id_from_one_with_another_file() {
 fn what_follows_a_job_or_unpacks_to_too_much_is_refused() {
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
     assert_eq!(packed::unpack(&packed::pack(&job).unwrap()).unwrap(), job);
-    // T5's table of relative positions, of 1,024 queries and keys, is a hundredth of its size and less.
+    // A table like T5's relative positions of 1,024 queries and keys packs to less than a hundredth of its size.
     let table = TableEntry { name: "positions".into(), dtype: DType::I32, dims: vec![], data: vec![31.0; 1024 * 1024] };
     let large = Job { tables: vec![table], ..job.clone() };
     assert!(packed::unpack(&packed::pack(&large).unwrap()).unwrap() == large);

@@ -30,7 +30,7 @@ impl Unfinished {
         let (parent, prefix) = (parent(artifact), prefix(artifact));
         fs::create_dir_all(parent)?;
         loop {
-            // Who may read it is up to the umask, as of any directory.
+            // The umask decides who may read it, as for any directory.
             let mut builder = tempfile::Builder::new();
             let dir = builder.prefix(&prefix).suffix(SUFFIX).permissions(Permissions::from_mode(0o777)).tempdir_in(parent)?;
             let lock = match File::open(dir.path()) {
@@ -38,7 +38,7 @@ impl Unfinished {
                 other => other?,
             };
             let _ = lock.lock();
-            // Whoever cleans up may have had the lock first.
+            // Another process that cleans up may have had the lock first and removed the directory.
             if is_at(&lock, dir.path()) {
                 return Ok(Unfinished { dir, _lock: lock });
             }

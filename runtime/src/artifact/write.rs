@@ -33,12 +33,13 @@ pub struct ArtifactParts<'a> {
     pub kernels: Option<Kernels<'a>>,
     /// File names under `dumps/` and texts.
     pub dumps: &'a [(String, String)],
-    /// Who signs it, if someone does.
+    /// Key that signs the artifact, if somebody does.
     pub sign: Option<&'a SecretKey>,
 }
 
-/// Writes an artifact, or nothing: a directory beside it takes its name at the end. An artifact of that name is replaced, and at every moment there is one or the other. What
-/// was left by processes that were killed as they wrote one of that name is removed.
+/// Writes an artifact, or nothing: a directory beside it takes its name at the end. An artifact of that name is
+/// replaced, and at every moment there is one or the other. What was left by processes that were killed as they wrote
+/// one of that name is removed.
 ///
 /// # Errors
 /// If the job is unsound, something other than an artifact has that name, or the file system says so.
@@ -57,7 +58,7 @@ pub fn write_unless(dir: &Path, parts: &ArtifactParts, given_up: &dyn Fn() -> bo
     }
     let unfinished = Unfinished::create(dir).map_err(io(dir))?;
     let manifest = fill(unfinished.path(), parts, given_up).map_err(|e| match e {
-        // By the name that it would have had, which is the one that the user knows.
+        // The error names the file by its final path, which the user knows.
         ArtifactError::Io { file, cause } => {
             ArtifactError::Io { file: file.strip_prefix(unfinished.path()).map_or_else(|_| file.clone(), |name| dir.join(name)), cause }
         }

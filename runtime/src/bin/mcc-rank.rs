@@ -1,5 +1,5 @@
-//! One rank of a run. Started by a launcher (`mcc run`), which gives it the run's memory as its standard input and listens to its
-//! standard output.
+//! One rank of a run. Started by a launcher (`mcc run`), which gives it the run's memory as its standard input and
+//! listens to its standard output.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     };
     match runtime::worker::run(rank, memory, io::stdout().lock()) {
         Ok(()) => ExitCode::SUCCESS,
-        // The launcher has been told.
+        // The launcher has the error already.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -45,7 +45,7 @@ fn refuse(why: &str, code: u8) -> ExitCode {
 /// Ends this process when the launcher ends, however it ends.
 fn follow(parent: u64) -> Result<(), String> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(|e| e.to_string())?;
-    // It may have ended before that took effect.
+    // The parent may have ended before that took effect.
     match rustix::process::getppid() {
         Some(pid) if pid.as_raw_nonzero().get() as u64 == parent => Ok(()),
         Some(_) | None => Err(format!("process {parent}, which started this rank, is gone")),

@@ -25,7 +25,7 @@ use watch::watched;
 pub struct Verdict {
     /// How many launches of the kernel were checked.
     pub launches: u64,
-    /// From the kernel's definition, the worst of all.
+    /// Largest distance from the kernel's definition, over all launches.
     pub definition: Distance,
     /// From what another device makes of the same operands.
     pub other: Option<Distance>,
@@ -60,8 +60,9 @@ fn runs(kernel: &Kernel, ty: &Type, strides: &[u64]) -> Vec<(u64, u64)> {
 /// The last digit of an f32.
 const DIGIT: f64 = 1.0 / (1 << 23) as f64;
 
-/// The size of each output without cancellation: how much it changes when the last digits of the operands do, in parts of that change. Sums of numbers that cancel, as
-/// the gradient of a bias of keys, are as good as the last digits of their terms and no better. Zero for kernels in 16-bit floats, which round in steps.
+/// The size of each output without cancellation: how much it changes when the last digits of the operands do, in
+/// parts of that change. Sums of numbers that cancel, as the gradient of a bias of keys, are as good as the last
+/// digits of their terms and no better. Zero for kernels in 16-bit floats, which round in steps.
 fn sizes(kernel: &Kernel, run: impl Fn(&[Vec<f64>]) -> Vec<Vec<f64>>, operands: &[Vec<f64>], made: &[Vec<f64>]) -> Vec<f64> {
     if narrowest(kernel) != DType::F32 {
         return vec![0.0; made.len()];
@@ -145,7 +146,8 @@ pub enum Instrumentation<'a> {
         /// What came of the launches so far, by the kernel's number in the job.
         verdicts: BTreeMap<u32, Verdict>,
     },
-    /// Repeats the first of each kernel. Sums that kernels add to grow by it: nothing that is computed then means anything.
+    /// Repeats the first of each kernel. Sums that kernels add to grow by it: nothing that is computed then means
+    /// anything.
     Time {
         /// Seconds of one launch, by the kernel's number in the job.
         launches: BTreeMap<u32, f64>,
@@ -187,7 +189,7 @@ fn check(
 ) -> Result<(), DeviceError> {
     let (inputs, outputs) = PlacedOperand::all(kernel, args);
     let operands: Vec<Vec<f64>> = inputs.iter().map(|i| i.read(device)).collect();
-    // What is added to.
+    // Outputs that accumulate add to these values.
     let before: Vec<Vec<f64>> = outputs.iter().map(|o| if o.accumulates { o.read(device) } else { vec![] }).collect();
     let in_place: Vec<bool> = outputs.iter().map(|o| o.accumulates || inputs.iter().any(|i| i.overlaps(o))).collect();
     let launch = |device: &mut dyn Device| {
@@ -226,7 +228,7 @@ fn check(
     let mut definition = distance(&cut(part.as_ref(), types(), &here), &want);
     let nan = |list: &[Vec<f64>]| list.iter().flatten().any(|x| x.is_nan());
     if part.is_some() && nan(&here) && !nan(&want) {
-        // Left out by the kernel, outside of the part.
+        // A NaN that remains outside of the interpreted part was not written by the kernel.
         definition.element = f64::INFINITY;
     }
     let allowed = Distance::allowed(narrowest(kernel));
@@ -243,14 +245,15 @@ const LEAST: u32 = 3;
 const MOST: u32 = 1000;
 const LONG: f64 = 0.1;
 
-/// Seconds of one launch among many: the rest of what a list of launches costs falls out of the difference between a short and a long one.
+/// Seconds of one launch among many: the rest of what a list of launches costs falls out of the difference between a
+/// short and a long one.
 fn time(device: &mut dyn Device, id: KernelId, args: &[Location], scalars: &[f64]) -> Result<f64, DeviceError> {
     let mut list = |n: u32| {
         let run = |device: &mut dyn Device| {
             (0..n).try_for_each(|_| device.launch(id, args, scalars))?;
             device.synchronize()
         };
-        // The first run of a list captures it.
+        // The first run captures the list, and is not timed.
         run(device)?;
         let begun = Instant::now();
         run(device)?;
@@ -323,7 +326,7 @@ impl Device for InstrumentedDevice<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{Order, PersistentId, Rank, Step, arena_bytes};
+    use crate::executor::{CommandOrder, PersistentId, Rank, Step, arena_bytes};
     use crate::fixture::{self, Split};
     use crate::host::{Tensor, Whole};
     use crate::loopback::{Hub, TurnOrder, run_phase};
@@ -340,7 +343,7 @@ mod tests {
         let other: Option<Box<dyn Device>> = if with_other { Some(Box::new(Reference::new(&job, &right, program, bytes))) } else { None };
         let mut task = Instrumentation::Check { other, verdicts: BTreeMap::new() };
         let device = InstrumentedDevice::new(&job, Box::new(Reference::new(&changed, &plans, program, bytes)), &mut task);
-        let mut rank = Rank::new(&job, 0, device, Order::List);
+        let mut rank = Rank::new(&job, 0, device, CommandOrder::List);
         let (params, inputs) = (fixture::params(), fixture::inputs());
         rank.initialise(|held| match held {
             PersistentId::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
@@ -363,7 +366,7 @@ mod tests {
         for with_other in [false, true] {
             let verdicts = checked(|_| {}, with_other);
             assert_eq!(verdicts.len(), 6);
-            // Two microbatches.
+            // There are two microbatches.
             assert!(verdicts.values().any(|v| v.launches == 2));
             assert!(
                 verdicts.values().all(|v| v.is_right() && v.definition == Distance::default() && v.other.is_some() == with_other),
@@ -374,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_computes_something_else_is_found_by_either() {
-        // The root of the squares: their sum, in place of it.
+        // The kernel now returns the sum of the squares in place of its root.
         let verdicts = checked(
             |job| {
                 let arg = job.kernels[4].body[job.kernels[4].outputs[0].value].args[0];

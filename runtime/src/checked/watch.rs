@@ -16,7 +16,7 @@ pub fn watched<T>(kernel: &Kernel, launch: impl FnOnce() -> Result<T, DeviceErro
     std::thread::scope(|scope| {
         scope.spawn(move || {
             if waits.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
-                // Where even this cannot be said, the end is.
+                // The process ends even if this message cannot be written.
                 let _ = writeln!(
                     std::io::stderr(),
                     "error: kernel {} has not ended after {} s; its definition is\n{}",

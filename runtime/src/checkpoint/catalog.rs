@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 /// **Invariant:** each element of each parameter and optimizer state is written once ([`CheckpointManifest::check`]).
 pub struct Catalog {
     tensors: Vec<TensorEntry>,
-    /// Of those ranks that write something; their hashes are not known yet.
+    /// Shards of the ranks that write something; their hashes are not known yet.
     shards: Vec<(u64, ShardEntry)>,
 }
 
@@ -21,7 +21,7 @@ impl Catalog {
     pub fn new(owners: &Owners) -> Result<Catalog, String> {
         let job = owners.job();
         let mut tensors: BTreeMap<PersistentId, TensorEntry> = BTreeMap::new();
-        // By tensor, dim and indices.
+        // Classes are numbered within a tensor and dim, and known by their spans of indices.
         let mut classes: HashMap<(PersistentId, usize, Class), u32> = HashMap::new();
         let mut shards = vec![];
         for rank in 0..job.mesh.world() {
@@ -54,7 +54,7 @@ impl Catalog {
         trial.check().map(|()| catalog)
     }
 
-    /// Of all shards together.
+    /// Bytes of all shards together.
     pub fn bytes(&self) -> u64 {
         self.shards.iter().filter_map(|s| s.1.bytes()).sum()
     }

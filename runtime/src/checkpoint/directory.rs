@@ -25,7 +25,7 @@ pub fn steps(dir: &Path) -> io::Result<Vec<u64>> {
     let mut steps = vec![];
     for entry in entries {
         let name = entry?.file_name();
-        // Not `step-007`, which no run has written.
+        // The filter drops names like `step-007`, which no run writes.
         steps.extend(name.to_str().and_then(|n| n.strip_prefix(PREFIX)?.parse().ok().filter(|step| step_name(*step) == n)));
     }
     steps.sort_unstable_by_key(|step| std::cmp::Reverse(*step));

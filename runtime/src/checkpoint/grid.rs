@@ -18,7 +18,7 @@ pub struct Grid {
     dims: Vec<Vec<Span>>,
     /// Elements of each class of each dim.
     lens: Vec<Vec<u64>>,
-    /// By cell and first element.
+    /// Pieces, sorted by cell and first element.
     pieces: Vec<Cell>,
 }
 
@@ -35,7 +35,7 @@ struct Cell {
     classes: Vec<u32>,
     from: u64,
     to: u64,
-    /// As the pieces were given.
+    /// Index of the piece in the list that was given.
     number: usize,
 }
 
@@ -66,7 +66,7 @@ impl Grid {
         for (k, cell) in cells.iter().enumerate() {
             let lens = cell.classes.iter().zip(&lens).map(|(class, lens)| lens.get(*class as usize).copied()).collect::<Option<Vec<u64>>>();
             let lens = lens.filter(|_| cell.classes.len() == sizes.len()).ok_or("a piece is in a class that there is not")?;
-            // Within the whole.
+            // Each piece lies within its cell and begins where the one before it ends.
             let (all, before) = (lens.iter().product::<u64>(), k.checked_sub(1).map(|k| &cells[k]).filter(|c| c.classes == cell.classes));
             let is_last = cells.get(k + 1).is_none_or(|next| next.classes != cell.classes);
             if cell.from >= cell.to || cell.to > all || cell.from != before.map_or(0, |c| c.to) || is_last && cell.to != all {
@@ -87,7 +87,7 @@ impl Grid {
         let mut classes = vec![0; self.sizes.len()];
         while at < end {
             let (mut rest, mut flat, mut row, mut stride) = (at, 0, end - at, 1);
-            // Elements of the dims within, as long as these are not cut: lines of them follow each other.
+            // `line` is the size of the inner dims as long as none of them is cut; such lines are contiguous.
             let mut line = Some(1);
             for k in (0..self.sizes.len()).rev() {
                 let (index, spans) = (rest % self.sizes[k], &self.dims[k]);
@@ -144,14 +144,14 @@ mod tests {
 
     #[test]
     fn elements_are_found_in_cells_and_their_pieces() {
-        // Columns 0, 3 and 1, 2 of two rows; the first cell in two pieces.
+        // Two rows are cut into columns 0 and 3, which are two pieces, and columns 1 and 2.
         let cuts = [vec![vec![(0, 2)]], vec![vec![(0, 1), (3, 1)], vec![(1, 2)]]];
         let pieces: [(&[u32], Range<u64>); 3] = [(&[0, 1], 0..4), (&[0, 0], 0..3), (&[0, 0], 3..4)];
         let grid = Grid::new(&[2, 4], &cuts, pieces.clone()).unwrap();
         let mut found = vec![];
         grid.visit(1, 7, |piece, at, len| found.push((piece, at, len)));
         assert_eq!(found, [(0, 0, 2), (1, 1, 1), (1, 2, 1), (0, 2, 2), (2, 0, 1)]);
-        // Rows 0, 1 and 2 of three, whole: they follow each other.
+        // Rows 0 and 1 are one piece and row 2 is another; whole rows are contiguous.
         let rows = Grid::new(
             &[3, 2, 2],
             &[vec![vec![(0, 2)], vec![(2, 1)]], vec![vec![(0, 2)]], vec![vec![(0, 2)]]],

@@ -16,7 +16,7 @@ use std::path::Path;
 /// Its file, which is written last.
 pub const MANIFEST: &str = "checkpoint.json";
 
-/// Of what is written and read here.
+/// Version of the format that is written and read here.
 const FORMAT: u32 = 1;
 
 /// All that `checkpoint.json` holds behind its own hash.
@@ -28,7 +28,7 @@ pub struct CheckpointManifest {
     pub run: Mark,
     /// The model that is trained, with its texts and settings.
     pub model: Provenance,
-    /// None of what was made of a file without them.
+    /// Conditions of the run; none if the checkpoint was made of a file without them.
     #[serde(default)]
     pub conditions: Option<Conditions>,
     /// Of the artifact that was run.
@@ -48,7 +48,7 @@ pub struct TensorEntry {
     pub name: String,
     /// Sizes of the whole tensor, without padding.
     pub shape: Vec<u64>,
-    /// As safetensors calls it: F32, F16, BF16 or I32.
+    /// Dtype as safetensors calls it: F32, F16, BF16 or I32.
     pub dtype: String,
     /// Of each dim its classes of indices ([`Grid`]).
     pub cuts: Vec<Vec<Class>>,
@@ -65,7 +65,7 @@ pub struct PieceEntry {
     pub classes: Vec<u32>,
     /// First element, and the one after the last.
     pub elements: (u64, u64),
-    /// Of the shard's data, where the first begins.
+    /// Offset of the first element in the shard's data, in bytes.
     pub byte: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct PieceEntry {
 pub struct ShardEntry {
     /// Its name in the checkpoint's directory, such as `rank-0.safetensors`.
     pub file: String,
-    /// Before the data.
+    /// Bytes of the header before the data.
     pub header: u64,
     /// Bytes of the elements, without header and hashes.
     pub data: u64,
@@ -116,12 +116,12 @@ struct SealedManifest<'a> {
 }
 
 impl CheckpointManifest {
-    /// Of a model, where the run stood; nothing else.
+    /// A manifest with only a model and where its run stood.
     pub fn new(run: Mark, model: Provenance) -> CheckpointManifest {
         CheckpointManifest { format: FORMAT, run, model, conditions: None, artifact: String::new(), mesh: vec![], tensors: vec![], shards: vec![] }
     }
 
-    /// Of a job, without tensors and shards.
+    /// The manifest of a job, without tensors and shards.
     pub fn of(job: &Job, run: Mark, conditions: Option<Conditions>, artifact: String) -> CheckpointManifest {
         let size = |axis: &Axis| Some((axis.name().to_owned(), job.mesh.size(*axis))).filter(|a| a.1 > 1);
         let mesh = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep].iter().filter_map(size).collect();

@@ -7,7 +7,7 @@ use super::manifest::{CheckpointManifest, TensorEntry};
 use super::shard::{BLOCK, HASH};
 use crate::device::{decode, not_finite};
 use crate::host::Whole;
-use crate::weights::{Content, Offered, Resumed, Weights, WeightsError, WeightsFault, WeightsSource, stored};
+use crate::weights::{Content, FileTensor, Resumed, Weights, WeightsError, WeightsFault, WeightsSource, stored};
 use ir::op::DType;
 use ir::program::Job;
 use memmap2::Mmap;
@@ -85,7 +85,7 @@ impl Checkpoint {
                 _ => DType::F32,
             };
             let cut = ShardedTensor { shards: self.shards.clone(), grid, pieces, dtype, name: tensor.name.clone(), wrong: wrong.clone() };
-            Offered { name: tensor.name.clone(), shape: tensor.shape.clone(), values: Ok(Box::new(cut)) }
+            FileTensor { name: tensor.name.clone(), shape: tensor.shape.clone(), values: Ok(Box::new(cut)) }
         };
         let tensors = self.manifest.tensors.iter().map(offer).collect();
         Content {
@@ -184,7 +184,7 @@ impl Whole for ShardedTensor {
             let here = &mut out[done..][..len as usize];
             match self.shards[shard].read(byte + element * width, len * width) {
                 Ok(bytes) => here.iter_mut().zip(bytes.chunks_exact(width as usize)).for_each(|(x, b)| *x = decode(self.dtype, b)),
-                // The rank reads on, and ends before its first step.
+                // Reading goes on; the rank ends before its first step.
                 Err(what) => drop(self.wrong.set(WeightsFault::Damaged(what))),
             }
             if let Some(k) = here.iter().position(|x| !x.is_finite()) {
@@ -203,7 +203,7 @@ impl Whole for ShardedTensor {
             let (shard, byte) = self.pieces[piece];
             let (mut from, end) = (byte + element * width, byte + (element + len) * width);
             while from < end {
-                // Within a block, of which each has a hash, and little enough for a core's caches.
+                // A read stays within one block, as each has a hash, and is small enough for a core's caches.
                 let to = end.min(from + ((BLOCK - from % BLOCK).min(NEAR) / width).max(1) * width);
                 match self.shards[shard].read(from, to - from) {
                     Ok(bytes) => {
@@ -213,7 +213,7 @@ impl Whole for ShardedTensor {
                         }
                         visit(done, bytes);
                     }
-                    // The rank reads on, and ends before its first step.
+                    // Reading goes on; the rank ends before its first step.
                     Err(what) => drop(self.wrong.set(WeightsFault::Damaged(what))),
                 }
                 done += (to - from) / width;

@@ -13,7 +13,7 @@ use std::ops::Range;
 pub struct Piece<'a> {
     /// The parameter or optimizer state that the elements are of.
     pub held: PersistentId,
-    /// In files.
+    /// Name in files.
     pub name: String,
     /// Of each dim of the tensor, its indices: first ones, and how many follow each other.
     pub spans: Vec<Vec<(u64, u64)>>,
@@ -21,7 +21,7 @@ pub struct Piece<'a> {
     pub elements: Range<u64>,
     /// The first that the rank holds.
     first: u64,
-    /// In memory.
+    /// Dtype in memory.
     pub dtype: DType,
     cut: PersistentSlice<'a>,
     buffer: &'a Buffer,
@@ -52,7 +52,7 @@ impl Piece<'_> {
     }
 }
 
-/// Who writes what of a job's parameters and optimizer states.
+/// The rank that writes each part of a job's parameters and optimizer states.
 pub struct Owners<'a> {
     job: &'a Job,
     /// The first stage that holds a tensor: its ranks write it.
@@ -70,7 +70,7 @@ impl<'a> Owners<'a> {
         Owners::sharing(job, LEAST)
     }
 
-    /// With another number of elements from which on ranks that hold the same share them out.
+    /// Owners with another number of elements from which on ranks that hold the same share them out.
     pub fn sharing(job: &'a Job, least: u64) -> Owners<'a> {
         let mut stages = BTreeMap::new();
         for (k, stage) in job.stages.iter().enumerate() {
@@ -104,7 +104,7 @@ impl<'a> Owners<'a> {
                 }
                 let part = cut.part(&coords);
                 let (Some(spans), held) = (part.spans(), part.held()) else { continue };
-                // Among those that hold the same.
+                // This numbers the ranks that hold the same elements, along the axes that do not cut them.
                 let (mut seat, mut of) = (0, 1);
                 for id in within.iter().filter(|id| !axes.contains(id)) {
                     let size = job.mesh.subs[id.0 as usize].size;

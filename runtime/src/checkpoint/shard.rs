@@ -49,7 +49,7 @@ impl From<io::Error> for ShardError {
 /// The file of a rank's pieces.
 pub struct Shard<'a> {
     rank: u64,
-    /// As they lie in the file.
+    /// Pieces in the order in which they lie in the file.
     pieces: Vec<Piece<'a>>,
     layout: ShardLayout,
 }
@@ -61,7 +61,7 @@ pub(super) struct ShardLayout {
 }
 
 impl ShardLayout {
-    /// Of tensors with these names, dtypes and shapes, one after the other.
+    /// The layout of tensors with these names, dtypes and shapes, one after the other.
     pub fn new(tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>) -> ShardLayout {
         let mut end = 0;
         let mut infos = vec![];
@@ -125,12 +125,12 @@ fn count(piece: &Piece) -> u64 {
 }
 
 impl<'a> Shard<'a> {
-    /// Of a rank that owns something.
+    /// The shard of a rank; none if it owns nothing.
     pub fn new(rank: u64, mut pieces: Vec<Piece<'a>>) -> Option<Shard<'a>> {
         if pieces.is_empty() {
             return None;
         }
-        // Wide elements first, so that all are where readers expect them.
+        // Wide elements come first, so that all are aligned as readers expect.
         pieces.sort_by_key(|p| std::cmp::Reverse(stored(p.dtype).0.bytes()));
         let tensor = |piece: &Piece| {
             let whole: Vec<usize> = piece.spans.iter().map(|s| s.iter().map(|s| s.1 as usize).sum()).collect();
@@ -152,12 +152,12 @@ impl<'a> Shard<'a> {
         shard_file(self.rank)
     }
 
-    /// From which it is written.
+    /// Buffers from which the shard is written.
     pub fn buffers(&self) -> BTreeSet<BufferId> {
         self.pieces.iter().map(|p| p.id).collect()
     }
 
-    /// Of its file.
+    /// Bytes of the shard's file.
     pub fn bytes(&self) -> u64 {
         self.layout.header.len() as u64 + self.layout.data + self.layout.data.div_ceil(BLOCK) * HASH
     }
@@ -218,7 +218,7 @@ pub(super) struct Blocks<'a> {
     used: usize,
     hashes: Vec<u8>,
     is_urgent: &'a AtomicBool,
-    /// Past the page cache.
+    /// Whether writes go past the page cache.
     is_direct: bool,
     /// Not where the file system refuses it.
     may_be_direct: bool,
@@ -234,7 +234,7 @@ impl Blocks<'_> {
         let width = dtype.bytes() as usize;
         let mut from = 0;
         while from < len {
-            // Wide elements come first: none is in two blocks.
+            // Wide elements come first, so that none is in two blocks.
             let part = (len - from).min(((self.block.len() - self.used) / width) as u64);
             let bytes = &mut self.block[self.used..][..part as usize * width];
             fill(from, bytes);
@@ -255,7 +255,7 @@ impl Blocks<'_> {
         if self.used == 0 {
             return Ok(());
         }
-        // What is no whole block may end anywhere, which the page cache alone allows.
+        // A partial block may end anywhere, which only the page cache allows.
         self.set_direct(self.may_be_direct && self.used == self.block.len() && !self.is_urgent.load(Ordering::Relaxed))?;
         let mut written = self.file.write_all_at(&self.block[..self.used], self.at);
         if self.is_direct && written.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::InvalidInput) {

@@ -8,7 +8,7 @@ use super::open::Checkpoint;
 use super::shard::{ShardError, ShardLayout, shard_file};
 use crate::conditions::Conditions;
 use crate::host::Whole;
-use crate::weights::{self, Content, Mark, Offered, WeightsError, WeightsFault};
+use crate::weights::{self, Content, FileTensor, Mark, WeightsError, WeightsFault};
 use ir::op::DType;
 use ir::provenance::{KEY, Provenance};
 use safetensors::Dtype;
@@ -75,7 +75,7 @@ pub enum Difference {
     },
 }
 
-/// One of two that are compared.
+/// A side of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComparedSide {
     /// The one that [`Stored::differences`] is called on.
@@ -103,7 +103,7 @@ impl Stored {
         };
         let Content { tensors: offered, run, model, conditions, others } = content;
         let mut tensors = BTreeMap::new();
-        for Offered { name, shape, values } in offered {
+        for FileTensor { name, shape, values } in offered {
             let malformed = |dtype| match is_dir {
                 true => said(CheckpointError::Malformed { dir: path.to_path_buf(), what: format!("`{name}` is {dtype}, which is not read") }),
                 false => WeightsError::Malformed { file: path.to_path_buf(), what: format!("`{name}` is {dtype}") },
@@ -266,7 +266,7 @@ impl Stored {
             mesh: self.mesh.clone(),
         });
         let written = dcp::write(dir, tensors, about.as_ref());
-        // Numbers that were read wrong say more.
+        // A fault in the values that were read says more than a failed write.
         self.check()?;
         written.map_err(|cause| self.io(cause))
     }

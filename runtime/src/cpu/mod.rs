@@ -1,11 +1,12 @@
-//! The CPU of this machine: arenas are mapped memory, kernels native code of a shared library, tiles spread over threads.
+//! The CPU of this machine: arenas are mapped memory, kernels native code of a shared library, tiles spread over
+//! threads.
 
 mod pool;
 mod ranges;
 
 use crate::artifact::{Artifact, SealedFile};
-use crate::device::{Beside, Device, DeviceError, Element, Launches, Location, Memory, advanced, bits, decode, encode};
-use crate::disk::{Disk, Way};
+use crate::device::{Device, DeviceError, DeviceHandle, Element, Launches, Location, Memory, advanced, bits, decode, encode};
+use crate::disk::{CopyDirection, Disk};
 use crate::executor::Copied;
 use ir::kernel::Kernel;
 use ir::op::DType;
@@ -19,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run; scratch,
-/// 64-byte aligned, for this thread alone; the range of tiles that this call is part of ([`ranges`]).
+/// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run;
+/// scratch, 64-byte aligned, for this thread alone; the range of tiles that this call is part of ([`ranges`]).
 pub type KernelFn =
     unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8, begin: u64, until: u64);
 
@@ -52,8 +53,8 @@ impl Threads {
         Threads { count: 1, cores: None, spins: 0 }
     }
 
-    /// The threads of one of `ranks` on this machine. Threads stay on cores of their own if there are enough, and then wait
-    /// for work awake; if not, they soon sleep, for others need the core.
+    /// The threads of one of `ranks` on this machine. Threads stay on cores of their own if there are enough, and
+    /// then wait for work awake; if not, they soon sleep, for others need the core.
     pub fn of_rank(rank: u64, ranks: u64, count: usize) -> Threads {
         let cores = allowed_cores();
         let (first, all) = (rank as usize * count, ranks as usize * count);
@@ -83,11 +84,12 @@ unsafe impl Sync for Mapping {}
 
 /// The arenas of a rank. Its compute stream, its communication's thread and its host's all have them.
 ///
-/// **Why this is sound**: a command touches only what its places say, which was held against the arenas ([`crate::check`]), provided that the code of its
-/// kernel is that of the kernel which the job names; and the job's verifier has accepted it, when the artifact was read, as free of races
-/// (`verify::job`): of two commands that touch the same bytes, one of them writing, one comes after the other by its stream or by an event.
-/// A stream's commands are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by the thread's. So nobody else
-/// uses the bytes that a command writes while it does.
+/// **Why this is sound**: a command touches only what its places say, which was held against the arenas
+/// ([`crate::check`]), provided that the code of its kernel is that of the kernel which the job names; and the job's
+/// verifier has accepted it, when the artifact was read, as free of races (`verify::job`): of two commands that touch
+/// the same bytes, one of them writing, one comes after the other by its stream or by an event. A stream's commands
+/// are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by
+/// the thread's. So nobody else uses the bytes that a command writes while it does.
 #[derive(Clone)]
 pub struct Arenas(Arc<Backing>);
 
@@ -103,8 +105,8 @@ impl Mapping {
         let bytes = usize::try_from(bytes.max(1)).map_err(|_| rustix::io::Errno::NOMEM)?.next_multiple_of(4096);
         // SAFETY: an anonymous mapping at an address of the system's choice aliases nothing.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)? };
-        // In pages of 2 MiB, if the system has them: a hundredth of the faults, and fewer misses of address
-        // translation. Nothing depends on whether it does.
+        // Pages of 2 MiB, where the system has them, cause a hundredth of the page faults and fewer TLB misses.
+        // Nothing depends on them.
         // SAFETY: the mapping is this one.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?, bytes })
@@ -117,7 +119,7 @@ impl Mapping {
         assert!(part.start <= part.end && part.end <= self.bytes, "invariant: a part of it");
         // SAFETY: within the mapping; nothing that it holds changes.
         match unsafe { madvise(self.start.as_ptr().add(part.start).cast(), part.len(), Advice::LinuxPopulateWrite) } {
-            // Linux before 5.14 does not know how: pages come when they are written.
+            // Linux before 5.14 does not know this advice, and takes pages when they are written.
             Err(Errno::INVAL) => Ok(()),
             done => done,
         }
@@ -135,7 +137,8 @@ impl Drop for Mapping {
 pub(crate) fn flush_denormals() {
     #[cfg(target_arch = "x86_64")]
     {
-        // All exceptions masked, round to nearest (the default), plus FTZ (bit 15) and DAZ (bit 6).
+        // All exceptions are masked and rounding is to nearest (the default), with FTZ (bit 15) and DAZ (bit 6)
+        // added.
         let control: u32 = 0x1f80 | 0x8040;
         // SAFETY: loads a valid MXCSR value from memory.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack, readonly)) };
@@ -162,16 +165,16 @@ fn begin_thread(cores: &[usize]) {
 
 /// The kernels of an artifact. The library stays loaded as long as this lives.
 pub struct KernelLibrary {
-    /// None of those that a GPU runs.
+    /// Kernels by their number in the job; none where a GPU runs the kernel.
     kernels: Vec<Option<NativeKernel>>,
-    // Before its bytes: they are there as long as it is loaded.
+    // The library is dropped before its bytes, which it needs as long as it is loaded.
     _library: Option<libloading::Library>,
     _bytes: Option<SealedFile>,
 }
 
 impl KernelLibrary {
-    /// Loads the native code of an artifact that was read, hence checked; if it has none, nothing. The loader gets the bytes that were hashed, by their
-    /// descriptor: what has happened to the file since does not matter.
+    /// Loads the native code of an artifact that was read, hence checked; if it has none, nothing. The loader gets
+    /// the bytes that were hashed, by their descriptor: what has happened to the file since does not matter.
     ///
     /// # Errors
     /// If the library cannot be loaded or lacks a kernel.
@@ -182,10 +185,10 @@ impl KernelLibrary {
         let path = artifact.library_path();
         let bytes = artifact.library().ok_or_else(|| DeviceError::Failed(format!("`{}` is missing", path.display())))?.clone();
         let failed = |e: libloading::Error| DeviceError::Failed(format!("`{}` cannot be loaded: {e}", path.display()));
-        // SAFETY: none of mcc's own making: whoever takes an artifact takes its code. The hash says that these are the bytes that the manifest was written
-        // for; a signature, if the user asks for one, says by whom; what the code does neither can tell. Code that `mcc compile` has made has no
-        // constructors and touches its arguments alone. The descriptor stays open as long as the library is loaded, so its number, which is the name that
-        // the loader knows libraries apart by, is nobody else's.
+        // SAFETY: this code cannot be proven safe: whoever takes an artifact takes its code. The hash says that the
+        // manifest was written for these bytes, and a signature, if the user asks for one, by whom. Code that `mcc
+        // compile` made has no constructors and touches only its arguments. The descriptor stays open while the
+        // library is loaded, so no other library gets its number, by which the loader tells them apart.
         let library = unsafe { libloading::Library::new(format!("/proc/self/fd/{}", bytes.descriptor().as_raw_fd())) }.map_err(failed)?;
         let mut kernels = vec![];
         for entry in &artifact.kernels {
@@ -196,7 +199,8 @@ impl KernelLibrary {
             if u32::try_from(entry.tiles).is_err() {
                 return Err(DeviceError::Failed(format!("`{}` has {} tiles, more than this device takes", entry.name, entry.tiles)));
             }
-            // SAFETY: `mcc compile` gives every symbol of a library this type; of other makers' libraries it is believed, as their code is.
+            // SAFETY: `mcc compile` gives every symbol of a library this type; libraries of other makers are trusted
+            // for it, as for their code.
             let function = unsafe { library.get::<KernelFn>(entry.name.as_bytes()) }.map_err(failed)?;
             kernels.push(Some(NativeKernel { function: *function, tiles: entry.tiles, scratch_bytes: entry.scratch_bytes }));
         }
@@ -217,9 +221,9 @@ pub struct Cpu {
     /// Per kernel, the types of its scalar arguments.
     dtypes: Arc<[Vec<DType>]>,
     arenas: Arenas,
-    /// On which the rank may run, whatever its threads are bound to.
+    /// Cores that the rank may use, whatever its threads are bound to.
     cores: Vec<usize>,
-    // Before the library: threads end before its code goes.
+    // The pool is dropped before the library, so that its threads end before their code is unloaded.
     pool: Pool,
     library: Arc<KernelLibrary>,
     arguments: Vec<*mut u8>,
@@ -348,10 +352,10 @@ fn on_disk(bytes: u64, dir: Option<&Path>) -> Result<Disk, DeviceError> {
 }
 
 /// Which way a copy goes if it has to do with a disk: the place there, and that in memory.
-fn way([from, to]: [Location; 2]) -> Option<(Way, Location, Location)> {
+fn direction([from, to]: [Location; 2]) -> Option<(CopyDirection, Location, Location)> {
     match [from.arena, to.arena] {
-        [Arena::Disk, _] => Some((Way::Read, from, to)),
-        [_, Arena::Disk] => Some((Way::Write, to, from)),
+        [Arena::Disk, _] => Some((CopyDirection::Read, from, to)),
+        [_, Arena::Disk] => Some((CopyDirection::Write, to, from)),
         _ => None,
     }
 }
@@ -396,16 +400,16 @@ impl Memory for Arenas {
 
     fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
         let bytes = (count * dtype.bytes()) as usize;
-        match way([from, to]) {
-            Some((way, disk, memory)) => self.clone().disk().copy(way, disk.byte, self.range_mut(memory, bytes)),
+        match direction([from, to]) {
+            Some((direction, disk, memory)) => self.clone().disk().copy(direction, disk.byte, self.range_mut(memory, bytes)),
             None => self.clone().range_mut(to, bytes).copy_from_slice(self.range(from, bytes)),
         }
     }
 
     fn advance(&mut self, copied: &Copied, done: u64, most: usize) -> Result<u64, DeviceError> {
-        let Some((way, disk, memory)) = way([copied.src, copied.dst]) else { return Ok(advanced(self, copied, done, most)) };
+        let Some((direction, disk, memory)) = direction([copied.src, copied.dst]) else { return Ok(advanced(self, copied, done, most)) };
         let bytes = copied.dtype.bytes();
-        let through = self.clone().disk().advance(way, disk.byte, self.range_mut(memory, (copied.count * bytes) as usize));
+        let through = self.clone().disk().advance(direction, disk.byte, self.range_mut(memory, (copied.count * bytes) as usize));
         through.map(|through| through as u64 / bytes).map_err(|e| DeviceError::Failed(format!("the disk of its optimizer states: {e}")))
     }
 
@@ -487,7 +491,7 @@ impl Launches for Cpu {
         let dtypes = &self.dtypes[kernel.index()];
         self.arguments.clear();
         for at in args {
-            // An operand without elements may begin at the very end.
+            // An operand without elements may begin at the very end of its arena.
             self.arguments.push(self.arenas.bytes(*at, 0));
         }
         self.scalars.clear();
@@ -502,9 +506,9 @@ impl Device for Cpu {
         self.arenas.outcome()
     }
 
-    fn beside(&self) -> Option<Beside> {
+    fn second_handle(&self) -> Option<DeviceHandle> {
         let cores = self.cores.clone();
-        Some(Beside { memory: Box::new(self.arenas.clone()), begin: Box::new(move || begin_thread(&cores)) })
+        Some(DeviceHandle { memory: Box::new(self.arenas.clone()), begin: Box::new(move || begin_thread(&cores)) })
     }
 
     fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {

@@ -1,7 +1,8 @@
 //! Threads that run the tiles of one kernel at a time.
 //!
-//! Which tiles a thread computes, [`Ranges`] says. A thread that sleeps is woken but never waited for: a launch ends when all tiles are
-//! done and no thread is inside. So a launch costs little where threads are awake, and nothing much where they are not.
+//! Which tiles a thread computes, [`Ranges`] says. A thread that sleeps is woken but never waited for: a launch ends
+//! when all tiles are done and no thread is inside. So a launch costs little where threads are awake, and nothing
+//! much where they are not.
 
 use super::ranges::{Ranges, TileRange};
 use super::{KernelFn, Mapping, NativeKernel, Threads, flush_denormals, pin};
@@ -28,7 +29,8 @@ struct PoolState {
     spins: u32,
 }
 
-// SAFETY: `task` is written by the owner alone while `state` is 0 and read only by threads counted in `state` (see `enter`).
+// SAFETY: `task` is written by the owner alone while `state` is 0 and read only by threads counted in `state` (see
+// `enter`).
 unsafe impl Sync for PoolState {}
 
 #[derive(Clone, Copy)]
@@ -44,8 +46,8 @@ unsafe impl Send for PoolTask {}
 impl PoolTask {
     fn run(&self, call: TileRange, scratch: *mut u8) {
         let TileRange { first, end, begin, until } = call;
-        // SAFETY: the arguments are those of the kernel, within the arenas, and live until the launch ends; the tiles are this thread's alone, and so is the
-        // scratch, which is as large as any kernel's.
+        // SAFETY: the arguments are those of the kernel, within the arenas, and live until the launch ends. The tiles
+        // and the scratch, which is as large as any kernel's, belong to this thread alone.
         unsafe { (self.function)(self.arguments, self.scalars, first, end, scratch, begin, until) };
     }
 }
@@ -53,7 +55,7 @@ impl PoolTask {
 pub struct Pool {
     shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
-    /// Of the calling thread.
+    /// Scratch of the calling thread.
     scratch: Mapping,
 }
 
@@ -136,7 +138,7 @@ fn work(shared: &PoolState, thread: usize, scratch: &Mapping) {
                 continue;
             }
             shared.sleepers.fetch_add(1, Ordering::SeqCst);
-            // Returns at once if a launch has begun since.
+            // The wait returns at once if a launch has begun since.
             let _ = futex::wait(&shared.launches, futex::Flags::PRIVATE, seen, None);
             shared.sleepers.fetch_sub(1, Ordering::SeqCst);
         }

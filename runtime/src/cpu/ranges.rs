@@ -1,12 +1,14 @@
 //! Which thread computes which tiles of a launch.
 //!
-//! Each thread goes through a range of its own from the front, some tiles at a time: what a kernel copied for one tile often serves the next. A thread that has
-//! none left takes the rear half of what is left to the thread with most (work stealing, after Blumofe and Leiserson, 1999).
+//! Each thread goes through a range of its own from the front, some tiles at a time: what a kernel copied for one
+//! tile often serves the next. A thread that has none left takes the rear half of what is left to the thread with
+//! most (work stealing, after Blumofe and Leiserson, 1999).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// In how many calls a thread goes through its range, so that others can take what it does not get to. Tiles of one call are computed together where they share
-/// copies, so more calls cost some of that (1 % of a step of llama-mini with 4).
+/// In how many calls a thread goes through its range, so that others can take what it does not get to. Tiles of one
+/// call are computed together where they share copies, so more calls cost some of that (1 % of a step of llama-mini
+/// with 4).
 const CALLS: u64 = 2;
 
 /// The tiles that are left to each thread.
@@ -14,8 +16,8 @@ pub struct Ranges {
     left: Vec<Left>,
 }
 
-/// The end of a range in the upper 32 bits, where it begins in the lower: the word is all there is to a range, so whoever exchanges one that he has read takes
-/// tiles that are there.
+/// The end of a range in the upper 32 bits, where it begins in the lower: the word is all there is to a range, so
+/// whoever exchanges one that he has read takes tiles that are there.
 #[repr(align(64))]
 struct Left(AtomicU64);
 
@@ -24,7 +26,8 @@ struct Left(AtomicU64);
 pub struct TileRange {
     pub first: u64,
     pub end: u64,
-    /// The first tile of the range. Unless it is `first`, the call before this one of the same thread ended at `first`.
+    /// The first tile of the range. Unless it is `first`, the call before this one of the same thread ended at
+    /// `first`.
     pub begin: u64,
     /// Where the range ends, unless other threads take some of it.
     pub until: u64,
@@ -39,7 +42,8 @@ impl Left {
         self.0.store(packed(range), Ordering::Relaxed);
     }
 
-    /// Cuts the range at the place that `cut` finds in it, if it is not empty: it keeps one part, as `keep` chooses of the two. Returns range and cut.
+    /// Cuts the range at the place that `cut` finds in it, if it is not empty: it keeps one part, as `keep` chooses
+    /// of the two. Returns range and cut.
     fn cut(&self, cut: impl Fn([u64; 2]) -> u64, keep: impl Fn([u64; 2], u64) -> [u64; 2]) -> Option<([u64; 2], u64)> {
         let kept = |old: u64| {
             let range = unpacked(old);
@@ -60,7 +64,7 @@ fn unpacked(word: u64) -> [u64; 2] {
 }
 
 impl Ranges {
-    /// Of so many threads, nothing left to any.
+    /// Ranges of this many threads, with nothing left to any.
     pub fn new(threads: usize) -> Ranges {
         Ranges { left: (0..threads).map(|_| Left(AtomicU64::new(0))).collect() }
     }

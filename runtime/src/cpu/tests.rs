@@ -1,5 +1,5 @@
 use super::*;
-use crate::executor::{Order, PersistentId, Rank, Step, arena_bytes};
+use crate::executor::{CommandOrder, PersistentId, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
 use crate::loopback::{Hub, TurnOrder, run_phase};
@@ -33,7 +33,7 @@ fn train(threads: &Threads, steps: u64) -> Vec<f64> {
     let device = Cpu::new(&job.kernels, library(), arena_bytes(&job, 0), None, threads).unwrap();
     let (params, inputs) = (fixture::params(), fixture::inputs());
     let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
-    let mut ranks = [Rank::new(&job, 0, device, Order::List)];
+    let mut ranks = [Rank::new(&job, 0, device, CommandOrder::List)];
     ranks[0].initialise(|held| match held {
         PersistentId::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
         PersistentId::State(..) | PersistentId::Table(_) => None,

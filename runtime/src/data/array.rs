@@ -5,7 +5,8 @@ use npyz::{NpyHeader, Order, TypeChar};
 
 pub const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// The longest header that is read, and the most brackets in it: that of an array of numbers has some 120 bytes and two pairs.
+/// The longest header that is read, and the most brackets in it: that of an array of numbers has some 120 bytes and
+/// two pairs.
 const MOST_HEADER: usize = 4096;
 const MOST_BRACKETS: usize = 8;
 

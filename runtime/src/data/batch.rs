@@ -1,19 +1,19 @@
 //! What is read of a step's batch: of each input, the elements that are wanted.
 
-use super::wanted::{Regions, Wanted};
-use crate::executor::Fed;
+use super::load_regions::{LoadRegions, Regions};
+use crate::executor::StepInputs;
 use crate::host::{Tensor, Whole, sizes};
 use ir::op::DType;
 use ir::program::InputEntry;
 
-/// Of each input of a job, what of its whole tensor was wanted.
+/// The elements of each input of a job that were wanted.
 pub struct Batch<'a> {
     held: Vec<WantedInput<'a>>,
     /// Bytes of files that were read for it.
     pub bytes: u64,
 }
 
-/// Of one input, the elements that were wanted.
+/// The elements of one input that were wanted.
 struct WantedInput<'a> {
     regions: &'a Regions,
     values: Values,
@@ -26,7 +26,7 @@ enum Values {
 }
 
 impl<'a> Batch<'a> {
-    pub(super) fn new(inputs: &[InputEntry], wanted: &'a Wanted) -> Batch<'a> {
+    pub(super) fn new(inputs: &[InputEntry], wanted: &'a LoadRegions) -> Batch<'a> {
         let values = |input: &InputEntry| match input.dtype {
             DType::I32 | DType::Bool => Values::Whole(vec![]),
             DType::F32 | DType::Bf16 | DType::F16 => Values::Real(vec![]),
@@ -54,7 +54,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl Fed for Batch<'_> {
+impl StepInputs for Batch<'_> {
     fn input(&self, number: u32) -> &dyn Whole {
         &self.held[number as usize]
     }
@@ -65,7 +65,7 @@ impl Whole for WantedInput<'_> {
         if out.is_empty() {
             return;
         }
-        // What a command loads is what was wanted for it.
+        // A command loads only elements that were wanted for it.
         let from = self.regions.find(at).expect("invariant: what is loaded was wanted");
         match &self.values {
             Values::Whole(held) => out.iter_mut().zip(&held[from..]).for_each(|(out, x)| *out = f64::from(*x)),

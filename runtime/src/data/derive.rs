@@ -8,7 +8,7 @@ pub const NOTHING: f64 = -100.0;
 
 /// A line of what files or data sets hold, as far as it was read.
 pub struct SourceRow<'a> {
-    /// With the element more, where there is one.
+    /// Elements of the line, with one more than the input has where there is one.
     pub values: &'a [f64],
     /// Elements of the input.
     pub length: usize,
@@ -18,13 +18,13 @@ pub struct SourceRow<'a> {
     pub is_apart: bool,
     /// Where documents end. What fills the line up behind them is no label.
     pub end: usize,
-    /// Of each element, 1 if it counts as a label, else 0; none if all do.
+    /// 1 for each element that counts as a label, else 0; none if all count.
     pub mask: Option<&'a [u8]>,
 }
 
 /// How an input takes its elements from a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Taken<'a> {
+pub enum RowDerivation<'a> {
     Itself,
     Fed(&'a Feed),
     /// What comes later by so much and one: `from` is 1 for what looks ahead of the next.
@@ -34,19 +34,19 @@ pub enum Taken<'a> {
     },
 }
 
-impl Taken<'_> {
+impl RowDerivation<'_> {
     /// The elements of a line of which these columns are made.
     pub fn needs(self, columns: &Range<usize>, length: usize) -> Range<usize> {
         let Range { start, end } = *columns;
         match self {
-            Taken::Itself | Taken::Fed(Feed::Const(_)) => start..end,
-            Taken::Fed(Feed::Next(_)) => start + 1..end + 1,
-            Taken::Fed(Feed::Prev(..)) => start.saturating_sub(1)..end.saturating_sub(1),
-            // Separators before them count.
-            Taken::Fed(Feed::Documents(..) | Feed::Positions(..)) => 0..end,
-            // Not past the line's end.
-            Taken::Fed(Feed::Ahead(_)) => start..start,
-            Taken::Ahead { from, depth } => {
+            RowDerivation::Itself | RowDerivation::Fed(Feed::Const(_)) => start..end,
+            RowDerivation::Fed(Feed::Next(_)) => start + 1..end + 1,
+            RowDerivation::Fed(Feed::Prev(..)) => start.saturating_sub(1)..end.saturating_sub(1),
+            // All separators before these columns count.
+            RowDerivation::Fed(Feed::Documents(..) | Feed::Positions(..)) => 0..end,
+            // Nothing past the line's end is read.
+            RowDerivation::Fed(Feed::Ahead(_)) => start..start,
+            RowDerivation::Ahead { from, depth } => {
                 let last = length + from;
                 (start + from + depth + 1).min(last)..(end + from + depth + 1).min(last)
             }
@@ -56,17 +56,17 @@ impl Taken<'_> {
 
 impl SourceRow<'_> {
     /// The elements of an input in these columns.
-    pub fn take(&self, taken: Taken, columns: Range<usize>, out: &mut Vec<f64>) {
+    pub fn take(&self, derivation: RowDerivation, columns: Range<usize>, out: &mut Vec<f64>) {
         out.clear();
-        match taken {
-            Taken::Itself => out.extend(&self.values[columns]),
-            Taken::Fed(Feed::Const(value)) => out.extend(columns.map(|_| value.0)),
-            Taken::Fed(Feed::Next(_)) => out.extend(columns.map(|c| self.within(c, c + 1))),
-            Taken::Fed(Feed::Prev(_, first)) => out.extend(columns.map(|c| c.checked_sub(1).map_or(*first as f64, |c| self.values[c]))),
-            Taken::Fed(Feed::Documents(_, separator)) => self.count(*separator as f64, columns, out, |number, _| number),
-            Taken::Fed(Feed::Positions(_, separator)) => self.count(*separator as f64, columns, out, |_, since| since),
-            Taken::Fed(Feed::Ahead(_)) => out.extend(columns.map(|_| NOTHING)),
-            Taken::Ahead { from, depth } => {
+        match derivation {
+            RowDerivation::Itself => out.extend(&self.values[columns]),
+            RowDerivation::Fed(Feed::Const(value)) => out.extend(columns.map(|_| value.0)),
+            RowDerivation::Fed(Feed::Next(_)) => out.extend(columns.map(|c| self.within(c, c + 1))),
+            RowDerivation::Fed(Feed::Prev(_, first)) => out.extend(columns.map(|c| c.checked_sub(1).map_or(*first as f64, |c| self.values[c]))),
+            RowDerivation::Fed(Feed::Documents(_, separator)) => self.count(*separator as f64, columns, out, |number, _| number),
+            RowDerivation::Fed(Feed::Positions(_, separator)) => self.count(*separator as f64, columns, out, |_, since| since),
+            RowDerivation::Fed(Feed::Ahead(_)) => out.extend(columns.map(|_| NOTHING)),
+            RowDerivation::Ahead { from, depth } => {
                 let further = |c: usize| Some(c + from + depth + 1).filter(|at| *at < self.length + from);
                 out.extend(columns.map(|c| further(c).map_or(NOTHING, |at| self.within(c, at))));
             }
@@ -107,15 +107,15 @@ impl SourceRow<'_> {
 mod tests {
     use super::*;
 
-    fn taken(line: &SourceRow, taken: Taken) -> Vec<f64> {
+    fn derived(line: &SourceRow, derivation: RowDerivation) -> Vec<f64> {
         let (mut whole, mut part) = (vec![], vec![]);
-        line.take(taken, 0..line.length, &mut whole);
-        // Columns by themselves are the same, and read no more than they say.
+        line.take(derivation, 0..line.length, &mut whole);
+        // Columns that are taken alone have the same values, and read only what `needs` says.
         for c in 0..line.length {
-            let needs = taken.needs(&(c..c + 1), line.length);
+            let needs = derivation.needs(&(c..c + 1), line.length);
             let values: Vec<f64> = line.values.iter().enumerate().map(|(k, x)| if needs.contains(&k) { *x } else { f64::NAN }).collect();
-            SourceRow { values: &values, ..*line }.take(taken, c..c + 1, &mut part);
-            assert_eq!(part, whole[c..=c], "{taken:?} at {c}");
+            SourceRow { values: &values, ..*line }.take(derivation, c..c + 1, &mut part);
+            assert_eq!(part, whole[c..=c], "{derivation:?} at {c}");
         }
         whole
     }
@@ -124,40 +124,40 @@ mod tests {
     fn derived_inputs_follow_their_definitions() {
         let values = [5.0, 0.0, 7.0, 0.0, 0.0, 9.0];
         let line = SourceRow { values: &values, length: 5, borders: &[], is_apart: true, end: 6, mask: None };
-        assert_eq!(taken(&line, Taken::Itself), values[..5]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), values[1..]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Prev(0, 3))), [3.0, 5.0, 0.0, 7.0, 0.0]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
-        assert_eq!(taken(&line, Taken::Ahead { from: 0, depth: 1 }), [7.0, 0.0, 0.0, NOTHING, NOTHING]);
-        assert_eq!(taken(&line, Taken::Ahead { from: 1, depth: 0 }), [7.0, 0.0, 0.0, 9.0, NOTHING]);
+        assert_eq!(derived(&line, RowDerivation::Itself), values[..5]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Next(0))), values[1..]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Prev(0, 3))), [3.0, 5.0, 0.0, 7.0, 0.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(derived(&line, RowDerivation::Ahead { from: 0, depth: 1 }), [7.0, 0.0, 0.0, NOTHING, NOTHING]);
+        assert_eq!(derived(&line, RowDerivation::Ahead { from: 1, depth: 0 }), [7.0, 0.0, 0.0, 9.0, NOTHING]);
     }
 
     #[test]
     fn documents_of_a_data_set_end_without_a_separator() {
         let line = SourceRow { values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], length: 5, borders: &[0, 2, 5], is_apart: true, end: 6, mask: None };
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 1.0]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 2.0]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), [6.0, NOTHING, 8.0, 9.0, NOTHING]);
-        assert_eq!(taken(&line, Taken::Ahead { from: 1, depth: 0 }), [NOTHING, NOTHING, 9.0, NOTHING, NOTHING]);
-        assert_eq!(taken(&SourceRow { is_apart: false, ..line }, Taken::Fed(&Feed::Next(0))), [6.0, 7.0, 8.0, 9.0, 4.0]);
-        // Where each ends with one, that is the same border.
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 1.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 2.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Next(0))), [6.0, NOTHING, 8.0, 9.0, NOTHING]);
+        assert_eq!(derived(&line, RowDerivation::Ahead { from: 1, depth: 0 }), [NOTHING, NOTHING, 9.0, NOTHING, NOTHING]);
+        assert_eq!(derived(&SourceRow { is_apart: false, ..line }, RowDerivation::Fed(&Feed::Next(0))), [6.0, 7.0, 8.0, 9.0, 4.0]);
+        // A document that ends with a separator still ends only once.
         let both = SourceRow { values: &[5.0, 0.0, 7.0, 0.0, 9.0, 4.0], borders: &[0, 2, 4], ..line };
-        assert_eq!(taken(&both, Taken::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
-        assert_eq!(taken(&both, Taken::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(derived(&both, RowDerivation::Fed(&Feed::Documents(0, 0))), [0.0, 0.0, 1.0, 1.0, 2.0]);
+        assert_eq!(derived(&both, RowDerivation::Fed(&Feed::Positions(0, 0))), [0.0, 1.0, 0.0, 1.0, 0.0]);
     }
     #[test]
     fn what_fills_a_line_up_and_what_a_mask_leaves_out_are_no_labels() {
-        // Two documents of two and one elements, and two elements of nothing.
+        // The line has documents of two and one elements, and is filled up with two more.
         let values = [5.0, 6.0, 7.0, 0.0, 0.0, 0.0];
         let line = SourceRow { values: &values, length: 5, borders: &[0, 2, 3], is_apart: true, end: 3, mask: None };
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Next(0))), [6.0, NOTHING, NOTHING, NOTHING, NOTHING]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Documents(0, 9))), [0.0, 0.0, 1.0, 2.0, 2.0]);
-        assert_eq!(taken(&line, Taken::Fed(&Feed::Positions(0, 9))), [0.0, 1.0, 0.0, 0.0, 1.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Next(0))), [6.0, NOTHING, NOTHING, NOTHING, NOTHING]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Documents(0, 9))), [0.0, 0.0, 1.0, 2.0, 2.0]);
+        assert_eq!(derived(&line, RowDerivation::Fed(&Feed::Positions(0, 9))), [0.0, 1.0, 0.0, 0.0, 1.0]);
         let whole = SourceRow { borders: &[0], end: 6, values: &[5.0, 6.0, 7.0, 8.0, 9.0, 4.0], ..line };
         let masked = SourceRow { mask: Some(&[1, 0, 1, 1, 0, 1]), ..whole };
-        assert_eq!(taken(&masked, Taken::Fed(&Feed::Next(0))), [NOTHING, 7.0, 8.0, NOTHING, 4.0]);
-        assert_eq!(taken(&masked, Taken::Ahead { from: 1, depth: 0 }), [7.0, 8.0, NOTHING, 4.0, NOTHING]);
-        assert_eq!(taken(&masked, Taken::Itself), whole.values[..5]);
+        assert_eq!(derived(&masked, RowDerivation::Fed(&Feed::Next(0))), [NOTHING, 7.0, 8.0, NOTHING, 4.0]);
+        assert_eq!(derived(&masked, RowDerivation::Ahead { from: 1, depth: 0 }), [7.0, 8.0, NOTHING, 4.0, NOTHING]);
+        assert_eq!(derived(&masked, RowDerivation::Itself), whole.values[..5]);
     }
 }

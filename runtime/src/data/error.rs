@@ -87,7 +87,7 @@ pub enum DataError {
 pub struct WrongToken {
     pub file: PathBuf,
     pub byte: u64,
-    /// Of the document, which is a sequence of the file.
+    /// Number of the token in its document, which is a sequence of the file.
     pub token: u64,
     pub document: u32,
     pub sample: u64,
@@ -107,9 +107,9 @@ impl DataError {
     /// A way out that the message does not name.
     pub fn help(&self) -> Option<Help> {
         match self {
-            DataError::Token { input, value, takes, .. } | DataError::Derived { input, value, takes, .. } | DataError::Default { input, value, takes } => {
-                Some(taking(input, *value, takes))
-            }
+            DataError::Token { input, value, takes, .. }
+            | DataError::Derived { input, value, takes, .. }
+            | DataError::Default { input, value, takes } => Some(taking(input, *value, takes)),
             DataError::Sample(wrong) => Some(taking(&wrong.input, wrong.value, &wrong.takes)),
             DataError::Sets(error) => misread(error),
             DataError::Io { .. }

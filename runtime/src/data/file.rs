@@ -12,7 +12,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-/// Of a file that is long, so many samples of so many bytes are hashed.
+/// Number of samples that are hashed of a long file; the next is their length in bytes.
 const SAMPLES: usize = 64;
 const SAMPLE: usize = 64 << 10;
 
@@ -28,7 +28,7 @@ impl DataFile {
     pub fn open(path: &Path, encoding: Encoding, input: &InputEntry, next: bool) -> Result<DataFile, DataError> {
         let malformed = |what: String| DataError::Malformed { file: path.to_path_buf(), what };
         let io = |cause| DataError::Io { file: path.to_path_buf(), cause };
-        // Before it is opened, for which a pipe would wait.
+        // This comes before opening, which would wait for the writer of a pipe.
         if let Some(why) = paths::unshared(path).map_err(io)? {
             return Err(malformed(why));
         }
@@ -96,7 +96,7 @@ impl DataFile {
     pub fn check_text(&self, path: &Path) -> Result<(), DataError> {
         match self.format {
             DataFormat::Stream { named: FormatSource::AsText, .. } => {
-                // A hint, without which it is as right.
+                // This is a hint, and the result does not depend on it.
                 let _ = self.map.advise(Advice::Sequential);
                 let checked = stream::check_text(&self.map, path).map_err(|what| DataError::Malformed { file: path.to_path_buf(), what });
                 let _ = self.map.advise(Advice::Normal);
@@ -111,7 +111,7 @@ impl DataFile {
         (self.map.len() - self.start) as u64
     }
 
-    /// Of how it is read, its length and its bytes, of long files samples of them that lie evenly.
+    /// Hash of how it is read, its length and its bytes; of a long file, evenly spaced samples are hashed.
     pub fn hash(&self) -> blake3::Hash {
         let (kind, element) = match &self.format {
             DataFormat::Stream { element, .. } => ("stream", element),
@@ -156,7 +156,7 @@ impl DataFile {
         let is = match element {
             FileDType::F32 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from(f32::from_le_bytes(*b)))),
             FileDType::F64 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from_le_bytes(*b))),
-            // Of whole numbers f16 alone may be too small for some; a batch is looked at when it is read.
+            // Only f16 cannot hold all of these integers; its batches are checked when they are read.
             FileDType::U8 | FileDType::U16 | FileDType::U32 | FileDType::I32 | FileDType::I64 => dtype != DType::F16,
         };
         let _ = self.map.advise(Advice::Normal);
@@ -206,8 +206,8 @@ impl DataFile {
         element.bytes() as u64
     }
 
-    /// Columns of a line of the batch that begins at sequence `start` of a stream, or that has this number of an array.
-    /// Others stay as they are.
+    /// Columns of a line of the batch that begins at sequence `start` of a stream, or that has this number of an
+    /// array. Others stay as they are.
     pub fn line(&self, input: &InputEntry, start: u64, line: u64, longer: bool, columns: &[Range<usize>], out: &mut [f64]) {
         let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
         let width = element.bytes();
@@ -236,7 +236,8 @@ impl DataFile {
 /// Numbers that are compared at once.
 const BLOCK: usize = 1 << 12;
 
-/// Whether all numbers of so many bytes are in these intervals: the least and the greatest of a block in one, or each of it in some.
+/// Whether all numbers of so many bytes are in these intervals: the least and the greatest of a block in one, or each
+/// of it in some.
 fn all_in<T: Copy + Ord + Into<i64>, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T, takes: &[Interval]) -> bool {
     let within = |least: T, most: T| takes.iter().any(|i| i64::from(i.least) <= least.into() && most.into() <= i64::from(i.most));
     bytes.as_chunks::<N>().0.chunks(BLOCK).all(|block| {

@@ -31,7 +31,7 @@ const KNOWN: [(&[u8], &str); 21] = [
         b"MATLAB 5.0",
         "it is of MATLAB: `scipy.io.loadmat(FILE)[NAME].astype(\"int32\").tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32",
     ),
-    // Before UTF-16, with whose mark the first begins.
+    // UTF-32 comes before UTF-16, as its little-endian mark begins with the one of UTF-16.
     (b"\xff\xfe\0\0", "it seems to be UTF-32: convert it (`iconv -f UTF-32 -t UTF-8`)"),
     (b"\0\0\xfe\xff", "it seems to be UTF-32: convert it (`iconv -f UTF-32 -t UTF-8`)"),
     (b"\xff\xfe", "it seems to be UTF-16: convert it (`iconv -f UTF-16 -t UTF-8`)"),
@@ -59,7 +59,8 @@ const LLMC: [(u32, &str); 3] = [
     (20_240_327, "it is a state of llm.c's training, no data"),
 ];
 
-/// Of the index beside the tokens of Megatron's data sets: its first bytes, and of each code of an element how `--data-dtype` calls it.
+/// Of the index beside the tokens of Megatron's data sets: its first bytes, and of each code of an element how
+/// `--data-dtype` calls it.
 const INDEX: &[u8] = b"MMIDIDX\0\0";
 const INDEXED: [(u8, &str); 2] = [(4, "int32"), (8, "uint16")];
 /// Of those that it does not name, how numpy does.
@@ -84,7 +85,7 @@ pub fn name(bytes: &[u8], path: &Path) -> Option<String> {
     if header.is_some_and(|n| n < bytes.len() as u64) && bytes.get(8) == Some(&b'{') {
         return Some("it is safetensors, weights and no data: --init reads such".into());
     }
-    // Two bytes of a pickle: that it is one, and its version.
+    // The first byte of a pickle says that it is one, and the second its version.
     let known = |(magic, _): &&(&[u8], &str)| bytes.starts_with(magic) && (*magic != b"\x80" || bytes.get(1).is_some_and(|v| (2..=5).contains(v)));
     if let Some((_, what)) = KNOWN.iter().find(known) {
         return Some(of_file(what, path));
@@ -94,14 +95,14 @@ pub fn name(bytes: &[u8], path: &Path) -> Option<String> {
             "it seems to be {encoding} without its mark: convert it (`iconv -f {encoding} -t UTF-8`); if it is tokens, pass --data-dtype {dtype}"
         ));
     }
-    // Whose first tokens may be anything.
+    // Tokens without a header may begin with any bytes.
     if bytes.len().is_multiple_of(2) && path.extension().is_some_and(|e| e == "bin") {
         return Some("if it is 16-bit tokens without a header, as nanoGPT writes them, pass --data-dtype uint16".into());
     }
     sniffed(bytes).map(|what| of_file(&what, path))
 }
 
-/// Of a file that may be text as it is, why its bytes are none to train on.
+/// Why the bytes of a file that may be text as it is should not be trained on.
 pub fn is_markup(bytes: &[u8]) -> Option<&'static str> {
     MARKUP.iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, what)| *what)
 }
@@ -119,7 +120,7 @@ fn sniffed(bytes: &[u8]) -> Option<String> {
         MatcherType::Book | MatcherType::Doc => Some(format!("it is a document ({mime}): extract its text (`pandoc -t plain`)")),
         MatcherType::App => Some(format!("it is a program or its data ({mime}), and no text")),
         MatcherType::Font => Some(format!("it is a font ({mime}), and no text")),
-        // A text in another encoding than UTF-8.
+        // Such a file is text in another encoding than UTF-8.
         MatcherType::Text | MatcherType::Custom => None,
     }
 }
@@ -127,8 +128,8 @@ fn sniffed(bytes: &[u8]) -> Option<String> {
 /// Bytes by which a text without a mark is known.
 const LOOKED_AT: usize = 4096;
 
-/// The encoding of a text in wide characters without a mark, and the tokens that it could be just as well. Only texts of mostly Latin letters are known:
-/// their upper bytes are zero.
+/// The encoding of a text in wide characters without a mark, and the tokens that it could be just as well. Only texts
+/// of mostly Latin letters are known: their upper bytes are zero.
 fn unmarked(start: &[u8]) -> Option<(&'static str, &'static str)> {
     let units = |read: fn([u8; 2]) -> u16| start.as_chunks().0.iter().map(move |b| read(*b));
     let wide = |read: fn([u8; 4]) -> u32| start.as_chunks().0.iter().map(move |b| char::from_u32(read(*b)));
@@ -156,7 +157,7 @@ fn of_file(what: &str, path: &Path) -> String {
     what.replace("FILE", &format!("{:?}", path.file_name().unwrap_or_default().to_string_lossy()))
 }
 
-/// Of an archive by the names in it.
+/// What an archive is, by the names in it.
 fn zip(start: &[u8]) -> &'static str {
     let has = |name: &[u8]| start.windows(name.len()).any(|w| w == name);
     if has(b"data.pkl") || has(b"/version") {
@@ -183,7 +184,7 @@ pub fn contradicted(path: &Path, dtype: &str) -> Option<String> {
     File::open(path.with_extension("idx")).ok()?.take(64).read_to_end(&mut index).ok()?;
     let code = index.strip_prefix(INDEX)?.get(8)?;
     let (_, found) = INDEXED.iter().chain(&CONVERTED).find(|(c, _)| c == code)?;
-    // The same bytes, as tokens are not below zero.
+    // Tokens are not negative, so both types have the same bytes.
     let is_same = *found == dtype || (*found, dtype) == ("int32", "uint32");
     (!is_same).then(|| format!("the index beside it says that its tokens are {found}, and --data-dtype says {dtype}: {}", tokens(&index)))
 }
@@ -209,11 +210,12 @@ fn tokens(index: &[u8]) -> String {
     }
 }
 
-/// Whether a file is JSON, one value or one per line, as far as it can be seen at its start. If there is `more`, the last may be cut. Numbers and words
-/// in quotes alone are text. What begins as an object does is JSON however it goes on: a line that is cut or wrong makes no prose of it.
+/// Whether a file is JSON, one value or one per line, as far as it can be seen at its start. If there is `more`, the
+/// last may be cut. Numbers and words in quotes alone are text. What begins as an object does is JSON however it goes
+/// on: a line that is cut or wrong makes no prose of it.
 pub fn is_json(start: &[u8], more: bool) -> bool {
     let mut start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
-    // Some write a comment first.
+    // Some programs write a comment first.
     while start.starts_with(b"#") || start.starts_with(b"//") {
         let line = start.iter().position(|b| *b == b'\n').unwrap_or(start.len());
         start = start[line..].trim_ascii_start();

@@ -1,12 +1,13 @@
 //! What a step is fed, from files or data sets: of one global batch per input of the job, what a rank loads.
 //!
-//! A text (bytes as tokens), an llm.c `.bin` file, or whatever the user says to be tokens, is a stream of them: sequence `n` of a run is the window of `seq + 1`
-//! tokens from `n * seq` on; `seq` of them are the input and the last `seq` the input that derives from it by `Next`. A stream
-//! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`,
-//! and ends. Of a data set ([`DataSets`]) sequence `n` is sample `n`.
+//! A text (bytes as tokens), an llm.c `.bin` file, or whatever the user says to be tokens, is a stream of them:
+//! sequence `n` of a run is the window of `seq + 1` tokens from `n * seq` on; `seq` of them are the input and the
+//! last `seq` the input that derives from it by `Next`. A stream begins again at its end. A `.npy` file has whole
+//! batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`, and ends. Of a data set ([`DataSets`])
+//! sequence `n` is sample `n`.
 //!
-//! What is read, and how it becomes an input's elements, goes line by line along the last dim ([`Data::read`]): a line
-//! of a file or a data set, of which the columns are read that some input needs.
+//! What is read, and how it becomes an input's elements, goes line by line along the last dim ([`Data::read`]): a
+//! line of a file or a data set, of which the columns are read that some input needs.
 
 mod array;
 mod batch;
@@ -15,19 +16,19 @@ mod error;
 mod file;
 mod foreign;
 mod format;
+mod load_regions;
 mod sets;
 mod stream;
-mod wanted;
 
 pub use batch::Batch;
 pub use error::DataError;
 pub use format::Encoding;
+pub use load_regions::LoadRegions;
 pub use sets::{DataSets, PARTS, RunSamples, Samples, SetNames, Validation};
-pub use wanted::Wanted;
 
 use crate::conditions::DataMark;
 use crate::host::{Tensor, sizes};
-use derive::{NOTHING, SourceRow, Taken};
+use derive::{NOTHING, RowDerivation, SourceRow};
 use file::DataFile;
 use ir::graph::Feed;
 use ir::program::{Action, InputEntry, Job};
@@ -44,7 +45,7 @@ pub struct Spec {
     pub input: Option<String>,
     /// Path of the file, absolute in what ranks are told.
     pub file: PathBuf,
-    /// If the file does not say itself what it holds.
+    /// How the file is read if it does not say itself what it holds.
     pub encoding: Encoding,
 }
 
@@ -60,7 +61,8 @@ impl Spec {
     }
 }
 
-/// Opens training and held-out data as whoever starts a run does: what ranks need not look at again is looked at here.
+/// Opens training and held-out data as whoever starts a run does: what ranks need not look at again is looked at
+/// here.
 ///
 /// # Errors
 /// As [`Data::open`]; a file that is taken for text and is none; the user's word for files none of which needs it.
@@ -104,7 +106,8 @@ enum InputSource {
 }
 
 impl Data {
-    /// Opens the files and finds out which input each feeds: one without a name feeds the only input that has no default.
+    /// Opens the files and finds out which input each feeds: one without a name feeds the only input that has no
+    /// default.
     ///
     /// # Errors
     /// If a file cannot be read, does not fit its input, or an input has no data.
@@ -121,13 +124,13 @@ impl Data {
         for (k, input) in inputs.iter().enumerate() {
             sources.push(match (given[k], &input.default) {
                 (Some(number), _) => {
-                    // Whoever takes the next element of this input needs one more than it has.
+                    // An input that takes the next element of this one needs one more than it has.
                     let next = inputs.iter().enumerate().any(|(d, i)| given[d].is_none() && i.default == Some(Feed::Next(k as u32)));
                     let file = DataFile::open(&specs[number].file, specs[number].encoding, input, next)?;
                     InputSource::File { longer: file.longer(input), file, number }
                 }
                 (None, Some(feed)) => InputSource::Feed(feed.clone()),
-                // What no program loads needs no data.
+                // An input that no program loads needs no data.
                 (None, None) if !loaded(job, k as u32) => InputSource::Feed(Feed::Const(ir::op::Real(0.0))),
                 (None, None) => {
                     let how = format!("pass --data FILE or --data {}=FILE.npy", input.name);
@@ -144,7 +147,7 @@ impl Data {
     /// If that is not one of tokens, or there are others.
     pub fn of_samples(job: &Job, samples: Samples) -> Result<Data, DataError> {
         let input = sets::input(job)?;
-        // What no program loads needs no data.
+        // An input that no program loads needs no data.
         let nothing = Feed::Const(ir::op::Real(0.0));
         let mut sources: Vec<InputSource> = job.inputs.iter().map(|i| InputSource::Feed(i.default.clone().unwrap_or(nothing.clone()))).collect();
         sources[input] = InputSource::Set(Box::new(samples));
@@ -175,7 +178,7 @@ impl Data {
         ahead.map(|ahead| Data { ahead, ..self }).ok_or(DataError::Midst { sequences, batch: self.batch })
     }
 
-    /// By what the files are known again, per input that has one.
+    /// What identifies the file or data sets of each input that has any.
     pub fn marks(&self) -> Vec<DataMark> {
         let marks = self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
             InputSource::File { file, number, .. } => Some(DataMark {
@@ -192,7 +195,7 @@ impl Data {
 
     /// Where a step begins to read: a sequence of a stream or of data sets, a batch of an array.
     fn start(&self, source: usize, step: u64) -> u64 {
-        // Of this input's; another number of them than the job's may make up a step.
+        // These are rows of this input, of which a step may have another number than the job has sequences.
         let rows = match &self.sources[source] {
             InputSource::File { file, .. } if file.ends() => 1,
             InputSource::File { .. } | InputSource::Set(_) | InputSource::Feed(_) => self.inputs[source].dims[0].size,
@@ -255,8 +258,8 @@ impl Data {
         self.files_with_inputs().filter(|(file, _)| file.ends()).map(steps).min()
     }
 
-    /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if there is too
-    /// much for that.
+    /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if there is
+    /// too much for that.
     ///
     /// # Errors
     /// As [`Data::batch`] of the first step that would find something.
@@ -267,7 +270,7 @@ impl Data {
             () if (0..self.inputs.len()).all(|k| self.surely_takes(k)) => 0,
             () => self.files_with_inputs().map(|(file, input)| file.round(input)).max().unwrap_or(1),
         };
-        let all = Wanted::all(&self.inputs);
+        let all = LoadRegions::all(&self.inputs);
         steps.take(looked_at as usize).try_for_each(|step| self.read(step, &all).map(drop))
     }
 
@@ -281,13 +284,13 @@ impl Data {
         };
         match &self.sources[k] {
             InputSource::File { file, .. } => file.holds_only(takes),
-            // Each batch is looked at when it is read.
+            // Each batch of samples is checked when it is read.
             InputSource::Set(_) => true,
             InputSource::Feed(Feed::Next(i) | Feed::Prev(i, _)) => match &self.sources[*i as usize] {
                 InputSource::File { file, .. } => file.holds_only(takes),
                 InputSource::Set(_) | InputSource::Feed(_) => true,
             },
-            // What the text gives was looked at.
+            // The constant was checked when the data was opened.
             InputSource::Feed(Feed::Const(_)) => true,
             InputSource::Feed(Feed::Ahead(i)) => {
                 let (base, _) = self.base(*i);
@@ -323,7 +326,7 @@ impl Data {
     /// # Errors
     /// If the data has ended, or an element is none that its input takes.
     pub fn batch(&self, step: u64) -> Result<Vec<Tensor>, DataError> {
-        let all = Wanted::all(&self.inputs);
+        let all = LoadRegions::all(&self.inputs);
         Ok(self.read(step, &all)?.tensors(&self.inputs))
     }
 
@@ -331,7 +334,7 @@ impl Data {
     ///
     /// # Errors
     /// If the data has ended, or an element is none that its input takes.
-    pub fn read<'a>(&self, step: u64, wanted: &'a Wanted) -> Result<Batch<'a>, DataError> {
+    pub fn read<'a>(&self, step: u64, wanted: &'a LoadRegions) -> Result<Batch<'a>, DataError> {
         let mut batch = Batch::new(&self.inputs, wanted);
         for source in 0..self.sources.len() {
             match &self.sources[source] {
@@ -341,7 +344,7 @@ impl Data {
                         batch.extend(source, &vec![value.0; columns.len()]);
                     }
                 }
-                // Read with what it derives from.
+                // A derived input is read with the one that it derives from.
                 InputSource::Feed(_) => {}
             }
         }
@@ -349,7 +352,7 @@ impl Data {
     }
 
     /// Reads what is wanted of a file or data sets, for all inputs that are made of it.
-    fn read_source(&self, source: usize, step: u64, wanted: &Wanted, batch: &mut Batch) -> Result<(), DataError> {
+    fn read_source(&self, source: usize, step: u64, wanted: &LoadRegions, batch: &mut Batch) -> Result<(), DataError> {
         let start = self.start(source, step);
         let (length, longer) = (self.width(source) as usize, self.longer(source));
         if let InputSource::File { file, number, .. } = &self.sources[source]
@@ -359,18 +362,18 @@ impl Data {
             let available = file.batches(&self.inputs[source]);
             return Err(DataError::Exhausted { file: self.files[*number].clone(), available, step: start + 1 });
         }
-        // By line: inputs, in their order, and what they take of it.
-        let mut lines: BTreeMap<u64, Vec<(usize, Taken, Range<usize>)>> = BTreeMap::new();
+        // For each line, this lists the inputs that read it, in their order, with what they take of it.
+        let mut lines: BTreeMap<u64, Vec<(usize, RowDerivation, Range<usize>)>> = BTreeMap::new();
         for (input, regions) in wanted.0.iter().enumerate().filter(|(input, _)| self.root(*input) == Some(source)) {
             for (line, columns) in regions.lines(self.width(input)) {
-                let (line, taken) = self.taken(input, line);
-                lines.entry(line).or_default().push((input, taken, columns));
+                let (line, derivation) = self.derivation(input, line);
+                lines.entry(line).or_default().push((input, derivation, columns));
             }
         }
         let mut values = vec![0.0; length + usize::from(longer)];
         let (mut found, mut made) = (SampleAnnotations::default(), vec![]);
         for (line, takers) in lines {
-            let columns = joined(takers.iter().map(|(_, taken, columns)| taken.needs(columns, length)).collect());
+            let columns = joined(takers.iter().map(|(_, derivation, columns)| derivation.needs(columns, length)).collect());
             let read = columns.iter().map(|c| c.len() as u64).sum::<u64>();
             match &self.sources[source] {
                 InputSource::File { file, .. } => {
@@ -380,14 +383,14 @@ impl Data {
                 InputSource::Set(samples) => batch.bytes += samples.line(start + line, &columns, &mut values, &mut found)?,
                 InputSource::Feed(_) => {}
             }
-            // Files do not say which documents they have.
+            // Only data sets say where documents end and which labels count.
             let (end, mask) = match &self.sources[source] {
                 InputSource::Set(_) => (found.end, found.mask.as_deref()),
                 InputSource::File { .. } | InputSource::Feed(_) => (values.len(), None),
             };
             let held = SourceRow { values: &values, length, borders: &found.borders, is_apart: self.is_apart(source), end, mask };
-            for (input, taken, columns) in takers {
-                held.take(taken, columns.clone(), &mut made);
+            for (input, derivation, columns) in takers {
+                held.take(derivation, columns.clone(), &mut made);
                 self.check(input, &made, (source, start), (line, columns.start))?;
                 batch.extend(input, &made);
             }
@@ -423,15 +426,15 @@ impl Data {
     }
 
     /// How an input takes a line of its own from one of what it comes from, and from which.
-    fn taken(&self, input: usize, line: u64) -> (u64, Taken<'_>) {
+    fn derivation(&self, input: usize, line: u64) -> (u64, RowDerivation<'_>) {
         match &self.sources[input] {
-            InputSource::File { .. } | InputSource::Set(_) => (line, Taken::Itself),
+            InputSource::File { .. } | InputSource::Set(_) => (line, RowDerivation::Itself),
             InputSource::Feed(Feed::Ahead(i)) => {
                 let dims = &self.inputs[input].dims;
                 let depths = dims.len().checked_sub(2).map_or(1, |d| dims[d].size).max(1);
-                (line / depths, Taken::Ahead { from: self.base(*i).1, depth: (line % depths) as usize })
+                (line / depths, RowDerivation::Ahead { from: self.base(*i).1, depth: (line % depths) as usize })
             }
-            InputSource::Feed(feed) => (line, Taken::Fed(feed)),
+            InputSource::Feed(feed) => (line, RowDerivation::Fed(feed)),
         }
     }
 
@@ -453,7 +456,7 @@ impl Data {
         };
         let Some(wrong) = wrong else { return Ok(()) };
         let (value, at, name) = (values[wrong], column + wrong, input.name.clone());
-        // Where it stands in the line; the first of a line that has what came before is the text's, which was looked at.
+        // This is the place in the source's line. A `Prev` line begins with a constant, which was checked before.
         let stands = match &self.sources[k] {
             InputSource::Feed(Feed::Next(_)) => at + 1,
             InputSource::Feed(Feed::Prev(..)) => at.saturating_sub(1),

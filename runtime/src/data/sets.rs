@@ -53,7 +53,7 @@ pub enum SetNames {
         /// Weights of training, validation and test, as in `99,1,0`.
         split: String,
     },
-    /// Of training, validation and test; nothing where there is none.
+    /// Data sets of training, validation and test; nothing where there is none.
     Own([Vec<String>; 3]),
 }
 
@@ -69,7 +69,7 @@ impl DataSets {
             let path = |p: &PathBuf| {
                 let cause = |cause| Error::Indexed(IndexedError::Io { file: p.clone(), cause });
                 let absolute = std::path::absolute(p).map_err(cause)?;
-                // Said to other processes as text.
+                // Other processes get the path as text.
                 let text = absolute.to_str().map(str::to_owned);
                 text.ok_or_else(|| cause(io::Error::new(io::ErrorKind::InvalidInput, "its name is not UTF-8")))
             };
@@ -249,7 +249,7 @@ pub struct SampleAnnotations {
     pub borders: Vec<usize>,
     /// Where the last document ends.
     pub end: usize,
-    /// Of each element, 1 if it counts as a label, else 0, where masks are read.
+    /// 1 for each element that counts as a label, else 0, where masks are read.
     pub mask: Option<Vec<u8>>,
 }
 
@@ -268,7 +268,7 @@ impl Samples {
         self.set.len()
     }
 
-    /// By what it is known again: the order of samples, and the tokens of its data sets.
+    /// What identifies the samples: their order, and the tokens of the data sets.
     pub fn mark(&self, input: &str) -> DataMark {
         let bytes = self.set.sets().map(|tokens| tokens.tokens() * tokens.dtype().size()).sum();
         DataMark { input: input.into(), file: self.said.clone(), bytes, hash: self.set.course().to_hex().to_string() }
@@ -309,7 +309,7 @@ impl Samples {
         let (part, room) = (self.part, self.set.width() - 1);
         let mean = tokens as f64 / documents as f64;
         let over = if epochs > 1 { format!(" in {epochs} epochs") } else { String::new() };
-        // Rounded down, as rows with a gap are not full.
+        // The percentage is rounded down, as rows with a gap are not full.
         let percent = (filled * 1e3).floor() / 10.0;
         let mut text = format!(
             "{part}: {documents} documents of {mean:.1} tokens (median {median}, longest {longest}) are packed into {rows} rows of {room}{over}, {percent:.1} % full"

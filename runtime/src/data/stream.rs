@@ -129,7 +129,7 @@ mod tests {
         let whole = text(2 * CHUNK / 10 + 7);
         assert_eq!(wrong(&whole, false), None);
         for at in [0, 1, CHUNK - 3, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5] {
-            // In front of the character there.
+            // The byte is inserted in front of the character there.
             let at = (at..).find(|k| whole[*k] & 0xc0 != 0x80).unwrap();
             for (byte, what) in [(0xff, "is not UTF-8"), (0, "is zero")] {
                 let mut bytes = whole.clone();

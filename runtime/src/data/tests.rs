@@ -53,7 +53,7 @@ fn text_is_windows_of_bytes_that_begin_again() {
     assert_eq!(step[0].data, b"abcdef".map(f64::from));
     assert_eq!(step[1].data, b"bcdefg".map(f64::from));
     assert_eq!(step[2].data, [1.0; 6]);
-    // Three sequences: the second batch takes the third and begins again.
+    // The text has three sequences: the second batch takes the third and begins again.
     assert_eq!(data.batch(1).unwrap()[0].data, b"ghiabc".map(f64::from));
     assert_eq!((data.batches(), data.end()), (1, None));
 }
@@ -77,7 +77,7 @@ fn what_comes_further_on_ends_with_the_window() {
     let none = -100.0;
     assert_eq!(step[3].data, [b, c, none, c, none, none, e, f, none, f, none, none]);
     assert_eq!(step[4].data, [c, d, none, d, none, none, f, g, none, g, none, none]);
-    // Something stands past the end, which the input has to take.
+    // Past the window stands -100, which the input has to take.
     job.inputs[4] = ahead(1, &[0]);
     assert!(open(&job, &file).unwrap().batch(0).unwrap_err().to_string().contains("-100"));
 }
@@ -231,7 +231,8 @@ fn files_of_other_kinds_are_refused_with_what_to_do_instead() {
         fs::write(&file, bytes).unwrap();
         let error = checked(&job(1 << 30), &[&file], Encoding::Text).unwrap_err();
         assert!(error.contains(name) && error.contains(want), "{name}: {error}");
-        // The index of tokens is never tokens, nor is a file that names another reading; all else is bytes if the user says so.
+        // An index of tokens and a file whose header names another format stay refused; all others are bytes if the
+        // user says so.
         let header = name.ends_with(".bin") && error.contains("llm.c version") || error.contains("it says") || error.contains("the header");
         assert_eq!(checked(&job(1 << 30), &[&file], Encoding::Bytes).is_err(), header, "{name}");
     }
@@ -269,7 +270,7 @@ fn labels_that_do_not_count_are_those_that_the_text_ignores() {
         npy(&file, "<i4", "(1, 2, 4)", &int32(list));
         open(&job, &file).unwrap().batch(0).map(|_| ()).map_err(|e| e.to_string().rsplit_once("`: ").unwrap().1.to_string())
     };
-    // Targets alone: the last of a line.
+    // The last element of a line is only a target.
     assert_eq!(tried(tokens(3, -100).collect()), Ok(()));
     assert_eq!(tried(tokens(3, -1).collect()), Err("element 3 is -1, but `targets` takes -100 or 0 to 255".into()));
     assert_eq!(tried(tokens(7, 9999).collect()), Err("element 7 is 9999, but `targets` takes -100 or 0 to 255".into()));
@@ -317,7 +318,7 @@ fn a_token_out_of_range_is_named_with_its_position() {
     npy(&file, "<i4", "(2, 2, 4)", &int32((0..16).map(|k| if k == 13 { 99 } else { k })));
     let error = open(&job(50), &file).unwrap().batch(1).unwrap_err().to_string();
     assert!(error.ends_with("tokens.npy`: element 13 is 99, but `tokens` takes 0 to 49"), "{error}");
-    // The last element of a line is a target only.
+    // The last element of a line is only a target.
     npy(&file, "<i4", "(2, 2, 4)", &int32((0..16).map(|k| if k == 15 { -1 } else { k })));
     let error = open(&job(50), &file).unwrap().batch(1).unwrap_err().to_string();
     assert!(error.ends_with("element 15 is -1, but `targets` takes 0 to 49"), "{error}");
@@ -389,12 +390,12 @@ fn all_that_steps_will_read_is_looked_at_before_them() {
     npy(&file, "<i4", "(4, 2, 4)", &int32((0..32).map(|k| if k == 21 { 50 } else { k })));
     assert_eq!(found(&job, 0..4), Err("element 21 is 50, but `tokens` takes 0 to 49".into()));
     assert_eq!((found(&job, 0..2), found(&job, 3..4)), (Ok(()), Ok(())));
-    // As a target alone.
+    // Element 23 is only a target.
     npy(&file, "<i8", "(4, 2, 4)", &(0..32i64).flat_map(|k| if k == 23 { -100 } else { k }.to_le_bytes()).collect::<Vec<_>>());
     assert_eq!(found(&job, 0..4), Err("element 23 is -100, but `targets` takes 0 to 49".into()));
     job.inputs[1].takes = Some(ignores);
     assert_eq!(found(&job, 0..4), Ok(()));
-    // A stream is read again and again: what lies behind its last window never is.
+    // A stream begins again, and what lies behind its last window is never read.
     let stream = |place: usize, n: u16| {
         let tokens = (0..n).flat_map(|k| if usize::from(k) == place { 900u16 } else { k % 50 }.to_le_bytes()).collect::<Vec<u8>>();
         let text = dir.path().join("tokens.bin");
@@ -440,7 +441,7 @@ fn a_file_is_known_again_by_its_length_its_samples_and_how_it_is_read() {
         fs::write(&b, &text).unwrap();
         assert!(same(Encoding::Bytes) && !same(Encoding::U16));
         assert_eq!((mark(&b, Encoding::Bytes).bytes, mark(&b, Encoding::Bytes).input), (u64::from(bytes), "tokens".into()));
-        // The last byte is in a sample; so is a byte that is missing somewhere.
+        // The hash covers the last byte, and the length of the file.
         *text.last_mut().unwrap() ^= 1;
         fs::write(&b, &text).unwrap();
         assert!(!same(Encoding::Bytes));

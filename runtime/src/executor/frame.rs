@@ -13,28 +13,28 @@ use std::collections::BTreeSet;
 
 /// Where a buffer is in its arena: of a stash's, in that of temporary buffers, once per slot.
 #[derive(Clone, Copy)]
-struct Spot {
+struct BufferLayout {
     arena: Arena,
-    /// In slot 0.
+    /// Offset in slot 0, in bytes.
     byte: u64,
     slots: u32,
     /// Bytes of a slot.
     bytes: u64,
 }
 
-impl Spot {
-    fn of_buffers(program: &Program, schedule: &CallSchedule) -> Vec<Spot> {
+impl BufferLayout {
+    fn of_buffers(program: &Program, schedule: &CallSchedule) -> Vec<BufferLayout> {
         let of = |b: &Buffer| match program.stash(b).zip(b.arena.space()) {
             Some(((k, begin), space)) => {
                 let Slots { count, at } = schedule.slots[k];
-                Spot {
+                BufferLayout {
                     arena: space.temporary(),
                     byte: ir::fault!("executor.stash.buffer", at, at + b.offset - begin),
                     slots: count,
                     bytes: program.stashes[k].bytes,
                 }
             }
-            None => Spot { arena: b.arena, byte: b.offset, slots: 1, bytes: 0 },
+            None => BufferLayout { arena: b.arena, byte: b.offset, slots: 1, bytes: 0 },
         };
         program.buffers.iter().map(of).collect()
     }
@@ -44,7 +44,7 @@ impl Spot {
     }
 }
 
-/// Of each command of a body, the temporary buffers that it is the first to touch.
+/// Temporary buffers that each command of a body is the first to touch.
 fn fresh(program: &Program, body: &ProgramBody) -> Vec<Vec<BufferId>> {
     let mut seen: BTreeSet<BufferId> = BTreeSet::new();
     let mut of = |command: &Command| {
@@ -66,8 +66,8 @@ pub struct Frame<'a> {
     pub stage: &'a Stage,
     /// Members, per group of the program.
     groups: Vec<Vec<u64>>,
-    /// Of each buffer.
-    spots: Vec<Spot>,
+    /// Layout of each buffer.
+    layouts: Vec<BufferLayout>,
     /// Of each body and command: temporary buffers that are in use from then on.
     fresh: Vec<Vec<Vec<BufferId>>>,
 }
@@ -78,9 +78,9 @@ impl<'a> Frame<'a> {
         let stage = &job.stages[job.mesh.stage(rank) as usize];
         let program = &job.programs[stage.program as usize];
         let groups = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
-        let spots = Spot::of_buffers(program, &stage.schedule);
+        let layouts = BufferLayout::of_buffers(program, &stage.schedule);
         let fresh = program.bodies.iter().map(|body| fresh(program, body)).collect();
-        Frame { job, rank, program, stage, groups, spots, fresh }
+        Frame { job, rank, program, stage, groups, layouts, fresh }
     }
 
     /// The rank's coordinates in a call.
@@ -91,7 +91,7 @@ impl<'a> Frame<'a> {
     }
 
     pub(super) fn start(&self, call: &Call, buffer: BufferId) -> Location {
-        self.spots[buffer.index()].at(call.microbatch)
+        self.layouts[buffer.index()].at(call.microbatch)
     }
 
     /// Where the temporary buffers are that a command is the first of a call to touch, and their bytes.
@@ -166,7 +166,7 @@ fn scalar(scalar: &Scalar, coords: &Coords, step: &Step) -> f64 {
         Scalar::Seed => step.seed as f64,
         Scalar::BiasCorrection(beta) => 1.0 - beta.0.powf(ir::fault!("executor.scalars.bias", step.number + 1, step.number) as f64),
         Scalar::Linear(form) => linear(form, coords) as f64,
-        // Checked: a program's launches have no slots.
+        // The job was checked: launches of a program have no slots.
         Scalar::Slot(_) => f64::NAN,
     }
 }

@@ -1,8 +1,9 @@
 //! Runs one rank's program, command by command, over a device and a communicator.
 //!
-//! In list order, commands run as they are issued, whatever their stream: that order is one of those which streams and events allow, so
-//! `Record` and `Wait` hold nothing up. Else each stream has a [`Cursor`] of its own, and an event is the number of times that it was
-//! reached; who runs which stream's next command is the caller's choice ([`Rank::turn`]).
+//! In list order, commands run as they are issued, whatever their stream: that order is one of those which streams
+//! and events allow, so `Record` and `Wait` hold nothing up. Else each stream has a [`Cursor`] of its own, and an
+//! event is the number of times that it was reached; who runs which stream's next command is the caller's choice
+//! ([`Rank::turn`]).
 
 mod calls;
 mod describe;
@@ -17,13 +18,13 @@ pub use describe::describe;
 pub use frame::Frame;
 pub use persistent::{PersistentId, Sum};
 pub(crate) use persistent::{PersistentSlice, persistent_slices};
-pub use step::{ExecError, Fault, Fed, Order, Step};
+pub use step::{CommandOrder, ExecError, Fault, Step, StepInputs};
 pub use transfer::{Copied, Transfer};
 
 use crate::comm::{Communicator, Position, Progress};
 use crate::cursor::{self, Cursor};
 use crate::device::Device;
-use crate::first_nonfinite::Suspect;
+use crate::first_nonfinite::WatchedLaunch;
 use crate::host::TensorSlice;
 use crate::profile::{Clock, Ran};
 use crate::streams::Events;
@@ -81,12 +82,12 @@ pub struct Rank<'a, D> {
 impl<'a, D: Device> Rank<'a, D> {
     /// `job` has been checked ([`crate::check`]) and `rank` is in its mesh; the device's arenas have the sizes of
     /// [`arena_bytes`].
-    pub fn new(job: &'a Job, rank: u64, device: D, order: Order) -> Self {
+    pub fn new(job: &'a Job, rank: u64, device: D, order: CommandOrder) -> Self {
         let frame = Arc::new(Frame::new(job, rank));
         let program = frame.program;
         let streams = match order {
-            Order::List => vec![None],
-            Order::Streams => cursor::streams(program).into_iter().map(Some).collect(),
+            CommandOrder::List => vec![None],
+            CommandOrder::Streams => cursor::streams(program).into_iter().map(Some).collect(),
         };
         Rank {
             frame,
@@ -193,7 +194,7 @@ impl<'a, D: Device> Rank<'a, D> {
         }
         match self.execute(call, command, step, comm).map_err(|fault| self.frame.error(step, self.at, fault))? {
             Progress::Done => {
-                // Devices that run things later would have no times for them.
+                // A device that runs commands later would have no times for them, so it finishes each one here.
                 if self.cursors[stream].is_watched() {
                     self.done(step)?;
                 }
@@ -243,12 +244,12 @@ impl<'a, D: Device> Rank<'a, D> {
                     fabric.run_on_host(command.stream, *kernel, &places, &values);
                     return Ok(Progress::Done);
                 }
-                let suspect = match self.watch {
-                    Some(None) => Suspect::before(&self.device, &job.kernels[kernel.index()], &places, &values),
+                let watched = match self.watch {
+                    Some(None) => WatchedLaunch::before(&self.device, &job.kernels[kernel.index()], &places, &values),
                     Some(Some(_)) | None => None,
                 };
                 self.device.launch(*kernel, &places, &values)?;
-                if let Some(op) = suspect.and_then(|s| s.after(&self.device)) {
+                if let Some(op) = watched.and_then(|s| s.after(&self.device)) {
                     self.watch = Some(Some(Blame { position: self.at, command: describe(job, self.frame.rank, self.at), op }));
                 }
             }
@@ -285,7 +286,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 self.events.ring();
                 comm.recorded();
             }
-            // Checked before, where streams are not the device's.
+            // Where streams are not the device's, the event was checked before.
             Action::Wait { event } => {
                 if let Some(fabric) = self.device.fabric() {
                     fabric.wait(command.stream, *event);
@@ -297,8 +298,8 @@ impl<'a, D: Device> Rank<'a, D> {
     }
 }
 
-/// Reports by name. Terms of the loss that have the same name add up, except that `loss` and `grad_norm` are the whole ones, which
-/// come first.
+/// Reports by name. Terms of the loss that have the same name add up, except that `loss` and `grad_norm` are the
+/// whole ones, which come first.
 pub fn named(job: &Job, values: &[Option<f64>]) -> BTreeMap<String, f64> {
     let mut out: BTreeMap<String, f64> = BTreeMap::new();
     for (name, value) in job.reports.iter().zip(values) {

@@ -1,4 +1,5 @@
-//! What a rank holds over steps: its parts of parameters, optimizer states and tables, written before the first step and read when they are saved.
+//! What a rank holds over steps: its parts of parameters, optimizer states and tables, written before the first step
+//! and read when they are saved.
 
 use super::Rank;
 use crate::device::{Device, Element, Location};
@@ -12,8 +13,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 impl<D: Device> Rank<'_, D> {
-    /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
-    /// tensor for a content; none is zero.
+    /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives
+    /// a tensor for a content; none is zero.
     pub fn initialise<'w>(&mut self, mut whole: impl FnMut(PersistentId) -> Option<&'w dyn Whole>) {
         let (job, program) = (self.frame.job, self.frame.program);
         for buffer in &program.buffers {
@@ -32,10 +33,10 @@ impl<D: Device> Rank<'_, D> {
             let mut end = 0;
             for (part, cut) in persistent_slices {
                 let place = part.place();
-                // What lies between the pieces of a bucket is zero.
+                // The gaps between the pieces of a bucket are zero.
                 clear(&mut self.device, end..place.start);
                 end = end.max(place.end);
-                // A copy is one of the weights as they are stored here.
+                // A copy is made from the weights as they are stored here, in f32.
                 let rounds = cut.role == Role::Copy && self.device.element(DType::F32) == Element::F32;
                 match whole(cut.held) {
                     Some(source) if rounds => scatter(&mut self.device, &part, &InF32(source), at(0), buffer.dtype, &mut self.scratch),
@@ -47,8 +48,8 @@ impl<D: Device> Rank<'_, D> {
         }
     }
 
-    /// Gives every run of every parameter and optimizer state that this rank holds: what it is, where the run begins in the
-    /// whole tensor, its elements.
+    /// Gives every run of every parameter and optimizer state that this rank holds: what it is, where the run begins
+    /// in the whole tensor, its elements.
     pub fn collect(&self, mut visit: impl FnMut(PersistentId, u64, &[f64])) {
         let mut values = vec![];
         for buffer in &self.frame.program.buffers {
@@ -77,7 +78,7 @@ impl<D: Device> Rank<'_, D> {
                 }
                 let (mut region, mut sum) = (blake3::Hasher::new(), blake3::Hasher::new());
                 region.update(&[buffer.dtype.bytes() as u8]);
-                // Adjacent runs are one, however the part is laid out.
+                // Adjacent runs count as one, so that the layout of the part does not matter.
                 let (mut first, mut end) = (0u64, 0u64);
                 cut.part(&self.coords).runs(|run| {
                     let Some(global) = run.global else { return };
@@ -135,7 +136,7 @@ pub struct Sum {
     pub held: PersistentId,
     /// A rounded copy of a parameter, that passes read.
     pub is_copy: bool,
-    /// Of the elements that the part has, in order, and of their width.
+    /// Hash of the indices of the part's elements, in order, and of their width.
     pub region: u64,
     /// Of the numbers.
     pub sum: u64,

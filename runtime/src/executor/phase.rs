@@ -6,7 +6,7 @@ use crate::cursor::Cursor;
 use crate::device::Device;
 use crate::hosted::Hosted;
 use crate::shm::Shm;
-use crate::streams::{self, Communication, Compute, Until};
+use crate::streams::{self, Communication, Compute, PhaseEnd};
 use ir::program::ProgramPhase;
 use ir::program::{Action, Stream};
 
@@ -44,21 +44,22 @@ impl<D: Device> Rank<'_, D> {
         }
     }
 
-    /// Whether the streams of kernels, of the device and of the host, are through what was begun: the next step has other scalars.
+    /// Whether the streams of kernels, of the device and of the host, are through what was begun: the next step has
+    /// other scalars.
     pub fn is_computed(&mut self) -> bool {
         let kernels = |c: &&mut Cursor| matches!(c.stream(), None | Some(Stream::Compute | Stream::Host));
         let mut all = self.cursors.iter_mut().filter(kernels);
         all.all(|c| c.next(self.frame.program, &self.frame.stage.schedule).is_none())
     }
 
-    /// Runs a phase until compute is through, communication on a thread of its own where the device's memory can be shared. Some of that may be
-    /// left for the next phase, on which compute of this one does not depend.
+    /// Runs a phase until compute is through, communication on a thread of its own where the device's memory can be
+    /// shared. Some of that may be left for the next phase, on which compute of this one does not depend.
     ///
     /// # Errors
     /// What the device or the communicator say.
     pub fn phase(&mut self, phase: ProgramPhase, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
         self.begin(phase);
-        self.run(Until::Computed, step, shm)
+        self.run(PhaseEnd::Computed, step, shm)
     }
 
     /// Brings all communication to its end: then what the rank holds is there, and no other rank waits for it.
@@ -66,11 +67,11 @@ impl<D: Device> Rank<'_, D> {
     /// # Errors
     /// What the device or the communicator say.
     pub fn settle(&mut self, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
-        self.run(Until::Settled, step, shm)
+        self.run(PhaseEnd::Settled, step, shm)
     }
 
-    fn run(&mut self, until: Until, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
-        let Some(beside) = self.device.beside().filter(|_| self.cursors.len() > 1) else {
+    fn run(&mut self, until: PhaseEnd, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
+        let Some(handle) = self.device.second_handle().filter(|_| self.cursors.len() > 1) else {
             while self.advance(step, shm)? != Advance::Finished {}
             return self.done(step);
         };
@@ -84,8 +85,8 @@ impl<D: Device> Rank<'_, D> {
             }
             (Some(_), None) | (None, _) => None,
         };
-        let communication = Communication { frame: &frame, cursors, memory: beside.memory, shm: shm.twin() };
-        let cursors = streams::run((communication, host), beside.begin, &events, until, step, shm, |shm| {
+        let communication = Communication { frame: &frame, cursors, memory: handle.memory, shm: shm.twin() };
+        let cursors = streams::run((communication, host), handle.begin, &events, until, step, shm, |shm| {
             Ok(match self.turn(0, step, shm)? {
                 Advance::Moved => Compute::Moved,
                 Advance::Finished => Compute::Finished,

@@ -9,27 +9,27 @@ use ir::reason::{AvoidedBy, Reason};
 use serde::{Deserialize, Serialize};
 
 /// What a step is fed: per input of the job, one whole global batch, or as much of it as a rank loads.
-pub trait Fed: Sync {
+pub trait StepInputs: Sync {
     /// The tensor for the input with this index into the job's inputs.
     fn input(&self, number: u32) -> &dyn Whole;
 }
 
-impl Fed for &[Tensor] {
+impl StepInputs for &[Tensor] {
     fn input(&self, number: u32) -> &dyn Whole {
         &self[number as usize]
     }
 }
 
-impl Fed for Vec<Tensor> {
+impl StepInputs for Vec<Tensor> {
     fn input(&self, number: u32) -> &dyn Whole {
         &self[number as usize]
     }
 }
 
-/// Of a step that loads nothing.
-struct Nothing;
+/// The inputs of a step that loads nothing.
+struct NoInputs;
 
-impl Fed for Nothing {
+impl StepInputs for NoInputs {
     fn input(&self, _: u32) -> &dyn Whole {
         unreachable!("invariant: an idle step loads nothing")
     }
@@ -47,13 +47,13 @@ pub struct Step<'a> {
     /// Below 2^53, as kernels of the reference device get it as f64.
     pub seed: u64,
     /// What inputs are loaded from.
-    pub batch: &'a dyn Fed,
+    pub batch: &'a dyn StepInputs,
 }
 
 impl Step<'_> {
-    /// In which nothing is trained: what a step has begun is brought to its end.
+    /// A step in which nothing is trained: it ends what a step before has begun.
     pub fn idle(number: u64, seed: u64) -> Step<'static> {
-        Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &Nothing }
+        Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &NoInputs }
     }
 }
 
@@ -98,8 +98,8 @@ pub struct ExecError {
 
 /// How a rank takes its commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
-    /// As they are issued.
+pub enum CommandOrder {
+    /// Commands run in the order in which they are issued.
     List,
     /// Each stream by itself.
     #[default]

@@ -13,11 +13,11 @@ const LONG: Duration = Duration::from_millis(100);
 pub enum Transfer<'a> {
     /// Among these ranks, in rank order, this one included.
     Collective(&'a [u64], Exchange),
-    /// To this rank.
+    /// A message from this rank, and its receiver.
     Send(u64, Message),
     /// From this rank.
     Recv(u64, Message),
-    /// Within this rank.
+    /// A copy within this rank.
     Copy(Copied),
 }
 

@@ -1,6 +1,6 @@
 //! What a card can do, and in what words it is told.
 
-use super::host::Natively;
+use super::host::HostKernels;
 use crate::comm::Terms;
 use crate::device::{Location, ThreadResources};
 use crate::executor::Copied;
@@ -92,7 +92,7 @@ pub enum Work {
         /// The stream whose work before comes first, and which waits for the exchange.
         stream: Stream,
         /// The collective, or the message that is received.
-        between: Between,
+        exchange: CardExchange,
         /// Posted messages that go out in the same group.
         outgoing: Vec<Outgoing>,
     },
@@ -114,7 +114,7 @@ pub enum Work {
 
 /// What cards exchange, at addresses of this one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Between {
+pub enum CardExchange {
     /// A collective of a group that this rank is in.
     Collective {
         /// Ranks of the group in rank order, this one included.
@@ -203,7 +203,8 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// If there is not so much.
     fn allocate(&mut self, bytes: u64) -> Result<u64, String>;
-    /// Makes memory of the host known that copies come from and go to, before anybody uses it. It stays as long as the card.
+    /// Makes memory of the host known that copies come from and go to, before anybody uses it. It stays as long as
+    /// the card.
     ///
     /// # Errors
     /// What the card says.
@@ -231,7 +232,7 @@ pub trait Card: Send + Sync {
     ///
     /// # Errors
     /// As for [`Card::write`].
-    fn run(&self, work: &[Work], natively: Option<&Natively>) -> Result<(), String>;
+    fn run(&self, work: &[Work], host_kernels: Option<&HostKernels>) -> Result<(), String>;
     /// Whether it exchanges with the cards of other ranks by itself ([`Work::Exchange`]).
     fn is_connected(&self) -> bool {
         false

@@ -1,6 +1,8 @@
-//! NVIDIA GPUs, through the driver's own interface, which is loaded when a run asks for it. Several ranks may share a GPU.
+//! NVIDIA GPUs, through the driver's own interface, which is loaded when a run asks for it. Several ranks may share a
+//! GPU.
 //!
-//! Host memory that the GPU copies from or to is pinned. Kernels run on one stream, copies for communication on another.
+//! Host memory that the GPU copies from or to is pinned. Kernels run on one stream, copies for communication on
+//! another.
 
 mod driver;
 mod graph;
@@ -14,7 +16,7 @@ pub use driver::{Described, Unavailable, describe, probe};
 pub(super) use memory::Reserved;
 pub(super) use stream::{CudaEvent, Stream};
 
-use super::host::Natively;
+use super::host::HostKernels;
 use super::nccl::{self, Nccl};
 use super::outbox::Outboxes;
 use super::{Card, Queue, Work};
@@ -25,7 +27,7 @@ use driver::{capability, fits, is_own, multiprocessors, takes, version};
 use graph::Graphs;
 use ir::launch::{Launch, MAP_BYTES, TensorMap};
 use ir::program::KernelId;
-use issue::{On, Streams};
+use issue::{IssueContext, Streams};
 use kernel::{CudaKernel, encoded, load};
 use memory::Pinned;
 use std::collections::BTreeMap;
@@ -72,7 +74,7 @@ impl Drop for Context {
 /// What runs lists of work.
 struct Issue {
     graphs: Graphs,
-    // Before the streams: ended or aborted first.
+    // NCCL is dropped before the streams, as it has to be ended or aborted first.
     nccl: Option<Nccl>,
     streams: Streams,
     /// A list was refused: the other ranks wait for exchanges that never come.
@@ -89,12 +91,12 @@ struct Copies {
 pub struct Cuda {
     kernels: BTreeMap<KernelId, CudaKernel>,
     issue: Mutex<Issue>,
-    /// Of the stream of kernels, and beside it.
+    /// Copies on the stream of kernels, and on the one beside it.
     copies: [Mutex<Copies>; 2],
     allocations: Vec<u64>,
     /// Memory of the host that it copies from and to by itself.
     lent: Vec<Range<u64>>,
-    // Last, as all else lives in it.
+    // The context is dropped last, as all else lives in it.
     context: Context,
 }
 
@@ -137,12 +139,12 @@ impl Cuda {
     ///
     /// # Errors
     /// No NCCL; what it says; ranks that do not come within the time.
-    pub fn connect(&self, artifact: &Artifact, rank: u64, by: &nccl::By<'_>, limit: Duration) -> Result<(), DeviceError> {
+    pub fn connect(&self, artifact: &Artifact, rank: u64, setup: &nccl::NcclSetup<'_>, limit: Duration) -> Result<(), DeviceError> {
         let connect = || {
             nccl::probe()?;
             self.context.enter()?;
             let mut issue = self.issue();
-            issue.nccl = Some(Nccl::new(&artifact.job, rank, by, limit, issue.streams.compute())?);
+            issue.nccl = Some(Nccl::new(&artifact.job, rank, setup, limit, issue.streams.compute())?);
             issue.streams.outboxes = Outboxes::new(&artifact.job, rank)?;
             Ok(())
         };
@@ -217,7 +219,8 @@ impl Card for Cuda {
         for (k, piece) in bytes.chunks(STAGING).enumerate() {
             let pinned = &mut staging.slice()[..piece.len()];
             pinned.copy_from_slice(piece);
-            // SAFETY: places lie within their arenas; the pinned memory is left alone until the copy has been waited for.
+            // SAFETY: places lie within their arenas; the pinned memory is left alone until the copy has been waited
+            // for.
             unsafe { result::memcpy_htod_async(address + (k * STAGING) as u64, pinned, stream.0) }.map_err(text)?;
             stream.wait()?;
         }
@@ -250,11 +253,11 @@ impl Card for Cuda {
         self.kernels.get(&kernel).map(|k| k.needs)
     }
 
-    fn run(&self, work: &[Work], natively: Option<&Natively>) -> Result<(), String> {
+    fn run(&self, work: &[Work], host_kernels: Option<&HostKernels>) -> Result<(), String> {
         self.context.enter()?;
         self.settle()?;
         let Issue { graphs, nccl, streams, failed } = &mut *self.issue();
-        let run = graphs.run(work, &On { kernels: &self.kernels, nccl: nccl.as_ref(), natively }, streams);
+        let run = graphs.run(work, &IssueContext { kernels: &self.kernels, nccl: nccl.as_ref(), host_kernels }, streams);
         *failed |= run.is_err();
         run
     }
@@ -273,14 +276,15 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         let through = self.synchronize();
         let mut issue = self.issue();
-        // NCCL waits for graphs with calls of a communicator before that ends, and freeing what they copy from waits for their copies.
+        // The graphs go first, as NCCL waits for those that call a communicator. The host memory that they copy from
+        // stays until their copies are done.
         let data = issue.graphs.end();
-        // Communicators that are not ended in order are aborted, and with them what is under way.
+        // Communicators that are not ended in order are aborted, with what they have under way.
         match (issue.nccl.take(), through) {
             (Some(nccl), Ok(())) if !issue.failed => drop(nccl.finish()),
             (nccl, _) => drop(nccl),
         }
-        // After an error there may be something left, which nothing holds any more.
+        // After an error, work may be left on the stream, which nothing holds up any more.
         let _ = issue.streams.compute().wait();
         drop((issue, data));
         for memory in &self.lent {

@@ -1,6 +1,7 @@
-//! A card that is the emulator: the PTX, parameters and launches of a GPU, on this machine's CPU. Memory that nobody wrote is NaN.
+//! A card that is the emulator: the PTX, parameters and launches of a GPU, on this machine's CPU. Memory that nobody
+//! wrote is NaN.
 
-use super::host::Natively;
+use super::host::HostKernels;
 use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
@@ -19,7 +20,7 @@ pub struct Emulated {
     kernels: BTreeMap<KernelId, (Module, String, Launch)>,
 }
 
-/// As many as an H100 has.
+/// Number of multiprocessors: as many as an H100 has.
 const MULTIPROCESSORS: u32 = 132;
 
 impl Emulated {
@@ -67,7 +68,7 @@ impl Card for Emulated {
         emulator::TensorMap { base: address, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
     }
 
-    fn run(&self, work: &[Work], _: Option<&Natively>) -> Result<(), String> {
+    fn run(&self, work: &[Work], _: Option<&HostKernels>) -> Result<(), String> {
         for work in work {
             let done = match work {
                 Work::Launch { kernel, parameters } => {

@@ -37,20 +37,20 @@ pub(super) fn arenas<C: Card>(
 
 /// Runs the host's kernels of an artifact, in its arenas.
 #[derive(Clone)]
-pub struct Natively(Arc<Mutex<Cpu>>, HostArenas);
+pub struct HostKernels(Arc<Mutex<Cpu>>, HostArenas);
 
-impl Natively {
+impl HostKernels {
     /// None if there are no such kernels. Threads go where the system puts them: a card's own may need their cores.
     ///
     /// # Errors
     /// If the code does not load or a thread does not start.
-    pub(super) fn load(artifact: &Artifact, arenas: &HostArenas, threads: &Threads) -> Result<Option<Natively>, DeviceError> {
+    pub(super) fn load(artifact: &Artifact, arenas: &HostArenas, threads: &Threads) -> Result<Option<HostKernels>, DeviceError> {
         if artifact.kernels.iter().all(|k| k.launch.is_some()) {
             return Ok(None);
         }
         let threads = Threads { cores: None, ..threads.clone() };
         let cpu = Cpu::with(arenas.clone(), &artifact.job.kernels, KernelLibrary::load(artifact)?, &threads)?;
-        Ok(Some(Natively(Arc::new(Mutex::new(cpu)), arenas.clone())))
+        Ok(Some(HostKernels(Arc::new(Mutex::new(cpu)), arenas.clone())))
     }
 
     pub(super) fn arenas(&self) -> HostArenas {
@@ -58,7 +58,7 @@ impl Natively {
     }
 }
 
-impl Launches for Natively {
+impl Launches for HostKernels {
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         self.0.lock().expect("invariant: no holder panics").launch(kernel, args, scalars)
     }
@@ -67,14 +67,14 @@ impl Launches for Natively {
 /// What the host does, for whoever comes to its turn.
 pub(super) enum HostCall {
     /// A kernel with its operands.
-    Kernel { natively: Natively, kernel: KernelId, args: Vec<Location>, scalars: Mutex<Vec<f64>> },
+    Kernel { host_kernels: HostKernels, kernel: KernelId, args: Vec<Location>, scalars: Mutex<Vec<f64>> },
     /// A copy to or from its disk.
     Disk(HostArenas, Copied),
 }
 
 impl HostCall {
-    pub(super) fn new(natively: &Natively, kernel: KernelId, args: &[Location], scalars: &[u64]) -> HostCall {
-        let call = HostCall::Kernel { natively: natively.clone(), kernel, args: args.to_vec(), scalars: Mutex::default() };
+    pub(super) fn new(host_kernels: &HostKernels, kernel: KernelId, args: &[Location], scalars: &[u64]) -> HostCall {
+        let call = HostCall::Kernel { host_kernels: host_kernels.clone(), kernel, args: args.to_vec(), scalars: Mutex::default() };
         call.set(scalars);
         call
     }
@@ -89,10 +89,10 @@ impl HostCall {
     /// Does it on this thread. A disk's failure is its arenas' to tell.
     pub(super) fn run(&self) {
         match self {
-            HostCall::Kernel { natively, kernel, args, scalars } => {
+            HostCall::Kernel { host_kernels, kernel, args, scalars } => {
                 flush_denormals();
                 let scalars = scalars.lock().expect("invariant: no holder panics");
-                natively.clone().launch(*kernel, args, &scalars).expect("invariant: kernels of the host are loaded");
+                host_kernels.clone().launch(*kernel, args, &scalars).expect("invariant: kernels of the host are loaded");
             }
             HostCall::Disk(arenas, c) => arenas.clone().copy(c.src, c.dst, c.dtype, c.count),
         }

@@ -1,7 +1,9 @@
-//! Kernels of PTX: what is the same on a GPU and in the emulator. One allocation per arena and one for scratch; parameters are packed as
-//! the artifact says. What is to be done is put together until somebody waits for it, so that a card can do all of it at once.
+//! Kernels of PTX: what is the same on a GPU and in the emulator. One allocation per arena and one for scratch;
+//! parameters are packed as the artifact says. What is to be done is put together until somebody waits for it, so
+//! that a card can do all of it at once.
 //!
-//! Arenas of the host are memory of this process, and its kernels native code. The card copies between them and its own.
+//! Arenas of the host are memory of this process, and its kernels native code. The card copies between them and its
+//! own.
 
 mod card;
 pub mod cuda;
@@ -11,17 +13,19 @@ pub mod nccl;
 mod outbox;
 mod send_turns;
 
-pub use card::{Between, Card, CardMessage, Outgoing, Queue, Work};
+pub use card::{Card, CardExchange, CardMessage, Outgoing, Queue, Work};
 pub use cuda::Cuda;
 pub use emulated::Emulated;
 
 use crate::artifact::{Artifact, KernelEntry, launch_bytes};
 use crate::comm;
 use crate::cpu::{Threads, flush_denormals};
-use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, ThreadResources, advanced, bits, decode, encode};
+use crate::device::{
+    Device, DeviceError, DeviceHandle, Element, Fabric, Launches, Location, Memory, ThreadResources, advanced, bits, decode, encode,
+};
 use crate::executor::{Copied, Transfer, arena_bytes};
 use crate::target::DeviceKind;
-use host::{HostArenas, Natively};
+use host::{HostArenas, HostKernels};
 use ir::kernel::Kernel;
 use ir::launch::{COUNTER_BYTES, TensorMap};
 use ir::op::DType;
@@ -35,12 +39,13 @@ use std::time::Duration;
 /// Most bytes from the host that are put together.
 const MOST_BYTES: usize = 16 << 20;
 
-/// Bytes of a card that its driver takes for a process: the context, code of kernels, captured graphs. An estimate, as
-/// the driver says nothing of it beforehand. A context with kernels that are loaded when they are needed takes about 400
-/// MiB since CUDA 11.7 (maintainers of PyTorch in its issues 107667 and 109888); code and graphs are some MiB more.
+/// Bytes of a card that its driver takes for a process: the context, code of kernels, captured graphs. An estimate,
+/// as the driver says nothing of it beforehand. A context with kernels that are loaded when they are needed takes
+/// about 400 MiB since CUDA 11.7 (maintainers of PyTorch in its issues 107667 and 109888); code and graphs are some
+/// MiB more.
 pub const CONTEXT_BYTES: u64 = 512 << 20;
 
-/// Of a copy that is none between memories.
+/// Error of a copy that does not go between the two memories.
 const WITHIN: &str = "a copy within one memory, or between a card and a disk";
 
 /// A card with the arenas on it and beside it, which kernels and communication share.
@@ -48,7 +53,7 @@ struct CardArenas<C> {
     card: C,
     /// Addresses of all, in its memory or the host's.
     arenas: [u64; Arena::ALL.len()],
-    /// Those of the host.
+    /// Arenas of the host.
     host: HostArenas,
     /// What failed first where nobody could be told: a copy.
     failed: Mutex<Option<String>>,
@@ -66,7 +71,7 @@ impl<C: Card> CardArenas<C> {
         }
     }
 
-    /// From one memory to the other.
+    /// Copies from one memory to the other.
     fn copy(&self, queue: Queue, from: Location, to: Location, bytes: usize) {
         let mut host = self.host.clone();
         self.note(match [from, to].map(|at| at.arena.space()) {
@@ -96,7 +101,8 @@ impl<C: Card> CardArenas<C> {
 /// The arenas, as communication beside kernels sees them.
 struct SharedArenas<C>(Arc<CardArenas<C>>);
 
-/// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads; the host's kernels run on as many.
+/// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads; the host's
+/// kernels run on as many.
 ///
 /// # Errors
 /// If the artifact's kernels do not load, there is not enough memory, something rests on a disk, or the device is
@@ -112,9 +118,9 @@ pub fn open<'a>(artifact: &'a Artifact, device: DeviceKind, threads: usize) -> R
 
 /// Work that is put together.
 #[derive(Default)]
-struct Later {
+struct PendingWork {
     list: Vec<Work>,
-    /// From the host, of all of it.
+    /// Bytes that come from the host, in the whole list.
     bytes: usize,
 }
 
@@ -127,17 +133,17 @@ pub struct Gpu<'a, C> {
     /// Where kernels count, one after the other by their number.
     counters: u64,
     /// Runs the host's kernels, if there are any.
-    natively: Option<Natively>,
+    host_kernels: Option<HostKernels>,
     /// What the card has not been told yet.
-    work: RefCell<Later>,
+    work: RefCell<PendingWork>,
     turns: SendTurns,
     /// Slots of each channel.
     slots: u32,
 }
 
 impl<'a, C: Card + 'static> Gpu<'a, C> {
-    /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it; what rests on a disk, in this
-    /// directory. Kernels of the host run on these threads.
+    /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it; what rests on a disk, in
+    /// this directory. Kernels of the host run on these threads.
     ///
     /// # Errors
     /// If there is not enough memory, or the code for the host does not load.
@@ -160,7 +166,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
         if counter_bytes > 0 {
             card.write(Queue::Compute, counters, &vec![0; counter_bytes as usize]).map_err(DeviceError::Failed)?;
         }
-        let natively = Natively::load(artifact, &host, threads)?;
+        let host_kernels = HostKernels::load(artifact, &host, threads)?;
         let held = Arc::new(CardArenas { card, arenas, host, failed: Mutex::new(None) });
         Ok(Gpu {
             signatures: &artifact.job.kernels,
@@ -168,7 +174,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
             held,
             scratch,
             counters,
-            natively,
+            host_kernels,
             work: RefCell::default(),
             turns: SendTurns::default(),
             slots: artifact.job.in_flight.max(1),
@@ -189,7 +195,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
     fn begin(&self) -> Result<(), String> {
         match self.work.take().list {
             work if work.is_empty() => Ok(()),
-            work => self.held.card.run(&work, self.natively.as_ref()),
+            work => self.held.card.run(&work, self.host_kernels.as_ref()),
         }
     }
 
@@ -309,9 +315,9 @@ impl<C: Card + 'static> Launches for Gpu<'_, C> {
         let not_loaded = || DeviceError::NotLoaded(kernel.0);
         let entry = self.entries.get(kernel.index()).ok_or_else(not_loaded)?;
         let Some(launch) = &entry.launch else {
-            // In the order of issue: what it needs is there, and what comes later finds what it makes.
+            // This keeps the order of issue: the operands are there, and later work finds the results.
             self.synchronize()?;
-            return self.natively.as_mut().ok_or_else(not_loaded)?.launch(kernel, args, scalars);
+            return self.host_kernels.as_mut().ok_or_else(not_loaded)?.launch(kernel, args, scalars);
         };
         let operands: Vec<u64> = args.iter().map(|at| self.held.address(*at)).collect();
         let scalars: Vec<u64> = scalars.iter().zip(&self.signatures[kernel.index()].scalars).map(|(x, t)| bits(*t, *x)).collect();
@@ -324,12 +330,12 @@ impl<C: Card + 'static> Launches for Gpu<'_, C> {
 }
 
 impl<C: Card + 'static> Device for Gpu<'_, C> {
-    fn beside(&self) -> Option<Beside> {
-        Some(Beside { memory: Box::new(SharedArenas(self.held.clone())), begin: Box::new(flush_denormals) })
+    fn second_handle(&self) -> Option<DeviceHandle> {
+        Some(DeviceHandle { memory: Box::new(SharedArenas(self.held.clone())), begin: Box::new(flush_denormals) })
     }
 
     fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
-        self.natively.clone().map(|n| Ok(Box::new(n) as Box<dyn Launches + Send>))
+        self.host_kernels.clone().map(|n| Ok(Box::new(n) as Box<dyn Launches + Send>))
     }
 
     fn fabric(&mut self) -> Option<&mut dyn Fabric> {
@@ -358,9 +364,9 @@ impl<C: Card + 'static> Gpu<'_, C> {
     }
 
     /// Tells of an exchange, and of what has its turn before, with and after it.
-    fn exchange(&mut self, stream: Stream, between: Between) {
+    fn exchange(&mut self, stream: Stream, exchange: CardExchange) {
         match self.turns.pass() {
-            Ok(outgoing) => self.later(Work::Exchange { stream, between, outgoing }),
+            Ok(outgoing) => self.later(Work::Exchange { stream, exchange, outgoing }),
             Err(e) => self.held.note(Err(e)),
         }
         self.send();
@@ -377,11 +383,11 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
         match transfer {
             Transfer::Collective(members, e) => {
                 let [from, to] = [e.src, e.dst].map(|at| self.held.address(at));
-                self.exchange(stream, Between::Collective { members: members.to_vec(), terms: e.terms(), from, to });
+                self.exchange(stream, CardExchange::Collective { members: members.to_vec(), terms: e.terms(), from, to });
             }
             Transfer::Recv(from, m) => {
                 let message = message(m);
-                self.exchange(stream, Between::Receive { from: *from, message });
+                self.exchange(stream, CardExchange::Receive { from: *from, message });
             }
             Transfer::Send(to, m) => {
                 let message = message(m);

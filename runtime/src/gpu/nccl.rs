@@ -12,13 +12,13 @@ mod links;
 mod memory;
 
 use super::cuda::{Reserved, Stream};
-use super::{Between, CardMessage, Outgoing};
+use super::{CardExchange, CardMessage, Outgoing};
 use crate::comm::Terms;
 use comm::{AGAIN, Comm, check, configuration};
 use cudarc::nccl::sys;
 use ir::op::{Channel, Collective, DType};
 use ir::program::Job;
-use links::{Kinds, NcclLink, rounds};
+use links::{LinkCollectives, NcclLink, rounds};
 pub use memory::{MAX_CTAS, bytes_of_rank};
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
@@ -41,7 +41,8 @@ pub fn probe() -> Result<(), String> {
 /// Bytes of what [`unique_id`] gives.
 pub const ID: usize = 128;
 
-/// What all ranks need to make their first communicator. The process that makes it, rank 0's launcher, must last until they have.
+/// What all ranks need to make their first communicator. The process that makes it, rank 0's launcher, must last
+/// until they have.
 ///
 /// # Errors
 /// What NCCL says.
@@ -52,8 +53,8 @@ pub fn unique_id() -> Result<Vec<u8>, String> {
     Ok(id.internal.iter().map(|b| *b as u8).collect())
 }
 
-/// By what ranks meet, and how their communicators are made.
-pub struct By<'a> {
+/// The id by which ranks meet, and how their communicators are made.
+pub struct NcclSetup<'a> {
     /// What [`unique_id`] gave.
     pub id: &'a [u8],
     /// Most blocks of a kernel of NCCL's.
@@ -71,7 +72,8 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Makes the communicators of a rank; all ranks do, at the same time. The GPU's context is current, its stream does nothing else.
+    /// Makes the communicators of a rank; all ranks do, at the same time. The GPU's context is current, its stream
+    /// does nothing else.
     ///
     /// NCCL connects ranks when they come to an exchange of a kind first, which takes memory and allows no capture.
     /// So each exchange of the job is made once here, of numbers that nobody needs, round by round: ranks come to
@@ -79,8 +81,8 @@ impl Nccl {
     ///
     /// # Errors
     /// What NCCL says, or if others do not take part within the time.
-    pub(super) fn new(job: &Job, rank: u64, by: &By<'_>, limit: Duration, stream: &Stream) -> Result<Nccl, String> {
-        let By { id, max_ctas } = *by;
+    pub(super) fn new(job: &Job, rank: u64, setup: &NcclSetup<'_>, limit: Duration, stream: &Stream) -> Result<Nccl, String> {
+        let NcclSetup { id, max_ctas } = *setup;
         let mut unique = sys::ncclUniqueId { internal: [0; 128] };
         if id.len() != unique.internal.len() {
             return Err(format!("an id of {} bytes", id.len()));
@@ -100,10 +102,10 @@ impl Nccl {
             }
         }
         let all = || rounds.iter().flatten().filter(|(link, _)| link.members().contains(&rank));
-        let most = all().flat_map(|(link, kinds)| kinds.values().map(|t| room(t, link.members().len()))).max().unwrap_or(0);
+        let most = all().flat_map(|(link, collectives)| collectives.values().map(|t| room(t, link.members().len()))).max().unwrap_or(0);
         let room = Reserved::new(2 * most.max(ALIGN))?;
         let [from, to] = [room.start(), room.start() + most.max(ALIGN)];
-        for (link, kinds) in all() {
+        for (link, collectives) in all() {
             match link {
                 NcclLink::Messages([sender, receiver]) => {
                     let message = CardMessage { channel: Channel(0), dtype: DType::Bool, count: 1, address: to };
@@ -111,12 +113,12 @@ impl Nccl {
                     if *sender == rank {
                         nccl.issue(None, &[outgoing], &[from], stream)?;
                     } else {
-                        nccl.issue(Some(&Between::Receive { from: *sender, message }), &[], &[], stream)?;
+                        nccl.issue(Some(&CardExchange::Receive { from: *sender, message }), &[], &[], stream)?;
                     }
                 }
-                NcclLink::Group(members) => kinds.values().try_for_each(|terms| {
-                    let between = Between::Collective { members: members.clone(), terms: *terms, from, to };
-                    nccl.issue(Some(&between), &[], &[], stream)
+                NcclLink::Group(members) => collectives.values().try_for_each(|terms| {
+                    let exchange = CardExchange::Collective { members: members.clone(), terms: *terms, from, to };
+                    nccl.issue(Some(&exchange), &[], &[], stream)
                 })?,
             }
         }
@@ -132,7 +134,7 @@ impl Nccl {
 
     /// Makes the communicators of a round's groups, of which this rank's is returned if it is in one. That of all
     /// ranks is there.
-    fn split(&self, round: &[(NcclLink, Kinds)], deadline: Instant) -> Result<Option<(Vec<u64>, Comm)>, String> {
+    fn split(&self, round: &[(NcclLink, LinkCollectives)], deadline: Instant) -> Result<Option<(Vec<u64>, Comm)>, String> {
         let groups: Vec<&Vec<u64>> = round.iter().filter_map(|(l, _)| if let NcclLink::Group(members) = l { Some(members) } else { None }).collect();
         if groups.is_empty() {
             return Ok(None);
@@ -141,7 +143,8 @@ impl Nccl {
         let color = own.map_or(NO_COLOR, |members| members[0] as i32);
         let key = own.and_then(|members| members.iter().position(|m| *m == self.rank)).unwrap_or(0) as i32;
         let mut config = configuration(self.max_ctas);
-        // Written when the split is through, by a thread of NCCL's; so if it fails, the place is left to that.
+        // A thread of NCCL writes this when the split is through. If the split fails, the box is leaked for that
+        // thread.
         let place = Box::into_raw(Box::new(null_mut()));
         // SAFETY: all arguments live until the split is through.
         check("ncclCommSplit", unsafe { library::ncclCommSplit(self.world.0, color, key, place, &mut config) })?;
@@ -186,13 +189,13 @@ impl Nccl {
     ///
     /// # Errors
     /// What NCCL says.
-    pub(super) fn issue(&self, exchange: Option<&Between>, outgoing: &[Outgoing], places: &[u64], stream: &Stream) -> Result<(), String> {
+    pub(super) fn issue(&self, exchange: Option<&CardExchange>, outgoing: &[Outgoing], places: &[u64], stream: &Stream) -> Result<(), String> {
         let (name, comm, result) = match exchange {
-            Some(Between::Collective { members, terms, from, to }) => {
+            Some(CardExchange::Collective { members, terms, from, to }) => {
                 let comm = self.groups.get(members).ok_or_else(|| format!("no communicator of ranks {members:?}"))?;
                 (terms.kind.name(), comm, comm.collective(members, self.rank, terms, [*from, *to], stream)?)
             }
-            Some(Between::Receive { from, message }) => {
+            Some(CardExchange::Receive { from, message }) => {
                 ("message", &self.world, self.world.messages(Some((*from, message)), outgoing, places, stream)?)
             }
             None => ("message", &self.world, self.world.messages(None, outgoing, places, stream)?),

@@ -20,10 +20,10 @@ struct Slot {
     was_freed: bool,
 }
 
-/// Of a channel to another rank.
+/// The slots of a channel to another rank.
 struct Outbox {
     memory: Reserved,
-    /// Of a slot.
+    /// Bytes of a slot.
     bytes: u64,
     slots: Vec<Slot>,
 }

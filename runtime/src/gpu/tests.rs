@@ -1,7 +1,7 @@
 use super::*;
 use crate::artifact::{self, Accept, ArtifactParts, Kernels};
 use crate::comm::{CommError, Communicator, Exchange, Message, Progress};
-use crate::executor::{Order, Rank, Step};
+use crate::executor::{CommandOrder, Rank, Step};
 use crate::fixture::{self, Split};
 use crate::target::Target;
 use ir::launch::{Launch, MAP_BYTES, Parameter};
@@ -10,9 +10,9 @@ use ir::program::ProgramPhase;
 use std::collections::BTreeSet;
 
 /// A card that is connected, and keeps what it is told.
-struct Told(Arc<Mutex<Vec<Work>>>, u64);
+struct RecordingCard(Arc<Mutex<Vec<Work>>>, u64);
 
-impl Card for Told {
+impl Card for RecordingCard {
     fn allocate(&mut self, _: u64) -> Result<u64, String> {
         self.1 += 1 << 20;
         Ok(self.1)
@@ -31,7 +31,7 @@ impl Card for Told {
     fn encode(&self, _: &TensorMap, _: u64) -> Result<[u8; MAP_BYTES], String> {
         Err("its kernels have no tensor maps".into())
     }
-    fn run(&self, work: &[Work], _: Option<&Natively>) -> Result<(), String> {
+    fn run(&self, work: &[Work], _: Option<&HostKernels>) -> Result<(), String> {
         self.0.lock().unwrap().extend_from_slice(work);
         Ok(())
     }
@@ -44,9 +44,9 @@ impl Card for Told {
 }
 
 /// Nobody asks it.
-struct Nobody;
+struct UnusedCommunicator;
 
-impl Communicator for Nobody {
+impl Communicator for UnusedCommunicator {
     fn collective(&mut self, _: &mut dyn Memory, _: &[u64], _: &Exchange) -> Result<Progress, CommError> {
         unreachable!("the card exchanges by itself")
     }
@@ -77,13 +77,13 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
     let artifact = artifact::read(&out, &Accept::Anyones).unwrap();
 
     let told = Arc::new(Mutex::new(vec![]));
-    let gpu = Gpu::new(&artifact, Told(told.clone(), 0), arena_bytes(&job, 0), None, &Threads::one()).unwrap();
-    let mut rank = Rank::new(&job, 0, gpu, Order::List);
+    let gpu = Gpu::new(&artifact, RecordingCard(told.clone(), 0), arena_bytes(&job, 0), None, &Threads::one()).unwrap();
+    let mut rank = Rank::new(&job, 0, gpu, CommandOrder::List);
     let inputs = fixture::inputs();
     let batch: Vec<_> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
     let step = Step { number: 1, learning_rate: 0.5, loss_scale: 1.0, seed: 0, batch: &batch };
     rank.begin(ProgramPhase::Train);
-    rank.advance(&step, &mut Nobody).unwrap();
+    rank.advance(&step, &mut UnusedCommunicator).unwrap();
     rank.device.synchronize().unwrap();
 
     let program = &job.programs[0];
@@ -125,7 +125,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
                 recorded.insert(*event);
             }
             Work::Wait { event, .. } => assert!(recorded.contains(event), "event {event} was never recorded"),
-            Work::Exchange { between: Between::Collective { members, from, to, .. }, .. } => {
+            Work::Exchange { exchange: CardExchange::Collective { members, from, to, .. }, .. } => {
                 assert!(*members == [0] || *members == [0, 1], "{members:?}");
                 assert!([from, to].iter().all(|a| (1 << 20..4 << 20).contains(*a)), "{from:#x}, {to:#x}");
             }

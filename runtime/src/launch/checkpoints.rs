@@ -29,7 +29,7 @@ pub struct Checkpoints {
     world: u64,
     /// Most that stay.
     keep: Option<u64>,
-    /// At most so long after one, there is another.
+    /// Longest time from one checkpoint to the next.
     every: Option<Duration>,
     /// When the last was complete, or the run's first step, if there is one to be saved.
     since: Option<Instant>,
@@ -37,11 +37,11 @@ pub struct Checkpoints {
     manifest: Arc<CheckpointManifest>,
     /// Steps of checkpoints that are not of this run: they go when this one has its first.
     others: Vec<u64>,
-    /// By number: what ranks have said of those that not all have written.
+    /// Checkpoints that not all ranks have written yet, by number, with what ranks have said of them.
     open: BTreeMap<u64, PendingCheckpoint>,
     /// Gives a directory its name.
     naming: Option<JoinHandle<FinalizeOutcome>>,
-    /// Of the last that all ranks were through with: why it was not saved.
+    /// Why the last checkpoint that all ranks were through with was not saved.
     unsaved: Option<RunError>,
     /// While it is held, no other run saves here.
     _lock: Option<File>,
@@ -91,7 +91,7 @@ impl Checkpoints {
         fs::create_dir_all(dir).map_err(failed)?;
         let lock = lock(dir).map_err(|e| if e == Errno::WOULDBLOCK { RunError::Busy { dir: saves.name.clone() } } else { failed(e.into()) })?;
         if lock.is_some() {
-            // Of runs that were killed.
+            // Killed runs may have left unfinished checkpoints.
             forget(dir, ".unfinished-").map_err(failed)?;
         }
         fs::create_dir(saves.unfinished(0)).map_err(failed)?;
@@ -131,7 +131,7 @@ impl Checkpoints {
                 open.stalled = open.stalled.max(stalled);
                 open.waited = open.waited.max(waited);
                 open.step = mark.step;
-                // All ranks have the same.
+                // All ranks have the same mark.
                 open.mark = Some(mark);
                 open.ranks.insert(rank);
                 number
@@ -151,7 +151,7 @@ impl Checkpoints {
         let open = self.open.remove(&number)?;
         let step = open.step;
         self.complete(number, open, observe);
-        // From its end on, whether it took long or came to nothing.
+        // The interval begins at the end of a checkpoint, even of a slow or failed one.
         self.since = self.since.map(|_| Instant::now());
         Some(step)
     }

@@ -133,7 +133,7 @@ pub struct RunFailure {
     pub reason: String,
     /// What may keep it from happening again.
     pub help: Option<Help>,
-    /// Who was waiting for whom.
+    /// Which rank was waiting for which.
     pub waiting: Vec<String>,
 }
 

@@ -8,7 +8,7 @@ use super::options::RunOptions;
 use super::orders::orders;
 use crate::artifact::Artifact;
 use crate::checkpoint;
-use crate::data_loader::Reading;
+use crate::data_loader::RunData;
 use crate::host::Tensor;
 use crate::protocol::{Expected, FirstStep};
 use crate::reference::{self, DIGIT, Numbers};
@@ -17,8 +17,8 @@ use ir::kernel::distance::narrowest;
 use ir::op::{DType, Op, Real};
 use ir::program::Job;
 
-/// How far losses and gradient norms of a step may be apart, relatively. In 32 bits orders of sums and approximations of
-/// functions differ.
+/// How far losses and gradient norms of a step may be apart, relatively. In 32 bits orders of sums and approximations
+/// of functions differ.
 pub const WIDE: [f64; 2] = [1e-4, 1e-4];
 /// In fewer bits every rounding may go the other way.
 pub const NARROW: [f64; 2] = [4e-3, 4e-2];
@@ -43,8 +43,8 @@ pub fn first_step(artifact: &Artifact, options: &RunOptions, references: &[Job])
     if done >= orders.steps {
         return Ok(None);
     }
-    let Some(reading) = Reading::open(job, &orders)? else { return Ok(None) };
-    let whole = reading.training.batch(done)?;
+    let Some(run_data) = RunData::open(job, &orders)? else { return Ok(None) };
+    let whole = run_data.training.batch(done)?;
     let Some(first) = references.first() else { return Ok(None) };
     let found = |reference: &Job, numbers: Numbers| -> Result<Vec<f64>, RunError> {
         let weights = match &orders.resume {
@@ -61,8 +61,8 @@ pub fn first_step(artifact: &Artifact, options: &RunOptions, references: &[Job])
     if let Some((name, value)) = COMPARED.iter().zip(&expected).find(|(_, value)| !value.is_finite()) {
         return Err(RunError::Reference(format!("`{name}` is {value} where the model is interpreted, without rounding")));
     }
-    // Without cancellation: how far each number goes when the last digits of all that it is made of change, in
-    // parts of such a digit.
+    // The size of a number without cancellation is how far it moves when the last digits of all that it is made of
+    // change, in units of such a digit.
     let sizes: Vec<f64> = expected.iter().zip(found(first, Numbers::Noisy)?).map(|(a, b)| (a - b).abs() / DIGIT).collect();
     for other in &references[1..] {
         for ((name, size), (a, b)) in COMPARED.iter().zip(&sizes).zip(expected.iter().zip(found(other, Numbers::Exact)?)) {
@@ -96,7 +96,7 @@ pub(crate) fn is_beyond(found: f64, expected: f64, allowed: f64) -> bool {
     apart.is_nan() || apart > allowed
 }
 
-/// Of a batch of `batch` sequences the first `few`, each so often that there are `many`, copies beside each other.
+/// The first `few` sequences of a batch of `batch`, repeated so that there are `many`, with copies beside each other.
 pub(crate) fn spread(inputs: &[Tensor], batch: u64, few: u64, many: u64) -> Vec<Tensor> {
     let of = |tensor: &Tensor| {
         let Some((rows, rest)) = tensor.sizes.split_first().filter(|(rows, _)| **rows == batch) else { return tensor.clone() };
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn what_is_left_of_greater_numbers_is_as_good_as_these() {
-        // A norm as those of models are: off by a thousandth it is refused.
+        // The norm is as those of models are: off by a thousandth it is refused.
         assert!(is_beyond(2.0 * 1.001, 2.0, allowed(2.0, 4.0 * 2.0, WIDE[1])));
         assert!(!is_beyond(2.0 * 1.00009, 2.0, allowed(2.0, 4.0 * 2.0, WIDE[1])));
-        // A mean of terms of a size of 0.3 that cancel.
+        // This is a mean of terms of size 0.3 that cancel.
         assert!(!is_beyond(-6.8307e-5, -6.8250e-5, allowed(-6.8250e-5, 0.3, WIDE[0])));
         assert!(is_beyond(-9e-5, -6.8250e-5, allowed(-6.8250e-5, 0.3, WIDE[0])));
     }

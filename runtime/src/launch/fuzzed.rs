@@ -9,7 +9,7 @@ use super::ranks::{place, waits};
 use super::replicas::Replicas;
 use super::sensible::EventChecker;
 use crate::conditions::Conditions;
-use crate::executor::Order;
+use crate::executor::CommandOrder;
 use crate::gpu::nccl;
 use crate::profile::{self, Profile, ProfileWindow};
 use crate::protocol::{Event, OnNonfinite, Orders};
@@ -49,7 +49,7 @@ fn orders() -> Orders {
         threads: None,
         seed: 0,
         on_nonfinite: OnNonfinite::Skip { most: 2 },
-        order: Order::Streams,
+        order: CommandOrder::Streams,
         profile: ProfileWindow::new(0, 4, 4),
         device: DeviceKind::Cpu,
         exchanges: Exchanges::Host,
@@ -60,12 +60,13 @@ fn orders() -> Orders {
     }
 }
 
-/// What rank 0's process makes of what others say of their ranks, word after word; each begins with a byte that is taken as the rank.
+/// What rank 0's process makes of what others say of their ranks, word after word; each begins with a byte that is
+/// taken as the rank.
 pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
     let orders = orders();
     let (mut checker, mut gather) = (EventChecker::new(job, &orders), Gather::new(job, &orders, None));
     let mut replicas = Replicas::new(job);
-    let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
+    let mut profile = Profile::new(job.mesh.world(), CommandOrder::Streams, None);
     while let Some((rank, rest)) = bytes.split_first()
         && let Ok((up, rest)) = postcard::take_from_bytes::<Up>(rest)
     {

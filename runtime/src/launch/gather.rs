@@ -1,4 +1,5 @@
-//! What ranks say about the same step, put together: a step of the run, or the first number that is not finite and where it comes from.
+//! What ranks say about the same step, put together: a step of the run, or the first number that is not finite and
+//! where it comes from.
 
 use super::error::RunError;
 use super::progress::StepMetrics;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 pub(super) struct Gather<'a> {
     job: &'a Job,
     steps: u64,
-    /// Of validation data sets that have a loss each.
+    /// Names of validation data sets that have a loss each.
     valid_names: &'a [String],
     tokens: f64,
     /// Of the peak of all devices, what the arithmetic of a step is per second.

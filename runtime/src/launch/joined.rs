@@ -1,12 +1,13 @@
-//! Runs in a world that another launcher started. Each process starts one rank, as its own child, so that it has the cores and GPUs which the launcher gave the process.
-//! Ranks of one machine share memory, which the first of them makes; between machines they write to each other's memory over TCP ([`Wires`](crate::shm::Wires)).
+//! Runs in a world that another launcher started. Each process starts one rank, as its own child, so that it has the
+//! cores and GPUs which the launcher gave the process. Ranks of one machine share memory, which the first of them
+//! makes; between machines they write to each other's memory over TCP ([`Wires`](crate::shm::Wires)).
 //!
-//! Rank 0's process leads the run, as the one launcher does elsewhere. The others pass on to it what their ranks say and how they are, and hear from
-//! it that the run goes on, is done, or has failed and why.
+//! Rank 0's process leads the run, as the one launcher does elsewhere. The others pass on to it what their ranks say
+//! and how they are, and hear from it that the run goes on, is done, or has failed and why.
 
 use super::control::{BEAT, Down, TAKES, Up, from_bytes, to_bytes};
 use super::error::{RunError, RunFailure};
-use super::lead::{Lead, Limits, TICK, conduct};
+use super::lead::{Limits, RunOutputs, TICK, conduct};
 use super::options::RunOptions;
 use super::orders::nccl_id;
 use super::plan::{self, Hello, LaunchPlan, MachineMemory, MemoryPlace, host};
@@ -16,7 +17,7 @@ use super::ranks::{Ranks, waits};
 use super::stop::{RendezvousState, RunEnd};
 use crate::artifact::Artifact;
 use crate::protocol::{Event, Orders};
-use crate::rendezvous::{Link, Member, Star, meet};
+use crate::rendezvous::{Link, Member, StarLinks, meet};
 use crate::shm::{Board, Receiver, SegmentLayout};
 use crate::world::World;
 use std::io;
@@ -25,14 +26,15 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Processes that have met and go on in rounds, each of which all pass or none.
-struct Met {
-    star: Star,
+struct Rendezvous {
+    star: StarLinks,
     here: String,
     deadline: Instant,
 }
 
-impl Met {
-    /// A round; gives the own word and rank 0's answer to all, which it makes of everyone's words. What goes wrong here is said everywhere.
+impl Rendezvous {
+    /// A round; gives the own word and rank 0's answer to all, which it makes of everyone's words. What goes wrong
+    /// here is said everywhere.
     fn round<T>(
         &mut self,
         word: Result<T, RunError>,
@@ -71,27 +73,27 @@ pub fn run(
     let mut note = |text| observe(RunEvent::Note(Note::Remark(text)));
     let star = meet(&world.meeting, &member, &options.trust, deadline, &mut note).map_err(|e| RunError::Meeting(e.to_string()))?;
     options.stop.set_meeting(RendezvousState::Over);
-    let mut met = Met { star, here: format!("rank {} on {}", world.rank, host()), deadline };
+    let mut rendezvous = Rendezvous { star, here: format!("rank {} on {}", world.rank, host()), deadline };
 
     let own = own.and_then(|orders| {
-        let (listener, port) = Receiver::listen(met.star.own_address(&world.meeting, &options.trust)).map_err(RunError::Network)?;
+        let (listener, port) = Receiver::listen(rendezvous.star.own_address(&world.meeting, &options.trust)).map_err(RunError::Network)?;
         Ok((Hello::new(world, port, &orders), orders, listener))
     });
-    // Rank 0 says where all are. What is to be done each has been told by its own user.
+    // Rank 0 says only where all ranks are; each has its orders from its own user.
     let mut lead = None;
-    let ((hello, orders, listener), answer) = met.round(
+    let ((hello, orders, listener), answer) = rendezvous.round(
         own,
         |(hello, ..)| to_bytes(hello),
         |(_, orders, _), links, words| {
             let plan = LaunchPlan::new(links, orders, &words, nccl_id(orders, options)?)?;
             let (spread, nccl) = (Some(plan.spread(&options.trust)), plan.nccl.clone());
-            lead = Some(Lead::new(artifact, options, Orders { spread, nccl, ..orders.clone() })?);
+            lead = Some(RunOutputs::new(artifact, options, Orders { spread, nccl, ..orders.clone() })?);
             Ok(to_bytes(&plan))
         },
     )?;
-    let (orders, mut lead) = match (&met.star, lead) {
-        (Star::Spoke(link), _) => (plan::followed(&answer, &hello, orders, world, options, link.peer())?, None),
-        (Star::Hub(_), lead) => (lead.as_ref().map_or(orders, |l| l.orders.clone()), lead),
+    let (orders, mut lead) = match (&rendezvous.star, lead) {
+        (StarLinks::Spoke(link), _) => (plan::followed(&answer, &hello, orders, world, options, link.peer())?, None),
+        (StarLinks::Hub(_), lead) => (lead.as_ref().map_or(orders, |l| l.orders.clone()), lead),
     };
     let spread = orders.spread.as_ref().expect("invariant: those that met are spread");
 
@@ -99,7 +101,7 @@ pub fn run(
     let room = plan::room(world.size);
     let layout = Arc::new(SegmentLayout::new(&artifact.job, &artifact.manifest.target, room));
     let made = if first == world.rank { MachineMemory::make(&orders, room, &layout).map(Some) } else { Ok(None) };
-    let (made, memories) = met.round(
+    let (made, memories) = rendezvous.round(
         made,
         |made| to_bytes(&made.as_ref().map(MachineMemory::place)),
         |_, _, words| {
@@ -111,10 +113,10 @@ pub fn run(
         Some(made) => Ok(made),
         None => MachineMemory::open(&memories, first, &orders, &layout),
     };
-    // Nobody begins unless all can.
-    let (MachineMemory { file: memory, segment }, _) = met.round(opened, |_| vec![], |_, _, _| Ok(vec![]))?;
+    // No rank begins unless all can.
+    let (MachineMemory { file: memory, segment }, _) = rendezvous.round(opened, |_| vec![], |_, _, _| Ok(vec![]))?;
 
-    // All at the same time, as they will run.
+    // All ranks measure at the same time, as they will run at the same time.
     let limits = Limits::new(&orders, world.size, world.rank..world.rank + 1);
     let segment = Arc::new(segment);
     let board = Board { segment: &segment, layout: &layout };
@@ -127,8 +129,8 @@ pub fn run(
     };
     let senders = spread.senders(world.rank);
     let receiver = Receiver::start(listener, (segment.clone(), layout.clone()), spread.key.clone(), senders, report).map_err(RunError::Network)?;
-    let outcome = match met.star {
-        Star::Hub(links) => {
+    let outcome = match rendezvous.star {
+        StarLinks::Hub(links) => {
             let started = |cause| RunError::Start { binary: options.rank_binary.clone(), cause };
             let mut ranks = Ranks::new(&artifact.job, board, (say, said));
             let hosts = spread.places.iter().skip(1).map(|p| p.host.clone());
@@ -136,7 +138,9 @@ pub fn run(
             links.into_iter().zip(hosts).try_for_each(|(link, host)| ranks.link(link, host)).map_err(started)?;
             conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, limits, observe)
         }
-        Star::Spoke(link) => follow(artifact, options, world, link, board, &memory, (say, said)).map(|ended| Summary { ended, ..Summary::default() }),
+        StarLinks::Spoke(link) => {
+            follow(artifact, options, world, link, board, &memory, (say, said)).map(|ended| Summary { ended, ..Summary::default() })
+        }
     };
     drop(receiver);
     outcome
@@ -185,7 +189,7 @@ fn follow(
             has_asked = true;
             let _ = link.say(&Up::Stop, TAKES);
         }
-        // What rank 0 is told it may have no ears for any more: then it has said why, or is gone, and that is heard next.
+        // An error of `say` is ignored: rank 0 has then said why it ends, or is gone, which is heard next.
         match said.recv_timeout(TICK) {
             Ok(LauncherEvent::Event(_, event)) => drop(link.say(&Up::Event(event), TAKES)),
             Ok(LauncherEvent::Closed(..)) if is_open => {
@@ -194,7 +198,7 @@ fn follow(
             }
             Ok(_) => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-            // The process has ended and nothing more will be said: what is left is to hear from rank 0.
+            // The process has ended and says nothing more, but rank 0 may.
             Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
         }
         // Looks are counted in ticks, as rank 0's launcher counts those at its own process; it hears of them once a beat.

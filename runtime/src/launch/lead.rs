@@ -19,7 +19,7 @@ use crate::artifact::Artifact;
 use crate::data::DataSets;
 use crate::executor::{arena_bytes, named};
 use crate::gpu::cuda;
-use crate::lines::Earlier;
+use crate::lines::ExistingLines;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{Event, FirstStep, HeldOut, Orders, Saves, Spread};
@@ -35,8 +35,8 @@ use std::time::{Duration, Instant};
 /// How often a launcher looks.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// What one process of a run has to do beside its ranks: orders, metrics, files to save.
-pub struct Lead {
+/// What the process that leads a run writes beside its ranks: metrics and files to save. It has the orders, too.
+pub struct RunOutputs {
     pub orders: Orders,
     metrics: Option<Metrics>,
     weights: Option<SaveTarget>,
@@ -44,10 +44,10 @@ pub struct Lead {
     checkpoints: Option<Checkpoints>,
 }
 
-impl Lead {
-    pub fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<Lead, RunError> {
+impl RunOutputs {
+    pub fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<RunOutputs, RunError> {
         let resumed = orders.resume.as_ref().map(|r| &r.0);
-        let earlier = if resumed.is_some() { Earlier::Stay } else { options.earlier };
+        let earlier = if resumed.is_some() { ExistingLines::Keep } else { options.earlier };
         for file in options.save_weights.iter().chain(&options.save_state) {
             let is_resumed = resumed.is_some_and(|r| paths::same(r, file));
             replaceable(file, if is_resumed { Existing::Replace } else { options.existing })?;
@@ -57,7 +57,7 @@ impl Lead {
             Some(spread) if spread.places.iter().any(|p| p.machine > 0) => FileAccess::ByName { tag: spread.tag() },
             Some(_) | None => FileAccess::ByProcess,
         };
-        // Laid out only: ranks write what the run comes to.
+        // The mark only reserves room in the file: ranks write what the run comes to.
         let mark = Mark { step: orders.steps, seed: orders.seed, ..Mark::default() };
         let weights = match &options.save_weights {
             Some(file) => Some(SaveTarget::create(file, &weights::SafetensorsLayout::new(&artifact.job), &reached, &[])?),
@@ -87,7 +87,7 @@ impl Lead {
         };
         let (save_weights, save_state) = (weights.as_ref().map(SaveTarget::file), state.as_ref().map(SaveTarget::file));
         let orders = Orders { save_weights, save_state, saves, ..orders };
-        Ok(Lead { orders, metrics, weights, state, checkpoints })
+        Ok(RunOutputs { orders, metrics, weights, state, checkpoints })
     }
 }
 
@@ -95,17 +95,17 @@ impl Lead {
 pub fn conduct(
     artifact: &Artifact,
     options: &RunOptions,
-    lead: Lead,
+    lead: RunOutputs,
     ranks: Ranks,
     limits: Limits,
     observe: &mut dyn FnMut(RunEvent),
 ) -> Result<Summary, RunError> {
-    let Lead { orders, mut metrics, weights, state, mut checkpoints } = lead;
-    // Dropped before what they write to.
+    let RunOutputs { orders, mut metrics, weights, state, mut checkpoints } = lead;
+    // Ranks are dropped before the files that they write to.
     let mut ranks = ranks;
     let mut gather = Gather::new(&artifact.job, &orders, limits.peak);
     let (mut spikes, mut replicas) = (Spikes::new(options.spike, &options.losses), Replicas::new(&artifact.job));
-    // Why ranks were told to end.
+    // This is why ranks were told to end.
     let mut given_up = None;
     let (mut holding, mut has_first) = (vec![], false);
     let mut pace = Pace::new(&artifact.job, options.straggler_interval);
@@ -119,7 +119,7 @@ pub fn conduct(
     remarks.for_each(|text| observe(RunEvent::Note(Note::Remark(text))));
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
     let begun = Instant::now();
-    // A first look at once.
+    // The first look is due at once.
     let mut looked = begun.checked_sub(TICK).unwrap_or(begun);
     while !ranks.finished() {
         if options.stop.is_asked() || options.exit_duration.is_some_and(|most| begun.elapsed() >= most) {
@@ -156,7 +156,7 @@ pub fn conduct(
                     notes.push(Note::Detail(held(&orders, &holding)));
                 }
             }
-            // All ranks that know say the same.
+            // All ranks that know the reports say the same.
             Some(LauncherEvent::Event(_, Event::First { reports })) if !std::mem::replace(&mut has_first, true) => {
                 notes.extend(first(&artifact.job, &orders, &reports).map(Note::Remark));
             }
@@ -205,7 +205,7 @@ pub fn conduct(
             ranks.watch(options.patience.as_millis().div_ceil(TICK.as_millis()) as u32, TICK);
         }
         if let Some(failure) = ranks.failure() {
-            // One that all ranks have written may be getting its name.
+            // A checkpoint that all ranks have written may be getting its name.
             if let Some(checkpoints) = &mut checkpoints {
                 checkpoints.settle(observe);
             }
@@ -231,10 +231,10 @@ pub fn conduct(
         }
     };
     summary.ended = if summary.steps < orders.steps { RunEnd::Early } else { RunEnd::Whole };
-    // Before files are complete on their disks, which others need not wait for.
+    // Ranks need not wait until files are complete on their disks.
     ranks.is_well(summary.ended);
     drop(ranks);
-    // Each, whatever becomes of the others.
+    // Each file is finished, whatever becomes of the others.
     let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), SaveTarget::finish), state.map_or(Ok(()), SaveTarget::finish)];
     ends.into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
@@ -324,7 +324,7 @@ pub struct Limits {
 const ROUNDS: usize = 4;
 
 impl Limits {
-    /// With these ranks on this machine.
+    /// Measures the limits for these ranks of this machine.
     pub fn new(orders: &Orders, world: u64, ranks: Range<u64>) -> Limits {
         let threads = || ranks.map(|r| orders.threads(r, world)).collect::<Vec<_>>();
         match orders.device {

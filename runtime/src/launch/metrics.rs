@@ -1,9 +1,10 @@
-//! The file of metrics: one JSON object a line, a line a step. It never ends a run, and never loses a line that was there.
+//! The file of metrics: one JSON object a line, a line a step. It never ends a run, and never loses a line that was
+//! there.
 
 use super::error::RunError;
 use super::progress::StepMetrics;
 use super::save::{Existing, replaceable};
-use crate::lines::{Earlier, Lines};
+use crate::lines::{ExistingLines, Lines};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
@@ -16,20 +17,20 @@ impl Metrics {
     ///
     /// # Errors
     /// A file that a run from the start would replace, or one of something else that a resumed run would append to.
-    pub fn check(name: &Path, earlier: Earlier, existing: Existing) -> Result<(), RunError> {
+    pub fn check(name: &Path, earlier: ExistingLines, existing: Existing) -> Result<(), RunError> {
         match earlier {
-            Earlier::Stay => match holds_metrics(name) {
+            ExistingLines::Keep => match holds_metrics(name) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(RunError::Foreign { file: name.to_path_buf() }),
                 Err(cause) => Err(RunError::Io { file: name.to_path_buf(), cause }),
             },
-            Earlier::Go => replaceable(name, existing),
+            ExistingLines::Replace => replaceable(name, existing),
         }
     }
 
     /// # Errors
     /// What the file system says.
-    pub fn create(name: &Path, earlier: Earlier) -> io::Result<Metrics> {
+    pub fn create(name: &Path, earlier: ExistingLines) -> io::Result<Metrics> {
         Lines::create(name, earlier).map(Metrics)
     }
 

@@ -4,9 +4,9 @@ use super::save::Existing;
 use super::stop::StopRequest;
 use crate::conditions::Change;
 use crate::data::{DataSets, Spec};
-use crate::executor::Order;
+use crate::executor::CommandOrder;
 use crate::gpu::nccl;
-use crate::lines::Earlier;
+use crate::lines::ExistingLines;
 use crate::protocol::{FirstStep, OnNonfinite};
 use crate::rendezvous::Trust;
 use crate::target::{DeviceKind, Exchanges};
@@ -14,7 +14,8 @@ use crate::world::World;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The default patience: how long a rank may show no sign of life, that is no command begun, no piece of a communication done and no time on a core.
+/// The default patience: how long a rank may show no sign of life, that is no command begun, no piece of a
+/// communication done and no time on a core.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The default time for ranks to meet.
@@ -29,7 +30,7 @@ pub struct RunOptions {
     pub data: Vec<Spec>,
     /// Files of held-out data.
     pub valid_data: Vec<Spec>,
-    /// In place of both.
+    /// Data sets in place of both.
     pub sets: Option<DataSets>,
     /// Steps between held-out losses; 0 is never.
     pub eval_interval: u64,
@@ -45,7 +46,8 @@ pub struct RunOptions {
     pub init: Vec<PathBuf>,
     /// Patterns of names of parameters that may be in none of these.
     pub allow_missing: Vec<String>,
-    /// What `save_state` wrote, or the directory of a checkpoint: the run goes on after that step, with that run's seed.
+    /// What `save_state` wrote, or the directory of a checkpoint: the run goes on after that step, with that run's
+    /// seed.
     pub resume: Option<PathBuf>,
     /// What of this run may be another than that had.
     pub allowed: Vec<Change>,
@@ -65,7 +67,7 @@ pub struct RunOptions {
     pub metrics: Option<PathBuf>,
     /// What becomes of `metrics` that are there if the run begins: they may be of a life of its own that ended
     /// before it had saved anything.
-    pub earlier: Earlier,
+    pub earlier: ExistingLines,
     /// A loss that is so many times the usual one ends the run; none never does.
     pub spike: Option<f64>,
     /// Losses of the steps before the first, as far as they are known.
@@ -78,7 +80,8 @@ pub struct RunOptions {
     pub check_replicas: u64,
     /// What the first step is to come to ([`super::first_step`]).
     pub first_step: Option<FirstStep>,
-    /// What happens to files of `save_weights`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
+    /// What happens to files of `save_weights`, `save_state` and `metrics` that exist. What is resumed from may
+    /// always be saved to.
     pub existing: Existing,
     /// Default: the cores of this machine over the ranks, at least one.
     pub threads_per_rank: Option<usize>,
@@ -87,7 +90,7 @@ pub struct RunOptions {
     /// What happens when loss or gradient norm is not finite.
     pub on_nonfinite: OnNonfinite,
     /// Whether communication runs beside compute; the same numbers either way.
-    pub order: Order,
+    pub order: CommandOrder,
     /// So many steps are timed, behind a warm-up; without `steps`, the run ends with them.
     pub profile: Option<u64>,
     /// Default: the usual one for the artifact's target.
@@ -104,7 +107,7 @@ pub struct RunOptions {
     pub world: Option<World>,
     /// How long ranks of such a world may take to meet.
     pub meeting_limit: Duration,
-    /// By what they know each other.
+    /// How ranks know each other.
     pub trust: Trust,
     /// Ends the run early.
     pub stop: StopRequest,
@@ -134,7 +137,7 @@ impl RunOptions {
             save_weights: None,
             save_state: None,
             metrics: None,
-            earlier: Earlier::Go,
+            earlier: ExistingLines::Replace,
             spike: None,
             losses: vec![],
             skip: 0,
@@ -145,7 +148,7 @@ impl RunOptions {
             threads_per_rank: None,
             seed: 0,
             on_nonfinite: OnNonfinite::Stop,
-            order: Order::Streams,
+            order: CommandOrder::Streams,
             profile: None,
             device: None,
             exchanges: Exchanges::Host,

@@ -51,7 +51,7 @@ fn check_mpi(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> R
     let ranks = artifact.manifest.ranks;
     let refused = |why: String| Err(RunError::Mpi(why));
     if ranks == 1 {
-        // There is nothing to exchange.
+        // A single rank has nothing to exchange.
         return Ok(());
     }
     if device == DeviceKind::Cuda {
@@ -78,7 +78,7 @@ fn check_nccl(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> 
         return Err(RunError::Exchanges("NCCL buffers no message, and the artifact does not say when they go out: compile it for a GPU".into()));
     }
     match cuda::probe() {
-        // Of a world, only some ranks are on this machine.
+        // Only some ranks of a world are on this machine.
         Ok(count) if count < ranks && options.world.is_none() => {
             Err(RunError::Exchanges(format!("each of {ranks} ranks needs a GPU of its own, there are {count}")))
         }
@@ -87,7 +87,7 @@ fn check_nccl(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> 
     }
 }
 
-/// By which GPUs find each other, made by the process that leads.
+/// The id by which GPUs find each other, made by the process that leads.
 pub(super) fn nccl_id(orders: &Orders, options: &RunOptions) -> Result<Option<Vec<u8>>, RunError> {
     exchange_by_nccl(orders, options).then(|| nccl::unique_id().map_err(RunError::Exchanges)).transpose()
 }
@@ -105,7 +105,7 @@ fn wanted(job: &Job, options: &RunOptions, sets: &DataSets, (done, read): (u64, 
     let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
     let steps = options.steps.or(scheduled).ok_or(DataError::Unsized)?;
     let mut samples = data_loader::samples(steps, job.global_batch, options.eval_interval, options.eval_batches);
-    // Sequences may have been left out, or steps had others.
+    // Earlier steps may have left out sequences, or had another number of them.
     samples[0] = samples[0].max(read.saturating_add(steps.saturating_sub(done).saturating_mul(job.global_batch)));
     for part in [1, 2] {
         samples[part] = if sets.has(part)? { samples[part] } else { 0 };
@@ -122,14 +122,14 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         return Err(RunError::Seed(options.seed));
     }
     let on_disk = (0..job.mesh.world()).map(|rank| arena_bytes(job, rank)[Arena::Disk as usize]).max().unwrap_or(0);
-    // The reference device has all in memory.
+    // The reference device has everything in memory.
     if on_disk > 0 && options.offload_to.is_none() && device != DeviceKind::Reference {
         return Err(RunError::NoDisk { dir: artifact.dir.clone(), bytes: on_disk });
     }
     // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
     let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
     let saved = |file: &Option<PathBuf>| file.as_ref().map(|name| absolute(name).map(|at| SaveFile { at, name: name.clone() })).transpose();
-    // Its tag is known when ranks have met.
+    // The tag is known when ranks have met.
     let saves = |name: &PathBuf| absolute(name).map(|dir| Saves { dir, name: name.clone(), interval: options.save_interval, tag: String::new() });
     let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> { list.iter().map(|s| Ok(Spec { file: absolute(&s.file)?, ..s.clone() })).collect() };
     let resume = options.resume.as_ref().map(|file| Ok::<_, RunError>((file, checkpoint::resume(file, job)?))).transpose()?;
@@ -173,7 +173,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
             let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
             let steps = given.or(data.end()).or(scheduled).unwrap_or_else(|| data.batches());
             if let Some(end) = data.end().filter(|end| *end < steps) {
-                // Names the file.
+                // The error of this read names the file.
                 data.batch(end)?;
             }
             steps
@@ -192,7 +192,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let resume = match resume {
         None => None,
         Some((file, Resumed { mark, model, conditions: was, .. })) => {
-            // After the last step there may still be files to write of it.
+            // A run that is at its last step may still have files to write.
             let writes = options.save_weights.is_some() || options.save_state.is_some();
             if mark.step > steps || mark.step == steps && !writes {
                 return Err(RunError::Done { file: file.clone(), done: mark.step, steps });

@@ -39,12 +39,12 @@ impl<'a> Pace<'a> {
         }
         let sums = std::mem::replace(&mut self.sums, vec![Default::default(); self.job.mesh.world() as usize]);
         let steps = sums.iter().map(|s| s.0).min().unwrap_or(0);
-        // Of a rank that is a step ahead, the step is in this look.
+        // A rank that is a step ahead counts that step in this look.
         let busy: Vec<[f64; 2]> = sums.iter().map(|(n, sum)| sum.map(|x| x / (*n).max(1) as f64)).collect();
         let total = |rank: u64| busy[rank as usize].iter().sum::<f64>();
         let mut slow = vec![];
         for stage in 0..self.job.stages.len() as u64 {
-            // They do the same.
+            // Ranks of a stage do the same work.
             let mut ranks: Vec<u64> = (0..self.job.mesh.world()).filter(|r| self.job.mesh.stage(*r) == stage).collect();
             ranks.sort_by(|a, b| total(*a).total_cmp(&total(*b)));
             let half = total(ranks[(ranks.len() - 1) / 2]);
@@ -94,7 +94,7 @@ mod tests {
             }
             pace.look(step, |rank| format!(" on node{rank}"))
         };
-        // Stages differ, and a half of the ranks decides.
+        // The stages differ, and each rank is compared with half of the ranks of its stage.
         let even = [10.0, 10.5, 11.0, 30.0, 31.0, 32.0];
         assert_eq!(of(1, even), None);
         let (times, note) = of(2, even).unwrap();

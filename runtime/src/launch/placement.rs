@@ -20,7 +20,7 @@ pub fn placement(orders: &Orders, mesh: &Mesh) -> Vec<String> {
             let threads = match (orders.threads, &orders.spread) {
                 (Some(count), _) => format!("{count} threads"),
                 (None, None) => format!("{} threads", orders.threads(rank, world).count),
-                // How many cores another machine has is known there.
+                // Only the other machine knows how many cores it has.
                 (None, Some(_)) if sharing.of == 1 => "the cores of its process".into(),
                 (None, Some(_)) => format!("the cores of its process, shared by {} ranks", sharing.of),
             };

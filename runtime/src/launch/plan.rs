@@ -1,7 +1,8 @@
-//! What ranks that have met tell each other before a run: each says to rank 0 where it is and what it would do, and rank 0 to all where everybody is.
+//! What ranks that have met tell each other before a run: each says to rank 0 where it is and what it would do, and
+//! rank 0 to all where everybody is.
 //!
-//! **Invariant:** a rank does what its own user told it. From rank 0 it takes the places of ranks, a number of the run and NCCL's id, and checks them; nothing that it takes is a
-//! path, a program, or an option.
+//! **Invariant:** a rank does what its own user told it. From rank 0 it takes the places of ranks, a number of the
+//! run and NCCL's id, and checks them; nothing that it takes is a path, a program, or an option.
 
 use super::control::from_bytes;
 use super::error::RunError;
@@ -31,12 +32,12 @@ pub struct Hello {
     pub(super) machine: String,
     pub(super) port: u16,
     pub(super) cores: u64,
-    /// As it would run alone, to be compared; JSON.
+    /// The orders of this process's own user, as JSON, to be compared with rank 0's.
     pub(super) orders: Vec<u8>,
 }
 
 impl Hello {
-    /// Of this process, whose rank takes what others write at `port`.
+    /// The hello of this process, whose rank takes what others write at `port`.
     pub fn new(world: &World, port: u16, orders: &Orders) -> Hello {
         let orders = serde_json::to_vec(orders).expect("invariant: plain data with text keys");
         Hello { host: host(), machine: machine(world), port, cores: cores(), orders }
@@ -47,7 +48,7 @@ impl Hello {
 #[derive(Serialize, Deserialize)]
 pub struct LaunchPlan {
     run: [u8; 16],
-    /// Of each rank. Rank 0's machine has no address: others know it by the one at which they reach it.
+    /// Placement of each rank. Rank 0's machine has no address: others know it by the one at which they reach it.
     places: Vec<RankPlacement>,
     /// By which GPUs that exchange by themselves find each other.
     pub nccl: Option<Vec<u8>>,
@@ -96,7 +97,7 @@ impl LaunchPlan {
         }
         let mut machines = 0;
         for (rank, place) in self.places.iter().enumerate() {
-            // Machines are numbered as they first occur.
+            // Machines are numbered in the order in which they first occur.
             if place.machine > machines || rank == 0 && place.machine != 0 {
                 return Some(format!("rank {rank} on machine {} of {machines}", place.machine));
             }
@@ -116,7 +117,8 @@ impl LaunchPlan {
     }
 }
 
-/// What this rank is to do, which is not rank 0, given rank 0's plan: its own `orders`, on the places of the plan. `hub` is the address at which it reaches rank 0.
+/// What this rank is to do, which is not rank 0, given rank 0's plan: its own `orders`, on the places of the plan.
+/// `hub` is the address at which it reaches rank 0.
 pub fn followed(answer: &[u8], hello: &Hello, orders: Orders, world: &World, options: &RunOptions, hub: Option<IpAddr>) -> Result<Orders, RunError> {
     let plan: LaunchPlan = from_bytes(answer)?;
     if let Some(what) = plan.wrong(hello, &orders, world, options) {
@@ -132,7 +134,8 @@ pub fn followed(answer: &[u8], hello: &Hello, orders: Orders, world: &World, opt
     Ok(Orders { save_weights, save_state, saves, nccl: plan.nccl, spread: Some(spread), ..orders })
 }
 
-/// Bytes for orders at the start of a machine's memory. All machines have the same, though orders differ in addresses.
+/// Bytes for orders at the start of a machine's memory. All machines have the same, though orders differ in
+/// addresses.
 pub fn room(world: u64) -> u64 {
     (64 << 10) + world * 1024
 }
@@ -173,7 +176,7 @@ impl MachineMemory {
         let (_, MemoryPlace { process, file }) = made.ok_or_else(|| RunError::Meeting(format!("rank {first} made no memory")))?;
         let path = format!("/proc/{process}/fd/{file}");
         let failed = |cause| RunError::Io { file: path.clone().into(), cause };
-        // Only such files are opened, whatever number was given.
+        // Only the memory of a run is opened, whatever numbers were given.
         let name = fs::read_link(&path).map_err(failed)?;
         if !name.as_os_str().as_encoded_bytes().starts_with(Segment::NAME) {
             return Err(RunError::Meeting(format!("`{path}` is no memory of a run, but `{}`", name.display())));
@@ -188,8 +191,9 @@ impl MachineMemory {
     }
 }
 
-/// Whether orders in the memory that a process of this machine has made are those of this rank. They may differ in the address of rank 0's machine, and in where files are
-/// written that shall have their names later: rank 0's process can hold them open, if all ranks are on its machine.
+/// Whether orders in the memory that a process of this machine has made are those of this rank. They may differ in
+/// the address of rank 0's machine, and in where files are written that shall have their names later: rank 0's
+/// process can hold them open, if all ranks are on its machine.
 fn are_own(found: &Orders, own: &Orders, maker: u32) -> bool {
     let held = format!("/proc/{maker}/fd");
     let fits = |(found, own): (&Option<SaveFile>, &Option<SaveFile>)| match (found, own) {
@@ -205,7 +209,8 @@ fn are_own(found: &Orders, own: &Orders, maker: u32) -> bool {
     [(&found.save_weights, &own.save_weights), (&found.save_state, &own.save_state)].into_iter().all(fits) && rest(found) == rest(own)
 }
 
-/// Processes that say the same here see each other's files and memory: one boot of one machine, one space of process numbers, one node of the launcher.
+/// Processes that say the same here see each other's files and memory: one boot of one machine, one space of process
+/// numbers, one node of the launcher.
 fn machine(world: &World) -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let numbers = fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();

@@ -97,11 +97,13 @@ impl Process {
         Ok(process)
     }
 
-    /// Looks for signs of life. To be called at even intervals: looks are counted, so a launcher that was stopped itself accuses nobody.
+    /// Looks for signs of life. To be called at even intervals: looks are counted, so a launcher that was stopped
+    /// itself accuses nobody.
     pub fn pulse(&mut self, board: &Board) -> Pulse {
         let status = board.status(self.rank);
         let (ticks, state, memory) = usage(self.child.id());
-        // A rank that waits wakes now and then to look whether the run has ended.
+        // A rank that waits wakes now and then to look whether the run has ended, so its time on cores is no sign of
+        // life.
         let waits = status.waits.is_some();
         let sign = Sign { progress: status.progress, ticks: if waits { self.sign.ticks } else { ticks } };
         self.still = match state {

@@ -1,4 +1,5 @@
-//! All ranks of a run, as the launcher that leads it sees them: processes of its own, and links to the launchers of others.
+//! All ranks of a run, as the launcher that leads it sees them: processes of its own, and links to the launchers of
+//! others.
 
 use super::control::{BEAT, Down, TAKES, Up};
 use super::error::RunFailure;
@@ -136,7 +137,7 @@ impl<'a> Ranks<'a> {
         if self.failure.is_some() {
             return;
         }
-        // Launchers elsewhere have yet to see who waits because of that.
+        // Other launchers have yet to report which of their ranks wait because of that.
         let last = Instant::now() + LAST;
         while self.is_spread()
             && let Some(left) = last.checked_duration_since(Instant::now())
@@ -221,7 +222,7 @@ impl<'a> Ranks<'a> {
         let begun = (0..).zip(&mut self.ranks).map(|(rank, held)| match &mut held.hold {
             Hold::Own(_) => Some(self.board.begun(rank)),
             Hold::Far { link, .. } => {
-                // A launcher that is gone is heard of soon enough.
+                // Errors are ignored, as `listen` soon reports a launcher that is gone.
                 let _ = link.say(&Down::Ask(ask), TAKES);
                 None
             }
@@ -278,9 +279,10 @@ impl<'a> Ranks<'a> {
         self.ranks.iter().map(|r| r.pulse.memory).max().unwrap_or(0)
     }
 
-    /// Looks for signs of life; without any for so many looks, a rank that computes is stuck. Ranks that all wait are deadlocked,
-    /// but only after [`DEADLOCK`] times as many looks: the compiler has proved that programs cannot deadlock, and a core that
-    /// a crowded machine takes away for seconds looks just the same. To be called once a `tick`.
+    /// Looks for signs of life; without any for so many looks, a rank that computes is stuck. Ranks that all wait are
+    /// deadlocked, but only after [`DEADLOCK`] times as many looks: the compiler has proved that programs cannot
+    /// deadlock, and a core that a crowded machine takes away for seconds looks just the same. To be called once a
+    /// `tick`.
     pub fn watch(&mut self, patience: u32, tick: Duration) {
         let (mut stuck, mut silent) = (None, None);
         let (mut running, mut waiting) = (0, 0);
@@ -288,7 +290,7 @@ impl<'a> Ranks<'a> {
         for (rank, held) in (0..).zip(&mut self.ranks) {
             match &mut held.hold {
                 Hold::Far { link, host, heard } if held.life != Life::Closed => {
-                    // A launcher that is gone is heard of soon enough.
+                    // Errors are ignored, as `listen` soon reports a launcher that is gone.
                     let _ = if beat { link.say(&Down::Alive, TAKES) } else { Ok(()) };
                     if heard.elapsed() > tick * patience * SILENCE {
                         silent = silent.or(Some((rank, host.clone(), heard.elapsed().as_secs())));
@@ -357,7 +359,7 @@ impl Drop for Ranks<'_> {
                 leave(process, deadline);
             }
         }
-        // What they were told is lost to them if this process is gone before they have heard it.
+        // Launchers need time to read their last message, which is lost if this process ends first.
         let deadline = Instant::now() + LAST;
         while open > 0
             && let Some(left) = deadline.checked_duration_since(Instant::now())

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Puts together what ranks say of the same step.
 pub struct Replicas<'a> {
     job: &'a Job,
-    /// By step, until all ranks have said what they hold.
+    /// Steps after which not all ranks have said yet what they hold.
     open: BTreeMap<u64, PendingComparison>,
     /// The last step after which all replicas were the same.
     same: Option<u64>,
@@ -22,7 +22,7 @@ pub struct Replicas<'a> {
 #[derive(Default)]
 struct PendingComparison {
     ranks: u64,
-    /// By part: by checksum, the ranks that have it.
+    /// Ranks that have each checksum, for each part.
     parts: BTreeMap<Sum, BTreeMap<u64, Vec<u64>>>,
 }
 
@@ -57,9 +57,9 @@ impl<'a> Replicas<'a> {
                 _ => Note::Detail(format!("step {step}: {parts} parts are on several ranks, and the same there")),
             }));
         };
-        // Most first: who is alone is likely to be wrong.
+        // The largest group comes first, as a rank that differs from all others is likely to be wrong.
         let mut groups: Vec<Vec<u64>> = groups.values().cloned().collect();
-        // Not in the order in which they have said it.
+        // Ranks may have reported in any order.
         groups.iter_mut().for_each(|ranks| ranks.sort_unstable());
         groups.sort_by_key(|ranks| (std::cmp::Reverse(ranks.len()), ranks[0]));
         let tensor = weights::name(self.job, part.held).unwrap_or_default();
@@ -83,7 +83,7 @@ mod tests {
     fn the_rank_that_holds_other_numbers_than_its_replicas_is_named() {
         let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 3, tp: 1 });
         let sum = |held, region, sum| Sum { held, is_copy: false, region, sum };
-        // Parts of optimizer states that are split are on one rank each, and parameters on all.
+        // Each rank has its own part of the optimizer state, and all ranks have the parameter.
         let of = |rank: u64, weights| [sum(PersistentId::Param(0), 7, weights), sum(PersistentId::State(0, 0), rank, 100 + rank)];
         let mut replicas = Replicas::new(&job);
         let mut look = |step, weights: [u64; 3]| {

@@ -1,4 +1,5 @@
-//! The file that a run saves: without a name until all ranks have written their parts, with its space reserved before the run begins.
+//! The file that a run saves: without a name until all ranks have written their parts, with its space reserved before
+//! the run begins.
 
 use super::error::RunError;
 use crate::protocol::SaveFile;
@@ -28,8 +29,8 @@ pub struct SaveTarget {
 pub enum FileAccess {
     /// Through this process's list of open files.
     ByProcess,
-    /// On other machines too, in a directory that they share: it has a name of its own, which ranks make of its path and the run's tag ([`beside`]), and which stays if this
-    /// process is killed.
+    /// On other machines too, in a directory that they share: it has a name of its own, which ranks make of its path
+    /// and the run's tag ([`beside`]), and which stays if this process is killed.
     ByName { tag: String },
 }
 
@@ -64,7 +65,8 @@ pub fn replaceable(file: &Path, existing: Existing) -> Result<(), RunError> {
 }
 
 impl SaveTarget {
-    /// A file of the right size, its space reserved, in the directory of `path`, which may exist and is left as it is for now. `others` are files of the same run.
+    /// A file of the right size, its space reserved, in the directory of `path`, which may exist and is left as it is
+    /// for now. `others` are files of the same run.
     ///
     /// # Errors
     /// If there is no such directory, or no room for so much.
@@ -139,8 +141,8 @@ fn free(file: &File) -> io::Result<u64> {
     Ok(about.f_bavail.saturating_mul(about.f_frsize))
 }
 
-/// Takes the space for a file, or where the file system cannot do that, looks whether there is enough beside what others of the run will take. Gives the bytes that
-/// are not reserved.
+/// Takes the space for a file, or where the file system cannot do that, looks whether there is enough beside what
+/// others of the run will take. Gives the bytes that are not reserved.
 fn reserve(file: &File, bytes: u64, others: &[&SaveTarget]) -> io::Result<u64> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(0),

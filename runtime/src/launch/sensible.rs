@@ -1,6 +1,6 @@
-//! What ranks say, checked before it is believed. Whoever says it has proved that it belongs to the run, but its memory
-//! may be damaged or its build another one, and what it says becomes the numbers that people read: what cannot be ends
-//! the run with the rank's name.
+//! What ranks say, checked before it is believed. Whoever says it has proved that it belongs to the run, but its
+//! memory may be damaged or its build another one, and what it says becomes the numbers that people read: what cannot
+//! be ends the run with the rank's name.
 
 use super::process::{LauncherEvent, Pulse};
 use crate::comm::{Position, ranks};
@@ -11,7 +11,7 @@ use crate::shm::Status;
 use crate::weights::{self, Mark};
 use ir::program::Job;
 
-/// By how much machines with other mathematical libraries may differ in a learning rate.
+/// How much machines with other mathematical libraries may differ in a learning rate.
 const ROUNDING: f64 = 1e-9;
 
 /// Checks what ranks say against how far each says that it is.
@@ -26,13 +26,13 @@ pub(super) struct EventChecker<'a> {
     profile: Option<ProfileWindow>,
     /// Nanoseconds of all that was timed.
     timed: u64,
-    /// Of each rank.
+    /// Progress of each rank.
     ranks: Vec<RankProgress>,
     /// Of each rank: checkpoints that it is through with.
     saved: Vec<u64>,
     check_replicas: u64,
     compares_first: bool,
-    /// Of each rank: the last step after which it said what it holds.
+    /// Last step after which each rank said what it holds.
     compared: Vec<u64>,
 }
 
@@ -47,7 +47,7 @@ enum RankProgress {
 }
 
 impl<'a> EventChecker<'a> {
-    /// Of a run that has not begun.
+    /// The checker of a run that has not begun.
     pub(super) fn new(job: &'a Job, orders: &Orders) -> EventChecker<'a> {
         let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
         EventChecker {
@@ -88,7 +88,7 @@ impl<'a> EventChecker<'a> {
     fn event(&mut self, rank: u64, event: &Event) -> Result<(), String> {
         let reached = self.ranks[rank as usize];
         let now = match (event, reached) {
-            // Of a rank that is done, its launcher may still say what came from it damaged.
+            // A launcher may still report that what its finished rank said came damaged.
             (Event::Failed { .. }, _) => RankProgress::Done,
             (_, RankProgress::Done) => return Err("it goes on after its end".into()),
             (Event::Holds { milliseconds }, RankProgress::Step(done)) if done == self.first && milliseconds.is_finite() && *milliseconds >= 0.0 => {
@@ -214,7 +214,7 @@ impl<'a> EventChecker<'a> {
         if let Some(ran) = part.ran.iter().find(|ran| !is_there(ran.at)) {
             return Err(format!("it ran command {} of call {} of {}", ran.at.command, ran.at.call, ran.at.phase.name()));
         }
-        // Times are added up.
+        // Times are added up, and their sum must not overflow.
         let times = part.steps().map(|s| s.end - s.start).chain(part.ran.iter().map(|ran| ran.time));
         self.timed = times.into_iter().try_fold(self.timed, u64::checked_add).ok_or("its commands took more than five centuries")?;
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// Losses of which the median is the usual one.
 const WINDOW: usize = 32;
-/// Before so many are known, none is unusual.
+/// Losses that must be known before one can be unusual.
 const FEW: usize = 8;
 
 pub struct Spikes {
@@ -14,7 +14,7 @@ pub struct Spikes {
 }
 
 impl Spikes {
-    /// Of a run before which these losses were usual.
+    /// Spikes of a run before which these losses were usual.
     pub fn new(factor: Option<f64>, before: &[f64]) -> Spikes {
         Spikes { factor, last: before[before.len().saturating_sub(WINDOW)..].iter().copied().collect() }
     }
@@ -44,7 +44,7 @@ mod tests {
         let mut spikes = Spikes::new(Some(2.0), &[]);
         let falling: Vec<Option<f64>> = (0..40).map(|k| spikes.look(Some(10.0 - 0.2 * f64::from(k)))).collect();
         assert_eq!(falling, [None; 40]);
-        // The last 32 are 8.4, 8.2, .. 2.2.
+        // The last 32 losses are 8.4, 8.2, .. 2.2.
         assert!(spikes.look(Some(10.9)).is_some_and(|usual| (5.1..5.5).contains(&usual)));
         assert_eq!([spikes.look(None), spikes.look(Some(f64::NAN)), spikes.look(Some(10.0))], [None; 3]);
         assert_eq!(Spikes::new(None, &[1.0; 40]).look(Some(1e9)), None);

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Asks a run to end early, from another thread. All clones are one.
 #[derive(Clone, Debug, Default)]
-pub struct StopRequest(Arc<Asked>);
+pub struct StopRequest(Arc<StopFlags>);
 
 #[derive(Debug, Default)]
-struct Asked {
+struct StopFlags {
     stop: AtomicBool,
     meeting: AtomicBool,
     interpreting: AtomicBool,
@@ -38,7 +38,7 @@ impl StopRequest {
         self.0.meeting.load(Ordering::SeqCst).then_some("all ranks had met")
     }
 
-    /// Until that is dropped, the run finds out what its first step should come to.
+    /// Until the result is dropped, the run finds out what its first step should come to.
     pub fn interpreting(&self) -> Interpreting<'_> {
         self.0.interpreting.store(true, Ordering::SeqCst);
         Interpreting(self)

@@ -26,7 +26,7 @@ const APART: u64 = 64 << 10;
 /// What a member waits for of another one.
 enum ReceiveState {
     Waits(Box<dyn Receiving>),
-    /// To be combined with those of the others.
+    /// The message is here, to be combined with those of the others.
     Here(Vec<u8>),
     /// It is where it belongs, or there is none.
     Through,
@@ -41,7 +41,7 @@ struct Chunk {
     /// This member's own numbers for itself, behind a header.
     own: Arc<Vec<u8>>,
     sent: Vec<PendingSend>,
-    /// By member.
+    /// What is received of each member.
     parts: Vec<ReceiveState>,
     is_combined: bool,
     /// What other members have summed.
@@ -75,7 +75,7 @@ pub struct Group {
     /// Elements of each part of the collective under way that are in a chunk.
     begun: u64,
     chunks: VecDeque<Chunk>,
-    /// Of chunks that are through, what is still being sent.
+    /// Messages of finished chunks that are still being sent.
     sent: VecDeque<Vec<PendingSend>>,
 }
 
@@ -167,7 +167,7 @@ impl Group {
                 moved = true;
             }
             let mut passed = false;
-            // A chunk's sums are sent after those of chunks before it: that is how they are received.
+            // Sums are sent in the order of their chunks, as they are received in that order.
             let mut follows = false;
             for k in 0..self.chunks.len() {
                 passed |= self.take(k, job)?;
@@ -200,7 +200,8 @@ impl Group {
         let left = whole - self.begun;
         let scattered = job.is_scattered();
         let is_sum = job.reduce().is_some() && !scattered;
-        // All of what is left, if each then sends its part of it to each.
+        // If each member sums a part for all, it sends each other one only a part of the chunk, which may be so much
+        // longer.
         let together = left.min(message * n as u64);
         let apart = is_sum && n > 2 && together * width >= APART;
         let count = if apart { together } else { left.min(message) };
@@ -228,7 +229,7 @@ impl Group {
         }
         let (from, own) = given(&chunk, me);
         chunk.own = job.load(from, own);
-        // Each begins with the next, so that not all send to one at once.
+        // Each member begins with the next one, so that not all send to one at once.
         for j in (1..n).map(|d| (me + d) % n).filter(|j| self.gives(kind, me, *j)) {
             let numbers = match scattered || apart {
                 true => job.load(given(&chunk, j).0, given(&chunk, j).1),
@@ -286,7 +287,7 @@ impl Group {
         let own = std::mem::take(&mut chunk.own);
         let Some(reduce) = job.reduce() else {
             match job.exchange.kind {
-                // A rank alone is the next one to itself.
+                // A rank that is alone in its group is next to itself.
                 Collective::Shift if n > 1 => {}
                 Collective::Shift => job.store(chunk.first, &own[HEADER..]),
                 _ => job.store(me as u64 * whole + chunk.first, &own[HEADER..]),

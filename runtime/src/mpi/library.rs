@@ -51,11 +51,11 @@ pub fn connect(rank: u64, world: u64) -> Result<Box<dyn PointToPoint>, String> {
         check(ffi::MPI_Comm_dup(all.as_raw(), comm.as_mut_ptr()))?;
         let comm = comm.assume_init();
         check(ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
-        // Of all that no communicator is named for.
+        // Errors of calls that name no communicator go to this one.
         check(ffi::MPI_Comm_set_errhandler(all.as_raw(), ffi::RSMPI_ERRORS_RETURN))?;
         let (mut most, mut found): (*mut c_int, c_int) = (ptr::null_mut(), 0);
         check(ffi::MPI_Comm_get_attr(all.as_raw(), ffi::MPI_TAG_UB as c_int, (&raw mut most).cast::<c_void>(), &mut found))?;
-        // The least that there has to be.
+        // The standard guarantees at least this many tags.
         let tags = if found != 0 && !most.is_null() { *most as u32 } else { 32_767 };
         Ok(Box::new(MpiWorld { universe, comm, tags }))
     }
@@ -153,7 +153,7 @@ fn check(code: c_int) -> Result<(), String> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
-    // More than any library's messages.
+    // The buffer is longer than any library's messages.
     let (mut text, mut length) = ([0u8; 4096], 0);
     // SAFETY: there is room for the text.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut length) };

@@ -72,7 +72,7 @@ impl Mpi {
         let step = piece(memory, message);
         let mut pieces = vec![];
         let mut first = 0;
-        // One without elements is a header.
+        // A message without elements is sent as a header.
         while first < message.count || pieces.is_empty() {
             let count = step.min(message.count - first);
             let bytes = Arc::new(Mpi::loaded(memory, message, first, count, header));

@@ -90,7 +90,7 @@ pub struct Mpi {
     in_flight: usize,
     tags: Tags,
     wires: Box<dyn PointToPoint>,
-    /// By the members.
+    /// Groups, by their members.
     groups: BTreeMap<Vec<u64>, Group>,
     incoming: BTreeMap<(u64, Channel), Incoming>,
     outgoing: BTreeMap<(u64, Channel), SendQueue>,

@@ -13,7 +13,7 @@ pub struct Tags {
 }
 
 impl Tags {
-    /// Of all groups and channels of a job, in the same order on every rank.
+    /// Tags of all groups and channels of a job, in the same order on every rank.
     pub fn new<'g>(groups: impl Iterator<Item = &'g Vec<u64>>, channels: impl Iterator<Item = Channel>) -> Tags {
         let mut taken: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
         let number = |members: &'g Vec<u64>| {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// By sender, receiver and tag.
+/// Sender, receiver and tag of messages.
 type Route = (u64, u64, u32);
 
 /// The bytes of a message, and whether it is taken.
@@ -20,44 +20,44 @@ type SentBytes = (Arc<Vec<u8>>, Arc<AtomicBool>);
 /// Messages of ranks in one process, which arrive some looks after both sides have begun them, as drawn: a sender's
 /// bytes are needed until then, as those of long messages are.
 #[derive(Default)]
-struct Office {
+struct MessageQueue {
     sent: BTreeMap<Route, VecDeque<SentBytes>>,
     /// Receives that were begun, and those that are done.
     asked: BTreeMap<Route, (u64, u64)>,
     seed: u64,
 }
 
-struct Post {
+struct QueueEndpoint {
     rank: u64,
-    office: Arc<Mutex<Office>>,
+    queue: Arc<Mutex<MessageQueue>>,
     /// Messages that are not taken yet.
     open: Arc<AtomicUsize>,
 }
 
-struct Letter(Arc<AtomicBool>);
+struct QueuedSend(Arc<AtomicBool>);
 
-struct Receipt {
-    office: Arc<Mutex<Office>>,
+struct QueuedReceive {
+    queue: Arc<Mutex<MessageQueue>>,
     open: Arc<AtomicUsize>,
     route: Route,
     number: u64,
     most: usize,
 }
 
-impl PointToPoint for Post {
+impl PointToPoint for QueueEndpoint {
     fn send(&mut self, to: u64, tag: u32, bytes: Arc<Vec<u8>>) -> Result<Box<dyn Sending>, String> {
         let taken = Arc::new(AtomicBool::new(false));
-        self.office.lock().unwrap().sent.entry((self.rank, to, tag)).or_default().push_back((bytes, taken.clone()));
+        self.queue.lock().unwrap().sent.entry((self.rank, to, tag)).or_default().push_back((bytes, taken.clone()));
         self.open.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Letter(taken)))
+        Ok(Box::new(QueuedSend(taken)))
     }
 
     fn recv(&mut self, from: u64, tag: u32, most: usize) -> Result<Box<dyn Receiving>, String> {
         let route = (from, self.rank, tag);
-        let mut office = self.office.lock().unwrap();
-        let asked = office.asked.entry(route).or_default();
+        let mut queue = self.queue.lock().unwrap();
+        let asked = queue.asked.entry(route).or_default();
         asked.0 += 1;
-        Ok(Box::new(Receipt { office: self.office.clone(), open: self.open.clone(), route, number: asked.0 - 1, most }))
+        Ok(Box::new(QueuedReceive { queue: self.queue.clone(), open: self.open.clone(), route, number: asked.0 - 1, most }))
     }
 
     fn tags(&self) -> u32 {
@@ -65,27 +65,27 @@ impl PointToPoint for Post {
     }
 
     fn leave(self: Box<Self>) {
-        assert!(self.office.lock().unwrap().sent.iter().all(|(route, sent)| route.0 != self.rank || sent.is_empty()));
+        assert!(self.queue.lock().unwrap().sent.iter().all(|(route, sent)| route.0 != self.rank || sent.is_empty()));
     }
 }
 
-impl Sending for Letter {
+impl Sending for QueuedSend {
     fn is_done(&mut self) -> Result<bool, String> {
         Ok(self.0.load(Ordering::Acquire))
     }
 }
 
-impl Receiving for Receipt {
+impl Receiving for QueuedReceive {
     fn received(&mut self) -> Result<Option<Vec<u8>>, String> {
-        let mut office = self.office.lock().unwrap();
-        office.seed = mix(office.seed);
-        let late = office.seed.is_multiple_of(3);
-        let asked = office.asked.get_mut(&self.route).unwrap();
+        let mut queue = self.queue.lock().unwrap();
+        queue.seed = mix(queue.seed);
+        let late = queue.seed.is_multiple_of(3);
+        let asked = queue.asked.get_mut(&self.route).unwrap();
         if asked.1 != self.number || late {
             return Ok(None);
         }
-        let Some((bytes, taken)) = office.sent.get_mut(&self.route).and_then(VecDeque::pop_front) else { return Ok(None) };
-        office.asked.get_mut(&self.route).unwrap().1 += 1;
+        let Some((bytes, taken)) = queue.sent.get_mut(&self.route).and_then(VecDeque::pop_front) else { return Ok(None) };
+        queue.asked.get_mut(&self.route).unwrap().1 += 1;
         taken.store(true, Ordering::Release);
         self.open.fetch_sub(1, Ordering::Relaxed);
         if bytes.len() > self.most { Err("message truncated".into()) } else { Ok(Some(bytes.to_vec())) }
@@ -94,10 +94,10 @@ impl Receiving for Receipt {
 
 /// All ranks of a world whose only group has all of them, with channel 0.
 fn world(n: u64, in_flight: u32, seed: u64) -> (Vec<Mpi>, Arc<AtomicUsize>) {
-    let (office, open) = (Arc::new(Mutex::new(Office { seed, ..Office::default() })), Arc::default());
+    let (queue, open) = (Arc::new(Mutex::new(MessageQueue { seed, ..MessageQueue::default() })), Arc::default());
     let tags = Tags::new([(0..n).collect()].iter(), [Channel(0)].into_iter());
-    let post = |rank| Box::new(Post { rank, office: office.clone(), open: Arc::clone(&open) });
-    ((0..n).map(|rank| Mpi::new(rank, in_flight, tags.clone(), post(rank)).unwrap()).collect(), open)
+    let endpoint = |rank| Box::new(QueueEndpoint { rank, queue: queue.clone(), open: Arc::clone(&open) });
+    ((0..n).map(|rank| Mpi::new(rank, in_flight, tags.clone(), endpoint(rank)).unwrap()).collect(), open)
 }
 
 fn device() -> Cpu {
@@ -157,13 +157,12 @@ fn collectives_give_what_they_mean_with_sums_in_rank_order() {
         Collective::AllToAll,
         Collective::Shift,
     ];
-    // Shorter than there are members, than what each sums for all, and several chunks, that are no multiple of
-    // anything.
+    // The counts include fewer elements than members, short chunks, and several chunks of odd sizes.
     for (n, counts) in [(1, [1, 9, 300_001]), (2, [1, 70_001, 800_003]), (3, [2, 70_001, 900_001]), (5, [3, 4_001, 500_007])] {
         let (mut ranks, open) = world(n, 1, n);
         let mut devices: Vec<Cpu> = (0..n).map(|_| device()).collect();
         let (members, mut seed): (Vec<u64>, u64) = ((0..n).collect(), 7);
-        // One after the other, without a pause between them.
+        // The collectives follow each other without a pause.
         for (kind, count) in kinds.iter().flat_map(|kind| counts.map(|count| (*kind, count))) {
             let exchange = Exchange { kind, dtype: DType::F32, count, src: at(Arena::Persistent), dst: at(Arena::Temporary) };
             let (give, get) = exchange.elements(n);
@@ -172,7 +171,7 @@ fn collectives_give_what_they_mean_with_sums_in_rank_order() {
             }
             let transfers = vec![Transfer::Collective(&members, exchange); n as usize];
             let most = all_done(&mut ranks, &mut devices, &transfers, &open, &mut seed).unwrap();
-            // Two chunks of each member, to each other one, their numbers and their sums.
+            // Each member has two chunks, each with a message of numbers and one of sums for every other member.
             assert!(most as u64 <= 4 * n * (n - 1), "{most} messages of {n} ranks");
             for (me, device) in (0..).zip(&devices) {
                 let mut out = vec![0.0; get as usize];
@@ -209,7 +208,7 @@ fn sums_of_bf16_are_rounded_once_and_may_lie_where_their_terms_do() {
 
 #[test]
 fn a_channel_takes_the_guaranteed_messages_and_keeps_their_order() {
-    // The last is of several pieces.
+    // The last message is sent in several pieces.
     for count in [0, 5, 800_001] {
         let (mut ranks, _) = world(2, 3, 1);
         let [mut here, mut there] = [device(), device()];
@@ -224,7 +223,8 @@ fn a_channel_takes_the_guaranteed_messages_and_keeps_their_order() {
                 }
                 sent += 1;
             }
-            // One more than are guaranteed: so sending goes on while the first is being received.
+            // One more than the guaranteed messages is sent, so that sending goes on while the first is being
+            // received.
             assert_eq!(sent, received + 4);
             assert_eq!(ranks[0].waits_for(&Transfer::Send(1, message)), [1]);
             while !ranks[1].poll(&mut there, &Transfer::Recv(0, message)).unwrap().done {}
@@ -249,7 +249,7 @@ fn ranks_that_disagree_are_named() {
     };
     let shorter = Exchange { count: 7, ..exchange };
     let error = fails(Transfer::Collective(&[0, 1], exchange), Transfer::Collective(&[0, 1], shorter));
-    // Whoever gets a message that is too long knows no more than that.
+    // A rank that gets too long a message knows no more than that.
     let known =
         ["rank 0 issues all_reduce sum of 8 f32, rank 1 issues all_reduce of 7 f32", "MPI: of what rank 0 gives in a collective, message truncated"];
     assert!(known.contains(&error.as_str()), "{error}");
@@ -264,11 +264,11 @@ fn ranks_that_disagree_are_named() {
 #[test]
 fn ranks_take_the_same_step_as_the_reference() {
     let begin = |job: &Job, layout: &SegmentLayout| {
-        let (office, in_flight) = (Arc::<Mutex<Office>>::default(), job.in_flight);
+        let (queue, in_flight) = (Arc::<Mutex<MessageQueue>>::default(), job.in_flight);
         let tags = Tags::new(layout.groups(), layout.channels());
         move |rank: u64, shm: &mut Shm| {
-            let post = Post { rank, office: office.clone(), open: Arc::default() };
-            shm.exchange_by(Mpi::new(rank, in_flight, tags.clone(), Box::new(post)).unwrap());
+            let endpoint = QueueEndpoint { rank, queue: queue.clone(), open: Arc::default() };
+            shm.exchange_by(Mpi::new(rank, in_flight, tags.clone(), Box::new(endpoint)).unwrap());
         }
     };
     steps_agree(begin, |shm| shm.leave(Duration::from_secs(60)).unwrap());

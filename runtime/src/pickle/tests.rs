@@ -39,7 +39,7 @@ fn what_is_written_is_read() {
     assert_eq!(counts, [0, 255, 256, u64::from(u32::MAX), i64::MAX as u64]);
     let Node::Outside(what) = pickle.node(fields[2].1) else { panic!("it is here") };
     assert_eq!(pickle.symbol(*what), Some(SYMBOLS[1]));
-    // Cut anywhere it is none.
+    // A pickle that is cut off anywhere is refused.
     for end in 0..bytes.len() {
         assert!(read(&bytes[..end]).is_err(), "{end}");
     }
@@ -47,7 +47,7 @@ fn what_is_written_is_read() {
 
 #[test]
 fn protocol_4_is_read() {
-    // {"k": [a.Class(), 1.5, -2, 70000], ...}: STACK_GLOBAL, MEMOIZE and FRAME, with APPEND and SETITEM.
+    // {"k": [a.Class(), 1.5, -2, 70000], ...} is written with STACK_GLOBAL, MEMOIZE, FRAME, APPEND and SETITEM.
     let bytes = b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01k\x94]\x94(\x8c\x01a\x94\x8c\x05Class\x94\x93\x94)\x81\x94G\x3f\xf8\x00\x00\x00\x00\x00\x00J\xfe\xff\xff\xff\x8a\x03\x70\x11\x01eh\x01as.rest";
     let pickle = read(bytes).unwrap();
     let [(key, list)] = pickle.entries(pickle.root()).unwrap() else { panic!("no one") };
@@ -62,7 +62,7 @@ fn nothing_is_executed_and_what_is_not_read_is_named() {
     let refused = "which is none of the names that are read here; nothing of it was executed";
     assert_eq!(says(b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R."), format!("byte 2: it names `os.system`, {refused}"));
     assert_eq!(says(b"\x80\x04\x8c\x05posix\x8c\x06system\x93."), format!("byte 17: it names `posix.system`, {refused}"));
-    // A part of a name is none.
+    // The module `a.Class` with an empty name is not the class `a.Class`.
     assert_eq!(says(b"ca.Class\n\n."), format!("byte 0: it names `a.Class.`, {refused}"));
     assert!(says(&[b"c", &[b'x'; 1000][..], b"\ny\n"].concat()).len() < 200);
     for (bytes, name) in [
@@ -110,7 +110,7 @@ fn what_cannot_be_is_refused() {
 
 #[test]
 fn depth_and_loops_are_no_matter() {
-    // A million lists, one in the other; and a list that is in itself.
+    // The first pickle is a million nested lists, and the last a list that contains itself.
     let mut deep = vec![opcode::EMPTY_LIST; 1_000_000];
     deep.extend([opcode::APPEND; 999_999]);
     deep.push(opcode::STOP);

@@ -41,7 +41,7 @@ impl Writer {
         }
     }
 
-    /// Of fewer than 2^32 bytes.
+    /// Writes a text of fewer than 2^32 bytes.
     pub fn text(&mut self, text: &str) {
         self.out.push(opcode::BINUNICODE);
         self.out.extend((text.len() as u32).to_le_bytes());

@@ -57,7 +57,7 @@ pub struct ProfileRow {
     pub part: TimeShare,
     /// Calls of a step, of all ranks together.
     pub calls: f64,
-    /// Of a call.
+    /// Median time of a call, in milliseconds.
     pub median_ms: f64,
     /// Operations of products and attention; none if it has none.
     pub arithmetic: Option<Rate>,
@@ -95,7 +95,7 @@ impl Breakdown {
         let ranks = table.ranks.len().max(1) as f64;
         let part = |time: u64| TimeShare { share: time as f64 / whole.max(1) as f64, ms: time as f64 / 1e6 / ranks / steps };
         let line = |row: &&Row| {
-            // Of communication, the bytes sent are not those that memory sees.
+            // Bytes of communication are those that are sent, not those that memory moves.
             let memory = profile.ceilings.filter(|_| row.symbol.is_some()).map(|c| c.bytes);
             ProfileRow {
                 name: row.name.clone(),

@@ -1,4 +1,5 @@
-//! What this machine's cores can do at most: multiply-adds in registers, and numbers of a large array changed in place.
+//! What this machine's cores can do at most: multiply-adds in registers, and numbers of a large array changed in
+//! place.
 //!
 //! Both loops are in assembly on x86-64, so that no optimisation level decides what a ceiling is.
 

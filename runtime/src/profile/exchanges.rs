@@ -13,7 +13,7 @@ pub struct Exchanged<'a> {
     pub kind: Option<Collective>,
     /// The members of the group in rank order; of a message, its sender and its receiver.
     pub ranks: Vec<u64>,
-    /// Of a message, or of a part ([`Collective::parts`]).
+    /// Bytes of the message, or of a part ([`Collective::parts`]).
     pub bytes: u64,
     /// The command of the first of its ranks, or of who received it.
     pub rank: u64,
@@ -76,7 +76,7 @@ pub fn exchanges<'a>(job: &'a Job, profile: &Profile) -> Vec<Exchanged<'a>> {
                 let come = parts.iter().map(|p| p.start).max().unwrap_or(0);
                 vec![parts.iter().map(|p| since(come, p)).sum::<f64>() / parts.len() as f64]
             }
-            // Who sends does not wait for who receives.
+            // A sender does not wait for its receiver.
             Some(_) => {
                 let (sent, received) = parts.iter().partition::<Vec<_>, _>(|p| matches!(p.action, Action::Send { .. }));
                 let (sent, received) = (sent.first()?, received.first()?);

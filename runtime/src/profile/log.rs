@@ -11,7 +11,7 @@ pub struct Ran {
     pub at: Position,
     /// When the stream came to it.
     pub start: u64,
-    /// From then until it was through, what it waited included.
+    /// Time until it was through, waiting included.
     pub time: u64,
 }
 

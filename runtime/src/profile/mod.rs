@@ -1,8 +1,8 @@
 //! Where the time of a step goes.
 //!
-//! Each stream of a rank notes one [`Ran`] per command: when it came to it and when it was through. From these and the job alone follow the
-//! table of kernels ([`table`]) and the trace of all ranks and streams ([`trace`]); nothing else is measured while steps run. A stream that
-//! nobody watches looks at one `Option` per command.
+//! Each stream of a rank notes one [`Ran`] per command: when it came to it and when it was through. From these and
+//! the job alone follow the table of kernels ([`table`]) and the trace of all ranks and streams ([`trace`]); nothing
+//! else is measured while steps run. A stream that nobody watches looks at one `Option` per command.
 
 pub mod breakdown;
 mod ceilings;
@@ -17,7 +17,7 @@ pub(crate) use log::Log;
 pub use log::{Clock, Ran, now};
 pub use table::is_own;
 
-use crate::executor::Order;
+use crate::executor::CommandOrder;
 use crate::protocol::Spread;
 use log::nanoseconds;
 use rustix::time::ClockId;
@@ -107,14 +107,14 @@ pub struct Profile {
     /// Of a rank's threads; of CPUs alone.
     pub ceilings: Option<Ceilings>,
     /// Whether streams ran by themselves, or all commands as one list.
-    pub order: Order,
+    pub order: CommandOrder,
     /// What each rank did, by its number.
     pub ranks: Vec<Recorded>,
 }
 
 impl Profile {
-    /// Of so many ranks, which have said nothing yet.
-    pub fn new(ranks: u64, order: Order, ceilings: Option<Ceilings>) -> Profile {
+    /// The profile of this many ranks, which have said nothing yet.
+    pub fn new(ranks: u64, order: CommandOrder, ceilings: Option<Ceilings>) -> Profile {
         Profile { ceilings, order, ranks: vec![Recorded::default(); ranks as usize] }
     }
 

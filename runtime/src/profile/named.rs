@@ -17,7 +17,7 @@ pub struct NamedCommand {
     pub name: String,
     /// The kernel that it launches, if it is a launch.
     pub kernel: Option<KernelId>,
-    /// Of one call. Of communication, the bytes that this rank sends, or receives.
+    /// Work of one call. For communication, it has the bytes that this rank sends, or receives.
     pub work: Work,
     /// The kind of body that the command is in.
     pub body: BodyKind,
@@ -29,12 +29,12 @@ pub struct NamedCommand {
 pub struct NamedCommands<'a> {
     job: &'a Job,
     kernels: Vec<OfKernel>,
-    /// Of a program, a body and a command of that.
+    /// Commands of each body of each program.
     commands: Vec<Vec<Vec<NamedCommand>>>,
 }
 
 impl<'a> NamedCommands<'a> {
-    /// Of all commands of all programs of a job.
+    /// Names all commands of all programs of a job.
     pub fn new(job: &'a Job) -> NamedCommands<'a> {
         let lines = |k: &Kernel| k.body.nodes.iter().filter(|n| !n.op.is_source()).filter_map(|n| line(n.origin.span)).collect();
         let kernels: Vec<OfKernel> = job.kernels.iter().map(|k| OfKernel { name: name(k), work: Work::needed(k), lines: lines(k) }).collect();
@@ -145,7 +145,8 @@ fn line(span: Option<Span>) -> Option<(u16, u32)> {
 /// Ops that are named, beside the one that makes the kernel's family.
 const OPS: usize = 4;
 
-/// `dot 1024x3072x768, add, tanh`: rows, columns and summed elements of a product; else sizes of the first operand or of the greatest result.
+/// `dot 1024x3072x768, add, tanh`: rows, columns and summed elements of a product; else sizes of the first operand or
+/// of the greatest result.
 fn name(kernel: &Kernel) -> String {
     let body = &kernel.body;
     let size = |dims: &[Dim]| dims.iter().map(|d| body.dims.size(*d).to_string()).collect::<Vec<_>>().join("x");

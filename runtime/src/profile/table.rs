@@ -3,7 +3,7 @@
 use super::breakdown::{Breakdown, ProfileRow, Rate, TimeShare};
 use super::named::NamedCommands;
 use super::{Ceilings, Profile};
-use crate::executor::Order;
+use crate::executor::CommandOrder;
 use ir::program::ProgramPhase;
 use ir::program::{Action, Job, Stream};
 use ir::work::Work;
@@ -22,11 +22,11 @@ pub struct Row {
     pub symbol: Option<String>,
     /// Which bodies they are part of: `forward`, `backward`.
     pub bodies: BTreeSet<&'static str>,
-    /// Of the model's text.
+    /// Places in the model's text.
     pub places: String,
     /// Of one call.
     pub work: Work,
-    /// Of each call on each rank, in nanoseconds; ascending.
+    /// Time of each call on each rank, in nanoseconds, ascending.
     pub times: Vec<u64>,
     /// Nanoseconds of each rank that has it.
     pub ranks: BTreeMap<u64, u64>,
@@ -38,7 +38,7 @@ impl Row {
         self.times.iter().sum()
     }
 
-    /// Of an even number of calls, the later of the two in the middle.
+    /// Median time of the calls; for an even number of them, the later of the two in the middle.
     pub fn median(&self) -> u64 {
         self.times.get(self.times.len() / 2).copied().unwrap_or(0)
     }
@@ -57,7 +57,7 @@ pub struct Table {
 
 /// Whether a rank's own threads do it, and not others beside them.
 pub fn is_own(profile: &Profile, stream: Stream) -> bool {
-    stream == Stream::Compute || profile.order == Order::List
+    stream == Stream::Compute || profile.order == CommandOrder::List
 }
 
 impl Table {
@@ -78,7 +78,8 @@ impl Table {
                     }
                     _ => {}
                 }
-                // Other commands that are called the same are told apart by what they move, and for which line.
+                // Other commands of the same name are told apart by the bytes that they move and the lines that they
+                // are for.
                 let wanted = named.kernel.is_none().then_some((named.work.bytes, &named.lines));
                 let (row, lines) = rows.entry((command.stream, named.kernel, &named.name, wanted)).or_insert_with(|| {
                     let symbol = named.kernel.map(|k| job.kernels[k.index()].name());

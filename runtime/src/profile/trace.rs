@@ -40,7 +40,7 @@ struct TraceEvent<'a> {
 
 #[derive(Default, Serialize)]
 struct Args {
-    /// Of what the trace says of processes and threads.
+    /// Name of a process or thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,7 @@ pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
     let numbers: BTreeMap<u64, String> = profile.ranks.iter().flat_map(|r| &r.steps).map(|s| (s.step, format!("step {}", s.step))).collect();
     let mut events = vec![];
     let mut messages: BTreeMap<_, [Vec<(Stream, f64)>; 2]> = BTreeMap::new();
-    // A predicted step has one rank of each stage.
+    // A predicted step has only one rank of each stage.
     for (rank, recorded) in (0..).zip(&profile.ranks).filter(|(_, r)| !r.steps.is_empty() || !r.ran.is_empty()) {
         let is_there = |s: &Stream| recorded.ran.iter().any(|r| names.at(rank, r.at).is_some_and(|(_, command, _)| command.stream == *s));
         let streams = Stream::ALL.into_iter().filter(is_there).map(|s| (track(s), s.name()));
@@ -109,7 +109,7 @@ pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
                 Action::Send { hops, channel, .. } => {
                     messages.entry((rank, peer(job, rank, hops), channel)).or_default()[0].push((command.stream, ts));
                 }
-                // Within the slice, hence before its end.
+                // The arrow ends within the slice, hence before the slice's end.
                 Action::Recv { hops, channel, .. } => {
                     messages.entry((peer(job, rank, hops), rank, channel)).or_default()[1].push((command.stream, ts + dur - dur.min(0.001)));
                 }

@@ -52,8 +52,8 @@ impl Plans {
     }
 }
 
-/// Memory has one f64 for every `unit` bytes of an arena, the smallest element of the program; so whatever shares bytes in the
-/// memory plan shares memory here, and memory never written is NaN.
+/// Memory has one f64 for every `unit` bytes of an arena, the smallest element of the program; so whatever shares
+/// bytes in the memory plan shares memory here, and memory never written is NaN.
 pub struct Reference<'a> {
     job: &'a Job,
     plans: &'a Plans,

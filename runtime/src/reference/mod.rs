@@ -1,7 +1,8 @@
-//! All ranks of a job in one process, with interpreted kernels, in f64: what a compiled program computes, without its rounding (but to 16-bit
-//! types, which is part of what an op means).
+//! All ranks of a job in one process, with interpreted kernels, in f64: what a compiled program computes, without its
+//! rounding (but to 16-bit types, which is part of what an op means).
 //!
-//! Ranks take turns ([`crate::loopback`]). Memory that was never written is NaN, and temporary memory is so again at every call.
+//! Ranks take turns ([`crate::loopback`]). Memory that was never written is NaN, and temporary memory is so again at
+//! every call.
 
 mod device;
 mod noise;
@@ -10,7 +11,7 @@ pub use device::{Plans, Reference};
 pub use noise::{DIGIT, Numbers};
 
 use crate::check;
-use crate::executor::{Order, PersistentId, Rank, Step, arena_bytes, named};
+use crate::executor::{CommandOrder, PersistentId, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
 use crate::loopback::{Hub, TurnError, TurnOrder, run_phase, settle};
 use crate::scale::Scaler;
@@ -34,7 +35,7 @@ pub struct StepResult {
     pub params: BTreeMap<String, Tensor>,
     /// Whole optimizer states, as far as some rank holds them.
     pub states: States,
-    /// Of each rank, the persistent accumulators (gradients, losses) by buffer name, local dims.
+    /// Persistent accumulators (gradients, losses) of each rank, by buffer name, with local dims.
     pub accumulators: Vec<BTreeMap<String, Tensor>>,
     /// False if loss or gradient norm was not finite: the parameters are as they were.
     pub updated: bool,
@@ -73,10 +74,10 @@ pub enum Interleaving {
 }
 
 impl Interleaving {
-    fn order(self) -> Order {
+    fn order(self) -> CommandOrder {
         match self {
-            Interleaving::List => Order::List,
-            Interleaving::Random(_) => Order::Streams,
+            Interleaving::List => CommandOrder::List,
+            Interleaving::Random(_) => CommandOrder::Streams,
         }
     }
 
@@ -95,7 +96,7 @@ pub struct Settings {
     pub step: u64,
     /// Steps one after the other, on the same batch.
     pub steps: u64,
-    /// Before each step, on the same batch.
+    /// Evaluations before each step, on the same batch.
     pub evaluations: u64,
     /// Learning rate of every step, before a parameter's own factor.
     pub learning_rate: f64,
@@ -105,8 +106,9 @@ pub struct Settings {
     pub interleaving: Interleaving,
 }
 
-/// Runs one training step of all ranks in list order, at the loss scale that training begins with. `params` and `inputs` are whole tensors under the job's names; a state that is not
-/// given is zero, as is the initial state of every optimizer.
+/// Runs one training step of all ranks in list order, at the loss scale that training begins with. `params` and
+/// `inputs` are whole tensors under the job's names; a state that is not given is zero, as is the initial state of
+/// every optimizer.
 ///
 /// # Errors
 /// If a tensor is missing, unknown or mis-shaped; what stopped a rank; a deadlock; replicas that differ in a bit.
@@ -171,7 +173,7 @@ pub fn passes(job: &Job, weights: &Weights, batch: &[Tensor], number: u64, seed:
     check::check(job)?;
     let plans = Plans::new(job);
     let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &batch };
-    let mut ranks = ranks(job, &plans, (Order::List, numbers), |held| weights.get(held));
+    let mut ranks = ranks(job, &plans, (CommandOrder::List, numbers), |held| weights.get(held));
     run_phase(job, &mut ranks, &mut Hub::new(job), ProgramPhase::Train, &step, &mut TurnOrder::Long)?;
     reports(job, &ranks)
 }
@@ -210,7 +212,7 @@ pub fn run_eval(job: &Job, params: &BTreeMap<String, Tensor>, inputs: &BTreeMap<
     let batch = batch(job, inputs)?;
     let step = Step { number: 1, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &batch };
     let plans = Plans::new(job);
-    let mut ranks = start(job, &plans, params, &States::new(), Order::List)?;
+    let mut ranks = start(job, &plans, params, &States::new(), CommandOrder::List)?;
     run_phase(job, &mut ranks, &mut Hub::new(job), ProgramPhase::Eval, &step, &mut TurnOrder::Long)?;
     reports(job, &ranks)
 }
@@ -244,7 +246,7 @@ fn start<'a>(
     plans: &'a Plans,
     params: &BTreeMap<String, Tensor>,
     states: &States,
-    order: Order,
+    order: CommandOrder,
 ) -> Result<Vec<Rank<'a, Reference<'a>>>, Error> {
     known(params, job.params.iter().map(|p| p.name.as_str()))?;
     let whole: Vec<&Tensor> = job.params.iter().map(|p| tensor(params, &p.name, &sizes(&p.dims))).collect::<Result<_, _>>()?;
@@ -266,7 +268,7 @@ fn start<'a>(
 fn ranks<'a, 'w>(
     job: &'a Job,
     plans: &'a Plans,
-    (order, numbers): (Order, Numbers),
+    (order, numbers): (CommandOrder, Numbers),
     whole: impl Fn(PersistentId) -> Option<&'w dyn Whole>,
 ) -> Vec<Rank<'a, Reference<'a>>> {
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();

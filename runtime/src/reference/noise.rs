@@ -14,7 +14,7 @@ pub const DIGIT: f64 = 1.0 / (1 << 24) as f64;
 /// Whether numbers are interpreted as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numbers {
-    /// As they are interpreted, with no change.
+    /// Values are interpreted as they are.
     #[default]
     Exact,
     /// Changed in their last digits.

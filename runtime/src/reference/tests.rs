@@ -110,7 +110,7 @@ fn members_that_disagree_are_named() {
 #[test]
 fn replicas_that_differ_are_named() {
     let mut job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
-    // Without the sum of gradients each rank trains alone.
+    // Without the sum of gradients, each rank trains alone.
     job.programs[0].bodies[3].commands.retain(|c| !matches!(c.action, Action::Collective { count: 4, .. }));
     let error = step(&job).unwrap_err();
     assert!(matches!(&error, Error::Reports { name, .. } if name == "grad_norm"), "{error}");

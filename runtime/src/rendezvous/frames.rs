@@ -1,7 +1,8 @@
 //! Messages between two processes that have proved themselves to each other.
 //!
-//! A message is its length in four bytes, that many bytes, and a keyed hash of 32 bytes over the message's number, the length and the bytes. Each direction has a key
-//! and numbers of its own, so a message that is changed, left out, repeated or out of order is noticed. It is not hidden from whoever listens.
+//! A message is its length in four bytes, that many bytes, and a keyed hash of 32 bytes over the message's number,
+//! the length and the bytes. Each direction has a key and numbers of its own, so a message that is changed, left out,
+//! repeated or out of order is noticed. It is not hidden from whoever listens.
 
 use super::secret::Key;
 use serde::{Deserialize, Serialize};
@@ -34,7 +35,7 @@ pub struct Seal {
 }
 
 impl Seal {
-    /// Of the first message.
+    /// The seal of the first message.
     pub fn new(key: Key) -> Seal {
         Seal { key, next: 0 }
     }
@@ -120,7 +121,7 @@ impl Link {
         Link { reader: LinkReader { stream: stream.clone(), seal: Seal::new(from) }, writer: LinkWriter { stream, seal: Seal::new(to) } }
     }
 
-    /// As [`new`](Link::new), when the first message of the other side has come, whose hash `seal` has checked.
+    /// A link as [`new`](Link::new) makes it, after the other side's first message, whose hash `seal` has checked.
     pub(super) fn after_hello(stream: TcpStream, seal: Seal, to: Key) -> Link {
         let stream = Arc::new(stream);
         Link { reader: LinkReader { stream: stream.clone(), seal }, writer: LinkWriter { stream, seal: Seal::new(to) } }
@@ -280,7 +281,7 @@ mod tests {
             let mut changed = b.clone();
             changed[k] ^= 1;
             let (text, kind) = heard(&[&a[..], &changed].concat());
-            // A length that is greater asks for more than there is.
+            // A greater length asks for more bytes than there are.
             assert!(text == "a" && (kind == InvalidData || kind == UnexpectedEof && k < 4), "byte {k}: {text}, {kind}");
         }
     }

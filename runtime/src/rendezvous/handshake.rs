@@ -8,8 +8,9 @@
 //!                                              <-   proof of the listener (32)
 //! ```
 //!
-//! A proof is BLAKE3 under the secret's key over the side's name, the purpose and both nonces. The names keep one side's proof from being the other's, and fresh
-//! nonces of both sides keep proofs from being used again. The keys of what follows, one for each direction, come from the same in the same way ([`Seal`](super::Seal)).
+//! A proof is BLAKE3 under the secret's key over the side's name, the purpose and both nonces. The names keep one
+//! side's proof from being the other's, and fresh nonces of both sides keep proofs from being used again. The keys of
+//! what follows, one for each direction, come from the same in the same way ([`Seal`](super::Seal)).
 
 use super::frames::{DeadlineStream, Link, say};
 use super::secret::Key;

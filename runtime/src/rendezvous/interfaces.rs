@@ -7,13 +7,14 @@ use crate::world::RendezvousEndpoint;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
-/// A listener at an address of this machine; at every one for the unspecified address. Port 0 stands for one that the system chooses.
+/// A listener at an address of this machine; at every one for the unspecified address. Port 0 stands for one that the
+/// system chooses.
 ///
 /// # Errors
 /// If the port is taken, or the address is another machine's.
 pub fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
     if address.is_unspecified() {
-        // Both kinds of addresses, where the system has both.
+        // This listens at both kinds of addresses, where the system has both.
         return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)));
     }
     TcpListener::bind((address, port))
@@ -31,12 +32,14 @@ pub(super) fn addresses(meeting: &RendezvousEndpoint, trust: &Trust) -> Result<R
     }
 }
 
-/// Whether a meeting can be only on this machine. (The own name of many a machine stands for a loopback address there, and for another one elsewhere.)
+/// Whether a meeting can be only on this machine. (The own name of many a machine stands for a loopback address
+/// there, and for another one elsewhere.)
 fn is_here(meeting: &RendezvousEndpoint) -> bool {
     meeting.host.parse().map_or(meeting.host == "localhost", |a: IpAddr| a.to_canonical().is_loopback())
 }
 
-/// Listens for rank 0 at the address that the meeting's host stands for; at all of this machine if it stands for none of them, and says so.
+/// Listens for rank 0 at the address that the meeting's host stands for; at all of this machine if it stands for none
+/// of them, and says so.
 ///
 /// # Errors
 /// If the port is taken, or ranks without a secret would meet where others can come.
@@ -60,8 +63,9 @@ pub(super) fn listen_for(meeting: &RendezvousEndpoint, trust: &Trust, note: &mut
     listen(Ipv4Addr::UNSPECIFIED.into(), meeting.port).map_err(failed)
 }
 
-/// Where a rank listens for those of other machines, given its own addresses on the ways to the ranks it met: at the one network by which it was reached, at all if there
-/// are several. Ranks that met on their own machine need nobody else.
+/// Where a rank listens for those of other machines, given its own addresses on the ways to the ranks it met: at the
+/// one network by which it was reached, at all if there are several. Ranks that met on their own machine need nobody
+/// else.
 pub fn own_address(meeting: &RendezvousEndpoint, trust: &Trust, ways: impl Iterator<Item = IpAddr>) -> IpAddr {
     let ways: Vec<IpAddr> = ways.collect();
     let mut outer = ways.iter().filter(|a| !a.is_loopback());

@@ -1,24 +1,26 @@
-//! How ranks meet before they can talk otherwise: over TCP, at an address that all know. Rank 0 listens there and keeps a link to each other rank. Ranks
-//! then go on in rounds: each brings a word, and rank 0 has an answer for all, which it makes of everyone's words.
+//! How ranks meet before they can talk otherwise: over TCP, at an address that all know. Rank 0 listens there and
+//! keeps a link to each other rank. Ranks then go on in rounds: each brings a word, and rank 0 has an answer for all,
+//! which it makes of everyone's words.
 //!
-//! Nobody is a rank who has not proved that it knows the secret ([`handshake`]), and what is said carries keyed hashes ([`frames`]). Without a secret the key is one that
-//! everybody knows, and ranks meet on their own machine only, unless they are told to go without ([`Trust`]).
+//! Nobody is a rank who has not proved that it knows the secret ([`handshake`]), and what is said carries keyed
+//! hashes ([`frames`]). Without a secret the key is one that everybody knows, and ranks meet on their own machine
+//! only, unless they are told to go without ([`Trust`]).
 
-mod caller;
-mod door;
 mod frames;
 mod handshake;
+mod incoming;
 mod interfaces;
+mod listener;
 mod secret;
 
 use crate::comm::ranks;
 use crate::world::RendezvousEndpoint;
-pub use caller::{Caller, Greeted, HELLO};
-pub use door::Door;
 pub use frames::{Link, LinkReader, LinkWriter, Seal, TAG, Tampered, hear};
 pub use handshake::{Challenge, HandshakeRole, KnockError, Nonce, Purpose, knock, random};
+pub use incoming::{AuthenticatedPeer, HELLO, IncomingHandshake};
 pub use interfaces::listen;
 use interfaces::own_address;
+pub use listener::HandshakeListener;
 pub use secret::{Key, SecretError, Trust};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -31,12 +33,14 @@ const AGAIN: Duration = Duration::from_millis(20);
 const STRANGE: Duration = Duration::from_millis(500);
 /// How many such answers in a row are believed. One alone may be rank 0's, whom others besiege.
 const STRANGERS: u32 = 10;
-/// Rank 0 answers by the deadline whatever happens; this much more is for the way. Also, how long one handshake may take.
+/// Rank 0 answers by the deadline whatever happens; this much more is for the way. Also, how long one handshake may
+/// take.
 const WAY: Duration = Duration::from_secs(5);
-/// How long rank 0 waits for the other ranks when it has found that the meeting is to be refused, so that they hear why.
+/// How long rank 0 waits for the other ranks when it has found that the meeting is to be refused, so that they hear
+/// why.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Who comes.
+/// A process that comes to the meeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Its number in the world, from 0.
@@ -72,7 +76,7 @@ pub enum MeetError {
 }
 
 /// A rank's links to the others.
-pub enum Star {
+pub enum StarLinks {
     /// Rank 0's: to rank 1 and on.
     Hub(Vec<Link>),
     /// Any other's: to rank 0.
@@ -89,30 +93,31 @@ fn left(deadline: Instant) -> Duration {
 /// Meets all ranks of a world. `note` is told what a user should know and nothing depends on.
 ///
 /// # Errors
-/// If ranks do not come by the deadline, disagree on the world or what they run, or come twice; if they have no secret and would meet where others can come.
+/// If ranks do not come by the deadline, disagree on the world or what they run, or come twice; if they have no
+/// secret and would meet where others can come.
 pub fn meet(
     meeting: &RendezvousEndpoint,
     member: &Member,
     trust: &Trust,
     deadline: Instant,
     note: &mut dyn FnMut(String),
-) -> Result<Star, MeetError> {
+) -> Result<StarLinks, MeetError> {
     if member.rank == 0 {
         let listener = interfaces::listen_for(meeting, trust, note)?;
         let refused = |e: io::Error| MeetError::Listen { rank: 0, port: meeting.port, cause: e };
-        let mut door = Door::new(listener, trust.key(), Purpose::Meeting).map_err(refused)?;
+        let mut incoming = HandshakeListener::new(listener, trust.key(), Purpose::Meeting).map_err(refused)?;
         let mut come: Vec<Option<Link>> = (1..member.world).map(|_| None).collect();
-        let gathered = gather(&mut door, member, &mut come, deadline);
-        // Nobody else is to come.
-        drop(door);
+        let gathered = gather(&mut incoming, member, &mut come, deadline);
+        // Nobody else is expected, so the port is closed.
+        drop(incoming);
         let mut links: Vec<Link> = come.into_iter().flatten().collect();
         answer(&mut links, &gathered.clone().map(|()| vec![]));
-        return gathered.map(|()| Star::Hub(links)).map_err(MeetError::Refused);
+        return gathered.map(|()| StarLinks::Hub(links)).map_err(MeetError::Refused);
     }
     let mut link = reach(meeting, member, trust, deadline)?;
     let unreached = |cause| MeetError::Unreached { rank: member.rank, meeting: meeting.clone(), cause };
     let answer: Answer = link.hear(Some(left(deadline) + LINGER + WAY)).map_err(unreached)?;
-    answer.map(|_| Star::Spoke(link)).map_err(MeetError::Refused)
+    answer.map(|_| StarLinks::Spoke(link)).map_err(MeetError::Refused)
 }
 
 /// Connects to rank 0, which may not listen yet or be besieged.
@@ -150,7 +155,7 @@ fn try_each(addresses: &[SocketAddr], greet: impl Fn(SocketAddr) -> Result<Link,
     for address in addresses {
         match (greet(*address), &last) {
             (Ok(link), _) => return Ok(link),
-            // That somebody was there says more than that nobody was elsewhere.
+            // A stranger at one address says more than silence at another.
             (Err(KnockError::Io(_)), KnockError::Stranger) => {}
             (Err(e), _) => last = e,
         }
@@ -166,22 +171,22 @@ fn answer(links: &mut [Link], answer: &Answer) {
 }
 
 /// Waits until all ranks have come. Those that came are in their places whatever the outcome, to be told of it.
-fn gather(door: &mut Door, own: &Member, come: &mut Vec<Option<Link>>, deadline: Instant) -> Result<(), String> {
+fn gather(incoming: &mut HandshakeListener, own: &Member, come: &mut Vec<Option<Link>>, deadline: Instant) -> Result<(), String> {
     let (mut refused, mut deadline) = (None, deadline);
     let mut more = vec![];
     let outcome = loop {
         let missing: Vec<u64> = (1..own.world).filter(|r| come[*r as usize - 1].is_none()).collect();
-        // Of ranks of other worlds come as many as are missing.
+        // Ranks of other worlds came in place of all that are missing, so nobody else is waited for.
         if missing.len() <= more.len() {
             break refused.map_or(Ok(()), Err);
         }
-        let Some((link, hello)) = door.next(left(deadline).min(WAY)) else {
+        let Some((link, hello)) = incoming.next(left(deadline).min(WAY)) else {
             if left(deadline).is_zero() {
-                break Err(refused.unwrap_or_else(|| format!("{} did not come in time{}", ranks(&missing), strangers(door))));
+                break Err(refused.unwrap_or_else(|| format!("{} did not come in time{}", ranks(&missing), strangers(incoming))));
             }
             continue;
         };
-        // It knows the secret, so it is a rank, be it one of another version of mcc.
+        // The peer knows the secret, so it is a rank, be it one of another version of mcc.
         let wrong = match postcard::from_bytes::<Member>(&hello) {
             Ok(member) => {
                 let wrong = wrong(own, &member, come);
@@ -206,9 +211,9 @@ fn gather(door: &mut Door, own: &Member, come: &mut Vec<Option<Link>>, deadline:
 }
 
 /// What to say of those that came and were none of this run.
-fn strangers(door: &Door) -> String {
-    match door.last {
-        Some(last) => format!("; {} connections, the last from {last}, did not prove that they know this run's secret", door.strangers),
+fn strangers(incoming: &HandshakeListener) -> String {
+    match incoming.last {
+        Some(last) => format!("; {} connections, the last from {last}, did not prove that they know this run's secret", incoming.strangers),
         None => String::new(),
     }
 }
@@ -228,17 +233,19 @@ fn wrong(own: &Member, member: &Member, come: &[Option<Link>]) -> Option<String>
     (rank == own.rank || come[rank as usize - 1].is_some()).then(|| format!("two ranks {rank} came"))
 }
 
-impl Star {
-    /// Where this rank is to listen for those of other machines: at the network by which it met the others ([`own_address`]).
+impl StarLinks {
+    /// Where this rank is to listen for those of other machines: at the network by which it met the others
+    /// ([`own_address`]).
     pub fn own_address(&self, meeting: &RendezvousEndpoint, trust: &Trust) -> IpAddr {
         let links = match self {
-            Star::Hub(links) => &links[..],
-            Star::Spoke(link) => std::slice::from_ref(link),
+            StarLinks::Hub(links) => &links[..],
+            StarLinks::Spoke(link) => std::slice::from_ref(link),
         };
         own_address(meeting, trust, links.iter().filter_map(Link::local))
     }
 
-    /// One round; gives rank 0's answer, which it makes of all words in rank order. A rank that has an error in place of a word ends the meeting for all.
+    /// One round; gives rank 0's answer, which it makes of all words in rank order. A rank that has an error in place
+    /// of a word ends the meeting for all.
     ///
     /// # Errors
     /// That error; what the answer's maker says; a rank that is gone, or has no word by the deadline.
@@ -249,12 +256,12 @@ impl Star {
         make: impl FnOnce(&[Link], Vec<Vec<u8>>) -> Answer,
     ) -> Result<Vec<u8>, MeetError> {
         match self {
-            Star::Hub(links) => {
+            StarLinks::Hub(links) => {
                 let made = collect(links, word, deadline).and_then(|words| make(links, words));
                 answer(links, &made);
                 made.map_err(MeetError::Refused)
             }
-            Star::Spoke(link) => {
+            StarLinks::Spoke(link) => {
                 let gone = |e: io::Error| MeetError::Refused(format!("rank 0 is gone: {e}"));
                 link.say(&word, WAY).map_err(gone)?;
                 link.hear::<Answer>(Some(left(deadline) + WAY)).map_err(gone)?.map_err(MeetError::Refused)

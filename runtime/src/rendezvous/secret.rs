@@ -29,7 +29,8 @@ impl Key {
         Key(blake3::derive_key("mcc 2026 secret of a run", secret))
     }
 
-    /// A hash under this key that is about to take what `label` names. All labels have one length, so hashes with two labels are never of the same bytes.
+    /// A hash under this key that is about to take what `label` names. All labels have one length, so hashes with two
+    /// labels are never of the same bytes.
     pub(super) fn labelled(&self, label: &[u8; 8]) -> blake3::Hasher {
         let mut hasher = self.hasher();
         hasher.update(label);
@@ -56,12 +57,12 @@ impl Key {
 /// Whom a rank believes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Whoever proves that it knows the secret.
+    /// A rank believes whoever proves that it knows the secret.
     Secret(Key),
     /// Whoever is on this machine: ranks meet at a loopback address or not at all.
     #[default]
     Loopback,
-    /// Whoever reaches the meeting.
+    /// A rank believes whoever reaches the meeting.
     Insecure,
 }
 
@@ -130,8 +131,8 @@ mod tests {
     fn secrets_that_are_short_long_or_open_to_others_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        type Wanted = Result<&'static [u8], &'static str>;
-        let cases: [(&[u8], u32, Wanted); 7] = [
+        type ExpectedSecret = Result<&'static [u8], &'static str>;
+        let cases: [(&[u8], u32, ExpectedSecret); 7] = [
             (b"0123456789abcdef\n", 0o600, Ok(b"0123456789abcdef")),
             (b"0123456789abcdef", 0o400, Ok(b"0123456789abcdef")),
             (b"0123456789abcdef ", 0o600, Ok(b"0123456789abcdef ")),

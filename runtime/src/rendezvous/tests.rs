@@ -4,7 +4,8 @@ use std::process::{Command, Output, Stdio};
 
 const MEMBER: &str = "MCC_TEST_MEMBER";
 
-/// What a process of the tests below does: `rank world id address milliseconds [error]`. Without them there is nothing to do.
+/// What a process of the tests below does: `rank world id address milliseconds [error]`. Without them there is
+/// nothing to do.
 #[test]
 fn member() {
     let Ok(text) = std::env::var(MEMBER) else { return };

@@ -26,11 +26,11 @@ pub enum Ask {
 /// Requests of which each has a word of the memory.
 pub const ASKS: usize = 2;
 
-/// Of a request's word: nothing was asked for.
+/// Word of a request: nothing was asked for.
 const NO: u64 = 0;
 /// It is; after which step is not known yet.
 const ASKED: u64 = 1;
-/// To this the last step is added.
+/// Word of a request whose last step is known: the step is added to this.
 const KNOWN: u64 = 2;
 
 /// How often a rank looks whether the last step is known.
@@ -79,7 +79,7 @@ impl Shm<'_> {
         if self.last(Ask::Stop)?.is_some_and(|last| step > last) {
             return Ok(Begin::Stop);
         }
-        // Of a request of steps ago, all is done.
+        // A save that was asked for several steps ago is done.
         Ok(if self.last(Ask::Save)?.is_some_and(|last| step == last + 1) { Begin::Save } else { Begin::Run })
     }
 

@@ -57,7 +57,7 @@ impl Shm<'_> {
         if self.mpi.is_none() {
             return looks;
         }
-        // Without it short sleeps take longer, and nothing else is lost.
+        // If this fails, short sleeps take longer, and nothing else is lost.
         let _ = set_current_timer_slack(NonZeroU64::new(SLACK));
         looks.div_ceil(LOOKS)
     }

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 /// A cache line; everything begins at one.
 pub const LINE: u64 = 64;
-/// Most bytes that a member of a group stages at a time: small enough for the second-level cache, large enough that waiting for
-/// each other costs little.
+/// Most bytes that a member of a group stages at a time: small enough for the second-level cache, large enough that
+/// waiting for each other costs little.
 pub const CHUNK: u64 = 256 << 10;
 
-/// Of the area for the end of a run: a flag, the rank, the length of the reason, the reason.
+/// Bytes of the area for the end of a run: a flag, the rank, the length of the reason, the reason.
 pub const REASON: u64 = 4096;
 
 /// Where a group's members meet.
@@ -34,7 +34,8 @@ impl GroupArea {
         self.member(k)
     }
 
-    /// Counts likewise the chunks of which member `k` has summed its part, if each sums one: before anything else of the next chunk.
+    /// Counts likewise the chunks of which member `k` has summed its part, if each sums one: before anything else of
+    /// the next chunk.
     pub fn summed(self, k: usize) -> u64 {
         self.member(k) + LINE / 2
     }
@@ -78,7 +79,7 @@ impl MailArea {
     }
 }
 
-/// Of one rank: how far it is, and for whom it waits.
+/// The area of one rank: how far it is, and for whom it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusArea {
     offset: u64,
@@ -99,7 +100,7 @@ impl StatusArea {
         self.offset + 16 + 4 * k
     }
 
-    /// Not 0 while it waits.
+    /// Offset of a word that is not 0 while the rank waits.
     pub fn waiting(self) -> u64 {
         self.offset + 28
     }
@@ -143,7 +144,7 @@ impl SegmentShare {
                 Action::Collective { kind, group, dtype, count, .. } => {
                     let members = &members[group.index()];
                     let (parts, _) = kind.parts(members.len() as u64);
-                    // Every part of a chunk begins at a line.
+                    // Every part of a chunk begins at a cache line.
                     let bytes = (count * width(*dtype)).next_multiple_of(LINE).min(CHUNK.max(parts * LINE) / parts) / LINE * LINE * parts;
                     let most = groups.entry(members.clone()).or_insert(LINE);
                     *most = bytes.max(*most);
@@ -167,15 +168,15 @@ impl SegmentShare {
     }
 }
 
-/// Lines of the ring for messages of at most so many: as many of the largest as are guaranteed, and one more so that sending overlaps
-/// with receiving.
+/// Lines of the ring for messages of at most so many: as many of the largest as are guaranteed, and one more so that
+/// sending overlaps with receiving.
 fn ring(job: &Job, lines: u64) -> u64 {
     (1 + lines) * (u64::from(job.in_flight) + 1)
 }
 
-/// Bytes of shared memory that are there for one rank: how it is, its slots in groups, the rings of what it sends. All ranks' together, the
-/// end of the run and what the launcher says are [`SegmentLayout::bytes`]. Members of a group run the same
-/// collectives, so one rank knows its slots.
+/// Bytes of shared memory that are there for one rank: how it is, its slots in groups, the rings of what it sends.
+/// All ranks' together, the end of the run and what the launcher says are [`SegmentLayout::bytes`]. Members of a
+/// group run the same collectives, so one rank knows its slots.
 pub fn bytes_of_rank(job: &Job, target: &Target, rank: u64) -> u64 {
     let share = SegmentShare::of(job, target, rank);
     let slots: u64 = share.groups.values().map(|chunk| GroupArea::bytes(*chunk, 1)).sum();

@@ -1,21 +1,22 @@
 //! Communication among processes of one machine, through shared memory.
 //!
-//! **Guarantees.** Members of a group get the same bits, in every run: numbers are combined in rank order, each by every member or by one for all, in the
-//! dtype of the numbers. A send completes without its receive if the channel's ring has room; there is always room for
-//! as many messages as the job has in flight, and for one more of the largest. Staging is bounded: a collective
-//! of any size goes by chunks, of which each member has two.
+//! **Guarantees.** Members of a group get the same bits, in every run: numbers are combined in rank order, each by
+//! every member or by one for all, in the dtype of the numbers. A send completes without its receive if the channel's
+//! ring has room; there is always room for as many messages as the job has in flight, and for one more of the
+//! largest. Staging is bounded: a collective of any size goes by chunks, of which each member has two.
 //!
-//! Communications are polled ([`Pending`]): several of a rank can be under way, of different groups and channels. Whoever posts, takes,
-//! sends or receives rings the others' doorbells.
+//! Communications are polled ([`Pending`]): several of a rank can be under way, of different groups and channels.
+//! Whoever posts, takes, sends or receives rings the others' doorbells.
 //!
-//! **Several machines.** Each has a segment of the same layout, and every counter and slot has one writer. What a rank writes there for ranks of
-//! other machines, it also sends to these ([`Wires`]): first what it wrote, then the counter. So nothing else here knows of machines.
+//! **Several machines.** Each has a segment of the same layout, and every counter and slot has one writer. What a
+//! rank writes there for ranks of other machines, it also sends to these ([`Wires`]): first what it wrote, then the
+//! counter. So nothing else here knows of machines.
 //!
 //! **MPI.** Where ranks exchange by that ([`Shm::exchange_by`]), what they are and are asked is here all the same,
 //! and numbers are not.
 //!
-//! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits for ever is
-//! the launcher's business ([`Board`]).
+//! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits
+//! for ever is the launcher's business ([`Board`]).
 
 mod asked;
 mod by_mpi;
@@ -26,7 +27,7 @@ mod wires;
 
 pub use asked::{ASKS, Ask, Begin};
 pub use layout::{CHUNK, SegmentLayout, bytes_of_rank};
-pub use pending::{APART, PIECE, Pending, Through};
+pub use pending::{APART, PIECE, Pending, TransferProgress};
 pub use segment::Segment;
 pub use wires::{Receiver, Wires, take};
 
@@ -110,11 +111,11 @@ pub struct Shm<'a> {
     rank: u64,
     /// Looks again before sleeping.
     spins: u32,
-    /// To other machines, if there are any.
+    /// Wires to other machines, if there are any.
     wires: Option<Arc<Wires>>,
     /// By which the program exchanges in place of this memory, if it does.
     mpi: Option<Arc<Mutex<Mpi>>>,
-    /// Of the chunk that is being combined.
+    /// Sum of the chunk that is being combined.
     sum: Vec<u8>,
     /// How long kernels stood still for what other ranks have to do, all in all.
     pub waited: Duration,
@@ -144,8 +145,8 @@ impl<'a> Shm<'a> {
         self.counter(self.board.layout.status(rank).doorbell())
     }
 
-    /// Sets a counter of this rank that others wait for, and wakes them. `written` gives, for those of them on another machine, the ranges (first byte and
-    /// number) that they may read then.
+    /// Sets a counter of this rank that others wait for, and wakes them. `written` gives, for those of them on
+    /// another machine, the ranges (first byte and number) that they may read then.
     fn tell(&self, ranks: &[u64], at: u64, value: u32, written: impl Fn(&[u64]) -> Vec<(u64, usize)>) -> Result<(), CommError> {
         self.counter(at).set(value);
         let is_here = |rank: u64| self.wires.as_ref().is_none_or(|w| w.is_here(rank));
@@ -235,7 +236,7 @@ impl<'a> Shm<'a> {
 
     /// Polls a communication until it is done.
     fn finish(&mut self, memory: &mut dyn Memory, transfer: Transfer) -> Result<Progress, CommError> {
-        let mut pending = Pending::new(transfer, Through::default());
+        let mut pending = Pending::new(transfer, TransferProgress::default());
         let (mut looks, mut told) = (0, vec![]);
         let awake = self.awake(self.spins);
         let mut still: Option<Instant> = None;

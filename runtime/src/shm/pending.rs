@@ -1,4 +1,5 @@
-//! Communications, and copies between memories, that can be left and taken up again: a poll does as much as can be done now.
+//! Communications, and copies between memories, that can be left and taken up again: a poll does as much as can be
+//! done now.
 
 use super::Shm;
 use super::layout::{GroupArea, LINE, MailArea};
@@ -11,29 +12,29 @@ use ir::program::Collective;
 
 /// How far a communication is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Through {
+pub struct TransferProgress {
     /// Elements of each part or of a copy, or bytes of a message, that are through.
     done: u64,
     /// This member's chunk, or the message's first line, is through.
     begun: bool,
-    /// So is its part of the chunk's sum, if each member sums one.
+    /// This member's part of the chunk's sum is through, if each member sums one.
     summed: bool,
 }
 
 /// A communication and how far it is.
 pub struct Pending<'t> {
     transfer: Transfer<'t>,
-    through: Through,
+    through: TransferProgress,
 }
 
 impl<'t> Pending<'t> {
     /// Goes on where it was left.
-    pub fn new(transfer: Transfer<'t>, through: Through) -> Pending<'t> {
+    pub fn new(transfer: Transfer<'t>, through: TransferProgress) -> Pending<'t> {
         Pending { transfer, through }
     }
 
     /// How far it has come, to be gone on with later.
-    pub fn through(&self) -> Through {
+    pub fn through(&self) -> TransferProgress {
         self.through
     }
 }
@@ -41,10 +42,12 @@ impl<'t> Pending<'t> {
 /// Bytes of a message that are moved before the other side is told.
 pub const PIECE: usize = 64 << 10;
 
-/// Bytes of a copy between memories at a time: enough that beginning it costs little, and other streams wait for some tens of microseconds.
+/// Bytes of a copy between memories at a time: enough that beginning it costs little, and other streams wait for some
+/// tens of microseconds.
 const COPIED: usize = 512 << 10;
 
-/// Bytes of a chunk from which on each of several members sums a part of it for all: then each reads two chunks, not one of every member, and waits once more.
+/// Bytes of a chunk from which on each of several members sums a part of it for all: then each reads two chunks, not
+/// one of every member, and waits once more.
 pub const APART: usize = 64 << 10;
 
 impl<'a> Shm<'a> {
@@ -92,8 +95,8 @@ impl<'a> Shm<'a> {
                 let (area, me) = self.place(members);
                 let posted = self.counter(area.posted(me)).get();
                 let late = |k: usize| match pending.through {
-                    Through { summed: true, .. } => !self.has_reached(area.summed(k), posted.wrapping_sub(1)),
-                    Through { begun: true, .. } => !self.has_reached(area.posted(k), posted.wrapping_sub(1)),
+                    TransferProgress { summed: true, .. } => !self.has_reached(area.summed(k), posted.wrapping_sub(1)),
+                    TransferProgress { begun: true, .. } => !self.has_reached(area.posted(k), posted.wrapping_sub(1)),
                     _ => !self.has_taken(area, k, posted),
                 };
                 members.iter().enumerate().filter(|(k, _)| late(*k)).map(|(_, rank)| *rank).collect()
@@ -135,7 +138,7 @@ impl<'a> Shm<'a> {
             let first = pending.through.done;
             let chunk = step.min(count - first);
             let bytes = (chunk * width) as usize;
-            // Of a sum for all, the elements that each member sums.
+            // Of a long all-reduce, each member sums a part of the elements for all.
             let apart = !scattered && reduce.is_some() && n > 2 && bytes >= APART;
             let part = |k: usize| {
                 let edge = |k: usize| chunk * k as u64 / n as u64;
@@ -194,7 +197,7 @@ impl<'a> Shm<'a> {
                     sums::round(element, &mut self.sum);
                 }
                 if apart {
-                    // In this member's chunk, its own part is read by nobody else before.
+                    // Only this member has read its own part of its slot, so the sum can take its place.
                     let (to, bytes) = data(area.slot(me, number), me);
                     segment.slice_mut(to, bytes).copy_from_slice(&self.sum);
                     pending.through.summed = true;
@@ -214,7 +217,7 @@ impl<'a> Shm<'a> {
             }
             self.tell(members, area.taken(me), number.wrapping_add(1), |_| vec![])?;
             self.progress();
-            pending.through = Through { done: first + chunk, ..Through::default() };
+            pending.through = TransferProgress { done: first + chunk, ..TransferProgress::default() };
         }
         Ok(true)
     }

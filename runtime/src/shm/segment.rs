@@ -32,7 +32,7 @@ impl Segment {
     pub fn create(bytes: u64) -> io::Result<(OwnedFd, Segment)> {
         let file = memory_file::create("mcc", bytes)?;
         rustix::fs::ftruncate(&file, bytes)?;
-        // No process can shrink it under another one.
+        // Sealed so, no process can shrink the file under another one.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let segment = Segment::map(&file)?;
         Ok((file, segment))

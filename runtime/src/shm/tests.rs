@@ -1,7 +1,7 @@
 use super::*;
 use crate::cpu::{Cpu, KernelLibrary, Threads};
 use crate::device::Location;
-use crate::executor::{Advance, Order, PersistentId, Rank, Step, arena_bytes};
+use crate::executor::{Advance, CommandOrder, PersistentId, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
 use crate::protocol::{RankPlacement, Spread};
@@ -34,7 +34,8 @@ fn all_ranks(dp: u64, kind: Collective, dtype: DType, count: u64) -> (Job, Excha
     (job(&Split { microbatches: 1, pp: 1, dp, tp: 1 }, vec![action]), exchange)
 }
 
-/// Ranks that were asked to stop, at a time that differs from case to case, have all done the same steps; without a request all of them.
+/// Ranks that were asked to stop, at a time that differs from case to case, have all done the same steps; without a
+/// request all of them.
 #[test]
 fn ranks_that_are_asked_to_stop_stop_after_the_same_step() {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 4, tp: 1 });
@@ -130,7 +131,7 @@ fn on_ranks<T: Send>(job: &Job, f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync)
     on_machines(job, &vec![0; job.mesh.world() as usize], f)
 }
 
-/// As [`on_ranks`], with the memory of rank `k` that of machine `machines[k]`.
+/// Does what [`on_ranks`] does, with the memory of rank `k` that of machine `machines[k]`.
 fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync) -> Vec<T> {
     let layout = Arc::new(SegmentLayout::new(job, &NATIVE, 0));
     let count = machines.iter().max().unwrap() + 1;
@@ -167,7 +168,8 @@ fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut C
     })
 }
 
-/// What every rank holds after a collective of `give` elements of `number(rank, index)`: the same on one machine and on several.
+/// What every rank holds after a collective of `give` elements of `number(rank, index)`: the same on one machine and
+/// on several.
 fn exchanged(dp: u64, kind: Collective, dtype: DType, count: u64, number: impl Fn(u64, u64) -> f64 + Sync) -> Vec<Vec<f64>> {
     let (job, exchange) = all_ranks(dp, kind, dtype, count);
     let members: Vec<u64> = (0..dp).collect();
@@ -192,7 +194,7 @@ const MANY: u64 = 70_001;
 
 #[test]
 fn sums_of_f32_are_in_rank_order_on_every_rank() {
-    // Left to right: (1 + 2^24) + -2^24 = 0 in f32; any other order gives 1.
+    // From left to right, (1 + 2^24) + -2^24 is 0 in f32; any other order gives 1.
     let number = |rank: u64, _| [1.0, 16_777_216.0, -16_777_216.0][rank as usize];
     for rank in exchanged(3, Collective::AllReduce(Reduce::Sum), DType::F32, MANY, number) {
         assert_eq!(rank, vec![0.0; MANY as usize]);
@@ -344,7 +346,7 @@ pub(crate) fn steps_agree<A: Fn(u64, &mut Shm) + Sync>(begin: impl Fn(&Job, &Seg
                 let (job, plans, batch, params, w) = (&job, &plans, &batch, &params, &w);
                 scope.spawn(move || {
                     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-                    let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), Order::List);
+                    let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), CommandOrder::List);
                     rank.initialise(|held| match held {
                         PersistentId::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
                         PersistentId::State(..) | PersistentId::Table(_) => None,
@@ -374,7 +376,8 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
     steps_agree(|_, _| |_: u64, _: &mut Shm| {}, |_| {});
 }
 
-/// What a receiver of another machine does with these bytes of rank 1's: what it reports, and what the counter at 64 is then.
+/// What a receiver of another machine does with these bytes of rank 1's: what it reports, and what the counter at 64
+/// is then.
 fn received(frame: impl Fn(&mut blake3::Hasher) -> Vec<u8>) -> (Option<String>, u32) {
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
     let layout = Arc::new(SegmentLayout::new(&job, &NATIVE, 4096));
@@ -393,7 +396,7 @@ fn received(frame: impl Fn(&mut blake3::Hasher) -> Vec<u8>) -> (Option<String>, 
     };
     std::io::Write::write_all(&mut stream, &frame(&mut seal.begin())).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
-    // It hangs up when it has taken all, or will take no more.
+    // The receiver hangs up when it has taken all, or will take no more.
     let _ = std::io::Read::read(&mut stream, &mut [0]);
     drop(receiver);
     (said.try_iter().next(), segment.u32(64).load(Ordering::Relaxed))
@@ -414,7 +417,7 @@ fn frames_between_machines_count_only_as_they_were_sent() {
     assert_eq!(received(whole), (None, 5));
     let tampered = "of what rank 1 wrote to this machine, data in flight was tampered with: its keyed hash is wrong";
     let length = whole(&mut blake3::Hasher::new()).len();
-    // A byte of the numbers, of the ranges, of either hash, of the data.
+    // These bytes lie in the numbers, the ranges, the first hash, the data and the last hash.
     for k in [8, 16, 24, 45, 80, length - 1] {
         let changed = |hasher: &mut blake3::Hasher| {
             let mut frame = whole(hasher);
@@ -423,7 +426,7 @@ fn frames_between_machines_count_only_as_they_were_sent() {
         };
         assert_eq!(received(changed), (Some(tampered.into()), 0), "byte {k}");
     }
-    // Cut off, it does not count, and its sender knows.
+    // A frame that is cut off does not count, and its sender knows that.
     assert_eq!(received(|hasher| whole(hasher)[..length - 1].to_vec()), (None, 0));
     let (error, counter) = received(sent(64, u64::MAX - 8));
     assert!(error.unwrap().contains("does not fit this machine's memory") && counter == 0);

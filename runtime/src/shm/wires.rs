@@ -1,19 +1,21 @@
 //! What ranks write for ranks of other machines, over TCP.
 //!
-//! Each machine's segment has the layout of all others, and each byte of it that matters has one writer. So a rank sends to another machine what it wrote and then
-//! the counter that says so, and whoever receives it there writes both at the same places. All that a rank sends to a machine goes through one
-//! connection, to one launcher of that machine, so it arrives in order. Launchers always take what comes and never wait for anybody: a rank that waits for
-//! room in a connection waits for the network alone.
+//! Each machine's segment has the layout of all others, and each byte of it that matters has one writer. So a rank
+//! sends to another machine what it wrote and then the counter that says so, and whoever receives it there writes
+//! both at the same places. All that a rank sends to a machine goes through one connection, to one launcher of that
+//! machine, so it arrives in order. Launchers always take what comes and never wait for anybody: a rank that waits
+//! for room in a connection waits for the network alone.
 //!
-//! A frame is a header of 24 bytes (numbers of ranges and of ranks, the counter's place and value, zeros), the ranges, the ranks to wake, a keyed hash of these, the bytes of
-//! all ranges, and a keyed hash of everything, the frame's number included. Numbers are little-endian. So bytes are written only where the sender said, and nobody reads them
-//! before they are known to be the sender's.
+//! A frame is a header of 24 bytes (numbers of ranges and of ranks, the counter's place and value, zeros), the
+//! ranges, the ranks to wake, a keyed hash of these, the bytes of all ranges, and a keyed hash of everything, the
+//! frame's number included. Numbers are little-endian. So bytes are written only where the sender said, and nobody
+//! reads them before they are known to be the sender's.
 
 use super::layout::SegmentLayout;
 use super::segment::{Counter, Segment};
 use crate::comm::{CommError, ranks};
 use crate::protocol::Spread;
-use crate::rendezvous::{self, Door, Key, KnockError, LinkReader, Purpose, Seal, TAG, Tampered, knock};
+use crate::rendezvous::{self, HandshakeListener, Key, KnockError, LinkReader, Purpose, Seal, TAG, Tampered, knock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufReader, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +26,8 @@ use std::time::{Duration, Instant};
 
 /// How long a write may take until the rank looks whether the run has ended.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a connection may take to come about. The other side listens before any rank starts, but others may besiege it.
+/// How long a connection may take to come about. The other side listens before any rank starts, but others may
+/// besiege it.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a rank whose connection broke waits to be told why the run ended.
 pub(super) const WHY: Duration = Duration::from_secs(5);
@@ -46,13 +49,13 @@ struct Wire {
 pub struct Wires {
     rank: u64,
     key: Key,
-    /// Of each rank.
+    /// Machine of each rank.
     machines: Vec<u32>,
     wires: BTreeMap<u32, Mutex<Wire>>,
 }
 
 impl Wires {
-    /// Of a rank, if there are other machines.
+    /// The wires of a rank, if there are other machines.
     pub fn new(rank: u64, spread: &Spread) -> Option<Arc<Wires>> {
         let machines: Vec<u32> = spread.places.iter().map(|p| p.machine).collect();
         let own = machines[rank as usize];
@@ -78,8 +81,8 @@ impl Wires {
         out
     }
 
-    /// Writes ranges (first byte and number) of the segment, and then a counter, at another machine, and wakes ranks there. `waits` is called while the
-    /// network takes its time; it gives the reason if the run has ended.
+    /// Writes ranges (first byte and number) of the segment, and then a counter, at another machine, and wakes ranks
+    /// there. `waits` is called while the network takes its time; it gives the reason if the run has ended.
     ///
     /// # Errors
     /// If the run has ended, or the other machine is not reached any more.
@@ -201,8 +204,8 @@ impl Receiver {
         Ok((listener, port))
     }
 
-    /// Takes what these ranks write, each of which connects once with the run's key, until it is dropped. When all have connected, nobody listens any more. `report` is told
-    /// if what comes is not what a rank wrote.
+    /// Takes what these ranks write, each of which connects once with the run's key, until it is dropped. When all
+    /// have connected, nobody listens any more. `report` is told if what comes is not what a rank wrote.
     ///
     /// # Errors
     /// If a thread cannot start.
@@ -214,16 +217,16 @@ impl Receiver {
         report: impl Fn(String) + Send + Sync + 'static,
     ) -> io::Result<Receiver> {
         let shared = Arc::new(WireState { segment, layout, ended: AtomicBool::new(false), open: Mutex::default(), report: Box::new(report) });
-        let mut door = Door::new(listener, key, Purpose::Wire)?;
+        let mut incoming = HandshakeListener::new(listener, key, Purpose::Wire)?;
         let accepting = {
             let shared = shared.clone();
             std::thread::Builder::new().name("accept".into()).spawn(move || {
                 while !shared.ended.load(Ordering::Acquire) && !ranks.is_empty() {
-                    if let Some((link, hello)) = door.next(LOOK)
+                    if let Some((link, hello)) = incoming.next(LOOK)
                         && let Ok(rank) = postcard::from_bytes(&hello)
                         && ranks.remove(&rank)
                     {
-                        // A rank that is not listened to says so.
+                        // If this fails, the rank finds that nobody listens to it, and says so.
                         let _ = shared.clone().begin(rank, link.split().0);
                     }
                 }
@@ -251,7 +254,7 @@ impl WireState {
         stream.set_read_timeout(None)?;
         let (handle, shared) = (stream.clone(), self.clone());
         let thread = std::thread::Builder::new().name("receive".into()).spawn(move || {
-            // Whoever sends finds that it is not listened to any more; who is gone is not missed here.
+            // A sender finds out when nobody listens to it any more, and one that is gone is not missed here.
             match take(&shared.segment, &shared.layout, &*stream, seal) {
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => (shared.report)(format!("of what rank {rank} wrote to this machine, {e}")),
                 Ok(()) | Err(_) => {}
@@ -263,7 +266,8 @@ impl WireState {
     }
 }
 
-/// Writes what comes in frames to this machine's memory, until there are no more; nothing of a frame that is not its sender's but the data that it announced.
+/// Writes what comes in frames to this machine's memory, until there are no more; nothing of a frame that is not its
+/// sender's but the data that it announced.
 ///
 /// # Errors
 /// Of kind `InvalidData` if a frame is not what a rank wrote, or does not fit this memory.
@@ -288,7 +292,7 @@ pub fn take(segment: &Segment, layout: &SegmentLayout, from: impl Read, mut seal
             ));
         }
         for (at, n) in ranges {
-            // The sender is the one writer of these bytes, and no reader looks at them before the counter.
+            // The sender is the only writer of these bytes, and nobody reads them before the counter is set.
             segment.slice_mut(at, n as usize).chunks_mut(PIECE).try_for_each(|piece| frame.read(piece))?;
         }
         frame.check()?;

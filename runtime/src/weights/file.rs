@@ -2,7 +2,7 @@
 
 use super::mark::Mark;
 use super::names::{entry, params, states};
-use super::source::{Content, Offered, WeightsError, WeightsFault};
+use super::source::{Content, FileTensor, WeightsError, WeightsFault};
 use crate::conditions::Conditions;
 use crate::device::{decode, not_finite};
 use crate::executor::PersistentId;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 struct FileMetadata {
     #[serde(flatten)]
     provenance: Provenance,
-    /// Of a file that a run resumes from.
+    /// State of the run, in a file that a run resumes from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<Mark>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +66,7 @@ pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<WeightsFault>>) -> Result<
 struct SafetensorsFile {
     file: PathBuf,
     map: Arc<Mmap>,
-    /// None in files that another program has written.
+    /// Metadata of the file; none if another program has written it.
     about: Option<FileMetadata>,
 }
 
@@ -89,7 +89,7 @@ impl SafetensorsFile {
         Ok(SafetensorsFile { file: file.to_path_buf(), map, about })
     }
 
-    fn offered(&self, wrong: &Rc<OnceCell<WeightsFault>>) -> Result<Vec<Offered>, WeightsError> {
+    fn offered(&self, wrong: &Rc<OnceCell<WeightsFault>>) -> Result<Vec<FileTensor>, WeightsError> {
         let malformed = |e: safetensors::SafeTensorError| WeightsError::Malformed { file: self.file.clone(), what: e.to_string() };
         let tensors = SafeTensors::deserialize(&self.map).map_err(malformed)?;
         let offer = |(name, view): (String, TensorView)| {
@@ -102,7 +102,7 @@ impl SafetensorsFile {
                 }
                 other => Err(format!("{other:?}")),
             };
-            Offered { name, shape, values }
+            FileTensor { name, shape, values }
         };
         Ok(tensors.tensors().into_iter().map(offer).collect())
     }
@@ -130,7 +130,7 @@ impl Whole for MappedTensor {
             };
         }
         if let Some(k) = out.iter().position(|x| !x.is_finite()) {
-            // The first that is found stays.
+            // Only the first fault is kept.
             let _ = self.wrong.set(WeightsFault::NotFinite { tensor: self.name.clone(), element: at + k as u64, value: out[k] });
         }
     }
@@ -221,12 +221,12 @@ pub struct SafetensorsLayout {
 }
 
 impl SafetensorsLayout {
-    /// Of the parameters alone.
+    /// The layout of the parameters alone.
     pub fn new(job: &Job) -> SafetensorsLayout {
         SafetensorsLayout::of(job, params(job), text(&FileMetadata { provenance: Provenance::of(job), run: None, conditions: None }))
     }
 
-    /// Of all that a run resumes from. The mark decides nothing but the header's text.
+    /// The layout of all that a run resumes from. The mark decides nothing but the header's text.
     pub fn of_run(job: &Job, mark: &Mark, conditions: Option<&Conditions>) -> SafetensorsLayout {
         let about = FileMetadata { provenance: Provenance::of(job), run: None, conditions: conditions.cloned() };
         SafetensorsLayout::of(job, params(job).chain(states(job)), about_text(&about, Some(mark)))

@@ -10,7 +10,7 @@ pub struct Mark {
     pub step: u64,
     /// The seed of its random numbers.
     pub seed: u64,
-    /// Of a run with a dynamic loss scale: what that came to.
+    /// State of the dynamic loss scale, if the run has one.
     #[serde(default)]
     pub scaling: Option<Scaling>,
     /// Sequences read; if it is not said, as many a step as the run that goes on.

@@ -1,8 +1,8 @@
-//! Parameters: from random numbers or safetensors files, and back to files. Files hold whole f32 tensors under the job's
-//! names, so they depend neither on the mesh nor on what its ranks share out.
+//! Parameters: from random numbers or safetensors files, and back to files. Files hold whole f32 tensors under the
+//! job's names, so they depend neither on the mesh nor on what its ranks share out.
 //!
-//! A file from which a run resumes also has the optimizer states, as `state0/NAME`, `state1/NAME`, and says after which step. Every file says which model it
-//! is of, with its text and settings ([`Provenance`]).
+//! A file from which a run resumes also has the optimizer states, as `state0/NAME`, `state1/NAME`, and says after
+//! which step. Every file says which model it is of, with its text and settings ([`Provenance`]).
 
 mod file;
 mod mark;
@@ -17,7 +17,7 @@ pub(crate) use file::{stored, write_stored};
 pub use mark::Mark;
 pub use names::name;
 pub use source::WeightsError;
-pub(crate) use source::{Content, Offered, WeightsFault, WeightsSource, sound};
+pub(crate) use source::{Content, FileTensor, WeightsFault, WeightsSource, sound};
 
 use crate::conditions::Conditions;
 use crate::executor::PersistentId;
@@ -35,7 +35,7 @@ use std::rc::Rc;
 /// What a job starts from: its parameters and, if it resumes, optimizer states.
 pub struct Weights {
     tensors: BTreeMap<PersistentId, Box<dyn Whole>>,
-    /// Of those from files: their names, and what was found when they were read.
+    /// Files of the weights: their names, and what was found when they were read.
     files: Vec<(PathBuf, Rc<OnceCell<WeightsFault>>)>,
 }
 
@@ -61,7 +61,8 @@ impl Weights {
     /// Every parameter from a file. Optimizer states that it has too are left out.
     ///
     /// # Errors
-    /// Tensors that are missing, too many, of another shape or of a dtype that is not f32, f16 or bf16, and the likely reason.
+    /// Tensors that are missing, too many, of another shape or of a dtype that is not f32, f16 or bf16, and the
+    /// likely reason.
     pub fn open(file: &Path, job: &Job) -> Result<Weights, WeightsError> {
         let wrong = Rc::default();
         let content = stored(file, &wrong)?;
@@ -80,7 +81,7 @@ impl Weights {
 
     /// Parameters and optimizer states of what a file or directory holds, and where its run stood.
     pub(crate) fn resumed(file: &Path, content: Content, wrong: Rc<OnceCell<WeightsFault>>, job: &Job) -> Result<Resumed, WeightsError> {
-        // Weights alone lack every state too; that they are weights alone says more.
+        // A file of weights alone lacks every state, too, but that it is one says more.
         let mark = content.run.ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?;
         let (model, conditions) = (content.model.clone(), content.conditions.clone());
         Ok(Resumed { weights: Weights::fitted(file, content, wrong, job, params(job).chain(states(job)))?, mark, model, conditions })
@@ -105,7 +106,7 @@ impl Weights {
                     Some(other) if job.params.iter().any(|p| p.name == tensor.name) => {
                         twice.push(format!("`{}` is in `{}`, and in `{}` too", tensor.name, other.display(), file.display()));
                     }
-                    // Of states nothing is taken.
+                    // Optimizer states are not taken from these files.
                     Some(_) => {}
                     None => {
                         from.insert(tensor.name.clone(), file.clone());
@@ -124,7 +125,7 @@ impl Weights {
         }
         let is_drawn = |p: &&ParamEntry| !from.contains_key(&p.name) && drawn.iter().any(|pattern| pattern::matches(pattern, &p.name));
         let missing: Vec<&ParamEntry> = job.params.iter().filter(is_drawn).collect();
-        all.tensors.extend(missing.iter().map(|p| Offered {
+        all.tensors.extend(missing.iter().map(|p| FileTensor {
             name: p.name.clone(),
             shape: sizes(&p.dims),
             values: Ok(Box::new(Random::new(p, seed))),
@@ -169,16 +170,16 @@ fn fitted(
     wanted: impl Iterator<Item = PersistentId>,
 ) -> Result<BTreeMap<PersistentId, Box<dyn Whole>>, WeightsError> {
     let (mut missing, mut others, mut found) = (vec![], vec![], BTreeMap::new());
-    let mut offered: BTreeMap<String, Offered> = content.tensors.into_iter().map(|o| (o.name.clone(), o)).collect();
+    let mut offered: BTreeMap<String, FileTensor> = content.tensors.into_iter().map(|o| (o.name.clone(), o)).collect();
     let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
     let unknown = offered.keys().filter(|n| !known.contains(*n)).chain(&content.others);
     let extra: Vec<String> = unknown.map(|n| format!("`{n}` is not in the model")).collect();
     for (held, (name, sizes)) in wanted.filter_map(|h| Some((h, entry(job, h)?))) {
         match offered.remove(&name) {
             None => missing.push(format!("`{name}` is missing")),
-            Some(Offered { shape, .. }) if shape != sizes => others.push(format!("`{name}` is {shape:?}, the model has {sizes:?}")),
-            Some(Offered { values: Err(dtype), .. }) => others.push(format!("`{name}` is {dtype}")),
-            Some(Offered { values: Ok(values), .. }) => drop(found.insert(held, values)),
+            Some(FileTensor { shape, .. }) if shape != sizes => others.push(format!("`{name}` is {shape:?}, the model has {sizes:?}")),
+            Some(FileTensor { values: Err(dtype), .. }) => others.push(format!("`{name}` is {dtype}")),
+            Some(FileTensor { values: Ok(values), .. }) => drop(found.insert(held, values)),
         }
     }
     let kinds = [missing, others, extra];

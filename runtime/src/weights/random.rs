@@ -27,7 +27,7 @@ impl Whole for Random {
             Init::Const(value) => out.fill(value.0),
             Init::Normal(deviation) => {
                 let draw = |at: u64, out: &mut [f64]| out.iter_mut().zip(at..).for_each(|(x, i)| *x = random::normal(self.stream, i) * deviation.0);
-                // Asking is a matter of several files.
+                // Asking reads several files, so it is done once.
                 static THREADS: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
                 let threads = *THREADS;
                 let share = out.len().div_ceil(threads).max(LEAST);

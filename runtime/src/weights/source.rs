@@ -74,7 +74,7 @@ pub(crate) struct WeightsSource {
 
 /// What a file holds.
 pub(crate) struct Content {
-    pub tensors: Vec<Offered>,
+    pub tensors: Vec<FileTensor>,
     /// Where its run stood.
     pub run: Option<Mark>,
     pub model: Option<Provenance>,
@@ -84,9 +84,9 @@ pub(crate) struct Content {
 }
 
 /// A tensor that a file has.
-pub(crate) struct Offered {
+pub(crate) struct FileTensor {
     pub name: String,
     pub shape: Vec<u64>,
-    /// Or what its elements are, if they are none that can be read.
+    /// Values, or a description of elements that cannot be read.
     pub values: Result<Box<dyn Whole>, String>,
 }

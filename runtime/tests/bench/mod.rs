@@ -90,7 +90,7 @@ impl Bench {
     pub fn of(parts: &ArtifactParts) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("linear.mcc");
-        // Not all of the fixture's jobs are what the verifier takes; ranks do not ask it either.
+        // The verifier rejects some of the fixture's jobs, but ranks do not ask it either.
         let id = artifact::write(&out, parts).unwrap().id();
         let bench = Bench { artifact: artifact::read(&out, &Accept::Verified(&id)).unwrap(), dir: Directory::Own(dir) };
         bench.weights("init", &fixture::params()["w"].data);

@@ -1,13 +1,13 @@
-//! Strangers who knock at the ports of a run: all that they can do without its secret.
+//! Attackers who connect to the ports of a run: all that they can do without its secret.
 
 use runtime::rendezvous::{Purpose, Trust, knock, random};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What a stranger does.
+/// What an attacker does.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum Attack {
     /// Nothing.
     Idle,
     /// Bytes that mean nothing.
@@ -30,13 +30,23 @@ pub enum Kind {
     Gone,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 10] =
-        [Kind::Idle, Kind::Random, Kind::Slow, Kind::HalfOpen, Kind::Giant, Kind::Forged, Kind::Reflected, Kind::Replayed, Kind::Keyless, Kind::Gone];
+impl Attack {
+    pub const ALL: [Attack; 10] = [
+        Attack::Idle,
+        Attack::Random,
+        Attack::Slow,
+        Attack::HalfOpen,
+        Attack::Giant,
+        Attack::Forged,
+        Attack::Reflected,
+        Attack::Replayed,
+        Attack::Keyless,
+        Attack::Gone,
+    ];
 }
 
 /// One who attacks with all there is.
-pub struct Stranger {
+pub struct Attacker {
     /// What a rank said to a listener that was this one.
     recorded: [Vec<u8>; 2],
     /// Those who stay, and whether they are slow.
@@ -55,9 +65,9 @@ fn mark(purpose: Purpose) -> &'static [u8; 8] {
     }
 }
 
-impl Stranger {
+impl Attacker {
     /// Who has heard a rank with this secret knock, at a listener of its own.
-    pub fn new(trust: &Trust) -> Stranger {
+    pub fn new(trust: &Trust) -> Attacker {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut recorded = [vec![0; 40], vec![0; 32]];
@@ -69,48 +79,48 @@ impl Stranger {
             heard.write_all(&[1; 32]).unwrap();
             heard.read_exact(&mut recorded[1]).unwrap();
             drop(heard);
-            // It said nothing more to one who has proved nothing.
+            // The rank said nothing more to one who has proved nothing.
             assert!(rank.join().unwrap().is_err());
         });
-        Stranger { recorded, open: vec![] }
+        Attacker { recorded, open: vec![] }
     }
 
     /// Knocks once. A listener that is not there any more is none to attack.
-    pub fn attack(&mut self, address: SocketAddr, purpose: Purpose, kind: Kind) -> std::io::Result<()> {
+    pub fn attack(&mut self, address: SocketAddr, purpose: Purpose, attack: Attack) -> std::io::Result<()> {
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(ANSWERS))?;
         let greeting = [&mark(purpose)[..], &random::<32>()?].concat();
         let mut answer = [0; 32];
-        match kind {
-            Kind::Idle => {}
-            Kind::Random => stream.write_all(&random::<200>()?)?,
-            Kind::Slow => stream.write_all(&greeting[..9])?,
-            Kind::HalfOpen => stream.write_all(&greeting)?,
-            Kind::Giant => stream.write_all(&[255; 100])?,
-            Kind::Forged => {
+        match attack {
+            Attack::Idle => {}
+            Attack::Random => stream.write_all(&random::<200>()?)?,
+            Attack::Slow => stream.write_all(&greeting[..9])?,
+            Attack::HalfOpen => stream.write_all(&greeting)?,
+            Attack::Giant => stream.write_all(&[255; 100])?,
+            Attack::Forged => {
                 stream.write_all(&greeting)?;
                 let _ = stream.read_exact(&mut answer);
                 stream.write_all(&random::<32>()?)?;
                 stream.write_all(&[255; 100])?;
             }
-            Kind::Reflected => {
+            Attack::Reflected => {
                 stream.write_all(&greeting)?;
                 let _ = stream.read_exact(&mut answer);
                 stream.write_all(&answer)?;
             }
-            Kind::Replayed => {
+            Attack::Replayed => {
                 stream.write_all(&self.recorded[0])?;
                 let _ = stream.read_exact(&mut answer);
                 stream.write_all(&self.recorded[1])?;
             }
-            Kind::Keyless => {
+            Attack::Keyless => {
                 let until = Instant::now() + ANSWERS;
                 assert!(knock(stream, &Trust::Insecure.key(), purpose, &[0], until).is_err(), "a listener that has a secret took its lack for it");
                 return Ok(());
             }
-            Kind::Gone => return Ok(()),
+            Attack::Gone => return Ok(()),
         }
-        self.open.push((stream, matches!(kind, Kind::Slow)));
+        self.open.push((stream, matches!(attack, Attack::Slow)));
         if self.open.len() > STAY {
             self.open.drain(..STAY / 2);
         }

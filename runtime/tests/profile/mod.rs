@@ -5,14 +5,14 @@ use crate::fixture::{self, Split};
 use ir::program::ProgramPhase;
 use ir::program::{Action, Job, Stream};
 use runtime::comm::Position;
-use runtime::executor::Order;
+use runtime::executor::CommandOrder;
 use runtime::launch::RunOptions;
 use runtime::profile::breakdown::Breakdown;
 use runtime::profile::exchanges::{Exchanged, exchanges};
 use runtime::profile::{Profile, Ran, table, trace};
 use std::collections::BTreeMap;
 
-fn profile(bench: &Bench, order: Order) -> Profile {
+fn profile(bench: &Bench, order: CommandOrder) -> Profile {
     let options = RunOptions { profile: Some(2), order, ..bench.options() };
     run(&bench.artifact, &options, &mut |_| {}).unwrap().profile.unwrap()
 }
@@ -48,7 +48,7 @@ const SPLIT: Split = Split { microbatches: 2, pp: 2, dp: 1, tp: 2 };
 #[test]
 fn every_command_of_every_stream_is_noted_once_a_step_and_none_overlaps_the_next() {
     let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
-    let (job, profile) = (&bench.artifact.job, profile(&bench, Order::Streams));
+    let (job, profile) = (&bench.artifact.job, profile(&bench, CommandOrder::Streams));
     assert_eq!(profile.ranks.len(), 4);
     for (rank, recorded) in (0..).zip(&profile.ranks) {
         assert_eq!(recorded.steps.iter().map(|s| s.step).collect::<Vec<_>>(), [3, 4]);
@@ -72,7 +72,7 @@ fn every_command_of_every_stream_is_noted_once_a_step_and_none_overlaps_the_next
 #[test]
 fn the_trace_has_a_process_per_rank_a_track_per_stream_and_an_arrow_per_message() {
     let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
-    let (job, profile) = (&bench.artifact.job, profile(&bench, Order::Streams));
+    let (job, profile) = (&bench.artifact.job, profile(&bench, CommandOrder::Streams));
     let mut text = vec![];
     trace::write(job, &profile, &mut text).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -105,7 +105,7 @@ fn the_trace_has_a_process_per_rank_a_track_per_stream_and_an_arrow_per_message(
 #[test]
 fn the_table_has_all_calls_and_its_shares_are_the_whole_step() {
     let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
-    let (job, profile) = (&bench.artifact.job, profile(&bench, Order::Streams));
+    let (job, profile) = (&bench.artifact.job, profile(&bench, CommandOrder::Streams));
     let table = table::Table::new(job, &profile);
     let launches: usize = table.rows.iter().filter(|r| r.symbol.is_some()).map(|r| r.times.len()).sum();
     assert_eq!(launches, 2 * count(job, |a| matches!(a, Action::Launch { .. })));
@@ -135,7 +135,7 @@ fn the_table_has_all_calls_and_its_shares_are_the_whole_step() {
 #[test]
 fn in_list_order_and_on_other_devices_all_is_on_the_ranks_own_threads_and_ceilings_are_unknown() {
     let bench = Bench::new(&SPLIT);
-    let profile = profile(&bench, Order::List);
+    let profile = profile(&bench, CommandOrder::List);
     assert_eq!(profile.ceilings, None);
     let text = table::text(&Breakdown::new(&bench.artifact.job, &profile));
     assert!(!text.contains("ceilings") && !text.contains("beside it") && text.contains("send by 1 stage"), "{text}");
@@ -145,12 +145,12 @@ fn in_list_order_and_on_other_devices_all_is_on_the_ranks_own_threads_and_ceilin
 fn exchanges_are_found_once_with_all_who_take_part() {
     let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
     let job = &bench.artifact.job;
-    for order in [Order::List, Order::Streams] {
+    for order in [CommandOrder::List, CommandOrder::Streams] {
         let profile = profile(&bench, order);
         let found = exchanges(job, &profile);
         let (messages, collectives): (Vec<_>, Vec<_>) = found.iter().partition(|e| e.kind.is_none());
         assert_eq!(messages.len(), 2 * count(job, |a| matches!(a, Action::Recv { .. })));
-        // Each member's command is of one exchange, twice, as there are two steps; groups of one rank have none.
+        // Each member's command is part of one exchange in each of the two steps; groups of one rank have none.
         let of_rank = |rank: u64| {
             let groups = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize].groups;
             let members =
@@ -173,16 +173,17 @@ fn exchanges_are_found_once_with_all_who_take_part() {
 #[test]
 fn what_early_members_wait_is_no_time_of_an_exchange() {
     let job = fixture::streamed(fixture::job(&SPLIT));
-    let mut profile = Profile::new(4, Order::Streams, None);
+    let mut profile = Profile::new(4, CommandOrder::Streams, None);
     let first = |rank: u64, is: &dyn Fn(&Action) -> bool| {
         let all = positions(&job, rank).into_values().flatten();
         all.into_iter().find(|at| is(action(&job, rank, *at))).unwrap()
     };
     let sum = |a: &Action| matches!(a, Action::Collective { group, .. } if job.programs[0].groups[group.index()].stages.is_none());
-    // Ranks 0 and 1 are a group of a stage: one comes after 1 us, the other after 5, and both go on at 8 and 10.
+    // Ranks 0 and 1 are a group of a stage: rank 0 comes at 1 us and goes on at 8, rank 1 comes at 5 and goes on at
+    // 10.
     profile.ranks[0].ran.push(Ran { at: first(0, &sum), start: 1_000, time: 7_000 });
     profile.ranks[1].ran.push(Ran { at: first(1, &sum), start: 5_000, time: 5_000 });
-    // Rank 2 waits for what rank 0 sends, rank 3 comes when rank 1 has sent.
+    // Rank 2 waits for what rank 0 sends, and rank 3 comes when rank 1 has sent.
     let (sends, receives) = (|a: &Action| matches!(a, Action::Send { .. }), |a: &Action| matches!(a, Action::Recv { .. }));
     for (sender, received) in [(0, 15_000), (1, 30_000)] {
         profile.ranks[sender].ran.push(Ran { at: first(sender as u64, &sends), start: 20_000, time: 4_000 });

@@ -1,13 +1,14 @@
-//! Worlds that strangers attack. `HOSTILE` is how many connections they make (by default few); with it, the figures are printed, and the delay of the start is judged.
+//! Worlds that strangers attack. `HOSTILE` is how many connections they make (by default few); with it, the figures
+//! are printed, and the delay of the start is judged.
 
 use super::{port, world};
 use crate::bench::{Bench, run};
 use crate::fixture::{self, Split};
-use crate::hostile::{Kind, Stranger};
+use crate::hostile::{Attack, Attacker};
 use runtime::artifact::{self, Accept};
 use runtime::launch::RunOptions;
 use runtime::protocol::RankPlacement;
-use runtime::rendezvous::{Member, Purpose, Star, Trust, meet};
+use runtime::rendezvous::{Member, Purpose, StarLinks, Trust, meet};
 use runtime::world::{Launcher, RendezvousEndpoint, World};
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,14 +28,15 @@ fn secret() -> Trust {
 /// Set for processes that are one rank each: the directory, the rank, the port of the meeting.
 const JOINER: &str = "MCC_TEST_BESIEGED";
 
-/// What such a process does. Rank 0's says when the first step is done, waits for a line at the last, and says all losses.
+/// What such a process does. Rank 0's says when the first step is done, waits for a line at the last, and says all
+/// losses.
 fn joiner(text: &str) {
     let [dir, rank, port] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let bench = Bench::at(dir.into());
     let meeting = RendezvousEndpoint { host: "127.0.0.1".into(), port: port.parse().unwrap() };
     let rank = rank.parse().unwrap();
     let world = World { launcher: Launcher::Torchrun, rank, size: RANKS, node: Some(rank), meeting };
-    // Rank 0's process says nothing while it waits.
+    // Rank 0's process says nothing while it waits, so it needs much patience.
     let options = RunOptions { world: Some(world), trust: secret(), patience: Duration::from_secs(60), ..bench.options() };
     let mut losses = vec![];
     let ran = run(&bench.artifact, &options, &mut |p| {
@@ -84,7 +86,7 @@ fn listens(process: u32) -> Vec<SocketAddr> {
 }
 
 /// What came of a world.
-struct Siege {
+struct SiegeOutcome {
     losses: String,
     /// From when the last rank was started to the end of the first step.
     start: Duration,
@@ -96,7 +98,7 @@ struct Siege {
 }
 
 /// Runs a world, to all of whose ports strangers connect so many times: half before the last rank is started.
-fn besiege(bench: &Bench, count: usize) -> Siege {
+fn besiege(bench: &Bench, count: usize) -> SiegeOutcome {
     let meeting = port();
     let mut children: Vec<Child> = (0..RANKS - 1).map(|rank| start(bench, rank, meeting)).collect();
     while listens(children[0].id()).is_empty() {
@@ -106,23 +108,23 @@ fn besiege(bench: &Bench, count: usize) -> Siege {
     let (tried, over) = (AtomicUsize::new(0), AtomicBool::new(count == 0));
     let (start, most, ports) = std::thread::scope(|scope| {
         let attacks = scope.spawn(|| {
-            let mut stranger = Stranger::new(&secret());
+            let mut attacker = Attacker::new(&secret());
             let (mut most, mut ports) = (0, BTreeSet::new());
             let mut open: Vec<SocketAddr> = vec![];
             for k in 0..count {
                 if k % 50 == 0 {
                     let processes = processes.lock().unwrap().clone();
                     open = processes.iter().flat_map(|p| listens(*p)).collect();
-                    // One interface alone.
+                    // The ranks listen at the loopback interface alone.
                     assert!(open.iter().all(|a| a.ip().is_loopback()), "{open:?}");
                     ports.extend(open.iter().copied());
                     most = processes.iter().map(|p| descriptors(*p).len()).fold(most, usize::max);
-                    stranger.drip();
+                    attacker.drip();
                 }
-                // When all ranks have come, nobody listens any more: that is all that strangers find.
+                // When all ranks have come, nobody listens any more, which is all that strangers find.
                 let address = if open.is_empty() { SocketAddr::from(([127, 0, 0, 1], meeting)) } else { open[k % open.len()] };
                 let purpose = if address.port() == meeting { Purpose::Meeting } else { Purpose::Wire };
-                let _ = stranger.attack(address, purpose, Kind::ALL[k / open.len().max(1) % Kind::ALL.len()]);
+                let _ = attacker.attack(address, purpose, Attack::ALL[k / open.len().max(1) % Attack::ALL.len()]);
                 tried.store(k + 1, Ordering::Release);
             }
             over.store(true, Ordering::Release);
@@ -143,14 +145,14 @@ fn besiege(bench: &Bench, count: usize) -> Siege {
         (start, most, ports)
     });
     assert!(over.into_inner());
-    // Pipes of ranks that have ended may be closed or not.
+    // Pipes of ranks that have ended may be closed or not, so only sockets are counted.
     let sockets = |process| descriptors(process).iter().filter(|d| d.starts_with("socket:")).count();
     let descriptors = children.iter().map(|c| sockets(c.id())).collect();
     children[0].stdin.take().unwrap().write_all(b"\n").unwrap();
     let said = children.into_iter().map(|c| String::from_utf8(c.wait_with_output().unwrap().stdout).unwrap()).collect::<Vec<_>>();
     let losses = said[0].split_once('[').and_then(|t| t.1.split_once(']')).map(|t| t.0.to_owned()).unwrap_or_default();
     assert!(said[1..].iter().all(|s| s.contains("[]")), "{said:?}");
-    Siege { losses, start, descriptors, most, ports }
+    SiegeOutcome { losses, start, descriptors, most, ports }
 }
 
 #[test]
@@ -167,7 +169,7 @@ fn losses_under_siege_are_those_of_an_undisturbed_run() {
     let besieged = besiege(&bench, count.unwrap_or(300));
     assert_eq!(quiet.losses, alone.join(","));
     assert_eq!(besieged.losses, quiet.losses);
-    // Nothing of the strangers is left; while they were there, they had few descriptors.
+    // The strangers have left no socket, and never took many descriptors.
     for (there, was) in besieged.descriptors.iter().zip(&quiet.descriptors) {
         assert!(there <= was, "sockets: {:?}, {:?} in an undisturbed run", besieged.descriptors, quiet.descriptors);
     }
@@ -181,7 +183,8 @@ fn losses_under_siege_are_those_of_an_undisturbed_run() {
     }
 }
 
-/// Set for a process that attacks a run on another machine (`tests/hostile.sh`): how many connections, where ranks meet, where else they listen.
+/// Set for a process that attacks a run on another machine (`tests/hostile.sh`): how many connections, where ranks
+/// meet, where else they listen.
 const ATTACK: &str = "MCC_TEST_ATTACK";
 
 /// What such a process does; without the variable there is nothing to do.
@@ -190,27 +193,28 @@ fn attacker() {
     let Ok(text) = std::env::var(ATTACK) else { return };
     let (count, addresses) = text.split_once(' ').unwrap();
     let addresses: Vec<SocketAddr> = addresses.split_whitespace().map(|a| a.parse().unwrap()).collect();
-    let mut stranger = Stranger::new(&secret());
+    let mut attacker = Attacker::new(&secret());
     for k in 0..count.parse().unwrap() {
         let place = k % addresses.len();
         let purpose = if place == 0 { Purpose::Meeting } else { Purpose::Wire };
-        let _ = stranger.attack(addresses[place], purpose, Kind::ALL[k / addresses.len() % Kind::ALL.len()]);
+        let _ = attacker.attack(addresses[place], purpose, Attack::ALL[k / addresses.len() % Attack::ALL.len()]);
         if k % 50 == 0 {
-            stranger.drip();
+            attacker.drip();
         }
     }
 }
 
-/// Plays rank 0 of two, knowing all that rank 0 knows, and answers rank 1's first word with what `plan` makes of it. How many times rank 1's process was heard of while it ran.
+/// Plays rank 0 of two, knowing all that rank 0 knows, and answers rank 1's first word with what `plan` makes of it.
+/// How many times rank 1's process was heard of while it ran.
 fn play_rank_0(meeting: &RendezvousEndpoint, trust: &Trust, id: &str, plan: impl Fn(&[u8]) -> Vec<u8>) -> usize {
     let deadline = Instant::now() + Duration::from_secs(30);
     let member = Member { rank: 0, world: 2, id: id.into() };
     let Ok(mut star) = meet(meeting, &member, trust, deadline, &mut |_| {}) else { return 0 };
     let mut heard = 0;
     let mut round = |answer: &dyn Fn(&[u8]) -> Vec<u8>| star.round(Ok(vec![]), deadline, |_, words| Ok(answer(&words[1]))).is_ok();
-    // Its plan; that it knows of nobody's memory; that all may begin.
+    // Rank 0 sends its plan, then that it knows of nobody's memory, then that all may begin.
     if round(&plan) && round(&|_| vec![0]) && round(&|_| vec![]) {
-        let Star::Hub(links) = star else { unreachable!("rank 0 is the hub") };
+        let StarLinks::Hub(links) = star else { unreachable!("rank 0 is the hub") };
         let mut link = links.into_iter().next().unwrap();
         while heard < 3 && link.hear::<u8>(Some(Duration::from_secs(10))).is_ok() {
             heard += 1;
@@ -240,8 +244,9 @@ fn with_false_rank_0(bench: &Bench, plan: impl Fn(&[u8]) -> Vec<u8>) -> (String,
     })
 }
 
-/// Set for a process that plays rank 0 for a rank on another machine (`tests/hostile.sh`): the host and port where they meet, the artifact, another one that it would like to be run, and what it
-/// does. It knows the secret if that is in its environment.
+/// Set for a process that plays rank 0 for a rank on another machine (`tests/hostile.sh`): the host and port where
+/// they meet, the artifact, another one that it would like to be run, and what it does. It knows the secret if that
+/// is in its environment.
 const FALSE: &str = "MCC_TEST_FALSE_RANK_0";
 
 /// What such a process does, which ends when it has been found out; without the variable there is nothing to do.
@@ -277,7 +282,7 @@ fn a_false_rank_0_chooses_no_code_and_no_options() {
     let bench = Bench::native(&fixture::job(&PAIR), &PAIR);
     let mark = bench.path("mark");
     let trap = trap(&mark);
-    // What ranks once took for their orders, and what says where they are.
+    // Rank 0 answers with what ranks once took for their orders, or with a false plan.
     let orders = serde_json::json!({ "artifact": trap.artifact.dir, "id": trap.artifact.id, "steps": 4, "save": bench.path("saved") });
     let orders = serde_json::to_vec(&orders).unwrap();
     type Answer<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
@@ -293,11 +298,11 @@ fn a_false_rank_0_chooses_no_code_and_no_options() {
     for (says, answer) in cases {
         let (error, heard) = with_false_rank_0(&bench, answer);
         assert!(error.contains(says), "{error}");
-        // With a plan that can be, rank 1 ran, and what it ran was its own.
+        // Rank 1 ran only with a plan that can be, and what it ran was its own.
         assert_eq!(heard > 0, says.contains("is gone"), "{error}");
         assert!(!mark.exists() && !bench.path("saved").exists(), "{says}");
     }
-    // The trap would have worked.
+    // The trap works if somebody runs it.
     run(&trap.artifact, &trap.options(), &mut |_| {}).unwrap();
     assert!(mark.exists());
 }
@@ -325,7 +330,7 @@ fn a_rank_0_without_the_secret_learns_nothing_and_is_left() {
         assert!(error.contains("has not proved that it knows this rank's secret: all ranks need the same (MCC_SECRET or --secret-file)"), "{error}");
         over.store(true, Ordering::Release);
         drop(TcpStream::connect(listener.local_addr().unwrap()));
-        // A mark, a nonce and a proof.
+        // The rank has sent a mark, a nonce and a proof.
         assert_eq!(heard.join().unwrap(), 72);
     });
 }

@@ -1,11 +1,12 @@
-//! Ranks that were started one by one, as torchrun and srun do: each has a launcher of its own. What stands for another machine here is another node in
-//! the environment: its ranks have memory of their own and are reached over TCP.
+//! Ranks that were started one by one, as torchrun and srun do: each has a launcher of its own. What stands for
+//! another machine here is another node in the environment: its ranks have memory of their own and are reached over
+//! TCP.
 
 mod besieged;
 
 use crate::bench::{Bench, STEPS, children, run};
 use crate::fixture::{self, Split};
-use runtime::executor::Order;
+use runtime::executor::CommandOrder;
 use runtime::launch::{RunEnd, RunOptions, StepMetrics, StopRequest, Summary};
 use runtime::profile::ProfileChunk;
 use runtime::protocol::{self, Event, StepEvent};
@@ -85,7 +86,7 @@ fn ranks_on_any_machines_train_to_the_bits_of_one_launchers() {
         let metrics = lines(&fs::read_to_string(bench.path("metrics")).unwrap());
         assert_eq!(metrics.len(), steps.len());
         for nodes in [[0, 0, 0, 0], [0, 0, 1, 1], [7, 3, 7, 3], [0, 1, 2, 3]] {
-            for order in [Order::Streams, Order::List] {
+            for order in [CommandOrder::Streams, CommandOrder::List] {
                 fs::remove_file(bench.path("out")).unwrap();
                 let options =
                     |_| RunOptions { save_weights: Some(bench.path("out")), metrics: Some(bench.path("metrics")), order, ..bench.options() };
@@ -252,7 +253,8 @@ fn a_world_of_another_size_is_refused_with_ways_out() {
     }
 }
 
-/// Set for the processes that [`a_launcher_that_is_killed_is_missed_by_all`] starts: the directory, and the rank, of which 0 and 1 are on two nodes.
+/// Set for the processes that [`a_launcher_that_is_killed_is_missed_by_all`] starts: the directory, and the rank, of
+/// which 0 and 1 are on two nodes.
 const JOINER: &str = "MCC_TEST_JOINER";
 
 #[test]

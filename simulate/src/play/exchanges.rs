@@ -1,34 +1,34 @@
 //! How ranks come together.
 //!
 //! On GPUs a rank does its exchanges one by one, as NCCL's guide asks for: collectives and receives in the order of
-//! issue, each send at its turn ([`SendTurn`](ir::program::SendTurn)), and a message goes when both ends have come to
+//! issue, each send at its turn ([`SendTurn`]), and a message goes when both ends have come to
 //! it. On CPUs each stream exchanges by itself, and messages are buffered.
 
-use super::stage::{Op, State};
-use super::{Mark, Play};
+use super::stage::{RunningOp, State};
+use super::{Mark, Simulation};
 use crate::cost::{Cause, Cost};
 use crate::kernels;
 use crate::links::PIECE;
-use crate::tape::{Item, Kind, StageTape, With};
+use crate::tape::{ExchangePartner, Item, StageTape, WorkKind};
 use ir::op::Channel;
 use ir::program::{CallSchedule, ProgramPhase, SendTurn};
 use std::collections::VecDeque;
 
-/// Messages between two stages on a channel, at ends that have come to them.
+/// Messages between two stages on a channel, whose ends have been reached.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Route {
-    /// The sender's exchange, since when, and when it was begun.
+    /// The sender's exchange, since when it waits, and when it was begun.
     sends: VecDeque<(u32, Mark, f64)>,
-    /// The receiver's stream and exchange, and since when.
+    /// The receiver's stream and exchange, and since when it waits.
     receives: VecDeque<(usize, u32, Mark)>,
 }
 
 /// A send of a phase, as it goes out.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
-    /// In the order of issue.
+struct ScheduledSend {
+    /// The number of the send, in the order of issue.
     send: usize,
-    /// Other exchanges that come before it.
+    /// The number of other exchanges that come before it.
     after: u32,
     /// Whether it goes with the next of them.
     grouped: bool,
@@ -37,17 +37,18 @@ struct Turn {
 /// A stage's exchanges of a phase, one by one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Queue {
-    turns: Vec<Turn>,
-    /// Sends that have been copied away: their exchange, and since when.
+    turns: Vec<ScheduledSend>,
+    /// Sends that have been copied away: the exchange, and since when.
     issued: Vec<(u32, Mark)>,
     sends_done: usize,
     others_done: u32,
-    /// Streams that are at an exchange: its number, the stream, the exchange.
+    /// Streams that are at an exchange: the number of the exchange, the stream and the exchange.
     here: Vec<(u32, usize, u32)>,
-    /// What of the group that is under way has not ended, and the sends and others that it counts for.
+    /// The number of exchanges of the group under way that have not ended.
     left: usize,
+    /// How many sends and how many other exchanges that group has.
     group: (usize, u32),
-    /// When the last one ended.
+    /// The end of the last one.
     pub mark: Mark,
 }
 
@@ -57,7 +58,7 @@ impl Queue {
         if turns.is_empty() {
             return Queue { mark, ..Queue::default() };
         }
-        // Exchanges that a bool leaves out count for the program.
+        // The program also counts exchanges that a bool leaves out.
         let (mut played, mut before) = (vec![], 0);
         for call in schedule.calls(phase) {
             let part = &tape.tapes[call.body.index()][call.part as usize];
@@ -66,7 +67,7 @@ impl Queue {
         }
         let turn = |t: &SendTurn| {
             let of = |n: u32| played.get(n as usize).copied().unwrap_or(before);
-            Turn { send: t.send as usize, after: of(t.after), grouped: t.grouped && of(t.after) < of(t.after + 1) }
+            ScheduledSend { send: t.send as usize, after: of(t.after), grouped: t.grouped && of(t.after) < of(t.after + 1) }
         };
         Queue { turns: turns.iter().map(turn).collect(), mark, ..Queue::default() }
     }
@@ -76,8 +77,8 @@ impl Queue {
     }
 }
 
-impl Play<'_> {
-    /// A stream is at a collective or a receive, number `number` of its phase.
+impl Simulation<'_> {
+    /// Notes that a stream is at a collective or a receive, number `number` of its phase.
     pub(super) fn arrive(&mut self, s: usize, k: usize, exchange: u32, number: u32) {
         if self.serial {
             self.stages[s].queue.here.push((number, k, exchange));
@@ -88,22 +89,22 @@ impl Play<'_> {
         }
     }
 
-    /// A stream is at a send.
+    /// Notes that a stream is at a send.
     pub(super) fn send(&mut self, s: usize, k: usize, exchange: u32) {
         let mark = self.stages[s].streams[k].mark;
         let e = &self.tapes[s].exchanges[exchange as usize];
         if self.serial {
-            // Read and written, to where it waits for its turn.
+            // The message is read and written once, to where it waits for its turn.
             let copy = Cost::new(Cause::Memory, kernels::memory(self.machine, 2.0 * e.bytes as f64, 1));
             let cost = if e.bytes > 0 { copy.and(Cause::Launch, self.machine.device.launch.value) } else { copy };
-            self.begin(s, k, Kind::Copy, cost, mark, &[]);
+            self.begin(s, k, WorkKind::Copy, cost, mark, &[]);
         } else {
             let cost = e.cost;
-            self.begin(s, k, Kind::Exchange, cost, mark, &[(s, exchange)]);
+            self.begin(s, k, WorkKind::Exchange, cost, mark, &[(s, exchange)]);
         }
     }
 
-    /// What a stream sends has been copied away.
+    /// Notes that what a stream sends has been copied away.
     pub(super) fn copied(&mut self, s: usize, k: usize, mark: Mark) {
         let Some(Item::Send { exchange }) = self.item(s, k) else { return };
         let exchange = *exchange;
@@ -112,14 +113,14 @@ impl Play<'_> {
         self.take_turns(s);
     }
 
-    /// What a stage's turn is at begins, if it is there.
+    /// Begins the exchanges whose turn it is, if their streams have come to them.
     fn take_turns(&mut self, s: usize) {
         let queue = &mut self.stages[s].queue;
         if queue.left > 0 {
             return;
         }
         let rest = &queue.turns[queue.sends_done..];
-        let is_issued = |t: &Turn| t.send < queue.issued.len();
+        let is_issued = |t: &ScheduledSend| t.send < queue.issued.len();
         if let Some(turn) = rest.first().filter(|t| !t.grouped && t.after <= queue.others_done) {
             if is_issued(turn) {
                 let (send, mark) = (turn.send, queue.issued[turn.send].1.later(queue.mark));
@@ -129,7 +130,7 @@ impl Play<'_> {
             return;
         }
         let Some(at) = queue.here.iter().position(|h| h.0 == queue.others_done) else { return };
-        let with: Vec<Turn> = rest.iter().take_while(|t| t.grouped && t.after == queue.others_done).copied().collect();
+        let with: Vec<ScheduledSend> = rest.iter().take_while(|t| t.grouped && t.after == queue.others_done).copied().collect();
         if !with.iter().all(is_issued) {
             return;
         }
@@ -141,22 +142,22 @@ impl Play<'_> {
         self.meet(s, k, exchange, mark);
     }
 
-    /// A send goes out at its turn.
+    /// Sends a message whose turn it is.
     fn offer(&mut self, s: usize, send: usize, mark: Mark) {
         let exchange = self.stages[s].queue.issued[send].0;
-        let With::Send { to, channel } = self.tapes[s].exchanges[exchange as usize].with else { return };
+        let ExchangePartner::Send { to, channel } = self.tapes[s].exchanges[exchange as usize].with else { return };
         self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark, mark.time));
         self.transfer(s, to, channel);
     }
 
-    /// A stream has come to what it exchanges, and it is its turn.
+    /// Begins an exchange whose turn it is, or waits for the others.
     fn meet(&mut self, s: usize, k: usize, exchange: u32, mark: Mark) {
         let e = &self.tapes[s].exchanges[exchange as usize];
         let cost = e.cost;
         match e.with {
-            With::Within => self.begin(s, k, Kind::Exchange, cost, mark, &[(s, exchange)]),
-            With::Meeting(number) => {
-                // Who waits keeps its mark.
+            ExchangePartner::Within => self.begin(s, k, WorkKind::Exchange, cost, mark, &[(s, exchange)]),
+            ExchangePartner::Meeting(number) => {
+                // A stream that waits keeps its mark.
                 self.stages[s].streams[k].mark = mark;
                 self.met[number].push((s, k, exchange));
                 if self.met[number].len() == self.meetings[number].len() {
@@ -164,18 +165,18 @@ impl Play<'_> {
                     let marks = all.iter().map(|(s, k, _)| self.stages[*s].streams[*k].mark);
                     let mark = marks.reduce(Mark::later).unwrap_or(mark);
                     let parties: Vec<(usize, u32)> = all.iter().map(|(s, _, e)| (*s, *e)).collect();
-                    self.begin(s, k, Kind::Exchange, cost, mark, &parties);
+                    self.begin(s, k, WorkKind::Exchange, cost, mark, &parties);
                 }
             }
-            With::Recv { from, channel } => {
+            ExchangePartner::Recv { from, channel } => {
                 self.routes.entry((from, s, channel)).or_default().receives.push_back((k, exchange, mark));
                 self.transfer(from, s, channel);
             }
-            With::Send { .. } => unreachable!("invariant: sends are offered"),
+            ExchangePartner::Send { .. } => unreachable!("invariant: sends are offered"),
         }
     }
 
-    /// A message goes, if both ends are there. It is the receiver's.
+    /// Transfers a message if both ends are there. It counts for the receiver.
     fn transfer(&mut self, from: usize, to: usize, channel: Channel) {
         let Some(route) = self.routes.get_mut(&(from, to, channel)) else { return };
         let (Some(sent), Some(received)) = (route.sends.front().copied(), route.receives.front().copied()) else { return };
@@ -185,20 +186,20 @@ impl Play<'_> {
         let e = &self.tapes[to].exchanges[exchange as usize];
         let mut cost = e.cost;
         if !self.serial {
-            // Who waits for a message copies it out, piece by piece, while it is copied in.
+            // A receiver that waits copies the message out piece by piece while it is copied in.
             let meanwhile = (sent.1.time - mark.time.max(sent.2)).max(0.0);
             let left = (1.0 - meanwhile / cost.seconds().max(f64::MIN_POSITIVE)).max((PIECE as f64 / e.bytes.max(1) as f64).min(1.0));
             cost = cost.times(left);
         }
         let both = [(to, exchange), (from, sent.0)];
         let parties = if self.serial { &both[..] } else { &both[..1] };
-        self.begin(to, k, Kind::Exchange, cost, mark.later(sent.1), parties);
+        self.begin(to, k, WorkKind::Exchange, cost, mark.later(sent.1), parties);
     }
 
-    /// An exchange of a stream has ended.
-    pub(super) fn exchanged(&mut self, s: usize, k: usize, op: &Op, mark: Mark) {
+    /// Ends an exchange of a stream.
+    pub(super) fn exchanged(&mut self, s: usize, k: usize, op: &RunningOp, mark: Mark) {
         let (first, exchange) = op.parties[0];
-        if let (With::Send { to, channel }, false) = (&self.tapes[first].exchanges[exchange as usize].with, self.serial) {
+        if let (ExchangePartner::Send { to, channel }, false) = (&self.tapes[first].exchanges[exchange as usize].with, self.serial) {
             let (to, channel) = (*to, *channel);
             self.routes.entry((s, to, channel)).or_default().sends.push_back((exchange, mark, op.mark.time));
             self.tell(s, k, op.mark.time);
@@ -206,8 +207,8 @@ impl Play<'_> {
             return self.transfer(s, to, channel);
         }
         for (party, exchange) in &op.parties {
-            // Who sent has gone on already.
-            if !matches!(self.tapes[*party].exchanges[*exchange as usize].with, With::Send { .. }) {
+            // The sender has gone on already.
+            if !matches!(self.tapes[*party].exchanges[*exchange as usize].with, ExchangePartner::Send { .. }) {
                 let at = (0..self.stages[*party].streams.len()).find(|k| self.is_at(*party, *k, *exchange));
                 let at = at.expect("invariant: a stream waits for it");
                 self.tell(*party, at, op.mark.time);
@@ -225,7 +226,7 @@ impl Play<'_> {
         is_item && self.stages[s].streams[k].state == State::Exchanges
     }
 
-    /// Something of a stage's turn has ended.
+    /// Ends one exchange of a stage's turn.
     fn end_turn(&mut self, s: usize, mark: Mark) {
         let queue = &mut self.stages[s].queue;
         queue.left -= 1;

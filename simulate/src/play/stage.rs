@@ -3,13 +3,13 @@
 use super::exchanges::Queue;
 use super::{Mark, STREAMS};
 use crate::cost::Cost;
-use crate::tape::{Kind, StageTape, Tape};
+use crate::tape::{PartTape, StageTape, WorkKind};
 use ir::program::{CallSchedule, Job, ProgramPhase, Stream};
 use serde::Serialize;
 
 /// Seconds of a step of a stage's rank, by what its compute stream does meanwhile: they add up to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spent {
+pub struct TimeBreakdown {
     /// The device is at work: kernels, and fills of buffers.
     pub kernels: f64,
     /// Nothing is computed, and an exchange, a copy, a disk or the host is at work.
@@ -28,7 +28,7 @@ pub struct Spent {
     pub bubble: f64,
 }
 
-impl Spent {
+impl TimeBreakdown {
     /// Each part with its name.
     pub fn named(&self) -> [(&'static str, f64); 8] {
         [
@@ -44,8 +44,8 @@ impl Spent {
     }
 
     /// Adds a part of another one.
-    pub fn add(&mut self, other: &Spent, part: f64) {
-        let Spent { kernels, exchanges, copies, disk, host, wakes, gaps, bubble } = self;
+    pub fn add(&mut self, other: &TimeBreakdown, part: f64) {
+        let TimeBreakdown { kernels, exchanges, copies, disk, host, wakes, gaps, bubble } = self;
         let all = [kernels, exchanges, copies, disk, host, wakes, gaps, bubble];
         all.into_iter().zip(other.named()).for_each(|(to, (_, x))| *to += part * x);
     }
@@ -53,38 +53,40 @@ impl Spent {
 
 /// The same, with what of exchanges it is.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Times {
+pub struct StageTimes {
     /// Seconds of the step, by what the compute stream does.
-    pub spent: Spent,
+    pub spent: TimeBreakdown,
     /// The seconds of `spent.exchanges`, by the stage's exchanges.
     pub exposed: Vec<f64>,
 }
 
 /// A part of a pool.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Share {
+pub(super) struct PoolShare {
     pub pool: usize,
     pub part: f64,
 }
 
 /// Something under way.
 #[derive(Clone, Debug)]
-pub(super) struct Op {
-    pub kind: Kind,
-    /// If it were alone.
+pub(super) struct RunningOp {
+    pub kind: WorkKind,
+    /// Seconds that it would take alone.
     pub seconds: f64,
     pub cost: Cost,
-    /// When it began.
+    /// The time at which it began.
     pub mark: Mark,
-    /// Of `seconds`.
+    /// The part of `seconds` that is left.
     pub left: f64,
+    /// The seconds of `left` that pass in a second.
     pub rate: f64,
-    /// That, but for what shares of pools make of it.
+    /// The rate that it would have if it shared no pool.
     pub alone: f64,
-    /// Seconds so far that are due to itself and to those with whom it shares; the others, to what else is under way.
+    /// Seconds so far that are due to itself and to those with whom it shares a pool. The others are due to what else
+    /// is under way.
     pub own: f64,
     pub generation: u32,
-    /// Stages and exchanges of theirs that it is.
+    /// The stages and the exchanges of theirs that it is.
     pub parties: Vec<(usize, u32)>,
 }
 
@@ -99,20 +101,20 @@ pub(super) enum State {
 
 #[derive(Clone, Debug)]
 pub(super) struct StreamPlay {
-    /// Of all steps: even ones are training passes, odd ones updates.
+    /// The number of the phase, over all steps: even ones are training passes, odd ones updates.
     pub phase: usize,
     pub call: usize,
     pub item: usize,
     pub state: State,
     pub mark: Mark,
-    /// Of each event, records that were issued before the call.
+    /// For each event, the number of records that were issued before the call.
     pub issued: Vec<u32>,
-    /// Exchanges of the phase before the call: those that are no sends.
+    /// The number of exchanges of the phase before the call that are no sends.
     pub others: u32,
 }
 
 impl StreamPlay {
-    pub fn next_call(&mut self, tape: &Tape) {
+    pub fn next_call(&mut self, tape: &PartTape) {
         tape.records.iter().for_each(|(event, count)| self.issued[*event as usize] += count);
         (self.call, self.item, self.others) = (self.call + 1, 0, self.others + tape.others);
     }
@@ -126,7 +128,7 @@ impl StreamPlay {
 pub(super) struct StagePlay {
     pub streams: Vec<StreamPlay>,
     is_used: [bool; STREAMS],
-    pub ops: [Option<Op>; STREAMS],
+    pub ops: [Option<RunningOp>; STREAMS],
     /// Exchanges that are under way.
     pub moving: Vec<u32>,
     pub reached: Vec<u32>,
@@ -135,15 +137,15 @@ pub(super) struct StagePlay {
     pub closing: bool,
     pub queue: Queue,
     pub cluster: usize,
-    /// Its ranks that share a machine.
+    /// The number of its ranks that share a machine.
     pub neighbours: u64,
     pub dirty: bool,
-    /// When its clock was brought forward last.
+    /// The time up to which its seconds are counted.
     clock: f64,
     generations: u32,
-    times: Times,
-    /// Of each step that has ended: when, and what it was spent on.
-    pub ended: Vec<(Mark, Times)>,
+    times: StageTimes,
+    /// For each step that has ended: the time, and what it was spent on.
+    pub ended: Vec<(Mark, StageTimes)>,
 }
 
 impl StagePlay {
@@ -165,7 +167,7 @@ impl StagePlay {
             dirty: false,
             clock: 0.0,
             generations: 0,
-            times: Times { exposed: vec![0.0; tape.exchanges.len()], ..Times::default() },
+            times: StageTimes { exposed: vec![0.0; tape.exchanges.len()], ..StageTimes::default() },
             ended: vec![],
         }
     }
@@ -186,7 +188,7 @@ impl StagePlay {
     }
 
     pub fn is_computing(&self) -> bool {
-        self.ops.iter().flatten().any(|op| op.kind == Kind::Device)
+        self.ops.iter().flatten().any(|op| op.kind == WorkKind::Device)
     }
 
     /// Brings its clock to `now`.
@@ -196,24 +198,24 @@ impl StagePlay {
             return;
         }
         self.clock = now;
-        let has = |kind: Kind| self.ops.iter().flatten().any(|op| op.kind == kind);
+        let has = |kind: WorkKind| self.ops.iter().flatten().any(|op| op.kind == kind);
         let times = &mut self.times.spent;
         let exposed = &mut self.times.exposed;
-        let spent = if has(Kind::Device) {
+        let spent = if has(WorkKind::Device) {
             &mut times.kernels
         } else if !self.moving.is_empty() {
             let each = passed / self.moving.len() as f64;
             self.moving.iter().for_each(|e| exposed[*e as usize] += each);
             &mut times.exchanges
-        } else if has(Kind::Copy) {
+        } else if has(WorkKind::Copy) {
             &mut times.copies
-        } else if has(Kind::Disk) {
+        } else if has(WorkKind::Disk) {
             &mut times.disk
-        } else if has(Kind::Host) {
+        } else if has(WorkKind::Host) {
             &mut times.host
-        } else if has(Kind::Wake) {
+        } else if has(WorkKind::Wake) {
             &mut times.wakes
-        } else if has(Kind::Gap) {
+        } else if has(WorkKind::Gap) {
             &mut times.gaps
         } else {
             &mut times.bubble
@@ -228,7 +230,7 @@ impl StagePlay {
         (self.phase, self.closing) = (self.phase + 1, false);
         self.queue = Queue::new(schedule, StagePlay::kind(self.phase), tape, mark);
         if self.phase.is_multiple_of(2) {
-            let fresh = Times { exposed: vec![0.0; self.times.exposed.len()], ..Times::default() };
+            let fresh = StageTimes { exposed: vec![0.0; self.times.exposed.len()], ..StageTimes::default() };
             self.ended.push((mark, std::mem::replace(&mut self.times, fresh)));
         }
     }

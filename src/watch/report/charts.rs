@@ -1,21 +1,21 @@
 //! What the page's script draws: curves and marks, as JSON within the page.
 
-use super::curve::{Drawn, Points};
+use super::curve::{PlottedCurve, Points};
 use super::elapsed::Elapsed;
 use super::history::Run;
 use super::metrics::USUAL;
 use super::page::Report;
 use crate::pages::numbers::{bytes, duration, of};
-use crate::watch::log::How;
+use crate::watch::log::RunOutcome;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
 #[derive(Debug, Serialize)]
 pub struct Charts {
     pub charts: Vec<Chart>,
-    runs: Vec<Ran>,
-    /// Of several runs no checkpoints, and of each the last end.
-    marks: Vec<Mark>,
+    runs: Vec<ChartRun>,
+    /// With several runs, each has its last end and no checkpoints.
+    marks: Vec<ChartMark>,
     /// What curves can be drawn along.
     pub axes: Vec<Axis>,
 }
@@ -29,7 +29,7 @@ pub enum Axis {
 }
 
 #[derive(Debug, Serialize)]
-struct Ran {
+struct ChartRun {
     name: String,
     elapsed: Elapsed,
 }
@@ -63,7 +63,7 @@ enum SeriesStyle {
 }
 
 #[derive(Debug, Serialize)]
-struct Mark {
+struct ChartMark {
     run: usize,
     step: u64,
     /// On the clock, if it is at no step's end.
@@ -100,14 +100,14 @@ struct Drawing<'a> {
 
 impl Drawing<'_> {
     /// The curve of each run that has a number of that name.
-    fn take(&mut self, name: &str) -> Vec<(usize, Drawn)> {
+    fn take(&mut self, name: &str) -> Vec<(usize, PlottedCurve)> {
         let take = |(k, run): (usize, &mut Report)| Some((k, run.metrics.curves.remove(name)?));
         self.runs.iter_mut().enumerate().filter_map(take).filter(|(_, drawn)| drawn.greatest().is_some()).collect()
     }
 
     /// One curve; of one that is thinned also the means, drawn over it. Of several runs a curve has the run's name,
     /// and of what is thinned means alone.
-    fn line(&self, label: &str, run: usize, drawn: Drawn) -> Vec<Series> {
+    fn line(&self, label: &str, run: usize, drawn: PlottedCurve) -> Vec<Series> {
         let one = |label: String, style, points| Series { label, style, run, points };
         match (self.runs.len() > 1, drawn.means.x.is_empty()) {
             (true, is_whole) => vec![one(self.runs[run].name.clone(), SeriesStyle::Line, if is_whole { drawn.points } else { drawn.means })],
@@ -121,7 +121,7 @@ impl Drawing<'_> {
         }
     }
 
-    fn chart(&mut self, title: &str, label: &str, curves: Vec<(usize, Drawn)>, factor: f64, scale: Scale) {
+    fn chart(&mut self, title: &str, label: &str, curves: Vec<(usize, PlottedCurve)>, factor: f64, scale: Scale) {
         let log = scale == Scale::Log || scale == Scale::LogOfSpikes && curves.iter().any(|(_, drawn)| drawn.has_spikes());
         let series: Vec<Series> = curves.into_iter().flat_map(|(run, drawn)| self.line(label, run, drawn.scaled(factor))).collect();
         self.add(title, log, series);
@@ -183,7 +183,8 @@ impl Charts {
         drawing.all();
         let Drawing { runs, charts } = drawing;
         let marks = runs.iter().enumerate().flat_map(|(k, run)| marks(k, run, runs.len() > 1)).collect();
-        let runs: Vec<Ran> = runs.iter_mut().map(|run| Ran { name: run.name.clone(), elapsed: std::mem::take(&mut run.metrics.elapsed) }).collect();
+        let runs: Vec<ChartRun> =
+            runs.iter_mut().map(|run| ChartRun { name: run.name.clone(), elapsed: std::mem::take(&mut run.metrics.elapsed) }).collect();
         let has = |sums: fn(&Elapsed) -> &[f64]| runs.iter().all(|run| run.elapsed.step.is_empty() || sums(&run.elapsed).last() > Some(&0.0));
         let axes = [(Axis::Step, true), (Axis::Tokens, has(|e| &e.tokens)), (Axis::Seconds, has(|e| &e.seconds))];
         Charts { charts, marks, axes: axes.into_iter().filter(|(_, has)| *has).map(|(axis, _)| axis).collect(), runs }
@@ -200,12 +201,12 @@ impl Charts {
     }
 }
 
-fn marks(run: usize, report: &Report, is_one_of_several: bool) -> Vec<Mark> {
+fn marks(run: usize, report: &Report, is_one_of_several: bool) -> Vec<ChartMark> {
     let (history, mut marks) = (&report.history, vec![]);
     let mut mark = |kind: &'static str, step: u64, so_far: Option<f64>, what: String| {
         let whose = if is_one_of_several { format!("{}, ", report.name) } else { String::new() };
         let seconds = so_far.map(|seconds| report.timeline.of_log(seconds));
-        marks.push(Mark { run, step, seconds, kind, text: format!("{whose}step {step}: {what}") });
+        marks.push(ChartMark { run, step, seconds, kind, text: format!("{whose}step {step}: {what}") });
     };
     for s in history.saved.last.iter().filter(|_| !is_one_of_several) {
         let what = format!("checkpoint, {} in {:.0} ms; training waited {:.0} ms", bytes(s.bytes), s.milliseconds, s.stalled);
@@ -221,9 +222,9 @@ fn marks(run: usize, report: &Report, is_one_of_several: bool) -> Vec<Mark> {
     let ends = history.runs.last.iter().enumerate().filter(|(k, _)| !is_one_of_several || *k == latest);
     for end in ends.filter_map(|(_, run)| run.end.as_ref()) {
         let (kind, how) = match end.how {
-            How::Whole => ("end", "the end of a run"),
-            How::Early => ("end", "a run ended early, with everything saved"),
-            How::Failed => ("failed", "a run failed"),
+            RunOutcome::Whole => ("end", "the end of a run"),
+            RunOutcome::Early => ("end", "a run ended early, with everything saved"),
+            RunOutcome::Failed => ("failed", "a run failed"),
         };
         mark(kind, end.step, Some(end.seconds_so_far), how.into());
     }

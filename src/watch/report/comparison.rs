@@ -1,11 +1,12 @@
-//! The page of several runs: their curves in the same charts, a row for each, and what each one's own page would have.
+//! The page of several runs: their curves in the same charts, a row for each, and what each one's own page would
+//! have.
 
 use super::charts::Charts;
 use super::page::{Report, curves, whole};
 use super::parts::mesh;
 use crate::pages::colour;
 use crate::pages::numbers::{count, duration, of, percent, short};
-use crate::watch::log::How;
+use crate::watch::log::RunOutcome;
 use maud::{Markup, html};
 
 pub fn page(runs: &[Report], charts: &Charts) -> String {
@@ -38,9 +39,9 @@ fn table(runs: &[Report]) -> Markup {
     let how = |run: &Report| match run.history.runs.last.back().map(|last| last.end.as_ref().map(|end| end.how)) {
         None => "–",
         Some(None) => "no end yet",
-        Some(Some(How::Whole)) => "finished",
-        Some(Some(How::Early)) => "ended early",
-        Some(Some(How::Failed)) => "failed",
+        Some(Some(RunOutcome::Whole)) => "finished",
+        Some(Some(RunOutcome::Early)) => "ended early",
+        Some(Some(RunOutcome::Failed)) => "failed",
     };
     html! {
         div.scroll {

@@ -12,12 +12,12 @@ pub struct Curve {
     /// Steps of a bucket.
     width: u64,
     open: Option<Bucket>,
-    drawn: Drawn,
+    drawn: PlottedCurve,
 }
 
 /// What is drawn of a curve.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Drawn {
+pub struct PlottedCurve {
     pub points: Points,
     /// The mean of each bucket, if buckets have more than one step.
     pub means: Points,
@@ -49,7 +49,7 @@ pub fn width(first: u64, last: u64) -> u64 {
 
 impl Curve {
     pub fn new(width: u64) -> Curve {
-        Curve { width, open: None, drawn: Drawn::default() }
+        Curve { width, open: None, drawn: PlottedCurve::default() }
     }
 
     /// The number of a step, which comes after all that were pushed.
@@ -87,7 +87,7 @@ impl Curve {
         }
     }
 
-    pub fn drawn(mut self) -> Drawn {
+    pub fn drawn(mut self) -> PlottedCurve {
         self.close();
         self.drawn
     }
@@ -105,10 +105,10 @@ impl Points {
     }
 }
 
-impl Drawn {
+impl PlottedCurve {
     /// With numbers in another unit, and no more digits than can be seen.
-    pub fn scaled(self, factor: f64) -> Drawn {
-        Drawn { points: self.points.scaled(factor), means: self.means.scaled(factor) }
+    pub fn scaled(self, factor: f64) -> PlottedCurve {
+        PlottedCurve { points: self.points.scaled(factor), means: self.means.scaled(factor) }
     }
 
     /// Whether a few numbers are so great that the others cannot be told apart beside them.
@@ -133,7 +133,7 @@ fn six_digits(x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn drawn(first: u64, last: u64, number: impl Fn(u64) -> Option<f64>) -> Drawn {
+    fn drawn(first: u64, last: u64, number: impl Fn(u64) -> Option<f64>) -> PlottedCurve {
         let mut curve = Curve::new(width(first, last));
         (first..=last).for_each(|step| curve.push(step, number(step)));
         curve.drawn()
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_short_curve_has_every_step_and_gaps_where_there_is_no_number() {
-        let Drawn { points, means } = drawn(1, 4000, |step| match step {
+        let PlottedCurve { points, means } = drawn(1, 4000, |step| match step {
             7 => None,
             8 => Some(f64::NAN),
             _ => Some(step as f64),
@@ -157,16 +157,16 @@ mod tests {
             654_321 => Some(-1e6),
             _ => Some((step % 10) as f64),
         };
-        let Drawn { points, means } = drawn(1, 1_000_000, number);
+        let PlottedCurve { points, means } = drawn(1, 1_000_000, number);
         assert!(points.x.len() as u64 <= POINTS, "{}", points.x.len());
         assert!(points.x.is_sorted_by(|a, b| a < b));
         let at = |step| points.y[points.x.iter().position(|x| *x == step).unwrap()];
         assert_eq!((at(123_456), at(654_321)), (Some(1e6), Some(-1e6)));
-        // All but those of the two that stand out, and of the few last steps.
+        // Three means lie outside of this range: those of the two spikes, and that of the few last steps.
         assert!(means.x.len() as u64 <= POINTS / 2 && means.y.iter().flatten().filter(|y| (4.0..5.0).contains(*y)).count() == means.x.len() - 3);
         let rare = drawn(1, 1_000_000, |step| (step % 100_000 == 0).then_some(2.0));
         assert_eq!(rare.points.y.iter().flatten().count(), 10);
-        // The greatest numbers of steps.
+        // The greatest step numbers do not overflow.
         assert!(drawn(u64::MAX - 9, u64::MAX, |_| Some(1.0)).points.x.len() == 10 && width(0, u64::MAX) > 0);
     }
 

@@ -10,7 +10,7 @@ const MOST: f64 = 1e12;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Elapsed {
     pub step: Vec<u64>,
-    /// Of the whole run: steps before the first had as many as that one.
+    /// Tokens of the whole run; steps before the first are taken to have had as many as that one.
     pub tokens: Vec<f64>,
     /// From the first step on: of steps alone, or what the clock says.
     pub seconds: Vec<f64>,
@@ -21,12 +21,12 @@ pub struct Elapsed {
 pub struct Clock {
     /// Steps of a bucket.
     width: u64,
-    last: Option<Passed>,
+    last: Option<ElapsedPoint>,
     elapsed: Elapsed,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Passed {
+struct ElapsedPoint {
     step: u64,
     tokens: f64,
     seconds: f64,
@@ -40,8 +40,8 @@ impl Clock {
     /// A step, which comes after all that were pushed. Numbers that no step has count as none.
     pub fn push(&mut self, step: u64, tokens: f64, seconds: f64) {
         let [tokens, seconds] = [tokens, seconds].map(|x| if (0.0..MOST).contains(&x) { x } else { 0.0 });
-        let before = self.last.unwrap_or(Passed { step: 0, tokens: tokens * step.saturating_sub(1) as f64, seconds: 0.0 });
-        let now = Passed { step, tokens: before.tokens + tokens, seconds: before.seconds + seconds };
+        let before = self.last.unwrap_or(ElapsedPoint { step: 0, tokens: tokens * step.saturating_sub(1) as f64, seconds: 0.0 });
+        let now = ElapsedPoint { step, tokens: before.tokens + tokens, seconds: before.seconds + seconds };
         if self.last.is_none_or(|last| last.step / self.width != step / self.width) {
             self.elapsed.push(now);
         }
@@ -57,7 +57,7 @@ impl Clock {
 }
 
 impl Elapsed {
-    fn push(&mut self, now: Passed) {
+    fn push(&mut self, now: ElapsedPoint) {
         self.step.push(now.step);
         self.tokens.push(now.tokens.round());
         self.seconds.push(milliseconds(now.seconds));
@@ -100,7 +100,7 @@ mod tests {
         };
         let every = Elapsed { step: vec![1, 2, 3], tokens: vec![100.0, 200.0, 300.0], seconds: vec![0.25, 0.5, 0.75] };
         assert_eq!(of(1, 1..=3), every);
-        // The log of a run that goes on: its earlier steps had tokens too, and took a time that is not known.
+        // This run resumes at step 11: earlier steps count for tokens, but their time is not known.
         let few = Elapsed { step: vec![11, 15, 20, 22], tokens: vec![1100.0, 1500.0, 2000.0, 2200.0], seconds: vec![0.25, 1.25, 2.5, 3.0] };
         assert_eq!(of(5, 11..=22), few);
         assert_eq!([1, 11, 13, 20, 30].map(|step| few.seconds_at(step)), [0.0, 0.25, 0.75, 2.5, 3.0]);

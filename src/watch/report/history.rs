@@ -1,8 +1,8 @@
 //! What a log says beside its metrics: runs, checkpoints, restarts, warnings.
 
 use super::lines;
-use super::timeline::{Moment, Moments, TimelineEvent};
-use crate::watch::log::{Began, How, Record, Stamped};
+use super::timeline::{TimedEvent, TimedEvents, TimelineEvent};
+use crate::watch::log::{Record, RunOutcome, RunStart, Stamped};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -38,19 +38,19 @@ impl<T> Tail<T> {
 /// A run, which may go on with the one before.
 #[derive(Debug)]
 pub struct Run {
-    pub began: Began,
+    pub began: RunStart,
     pub time: f64,
     /// The last that it said.
     pub until: f64,
-    pub end: Option<End>,
+    pub end: Option<RunEnding>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct End {
-    /// Of all runs so far.
+pub struct RunEnding {
+    /// Seconds of all runs so far.
     pub seconds_so_far: f64,
     pub step: u64,
-    pub how: How,
+    pub how: RunOutcome,
     pub why: Option<String>,
 }
 
@@ -67,7 +67,7 @@ pub struct Saved {
 #[derive(Debug)]
 pub struct Restart {
     pub time: f64,
-    /// Of all runs so far.
+    /// Seconds of all runs so far.
     pub seconds_so_far: f64,
     /// The last step before it.
     pub at: u64,
@@ -97,8 +97,8 @@ pub struct History {
     pub seconds: f64,
     pub stalled: f64,
     pub lost: f64,
-    /// What it says of when steps were done.
-    pub moments: Moments,
+    /// Events that say when steps were done.
+    pub events: TimedEvents,
 }
 
 /// Runs that are kept, and of everything else.
@@ -128,17 +128,17 @@ impl History {
         }
         match record {
             Record::Began(began) => {
-                self.moment(began.first, self.seconds, TimelineEvent::Began);
+                self.event(began.first, self.seconds, TimelineEvent::Began);
                 self.runs.push(Run { began: *began, time, until: time, end: None }, RUNS);
             }
             Record::Saved { step, dir, bytes, milliseconds, stalled } => {
                 let waited = stalled.max(0.0) / 1e3;
                 self.stalled += waited;
-                self.moment(step, self.seconds - milliseconds.max(0.0) / 1e3, TimelineEvent::Done { waited });
+                self.event(step, self.seconds - milliseconds.max(0.0) / 1e3, TimelineEvent::Done { waited });
                 self.saved.push(Saved { time, step, dir: clipped(dir), bytes, milliseconds, stalled }, OTHERS);
             }
-            // Ranks that are slow are in notes.
-            Record::Ranks { step, .. } => self.moment(step, self.seconds, TimelineEvent::Done { waited: 0.0 }),
+            // Slow ranks are named by notes.
+            Record::Ranks { step, .. } => self.event(step, self.seconds, TimelineEvent::Done { waited: 0.0 }),
             Record::Note { text } => {
                 let text = clipped(text);
                 match self.notes.last.iter_mut().find(|said| said.text == text) {
@@ -151,23 +151,23 @@ impl History {
                 let left_out = if skipped > 0 { format!("; {skipped} sequences of the data are left out") } else { String::new() };
                 let (why, from) = (clipped(why + &left_out), from.map(clipped));
                 let base = self.base(from.as_deref());
-                self.moment(base, self.seconds, TimelineEvent::Restarted);
+                self.event(base, self.seconds, TimelineEvent::Restarted);
                 let (at, seconds_so_far) = (base.saturating_add(steps), self.seconds);
                 self.restarts.push(Restart { time, seconds_so_far, at, why, from, steps, seconds, count, most }, OTHERS);
             }
             Record::Ended { step, how, why } => {
-                if how != How::Failed {
-                    self.moment(step, self.seconds, TimelineEvent::Done { waited: 0.0 });
+                if how != RunOutcome::Failed {
+                    self.event(step, self.seconds, TimelineEvent::Done { waited: 0.0 });
                 }
                 if let Some(run) = self.runs.last.back_mut() {
-                    run.end = Some(End { seconds_so_far: self.seconds, step, how, why: why.map(clipped) });
+                    run.end = Some(RunEnding { seconds_so_far: self.seconds, step, how, why: why.map(clipped) });
                 }
             }
         }
     }
 
-    fn moment(&mut self, step: u64, seconds: f64, what: TimelineEvent) {
-        self.moments.push(Moment { step, seconds, what });
+    fn event(&mut self, step: u64, seconds: f64, what: TimelineEvent) {
+        self.events.push(TimedEvent { step, seconds, what });
     }
 
     /// The step of a checkpoint; of what the run began with, that before its first.

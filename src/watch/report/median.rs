@@ -33,7 +33,7 @@ impl Median {
         self.seen += 1;
     }
 
-    /// Of an even number, the later of the two in the middle.
+    /// The median; for an even number of values, the later of the two in the middle.
     pub fn get(&self) -> Option<f64> {
         let mut sorted = self.kept.clone();
         sorted.sort_by(f64::total_cmp);

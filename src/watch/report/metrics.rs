@@ -1,6 +1,6 @@
 //! The curves of a file of metrics, in two passes over it: which lines count, and what they say.
 
-use super::curve::{Curve, Drawn, width};
+use super::curve::{Curve, PlottedCurve, width};
 use super::elapsed::{Clock, Elapsed};
 use super::lines;
 use super::median::Median;
@@ -35,7 +35,7 @@ pub const USUAL: [&str; 12] = [
 
 #[derive(Debug, Default)]
 pub struct Metrics {
-    pub curves: BTreeMap<String, Drawn>,
+    pub curves: BTreeMap<String, PlottedCurve>,
     /// The first step and the last, of which there may be none.
     pub steps: Option<(u64, u64)>,
     /// When steps that are drawn were done.
@@ -52,7 +52,7 @@ pub struct Metrics {
     pub best: Option<(u64, f64)>,
     pub tokens_per_s: Option<f64>,
     pub mfu: Option<f64>,
-    /// Of all steps that are drawn.
+    /// Seconds of all steps that are drawn.
     pub seconds: f64,
     /// Reports beyond those that are drawn.
     pub left_out: u64,
@@ -68,9 +68,9 @@ fn step(line: Option<&[u8]>) -> Option<u64> {
     (step <= MOST_STEP).then_some(step)
 }
 
-/// Lines whose steps go up. Those from `until` on were done again later.
+/// Consecutive lines whose steps go up. Steps from `until` on were done again later.
 #[derive(Debug, PartialEq)]
-struct Stretch {
+struct RisingLines {
     lines: Range<u64>,
     first: u64,
     last: u64,
@@ -79,26 +79,26 @@ struct Stretch {
 
 /// Which lines count: those of a step that no later line goes back to or behind.
 #[derive(Default)]
-struct Counting {
-    stretches: Vec<Stretch>,
+struct CountedLines {
+    rising: Vec<RisingLines>,
     lines: u64,
 }
 
-impl Counting {
+impl CountedLines {
     fn line(&mut self, step: Option<u64>) {
         let line = self.lines;
         self.lines += 1;
         let Some(step) = step else { return };
-        match self.stretches.last_mut() {
+        match self.rising.last_mut() {
             Some(s) if s.last < step => (s.lines.end, s.last) = (self.lines, step),
             _ => {
-                while self.stretches.last().is_some_and(|s| s.first >= step) {
-                    self.stretches.pop();
+                while self.rising.last().is_some_and(|s| s.first >= step) {
+                    self.rising.pop();
                 }
-                if let Some(before) = self.stretches.last_mut() {
+                if let Some(before) = self.rising.last_mut() {
                     before.until = before.until.min(step);
                 }
-                self.stretches.push(Stretch { lines: line..self.lines, first: step, last: step, until: u64::MAX });
+                self.rising.push(RisingLines { lines: line..self.lines, first: step, last: step, until: u64::MAX });
             }
         }
     }
@@ -115,9 +115,9 @@ impl Metrics {
         if !about.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file, and is read twice: write it to one first"));
         }
-        let mut counting = Counting::default();
-        lines::each(BufReader::new(&file).take(about.len()), |line| counting.line(step(line)))?;
-        let ends = counting.stretches.first().zip(counting.stretches.last()).map(|(a, b)| (a.first, b.last));
+        let mut counted = CountedLines::default();
+        lines::each(BufReader::new(&file).take(about.len()), |line| counted.line(step(line)))?;
+        let ends = counted.rising.first().zip(counted.rising.last()).map(|(a, b)| (a.first, b.last));
         let width = ends.map_or(1, |(first, last)| width(first, last));
         let mut reading = Reading {
             metrics: Metrics { steps: ends, width, ..Metrics::default() },
@@ -128,10 +128,10 @@ impl Metrics {
             mfu: Median::default(),
         };
         file.rewind()?;
-        let (mut number, mut stretches) = (0, counting.stretches.iter().peekable());
+        let (mut number, mut rising) = (0, counted.rising.iter().peekable());
         lines::each(BufReader::new(&file).take(about.len()), |line| {
-            while stretches.next_if(|s| s.lines.end <= number).is_some() {}
-            let until = stretches.peek().filter(|s| s.lines.contains(&number)).map_or(0, |s| s.until);
+            while rising.next_if(|s| s.lines.end <= number).is_some() {}
+            let until = rising.peek().filter(|s| s.lines.contains(&number)).map_or(0, |s| s.until);
             match step(line) {
                 Some(step) if step < until => reading.line(step, line.unwrap_or_default()),
                 Some(_) => reading.metrics.repeated += 1,

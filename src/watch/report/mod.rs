@@ -20,7 +20,7 @@ use super::log::{METRICS, RUN};
 use super::profile::{self, PROFILE};
 use crate::cli::ReportArgs;
 use crate::failure::Failure;
-use crate::files::{self, Wanted};
+use crate::files::{self, ExpectedInput};
 use crate::misuse::misuse;
 use crate::pages::numbers::of;
 use crate::print::{note, report};
@@ -45,9 +45,9 @@ struct Files {
 impl Files {
     /// Of a directory or a file of metrics, and the file of metrics that is named for it.
     fn of(run: &Path, metrics: Option<&Path>) -> Result<Files, Failure> {
-        files::look(run, Wanted::Log)?;
+        files::look(run, ExpectedInput::Log)?;
         if let Some(file) = metrics {
-            files::look_for("--metrics", file, Wanted::Metrics)?;
+            files::look_for("--metrics", file, ExpectedInput::Metrics)?;
         }
         if !run.is_dir() {
             if metrics.is_some() {
@@ -137,7 +137,7 @@ fn read(run: &Path, files: &Files) -> Result<Report, Failure> {
         report.history = History::read(file).with_context(|| cannot(file))?;
         damage(report.history.damaged, RUN);
         report.history.lasts_until(report.written);
-        report.timeline = Timeline::new(&report.history.moments, &report.metrics.elapsed);
+        report.timeline = Timeline::new(&report.history.events, &report.metrics.elapsed);
         report.metrics.elapsed.follow(&report.timeline);
     }
     if let Some(file) = &files.profile {

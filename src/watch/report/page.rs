@@ -7,7 +7,7 @@ use super::timeline::Timeline;
 use super::{comparison, parts, spent};
 use crate::pages::numbers::{count, duration, of, percent, short};
 use crate::pages::{self, Script, json};
-use crate::watch::log::{Began, How};
+use crate::watch::log::{RunOutcome, RunStart};
 use crate::watch::profile::Profiled;
 use maud::{Markup, html};
 
@@ -62,7 +62,7 @@ impl Report {
     }
 
     /// The last run of its log.
-    pub fn began(&self) -> Option<&Began> {
+    pub fn began(&self) -> Option<&RunStart> {
         self.history.runs.last.back().map(|run| &run.began)
     }
 
@@ -86,7 +86,7 @@ impl Report {
     }
 
     /// How it ended, or that it has not.
-    fn state(&self, began: Option<&Began>) -> Markup {
+    fn state(&self, began: Option<&RunStart>) -> Markup {
         let end = self.history.runs.last.back().map(|run| run.end.as_ref());
         let ago = || duration(self.made - self.written);
         html! {
@@ -98,9 +98,9 @@ impl Report {
                 }
                 Some(Some(end)) => {
                     @match end.how {
-                        How::Whole => { span.state.good { "finished" } }
-                        How::Early => { span.state { "ended early" } ", everything saved," }
-                        How::Failed => { span.state.bad { "failed" } }
+                        RunOutcome::Whole => { span.state.good { "finished" } }
+                        RunOutcome::Early => { span.state { "ended early" } ", everything saved," }
+                        RunOutcome::Failed => { span.state.bad { "failed" } }
                     }
                     " after step " (count(end.step as f64))
                     @if let Some(b) = began { " of " (count(b.steps as f64)) }
@@ -111,7 +111,7 @@ impl Report {
     }
 
     /// The row on top.
-    fn cards(&self, began: Option<&Began>) -> Markup {
+    fn cards(&self, began: Option<&RunStart>) -> Markup {
         let (m, h) = (&self.metrics, &self.history);
         let last = m.steps.map(|s| s.1);
         let (seconds, whose) = self.seconds();

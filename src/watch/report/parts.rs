@@ -3,7 +3,7 @@
 use super::history::{History, Restart, Run, Saved, Tail};
 use crate::pages::colour;
 use crate::pages::numbers::{bytes, count, duration, of, quoted, time};
-use crate::watch::log::{Began, How};
+use crate::watch::log::{RunOutcome, RunStart};
 use maud::{Markup, html};
 use passes::report::footprint::MemoryCategory;
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 const ROWS: usize = 20;
 
 /// Axes that split anything: `pp 2 × tp 2`. With experts, also how those are split.
-pub fn mesh(began: &Began) -> String {
+pub fn mesh(began: &RunStart) -> String {
     let has_experts = began.mesh.iter().any(|(axis, size)| axis == "ep" && *size > 1);
     let is_shown = |axis: &str| axis != "mb" && (has_experts || !matches!(axis, "etp" | "edp"));
     let axes = began.mesh.iter().filter(|(axis, size)| *size > 1 && is_shown(axis));
@@ -54,13 +54,13 @@ pub fn plan(history: &History) -> Markup {
     }
 }
 
-fn run_row(run: &Run, last: &Began) -> Markup {
+fn run_row(run: &Run, last: &RunStart) -> Markup {
     let end = run.end.as_ref();
     let how = match end.map(|end| end.how) {
         None => "no end in the log",
-        Some(How::Whole) => "whole",
-        Some(How::Early) => "early, with everything saved",
-        Some(How::Failed) => "failed",
+        Some(RunOutcome::Whole) => "whole",
+        Some(RunOutcome::Early) => "early, with everything saved",
+        Some(RunOutcome::Failed) => "failed",
     };
     let b = &run.began;
     html! {
@@ -90,7 +90,7 @@ const HOST: &str = " on the host";
 const DISK: &str = " on a disk";
 
 /// What stages hold, in the order of the compiler's table, and what other versions of mcc may name.
-fn kinds(began: &Began) -> Vec<String> {
+fn kinds(began: &RunStart) -> Vec<String> {
     let named: BTreeSet<&String> = began.memory.iter().flat_map(|stage| stage.keys()).collect();
     let place = |name: &&String| {
         let kind = name.trim_end_matches(HOST).trim_end_matches(DISK);
@@ -101,7 +101,7 @@ fn kinds(began: &Began) -> Vec<String> {
     names.into_iter().cloned().collect()
 }
 
-pub fn memory(began: Option<&Began>) -> Markup {
+pub fn memory(began: Option<&RunStart>) -> Markup {
     let Some(b) = began.filter(|b| b.memory.iter().any(|stage| !stage.is_empty())) else { return html! {} };
     let kinds = kinds(b);
     let total = |stage: usize| b.memory[stage].values().fold(0u64, |sum, n| sum.saturating_add(*n));
@@ -174,12 +174,12 @@ pub fn checkpoints(history: &History) -> Markup {
     }
 }
 
-/// A list in two: what is shown when asked for, and the last.
-trait Last<T> {
+/// Splits a list into earlier items, which are shown on request, and the last ones.
+trait SplitLast<T> {
     fn as_slices_of_last(&self, n: usize) -> (Vec<&T>, Vec<&T>);
 }
 
-impl<T> Last<T> for std::collections::VecDeque<T> {
+impl<T> SplitLast<T> for std::collections::VecDeque<T> {
     fn as_slices_of_last(&self, n: usize) -> (Vec<&T>, Vec<&T>) {
         let mut all: Vec<&T> = self.iter().collect();
         let last = all.split_off(all.len().saturating_sub(n));

@@ -1,7 +1,7 @@
 //! Where the time went, of a run that was profiled.
 
 use crate::pages::numbers::{self, count, percent, short, time};
-use crate::watch::log::Began;
+use crate::watch::log::RunStart;
 use crate::watch::profile::Profiled;
 use maud::{Markup, html};
 use runtime::profile::breakdown::{ProfileRow, Rate, TimeShare};
@@ -9,7 +9,7 @@ use runtime::profile::breakdown::{ProfileRow, Rate, TimeShare};
 /// Lines that have a row of their own.
 const ROWS: usize = 20;
 
-pub fn section(profile: &Profiled, began: Option<&Began>) -> Markup {
+pub fn section(profile: &Profiled, began: Option<&RunStart>) -> Markup {
     let b = &profile.breakdown;
     let other = began.is_some_and(|began| began.id != profile.artifact);
     let end = |(rank, share): (u64, f64)| format!("{} on rank {rank}", percent(share));

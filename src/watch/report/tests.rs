@@ -31,7 +31,7 @@ fn step(n: u64, loss: &str) -> String {
 }
 
 fn began(model: &str) -> String {
-    let record = super::super::log::Record::Began(Box::new(super::super::log::Began {
+    let record = super::super::log::Record::Began(Box::new(super::super::log::RunStart {
         mcc: "0".into(),
         command: vec!["run".into(), model.into()],
         artifact: model.into(),
@@ -64,7 +64,7 @@ fn whatever_names_are_they_stay_text() {
     metrics[NASTY] = 1.0.into();
     let (page, damage) = page(&[(METRICS, metrics.to_string().as_bytes()), (RUN, run.as_bytes())]);
     assert_eq!(damage, Vec::<String>::new());
-    // The data, the library, what scripts of pages share, and the script that draws.
+    // The four scripts are the data, the library, what pages share, and the drawing.
     assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (4, 4));
     assert!(!page.contains("alert(1)</script>") && !page.contains("<!--") && page.contains("&lt;/script&gt;"));
     assert_eq!(curves(&page)["charts"][1]["title"], format!("Reported: {NASTY}"));
@@ -132,7 +132,7 @@ fn curves_can_be_drawn_along_tokens_and_time_where_a_run_says_them() {
     let text: String = (3..=5).map(|n| step(n, "2.0")).collect();
     let (with, _) = page(&[(METRICS, text.as_bytes())]);
     let drawn = curves(&with);
-    // Two tokens and 20 ms a step; steps before the first had tokens too.
+    // Each step has two tokens and takes 20 ms; steps before the first had tokens too.
     let elapsed = serde_json::json!({"step": [3, 4, 5], "tokens": [6.0, 8.0, 10.0], "seconds": [0.02, 0.04, 0.06]});
     assert_eq!((&drawn["axes"], &drawn["runs"][0]["elapsed"]), (&serde_json::json!(["step", "tokens", "seconds"]), &elapsed));
     assert!(with.contains("<option value=\"2\">time</option>"));
@@ -169,7 +169,7 @@ fn several_runs_are_drawn_in_the_same_charts_under_their_names() {
     let wanted = [(a.clone(), 0, "line"), (b, 1, "line"), (c, 2, "line"), (format!("{a}, held-out"), 0, "sparse")];
     assert_eq!(series, wanted);
     assert_eq!((&drawn["marks"], drawn["runs"].as_array().unwrap().len()), (&serde_json::json!([]), 3));
-    // Of a long run the means, in one curve.
+    // A long run is drawn as one curve of means.
     let x = drawn["charts"][0]["series"][1]["x"].as_array().unwrap().len();
     assert!((1000..=2000).contains(&x), "{x}");
     assert!(page.contains("<h1>3 runs</h1>") && page.contains("curves are means of as many neighbours as needed"));
@@ -215,7 +215,7 @@ fn time_is_that_of_the_clock_where_the_log_says_it() {
     let (metrics, run) = killed();
     let (page, _) = page(&[(METRICS, metrics.as_bytes()), (RUN, run.as_bytes())]);
     let drawn = curves(&page);
-    // 20 ms a step. The log begins at the end of the first; the fourth ends with the log.
+    // Each step takes 20 ms. The log begins at the end of the first step and ends with the fourth.
     assert_eq!(drawn["runs"][0]["elapsed"]["seconds"], serde_json::json!([0.02, 0.52, 8.0, 8.02]));
     let marks: Vec<_> =
         drawn["marks"].as_array().unwrap().iter().map(|m| (m["kind"].as_str().unwrap(), m["step"].as_u64(), m["seconds"].as_f64())).collect();

@@ -2,14 +2,14 @@
 
 use super::elapsed::Elapsed;
 
-/// Moments that are kept of the steps that were done.
+/// Most events that are kept of steps that were done.
 const MOST: usize = 1 << 16;
 
-/// What a log says of a time.
+/// An event of a log, with its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Moment {
+pub struct TimedEvent {
     pub step: u64,
-    /// Of all runs of the log so far, without what passed between them.
+    /// Seconds of all runs of the log so far, without the time between runs.
     pub seconds: f64,
     pub what: TimelineEvent,
 }
@@ -24,35 +24,35 @@ pub enum TimelineEvent {
     Restarted,
 }
 
-/// The moments of a log, whose steps go up. Those of steps that were done again are left out.
+/// Events of a log, in order of steps. Those of steps that were done again are left out.
 #[derive(Debug, Default)]
-pub struct Moments {
-    all: Vec<Moment>,
+pub struct TimedEvents {
+    all: Vec<TimedEvent>,
 }
 
-impl Moments {
-    pub fn push(&mut self, moment: Moment) {
-        let kept = match moment.what {
-            TimelineEvent::Began => self.all.partition_point(|m| m.step < moment.step),
-            TimelineEvent::Restarted => self.all.partition_point(|m| m.step <= moment.step),
-            TimelineEvent::Done { waited } => return self.done(moment, waited),
+impl TimedEvents {
+    pub fn push(&mut self, event: TimedEvent) {
+        let kept = match event.what {
+            TimelineEvent::Began => self.all.partition_point(|m| m.step < event.step),
+            TimelineEvent::Restarted => self.all.partition_point(|m| m.step <= event.step),
+            TimelineEvent::Done { waited } => return self.done(event, waited),
         };
         self.all.truncate(kept);
-        self.all.push(moment);
+        self.all.push(event);
     }
 
     /// A checkpoint may be complete when later steps are done, and a step be named twice.
-    fn done(&mut self, moment: Moment, waited: f64) {
-        let at = self.all.partition_point(|m| m.step < moment.step);
+    fn done(&mut self, event: TimedEvent, waited: f64) {
+        let at = self.all.partition_point(|m| m.step < event.step);
         if self.all[at..].iter().any(|m| m.what == TimelineEvent::Restarted) {
             return;
         }
         match self.all.get_mut(at) {
-            Some(Moment { step, what, .. }) if *step == moment.step => match what {
+            Some(TimedEvent { step, what, .. }) if *step == event.step => match what {
                 TimelineEvent::Done { waited: known } => *known = known.max(waited),
-                TimelineEvent::Began | TimelineEvent::Restarted => self.all.insert(at + 1, moment),
+                TimelineEvent::Began | TimelineEvent::Restarted => self.all.insert(at + 1, event),
             },
-            _ => self.all.insert(at, moment),
+            _ => self.all.insert(at, event),
         }
         if self.all.len() > MOST {
             let mut at = 0;
@@ -76,12 +76,12 @@ pub struct Timeline {
 
 impl Timeline {
     /// `sums` has the times of steps alone.
-    pub fn new(moments: &Moments, sums: &Elapsed) -> Timeline {
+    pub fn new(events: &TimedEvents, sums: &Elapsed) -> Timeline {
         let mut line = Timeline::default();
         let (mut sum, mut clock, mut ahead, mut starts) = (0.0, 0.0, 0.0, false);
-        for m in &moments.all {
+        for m in &events.all {
             let until = sums.seconds_at(m.step).max(sum);
-            // Without anything between, and by the log.
+            // `even` is the clock if nothing else took time, `said` is the clock by the log.
             let (even, said) = (clock + until - sum, (m.seconds + ahead).max(clock));
             match m.what {
                 TimelineEvent::Began => {
@@ -93,7 +93,7 @@ impl Timeline {
                 }
                 TimelineEvent::Done { waited } => {
                     if std::mem::take(&mut starts) {
-                        // Ranks load what they go on from, then do their steps.
+                        // Ranks load their checkpoint before the first step.
                         line.knots.push((sum, (said - (until - sum)).max(clock)));
                     }
                     line.knots.push((until, said));
@@ -138,10 +138,10 @@ mod tests {
     use super::TimelineEvent::*;
     use super::*;
 
-    /// Of ten steps of a second each, when each was done.
-    fn clock(moments: &[(u64, f64, TimelineEvent)]) -> (Vec<f64>, Timeline) {
-        let mut all = Moments::default();
-        moments.iter().for_each(|(step, seconds, what)| all.push(Moment { step: *step, seconds: *seconds, what: *what }));
+    /// When each of ten steps was done, which take a second each.
+    fn clock(events: &[(u64, f64, TimelineEvent)]) -> (Vec<f64>, Timeline) {
+        let mut all = TimedEvents::default();
+        events.iter().for_each(|(step, seconds, what)| all.push(TimedEvent { step: *step, seconds: *seconds, what: *what }));
         let mut elapsed = Elapsed { step: (1..=10).collect(), tokens: vec![0.0; 10], seconds: (1..=10).map(f64::from).collect() };
         let timeline = Timeline::new(&all, &elapsed);
         elapsed.follow(&timeline);
@@ -163,9 +163,9 @@ mod tests {
         let (seconds, line) = clock(&[(1, 0.0, Began), (4, 3.0, DONE), (6, 5.0, DONE), (4, 5.5, Restarted), (6, 20.0, DONE)]);
         assert_eq!(seconds, [1.0, 2.0, 3.0, 4.0, 20.0, 21.0, 22.0, 23.0, 24.0, 25.0]);
         assert_eq!(line.of_log(5.5), 6.5);
-        // Without a time after it, steps follow at once.
+        // The log has no time after this restart, so steps follow at once.
         assert_eq!(clock(&[(1, 0.0, Began), (4, 3.0, DONE), (4, 5.5, Restarted)]).0[3..6], [4.0, 7.5, 8.5]);
-        // From the beginning.
+        // This run restarts from the beginning.
         assert_eq!(clock(&[(1, 0.0, Began), (0, 5.5, Restarted), (10, 19.5, DONE)]).0[..2], [10.5, 11.5]);
     }
 
@@ -173,7 +173,7 @@ mod tests {
     fn training_waits_behind_the_step_that_is_saved() {
         let (seconds, _) = clock(&[(1, 0.0, Began), (4, 3.0, Done { waited: 2.0 }), (6, 7.0, DONE)]);
         assert_eq!(seconds[2..8], [3.0, 4.0, 7.0, 8.0, 9.0, 10.0]);
-        // The time of the log is after what the step's own line says: it is complete later, and named twice.
+        // The checkpoint of step 4 is complete only after step 6, and the log names step 4 twice.
         let (late, _) = clock(&[(1, 0.0, Began), (6, 7.0, DONE), (4, 3.0, DONE), (4, 3.1, Done { waited: 2.0 })]);
         assert_eq!(late, seconds);
     }
@@ -200,12 +200,12 @@ mod tests {
 
     #[test]
     fn of_many_moments_some_are_kept_and_all_restarts() {
-        let mut moments = Moments::default();
+        let mut events = TimedEvents::default();
         for step in 1..1_000_000 {
             let what = if step % 100_000 == 0 { Restarted } else { DONE };
-            moments.push(Moment { step, seconds: step as f64, what });
+            events.push(TimedEvent { step, seconds: step as f64, what });
         }
-        let restarts = moments.all.iter().filter(|m| m.what == Restarted).count();
-        assert!(moments.all.len() <= MOST && moments.all.is_sorted_by(|a, b| a.step < b.step) && restarts == 9, "{}", moments.all.len());
+        let restarts = events.all.iter().filter(|m| m.what == Restarted).count();
+        assert!(events.all.len() <= MOST && events.all.is_sorted_by(|a, b| a.step < b.step) && restarts == 9, "{}", events.all.len());
     }
 }

@@ -1,25 +1,26 @@
 //! Ops of parts of the operands of other ops, as parts of their results.
 
 use crate::terms::digits::{Digits, LinearForm, add};
-use crate::terms::memory::{Spot, find};
+use crate::terms::memory::{BufferSlice, find};
 use crate::terms::normal::through;
-use crate::terms::{Term, TermKey, TermView, What};
+use crate::terms::{Term, TermKey, TermKind, TermView};
 use ir::dim::Dim;
 use ir::mesh::Mesh;
 use ir::op::Op;
 
-/// The dims of an op that its result lacks.
+/// The dims of an op that are missing in its result.
 fn summed(key: &TermKey) -> &[Dim] {
-    match &key.what {
-        What::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) => over,
-        // All of a row is looked at.
-        What::Op(Op::Gather { dim } | Op::ArgMax { over: dim }, _) => std::slice::from_ref(dim),
+    match &key.kind {
+        TermKind::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) => over,
+        // A gather and an argmax read all of their dim, so it counts as summed.
+        TermKind::Op(Op::Gather { dim } | Op::ArgMax { over: dim }, _) => std::slice::from_ref(dim),
         _ => &[],
     }
 }
 
-/// The access to `old` that `new` is, an op alike of operands alike, each element of whose result follows from the elements of operands at the
-/// same place (along dims that are summed over, from all of them). It is guessed from where the operands lie, and then checked of each of them.
+/// The view of `old` that `new` is, if both are the same op of alike operands. Each element of the result follows
+/// from the operands' elements at the same position, or from all of them along summed dims. The view is guessed from
+/// the operands' offsets and strides, and then checked for each operand.
 pub fn part_of(mesh: &Mesh, term: Term, old: &TermKey, new: &TermKey) -> Option<TermView> {
     let (Some(olds), Some(news)) = (old.labels.last(), new.labels.last()) else { return None };
     let digits = |key: &TermKey, k: usize, d: Dim| key.labels[k].iter().position(|e| *e == d).map(|i| key.args[k].dims[i].clone());
@@ -63,13 +64,13 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &TermKey, new: &TermKey) -> Option<
             _ => None,
         });
         let dims = arranged(new, k, news);
-        let spot = Spot { offset: to.offset, coords: spread.collect::<Option<_>>()?, dims: dims.iter().flat_map(Digits::iter).collect() };
+        let slice = BufferSlice { offset: to.offset, coords: spread.collect::<Option<_>>()?, dims: dims.iter().flat_map(Digits::iter).collect() };
         let (layout, holds) = in_rows(lies).into_iter().map(|(n, s, step)| ((n, s), Digits::new([(n, step)]))).unzip();
-        let found = find(mesh, from.offset, layout, TermView { term, offset: 0, coords: vec![], dims: holds }, &spot)?;
+        let found = find(mesh, from.offset, layout, TermView { term, offset: 0, coords: vec![], dims: holds }, &slice)?;
         let mut atoms = found.dims.iter();
         for (own, digits) in out.dims.iter_mut().zip(&dims) {
             let here: Vec<(u64, u64)> = atoms.by_ref().take(digits.iter().count()).flat_map(Digits::iter).collect();
-            // Each operand may tell some digits of it.
+            // Each operand may determine some digits of the index.
             *own = own.plus(&Digits::new(here))?;
         }
         out.offset += found.offset;
@@ -84,7 +85,8 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &TermKey, new: &TermKey) -> Option<
     (0..old.args.len()).all(|k| holds(&k)).then_some(out)
 }
 
-/// Extents, their strides in an operand, and those in a result: as one where both go on, since a part may begin and end anywhere in such a row.
+/// Extents with their strides in an operand and in a result. Neighbours that continue each other in both are joined,
+/// since a part may begin and end anywhere in such a row.
 fn in_rows(mut all: Vec<(u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
     all.sort_unstable_by_key(|d| std::cmp::Reverse(d.1));
     let mut out: Vec<(u64, u64, u64)> = vec![];

@@ -2,19 +2,19 @@
 
 use super::rules::Rules;
 use crate::terms::digits::Digits;
-use crate::terms::{Labels, TermKey, TermView, What};
+use crate::terms::{Labels, TermKey, TermKind, TermView};
 use ir::dim::Dim;
 use ir::op::{DType, Op, Reduce};
 
 impl Rules<'_> {
-    /// An op in the form that a dot, or a sum over some dims, has, if it is one.
+    /// Brings an op that is a dot, or a sum over some dims, to one form.
     pub fn contraction(&mut self, key: TermKey) -> TermKey {
         let mut key = self.dot_of(&key).unwrap_or(key);
         if summed(&key).is_none() {
             return key;
         }
-        // Strides of what operands are of give the order, so these come first; and one dim of a copy may be digits of
-        // what it is of where several were not.
+        // Operands are normalised first, because their strides give the order of the summed dims. The second round is
+        // for copies whose original can be read along the joined dim but not along the separate ones.
         for _ in 0..2 {
             key.args = key.args.into_iter().map(|x| self.terms.normal(x)).collect();
             key = over_one(key);
@@ -22,20 +22,20 @@ impl Rules<'_> {
         key
     }
 
-    /// What a sum of two dots is, of which the second sums over what comes behind the first: a dot by itself.
+    /// The dot that equals a sum of two dots, if the second sums over what comes behind the first.
     pub fn sum_of_dots(&self, key: &TermKey) -> Option<TermKey> {
-        let (What::Op(Op::Add, _), [x, y]) = (&key.what, key.args.as_slice()) else { return None };
+        let (TermKind::Op(Op::Add, _), [x, y]) = (&key.kind, key.args.as_slice()) else { return None };
         let own: Vec<u64> = key.labels.last()?.iter().map(|d| key.sizes[d.0 as usize]).collect();
         let whole = |x: &TermView| *x == TermView::whole(x.term, &own);
         let in_order = key.labels.iter().all(|row| row == &key.labels[0]);
         (in_order && whole(x) && whole(y)).then(|| both_of(self.terms.key(x.term), self.terms.key(y.term)))?
     }
 
-    /// What a sum over dims of a dot is, or a dot that is rounded: a dot by itself. A dot is the rounded sum in f32.
+    /// The dot that equals a sum of a dot over some dims, or a dot that is rounded: a dot is the rounded sum in f32.
     fn dot_of(&self, key: &TermKey) -> Option<TermKey> {
-        let What::Op(op, _) = &key.what else { return None };
+        let TermKind::Op(op, _) = &key.kind else { return None };
         let [x] = key.args.as_slice() else { return None };
-        let What::Op(Op::Dot { over: inner, tf32 }, maps) = &self.terms.key(x.term).what else { return None };
+        let TermKind::Op(Op::Dot { over: inner, tf32 }, maps) = &self.terms.key(x.term).kind else { return None };
         let mut dot = (**self.terms.key(x.term)).clone();
         let own = dot.labels.last()?.clone();
         if dot.dtype != DType::F32 || (x.offset, x.coords.len(), x.dims.len()) != (0, 0, own.len()) {
@@ -46,7 +46,7 @@ impl Rules<'_> {
             if *digits == whole {
                 continue;
             }
-            // A dim along which all factors are spread out, which was taken from the dot.
+            // All factors are repeated along this dim, so it was taken out of the dot. Here it is put back.
             let all = digits.extent();
             if dot.sizes[d.0 as usize] != 1 || *digits != Digits::new([(all, 0)]) {
                 return None;
@@ -55,7 +55,7 @@ impl Rules<'_> {
             let rows = dot.labels.iter().zip(&mut dot.args);
             rows.flat_map(|(row, x)| row.iter().zip(&mut x.dims)).filter(|(e, _)| *e == d).for_each(|(_, x)| *x = digits.clone());
         }
-        // The dot's names of the dims of its result, which the sum calls something else.
+        // The sum has its own names for the dims of the dot's result. They are mapped to the dot's names.
         let renamed = |d: &Dim| Some(own[key.labels[0].iter().position(|e| e == d)?]);
         let result = key.labels[1].iter().map(renamed).collect::<Option<Vec<Dim>>>()?;
         let summed = match op {
@@ -69,15 +69,15 @@ impl Rules<'_> {
         }
         let op = Op::Dot { over: [inner.as_slice(), &summed].concat(), tf32: *tf32 };
         let labels = [factors, &[result]].concat();
-        Some(TermKey { what: What::Op(op, maps.clone()), labels, dtype: key.dtype, ..dot })
+        Some(TermKey { kind: TermKind::Op(op, maps.clone()), labels, dtype: key.dtype, ..dot })
     }
 }
 
-/// The dims that a dot sums over, or a sum that leaves some dims.
+/// The dims that a dot or a sum sums over.
 fn summed(key: &TermKey) -> Option<&[Dim]> {
-    match &key.what {
-        What::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) if key.labels.last().is_some_and(|own| !own.is_empty()) => Some(over),
-        What::Op(Op::Dot { over, .. }, _) => Some(over),
+    match &key.kind {
+        TermKind::Op(Op::Dot { over, .. } | Op::Reduce { over, .. }, _) if key.labels.last().is_some_and(|own| !own.is_empty()) => Some(over),
+        TermKind::Op(Op::Dot { over, .. }, _) => Some(over),
         _ => None,
     }
 }
@@ -91,12 +91,12 @@ fn steps(key: &TermKey, d: Dim) -> Option<Vec<(u64, [u64; 2])>> {
     }
 }
 
-/// Of two sums, of products or of elements, that are added the one over what both of them are over, if the second
-/// goes on where the first ends: along one digit of that, in all operands.
+/// Joins two sums of products or of elements into one, if the second goes on where the first ends: along one digit of
+/// the summed index, in all operands.
 fn both_of(first: &TermKey, second: &TermKey) -> Option<TermKey> {
     let &[d] = summed(first)? else { return None };
-    let sums = !matches!(&first.what, What::Op(Op::Reduce { kind, .. }, _) if *kind != Reduce::Sum);
-    let alike = (&first.what, &first.labels, first.dtype) == (&second.what, &second.labels, second.dtype);
+    let sums = !matches!(&first.kind, TermKind::Op(Op::Reduce { kind, .. }, _) if *kind != Reduce::Sum);
+    let alike = (&first.kind, &first.labels, first.dtype) == (&second.kind, &second.labels, second.dtype);
     let others = |key: &TermKey| key.sizes.iter().enumerate().filter(|s| s.0 != d.0 as usize).map(|s| *s.1).collect::<Vec<_>>();
     if !sums || !alike || first.dtype != DType::F32 || others(first) != others(second) {
         return None;
@@ -113,7 +113,7 @@ fn both_of(first: &TermKey, second: &TermKey) -> Option<TermKey> {
         further[k] = y.offset.checked_sub(x.offset)?;
     }
     let (mut all, mut more) = (steps(first, d)?, steps(second, d)?);
-    // Parts of one element have no digit for it.
+    // A part of one element has no digit along which it could grow, so one is added.
     let grows = |(n, of): &(u64, [u64; 2])| (0..places.len()).all(|k| n * of[k] == further[k]) && further[0] > 0;
     let digit = match all.iter().position(grows) {
         Some(digit) => digit,
@@ -140,8 +140,8 @@ fn both_of(first: &TermKey, second: &TermKey) -> Option<TermKey> {
     Some(out)
 }
 
-/// A dot, or sum, over one dim: all that it sums over, in the order in which that lies in the first factor, then in
-/// the second. In which order it is taken is all one to a sum.
+/// Joins all summed dims of a dot or sum into one, in the order in which they lie in the first factor, then in the
+/// second. The order does not matter to a sum.
 fn over_one(key: TermKey) -> TermKey {
     let Some((&kept, rest)) = summed(&key).and_then(<[Dim]>::split_first) else { return key };
     let over = [&[kept], rest].concat();
@@ -151,7 +151,7 @@ fn over_one(key: TermKey) -> TermKey {
         key.sizes.iter().enumerate().map(|(i, n)| if i == kept.0 as usize { steps.iter().map(|s| s.0).product() } else { *n }).collect();
     let (mut names, mut args) = (vec![], vec![]);
     for (k, (row, x)) in key.labels.iter().zip(&key.args).enumerate() {
-        // In the place of the first of them.
+        // The joined dim takes the position of the first summed dim.
         let first = row.iter().find(|d| over.contains(d)).copied();
         let joined = Digits::new(steps.iter().map(|(n, of)| (*n, of[k])));
         let places = row.iter().zip(&x.dims).filter(|(d, _)| Some(**d) == first || !over.contains(d));
@@ -163,16 +163,16 @@ fn over_one(key: TermKey) -> TermKey {
     if over.len() == 1 {
         return TermKey { args, ..key };
     }
-    // Numbers of dims in the order in which they come, as all keys have them.
+    // Dims are renumbered by first appearance, as in all keys.
     let mut labels = Labels::default();
     let names: Vec<Vec<Dim>> = names.iter().map(|row: &Vec<Dim>| labels.list(row)).collect();
-    let (over, What::Op(op, maps)) = (vec![labels.of(kept)], &key.what) else { unreachable!("invariant: it is a sum") };
+    let (over, TermKind::Op(op, maps)) = (vec![labels.of(kept)], &key.kind) else { unreachable!("invariant: it is a sum") };
     let op = match op {
         Op::Reduce { kind, .. } => Op::Reduce { kind: *kind, over },
         _ => Op::Dot { over, tf32: false },
     };
     let sizes = labels.0.iter().map(|d| sizes[d.0 as usize]).collect();
-    TermKey { what: What::Op(op, maps.clone()), args, labels: names, sizes, dtype: key.dtype }
+    TermKey { kind: TermKind::Op(op, maps.clone()), args, labels: names, sizes, dtype: key.dtype }
 }
 
 #[cfg(test)]
@@ -255,7 +255,7 @@ mod tests {
     fn sums_over_parts_that_follow_one_another_are_the_sum_over_all() {
         let [whole, sum] = over_tokens(4);
         assert_eq!(whole, sum);
-        // Not with a part that is there twice.
+        // Parts that overlap do not make up the sum.
         for at in [0, 2, 3] {
             let [whole, sum] = over_tokens(at);
             assert_ne!(whole, sum, "{at}");

@@ -1,31 +1,38 @@
 //! Proves that local graphs that passes have rewritten compute what they did before, whoever rewrote them.
 //!
-//! Both graphs of each class of stages are run on the terms of [`crate::lowering`]: a term is what a value is, down to parameters, inputs and messages, and views,
-//! slices and ranks' parts are mixed-radix maps into one. Between graphs, more than views may differ; so terms have one form ([`rules`], [`sums`]):
-//! - **Parts of ops.** An op of parts of operands, cut alike, is that part of the op: of each op that maps elements of
-//!   its operands at one place to the element of its result there, and of dots, sums, maxima and lookups, along dims
-//!   that these do not go through. So chunks are parts of a whole, joined again ([`pieces`]).
-//! - **Dots.** A sum of a dot over a dim of both of its factors is a dot over that too, so is a sum of two dots of which
-//!   one sums over what comes behind what the other does, and a dot in 16 bits is one in f32 that is rounded then; one
-//!   over several dims is one over all of them as one ([`contractions`]). So products may
-//!   be made in segments.
-//! - **Collectives.** An all-reduce is a linear function of each element, so it is one of the whole term of which a part is reduced; a reduce-scatter is a rank's own part
-//!   of it; an all-gather makes a dim of the member. Of ranks' own parts of what they all have it is that.
-//! - **Sums commute**: those over microbatches, ranks and stages, with each other, with masks that are the same for all that is summed, and
-//!   with sums of scalars. A sum of all elements is one in any order, and the sum of the sums of parts, whichever rank has them. The n-th sum over some stages is an op of what each of them
-//!   gives to it; so all classes run side by side ([`run`]).
-//! - **Pieces.** Values one after the other along an index, a rank's own part of them, and slices that digits cannot say at once are lists of runs of terms; ops are done run by run,
-//!   and zeros between them stay zeros. What a bucket of parameters or states holds are its pieces, of old values where a step begins and of new ones where it ends.
-//! - **Ranks.** A slice of ranks' own parts is one of what each of them has ([`each`]). A node of such values is done
+//! Both graphs of each class of stages are run on the terms of [`crate::lowering`]: a term is what a value is, down
+//! to parameters, inputs and messages, and views, slices and ranks' parts are mixed-radix maps into one. Between
+//! graphs, more than views may differ; so terms have one form ([`rules`], [`sums`]):
+//! - **Parts of ops.** An op of parts of operands, cut alike, is that part of the op: of each op that maps elements
+//!   of its operands at one place to the element of its result there, and of dots, sums, maxima and lookups, along
+//!   dims that these do not go through. So chunks are parts of a whole, joined again ([`pieces`]).
+//! - **Dots.** A sum of a dot over a dim of both of its factors is a dot over that too, so is a sum of two dots of
+//!   which one sums over what comes behind what the other does, and a dot in 16 bits is one in f32 that is rounded
+//!   then; one over several dims is one over all of them as one ([`contractions`]). So products may be made in
+//!   segments.
+//! - **Collectives.** An all-reduce is a linear function of each element, so it is one of the whole term of which a
+//!   part is reduced; a reduce-scatter is a rank's own part of it; an all-gather makes a dim of the member. Of ranks'
+//!   own parts of what they all have it is that.
+//! - **Sums commute**: those over microbatches, ranks and stages, with each other, with masks that are the same for
+//!   all that is summed, and with sums of scalars. A sum of all elements is one in any order, and the sum of the sums
+//!   of parts, whichever rank has them. The n-th sum over some stages is an op of what each of them gives to it; so
+//!   all classes run side by side ([`run`]).
+//! - **Pieces.** Values one after the other along an index, a rank's own part of them, and slices that digits cannot
+//!   say at once are lists of runs of terms; ops are done run by run, and zeros between them stay zeros. What a
+//!   bucket of parameters or states holds are its pieces, of old values where a step begins and of new ones where it
+//!   ends.
+//! - **Ranks.** A slice of ranks' own parts is one of what each of them has ([`per_rank`]). A node of such values is done
 //!   for each rank by itself, unless it is a collective among them: an all-gather, of what all ranks take for the
 //!   same, has their values one after the other.
-//! - **Copies.** Where passes compute with a copy of a parameter, or of a bucket, that is the weights in its type, and the weights are the first state.
+//! - **Copies.** Where passes compute with a copy of a parameter, or of a bucket, that is the weights in its type,
+//!   and the weights are the first state.
 //!
-//! **Invariants** (training and evaluation of each class): reports, new parameters and states, what is sent on each channel, and what is held to limits, are
-//! what they were. All graphs of a class are one up to names. Whatever reads or renews a parameter takes it to be of one type.
+//! **Invariants** (training and evaluation of each class): reports, new parameters and states, what is sent on each
+//! channel, and what is held to limits, are what they were. All graphs of a class are one up to names. Whatever reads
+//! or renews a parameter takes it to be of one type.
 //!
-//! Sums are sums of real numbers: rounding, and the order of sums, are no part of the proof, as they are none of the algebra of shardings. Neither are memories, which are lowering's: a copy to
-//! the host is the value itself.
+//! Sums are sums of real numbers: rounding, and the order of sums, are no part of the proof, as they are none of the
+//! algebra of shardings. Neither are memories, which are lowering's: a copy to the host is the value itself.
 
 mod alike;
 mod contractions;
@@ -42,7 +49,7 @@ use crate::{Invariant, LocusPart, Violation, references};
 use ir::graph::Value;
 use ir::local::Local;
 use ir::op::{DType, Op};
-use outcome::Wanted;
+use outcome::ExpectedOutcome;
 use rules::Rules;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -56,8 +63,8 @@ pub struct Graphs<'a> {
     pub evaluation: &'a [Local],
 }
 
-/// Checks the invariants of the module's documentation. `before` are graphs of one stage each; `after` those of classes, of evaluation in the order of
-/// those of training, whose slots are what pieces of buckets name.
+/// Checks the invariants of the module's documentation. `before` are graphs of one stage each; `after` those of
+/// classes, of evaluation in the order of those of training, whose slots are what pieces of buckets name.
 ///
 /// # Errors
 /// The first value that is none of the graph before, or the first result that differs.
@@ -101,15 +108,16 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
     all(&evaluated).map_err(|e| e.within(LocusPart::Evaluation))
 }
 
-/// A graph before and after, of a class of stages.
+/// A class of stages, with its graph before and after.
 struct StageClass<'a> {
     before: &'a Local,
     after: &'a Local,
     training: &'a Local,
-    /// Per slot of its parameters, the one in the graph of training after.
+    /// For each parameter slot, the slot in the graph of training after.
     slots: Vec<u32>,
-    /// The slots of parameters that buckets hold, and of what a parameter or bucket that is updated consists.
+    /// The slots of parameters that buckets hold.
     homes: Rc<HashSet<u32>>,
+    /// The type of each updated parameter or bucket, by slot.
     dtypes: Rc<HashMap<u32, DType>>,
     /// Parameters and messages of different classes are different values.
     first_slot: u32,
@@ -122,7 +130,7 @@ impl StageClass<'_> {
         self.homes.contains(&slot)
     }
 
-    /// Of what a parameter or bucket that is updated consists.
+    /// The type of the parameter or bucket in a slot.
     fn dtype(&self, slot: u32) -> DType {
         self.dtypes.get(&slot).copied().unwrap_or(DType::F32)
     }
@@ -164,14 +172,14 @@ fn all(classes: &[StageClass]) -> Result<(), Violation> {
         }
     }
     let mut rules = Rules::new(mesh);
-    // All that is wanted is known first, so that what is made part by part is found to be of it.
+    // All wanted terms are made first, so that terms made piece by piece are recognised as parts of them.
     let before = run::all(&mut rules, classes, true)?;
-    let wanted: Vec<Wanted> = classes.iter().zip(before).map(|(c, o)| Wanted::new(&mut rules, c, o)).collect::<Result<_, _>>()?;
+    let wanted: Vec<ExpectedOutcome> = classes.iter().zip(before).map(|(c, o)| ExpectedOutcome::new(&mut rules, c, o)).collect::<Result<_, _>>()?;
     let after = run::all(&mut rules, classes, false)?;
     wanted.iter().zip(&after).try_for_each(|(want, got)| want.is(&mut rules, got))
 }
 
-/// All that reads or renews a parameter or bucket takes it to be of one type.
+/// Checks that all reads and updates of a parameter or bucket take it to be of one type.
 fn one_type(training: &Local, evaluation: &Local, slots: &[u32]) -> Result<(), Violation> {
     let mut known: BTreeMap<u32, DType> = BTreeMap::new();
     for (local, slots) in [(training, None), (evaluation, Some(slots))] {
@@ -207,7 +215,7 @@ fn slots(params: &[u32], evaluation: &Local) -> Result<Vec<u32>, Violation> {
     }
 }
 
-/// Equal up to names and places.
+/// Whether two graphs are equal up to names and origins.
 fn is_alike(a: &Local, b: &Local) -> bool {
     let nodes = || a.body.nodes.iter().zip(&b.body.nodes);
     std::ptr::eq(a, b)

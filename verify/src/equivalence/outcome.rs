@@ -12,19 +12,19 @@ use ir::op::DType;
 use ir::program::{Bucket, Holds, Piece};
 use std::collections::BTreeMap;
 
-/// What a class is to leave, down to what its buckets are to hold.
-pub struct Wanted<'a> {
+/// What a class should leave, including the contents of its buckets.
+pub struct ExpectedOutcome<'a> {
     class: &'a StageClass<'a>,
     of: ClassOutcome,
-    /// By slot of what is updated by itself: the new parameter and its states.
+    /// For each slot that is updated by itself: the new parameter and its states.
     apart: BTreeMap<u32, (SymbolicValue, Vec<SymbolicValue>)>,
     /// Per bucket: the new parameters and the states, all ranks' parts of them.
     buckets: Vec<(Joined, Vec<Joined>)>,
 }
 
-impl<'a> Wanted<'a> {
-    /// What follows from what the graph before leaves.
-    pub fn new(rules: &mut Rules, class: &'a StageClass, of: ClassOutcome) -> Result<Wanted<'a>, Violation> {
+impl<'a> ExpectedOutcome<'a> {
+    /// Derives what a class should leave from what its graph before leaves.
+    pub fn new(rules: &mut Rules, class: &'a StageClass, of: ClassOutcome) -> Result<ExpectedOutcome<'a>, Violation> {
         let mut apart = BTreeMap::new();
         for (slot, (v, new, states)) in of.updates.iter().filter(|u| !class.home(*u.0)) {
             let (mut new, mut states) = (new.clone(), states.clone());
@@ -44,7 +44,7 @@ impl<'a> Wanted<'a> {
                 buckets.push(found.map_err(|e| e.at(LocusPart::Bucket(k)))?);
             }
         }
-        Ok(Wanted { class, of, apart, buckets })
+        Ok(ExpectedOutcome { class, of, apart, buckets })
     }
 
     /// Whether another outcome is this one.
@@ -87,7 +87,7 @@ impl<'a> Wanted<'a> {
     /// Whether parameters and states are what they are to be, each by itself or in a bucket.
     fn updated(&self, rules: &mut Rules, got: &ClassOutcome) -> Result<(), Violation> {
         let after = self.class.after;
-        // Buckets come after parameters; what is not in one of them is updated by itself.
+        // Slots of buckets come after those of parameters. Parameters outside of buckets are updated one by one.
         let first = self.class.training.params.len() as u32;
         if !self.apart.keys().eq(got.updates.keys().filter(|s| **s < first)) {
             return fail(Invariant::SameUpdates, LocusPart::Graph, "it updates other parameters than before");
@@ -121,11 +121,11 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// What a bucket is to hold, and its states.
+/// What a bucket and its states should hold.
 fn of_bucket(rules: &mut Rules, class: &StageClass, of: &ClassOutcome, b: &Bucket, dtype: DType) -> Checked<(Joined, Vec<Joined>)> {
     let copies = b.holds == Holds::Copies;
     let count = b.pieces.iter().map(|p| of.updates.get(&p.slot).map_or(0, |u| u.2.len())).max().unwrap_or(0);
-    // The new value of a parameter, or of one of its states.
+    // Returns the new value of a parameter, or of one of its states.
     let wanted = |p: &Piece, state: Option<usize>| {
         let (_, new, states) = of.updates.get(&p.slot).ok_or_else(|| Invariant::BucketUpdate.breach("it holds what is not updated"))?;
         if states.len() != count || class.before.params[p.slot as usize].index != p.index {
@@ -142,7 +142,7 @@ fn of_bucket(rules: &mut Rules, class: &StageClass, of: &ClassOutcome, b: &Bucke
         let x = wanted(p, None)?;
         Ok(if copies { pieces::cast(rules, x, dtype) } else { x })
     })?;
-    // The first state of copies is what they are copies of.
+    // In a bucket of copies, the first state holds the weights that were copied.
     let states = (0..count + usize::from(copies)).map(|k| pieces::bucket(b, &mut |p| wanted(p, k.checked_sub(usize::from(copies)))));
     Ok((new, states.collect::<Checked<_>>()?))
 }

@@ -6,7 +6,7 @@
 use super::pieces::{Joined, JoinedPiece, SymbolicValue};
 use super::rules::{Rules, bits, of_coords};
 use crate::Invariant;
-use crate::terms::{TermView, What};
+use crate::terms::{TermKind, TermView};
 use crate::violation::Checked;
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::DType;
@@ -20,7 +20,8 @@ pub struct Each {
 }
 
 impl Each {
-    /// Of ranks' own parts of a value in one dim, each rank's. What nothing is known of is a value by itself.
+    /// The value of each rank, from ranks' own parts of a value in one dim. An unknown part becomes a value of its
+    /// own.
     pub fn of_parts(rules: &mut Rules, j: &Joined, dtype: DType) -> Checked<Each> {
         let ranks: u64 = j.own.iter().map(|u| rules.mesh[*u].size).product();
         let count = j.count() / ranks;
@@ -36,7 +37,7 @@ impl Each {
         Ok(Each { own: j.own.clone(), of: of.into() })
     }
 
-    /// Ranks' own parts of what they have together, along one dim.
+    /// The ranks' values as parts of one value, along one dim.
     pub fn joined(&self) -> Checked<Joined> {
         let mut pieces: Vec<JoinedPiece> = vec![];
         for x in self.of.iter() {
@@ -54,7 +55,7 @@ impl Each {
         Ok(Joined { lead: 0, trail: 0, own: self.own.clone(), pieces: pieces.into() })
     }
 
-    /// What all ranks have of what each of them has, gathered.
+    /// The ranks' values, gathered on all ranks.
     pub fn gathered(&self, rules: &mut Rules) -> Checked<SymbolicValue> {
         let joined = self.joined()?;
         for x in joined.pieces.iter().filter_map(|p| p.of.as_ref()) {
@@ -65,7 +66,7 @@ impl Each {
         Ok(SymbolicValue::Joined(Joined { own: vec![], ..joined }))
     }
 
-    /// What the rank of this number has of a value.
+    /// The value that rank number `rank` has of a value.
     pub fn on(&self, mesh: &Mesh, rank: usize, x: &SymbolicValue) -> Checked<SymbolicValue> {
         match x {
             SymbolicValue::Each(e) if e.own == self.own => Ok(e.of[rank].clone()),
@@ -77,7 +78,7 @@ impl Each {
         }
     }
 
-    /// A value with the coordinates of a rank in their place.
+    /// A value with the coordinates of a rank filled in.
     fn placed(&self, mesh: &Mesh, rank: usize, x: &TermView) -> TermView {
         let (mut rest, mut out) = (rank as u64, x.clone());
         for u in self.own.iter().rev() {
@@ -95,10 +96,10 @@ impl Each {
     }
 }
 
-/// A value of which nothing is known, and which no other one is.
+/// A new value of which nothing is known, different from all others.
 fn unknown(rules: &mut Rules, count: u64, dtype: DType) -> TermView {
     let number = rules.terms.count();
-    TermView::whole(rules.terms.plain(What::Unknown(number), vec![], vec![count], dtype), &[count])
+    TermView::whole(rules.terms.plain(TermKind::Unknown(number), vec![], vec![count], dtype), &[count])
 }
 
 #[cfg(test)]
@@ -109,8 +110,8 @@ mod tests {
     use ir::op::{Collective, Op, Reduce};
 
     fn input(rules: &mut Rules, k: u32, size: u64) -> TermView {
-        let what = What::Held(Op::Param(k), vec![]);
-        TermView::whole(rules.terms.plain(what, vec![], vec![size], DType::F32), &[size])
+        let kind = TermKind::Held(Op::Param(k), vec![]);
+        TermView::whole(rules.terms.plain(kind, vec![], vec![size], DType::F32), &[size])
     }
 
     #[test]
@@ -118,7 +119,7 @@ mod tests {
         let mesh = Mesh::of_sizes(&Sizes { dp: 4, ..Sizes::default() }).expect("a mesh");
         let own: Vec<SubAxis> = mesh.of(Axis::Dp).collect();
         let mut rules = Rules::new(&mesh);
-        // Three values of six elements for four ranks; of the fourth place nothing is known.
+        // Three of the four ranks have known values of six elements each.
         let all: Vec<TermView> = (0..3).map(|k| input(&mut rules, k, 6)).collect();
         let runs = all.iter().cloned().map(Some).chain([None]).map(|of| JoinedPiece { count: 6, of });
         let parts = Joined { lead: 0, trail: 0, own: own.clone(), pieces: runs.collect() };
@@ -149,9 +150,9 @@ mod tests {
         for rank in 0..4 {
             assert_eq!(each.on(&mesh, rank, &part), Ok(of_rank(rank as u64)), "{rank}");
         }
-        // A sum of what each rank has of a scattered value is another one on each.
-        let what = What::Exchange { kind: Collective::ReduceScatter(Reduce::Sum), subs: own.clone(), stages: None };
-        let varies = rules.terms.plain(what, vec![x], vec![2], DType::F32);
+        // The term of a reduce-scatter is another value on each rank, so nothing is known of all ranks' values.
+        let kind = TermKind::Exchange { kind: Collective::ReduceScatter(Reduce::Sum), subs: own.clone(), stages: None };
+        let varies = rules.terms.plain(kind, vec![x], vec![2], DType::F32);
         let of = (0..4).map(|_| SymbolicValue::One(TermView::whole(varies, &[2]))).collect();
         assert_eq!(Each { own, of }.gathered(&mut rules).map_err(|e| e.invariant), Err(Invariant::OpOnPieces));
     }

@@ -1,10 +1,11 @@
-//! What a value of a rewritten graph holds of terms: a part of one, or parts of several, one after the other, as buckets and chunks do.
+//! What a value of a rewritten graph holds of terms: a part of one, or parts of several, one after the other, as
+//! buckets and chunks do.
 
 use super::per_rank::Each;
 use super::rules::{Rules, own_part};
 use crate::Invariant;
 use crate::terms::digits::Digits;
-use crate::terms::{TermKey, TermView, What};
+use crate::terms::{TermKey, TermKind, TermView};
 use crate::violation::Checked;
 use ir::dim::{Dim, IndexMap, Order};
 use ir::mesh::{Mesh, SubAxis};
@@ -18,24 +19,27 @@ pub enum SymbolicValue {
     One(TermView),
     Joined(Joined),
     Each(Each),
-    /// Sums, each of some of the elements of such parts: all of them together of all elements, each once.
+    /// Sums, each of some of the elements of such parts. Together they sum each element once.
     Sums(Joined),
 }
 
-/// Parts of terms, one after the other. The index along which they follow each other is that of all dims but `lead` outermost and `trail` innermost ones,
-/// row-major.
+/// Parts of terms that follow each other along one index, row-major: all dims except the `lead` outermost and `trail`
+/// innermost ones, which each part has by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Joined {
-    /// How many dims each part has by itself, before that index and after it.
+    /// The number of dims that each part has before that index.
     pub lead: usize,
+    /// The number of dims that each part has after that index.
     pub trail: usize,
-    /// A rank has only its own part of that index, as large as that of the others, by its place among the ranks of these sub-axes.
+    /// If not empty, a rank has only its own part of that index. All parts are equal, and numbered by the ranks'
+    /// order along these sub-axes.
     pub own: Vec<SubAxis>,
     /// Shared, since each of a bucket's users reads a few of its many.
     pub pieces: Rc<[JoinedPiece]>,
 }
 
-/// So many elements along the index: of a term, in the dims that each part has by itself and one more, or nothing that is known.
+/// A run of `count` elements along the index: a view of a term, with one more dim than those that each part has by
+/// itself, or an unknown value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JoinedPiece {
     pub count: u64,
@@ -43,7 +47,7 @@ pub struct JoinedPiece {
 }
 
 impl Joined {
-    /// The parts along one dim of an access that digits can say of it.
+    /// The parts of a view along one dim, if digits can describe them.
     pub fn split(mesh: &Mesh, x: &TermView, lead: usize, at: u64, count: u64) -> Option<Joined> {
         let mut pieces = vec![];
         split(mesh, x, lead, at, count, &mut pieces)?;
@@ -54,12 +58,12 @@ impl Joined {
         self.pieces.iter().map(|p| p.count).sum()
     }
 
-    /// Parts of one form.
+    /// Whether two lists of parts have the same form.
     fn is_like(&self, other: &Joined) -> bool {
         (self.lead, self.trail, &self.own, self.count()) == (other.lead, other.trail, &other.own, other.count())
     }
 
-    /// In as few runs as can say it.
+    /// Joins neighbouring runs where one view can describe both.
     pub fn merged(mut self) -> Joined {
         let mut pieces: Vec<JoinedPiece> = vec![];
         for p in self.pieces.iter() {
@@ -76,7 +80,7 @@ impl Joined {
         self
     }
 
-    /// One access for a value with dims of these sizes, if that is all.
+    /// A single view for a value with dims of these sizes, if there is only one part.
     pub fn held(self, mesh: &Mesh, sizes: &[u64]) -> SymbolicValue {
         let mut pieces = self.pieces.iter().filter(|p| p.count > 0);
         let (Some(JoinedPiece { of: Some(x), .. }), None) = (pieces.next(), pieces.next()) else { return SymbolicValue::Joined(self) };
@@ -104,7 +108,8 @@ impl Joined {
         if all.iter().any(|j| (j.count(), &j.own) != (all[0].count(), &all[0].own)) {
             return Err(Invariant::BucketAligned.breach("its operands are parts of different buckets"));
         }
-        // A cut may need others beside it, where digits end.
+        // Digits may end beside a cut and make further cuts necessary, so this repeats until all values have the same
+        // runs.
         loop {
             let mut cuts: Vec<u64> = all.iter().flat_map(Joined::ends).collect();
             cuts.sort_unstable();
@@ -119,7 +124,7 @@ impl Joined {
         }
     }
 
-    /// Whether a value, of a rank's own parts or all of them, is this wherever it is known.
+    /// Whether a value agrees with these parts wherever it is known.
     pub fn agrees(&self, rules: &mut Rules, got: &SymbolicValue) -> Checked<bool> {
         let got = match got {
             SymbolicValue::Joined(j) => j.clone(),
@@ -143,7 +148,7 @@ impl Joined {
         Ok(true)
     }
 
-    /// Where runs end.
+    /// The index at which each run ends.
     fn ends(&self) -> impl Iterator<Item = u64> + '_ {
         let ends = self.pieces.iter().scan(0, |end, p| {
             *end += p.count;
@@ -165,7 +170,7 @@ impl Joined {
         Ok(out)
     }
 
-    /// All elements, in runs of which none goes across one of these places, which are in order.
+    /// All elements, in runs that do not cross any of these cuts, which are in order.
     fn cut_at(&self, mesh: &Mesh, cuts: &[u64]) -> Checked<Vec<JoinedPiece>> {
         let (mut out, mut start, mut cuts) = (vec![], 0, cuts);
         for p in self.pieces.iter() {
@@ -193,7 +198,7 @@ impl Joined {
     }
 }
 
-/// Appends elements along dim `k` of an access, in as few runs as digits can say.
+/// Appends elements along dim `k` of a view, in as few runs as digits can describe.
 fn split(mesh: &Mesh, x: &TermView, k: usize, at: u64, count: u64, out: &mut Vec<JoinedPiece>) -> Option<()> {
     if count == 0 {
         return Some(());
@@ -208,7 +213,7 @@ fn split(mesh: &Mesh, x: &TermView, k: usize, at: u64, count: u64, out: &mut Vec
         block /= n;
         let first = (at + 1).next_multiple_of(block);
         if block > 1 && first < end {
-            // All of a block's own beginning too, where that is at hand.
+            // The first part begins at the block's own beginning if `at` lies on it.
             let first = if at.is_multiple_of(block) { at } else { first };
             let last = end / block * block;
             if (first, last) == (at, end) {
@@ -247,7 +252,7 @@ fn follow(a: &JoinedPiece, b: &JoinedPiece, place: usize) -> Option<JoinedPiece>
 pub fn source(rules: &mut Rules, op: Op, index: &[IndexMap], dtype: DType) -> TermView {
     let maps = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
     let sizes: Vec<u64> = index.iter().map(IndexMap::len).collect();
-    TermView::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
+    TermView::whole(rules.terms.plain(TermKind::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
 }
 
 /// The elements of a bucket, from what its pieces are; nothing is known of what lies between them.
@@ -276,10 +281,10 @@ pub fn cast(rules: &mut Rules, x: TermView, dtype: DType) -> TermView {
     }
     let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
     let labels = vec![(0..sizes.len() as u32).map(Dim).collect(); 2];
-    rules.apply(TermKey { what: What::Op(Op::Cast, vec![]), args: vec![x], labels, sizes, dtype })
+    rules.apply(TermKey { kind: TermKind::Op(Op::Cast, vec![]), args: vec![x], labels, sizes, dtype })
 }
 
-/// One access as ranks' own parts of a value in one dim, or all of it.
+/// A view as ranks' own parts of a value in one dim, or as all of it.
 pub fn as_joined(mesh: &Mesh, x: &TermView, shape: &Joined) -> Option<Joined> {
     let mut digits = vec![];
     for u in &shape.own {
@@ -296,7 +301,7 @@ pub fn as_joined(mesh: &Mesh, x: &TermView, shape: &Joined) -> Option<Joined> {
     Some(Joined { lead: 0, trail: 0, own: shape.own.clone(), pieces: [JoinedPiece { count, of }].into() })
 }
 
-/// Equal parts of a term, each as far behind the one before along dim `place`: one part of it.
+/// Joins equal parts of a term at equal distances along dim `place` into one part.
 fn in_a_row(all: &[&TermView], place: usize) -> Option<TermView> {
     let first = *all.first()?;
     let step = match all.get(1) {
@@ -328,7 +333,7 @@ mod tests {
     fn any_slice_is_a_few_runs_and_these_are_it() {
         let mesh = Mesh::new(1, 1, 1, 1, 1);
         let mut rules = Rules::new(&mesh);
-        let term = rules.terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![200], DType::F32);
+        let term = rules.terms.plain(TermKind::Held(Op::Param(0), vec![]), vec![], vec![200], DType::F32);
         let x = TermView { term, offset: 0, coords: vec![], dims: vec![Digits::new([(2, 100), (3, 10), (2, 1)])] };
         for at in 0..12 {
             for count in 1..=12 - at {
@@ -349,7 +354,7 @@ mod tests {
                 assert_eq!(found, (at..at + count).map(element).collect::<Vec<_>>());
             }
         }
-        // Where a term has all of them in order, the runs are one again.
+        // Runs that cover a term in order merge into one.
         let all = TermView::whole(term, &[12]);
         let [a, b, c] = [(0, 5), (5, 1), (6, 6)].map(|(at, n)| Joined::split(&mesh, &all, 0, at, n).expect("runs").pieces);
         let joined = Joined { lead: 0, trail: 0, own: vec![], pieces: [a, b, c].concat().into() };

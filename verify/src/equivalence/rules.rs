@@ -1,9 +1,10 @@
-//! One form for what graphs may say in several ways: terms of ops on parts of values, of sums over ranks, and of sums of sums.
+//! One form for what graphs may say in several ways: terms of ops on parts of values, of sums over ranks, and of sums
+//! of sums.
 
 use super::alike::part_of;
 use crate::terms::digits::{Digits, LinearForm, add};
 use crate::terms::normal::through;
-use crate::terms::{Made, Term, TermKey, TermView, Terms, What};
+use crate::terms::{NodeTerm, Term, TermKey, TermKind, TermView, Terms};
 use hashbrown::{HashMap, HashSet};
 use ir::dim::{Base, Dim};
 use ir::graph::{Body, Value};
@@ -11,25 +12,25 @@ use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Binary, Collective, DType, Op, Real, Scalar};
 
 /// Sub-axes as bits.
-pub type Subs = u64;
+pub type SubAxisBits = u64;
 
 /// Terms in one form.
 pub struct Rules<'a> {
     pub mesh: &'a Mesh,
     pub terms: Terms,
-    /// Per term with a key of its own: the access to an older one that it is.
+    /// For each term with a key of its own, the view of an older term that it equals.
     same: HashMap<Term, TermView>,
     /// Terms by op, operands and type, their dims left out.
-    alike: HashMap<(What, Vec<Term>, DType), Vec<Term>>,
-    /// Per term: along which sub-axes it may differ.
-    varies: Vec<Subs>,
+    alike: HashMap<(TermKind, Vec<Term>, DType), Vec<Term>>,
+    /// For each term, the sub-axes along which it may differ.
+    varies: Vec<SubAxisBits>,
     /// Linear functions of whole terms, along one dim.
-    pub linear: HashMap<(What, Term), TermView>,
-    /// Values of graphs before that digits cannot say of others.
+    pub linear: HashMap<(TermKind, Term), TermView>,
+    /// Copies in the graphs before, which digits cannot describe as views of other values.
     pub copied: HashSet<TermView>,
 }
 
-pub fn bits<'s>(subs: impl IntoIterator<Item = &'s SubAxis>) -> Subs {
+pub fn bits<'s>(subs: impl IntoIterator<Item = &'s SubAxis>) -> SubAxisBits {
     subs.into_iter().fold(0, |set, u| set | 1 << u.0)
 }
 
@@ -41,15 +42,15 @@ pub fn in_rank_order(subs: &[SubAxis]) -> Vec<SubAxis> {
     out
 }
 
-pub fn of_coords(x: &TermView) -> Subs {
+pub fn of_coords(x: &TermView) -> SubAxisBits {
     bits(x.coords.iter().map(|c| &c.0))
 }
 
-fn of_base(mesh: &Mesh, base: &Base) -> Subs {
+fn of_base(mesh: &Mesh, base: &Base) -> SubAxisBits {
     match base {
         Base::Coords(form) => bits(form.iter().map(|f| &f.0).filter(|u| mesh[**u].size > 1)),
         Base::Zero => 0,
-        Base::Slot(_) => Subs::MAX,
+        Base::Slot(_) => SubAxisBits::MAX,
     }
 }
 
@@ -59,22 +60,24 @@ impl<'a> Rules<'a> {
         Rules { mesh, terms, same: HashMap::new(), alike: HashMap::new(), varies: vec![], linear: HashMap::new(), copied: HashSet::new() }
     }
 
-    /// Along which sub-axes a term may differ from rank to rank, or from microbatch to microbatch.
-    pub fn varies(&mut self, term: Term) -> Subs {
+    /// The sub-axes along which a term may differ from rank to rank, or from microbatch to microbatch.
+    pub fn varies(&mut self, term: Term) -> SubAxisBits {
         while self.varies.len() <= term.0 as usize {
             let key = self.terms.key(Term(self.varies.len() as u32)).clone();
             let operands = key.args.iter().fold(0, |set, x| set | self.varies[x.term.0 as usize] | of_coords(x));
-            let set = match &key.what {
-                What::Op(Op::Scalar(Scalar::Linear(form)), _) => of_base(self.mesh, &Base::Coords(form.clone())),
-                What::Op(_, maps) => maps.iter().fold(operands, |set, m| set | of_base(self.mesh, &m.1.0.base)),
-                What::Held(_, maps) => maps.iter().fold(0, |set, m| set | of_base(self.mesh, &m.0.base)),
-                What::Stored | What::Joined | What::Met(_) => operands,
-                What::Sum | What::Last => operands & !bits(&self.batches()),
-                What::Parts(subs) => operands | bits(subs),
-                What::Exchange { kind: Collective::AllReduce(_) | Collective::AllGather, subs, .. } => operands & !bits(subs),
-                What::Exchange { kind: Collective::ReduceScatter(_) | Collective::AllToAll | Collective::Shift, subs, .. } => operands | bits(subs),
-                What::Message { .. } => Subs::MAX,
-                What::Fill(_) | What::Unknown(_) => 0,
+            let set = match &key.kind {
+                TermKind::Op(Op::Scalar(Scalar::Linear(form)), _) => of_base(self.mesh, &Base::Coords(form.clone())),
+                TermKind::Op(_, maps) => maps.iter().fold(operands, |set, m| set | of_base(self.mesh, &m.1.0.base)),
+                TermKind::Held(_, maps) => maps.iter().fold(0, |set, m| set | of_base(self.mesh, &m.0.base)),
+                TermKind::Stored | TermKind::Joined | TermKind::Met(_) => operands,
+                TermKind::Sum | TermKind::Last => operands & !bits(&self.batches()),
+                TermKind::Parts(subs) => operands | bits(subs),
+                TermKind::Exchange { kind: Collective::AllReduce(_) | Collective::AllGather, subs, .. } => operands & !bits(subs),
+                TermKind::Exchange { kind: Collective::ReduceScatter(_) | Collective::AllToAll | Collective::Shift, subs, .. } => {
+                    operands | bits(subs)
+                }
+                TermKind::Message { .. } => SubAxisBits::MAX,
+                TermKind::Fill(_) | TermKind::Unknown(_) => 0,
             };
             self.varies.push(set);
         }
@@ -82,7 +85,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Takes note that a term is the same along these sub-axes.
-    pub fn same_along(&mut self, term: Term, subs: Subs) {
+    pub fn same_along(&mut self, term: Term, subs: SubAxisBits) {
         let known = self.varies(term);
         self.varies[term.0 as usize] = known & !subs;
     }
@@ -93,24 +96,24 @@ impl<'a> Rules<'a> {
     }
 
     pub fn is_zero(&self, term: Term) -> bool {
-        matches!(&self.terms.key(term).what, What::Op(Op::Const(c), _) if c.0 == 0.0)
+        matches!(&self.terms.key(term).kind, TermKind::Op(Op::Const(c), _) if c.0 == 0.0)
     }
 
     pub fn zero(&mut self, dtype: DType) -> TermView {
-        let what = What::Op(Op::Const(Real(0.0)), vec![]);
-        TermView::whole(self.terms.intern(TermKey { what, args: vec![], labels: vec![vec![]], sizes: vec![], dtype }), &[])
+        let kind = TermKind::Op(Op::Const(Real(0.0)), vec![]);
+        TermView::whole(self.terms.intern(TermKey { kind, args: vec![], labels: vec![vec![]], sizes: vec![], dtype }), &[])
     }
 
-    /// What a node is, if digits can say it of its operands as they are.
+    /// The value of a node, if digits can describe it from its operands as they are.
     pub fn value(&mut self, body: &Body, v: Value, args: &[TermView]) -> Option<TermView> {
         let (base, scalar) = (|b: &Base| Some(b.clone()), |s: &Scalar| Some(s.clone()));
         Some(match self.terms.made(self.mesh, body, v, args, &base, &scalar)? {
-            Made::View(x) => x,
-            Made::Op(key) => self.apply(key),
+            NodeTerm::View(x) => x,
+            NodeTerm::Op(key) => self.apply(key),
         })
     }
 
-    /// The value of a node whose operands are these. None if a view cannot be said in digits.
+    /// The value of a node with these operands, or `None` if digits cannot describe a view.
     pub fn node(&mut self, body: &Body, v: Value, args: &[TermView]) -> Option<TermView> {
         if let Some(x) = self.value(body, v, args) {
             return Some(x);
@@ -123,8 +126,8 @@ impl<'a> Rules<'a> {
     pub fn piece(&mut self, body: &Body, v: Value, args: &[TermView], along: Dim, count: u64) -> Option<TermView> {
         let (base, scalar) = (|b: &Base| Some(b.clone()), |s: &Scalar| Some(s.clone()));
         match self.terms.made(self.mesh, body, v, args, &base, &scalar)? {
-            Made::View(x) => Some(x),
-            Made::Op(mut key) => {
+            NodeTerm::View(x) => Some(x),
+            NodeTerm::Op(mut key) => {
                 let mut rows = key.labels.iter().zip(body[v].args.iter().map(|a| body.dims_of(*a)).chain([body.dims_of(v)]));
                 let label = rows.find_map(|(row, dims)| Some(row[dims.iter().position(|d| *d == along)?]))?;
                 key.sizes[label.0 as usize] = count;
@@ -145,18 +148,18 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// An op of operands, in one form.
+    /// The value of an op of operands, in one form.
     pub fn apply(&mut self, mut key: TermKey) -> TermView {
-        // Of real numbers, which no mark on a product rounds.
-        if let What::Op(Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }, _) = &mut key.what {
+        // Terms are of real numbers, so rounding to TF32 makes no difference.
+        if let TermKind::Op(Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }, _) = &mut key.kind {
             *tf32 = false;
         }
         let key = self.contraction(key);
         let own: Vec<u64> = key.labels.last().into_iter().flatten().map(|d| key.sizes[d.0 as usize]).collect();
-        let What::Op(op, _) = &key.what else { return self.known(key, &own) };
+        let TermKind::Op(op, _) = &key.kind else { return self.known(key, &own) };
         let scalar = own.is_empty() && key.labels.last().is_some();
         match op {
-            // Zero elements times a factor of all elements, which is finite where anything is.
+            // Zeros times a scalar are zeros: the scalar counts as finite, since otherwise no result would be finite.
             Op::Binary(Binary::Mul) => {
                 let zero = |k: usize| self.is_zero(key.args[k].term);
                 for (k, other) in [(0, 1), (1, 0)] {
@@ -174,7 +177,7 @@ impl<'a> Rules<'a> {
             }
             Op::Select if scalar && self.is_zero(key.args[2].term) => {
                 let masked = self.terms.key(key.args[1].term).clone();
-                if masked.what == What::Op(Op::Add, vec![]) && masked.labels.last().is_some_and(Vec::is_empty) {
+                if masked.kind == TermKind::Op(Op::Add, vec![]) && masked.labels.last().is_some_and(Vec::is_empty) {
                     let of = |x: &TermView| TermKey { args: vec![key.args[0].clone(), x.clone(), key.args[2].clone()], ..key.clone() };
                     let keys: Vec<TermKey> = masked.args.iter().map(of).collect();
                     let terms = keys.into_iter().map(|k| self.apply(k)).collect();
@@ -205,21 +208,24 @@ impl<'a> Rules<'a> {
         out
     }
 
-    /// Whether a term that was just made is part of an older one: the same op of parts of the same operands. If not, later ones may be part of it.
+    /// Whether a term that was just made is part of an older one: the same op of parts of the same operands. If not,
+    /// later ones may be part of it.
     fn is_same(&mut self, term: Term) -> bool {
         let key = self.terms.key(term).clone();
-        let what = match &key.what {
-            What::Op(op, maps) if op.is_pointwise() || matches!(op, Op::Dot { .. } | Op::Reduce { .. } | Op::Gather { .. } | Op::ArgMax { .. }) => {
+        let kind = match &key.kind {
+            TermKind::Op(op, maps)
+                if op.is_pointwise() || matches!(op, Op::Dot { .. } | Op::Reduce { .. } | Op::Gather { .. } | Op::ArgMax { .. }) =>
+            {
                 let maps = maps.iter().map(|m| (Dim(0), m.1.clone())).collect();
-                What::Op(op.map_dims(&mut |_| Dim(0)), maps)
+                TermKind::Op(op.map_dims(&mut |_| Dim(0)), maps)
             }
-            What::Met(_) => key.what.clone(),
+            TermKind::Met(_) => key.kind.clone(),
             _ => return false,
         };
         if key.args.is_empty() {
             return false;
         }
-        let group = (what, key.args.iter().map(|x| x.term).collect(), key.dtype);
+        let group = (kind, key.args.iter().map(|x| x.term).collect(), key.dtype);
         let known = self.alike.entry(group).or_default();
         let found = known.iter().find_map(|old| part_of(self.mesh, *old, self.terms.key(*old), &key));
         match found {
@@ -235,10 +241,9 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Takes from an op the dims along which all of its operands are spread out, as its result then is, and says
-/// which of the result's they are.
+/// Removes the dims along which all operands, and so the result, are repeated. Returns their positions in the result.
 fn spread(key: &mut TermKey) -> Vec<usize> {
-    let TermKey { what: What::Op(op, _), args, labels, sizes, .. } = key else { return vec![] };
+    let TermKey { kind: TermKind::Op(op, _), args, labels, sizes, .. } = key else { return vec![] };
     let (Some((own, rows)), true) = (labels.split_last(), op.is_pointwise() || matches!(op, Op::Dot { .. })) else { return vec![] };
     let mut out = vec![];
     for (i, d) in own.iter().enumerate() {

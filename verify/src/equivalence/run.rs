@@ -5,7 +5,7 @@ use super::pieces::{self, Joined, SymbolicValue};
 use super::rules::{self, Rules};
 use super::step::NodeEvaluator;
 use super::{StageClass, place};
-use crate::terms::{Index, TermView, What};
+use crate::terms::{Index, TermKind, TermView};
 use crate::violation::{Breach, Checked, fail};
 use crate::{Invariant, Violation};
 use ir::dim::Order;
@@ -29,13 +29,13 @@ pub struct ClassOutcome {
     pub owners: BTreeMap<u32, Vec<SubAxis>>,
 }
 
-/// What classes gave to the n-th collective across some stages, by class, and what comes of it.
-type Meetings = BTreeMap<(Vec<u64>, usize), (BTreeMap<usize, SymbolicValue>, Option<SymbolicValue>)>;
+/// The n-th collective across some stages: the values that classes have given to it, and its result.
+type StageCollectives = BTreeMap<(Vec<u64>, usize), (BTreeMap<usize, SymbolicValue>, Option<SymbolicValue>)>;
 
 /// Runs the graphs of all classes, those before or those after.
 pub fn all(rules: &mut Rules, classes: &[StageClass], before: bool) -> Result<Vec<ClassOutcome>, Violation> {
     let mut runs: Vec<GraphRun> = classes.iter().enumerate().map(|(number, class)| GraphRun::new(number, class, before)).collect();
-    let mut meetings = Meetings::new();
+    let mut meetings = StageCollectives::new();
     loop {
         let at = |runs: &[GraphRun]| runs.iter().map(|r| r.values.len()).sum::<usize>();
         let start = at(&runs);
@@ -74,7 +74,7 @@ impl<'a> GraphRun<'a> {
     }
 
     /// Runs one node, unless there is none left or it waits for other stages.
-    fn next(&mut self, rules: &mut Rules, classes: &[StageClass], meetings: &mut Meetings) -> Result<bool, Violation> {
+    fn next(&mut self, rules: &mut Rules, classes: &[StageClass], meetings: &mut StageCollectives) -> Result<bool, Violation> {
         let (local, v) = (self.local, Value(self.values.len() as u32));
         let body = &local.body;
         let (Some(node), Some(chunk)) = (body.nodes.get(v.index()), local.chunks.get(v.index())) else { return Ok(false) };
@@ -97,15 +97,16 @@ impl<'a> GraphRun<'a> {
             Op::Recv { hops, channel } => {
                 let number = self.received.entry((*hops, *channel)).or_insert(0);
                 *number += 1;
-                let what = What::Message { hops: *hops, channel: *channel, number: self.class.first_message + *number - 1 };
+                let kind = TermKind::Message { hops: *hops, channel: *channel, number: self.class.first_message + *number - 1 };
                 let sizes = sizes(local, v);
-                Ok(SymbolicValue::One(TermView::whole(rules.terms.plain(what, vec![], vec![sizes.iter().product()], node.ty.dtype), &sizes)))
+                Ok(SymbolicValue::One(TermView::whole(rules.terms.plain(kind, vec![], vec![sizes.iter().product()], node.ty.dtype), &sizes)))
             }
             Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_) => self.source(rules, v),
             op => self.made(rules, v, op, &args),
         };
         let value = value.or_else(|e| self.fail(e, v))?;
-        // What the graph was made from says of its values where they are the same; and that is proved of it.
+        // The sharding of the value that a node comes from says along which sub-axes it is the same. That has been
+        // proved of the graph before.
         if let (true, SymbolicValue::One(x), Some((_, sharding))) = (self.before, &value, &local.source[v.index()])
             && x.flat() == TermView::whole(x.term, &[body.elements(v)])
         {
@@ -121,7 +122,7 @@ impl<'a> GraphRun<'a> {
         Ok(true)
     }
 
-    /// A parameter, state, input or table.
+    /// The value of a parameter, state, input or table.
     fn source(&mut self, rules: &mut Rules, v: Value) -> Checked<SymbolicValue> {
         let (local, class) = (self.local, self.class);
         let node = &local.body[v];
@@ -142,7 +143,7 @@ impl<'a> GraphRun<'a> {
         if !self.before && class.home(own) {
             return Err(Invariant::BucketAlone.breach("it is in a bucket"));
         }
-        // Where passes compute with copies, the weights are the first state.
+        // Where passes compute with copies, the first state holds the weights.
         let copied = !self.before && class.training.copied.contains(&own);
         let (weights, slot) = (Op::Param(class.first_slot + own), class.first_slot + own);
         Ok(SymbolicValue::One(match (&node.op, copied) {
@@ -160,10 +161,10 @@ impl<'a> GraphRun<'a> {
         let body = &self.local.body;
         let maps: Vec<Index> = body.dims_of(v).iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
         let sizes = sizes(self.local, v);
-        TermView::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
+        TermView::whole(rules.terms.plain(TermKind::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
     }
 
-    /// What an op makes of values that ranks have each.
+    /// The result of an op, rank by rank, on operands of which each rank has its own.
     fn each(&self, rules: &mut Rules, v: Value, op: &Op, args: &[SymbolicValue]) -> Checked<Option<SymbolicValue>> {
         let body = &self.local.body;
         let node = &body[v];
@@ -194,7 +195,7 @@ impl<'a> GraphRun<'a> {
         Ok(Some(SymbolicValue::Each(Each { own: all.own.clone(), of: of.into() })))
     }
 
-    /// What an op makes of operands.
+    /// The result of an op on operands.
     fn made(&self, rules: &mut Rules, v: Value, op: &Op, args: &[SymbolicValue]) -> Checked<SymbolicValue> {
         let body = &self.local.body;
         if let Some(each) = self.each(rules, v, op, args)? {
@@ -217,7 +218,7 @@ impl<'a> GraphRun<'a> {
         }
     }
 
-    /// What comes of a collective across stages, if all of them have come to it.
+    /// The result of a collective across stages, once all of them have come to it.
     fn meet(
         &self,
         rules: &mut Rules,
@@ -235,7 +236,7 @@ impl<'a> GraphRun<'a> {
             return Err(Invariant::StageSum.breach("a stage takes part in a sum of others"));
         }
         if let std::collections::btree_map::Entry::Vacant(e) = given.entry(self.number) {
-            let over = What::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs: rules::in_rank_order(subs), stages: None };
+            let over = TermKind::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs: rules::in_rank_order(subs), stages: None };
             e.insert(match x {
                 x if subs.is_empty() => flat(x),
                 SymbolicValue::One(x) => SymbolicValue::One(rules.linear(&over, x, dtype).flat()),
@@ -280,8 +281,8 @@ impl<'a> GraphRun<'a> {
         Ok(self.out)
     }
 
-    /// An operand as its user sees it, or none: what a step leaves. What is accumulated over microbatches is their sum where they all are behind; what is not, the last
-    /// one's, unless it is the same in all of them.
+    /// An operand as its user sees it, or, without a user, what a step leaves of it. After all microbatches, an
+    /// accumulated value is their sum, and any other value is that of the last one unless all are the same.
     fn seen(&self, rules: &mut Rules, a: Value, user: Option<Chunk>) -> SymbolicValue {
         let (local, held) = (self.local, &self.values[a.index()]);
         let from = local.chunks[a.index()];
@@ -289,15 +290,15 @@ impl<'a> GraphRun<'a> {
         if !from.per_microbatch() || !behind {
             return held.clone();
         }
-        let what = if local.accumulate[a.index()] { What::Sum } else { What::Last };
-        self.behind(rules, a, &what, held)
+        let function = if local.accumulate[a.index()] { TermKind::Sum } else { TermKind::Last };
+        self.behind(rules, a, &function, held)
     }
 
-    /// What microbatches leave of a value, if they are all behind.
-    fn behind(&self, rules: &mut Rules, a: Value, what: &What, held: &SymbolicValue) -> SymbolicValue {
+    /// The value after all microbatches.
+    fn behind(&self, rules: &mut Rules, a: Value, function: &TermKind, held: &SymbolicValue) -> SymbolicValue {
         let (body, batches) = (&self.local.body, rules::bits(&rules.batches()));
         let differs = |x: &TermView, rules: &mut Rules| (rules.varies(x.term) | rules::of_coords(x)) & batches != 0;
-        let last = *what == What::Last;
+        let last = *function == TermKind::Last;
         match held {
             SymbolicValue::One(x) if last && !differs(x, rules) => held.clone(),
             SymbolicValue::Joined(j) | SymbolicValue::Sums(j)
@@ -305,17 +306,17 @@ impl<'a> GraphRun<'a> {
             {
                 held.clone()
             }
-            SymbolicValue::Sums(j) => SymbolicValue::Sums(NodeEvaluator { rules, body, v: a, before: false }.linear(j, what)),
-            SymbolicValue::One(x) => SymbolicValue::One(rules.linear(what, x, body[a].ty.dtype)),
-            SymbolicValue::Joined(j) => SymbolicValue::Joined(NodeEvaluator { rules, body, v: a, before: false }.linear(j, what)),
+            SymbolicValue::Sums(j) => SymbolicValue::Sums(NodeEvaluator { rules, body, v: a, before: false }.linear(j, function)),
+            SymbolicValue::One(x) => SymbolicValue::One(rules.linear(function, x, body[a].ty.dtype)),
+            SymbolicValue::Joined(j) => SymbolicValue::Joined(NodeEvaluator { rules, body, v: a, before: false }.linear(j, function)),
             SymbolicValue::Each(e) => {
-                SymbolicValue::Each(Each { own: e.own.clone(), of: e.of.iter().map(|x| self.behind(rules, a, what, x)).collect() })
+                SymbolicValue::Each(Each { own: e.own.clone(), of: e.of.iter().map(|x| self.behind(rules, a, function, x)).collect() })
             }
         }
     }
 }
 
-/// The sum of what stages give, in one dim each; those of each list give one of them.
+/// The sum of values that stages give, in one dim each. The stages of each list give one of them.
 fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, SymbolicValue)>, dtype: DType) -> Checked<SymbolicValue> {
     let (stages, given): (Vec<Vec<u64>>, Vec<SymbolicValue>) = given.into_iter().unzip();
     if given.iter().any(|x| matches!(x, SymbolicValue::Sums(_))) {

@@ -5,7 +5,7 @@ use super::rules::{Rules, bits, in_rank_order, of_coords, own_part};
 use crate::Invariant;
 use crate::job::parts_in_rank_order;
 use crate::terms::digits::Digits;
-use crate::terms::{TermView, What};
+use crate::terms::{TermKind, TermView};
 use crate::violation::Checked;
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Body, Type, Value};
@@ -13,12 +13,12 @@ use ir::mesh::SubAxis;
 use ir::op::{Collective, DType, Op, Reduce};
 use ir::program::{Bucket, Holds, Piece};
 
-/// What a node makes of operands of which one at least is joined, or which it joins.
+/// Evaluates a node with a joined operand, or with a joined result.
 pub struct NodeEvaluator<'s, 'r> {
     pub rules: &'s mut Rules<'r>,
     pub body: &'s Body,
     pub v: Value,
-    /// Whether the graph is the one before, where values that lie one after the other are one.
+    /// Whether this is the graph before, where values that lie one after the other count as one value.
     pub before: bool,
 }
 
@@ -31,7 +31,7 @@ impl NodeEvaluator<'_, '_> {
         joined.held(self.rules.mesh, &self.sizes())
     }
 
-    /// A parameter or state of a bucket, as one: the state of a rank is its own part.
+    /// A bucket of parameters or states as one value. A rank has its own part of a state.
     pub fn bucket(&mut self, b: &Bucket, op: &Op, first_slot: u32) -> Checked<(SymbolicValue, Vec<SubAxis>)> {
         let (rules, ty) = (&mut *self.rules, &self.body[self.v].ty);
         let [dim] = ty.dims[..] else { return Err(Invariant::BucketPart.breach("a bucket has one dim")) };
@@ -73,7 +73,7 @@ impl NodeEvaluator<'_, '_> {
         Ok(subs)
     }
 
-    /// Operands one after the other along a dim.
+    /// Concatenates operands along a dim.
     pub fn concat(&mut self, args: &[SymbolicValue], from: &[Dim], to: Dim) -> Checked<SymbolicValue> {
         let at = |v: Value, d: Dim| self.body.dims_of(v).iter().position(|e| *e == d);
         let node = &self.body[self.v];
@@ -81,7 +81,7 @@ impl NodeEvaluator<'_, '_> {
         let trail = node.ty.dims.len() - lead - 1;
         let mut pieces = vec![];
         for (k, x) in args.iter().enumerate() {
-            // In the dims of the result, the operand's own one in the place of the whole one.
+            // Finds each of the result's dims in the operand, whose own dim stands for the joined one.
             let places: Option<Vec<usize>> = node.ty.dims.iter().map(|d| at(node.args[k], if *d == to { from[k] } else { *d })).collect();
             let places = places.ok_or_else(|| Invariant::JoinedOperands.breach("operands have other dims"))?;
             match x {
@@ -104,7 +104,8 @@ impl NodeEvaluator<'_, '_> {
         Ok(whole.filter(|x| self.is_copied(x)).map_or(joined, SymbolicValue::One))
     }
 
-    /// Whether a value that digits cannot say of others is one value by itself: one that the graph before has is so after it too.
+    /// Whether a value that digits cannot describe is a copy of its own. A copy in the graph before stays one after
+    /// it.
     fn is_copied(&mut self, x: &TermView) -> bool {
         if self.before {
             self.rules.copied.insert(x.clone());
@@ -112,7 +113,7 @@ impl NodeEvaluator<'_, '_> {
         self.rules.copied.contains(x)
     }
 
-    /// A slice that digits cannot say: one of a copy if the graph before has that, else in several pieces.
+    /// A slice that digits cannot describe: of a copy if the graph before has it, else in several pieces.
     pub fn slice(&mut self, x: &TermView, from: Dim, at: u64) -> Option<SymbolicValue> {
         let (body, v) = (self.body, self.v);
         let copy = self.rules.node(body, v, std::slice::from_ref(x)).map(|x| self.rules.terms.normal(x));
@@ -124,7 +125,7 @@ impl NodeEvaluator<'_, '_> {
         Joined::split(self.rules.mesh, x, lead, at, count).map(|j| self.held(j))
     }
 
-    /// A node with a joined operand.
+    /// The result of a node with a joined operand.
     pub fn joined(&mut self, args: &[SymbolicValue]) -> Checked<SymbolicValue> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
@@ -162,11 +163,11 @@ impl NodeEvaluator<'_, '_> {
                         if bits(&subs) & bits(&j.own) != 0 {
                             return no();
                         }
-                        Ok(SymbolicValue::Joined(self.linear(j, &What::Exchange { kind: *kind, subs, stages: None })))
+                        Ok(SymbolicValue::Joined(self.linear(j, &TermKind::Exchange { kind: *kind, subs, stages: None })))
                     }
                     Collective::ReduceScatter(r) if j.own.is_empty() && arg.split_first().is_some_and(|(p, to)| Some(*p) == *part && to == own) => {
-                        let what = What::Exchange { kind: Collective::AllReduce(*r), subs: subs.clone(), stages: None };
-                        let all = self.linear(j, &what);
+                        let kind = TermKind::Exchange { kind: Collective::AllReduce(*r), subs: subs.clone(), stages: None };
+                        let all = self.linear(j, &kind);
                         if (all.lead, all.trail) == (0, 0) {
                             return Ok(self.held(Joined { own: subs, ..all }));
                         }
@@ -191,7 +192,8 @@ impl NodeEvaluator<'_, '_> {
                             let pieces = j.pieces.iter().map(|p| gathered(p, self.rules)).collect::<Checked<_>>()?;
                             return Ok(self.held(Joined { lead: j.lead + 1, pieces, ..j.clone() }));
                         }
-                        // What any rank has of the parts of others is what they have.
+                        // All ranks have the same values of these parts, so each rank's part is what the others take
+                        // it for.
                         let alike = |x: &TermView, rules: &mut Rules| (rules.varies(x.term) | of_coords(x)) & bits(&subs) == 0;
                         if j.own != subs || !j.pieces.iter().filter_map(|p| p.of.as_ref()).all(|x| alike(x, self.rules)) {
                             return no();
@@ -208,9 +210,9 @@ impl NodeEvaluator<'_, '_> {
     }
 
     /// A linear function of each element.
-    pub fn linear(&mut self, j: &Joined, what: &What) -> Joined {
+    pub fn linear(&mut self, j: &Joined, function: &TermKind) -> Joined {
         let dtype = self.body[self.v].ty.dtype;
-        let pieces = j.pieces.iter().map(|p| JoinedPiece { count: p.count, of: p.of.as_ref().map(|x| self.rules.linear(what, x, dtype)) });
+        let pieces = j.pieces.iter().map(|p| JoinedPiece { count: p.count, of: p.of.as_ref().map(|x| self.rules.linear(function, x, dtype)) });
         Joined { pieces: pieces.collect(), ..j.clone() }
     }
 
@@ -227,7 +229,7 @@ impl NodeEvaluator<'_, '_> {
         Ok(SymbolicValue::One(if j.own.is_empty() { self.rules.sum(terms) } else { self.rules.parts(&j.own, terms, dtype) }))
     }
 
-    /// A node of values in pieces, of which its result has one for each.
+    /// The result of a node of values in pieces, one piece for each.
     fn piecewise(&mut self, args: &[SymbolicValue]) -> Checked<SymbolicValue> {
         let joined = match self.in_one_dim(args) {
             Some((body, v)) => NodeEvaluator { rules: self.rules, body: &body, v, before: self.before }.pieces(args)?,
@@ -236,7 +238,8 @@ impl NodeEvaluator<'_, '_> {
         Ok(self.held(joined))
     }
 
-    /// The node alone, if it is pointwise and its operands are in pieces along several dims at once: these as one.
+    /// A body with this node alone over flat dims, if the node is pointwise and its operands are in pieces along
+    /// several dims at once.
     fn in_one_dim(&self, args: &[SymbolicValue]) -> Option<(Body, Value)> {
         let node = &self.body[self.v];
         let dims = node.ty.dims.as_slice();
@@ -260,8 +263,8 @@ impl NodeEvaluator<'_, '_> {
         node.op.is_pointwise().then_some((body, v))
     }
 
-    /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of
-    /// operands there.
+    /// The result of an op that maps the operands' elements at each position along the joined dim to the result's
+    /// elements there.
     fn pieces(&mut self, args: &[SymbolicValue]) -> Checked<Joined> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];

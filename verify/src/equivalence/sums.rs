@@ -1,37 +1,37 @@
 //! Sums, over elements, microbatches, ranks and pipeline stages, in one form.
 
-use super::rules::{Rules, Subs, bits, in_rank_order, of_coords, own_part};
+use super::rules::{Rules, SubAxisBits, bits, in_rank_order, of_coords, own_part};
 use crate::terms::digits::Digits;
 use crate::terms::normal::through;
-use crate::terms::{Term, TermKey, TermView, What};
+use crate::terms::{Term, TermKey, TermKind, TermView};
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, DType, Op, Reduce};
 
-/// The place of a function among those that are linear and element by element: sums over microbatches come before sums over ranks. None for what
-/// is no such function of what this stage has.
-fn rank(what: &What) -> Option<u8> {
-    match what {
-        What::Sum | What::Last => Some(0),
-        What::Exchange { kind: Collective::AllReduce(_), stages: None, .. } => Some(1),
-        What::Exchange { .. } | What::Op(..) | What::Held(..) | What::Stored | What::Joined | What::Parts(_) => None,
-        What::Message { .. } | What::Met(_) | What::Fill(_) | What::Unknown(_) => None,
+/// The rank of a linear, elementwise function: sums over microbatches come before sums over ranks. `None` for any
+/// other function.
+fn rank(function: &TermKind) -> Option<u8> {
+    match function {
+        TermKind::Sum | TermKind::Last => Some(0),
+        TermKind::Exchange { kind: Collective::AllReduce(_), stages: None, .. } => Some(1),
+        TermKind::Exchange { .. } | TermKind::Op(..) | TermKind::Held(..) | TermKind::Stored | TermKind::Joined | TermKind::Parts(_) => None,
+        TermKind::Message { .. } | TermKind::Met(_) | TermKind::Fill(_) | TermKind::Unknown(_) => None,
     }
 }
 
-fn is_sum(what: &What) -> bool {
-    rank(what).is_some() && !matches!(what, What::Exchange { kind: Collective::AllReduce(Reduce::Max | Reduce::Any), .. })
+fn is_sum(function: &TermKind) -> bool {
+    rank(function).is_some() && !matches!(function, TermKind::Exchange { kind: Collective::AllReduce(Reduce::Max | Reduce::Any), .. })
 }
 
 impl Rules<'_> {
-    /// The sum of scalars, which is none of sums.
+    /// The sum of scalars, flattened so that no term is itself a sum.
     pub fn sum(&mut self, args: Vec<TermView>) -> TermView {
         let mut terms: Vec<TermView> = vec![];
         for x in args {
             let key = self.terms.key(x.term);
-            match &key.what {
-                What::Op(Op::Add, _) if key.labels.last().is_some_and(Vec::is_empty) && key.dtype == DType::F32 => {
+            match &key.kind {
+                TermKind::Op(Op::Add, _) if key.labels.last().is_some_and(Vec::is_empty) && key.dtype == DType::F32 => {
                     terms.extend(key.args.iter().cloned())
                 }
                 _ if self.is_zero(x.term) => {}
@@ -43,13 +43,13 @@ impl Rules<'_> {
             0 => self.zero(DType::F32),
             1 => terms.remove(0),
             n => {
-                let key = TermKey { what: What::Op(Op::Add, vec![]), args: terms, labels: vec![vec![]; n + 1], sizes: vec![], dtype: DType::F32 };
+                let key = TermKey { kind: TermKind::Op(Op::Add, vec![]), args: terms, labels: vec![vec![]; n + 1], sizes: vec![], dtype: DType::F32 };
                 TermView::whole(self.terms.intern(key), &[])
             }
         }
     }
 
-    /// All elements of a value as one: in whatever order they come, and whichever rank has them.
+    /// Reduces all elements of a value, in whatever order they come and whichever rank has them.
     pub fn reduce(&mut self, kind: Reduce, x: &TermView, dtype: DType) -> TermView {
         let sums = kind == Reduce::Sum;
         if sums && self.is_zero(x.term) {
@@ -70,16 +70,16 @@ impl Rules<'_> {
         let coords = if parts { vec![] } else { x.coords.clone() };
         let x = TermView { dims: vec![all], coords, ..x.clone() };
         let subs: Vec<SubAxis> = self.mesh.ids().filter(|u| parts && apart & bits([u]) != 0).collect();
-        let what = What::Op(Op::Reduce { kind, over: vec![Dim(0)] }, vec![]);
-        let key = TermKey { what, args: vec![x], labels: vec![vec![Dim(0)], vec![]], sizes: vec![n], dtype };
+        let kind = TermKind::Op(Op::Reduce { kind, over: vec![Dim(0)] }, vec![]);
+        let key = TermKey { kind, args: vec![x], labels: vec![vec![Dim(0)], vec![]], sizes: vec![n], dtype };
         let out = TermView::whole(self.terms.intern(key), &[]);
         if parts { self.parts(&subs, vec![out], dtype) } else { out }
     }
 
-    /// What `x` has all sums of, each once, where it is such a value: their sum is that of all its elements.
+    /// The value whose sums `x` holds, each once. The sum of `x` is then the sum of all elements of that value.
     fn summed(&self, kind: Reduce, x: &TermView) -> Option<TermView> {
         let key = self.terms.key(x.term);
-        let What::Op(Op::Reduce { kind: inner, .. }, _) = &key.what else { return None };
+        let TermKind::Op(Op::Reduce { kind: inner, .. }, _) = &key.kind else { return None };
         let all: u64 = key.labels.last()?.iter().map(|d| key.sizes[d.0 as usize]).product();
         let mut digits: Vec<(u64, u64)> = x.dims.iter().flat_map(Digits::iter).filter(|d| d.0 > 1).collect();
         digits.sort_unstable_by_key(|d| d.1);
@@ -88,87 +88,89 @@ impl Rules<'_> {
         (kind == *inner && kind == Reduce::Sum && is_all).then(|| key.args[0].flat())
     }
 
-    /// A scalar of which each rank has a part: all together the sum of these.
+    /// A scalar of which each rank has a part. The scalar is the sum of all parts.
     pub fn parts(&mut self, subs: &[SubAxis], of: Vec<TermView>, dtype: DType) -> TermView {
-        TermView::whole(self.terms.plain(What::Parts(subs.to_vec()), of, vec![], dtype), &[])
+        TermView::whole(self.terms.plain(TermKind::Parts(subs.to_vec()), of, vec![], dtype), &[])
     }
 
-    /// Along which sub-axes a linear function sums.
-    fn along(&self, what: &What) -> Subs {
-        match what {
-            What::Exchange { subs, .. } => bits(subs),
+    /// The sub-axes along which a linear function sums.
+    fn along(&self, function: &TermKind) -> SubAxisBits {
+        match function {
+            TermKind::Exchange { subs, .. } => bits(subs),
             _ => bits(&self.batches()),
         }
     }
 
     /// A linear function of a value, element by element: the elements of the function of the whole term.
-    pub fn linear(&mut self, what: &What, x: &TermView, dtype: DType) -> TermView {
-        if of_coords(x) & self.along(what) == 0 {
-            let whole = self.of_whole(what, x.term, dtype);
+    pub fn linear(&mut self, function: &TermKind, x: &TermView, dtype: DType) -> TermView {
+        if of_coords(x) & self.along(function) == 0 {
+            let whole = self.of_whole(function, x.term, dtype);
             if let Some(out) = through(x, &whole) {
                 return out;
             }
         }
         let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
-        TermView::whole(self.terms.plain(what.clone(), vec![x.flat()], sizes.clone(), dtype), &sizes)
+        TermView::whole(self.terms.plain(function.clone(), vec![x.flat()], sizes.clone(), dtype), &sizes)
     }
 
-    /// A sum over ranks, over some of its sub-axes alone.
-    fn over(&self, what: &What, keep: impl Fn(&SubAxis) -> bool) -> Option<What> {
-        let What::Exchange { kind, subs, stages } = what else { return None };
+    /// A sum over ranks, restricted to some of its sub-axes.
+    fn over(&self, function: &TermKind, keep: impl Fn(&SubAxis) -> bool) -> Option<TermKind> {
+        let TermKind::Exchange { kind, subs, stages } = function else { return None };
         let subs: Vec<SubAxis> = subs.iter().copied().filter(keep).collect();
-        (!subs.is_empty()).then(|| What::Exchange { kind: *kind, subs, stages: stages.clone() })
+        (!subs.is_empty()).then(|| TermKind::Exchange { kind: *kind, subs, stages: stages.clone() })
     }
 
-    fn of_whole(&mut self, what: &What, term: Term, dtype: DType) -> TermView {
-        if let Some(x) = self.linear.get(&(what.clone(), term)) {
+    fn of_whole(&mut self, function: &TermKind, term: Term, dtype: DType) -> TermView {
+        if let Some(x) = self.linear.get(&(function.clone(), term)) {
             return x.clone();
         }
-        let (key, along) = (self.terms.key(term).clone(), self.along(what));
+        let (key, along) = (self.terms.key(term).clone(), self.along(function));
         let scalar = key.labels.last().is_some_and(Vec::is_empty);
-        let out = match &key.what {
-            _ if !is_sum(what) => None,
-            What::Op(Op::Const(_), _) if self.is_zero(term) => Some(TermView::whole(term, &[1])),
-            What::Op(Op::Select, _) if self.is_zero(key.args[2].term) => {
+        let out = match &key.kind {
+            _ if !is_sum(function) => None,
+            TermKind::Op(Op::Const(_), _) if self.is_zero(term) => Some(TermView::whole(term, &[1])),
+            TermKind::Op(Op::Select, _) if self.is_zero(key.args[2].term) => {
                 let apart = self.varies(key.args[0].term) | of_coords(&key.args[0]) | of_coords(&key.args[1]);
                 (apart & along == 0).then(|| {
-                    let x = self.linear(what, &key.args[1], dtype);
+                    let x = self.linear(function, &key.args[1], dtype);
                     self.apply(TermKey { args: vec![key.args[0].clone(), x, key.args[2].clone()], ..(*key).clone() }).flat()
                 })
             }
-            What::Op(Op::Add, _) if scalar && key.dtype == DType::F32 => {
-                let terms = key.args.iter().map(|x| self.linear(what, x, dtype)).collect();
+            TermKind::Op(Op::Add, _) if scalar && key.dtype == DType::F32 => {
+                let terms = key.args.iter().map(|x| self.linear(function, x, dtype)).collect();
                 Some(self.sum(terms).flat())
             }
-            What::Met(stages) => {
-                let terms = key.args.iter().map(|x| self.linear(what, x, dtype)).collect();
+            TermKind::Met(stages) => {
+                let terms = key.args.iter().map(|x| self.linear(function, x, dtype)).collect();
                 Some(self.met(stages.clone(), terms, dtype))
             }
-            What::Parts(subs) if matches!(what, What::Exchange { subs: all, .. } if subs.iter().all(|u| all.contains(u))) => {
+            TermKind::Parts(subs) if matches!(function, TermKind::Exchange { subs: all, .. } if subs.iter().all(|u| all.contains(u))) => {
                 let sum = self.sum(key.args.clone()).flat();
-                Some(self.over(what, |u| !subs.contains(u)).map_or(sum.clone(), |rest| self.linear(&rest, &sum, dtype)))
+                Some(self.over(function, |u| !subs.contains(u)).map_or(sum.clone(), |rest| self.linear(&rest, &sum, dtype)))
             }
-            // One sum over all that two go over.
-            What::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs, stages: None } if rank(what) == Some(1) && bits(subs) & along == 0 => {
+            // A sum over ranks of a sum over other ranks is one sum over both sets of sub-axes.
+            TermKind::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs, stages: None }
+                if rank(function) == Some(1) && bits(subs) & along == 0 =>
+            {
                 let subs = self.mesh.ids().filter(|u| (bits(subs) | along) & bits([u]) != 0).collect();
-                let all = What::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs, stages: None };
+                let all = TermKind::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs, stages: None };
                 Some(self.linear(&all, &key.args[0], dtype))
             }
-            inner if is_sum(inner) && rank(inner) > rank(what) => {
-                let x = self.linear(what, &key.args[0], dtype);
+            inner if is_sum(inner) && rank(inner) > rank(function) => {
+                let x = self.linear(function, &key.args[0], dtype);
                 Some(self.linear(inner, &x, dtype).flat())
             }
             _ => None,
         };
         let out = out.unwrap_or_else(|| {
             let count = key.count();
-            TermView::whole(self.terms.plain(what.clone(), vec![TermView::whole(term, &[count])], vec![count], dtype), &[count])
+            TermView::whole(self.terms.plain(function.clone(), vec![TermView::whole(term, &[count])], vec![count], dtype), &[count])
         });
-        self.linear.insert((what.clone(), term), out.clone());
+        self.linear.insert((function.clone(), term), out.clone());
         out
     }
 
-    /// What pipeline stages give, in one dim each, added up; those of each list give one of them.
+    /// The sum of the values that pipeline stages give, in one dim each. The stages of each list give one of them.
     pub fn met(&mut self, stages: Vec<Vec<u64>>, given: Vec<TermView>, dtype: DType) -> TermView {
         let count = given.first().map_or(1, |x| x.flat().dims[0].extent());
         let mut given: Vec<(Vec<u64>, TermView)> =
@@ -191,16 +193,16 @@ impl Rules<'_> {
         }
         let (stages, args): (Vec<Vec<u64>>, Vec<TermView>) = given.into_iter().unzip();
         let labels = vec![vec![Dim(0)]; args.len() + 1];
-        self.known(TermKey { what: What::Met(stages), args, labels, sizes: vec![count], dtype }, &[count])
+        self.known(TermKey { kind: TermKind::Met(stages), args, labels, sizes: vec![count], dtype }, &[count])
     }
 
-    /// Of values that are masked alike, the masked sum.
+    /// The masked sum of values that have the same mask.
     fn met_masked(&mut self, given: &[(Vec<u64>, TermView)], dtype: DType) -> Option<TermView> {
         let keys: Vec<_> = given.iter().map(|(_, x)| self.terms.key(x.term).clone()).collect();
         let first = keys.first()?.clone();
-        let masks = |k: &TermKey| k.what == first.what && (&k.labels, &k.sizes, &k.args[0]) == (&first.labels, &first.sizes, &first.args[0]);
+        let masks = |k: &TermKey| k.kind == first.kind && (&k.labels, &k.sizes, &k.args[0]) == (&first.labels, &first.sizes, &first.args[0]);
         let zero = |k: &TermKey| k.args.len() == 3 && self.is_zero(k.args[2].term);
-        if first.what != What::Op(Op::Select, vec![]) || !keys.iter().all(|k| masks(k) && zero(k)) {
+        if first.kind != TermKind::Op(Op::Select, vec![]) || !keys.iter().all(|k| masks(k) && zero(k)) {
             return None;
         }
         let sizes: Vec<u64> = first.args[1].dims.iter().map(Digits::extent).collect();
@@ -210,7 +212,7 @@ impl Rules<'_> {
         Some(self.apply(TermKey { args: vec![first.args[0].clone(), sum, first.args[2].clone()], ..(*first).clone() }).flat())
     }
 
-    /// What a collective makes of a value.
+    /// The result of a collective on a value.
     pub fn collective(&mut self, body: &Body, v: Value, x: &TermView) -> TermView {
         let node = &body[v];
         let Op::Collective { kind, subs, stages, part } = &node.op else { unreachable!("invariant: it is a collective") };
@@ -218,7 +220,7 @@ impl Rules<'_> {
         let (subs, dtype) = (in_rank_order(subs), node.ty.dtype);
         let found = match kind {
             Collective::AllReduce(_) if own == arg => {
-                return self.linear(&What::Exchange { kind: *kind, subs, stages: stages.clone() }, x, dtype);
+                return self.linear(&TermKind::Exchange { kind: *kind, subs, stages: stages.clone() }, x, dtype);
             }
             Collective::ReduceScatter(r) if stages.is_none() && arg.split_first().is_some_and(|(p, rest)| Some(*p) == *part && rest == own) => {
                 self.scattered(*r, &subs, x, dtype)
@@ -230,8 +232,8 @@ impl Rules<'_> {
         };
         found.unwrap_or_else(|| {
             let sizes: Vec<u64> = own.iter().map(|d| body.dims.size(*d)).collect();
-            let what = What::Exchange { kind: *kind, subs, stages: stages.clone() };
-            TermView::whole(self.terms.plain(what, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
+            let kind = TermKind::Exchange { kind: *kind, subs, stages: stages.clone() };
+            TermView::whole(self.terms.plain(kind, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
         })
     }
 
@@ -240,11 +242,12 @@ impl Rules<'_> {
         if of_coords(x) & bits(subs) != 0 {
             return None;
         }
-        let what = What::Exchange { kind: Collective::AllReduce(r), subs: subs.to_vec(), stages: None };
-        own_part(self.mesh, subs, &self.linear(&what, x, dtype))
+        let kind = TermKind::Exchange { kind: Collective::AllReduce(r), subs: subs.to_vec(), stages: None };
+        own_part(self.mesh, subs, &self.linear(&kind, x, dtype))
     }
 
-    /// An all-gather, whose first dim is the member: what they all have, where a coordinate told parts apart; else the value of each of them.
+    /// The result of an all-gather, whose first dim is the member. If a coordinate told the parts apart, it is the
+    /// whole value; else it has each member's value.
     pub fn gathered(&mut self, subs: &[SubAxis], x: &TermView, dtype: DType) -> Option<TermView> {
         let alike = self.varies(x.term) & bits(subs) == 0;
         let count = self.terms.key(x.term).count();
@@ -269,9 +272,9 @@ impl Rules<'_> {
         let term = if alike {
             x.term
         } else {
-            let what = What::Exchange { kind: Collective::AllGather, subs: subs.to_vec(), stages: None };
+            let kind = TermKind::Exchange { kind: Collective::AllGather, subs: subs.to_vec(), stages: None };
             let all = subs.iter().map(|u| self.mesh[*u].size).product::<u64>() * count;
-            self.terms.plain(what, vec![TermView::whole(x.term, &[count])], vec![all], dtype)
+            self.terms.plain(kind, vec![TermView::whole(x.term, &[count])], vec![all], dtype)
         };
         Some(TermView { term, offset: x.offset, coords, dims })
     }
@@ -282,18 +285,18 @@ mod tests {
     use super::*;
     use ir::mesh::{Axis, Sizes};
 
-    const EXCHANGE: fn(Collective, Vec<SubAxis>) -> What = |kind, subs| What::Exchange { kind, subs, stages: None };
+    const EXCHANGE: fn(Collective, Vec<SubAxis>) -> TermKind = |kind, subs| TermKind::Exchange { kind, subs, stages: None };
 
     fn input(rules: &mut Rules, k: u32, sizes: &[u64]) -> TermView {
-        TermView::whole(rules.terms.plain(What::Held(Op::Input(k), vec![]), vec![], sizes.to_vec(), DType::F32), sizes)
+        TermView::whole(rules.terms.plain(TermKind::Held(Op::Input(k), vec![]), vec![], sizes.to_vec(), DType::F32), sizes)
     }
 
     /// `dot(a, b, over: 1)` of operands in dims `[0, 1]` and `[1, 2]`.
     fn product(rules: &mut Rules, a: &TermView, b: &TermView) -> TermView {
         let sizes = vec![a.dims[0].extent(), a.dims[1].extent(), b.dims[1].extent()];
         let labels = [[0, 1], [1, 2], [0, 2]].map(|l| l.map(Dim).to_vec()).to_vec();
-        let what = What::Op(Op::dot(vec![Dim(1)]), vec![]);
-        rules.apply(TermKey { what, args: vec![a.clone(), b.clone()], labels, sizes, dtype: DType::F32 })
+        let kind = TermKind::Op(Op::dot(vec![Dim(1)]), vec![]);
+        rules.apply(TermKey { kind, args: vec![a.clone(), b.clone()], labels, sizes, dtype: DType::F32 })
     }
 
     #[test]
@@ -304,12 +307,13 @@ mod tests {
         let all = product(&mut rules, &a, &b);
         let rows = a.part(&mesh, 0, 2, &vec![], &[(3, 1)]).expect("rows");
         assert_eq!(product(&mut rules, &rows, &b), all.part(&mesh, 0, 2, &vec![], &[(3, 1)]).expect("rows"));
-        // A part of what is summed over is no part of the result.
+        // A part along a summed dim does not make a part of the result.
         let half = |x: &TermView, k: usize| x.part(&mesh, k, 0, &vec![], &[(2, 1)]).expect("half");
         assert_ne!(product(&mut rules, &half(&a, 1), &half(&b, 0)).term, all.term);
     }
 
-    /// As a gather of what ranks have of a sliced dim leaves them: 36 is no multiple of 16, nor more than 3 times 16.
+    /// This is how a gather of ranks' parts of a sliced dim lies in memory: 36 is no multiple of 16, nor more than 3
+    /// times 16.
     #[test]
     fn rows_may_lie_closer_than_strides_nest() {
         let mesh = ir::mesh::Mesh::new(1, 1, 1, 1, 1);
@@ -325,7 +329,7 @@ mod tests {
         }
     }
 
-    /// As ranks' parts of a flat bucket: a quarter of `[6, 4, 4, 4]` begins and ends within a row.
+    /// Ranks' parts of a flat bucket are such parts: a quarter of `[6, 4, 4, 4]` begins and ends within a row.
     #[test]
     fn part_of_an_op_may_begin_within_a_row() {
         let mesh = ir::mesh::Mesh::of_sizes(&Sizes { dp: 2, cp: 2, ..Sizes::default() }).expect("a mesh");
@@ -334,8 +338,8 @@ mod tests {
         let square = |rules: &mut Rules, x: &TermView| {
             let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
             let labels = vec![(0..sizes.len() as u32).map(Dim).collect::<Vec<_>>(); 3];
-            let what = What::Op(Op::Binary(ir::op::Binary::Mul), vec![]);
-            rules.apply(TermKey { what, args: vec![x.clone(), x.clone()], labels, sizes, dtype: DType::F32 })
+            let kind = TermKind::Op(Op::Binary(ir::op::Binary::Mul), vec![]);
+            rules.apply(TermKey { kind, args: vec![x.clone(), x.clone()], labels, sizes, dtype: DType::F32 })
         };
         let all = square(&mut rules, &x);
         let subs: Vec<SubAxis> = mesh.ids().collect();
@@ -354,7 +358,7 @@ mod tests {
         let own = rules.scattered(Reduce::Sum, &subs, &x, DType::F32).expect("parts");
         assert_eq!((own.dims.len(), own.coords.len()), (1, 2));
         assert_eq!(rules.gathered(&subs, &own, DType::F32), Some(sum.clone()));
-        // Squares of parts, added up by all, are those of the whole.
+        // The parts' sums, added up over all ranks, are the sum of the whole.
         let parts = rules.reduce(Reduce::Sum, &own, DType::F32);
         let whole = rules.reduce(Reduce::Sum, &sum, DType::F32);
         assert_ne!(parts, whole);
@@ -368,7 +372,8 @@ mod tests {
         let x = input(&mut rules, 0, &[6, 4]);
         let over = |dims: &[u32]| Op::Reduce { kind: Reduce::Sum, over: dims.iter().map(|d| Dim(*d)).collect() };
         let labels = vec![vec![Dim(0), Dim(1)], vec![Dim(0)]];
-        let rows = rules.apply(TermKey { what: What::Op(over(&[1]), vec![]), args: vec![x.clone()], labels, sizes: vec![6, 4], dtype: DType::F32 });
+        let rows =
+            rules.apply(TermKey { kind: TermKind::Op(over(&[1]), vec![]), args: vec![x.clone()], labels, sizes: vec![6, 4], dtype: DType::F32 });
         let whole = rules.reduce(Reduce::Sum, &x.flat(), DType::F32);
         assert_eq!(rules.reduce(Reduce::Sum, &rows, DType::F32), whole);
         let some = |n: u64, stride: u64| TermView { dims: vec![Digits::new([(n, stride)])], ..rows.clone() };
@@ -383,8 +388,8 @@ mod tests {
         let mesh = ir::mesh::Mesh::of_sizes(&Sizes { tp: 2, ..Sizes::default() }).expect("a mesh");
         let subs: Vec<SubAxis> = mesh.of(Axis::Tp).collect();
         let mut rules = Rules::new(&mesh);
-        let what = What::Message { hops: 1, channel: ir::op::Channel(0), number: 0 };
-        let x = TermView::whole(rules.terms.plain(what, vec![], vec![3], DType::F32), &[3]);
+        let kind = TermKind::Message { hops: 1, channel: ir::op::Channel(0), number: 0 };
+        let x = TermView::whole(rules.terms.plain(kind, vec![], vec![3], DType::F32), &[3]);
         let all = rules.gathered(&subs, &x, DType::F32).expect("parts");
         assert_ne!(all.term, x.term);
         assert_eq!(all.dims, vec![Digits::new([(2, 3)]), Digits::new([(3, 1)])]);
@@ -400,7 +405,7 @@ mod tests {
         let over = EXCHANGE(Collective::AllReduce(Reduce::Sum), subs.clone());
         let whole = rules.met(stages(), given.clone(), DType::F32);
         let sum = rules.linear(&over, &whole, DType::F32);
-        // Each stage scatters what it gives.
+        // Each stage scatters its own term before the sum over stages.
         let own: Vec<TermView> = given
             .iter()
             .map(|x| {
@@ -413,7 +418,7 @@ mod tests {
         assert_eq!(rules.gathered(&subs, &met, DType::F32).map(|x| x.flat()), Some(sum));
         let mixed = vec![own[0].clone(), own[1].clone(), own[1].clone()];
         assert_ne!(rules.met(stages(), mixed, DType::F32), met);
-        // Who adds zero adds nothing.
+        // A stage that adds zero makes no difference.
         let zero = TermView { dims: vec![Digits::new([(4, 0)])], ..rules.zero(DType::F32) };
         let two = rules.met(vec![vec![0], vec![3]], vec![given[0].clone(), given[2].clone()], DType::F32);
         assert_eq!(rules.met(stages(), vec![given[0].clone(), zero, given[2].clone()], DType::F32), two);

@@ -12,14 +12,14 @@ use ir::op::{Collective, DType, Op, Reduce, Scalar};
 use ir::program::{Action, Arena, BLOCK, Buffer, BufferId, Command, Content, Job, Place, Program, Space};
 use std::rc::Rc;
 
-/// What a command does to elements of a buffer.
+/// How a command affects elements of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     Read,
     Write,
     /// Adds to what is there.
     Add,
-    /// Writes a result where one of its operands was.
+    /// Writes a result in place of one of its operands.
     Replace,
 }
 
@@ -30,7 +30,7 @@ pub struct Access {
     pub effect: Effect,
     /// First element at coordinates zero.
     pub start: u64,
-    /// How much further on it can lie at other coordinates.
+    /// How much further the access can lie at other coordinates.
     pub spread: u64,
     pub shape: Rc<Shape>,
 }
@@ -44,7 +44,7 @@ impl Access {
         Cover::of(&self.shape, self.start)
     }
 
-    /// All elements that it can reach, those between included.
+    /// All elements that the access can reach at any coordinates, and those between.
     pub fn hull(&self) -> (u64, u64) {
         match self.shape.reach() {
             0 => (self.start, self.start),
@@ -53,28 +53,28 @@ impl Access {
     }
 }
 
-/// What launches need to know of a kernel.
-pub struct Facts {
+/// What a launch has to know about a kernel.
+pub struct KernelFacts {
     on: Space,
     inputs: Vec<(DType, Rc<Shape>)>,
     /// Per input.
     unaligned: Vec<bool>,
     outputs: Vec<(DType, Rc<Shape>, Effect)>,
-    /// Per output and input: whether they may be the same memory.
+    /// For each output and input, whether they may be the same memory.
     in_place: Vec<Vec<bool>>,
-    /// Per output: inputs and scalars on which it depends.
+    /// For each output, the inputs and scalars on which it depends.
     depends: Vec<(Vec<usize>, Vec<usize>)>,
     scalars: Vec<DType>,
     random: bool,
 }
 
-impl Facts {
-    /// Of a kernel that was verified.
-    pub fn new(kernel: &Kernel) -> Facts {
+impl KernelFacts {
+    /// Collects the facts of a kernel that was verified.
+    pub fn new(kernel: &Kernel) -> KernelFacts {
         let body = &kernel.body;
         let shape =
             |dims: &[ir::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
-        Facts {
+        KernelFacts {
             on: kernel.on,
             inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
             unaligned: kernel.inputs.iter().map(|i| i.unaligned).collect(),
@@ -120,7 +120,7 @@ fn depends(kernel: &Kernel, of: Value) -> (Vec<usize>, Vec<usize>) {
             Op::Input(i) => inputs[*i as usize] = true,
             Op::Scalar(Scalar::Slot(i)) => scalars[*i as usize] = true,
             op if op.is_pointwise() => {}
-            // Others may ask where in a whole dim they are.
+            // Other ops may ask for an element's index in the whole dim, which the scalar determines.
             _ => {
                 for d in node.args.iter().flat_map(|a| body.dims_of(*a)).chain(&node.ty.dims) {
                     if let Base::Slot(i) = body.dims[*d].index.base {
@@ -134,9 +134,9 @@ fn depends(kernel: &Kernel, of: Value) -> (Vec<usize>, Vec<usize>) {
     (chosen(inputs), chosen(scalars))
 }
 
-/// Where the part of each member of a group over `subs` begins, if members have parts of `count` elements by their place in rank order: along one
-/// coordinate as many parts on as there are members from the first one to that which is one further. Passes have a rule of their own
-/// for this, which this is held against.
+/// Where the part of each member of a group over `subs` begins, if members have parts of `count` elements in rank
+/// order. One step along a coordinate skips as many parts as there are members between. Passes have a rule of their
+/// own, which is checked against this one.
 pub fn parts_in_rank_order(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Linear {
     let members = mesh.group(0, subs);
     let of = |u: SubAxis| {
@@ -161,7 +161,7 @@ pub fn varies(mesh: &Mesh, form: &[(SubAxis, u64)]) -> bool {
     form.iter().any(|(u, stride)| *stride != 0 && mesh[*u].axis == Axis::Microbatch)
 }
 
-/// Whether a command does something else for each microbatch: reads other places or data.
+/// Whether a command reads other memory or data for each microbatch.
 pub fn per_microbatch(mesh: &Mesh, command: &Command) -> bool {
     let place = |p: &Place| varies(mesh, &p.coords);
     let of_action = match &command.action {
@@ -180,20 +180,20 @@ pub fn per_microbatch(mesh: &Mesh, command: &Command) -> bool {
 pub struct CommandChecker<'a> {
     pub job: &'a Job,
     pub program: &'a Program,
-    pub kernels: &'a [Facts],
+    pub kernels: &'a [KernelFacts],
 }
 
 impl CommandChecker<'_> {
-    /// What a command touches, reads first, and last of all its predicate. Every operand exists, has the right dtype
-    /// and lies in its buffer at all coordinates; nothing that it writes overlaps anything else that it touches, but
-    /// in place.
+    /// The accesses of a command: reads first, its predicate last. Every operand exists, has the right dtype and lies
+    /// in its buffer at all coordinates. Nothing that it writes overlaps anything else that it touches, except in
+    /// place.
     pub fn accesses(&self, command: &Command) -> Checked<Vec<Access>> {
         let action = &command.action;
         let mut accesses = self.touched(action)?;
         let of = |a: &Access| self.program.buffers[a.buffer.index()].arena.space();
         let fits = match action {
             Action::Launch { kernel, .. } => accesses.iter().all(|a| of(a) == Some(self.kernels[kernel.index()].on)),
-            // A device has no way to a disk but through the host's memory.
+            // A device reaches a disk only through the host's memory.
             Action::Copy { .. } => {
                 let ends = [of(&accesses[0]), of(&accesses[1])];
                 ends[0] != ends[1] && ends.contains(&Some(Space::Host))
@@ -259,7 +259,7 @@ impl CommandChecker<'_> {
         }
     }
 
-    /// What is copied to or from a disk is whole blocks, or the last of them are its buffer's alone.
+    /// Checks that a copy to or from a disk has whole blocks, or a last block that is its buffer's alone.
     fn in_blocks(&self, place: &Place, count: u64) -> Checked {
         let buffer = self.buffer(place.buffer)?;
         let is_edge = |element: u64| element == buffer.elements() || (element * buffer.dtype.bytes()).is_multiple_of(BLOCK);
@@ -269,7 +269,7 @@ impl CommandChecker<'_> {
         })
     }
 
-    fn launch(&self, facts: &Facts, args: &[Place], scalars: &[Scalar]) -> Checked<Vec<Access>> {
+    fn launch(&self, facts: &KernelFacts, args: &[Place], scalars: &[Scalar]) -> Checked<Vec<Access>> {
         let (inputs, outputs) = (&facts.inputs, &facts.outputs);
         let operands = inputs.len() + outputs.len();
         ensure(args.len() == operands, Invariant::PlaceCount, || format!("{} places for the kernel's {operands} operands", args.len()))?;
@@ -301,7 +301,8 @@ impl CommandChecker<'_> {
         }
         for (k, ((dtype, shape, effect), place)) in outputs.iter().zip(&args[inputs.len()..]).enumerate() {
             let mut written = self.access(place, *dtype, shape.clone(), *effect)?;
-            // A part of a parameter may be written where this rank's part of it lies: it is gathered then ([`super::replicas`]).
+            // A rank may write only its own part of a parameter, since the parts are gathered later
+            // ([`super::replicas`]).
             let buffer = &self.program.buffers[place.buffer.index()];
             let part = matches!(buffer.content, Content::Param { .. }) && *effect == Effect::Write;
             ensure(written.spread == 0 || part, Invariant::WriteFixed, || {
@@ -344,7 +345,7 @@ impl CommandChecker<'_> {
             Collective::AllGather => part_of(src, dst),
             Collective::AllToAll | Collective::Shift => false,
         };
-        // What is gathered is all written anew.
+        // An all-gather writes the whole destination, even in place.
         let effect = if in_place && kind != Collective::AllGather { Effect::Replace } else { Effect::Write };
         let written = self.dense(dst, dtype, get, effect)?;
         let apart = in_place || few(&self.buffer(dst.buffer)?.name, apart(&read, &written))?;
@@ -394,7 +395,7 @@ fn apart(a: &Access, b: &Access) -> Result<bool, TooMany> {
     a.elements()?.is_apart(&b.elements()?)
 }
 
-/// What a comparison of sets of a buffer's elements found, unless it took too much.
+/// Turns a comparison that took too many parts into an error.
 pub fn few<T>(name: &str, found: Result<T, TooMany>) -> Checked<T> {
     found
         .map_err(|TooMany| Invariant::OperandPieces.breach(format!("what it reaches of buffer `{name}` is compared in more than {MOST_PARTS} parts")))

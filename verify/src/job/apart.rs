@@ -1,14 +1,14 @@
 //! What lies in the memory of temporary buffers at a time, over the calls of a phase.
 
-use super::body::{Summary, Used, meeting};
+use super::body::{BodySummary, LiveRange, meeting};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::program::{BufferId, Call, CallSchedule, Program, ProgramPhase, Slots, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Who has bytes of a memory's temporary arena: a temporary buffer of a call, or a stash.
+/// Who owns bytes of a memory's temporary arena: a temporary buffer of a call, or a stash.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Tenant {
+enum TemporaryOwner {
     Temporary(BufferId),
     Stash(usize),
 }
@@ -20,10 +20,10 @@ enum Tenant {
 ///
 /// # Errors
 /// Two that have the same bytes at once.
-pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
+pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
     let runs = CallRuns::of(program, calls);
-    // By stash and microbatch, the first and the last call, with the moments there.
+    // For each stash and microbatch, the first and the last call that use the slot, with their moments.
     let mut lives: BTreeMap<(usize, u32), [(usize, usize); 2]> = BTreeMap::new();
     for (c, call) in calls.iter().enumerate() {
         let part = program.bodies[call.body.index()].part(call.part);
@@ -37,7 +37,7 @@ pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], pha
             }
         }
     }
-    // By kind of run and stash, the first and the last moment.
+    // For each kind of run and each stash, the first and the last moment of use.
     let mut stashed: Vec<BTreeMap<usize, (usize, usize)>> = vec![BTreeMap::new(); runs.first.len()];
     for ((k, _), [first, last]) in lives {
         let [begin, end] = [first, last].map(|(call, _)| runs.of_call[call]);
@@ -54,9 +54,9 @@ pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], pha
         for space in Space::ALL {
             let of_stash = |(k, (first, last)): (&usize, &(usize, usize))| {
                 let Slots { count, at } = schedule.slots[*k];
-                (Tenant::Stash(*k), (at, at + u64::from(count) * program.stashes[*k].bytes), *first, *last)
+                (TemporaryOwner::Stash(*k), (at, at + u64::from(count) * program.stashes[*k].bytes), *first, *last)
             };
-            let of_buffer = |(u, first, last): &(Used, usize, usize)| (Tenant::Temporary(u.id), (u.from, u.to), *first, *last);
+            let of_buffer = |(u, first, last): &(LiveRange, usize, usize)| (TemporaryOwner::Temporary(u.id), (u.from, u.to), *first, *last);
             let stashes = stashed.iter().filter(|(k, _)| program.stashes[**k].space == space).map(of_stash);
             let temporary = temporary.iter().filter(|(u, ..)| program.buffers[u.id.index()].arena.space() == Some(space)).map(of_buffer);
             if let Some((moment, who, other)) = meeting(stashes.chain(temporary)) {
@@ -64,13 +64,13 @@ pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], pha
                 let here = at.body(&program.bodies[body].name).of(LocusPart::Number(command));
                 let name = |id: BufferId| &program.buffers[id.index()].name;
                 return Err(here.error(match (who, other) {
-                    (Tenant::Temporary(id), Tenant::Stash(k)) | (Tenant::Stash(k), Tenant::Temporary(id)) => {
+                    (TemporaryOwner::Temporary(id), TemporaryOwner::Stash(k)) | (TemporaryOwner::Stash(k), TemporaryOwner::Temporary(id)) => {
                         Invariant::StashFromTemporary.breach(format!("buffer `{}` lies in stash {k}, both in use", name(id)))
                     }
-                    (Tenant::Stash(j), Tenant::Stash(k)) => {
+                    (TemporaryOwner::Stash(j), TemporaryOwner::Stash(k)) => {
                         Invariant::StashesApart.breach(format!("stashes {} and {}, both in use, overlap", j.min(k), j.max(k)))
                     }
-                    (Tenant::Temporary(id), Tenant::Temporary(other)) => {
+                    (TemporaryOwner::Temporary(id), TemporaryOwner::Temporary(other)) => {
                         let what = format!("buffers `{}` and `{}` of calls side by side, both in use, overlap", name(other), name(id));
                         Invariant::TemporaryApart.breach(what)
                     }
@@ -81,10 +81,11 @@ pub fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], pha
     Ok(())
 }
 
-/// Calls in runs, and these by what they call.
+/// Calls grouped into runs, and runs grouped by what they call.
 struct CallRuns {
     list: Vec<CallRun>,
-    /// Of each call, its run, and when it begins there. A call has one moment more than it has commands, its end.
+    /// For each call, its run and the moment of its begin there. A call has one moment more than it has commands,
+    /// which is its end.
     of_call: Vec<usize>,
     moment: Vec<usize>,
     /// The first run of each kind.
@@ -124,8 +125,8 @@ fn moments_of(program: &Program, call: &Call) -> usize {
 }
 
 /// The temporary buffers of the calls of a run, and when they are in use.
-fn temporaries(program: &Program, run: &[Call], bodies: &[Summary]) -> Vec<(Used, usize, usize)> {
-    // By body, the parts of its call that is under way: the first command of each, and when it begins.
+fn temporaries(program: &Program, run: &[Call], bodies: &[BodySummary]) -> Vec<(LiveRange, usize, usize)> {
+    // For each body, the parts of the call that is under way: each part's first command and the moment of its begin.
     let mut begun: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
     let (mut out, mut now) = (vec![], 0);
     for call in run {

@@ -1,50 +1,50 @@
 //! One call of a body: the order of reads and writes, and the memory of temporary buffers.
 
 use super::access::{Access, CommandChecker, Effect, few, per_microbatch};
-use super::races::Trace;
-use super::replicas::Flow;
+use super::races::AccessTrace;
+use super::replicas::BodyFlow;
 use crate::cover::{Cover, TooMany};
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
-use ir::module::Settled;
+use ir::module::JobLevel;
 use ir::op::Real;
 use ir::program::{Action, Arena, BodyKind, Buffer, BufferId, Content, ProgramBody, Space};
 use std::collections::BTreeMap;
 
-/// What a body does to a buffer that outlives its calls: numbers of commands.
+/// How a body affects a buffer that outlives its calls, as numbers of commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BufferEffects {
     /// The first read of what was there before the call.
     pub need: Option<usize>,
     pub first_read: Option<usize>,
-    /// The first write, of all its elements in the end.
+    /// The first write. All elements are written in the end.
     pub write: Option<usize>,
-    /// What it is filled with, if it is.
+    /// The value with which it is filled, if it is.
     pub fill: Option<Real>,
-    /// First and last addition, once to all its elements.
+    /// The first and the last addition. All elements are added to once.
     pub add: Option<(usize, usize)>,
-    /// A result that takes the place of its operand.
+    /// A command whose result replaces its operand.
     pub replace: Option<usize>,
 }
 
-/// What the calls of a body amount to.
+/// The effects of a body's calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct BodySummary {
     /// Buffers that outlive a call.
     pub touches: BTreeMap<BufferId, BufferEffects>,
     /// `(command, report)`.
     pub reports: Vec<(usize, u32)>,
-    /// A command that does something else for each microbatch, or adds to a sum over them.
+    /// A command that differs from microbatch to microbatch, or adds to a sum over them.
     pub per_microbatch: Option<usize>,
     /// Its temporary buffers, in either memory.
-    pub temporary: Vec<Used>,
-    /// Of each stash that it touches, the first and the last command that do.
+    pub temporary: Vec<LiveRange>,
+    /// For each stash that the body touches, the first and the last command that touch it.
     pub stashed: BTreeMap<usize, (usize, usize)>,
 }
 
 /// A temporary buffer of a body: its bytes, and the commands that touch it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
+pub struct LiveRange {
     pub id: BufferId,
     pub from: u64,
     pub to: u64,
@@ -60,12 +60,12 @@ pub fn is_held(buffer: &Buffer) -> bool {
     }
 }
 
-/// Elements of a buffer within one call.
+/// What has happened to a buffer's elements within one call.
 #[derive(Default)]
-struct Life {
+struct BufferHistory {
     written: Cover,
     added: Cover,
-    /// The elements of each addition, those of equal ones once.
+    /// The elements of each addition. Equal ones are kept once.
     additions: Vec<Cover>,
     touch: BufferEffects,
     first: usize,
@@ -76,19 +76,20 @@ struct Life {
 ///
 /// # Errors
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
-pub fn check(checker: &CommandChecker, body: &ProgramBody, settled: Settled, at: &Locus) -> Result<(Summary, Flow, Trace), Violation> {
+pub fn check(checker: &CommandChecker, body: &ProgramBody, settled: JobLevel, at: &Locus) -> Result<(BodySummary, BodyFlow, AccessTrace), Violation> {
     let buffers = &checker.program.buffers;
     let cut = |c: &u32| *c > 0 && (*c as usize) < body.commands.len();
     let in_order = body.cuts.iter().all(cut) && body.cuts.windows(2).all(|w| w[0] < w[1]);
     let what = || format!("{} commands are cut at {:?}", body.commands.len(), body.cuts);
     ensure(in_order, Invariant::BodyCut, what).map_err(|e| at.error(e))?;
-    // What others write is there as a whole before passes begin: that of a pass is for its own microbatch, or a sum.
+    // Only passes may be cut. They write values of their own microbatch or add to sums, whereas the results of other
+    // bodies are complete before the passes begin.
     let is_pass = matches!(body.kind, BodyKind::Forward(_) | BodyKind::Backward(_) | BodyKind::Weight(_));
     ensure(is_pass || body.cuts.is_empty(), Invariant::BodyCut, || format!("{} is cut", body.kind.name())).map_err(|e| at.error(e))?;
-    let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
-    let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: vec![], stashed: BTreeMap::new() };
-    let mut flow = Flow::new();
-    let mut trace = Trace::default();
+    let mut lives: BTreeMap<BufferId, BufferHistory> = BTreeMap::new();
+    let mut summary = BodySummary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: vec![], stashed: BTreeMap::new() };
+    let mut flow = BodyFlow::new();
+    let mut trace = AccessTrace::default();
     let mut additions: Vec<&Action> = vec![];
     for (k, command) in body.commands.iter().enumerate() {
         let action = &command.action;
@@ -102,7 +103,7 @@ pub fn check(checker: &CommandChecker, body: &ProgramBody, settled: Settled, at:
             additions.push(action);
         }
         for access in &accesses {
-            let life = lives.entry(access.buffer).or_insert_with(|| Life { first: k, ..Life::default() });
+            let life = lives.entry(access.buffer).or_insert_with(|| BufferHistory { first: k, ..BufferHistory::default() });
             life.last = k;
             touch(&buffers[access.buffer.index()], life, access, k).map_err(here)?;
             let adds = access.effect == Effect::Add && life.touch.add.is_some_and(|add| add.1 == k);
@@ -135,7 +136,7 @@ pub fn check(checker: &CommandChecker, body: &ProgramBody, settled: Settled, at:
         let buffer = &buffers[id.index()];
         if buffer.arena.is_temporary() {
             let (from, to) = (buffer.offset, buffer.offset + buffer.bytes());
-            summary.temporary.push(Used { id: *id, from, to, first: life.first, last: life.last });
+            summary.temporary.push(LiveRange { id: *id, from, to, first: life.first, last: life.last });
         }
         if let Some((stash, _)) = checker.program.stash(buffer) {
             let (first, last) = summary.stashed.entry(stash).or_insert((life.first, life.last));
@@ -157,16 +158,16 @@ pub fn check(checker: &CommandChecker, body: &ProgramBody, settled: Settled, at:
         }
         summary.touches.insert(*id, life.touch.clone());
     }
-    if settled >= Settled::Memory {
+    if settled >= JobLevel::Memory {
         apart(buffers, &lives, at)?;
     }
     Ok((summary, flow, trace))
 }
 
-fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked {
+fn touch(buffer: &Buffer, life: &mut BufferHistory, access: &Access, k: usize) -> Checked {
     let name = &buffer.name;
     let (temporary, held) = (buffer.arena.is_temporary(), is_held(buffer));
-    let defined = |life: &Life| few(name, is_written(life, access));
+    let defined = |life: &BufferHistory| few(name, is_written(life, access));
     let insert = |to: &mut Cover| few(name, access.elements().and_then(|new| to.insert(&new)));
     match access.effect {
         Effect::Read | Effect::Replace => {
@@ -186,7 +187,7 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
                 }
             }
         }
-        // A part that coordinates tell: all of it was there before, and is.
+        // Each rank writes its own part, at an offset that depends on coordinates. The buffer held values before.
         Effect::Write if access.spread != 0 => {
             ensure(held && life.written.is_empty(), Invariant::OwnPartWritten, || {
                 format!("it writes a part of buffer `{name}`, which depends on coordinates")
@@ -199,7 +200,7 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
         }
         Effect::Add => {
             ensure(!held, Invariant::HeldAdded, || format!("it adds to `{name}`"))?;
-            // What the call has put there it changes, whatever was there before.
+            // An addition to elements that this call has written changes only them, whatever the buffer held before.
             if !temporary && !life.written.is_empty() && defined(life)? {
                 return Ok(());
             }
@@ -221,7 +222,7 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
 }
 
 /// Whether all that a command reads of a buffer was written.
-fn is_written(life: &Life, access: &Access) -> Result<bool, TooMany> {
+fn is_written(life: &BufferHistory, access: &Access) -> Result<bool, TooMany> {
     if life.written.contains(access.hull())? {
         return Ok(true);
     }
@@ -229,13 +230,13 @@ fn is_written(life: &Life, access: &Access) -> Result<bool, TooMany> {
 }
 
 /// Temporary buffers of an arena that are in use at the same command lie apart.
-fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &Locus) -> Result<(), Violation> {
+fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, BufferHistory>, at: &Locus) -> Result<(), Violation> {
     Space::ALL.into_iter().try_for_each(|space| apart_in(space.temporary(), buffers, lives, at))
 }
 
-fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &Locus) -> Result<(), Violation> {
+fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, BufferHistory>, at: &Locus) -> Result<(), Violation> {
     let temporary = |id: &BufferId| buffers[id.index()].arena == arena;
-    let stay = |(id, life): (&BufferId, &Life)| {
+    let stay = |(id, life): (&BufferId, &BufferHistory)| {
         let buffer = &buffers[id.index()];
         (*id, (buffer.offset, buffer.offset + buffer.bytes()), life.first, life.last)
     };
@@ -247,14 +248,14 @@ fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, 
     ))))
 }
 
-/// The first moment at which two of these have the same bytes: each has some, from one moment to another. Of those
-/// two the one that comes then, and the one that is there.
+/// The first moment at which two owners have the same bytes, each of which has some from one moment to another.
+/// Returns the moment, the owner that comes then and the owner that is there.
 pub fn meeting<T: Copy + Ord>(all: impl Iterator<Item = (T, (u64, u64), usize, usize)>) -> Option<(usize, T, T)> {
-    // Beginnings at a moment come before ends there.
+    // At the same moment, begins sort before ends.
     let ends = |(who, bytes, first, last)| [(first, false, who, bytes), (last, true, who, bytes)];
     let mut turns: Vec<(usize, bool, T, (u64, u64))> = all.filter(|(_, (from, to), ..)| from < to).flat_map(ends).collect();
     turns.sort_unstable();
-    let mut live = Live::default();
+    let mut live = OccupiedBytes::default();
     turns.into_iter().find_map(|(moment, ends, who, (from, to))| match ends {
         true => {
             live.remove(from);
@@ -264,17 +265,17 @@ pub fn meeting<T: Copy + Ord>(all: impl Iterator<Item = (T, (u64, u64), usize, u
     })
 }
 
-/// Bytes of an arena in use: begin to end and owner.
-pub struct Live<T>(BTreeMap<u64, (u64, T)>);
+/// Bytes of an arena that are in use: begin, end and owner.
+pub struct OccupiedBytes<T>(BTreeMap<u64, (u64, T)>);
 
-impl<T> Default for Live<T> {
-    fn default() -> Live<T> {
-        Live(BTreeMap::new())
+impl<T> Default for OccupiedBytes<T> {
+    fn default() -> OccupiedBytes<T> {
+        OccupiedBytes(BTreeMap::new())
     }
 }
 
-impl<T: Copy> Live<T> {
-    /// Takes bytes, of which there is one at least.
+impl<T: Copy> OccupiedBytes<T> {
+    /// Marks bytes as used, at least one.
     ///
     /// # Errors
     /// Who has some of them.
@@ -288,7 +289,7 @@ impl<T: Copy> Live<T> {
         }
     }
 
-    /// Gives back the bytes that begin there.
+    /// Frees the bytes that begin there.
     pub fn remove(&mut self, from: u64) {
         self.0.remove(&from);
     }

@@ -4,10 +4,10 @@
 use ir::program::{Arena, Program, Slots, Stash, Stream};
 use std::ops::Range;
 
-/// A set of streams, by bit. As many as there are.
+/// A set of streams, one bit each.
 pub type Streams = u16;
 
-/// Bytes `from..to` of an arena; of a stash's, of one slot of each stash.
+/// Bytes `from..to` of an arena, or of one slot of a stash.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes {
     pub arena: Arena,
@@ -16,7 +16,7 @@ pub struct Bytes {
     pub writes: bool,
 }
 
-/// What a command touches between two cuts of its home.
+/// The cells that a command touches, as a range between two cuts of its arena or stash.
 #[derive(Clone, Copy)]
 pub struct CellAccess {
     pub home: usize,
@@ -25,15 +25,15 @@ pub struct CellAccess {
     pub writes: bool,
 }
 
-/// An arena, or a stash: one or more slots in a memory, of which a microbatch has one.
+/// An arena, or a stash: one or more slots in a memory, of which each microbatch uses one.
 struct ArenaSlots {
-    /// Whose memory it is.
+    /// The arena whose memory it is.
     arena: Arena,
     /// Where each slot begins there.
     begins: Vec<u64>,
     /// Bytes of a slot at which something that a command touches begins or ends, ascending.
     cuts: Vec<u64>,
-    /// Per slot, the cell at each cut.
+    /// For each slot, the cell at each cut.
     cells: Vec<Vec<usize>>,
 }
 
@@ -42,22 +42,22 @@ impl ArenaSlots {
         ArenaSlots { arena, begins, cuts: vec![], cells: vec![] }
     }
 
-    /// The number of the first cut that is not before a byte of a slot.
+    /// The number of the first cut at or behind a byte of a slot.
     fn cut(&self, byte: u64) -> usize {
         self.cuts.partition_point(|c| *c < byte)
     }
 }
 
-/// Where bytes are that commands name.
-pub struct Homes {
+/// The cells of all arenas and stashes.
+pub struct ArenaCells {
     /// Arenas, then stashes.
     list: Vec<ArenaSlots>,
-    /// Of each arena, the stashes that divide it: where each ends, and its number.
+    /// For each arena, the stashes that divide it: the end of each, and its number.
     stashes: [Vec<(u64, usize)>; Arena::ALL.len()],
 }
 
-impl Homes {
-    pub fn new(program: &Program, slots: &[Slots]) -> Homes {
+impl ArenaCells {
+    pub fn new(program: &Program, slots: &[Slots]) -> ArenaCells {
         let mut list: Vec<ArenaSlots> = Arena::ALL.map(|arena| ArenaSlots::new(arena, vec![0])).into();
         let mut stashes: [Vec<(u64, usize)>; Arena::ALL.len()] = Default::default();
         for (k, (Stash { space, bytes }, Slots { count, at })) in program.stashes.iter().zip(slots).enumerate() {
@@ -65,10 +65,10 @@ impl Homes {
             all.push((all.last().map_or(0, |last| last.0) + bytes, k));
             list.push(ArenaSlots::new(space.temporary(), (0..u64::from(*count)).map(|k| at + k * bytes).collect()));
         }
-        Homes { list, stashes }
+        ArenaCells { list, stashes }
     }
 
-    /// The home of bytes, and where they are in a slot.
+    /// The arena or stash of some bytes, and where they lie in a slot.
     fn find(&self, bytes: &Bytes) -> (usize, u64, u64) {
         if !bytes.arena.is_stash() {
             return (bytes.arena as usize, bytes.from, bytes.to);
@@ -85,8 +85,8 @@ impl Homes {
         CellAccess { home, from: self.list[home].cut(from), to: self.list[home].cut(to), writes: bytes.writes }
     }
 
-    /// Cuts what these commands touch into cells, and says which streams touch each. Bytes that one stream alone touches, or that nobody writes, cannot
-    /// be raced for: they have no cell.
+    /// Cuts what these commands touch into cells, and says which streams touch each. Bytes that one stream alone
+    /// touches, or that nobody writes, cannot be raced for: they have no cell.
     pub fn divide<'t>(&mut self, commands: impl Iterator<Item = (Stream, &'t [Bytes])> + Clone) -> Vec<Streams> {
         for bytes in commands.clone().flat_map(|(_, bytes)| bytes) {
             let (home, from, to) = self.find(bytes);
@@ -136,7 +136,7 @@ impl Homes {
         of_cells
     }
 
-    /// As many as an arena or a stash has.
+    /// The number of slots of an arena or a stash.
     pub fn slots(&self, home: usize) -> usize {
         self.list[home].begins.len()
     }

@@ -7,7 +7,7 @@ use ir::op::{Collective, DType};
 use ir::program::{Action, Call, CallSchedule, Channel, Group, Job, Program, ProgramBody, ProgramPhase};
 use std::collections::{HashMap, VecDeque};
 
-/// Sub-axes in order, and stages in order: what tells the members of one group from another's.
+/// The sub-axes and stages of a group, each in order. They tell one group's members from another's.
 pub type GroupKey = (Vec<SubAxis>, Vec<u64>);
 
 /// The key of a group of a stage.
@@ -46,7 +46,8 @@ pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(
     Ok(())
 }
 
-/// Of each sub-axis that tells ranks apart, how many ranks one step along it is: the last one counts fastest.
+/// For each sub-axis that tells ranks apart, how many ranks further one step along it leads. The last one counts
+/// fastest.
 fn steps(mesh: &Mesh) -> Vec<u64> {
     let (mut steps, mut ranks) = (vec![0; mesh.subs.len()], 1u64);
     for (step, sub) in steps.iter_mut().zip(&mesh.subs).rev().filter(|(_, sub)| sub.axis != Axis::Microbatch) {
@@ -55,12 +56,13 @@ fn steps(mesh: &Mesh) -> Vec<u64> {
     steps
 }
 
-/// Where a rank is along each sub-axis.
+/// The coordinate of a rank along each sub-axis.
 fn coordinates(mesh: &Mesh, rank: u64) -> Vec<u64> {
     mesh.subs.iter().zip(steps(mesh)).map(|(sub, step)| rank.checked_div(step).map_or(0, |r| r % sub.size)).collect()
 }
 
-/// The first and the last rank of a stage, and the ranks one step along each sub-axis from the first.
+/// The ranks that are checked: the first and the last rank of a stage, and those one step along each sub-axis from
+/// the first.
 fn looked_at(mesh: &Mesh, stage: u64) -> Vec<u64> {
     let own: Vec<(u64, u64)> =
         steps(mesh).into_iter().zip(&mesh.subs).filter(|(_, s)| s.axis.within_stage()).map(|(step, s)| (step, s.size - 1)).collect();
@@ -74,8 +76,8 @@ fn looked_at(mesh: &Mesh, stage: u64) -> Vec<u64> {
     ranks
 }
 
-/// The members of the group of a rank, ascending, by arithmetic on ranks: what exchanges do is defined in this order, which [`Group::members`], of
-/// which all else asks, is held against.
+/// The members of the group of a rank, ascending, by arithmetic on ranks: what exchanges do is defined in this order,
+/// which [`Group::members`], of which all else asks, is held against.
 fn members(mesh: &Mesh, group: &Group, rank: u64) -> Vec<u64> {
     let mut out = vec![rank];
     for (k, step) in steps(mesh).into_iter().enumerate() {
@@ -116,14 +118,14 @@ enum Event {
         channel: Channel,
         message: Message,
     },
-    /// With other stages; `group` is the program's.
+    /// A collective with other stages. `group` is the program's number of it.
     Meet {
         group: usize,
         signature: CollectiveSignature,
     },
 }
 
-/// What the bodies of a program do that concerns other stages, part by part, with the numbers of commands.
+/// The events of a program's bodies that concern other stages, part by part, with the numbers of their commands.
 pub struct Events(Vec<Vec<Vec<(usize, Event)>>>);
 
 impl Events {
@@ -158,8 +160,8 @@ impl Events {
     }
 }
 
-/// The fewest messages in flight per channel with which the calls of all stages come to their ends; if none suffices, 1.
-/// More never hurt: what a stage waits for, only it takes away.
+/// The fewest messages in flight per channel with which the calls of all stages come to their ends; if none suffices,
+/// 1. More never hurt: what a stage waits for, only it takes away.
 pub fn least_in_flight(job: &Job) -> u32 {
     let of_programs: Vec<Events> = job.programs.iter().map(Events::new).collect();
     let events: Vec<&Events> = job.stages.iter().map(|s| &of_programs[s.program as usize]).collect();
@@ -179,21 +181,21 @@ pub fn least_in_flight(job: &Job) -> u32 {
     high
 }
 
-/// One stage, played.
+/// A stage's position in its calls and events.
 struct StageCursor<'a> {
     program: &'a Program,
     schedule: &'a CallSchedule,
     events: &'a Events,
-    /// Per group of the program, the number of its key.
+    /// For each group of the program, the number of its key.
     keys: Vec<usize>,
     call: usize,
     event: usize,
-    /// At a collective with other stages, and counted there.
+    /// Whether the stage waits at a collective with other stages and has been counted there.
     waits: bool,
 }
 
 impl StageCursor<'_> {
-    /// The next event of a phase, after calls that have none left.
+    /// The next event of a phase. Calls without further events are skipped.
     fn next(&mut self, phase: ProgramPhase) -> Option<Event> {
         let calls = self.schedule.calls(phase);
         while let Some(call) = calls.get(self.call) {
@@ -225,16 +227,16 @@ pub type MessageRoute = (usize, usize, Channel);
 /// A stage, a body and the number of a command.
 pub type Site = (usize, usize, usize);
 
-/// Which commands of different stages meet.
+/// Which commands of different stages exchange with each other.
 #[derive(Default)]
-pub struct Matches {
-    /// By receive: its sends.
+pub struct MatchedExchanges {
+    /// For each receive, the sends that it may match.
     senders: HashMap<Site, Vec<Site>>,
-    /// By collective: one that stands for all of its members.
+    /// For each collective, the one that stands for all of its members.
     hubs: HashMap<Site, Site>,
 }
 
-impl Matches {
+impl MatchedExchanges {
     pub fn senders(&self, recv: Site) -> &[Site] {
         self.senders.get(&recv).map_or(&[], Vec::as_slice)
     }
@@ -251,24 +253,24 @@ impl Matches {
     }
 }
 
-/// A collective that some stages have come to: which was the first, how many there are.
-struct Meeting {
+/// A collective that some stages have reached: the first of them, and how many there are.
+struct PendingCollective {
     first: usize,
     signature: CollectiveSignature,
     come: usize,
 }
 
-/// Plays the programs of all stages to their ends, one rank of each.
+/// Simulates the programs of all stages to their ends, with one rank of each.
 pub struct ExchangeSimulation<'a> {
     cursors: Vec<StageCursor<'a>>,
     keys: Vec<GroupKey>,
-    meetings: HashMap<usize, Meeting>,
-    /// With the microbatch of the call that sent it.
+    meetings: HashMap<usize, PendingCollective>,
+    /// Messages under way, with the microbatch of the call that sent each.
     mail: HashMap<MessageRoute, VecDeque<(Message, u32, Site)>>,
     /// Messages that a mailbox takes.
     in_flight: usize,
     phase: ProgramPhase,
-    matches: Matches,
+    matches: MatchedExchanges,
 }
 
 impl<'a> ExchangeSimulation<'a> {
@@ -296,16 +298,16 @@ impl<'a> ExchangeSimulation<'a> {
             mail: HashMap::new(),
             in_flight: job.in_flight as usize,
             phase: ProgramPhase::Train,
-            matches: Matches::default(),
+            matches: MatchedExchanges::default(),
         }
     }
 
-    /// What met in the phases that were played.
-    pub fn matches(self) -> Matches {
+    /// The exchanges that matched in the phases that were simulated.
+    pub fn matches(self) -> MatchedExchanges {
         self.matches
     }
 
-    /// Plays a phase, from no message under way to no message under way.
+    /// Simulates a phase. No message is under way at its begin and its end.
     ///
     /// # Errors
     /// Stages that disagree or wait for each other, messages that do not fit or are not received.
@@ -334,7 +336,7 @@ impl<'a> ExchangeSimulation<'a> {
         }
     }
 
-    /// Lets a stage take one event if it can, and names the stages that may go on by it.
+    /// Lets a stage perform its next event if it can, and adds the stages that may go on then to `ready`.
     fn act(&mut self, s: usize, event: Event, ready: &mut Vec<usize>) -> Result<bool, Violation> {
         match event {
             Event::Send { hops, channel, message } => {
@@ -361,7 +363,7 @@ impl<'a> ExchangeSimulation<'a> {
             Event::Meet { group, signature } => {
                 let key = self.cursors[s].keys[group];
                 let stages = &self.keys[key].1;
-                let meeting = self.meetings.entry(key).or_insert(Meeting { first: s, signature, come: 0 });
+                let meeting = self.meetings.entry(key).or_insert(PendingCollective { first: s, signature, come: 0 });
                 if meeting.signature != signature {
                     let other = self.cursors[meeting.first].place(meeting.first, self.phase);
                     return Err(self.cursors[s]
@@ -390,7 +392,7 @@ impl<'a> ExchangeSimulation<'a> {
         Ok(true)
     }
 
-    /// The command at which a stage stands; it stands at one.
+    /// The command at which a stage stands. It must stand at one.
     fn site(&self, s: usize) -> Site {
         let p = &self.cursors[s];
         let call = &p.schedule.calls(self.phase)[p.call];
@@ -408,7 +410,7 @@ impl<'a> ExchangeSimulation<'a> {
         there.ok_or_else(|| self.cursors[s].place(s, self.phase).error(Invariant::MessagePeer.breach(format!("there is no stage {hops} further on"))))
     }
 
-    /// Who waits for whom, from a stage that cannot go on.
+    /// Describes who waits for whom, starting at a stage that cannot go on.
     fn deadlock(&mut self, from: usize) -> Violation {
         let (mut s, mut told) = (from, vec![]);
         while let Some(event) = self.cursors[s].next(self.phase).filter(|_| !told.contains(&s)) {

@@ -1,30 +1,31 @@
 //! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
 
 use super::apart::apart;
-use super::body::{BufferEffects, Summary, is_held};
+use super::body::{BodySummary, BufferEffects, is_held};
 use super::persistent::ALIGN;
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
-use ir::module::Settled;
+use ir::module::JobLevel;
 use ir::program::{BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots, Space};
 use ir::program::{Call, ProgramBody, ProgramPhase};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// By the body that writes it: a buffer, and the command that reads it.
+/// For each body that writes something: a buffer, and the command that reads it.
 type Writers = BTreeMap<usize, (BufferId, usize)>;
 
 /// The calls of one body within a phase or a run of phases.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Use {
+struct BodyCalls {
     count: usize,
-    /// Positions in the list of calls, of each part.
+    /// The position of each part's first call in the list of calls.
     first: Vec<usize>,
+    /// The position of each part's last call.
     last: Vec<usize>,
 }
 
-impl Use {
-    /// As if so many calls came before.
-    fn after(mut self, later: usize) -> Use {
+impl BodyCalls {
+    /// The same calls, counted as if so many others came before.
+    fn after(mut self, later: usize) -> BodyCalls {
         self.first.iter_mut().chain(&mut self.last).for_each(|at| *at += later);
         self
     }
@@ -33,7 +34,8 @@ impl Use {
 /// A call's position and a command's.
 type Moment = (usize, usize);
 
-/// Checks the order of calls of the program of one stage, given what its bodies do. Returns the reports of an evaluation.
+/// Checks the order of calls of the program of one stage, given what its bodies do. Returns the reports of an
+/// evaluation.
 ///
 /// # Errors
 /// The first call, buffer or report that is wrong.
@@ -41,11 +43,11 @@ pub fn check(
     job: &Job,
     program: &Program,
     schedule: &CallSchedule,
-    bodies: &[Summary],
-    settled: Settled,
+    bodies: &[BodySummary],
+    settled: JobLevel,
     at: &Locus,
 ) -> Result<BTreeSet<u32>, Violation> {
-    let placed = settled >= Settled::Memory;
+    let placed = settled >= JobLevel::Memory;
     if placed {
         slots(job, program, schedule, at)?;
     }
@@ -62,9 +64,10 @@ pub fn check(
         ensure(uses.iter().any(|u| u[b].is_some()), Invariant::BodyCalled, || format!("body `{}` is never called", body.name))
             .map_err(|e| at.error(e))?;
     }
-    // A step is a training pass with its update, whose calls come after.
+    // The update belongs to the step of the training pass before it, so its calls are numbered after those of the
+    // pass.
     let later = schedule.train.len();
-    let step: Vec<Option<Use>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.clone().or(u.clone().map(|u| u.after(later)))).collect();
+    let step: Vec<Option<BodyCalls>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.clone().or(u.clone().map(|u| u.after(later)))).collect();
     persistent(program, bodies, &step, Some(later), &at.of(LocusPart::Calls("step")))?;
     persistent(program, bodies, &uses[2], None, &at.of(LocusPart::Calls(ProgramPhase::Eval.name())))?;
     reports(job, program, schedule, bodies, &uses, at)
@@ -114,15 +117,15 @@ fn calls(
     job: &Job,
     program: &Program,
     schedule: &CallSchedule,
-    bodies: &[Summary],
+    bodies: &[BodySummary],
     phase: ProgramPhase,
     at: &Locus,
-) -> Result<Vec<Option<Use>>, Violation> {
+) -> Result<Vec<Option<BodyCalls>>, Violation> {
     let m = job.microbatches as usize;
-    let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
-    // By body and microbatch, how many parts were called.
+    let mut uses: Vec<Option<BodyCalls>> = vec![None; bodies.len()];
+    // The number of parts that were called, by body and microbatch.
     let mut seen: Vec<Vec<u32>> = vec![vec![]; bodies.len()];
-    // The calls of which parts are left.
+    // The body and the microbatch of each call of which parts are still to come.
     let mut open: Vec<(usize, usize)> = vec![];
     for (c, call) in schedule.calls(phase).iter().enumerate() {
         let fail = |what: Breach| at.of(LocusPart::Call(c)).error(what);
@@ -145,7 +148,7 @@ fn calls(
             BodyKind::Backward(l) => ensure(done(BodyKind::Forward(l)), Invariant::PassOrder, || {
                 format!("`{}` comes before the forward pass of microbatch {k}", body.name)
             }),
-            // A stage may have weight gradients alone.
+            // A stage may have passes for weight gradients alone.
             BodyKind::Weight(l) => {
                 let passes = program.bodies.iter().any(|b| b.kind == BodyKind::Backward(l));
                 ensure(!passes || done(BodyKind::Backward(l)), Invariant::PassOrder, || {
@@ -156,7 +159,7 @@ fn calls(
         }
         .map_err(fail)?;
         seen[b][k] += 1;
-        let u = uses[b].get_or_insert(Use { count: 0, first: vec![], last: vec![] });
+        let u = uses[b].get_or_insert(BodyCalls { count: 0, first: vec![], last: vec![] });
         let part = part as usize;
         if u.first.len() == part {
             u.first.push(c);
@@ -181,9 +184,9 @@ fn calls(
     Ok(uses)
 }
 
-/// Each slot of a stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
-/// microbatch last had the slot.
-fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
+/// Checks that each slot of a stash serves one microbatch at a time: what a call reads was written by calls for the
+/// same microbatch, since another microbatch last had the slot.
+fn stash(program: &Program, schedule: &CallSchedule, bodies: &[BodySummary], phase: ProgramPhase, at: &Locus) -> Result<(), Violation> {
     let calls = schedule.calls(phase);
     let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
     let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena.is_stash());
@@ -205,7 +208,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             }
         }
     }
-    // Per body and stash that it uses: the writers of what it reads there, with a buffer each.
+    // For each body and each stash that it uses: the bodies that write what it reads there, with one buffer of each.
     let mut needs: BTreeMap<usize, BTreeMap<usize, Writers>> = BTreeMap::new();
     for &b in &called {
         for (id, touch) in of(b) {
@@ -225,7 +228,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
         let b = call.body.index();
         let part = program.bodies[b].part(call.part);
         for (stash, needs) in needs.get(&b).into_iter().flatten() {
-            // From the first part that touches it to the last one.
+            // A call uses the slot from the first part that touches the stash to the last one.
             let used = bodies[b].stashed[stash];
             if part.end <= used.0 || used.1 < part.start {
                 continue;
@@ -263,7 +266,7 @@ struct BodyUse<'a> {
     body: usize,
     whole: &'a ProgramBody,
     touch: &'a BufferEffects,
-    calls: &'a Use,
+    calls: &'a BodyCalls,
 }
 
 impl BodyUse<'_> {
@@ -276,8 +279,9 @@ impl BodyUse<'_> {
     }
 }
 
-/// What passes through the persistent arena in a run of calls. `update` is where the update's calls begin, if there are some.
-fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
+/// Checks what passes through the persistent arena in a run of calls. `update` is where the update's calls begin, if
+/// there are any.
+fn persistent(program: &Program, bodies: &[BodySummary], uses: &[Option<BodyCalls>], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
     let mut parts: BTreeMap<BufferId, Vec<BodyUse>> = BTreeMap::new();
     for (body, summary) in bodies.iter().enumerate() {
         let Some(calls) = &uses[body] else { continue };
@@ -295,7 +299,7 @@ fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], updat
         }
     }
     if update.is_some() {
-        // Where an optimizer keeps states, a step renews them and their parameter.
+        // If the optimizer keeps states of a parameter, each step renews them and the parameter.
         let with_states: BTreeSet<u32> =
             program.buffers.iter().filter_map(|b| if let Content::State { slot, .. } = b.content { Some(slot) } else { None }).collect();
         for (k, buffer) in program.buffers.iter().enumerate() {
@@ -316,7 +320,7 @@ fn fail(program: &Program, at: &Locus, part: &BodyUse, command: usize, what: Bre
     at.body(&body.name).command(command, &body.commands[command]).error(what)
 }
 
-/// Parameters and states are replaced in an update, once; tables never.
+/// Checks that parameters and states are replaced once, in an update, and tables never.
 fn held(program: &Program, id: BufferId, parts: &[BodyUse], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
     let buffer = &program.buffers[id.index()];
     let mut replaced = false;
@@ -332,7 +336,8 @@ fn held(program: &Program, id: BufferId, parts: &[BodyUse], update: Option<usize
     Ok(())
 }
 
-/// Other buffers are written by one call, before all reads. A sum is set to zero by it; then come all additions, then reads.
+/// Checks that one call writes each other buffer before all reads. A sum is set to zero by it; then come all
+/// additions, and then the reads.
 fn made(program: &Program, id: BufferId, parts: &[BodyUse], at: &Locus) -> Result<(), Violation> {
     let name = &program.buffers[id.index()].name;
     let mut written: Option<Moment> = None;
@@ -379,13 +384,14 @@ fn made(program: &Program, id: BufferId, parts: &[BodyUse], at: &Locus) -> Resul
     Ok(())
 }
 
-/// Every report is issued once in training; in an evaluation at most once, the loss for certain. Returns the latter.
+/// Checks that every report is issued once in training, and in an evaluation at most once, the loss for certain.
+/// Returns the latter.
 fn reports(
     job: &Job,
     program: &Program,
     schedule: &CallSchedule,
-    bodies: &[Summary],
-    uses: &[Vec<Option<Use>>],
+    bodies: &[BodySummary],
+    uses: &[Vec<Option<BodyCalls>>],
     at: &Locus,
 ) -> Result<BTreeSet<u32>, Violation> {
     let mut evaluated = BTreeSet::new();

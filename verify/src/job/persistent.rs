@@ -1,6 +1,6 @@
 //! Buffers at rest: their place in the arenas, and what of parameters, states and tables they hold.
 
-use super::body::{Live, is_held};
+use super::body::{OccupiedBytes, is_held};
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
@@ -13,7 +13,7 @@ pub const ALIGN: u64 = 64;
 
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
 pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
-    let mut taken: [Live<BufferId>; Arena::ALL.len()] = Default::default();
+    let mut taken: [OccupiedBytes<BufferId>; Arena::ALL.len()] = Default::default();
     for space in Space::ALL {
         let stashes = || program.stashes.iter().filter(|s| s.space == space);
         let whole = stashes().try_fold(0u64, |n, s| n.checked_add(s.bytes));
@@ -51,8 +51,8 @@ pub fn arenas(program: &Program, at: &Locus) -> Result<(), Violation> {
     Ok(())
 }
 
-/// What is held on a stage fits the job's parameters and tables; every slot of the stage has its parameter once, in a buffer of its own or
-/// in a bucket.
+/// What is held on a stage fits the job's parameters and tables; every slot of the stage has its parameter once, in a
+/// buffer of its own or in a bucket.
 pub fn stage(job: &Job, stage: &Stage, at: &Locus) -> Result<(), Violation> {
     let program = &job.programs[stage.program as usize];
     for (k, bucket) in program.buckets.iter().enumerate() {
@@ -80,14 +80,15 @@ pub fn stage(job: &Job, stage: &Stage, at: &Locus) -> Result<(), Violation> {
                 Role::State(k) => (1, part.slot, k),
                 Role::Copy => (2, part.slot, 0),
             };
-            // What pieces are split over tells ranks apart that hold different buckets.
+            // Ranks that differ along the axes of a piece hold different buckets, so a bucket is not split along
+            // these.
             let apart =
                 part.bucket.is_none() || part.index.iter().all(|m| axes(&m.base).all(|u| index.iter().all(|w| axes(&w.base).all(|v| v != u))));
             ensure(apart, Invariant::BucketAxes, || format!("the bucket and parameter slot {} are split over the same axis", part.slot))
                 .map_err(fail)?;
             let of_use = part.bucket.is_none() || whole || !matches!(buffer.content, Content::Param { .. });
             ensure(of_use, Invariant::BucketWhole, || "it holds only a part of a bucket's parameters".into()).map_err(fail)?;
-            // Parameters and states are saved, so they have one home.
+            // Parameters and states are saved, so only one buffer may hold each of them.
             if let Some(other) = held.insert(key, &buffer.name) {
                 return Err(fail(Invariant::HeldOnce.breach(format!("it holds what buffer `{other}` holds"))));
             }

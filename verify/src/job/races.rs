@@ -1,29 +1,32 @@
-//! Streams and events: which commands of a rank come after which, and that no two touch the same bytes in an order that is
-//! left open.
+//! Streams and events: which commands of a rank come after which, and that no two touch the same bytes in an order
+//! that is left open.
 //!
-//! A rank's commands are issued in one order. Each comes after the commands of its own stream issued before it; a wait, and so all
-//! after it on its stream, comes after the last record of its event issued before it. What follows from these two is *before*;
-//! everything else may happen in either order, or at once.
+//! A rank's commands are issued in one order. Each comes after the commands of its own stream issued before it; a
+//! wait, and so all after it on its stream, comes after the last record of its event issued before it. What follows
+//! from these two is *before*; everything else may happen in either order, or at once.
 //!
 //! **Invariants** (each rank, over any number of training passes, updates and evaluations):
-//! - Of two commands that touch the same byte of an arena, one of them writing, the one issued first is before the other.
-//! - Only communication, copies and what the host runs are on other streams than compute. An event is recorded on one stream; collectives over the same ranks are
-//!   issued on one, as are a channel's messages to one stage, and those from it. So what meets is what meets in order of issue.
+//! - Of two commands that touch the same byte of an arena, one of them writing, the one issued first is before the
+//!   other.
+//! - Only communication, copies and what the host runs are on other streams than compute. An event is recorded on one
+//!   stream; collectives over the same ranks are issued on one, as are a channel's messages to one stage, and those
+//!   from it. So what meets is what meets in order of issue.
 //!
-//! Shown by vector clocks (Fidge 1988, Mattern 1989). A *moment* of a stream is the number of commands issued on it so far; `clocks[s][t]` is
-//! the last moment of stream `t` that is before the next command of `s`. A byte's last write, and each stream's last read
-//! since, suffice: what came earlier is before them. Bytes that one stream alone touches are left out. Bytes of temporary buffers are those of
-//! stashes of other phases, so their order is shown with that of what stashes hold.
+//! Shown by vector clocks (Fidge 1988, Mattern 1989). A *moment* of a stream is the number of commands issued on it
+//! so far; `clocks[s][t]` is the last moment of stream `t` that is before the next command of `s`. A byte's last
+//! write, and each stream's last read since, suffice: what came earlier is before them. Bytes that one stream alone
+//! touches are left out. Bytes of temporary buffers are those of stashes of other phases, so their order is shown
+//! with that of what stashes hold.
 //!
 //! What a call does depends on the moments it finds through comparisons of a byte's moments with clocks alone, so
-//! states in which all of these have the same outcomes have the same future ([`State::normalise`]). A run of calls is
-//! looked at once per such state; so a schedule of thousands of microbatches costs what its first rounds do, and
-//! following phases by phases ends.
+//! states in which all of these have the same outcomes have the same future ([`StreamState::normalise`]). A run of
+//! calls is looked at once per such state; so a schedule of thousands of microbatches costs what its first rounds do,
+//! and following phases by phases ends.
 
 #[cfg(test)]
-use super::access::Facts;
+use super::access::KernelFacts;
 use super::access::{Access, Effect};
-use super::cells::{Bytes, CellAccess, Homes, Streams};
+use super::cells::{ArenaCells, Bytes, CellAccess, Streams};
 use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::kernel::Kernel;
@@ -35,14 +38,14 @@ use std::rc::Rc;
 
 const STREAMS: usize = Stream::ALL.len();
 
-/// Per stream, a moment; 0 is before its first command.
+/// For each stream, a moment; 0 is before its first command.
 type Clock = [u32; STREAMS];
 
-/// What a body's commands touch, in order.
+/// The bytes that a body's commands touch, in order.
 #[derive(Default)]
-pub struct Trace(Vec<Vec<Bytes>>);
+pub struct AccessTrace(Vec<Vec<Bytes>>);
 
-impl Trace {
+impl AccessTrace {
     /// Appends a command with its accesses, as they were checked.
     pub fn push(&mut self, program: &Program, accesses: &[Access]) {
         let bytes = |a: &Access| {
@@ -57,44 +60,44 @@ impl Trace {
 
 /// Bytes that are always touched together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Cell {
+struct ByteCell {
     /// The last write: its stream and moment.
     written: (usize, u32),
     /// Each stream's last read since.
     read: Clock,
 }
 
-/// A body, a part of it, and which slots of homes the call has, said with its first part.
+/// A body, a part of it, and the call's slots, which only the first part lists.
 type Called = (usize, u32, Vec<usize>);
 
-enum Act {
+enum StreamAction {
     Touch(Vec<CellAccess>),
     Record(usize),
     Wait(usize),
 }
 
-/// The order that streams and events leave, and what is in flight at one point of the issue.
+/// What is known at one point of the issue: the order that streams and events give, and what is in flight.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct State {
+struct StreamState {
     clocks: [Clock; STREAMS],
-    /// Of each event's last record.
+    /// The clock of each event's last record.
     events: Vec<Clock>,
-    cells: Vec<Cell>,
+    cells: Vec<ByteCell>,
 }
 
-impl State {
-    /// Replaces moments by smaller ones of which all comparisons that are still to come have the same outcome. A cell's moment is
-    /// compared with clocks only, as are clocks with clocks; so each becomes the number of different clock values below it. One that
-    /// is before whatever other streams may still do there becomes 0, as does an event's if all who wait for that know it. `users` are the
-    /// streams of each cell, `waiters` those that wait for each event.
-    /// Of streams that are not among `used`, there are no moments.
+impl StreamState {
+    /// Replaces moments by smaller ones of which all comparisons that are still to come have the same outcome. A
+    /// cell's moment is compared with clocks only, as are clocks with clocks; so each becomes the number of different
+    /// clock values below it. One that is before whatever other streams may still do there becomes 0, as does an
+    /// event's if all who wait for that know it. `users` are the streams of each cell, `waiters` those that wait for
+    /// each event. Of streams that are not among `used`, there are no moments.
     fn normalise(&mut self, users: &[Streams], waiters: &[Streams], used: Streams) {
         for t in (0..STREAMS).filter(|t| used >> t & 1 == 1) {
             for (event, waiters) in self.events.iter_mut().zip(waiters) {
                 let news = (0..STREAMS).any(|s| waiters >> s & 1 == 1 && self.clocks[s][t] < event[t]);
                 event[t] = if news { event[t] } else { 0 };
             }
-            // Of each set of other streams, what all of them know.
+            // For each set of other streams, the last moment of `t` that all of them know.
             let mut known = vec![u32::MAX; 1 << STREAMS];
             for users in 1..known.len() {
                 let s = users.trailing_zeros() as usize;
@@ -122,13 +125,13 @@ impl State {
     }
 }
 
-/// One program with numbers of stash slots.
-struct Order<'a> {
+/// Checks one program with its numbers of stash slots.
+struct RaceChecker<'a> {
     program: &'a Program,
-    /// Per body, its commands.
-    bodies: Vec<Vec<(usize, Act)>>,
-    homes: Homes,
-    /// Per body, the homes that it touches which have more than one slot.
+    /// For each body, its commands.
+    bodies: Vec<Vec<(usize, StreamAction)>>,
+    homes: ArenaCells,
+    /// For each body, the arenas and stashes that it touches and that have more than one slot.
     touched: Vec<BTreeSet<usize>>,
     /// Per cell, the streams that touch it.
     users: Vec<Streams>,
@@ -136,9 +139,9 @@ struct Order<'a> {
     waiters: Vec<Streams>,
     /// The streams that have commands.
     used: Streams,
-    states: Vec<Rc<State>>,
-    numbers: HashMap<Rc<State>, usize>,
-    /// Per state and run of calls: the state after the run.
+    states: Vec<Rc<StreamState>>,
+    numbers: HashMap<Rc<StreamState>, usize>,
+    /// For each state and run of calls, the state after the run.
     after: HashMap<(usize, Vec<Called>), usize>,
 }
 
@@ -146,12 +149,19 @@ struct Order<'a> {
 ///
 /// # Errors
 /// The first command that does not keep to them.
-pub fn check(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedule: &CallSchedule, traces: &[Trace], at: &Locus) -> Result<(), Violation> {
+pub fn check(
+    mesh: &Mesh,
+    kernels: &[Kernel],
+    program: &Program,
+    schedule: &CallSchedule,
+    traces: &[AccessTrace],
+    at: &Locus,
+) -> Result<(), Violation> {
     queues(mesh, kernels, program, at)?;
-    Order::new(program, &schedule.slots, traces).steps(schedule, at)
+    RaceChecker::new(program, &schedule.slots, traces).steps(schedule, at)
 }
 
-/// Where a command that is no communication may be, besides on the compute stream.
+/// The stream on which a command that is no communication may be, besides the compute stream.
 fn own_stream(kernels: &[Kernel], program: &Program, action: &Action) -> Stream {
     match action {
         Action::Launch { kernel, .. } => match kernels[kernel.index()].on {
@@ -176,7 +186,7 @@ fn own_stream(kernels: &[Kernel], program: &Program, action: &Action) -> Stream 
     }
 }
 
-/// Who may be on which stream.
+/// Checks which commands are on which stream.
 fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Result<(), Violation> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Queue {
@@ -186,7 +196,7 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Res
         Receive(i64, Channel),
         Disk(Stream),
     }
-    // Groups over the same ranks; sub-axes of one rank tell nobody apart.
+    // Groups with the same ranks are equal. Sub-axes of one rank do not tell ranks apart.
     let members = |group: GroupId| {
         let group = &program.groups[group.index()];
         let mut subs: Vec<u8> = group.subs.iter().filter(|u| mesh[**u].size > 1).map(|u| u.0).collect();
@@ -212,7 +222,7 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Res
                     let own = own_stream(kernels, program, &command.action);
                     let fits = [Stream::Compute, own].contains(&command.stream);
                     ensure(fits, Invariant::OwnStream, || format!("it is on stream {}", command.stream.name())).map_err(fail)?;
-                    // Who reads a disk for a rank does so for one copy at a time, and who writes likewise.
+                    // A rank's disk is read by one copy at a time, and written by one copy at a time.
                     if ![Stream::FromDisk, Stream::ToDisk].contains(&own) {
                         continue;
                     }
@@ -229,9 +239,9 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Res
     Ok(())
 }
 
-impl<'a> Order<'a> {
-    fn new(program: &'a Program, slots: &[Slots], traces: &[Trace]) -> Order<'a> {
-        let mut homes = Homes::new(program, slots);
+impl<'a> RaceChecker<'a> {
+    fn new(program: &'a Program, slots: &[Slots], traces: &[AccessTrace]) -> RaceChecker<'a> {
+        let mut homes = ArenaCells::new(program, slots);
         let commands = program.bodies.iter().zip(traces).flat_map(|(body, trace)| body.commands.iter().zip(&trace.0));
         let users = homes.divide(commands.map(|(c, bytes)| (c.stream, bytes.as_slice())));
         let mut events: BTreeMap<u32, usize> = BTreeMap::new();
@@ -240,8 +250,8 @@ impl<'a> Order<'a> {
             *events.entry(event).or_insert(next)
         };
         let mut act = |command: &Command, bytes: &[Bytes]| match command.action {
-            Action::Record { event: e } => Act::Record(event(e)),
-            Action::Wait { event: e } => Act::Wait(event(e)),
+            Action::Record { event: e } => StreamAction::Record(event(e)),
+            Action::Wait { event: e } => StreamAction::Wait(event(e)),
             Action::Launch { .. }
             | Action::Collective { .. }
             | Action::Send { .. }
@@ -250,9 +260,9 @@ impl<'a> Order<'a> {
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }
-            | Action::Limit { .. } => Act::Touch(bytes.iter().map(|b| homes.touch(b)).collect()),
+            | Action::Limit { .. } => StreamAction::Touch(bytes.iter().map(|b| homes.touch(b)).collect()),
         };
-        let bodies: Vec<Vec<(usize, Act)>> = program
+        let bodies: Vec<Vec<(usize, StreamAction)>> = program
             .bodies
             .iter()
             .zip(traces)
@@ -260,11 +270,11 @@ impl<'a> Order<'a> {
             .collect();
         let mut waiters = vec![0; events.len()];
         for (s, act) in bodies.iter().flatten() {
-            if let Act::Wait(e) = act {
+            if let StreamAction::Wait(e) = act {
                 waiters[*e] |= 1 << s;
             }
         }
-        Order {
+        RaceChecker {
             program,
             touched: bodies.iter().map(|acts| touched(&homes, acts)).collect(),
             bodies,
@@ -278,7 +288,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    fn number(&mut self, state: State) -> usize {
+    fn number(&mut self, state: StreamState) -> usize {
         let state = Rc::new(state);
         let next = self.states.len();
         let number = *self.numbers.entry(state.clone()).or_insert(next);
@@ -290,12 +300,12 @@ impl<'a> Order<'a> {
 
     /// Follows any number of steps and evaluations.
     fn steps(&mut self, schedule: &CallSchedule, at: &Locus) -> Result<(), Violation> {
-        let start = self.number(State {
+        let start = self.number(StreamState {
             clocks: [[0; STREAMS]; STREAMS],
             events: vec![[0; STREAMS]; self.waiters.len()],
-            cells: vec![Cell::default(); self.users.len()],
+            cells: vec![ByteCell::default(); self.users.len()],
         });
-        // States between steps, to each of which an update may or may not have led.
+        // These are the states between steps. An update may or may not have led to each of them.
         let (mut seen, mut open) = (BTreeSet::from([start]), vec![start]);
         while let Some(state) = open.pop() {
             let trained = self.phase(state, schedule, ProgramPhase::Train, at)?;
@@ -311,7 +321,7 @@ impl<'a> Order<'a> {
         let mut now = from;
         let calls = schedule.calls(phase);
         for run in self.program.runs(calls) {
-            // All parts of a call have the same slots.
+            // All parts of a call use the same slots, so only the first part names them.
             let slots = |call: &Call| if call.part == 0 { self.slots(call) } else { vec![] };
             let called = |call: &Call| (call.body.index(), call.part, slots(call));
             let key = (now, calls[run.clone()].iter().map(called).collect());
@@ -319,7 +329,7 @@ impl<'a> Order<'a> {
                 now = *next;
                 continue;
             }
-            let mut state = State::clone(&self.states[now]);
+            let mut state = StreamState::clone(&self.states[now]);
             for (c, call) in run.map(|c| (c, &calls[c])) {
                 let (body, microbatch) = (call.body.index(), call.microbatch as usize);
                 for k in self.program.bodies[body].part(call.part) {
@@ -338,21 +348,21 @@ impl<'a> Order<'a> {
         Ok(now)
     }
 
-    /// Which slots a call has: of each home with several that its body touches.
+    /// The slots of a call, one for each arena or stash with several that its body touches.
     fn slots(&self, call: &Call) -> Vec<usize> {
         self.touched[call.body.index()].iter().map(|home| call.microbatch as usize % self.homes.slots(*home)).collect()
     }
 
-    fn step(&self, state: &mut State, body: usize, k: usize, microbatch: usize) -> Result<(), Race> {
+    fn step(&self, state: &mut StreamState, body: usize, k: usize, microbatch: usize) -> Result<(), Race> {
         let (s, act) = &self.bodies[body][k];
         let s = *s;
         match act {
-            Act::Record(e) => state.events[*e] = state.clocks[s],
-            Act::Wait(e) => {
+            StreamAction::Record(e) => state.events[*e] = state.clocks[s],
+            StreamAction::Wait(e) => {
                 let event = state.events[*e];
                 state.clocks[s].iter_mut().zip(event).for_each(|(mine, theirs)| *mine = theirs.max(*mine));
             }
-            Act::Touch(touches) => {
+            StreamAction::Touch(touches) => {
                 state.clocks[s][s] += 1;
                 let clock = state.clocks[s];
                 for touch in touches {
@@ -367,7 +377,7 @@ impl<'a> Order<'a> {
                             if let Some(reader) = (0..STREAMS).find(|t| clock[*t] < cell.read[*t]) {
                                 return Err(race(reader, false));
                             }
-                            *cell = Cell { written: (s, clock[s]), read: [0; STREAMS] };
+                            *cell = ByteCell { written: (s, clock[s]), read: [0; STREAMS] };
                         } else {
                             cell.read[s] = clock[s];
                         }
@@ -378,7 +388,8 @@ impl<'a> Order<'a> {
         Ok(())
     }
 
-    /// Says which command a race is with: the last one of that stream that touched the bytes before command `k` of call `now`.
+    /// Says which command a race is with: the last one of that stream that touched the bytes before command `k` of
+    /// call `now`.
     fn explain(&self, race: &Race, calls: &[Call], now: usize, k: usize) -> String {
         let stream = Stream::ALL[race.stream].name();
         let verb = if race.wrote { "writes" } else { "reads" };
@@ -387,8 +398,8 @@ impl<'a> Order<'a> {
             let acts = &self.bodies[call.body.index()];
             let same = |touch: &CellAccess| touch.writes == race.wrote && self.homes.cells(touch, microbatch).contains(&race.cell);
             let touched = |k: &usize| match &acts[*k] {
-                (s, Act::Touch(touches)) => *s == race.stream && touches.iter().any(same),
-                (_, Act::Record(_) | Act::Wait(_)) => false,
+                (s, StreamAction::Touch(touches)) => *s == race.stream && touches.iter().any(same),
+                (_, StreamAction::Record(_) | StreamAction::Wait(_)) => false,
             };
             let other = body.part(call.part).rev().filter(|j| c < now || *j < k).find(touched);
             if let Some(other) = other {
@@ -400,9 +411,9 @@ impl<'a> Order<'a> {
     }
 }
 
-/// The homes that a body touches which have more than one slot.
-fn touched(homes: &Homes, acts: &[(usize, Act)]) -> BTreeSet<usize> {
-    let touches = acts.iter().filter_map(|(_, act)| if let Act::Touch(touches) = act { Some(touches) } else { None });
+/// The arenas and stashes that a body touches and that have more than one slot.
+fn touched(homes: &ArenaCells, acts: &[(usize, StreamAction)]) -> BTreeSet<usize> {
+    let touches = acts.iter().filter_map(|(_, act)| if let StreamAction::Touch(touches) = act { Some(touches) } else { None });
     touches.flatten().map(|t| t.home).filter(|h| homes.slots(*h) > 1).collect()
 }
 
@@ -419,9 +430,9 @@ pub fn distinct_calls(job: &ir::program::Job, stage: usize) -> usize {
     let at = Locus::stage(stage as u64);
     let ir::program::Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
-    let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
-    let class = super::check_bodies(job, program, &kernels, ir::module::Settled::All, &at).expect("a sound program");
-    let mut order = Order::new(program, &schedule.slots, &class.traces);
+    let kernels: Vec<KernelFacts> = job.kernels.iter().map(KernelFacts::new).collect();
+    let class = super::check_bodies(job, program, &kernels, ir::module::JobLevel::All, &at).expect("a sound program");
+    let mut order = RaceChecker::new(program, &schedule.slots, &class.traces);
     order.steps(schedule, &at).expect("no races");
     order.after.len()
 }

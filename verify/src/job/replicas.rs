@@ -1,12 +1,12 @@
 //! Replicas: where ranks that hold copies of a value hold the same value.
 //!
-//! For every buffer, at every command: the axes along which ranks may hold different values. Data, parts of parameters and
-//! coordinates differ along the axes that split them; a result differs along the axes of what it depends on; an all-reduce
-//! or all-gather makes its members agree, to the bit. So a reduction that is missing, or over the wrong axes, shows where it
-//! matters: in a report, or in a parameter of which there are copies.
+//! For every buffer, at every command: the axes along which ranks may hold different values. Data, parts of
+//! parameters and coordinates differ along the axes that split them; a result differs along the axes of what it
+//! depends on; an all-reduce or all-gather makes its members agree, to the bit. So a reduction that is missing, or
+//! over the wrong axes, shows where it matters: in a report, or in a parameter of which there are copies.
 
-use super::access::{Access, Effect, Facts};
-use super::exchange::{Matches, Site};
+use super::access::{Access, Effect, KernelFacts};
+use super::exchange::{MatchedExchanges, Site};
 use crate::violation::{Checked, ensure};
 use crate::{Invariant, Locus, Violation};
 use ir::dim::{Base, IndexMap, Linear};
@@ -34,26 +34,26 @@ fn split(index: &[IndexMap]) -> Axes {
     })
 }
 
-/// A buffer (in part) that a command reads, at a place along these axes.
+/// A buffer, or a part of it, that a command reads at an offset that depends on these axes.
 type Source = (BufferId, Axes);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Target {
     buffer: BufferId,
     effect: Effect,
-    /// All of the buffer.
+    /// Whether it is all of the buffer.
     whole: bool,
-    /// The axes whose coordinates tell where it is.
+    /// The axes on whose coordinates its offset depends.
     along: Axes,
     from: Vec<Source>,
-    /// Along which it differs by itself.
+    /// The axes along which it differs by itself.
     own: Axes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum FlowStep {
     Compute(Vec<Target>),
-    /// From one memory to another: what is joined stays so, if it is whole buffers.
+    /// A copy from one memory to another. Joined values stay so if it copies whole buffers.
     Copy(Target),
     Exchange {
         kind: Collective,
@@ -66,23 +66,24 @@ enum FlowStep {
     Report(u32, Source),
 }
 
-/// What a body passes from buffer to buffer, with the numbers of commands.
-pub struct Flow {
+/// The flow of values between buffers in a body, with the numbers of commands.
+pub struct BodyFlow {
     steps: Vec<(usize, FlowStep)>,
-    /// Buffers of which something reads a part.
+    /// Buffers of which some command reads only a part.
     parted: Vec<BufferId>,
 }
 
-impl Flow {
-    pub fn new() -> Flow {
-        Flow { steps: vec![], parted: vec![] }
+impl BodyFlow {
+    pub fn new() -> BodyFlow {
+        BodyFlow { steps: vec![], parted: vec![] }
     }
 
     /// Appends a command with its accesses, as they were checked.
-    pub fn push(&mut self, program: &Program, kernels: &[Facts], k: usize, command: &Command, accesses: &[Access]) {
+    pub fn push(&mut self, program: &Program, kernels: &[KernelFacts], k: usize, command: &Command, accesses: &[Access]) {
         let source = |place: &Place| (place.buffer, along(&place.coords));
         let target = |access: &Access, place: Axes, mut from: Vec<Source>, own: Axes| {
-            // Whether it is written at all; what was there before is not read then (V514, V517).
+            // The predicate decides whether the target is written, so it is a source too. What the target held before
+            // is not read then (V514, V517).
             from.extend(command.predicate.iter().map(source));
             let all = program.buffers[access.buffer.index()].elements();
             let dense = access.shape.is_injective() && access.shape.outer().is_empty();
@@ -125,17 +126,17 @@ impl Flow {
 /// What is known of a buffer's value.
 #[derive(Clone, Copy, Default)]
 struct Value {
-    /// Along these axes it may differ.
+    /// The axes along which it may differ.
     differs: Axes,
-    /// Along these axes it is what a collective made of all members' values.
+    /// The axes along which a collective has made it from all members' values.
     joined: Axes,
 }
 
 struct Analysis<'a> {
     job: &'a Job,
-    /// What sends and collectives across stages give.
+    /// The axes along which each send and each collective across stages differs.
     given: HashMap<Site, Axes>,
-    matches: &'a Matches,
+    matches: &'a MatchedExchanges,
     /// The axes that tell ranks of a stage apart.
     ranks: Axes,
     /// The bit of the stages' axis.
@@ -146,11 +147,12 @@ struct Analysis<'a> {
 ///
 /// # Errors
 /// The first value that differs where it must not.
-pub fn check(job: &Job, flows: &[&[Flow]], matches: &Matches) -> Result<(), Violation> {
+pub fn check(job: &Job, flows: &[&[BodyFlow]], matches: &MatchedExchanges) -> Result<(), Violation> {
     let of = |axis: Axis| job.mesh.of(axis).fold(0, |set, u| set | axes([&u]));
     let mut analysis = Analysis { job, given: HashMap::new(), matches, ranks: of(Axis::Dp) | of(Axis::Cp) | of(Axis::Tp), pp: of(Axis::Pp) };
     let mut order: Vec<usize> = (0..flows.len()).collect();
-    // Forward passes lead from stage to stage one way, backward passes the other.
+    // Forward passes go through the stages in one direction and backward passes in the other, so the order
+    // alternates.
     loop {
         let before = analysis.given.clone();
         for s in &order {
@@ -167,12 +169,12 @@ pub fn check(job: &Job, flows: &[&[Flow]], matches: &Matches) -> Result<(), Viol
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Errors {
     Now,
-    /// What other stages give is not known yet.
+    /// Errors are not reported yet, as it is not known what other stages give.
     Later,
 }
 
 impl Analysis<'_> {
-    fn stage(&mut self, s: usize, flows: &[Flow], errors: Errors) -> Result<(), Violation> {
+    fn stage(&mut self, s: usize, flows: &[BodyFlow], errors: Errors) -> Result<(), Violation> {
         let program = &self.job.programs[self.job.stages[s].program as usize];
         let stage = &self.job.stages[s];
         let held: Vec<Option<Axes>> = program.buffers.iter().map(|b| held(program, stage, b)).collect();
@@ -181,15 +183,15 @@ impl Analysis<'_> {
         flows.iter().flat_map(|f| &f.parted).for_each(|b| parted[b.index()] = true);
         for phase in ProgramPhase::ALL {
             let calls = self.job.stages[s].schedule.calls(phase);
-            // A body that reads what another writes is called after it the last time (`order`). Passes that are side
-            // by side write what only later bodies read.
+            // A body that reads what another one writes has its last call after it (`order`). What passes write side
+            // by side is read only by later bodies.
             let mut last: Vec<(usize, usize)> =
                 (0..flows.len()).filter_map(|b| Some((calls.iter().rposition(|c| c.body.index() == b)?, b))).collect();
             last.sort_unstable();
             for (_, b) in last {
                 let mut written = vec![false; program.buffers.len()];
                 for (k, step) in &flows[b].steps {
-                    let mut known = Known { program, held: &held, values: &mut values, written: &mut written };
+                    let mut known = ReplicaState { program, held: &held, values: &mut values, written: &mut written };
                     let result = self.step(&mut known, (s, b, *k), step, &parted);
                     if errors == Errors::Now {
                         let body = &program.bodies[b];
@@ -206,7 +208,7 @@ impl Analysis<'_> {
         Ok(())
     }
 
-    fn step(&mut self, known: &mut Known, site: Site, step: &FlowStep, parted: &[bool]) -> Checked {
+    fn step(&mut self, known: &mut ReplicaState, site: Site, step: &FlowStep, parted: &[bool]) -> Checked {
         let mesh = &self.job.mesh;
         let ranks = self.ranks;
         let read = |values: &[Value], from: &[Source]| ranks & from.iter().fold(0, |set, (b, place)| set | values[b.index()].differs | place);
@@ -232,7 +234,7 @@ impl Analysis<'_> {
                 }
                 let value = match kind {
                     Collective::AllReduce(_) | Collective::AllGather => Value { differs: differs & !group, joined: joined | over },
-                    // Equal values stay equal.
+                    // If all members have equal values, they still have after a shift.
                     Collective::Shift => Value { differs, joined },
                     Collective::ReduceScatter(_) | Collective::AllToAll => Value { differs: differs | group, joined: 0 },
                 };
@@ -244,7 +246,7 @@ impl Analysis<'_> {
                 *self.given.entry(site).or_default() |= read(known.values, &[*source]);
                 Ok(())
             }
-            // Several values in one message differ each along axes of its own: of them nothing is said.
+            // The values of a joined message may differ along different axes, so nothing is claimed about it.
             FlowStep::Recv(target) if parted[target.buffer.index()] => known.write(mesh, target, Value::default()),
             FlowStep::Recv(target) => {
                 let differs = self.matches.senders(site).iter().fold(0, |set, from| set | self.given.get(from).copied().unwrap_or(0));
@@ -260,20 +262,20 @@ impl Analysis<'_> {
     }
 }
 
-/// What is known at a command.
-struct Known<'a> {
+/// What is known of all buffers at a command.
+struct ReplicaState<'a> {
     program: &'a Program,
-    /// Per buffer, along which axes its content may differ if that comes from outside.
+    /// For each buffer whose content comes from outside, the axes along which it may differ.
     held: &'a [Option<Axes>],
     values: &'a mut [Value],
     written: &'a mut [bool],
 }
 
-impl Known<'_> {
+impl ReplicaState<'_> {
     fn write(&mut self, mesh: &Mesh, target: &Target, new: Value) -> Checked {
         let b = target.buffer.index();
         if let Some(differs) = self.held[b] {
-            // Each rank's own part, until that is gathered.
+            // Each rank writes its own part, and the parts are gathered later.
             let differs = differs | target.along;
             let wrong = new.differs & !differs;
             self.values[b].differs = if target.whole { new.differs } else { self.values[b].differs | new.differs };
@@ -295,7 +297,7 @@ impl Known<'_> {
     }
 }
 
-/// Along which axes the content of a buffer differs that comes from outside.
+/// The axes along which a buffer's content from outside differs, if it is from outside.
 fn held(program: &Program, stage: &Stage, buffer: &Buffer) -> Option<Axes> {
     let pieces = program.parts(stage, &buffer.content).iter().fold(0, |set, p| set | split(p.index));
     match &buffer.content {

@@ -12,7 +12,7 @@ use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::program::{Action, Channel, Job, ProgramBody, ProgramPhase, SendTurn};
 use std::collections::HashMap;
 
-/// An exchange of a stage, in the eyes of the others.
+/// An exchange of a stage, as other stages see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exchange {
     Send {
@@ -23,15 +23,15 @@ enum Exchange {
         from: usize,
         channel: Channel,
     },
-    /// With ranks of the same stage, which come to it together.
+    /// A collective within the stage, whose ranks come to it together.
     Within,
-    /// With other stages: the number of its group, which all of its stages have.
+    /// A collective with other stages, by the number of its group, which all of these stages share.
     Meet(usize),
 }
 
-/// A stage on its way through a phase.
+/// A stage's position in a phase.
 struct SerialCursor<'a> {
-    /// Of the sends that have not gone out.
+    /// The turns of sends that have not gone out.
     turns: &'a [SendTurn],
     exchanges: Vec<Exchange>,
     /// The exchange of the list that comes next.
@@ -40,9 +40,9 @@ struct SerialCursor<'a> {
     others: u32,
     /// Routes of the sends that were issued.
     issued: Vec<MessageRoute>,
-    /// Messages of the group that has begun and are not taken.
+    /// Messages of the group under way that have not been taken.
     offered: usize,
-    /// Whether it has begun what comes next in the list, no send, which has not ended.
+    /// Whether it has begun its next exchange, which is no send, and waits for its end.
     waits: bool,
 }
 
@@ -50,13 +50,13 @@ struct SerialCursor<'a> {
 enum SerialStep {
     /// A send goes out by itself.
     Out(u32),
-    /// The next exchange of the list begins, these sends with it.
+    /// The next exchange of the list begins, together with these sends.
     Begin(Vec<u32>),
     End,
 }
 
-/// Plays the phases of a job whose sends have turns, one rank of each stage. Buffered, they come to their end
-/// ([`super::exchange::ExchangeSimulation`]).
+/// Simulates the phases of a job whose sends have turns, with one rank of each stage. With buffers they come to their
+/// end ([`super::exchange::ExchangeSimulation`]).
 ///
 /// # Errors
 /// Sends without a turn of their own, ones that go out before they are issued, or out of order; stages that wait for
@@ -80,7 +80,7 @@ struct Groups {
 /// The exchanges of each body of a stage's program, part by part.
 fn bodies(job: &Job, s: usize, groups: &mut Groups) -> Vec<Vec<Vec<Exchange>>> {
     let program = &job.programs[job.stages[s].program as usize];
-    // Where there is no such stage, the play with buffers has said so.
+    // The simulation with buffers has already refused a peer that does not exist.
     let peer = |hops: i64| (s as u64).wrapping_add_signed(hops) as usize;
     let mut exchange = |action: &Action| match action {
         Action::Send { hops, channel, .. } => Some(Exchange::Send { to: peer(*hops), channel: *channel }),
@@ -117,9 +117,9 @@ struct SerialSimulation<'a> {
     groups: &'a [Vec<usize>],
     /// Messages that have begun at the sender.
     offers: HashMap<MessageRoute, usize>,
-    /// Messages that were issued and are not taken, which need room.
+    /// Messages that were issued and not taken, for which there must be room.
     held: HashMap<MessageRoute, usize>,
-    /// Stages that have come to the next collective of a group.
+    /// The number of stages that have reached the next collective of a group.
     meetings: HashMap<usize, usize>,
 }
 
@@ -146,7 +146,7 @@ impl<'a> SerialSimulation<'a> {
         Locus::stage(s as u64).of(LocusPart::Calls(self.phase.name())).error(breach)
     }
 
-    /// Plays to the end.
+    /// Simulates the phase to its end.
     fn run(mut self) -> Result<(), Violation> {
         let mut ready: Vec<usize> = (0..self.cursors.len()).rev().collect();
         while let Some(s) = ready.pop() {
@@ -171,7 +171,7 @@ impl<'a> SerialSimulation<'a> {
         }
     }
 
-    /// Lets a stage take a step if it can, and names the stages that may go on by it.
+    /// Lets a stage take a step if it can, and adds the stages that may go on then to `ready`.
     fn go_on(&mut self, s: usize, ready: &mut Vec<usize>) -> Result<bool, Violation> {
         if self.cursors[s].waits {
             return self.takes(s, ready);
@@ -194,7 +194,7 @@ impl<'a> SerialSimulation<'a> {
         Ok(true)
     }
 
-    /// What a stage does next, once it has issued the sends that it can; none if one has to wait for room.
+    /// The stage's next step, after it has issued the sends that it can. `None` if a send has to wait for room.
     fn step(&mut self, s: usize) -> Result<Option<SerialStep>, Violation> {
         loop {
             let p = &mut self.cursors[s];
@@ -229,7 +229,7 @@ impl<'a> SerialSimulation<'a> {
         }
     }
 
-    /// Messages of a stage begin.
+    /// Begins messages of a stage.
     fn offer(&mut self, s: usize, sends: &[u32], ready: &mut Vec<usize>) {
         for send in sends {
             let route = self.cursors[s].issued[*send as usize];
@@ -239,7 +239,7 @@ impl<'a> SerialSimulation<'a> {
         self.cursors[s].offered += sends.len();
     }
 
-    /// Lets a stage end the exchange that it waits for, if the others are there.
+    /// Ends the exchange that a stage waits for, if the other members are there.
     fn takes(&mut self, s: usize, ready: &mut Vec<usize>) -> Result<bool, Violation> {
         match self.cursors[s].exchanges[self.cursors[s].next] {
             Exchange::Recv { from, channel } => {
@@ -267,7 +267,7 @@ impl<'a> SerialSimulation<'a> {
         Ok(true)
     }
 
-    /// A stage is through with an exchange of its list.
+    /// Moves a stage past an exchange of its list.
     fn pass(&mut self, s: usize) {
         let p = &mut self.cursors[s];
         (p.waits, p.next, p.others) = (false, p.next + 1, p.others + 1);
@@ -278,7 +278,7 @@ fn early(turn: &SendTurn) -> Breach {
     Invariant::SendIssued.breach(format!("send {} goes out after {} other exchanges, when it has not been issued", turn.send, turn.after))
 }
 
-/// Each send of a list has one turn, those of a route in the order of issue.
+/// Checks that each send has one turn, and that the sends of a route go out in the order of issue.
 fn numbered(turns: &[SendTurn], exchanges: &[Exchange]) -> Result<(), Breach> {
     let routes: Vec<Exchange> = exchanges.iter().copied().filter(|e| matches!(e, Exchange::Send { .. })).collect();
     let mut seen = vec![false; routes.len()];

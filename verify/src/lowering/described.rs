@@ -97,7 +97,7 @@ fn stages(job: &Job, m: &Module) -> Checked {
 }
 
 fn is_table(entry: &TableEntry, g: &Graph, t: &Table) -> bool {
-    // As bits: a number that is none is equal to its like.
+    // Compared as bits, a NaN equals itself.
     let same = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits());
     entry.dtype == t.ty.dtype && are_dims(&entry.dims, g, &t.ty.dims) && same(&entry.data, &t.data)
 }

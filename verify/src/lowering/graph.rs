@@ -1,7 +1,7 @@
 //! A local graph on terms.
 
-use super::Meaning;
-use crate::terms::{Index, TermView, Terms, What};
+use super::GraphBinding;
+use crate::terms::{Index, TermKind, TermView, Terms};
 use crate::{Invariant, LocusPart, Violation};
 use ir::dim::{Base, Order};
 use ir::graph::Value;
@@ -13,20 +13,20 @@ use std::collections::{BTreeMap, HashSet};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepOutcome {
     pub reports: BTreeMap<u32, TermView>,
-    /// By slot of the program, and by slot and number of the state.
+    /// New parameters by slot of the program, and new states by slot and number.
     pub params: BTreeMap<u32, TermView>,
     pub states: BTreeMap<(u32, u32), TermView>,
-    /// What is held to a limit.
+    /// Values that are held to limits.
     pub held: HashSet<(u64, TermView)>,
-    /// What is sent, in order.
+    /// Values that are sent, in order.
     pub sent: BTreeMap<(i64, Channel), Vec<TermView>>,
-    /// What collectives across stages give, by their stages, in order.
+    /// Results of collectives across stages, by their stages, in order.
     pub met: BTreeMap<Vec<u64>, Vec<TermView>>,
 }
 
 impl StepOutcome {
-    /// Of a local graph.
-    pub fn of(terms: &mut Terms, meaning: &Meaning) -> Result<StepOutcome, Violation> {
+    /// The outcome of a local graph.
+    pub fn of(terms: &mut Terms, meaning: &GraphBinding) -> Result<StepOutcome, Violation> {
         let local = meaning.local;
         let body = &local.body;
         let mut out = StepOutcome::default();
@@ -41,10 +41,10 @@ impl StepOutcome {
             let sizes: Vec<u64> = node.ty.dims.iter().map(|d| body.dims.size(*d)).collect();
             let held = |op: Op| {
                 let maps: Vec<Index> = node.ty.dims.iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
-                What::Held(op, maps)
+                TermKind::Held(op, maps)
             };
             let slot = |s: u32| meaning.slots.get(s as usize).copied().ok_or_else(|| fail(Invariant::ProgramSlot, "has no slot in the program"));
-            let what = match &node.op {
+            let kind = match &node.op {
                 Op::Input(k) => Some(held(Op::Input(*k))),
                 Op::Param(s) => Some(held(Op::Param(slot(*s)?))),
                 Op::State(s, k) => Some(held(Op::State(slot(*s)?, *k))),
@@ -52,21 +52,21 @@ impl StepOutcome {
                     let table = meaning.tables.get(*t as usize).copied().ok_or_else(|| fail(Invariant::ProgramTable, "has no table in the job"))?;
                     Some(held(Op::Table(table)))
                 }
-                Op::Collective { kind, subs, stages, .. } => Some(What::Exchange { kind: *kind, subs: subs.clone(), stages: stages.clone() }),
+                Op::Collective { kind, subs, stages, .. } => Some(TermKind::Exchange { kind: *kind, subs: subs.clone(), stages: stages.clone() }),
                 Op::Recv { hops, channel } => {
                     let number = received.entry((*hops, *channel)).or_insert(0);
                     *number += 1;
-                    Some(What::Message { hops: *hops, channel: *channel, number: *number - 1 })
+                    Some(TermKind::Message { hops: *hops, channel: *channel, number: *number - 1 })
                 }
                 _ => None,
             };
-            let value = match what {
-                Some(what @ (What::Exchange { .. } | What::Message { .. })) => {
+            let value = match kind {
+                Some(kind @ (TermKind::Exchange { .. } | TermKind::Message { .. })) => {
                     let count = sizes.iter().product();
-                    let term = terms.plain(what, args.iter().map(TermView::flat).collect(), vec![count], node.ty.dtype);
+                    let term = terms.plain(kind, args.iter().map(TermView::flat).collect(), vec![count], node.ty.dtype);
                     TermView::whole(term, &sizes)
                 }
-                Some(what) => TermView::whole(terms.plain(what, vec![], sizes.clone(), node.ty.dtype), &sizes),
+                Some(kind) => TermView::whole(terms.plain(kind, vec![], sizes.clone(), node.ty.dtype), &sizes),
                 None => match terms.node(&local.mesh, body, v, &args, &base, &scalar) {
                     Some(value) => value,
                     None => {
@@ -86,7 +86,7 @@ impl StepOutcome {
             }
             values.push(value);
         }
-        // Reports and updates are seen by chunks that run once.
+        // Reports and updates are taken by chunks that run once, which see sums over the microbatches.
         let once = |terms: &mut Terms, v: Value| if summed(meaning, v) { sum(terms, meaning, &values, v) } else { values[v.index()].clone() };
         for (report, v) in &local.reports {
             out.reports.insert(*report, once(terms, *v).flat());
@@ -104,19 +104,19 @@ impl StepOutcome {
     }
 }
 
-fn summed(meaning: &Meaning, v: Value) -> bool {
+fn summed(meaning: &GraphBinding, v: Value) -> bool {
     meaning.local.accumulate[v.index()] && meaning.local.chunks[v.index()].per_microbatch()
 }
 
-fn sum(terms: &mut Terms, meaning: &Meaning, values: &[TermView], v: Value) -> TermView {
+fn sum(terms: &mut Terms, meaning: &GraphBinding, values: &[TermView], v: Value) -> TermView {
     let body = &meaning.local.body;
     let sizes: Vec<u64> = body.dims_of(v).iter().map(|d| body.dims.size(*d)).collect();
-    let term = terms.plain(What::Sum, vec![values[v.index()].clone()], sizes.clone(), body[v].ty.dtype);
+    let term = terms.plain(TermKind::Sum, vec![values[v.index()].clone()], sizes.clone(), body[v].ty.dtype);
     TermView::whole(term, &sizes)
 }
 
-/// An operand as its user sees it: what is accumulated over microbatches, as its sum where a step has them all behind it.
-fn seen(terms: &mut Terms, meaning: &Meaning, values: &[TermView], a: Value, user: Value) -> TermView {
+/// An operand as its user sees it: an accumulated value is its sum if the user runs after all microbatches.
+fn seen(terms: &mut Terms, meaning: &GraphBinding, values: &[TermView], a: Value, user: Value) -> TermView {
     let (from, to) = (meaning.local.chunks[a.index()], meaning.local.chunks[user.index()]);
     let behind = !to.per_microbatch() || from == Chunk::Prologue && to != Chunk::Prologue;
     match summed(meaning, a) && behind {

@@ -1,16 +1,18 @@
 //! Proves that a program computes its local graph, whoever made it.
 //!
-//! Both are run on *terms* instead of numbers: a term says what a value is, down to parameters, inputs and messages, and is
-//! the same number for the same op of the same operands. Views, slices, shards, strides and copies make no new terms: they
-//! are mixed-radix maps into one ([`digits`]). A buffer holds terms at strided places ([`memory`]); a kernel is read as its body.
+//! Both are run on *terms* instead of numbers: a term says what a value is, down to parameters, inputs and messages,
+//! and is the same number for the same op of the same operands. Views, slices, shards, strides and copies make no new
+//! terms: they are mixed-radix maps into one ([`crate::terms::digits`]). A buffer holds terms at strided places
+//! ([`crate::terms::memory`]); a kernel is read as its body.
 //!
-//! **Invariants** (each program and schedule, for the calls of the first, the second and the last microbatch, once-per-step calls included):
+//! **Invariants** (each program and schedule, for the calls of the first, the second and the last microbatch,
+//! once-per-step calls included):
 //! - Every operand of every command reads one value, whole: nothing overwritten, misplaced, missing or in part.
-//! - Reports, new parameters and states, and what is held to limits, are the local graph's; what is sent on each channel, and what collectives across stages
-//!   exchange, is the local graph's, in its order.
+//! - Reports, new parameters and states, and what is held to limits, are the local graph's; what is sent on each
+//!   channel, and what collectives across stages exchange, is the local graph's, in its order.
 //!
-//! With the proof that no two accesses race and that messages and collectives meet ([`crate::job`]), and that both ends of them mean
-//! the same value ([`crate::partition::exchanges`]), the program's results are the local graph's.
+//! With the proof that no two accesses race and that messages and collectives meet ([`crate::job`]), and that both
+//! ends of them mean the same value ([`crate::partition::exchanges`]), the program's results are the local graph's.
 
 pub mod described;
 mod graph;
@@ -25,16 +27,16 @@ use ir::program::{CallSchedule, Job, Program};
 
 /// A local graph and how its numbers lead to the job's.
 #[derive(Clone, Copy)]
-struct Meaning<'a> {
+struct GraphBinding<'a> {
     local: &'a Local,
-    /// Parameter slot of the program, per slot of the graph.
+    /// For each parameter slot of the graph, the slot in the program.
     slots: &'a [u32],
-    /// Table of the job, per table of the graph.
+    /// For each table of the graph, the table of the job.
     tables: &'a [u32],
 }
 
-/// Checks that every program, with every schedule it has, computes its graphs, one class after the other. Which slot and
-/// table of a program stands for which of a graph follows from what the job says of its stages and tables.
+/// Checks that every program, with every schedule it has, computes its graphs, one class after the other. Which slot
+/// and table of a program stands for which of a graph follows from what the job says of its stages and tables.
 ///
 /// # Errors
 /// The first command that reads no value, or the first result that differs.
@@ -51,14 +53,15 @@ pub fn verify(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), Vi
     for (class, (local, other)) in locals.iter().zip(&evaluation.locals).enumerate() {
         let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
         let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
-        let training = Meaning { local, slots: &slots, tables: &own_tables };
-        let evaluation = Meaning { local: other, slots: &evaluated(job, local, other)?, tables: &other_tables };
+        let training = GraphBinding { local, slots: &slots, tables: &own_tables };
+        let evaluation = GraphBinding { local: other, slots: &evaluated(job, local, other)?, tables: &other_tables };
         check(job, &job.programs[class], &schedules, &training, &evaluation)?;
     }
     Ok(())
 }
 
-/// The slot of a program for each parameter, and then each bucket, of an evaluation: that in which the job says that each stage has it.
+/// The slot of a program for each parameter, and then each bucket, of an evaluation: that in which the job says that
+/// each stage has it.
 fn evaluated(job: &Job, local: &Local, evaluation: &Local) -> Result<Vec<u32>, Violation> {
     let unlike = |s: u64, found: String| Invariant::EvaluatedParameters.breach(found).at(LocusPart::Stage(s));
     let mut slots: Option<Vec<u32>> = None;
@@ -77,12 +80,12 @@ fn evaluated(job: &Job, local: &Local, evaluation: &Local) -> Result<Vec<u32>, V
     Ok(slots.unwrap_or_default().into_iter().chain(buckets).collect())
 }
 
-/// Checks that the calls of a program's schedules compute what the graphs of training and evaluation say. What commands and graphs
-/// name exists ([`crate::job::operands`], [`crate::references`]).
+/// Checks that the calls of a program's schedules compute what the graphs of training and evaluation say. What
+/// commands and graphs name exists ([`crate::job::operands`], [`crate::references`]).
 ///
 /// # Errors
 /// The first command that reads no value, or the first result that differs.
-fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &Meaning, evaluation: &Meaning) -> Result<(), Violation> {
+fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &GraphBinding, evaluation: &GraphBinding) -> Result<(), Violation> {
     let mut terms = Terms::default();
     let at = |segment: LocusPart| move |e: Violation| e.within(segment);
     let steps = schedules.iter().map(|s| [s.train.as_slice(), &s.update].concat());

@@ -1,8 +1,8 @@
 //! A program on terms: the calls of one microbatch and those of no microbatch, command by command.
 
 use super::graph::StepOutcome;
-use crate::terms::memory::{Memory, Spot};
-use crate::terms::{Index, Term, TermView, Terms, What};
+use crate::terms::memory::{BufferSlice, Memory};
+use crate::terms::{Index, Term, TermKind, TermView, Terms};
 use crate::violation::Checked;
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
@@ -18,7 +18,7 @@ pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>,
     for calls in lists.filter(|c| !c.is_empty()) {
         let last = job.microbatches.saturating_sub(1) as u32;
         let mut count = vec![0; program.bodies.len()];
-        // A microbatch has a body's parts one after the other.
+        // The parts of a body run one after the other for a microbatch, so the first part stands for all.
         let calls: Vec<Call> = calls.into_iter().filter(|c| c.part == 0).collect();
         calls.iter().for_each(|c| count[c.body.index()] += 1);
         for microbatch in [0, 1.min(last), last] {
@@ -55,11 +55,11 @@ struct Machine<'a> {
     zeros: BTreeMap<DType, Term>,
     got: StepOutcome,
     received: BTreeMap<(i64, Channel), usize>,
-    /// The bool without which the running command is left out.
+    /// The bool that decides whether the running command is done.
     only_if: Option<TermView>,
     /// The bools that commands of the running body were left out by: ranks read each once.
     bools: Vec<(Place, TermView)>,
-    /// By buffer: the bools without which what is there was not made.
+    /// For each buffer, the bools that decide whether its content was made.
     made_if: BTreeMap<usize, Vec<TermView>>,
 }
 
@@ -89,22 +89,22 @@ impl<'a> Machine<'a> {
         m
     }
 
-    /// The buffer as a whole holds a part of something from outside.
+    /// Puts a part of something from outside into the whole buffer.
     fn hold(&mut self, buffer: usize, op: Op, index: &[IndexMap]) {
         let b: &Buffer = &self.program.buffers[buffer];
         let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
         let maps: Vec<Index> = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
-        let term = self.terms.plain(What::Held(op, maps), vec![], sizes.clone(), b.dtype);
+        let term = self.terms.plain(TermKind::Held(op, maps), vec![], sizes.clone(), b.dtype);
         self.memory[buffer].write(&self.job.mesh, &whole(b), TermView::whole(term, &sizes));
     }
 
     fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Checked<TermView> {
-        let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
+        let slice = BufferSlice { offset: place.offset, coords: place.coords.clone(), dims };
         let buffer = &self.program.buffers[place.buffer.index()];
         if !self.made_if.get(&place.buffer.index()).into_iter().flatten().all(|bool| self.only_if.as_ref() == Some(bool)) {
             return Err(Invariant::ReadIfMade.breach(format!("it may read what was not made in buffer `{}`", buffer.name)));
         }
-        let found = self.memory[place.buffer.index()].read(&self.job.mesh, self.terms, &spot, buffer.dtype);
+        let found = self.memory[place.buffer.index()].read(&self.job.mesh, self.terms, &slice, buffer.dtype);
         found.ok_or_else(|| Invariant::ReadValue.breach(format!("what it reads in buffer `{}` is no value, or more than one", buffer.name)))
     }
 
@@ -113,8 +113,8 @@ impl<'a> Machine<'a> {
     }
 
     fn write(&mut self, place: &Place, dims: Vec<(u64, u64)>, value: TermView) {
-        let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
-        self.memory[place.buffer.index()].write(&self.job.mesh, &spot, value);
+        let slice = BufferSlice { offset: place.offset, coords: place.coords.clone(), dims };
+        self.memory[place.buffer.index()].write(&self.job.mesh, &slice, value);
         if let Some(bool) = &self.only_if {
             let known = self.made_if.entry(place.buffer.index()).or_default();
             if !known.contains(bool) {
@@ -123,8 +123,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// A command, which is left out where its predicate is false. What it adds to a sum is zero then; what it would
-    /// have written is there for those alone that are left out as well.
+    /// Runs a command, which is left out where its predicate is false. What it adds to a sum is then zero. What it
+    /// writes is visible only to commands with the same predicate.
     fn command(&mut self, command: &Command) -> Checked {
         self.only_if = None;
         let Some(place) = &command.predicate else { return self.execute(&command.action) };
@@ -156,11 +156,11 @@ impl<'a> Machine<'a> {
         let key = self.terms.key(x.term);
         let mesh = &self.job.mesh;
         x.coords.is_empty()
-            && match &key.what {
-                What::Exchange { kind: Collective::AllReduce(_), subs: over, stages: None } => {
+            && match &key.kind {
+                TermKind::Exchange { kind: Collective::AllReduce(_), subs: over, stages: None } => {
                     subs.iter().all(|u| mesh[*u].size == 1 || over.contains(u))
                 }
-                What::Op(Op::Const(_) | Op::Compare(_) | Op::Binary(_) | Op::Unary(_) | Op::Select | Op::Cast, _) | What::Stored => {
+                TermKind::Op(Op::Const(_) | Op::Compare(_) | Op::Binary(_) | Op::Unary(_) | Op::Select | Op::Cast, _) | TermKind::Stored => {
                     key.args.iter().all(|a| self.is_common(a, subs))
                 }
                 _ => false,
@@ -179,8 +179,8 @@ impl<'a> Machine<'a> {
                 let members = stages * group.subs.iter().map(|u| self.job.mesh[*u].size).product::<u64>();
                 let (give, get) = kind.elements(*count, members);
                 let x = self.dense(src, give)?;
-                let what = What::Exchange { kind: *kind, subs: group.subs.clone(), stages: group.stages.clone() };
-                let value = TermView::whole(self.terms.plain(what, vec![x], vec![get], *dtype), &[get]);
+                let kind = TermKind::Exchange { kind: *kind, subs: group.subs.clone(), stages: group.stages.clone() };
+                let value = TermView::whole(self.terms.plain(kind, vec![x], vec![get], *dtype), &[get]);
                 if let Some(stages) = group.stages.as_ref().filter(|s| s.len() > 1) {
                     self.got.met.entry(stages.clone()).or_default().push(value.clone());
                 }
@@ -195,8 +195,8 @@ impl<'a> Machine<'a> {
             Action::Recv { hops, channel, dtype, count, dst } => {
                 let number = self.received.entry((*hops, *channel)).or_insert(0);
                 *number += 1;
-                let what = What::Message { hops: *hops, channel: *channel, number: *number - 1 };
-                let term = self.terms.plain(what, vec![], vec![*count], *dtype);
+                let kind = TermKind::Message { hops: *hops, channel: *channel, number: *number - 1 };
+                let term = self.terms.plain(kind, vec![], vec![*count], *dtype);
                 self.write(dst, vec![(*count, 1)], TermView::whole(term, &[*count]));
                 Ok(())
             }
@@ -207,13 +207,13 @@ impl<'a> Machine<'a> {
             }
             Action::Fill { buffer, value } => {
                 let b = &self.program.buffers[buffer.index()];
-                let term = self.terms.plain(What::Fill(*value), vec![], vec![], b.dtype);
+                let term = self.terms.plain(TermKind::Fill(*value), vec![], vec![], b.dtype);
                 if *value == Real(0.0) {
                     self.zeros.insert(b.dtype, term);
                 }
-                let spot = whole(b);
-                let dims = spot.dims.iter().map(|d| crate::terms::digits::Digits::new([(d.0, 0)])).collect();
-                self.memory[buffer.index()].write(&self.job.mesh, &spot, TermView { term, offset: 0, coords: vec![], dims });
+                let slice = whole(b);
+                let dims = slice.dims.iter().map(|d| crate::terms::digits::Digits::new([(d.0, 0)])).collect();
+                self.memory[buffer.index()].write(&self.job.mesh, &slice, TermView { term, offset: 0, coords: vec![], dims });
                 Ok(())
             }
             Action::Load { input, dst, index } => {
@@ -273,18 +273,18 @@ impl<'a> Machine<'a> {
                 continue;
             }
             let buffer = &self.program.buffers[place.buffer.index()];
-            let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
+            let slice = BufferSlice { offset: place.offset, coords: place.coords.clone(), dims };
             let zero = self.zeros.get(&buffer.dtype).copied().unwrap_or(Term(u32::MAX));
             let value = match &self.only_if {
-                // The sum as a whole is there only if the bool is true.
+                // The sum itself is there only if this bool is true, so its terms need no mask.
                 Some(bool) if self.made_if.get(&place.buffer.index()).is_some_and(|made| made == std::slice::from_ref(bool)) => value,
                 Some(bool) => {
-                    let sizes: Vec<u64> = spot.dims.iter().map(|d| d.0).collect();
+                    let sizes: Vec<u64> = slice.dims.iter().map(|d| d.0).collect();
                     self.terms.value_or_zero(bool, value, &sizes, buffer.dtype)
                 }
                 None => value,
             };
-            if !self.memory[place.buffer.index()].add(&spot, value, zero) {
+            if !self.memory[place.buffer.index()].add(&slice, value, zero) {
                 return Err(Invariant::AddedSum.breach(format!("it adds to buffer `{}`, which holds no sum", buffer.name)));
             }
         }
@@ -326,7 +326,7 @@ impl<'a> Machine<'a> {
                 Content::Table { .. } | Content::Accumulator | Content::Activation => continue,
             };
             let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
-            let old = || What::Held(op, index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect());
+            let old = || TermKind::Held(op, index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect());
             let wanted = match wanted.filter(|_| updates) {
                 Some(x) => x.clone(),
                 None => TermView::whole(self.terms.plain(old(), vec![], sizes.clone(), b.dtype), &sizes).flat(),
@@ -354,8 +354,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// All of a buffer, dim by dim.
-fn whole(b: &Buffer) -> Spot {
+/// The whole of a buffer, dim by dim.
+fn whole(b: &Buffer) -> BufferSlice {
     let mut stride = 1;
     let mut dims: Vec<(u64, u64)> = vec![];
     for (_, n) in b.dims.iter().rev() {
@@ -363,5 +363,5 @@ fn whole(b: &Buffer) -> Spot {
         stride *= n;
     }
     dims.reverse();
-    Spot { offset: 0, coords: vec![], dims }
+    BufferSlice { offset: 0, coords: vec![], dims }
 }

@@ -9,12 +9,12 @@ type Range = [f64; 2];
 
 /// A body in which draws are looked for. `input` says whether an input is a draw, or made of one.
 #[derive(Clone, Copy)]
-pub struct Chances<'a> {
+pub struct DrawAnalysis<'a> {
     pub body: &'a Body,
     pub input: &'a dyn Fn(u32) -> bool,
 }
 
-impl Chances<'_> {
+impl DrawAnalysis<'_> {
     /// The chance of a condition that compares a draw with a constant.
     pub fn of(self, condition: Value) -> Option<f64> {
         let node = &self.body[condition];
@@ -37,7 +37,7 @@ impl Chances<'_> {
         Some(if below { share } else { 1.0 - share })
     }
 
-    /// What a value may be, if it is a draw: a uniform number, or the bits that are mixed of one.
+    /// The range of a value that is a draw: a uniform number, or the bits that are mixed for one.
     fn range(self, v: Value) -> Option<Range> {
         match self.body[v].op {
             Op::Uniform { .. } => Some([0.0, 1.0]),
@@ -60,16 +60,16 @@ impl Chances<'_> {
     }
 }
 
-/// A program of scores in which each choice by a draw between two numbers is their mean. `input` says which of its
+/// A program of scores in which each choice between two numbers by a draw becomes their mean. `input` says which
 /// operands are draws, or made of one.
 pub fn at_mean(program: &Scoring, input: &dyn Fn(u32) -> bool) -> Scoring {
     let body = program.body();
-    let chances = Chances { body: &body, input };
+    let chances = DrawAnalysis { body: &body, input };
     let mut out = Scoring::PLAIN;
     let mut at: Vec<u32> = vec![];
     for (v, step) in body.values().zip(&program.steps) {
         let args: Vec<u32> = step.args.iter().map(|a| at[*a as usize]).collect();
-        // What is asked for no more stands too, so that the program has as many operands.
+        // Steps whose results are no longer used stay, so that the program keeps its operands.
         let same = out.step(step.op.clone(), step.dtype, &args);
         let chance = (step.op == Op::Select && step.dtype == DType::F32).then(|| chances.of(body[v].args[0])).flatten();
         at.push(match chance {

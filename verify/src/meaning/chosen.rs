@@ -14,18 +14,18 @@ use ir::graph::{Body, Graph, Value};
 use ir::op::{DType, Op, Real};
 use std::collections::BTreeSet;
 
-/// Two things that should be alike, and are not.
-pub struct Unlike(pub String);
+/// Why two things that should be alike are not.
+pub struct Mismatch(pub String);
 
-/// More elements of one dim than these are not evaluated.
+/// The most elements of one dim that are evaluated.
 const MOST: usize = 96;
 
-/// Of each dim of a graph the elements that are looked at: places in the order of storage, ascending.
+/// For each dim of a graph, the elements that are evaluated: positions in the order of storage, ascending.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chosen(Vec<BTreeSet<u64>>);
+pub struct ChosenElements(Vec<BTreeSet<u64>>);
 
-impl Chosen {
-    /// Places in the order of storage.
+impl ChosenElements {
+    /// The positions of a dim's chosen elements in the order of storage.
     pub fn places(&self, d: Dim) -> Vec<u64> {
         self.0[d.0 as usize].iter().copied().collect()
     }
@@ -34,22 +34,22 @@ impl Chosen {
         self.0[d.0 as usize].len() as u64
     }
 
-    /// How many elements that are looked at are stored before this place.
+    /// The number of chosen elements that are stored before this position.
     pub fn before(&self, d: Dim, place: u64) -> u64 {
         self.0[d.0 as usize].range(..place).count() as u64
     }
 }
 
-/// A dim of the graph of this number.
-type Place = (usize, Dim);
+/// The number of a graph, and one of its dims.
+type GraphDim = (usize, Dim);
 
 /// Chooses for graphs of which some dims are the same: `same` lists pairs of those.
 ///
 /// # Errors
 /// A dim of which too many elements would have to be looked at, as a text.
-pub fn choose(graphs: &[&Graph], same: &[(Place, Place)]) -> Result<Vec<Chosen>, String> {
-    let mut chosen: Vec<Chosen> = graphs.iter().map(|g| first(g)).collect();
-    let ties: Vec<Vec<Tie>> = graphs.iter().map(|g| ties(&g.body)).collect();
+pub fn choose(graphs: &[&Graph], same: &[(GraphDim, GraphDim)]) -> Result<Vec<ChosenElements>, String> {
+    let mut chosen: Vec<ChosenElements> = graphs.iter().map(|g| first(g)).collect();
+    let ties: Vec<Vec<DimRelation>> = graphs.iter().map(|g| ties(&g.body)).collect();
     loop {
         let before: usize = chosen.iter().flat_map(|c| &c.0).map(BTreeSet::len).sum();
         for ((g, c), ties) in graphs.iter().zip(&mut chosen).zip(&ties) {
@@ -74,22 +74,22 @@ pub fn choose(graphs: &[&Graph], same: &[(Place, Place)]) -> Result<Vec<Chosen>,
     }
 }
 
-/// The model's indices of what is looked at, without padding.
-fn indices(dims: &Dims, d: Dim, chosen: &Chosen) -> Vec<u64> {
+/// The model's indices of the chosen elements, without padding.
+fn indices(dims: &Dims, d: Dim, chosen: &ChosenElements) -> Vec<u64> {
     let info = &dims[d];
     chosen.0[d.0 as usize].iter().map(|p| info.order.index(*p)).filter(|i| *i < info.logical).collect()
 }
 
-/// Looks at these indices of the model's too, as far as they exist.
-fn add(dims: &Dims, d: Dim, chosen: &mut Chosen, indices: impl IntoIterator<Item = u64>) {
+/// Adds these indices of the model, as far as they exist.
+fn add(dims: &Dims, d: Dim, chosen: &mut ChosenElements, indices: impl IntoIterator<Item = u64>) {
     let info = &dims[d];
     chosen.0[d.0 as usize].extend(indices.into_iter().filter(|i| *i < info.logical).map(|i| info.order.stored(i)));
 }
 
-/// What is looked at whatever ops do.
-fn first(g: &Graph) -> Chosen {
+/// The elements that are chosen whatever the ops are.
+fn first(g: &Graph) -> ChosenElements {
     let dims = &g.body.dims;
-    let mut chosen = Chosen(vec![BTreeSet::new(); dims.list.len()]);
+    let mut chosen = ChosenElements(vec![BTreeSet::new(); dims.list.len()]);
     for d in dims.ids() {
         let (n, of_batch) = (dims[d].logical, g.batch.is_some_and(|b| b == dims.original(d)));
         let list = if of_batch { vec![0, n.saturating_sub(1)] } else { vec![0, n / 2, n.saturating_sub(1)] };
@@ -98,7 +98,7 @@ fn first(g: &Graph) -> Chosen {
             chosen.0[d.0 as usize].extend([n, dims.size(d) - 1]);
         }
     }
-    let around = |chosen: &mut Chosen, d: Dim, c: u64| {
+    let around = |chosen: &mut ChosenElements, d: Dim, c: u64| {
         let d = dims.original(d);
         add(dims, d, chosen, [c.saturating_sub(1), c]);
     };
@@ -134,8 +134,8 @@ fn first(g: &Graph) -> Chosen {
     chosen
 }
 
-/// What an op makes of dims: where elements of the one lie in the other.
-enum Tie {
+/// How an op relates two dims: which elements of one are those of the other.
+enum DimRelation {
     /// The same elements.
     Same(Dim, Dim),
     /// Elements `at ..` of the first are those of the second.
@@ -146,22 +146,22 @@ enum Tie {
     View(Vec<Dim>, Vec<Dim>),
 }
 
-fn ties(body: &Body) -> Vec<Tie> {
-    let mut out: Vec<Tie> = body.dims.ids().filter_map(|d| body.dims[d].copy_of.map(|o| Tie::Same(d, o))).collect();
+fn ties(body: &Body) -> Vec<DimRelation> {
+    let mut out: Vec<DimRelation> = body.dims.ids().filter_map(|d| body.dims[d].copy_of.map(|o| DimRelation::Same(d, o))).collect();
     for node in &body.nodes {
         match &node.op {
             Op::View { from, to } => out.push(match (from.as_slice(), to.as_slice()) {
-                (&[a], &[b]) => Tie::Same(a, b),
-                _ => Tie::View(from.clone(), to.clone()),
+                (&[a], &[b]) => DimRelation::Same(a, b),
+                _ => DimRelation::View(from.clone(), to.clone()),
             }),
             Op::Slice { from, to, at } | Op::Pad { from: to, to: from, at } => out.push(match to {
-                Some(to) => Tie::Part(*from, *to, *at),
-                None => Tie::At(*from, *at),
+                Some(to) => DimRelation::Part(*from, *to, *at),
+                None => DimRelation::At(*from, *at),
             }),
             Op::Concat { from, to } => {
                 let mut at = 0;
                 for f in from {
-                    out.push(Tie::Part(*to, *f, at));
+                    out.push(DimRelation::Part(*to, *f, at));
                     at += body.dims.size(*f);
                 }
             }
@@ -171,27 +171,27 @@ fn ties(body: &Body) -> Vec<Tie> {
     out
 }
 
-impl Tie {
-    /// Chooses what it takes to go from what is chosen of one side to the other.
-    fn close(&self, dims: &Dims, chosen: &mut Chosen) -> Result<(), String> {
+impl DimRelation {
+    /// Adds the elements that the relation requires on each side, given those on the other.
+    fn close(&self, dims: &Dims, chosen: &mut ChosenElements) -> Result<(), String> {
         let sets = &mut chosen.0;
         match self {
-            Tie::Same(a, b) => {
+            DimRelation::Same(a, b) => {
                 let both: BTreeSet<u64> = sets[a.0 as usize].union(&sets[b.0 as usize]).copied().collect();
                 for d in [a, b] {
                     sets[d.0 as usize] = both.iter().copied().filter(|p| *p < dims.size(*d)).collect();
                 }
             }
-            Tie::Part(whole, part, at) => {
+            DimRelation::Part(whole, part, at) => {
                 let inside: Vec<u64> = sets[whole.0 as usize].range(*at..at + dims.size(*part)).map(|p| p - at).collect();
                 sets[part.0 as usize].extend(inside);
                 let outside: Vec<u64> = sets[part.0 as usize].iter().map(|p| p + at).collect();
                 sets[whole.0 as usize].extend(outside);
             }
-            Tie::At(d, at) => {
+            DimRelation::At(d, at) => {
                 sets[d.0 as usize].insert(*at);
             }
-            Tie::View(from, to) => {
+            DimRelation::View(from, to) => {
                 for (a, b) in [(from, to), (to, from)] {
                     for flat in flat(dims, a, chosen)? {
                         let mut rest = flat;
@@ -207,8 +207,8 @@ impl Tie {
     }
 }
 
-/// Row-major places of all that is looked at of these dims together.
-fn flat(dims: &Dims, list: &[Dim], chosen: &Chosen) -> Result<Vec<u64>, String> {
+/// The row-major positions of all chosen elements of these dims together.
+fn flat(dims: &Dims, list: &[Dim], chosen: &ChosenElements) -> Result<Vec<u64>, String> {
     let mut out = vec![0];
     for d in list {
         out = out.iter().flat_map(|x| chosen.0[d.0 as usize].iter().map(move |p| x * dims.size(*d) + p)).collect();
@@ -219,12 +219,12 @@ fn flat(dims: &Dims, list: &[Dim], chosen: &Chosen) -> Result<Vec<u64>, String> 
     Ok(out)
 }
 
-/// That two tables of dims are the same as far as the first one goes, but for sizes of padding and orders of
-/// storage.
+/// Checks that two tables of dims are the same as far as the first one goes, except for sizes of padding and orders
+/// of storage.
 ///
 /// # Errors
 /// The first dim that is another one.
-pub fn same_dims(model: &Dims, dims: &Dims) -> Result<(), Unlike> {
+pub fn same_dims(model: &Dims, dims: &Dims) -> Result<(), Mismatch> {
     for d in model.ids() {
         let known = dims.list.get(d.0 as usize);
         let alike = known.is_some_and(|k| {
@@ -232,7 +232,7 @@ pub fn same_dims(model: &Dims, dims: &Dims) -> Result<(), Unlike> {
             (k.name == m.name, k.logical == m.logical, k.copy_of == m.copy_of, k.size >= m.size) == (true, true, true, true)
         });
         if !alike {
-            return Err(Unlike(format!("dim {d} of the text, `{}`, is another one", model.name(d))));
+            return Err(Mismatch(format!("dim {d} of the text, `{}`, is another one", model.name(d))));
         }
     }
     Ok(())

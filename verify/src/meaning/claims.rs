@@ -2,7 +2,7 @@
 //! tells the one from the other.
 
 use super::sample::Sample;
-use super::small::Small;
+use super::small::SmallGraph;
 use super::{tangent, updates};
 use crate::violation::{Locus, fail};
 use crate::{Invariant, LocusPart, Violation};
@@ -11,10 +11,11 @@ use ir::model::Train;
 use ir::op::{Op, Scalar};
 use std::collections::{BTreeMap, HashMap};
 
-/// Numbers that are computed in another order differ by less than this part of what they are made of.
+/// The greatest relative difference between numbers that are computed in another order.
 const PRECISION: f64 = 1e-7;
 
-/// What rounding leaves of sums that cancel, as a normalised row's gradient along itself: of numbers about 1, less than this.
+/// The greatest absolute value that rounding leaves of sums that cancel, for numbers about 1: for instance of a
+/// normalised row's gradient along itself.
 const ZERO: f64 = 1e-10;
 
 /// Why a module was not looked at, if it was not.
@@ -24,17 +25,18 @@ pub type Unproved = Option<String>;
 pub type Values = Vec<Vec<f64>>;
 
 /// A graph beside that of its text, on the same sample.
-pub struct Claims<'s, 'a> {
+pub struct GraphComparison<'s, 'a> {
     pub train: &'s Train,
-    pub model: &'s Small<'a>,
-    pub graph: &'s Small<'a>,
+    pub model: &'s SmallGraph<'a>,
+    pub graph: &'s SmallGraph<'a>,
     pub sample: &'s Sample,
     /// Whether all passes over logical graphs are done: nothing may be missing.
     pub whole: bool,
 }
 
-impl Claims<'_, '_> {
-    /// Of a step: V151 to V155. The values of the text's graph, and why they show nothing, if that is so.
+impl GraphComparison<'_, '_> {
+    /// Checks V151 to V155 of a step. Returns the values of the text's graph, and why they show nothing, if that is
+    /// so.
     pub fn training(&self) -> Result<(Values, Unproved), Violation> {
         let within = |e: Violation| e.within(LocusPart::Training);
         let model = self.model.run();
@@ -59,7 +61,7 @@ impl Claims<'_, '_> {
         Ok((model, None))
     }
 
-    /// Of an evaluation: V151, and that it changes nothing.
+    /// Checks V151 of an evaluation, and that it changes nothing.
     pub fn evaluation(&self) -> Result<Values, Violation> {
         let within = |e: Violation| e.within(LocusPart::Evaluation);
         let model = self.model.run();
@@ -70,7 +72,7 @@ impl Claims<'_, '_> {
         }
     }
 
-    /// That all reports have the values that the text gives them.
+    /// Checks that all reports have the values that the text gives them.
     fn reports(&self, model: &Values, values: &Values) -> Result<(), Violation> {
         let (text, graph) = (self.model.graph, self.graph.graph);
         let total: f64 = terms(text).iter().map(|t| model[t.value.index()][0]).sum();
@@ -79,7 +81,7 @@ impl Claims<'_, '_> {
         for t in terms(text) {
             *named.entry(&t.name).or_default() += model[t.value.index()][0];
         }
-        // Once there is a whole loss, terms without a name of their own are reported with it alone.
+        // Once the graph has a whole loss, terms without a name of their own are reported only as part of it.
         if let Some(loss) = graph.loss {
             named.remove("loss");
             let found = values[loss.index()][0];
@@ -99,7 +101,7 @@ impl Claims<'_, '_> {
             }
         }
         self.tensors("metric", &text.metrics, &graph.metrics, (model, values))?;
-        // Outputs are dropped as a whole: no program writes them.
+        // The outputs may be dropped all together, since no program writes them.
         if graph.outputs.is_empty() { Ok(()) } else { self.tensors("output", &text.outputs, &graph.outputs, (model, values)) }
     }
 
@@ -117,7 +119,7 @@ impl Claims<'_, '_> {
         Ok(())
     }
 
-    /// `<gradient, direction>` is the derivative of the text's loss in the direction.
+    /// Checks that `<gradient, direction>` is the derivative of the text's loss in the direction.
     fn gradient(&self, model: &Values, values: &Values, loss: Value) -> Result<Unproved, Violation> {
         let graph = self.graph.graph;
         if let Some((p, v)) = graph.grads.iter().find(|(p, _)| !graph.params[*p as usize].trains()) {
@@ -151,7 +153,7 @@ impl Claims<'_, '_> {
         if alike(found, want, size) {
             return Ok(None);
         }
-        // Which one it is, is looked for where one is wrong.
+        // Parameters are checked one by one only after a mismatch, to find the wrong one.
         for (p, param) in graph.params.iter().enumerate().filter(|(_, p)| p.trains()) {
             let (want, found) = (derivative(Some(p as u32)).unwrap_or(0.0), along.get(&(p as u32)).copied().unwrap_or(0.0));
             if !alike(found, want, size.min(want.abs().max(found.abs()) * 16.0)) {
@@ -165,7 +167,7 @@ impl Claims<'_, '_> {
 }
 
 /// V157: the values of a step whose drops are at their mean are those of an evaluation.
-pub fn without_drops(mean: &Small<'_>, drawn: &Values, evaluation: &Small<'_>, values: &Values) -> Result<(), Violation> {
+pub fn without_drops(mean: &SmallGraph<'_>, drawn: &Values, evaluation: &SmallGraph<'_>, values: &Values) -> Result<(), Violation> {
     let draws = |g: &Graph| g.body.values().find(|v| matches!(g.body[*v].op, Op::Uniform { .. }));
     if let Some(v) = draws(evaluation.graph) {
         return fail(Invariant::EvaluatesStep, v, "an evaluation draws random numbers").map_err(|e| e.within(LocusPart::Evaluation));
@@ -205,14 +207,13 @@ fn same_names<'n>(what: &str, found: impl Iterator<Item = &'n str>, want: impl I
     fail(Invariant::SameNames, Locus::from(LocusPart::Graph), format!("{what}: {}; the text has {}", list(&found), list(&want)))
 }
 
-/// Whether two numbers are the same but for rounding, where they are made of numbers of this size. What is no
-/// number is equal to its like.
+/// Whether two numbers of this size are equal up to rounding. NaN equals NaN.
 pub fn near(x: f64, y: f64, size: f64) -> bool {
     let rounded = |x: f64, y: f64| x.is_finite() && y.is_finite() && (x - y).abs() <= PRECISION * size.max(x.abs()).max(y.abs());
     x == y || x.is_nan() && y.is_nan() || rounded(x, y)
 }
 
-/// Whether two results are: also where both are what rounding leaves of a sum that is zero.
+/// Whether two results are equal up to rounding, also where both are what rounding leaves of a zero sum.
 pub fn alike(x: f64, y: f64, size: f64) -> bool {
     near(x, y, size) || (x - y).abs() <= ZERO
 }

@@ -27,8 +27,8 @@ mod updates;
 
 use crate::violation::{Locus, fail};
 use crate::{Invariant, LocusPart, Violation, references};
-use chosen::{Chosen, Unlike, choose};
-use claims::Claims;
+use chosen::{ChosenElements, Mismatch, choose};
+use claims::GraphComparison;
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Value};
 use ir::infer;
@@ -36,18 +36,18 @@ use ir::module::{Graphs, Level, Module};
 use ir::op::{Binary, Op, Reduce, Unary};
 use ir::program::Interval;
 use sample::Sample;
-use small::{Draws, Small};
+use small::{DrawMode, SmallGraph};
 
 pub use claims::Unproved;
 
-/// What weights are within: the first at which the text's results are numbers.
+/// Bounds of random weights. The first one is used with which the text's results are numbers.
 const SCALES: [f64; 4] = [0.7, 0.2, 0.05, 0.01];
 
-/// More operations than these are not evaluated.
+/// The most operations that are evaluated.
 const WORK: u64 = 1_000_000_000;
 
-/// Small graphs are evaluated on several samples, as two different numbers of a few are more likely to be the
-/// same: on as many as take so many operations, and on no more than these.
+/// Small graphs are evaluated on several samples, since two of a few numbers are more likely to be equal by chance:
+/// as many as take so many operations, and at most this many.
 const SAMPLES: (u64, u64) = (200_000, 5);
 
 /// That the logical or sharded graphs of a module compute what its text says. A module without the graphs of
@@ -58,12 +58,13 @@ const SAMPLES: (u64, u64) = (200_000, 5);
 pub fn verify(m: &Module) -> Result<Unproved, Violation> {
     let both = [&m.training, &m.evaluation];
     let [Some(training), Some(evaluation)] = both.map(|g| g.model.as_ref()) else { return Ok(None) };
-    // What is no graph cannot be evaluated.
+    // A graph that is malformed cannot be evaluated.
     for graph in [training, both[0].whole.graph(), evaluation, both[1].whole.graph()] {
         sound(graph)?;
     }
     for (part, graphs, model) in [(LocusPart::Training, both[0], training), (LocusPart::Evaluation, both[1], evaluation)] {
-        // Sums are widened by a pass among those that are looked at together.
+        // Sums are widened by one of the passes that are verified together, so rounding is checked once all of them
+        // are done.
         let whole = m.level() >= Level::Sharded;
         let rounded = || if whole { rounding::verify(graphs.whole.graph()) } else { Ok(()) };
         names(model, graphs).and_then(|()| rounded()).map_err(|e| e.within(part))?;
@@ -73,13 +74,13 @@ pub fn verify(m: &Module) -> Result<Unproved, Violation> {
         Ok(chosen) => chosen,
         Err(why) => return Ok(Some(why)),
     };
-    // Once it is known.
+    // A pass fills `takes`, so ranges are checked only once it is known.
     let ranges = if m.takes.is_empty() { vec![] } else { vec![(LocusPart::Training, 0), (LocusPart::Evaluation, 2)] };
     for (part, text) in ranges {
         ranges::verify(graphs[text], &chosen[text], &m.takes).map_err(|e| e.within(part))?;
     }
     let plain = Sample::new(training, &chosen[0], 0, SCALES[0]);
-    let work = (0..4).map(|k| Small::new(graphs[k], &chosen[k], &plain, Draws::Keyed).work()).fold(1, u64::saturating_add);
+    let work = (0..4).map(|k| SmallGraph::new(graphs[k], &chosen[k], &plain, DrawMode::Keyed).work()).fold(1, u64::saturating_add);
     if work > WORK {
         return Ok(Some(format!("the elements that views and slices lead to take {work} operations, more than {WORK}")));
     }
@@ -88,8 +89,8 @@ pub fn verify(m: &Module) -> Result<Unproved, Violation> {
         let (mut why, mut kink) = (None, None);
         for scale in SCALES {
             match held(m, &graphs, &chosen, &Sample::new(training, &chosen[0], number, scale)) {
-                // A sum that clamps leave exactly where another clamp begins has two derivatives, and rounding chooses:
-                // elsewhere there is one. What is wrong is wrong there too.
+                // If clamps leave a sum exactly where another clamp begins, it has two derivatives and rounding
+                // chooses one of them. At another scale it has one, whereas a real error shows there too.
                 Err(e) if e.invariant == Invariant::Gradient && bent && kink.is_none() => kink = Some(e),
                 Err(e) => return Err(kink.unwrap_or(e)),
                 Ok(unproved) => {
@@ -107,8 +108,8 @@ pub fn verify(m: &Module) -> Result<Unproved, Violation> {
     Ok(None)
 }
 
-/// Whether something has two derivatives at one place: a clamp, a step, a comparison of floats. A greatest number
-/// that is subtracted behind a `stop_gradient` has none.
+/// Whether a body has a point with two derivatives: a clamp, a step or a comparison of floats. A maximum that is
+/// subtracted behind a `stop_gradient` has none.
 fn bends(body: &Body) -> bool {
     let users = body.users();
     let float = |v: Value| body[v].ty.dtype.is_float();
@@ -134,34 +135,34 @@ pub fn ranges(text: &Graph, takes: &[Option<Vec<Interval>>]) -> Result<Unproved,
     }
 }
 
-/// That a graph names what exists, and has the types that its ops give it.
+/// Checks that a graph names what exists, and has the types that its ops give it.
 fn sound(g: &Graph) -> Result<(), Violation> {
     references::graph(g)?;
     let wrong = g.body.values().find_map(|v| Some((v, infer::check(&g.body, v).err()?)));
     wrong.map_or(Ok(()), |(v, e)| fail(Invariant::NodeType, v, e.to_string()))
 }
 
-/// That all claims hold of one sample, or why it shows nothing.
-fn held(m: &Module, graphs: &[&Graph; 4], chosen: &[Chosen], sample: &Sample) -> Result<Unproved, Violation> {
-    let small = |k: usize, draws| Small::new(graphs[k], &chosen[k], sample, draws);
-    let of = [0, 1, 2, 3].map(|k| small(k, Draws::Keyed));
+/// Checks all claims on one sample, or says why it shows nothing.
+fn held(m: &Module, graphs: &[&Graph; 4], chosen: &[ChosenElements], sample: &Sample) -> Result<Unproved, Violation> {
+    let small = |k: usize, draws| SmallGraph::new(graphs[k], &chosen[k], sample, draws);
+    let of = [0, 1, 2, 3].map(|k| small(k, DrawMode::Keyed));
     let whole = m.level() >= Level::Sharded;
-    let claims = Claims { train: &m.train, model: &of[0], graph: &of[1], sample, whole };
+    let claims = GraphComparison { train: &m.train, model: &of[0], graph: &of[1], sample, whole };
     let (training, why) = claims.training()?;
     if why.is_some() {
         return Ok(why);
     }
-    let evaluated = Claims { train: &m.train, model: &of[2], graph: &of[3], sample, whole }.evaluation()?;
+    let evaluated = GraphComparison { train: &m.train, model: &of[2], graph: &of[3], sample, whole }.evaluation()?;
     // A text that asks whether it trains, or draws itself, may do what it likes in an evaluation.
     if !m.asks_training {
-        let mean = small(0, Draws::Mean);
+        let mean = small(0, DrawMode::Mean);
         claims::without_drops(&mean, &training, &of[2], &evaluated)?;
     }
     Ok(None)
 }
 
-/// The dims of the graphs of step and evaluation, and of their texts, that are the same: those that the two
-/// texts fill from outside, and the dims of a text's graph, which passes keep.
+/// The equal dims of the graphs of step and evaluation and of their texts: those that the two texts fill from
+/// outside, and the dims of a text's graph, which passes keep.
 fn same(graphs: &[&Graph; 4]) -> Vec<((usize, Dim), (usize, Dim))> {
     let mut out = vec![];
     for (text, graph) in [(0, 1), (2, 3)] {
@@ -179,11 +180,11 @@ fn same(graphs: &[&Graph; 4]) -> Vec<((usize, Dim), (usize, Dim))> {
     out
 }
 
-/// That a graph names what its text does: dims, parameters, inputs, reports.
+/// Checks that a graph names what its text does: dims, parameters, inputs and reports.
 fn names(model: &Graph, graphs: &Graphs) -> Result<(), Violation> {
     let graph = graphs.whole.graph();
     let unlike = |what: String| fail(Invariant::SameNames, Locus::from(LocusPart::Graph), what);
-    chosen::same_dims(&model.body.dims, &graph.body.dims).or_else(|Unlike(what)| unlike(what))?;
+    chosen::same_dims(&model.body.dims, &graph.body.dims).or_else(|Mismatch(what)| unlike(what))?;
     if graph.params.len() != model.params.len() {
         return unlike(format!("{} parameters; the text has {}", graph.params.len(), model.params.len()));
     }

@@ -5,7 +5,7 @@ use ir::graph::{Body, Graph, Param, Phase, Value};
 use ir::model::{Muon, MuonScale, Train};
 use ir::op::Op;
 
-/// What the index along a dim of a matrix says.
+/// The meaning of the index along a dim of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Which matrix of several it is.
@@ -16,15 +16,15 @@ pub enum Side {
 
 type Rows = Vec<Vec<f64>>;
 
-/// What the dims of a parameter of a text are, in its order, if it is a hidden matrix: by the first product that it
-/// is in. One of which rows are looked up is none, nor is one behind which no other parameter is multiplied.
+/// The sides of a parameter's dims, in its order, if it is a hidden matrix. The first product that it is in decides.
+/// A parameter whose rows are looked up is none, nor is one after which no other parameter is multiplied.
 pub fn sides(text: &Graph, p: u32) -> Option<Vec<Side>> {
     let (body, info) = (&text.body, &text.params[p as usize]);
     if info.adam || info.frozen || info.state {
         return None;
     }
     let (mut sides, mut holds, mut after) = (None, vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
-    // Per product of this parameter: what follows from it, and whether another parameter meets that.
+    // Each product of this parameter, and whether a product with another parameter follows from it.
     let mut products: Vec<(Value, bool)> = vec![];
     for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward) {
         let node = &body[v];
@@ -164,7 +164,7 @@ mod tests {
         (0..count as i64).map(|i| ((7 * i * i + 3 * i + first) % 23 - 11) as f64 / 8.0).collect()
     }
 
-    /// By numpy: `passes/tests/autograd/muon.py` prints these numbers.
+    /// The expected numbers come from numpy: `passes/tests/autograd/muon.py` prints them.
     #[test]
     fn a_step_is_that_of_numpy() {
         use Side::{Batch, Input, Output};

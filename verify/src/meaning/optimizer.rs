@@ -28,8 +28,8 @@ pub fn update(train: &Train, step: &StepScalars, param: &Param, p: f64, g: f64, 
     let rate = step.rate * param.lr_scale.0;
     let decay = if param.decay { train.weight_decay.0 } else { 0.0 };
     match train.optimizer {
-        // Loshchilov & Hutter 2019, algorithm 2, with decay that no gradient sees.
-        // Of what is no hidden matrix: those are looked at as a whole.
+        // This is algorithm 2 of Loshchilov & Hutter 2019, with decay that does not enter the gradient. Muon updates
+        // with it all parameters that are no hidden matrices; those are updated as a whole.
         Optimizer::AdamW { beta1, beta2, eps } | Optimizer::Muon { beta1, beta2, eps, .. } => {
             let m = beta1.0 * states[0] + (1.0 - beta1.0) * g;
             let v = beta2.0 * states[1] + (1.0 - beta2.0) * g * g;
@@ -37,7 +37,7 @@ pub fn update(train: &Train, step: &StepScalars, param: &Param, p: f64, g: f64, 
             let v_hat = v / (1.0 - beta2.0.powf(step.number));
             (p - rate * decay * p - rate * m_hat / (v_hat.sqrt() + eps.0), vec![m, v])
         }
-        // `torch.optim.SGD` without dampening.
+        // This is `torch.optim.SGD` without dampening.
         Optimizer::Sgd { momentum } => {
             let g = g + decay * p;
             if momentum.0 == 0.0 {
@@ -46,7 +46,8 @@ pub fn update(train: &Train, step: &StepScalars, param: &Param, p: f64, g: f64, 
             let v = momentum.0 * states[0] + g;
             (p - rate * v, vec![v])
         }
-        // Chen et al. 2023, algorithm 2: which way, of one mean; what is kept, another.
+        // This is algorithm 2 of Chen et al. 2023: one mean gives the direction, and another one is kept as the
+        // state.
         Optimizer::Lion { beta1, beta2 } => {
             let way = beta1.0 * states[0] + (1.0 - beta1.0) * g;
             let sign = if way == 0.0 { 0.0 } else { way.signum() };

@@ -3,9 +3,9 @@
 //! The pass that finds it goes backwards from indices, by intervals. Here inputs hold what they may, least and most
 //! of all, each of their elements in its turn, and indices are what the text makes of that.
 
-use super::chosen::Chosen;
+use super::chosen::ChosenElements;
 use super::sample::Sample;
-use super::small::{Draws, Small};
+use super::small::{DrawMode, SmallGraph};
 use crate::violation::fail;
 use crate::{Invariant, Violation};
 use ir::graph::{Graph, Value};
@@ -14,13 +14,13 @@ use ir::program::Interval;
 use ir::random;
 use std::collections::BTreeSet;
 
-/// Of more intervals than twice as many, the first ones and the last ones are looked at.
+/// If there are more than twice as many intervals, only so many of the first ones and the last ones are checked.
 const INTERVALS: usize = 4;
 
-/// That no index of a text leaves its table while its inputs hold what they may, by input. What is made of several
-/// numbers together, as a sum of two inputs, and what is `@any`, is not claimed to stay within: the compile warned
-/// of it.
-pub fn verify(model: &Graph, chosen: &Chosen, takes: &[Option<Vec<Interval>>]) -> Result<(), Violation> {
+/// Checks that no index of a text leaves its table while its inputs hold what they may, by input. What is made of
+/// several numbers together, as a sum of two inputs, and what is `@any`, is not claimed to stay within: the compile
+/// warned of it.
+pub fn verify(model: &Graph, chosen: &ChosenElements, takes: &[Option<Vec<Interval>>]) -> Result<(), Violation> {
     let body = &model.body;
     let pools: Vec<Vec<f64>> = takes.iter().map(|t| t.as_deref().map_or(vec![], ends)).collect();
     let tables: Vec<(Value, Value, u64)> = body
@@ -33,7 +33,7 @@ pub fn verify(model: &Graph, chosen: &Chosen, takes: &[Option<Vec<Interval>>]) -
     let needed = behind(model, tables.iter().map(|t| t.1));
     let open = open(model, &pools, &needed);
     let sample = Sample::new(model, chosen, 0, 0.0);
-    let small = Small::new(model, chosen, &sample, Draws::Keyed);
+    let small = SmallGraph::new(model, chosen, &sample, DrawMode::Keyed);
     for turn in 0..pools.iter().map(Vec::len).max().unwrap_or(0) {
         let (mut values, mut given) = (vec![vec![]; body.nodes.len()], vec![vec![]; body.nodes.len()]);
         for &v in &needed {
@@ -50,7 +50,7 @@ pub fn verify(model: &Graph, chosen: &Chosen, takes: &[Option<Vec<Interval>>]) -
     Ok(())
 }
 
-/// The ends of intervals, and something between.
+/// The ends of the intervals and a number within each.
 fn ends(intervals: &[Interval]) -> Vec<f64> {
     let last = intervals.len().saturating_sub(INTERVALS).max(INTERVALS.min(intervals.len()));
     let looked_at = intervals.iter().take(INTERVALS).chain(&intervals[last..]);
@@ -58,7 +58,7 @@ fn ends(intervals: &[Interval]) -> Vec<f64> {
     numbers.into_iter().map(f64::from).collect()
 }
 
-/// These and all integers and bools that they depend on, in order.
+/// These values and all integers and bools that they depend on, in order.
 fn behind(model: &Graph, values: impl Iterator<Item = Value>) -> BTreeSet<Value> {
     let (mut open, mut seen) = (values.collect::<Vec<_>>(), BTreeSet::new());
     while let Some(v) = open.pop() {
@@ -69,7 +69,7 @@ fn behind(model: &Graph, values: impl Iterator<Item = Value>) -> BTreeSet<Value>
     seen
 }
 
-/// Of each value whether nothing bounds it: it is made of floats, of several numbers of the inputs, or of inputs
+/// For each value, whether nothing bounds it: it is made of floats, of several numbers of the inputs, or of inputs
 /// that may hold anything.
 fn open(model: &Graph, pools: &[Vec<f64>], needed: &BTreeSet<Value>) -> Vec<bool> {
     let body = &model.body;
@@ -81,7 +81,7 @@ fn open(model: &Graph, pools: &[Vec<f64>], needed: &BTreeSet<Value>) -> Vec<bool
             Op::Input(k) => (true, model.inputs[*k as usize].any || pools[*k as usize].is_empty() && node.ty.dtype == DType::I32),
             Op::Const(_) | Op::Iota(_) | Op::Table(_) | Op::ArgMax { .. } => (false, false),
             _ if node.ty.dtype == DType::Bool => (true, false),
-            // Of several numbers one comes out.
+            // These ops return one of their operands' numbers, so they are bounded if the operands are.
             Op::Select => (true, node.args[1..].iter().any(|a| open[a.index()])),
             Op::Binary(Binary::Max | Binary::Min) | Op::Concat { .. } | Op::Reduce { kind: Reduce::Max, .. } => (of(&varies) > 0, of(&open) > 0),
             Op::Gather { .. } => (true, open[node.args[0].index()]),
@@ -99,8 +99,8 @@ fn open(model: &Graph, pools: &[Vec<f64>], needed: &BTreeSet<Value>) -> Vec<bool
     open
 }
 
-/// A value of an index, of those of its operands.
-fn value(small: &Small, v: Value, values: &[Vec<f64>], pools: &[Vec<f64>], turn: usize) -> Vec<f64> {
+/// The numbers of a value, computed from those of its operands.
+fn value(small: &SmallGraph, v: Value, values: &[Vec<f64>], pools: &[Vec<f64>], turn: usize) -> Vec<f64> {
     let (node, graph) = (&small.body[v], small.graph);
     let elements = small.body.elements(v) as usize;
     let any = |i: usize| random::uniform(random::stream(v.index() as u64, turn as u64, 0), i as u64);
@@ -108,12 +108,13 @@ fn value(small: &Small, v: Value, values: &[Vec<f64>], pools: &[Vec<f64>], turn:
     match node.op {
         Op::Input(k) if !pools[k as usize].is_empty() => {
             let (pool, first) = (&pools[k as usize], random::key(&graph.inputs[k as usize].name));
-            // Each element has each number of the pool in its turn, beside all that others have.
+            // Over all turns, each element takes every number of its pool.
             let at = |i: u64| (random::uniform(random::stream(first, 0, 0), i) * pool.len() as f64) as usize + turn;
             small.fill(&node.ty.dims, &graph.inputs[k as usize].ty.dims, |i| pool[at(i) % pool.len()])
         }
         Op::Input(_) if node.ty.dtype == DType::Bool => (0..elements).map(|i| f64::from(any(i) < 0.5)).collect(),
-        // What is made of floats is not evaluated: either outcome of a comparison, or the first and the last of a dim.
+        // Values made of floats are not evaluated. A comparison may come out either way, and an argmax is the first
+        // or the last index of its dim.
         Op::ArgMax { over } => (0..elements).map(|i| if any(i) < 0.5 { 0.0 } else { graph.body.dims[over].logical as f64 - 1.0 }).collect(),
         _ if node.ty.dtype == DType::Bool && of_floats => (0..elements).map(|i| f64::from(any(i) < 0.5)).collect(),
         _ if of_floats => vec![f64::NAN; elements],
@@ -121,8 +122,8 @@ fn value(small: &Small, v: Value, values: &[Vec<f64>], pools: &[Vec<f64>], turn:
     }
 }
 
-/// Of each element of a value, whether inputs gave its number (1) or the text alone (0), of which a compile warns.
-fn given_by_inputs(small: &Small, v: Value, values: &[Vec<f64>], given: &[Vec<f64>]) -> Vec<f64> {
+/// For each element of a value, whether inputs gave its number (1) or the text alone (0), of which a compile warns.
+fn given_by_inputs(small: &SmallGraph, v: Value, values: &[Vec<f64>], given: &[Vec<f64>]) -> Vec<f64> {
     let (node, elements) = (&small.body[v], small.body.elements(v) as usize);
     let of = |what: &[&[f64]]| small.node(v, what);
     let arg = |k: usize, of: &'_ [Vec<f64>]| of[node.args[k].index()].clone();

@@ -6,9 +6,9 @@ use ir::graph::{Graph, Phase, Users, Value};
 use ir::op::{DType, Op, OpKind, Reduce};
 use std::collections::BTreeSet;
 
-/// V156: no sum of 16-bit values is rounded to 16 bits and then wanted in f32, in the forward pass or as the
-/// gradient of a parameter, if nothing else wants it rounded. A function that takes a sum number by number, in f32, to
-/// results of 16 bits does not want it.
+/// V156: no sum of 16-bit values is rounded to 16 bits and then wanted in f32, in the forward pass or as the gradient
+/// of a parameter, if nothing else wants it rounded. A function that takes a sum number by number, in f32, to results
+/// of 16 bits does not want it.
 ///
 /// # Errors
 /// The first sum that is.
@@ -20,7 +20,7 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
     let users = body.users();
     let roots: BTreeSet<Value> = g.roots().into_iter().collect();
     let wanted_forward = stays(g, &users, &roots);
-    // Gradients, and terms of them, as they are before ranks and microbatches sum them up.
+    // These are gradients, and the terms of their sums, before ranks and microbatches sum them up.
     let mut gradients: BTreeSet<Value> = BTreeSet::new();
     let mut open: Vec<Value> = g.grads.iter().map(|(_, grad)| *grad).collect();
     while let Some(v) = open.pop() {
@@ -30,13 +30,13 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
     }
     for v in body.values() {
         let node = &body[v];
-        // Forward, the text itself may add in 16 bits.
+        // In the forward pass, the text itself may add in 16 bits.
         let adds = node.op == Op::Add && node.origin.phase == Phase::Backward;
         let sums = adds || matches!(node.op, Op::Dot { .. } | Op::Scatter { .. } | Op::Reduce { kind: Reduce::Sum, .. });
         if !sums || !node.ty.dtype.is_half() {
             continue;
         }
-        // From the sum down through what only moves elements, as long as there is one user.
+        // Follows the sum through ops that only move elements, as long as it has one user.
         let mut at = v;
         while let ([(user, _)], false) = (&users[at.index()], roots.contains(&at)) {
             let next = &body[*user];
@@ -58,7 +58,7 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Of each value whether the forward pass adds it up, or ends with it, before it is rounded to 16 bits.
+/// For each value, whether the forward pass sums it, or ends with it, before it is rounded to 16 bits.
 fn stays(g: &Graph, users: &Users, roots: &BTreeSet<Value>) -> Vec<bool> {
     let mut stays = vec![true; g.body.nodes.len()];
     for v in g.body.values().rev() {

@@ -1,29 +1,29 @@
 //! Numbers for what graphs are evaluated on: parameters, states, inputs, gradients, directions. Keyed by names
 //! and the model's indices, so that two graphs are given the same, whatever their sizes and orders of storage.
 
-use super::chosen::Chosen;
+use super::chosen::ChosenElements;
 use ir::graph::{Body, Graph, Init, Input, Param, Value};
 use ir::op::{DType, Op, Real, Routing, Scalar};
 use ir::random;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Of one evaluation.
+/// The numbers of one evaluation.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Which of the samples it is.
+    /// The number of the sample.
     number: u64,
-    /// What weights that begin at random are within.
+    /// The bound of weights that begin at random.
     scale: f64,
-    /// By input of integers the numbers that it is drawn from.
+    /// For each integer input, the numbers that it is drawn from.
     pools: BTreeMap<String, Vec<f64>>,
 }
 
 /// Kinds of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gradients {
-    /// Of one size.
+    /// Gradients of one size.
     Even,
-    /// From very small to large.
+    /// Gradients from very small to large.
     Uneven,
 }
 
@@ -31,8 +31,8 @@ pub enum Gradients {
 const STEP: f64 = 3.0;
 
 impl Sample {
-    /// Of a model, of which these elements are looked at.
-    pub fn new(model: &Graph, chosen: &Chosen, number: u64, scale: f64) -> Sample {
+    /// A sample for a model, of which these elements are chosen.
+    pub fn new(model: &Graph, chosen: &ChosenElements, number: u64, scale: f64) -> Sample {
         let pools = pools(model, chosen).into_iter().map(|(k, pool)| (model.inputs[k as usize].name.clone(), pool));
         Sample { number, scale, pools: pools.collect() }
     }
@@ -48,7 +48,7 @@ impl Sample {
         }
     }
 
-    /// About where it begins; like all that follows, by the number of an element.
+    /// The values of a parameter, near where it begins. Like all that follows, by the number of an element.
     pub fn param(&self, param: &Param) -> impl Fn(u64) -> f64 {
         let (x, init, scale) = (self.signed(&param.name), param.init, self.scale);
         move |i| match init {
@@ -57,7 +57,8 @@ impl Sample {
         }
     }
 
-    /// The first slot is a mean of gradients, another one of their squares: from very small to large.
+    /// The values of a state. The first slot is a mean of gradients, the other one of their squares: from very small
+    /// to large.
     pub fn state(&self, param: &Param, slot: u32) -> impl Fn(u64) -> f64 {
         let of = self.spread_out(&format!("state {slot} of {}", param.name));
         move |i| {
@@ -94,13 +95,13 @@ impl Sample {
         }
     }
 
-    /// In [0, 1).
+    /// Random numbers in [0, 1).
     fn unit(&self, name: &str) -> impl Fn(u64) -> f64 + use<> {
         let stream = random::stream(random::key(name), self.number, 0);
         move |i| random::uniform(stream, i)
     }
 
-    /// Within about 1, and not near zero.
+    /// Random numbers of either sign, up to about 1 and not near zero.
     fn signed(&self, name: &str) -> impl Fn(u64) -> f64 + use<> {
         let unit = self.unit(name);
         move |i| {
@@ -109,16 +110,15 @@ impl Sample {
         }
     }
 
-    /// Of either sign, from 1e-9 to 1.
+    /// Random numbers of either sign, from 1e-9 to 1.
     fn spread_out(&self, name: &str) -> impl Fn(u64) -> f64 + use<> {
         let (signed, size) = (self.signed(name), self.unit(&format!("size of {name}")));
         move |i| signed(i).signum() * 10f64.powf(-9.0 * size(i))
     }
 }
 
-/// For each input of integers: the rows of what it looks up, of those that are looked at, and the numbers that
-/// it is compared with.
-fn pools(model: &Graph, chosen: &Chosen) -> BTreeMap<u32, Vec<f64>> {
+/// For each integer input: the chosen rows of what it looks up, and the numbers that it is compared with.
+fn pools(model: &Graph, chosen: &ChosenElements) -> BTreeMap<u32, Vec<f64>> {
     let body = &model.body;
     let mut pools: BTreeMap<u32, BTreeSet<i64>> = BTreeMap::new();
     for node in &body.nodes {
@@ -142,7 +142,7 @@ fn pools(model: &Graph, chosen: &Chosen) -> BTreeMap<u32, Vec<f64>> {
     pools.into_iter().filter(|(_, p)| !p.is_empty()).map(|(k, pool)| (k, pool.into_iter().map(|x| x as f64).collect())).collect()
 }
 
-/// The inputs of integers that an integer follows from.
+/// The integer inputs from which an integer is computed.
 fn inputs_behind(body: &Body, v: Value) -> BTreeSet<u32> {
     let (mut open, mut seen, mut out) = (vec![v], BTreeSet::new(), BTreeSet::new());
     while let Some(v) = open.pop() {

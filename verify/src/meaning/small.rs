@@ -3,8 +3,8 @@
 //! Nothing is rounded, but for what follows from constants alone: tables are evaluated when compiling, as the
 //! text's types say.
 
-use super::chance::{self, Chances};
-use super::chosen::Chosen;
+use super::chance::{self, DrawAnalysis};
+use super::chosen::ChosenElements;
 use super::sample::Sample;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::eval::{self, Env};
@@ -15,28 +15,28 @@ use std::collections::HashMap;
 
 /// How random draws go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Draws {
-    /// Keyed, as in a run.
+pub enum DrawMode {
+    /// Draws are keyed, as in a run.
     Keyed,
     /// Where a draw chooses between two values, what comes out is their mean.
     Mean,
 }
 
 /// A graph with the dims that are chosen of it.
-pub struct Small<'a> {
+pub struct SmallGraph<'a> {
     pub graph: &'a Graph,
-    chosen: &'a Chosen,
+    chosen: &'a ChosenElements,
     sample: &'a Sample,
-    draws: Draws,
-    /// Of small dims.
+    draws: DrawMode,
+    /// The graph's body, with small dims.
     pub body: Body,
-    /// By dim: the places that are looked at, and what the model calls them.
+    /// For each dim, the positions of its chosen elements, and the model's indices of them.
     places: Vec<Vec<u64>>,
     indices: Vec<Vec<u64>>,
 }
 
-impl<'a> Small<'a> {
-    pub fn new(graph: &'a Graph, chosen: &'a Chosen, sample: &'a Sample, draws: Draws) -> Small<'a> {
+impl<'a> SmallGraph<'a> {
+    pub fn new(graph: &'a Graph, chosen: &'a ChosenElements, sample: &'a Sample, draws: DrawMode) -> SmallGraph<'a> {
         let tabled = tabled(&graph.body);
         let mut body = graph.body.clone();
         let places: Vec<Vec<u64>> = body.dims.ids().map(|d| chosen.places(d)).collect();
@@ -48,8 +48,8 @@ impl<'a> Small<'a> {
             (info.size, info.global, info.index) = (n, n, IndexMap::whole(n));
         }
         let drawn = match draws {
-            Draws::Keyed => vec![],
-            Draws::Mean => programs_at_mean(&body),
+            DrawMode::Keyed => vec![],
+            DrawMode::Mean => programs_at_mean(&body),
         };
         for (v, program) in drawn {
             if let Op::Attention(a) = &mut body.nodes[v.index()].op {
@@ -57,7 +57,7 @@ impl<'a> Small<'a> {
             }
         }
         for (node, tabled) in body.nodes.iter_mut().zip(tabled) {
-            // Numbers are what they are in real numbers; tables are rounded once more than those.
+            // Values are evaluated as real numbers. Only tables keep their 16-bit type, since compiling rounds them.
             if node.ty.dtype.is_half() && (!tabled || node.ty.dims.is_empty() || node.op.is_source()) {
                 node.ty.dtype = DType::F32;
             }
@@ -68,7 +68,7 @@ impl<'a> Small<'a> {
                 _ => {}
             }
         }
-        Small { graph, chosen, sample, draws, body, places, indices }
+        SmallGraph { graph, chosen, sample, draws, body, places, indices }
     }
 
     /// All values.
@@ -82,7 +82,7 @@ impl<'a> Small<'a> {
         values
     }
 
-    /// The values that are others where some are: what depends on those is evaluated again.
+    /// The values that change if some are replaced by `others`: what depends on those is evaluated again.
     pub fn with(&self, values: &[Vec<f64>], others: HashMap<Value, Vec<f64>>) -> HashMap<Value, Vec<f64>> {
         let mut changed = others;
         for v in self.body.values() {
@@ -97,7 +97,7 @@ impl<'a> Small<'a> {
         changed
     }
 
-    /// One value, of those of its operands.
+    /// One value, computed from those of its operands.
     pub fn node(&self, v: Value, args: &[&[f64]]) -> Vec<f64> {
         let node = &self.body[v];
         let env = &mut Sources { small: self };
@@ -111,7 +111,7 @@ impl<'a> Small<'a> {
             Op::ArgMax { over } => {
                 eval::eval(&self.body, v, args, env).into_iter().map(|k| self.places[over.0 as usize][k as usize] as f64).collect()
             }
-            Op::Select if self.draws == Draws::Mean => match chances(&self.body).of(node.args[0]) {
+            Op::Select if self.draws == DrawMode::Mean => match chances(&self.body).of(node.args[0]) {
                 Some(p) => {
                     let [yes, no] = [1, 2].map(|k| self.spread(node.args[k], args[k], &node.ty.dims));
                     yes.iter().zip(no).map(|(a, b)| p * a + (1.0 - p) * b).collect()
@@ -122,7 +122,7 @@ impl<'a> Small<'a> {
         }
     }
 
-    /// The row of a small table that holds an index; minus one where it is not looked at.
+    /// The row of a small table that holds an index, or minus one if it was not chosen.
     fn row(&self, d: Dim, index: f64) -> f64 {
         let places = &self.places[d.0 as usize];
         if index < 0.0 { -1.0 } else { places.binary_search(&(index as u64)).map_or(-1.0, |k| k as f64) }
@@ -138,8 +138,8 @@ impl<'a> Small<'a> {
         self.elements(dims, dims, |d| self.graph.body.dims[d].logical).into_iter().map(|i| random::uniform(stream, i)).collect()
     }
 
-    /// The number of each element that is looked at among all of a tensor, by the model's indices and row-major
-    /// in the order of `numbered`.
+    /// The number of each chosen element within the whole tensor, by the model's indices and row-major in the order
+    /// of `numbered`.
     fn elements(&self, dims: &[Dim], numbered: &[Dim], size: impl Fn(Dim) -> u64) -> Vec<u64> {
         let mut out = vec![0u64];
         for d in dims {
@@ -150,7 +150,7 @@ impl<'a> Small<'a> {
         out
     }
 
-    /// Whether each element of a tensor that is looked at is none of the padding.
+    /// For each chosen element of a tensor, whether it is outside of the padding.
     pub fn counts(&self, dims: &[Dim]) -> Vec<bool> {
         let mut out = vec![true];
         for d in dims {
@@ -160,13 +160,14 @@ impl<'a> Small<'a> {
         out
     }
 
-    /// Elements that a tensor is filled with from outside: by a number of each, zero in the padding.
+    /// The elements of a tensor that is filled from outside: a number for each, and zero in the padding.
     pub fn fill(&self, dims: &[Dim], numbered: &[Dim], of: impl Fn(u64) -> f64) -> Vec<f64> {
         let all = self.elements(dims, numbered, |d| self.graph.body.dims[d].logical);
         self.counts(dims).into_iter().zip(all).map(|(counts, i)| if counts { of(i) } else { 0.0 }).collect()
     }
 
-    /// Elements that count, in the order `dims` and by the model's indices: of two graphs the same.
+    /// The elements outside of the padding, in the order `dims` and by the model's indices, so that two graphs
+    /// compare.
     pub fn counted(&self, v: Value, data: &[f64], dims: &[Dim]) -> Vec<f64> {
         let own = self.body.dims.strides(self.body.dims_of(v));
         let mut at = vec![0usize];
@@ -180,7 +181,7 @@ impl<'a> Small<'a> {
         at.into_iter().map(|i| data[i]).collect()
     }
 
-    /// Whether an element of the padding is none of zero, if any is.
+    /// An element of the padding that is not zero, if there is one.
     pub fn dirty(&self, v: Value, data: &[f64]) -> Option<f64> {
         self.counts(self.body.dims_of(v)).into_iter().zip(data).find(|(counts, x)| !counts && **x != 0.0).map(|(_, x)| *x)
     }
@@ -208,12 +209,12 @@ impl<'a> Small<'a> {
     }
 }
 
-/// Draws of a graph: no input is one.
-fn chances(body: &Body) -> Chances<'_> {
-    Chances { body, input: &|_| false }
+/// The draws of a graph, in which no input is a draw.
+fn chances(body: &Body) -> DrawAnalysis<'_> {
+    DrawAnalysis { body, input: &|_| false }
 }
 
-/// The programs of attention with choices by draws at their mean.
+/// The programs of attention, with each choice by a draw at its mean.
 fn programs_at_mean(body: &Body) -> Vec<(Value, Scoring)> {
     let of = |v: Value| match &body[v].op {
         Op::Attention(a) if a.scoring.weight.is_some() => {
@@ -237,9 +238,9 @@ pub fn spread(body: &Body, from: &[Dim], data: &[f64], to: &[Dim]) -> Vec<f64> {
     at.into_iter().map(|i| data[i as usize]).collect()
 }
 
-/// Of each value, whether tables are made of it: it follows from constants and indices alone, element by element,
-/// and takes a function or a product to compute, or such a value is computed from it. A constant that is spread out
-/// is none.
+/// For each value, whether it becomes a table: it follows from constants and indices alone, element by element, and
+/// takes a function or a product to compute, or it is computed from such a value. A constant that is repeated is
+/// none.
 fn tabled(body: &Body) -> Vec<bool> {
     let (mut fixed, mut heavy) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
     for v in body.values() {
@@ -261,9 +262,9 @@ fn tabled(body: &Body) -> Vec<bool> {
     heavy
 }
 
-/// What the sources of a small graph hold.
+/// The values of the sources of a small graph.
 struct Sources<'s, 'a> {
-    small: &'s Small<'a>,
+    small: &'s SmallGraph<'a>,
 }
 
 impl Env for Sources<'_, '_> {

@@ -5,19 +5,19 @@
 //! `<gradient, direction> = derivative of the loss in the direction`, which holds for every direction if it
 //! does for a random one.
 
-use super::small::Small;
+use super::small::SmallGraph;
 use ir::dim::Dim;
 use ir::graph::{Node, Value};
 use ir::op::{Attention, Binary, Op, Reduce, Scoring, Unary};
 
-/// The tangent of each value; none is zero.
+/// The tangent of each value. `None` is zero.
 pub type Tangents = Vec<Option<Vec<f64>>>;
 
-/// Of all values of a graph, where parameters move as `direction` says.
+/// Computes the tangents of all values of a graph, if parameters move as `direction` says.
 ///
 /// # Errors
 /// The name of an op without a rule.
-pub fn run(small: &Small<'_>, values: &[Vec<f64>], direction: impl Fn(u32, &Node) -> Option<Vec<f64>>) -> Result<Tangents, &'static str> {
+pub fn run(small: &SmallGraph<'_>, values: &[Vec<f64>], direction: impl Fn(u32, &Node) -> Option<Vec<f64>>) -> Result<Tangents, &'static str> {
     let body = &small.body;
     let mut out: Tangents = Vec::with_capacity(body.nodes.len());
     for v in body.values() {
@@ -36,9 +36,9 @@ pub fn run(small: &Small<'_>, values: &[Vec<f64>], direction: impl Fn(u32, &Node
     Ok(out)
 }
 
-/// An op with its operands, how these move, and its value.
+/// An op with its operands, their tangents and its value.
 struct Rule<'s> {
-    small: &'s Small<'s>,
+    small: &'s SmallGraph<'s>,
     v: Value,
     node: &'s Node,
     args: Vec<&'s [f64]>,
@@ -61,12 +61,12 @@ impl Rule<'_> {
                 let [yes, no] = [1, 2].map(|k| along(&self.movement(k), k));
                 chosen.iter().zip(yes.iter().zip(no)).map(|(c, (a, b))| if *c != 0.0 { *a } else { b }).collect()
             }
-            // Linear in all operands.
+            // These ops are linear in all operands.
             Op::Add | Op::Concat { .. } => {
                 let moves: Vec<Vec<f64>> = (0..self.args.len()).map(|k| self.movement(k)).collect();
                 self.small.node(self.v, &moves.iter().map(Vec::as_slice).collect::<Vec<_>>())
             }
-            // Linear in the first operand; an index beside it does not move.
+            // These ops are linear in the first operand, and an index beside it does not move.
             Op::Cast
             | Op::Cut
             | Op::Expand
@@ -112,12 +112,12 @@ impl Rule<'_> {
         }))
     }
 
-    /// How an operand moves.
+    /// The tangent of an operand.
     fn movement(&self, k: usize) -> Vec<f64> {
         self.moves[k].map_or_else(|| vec![0.0; self.args[k].len()], <[f64]>::to_vec)
     }
 
-    /// Something of an operand's shape along the result's dims.
+    /// Numbers of an operand's shape, repeated along the result's dims.
     fn along(&self, x: &[f64], k: usize) -> Vec<f64> {
         self.small.spread(self.node.args[k], x, &self.node.ty.dims)
     }
@@ -178,8 +178,8 @@ impl Rule<'_> {
     }
 }
 
-/// The score that a program makes of one, and how that moves, from how the score and the operands' numbers do;
-/// nothing where the key is not seen.
+/// The score that a program computes from one and its tangent, given those of the score and of the operands' numbers.
+/// `None` where the key is not seen.
 fn scored(program: &Scoring, score: [f64; 2], numbers: &[[f64; 2]]) -> Option<[f64; 2]> {
     let mut values: Vec<[f64; 2]> = vec![];
     for step in &program.steps {
@@ -201,7 +201,7 @@ fn scored(program: &Scoring, score: [f64; 2], numbers: &[[f64; 2]]) -> Option<[f
     program.seen.is_none_or(|s| at(s)[0] != 0.0).then(|| program.score.map_or(score, at))
 }
 
-/// How a function of two numbers moves.
+/// The tangent of a function of two numbers.
 fn slope_of_two(op: Binary, [x, y]: [f64; 2], [dx, dy]: [f64; 2]) -> f64 {
     match op {
         Binary::Sub => dx - dy,

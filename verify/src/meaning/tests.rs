@@ -1,8 +1,8 @@
 //! Forward derivatives against differences, and which elements are looked at.
 
-use super::chosen::{Chosen, choose};
+use super::chosen::{ChosenElements, choose};
 use super::sample::Sample;
-use super::small::{Draws, Small};
+use super::small::{DrawMode, SmallGraph};
 use super::tangent;
 use ir::build::Builder;
 use ir::dim::{Dim, DimInfo, Order};
@@ -10,7 +10,7 @@ use ir::graph::{Graph, Init, Origin, Param, Phase, Type, Value};
 use ir::op::{Attention, Binary, DType, Op, Real, Reduce, Routing, Scoring, Unary};
 use std::collections::HashMap;
 
-/// A graph of the dims `i`, `j` and `k`, and of parameters over these.
+/// A graph with the dims `i`, `j` and `k`, and with parameters over these.
 struct TestGraph {
     graph: Graph,
     params: Vec<Value>,
@@ -51,11 +51,11 @@ impl TestGraph {
         Builder { body: &mut self.graph.body, origin: Origin::new(Phase::Forward) }
     }
 
-    /// That a value moves as its tangent says: to second order, as differences on both sides do.
+    /// Checks a value's tangent against central differences, to second order.
     fn check(&self, v: Value, what: &str) {
-        let chosen: Chosen = choose(&[&self.graph], &[]).expect("small dims").remove(0);
+        let chosen: ChosenElements = choose(&[&self.graph], &[]).expect("small dims").remove(0);
         let sample = Sample::new(&self.graph, &chosen, 0, 1.0);
-        let small = Small::new(&self.graph, &chosen, &sample, Draws::Keyed);
+        let small = SmallGraph::new(&self.graph, &chosen, &sample, DrawMode::Keyed);
         let values = small.run();
         let direction = |p: u32| {
             let param = &self.graph.params[p as usize];
@@ -84,7 +84,7 @@ fn forward_derivatives_are_differences() {
         let mut case = TestGraph::new(&[&[I, J]]);
         let x = case.params[0];
         let mut b = case.builder();
-        // Of positive numbers, as logarithms and roots have no others.
+        // Logarithms and roots need positive numbers, which squares are.
         let square = b.mul(x, x);
         let v = b.unary(*u, square);
         case.check(v, u.name());
@@ -118,7 +118,7 @@ fn forward_derivatives_of_ops_that_sum_and_move_are_differences() {
         let args = case.params.clone();
         let v = case.builder().op(op.clone(), &args);
         let stopped = op == Op::StopGradient;
-        // What moves without a tangent is what a gradient is stopped at.
+        // A `stop_gradient` has no tangent although its value moves, so it is not compared with differences.
         if !stopped {
             case.check(v, op.name());
         }

@@ -4,7 +4,7 @@
 //! each parameter has a part in the norm; and uneven ones, which are not clipped, down to where an optimizer's
 //! epsilon counts.
 
-use super::claims::{Claims, Values, alike, near};
+use super::claims::{GraphComparison, Values, alike, near};
 use super::muon::{self, Side};
 use super::optimizer::{self, StepScalars};
 use super::sample::Gradients;
@@ -16,7 +16,7 @@ use ir::op::Scalar;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// V153 to V155.
-pub fn verify(claims: &Claims<'_, '_>, model: &Values, values: &Values) -> Result<(), Violation> {
+pub fn verify(claims: &GraphComparison<'_, '_>, model: &Values, values: &Values) -> Result<(), Violation> {
     let (graph, text) = (claims.graph.graph, claims.model.graph);
     let trained: BTreeSet<u32> = graph.grads.iter().map(|g| g.0).collect();
     let stated: BTreeSet<u32> = text.updates.iter().map(|u| u.param).collect();
@@ -45,13 +45,13 @@ pub fn verify(claims: &Claims<'_, '_>, model: &Values, values: &Values) -> Resul
         return Ok(());
     }
     for kind in [Gradients::Even, Gradients::Uneven] {
-        Round::new(claims, values, kind).verify()?;
+        GivenStep::new(claims, values, kind).verify()?;
     }
     Ok(())
 }
 
-/// Nothing comes to stand in the padding of what lives over steps.
-fn clean<'v>(claims: &Claims<'_, '_>, u: &Update, value: impl Fn(Value) -> &'v Vec<f64>) -> Result<(), Violation> {
+/// Checks that the padding of what lives over steps stays zero.
+fn clean<'v>(claims: &GraphComparison<'_, '_>, u: &Update, value: impl Fn(Value) -> &'v Vec<f64>) -> Result<(), Violation> {
     for v in std::iter::once(&u.new).chain(&u.states) {
         if let Some(x) = claims.graph.dirty(*v, value(*v)) {
             let name = &claims.graph.graph.params[u.param as usize].name;
@@ -61,8 +61,8 @@ fn clean<'v>(claims: &Claims<'_, '_>, u: &Update, value: impl Fn(Value) -> &'v V
     Ok(())
 }
 
-/// A state is renewed as the text says.
-fn state(claims: &Claims<'_, '_>, u: &Update, model: &Values, values: &Values) -> Result<(), Violation> {
+/// Checks that a state is renewed as the text says.
+fn state(claims: &GraphComparison<'_, '_>, u: &Update, model: &Values, values: &Values) -> Result<(), Violation> {
     let param = &claims.graph.graph.params[u.param as usize];
     let want = claims.model.graph.updates.iter().find(|w| w.param == u.param).expect("invariant: wanted ones are updated");
     let x = claims.model.counted(want.new, &model[want.new.index()], &param.ty.dims);
@@ -75,28 +75,28 @@ fn state(claims: &Claims<'_, '_>, u: &Update, model: &Values, values: &Values) -
 }
 
 /// A step whose gradients are given.
-struct Round<'r, 's, 'a> {
-    claims: &'r Claims<'s, 'a>,
+struct GivenStep<'r, 's, 'a> {
+    claims: &'r GraphComparison<'s, 'a>,
     values: &'r Values,
-    /// What of the step is another value than it was.
+    /// The values of the step that the given gradients change.
     changed: HashMap<Value, Vec<f64>>,
     scale: f64,
 }
 
-impl<'r, 's, 'a> Round<'r, 's, 'a> {
-    fn new(claims: &'r Claims<'s, 'a>, values: &'r Values, kind: Gradients) -> Round<'r, 's, 'a> {
+impl<'r, 's, 'a> GivenStep<'r, 's, 'a> {
+    fn new(claims: &'r GraphComparison<'s, 'a>, values: &'r Values, kind: Gradients) -> GivenStep<'r, 's, 'a> {
         let small = claims.graph;
         let scale = if claims.train.loss_scale.is_some() { claims.sample.scalar(&Scalar::LossScale) } else { 1.0 };
         let mut given: BTreeMap<Value, Vec<f64>> = BTreeMap::new();
         for (p, v) in &small.graph.grads {
             let (param, node) = (&small.graph.params[*p as usize], &small.body[*v]);
-            // What is of the forward pass is not the gradient's alone.
+            // A value of the forward pass has other users than the gradient, so it is not replaced.
             if node.origin.phase != Phase::Forward && !node.op.is_source() {
                 given.entry(*v).or_insert_with(|| small.fill(&node.ty.dims, &param.ty.dims, claims.sample.gradient(param, kind)));
             }
         }
-        let round = Round { claims, values, changed: given.clone().into_iter().collect(), scale };
-        // Even gradients are longer than what clips, uneven ones shorter.
+        let round = GivenStep { claims, values, changed: given.clone().into_iter().collect(), scale };
+        // Even gradients are longer than the norm that clips, and uneven ones are shorter.
         let norm = round.norm();
         let part = match kind {
             Gradients::Even => 3.0,
@@ -105,7 +105,7 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
         let by = claims.train.clip.map_or(1.0, |clip| part * clip.0 / norm.max(1e-30));
         given.values_mut().flatten().for_each(|x| *x *= by);
         let changed = small.with(values, given.into_iter().collect());
-        Round { changed, ..round }
+        GivenStep { changed, ..round }
     }
 
     fn value(&self, v: Value) -> &Vec<f64> {
@@ -125,7 +125,7 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
     }
 
     fn verify(&self) -> Result<(), Violation> {
-        let Claims { train, graph: small, model, sample, .. } = self.claims;
+        let GraphComparison { train, graph: small, model, sample, .. } = self.claims;
         let graph = small.graph;
         let norm = self.norm();
         let Some(v) = graph.grad_norm else {
@@ -174,9 +174,9 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
         Ok(())
     }
 
-    /// What becomes of each element of a hidden matrix and of its momentum.
+    /// The new value of each element of a hidden matrix and of its momentum.
     fn matrix(&self, param: &Param, sides: &[Side], step: &StepScalars, tensors: [&[f64]; 3]) -> Vec<Vec<f64>> {
-        let Claims { train, model, .. } = self.claims;
+        let GraphComparison { train, model, .. } = self.claims;
         let Optimizer::Muon { muon, .. } = &train.optimizer else { unreachable!("invariant: only Muon knows matrices") };
         let dims = || param.ty.dims.iter();
         let looked_at: Vec<usize> = dims().map(|d| model.body.dims.size(*d) as usize).collect();

@@ -12,15 +12,15 @@ use std::collections::HashSet;
 impl Stage<'_, '_> {
     /// Parameters, updates and reports.
     pub fn ends(&mut self) -> Result<(), Violation> {
-        let (local, s) = (self.local, self.places.s);
+        let (local, s) = (self.local, self.shards.s);
         let graph = &s.graph;
         let (stage, params) = &local.stages[0];
         self.room().map_err(|e| e.at(LocusPart::Graph))?;
         for (slot, p) in params.iter().enumerate() {
-            let Some(source) = self.places.params.get(p).copied() else {
+            let Some(source) = self.shards.params.get(p).copied() else {
                 return fail(Invariant::UsedParameter, LocusPart::Graph, format!("stage {stage} holds parameter {p}, which is not used"));
             };
-            let is_part = |d: &Dim, map: &IndexMap| self.places.finds(map, *d, &|u| s.sharding(source)[u] == Placement::Split(*d));
+            let is_part = |d: &Dim, map: &IndexMap| self.shards.finds(map, *d, &|u| s.sharding(source)[u] == Placement::Split(*d));
             let maps = &local.params[slot].index;
             let dims = graph.body.dims_of(source);
             if maps.len() != dims.len() || !dims.iter().zip(maps).all(|(d, map)| is_part(d, map)) {

@@ -1,8 +1,10 @@
-//! What stages give each other: the verifier of local graphs together, before stages that compute alike become one class.
+//! What stages give each other: the verifier of local graphs together, before stages that compute alike become one
+//! class.
 //!
 //! **Invariants**
-//! - The n-th value that a stage sends on a channel and the n-th that the other one receives there hold the same value of the sharded
-//!   graph, in the same sharding; a message of several values holds the same ones in the same order.
+//! - The n-th value that a stage sends on a channel and the n-th that the other one receives there hold the same
+//!   value of the sharded graph, in the same sharding; a message of several values holds the same ones in the same
+//!   order.
 //! - The n-th collective over a set of stages completes the same value of the sharded graph on each of them.
 
 use crate::violation::fail;
@@ -13,13 +15,14 @@ use ir::op::{Channel, Op};
 use ir::sharded::Sharding;
 use std::collections::BTreeMap;
 
-/// A value of the sharded graph, as a stage holds it.
+/// A value of the sharded graph, and the sharding in which a stage holds it.
 type ShardedValue = (Value, Sharding);
 
-/// Messages from stage to stage on a channel: what each holds.
+/// For each pair of stages and channel, the messages and the values that each holds.
 type Messages = BTreeMap<(u64, u64, Channel), Vec<Vec<ShardedValue>>>;
 
-/// Checks the invariants of the module's documentation. `stages` are the local graphs of all stages, each of one stage.
+/// Checks the invariants of the module's documentation. `stages` are the local graphs of all stages, each of one
+/// stage.
 ///
 /// # Errors
 /// The first exchange whose ends mean different values.

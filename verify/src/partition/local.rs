@@ -9,10 +9,10 @@ use ir::sharded::Sharded;
 
 /// Invariants of a local graph:
 /// 1. Every node obeys its type rule; per-node tables have one entry per node.
-/// 2. No node uses one of a later chunk; a chunk that runs per microbatch uses no per-microbatch value of another one, except
-///    a pass those of passes before it.
-/// 3. Every node that holds a value of the sharded graph has its local shape: the dims of the value, each as large as the
-///    value's sharding says.
+/// 2. No node uses one of a later chunk; a chunk that runs per microbatch uses no per-microbatch value of another
+///    one, except a pass those of passes before it.
+/// 3. Every node that holds a value of the sharded graph has its local shape: the dims of the value, each as large as
+///    the value's sharding says.
 ///
 /// What a sum over microbatches may be used by is checked as partitions are, in `partition/stage.rs`.
 ///

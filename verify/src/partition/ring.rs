@@ -1,10 +1,13 @@
 //! Attention whose keys go round, as a refinement of attention: the lemma is in [`ir::algebra`].
 //!
 //! A rank at place r of c has, n turns later, the block of keys of rank r - n. Shown is that
-//! - each part of a result is of the op's own queries and of one block, with the values and positions of the same block;
-//! - two parts are merged as the lemma says, `exp(lse - lse of both)` of each, where no number is too small and no divisor zero;
+//! - each part of a result is of the op's own queries and of one block, with the values and positions of the same
+//!   block;
+//! - two parts are merged as the lemma says, `exp(lse - lse of both)` of each, where no number is too small and no
+//!   divisor zero;
 //! - a result's parts are those of all c blocks, each once; a gradient of queries is the sum of these;
-//! - a gradient of keys or values, which goes round with its block, has been added to on all c ranks, on each once, and is home.
+//! - a gradient of keys or values, which goes round with its block, has been added to on all c ranks, on each once,
+//!   and is home.
 
 use super::shards::{Local, ShardView};
 use super::stage::Stage;
@@ -24,17 +27,18 @@ fn attention(op: &Op) -> Option<&Attention> {
     }
 }
 
-/// Of what ring a node is shown to be a part.
+/// The ring that a node is shown to be a part of.
 struct Ring {
-    /// The op, its operands, and of which of the latter the keys are.
+    /// The op whose ring it is.
     v: Value,
     subs: Vec<SubAxis>,
     ranks: u64,
     w: Value,
 }
 
-/// A gradient under way: the ranks that have added to it, as places back, and whose block it belongs to.
-struct Load {
+/// A gradient that goes round: the ranks that have added to it, counted backwards from here, and whose block it
+/// belongs to.
+struct RingGradient {
     from: BTreeSet<u64>,
     block: u64,
 }
@@ -43,7 +47,7 @@ const BROKEN: &str = "it is no step of a ring";
 
 impl<'l> Stage<'_, 'l> {
     fn ring_axes(&self, v: Value) -> Vec<SubAxis> {
-        let s = self.places.s;
+        let s = self.shards.s;
         attention(&s.graph.body[v].op).map_or(vec![], |a| s.sharding(s.graph.body[v].args[1]).splits(a.keys))
     }
 
@@ -53,13 +57,13 @@ impl<'l> Stage<'_, 'l> {
 
     /// Shows that a node holds attention to the keys of all ranks.
     pub fn ring(&mut self, w: Value, v: Value) -> Checked<()> {
-        let s = self.places.s;
+        let s = self.shards.s;
         let mut subs = self.ring_axes(v);
         subs.sort_unstable();
         let ranks = subs.iter().map(|u| s.mesh[*u].size).product();
         let r = Ring { v, subs, ranks, w };
         let mut x = w;
-        // Rounded, and in another order of dims.
+        // The result may be rounded, and its dims may be in another order.
         while let Op::Cast | Op::Expand = self.local.body[x].op {
             let arg = self.of_ring(x, &r)?.args[0];
             if self.local.body.dims_of(arg).len() != self.local.body.dims_of(x).len() {
@@ -84,7 +88,7 @@ impl<'l> Stage<'_, 'l> {
         if blocks == all { Ok(()) } else { Err(Invariant::RingBlocks.breach(format!("of {ranks} blocks it has {blocks:?}"))) }
     }
 
-    /// A node of the ring's own chunk.
+    /// A node in the ring's own chunk.
     fn of_ring(&self, w: Value, r: &Ring) -> Checked<&'l Node> {
         let l = self.local;
         let beside = l.chunks[w.index()] == l.chunks[r.w.index()] && (w == r.w || !l.accumulate[w.index()]);
@@ -99,7 +103,7 @@ impl<'l> Stage<'_, 'l> {
         }
     }
 
-    /// The larger of a value and a constant that keeps to a bound.
+    /// The operand of a maximum with a constant that keeps to a bound.
     fn bounded(&self, w: Value, bound: impl Fn(f64) -> bool, r: &Ring) -> Checked<Value> {
         let [x, c] = self.operands(w, &Op::Binary(Binary::Max), r)?;
         match &self.local.body[c].op {
@@ -108,7 +112,8 @@ impl<'l> Stage<'_, 'l> {
         }
     }
 
-    /// Of a sum of two exponentials below their greater exponent: these, the exponents, and the greater one.
+    /// For a sum of two exponentials below their greater exponent: the exponentials, the exponents, and the greater
+    /// one.
     fn weights(&self, sum: Value, r: &Ring) -> Checked<([Value; 2], [Value; 2], Value)> {
         let parts: [Value; 2] = self.operands(sum, &Op::Add, r)?;
         let mut tops = [sum; 2];
@@ -122,7 +127,7 @@ impl<'l> Stage<'_, 'l> {
         if same { Ok((parts, exponents, tops[0])) } else { Err(Invariant::RingMerge.breach(format!("{sum} is no sum below a common exponent"))) }
     }
 
-    /// Of a merge of two parts: these, and the sum of their weights.
+    /// The two parts that a node merges, and the sum of their weights.
     fn parts(&self, w: Value, r: &Ring) -> Checked<([Value; 2], Value)> {
         let terms: [Value; 2] = self.operands(w, &Op::Add, r)?;
         let mut parts = [w; 2];
@@ -138,7 +143,7 @@ impl<'l> Stage<'_, 'l> {
         if same { Ok((parts, sums[0])) } else { Err(Invariant::RingMerge.breach(format!("{w} does not weigh its parts by their own sums"))) }
     }
 
-    /// The blocks of a result that is merged.
+    /// The blocks of a merged result.
     fn merged(&mut self, w: Value, r: &Ring) -> Checked<BTreeSet<u64>> {
         let (parts, sum) = self.parts(w, r)?;
         let (_, lse, _) = self.weights(sum, r)?;
@@ -184,8 +189,9 @@ impl<'l> Stage<'_, 'l> {
         args.into_iter().try_fold(BTreeSet::new(), |all, a| apart(all, self.summed(a, r)?))
     }
 
-    /// A gradient under way. It is a piece of a message, `(first element, elements)`, or whole; what a message holds row-major has these dims.
-    fn load(&mut self, w: Value, piece: Option<(u64, u64)>, dims: Option<&[Dim]>, r: &Ring) -> Checked<Load> {
+    /// A gradient that goes round. It is whole, or the piece `(first element, elements)` of a message, whose
+    /// row-major elements have these dims.
+    fn load(&mut self, w: Value, piece: Option<(u64, u64)>, dims: Option<&[Dim]>, r: &Ring) -> Checked<RingGradient> {
         let body: &'l Body = &self.local.body;
         let node = self.of_ring(w, r)?;
         let broken = || Err(Invariant::RingStep.breach(format!("{w}: {BROKEN}")));
@@ -198,15 +204,15 @@ impl<'l> Stage<'_, 'l> {
                 }
                 let back = |n: u64| (n + 1) % r.ranks;
                 let load = self.load(node.args[0], piece, dims, r)?;
-                Ok(Load { from: load.from.into_iter().map(back).collect(), block: back(load.block) })
+                Ok(RingGradient { from: load.from.into_iter().map(back).collect(), block: back(load.block) })
             }
             Op::Add => {
-                let mut all: Option<Load> = None;
+                let mut all: Option<RingGradient> = None;
                 for a in node.args.clone() {
                     let load = self.load(a, piece, dims, r)?;
                     all = Some(match all {
                         None => load,
-                        Some(before) if before.block == load.block => Load { from: apart(before.from, load.from)?, block: load.block },
+                        Some(before) if before.block == load.block => RingGradient { from: apart(before.from, load.from)?, block: load.block },
                         Some(_) => return Err(Invariant::RingHome.breach("gradients of different blocks are added")),
                     });
                 }
@@ -230,14 +236,14 @@ impl<'l> Stage<'_, 'l> {
                 }
                 broken()
             }
-            Op::AttentionGrad(..) if piece.is_none() && dims.is_none() => Ok(Load { from: [0].into(), block: self.block(w, r)? }),
+            Op::AttentionGrad(..) if piece.is_none() && dims.is_none() => Ok(RingGradient { from: [0].into(), block: self.block(w, r)? }),
             _ => broken(),
         }
     }
 
-    /// The block, in turns, of an attention op that is the ring's with one block of keys.
+    /// The block, counted in turns, that an attention op of the ring reads.
     fn block(&mut self, w: Value, r: &Ring) -> Checked<u64> {
-        let (local, s) = (self.local, self.places.s);
+        let (local, s) = (self.local, self.shards.s);
         let (node, g) = (self.of_ring(w, r)?.clone(), &s.graph.body[r.v]);
         let (Some(a), Some(b)) = (attention(&g.op), attention(&node.op)) else {
             return Err(Invariant::RingStep.breach(format!("{w} is no attention")));
@@ -247,7 +253,7 @@ impl<'l> Stage<'_, 'l> {
             (Op::AttentionGrad(_, x), Op::AttentionGrad(_, y)) => x == y,
             _ => false,
         };
-        // A log-sum-exp asks for no values.
+        // A log-sum-exp does not read the values.
         let wanted = match &node.op {
             Op::AttentionLse(_) => [&g.args[..2], a.further(&g.args)].concat(),
             _ => g.args.clone(),
@@ -255,7 +261,7 @@ impl<'l> Stage<'_, 'l> {
         if !same_kind || wanted.len() != node.args.len() {
             return Err(Invariant::RingOperands.breach(format!("{w} is another attention than {}", r.v)));
         }
-        // Keys, values, and of the program's operands those that belong to keys.
+        // The keys, the values, and the program's operands with the dim of keys go round the ring.
         let first = wanted.len() - a.scoring.operands();
         let keys = |k: usize| {
             k == 1 || k == 2 && k < first && !matches!(node.op, Op::AttentionLse(_)) || k >= first && s.graph.body[wanted[k]].ty.has(a.keys)
@@ -289,7 +295,7 @@ impl<'l> Stage<'_, 'l> {
     }
 }
 
-/// Two sets that have nothing in common, as one.
+/// The union of two sets that have nothing in common.
 fn apart(mut a: BTreeSet<u64>, b: BTreeSet<u64>) -> Checked<BTreeSet<u64>> {
     match b.iter().find(|n| a.contains(n)) {
         Some(n) => Err(Invariant::RingBlocks.breach(format!("block {n} counts twice"))),

@@ -13,20 +13,21 @@ use ir::sharded::{Partial, Placement, Sharded};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Element `(i0, i1, ..)` on the rank at some coordinates is the element of the whole value, row-major, that `x` says: the value itself, or a term of
-/// it as the sum (or the maximum) over the coordinates of `partial`.
+/// Element `(i0, i1, ..)` on the rank at some coordinates is the element of the whole value, row-major, that `x`
+/// says: the value itself, or a term of it as the sum (or the maximum) over the coordinates of `partial`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardView {
-    /// Its term is the number of the value before all reshards, or a tensor of rows ([`crate::partition::rows`]).
+    /// The view of a term, which is the number of the value before all reshards, or of a tensor of rows
+    /// ([`crate::partition::rows`]).
     pub x: TermView,
     /// In order of sub-axes.
     pub partial: Vec<(SubAxis, Partial)>,
-    /// It is what the rank so many places back along these sub-axes held: keys that go round.
+    /// If set, it is what the rank so many positions back along these sub-axes held: keys that go round.
     pub turn: Option<(Vec<SubAxis>, u64)>,
 }
 
 impl ShardView {
-    /// The sub-axes of microbatches along which it is a part, rather than a term of a sum.
+    /// Whether it is a part along a sub-axis of microbatches, rather than a term of a sum.
     pub fn is_split_over(&self, u: SubAxis) -> bool {
         self.x.coords.iter().any(|c| c.0 == u)
     }
@@ -40,31 +41,32 @@ pub enum Local {
     Joined(Vec<(u64, Rc<ShardView>)>),
 }
 
-/// What a rank has of a dim: extents and strides of the digits of its index, and what coordinates add.
+/// A rank's part of a dim: extents and strides of its index's digits, and what coordinates add.
 pub type DimShard = (Vec<(u64, u64)>, Vec<(SubAxis, u64)>);
 
-/// Where values of a sharded graph are.
-pub struct Places<'a> {
+/// The parts of a sharded graph's values that ranks hold.
+pub struct ShardViews<'a> {
     pub s: &'a Sharded,
-    /// Of each value: the one of which it is a reshard, directly or not, or that is computed alike; or itself.
+    /// For each value, the one of which it is a reshard, directly or not, or that is computed alike; or the value
+    /// itself.
     pub root: Vec<Value>,
     known: Vec<Option<Rc<ShardView>>>,
-    /// Where each parameter is read.
+    /// For each parameter, the value that reads it.
     pub params: HashMap<u32, Value>,
     pub routed: Routed,
 }
 
-impl<'a> Places<'a> {
-    pub fn new(s: &'a Sharded) -> Places<'a> {
+impl<'a> ShardViews<'a> {
+    pub fn new(s: &'a Sharded) -> ShardViews<'a> {
         let body = &s.graph.body;
         let params = body.values().filter_map(|v| if let Op::Param(p) = body[v].op { Some((p, v)) } else { None }).collect();
-        let mut places = Places { s, root: rows::same(s), known: vec![None; body.nodes.len()], params, routed: Routed::default() };
-        places.route();
-        places
+        let mut shards = ShardViews { s, root: rows::same(s), known: vec![None; body.nodes.len()], params, routed: Routed::default() };
+        shards.route();
+        shards
     }
 
-    /// What a rank has of a dim that these sub-axes split: digits of its index, and what coordinates add. Every sub-axis that ever splits the
-    /// dim takes its own digit.
+    /// A rank's part of a dim that these sub-axes split: digits of its index, and what coordinates add. Every
+    /// sub-axis that ever splits the dim takes its own digit.
     pub fn part_of(&self, d: Dim, is_split: &dyn Fn(SubAxis) -> bool) -> DimShard {
         let dims = &self.s.graph.body.dims;
         let (mut kept, mut coords) = (vec![], vec![]);
@@ -80,7 +82,7 @@ impl<'a> Places<'a> {
         (kept, coords)
     }
 
-    /// A value as its sharding says.
+    /// The view of a value that its sharding says.
     pub fn of(&mut self, v: Value) -> Rc<ShardView> {
         if let Some(held) = &self.known[v.index()] {
             return held.clone();
@@ -106,7 +108,7 @@ impl<'a> Places<'a> {
         held
     }
 
-    /// The same where the microbatches are behind: sums over them are complete, and no part belongs to one of them.
+    /// The same view after all microbatches: sums over them are complete, and no part belongs to one of them.
     pub fn once(&mut self, v: Value) -> Checked<Rc<ShardView>> {
         let held = self.of(v);
         behind(&self.s.mesh, &held)
@@ -136,7 +138,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// A value that was summed over microbatches where it is a partial sum over them.
+/// A value after all microbatches, if it was a partial sum over them.
 pub fn behind(mesh: &Mesh, held: &Rc<ShardView>) -> Checked<Rc<ShardView>> {
     let batches = |u: &SubAxis| mesh[*u].axis == Axis::Microbatch;
     if mesh.of(Axis::Microbatch).any(|u| held.is_split_over(u)) {
@@ -160,7 +162,8 @@ fn in_rank_order(subs: &[SubAxis]) -> Vec<SubAxis> {
     out
 }
 
-/// What an op that only moves elements, or a collective within the stage, makes of a value. None for other ops, and where that is no part of a value.
+/// The result of an op that only moves elements, or of a collective within the stage. `None` for other ops, and where
+/// the result is no part of a value.
 pub fn moved(mesh: &Mesh, body: &Body, w: Value, from: &Local) -> Option<Local> {
     let node = &body[w];
     let one = match (from, &node.op) {
@@ -207,7 +210,8 @@ fn exchanged(mesh: &Mesh, body: &Body, arg: Value, ty: &Type, from: &ShardView, 
     let subs = in_rank_order(subs);
     let sizes: Vec<u64> = subs.iter().map(|u| mesh[*u].size).collect();
     let mut out = from.clone();
-    // The dim of parts, as its place in the operand; as digits of coordinates; and taken from these.
+    // These find the position of the dim of parts, make its digits from members' coordinates, make coordinates from
+    // its digits, and drop the members' coordinates.
     let place = |dims: &[Dim]| part.and_then(|p| dims.iter().position(|d| *d == p));
     let (at, to) = (place(body.dims_of(arg)), place(&ty.dims));
     let members = |coords: &LinearForm| {
@@ -272,7 +276,8 @@ fn turned(mesh: &Mesh, from: &ShardView, subs: &[SubAxis]) -> Option<ShardView> 
     Some(ShardView { turn: turn.map(|n| (subs, n)), ..from.clone() })
 }
 
-/// Whether a node of the sharded graph is zero but on the ranks at coordinates zero: where a replicated value is a term of a sum.
+/// Whether a node of the sharded graph is zero but on the ranks at coordinates zero: where a replicated value is a
+/// term of a sum.
 pub fn is_mask(op: &Op) -> bool {
     matches!(op, Op::Reshard { kind: Reshard::Mask, .. })
 }

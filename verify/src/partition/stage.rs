@@ -1,6 +1,6 @@
 //! A stage, node by node.
 
-use super::shards::{Local, Places, ShardView, behind, is_mask, moved};
+use super::shards::{Local, ShardView, ShardViews, behind, is_mask, moved};
 use super::sums::Sums;
 use crate::Invariant;
 use crate::violation::{Breach, Checked};
@@ -13,22 +13,23 @@ use ir::sharded::{Partial, Placement};
 use std::collections::HashSet;
 use std::rc::Rc;
 
-/// One stage, as far as it is checked.
+/// The check of one stage, as far as it has come.
 pub struct Stage<'a, 'p> {
-    pub places: &'p mut Places<'a>,
+    pub shards: &'p mut ShardViews<'a>,
     pub local: &'p Graph,
     pub users: &'p Users,
     pub held: Vec<Option<Local>>,
     /// Local dims that were found to be parts of dims, by the sub-axes that split these.
     pub parts: HashSet<(Dim, Dim, u64)>,
-    /// Homes and groups of experts, by how many rows a group may have at most there, and which limits hold.
+    /// Limits that must hold: for each home and size of a group of experts, how many rows a group may have at most.
     pub bounds: HashSet<(usize, u64, u64)>,
+    /// Limits that the graph checks, in the same form.
     pub limits: HashSet<(usize, u64, u64)>,
 }
 
 impl Stage<'_, '_> {
     pub fn node(&mut self, w: Value, sums: &mut Sums) -> Checked<Option<Local>> {
-        let (local, s) = (self.local, self.places.s);
+        let (local, s) = (self.local, self.shards.s);
         let node = &local.body[w];
         let (chunk, accumulated) = (local.chunks[w.index()], local.accumulate[w.index()]);
         let Some((v, sharding)) = &local.source[w.index()] else {
@@ -57,7 +58,7 @@ impl Stage<'_, '_> {
         }
         let got = match self.shown(w, v, &want, sums) {
             Ok(got) => got,
-            // It may come of rows.
+            // The value may be computed from rows of experts.
             Err(e) => match self.derived(w)? {
                 Some(Local::One(one)) => one,
                 _ => return Err(self.because(w, e)),
@@ -71,7 +72,7 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// A reason, with the node of rows from which on nothing is known, if there is one.
+    /// The reason of an error, with the first node of rows about which nothing is known, if there is one.
     pub fn because(&self, w: Value, e: Breach) -> Breach {
         let body = &self.local.body;
         let unknown = |a: &&Value| self.local.source[a.index()].is_none() && self.held[a.index()].is_none();
@@ -79,16 +80,16 @@ impl Stage<'_, '_> {
         while let Some(a) = body[at].args.iter().find(unknown) {
             at = *a;
         }
-        if at == w || self.places.routed.is_empty() {
+        if at == w || self.shards.routed.is_empty() {
             return e;
         }
         let line = body[at].origin.span.map_or(String::new(), |span| format!(", line {}", span.line));
         Breach { found: format!("{}; nothing shows what {at} ({}{line}) holds", e.found, body[at].op.name()), ..e }
     }
 
-    /// What a node is shown to hold that claims to hold `v`, which is `want`.
+    /// The view that a node is shown to hold which claims to hold `v`, and should hold `want`.
     pub fn shown(&mut self, w: Value, v: Value, want: &Rc<ShardView>, sums: &mut Sums) -> Checked<Rc<ShardView>> {
-        match (&self.local.body[w].op, &self.places.s.graph.body[v].op) {
+        match (&self.local.body[w].op, &self.shards.s.graph.body[v].op) {
             (Op::Recv { .. }, _) => {}
             (Op::Collective { stages: Some(_), .. }, _) => self.sum_over_stages(w, v, sums)?,
             (Op::View { .. } | Op::Slice { .. }, _) if self.is_piece(w) => {}
@@ -105,9 +106,9 @@ impl Stage<'_, '_> {
         Ok(want.clone())
     }
 
-    /// What is to be held of a value in a chunk.
+    /// The view of a value that a chunk should hold.
     pub fn want(&mut self, v: Value, chunk: Chunk) -> Checked<Rc<ShardView>> {
-        if chunk.per_microbatch() { Ok(self.places.of(v)) } else { self.places.once(v) }
+        if chunk.per_microbatch() { Ok(self.shards.of(v)) } else { self.shards.once(v) }
     }
 
     /// An operand as its user sees it.
@@ -119,76 +120,77 @@ impl Stage<'_, '_> {
             return Ok(Some(held.clone()));
         }
         let Local::One(one) = held else { return Ok(None) };
-        let summed = behind(&self.places.s.mesh, one)?;
+        let summed = behind(&self.shards.s.mesh, one)?;
         if summed != *one && !self.local.accumulate[a.index()] {
             return Err(Invariant::SumBehind.breach(format!("{a} is not accumulated")));
         }
         Ok(Some(Local::One(summed)))
     }
 
-    /// Whether a node sees in `a` the value `v` as it is to be.
+    /// Whether a user in a chunk sees in `a` the value `v` as it should.
     pub fn sees(&mut self, a: Value, v: Value, to: Chunk) -> Checked<bool> {
         let want = self.want(v, to)?;
-        let same = self.local.body[a].ty.dtype == self.places.s.graph.body[v].ty.dtype;
+        let same = self.local.body[a].ty.dtype == self.shards.s.graph.body[v].ty.dtype;
         Ok(same && self.seen(a, to)? == Some(Local::One(want)))
     }
 
-    /// What a node holds that claims to hold nothing, or not for what it is: what moving elements makes of an
-    /// operand, or what rows make of theirs.
+    /// The value of a node that claims to hold none, or cannot be shown as what it claims: an operand whose elements
+    /// it moves, or rows.
     pub fn derived(&mut self, w: Value) -> Checked<Option<Local>> {
         let out = match self.moves(w)? {
             None => self.routed(w),
             moved => moved,
         };
         if let (Some(Local::One(one)), false) = (&out, self.local.chunks[w.index()].per_microbatch())
-            && self.places.s.mesh.of(Axis::Microbatch).any(|u| one.is_split_over(u))
+            && self.shards.s.mesh.of(Axis::Microbatch).any(|u| one.is_split_over(u))
         {
             return Err(Invariant::OnceForAll.breach("what runs once asks for the microbatch"));
         }
         Ok(out)
     }
 
-    /// What moving elements makes of an operand.
+    /// The result of a node that only moves elements of an operand.
     pub fn moves(&mut self, w: Value) -> Checked<Option<Local>> {
         let node = &self.local.body[w];
         let chunk = self.local.chunks[w.index()];
         match node.op {
             Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Collective { .. } => {
-                // Of rows, an op of the graph before a way between ranks.
+                // On rows, the node is tried as an op of the sharded graph before it counts as a movement between
+                // ranks.
                 if let Some(rows) = self.place_by_place(w) {
                     return Ok(Some(rows));
                 }
                 let from = self.seen(node.args[0], chunk)?;
-                Ok(from.and_then(|from| moved(&self.places.s.mesh, &self.local.body, w, &from)))
+                Ok(from.and_then(|from| moved(&self.shards.s.mesh, &self.local.body, w, &from)))
             }
-            // A sum that was not rounded yet, in its own type.
+            // A conversion may round a sum that was kept in the wider type of its summation.
             Op::Cast => Ok(self.seen(node.args[0], chunk)?.filter(|from| self.is_rounded(w, from))),
-            Op::Select if !self.places.routed.is_empty() && self.local.body.dims_of(node.args[1]) == node.ty.dims => {
+            Op::Select if !self.shards.routed.is_empty() && self.local.body.dims_of(node.args[1]) == node.ty.dims => {
                 Ok(self.masked(w).ok().map(Local::One))
             }
             _ => Ok(None),
         }
     }
 
-    /// Whether a conversion is to the type of the value that its operand holds in the type in which that was summed.
+    /// Whether a conversion returns to the value's type from the type in which the value was summed.
     pub fn is_rounded(&self, w: Value, from: &Local) -> bool {
         let (body, Local::One(one)) = (&self.local.body, from) else { return false };
         let value = self.shared(one.x.term).map_or(one.x.term.0, |v| v.0);
-        let of = self.places.s.graph.body.nodes.get(value as usize).map(|g| g.ty.dtype);
+        let of = self.shards.s.graph.body.nodes.get(value as usize).map(|g| g.ty.dtype);
         let wide = body[body[w].args[0]].ty.dtype;
         let sums = |of: DType| of.is_half() && wide == DType::F32 || of == DType::Bool && wide == DType::I32;
         of == Some(body[w].ty.dtype) && of.is_some_and(sums)
     }
 
-    /// Local dims are the parts of a value's dims.
+    /// Checks that local dims are the parts of a value's dims.
     pub fn dims(&mut self, v: Value, locals: &[Dim]) -> Checked<()> {
-        let s = self.places.s;
+        let s = self.shards.s;
         let sharding = s.sharding(v);
         for (l, d) in locals.iter().zip(s.graph.body.dims_of(v)) {
             let split = |u: SubAxis| sharding[u] == Placement::Split(*d);
             let key = (*l, *d, s.mesh.ids().filter(|u| split(*u)).fold(0u64, |set, u| set | 1 << u.0));
             if !self.parts.contains(&key) {
-                if !self.places.is_part(&self.local.body.dims[*l], *d, &split) {
+                if !self.shards.is_part(&self.local.body.dims[*l], *d, &split) {
                     return Err(Invariant::DimPart.breach(format!(
                         "`{}` is not the part of `{}`",
                         self.local.body.dims.name(*l),
@@ -201,12 +203,12 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// The local names of the dims of an op's result and operands, each as all of them have it.
+    /// The local names of the dims of an op's result and operands, on which all of them agree.
     pub fn names(&mut self, pairs: &[(Value, Vec<Dim>)]) -> Checked<Vec<(Dim, Dim)>> {
         let mut names: Vec<(Dim, Dim)> = vec![];
         for (v, locals) in pairs {
             self.dims(*v, locals)?;
-            for (d, l) in self.places.s.graph.body.dims_of(*v).iter().zip(locals) {
+            for (d, l) in self.shards.s.graph.body.dims_of(*v).iter().zip(locals) {
                 match names.iter().find(|n| n.0 == *d || n.1 == *l) {
                     Some(n) if *n == (*d, *l) => {}
                     Some(_) => return Err(Invariant::DimNames.breach(format!("`{}` is not one dim to its operands", self.local.body.dims.name(*l)))),
@@ -217,9 +219,9 @@ impl Stage<'_, '_> {
         Ok(names)
     }
 
-    /// A node that is an op of the sharded graph, on the parts of its operands.
+    /// Checks that a node is an op of the sharded graph, on the parts of its operands.
     pub fn same_op(&mut self, w: Value, v: Value) -> Checked<()> {
-        let (local, s) = (self.local, self.places.s);
+        let (local, s) = (self.local, self.shards.s);
         let (node, g) = (&local.body[w], &s.graph.body[v]);
         if node.args.len() != g.args.len() {
             return Err(Invariant::OperandPart.breach(format!("it has not the operands of {v}")));
@@ -238,7 +240,7 @@ impl Stage<'_, '_> {
             (Op::State(slot, k), Op::State(p, n)) => params.get(*slot as usize) == Some(p) && k == n,
             (op, want) => {
                 let mut unknown = false;
-                // A combination of dense values looks up the chosen expert's.
+                // A combination of dense values looks up the chosen expert's value.
                 let want = if let Op::Combine(r) = want { &Op::Gather { dim: r.experts } } else { want };
                 let want = want.map_dims(&mut |d| match names.iter().find(|n| n.0 == d) {
                     Some(n) => n.1,
@@ -274,7 +276,7 @@ impl Stage<'_, '_> {
         let mut partial = x.partial.clone();
         for (u, step) in form {
             let known = partial.iter().any(|p| p.0 == *u) || x.is_split_over(*u);
-            if known || *step == 0 || self.places.s.mesh[*u].axis == Axis::Microbatch && !chunk.per_microbatch() {
+            if known || *step == 0 || self.shards.s.mesh[*u].axis == Axis::Microbatch && !chunk.per_microbatch() {
                 return Err(Invariant::MaskedTerm.breach("it masks what is not replicated"));
             }
             partial.push((*u, Partial::Sum));

@@ -1,7 +1,7 @@
 //! What stages give each other: messages of one or several values, and sums over stages.
 
 use super::stage::Stage;
-use super::sums::{Adds, Sums};
+use super::sums::{StageTerm, Sums};
 use crate::Invariant;
 use crate::violation::Checked;
 use ir::graph::Value;
@@ -23,9 +23,9 @@ impl Stage<'_, '_> {
         matches!(&self.users[w.index()], [(c, _)] if is_sum(c) && holds(c))
     }
 
-    /// The terms of a sum that some operands are, each another one.
+    /// The positions of the terms of a sum that these operands are, all different.
     fn terms(&mut self, args: &[Value], v: Value, w: Value) -> Checked<Vec<usize>> {
-        let wanted = &self.places.s.graph.body[v].args;
+        let wanted = &self.shards.s.graph.body[v].args;
         let (mut out, mut taken) = (vec![], vec![false; wanted.len()]);
         for a in args {
             let mut found = None;
@@ -42,7 +42,7 @@ impl Stage<'_, '_> {
         Ok(out)
     }
 
-    /// An all-reduce over stages: each adds what it has.
+    /// Checks an all-reduce over stages, to which each adds what it has.
     pub fn sum_over_stages(&mut self, w: Value, v: Value, sums: &mut Sums) -> Checked<()> {
         let local = self.local;
         let (node, stage) = (&local.body[w], local.stages[0].0);
@@ -53,21 +53,21 @@ impl Stage<'_, '_> {
             return Err(Invariant::StageSumForm.breach("a sum over stages is one over ranks of a stage, or of one microbatch"));
         }
         let term = node.args[0];
-        let is_add = self.places.s.graph.body[v].op == Op::Add;
+        let is_add = self.shards.s.graph.body[v].op == Op::Add;
         let adds = if self.is_zero(term) {
-            Adds::Terms(vec![])
+            StageTerm::Terms(vec![])
         } else if is_add && local.body[term].op == Op::Add && self.held[term.index()].is_none() && self.is_term(term, v) {
             let args = local.body[term].args.clone();
             let mut locals = vec![(v, local.body.dims_of(term).to_vec())];
             let terms = self.terms(&args, v, w)?;
-            let wanted = &self.places.s.graph.body[v].args;
+            let wanted = &self.shards.s.graph.body[v].args;
             locals.extend(args.iter().zip(&terms).map(|(a, k)| (wanted[*k], local.body.dims_of(*a).to_vec())));
             self.names(&locals)?;
-            Adds::Terms(terms)
+            StageTerm::Terms(terms)
         } else if self.sees(term, v, local.chunks[w.index()])? {
-            Adds::All
+            StageTerm::All
         } else if is_add {
-            Adds::Terms(self.terms(&[term], v, w)?)
+            StageTerm::Terms(self.terms(&[term], v, w)?)
         } else {
             return Err(Invariant::StageSumTerm.breach(format!("{term} is no part of {v}")));
         };
@@ -75,7 +75,7 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// What is sent holds values, each whole and in its own order.
+    /// Checks that a message holds values, each whole and in its own order.
     pub fn sent(&self, x: Value) -> Checked<()> {
         let body = &self.local.body;
         let holds = |w: Value| self.local.source[w.index()].is_some() && self.held[w.index()].is_some();
@@ -91,7 +91,7 @@ impl Stage<'_, '_> {
         Err(Invariant::SentValue.breach("what it sends is no value of the sharded graph"))
     }
 
-    /// The piece of a message that a value is: where it begins.
+    /// The piece of a message that a value is: the message, its first element, and its elements.
     fn piece(&self, w: Value) -> Option<(Value, u64, u64)> {
         let body = &self.local.body;
         let node = &body[w];
@@ -115,7 +115,8 @@ impl Stage<'_, '_> {
         self.piece(w).is_some()
     }
 
-    /// A message of several values is cut into these, one after the other, with nothing between and nothing left.
+    /// Checks that a message of several values is cut into these, one after the other, with nothing between and
+    /// nothing left.
     pub fn message(&self, w: Value) -> Checked<()> {
         let body = &self.local.body;
         let mut end = 0;

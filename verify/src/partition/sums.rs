@@ -6,18 +6,18 @@ use ir::graph::Value;
 use ir::sharded::Sharded;
 use std::collections::BTreeMap;
 
-/// What a stage adds to a sum over stages.
-pub enum Adds {
-    /// All of it.
+/// The term that a stage adds to a sum over stages.
+pub enum StageTerm {
+    /// The whole sum.
     All,
-    /// These of its terms, by their place; none of them: zero.
+    /// Some of its terms, by position; if there are none, zero.
     Terms(Vec<usize>),
 }
 
-/// What each stage adds.
-pub type StageTerms = Vec<(u64, Adds)>;
+/// The term that each stage adds.
+pub type StageTerms = Vec<(u64, StageTerm)>;
 
-/// Sums over stages: by value and stages, what each stage adds.
+/// The sums over stages: for each value and set of stages, what each stage adds.
 #[derive(Default)]
 pub struct Sums(pub BTreeMap<(Value, Vec<u64>), StageTerms>);
 
@@ -26,10 +26,10 @@ impl Sums {
     pub fn verify(self, s: &Sharded) -> Result<(), Violation> {
         for ((v, stages), mut adds) in self.0 {
             adds.sort_unstable_by_key(|a| a.0);
-            let all = adds.iter().filter(|a| matches!(a.1, Adds::All)).count();
+            let all = adds.iter().filter(|a| matches!(a.1, StageTerm::All)).count();
             let mut terms: Vec<usize> = vec![];
             for (_, a) in &adds {
-                if let Adds::Terms(list) = a {
+                if let StageTerm::Terms(list) = a {
                     terms.extend(list);
                 }
             }

@@ -3,8 +3,9 @@
 use ir::mesh::SubAxis;
 use smallvec::SmallVec;
 
-/// An index read as a mixed-radix number, outermost digit first: a digit `(extent, stride)` counts `extent` steps of `stride`.
-/// Canonical: no digit of extent 1, no two neighbours that are one. So equal functions of the index are equal digits.
+/// An index read as a mixed-radix number, outermost digit first: a digit `(extent, stride)` counts `extent` steps of
+/// `stride`. Canonical: no digit of extent 1, no two neighbours that are one. So equal functions of the index are
+/// equal digits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digits(SmallVec<[(u64, u64); 1]>);
 
@@ -29,7 +30,7 @@ impl Digits {
         self.0.iter().map(|d| d.0).product()
     }
 
-    /// The one digit, if it is no more.
+    /// The only digit, if there is no other.
     fn single(&self) -> Option<(u64, u64)> {
         match self.0.as_slice() {
             [] => Some((1, 0)),
@@ -38,7 +39,8 @@ impl Digits {
         }
     }
 
-    /// Cuts off the innermost digits that count `extent`: `(outer, inner)`. None if that is within a digit which it does not divide.
+    /// Cuts off the innermost digits that count `extent`: `(outer, inner)`. `None` if the cut is within a digit that
+    /// it does not divide.
     fn split(&self, extent: u64) -> Option<(Digits, Digits)> {
         let (mut outer, mut inner) = (self.0.clone(), vec![]);
         let mut left = extent;
@@ -58,8 +60,8 @@ impl Digits {
         Some((Digits(outer), Digits::new(inner.into_iter().rev())))
     }
 
-    /// Two functions of one index by the same digits of it, outermost first: extents, and the strides of both. None
-    /// where a digit of one ends within one of the other that it does not divide, or where indices differ.
+    /// Splits two functions of one index at the same digits, outermost first: extents, and the strides of both.
+    /// `None` where a digit of one ends within one of the other that it does not divide, or where indices differ.
     pub fn beside(&self, other: &Digits) -> Option<Vec<(u64, [u64; 2])>> {
         let (mut a, mut b, mut out) = (self.0.clone(), other.0.clone(), vec![]);
         while let (Some((n, s)), Some((m, t))) = (a.pop(), b.pop()) {
@@ -96,7 +98,7 @@ impl Digits {
     }
 }
 
-/// Collects what several readers add to one index, to show that none of its digits overflows into the next.
+/// Adds up what several readers add to one index, and shows that none of its digits overflows into the next.
 pub struct Walk<'a> {
     digits: &'a Digits,
     used: Vec<u64>,
@@ -139,7 +141,7 @@ impl<'a> Walk<'a> {
         None
     }
 
-    /// Where index `start` lies; none if digits overflow when everything that was stepped is added to it.
+    /// The offset of index `start`, or `None` if digits overflow when all steps are added to it.
     pub fn finish(self, start: u64) -> Option<u64> {
         let (mut rest, mut sum) = (start, 0u64);
         for (k, ((n, s), used)) in self.digits.0.iter().zip(&self.used).enumerate().rev() {
@@ -204,7 +206,7 @@ mod tests {
         assert_eq!(Digits::new([(2, 100), (3, 1)]).reshaped(&[3, 2]), None);
     }
 
-    /// Against walking every index.
+    /// Compares steps through digits with a walk over every index.
     #[test]
     fn steps_through_digits_are_those_of_every_index() {
         let digits = Digits::new([(3, 100), (4, 10), (2, 1)]);

@@ -1,7 +1,7 @@
 //! What buffers hold while commands run: terms at strided places.
 
 use super::digits::{Digits, LinearForm, Walk, add};
-use super::{Term, TermView, Terms, What};
+use super::{Term, TermKind, TermView, Terms};
 use crate::cover::Cover;
 use crate::region::Shape;
 use ir::dim::Linear;
@@ -13,7 +13,7 @@ pub type Strided = Vec<(u64, u64)>;
 
 /// A strided place of a buffer.
 #[derive(Clone, Debug)]
-pub struct Spot {
+pub struct BufferSlice {
     pub offset: u64,
     pub coords: Linear,
     pub dims: Strided,
@@ -23,23 +23,23 @@ pub struct Spot {
 #[derive(Clone, Debug)]
 struct Region {
     offset: u64,
-    /// Where it lies depends on these coordinates too: only what asks for a place that depends on them likewise finds it.
+    /// Coordinates that its offset depends on as well. Only a slice that depends on them likewise finds it.
     coords: Linear,
     layout: Strided,
     holds: TermView,
-    /// Of what was added to: all that was, in order.
-    added: Option<Added>,
-    /// The body that put it there.
+    /// The values that were added to it, in order, if any were.
+    added: Option<BodySum>,
+    /// The body that wrote it.
     body: usize,
-    /// What is left of a value of which a part was written over: no piece of what is written now, even if that is the
-    /// same again.
+    /// Whether it is the rest of a value that was partly overwritten. A rest never joins with what is written now,
+    /// even if that is the same again.
     is_rest: bool,
 }
 
-/// What one body adds up at a place.
+/// The values that one body adds up at a position.
 #[derive(Clone, Debug)]
-struct Added {
-    /// Each microbatch adds it to what the ones before left, which began at zero.
+struct BodySum {
+    /// Whether each microbatch adds them to the sum of the microbatches before, which began at zero.
     of_microbatches: bool,
     values: Vec<TermView>,
 }
@@ -52,18 +52,18 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What follows is done by another body.
+    /// Notes that another body runs from now on.
     pub fn enter(&mut self, body: usize) {
         self.body = body;
     }
 
-    /// Puts a value at a place. What it overlaps is gone, but for outermost rows before it and behind it.
-    pub fn write(&mut self, mesh: &Mesh, spot: &Spot, holds: TermView) {
-        self.clear(mesh, spot);
+    /// Writes a value to a slice. What it overlaps is gone, except for outermost rows before it and behind it.
+    pub fn write(&mut self, mesh: &Mesh, slice: &BufferSlice, holds: TermView) {
+        self.clear(mesh, slice);
         let mut new = Region {
-            offset: spot.offset,
-            coords: spot.coords.clone(),
-            layout: spot.dims.clone(),
+            offset: slice.offset,
+            coords: slice.coords.clone(),
+            layout: slice.dims.clone(),
             holds,
             added: None,
             body: self.body,
@@ -77,48 +77,48 @@ impl Memory {
         self.regions.push(new);
     }
 
-    fn clear(&mut self, mesh: &Mesh, spot: &Spot) {
-        let new = Shape::new(spot.dims.iter().copied());
-        let end = spot.offset + spread(mesh, &spot.coords) + new.reach();
+    fn clear(&mut self, mesh: &Mesh, slice: &BufferSlice) {
+        let new = Shape::new(slice.dims.iter().copied());
+        let end = slice.offset + spread(mesh, &slice.coords) + new.reach();
         let mut left = vec![];
         self.regions.retain(|old| {
             let shape = Shape::new(old.layout.iter().copied());
-            if old.offset + spread(mesh, &old.coords) + shape.reach() <= spot.offset || end <= old.offset {
+            if old.offset + spread(mesh, &old.coords) + shape.reach() <= slice.offset || end <= old.offset {
                 return true;
             }
-            // Places that depend alike on coordinates are as far apart at all of them.
-            let fixed = spot.coords == old.coords && is_steady(mesh, &spot.coords) && shape.is_injective() && new.is_injective();
-            let apart = || Cover::of(&shape, old.offset)?.is_apart(&Cover::of(&new, spot.offset)?);
+            // Regions whose offsets depend on the same coordinates are equally far apart at all of them.
+            let fixed = slice.coords == old.coords && is_steady(mesh, &slice.coords) && shape.is_injective() && new.is_injective();
+            let apart = || Cover::of(&shape, old.offset)?.is_apart(&Cover::of(&new, slice.offset)?);
             let kept = fixed && apart() == Ok(true);
             if fixed && !kept {
-                left.extend(old.outside(mesh, spot.offset, end));
+                left.extend(old.outside(mesh, slice.offset, end));
             }
             kept
         });
         self.regions.extend(left);
     }
 
-    /// Adds a value, of each microbatch, to a sum that begins at the term `zero`, or to what the same body has put or
-    /// added there. Refused where there is neither.
-    pub fn add(&mut self, spot: &Spot, value: TermView, zero: Term) -> bool {
+    /// Adds a value of each microbatch to a sum that begins at the term `zero`, or to what the same body has written
+    /// or added there. Returns false where there is neither.
+    pub fn add(&mut self, slice: &BufferSlice, value: TermView, zero: Term) -> bool {
         let body = self.body;
         let filled = self.regions.iter().position(|r| r.holds.term == zero && r.added.is_none());
-        let here = |r: &&mut Region| r.offset == spot.offset && r.layout == spot.dims && r.coords.is_empty() && spot.coords.is_empty();
+        let here = |r: &&mut Region| r.offset == slice.offset && r.layout == slice.dims && r.coords.is_empty() && slice.coords.is_empty();
         let at = self.regions.iter_mut().filter(|r| r.holds.term != zero || r.added.is_some()).find(here);
         match (at, filled) {
-            // How often two bodies run is not known here.
+            // It is not known here how often each of two bodies runs.
             (Some(region), _) if region.body != body => false,
             (Some(region), _) => {
-                let own = Added { of_microbatches: false, values: vec![region.holds.clone()] };
+                let own = BodySum { of_microbatches: false, values: vec![region.holds.clone()] };
                 region.added.get_or_insert(own).values.push(value);
                 true
             }
-            (None, Some(k)) if spot.coords.is_empty() => {
-                // What of the zero is not added to stays zero.
+            (None, Some(k)) if slice.coords.is_empty() => {
+                // The part of the zero that is not added to stays zero.
                 let rest = self.regions.swap_remove(k);
-                let whole = Shape::new(rest.layout.iter().copied()).reach() == Shape::new(spot.dims.iter().copied()).reach();
-                let (offset, layout) = (spot.offset, spot.dims.clone());
-                let added = Added { of_microbatches: true, values: vec![value.clone()] };
+                let whole = Shape::new(rest.layout.iter().copied()).reach() == Shape::new(slice.dims.iter().copied()).reach();
+                let (offset, layout) = (slice.offset, slice.dims.clone());
+                let added = BodySum { of_microbatches: true, values: vec![value.clone()] };
                 self.regions.push(Region { offset, coords: vec![], layout, holds: value, added: Some(added), body, is_rest: false });
                 self.regions.extend((!whole).then_some(rest));
                 true
@@ -127,24 +127,24 @@ impl Memory {
         }
     }
 
-    /// What a reader finds, dim by dim. None if it is more than one value, or none.
-    pub fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<TermView> {
-        // What was filled lies under what was added to parts of it.
+    /// The value that a reader finds, dim by dim. `None` if it is more than one value, or none.
+    pub fn read(&self, mesh: &Mesh, terms: &mut Terms, slice: &BufferSlice, dtype: DType) -> Option<TermView> {
+        // Filled regions lie under the sums that were added to parts of them.
         let (under, over): (Vec<&Region>, Vec<&Region>) = self.regions.iter().partition(|r| terms.is_fill(r.holds.term) && r.added.is_none());
-        let one = over.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
+        let one = over.iter().find_map(|r| r.read(mesh, terms, slice, dtype));
         let found = one.or_else(|| {
-            // Pieces that were written in another order than they lie in.
+            // Pieces may have been written in another order than they lie in.
             let merged = Memory::merged(&over);
-            let one = merged.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
-            let joined = one.or_else(|| Memory::joined(&over, mesh, terms, spot, dtype));
-            joined.or_else(|| Memory::joined(&merged.iter().collect::<Vec<_>>(), mesh, terms, spot, dtype))
+            let one = merged.iter().find_map(|r| r.read(mesh, terms, slice, dtype));
+            let joined = one.or_else(|| Memory::joined(&over, mesh, terms, slice, dtype));
+            joined.or_else(|| Memory::joined(&merged.iter().collect::<Vec<_>>(), mesh, terms, slice, dtype))
         });
-        let end = spot.offset + spread(mesh, &spot.coords) + Shape::new(spot.dims.iter().copied()).reach();
-        let bare = over.iter().all(|r| end <= r.offset || r.offset + spread(mesh, &r.coords) + r.reach() <= spot.offset);
-        found.or_else(|| under.iter().filter(|_| bare).find_map(|r| r.read(mesh, terms, spot, dtype)))
+        let end = slice.offset + spread(mesh, &slice.coords) + Shape::new(slice.dims.iter().copied()).reach();
+        let bare = over.iter().all(|r| end <= r.offset || r.offset + spread(mesh, &r.coords) + r.reach() <= slice.offset);
+        found.or_else(|| under.iter().filter(|_| bare).find_map(|r| r.read(mesh, terms, slice, dtype)))
     }
 
-    /// Regions in their order, those that are pieces of one value as one.
+    /// Regions in their order, with pieces of one value joined.
     fn merged(regions: &[&Region]) -> Vec<Region> {
         let mut sorted = regions.to_vec();
         sorted.sort_unstable_by_key(|r| r.offset);
@@ -158,24 +158,24 @@ impl Memory {
         out
     }
 
-    /// Values that lie one after the other, as one.
-    fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<TermView> {
-        let sizes: Vec<u64> = spot.dims.iter().map(|d| d.0).collect();
-        let dense = spot.dims.iter().rev().try_fold(1, |row, (n, stride)| (*n == 1 || *stride == row).then_some(row * n));
-        let end = spot.offset + dense?;
+    /// The concatenation of values that lie one after the other.
+    fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, slice: &BufferSlice, dtype: DType) -> Option<TermView> {
+        let sizes: Vec<u64> = slice.dims.iter().map(|d| d.0).collect();
+        let dense = slice.dims.iter().rev().try_fold(1, |row, (n, stride)| (*n == 1 || *stride == row).then_some(row * n));
+        let end = slice.offset + dense?;
         let mut inside: Vec<&Region> =
-            regions.iter().copied().filter(|r| r.coords == spot.coords && r.offset >= spot.offset && r.offset + r.reach() <= end).collect();
+            regions.iter().copied().filter(|r| r.coords == slice.coords && r.offset >= slice.offset && r.offset + r.reach() <= end).collect();
         inside.sort_unstable_by_key(|r| r.offset);
-        let (mut at, mut parts) = (spot.offset, vec![]);
+        let (mut at, mut parts) = (slice.offset, vec![]);
         for r in inside {
             if r.offset != at {
                 return None;
             }
-            let piece = Spot { offset: at, coords: spot.coords.clone(), dims: vec![(r.reach(), 1)] };
+            let piece = BufferSlice { offset: at, coords: slice.coords.clone(), dims: vec![(r.reach(), 1)] };
             parts.push(r.read(mesh, terms, &piece, dtype)?);
             at += r.reach();
         }
-        // One value is no row of several.
+        // One part with several dims is no concatenation.
         (at == end && (parts.len() > 1 || sizes.len() == 1)).then(|| TermView::whole(terms.joined(parts, dtype).term, &sizes))
     }
 }
@@ -186,12 +186,12 @@ impl Region {
         Shape::new(self.layout.iter().copied()).reach()
     }
 
-    /// Whether all of it is one element of its value.
+    /// Whether the whole region repeats one element of its value.
     fn is_constant(&self) -> bool {
         self.holds.dims.iter().flat_map(Digits::iter).all(|d| d.1 == 0)
     }
 
-    /// This region and one more piece: one of the same form, or the next of the pieces along its last dim.
+    /// This region joined with one more piece: one of the same form, or the next piece along its last dim.
     fn joined(&self, next: &Region) -> Option<Region> {
         if self.added.is_some()
             || next.added.is_some()
@@ -204,7 +204,7 @@ impl Region {
         let later = next.holds.offset.checked_sub(self.holds.offset)?;
         let mut out = self.clone();
         out.body = if self.body == next.body { self.body } else { usize::MAX };
-        // Constants that lie apart, such as zeros, are no pieces of one; those that interleave are.
+        // Constants that lie apart, such as zeros, are no pieces of one constant, but constants that interleave are.
         if self.is_constant() && later == 0 && further > self.reach() {
             return None;
         }
@@ -226,8 +226,8 @@ impl Region {
         Some(out)
     }
 
-    /// Of its outermost rows, those that end before an element, and those that begin at another one or behind it. None
-    /// of a constant: what is added to a zero is added to all of it.
+    /// The outermost rows of the region that end before element `from`, and those that begin at `to` or behind it.
+    /// Empty for a constant, since what is added to a zero is added to all of it.
     fn outside(&self, mesh: &Mesh, from: u64, to: u64) -> Vec<Region> {
         if self.is_constant() {
             return vec![];
@@ -238,35 +238,36 @@ impl Region {
         let rows_of = |(first, end): (u64, u64)| {
             let (offset, mut layout) = (self.offset + first * stride, self.layout.clone());
             layout[k].0 = end - first;
-            let holds = self.find(mesh, &Spot { offset, coords: self.coords.clone(), dims: layout.clone() })?;
+            let holds = self.find(mesh, &BufferSlice { offset, coords: self.coords.clone(), dims: layout.clone() })?;
             Some(Region { offset, layout, holds, is_rest: true, ..self.clone() })
         };
         [(0, head.min(rows)), (tail, rows)].into_iter().filter(|r| r.0 < r.1).filter_map(rows_of).collect()
     }
 
-    fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<TermView> {
+    fn read(&self, mesh: &Mesh, terms: &mut Terms, slice: &BufferSlice, dtype: DType) -> Option<TermView> {
         if let Some(added) = &self.added {
             let sizes: Vec<u64> = self.layout.iter().map(|d| d.0).collect();
             let all = added.values.iter().cloned().reduce(|x, y| terms.sum_of_two([x, y], &sizes, dtype))?;
             let holds = match added.of_microbatches {
-                true => TermView::whole(terms.plain(What::Sum, vec![all], sizes.clone(), dtype), &sizes),
+                true => TermView::whole(terms.plain(TermKind::Sum, vec![all], sizes.clone(), dtype), &sizes),
                 false => all,
             };
-            return Region { holds, added: None, ..self.clone() }.find(mesh, spot);
+            return Region { holds, added: None, ..self.clone() }.find(mesh, slice);
         }
-        if let Some(found) = self.find(mesh, spot) {
+        if let Some(found) = self.find(mesh, slice) {
             return Some(found);
         }
-        // A slice across dims that lie one after the other: of a copy of them.
+        // A slice across dims that are contiguous reads a copy of them as one dim.
         let radix = self.radix()?;
         let dense = radix.last().is_none_or(|r| r.1 == 1) && radix.windows(2).all(|w| w[0].1 == w[1].0 * w[1].1);
         let dims = radix.iter().map(|r| self.holds.dims[r.2].clone()).collect();
         let flat = dense.then(|| TermView { dims, ..self.holds.clone() }.flat())?;
         let count = flat.dims[0].extent();
-        Region { layout: vec![(count, 1)], holds: terms.stored(&flat, dtype), ..self.clone() }.find(mesh, spot)
+        Region { layout: vec![(count, 1)], holds: terms.stored(&flat, dtype), ..self.clone() }.find(mesh, slice)
     }
 
-    /// `(extent, stride, dim)`, outermost first; none if what a dim steps over is not more than all that the dims after it reach.
+    /// `(extent, stride, dim)`, outermost first. `None` if a dim's stride is not more than all that the dims after it
+    /// reach.
     fn radix(&self) -> Option<Vec<(u64, u64, usize)>> {
         let dims = self.layout.iter().enumerate().filter(|d| d.1.0 > 1);
         let mut radix: Vec<(u64, u64, usize)> = dims.map(|(k, (n, s))| (*n, *s, k)).collect();
@@ -281,19 +282,20 @@ impl Region {
         Some(radix)
     }
 
-    fn find(&self, mesh: &Mesh, spot: &Spot) -> Option<TermView> {
+    fn find(&self, mesh: &Mesh, slice: &BufferSlice) -> Option<TermView> {
         let radix = self.radix()?;
-        let rest = spot.offset.checked_sub(self.offset)?;
+        let rest = slice.offset.checked_sub(self.offset)?;
         let mut reader =
             AddressWalker { radix: &radix, used: vec![0; radix.len()], walks: radix.iter().map(|r| Walk::new(&self.holds.dims[r.2])).collect() };
-        let dims = spot.dims.iter().map(|(n, s)| reader.step(*n, *s)).collect::<Option<Vec<_>>>()?;
+        let dims = slice.dims.iter().map(|(n, s)| reader.step(*n, *s)).collect::<Option<Vec<_>>>()?;
         let mut form: LinearForm = vec![];
-        // Where the region lies is where the reader begins; what else its place depends on are steps within the region.
+        // The region's own coordinates move it as a whole. The reader's other coordinates are steps within the
+        // region.
         let asked = |c: &&(SubAxis, u64)| !self.coords.contains(c);
-        if !self.coords.iter().all(|c| spot.coords.contains(c)) {
+        if !self.coords.iter().all(|c| slice.coords.contains(c)) {
             return None;
         }
-        for (u, stride) in spot.coords.iter().filter(asked) {
+        for (u, stride) in slice.coords.iter().filter(asked) {
             form = add(&form, &vec![(*u, reader.step(mesh[*u].size, *stride)?)])?;
         }
         let offset = reader.finish(rest)?;
@@ -302,9 +304,10 @@ impl Region {
     }
 }
 
-/// What a place holds where dim k of a value lies along `layout[k]` from `offset` on. None if the place is not all within it.
-pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: TermView, spot: &Spot) -> Option<TermView> {
-    Region { offset, coords: vec![], layout, holds, added: None, body: 0, is_rest: false }.find(mesh, spot)
+/// The value of a slice, if dim k of a value lies along `layout[k]` from `offset` on. `None` if the slice is not all
+/// within it.
+pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: TermView, slice: &BufferSlice) -> Option<TermView> {
+    Region { offset, coords: vec![], layout, holds, added: None, body: 0, is_rest: false }.find(mesh, slice)
 }
 
 /// Steps through the addresses of a region.
@@ -346,7 +349,7 @@ impl AddressWalker<'_> {
         Some(Digits::new(parts.iter().rev().flat_map(Digits::iter).collect::<Vec<_>>()))
     }
 
-    /// What a start at element `rest` of the region adds to the offset in its value.
+    /// The offset in the value that a start at element `rest` of the region adds.
     fn finish(self, mut rest: u64) -> Option<u64> {
         let mut sum = 0;
         for ((walk, used), (n, s, _)) in self.walks.into_iter().zip(&self.used).zip(self.radix) {
@@ -361,50 +364,50 @@ impl AddressWalker<'_> {
     }
 }
 
-/// Whether places that depend on these coordinates are where they are throughout a step.
+/// Whether offsets that depend on these coordinates stay the same throughout a step.
 fn is_steady(mesh: &Mesh, coords: &Linear) -> bool {
     coords.iter().all(|(u, _)| mesh[*u].axis != Axis::Microbatch)
 }
 
-/// How much further on a place can lie at other coordinates.
+/// How much further an offset can lie at other coordinates.
 fn spread(mesh: &Mesh, coords: &Linear) -> u64 {
     coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Digits, Memory, Spot, TermView, Terms, What};
+    use super::{BufferSlice, Digits, Memory, TermKind, TermView, Terms};
     use ir::mesh::{Mesh, Sizes};
     use ir::op::{DType, Op, Real};
 
-    /// The pieces of a constant that lie at every second element, in two copies, and what a reader of all elements finds.
+    /// A constant is written at every second element, in two copies, and then all elements are read.
     #[test]
     fn pieces_of_a_constant_that_interleave_are_one() {
         let one = Sizes::default();
         let mesh = Mesh::of_sizes(&one).expect("a mesh");
         let mut terms = Terms::default();
-        let scalar = terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![], DType::F32);
+        let scalar = terms.plain(TermKind::Held(Op::Param(0), vec![]), vec![], vec![], DType::F32);
         let constant = |n: u64| TermView { term: scalar, offset: 0, coords: vec![], dims: vec![Digits::new([(n, 0)])] };
-        let spot = |offset: u64, dims: Vec<(u64, u64)>| Spot { offset, coords: vec![], dims };
+        let slice = |offset: u64, dims: Vec<(u64, u64)>| BufferSlice { offset, coords: vec![], dims };
         let mut memory = Memory::default();
-        memory.write(&mesh, &spot(0, vec![(4, 2)]), constant(4));
-        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), None);
-        memory.write(&mesh, &spot(1, vec![(4, 2)]), constant(4));
-        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
-        // Those that lie apart stay apart, so that what is written to one leaves the other.
-        memory.write(&mesh, &spot(12, vec![(8, 1)]), constant(8));
-        memory.write(&mesh, &spot(12, vec![(2, 1)]), TermView::whole(scalar, &[2]));
-        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+        memory.write(&mesh, &slice(0, vec![(4, 2)]), constant(4));
+        assert_eq!(memory.read(&mesh, &mut terms, &slice(0, vec![(8, 1)]), DType::F32), None);
+        memory.write(&mesh, &slice(1, vec![(4, 2)]), constant(4));
+        assert_eq!(memory.read(&mesh, &mut terms, &slice(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+        // Constants that lie apart stay apart, so that a write to one leaves the other.
+        memory.write(&mesh, &slice(12, vec![(8, 1)]), constant(8));
+        memory.write(&mesh, &slice(12, vec![(2, 1)]), TermView::whole(scalar, &[2]));
+        assert_eq!(memory.read(&mesh, &mut terms, &slice(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
     }
 
-    /// Of four rows of three elements the second is written over: the others are what they were, and all of it is three
-    /// values one after the other, whoever writes them in what order.
+    /// The second of four rows of three elements is overwritten. The other rows keep their values, and the whole is
+    /// three values one after the other, whoever writes them in what order.
     #[test]
     fn rows_beside_what_is_written_over_stay() {
         let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
         let mut terms = Terms::default();
-        let [old, new] = [0, 1].map(|slot| terms.plain(What::Held(Op::Param(slot), vec![]), vec![], vec![12], DType::F32));
-        let rows = |first: u64, n: u64| Spot { offset: 3 * first, coords: vec![], dims: vec![(n, 3), (3, 1)] };
+        let [old, new] = [0, 1].map(|slot| terms.plain(TermKind::Held(Op::Param(slot), vec![]), vec![], vec![12], DType::F32));
+        let rows = |first: u64, n: u64| BufferSlice { offset: 3 * first, coords: vec![], dims: vec![(n, 3), (3, 1)] };
         let of_old = |first: u64, n: u64| TermView { offset: 3 * first, ..TermView::whole(old, &[n, 3]) };
         let mut memory = Memory::default();
         memory.write(&mesh, &rows(0, 4), of_old(0, 4));
@@ -414,52 +417,52 @@ mod tests {
         let parts = [of_old(0, 1), TermView::whole(new, &[1, 3]), of_old(2, 2)].map(|x| x.flat());
         let all = TermView::whole(terms.joined(parts.to_vec(), DType::F32).term, &[4, 3]);
         assert_eq!(memory.read(&mesh, &mut terms, &rows(0, 4), DType::F32), Some(all));
-        // Across the border there is no one value of two columns.
-        let columns = Spot { offset: 0, coords: vec![], dims: vec![(4, 3), (2, 1)] };
+        // Two columns cross the border between values, so no single value holds them.
+        let columns = BufferSlice { offset: 0, coords: vec![], dims: vec![(4, 3), (2, 1)] };
         assert_eq!(memory.read(&mesh, &mut terms, &columns, DType::F32), None);
-        // Written again from the last row on, it is one value.
+        // Once all rows are written again, from the last row on, they are one value.
         (0..4).rev().for_each(|k| memory.write(&mesh, &rows(k, 1), of_old(k, 1)));
         assert_eq!(memory.read(&mesh, &mut terms, &columns, DType::F32).map(|x| x.term), Some(old));
     }
 
-    /// Of a zero of which a part was written over, nothing is left to add to.
+    /// Nothing can be added to the rest of a zero that was partly overwritten.
     #[test]
     fn nothing_is_added_to_what_is_left_of_a_zero() {
         let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
         let mut terms = Terms::default();
-        let zero = terms.plain(What::Fill(Real(0.0)), vec![], vec![], DType::F32);
-        let x = TermView::whole(terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![4], DType::F32), &[4]);
-        let spot = |offset: u64, n: u64| Spot { offset, coords: vec![], dims: vec![(n, 1)] };
+        let zero = terms.plain(TermKind::Fill(Real(0.0)), vec![], vec![], DType::F32);
+        let x = TermView::whole(terms.plain(TermKind::Held(Op::Param(0), vec![]), vec![], vec![4], DType::F32), &[4]);
+        let slice = |offset: u64, n: u64| BufferSlice { offset, coords: vec![], dims: vec![(n, 1)] };
         let mut memory = Memory::default();
-        memory.write(&mesh, &spot(0, 8), TermView { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(8, 0)])] });
-        memory.write(&mesh, &spot(0, 4), x.clone());
-        assert!(!memory.add(&spot(0, 2), x.clone(), zero) && !memory.add(&spot(4, 4), x, zero));
+        memory.write(&mesh, &slice(0, 8), TermView { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(8, 0)])] });
+        memory.write(&mesh, &slice(0, 4), x.clone());
+        assert!(!memory.add(&slice(0, 2), x.clone(), zero) && !memory.add(&slice(4, 4), x, zero));
     }
 
-    /// A body may add several times to what each microbatch leaves, another one may not.
+    /// A body may add several times to what each microbatch leaves, but another body may not.
     #[test]
     fn what_one_body_adds_is_one_sum() {
         let mesh = Mesh::of_sizes(&Sizes::default()).expect("a mesh");
         let mut terms = Terms::default();
-        let zero = terms.plain(What::Fill(Real(0.0)), vec![], vec![], DType::F32);
-        let [x, y] = [0, 1].map(|slot| TermView::whole(terms.plain(What::Held(Op::Param(slot), vec![]), vec![], vec![4], DType::F32), &[4]));
-        let spot = Spot { offset: 0, coords: vec![], dims: vec![(4, 1)] };
+        let zero = terms.plain(TermKind::Fill(Real(0.0)), vec![], vec![], DType::F32);
+        let [x, y] = [0, 1].map(|slot| TermView::whole(terms.plain(TermKind::Held(Op::Param(slot), vec![]), vec![], vec![4], DType::F32), &[4]));
+        let slice = BufferSlice { offset: 0, coords: vec![], dims: vec![(4, 1)] };
         let filled = TermView { term: zero, offset: 0, coords: vec![], dims: vec![Digits::new([(4, 0)])] };
         let both = terms.sum_of_two([x.clone(), y.clone()], &[4], DType::F32);
-        let sum = TermView::whole(terms.plain(What::Sum, vec![both.clone()], vec![4], DType::F32), &[4]);
-        // From zero, and from what the body has put there itself.
+        let sum = TermView::whole(terms.plain(TermKind::Sum, vec![both.clone()], vec![4], DType::F32), &[4]);
+        // A sum may begin at zero, or at a value that the body has written itself.
         for (begin, want) in [(filled, sum), (x.clone(), both)] {
             let mut memory = Memory::default();
             memory.enter(1);
-            memory.write(&mesh, &spot, begin.clone());
+            memory.write(&mesh, &slice, begin.clone());
             if begin.term == zero {
                 memory.enter(2);
-                assert!(memory.add(&spot, x.clone(), zero));
+                assert!(memory.add(&slice, x.clone(), zero));
             }
-            assert!(memory.add(&spot, y.clone(), zero));
-            assert_eq!(memory.read(&mesh, &mut terms, &spot, DType::F32), Some(want));
+            assert!(memory.add(&slice, y.clone(), zero));
+            assert_eq!(memory.read(&mesh, &mut terms, &slice, DType::F32), Some(want));
             memory.enter(3);
-            assert!(!memory.add(&spot, y.clone(), zero));
+            assert!(!memory.add(&slice, y.clone(), zero));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Terms: what a value is, down to sources. Equal terms are equal values, whatever computed them and wherever they lie.
+//! Terms: what a value is, down to sources. Equal terms are equal values, whatever computed them and wherever they
+//! lie.
 
 pub mod digits;
 pub mod memory;
@@ -64,9 +65,9 @@ impl TermView {
     }
 }
 
-/// What makes a term, operands apart.
+/// What makes a term, besides its operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum What {
+pub enum TermKind {
     /// An op whose dims are numbered by first appearance, and the index maps of those dims whose indices it asks for.
     Op(Op, Vec<(Dim, Index)>),
     /// A parameter, state or table of the program, or an input of the job: the part that the maps say.
@@ -77,11 +78,11 @@ pub enum What {
     Joined,
     /// The sum over all microbatches.
     Sum,
-    /// What the last microbatch leaves.
+    /// The value after the last microbatch.
     Last,
     /// Terms of a sum: each rank of these sub-axes has a part of each operand.
     Parts(Vec<SubAxis>),
-    /// What a collective gives, of a dense operand.
+    /// The result of a collective on a dense operand.
     Exchange {
         kind: Collective,
         subs: Vec<SubAxis>,
@@ -96,37 +97,37 @@ pub enum What {
     /// A sum over pipeline stages: those of each list, which are alike, have an operand each.
     Met(Vec<Vec<u64>>),
     Fill(Real),
-    /// What nothing is known of; each by its number.
+    /// A value of which nothing is known, by a number of its own.
     Unknown(usize),
 }
 
 /// An index map whose base is known, the whole extent where it matters, and the order in which the whole is stored.
 pub type Index = (IndexMap, u64, Order);
 
-impl What {
+impl TermKind {
     fn name(&self) -> &'static str {
         match self {
-            What::Op(op, _) | What::Held(op, _) => op.name(),
-            What::Stored => "copy",
-            What::Joined => "concat",
-            What::Sum => "sum over microbatches",
-            What::Last => "value of the last microbatch",
-            What::Parts(_) => "parts of a sum",
-            What::Exchange { kind, .. } => kind.name(),
-            What::Message { .. } => "recv",
-            What::Met(_) => "sum over stages",
-            What::Fill(_) => "fill",
-            What::Unknown(_) => "padding",
+            TermKind::Op(op, _) | TermKind::Held(op, _) => op.name(),
+            TermKind::Stored => "copy",
+            TermKind::Joined => "concat",
+            TermKind::Sum => "sum over microbatches",
+            TermKind::Last => "value of the last microbatch",
+            TermKind::Parts(_) => "parts of a sum",
+            TermKind::Exchange { kind, .. } => kind.name(),
+            TermKind::Message { .. } => "recv",
+            TermKind::Met(_) => "sum over stages",
+            TermKind::Fill(_) => "fill",
+            TermKind::Unknown(_) => "padding",
         }
     }
 }
 
-/// What a term is.
+/// The definition of a term, by which it is found again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TermKey {
-    pub what: What,
+    pub kind: TermKind,
     pub args: Vec<TermView>,
-    /// Numbers of the dims of each operand, then of the result. None if there are no operands with dims to tell apart.
+    /// Numbers of the dims of each operand, then of the result. Empty if no operands have dims to tell apart.
     pub labels: Vec<Vec<Dim>>,
     /// Extents of the numbered dims, or of the result's.
     pub sizes: Vec<u64>,
@@ -146,7 +147,7 @@ impl TermKey {
 /// All terms, each once.
 #[derive(Default)]
 pub struct Terms {
-    /// Terms with the hashes of their keys.
+    /// Terms, with the hashes of their keys.
     known: HashTable<(u64, Term)>,
     hasher: DefaultHashBuilder,
     keys: Vec<Rc<TermKey>>,
@@ -154,47 +155,47 @@ pub struct Terms {
 
 impl Terms {
     /// A term with no dims of operands to tell apart.
-    pub fn plain(&mut self, what: What, args: Vec<TermView>, sizes: Vec<u64>, dtype: DType) -> Term {
-        self.intern(TermKey { what, args, labels: vec![], sizes, dtype })
+    pub fn plain(&mut self, kind: TermKind, args: Vec<TermView>, sizes: Vec<u64>, dtype: DType) -> Term {
+        self.intern(TermKey { kind, args, labels: vec![], sizes, dtype })
     }
 
     /// The elements of a view stored row-major: a slice across its digits is none of the original.
     pub fn stored(&mut self, x: &TermView, dtype: DType) -> TermView {
         let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
-        TermView::whole(self.plain(What::Stored, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
+        TermView::whole(self.plain(TermKind::Stored, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
     }
 
     /// Values along one dim each, one after the other.
     pub fn joined(&mut self, parts: Vec<TermView>, dtype: DType) -> TermView {
         let count = parts.iter().flat_map(|p| &p.dims).map(Digits::extent).sum();
-        TermView::whole(self.plain(What::Joined, parts, vec![count], dtype), &[count])
+        TermView::whole(self.plain(TermKind::Joined, parts, vec![count], dtype), &[count])
     }
 
     /// The sum, element by element, of two values with dims of these sizes, as an op of the same dims makes it.
     pub fn sum_of_two(&mut self, args: [TermView; 2], sizes: &[u64], dtype: DType) -> TermView {
         let labels = vec![(0..sizes.len() as u32).map(Dim).collect(); 3];
-        let key = TermKey { what: What::Op(Op::Add, vec![]), args: args.to_vec(), labels, sizes: sizes.to_vec(), dtype };
+        let key = TermKey { kind: TermKind::Op(Op::Add, vec![]), args: args.to_vec(), labels, sizes: sizes.to_vec(), dtype };
         TermView::whole(self.intern(key), sizes)
     }
 
     /// A value with dims of these sizes where a bool is true, else zero, as a `select` of local graphs makes it.
     pub fn value_or_zero(&mut self, bool: &TermView, value: TermView, sizes: &[u64], dtype: DType) -> TermView {
-        let zero = TermKey { what: What::Op(Op::Const(Real(0.0)), vec![]), args: vec![], labels: vec![vec![]], sizes: vec![], dtype };
+        let zero = TermKey { kind: TermKind::Op(Op::Const(Real(0.0)), vec![]), args: vec![], labels: vec![vec![]], sizes: vec![], dtype };
         let zero = TermView::whole(self.intern(zero), &[]);
         let own: Vec<Dim> = (0..sizes.len() as u32).map(Dim).collect();
         let labels = vec![vec![], own.clone(), vec![], own];
         let args = vec![bool.clone(), value, zero];
-        let key = TermKey { what: What::Op(Op::Select, vec![]), args, labels, sizes: sizes.to_vec(), dtype };
+        let key = TermKey { kind: TermKind::Op(Op::Select, vec![]), args, labels, sizes: sizes.to_vec(), dtype };
         TermView::whole(self.intern(key), sizes)
     }
 
-    /// What a copy holds, along one dim, and its dtype.
+    /// The original of a copy, along one dim, and the copy's dtype.
     pub fn original(&self, copy: Term) -> Option<(TermView, DType)> {
         let key = &self.keys[copy.0 as usize];
-        (key.what == What::Stored).then(|| (key.args[0].clone(), key.dtype))
+        (key.kind == TermKind::Stored).then(|| (key.args[0].clone(), key.dtype))
     }
 
-    /// How many there are: terms with numbers below this.
+    /// The number of terms. All terms have numbers below this.
     pub fn count(&self) -> usize {
         self.keys.len()
     }
@@ -217,19 +218,19 @@ impl Terms {
     }
 
     pub fn is_fill(&self, term: Term) -> bool {
-        matches!(self.keys[term.0 as usize].what, What::Fill(_))
+        matches!(self.keys[term.0 as usize].kind, TermKind::Fill(_))
     }
 
     /// Where two values first differ, for messages: from the results down to operands.
     pub fn difference(&self, want: &TermView, got: &TermView) -> String {
         if want.term == got.term {
-            return format!("another view of the same {}: {got:?}, not {want:?}", self.keys[want.term.0 as usize].what.name());
+            return format!("another view of the same {}: {got:?}, not {want:?}", self.keys[want.term.0 as usize].kind.name());
         }
         let (w, g) = (&self.keys[want.term.0 as usize], &self.keys[got.term.0 as usize]);
-        let name = w.what.name();
-        if w.what != g.what {
-            let (a, b) = (format!("{:?}", g.what), format!("{:?}", w.what));
-            return if g.what.name() == name { format!("{a} for {b}") } else { format!("{} for {name}", g.what.name()) };
+        let name = w.kind.name();
+        if w.kind != g.kind {
+            let (a, b) = (format!("{:?}", g.kind), format!("{:?}", w.kind));
+            return if g.kind.name() == name { format!("{a} for {b}") } else { format!("{} for {name}", g.kind.name()) };
         }
         match w.args.iter().zip(&g.args).position(|(a, b)| a != b) {
             Some(k) => format!("operand {k} of {name}: {}", self.difference(&w.args[k], &g.args[k])),
@@ -239,8 +240,8 @@ impl Terms {
         }
     }
 
-    /// The value of node `v` of a body whose operands are these; `base` resolves bases of index maps, `scalar` arguments.
-    /// None if a view cannot be said in digits.
+    /// The value of node `v` of a body whose operands are these; `base` resolves bases of index maps, `scalar`
+    /// arguments. None if a view cannot be said in digits.
     pub fn node(
         &mut self,
         mesh: &Mesh,
@@ -251,8 +252,8 @@ impl Terms {
         scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
     ) -> Option<TermView> {
         match self.made(mesh, body, v, args, base, scalar)? {
-            Made::View(x) => Some(x),
-            Made::Op(key) => {
+            NodeTerm::View(x) => Some(x),
+            NodeTerm::Op(key) => {
                 let sizes: Vec<u64> = body.dims_of(v).iter().map(|d| body.dims.size(*d)).collect();
                 Some(TermView::whole(self.intern(key), &sizes))
             }
@@ -268,22 +269,24 @@ impl Terms {
         args: &[TermView],
         base: &dyn Fn(&Base) -> Option<Base>,
         scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
-    ) -> Option<Made> {
+    ) -> Option<NodeTerm> {
         let node = &body[v];
         let dims = &node.ty.dims;
         let position = |k: usize, d: Dim| body.dims_of(node.args[k]).iter().position(|e| *e == d);
-        // The operand's dims under the result's names; those that it lacks are repeated.
+        // Arranges the operand's dims as the result's. The operand is repeated along dims that it lacks.
         let arranged = |x: &TermView, find: &dyn Fn(Dim) -> Option<usize>| {
             let dims = dims.iter().map(|d| find(*d).map_or(Digits::new([(body.dims.size(*d), 0)]), |k| x.dims[k].clone())).collect();
             TermView { dims, ..x.clone() }
         };
         match &node.op {
-            Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } | Op::Limit { .. } => Some(Made::View(arranged(&args[0], &|d| position(0, d)))),
+            Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } | Op::Limit { .. } => {
+                Some(NodeTerm::View(arranged(&args[0], &|d| position(0, d))))
+            }
             Op::Slice { from, to, at } => {
                 let k = position(0, *from)?;
                 let n = to.map_or(1, |d| body.dims.size(d));
                 let x = args[0].part(mesh, k, *at, &vec![], &[(n, 1)])?;
-                Some(Made::View(arranged(&x, &|d| if Some(d) == *to { Some(k) } else { position(0, d) })))
+                Some(NodeTerm::View(arranged(&x, &|d| if Some(d) == *to { Some(k) } else { position(0, d) })))
             }
             Op::Shard { from, to, index } => {
                 let k = position(0, *from)?;
@@ -293,7 +296,7 @@ impl Terms {
                     Base::Slot(_) => return None,
                 };
                 let x = args[0].part(mesh, k, 0, &coords, &index.parts)?;
-                Some(Made::View(arranged(&x, &|d| if d == *to { Some(k) } else { position(0, d) })))
+                Some(NodeTerm::View(arranged(&x, &|d| if d == *to { Some(k) } else { position(0, d) })))
             }
             Op::View { from, to } => {
                 let x = &args[0];
@@ -304,14 +307,15 @@ impl Terms {
                     Some(k) => Some(parts[k].clone()),
                     None => position(0, d).map(|k| x.dims[k].clone()),
                 };
-                Some(Made::View(TermView { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
+                Some(NodeTerm::View(TermView { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
             }
-            // Along the outermost dim its operands lie one after the other, and may be made so piece by piece.
+            // Along the outermost dim, the operands lie one after the other, and a program may write them piece by
+            // piece.
             Op::Concat { from, to } if dims.iter().take_while(|d| *d != to).all(|d| body.dims.size(*d) == 1) => {
                 let sizes: Vec<u64> = dims.iter().map(|d| body.dims.size(*d)).collect();
                 let own = |(k, x): (usize, &TermView)| arranged(x, &|d| position(k, if d == *to { from[k] } else { d })).flat();
                 let joined = self.joined(args.iter().enumerate().map(own).collect(), node.ty.dtype);
-                Some(Made::View(TermView::whole(joined.term, &sizes)))
+                Some(NodeTerm::View(TermView::whole(joined.term, &sizes)))
             }
             op => {
                 let op = match op {
@@ -335,21 +339,21 @@ impl Terms {
                 let maps = asked.iter().map(|d| Some((labels.of(*d), index(d)?))).collect::<Option<Vec<_>>>()?;
                 let op = op.map_dims(&mut |d| labels.of(d));
                 let all = labels.0.iter().map(|d| body.dims.size(*d)).collect();
-                Some(Made::Op(TermKey { what: What::Op(op, maps), args: args.to_vec(), labels: rows, sizes: all, dtype: node.ty.dtype }))
+                Some(NodeTerm::Op(TermKey { kind: TermKind::Op(op, maps), args: args.to_vec(), labels: rows, sizes: all, dtype: node.ty.dtype }))
             }
         }
     }
 }
 
-/// What a node of a body makes of its operands.
-pub enum Made {
+/// The result of a node of a body.
+pub enum NodeTerm {
     /// A view of one of them, or of several one after the other.
     View(TermView),
     /// A value of its own.
     Op(TermKey),
 }
 
-/// Dims by number of first appearance.
+/// Dims, numbered by first appearance.
 #[derive(Default)]
 pub struct Labels(pub Vec<Dim>);
 

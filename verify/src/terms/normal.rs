@@ -1,11 +1,12 @@
-//! The one form of an access to a copy. A slice of a copy is the copy of a slice, so programs and graphs may have either; and a copy is
-//! a term of its own only for views that its original cannot say in digits.
+//! The one form of an access to a copy. A slice of a copy is the copy of a slice, so programs and graphs may have
+//! either; and a copy is a term of its own only for views that its original cannot say in digits.
 
 use super::digits::{Digits, LinearForm, Walk, add};
 use super::{TermView, Terms};
 
 impl Terms {
-    /// The same elements, read from the original of a copy if digits can say that, else from a copy of no more than is read of it.
+    /// The same elements, read from the original of a copy if digits can say that, else from a copy of no more than
+    /// is read of it.
     pub fn normal(&mut self, mut x: TermView) -> TermView {
         while let Some((original, dtype)) = self.original(x.term) {
             if let Some(direct) = through(&x, &original) {
@@ -35,14 +36,14 @@ pub fn through(x: &TermView, original: &TermView) -> Option<TermView> {
     Some(TermView { term: original.term, offset, coords: add(&original.coords, &form)?, dims })
 }
 
-/// Where an index of these digits leads, counted in `unit`s.
+/// The digits that an index leads to, counted in `unit`s.
 fn stepped(walk: &mut Walk, digits: &Digits, unit: u64) -> Option<Digits> {
     let parts = digits.iter().map(|(n, s)| walk.step(n, s / unit)).collect::<Option<Vec<_>>>()?;
     Some(Digits::new(parts.iter().flat_map(Digits::iter).collect::<Vec<_>>()))
 }
 
-/// The part of the original that an access to its copy reads, and the access to a copy of that (whose term is to be set). Each digit of the
-/// index is cut by itself, where the original's digits allow it.
+/// The part of the original that an access to its copy reads, and the access to a copy of that (whose term is to be
+/// set). Each digit of the index is cut by itself, where the original's digits allow it.
 fn cropped(x: &TermView, original: &TermView) -> Option<(TermView, TermView)> {
     let moves = |d: &(u64, u64)| d.0 > 1 && d.1 > 0;
     let of_coords = x.coords.iter().flat_map(|f| f.1.iter());
@@ -110,12 +111,12 @@ fn cropped(x: &TermView, original: &TermView) -> Option<(TermView, TermView)> {
 #[cfg(test)]
 mod tests {
     use super::super::digits::Digits;
-    use super::super::{TermView, Terms, What};
+    use super::super::{TermKind, TermView, Terms};
     use ir::mesh::SubAxis;
     use ir::op::{DType, Op};
 
     fn source(terms: &mut Terms, n: u64) -> TermView {
-        TermView::whole(terms.plain(What::Held(Op::Input(0), vec![]), vec![], vec![n], DType::F32), &[n])
+        TermView::whole(terms.plain(TermKind::Held(Op::Input(0), vec![]), vec![], vec![n], DType::F32), &[n])
     }
 
     fn at(term: TermView, offset: u64, coords: &[(u8, u64, u64)], dims: &[&[(u64, u64)]]) -> TermView {

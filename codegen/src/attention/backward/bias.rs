@@ -32,7 +32,7 @@ impl<'c> Backward<'_, 'c> {
         Shape { tiles: tiles as u64, line: 1, scratch_bytes: self.scratch.bytes as u64 }
     }
 
-    /// Where the sums of a query's pairs lie.
+    /// Address of the sums of a query's pairs.
     fn pairs(&self, at: &Arguments<Pointer<'c>>, query: Index<'c>) -> Pointer<'c> {
         let b = self.b;
         b.at(b.at_const(at.scratch, self.scratch.pairs), b.index_mul(query, b.index(4 * self.plan.key_block)))
@@ -58,7 +58,7 @@ impl<'c> Backward<'_, 'c> {
         let dtype = plan.kernel.body[bias.value].ty.dtype;
         let [row, stride] = [plan.attention.at, plan.attention.keys].map(|d| plan.stride(tensor, d));
         let bytes = pointwise::stored(dtype).bytes();
-        let size = Size { d: plan.key_block, width: plan.key_block };
+        let size = HeadSize { d: plan.key_block, width: plan.key_block };
         let stored = OutputRows { dtype, stride, size, accumulate: bias.accumulate };
         let start = b.at(at.tensors[tensor], b.index_mul(keys.first, b.index(bytes * stride)));
         b.for_each(b.index(0), b.index(plan.queries), 1, &mut |query| {

@@ -1,13 +1,14 @@
 //! Attention on the tensor cores of sm_80, after FlashAttention-2 (Dao 2023): 16-bit operands, heads of a
 //! multiple of 8 elements, up to 256.
 //!
-//! A block keeps a tile of rows of one side in shared memory, its own, and the other side's rows come by in blocks: while one is computed with, the next is on its
-//! way (`cp.async`). A warp has some rows of the tile. Scores, their exponentials and all sums stay in its registers: the layout of a product's
-//! sums is that of a product's first factor (`mma.m16n8k16`), so exponentials are rounded to 16 bits and multiplied where they are.
+//! A block keeps a tile of rows of one side in shared memory, its own, and the other side's rows come by in blocks:
+//! while one is computed with, the next is on its way (`cp.async`). A warp has some rows of the tile. Scores, their
+//! exponentials and all sums stay in its registers: the layout of a product's sums is that of a product's first
+//! factor (`mma.m16n8k16`), so exponentials are rounded to 16 bits and multiplied where they are.
 //!
-//! Rows lie 16 bytes further apart in shared memory than they are long, so that neither the copies nor `ldmatrix`, eight rows at a
-//! time, meet in a bank, and all addresses of a tile are one and a constant. A list of the blocks that the mask leaves something of is made first, from the bounds of
-//! positions; it says which need the mask.
+//! Rows lie 16 bytes further apart in shared memory than they are long, so that neither the copies nor `ldmatrix`,
+//! eight rows at a time, meet in a bank, and all addresses of a tile are one and a constant. A list of the blocks
+//! that the mask leaves something of is made first, from the bounds of positions; it says which need the mask.
 
 mod backward;
 mod bias;
@@ -17,8 +18,8 @@ mod tile_scheduler;
 pub mod warp_specialized;
 
 use super::scoring::{Applied, Operand};
-use super::{Arguments, AttentionPlan, GpuArguments, GradientOperands, OperandRows, ScoreSide, Size};
-use crate::abi::{Bounds, launch_of_blocks};
+use super::{Arguments, AttentionPlan, GpuArguments, GradientOperands, HeadSize, OperandRows, ScoreSide};
+use crate::abi::{LaunchBounds, launch_of_blocks};
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{LANES, Pointer, Simt, Value};
@@ -26,8 +27,8 @@ use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
 use crate::loops::accumulated;
 use crate::{CompileError, Shape, pointwise};
-use backward::{Kind, Of};
-use block_mask::{Met, Visit, Visits};
+use backward::{GradientTiles, SumWeights};
+use block_mask::{BlockMask, ColumnValues, VisibleBlock};
 use ir::dim::Dim;
 use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
@@ -48,10 +49,12 @@ const UNIT: i64 = 16;
 /// Elements of a head at most.
 const MOST_ELEMENTS: i64 = 256;
 
-/// Rows of a side whose list of visits leaves room for the tiles in the shared memory of sm_80, 163 KiB.
+/// Most rows of a side: the list of their blocks must leave room for the tiles in the shared memory of sm_80, 163
+/// KiB.
 const MOST_ROWS: i64 = 1 << 19;
 
-/// What is multiplied, if tensor cores can do this attention: elements of 16 bits, one after the other, whose rows begin at multiples of 16 bytes.
+/// The element type of the factors, if tensor cores can do this attention: 16-bit elements, contiguous in a head,
+/// whose rows begin at multiples of 16 bytes.
 pub fn half(plan: &AttentionPlan) -> Option<Half> {
     let kernel = plan.kernel;
     let node = &kernel.body[kernel.outputs.iter().find(|o| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)))?.value];
@@ -66,15 +69,14 @@ pub fn half(plan: &AttentionPlan) -> Option<Half> {
         DType::F32 | DType::I32 | DType::Bool => return None,
     };
     let tensors = tensors(kernel);
-    // Strides of everything but the elements of a head are multiples of so many elements. The only index along
-    // a dim may have any.
+    // Elements of a head are contiguous; other strides are multiples of `unit`. A dim of size 1 may have any stride.
     let dense = |tensor: usize, unit: u64| {
         let (ty, strides) = tensors[tensor];
         let fits = |d: &Dim, s: u64| if *d == plan.attention.d || *d == plan.attention.values { s == 1 } else { s.is_multiple_of(unit) };
         ty.dims.iter().zip(strides).all(|(d, s)| kernel.body.dims.size(*d) == 1 || fits(d, *s))
     };
     let inputs = factors.iter().all(|f| kernel.body[*f].ty.dtype == dtype && plan.operand(*f).is_ok_and(|t| dense(t, (UNIT / ELEMENT) as u64)));
-    // Numbers of rows and of pairs are stored one by one.
+    // Logarithms of rows and gradients of pairs are stored element by element, so their strides do not matter.
     let of_heads = |o: &Output| !matches!(kernel.body[o.value].op, Op::AttentionLse(_) | Op::AttentionGrad(_, AttentionGrad::Bias));
     let mut outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| of_heads(o));
     let fits = [plan.d, plan.values].iter().all(|s| s.d % 8 == 0 && s.d <= MOST_ELEMENTS)
@@ -90,16 +92,16 @@ pub fn half(plan: &AttentionPlan) -> Option<Half> {
 /// An operand is not an input.
 pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, name: &str) -> Result<(Shape, Launch), CompileError> {
     let kernel = plan.kernel;
-    let cores = Cores { b, plan, half, team: WarpTeam { first: 0, warps: WARPS, threads: THREADS } };
+    let mma = MmaAttention { b, plan, half, team: WarpTeam { first: 0, warps: WARPS, threads: THREADS } };
     let parts = match kernel.family {
-        ir::kernel::Family::AttentionGrad => cores.backward()?,
-        _ => vec![cores.forward()?],
+        ir::kernel::Family::AttentionGrad => mma.backward()?,
+        _ => vec![mma.forward()?],
     };
     let arguments = [kernel.inputs.len() + kernel.outputs.len(), kernel.scalars.len()];
-    let bounds = Bounds { threads: THREADS as u32, blocks: 2 };
+    let bounds = LaunchBounds { threads: THREADS as u32, blocks: 2 };
     b.kernel_of_blocks(name, arguments, bounds, &mut |entry| {
         let arguments = Arguments::new(kernel, entry, |from, bytes| b.load_pointer(b.at_const(from, bytes)));
-        // The tile before this one is read no more.
+        // All warps must have read the previous tile before this one replaces it in shared memory.
         b.barrier();
         let mut before = 0;
         for part in &parts {
@@ -124,10 +126,10 @@ pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, name: &str) -> Result<(S
     Ok((shape, launch_of_blocks(kernel, &shape, bounds, shared as u32)))
 }
 
-/// Writes a tile: the arguments at its head, and its number among the runs of that.
+/// Writes a tile, given the arguments at its head and the number of its run in that head.
 type WriteRun<'s, 'c> = dyn Fn(&GpuArguments<'c>, Index<'c>) + 's;
-/// Computes with a visit, in a stage of shared memory, from carried values the next ones.
-type Meet<'s, 'c> = dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<'c>> + 's;
+/// Computes with one block in a stage of shared memory: takes the carried values and returns the next ones.
+type ComputeBlock<'s, 'c> = dyn FnMut(&VisibleBlock<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<'c>> + 's;
 
 /// Tiles of one kind: runs of rows of each head.
 struct MmaTiles<'s, 'c> {
@@ -137,18 +139,18 @@ struct MmaTiles<'s, 'c> {
     write: Box<WriteRun<'s, 'c>>,
 }
 
-/// Rows of a block.
+/// How many rows a tile and a block of the other side have.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct TileSizes {
     /// Warps that share the tile's rows.
     warps: i64,
-    /// Times 16 rows of the tile that a warp has.
+    /// Rows of a warp, in units of 16.
     tall: i64,
-    /// Rows of the other side that are met at once.
+    /// Rows of a block of the other side.
     others: i64,
 }
 
-impl Sizes {
+impl TileSizes {
     fn of_warp(self) -> i64 {
         self.tall * ROWS
     }
@@ -158,7 +160,7 @@ impl Sizes {
     }
 }
 
-/// Warps that do something together, from one of a block of so many threads on.
+/// Consecutive warps that work together, in a block of `threads` threads.
 #[derive(Clone, Copy)]
 struct WarpTeam {
     first: i64,
@@ -166,26 +168,26 @@ struct WarpTeam {
     threads: i64,
 }
 
-/// The kernel under construction, as one team has it.
-struct Cores<'a, 'c> {
+/// The kernel under construction, for one team of warps.
+struct MmaAttention<'a, 'c> {
     b: &'a Simt<'c>,
     plan: &'a AttentionPlan<'a>,
     half: Half,
     team: WarpTeam,
 }
 
-/// A tile of rows in the making: where its first one is, and where its list of visits lies.
+/// A tile of rows of one side.
 #[derive(Clone, Copy)]
 struct RowTile<'c> {
     side: ScoreSide,
-    sizes: Sizes,
+    sizes: TileSizes,
     /// The number of the tile's first row, 64 bits.
     first: Index<'c>,
 }
 
-impl<'c> Cores<'_, 'c> {
+impl<'c> MmaAttention<'_, 'c> {
     /// Bytes from row to row in shared memory.
-    fn row_bytes(size: Size) -> i64 {
+    fn row_bytes(size: HeadSize) -> i64 {
         ELEMENT * size.padded() + UNIT
     }
 
@@ -200,8 +202,8 @@ impl<'c> Cores<'_, 'c> {
         if self.team.first == 0 { warp } else { b.index_sub(warp, b.word(self.team.first)) }
     }
 
-    /// All of the team have done what is before this, and see it.
-    fn meet(&self) {
+    /// Waits until all warps of the team have come here, and makes their writes visible to the team.
+    fn team_barrier(&self) {
         let threads = self.team.warps * LANES as i64;
         if threads == self.team.threads { self.b.barrier() } else { self.b.barrier_of(threads) }
     }
@@ -214,7 +216,7 @@ impl<'c> Cores<'_, 'c> {
         self.b.index_add(n, self.b.word(constant))
     }
 
-    /// Bits `from ..` of the lane's number, so many.
+    /// `count` bits of the lane's number, from bit `from` on.
     fn lane_bits(&self, from: i64, count: i64) -> Index<'c> {
         let b = self.b;
         b.bits(IntBinary::And, b.bits(IntBinary::ShrLogical, self.lane(), b.word(from)), b.word((1 << count) - 1))
@@ -246,7 +248,7 @@ impl<'c> Cores<'_, 'c> {
         }
     }
 
-    /// The same where threads and the units of rows do not come out even, or rows are filled up: with zeros.
+    /// The same where the threads do not divide evenly among the units of rows, or rows are padded with zeros.
     fn copy_uneven_rows(&self, at: &GpuArguments<'c>, rows: &OperandRows, first: Index<'c>, count: i64, to: Index<'c>) {
         let b = self.b;
         let (units, there) = (ELEMENT * rows.size.padded() / UNIT, ELEMENT * rows.size.d / UNIT);
@@ -256,7 +258,7 @@ impl<'c> Cores<'_, 'c> {
             let to = b.index_add(b.index_add(to, self.scaled(row, Self::row_bytes(rows.size))), self.scaled(unit, UNIT));
             let row = b.index_add(first, b.widen(row));
             let present = b.bits(IntBinary::And, b.less(row, b.index(rows.rows)), b.less(unit, b.word(there)));
-            // What is not copied is not read either, wherever it would be.
+            // The source of a unit that is not copied is clamped, so that its address stays within the operand.
             let (row, unit) = (b.least(row, b.index(rows.rows - 1)), b.choose(present, unit, b.word(0)));
             let from = b.at(at.tensors[rows.tensor], b.index_mul(row, b.index(rows.bytes(rows.row_stride))));
             let from = b.index_add(b.address(from), b.widen(self.scaled(unit, UNIT)));
@@ -272,16 +274,18 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// The address of a unit of a row, for `ldmatrix`.
-    fn matrix(&self, size: Size, tile: Index<'c>, row: Index<'c>, unit: Index<'c>) -> Index<'c> {
+    fn matrix(&self, size: HeadSize, tile: Index<'c>, row: Index<'c>, unit: Index<'c>) -> Index<'c> {
         self.b.index_add(self.b.index_add(tile, self.scaled(row, Self::row_bytes(size))), self.scaled(unit, UNIT))
     }
 
-    /// The products of the warp's rows of a tile with the rows of a block: for each 16 of the former and each 8 of the latter four sums.
-    fn products(&self, sizes: Sizes, size: Size, own: Index<'c>, others: Index<'c>) -> Vec<Value<'c>> {
+    /// The products of the warp's rows of a tile with the rows of a block: for each 16 of the former and each 8 of
+    /// the latter four sums.
+    fn products(&self, sizes: TileSizes, size: HeadSize, own: Index<'c>, others: Index<'c>) -> Vec<Value<'c>> {
         let (b, row_bytes) = (self.b, Self::row_bytes(size));
         let own = b.index_add(own, self.scaled(self.warp(), sizes.of_warp() * row_bytes));
         let mut sums = vec![b.f32(0.0); (sizes.of_warp() * sizes.others / LANES as i64) as usize];
-        // Rows first, then units, as the first factor's words go; units first, then rows, for the second's.
+        // Of the four matrices of a load, rows vary faster than units for the first factor, and units faster than
+        // rows for the second.
         let first = self.matrix(size, own, self.lane_bits(0, 4), self.lane_bits(4, 1));
         let second_row = b.index_add(self.lane_bits(0, 3), self.scaled(self.lane_bits(4, 1), 8));
         let second = self.matrix(size, others, second_row, self.lane_bits(3, 1));
@@ -305,9 +309,9 @@ impl<'c> Cores<'_, 'c> {
         }
     }
 
-    /// Adds the rows of a block to the sums of each of the warp's rows, times its weights for them, which are rounded to 16 bits: those are laid
-    /// out as `products` gives them.
-    fn weigh(&self, sizes: Sizes, size: Size, weights: &[Value<'c>], others: Index<'c>, sums: &mut [Value<'c>]) {
+    /// Adds to the sums of each of the warp's rows the rows of a block times its weights. Weights are laid out as
+    /// `products` returns them and are rounded to 16 bits.
+    fn weigh(&self, sizes: TileSizes, size: HeadSize, weights: &[Value<'c>], others: Index<'c>, sums: &mut [Value<'c>]) {
         let b = self.b;
         let across = (sizes.others / COLUMNS * 4) as usize;
         let first = self.matrix(size, others, self.lane_bits(0, 4), self.lane_bits(4, 1));
@@ -327,8 +331,8 @@ impl<'c> Cores<'_, 'c> {
         }
     }
 
-    /// The number of the warp's row that this lane's sums `2 half ..` of the `tall`-th 16 rows are of, within the tile.
-    fn row_of_tile(&self, sizes: Sizes, tall: i64, half: i64) -> Index<'c> {
+    /// Row within the tile of this lane's sums `2 * half ..` in the `tall`-th group of 16 rows.
+    fn row_of_tile(&self, sizes: TileSizes, tall: i64, half: i64) -> Index<'c> {
         let of_warp = self.scaled(self.warp(), sizes.of_warp());
         self.plus(self.b.index_add(of_warp, self.lane_bits(2, 3)), tall * ROWS + 8 * half)
     }
@@ -338,7 +342,7 @@ impl<'c> Cores<'_, 'c> {
         self.b.index_add(own.first, self.b.widen(self.row_of_tile(own.sizes, tall, half)))
     }
 
-    /// Of this lane's columns of a block of products, the first of the `n`-th 8.
+    /// This lane's first column in the `n`-th group of 8 of a block of products.
     fn column(&self, n: i64) -> Index<'c> {
         self.plus(self.scaled(self.lane_bits(0, 2), 2), COLUMNS * n)
     }
@@ -364,7 +368,7 @@ impl<'c> Cores<'_, 'c> {
         outputs.filter(|(_, o)| wanted(&kernel.body[o.value].op)).collect()
     }
 
-    /// Does something with where each of this lane's rows of an output begins, for the rows that there are.
+    /// Calls `write` with the start of each of this lane's rows of an output, for the rows that exist.
     fn each_row(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, tensor: usize, write: &dyn Fn(usize, Pointer<'c>)) {
         let b = self.b;
         let bytes = pointwise::stored(tensors(self.plan.kernel)[tensor].0.dtype).bytes();
@@ -380,7 +384,7 @@ impl<'c> Cores<'_, 'c> {
         }
     }
 
-    /// Stores sums over the elements of a head, those of row k times `factors[k]`.
+    /// Stores sums over the elements of a head; those of row k are multiplied by `factors[k]`.
     fn store_sums(&self, at: &GpuArguments<'c>, own: &RowTile<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>], factors: &[Value<'c>]) {
         let b = self.b;
         let dtype = self.plan.kernel.body[output.value].ty.dtype;
@@ -415,36 +419,37 @@ impl<'c> Cores<'_, 'c> {
         join(x, self.b.swap_lanes(x, 2))
     }
 
-    /// Meets all visits: `load` starts the copies of one into a stage of shared memory, `body` computes with what is there. `begin` starts what else
-    /// has to be there by the first.
+    /// Goes through all blocks: `load` starts the copies of one into a stage of shared memory, and `body` computes
+    /// with it. `begin` starts the other copies that the first block needs.
     fn stream(
         &self,
-        visits: &Visits<'c>,
+        mask: &BlockMask<'c>,
         [stages, stage_bytes]: [Index<'c>; 2],
         begin: impl FnOnce(),
-        load: &dyn Fn(&Visit<'c>, Index<'c>),
+        load: &dyn Fn(&VisibleBlock<'c>, Index<'c>),
         carried: &[Value<'c>],
-        body: &mut Meet<'_, 'c>,
+        body: &mut ComputeBlock<'_, 'c>,
     ) -> Vec<Value<'c>> {
         let b = self.b;
         let stage = |i: Index<'c>| b.index_add(stages, b.index_mul(b.bits(IntBinary::And, i, b.word(1)), stage_bytes));
         let start = |i: Index<'c>| {
-            load(&visits.visit(self, i), stage(i));
+            load(&mask.block(self, i), stage(i));
             b.asm(Instruction::CommitCopies, &[]);
         };
-        b.if_so(b.less(b.word(0), visits.count), || {
+        b.if_so(b.less(b.word(0), mask.count), || {
             begin();
             start(b.word(0));
         });
-        b.loop_over([b.word(0), visits.count, b.word(1)], carried, &mut |i, carried| {
-            // One iteration needs nearly all registers.
+        b.loop_over([b.word(0), mask.count, b.word(1)], carried, &mut |i, carried| {
+            // The loop stays rolled, as one iteration needs nearly all registers.
             b.asm(Instruction::LeaveRolled, &[]);
             b.asm(Instruction::WaitCopies { left: 0 }, &[]);
-            // What this thread copied is there, and so, behind this, is all; and the stage that is filled next is read no more.
+            // Behind the barrier, the copies of all threads have landed, and the next stage to fill is no longer
+            // read.
             b.barrier();
             let next = b.index_add(i, b.word(1));
-            b.if_so(b.less(next, visits.count), || start(next));
-            body(&visits.visit(self, i), stage(i), carried)
+            b.if_so(b.less(next, mask.count), || start(next));
+            body(&mask.block(self, i), stage(i), carried)
         })
     }
 }

@@ -1,9 +1,9 @@
 //! In which order tiles are handed out: long ones first, and those that meet the same rows at about the same time.
 //!
-//! Of a causal head the last queries meet most, and the first keys. Blocks that come for their next tile when they are
-//! through with one end at about the same time if the long tiles go first (Graham, "Bounds on multiprocessing timing
-//! anomalies", 1969). But tiles of all heads at once would have the rows of all heads come from memory again and
-//! again: so heads are taken in groups whose rows stay in the second-level cache.
+//! Of a causal head the last queries meet most, and the first keys. Blocks that come for their next tile when they
+//! are through with one end at about the same time if the long tiles go first (Graham, "Bounds on multiprocessing
+//! timing anomalies", 1969). But tiles of all heads at once would have the rows of all heads come from memory again
+//! and again: so heads are taken in groups whose rows stay in the second-level cache.
 
 use crate::abi::CACHED;
 use crate::attention::AttentionPlan;
@@ -22,23 +22,23 @@ pub struct TileOrder {
     from_last: bool,
     heads: i64,
     runs: i64,
-    /// Heads whose tiles are mixed.
+    /// Heads whose tiles alternate.
     together: i64,
 }
 
 impl TileOrder {
-    /// Of tiles of so many queries, or else keys.
+    /// Order of tiles of `rows` queries, or of `rows` keys.
     pub fn new(plan: &AttentionPlan, queries: bool, rows: i64) -> TileOrder {
         let [shared, group] = [&plan.shared, &plan.group].map(|dims| plan.sizes(dims));
-        let (own, met, heads) = match queries {
+        let (own, others, heads) = match queries {
             true => (plan.queries, plan.keys, group),
             false => (plan.keys, plan.queries * group, 1),
         };
-        let groups = (CACHED / (met * ELEMENT * (plan.d.d + plan.values.d))).clamp(1, shared);
+        let groups = (CACHED / (others * ELEMENT * (plan.d.d + plan.values.d))).clamp(1, shared);
         TileOrder { from_last: queries, heads: heads * shared, runs: div_ceil(own, rows), together: heads * groups }
     }
 
-    /// Of as many runs of each head, one head after the other.
+    /// Order of `runs` tiles for each head, one head after the other.
     pub fn by_head(heads: i64, runs: i64) -> TileOrder {
         TileOrder { from_last: true, heads, runs, together: 1 }
     }
@@ -47,7 +47,7 @@ impl TileOrder {
         self.heads * self.runs
     }
 
-    /// The head of a tile and its number among the runs of that.
+    /// The head of a tile, and the tile's run in that head.
     pub fn place<'c>(&self, b: &Simt<'c>, number: Index<'c>) -> [Index<'c>; 2] {
         let group = b.word(self.together * self.runs);
         let first = b.index_mul(b.index_div(number, group), b.word(self.together));

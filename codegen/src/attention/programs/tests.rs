@@ -2,7 +2,7 @@
 //! any mix.
 
 use crate::target::Target;
-use crate::testing::{Make, RandomNumbers, emulate, random_inputs, run, seeds};
+use crate::testing::{KernelDraft, RandomNumbers, emulate, random_inputs, run, seeds};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, BTreeSet};
 enum Fill {
     /// 0, 1, ..
     Positions,
-    /// Numbers that do not fall, each for some in a row.
+    /// Numbers that never decrease, each repeated for a while.
     Documents,
     Bools,
-    /// The same for many in a row.
+    /// Bools that stay the same for long stretches.
     There,
     /// A number of keys.
     Lengths,
@@ -32,7 +32,7 @@ enum Fill {
 struct Draft {
     scoring: Scoring,
     operands: Vec<(DType, Vec<Dim>, Fill)>,
-    /// What it has, for the count of pairs.
+    /// Features of the problem, for the count of pairs.
     features: BTreeSet<&'static str>,
     batch: Dim,
     kv: Dim,
@@ -59,7 +59,7 @@ impl Draft {
         self.scoring.step(op, DType::I32, args)
     }
 
-    /// The positions of queries and of keys, once.
+    /// The positions of queries and of keys, as operands that are added only once.
     fn positions(&mut self) -> [u32; 2] {
         let place = |d: &Draft, dim: Dim| d.operands.iter().position(|o| o.1 == [dim] && matches!(o.2, Fill::Positions));
         [self.at, self.keys].map(|dim| match place(self, dim) {
@@ -68,7 +68,7 @@ impl Draft {
         })
     }
 
-    /// A condition of its own.
+    /// One condition of visibility.
     fn condition(&mut self, which: u64, random: &mut RandomNumbers) -> u32 {
         let (at, keys, batch) = (self.at, self.keys, self.batch);
         let feature = ["causal", "window", "documents", "prefix", "padding", "lengths", "chunks", "pairs"][which as usize];
@@ -152,7 +152,7 @@ impl Draft {
 }
 
 impl Draft {
-    /// What probabilities count: drops, or a number of each query or key.
+    /// A weight of probabilities: dropout, or a value of each query or key.
     fn weight(&mut self, which: u64, random: &mut RandomNumbers) -> u32 {
         let (at, keys, batch, kv, group) = (self.at, self.keys, self.batch, self.kv, self.group);
         self.features.insert("weights");
@@ -187,7 +187,7 @@ struct Problem {
 
 fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
     let mut random = RandomNumbers::new(seed);
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let size = |random: &mut RandomNumbers, most: u64| random.below(most) + 1;
     let [batch, kv, group] = ["batch", "kv", "group"].map(|name| make.dim(name, size(&mut random, 2)));
     let d = make.dim("d", d);
@@ -207,7 +207,7 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
         let seen = draft.scoring.seen;
         draft.scoring.seen = Some(seen.map_or(more, |seen| draft.bool(Op::Binary(Binary::And), &[seen, more])));
     }
-    // One in two has weights, most of them drops.
+    // Half of the problems have weights, and half of these are dropout.
     if let which @ 0..4 = random.below(8) {
         draft.scoring.weight = Some(draft.weight(which, &mut random));
     }
@@ -221,9 +221,9 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
     let (q_dims, k_dims) = (vec![batch, at, kv, group, d], vec![batch, keys, kv, d]);
     let (out_dims, v_dims) = (vec![batch, at, kv, group, values], vec![batch, keys, kv, values]);
     let attention = Attention { at, keys, d, values, scale: Real(0.3), scoring };
-    let further = |make: &mut Make| operands.iter().map(|(dtype, dims, _)| make.input(*dtype, dims)).collect::<Vec<Value>>();
+    let further = |make: &mut KernelDraft| operands.iter().map(|(dtype, dims, _)| make.input(*dtype, dims)).collect::<Vec<Value>>();
 
-    let mut first = Make::default();
+    let mut first = KernelDraft::default();
     first.body = make.body.clone();
     let [q, k, v] = [&q_dims, &k_dims, &v_dims].map(|dims| first.input(dtype, dims));
     let more = further(&mut first);
@@ -236,7 +236,7 @@ fn problem(seed: u64, [d, values]: [u64; 2], dtype: DType) -> Problem {
     let dout = make.input(dtype, &out_dims);
     let more = further(&mut make);
     let bias = attention.scoring.bias().map(|k| more[k]).filter(|v| [at, keys].iter().all(|d| make.body[*v].ty.has(*d)));
-    let backward_of = |mut make: Make, gradients: &[(AttentionGrad, Value)]| {
+    let backward_of = |mut make: KernelDraft, gradients: &[(AttentionGrad, Value)]| {
         let args = [&[q, k, v, lse, delta, dout], &more[..]].concat();
         let one = |(which, of): &(AttentionGrad, Value)| {
             let ty = make.body[*of].ty.clone();
@@ -322,7 +322,7 @@ fn any_program_of_scores_agrees_on_gpus() {
         let gpus = match dtype {
             DType::F32 => &generations[..1],
             _ if all => &generations[..],
-            // A pair of sizes comes back in its dtype after 24 programs.
+            // The same sizes and dtype recur after 24 programs, and then get the other GPU.
             _ => std::slice::from_ref(&generations[(seed + seed / 24) as usize % 2]),
         };
         for gpu in gpus {
@@ -332,7 +332,7 @@ fn any_program_of_scores_agrees_on_gpus() {
             check(seed, &problem, |kernel, inputs| emulate(kernel, &Target::gpu(gpu), inputs, &[], 0.0));
         }
     }
-    // Of ten pairs of sizes for halves one stands there twice.
+    // Ten of the sizes are for 16-bit floats, and one of them is listed twice.
     assert_eq!(forms.len(), 9 * 2 * 2 + 2);
     println!("biases that train: {biases:?}");
     assert!(biases.values().all(|n| *n >= 1) && biases.len() == 3, "few biases that train: {biases:?}");

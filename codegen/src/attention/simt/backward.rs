@@ -1,11 +1,12 @@
-//! The gradients of attention. Tiles of one kind keep queries and sum the gradient of q; those of the other keep keys, meet the queries of all heads that
-//! share them, and sum the gradients of k and v. Every sum is one warp's, in a fixed order; for that, scores are computed twice.
+//! The gradients of attention. Tiles of one kind keep queries and sum the gradient of q; those of the other keep
+//! keys, meet the queries of all heads that share them, and sum the gradients of k and v. Every sum is one warp's, in
+//! a fixed order; for that, scores are computed twice.
 
 use super::super::LOWEST;
 use super::*;
 use ir::op::AttentionGrad;
 
-impl<'c> Lanes<'_, 'c> {
+impl<'c> SimtAttention<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<SimtTiles<'_, 'c>>, CompileError> {
         let plan = self.plan;
         let operands = plan.gradient_operands()?;
@@ -24,8 +25,8 @@ impl<'c> Lanes<'_, 'c> {
         Ok(parts)
     }
 
-    /// Probabilities and the gradients of scores times a factor, from products: `q` with `k`, `dout` with `v`, and
-    /// the query's two numbers.
+    /// Probabilities and the gradients of scores times a factor, from the products of `q` with `k` and of `dout` with
+    /// `v`, and the query's logarithm and delta.
     fn slopes(
         &self,
         scored: &dyn Fn(Value<'c>) -> WeightedScores<'c>,
@@ -36,7 +37,8 @@ impl<'c> Lanes<'_, 'c> {
         let b = self.b;
         let WeightedScores { score, slope, weight, mask } = scored(b.mul(product, b.f32(self.plan.attention.scale.0)));
         let scale = b.f32(factor);
-        // A program may make all scores of a query infinitely low: then no difference from their logarithm counts.
+        // A program may make all scores of a query minus infinity. Without a bound on the logarithm, their difference
+        // from it would be NaN.
         let lse = if self.plan.program.changes() { b.max(lse, b.f32(LOWEST)) } else { lse };
         let p = math::exp(b, b.sub(score, lse));
         let scale = slope.map_or(scale, |slope| b.mul(scale, slope));
@@ -45,7 +47,7 @@ impl<'c> Lanes<'_, 'c> {
         [counted, ds].map(|x| mask.map_or(x, |m| b.select(m, x, b.f32(0.0))))
     }
 
-    /// Bytes between the numbers of neighbouring queries.
+    /// Bytes between the values of neighbouring queries.
     fn step(&self, tensor: usize) -> i64 {
         Lane::F32.bytes() * self.plan.stride(tensor, self.plan.attention.at)
     }
@@ -57,7 +59,7 @@ impl<'c> Lanes<'_, 'c> {
             let own = self.own(at, ScoreSide::Queries, first, rows);
             let start = vec![self.b.f32(0.0); own.numbers.len() * Self::columns(plan.d)];
             let slopes = self.slopes_of_queries(at, &own, &operands, plan.attention.scale.0);
-            let sums = self.meet(at, &own, &start, &mut |others, sums| self.weigh(at, &slopes(others), &operands.k, others, sums));
+            let sums = self.for_visible_rows(at, &own, &start, &mut |others, sums| self.weigh(at, &slopes(others), &operands.k, others, sums));
             for output in &outputs {
                 self.store_sums(at, &own, *output, &sums);
             }
@@ -73,7 +75,7 @@ impl<'c> Lanes<'_, 'c> {
         own: &WarpRows<'c>,
         operands: &GradientOperands,
         factor: f64,
-    ) -> impl Fn(&Others<'c>) -> Vec<Value<'c>> {
+    ) -> impl Fn(&OtherRows<'c>) -> Vec<Value<'c>> {
         let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, *operands);
         let [queries, gradients] = [q, dout].map(|rows| self.starts(at, &rows, own));
         let number = |n: &IntValue<'c>, t: usize| b.load_splat(b.at(at.tensors[t], b.index_mul(*n, b.index(self.step(t)))), Lane::F32);
@@ -112,7 +114,7 @@ impl<'c> Lanes<'_, 'c> {
                 let (own, others) = (self.own(at, ScoreSide::Queries, first, ROWS), self.others(at, ScoreSide::Keys, key));
                 let dtype = plan.kernel.body[bias.value].ty.dtype;
                 let stride = plan.stride(tensor, plan.attention.keys);
-                let stored = OutputRows { dtype, stride, size: Size { d: LANES as i64, width: LANES as i64 }, accumulate: bias.accumulate };
+                let stored = OutputRows { dtype, stride, size: HeadSize { d: LANES as i64, width: LANES as i64 }, accumulate: bias.accumulate };
                 let bytes = pointwise::stored(dtype).bytes();
                 self.store_rows(at, &own, tensor, &|row, place| {
                     let place = b.at(place, b.index_mul(key, b.index(bytes * stride)));
@@ -135,9 +137,9 @@ impl<'c> Lanes<'_, 'c> {
             let start = vec![b.f32(0.0); first_half + second_half];
             let sums = b.repeat(b.index(0), b.index(plan.sizes(&plan.group)), 1, &start, &mut |member, sums| {
                 let at = at.at(b, plan, &plan.group, member);
-                // Numbers of keys may be others for each head of queries.
-                let own = WarpRows { held: self.own(&at, ScoreSide::Keys, first, rows).held, ..own.clone() };
-                self.meet(&at, &own, sums, &mut |others, sums| {
+                // Operands of keys may differ for each head of queries.
+                let own = WarpRows { operand_values: self.own(&at, ScoreSide::Keys, first, rows).operand_values, ..own.clone() };
+                self.for_visible_rows(&at, &own, sums, &mut |others, sums| {
                     let numbers = [lse, delta].map(|t| self.each(at.tensors[t], others.numbers, self.step(t), Lane::F32));
                     let scores = self.products(&at, (&k, &keys), &q, others);
                     let dp = self.products(&at, (&v, &values), &dout, others);

@@ -2,15 +2,15 @@
 
 use super::*;
 
-/// A score that no softmax sees.
+/// Stands for a hidden score, whose probability is set to zero.
 const HIDDEN: f64 = -1e30;
 
-impl<'c> Lanes<'_, 'c> {
+impl<'c> SimtAttention<'_, 'c> {
     pub(super) fn forward(&self) -> Result<SimtTiles<'_, 'c>, CompileError> {
         let plan = self.plan;
         let args = &plan.kernel.body[plan.kernel.outputs[0].value].args;
         let results = self.outputs(|op| matches!(op, Op::Attention(_)));
-        // The logarithm alone has no values.
+        // A kernel of the logarithm alone has no values.
         let values = results.first().map(|(_, o)| plan.operand(plan.kernel.body[o.value].args[2])).transpose()?.map(|v| plan.key_rows(v));
         let (q, k) = (plan.query_rows(plan.operand(args[0])?), plan.key_rows(plan.operand(args[1])?));
         let wide = if values.is_some() { Self::columns(plan.values) } else { 0 };
@@ -20,9 +20,10 @@ impl<'c> Lanes<'_, 'c> {
             let own = self.own(at, ScoreSide::Queries, first, rows);
             let starts = self.starts(at, &q, &own);
             let kept = own.numbers.len();
-            // The greatest score of each query so far, its lanes' shares of the sum of exponentials relative to it, and the sums of values.
+            // Carried values are the greatest score of each query so far, each lane's share of the sum of
+            // exponentials relative to it, and the sums of values.
             let start = [vec![b.f32(HIDDEN); kept], vec![b.f32(0.0); kept + kept * wide]].concat();
-            let end = self.meet(at, &own, &start, &mut |others, carried| {
+            let end = self.for_visible_rows(at, &own, &start, &mut |others, carried| {
                 let mut next = carried.to_vec();
                 let products = self.products(at, (&q, &starts), &k, others);
                 let mut weights = Vec::new();
@@ -56,7 +57,7 @@ impl<'c> Lanes<'_, 'c> {
                 .enumerate()
                 .map(|(i, sum)| {
                     let weight = weights[i / wide];
-                    // A query that sees no key has no weight: its result is zero, its logarithm minus infinity.
+                    // A query that sees no key has weight 0. Its result is then 0 and its logarithm minus infinity.
                     let none = b.compare_float(Compare::Eq, weight, b.f32(0.0));
                     b.select(none, b.f32(0.0), b.mul(*sum, b.div(b.f32(1.0), weight)))
                 })

@@ -1,15 +1,16 @@
 //! Attention on GPUs without tensor cores: of any type, any size of a head, any strides.
 //!
-//! A warp keeps a few rows of one side, the queries or the keys, and meets the other side's rows 32 at a time, one to a lane. A product with them gives
-//! each lane its scores; sums over them are taken by one lane's weight at a time, broadcast, while the lanes hold the elements of a head. Nothing
-//! goes through memory between the two, so no warp waits for another. Blocks that the mask hides from all rows of the warp are skipped.
+//! A warp keeps a few rows of one side, the queries or the keys, and meets the other side's rows 32 at a time, one to
+//! a lane. A product with them gives each lane its scores; sums over them are taken by one lane's weight at a time,
+//! broadcast, while the lanes hold the elements of a head. Nothing goes through memory between the two, so no warp
+//! waits for another. Blocks that the mask hides from all rows of the warp are skipped.
 
 mod backward;
 mod forward;
 
 use super::scoring::{Applied, Operand};
 use super::tiles::{Column, OutputRows, across, load_strided, store_column, vector_columns};
-use super::{Arguments, AttentionPlan, GpuArguments, GradientOperands, OperandRows, ScoreSide, Size};
+use super::{Arguments, AttentionPlan, GpuArguments, GradientOperands, HeadSize, OperandRows, ScoreSide};
 use crate::build::simt::{LANES, Simt, Value};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
@@ -30,10 +31,10 @@ const ROWS: i64 = 8;
 /// An operand is not an input.
 pub fn emit(b: &Simt, plan: &AttentionPlan, name: &str) -> Result<Shape, CompileError> {
     let kernel = plan.kernel;
-    let lanes = Lanes { b, plan };
+    let simt = SimtAttention { b, plan };
     let parts = match kernel.family {
-        ir::kernel::Family::AttentionGrad => lanes.backward()?,
-        _ => vec![lanes.forward()?],
+        ir::kernel::Family::AttentionGrad => simt.backward()?,
+        _ => vec![simt.forward()?],
     };
     let arguments = [kernel.inputs.len() + kernel.outputs.len(), kernel.scalars.len()];
     b.kernel(name, arguments, &mut |entry| {
@@ -44,7 +45,7 @@ pub fn emit(b: &Simt, plan: &AttentionPlan, name: &str) -> Result<Shape, Compile
             let [number, end] = [entry.first_tile, b.index(before + part.tiles(plan))].map(|i| b.splat(i));
             let here = b.int2(IntBinary::And, b.compare_int(Compare::Ge, number, b.i64(before)), b.compare_int(Compare::Lt, number, end));
             b.when(here, &[], || {
-                // The last runs of a causal head are the longest; they come first.
+                // With a causal mask, the last runs of a head take longest, so they come first.
                 let run = b.index_sub(b.index(part.runs - 1), b.index_rem(tile, runs));
                 let at = arguments.at(b, plan, &part.heads, b.index_div(tile, runs));
                 (part.write)(&at, b.index_mul(run, b.index(part.rows)));
@@ -57,7 +58,7 @@ pub fn emit(b: &Simt, plan: &AttentionPlan, name: &str) -> Result<Shape, Compile
     Ok(Shape { tiles: parts.iter().map(|part| part.tiles(plan) as u64).sum(), line: 1, scratch_bytes: 0 })
 }
 
-/// Writes a tile: the arguments at its head, and its first row.
+/// Writes a tile, given the arguments at its head and its first row.
 type WriteRows<'s, 'c> = dyn Fn(&GpuArguments<'c>, IntValue<'c>) + 's;
 
 /// Tiles of one kind: runs of rows of each head.
@@ -80,24 +81,24 @@ struct WarpRows<'c> {
     side: ScoreSide,
     first: IntValue<'c>,
     numbers: Vec<IntValue<'c>>,
-    /// Of each operand of the program that this side has for itself, what it holds for each row.
-    held: Vec<Option<Vec<Value<'c>>>>,
+    /// For each operand of the program of this side only, its value for each row; `None` for the others.
+    operand_values: Vec<Option<Vec<Value<'c>>>>,
 }
 
 /// 32 rows of the other side, one to a lane. Lanes past the end have the last row.
-struct Others<'c> {
+struct OtherRows<'c> {
     first: IntValue<'c>,
     count: IntValue<'c>,
     /// The lanes' rows, as `I64`.
     numbers: Value<'c>,
     /// The lanes that have a row of their own, unless all do.
     present: Option<Value<'c>>,
-    /// Of each operand of the program that this side has for itself, what it holds for the lanes' rows.
-    held: Vec<Option<Value<'c>>>,
+    /// For each operand of the program of this side only, its values for the lanes' rows; `None` for the others.
+    operand_values: Vec<Option<Value<'c>>>,
 }
 
-/// What the program makes of a row's products: the score, its slope and what its probability counts unless they are
-/// 1, the lanes that are seen, unless all are.
+/// The program's results for a row's products: scores, slopes and weights unless these are 1, and the mask of visible
+/// lanes unless all are.
 struct WeightedScores<'c> {
     score: Value<'c>,
     slope: Option<Value<'c>>,
@@ -106,12 +107,12 @@ struct WeightedScores<'c> {
 }
 
 /// The kernel under construction.
-struct Lanes<'a, 'c> {
+struct SimtAttention<'a, 'c> {
     b: &'a Simt<'c>,
     plan: &'a AttentionPlan<'a>,
 }
 
-impl<'c> Lanes<'_, 'c> {
+impl<'c> SimtAttention<'_, 'c> {
     /// Rows that a warp keeps with so many vectors of sums for each.
     fn rows_of_tile(&self, sums: usize) -> i64 {
         let fit = SUMS / (sums as i64).max(1);
@@ -119,7 +120,7 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Vectors of a row.
-    fn columns(size: Size) -> usize {
+    fn columns(size: HeadSize) -> usize {
         size.width as usize / LANES
     }
 
@@ -149,19 +150,20 @@ impl<'c> Lanes<'_, 'c> {
         let numbers: Vec<_> = (0..rows).map(|r| b.index_min(b.index_add(first, b.index(r)), last)).collect();
         let row = |o: &Operand, n: &IntValue<'c>| b.at(at.tensors[o.tensor], b.index_mul(*n, b.index(o.step(usize::from(side == ScoreSide::Keys)))));
         let all = |o: &Operand| numbers.iter().map(|n| b.load_splat(row(o, n), o.lane())).collect();
-        let held = self.operands(side).map(|(o, own)| own.then(|| all(o))).collect();
-        WarpRows { side, first, numbers, held }
+        let operand_values = self.operands(side).map(|(o, own)| own.then(|| all(o))).collect();
+        WarpRows { side, first, numbers, operand_values }
     }
 
-    fn others(&self, at: &GpuArguments<'c>, side: ScoreSide, first: IntValue<'c>) -> Others<'c> {
+    fn others(&self, at: &GpuArguments<'c>, side: ScoreSide, first: IntValue<'c>) -> OtherRows<'c> {
         let (b, rows) = (self.b, self.count(side));
         let count = b.index_min(b.index_sub(b.index(rows), first), b.index(LANES as i64));
         let present = (rows % LANES as i64 != 0).then(|| b.compare_int(Compare::Lt, b.lane_numbers(), b.splat(count)));
         let number = b.int2(IntBinary::Add, b.splat(first), b.lane_numbers());
         let numbers = present.map_or(number, |present| b.select(present, number, b.i64(rows - 1)));
         let which = usize::from(side == ScoreSide::Keys);
-        let held = self.operands(side).map(|(o, own)| own.then(|| self.each(at.tensors[o.tensor], numbers, o.step(which), o.lane()))).collect();
-        Others { first, count, numbers, present, held }
+        let operand_values =
+            self.operands(side).map(|(o, own)| own.then(|| self.each(at.tensors[o.tensor], numbers, o.step(which), o.lane()))).collect();
+        OtherRows { first, count, numbers, present, operand_values }
     }
 
     /// The elements of the lanes' rows, `step` bytes apart.
@@ -170,32 +172,32 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Whether any score of these rows is seen, as far as the bounds of operands say.
-    fn any_visible(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, others: &Others<'c>) -> Option<Value<'c>> {
+    fn any_visible(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, others: &OtherRows<'c>) -> Option<Value<'c>> {
         let b = self.b;
         let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
         let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
         let bounds = |k: usize| {
             let operand = &self.plan.program.operands[k];
-            match (&own.held[k], others.held[k]) {
+            match (&own.operand_values[k], others.operand_values[k]) {
                 (Some(mine), _) => {
-                    let mine: Vec<_> = mine.iter().map(|held| operand.counted(b, *held)).collect();
+                    let mine: Vec<_> = mine.iter().map(|value| operand.counted(b, *value)).collect();
                     [&lesser as &dyn Fn(_, _) -> _, &greater].map(|join| mine[1..].iter().fold(mine[0], |x, y| join(x, *y)))
                 }
                 (None, Some(theirs)) => {
                     let theirs = operand.counted(b, theirs);
                     [across(b, theirs, lesser), across(b, theirs, greater)]
                 }
-                // One number for all.
+                // The operand has one value for all pairs.
                 (None, None) => [operand.counted(b, b.load_splat(at.tensors[operand.tensor], operand.lane())); 2],
             }
         };
-        self.plan.program.sight(b, &bounds).any
+        self.plan.program.block_visibility(b, &bounds).any
     }
 
-    /// What the program makes of the products of row `row` with the lanes' rows.
-    fn scored(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, row: usize, others: &Others<'c>, product: Value<'c>) -> WeightedScores<'c> {
+    /// Applies the program to the products of row `row` with the lanes' rows.
+    fn scored(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, row: usize, others: &OtherRows<'c>, product: Value<'c>) -> WeightedScores<'c> {
         let b = self.b;
-        let number = |k: usize| match (&own.held[k], others.held[k]) {
+        let number = |k: usize| match (&own.operand_values[k], others.operand_values[k]) {
             (Some(mine), _) => mine[row],
             (None, Some(theirs)) => theirs,
             (None, None) => {
@@ -215,12 +217,12 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Calls `body` with all rows of the other side that some row of the tile may see, and the carried values.
-    fn meet(
+    fn for_visible_rows(
         &self,
         at: &GpuArguments<'c>,
         own: &WarpRows<'c>,
         carried: &[Value<'c>],
-        body: &mut dyn FnMut(&Others<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
+        body: &mut dyn FnMut(&OtherRows<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
     ) -> Vec<Value<'c>> {
         let (b, side) = (self.b, own.side.other());
         b.repeat(b.index(0), b.index(self.count(side)), LANES as i64, carried, &mut |first, carried| {
@@ -232,7 +234,7 @@ impl<'c> Lanes<'_, 'c> {
         })
     }
 
-    /// Where the rows of a tile begin.
+    /// Addresses of the rows of a tile.
     fn starts(&self, at: &GpuArguments<'c>, rows: &OperandRows, own: &WarpRows<'c>) -> Vec<PointerValue<'c>> {
         let b = self.b;
         let place = |n: &IntValue<'c>| b.at(at.tensors[rows.tensor], b.index_mul(*n, b.index(rows.bytes(rows.row_stride))));
@@ -245,7 +247,7 @@ impl<'c> Lanes<'_, 'c> {
         at: &GpuArguments<'c>,
         mine: (&OperandRows, &[PointerValue<'c>]),
         theirs: &OperandRows,
-        others: &Others<'c>,
+        others: &OtherRows<'c>,
     ) -> Vec<Value<'c>> {
         let (b, (rows, starts)) = (self.b, mine);
         let d = rows.size.d;
@@ -266,7 +268,14 @@ impl<'c> Lanes<'_, 'c> {
     }
 
     /// Adds the other side's rows to the sums of each row of the tile, times the lanes' weights.
-    fn weigh(&self, at: &GpuArguments<'c>, weights: &[Value<'c>], theirs: &OperandRows, others: &Others<'c>, sums: &[Value<'c>]) -> Vec<Value<'c>> {
+    fn weigh(
+        &self,
+        at: &GpuArguments<'c>,
+        weights: &[Value<'c>],
+        theirs: &OperandRows,
+        others: &OtherRows<'c>,
+        sums: &[Value<'c>],
+    ) -> Vec<Value<'c>> {
         let b = self.b;
         let row_bytes = b.index(theirs.bytes(theirs.row_stride));
         b.repeat(b.index(0), others.count, 1, sums, &mut |lane, sums| {
@@ -287,7 +296,8 @@ impl<'c> Lanes<'_, 'c> {
         outputs.filter(|(_, o)| wanted(&kernel.body[o.value].op)).collect()
     }
 
-    /// Stores what `write` stores for each row of the tile: its number within the tile, and where its row of an output begins.
+    /// Calls `write` for each distinct row of the tile with its number within the tile and the address of its row of
+    /// an output.
     fn store_rows(&self, at: &GpuArguments<'c>, own: &WarpRows<'c>, tensor: usize, write: &dyn Fn(usize, PointerValue<'c>)) {
         let b = self.b;
         let lane = pointwise::stored(tensors(self.plan.kernel)[tensor].0.dtype);

@@ -5,16 +5,16 @@ use super::super::AttentionPlan;
 use super::super::panels::Division;
 use crate::target::Target;
 use crate::testing::counting::calls;
-use crate::testing::{Make, assembling, compiled, matrix_operations, random_inputs};
+use crate::testing::{KernelDraft, assembling, compiled, matrix_operations, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::{Attention, AttentionGrad, Compare, DType, Op, Real, Scoring};
 
-/// Queries, and keys.
+/// Number of queries and of keys.
 const POSITIONS: u64 = 512;
 
-/// What hides keys.
+/// The mask of a test.
 #[derive(Clone, Copy)]
 enum Mask {
     /// Keys of other documents than the query's, which these are by its position.
@@ -57,9 +57,9 @@ impl Mask {
     }
 }
 
-/// Which kernel.
+/// The kernel of a test.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Which {
+enum AttentionPass {
     Forward,
     Backward,
     /// The gradient of a bias of each pair.
@@ -67,30 +67,30 @@ enum Which {
 }
 
 /// The kernel, with one head of 64 elements, and its operands.
-fn kernel(which: Which, mask: Mask, dtype: DType) -> (Kernel, Vec<Vec<f64>>) {
-    let mut make = Make::default();
+fn kernel(pass: AttentionPass, mask: Mask, dtype: DType) -> (Kernel, Vec<Vec<f64>>) {
+    let mut make = KernelDraft::default();
     let [kv, d] = [("kv", 1), ("d", 64)].map(|(name, size)| make.dim(name, size));
     let [at, keys] = ["at", "keys"].map(|name| make.dim(name, POSITIONS));
     let mut scoring = Scoring::PLAIN;
     let operands = mask.written(&mut scoring, [at, keys]);
-    if which == Which::Bias {
+    if pass == AttentionPass::Bias {
         let args = [0, operands.len() as u32 + 1].map(|n| scoring.step(Op::Input(n), DType::F32, &[]));
         scoring.score = Some(scoring.step(Op::Add, DType::F32, &args));
     }
     let attention = Attention { at, keys, d, values: d, scale: Real(0.125), scoring };
     let q = make.input(dtype, &[at, kv, d]);
     let [k, v] = [0, 1].map(|_| make.input(dtype, &[keys, kv, d]));
-    let gradients = |make: &mut Make| [&[0, 1].map(|_| make.input(DType::F32, &[at, kv]))[..], &[make.input(dtype, &[at, kv, d])]].concat();
-    let of_gradients = if which == Which::Forward { vec![] } else { gradients(&mut make) };
+    let gradients = |make: &mut KernelDraft| [&[0, 1].map(|_| make.input(DType::F32, &[at, kv]))[..], &[make.input(dtype, &[at, kv, d])]].concat();
+    let of_gradients = if pass == AttentionPass::Forward { vec![] } else { gradients(&mut make) };
     let further: Vec<Value> = operands.iter().map(|(dtype, dims, _)| make.input(*dtype, dims)).collect();
     let mut args = [&[q, k, v], &of_gradients[..], &further].concat();
     let (first, count) = (3 + of_gradients.len(), operands.len());
-    let kernel = match which {
-        Which::Forward => {
+    let kernel = match pass {
+        AttentionPass::Forward => {
             let out = make.op(Op::Attention(attention), &args);
             make.kernel(Family::Attention, &[out])
         }
-        Which::Backward => {
+        AttentionPass::Backward => {
             let one = |(grad, of): (AttentionGrad, Value)| {
                 let ty = make.body[of].ty.clone();
                 make.op_as(Op::AttentionGrad(attention.clone(), grad), &args, ty)
@@ -98,7 +98,7 @@ fn kernel(which: Which, mask: Mask, dtype: DType) -> (Kernel, Vec<Vec<f64>>) {
             let outputs = [(AttentionGrad::Q, q), (AttentionGrad::K, k), (AttentionGrad::V, v)].map(one);
             make.kernel(Family::AttentionGrad, &outputs)
         }
-        Which::Bias => {
+        AttentionPass::Bias => {
             let bias = make.input(DType::F32, &[at, keys]);
             args.push(bias);
             let ty = make.body[bias].ty.clone();
@@ -120,21 +120,21 @@ const QUARTER: Mask = Mask::Padding(|key| key < 128);
 const LENGTH: Mask = Mask::Length(128);
 const MIDDLE: Mask = Mask::Padding(|key| (250..300).contains(&key));
 
-/// Of the operations that one document takes, those that a mask leaves, in parts of so many.
+/// Checks that a mask leaves `some / of` of the operations that one document takes.
 fn holds_on_gpus(mask: Mask, (some, of): (u64, u64)) {
     for gpu in ["sm_80", "sm_90a"] {
-        for which in [Which::Forward, Which::Backward, Which::Bias] {
+        for pass in [AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Bias] {
             let [all, left] = [ONE, mask].map(|mask| {
-                let ((kernel, inputs), target) = (kernel(which, mask, DType::Bf16), Target::gpu(gpu));
+                let ((kernel, inputs), target) = (kernel(pass, mask, DType::Bf16), Target::gpu(gpu));
                 assembling::assemble(&compiled(&kernel, &target).1, &target);
                 matrix_operations(&kernel, &target, &inputs)
             });
-            assert!(all > 0 && of * left == some * all, "{gpu}, {which:?}: {left} of {all}");
+            assert!(all > 0 && of * left == some * all, "{gpu}, {pass:?}: {left} of {all}");
         }
     }
 }
 
-/// Of 16 squares of 128 a side, 1 + 4 + 1 are computed.
+/// Of the 16 squares of 128 by 128 scores, 1 + 4 + 1 are computed.
 #[test]
 fn the_work_of_documents_on_gpus_is_the_sum_of_their_squares() {
     holds_on_gpus(THREE, (6, 16));
@@ -153,10 +153,10 @@ fn runs(of: u64) -> Vec<[u64; 2]> {
     (0..POSITIONS.div_ceil(of)).map(|n| [n * of, POSITIONS.min((n + 1) * of)]).collect()
 }
 
-/// Those of a kernel on a CPU.
-fn blocks(which: Which, kernel: &Kernel, target: &Target) -> BlockRanges {
+/// The blocks of a kernel on a CPU.
+fn blocks(pass: AttentionPass, kernel: &Kernel, target: &Target) -> BlockRanges {
     let plan = AttentionPlan::new(kernel, target).expect("it is attention");
-    if which != Which::Forward {
+    if pass != AttentionPass::Forward {
         return [runs(plan.query_block as u64), runs(plan.key_block as u64)];
     }
     let division = Division::new(&plan, target);
@@ -164,29 +164,29 @@ fn blocks(which: Which, kernel: &Kernel, target: &Target) -> BlockRanges {
     [(0..division.panels).map(|panel| [row(panel), row(panel + 1)]).collect(), runs(division.strip as u64)]
 }
 
-/// How often a block is computed; how often one of which all is seen.
-fn counted(which: Which, mask: Mask, target: &Target) -> [u64; 2] {
-    let (kernel, inputs) = kernel(which, mask, DType::F32);
+/// How many blocks are computed, and how many of these are fully visible.
+fn counted(pass: AttentionPass, mask: Mask, target: &Target) -> [u64; 2] {
+    let (kernel, inputs) = kernel(pass, mask, DType::F32);
     let calls = calls(&kernel, target, &inputs);
     let of = |names: &[&str]| {
         let is_one = |name: &str| names.iter().any(|n| name == *n || name.strip_prefix(n).is_some_and(|rest| rest[1..].parse::<u64>().is_ok()));
         calls.iter().filter(|(name, _)| is_one(name)).map(|(_, count)| count).sum::<u64>()
     };
-    let (whole, masked) = match which {
-        Which::Forward => ("exponentials", "exponentials_masked"),
-        Which::Backward | Which::Bias => ("gradient", "gradient_masked"),
+    let (whole, masked) = match pass {
+        AttentionPass::Forward => ("exponentials", "exponentials_masked"),
+        AttentionPass::Backward | AttentionPass::Bias => ("gradient", "gradient_masked"),
     };
     let computed = of(&[whole, masked]);
-    if which != Which::Forward {
-        let of_kernel: &[&str] = if which == Which::Bias { &["scores", "dp"] } else { &["scores", "dp", "dq", "dk", "dv"] };
+    if pass != AttentionPass::Forward {
+        let of_kernel: &[&str] = if pass == AttentionPass::Bias { &["scores", "dp"] } else { &["scores", "dp", "dq", "dk", "dv"] };
         of_kernel.iter().for_each(|name| assert_eq!(of(&[name]), computed, "{name} of {calls:?}"));
     }
     [computed, of(&[whole])]
 }
 
-/// Blocks of which something is seen, and those of which all is: by looking at every pair.
-fn expected(which: Which, mask: Mask, target: &Target) -> [u64; 2] {
-    let [rows, columns] = blocks(which, &kernel(which, mask, DType::F32).0, target);
+/// How many blocks have a visible pair, and how many are fully visible, by looking at every pair.
+fn expected(pass: AttentionPass, mask: Mask, target: &Target) -> [u64; 2] {
+    let [rows, columns] = blocks(pass, &kernel(pass, mask, DType::F32).0, target);
     let pairs = |[r, c]: [[u64; 2]; 2]| (r[0]..r[1]).flat_map(move |q| (c[0]..c[1]).map(move |k| mask.sees(q, k)));
     let blocks = || rows.iter().flat_map(|r| columns.iter().map(|c| [*r, *c]));
     [blocks().filter(|b| pairs(*b).any(|seen| seen)).count() as u64, blocks().filter(|b| pairs(*b).all(|seen| seen)).count() as u64]
@@ -197,9 +197,9 @@ fn expected(which: Which, mask: Mask, target: &Target) -> [u64; 2] {
 #[test]
 fn no_block_is_computed_on_cpus_of_which_nothing_is_seen() {
     for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()] {
-        for which in [Which::Forward, Which::Backward, Which::Bias] {
+        for pass in [AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Bias] {
             for mask in [ONE, THREE, RAGGED, QUARTER, LENGTH, MIDDLE] {
-                assert_eq!(counted(which, mask, &target), expected(which, mask, &target), "{which:?}, {}", target.cpu);
+                assert_eq!(counted(pass, mask, &target), expected(pass, mask, &target), "{pass:?}, {}", target.cpu);
             }
         }
     }
@@ -208,11 +208,11 @@ fn no_block_is_computed_on_cpus_of_which_nothing_is_seen() {
 #[test]
 fn the_work_of_documents_on_cpus_is_the_sum_of_their_squares() {
     let target = Target::host().expect("a supported machine");
-    for which in [Which::Backward, Which::Bias] {
-        let [all, some] = [ONE, THREE].map(|mask| counted(which, mask, &target)[0]);
-        assert_eq!((all, some), (64, 24), "{which:?}");
+    for pass in [AttentionPass::Backward, AttentionPass::Bias] {
+        let [all, some] = [ONE, THREE].map(|mask| counted(pass, mask, &target)[0]);
+        assert_eq!((all, some), (64, 24), "{pass:?}");
     }
-    // A panel of queries that has some of two documents meets both.
-    let [all, some] = [ONE, THREE].map(|mask| counted(Which::Forward, mask, &target)[0]);
+    // A panel of queries that straddles two documents meets the keys of both.
+    let [all, some] = [ONE, THREE].map(|mask| counted(AttentionPass::Forward, mask, &target)[0]);
     assert!(16 * some >= 6 * all && 15 * some <= 6 * all, "{some} of {all}");
 }

@@ -28,7 +28,8 @@ pub struct CarriedValues<'c> {
 }
 
 impl<'c> Llvm<'c> {
-    /// Starts a function of `pointers` pointers followed by `indices` 64-bit integers and leaves the builder in its entry block.
+    /// Starts a function of `pointers` pointers followed by `indices` 64-bit integers and leaves the builder in its
+    /// entry block.
     pub fn function(&self, name: &str, pointers: usize, indices: usize, visibility: Visibility) -> FunctionValue<'c> {
         let mut types: Vec<BasicMetadataTypeEnum> = vec![self.pointer_type().into(); pointers];
         types.extend(vec![BasicMetadataTypeEnum::from(self.context.i64_type()); indices]);

@@ -2,7 +2,7 @@
 
 use super::{LANES, Simt};
 use crate::CompileError;
-use crate::abi::{Bounds, Entry, WARPS};
+use crate::abi::{Entry, LaunchBounds, WARPS};
 use crate::build::instructions::built;
 use crate::build::llvm::set_target_attributes;
 use crate::build::{Builder, Frame, IntBinary, KernelBody};
@@ -22,13 +22,13 @@ enum Unit {
     Block,
 }
 
-/// What a kernel is called with.
-pub struct Given<'c> {
+/// The parameters of a kernel under construction.
+pub struct KernelParameters<'c> {
     /// Where pointers to inputs and outputs lie, 8 bytes each.
     pub arguments: PointerValue<'c>,
     /// Where scalars lie, 8 bytes each.
     pub scalars: PointerValue<'c>,
-    /// The number of tiles, where scratch is or the counter of tiles, scratch bytes per warp.
+    /// The number of tiles, the address of scratch or of the tile counter, and scratch bytes per warp.
     pub tiles: IntValue<'c>,
     scratch: IntValue<'c>,
     stride: IntValue<'c>,
@@ -36,8 +36,8 @@ pub struct Given<'c> {
     pub maps: Vec<IntValue<'c>>,
 }
 
-impl<'c> Given<'c> {
-    /// Where the counter of tiles is, of a kernel that has no scratch ([`crate::abi::launch_of_roles`]).
+impl<'c> KernelParameters<'c> {
+    /// Address of the tile counter, in a kernel that has no scratch ([`crate::abi::launch_of_specialized_warps`]).
     pub fn counter(&self) -> IntValue<'c> {
         self.scratch
     }
@@ -45,7 +45,7 @@ impl<'c> Given<'c> {
 
 impl<'c> Simt<'c> {
     /// Begins a kernel of the module [`crate::abi`].
-    fn begin(&self, name: &str, [pointers, scalars]: [usize; 2], maps: usize, bounds: Bounds) -> Given<'c> {
+    fn begin(&self, name: &str, [pointers, scalars]: [usize; 2], maps: usize, bounds: LaunchBounds) -> KernelParameters<'c> {
         let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA);
         let parameters = vec![BasicMetadataTypeEnum::from(self.context.ptr_type(AddressSpace::default())); maps + 1];
         let function = self.module.add_function(name, self.context.void_type().fn_type(&parameters, false), None);
@@ -63,7 +63,7 @@ impl<'c> Simt<'c> {
         };
         for number in 0..maps {
             by_value(number, MAP_BYTES, 64);
-            // It is read where the launch put it.
+            // The map must be read from where the launch put it, not from a copy.
             function.add_attribute(AttributeLoc::Param(number as u32), self.context.create_string_attribute("nvvm.grid_constant", ""));
         }
         by_value(maps, bytes, 8);
@@ -78,19 +78,27 @@ impl<'c> Simt<'c> {
         };
         let [tiles, scratch, stride] = [0, 1, 2].map(|k| scalar(scalars + k));
         let map = |number: usize| built(self.writer.build_ptr_to_int(parameter(number), self.context.i64_type(), ""));
-        Given { arguments, scalars: self.at_const(arguments, 8 * pointers as i64), tiles, scratch, stride, maps: (0..maps).map(map).collect() }
+        KernelParameters {
+            arguments,
+            scalars: self.at_const(arguments, 8 * pointers as i64),
+            tiles,
+            scratch,
+            stride,
+            maps: (0..maps).map(map).collect(),
+        }
     }
 
-    /// A kernel of which each warp, or block, computes every n-th tile, n being the number of them. A block has no scratch.
+    /// A kernel of which each warp, or block, computes every n-th tile, n being the number of them. A block has no
+    /// scratch.
     fn frame<T>(
         &self,
         name: &str,
         counts: [usize; 2],
         unit: Unit,
-        bounds: Bounds,
+        bounds: LaunchBounds,
         body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
     ) -> Result<T, CompileError> {
-        let Given { arguments, scalars, tiles, scratch, stride, .. } = self.begin(name, counts, 0, bounds);
+        let KernelParameters { arguments, scalars, tiles, scratch, stride, .. } = self.begin(name, counts, 0, bounds);
         let (unit, units) = match unit {
             Unit::Warp => {
                 let threads = self.register("ntid.x");
@@ -120,24 +128,24 @@ impl<'c> Simt<'c> {
         &self,
         name: &str,
         arguments: [usize; 2],
-        bounds: Bounds,
+        bounds: LaunchBounds,
         body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
     ) -> Result<T, CompileError> {
         self.frame(name, arguments, Unit::Block, bounds, body)
     }
 
-    /// A kernel whose warps differ in what they do, with tensor maps; `body` is all of it. Which tiles are the block's,
-    /// [`crate::build::scheduler`] says.
+    /// A kernel whose warps differ in what they do, with tensor maps; `body` is all of it. Which tiles are the
+    /// block's, [`crate::build::scheduler`] says.
     ///
     /// # Errors
     /// Those of `body`.
-    pub fn kernel_of_roles<T>(
+    pub fn kernel_of_specialized_warps<T>(
         &self,
         name: &str,
         arguments: [usize; 2],
         maps: usize,
-        bounds: Bounds,
-        body: impl FnOnce(&Given<'c>) -> Result<T, CompileError>,
+        bounds: LaunchBounds,
+        body: impl FnOnce(&KernelParameters<'c>) -> Result<T, CompileError>,
     ) -> Result<T, CompileError> {
         let result = body(&self.begin(name, arguments, maps, bounds));
         built(self.writer.build_return(None));
@@ -147,7 +155,7 @@ impl<'c> Simt<'c> {
 
 impl<'c> Frame for Simt<'c> {
     fn kernel<T>(&self, name: &str, arguments: [usize; 2], body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>) -> Result<T, CompileError> {
-        self.frame(name, arguments, Unit::Warp, Bounds { threads: WARPS * LANES as u32, blocks: 1 }, body)
+        self.frame(name, arguments, Unit::Warp, LaunchBounds { threads: WARPS * LANES as u32, blocks: 1 }, body)
     }
 
     fn kernel_of_teams<T>(
@@ -159,8 +167,8 @@ impl<'c> Frame for Simt<'c> {
     ) -> Result<T, CompileError> {
         match members {
             1 => self.kernel(name, arguments, body),
-            // Warps of a block.
-            _ => self.kernel_of_blocks(name, arguments, Bounds::of_team(members), body),
+            // The members are warps of one block.
+            _ => self.kernel_of_blocks(name, arguments, LaunchBounds::of_team(members), body),
         }
     }
 

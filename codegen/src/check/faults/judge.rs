@@ -14,14 +14,14 @@ use ir::random::mix;
 /// Operands of one kind.
 #[derive(Clone, Copy, Debug)]
 pub enum OperandKind {
-    /// As the check of a compile has them.
+    /// The operands of a compile's check.
     Usual,
     Large,
-    /// Signs are those of numbers below zero.
+    /// No value is positive, unless all of an operand must be.
     Negative,
     /// Few numbers, of which some are zero; and indices outside of their tables.
     Few,
-    /// Some are no numbers.
+    /// Some values are NaN.
     Broken,
 }
 
@@ -86,7 +86,7 @@ fn singles(tiles: u64) -> Vec<[u64; 4]> {
     (0..tiles).map(|t| [t, t + 1, 0, tiles]).collect()
 }
 
-/// What an output holds before.
+/// Value of the outputs before a run.
 const BEFORE: f64 = 2.0;
 
 /// What rounding in another order may do, of results whose floats are as narrow: a tenth of what a compile allows.
@@ -110,7 +110,7 @@ pub fn differs(case: &FaultCase, fault: &'static str) -> Option<String> {
     let allowed = |dtype: DType| if dtype.is_float() { order(kernel) } else { Distance::default() };
     let found =
         |what: String, got: Vec<Vec<f64>>, want: Vec<Vec<f64>>| first_other(kernel, &got, &want, allowed).map(|k| format!("{what}: result {k}"));
-    // What is no number may be multiplied by 0 or left out, in a sum over what is hidden.
+    // Only loops get NaN: elsewhere, code may multiply hidden values by 0 or leave them out, and both are right.
     let all = &ALL[..if matches!(kernel.family, Family::Loops { .. }) { 5 } else { 4 }];
     if case.target().arch == Arch::Nvptx {
         let [right, wrong] = [None, Some(fault)].map(|fault| watch(fault, || compiled(case)).0.expect("it compiled before"));

@@ -1,7 +1,7 @@
 //! The kernels that faults are tried on: some of each family, for CPUs and GPUs.
 
 use crate::target::Target;
-use crate::testing::Make;
+use crate::testing::KernelDraft;
 use ir::dim::{Base, Dim, DimInfo, IndexMap, Order};
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
@@ -11,7 +11,7 @@ use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Reduce,
 pub struct FaultCase {
     pub name: String,
     pub kernel: Kernel,
-    /// Of a GPU, by name; else this machine.
+    /// The name of a GPU; without one, the target is this machine.
     gpu: Option<&'static str>,
 }
 
@@ -26,7 +26,7 @@ const MAX: fn(Vec<Dim>) -> Op = |over| Op::Reduce { kind: Reduce::Max, over };
 const F32: DType = DType::F32;
 const BF16: DType = DType::Bf16;
 
-impl Make {
+impl KernelDraft {
     fn dims<const N: usize>(&mut self, sizes: [(&str, u64); N]) -> [Dim; N] {
         sizes.map(|(name, size)| self.dim(name, size))
     }
@@ -53,7 +53,7 @@ impl Make {
 
 /// A softmax of rows of which a mask hides some, and its sum.
 fn softmax(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [s, h] = m.dims([("s", rows), ("h", columns)]);
     let (x, mask) = (m.input(dtype, &[s, h]), m.input(DType::Bool, &[s, h]));
     let x = m.cast(x, F32);
@@ -68,9 +68,9 @@ fn softmax(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
     m.kernel(Family::Loops { grid: vec![s] }, &[y, most])
 }
 
-/// The greatest of each row and where it is, and of all rows' columns the sums and the greatest.
+/// The greatest element of each row, and its index.
 fn greatest(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [s, h] = m.dims([("s", rows), ("h", columns)]);
     let x = m.input(dtype, &[s, h]);
     let most = m.op(MAX(vec![h]), &[x]);
@@ -79,7 +79,7 @@ fn greatest(dtype: DType, [rows, columns]: [u64; 2]) -> Kernel {
 }
 
 fn columns(sizes: [u64; 2], with_most: bool) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [s, h] = m.dims([("s", sizes[0]), ("h", sizes[1])]);
     let x = m.input(F32, &[s, h]);
     let sum = m.op(SUM(vec![s]), &[x]);
@@ -91,7 +91,7 @@ fn columns(sizes: [u64; 2], with_most: bool) -> Kernel {
 /// Functions of numbers of either sign, or of positive ones.
 fn functions(positive: bool, dtype: DType) -> Kernel {
     use Unary::{Cos, Erf, Exp, Floor, Log, Recip, Rsqrt, Sign, Sin, Sqrt, Tanh};
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [a, b] = m.dims([("a", 3), ("b", 37)]);
     let (x, y) = (m.input(dtype, &[a, b]), m.input(dtype, &[a, b]));
     let of: &[Unary] = if positive { &[Log, Sqrt, Rsqrt, Recip] } else { &[Exp, Tanh, Sin, Cos, Erf, Floor, Sign] };
@@ -102,7 +102,7 @@ fn functions(positive: bool, dtype: DType) -> Kernel {
         let three = m.source(Op::Const(Real(3.0)), dtype, &[]);
         let cube = m.op_as(Op::Binary(Binary::Pow), &[x, three], Type::new(dtype, [a, b]));
         outputs.extend([cube, m.binary(Binary::Max, x, y), m.binary(Binary::Min, x, y), m.binary(Binary::Rem, x, y)]);
-        // The exponential in it is infinite.
+        // The exponential within `tanh` overflows to infinity.
         let hundred = m.source(Op::Const(Real(100.0)), dtype, &[]);
         let far = m.op_as(Op::Binary(Binary::Mul), &[x, hundred], Type::new(dtype, [a, b]));
         outputs.push(m.unary(Tanh, far));
@@ -111,7 +111,7 @@ fn functions(positive: bool, dtype: DType) -> Kernel {
 }
 
 fn ints() -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [d] = m.dims([("d", 77)]);
     let (x, y) = (m.input(DType::I32, &[d]), m.input(DType::I32, &[d]));
     let ops = [Binary::Div, Binary::Rem, Binary::Sub, Binary::Max, Binary::Mix];
@@ -124,7 +124,7 @@ fn ints() -> Kernel {
 
 /// Running sums in both directions.
 fn running(dtype: DType) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [s, h] = m.dims([("s", 5), ("h", 70)]);
     let x = m.input(dtype, &[s, h]);
     let sums = [false, true].map(|reverse| m.op(Op::Cumsum { over: h, reverse }, &[x]));
@@ -133,7 +133,7 @@ fn running(dtype: DType) -> Kernel {
 
 /// Three operands one after the other, and a border around them.
 fn windows(along_lanes: bool) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [s, a, b, c, all, wide] = m.dims([("s", 21), ("a", 5), ("b", 20), ("c", 9), ("all", 34), ("wide", 40)]);
     let dims = |d: Dim| if along_lanes { [s, d] } else { [d, s] };
     let parts = [a, b, c].map(|d| m.input(F32, &dims(d)));
@@ -144,7 +144,7 @@ fn windows(along_lanes: bool) -> Kernel {
 
 /// Rows of a table, of which this rank has all or a part.
 fn gather(sharded: bool) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let base = sharded.then(|| m.scalar(DType::I32));
     let v = if base.is_some() { m.sharded_dim("v", 30, 60, 0) } else { m.dim("v", 30) };
     let [s, h] = m.dims([("s", 40), ("h", 35)]);
@@ -153,9 +153,9 @@ fn gather(sharded: bool) -> Kernel {
     m.kernel(Family::Loops { grid: vec![s, h] }, &[rows])
 }
 
-/// Of each column of a table, the row that an index for each element says.
+/// Picks each element from its column of a table, by an index of its own.
 fn gather_each() -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [v, s, h] = m.dims([("v", 30), ("s", 7), ("h", 35)]);
     let (table, index) = (m.input(F32, &[v, h]), m.input(DType::I32, &[s, h]));
     let rows = m.op_as(Op::Gather { dim: v }, &[table, index], Type::new(F32, [s, h]));
@@ -164,10 +164,10 @@ fn gather_each() -> Kernel {
 
 /// Random numbers and indices along dims of which this rank has parts, in a zig-zag or in strides.
 fn random(order: Order) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let h = m.strided_dim("h", 96, vec![(3, 32), (8, 1)], Order::Plain);
     let s = m.strided_dim("s", 24, vec![(24, 1)], order);
-    // The seed and the step.
+    // The scalars are the seed and the step.
     m.scalar(DType::I32);
     m.scalar(DType::I32);
     let x = m.source(Op::Uniform { key: 77 }, F32, &[s, h]);
@@ -180,7 +180,7 @@ fn random(order: Order) -> Kernel {
 
 /// A part of an update of weights, rounded to bf16 too.
 fn update(size: u64, accumulate: bool) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let n = m.dim("n", size);
     let (rate, decay) = (m.scalar(F32), m.scalar(F32));
     let [w, g, v] = [0; 3].map(|_| m.input(F32, &[n]));
@@ -201,7 +201,7 @@ fn update(size: u64, accumulate: bool) -> Kernel {
 
 /// A norm of 16-bit rows, of four dims, of which the results lie apart.
 fn norm(dtype: DType, columns: u64) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [a, b, h] = m.dims([("a", 3), ("b", 6), ("h", columns)]);
     let (x, w) = (m.input(dtype, &[a, b, h]), m.input(F32, &[h]));
     let x = m.cast(x, F32);
@@ -219,7 +219,7 @@ fn norm(dtype: DType, columns: u64) -> Kernel {
 
 /// Sums of rows by index, of which some rows are here.
 fn scatter(dtype: DType, sharded: bool, accumulate: bool, columns: u64) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let base = sharded.then(|| m.scalar(DType::I32));
     let v = if base.is_some() { m.sharded_dim("v", 37, 74, 0) } else { m.dim("v", 37) };
     let [s, h] = m.dims([("s", 60), ("h", columns)]);
@@ -241,7 +241,7 @@ enum FactorLayout {
 
 /// A product with a function after it.
 fn gemm(dtype: DType, sizes: [u64; 3], stored: FactorLayout, function: Option<Unary>) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [m, n, k] = make.dims([("m", sizes[0]), ("n", sizes[1]), ("k", sizes[2])]);
     let a = make.input(dtype, &if matches!(stored, FactorLayout::FirstTurned) { [k, m] } else { [m, k] });
     let b = match stored {
@@ -261,7 +261,7 @@ fn gemm(dtype: DType, sizes: [u64; 3], stored: FactorLayout, function: Option<Un
 /// Products of heads of a batch, two directions at once, which are added to what is there, with a residue and a
 /// mask of random numbers.
 fn batched(dtype: DType) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, h, m, n, k] = make.dims([("b", 3), ("h", 2), ("m", 19), ("n", 50), ("k", 27)]);
     make.scalar(DType::I32);
     make.scalar(DType::I32);
@@ -282,7 +282,7 @@ fn batched(dtype: DType) -> Kernel {
 
 /// Rows of experts times their matrices, or the sums over each expert's rows.
 fn experts(dtype: DType, sums_rows: bool, [rows, h, f]: [u64; 3]) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [rows, e, h, f] = m.dims([("rows", rows), ("e", 5), ("h", h), ("f", f)]);
     let a = m.input(dtype, &[rows, h]);
     let b = m.input(dtype, &if sums_rows { vec![rows, f] } else { vec![e, h, f] });
@@ -370,7 +370,7 @@ fn scoring(heads: AttentionVariant, [b, kv, at, keys]: [Dim; 4]) -> (Scoring, Ve
 }
 
 fn attention(heads: AttentionVariant, backward: bool) -> Kernel {
-    let mut m = Make::default();
+    let mut m = KernelDraft::default();
     let [b, kv, group, d, at, keys] =
         m.dims([("b", 2), ("kv", 2), ("group", heads.group), ("d", heads.d), ("at", heads.queries), ("keys", heads.keys)]);
     let values = heads.values.map_or(d, |size| m.dim("values", size));
@@ -389,7 +389,7 @@ fn attention(heads: AttentionVariant, backward: bool) -> Kernel {
     let args = [&[q, k, v, lse, delta, dout], &further[..]].concat();
     let bias = a.scoring.bias().filter(|_| heads.trained).map(|k| (AttentionGrad::Bias, further[k]));
     let wanted = bias.map_or(vec![(AttentionGrad::Q, q), (AttentionGrad::K, k), (AttentionGrad::V, v)], |bias| vec![bias]);
-    let gradient = |m: &mut Make, (which, of): (AttentionGrad, Value)| {
+    let gradient = |m: &mut KernelDraft, (which, of): (AttentionGrad, Value)| {
         let ty = m.body[of].ty.clone();
         m.op_as(Op::AttentionGrad(a.clone(), which), &args, ty)
     };

@@ -26,26 +26,26 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-/// Those of this crate.
+/// The faults of this crate.
 fn faults() -> Vec<Fault> {
     in_sources(Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace"), &["codegen"])
 }
 
 /// What came of a fault in a kernel.
 #[derive(Clone, Debug, PartialEq)]
-enum Came {
+enum FaultOutcome {
     /// The same code.
     Same,
     /// Other code with the same results.
     Equal,
-    /// By what.
+    /// The code was refused, by this.
     Refused(String),
-    /// What is other than it should be.
+    /// The results differ, as the text says.
     Through(String),
 }
 
-/// The right code of a case: what compiling it comes by, and the code's hash.
-struct Right {
+/// The right code of a case: the faults that compiling it reaches, and the code's hash.
+struct ReferenceCode {
     reached: BTreeSet<&'static str>,
     hash: String,
 }
@@ -58,13 +58,13 @@ fn hash(compiled: &Compiled) -> String {
     blake3::hash(&compiled.encode()).to_hex().to_string()
 }
 
-impl Right {
-    fn new(case: &FaultCase) -> Right {
+impl ReferenceCode {
+    fn new(case: &FaultCase) -> ReferenceCode {
         let (compiled, reached) = watch(None, || compiled(case));
         let compiled = compiled.unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let refused = refused(case, &compiled);
         assert_eq!(refused, Ok(None), "{}", case.name);
-        Right { reached, hash: hash(&compiled) }
+        ReferenceCode { reached, hash: hash(&compiled) }
     }
 }
 
@@ -86,23 +86,23 @@ fn refused(case: &FaultCase, compiled: &Compiled) -> Result<Option<String>, Stri
 /// What a child says of a case before it runs what may crash.
 const PASSED: &str = "passed";
 
-/// With a fault on, in a child: says what came of a case.
-fn with(case: &FaultCase, fault: &'static str, right: &str, say: &dyn Fn(&str)) -> Came {
+/// Tries a case with a fault switched on, in a child process.
+fn with(case: &FaultCase, fault: &'static str, right: &str, say: &dyn Fn(&str)) -> FaultOutcome {
     let (compiled, _) = watch(Some(fault), || compiled(case));
     let compiled = match compiled {
         Ok(compiled) => compiled,
-        Err(_) => return Came::Refused("the compiler".into()),
+        Err(_) => return FaultOutcome::Refused("the compiler".into()),
     };
     if hash(&compiled) == right {
-        return Came::Same;
+        return FaultOutcome::Same;
     }
     match refused(case, &compiled) {
         Ok(None) => {}
-        Ok(Some(by)) => return Came::Refused(by),
-        Err(why) => return Came::Through(why),
+        Ok(Some(by)) => return FaultOutcome::Refused(by),
+        Err(why) => return FaultOutcome::Through(why),
     }
     say(PASSED);
-    judge::differs(case, fault).map_or(Came::Equal, Came::Through)
+    judge::differs(case, fault).map_or(FaultOutcome::Equal, FaultOutcome::Through)
 }
 
 /// What a parent asks its child for: a fault, and numbers of cases with the hash of their right code. `-` on all of
@@ -111,7 +111,7 @@ const ASKED: &str = "CODEGEN_FAULT";
 /// What a child's lines begin with, that the test harness has not written.
 const SAYS: &str = "a fault: ";
 
-/// Of a child of the test below, which asks it for a fault; alone it does nothing.
+/// The child process of the test below, which passes it a fault by environment; on its own it does nothing.
 #[test]
 fn a_child_tries_a_fault() {
     let Ok(asked) = std::env::var(ASKED) else { return };
@@ -123,10 +123,10 @@ fn a_child_tries_a_fault() {
         let say = |word: &str| println!("\n{SAYS}{number} {word}");
         say("begins");
         let (words, conclusive) = match with(&cases[number.parse::<usize>().expect("a number")], fault, right, &say) {
-            Came::Same => ("same".into(), false),
-            Came::Equal => ("equal".into(), false),
-            Came::Refused(by) => (format!("refused {by}"), true),
-            Came::Through(what) => (format!("through {what}"), false),
+            FaultOutcome::Same => ("same".into(), false),
+            FaultOutcome::Equal => ("equal".into(), false),
+            FaultOutcome::Refused(by) => (format!("refused {by}"), true),
+            FaultOutcome::Through(what) => (format!("through {what}"), false),
         };
         say(&words);
         if conclusive && !everywhere {
@@ -135,11 +135,11 @@ fn a_child_tries_a_fault() {
     }
 }
 
-/// For the code of a case: one that does not end is another than the right one.
+/// Time limit for the code of a case; code that does not end is wrong.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Asks a child for a fault on these cases, and gives what came of each.
-fn ask(fault: &Fault, of: &[(usize, String)], everywhere: bool) -> Vec<(usize, Came)> {
+fn ask(fault: &Fault, of: &[(usize, String)], everywhere: bool) -> Vec<(usize, FaultOutcome)> {
     let cases: Vec<String> = of.iter().map(|(number, hash)| format!(" {number}:{hash}")).collect();
     let asked = format!("{} {}{}", fault.name, if everywhere { "everywhere" } else { "first" }, cases.concat());
     let program = std::env::current_exe().expect("a test binary");
@@ -149,13 +149,13 @@ fn ask(fault: &Fault, of: &[(usize, String)], everywhere: bool) -> Vec<(usize, C
     let out = BufReader::new(child.stdout.take().expect("it is piped"));
     let (to, from) = channel();
     std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| to.send(line)));
-    let (mut came, mut last) = (vec![], None);
+    let (mut outcomes, mut last) = (vec![], None);
     loop {
         let line = match from.recv_timeout(LIMIT) {
             Ok(line) => line,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                last = last.map(|(number, _)| (number, Came::Through("it does not end".into())));
+                last = last.map(|(number, _)| (number, FaultOutcome::Through("it does not end".into())));
                 child.kill().expect("it runs");
                 break;
             }
@@ -165,32 +165,32 @@ fn ask(fault: &Fault, of: &[(usize, String)], everywhere: bool) -> Vec<(usize, C
         let (word, rest) = words.split_once(' ').unwrap_or((words, ""));
         last = None;
         match word {
-            "begins" => last = Some((number, Came::Refused("a crash".into()))),
-            PASSED => last = Some((number, Came::Through("a crash on other operands".into()))),
-            "same" => came.push((number, Came::Same)),
-            "equal" => came.push((number, Came::Equal)),
-            "refused" => came.push((number, Came::Refused(rest.into()))),
-            _ => came.push((number, Came::Through(rest.into()))),
+            "begins" => last = Some((number, FaultOutcome::Refused("a crash".into()))),
+            PASSED => last = Some((number, FaultOutcome::Through("a crash on other operands".into()))),
+            "same" => outcomes.push((number, FaultOutcome::Same)),
+            "equal" => outcomes.push((number, FaultOutcome::Equal)),
+            "refused" => outcomes.push((number, FaultOutcome::Refused(rest.into()))),
+            _ => outcomes.push((number, FaultOutcome::Through(rest.into()))),
         }
     }
     child.wait().expect("it ran");
-    came.extend(last);
-    came
+    outcomes.extend(last);
+    outcomes
 }
 
 /// What came of a fault in all cases that were tried.
 #[derive(Default)]
-struct Tried {
+struct FaultTally {
     cases: usize,
-    /// Of these, how many have other code with the same results.
+    /// How many of these have other code with the same results.
     other: usize,
     refused: Option<String>,
-    /// How many have other results, and were not refused; what the first of these is.
+    /// How many have other results and were not refused; then, what the first of these is.
     wrong: usize,
     through: Option<String>,
 }
 
-impl Tried {
+impl FaultTally {
     fn verdict(&self) -> String {
         match (&self.through, &self.refused) {
             (Some(_), Some(by)) => format!("refused by {by}; not in {} other kernels", self.wrong),
@@ -204,27 +204,27 @@ impl Tried {
 }
 
 /// Tries a fault on kernels until one is refused; on all of them if `everywhere`.
-fn try_out(fault: &Fault, all: &[FaultCase], right: &[OnceLock<Right>], everywhere: bool) -> Tried {
-    let mut tried = Tried::default();
-    // Few at a time: of most faults the first shows what becomes of it.
-    let mut numbers = (0..all.len()).filter(|n| right[*n].get_or_init(|| Right::new(&all[*n])).reached.contains(fault.name)).peekable();
-    while numbers.peek().is_some() && (everywhere || tried.refused.is_none()) {
+fn try_out(fault: &Fault, all: &[FaultCase], right: &[OnceLock<ReferenceCode>], everywhere: bool) -> FaultTally {
+    let mut tally = FaultTally::default();
+    // A child gets few cases at a time, as the first case settles most faults.
+    let mut numbers = (0..all.len()).filter(|n| right[*n].get_or_init(|| ReferenceCode::new(&all[*n])).reached.contains(fault.name)).peekable();
+    while numbers.peek().is_some() && (everywhere || tally.refused.is_none()) {
         let some: Vec<(usize, String)> = numbers.by_ref().take(8).map(|n| (n, right[n].get().expect("it was made").hash.clone())).collect();
-        for (number, came) in ask(fault, &some, everywhere) {
+        for (number, outcome) in ask(fault, &some, everywhere) {
             let case = &all[number];
-            tried.cases += 1;
-            match came {
-                Came::Same => {}
-                Came::Equal => tried.other += 1,
-                Came::Refused(by) => drop(tried.refused.get_or_insert(by)),
-                Came::Through(what) => {
-                    tried.wrong += 1;
-                    tried.through.get_or_insert(format!("({}: {what})", case.name));
+            tally.cases += 1;
+            match outcome {
+                FaultOutcome::Same => {}
+                FaultOutcome::Equal => tally.other += 1,
+                FaultOutcome::Refused(by) => drop(tally.refused.get_or_insert(by)),
+                FaultOutcome::Through(what) => {
+                    tally.wrong += 1;
+                    tally.through.get_or_insert(format!("({}: {what})", case.name));
                 }
             }
         }
     }
-    tried
+    tally
 }
 
 /// How many faults are tried by default.
@@ -251,22 +251,22 @@ fn no_fault_of_the_code_generator_gets_through() {
         Err(_) => list.iter().skip(first).take(count).collect(),
     };
     let (all, everywhere) = (cases(), number("FAULTS_EVERYWHERE", 0) > 0);
-    let right: Vec<OnceLock<Right>> = all.iter().map(|_| OnceLock::new()).collect();
+    let right: Vec<OnceLock<ReferenceCode>> = all.iter().map(|_| OnceLock::new()).collect();
     let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
             scope.spawn(|| {
                 while let Some(fault) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let tried = try_out(fault, &all, &right, everywhere);
-                    println!("{:<36} {:<44} {}", fault.name, fault.place, tried.verdict());
-                    done.lock().expect("no poison").insert(fault.name, tried);
+                    let tally = try_out(fault, &all, &right, everywhere);
+                    println!("{:<36} {:<44} {}", fault.name, fault.place, tally.verdict());
+                    done.lock().expect("no poison").insert(fault.name, tally);
                 }
             });
         }
     });
     let done = done.into_inner().expect("no poison");
     table(&done);
-    let of = |holds: &dyn Fn(&Tried) -> bool| done.iter().filter(|(_, t)| holds(t)).map(|(name, _)| *name).collect::<BTreeSet<&str>>();
+    let of = |holds: &dyn Fn(&FaultTally) -> bool| done.iter().filter(|(_, t)| holds(t)).map(|(name, _)| *name).collect::<BTreeSet<&str>>();
     let known: BTreeSet<&str> = KNOWN.iter().map(|k| k.0).filter(|name| done.contains_key(name)).collect();
     let through = of(&|t| t.through.is_some() && t.refused.is_none());
     let new: Vec<&&str> = through.difference(&known).collect();
@@ -279,13 +279,13 @@ fn no_fault_of_the_code_generator_gets_through() {
 
 /// By family: faults, those that were refused and by what, that made other code with the same results or changed
 /// none, that got through.
-fn table(done: &BTreeMap<&'static str, Tried>) {
-    let mut families: BTreeMap<&str, Vec<&Tried>> = BTreeMap::new();
-    done.iter().for_each(|(name, tried)| families.entry(name.split('.').next().unwrap_or_default()).or_default().push(tried));
+fn table(done: &BTreeMap<&'static str, FaultTally>) {
+    let mut families: BTreeMap<&str, Vec<&FaultTally>> = BTreeMap::new();
+    done.iter().for_each(|(name, tally)| families.entry(name.split('.').next().unwrap_or_default()).or_default().push(tally));
     println!("| code of | faults | refused | harmless | no change | through | by |");
     println!("|---|---|---|---|---|---|---|");
-    let line = |family: &str, all: &[&Tried]| {
-        let count = |holds: &dyn Fn(&Tried) -> bool| all.iter().filter(|t| holds(t)).count();
+    let line = |family: &str, all: &[&FaultTally]| {
+        let count = |holds: &dyn Fn(&FaultTally) -> bool| all.iter().filter(|t| holds(t)).count();
         let through = count(&|t| t.through.is_some() && t.refused.is_none());
         let refused = count(&|t| t.refused.is_some());
         let mut by: BTreeMap<&str, usize> = BTreeMap::new();

@@ -1,6 +1,6 @@
 use crate::Target;
 use crate::gemm::GemmPlan;
-use crate::testing::{Make, RandomNumbers, check_with, random_inputs, seeds};
+use crate::testing::{KernelDraft, RandomNumbers, check_with, random_inputs, seeds};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
@@ -18,7 +18,8 @@ impl Grouped {
         self.kernel.body.dims.size(d) as usize
     }
 
-    /// Runs it with these ends for all parts alike, what is nobody's being no number, and compares with the evaluator.
+    /// Runs it with these ends for all parts alike, what is nobody's being no number, and compares with the
+    /// evaluator.
     fn check(&self, ends: &[usize], tolerance: f64) {
         self.check_parts(&mut |_| ends.to_vec(), tolerance);
     }
@@ -52,7 +53,8 @@ impl Grouped {
                 for other in 0..rest.iter().map(|d| self.size(*d)).product() {
                     let of_rest = index(other, &rest);
                     for row in last..self.size(self.rows) {
-                        // A part that this operand lacks may own what another does not.
+                        // If the operand lacks a part's dim, a row may be nobody's in one part and an expert's in
+                        // another.
                         if parts.iter().all(|d| ty.has(*d)) {
                             data[place(slot, &|d| if d == self.rows { row } else { of_part(d) + of_rest(d) })] = f64::NAN;
                         }
@@ -66,7 +68,7 @@ impl Grouped {
 
 /// Rows of `[rows, h]` times matrices `[experts, h, f]`, the latter perhaps stored `[experts, f, h]`.
 fn forward([rows, experts, h, f]: [u64; 4], transposed: bool, dtype: DType, to: DType) -> Grouped {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [rows, experts, h, f] = [("rows", rows), ("experts", experts), ("h", h), ("f", f)].map(|(n, s)| make.dim(n, s));
     let a = make.input(dtype, &[rows, h]);
     let b = make.input(dtype, &if transposed { [experts, f, h] } else { [experts, h, f] });
@@ -77,7 +79,7 @@ fn forward([rows, experts, h, f]: [u64; 4], transposed: bool, dtype: DType, to: 
 
 /// The sums over `rows` of `[rows, h]` times `[rows, f]`.
 fn gradient([rows, experts, h, f]: [u64; 4], dtype: DType, to: DType) -> Grouped {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [rows, experts, h, f] = [("rows", rows), ("experts", experts), ("h", h), ("f", f)].map(|(n, s)| make.dim(n, s));
     let a = make.input(dtype, &[rows, h]);
     let b = make.input(dtype, &[rows, f]);
@@ -144,7 +146,7 @@ fn experts_of_sixteen_bits_sum_in_f32_and_round_once() {
                 forward([67, 4, 33, 50], transposed, dtype, to).check(&ENDS[0], tolerance);
             }
             gradient([67, 4, 33, 50], dtype, to).check(&ENDS[4], tolerance);
-            // Sums of so many products err by more in whatever order.
+            // Sums of so many products have larger errors, in whatever order they are added.
             gradient([1400, 3, 20, 40], dtype, to).check(&[1300, 1300, 1310], tolerance.max(1e-4));
         }
     }
@@ -167,9 +169,9 @@ fn rows_whose_places_are_multiples_of_sixteen_bytes_meet_their_experts_matrix() 
 
 /// A grouped product of random dims in random storage orders, with a random epilogue.
 fn random_grouped(numbers: &mut RandomNumbers) -> Grouped {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let sizes = [1, 1, 2, 3, 4, 7, 16, 17, 33];
-    let some = |make: &mut Make, name: &str, most: u64, numbers: &mut RandomNumbers| -> Vec<Dim> {
+    let some = |make: &mut KernelDraft, name: &str, most: u64, numbers: &mut RandomNumbers| -> Vec<Dim> {
         (0..numbers.below(most + 1)).map(|_| make.dim(name, sizes[numbers.below(9) as usize])).collect()
     };
     let rows = make.dim("rows", [1, 5, 29, 64, 130][numbers.below(5) as usize]);
@@ -186,7 +188,7 @@ fn random_grouped(numbers: &mut RandomNumbers) -> Grouped {
     let dtype = [DType::F32, DType::F32, DType::Bf16][numbers.below(3) as usize];
     let of_rows = numbers.below(2) == 0;
     let ends_dims = shuffled(&[&parts, &[experts]], numbers);
-    // Of parts, the second operand may have some or all.
+    // The second operand has some, none or all of the parts' dims.
     let shared: Vec<Dim> = parts.iter().copied().filter(|_| numbers.below(2) == 0).collect();
     let (b_own, summed, kept) = match of_rows {
         true => (experts, [both.clone(), vec![experts]].concat(), [&parts[..], &[rows], &mine, &other].concat()),

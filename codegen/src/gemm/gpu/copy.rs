@@ -1,9 +1,10 @@
 //! How a stage of a factor comes to shared memory.
 //!
-//! A stage is lines of units. Factors for tensor cores keep their order in memory, in units of 16 bytes that change places so that the eight that
-//! `ldmatrix` reads at a time lie in different banks; lines of one contracted element that has 32 bits, which it cannot turn, are padded instead. f32
-//! factors for multiply-adds are turned to lines of one contracted element each. Copies run in the background (`cp.async`), and what lies beyond the factor
-//! is filled with zeros. Only where a unit of 16 bytes need not be aligned, or not be dense, it is collected by ordinary loads.
+//! A stage is lines of units. Factors for tensor cores keep their order in memory, in units of 16 bytes that change
+//! places so that the eight that `ldmatrix` reads at a time lie in different banks; lines of one contracted element
+//! that has 32 bits, which it cannot turn, are padded instead. f32 factors for multiply-adds are turned to lines of
+//! one contracted element each. Copies run in the background (`cp.async`), and what lies beyond the factor is filled
+//! with zeros. Only where a unit of 16 bytes need not be aligned, or not be dense, it is collected by ordinary loads.
 
 use super::parts::Gpu;
 use super::tile::TileConfig;
@@ -20,7 +21,8 @@ use crate::layout::Axis;
 pub enum Element {
     /// 16 bits, in lines as long as the stage.
     Half,
-    /// 16 bits, in lines of 128 bytes: where lines are contracted elements, 64 rows (columns) after the other. As `wgmma` wants them.
+    /// 16 bits, in lines of 128 bytes: where lines are contracted elements, 64 rows (columns) after the other. As
+    /// `wgmma` wants them.
     Narrow,
     /// f32 that tensor cores multiply as tf32, in lines as long as the stage.
     Tf32,
@@ -37,7 +39,7 @@ impl Element {
     }
 }
 
-/// What a line has one of.
+/// The dim along which the lines of a factor are numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineDim {
     /// Rows of the first factor, columns of the second.
@@ -46,7 +48,7 @@ pub enum LineDim {
 }
 
 impl LineDim {
-    /// Those of a factor: the direction that is not dense, if one is.
+    /// The dim of a factor's lines: the one that is not contiguous, if one is.
     pub fn of(product: &Product, tensor: usize) -> LineDim {
         let axis = if tensor == product.a { &product.m } else { &product.n };
         if product.k.strides[tensor] == 1 || axis.strides[tensor] != 1 { LineDim::Own } else { LineDim::Contracted }
@@ -58,13 +60,13 @@ impl LineDim {
 pub struct FactorCopy {
     pub tensor: usize,
     element: Element,
-    /// In global memory; of factors for tensor cores in shared memory too.
+    /// The lines in global memory; for tensor cores, in shared memory too.
     pub lines: LineDim,
     /// Rows or columns of a tile, and contracted elements of a stage.
     own: i64,
     depth: i64,
     threads: i64,
-    /// Of the factor: rows or columns, and its strides in elements along these and along the contracted dim.
+    /// The factor's rows or columns, and its strides in elements along these and along the contracted dim.
     own_size: i64,
     own_stride: i64,
     k_stride: i64,
@@ -79,12 +81,13 @@ pub struct FactorCopy {
 const UNIT_BYTES: i64 = 16;
 /// f32 beside a line of words.
 const WORDS_PAD: i64 = 4;
-/// Bytes beside a line of tf32 of one contracted element: four lines of eight elements each, which a warp reads at a time, lie in different banks.
+/// Bytes beside a line of tf32 of one contracted element: four lines of eight elements each, which a warp reads at a
+/// time, lie in different banks.
 const TF32_PAD: i64 = 32;
 
 /// What a thread's copies have in common in all stages of a tile.
 pub struct ThreadCopy<'c> {
-    /// Of its first unit: the line, the unit in that, and where it begins in shared memory, from the start of the stage.
+    /// Line, unit in the line, and offset in the stage of the thread's first unit.
     line: Index<'c>,
     unit: Index<'c>,
     to: Index<'c>,
@@ -119,7 +122,7 @@ impl FactorCopy {
             LineDim::Own => (k_stride == 1, own_stride),
             LineDim::Contracted => (own_stride == 1, k_stride),
         };
-        // An expert's contracted elements may begin anywhere.
+        // An expert's contracted elements may begin anywhere, so units along them are not aligned.
         let anywhere = lines == LineDim::Own && product.owns(ExpertDim::Contracted);
         let expert = product.experts.as_ref().map(|x| &x.axis);
         let others = product.outer.iter().chain(&product.outer_k).chain(expert).map(|x: &Axis| x.strides[tensor]);
@@ -187,8 +190,8 @@ impl FactorCopy {
         }
     }
 
-    /// What the number of a unit is combined with in this line (exclusive or): eight lines in turn, or four pairs, if a line is as long as half
-    /// of all banks.
+    /// What the number of a unit is combined with in this line (exclusive or): eight lines in turn, or four pairs, if
+    /// a line is as long as half of all banks.
     pub fn swizzle<'c>(&self, b: &Simt<'c>, line: Index<'c>) -> Index<'c> {
         let (shift, mask) = if self.line_bytes() >= 128 { (0, 7) } else { (1, 3) };
         b.bits(IntBinary::And, b.bits(IntBinary::ShrLogical, line, b.word(shift)), b.word(mask))
@@ -212,7 +215,8 @@ impl FactorCopy {
         }
     }
 
-    /// Before the stages of a tile whose first row or column is `own`, of the factor that begins at `start`.
+    /// What a thread's copies share in all stages of a tile, whose first row or column is `own`; the factor begins at
+    /// `start`.
     pub fn thread_copy<'c>(&self, b: &Simt<'c>, start: Index<'c>, own: Index<'c>) -> ThreadCopy<'c> {
         let thread = b.thread();
         let per_line = b.word(self.units_per_line());
@@ -263,7 +267,8 @@ impl FactorCopy {
         }
     }
 
-    /// How many elements of a unit, `lines` further than this thread's first, count; nothing if all do. 32 bits.
+    /// How many elements of a unit lie within the factor, in the line `lines` after this thread's first; `None` if
+    /// all do. 32 bits.
     fn counted<'c>(&self, b: &Simt<'c>, thread: &ThreadCopy<'c>, stage: Stage<'c>, lines: Index<'c>) -> Option<Index<'c>> {
         let line = b.index_add(thread.line, lines);
         let within = b.index_mul(thread.unit, b.word(self.unit()));
@@ -282,7 +287,7 @@ impl FactorCopy {
         }
     }
 
-    /// Copies in the background.
+    /// Copies units in the background.
     fn units<'c>(&self, g: &Gpu<'_, 'c>, thread: &ThreadCopy<'c>, stage: Stage<'c>, from: Index<'c>, to: Index<'c>) {
         let b = g.b;
         let (global, shared) = (self.steps()[0], self.shared_steps()[0]);
@@ -305,7 +310,7 @@ impl FactorCopy {
         }
     }
 
-    /// Units of several elements, one by one.
+    /// Collects units of several elements by ordinary loads.
     fn collected<'c>(&self, g: &Gpu<'_, 'c>, thread: &ThreadCopy<'c>, stage: Stage<'c>, from: Index<'c>, to: Index<'c>) {
         let b = g.b;
         let (global, shared) = (self.steps()[0], self.shared_steps()[0]);

@@ -25,20 +25,21 @@ pub struct Mma<'c> {
     b: Fragments<'c>,
 }
 
-/// Where a warp reads a factor, in a stage.
+/// How a warp reads a factor in a stage.
 enum Fragments<'c> {
     /// Four matrices of 8 x 16 bytes at a time.
     Matrices {
-        /// Addresses of this lane's lines: for each part of the contracted elements if lines are rows (columns), else for each 16 of those.
+        /// Addresses of this lane's lines: for each part of the contracted elements if lines are rows (columns), else
+        /// for each 16 of those.
         addresses: Vec<Index<'c>>,
         lines: LineDim,
         /// Bytes between 16 lines.
         step: i64,
     },
-    /// A word at a time, where matrices would have to be turned and elements have 32 bits.
+    /// Single words, where elements have 32 bits and matrices would have to be transposed.
     Words {
-        /// Of the lane's first word, its distance from one contracted element to the next in bytes, and in which order it takes the four words of a
-        /// fragment: eight rows (columns) further, four contracted elements further.
+        /// Address of the lane's first word, bytes from one contracted element to the next, and the order of the four
+        /// words of a fragment: how many rows (columns) and how many contracted elements further each is.
         address: Index<'c>,
         line: i64,
         order: [(i64, i64); 4],
@@ -46,8 +47,8 @@ enum Fragments<'c> {
 }
 
 impl<'c> Fragments<'c> {
-    /// Of a factor from row (column) `own` on, `count` of them. `first`: of the first factor, whose fragments are 16 rows; those of the second
-    /// are two times 8 columns, in another order.
+    /// Fragments of `count` rows (columns) of a factor from `own` on. Those of the first factor are 16 rows, those of
+    /// the second two times 8 columns, in another order.
     fn new(b: &Simt<'c>, copy: &FactorCopy, factor: Factor, first: bool, own: Index<'c>, count: i64) -> Self {
         let lane = b.narrow(b.lane());
         if factor == Factor::Tf32 && copy.lines == LineDim::Contracted {
@@ -59,7 +60,7 @@ impl<'c> Fragments<'c> {
         }
         let bit = |from: i64| b.bits(IntBinary::And, b.bits(IntBinary::ShrLogical, lane, b.word(from)), b.word(1));
         let below = |n: i64| b.bits(IntBinary::And, lane, b.word(n - 1));
-        // Lines and units of the four matrices: they go along lines first, or along units first.
+        // The four matrices of a load follow each other along lines first, or along units first.
         let (line, unit) = match (copy.lines, first) {
             (LineDim::Own, true) | (LineDim::Contracted, false) => (below(16), bit(4)),
             (LineDim::Own, false) | (LineDim::Contracted, true) => (b.index_add(below(8), b.index_mul(bit(4), b.word(8))), bit(3)),
@@ -125,7 +126,7 @@ impl<'c> Mma<'c> {
         }
     }
 
-    /// A thread's sums: for each 16 rows and each 8 columns four.
+    /// Initial sums of a thread: four for each 16 rows and each 8 columns.
     pub fn zero(&self, b: &Simt<'c>) -> Vec<Value<'c>> {
         vec![b.f32(0.0); (self.rows * self.columns / 32) as usize]
     }

@@ -1,16 +1,16 @@
-//! The form of a product whose threads all copy (`cp.async`), multiply and store: for f32, for GPUs before sm_90, and for factors that tensor maps
-//! cannot describe or `wgmma` not read.
+//! The form of a product whose threads all copy (`cp.async`), multiply and store: for f32, for GPUs before sm_90, and
+//! for factors that tensor maps cannot describe or `wgmma` not read.
 //!
-//! While one stage is multiplied the next ones are on their way. The sums go through shared memory once more, so that the epilogue, which is the
-//! CPU's, sees neighbouring columns in neighbouring lanes.
+//! While one stage is multiplied the next ones are on their way. The sums go through shared memory once more, so that
+//! the epilogue, which is the CPU's, sees neighbouring columns in neighbouring lanes.
 
 use super::copy::{LineDim, Stage};
 use super::fma::Fma;
 use super::mma::Mma;
 use super::parts::{Gpu, TilePart};
-use super::plan::{Core, MultistagePlan};
-use super::wgmma::{self, Groups};
-use crate::abi::{Bounds, launch_of_blocks};
+use super::plan::{MultistagePlan, ProductInstruction};
+use super::wgmma::{self, Wgmma};
+use crate::abi::{LaunchBounds, launch_of_blocks};
 use crate::build::Builder;
 use crate::build::Frame;
 use crate::build::asm::Instruction;
@@ -36,7 +36,7 @@ struct MultistageGemm<'a, 'c> {
 pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &MultistagePlan, name: &str) -> Result<(Shape, Launch), CompileError> {
     let gemm = MultistageGemm { g: Gpu { b, kernel, product, tile: &plan.tile }, plan };
     let tensors = kernel.inputs.len() + kernel.outputs.len();
-    let bounds = Bounds { threads: plan.tile.threads() as u32, blocks: plan.tile.blocks };
+    let bounds = LaunchBounds { threads: plan.tile.threads() as u32, blocks: plan.tile.blocks };
     b.kernel_of_blocks(name, [tensors, kernel.scalars.len()], bounds, &mut |entry| {
         let tensors: Vec<Pointer> = (0..tensors).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
         gemm.g.tile(b.narrow(entry.first_tile), &tensors, &mut |part| gemm.part(part, entry.scalars))
@@ -47,68 +47,69 @@ pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &MultistagePlan,
 
 /// A thread's part of the arithmetic.
 enum Multiplier<'c> {
-    Tensor(Mma<'c>),
-    Groups(Groups<'c>),
-    Plain(Fma<'c>),
+    Mma(Mma<'c>),
+    Wgmma(Wgmma<'c>),
+    Fma(Fma<'c>),
 }
 
 impl<'c> Multiplier<'c> {
     fn new(b: &Simt<'c>, plan: &MultistagePlan) -> Self {
-        match plan.core {
-            Core::Tensor(factor) => Multiplier::Tensor(Mma::new(b, plan, factor)),
-            Core::Groups(half) => {
+        match plan.instruction {
+            ProductInstruction::Mma(factor) => Multiplier::Mma(Mma::new(b, plan, factor)),
+            ProductInstruction::Wgmma(half) => {
                 let transposed = [plan.a.lines, plan.b.lines].map(|lines| lines == LineDim::Contracted);
-                Multiplier::Groups(Groups::new(b, half.into(), &plan.tile, transposed, b.uniform(b.index_div(b.thread(), b.word(LANES as i64)))))
+                Multiplier::Wgmma(Wgmma::new(b, half.into(), &plan.tile, transposed, b.uniform(b.index_div(b.thread(), b.word(LANES as i64)))))
             }
-            Core::Plain => Multiplier::Plain(Fma::new(b, plan)),
+            ProductInstruction::Fma => Multiplier::Fma(Fma::new(b, plan)),
         }
     }
 
     fn zero(&self, b: &Simt<'c>) -> Vec<Value<'c>> {
         match self {
-            Multiplier::Tensor(x) => x.zero(b),
-            Multiplier::Groups(x) => x.zero(b),
-            Multiplier::Plain(x) => x.zero(b),
+            Multiplier::Mma(x) => x.zero(b),
+            Multiplier::Wgmma(x) => x.zero(b),
+            Multiplier::Fma(x) => x.zero(b),
         }
     }
 
     fn multiply(&self, b: &Simt<'c>, factors: [Index<'c>; 2], sums: &mut [Value<'c>]) {
         match self {
-            Multiplier::Tensor(x) => x.multiply(b, factors, sums),
-            Multiplier::Groups(x) => x.multiply(b, factors, sums),
-            Multiplier::Plain(x) => x.multiply(b, factors, sums),
+            Multiplier::Mma(x) => x.multiply(b, factors, sums),
+            Multiplier::Wgmma(x) => x.multiply(b, factors, sums),
+            Multiplier::Fma(x) => x.multiply(b, factors, sums),
         }
     }
 
-    /// Before what this thread copied is multiplied by others.
+    /// Makes what this thread copied visible to the products of other threads.
     fn show(&self, b: &Simt<'c>) {
         match self {
-            Multiplier::Tensor(_) | Multiplier::Plain(_) => {}
-            Multiplier::Groups(x) => x.show(b),
+            Multiplier::Mma(_) | Multiplier::Fma(_) => {}
+            Multiplier::Wgmma(x) => x.show(b),
         }
     }
 
-    /// Whether other warps may still read the stages after the last products. Those of a warpgroup wait for each other's.
+    /// Whether other warps may still read the stages after the last products. Those of a warpgroup wait for each
+    /// other's.
     fn leaves_readers(&self, plan: &MultistagePlan) -> bool {
         match self {
-            Multiplier::Tensor(_) | Multiplier::Plain(_) => true,
-            Multiplier::Groups(_) => plan.tile.threads() > wgmma::THREADS,
+            Multiplier::Mma(_) | Multiplier::Fma(_) => true,
+            Multiplier::Wgmma(_) => plan.tile.threads() > wgmma::THREADS,
         }
     }
 
-    /// After the last products.
+    /// Waits for the last products.
     fn finish(&self, b: &Simt<'c>) {
         match self {
-            Multiplier::Tensor(_) | Multiplier::Plain(_) => {}
-            Multiplier::Groups(x) => x.finish(b),
+            Multiplier::Mma(_) | Multiplier::Fma(_) => {}
+            Multiplier::Wgmma(x) => x.finish(b),
         }
     }
 
     fn store(&self, b: &Simt<'c>, to: Index<'c>, row_bytes: i64, sums: &[Value<'c>]) {
         match self {
-            Multiplier::Tensor(x) => x.store(b, to, row_bytes, sums),
-            Multiplier::Groups(x) => x.store(b, to, row_bytes, sums),
-            Multiplier::Plain(x) => x.store(b, to, row_bytes, sums),
+            Multiplier::Mma(x) => x.store(b, to, row_bytes, sums),
+            Multiplier::Wgmma(x) => x.store(b, to, row_bytes, sums),
+            Multiplier::Fma(x) => x.store(b, to, row_bytes, sums),
         }
     }
 }
@@ -119,7 +120,7 @@ impl<'c> MultistageGemm<'_, 'c> {
         let b = self.g.b;
         let multiplier = Multiplier::new(b, self.plan);
         let sums = self.sums(&multiplier, part);
-        // Where nobody reads the stages any more the sums take their place.
+        // The sums overwrite the stages, so all warps must have read these.
         if multiplier.leaves_readers(self.plan) {
             b.barrier();
         }
@@ -181,7 +182,7 @@ impl<'c> MultistageGemm<'_, 'c> {
             let [read, write] = [0, 1].map(|k| carried[count + k].into_int_value());
             b.asm(Instruction::WaitCopies { left: ir::fault!("gpu.stages.wait", ahead as u32, ahead as u32 - 1) }, &[]);
             multiplier.show(b);
-            // This stage is there, and that which is filled next has been read, by all.
+            // Behind the barrier this stage is complete, and all warps have read the one that is filled next.
             b.barrier();
             let later = b.index_add(step, b.word(ir::fault!("gpu.stages.later", ahead - 1, ahead)));
             b.if_so(b.less(later, steps), || fill(later, write));

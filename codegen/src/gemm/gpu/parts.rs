@@ -21,7 +21,8 @@ pub struct Gpu<'a, 'c> {
     pub tile: &'a TileConfig,
 }
 
-/// A part of a tile that is one product: rows `from..to`, contracted elements `k_from..k_to`. All but `outer` have 32 bits.
+/// A part of a tile that is one product: rows `from..to`, contracted elements `k_from..k_to`. All but `outer` have 32
+/// bits.
 pub struct TilePart<'c> {
     /// The tile's first row and column.
     pub row: Index<'c>,
@@ -32,16 +33,17 @@ pub struct TilePart<'c> {
     pub k_to: Index<'c>,
     /// Which repetition of the product it is, and the first element of every tensor there.
     pub outer: Index<'c>,
-    /// Whose rows they are, or the last expert's where they are nobody's.
+    /// The expert whose rows they are, or the last one where they are nobody's.
     pub expert: Option<Index<'c>>,
     pub starts: Vec<Pointer<'c>>,
 }
 
-/// What is done with each part of a tile.
-pub type Each<'a, 'c> = dyn FnMut(&TilePart<'c>) -> Result<(), CompileError> + 'a;
+/// Writes the code for each part of a tile.
+pub type WritePart<'a, 'c> = dyn FnMut(&TilePart<'c>) -> Result<(), CompileError> + 'a;
 
-/// What is done with contracted elements of a part: those of all repetitions, or of the one with this number; with what is carried along.
-pub type EachSpan<'a, 'c> = dyn FnMut(&TilePart<'c>, Option<Index<'c>>, Vec<Value<'c>>) -> Vec<Value<'c>> + 'a;
+/// Writes the code for contracted elements of a part, those of all repetitions or of the one with this number: maps
+/// the carried values to the next ones.
+pub type WriteSpan<'a, 'c> = dyn FnMut(&TilePart<'c>, Option<Index<'c>>, Vec<Value<'c>>) -> Vec<Value<'c>> + 'a;
 
 impl<'c> Gpu<'_, 'c> {
     pub fn bytes(&self, tensor: usize) -> i64 {
@@ -49,7 +51,7 @@ impl<'c> Gpu<'_, 'c> {
     }
 
     /// One tile, part by part; numbers count those of a group of rows first. `each` is written once.
-    pub fn tile(&self, number: Index<'c>, tensors: &[Pointer<'c>], each: &mut Each<'_, 'c>) -> Result<(), CompileError> {
+    pub fn tile(&self, number: Index<'c>, tensors: &[Pointer<'c>], each: &mut WritePart<'_, 'c>) -> Result<(), CompileError> {
         let (b, product, tile) = (self.b, self.product, self.tile);
         let [rows, columns] = tile.grid(product);
         let (outer, number) = (b.index_div(number, b.word(rows * columns)), b.index_rem(number, b.word(rows * columns)));
@@ -92,7 +94,7 @@ impl<'c> Gpu<'_, 'c> {
     }
 
     /// A tile of rows: those of every expert with its factor, then those of nobody, without any contracted element.
-    pub fn rows_of_experts(&self, experts: &Experts, whole: &TilePart<'c>, each: &mut Each<'_, 'c>) -> Result<(), CompileError> {
+    pub fn rows_of_experts(&self, experts: &Experts, whole: &TilePart<'c>, each: &mut WritePart<'_, 'c>) -> Result<(), CompileError> {
         let (b, product) = (self.b, self.product);
         let count = experts.axis.size;
         let mut result = Ok(());
@@ -121,17 +123,18 @@ impl<'c> Gpu<'_, 'c> {
         self.product.outer_k.iter().map(|x| x.size).product()
     }
 
-    /// Goes through the contracted elements of a part: through all of them at once, or, where experts own them, through those of the part's expert in one
-    /// repetition after the other. `carried` goes along. `each` is written once.
-    pub fn spans(&self, part: &TilePart<'c>, carried: Vec<Value<'c>>, each: &mut EachSpan<'_, 'c>) -> Vec<Value<'c>> {
+    /// Goes through the contracted elements of a part: through all of them at once, or, where experts own them,
+    /// through those of the part's expert in one repetition after the other. `carried` goes along. `each` is written
+    /// once.
+    pub fn spans(&self, part: &TilePart<'c>, carried: Vec<Value<'c>>, each: &mut WriteSpan<'_, 'c>) -> Vec<Value<'c>> {
         let (b, product) = (self.b, self.product);
         let experts = product.experts.as_ref().filter(|x| x.own == ExpertDim::Contracted);
         let Some(experts) = experts else { return each(part, None, carried) };
-        // What the expert owns may differ among the repetitions.
+        // The elements that an expert owns may differ among repetitions.
         b.loop_over([b.word(0), b.word(self.repeats()), b.word(1)], &carried, &mut |repeat, carried| {
             let of_expert = product.repeats() / experts.axis.size;
             let expert = b.narrow(b.index_div(part.outer, b.index(of_expert)));
-            // The repetition of the product has moved the ends to the expert's own.
+            // `starts` already points at the end of this expert, as experts are repetitions of the product.
             let end = self.shifted(part.starts[experts.ends], b.widen(repeat), &product.outer_k, experts.ends);
             let [k_from, k_to] = self.owned(experts, end, expert, product.k.size);
             let part = TilePart { k_from, k_to, starts: part.starts.clone(), ..*part };

@@ -15,29 +15,30 @@ use ir::op::DType;
 use ir::tiles::{self, Generation, ProductSize};
 
 /// The tiles for tensor cores, in the shapes that CUTLASS's default kernels for sm_80 have.
-const TENSOR: [TileConfig; 3] = [
+const MMA: [TileConfig; 3] = [
     TileConfig::new(tiles::TENSOR[0], [32, 4], [2, 4], 2),
     TileConfig::new(tiles::TENSOR[1], [32, 4], [2, 2], 3),
     TileConfig::new(tiles::TENSOR[2], [32, 4], [2, 2], 3),
 ];
 
-/// The tiles for warpgroups: 64 rows each. Two blocks share a multiprocessor, so that one multiplies while the other stores.
-const GROUPS: [TileConfig; 3] = [
+/// The tiles for warpgroups: 64 rows each. Two blocks share a multiprocessor, so that one multiplies while the other
+/// stores.
+const WGMMA: [TileConfig; 3] = [
     TileConfig::new(tiles::GROUPS[0], [64, 3], [8, 1], 2),
     TileConfig::new(tiles::GROUPS[1], [64, 4], [8, 1], 2),
     TileConfig::new(tiles::GROUPS[2], [64, 4], [4, 1], 2),
 ];
 
 /// The tiles for multiplications in f32: 8 x 8 sums a thread.
-const PLAIN: [TileConfig; 3] = [
+const FMA: [TileConfig; 3] = [
     TileConfig::new(tiles::PLAIN[0], [16, 3], [4, 2], 2),
     TileConfig::new(tiles::PLAIN[1], [16, 3], [4, 1], 3),
     TileConfig::new(tiles::PLAIN[2], [16, 3], [2, 1], 3),
 ];
 
-/// The tiles for warpgroups that one warp beside them feeds: 64 rows each, a block to a multiprocessor, or two of the least. As many stages as there
-/// is room for beside sums.
-const RING: [TileConfig; 5] = [
+/// The tiles for warpgroups that one warp beside them feeds: 64 rows each, a block to a multiprocessor, or two of the
+/// least. As many stages as there is room for beside sums.
+const WARP_SPECIALIZED: [TileConfig; 5] = [
     TileConfig::new(tiles::RING[0], [64, 4], [8, 1], 1),
     TileConfig::new(tiles::RING[1], [64, 4], [8, 1], 1),
     TileConfig::new(tiles::RING[2], [64, 6], [8, 1], 1),
@@ -50,18 +51,18 @@ const SUMS_PAD: i64 = 8;
 
 /// The instructions that multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Core {
+pub enum ProductInstruction {
     /// `mma.sync` on floats of one type.
-    Tensor(Factor),
+    Mma(Factor),
     /// `wgmma` on 16-bit floats of one type.
-    Groups(Half),
+    Wgmma(Half),
     /// f32 multiply-adds.
-    Plain,
+    Fma,
 }
 
 /// A product in tiles that all threads of a block copy.
 pub struct MultistagePlan {
-    pub core: Core,
+    pub instruction: ProductInstruction,
     pub tile: TileConfig,
     pub a: FactorCopy,
     pub b: FactorCopy,
@@ -69,33 +70,34 @@ pub struct MultistagePlan {
 
 impl MultistagePlan {
     pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> MultistagePlan {
-        let core = match factor(kernel, product) {
-            Some(Factor::Half(half)) if target.has_wgmma() => Core::Groups(half),
-            Some(factor) => Core::Tensor(factor),
-            None => Core::Plain,
+        let instruction = match factor(kernel, product) {
+            Some(Factor::Half(half)) if target.has_wgmma() => ProductInstruction::Wgmma(half),
+            Some(factor) => ProductInstruction::Mma(factor),
+            None => ProductInstruction::Fma,
         };
-        let tile = match core {
-            Core::Tensor(factor) => choose(&TENSOR, product, target).of(factor),
-            Core::Groups(_) => choose(&GROUPS, product, target),
-            Core::Plain => choose(&PLAIN, product, target),
+        let tile = match instruction {
+            ProductInstruction::Mma(factor) => choose(&MMA, product, target).of(factor),
+            ProductInstruction::Wgmma(_) => choose(&WGMMA, product, target),
+            ProductInstruction::Fma => choose(&FMA, product, target),
         };
         let copy = |tensor: usize| {
-            let element = match core {
-                Core::Tensor(Factor::Half(_)) => Element::Half,
-                Core::Tensor(Factor::Tf32) => Element::Tf32,
-                Core::Groups(_) => Element::Narrow,
-                Core::Plain => Element::Word,
+            let element = match instruction {
+                ProductInstruction::Mma(Factor::Half(_)) => Element::Half,
+                ProductInstruction::Mma(Factor::Tf32) => Element::Tf32,
+                ProductInstruction::Wgmma(_) => Element::Narrow,
+                ProductInstruction::Fma => Element::Word,
             };
             FactorCopy::new(product, tensor, element, &tile)
         };
-        MultistagePlan { core, tile, a: copy(product.a), b: copy(product.b) }
+        MultistagePlan { instruction, tile, a: copy(product.a), b: copy(product.b) }
     }
 
-    /// Stages that are being filled while one is multiplied. Where products go on in the background that before it is still being read.
+    /// Stages that are filled while one is multiplied. With background products, the stage before that one is still
+    /// being read.
     pub fn ahead(&self) -> i64 {
-        match self.core {
-            Core::Tensor(_) | Core::Plain => self.tile.stages - 1,
-            Core::Groups(_) => self.tile.stages - 2,
+        match self.instruction {
+            ProductInstruction::Mma(_) | ProductInstruction::Fma => self.tile.stages - 1,
+            ProductInstruction::Wgmma(_) => self.tile.stages - 2,
         }
     }
 
@@ -114,7 +116,7 @@ impl MultistagePlan {
     }
 }
 
-/// What tensor cores multiply, if they do. Both factors of a product have one type.
+/// The type that tensor cores multiply, if they do the product. Both factors have it.
 fn factor(kernel: &Kernel, product: &Product) -> Option<Factor> {
     match kernel.inputs[product.a].ty.dtype {
         DType::Bf16 => Some(Half::Bf16.into()),
@@ -125,22 +127,23 @@ fn factor(kernel: &Kernel, product: &Product) -> Option<Factor> {
 }
 
 /// A product whose factors come by tensor maps to a ring of stages, which one warp fills and warpgroups empty.
-pub struct Ring {
+pub struct WarpSpecializedPlan {
     pub factor: Factor,
     pub tile: TileConfig,
     pub maps: [FactorMap; 2],
 }
 
-impl Ring {
-    /// Nothing if the GPU has no tensor copies, a factor no tensor map, or one of tf32 its contracted elements apart: `wgmma` turns only those of 16 bits.
-    pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Option<Ring> {
+impl WarpSpecializedPlan {
+    /// `None` if the GPU has no tensor copies, a factor has no tensor map, or the contracted elements of a tf32
+    /// factor are apart: `wgmma` transposes only 16-bit factors.
+    pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Option<WarpSpecializedPlan> {
         let factor = factor(kernel, product).filter(|_| target.has_wgmma())?;
-        let tile = choose(&RING, product, target).of(factor);
+        let tile = choose(&WARP_SPECIALIZED, product, target).of(factor);
         let map = |tensor| FactorMap::new(kernel, product, tensor, &tile).filter(|m| factor != Factor::Tf32 || m.lines == LineDim::Own);
-        Some(Ring { factor, tile, maps: [map(product.a)?, map(product.b)?] })
+        Some(WarpSpecializedPlan { factor, tile, maps: [map(product.a)?, map(product.b)?] })
     }
 
-    /// Of a stage, those of the first factor, which the second one's follow.
+    /// Bytes of the first factor in a stage; those of the second follow.
     pub fn first_bytes(&self) -> i64 {
         LINE * self.tile.rows
     }
@@ -149,13 +152,13 @@ impl Ring {
         self.first_bytes() + LINE * self.tile.columns
     }
 
-    /// Where sums on their way to the epilogue lie in shared memory, where the mbarriers, and where numbers of tiles.
+    /// Offset in shared memory of the sums on their way to the epilogue; mbarriers and tile numbers follow.
     pub fn sums_at(&self) -> i64 {
         self.tile.stages * self.stage_bytes()
     }
 
     pub fn barriers_at(&self) -> i64 {
-        self.sums_at() + self.tile.threads() / 32 * store::ROOM
+        self.sums_at() + self.tile.threads() / 32 * store::STAGING
     }
 
     pub fn scheduler_at(&self) -> i64 {
@@ -170,7 +173,7 @@ impl Ring {
 
 /// The tile with which the product takes the least time.
 fn choose(tiles: &[TileConfig], product: &Product, target: &Target) -> TileConfig {
-    // Experts' tiles of rows are cut where the next expert's begin: one more for each.
+    // A tile of rows is cut where the next expert's rows begin, which may add a part for each further expert.
     let more = product.experts.as_ref().filter(|x| x.own == ExpertDim::Rows).map_or(0, |x| x.axis.size - 1);
     let [repeats, rows, columns, more] = [product.repeats(), product.m.size, product.n.size, more].map(|n| n as u64);
     let shape = ProductSize { repeats, rows, columns, more };

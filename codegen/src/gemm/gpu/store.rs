@@ -1,7 +1,9 @@
-//! How a warp of a warpgroup stores its 16 rows of sums: through room of its own in shared memory, 64 columns at a time, to the epilogue.
+//! How a warp of a warpgroup stores its 16 rows of sums: through a staging area of its own in shared memory, 64
+//! columns at a time, to the epilogue.
 //!
-//! In registers a lane has two neighbouring columns of every eight. Where all that the epilogue reads and writes along columns is dense and aligned,
-//! each lane then takes as many neighbouring columns as 16 bytes of the widest result hold, else one. No other warp is waited for.
+//! In registers a lane has two neighbouring columns of every eight. Where all that the epilogue reads and writes
+//! along columns is dense and aligned, each lane then takes as many neighbouring columns as 16 bytes of the widest
+//! result hold, else one. No other warp is waited for.
 
 use super::parts::{Gpu, TilePart};
 use super::wgmma::WARP_ROWS;
@@ -19,25 +21,25 @@ use std::collections::BTreeSet;
 /// Columns that are stored at a time, and the bytes of a row of them.
 const COLUMNS: i64 = 64;
 const ROW: i64 = 4 * COLUMNS;
-/// Bytes that a warp needs.
-pub const ROOM: i64 = WARP_ROWS * ROW;
+/// Bytes of a warp's staging area.
+pub const STAGING: i64 = WARP_ROWS * ROW;
 /// Registers of a thread for what is read ahead, beside up to 128 of sums.
 const READ_AHEAD: i64 = 48;
-/// Sums of a thread in so many columns.
+/// Sums that a thread has in `COLUMNS` columns.
 const SUMS: usize = (COLUMNS / 2) as usize;
 
 /// Runs of columns that lanes can take.
 struct Runs {
     /// Columns of each.
     width: i64,
-    /// Tensors, and of what their addresses must be multiples.
+    /// Tensors, and the alignment that their addresses must have.
     aligned: Vec<(Tensor, i64)>,
     /// Runs of a lane that are read before the first of them is computed with.
     read_ahead: usize,
 }
 
 impl Runs {
-    /// Nothing if some tensor is not dense along columns, or its rows begin at other multiples.
+    /// `None` if some tensor is not contiguous along columns, or its rows are not aligned to runs.
     fn new(kernel: &Kernel, product: &Product) -> Option<Runs> {
         let all = tensors(kernel);
         let bytes = |t: usize| pointwise::stored(all[t].0.dtype).bytes();
@@ -62,15 +64,15 @@ impl Runs {
 /// A warp's rows of every tile.
 pub struct WarpEpilogue<'a, 'g, 'c> {
     g: &'a Gpu<'g, 'c>,
-    /// The warp's room, and its first row in a tile.
-    room: Index<'c>,
+    /// Address of the warp's staging area, and its first row in a tile.
+    staging: Index<'c>,
     first: Index<'c>,
-    /// With whether the tensors are where they must be.
+    /// Runs, and whether all tensors are aligned for them.
     runs: Option<(Runs, Index<'c>)>,
 }
 
 impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
-    /// Of a warp, counted among those that multiply, with room from `at` on for all of them.
+    /// The epilogue of warp `warp` among those that multiply, whose staging areas begin at `at`.
     pub fn new(g: &'a Gpu<'g, 'c>, at: Index<'c>, warp: Index<'c>, tensors: &[Pointer<'c>]) -> Self {
         let b = g.b;
         let runs = Runs::new(g.kernel, g.product).map(|runs| {
@@ -78,23 +80,23 @@ impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
             let any = rests.reduce(|x, y| b.bits(IntBinary::Or, x, y)).unwrap_or_else(|| b.index(0));
             (runs, b.equal(any, b.index(0)))
         });
-        WarpEpilogue { g, room: b.index_add(at, b.index_mul(warp, b.word(ROOM))), first: b.index_mul(warp, b.word(WARP_ROWS)), runs }
+        WarpEpilogue { g, staging: b.index_add(at, b.index_mul(warp, b.word(STAGING))), first: b.index_mul(warp, b.word(WARP_ROWS)), runs }
     }
 
-    /// Which 16 bytes of a row of the room hold four columns: rows and halves of rows are shifted against each other, so that neither sums that come nor
-    /// those that go meet in a bank.
+    /// The 16-byte unit of a row of the staging area that holds four columns. Rows and halves of rows are swizzled
+    /// against each other, so that neither stores nor loads of sums have bank conflicts.
     fn unit(&self, row: Index<'c>, unit: Index<'c>) -> Index<'c> {
         let b = self.g.b;
         let shift = b.index_mul(b.bits(IntBinary::And, row, b.word(3)), b.word(2));
         b.bits(IntBinary::Xor, unit, b.bits(IntBinary::Xor, shift, b.bits(IntBinary::ShrLogical, unit, b.word(3))))
     }
 
-    /// Where the sum of a column lies, in a row of the room.
+    /// Address of the sum of a column, in a row of the staging area.
     fn place(&self, row: Index<'c>, column: Index<'c>) -> Index<'c> {
         let b = self.g.b;
         let unit = self.unit(row, b.index_div(column, b.word(4)));
         let in_row = b.index_add(b.index_mul(unit, b.word(16)), b.index_mul(b.index_rem(column, b.word(4)), b.word(4)));
-        b.index_add(self.room, b.index_add(b.index_mul(row, b.word(ROW)), in_row))
+        b.index_add(self.staging, b.index_add(b.index_mul(row, b.word(ROW)), in_row))
     }
 
     /// Computes what follows the product in the rows of a part, and stores it.
@@ -108,7 +110,7 @@ impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
                 b.least(b.word(all), b.index_div(left, b.word(COLUMNS)))
             }
         };
-        // Of the room.
+        // `inside` converts a row of the product to a row of this warp's staging area.
         let inside = |row: Index<'c>| b.least(b.most(b.index_sub(b.index_sub(row, part.row), self.first), b.word(0)), b.word(WARP_ROWS));
         let rows = [inside(part.from), inside(part.to)];
         let mut result = Ok(());
@@ -116,7 +118,7 @@ impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
             for (number, sums) in (0..).zip(sums.chunks_exact(SUMS)) {
                 b.if_so(b.equal(piece, b.word(number)), || self.put(sums));
             }
-            b.meet();
+            b.warp_barrier();
             let column = b.index_add(part.column, b.index_mul(piece, b.word(COLUMNS)));
             let part = TilePart { row: b.index_add(part.row, self.first), starts: part.starts.clone(), ..*part };
             let epilogue = self.g.epilogue(&part, column, scalars);
@@ -127,21 +129,21 @@ impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
                 }
                 None => by_one = self.by_one(&epilogue, column, rows),
             }
-            b.meet();
+            b.warp_barrier();
             result = by_run.and(by_one);
             vec![]
         });
         result
     }
 
-    /// Puts a piece of the sums into the room.
+    /// Puts a piece of the sums into the staging area.
     fn put(&self, sums: &[Value<'c>]) {
         let b = self.g.b;
         let lane = b.narrow(b.lane());
         let (row, pair) = (b.index_div(lane, b.word(4)), b.index_rem(lane, b.word(4)));
         let start = self.place(row, b.index_mul(pair, b.word(2)));
         for (eight, sums) in (0..).zip(sums.chunks_exact(4)) {
-            // Rows of the room begin at multiples of their length, so that bits of a unit's number are bits of its address.
+            // Rows of the staging area are aligned to their length, so bits of a unit's number are address bits.
             let first = b.bits(IntBinary::Xor, start, b.word(16 * ((2 * eight) ^ (eight >> 2))));
             for (half, two) in (0..).zip(sums.chunks_exact(2)) {
                 b.store_shared(b.index_add(first, b.word(8 * half * ROW)), two);
@@ -149,7 +151,7 @@ impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
         }
     }
 
-    /// Runs of columns, several rows at a time. What a whole piece needs is read ahead.
+    /// Computes runs of columns, several rows at a time. The operands of a whole piece are read ahead.
     fn by_run(&self, epilogue: &Epilogue<'_, Simt<'c>>, runs: &Runs, column: Index<'c>, [from, to]: [Index<'c>; 2]) -> Result<(), CompileError> {
         let (b, product, width) = (self.g.b, self.g.product, runs.width);
         let across = COLUMNS / width;
@@ -195,7 +197,7 @@ impl<'a, 'g, 'c> WarpEpilogue<'a, 'g, 'c> {
         of_all.and(of_some)
     }
 
-    /// A column to a lane, a row at a time.
+    /// Computes one column in each lane, a row at a time.
     fn by_one(&self, epilogue: &Epilogue<'_, Simt<'c>>, column: Index<'c>, [from, to]: [Index<'c>; 2]) -> Result<(), CompileError> {
         let (b, product) = (self.g.b, self.g.product);
         let lane = b.narrow(b.lane());

@@ -15,13 +15,13 @@ use crate::tensor_maps::{self, MapDim};
 use ir::kernel::Kernel;
 use ir::launch::TensorMap;
 
-/// What a dim of a map is of the product.
+/// What a dim of a map stands for in the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FactorDim {
     /// Rows of the first factor, columns of the second.
     Own,
     Contracted,
-    /// A number of `Product::outer`, of `Product::outer_k`.
+    /// An index into `Product::outer`, or into `Product::outer_k`.
     Outer(usize),
     OuterContracted(usize),
     Expert,
@@ -37,14 +37,14 @@ pub struct FactorMap {
     is_first: bool,
 }
 
-/// What is the same in all stages of a part: coordinates, but for those that are yet to be known.
-pub struct Corner<'c> {
+/// What all stages of a part share: the map's address, and the coordinates that do not change.
+pub struct BoxOrigin<'c> {
     coordinates: Vec<Option<Index<'c>>>,
     map: Index<'c>,
 }
 
 impl FactorMap {
-    /// Of one of the factors, if it can have one.
+    /// The map of a factor, if it can have one.
     pub fn new(kernel: &Kernel, product: &Product, tensor: usize, tile: &TileConfig) -> Option<FactorMap> {
         let is_first = tensor == product.a;
         let (own, own_tile) = if is_first { (&product.m, tile.rows) } else { (&product.n, tile.columns) };
@@ -71,8 +71,8 @@ impl FactorMap {
         Some(FactorMap { copies: dense.2 / line, map, lines, directions, is_first })
     }
 
-    /// Before the stages of a part. `map`: its address.
-    pub(super) fn corner<'c>(&self, b: &Simt<'c>, product: &Product, part: &TilePart<'c>, map: Index<'c>) -> Corner<'c> {
+    /// What all stages of a part share. `map` is the map's address.
+    pub(super) fn origin<'c>(&self, b: &Simt<'c>, product: &Product, part: &TilePart<'c>, map: Index<'c>) -> BoxOrigin<'c> {
         let digit = |number: Index<'c>, axes: &[Axis], at: usize| {
             let inner: i64 = axes[at + 1..].iter().map(|x| x.size).product();
             b.index_rem(b.index_div(number, b.word(inner)), b.word(axes[at].size))
@@ -83,11 +83,12 @@ impl FactorMap {
             FactorDim::Expert => part.expert,
             FactorDim::Contracted | FactorDim::OuterContracted(_) => None,
         };
-        Corner { coordinates: self.directions.iter().map(coordinate).collect(), map }
+        BoxOrigin { coordinates: self.directions.iter().map(coordinate).collect(), map }
     }
 
-    /// Begins to fill a stage, at `to`, from contracted element `k` in one of their repetitions; its bytes are completed at `barrier`.
-    pub fn copy<'c>(&self, b: &Simt<'c>, product: &Product, corner: &Corner<'c>, [k, repeat]: [Index<'c>; 2], [to, barrier]: [Index<'c>; 2]) {
+    /// Begins to fill a stage, at `to`, from contracted element `k` in one of their repetitions; its bytes are
+    /// completed at `barrier`.
+    pub fn copy<'c>(&self, b: &Simt<'c>, product: &Product, origin: &BoxOrigin<'c>, [k, repeat]: [Index<'c>; 2], [to, barrier]: [Index<'c>; 2]) {
         for number in 0..self.copies {
             let coordinate = |(direction, known): (&FactorDim, &Option<Index<'c>>)| match direction {
                 FactorDim::Contracted => k,
@@ -97,10 +98,10 @@ impl FactorMap {
                 }
                 FactorDim::Own | FactorDim::Outer(_) | FactorDim::Expert => known.expect("invariant: the part has it"),
             };
-            let mut at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
-            // The dense direction has several lines only where it is the factor's own.
+            let mut at: Vec<Index> = self.directions.iter().zip(&origin.coordinates).map(coordinate).collect();
+            // Several copies advance coordinate 0. Only a factor whose own dim is contiguous needs more than one.
             at[0] = b.index_add(at[0], b.word(number * i64::from(self.map.extents[0])));
-            tensor_maps::copy_box(b, corner.map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
+            tensor_maps::copy_box(b, origin.map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
         }
     }
 }

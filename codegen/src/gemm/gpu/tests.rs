@@ -1,14 +1,14 @@
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
 use crate::testing::ordering::{every_line_but, every_line_is_needed};
-use crate::testing::{Make, assembling, check_with, golden, random_inputs, run_ptx, with_tf32};
+use crate::testing::{KernelDraft, assembling, check_with, golden, random_inputs, run_ptx, with_tf32};
 use emulator::{Options, Timing};
 use ir::kernel::{Family, Kernel};
 use ir::op::{Binary, DType, Op, Unary};
 
 /// `[m, k]` times `[k, n]`, both perhaps stored the other way round, in f32.
 fn product([a_turned, b_turned]: [bool; 2], [m, n, k]: [u64; 3], dtype: DType) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
     let a = make.input(dtype, &if a_turned { [k, m] } else { [m, k] });
     let b = make.input(dtype, &if b_turned { [n, k] } else { [k, n] });
@@ -35,14 +35,14 @@ fn compiled(kernel: &Kernel, cpu: &str) -> (Compiled, String) {
 
 #[test]
 fn asynchronous_copies_need_every_wait_and_barrier() {
-    // Two tiles for a block, more steps than stages, edges everywhere.
+    // Each thread block computes two tiles, with more steps than stages and partial tiles at all edges.
     for (kernel, at_least) in [(product([false, false], [100, 72, 200], DType::Bf16), 8), (product([false, true], [100, 70, 75], DType::F32), 7)] {
         let inputs = integers(&kernel);
         check_with(&kernel, &inputs, &[], 0.0);
         every_line_is_needed(&kernel, "sm_80", &inputs, &["cp.async.commit", "cp.async.wait", "bar.sync"], at_least);
     }
-    // In tf32: lines of rows and columns, of contracted elements, and the latter on a GPU whose warpgroups cannot turn them. Nine steps, so that the last
-    // stage lies where sums are put.
+    // The tf32 cases have lines of rows and columns, lines of contracted elements, and the latter on a GPU whose
+    // `wgmma` cannot transpose them. With nine steps, the last stage lies where sums are put.
     for (turned, cpu) in [([false, true], "sm_80"), ([true, false], "sm_80"), ([true, false], "sm_90a")] {
         let kernel = rounding(turned, [100, 72, 132]);
         every_line_is_needed(&kernel, cpu, &integers(&kernel), &["cp.async.commit", "cp.async.wait", "bar.sync"], 8);
@@ -51,7 +51,7 @@ fn asynchronous_copies_need_every_wait_and_barrier() {
 
 /// The sums over an expert's rows of products of `[rows, m]` and `[rows, n]`.
 fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [rows, experts, m, n] = [("rows", rows), ("experts", experts), ("m", m), ("n", n)].map(|(name, size)| make.dim(name, size));
     let a = make.input(DType::Bf16, &[rows, m]);
     let b = make.input(DType::Bf16, &[rows, n]);
@@ -61,9 +61,10 @@ fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
     make.kernel(Family::Gemm, &[c])
 }
 
-/// A product of which no tensor map describes the first factor: two repetitions, that far apart that it is no multiple of the rows' distance.
+/// A product whose first factor has no tensor map: its two repetitions are a distance apart that is no multiple of
+/// the row stride.
 fn apart([m, n, k]: [u64; 3]) -> Kernel {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, m, n, k] = [("b", 2), ("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
     let sizes = [m, k].map(|d| make.body.dims.size(d));
     let x = make.strided_input(DType::Bf16, &[b, m, k], &[sizes[0] * sizes[1] + 8, sizes[1], 1]);
@@ -77,7 +78,7 @@ fn warpgroups_that_copy_need_every_wait_fence_and_barrier() {
     let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync", "fence.proxy", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
     let kernel = apart([104, 72, 400]);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 12);
-    // So many tiles that one has two warpgroups; five steps, so that the last stage lies where sums are put.
+    // The product is so large that a tile has two warpgroups. With five steps, sums lie over the last stage.
     let kernel = apart([520, 520, 304]);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["bar.sync"], 4);
 }
@@ -85,22 +86,22 @@ fn warpgroups_that_copy_need_every_wait_fence_and_barrier() {
 #[test]
 fn rings_need_every_arrival_wait_fence_and_barrier() {
     let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
-    // Several tiles for a block, more steps than stages, edges everywhere; both factors in boxes of rows, then in boxes
-    // of contracted elements. The thread that copies such a tile to its end has seen that the others began with it:
-    // that they have read its number it need not wait for.
+    // Each thread block computes several tiles, with more steps than stages and partial tiles at all edges; factors
+    // come in boxes of rows, then of contracted elements. One wait is spare: the thread that has copied such a tile
+    // knows that the others began it, and so have read its number.
     for turned in [[false, true], [true, false]] {
         let kernel = product(turned, [104, 72, 400], DType::Bf16);
         every_line_but(&kernel, "sm_90a", &integers(&kernel), &ordering, 20, 1);
     }
     let kernel = rounding([false, true], [104, 72, 200]);
     every_line_but(&kernel, "sm_90a", &integers(&kernel), &ordering, 20, 1);
-    // It must where tiles have no more steps than there are stages.
+    // The wait is needed where tiles have no more steps than there are stages.
     let kernel = product([false, true], [104, 72, 304], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.try_wait"], 4);
-    // So many tiles that one has two warpgroups.
+    // The product is so large that a tile has two warpgroups.
     let kernel = product([false, true], [768, 768, 400], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
-    // Two experts, the last one with an end within a stage; of what follows it two lines are nobody's, and no numbers.
+    // The last of two experts ends within a stage. The two lines after its end are nobody's and NaN.
     let kernel = gradient([592, 2, 104, 72]);
     let mut inputs = integers(&kernel);
     inputs[2] = vec![300.0, 590.0];
@@ -113,7 +114,8 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
 
 #[test]
 fn large_products_have_tiles_that_fill_the_card() {
-    // Two rows of tiles: 200 of 256 columns take two rounds of the card, 132 of 192 columns one.
+    // Both products have two rows of tiles: 200 tiles of 256 columns take two waves of the card, 132 tiles of 192
+    // columns take one.
     let (many, few) = ([136, 25600, 72], [136, 12664, 72]);
     let kernels = [
         (product([false, true], many, DType::F16), many, 256, [false, true], Timing::Late),
@@ -145,12 +147,13 @@ fn large_products_have_tiles_that_fill_the_card() {
 #[test]
 fn tensor_cores_multiply_all_layouts_and_sizes_of_tiles() {
     for turned in [[false, false], [false, true], [true, false], [true, true]] {
-        // Tiles of 64 x 64, and of 128 x 128 with and without edges; units aligned, in part, not at all.
+        // The sizes give tiles of 64 x 64, and of 128 x 128 with and without partial ones, and units that are
+        // aligned, partly aligned or not at all.
         for sizes in [[72, 80, 40], [136, 128, 64], [256, 128, 96], [65, 66, 35]] {
             let kernel = product(turned, sizes, DType::F16);
             check_with(&kernel, &integers(&kernel), &[], 0.0);
         }
-        // In tf32 likewise.
+        // The tf32 products have the same variety.
         for sizes in [[72, 80, 40], [136, 128, 64], [65, 66, 35]] {
             let kernel = product(turned, sizes, DType::F32);
             check_with(&kernel, &integers(&kernel), &[], 0.0);
@@ -158,10 +161,11 @@ fn tensor_cores_multiply_all_layouts_and_sizes_of_tiles() {
     }
 }
 
-/// Rows and columns at multiples of 16 bytes, so that factors have tensor maps and lanes of the epilogue runs of columns.
+/// Rows and columns at multiples of 16 bytes, so that factors have tensor maps and lanes of the epilogue runs of
+/// columns.
 #[test]
 fn rings_go_through_repetitions_of_rows_and_of_contracted_elements() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [b, s, n, e, k] = [("b", 3), ("s", 40), ("n", 72), ("e", 2), ("k", 88)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::Bf16, &[e, b, s, k]);
     let w = make.input(DType::Bf16, &[b, e, k, n]);
@@ -173,7 +177,7 @@ fn rings_go_through_repetitions_of_rows_and_of_contracted_elements() {
 
 #[test]
 fn epilogues_of_rings_take_runs_of_columns() {
-    // The second and the fourth end within a tile; of the last the rows begin anywhere.
+    // Some products end within a tile, and rows of 90 columns are not aligned to runs.
     for (factor, [m, n, k], dtype, accumulate) in [
         (DType::Bf16, [64, 128, 64], DType::Bf16, false),
         (DType::Bf16, [72, 104, 40], DType::F16, false),
@@ -183,7 +187,7 @@ fn epilogues_of_rings_take_runs_of_columns() {
         (DType::F32, [72, 84, 40], DType::F32, true),
         (DType::F32, [40, 90, 40], DType::Bf16, false),
     ] {
-        let mut make = Make::default();
+        let mut make = KernelDraft::default();
         let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
         let (a, b) = (make.input(factor, &[m, k]), make.input(factor, &[n, k]));
         let c = make.op_as(Op::dot(vec![k]), &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
@@ -201,7 +205,7 @@ fn epilogues_of_rings_take_runs_of_columns() {
         check_with(&kernel, &integers(&kernel), &[5.0, 6.0], if dtype.is_half() { 0.01 } else { 1e-5 });
         let text = compiled(&with_tf32(&kernel).unwrap_or_else(|| kernel.clone()), "sm_90a").1;
         assert!(text.contains("cp.async.bulk.tensor"), "{text}");
-        // Outputs that are f32 are the widest.
+        // The widest output is f32, so lanes store four columns where the rows allow it.
         assert_eq!(text.contains("st.global.v4.b32"), kernel.body.dims.size(n).is_multiple_of(4), "{text}");
     }
 }
@@ -262,7 +266,7 @@ fn the_instructions_of_tensor_cores_are_there() {
 
 #[test]
 fn texts_are_as_they_were() {
-    let mut make = Make::default();
+    let mut make = KernelDraft::default();
     let [m, n, k] = [("m", 64), ("n", 64), ("k", 64)].map(|(name, size)| make.dim(name, size));
     let (a, b, bias) = (make.input(DType::Bf16, &[m, k]), make.input(DType::Bf16, &[n, k]), make.input(DType::F32, &[n]));
     let c = make.op_as(Op::dot(vec![k]), &[a, b], ir::graph::Type::new(DType::F32, [m, n]));

@@ -31,7 +31,7 @@ impl TileConfig {
         TileConfig { depth: 2 * self.depth / factor.bytes(), ..self }
     }
 
-    /// Of those that multiply.
+    /// Threads that multiply.
     pub fn threads(&self) -> i64 {
         32 * self.warps[0] * self.warps[1]
     }

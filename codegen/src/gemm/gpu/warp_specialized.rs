@@ -1,19 +1,21 @@
-//! The form of a product whose warps differ in what they do: one thread copies (tensor maps, `cp.async.bulk.tensor`), warpgroups multiply (`wgmma`) and store.
+//! The form of a product whose warps differ in what they do: one thread copies (tensor maps, `cp.async.bulk.tensor`),
+//! warpgroups multiply (`wgmma`) and store.
 //!
-//! Stages are a ring. For each there are two mbarriers: one that it is full, which bytes that arrive complete, and one that it is empty, at which warps
-//! arrive when their products with it are done. All go through the same parts of the same tiles in the same order, so the ring is all that they
-//! share: while a tile's sums are stored, stages of the next one come. The warpgroup of the thread that copies gives registers to the others.
+//! Stages are a ring. For each there are two mbarriers: one that it is full, which bytes that arrive complete, and
+//! one that it is empty, at which warps arrive when their products with it are done. All go through the same parts of
+//! the same tiles in the same order, so the ring is all that they share: while a tile's sums are stored, stages of
+//! the next one come. The warpgroup of the thread that copies gives registers to the others.
 
 use super::copy::LineDim;
 use super::parts::{Gpu, TilePart};
-use super::plan::Ring;
+use super::plan::WarpSpecializedPlan;
 use super::store::WarpEpilogue;
-use super::wgmma::{Groups, SQUARE};
-use crate::abi::{Bounds, launch_of_roles};
+use super::wgmma::{SQUARE, Wgmma};
+use crate::abi::{LaunchBounds, launch_of_specialized_warps};
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::scheduler::Scheduler;
-use crate::build::simt::{Given, LANES, Pointer, Simt, Value};
+use crate::build::simt::{KernelParameters, LANES, Pointer, Simt, Value};
 use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers};
 use crate::build::swizzle::LINE;
 use crate::build::{Builder, Frame, IntBinary};
@@ -28,34 +30,34 @@ const UNIT: i64 = 16;
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &str) -> Result<(Shape, Launch), CompileError> {
-    let g = Gpu { b, kernel, product, tile: &ring.tile };
+pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &WarpSpecializedPlan, name: &str) -> Result<(Shape, Launch), CompileError> {
+    let g = Gpu { b, kernel, product, tile: &plan.tile };
     let count = kernel.inputs.len() + kernel.outputs.len();
-    let bounds = Bounds { threads: (WARPGROUP + ring.tile.threads()) as u32, blocks: ring.tile.blocks };
-    b.kernel_of_roles(name, [count, kernel.scalars.len()], ring.maps.len(), bounds, |given| {
-        let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
+    let bounds = LaunchBounds { threads: (WARPGROUP + plan.tile.threads()) as u32, blocks: plan.tile.blocks };
+    b.kernel_of_specialized_warps(name, [count, kernel.scalars.len()], plan.maps.len(), bounds, |parameters| {
+        let tensors = (0..count).map(|i| b.load_pointer(b.at_const(parameters.arguments, 8 * i as i64))).collect();
         let base = b.shared();
-        let stages = Stages::new(b, b.index_add(base, b.word(ring.barriers_at())), ring.tile.stages);
-        let scheduler = Scheduler::new(b, given, b.index_add(base, b.word(ring.scheduler_at())));
-        let gemm = WarpSpecializedGemm { g, ring, given, tensors, base, stages, scheduler };
+        let stages = Stages::new(b, b.index_add(base, b.word(plan.barriers_at())), plan.tile.stages);
+        let scheduler = Scheduler::new(b, parameters, b.index_add(base, b.word(plan.scheduler_at())));
+        let gemm = WarpSpecializedGemm { g, plan, parameters, tensors, base, stages, scheduler };
         gemm.prepare();
         let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
         let (mut copied, mut multiplied) = (Ok(()), Ok(()));
         b.either(b.equal(group, b.word(0)), || copied = gemm.copy(), || multiplied = gemm.multiply());
         copied.and(multiplied)
     })?;
-    let shape = Shape { tiles: ring.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
-    let maps = ring.maps.iter().map(|m| m.map.clone()).collect();
-    Ok((shape, launch_of_roles(kernel, &shape, bounds, ring.shared_bytes() as u32, maps)))
+    let shape = Shape { tiles: plan.tile.count(product) as u64, line: 1, scratch_bytes: 0 };
+    let maps = plan.maps.iter().map(|m| m.map.clone()).collect();
+    Ok((shape, launch_of_specialized_warps(kernel, &shape, bounds, plan.shared_bytes() as u32, maps)))
 }
 
 /// The kernel under construction: what the warps that copy and those that multiply share.
 struct WarpSpecializedGemm<'a, 'c> {
     g: Gpu<'a, 'c>,
-    ring: &'a Ring,
-    given: &'a Given<'c>,
+    plan: &'a WarpSpecializedPlan,
+    parameters: &'a KernelParameters<'c>,
     tensors: Vec<Pointer<'c>>,
-    /// Of shared memory.
+    /// Start of shared memory.
     base: Index<'c>,
     stages: Stages<'a, 'c>,
     scheduler: Scheduler<'a, 'c>,
@@ -64,12 +66,12 @@ struct WarpSpecializedGemm<'a, 'c> {
 impl<'c> WarpSpecializedGemm<'_, 'c> {
     fn stage(&self, slot: Index<'c>) -> Index<'c> {
         let b = self.g.b;
-        b.index_add(self.base, b.index_mul(slot, b.word(self.ring.stage_bytes())))
+        b.index_add(self.base, b.index_mul(slot, b.word(self.plan.stage_bytes())))
     }
 
     /// Stages of one repetition of the contracted elements, and of all that are gone through, which may be that one.
     fn steps(&self, part: &TilePart<'c>, repeat: Option<Index<'c>>) -> [Index<'c>; 2] {
-        let (b, depth) = (self.g.b, self.ring.tile.depth);
+        let (b, depth) = (self.g.b, self.plan.tile.depth);
         let length = b.index_sub(part.k_to, part.k_from);
         let rounds = b.index_div(b.index_add(length, b.word(depth - 1)), b.word(depth));
         [rounds, if repeat.is_some() { rounds } else { b.index_mul(rounds, b.word(self.g.repeats())) }]
@@ -79,7 +81,7 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
     fn prepare(&self) {
         let b = self.g.b;
         b.if_so(b.equal(b.thread(), b.word(0)), || {
-            let multiply = self.ring.tile.threads() / LANES as i64;
+            let multiply = self.plan.tile.threads() / LANES as i64;
             self.stages.prepare(multiply);
             self.scheduler.prepare(multiply);
             b.asm(Instruction::FenceBarriers, &[]);
@@ -87,7 +89,7 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         b.barrier();
     }
 
-    /// What the first warpgroup does: one thread copies, and takes the numbers of tiles.
+    /// Code of the first warpgroup: one thread copies and takes tile numbers.
     fn copy(&self) -> Result<(), CompileError> {
         let b = self.g.b;
         let mut result = Ok(());
@@ -106,8 +108,8 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
 
     /// Fills the stages of a part as they become empty.
     fn fill(&self, part: &TilePart<'c>, position: Position<'c>) {
-        let (b, ring, product) = (self.g.b, self.ring, self.g.product);
-        let corners = [0, 1].map(|f| ring.maps[f].corner(b, product, part, self.given.maps[f]));
+        let (b, plan, product) = (self.g.b, self.plan, self.g.product);
+        let origins = [0, 1].map(|f| plan.maps[f].origin(b, product, part, self.parameters.maps[f]));
         self.g.spans(part, vec![], &mut |part, repeat, none| {
             let [rounds, steps] = self.steps(part, repeat);
             b.loop_over([b.word(0), steps, b.word(1)], &[], &mut |step, _| {
@@ -116,13 +118,13 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
                     (None, 1) => (b.word(0), step),
                     (None, _) => (b.index_div(step, rounds), b.index_rem(step, rounds)),
                 };
-                let k = b.index_add(part.k_from, b.index_mul(round, b.word(ring.tile.depth)));
+                let k = b.index_add(part.k_from, b.index_mul(round, b.word(plan.tile.depth)));
                 let slot = self.stages.slot(position);
                 self.stages.wait_empty(slot, position);
                 let (full, to) = (self.stages.full(slot), self.stage(slot));
-                b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(ring.stage_bytes()).into()]);
-                for ((map, corner), to) in ring.maps.iter().zip(&corners).zip([to, b.index_add(to, b.word(ring.first_bytes()))]) {
-                    map.copy(b, product, corner, [k, repeat], [to, full]);
+                b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(plan.stage_bytes()).into()]);
+                for ((map, origin), to) in plan.maps.iter().zip(&origins).zip([to, b.index_add(to, b.word(plan.first_bytes()))]) {
+                    map.copy(b, product, origin, [k, repeat], [to, full]);
                 }
                 self.stages.advance(position);
                 vec![]
@@ -131,42 +133,43 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
         });
     }
 
-    /// What the other warpgroups do.
+    /// Code of the other warpgroups.
     fn multiply(&self) -> Result<(), CompileError> {
-        let (b, ring) = (self.g.b, self.ring);
-        b.asm(Instruction::MoreRegisters(more_registers(ring.tile.threads() / WARPGROUP, ring.tile.blocks)), &[]);
+        let (b, plan) = (self.g.b, self.plan);
+        b.asm(Instruction::MoreRegisters(more_registers(plan.tile.threads() / WARPGROUP, plan.tile.blocks)), &[]);
         let thread = b.index_sub(b.thread(), b.word(WARPGROUP));
-        let transposed = ring.maps.each_ref().map(|m| m.lines == LineDim::Contracted);
+        let transposed = plan.maps.each_ref().map(|m| m.lines == LineDim::Contracted);
         let warp = b.uniform(b.index_div(thread, b.word(LANES as i64)));
-        let groups = Groups::new(b, ring.factor, &ring.tile, transposed, warp);
-        let rows = WarpEpilogue::new(&self.g, b.index_add(self.base, b.word(ring.sums_at())), warp, &self.tensors);
+        let wgmma = Wgmma::new(b, plan.factor, &plan.tile, transposed, warp);
+        let rows = WarpEpilogue::new(&self.g, b.index_add(self.base, b.word(plan.sums_at())), warp, &self.tensors);
         let position = self.stages.using();
         let mut result = Ok(());
         self.scheduler.each(|number| {
             result = self.g.tile(number, &self.tensors, &mut |part| {
-                let sums = self.sums(part, &groups, position);
-                rows.store(part, &sums, self.given.scalars)
+                let sums = self.sums(part, &wgmma, position);
+                rows.store(part, &sums, self.parameters.scalars)
             });
         });
         result
     }
 
     /// The sums of a part.
-    fn sums(&self, part: &TilePart<'c>, groups: &Groups<'c>, position: Position<'c>) -> Vec<Value<'c>> {
-        let zero = groups.zero(self.g.b);
-        self.g.spans(part, zero, &mut |part, repeat, sums| self.span(part, repeat, sums, groups, position))
+    fn sums(&self, part: &TilePart<'c>, wgmma: &Wgmma<'c>, position: Position<'c>) -> Vec<Value<'c>> {
+        let zero = wgmma.zero(self.g.b);
+        self.g.spans(part, zero, &mut |part, repeat, sums| self.span(part, repeat, sums, wgmma, position))
     }
 
-    /// Adds the products of contracted elements to sums. While those of a stage run, those of the one before are waited for.
+    /// Adds the products of contracted elements to sums. While the products of a stage run, it waits for those of the
+    /// previous one.
     fn span(
         &self,
         part: &TilePart<'c>,
         repeat: Option<Index<'c>>,
         sums: Vec<Value<'c>>,
-        groups: &Groups<'c>,
+        wgmma: &Wgmma<'c>,
         position: Position<'c>,
     ) -> Vec<Value<'c>> {
-        let (b, ring) = (self.g.b, self.ring);
+        let (b, plan) = (self.g.b, self.plan);
         let [_, steps] = self.steps(part, repeat);
         let first_lane = b.equal(b.narrow(b.lane()), b.word(0));
         let release = |steps: Index<'c>, slot: Index<'c>| {
@@ -181,32 +184,32 @@ impl<'c> WarpSpecializedGemm<'_, 'c> {
             self.stages.wait_full(slot, position);
             let (mut sums, at) = (sums.to_vec(), self.stage(slot));
             if repeat.is_some() {
-                let left = b.index_sub(b.index_sub(part.k_to, part.k_from), b.index_mul(step, b.word(ring.tile.depth)));
-                b.if_so(b.less(left, b.word(ring.tile.depth)), || self.clear(at, left));
+                let left = b.index_sub(b.index_sub(part.k_to, part.k_from), b.index_mul(step, b.word(plan.tile.depth)));
+                b.if_so(b.less(left, b.word(plan.tile.depth)), || self.clear(at, left));
             }
-            groups.multiply(b, [at, b.index_add(at, b.word(ring.first_bytes()))], &mut sums);
+            wgmma.multiply(b, [at, b.index_add(at, b.word(plan.first_bytes()))], &mut sums);
             release(step, slot);
             self.stages.advance(position);
             sums
         });
-        groups.finish(b);
+        wgmma.finish(b);
         release(steps, self.stages.slot(position));
         sums
     }
 
-    /// Makes the contracted elements of a stage zero but for the first ones: what is not the expert's, whatever it is, adds nothing. Each is a line of every
-    /// 64 rows and columns.
+    /// Clears the contracted elements of a stage from `from` on, so that those beyond the expert's add nothing. Each
+    /// is a line in every 64 rows and columns.
     fn clear(&self, stage: Index<'c>, from: Index<'c>) {
-        let (b, ring) = (self.g.b, self.ring);
-        let (thread, threads) = (b.index_sub(b.thread(), b.word(WARPGROUP)), ring.tile.threads());
-        b.loop_over([thread, b.word(ring.stage_bytes() / UNIT), b.word(threads)], &[], &mut |unit, _| {
+        let (b, plan) = (self.g.b, self.plan);
+        let (thread, threads) = (b.index_sub(b.thread(), b.word(WARPGROUP)), plan.tile.threads());
+        b.loop_over([thread, b.word(plan.stage_bytes() / UNIT), b.word(threads)], &[], &mut |unit, _| {
             let line = b.index_div(b.index_rem(unit, b.word(SQUARE / UNIT)), b.word(LINE / UNIT));
             b.if_so(b.less(b.index_sub(from, b.word(1)), line), || {
                 b.store_shared(b.index_add(stage, b.index_mul(unit, b.word(UNIT))), &[b.word(0).into(); 4]);
             });
             vec![]
         });
-        // Threads wrote, the matrix engine reads.
+        // The fence makes the threads' writes visible to the matrix engine.
         b.asm(Instruction::FenceProxy, &[]);
         b.barrier_of(threads);
     }

@@ -1,6 +1,8 @@
-//! Products of 16-bit floats and of tf32 on the tensor cores of sm_90a: a warpgroup multiplies 64 rows out of shared memory, in the background (`wgmma`).
+//! Products of 16-bit floats and of tf32 on the tensor cores of sm_90a: a warpgroup multiplies 64 rows out of shared
+//! memory, in the background (`wgmma`).
 //!
-//! While the products of a stage run, those of the one before may still do so: it is filled again a step later than where products are waited for.
+//! While the products of a stage run, those of the one before may still do so: it is filled again a step later than
+//! where products are waited for.
 
 use super::tile::TileConfig;
 use crate::build::Builder;
@@ -15,11 +17,12 @@ const WARPS: i64 = 4;
 const ROWS: i64 = 64;
 pub const WARP_ROWS: i64 = 16;
 
-/// Bytes of 64 lines: what 64 rows or columns have of a stage, whichever its lines are. Stages have 128 bytes of contracted elements.
+/// Bytes of 64 lines: what 64 rows or columns have of a stage, whichever its lines are. Stages have 128 bytes of
+/// contracted elements.
 pub const SQUARE: i64 = LINE_ELEMENTS * LINE;
 
 /// The warpgroup's part of a tile.
-pub struct Groups<'c> {
+pub struct Wgmma<'c> {
     instruction: Instruction,
     columns: i64,
     /// Instructions of a stage.
@@ -31,11 +34,11 @@ pub struct Groups<'c> {
     first_row: Index<'c>,
 }
 
-impl<'c> Groups<'c> {
-    /// Of the warp of this number among those that multiply. Transposed: of the factor whose lines are contracted elements.
+impl<'c> Wgmma<'c> {
+    /// The part of warp `warp` among those that multiply. A factor whose lines are contracted elements is transposed.
     pub fn new(b: &Simt<'c>, factor: Factor, tile: &TileConfig, transposed: [bool; 2], warp: Index<'c>) -> Self {
         let (group, warp) = (b.index_div(warp, b.word(WARPS)), b.index_rem(warp, b.word(WARPS)));
-        Groups {
+        Wgmma {
             instruction: Instruction::GroupMultiply { factor, columns: tile.columns as u32, transposed },
             columns: tile.columns,
             steps: tile.depth / factor.depth(),
@@ -45,17 +48,17 @@ impl<'c> Groups<'c> {
         }
     }
 
-    /// A thread's sums: of each eight columns four.
+    /// Initial sums of a thread: four for each eight columns.
     pub fn zero(&self, b: &Simt<'c>) -> Vec<Value<'c>> {
         vec![b.f32(0.0); (self.columns / 2) as usize]
     }
 
-    /// Copies write as threads do, the matrix engine reads in a way of its own.
+    /// Orders this thread's copies before reads of the matrix engine, which go through another proxy.
     pub fn show(&self, b: &Simt<'c>) {
         b.asm(Instruction::FenceProxy, &[]);
     }
 
-    /// Adds the products of a stage; those of the stage before are done when it returns.
+    /// Adds the products of a stage. Those of the previous stage are done when it returns.
     pub fn multiply(&self, b: &Simt<'c>, [a, second]: [Index<'c>; 2], sums: &mut [Value<'c>]) {
         let (a, second) = (swizzle::descriptor(b, b.index_add(a, self.rows), LINE_ELEMENTS), swizzle::descriptor(b, second, LINE_ELEMENTS));
         b.asm(Instruction::GroupFence, &[]);

@@ -10,7 +10,7 @@ fn chat(template: &str) -> Chat {
 
 /// The text of a line, with `[` and `]` around what assistants say.
 fn said(template: &str, line: &str) -> String {
-    let Said { text, learnt } = match chat(template).line(line.as_bytes(), "messages") {
+    let RenderedChat { text, learnt } = match chat(template).line(line.as_bytes(), "messages") {
         Ok(said) => said,
         Err((column, what)) => return format!("{column:?} {what}"),
     };
@@ -60,7 +60,8 @@ fn what_a_template_marks_as_generated_is_what_assistants_say() {
         )
     };
     assert_eq!(said(&thinks(true), LINE), "<system>Be brief.<user> Hé? <assistant>[Yes.|]<user>Why?<assistant>[(thinks) So.|]");
-    // Without marks, what the first answer is in the whole cannot be told.
+    // The template writes the first answer otherwise when it is the last message, so without marks nobody can tell
+    // where it stands.
     assert!(said(&thinks(false), LINE).contains("message 2, counted from 0: where it begins or ends"));
     let odd = LINE.replace("Yes.", "\\udbff\\udfff");
     assert_eq!(said(&thinks(true), &odd), "None a message has U+10FFFF, which no text has");

@@ -35,7 +35,7 @@ enum Shape {
 /// A row, whose texts are not looked into yet.
 pub struct Row {
     pub group: u64,
-    /// Of the row group.
+    /// Number of the row in its row group.
     pub row: u64,
     pub texts: Vec<ByteArray>,
 }
@@ -139,7 +139,7 @@ impl Table {
 
 /// The texts of a row: one, or as many as its list has.
 fn texts_of(shape: Shape, most: i16, definitions: &[i16], values: Vec<ByteArray>) -> Result<Vec<ByteArray>, &'static str> {
-    // A column without anything optional has no levels.
+    // A column with nothing optional has no definition levels, so nothing is missing in it.
     let missing = definitions.iter().find(|level| **level < most);
     match (shape, missing) {
         (_, None) => Ok(values),

@@ -1,7 +1,7 @@
 //! The pages of a column, of which none claims more than its bytes can be.
 
 use super::super::bounds::LONGEST;
-use super::thrift::{self, Walk};
+use super::thrift::{self, ThriftReader};
 use bytes::Bytes;
 use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -28,7 +28,7 @@ pub struct Bytewise {
 }
 
 impl Bytewise {
-    /// So many bytes from a place on, or those that there are.
+    /// Reads this many bytes from a place on, or as many as there are.
     pub fn read(&self, at: u64, count: u64) -> io::Result<Vec<u8>> {
         let count = count.min(self.length.saturating_sub(at));
         let mut bytes = vec![0; usize::try_from(count).map_err(io::Error::other)?];
@@ -110,15 +110,15 @@ impl Header {
 fn most(compression: Compression, bytes: u64) -> u64 {
     let times = match compression {
         Compression::UNCOMPRESSED => 1,
-        // 64 bytes by 3.
+        // A copy of 64 bytes takes 3 bytes.
         Compression::SNAPPY => 32,
-        // 255 by 1.
+        // One length byte stands for 255 bytes.
         Compression::LZ4 | Compression::LZ4_RAW => 256,
-        // 258 by 2 bits.
+        // A match of 258 bytes takes 2 bits.
         Compression::GZIP(_) => 1032,
-        // A block of 128 KiB by 4 bytes.
+        // A block of 128 KiB takes 4 bytes.
         Compression::ZSTD(_) => 1 << 15,
-        // 16 MiB by some bytes.
+        // A copy of 16 MiB takes a few bytes.
         Compression::BROTLI(_) | Compression::LZO => 1 << 24,
     };
     bytes.saturating_mul(times).saturating_add(64).min(LONGEST)
@@ -191,25 +191,25 @@ impl Pages {
 
 /// Where numbers end that are packed as differences, if there are no more than a page has texts.
 fn delta(bytes: &[u8], texts: u64) -> Option<usize> {
-    let mut walk = Walk(bytes);
-    let (block, minis, count) = (walk.unsigned()?, walk.unsigned()?, walk.unsigned()?);
-    walk.signed()?;
+    let mut reader = ThriftReader(bytes);
+    let (block, minis, count) = (reader.unsigned()?, reader.unsigned()?, reader.unsigned()?);
+    reader.signed()?;
     let numbers = block.checked_div(minis).filter(|n| *n > 0 && count <= texts.min(MOST_TEXTS))?;
     let mut left = count.saturating_sub(1);
     while left > 0 {
-        walk.signed()?;
-        let widths = walk.0.get(..usize::try_from(minis).ok()?)?;
-        walk.bytes(minis)?;
+        reader.signed()?;
+        let widths = reader.0.get(..usize::try_from(minis).ok()?)?;
+        reader.bytes(minis)?;
         for width in widths {
-            // The last block's bytes end with its last number.
+            // The last block has no bytes behind the miniblock of its last value.
             if left == 0 {
                 break;
             }
-            walk.bytes(u64::from(*width).checked_mul(numbers)? / 8)?;
+            reader.bytes(u64::from(*width).checked_mul(numbers)? / 8)?;
             left = left.saturating_sub(numbers);
         }
     }
-    Some(bytes.len() - walk.0.len())
+    Some(bytes.len() - reader.0.len())
 }
 
 impl Iterator for Pages {
@@ -243,7 +243,8 @@ mod tests {
 
     #[test]
     fn differences_end_where_their_last_number_does() {
-        // Blocks of 128 in 4 pieces; 3 numbers, the first 5; a block whose first piece has a bit a number, then bytes.
+        // The header says blocks of 128 values in 4 miniblocks, 3 values, and 5 as the first. In the one block, the
+        // first miniblock has one bit a value, and its 4 bytes follow the widths.
         let mut bytes = vec![0x80, 1, 4, 3, 10, 0, 1, 7, 7, 7, 0, 0, 0, 0];
         bytes.extend(b"texts");
         assert_eq!(delta(&bytes, 3), Some(14));
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn pages_compressed_as_far_as_can_be_are_read() {
-        // What a level of zstd, Snappy and LZ4 makes of one letter is the most that each can save.
+        // Each codec compresses a text of one repeated letter as far as it can.
         use parquet::column::writer::ColumnWriter;
         use parquet::data_type::ByteArray;
         use parquet::file::properties::WriterProperties;

@@ -171,7 +171,8 @@ fn ten_thousand_damaged_files_end_nobody_and_take_memory_in_proportion() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("x.parquet");
     let (mut random, mut whole) = (RandomState::new(7), 0);
-    // What panics in the crate is caught. With what is printed of it, it would take memory and time.
+    // Panics of the `parquet` crate are caught. This hook keeps them from being printed, which would take memory and
+    // time.
     let (own, hook) = (std::thread::current().id(), std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| {
         if std::thread::current().id() != own {
@@ -182,7 +183,7 @@ fn ten_thousand_damaged_files_end_nobody_and_take_memory_in_proportion() {
         let bytes = fs::read(written(name)).expect("a file");
         for n in 0..1250 {
             let mut bytes = bytes.clone();
-            // Half are damaged in their footer.
+            // Every second file is damaged in its footer alone, the others anywhere.
             let begin =
                 if n % 2 == 0 { 0 } else { bytes.len() - 8 - u32::from_le_bytes(*bytes[..bytes.len() - 4].last_chunk().expect("a length")) as usize };
             for _ in 0..=random.interval(3) {

@@ -3,7 +3,7 @@
 //! The crate `parquet` reserves memory for what these claim, and only then looks whether it is there.
 
 /// Bytes that are not walked over yet.
-pub struct Walk<'a>(pub &'a [u8]);
+pub struct ThriftReader<'a>(pub &'a [u8]);
 
 /// Structures within structures.
 const DEEPEST: usize = 64;
@@ -27,34 +27,34 @@ pub struct Page {
 /// What a page's header says, if it is whole.
 pub fn page(bytes: &[u8]) -> Option<Page> {
     let (mut compressed, mut uncompressed) = (None, None);
-    let mut walk = Walk(bytes);
-    walk.fields(|walk, id, kind| {
+    let mut reader = ThriftReader(bytes);
+    reader.fields(|reader, id, kind| {
         match (id, kind) {
-            (2, kind::I32) => uncompressed = u64::try_from(walk.signed()?).ok(),
-            (3, kind::I32) => compressed = u64::try_from(walk.signed()?).ok(),
-            _ => walk.skip(kind, DEEPEST)?,
+            (2, kind::I32) => uncompressed = u64::try_from(reader.signed()?).ok(),
+            (3, kind::I32) => compressed = u64::try_from(reader.signed()?).ok(),
+            _ => reader.skip(kind, DEEPEST)?,
         }
         Some(())
     })?;
-    Some(Page { header: bytes.len() - walk.0.len(), compressed: compressed?, uncompressed: uncompressed? })
+    Some(Page { header: bytes.len() - reader.0.len(), compressed: compressed?, uncompressed: uncompressed? })
 }
 
 /// Whether a footer's lists are no longer than it is, and its schema is a tree of the nodes that it has.
 pub fn footer(bytes: &[u8]) -> bool {
     let mut children = vec![];
-    let whole = Walk(bytes).fields(|walk, id, kind| {
+    let whole = ThriftReader(bytes).fields(|reader, id, kind| {
         if (id, kind) != (2, kind::LIST) {
-            return walk.skip(kind, DEEPEST);
+            return reader.skip(kind, DEEPEST);
         }
-        let (kind, nodes) = walk.list()?;
+        let (kind, nodes) = reader.list()?;
         for _ in 0..nodes {
             let mut own = 0;
             if kind != kind::STRUCT {
                 return None;
             }
-            walk.fields(|walk, id, kind| match (id, kind) {
-                (5, kind::I32) => walk.signed().map(|n| own = n),
-                _ => walk.skip(kind, DEEPEST),
+            reader.fields(|reader, id, kind| match (id, kind) {
+                (5, kind::I32) => reader.signed().map(|n| own = n),
+                _ => reader.skip(kind, DEEPEST),
             })?;
             children.push(own);
         }
@@ -65,7 +65,7 @@ pub fn footer(bytes: &[u8]) -> bool {
 
 /// Whether nodes with so many children, each before its children, are one tree that is not too deep.
 fn is_tree(children: &[i64]) -> bool {
-    // How many more children each node has that stands above the next.
+    // Number of children still to come, for each node above the next one.
     let mut above: Vec<i64> = vec![];
     for (at, own) in children.iter().enumerate() {
         while above.last() == Some(&0) {
@@ -86,7 +86,7 @@ fn is_tree(children: &[i64]) -> bool {
     above.iter().all(|left| *left == 0)
 }
 
-impl Walk<'_> {
+impl ThriftReader<'_> {
     fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
@@ -116,7 +116,7 @@ impl Walk<'_> {
         Some((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
-    /// Of a list the kind of its elements and their number, each of which takes a byte at least.
+    /// Reads the head of a list: the kind of its elements and their number, as each takes a byte at least.
     fn list(&mut self) -> Option<(u8, u64)> {
         let head = self.byte()?;
         let count = if head >> 4 == 15 { self.unsigned()? } else { u64::from(head >> 4) };
@@ -145,7 +145,7 @@ impl Walk<'_> {
     fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
         let deeper = depth.checked_sub(1)?;
         match kind {
-            // Of a field that is true or false, the kind says which.
+            // The type of a boolean field holds its value, so no bytes follow.
             1 | 2 => Some(()),
             3 => self.bytes(1),
             4..=6 => self.unsigned().map(drop),
@@ -163,7 +163,7 @@ impl Walk<'_> {
                 let kinds = self.byte()?;
                 (0..count).try_for_each(|_| self.element(kinds >> 4, deeper).and_then(|()| self.element(kinds & 15, deeper)))
             }
-            12 => self.fields(|walk, _, kind| walk.skip(kind, deeper)),
+            12 => self.fields(|reader, _, kind| reader.skip(kind, deeper)),
             13 => self.bytes(16),
             _ => None,
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_page_header_is_read_once_it_is_whole() {
-        // Type 0, 300 bytes that are 100, and a list of i64 that is none of ours.
+        // The header has type 0, 300 bytes that compress to 100, and an unknown field with a list of i64.
         let header = [0x15, 0, 0x15, 0xd8, 4, 0x15, 0xc8, 1, 0x19, 0x26, 2, 4, 0];
         assert_eq!(page(&header), Some(Page { header: 13, compressed: 100, uncompressed: 300 }));
         assert!((0..13).all(|n| page(&header[..n]).is_none()));

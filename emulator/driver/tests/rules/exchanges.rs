@@ -42,7 +42,7 @@ fn state(comm: ncclComm_t) -> ncclResult_t {
     if looked == GOOD { state } else { looked }
 }
 
-/// What comes of what was begun.
+/// The result of what was begun.
 fn settled(comm: ncclComm_t) -> ncclResult_t {
     loop {
         match state(comm) {
@@ -154,7 +154,8 @@ fn collectives_and_messages_are_what_they_are_called() {
         rank.finish();
         got
     });
-    // By rank before: the sum of 3 x (0, 1, 2), then thrice its own numbers; the rest is what was gathered.
+    // In terms of the rank before: the sum of 3 x (0, 1, 2), then thrice its own numbers. The rest is what was
+    // gathered.
     let want = |before: f32| vec![9.0, 30.0 * before, 300.0 * before, 1.0, 10.0, 100.0, 2.0, 20.0, 200.0];
     assert_eq!(got, [want(2.0), want(0.0), want(1.0)]);
 }
@@ -163,7 +164,7 @@ fn collectives_and_messages_are_what_they_are_called() {
 fn members_agree_on_what_they_exchange() {
     let said = ranks(2, |rank| {
         let at = rank.numbers(&[1.0; 4]);
-        // Of other lengths.
+        // The two ranks give different lengths.
         assert_eq!(rank.sum(at, 2 + rank.me), GOOD);
         rank.begin();
         let state = fails(rank.comm);
@@ -180,14 +181,14 @@ fn members_agree_on_what_they_exchange() {
 fn members_come_to_the_same_things_in_the_same_order() {
     let states = ranks(2, |rank| {
         let (at, other) = (rank.numbers(&[1.0; 4]), rank.numbers(&[1.0; 4]));
-        // Connected, so that what follows begins at once.
+        // A first call connects the ranks, so that the next ones begin at once.
         assert_eq!(rank.sum(at, 1), GOOD);
         match rank.me {
             0 => assert_eq!([rank.send(at, 1, 1), rank.sum(at, 2)], [GOOD; 2]),
             _ => assert_eq!([rank.receive(other, 1, 0), rank.sum(at, 2)], [GOOD; 2]),
         }
         assert_eq!(rank.got(at, 1), [4.0]);
-        // The second call of one may come when the first has failed already.
+        // A rank's second call may come after the first one has failed.
         let asked = match rank.me {
             0 => [rank.send(at, 1, 1), rank.sum(at, 2)],
             _ => [rank.sum(at, 2), rank.receive(other, 1, 0)],
@@ -209,13 +210,13 @@ fn sends_are_not_buffered() {
     let states = ranks(2, |rank| {
         let (from, to) = (rank.numbers(&[1.0]), rank.numbers(&[0.0]));
         let other = 1 - rank.me as i32;
-        // In this order ways are connected, and messages pass.
+        // In this order the ranks connect, and messages pass.
         match rank.me {
             0 => assert_eq!([rank.send(from, 1, 1), rank.receive(to, 1, 1)], [GOOD; 2]),
             _ => assert_eq!([rank.receive(to, 1, 0), rank.send(from, 1, 0)], [GOOD; 2]),
         }
         assert_eq!(rank.got(to, 1), [1.0]);
-        // Both send before they receive.
+        // Here both ranks send before they receive.
         assert_eq!([rank.send(from, 1, other), rank.receive(to, 1, other)], [GOOD; 2]);
         rank.begin();
         let state = fails(rank.comm);
@@ -250,7 +251,7 @@ fn a_member_that_is_gone_is_noticed() {
         assert_eq!(rank.sum(at, 1), GOOD);
         rank.begin();
         assert_eq!(fails(rank.comm), ncclResult_t::ncclRemoteError);
-        // What is under way ends with the communicator.
+        // Work that is under way ends with the communicator.
         assert_eq!(unsafe { cuStreamQuery(rank.stream as _) }, CUresult::CUDA_ERROR_NOT_READY);
         assert_eq!(unsafe { ncclCommAbort(rank.comm) }, GOOD);
         assert_eq!(unsafe { cuStreamSynchronize(rank.stream as _) }, DONE);
@@ -308,8 +309,8 @@ fn sum_of(comm: ncclComm_t, at: u64, stream: u64) -> ncclResult_t {
     if asked == BEGUN { settled(comm) } else { asked }
 }
 
-/// What comes of sums of two communicators on two streams, of which the second may wait for the first; captured or
-/// not.
+/// The results of sums on two communicators and two streams. The second stream may wait for the first, and both may
+/// be captured.
 fn two_communicators(captured: bool, waits: bool) -> Vec<ncclResult_t> {
     ranks(2, |rank| {
         let (own, at) = (rank.numbers(&[1.0]), rank.numbers(&[2.0]));
@@ -319,7 +320,7 @@ fn two_communicators(captured: bool, waits: bool) -> Vec<ncclResult_t> {
             assert_eq!([cuEventRecord(event as _, from as _), cuStreamWaitEvent(on as _, event as _, 0)], [DONE, DONE]);
         };
         if captured {
-            // Made once before.
+            // Both communicators are used once before the capture.
             assert_eq!([rank.sum(own, 1), settled(rank.comm)], [GOOD, GOOD]);
             hold(rank.stream, stream);
             assert_eq!(sum_of(child, at, stream), GOOD);
@@ -406,7 +407,7 @@ fn what_an_exchange_reads_stays_as_it_is() {
         assert_eq!([gather(), settled(rank.comm)], [BEGUN, GOOD]);
         assert_eq!(rank.got(to, 2), [1.0, 1.0]);
         if rank.me == 1 {
-            // The other is in the exchange before this one comes.
+            // The other rank is in the exchange before this one comes.
             std::thread::sleep(Duration::from_millis(300));
         }
         assert_eq!([gather(), settled(rank.comm)], [BEGUN, GOOD]);
@@ -415,7 +416,7 @@ fn what_an_exchange_reads_stays_as_it_is() {
             std::thread::sleep(Duration::from_millis(100));
             let other = rank.gpu.stream();
             assert_eq!(unsafe { cuMemsetD32Async(from, 0, 1, other as _) }, DONE);
-            // Nothing orders the two.
+            // Nothing orders the fill and the gather.
             assert_eq!(unsafe { cuStreamSynchronize(other as _) }, CUresult::CUDA_ERROR_LAUNCH_FAILED);
         } else {
             unsafe { cuStreamSynchronize(rank.stream as _) };

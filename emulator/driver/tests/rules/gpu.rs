@@ -27,7 +27,7 @@ pub const TWICE: &str = "
     ret;
 }";
 
-/// That a call was refused, and how.
+/// Checks that a call was refused with this code and these words.
 #[track_caller]
 pub fn refused(got: CUresult, code: CUresult, words: &str) {
     assert_eq!(got, code, "{}", last_words());
@@ -106,7 +106,7 @@ impl Gpu {
         new as u64
     }
 
-    /// Of a kernel with one parameter.
+    /// Launches a kernel with one parameter.
     pub fn launch(&self, function: u64, threads: u32, shared: u32, parameters: &[u8; 8], stream: u64) -> CUresult {
         let mut place = parameters.as_ptr().cast_mut().cast::<c_void>();
         unsafe { cuLaunchKernel(function as _, 1, 1, 1, threads, 1, 1, shared, stream as _, &mut place, null_mut()) }
@@ -174,7 +174,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// So many bytes beside where it should be.
+    /// Encodes the map at an address so many bytes beside where it should be.
     pub fn encode(&self, beside: usize) -> CUresult {
         let mut maps = [sys::CUtensorMap { opaque: [0; 16] }; 2];
         let at = maps.as_mut_ptr().wrapping_byte_add(beside);

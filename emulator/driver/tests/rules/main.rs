@@ -1,4 +1,5 @@
-//! Each rule is broken once, and that must be noticed: by the right error, and in words. Beside it stands what is right.
+//! Each rule is broken once, and that must be noticed: by the right error, and in words. Beside it stands what is
+//! right.
 
 mod exchanges;
 mod gpu;
@@ -73,7 +74,7 @@ fn memory_is_not_freed_under_work() {
     }
 }
 
-/// Between a copy to the host and one back: neither early nor late.
+/// A host function runs between a copy to the host and one back: neither early nor late.
 #[test]
 fn functions_of_the_host_have_their_turn_on_a_stream() {
     unsafe extern "C" fn increase(byte: *mut c_void) {
@@ -105,7 +106,7 @@ fn copies_are_of_pinned_memory_and_read_it_when_they_are_waited_for() {
         refused(cuMemcpyHtoDAsync_v2(at, pageable.as_ptr().cast(), 64, stream as _), CUresult::CUDA_ERROR_INVALID_VALUE, "not pinned");
         host.write_bytes(1, 64);
         assert_eq!(cuMemcpyHtoDAsync_v2(at, host.cast(), 64, stream as _), GOOD);
-        // Too early: the copy has not been waited for.
+        // This write is too early, since nothing has waited for the copy.
         host.write_bytes(2, 64);
     }
     assert_eq!(gpu.read(at, 4, stream), [2; 4]);
@@ -197,8 +198,8 @@ fn modules_fit_the_gpu_and_the_driver() {
     refused(unsafe { cuModuleGetFunction(&mut f, module as _, c"thrice".as_ptr()) }, CUresult::CUDA_ERROR_NOT_FOUND, "no kernel thrice");
 }
 
-/// Fills memory on one stream and copies it on another, which waits for the first or does not; what came of it, and
-/// of waiting for the first.
+/// Fills memory on one stream and copies it on another, which waits for the first or does not. Returns the copied
+/// bytes, and the result of waiting for the first.
 fn across_streams(waits: bool) -> (Vec<u8>, CUresult) {
     let gpu = Gpu::new();
     let (at, host, event) = (gpu.allocate(4), gpu.pinned(4), gpu.event());
@@ -219,7 +220,7 @@ fn across_streams(waits: bool) -> (Vec<u8>, CUresult) {
 #[test]
 fn what_is_not_waited_for_is_not_there() {
     assert_eq!(across_streams(true), (vec![7; 4], GOOD));
-    // And the fill, which comes late, writes what the copy has read.
+    // The fill comes late and writes what the copy has read, which is a race.
     assert_eq!(across_streams(false), (vec![0xFF; 4], CUresult::CUDA_ERROR_LAUNCH_FAILED));
 }
 
@@ -230,7 +231,7 @@ fn events_are_recorded_before_they_are_waited_for() {
     refused(wait, CUresult::CUDA_ERROR_INVALID_VALUE, "was never recorded");
 }
 
-/// What may synchronise is refused in a capture, which then comes to nothing.
+/// Calls that may synchronise are refused in a capture, which is then invalid.
 #[test]
 fn a_thread_that_captures_does_not_synchronise() {
     let gpu = Gpu::new();
@@ -249,7 +250,7 @@ fn a_thread_that_captures_does_not_synchronise() {
         gpu.begin(stream);
         assert_eq!(call(stream, other), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "{what}: {}", last_words());
         assert_eq!(gpu.end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED), "{what}");
-        // It is over.
+        // The capture has ended.
         assert_eq!(unsafe { cuStreamQuery(stream as _) }, GOOD, "{what}");
     }
 }
@@ -334,7 +335,7 @@ fn parameters_of_a_graph_are_replaced_and_its_launches_follow_each_other() {
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
     refused(replace(node, other, &b.to_le_bytes()), invalid, "launches another function");
     refused(replace(0x77 as _, f, &b.to_le_bytes()), invalid, "no node of the graph");
-    // The launches before keep theirs.
+    // Launches that were made before the replacement keep their parameters.
     assert_eq!(replace(node, f, &b.to_le_bytes()), GOOD);
     launch();
     assert_eq!([gpu.read(a, 1, stream), gpu.read(b, 1, stream)], [[4], [2]]);

@@ -7,23 +7,23 @@ use emulated_driver::driver::*;
 
 const RACE: CUresult = CUresult::CUDA_ERROR_LAUNCH_FAILED;
 
-struct Two {
+struct TwoStreams {
     gpu: Gpu,
     twice: u64,
     at: u64,
     streams: [u64; 2],
 }
 
-impl Two {
+impl TwoStreams {
     /// 256 numbers, all 1.
-    fn new() -> Two {
+    fn new() -> TwoStreams {
         let gpu = Gpu::new();
         let (twice, at, streams) = (gpu.function(TWICE, "twice"), gpu.allocate(1024), [gpu.stream(), gpu.stream()]);
         unsafe {
             assert_eq!(cuMemsetD32Async(at, 1, 256, streams[0] as _), GOOD);
             assert_eq!(cuStreamSynchronize(streams[0] as _), GOOD);
         }
-        Two { gpu, twice, at, streams }
+        TwoStreams { gpu, twice, at, streams }
     }
 
     /// Doubles 32 numbers from the `first` on.
@@ -32,7 +32,7 @@ impl Two {
         assert_eq!(self.gpu.launch(self.twice, 32, 0, &place, self.streams[stream]), GOOD);
     }
 
-    /// What comes next on one stream waits for what is on another.
+    /// Makes the next work on one stream wait for what is on another.
     fn order(&self, before: usize, after: usize) {
         let event = self.gpu.event();
         unsafe {
@@ -55,7 +55,7 @@ impl Two {
 #[test]
 fn kernels_that_share_memory_are_ordered() {
     for ordered in [true, false] {
-        let two = Two::new();
+        let two = TwoStreams::new();
         two.twice(0, 0);
         if ordered {
             two.order(0, 1);
@@ -66,23 +66,23 @@ fn kernels_that_share_memory_are_ordered() {
             assert_eq!([two.numbers(0), two.numbers(20), two.numbers(40)], [2, 4, 2]);
         }
     }
-    let two = Two::new();
+    let two = TwoStreams::new();
     two.twice(0, 0);
     two.twice(32, 1);
     assert_eq!(two.wait(), GOOD, "what is apart needs no order");
 }
 
-/// Also an event that was over before anybody waited for it.
+/// This holds also for an event that was over before anybody waited for it.
 #[test]
 fn work_that_happens_to_be_done_is_not_ordered_by_that() {
     for ordered in [true, false] {
-        let two = Two::new();
+        let two = TwoStreams::new();
         let event = two.gpu.event();
         two.twice(0, 0);
         unsafe {
             assert_eq!(cuEventRecord(event as _, two.streams[0] as _), GOOD);
             two.twice(64, 0);
-            // Another thread waits, or the host's copy: all is done on the first stream.
+            // More work follows the event on the first stream.
             assert_eq!(cuMemsetD8Async(two.at + 1000, 0, 4, two.streams[0] as _), GOOD);
             if ordered {
                 assert_eq!(cuStreamWaitEvent(two.streams[1] as _, event as _, 0), GOOD);
@@ -96,7 +96,7 @@ fn work_that_happens_to_be_done_is_not_ordered_by_that() {
 #[test]
 fn the_host_orders_what_it_waits_for() {
     for ordered in [true, false] {
-        let two = Two::new();
+        let two = TwoStreams::new();
         two.twice(0, 0);
         if ordered {
             assert_eq!(unsafe { cuStreamSynchronize(two.streams[0] as _) }, GOOD);
@@ -109,7 +109,7 @@ fn the_host_orders_what_it_waits_for() {
 #[test]
 fn copies_from_and_to_the_same_memory_of_the_host_are_ordered() {
     for ordered in [true, false] {
-        let two = Two::new();
+        let two = TwoStreams::new();
         let host = two.gpu.pinned(64);
         unsafe {
             assert_eq!(cuMemcpyDtoHAsync_v2(host.cast(), two.at, 64, two.streams[0] as _), GOOD);
@@ -126,7 +126,7 @@ fn copies_from_and_to_the_same_memory_of_the_host_are_ordered() {
 #[test]
 fn nodes_of_graphs_are_ordered_by_their_events() {
     for (middle, expected) in [(true, GOOD), (false, RACE)] {
-        let two = Two::new();
+        let two = TwoStreams::new();
         let one = two.streams[0];
         two.gpu.begin(one);
         two.order(0, 1);
@@ -144,7 +144,7 @@ fn nodes_of_graphs_are_ordered_by_their_events() {
         assert_eq!(unsafe { cuStreamSynchronize(one as _) }, expected);
         if middle {
             assert_eq!(two.numbers(0), 64);
-            // Nothing orders the other stream with the graph.
+            // Nothing orders the second stream's work with the second launch of the graph.
             assert_eq!(unsafe { cuGraphLaunch(exec as _, one as _) }, GOOD);
             two.twice(0, 1);
             assert_eq!(two.wait(), RACE);
@@ -154,7 +154,7 @@ fn nodes_of_graphs_are_ordered_by_their_events() {
 
 #[test]
 fn all_may_read() {
-    let two = Two::new();
+    let two = TwoStreams::new();
     unsafe {
         for (k, stream) in two.streams.into_iter().enumerate() {
             assert_eq!(cuMemcpyDtoDAsync_v2(two.at + 512 + 64 * k as u64, two.at, 64, stream as _), GOOD);

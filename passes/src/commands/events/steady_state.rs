@@ -7,12 +7,12 @@
 //! first calls: less than it may have, so that a wait may be too many, and none too few. The verifier looks for races
 //! by its own means (`verify/src/job/races.rs`).
 
-use super::{Cell, Cells, Clock, IssueReplay, Issued, STREAMS, join};
+use super::{Cells, Clock, IssueReplay, Issued, LastAccesses, STREAMS, join};
 use ir::program::{BodyId, Call};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Calls of a body beyond one for each slot, until all it touches was touched.
+/// Further calls of a body, beyond one per slot, after which it has touched all its bytes.
 const MORE: usize = 4;
 
 /// How often bodies are called.
@@ -22,9 +22,9 @@ pub(super) fn counts(calls: &[Call]) -> BTreeMap<BodyId, usize> {
     counts
 }
 
-/// The calls between the first ones, and those at the end. At first every body that is called often is called for
-/// each slot of all stashes, of which there are so many, for which it is ever called; at the end bodies that are
-/// called less often begin.
+/// The calls between the first and the last ones. The first ones call every frequent body for each slot of all
+/// stashes that it ever uses; the last ones begin with the next call of an infrequent body. `slots` are the stashes'
+/// numbers of slots.
 pub(super) fn middle(calls: &[Call], slots: &[u64]) -> Range<usize> {
     let enough = slots.iter().max().map_or(1, |n| *n as usize) + MORE;
     let slots: BTreeSet<u64> = slots.iter().copied().collect();
@@ -38,7 +38,7 @@ pub(super) fn middle(calls: &[Call], slots: &[u64]) -> Range<usize> {
     }
     let mut start = calls.len();
     for (k, call) in calls.iter().enumerate().filter(|(_, c)| c.part == 0) {
-        // All parts of a call come before the next of its body.
+        // All parts of a call come before the next call of its body, so the count is decided here.
         if missing.get(&call.body).is_some_and(|(n, places)| *n == 0 && places.is_empty()) {
             missing.remove(&call.body);
         }
@@ -56,20 +56,20 @@ pub(super) fn middle(calls: &[Call], slots: &[u64]) -> Range<usize> {
     start..end
 }
 
-/// What a phase leaves behind: what it touched, and what its commands and streams know. Moments before it are 0, and
-/// it begins at moment 1 of each stream.
-pub(super) struct Left {
+/// The state after a phase: the cells that it touched, and what its commands and streams know. Moments before the
+/// phase are 0, and it begins at moment 1 of each stream.
+pub(super) struct PhaseState {
     cells: Cells,
     done: Vec<Clock>,
     clocks: [Clock; STREAMS],
 }
 
-/// Moments count from a phase's begin, or are 0 before it.
+/// A moment relative to a phase's begin; 0 before it.
 fn since(moment: u32, begin: u32) -> u32 {
     moment.saturating_sub(begin)
 }
 
-/// The other way round.
+/// The inverse of [`since`].
 fn at(moment: u32, begin: u32) -> u32 {
     if moment == 0 { 0 } else { moment + begin }
 }
@@ -85,19 +85,19 @@ fn moved((moment, site): Issued, begin: u32, f: fn(u32, u32) -> u32) -> Issued {
     }
 }
 
-impl Cell {
-    fn moved(&self, begin: &Clock, f: fn(u32, u32) -> u32) -> Cell {
+impl LastAccesses {
+    fn moved(&self, begin: &Clock, f: fn(u32, u32) -> u32) -> LastAccesses {
         let written = moved(self.written, begin[self.writer as usize], f);
-        Cell { written, writer: self.writer, read: std::array::from_fn(|t| moved(self.read[t], begin[t], f)) }
+        LastAccesses { written, writer: self.writer, read: std::array::from_fn(|t| moved(self.read[t], begin[t], f)) }
     }
 
-    /// What this left on bytes beside what was there before.
-    fn over(&self, before: &Cell) -> Cell {
+    /// This cell's accesses, put over those that were there before.
+    fn over(&self, before: &LastAccesses) -> LastAccesses {
         if self.written.0 > 0 {
             return *self;
         }
         let read = |t: usize| if self.read[t].0 > 0 { self.read[t] } else { before.read[t] };
-        Cell { read: std::array::from_fn(read), ..*before }
+        LastAccesses { read: std::array::from_fn(read), ..*before }
     }
 }
 
@@ -107,23 +107,23 @@ impl IssueReplay<'_> {
         std::array::from_fn(|s| self.clocks[s][s])
     }
 
-    /// What is left behind of all since then.
-    pub(super) fn left(&self, begin: &Clock) -> Left {
-        Left {
+    /// The state that the calls since then have left behind.
+    pub(super) fn left(&self, begin: &Clock) -> PhaseState {
+        PhaseState {
             cells: Cells(self.cells.0.iter().map(|(from, cell)| (*from, cell.moved(begin, since))).collect()),
             done: self.done.iter().map(|clock| each(clock, begin, since)).collect(),
             clocks: self.clocks.each_ref().map(|clock| each(clock, begin, since)),
         }
     }
 
-    /// As if a phase that began then had gone on to where this was left behind.
-    pub(super) fn leave(&mut self, left: &Left, begin: &Clock) {
+    /// Advances the replay as if a phase that began then had run to the state `left`.
+    pub(super) fn leave(&mut self, left: &PhaseState, begin: &Clock) {
         for (site, (done, theirs)) in self.done.iter_mut().zip(&left.done).enumerate() {
             let own = self.sites.commands[site].0;
             if theirs[own] == 0 {
                 continue;
             }
-            // Issued once more in what is not played, its stream knows no less than now.
+            // The command was issued again in the skipped calls, when its stream knew no less than it does now.
             if at(theirs[own], begin[own]) > done[own] {
                 *done = self.clocks[own];
             }
@@ -135,7 +135,7 @@ impl IssueReplay<'_> {
         let (before, after) = (&self.cells.0, &left.cells.0);
         let begins: BTreeSet<u64> = before.keys().chain(after.keys()).copied().collect();
         let (mut befores, mut afters) = (before.iter().peekable(), after.iter().peekable());
-        let (mut was, mut is) = (Cell::default(), Cell::default());
+        let (mut was, mut is) = (LastAccesses::default(), LastAccesses::default());
         let cells = begins.into_iter().map(|from| {
             if let Some((_, cell)) = befores.next_if(|b| *b.0 == from) {
                 was = *cell;

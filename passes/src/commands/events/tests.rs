@@ -14,8 +14,8 @@ fn command(stream: Stream, src: u32, dst: u32) -> Command {
     Command { stream, action, predicate: None, origin: Origin::new(Phase::Forward), reason: None }
 }
 
-/// Two streams leave something in a microbatch's slot, and by then each has come after what the other one left in an earlier slot. To wait for the
-/// last of either is enough, to wait for none is not.
+/// Two streams write to a microbatch's slot, each after what the other one wrote to an earlier slot. Waiting for the
+/// last command of either is enough; waiting for none is not.
 #[test]
 fn of_two_waits_that_imply_each_other_one_is_kept() {
     const X: u32 = 0;
@@ -44,8 +44,8 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
     assert_eq!(waits, 1);
 }
 
-/// What is played once leaves behind what playing it again does: the same waits, of random programs. Some bodies have
-/// parts, stashes other numbers of slots, and microbatches may come the even ones first.
+/// Replaying a phase only once gives the same waits as replaying it again, for random programs. Some bodies have
+/// parts, stashes have different numbers of slots, and even microbatches may come first.
 #[test]
 fn phases_that_are_played_once_ask_for_the_waits_of_all() {
     let mut state = 88172645463325252u64;
@@ -74,7 +74,7 @@ fn phases_that_are_played_once_ask_for_the_waits_of_all() {
             let cuts = if matches!(name, "forward" | "backward") && below(2) == 0 { vec![2] } else { vec![] };
             ProgramBody { name: name.into(), kind: ir::program::BodyKind::Forward(0), commands, cuts }
         });
-        // Stashes share the arena, as those do whose lives are apart.
+        // Stashes share the arena, as stashes with disjoint lifetimes do.
         let slots: Vec<u32> = (0..1 + below(3)).map(|_| 1 + below(4) as u32).collect();
         let stash = Stash { bytes: bytes[Arena::Stash as usize], ..Stash::default() };
         let mut program = Program {
@@ -90,7 +90,8 @@ fn phases_that_are_played_once_ask_for_the_waits_of_all() {
             let parts = if bodies[body as usize].cuts.is_empty() { 1 } else { 2 };
             (0..parts).map(move |part| Call { body: BodyId(body), microbatch, part })
         };
-        // One forward, one backward, some microbatches apart, their parts in turn; before and after what is done once.
+        // A forward and a backward pass, some microbatches apart, alternate by part; the first and the last body run
+        // once.
         let (all, apart, odd) = (60u32, 1 + below(3) as u32, below(2) as u32);
         let turn = |k: u32| {
             if odd == 0 {
@@ -127,7 +128,7 @@ fn phases_that_are_played_once_ask_for_the_waits_of_all() {
     assert!(waits > 2000 && skipped > 400 * 30, "{waits} waits, {skipped} calls");
 }
 
-/// Even microbatches come first: odd ones' slot is touched late, and what is before that is no middle.
+/// If even microbatches come first, the slot of odd ones is touched late, and the middle begins after that.
 #[test]
 fn a_middle_begins_once_all_slots_were_touched() {
     let call = |microbatch| Call::whole(BodyId(0), microbatch);
@@ -135,7 +136,7 @@ fn a_middle_begins_once_all_slots_were_touched() {
     let in_turn: Vec<Call> = (0..80).map(call).collect();
     assert_eq!(middle(&in_turn, &[2, 1]), 6..80);
     assert_eq!(middle(&even_first, &[2, 1]), 41..80);
-    // Another body, called once.
+    // Another body is called once.
     let with_last: Vec<Call> = in_turn.into_iter().chain([Call::whole(BodyId(1), 0)]).collect();
     assert_eq!(middle(&with_last, &[3]), 7..80);
 }

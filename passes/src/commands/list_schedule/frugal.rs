@@ -4,17 +4,17 @@
 use std::collections::BTreeSet;
 
 /// Buffers that share memory with others, and which of them each command touches.
-pub struct Touched {
+pub struct SharedBuffers {
     pub bytes: Vec<u64>,
-    /// Per command, buffers, each once.
+    /// Per command, the buffers that it touches, each once.
     pub of: Vec<Vec<usize>>,
-    /// Which are in use before the first command, and which behind the last one.
+    /// Which buffers are in use before the first command, and which after the last one.
     pub before: Vec<bool>,
     pub behind: Vec<bool>,
 }
 
 /// The commands, each after all that it is a user of.
-pub fn order(users: &[BTreeSet<usize>], touched: &Touched) -> Vec<usize> {
+pub fn order(users: &[BTreeSet<usize>], touched: &SharedBuffers) -> Vec<usize> {
     let mut first: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); users.len()];
     for (k, users) in users.iter().enumerate() {
         users.iter().for_each(|user| {
@@ -25,7 +25,7 @@ pub fn order(users: &[BTreeSet<usize>], touched: &Touched) -> Vec<usize> {
 }
 
 /// The same from the last command to the first: then what takes memory comes as late as it can.
-pub fn order_backward(users: &[BTreeSet<usize>], touched: &Touched) -> Vec<usize> {
+pub fn order_backward(users: &[BTreeSet<usize>], touched: &SharedBuffers) -> Vec<usize> {
     let last = users.len().saturating_sub(1);
     let mut after: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); users.len()];
     let mut before = after.clone();
@@ -36,11 +36,11 @@ pub fn order_backward(users: &[BTreeSet<usize>], touched: &Touched) -> Vec<usize
         }
     }
     let of = touched.of.iter().rev().cloned().collect();
-    let touched = Touched { bytes: touched.bytes.clone(), of, before: touched.behind.clone(), behind: touched.before.clone() };
+    let touched = SharedBuffers { bytes: touched.bytes.clone(), of, before: touched.behind.clone(), behind: touched.before.clone() };
     list(&after, &before, &touched).into_iter().rev().map(|k| last - k).collect()
 }
 
-fn list(users: &[BTreeSet<usize>], first: &[BTreeSet<usize>], touched: &Touched) -> Vec<usize> {
+fn list(users: &[BTreeSet<usize>], first: &[BTreeSet<usize>], touched: &SharedBuffers) -> Vec<usize> {
     let mut needs: Vec<usize> = first.iter().map(BTreeSet::len).collect();
     let mut there = touched.before.clone();
     let mut left: Vec<usize> = touched.behind.iter().map(|stays| usize::from(*stays)).collect();
@@ -55,7 +55,7 @@ fn list(users: &[BTreeSet<usize>], first: &[BTreeSet<usize>], touched: &Touched)
             };
             touched.of[*k].iter().map(of).sum::<i128>()
         };
-        // Among those that take memory, the first.
+        // Of the commands that take memory, the first is chosen.
         let k = ready.iter().copied().min_by_key(|k| (change(k).min(1), *k)).expect("invariant: it is not empty");
         ready.remove(&k);
         for b in &touched.of[k] {
@@ -77,7 +77,7 @@ fn list(users: &[BTreeSet<usize>], first: &[BTreeSet<usize>], touched: &Touched)
 mod tests {
     use super::*;
 
-    /// Two chains, each of which takes 8 bytes, then 1, and leaves 1 for what joins both.
+    /// Two chains take 8 bytes each, then 1, and leave 1 for the command that joins both.
     #[test]
     fn what_gives_memory_back_comes_first() {
         let edges = [(0, 2), (1, 3), (2, 4), (3, 4)];
@@ -86,7 +86,7 @@ mod tests {
             users[*from].insert(*to);
         });
         let of = vec![vec![0], vec![1], vec![0, 2], vec![1, 3], vec![2, 3]];
-        let touched = Touched { bytes: vec![8, 8, 1, 1], of, before: vec![false; 4], behind: vec![false; 4] };
+        let touched = SharedBuffers { bytes: vec![8, 8, 1, 1], of, before: vec![false; 4], behind: vec![false; 4] };
         assert_eq!(order(&users, &touched), [0, 2, 1, 3, 4]);
         assert_eq!(order_backward(&users, &touched), [0, 2, 1, 3, 4]);
     }

@@ -4,7 +4,7 @@ use ir::op::{DType, Real};
 use ir::program::{Action, Arena, BodyId, BodyKind, Buffer, BufferId, Command, Content, ProgramBody, Slots, Stream};
 
 /// A program whose bodies fill buffers: `(name, end of its temporary buffers, stashes it touches)`, stashes first.
-/// These have 64 bytes.
+/// Stashes have 64 bytes.
 fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
     let buffer = |arena, offset, bytes: u64| Buffer {
         name: String::new(),
@@ -41,7 +41,7 @@ fn calls(bodies: &[u32]) -> Vec<Call> {
     bodies.iter().map(|body| Call::whole(BodyId(*body), 0)).collect()
 }
 
-/// The places of stashes and the bytes that all take.
+/// The offsets of stashes, and the bytes of the whole arena.
 fn placed(program: &Program, counts: &[u32], [train, update, eval]: [&[u32]; 3]) -> (Vec<u64>, u64) {
     let slots = counts.iter().map(|count| Slots { count: *count, at: 0 }).collect();
     let mut schedule = CallSchedule { slots, train: calls(train), update: calls(update), eval: calls(eval), ..CallSchedule::default() };
@@ -53,7 +53,7 @@ fn placed(program: &Program, counts: &[u32], [train, update, eval]: [&[u32]; 3])
 fn other_phases_have_their_temporary_buffers_where_a_stash_is() {
     let program = program(&[("prologue", 320, &[]), ("forward", 128, &[0]), ("backward", 64, &[0]), ("update", 256, &[]), ("eval", 192, &[])], 1);
     assert_eq!(placed(&program, &[3], [&[0, 1, 2], &[3], &[4]]), (vec![128], 320));
-    // As large as the phase that needs most.
+    // The arena is as large as the phase that needs most.
     assert_eq!(placed(&program, &[4], [&[0, 1, 2], &[3], &[4]]), (vec![128], 384));
 }
 

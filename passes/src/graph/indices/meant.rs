@@ -15,8 +15,8 @@ use ir::graph::{Body, Graph, Value};
 use ir::op::{Compare, DType, Op};
 use std::collections::BTreeMap;
 
-/// What becomes an index, and of what.
-pub struct Use {
+/// A value that is used as an index, and the dim that it indexes.
+pub struct IndexUse {
     pub at: Value,
     pub index: Value,
     /// The dim that it is an index of, and how many it has.
@@ -27,15 +27,15 @@ pub struct Use {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexKind {
-    /// Of rows of a table: what is outside reads 0.
+    /// An index of a table's rows; outside of the table it reads 0.
     Gather,
-    /// Of the one that is true: `i == index(d)`, as `one_hot` has it. Of what is outside none is.
+    /// The index of the true element in `i == index(d)`, as in `one_hot`; outside of the dim no element is true.
     OneHot,
 }
 
 /// All that a graph uses as an index.
-pub fn uses(body: &Body) -> Vec<Use> {
-    let of = |at, dim, index, kind| Use { at, index, dim: body.dims.name(dim).to_string(), rows: body.dims[dim].logical, kind };
+pub fn uses(body: &Body) -> Vec<IndexUse> {
+    let of = |at, dim, index, kind| IndexUse { at, index, dim: body.dims.name(dim).to_string(), rows: body.dims[dim].logical, kind };
     let found = body.values().filter_map(|at| {
         let args = &body[at].args;
         match body[at].op {
@@ -50,7 +50,7 @@ pub fn uses(body: &Body) -> Vec<Use> {
     found.collect()
 }
 
-/// The dim and the index, if `one` is the same along a dim whose numbers `all` has.
+/// The dim and the index, if `all` is the iota of a dim that `one` lacks.
 fn one_hot(body: &Body, one: Value, all: Value) -> Option<(Dim, Value)> {
     let unexpanded = |mut v: Value| {
         while let Op::Expand = body[v].op {
@@ -68,13 +68,13 @@ fn one_hot(body: &Body, one: Value, all: Value) -> Option<(Dim, Value)> {
 /// Inputs whose numbers are more than indices: they become floats.
 pub fn quantities(graph: &Graph) -> Vec<bool> {
     let body = &graph.body;
-    // Of each value, the inputs whose numbers it has.
+    // `from` holds, per value, the inputs whose values it is computed from.
     let mut from: Vec<Vec<u32>> = vec![vec![]; body.nodes.len()];
     let mut found = vec![false; graph.inputs.len()];
     for v in body.values() {
         let node = &body[v];
         let numbers = match node.op {
-            // Its operand counts, and not where it is read.
+            // A gather's table counts, its index does not.
             Op::Gather { .. } => &node.args[..1],
             _ => &node.args[..],
         };
@@ -86,7 +86,7 @@ pub fn quantities(graph: &Graph) -> Vec<bool> {
         inputs.dedup();
         match node.ty.dtype {
             DType::I32 => from[v.index()] = inputs,
-            // The outcome of a comparison says nothing of how great a number is.
+            // A bool does not keep the size of the compared values.
             DType::Bool => {}
             DType::F32 | DType::Bf16 | DType::F16 => inputs.into_iter().for_each(|k| found[k as usize] = true),
         }
@@ -94,8 +94,7 @@ pub fn quantities(graph: &Graph) -> Vec<bool> {
     found
 }
 
-/// What inputs may not hold though the text chooses another index for it: of each case the element and its
-/// values.
+/// Values that inputs may not hold although the text replaces them: an element and its bounds for each case.
 pub fn unnamed(walk: &Walk, pieces: &[Piece], rows: u64) -> Vec<(Element, Bounds)> {
     let mut found = vec![];
     for piece in pieces {
@@ -119,13 +118,13 @@ pub fn unnamed(walk: &Walk, pieces: &[Piece], rows: u64) -> Vec<(Element, Bounds
     found
 }
 
-/// What is in both.
+/// The intersection of both.
 fn both(a: &[Bounds], b: &[Bounds]) -> Vec<Bounds> {
     a.iter().flat_map(|a| b.iter().filter_map(|b| a.meet(*b))).collect()
 }
 
 /// W0646: an input takes any value by the text, and as an index not all of them are in the table.
-pub fn unchecked(graph: &Graph, used: &Use, input: u32) -> Diagnostic {
+pub fn unchecked(graph: &Graph, used: &IndexUse, input: u32) -> Diagnostic {
     let input = &graph.inputs[input as usize];
     let (dim, most) = (&used.dim, used.rows.saturating_sub(1));
     let d = Diagnostic::warning("W0646", format!("`{}` is `@any`: nothing checks that this index of `{dim}` is within 0 to {most}", input.name));

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// An element of an input, as it gets to some place: the same number is the same element wherever both are defined.
 pub type Element = usize;
 
-/// The most pieces of a value; of what would have more, nothing is known.
+/// The most pieces of a value; a value that would have more is unknown.
 const MOST: usize = 64;
 
 /// Integers from `least` to `most`, both included.
@@ -20,10 +20,10 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Whatever an element of an input can be.
+    /// All values that an element of an input can have.
     pub const I32: Bounds = Bounds::new(i32::MIN as i64, i32::MAX as i64);
     pub const BOOL: Bounds = Bounds::new(0, 1);
-    /// Nothing is known.
+    /// An unknown value.
     pub const ANY: Bounds = Bounds::new(-(1 << 40), 1 << 40);
 
     pub const fn new(least: i64, most: i64) -> Bounds {
@@ -43,14 +43,14 @@ impl Bounds {
         Bounds::new(self.least.min(other.least), self.most.max(other.most))
     }
 
-    /// What is left of disjoint bounds, least first, without these.
+    /// The rest of `from`, disjoint bounds in ascending order, without these bounds.
     pub fn cut(self, from: &[Bounds]) -> Vec<Bounds> {
         let parts =
             |b: &Bounds| [b.meet(Bounds::new(i64::MIN, self.least.saturating_sub(1))), b.meet(Bounds::new(self.most.saturating_add(1), i64::MAX))];
         from.iter().flat_map(parts).flatten().collect()
     }
 
-    /// Each number `times` a factor of at most 2^40, or nothing known if that is far out.
+    /// Each value times a factor of at most 2^40; unknown if the result is too large.
     pub fn times(self, factor: i64) -> Bounds {
         let ends = [self.least.saturating_mul(factor), self.most.saturating_mul(factor)];
         Bounds::new(ends[0].min(ends[1]), ends[0].max(ends[1])).near()
@@ -65,33 +65,33 @@ impl Bounds {
     }
 }
 
-/// What elements hold; those that are not named hold anything.
-pub type When = BTreeMap<Element, Bounds>;
+/// The bounds of elements; elements that are not in the map may have any value.
+pub type ElementBounds = BTreeMap<Element, Bounds>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The case that the piece is about.
-    pub when: When,
+    pub when: ElementBounds,
     /// The value is a factor times an element, and
     pub times: Option<(Element, i64)>,
     /// a number within these.
     pub plus: Bounds,
-    /// Elements of which a comparison decided that it is this piece.
+    /// Elements whose comparison selected this piece.
     pub tested: BTreeSet<Element>,
-    /// Those of them that equal the number of a comparison by `==` or `!=`.
+    /// Those of `tested` that equal the constant of a comparison by `==` or `!=`.
     pub named: BTreeSet<Element>,
 }
 
 impl Piece {
     pub fn number(plus: Bounds) -> Piece {
-        Piece { when: When::new(), times: None, plus, tested: BTreeSet::new(), named: BTreeSet::new() }
+        Piece { when: ElementBounds::new(), times: None, plus, tested: BTreeSet::new(), named: BTreeSet::new() }
     }
 
     pub fn element(x: Element) -> Piece {
         Piece { times: Some((x, 1)), ..Piece::number(Bounds::one(0)) }
     }
 
-    /// All that the value can be.
+    /// The bounds of the value.
     pub fn range(&self) -> Bounds {
         let element = |x: Element| self.when.get(&x).copied().unwrap_or(Bounds::I32);
         self.times.map_or(self.plus, |(x, factor)| element(x).times(factor).plus(self.plus))
@@ -107,7 +107,7 @@ impl Piece {
         Piece { times: None, plus: Bounds::ANY, ..self.clone() }
     }
 
-    fn add(&self, other: &Piece, when: When) -> Piece {
+    fn add(&self, other: &Piece, when: ElementBounds) -> Piece {
         let times = match (self.times, other.times) {
             (t, None) | (None, t) => t,
             (Some((x, f)), Some((y, g))) if x == y => Some((x, f + g)).filter(|t| t.1 != 0),
@@ -116,11 +116,11 @@ impl Piece {
         Piece { when, times, plus: self.plus.plus(other.plus), ..self.clone() }
     }
 
-    /// The sign of the value, -1 to 1, in each of the cases into which it cuts this one.
-    pub fn signs(&self) -> Vec<(When, Bounds)> {
+    /// The cases into which the sign divides this piece, each with the bounds of the sign, -1 to 1.
+    pub fn signs(&self) -> Vec<(ElementBounds, Bounds)> {
         let Bounds { least, most } = self.plus;
         let Some((x, factor)) = self.times else { return vec![(self.when.clone(), Bounds::new(least.signum(), most.signum()))] };
-        // For which elements all that the value can be is below 0, and for which above.
+        // `below` and `above` bound the elements for which the value is certainly negative or positive.
         let size = factor.abs();
         let (below, above) = match factor > 0 {
             true => (Bounds::new(i64::MIN, (-most - 1).div_euclid(size)), Bounds::new((-least).div_euclid(size) + 1, i64::MAX)),
@@ -140,8 +140,8 @@ impl Piece {
     }
 }
 
-/// Both cases at once, if that can be.
-fn meet(a: &When, b: &When) -> Option<When> {
+/// The intersection of both cases, if it is not empty.
+fn meet(a: &ElementBounds, b: &ElementBounds) -> Option<ElementBounds> {
     let mut both = a.clone();
     for (x, bounds) in b {
         let here = both.get(x).copied().unwrap_or(Bounds::I32);
@@ -150,7 +150,7 @@ fn meet(a: &When, b: &When) -> Option<When> {
     Some(both)
 }
 
-/// Without repetition; nothing known if there are too many.
+/// The pieces without repetition; unknown if there are too many.
 pub fn settled(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
     let mut out: Vec<Piece> = vec![];
     for p in pieces {
@@ -165,7 +165,7 @@ pub fn settled(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
 }
 
 /// A function of two values, piece by piece.
-fn each<F: IntoIterator<Item = Piece>>(a: &[Piece], b: &[Piece], f: impl Fn(&Piece, &Piece, When) -> F) -> Vec<Piece> {
+fn each<F: IntoIterator<Item = Piece>>(a: &[Piece], b: &[Piece], f: impl Fn(&Piece, &Piece, ElementBounds) -> F) -> Vec<Piece> {
     let pairs = a.iter().flat_map(|p| b.iter().map(move |q| (p, q)));
     let with = |mut r: Piece, p: &Piece, q: &Piece| {
         r.tested.extend(p.tested.union(&q.tested));
@@ -200,7 +200,7 @@ pub fn mul(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
     })
 }
 
-/// The floored quotient by a number, of what depends on no element.
+/// The floored quotient by a positive constant, for dividends that depend on no element.
 pub fn div(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
     each(a, b, |p, q, when| {
         let by = Some(q.plus.least).filter(|n| *n > 0 && q.plus.most == *n && q.times.is_none() && p.times.is_none());
@@ -221,7 +221,7 @@ pub fn rem(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
     })
 }
 
-/// Which of two values is wanted.
+/// Whether the greater or the lesser of two values is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extreme {
     Max,
@@ -237,13 +237,13 @@ pub fn extreme(a: &[Piece], b: &[Piece], which: Extreme) -> Vec<Piece> {
             };
             return vec![Piece { when, ..Piece::number(plus) }];
         }
-        let one = |of: &Piece, when: &When| Piece { when: when.clone(), ..of.clone() };
+        let one = |of: &Piece, when: &ElementBounds| Piece { when: when.clone(), ..of.clone() };
         let (greater, less) = match which {
             Extreme::Max => (p, q),
             Extreme::Min => (q, p),
         };
         let signs = p.add(&q.scaled(-1), when).signs();
-        let either = |(when, sign): &(When, Bounds)| {
+        let either = |(when, sign): &(ElementBounds, Bounds)| {
             [(sign.most >= 0).then(|| one(greater, when)), (sign.least < 0).then(|| one(less, when))].into_iter().flatten().collect::<Vec<_>>()
         };
         signs.iter().flat_map(either).collect()
@@ -261,11 +261,11 @@ fn holds(op: Compare, sign: i64) -> bool {
     }
 }
 
-/// 1 where it holds, else 0.
+/// 1 where the comparison holds, else 0.
 pub fn compare(a: &[Piece], b: &[Piece], op: Compare) -> Vec<Piece> {
     each(a, b, |p, q, when| {
         let difference = p.add(&q.scaled(-1), when);
-        let truth = |(when, sign): (When, Bounds)| {
+        let truth = |(when, sign): (ElementBounds, Bounds)| {
             let known = (sign.least..=sign.most).map(|s| i64::from(holds(op, s)));
             let (least, most) = known.fold((1, 0), |(least, most), t| (t.min(least), t.max(most)));
             let tested: BTreeSet<Element> = difference.times.map(|(x, _)| x).into_iter().collect();
@@ -284,7 +284,7 @@ pub fn select(condition: &[Piece], yes: &[Piece], no: &[Piece]) -> Vec<Piece> {
     settled(of(yes, &|c| c.plus.most > 0).into_iter().chain(of(no, &|c| c.plus.least < 1)))
 }
 
-/// All that a value can be.
+/// The bounds of a value over all its pieces.
 pub fn hull(a: &[Piece]) -> Bounds {
     a.iter().map(Piece::range).reduce(Bounds::hull).unwrap_or(Bounds::ANY)
 }

@@ -21,7 +21,7 @@ fn said(graph: &Graph) -> String {
     inputs.chain(lines).collect::<Vec<_>>().join("; ")
 }
 
-/// Of each end of what inputs may hold, whether one more is refused.
+/// For each end of the inputs' intervals, whether the verifier refuses one value more.
 fn refused_beyond(graph: &Graph) -> Vec<bool> {
     let takes = indices(graph).takes;
     let mut refused = vec![];
@@ -46,7 +46,7 @@ fn what_leaves_its_table_is_refused_by_the_verifier() {
         let refused = refused_beyond(&graph(&text_of(index), ""));
         assert!(refused.len() >= 2 && refused.iter().all(|r| *r), "{index}: {refused:?}");
     }
-    // What is made of two numbers is warned of.
+    // An index made of two elements gives a warning and no bounds.
     for index in ["x + y", "x * y"] {
         assert_eq!(refused_beyond(&graph(&text_of(index), "")), [], "{index}");
     }
@@ -90,7 +90,7 @@ fn what_an_input_may_hold_follows_from_how_it_becomes_an_index() {
         ("i32(x > 3) * 9", "x: MIN to MAX"),
         ("where(x > 3, index(seq), x)", "x: 0 to 9"),
         ("x - x", "x: MIN to MAX"),
-        // Every other element of what is compared is another one.
+        // The compared element is not the one that becomes the index.
         ("where(slice(x, seq -> half) > 0, slice(x, seq -> half, at: 2), 1)", "x: 0 to 9"),
         ("view(where(x != -100, x, 0), seq -> keys)", "x: -100, 0 to 9"),
         ("where(view(x, seq -> keys) != -100, view(x, seq -> keys), 0)", "x: -100, 0 to 9"),
@@ -123,10 +123,10 @@ fn values_that_a_text_replaces_are_refused_unless_it_names_them_one_by_one() {
         ("where(m and x < 10, x, 0)", "x: 0 to 9"),
         ("where(y > 3 and x < 10, x, 0)", "x: 0 to 9"),
         ("where(view(x, seq -> keys) < 10, view(x, seq -> keys), 0)", "x: 0 to 9"),
-        // What is compared is no index itself.
+        // The compared input is not used as an index.
         ("where(x > 3, 1, 0)", "x: MIN to MAX"),
         ("where(x > 3, y, 0)", "x: MIN to MAX; y: 0 to 9"),
-        // A clamp takes anything by its nature.
+        // A clamp accepts any value by definition.
         ("minimum(maximum(x, 0), 9)", "x: MIN to MAX"),
     ] {
         assert_eq!(of_index(index), want, "{index}");
@@ -142,7 +142,7 @@ fn one_true_of_several_is_an_index() {
         ("", "mean(f32(one_hot(where(x < 10, x, 0), rows)))", "x: 0 to 9"),
         ("", "mean(f32(one_hot(x * x, rows)))", "x: MIN to MAX"),
         (" @any", "mean(f32(one_hot(x, rows)))", "x: MIN to MAX"),
-        // The same positions, of which nothing says that they are numbers of the other's.
+        // Two dims of equal size do not make an index of one an index of the other.
         ("", "mean(f32(same(x, batch, keys)))", "x: MIN to MAX"),
     ] {
         let over = if loss.contains("same") { "seq" } else { "batch" };
@@ -208,7 +208,7 @@ fn indices_of_one_input_are_all_satisfied() {
     assert_eq!(both, found(&[other[0], Interval { least: 9, most: 20 }]));
 }
 
-/// All models of this repository, in all configurations that change what is an input.
+/// Covers all models of this repository, in all configurations that change the inputs.
 #[test]
 fn every_input_that_a_model_indexes_with_is_bounded_by_its_table() {
     let of_class = "label: -100, 0 to ";

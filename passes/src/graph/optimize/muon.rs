@@ -8,7 +8,7 @@ use ir::model::Muon;
 use ir::op::{Op, Unary};
 use std::collections::HashMap;
 
-/// Of the polynomial `a x + b x^3 + c x^5` that each iteration takes of every singular value.
+/// Coefficients of `a x + b x^3 + c x^5`, which each iteration applies to every singular value.
 const QUINTIC: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
 /// Two copies of each dim that products of a matrix and itself need, the same for all parameters.
@@ -56,10 +56,10 @@ pub fn orthogonal(b: &mut Builder, n: Value, matrix: &Matrix, muon: &Muon, copie
     let pairs = |from: &[Dim], to: &[Dim]| from.iter().copied().zip(to.iter().copied()).collect::<Vec<_>>();
     let [a, linear, squared] = ir::fault!("optimize.muon.quintic.order", [QUINTIC[0], QUINTIC[2], QUINTIC[1]], QUINTIC);
     for _ in 0..ir::fault!("optimize.muon.iterations", 1, muon.iterations) {
-        // Where ranks share the momentum out, this gathers it, once: what is read back is whole.
+        // If ranks split the momentum, this renaming gathers it once; `x` is read back whole.
         let other = copies.renamed(b, x, &pairs(short, &first));
         x = copies.renamed(b, other, &pairs(&first, short));
-        // Rows by `short`, columns by `first`.
+        // The rows of `s` are `short`, its columns `first`.
         let s = b.op(Op::dot(long.clone()), &[x, other]);
         let left = copies.renamed(b, s, &pairs(&first, &second));
         let right = copies.renamed(b, s, &pairs(short, &second));

@@ -14,15 +14,15 @@ const FEW: u64 = 1024;
 /// Chunks at most, whatever sizes are: each is nodes of its own.
 const MANY: u64 = 1024;
 
-/// What is computed chunk by chunk.
-pub struct Region {
+/// The nodes that are computed chunk by chunk.
+pub struct LogitsRegion {
     /// In order: products that give logits, all that is computed of these, and what sums over tokens.
     pub nodes: Vec<Value>,
-    /// Of these, what others read.
+    /// Those of `nodes` that others read.
     pub left: BTreeSet<Value>,
-    /// What follows from it in the forward pass.
+    /// The values that depend on it in the forward pass.
     pub behind: BTreeSet<Value>,
-    /// When it runs.
+    /// The chunk in which it runs.
     pub at: Chunk,
     /// The dim that is cut, and into how many parts.
     pub along: Dim,
@@ -30,28 +30,28 @@ pub struct Region {
 }
 
 /// Logits that are to be cut and stay whole.
-pub struct Uncut {
+pub struct CutObstacle {
     pub logits: Value,
-    /// Because of this value.
+    /// The value that prevents the cut.
     pub by: Value,
     pub why: &'static str,
 }
 
 /// The regions of a graph, none of which reads another, and the logits that have none.
-pub fn regions(local: &Local, chunks: Option<u64>) -> (Vec<Region>, Vec<Uncut>) {
+pub fn regions(local: &Local, chunks: Option<u64>) -> (Vec<LogitsRegion>, Vec<CutObstacle>) {
     let body = &local.body;
     let finder = LogitsFinder { local, users: body.users(), roots: roots(local), given: of_parameters(body) };
-    let (mut out, mut uncut): (Vec<Region>, Vec<Uncut>) = (vec![], vec![]);
+    let (mut out, mut uncut): (Vec<LogitsRegion>, Vec<CutObstacle>) = (vec![], vec![]);
     for v in body.values() {
         let region = match finder.region(v, chunks) {
             Ok(Some(region)) => region,
             Ok(None) => continue,
             Err((by, why)) => {
-                uncut.push(Uncut { logits: v, by, why });
+                uncut.push(CutObstacle { logits: v, by, why });
                 continue;
             }
         };
-        let apart = |r: &Region| {
+        let apart = |r: &LogitsRegion| {
             !r.nodes.iter().any(|n| region.nodes.contains(n) || region.behind.contains(n)) && region.nodes.iter().all(|n| !r.behind.contains(n))
         };
         if out.iter().all(apart) {
@@ -72,12 +72,12 @@ fn of_parameters(body: &Body) -> Vec<bool> {
     out
 }
 
-/// What a value is computed by, in dims that are numbered as they come.
-type Computed = (Op, Vec<usize>, Vec<Vec<Dim>>, Vec<(u64, IndexMap)>, DType);
+/// The computation of a value, with dims numbered in the order of appearance.
+type ComputationKey = (Op, Vec<usize>, Vec<Vec<Dim>>, Vec<(u64, IndexMap)>, DType);
 
-/// For each value the first that is computed alike, which is the same.
+/// Per value, the first one with the same computation, which is equal.
 pub fn alike(body: &Body) -> Vec<usize> {
-    let mut known: HashMap<Computed, usize> = HashMap::new();
+    let mut known: HashMap<ComputationKey, usize> = HashMap::new();
     let mut out: Vec<usize> = vec![];
     for v in body.values() {
         let node = &body[v];
@@ -130,7 +130,8 @@ impl LogitsFinder<'_> {
         }
     }
 
-    /// Into how many parts logits are cut, and along which dim of tokens: the outermost that has about as many parts.
+    /// The dim of tokens along which logits are cut, and the number of parts: the outermost dim that has about as
+    /// many.
     fn parts(&self, v: Value, tokens: &[Dim], chunks: Option<u64>) -> Option<(Dim, u64)> {
         let dims = &self.local.body.dims;
         let all = dims.elements(tokens);
@@ -152,13 +153,13 @@ impl LogitsFinder<'_> {
     ///
     /// # Errors
     /// The value that keeps them whole, and why.
-    fn region(&self, v: Value, chunks: Option<u64>) -> Result<Option<Region>, (Value, &'static str)> {
+    fn region(&self, v: Value, chunks: Option<u64>) -> Result<Option<LogitsRegion>, (Value, &'static str)> {
         let (local, body) = (self.local, &self.local.body);
         let Some((tokens, words)) = self.head(v) else { return Ok(None) };
         let Some((along, chunks)) = self.parts(v, &tokens, chunks) else { return Ok(None) };
         let Chunk::Forward(stage) = local.chunks[v.index()] else { return Ok(None) };
         let here = |w: Value| matches!(local.chunks[w.index()], Chunk::Forward(s) | Chunk::Backward(s) | Chunk::Weight(s) if s == stage);
-        // All with tokens and words, and whatever reads it.
+        // `wide` are all values with tokens and words, `nodes` these and their readers.
         let (mut wide, mut open) = (BTreeSet::from([v]), vec![v]);
         let mut nodes = wide.clone();
         while let Some(x) = open.pop() {
@@ -173,7 +174,7 @@ impl LogitsFinder<'_> {
         if nodes.len() == 1 {
             return Ok(None);
         }
-        // What goes on to other products or stages in the forward pass is no head.
+        // A product whose result goes on to other products or stages in the forward pass is no head.
         let goes_on = |w: &Value| {
             let on = matches!(body[*w].op, Op::Dot { .. } | Op::GroupedDot { .. } | Op::Send { .. });
             on && !wide.contains(w) && local.chunks[w.index()] == Chunk::Forward(stage)
@@ -185,13 +186,13 @@ impl LogitsFinder<'_> {
                 return Ok(None);
             }
         }
-        // What lies between such values.
+        // Values between two such nodes belong to the region, too.
         let mut leads = vec![false; body.nodes.len()];
         for w in body.values().rev() {
             leads[w.index()] = self.users[w.index()].iter().any(|(c, _)| nodes.contains(c) || leads[c.index()]);
         }
         nodes.extend(body.values().filter(|w| follows[w.index()] && leads[w.index()]));
-        // What has tokens and words, and only they read, as ones at the labels' places.
+        // Values with tokens and words that only the region reads, such as a one-hot of labels, belong to it, too.
         for w in body.values().rev() {
             let alone = !self.users[w.index()].is_empty() && self.users[w.index()].iter().all(|(c, _)| nodes.contains(c));
             if alone && body[w].ty.has(words) && body[w].ty.has(along) && !body[w].op.is_source() {
@@ -210,16 +211,16 @@ impl LogitsFinder<'_> {
             return Err((*w, "this follows from them, and not in the forward pass of this stage"));
         }
         let left: BTreeSet<Value> = nodes.iter().copied().filter(|w| self.users[w.index()].iter().any(|(c, _)| !nodes.contains(c))).collect();
-        // Nothing wide is read by others, and sums over tokens are by others alone.
+        // Wide values may not be read outside, and sums over tokens may not be read inside.
         let summed = |w: &Value| !body[*w].ty.has(along) && self.users[w.index()].iter().any(|(c, _)| nodes.contains(c));
         if let Some(w) = left.iter().find(|w| wide.contains(w)).or_else(|| nodes.iter().find(|w| summed(w))) {
             return Err((*w, "this is read as a whole"));
         }
         let nodes: Vec<Value> = nodes.into_iter().collect();
-        Ok(Some(Region { nodes, left, behind, at, along, chunks }))
+        Ok(Some(LogitsRegion { nodes, left, behind, at, along, chunks }))
     }
 
-    /// Whether a node's result for some tokens follows from those alone, or is the sum of what they give.
+    /// Whether a node's result for some tokens depends on those alone, or is a sum over them.
     fn cuts(&self, v: Value, along: Dim, nodes: &BTreeSet<Value>) -> bool {
         let node = &self.local.body[v];
         let has = |d: &Dim| *d == along;
@@ -227,8 +228,8 @@ impl LogitsFinder<'_> {
         if self.local.accumulate[v.index()] && !sums {
             return false;
         }
-        // Sums over tokens are those of gradients: what the forward pass sums, as the mean of a router's choices, it
-        // goes on with, and a sum of all elements would be one of sums.
+        // Only gradients may be summed over tokens. The forward pass goes on with its own sums, such as the mean of a
+        // router's choices, and a sum of all elements would become a sum of sums.
         if sums && (node.ty.dims.is_empty() || matches!(self.local.chunks[v.index()], Chunk::Forward(_))) {
             return false;
         }

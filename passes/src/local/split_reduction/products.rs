@@ -15,11 +15,12 @@ use ir::op::{DType, Op, Reduce};
 use ir::options::{Options, SplitK, TpOverlap};
 use ir::tiles::{Generation, ProductSize};
 
-/// Contracted elements of a segment at least: fewer are over before the copies of the first ones are waited for.
+/// The least contracted elements of a segment. With fewer, a segment ends before the copies of its first tiles
+/// arrive.
 const LEAST: u64 = 256;
-/// What a split has to win: rates of tiles are guesses.
+/// The fraction of the unsplit time that a split must stay below, since the rates of tiles are estimates.
 const MARGIN: f64 = 7.0 / 8.0;
-/// The same for tests, whose products are small.
+/// The least contracted elements of a segment in tests, whose products are small.
 const LEAST_INTO: u64 = 2;
 
 /// Into how many segments a value is split, if it is a product for which that pays.
@@ -44,8 +45,8 @@ pub fn segments(local: &Local, v: Value, options: &Options) -> Option<u64> {
     }
 }
 
-/// Whether a value is a part of another one in memory. Of what ranks exchanged, the proof of a program brings a part of
-/// a copy to one form, but not its segments.
+/// Whether a value is a part of another one in memory. The verifier normalizes a part of an exchanged copy, but not
+/// segments of such a part.
 fn is_part(body: &Body, mut v: Value) -> bool {
     while role(body, v) == Role::Alias {
         if matches!(body[v].op, Op::Slice { .. } | Op::Shard { .. }) {
@@ -56,7 +57,7 @@ fn is_part(body: &Body, mut v: Value) -> bool {
     false
 }
 
-/// Nanoseconds of a product in so many segments, with their sum.
+/// Nanoseconds of a product in this many segments, with the sum of their results.
 fn split_time(body: &Body, v: Value, (generation, tf32): (Generation, bool), segments: u64) -> f64 {
     let [a, b] = [0, 1].map(|k| body.dims_of(body[v].args[k]));
     let Op::Dot { over, .. } = &body[v].op else { unreachable!("invariant: it is a product") };
@@ -72,17 +73,17 @@ fn split_time(body: &Body, v: Value, (generation, tf32): (Generation, bool), seg
 
 /// How a product's contracted dims are cut.
 struct ContractionSplit {
-    /// Those that number segments as they are, outermost.
+    /// The outermost dims, each of whose elements is a segment.
     whole: Vec<Dim>,
-    /// The next one, if it is cut: how many parts it has.
+    /// The next dim, if it is cut, and its number of parts.
     parts: Option<(Dim, u64)>,
 }
 
-/// Nothing if the contracted dims have no such outermost part.
+/// The split into so many segments; `None` if the outermost contracted dims cannot be cut that way.
 fn cut(body: &Body, v: Value, mut segments: u64) -> Option<ContractionSplit> {
     let Op::Dot { over, .. } = &body[v].op else { return None };
     let mut whole = vec![];
-    // A dim that only one factor has, or that both keep, is not one of them.
+    // Only contracted dims can number segments, not those of one factor or of a batch.
     for d in body.dims_of(body[v].args[0]).iter().filter(|d| ir::fault!("split_reduction.segments.any", true, over.contains(d))) {
         let size = body.dims.size(*d);
         if segments == 1 {
@@ -97,8 +98,8 @@ fn cut(body: &Body, v: Value, mut segments: u64) -> Option<ContractionSplit> {
     (segments == 1).then_some(ContractionSplit { whole, parts: None })
 }
 
-/// Writes a product in so many segments, all but the last node: that takes the place of `node`, whose operands are
-/// those of `out` already.
+/// Emits a product in this many segments, all but the last node, which is returned to replace `node`. The operands of
+/// `node` are values of `out` already.
 pub fn split(out: &mut Local, local: &Local, v: Value, node: Node, segments: u64) -> Node {
     let ContractionSplit { whole, parts } = cut(&local.body, v, segments).expect("invariant: it was found to have such segments");
     let Op::Dot { over, tf32 } = &node.op else { unreachable!("invariant: it is a product") };

@@ -1,7 +1,7 @@
 //! Writes the graph in which updates are shared out.
 
-use super::Planned;
-use super::find::Shared;
+use super::BucketPlan;
+use super::find::ShardedUpdate;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Origin, Phase, Type, Users, Value};
 use ir::local::{Chunk, Local, LocalUpdate};
@@ -14,12 +14,12 @@ use ir::sharded::Sharding;
 use std::collections::{HashMap, HashSet};
 
 /// A local graph that is written node by node, from another one.
-pub(super) struct Writing<'a> {
+pub(super) struct LocalWriter<'a> {
     pub(super) old: &'a Local,
     pub(super) out: Local,
-    /// For each old value, the one that stands for it.
+    /// Per old value, the new one that replaces it.
     map: Vec<Option<Value>>,
-    /// Buckets and parameters in them, as chunks have read them.
+    /// The nodes by which chunks read buckets and the parameters in them.
     buckets: HashMap<(usize, Chunk), Value>,
     params: HashMap<(u32, Chunk), Value>,
     /// Per bucket: a dim of all its elements.
@@ -27,14 +27,14 @@ pub(super) struct Writing<'a> {
     dtypes: Vec<DType>,
 }
 
-impl<'a> Writing<'a> {
-    fn new(old: &'a Local, planned: &[Planned]) -> Writing<'a> {
+impl<'a> LocalWriter<'a> {
+    fn new(old: &'a Local, planned: &[BucketPlan]) -> LocalWriter<'a> {
         let body = Body { dims: old.body.dims.clone(), nodes: vec![] };
         let buckets = planned.iter().map(|p| p.bucket.clone()).collect();
         let mut out = Local { body, buckets, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], ..old.clone() };
         let all = planned.iter().map(|p| out.body.dims.add(DimInfo::new("bucket", p.bucket.size))).collect();
         let dtypes = planned.iter().map(|p| p.members[0].class.copies.unwrap_or(DType::F32)).collect();
-        Writing { old, out, map: vec![None; old.body.nodes.len()], buckets: HashMap::new(), params: HashMap::new(), all, dtypes }
+        LocalWriter { old, out, map: vec![None; old.body.nodes.len()], buckets: HashMap::new(), params: HashMap::new(), all, dtypes }
     }
 
     pub(super) fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin) -> Value {
@@ -92,7 +92,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Writes a node that reads a parameter of a bucket, if it is one.
-    fn reads(&mut self, v: Value, planned: &[Planned], home: &dyn Fn(u32) -> Option<(usize, u64)>) -> bool {
+    fn reads(&mut self, v: Value, planned: &[BucketPlan], home: &dyn Fn(u32) -> Option<(usize, u64)>) -> bool {
         let body = &self.old.body;
         let (node, slot) = match (&body[v].op, body[v].args.first().map(|a| &body[*a].op)) {
             (Op::Param(slot), _) => (v, *slot),
@@ -101,7 +101,7 @@ impl<'a> Writing<'a> {
         };
         let Some(home) = home(slot) else { return false };
         let copies = planned[home.0].bucket.holds == Holds::Copies;
-        // Where copies are all that is read, the parameter itself is not there, and the cast is.
+        // A bucket of copies holds the cast, not the parameter itself.
         if copies == (node == v) {
             return copies;
         }
@@ -111,39 +111,39 @@ impl<'a> Writing<'a> {
 }
 
 /// The graph with parameters cut out of their buckets.
-pub fn read_from_buckets(local: Local, planned: &[Planned], home: &dyn Fn(u32) -> Option<(usize, u64)>) -> Local {
-    let mut w = Writing::new(&local, planned);
+pub fn read_from_buckets(local: Local, planned: &[BucketPlan], home: &dyn Fn(u32) -> Option<(usize, u64)>) -> Local {
+    let mut w = LocalWriter::new(&local, planned);
     for v in local.body.values() {
         if !w.reads(v, planned, home) {
             w.copy(v);
         }
     }
-    let Writing { mut out, map, .. } = w;
+    let LocalWriter { mut out, map, .. } = w;
     let new = |v: Value| map[v.index()].expect("invariant: every value but parameters is written");
     out.reports.iter_mut().for_each(|r| r.1 = new(r.1));
     out
 }
 
 /// Writes the training graph.
-pub struct Sharing<'a> {
-    pub(super) w: Writing<'a>,
-    pub(super) planned: &'a [Planned],
+pub struct UpdateSharder<'a> {
+    pub(super) w: LocalWriter<'a>,
+    pub(super) planned: &'a [BucketPlan],
     homes: &'a HashMap<u32, (usize, u64)>,
     zero: Zero,
     /// Per bucket: a dim of a rank's part, with its place.
     pub(super) parts: Vec<Dim>,
     /// Per bucket: this rank's part of the gradient.
     gradients: Vec<Option<Value>>,
-    /// By the last of a bucket's values that is computed: when all of them are.
+    /// The buckets that are complete after a value, the last of theirs to be computed.
     complete: HashMap<Value, Vec<usize>>,
 }
 
-impl<'a> Sharing<'a> {
-    pub fn new(old: &'a Local, planned: &'a [Planned], homes: &'a HashMap<u32, (usize, u64)>, zero: Zero) -> Sharing<'a> {
-        let mut w = Writing::new(old, planned);
-        let part = |p: &Planned| DimInfo { index: p.part.clone(), global: p.bucket.size, ..DimInfo::new("part", p.part.len()) };
+impl<'a> UpdateSharder<'a> {
+    pub fn new(old: &'a Local, planned: &'a [BucketPlan], homes: &'a HashMap<u32, (usize, u64)>, zero: Zero) -> UpdateSharder<'a> {
+        let mut w = LocalWriter::new(old, planned);
+        let part = |p: &BucketPlan| DimInfo { index: p.part.clone(), global: p.bucket.size, ..DimInfo::new("part", p.part.len()) };
         let parts = planned.iter().map(|p| w.out.body.dims.add(part(p))).collect();
-        Sharing { w, planned, homes, zero, parts, gradients: vec![None; planned.len()], complete: HashMap::new() }
+        UpdateSharder { w, planned, homes, zero, parts, gradients: vec![None; planned.len()], complete: HashMap::new() }
     }
 
     /// Whether a bucket's gradient is completed in every microbatch.
@@ -154,12 +154,12 @@ impl<'a> Sharing<'a> {
     pub fn run(mut self) -> Local {
         let old = self.w.old;
         for (k, p) in self.planned.iter().enumerate() {
-            let when = |m: &Shared| if self.per_microbatch(k) { m.term } else { m.stages.unwrap_or(m.gradient) };
+            let when = |m: &ShardedUpdate| if self.per_microbatch(k) { m.term } else { m.stages.unwrap_or(m.gradient) };
             let last = p.members.iter().map(when).max().expect("invariant: a bucket has members");
             self.complete.entry(last).or_default().push(k);
         }
         let needed = self.needed();
-        // Sums of squares, and the buckets that add to them; sums over stages, and whose.
+        // `sums` maps sums of squares to the buckets that add to them, `met` sums over stages to their bucket.
         let mut sums: HashMap<Value, Vec<usize>> = HashMap::new();
         let mut met: HashMap<Value, usize> = HashMap::new();
         for (k, p) in self.planned.iter().enumerate() {
@@ -204,7 +204,7 @@ impl<'a> Sharing<'a> {
         out
     }
 
-    /// What of the old graph is still there.
+    /// The nodes of the old graph that stay.
     fn needed(&self) -> HashSet<Value> {
         let (old, body) = (self.w.old, &self.w.old.body);
         let members = || self.planned.iter().flat_map(|p| &p.members);
@@ -213,7 +213,7 @@ impl<'a> Sharing<'a> {
         let mut stack: Vec<Value> = old.reports.iter().map(|r| r.1).collect();
         stack.extend(old.updates.iter().filter(|u| !self.homes.contains_key(&u.slot)).flat_map(|u| u.states.iter().chain([&u.new])));
         stack.extend(members().map(|m| m.term));
-        // Scalars that updates use.
+        // The scalars that updates use stay in the graph.
         let own: HashSet<Value> = members().flat_map(|m| m.own.iter().copied()).collect();
         let mut seen: HashSet<Value> = HashSet::new();
         let mut steps: Vec<Value> = members().flat_map(|m| m.states.iter().copied().chain([m.new]).chain(m.added())).collect();
@@ -226,7 +226,7 @@ impl<'a> Sharing<'a> {
                 false => steps.extend(&body[v].args),
             }
         }
-        // Both ends of what stages exchange are there, whoever uses it, and so is what stops a step.
+        // Exchanges between stages stay even without a user, as both ends are needed, and so do limits.
         let met: HashSet<Value> = members().filter_map(|m| m.stages).collect();
         stack.extend(body.values().filter(|v| match &body[*v].op {
             Op::Send { .. } | Op::Recv { .. } | Op::Limit { .. } => true,
@@ -242,17 +242,18 @@ impl<'a> Sharing<'a> {
         needed
     }
 
-    /// A node of the old graph once more, with all that it follows from, in another chunk.
+    /// Emits a node of the old graph again, with all nodes that it depends on, in another chunk.
     fn again(&mut self, v: Value, chunk: Chunk) -> Value {
         let node = &self.w.old.body[v];
         let args = node.args.iter().map(|a| self.again(*a, chunk)).collect();
         self.w.push(node.op.clone(), args, node.ty.clone(), chunk, &node.origin)
     }
 
-    /// Completes the gradient of a bucket: terms to their places, zeros between them, each rank the sum of its part.
+    /// Completes the gradient of a bucket: concatenates terms, with zeros between them, and reduce-scatters the
+    /// result.
     fn reduce(&mut self, k: usize) {
         let planned = self.planned;
-        let Planned { bucket, members, part, owners, .. } = &planned[k];
+        let BucketPlan { bucket, members, part, owners, .. } = &planned[k];
         let (body, class) = (&self.w.old.body, &members[0].class);
         let chunk = if self.per_microbatch(k) { class.chunk } else { Chunk::Reduce };
         let origin = body[members[0].gradient].origin.clone();
@@ -292,7 +293,7 @@ impl<'a> Sharing<'a> {
         let why = below(body, &members[0]).into_iter().find_map(|v| self.w.old.reasons[v.index()].as_ref().filter(|_| Some(v) != members[0].stages));
         let why = why.map(|w| w.and(&format!("; {} in one bucket", members.len())));
         self.w.out.reasons[x.index()].clone_from(&why);
-        // Ranks beside the owners of matrices have terms too.
+        // Ranks that are no owners of matrices have terms too.
         let others: Vec<SubAxis> = class.subs.iter().copied().filter(|u| !owners.contains(u)).collect();
         if !others.is_empty() {
             let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: others, stages: None, part: None };
@@ -302,12 +303,12 @@ impl<'a> Sharing<'a> {
         self.gradients[k] = Some(x);
     }
 
-    /// Appends zeros to what a bucket is made of.
+    /// Appends zeros to the pieces of a bucket.
     fn zeros(&mut self, k: usize, count: u64, dims: &mut Vec<Dim>, args: &mut Vec<Value>) {
         if count == 0 {
             return;
         }
-        // They are summed up as terms are, so that one chunk makes all of the bucket.
+        // Zeros are accumulated as terms are, so that one chunk writes the whole bucket.
         let class = &self.planned[k].members[0].class;
         let origin = self.w.old.body[self.planned[k].members[0].term].origin.clone();
         let d = self.w.dim("padding", count);
@@ -318,7 +319,7 @@ impl<'a> Sharing<'a> {
         args.push(zeros);
     }
 
-    /// Adds what other stages have of the gradient.
+    /// Adds the terms of the gradient on other stages.
     fn sum_stages(&mut self, k: usize, v: Value) {
         let node = &self.w.old.body[v];
         let x = self.gradient(k);
@@ -340,7 +341,7 @@ impl<'a> Sharing<'a> {
         if v == first.gradient {
             return self.gradient(k);
         }
-        // Scalars are what all ranks have, an update's own sum of squares too, which is made of a rank's part just once.
+        // Scalars are the same on all ranks. An update's own sum of squares is computed from a rank's part only once.
         if node.ty.dims.is_empty() && (Some(v) != first.square || chunk == Chunk::Update) {
             return self.w.new_value(v);
         }
@@ -366,7 +367,7 @@ impl<'a> Sharing<'a> {
         w
     }
 
-    /// This rank's part of what a bucket holds of a parameter or state of its first member.
+    /// This rank's part of the bucket that holds a parameter or state of the first member.
     pub(super) fn old(&mut self, k: usize, v: Value, chunk: Chunk) -> Value {
         let node = &self.w.old.body[v];
         let (own, slot, copies) = (self.parts[k], (self.w.old.params.len() + k) as u32, self.planned[k].bucket.holds == Holds::Copies);
@@ -384,7 +385,7 @@ impl<'a> Sharing<'a> {
         self.w.push(op, vec![], ty, chunk, &node.origin)
     }
 
-    /// The sum of squares of buckets whose ranks are the same, and whose squares are added to others in the same way.
+    /// The sum of squares of buckets that have the same owners and are added to other squares in the same way.
     fn squares(&mut self, buckets: &[usize]) -> Value {
         let planned = self.planned;
         let first = &planned[buckets[0]].members[0];
@@ -428,7 +429,7 @@ impl<'a> Sharing<'a> {
             self.w.map[v.index()] = Some(self.squares(buckets));
             return;
         }
-        let gone: HashSet<Value> = buckets.iter().flat_map(|k| &planned[*k].members).filter_map(Shared::added).collect();
+        let gone: HashSet<Value> = buckets.iter().flat_map(|k| &planned[*k].members).filter_map(ShardedUpdate::added).collect();
         let mut args: Vec<Value> = body[v].args.iter().filter(|a| !gone.contains(a)).map(|a| self.w.new_value(*a)).collect();
         for group in groups {
             args.push(self.squares(&group));
@@ -439,12 +440,12 @@ impl<'a> Sharing<'a> {
         self.w.map[v.index()] = Some(w);
     }
 
-    /// Buckets by when the forward pass first reads one of their parameters: in this order they are renewed and gathered, and the next step begins when the
-    /// first ones are there.
+    /// Buckets in the order in which the forward pass first reads one of their parameters. They are updated and
+    /// gathered in this order, so that the next step can begin when the first ones are there.
     fn order_of_use(&self) -> Vec<usize> {
         let old = self.w.old;
         let users = old.body.users();
-        // Copies in 16 bits are made before the forward pass.
+        // 16-bit copies are made before the forward pass, so their own users count.
         fn first(old: &Local, users: &Users, v: Value) -> Option<Value> {
             let of = |u: Value| match old.chunks[u.index()] {
                 Chunk::Prologue | Chunk::PrologueReduce => first(old, users, u),
@@ -468,7 +469,7 @@ impl<'a> Sharing<'a> {
     /// The new values of a rank's part, and of all parameters from all ranks.
     fn update(&mut self, k: usize) {
         let planned = self.planned;
-        let Planned { bucket, members, part, owners, distance } = &planned[k];
+        let BucketPlan { bucket, members, part, owners, distance } = &planned[k];
         let (first, chunk) = (&members[0], Chunk::Update);
         let (mut new, mut states) = match distance {
             Some(distance) => self.whole(k, *distance),
@@ -495,7 +496,7 @@ impl<'a> Sharing<'a> {
 }
 
 /// The masks and sums between a gradient and its term.
-fn below(body: &Body, m: &Shared) -> Vec<Value> {
+fn below(body: &Body, m: &ShardedUpdate) -> Vec<Value> {
     let mut out = vec![];
     let mut v = m.gradient;
     while v != m.term {

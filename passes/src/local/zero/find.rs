@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A parameter whose gradient is summed over ranks that each compute the same new value from it.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct ShardedUpdate {
     pub slot: u32,
-    /// Its storage order.
+    /// The parameter's dims in storage order.
     pub dims: Vec<Dim>,
     /// This rank's term of the gradient.
     pub term: Value,
-    /// Of the gradient, where padding is masked: `select(mask, gradient, 0)`, innermost first.
+    /// The masks of the gradient's padding, `select(mask, gradient, 0)`, innermost first.
     pub masks: Vec<Value>,
     /// The whole gradient, masked.
     pub gradient: Value,
@@ -23,29 +23,29 @@ pub struct Shared {
     pub stages: Option<Value>,
     /// The sum of its squares, a scalar; of several pipeline stages that have the parameter, one counts it.
     pub square: Option<Value>,
-    /// Where that is added to others', and the mask in between, if there is one.
+    /// The node that adds `square` to others, and the mask in between, if there is one.
     pub sum: Option<(Value, Option<Value>)>,
     pub new: Value,
     pub states: Vec<Value>,
-    /// What its update makes of the gradient and the old values, these included.
+    /// The values that its update computes from the gradient and the old values, these included.
     pub own: HashSet<Value>,
-    pub class: Class,
+    pub class: BucketClass,
 }
 
-/// What one element of a new value follows from.
+/// The elements that one element of a new value depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Takes {
-    /// The elements at its place: so any part of a parameter can be updated by itself.
+pub enum UpdateGranularity {
+    /// Only elements with the same index, so any part of a parameter can be updated by itself.
     Elements,
     /// The whole parameter, as where a matrix is multiplied by itself.
     Whole,
 }
 
-/// What parameters of a bucket have in common.
+/// The properties that the parameters of a bucket have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Class {
-    pub takes: Takes,
-    /// When its term is known.
+pub struct BucketClass {
+    pub takes: UpdateGranularity,
+    /// The chunk in which its term is known.
     pub chunk: Chunk,
     /// Ranks with a term of the gradient and a copy of the parameter.
     pub subs: Vec<SubAxis>,
@@ -53,35 +53,35 @@ pub struct Class {
     pub copies: Option<DType>,
     /// Whether the term is one of several microbatches.
     pub accumulates: bool,
-    /// Where squares are added up: the sum and the mask's condition.
+    /// The sum of squares, and the mask's condition.
     sum: Option<(Value, Option<String>)>,
-    /// The slot of one that is alone in its bucket, so that stages which have terms of it agree on its place.
+    /// The slot of a parameter that has its own bucket, so that stages with terms of it agree on its position.
     alone: Option<u32>,
-    /// How new values follow from the gradient and the old values.
+    /// The expression of new values from the gradient and the old values.
     update: String,
 }
 
-impl Shared {
-    /// What of its squares is added to others'.
+impl ShardedUpdate {
+    /// The value of its squares that is added to others'.
     pub fn added(&self) -> Option<Value> {
         self.sum.and_then(|s| s.1).or(self.square)
     }
 }
 
-impl Class {
-    /// The same with terms that are known in another chunk.
-    pub fn at(&self, chunk: Chunk) -> Class {
-        Class { chunk, ..self.clone() }
+impl BucketClass {
+    /// The same class with terms that are known in another chunk.
+    pub fn at(&self, chunk: Chunk) -> BucketClass {
+        BucketClass { chunk, ..self.clone() }
     }
 
-    /// What buckets have in common whose squares are one term.
+    /// The key of buckets whose squares form one term.
     pub fn adds(&self) -> impl PartialEq {
         (self.subs.clone(), self.sum.clone())
     }
 }
 
-/// What the nodes of the graph are to updates.
-struct Finding<'a> {
+/// Finds the updates of a graph that can be sharded.
+struct UpdateFinder<'a> {
     local: &'a Local,
     users: Users,
     /// Scalars that are computed alike have one number.
@@ -90,7 +90,7 @@ struct Finding<'a> {
 }
 
 /// The parameters that can be shared out, in the order in which their gradients' terms are known. `copied` tells the type of copies.
-pub fn find(local: &Local, copied: &dyn Fn(u32) -> Option<DType>) -> Vec<Shared> {
+pub fn find(local: &Local, copied: &dyn Fn(u32) -> Option<DType>) -> Vec<ShardedUpdate> {
     let body = &local.body;
     let mut old = HashMap::new();
     for v in body.values() {
@@ -98,8 +98,8 @@ pub fn find(local: &Local, copied: &dyn Fn(u32) -> Option<DType>) -> Vec<Shared>
             old.entry(slot).or_insert_with(|| body.dims_of(v).to_vec());
         }
     }
-    let f = Finding { local, users: body.users(), numbers: numbers(body), old };
-    let mut out: Vec<Shared> = local.updates.iter().enumerate().filter_map(|(k, _)| f.shared(k, copied)).collect();
+    let f = UpdateFinder { local, users: body.users(), numbers: numbers(body), old };
+    let mut out: Vec<ShardedUpdate> = local.updates.iter().enumerate().filter_map(|(k, _)| f.shared(k, copied)).collect();
     out.sort_by_key(|s| s.term);
     out
 }
@@ -122,8 +122,8 @@ fn numbers(body: &Body) -> HashMap<Value, usize> {
     out
 }
 
-impl Finding<'_> {
-    fn shared(&self, update: usize, copied: &dyn Fn(u32) -> Option<DType>) -> Option<Shared> {
+impl UpdateFinder<'_> {
+    fn shared(&self, update: usize, copied: &dyn Fn(u32) -> Option<DType>) -> Option<ShardedUpdate> {
         let body = &self.local.body;
         let u = &self.local.updates[update];
         let dims = self.old.get(&u.slot)?.clone();
@@ -133,11 +133,11 @@ impl Finding<'_> {
         let roots: Vec<Value> = u.states.iter().chain([&u.new]).copied().collect();
         let mut gradient = None;
         let (takes, own) = match self.steps(&roots, u.slot, &dims, &mut gradient) {
-            Some(own) => (Takes::Elements, own),
-            None => (Takes::Whole, self.whole(&roots, u.slot, &dims, &mut gradient)?),
+            Some(own) => (UpdateGranularity::Elements, own),
+            None => (UpdateGranularity::Whole, self.whole(&roots, u.slot, &dims, &mut gradient)?),
         };
         let gradient = gradient?;
-        // Below the masks: the sum over ranks, and over stages.
+        // Below the masks are the sum over ranks and the sum over stages.
         let (mut masks, mut subs, mut stages) = (vec![], vec![], None);
         let mut v = gradient;
         let term = loop {
@@ -162,10 +162,10 @@ impl Finding<'_> {
         if subs.is_empty() || !same_dims || !known || body[term].ty.dtype != DType::F32 {
             return None;
         }
-        // Stages that add to one gradient would have to agree on its place, and what exchanges with the ranks that
-        // share it out is done by none of them alone.
+        // For a whole parameter, stages that add to the gradient would have to agree on its owner, and the owner
+        // alone could not run an exchange over the sharding ranks.
         let meets = |v: &Value| matches!(&body[*v].op, Op::Collective { subs: over, .. } if over.iter().any(|u| subs.contains(u)));
-        if takes == Takes::Whole && (stages.is_some() || own.iter().any(meets)) {
+        if takes == UpdateGranularity::Whole && (stages.is_some() || own.iter().any(meets)) {
             return None;
         }
         let square = self.square(gradient, &own, &dims)?;
@@ -177,9 +177,9 @@ impl Finding<'_> {
             }
         }
         let sum = square.and_then(|s| self.sum(s));
-        let updated = Updated { gradient, own: &own, takes };
+        let updated = UpdateFacts { gradient, own: &own, takes };
         let key = sum.map(|(sum, mask)| (sum, mask.map(|m| self.text(&[body[m].args[0], body[m].args[2]], &updated))));
-        let class = Class {
+        let class = BucketClass {
             takes,
             chunk: self.local.chunks[term.index()],
             subs,
@@ -189,7 +189,7 @@ impl Finding<'_> {
             sum: ir::fault!("zero.class.norm", None, key),
             update: ir::fault!("zero.class.update", String::new(), self.text(&roots.iter().copied().chain(square).collect::<Vec<_>>(), &updated)),
         };
-        Some(Shared { slot: u.slot, dims, term, masks, gradient, stages, square, sum, new: u.new, states: u.states.clone(), own, class })
+        Some(ShardedUpdate { slot: u.slot, dims, term, masks, gradient, stages, square, sum, new: u.new, states: u.states.clone(), own, class })
     }
 
     /// The values of an update that are computed element by element, down to the old values, scalars, and the one value that `gradient`
@@ -265,11 +265,11 @@ impl Finding<'_> {
         Some(own)
     }
 
-    /// Whether a value is another one, zero where indices say so.
+    /// Whether a value is another one masked by an index.
     fn masks(&self, v: Value) -> bool {
         let body = &self.local.body;
         let node = &body[v];
-        // Of a dim that ranks split, each has its part of the mask.
+        // For a dim that ranks split, each rank has its shard of the mask.
         let whole = |c: Value| if let Op::Shard { .. } = body[c].op { body[c].args[0] } else { c };
         let of_index = |c: Value| body[c].op == Op::Compare(Compare::Lt) && matches!(body[body[c].args[0]].op, Op::Iota(_));
         node.op == Op::Select && of_index(whole(node.args[0])) && body[node.args[2]].op == Op::Const(Real(0.0))
@@ -298,14 +298,14 @@ impl Finding<'_> {
         Some(found)
     }
 
-    /// Where a scalar is added to others, and the select in between.
+    /// The node that adds a scalar to others, and the select in between.
     fn sum(&self, square: Value) -> Option<(Value, Option<Value>)> {
         let body = &self.local.body;
         let only = |v: Value| match &self.users[v.index()] {
             [(user, slot)] => Some((*user, *slot)),
             _ => None,
         };
-        // A scalar: an update of elements may add it to something too.
+        // Only sums of scalars count, since an update of elements may use the scalar in a sum, too.
         let adds = |v: Value| body[v].op == Op::Add && body[v].ty.dims.is_empty();
         let (user, slot) = only(square)?;
         match &body[user].op {
@@ -318,10 +318,10 @@ impl Finding<'_> {
         }
     }
 
-    /// How values follow from the gradient, the old values and scalars, as a text: equal for parameters of any dims,
-    /// or, of those that are taken whole, of dims that are alike.
-    fn text(&self, roots: &[Value], updated: &Updated) -> String {
-        let mut text = Text { finding: self, updated, numbers: BTreeMap::new(), dims: vec![], out: String::new() };
+    /// The expression of values from the gradient, the old values and scalars, as a text. Texts are comparable for
+    /// parameters of any dims or, for whole ones, of like dims.
+    fn text(&self, roots: &[Value], updated: &UpdateFacts) -> String {
+        let mut text = ExpressionWriter { finding: self, updated, numbers: BTreeMap::new(), dims: vec![], out: String::new() };
         for v in roots {
             let name = text.visit(*v);
             text.out.push_str(&format!("{name}. "));
@@ -330,29 +330,29 @@ impl Finding<'_> {
     }
 }
 
-/// What is known of an update that is written as a text.
-struct Updated<'a> {
+/// The facts of an update that is written as a text.
+struct UpdateFacts<'a> {
     gradient: Value,
     own: &'a HashSet<Value>,
-    takes: Takes,
+    takes: UpdateGranularity,
 }
 
-struct Text<'a> {
-    finding: &'a Finding<'a>,
-    updated: &'a Updated<'a>,
+struct ExpressionWriter<'a> {
+    finding: &'a UpdateFinder<'a>,
+    updated: &'a UpdateFacts<'a>,
     numbers: BTreeMap<Value, usize>,
-    /// In the order in which they are met.
+    /// Dims in the order in which they appear.
     dims: Vec<Dim>,
     out: String,
 }
 
-impl Text<'_> {
+impl ExpressionWriter<'_> {
     fn visit(&mut self, v: Value) -> String {
         let node = &self.finding.local.body[v];
         if v == self.updated.gradient {
             return match self.updated.takes {
-                Takes::Elements => "g".into(),
-                Takes::Whole => format!("g {}", self.named(&node.ty.dims)),
+                UpdateGranularity::Elements => "g".into(),
+                UpdateGranularity::Whole => format!("g {}", self.named(&node.ty.dims)),
             };
         }
         let of_all = |_: &&usize| !matches!(node.op, Op::Reduce { .. }) && !self.updated.own.contains(&v);
@@ -366,23 +366,23 @@ impl Text<'_> {
         let op = match (&node.op, self.updated.takes) {
             (Op::Param(_), _) => "param".to_string(),
             (Op::State(_, k), _) => format!("state {k}"),
-            (Op::Reduce { .. }, Takes::Elements) => "sum".to_string(),
-            (op, Takes::Elements) => format!("{op:?}"),
-            (op, Takes::Whole) => {
+            (Op::Reduce { .. }, UpdateGranularity::Elements) => "sum".to_string(),
+            (op, UpdateGranularity::Elements) => format!("{op:?}"),
+            (op, UpdateGranularity::Whole) => {
                 let op = op.map_dims(&mut |d| Dim(self.number(d) as u32));
                 format!("{op:?}")
             }
         };
         let dims = match self.updated.takes {
-            Takes::Elements => String::new(),
-            Takes::Whole => self.named(&node.ty.dims),
+            UpdateGranularity::Elements => String::new(),
+            UpdateGranularity::Whole => self.named(&node.ty.dims),
         };
         self.numbers.insert(v, self.numbers.len());
         self.out.push_str(&format!("{op} {} {}{dims}; ", node.ty.dtype.name(), args.join(" ")));
         format!("%{}", self.numbers.len() - 1)
     }
 
-    /// The number of a dim. What it is, is written where it is met first.
+    /// The number of a dim, whose size and index are written at its first appearance.
     fn number(&mut self, d: Dim) -> usize {
         if let Some(n) = self.dims.iter().position(|e| *e == d) {
             return n;

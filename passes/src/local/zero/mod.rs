@@ -26,8 +26,8 @@ mod emit;
 mod find;
 mod whole;
 
-use emit::Sharing;
-use find::{Class, Shared, Takes, find};
+use emit::UpdateSharder;
+use find::{BucketClass, ShardedUpdate, UpdateGranularity, find};
 use ir::dim::{Base, IndexMap};
 use ir::local::{Chunk, Local};
 use ir::mesh::{Mesh, SubAxis};
@@ -42,8 +42,8 @@ const ALIGN: u64 = 64;
 /// A bucket's end is a multiple of this and of the number of its ranks.
 const END: u64 = 128;
 
-/// Of places for whole parameters, one in so many may be empty: each is a parameter and a gradient of zeros on all
-/// ranks.
+/// At most one slot in `EMPTY` for whole parameters may be empty, since it costs a parameter and a gradient of zeros
+/// on all ranks.
 const EMPTY: u64 = 4;
 
 /// Shares out the updates of training graphs; each with the graph of evaluation of the same stages, which finds its parameters in the buckets. A bucket is
@@ -52,15 +52,16 @@ pub fn share_out(stages: Vec<(Local, Local)>, options: &Options, size: u64) -> V
     if options.zero == Zero::None {
         return stages;
     }
-    let mut found: Vec<Vec<Shared>> = stages.iter().map(|(training, evaluation)| updates(training, evaluation)).collect();
-    // Stages that sum a gradient together agree on whether, and among whom, they share it out. One that adds to it may not have the parameter.
+    let mut found: Vec<Vec<ShardedUpdate>> = stages.iter().map(|(training, evaluation)| updates(training, evaluation)).collect();
+    // Stages that sum a gradient together must agree on whether, and among which ranks, they shard it. A stage that
+    // adds to it may lack the parameter.
     loop {
-        let own = |((training, _), shared): (&(Local, Local), &Vec<Shared>)| -> Vec<((u64, u32), Vec<SubAxis>)> {
+        let own = |((training, _), shared): (&(Local, Local), &Vec<ShardedUpdate>)| -> Vec<((u64, u32), Vec<SubAxis>)> {
             let stages = training.stages.iter().map(|(stage, params)| (*stage, params));
             stages.flat_map(|(stage, params)| shared.iter().map(move |s| ((stage, params[s.slot as usize]), s.class.subs.clone()))).collect()
         };
         let share: HashMap<(u64, u32), Vec<SubAxis>> = stages.iter().zip(&found).flat_map(own).collect();
-        let count = |found: &[Vec<Shared>]| found.iter().map(Vec::len).sum::<usize>();
+        let count = |found: &[Vec<ShardedUpdate>]| found.iter().map(Vec::len).sum::<usize>();
         let before = count(&found);
         for ((training, _), shared) in stages.iter().zip(&mut found) {
             shared.retain(|s| {
@@ -84,7 +85,7 @@ pub fn slots(training: &Local, evaluation: &Local) -> Vec<Option<usize>> {
 }
 
 /// The updates of a training graph that can be shared out.
-fn updates(training: &Local, evaluation: &Local) -> Vec<Shared> {
+fn updates(training: &Local, evaluation: &Local) -> Vec<ShardedUpdate> {
     let copies = copies(training, evaluation);
     find(training, &|slot| copies.get(&slot).copied())
 }
@@ -100,27 +101,27 @@ pub fn copies(training: &Local, evaluation: &Local) -> HashMap<u32, DType> {
     own.into_iter().filter_map(agreed).collect()
 }
 
-fn share(training: Local, evaluation: Local, updates: Vec<Shared>, options: &Options, size: u64) -> (Local, Local) {
+fn share(training: Local, evaluation: Local, updates: Vec<ShardedUpdate>, options: &Options, size: u64) -> (Local, Local) {
     let zero = options.zero;
     let replicas = training.mesh.replicas(options.replicas).unwrap_or_default();
     let slot_of = slots(&training, &evaluation);
-    let mut classes: Vec<Vec<Shared>> = vec![];
-    // What is scattered once a step is scattered together, whichever virtual stage made its terms.
-    let alike = |a: &Class, b: &Class| a == b || zero == Zero::States && a.takes == Takes::Whole && *a == b.at(a.chunk);
+    let mut classes: Vec<Vec<ShardedUpdate>> = vec![];
+    // Gradients that are scattered once per step share buckets, whichever virtual stage computed their terms.
+    let alike = |a: &BucketClass, b: &BucketClass| a == b || zero == Zero::States && a.takes == UpdateGranularity::Whole && *a == b.at(a.chunk);
     for shared in updates {
         match classes.iter_mut().find(|c| alike(&c[0].class, &shared.class)) {
             Some(class) => class.push(shared),
             None => classes.push(vec![shared]),
         }
     }
-    let mut buckets: Vec<Planned> = vec![];
+    let mut buckets: Vec<BucketPlan> = vec![];
     for class in classes {
         let within: Vec<SubAxis> = class[0].class.subs.iter().copied().filter(|u| !replicas.contains(u)).collect();
         let owners = match class[0].class.takes {
-            Takes::Elements => within,
-            Takes::Whole => owners(&training.mesh, &within, class.len() as u64),
+            UpdateGranularity::Elements => within,
+            UpdateGranularity::Whole => owners(&training.mesh, &within, class.len() as u64),
         };
-        // What nobody shares out is updated as it is.
+        // Without owners the parameters are updated unsharded.
         if !owners.is_empty() {
             buckets.extend(fill(&training, class, &owners, size).into_iter().map(|members| plan(&training, members, owners.clone())));
         }
@@ -129,23 +130,23 @@ fn share(training: Local, evaluation: Local, updates: Vec<Shared>, options: &Opt
         buckets.iter().enumerate().flat_map(|(k, b)| b.bucket.pieces.iter().map(move |p| (p.slot, (k, p.at)))).collect();
     let at_evaluation = |slot: u32| homes.get(&(slot_of[ir::fault!("zero.evaluation.slot", 0, slot as usize)]? as u32)).copied();
     let evaluation = emit::read_from_buckets(evaluation, &buckets, &at_evaluation);
-    (Sharing::new(&training, &buckets, &homes, zero).run(), evaluation)
+    (UpdateSharder::new(&training, &buckets, &homes, zero).run(), evaluation)
 }
 
 /// A bucket with what lies in it.
-struct Planned {
+struct BucketPlan {
     bucket: Bucket,
-    members: Vec<Shared>,
-    /// The elements of a rank, of all.
+    members: Vec<ShardedUpdate>,
+    /// The elements of a rank among those of the bucket.
     part: IndexMap,
     /// The ranks that have parts, of those that have a term of the gradient.
     owners: Vec<SubAxis>,
-    /// From one member to the next, where they are taken whole.
+    /// Elements from one member to the next, if members are owned whole.
     distance: Option<u64>,
 }
 
-/// Which sub-axes share out so many whole parameters: those of most ranks that leave few places empty, the innermost
-/// of them. None for one parameter.
+/// The sub-axes over which so many whole parameters are sharded: those with the most ranks that leave few slots
+/// empty, the innermost of them. Empty for one parameter.
 fn owners(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Vec<SubAxis> {
     let ranks = |subs: &[SubAxis]| subs.iter().map(|u| mesh[*u].size).product::<u64>();
     let (mut best, mut most) = (vec![], 1);
@@ -159,7 +160,7 @@ fn owners(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Vec<SubAxis> {
     best
 }
 
-/// Of parameters that nothing reads but casts to one 16-bit type, that type.
+/// Per parameter, the 16-bit type if all readers are casts to it, else `None`.
 fn read_as(local: &Local) -> HashMap<u32, Option<DType>> {
     let body = &local.body;
     let mut out: HashMap<u32, Option<DType>> = HashMap::new();
@@ -179,13 +180,13 @@ fn read_as(local: &Local) -> HashMap<u32, Option<DType>> {
     out
 }
 
-/// Cuts the members of a class into buckets; whole ones as many at a time as there are owners.
-fn fill(local: &Local, class: Vec<Shared>, owners: &[SubAxis], size: u64) -> Vec<Vec<Shared>> {
+/// Divides the members of a class into buckets; for whole parameters, in multiples of the number of owners.
+fn fill(local: &Local, class: Vec<ShardedUpdate>, owners: &[SubAxis], size: u64) -> Vec<Vec<ShardedUpdate>> {
     let at_once = match class[0].class.takes {
-        Takes::Elements => 1,
-        Takes::Whole => ranks(local, owners) as usize,
+        UpdateGranularity::Elements => 1,
+        UpdateGranularity::Whole => ranks(local, owners) as usize,
     };
-    let (mut out, mut elements): (Vec<Vec<Shared>>, u64) = (vec![vec![]], 0);
+    let (mut out, mut elements): (Vec<Vec<ShardedUpdate>>, u64) = (vec![vec![]], 0);
     for shared in class {
         let last = out.last().expect("invariant: there is a bucket");
         if elements >= size && last.len().is_multiple_of(at_once) {
@@ -202,7 +203,7 @@ fn ranks(local: &Local, subs: &[SubAxis]) -> u64 {
     subs.iter().map(|u| local.mesh[*u].size).product()
 }
 
-fn plan(local: &Local, members: Vec<Shared>, owners: Vec<SubAxis>) -> Planned {
+fn plan(local: &Local, members: Vec<ShardedUpdate>, owners: Vec<SubAxis>) -> BucketPlan {
     let ranks = ranks(local, &owners);
     let mut end = 0u64;
     let mut pieces = vec![];
@@ -212,10 +213,10 @@ fn plan(local: &Local, members: Vec<Shared>, owners: Vec<SubAxis>) -> Planned {
         pieces.push(Piece { slot: m.slot, at, index });
         end = ir::fault!("zero.piece.overlap", at, at + local.body.dims.elements(&m.dims));
     }
-    // Whole ones are all of one size.
+    // Parameters that are owned whole are all of one size.
     let distance = match members[0].class.takes {
-        Takes::Elements => None,
-        Takes::Whole => Some(local.body.dims.elements(&members[0].dims).next_multiple_of(ALIGN)),
+        UpdateGranularity::Elements => None,
+        UpdateGranularity::Whole => Some(local.body.dims.elements(&members[0].dims).next_multiple_of(ALIGN)),
     };
     let size = match distance {
         None => end.next_multiple_of(lcm(ranks, END)),
@@ -225,7 +226,7 @@ fn plan(local: &Local, members: Vec<Shared>, owners: Vec<SubAxis>) -> Planned {
     let base = Base::Coords(own_part(&local.mesh, &owners, count));
     let part = IndexMap { parts: vec![(ir::fault!("zero.part.count", count / 2, count), 1)], base };
     let holds = if members[0].class.copies.is_some() { Holds::Copies } else { Holds::Weights };
-    Planned { bucket: Bucket { size, holds, pieces }, members, part, owners, distance }
+    BucketPlan { bucket: Bucket { size, holds, pieces }, members, part, owners, distance }
 }
 
 fn lcm(a: u64, b: u64) -> u64 {

@@ -1,13 +1,13 @@
 //! Updates of parameters that each belong whole to one rank: once for each that a rank has.
 
-use super::emit::Sharing;
+use super::emit::UpdateSharder;
 use ir::graph::{Type, Value};
 use ir::local::Chunk;
 use ir::op::{DType, Op, Real};
 use std::collections::HashMap;
 
-impl Sharing<'_> {
-    /// The new values of a rank's part of a bucket, and its states: those of each of its parameters, which are
+impl UpdateSharder<'_> {
+    /// The new values of a rank's part of a bucket, and its states, from those of its parameters, which are
     /// `distance` apart.
     pub(super) fn whole(&mut self, k: usize, distance: u64) -> (Value, Vec<Value>) {
         let first = &self.planned[k].members[0];
@@ -25,7 +25,7 @@ impl Sharing<'_> {
         (joined[0], ir::fault!("zero.whole.momentum", vec![joined[0]; joined.len() - 1], joined[1..].to_vec()))
     }
 
-    /// A value of the update of the parameter that begins at this place of a rank's part.
+    /// A value of the update of the parameter that begins at this element of a rank's part.
     fn of_one(&mut self, k: usize, v: Value, at: u64, parts: &mut HashMap<Value, Value>, known: &mut HashMap<Value, Value>) -> Value {
         let first = &self.planned[k].members[0];
         let node = &self.w.old.body[v];
@@ -58,7 +58,7 @@ impl Sharing<'_> {
         w
     }
 
-    /// What a rank's parameters have each, as its part of the bucket.
+    /// Joins the values of a rank's parameters into its part of the bucket.
     fn joined(&mut self, k: usize, root: Value, made: Vec<Value>, distance: u64) -> Value {
         let first = &self.planned[k].members[0];
         let origin = self.w.old.body[root].origin.clone();

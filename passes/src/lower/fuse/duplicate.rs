@@ -66,7 +66,7 @@ impl Fusion<'_> {
         }
         let read: BTreeSet<Value> = draft.nodes.iter().flat_map(|n| &body[*n].args).copied().collect();
         let bytes = |v: Value| body.elements(v) * body[v].ty.dtype.bytes();
-        // Rows and columns come from caches.
+        // Small operands, such as rows and columns, come from caches and do not count.
         let large = |a: &Value| role(body, *a) != Role::Inline && body.elements(*a) * 8 > body.elements(v);
         let more: BTreeSet<Value> = body[v].args.iter().copied().filter(|a| large(a) && !read.contains(a)).collect();
         body.dims_of(v).iter().copied().collect::<BTreeSet<Dim>>() == domain && more.into_iter().map(bytes).sum::<u64>() <= bytes(v)

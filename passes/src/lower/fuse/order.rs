@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, BinaryHeap};
 
 #[derive(Default)]
-pub(super) struct Order {
+pub(super) struct GroupOrder {
     /// For each group, those whose values it reads, as they are or through views.
     direct: Vec<BTreeSet<usize>>,
     /// For each group, those that read its values.
@@ -15,7 +15,7 @@ pub(super) struct Order {
     place: Vec<usize>,
 }
 
-impl Order {
+impl GroupOrder {
     /// A new group that reads these.
     pub fn push(&mut self, direct: BTreeSet<usize>) {
         let own = self.place.len();
@@ -36,7 +36,7 @@ impl Order {
         let all: BTreeSet<usize> = merged.iter().copied().collect();
         let Some(first) = merged.iter().map(|g| self.place[*g]).min() else { return false };
         let read = direct.iter().chain(merged.iter().flat_map(|g| &self.direct[*g])).filter(|g| !all.contains(g));
-        // Those of high places first: what reads an old group over and over does so again soon.
+        // Groups of high places come first, so that repeated entries of a group are adjacent.
         let mut open: BinaryHeap<(usize, usize)> = read.map(|g| (self.place[*g], *g)).filter(|g| g.0 > first).collect();
         let mut last = None;
         while let Some(next) = open.pop() {
@@ -82,7 +82,8 @@ impl Order {
         self.restore(merged);
     }
 
-    /// Gives places anew to the first of these groups, now one, and to those that it reads or that read it and are on the wrong side of it.
+    /// Gives new places to the first of these groups, which now stands for all, and to groups on the wrong side of it
+    /// that it reads or that read it.
     fn restore(&mut self, merged: &[usize]) {
         let into = merged[0];
         let places = || merged.iter().map(|g| self.place[*g]);
@@ -121,7 +122,7 @@ impl Order {
         if std::mem::replace(&mut done[group], true) {
             return;
         }
-        // What a group reads that is done was done before it.
+        // Groups that are done already precede this one, with all that they read.
         let mut read = BTreeSet::new();
         let mut open = vec![group];
         while let Some(g) = open.pop() {
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
     use ir::random::mix;
 
-    /// A group is between others exactly if a path says so, and places agree with what groups read, whatever was merged.
+    /// A group is between others exactly if there is a path, and places follow what groups read after any merges.
     #[test]
     fn places_follow_what_groups_read() {
         for seed in 0..200 {
@@ -148,7 +149,7 @@ mod tests {
                 dice = mix(dice);
                 (dice >> 11) as usize % n.max(1)
             };
-            let mut order = Order::default();
+            let mut order = GroupOrder::default();
             let mut live: Vec<usize> = vec![];
             let (mut merges, mut refused) = (0, 0);
             for _ in 0..60 {

@@ -2,7 +2,7 @@
 
 use super::super::emit::Emitter;
 use super::super::job_view::index_map;
-use super::Spot;
+use super::RowContext;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::{Type, Value};
 use ir::mesh::SubAxis;
@@ -18,7 +18,7 @@ enum Side {
 
 impl Emitter<'_> {
     /// A reshard of a value in rows.
-    pub(super) fn rows_resharded(&mut self, v: Value, kind: Reshard, subs: &[SubAxis], spot: Spot) -> Value {
+    pub(super) fn rows_resharded(&mut self, v: Value, kind: Reshard, subs: &[SubAxis], context: RowContext) -> Value {
         let job = self.job;
         let s = job.s;
         let layout = job.rows.layout(v).expect("invariant: the value is in rows");
@@ -29,24 +29,24 @@ impl Emitter<'_> {
         }
         subs.sort_unstable();
         let from = self.at_layout(arg, layout);
-        let x = self.placed(arg, &from, spot);
+        let x = self.placed(arg, &from, context);
         let why = s.reasons[v.index()].clone();
         let reduce = match s.sharding(arg)[subs[0]] {
             Placement::Partial(Partial::Max) => Reduce::Max,
             Placement::Partial(Partial::Sum) | Placement::Replicated | Placement::Split(_) => Reduce::Sum,
         };
         match kind {
-            Reshard::AllReduce => self.exchange(x, Collective::AllReduce(reduce), &subs, None, &why, spot),
+            Reshard::AllReduce => self.exchange(x, Collective::AllReduce(reduce), &subs, None, &why, context),
             Reshard::Mask => {
                 let ty = self.out.body[x].ty.clone();
-                self.mask(x, ty, &subs, spot.chunk, spot.origin, None)
+                self.mask(x, ty, &subs, context.chunk, context.origin, None)
             }
             Reshard::Slice => match self.side(v, &subs, layout) {
-                Side::Parts(dims) => self.own_part(x, &subs, &dims, spot),
+                Side::Parts(dims) => self.own_part(x, &subs, &dims, context),
                 Side::Rest(d) => {
                     let (from, to) = (self.dim_of(arg, d), self.dim_of(v, d));
                     let index = index_map(s, d, &s.sharding(v).splits(d), &s.sharding(arg).splits(d));
-                    self.build(spot, |b| b.op(Op::Shard { from, to, index }, &[x]))
+                    self.build(context, |b| b.op(Op::Shard { from, to, index }, &[x]))
                 }
             },
             Reshard::AllGather | Reshard::ReduceScatter | Reshard::AllToAll => {
@@ -59,22 +59,22 @@ impl Emitter<'_> {
                     }
                     _ => Collective::AllToAll,
                 };
-                // A dim of what is in a row takes part as members times what is left of it.
+                // A dim within a row takes part as two dims: the members, and the rest.
                 let (x, from) = match scattered {
                     None => (x, vec![]),
                     Some(Side::Parts(dims)) => (x, dims),
                     Some(Side::Rest(d)) => {
                         let part = self.members(&subs);
-                        (self.split_parts(x, arg, d, part, v, &subs, spot.chunk), vec![part])
+                        (self.split_parts(x, arg, d, part, v, &subs, context.chunk), vec![part])
                     }
                 };
                 match gathered {
-                    None => self.trade(x, kind, &subs, &from, &[], &why, spot),
-                    Some(Side::Parts(to)) => self.trade(x, kind, &subs, &from, &to, &why, spot),
+                    None => self.trade(x, kind, &subs, &from, &[], &why, context),
+                    Some(Side::Parts(to)) => self.trade(x, kind, &subs, &from, &to, &why, context),
                     Some(Side::Rest(d)) => {
                         let part = self.members(&subs);
-                        let x = self.trade(x, kind, &subs, &from, &[part], &why, spot);
-                        self.merged(x, v, d, part, arg, &subs, spot.chunk, None)
+                        let x = self.trade(x, kind, &subs, &from, &[part], &why, context);
+                        self.merged(x, v, d, part, arg, &subs, context.chunk, None)
                     }
                 }
             }
@@ -106,7 +106,7 @@ impl Emitter<'_> {
         from: &[Dim],
         to: &[Dim],
         why: &Option<Reason>,
-        spot: Spot,
+        context: RowContext,
     ) -> Value {
         let one = |dims: &[Dim]| if let [d] = dims { Some(*d) } else { None };
         let mut x = x;
@@ -118,14 +118,22 @@ impl Emitter<'_> {
         if !from.is_empty() {
             let rest = self.out.body.dims_of(x).iter().copied().filter(|d| !from.contains(d));
             let dims: Vec<Dim> = from.iter().copied().chain(rest).collect();
-            x = self.permute(x, &dims, spot.chunk, spot.origin);
-            x = self.view(x, from, &[part], spot.chunk, spot.origin, None);
+            x = self.permute(x, &dims, context.chunk, context.origin);
+            x = self.view(x, from, &[part], context.chunk, context.origin, None);
         }
-        x = self.exchange(x, kind, subs, Some(part), why, spot);
-        if to.is_empty() { x } else { self.view(x, &[part], to, spot.chunk, spot.origin, None) }
+        x = self.exchange(x, kind, subs, Some(part), why, context);
+        if to.is_empty() { x } else { self.view(x, &[part], to, context.chunk, context.origin, None) }
     }
 
-    pub(super) fn exchange(&mut self, x: Value, kind: Collective, subs: &[SubAxis], part: Option<Dim>, why: &Option<Reason>, spot: Spot) -> Value {
+    pub(super) fn exchange(
+        &mut self,
+        x: Value,
+        kind: Collective,
+        subs: &[SubAxis],
+        part: Option<Dim>,
+        why: &Option<Reason>,
+        context: RowContext,
+    ) -> Value {
         let mut ty: Type = self.out.body[x].ty.clone();
         match kind {
             Collective::AllGather => ty.dims.splice(0..0, part).for_each(drop),
@@ -133,18 +141,18 @@ impl Emitter<'_> {
             Collective::AllReduce(_) | Collective::AllToAll | Collective::Shift => {}
         }
         let op = Op::Collective { kind, subs: subs.to_vec(), stages: None, part };
-        let w = self.push(op, vec![x], ty, spot.chunk, spot.origin, None);
+        let w = self.push(op, vec![x], ty, context.chunk, context.origin, None);
         self.out.reasons[w.index()] = why.clone();
         w
     }
 
     /// This rank's part along dims with one index per coordinate.
-    pub(super) fn own_part(&mut self, x: Value, subs: &[SubAxis], dims: &[Dim], spot: Spot) -> Value {
+    pub(super) fn own_part(&mut self, x: Value, subs: &[SubAxis], dims: &[Dim], context: RowContext) -> Value {
         let mut x = x;
         for (u, from) in subs.iter().zip(dims) {
             let one = self.piece("own", 1);
             let index = IndexMap { parts: vec![(1, 1)], base: Base::Coords(vec![(*u, 1)]) };
-            x = self.build(spot, |b| {
+            x = self.build(context, |b| {
                 let x = b.op(Op::Shard { from: *from, to: one, index }, &[x]);
                 b.op(Op::Slice { from: one, to: None, at: 0 }, &[x])
             });

@@ -20,7 +20,7 @@ use ir::op::Op;
 use ir::options::{MOE_ROOM, MoeBuffer};
 use ir::sharded::Placement;
 use std::collections::HashMap;
-use tables::{HomeTables, Sorted, Table};
+use tables::{HomeTables, SlotTable, Sorted};
 
 /// A dim of rows or of their tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ struct RowSharding {
 
 /// When and for what nodes are emitted.
 #[derive(Clone, Copy)]
-struct Spot<'o> {
+struct RowContext<'o> {
     chunk: Chunk,
     origin: &'o Origin,
     /// Of rows: the pass, whose slots of a group are `pass * slots ..` of all that there can be.
@@ -59,9 +59,9 @@ struct Spot<'o> {
 }
 
 /// What was emitted for a chunk, and is there for later ones.
-type Once<T> = Vec<(Chunk, T)>;
+type PerChunk<T> = Vec<(Chunk, T)>;
 
-fn there<T: Clone>(known: Option<&Once<T>>, chunk: Chunk) -> Option<T> {
+fn there<T: Clone>(known: Option<&PerChunk<T>>, chunk: Chunk) -> Option<T> {
     let reaches = |from: Chunk| from == chunk || from.is_pass() && chunk.is_pass() && from <= chunk;
     known?.iter().find(|(c, _)| reaches(*c)).map(|(_, t)| t.clone())
 }
@@ -73,69 +73,69 @@ fn keeps_passes(from: Chunk, to: Chunk) -> bool {
 
 /// What an emitter knows of rows.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct RowState {
     dims: HashMap<RowDim, Dim>,
-    sorted: HashMap<usize, Once<Sorted>>,
+    sorted: HashMap<usize, PerChunk<Sorted>>,
     /// The most rows of a group, of all homes whose rows meet.
-    peaks: HashMap<usize, Once<Value>>,
+    peaks: HashMap<usize, PerChunk<Value>>,
     /// By layout: whether each pass after the first has rows.
-    further: HashMap<usize, Once<Vec<Value>>>,
+    further: HashMap<usize, PerChunk<Vec<Value>>>,
     /// By layout and pass.
-    homes: HashMap<(usize, u64), Once<HomeTables>>,
-    tables: HashMap<(Table, RowSharding, u64), Once<Value>>,
-    dense: HashMap<Value, Once<Value>>,
+    homes: HashMap<(usize, u64), PerChunk<HomeTables>>,
+    tables: HashMap<(SlotTable, RowSharding, u64), PerChunk<Value>>,
+    dense: HashMap<Value, PerChunk<Value>>,
     /// Values in rows, of passes after the first.
-    later: HashMap<(Value, u64), Once<Value>>,
+    later: HashMap<(Value, u64), PerChunk<Value>>,
 }
 
 impl Emitter<'_> {
     /// Emits a value in rows, of the first pass.
     pub(super) fn in_rows(&mut self, v: Value, chunk: Chunk) -> Value {
         let job = self.job;
-        self.rows_of(v, Spot { chunk, origin: &job.s.graph.body[v].origin, pass: 0 })
+        self.rows_of(v, RowContext { chunk, origin: &job.s.graph.body[v].origin, pass: 0 })
     }
 
     /// A value in rows. Those of later passes are computed in each chunk that uses them: nothing of them outlives it.
-    fn in_pass(&mut self, v: Value, spot: Spot) -> Value {
-        if spot.pass == 0 {
-            return self.value(v, spot.chunk);
+    fn in_pass(&mut self, v: Value, context: RowContext) -> Value {
+        if context.pass == 0 {
+            return self.value(v, context.chunk);
         }
-        let known = self.rows.later.get(&(v, spot.pass)).and_then(|k| k.iter().find(|(c, _)| keeps_passes(*c, spot.chunk)));
+        let known = self.rows.later.get(&(v, context.pass)).and_then(|k| k.iter().find(|(c, _)| keeps_passes(*c, context.chunk)));
         if let Some((_, w)) = known {
             return *w;
         }
         let job = self.job;
         let own = &job.s.graph.body[v].origin;
-        let origin = Origin { recomputed: own.recomputed || !keeps_passes(job.chunk[v.index()], spot.chunk), ..own.clone() };
-        let w = self.rows_of(v, Spot { origin: &origin, ..spot });
-        self.rows.later.entry((v, spot.pass)).or_default().push((spot.chunk, w));
+        let origin = Origin { recomputed: own.recomputed || !keeps_passes(job.chunk[v.index()], context.chunk), ..own.clone() };
+        let w = self.rows_of(v, RowContext { origin: &origin, ..context });
+        self.rows.later.entry((v, context.pass)).or_default().push((context.chunk, w));
         w
     }
 
-    fn rows_of(&mut self, v: Value, spot: Spot) -> Value {
+    fn rows_of(&mut self, v: Value, context: RowContext) -> Value {
         let job = self.job;
         let node = &job.s.graph.body[v];
         let at = self.at(v);
         match &node.op {
-            Op::Dispatch(_) => self.dispatched(v, at.layout, spot),
-            Op::Reshard { kind, subs } => self.rows_resharded(v, *kind, subs, spot),
+            Op::Dispatch(_) => self.dispatched(v, at.layout, context),
+            Op::Reshard { kind, subs } => self.rows_resharded(v, *kind, subs, context),
             Op::Dot { over, .. } => match self.weights(v, at.layout) {
-                Some(k) => self.grouped(v, over, k, &at, spot),
-                None => self.place_by_place(v, &at, spot),
+                Some(k) => self.grouped(v, over, k, &at, context),
+                None => self.place_by_place(v, &at, context),
             },
-            _ => self.place_by_place(v, &at, spot),
+            _ => self.place_by_place(v, &at, context),
         }
     }
 
     /// The op on rows, all operands being rows or the same for all places.
-    fn place_by_place(&mut self, v: Value, at: &RowSharding, spot: Spot) -> Value {
+    fn place_by_place(&mut self, v: Value, at: &RowSharding, context: RowContext) -> Value {
         let job = self.job;
         let node = &job.s.graph.body[v];
-        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, at, spot)).collect();
+        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, at, context)).collect();
         let op = self.local_op(v);
         let lead = node.args.iter().position(|a| job.rows.layout(*a) == Some(at.layout)).unwrap_or(0);
         let ty = self.type_like(v, at, args[lead]);
-        self.push(op, args, ty, spot.chunk, spot.origin, None)
+        self.push(op, args, ty, context.chunk, context.origin, None)
     }
 
     /// Of a product of rows with experts' matrices, which operand these are.
@@ -148,37 +148,37 @@ impl Emitter<'_> {
     }
 
     /// Each row times its expert's matrix, operand `k`.
-    fn grouped(&mut self, v: Value, over: &[Dim], k: usize, at: &RowSharding, spot: Spot) -> Value {
+    fn grouped(&mut self, v: Value, over: &[Dim], k: usize, at: &RowSharding, context: RowContext) -> Value {
         let job = self.job;
         let args = &job.s.graph.body[v].args;
-        let a = self.placed(args[1 - k], at, spot);
-        let b = self.get(args[k], spot.chunk);
-        let b = self.by_group(b, args[k], at, spot);
-        let ends = self.table(Table::Ends, at, spot);
+        let a = self.placed(args[1 - k], at, context);
+        let b = self.get(args[k], context.chunk);
+        let b = self.by_group(b, args[k], at, context);
+        let ends = self.table(SlotTable::Ends, at, context);
         let (rows, experts) = (self.row_dim(RowDim::Slot(at.layout)), self.group(at.layout));
         let over = over.iter().map(|d| self.dim_of(args[k], *d)).chain([experts]).collect();
         let ty = self.type_like(v, at, a);
-        self.push(Op::grouped_dot(rows, experts, over), vec![a, b, ends], ty, spot.chunk, spot.origin, None)
+        self.push(Op::grouped_dot(rows, experts, over), vec![a, b, ends], ty, context.chunk, context.origin, None)
     }
 
     /// Rows of tokens at their home.
-    fn dispatched(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
+    fn dispatched(&mut self, v: Value, layout: usize, context: RowContext) -> Value {
         let job = self.job;
         let x = job.s.graph.body[v].args[0];
         let at = self.at_layout(v, layout);
-        let home = self.tables(layout, spot);
+        let home = self.tables(layout, context);
         let (slots, choice) = (self.row_dim(RowDim::Slots(layout)), job.rows.layouts[layout].routing.choice);
         let to = self.slot_dims(&at);
         let has = |d: &Dim| job.s.graph.body[x].ty.has(*d);
         let per_choice = has(&choice);
-        let mut w = self.get(x, spot.chunk);
+        let mut w = self.get(x, context.chunk);
         if per_choice || job.rows.layouts[layout].tokens.iter().any(has) {
-            w = self.by_home(w, x, &at, spot);
+            w = self.by_home(w, x, &at, context);
         }
         let rest = self.rest(v, layout);
         if per_choice {
             let ty = Type::new(job.s.graph.body[v].ty.dtype, [vec![slots], rest].concat());
-            return self.build(spot, |b| {
+            return self.build(context, |b| {
                 let sum = b.typed(Op::Scatter { dim: slots }, &[w, home.slot_of], ty.clone());
                 b.body[sum].ty = ty;
                 b.op(Op::View { from: vec![slots], to }, &[sum])
@@ -186,9 +186,9 @@ impl Emitter<'_> {
         }
         let token = self.row_dim(RowDim::Token(layout));
         let ty = self.type_like(v, &at, home.token);
-        self.build(spot, |b| {
+        self.build(context, |b| {
             let rows = if b.body[w].ty.has(token) { b.op(Op::Gather { dim: token }, &[w, home.token]) } else { w };
-            // A token that chooses an expert twice sends it twice as much.
+            // If a token chooses an expert twice, its row counts twice.
             let count = b.op(Op::View { from: vec![slots], to }, &[home.count]);
             let count = b.cast(count, ty.dtype);
             let rows = ir::fault!("rows.dispatch.count", rows, b.mul(rows, count));
@@ -198,10 +198,10 @@ impl Emitter<'_> {
     }
 
     /// Adds nodes to the graph.
-    fn build<T>(&mut self, spot: Spot, f: impl FnOnce(&mut Builder) -> T) -> T {
-        let out = f(&mut Builder { body: &mut self.out.body, origin: spot.origin.clone() });
+    fn build<T>(&mut self, context: RowContext, f: impl FnOnce(&mut Builder) -> T) -> T {
+        let out = f(&mut Builder { body: &mut self.out.body, origin: context.origin.clone() });
         let n = self.out.body.nodes.len();
-        self.out.chunks.resize(n, spot.chunk);
+        self.out.chunks.resize(n, context.chunk);
         self.out.accumulate.resize(n, false);
         self.out.source.resize(n, None);
         self.out.reasons.resize(n, None);
@@ -209,9 +209,9 @@ impl Emitter<'_> {
     }
 
     /// The last node of a dense value, in its storage order.
-    fn finish(&mut self, w: Value, v: Value, spot: Spot) -> Value {
+    fn finish(&mut self, w: Value, v: Value, context: RowContext) -> Value {
         let want = self.local_type(v);
-        let w = self.permute(w, &want.dims, spot.chunk, spot.origin);
+        let w = self.permute(w, &want.dims, context.chunk, context.origin);
         self.stands_for(w, v);
         w
     }

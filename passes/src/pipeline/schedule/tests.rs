@@ -1,11 +1,11 @@
 use super::*;
 use std::collections::BTreeMap;
 
-fn shape(stages: u32, chunks: u32, microbatches: u32) -> Shape {
-    Shape { stages, chunks, microbatches, group: stages, pairs: false }
+fn shape(stages: u32, chunks: u32, microbatches: u32) -> ScheduleShape {
+    ScheduleShape { stages, chunks, microbatches, group: stages, pairs: false }
 }
 
-/// The microbatches that have something in a stage's stash, at most: from a forward pass to its last.
+/// The most microbatches that are in a stage's stash at a time, each from its forward pass to its last pass.
 fn in_flight(passes: &[Pass]) -> u32 {
     let last = |p: &Pass| passes.iter().rposition(|q| (q.chunk, q.microbatch) == (p.chunk, p.microbatch)).unwrap();
     let (mut now, mut most) = (0u32, 0);
@@ -17,7 +17,8 @@ fn in_flight(passes: &[Pass]) -> u32 {
     most
 }
 
-/// The most time that a stage is idle between its first pass and its last, where a pass takes 1 unless it computes all gradients: 2.
+/// The most time that a stage is idle between its first and last pass. A pass takes 1, or 2 if it computes all
+/// gradients.
 fn idle(order: &PassOrder) -> u32 {
     let stages = order.stages.len() as u32;
     let cost = |p: &Pass| if p.kind == PassKind::Backward && !order.splits_backward() { 2 } else { 1 };
@@ -63,7 +64,7 @@ fn every_generator_makes_an_order_that_can_be_run() {
                 assert_eq!(super::order(&Schedule::GPipe, shape(p, v, m)).check(m), Ok(()), "p={p} v={v} m={m}");
                 for group in p..=m {
                     if m % group == 0 || m % group >= p {
-                        let order = super::order(&Schedule::OneFOneB, Shape { group, ..shape(p, v, m) });
+                        let order = super::order(&Schedule::OneFOneB, ScheduleShape { group, ..shape(p, v, m) });
                         assert_eq!(order.check(m), Ok(()), "p={p} v={v} m={m} group={group}");
                     }
                 }
@@ -75,34 +76,34 @@ fn every_generator_makes_an_order_that_can_be_run() {
 /// Both passes of a pair have what they need before either begins, as both are under way until the other ends.
 #[test]
 fn passes_run_in_pairs() {
-    let paired = |schedule: Schedule, shape: Shape| {
-        let order = super::order(&schedule, Shape { pairs: true, ..shape });
+    let paired = |schedule: Schedule, shape: ScheduleShape| {
+        let order = super::order(&schedule, ScheduleShape { pairs: true, ..shape });
         assert_eq!(order.check(shape.microbatches), Ok(()), "{schedule:?} {shape:?}");
         order.pairs().iter().map(|pairs| pairs.len() as u32).collect::<Vec<_>>()
     };
-    // Where all forward passes are warm-up, the last one may have the first backward pass behind it.
+    // If all forward passes are warm-up, the last one may still pair with the first backward pass.
     let all_but = |all: u32, warmup: u32, pairs: u32| if all > warmup { pairs == all - warmup } else { pairs <= 1 };
     for m in 1..14 {
         for p in 1..6 {
-            // All but those of the warm-up.
+            // All forward passes but those of the warm-up are in pairs.
             let pairs = paired(Schedule::OneFOneB, shape(p, 1, m));
             assert!((0..p).zip(&pairs).all(|(r, n)| all_but(m, 2 * (p - r) - 1, *n)), "p={p} m={m}: {pairs:?}");
             let pairs = paired(Schedule::DualPipeV, shape(p, 2, m));
             if m >= 2 * p {
                 let of_stage = |r: u32| 2 * (m - 2 * p + r + 1) + (p - r - 1);
-                // Those of the published program, and some on the way to them.
+                // There are at least as many pairs as in the published program.
                 assert!((0..p).zip(&pairs).all(|(r, n)| *n >= of_stage(r)), "dualpipev p={p} m={m}: {pairs:?}");
             }
             for (v, group) in (2..4).flat_map(|v| (p..=m).map(move |group| (v, group))) {
                 if m % group == 0 || m % group >= p {
-                    let pairs = paired(Schedule::OneFOneB, Shape { group, ..shape(p, v, m) });
+                    let pairs = paired(Schedule::OneFOneB, ScheduleShape { group, ..shape(p, v, m) });
                     let warmup = |r: u32| 2 * (p - r) - 1 + (v - 1) * group;
                     assert!((0..p).zip(&pairs).all(|(r, n)| all_but(v * m, warmup(r), *n)), "p={p} v={v} m={m} G={group}: {pairs:?}");
                 }
             }
         }
     }
-    // Without that longer warm-up, the passes of the last stage are of one microbatch.
+    // Without the longer warm-up, both passes of the last stage are of the same microbatch, so there are no pairs.
     let plain = super::order(&Schedule::OneFOneB, shape(3, 1, 6));
     assert_eq!(plain.pairs().iter().map(BTreeMap::len).collect::<Vec<_>>(), [4, 5, 0]);
     assert_eq!(super::order(&Schedule::GPipe, shape(2, 1, 3)).pairs().iter().map(BTreeMap::len).collect::<Vec<_>>(), [0, 1]);
@@ -120,17 +121,17 @@ fn one_f_one_b_warms_up_with_a_forward_for_each_later_stage() {
 /// The published example: two stages, five microbatches in groups of three, two virtual stages each.
 #[test]
 fn interleaving_goes_through_groups_of_microbatches() {
-    let order = super::order(&Schedule::OneFOneB, Shape { group: 3, ..shape(2, 2, 5) });
+    let order = super::order(&Schedule::OneFOneB, ScheduleShape { group: 3, ..shape(2, 2, 5) });
     let forward: Vec<Pass> = order.stages[0].iter().copied().filter(|p| p.kind == PassKind::Forward).collect();
     assert_eq!(text(&forward), "F0.0 F0.1 F0.2 F1.0 F1.1 F1.2 F0.3 F0.4 F1.3 F1.4");
-    // 2 (p - r - 1) + (v - 1) G forwards, then one and one.
+    // There are 2 (p - r - 1) + (v - 1) G forward passes, then forward and backward passes alternate.
     assert_eq!(text(&order.stages[0][..8]), "F0.0 F0.1 F0.2 F1.0 F1.1 F1.2 B1.0 F0.3");
     assert_eq!(text(&order.stages[1][..6]), "F0.0 F0.1 F0.2 F1.0 B1.0 F1.1");
 }
 
 #[test]
 fn interleaving_keeps_a_little_more_in_flight() {
-    // p (1 + (p - 1) / (p v)) stages' worth of 1 / v each, and the pass that just ended.
+    // The expected number is p (1 + (p - 1) / (p v)) stages' worth of 1 / v each, and the pass that just ended.
     let order = super::order(&Schedule::OneFOneB, shape(4, 2, 8));
     assert_eq!(in_flight(&order.stages[0]), 4 * 2 + 3);
 }
@@ -138,14 +139,14 @@ fn interleaving_keeps_a_little_more_in_flight() {
 #[test]
 fn the_bubbles_are_those_of_the_papers() {
     for (p, m) in [(2, 4), (4, 8), (3, 9), (8, 16)] {
-        // Of 1F1B (p - 1) / m, with a forward and a backward of 3 together.
+        // The bubble of 1F1B is (p - 1) / m, with 3 units for a forward and a backward pass.
         assert_eq!(idle(&super::order(&Schedule::OneFOneB, shape(p, 1, m))), 3 * (p - 1), "p={p} m={m}");
-        // Interleaved (p - 1) / (v m): the same time, of v times as many passes.
+        // The interleaved bubble is (p - 1) / (v m), the same time for v times as many passes.
         assert_eq!(idle(&super::order(&Schedule::OneFOneB, shape(p, 2, m - m % p))), 3 * (p - 1), "p={p} m={m}");
-        // A third of 1F1B's; none.
+        // ZB-H1 idles a third as long as 1F1B, and ZB-V never.
         assert_eq!(idle(&super::order(&Schedule::ZbH1, shape(p, 1, m))), p - 1, "p={p} m={m}");
         assert_eq!(idle(&super::order(&Schedule::ZbV, shape(p, 2, m))), 0, "p={p} m={m}");
-        // Without gradients of weights that are put off.
+        // Here gradients of weights are not deferred.
         assert!(idle(&super::order(&Schedule::DualPipeV, shape(p, 2, m.max(2 * p)))) <= 4 * (p - 1), "p={p} m={m}");
     }
 }
@@ -168,7 +169,7 @@ fn a_printed_schedule_parses_back() {
     }
 }
 
-/// What is wrong with a schedule of two microbatches.
+/// The error of a schedule of two microbatches.
 fn wrong(text: &str) -> String {
     match PassOrder::parse(text).and_then(|order| order.check(2)) {
         Ok(()) => "nothing".into(),

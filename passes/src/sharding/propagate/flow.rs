@@ -13,7 +13,7 @@ use ir::op::Op;
 
 /// A value's placement if every op took its chosen row and nothing were completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Natural {
+enum NaturalPlacement {
     Whole,
     Split,
     Sum,
@@ -27,7 +27,7 @@ pub(super) struct Flow<'a> {
     pub rules: Vec<Algebra>,
     pub choice: Vec<Vec<Option<usize>>>,
     pub uses: ValueUses,
-    natural: Vec<Vec<Natural>>,
+    natural: Vec<Vec<NaturalPlacement>>,
     later: Vec<Vec<bool>>,
     whole: Vec<Vec<bool>>,
 }
@@ -76,15 +76,15 @@ impl<'a> Flow<'a> {
                 .ids()
                 .map(|u| {
                     if rule.joint && node.args.iter().all(|a| self.passes_sum(*a, u)) {
-                        return Natural::Sum;
+                        return NaturalPlacement::Sum;
                     }
                     match self.choice(v, u) {
-                        None => Natural::Whole,
-                        Some(_) if is_free(&node.op) => Natural::Whole,
+                        None => NaturalPlacement::Whole,
+                        Some(_) if is_free(&node.op) => NaturalPlacement::Whole,
                         Some(l) => match rule.loops[l].kind {
-                            LoopKind::Map | LoopKind::Ring => Natural::Split,
-                            LoopKind::Sum => Natural::Sum,
-                            LoopKind::Max => Natural::Max,
+                            LoopKind::Map | LoopKind::Ring => NaturalPlacement::Split,
+                            LoopKind::Sum => NaturalPlacement::Sum,
+                            LoopKind::Max => NaturalPlacement::Max,
                             LoopKind::Block => unreachable!("invariant: block loops are not chosen"),
                         },
                     }
@@ -94,21 +94,22 @@ impl<'a> Flow<'a> {
         }
     }
 
-    fn is(&self, v: Value, u: SubAxis, what: Natural) -> bool {
+    fn is(&self, v: Value, u: SubAxis, what: NaturalPlacement) -> bool {
         self.natural[v.index()][u.0 as usize] == what
     }
 
     /// A partial sum that only sums use.
     pub fn passes_sum(&self, v: Value, u: SubAxis) -> bool {
-        self.is(v, u, Natural::Sum) && self.uses.users[v.index()].iter().all(|(c, _)| self.old[*c].op == Op::Add)
+        self.is(v, u, NaturalPlacement::Sum) && self.uses.users[v.index()].iter().all(|(c, _)| self.old[*c].op == Op::Add)
     }
 
     /// Pass 2: whether every use of a value is linear and ends in a sum over `u` that happens anyway, or in a sink.
     fn sums_later(&mut self) {
         let subs = self.mesh.subs.len();
-        // How many operands of an op are partial sums, of those in which it is linear: in another slot it takes the
+        // `partial` counts, per op, the partial sums among the operands in which it is linear; other slots take the
         // completed sum.
-        let of = |v: Value, u: SubAxis| self.rules[v.index()].linear.iter().filter(|k| self.is(self.old[v].args[**k], u, Natural::Sum)).count();
+        let of =
+            |v: Value, u: SubAxis| self.rules[v.index()].linear.iter().filter(|k| self.is(self.old[v].args[**k], u, NaturalPlacement::Sum)).count();
         let partial: Vec<Vec<usize>> = self.old.values().map(|v| self.mesh.ids().map(|u| of(v, u)).collect()).collect();
         self.later = vec![vec![false; subs]; self.old.nodes.len()];
         for v in self.old.values().rev() {
@@ -120,7 +121,7 @@ impl<'a> Flow<'a> {
                 for (c, slot) in &self.uses.users[v.index()] {
                     let rule = &self.rules[c.index()];
                     let is_linear = rule.joint || rule.linear.contains(slot);
-                    let own = usize::from(is_linear && self.is(v, u, Natural::Sum));
+                    let own = usize::from(is_linear && self.is(v, u, NaturalPlacement::Sum));
                     let others = partial[c.index()][u.0 as usize] > own;
                     let next = self.later(*c, u);
                     ok &= if rule.joint {
@@ -132,7 +133,7 @@ impl<'a> Flow<'a> {
                 self.later[v.index()][u.0 as usize] = ok;
             }
         }
-        // What a delayed sum flows through is partial too.
+        // Values through which a delayed sum flows are partial, too.
         for v in self.old.values() {
             if self.repeats(v) {
                 let original = self.uses.originals[v.index()].index();
@@ -143,8 +144,8 @@ impl<'a> Flow<'a> {
             for u in self.mesh.ids() {
                 if self.choice(v, u).is_none() && self.later(v, u) {
                     let rule = &self.rules[v.index()];
-                    if rule.linear.iter().any(|k| self.is(self.old[v].args[*k], u, Natural::Sum)) {
-                        self.natural[v.index()][u.0 as usize] = Natural::Sum;
+                    if rule.linear.iter().any(|k| self.is(self.old[v].args[*k], u, NaturalPlacement::Sum)) {
+                        self.natural[v.index()][u.0 as usize] = NaturalPlacement::Sum;
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! Rows at random: whatever the algebra allows must compute the same, so tests let a lottery choose in place of the rules.
 
-use super::place::{Mode, Placing, adds};
+use super::place::{Propagator, SubAxisRule, adds};
 use ir::algebra::LoopKind;
 use ir::dim::Dim;
 use ir::graph::{Body, Phase, Value};
@@ -9,21 +9,21 @@ use ir::op::{Op, Reduce};
 use ir::sharded::Placement;
 use std::collections::HashMap;
 
-pub(super) struct Lottery {
+pub(super) struct RandomRules {
     state: u64,
     /// What it gave, by value that is no copy.
-    drawn: HashMap<(Value, SubAxis), Mode>,
+    drawn: HashMap<(Value, SubAxis), SubAxisRule>,
     /// The values whose bits matter; see [`compared`].
     pub compared: Vec<bool>,
 }
 
-impl Lottery {
-    pub fn new(seed: u64, body: &Body) -> Lottery {
-        Lottery { state: ir::random::mix(seed), drawn: HashMap::new(), compared: compared(body) }
+impl RandomRules {
+    pub fn new(seed: u64, body: &Body) -> RandomRules {
+        RandomRules { state: ir::random::mix(seed), drawn: HashMap::new(), compared: compared(body) }
     }
 
     /// What was drawn for a value before if that is among the rows, else one of them.
-    fn draw(&mut self, original: (Value, SubAxis), rows: &[Mode]) -> Mode {
+    fn draw(&mut self, original: (Value, SubAxis), rows: &[SubAxisRule]) -> SubAxisRule {
         if let Some(mode) = self.drawn.get(&original).filter(|m| rows.contains(m)) {
             return *mode;
         }
@@ -59,42 +59,43 @@ fn compared(body: &Body) -> Vec<bool> {
     out
 }
 
-impl Placing<'_> {
-    /// A row of those that are sound.
-    pub fn any_row(&mut self, v: Value, current: &[Placement], u: SubAxis) -> Mode {
+impl Propagator<'_> {
+    /// A random one of the sound rules.
+    pub fn any_row(&mut self, v: Value, current: &[Placement], u: SubAxis) -> SubAxisRule {
         let rule = &self.flow.rules[v.index()];
         let axis = self.mesh[u].axis;
         let mut rows = vec![];
-        // Microbatches are time: their row is not free to choose.
+        // Microbatches run one after the other, so their rule cannot be chosen freely.
         if axis == Axis::Microbatch {
             return match self.flow.choice(v, u) {
-                Some(l) => Mode::Split(l),
+                Some(l) => SubAxisRule::Split(l),
                 None => match current.iter().position(|c| *c == Placement::SUM) {
-                    Some(_) if rule.joint && adds(current) && self.flow.old[v].origin.phase != Phase::Update => Mode::Sums,
+                    Some(_) if rule.joint && adds(current) && self.flow.old[v].origin.phase != Phase::Update => SubAxisRule::Sums,
                     Some(slot) if !rule.joint && rule.linear.contains(&slot) && self.flow.later(self.flow.old[v].args[slot], u) => {
-                        Mode::Through(slot)
+                        SubAxisRule::Through(slot)
                     }
-                    _ => Mode::Whole,
+                    _ => SubAxisRule::Whole,
                 },
             };
         }
-        rows.push(Mode::Whole);
+        rows.push(SubAxisRule::Whole);
         let listed: Vec<Dim> = self.chooser.lists.dims_of(self.mesh, u);
         for (l, lp) in rule.loops.iter().enumerate() {
             if lp.kind != LoopKind::Block && lp.dims().all(|d| listed.contains(&d)) {
                 let dims: Vec<Dim> = lp.dims().collect();
                 if dims.iter().all(|d| self.chooser.fits(&self.flow.old.dims, u, *d)) {
-                    rows.push(Mode::Split(l));
+                    rows.push(SubAxisRule::Split(l));
                 }
             }
         }
         if rule.joint && current.contains(&Placement::SUM) && adds(current) {
-            rows.extend([Mode::Sums; 2]);
+            rows.extend([SubAxisRule::Sums; 2]);
         }
         if !rule.joint {
-            rows.extend(rule.linear.iter().filter(|k| current[**k] == Placement::SUM).flat_map(|k| [Mode::Through(*k); 2]));
+            rows.extend(rule.linear.iter().filter(|k| current[**k] == Placement::SUM).flat_map(|k| [SubAxisRule::Through(*k); 2]));
         }
-        // A copy of a value is made as the value is: who compares the two (the gradient of a maximum does) must find the same bits.
+        // A recomputed copy uses the rule of the original, since a comparison of both, as in the gradient of a
+        // maximum, must find the same bits.
         let original = (self.flow.uses.originals[v.index()], u);
         self.random.as_mut().expect("invariant: asked for random rows").draw(original, &rows)
     }

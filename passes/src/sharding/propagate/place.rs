@@ -1,8 +1,8 @@
 //! Pass 4 (forward): places every op by its row and completes the sums that do not flow on.
 
 use super::flow::Flow;
-use super::lottery::Lottery;
-use super::reshard::Written;
+use super::lottery::RandomRules;
+use super::reshard::ReshardWriter;
 use crate::sharding::axes::{Chooser, Tiers};
 use ir::algebra::{Algebra, LoopKind, algebra};
 use ir::dim::Dim;
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 /// What an op does on one sub-axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum SubAxisRule {
     Whole,
     Split(usize),
     /// All operands are partial sums, and so is the result.
@@ -25,23 +25,23 @@ pub(super) enum Mode {
 }
 
 /// The pass as it goes through the graph.
-pub(super) struct Placing<'a> {
+pub(super) struct Propagator<'a> {
     pub flow: &'a Flow<'a>,
     pub mesh: &'a Mesh,
     pub chooser: Chooser<'a>,
     /// Draws rows in place of the rules.
-    pub random: Option<Lottery>,
-    pub written: Written<'a>,
+    pub random: Option<RandomRules>,
+    pub written: ReshardWriter<'a>,
     /// For each old value, the new one that stands for it.
     pub current: Vec<Value>,
     rests: HashMap<(Vec<Dim>, Tiers), Sharding>,
 }
 
-impl<'a> Placing<'a> {
-    pub fn new(flow: &'a Flow<'a>, chooser: Chooser<'a>, random: Option<Lottery>) -> Placing<'a> {
-        let written = Written::new(&flow.old.dims, flow.mesh, chooser.lists);
+impl<'a> Propagator<'a> {
+    pub fn new(flow: &'a Flow<'a>, chooser: Chooser<'a>, random: Option<RandomRules>) -> Propagator<'a> {
+        let written = ReshardWriter::new(&flow.old.dims, flow.mesh, chooser.lists);
         let current = vec![Value(u32::MAX); flow.old.nodes.len()];
-        Placing { flow, mesh: flow.mesh, chooser, random, written, current, rests: HashMap::new() }
+        Propagator { flow, mesh: flow.mesh, chooser, random, written, current, rests: HashMap::new() }
     }
 
     /// Where a value of these dims rests.
@@ -72,7 +72,7 @@ impl<'a> Placing<'a> {
         let rule = &self.flow.rules[v.index()];
         let several = rule.joint && args.len() > 2 && !node.ty.dims.is_empty() && self.random.is_none();
         let regrouped = if several { self.sum_partials_first(v, &node, &mut args) } else { None };
-        let modes: Vec<Mode> = self.mesh.ids().map(|u| self.mode(v, &args, regrouped.is_some(), u)).collect();
+        let modes: Vec<SubAxisRule> = self.mesh.ids().map(|u| self.mode(v, &args, regrouped.is_some(), u)).collect();
         let (needs, result) = self.placements(v, &modes, regrouped.as_ref(), args.len());
         for (k, need) in needs.iter().enumerate() {
             let why = format!("operand {k} of {}", node.op.name());
@@ -104,22 +104,22 @@ impl<'a> Placing<'a> {
     }
 
     /// What the rows of an op, or of the sum that it is `regrouped` to, ask of its operands and make of its result.
-    fn placements(&self, v: Value, modes: &[Mode], regrouped: Option<&Algebra>, operands: usize) -> (Vec<Sharding>, Sharding) {
+    fn placements(&self, v: Value, modes: &[SubAxisRule], regrouped: Option<&Algebra>, operands: usize) -> (Vec<Sharding>, Sharding) {
         let mut needs = vec![Sharding::replicated(self.mesh); operands];
         let mut result = Sharding::replicated(self.mesh);
         for u in self.mesh.ids() {
             match modes[u.0 as usize] {
-                Mode::Whole => {}
-                Mode::Sums => {
+                SubAxisRule::Whole => {}
+                SubAxisRule::Sums => {
                     needs.iter_mut().for_each(|n| n[u] = ir::fault!("propagate.sums.unmasked", Placement::Replicated, Placement::SUM));
                     result[u] = Placement::SUM;
                 }
-                Mode::Through(slot) => {
+                SubAxisRule::Through(slot) => {
                     needs[slot][u] = Placement::SUM;
                     result[u] = Placement::SUM;
                 }
-                Mode::Split(l) => {
-                    // After regrouping a sum's loops are found by name; otherwise by number.
+                SubAxisRule::Split(l) => {
+                    // After a sum was regrouped, its loops are found by name, otherwise by number.
                     let own = &self.flow.rules[v.index()].loops[l];
                     let of = regrouped.map_or(own, |rule| {
                         let name = own.dims().next();
@@ -192,7 +192,7 @@ impl<'a> Placing<'a> {
     }
 
     /// The row that the rules choose.
-    fn mode(&mut self, v: Value, args: &[Value], regrouped: bool, u: SubAxis) -> Mode {
+    fn mode(&mut self, v: Value, args: &[Value], regrouped: bool, u: SubAxis) -> SubAxisRule {
         let rule = &self.flow.rules[v.index()];
         let current: Vec<Placement> = args.iter().map(|a| self.written.shardings[a.index()][u]).collect();
         if self.random.is_some() {
@@ -201,7 +201,7 @@ impl<'a> Placing<'a> {
         if self.is_shared(v) && self.sums_stages(v) && self.mesh[u].axis != Axis::Microbatch {
             let rest = self.rest(&self.flow.old[v].ty.dims, Tiers::States)[u];
             if let Some(l) = rule.loops.iter().position(|l| matches!(rest, Placement::Split(d) if l.out == Some(d))) {
-                return Mode::Split(l);
+                return SubAxisRule::Split(l);
             }
         }
         let later = self.flow.later(v, u);
@@ -210,27 +210,27 @@ impl<'a> Placing<'a> {
         if rule.joint {
             let scalar = self.flow.old[v].ty.dims.is_empty();
             if sums == current.len() || simple && sums > 0 && (scalar || later && !regrouped) {
-                return Mode::Sums;
+                return SubAxisRule::Sums;
             }
         } else if self.flow.choice(v, u).is_none() {
             let mut partial = rule.linear.iter().filter(|k| current[**k] == Placement::SUM);
             if let (Some(slot), None) = (partial.next(), partial.next())
                 && self.flow.later(self.flow.old[v].args[*slot], u)
             {
-                return Mode::Through(*slot);
+                return SubAxisRule::Through(*slot);
             }
         }
         match self.flow.choice(v, u) {
-            None => Mode::Whole,
-            // Lazy: what is whole stays whole, and is sliced where it meets something split. What an op adds by itself
-            // (an expansion) is made whole only where someone needs it so.
+            None => SubAxisRule::Whole,
+            // Slicing is lazy: a whole value stays whole until it meets a split one. A dim that an op adds itself (an
+            // expansion) is whole only where a user needs it so.
             Some(l)
                 if current.iter().all(|c| *c == Placement::Replicated)
                     && (rule.loops[l].args.iter().any(Option::is_some) || self.flow.whole(v, u)) =>
             {
-                Mode::Whole
+                SubAxisRule::Whole
             }
-            Some(l) => Mode::Split(l),
+            Some(l) => SubAxisRule::Split(l),
         }
     }
 }

@@ -23,7 +23,7 @@ struct ReshardStep {
     subs: Vec<SubAxis>,
 }
 
-pub(super) struct Written<'a> {
+pub(super) struct ReshardWriter<'a> {
     mesh: &'a Mesh,
     lists: &'a Lists,
     pub out: Body,
@@ -34,11 +34,11 @@ pub(super) struct Written<'a> {
     indices: HashMap<(Value, Sharding), Value>,
 }
 
-impl<'a> Written<'a> {
+impl<'a> ReshardWriter<'a> {
     /// Nothing yet, over these dims.
-    pub fn new(dims: &Dims, mesh: &'a Mesh, lists: &'a Lists) -> Written<'a> {
+    pub fn new(dims: &Dims, mesh: &'a Mesh, lists: &'a Lists) -> ReshardWriter<'a> {
         let out = Body { dims: dims.clone(), nodes: vec![] };
-        Written { mesh, lists, out, shardings: vec![], reasons: vec![], known: HashMap::new(), indices: HashMap::new() }
+        ReshardWriter { mesh, lists, out, shardings: vec![], reasons: vec![], known: HashMap::new(), indices: HashMap::new() }
     }
 
     /// Adds a node.
@@ -74,7 +74,7 @@ impl<'a> Written<'a> {
                     unreachable!("invariant: no rule asks for a partial value of something split")
                 }
             };
-            // Sums over several axes are one; other collectives exchange along one axis.
+            // Sums over several axes form one collective; other collectives exchange along one axis.
             let axis = match kind {
                 Reshard::AllReduce | Reshard::Slice | Reshard::Mask => None,
                 Reshard::ReduceScatter | Reshard::AllToAll | Reshard::AllGather => {
@@ -91,7 +91,8 @@ impl<'a> Written<'a> {
         for ReshardStep { kind, from, to: b, subs, .. } in moves {
             let phase = ir::fault!("propagate.reshard.phase", None, (kind == Reshard::AllGather).then_some(origin.phase));
             let key = (v, kind, b, subs.clone(), phase);
-            // The backward pass of a layer may be on another stage than the layer that made it in the forward pass.
+            // A known reshard is reused within its phase or layer, since the backward pass of another layer may be on
+            // another stage.
             let made = |w: &Value| {
                 let by = &self.out[*w].origin;
                 by.phase == origin.phase || by.layer == origin.layer

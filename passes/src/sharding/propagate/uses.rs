@@ -29,7 +29,7 @@ impl ValueUses {
         let mut is_sink = vec![false; graph.body.nodes.len()];
         for s in sinks.iter().filter(|v| !update(v)) {
             is_sink[s.index()] = true;
-            // After the microbatches, a sink goes on from where it rests.
+            // After the microbatches, a sink is read in the sharding in which it rests.
             users[s.index()].retain(|(c, _)| graph.body[*c].origin.phase != Phase::Update);
         }
         for v in graph.body.values() {

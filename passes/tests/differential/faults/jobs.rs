@@ -5,15 +5,15 @@ use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, T5, case};
 use crate::scores::SCORES;
 use std::fmt;
 
-/// What a compile is asked for.
-pub struct Asked {
+/// A compile to try faults in: a model with settings and options.
+pub struct FaultJob {
     name: String,
     pub text: String,
     pub defines: Vec<(String, String)>,
     pub case: Case,
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for FaultJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
@@ -45,7 +45,7 @@ model functions(batch, hidden = 8, classes = 5) {
 train { optimizer: sgd(momentum: 0.9); lr: linear(0.05, to: 0.001, warmup: 5, steps: 50); weight_decay: 0.1; clip: 0.5; group \"w\" { lr_scale: 0.5; } }
 plan { dp: batch; tp: hidden; }";
 
-/// Experts that take so many rows of a sequence and no more.
+/// Experts with a capacity per sequence.
 const CAPACITY: &str = "
 model capacity(batch, seq = 4, hidden = 4, ffn = 4, experts = 4, k = 2) {
   input x: f32[batch, seq, hidden];
@@ -106,7 +106,7 @@ plan { dp: batch; tp: heads, ffn; pp: layers; ep: experts; }";
 
 const NOTHING: &[(&str, &str)] = &[];
 
-/// Models with what is asked of each; settings that differ from the model's come before a bar.
+/// Models with the meshes to compile each for; settings that differ from the model's come before a bar.
 const JOBS: &[(&str, Model, &[&str])] = &[
     (
         "gpt2",
@@ -235,18 +235,18 @@ const JOBS: &[(&str, Model, &[&str])] = &[
     ("scores", SCORES, &["m2", "dp2 tp2 m2", "cp2", "table=false | cp2"]),
 ];
 
-/// All of them.
-pub fn jobs() -> Vec<Asked> {
-    JOBS.iter().flat_map(|(name, model, all)| all.iter().map(|words| Asked::new(name, *model, words))).collect()
+/// All compiles in which faults are tried.
+pub fn jobs() -> Vec<FaultJob> {
+    JOBS.iter().flat_map(|(name, model, all)| all.iter().map(|words| FaultJob::new(name, *model, words))).collect()
 }
 
-impl Asked {
+impl FaultJob {
     /// A model with `settings | mesh`, or with a mesh alone.
-    pub fn new(name: &str, (text, defines): Model, words: &str) -> Asked {
+    pub fn new(name: &str, (text, defines): Model, words: &str) -> FaultJob {
         let (settings, mesh) = words.split_once(" | ").unwrap_or(("", words));
         let own: Vec<(&str, &str)> = settings.split_whitespace().filter_map(|s| s.split_once('=')).collect();
         let others = defines.iter().filter(|(n, _)| own.iter().all(|o| o.0 != *n));
         let defines = others.chain(&own).map(|(n, v)| (n.to_string(), v.to_string())).collect();
-        Asked { name: format!("{name} {words}"), text: text.to_string(), defines, case: case(mesh) }
+        FaultJob { name: format!("{name} {words}"), text: text.to_string(), defines, case: case(mesh) }
     }
 }

@@ -9,10 +9,10 @@ use passes::report::footprint::{Budget, Footprint, Footprints, over_budget, owne
 use passes::report::pipeline_timeline::{PassTimes, UNIT, timeline};
 use std::collections::BTreeSet;
 
-/// Reports of a job, by what they are of.
-pub type Told = Vec<(&'static str, String)>;
+/// The texts of all reports of a job, by report.
+pub type ReportTexts = Vec<(&'static str, String)>;
 
-pub fn told(compiled: &Compiled) -> Told {
+pub fn told(compiled: &Compiled) -> ReportTexts {
     let (job, sharded) = (&compiled.job, &compiled.sharded);
     let all = exchanges(job);
     let stages = 0..job.stages.len();
@@ -34,7 +34,7 @@ pub fn told(compiled: &Compiled) -> Told {
     ]
 }
 
-/// What is told otherwise.
-pub fn otherwise(got: &Told, want: &Told) -> Option<&'static str> {
+/// The name of the first report that differs.
+pub fn otherwise(got: &ReportTexts, want: &ReportTexts) -> Option<&'static str> {
     got.iter().zip(want).find(|(g, w)| g != w).map(|(g, _)| g.0)
 }

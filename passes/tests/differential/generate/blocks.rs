@@ -110,7 +110,8 @@ impl Writer {
                 self.line("update bias = bias + sign(sum(work) - experts * work);");
             }
         }
-        // Rows beyond a capacity, counted over the batch or in each sequence. The batch must be there at once.
+        // Experts may have a capacity, counted over the batch or per sequence. Over the batch, one microbatch must
+        // have all.
         let whole = self.case.global_batch == self.case.dp * self.case.micro_batch;
         let counted = if whole && self.dice.chance(50) { at } else { "seq" };
         let limited = (self.sequences() || counted == "batch") && self.dice.chance(40);
@@ -180,7 +181,7 @@ impl Writer {
         self.line(if x == "x" { "return h;" } else { "return linear(h, ffn, hidden) as b;" });
     }
 
-    /// Every position sees the one before.
+    /// Every position reads the one before.
     fn shifted(&mut self) {
         self.line("dim one = 1, rest = seq - 1;");
         self.line("param first: [one, hidden] ~ normal(0.02);");
@@ -193,7 +194,8 @@ impl Writer {
         self.line("dim one = 1, places = seq;");
         self.line("let y = view(x, seq -> [one, places]);");
         self.line("let total = sum(y, over: one);");
-        // Three times, so that some of each place is left, also of `x` and this: a norm of zeros magnifies rounding.
+        // The factor of three keeps every position nonzero, also in a sum with `x`, as a norm of zeros magnifies
+        // rounding.
         let first = if self.exact() { "x[seq: 0]" } else { "3 * x[seq: 0]" };
         self.line(format!("return view(total, places -> seq) - {first};"));
     }

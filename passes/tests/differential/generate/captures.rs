@@ -3,17 +3,18 @@
 use super::{Dice, Writer};
 use ir::random::mix;
 
-/// What a model captures. Drawn by dice of its own, so that models stay as they are.
+/// The values that a model captures. They are drawn by their own random generator, so that the models of seeds do not
+/// change.
 pub struct Captures {
-    /// What comes before all layers, used by layers.
+    /// A value from before all layers, used by layers.
     first: Option<&'static str>,
-    /// What comes between two repeats, used by the layers of the second.
+    /// A value from between two repeats, used by the layers of the second.
     middle: Option<&'static str>,
     /// A function of a parameter alone, used by layers.
     curve: bool,
-    /// What all layers compute, summed at the end.
+    /// A value of all layers, summed at the end.
     total: bool,
-    /// What comes before all layers is used after them, too.
+    /// The value from before all layers is used after them, too.
     last: bool,
 }
 

@@ -3,18 +3,18 @@
 //!
 //! Dice of their own draw all this, so that what it stands beside stays as it is.
 
-use super::{Dice, Whole, Writer};
+use super::{BatchNeeds, Dice, Writer};
 use ir::random::mix;
 
-/// The dice of what is extra, and what it comes to.
+/// The random generator of extra features, and the chosen ones.
 pub struct Extras {
     dice: Dice,
-    pub whole: Whole,
+    pub whole: BatchNeeds,
 }
 
 impl Extras {
     pub fn new(seed: u64) -> Extras {
-        Extras { dice: Dice(mix(!seed ^ 6)), whole: Whole::default() }
+        Extras { dice: Dice(mix(!seed ^ 6)), whole: BatchNeeds::default() }
     }
 }
 
@@ -22,7 +22,7 @@ impl Extras {
 type Value = (String, Vec<&'static str>);
 
 impl Writer {
-    /// Has `write` draw from the dice of what is extra.
+    /// Has `write` draw from the random generator of extra features.
     pub(super) fn extra<T>(&mut self, write: impl FnOnce(&mut Writer) -> T) -> T {
         std::mem::swap(&mut self.dice, &mut self.extras.dice);
         let out = write(self);
@@ -34,7 +34,7 @@ impl Writer {
         self.case.global_batch / (self.case.dp * self.case.micro_batch)
     }
 
-    /// Whether to write what several microbatches cannot have: mostly where there is one.
+    /// Whether to write a feature that several microbatches rule out, mostly if there is only one.
     fn whole_batch(&mut self, percent: u64) -> bool {
         let percent = if self.microbatches() == 1 { percent } else { 1 + percent / 20 };
         self.dice.chance(percent)
@@ -150,7 +150,7 @@ impl Writer {
         }
     }
 
-    /// What the greatest of a row says.
+    /// A function of the greatest element of a row.
     fn brightest(&mut self) {
         match self.dice.below(4) {
             0 => self.line("return x + where(one_hot(argmax(x, over: hidden), hidden), x, 0);"),
@@ -184,7 +184,7 @@ impl Writer {
         self.line(back);
     }
 
-    /// Rows of a state, chosen by the stream, which move to what chose them.
+    /// Rows of a state, chosen by the stream, which move towards the tokens that chose them.
     fn codebook(&mut self) {
         let at = self.at();
         self.line("state codes: [classes, hidden] = 0;");
@@ -223,7 +223,7 @@ impl Writer {
         self.line("return linear(s, [kv, head_dim], hidden) as o;");
     }
 
-    /// What stands foremost along the sequence, of each channel or by one of them.
+    /// The greatest position along the sequence, per channel or by one channel.
     fn foremost(&mut self) {
         if !self.distinct {
             return self.ranked();
@@ -255,7 +255,7 @@ impl Writer {
         self.line(format!("return {back};"));
     }
 
-    /// Rows of the batch see each other.
+    /// Rows of the batch read each other.
     fn across(&mut self) {
         let at = self.at();
         if self.dice.chance(30) {
@@ -334,7 +334,7 @@ impl Writer {
     /// Another loss, of the stream or of a head of its own.
     fn second_loss(&mut self) {
         let at = self.at();
-        // Losses of one name are one report.
+        // Losses of the same name share a report.
         let name = self.dice.pick(&["second", "second", "fit", "third"]);
         let loss = if self.exact() {
             self.dice.pick(&[
@@ -450,7 +450,7 @@ impl Writer {
                 self.line("metric turned = sum(two_ago * one_ago);");
             }
             _ => {
-                // Never updated.
+                // This state is never updated.
                 self.line("state fixed: [hidden] = 1;");
                 self.line("metric projected = sum(x * fixed);");
             }

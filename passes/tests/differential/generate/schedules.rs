@@ -30,7 +30,8 @@ pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>
     }
 }
 
-/// Some of what has two virtual stages in a V, and whether passes run in pairs, which not every order allows.
+/// Replaces some schedules with two virtual stages in a V, and decides whether passes run in pairs, which not every
+/// order allows.
 pub fn pairs(seed: u64, schedule: Schedule) -> (Schedule, bool) {
     let schedule = match schedule {
         Schedule::ZbV if Dice(mix(!seed ^ 12)).chance(50) => Schedule::DualPipeV,
@@ -40,7 +41,7 @@ pub fn pairs(seed: u64, schedule: Schedule) -> (Schedule, bool) {
     (schedule, paired)
 }
 
-/// Whatever order can be run: at each turn some stage takes some pass for which it has all it needs.
+/// A random valid order: at each turn, a random stage runs a pass whose inputs are there.
 fn order(dice: &mut Dice, stages: u32, microbatches: u32) -> PassOrder {
     let (chunks, split) = (dice.pick(&[1, 1, 2]), dice.chance(50));
     let placement = if chunks == 2 && dice.chance(50) { StagePlacement::V } else { StagePlacement::Interleaved };
@@ -57,7 +58,7 @@ fn order(dice: &mut Dice, stages: u32, microbatches: u32) -> PassOrder {
                 PassKind::Backward => has(PassKind::Forward, g) && (g + 1 == all || has(PassKind::Backward, g + 1)),
                 PassKind::Weight => has(PassKind::Backward, g),
             };
-            // Messages of a border keep their order.
+            // Messages between two stages keep their order.
             let before = match kind {
                 PassKind::Forward => g.checked_sub(1),
                 PassKind::Backward => Some(g + 1),

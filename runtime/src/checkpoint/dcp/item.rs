@@ -39,7 +39,7 @@ pub struct Item<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct ItemLayout {
     pub byte: u64,
-    /// Of each dim; none if they are row-major.
+    /// Stride of each dim; none if the elements are row-major.
     pub strides: Option<Vec<u64>>,
 }
 
@@ -59,7 +59,7 @@ impl<'a> Item<'a> {
         let root = zip.file_names().flatten().find_map(|n| Some(n.strip_suffix("data.pkl").filter(|root| root.ends_with('/'))?.to_owned()));
         let root = root.ok_or("it has no data.pkl")?;
         let mut item = Item { bytes, zip, root };
-        // Older files do not say.
+        // Older files have no such record.
         if item.zip.index_for_name(&item.named("byteorder")).is_some() && item.record("byteorder")? != b"little" {
             return Err("its bytes are in another order than the lowest first".into());
         }
@@ -129,7 +129,7 @@ impl<'a> Item<'a> {
         let mut rest = self.bytes.len() as u64;
         for k in 0..self.zip.len() {
             let mut entry = self.zip.by_index(k).map_err(|e| e.to_string())?;
-            // Records that share bytes could take for ever.
+            // Records that share bytes could take for ever to read.
             rest = rest.checked_sub(entry.size()).ok_or("its records are larger than it is")?;
             let name: String = entry.name().map_err(|e| e.to_string())?.chars().take(40).collect();
             io::copy(&mut entry, &mut io::sink()).map_err(|e| format!("{name}: {e}"))?;
@@ -143,7 +143,7 @@ fn dense(sizes: &[u64], strides: &[u64]) -> Result<Option<Vec<u64>>, String> {
     if sizes.len() != strides.len() {
         return Err("it has not as many strides as dims".into());
     }
-    // Of dims of one index, and of tensors without elements, they say nothing.
+    // Strides of dims with one index, and of tensors without elements, say nothing.
     if sizes.contains(&0) {
         return Ok(None);
     }

@@ -15,7 +15,7 @@ pub const INDEX: Symbol = ("torch.distributed.checkpoint.metadata", "MetadataInd
 pub const STORAGE: Symbol = ("torch.distributed.checkpoint.filesystem", "_StorageInfo");
 pub const SIZE: Symbol = ("torch", "Size");
 pub const LAYOUT: Symbol = ("torch.serialization", "_get_layout");
-/// Of PyTorch before 2.3.
+/// The class of properties in PyTorch before 2.3.
 const OLD_PROPERTIES: Symbol = ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties");
 
 /// What a `.metadata` may name.
@@ -32,7 +32,7 @@ const SYMBOLS: &[Symbol] = &[
     LAYOUT,
     OLD_PROPERTIES,
     ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
-    // Who saved it, which is not used.
+    // These say who saved the checkpoint, and are not used.
     ("torch.distributed.checkpoint.metadata", "StorageMeta"),
     ("pathlib", "Path"),
     ("pathlib", "PosixPath"),
@@ -40,14 +40,14 @@ const SYMBOLS: &[Symbol] = &[
     ("pathlib", "WindowsPath"),
     ("pathlib._local", "PosixPath"),
     ("pathlib._local", "WindowsPath"),
-    // How it was planned, which Megatron keeps.
+    // These say how the save was planned, which Megatron keeps.
     ("torch.distributed.checkpoint.planner", "SavePlan"),
     ("torch.distributed.checkpoint.planner", "WriteItem"),
     ("torch.distributed.checkpoint.planner", "WriteItemType"),
     ("torch.distributed.checkpoint.planner", "TensorWriteData"),
     ("torch.distributed.checkpoint.planner", "BytesIOWriteData"),
     ("collections", "OrderedDict"),
-    // Dtypes, of which some are read.
+    // These are dtypes, some of which can be read.
     ("torch", "float32"),
     ("torch", "float64"),
     ("torch", "float16"),
@@ -87,7 +87,7 @@ const MOST_FIELDS: usize = 64;
 /// Where an item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ItemLocation {
-    /// Of [`Metadata::files`].
+    /// Index in [`Metadata::files`].
     pub file: usize,
     pub byte: u64,
     pub bytes: u64,
@@ -96,17 +96,17 @@ pub struct ItemLocation {
 #[derive(Debug)]
 pub struct TensorMeta {
     pub name: String,
-    /// Or what its elements are, if they are none that can be read.
+    /// Dtype, or a description of elements that cannot be read.
     pub dtype: Result<Scalar, String>,
     pub shape: Vec<u64>,
-    /// Those with elements.
+    /// Parts that have elements.
     pub parts: Vec<(Block, ItemLocation)>,
 }
 
 #[derive(Debug)]
 pub struct Metadata {
     pub files: Vec<String>,
-    /// By name.
+    /// Tensors in the order of their names.
     pub tensors: Vec<TensorMeta>,
     /// What is no tensor, by name.
     pub others: Vec<(String, ItemLocation)>,
@@ -121,7 +121,7 @@ impl Metadata {
     }
 }
 
-/// By name, and offsets of a part of a tensor.
+/// Location of each item, by name and, for a part of a tensor, its offsets.
 type ItemLocations<'a> = HashMap<(&'a str, Option<Vec<u64>>), ItemLocation>;
 
 struct Reader<'p, 'a> {
@@ -199,7 +199,7 @@ impl<'a> Reader<'_, 'a> {
     fn tensor(&self, name: &'a str, value: Id, places: &mut ItemLocations<'a>, budget: &mut usize) -> Result<TensorMeta, String> {
         let dtype = self.dtype(self.field(value, "properties")?)?;
         let shape = self.sizes(self.field(value, "size")?)?;
-        // Also where a dim of none makes none of them: sizes are multiplied in any order.
+        // An empty dim counts as 1, so that the sizes can be multiplied in any order without overflow.
         shape.iter().try_fold(dtype::WIDEST, |bytes, n| bytes.checked_mul((*n).max(1))).ok_or("it has too many elements")?;
         let chunks = self.pickle.items(self.field(value, "chunks")?).ok_or("its chunks are no list")?;
         *budget = budget.checked_sub(chunks.len()).ok_or("it shares its parts with other tensors")?;
@@ -212,7 +212,7 @@ impl<'a> Reader<'_, 'a> {
             }
             blocks.push(Block { from, sizes });
         }
-        // Whoever holds the same may say so; it is stored once.
+        // Several ranks may list a block that they all have; it is stored once.
         blocks.sort_unstable();
         blocks.dedup();
         let (mut parts, mut empty) = (vec![], vec![]);
@@ -234,7 +234,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(TensorMeta { name: name.to_owned(), dtype, shape, parts })
     }
 
-    /// Of the properties of a tensor, which are a tuple of which the dtype comes first.
+    /// Reads the dtype, which comes first in the tuple of a tensor's properties.
     fn dtype(&self, properties: Id) -> Result<Result<Scalar, String>, String> {
         self.of_class(properties, &[PROPERTIES, OLD_PROPERTIES])?;
         let state = self.pickle.state(properties).and_then(|s| self.pickle.items(s)).ok_or("its properties have no dtype")?;
@@ -252,7 +252,7 @@ impl<'a> Reader<'_, 'a> {
         found.map(drop).ok_or_else(|| format!("something else is in the place of a {}", classes[0].1))
     }
 
-    /// Of an object whose state is a dict.
+    /// A field of an object whose state is a dict, if it has that field.
     fn optional(&self, object: Id, name: &str) -> Result<Option<Id>, String> {
         let fields = self.pickle.state(object).and_then(|s| self.pickle.entries(s)).ok_or("an object has no fields")?;
         if fields.len() > MOST_FIELDS {

@@ -24,7 +24,7 @@ pub(super) use write::write;
 use super::CheckpointError;
 use crate::conditions::Conditions;
 use crate::host::Whole;
-use crate::weights::{Content, Mark, Offered, WeightsFault};
+use crate::weights::{Content, FileTensor, Mark, WeightsFault};
 use dtype::Scalar;
 use ir::provenance::{KEY, Provenance};
 use item::{Item, is_item};
@@ -50,7 +50,7 @@ pub fn is_distributed(dir: &Path) -> bool {
 pub struct RunMetadata {
     #[serde(flatten)]
     pub model: Provenance,
-    /// Of what a run goes on from.
+    /// State of the run, in a checkpoint that a run resumes from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<Mark>,
     /// As in a manifest.
@@ -78,19 +78,19 @@ type TensorResult = Result<Rc<ChunkedTensor>, String>;
 /// Where the elements of a tensor are.
 struct ChunkedTensor {
     dtype: Scalar,
-    /// None if there are none.
+    /// How the tensor is cut into parts; none if it has no elements.
     tiling: Option<Tiling>,
     parts: Vec<TensorChunk>,
 }
 
 struct TensorChunk {
-    /// Of the file of its item.
+    /// Offset in the file of its item, in bytes.
     byte: u64,
     /// Its item, and whether that has the checksums that it says, once it was looked at.
     item: ItemLocation,
     is_sound: OnceCell<Result<(), String>>,
     sizes: Vec<u64>,
-    /// None if row-major.
+    /// Stride of each dim; none if row-major.
     strides: Option<Vec<u64>>,
 }
 
@@ -155,7 +155,7 @@ impl Distributed {
             let whole = |parts: &Rc<ChunkedTensor>| {
                 Box::new(Tiled { parts: parts.clone(), files: self.files.clone(), name: meta.name.clone(), wrong: wrong.clone() }) as Box<dyn Whole>
             };
-            Offered { name: meta.name.clone(), shape: meta.shape.clone(), values: parts.as_ref().map(whole).map_err(Clone::clone) }
+            FileTensor { name: meta.name.clone(), shape: meta.shape.clone(), values: parts.as_ref().map(whole).map_err(Clone::clone) }
         };
         let tensors = self.metadata.tensors.iter().zip(&self.tensors).map(offer).collect();
         let run = self.about.as_ref().and_then(|a| a.run);
@@ -173,7 +173,7 @@ impl Distributed {
         self.tensors.len()
     }
 
-    /// Of all its files with items.
+    /// Bytes of all its files with items.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.len() as u64).sum()
     }
@@ -194,7 +194,7 @@ impl Distributed {
         let others = self.metadata.others.iter().map(|(name, place)| (name, *place));
         for (name, place) in tensors.chain(others) {
             let bytes = bytes(&self.files, &place);
-            // What is no tensor may be any bytes.
+            // An entry that is no tensor may hold any bytes.
             if is_item(bytes)
                 && let Err(what) = Item::open(bytes).and_then(|mut i| i.check())
             {
@@ -256,11 +256,11 @@ impl Whole for Tiled {
         let mut put = |bytes: &[u8]| {
             let element = || at + done as u64;
             let x = dtype.decode(bytes).unwrap_or_else(|| {
-                // The first that is found stays.
+                // Only the first fault is kept.
                 let _ = self.wrong.set(WeightsFault::Inexact { tensor: self.name.clone(), element: element() });
                 0.0
             });
-            // Beyond f32, in which all is stored, is infinite too.
+            // Values are stored as f32, in which larger ones are infinite.
             if !(x as f32).is_finite() {
                 let _ = self.wrong.set(WeightsFault::NotFinite { tensor: self.name.clone(), element: element(), value: x });
             }

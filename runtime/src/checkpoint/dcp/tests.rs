@@ -24,7 +24,7 @@ type NamedTensor = (String, Vec<u64>, Vec<f64>);
 fn read(dir: &Path) -> Result<Vec<NamedTensor>, String> {
     let wrong = Rc::<OnceCell<WeightsFault>>::default();
     let content = Distributed::open(dir).map_err(|e| e.to_string())?.content(&wrong);
-    let whole = |o: Offered| {
+    let whole = |o: FileTensor| {
         let mut numbers = vec![0.0; o.shape.iter().product::<u64>() as usize];
         o.values?.read(0, &mut numbers);
         Ok((o.name, o.shape, numbers))
@@ -50,7 +50,7 @@ fn what_two_ranks_of_pytorch_saved_is_read() {
     let distributed = Distributed::open(&fixture()).unwrap();
     assert_eq!((&distributed.others[..], &distributed.about), (&["epoch".to_owned()][..], &None));
     assert_eq!(distributed.verify(), Ok(()));
-    // Parts of tensors, from any element on.
+    // Parts of tensors can be read from any element on.
     let wrong = Rc::<OnceCell<WeightsFault>>::default();
     for (offered, (_, _, all)) in distributed.content(&wrong).tensors.into_iter().zip(&wanted) {
         let values = offered.values.unwrap();
@@ -66,7 +66,7 @@ fn what_two_ranks_of_pytorch_saved_is_read() {
 fn what_is_written_is_read_again() {
     let (dir, empty) = (tempfile::tempdir().unwrap(), Tensor::zeros(vec![0, 3]));
     let scalar = Tensor { sizes: vec![], data: vec![-0.5] };
-    // More than are written at a time.
+    // This tensor has more elements than are written at a time.
     let large = Tensor { sizes: vec![3, 50_000], data: (0..150_000).map(f64::from).collect() };
     let tensors = [("empty", &empty), ("large", &large), ("scalar", &scalar)];
     let model = Provenance::new("m", &[("layers".into(), "2".into())], &[]);
@@ -114,7 +114,7 @@ fn damage_is_found_before_anything_is_read() {
     says("__0_0.distcp", &|b| replaced(b, "FloatStorage", "EvilsStorage"), "`torch.EvilsStorage`");
     says("__0_0.distcp", &|b| replaced(b, "little", "bigger"), "its bytes are in another order");
     says("__0_0.distcp", &|b| b[..9].copy_from_slice(b"\x09\0\0\0\0\0\0\0{"), "it is a safetensors file (HuggingFaceStorageWriter");
-    // A number that differs is found by its checksum alone.
+    // Only its checksum shows that a value has changed.
     let turned = changed("__0_0.distcp", |b| {
         let quarter = b.windows(4).position(|w| w == 0.25f32.to_le_bytes()).unwrap();
         b[quarter] ^= 1;

@@ -48,15 +48,15 @@ impl Block {
         self.from[dim] + self.sizes[dim]
     }
 
-    /// None if there are too many.
+    /// Number of elements; none if there are too many to count.
     pub fn elements(&self) -> Option<u64> {
         elements(&self.sizes)
     }
 }
 
-/// None if there are too many.
+/// Number of elements of these sizes; none if there are too many to count.
 pub fn elements(sizes: &[u64]) -> Option<u64> {
-    // A dim of none makes none of them, whatever the others are.
+    // An empty dim leaves no elements, whatever the other sizes are.
     if sizes.contains(&0) { Some(0) } else { sizes.iter().try_fold(1, |all: u64, n| all.checked_mul(*n)) }
 }
 
@@ -127,7 +127,7 @@ impl Tiling {
             for k in (0..self.sizes.len()).rev() {
                 flat += (index[k] - block.from[k]) * stride;
                 if is_whole {
-                    // Dims after this one are all in the block: its rows follow each other in both.
+                    // All later dims are whole in the block, so its rows are contiguous in the tensor, too.
                     run += (block.end(k) - index[k] - 1) * stride;
                     is_whole = block.sizes[k] == self.sizes[k];
                 }
@@ -176,13 +176,13 @@ mod tests {
 
     #[test]
     fn elements_are_found_in_their_blocks() {
-        // Two rows and one, of which the first are cut at another column.
+        // The first two rows are cut at column 3, and the last row at column 1.
         let blocks = vec![block(&[2, 0], &[1, 1]), block(&[0, 0], &[2, 3]), block(&[2, 1], &[1, 3]), block(&[0, 3], &[2, 1])];
         let tiling = Tiling::new(&[3, 4], blocks).unwrap();
         let mut found = vec![];
         tiling.visit(1, 10, |b, at, len| found.push((b, at, len)));
         assert_eq!(found, [(1, 1, 2), (3, 0, 1), (1, 3, 3), (3, 1, 1), (0, 0, 1), (2, 0, 2)]);
-        // Rows of whole blocks follow each other.
+        // Rows of whole blocks are contiguous.
         let rows = Tiling::new(&[3, 2, 2], vec![block(&[0, 0, 0], &[2, 2, 2]), block(&[2, 0, 0], &[1, 2, 2])]).unwrap();
         let mut found = vec![];
         rows.visit(3, 7, |b, at, len| found.push((b, at, len)));
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn every_way_to_cut_rows_and_columns_gives_each_element_its_place() {
         for (rows, columns) in (0..8u64).flat_map(|r| (0..8u64).map(move |c| (r, c))) {
-            // A bit says whether there is a cut before the row or column of its number and one.
+            // Bit `k - 1` says whether there is a cut before row or column `k`.
             let spans = |bits: u64| {
                 let mut cuts: Vec<u64> = vec![0];
                 cuts.extend((1..4).filter(|k| bits >> (k - 1) & 1 == 1));
@@ -227,13 +227,13 @@ mod tests {
         assert_eq!(wrong(&[(&[0, 0], &[3, 3]), (&[0, 0], &[3, 3])]), "its parts have 18 elements, and it has 9");
         assert_eq!(wrong(&[(&[1, 0], &[3, 3])]), "a part of [3, 3] at [1, 0] is not within [3, 3]");
         assert_eq!(wrong(&[(&[0, u64::MAX], &[3, 3])]), format!("a part of [3, 3] at [0, {}] is not within [3, 3]", u64::MAX));
-        // As many elements as there are, but some twice.
+        // The parts have as many elements as the tensor, but some of them twice.
         assert_eq!(wrong(&[(&[0, 0], &[2, 3]), (&[0, 0], &[1, 3])]), "parts of [3, 3] at [0, 0] overlap, or no planes separate them");
         assert_eq!(
             wrong(&[(&[0, 0], &[1, 3]), (&[1, 0], &[1, 3]), (&[1, 0], &[1, 3])]),
             "parts of [2, 3] at [1, 0] overlap, or no planes separate them"
         );
-        // A pinwheel has each element once.
+        // A pinwheel has each element once, but no plane separates its parts.
         let pinwheel: [(&[u64], &[u64]); 5] = [(&[0, 0], &[1, 2]), (&[0, 2], &[2, 1]), (&[2, 1], &[1, 2]), (&[1, 0], &[2, 1]), (&[1, 1], &[1, 1])];
         assert_eq!(wrong(&pinwheel), "parts of [3, 3] at [0, 0] overlap, or no planes separate them");
         assert_eq!(Tiling::new(&[u64::MAX, 3], vec![]).unwrap_err(), "it has too many elements");

@@ -122,7 +122,7 @@ fn metadata_pickle(written: &[Written]) -> Vec<u8> {
         w.dict(|w| {
             w.text("state_dict_metadata");
             w.dict(|w| written.iter().for_each(|item| described(w, item)));
-            // By which names nested states become flat; ours are flat.
+            // This maps flat names to paths of nested states; all states here are flat.
             w.text("planner_data");
             w.dict(|w| {
                 for item in written {
@@ -152,7 +152,7 @@ fn described(w: &mut Writer, item: &Written) {
         w.dict(|w| {
             w.text("properties");
             w.object(PROPERTIES, |w| {
-                // Without strides, which PyTorch before 2.9 does not take.
+                // Strides are left out, as PyTorch before 2.9 does not take them.
                 w.tuple(|w| {
                     w.symbol(("torch", Scalar::F32.names().0));
                     w.call(LAYOUT, |w| w.tuple(|w| w.text("torch.strided")));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::{Data, Wanted};
+use crate::data::{Data, LoadRegions};
 use data::indexed::{Dtype, Writer};
 use ir::dim::Order;
 use ir::graph::Feed;
@@ -19,7 +19,7 @@ fn job(batch: u64, is_packed: bool) -> Job {
         job.inputs.push(entry("document", Some(Feed::Documents(0, 0)), takes(0, 9)));
         job.inputs.push(entry("position", Some(Feed::Positions(0, 0)), takes(0, 9)));
     }
-    // Each of them is loaded.
+    // The program loads each of these inputs.
     let commands = &mut job.programs[0].bodies.iter_mut().map(|b| &mut b.commands).find(|c| c.iter().any(is_load)).unwrap();
     let load = commands.iter().find(|c| is_load(c)).cloned().unwrap();
     commands.retain(|c| !is_load(c));
@@ -90,7 +90,7 @@ fn a_step_is_fed_the_samples_that_follow_those_before() {
         assert_eq!(found[0], [&first[..4], &second[..4]].concat());
         assert_eq!(found[1], [&first[1..], &second[1..]].concat());
     }
-    // Steps of three sequences after four of two, with one left out.
+    // Steps of three sequences follow four steps of two and one sequence that is left out.
     let later = of(3).after((4, 9)).unwrap();
     for step in 4..9 {
         let first = 9 + 3 * (step - 4);
@@ -107,8 +107,8 @@ fn what_is_wanted_is_read_alone() {
     let a = write(dir.path(), "a", &[7, 30, 9], 1);
     let (job, sets) = (job(2, false), sets(&[&a], "1,0,0"));
     let data = Data::of_samples(&job, training(&sets, &job, 0, 4)).unwrap();
-    let whole = Wanted::all(&job.inputs);
-    // Tokens and labels of both rows, each token once.
+    let whole = LoadRegions::all(&job.inputs);
+    // Each token of both rows is read once, though it is both token and label.
     assert_eq!(data.read(0, &whole).unwrap().bytes, 2 * 5 * 2);
 }
 
@@ -129,7 +129,7 @@ fn documents_are_apart_where_the_model_keeps_them_so() {
     ];
     assert!(expected[0].contains(&-100.0));
     assert_eq!(rows(&Data::of_samples(&packed, samples).unwrap(), 0)[1..], expected);
-    // Where nothing asks for documents, a sample is a stream of tokens, as Megatron-LM has it.
+    // Where no input asks for documents, a sample is a stream of tokens, as in Megatron-LM.
     let plain = job(1, false);
     let found = rows(&Data::of_samples(&plain, training(&sets, &plain, 0, 2)).unwrap(), 0);
     assert_eq!(found[1], tokens[1..].iter().map(|t| *t as f64).collect::<Vec<_>>());
@@ -153,7 +153,7 @@ fn data_are_known_again_by_their_tokens_and_their_order() {
     let (job, plain) = (job(1, false), sets(&[&a], "1,0,0"));
     let mark = |sets: &DataSets, seed, samples| training(sets, &job, seed, samples).mark("tokens").hash;
     let first = mark(&plain, 0, 4);
-    // More samples of the same epoch come after the same ones; of two epochs, samples are shuffled together.
+    // More samples of one epoch leave the first ones as they are, but samples of two epochs are shuffled together.
     assert_eq!(mark(&plain, 0, 9), first);
     for other in [mark(&plain, 1, 4), mark(&sets(&[&a], "3,1,0"), 0, 4), mark(&plain, 0, 60), mark(&sets(&["1", &a], "3,1,0"), 0, 4)] {
         assert_ne!(other, first);
@@ -184,7 +184,7 @@ fn what_cannot_be_trained_on_is_refused() {
     let mut floats = plain.clone();
     floats.inputs[0].dtype = DType::F32;
     assert!(says(&sets(&[&a], "1,0,0"), &floats, 0, [1, 0, 0]).contains("`tokens` has 2 dims of f32: pass --data tokens=FILE.npy"));
-    // Files that are not as they were written.
+    // These files are not as they were written.
     let bin = format!("{a}.bin");
     let whole = fs::read(&bin).unwrap();
     fs::write(&bin, &whole[..whole.len() - 2]).unwrap();
@@ -230,13 +230,13 @@ fn labels_are_those_of_whole_documents_that_the_mask_counts() {
             .collect();
         let data = Data::of_samples(&job, samples).unwrap();
         for (step, (tokens, pieces, counted, end)) in held.into_iter().enumerate() {
-            // The number of the document of a token, of which what fills the row up has one more.
+            // `of` is the number of a token's document; what fills the row up counts as one more.
             let of = |at: usize| if at < end { pieces.iter().rposition(|p| p.at as usize <= at).unwrap() } else { pieces.len() };
             let label = |at: usize| of(at) == of(at + 1) && at + 1 < end && counted[at + 1] == 1;
             let found = rows(&data, step as u64);
             assert_eq!(found[0], tokens[..4].iter().map(|t| *t as f64).collect::<Vec<_>>());
             assert_eq!(found[1], (0..4).map(|at| if label(at) { tokens[at + 1] as f64 } else { -100.0 }).collect::<Vec<_>>());
-            // What fills up has the token 0, which is the separator here too.
+            // The row is filled up with token 0, which is also the separator here, so document numbers go on.
             assert!((0..end.min(4)).all(|at| found[2][at] == of(at) as f64 && found[3][at] == (at as u32 - pieces[of(at)].at) as f64));
             assert!((end..4).all(|at| found[2][at] >= pieces.len() as f64));
             assert!(packing != cut || pieces.iter().all(|p| p.from == 0));

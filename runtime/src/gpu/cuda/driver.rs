@@ -1,4 +1,5 @@
-//! NVIDIA's driver: whether this machine has one that is new enough, and what its GPUs are. It is loaded when somebody asks for it.
+//! NVIDIA's driver: whether this machine has one that is new enough, and what its GPUs are. It is loaded when
+//! somebody asks for it.
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -23,7 +24,8 @@ pub enum Unavailable {
     Failed(String),
 }
 
-/// The number of GPUs. Nothing of the driver may be called before this has said that there is one: the bindings panic without it.
+/// The number of GPUs. Nothing of the driver may be called before this has said that there is one: the bindings panic
+/// without it.
 ///
 /// # Errors
 /// Why there is none.
@@ -47,7 +49,7 @@ pub fn probe() -> Result<u64, Unavailable> {
     }
 }
 
-/// Of the driver's interface: 12010 for CUDA 12.1. The library is there.
+/// Version of the driver's interface: 12010 for CUDA 12.1. The library is there.
 pub(super) fn version() -> Result<i32, DriverError> {
     let mut version = 0;
     // SAFETY: `version` is writable.
@@ -92,7 +94,7 @@ impl Described {
             ("L40S", 362e12),
             ("L4", 121e12),
         ];
-        // As a word: an L4 is no L40.
+        // The name has to match as a word: an L4 is no L40.
         let is = |name: &str| format!("{} ", self.name.replace('-', " ")).contains(&format!("{name} "));
         peaks.iter().find(|p| is(p.0)).map(|p| p.1)
     }
@@ -127,7 +129,8 @@ pub(super) fn multiprocessors(device: sys::CUdevice) -> Result<u32, DriverError>
     count.map(|n| n.max(1) as u32)
 }
 
-/// Whether a GPU of a compute capability runs PTX for an architecture: `sm_80` runs on all later ones, `sm_90a` on 9.0 alone.
+/// Whether a GPU of a compute capability runs PTX for an architecture: `sm_80` runs on all later ones, `sm_90a` on
+/// 9.0 alone.
 pub(super) fn fits(arch: &str, [major, minor]: [i32; 2]) -> Result<(), String> {
     let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
     let needed: i32 = digits.parse().map_err(|_| format!("`{arch}` is no architecture"))?;
@@ -181,7 +184,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_said_in_one_line() {
         assert_eq!(Unavailable::Old(11_080).to_string(), "the NVIDIA driver supports CUDA 11.8, mcc needs 12.0 or newer");
-        // Whatever this machine has, asking is no panic.
+        // Asking does not panic, whatever this machine has.
         assert!(probe().map_or_else(|e| !e.to_string().contains('\n'), |count| count > 0));
     }
 

@@ -1,13 +1,14 @@
-//! CUDA graphs: what is given to a GPU at once is captured when it comes for the first time. When the same comes again, parameters that differ (step,
-//! learning rate) are replaced, data is put where the graph copies it from, and one launch does it all.
+//! CUDA graphs: what is given to a GPU at once is captured when it comes for the first time. When the same comes
+//! again, parameters that differ (step, learning rate) are replaced, data is put where the graph copies it from, and
+//! one launch does it all.
 
 use super::driver::text;
-use super::issue::{Kept, On, Streams};
+use super::issue::{IssueContext, Kept, Streams};
 use super::kernel::{CudaKernel, places};
 use super::stream::Stream;
 use crate::device::Location;
 use crate::executor::Copied;
-use crate::gpu::{Between, Outgoing, Work};
+use crate::gpu::{CardExchange, Outgoing, Work};
 use cudarc::driver::result::{self, stream};
 use cudarc::driver::sys;
 use ir::program::{KernelId, Space, Stream as Lane};
@@ -28,7 +29,7 @@ enum WorkKey {
     Host(Lane, KernelId, Vec<Location>),
     Post(Lane, u64, Outgoing),
     Send(Outgoing),
-    Exchange(Lane, Between, Vec<Outgoing>),
+    Exchange(Lane, CardExchange, Vec<Outgoing>),
     Record(Lane, u32),
     Wait(Lane, u32),
 }
@@ -43,7 +44,7 @@ fn keys(work: &[Work]) -> Vec<WorkKey> {
         Work::Host { stream, kernel, args, .. } => WorkKey::Host(*stream, *kernel, args.clone()),
         Work::Post { stream, address, outgoing } => WorkKey::Post(*stream, *address, *outgoing),
         Work::Send(outgoing) => WorkKey::Send(*outgoing),
-        Work::Exchange { stream, between, outgoing } => WorkKey::Exchange(*stream, between.clone(), outgoing.clone()),
+        Work::Exchange { stream, exchange, outgoing } => WorkKey::Exchange(*stream, exchange.clone(), outgoing.clone()),
         Work::Record { stream, event } => WorkKey::Record(*stream, *event),
         Work::Wait { stream, event } => WorkKey::Wait(*stream, *event),
     };
@@ -53,7 +54,7 @@ fn keys(work: &[Work]) -> Vec<WorkKey> {
 /// A captured list.
 struct Graph {
     exec: sys::CUgraphExec,
-    /// Of each launch in order: its node, and the parameters that the graph has.
+    /// Node of each launch in order, with the parameters that the graph has for it.
     launches: Vec<(sys::CUgraphNode, Vec<u8>)>,
     kept: Kept,
     /// Owns the nodes.
@@ -77,7 +78,7 @@ impl Drop for Graph {
 #[derive(Default)]
 pub(super) struct Graphs {
     known: HashMap<Vec<WorkKey>, Graph>,
-    /// Of the last list that is no graph.
+    /// What the last list that is no graph uses of the host.
     kept: Kept,
 }
 
@@ -94,26 +95,26 @@ impl Graphs {
     }
 
     /// Does a list. All before is through: so data may change, and events of other lists are of no matter.
-    pub(super) fn run(&mut self, work: &[Work], on: &On, streams: &mut Streams) -> Result<(), String> {
+    pub(super) fn run(&mut self, work: &[Work], context: &IssueContext, streams: &mut Streams) -> Result<(), String> {
         if !Graphs::takes(work) {
-            // What was kept for the last such list is free now.
+            // The last list of this kind is through, so what was kept for it is dropped.
             self.kept = Kept::new(work)?;
-            return streams.issue(work, on, &mut self.kept, |_, _| Ok(()));
+            return streams.issue(work, context, &mut self.kept, |_, _| Ok(()));
         }
         let keys = keys(work);
         if !self.known.contains_key(&keys) {
-            let graph = capture(work, on, streams)?;
+            let graph = capture(work, context, streams)?;
             self.known.insert(keys.clone(), graph);
         }
         let graph = self.known.get_mut(&keys).expect("invariant: it was just captured");
-        graph.update(work, on.kernels)?;
+        graph.update(work, context.kernels)?;
         // SAFETY: the graph is instantiated, the stream alive.
         unsafe { result::graph::launch(graph.exec, streams.compute().0) }.map_err(text)
     }
 }
 
 /// Captures a list as a graph.
-fn capture(work: &[Work], on: &On, streams: &mut Streams) -> Result<Graph, String> {
+fn capture(work: &[Work], context: &IssueContext, streams: &mut Streams) -> Result<Graph, String> {
     let mut kept = Kept::new(work)?;
     let mut launches = vec![];
     let compute = streams.compute().0;
@@ -123,7 +124,7 @@ fn capture(work: &[Work], on: &On, streams: &mut Streams) -> Result<Graph, Strin
         launches.push((last_node(stream)?, parameters.to_vec()));
         Ok(())
     };
-    let issued = streams.issue(work, on, &mut kept, launched);
+    let issued = streams.issue(work, context, &mut kept, launched);
     // SAFETY: the capture was begun above; it is ended whatever came of it.
     let graph = unsafe { stream::end_capture(compute) }.map_err(text);
     issued?;

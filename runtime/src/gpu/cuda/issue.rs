@@ -4,10 +4,10 @@ use super::driver::text;
 use super::kernel::CudaKernel;
 use super::memory::Pinned;
 use super::stream::{CudaEvent, Stream};
-use crate::gpu::host::{HostCall, Natively};
+use crate::gpu::host::{HostCall, HostKernels};
 use crate::gpu::nccl::Nccl;
 use crate::gpu::outbox::Outboxes;
-use crate::gpu::{Between, Outgoing, Work};
+use crate::gpu::{CardExchange, Outgoing, Work};
 use cudarc::driver::{result, sys};
 use ir::program::{KernelId, Stream as Lane};
 use std::collections::hash_map::Entry;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 const NO_HOST: &str = "there is no code for the host";
 
-/// The streams of a rank, in the order of [`Lane::ALL`], and the events that order them. Each list of work begins on all streams after what was
-/// before on that of kernels, which goes on when all are through.
+/// The streams of a rank, in the order of [`Lane::ALL`], and the events that order them. Each list of work begins on
+/// all streams after what was before on that of kernels, which goes on when all are through.
 pub(super) struct Streams {
     all: Vec<Stream>,
     fork: CudaEvent,
@@ -36,12 +36,12 @@ struct ExchangeStream {
     stream: Stream,
     begins: CudaEvent,
     ended: CudaEvent,
-    last: Last,
+    last: LastIssued,
 }
 
 /// The last that the exchanges' stream was told of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Last {
+enum LastIssued {
     Nothing,
     /// An exchange of another stream, which waits for it.
     OfStream,
@@ -53,11 +53,11 @@ impl Streams {
     pub(super) fn new() -> Result<Streams, String> {
         let all = Lane::ALL.iter().map(|_| Stream::new()).collect::<Result<_, _>>()?;
         let joins = Lane::ALL.iter().map(|_| CudaEvent::new()).collect::<Result<_, _>>()?;
-        let exchanges = ExchangeStream { stream: Stream::first()?, begins: CudaEvent::new()?, ended: CudaEvent::new()?, last: Last::Nothing };
+        let exchanges = ExchangeStream { stream: Stream::first()?, begins: CudaEvent::new()?, ended: CudaEvent::new()?, last: LastIssued::Nothing };
         Ok(Streams { all, fork: CudaEvent::new()?, joins, events: HashMap::new(), exchanges, outboxes: Outboxes::default() })
     }
 
-    /// Of kernels.
+    /// The stream of kernels.
     pub(super) fn compute(&self) -> &Stream {
         &self.all[Lane::Compute as usize]
     }
@@ -66,7 +66,7 @@ impl Streams {
     pub(super) fn issue(
         &mut self,
         work: &[Work],
-        on: &On,
+        context: &IssueContext,
         kept: &mut Kept,
         mut launched: impl FnMut(&Stream, &[u8]) -> Result<(), String>,
     ) -> Result<(), String> {
@@ -76,28 +76,28 @@ impl Streams {
             self.fork.hold(&self.all[*s])?;
         }
         self.outboxes.begin();
-        self.exchanges.last = Last::Nothing;
+        self.exchanges.last = LastIssued::Nothing;
         let mut recorded = BTreeSet::new();
         for work in work {
             match work {
                 Work::Launch { kernel, parameters } => {
-                    self.compute().launch(&on.kernels[kernel], parameters)?;
+                    self.compute().launch(&context.kernels[kernel], parameters)?;
                     launched(self.compute(), parameters)?;
                 }
                 Work::Fill { address, element, width, count } => self.compute().fill(*address, *element, *width, *count)?,
                 Work::Write { address, bytes } => kept.write(self.compute(), *address, bytes)?,
                 Work::Copy { stream, to, device, host, bytes } => self.all[*stream as usize].copy(*to, *device, *host, *bytes)?,
                 Work::Disk { stream, copied } => {
-                    let natively = on.natively.ok_or(NO_HOST)?;
-                    kept.call(&self.all[*stream as usize], HostCall::Disk(natively.arenas(), *copied))?;
+                    let host_kernels = context.host_kernels.ok_or(NO_HOST)?;
+                    kept.call(&self.all[*stream as usize], HostCall::Disk(host_kernels.arenas(), *copied))?;
                 }
                 Work::Host { stream, kernel, args, scalars } => {
-                    let natively = on.natively.ok_or(NO_HOST)?;
-                    kept.call(&self.all[*stream as usize], HostCall::new(natively, *kernel, args, scalars))?;
+                    let host_kernels = context.host_kernels.ok_or(NO_HOST)?;
+                    kept.call(&self.all[*stream as usize], HostCall::new(host_kernels, *kernel, args, scalars))?;
                 }
                 Work::Post { stream, address, outgoing } => self.outboxes.fill(outgoing, *address, &self.all[*stream as usize])?,
-                Work::Send(outgoing) => self.exchange(on, None, &[*outgoing])?,
-                Work::Exchange { stream, between, outgoing } => self.exchange(on, Some((*stream, between)), outgoing)?,
+                Work::Send(outgoing) => self.exchange(context, None, &[*outgoing])?,
+                Work::Exchange { stream, exchange, outgoing } => self.exchange(context, Some((*stream, exchange)), outgoing)?,
                 Work::Record { stream, event } => {
                     let known = match self.events.entry(*event) {
                         Entry::Occupied(e) => e.into_mut(),
@@ -106,7 +106,7 @@ impl Streams {
                     known.record(&self.all[*stream as usize])?;
                     recorded.insert(*event);
                 }
-                // What was recorded in a list before is through.
+                // An event that an earlier list recorded is through already.
                 Work::Wait { stream, event } => {
                     if let Some(known) = self.events.get(event).filter(|_| recorded.contains(event)) {
                         known.hold(&self.all[*stream as usize])?;
@@ -118,8 +118,8 @@ impl Streams {
             self.joins[*s].record(&self.all[*s])?;
             self.joins[*s].hold(self.compute())?;
         }
-        // Else the last one's own stream has waited for it.
-        if self.exchanges.last == Last::Sends {
+        // After an exchange of a stream, that stream has waited already.
+        if self.exchanges.last == LastIssued::Sends {
             self.exchanges.ended.record(&self.exchanges.stream)?;
             self.exchanges.ended.hold(self.compute())?;
         }
@@ -127,19 +127,20 @@ impl Streams {
     }
 
     /// Issues an exchange of a stream, if there is one, and what goes out with it.
-    fn exchange(&mut self, on: &On, exchange: Option<(Lane, &Between)>, outgoing: &[Outgoing]) -> Result<(), String> {
-        let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
+    fn exchange(&mut self, context: &IssueContext, exchange: Option<(Lane, &CardExchange)>, outgoing: &[Outgoing]) -> Result<(), String> {
+        let nccl = context.nccl.ok_or("the GPU is not connected to others")?;
         let ExchangeStream { stream, begins, ended, last } = &mut self.exchanges;
         match exchange {
             Some((lane, _)) => {
                 begins.record(&self.all[lane as usize])?;
                 begins.hold(stream)?;
             }
-            // What was posted in a list before is there: it waits for nothing of this one.
-            None if *last == Last::Nothing && !self.outboxes.any_filled(outgoing)? => self.fork.hold(stream)?,
+            // An earlier list filled these outboxes, so nothing in this one is waited for, and the stream joins it at
+            // the fork.
+            None if *last == LastIssued::Nothing && !self.outboxes.any_filled(outgoing)? => self.fork.hold(stream)?,
             None => {}
         }
-        *last = if exchange.is_some() { Last::OfStream } else { Last::Sends };
+        *last = if exchange.is_some() { LastIssued::OfStream } else { LastIssued::Sends };
         let places = self.outboxes.hold(outgoing, stream)?;
         nccl.issue(exchange.map(|e| e.1), outgoing, &places, stream)?;
         self.outboxes.free(outgoing, stream)?;
@@ -152,10 +153,10 @@ impl Streams {
 }
 
 /// What a list is issued with.
-pub(super) struct On<'a> {
+pub(super) struct IssueContext<'a> {
     pub(super) kernels: &'a BTreeMap<KernelId, CudaKernel>,
     pub(super) nccl: Option<&'a Nccl>,
-    pub(super) natively: Option<&'a Natively>,
+    pub(super) host_kernels: Option<&'a HostKernels>,
 }
 
 /// What work under way uses of the host, and a graph as long as it lives.
@@ -193,7 +194,8 @@ impl Kept {
             unsafe { &*call.cast_const().cast::<HostCall>() }.run();
         }
         let call = Arc::new(call);
-        // SAFETY: the stream is alive; what is called uses no driver, and operands that are its own by the order of streams.
+        // SAFETY: the stream is alive; what is called uses no driver, and operands that are its own by the order of
+        // streams.
         unsafe { sys::cuLaunchHostFunc(on.0, Some(run), Arc::as_ptr(&call).cast_mut().cast()) }.result().map_err(text)?;
         self.calls.push(call);
         Ok(())

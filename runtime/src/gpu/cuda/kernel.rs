@@ -1,4 +1,5 @@
-//! Kernels as the driver has them: functions of modules, the parameters that they are launched with, and tensor maps, which are among these.
+//! Kernels as the driver has them: functions of modules, the parameters that they are launched with, and tensor maps,
+//! which are among these.
 
 use super::driver::text;
 use crate::device::ThreadResources;
@@ -50,8 +51,8 @@ pub(super) fn load(ptx: &CString, cubin: Option<&[u8]>, name: &CString, launch: 
 /// Threads of a warpgroup, which have more or fewer registers together.
 const WARPGROUP: u32 = 128;
 
-/// Whether a block's registers are enough for what its warpgroups will have: one gives some of its own to all others, which wait for
-/// them. With fewer than the text was written for, they would wait for ever.
+/// Whether a block's registers are enough for what its warpgroups will have: one gives some of its own to all others,
+/// which wait for them. With fewer than the text was written for, they would wait for ever.
 fn shared_out(ptx: &str, threads: u32, registers: u32) -> Result<(), String> {
     let asked = |what: &str| -> Option<u32> {
         let (_, after) = ptx.split_once(&format!("setmaxnreg.{what}.sync.aligned.u32"))?;
@@ -82,7 +83,8 @@ pub(super) fn encoded(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], 
     };
     let steps = vec![1; map.sizes.len()];
     let mut out = sys::CUtensorMap { opaque: [0; MAP_BYTES / 8] };
-    // SAFETY: the lists are as long as the driver expects for so many dims, and `out` is writable; the memory is not touched.
+    // SAFETY: the lists are as long as the driver expects for so many dims, and `out` is writable; the memory is not
+    // touched.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             &mut out,

@@ -22,7 +22,8 @@ impl Pinned {
     }
 
     pub(super) fn slice(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is owned; it was zero or written at first use, and the GPU's copies have been waited for.
+        // SAFETY: the memory is owned; it was zero or written at first use, and the GPU's copies have been waited
+        // for.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }

@@ -60,7 +60,8 @@ impl Comm {
     }
 }
 
-/// A configuration of NCCL 2.18, whose fields the bindings have: newer versions take what they know beyond them from their defaults.
+/// A configuration of NCCL 2.18, whose fields the bindings have: newer versions take what they know beyond them from
+/// their defaults.
 pub(super) fn configuration(max_ctas: u32) -> sys::ncclConfig_t {
     sys::ncclConfig_t {
         size: size_of::<sys::ncclConfig_t>(),

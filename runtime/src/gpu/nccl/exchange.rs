@@ -1,4 +1,5 @@
-//! What ranks exchange, as NCCL's operations: collectives, and sends and receives joined to what is none of NCCL's own.
+//! What ranks exchange, as NCCL's operations: collectives, and sends and receives joined to what is none of NCCL's
+//! own.
 
 use super::comm::{Comm, check};
 use super::library;
@@ -22,8 +23,8 @@ impl Comm {
     ) -> Result<ncclResult_t, String> {
         let (ty, count, stream) = (data_type(terms.dtype), terms.count as usize, stream.0.cast());
         let (from, to) = (src as *const c_void, dst as *mut c_void);
-        // SAFETY: places lie within their arenas; the communicator and the stream are alive. What is issued between the start and the end of a group
-        // happens at once.
+        // SAFETY: places lie within their arenas; the communicator and the stream are alive. What is issued between
+        // the start and the end of a group happens at once.
         unsafe {
             Ok(match terms.kind {
                 Collective::AllReduce(reduce) => library::ncclAllReduce(from, to, count, ty, operation(reduce), self.0, stream),
@@ -74,7 +75,8 @@ impl Comm {
     }
 }
 
-/// What passes between this rank and another member: whether it gives or gets, and how many bytes on from the start of both ranges.
+/// What passes between this rank and another member: whether it gives or gets, and how many bytes on from the start
+/// of both ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PeerTransfer {
     gives: bool,
@@ -82,7 +84,7 @@ struct PeerTransfer {
     offset: u64,
 }
 
-/// By member, what an exchange of all with all, or a shift to the next member, is to a rank.
+/// What a rank gives to and gets from each member in an all-to-all or a shift to the next member.
 fn parts(members: &[u64], rank: u64, terms: &Terms) -> Vec<(i32, PeerTransfer)> {
     let n = members.len();
     let me = members.iter().position(|m| *m == rank).unwrap_or(0);

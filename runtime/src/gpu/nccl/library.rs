@@ -1,5 +1,5 @@
-//! NCCL's library, found by the names under which it is installed: packages of distributions and of Python have `libnccl.so.2` alone, which
-//! the bindings' own loader does not look for. Types are the bindings'.
+//! NCCL's library, found by the names under which it is installed: packages of distributions and of Python have
+//! `libnccl.so.2` alone, which the bindings' own loader does not look for. Types are the bindings'.
 
 use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 use libloading::Library;
@@ -20,7 +20,8 @@ macro_rules! functions {
 
         impl Functions {
             fn of(library: Library) -> Result<Functions, libloading::Error> {
-                // SAFETY: the types are those of NCCL's header, and the library stays loaded as long as they are there.
+                // SAFETY: the types are those of NCCL's header, and the library stays loaded as long as they are
+                // there.
                 unsafe { Ok(Functions { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)* _library: library }) }
             }
         }
@@ -74,7 +75,7 @@ fn recent(version: i32) -> Result<(), String> {
     if version >= LEAST {
         return Ok(());
     }
-    // Before 2.9 there were two digits less.
+    // Versions before 2.9 have two digits less.
     let (major, minor) = if version < 10_000 { (version / 1000, version % 1000 / 100) } else { (version / 10_000, version % 10_000 / 100) };
     Err(format!("NCCL {major}.{minor} is too old, mcc needs 2.18 or newer"))
 }

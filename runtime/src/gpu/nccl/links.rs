@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NcclLink {
     Group(Vec<u64>),
-    /// From the first to the second.
+    /// Messages from the first rank to the second.
     Messages([u64; 2]),
 }
 
@@ -26,21 +26,21 @@ impl NcclLink {
 }
 
 /// Collectives of a group that differ: NCCL may do each in another way. All members have the same, in one order.
-pub type Kinds = BTreeMap<(Collective, DType, u64), Terms>;
+pub type LinkCollectives = BTreeMap<(Collective, DType, u64), Terms>;
 
 /// Links that no two have a rank of, with what goes over each.
-pub type Round = Vec<(NcclLink, Kinds)>;
+pub type Round = Vec<(NcclLink, LinkCollectives)>;
 
 /// The links of a rank with what goes over each.
-pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<NcclLink, Kinds> {
-    let mut links: BTreeMap<NcclLink, Kinds> = BTreeMap::new();
+pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<NcclLink, LinkCollectives> {
+    let mut links: BTreeMap<NcclLink, LinkCollectives> = BTreeMap::new();
     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
     for command in program.bodies.iter().flat_map(|b| &b.commands) {
         match &command.action {
             Action::Collective { group, kind, dtype, count, .. } => {
                 let members = program.groups[group.index()].members(&job.mesh, rank);
-                let kinds = links.entry(NcclLink::Group(members)).or_default();
-                kinds.insert((*kind, *dtype, *count), Terms { kind: *kind, dtype: *dtype, count: *count });
+                let collectives = links.entry(NcclLink::Group(members)).or_default();
+                collectives.insert((*kind, *dtype, *count), Terms { kind: *kind, dtype: *dtype, count: *count });
             }
             Action::Send { hops, .. } => drop(links.entry(NcclLink::Messages([rank, peer(job, rank, *hops)])).or_default()),
             Action::Recv { hops, .. } => drop(links.entry(NcclLink::Messages([peer(job, rank, *hops), rank])).or_default()),
@@ -60,9 +60,9 @@ pub fn of_rank(job: &Job, rank: u64) -> BTreeMap<NcclLink, Kinds> {
 /// The links of a job with what goes over each, in rounds of which each has every rank at most once. All ranks
 /// compute the same.
 pub fn rounds(job: &Job) -> Vec<Round> {
-    let links: BTreeMap<NcclLink, Kinds> = (0..job.mesh.world()).flat_map(|rank| of_rank(job, rank)).collect();
+    let links: BTreeMap<NcclLink, LinkCollectives> = (0..job.mesh.world()).flat_map(|rank| of_rank(job, rank)).collect();
     let mut rounds: Vec<(BTreeSet<u64>, Round)> = vec![];
-    for (link, kinds) in links {
+    for (link, collectives) in links {
         let free = rounds.iter_mut().find(|(taken, _)| link.members().iter().all(|m| !taken.contains(m)));
         let round = match free {
             Some(round) => round,
@@ -72,7 +72,7 @@ pub fn rounds(job: &Job) -> Vec<Round> {
             }
         };
         round.0.extend(link.members());
-        round.1.push((link, kinds));
+        round.1.push((link, collectives));
     }
     rounds.into_iter().map(|r| r.1).collect()
 }
@@ -94,7 +94,7 @@ mod tests {
         }
         assert!(all.iter().any(|l| **l == NcclLink::Group(vec![0, 1])), "{all:?}");
         assert!(all.iter().any(|l| matches!(l, NcclLink::Messages(_))), "{all:?}");
-        // Ranks of a group all have it, so the rounds are as many as one rank has links, or few more.
+        // All ranks of a group take part in it, so there are as many rounds as one rank has links, or few more.
         let most = (0..8).map(|r| all.iter().filter(|l| l.members().contains(&r)).count()).max().unwrap_or(0);
         assert!((most..=2 * most).contains(&rounds.len()), "{} rounds, {most} links", rounds.len());
     }
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn a_link_knows_all_that_goes_over_it() {
         let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
-        let kinds: Vec<Kinds> = rounds(&job).into_iter().flatten().map(|(_, kinds)| kinds).collect();
+        let collectives: Vec<LinkCollectives> = rounds(&job).into_iter().flatten().map(|(_, collectives)| collectives).collect();
         let program = &job.programs[0];
         let commands = program.bodies.iter().flat_map(|b| &b.commands);
         for command in commands {
             if let Action::Collective { kind, dtype, count, .. } = &command.action {
-                assert!(kinds.iter().any(|k| k.contains_key(&(*kind, *dtype, *count))), "{kind:?} of {count}");
+                assert!(collectives.iter().any(|k| k.contains_key(&(*kind, *dtype, *count))), "{kind:?} of {count}");
             }
         }
     }

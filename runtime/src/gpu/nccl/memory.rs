@@ -13,7 +13,7 @@ use crate::gpu::outbox::outbox_bytes;
 use ir::program::{Collective, Job};
 use std::collections::BTreeSet;
 
-/// Of a connection.
+/// Bytes of a connection.
 const CONNECTION: u64 = 10 << 20;
 
 /// Channels between two ranks of different machines.
@@ -32,7 +32,7 @@ pub fn bytes_of_rank(job: &Job, rank: u64, max_ctas: u32) -> u64 {
     let of_peer = if job.mesh.world() > MACHINE { BETWEEN_MACHINES } else { channels.next_power_of_two() };
     let mut senders = BTreeSet::new();
     let mut connections = 0u64;
-    for (link, kinds) in of_rank(job, rank) {
+    for (link, collectives) in of_rank(job, rank) {
         let members = match &link {
             NcclLink::Messages([from, _]) => {
                 senders.extend(Some(*from).filter(|from| *from != rank));
@@ -40,7 +40,7 @@ pub fn bytes_of_rank(job: &Job, rank: u64, max_ctas: u32) -> u64 {
             }
             NcclLink::Group(members) => members.len() as u64,
         };
-        let has = |kind: fn(&Collective) -> bool| kinds.keys().any(|(k, ..)| kind(k));
+        let has = |kind: fn(&Collective) -> bool| collectives.keys().any(|(k, ..)| kind(k));
         let rings = has(|k| matches!(k, Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_)));
         let trees = has(|k| matches!(k, Collective::AllReduce(_))) && members > 2;
         let peers = if has(|k| matches!(k, Collective::AllToAll)) { members - 1 } else { u64::from(has(|k| matches!(k, Collective::Shift))) };
@@ -61,7 +61,7 @@ mod tests {
             let job = fixture::job(split);
             bytes_of_rank(&job, 0, ctas) - outbox_bytes(&job, 0)
         };
-        // One ring of two ranks.
+        // The two ranks have one ring.
         assert_eq!(bytes(&Split { microbatches: 1, pp: 1, dp: 1, tp: 2 }, 24) % (24 * CONNECTION), 0);
         let [few, many] = [8, 16].map(|ctas| bytes(&Split { microbatches: 2, pp: 2, dp: 2, tp: 1 }, ctas));
         assert_eq!(2 * few, many);

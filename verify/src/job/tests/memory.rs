@@ -61,7 +61,7 @@ fn nothing_lies_on_a_stash_in_use() {
     );
     refused(|job| job.stages[0].schedule.slots[0].at += 4, Invariant::StashAligned, "a stash begins at 388, not a multiple of 64");
     refused(|job| job.stages[0].schedule.slots[0].at = 1 << 60, Invariant::TemporarySize, "temporary memory has");
-    // What stage 0 sends, in a stash of its own: from forward to forward.
+    // `y`, which stage 0 sends, gets a stash of its own. It is in use only within forward bodies.
     let sent = |at: u64| {
         move |job: &mut Job| {
             let y = buffer(job, 0, "y");
@@ -72,7 +72,7 @@ fn nothing_lies_on_a_stash_in_use() {
         }
     };
     refused(sent(448), Invariant::StashesApart, "stage 0, train, forward, command 1: stashes 0 and 1, both in use, overlap");
-    // Where an evaluation has another temporary buffer, which ends before it, or nothing at all.
+    // At 320 lies `total`, which no forward body uses, and at 512 lies nothing.
     for at in [320, 512] {
         let mut apart = job();
         sent(at)(&mut apart);

@@ -1,5 +1,5 @@
-//! A small job by hand: two stages, two ranks each, two microbatches, 1F1B. Stage 0 multiplies data by its parameter and sends the
-//! product, stage 1 multiplies by its own; the loss is the sum. SGD with momentum.
+//! A small job by hand: two stages, two ranks each, two microbatches, 1F1B. Stage 0 multiplies data by its parameter
+//! and sends the product, stage 1 multiplies by its own; the loss is the sum. SGD with momentum.
 
 use ir::build::Builder;
 use ir::dim::{Base, Dim, DimInfo, IndexMap, Linear, Order};

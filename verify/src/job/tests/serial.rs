@@ -43,7 +43,7 @@ fn accepted(stages: [&[SendTurn]; 2]) {
 #[test]
 fn sends_go_out_when_the_other_end_comes_to_them() {
     accepted([&[after(0, 0), after(1, 1)], &[after(0, 1), after(1, 2)]]);
-    // The second goes on while the first gradient comes back.
+    // The second send goes out while the first gradient comes back.
     accepted([&[after(0, 0), with(1, 0)], &[with(0, 1), after(1, 2)]]);
     accepted([&[after(0, 0), with(1, 0)], &[after(0, 1), after(1, 2)]]);
 }
@@ -100,7 +100,7 @@ fn what_a_send_is_at_once_with_is_a_receive() {
 
 #[test]
 fn a_copy_waits_for_a_slot() {
-    // With room for one message stage 0 does not come to its receive before the first one went out.
+    // With room for one message, stage 0 does not come to its receive before the first message went out.
     let mut job = job();
     serial(&mut job);
     job.stages[0].schedule.sends[0] = vec![after(0, 0), with(1, 0)];

@@ -5,7 +5,8 @@ use crate::Invariant;
 use crate::job::verify;
 use ir::program::{Action, Command, Stream};
 
-/// The sample job with communication on streams of its own: each waits for what was computed before, and is waited for.
+/// The sample job with communication on streams of its own: each waits for what was computed before, and is waited
+/// for.
 fn streamed() -> Job {
     let mut job = job();
     for program in &mut job.programs {
@@ -66,14 +67,15 @@ fn every_dropped_event_shows() {
             }
         }
     }
-    // Between the two halves of the gradients' sum, which follow each other on one stream; and before the loss, complete since the gradients are.
+    // These commands order what is ordered anyway: the halves of the gradients' sum follow each other on one stream,
+    // and the loss is complete once the gradients are.
     let implied = |stage: usize| [3, 4, 5, 6, 17, 18].map(|k| format!("stage {stage}, reduce, command {k}"));
     assert_eq!(accepted, [implied(0), implied(1)].concat());
 }
 
 #[test]
 fn a_race_names_both_commands() {
-    // Stage 1's backward sends what it has just computed.
+    // Without this wait, stage 1's backward pass sends a gradient that may not be computed yet.
     let hasty = |job: &mut Job| {
         let list = commands(job, 1, "backward");
         let k = list.iter().position(|c| c.stream == Stream::Send && matches!(c.action, Action::Wait { .. })).expect("a wait");
@@ -89,7 +91,7 @@ fn a_race_names_both_commands() {
 
 #[test]
 fn a_race_may_be_with_an_earlier_call() {
-    // What stage 0's forward sends may still be on its way when the next one computes the same.
+    // Without the wait, the next forward pass may overwrite what stage 0 is still sending.
     let careless = |job: &mut Job| commands(job, 0, "forward").retain(|c| c.stream != Stream::Compute || !matches!(c.action, Action::Wait { .. }));
     refused(
         careless,
@@ -100,7 +102,8 @@ fn a_race_may_be_with_an_earlier_call() {
 
 #[test]
 fn an_evaluation_may_race_with_a_step_whose_stash_it_overwrites() {
-    // What an evaluation of stage 1 receives waits for evaluations before, and no longer for what the compute stream did since.
+    // The receive of stage 1's evaluation then waits only for earlier evaluations, not for what the compute stream
+    // did since.
     let own = |job: &mut Job| {
         let list = commands(job, 1, "eval_forward");
         let receive = list.iter().position(|c| matches!(c.action, Action::Recv { .. })).expect("a receive");

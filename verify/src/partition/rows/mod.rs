@@ -1,23 +1,30 @@
 //! Rows of experts: what is stored between a dispatch and the next dense values holds what the sharded graph says.
 //!
-//! To a choice `chosen` of experts by tokens belong *tensors* that no rank has as a whole, and each local value is a view of one, element by element, as it is
-//! of values of the sharded graph ([`super::shards`]): its index is a mixed-radix number of local indices and coordinates. So one rule shows that exchanges
-//! of rows and of their tables, and what arranges them, hold the right part. Such a tensor is
+//! To a choice `chosen` of experts by tokens belong *tensors* that no rank has as a whole, and each local value is a
+//! view of one, element by element, as it is of values of the sharded graph ([`super::shards`]): its index is a
+//! mixed-radix number of local indices and coordinates. So one rule shows that exchanges of rows and of their tables,
+//! and what arranges them, hold the right part. Such a tensor is
 //! - a table: integers that are defined by what is chosen ([`tables`]);
-//! - the rows of a value `v` of the sharded graph, `[rest of v, home, group, slot]`: element `(r, h, g, s)` is `v` at r, the token of home h and the expert
-//!   of group g that the tables of tokens and of experts name there. Dims of tokens or experts that v lacks are repeated. What lies in a slot that is nobody's is anything.
+//! - the rows of a value `v` of the sharded graph, `[rest of v, home, group, slot]`: element `(r, h, g, s)` is `v` at
+//!   r, the token of home h and the expert of group g that the tables of tokens and of experts name there. Dims of
+//!   tokens or experts that v lacks are repeated. What lies in a slot that is nobody's is anything.
 //!
-//! A *home* is where the sharding of `chosen` puts tokens: their numbers there are the row-major index of what a rank has of them.
-//! The tables are proved op by op, from the choices on: each rule leads from what operands are to what the result is, and says why. Then
+//! A *home* is where the sharding of `chosen` puts tokens: their numbers there are the row-major index of what a rank
+//! has of them. The tables are proved op by op, from the choices on: each rule leads from what operands are to what
+//! the result is, and says why. Then
 //! - looking up a dense value by a table of slots gives its rows ([`ops`]);
-//! - what an op makes of rows are the rows of what it makes of the values, if it does the same at every token and expert;
+//! - what an op makes of rows are the rows of what it makes of the values, if it does the same at every token and
+//!   expert;
 //! - a grouped dot by ends is the product of each row with its expert's matrix, since slots are in order of experts;
-//! - a dispatch is the rows of what is dispatched times how many choices name the slot, or the sum over these choices;
+//! - a dispatch is the rows of what is dispatched times how many choices name the slot, or the sum over these
+//!   choices;
 //! - choices look up their slot's row: that is what a combination is;
-//! - sums of rows by token, by expert or by both are sums over tokens or experts of the dense value, or that value itself, if it is zero where there
-//!   is no row ([`sums`], [`zero`]). A slot is one pair of a token and an expert, and each chosen pair has one, so each counts once.
+//! - sums of rows by token, by expert or by both are sums over tokens or experts of the dense value, or that value
+//!   itself, if it is zero where there is no row ([`sums`], [`zero`]). A slot is one pair of a token and an expert,
+//!   and each chosen pair has one, so each counts once.
 //!
-//! That there is a slot for each chosen pair is so if there are as many as pairs can be, or if a limit stops the step otherwise; such a limit is asked for.
+//! That there is a slot for each chosen pair is so if there are as many as pairs can be, or if a limit stops the step
+//! otherwise; such a limit is asked for.
 
 mod ops;
 mod passes;
@@ -26,7 +33,7 @@ mod sums;
 mod tables;
 mod zero;
 
-use super::shards::{Local, Places, ShardView};
+use super::shards::{Local, ShardView, ShardViews};
 use super::stage::Stage;
 use crate::Invariant;
 use crate::terms::digits::{Digits, LinearForm, add};
@@ -46,17 +53,19 @@ pub use tables::Table;
 /// Where tokens that choose experts are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenHomes {
-    /// What they choose, before all reshards.
+    /// The value that holds their choices, before all reshards.
     chosen: Value,
-    /// The number of experts, and the dims by which values of these experts go.
+    /// The number of experts.
     size: u64,
+    /// The dims of values per expert.
     experts: Vec<Dim>,
     choice: Dim,
     picks: u64,
     tokens: Vec<Dim>,
-    /// The sub-axes along which homes differ, in order of dims of tokens: which dim they split, in how many parts of how many tokens.
+    /// The sub-axes along which homes differ, in the order of the tokens' dims: the dim that each splits, into how
+    /// many parts, and the tokens of each.
     homes: Vec<(SubAxis, Dim, u64, u64)>,
-    /// What a home has of the dims of tokens: so many steps of so many.
+    /// A home's part of each of the tokens' dims: the number of steps, and the size of each.
     pieces: Vec<(Dim, u64, u64)>,
 }
 
@@ -72,35 +81,36 @@ impl TokenHomes {
     }
 }
 
-/// How rows are arranged: their home, the experts of a group, and the slots of a home for a group. What does not matter or is not known yet is 0.
+/// How rows are arranged: their home, the experts of a group, and the slots of a home for a group. What does not
+/// matter or is not known yet is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     home: usize,
     group: u64,
     slots: u64,
-    /// Of a pass, whose slots are for some rows only: how many rows of its group come before these. None: they are for
-    /// all rows.
+    /// For a pass, whose slots are for some rows only: how many rows of its group come before these. `None` means
+    /// that the slots are for all rows.
     from: Option<u64>,
 }
 
 impl Layout {
-    /// Whether slots of both are for the same rows.
+    /// Whether the slots of both layouts are for the same rows.
     fn has_rows_of(&self, other: &Layout) -> bool {
         let slots = self.from.is_none() || self.slots == other.slots;
         (self.home, self.group, self.from) == (other.home, other.group, other.from) && slots
     }
 }
 
-/// What local values are views of, apart from values of the sharded graph.
+/// The tensors that local values may be views of, besides values of the sharded graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoutedTensor {
     /// Element n is n.
     Numbers,
     Table(Table, Layout),
     Rows(Value, Layout),
-    /// What the rows of a pass, or of several in a row, add to a value. They are `apart` if each element has its share
-    /// of one pass alone. `met` are the sub-axes of homes, a bit each, of which a rank adds rows of other homes than
-    /// its own.
+    /// What the rows of one pass, or of several passes in a row, add to a value. The shares are `apart` if each
+    /// element has its share of one pass alone. `met` has a bit for each of the homes' sub-axes along which a rank
+    /// adds rows of other homes than its own.
     Share {
         of: Value,
         layout: Layout,
@@ -109,11 +119,11 @@ pub enum RoutedTensor {
     },
 }
 
-/// What a sharded graph says of routing.
+/// The routings of a sharded graph.
 #[derive(Default)]
 pub struct Routed {
     homes: Vec<TokenHomes>,
-    /// By value before reshards: what is computed from it.
+    /// For each value before reshards, the values that are computed from it.
     users: Vec<Vec<Value>>,
     tensors: Vec<RoutedTensor>,
     known: HashMap<RoutedTensor, Term>,
@@ -127,7 +137,8 @@ impl Routed {
     }
 }
 
-/// For every value the first one that is the same: of which it is a reshard, or that is computed alike from the same.
+/// For every value, the first one that equals it: the value of which it is a reshard, or that is computed alike from
+/// equal values.
 pub fn same(s: &Sharded) -> Vec<Value> {
     let body = &s.graph.body;
     let mut known = HashMap::new();
@@ -143,10 +154,11 @@ pub fn same(s: &Sharded) -> Vec<Value> {
     same
 }
 
-/// Rows of a value, read: `row` are the indices of rows, `rest` those of what is in a row, in digits of the dense value.
+/// Rows of a value: `row` are the indices of rows, and `rest` those of what is in a row, in digits of the dense
+/// value.
 #[derive(Clone)]
 struct Packed {
-    /// Before reshards.
+    /// The dense value, before reshards.
     of: Value,
     layout: Layout,
     row: View,
@@ -156,7 +168,7 @@ struct Packed {
     partial: Vec<(SubAxis, Partial)>,
 }
 
-impl Places<'_> {
+impl ShardViews<'_> {
     /// Finds the routings of the graph.
     pub fn route(&mut self) {
         let body = &self.s.graph.body;
@@ -241,7 +253,8 @@ impl Places<'_> {
         };
         let mut out = vec![];
         if let RoutedTensor::Rows(v, _) = tensor {
-            // No more than its strides need: all elements of the dense value, times all slots, can be more than 2^64.
+            // This extent is no more than its strides need. The elements of the dense value times all slots can
+            // exceed 2^64.
             let (dims, rest) = (self.s.graph.body.dims_of(v), self.rest_of(v, home));
             let inner = dims.iter().skip_while(|d| !rest.contains(d));
             out.push((Count::Rest, inner.map(|d| self.s.graph.body.dims.size(*d)).product(), 1));
@@ -268,7 +281,7 @@ impl Places<'_> {
         dims.filter(|d| !home.tokens.contains(d) && !home.experts.contains(d)).collect()
     }
 
-    /// Steps as digits of a dense value. They stand still where it lacks what they count.
+    /// Steps as digits of a dense value. Where the value lacks what they count, they have stride 0.
     fn dense(&self, v: Value, home: &TokenHomes, steps: &Steps) -> Option<Digits> {
         let body = &self.s.graph.body;
         let (order, strides) = (body.dims_of(v), body.dims.strides(body.dims_of(v)));
@@ -319,7 +332,7 @@ impl Places<'_> {
         Some(out)
     }
 
-    /// For each other dim of a value what a rank has of it, in digits of the dense value, and what coordinates add to them.
+    /// For each other dim of a value, a rank's part in digits of the dense value, and what coordinates add to them.
     fn rest(&self, v: Value, layout: Layout) -> (Vec<(Dim, Digits)>, LinearForm) {
         let (body, sharding) = (&self.s.graph.body, self.s.sharding(v));
         let order = body.dims_of(self.root[v.index()]);
@@ -336,15 +349,16 @@ impl Places<'_> {
 }
 
 impl Stage<'_, '_> {
-    /// What a node makes of rows, tables or what becomes such.
+    /// The value of a node that is computed from rows, tables or other routed tensors.
     pub fn routed(&mut self, w: Value) -> Option<Local> {
-        if self.places.routed.is_empty() {
+        if self.shards.routed.is_empty() {
             return None;
         }
         self.table(w).or_else(|| self.of_rows(w)).or_else(|| self.sum_of_rows(w)).or_else(|| self.sum_of_shares(w)).or_else(|| self.share_if_any(w))
     }
 
-    /// That no home has more rows for a group than there is room for, where there is not for all that there can be.
+    /// Checks that no home has more rows for a group than there is room for, unless there is room for all that there
+    /// can be.
     pub fn room(&self) -> Checked {
         for (home, group, room) in &self.bounds {
             if !self.limits.iter().any(|(h, g, most)| (h, g) == (home, group) && most <= room) {
@@ -354,9 +368,9 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// A layout with so many slots for all groups.
+    /// The layout with so many slots for all groups together.
     fn with_slots(&mut self, layout: Layout, all: u64) -> Option<Layout> {
-        let home = self.places.home(layout);
+        let home = self.shards.home(layout);
         let slots = all / (home.size / layout.group);
         if all != slots * (home.size / layout.group) || ![0, slots].contains(&layout.slots) {
             return None;
@@ -378,15 +392,15 @@ impl Stage<'_, '_> {
     fn dense_value(&self, a: Value, to: Chunk) -> Option<(Value, Rc<ShardView>)> {
         let one = self.one(a, to)?;
         let v = Value(one.x.term.0);
-        let known = v.index() < self.places.root.len() && one.x.offset == 0;
-        (known && self.local.body[a].ty.dtype == self.places.s.graph.body[v].ty.dtype).then_some((v, one))
+        let known = v.index() < self.shards.root.len() && one.x.offset == 0;
+        (known && self.local.body[a].ty.dtype == self.shards.s.graph.body[v].ty.dtype).then_some((v, one))
     }
 
     /// A view of a tensor whose indices start at zero.
     fn read(&self, a: Value, to: Chunk) -> Option<(RoutedTensor, View, Rc<ShardView>)> {
         let one = self.one(a, to)?;
-        let tensor = self.places.tensor(one.x.term)?;
-        let space = self.places.space(tensor)?;
+        let tensor = self.shards.tensor(one.x.term)?;
+        let space = self.shards.space(tensor)?;
         if one.x.offset != 0 {
             return None;
         }
@@ -409,7 +423,7 @@ impl Stage<'_, '_> {
         let row = |steps: &Steps| steps.iter().all(|s| s.0 != Count::Rest);
         let digits = |steps: &Steps| Digits::new(steps.iter().map(|s| (s.1, s.2)));
         let (mut rows, mut rest, mut form) = (View { dims: vec![], coords: vec![] }, vec![], LinearForm::new());
-        // Of one element it is whichever its user takes it for.
+        // A dim of one element counts as whatever its user takes it for, so it is left out.
         for (d, steps) in view.dims.into_iter().filter(|d| !d.1.is_empty()) {
             match row(&steps) {
                 true => rows.dims.push((d, steps)),
@@ -427,9 +441,9 @@ impl Stage<'_, '_> {
         Some(Packed { of, layout, row: rows, rest, inside: form, partial: one.partial.clone() })
     }
 
-    /// A node that is this view of a tensor.
+    /// Records that a node is this view of a tensor.
     fn write(&mut self, w: Value, tensor: RoutedTensor, view: &View, partial: Vec<(SubAxis, Partial)>) -> Option<Local> {
-        let space = self.places.space(tensor)?;
+        let space = self.shards.space(tensor)?;
         let dims = &self.local.body.dims;
         let digits = |d: &Dim| match view.of(*d) {
             Some(steps) => space.write(steps),
@@ -437,7 +451,7 @@ impl Stage<'_, '_> {
         };
         let dims = self.local.body.dims_of(w).iter().map(digits).collect::<Option<_>>()?;
         let form = view.coords.iter().map(|(u, steps)| Some((*u, space.write(steps)?))).collect::<Option<LinearForm>>()?;
-        let x = TermView { term: self.places.term(tensor), offset: 0, coords: add(&vec![], &form)?, dims };
+        let x = TermView { term: self.shards.term(tensor), offset: 0, coords: add(&vec![], &form)?, dims };
         Some(Local::One(Rc::new(ShardView { x, partial, turn: None })))
     }
 

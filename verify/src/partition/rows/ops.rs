@@ -43,14 +43,15 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// What a dense value holds at the places that rows and a dim `key` name: rows of it, or of what has no other dims of tokens and experts.
+    /// The rows of a dense value at the positions that rows and a dim `key` name, or of a value without other dims of
+    /// tokens and experts.
     fn placed(&self, a: Value, layout: Layout, row: &View, key: Option<(Dim, Steps)>, chunk: Chunk) -> Option<Packed> {
         let (v, held) = self.dense_value(a, chunk)?;
-        let home = self.places.home(layout);
+        let home = self.shards.home(layout);
         let dims = self.local.body.dims_of(a);
         let moves = |digits: &Digits| digits.iter().any(|d| d.1 != 0);
         for (d, steps) in row.dims.iter().chain(&key) {
-            let want = self.places.dense(v, home, steps)?;
+            let want = self.shards.dense(v, home, steps)?;
             let fits = match dims.iter().position(|e| e == d) {
                 Some(k) => held.x.dims[k] == want,
                 None => !moves(&want),
@@ -61,7 +62,7 @@ impl Stage<'_, '_> {
         }
         let mut inside: LinearForm = held.x.coords.clone();
         for (u, steps) in &row.coords {
-            let want = self.places.dense(v, home, steps)?;
+            let want = self.shards.dense(v, home, steps)?;
             let at = inside.iter().position(|c| c.0 == *u);
             match (moves(&want), at) {
                 (true, Some(k)) if inside[k].1 == want => drop(inside.remove(k)),
@@ -76,7 +77,7 @@ impl Stage<'_, '_> {
 
     /// A dense value, looked up by the token, the expert or both of each slot.
     fn looked_up(&self, dim: Dim, a: Value, table: Table, layout: Layout, view: &View, chunk: Chunk) -> Option<Packed> {
-        let (tokens, experts) = (all(Count::Token, self.places.home(layout).count()), all(Count::Expert, layout.group));
+        let (tokens, experts) = (all(Count::Token, self.shards.home(layout).count()), all(Count::Expert, layout.group));
         let key = match table {
             Table::Token => tokens,
             Table::Expert => experts,
@@ -86,17 +87,18 @@ impl Stage<'_, '_> {
         self.is_plain(dim).then(|| self.placed(a, layout, view, Some((dim, key)), chunk)).flatten()
     }
 
-    /// Shows that rows are those of `b`, all that its sharding gives to a rank but for where tokens and experts are. What their other dims are called.
+    /// Shows that rows are those of `b`: all that its sharding gives to a rank, except for the dims of tokens and
+    /// experts. Returns the names of the other dims.
     pub(super) fn fits(&self, p: &Packed, b: Value) -> Option<Names> {
         self.fits_but(p, b, None)
     }
 
     fn fits_but(&self, p: &Packed, b: Value, but: Option<Dim>) -> Option<Names> {
-        let (mut dims, form) = self.places.rest(b, p.layout);
+        let (mut dims, form) = self.shards.rest(b, p.layout);
         dims.retain(|d| Some(d.0) != but);
-        let space = self.places.space(super::RoutedTensor::Rows(p.of, p.layout))?;
+        let space = self.shards.space(super::RoutedTensor::Rows(p.of, p.layout))?;
         let rows = super::Space(space.0[1..].to_vec());
-        let same = self.places.root[b.index()] == p.of && form == p.inside && self.partial(b) == p.partial;
+        let same = self.shards.root[b.index()] == p.of && form == p.inside && self.partial(b) == p.partial;
         if !same || !p.row.covers(&rows) {
             return None;
         }
@@ -108,18 +110,18 @@ impl Stage<'_, '_> {
     }
 
     pub(super) fn partial(&self, v: Value) -> Vec<(SubAxis, Partial)> {
-        let of = |u| match self.places.s.sharding(v)[u] {
+        let of = |u| match self.shards.s.sharding(v)[u] {
             Placement::Partial(kind) => Some((u, kind)),
             Placement::Replicated | Placement::Split(_) => None,
         };
-        self.places.s.mesh.ids().filter_map(of).collect()
+        self.shards.s.mesh.ids().filter_map(of).collect()
     }
 
     /// Rows of tokens, times how many choices name the slot.
     fn dispatched(&mut self, w: Value, x: Value, times: Value) -> Option<Packed> {
         let chunk = self.local.chunks[w.index()];
         let (Table::Times, layout, view) = self.read_table(times, chunk)? else { return None };
-        // What no token has of its own is the same in all rows.
+        // A dense value without tokens is the same in all rows.
         let p = self.read_rows(x, chunk).or_else(|| self.placed(x, layout, &view, None, chunk))?;
         if p.layout != layout || !p.row.is_like(&view) {
             return None;
@@ -138,20 +140,20 @@ impl Stage<'_, '_> {
         self.dispatch_of(w, Packed { layout, row, ..p }, true)
     }
 
-    /// All slots of a home, by group.
+    /// The steps of all slots of a home, by group.
     fn slots(&self, layout: Layout) -> Steps {
-        let groups = self.places.home(layout).size / layout.group;
+        let groups = self.shards.home(layout).size / layout.group;
         [some(Count::Expert, groups, layout.group), all(Count::Slot, layout.slots)].concat()
     }
 
-    /// The dispatch of what is so placed, whose choices are summed already if it says so.
+    /// The dispatch of these rows. `summed` says whether the sum over choices is done already.
     fn dispatch_of(&self, w: Value, p: Packed, summed: bool) -> Option<Packed> {
-        let body = &self.places.s.graph.body;
-        let home = self.places.home(p.layout);
-        for v in &self.places.routed.users[p.of.index()] {
+        let body = &self.shards.s.graph.body;
+        let home = self.shards.home(p.layout);
+        for v in &self.shards.routed.users[p.of.index()] {
             let Op::Dispatch(r) = &body[*v].op else { continue };
-            let chosen = self.places.root[body[*v].args[1].index()] == home.chosen && home.experts.contains(&r.experts);
-            if !chosen || body[*v].ty.dtype != self.local.body[w].ty.dtype || self.places.row_coords(*v, p.layout).as_ref() != Some(&p.row.coords) {
+            let chosen = self.shards.root[body[*v].args[1].index()] == home.chosen && home.experts.contains(&r.experts);
+            if !chosen || body[*v].ty.dtype != self.local.body[w].ty.dtype || self.shards.row_coords(*v, p.layout).as_ref() != Some(&p.row.coords) {
                 continue;
             }
             if let Some(names) = self.fits_but(&p, body[*v].args[0], summed.then_some(r.choice)) {
@@ -161,9 +163,9 @@ impl Stage<'_, '_> {
         None
     }
 
-    /// Rows of `v`, of which these rows and names of other dims are known.
+    /// Rows of `v` with this layout, given the names of the other dims.
     fn result(&self, w: Value, v: Value, layout: Layout, row: &View, names: &Names) -> Option<Packed> {
-        let (dims, inside) = self.places.rest(v, layout);
+        let (dims, inside) = self.shards.rest(v, layout);
         let mut rest = vec![];
         for l in self.local.body.dims_of(w) {
             if row.of(*l).is_some() || self.local.body.dims.size(*l) == 1 {
@@ -177,7 +179,7 @@ impl Stage<'_, '_> {
         if !kept || !dims.iter().all(shown) {
             return None;
         }
-        Some(Packed { of: self.places.root[v.index()], layout, row: row.clone(), rest, inside, partial: self.partial(v) })
+        Some(Packed { of: self.shards.root[v.index()], layout, row: row.clone(), rest, inside, partial: self.partial(v) })
     }
 
     /// An op that does the same at every token and expert.
@@ -186,8 +188,8 @@ impl Stage<'_, '_> {
         let args = self.local.body[w].args.clone();
         let packs: Vec<Option<Packed>> = args.iter().map(|a| self.read_rows(*a, chunk)).collect();
         let lead = packs.iter().flatten().next()?.clone();
-        for k in 0..self.places.routed.users[lead.of.index()].len() {
-            let v = self.places.routed.users[lead.of.index()][k];
+        for k in 0..self.shards.routed.users[lead.of.index()].len() {
+            let v = self.shards.routed.users[lead.of.index()][k];
             if let Some(p) = self.is_op(w, v, &lead, &packs) {
                 return self.write_rows(w, &p);
             }
@@ -196,13 +198,13 @@ impl Stage<'_, '_> {
     }
 
     fn is_op(&mut self, w: Value, v: Value, lead: &Packed, packs: &[Option<Packed>]) -> Option<Packed> {
-        let (local, s) = (self.local, self.places.s);
+        let (local, s) = (self.local, self.shards.s);
         let (node, g) = (&local.body[w], &s.graph.body[v]);
         let same = discriminant(&node.op) == discriminant(&g.op) && node.ty.dtype == g.ty.dtype && node.args.len() == g.args.len();
-        if !same || !self.places.maps(v, lead.layout.home) {
+        if !same || !self.shards.maps(v, lead.layout.home) {
             return None;
         }
-        let coords = self.places.row_coords(v, lead.layout)?;
+        let coords = self.shards.row_coords(v, lead.layout)?;
         let mut names = Names::new();
         for ((a, b), p) in node.args.iter().zip(&g.args).zip(packs) {
             names.extend(match p {
@@ -210,8 +212,8 @@ impl Stage<'_, '_> {
                 None => self.same_for_all(*a, *b, lead.layout, local.chunks[w.index()])?,
             });
         }
-        // Rows first, then the dims of what is in a row, in order.
-        let rest = self.places.rest_of(v, self.places.home(lead.layout));
+        // The dims of rows come first, then those of what is in a row, in order.
+        let rest = self.shards.rest_of(v, self.shards.home(lead.layout));
         let first = node.ty.dims.len().checked_sub(rest.len())?;
         if node.ty.dims[..first].iter().any(|l| lead.row.of(*l).is_none() && local.body.dims.size(*l) != 1) {
             return None;
@@ -245,31 +247,32 @@ impl Stage<'_, '_> {
         self.result(w, v, lead.layout, &lead.row, &names)
     }
 
-    /// Whether a local dim is what a rank has of a dim of a value.
+    /// Whether a local dim is a rank's part of a value's dim.
     fn is_part_of(&self, l: Dim, d: Dim, of: Value) -> bool {
-        let sharding = self.places.s.sharding(of);
-        self.places.is_part(&self.local.body.dims[l], d, &|u| sharding[u] == Placement::Split(d))
+        let sharding = self.shards.s.sharding(of);
+        self.shards.is_part(&self.local.body.dims[l], d, &|u| sharding[u] == Placement::Split(d))
     }
 
-    /// Rows of an operand, at the same places as others, where the result is to be.
+    /// The names of an operand's dims, if its rows are at the same positions as others and where the result should
+    /// be.
     fn fits_here(&self, p: &Packed, b: Value, a: Value, lead: &Packed, coords: &[(SubAxis, Steps)]) -> Option<Names> {
-        let dtype = self.local.body[a].ty.dtype == self.places.s.graph.body[b].ty.dtype;
+        let dtype = self.local.body[a].ty.dtype == self.shards.s.graph.body[b].ty.dtype;
         let here = p.layout == lead.layout && p.row.is_like(&lead.row) && p.row.coords == coords;
         if dtype && here { self.fits(p, b) } else { None }
     }
 
-    /// A dense operand without tokens and experts.
+    /// The names of a dense operand's dims, if it has neither tokens nor experts.
     fn same_for_all(&mut self, a: Value, b: Value, layout: Layout, chunk: Chunk) -> Option<Names> {
-        let s = self.places.s;
+        let s = self.shards.s;
         let dims = s.graph.body.dims_of(b);
-        let rest = self.places.rest_of(b, self.places.home(layout)).len() == dims.len();
+        let rest = self.shards.rest_of(b, self.shards.home(layout)).len() == dims.len();
         if !rest || self.sees(a, b, chunk) != Ok(true) || self.dims(b, self.local.body.dims_of(a)).is_err() {
             return None;
         }
         Some(self.local.body.dims_of(a).iter().copied().zip(dims.iter().copied()).collect())
     }
 
-    /// Ends of experts, for rows.
+    /// Checks that `ends` are the ends of experts for these rows.
     pub(super) fn ends_of(&self, p: &Packed, rows: Dim, experts: Dim, ends: Value, chunk: Chunk) -> Option<()> {
         let (Table::Ends, layout, view) = self.read_table(ends, chunk)? else { return None };
         let of_experts = view.of(experts) == Some(&all(Count::Expert, layout.group));
@@ -284,18 +287,18 @@ impl Stage<'_, '_> {
     /// Each row times its expert's matrix.
     fn weighted(&mut self, w: Value, (rows, experts, over): (Dim, Dim, &[Dim]), [a, b, ends]: [Value; 3]) -> Option<Packed> {
         let chunk = self.local.chunks[w.index()];
-        let (local, s) = (self.local, self.places.s);
+        let (local, s) = (self.local, self.shards.s);
         let p = self.read_rows(a, chunk)?;
         self.ends_of(&p, rows, experts, ends, chunk)?;
         let q = self.placed(b, p.layout, &p.row, Some((experts, all(Count::Expert, p.layout.group))), chunk)?;
         let over: Vec<Dim> = over.iter().copied().filter(|d| *d != experts).collect();
-        for v in self.places.routed.users[p.of.index()].clone() {
+        for v in self.shards.routed.users[p.of.index()].clone() {
             let g = &s.graph.body[v];
             let Op::Dot { over: summed, .. } = &g.op else { continue };
-            if g.ty.dtype != local.body[w].ty.dtype || !self.places.maps(v, p.layout.home) {
+            if g.ty.dtype != local.body[w].ty.dtype || !self.shards.maps(v, p.layout.home) {
                 continue;
             }
-            let Some(coords) = self.places.row_coords(v, p.layout) else { continue };
+            let Some(coords) = self.shards.row_coords(v, p.layout) else { continue };
             for (x, y) in [(g.args[0], g.args[1]), (g.args[1], g.args[0])] {
                 let (of_p, of_q) = (self.fits_here(&p, x, a, &p, &coords), self.fits_here(&q, y, b, &p, &coords));
                 if let (Some(names), Some(others)) = (of_p, of_q)
@@ -313,8 +316,8 @@ impl Stage<'_, '_> {
     fn combined(&mut self, w: Value, dim: Dim, y: Value, layout: Layout, view: &View) -> Option<Local> {
         let chunk = self.local.chunks[w.index()];
         let p = self.read_rows(y, chunk)?;
-        let body = &self.places.s.graph.body;
-        let home = self.places.home(p.layout);
+        let body = &self.shards.s.graph.body;
+        let home = self.shards.home(p.layout);
         let same = layout.has_rows_of(&p.layout) && [0, p.layout.slots].contains(&layout.slots);
         let row = View { dims: vec![(dim, self.slots(p.layout))], coords: view.coords.clone() };
         if !same || !self.is_plain(dim) || !p.row.is_like(&row) {
@@ -322,26 +325,26 @@ impl Stage<'_, '_> {
         }
         let is_combination = |v: &Value| {
             let Op::Combine(r) = &body[*v].op else { return None };
-            let chosen = self.places.root[body[*v].args[1].index()] == home.chosen && home.experts.contains(&r.experts);
+            let chosen = self.shards.root[body[*v].args[1].index()] == home.chosen && home.experts.contains(&r.experts);
             if !chosen || body[*v].ty.dtype != self.local.body[w].ty.dtype {
                 return None;
             }
             let names = self.fits(&p, body[*v].args[0])?;
             self.dense_result(w, *v, p.layout, view, &names)
         };
-        let held = self.places.routed.users[p.of.index()].iter().find_map(is_combination)?;
+        let held = self.shards.routed.users[p.of.index()].iter().find_map(is_combination)?;
         Some(self.of_pass(held, p.layout, true, view))
     }
 
-    /// A dense value as its sharding says, of which what these indices count and names of other dims are known.
+    /// A dense value as its sharding says, given what these indices count and the names of other dims.
     pub(super) fn dense_result(&self, w: Value, v: Value, layout: Layout, view: &View, names: &Names) -> Option<ShardView> {
-        let home = self.places.home(layout);
-        let (rest, inside) = self.places.rest(v, layout);
+        let home = self.shards.home(layout);
+        let (rest, inside) = self.shards.rest(v, layout);
         let mut dims = vec![];
         for l in self.local.body.dims_of(w) {
             let size = self.local.body.dims.size(*l);
             dims.push(match (view.of(*l), names.iter().find(|n| n.0 == *l)) {
-                (Some(steps), _) => self.places.dense(v, home, steps)?,
+                (Some(steps), _) => self.shards.dense(v, home, steps)?,
                 (None, _) if size == 1 => Digits::default(),
                 (None, Some(n)) => rest.iter().find(|e| e.0 == n.1)?.1.clone(),
                 (None, None) => return None,
@@ -349,17 +352,17 @@ impl Stage<'_, '_> {
         }
         let mut form = inside;
         for (u, steps) in &view.coords {
-            let digits = self.places.dense(v, home, steps)?;
+            let digits = self.shards.dense(v, home, steps)?;
             if digits.iter().any(|d| d.1 != 0) {
                 form = add(&form, &vec![(*u, digits)])?;
             }
         }
-        let x = TermView { term: Term(self.places.root[v.index()].0), offset: 0, coords: form, dims };
+        let x = TermView { term: Term(self.shards.root[v.index()].0), offset: 0, coords: form, dims };
         Some(ShardView { x, partial: self.partial(v), turn: None })
     }
 }
 
-/// Names of two operands' dims, if they agree.
+/// The names of both operands' dims, if they agree.
 pub(super) fn joined(mut a: Names, b: Names) -> Option<Names> {
     a.extend(b);
     a.sort_unstable();

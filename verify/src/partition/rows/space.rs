@@ -4,10 +4,11 @@ use crate::terms::digits::Digits;
 use ir::dim::Dim;
 use ir::mesh::SubAxis;
 
-/// What an index counts.
+/// The thing that an index counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Count {
-    /// Elements of the dense value, row-major, at tokens and experts zero, from its first other dim on: what is in a row.
+    /// Elements of the dense value, row-major, at tokens and experts zero, from its first other dim on: what is in a
+    /// row.
     Rest,
     /// Homes along the sub-axis of this number.
     Home(usize),
@@ -23,7 +24,7 @@ pub enum Count {
 /// An index by what it counts, outermost first: `(what, how many, of how many each)`. Canonical, as digits are.
 pub type Steps = Vec<(Count, u64, u64)>;
 
-/// All of `n`, one by one.
+/// Steps through all of `n`, one by one.
 pub fn all(what: Count, n: u64) -> Steps {
     some(what, n, 1)
 }
@@ -42,7 +43,8 @@ impl Space {
         self.0.iter().map(|f| f.1).product()
     }
 
-    /// What digits of the row-major index count. None if they cut a dim where it has no border, or stand still.
+    /// The steps that digits of the row-major index count. `None` if they cut a dim where it has no border, or stand
+    /// still.
     pub fn read(&self, digits: &Digits) -> Option<Steps> {
         let extents: Vec<u64> = self.0.iter().map(|f| f.1).collect();
         let mut out: Steps = vec![];
@@ -70,7 +72,8 @@ impl Space {
     }
 }
 
-/// `n` steps of `s` through a row-major index with these extents, as steps through single dims, outermost first: `(dim, steps, of how many each)`.
+/// Splits `n` steps of `s` through a row-major index with these extents into steps through single dims, outermost
+/// first: `(dim, steps, of how many each)`.
 pub fn decompose(extents: &[u64], mut n: u64, mut s: u64) -> Option<Vec<(usize, u64, u64)>> {
     let (mut below, mut out) = (1, vec![]);
     for (k, extent) in extents.iter().enumerate().rev() {
@@ -94,11 +97,11 @@ pub fn decompose(extents: &[u64], mut n: u64, mut s: u64) -> Option<Vec<(usize, 
     (n == 1).then_some(out)
 }
 
-/// What the indices of a local value count, and what coordinates add.
+/// The steps of each dim of a local value, and those that coordinates add.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
     pub dims: Vec<(Dim, Steps)>,
-    /// In order of sub-axes.
+    /// The steps of coordinates, in order of sub-axes.
     pub coords: Vec<(SubAxis, Steps)>,
 }
 
@@ -107,7 +110,7 @@ impl View {
         self.dims.iter().find(|e| e.0 == d).map(|e| &e.1)
     }
 
-    /// The same but for one dim.
+    /// The same view without one dim.
     pub fn without(&self, d: Dim) -> View {
         View { dims: self.dims.iter().filter(|e| e.0 != d).cloned().collect(), coords: self.coords.clone() }
     }

@@ -1,7 +1,8 @@
 //! Dense values that are sums over rows, or the rows at their places.
 //!
-//! A sum of rows by a table is, for each token or expert, the sum over its rows: the sum of the dense value over experts or tokens if that is zero where there is no
-//! row. By both, each row goes to its own place, and the sum is the dense value itself. What is summed may be a product of rows, and may be summed over other dims before.
+//! A sum of rows by a table is, for each token or expert, the sum over its rows: the sum of the dense value over
+//! experts or tokens if that is zero where there is no row. By both, each row goes to its own place, and the sum is
+//! the dense value itself. What is summed may be a product of rows, and may be summed over other dims before.
 
 use super::ops::{Names, joined, same_sum};
 use super::space::all;
@@ -12,17 +13,17 @@ use ir::dim::Dim;
 use ir::graph::Value;
 use ir::op::{Binary, DType, Op, Reduce};
 
-/// Products of rows, summed over dims of what is in a row.
-struct Product {
+/// A product of rows, summed over dims of what is in a row.
+struct RowProduct {
     factors: Vec<Value>,
     over: Vec<Dim>,
 }
 
-/// A sum by token or expert, on its way.
+/// A sum by token or by expert that is being recognised.
 struct Sum {
     layout: Layout,
-    /// What is summed, as it may be read.
-    products: Vec<Product>,
+    /// The summed product, in each way in which it may be read.
+    products: Vec<RowProduct>,
     /// Indices of all rows that are summed.
     row: View,
     /// The dims of the result that count tokens, experts and homes.
@@ -40,7 +41,7 @@ fn wide(dtype: DType) -> DType {
 }
 
 impl Stage<'_, '_> {
-    /// A value before it is written in a type that has all its numbers.
+    /// The value before conversions to types that hold all its numbers.
     fn exact(&self, a: Value) -> Value {
         let (body, node) = (&self.local.body, &self.local.body[a]);
         match (&node.op, node.args.as_slice()) {
@@ -49,24 +50,25 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// What a node computes of rows, of one operand or two: as it is, or as a product and a sum over dims of what is in a row.
-    fn products(&self, x: Value) -> Vec<Product> {
+    /// The products of rows that a node may compute, of one operand or two: the node itself, or a product and a sum
+    /// over dims of what is in a row.
+    fn products(&self, x: Value) -> Vec<RowProduct> {
         let node = &self.local.body[x];
-        let mut out = vec![Product { factors: vec![self.exact(x)], over: vec![] }];
+        let mut out = vec![RowProduct { factors: vec![self.exact(x)], over: vec![] }];
         let over = match &node.op {
             Op::Binary(Binary::Mul) => vec![],
             Op::Dot { over, .. } | Op::Reduce { kind: Reduce::Sum, over } => over.clone(),
             _ => return out,
         };
         let factors: Vec<Value> = node.args.iter().map(|a| self.exact(*a)).collect();
-        // Rounded once, at the end.
+        // The product is in the wide type, so it is rounded only once, at the end.
         if factors.iter().all(|a| wide(self.local.body[*a].ty.dtype) == node.ty.dtype) {
-            out.push(Product { factors, over });
+            out.push(RowProduct { factors, over });
         }
         out
     }
 
-    /// What a scatter or a grouped dot sums.
+    /// The sum that a scatter or a grouped dot computes.
     fn sums(&self, w: Value) -> Option<Sum> {
         let chunk = self.local.chunks[w.index()];
         let node = &self.local.body[w];
@@ -74,7 +76,7 @@ impl Stage<'_, '_> {
         let (layout, products, row, key) = match (&node.op, node.args.as_slice()) {
             (Op::Scatter { dim }, [x, t]) => {
                 let (table, layout, view) = self.read_table(*t, chunk)?;
-                let tokens = all(Count::Token, self.places.home(layout).count());
+                let tokens = all(Count::Token, self.shards.home(layout).count());
                 let steps = match table {
                     Table::Token => tokens,
                     Table::Expert => group(layout),
@@ -88,7 +90,7 @@ impl Stage<'_, '_> {
                 let p = self.read_rows(*a, chunk)?;
                 self.ends_of(&p, *rows, *experts, *ends, chunk)?;
                 let rest = over.iter().copied().filter(|d| p.row.of(*d).is_none()).collect();
-                let product = Product { factors: vec![*a, *b], over: rest };
+                let product = RowProduct { factors: vec![*a, *b], over: rest };
                 (p.layout, vec![product], p.row, (*experts, group(p.layout), (false, true)))
             }
             _ => return None,
@@ -99,7 +101,8 @@ impl Stage<'_, '_> {
         let mut kept = View { dims: vec![(dim, steps)], coords: row.coords.clone() };
         for (l, steps) in &row.dims {
             let stays = node.ty.has(*l);
-            // Homes go with tokens, groups with experts, slots with nobody.
+            // A dim of homes stays in sums by token and a dim of experts in sums by expert, while slots are always
+            // summed.
             let right = (!counts(steps, is_home) || stays == tokens)
                 && (!counts(steps, |c| *c == Count::Expert) || stays == experts)
                 && (!counts(steps, |c| *c == Count::Slot) || !stays);
@@ -116,7 +119,7 @@ impl Stage<'_, '_> {
     /// A dense value that is a sum over rows, or the rows at their places.
     pub(super) fn sum_of_rows(&mut self, w: Value) -> Option<Local> {
         let node = &self.local.body[w];
-        // A sum over experts of their sums over rows.
+        // This is a sum over experts of their sums over rows.
         if let (Op::Reduce { kind: Reduce::Sum, over }, [x]) = (&node.op, node.args.as_slice()) {
             let sum = self.sums(*x)?;
             let counted = |l: &Dim| sum.kept.of(*l).is_some();
@@ -149,7 +152,7 @@ impl Stage<'_, '_> {
                 }
                 continue;
             }
-            for v in self.places.routed.users[packs[0].of.index()].clone() {
+            for v in self.shards.routed.users[packs[0].of.index()].clone() {
                 if let Some(names) = self.sums_to(w, v, &sum, product, &packs)
                     && let Some(held) = self.dense_result(w, v, sum.layout, &sum.kept, &names)
                 {
@@ -160,30 +163,31 @@ impl Stage<'_, '_> {
         None
     }
 
-    /// Whether `v` is that sum: names of the dims of what is in a row.
-    fn sums_to(&mut self, w: Value, v: Value, sum: &Sum, product: &Product, packs: &[Packed]) -> Option<Names> {
-        let s = self.places.s;
+    /// The names of the dims of what is in a row, if `v` is that sum.
+    fn sums_to(&mut self, w: Value, v: Value, sum: &Sum, product: &RowProduct, packs: &[Packed]) -> Option<Names> {
+        let s = self.shards.s;
         let g = &s.graph.body[v];
         let (Op::Dot { over, .. } | Op::Reduce { kind: Reduce::Sum, over }) = &g.op else { return None };
         if g.args.len() != packs.len() || self.local.body[w].ty.dtype != g.ty.dtype && self.local.body[w].ty.dtype != wide(g.ty.dtype) {
             return None;
         }
-        // The value of all tokens and experts that is zero where there is no row, and says where the rows are.
-        let whole = |b: &Value| self.places.has_places(*b, sum.layout.home);
-        let experts = g.args.iter().filter(|b| whole(b)).find_map(|b| self.places.experts_of(*b, self.places.home(sum.layout)))?;
+        // An operand with all tokens and experts is zero where there is no row, and its sharding says where the rows
+        // are.
+        let whole = |b: &Value| self.shards.has_places(*b, sum.layout.home);
+        let experts = g.args.iter().filter(|b| whole(b)).find_map(|b| self.shards.experts_of(*b, self.shards.home(sum.layout)))?;
         let lead = g.args.iter().copied().find(|b| whole(b))?;
-        if self.places.row_coords(lead, sum.layout)? != sum.row.coords {
+        if self.shards.row_coords(lead, sum.layout)? != sum.row.coords {
             return None;
         }
-        let home = self.places.home(sum.layout);
+        let home = self.shards.home(sum.layout);
         let by_token = home.tokens.iter().filter(|d| over.contains(d)).count();
         if by_token != if sum.tokens { 0 } else { home.tokens.len() } || over.contains(&experts) == sum.experts {
             return None;
         }
-        if !g.args.iter().any(|b| self.places.is_zero_elsewhere(*b, sum.layout.home)) {
+        if !g.args.iter().any(|b| self.shards.is_zero_elsewhere(*b, sum.layout.home)) {
             return None;
         }
-        let rest: Vec<Dim> = over.iter().copied().filter(|d| *d != experts && !self.places.home(sum.layout).tokens.contains(d)).collect();
+        let rest: Vec<Dim> = over.iter().copied().filter(|d| *d != experts && !self.shards.home(sum.layout).tokens.contains(d)).collect();
         let orders: &[&[usize]] = if packs.len() == 2 { &[&[0, 1], &[1, 0]] } else { &[&[0]] };
         orders.iter().find_map(|order| {
             let mut names = Names::new();
@@ -200,17 +204,17 @@ impl Stage<'_, '_> {
 
     /// Rows at their places, zero elsewhere.
     fn spread(&mut self, w: Value, p: &Packed, sum: &Sum) -> Option<Local> {
-        let dtype = self.places.s.graph.body[p.of].ty.dtype;
+        let dtype = self.shards.s.graph.body[p.of].ty.dtype;
         let own = self.local.body[w].ty.dtype;
-        let space = self.places.space(super::RoutedTensor::Rows(p.of, p.layout))?;
+        let space = self.shards.space(super::RoutedTensor::Rows(p.of, p.layout))?;
         let rows = super::Space(space.0[1..].to_vec());
         let same = own == dtype || (dtype, own) == (DType::Bool, DType::I32);
-        if !same || !self.places.is_zero_elsewhere(p.of, sum.layout.home) || !p.row.covers(&rows) {
+        if !same || !self.shards.is_zero_elsewhere(p.of, sum.layout.home) || !p.row.covers(&rows) {
             return None;
         }
-        let home = self.places.home(sum.layout);
+        let home = self.shards.home(sum.layout);
         let dims = self.local.body.dims_of(w).iter().map(|l| match sum.kept.of(*l) {
-            Some(steps) => self.places.dense(p.of, home, steps),
+            Some(steps) => self.shards.dense(p.of, home, steps),
             None => match p.rest.iter().find(|r| r.0 == *l) {
                 Some(r) => Some(r.1.clone()),
                 None => (self.local.body.dims.size(*l) == 1).then(Digits::default),
@@ -219,7 +223,7 @@ impl Stage<'_, '_> {
         let dims = dims.collect::<Option<_>>()?;
         let mut form = p.inside.clone();
         for (u, steps) in &p.row.coords {
-            form = add(&form, &vec![(*u, self.places.dense(p.of, home, steps)?)])?;
+            form = add(&form, &vec![(*u, self.shards.dense(p.of, home, steps)?)])?;
         }
         let x = TermView { term: Term(p.of.0), offset: 0, coords: form, dims };
         Some(self.of_pass(ShardView { x, partial: p.partial.clone(), turn: None }, p.layout, true, &p.row))

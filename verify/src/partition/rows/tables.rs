@@ -1,7 +1,8 @@
 //! Tables of rows: integers that follow from what is chosen.
 //!
-//! What each holds, per home, is its meaning; a rule says of an op on tables what its result holds. Experts are numbered by group and then within
-//! it, tokens within their home. An expert is *hit* by a token that chooses it, once or more often. Slots of a group are numbered by expert, then by token, over all hits.
+//! What each holds, per home, is its meaning; a rule says of an op on tables what its result holds. Experts are
+//! numbered by group and then within it, tokens within their home. An expert is *hit* by a token that chooses it,
+//! once or more often. Slots of a group are numbered by expert, then by token, over all hits.
 
 use super::space::{all, some};
 use super::{Count, Layout, RoutedTensor, Stage, Steps, View};
@@ -14,7 +15,7 @@ use ir::local::Chunk;
 use ir::op::{Binary, Collective, Compare, DType, Op, Reduce, Unary};
 use std::rc::Rc;
 
-/// Whole numbers below it are f64 one by one.
+/// All whole numbers below this are exact in f64.
 const EXACT: f64 = (1u64 << 53) as f64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,8 +28,8 @@ pub enum Table {
     Total,
     /// `[expert]`: its hits, less than zero.
     MinusTotal,
-    /// `[expert]`: hits of it and of experts before it in its group: where its slots end. Of a pass, as many of them as
-    /// are in it.
+    /// `[expert]`: hits of it and of experts before it in its group: where its slots end. Of a pass, as many of them
+    /// as are in it.
     Ends,
     /// `[expert]`: the same hits, less those before the pass, which may be less than none.
     Less,
@@ -88,13 +89,13 @@ pub enum Table {
 }
 
 impl Stage<'_, '_> {
-    /// A dim whose indices are those of its elements.
+    /// Whether a dim's indices are those of its elements.
     pub(super) fn is_plain(&self, d: Dim) -> bool {
         let info = &self.local.body.dims[d];
         info.index == IndexMap::whole(info.size) && info.order == Order::Plain
     }
 
-    /// The number that a value is everywhere.
+    /// The number that a value is everywhere, if it is constant.
     pub(super) fn constant(&self, a: Value) -> Option<f64> {
         let node = &self.local.body[a];
         match &node.op {
@@ -106,10 +107,10 @@ impl Stage<'_, '_> {
 
     fn numbers(&self, a: Value, to: Chunk) -> Option<TermView> {
         let one = self.one(a, to)?;
-        (self.places.tensor(one.x.term) == Some(RoutedTensor::Numbers) && one.partial.is_empty()).then(|| one.x.clone())
+        (self.shards.tensor(one.x.term) == Some(RoutedTensor::Numbers) && one.partial.is_empty()).then(|| one.x.clone())
     }
 
-    /// Numbers along one dim only: where they begin, and their digits.
+    /// The numbers of a value that moves along one dim only: the first one, the dim, and its digits.
     fn along_one(&self, a: Value, to: Chunk) -> Option<(u64, Dim, Digits)> {
         let x = self.numbers(a, to)?;
         let still = |digits: &Digits| digits.iter().all(|d| d.1 == 0);
@@ -119,12 +120,12 @@ impl Stage<'_, '_> {
         (moving.next().is_none() && x.coords.is_empty()).then(|| (x.offset, *d, digits.clone()))
     }
 
-    /// A table, or numbers.
+    /// The table or the numbers that a node holds.
     pub(super) fn table(&mut self, w: Value) -> Option<Local> {
         let chunk = self.local.chunks[w.index()];
         let node = self.local.body[w].clone();
         let number = |stage: &mut Self, x: TermView| {
-            let term = stage.places.term(RoutedTensor::Numbers);
+            let term = stage.shards.term(RoutedTensor::Numbers);
             Some(Local::One(Rc::new(super::ShardView { x: TermView { term, ..x }, partial: vec![], turn: None })))
         };
         let view = |offset: u64, dims: Vec<Digits>| TermView { term: super::Term(0), offset, coords: vec![], dims };
@@ -154,7 +155,7 @@ impl Stage<'_, '_> {
         self.write(w, RoutedTensor::Table(table, layout), &view, vec![])
     }
 
-    /// A sum of numbers of which one at most moves along each dim.
+    /// The sum of numbers, at most one of which moves along each dim.
     fn sum_of_numbers(&self, w: Value, all: &[TermView]) -> Option<TermView> {
         let body = &self.local.body;
         let mut out = TermView { term: all[0].term, offset: 0, coords: vec![], dims: vec![] };
@@ -174,32 +175,32 @@ impl Stage<'_, '_> {
         Some(out)
     }
 
-    /// What a table is computed to hold.
+    /// The table that a node computes from other tables.
     fn rule(&mut self, w: Value, chunk: Chunk) -> Option<(Table, Layout, View)> {
         let node = self.local.body[w].clone();
         let args = node.args.as_slice();
         let is = |found: &Option<(Table, Layout, View)>, table: Table| found.as_ref().is_some_and(|f| f.0 == table);
         let read: Vec<Option<(Table, Layout, View)>> = args.iter().map(|a| self.read_table(*a, chunk)).collect();
-        // The same indices, another meaning.
+        // Reads operand `k` as another table with the same indices.
         let same = |k: usize, table: Table| read[k].clone().map(|(_, layout, view)| (table, layout, view));
-        // Two tables of one layout, in any order.
+        // Combines two tables of one layout, given in either order.
         let both = |x: Table, y: Table, z: Table| {
             let (a, b) = (read.first()?.as_ref()?, read.get(1)?.as_ref()?);
             let fits = ((a.0, b.0) == (x, y) || (a.0, b.0) == (y, x)) && a.1 == b.1;
             Some((z, a.1, a.2.and(&b.2)?)).filter(|_| fits && args.len() == 2)
         };
-        // The table among two operands, and the number that the other one is.
+        // Finds the operand that holds this table, and the constant that the other operand is.
         let with_constant = |table: Table| {
             let k = (0..2).find(|k| is(&read[*k], table))?;
             Some((k, self.constant(args[1 - k])?)).filter(|_| args.len() == 2 && self.fills(w, args[k]))
         };
         match &node.op {
-            // Whether a choice is the expert of this number.
+            // This says whether a choice is the expert of this number.
             Op::Compare(Compare::Eq) => (0..2).find_map(|k| self.named(args[k], args[1 - k], chunk)),
             Op::Reduce { kind: Reduce::Any, over } if is(&read[0], Table::Named) => {
                 let (_, layout, view) = read[0].clone()?;
-                // A token hits what any of its choices names.
-                let picks = all(Count::Choice, self.places.home(layout).picks);
+                // A token hits an expert if any of its choices names it.
+                let picks = all(Count::Choice, self.shards.home(layout).picks);
                 Some((Table::Hit, layout, reduced(&view, over, &picks)?))
             }
             Op::Cast if is(&read[0], Table::Hit) || is(&read[0], Table::Ended) || is(&read[0], Table::Times) && node.ty.dtype != DType::Bool => {
@@ -207,7 +208,7 @@ impl Stage<'_, '_> {
             }
             Op::Reduce { kind: Reduce::Sum, over } => {
                 let (table, layout, view) = read[0].clone()?;
-                let home = self.places.home(layout);
+                let home = self.shards.home(layout);
                 match table {
                     Table::Hit if layout.from.is_none() => Some((Table::Total, layout, reduced(&view, over, &all(Count::Token, home.count()))?)),
                     Table::Ended => Some((Table::Before, layout, reduced(&view, over, &all(Count::Expert, layout.group))?)),
@@ -216,9 +217,9 @@ impl Stage<'_, '_> {
             }
             Op::Cumsum { over, reverse: false } => {
                 let (table, layout, view) = read[0].clone()?;
-                let (home, n) = (self.places.home(layout), self.local.body.dims.size(*over));
+                let (home, n) = (self.shards.home(layout), self.local.body.dims.size(*over));
                 match table {
-                    // The dim is the group: consecutive experts.
+                    // The dim counts the consecutive experts of a group.
                     Table::Total if home.size.is_multiple_of(n) && view.of(*over) == Some(&all(Count::Expert, n)) => {
                         Some((Table::Ends, Layout { group: n, ..layout }, view))
                     }
@@ -233,7 +234,7 @@ impl Stage<'_, '_> {
                 if let Some((k, c)) = with_constant(Table::NumberOf).filter(|f| f.1 == -1.0) {
                     return same(k, Table::SlotOf).filter(|_| c == -1.0);
                 }
-                // Less the rows before a pass.
+                // The constant takes off the rows before a pass.
                 for (table, less) in [(Table::Rank, Table::Rank), (Table::Ends, Table::Less)] {
                     if let Some((k, c)) = with_constant(table).filter(|f| f.1 < 0.0 && f.1 > -EXACT && f.1.fract() == 0.0) {
                         let (less, layout, view) = same(k, less)?;
@@ -243,14 +244,15 @@ impl Stage<'_, '_> {
                 if let Some((k, _)) = with_constant(Table::TokenOrZero).filter(|f| f.1 == -1.0) {
                     return same(k, Table::Token);
                 }
-                // Totals are the same for all groups' sizes.
+                // A layout of totals has no group, since totals do not depend on the groups' size.
                 let (a, b) = (read.first()?.as_ref(), read.get(1)?.as_ref());
                 if let (Some(a), Some(b)) = (a, b) {
                     let (a, b) = if a.1.group == 0 { (b, a) } else { (a, b) };
                     let of_ends = Layout { group: 0, ..a.1 } == b.1;
                     return match (a.0, b.0) {
                         (Table::Ends, Table::MinusTotal) if of_ends => Some((Table::Begin, a.1, a.2.and(&b.2)?)),
-                        // Hits of experts before, and hits of this one up to here: all hits of the group up to this one.
+                        // Hits of the experts before, plus hits of this expert up to this token, are all hits of the
+                        // group up to this one.
                         (Table::Begin, Table::Among) if of_ends => Some((Table::Rank, a.1, a.2.and(&b.2)?)),
                         _ => both(Table::TokenTimes, Table::Expert, Table::AnyPlace),
                     };
@@ -276,7 +278,7 @@ impl Stage<'_, '_> {
             },
             Op::Collective { kind: Collective::AllReduce(Reduce::Max), subs, stages: None, .. } if node.ty.dims.is_empty() => {
                 let (_, layout, view) = self.most(args[0], &read[0], chunk)?;
-                let homes = self.places.home(layout).homes.iter().enumerate().filter(|(_, h)| subs.contains(&h.0));
+                let homes = self.shards.home(layout).homes.iter().enumerate().filter(|(_, h)| subs.contains(&h.0));
                 let among = homes.fold(0u64, |set, (k, _)| set | 1 << k);
                 let coords = view.coords.into_iter().filter(|c| !subs.contains(&c.0)).collect();
                 Some((Table::Peak(among), layout, View { dims: vec![], coords }))
@@ -304,7 +306,7 @@ impl Stage<'_, '_> {
                 let (a, b) = if b.0 == Table::Hit || a.0 == Table::Behind { (b, a) } else { (a, b) };
                 match (a.0, b.0) {
                     (Table::Fits, Table::Behind) if Layout { slots: 0, ..a.1 } == b.1 => Some((Table::Within, a.1, view)),
-                    // The hits of a pass. None are before those of the first.
+                    // This leaves the hits of a pass. The first pass needs no lower bound, as no rows come before it.
                     (Table::Hit, Table::Within) if a.1.from.is_none() && a.1.home == b.1.home => Some((Table::Hit, b.1, view)),
                     (Table::Hit, Table::Fits) if a.1.from.is_none() && a.1.home == b.1.home && b.1.from == Some(0) => Some((Table::Hit, b.1, view)),
                     _ => None,
@@ -324,8 +326,8 @@ impl Stage<'_, '_> {
                 let view = cond.2.and(&then.2)?;
                 let table = match (cond.0, then.0, none) {
                     (Table::Hit, Table::Number, 0.0) => Table::NumberOrZero,
-                    // Of one group, the number in it is that among all.
-                    (Table::Hit, Table::Rank, 0.0) if then.1.group == self.places.home(then.1).size => Table::NumberOrZero,
+                    // If there is one group, the number within it is the number among all rows.
+                    (Table::Hit, Table::Rank, 0.0) if then.1.group == self.shards.home(then.1).size => Table::NumberOrZero,
                     (Table::Someones, Table::Before, -1.0) => Table::Expert,
                     (Table::Someones, Table::AnyPlace, -1.0) => Table::Place,
                     _ => return None,
@@ -343,10 +345,11 @@ impl Stage<'_, '_> {
                 Some((table, layout?, view))
             }
             Op::Gather { dim } if is(&read[0], Table::NumberOrZero) => {
-                // A choice looks up its expert's number at its own token, where there is a hit; one of no expert is out of the table.
+                // A choice looks up its expert's number at its own token, where there is a hit. A choice of no expert
+                // is out of the table.
                 let (_, layout, view) = read[0].clone()?;
                 let chosen = self.choices(args[1], layout.home, chunk)?;
-                let experts = all(Count::Expert, self.places.home(layout).size);
+                let experts = all(Count::Expert, self.shards.home(layout).size);
                 let fits = self.is_plain(*dim) && view.of(*dim) == Some(&experts);
                 Some((Table::NumberOf, layout, view.without(*dim).and(&chosen)?)).filter(|_| fits)
             }
@@ -359,16 +362,16 @@ impl Stage<'_, '_> {
                 let table = if self.constant(args[0]) == Some(1.0) {
                     Table::Times
                 } else {
-                    // All choices of a slot are one token's.
+                    // All choices that name a slot are of one token.
                     let (first, d, digits) = self.along_one(args[0], chunk)?;
-                    let tokens = self.places.home(layout).count();
+                    let tokens = self.shards.home(layout).count();
                     if first != 1 || digits != Digits::new([(tokens, 1)]) || view.of(d) != Some(&all(Count::Token, tokens)) {
                         return None;
                     }
                     Table::Tokens
                 };
                 let layout = self.with_slots(layout, all_slots)?;
-                let groups = self.places.home(layout).size / layout.group;
+                let groups = self.shards.home(layout).size / layout.group;
                 let steps: Steps = [some(Count::Expert, groups, layout.group), all(Count::Slot, layout.slots)].concat();
                 Some((table, layout, View { dims: vec![(*dim, steps)], coords: view.coords }))
             }
@@ -376,7 +379,7 @@ impl Stage<'_, '_> {
                 Some((k, 0.0)) => same(k, Table::Past),
                 _ => with_constant(Table::Times).filter(|f| f.1 == 1.0).and_then(|(k, _)| same(k, Table::TimesOrOne)),
             },
-            // Of the rows that are not before a pass, as many as it has slots.
+            // A pass takes as many of the rows that are not before it as it has slots.
             Op::Binary(Binary::Min) => {
                 let (k, room) =
                     with_constant(Table::Past).or_else(|| with_constant(Table::Ends)).filter(|f| f.1 >= 1.0 && f.1 < EXACT && f.1.fract() == 0.0)?;
@@ -418,72 +421,72 @@ impl Stage<'_, '_> {
         out.len() == own.len() && own.iter().all(|d| out.contains(d))
     }
 
-    /// Nothing but the coordinates of a home.
+    /// A view with nothing but the coordinates of a home.
     pub(super) fn at_home(&self, layout: Layout) -> View {
-        let mut coords: Vec<_> = self.places.home(layout).homes.iter().enumerate().map(|(k, h)| (h.0, all(Count::Home(k), h.2))).collect();
+        let mut coords: Vec<_> = self.shards.home(layout).homes.iter().enumerate().map(|(k, h)| (h.0, all(Count::Home(k), h.2))).collect();
         coords.retain(|c| !c.1.is_empty());
         coords.sort_unstable();
         View { dims: vec![], coords }
     }
 
-    /// What indices of choices count, if they are those of a home.
+    /// The view of choices, if they are those of a home.
     fn choices(&self, a: Value, k: usize, chunk: Chunk) -> Option<View> {
         let (v, held) = self.dense_value(a, chunk)?;
-        let home = &self.places.routed.homes[k];
+        let home = &self.shards.routed.homes[k];
         let mut view = self.at_home(Layout { home: k, group: 0, slots: 0, from: None });
-        let form = view.coords.iter().map(|(u, steps)| Some((*u, self.places.dense(v, home, steps)?))).collect::<Option<Vec<_>>>()?;
+        let form = view.coords.iter().map(|(u, steps)| Some((*u, self.shards.dense(v, home, steps)?))).collect::<Option<Vec<_>>>()?;
         if home.chosen != v || add(&vec![], &form)? != held.x.coords || !held.partial.is_empty() {
             return None;
         }
         let counts = [all(Count::Token, home.count()), all(Count::Choice, home.picks)];
         for (d, digits) in self.local.body.dims_of(a).iter().zip(&held.x.dims) {
-            let steps = counts.iter().find(|steps| self.places.dense(v, home, steps).as_ref() == Some(digits))?;
+            let steps = counts.iter().find(|steps| self.shards.dense(v, home, steps).as_ref() == Some(digits))?;
             view.dims.push((*d, steps.clone()));
         }
         Some(view)
     }
 
-    /// Choices, compared with numbers of experts.
+    /// The table of choices compared with the numbers of experts.
     fn named(&self, chosen: Value, experts: Value, chunk: Chunk) -> Option<(Table, Layout, View)> {
         let (first, d, digits) = self.along_one(experts, chunk)?;
         let n = self.local.body.dims.size(d);
         if first != 0 || digits != Digits::new([(n, 1)]) || self.local.body.dims_of(experts) != [d] {
             return None;
         }
-        let homes = (0..self.places.routed.homes.len()).filter(|k| self.places.routed.homes[*k].size == n);
+        let homes = (0..self.shards.routed.homes.len()).filter(|k| self.shards.routed.homes[*k].size == n);
         let (home, mut view) = homes.filter_map(|k| Some((k, self.choices(chosen, k, chunk)?))).find(|(_, view)| view.of(d).is_none())?;
         view.dims.push((d, all(Count::Expert, n)));
         Some((Table::Named, Layout { home, group: 0, slots: 0, from: None }, view))
     }
 
-    /// A rank in its group, and the slots of groups before.
+    /// The number of a slot among all, from its rank in its group and the slots of the groups before.
     fn numbered(&self, rank: &Option<(Table, Layout, View)>, before: Value, chunk: Chunk) -> Option<(Table, Layout, View)> {
         let Some((Table::Rank, layout, view)) = rank else { return None };
         let (first, d, digits) = self.along_one(before, chunk)?;
-        let (size, group) = (self.places.home(*layout).size, layout.group);
+        let (size, group) = (self.shards.home(*layout).size, layout.group);
         let slots = digits.iter().next_back().filter(|_| group == 1).or(digits.iter().rev().nth(1))?.1;
         let stepped = digits == Digits::new([(size / group, slots), (group, 0)]) && slots > 0;
         let fits = first == 0 && stepped && size > group && view.of(d) == Some(&all(Count::Expert, size));
         Some((Table::Number, Layout { slots, ..*layout }, view.clone())).filter(|_| fits && self.local.body.dims_of(before) == [d])
     }
 
-    /// The ends of the last experts of all groups, at home.
+    /// The layout, if a value holds the ends of the last experts of all groups, at home.
     fn last_ends(&self, a: Value, chunk: Chunk) -> Option<Layout> {
         let one = self.one(a, chunk)?;
-        let Some(RoutedTensor::Table(Table::Ends, layout @ Layout { from: None, .. })) = self.places.tensor(one.x.term) else { return None };
-        let space = self.places.space(RoutedTensor::Table(Table::Ends, layout))?;
+        let Some(RoutedTensor::Table(Table::Ends, layout @ Layout { from: None, .. })) = self.shards.tensor(one.x.term) else { return None };
+        let space = self.shards.space(RoutedTensor::Table(Table::Ends, layout))?;
         let of = |digits: &Digits| space.read(digits);
         let dims = self.local.body.dims_of(a).iter().zip(&one.x.dims).map(|(d, digits)| Some((*d, of(digits)?)));
         let coords = one.x.coords.iter().map(|(u, digits)| Some((*u, of(digits)?)));
         let mut view = View { dims: dims.collect::<Option<_>>()?, coords: coords.collect::<Option<_>>()? };
         let at_home = view.coords == self.at_home(layout).coords;
-        // Any other name: with the experts of a group they are all.
+        // This dim may have any name. Together with the experts of a group, the dims must count all experts.
         view.dims.push((Dim(u32::MAX), all(Count::Expert, layout.group)));
         (at_home && one.x.offset == layout.group - 1 && view.covers(&space)).then_some(layout)
     }
 }
 
-/// Without one dim that counts all of something.
+/// The view without its one summed dim, if that counts all of something.
 fn reduced(view: &View, over: &[Dim], counts: &Steps) -> Option<View> {
     match over {
         [d] if view.of(*d) == Some(counts) => Some(view.without(*d)),

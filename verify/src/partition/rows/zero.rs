@@ -1,6 +1,6 @@
 //! Values that are zero where there is no row.
 
-use super::Places;
+use super::ShardViews;
 use ir::algebra::{LoopKind, algebra};
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -16,8 +16,9 @@ pub fn named(op: &Op) -> Vec<Dim> {
     named
 }
 
-impl Places<'_> {
-    /// Whether a value has all dims of tokens and experts, and is computed from its operands in the same way at every place that these name.
+impl ShardViews<'_> {
+    /// Whether a value has all dims of tokens and experts, and is computed in the same way at every position of
+    /// these.
     pub fn maps(&self, v: Value, home: usize) -> bool {
         let body = &self.s.graph.body;
         let home = &self.routed.homes[home];
@@ -39,7 +40,8 @@ impl Places<'_> {
         self.experts_of(v, home).is_some() && home.tokens.iter().all(|d| ty.has(*d))
     }
 
-    /// Whether a value is zero wherever a token has not chosen an expert. None of the tokens and experts may be missing.
+    /// Whether a value is zero wherever a token has not chosen an expert. None of the tokens and experts may be
+    /// missing.
     pub fn is_zero_elsewhere(&mut self, v: Value, home: usize) -> bool {
         let v = self.root[v.index()];
         let Some(experts) = self.experts_of(v, &self.routed.homes[home]) else { return false };
@@ -70,7 +72,7 @@ impl Places<'_> {
     }
 }
 
-/// Whether an op is zero at a place where so many of its operands are.
+/// Whether an op is zero at a position where these operands are.
 fn keeps_zero(op: &Op, zero: &[bool]) -> bool {
     let all = zero.iter().all(|z| *z);
     match op {
@@ -100,7 +102,7 @@ fn keeps_zero(op: &Op, zero: &[bool]) -> bool {
         | Op::Pad { .. }
         | Op::Reduce { .. }
         | Op::Cumsum { .. } => zero[0],
-        // The index says which element, or where it goes: what it finds is zero.
+        // The index only says which element is read, or where it goes, so zeros stay zeros.
         Op::Gather { .. } | Op::Scatter { .. } => zero[0],
         Op::Input(_)
         | Op::Param(_)

@@ -1,4 +1,5 @@
-//! What a warpgroup multiplies, in the background: rows of matrices in shared memory, and rows that it has in registers.
+//! What a warpgroup multiplies, in the background: rows of matrices in shared memory, and rows that it has in
+//! registers.
 
 use super::*;
 use crate::build::swizzle::{DEPTH, LINE_ELEMENTS};
@@ -10,7 +11,7 @@ pub struct Matrix<'c> {
     rows: i64,
 }
 
-/// A warpgroup at products with heads of `d` elements.
+/// Products of a warpgroup with heads of `d` elements.
 pub struct Matrices<'a, 'c> {
     pub b: &'a Simt<'c>,
     pub half: Half,
@@ -23,12 +24,13 @@ impl<'c> Matrices<'_, 'c> {
         Matrix { descriptor: swizzle::descriptor(self.b, address, rows), rows }
     }
 
-    /// Begins the products of 64 rows of one matrix with all rows of another; the sums to come, of every eight of those four.
+    /// Begins the products of 64 rows of one matrix with all rows of another. Returns the pending sums: four for
+    /// every eight rows of the other.
     pub fn products(&self, first: Matrix<'c>, second: Matrix<'c>) -> Vec<Value<'c>> {
         self.add_products(first, second, None)
     }
 
-    /// The same, in addition to sums.
+    /// The same, added to sums.
     pub fn products_onto(&self, first: Matrix<'c>, second: Matrix<'c>, sums: &[Value<'c>]) -> Vec<Value<'c>> {
         self.add_products(first, second, Some(sums.to_vec()))
     }
@@ -49,7 +51,8 @@ impl<'c> Matrices<'_, 'c> {
         sums.expect("invariant: a head has elements")
     }
 
-    /// Begins to add the rows of a matrix, by the weights of 16 bits that each of 64 rows of sums has for them; the sums to come.
+    /// Begins to add the rows of a matrix, times the 16-bit weights that each of 64 rows of sums has for them.
+    /// Returns the pending sums.
     pub fn weigh(&self, weights: &[Value<'c>], rows: Matrix<'c>, sums: &[Value<'c>]) -> Vec<Value<'c>> {
         let b = self.b;
         let multiply = Instruction::GroupMultiplyWords { half: self.half, columns: self.d as u32, transposed: true };
@@ -71,7 +74,8 @@ impl<'c> Matrices<'_, 'c> {
         self.b.asm(Instruction::FenceSums { count: sums.len() }, sums)
     }
 
-    /// Waits until all but the last so many groups of products are done, and so these sums. What else is given may change from here on what products read.
+    /// Waits until all but the last `left` groups of products are done. `values` are the sums waited for, and others
+    /// that must not be used before the wait.
     pub fn wait(&self, left: u32, values: &[Value<'c>]) -> Vec<Value<'c>> {
         self.b.asm(Instruction::WaitSums { left, count: values.len() }, values)
     }

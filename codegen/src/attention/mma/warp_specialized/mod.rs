@@ -1,9 +1,11 @@
-//! Attention on the tensor cores of sm_90a, after FlashAttention-3 (Shah et al. 2024): one thread copies by tensor maps, two warpgroups multiply (`wgmma`).
+//! Attention on the tensor cores of sm_90a, after FlashAttention-3 (Shah et al. 2024): one thread copies by tensor
+//! maps, two warpgroups multiply (`wgmma`).
 //!
-//! A tile is 128 rows of one side of one head, 64 to a warpgroup, in a stage of its own. Blocks of the other side's rows come by in stages that go
-//! around ([`Stages`]). Products of two factors in shared memory give scores; what becomes of them stays in registers, where it is the first factor of the next product.
-//! The warpgroup that copies also finds which blocks a tile meets; each block says whether it needs the mask, and the tile says how many there are, in
-//! words beside the stages.
+//! A tile is 128 rows of one side of one head, 64 to a warpgroup, in a stage of its own. Blocks of the other side's
+//! rows come by in stages that go around ([`Stages`]). Products of two factors in shared memory give scores; what
+//! becomes of them stays in registers, where it is the first factor of the next product. The warpgroup that copies
+//! also finds which blocks a tile meets; each block says whether it needs the mask, and the tile says how many there
+//! are, in words beside the stages.
 
 mod backward;
 mod forward;
@@ -12,9 +14,9 @@ mod pairs;
 mod tensor_maps;
 
 use super::*;
-use crate::abi::launch_of_roles;
+use crate::abi::launch_of_specialized_warps;
 use crate::build::scheduler::Scheduler;
-use crate::build::simt::Given;
+use crate::build::simt::KernelParameters;
 use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, first_warp, more_registers, one_lane, release};
 use crate::build::swizzle::{self, LINE};
 use crate::target::Target;
@@ -28,19 +30,19 @@ const GROUPS: i64 = 2;
 const BLOCK: i64 = (1 + GROUPS) * WARPGROUP;
 const COPIERS: WarpTeam = WarpTeam { first: 0, warps: WARPS, threads: BLOCK };
 const MULTIPLIERS: WarpTeam = WarpTeam { first: WARPS, warps: GROUPS * WARPS, threads: BLOCK };
-/// One block of registers' worth of threads a multiprocessor.
-const BOUNDS: Bounds = Bounds { threads: BLOCK as u32, blocks: 1 };
+/// One block runs on a multiprocessor at a time.
+const BOUNDS: LaunchBounds = LaunchBounds { threads: BLOCK as u32, blocks: 1 };
 
-/// What such a kernel has beside the attention.
+/// Tensor maps and sizes of a warp-specialized kernel.
 pub enum WarpSpecializedConfig {
     Forward(forward::ForwardConfig),
     Backward(backward::BackwardConfig),
 }
 
 impl WarpSpecializedConfig {
-    /// Nothing if the GPU has no tensor copies, an operand no tensor map, heads are of other than 64 or 128
-    /// elements, scores depend on a number of each pair, or probabilities count other than 1: what these take are
-    /// registers that are not there.
+    /// `None` if the GPU has no tensor copies, an operand has no tensor map, heads have other than 64 or 128
+    /// elements, scores depend on an operand of pairs, or probabilities have weights: the last two would need more
+    /// registers than there are.
     pub fn new(plan: &AttentionPlan, target: &Target) -> Option<WarpSpecializedConfig> {
         if !target.has_wgmma() || plan.program.reads_pairs() || plan.program.weighs() || plan.d != plan.values || ![64, 128].contains(&plan.d.d) {
             return None;
@@ -64,7 +66,7 @@ pub fn emit(b: &Simt, plan: &AttentionPlan, half: Half, config: &WarpSpecialized
     }
 }
 
-/// A tile: the arguments at its head, the numbers of that along its dims, its rows.
+/// A tile: the arguments at its head, the head's indices along its dims, and its rows.
 struct AttentionTile<'c> {
     at: GpuArguments<'c>,
     heads: HeadIndices<'c>,
@@ -74,7 +76,7 @@ struct AttentionTile<'c> {
 /// The number of a head along each of its dims.
 type HeadIndices<'c> = Vec<(Dim, Index<'c>)>;
 
-impl<'c> Cores<'_, 'c> {
+impl<'c> MmaAttention<'_, 'c> {
     /// The digits of a number of 32 bits that counts in `dims`, the last fastest.
     fn digits(&self, dims: &[Dim], number: Index<'c>) -> HeadIndices<'c> {
         let (b, mut rest) = (self.b, number);
@@ -88,11 +90,11 @@ impl<'c> Cores<'_, 'c> {
     }
 }
 
-/// The kernel's tensors, and the room for scratch that there is none of.
-fn arguments<'c>(b: &Simt<'c>, kernel: &Kernel, given: &Given<'c>) -> GpuArguments<'c> {
+/// The kernel's tensors. `scratch` is unused, as such kernels have none.
+fn arguments<'c>(b: &Simt<'c>, kernel: &Kernel, parameters: &KernelParameters<'c>) -> GpuArguments<'c> {
     let count = kernel.inputs.len() + kernel.outputs.len();
-    let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
-    Arguments { tensors, scratch: given.arguments }
+    let tensors = (0..count).map(|i| b.load_pointer(b.at_const(parameters.arguments, 8 * i as i64))).collect();
+    Arguments { tensors, scratch: parameters.arguments }
 }
 
 /// The number of this thread's warpgroup in the block.

@@ -6,7 +6,7 @@ use crate::layout::merge;
 use crate::tensor_maps::{self, MapDim};
 use ir::launch::TensorMap;
 
-/// What a direction of a map is.
+/// What a dim of a map stands for.
 enum OperandDim {
     /// Queries, or keys.
     Rows,
@@ -17,13 +17,13 @@ enum OperandDim {
 /// How an operand is read: so many rows at a time.
 pub struct OperandMap {
     pub map: TensorMap,
-    /// Of all but the elements of a head.
+    /// Dims of the map other than the elements of a head.
     directions: Vec<OperandDim>,
     rows: i64,
 }
 
 impl OperandMap {
-    /// Nothing if the operand has no tensor map.
+    /// `None` if the operand has no tensor map.
     pub fn new(plan: &AttentionPlan, tensor: usize, side: ScoreSide, rows: i64) -> Option<OperandMap> {
         let kernel = plan.kernel;
         let (ty, strides) = tensors(kernel)[tensor];
@@ -42,8 +42,8 @@ impl OperandMap {
 
     /// Begins to copy `count` rows of a head, from `first` on, to a matrix in shared memory; their bytes are
     /// completed at `full`. `map` is the map's address.
-    pub fn copy<'c>(&self, cores: &Cores<'_, 'c>, map: Index<'c>, heads: &HeadIndices<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
-        let (b, plan, [first, to]) = (cores.b, cores.plan, rows);
+    pub fn copy<'c>(&self, mma: &MmaAttention<'_, 'c>, map: Index<'c>, heads: &HeadIndices<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
+        let (b, plan, [first, to]) = (mma.b, mma.plan, rows);
         let number = |dims: &Vec<Dim>| {
             let digit = |dim: &Dim| heads.iter().find(|(d, _)| d == dim).expect("invariant: the map's dims number heads").1;
             dims[1..].iter().fold(digit(&dims[0]), |number, dim| b.index_add(b.index_mul(number, b.word(plan.sizes(&[*dim]))), digit(dim)))

@@ -2,19 +2,19 @@ use super::*;
 use crate::pickle::Writer;
 
 /// A tensor `w` of so many elements, with these parts, and what is stored of it.
-struct Made<'a> {
+struct TensorCase<'a> {
     size: &'a [u64],
     chunks: &'a [(u64, u64)],
     stored: &'a [(u64, &'a str)],
 }
 
-const RIGHT: Made = Made { size: &[5], chunks: &[(0, 3), (3, 2)], stored: &[(0, "a"), (3, "b")] };
+const RIGHT: TensorCase = TensorCase { size: &[5], chunks: &[(0, 3), (3, 2)], stored: &[(0, "a"), (3, "b")] };
 
 fn sizes(w: &mut Writer, n: &[u64]) {
     w.call(SIZE, |w| w.tuple(|w| w.counts(n)));
 }
 
-fn made(made: &Made) -> Vec<u8> {
+fn made(made: &TensorCase) -> Vec<u8> {
     let mut w = Writer::new();
     w.object(METADATA, |w| {
         w.dict(|w| {
@@ -76,7 +76,7 @@ fn made(made: &Made) -> Vec<u8> {
     w.finish()
 }
 
-fn says(what: &Made) -> String {
+fn says(what: &TensorCase) -> String {
     Metadata::read(&made(what)).unwrap_err()
 }
 
@@ -91,36 +91,36 @@ fn parts_have_places() {
 
 #[test]
 fn the_same_part_may_be_said_twice_and_empty_ones_need_no_place() {
-    let twice = Made { chunks: &[(0, 3), (3, 2), (3, 2), (5, 0), (5, 0)], stored: &[(0, "a"), (3, "b"), (5, "c")], ..RIGHT };
+    let twice = TensorCase { chunks: &[(0, 3), (3, 2), (3, 2), (5, 0), (5, 0)], stored: &[(0, "a"), (3, "b"), (5, "c")], ..RIGHT };
     let metadata = Metadata::read(&made(&twice)).unwrap();
     assert_eq!(metadata.tensors[0].parts.len(), 2);
-    let spare = Made { stored: &[(0, "a"), (3, "b"), (5, "c"), (4, "d"), (2, "e")], ..twice };
+    let spare = TensorCase { stored: &[(0, "a"), (3, "b"), (5, "c"), (4, "d"), (2, "e")], ..twice };
     assert_eq!(says(&spare), "something is stored for `w` that is no part of it");
-    let metadata = Metadata::read(&made(&Made { chunks: &[(0, 3), (3, 2), (5, 0)], ..RIGHT })).unwrap();
+    let metadata = Metadata::read(&made(&TensorCase { chunks: &[(0, 3), (3, 2), (5, 0)], ..RIGHT })).unwrap();
     assert_eq!(metadata.tensors[0].parts.len(), 2);
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
     for (what, wanted) in [
-        (Made { stored: &[(0, "a"), (2, "b")], ..RIGHT }, "`w`: its part at [3] is stored nowhere, or is two parts"),
-        (Made { stored: &[(0, "a"), (0, "b")], ..RIGHT }, "`w`: a part is stored twice"),
-        (Made { chunks: &[(0, 3), (0, 2)], ..RIGHT }, "`w`: its part at [0] is stored nowhere, or is two parts"),
-        (Made { chunks: &[(0, 3)], ..RIGHT }, "something is stored for `w` that is no part of it"),
-        (Made { size: &[5, 1], ..RIGHT }, "`w`: a part has 1 dims, and it has 2"),
-        (Made { size: &[1 << 62], ..RIGHT }, "`w`: it has too many elements"),
-        (Made { size: &[0, 1 << 40, 1 << 40], ..RIGHT }, "`w`: it has too many elements"),
-        (Made { size: &[1; 65], ..RIGHT }, "`w`: sizes are no tuple of 64 counts or fewer"),
-        (Made { size: &[0], ..RIGHT }, "`w`: it has no elements, and a part of it has"),
-        (Made { stored: &[(0, "../a"), (3, "b")], ..RIGHT }, "`w`: it is in `../a`, which is no name of a file beside .metadata"),
-        (Made { stored: &[(0, "/dev/zero"), (3, "b")], ..RIGHT }, "`w`: it is in `/dev/zero`, which is no name of a file beside .metadata"),
-        (Made { stored: &[(0, ".."), (3, "b")], ..RIGHT }, "`w`: it is in `..`, which is no name of a file beside .metadata"),
+        (TensorCase { stored: &[(0, "a"), (2, "b")], ..RIGHT }, "`w`: its part at [3] is stored nowhere, or is two parts"),
+        (TensorCase { stored: &[(0, "a"), (0, "b")], ..RIGHT }, "`w`: a part is stored twice"),
+        (TensorCase { chunks: &[(0, 3), (0, 2)], ..RIGHT }, "`w`: its part at [0] is stored nowhere, or is two parts"),
+        (TensorCase { chunks: &[(0, 3)], ..RIGHT }, "something is stored for `w` that is no part of it"),
+        (TensorCase { size: &[5, 1], ..RIGHT }, "`w`: a part has 1 dims, and it has 2"),
+        (TensorCase { size: &[1 << 62], ..RIGHT }, "`w`: it has too many elements"),
+        (TensorCase { size: &[0, 1 << 40, 1 << 40], ..RIGHT }, "`w`: it has too many elements"),
+        (TensorCase { size: &[1; 65], ..RIGHT }, "`w`: sizes are no tuple of 64 counts or fewer"),
+        (TensorCase { size: &[0], ..RIGHT }, "`w`: it has no elements, and a part of it has"),
+        (TensorCase { stored: &[(0, "../a"), (3, "b")], ..RIGHT }, "`w`: it is in `../a`, which is no name of a file beside .metadata"),
+        (TensorCase { stored: &[(0, "/dev/zero"), (3, "b")], ..RIGHT }, "`w`: it is in `/dev/zero`, which is no name of a file beside .metadata"),
+        (TensorCase { stored: &[(0, ".."), (3, "b")], ..RIGHT }, "`w`: it is in `..`, which is no name of a file beside .metadata"),
     ] {
         assert_eq!(says(&what), wanted);
     }
     assert_eq!(Metadata::read(b"\x80\x02}.").unwrap_err(), "something else is in the place of a Metadata");
     let long = "x".repeat(5000);
-    assert_eq!(says(&Made { stored: &[(0, &long)], ..RIGHT }), "`w`: a name is no text of 4096 bytes or less");
+    assert_eq!(says(&TensorCase { stored: &[(0, &long)], ..RIGHT }), "`w`: a name is no text of 4096 bytes or less");
 }
 
 #[test]

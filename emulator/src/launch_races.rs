@@ -1,59 +1,59 @@
 //! What the blocks of a launch touch of global memory, held against each other: nothing orders them but atomic
 //! operations and strong accesses with fences (PTX ISA, section 8.9).
 
-use crate::history::{CellAccess, Granule, Kind, Mark};
-use crate::order::{Known, View};
-use crate::touched::{CELLS, GRANULES, Ranges, Touched};
+use crate::history::{AccessKind, CellAccess, Granule, Mark};
+use crate::order::{BlockViews, View};
+use crate::touched::{BlockAccesses, CELLS, GRANULES, Ranges};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
-/// An access of a block, by its number.
+/// The number of a block, and one of its accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct From {
+pub struct BlockMark {
     pub block: u32,
     pub mark: Mark,
 }
 
-/// What blocks that are over did to a place. Of those that read it, or changed it by atomic operations, the first
-/// and the last one are known: one of them is another than whoever comes next.
+/// What finished blocks did to a position. Of those that read it, or changed it by atomic operations, only the first
+/// and the last are kept: at least one of them is another block than the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Past {
-    written: Option<From>,
-    read: [Option<From>; 2],
-    strong: [Option<From>; 2],
+struct GranuleHistory {
+    written: Option<BlockMark>,
+    read: [Option<BlockMark>; 2],
+    strong: [Option<BlockMark>; 2],
 }
 
 /// Two accesses that nothing orders.
 #[derive(Debug)]
-pub struct Clash {
+pub struct BlockRace {
     pub address: u64,
-    pub this: (Mark, Kind),
-    pub other: (From, Kind),
+    pub this: (Mark, AccessKind),
+    pub other: (BlockMark, AccessKind),
 }
 
-/// A launch.
+/// The accesses of a launch's blocks to global memory.
 #[derive(Default)]
-pub struct Between {
+pub struct LaunchAccesses {
     blocks: Mutex<Blocks>,
-    flags: Mutex<HashMap<u64, Known>>,
+    flags: Mutex<HashMap<u64, BlockViews>>,
 }
 
 #[derive(Default)]
 struct Blocks {
-    /// By page and granule, the number of its past, or with the highest bit set an index of `split`.
+    /// For each page and granule, the number of its history, or, with the highest bit set, an index of `split`.
     pages: BTreeMap<u64, Box<[u32]>>,
     split: Vec<[u32; CELLS]>,
-    /// Pasts by number; 0 is of what nobody touched.
-    pasts: Vec<Past>,
-    numbers: HashMap<Past, u32>,
+    /// Histories by number. Number 0 is that of untouched memory.
+    pasts: Vec<GranuleHistory>,
+    numbers: HashMap<GranuleHistory, u32>,
     /// What each block knew of others at its end, if anything.
-    known: HashMap<u32, Known>,
+    known: HashMap<u32, BlockViews>,
 }
 
 const SPLIT: u32 = 1 << 31;
 
-impl Between {
-    /// What an agent makes known with an atomic operation, or a strong store, at an address.
+impl LaunchAccesses {
+    /// Publishes what an agent knows, by an atomic operation or a strong store at an address.
     pub fn tell(&self, address: u64, block: u32, view: &View) {
         let mut flags = self.flags.lock().expect("invariant: no thread panics here");
         let known = flags.entry(address).or_default();
@@ -61,17 +61,18 @@ impl Between {
         known.learn_of(block, view);
     }
 
-    /// What others have made known at an address.
-    pub fn told(&self, address: u64) -> Option<Known> {
+    /// What others have published at an address.
+    pub fn told(&self, address: u64) -> Option<BlockViews> {
         self.flags.lock().expect("invariant: no thread panics here").get(&address).cloned()
     }
 
-    /// A block is over, and knew so much of others: whether its accesses are ordered with theirs.
-    pub fn end(&self, block: u32, touched: &Touched, known: Known) -> Result<(), Clash> {
+    /// Adds the accesses of a finished block, and checks their order with those of the blocks before, given what it
+    /// knew of these.
+    pub fn end(&self, block: u32, touched: &BlockAccesses, known: BlockViews) -> Result<(), BlockRace> {
         self.blocks.lock().expect("invariant: no thread panics here").end(block, touched, known)
     }
 
-    /// All that was touched.
+    /// All memory that the launch touched.
     pub fn ranges(self) -> Ranges {
         let blocks = self.blocks.into_inner().expect("invariant: no thread panics here");
         let mut ranges = Ranges::default();
@@ -100,12 +101,12 @@ impl Blocks {
         Ranges::push(if changed { &mut ranges.written } else { &mut ranges.read }, range);
     }
 
-    fn end(&mut self, block: u32, touched: &Touched, known: Known) -> Result<(), Clash> {
+    fn end(&mut self, block: u32, touched: &BlockAccesses, known: BlockViews) -> Result<(), BlockRace> {
         if self.pasts.is_empty() {
-            self.pasts.push(Past::default());
-            self.numbers.insert(Past::default(), 0);
+            self.pasts.push(GranuleHistory::default());
+            self.numbers.insert(GranuleHistory::default(), 0);
         }
-        // What granules mostly have: the same past, and the same accesses now.
+        // Most granules have the same past and the same accesses now, so the last result is kept.
         let mut last: Option<(u32, CellAccess, u32)> = None;
         let mut after = |all: &mut Blocks, old: u32, place: CellAccess, address: u64| match last {
             Some((o, p, new)) if (o, p) == (old, place) => Ok(new),
@@ -138,7 +139,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// The number of a granule of these cells.
+    /// The number of a granule with these cells.
     fn gather(&mut self, old: u32, cells: [u32; CELLS]) -> u32 {
         if cells.iter().all(|c| *c == cells[0]) {
             return cells[0];
@@ -151,30 +152,38 @@ impl Blocks {
         (self.split.len() - 1) as u32 | SPLIT
     }
 
-    /// The past of a place after a block's accesses to it.
-    fn after(&mut self, block: u32, old: u32, place: CellAccess, touched: &Touched, known: &Known, address: u64) -> Result<u32, Clash> {
+    /// The history of a position after a block's accesses to it.
+    fn after(
+        &mut self,
+        block: u32,
+        old: u32,
+        place: CellAccess,
+        touched: &BlockAccesses,
+        known: &BlockViews,
+        address: u64,
+    ) -> Result<u32, BlockRace> {
         let mut past = self.pasts[old as usize];
-        let written = (!place.written.stamp.is_none()).then_some((place.written, Kind::Write));
-        let readers = touched.history().readers(place).iter().map(|m| (*m, if m.is_strong() { Kind::Strong } else { Kind::Read }));
+        let written = (!place.written.stamp.is_none()).then_some((place.written, AccessKind::Write));
+        let readers = touched.history().readers(place).iter().map(|m| (*m, if m.is_strong() { AccessKind::Strong } else { AccessKind::Read }));
         for (mark, kind) in written.into_iter().chain(readers) {
-            let reads = past.read.iter().flatten().filter(|_| kind != Kind::Read).map(|f| (*f, Kind::Read));
-            let strong = past.strong.iter().flatten().filter(|_| kind != Kind::Strong).map(|f| (*f, Kind::Strong));
-            let others = past.written.map(|f| (f, Kind::Write)).into_iter().chain(reads).chain(strong);
+            let reads = past.read.iter().flatten().filter(|_| kind != AccessKind::Read).map(|f| (*f, AccessKind::Read));
+            let strong = past.strong.iter().flatten().filter(|_| kind != AccessKind::Strong).map(|f| (*f, AccessKind::Strong));
+            let others = past.written.map(|f| (f, AccessKind::Write)).into_iter().chain(reads).chain(strong);
             for (from, what) in others.filter(|(f, _)| f.block != block) {
                 let before = known.has(from.block, from.mark.stamp);
                 let behind = || self.known.get(&from.block).is_some_and(|k| k.has(block, mark.stamp));
                 if !before && !behind() {
-                    return Err(Clash { address, this: (mark, kind), other: (from, what) });
+                    return Err(BlockRace { address, this: (mark, kind), other: (from, what) });
                 }
             }
-            let from = From { block, mark };
+            let from = BlockMark { block, mark };
             let all = match kind {
-                Kind::Write => {
+                AccessKind::Write => {
                     past.written = Some(from);
                     continue;
                 }
-                Kind::Read => &mut past.read,
-                Kind::Strong => &mut past.strong,
+                AccessKind::Read => &mut past.read,
+                AccessKind::Strong => &mut past.strong,
             };
             match all[0] {
                 Some(first) if first.block != block => all[1] = Some(from),

@@ -5,8 +5,8 @@ use ir::mesh::Axis;
 use ir::program::{Action, InputEntry, Job};
 use std::ops::Range;
 
-/// Of each input of a job, elements of the whole tensor.
-pub struct Wanted(pub Vec<Regions>);
+/// The elements of each input of a job that a rank loads, as indices of the whole tensor.
+pub struct LoadRegions(pub Vec<Regions>);
 
 /// Elements of a tensor, row-major: ranges in order with gaps between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,9 +53,9 @@ impl Regions {
     }
 }
 
-impl Wanted {
+impl LoadRegions {
     /// What the program of a rank loads, in any of its phases.
-    pub fn of_rank(job: &Job, rank: u64) -> Wanted {
+    pub fn of_rank(job: &Job, rank: u64) -> LoadRegions {
         let stage = &job.stages[job.mesh.stage(rank) as usize];
         let program = &job.programs[stage.program as usize];
         let mut wanted = vec![vec![]; job.inputs.len()];
@@ -72,13 +72,13 @@ impl Wanted {
                 }
             }
         }
-        Wanted(wanted.into_iter().map(Regions::new).collect())
+        LoadRegions(wanted.into_iter().map(Regions::new).collect())
     }
 
     /// All of all inputs.
-    pub fn all(inputs: &[InputEntry]) -> Wanted {
+    pub fn all(inputs: &[InputEntry]) -> LoadRegions {
         let all = |input: &InputEntry| 0..sizes(&input.dims).iter().product();
-        Wanted(inputs.iter().map(|input| Regions::new(vec![all(input)])).collect())
+        LoadRegions(inputs.iter().map(|input| Regions::new(vec![all(input)])).collect())
     }
 }
 

@@ -1,15 +1,17 @@
-//! The listener's part of the handshake ([`handshake`](super::handshake)), and the first message: whatever a connection says, in pieces of any size.
+//! The listener's part of the handshake ([`handshake`](super::handshake)), and the first message: whatever a
+//! connection says, in pieces of any size.
 
 use super::frames::{Seal, TAG};
 use super::handshake::{Challenge, HandshakeRole, Nonce, Purpose, random};
 use super::secret::Key;
 use std::io::{self, Read, Write};
 
-/// Most bytes of what a rank says first.
+/// Most bytes of a rank's first message.
 pub const HELLO: usize = 4 << 10;
 
-/// One that knocks, as far as it has come. It keeps what it has said of its stage, so at most [`HELLO`] bytes and a few more.
-pub struct Caller {
+/// One that knocks, as far as it has come. It keeps what it has said of its stage, so at most [`HELLO`] bytes and a
+/// few more.
+pub struct IncomingHandshake {
     key: Key,
     purpose: Purpose,
     bytes: Vec<u8>,
@@ -31,7 +33,7 @@ enum Stage {
 }
 
 /// A rank, and what it says first.
-pub struct Greeted {
+pub struct AuthenticatedPeer {
     /// Content of its first message, at most [`HELLO`] bytes.
     pub hello: Vec<u8>,
     /// The hashes of what it says next.
@@ -40,10 +42,10 @@ pub struct Greeted {
     pub to: Key,
 }
 
-impl Caller {
-    /// One of whom nothing is known, which has to know this key.
-    pub fn new(key: Key, purpose: Purpose) -> Caller {
-        Caller { key, purpose, bytes: vec![], stage: Stage::Nonce }
+impl IncomingHandshake {
+    /// The handshake of a connection of which nothing is known, and which has to know this key.
+    pub fn new(key: Key, purpose: Purpose) -> IncomingHandshake {
+        IncomingHandshake { key, purpose, bytes: vec![], stage: Stage::Nonce }
     }
 
     /// Whether it has shown that it knows the key.
@@ -51,11 +53,12 @@ impl Caller {
         matches!(self.stage, Stage::Hello { .. })
     }
 
-    /// Takes what there is on its stream, and answers. What is said to it fits into any connection's buffers, so nothing waits there. None if it is a stranger.
+    /// Takes what there is on its stream, and answers. What is said to it fits into any connection's buffers, so
+    /// nothing waits there. None if it is a stranger.
     ///
     /// # Errors
     /// What the stream says: with `WouldBlock`, more is to come, and this is to be called again.
-    pub fn hear(&mut self, stream: &mut (impl Read + Write)) -> io::Result<Option<Greeted>> {
+    pub fn hear(&mut self, stream: &mut (impl Read + Write)) -> io::Result<Option<AuthenticatedPeer>> {
         loop {
             match &mut self.stage {
                 Stage::Nonce => {
@@ -90,7 +93,7 @@ impl Caller {
                     let (said, tag) = self.bytes.split_at(4 + length);
                     let tag = tag.try_into().expect("invariant: as many as were waited for");
                     let is_right = Seal::check(from.begin().update(said), tag).is_ok();
-                    return Ok(is_right.then(|| Greeted { hello: said[4..].to_vec(), from: from.clone(), to: to.clone() }));
+                    return Ok(is_right.then(|| AuthenticatedPeer { hello: said[4..].to_vec(), from: from.clone(), to: to.clone() }));
                 }
             }
         }
@@ -110,7 +113,7 @@ fn fill(stream: &mut impl Read, bytes: &mut Vec<u8>, count: usize) -> io::Result
     Ok(true)
 }
 
-/// As [`fill`], for a stage of fixed length, which is then over.
+/// Does what [`fill`] does, for a stage of fixed length, which is then over.
 fn filled<const N: usize>(stream: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<Option<[u8; N]>> {
     if !fill(stream, bytes, N)? {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Where in the kernel's index space a value is wanted.
+//! Points of a kernel's index space, and how tensors are read and written there.
 
 use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use ir::dim::Dim;
@@ -18,7 +18,7 @@ pub enum LaneIndex<B: Builder> {
     Same(B::Index),
     /// Lane `i` is at this index plus `i`.
     Lanes(B::Index),
-    /// Lane `i` is at a run of neighbours, as many as the place's width: from this index plus `i` times the width on.
+    /// Lane `i` is at a run of neighbours, as many as the point's width: from this index plus `i` times the width on.
     Run(B::Index),
     /// Any index in each lane, as `I64`: one, or one for each element of the runs.
     Each(Vec<B::Vector>),
@@ -35,15 +35,15 @@ impl<B: Builder> Clone for LaneIndex<B> {
     }
 }
 
-/// A place: a point of the index space, or one per lane, or a run of them per lane. What is wanted there is one
-/// vector, which is that of all elements of the runs, or one for each of these.
+/// A point of the index space, or one per lane, or a run of points per lane. A value there is one vector, the same
+/// for all elements of the runs, or one vector for each element.
 pub struct IndexPoint<B: Builder> {
     pub along: BTreeMap<Dim, LaneIndex<B>>,
     /// Elements of a run.
     pub width: usize,
     /// The lanes that are points at all; memory is not touched for the others.
     pub mask: Option<B::Vector>,
-    /// Distinguishes places in the memory of known values.
+    /// Distinguishes points in the table of known values.
     pub id: usize,
     /// Which of the vectors of grid points that are computed together.
     pub slot: usize,
@@ -55,12 +55,12 @@ impl<B: Builder> Clone for IndexPoint<B> {
     }
 }
 
-/// What element `k` of a run has of a value.
+/// The vector of element `k` of a run.
 pub fn element<V: Copy>(values: &[V], k: usize) -> V {
     if values.len() == 1 { values[0] } else { values[k] }
 }
 
-/// What a function makes of several values at once: one vector, if no value differs along runs.
+/// Applies a function to several values element by element; the result is one vector if no value differs along runs.
 pub fn zipped<V: Copy, E>(values: &[&[V]], mut f: impl FnMut(&[V]) -> Result<V, E>) -> Result<Vec<V>, E> {
     let width = values.iter().map(|v| v.len()).max().unwrap_or(1);
     (0..width).map(|k| f(&values.iter().map(|v| element(v, k)).collect::<Vec<_>>())).collect()
@@ -101,14 +101,14 @@ pub struct StridedTensor<B: Builder> {
     pub lane_stride: i64,
 }
 
-/// How what a place has lies in memory.
+/// How the elements of a grid point lie in memory.
 struct AccessPattern<B: Builder> {
-    /// Where all of it begins.
+    /// Address of the first element.
     start: B::Pointer,
     /// Elements between the lanes, and between the elements of a run.
     between_lanes: i64,
     in_run: i64,
-    /// Bytes beside these in each lane: none, the same for all elements of a run, or each its own.
+    /// Further offsets of each lane, in bytes: none, one for all elements of a run, or one for each.
     offsets: Vec<B::Vector>,
 }
 
@@ -122,7 +122,7 @@ impl<B: Builder> AccessPattern<B> {
         self.in_run == 1 && self.offsets.len() <= 1
     }
 
-    /// Where the element `k` of a run begins.
+    /// Address of the element `k` of a run.
     fn start_of(&self, b: &B, lane: Lane, k: usize) -> B::Pointer {
         b.at_const(self.start, k as i64 * self.in_run * lane.bytes())
     }
@@ -157,11 +157,11 @@ impl<B: Builder> AccessPattern<B> {
 }
 
 impl<B: Builder> StridedTensor<B> {
-    fn access(&self, b: &B, place: &IndexPoint<B>) -> AccessPattern<B> {
+    fn access(&self, b: &B, point: &IndexPoint<B>) -> AccessPattern<B> {
         let bytes = self.lane.bytes();
         let mut access = AccessPattern { start: self.start, between_lanes: self.lane_stride, in_run: 0, offsets: vec![] };
         for &(dim, stride) in &self.strides {
-            let Some(along) = place.along.get(&dim) else { continue };
+            let Some(along) = point.along.get(&dim) else { continue };
             match along {
                 LaneIndex::Same(index) => access.start = b.at(access.start, b.index_mul(*index, b.index(stride * bytes))),
                 LaneIndex::Lanes(first) => {
@@ -170,7 +170,7 @@ impl<B: Builder> StridedTensor<B> {
                 }
                 LaneIndex::Run(first) => {
                     access.start = b.at(access.start, b.index_mul(*first, b.index(stride * bytes)));
-                    access.between_lanes += ir::fault!("loops.place.run", stride, stride * place.width as i64);
+                    access.between_lanes += ir::fault!("loops.place.run", stride, stride * point.width as i64);
                     access.in_run += stride;
                 }
                 LaneIndex::Each(indices) => {
@@ -190,59 +190,59 @@ impl<B: Builder> StridedTensor<B> {
     }
 
     /// What is there: one vector, or one for each element of the runs.
-    pub fn load(&self, b: &B, place: &IndexPoint<B>) -> Vec<B::Vector> {
-        let access = self.access(b, place);
+    pub fn load(&self, b: &B, point: &IndexPoint<B>) -> Vec<B::Vector> {
+        let access = self.access(b, point);
         if !access.differs_along_runs() {
-            return vec![access.load(b, self.lane, 0, place.mask)];
+            return vec![access.load(b, self.lane, 0, point.mask)];
         }
-        // Where runs are chosen, operands are aligned (`LoopPlan`).
+        // Runs are chosen only where operands are aligned (see `LoopPlan`).
         match access.is_run() {
-            true => b.gather_run(access.start, access.offsets_of(b, self.lane, 0), self.lane, place.width, place.mask),
-            false => (0..place.width).map(|k| access.load(b, self.lane, k, place.mask)).collect(),
+            true => b.gather_run(access.start, access.offsets_of(b, self.lane, 0), self.lane, point.width, point.mask),
+            false => (0..point.width).map(|k| access.load(b, self.lane, k, point.mask)).collect(),
         }
     }
 
-    pub fn store(&self, b: &B, place: &IndexPoint<B>, values: &[B::Vector]) {
-        let access = self.access(b, place);
-        let one_by_one = |count: usize| (0..count).for_each(|k| access.store(b, self.lane, k, place.mask, element(values, k)));
+    pub fn store(&self, b: &B, point: &IndexPoint<B>, values: &[B::Vector]) {
+        let access = self.access(b, point);
+        let one_by_one = |count: usize| (0..count).for_each(|k| access.store(b, self.lane, k, point.mask, element(values, k)));
         if !access.differs_along_runs() {
             return one_by_one(1);
         }
-        if !access.is_run() || place.mask.is_some() {
-            return one_by_one(place.width);
+        if !access.is_run() || point.mask.is_some() {
+            return one_by_one(point.width);
         }
-        let all: Vec<B::Vector> = (0..place.width).map(|k| element(values, k)).collect();
+        let all: Vec<B::Vector> = (0..point.width).map(|k| element(values, k)).collect();
         let together = || b.scatter_run(access.start, access.offsets_of(b, self.lane, 0), &all, self.lane);
-        self.if_aligned(b, place, &access, &together, &|| one_by_one(place.width));
+        self.if_aligned(b, point, &access, &together, &|| one_by_one(point.width));
     }
 
     /// Adds to what is there.
-    pub fn add(&self, b: &B, place: &IndexPoint<B>, values: &[B::Vector], sum: &dyn Fn(B::Vector, B::Vector) -> B::Vector) {
-        let access = self.access(b, place);
+    pub fn add(&self, b: &B, point: &IndexPoint<B>, values: &[B::Vector], sum: &dyn Fn(B::Vector, B::Vector) -> B::Vector) {
+        let access = self.access(b, point);
         let one_by_one = |count: usize| {
-            // All of them are read before any is stored.
-            let old: Vec<B::Vector> = (0..count).map(|k| access.load(b, self.lane, k, place.mask)).collect();
-            (0..count).for_each(|k| access.store(b, self.lane, k, place.mask, sum(old[k], element(values, k))));
+            // All elements are read before any is stored.
+            let old: Vec<B::Vector> = (0..count).map(|k| access.load(b, self.lane, k, point.mask)).collect();
+            (0..count).for_each(|k| access.store(b, self.lane, k, point.mask, sum(old[k], element(values, k))));
         };
         if !access.differs_along_runs() {
             return one_by_one(1);
         }
-        if !access.is_run() || place.mask.is_some() {
-            return one_by_one(place.width);
+        if !access.is_run() || point.mask.is_some() {
+            return one_by_one(point.width);
         }
         let together = || {
             let offsets = access.offsets_of(b, self.lane, 0);
-            let old = b.gather_run(access.start, offsets, self.lane, place.width, None);
-            let all: Vec<B::Vector> = (0..place.width).map(|k| sum(old[k], element(values, k))).collect();
+            let old = b.gather_run(access.start, offsets, self.lane, point.width, None);
+            let all: Vec<B::Vector> = (0..point.width).map(|k| sum(old[k], element(values, k))).collect();
             b.scatter_run(access.start, offsets, &all, self.lane);
         };
-        self.if_aligned(b, place, &access, &together, &|| one_by_one(place.width));
+        self.if_aligned(b, point, &access, &together, &|| one_by_one(point.width));
     }
 
-    /// Does one thing if runs begin at multiples of their length, or of 16 bytes, and else the other. Where outputs are is not
-    /// known when a kernel is compiled.
-    fn if_aligned(&self, b: &B, place: &IndexPoint<B>, access: &AccessPattern<B>, yes: &dyn Fn(), no: &dyn Fn()) {
-        b.if_aligned(access.start, (place.width as i64 * self.lane.bytes()).min(16), yes, no);
+    /// Does one thing if runs begin at multiples of their length, or of 16 bytes, and else the other. Where outputs
+    /// are is not known when a kernel is compiled.
+    fn if_aligned(&self, b: &B, point: &IndexPoint<B>, access: &AccessPattern<B>, yes: &dyn Fn(), no: &dyn Fn()) {
+        b.if_aligned(access.start, (point.width as i64 * self.lane.bytes()).min(16), yes, no);
     }
 }
 
@@ -254,14 +254,14 @@ pub struct Window {
 }
 
 /// An index along a longer dim as one along the operand's own dim, kept in bounds, and the lanes inside the window.
-pub fn enter<B: Builder>(b: &B, place: &IndexPoint<B>, dim: Dim, window: Window) -> (LaneIndex<B>, Vec<B::Vector>) {
-    let indices: Vec<B::Vector> = place.each(b, dim).into_iter().map(|i| b.int2(IntBinary::Sub, i, b.i64(window.start))).collect();
+pub fn enter<B: Builder>(b: &B, point: &IndexPoint<B>, dim: Dim, window: Window) -> (LaneIndex<B>, Vec<B::Vector>) {
+    let indices: Vec<B::Vector> = point.each(b, dim).into_iter().map(|i| b.int2(IntBinary::Sub, i, b.i64(window.start))).collect();
     let inside: Vec<B::Vector> = indices.iter().map(|i| within(b, *i, window.length)).collect();
-    let along = match place.along.get(&dim) {
+    let along = match point.along.get(&dim) {
         None => LaneIndex::Same(b.index(0)),
-        // Unsigned: an index before the window is beyond its end.
+        // The minimum is unsigned: an index before the window wraps around to beyond its end.
         Some(LaneIndex::Same(index)) => LaneIndex::Same(b.index_min(b.index_sub(*index, b.index(window.start)), b.index(window.length - 1))),
-        // Lanes outside of the window are masked, so the first may lie before it.
+        // Lanes outside of the window are masked, so the first lane may lie before it.
         Some(LaneIndex::Lanes(first)) => LaneIndex::Lanes(b.index_sub(*first, b.index(window.start))),
         Some(LaneIndex::Run(first)) => LaneIndex::Run(b.index_sub(*first, b.index(window.start))),
         Some(LaneIndex::Each(_)) => LaneIndex::Each(inside.iter().zip(&indices).map(|(inside, i)| b.select(*inside, *i, b.i64(0))).collect()),
